@@ -66,7 +66,7 @@ class NpzCodec(Codec):
         with np.load(io.BytesIO(b), allow_pickle=False) as z: d = {k:z[k] for k in z.files}
         return d['arr_0'] if list(d)==['arr_0'] else d
 
-# %% ../nbs/01_codec.ipynb #f50cb3e8
+# %% ../nbs/01_codec.ipynb #cf42c96a
 class ImageCodec(Codec):
     "An image file. `fmt` is Pillow's name of the format; `None` takes any"
     def __init__(self, name:str, fmt:str=None, quality:int=90): store_attr()
@@ -92,7 +92,7 @@ class ImageCodec(Codec):
             warnings.simplefilter('error', Image.DecompressionBombWarning)
             try: return Image.open(io.BytesIO(b))
             except (Image.DecompressionBombWarning,Image.DecompressionBombError) as e: raise ValueError(str(e)) from None
-            except OSError: raise ValueError(f'not an image ({len(b)} bytes, begins {bytes(b[:8])!r})') from None
+            except OSError: raise ValueError(f'not an image, or only its first bytes ({len(b)} bytes, begins {bytes(b[:8])!r})') from None
 
     def _load(self, im):
         try: im.load()
