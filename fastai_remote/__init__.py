@@ -1,1 +1,24 @@
+"fastai over remote samples. Names are looked up when used, so that a worker that only writes need not import torch"
 __version__ = "0.1.0"
+
+_names = {
+    'core': 'CorruptSample MemoryStore MissingSample Store StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreUnavailable UnknownField UnsupportedFormat',
+    'order': 'Permutation',
+    'redis_server': 'redis_server',
+    'redis_writer': 'RedisWriter',
+    'store_redis': 'RedisStore',
+    'sources': 'image_samples shrink',
+    'ingest': 'IngestError IngestReport to_redis',
+    'loader': 'Fetch RemoteDL RemoteItems get_remote_items',
+    'block': 'RandomStoreSplitter RedisBlock StoreSplitter',
+}
+_home = {n: m for m, ns in _names.items() for n in ns.split()}
+__all__ = sorted(_home)
+
+def __getattr__(name):
+    if name not in _home: raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    from importlib import import_module
+    res = globals()[name] = getattr(import_module(f'{__name__}.{_home[name]}'), name)
+    return res
+
+def __dir__(): return [*globals(), *__all__]
