@@ -1,12 +1,12 @@
 "fastai over remote samples. Names are looked up when used, so that a worker that only writes need not import torch"
 __version__ = "0.1.0"
 
-_names = {
-    'core': 'CorruptSample MemoryStore MissingSample Store StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreUnavailable UnknownField UnsupportedFormat',
+_names = {   # where to look: for a class that later notebooks patch, the last of those
+    'core': 'CorruptSample MissingSample StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreUnavailable UnknownField UnsupportedFormat',
+    'codec': 'MemoryStore Store',
     'order': 'Permutation',
-    'redis_server': 'redis_server',
-    'redis_writer': 'RedisWriter',
-    'store_redis': 'RedisStore',
+    'server': 'redis_server',
+    'redis_writer': 'RedisStore RedisWriter',
     'sources': 'image_samples shrink',
     'ingest': 'IngestError IngestReport to_redis',
     'loader': 'Fetch RemoteDL RemoteItems get_remote_items',

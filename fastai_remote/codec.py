@@ -8,13 +8,13 @@ Docs: https://fastai-remote.github.io/fastai_remote/codec.html.md"""
 __all__ = ['Codec', 'TextCodec', 'JsonCodec', 'LabelsCodec', 'NpyCodec', 'NpzCodec', 'ImageCodec', 'FixedCodec', 'get_codec',
            'is_image', 'infer_codec']
 
-# %% ../nbs/01_codec.ipynb #15e8782e
+# %% ../nbs/01_codec.ipynb #fa866788
 import io, json, warnings
 
 import numpy as np
 from PIL import Image
 from fastcore.basics import patch, store_attr
-from .core import CorruptSample, Store
+from .core import CorruptSample, MemoryStore, Store
 
 # %% ../nbs/01_codec.ipynb #8655ada6
 class Codec:

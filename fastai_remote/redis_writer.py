@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/redis_writer.html.md"""
 # %% auto #0
 __all__ = ['RedisWriter', 'OpenWriter']
 
-# %% ../nbs/03b_redis_writer.ipynb #5f3950a7
+# %% ../nbs/03b_redis_writer.ipynb #1138ea88
 import json, os, socket, threading, uuid
 from array import array
 from functools import lru_cache
@@ -16,6 +16,7 @@ import numpy as np
 import redis
 from fastcore.basics import patch
 
+import fastai_remote.codec   # lets a store show samples: `store[i]`
 from .commit import check_name, fill_moves, label_hash, narrow
 from .core import Manifest, StoreBusy, StoreExists, StoreNotFound
 from .store_redis import RedisLink, RedisStore, _bits, _names, _packed, _queue_packed, _shift, read_manifest

@@ -1,0 +1,54 @@
+"A private Redis, a folder of images, and a store made of them, for all tests"
+import os, warnings
+warnings.filterwarnings('ignore', category=FutureWarning)
+os.environ.setdefault('MPLBACKEND', 'agg')
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastai_remote.ingest import to_redis
+from fastai_remote.redis_writer import RedisStore
+from fastai_remote.server import redis_server
+from fastai_remote.sources import image_samples
+
+N,CLASSES = 60,('bird','cat','dog')
+
+def class_of(path):
+    "Label of an image file: its folder"
+    return path.parent.name
+
+def draw(i):
+    "Picture i, of class i%3: a bar at an angle of its class on noise, in a size of its own"
+    rng = np.random.default_rng(i)
+    h,w = rng.integers(40, 64, 2)
+    a = rng.integers(0, 80, (h,w,3)).astype(np.uint8)
+    if i%3==0: a[h//3:h//2] = 230
+    elif i%3==1: a[:,w//3:w//2] = 230
+    else: a[h//4:h//2,w//4:w//2] = 230
+    return Image.fromarray(a)
+
+@pytest.fixture(scope='session')
+def images(tmp_path_factory):
+    "A folder of 60 JPEGs in three classes"
+    d = tmp_path_factory.mktemp('images')
+    for i in range(N):
+        (f:=d/CLASSES[i%3]).mkdir(exist_ok=True)
+        draw(i).save(f/f'{i:03}.jpg', quality=92)
+    return d
+
+@pytest.fixture(scope='session')
+def server():
+    "A private Redis server"
+    with redis_server() as s: yield s
+
+@pytest.fixture(scope='session')
+def store(server, images):
+    "The images as they are, with label and path, in Redis"
+    to_redis(image_samples(images, label=class_of, path=True), server.url, 'pics', n_workers=1, progress=False)
+    return RedisStore(server.url, 'pics')
+
+@pytest.fixture
+def fresh():
+    "A server of the test's own, to be broken"
+    with redis_server() as s: yield s
