@@ -70,7 +70,7 @@ def _walk(d, pre=''):
         if e.is_dir(): yield from _walk(e.path, f'{pre}{e.name}/')
         elif os.path.splitext(e.name)[1].lower() in _exts: yield pre+e.name
 
-# %% ../nbs/04a_sources.ipynb #3cbefc2c
+# %% ../nbs/04a_sources.ipynb #0bfd80f2
 class image_samples:
     "A source of image files: fields `jpg` (or `png`, `webp`, `img`), `cls` if there is a `label`, `path` if asked for"
     vocab = splits = None
@@ -99,10 +99,15 @@ class image_samples:
     def take(self, idxs)->list: return [self._raw(i) for i in idxs.tolist()]
     @property
     def load(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
-    def __getitem__(self, i:int)->dict:
+    def __getitem__(self, i):
+        "Sample `i`; a list of samples for a slice or several numbers"
+        if isinstance(i, slice): i = range(len(self))[i]
+        if not isinstance(i, (int,np.integer)): return [self[int(o)] for o in i]
         (_,raw), = self.take(np.array([range(len(self))[i]]))
         if isinstance(raw, Exception): raise raw
         return self.load(raw)
+    def __iter__(self): return (self[i] for i in range(len(self)))
+    iloc,itertuples = property(lambda self: self),__iter__   # as test items, fastai indexes it and keeps no copy
     def fingerprint(self): return (self.paths.fingerprint(), self.field, self.keep, getattr(self.label, '__qualname__', repr(type(self.label))))
     def __repr__(self): return f'image_samples({len(self):,} files in {self.paths.root}, field {self.field!r})'
 

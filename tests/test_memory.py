@@ -71,7 +71,7 @@ def test_set_up_and_epoch_start_take_less_than_2_s(figures): assert sum(figures[
 def test_pickles_are_under_1_MB(figures): assert max(figures[50]['pickle'], figures[50]['export'])<MB, figures
 def test_a_million_costs_the_same(figures):
     a,b = figures[1],figures[50]
-    assert abs(b['parent']-a['parent'])<8*MB, figures
+    assert abs(b['parent']-a['parent'])<15*MB, figures
     assert abs(max(b['workers'])-max(a['workers']))<8*MB, figures
     assert b['pickle']-a['pickle']<1000, figures
 

@@ -1,0 +1,266 @@
+"All that a fastai user does with a Learner works over a store, with and without workers"
+import json, os, pickle, random, subprocess, sys, textwrap
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from conftest import CLASSES, N, class_of, draw
+from fastai.data.load import SkipItemException
+from fastai.vision.all import *
+
+from fastai_remote import *
+from fastai_remote.order import Order
+
+for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
+
+class Tiny(nn.Module):
+    "32 by 32 pixels in, three classes out"
+    def __init__(self, c=3):
+        super().__init__()
+        self.conv,self.lin = nn.Conv2d(3, 8, 5, stride=4),nn.Linear(8*7*7, c)
+    def forward(self, x): return self.lin(F.relu(self.conv(x)).flatten(1))
+
+@pytest.fixture(params=[0,2], ids=['in process','two workers'])
+def workers(request): return request.param
+
+@pytest.fixture
+def dls(store, workers): return DataLoaders.from_redis(store, item_tfms=Resize(32), bs=8, num_workers=workers, seed=1)
+
+@pytest.fixture
+def learn(dls, tmp_path): return Learner(dls, Tiny(), metrics=accuracy, path=tmp_path)
+
+@pytest.fixture(autouse=True)
+def tidy():
+    "The same seed for each test, and no figures left open"
+    set_seed(0)
+    yield
+    plt.close('all')
+
+@pytest.fixture
+def numbered(server):
+    "A store whose label is the sample's own number, and its loaders"
+    if 'numbered' not in RedisStore.names(server.url):
+        to_redis(list(range(100)), server.url, 'numbered', lambda i: {'png':draw(i), 'age.f4':float(i)}, n_workers=1, shuffle=False, progress=False)
+    return RedisStore(server.url, 'numbered')
+
+def seen(dl): return [int(o) for b in dl for o in b[1]]
+
+# --- looking at data
+
+def test_batch_and_show(dls):
+    x,y = dls.one_batch()
+    assert x.shape==(8,3,32,32) and x.dtype==torch.float32 and 0<=x.min() and x.max()<=1
+    assert type(x) is TensorImage and type(y) is TensorCategory and dls.vocab==list(CLASSES) and dls.c==3
+    dls.show_batch()
+    dls.valid.show_batch(max_n=4)
+    dls.show_batch(unique=True)
+    assert set(t.get_title() for t in plt.gcf().axes if t.get_title())<=set(CLASSES)
+
+def test_summary(store, workers, capsys):
+    DataBlock((RedisBlock, RedisBlock('cls')), get_items=get_remote_items, splitter=RandomStoreSplitter(), item_tfms=Resize(32)).summary(store, bs=4)
+    out = capsys.readouterr().out
+    assert 'Found 60 items' in out and '2 datasets of sizes 48,12' in out and 'applying Fetch' in out
+
+# --- training
+
+def test_trains(learn):
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(8, 0.01)
+    assert learn.validate()[1]>0.6
+
+def test_lr_find(learn):
+    with learn.no_bar(): r = learn.lr_find(num_it=8, show_plot=False)
+    assert 0<r.valley<10
+
+def test_validate(learn):
+    with learn.no_bar(): l,a = learn.validate()
+    p,y = learn.get_preds()
+    assert np.isclose(l, F.cross_entropy(p.log(), y).item(), atol=1e-4) and np.isclose(a, (p.argmax(1)==y).float().mean().item())
+
+# --- predicting
+
+def test_get_preds_keeps_the_order(learn, store):
+    with learn.no_bar():
+        x,p,y,d = learn.get_preds(with_input=True, with_decoded=True)
+        p2,y2 = learn.get_preds(dl=learn.dls.valid.new(shuffle=True))
+        pt,yt = learn.get_preds(ds_idx=0)
+    ids = list(learn.dls.valid_ds.items)
+    assert y.tolist()==store.get_many(ids, 'cls')['cls'].tolist()==y2.tolist() and torch.allclose(p, p2) and d.tolist()==p.argmax(1).tolist()
+    assert x.shape==(12,3,32,32) and len(pt)==48 and yt.tolist()==store.get_many(list(learn.dls.train_ds.items), 'cls')['cls'].tolist()
+
+def test_predict(learn, store):
+    i = 7
+    b = store.get_many([i], 'jpg')['jpg'][0]
+    with learn.no_bar(): res = [learn.predict(o) for o in (i, np.int64(i), b, PILImage.create(b), {'jpg':b})]
+    for lbl,k,p in res: assert lbl==CLASSES[k] and torch.allclose(p, res[0][2])
+
+def test_test_dl(learn, store, images):
+    files,ids = get_image_files(images)[:9],[3,1,4,1,5]
+    with learn.no_bar():
+        p,_ = learn.get_preds(dl=learn.dls.test_dl(ids))
+        q,y = learn.get_preds(dl=learn.dls.test_dl(np.array(ids), with_labels=True))
+        f,_ = learn.get_preds(dl=learn.dls.test_dl(files))
+        g,z = learn.get_preds(dl=learn.dls.test_dl(image_samples(files, label=class_of), with_labels=True))
+        h,_ = learn.get_preds(dl=learn.dls.test_dl([o.read_bytes() for o in files]))
+    assert torch.allclose(p, q) and torch.allclose(p[1], p[3]) and y.tolist()==store.get_many(ids, 'cls')['cls'].tolist()
+    assert torch.allclose(f, g) and torch.allclose(f, h) and [CLASSES[k] for k in z]==[class_of(o) for o in files]
+
+def test_test_dl_of_another_store(learn, server, store):
+    "A test set in a dataset of its own, with labels in another order"
+    if 'other' not in RedisStore.names(server.url):
+        to_redis(list(range(100,130)), server.url, 'other', lambda i: {'jpg':draw(i), 'cls':CLASSES[i%3]}, vocab=['dog','bird','cat'], n_workers=1, progress=False)
+    other = RedisStore(server.url, 'other')
+    dl = learn.dls.test_dl(get_remote_items(other), with_labels=True)
+    with learn.no_bar(): p,y = learn.get_preds(dl=dl)
+    assert [CLASSES[k] for k in y]==[other[i]['cls'] for i in range(30)]
+    assert dl.dataset[3][1]==CLASSES.index(other[3]['cls'])
+    with learn.no_bar(): q = learn.predict(other.get_many([4], 'jpg')['jpg'][0])[2]
+    assert torch.allclose(p[4], q, atol=1e-5)
+    assert learn.dls.valid.stores==[store]
+
+def test_show_results(learn):
+    with learn.no_bar(): learn.show_results(max_n=4)
+    assert len([a for a in plt.gcf().axes if a.get_title()])==4
+
+def test_interpretation(learn):
+    with learn.no_bar():
+        interp = ClassificationInterpretation.from_learner(learn)
+        interp.plot_top_losses(4)
+        interp.most_confused()
+        losses,idx,items = interp.top_losses(3, items=True)
+        cm = interp.confusion_matrix()
+    assert cm.sum()==12 and list(items)==[learn.dls.valid_ds.items[int(i)] for i in idx] and losses[0]>=losses[-1]
+
+# --- keeping
+
+def test_export_and_load_elsewhere(learn, store, tmp_path):
+    b = store.get_many([5], 'jpg')['jpg'][0]
+    with learn.no_bar(): want = learn.predict(b)[2].tolist()
+    learn.export()
+    (tmp_path/'b.jpg').write_bytes(b)
+    script = f'''
+        import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from fastai.vision.all import *
+        from test_learner import Tiny
+        learn = load_learner({str(tmp_path/'export.pkl')!r})
+        with learn.no_bar():
+            print(learn.predict(Path({str(tmp_path/'b.jpg')!r}))[2].tolist())
+            print(learn.predict(5)[2].tolist())
+    '''
+    out = subprocess.run([sys.executable, '-W', 'ignore', '-c', textwrap.dedent(script)], check=True, capture_output=True, text=True).stdout.splitlines()
+    for l in out[-2:]: assert np.allclose(json.loads(l), want, atol=1e-5)
+
+def test_pickled_loaders(dls):
+    assert len(d:=pickle.dumps(dls))<100_000
+    assert pickle.loads(d).one_batch()[0].shape==(8,3,32,32)
+
+# --- the loader's own promises
+
+def test_every_sample_once_in_another_order(numbered, workers):
+    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=workers, drop_last=False)
+    a,b = seen(dls.train),seen(dls.train)
+    assert a!=b and sorted(a)==sorted(b)==sorted(dls.train_ds.items) and len(a)==80
+    assert seen(dls.valid)==list(dls.valid_ds.items)
+    assert sorted(a+seen(dls.valid))==list(range(100))
+
+def test_same_seed_same_order(numbered, workers):
+    def epochs(nw):
+        set_seed(42)
+        dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=nw)
+        return [seen(dls.train), seen(dls.train)]
+    assert epochs(workers)==epochs(0)
+
+def test_new_n_and_drop_last(numbered, workers):
+    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=16, num_workers=workers)
+    tr = dls.train
+    assert len(tr)==5 and tr.drop_last and len(seen(tr))==80
+    big = tr.new(bs=30)
+    assert [len(b[1]) for b in big]==[30,30] and [len(b[1]) for b in big.new(drop_last=False)]==[30,30,20]
+    few = tr.new(n=24, bs=8)
+    assert len(few)==3 and sorted(seen(few))==sorted(tr.dataset.items[i] for i in range(24)) and few.new(bs=4).n==24
+    assert [len(dl) for dl in dls.new_empty()]==[0,0]
+    again = dls.train.new(dls.valid_ds, shuffle=False, drop_last=False)
+    assert seen(again)==list(dls.valid_ds.items)
+
+class Brighter(Transform):
+    "An `after_item` hook"
+    order = 9
+    def encodes(self, o:TensorImage): return o//2+127
+
+def twice(b): return b+b
+def thirds(o):
+    if int(o[1])%3==0: raise SkipItemException()
+    return o
+
+def test_hooks(numbered, workers):
+    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=[Resize(16), Brighter], bs=8, num_workers=workers, before_batch=twice)
+    x,y = next(iter(dls.valid))
+    assert x.shape[0]==16 and y[:8].tolist()==y[8:].tolist() and x.min()>=0.49
+
+class SkipThirds(ItemTransform):
+    def encodes(self, o): return thirds(o)
+
+def test_skipped_items(numbered, workers):
+    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=[Resize(16), SkipThirds], bs=8, num_workers=workers, valid_pct=0.5)
+    got = seen(dls.valid)
+    assert sorted(got)==sorted(i for i in dls.valid_ds.items if i%3)
+
+def test_persistent_workers(numbered):
+    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=2, persistent_workers=True)
+    assert dls.valid.fake_l.persistent_workers
+    assert sorted(seen(dls.valid))==sorted(seen(dls.valid))==sorted(dls.valid_ds.items)
+
+@pytest.mark.parametrize('method', ['spawn','forkserver'])
+def test_start_methods(method, numbered, tmp_path):
+    script = f'''
+        import torch
+        from fastai.vision.all import *
+        from fastai_remote import *
+        if __name__=='__main__':
+            torch.multiprocessing.set_start_method({method!r})
+            dls = DataLoaders.from_redis({numbered.link.url!r}, 'numbered', y='age.f4', item_tfms=Resize(16), bs=32, num_workers=2)
+            print(sorted(int(o) for dl in (dls.train.new(drop_last=False), dls.valid) for b in dl for o in b[1])==list(range(100)))
+    '''
+    (f:=tmp_path/'s.py').write_text(textwrap.dedent(script))
+    r = subprocess.run([sys.executable, '-W', 'ignore', str(f)], capture_output=True, text=True)
+    assert r.stdout.splitlines()[-1:]==['True'], r.stderr
+
+def test_two_loaders_taking_turns(numbered):
+    "Batches in hand are not mixed up when epochs interleave, in one process"
+    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=0, drop_last=False)
+    other = dls.train.new(bs=5)
+    a,b = [],[]
+    for u,v in zip(dls.train, other): a += u[1].int().tolist(); b += v[1].int().tolist()
+    assert sorted(a)==sorted(dls.train_ds.items) and len(set(b))==len(b)==50
+
+# --- as stock fastai
+
+def test_as_stock_fastai(images, server, workers, tmp_path):
+    "The same pixels and the same loss, batch by batch, as stock fastai reading the same files in the same order"
+    if 'asis' not in RedisStore.names(server.url): to_redis(image_samples(images, label=class_of, path=True), server.url, 'asis', n_workers=1, progress=False)
+    store = RedisStore(server.url, 'asis')
+    tfms,kw = dict(item_tfms=RandomResizedCrop(32, min_scale=.5), batch_tfms=[Flip()]),dict(bs=8, num_workers=workers)
+    ours = DataLoaders.from_redis(store, valid_pct=0.25, **tfms, **kw)
+    files = [images/store[i]['path'] for i in range(N)]
+    at = [[i for i in ds.items] for ds in (ours.train_ds, ours.valid_ds)]
+    stock = DataBlock((ImageBlock, CategoryBlock), get_items=lambda _: files, get_y=class_of, splitter=lambda _: at, **tfms).dataloaders(images, **kw)
+    stock.train.shuffle_fn = lambda idxs: list(RemoteDL.shuffle_fn(stock.train, Order(len(idxs))))
+    losses = []
+    for dls in ours,stock:
+        set_seed(3)
+        dls.train.rng = random.Random(5)
+        torch.manual_seed(7)
+        model = Tiny()
+        learn = Learner(dls, model, opt_func=SGD, path=tmp_path, cbs=(rec:=Trace()))
+        set_seed(9)
+        with learn.no_bar(), learn.no_logging(): learn.fit(2, 0.1)
+        losses.append((rec.seen_losses, rec.pixels))
+    (la,pa),(lb,pb) = losses
+    assert pa==pb and len(pa)==2*(5+2) and la==lb
+
+class Trace(Callback):
+    "Keeps each batch's loss and the sum of its pixels"
+    def __init__(self): self.seen_losses,self.pixels = [],[]
+    def after_loss(self):
+        self.seen_losses.append(self.learn.loss_grad.item())
+        self.pixels.append(self.x.double().sum().item())

@@ -1,0 +1,89 @@
+"Orders: a bijection for every n, the same everywhere, well mixed, shared without gaps"
+import pickle, subprocess, sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from fastai_remote.order import Order, Permutation, SplitOrder, rank_share, worker_batches
+
+seeds = st.integers(0, 2**63)
+
+@given(st.integers(0, 20_000), seeds)
+@settings(max_examples=150, deadline=None)
+def test_bijection(n, seed): assert np.array_equal(np.sort(Permutation(n, seed)[np.arange(n)]), np.arange(n))
+
+@given(st.integers(1, 2**40), seeds, st.data())
+@settings(max_examples=150, deadline=None)
+def test_large_n_is_injective_and_inside(n, seed, data):
+    "A bijection cannot be listed at 2**40; distinct positions must give distinct numbers within range"
+    p,at = Permutation(n, seed),np.unique(data.draw(st.lists(st.integers(0, n-1), min_size=1, max_size=300)))
+    out = p[at]
+    assert len(np.unique(out))==len(at) and out.min()>=0 and out.max()<n and out.dtype==np.int64
+    assert [p[int(i)] for i in at[:20]]==out[:20].tolist()
+
+@pytest.mark.parametrize('n', [4097, 8191, 8192, 8193, 65_536, 99_991, 1_000_003])
+def test_bijection_around_powers_of_two(n): assert np.array_equal(np.sort(Permutation(n, 7)[np.arange(n)]), np.arange(n))
+
+def test_bad_n():
+    for n in (-1, 2**40+1):
+        with pytest.raises(ValueError): Permutation(n)
+    for i in (-1, 10_000):
+        with pytest.raises(IndexError): Permutation(10_000, 1)[i]
+
+def test_same_in_another_process():
+    code = 'from fastai_remote.order import Permutation; import numpy as np; print(Permutation(10**9, 5)[np.arange(5)].tolist())'
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip()==str(Permutation(10**9, 5)[np.arange(5)].tolist())
+
+def test_frozen():
+    "Orders are part of what a seed means: these numbers must never change"
+    assert Permutation(10**6, 42)[np.arange(6)].tolist()==[11709, 872599, 11190, 953755, 828414, 269827]
+
+@pytest.mark.parametrize('n', [5000, 50_000, 1_000_000])
+def test_mixing(n):
+    "As a true shuffle: where numbers go, how neighbours part, how seeds differ"
+    k,bins,seeds = min(n//5, 5000),20,40
+    cells = np.zeros((bins, bins))
+    for seed in range(seeds):
+        pos = np.random.default_rng(seed).permutation(n)[:k]
+        np.add.at(cells, (pos*bins//n, Permutation(n, seed)[pos]*bins//n), 1)
+    e,k = seeds*k/bins**2,20_000
+    chi = ((cells-e)**2/e).sum()
+    dof = bins**2-1
+    assert abs(chi-dof)<6*np.sqrt(2*dof), chi
+    p = Permutation(n, 3)[np.arange(min(n, k))].astype(float)
+    assert abs(np.corrcoef(p[:-1], p[1:])[0,1])<5/np.sqrt(len(p))
+    step = np.diff(p)
+    assert (step==1).mean()<10/n+1e-3
+    a,b = (Permutation(n, s)[np.arange(min(n, k))] for s in (1,2))
+    assert (a==b).mean()<10/n+1e-3 and abs(np.corrcoef(a, b)[0,1])<5/np.sqrt(len(a))
+
+def test_constant_memory():
+    assert len(pickle.dumps(Order(50_000_000, Permutation(50_000_000, 1))))<300 and len(pickle.dumps(SplitOrder(range(10, 50_000_000), Permutation(50_000_000, 1))))<300
+
+@given(st.integers(0, 300), st.data())
+@settings(max_examples=200, deadline=None)
+def test_views_are_what_lists_would_be(n, data):
+    o,l = Order(n, Permutation(n, 1)),Permutation(n, 1)[np.arange(n)].tolist()
+    sl = data.draw(st.slices(n))
+    v,w = o[sl],l[sl]
+    assert list(v)==w and len(v)==len(w)
+    if w:
+        i = data.draw(st.integers(-len(w), len(w)-1))
+        assert v[i]==w[i] and type(v[i]) is int
+        at = data.draw(st.lists(st.integers(-len(w), len(w)-1)))
+        assert v[at].tolist()==[w[j] for j in at]
+        assert list(v[Order(len(w), Permutation(len(w), 2))])==[w[j] for j in Permutation(len(w), 2)[np.arange(len(w))]]
+    assert np.array(v).tolist()==w and list(pickle.loads(pickle.dumps(v)))==w
+
+@given(st.integers(0, 500), st.integers(1, 9), st.integers(1, 7), st.integers(1, 40))
+@settings(max_examples=200, deadline=None)
+def test_shares(n, world, workers, bs):
+    "Ranks and workers together visit everything; only what evens out the ranks is visited twice"
+    order = Order(n, Permutation(n, 3))
+    ranks = [rank_share(order, r, world) for r in range(world)]
+    assert len({len(r) for r in ranks})==1
+    got = [[i for w in range(workers) for b in worker_batches(r, bs, w, workers) for i in b.tolist()] for r in ranks]
+    assert all(sorted(g)==sorted(r) for g,r in zip(got, ranks))
+    flat = [i for g in got for i in g]
+    assert set(flat)==set(range(n)) and len(flat)-n<world

@@ -1,0 +1,54 @@
+"The package as a whole: names, floors, versions, notebooks"
+import ast, configparser, json, re, subprocess, sys
+from pathlib import Path
+
+import pytest
+
+root = Path(__file__).parents[1]
+NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
+    StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat get_remote_items image_samples redis_server shrink to_redis'''.split()
+LIGHT = 'core codec order commit store_redis server redis_writer sources ingest'.split()   # floors below torch
+
+def python(code): return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout.strip()
+
+def test_names():
+    "A star import gives these names and no others"
+    assert python('import sys; from fastai_remote import *; print(sorted(n for n in globals() if not n.startswith("_") and n!="sys"))')==str(sorted(NAMES))
+
+def test_star_import_is_quiet_and_shadows_nothing():
+    code = '''from fastai.vision.all import *; import threading, os
+before,t = dict(globals()),threading.active_count()
+from fastai_remote import *
+print([n for n in fastai_names if globals()[n] is not before[n]] if (fastai_names:=[n for n in before if not n.startswith("__")]) else 0, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
+    assert python(code)=='[] 0 from_redis'
+
+def test_floors():
+    "A module imports only from the floors below it; torch and fastai come in with the loader; stores do not import each other"
+    order = [re.search(r'default_exp (\w+)', f.read_text())[1] for f in sorted((root/'nbs').glob('[0-9]*.ipynb'))]
+    for k,m in enumerate(order):
+        for node in ast.walk(ast.parse((root/f'fastai_remote/{m}.py').read_text())):
+            mod = getattr(node, 'module', None) or '' if isinstance(node, ast.ImportFrom) else ' '.join(a.name for a in node.names) if isinstance(node, ast.Import) else ''
+            if mod.startswith('fastai_remote.'): assert mod.split('.')[1] in order[:k], f'{m} imports {mod}'
+            if m in LIGHT: assert not mod.startswith(('torch','fastai.')) and mod!='fastai', f'{m} imports {mod}'
+
+@pytest.mark.parametrize('mod', LIGHT)
+def test_light_modules_do_not_load_torch(mod): assert python(f'import sys, fastai_remote.{mod}; print("torch" in sys.modules or "fastai" in sys.modules)')=='False'
+
+def test_one_version():
+    ini = configparser.ConfigParser(delimiters=['='])
+    ini.read(root/'settings.ini')
+    import fastai_remote
+    assert ini['DEFAULT']['version']==fastai_remote.__version__
+
+def test_notebooks_are_small_and_unskipped():
+    for f in (root/'nbs').rglob('*.ipynb'):
+        nb = json.loads(f.read_text())
+        assert not re.search(r'#\|\s*(notest|eval:\s*false|slow)', f.read_text()), f'{f.name}: a cell is skipped'
+        for c in nb['cells']: assert len(json.dumps(c.get('outputs', [])))<20_000, f"{f.name}: an output is too large: {''.join(c['source'])[:60]}"
+
+def test_nothing_local_in_the_tree():
+    "No machine's paths, no registry hosts, no workplace"
+    files = subprocess.run(['git', 'ls-files'], cwd=root, capture_output=True, text=True).stdout.split()
+    bad = re.compile('/wo'+'rk/|/ro'+'ot/|files.python'+'hosted|pypi'+r'\.org|download\.pyto'+'rch', re.I)
+    for f in files:
+        if (root/f).suffix in ('.py','.ipynb','.md','.toml','.ini','.json','.txt','') and (root/f).exists(): assert not bad.search((root/f).read_text(errors='ignore')), f

@@ -1,0 +1,127 @@
+"The contract that every store keeps: one suite, run over each of them"
+import copy, os, pickle
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+from conftest import draw
+from fastcore.test import expect_fail
+
+from fastai_remote.codec import get_codec
+from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, Store, UnknownField
+from fastai_remote.ingest import to_redis
+from fastai_remote.redis_writer import RedisStore
+
+n = 37
+LABELS = ['bird','cat','dog']
+def sample(i): return {'png':draw(i), 'txt':f'picture {i}', 'cls':LABELS[i%3], 'score.f4':i/8, 'id':-i<<40, 'half.f2':i/2, 'exact.f8':i/7, 'flag.u1':i%2}
+
+def memory(server):
+    png,txt = get_codec('png'),get_codec('txt')
+    s = [sample(i) for i in range(n)]
+    cols = {'png':[png.to_bytes(o['png']) for o in s], 'txt':[txt.to_bytes(o['txt']) for o in s], 'cls':np.array([LABELS.index(o['cls']) for o in s], np.uint8)}
+    for f,d in (('score.f4','f4'), ('id','i8'), ('half.f2','f2'), ('exact.f8','f8'), ('flag.u1','u1')): cols[f] = np.array([o[f] for o in s], d)
+    return MemoryStore(cols, 'all', vocab={'cls':LABELS}, splits={'train':[0,30], 'valid':[30,37]})
+
+def redis(server):
+    if 'all' not in RedisStore.names(server.url): to_redis({'train':list(range(30)), 'valid':list(range(30,n))}, server.url, 'all', sample, n_workers=1, shuffle=False, progress=False)
+    return RedisStore(server.url, 'all')
+
+@pytest.fixture(params=[memory, redis], ids=['memory','redis'])
+def store(request, server): return request.param(server)
+
+def damage(store, i, field, value):
+    "Change, or delete, a stored value behind the store's back"
+    if isinstance(store, MemoryStore): store.columns[field] = [value if k==i else v for k,v in enumerate(store.columns[field])]
+    elif value is None: store.link.client.delete(f'all:{field}:{i}')
+    else: store.link.client.set(f'all:{field}:{i}', value)
+
+def test_length_fields_vocab_splits(store):
+    assert len(store)==n and set(store.fields)==set(sample(0)) and store.vocab==LABELS and store.splits=={'train':[0,30], 'valid':[30,37]}
+
+def test_values_come_back(store):
+    idxs = [5,0,36,5]
+    got = store.get_many(idxs, store.fields, check=True)
+    for f,vs in got.items():
+        for i,v in zip(idxs, vs):
+            o,want = store.decode(i, f, v),sample(i)[f]
+            if f=='png': assert np.array_equal(np.asarray(o), np.asarray(want))
+            else: assert o==(np.float16(want) if f=='half.f2' else np.float32(want) if f=='score.f4' else want)
+
+def test_kinds_of_columns(store):
+    got = store.get_many([1,2,3], ['txt','score.f4','id','cls'])
+    assert got['txt']==[b'picture 1',b'picture 2',b'picture 3'] and all(type(o) is bytes for o in got['txt'])
+    assert got['score.f4'].dtype==np.float32 and got['score.f4'].tolist()==[1/8,2/8,3/8]
+    assert got['id'].dtype==np.int64 and got['id'].tolist()==[-1<<40,-2<<40,-3<<40] and got['cls'].dtype==np.uint8
+
+def test_no_samples_and_one_field_by_name(store):
+    assert store.get_many([], 'txt')=={'txt':[]} and len(store.get_many([], 'id')['id'])==0 and list(store.get_many(range(2), 'txt'))==['txt']
+
+def test_any_kind_of_numbers(store):
+    for idxs in (range(3), np.arange(3), [0,np.int32(1),2], (0,1,2)): assert store.get_many(idxs, 'txt')['txt'][1]==b'picture 1'
+
+def test_a_sample_as_objects(store):
+    s = store[-1]
+    assert s['txt']=='picture 36' and s['cls']==LABELS[0] and 'png.crc' not in s and len(list(iter(store)))==n
+    with expect_fail(IndexError): store[n]
+
+def test_numbers_out_of_range(store):
+    for i in (-1, n):
+        with expect_fail(IndexError, contains=f'no sample {i}; there are 37'): store.get_many([0,i], 'txt')
+    with expect_fail(TypeError, contains='must be integers'): store.get_many([.5], 'txt')
+
+def test_unknown_field(store):
+    with expect_fail(UnknownField, contains="all: no field 'jpg'; there are 'png'"): store.get_many([0], ['txt','jpg'])
+
+def test_damage_is_noticed(store):
+    was = store.get_many([4], 'txt')['txt'][0]
+    try:
+        damage(store, 4, 'txt', b'pictUre 4')
+        with expect_fail(CorruptSample, contains="all: sample 4, field 'txt'"): store.get_many([3,4], 'txt', check=True)
+        assert store.get_many([3,4], 'txt')['txt'][1]==b'pictUre 4'
+        damage(store, 4, 'txt', None)
+        with expect_fail(MissingSample, contains="all: 1 of 2 samples missing, first 4 (field 'txt')"): store.get_many([3,4], 'txt')
+    finally: damage(store, 4, 'txt', was)
+
+def test_pickles(store):
+    s = pickle.loads(d:=pickle.dumps(store))
+    assert s.get_many([3], 'txt')=={'txt':[b'picture 3']} and copy.deepcopy(store).name=='all'
+    if not isinstance(store, MemoryStore): assert len(d)<1000
+
+def _read(store, q): q.put(store.get_many([1,2], ['txt','cls'])['txt'])
+
+@pytest.mark.parametrize('method', ['fork','spawn','forkserver'])
+def test_survives(store, method):
+    "A store that is in use goes along to a child, and goes on in the parent"
+    store.get_many([0], 'txt')
+    ctx = get_context(method)
+    (p:=ctx.Process(target=_read, args=(store, q:=ctx.Queue()))).start()
+    assert q.get(timeout=60)==[b'picture 1',b'picture 2']==store.get_many([1,2], 'txt')['txt']
+    p.join()
+
+def test_threads(store):
+    with ThreadPoolExecutor(8) as ex: assert list(ex.map(lambda i: store.get_many([i], 'txt')['txt'][0], list(range(n))*5))==[f'picture {i}'.encode() for i in range(n)]*5
+
+def test_shows_itself(store):
+    assert repr(store)==f"{type(store).__name__}('all', 37 samples, fields {', '.join(store.fields)})"
+    assert '<table>' in (h:=store._repr_html_()) and 'split train' in h and '3 labels' in h
+
+def test_one_round_trip_a_batch(server):
+    "Whatever the fields: Redis sees one request"
+    store = redis(server)
+    sent = []
+    conn = store.link.client.connection_pool.get_connection()
+    cls,send = type(conn),type(conn).send_packed_command
+    store.link.client.connection_pool.release(conn)
+    cls.send_packed_command = lambda self, *a, **k: sent.append(1) or send(self, *a, **k)
+    try: store.get_many(range(n), store.fields, check=True)
+    finally: cls.send_packed_command = send
+    assert len(sent)==1
+
+def test_the_layout_is_what_it_says(server):
+    "A value is the file itself; a column is big-endian"
+    c = redis(server).link.client
+    assert c.get('all:png:3')[:4]==b'\x89PNG' and c.get('all:txt:3')==b'picture 3'
+    assert np.frombuffer(c.get('all:score.f4#0'), '>f4')[:3].tolist()==[0,1/8,2/8] and c.get('all:cls#0')[:4]==b'\0\1\2\0'
+    assert c.smembers('fastai_remote:names')>={b'all'}
