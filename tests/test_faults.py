@@ -1,6 +1,7 @@
 "What bad things get: each fault brought about for real, on real servers and processes, and the answer promised for it"
 import json, multiprocessing, os, pickle, random, re, shutil, signal, socket, subprocess, sys, threading, time, traceback, zipfile
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
@@ -264,10 +265,15 @@ def script(tmp_path):
     (f:=tmp_path/'ingest.py').write_text(_script)
     ps = []
     def go(server, n_workers=2, pause=0.):
-        ps.append(p:=subprocess.Popen([sys.executable, f, server.url, str(n_workers), str(pause)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        out = (tmp_path/f'{len(ps)}.out').open('w+')   # no pipe: the workers of a killed ingest would hold it open
+        ps.append(p:=subprocess.Popen([sys.executable, f, server.url, str(n_workers), str(pause)], stdout=out, stderr=out, start_new_session=True))
+        p.said = lambda: (p.wait(60), Path(out.name).read_text())[1]
         return p
     yield go
-    for p in ps: p.kill(); p.communicate()
+    for p in ps:
+        try: os.killpg(p.pid, signal.SIGKILL)
+        except ProcessLookupError: pass
+        p.wait()
 
 def wait_for(f, seconds=20):
     "Poll until `f()`"
@@ -278,18 +284,18 @@ def wait_for(f, seconds=20):
     return r
 
 def finish(p):
-    "Output and errors of a process that is to end well"
-    out,err = p.communicate(timeout=60)
-    assert p.returncode==0, err
+    "What a process says that is to end well"
+    out = p.said()
+    assert p.returncode==0, out
     return out
 
 def test_two_at_once(two, script):
     "Two processes write one name: one wins, the other is told who; the dataset is as if there had been one"
     a,b = two
     ps = [script(a, 1, .01) for _ in range(2)]
-    outs = [p.communicate(timeout=60) for p in ps]
+    outs = [p.said() for p in ps]
     (won,),(lost,) = ([k for k in (0,1) if (ps[k].returncode==0)==w] for w in (True,False))
-    assert f"StoreBusy: {a.url}: process {ps[won].pid} on {socket.gethostname()} is writing 'd' now" in outs[lost][1]
+    assert f"StoreBusy: {a.url}: process {ps[won].pid} on {socket.gethostname()} is writing 'd' now" in outs[lost]
     finish(script(b))
     assert whole(a.url)==whole(b.url) and keys(a)==keys(b)
 
@@ -298,7 +304,7 @@ def test_killed_ingest(two, script):
     a,b = two
     p = script(a, 2, .01)
     wait_for(lambda: client(a).hlen('d:ingest:chunks')>2)
-    p.kill(); p.communicate()
+    p.kill(); p.wait()
     with pytest.raises(StoreNotFound, match="no dataset 'd'; there are: none"): RedisStore(a.url, 'd')
     with pytest.raises(StoreExists, match='unfinished ingest'): to_redis([1,2], a.url, 'd', n_workers=1, progress=False)
     assert 'by an earlier run' in finish(script(a))
@@ -314,12 +320,12 @@ def test_killed_again_and_again(two, script):
         p = script(a, 2, .002)
         try: p.wait(random.uniform(.5, 1.3))
         except subprocess.TimeoutExpired: pass
-        p.kill(); p.communicate()
+        p.kill(); p.wait()
         try: assert whole(a.url)==want
         except StoreNotFound: pass
     p = script(a)
-    out,err = p.communicate(timeout=60)
-    assert p.returncode==0 or 'StoreExists' in err
+    out = p.said()
+    assert p.returncode==0 or 'StoreExists' in out, out
     assert whole(a.url)==want and keys(a)==keys(b)
 
 def dies_at(k, f):

@@ -1,0 +1,42 @@
+# Everything sets itself up: a virtual environment in .venv, the packages, an embedded Redis server.
+# PYTHON=python3.13 picks another Python; UV_TORCH_BACKEND=cpu in the environment gets the small PyTorch.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test lint export nbs readme bench clean
+
+setup: $(READY)
+$(READY): settings.ini setup.py pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check uv
+	$(VENV)/bin/uv pip install -q --python $(PY) --compile-bytecode -e ".[test]"
+	touch $@
+
+demo: setup  # make demo [DATA=folder] [LABELS=labels.csv or a regular expression]
+	$(PY) -W ignore demo.py $(if $(DATA),--data '$(DATA)') $(if $(LABELS),--labels '$(value LABELS)')
+
+test: setup  # make test [ARGS='-k memory']
+	$(PY) -m pytest $(ARGS)
+
+lint: setup
+	$(VENV)/bin/ruff check --quiet --select F,E9,B --ignore F401,F403,F405,B905,B023,B007 fastai_remote tests tools demo.py setup.py
+
+export: setup  # notebooks to modules, and both clean
+	$(VENV)/bin/nbdev-export
+	$(VENV)/bin/nbdev-clean
+
+nbs: setup  # run the notebooks and keep what they show
+	$(PY) -W ignore tools/run_nbs.py
+	$(VENV)/bin/nbdev-clean
+
+readme: setup  # README.md from nbs/index.ipynb
+	$(PY) tools/readme.py
+
+bench: setup  # make bench [DATA=folder]
+	$(PY) -W ignore tests/bench/loader.py $(if $(DATA),'$(DATA)')
+	$(PY) -W ignore tests/bench/memory.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info demo.png
