@@ -122,7 +122,7 @@ def main(data=None, labels=None, epochs=12, size=None):
         fn,kw = shrink(size*5//4),dict(bs=max(2, min(32, len(src)//10)), item_tfms=RandomResizedCrop(size, min_scale=.5), batch_tfms=Flip())
     with redis_server() as s:
         before = (c:=redis.Redis.from_url(s.url)).info('memory')['used_memory']
-        print(f"\n{to_redis(src, s.url, 'demo', fn=fn, n_workers=2)}")
+        print(f"{to_redis(src, s.url, 'demo', fn=fn, n_workers=2)}")
         n,m = len(store:=RedisStore(s.url, 'demo')),store.manifest
         each = (c.info('memory')['used_memory']-before)/n
         if n<10 or len(store.vocab)<2: raise ValueError(f"{data}: images {n}, classes {len(store.vocab)}: want 10 of 2 at least")

@@ -7,14 +7,15 @@ Docs: https://fastai-remote.github.io/fastai_remote/ingest.html.md"""
 # %% auto #0
 __all__ = ['IngestError', 'IngestReport', 'write_chunk', 'convert', 'plan_fields', 'to_redis', 'ingest']
 
-# %% ../nbs/05_ingest.ipynb #d4d97c02
-import hashlib, time
+# %% ../nbs/05_ingest.ipynb #236c39dc
+import hashlib, sys, time
 from dataclasses import dataclass, field
 from html import escape
 
 import joblib
 import numpy as np
 from fastcore.basics import store_attr
+from fastcore.imports import IN_NOTEBOOK
 
 from .commit import label_hash, narrow
 from .codec import get_codec, infer_codec
@@ -171,7 +172,7 @@ def _fingerprint(fn):
     code = getattr(fn, '__code__', None)
     return f'{fn.__module__}.{fn.__qualname__} {hashlib.sha256(code.co_code+repr(code.co_consts).encode()).hexdigest()}' if code else repr(fn)
 
-# %% ../nbs/05_ingest.ipynb #c1607bea
+# %% ../nbs/05_ingest.ipynb #9b766ef7
 def to_redis(
     source, # `image_samples(…)`, list, DataFrame, torch or fastai dataset; or `{split: source}`
     url:str, # `redis://`, `rediss://` or `unix://`
@@ -183,14 +184,14 @@ def to_redis(
     shuffle:bool=True, # Shuffle on the way in, each split by itself?
     seed:int=0, # Seed of the shuffle
     chunk:int=None, # Samples a chunk; default: by the size of the source
-    progress:bool=True, # Show a bar?
+    progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
 )->IngestReport:
     "Write `source` to Redis as dataset `name`, in parallel; raises `StoreExists`, `StoreBusy`, `StoreFull`, `IngestError`"
     w = RedisWriter(url if isinstance(url, RedisLink) else RedisLink(url, **kwargs), name)
     return ingest(source, w, fn, n_workers, vocab, overwrite, shuffle, seed, chunk, progress)
 
-def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False, shuffle=True, seed=0, chunk=None, progress=True)->IngestReport:
+def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False, shuffle=True, seed=0, chunk=None, progress=None)->IngestReport:
     "Write `source` with `writer`; the arguments are `to_redis`'s"
     t0,src = time.monotonic(),as_source(source)
     if not len(src): raise ValueError(f'{writer.name}: the source is empty')
@@ -223,6 +224,7 @@ def _run(src, at, writer, fn, n_workers, progress, t0):
             part = src.take(at(np.arange(k*size, min(n, (k+1)*size))))
             yield joblib.delayed(write_chunk)(open_writer, k, k*size, part, load, fn)
     results = joblib.Parallel(n_jobs=n_workers, return_as='generator_unordered', pre_dispatch='2*n_jobs')(jobs())
+    if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
     for r in _bar(results, int(todo.sum()), rep) if progress else results: rep.add(r)
     if not rep.written: raise IngestError(f'{writer.name}: none of the {n:,} samples could be converted; {rep.failures[0][0]}: {rep.failures[0][1]}')
     writer.commit()
@@ -235,3 +237,4 @@ def _bar(results, total, rep):
     for r in pb:
         yield r
         pb.comment = f'{rep.written:,} written, {rep.failed:,} failed'
+    if not IN_NOTEBOOK: print()   # the console bar leaves its line open

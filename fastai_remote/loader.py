@@ -51,7 +51,7 @@ def get_remote_items(
     if not isinstance(store, Store): raise TypeError(f'want a store, such as RedisStore(url, name), not a {type(store).__name__}')
     return RemoteItems(store)
 
-# %% ../nbs/07_loader.ipynb #5881e6c9
+# %% ../nbs/07_loader.ipynb #51c73d96
 class Fetch(DisplayedTransform):
     "Field `field` of sample i, decoded: an image by `img_cls.create` (without one it stays bytes, for `ImageBlock` to open), others by codec"
     order = -1   # before the getters
@@ -74,20 +74,20 @@ class Fetch(DisplayedTransform):
 
     def bind(self, store): self.store,self.hand = store,{}
 
-    def encodes(self, i:int|np.integer):
-        i = int(i)
+    def _call(self, nm, x, split_idx=None, **kwargs):
+        if nm!='encodes': return x
+        if isinstance(x, (int,np.integer)): return self._number(int(x))
+        if isinstance(x, dict):
+            if self.field not in x: raise KeyError(f"no {self.field!r} in a sample with {', '.join(x)}")
+            x = x[self.field]
+        return x if self.img_cls is None else self.img_cls.create(x)
+
+    def _number(self, i):
         b = self.hand.get(i)
-        if b is None:
-            b = self.store.get_many([i], self.field, check=True)[self.field][0]
+        if b is None: b = self.store.get_many([i], self.field, check=True)[self.field][0]
         if self.img_cls is None: return b if is_image(self.store.manifest.fields[self.field]['codec']) else self.store.decode(i, self.field, b)
         try: return open_image(b, self.img_cls)
         except Exception as e: raise CorruptSample(f'{self.store.name}: sample {i}, field {self.field!r}: {len(b)} bytes that {self.img_cls.__name__} cannot read: {e}') from e
-
-    def encodes(self, o:dict):
-        if self.field not in o: raise KeyError(f"no {self.field!r} in a sample with {', '.join(o)}")
-        return self.encodes(o[self.field]) if self.img_cls is not None else o[self.field]
-
-    def encodes(self, o:bytes|str|Path|np.ndarray|Tensor|Image.Image): return o if self.img_cls is None else self.img_cls.create(o)
 
     def __getstate__(self): return {**self.__dict__, 'hand':{}}
 

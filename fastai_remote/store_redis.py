@@ -36,7 +36,7 @@ def split_secret(
     secret = q.pop('password', None) or unquote(secret) or None
     return f"{u.scheme}://{user}{'@' if user else ''}{host}{u.path}{'?' if q else ''}{urlencode(q, safe='/')}", secret
 
-# %% ../nbs/03_store_redis.ipynb #ac6607ae
+# %% ../nbs/03_store_redis.ipynb #d998b6e7
 _transient = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 _refused = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.NoPermissionError, redis.exceptions.AuthenticationWrongNumberOfArgsError)
 
@@ -64,7 +64,8 @@ class RedisLink:
         pid,c = self._client
         if pid!=os.getpid():
             c = redis.Redis.from_url(self.url, **{'password':self._secret, 'socket_timeout':self.socket_timeout,
-                'socket_connect_timeout':min(2., self.socket_timeout), 'retry':Retry(NoBackoff(), 0), **self.kwargs})
+                'socket_connect_timeout':min(2., self.socket_timeout),
+                'socket_read_size':1<<18, 'protocol':2, 'lib_name':None, 'lib_version':None, 'retry':Retry(NoBackoff(), 0), **self.kwargs})
             self._client = os.getpid(),c
         return c
 

@@ -1,5 +1,5 @@
 "The package as a whole: names, floors, versions, notebooks"
-import ast, configparser, json, re, subprocess, sys
+import ast, configparser, json, os, re, subprocess, sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +52,14 @@ def test_nothing_local_in_the_tree():
     bad = re.compile('/wo'+'rk/|/ro'+'ot/|files.python'+'hosted|pypi'+r'\.org|download\.pyto'+'rch', re.I)
     for f in files:
         if (root/f).suffix in ('.py','.ipynb','.md','.toml','.ini','.json','.txt','') and (root/f).exists(): assert not bad.search((root/f).read_text(errors='ignore')), f
+
+def test_wheel(tmp_path):
+    "A wheel builds, installs outside the tree, imports there, and carries no tests"
+    subprocess.run([sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', str(tmp_path), str(root)], check=True, capture_output=True)
+    whl, = tmp_path.glob('*.whl')
+    subprocess.run(['uv', 'pip', 'install', '-q', '--no-deps', '--target', str(tmp_path/'site'), str(whl)], check=True, capture_output=True,
+                   env={**os.environ, 'PATH':f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
+    code = 'import fastai_remote, fastai_remote.ingest; from fastai_remote.redis_writer import RedisStore; print(fastai_remote.__file__)'
+    out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout
+    assert out.strip()==str(tmp_path/'site/fastai_remote/__init__.py')
+    assert sorted(p.name for p in (tmp_path/'site').iterdir() if p.suffix!='.dist-info' and not p.name.startswith('.'))==['fastai_remote']

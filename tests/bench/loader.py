@@ -7,15 +7,14 @@ one run, in an order that is reversed every round, so that ratios hold on a mach
 Command: python tests/bench/loader.py [FOLDER] [--n 640] [--rounds 5] [--size 350]
          without FOLDER it makes photo-like JPEGs; FOLDER has a sub-folder a class, or file names that begin `CLASS_`
 
-Result:  on 330 ImageNet photographs, each read twice (results/loader.json: two cores with other work on them, 9 rounds),
-         RemoteDL gave 0.97 times the samples/s and 0.97 times the samples per CPU second of stock fastai reading files
-         from the page cache, with 1.3 times the private memory a worker; single rounds spread by more than those 3%. Shrunk
-         to 256 pixels on the way in, they gave 1.41 times the samples/s and 1.46 times the samples per CPU second.
+Result:  on 330 ImageNet photographs, each read twice (results/loader.json: two cores, 11 rounds), RemoteDL gave 0.98 times
+         the samples/s and 0.98 times the samples per CPU second of stock fastai reading files from the page cache, the
+         first batch after 1.17 times as long, and 1.18 times the private memory a worker. Shrunk to 256 pixels on the way
+         in, the same photographs gave 1.47 times the samples/s and 1.49 times the samples per CPU second.
 
 Reason:  both decode, crop and resize the same photographs, and that is where the time goes: a `read` and an `MGET` are two
          ways to copy 107 KB, and the server's CPU time, which is counted, was 0.02 s of an epoch's 2.7. The memory is that
-         of the batch in hand and the one fetched ahead, 64 samples of 107 KB each: without prefetch it was half as
-         much above stock. Shrunk, there are fewer pixels to decode.
+         of the batch in hand and the one fetched ahead, 64 samples of 107 KB each. Shrunk, there are fewer pixels to decode.
 """
 import argparse, gc, json, multiprocessing, os, platform, resource, statistics, tempfile, time
 from importlib.metadata import version
