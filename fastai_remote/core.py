@@ -29,7 +29,7 @@ class UnknownField(StoreError): "No such field in this dataset"
 class MissingSample(StoreError): "Samples that should be there are not"
 class CorruptSample(StoreError): "The bytes of a sample are damaged"
 
-# %% ../nbs/00_core.ipynb #f81c61a1
+# %% ../nbs/00_core.ipynb #d42f020d
 _format = 1
 
 @dataclass
@@ -43,10 +43,16 @@ class Manifest:
     nbytes:int = 0 # Bytes of all encoded values
     prefix:str = '' # What the keys of the samples start with
     generation:int = 1 # Counts the times a dataset of this name was written
+    uid:str = '' # Tells this writing of the dataset from any other
     created:str = '' # Time of the commit, ISO 8601, UTC
     format:int = _format # Version of the layout
 
-    def to_json(self)->str: return json.dumps(asdict(self), ensure_ascii=False, separators=(',',':'))
+    def to_json(self)->str: return json.dumps({'uid':self.uid, **asdict(self)}, ensure_ascii=False, separators=(',',':'))
+
+    @property
+    def head(self)->bytes:
+        "What the JSON begins with: enough to see whether a dataset is still the one that was opened"
+        return f'{{"uid":"{self.uid}"'.encode()
 
     @classmethod
     def from_json(cls, s:str|bytes, where:str='manifest'):

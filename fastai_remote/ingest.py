@@ -7,10 +7,11 @@ Docs: https://fastai-remote.github.io/fastai_remote/ingest.html.md"""
 # %% auto #0
 __all__ = ['IngestError', 'IngestReport', 'write_chunk', 'convert', 'plan_fields', 'to_redis', 'ingest']
 
-# %% ../nbs/05_ingest.ipynb #236c39dc
+# %% ../nbs/05_ingest.ipynb #4135e708
 import hashlib, sys, time
 from dataclasses import dataclass, field
-from html import escape
+from functools import partial
+from types import CodeType, MethodType
 
 import joblib
 import numpy as np
@@ -19,10 +20,10 @@ from fastcore.imports import IN_NOTEBOOK
 
 from .commit import label_hash, narrow
 from .codec import get_codec, infer_codec
-from .core import StoreExists, StoreFull, crc32s, size_str, _table
+from .core import StoreError, StoreFull, crc32s, size_str, _table
 from .order import Permutation
 from .redis_writer import OpenWriter, RedisWriter
-from .sources import as_sample, as_source
+from .sources import as_sample, as_source, stable_repr
 from .store_redis import RedisLink, RedisStore
 
 # %% ../nbs/05_ingest.ipynb #0b656edf
@@ -59,7 +60,7 @@ class IngestReport:
             f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}'})
         return t + (_table('failed', dict(self.failures[:10])) if self.failures else '')
 
-# %% ../nbs/05_ingest.ipynb #2533c511
+# %% ../nbs/05_ingest.ipynb #046d6f13
 _flush = 4_000_000   # bytes a write: large enough that round trips do not count, small enough for any server
 
 class _Columns:
@@ -73,20 +74,22 @@ class _Columns:
     def add(self, pos, sample):
         "Encode `sample`; raises what is wrong with it"
         if sample.keys()!=self.cols.keys(): raise ValueError(f"fields {', '.join(sample)}; the first sample had {', '.join(self.cols)}")
-        vals = {f:self._encode(f, o) for f,o in sample.items()}
+        seen = {}   # a label counts when its sample is stored
+        vals = {f:self._encode(f, o, seen) for f,o in sample.items()}
+        for f,ls in seen.items(): self.labels.setdefault(f, set()).update(ls)
         for f,v in vals.items():
             self.cols[f].append(v)
             self.nbytes += len(v) if isinstance(v, bytes) else np.dtype(self.fields[f]['dtype']).itemsize
         self.pos.append(pos)
 
-    def _encode(self, f, o):
+    def _encode(self, f, o, seen):
         d,c = self.fields[f],get_codec(self.fields[f]['codec'])
         if c.dtype is None:
             b = c.to_bytes(o)
             if d['codec']=='labels':
                 ls = c.from_bytes(b)
                 if f in self.codes and (bad:=[l for l in ls if l not in self.codes[f]]): raise ValueError(f'label {bad[0]!r} is not in the vocab of {f!r}')
-                self.labels.setdefault(f, set()).update(map(str, ls))
+                seen[f] = set(map(str, ls))
             return b
         if d['codec']!='cls': return c.to_num(o)
         if f in self.codes:
@@ -97,7 +100,7 @@ class _Columns:
             return i
         if isinstance(o, str)!=d['text']: raise TypeError(f"label {o!r}: the first sample had {'a str' if d['text'] else 'a number'}")
         if not isinstance(o, str): return int(c.to_num(o))
-        self.labels.setdefault(f, set()).add(str(o))
+        seen[f] = {o}
         return o
 
     def columns(self):
@@ -141,7 +144,7 @@ def convert(load, fn, raw):
     o = load(raw)
     return as_sample(fn(o) if fn else o)
 
-# %% ../nbs/05_ingest.ipynb #b19bc255
+# %% ../nbs/05_ingest.ipynb #7d5ff6dc
 def plan_fields(
     sample:dict, # A converted sample
     vocab:dict, # Vocabularies given beforehand
@@ -157,22 +160,32 @@ def plan_fields(
         else: res[f],res[f'{f}.crc'] = {'codec':c, 'dtype':None},{'codec':'crc', 'dtype':'u4'}
     return res
 
-def _first(src, at, fn, tries=100):
-    "The first sample of `src` that can be converted"
+def _first(src, at, fn, vocab, tries=100):
+    "The fields of the first sample of `src` that can be converted and encoded"
     why = None
     for i in range(min(tries, len(src))):
         (name,raw), = src.take(at(np.array([i])))
-        try: return convert(src.load, fn, raw)
+        try:
+            fields = plan_fields(o:=convert(src.load, fn, raw), vocab)
+            _Columns(fields, vocab).add(0, o)
+            return fields
         except Exception as e: why = why or (name,e)
     raise IngestError(f'none of the first {min(tries, len(src))} samples could be converted; {why[0]}: {type(why[1]).__name__}: {why[1]}') from why[1]
 
 def _fingerprint(fn):
-    "Tells one `fn` from another: what it prints as, and its code"
-    if fn is None: return ''
-    code = getattr(fn, '__code__', None)
-    return f'{fn.__module__}.{fn.__qualname__} {hashlib.sha256(code.co_code+repr(code.co_consts).encode()).hexdigest()}' if code else repr(fn)
+    "Tells one `fn` from another: its name, its code, and what it holds on to; the same in every process"
+    if isinstance(fn, partial): return f'{_fingerprint(fn.func)} {stable_repr((fn.args, fn.keywords))}'
+    if isinstance(fn, MethodType): return f'{_fingerprint(fn.__func__)} {stable_repr(fn.__self__)}'
+    if not hasattr(fn, '__code__'): return f'{type(fn).__qualname__} {stable_repr(getattr(fn, "__dict__", fn))} {_code(getattr(type(fn).__call__, "__code__", None))}'
+    held = [repr(o) for c in fn.__closure__ or () if isinstance(o:=c.cell_contents, (int,float,str,bytes,tuple,type(None)))]   # not what may change as it runs
+    return f'{fn.__qualname__} {held} {stable_repr(fn.__defaults__)} {hashlib.sha256(_code(fn.__code__).encode()).hexdigest()}'
 
-# %% ../nbs/05_ingest.ipynb #9b766ef7
+def _code(c):
+    if c is None: return ''
+    consts = [_code(k) if isinstance(k, CodeType) else str(sorted(map(repr, k))) if isinstance(k, frozenset) else repr(k) for k in c.co_consts]
+    return f'{c.co_code.hex()} {c.co_names} {consts}'
+
+# %% ../nbs/05_ingest.ipynb #27945ff4
 def to_redis(
     source, # `image_samples(…)`, list, DataFrame, torch or fastai dataset; or `{split: source}`
     url:str, # `redis://`, `rediss://` or `unix://`
@@ -206,30 +219,40 @@ def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False,
             if p is not None: res[m] = a+p[pos[m]-a]
         return res
     n,n_workers = len(src),n_workers or joblib.cpu_count()
-    plan = dict(n=n, chunk=chunk or max(16, min(1024, n//(n_workers*8))), fields=plan_fields(_first(src, at, fn), vocab), splits=src.splits, vocab=vocab)
+    plan = dict(n=n, fields=_first(src, at, fn, vocab), splits=src.splits, vocab=vocab)
     plan['signature'] = hashlib.sha256(repr((src.fingerprint(), _fingerprint(fn), seed, shuffle, *plan.items()))[:].encode()).hexdigest()
-    plan = writer.begin(plan, overwrite)
+    plan = writer.begin(dict(plan, chunk=chunk or max(16, min(1024, n//(n_workers*8)))), overwrite)
     try: return _run(src, at, writer, fn, n_workers, progress, t0)
     except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or RedisStore.delete(url, {writer.name!r})') from e
     finally: writer.close()
 
-def _run(src, at, writer, fn, n_workers, progress, t0):
+def _run(src, at, writer, fn, n_workers, progress, t0, tries=3):
     plan,rep = writer.plan,IngestReport(writer.name, writer.link.url)
     n,size = plan['n'],plan['chunk']
-    todo = np.ones(-(-n//size), bool)
-    for k,r in writer.records(): todo[k] = False; rep.add(r, resumed=True)
-    open_writer,load = OpenWriter(writer),src.load
+    open_writer,load,todo = OpenWriter(writer),src.load,_todo(writer, rep, resumed=True)
+    if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
     def jobs():
         for k in np.flatnonzero(todo).tolist():
             part = src.take(at(np.arange(k*size, min(n, (k+1)*size))))
             yield joblib.delayed(write_chunk)(open_writer, k, k*size, part, load, fn)
-    results = joblib.Parallel(n_jobs=n_workers, return_as='generator_unordered', pre_dispatch='2*n_jobs')(jobs())
-    if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
-    for r in _bar(results, int(todo.sum()), rep) if progress else results: rep.add(r)
-    if not rep.written: raise IngestError(f'{writer.name}: none of the {n:,} samples could be converted; {rep.failures[0][0]}: {rep.failures[0][1]}')
+    for _ in range(tries):
+        results = joblib.Parallel(n_jobs=n_workers, return_as='generator_unordered', pre_dispatch='2*n_jobs')(jobs())
+        for r in _bar(results, int(todo.sum()), rep) if progress else results: rep.add(r)
+        rep = IngestReport(rep.name, rep.url, resumed=rep.resumed)
+        if not (todo:=_todo(writer, rep)).any(): break   # else a server that crashed came back without the last chunks
+    else: raise StoreError(f'{writer.name}: the server lost {todo.sum():,} chunks again and again (does it crash?); repeat the same call to go on')
+    if not rep.written:
+        writer.drop()
+        raise IngestError(f'{writer.name}: none of the {n:,} samples could be converted; {rep.failures[0][0]}: {rep.failures[0][1]}')
     writer.commit()
     rep.seconds = time.monotonic()-t0
     return rep
+
+def _todo(writer, rep, resumed=False):
+    "Which chunks have no record; those that have one are counted in `rep`"
+    todo = np.ones(-(-writer.plan['n']//writer.plan['chunk']), bool)
+    for k,r in writer.records(): todo[k] = False; rep.add(r, resumed)
+    return todo
 
 def _bar(results, total, rep):
     from fastprogress.fastprogress import progress_bar   # 0.1 s and a web framework: not for every worker

@@ -21,13 +21,13 @@ from .commit import check_name, fill_moves, label_hash, narrow
 from .core import Manifest, StoreBusy, StoreExists, StoreNotFound
 from .store_redis import RedisLink, RedisStore, _bits, _names, _packed, _queue_packed, _shift, read_manifest
 
-# %% ../nbs/03b_redis_writer.ipynb #d9298b5a
+# %% ../nbs/03b_redis_writer.ipynb #45e78d69
 _lease = 30
 
 class RedisWriter:
     "Writes dataset `name`: `begin`, then `put` and `done` from any process, then `commit`"
     def __init__(self, link:RedisLink, name:str):
-        self.link,self.name,self.plan = link,check_name(name),None
+        self.link,self.name,self.plan,self.token = link,check_name(name),None,None
         self.key = f'{name}:ingest'
 
     def begin(self,
@@ -43,7 +43,7 @@ class RedisWriter:
             left = left and json.loads(left)
             if left and left['signature']!=plan['signature']:
                 if not overwrite: raise StoreExists(f'{self.link.url}: an unfinished ingest of {self.name!r} from another source or fn is there; repeat that one to finish it, or overwrite=True drops it')
-                self._drop(left)
+                self.drop(left)
             if left and left['signature']==plan['signature']: plan = left
             else:
                 gen = 1+max(old.generation if old else 0, left['generation'] if left else 0)
@@ -78,15 +78,16 @@ class RedisWriter:
         "Queue `f(pipeline)` and run it in a transaction if `token` holds the lock; was it?"
         key = f'{self.key}:lock'
         def go(c):
-            with c.pipeline() as p:
-                try:
-                    p.watch(key)
-                    if p.get(key)!=token: return False
-                    p.multi()
-                    f(p)
-                    p.execute()
-                    return True
-                except redis.WatchError: return False
+            while True:
+                with c.pipeline() as p:
+                    try:
+                        p.watch(key)
+                        if p.get(key)!=token: return False
+                        p.multi()
+                        f(p)
+                        p.execute()
+                        return True
+                    except redis.WatchError: pass   # the lease was renewed meanwhile, or the line broke: look again
         return self.link.call(go)
 
     def _renew(self):
@@ -96,7 +97,7 @@ class RedisWriter:
 
     def close(self):
         "Let go of the lock"
-        if self.plan is not None or hasattr(self, 'stop'): self.stop.set()
+        self.stop.set()
         self._if_lock(self.token, lambda p: p.delete(f'{self.key}:lock'))
 
 def _alive(pid):
@@ -105,20 +106,20 @@ def _alive(pid):
     except PermissionError: pass
     return True
 
-# %% ../nbs/03b_redis_writer.ipynb #72ef46f1
+# %% ../nbs/03b_redis_writer.ipynb #dbf44658
 @lru_cache(1)
 def _link(**kw): return RedisLink(**kw)
 
 class OpenWriter:
     "Makes writer `w` again in a worker"
-    def __init__(self, w:RedisWriter): self.link,self.name,self.plan = w.link.reveal(),w.name,w.plan
+    def __init__(self, w:RedisWriter): self.link,self.name,self.plan,self.token = w.link.reveal(),w.name,w.plan,w.token
     def __call__(self)->RedisWriter:
         w = RedisWriter(_link(**self.link), self.name)
-        w.plan = self.plan
+        w.plan,w.token = self.plan,self.token
         return w
     def __repr__(self): return f'{type(self).__name__}({self.name!r})'
 
-# %% ../nbs/03b_redis_writer.ipynb #b03f2f36
+# %% ../nbs/03b_redis_writer.ipynb #051cde5f
 def _runs(pos):
     "Cut `pos` where it is not consecutive, or crosses into another packed key"
     return np.split(np.arange(len(pos)), np.flatnonzero((np.diff(pos)!=1)|((pos[1:]>>_shift)!=(pos[:-1]>>_shift)))+1)
@@ -135,29 +136,42 @@ def put(self:RedisWriter,
     cols:dict, # `{field: list of bytes, or array}`, as long as `pos`
     labels:dict=None, # `{field: set of labels}` to remember
 ):
-    "Write a batch in one round trip; raises `StoreFull`"
-    def go(c):
-        p,pre = c.pipeline(transaction=False),self.plan['prefix']
+    "Write a batch in one transaction; raises `StoreFull`, `StoreBusy`"
+    def go(p):
+        pre = self.plan['prefix']
         var = {f'{pre}:{f}:{i}':v for f,vs in cols.items() if isinstance(vs, list) for i,v in zip(pos.tolist(), vs)}
         if var: p.mset(var)
         for f,vs in cols.items():
             if not isinstance(vs, list): _queue_set(p, pre, f, vs.dtype, pos, vs)
         for f,ls in (labels or {}).items():
             if ls: p.sadd(f'{self.key}:vocab:{f}', *ls)
-        p.execute()
-    if len(pos): self.link.call(go)
+    if len(pos): self._mine(go)
+
+@patch
+def _mine(self:RedisWriter, f):
+    "`_if_lock`, or `StoreBusy`: a worker that outlived its ingest must not write into what another has made since"
+    if not self._if_lock(self.token, f): raise StoreBusy(f'{self.name}: the lock was lost (this process slept, another took over, or the server forgot it); repeat the same call to finish')
 
 @patch
 def done(self:RedisWriter, k:int, record:dict):
     "Remember that chunk `k` is written; `record` holds `ok`, `bytes`, `holes` and `failures`"
-    self.link.call(lambda c: c.hset(f'{self.key}:chunks', k, json.dumps(record)))
+    def go(p):
+        p.hset(f'{self.key}:chunks', k, json.dumps(record))
+        gone = [f"{self.plan['prefix']}:{f}:{i}" for f,d in self.plan['fields'].items() if d['dtype'] is None for i in record['holes']]
+        if gone: p.unlink(*gone)   # what fails now may have been written by a run that was killed
+    self._mine(go)
 
 @patch
 def records(self:RedisWriter):
     "The chunks that are done, as an iterator of `(k, record)`"
-    for k,v in self.link.client.hscan_iter(f'{self.key}:chunks', count=1000): yield int(k),json.loads(v)
+    seen,cursor = np.zeros(-(-self.plan['n']//self.plan['chunk']), bool),None   # a scan may show a record twice
+    while cursor!=0:
+        cursor,page = self.link.call(lambda c: c.hscan(f'{self.key}:chunks', cursor or 0, count=1000))
+        for k,v in page.items():
+            if not seen[k:=int(k)]: yield k,json.loads(v)
+            seen[k] = True
 
-# %% ../nbs/03b_redis_writer.ipynb #6969fbec
+# %% ../nbs/03b_redis_writer.ipynb #9d84b659
 @patch
 def commit(self:RedisWriter)->Manifest:
     "Close the holes, settle the labels, and make the dataset visible; the one it replaces is removed"
@@ -176,7 +190,7 @@ def commit(self:RedisWriter)->Manifest:
     for f,d in plan['fields'].items():
         if d.get('staged'): m.fields[f] = self._settle(f, d, m, n)
         elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = self._labels(f)
-    old = self._committed()
+    old,m.uid = self._committed(),uuid.uuid4().hex
     garbage = _key_ranges(plan['prefix'], {f:d for f,d in plan['fields'].items() if d.get('staged')}, plan['n'], '~')
     if old: garbage += _key_ranges(old.prefix, old.fields, old.n)
     def switch(p):
@@ -184,7 +198,7 @@ def commit(self:RedisWriter)->Manifest:
         p.sadd(_names, self.name)
         p.set(f'{self.name}:garbage', json.dumps(garbage))
         p.delete(*self._state(plan))
-    if not self._if_lock(self.token, switch): raise StoreBusy(f'{self.name}: the lock was lost (was this process asleep?); run the same ingest again to finish')
+    self._mine(switch)
     self._sweep()
     return m
 
@@ -249,7 +263,7 @@ def _settle(self:RedisWriter, f, d, m, n, step=1<<19):
         self.link.call(go)
     return {'codec':d['codec'], 'dtype':dtype}
 
-# %% ../nbs/03b_redis_writer.ipynb #439da2a0
+# %% ../nbs/03b_redis_writer.ipynb #867d6c55
 @patch
 def _sweep(self:RedisWriter, step=1000):
     "Remove what is no longer needed"
@@ -259,23 +273,24 @@ def _sweep(self:RedisWriter, step=1000):
     self.link.call(lambda c: c.delete(f'{self.name}:garbage'))
 
 @patch
-def _drop(self:RedisWriter, plan):
-    "Remove all that an unfinished ingest wrote"
+def drop(self:RedisWriter, plan:dict=None):
+    "Remove all that an unfinished ingest wrote: this one, or that of `plan`"
+    plan = plan or self.plan
     garbage = _key_ranges(plan['prefix'], plan['fields'], plan['n']) + _key_ranges(plan['prefix'], {f:d for f,d in plan['fields'].items() if d.get('staged')}, plan['n'], '~')
     def go(p):
         p.set(f'{self.name}:garbage', json.dumps(garbage))
         p.delete(*self._state(plan))
-    self._if_lock(self.token, go)
+    self._mine(go)
     self._sweep()
 
 @patch
-def delete(self:RedisWriter):
+def remove(self:RedisWriter):
     "Remove the dataset, and an unfinished ingest of its name; raises `StoreNotFound`, `StoreBusy`"
     self._lock()
     try:
         self._sweep()
         left = self.link.call(lambda c: c.get(self.key))
-        if left: self._drop(json.loads(left))
+        if left: self.drop(json.loads(left))
         if (m:=self._committed()) is None:
             if left: return
             raise StoreNotFound(f'{self.link.url}: no dataset {self.name!r} to delete')
@@ -283,7 +298,7 @@ def delete(self:RedisWriter):
             p.set(f'{self.name}:garbage', json.dumps(_key_ranges(m.prefix, m.fields, m.n)))
             p.delete(f'{self.name}:meta')
             p.srem(_names, self.name)
-        self._if_lock(self.token, hide)
+        self._mine(hide)
         self._sweep()
     finally: self.close()
 
@@ -293,4 +308,4 @@ def delete(cls:RedisStore,
     name:str, # Which
 ):
     "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
-    RedisWriter(url if isinstance(url, RedisLink) else RedisLink(url), name).delete()
+    RedisWriter(url if isinstance(url, RedisLink) else RedisLink(url), name).remove()

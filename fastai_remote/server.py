@@ -7,14 +7,15 @@ Docs: https://fastai-remote.github.io/fastai_remote/server.html.md"""
 # %% auto #0
 __all__ = ['find_server', 'RedisServer', 'redis_server']
 
-# %% ../nbs/03a_server.ipynb #988f510a
-import atexit, ctypes, os, shutil, signal, socket, subprocess, sys, tempfile, time
+# %% ../nbs/03a_server.ipynb #ab9fc29b
+import atexit, ctypes, os, shutil, signal, socket, subprocess, sys, tempfile, threading, time
 from pathlib import Path
+from queue import SimpleQueue
 from urllib.parse import quote
 
 import redis
 
-# %% ../nbs/03a_server.ipynb #62916e21
+# %% ../nbs/03a_server.ipynb #a6839225
 def find_server()->str:
     "Path of a Redis or Valkey server program; raises `FileNotFoundError`"
     for o in (os.environ.get('REDIS_SERVER_BIN'), 'redis-server', 'valkey-server'):
@@ -25,10 +26,21 @@ def find_server()->str:
 
 def _quoted(k, v): return v if k=='save' and v else '"' + str(v).replace('\\', '\\\\').replace('"', '\\"') + '"'
 
+def _popen(*args, **kw):
+    "`Popen` in a thread that stays: a child is told of the death of the thread that started it, not of its process"
+    res = SimpleQueue()
+    def run():
+        try: res.put(subprocess.Popen(*args, **kw))
+        except Exception as e: res.put(e)
+        threading.Event().wait()
+    threading.Thread(target=run, daemon=True, name='redis-server').start()
+    if isinstance(p:=res.get(), Exception): raise p
+    return p
+
 def _die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)   # PR_SET_PDEATHSIG; SIGTERM lets it save first
 
-# %% ../nbs/03a_server.ipynb #b1728f88
+# %% ../nbs/03a_server.ipynb #df1cfde7
 class RedisServer:
     "A private server process; a context manager"
     def __init__(self,
@@ -49,7 +61,7 @@ class RedisServer:
 
     def start(self):
         "Start it, or start it again after `kill`"
-        self.proc = subprocess.Popen([find_server(), '-'], stdin=subprocess.PIPE, stdout=open(self.dir/'server.log', 'ab'), stderr=subprocess.STDOUT,
+        self.proc = _popen([find_server(), '-'], stdin=subprocess.PIPE, stdout=open(self.dir/'server.log', 'ab'), stderr=subprocess.STDOUT,
                                      start_new_session=True, preexec_fn=_die_with_parent if sys.platform=='linux' else None)
         self.proc.stdin.write(''.join(f'{k} {_quoted(k, v)}\n' for k,v in self.conf.items()).encode())   # not argv: `ps` shows that
         self.proc.stdin.close()

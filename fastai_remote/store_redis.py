@@ -20,23 +20,25 @@ from fastcore.basics import patch, store_attr
 
 from .core import Manifest, MissingSample, Store, StoreFull, StoreNotFound, StoreUnavailable
 
-# %% ../nbs/03_store_redis.ipynb #efcb6724
+# %% ../nbs/03_store_redis.ipynb #51d178a7
 def split_secret(
     url:str, # `redis://`, `rediss://` (TLS) or `unix://`
 )->tuple: # The URL without its password, the password or None
     "Part `url` from its password; raises `ValueError`, which does not show it"
-    try: u,ok = urlsplit(url),True; u.port
+    try: ok = (u:=urlsplit(url)).port!=-1   # `port` raises if it is no number
     except ValueError: ok = False
-    if ok and u.scheme not in ('redis','rediss','unix'): raise ValueError(f'want a redis://, rediss:// or unix:// URL, got one that begins {url.split(":")[0][:12]!r}')
+    if ok and u.scheme not in ('redis','rediss','unix'): raise ValueError('want a redis://, rediss:// or unix:// URL')
     if not ok or (u.scheme!='unix' and '@' in u.path+u.query+u.fragment):
         raise ValueError('not a URL: the port must be a number, and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
     user,at,host = u.netloc.rpartition('@')
     user,_,secret = user.partition(':')
     q = dict(parse_qsl(u.query, keep_blank_values=True))
     secret = q.pop('password', None) or unquote(secret) or None
+    if bad:=[k for k in q if 'password' in k]: raise ValueError(f'{bad[0]} cannot be given: only the password of the server is kept out of sight')
     return f"{u.scheme}://{user}{'@' if user else ''}{host}{u.path}{'?' if q else ''}{urlencode(q, safe='/')}", secret
 
-# %% ../nbs/03_store_redis.ipynb #d998b6e7
+# %% ../nbs/03_store_redis.ipynb #4ca4bb6d
+_foreign = (redis.InvalidResponse,)
 _transient = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 _refused = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.NoPermissionError, redis.exceptions.AuthenticationWrongNumberOfArgsError)
 
@@ -71,17 +73,19 @@ class RedisLink:
 
     def __getstate__(self):
         d = {**self.__dict__, '_client':(0,None)}
-        if get_spawning_popen() is None: d.update(_secret=None, _locked=bool(self._secret) or self._locked)
+        if d.setdefault('kept', get_spawning_popen() is None): d.update(_secret=None, _locked=bool(self._secret) or self._locked)
         return d
     def __setstate__(self, d):
+        kept = d.pop('kept')
         self.__dict__.update(d)
+        if not kept: return
         env = os.environ.get('FASTAI_REMOTE_URL') or (self._locked and os.environ.get('REDIS_URL'))
         if env and self._secret is None: (self.url,self._secret),self._locked = split_secret(env),False
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def __repr__(self): return f'RedisLink({self.url!r})'
 
-# %% ../nbs/03_store_redis.ipynb #6ca295ea
+# %% ../nbs/03_store_redis.ipynb #06bc9e6d
 @patch
 def call(self:RedisLink,
     f, # Called with a `redis.Redis`; must be safe to repeat
@@ -98,6 +102,7 @@ def call(self:RedisLink,
             return res
         except redis.OutOfMemoryError as e: raise StoreFull(self._why_full(e)) from e
         except _refused as e: raise StoreUnavailable(self._say(f'refused: {e}' + self._hint(), n, t0)) from e
+        except _foreign as e: raise StoreUnavailable(self._say(f'does not speak Redis: {e}', n, t0)) from e
         except _transient as e:
             now = time.monotonic()
             if isinstance(e.__cause__, ssl.SSLCertVerificationError) or now-t0+max(wait, now-t)>timeout:
@@ -149,7 +154,7 @@ def _packed(plan, replies, dtype, n):
         gone += at[(pos+1)*raw.itemsize>size].tolist()
     return out.view(np.dtype(dtype)), gone
 
-# %% ../nbs/03_store_redis.ipynb #399835ad
+# %% ../nbs/03_store_redis.ipynb #f81fcd30
 _names = 'fastai_remote:names'
 
 def read_manifest(link:RedisLink, name:str)->Manifest:
@@ -168,8 +173,8 @@ class RedisStore(Store):
         **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
     ):
         self.link = url if isinstance(url, RedisLink) else RedisLink(url, **kwargs)
-        self._name,self._manifest,self._gen = name,None,None
-        self._gen = self.manifest.generation
+        self._name,self._manifest,self._uid = name,None,None
+        self._uid = self.manifest.uid
 
     @classmethod
     def names(cls, url:str, **kwargs)->list:
@@ -181,7 +186,7 @@ class RedisStore(Store):
     def manifest(self)->Manifest:
         if self._manifest is None:
             m = read_manifest(self.link, self._name)
-            if self._gen not in (None, m.generation): raise StoreNotFound(f'{self._name}: replaced since it was opened (generation {self._gen}, now {m.generation}): open it again')
+            if self._uid not in (None, m.uid): raise self._changed(True)
             self._manifest = m
         return self._manifest
 
@@ -192,11 +197,13 @@ class RedisStore(Store):
         if not ids: return {f:[] if f in var else np.zeros(0, fixed[f]) for f in fields}
         def go(c):
             p = c.pipeline(transaction=False)
+            p.getrange(f'{self._name}:meta', 0, len(m.head)-1)
             if var: p.mget([f'{m.prefix}:{f}:{i}' for f in var for i in ids])
             plans = {f:_queue_packed(p, m.prefix, f, d, idxs) for f,d in fixed.items()}
             return p.execute(),plans
         replies,plans = self.link.call(go)
         replies = iter(replies)
+        if (head:=next(replies))!=m.head: raise self._changed(head)
         vals = next(replies) if var else []
         res = {f:vals[k*len(ids):(k+1)*len(ids)] for k,f in enumerate(var)}
         for f,d in fixed.items():
@@ -204,16 +211,15 @@ class RedisStore(Store):
             if gone: raise MissingSample(f'{self.name}: {len(gone)} of {len(ids)} values missing, first of sample {ids[gone[0]]} (field {f!r}): {self._why_missing()}')
         return res
 
+    def _changed(self, there): return StoreNotFound(f"{self._name}: {'replaced' if there else 'deleted, or lost in a restart,'} since it was opened: open it again")
+
     def _why_missing(self):
-        try:
-            if (m:=read_manifest(self.link, self._name)).generation!=self.manifest.generation: return f'the dataset was replaced since it was opened (generation {m.generation} now): open it again'
-            policy = self.link.call(lambda c: c.info('memory')).get('maxmemory_policy', 'noeviction')
-        except StoreNotFound: return 'the dataset was deleted since it was opened'
+        try: policy = self.link.call(lambda c: c.info('memory')).get('maxmemory_policy', 'noeviction')
         except (StoreUnavailable, redis.ResponseError): policy = 'noeviction'
         if policy!='noeviction': return f'the server may drop keys when it is full (maxmemory-policy {policy}): set noeviction and ingest again'
         return 'deleted, or lost in a restart without saving'
 
-    def __getstate__(self): return dict(link=self.link, _name=self._name, _gen=self._gen, _manifest=None)
+    def __getstate__(self): return dict(link=self.link, _name=self._name, _uid=self._uid, _manifest=None)
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def _repr_html_(self): return super()._repr_html_().replace('</th>', f'</th></tr><tr><td>server</td><td>{self.link.url}</td>', 1)

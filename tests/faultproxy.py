@@ -11,7 +11,8 @@ class FaultProxy:
 
     async def _conn(self, r, w):
         r2,w2 = await (asyncio.open_connection(*self.up) if isinstance(self.up, tuple) else asyncio.open_unix_connection(self.up))
-        await asyncio.gather(self._pipe(r, w2), self._pipe(r2, w, True))
+        try: await asyncio.gather(self._pipe(r, w2), self._pipe(r2, w, True))
+        except asyncio.CancelledError: pass
 
     async def _pipe(self, r, w, answer=False):
         try:

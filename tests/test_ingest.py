@@ -1,5 +1,5 @@
 "`to_redis`, from every kind of source: nothing lost, nothing twice, holes closed, failures named, no key left over"
-import random, re, threading
+import random, re, threading, time
 
 import numpy as np
 import pandas as pd
@@ -319,7 +319,8 @@ def test_overwrite_under_readers(put, server):
     ts = [threading.Thread(target=read, args=(h,)) for h in (None,RedisStore(server.url, 'd'))]
     for t in ts: t.start()
     for w,n in (('b',300),('c',700),('d',400)): s,_ = put(src(w, n), overwrite=True)
-    while (False,'d') not in seen: pass
+    t = time.monotonic()
+    while (False,'d') not in seen and time.monotonic()-t<20: time.sleep(.001)
     stop.set()
     for t in ts: t.join()
     assert not errs and {(True,'a'),(False,'d'),'error'}<=seen and {o for o in seen if o[0] is True}=={(True,'a')}
@@ -385,7 +386,7 @@ def test_resumed_report(put):
     assert (rep.written,rep.resumed,sorted(values(s, 'id')))==(100,30,list(range(100)))
     assert '30 of them by an earlier run' in repr(rep) and 'resumed' in rep._repr_html_()
 
-def test_progress(put, capsys):
+def test_progress(put):
     "The bar changes nothing"
     assert len(put(list(range(40)), progress=True)[0])==40
 

@@ -1,5 +1,5 @@
 "The contract that every store keeps: one suite, run over each of them"
-import copy, os, pickle
+import copy, pickle
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
@@ -9,7 +9,7 @@ from conftest import draw
 from fastcore.test import expect_fail
 
 from fastai_remote.codec import get_codec
-from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, Store, UnknownField
+from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, UnknownField
 from fastai_remote.ingest import to_redis
 from fastai_remote.redis_writer import RedisStore
 
