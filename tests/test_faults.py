@@ -523,7 +523,7 @@ def locked(images):
 
 def said(f, err):
     "What `f` says when it fails with `err`, traceback and all"
-    with pytest.raises(err): f()
+    with pytest.raises(err) as e: f()
     return str(e.value),repr(e.value),''.join(traceback.format_exception(e.value))
 
 def test_password_in_no_error(locked, closed):
