@@ -6,7 +6,7 @@ _names = {   # where to look: for a class that later notebooks patch, the last o
     'codec': 'MemoryStore Store',
     'order': 'Permutation',
     'server': 'redis_server',
-    'redis_writer': 'RedisStore RedisWriter',
+    'redis_commit': 'RedisStore RedisWriter',
     'sources': 'image_samples shrink',
     'ingest': 'IngestError IngestReport to_redis',
     'loader': 'Fetch RemoteDL RemoteItems get_remote_items',

@@ -7,19 +7,17 @@ Docs: https://fastai-remote.github.io/fastai_remote/redis_writer.html.md"""
 # %% auto #0
 __all__ = ['RedisWriter', 'OpenWriter']
 
-# %% ../nbs/03b_redis_writer.ipynb #1138ea88
+# %% ../nbs/03b_redis_writer.ipynb #f749a103
 import json, os, socket, threading, uuid
-from array import array
 from functools import lru_cache
 
 import numpy as np
 import redis
 from fastcore.basics import patch
 
-import fastai_remote.codec   # lets a store show samples: `store[i]`
-from .commit import check_name, fill_moves, label_hash, narrow
+from .commit import check_name
 from .core import Manifest, StoreBusy, StoreExists, StoreNotFound
-from .store_redis import RedisLink, RedisStore, _bits, _names, _packed, _queue_packed, _shift, read_manifest
+from .store_redis import RedisLink, _shift, read_manifest
 
 # %% ../nbs/03b_redis_writer.ipynb #45e78d69
 _lease = 30
@@ -171,37 +169,7 @@ def records(self:RedisWriter):
             if not seen[k:=int(k)]: yield k,json.loads(v)
             seen[k] = True
 
-# %% ../nbs/03b_redis_writer.ipynb #9d84b659
-@patch
-def commit(self:RedisWriter)->Manifest:
-    "Close the holes, settle the labels, and make the dataset visible; the one it replaces is removed"
-    plan,holes,nbytes = self.plan,array('q'),0
-    for _,r in self.records():
-        holes.extend(r['holes'])
-        nbytes += r['bytes']
-    splits,moves = fill_moves(plan['splits'] or {'':[0,plan['n']]}, np.sort(np.frombuffer(holes, np.int64)) if holes else np.zeros(0, np.int64))
-    for k,(src,dst) in enumerate(moves):   # a split's moves can be repeated, but not after those of the next one
-        if k<plan.get('moved', 0): continue
-        self._move(src, dst)
-        plan['moved'] = k+1
-        self.link.call(lambda c: c.set(self.key, json.dumps(plan)))
-    n = next(reversed(splits.values()))[1]
-    m = Manifest(self.name, n, dict(plan['fields']), {k:v for k,v in splits.items() if k}, dict(plan['vocab']), nbytes, plan['prefix'], plan['generation'])
-    for f,d in plan['fields'].items():
-        if d.get('staged'): m.fields[f] = self._settle(f, d, m, n)
-        elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = self._labels(f)
-    old,m.uid = self._committed(),uuid.uuid4().hex
-    garbage = _key_ranges(plan['prefix'], {f:d for f,d in plan['fields'].items() if d.get('staged')}, plan['n'], '~')
-    if old: garbage += _key_ranges(old.prefix, old.fields, old.n)
-    def switch(p):
-        p.set(f'{self.name}:meta', m.stamp().to_json())
-        p.sadd(_names, self.name)
-        p.set(f'{self.name}:garbage', json.dumps(garbage))
-        p.delete(*self._state(plan))
-    self._mine(switch)
-    self._sweep()
-    return m
-
+# %% ../nbs/03b_redis_writer.ipynb #fe5bf7f9
 def _key_ranges(prefix, fields, n, suffix=''):
     "What to put before 0, 1, … to have every key of `fields`, and how many there are"
     return [[f'{prefix}:{f}{suffix}:', n] if d['dtype'] is None else [f'{prefix}:{f}{suffix}#', 1+(n>>_shift)] for f,d in fields.items()]
@@ -209,61 +177,6 @@ def _key_ranges(prefix, fields, n, suffix=''):
 @patch
 def _state(self:RedisWriter, plan): return [self.key, f'{self.key}:chunks', *(f'{self.key}:vocab:{f}' for f in plan['fields'])]
 
-@patch
-def _labels(self:RedisWriter, f): return sorted(o.decode() for o in self.link.call(lambda c: c.smembers(f'{self.key}:vocab:{f}')))
-
-@patch
-def _move(self:RedisWriter, src, dst, step=500):
-    "Move samples from `src` to `dst`; what was moved already stays"
-    pre,fields = self.plan['prefix'],self.plan['fields']
-    for k in range(0, len(src), step):
-        s,t = src[k:k+step],dst[k:k+step]
-        def go(c):
-            p = c.pipeline(transaction=False)
-            for f,d in fields.items():
-                if d['dtype'] is None:
-                    for i,j in zip(s.tolist(), t.tolist()): p.rename(f'{pre}:{f}:{i}', f'{pre}:{f}:{j}')
-            for r in p.execute(raise_on_error=False):
-                if isinstance(r, Exception) and 'no such key' not in str(r): raise r
-            for f,d in fields.items():
-                if d['dtype'] is None: continue
-                f = f'{f}~' if d.get('staged') else f
-                plan = _queue_packed(p, pre, f, d['dtype'], s)
-                vals,_ = _packed(plan, iter(p.execute()), d['dtype'], len(s))
-                o = np.argsort(t)
-                _queue_set(p, pre, f, d['dtype'], t[o], vals[o])
-                p.execute()
-        self.link.call(go)
-
-@patch
-def _settle(self:RedisWriter, f, d, m, n, step=1<<19):
-    "Turn the staged hashes or ints of label field `f` into codes; returns what the manifest says of it"
-    pre,labels = self.plan['prefix'],self._labels(f)
-    def chunks():
-        for a in range(0, n, step):
-            pos = a&((1<<_shift)-1)
-            raw = self.link.call(lambda c: c.getrange(f'{pre}:{f}~#{a>>_shift}', pos*8, (pos+min(step, n-a))*8-1))
-            yield a,np.frombuffer(raw, '>i8').astype(np.int64)
-    if labels:
-        h = label_hash(labels)
-        o = np.argsort(h)
-        if len(np.unique(h))<len(h): raise ValueError(f'{self.name}: two labels of field {f!r} have the same hash; give vocab=')
-        m.vocab[f],dtype = labels,narrow(0, len(labels)-1)
-        codes = lambda v: o[np.searchsorted(h[o], v)]
-    else:
-        lo,hi = 0,0
-        for _,v in chunks(): lo,hi = min(lo, int(v.min())),max(hi, int(v.max()))
-        dtype,codes = narrow(lo, hi),lambda v: v
-        if lo==0 and hi<1<<20: m.vocab[f] = list(range(hi+1))
-    for a,v in chunks():
-        def go(c):
-            p = c.pipeline(transaction=False)
-            _queue_set(p, pre, f, dtype, np.arange(a, a+len(v)), codes(v))
-            p.execute()
-        self.link.call(go)
-    return {'codec':d['codec'], 'dtype':dtype}
-
-# %% ../nbs/03b_redis_writer.ipynb #867d6c55
 @patch
 def _sweep(self:RedisWriter, step=1000):
     "Remove what is no longer needed"
@@ -282,30 +195,3 @@ def drop(self:RedisWriter, plan:dict=None):
         p.delete(*self._state(plan))
     self._mine(go)
     self._sweep()
-
-@patch
-def remove(self:RedisWriter):
-    "Remove the dataset, and an unfinished ingest of its name; raises `StoreNotFound`, `StoreBusy`"
-    self._lock()
-    try:
-        self._sweep()
-        left = self.link.call(lambda c: c.get(self.key))
-        if left: self.drop(json.loads(left))
-        if (m:=self._committed()) is None:
-            if left: return
-            raise StoreNotFound(f'{self.link.url}: no dataset {self.name!r} to delete')
-        def hide(p):
-            p.set(f'{self.name}:garbage', json.dumps(_key_ranges(m.prefix, m.fields, m.n)))
-            p.delete(f'{self.name}:meta')
-            p.srem(_names, self.name)
-        self._mine(hide)
-        self._sweep()
-    finally: self.close()
-
-@patch(cls_method=True)
-def delete(cls:RedisStore,
-    url:str|RedisLink, # Where
-    name:str, # Which
-):
-    "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
-    RedisWriter(url if isinstance(url, RedisLink) else RedisLink(url), name).remove()

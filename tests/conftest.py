@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fastai_remote.ingest import to_redis
-from fastai_remote.redis_writer import RedisStore
+from fastai_remote.redis_commit import RedisStore
 from fastai_remote.server import redis_server
 from fastai_remote.sources import image_samples
 

@@ -445,6 +445,30 @@ def test_server_lost_chunks(two, save):
         act()
     assert whole(a.url)==whole(b.url) and keys(a)==keys(b)
 
+def test_server_set_back(two, monkeypatch):
+    "A server that comes back from a crash as it was a request or two before, whenever that is: the same call again, until it is there, makes it whole"
+    a,b = two
+    call,at,kw = RedisLink.call,[0],dict(n_workers=1, progress=False, chunk=16)
+    def counted(self, *args, **kws):
+        if threading.current_thread() is threading.main_thread() and self.url==a.url:
+            at[0] += 1
+            if at[0]==k: client(a).save()
+            if at[0]==k+2: a.kill(); a.start()
+        return call(self, *args, **kws)
+    monkeypatch.setattr(RedisLink, 'call', counted)
+    def act(s):
+        for _ in range(4):
+            try: to_redis(numbered(0), s.url, 'd', **kw)
+            except StoreExists: return whole(s.url),keys(s)
+            except StoreError: pass
+    k,want = 0,act(b)
+    while at[0]>=k:
+        k += 1
+        client(a).flushall()
+        at[0] = 0
+        assert act(a)==want, k
+    assert k>20
+
 def test_failed_on_second_try(fresh):
     "A sample that a killed run had written, and that fails now, leaves no key behind"
     state = {'run':1}

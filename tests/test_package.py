@@ -7,7 +7,7 @@ import pytest
 root = Path(__file__).parents[1]
 NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
     StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat get_remote_items image_samples redis_server shrink to_redis'''.split()
-LIGHT = 'core codec order commit store_redis server redis_writer sources ingest'.split()   # floors below torch
+LIGHT = 'core codec order commit store_redis server redis_writer sources redis_commit ingest'.split()   # floors below torch
 
 def python(code): return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -59,7 +59,7 @@ def test_wheel(tmp_path):
     whl, = tmp_path.glob('*.whl')
     subprocess.run(['uv', 'pip', 'install', '-q', '--no-deps', '--target', str(tmp_path/'site'), str(whl)], check=True, capture_output=True,
                    env={**os.environ, 'PATH':f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
-    code = 'import fastai_remote, fastai_remote.ingest; from fastai_remote.redis_writer import RedisStore; print(fastai_remote.__file__)'
+    code = 'import fastai_remote, fastai_remote.ingest; from fastai_remote.redis_commit import RedisStore; print(fastai_remote.__file__)'
     out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout
     assert out.strip()==str(tmp_path/'site/fastai_remote/__init__.py')
     assert sorted(p.name for p in (tmp_path/'site').iterdir() if p.suffix!='.dist-info' and not p.name.startswith('.'))==['fastai_remote']

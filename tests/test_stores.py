@@ -11,7 +11,7 @@ from fastcore.test import expect_fail
 from fastai_remote.codec import get_codec
 from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, UnknownField
 from fastai_remote.ingest import to_redis
-from fastai_remote.redis_writer import RedisStore
+from fastai_remote.redis_commit import RedisStore
 
 n = 37
 LABELS = ['bird','cat','dog']
