@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/ingest.html.md"""
 # %% auto #0
 __all__ = ['IngestError', 'IngestReport', 'write_chunk', 'convert', 'plan_fields', 'to_redis', 'ingest']
 
-# %% ../nbs/05_ingest.ipynb #e7acefb4
+# %% ../nbs/05_ingest.ipynb #3ce2fd17
 import hashlib, sys, time
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from .codec import get_codec, infer_codec
 from .core import StoreError, StoreFull, crc32s, size_str, _table
 from .order import Permutation
 from .redis_commit import RedisStore, RedisWriter
-from .redis_writer import OpenWriter
+from .redis_writer import OpenWriter, ServerRestarted
 from .sources import as_sample, as_source, stable_repr
 from .store_redis import RedisLink
 
@@ -61,7 +61,7 @@ class IngestReport:
             f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}'})
         return t + (_table('failed', dict(self.failures[:10])) if self.failures else '')
 
-# %% ../nbs/05_ingest.ipynb #046d6f13
+# %% ../nbs/05_ingest.ipynb #4dc6d6f4
 _flush = 4_000_000   # bytes a write: large enough that round trips do not count, small enough for any server
 
 class _Columns:
@@ -122,8 +122,17 @@ def write_chunk(
     load, # raw -> sample
     fn, # sample -> sample
 )->dict: # The record
-    "Load, convert, encode and write one chunk"
+    "Load, convert, encode and write one chunk; again if the server restarts meanwhile"
     w = open_writer()
+    for _ in range(3):
+        run = w.server_run()
+        rec = _write(w, start, part, load, fn)
+        try: w.done(k, rec, run); return rec
+        except ServerRestarted as e: err = e
+    raise err
+
+def _write(w, start, part, load, fn):
+    "Write the samples of `part`, from position `start` on; returns the chunk's record"
     cols,rec = _Columns(w.plan['fields'], w.plan['vocab']),dict(ok=0, bytes=0, holes=[], failures=[])
     def flush():
         w.put(np.array(cols.pos, np.int64), cols.columns(), cols.labels)
@@ -136,7 +145,6 @@ def write_chunk(
             if len(rec['failures'])<_keep: rec['failures'].append((str(name), f'{type(e).__name__}: {e}'[:300]))
         if cols.nbytes>_flush: flush()
     flush()
-    w.done(k, rec)
     return rec
 
 def convert(load, fn, raw):
@@ -186,7 +194,7 @@ def _code(c):
     consts = [_code(k) if isinstance(k, CodeType) else str(sorted(map(repr, k))) if isinstance(k, frozenset) else repr(k) for k in c.co_consts]
     return f'{c.co_code.hex()} {c.co_names} {consts}'
 
-# %% ../nbs/05_ingest.ipynb #27945ff4
+# %% ../nbs/05_ingest.ipynb #55db9f58
 def to_redis(
     source, # `image_samples(…)`, list, DataFrame, torch or fastai dataset; or `{split: source}`
     url:str, # `redis://`, `rediss://` or `unix://`
@@ -240,14 +248,14 @@ def _run(src, at, writer, fn, n_workers, progress, t0, tries=3):
         results = joblib.Parallel(n_jobs=n_workers, return_as='generator_unordered', pre_dispatch='2*n_jobs')(jobs())
         for r in _bar(results, int(todo.sum()), rep) if progress else results: rep.add(r)
         rep = IngestReport(rep.name, rep.url, resumed=rep.resumed)
-        if not (todo:=_todo(writer, rep)).any(): break   # else a server that crashed came back without the last chunks
-    else: raise StoreError(f'{writer.name}: the server lost {todo.sum():,} chunks again and again (does it crash?); repeat the same call to go on')
-    if not rep.written:
-        writer.drop()
-        raise IngestError(f'{writer.name}: none of the {n:,} samples could be converted; {rep.failures[0][0]}: {rep.failures[0][1]}')
-    writer.commit()
-    rep.seconds = time.monotonic()-t0
-    return rep
+        if (todo:=_todo(writer, rep)).any(): continue   # a server that crashed came back without the last chunks
+        if not rep.written:
+            writer.drop()
+            raise IngestError(f'{writer.name}: none of the {n:,} samples could be converted; {rep.failures[0][0]}: {rep.failures[0][1]}')
+        writer.commit()
+        rep.seconds = time.monotonic()-t0
+        return rep
+    raise StoreError(f'{writer.name}: the server lost {todo.sum():,} chunks again and again (does it crash?); repeat the same call to go on')
 
 def _todo(writer, rep, resumed=False):
     "Which chunks have no record; those that have one are counted in `rep`"

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/redis_commit.html.md"""
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/03c_redis_commit.ipynb #1d7c294b
+# %% ../nbs/03c_redis_commit.ipynb #b0c633b3
 import json, uuid
 from array import array
 
@@ -16,28 +16,29 @@ from fastcore.basics import patch
 
 import fastai_remote.codec   # lets a store show samples: `store[i]`
 from .commit import fill_moves, label_hash, narrow
-from .core import Manifest, StoreNotFound
-from .redis_writer import RedisWriter, _key_ranges, _queue_set
+from .core import Manifest, StoreError, StoreNotFound
+from .redis_writer import RedisWriter, ServerRestarted, _key_ranges, _queue_set
 from .store_redis import RedisLink, RedisStore, _names, _packed, _queue_packed, _shift
 
-# %% ../nbs/03c_redis_commit.ipynb #b54e4364
+# %% ../nbs/03c_redis_commit.ipynb #4e5d2eb2
 @patch
 def commit(self:RedisWriter)->Manifest:
     "Close the holes, settle the labels, and make the dataset visible; the one it replaces is removed"
-    plan,holes,nbytes = self.plan,array('q'),0
+    plan,holes,nbytes,left,run = self.plan,array('q'),0,-(-self.plan['n']//self.plan['chunk']),self.server_run()
     for _,r in self.records():
         holes.extend(r['holes'])
-        nbytes += r['bytes']
+        nbytes,left = nbytes+r['bytes'],left-1
+    if left: raise ServerRestarted(f'{self.link.url}: {left:,} chunks of {self.name!r} are not written, or the server lost them; repeat the same call to go on')
     splits,moves = fill_moves(plan['splits'] or {'':[0,plan['n']]}, np.sort(np.frombuffer(holes, np.int64)) if holes else np.zeros(0, np.int64))
     for k,(src,dst) in enumerate(moves):   # a split's moves can be repeated, but not after those of the next one
         if k<plan.get('moved', 0): continue
-        self._move(src, dst)
-        plan['moved'] = k+1
-        self.link.call(lambda c: c.set(self.key, json.dumps(plan)))
+        self._move(src, dst, run)
+        plan = {**plan, 'moved':k+1}
+        self._mine(lambda p: p.set(self.key, json.dumps(plan)), run)
     n = next(reversed(splits.values()))[1]
     m = Manifest(self.name, n, dict(plan['fields']), {k:v for k,v in splits.items() if k}, dict(plan['vocab']), nbytes, plan['prefix'], plan['generation'])
     for f,d in plan['fields'].items():
-        if d.get('staged'): m.fields[f] = self._settle(f, d, m, n)
+        if d.get('staged'): m.fields[f] = self._settle(f, d, m, n, run)
         elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = self._labels(f)
     old,m.uid = self._committed(),uuid.uuid4().hex
     garbage = _key_ranges(plan['prefix'], {f:d for f,d in plan['fields'].items() if d.get('staged')}, plan['n'], '~')
@@ -47,62 +48,66 @@ def commit(self:RedisWriter)->Manifest:
         p.sadd(_names, self.name)
         p.set(f'{self.name}:garbage', json.dumps(garbage))
         p.delete(*self._state(plan))
-    self._mine(switch)
+    self._mine(switch, run)
     self._sweep()
+    if getattr(self._committed(), 'uid', None)!=m.uid: raise ServerRestarted(f'{self.link.url}: the server restarted and lost the commit of {self.name!r}; repeat the same call')
     return m
 
 @patch
 def _labels(self:RedisWriter, f): return sorted(o.decode() for o in self.link.call(lambda c: c.smembers(f'{self.key}:vocab:{f}')))
 
 @patch
-def _move(self:RedisWriter, src, dst, step=500):
+def _move(self:RedisWriter, src, dst, run, step=500):
     "Move samples from `src` to `dst`; what was moved already stays"
     pre,fields = self.plan['prefix'],self.plan['fields']
     for k in range(0, len(src), step):
         s,t = src[k:k+step],dst[k:k+step]
-        def go(c):
-            p = c.pipeline(transaction=False)
+        def rename(p):
             for f,d in fields.items():
                 if d['dtype'] is None:
                     for i,j in zip(s.tolist(), t.tolist()): p.rename(f'{pre}:{f}:{i}', f'{pre}:{f}:{j}')
-            for r in p.execute(raise_on_error=False):
-                if isinstance(r, Exception) and 'no such key' not in str(r): raise r
-            for f,d in fields.items():
-                if d['dtype'] is None: continue
-                f = f'{f}~' if d.get('staged') else f
-                plan = _queue_packed(p, pre, f, d['dtype'], s)
-                vals,_ = _packed(plan, iter(p.execute()), d['dtype'], len(s))
-                o = np.argsort(t)
-                _queue_set(p, pre, f, d['dtype'], t[o], vals[o])
-                p.execute()
-        self.link.call(go)
+        res = self._mine(rename, run, strict=False)
+        for r in res if isinstance(res, list) else ():
+            if isinstance(r, Exception) and 'no such key' not in str(r): raise r
+        for f,d in fields.items():
+            if d['dtype'] is not None: self._move_packed(f'{f}~' if d.get('staged') else f, d['dtype'], s, t, run)
 
 @patch
-def _settle(self:RedisWriter, f, d, m, n, step=1<<19):
+def _move_packed(self:RedisWriter, f, dtype, src, dst, run):
+    def read(c):
+        p = c.pipeline(transaction=False)
+        plan = _queue_packed(p, self.plan['prefix'], f, dtype, src)
+        return _packed(plan, iter(p.execute()), dtype, len(src))[0]
+    o,vals = np.argsort(dst),self.link.call(read)
+    self._mine(lambda p: _queue_set(p, self.plan['prefix'], f, dtype, dst[o], vals[o]), run)
+
+@patch
+def _settle(self:RedisWriter, f, d, m, n, run, step=1<<19):
     "Turn the staged hashes or ints of label field `f` into codes; returns what the manifest says of it"
     pre,labels = self.plan['prefix'],self._labels(f)
     def chunks():
         for a in range(0, n, step):
             pos = a&((1<<_shift)-1)
             raw = self.link.call(lambda c: c.getrange(f'{pre}:{f}~#{a>>_shift}', pos*8, (pos+min(step, n-a))*8-1))
+            if len(raw)<8*min(step, n-a): raise StoreError(f'{self.name}: the server lost values of {f!r}; RedisStore.delete drops what is there, then ingest again')
             yield a,np.frombuffer(raw, '>i8').astype(np.int64)
     if labels:
         h = label_hash(labels)
         o = np.argsort(h)
         if len(np.unique(h))<len(h): raise ValueError(f'{self.name}: two labels of field {f!r} have the same hash; give vocab=')
         m.vocab[f],dtype = labels,narrow(0, len(labels)-1)
-        codes = lambda v: o[np.searchsorted(h[o], v)]
+        def codes(v):
+            i = np.searchsorted(h[o], v).clip(max=len(o)-1)
+            if (h[o][i]!=v).any(): raise StoreError(f'{self.name}: the server lost labels of {f!r}; RedisStore.delete drops what is there, then ingest again')
+            return o[i]
     else:
         lo,hi = 0,0
         for _,v in chunks(): lo,hi = min(lo, int(v.min())),max(hi, int(v.max()))
-        dtype,codes = narrow(lo, hi),lambda v: v
+        dtype = narrow(lo, hi)
+        def codes(v): return v
         if lo==0 and hi<1<<20: m.vocab[f] = list(range(hi+1))
     for a,v in chunks():
-        def go(c):
-            p = c.pipeline(transaction=False)
-            _queue_set(p, pre, f, dtype, np.arange(a, a+len(v)), codes(v))
-            p.execute()
-        self.link.call(go)
+        self._mine(lambda p: _queue_set(p, pre, f, dtype, np.arange(a, a+len(v)), codes(v)), run)
     return {'codec':d['codec'], 'dtype':dtype}
 
 # %% ../nbs/03c_redis_commit.ipynb #91528896

@@ -7,13 +7,15 @@ Docs: https://fastai-remote.github.io/fastai_remote/server.html.md"""
 # %% auto #0
 __all__ = ['find_server', 'RedisServer', 'redis_server']
 
-# %% ../nbs/03a_server.ipynb #ab9fc29b
+# %% ../nbs/03a_server.ipynb #dd75c369
 import atexit, ctypes, os, shutil, signal, socket, subprocess, sys, tempfile, threading, time
 from pathlib import Path
 from queue import SimpleQueue
 from urllib.parse import quote
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 # %% ../nbs/03a_server.ipynb #a6839225
 def find_server()->str:
@@ -40,7 +42,7 @@ def _popen(*args, **kw):
 def _die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)   # PR_SET_PDEATHSIG; SIGTERM lets it save first
 
-# %% ../nbs/03a_server.ipynb #df1cfde7
+# %% ../nbs/03a_server.ipynb #43703959
 class RedisServer:
     "A private server process; a context manager"
     def __init__(self,
@@ -67,7 +69,7 @@ class RedisServer:
         self.proc.stdin.close()
         t = time.monotonic()
         while True:
-            try: redis.Redis(unix_socket_path=str(self.socket)).ping(); return self
+            try: redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)).ping(); return self
             except redis.AuthenticationError: return self
             except redis.ConnectionError:
                 if self.proc.poll() is not None or time.monotonic()-t>60: raise RuntimeError((self.dir/'server.log').read_text()[-800:]) from None
