@@ -7,14 +7,19 @@ one run, in an order that is reversed every round, so that ratios hold on a mach
 Command: python tests/bench/loader.py [FOLDER] [--n 640] [--rounds 5] [--size 350]
          without FOLDER it makes photo-like JPEGs; FOLDER has a sub-folder a class, or file names that begin `CLASS_`
 
-Result:  on 330 ImageNet photographs, each read twice (results/loader.json: two cores, 11 rounds), RemoteDL gave 0.98 times
-         the samples/s and 0.98 times the samples per CPU second of stock fastai reading files from the page cache, the
-         first batch after 1.17 times as long, and 1.18 times the private memory a worker. Shrunk to 256 pixels on the way
-         in, the same photographs gave 1.47 times the samples/s and 1.49 times the samples per CPU second.
+Result:  on 330 ImageNet photographs, each read six times (results/loader.json: two cores, 7 rounds), RemoteDL gave 0.99 times
+         the samples/s and 0.99 times the samples per CPU second of stock fastai reading files from the page cache: no
+         difference, as other runs gave 1.02 and 1.00. The first batch came after 1.11 times as long (0.03 s), with 1.25 times the private
+         memory a worker. Shrunk to 256 pixels on the way in, the same photographs gave 1.55 times the samples/s. In epochs of
+         640 samples the workers' connections count, and the ratio is 0.97.
 
 Reason:  both decode, crop and resize the same photographs, and that is where the time goes: a `read` and an `MGET` are two
-         ways to copy 107 KB, and the server's CPU time, which is counted, was 0.02 s of an epoch's 2.7. The memory is that
-         of the batch in hand and the one fetched ahead, 64 samples of 107 KB each. Shrunk, there are fewer pixels to decode.
+         ways to copy 107 KB, and the server's CPU time, which is counted, was 0.02 s of an epoch's 2.7. What a checksum (25 us)
+         and the socket (25 us) cost, `open_image` saves by not copying pixels. The memory is that of the batch in hand and the
+         one fetched ahead, 64 samples of 107 KB each. Shrunk, there are fewer pixels to decode.
+
+Tried:   glibc told to keep freed memory (`mallopt`) in the workers: expected a tenth, since it gives that where one process
+         does all; it gave 1% and cost 12 MB a worker. Not kept.
 """
 import argparse, gc, json, multiprocessing, os, platform, resource, statistics, tempfile, time
 from importlib.metadata import version
@@ -130,7 +135,7 @@ def table(res):
 if __name__=='__main__':
     ap = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     ap.add_argument('folder', nargs='?', help='images; default: make some')
-    ap.add_argument('--n', type=int, default=640, help='samples')
+    ap.add_argument('--n', type=int, default=1980, help='samples')
     ap.add_argument('--rounds', type=int, default=5, help='timed epochs of each')
     ap.add_argument('--size', type=int, default=350, help='shorter side of images that are made')
     ap.add_argument('--name', help='what the results call the data')
