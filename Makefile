@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .PHONY: setup demo test lint export nbs readme bench clean
 
 setup: $(READY)
-$(READY): settings.ini setup.py pyproject.toml
+$(READY): settings.ini setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check uv
 	$(VENV)/bin/uv pip install -q --python $(PY) --compile-bytecode -e ".[test]"
