@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/block.html.md"""
 # %% auto #0
 __all__ = ['StoreSplitter', 'RandomStoreSplitter', 'StoreCategorize', 'StoreMultiCategorize', 'RedisBlock']
 
-# %% ../nbs/08_block.ipynb #1b254e4a
+# %% ../nbs/08_block.ipynb #39b333c7
 from copy import copy
 
 from fastai.data.block import DataBlock, TransformBlock
@@ -22,8 +22,8 @@ from fastcore.meta import delegates
 from .codec import get_codec, is_image
 from .core import Store, UnknownField
 from .loader import Fetch, RemoteDL, default_field, get_remote_items
-from .order import Order, Permutation, SplitOrder
-from .store_redis import RedisLink, RedisStore
+from .order import Permutation, SplitOrder
+from .store_redis import RedisStore
 
 # %% ../nbs/08_block.ipynb #a14ba22c
 def StoreSplitter(

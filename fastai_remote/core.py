@@ -8,14 +8,14 @@ Docs: https://fastai-remote.github.io/fastai_remote/core.html.md"""
 __all__ = ['StoreError', 'StoreUnavailable', 'StoreNotFound', 'StoreExists', 'StoreBusy', 'StoreFull', 'UnsupportedFormat',
            'UnknownField', 'MissingSample', 'CorruptSample', 'Manifest', 'crc32s', 'Store', 'size_str', 'MemoryStore']
 
-# %% ../nbs/00_core.ipynb #6adc87de
+# %% ../nbs/00_core.ipynb #be49d36a
 import json, zlib
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from html import escape
 
 import numpy as np
-from fastcore.basics import listify, store_attr
+from fastcore.basics import listify
 
 # %% ../nbs/00_core.ipynb #6b2ad4f5
 class StoreError(Exception): "Anything a store can complain of"

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/ingest.html.md"""
 # %% auto #0
 __all__ = ['IngestError', 'IngestReport', 'write_chunk', 'convert', 'plan_fields', 'to_redis', 'ingest']
 
-# %% ../nbs/05_ingest.ipynb #3ce2fd17
+# %% ../nbs/05_ingest.ipynb #4146d21e
 import hashlib, sys, time
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from .commit import label_hash, narrow
 from .codec import get_codec, infer_codec
 from .core import StoreError, StoreFull, crc32s, size_str, _table
 from .order import Permutation
-from .redis_commit import RedisStore, RedisWriter
+from .redis_commit import RedisWriter
 from .redis_writer import OpenWriter, ServerRestarted
 from .sources import as_sample, as_source, stable_repr
 from .store_redis import RedisLink

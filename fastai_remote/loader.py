@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteItems', 'get_remote_items', 'Fetch', 'open_image', 'default_field', 'RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #29247530
+# %% ../nbs/07_loader.ipynb #43824cd9
 import collections, gc, inspect, io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +17,7 @@ from PIL import Image
 from fastai.data.core import DataLoader, TfmdDL
 from fastai.torch_core import Tensor
 from fastai.vision.core import PILBase, load_image
-from fastcore.basics import merge, patch, store_attr
+from fastcore.basics import merge, store_attr
 from fastcore.foundation import L
 from fasttransform import DisplayedTransform
 from torch.utils.data import get_worker_info

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/redis_writer.html.md"""
 # %% auto #0
 __all__ = ['ServerRestarted', 'RedisWriter', 'OpenWriter']
 
-# %% ../nbs/03b_redis_writer.ipynb #b62d2052
+# %% ../nbs/03b_redis_writer.ipynb #3f401108
 import json, os, socket, threading, uuid
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ import redis
 from fastcore.basics import patch
 
 from .commit import check_name
-from .core import Manifest, StoreBusy, StoreExists, StoreNotFound, StoreUnavailable
+from .core import StoreBusy, StoreExists, StoreNotFound, StoreUnavailable
 from .store_redis import RedisLink, _shift, read_manifest
 
 # %% ../nbs/03b_redis_writer.ipynb #584a8390
