@@ -194,7 +194,7 @@ def _code(c):
     consts = [_code(k) if isinstance(k, CodeType) else str(sorted(map(repr, k))) if isinstance(k, frozenset) else repr(k) for k in c.co_consts]
     return f'{c.co_code.hex()} {c.co_names} {consts}'
 
-# %% ../nbs/05_ingest.ipynb #55db9f58
+# %% ../nbs/05_ingest.ipynb #4b5f375b
 def to_redis(
     source, # `image_samples(…)`, list, DataFrame, torch or fastai dataset; or `{split: source}`
     url:str, # `redis://`, `rediss://` or `unix://`
@@ -229,8 +229,8 @@ def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False,
         return res
     n,n_workers = len(src),n_workers or joblib.cpu_count()
     plan = dict(n=n, fields=_first(src, at, fn, vocab), splits=src.splits, vocab=vocab)
-    plan['signature'] = hashlib.sha256(repr((src.fingerprint(), _fingerprint(fn), seed, shuffle, *plan.items()))[:].encode()).hexdigest()
-    plan = writer.begin(dict(plan, chunk=chunk or max(16, min(1024, n//(n_workers*8)))), overwrite)
+    plan['signature'] = hashlib.sha256(repr((src.fingerprint(), _fingerprint(fn), seed, shuffle, *plan.items())).encode()).hexdigest()
+    writer.begin(dict(plan, chunk=chunk or max(16, min(1024, n//(n_workers*8)))), overwrite)
     try: return _run(src, at, writer, fn, n_workers, progress, t0)
     except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or RedisStore.delete(url, {writer.name!r})') from e
     finally: writer.close()
