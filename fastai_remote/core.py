@@ -8,10 +8,11 @@ Docs: https://fastai-remote.github.io/fastai_remote/core.html.md"""
 __all__ = ['StoreError', 'StoreUnavailable', 'StoreNotFound', 'StoreExists', 'StoreBusy', 'StoreFull', 'UnsupportedFormat',
            'UnknownField', 'MissingSample', 'CorruptSample', 'Manifest', 'crc32s', 'Store', 'size_str', 'MemoryStore']
 
-# %% ../nbs/00_core.ipynb #be49d36a
+# %% ../nbs/00_core.ipynb #9d10e490
 import json, zlib
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from html import escape
 
 import numpy as np
@@ -29,7 +30,7 @@ class UnknownField(StoreError): "No such field in this dataset"
 class MissingSample(StoreError): "Samples that should be there are not"
 class CorruptSample(StoreError): "The bytes of a sample are damaged"
 
-# %% ../nbs/00_core.ipynb #d42f020d
+# %% ../nbs/00_core.ipynb #e5c4613a
 _format = 1
 
 @dataclass
@@ -41,6 +42,9 @@ class Manifest:
     splits:dict = field(default_factory=dict) # `{split: [start, stop]}`, ranges of sample numbers
     vocab:dict = field(default_factory=dict) # `{field: list of labels}`, in the order of the stored codes
     nbytes:int = 0 # Bytes of all encoded values
+    failed:int = 0 # Samples of the source that could not be converted
+    counts:dict = field(default_factory=dict) # `{field: samples of each label}`, in the order of `vocab`
+    stats:dict = field(default_factory=dict) # `{image field: what `ImageStats` gathered}`
     prefix:str = '' # What the keys of the samples start with
     generation:int = 1 # Counts the times a dataset of this name was written
     uid:str = '' # Tells this writing of the dataset from any other
@@ -77,7 +81,9 @@ def crc32s(
     "Checksums of `values`"
     return np.fromiter(map(zlib.crc32, values), np.uint32, len(values))
 
-# %% ../nbs/00_core.ipynb #2a239a9d
+# %% ../nbs/00_core.ipynb #9a710f1c
+def _same(o): return o
+
 class Store:
     "One committed dataset in one place, samples numbered 0..n-1. Subclasses set `manifest` and write `_read`"
     manifest:Manifest
@@ -99,6 +105,9 @@ class Store:
         v = self.manifest.vocab
         return v.get('cls') or next(iter(v.values()), [])
 
+    def opener(self):
+        "Something to pickle, and call for this store in a worker"
+        return partial(_same, self)
     def _read(self, idxs, fields): raise NotImplementedError
     def _why_missing(self)->str: return 'was it deleted?'
 

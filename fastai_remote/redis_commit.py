@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/redis_commit.html.md"""
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/03c_redis_commit.ipynb #b0c633b3
+# %% ../nbs/03c_redis_commit.ipynb #fb386fbf
 import json, uuid
 from array import array
 
@@ -16,18 +16,19 @@ from fastcore.basics import patch
 
 import fastai_remote.codec   # lets a store show samples: `store[i]`
 from .commit import fill_moves, label_hash, narrow
-from .core import Manifest, StoreError, StoreNotFound
-from .redis_writer import RedisWriter, ServerRestarted, _key_ranges, _queue_set
-from .store_redis import RedisLink, RedisStore, _names, _packed, _queue_packed, _shift
+from .core import Manifest, StoreError
+from .redis_writer import RedisWriter, ServerRestarted, _ingests, _key_ranges, _queue_set, scan_hash
+from .stats import ImageStats
+from .store_redis import RedisStore, _names, _packed, _queue_packed, _shift
 
-# %% ../nbs/03c_redis_commit.ipynb #4e5d2eb2
+# %% ../nbs/03c_redis_commit.ipynb #71880f1a
 @patch
 def commit(self:RedisWriter)->Manifest:
     "Close the holes, settle the labels, and make the dataset visible; the one it replaces is removed"
-    plan,holes,nbytes,left,run = self.plan,array('q'),0,-(-self.plan['n']//self.plan['chunk']),self.server_run()
+    plan,holes,nbytes,failed,left,run = self.plan,array('q'),0,0,-(-self.plan['n']//self.plan['chunk']),self.server_run()
     for _,r in self.records():
         holes.extend(r['holes'])
-        nbytes,left = nbytes+r['bytes'],left-1
+        nbytes,failed,left = nbytes+r['bytes'],failed+r['failed'],left-1
     if left: raise ServerRestarted(f'{self.link.url}: {left:,} chunks of {self.name!r} are not written, or the server lost them; repeat the same call to go on')
     splits,moves = fill_moves(plan['splits'] or {'':[0,plan['n']]}, np.sort(np.frombuffer(holes, np.int64)) if holes else np.zeros(0, np.int64))
     for k,(src,dst) in enumerate(moves):   # a split's moves can be repeated, but not after those of the next one
@@ -36,9 +37,11 @@ def commit(self:RedisWriter)->Manifest:
         plan = {**plan, 'moved':k+1}
         self._mine(lambda p: p.set(self.key, json.dumps(plan)), run)
     n = next(reversed(splits.values()))[1]
-    m = Manifest(self.name, n, dict(plan['fields']), {k:v for k,v in splits.items() if k}, dict(plan['vocab']), nbytes, plan['prefix'], plan['generation'])
+    m = Manifest(self.name, n, dict(plan['fields']), {k:v for k,v in splits.items() if k}, dict(plan['vocab']), nbytes, failed, prefix=plan['prefix'], generation=plan['generation'])
+    m.stats = self._stats()
     for f,d in plan['fields'].items():
         if d.get('staged'): m.fields[f] = self._settle(f, d, m, n, run)
+        elif d['codec']=='cls': self._count(f, d['dtype'], m)
         elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = self._labels(f)
     old,m.uid = self._committed(),uuid.uuid4().hex
     garbage = _key_ranges(plan['prefix'], {f:d for f,d in plan['fields'].items() if d.get('staged')}, plan['n'], '~')
@@ -46,6 +49,7 @@ def commit(self:RedisWriter)->Manifest:
     def switch(p):
         p.set(f'{self.name}:meta', m.stamp().to_json())
         p.sadd(_names, self.name)
+        p.srem(_ingests, self.name)
         p.set(f'{self.name}:garbage', json.dumps(garbage))
         p.delete(*self._state(plan))
     self._mine(switch, run)
@@ -85,12 +89,7 @@ def _move_packed(self:RedisWriter, f, dtype, src, dst, run):
 def _settle(self:RedisWriter, f, d, m, n, run, step=1<<19):
     "Turn the staged hashes or ints of label field `f` into codes; returns what the manifest says of it"
     pre,labels = self.plan['prefix'],self._labels(f)
-    def chunks():
-        for a in range(0, n, step):
-            pos = a&((1<<_shift)-1)
-            raw = self.link.call(lambda c: c.getrange(f'{pre}:{f}~#{a>>_shift}', pos*8, (pos+min(step, n-a))*8-1))
-            if len(raw)<8*min(step, n-a): raise StoreError(f'{self.name}: the server lost values of {f!r}; RedisStore.delete drops what is there, then ingest again')
-            yield a,np.frombuffer(raw, '>i8').astype(np.int64)
+    def chunks(): return self._scan(f'{f}~', 'i8', n, step)
     if labels:
         h = label_hash(labels)
         o = np.argsort(h)
@@ -106,34 +105,35 @@ def _settle(self:RedisWriter, f, d, m, n, run, step=1<<19):
         dtype = narrow(lo, hi)
         def codes(v): return v
         if lo==0 and hi<1<<20: m.vocab[f] = list(range(hi+1))
+    counts = np.zeros(len(m.vocab.get(f, [])), np.int64)
     for a,v in chunks():
-        self._mine(lambda p: _queue_set(p, pre, f, dtype, np.arange(a, a+len(v)), codes(v)), run)
+        c = codes(v)
+        self._mine(lambda p: _queue_set(p, pre, f, dtype, np.arange(a, a+len(v)), c), run)
+        if len(counts): counts += np.bincount(c, minlength=len(counts))
+    if len(counts): m.counts[f] = counts.tolist()
     return {'codec':d['codec'], 'dtype':dtype}
 
-# %% ../nbs/03c_redis_commit.ipynb #91528896
 @patch
-def remove(self:RedisWriter):
-    "Remove the dataset, and an unfinished ingest of its name; raises `StoreNotFound`, `StoreBusy`"
-    self._lock()
-    try:
-        self._sweep()
-        left = self.link.call(lambda c: c.get(self.key))
-        if left: self.drop(json.loads(left))
-        if (m:=self._committed()) is None:
-            if left: return
-            raise StoreNotFound(f'{self.link.url}: no dataset {self.name!r} to delete')
-        def hide(p):
-            p.set(f'{self.name}:garbage', json.dumps(_key_ranges(m.prefix, m.fields, m.n)))
-            p.delete(f'{self.name}:meta')
-            p.srem(_names, self.name)
-        self._mine(hide)
-        self._sweep()
-    finally: self.close()
+def _scan(self:RedisWriter, f, dtype, n, step=1<<19):
+    "All values of packed field `f`, as an iterator of `(first position, array)`"
+    d = np.dtype(dtype)
+    for a in range(0, n, step):
+        pos,k = a&((1<<_shift)-1),min(step, n-a)
+        raw = self.link.call(lambda c: c.getrange(f"{self.plan['prefix']}:{f}#{a>>_shift}", pos*d.itemsize, (pos+k)*d.itemsize-1))
+        if len(raw)<d.itemsize*k: raise StoreError(f'{self.name}: the server lost values of {f!r}; RedisStore.delete drops what is there, then ingest again')
+        yield a,np.frombuffer(raw, d.newbyteorder('>')).astype(d)
 
-@patch(cls_method=True)
-def delete(cls:RedisStore,
-    url:str|RedisLink, # Where
-    name:str, # Which
-):
-    "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
-    RedisWriter(url if isinstance(url, RedisLink) else RedisLink(url), name).remove()
+@patch
+def _count(self:RedisWriter, f, dtype, m):
+    "Count the labels of `f`, whose vocabulary was given"
+    counts = np.zeros(len(m.vocab[f]), np.int64)
+    for _,v in self._scan(f, dtype, m.n): counts += np.bincount(v, minlength=len(counts))
+    m.counts[f] = counts.tolist()
+
+@patch
+def _stats(self:RedisWriter):
+    "What chunks gathered of their images, added up in the same order each time"
+    if not (parts:=dict(scan_hash(self.link, f'{self.key}:stats'))): return {}
+    res = ImageStats()
+    for k in sorted(parts): res += ImageStats.from_bytes(parts[k])
+    return {self.plan['stats']:res.summary()}

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/sources.html.md"""
 # %% auto #0
 __all__ = ['as_sample', 'PathList', 'image_samples', 'stable_repr', 'as_source', 'shrink']
 
-# %% ../nbs/04a_sources.ipynb #18fb6fd6
+# %% ../nbs/04a_sources.ipynb #a7cc9ec4
 import hashlib, os, re, tempfile
 from array import array
 from functools import lru_cache
@@ -16,9 +16,10 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 from PIL import Image
-from fastcore.basics import store_attr
+from fastcore.basics import chunked, store_attr
 
-from .codec import ImageCodec, get_codec, is_image
+from .codec import Encoded, ImageCodec, get_codec, is_image
+from .core import CorruptSample, MissingSample, Store
 
 # %% ../nbs/04a_sources.ipynb #c0ff0359
 def _field_of(o):
@@ -120,7 +121,7 @@ class _LoadFile:
         if self.root is not None: d['path'] = os.path.relpath(p, self.root)
         return d
 
-# %% ../nbs/04a_sources.ipynb #3fe6406d
+# %% ../nbs/04a_sources.ipynb #4f703df4
 def _same(o): return o
 
 def stable_repr(o)->str:
@@ -167,18 +168,23 @@ class _LoadItem:
     def __init__(self, file): self.file = file
     def __call__(self, i): return _dataset(self.file)[i]
 
+class _Part:
+    "Samples of splits: from an iterator of `(split, samples)`"
+    def __init__(self, parts): self.parts = list(parts)
+    def __len__(self): return sum(len(p) for _,p in self.parts)
+    def __iter__(self): return ((f'{k}: {name}', raw if isinstance(raw, Exception) else (k,raw)) for k,p in self.parts for name,raw in p)
+    split = property(lambda self: self.parts[0][0])
+
 class _Splits:
     "Sources one after the other, each a split"
     def __init__(self, srcs):
-        self.srcs = {k:as_source(v) for k,v in srcs.items()}
-        if len({type(s.load) for s in self.srcs.values()})>1: raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in self.srcs.values())}")
+        self.srcs,self.block = srcs,min((getattr(s, 'block', 0) for s in srcs.values()), default=0)
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {k:[a,b] for k,a,b in zip(self.srcs, ends, ends[1:])}
         self.vocab = next((s.vocab for s in self.srcs.values() if s.vocab), None)
     def __len__(self): return max((b for _,b in self.splits.values()), default=0)
     def take(self, idxs):
-        parts = [(k,o) for k,(a,b) in self.splits.items() for o in self.srcs[k].take(idxs[(idxs>=a)&(idxs<b)]-a)]
-        return [(f'{k}: {name}', raw if isinstance(raw, Exception) else (k,raw)) for k,(name,raw) in parts]
+        return _Part((k, self.srcs[k].take(i-a)) for k,(a,b) in self.splits.items() if len(i:=idxs[(idxs>=a)&(idxs<b)]))
     @property
     def load(self): return _LoadSplit({k:s.load for k,s in self.srcs.items()})
     def fingerprint(self): return {k:s.fingerprint() for k,s in self.srcs.items()}
@@ -187,16 +193,78 @@ class _LoadSplit:
     def __init__(self, loads): self.loads = loads
     def __call__(self, raw): return self.loads[raw[0]](raw[1])
 
-# %% ../nbs/04a_sources.ipynb #188be2c0
+class _Stream:
+    "Samples that come one after the other, nobody knows how many"
+    vocab = splits = None
+    load = staticmethod(_same)
+    def __init__(self, it): self.it,self.once = it,hasattr(it, '__next__')
+    def stream(self, size): return chunked(((f'item {i}', o) for i,o in enumerate(self.it)), size)
+    def fingerprint(self): return type(self.it).__qualname__,getattr(self.it, '__qualname__', '')
+
+class _StreamSplits:
+    "Streams one after the other, each a split"
+    vocab = splits = None
+    def __init__(self, srcs): self.srcs,self.once = srcs,any(getattr(s, 'once', False) for s in srcs.values())
+    def stream(self, size):
+        for k,s in self.srcs.items():
+            parts = s.stream(size) if hasattr(s, 'stream') else (s.take(np.arange(a, min(a+size, len(s)))) for a in range(0, len(s), size))
+            yield from (_Part([(k,p)]) for p in parts)
+    @property
+    def load(self): return _LoadSplit({k:s.load for k,s in self.srcs.items()})
+    def fingerprint(self): return {k:s.fingerprint() for k,s in self.srcs.items()}
+
+# %% ../nbs/04a_sources.ipynb #15086f2c
+class _Stored:
+    "The samples of a store"
+    def __init__(self, store):
+        self.store,self.splits = store,store.splits or None
+        self.vocab = {f:v for f,v in store.manifest.vocab.items() if f in store.fields}
+        self.codecs = {f:d['codec'] for f,d in store.manifest.fields.items()}
+    def __len__(self): return len(self.store)
+    def take(self, idxs): return _StoredPart(self.store.opener(), idxs)
+    load,as_is = property(lambda self: _Decode(self.codecs)),staticmethod(_same)
+    def fingerprint(self): return self.store.name,self.store.manifest.uid
+
+class _StoredPart:
+    "Samples `idxs` of a store, read where they are asked for"
+    def __init__(self, opener, idxs, bs=64): store_attr()
+    def __len__(self): return len(self.idxs)
+    def __iter__(self):
+        store = self.opener()
+        for k in range(0, len(self), self.bs): yield from self._batch(store, self.idxs[k:k+self.bs])
+    def _batch(self, store, idxs):
+        try: cols = store.get_many(idxs, store.fields, check=True)
+        except (CorruptSample,MissingSample) as e:
+            if len(idxs)==1: yield f'sample {idxs[0]}',e
+            else:
+                for k in range(len(idxs)): yield from self._batch(store, idxs[k:k+1])
+            return
+        m = store.manifest
+        cols = {f:[m.vocab[f][c] for c in vs.tolist()] if f in m.vocab and m.fields[f]['codec']=='cls' else vs.tolist() if isinstance(vs, np.ndarray)
+                else [Encoded.of(v, m.fields[f]['codec']) for v in vs] for f,vs in cols.items()}
+        for k,i in enumerate(idxs.tolist()): yield f'sample {i}',{f:vs[k] for f,vs in cols.items()}
+
+class _Decode:
+    "Decodes what is no image: an `fn` gets files as bytes, and anything else as what it is"
+    def __init__(self, codecs): self.codecs = codecs
+    def __call__(self, o): return {f:get_codec(self.codecs[f]).from_bytes(v) if isinstance(v, Encoded) and not is_image(self.codecs[f]) else v for f,v in o.items()}
+
+# %% ../nbs/04a_sources.ipynb #ad12affa
 def as_source(
-    o # A source, list, array, DataFrame, map-style dataset; paths of images; or `{split: any of these}`
-): # Something with `len`, `take`, `load`, `fingerprint`, `vocab` and `splits`
+    o # A source, list, array, DataFrame, map-style dataset, store, iterator; paths of images; or `{split: any of these}`
+): # Something with `load`, `fingerprint`, `vocab`, `splits`, and either `len` and `take` or `stream`
     "`o` seen as a source; raises `TypeError`"
-    if hasattr(o, 'take') and hasattr(o, 'load') and hasattr(o, 'fingerprint'): return o
-    if isinstance(o, dict): return _Splits(o)
+    if hasattr(o, 'load') and hasattr(o, 'fingerprint'): return o
+    if isinstance(o, Store): return _Stored(o)
+    if isinstance(o, dict):
+        srcs = {k:as_source(v) for k,v in o.items()}
+        if len({type(s.load) for s in srcs.values()})>1: raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
+        return (_Splits if all(hasattr(s, 'take') for s in srcs.values()) else _StreamSplits)(srcs)
     if hasattr(o, 'iloc') and hasattr(o, 'columns'): return _Rows(o)
     if isinstance(o, (str,Path)): raise TypeError(f'{str(o)!r} is a path: for its images use image_samples(…)')
-    if not (hasattr(o, '__len__') and hasattr(o, '__getitem__')): raise TypeError(f'a {type(o).__name__} has no length or cannot be indexed: make it a list')
+    if not (hasattr(o, '__len__') and hasattr(o, '__getitem__')):
+        if hasattr(o, '__iter__'): return _Stream(o)
+        raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
     if isinstance(o, (list,tuple,np.ndarray)) or type(o).__name__=='L':
         return image_samples(o) if len(o) and isinstance(o[0], Path) else _Items(o)
     return _Dataset(o)

@@ -414,7 +414,7 @@ def test_late_worker(fresh):
     w.close()
     act()
     seen,left = whole(fresh.url),keys(fresh)
-    try: write_chunk(asleep, 0, 0, [(str(i), {'txt':f'late {i}'}) for i in range(16)], lambda o: o, None)
+    try: write_chunk(asleep, 0, [(str(i), {'txt':f'late {i}'}) for i in range(16)], lambda o: o, None)
     except StoreError: pass
     assert whole(fresh.url)==seen and keys(fresh)==left
 
@@ -484,16 +484,17 @@ def test_failed_on_second_try(fresh):
     assert client(fresh).exists('d:bin:14')
     state['run'] = 2
     assert (act().written,len(RedisStore(fresh.url, 'd')))==(14,14)
-    assert keys(fresh)==sorted(['d:bin.crc#0','d:meta','fastai_remote:names',*(f'd:bin:{i}' for i in range(14))])
+    assert keys(fresh)==sorted(['d:bin.crc#0','d:failures#0','d:meta','fastai_remote:names',*(f'd:bin:{i}' for i in range(14))])
 
+@pytest.mark.parametrize('known,why', [(True,r'150 samples take about 3\.\d MB \(20,\d+ bytes each\), .* left of'), (False,'no room: .* of maxmemory .*noeviction')])
 @pytest.mark.parametrize('n_workers', [1,2])
-def test_no_room(two, n_workers):
-    "No room: the figures, nothing visible; with more room, the same call goes on and finishes"
+def test_no_room(two, n_workers, known, why):
+    "No room: the figures, nothing visible; with more room, the same call goes on and finishes. Of a stream it is known when it happens"
     a,b = two
     c,src = client(a),[{'bin':random.Random(i).randbytes(20_000), 'cls':i%5} for i in range(150)]
     c.config_set('maxmemory', c.info('memory')['used_memory']+1_500_000)
-    def act(s): return to_redis(src, s.url, 'd', n_workers=n_workers, progress=False)
-    with pytest.raises(StoreFull, match='d: .*no room: .* of maxmemory .*noeviction.*repeat the same call'): act(a)
+    def act(s): return to_redis(src if known else iter(src), s.url, 'd', n_workers=n_workers, progress=False, chunk=16)
+    with pytest.raises(StoreFull, match=f'd: .*{why}.*repeat the same call'): act(a)
     with pytest.raises(StoreNotFound): RedisStore(a.url, 'd')
     c.config_set('maxmemory', 0)
     assert act(a).resumed>0
@@ -511,7 +512,7 @@ def test_other_number_of_workers(fresh):
 _fns = '''
 import functools
 from PIL import Image
-from fastai_remote.ingest import _fingerprint
+from fastai_remote.chunk import fn_fingerprint
 from fastai_remote.sources import as_source
 def words(o): return {'txt':' '.join(w for w in o['txt'].split() if w not in {'a','b','the','of','in'})}
 def scale(o, k): return {'f4':o['f4']*k}
@@ -522,7 +523,7 @@ class Pictures:
     def __len__(self): return 3
     def __getitem__(self, i): return Image.new('L', (3,3), i),i
 print(as_source(Pictures()).fingerprint(), as_source([(Image.new('L', (3,3)),0)]).fingerprint())
-print([_fingerprint(f) for f in (words, lambda o: [x for x in o], functools.partial(scale, k=2), Scale(2))])
+print([fn_fingerprint(f) for f in (words, lambda o: [x for x in o], functools.partial(scale, k=2), Scale(2))])
 '''
 
 def test_same_in_another_process():

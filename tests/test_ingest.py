@@ -34,10 +34,10 @@ def client(server): return redis.Redis.from_url(server.url)
 def keys(server): return sorted(k.decode() for k in client(server).keys())
 def values(store, f): return [store.decode(i, f, b) for i,b in enumerate(store.get_many(range(len(store)), f, check=True)[f])]
 
-def want_keys(name, var, fixed, n, prefix=None):
+def want_keys(name, var, fixed, n, prefix=None, failed=False):
     "All keys of a dataset of `n` samples"
     p = prefix or name
-    return sorted([f'{name}:meta','fastai_remote:names', *(f'{p}:{f}:{i}' for f in var for i in range(n)), *(f'{p}:{f}#0' for f in [*fixed, *(f'{v}.crc' for v in var)])])
+    return sorted([f'{name}:meta','fastai_remote:names', *([f'{p}:failures#0'] if failed else []), *(f'{p}:{f}:{i}' for f in var for i in range(n)), *(f'{p}:{f}#0' for f in [*fixed, *(f'{v}.crc' for v in var)])])
 
 # --- kinds of sources
 
@@ -201,7 +201,7 @@ def test_holes(put, server, bad, shuffle):
         assert a==at and sorted(ids)==[i for i in src[k] if i not in bad]
         at = b
     assert all(s[i]=={'txt':f'sample {j}', 'cls':f'c{j%7}', 'id':j, 'labels':[f'l{j%3}']} for i in range(len(s)) for j in [s[i]['id']])
-    assert keys(server)==want_keys('d', ['txt','labels'], ['cls','id'], len(good))
+    assert keys(server)==want_keys('d', ['txt','labels'], ['cls','id'], len(good), failed=len(bad)>0)
     assert len(rep.failures)==min(100, len(bad)) and {r for _,r in rep.failures}<={f'ValueError: no {i}' for i in bad}
     if len(bad)<100: assert {n for n,_ in rep.failures}=={f's{i//100}: item {i%100}' for i in bad}
 
@@ -286,7 +286,7 @@ def test_holes_at_random(server, bads):
     s = RedisStore(server.url, 'd')
     assert sorted(values(s, 'id'))==[i for i in range(n) if i not in bad] and rep.failed==len(bad)
     assert [values(s, f)[k] for k in range(len(s)) for f in ('txt','cls')]==[o for i in values(s, 'id') for o in (f'sample {i}',f'c{i%7}')]
-    assert keys(server)==want_keys('d', ['txt','labels'], ['cls','id'], len(s))
+    assert keys(server)==want_keys('d', ['txt','labels'], ['cls','id'], len(s), failed=len(bad)>0)
 
 # --- again, anew, in another order
 
