@@ -3,14 +3,14 @@ __version__ = "0.1.0"
 
 _names = {   # where to look: for a class that later notebooks patch, the last of those
     'core': 'CorruptSample MissingSample StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreUnavailable UnknownField UnsupportedFormat',
-    'stats': 'MemoryStore Store',
+    'stats': 'MemoryStore',
     'order': 'Permutation',
     'server': 'redis_server',
     'redis_commit': 'RedisWriter',
-    'redis_admin': 'RedisStore',
     'sources': 'image_samples shrink',
     'streams': 'csv_samples tar_samples',
     'ingest': 'IngestError IngestReport to_redis',
+    'ops': 'RedisStore Store VerifyReport',
     'loader': 'Fetch RemoteDL RemoteItems get_remote_items',
     'block': 'RandomStoreSplitter RedisBlock StoreSplitter',
 }

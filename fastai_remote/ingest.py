@@ -58,7 +58,7 @@ class IngestReport:
             f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}'})
         return t + (_table('failed', dict(self.failures[:10])) if self.failures else '')
 
-# %% ../nbs/05_ingest.ipynb #c528e1e7
+# %% ../nbs/05_ingest.ipynb #6446cce1
 def cut(
     n:int, # Samples
     splits:dict, # `{split: samples, or a fraction of them, or None for the rest}`
@@ -68,7 +68,7 @@ def cut(
     if list(sizes.values()).count(None)>1: raise ValueError(f'{splits}: only one split can have the rest')
     left = n-sum(v for v in sizes.values() if v is not None)
     if None not in sizes.values() and 0<abs(left)<=len(sizes) and any(isinstance(v, float) for v in splits.values()):   # rounding
-        sizes[k:=max(sizes, key=sizes.get)] += left
+        sizes[max(sizes, key=sizes.get)] += left
         left = 0
     if left<0 or (left and None not in sizes.values()): raise ValueError(f"{splits} take {n-left:,} samples of {n:,}{'' if left<0 else '; None for a split gives it the rest'}")
     ends = np.cumsum([0]+[left if v is None else v for v in sizes.values()]).tolist()

@@ -19,15 +19,18 @@ from .core import Manifest, StoreBusy, StoreExists, StoreNotFound
 from .redis_writer import RedisWriter, _generations, _ingests, _key_ranges, scan_hash
 from .store_redis import RedisLink, RedisStore, _names, as_link, read_manifest
 
-# %% ../nbs/03d_redis_admin.ipynb #b4c8a12e
+# %% ../nbs/03d_redis_admin.ipynb #c1f6f28c
 @patch
-def remove(self:RedisWriter):
-    "Remove the dataset, and an unfinished ingest of its name; raises `StoreNotFound`, `StoreBusy`"
+def remove(self:RedisWriter, dataset:bool=True):
+    "Remove an unfinished ingest, and the dataset of its name; raises `StoreNotFound`, `StoreBusy`"
     self._lock()
     try:
         self._sweep()
         left = self.link.call(lambda c: c.get(self.key))
         if left: self.drop(json.loads(left))
+        if not dataset:
+            if left: return
+            raise StoreNotFound(f'{self.link.url}: no unfinished ingest of {self.name!r}')
         if (m:=self._committed()) is None:
             if left: return
             raise StoreNotFound(f'{self.link.url}: no dataset {self.name!r} to delete')
@@ -37,16 +40,6 @@ def remove(self:RedisWriter):
             p.srem(_names, self.name)
         self._mine(hide)
         self._sweep()
-    finally: self.close()
-
-@patch
-def abandon(self:RedisWriter):
-    "Remove an unfinished ingest, not the dataset; raises `StoreNotFound`, `StoreBusy`"
-    self._lock()
-    try:
-        self._sweep()
-        if (left:=self.link.call(lambda c: c.get(self.key))) is None: raise StoreNotFound(f'{self.link.url}: no unfinished ingest of {self.name!r}')
-        self.drop(json.loads(left))
     finally: self.close()
 
 @patch(cls_method=True)
@@ -63,7 +56,7 @@ def failures(self:RedisStore):
     "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`"
     for _,v in scan_hash(self.link, f'{self.manifest.prefix}:failures#0'): yield from map(tuple, json.loads(v))
 
-# %% ../nbs/03d_redis_admin.ipynb #a9100315
+# %% ../nbs/03d_redis_admin.ipynb #374011f6
 @patch(cls_method=True)
 def unfinished(cls:RedisStore,
     url:str|RedisLink, # Where
@@ -82,7 +75,7 @@ def abandon(cls:RedisStore,
     name:str, # Which
 ):
     "Remove what an unfinished ingest of `name` wrote; a dataset of that name stays; raises `StoreNotFound`, `StoreBusy`"
-    RedisWriter(as_link(url), name).abandon()
+    RedisWriter(as_link(url), name).remove(dataset=False)
 
 # %% ../nbs/03d_redis_admin.ipynb #55546c0a
 @patch

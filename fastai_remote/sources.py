@@ -213,7 +213,7 @@ class _StreamSplits:
     def load(self): return _LoadSplit({k:s.load for k,s in self.srcs.items()})
     def fingerprint(self): return {k:s.fingerprint() for k,s in self.srcs.items()}
 
-# %% ../nbs/04a_sources.ipynb #15086f2c
+# %% ../nbs/04a_sources.ipynb #a30c615f
 class _Stored:
     "The samples of a store"
     def __init__(self, store):
@@ -241,13 +241,13 @@ class _StoredPart:
             return
         m = store.manifest
         cols = {f:[m.vocab[f][c] for c in vs.tolist()] if f in m.vocab and m.fields[f]['codec']=='cls' else vs.tolist() if isinstance(vs, np.ndarray)
-                else [Encoded.of(v, m.fields[f]['codec']) for v in vs] for f,vs in cols.items()}
+                else [Encoded.of(v, m.fields[f]['codec']) for v in vs] if f'{f}.crc' in m.fields else vs for f,vs in cols.items()}
         for k,i in enumerate(idxs.tolist()): yield f'sample {i}',{f:vs[k] for f,vs in cols.items()}
 
 class _Decode:
     "Decodes what is no image: an `fn` gets files as bytes, and anything else as what it is"
     def __init__(self, codecs): self.codecs = codecs
-    def __call__(self, o): return {f:get_codec(self.codecs[f]).from_bytes(v) if isinstance(v, Encoded) and not is_image(self.codecs[f]) else v for f,v in o.items()}
+    def __call__(self, o): return {f:c.from_bytes(v) if isinstance(v, bytes) and not isinstance(c:=get_codec(self.codecs[f]), ImageCodec) else v for f,v in o.items()}
 
 # %% ../nbs/04a_sources.ipynb #ad12affa
 def as_source(
@@ -269,7 +269,7 @@ def as_source(
         return image_samples(o) if len(o) and isinstance(o[0], Path) else _Items(o)
     return _Dataset(o)
 
-# %% ../nbs/04a_sources.ipynb #a11959d4
+# %% ../nbs/04a_sources.ipynb #ab79777b
 class shrink:
     "Shrink images until the shorter side is `size` pixels; smaller ones stay as they are"
     def __init__(self,
@@ -284,14 +284,14 @@ class shrink:
 
     def __call__(self, o)->dict:
         o = as_sample(o)
-        fields = self.fields or [f for f in o if is_image(f)][:1]
+        fields = self.fields or [f for f in o if isinstance(get_codec(f), ImageCodec)][:1]
         if not fields: raise ValueError(f"no image among the fields {', '.join(o)}")
         return {(self._rename(f) if f in fields else f):(self._one(v) if f in fields else v) for f,v in o.items()}
 
     def _rename(self, f): return '.'.join([*f.split('.')[:-1], self.codec])
     def _one(self, v):
         out = get_codec(self.codec)
-        im = ImageCodec('img')._open(v) if isinstance(v, (bytes,bytearray)) else v
+        im = ImageCodec('img')._open(v) if isinstance(v, (bytes,bytearray)) else v if isinstance(v, Image.Image) else Image.fromarray(np.asarray(v))
         w,h = im.size
         s = self.size/min(w, h)
         if s>=1 and isinstance(v, bytes) and im.format==out.fmt: return v

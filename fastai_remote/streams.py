@@ -85,7 +85,7 @@ class _LoadRow:
         if y is not None: d['labels' if isinstance(y, list) else 'cls'] = y
         return d
 
-# %% ../nbs/04b_streams.ipynb #88ebe7c0
+# %% ../nbs/04b_streams.ipynb #bbe49462
 class tar_samples:
     "A source of the samples of WebDataset tar files"
     vocab = splits = None
@@ -98,7 +98,7 @@ class tar_samples:
 
     def _samples(self):
         for p in self.files:
-            plain,key,parts,at = p.suffix=='.tar',None,{},0
+            plain,key,parts = p.suffix=='.tar',None,{}
             try:
                 with tarfile.open(p, 'r:' if plain else 'r|*') as t:
                     size = p.stat().st_size
@@ -110,7 +110,7 @@ class tar_samples:
                         if k!=key and parts: yield f'{p.name}: {key}', self._raw(p, key, parts)
                         if k!=key: key,parts = k,{}
                         if plain: parts[ext.lower()] = (m.offset_data, m.size) if m.offset_data+m.size<=size else EOFError(f'cut off: {ext} ends at byte {m.offset_data+m.size:,} of {size:,}')
-                        else: parts[ext.lower()] = t.extractfile(m).read()
+                        else: parts[ext.lower()] = b if len(b:=t.extractfile(m).read())==m.size else EOFError(f'cut off: {len(b):,} of {m.size:,} bytes of {ext}')
                         if plain: t.members.clear()   # tarfile keeps a list
             except (tarfile.TarError,EOFError,OSError,lzma.LZMAError) as e: yield f'{p.name}: after {key}', OSError(f'{p}: damaged or cut off: {e}')
             if parts: yield f'{p.name}: {key}', self._raw(p, key, parts)
