@@ -4,15 +4,17 @@ __version__ = "0.1.0"
 _names = {   # where to look: for a class that later notebooks patch, the last of those
     'core': 'CorruptSample MissingSample StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreUnavailable UnknownField UnsupportedFormat',
     'stats': 'MemoryStore',
+    'rasterise': 'Rasterise',
     'order': 'Permutation',
     'server': 'redis_server',
     'redis_commit': 'RedisWriter',
     'sources': 'image_samples shrink',
     'streams': 'csv_samples tar_samples',
     'ingest': 'IngestError IngestReport to_redis',
+    'drawings': 'drawing_samples simplify',
     'ops': 'RedisStore Store VerifyReport',
     'loader': 'Fetch RemoteDL RemoteItems get_remote_items',
-    'block': 'RandomStoreSplitter RedisBlock StoreSplitter',
+    'block': 'MeanImage RandomStoreSplitter RedisBlock StoreSplitter',
 }
 _home = {n: m for m, ns in _names.items() for n in ns.split()}
 __all__ = sorted(_home)

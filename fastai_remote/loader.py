@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteItems', 'get_remote_items', 'Fetch', 'open_image', 'default_field', 'RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #43824cd9
+# %% ../nbs/07_loader.ipynb #caf4d26b
 import collections, gc, inspect, io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,8 +23,9 @@ from fasttransform import DisplayedTransform
 from torch.utils.data import get_worker_info
 
 from .core import CorruptSample, Store
-from .codec import is_image
-from .order import Order, Permutation, worker_batches
+from .codec import ImageCodec, get_codec, is_image
+from .order import Order, Permutation, WeightedOrder, worker_batches
+from .rasterise import Rasterise
 
 # %% ../nbs/07_loader.ipynb #e49a4a89
 class RemoteItems(Order):
@@ -51,7 +52,7 @@ def get_remote_items(
     if not isinstance(store, Store): raise TypeError(f'want a store, such as RedisStore(url, name), not a {type(store).__name__}')
     return RemoteItems(store)
 
-# %% ../nbs/07_loader.ipynb #51c73d96
+# %% ../nbs/07_loader.ipynb #e5ef9e12
 class Fetch(DisplayedTransform):
     "Field `field` of sample i, decoded: an image by `img_cls.create` (without one it stays bytes, for `ImageBlock` to open), others by codec"
     order = -1   # before the getters
@@ -59,8 +60,9 @@ class Fetch(DisplayedTransform):
         field:str=None, # Field to read; default: the first that holds images, else the first
         store:Store=None, # Where from; default: the store of the items
         img_cls:type=None, # What to make of the bytes: `PILImage`, `PILImageBW`, `PILMask`
+        draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
     ):
-        self.field,self.store,self.img_cls,self.hand,self.follow = field,store,img_cls,{},store is None
+        self.field,self.store,self.img_cls,self.draw,self.hand,self.follow = field,store,img_cls,draw,{},store is None
         self.input_types = (int,np.integer,dict) + ((bytes,str,Path,np.ndarray,Tensor,Image.Image) if img_cls is not None else ())
 
     def setups(self, items):
@@ -71,8 +73,19 @@ class Fetch(DisplayedTransform):
         self.follow = self.follow or self.store==store
         if self.field is None: self.field = default_field(self.store)
         if self.field not in self.store.manifest.fields: self.store.get_many([], self.field)
+        if self.draw is None and self.codec.name=='strokes': self.draw = Rasterise()
 
     def bind(self, store): self.store,self.hand = store,{}
+
+    @property
+    def codec(self): return get_codec(self.store.manifest.fields[self.field]['codec'])
+
+    def take(self, hand):
+        "Have `hand`, `{sample number: value}`, to give out; strokes are drawn all at once"
+        if self.draw is not None:
+            try: hand = dict(zip(hand, self.draw.batch(list(hand.values()))))
+            except ValueError: pass   # one is damaged, and will say so when its turn comes
+        self.hand = hand
 
     def _call(self, nm, x, split_idx=None, **kwargs):
         if nm!='encodes': return x
@@ -80,31 +93,35 @@ class Fetch(DisplayedTransform):
         if isinstance(x, dict):
             if self.field not in x: raise KeyError(f"no {self.field!r} in a sample with {', '.join(x)}")
             x = x[self.field]
+            if self.draw is not None: x = self.draw.create(x)
         return x if self.img_cls is None else self.img_cls.create(x)
 
     def _number(self, i):
         b = self.hand.get(i)
         if b is None: b = self.store.get_many([i], self.field, check=True)[self.field][0]
-        if self.img_cls is None: return b if is_image(self.store.manifest.fields[self.field]['codec']) else self.store.decode(i, self.field, b)
-        try: return open_image(b, self.img_cls)
-        except Exception as e: raise CorruptSample(f'{self.store.name}: sample {i}, field {self.field!r}: {len(b)} bytes that {self.img_cls.__name__} cannot read: {e}') from e
+        codec = self.codec
+        if self.img_cls is None and not is_image(codec.name): return self.store.decode(i, self.field, b)
+        try:
+            if isinstance(b, bytes) and not isinstance(codec, ImageCodec): b = self.draw.create(b) if self.draw else codec.image(b)
+            return b if self.img_cls is None else open_image(b, self.img_cls)
+        except Exception as e: raise CorruptSample(f'{self.store.name}: sample {i}, field {self.field!r}: {len(b)} bytes that {getattr(self.img_cls, "__name__", codec.name)} cannot read: {e}') from e
 
     def __getstate__(self): return {**self.__dict__, 'hand':{}}
 
 def open_image(
-    b:bytes, # An image file
+    b:bytes|Image.Image, # An image file, or its picture
     img_cls:type, # `PILImage`, or any with a `create`
 ): # An `img_cls`
     "`img_cls.create(b)`; where that is fastai's own, without its copy of pixels that are in the right mode already"
     if getattr(img_cls.create, '__func__', None) is not PILBase.create.__func__: return img_cls.create(b)
-    im,mode = load_image(io.BytesIO(b)),img_cls._open_args['mode']
+    im,mode = b if isinstance(b, Image.Image) else load_image(io.BytesIO(b)),img_cls._open_args['mode']
     return img_cls(im if im.mode==mode else im.convert(mode))
 
 def default_field(store:Store)->str:
     "The first field of `store` that holds images, else the first"
     return next((f for f in store.fields if is_image(store.manifest.fields[f]['codec'])), store.fields[0])
 
-# %% ../nbs/07_loader.ipynb #b9da4f6e
+# %% ../nbs/07_loader.ipynb #2a271b69
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 class RemoteDL(TfmdDL):
@@ -116,17 +133,18 @@ class RemoteDL(TfmdDL):
         num_workers:int=None, # Number of processes; default: as `TfmdDL`
         prefetch:int=1, # Batches whose bytes are fetched ahead, in each worker
         check:bool=True, # Compare checksums of what is fetched?
+        balance:str|tuple=None, # Field whose labels are drawn equally often, with replacement, where `shuffle`; or `(field, weight of each label)`
         **kwargs # As `TfmdDL`
     ):
         if bad:=[k for k in kwargs if k.removeprefix('val_') not in _known]: raise TypeError(f"{type(self).__name__} knows no {', '.join(map(repr, bad))}")
-        store_attr('prefetch,check')
+        store_attr('prefetch,check,balance')
         _follow(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
 
     def new(self, dataset=None, cls=None, **kwargs):
         "As `TfmdDL.new`, keeping what is ours, persistent workers, and `n` of the same dataset"
         keep = dict(persistent_workers=self.fake_l.persistent_workers)
-        if issubclass(cls or type(self), RemoteDL): keep.update(prefetch=self.prefetch, check=self.check)
+        if issubclass(cls or type(self), RemoteDL): keep.update(prefetch=self.prefetch, check=self.check, balance=self.balance)
         if dataset is None and self.n is not None: keep['n'] = self.n
         return super().new(dataset, cls, **merge(keep, kwargs))
 
@@ -139,7 +157,13 @@ class RemoteDL(TfmdDL):
 
     def get_idxs(self):
         if not self.indexed or self.n is None: return super().get_idxs()
+        if self.shuffle and self.balance is not None: return self._balanced()
         return self.shuffle_fn(Order(self.n)) if self.shuffle else Order(self.n)
+
+    def _balanced(self):
+        items,(f,w) = self.dataset.items,self.balance if isinstance(self.balance, tuple) else (self.balance,None)
+        if not isinstance(items, RemoteItems): raise TypeError('balance needs the items of a store')
+        return WeightedOrder(self.n, lambda i: items.store.get_many(items.take(i), f)[f], items.store.class_weights(f) if w is None else w, self.rng.getrandbits(63))
 
     def shuffle_fn(self, idxs): return idxs[Order(len(idxs), Permutation(len(idxs), self.rng.getrandbits(63)))]
 
@@ -173,7 +197,7 @@ class RemoteDL(TfmdDL):
         got = {id(s):s.get_many(ids, list(dict.fromkeys(f.field for f in fetches if f.store is s)), check=self.check) for s in self.stores}
         return [dict(zip(ids, v.tolist() if isinstance(v:=got[id(f.store)][f.field], np.ndarray) else v)) for f in fetches]
 
-# %% ../nbs/07_loader.ipynb #bf69738b
+# %% ../nbs/07_loader.ipynb #012d3b65
 def _fetch_of(tl):
     "The `Fetch` that the pipeline of `tl` starts with, or None"
     fs = getattr(getattr(tl, 'tfms', None), 'fs', [])
@@ -184,7 +208,7 @@ def _follow(dataset):
     for tl in getattr(dataset, 'tls', [dataset]):
         f,store = _fetch_of(tl),getattr(getattr(tl, 'items', None), 'store', None)
         if f is None or store is None or not f.follow or f.store is store: continue
-        new = Fetch(f.field, store, f.img_cls)
+        new = Fetch(f.field, store, f.img_cls, f.draw)
         new.follow = True
         tl.tfms.fs = L(new)+tl.tfms.fs[1:]
 
@@ -196,7 +220,8 @@ def _chunks(it, n):
     if c: yield c
 
 def _give(fetches, c, res):
-    hands = res()
+    for f,h in zip(fetches, res()): f.take(h)
+    hands = [f.hand for f in fetches]
     for i in c:
         for f,h in zip(fetches, hands): f.hand = h   # each time: another loader over the same dataset may be at work in between
         yield i

@@ -7,14 +7,14 @@ Docs: https://fastai-remote.github.io/fastai_remote/redis_commit.html.md"""
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/03c_redis_commit.ipynb #fb386fbf
+# %% ../nbs/03c_redis_commit.ipynb #a100b306
 import json, uuid
 from array import array
 
 import numpy as np
 from fastcore.basics import patch
 
-import fastai_remote.codec   # lets a store show samples: `store[i]`
+import fastai_remote.rasterise   # strokes are a codec too
 from .commit import fill_moves, label_hash, narrow
 from .core import Manifest, StoreError
 from .redis_writer import RedisWriter, ServerRestarted, _ingests, _key_ranges, _queue_set, scan_hash

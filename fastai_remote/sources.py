@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/sources.html.md"""
 # %% auto #0
 __all__ = ['as_sample', 'PathList', 'image_samples', 'stable_repr', 'as_source', 'shrink']
 
-# %% ../nbs/04a_sources.ipynb #a7cc9ec4
+# %% ../nbs/04a_sources.ipynb #ebd63b7e
 import hashlib, os, re, tempfile
 from array import array
 from functools import lru_cache
@@ -19,6 +19,7 @@ from PIL import Image
 from fastcore.basics import chunked, store_attr
 
 from .codec import Encoded, ImageCodec, get_codec, is_image
+import fastai_remote.rasterise   # strokes are a codec too
 from .core import CorruptSample, MissingSample, Store
 
 # %% ../nbs/04a_sources.ipynb #c0ff0359

@@ -7,13 +7,14 @@ Docs: https://fastai-remote.github.io/fastai_remote/stats.html.md"""
 # %% auto #0
 __all__ = ['has_stats', 'ImageStats']
 
-# %% ../nbs/02b_stats.ipynb #e2a2a71f
+# %% ../nbs/02b_stats.ipynb #85245b16
 import base64, io
 
 import numpy as np
 from PIL import Image
 from fastcore.basics import patch
 
+import fastai_remote.rasterise   # strokes are a codec too
 from .core import MemoryStore, Store
 
 # %% ../nbs/02b_stats.ipynb #82f42e76

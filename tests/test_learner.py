@@ -1,5 +1,5 @@
 "All that a fastai user does with a Learner works over a store, with and without workers"
-import json, os, pickle, random, subprocess, sys, textwrap
+import io, json, os, pickle, random, subprocess, sys, textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,7 +11,10 @@ from fastai.vision.all import *
 
 from fastai_remote import *
 from fastai_remote.order import Order
+from fastai_remote.rasterise import rasterise
+from fastai_remote.store_redis import RedisLink
 
+from fastcore.test import test_close as close
 for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 
 class Tiny(nn.Module):
@@ -25,7 +28,7 @@ class Tiny(nn.Module):
 def workers(request): return request.param
 
 @pytest.fixture
-def dls(store, workers): return DataLoaders.from_redis(store, item_tfms=Resize(32), bs=8, num_workers=workers, seed=1)
+def dls(store, workers): return DataLoaders.from_redis(store, item_tfms=Resize(32), bs=8, num_workers=workers, seed=1, normalize=False)
 
 @pytest.fixture
 def learn(dls, tmp_path): return Learner(dls, Tiny(), metrics=accuracy, path=tmp_path)
@@ -240,7 +243,7 @@ def test_as_stock_fastai(images, server, workers, tmp_path):
     if 'asis' not in RedisStore.names(server.url): to_redis(image_samples(images, label=class_of, path=True), server.url, 'asis', n_workers=1, progress=False)
     store = RedisStore(server.url, 'asis')
     tfms,kw = dict(item_tfms=RandomResizedCrop(32, min_scale=.5), batch_tfms=[Flip()]),dict(bs=8, num_workers=workers)
-    ours = DataLoaders.from_redis(store, valid_pct=0.25, **tfms, **kw)
+    ours = DataLoaders.from_redis(store, valid_pct=0.25, normalize=False, **tfms, **kw)
     files = [images/store[i]['path'] for i in range(N)]
     at = [[i for i in ds.items] for ds in (ours.train_ds, ours.valid_ds)]
     stock = DataBlock((ImageBlock, CategoryBlock), get_items=lambda _: files, get_y=class_of, splitter=lambda _: at, **tfms).dataloaders(images, **kw)
@@ -264,3 +267,81 @@ class Trace(Callback):
     def after_loss(self):
         self.seen_losses.append(self.learn.loss_grad.item())
         self.pixels.append(self.x.double().sum().item())
+
+# --- what the store knows of its images
+
+@pytest.mark.parametrize('img_cls', [PILImage,PILImageBW])
+def test_normalized(store, img_cls):
+    "Batches are normalised by the store's own statistics, unless the caller does it or says no"
+    kw = dict(item_tfms=Resize(32), bs=48, num_workers=0, valid_pct=0., img_cls=img_cls)
+    plain = DataLoaders.from_redis(store, normalize=False, **kw)
+    s = store.image_stats()
+    want = ([s['grey'][0]],[s['grey'][1]]) if img_cls is PILImageBW else store.stats
+    norm, = [t for t in DataLoaders.from_redis(store, **kw).train.after_batch.fs if isinstance(t, Normalize)]
+    close(norm.mean.flatten().tolist(), want[0], eps=1e-4)
+    means = [np.array(plain.train_ds[i][0]).reshape(-1, len(want[0])).mean(0)/255 for i in range(60)]
+    close(np.mean(means, 0), want[0], eps=1e-3)
+    b = DataLoaders.from_redis(store, **kw).train.one_batch()[0]
+    assert b.mean().abs()<.15 and .6<b.std()<1.2
+    for tfm in (Normalize.from_stats([.5]*3, [.5]*3, cuda=False),MeanImage(store)):
+        fs = DataLoaders.from_redis(store, batch_tfms=tfm, **kw).train.after_batch.fs
+        assert sum(isinstance(t, (Normalize,MeanImage)) for t in fs)==1 and tfm in list(fs)
+    assert not any(isinstance(t, Normalize) for t in plain.train.after_batch.fs)
+
+def test_balance(server, workers):
+    "Rare labels are drawn as often as common ones, from a split too; validation is as it is"
+    src = [{'png':np.full((8,8), i%256, np.uint8), 'cls':'rare' if i%20==0 else 'common', 'id':i} for i in range(400)]
+    to_redis(src, server.url, 'uneven', splits={'train':300, 'valid':100}, n_workers=1, progress=False, overwrite=True)
+    s = RedisStore(server.url, 'uneven')
+    assert s.class_counts()=={'common':380, 'rare':20}
+    dls = DataLoaders.from_redis(s, bs=20, num_workers=workers, balance='cls')
+    y = torch.cat([b[1] for _ in range(3) for b in dls.train])
+    assert .4<y.float().mean()<.6 and len(y)==900
+    valid = torch.cat([b[1] for b in dls.valid])
+    assert len(valid)==100 and valid.float().mean()<.2
+    weighted = DataLoaders.from_redis(s, bs=20, num_workers=workers, balance=('cls',[1,0]))
+    assert all((b[1]==0).all() for b in weighted.train)
+
+# --- pictures that are no image files
+
+def test_strokes(server, workers):
+    "Drawings stored as strokes are drawn in the worker, as `draw` says, and train like images"
+    rng = np.random.default_rng(0)
+    def drawing(i): return [np.stack([np.arange(5)*50, 20+i%2*100+rng.integers(0, 20, 5)]), np.stack([[10,240],[i%256,30]])]
+    to_redis([{'strokes':drawing(i), 'cls':'ab'[i%2]} for i in range(64)], server.url, 'doodles', n_workers=1, progress=False, overwrite=True)
+    s = RedisStore(server.url, 'doodles')
+    dls = DataLoaders.from_redis(s, bs=16, num_workers=workers, draw=Rasterise(32), normalize=False)
+    x,y = dls.one_batch()
+    assert x.shape==(16,3,32,32) and x.max()>.5 and x.min()==0
+    for i in (0,7):
+        want = rasterise(s.get_many([int(dls.train_ds.items[i])], 'strokes')['strokes'][0], 32)
+        assert (np.array(dls.train_ds[i][0])[...,0]==want).all()
+    grey = DataLoaders.from_redis(s, bs=16, num_workers=workers, draw=Rasterise(32), img_cls=PILImageBW)
+    assert grey.one_batch()[0].shape==(16,1,32,32) and s.image_stats('strokes')['n']>=16
+    learn = Learner(grey, nn.Sequential(nn.Flatten(), nn.Linear(1024, 2)), metrics=accuracy)
+    with learn.no_bar(): learn.fit(4, 1e-2)
+    assert learn.validate()[1]>.8
+    grey.show_batch()
+    assert learn.predict({'strokes':drawing(1)})[0] in ('a','b')
+
+def test_damaged_strokes(server, workers):
+    "A damaged drawing in a batch names dataset and sample"
+    to_redis([{'strokes':[[[0,i],[0,9]]], 'cls':'ab'[i%2]} for i in range(32)], server.url, 'broken', n_workers=1, progress=False, overwrite=True)
+    s = RedisStore(server.url, 'broken')
+    s.link.client.set(f'{s.manifest.prefix}:strokes:7', b'\x05ab')
+    dls = DataLoaders.from_redis(s, bs=8, num_workers=workers, draw=Rasterise(32), valid_pct=.25, check=False)
+    with pytest.raises(CorruptSample, match='broken: sample 7, field .strokes.'): [b for d in dls for b in d]
+
+def test_from_keys(server, workers):
+    "The forum post's layout trains as it stands, and becomes a dataset of ours by `map`"
+    c = RedisLink(server.url).client
+    for i in range(40):
+        np.savez_compressed(f:=io.BytesIO(), np.full((16,16,3), 200*(i%2), np.uint8))
+        c.mset({f'quick:orig:{i}':f.getvalue(), f'quick:pred:{i}':i%2})
+    s = RedisStore.from_keys(server.url, x='quick:orig:{}', y='quick:pred:{}', n=40, codec='npz', vocab=['dark','light'])
+    dls = DataLoaders.from_redis(s, bs=8, num_workers=workers)
+    x,y = dls.one_batch()
+    assert x.shape==(8,3,16,16) and ((x.mean((1,2,3))>.5)==y.bool()).all()
+    rep = s.resize(8, 'quick_small', n_workers=1, progress=False, overwrite=True)
+    small = RedisStore(server.url, 'quick_small')
+    assert rep.written==40 and small[3]['png'].size==(8,8) and small.vocab==['dark','light']
