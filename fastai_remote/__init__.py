@@ -12,7 +12,8 @@ _names = {   # where to look: for a class that later notebooks patch, the last o
     'streams': 'csv_samples tar_samples',
     'ingest': 'IngestError IngestReport to_redis',
     'drawings': 'drawing_samples simplify',
-    'ops': 'RedisStore Store VerifyReport',
+    'ops': 'Store VerifyReport',
+    'partitions': 'RedisStore',
     'loader': 'Fetch RemoteDL RemoteItems get_remote_items',
     'block': 'MeanImage RandomStoreSplitter RedisBlock StoreSplitter',
 }

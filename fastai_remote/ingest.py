@@ -7,9 +7,11 @@ Docs: https://fastai-remote.github.io/fastai_remote/ingest.html.md"""
 # %% auto #0
 __all__ = ['IngestError', 'IngestReport', 'cut', 'to_redis', 'ingest', 'check_room']
 
-# %% ../nbs/05_ingest.ipynb #71b28fc2
+# %% ../nbs/05_ingest.ipynb #58dc8368
 import hashlib, sys, time
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 
 import numpy as np
@@ -132,15 +134,15 @@ def _first(job, vocab, tries=100):
     if not k: raise ValueError(f'{job.writer.name}: the source is empty')
     raise IngestError(f'none of the first {k} samples could be converted; {why[0]}: {type(why[1]).__name__}: {why[1]}') from why[1]
 
-# %% ../nbs/05_ingest.ipynb #cfba619c
+# %% ../nbs/05_ingest.ipynb #d2261d41
 class _Job:
     "An ingest's chunks of `src`, as arguments for `write_chunk`"
-    n,splits,said = 0,None,()
+    n,splits,said,stream = 0,None,(),False
     def __init__(self, src, writer, fn, splits, shuffle, seed, chunk, n_workers):
         self.src,self.writer,self.fn = src,writer,fn
         self.load = src.as_is if fn is None and hasattr(src, 'as_is') else src.load
         self.setup(splits, shuffle, seed, chunk, n_workers)
-    def args(self, k, part, stream): return OpenWriter(self.writer),k,part,self.load,self.fn,stream
+    def write(self): return partial(write_chunk, OpenWriter(self.writer), load=self.load, fn=self.fn, stream=self.stream)
 
     def finish(self): pass
 
@@ -153,9 +155,10 @@ class _Known(_Job):
     def head(self, k): return chain.from_iterable(self.src.take(self.at(np.array([i]))) for i in range(min(k, self.n)))
     def chunks(self, marks):
         n,size = self.n,self.writer.plan['chunk']
-        for k in np.flatnonzero(marks==0).tolist(): yield self.args(k, self.src.take(self.at(np.arange(k*size, min(n, (k+1)*size)))), False)
+        for k in np.flatnonzero(marks==0).tolist(): yield k, self.src.take(self.at(np.arange(k*size, min(n, (k+1)*size))))
 
 class _Streamed(_Job):
+    stream = True
     def setup(self, splits, shuffle, seed, chunk, n_workers):
         if splits: raise ValueError(f'{self.writer.name}: a stream cannot be cut at random: give {{split: source}}, or split when reading, by RandomStoreSplitter()')
         self.size = chunk or getattr(self.src, 'chunk', 64)
@@ -173,7 +176,7 @@ class _Streamed(_Job):
                 if part_mark(part)!=marks[k]: raise StoreExists(f'{self.writer.name}: the source has changed since the ingest began (chunk {k}, from {part[0][0] if isinstance(part, list) else part}): RedisStore.abandon drops what is there')
                 continue
             if n>self.writer.plan['n']: self.writer.extend(2*(k+32)*size)
-            yield self.args(k, part, True)
+            yield k, part
         if splits: splits[part.split][1] = n
         self.end = n,splits or None
     def finish(self): self.writer.extend(self.end[0], open=False, splits=self.end[1])
@@ -183,8 +186,9 @@ def _run(job, writer, n_workers, progress, tries=3):
     marks = _marks(writer, rep, resumed=True)
     if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
     for _ in range(tries):
-        results = _counted(parallel_map(write_chunk, job.chunks(marks), n_workers), job, writer, rep)
-        for _ in _bar(results, int((marks==0).sum()) if job.n else 'noinfer', rep) if progress else results: pass
+        with closing(parallel_map(job.write(), job.chunks(marks), n_workers)) as results:   # or workers go on while an error is looked at
+            results = _counted(results, job, writer, rep)
+            for _ in _bar(results, int((marks==0).sum()) if job.n else 'noinfer', rep) if progress else results: pass
         job.finish()
         rep = IngestReport(rep.name, rep.url, resumed=rep.resumed, needs=rep.needs)
         if ((marks:=_marks(writer, rep))==0).any(): continue   # a server that crashed came back without the last chunks

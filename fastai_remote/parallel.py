@@ -58,7 +58,7 @@ def _ray():
     if not ray.is_initialized(): ray.init()   # as its joblib backend does: `RAY_ADDRESS`, else on this machine
     return ray
 
-# %% ../nbs/04c_parallel.ipynb #759289e1
+# %% ../nbs/04c_parallel.ipynb #e87f723e
 _round = 4   # inputs a worker and round: few enough to hold, enough that waiting for the slowest does not count
 
 def parallel_map(
@@ -68,7 +68,7 @@ def parallel_map(
 ): # Generator of results, in the order they come
     "`f` of each of `xs`, on the joblib backend that is active; raises what `f` raises, with the worker's traceback as a note"
     be,n = get_active_backend()[0],effective_workers(n_workers)
-    if _is_ray(be): res = _on_ray(be, _Task(f), xs, n_workers or 2*n)
+    if _is_ray(be): res = _on_ray(be, _Task(f), xs, n if n<effective_workers() else 2*n)
     elif n==1: return (_apply(f, x) for x in xs)
     elif getattr(be, 'uses_threads', False): return _stream(be, lambda x: _apply(f, x), xs, n)
     else: res = (_stream if be.supports_return_generator else _in_rounds)(be, _Task(f), xs, n)
@@ -92,7 +92,7 @@ def _in_rounds(be, task, xs, n):
     xs = iter(xs)
     while b:=list(islice(xs, n*_round)): yield from Parallel(n, be, max_nbytes=None)(delayed(task)(x) for x in b)
 
-def _run(task, x): return task(x)
+def _run(task, x): return task(cloudpickle.loads(x))
 
 def _on_ray(be, task, xs, n):
     ray,todo = _ray(),[]
@@ -104,7 +104,7 @@ def _on_ray(be, task, xs, n):
     try:
         for x in xs:
             if len(todo)>=n: yield first()
-            todo.append(run.remote(task, x))
+            todo.append(run.remote(task, cloudpickle.dumps(x)))   # pickled here: Ray's own arrays are read-only
         while todo: yield first()
     finally:
         for r in todo: ray.cancel(r)

@@ -17,7 +17,7 @@ from fastcore.basics import patch, store_attr
 from .codec import _codecs
 from .strokes import StrokesCodec, as_strokes, unpack_strokes
 
-# %% ../nbs/01b_rasterise.ipynb #2ef28434
+# %% ../nbs/01b_rasterise.ipynb #8b2e3660
 def _check_raster(size, width, time):
     if not 8<=size<=4096: raise ValueError(f'size must be from 8 to 4096 pixels, not {size}')
     if not 0<width<=32 or width*size/256>128: raise ValueError(f'width must be above 0 and at most 32, and 128 pixels of the picture, not {width}')
@@ -39,7 +39,7 @@ class _Pen:
         self.shift = int(np.log2(117/(R+2)))
         self.one = 255<<self.shift   # a pixel, as large as 16 bits allow
         self.along = f4(20000/size)
-        self.rows,self.disc = np.arange(int(2.83*R)+1)[:,None],np.arange(int(2*R)+1)
+        self.rows,self.disc = np.arange(int(2.83*R)+1, dtype=np.int32)[:,None],np.arange(int(2*R)+1)
         self.guard = (2*int(2*R)+8)*(size+1)   # empty pixels of a band may lie outside
 
     def ink(self, at, v, strokes, inks, out):
@@ -63,7 +63,8 @@ class _Pen:
         l = np.sqrt(du*du+dv*dv); c,s = du/l,dv/l
         a = np.ceil(u-R*np.abs(s)); cols = (np.floor(u+du+R*np.abs(s))-a+1).astype(np.intp)
         a_ = a.astype(np.intp); du_,dv_ = np.where(steep, size, 1),np.where(steep, 1, size)
-        floats = np.stack([v-R/c+(a-u)*s/c, s/c, c*self.one, s*self.along, ((a-u)-R*s)/c*self.along, self.along/c, l*self.along]).astype(f4).repeat(cols, axis=1)
+        along = self.along
+        floats = np.stack([v-R/c+(a-u)*s/c, s/c, c*self.one, s*along, (a-u-R*s)/c*along, along/c, l*along]).astype(f4).repeat(cols, axis=1)
         ints = np.stack([first[k]+a_*du_, du_, dv_, cols.cumsum()-cols]).astype(np.int32).repeat(cols, axis=1)
         low,slope,c,s,t,tc,l = floats
         at,du_,dv_,i = ints

@@ -131,7 +131,7 @@ class OpenWriter:
         return w
     def __repr__(self): return f'{type(self).__name__}({self.name!r})'
 
-# %% ../nbs/03b_redis_writer.ipynb #4d179d78
+# %% ../nbs/03b_redis_writer.ipynb #fa6d883d
 def _runs(pos):
     "Cut `pos` where it is not consecutive, or crosses into another packed key"
     return np.split(np.arange(len(pos)), np.flatnonzero((np.diff(pos)!=1)|((pos[1:]>>_shift)!=(pos[:-1]>>_shift)))+1)
@@ -227,19 +227,36 @@ def room(self:RedisWriter,
     return each,limit-m['used_memory'] if limit else None,limit
 
 @patch
+def claim(self:RedisWriter)->int:
+    "A chunk number that nobody else has"
+    return self._mine(lambda p: p.incr(f'{self.key}:next'))[0]-1
+
+@patch
+def claimed(self:RedisWriter)->int:
+    "How many chunk numbers were claimed"
+    return int(self.link.call(lambda c: c.get(f'{self.key}:next')) or 0)
+
+@patch
+def undo(self:RedisWriter, k:int):
+    "Remove what chunk `k` wrote; it stays empty"
+    size = self.plan['chunk']
+    self._mine(lambda p: p.hdel(f'{self.key}:stats', k).hdel(f"{self.plan['prefix']}:failures#0", k))
+    self.done(k, dict(ok=0, bytes=0, failed=0, holes=list(range(k*size, (k+1)*size))), run=self.server_run())
+
+@patch
 def extend(self:RedisWriter, n:int, **kwargs):
     "Say that positions below `n` may be written from now on; `kwargs` go into the plan"
     self.plan = {**self.plan, 'n':n, **kwargs}
     self._mine(lambda p: p.set(self.key, json.dumps(self.plan)))
 
-# %% ../nbs/03b_redis_writer.ipynb #04bb7c2c
+# %% ../nbs/03b_redis_writer.ipynb #1bf18c13
 def _key_ranges(prefix, fields, n, suffix=''):
     "What to put before 0, 1, … to have every key of `fields`, and how many there are"
     res = [[f'{prefix}:{f}{suffix}:', n] if d['dtype'] is None else [f'{prefix}:{f}{suffix}#', 1+(n>>_shift)] for f,d in fields.items()]
     return res if suffix else [*res, [f'{prefix}:failures#', 1]]
 
 @patch
-def _state(self:RedisWriter, plan): return [self.key, f'{self.key}:chunks', f'{self.key}:stats', *(f'{self.key}:vocab:{f}' for f in plan['fields'])]
+def _state(self:RedisWriter, plan): return [self.key, *(f'{self.key}:{k}' for k in ('chunks','stats','next')), *(f'{self.key}:vocab:{f}' for f in plan['fields'])]
 
 @patch
 def _sweep(self:RedisWriter, step=1000):
@@ -255,6 +272,7 @@ def _sweep(self:RedisWriter, step=1000):
 def drop(self:RedisWriter, plan:dict=None):
     "Remove all that an unfinished ingest wrote: this one, or that of `plan`"
     plan = plan or self.plan
+    plan = {**plan, 'n':max(plan['n'], plan['chunk']*self.claimed())}
     garbage = _key_ranges(plan['prefix'], plan['fields'], plan['n']) + _key_ranges(plan['prefix'], {f:d for f,d in plan['fields'].items() if d.get('staged')}, plan['n'], '~')
     def go(p):
         p.set(f'{self.name}:garbage', json.dumps(garbage))

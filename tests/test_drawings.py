@@ -1,0 +1,311 @@
+"Drawings: the published recipe against a plain implementation, pixels against matplotlib's, files of all shapes"
+import csv, gzip, io, json, lzma, pickle, subprocess, sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastai_remote.codec import get_codec
+from fastai_remote.drawings import drawing_samples
+from fastai_remote.rasterise import Rasterise, rasterise, rasterise_batch
+from fastai_remote.strokes import pack_strokes, simplify, simplify_batch, unpack_strokes
+
+def doodle(seed, n=None):
+    "A raw drawing: smooth walks with times, some in whole numbers, some with one point"
+    rng = np.random.default_rng(seed)
+    res = []
+    for _ in range(rng.integers(1, 7)):
+        k = n or int(rng.choice([1, 2, 5, 40, 120]))
+        p = rng.uniform(0, 400, 2)[:,None]+np.cumsum(np.cumsum(rng.normal(0, .8, (2,k)), 1), 1)
+        if seed%2: p = p.round()
+        res.append([*p.tolist(), np.arange(k).tolist()])
+    return res
+
+def reference(drawing, eps=2.):
+    "The recipe, step by step as the README gives it"
+    x0,y0 = (min(v for s in drawing for v in s[k]) for k in (0,1))
+    m = max(max(v-x0 for s in drawing for v in s[0]), max(v-y0 for s in drawing for v in s[1])) or 255
+    res = []
+    for s in drawing:
+        x,y = (np.array(s[0], float)-x0)*(255/m),(np.array(s[1], float)-y0)*(255/m)
+        t = np.concatenate([[0], np.cumsum(np.hypot(np.diff(x), np.diff(y)))])
+        u = np.append(np.arange(0, t[-1], 1.), t[-1])
+        p = np.stack([np.interp(u, t, x), np.interp(u, t, y)], 1)
+        res.append(np.rint(rdp(p, eps)).T)
+    return res
+
+def rdp(p, eps):
+    if len(p)<3: return p
+    a,b = p[0],p[-1]
+    d = b-a
+    l = np.hypot(*d)
+    dist = np.abs(d[0]*(p[:,1]-a[1])-d[1]*(p[:,0]-a[0]))/l if l else np.hypot(*(p-a).T)
+    k = 1+dist[1:-1].argmax()
+    return np.concatenate([rdp(p[:k+1], eps)[:-1], rdp(p[k:], eps)]) if dist[k]>eps else p[[0,-1]]
+
+def test_simplify_is_the_recipe():
+    drawings = [doodle(i) for i in range(150)]
+    same = [all(np.array_equal(a, b) for a,b in zip(s, reference(d), strict=True)) for d,s in zip(drawings, simplify_batch(drawings))]
+    assert np.mean(same)>.97   # the rest: ties, decided by the last bit
+
+def test_simplify_alone_or_together():
+    drawings = [doodle(i) for i in range(60)]
+    for d,s in zip(drawings, simplify_batch(drawings)):
+        for a,b in zip(simplify(d), s, strict=True): np.testing.assert_array_equal(a, b)
+
+def test_simplify_edges():
+    assert [s.tolist() for s in simplify([[[7.5],[3.2],[0]]])] == [[[0],[0]]]
+    assert [s.tolist() for s in simplify([[[5.,5.,5.],[1.,1.,1.],[0,1,2]]])] == [[[0],[0]]]
+    assert [s.tolist() for s in simplify([[[0,1000],[0,500],[0,1]]])] == [[[0,255],[0,128]]]
+    square = [[[0,300,300,0,0],[0,0,300,300,0],[0,1,2,3,4]]]
+    assert [s.tolist() for s in simplify(square)] == [s.tolist() for s in reference(square)]
+    done = [[[0,255],[10,20]]]
+    assert simplify(done)[0].tolist() == done[0]
+    assert simplify([[[0,510],[0,20]]])[0].tolist() == [[0,255],[0,10]]
+
+@pytest.mark.parametrize('bad,why', [([], 'without strokes'), ([[[],[],[]]], 'without points'), ([[[1,2],[3],[0,1]]], 'differ in length'),
+    ([[[1,float('nan')],[3,4],[0,1]]], 'no numbers'), ([[[1,float('inf')],[3,4],[0,1]]], 'no numbers')])
+def test_simplify_refuses(bad, why):
+    with pytest.raises(ValueError, match=why): simplify(bad)
+
+def test_strokes_round_trip():
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 127, 128, 300, 20000):
+        s = [rng.integers(0, 256, (2,n)).astype(np.uint8), np.zeros((2,1), np.uint8)]
+        b = pack_strokes(s)
+        assert len(b)==sum(2*a.shape[1] for a in s)+1+(1 if n<128 else 2 if n<16384 else 3)
+        for x,y in zip(s, unpack_strokes(b), strict=True): np.testing.assert_array_equal(x, y)
+    assert pack_strokes([a.astype(float) for a in s])==pack_strokes([a.tolist() for a in s])==b
+
+def test_strokes_damaged():
+    b = pack_strokes([np.arange(600).reshape(2,300)%256, [[1],[2]]])
+    for i in range(len(b)):
+        if i!=602:
+            with pytest.raises(ValueError, match='strokes'): unpack_strokes(b[:i])
+    for bad in (b'\x80\x00', b'\x80'*9, b'\xff'*5, b'\0', b''):
+        with pytest.raises(ValueError, match='strokes'): unpack_strokes(bad)
+
+def test_strokes_survive_any_bytes():
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        b = rng.integers(0, 256, rng.integers(0, 40)).astype(np.uint8).tobytes()
+        try: s = unpack_strokes(b)
+        except ValueError: continue
+        assert pack_strokes(s)==b
+
+@pytest.mark.parametrize('bad', [[[[256],[0]]], [[[-1],[0]]], [[[.5],[0]]], [[1,2]], 'ab', [[['a'],['b']]], [np.zeros((3,2))], [np.zeros((2,0), np.uint8)], [[[float('nan')],[0]]]])
+def test_strokes_refused(bad):
+    with pytest.raises(ValueError): get_codec('strokes').to_bytes(bad)
+
+def agg(strokes, size, width):
+    "The same picture by matplotlib's canvas"
+    import matplotlib.pyplot as plt
+    fig = plt.figure(figsize=(1,1), dpi=size)
+    ax = fig.add_axes((0,0,1,1)); ax.axis('off'); ax.set_xlim(0, size); ax.set_ylim(size, 0)
+    xy = np.concatenate(strokes, 1).astype(int)
+    off = 127-(xy.min(1)+xy.max(1))//2
+    for s in strokes:
+        x,y = (s+off[:,None])*(size-width*size/256)/255+width*size/512
+        ax.plot(x, y, color='k', lw=width*size/256*72/size, solid_capstyle='round', solid_joinstyle='round', snap=False, path_effects=[])
+    with plt.rc_context({'path.simplify':False}): fig.canvas.draw()
+    a = 255-np.asarray(fig.canvas.buffer_rgba())[...,0]
+    plt.close(fig)
+    return a
+
+@pytest.mark.parametrize('size,width', [(256,3), (64,8), (200,2.5), (256,16)])
+def test_pixels_are_matplotlibs(size, width):
+    mad = []
+    for i in range(10):
+        s = [t for t in simplify(doodle(i)) if np.ptp(t, axis=1).any()] or [np.array([[0,255],[0,255]], np.uint8)]   # matplotlib leaves out dots
+        d = np.abs(rasterise(s, size, width).astype(int)-agg(s, size, width))
+        ink = (rasterise(s, size, width)>0).sum()
+        mad.append(d.sum()/ink)
+        assert d.max()<=128   # where two segments each cover half a pixel
+    assert np.mean(mad)<8   # of 255, over the pixels with ink
+
+def test_batch_is_one_by_one():
+    s = simplify_batch([doodle(i) for i in range(40)])
+    for kw in ({}, dict(antialias=False), dict(time='grey'), dict(time='colour', size=64), dict(size=100, width=7.5)):
+        np.testing.assert_array_equal(rasterise_batch([pack_strokes(d) for d in s], **kw), np.stack([rasterise(d, **kw) for d in s]))
+
+def test_same_look_at_each_size():
+    s = simplify(doodle(3))
+    big,small = rasterise(s, 512, 4).astype(float),rasterise(s, 128, 4)
+    assert np.abs(big.reshape(128, 4, 128, 4).mean((1,3))-small).mean()<4
+
+def test_ink_fits():
+    "A frame along the border has its full width, and nothing wraps to the other side"
+    for size,width in ((256,3), (256,16), (64,3), (300,32), (28,16)):
+        a = rasterise([np.array([[0,255,255,0,0],[0,0,255,255,0]], np.uint8)], size, width)
+        w = width*size/256
+        assert abs(a[size//2].sum()/255-2*w)<.2*w+.3 and (a[size//2]==a[size//2][::-1]).mean()>.95
+        bar = rasterise([np.array([[0,0],[0,255]], np.uint8), np.array([[40,40],[255,0]], np.uint8)], size, width)
+        assert not bar[:,size*3//4:].any()
+
+def test_pngs():
+    s = simplify(doodle(5))
+    for r in (Rasterise(antialias=False), Rasterise(64), Rasterise(64, time='colour'), Rasterise(50, antialias=False)):
+        im = Image.open(io.BytesIO(b:=r(s)))
+        np.testing.assert_array_equal(np.asarray(im.convert('RGB' if r.time else 'L')), r.arrays([s])[0])
+        assert get_codec('png').to_bytes(b)==b
+        assert im.mode==('RGB' if r.time else 'L' if r.antialias else '1')
+    assert r.create(pack_strokes(s)).size==(50,50)
+    assert list(r({'sketch.strokes':s, 'cls':'x'}))==['sketch.png','cls']
+
+@pytest.mark.parametrize('kw', [dict(size=4), dict(size=5000), dict(width=0), dict(width=33), dict(time='red')])
+def test_raster_refuses(kw):
+    with pytest.raises(ValueError): Rasterise(**kw)
+
+# files
+
+def raw_line(i, **kw):
+    return json.dumps(dict(dict(word='cat' if i%2 else 'dog', countrycode='US', timestamp='t', recognized=i%3>0, key_id=str(2**60+i), drawing=doodle(i)), **kw)).encode()
+
+def simple_line(i): return raw_line(i, drawing=[s.tolist() for s in simplify(doodle(i))])
+
+def write_csv(f, ids, test=False, order=None):
+    cols = order or (['key_id','countrycode','drawing'] if test else ['countrycode','drawing','key_id','recognized','timestamp','word'])
+    with open(f, 'w', newline='') as h:
+        w = csv.DictWriter(h, cols, lineterminator='\n', extrasaction='ignore')
+        w.writeheader()
+        for i in ids: w.writerow({**(d:=json.loads(simple_line(i))), 'drawing':json.dumps(d['drawing'])})
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path/'raw').mkdir()
+    (tmp_path/'raw/a.ndjson').write_bytes(b'\n'.join(raw_line(i) for i in range(150))+b'\n')
+    (tmp_path/'b.ndjson').write_bytes(b'\n'.join(simple_line(i) for i in range(64)))
+    write_csv(tmp_path/'c.csv', range(70))
+    return tmp_path
+
+def ids(src, idxs): return [src.load(r)['id']-2**60 for _,r in src.take(np.array(idxs))]
+
+def test_indexed(folder):
+    src = drawing_samples(folder)   # b.ndjson, c.csv, raw/a.ndjson
+    assert len(src)==64+70+150
+    assert [o['id']-2**60 for o in src] == [*range(64),*range(70),*range(150)]
+    for idxs in ([0], [283], [64,63,62], [200,5,6,7,130,131,132,133,134,135], list(range(284)), [], [283]*3, np.random.default_rng(0).permutation(284).tolist()): assert ids(src, idxs)==[[*range(64),*range(70),*range(150)][i] for i in idxs]
+    for k,o in enumerate((src[3], src[64+3], src[134+3])):
+        want = simplify(doodle(3))
+        assert (o['cls'], o['recognized.u1'])==('cat', 0) and list(o)==['strokes','cls','id','recognized.u1'], k
+        for a,b in zip(o['strokes'], want, strict=True): np.testing.assert_array_equal(a, b)
+    assert [n for n,_ in src.take(np.array([64,0,134]))]==['c.csv:2','b.ndjson:1','a.ndjson:1']
+    assert [o['id'] for o in src[-2:]]==[2**60+148,2**60+149]
+    assert '284 drawings in 3 files, labelled, as strokes' in repr(src)
+
+def test_take_is_light(folder):
+    part = drawing_samples(folder).take(np.arange(64))
+    assert len(pickle.dumps(part))<1200 and len(part)==64
+
+def test_load_in_another_process(folder):
+    src = drawing_samples(folder, 'png', size=32)
+    b = pickle.dumps([r for _,r in src.take(np.arange(10))])
+    assert pickle.loads(pickle.dumps(src.load))(pickle.loads(b)[7])==src[7]
+
+def test_fingerprint(folder):
+    code = f"from fastai_remote.drawings import *; print(drawing_samples({str(folder)!r}).fingerprint())"
+    outs = {subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)}
+    assert outs=={repr(drawing_samples(folder).fingerprint())}
+    assert repr(drawing_samples(folder, 'png').fingerprint()) not in outs
+    (folder/'b.ndjson').write_bytes(simple_line(0))
+    assert repr(drawing_samples(folder).fingerprint()) not in outs
+
+@pytest.mark.parametrize('tail', [b'', b'\n', b'\n\n', b'\r\n', b'\n  \n\n'])
+@pytest.mark.parametrize('n', [1, 63, 64, 65, 128, 129])
+def test_line_ends(tmp_path, n, tail):
+    sep = b'\r\n' if tail==b'\r\n' else b'\n'
+    (tmp_path/'a.ndjson').write_bytes(sep.join(raw_line(i, drawing=[[[0,255],[0,9]]]) for i in range(n))+tail)
+    src = drawing_samples(tmp_path/'a.ndjson')
+    assert len(src)==n and ids(src, range(n))==list(range(n))
+
+def test_index_in_pieces(folder):
+    from fastai_remote.drawings import _index
+    f = folder/'raw/a.ndjson'
+    for piece in (1, 7, 1000, 1<<20):
+        at,n = _index(f, 0, piece) if piece>7 else _index(folder/'raw/a.ndjson', 0, 1000)
+        assert n==150 and at.tolist()==[0, *np.cumsum([len(raw_line(i))+1 for i in range(150)])[[63,127]].tolist(), f.stat().st_size-1]
+
+def test_csv_kinds(tmp_path):
+    write_csv(tmp_path/'test.csv', range(5), test=True)
+    assert list(drawing_samples(tmp_path/'test.csv')[0])==['strokes','id']
+    write_csv(tmp_path/'order.csv', range(5), order=['word','key_id','timestamp','drawing','recognized','countrycode'])
+    assert drawing_samples(tmp_path/'order.csv')[4]['cls']=='dog'
+    assert 'cls' not in drawing_samples(tmp_path/'order.csv', label=False)[4]
+    (tmp_path/'bad.csv').write_text('a,b\n1,2\n')
+    with pytest.raises(ValueError, match='bad.csv: neither JSON lines nor a CSV'): drawing_samples(tmp_path/'bad.csv')
+
+def test_damaged_lines_are_errors_of_their_own(tmp_path):
+    lines = [raw_line(i) for i in range(10)]
+    bad = {1:b'{"drawing', 2:b'', 3:b'[1]', 4:raw_line(4, drawing='[[[1],[2]]]'), 5:raw_line(5, drawing=[]), 6:raw_line(6, drawing=[[[1,2],[3],[4]]]), 7:b'\xff\xfe', 8:raw_line(8, drawing=[[['a'],['b'],[0]]])}
+    (tmp_path/'a.ndjson').write_bytes(b'\n'.join(bad.get(i, l) for i,l in enumerate(lines)))
+    for store in ('strokes','png'):
+        src = drawing_samples(tmp_path/'a.ndjson', store)
+        good = []
+        for i,(_,raw) in enumerate(src.take(np.arange(10))):
+            if i in bad:
+                with pytest.raises(ValueError): src.load(raw)
+            else: good.append(src.load(raw)['id']-2**60)
+        assert good==[0,9]
+
+def tight(i, **kw): return json.dumps(json.loads(raw_line(i, **kw)), separators=(',',':')).encode()
+
+def test_short_cut_is_the_same(tmp_path):
+    "Without spaces, numbers are read as text: whole, negative, fractions, in one file"
+    drawings = [doodle(i) for i in range(60)]+[[[[-5,7,300],[1,2,-300],[0,1,2]]], [[[1e-3,2.5,4e2],[0,1,2],[0,1,2]]], [[[7],[8],[9]]]]
+    for name,f in (('a',raw_line), ('b',tight)): (tmp_path/f'{name}.ndjson').write_bytes(b'\n'.join(f(i, drawing=d) for i,d in enumerate(drawings)))
+    a,b = (drawing_samples(tmp_path/f'{n}.ndjson')[:] for n in 'ab')
+    for i,(x,y,d) in enumerate(zip(a, b, drawings, strict=True)):
+        assert (x['id'], x['cls'])==(y['id'], y['cls'])==(2**60+i, 'cat' if i%2 else 'dog')
+        for s,t,u in zip(x['strokes'], y['strokes'], simplify(d), strict=True): assert np.array_equal(s, t) and np.array_equal(s, u)
+
+@pytest.mark.parametrize('old,new', [(b'[[[1,2]', b'[[[1,,2]'), (b'[3,4]', b'[3]'), (b'[3,4]', b'[]'), (b'[3,4]', b'[3,x]'), (b'[3,4]', b'[3,[4]]'), (b'[[[1,2]', b'[[[1,-]'),
+    (b'[[[1,2]', b'[[1,2]'), (b'[[[1,2]', b'[[[1,99999999999]'), (b'[[[1,2]', b'[[[1,1e999]'), (b']]]}', b']]'), (b'[[[1,2]', b'[[[1,2'), (b'"key_id"', b'"key"')])
+def test_short_cut_is_strict(tmp_path, old, new):
+    good = tight(1, drawing=[[[1,2],[3,4],[5,6]],[[7,8],[9,9],[9,10]]])
+    assert old in good
+    (tmp_path/'a.ndjson').write_bytes(b'\n'.join([good]*9+[good.replace(old, new)]+[good]*9))
+    src = drawing_samples(tmp_path)
+    for i,(_,raw) in enumerate(src.take(np.arange(19))):
+        if i!=9: assert len(src.load(raw)['strokes'])==2
+        else:
+            with pytest.raises(ValueError): src.load(raw)
+
+def test_nothing_is_evaluated(tmp_path):
+    (tmp_path/'a.csv').write_text('key_id,drawing\n1,"__import__(\'os\').system(\'touch /tmp/evil\')"\n')
+    with pytest.raises(ValueError, match='Expecting value'): drawing_samples(tmp_path/'a.csv')[0]
+
+def pack(f, op, to):
+    with op(to, 'wb') as h: h.write(f.read_bytes())
+
+def test_stream(folder):
+    pack(folder/'b.ndjson', gzip.open, folder/'b.ndjson.gz'); pack(folder/'c.csv', lzma.open, folder/'c.csv.xz')
+    src = drawing_samples([folder/'b.ndjson.gz', folder/'c.csv.xz', folder/'raw/a.ndjson'])
+    assert not hasattr(src, '__len__') and 'a stream of drawings in 3 files' in repr(src)
+    parts = list(src.stream(100))
+    assert [len(p) for p in parts]==[100,100,84]
+    got = [src.load(r)['id']-2**60 for p in pickle.loads(pickle.dumps(parts)) for _,r in p]
+    assert sorted(got)==sorted([*range(64),*range(70),*range(150)]) and got[:6]==[0,0,0,1,1,1]
+    assert src[5]['id']==2**60+1
+
+def test_stream_of_many_files(tmp_path):
+    for k in range(40):
+        with gzip.open(tmp_path/f'{k:02}.ndjson.gz', 'wb') as h: h.write(b'\n'.join(raw_line(k, drawing=[[[0,9],[0,255]]]) for _ in range(k%4)))
+    src = drawing_samples(tmp_path)
+    assert sorted(o['id']-2**60 for o in src)==sorted(k for k in range(40) for _ in range(k%4))
+
+@pytest.mark.parametrize('op,end', [(gzip.open,'.gz'), (lzma.open,'.xz')])
+def test_truncated_stream(folder, op, end):
+    pack(folder/'b.ndjson', op, f:=folder/f'b.ndjson{end}')
+    f.write_bytes(f.read_bytes()[:-30])
+    with pytest.raises(OSError, match=f'b.ndjson{end}: truncated or damaged'): list(drawing_samples(f).stream(10))
+
+def test_no_files(tmp_path):
+    for bad in (tmp_path, tmp_path/'nowhere', [tmp_path/'x.csv']):
+        with pytest.raises(FileNotFoundError): drawing_samples(bad)
+    (tmp_path/'empty.ndjson').write_bytes(b'\n')
+    with pytest.raises(ValueError, match='no drawings'): drawing_samples(tmp_path)
+    with pytest.raises(ValueError, match="'strokes' or 'png'"): drawing_samples(tmp_path, 'jpg')
+
+def test_no_heavy_imports():
+    code = "import sys, fastai_remote.drawings; print([m for m in ('torch','fastai','matplotlib','scipy','pandas') if m in sys.modules])"
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip()=='[]'
