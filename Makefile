@@ -1,7 +1,9 @@
 # Everything sets itself up: a virtual environment in .venv, the packages, an embedded Redis server.
+# EXTRAS=test,dask,ray,spark,java has the engines' tests too (0.9 GB more; java: only where there is none);
 # PYTHON=python3.13 picks another Python; UV_TORCH_BACKEND=cpu in the environment gets the small PyTorch.
 PYTHON ?= python3
 VENV ?= .venv
+EXTRAS ?= test
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
@@ -11,7 +13,7 @@ setup: $(READY)
 $(READY): settings.ini setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check uv
-	$(VENV)/bin/uv pip install -q --python $(PY) --compile-bytecode -e ".[test]"
+	$(VENV)/bin/uv pip install -q --python $(PY) --compile-bytecode -e ".[$(EXTRAS)]"
 	touch $@
 
 demo: setup  # make demo [DATA=folder] [LABELS=labels.csv or a regular expression]
@@ -37,6 +39,7 @@ readme: setup  # README.md from nbs/index.ipynb
 bench: setup  # make bench [DATA=folder]
 	$(PY) -W ignore tests/bench/loader.py $(if $(DATA),'$(DATA)')
 	$(PY) -W ignore tests/bench/memory.py
+	$(PY) -W ignore tests/bench/ingest.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo.png
