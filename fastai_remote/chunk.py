@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/chunk.html.md"""
 # %% auto #0
 __all__ = ['write_chunk', 'part_mark', 'convert', 'plan_fields', 'look_at', 'fn_fingerprint']
 
-# %% ../nbs/04d_chunk.ipynb #1740c0d6
+# %% ../nbs/04d_chunk.ipynb #a4bbf338
 import hashlib
 from functools import partial
 from types import CodeType, MethodType
@@ -19,10 +19,10 @@ from .codec import Encoded, get_codec, infer_codec, is_image
 from .commit import label_hash, narrow
 from .core import crc32s
 from .redis_writer import ServerRestarted
-from .sources import as_sample, stable_repr
+from .sources import as_sample, no_address, stable_repr
 from .stats import ImageStats, _quota, has_stats
 
-# %% ../nbs/04d_chunk.ipynb #a1e4ada2
+# %% ../nbs/04d_chunk.ipynb #1cefae14
 _flush = 4_000_000   # bytes a write: large enough that round trips do not count, small enough for any server
 
 class _Columns:
@@ -109,7 +109,7 @@ def _write(w, k, part, load, fn):
         try: cols.add(pos, convert(load, fn, raw))
         except Exception as e:
             rec['holes'].append(pos)
-            failures.append((str(name), f'{type(e).__name__}: {e}'[:300]))
+            failures.append((str(name), no_address(f'{type(e).__name__}: {e}')[:300]))
         if cols.nbytes>_flush: flush()
     flush()
     rec['failed'] = len(failures)

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/ingest.html.md"""
 # %% auto #0
 __all__ = ['IngestError', 'IngestReport', 'cut', 'to_redis', 'ingest', 'check_room']
 
-# %% ../nbs/05_ingest.ipynb #58dc8368
+# %% ../nbs/05_ingest.ipynb #19bdfb34
 import hashlib, sys, time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from .order import BlockPermutation, Permutation
 from .parallel import parallel_map, effective_workers
 from .redis_commit import RedisWriter
 from .redis_writer import OpenWriter, ServerRestarted
-from .sources import as_source
+from .datasets import as_source
 from .store_redis import RedisLink, as_link
 
 # %% ../nbs/05_ingest.ipynb #0b656edf

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/partitions.html.md"""
 # %% auto #0
 __all__ = ['PartitionWriter']
 
-# %% ../nbs/05b_partitions.ipynb #9c054292
+# %% ../nbs/05b_partitions.ipynb #d06b2e63
 import time, uuid
 from itertools import islice
 
@@ -17,7 +17,7 @@ from .chunk import convert, look_at, plan_fields, write_chunk
 from .ingest import IngestReport, _keep
 from .ops import RedisStore
 from .redis_writer import OpenWriter, RedisWriter
-from .sources import _same
+from .datasets import _same
 from .store_redis import RedisLink, as_link
 
 # %% ../nbs/05b_partitions.ipynb #eed83b42

@@ -137,3 +137,36 @@ def _stats(self:RedisWriter):
     res = ImageStats()
     for k in sorted(parts): res += ImageStats.from_bytes(parts[k])
     return {self.plan['stats']:res.summary()}
+
+# %% ../nbs/03c_redis_commit.ipynb #8983b2c0
+@patch
+def room(self:RedisWriter,
+    pos, # Some positions that are written
+)->tuple: # Bytes a sample takes, bytes free, bytes in all; the latter `None` where the server does not say
+    "What samples cost the server, keys included, and what it has left"
+    pre,fields = self.plan['prefix'],self.plan['fields']
+    var = [f for f,d in fields.items() if d['dtype'] is None]
+    def go(c):
+        p = c.pipeline(transaction=False)
+        for f in var:
+            for i in pos: p.memory_usage(f'{pre}:{f}:{i}')
+        return p.info('memory').execute(raise_on_error=False)
+    *sizes,m = self.link.call(go)
+    sizes = [s+16 for s in sizes if isinstance(s, int)]   # 16: a slot in the table of keys, as it doubles
+    each = sum(np.dtype(d['dtype']).itemsize*(2 if d.get('staged') else 1) for d in fields.values() if d['dtype'])+(len(var)*sum(sizes)/len(sizes) if sizes else 0)
+    if not isinstance(m, dict): return each,None,None
+    limit = m.get('maxmemory') or m.get('total_system_memory')
+    return each,limit-m['used_memory'] if limit else None,limit
+
+# %% ../nbs/03c_redis_commit.ipynb #e932d5d8
+@patch
+def claim(self:RedisWriter)->int:
+    "A chunk number that nobody else has"
+    return self._mine(lambda p: p.incr(f'{self.key}:next'))[0]-1
+
+@patch
+def undo(self:RedisWriter, k:int):
+    "Remove what chunk `k` wrote; it stays empty"
+    size = self.plan['chunk']
+    self._mine(lambda p: p.hdel(f'{self.key}:stats', k).hdel(f"{self.plan['prefix']}:failures#0", k))
+    self.done(k, dict(ok=0, bytes=0, failed=0, holes=list(range(k*size, (k+1)*size))), run=self.server_run())

@@ -131,7 +131,7 @@ class OpenWriter:
         return w
     def __repr__(self): return f'{type(self).__name__}({self.name!r})'
 
-# %% ../nbs/03b_redis_writer.ipynb #fa6d883d
+# %% ../nbs/03b_redis_writer.ipynb #99b5f133
 def _runs(pos):
     "Cut `pos` where it is not consecutive, or crosses into another packed key"
     return np.split(np.arange(len(pos)), np.flatnonzero((np.diff(pos)!=1)|((pos[1:]>>_shift)!=(pos[:-1]>>_shift)))+1)
@@ -208,40 +208,9 @@ def failures(self:RedisWriter):
     for _,v in scan_hash(self.link, f"{self.plan['prefix']}:failures#0"): yield from map(tuple, json.loads(v))
 
 @patch
-def room(self:RedisWriter,
-    pos, # Some positions that are written
-)->tuple: # Bytes a sample takes, bytes free, bytes in all; the latter `None` where the server does not say
-    "What samples cost the server, keys included, and what it has left"
-    pre,fields = self.plan['prefix'],self.plan['fields']
-    var = [f for f,d in fields.items() if d['dtype'] is None]
-    def go(c):
-        p = c.pipeline(transaction=False)
-        for f in var:
-            for i in pos: p.memory_usage(f'{pre}:{f}:{i}')
-        return p.info('memory').execute(raise_on_error=False)
-    *sizes,m = self.link.call(go)
-    sizes = [s+16 for s in sizes if isinstance(s, int)]   # 16: a slot in the table of keys, as it doubles
-    each = sum(np.dtype(d['dtype']).itemsize*(2 if d.get('staged') else 1) for d in fields.values() if d['dtype'])+(len(var)*sum(sizes)/len(sizes) if sizes else 0)
-    if not isinstance(m, dict): return each,None,None
-    limit = m.get('maxmemory') or m.get('total_system_memory')
-    return each,limit-m['used_memory'] if limit else None,limit
-
-@patch
-def claim(self:RedisWriter)->int:
-    "A chunk number that nobody else has"
-    return self._mine(lambda p: p.incr(f'{self.key}:next'))[0]-1
-
-@patch
 def claimed(self:RedisWriter)->int:
     "How many chunk numbers were claimed"
     return int(self.link.call(lambda c: c.get(f'{self.key}:next')) or 0)
-
-@patch
-def undo(self:RedisWriter, k:int):
-    "Remove what chunk `k` wrote; it stays empty"
-    size = self.plan['chunk']
-    self._mine(lambda p: p.hdel(f'{self.key}:stats', k).hdel(f"{self.plan['prefix']}:failures#0", k))
-    self.done(k, dict(ok=0, bytes=0, failed=0, holes=list(range(k*size, (k+1)*size))), run=self.server_run())
 
 @patch
 def extend(self:RedisWriter, n:int, **kwargs):
