@@ -81,7 +81,7 @@ def crc32s(
     "Checksums of `values`"
     return np.fromiter(map(zlib.crc32, values), np.uint32, len(values))
 
-# %% ../nbs/00_core.ipynb #9a710f1c
+# %% ../nbs/00_core.ipynb #fb99adba
 def _same(o): return o
 
 class Store:
@@ -149,19 +149,24 @@ class Store:
 
     def __repr__(self): return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
     def _repr_html_(self): return _table(self.name, {'samples':f'{len(self):,}', **{f:self._about(f) for f in self.fields},
-        **{f'split {k}':f'{a:,} to {b:,}' for k,(a,b) in self.splits.items()}, 'encoded':size_str(self.manifest.nbytes), 'created':self.manifest.created})
+        **{f'split {k}':f'{a:,} to {b:,}' for k,(a,b) in self.splits.items()}, 'encoded':size_str(self.manifest.nbytes),
+        **{f'{f} images':_sizes(s) for f,s in self.manifest.stats.items()}, 'left out':f'{self.manifest.failed:,}' if self.manifest.failed else '', 'created':self.manifest.created})
 
     def _about(self, f):
         d,v = self.manifest.fields[f],self.manifest.vocab.get(f)
         return d['codec'] + (f" ({d['dtype']})" if d['dtype'] else '') + (f", {len(v):,} labels" if v else '')
 
-# %% ../nbs/00_core.ipynb #582c5276
+# %% ../nbs/00_core.ipynb #03f44eb0
 def size_str(n:int)->str:
     "`n` bytes in units a person reads"
     for u in ('B','KB','MB','GB'):
         if n<1000: return f'{n:.1f} {u}' if u!='B' and n<100 else f'{n:.0f} {u}'
         n /= 1000
     return f'{n:.1f} TB'
+
+def _sizes(s):
+    w,h = (f'{a}' if a==b else f'{a} to {b}' for a,_,b in (s['width'],s['height']))
+    return f"{w} wide, {h} high; mean {', '.join(f'{o:.3f}' for o in s['mean'])}; deviation {', '.join(f'{o:.3f}' for o in s['std'])}"
 
 def _table(title, rows):
     tr = ''.join(f'<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>' for k,v in rows.items() if v not in ('', None))

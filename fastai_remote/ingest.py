@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/ingest.html.md"""
 # %% auto #0
 __all__ = ['IngestError', 'IngestReport', 'cut', 'to_redis', 'ingest', 'check_room']
 
-# %% ../nbs/05_ingest.ipynb #19bdfb34
+# %% ../nbs/05_ingest.ipynb #08aa3019
 import hashlib, sys, time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,13 +17,14 @@ from itertools import chain, islice
 import numpy as np
 from fastcore.imports import IN_NOTEBOOK
 
-from .chunk import _Columns, convert, fn_fingerprint, look_at, part_mark, plan_fields, write_chunk
+from .chunk import _Columns, convert, look_at, part_mark, plan_fields, write_chunk
 from .core import StoreExists, StoreFull, size_str, _table
 from .order import BlockPermutation, Permutation
 from .parallel import parallel_map, effective_workers
 from .redis_commit import RedisWriter
 from .redis_writer import OpenWriter, ServerRestarted
 from .datasets import as_source
+from .sources import fn_fingerprint
 from .store_redis import RedisLink, as_link
 
 # %% ../nbs/05_ingest.ipynb #0b656edf

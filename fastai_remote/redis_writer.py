@@ -20,7 +20,7 @@ from .commit import check_name
 from .core import StoreBusy, StoreExists, StoreNotFound, StoreUnavailable
 from .store_redis import RedisLink, _shift, read_manifest
 
-# %% ../nbs/03b_redis_writer.ipynb #028c5bb2
+# %% ../nbs/03b_redis_writer.ipynb #49d2cc26
 _lease = 30
 _ingests,_generations = 'fastai_remote:ingests','fastai_remote:generations'
 
@@ -67,7 +67,7 @@ class RedisWriter:
         except StoreNotFound: return None
 
     def _lock(self):
-        me,key = {'host':socket.gethostname(), 'pid':os.getpid(), 'id':uuid.uuid4().hex},f'{self.key}:lock'
+        me,key = {'host':_host(), 'pid':os.getpid(), 'id':uuid.uuid4().hex},f'{self.key}:lock'
         self.token = json.dumps(me).encode()
         for _ in range(3):
             if self.link.call(lambda c: c.set(key, self.token, nx=True, ex=_lease) or c.get(key)==self.token): break
@@ -75,7 +75,7 @@ class RedisWriter:
             if who is None: continue
             d = json.loads(who)
             if d['host']!=me['host'] or _alive(d['pid']):
-                raise StoreBusy(f"{self.link.url}: process {d['pid']} on {d['host']} is writing {self.name!r} now{self._progress()}; if it is dead, its lease ends within {_lease} s")
+                raise StoreBusy(f"{self.link.url}: process {d['pid']} on {d['host'].split()[0]} is writing {self.name!r} now{self._progress()}; if it is dead, its lease ends within {_lease} s")
             self._if_lock(who, lambda p: p.delete(key))
         else: raise StoreBusy(f'{self.link.url}: the lock on {self.name!r} keeps changing hands')
         self.stop = threading.Event()
@@ -112,6 +112,11 @@ class RedisWriter:
         self.stop.set()
         self._if_lock(self.token, lambda p: p.delete(f'{self.key}:lock'))
 
+def _host():
+    "This machine, and which numbering of processes: containers of one name have their own"
+    try: return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError: return socket.gethostname()
+
 def _alive(pid):
     try: os.kill(pid, 0)
     except ProcessLookupError: return False
@@ -131,7 +136,7 @@ class OpenWriter:
         return w
     def __repr__(self): return f'{type(self).__name__}({self.name!r})'
 
-# %% ../nbs/03b_redis_writer.ipynb #99b5f133
+# %% ../nbs/03b_redis_writer.ipynb #02e9db13
 def _runs(pos):
     "Cut `pos` where it is not consecutive, or crosses into another packed key"
     return np.split(np.arange(len(pos)), np.flatnonzero((np.diff(pos)!=1)|((pos[1:]>>_shift)!=(pos[:-1]>>_shift)))+1)
@@ -195,17 +200,17 @@ def records(self:RedisWriter):
         if k<len(seen) and not seen[k]: yield k,json.loads(v)
         if k<len(seen): seen[k] = True
 
-def scan_hash(link:RedisLink, key:str):
-    "The items of a hash with numbers for names, as an iterator; some may come twice"
+def scan_hash(link:RedisLink, key:str, count:int=100):
+    "The items of a hash with numbers for names, `count` a round trip, as an iterator; some may come twice"
     cursor = None
     while cursor!=0:
-        cursor,page = link.call(lambda c: c.hscan(key, cursor or 0, count=1000))
+        cursor,page = link.call(lambda c: c.hscan(key, cursor or 0, count=count))
         for k,v in page.items(): yield int(k),v
 
 @patch
 def failures(self:RedisWriter):
     "What could not be converted, as an iterator of `(sample, reason)`"
-    for _,v in scan_hash(self.link, f"{self.plan['prefix']}:failures#0"): yield from map(tuple, json.loads(v))
+    for _,v in scan_hash(self.link, f"{self.plan['prefix']}:failures#0", 4): yield from map(tuple, json.loads(v))
 
 @patch
 def claimed(self:RedisWriter)->int:

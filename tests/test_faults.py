@@ -512,7 +512,7 @@ def test_other_number_of_workers(fresh):
 _fns = '''
 import functools
 from PIL import Image
-from fastai_remote.chunk import fn_fingerprint
+from fastai_remote.sources import fn_fingerprint
 from fastai_remote.datasets import as_source
 def words(o): return {'txt':' '.join(w for w in o['txt'].split() if w not in {'a','b','the','of','in'})}
 def scale(o, k): return {'f4':o['f4']*k}
