@@ -20,7 +20,7 @@ from .redis_writer import ServerRestarted
 from .sources import as_sample, no_address, stable_repr
 from .stats import ImageStats, _quota, has_stats
 
-# %% ../nbs/04d_chunk.ipynb #1cefae14
+# %% ../nbs/04d_chunk.ipynb #41438f96
 _flush = 4_000_000   # bytes a write: large enough that round trips do not count, small enough for any server
 
 class _Columns:
@@ -29,6 +29,8 @@ class _Columns:
         store_attr()
         self.stats = ImageStats() if look else None
         self.codes = {f:{l:i for i,l in enumerate(v)} for f,v in vocab.items()}
+        self.codecs = {f:get_codec(d['codec']) for f,d in fields.items()}
+        self.width = {f:np.dtype(d['dtype']).itemsize for f,d in fields.items() if d['dtype']}
         self.clear()
     def clear(self): self.pos,self.cols,self.labels,self.nbytes = [],{f:[] for f in self.fields if not f.endswith('.crc')},{},0
 
@@ -37,20 +39,24 @@ class _Columns:
         if sample.keys()!=self.cols.keys(): raise ValueError(f"fields {', '.join(sample)}; the first sample had {', '.join(self.cols)}")
         seen = {}   # a label counts when its sample is stored
         vals = {f:self._encode(f, o, seen) for f,o in sample.items()}
-        if self.look and len(self.stats)<_quota: self.stats.add(getattr(vals[self.look], 'im', None) or get_codec(self.fields[self.look]['codec']).image(vals[self.look]))
+        if self.look and len(self.stats)<_quota: self._count(vals[self.look])
         for f,ls in seen.items(): self.labels.setdefault(f, set()).update(ls)
         for f,v in vals.items():
             self.cols[f].append(bytes(v) if isinstance(v, Encoded) else v)   # without the image
-            self.nbytes += len(v) if isinstance(v, bytes) else np.dtype(self.fields[f]['dtype']).itemsize
+            self.nbytes += len(v) if isinstance(v, bytes) else self.width[f]
         self.pos.append(pos)
 
+    def _count(self, v):
+        try: self.stats.add(getattr(v, 'im', None) or self.codecs[self.look].image(v))
+        except Exception: pass   # arrays that are no picture are stored all the same
+
     def _encode(self, f, o, seen):
-        d,c = self.fields[f],get_codec(self.fields[f]['codec'])
+        d,c = self.fields[f],self.codecs[f]
         if c.dtype is None:
             b = c.to_bytes(o)
             if d['codec']=='labels':
                 ls = c.from_bytes(b)
-                if f in self.codes and (bad:=[l for l in ls if l not in self.codes[f]]): raise ValueError(f'label {bad[0]!r} is not in the vocab of {f!r}')
+                if f in self.codes and (bad:=[l for l in ls if l not in self.codes[f] and str(l) not in self.codes[f]]): raise ValueError(f'label {bad[0]!r} is not in the vocab of {f!r}')
                 seen[f] = set(map(str, ls))
             return b
         if d['codec']!='cls': return c.to_num(o)
@@ -58,7 +64,7 @@ class _Columns:
             if isinstance(o, str) or o in self.codes[f]:
                 if o not in self.codes[f]: raise ValueError(f'label {o!r} is not in the vocab of {f!r}')
                 return self.codes[f][o]
-            if not 0<=(i:=int(c.to_num(o)))<len(self.codes[f]): raise ValueError(f'label {o!r}: the vocab of {f!r} has {len(self.codes[f])}')
+            if not 0<=(i:=int(c.to_num(o)))<len(self.codes[f]) or not isinstance(self.vocab[f][i], str): raise ValueError(f'label {o!r} is not in the vocab of {f!r}, which has {len(self.codes[f])}')
             return i
         if isinstance(o, str)!=d['text']: raise TypeError(f"label {o!r}: the first sample had {'a str' if d['text'] else 'a number'}")
         if not isinstance(o, str): return int(c.to_num(o))
@@ -91,7 +97,7 @@ def write_chunk(
         if stream:
             rec['mark'],size = part_mark(part),w.plan['chunk']
             rec['holes'] += range(k*size+len(part), (k+1)*size)
-        try: w.done(k, rec, failures, stats, run); return rec
+        try: w.done(k, rec, failures, stats, run); return {**rec, 'run':run}
         except ServerRestarted as e: err = e
     raise err
 

@@ -43,7 +43,7 @@ class Codec:
     def _dec(self, b): return b
     def __repr__(self): return f'{type(self).__name__}({self.name!r})'
 
-# %% ../nbs/01_codec.ipynb #32bf4fe3
+# %% ../nbs/01_codec.ipynb #15dfd792
 class TextCodec(Codec):
     "`str` as UTF-8"
     def _enc(self, o):
@@ -80,7 +80,9 @@ class NpzCodec(Codec):
 
 class NpyImageCodec(NpyCodec):
     "One array of pixels"
-    def image(self, b): return Image.fromarray(self.from_bytes(b))
+    def image(self, b):
+        a = self.from_bytes(b)
+        return Image.fromarray(a[...,0] if a.ndim==3 and a.shape[-1]==1 else a)
 
 class NpzImageCodec(NpzCodec):
     "One array of pixels, zlib-compressed"
@@ -120,10 +122,12 @@ class ImageCodec(Codec):
         except (OSError,SyntaxError,ValueError,IndexError) as e: raise ValueError(f'damaged {im.format}: {e}') from None
         return im
 
-# %% ../nbs/01_codec.ipynb #57208ba9
+# %% ../nbs/01_codec.ipynb #bdd9d368
 class FixedCodec(Codec):
     "A number of `dtype`"
-    def __init__(self, name:str, dtype): self.name,self.dtype = name,np.dtype(dtype)
+    def __init__(self, name:str, dtype):
+        self.name,self.dtype = name,np.dtype(dtype)
+        self.lo,self.hi = (np.iinfo(dtype).min,np.iinfo(dtype).max) if self.dtype.kind in 'iu' else (0,-1)
     def to_array(self,
         os:list # Numbers
     )->np.ndarray: # Of `dtype`, shape (len(os),)
@@ -131,6 +135,7 @@ class FixedCodec(Codec):
         return np.array([self.to_num(o) for o in os], dtype=self.dtype)
     def to_num(self, o):
         "`o` as `dtype`, or `ValueError`"
+        if type(o) is int and self.lo<=o<=self.hi: return o
         if isinstance(o, (str,bytes)) or o is None: raise TypeError(f'{self.name}: want a number, got {o!r}')
         a = np.asarray(o.item() if hasattr(o, 'item') else o)
         if a.ndim: raise ValueError(f'{self.name}: want one number, got shape {a.shape}')

@@ -12,7 +12,7 @@ import hashlib, re
 
 import numpy as np
 
-# %% ../nbs/02a_commit.ipynb #c44a5dfd
+# %% ../nbs/02a_commit.ipynb #b1bf4b82
 def fill_moves(
     splits:dict, # `{split: [start, stop]}`, one after the other from 0
     holes:np.ndarray, # Positions without a sample, sorted
@@ -23,7 +23,9 @@ def fill_moves(
         h = holes[(holes>=a)&(holes<b)]
         e = s+(b-a)-len(h)
         free = np.concatenate([np.arange(s, min(a, e)), h[h<e]])
-        src = np.setdiff1d(np.arange(max(a, e), b), h, assume_unique=True)
+        there = np.ones(max(b-max(a, e), 0), bool)
+        there[h[h>=max(a, e)]-max(a, e)] = False
+        src = max(a, e)+np.flatnonzero(there)
         new[k] = [s,e]
         moves.append((src, free))
         s = e

@@ -7,10 +7,12 @@ Docs: https://fastai-remote.github.io/fastai_remote/datasets.html.md"""
 # %% auto #0
 __all__ = ['as_source']
 
-# %% ../nbs/04e_datasets.ipynb #bbc771e0
+# %% ../nbs/04e_datasets.ipynb #84d378fb
 import hashlib, os, tempfile
 from functools import lru_cache
+from inspect import getgeneratorstate
 from pathlib import Path
+from types import GeneratorType
 
 import cloudpickle
 import numpy as np
@@ -20,7 +22,7 @@ from .codec import Encoded, ImageCodec, get_codec
 from .core import CorruptSample, MissingSample, Store
 from .sources import as_sample, image_samples, stable_repr
 
-# %% ../nbs/04e_datasets.ipynb #74893ec5
+# %% ../nbs/04e_datasets.ipynb #0e0e0dae
 def _same(o): return o
 
 class _Items:
@@ -59,7 +61,9 @@ class _Dataset(_Items):
             self.file = os.path.join(self.dir.name, 'dataset')
             with open(self.file, 'wb') as f: cloudpickle.dump(self.items, f)   # our own process's object, read by our own workers
         return _LoadItem(self.file)
-    def fingerprint(self): return len(self),type(self.items).__qualname__,hashlib.sha256(stable_repr(self.items[0]).encode()).hexdigest()
+    def fingerprint(self):
+        n = len(self)
+        return n,type(self.items).__qualname__,hashlib.sha256(''.join(stable_repr(self.items[i]) for i in sorted({0, n//2, n-1}) if 0<=i<n).encode()).hexdigest()
 
 @lru_cache(1)
 def _dataset(file):
@@ -83,13 +87,20 @@ class _Splits:
         self.srcs,self.block = srcs,min((getattr(s, 'block', 0) for s in srcs.values()), default=0)
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {k:[a,b] for k,a,b in zip(self.srcs, ends, ends[1:])}
-        self.vocab = next((s.vocab for s in self.srcs.values() if s.vocab), None)
+        self.vocab,self.codecs = _union([s.vocab for s in srcs.values()]),{f:c for s in srcs.values() for f,c in getattr(s, 'codecs', {}).items()}
     def __len__(self): return max((b for _,b in self.splits.values()), default=0)
     def take(self, idxs):
         return _Part((k, self.srcs[k].take(i-a)) for k,(a,b) in self.splits.items() if len(i:=idxs[(idxs>=a)&(idxs<b)]))
     @property
     def load(self): return _LoadSplit({k:s.load for k,s in self.srcs.items()})
+    @property
+    def as_is(self): return _LoadSplit({k:s.as_is for k,s in self.srcs.items()})   # an AttributeError if one has none
     def fingerprint(self): return {k:s.fingerprint() for k,s in self.srcs.items()}
+
+def _union(vocabs):
+    "The labels of all, field by field; where not all have some, those of the first that has"
+    if not all(vocabs): return next((v for v in vocabs if v), None)
+    return {f:list(dict.fromkeys(l for v in vocabs for l in v.get(f, []))) for f in dict.fromkeys(f for v in vocabs for f in v)}
 
 class _LoadSplit:
     def __init__(self, loads): self.loads = loads
@@ -99,7 +110,9 @@ class _Stream:
     "Samples that come one after the other, nobody knows how many"
     vocab = splits = None
     load = staticmethod(_same)
-    def __init__(self, it): self.it,self.once = it,hasattr(it, '__next__')
+    def __init__(self, it):
+        if isinstance(it, GeneratorType) and getgeneratorstate(it)!='GEN_CREATED': raise ValueError(f'{it.__qualname__}: this generator has been read from already; make a new one')
+        self.it,self.once = it,hasattr(it, '__next__')
     def stream(self, size): return chunked(((f'item {i}', o) for i,o in enumerate(self.it)), size)
     def fingerprint(self): return type(self.it).__qualname__,getattr(self.it, '__qualname__', '')
 

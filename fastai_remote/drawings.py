@@ -19,7 +19,7 @@ from fastcore.basics import store_attr
 from .rasterise import Rasterise
 from .strokes import _flat, _simplify, as_strokes, simplify
 
-# %% ../nbs/06_drawings.ipynb #7de50211
+# %% ../nbs/06_drawings.ipynb #eaf14235
 class _Lines:
     "Lines that are decoded together, when the first is asked for"
     def __init__(self): self.lines,self.heads,self.samples = [],[],None
@@ -50,35 +50,53 @@ def _parse(line):
     if isinstance(d, dict): d['drawing'] = tuple(strokes),b'.' not in t and b'-' not in t
     return d
 
-def _whole(text):
-    "Whole numbers with commas between them, as an array: digit by digit, of all numbers at once"
-    b = np.frombuffer(text, np.uint8)
-    e = np.append((b==44).nonzero()[0], len(b))
+def _numbers(b):
+    "Numbers, each up to a `,` or `;`, some with a sign or decimals, as an array: digits as of whole numbers, then shifted; `ValueError` if one has an exponent, or is none"
+    sep = (b==44)|(b==59)
+    digit = (b>=48)&(b!=59)   # or worse: `_whole` looks
+    dots,minus = (b==46).nonzero()[0],(b==45).nonzero()[0]
+    e = np.append(sep.nonzero()[0], len(b))
+    at,neg = e.searchsorted(dots),e.searchsorted(minus)
+    first = np.append(0, e[:-1]+1)
+    if len(dots)+len(minus)+sep.sum()+digit.sum()<len(b) or (np.diff(at)<1).any() or (first[neg]!=minus).any() or not ((dots>first[at])&digit[dots-1]).all(): raise ValueError('an exponent, or no number')
+    shift,sign = np.zeros(len(e), np.intp),np.ones(len(e))
+    shift[at],sign[neg] = e[at]-1-dots,-1
+    if (shift[at]<1).any(): raise ValueError('a point without decimals')
+    return sign*_whole(b[digit|sep], np.int64)/10.**shift
+
+def _whole(b, dtype=np.int32):
+    "Whole numbers, each up to a `,` or `;`, as an array: digit by digit, of all numbers at once"
+    e = np.append(((b==44)|(b==59)).nonzero()[0], len(b))
     k = np.diff(e, prepend=-1)-1
-    if k.max()>9: raise ValueError('numbers too long')
-    v = np.zeros(len(e), np.int32)
+    if k.max()>(9 if dtype is np.int32 else 18): raise ValueError('numbers too long')
+    v = np.zeros(len(e), dtype)
     for j in range(k.max()):
         d = b[e-1-j]-48; d[k<=j] = 0   # of type uint8: what is below 0 is large
         if d.max()>9: raise ValueError('points that are no numbers')
-        v += d*np.int32(10**j)
+        v += d*dtype(10**j)
     if k.min()<1: raise ValueError('a stroke without points')
-    return v.astype(float)
+    return v
 
 def _flat_text(drawings):
     "`_flat` of what `_parse` left as text"
     strokes = [s for d,_ in drawings for s in d]
-    n = [x.count(b',')+1 for x,_ in strokes]
-    if n!=[y.count(b',')+1 for _,y in strokes]: raise ValueError('a stroke whose x and y differ in length')
-    text = b','.join([x for x,_ in strokes]+[y for _,y in strokes])
-    v = _whole(text) if all(w for _,w in drawings) else np.array(json.loads(b'['+text+b']'), float)
-    if len(v)!=2*sum(n): raise ValueError('a stroke without points')
-    return *v.reshape(2, -1),np.array(n),np.array([len(d) for d,_ in drawings])
+    text = b';'.join([x for x,_ in strokes]+[y for _,y in strokes])
+    b = np.frombuffer(text, np.uint8)
+    ends = b[((b==44)|(b==59))]==59
+    n = np.diff(np.append(ends.nonzero()[0], len(ends)), prepend=-1).reshape(2, -1)
+    if (n[0]!=n[1]).any(): raise ValueError('a stroke whose x and y differ in length')
+    if all(w for _,w in drawings): v = _whole(b).astype(float)
+    else:
+        try: v = _numbers(b)
+        except ValueError: v = np.array(json.loads(b'['+text.replace(b';', b',')+b']'), float)
+    if len(v)!=2*n[0].sum(): raise ValueError('a stroke without points')
+    return *v.reshape(2, -1),n[0],np.array([len(d) for d,_ in drawings])
 
 def _is_strokes(o): return isinstance(o, list) and all(isinstance(s, list) and len(s) in (2,3) and isinstance(s[0], list) and isinstance(s[1], list) for s in o)
 
 class _LoadDrawing:
     "raw -> sample; raises `ValueError` with the cause"
-    def __init__(self, label, raster): store_attr()
+    def __init__(self, label, raster, packed=False): store_attr()
     def __call__(self, raw):
         o,i = raw
         if o.samples is None: o.samples = self.many(o)
@@ -121,7 +139,7 @@ class _LoadDrawing:
         raw = [i for i,d in enumerate(ds) if isinstance(d['strokes'], list) and not self._keep(d)]
         flat = [f([ds[i]['strokes'] for i in at]) for f,at in ((_flat_text,whole), (_flat_text,text), (_flat,raw)) if at]
         res = list(ds)
-        for i,s in zip(whole+text+raw, _simplify(*map(np.concatenate, zip(*flat)), 2.) if flat else []): res[i] = {**ds[i], 'strokes':s}
+        for i,s in zip(whole+text+raw, _simplify(*map(np.concatenate, zip(*flat)), 2., self.packed) if flat else []): res[i] = {**ds[i], 'strokes':s}
         return res
 
     def _keep(self, d):
@@ -133,7 +151,7 @@ class _LoadDrawing:
     def _drawn(self, ds):
         return [{'png':p, **{k:v for k,v in d.items() if k!='strokes'}} for d,p in zip(ds, self.raster.pngs([d['strokes'] for d in ds]))]
 
-# %% ../nbs/06_drawings.ipynb #88a74211
+# %% ../nbs/06_drawings.ipynb #e9cca3c9
 _kinds = '.ndjson','.jsonl','.json','.csv'
 _n = 64   # lines between two entries of the index
 
@@ -208,6 +226,8 @@ class _Drawings:
     vocab = splits = None
     @property
     def load(self): return _LoadDrawing(self.label, self.raster)
+    @property
+    def as_is(self): return _LoadDrawing(self.label, self.raster, not self.raster)
     def fingerprint(self):
         st = [os.stat(f) for f in self.files]
         return [(os.path.relpath(f, self.root), s.st_size, s.st_mtime_ns) for f,s in zip(self.files, st)],self.label,repr(self.raster)

@@ -61,16 +61,18 @@ class IngestReport:
             f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}'})
         return t + (_table('failed', dict(self.failures[:10])) if self.failures else '')
 
-# %% ../nbs/05_ingest.ipynb #6446cce1
+# %% ../nbs/05_ingest.ipynb #93de6587
 def cut(
     n:int, # Samples
     splits:dict, # `{split: samples, or a fraction of them, or None for the rest}`
 )->dict: # `{split: [start, stop]}`
     "Ranges for splits of given sizes; raises `ValueError`"
+    if bad:=[v for v in splits.values() if not (v is None or 0<=v<=(1 if isinstance(v, float) else n))]: raise ValueError(f'{splits}: a split has a number of samples, a fraction of them, or None for the rest, not {bad[0]}: there are {n:,}')
+    if list(splits.values()).count(None)>1: raise ValueError(f'{splits}: only one split can have the rest')
+    parts = [v for v in splits.values() if isinstance(v, float)]
     sizes = {k:round(v*n) if isinstance(v, float) else v for k,v in splits.items()}
-    if list(sizes.values()).count(None)>1: raise ValueError(f'{splits}: only one split can have the rest')
     left = n-sum(v for v in sizes.values() if v is not None)
-    if None not in sizes.values() and 0<abs(left)<=len(sizes) and any(isinstance(v, float) for v in splits.values()):   # rounding
+    if len(parts)==len(splits) and abs(sum(parts)-1)<1e-6:   # what rounding left
         sizes[max(sizes, key=sizes.get)] += left
         left = 0
     if left<0 or (left and None not in sizes.values()): raise ValueError(f"{splits} take {n-left:,} samples of {n:,}{'' if left<0 else '; None for a split gives it the rest'}")
@@ -89,7 +91,7 @@ class _Positions:
             if p is not None and m.any(): res[m] = a+p[pos[m]-a]
         return res
 
-# %% ../nbs/05_ingest.ipynb #281135e9
+# %% ../nbs/05_ingest.ipynb #c71a4ddc
 def to_redis(
     source, # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, list, DataFrame, torch or fastai dataset, store, iterator; or `{split: source}`
     url:str, # `redis://`, `rediss://` or `unix://`
@@ -114,11 +116,14 @@ def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False,
     src,n_workers = as_source(source),effective_workers(n_workers)
     if vocab is None: vocab = src.vocab or {}
     vocab = {k:list(v) for k,v in (vocab if isinstance(vocab, dict) else {'cls':vocab}).items()}
+    if chunk is not None and chunk<1: raise ValueError(f'chunk must be at least 1, not {chunk}')
     job = (_Streamed if hasattr(src, 'stream') else _Known)(src, writer, fn, splits, shuffle, seed, chunk, n_workers)
-    fields = _first(job, vocab)
-    plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
-    said = src.fingerprint(),fn_fingerprint(fn),seed,shuffle,*plan.items(),*job.said
-    writer.begin(dict(plan, signature=hashlib.sha256(repr(said).encode()).hexdigest(), chunk=job.size, stats=look_at(fields), open=job.n==0), overwrite)
+    def plan():
+        fields = _first(job, vocab)
+        plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
+        said = src.fingerprint(),fn_fingerprint(fn),seed,shuffle,*plan.items(),*job.said
+        return dict(plan, signature=hashlib.sha256(repr(said).encode()).hexdigest(), chunk=job.size, stats=look_at(fields), open=job.n==0)
+    writer.begin(plan, overwrite)
     try: return _run(job, writer, n_workers, progress)
     except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or RedisStore.abandon(url, {writer.name!r})') from e
     finally: writer.close()
@@ -135,7 +140,7 @@ def _first(job, vocab, tries=100):
     if not k: raise ValueError(f'{job.writer.name}: the source is empty')
     raise IngestError(f'none of the first {k} samples could be converted; {why[0]}: {type(why[1]).__name__}: {why[1]}') from why[1]
 
-# %% ../nbs/05_ingest.ipynb #d2261d41
+# %% ../nbs/05_ingest.ipynb #363a3b60
 class _Job:
     "An ingest's chunks of `src`, as arguments for `write_chunk`"
     n,splits,said,stream = 0,None,(),False
@@ -163,24 +168,33 @@ class _Streamed(_Job):
     def setup(self, splits, shuffle, seed, chunk, n_workers):
         if splits: raise ValueError(f'{self.writer.name}: a stream cannot be cut at random: give {{split: source}}, or split when reading, by RandomStoreSplitter()')
         self.size = chunk or getattr(self.src, 'chunk', 64)
-        self.said,self.parts = (self.size,),iter(self.src.stream(self.size))
-        self.first = next(self.parts, ())
-    def head(self, k): return islice(self.first, k)
+        self.said,self.parts,self.ahead = (self.size,),None,None
+    def head(self, k):
+        self.parts,self.ahead = iter(self.src.stream(self.size)),[]
+        def parts():
+            for part in self.parts: self.ahead.append(part); yield part
+        return islice(chain.from_iterable(parts()), k)
     def chunks(self, marks):
-        if self.parts is None and getattr(self.src, 'once', False): raise ServerRestarted(f'{self.writer.name}: the server lost chunks, and the source cannot be gone through again; repeat the same call to go on')
-        parts,self.parts = chain([self.first], self.parts) if self.parts else self.src.stream(self.size),None
+        if self.ahead is None and getattr(self.src, 'once', False): raise ServerRestarted(f'{self.writer.name}: the server lost chunks, and the source cannot be gone through again; repeat the same call to go on')
+        parts,self.ahead = self.src.stream(self.size) if self.ahead is None else chain(self.ahead, self.parts),None
         splits,size = {},self.size
         for k,part in enumerate(parts):
             if hasattr(part, 'split'): splits.setdefault(part.split, [k*size,0])[1] = (k+1)*size
             n = k*size+len(part)
             if k<len(marks) and marks[k]:
-                if part_mark(part)!=marks[k]: raise StoreExists(f'{self.writer.name}: the source has changed since the ingest began (chunk {k}, from {part[0][0] if isinstance(part, list) else part}): RedisStore.abandon drops what is there')
+                if part_mark(part)!=marks[k]: raise self._changed(f'chunk {k} is another')
                 continue
             if n>self.writer.plan['n']: self.writer.extend(2*(k+32)*size)
             yield k, part
+        if (marks[k+1:]!=0).any(): raise self._changed('it is shorter')
         if splits: splits[part.split][1] = n
+        at = 0
+        for name in getattr(self.src, 'srcs', ()):   # a split may have nothing in it
+            splits[name] = splits.pop(name, [at,at])
+            at = splits[name][1]
         self.end = n,splits or None
     def finish(self): self.writer.extend(self.end[0], open=False, splits=self.end[1])
+    def _changed(self, why): return StoreExists(f'{self.writer.name}: the source has changed since the ingest began ({why}); RedisStore.abandon drops what is there')
 
 def _run(job, writer, n_workers, progress, tries=3):
     t0,rep = time.monotonic(),IngestReport(writer.name, writer.link.url)
@@ -209,9 +223,12 @@ def _marks(writer, rep, resumed=False):
     return res
 
 def _counted(results, job, writer, rep):
+    run = None
     for k,r in enumerate(results):
         rep.add(r)
-        if not k and job.n: rep.needs = check_room(writer, job.n, rep.written)
+        if not k and job.n: rep.needs = check_room(writer, job.n, rep.written, rep.failed)
+        if run not in (None, r['run']) and not job.n: writer.extend(writer.plan['n'])   # a server that came back may have forgotten how far we are
+        run = r['run']
         yield r
 
 def _bar(results, total, rep):
@@ -222,12 +239,13 @@ def _bar(results, total, rep):
         pb.comment = f"{rep.written:,} written, {rep.failed:,} failed{f', {size_str(rep.needs)} when done' if rep.needs else ''}"
     if not IN_NOTEBOOK: print()   # the console bar leaves its line open
 
-# %% ../nbs/05_ingest.ipynb #b9ed3a25
-def check_room(writer, n:int, written:int)->int: # Bytes the dataset will take in all; 0 if the server does not say
-    "Raise `StoreFull` if the rest of `n` samples will not fit"
+# %% ../nbs/05_ingest.ipynb #92bc4917
+def check_room(writer, n:int, written:int, failed:int=0)->int: # Bytes the dataset will take in all
+    "Raise `StoreFull` if the rest of `n` samples will not fit, of which as many fail as until now"
     k,_ = next(writer.records(), (0,None))
     size = writer.plan['chunk']
     each,free,limit = writer.room(range(k*size, min(n, k*size+64)))
+    n = n*written//max(1, written+failed)
     need = int(each*(n-written))
     if free is not None and need>free:
         raise StoreFull(f'{n:,} samples take about {size_str(each*n)} ({each:,.0f} bytes each), {size_str(need)} of it still to be written; {writer.link.url} has {size_str(max(free, 0))} left of {size_str(limit)}')

@@ -7,14 +7,14 @@ Docs: https://fastai-remote.github.io/fastai_remote/rasterise.html.md"""
 # %% auto #0
 __all__ = ['rasterise_batch', 'rasterise', 'Rasterise']
 
-# %% ../nbs/01b_rasterise.ipynb #3856a786
+# %% ../nbs/01b_rasterise.ipynb #23510e25
 import colorsys, struct, zlib
 
 import numpy as np
 from PIL import Image
 from fastcore.basics import patch, store_attr
 
-from .codec import _codecs
+from .codec import Encoded, _codecs
 from .strokes import StrokesCodec, as_strokes, unpack_strokes
 
 # %% ../nbs/01b_rasterise.ipynb #8b2e3660
@@ -123,7 +123,7 @@ def rasterise(
     "Draw strokes, white on black; raises `ValueError`"
     return rasterise_batch([strokes], size, width, antialias, time)[0]
 
-# %% ../nbs/01b_rasterise.ipynb #c26f8aca
+# %% ../nbs/01b_rasterise.ipynb #214b3d00
 def _png(a):
     "PNG of an array: bits if two-dimensional and `bool`, else bytes"
     h,w = a.shape[:2]
@@ -149,7 +149,7 @@ class Rasterise:
     def pngs(self, drawings:list)->list:
         "Each of `drawings` as the bytes of a PNG"
         a = self.arrays(drawings)
-        return [_png(o) for o in (a if self.antialias or self.time else a.view(bool))]
+        return [Encoded.of(_png(o), 'png') for o in (a if self.antialias or self.time else a.view(bool))]
     def batch(self, drawings:list)->list:
         "Each of `drawings`, bytes or strokes, as a Pillow image"
         return [Image.fromarray(o) for o in self.arrays(drawings)]

@@ -50,11 +50,11 @@ def delete(cls:RedisStore,
     "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
     RedisWriter(as_link(url), name).remove()
 
-# %% ../nbs/03d_redis_admin.ipynb #786d6f60
+# %% ../nbs/03d_redis_admin.ipynb #f3dc4ac3
 @patch
 def failures(self:RedisStore):
     "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`"
-    for _,v in scan_hash(self.link, f'{self.manifest.prefix}:failures#0', 4): yield from map(tuple, json.loads(v))
+    for _,v in scan_hash(self.link, f'{self.manifest.prefix}:~failures#0', 4): yield from map(tuple, json.loads(v))
 
 # %% ../nbs/03d_redis_admin.ipynb #374011f6
 @patch(cls_method=True)

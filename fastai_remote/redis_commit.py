@@ -158,7 +158,7 @@ def room(self:RedisWriter,
     limit = m.get('maxmemory') or m.get('total_system_memory')
     return each,limit-m['used_memory'] if limit else None,limit
 
-# %% ../nbs/03c_redis_commit.ipynb #e932d5d8
+# %% ../nbs/03c_redis_commit.ipynb #539ac743
 @patch
 def claim(self:RedisWriter)->int:
     "A chunk number that nobody else has"
@@ -168,5 +168,5 @@ def claim(self:RedisWriter)->int:
 def undo(self:RedisWriter, k:int):
     "Remove what chunk `k` wrote; it stays empty"
     size = self.plan['chunk']
-    self._mine(lambda p: p.hdel(f'{self.key}:stats', k).hdel(f"{self.plan['prefix']}:failures#0", k))
+    self._mine(lambda p: p.hdel(f'{self.key}:stats', k).hdel(f"{self.plan['prefix']}:~failures#0", k))
     self.done(k, dict(ok=0, bytes=0, failed=0, holes=list(range(k*size, (k+1)*size))), run=self.server_run())

@@ -18,7 +18,7 @@ from .core import CorruptSample, Manifest
 from .redis_admin import RedisStore
 from .store_redis import RedisLink, as_link
 
-# %% ../nbs/03e_redis_keys.ipynb #0a4fde9f
+# %% ../nbs/03e_redis_keys.ipynb #bd0212a6
 class RedisKeys(RedisStore):
     "A dataset under keys that others wrote: field `x`, and `cls` for labels"
     def __init__(self,
@@ -26,9 +26,10 @@ class RedisKeys(RedisStore):
         x:str, # Pattern of the keys of values: `{}` is the number, `{split}` the split
         y:str, # Pattern of the keys of labels, each an int as text; or None
         n:int|dict, # Samples, or `{split: samples}`
-        codec:str='npz', # Of the values: `npz` or `npy` (arrays, seen as images if they are), `jpg`, `png`, …
+        codec:str='npz', # Of the values: `npz` or `npy` (arrays), `jpg`, `png`, …
         vocab:list=None, # Labels, in the order of the ints
         start:int=0, # The first number
+        image:bool=True, # Are arrays pictures, of shape (h,w), (h,w,1) or (h,w,3)?
         **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
     ):
         self.link = as_link(url, **kwargs)
@@ -38,7 +39,7 @@ class RedisKeys(RedisStore):
             if p is not None and ('{}' not in p or (len(sizes)>1)>('{split}' in p)): raise ValueError(f"{p!r}: a pattern has {{}} for the number{', and {split} where there are splits' if len(sizes)>1 else ''}")
         ends = np.cumsum([0,*sizes.values()]).tolist()
         splits = {k:[a,b] for k,a,b in zip(sizes, ends, ends[1:])}
-        fields = {'x':{'codec':{'npz':'npzimg','npy':'npyimg'}.get(codec, codec), 'dtype':None}, **({'cls':{'codec':'cls', 'dtype':narrow(0, len(vocab)-1)}} if y else {})}
+        fields = {'x':{'codec':{'npz':'npzimg', 'npy':'npyimg'}.get(codec, codec) if image else codec, 'dtype':None}, **({'cls':{'codec':'cls', 'dtype':narrow(0, len(vocab)-1)}} if y else {})}
         self._name,self._patterns,self._start,self._splits = x,{'x':x, 'cls':y},start,splits
         self._manifest = Manifest(x, ends[-1], fields, {k:v for k,v in splits.items() if k}, {'cls':list(vocab)} if y else {})
         self._uid = self._manifest.uid = hashlib.sha256(repr((x, y, n, codec, vocab, start)).encode()).hexdigest()[:32]
@@ -63,7 +64,7 @@ class RedisKeys(RedisStore):
     def __getstate__(self): return dict(self.__dict__)
 
 @patch(cls_method=True)
-def from_keys(cls:RedisStore, url, x, y=None, n=None, codec='npz', vocab=None, start=0, **kwargs)->RedisKeys:
+def from_keys(cls:RedisStore, url, x, y=None, n=None, codec='npz', vocab=None, start=0, image=True, **kwargs)->RedisKeys:
     "A dataset under keys that others wrote, one value and one int label a key; the arguments are `RedisKeys`'s"
     if n is None: raise ValueError('n: the number of samples, or {split: samples}')
-    return RedisKeys(url, x, y, n, codec, vocab, start, **kwargs)
+    return RedisKeys(url, x, y, n, codec, vocab, start, image, **kwargs)

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/redis_writer.html.md"""
 # %% auto #0
 __all__ = ['ServerRestarted', 'RedisWriter', 'OpenWriter', 'scan_hash']
 
-# %% ../nbs/03b_redis_writer.ipynb #8c9c29f6
+# %% ../nbs/03b_redis_writer.ipynb #928e6d6e
 import json, os, socket, threading, uuid
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -17,10 +17,10 @@ import redis
 from fastcore.basics import patch
 
 from .commit import check_name
-from .core import StoreBusy, StoreExists, StoreNotFound, StoreUnavailable
+from .core import StoreBusy, StoreError, StoreExists, StoreNotFound, StoreUnavailable
 from .store_redis import RedisLink, _shift, read_manifest
 
-# %% ../nbs/03b_redis_writer.ipynb #49d2cc26
+# %% ../nbs/03b_redis_writer.ipynb #1bd8ccb2
 _lease = 30
 _ingests,_generations = 'fastai_remote:ingests','fastai_remote:generations'
 
@@ -33,16 +33,19 @@ class RedisWriter:
         self.key = f'{name}:ingest'
 
     def begin(self,
-        plan:dict, # `signature`, `n`, `chunk`, `fields`, `splits`, `vocab`
+        plan, # `signature`, `n`, `chunk`, `fields`, `splits`, `vocab`: a dict, or what gives it when called
         overwrite:bool=False, # Replace a dataset, or drop an unfinished ingest, of this name?
     )->dict: # The plan in force: of an earlier ingest with the same signature, if there is one
         "Take the lock and lay down the plan; raises `StoreBusy`, `StoreExists`"
         self._lock()
         try:
             self._sweep()
+            m = self.link.call(lambda c: c.info('memory'))
+            if m.get('maxmemory') and (p:=m.get('maxmemory_policy', '')).startswith('allkeys'):
+                raise StoreError(f'{self.link.url}: the server drops keys when it is full (maxmemory-policy {p}): set noeviction before an ingest')
             old,left = self._committed(),self.link.call(lambda c: c.get(self.key))
             if old and not overwrite: raise StoreExists(f'{self.link.url}: {self.name!r} is there already ({old.n:,} samples, {old.created}); overwrite=True replaces it')
-            left = left and json.loads(left)
+            left,plan = left and json.loads(left),plan() if callable(plan) else plan
             if left and left['signature']!=plan['signature']:
                 if not overwrite: raise StoreExists(f'{self.link.url}: an unfinished ingest of {self.name!r} from another source or fn is there; repeat that one to finish it, or overwrite=True drops it')
                 self.drop(left)
@@ -52,7 +55,7 @@ class RedisWriter:
                 gen = 1+max(old.generation if old else 0, left['generation'] if left else 0, moved)
                 plan = {**plan, 'generation':gen, 'prefix':self.name if gen==1 else f'{self.name}@{gen}', 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
                 def lay_down(p):
-                    p.delete(*self._state(plan), f"{plan['prefix']}:failures#0")
+                    p.delete(*self._state(plan), f"{plan['prefix']}:~failures#0")
                     p.set(self.key, json.dumps(plan))
                     p.sadd(_ingests, self.name)
                 self._mine(lay_down)
@@ -136,7 +139,7 @@ class OpenWriter:
         return w
     def __repr__(self): return f'{type(self).__name__}({self.name!r})'
 
-# %% ../nbs/03b_redis_writer.ipynb #02e9db13
+# %% ../nbs/03b_redis_writer.ipynb #1121cdb7
 def _runs(pos):
     "Cut `pos` where it is not consecutive, or crosses into another packed key"
     return np.split(np.arange(len(pos)), np.flatnonzero((np.diff(pos)!=1)|((pos[1:]>>_shift)!=(pos[:-1]>>_shift)))+1)
@@ -186,7 +189,7 @@ def done(self:RedisWriter,
     "Remember that chunk `k` is written"
     def go(p):
         p.hset(f'{self.key}:chunks', k, json.dumps(record))
-        if failures: p.hset(f"{self.plan['prefix']}:failures#0", k, json.dumps(failures))
+        if failures: p.hset(f"{self.plan['prefix']}:~failures#0", k, json.dumps(failures))
         if stats: p.hset(f'{self.key}:stats', k, stats)
         gone = [f"{self.plan['prefix']}:{f}:{i}" for f,d in self.plan['fields'].items() if d['dtype'] is None for i in record['holes']]
         if gone: p.unlink(*gone)   # what fails now may have been written by a run that was killed
@@ -210,7 +213,7 @@ def scan_hash(link:RedisLink, key:str, count:int=100):
 @patch
 def failures(self:RedisWriter):
     "What could not be converted, as an iterator of `(sample, reason)`"
-    for _,v in scan_hash(self.link, f"{self.plan['prefix']}:failures#0", 4): yield from map(tuple, json.loads(v))
+    for _,v in scan_hash(self.link, f"{self.plan['prefix']}:~failures#0", 4): yield from map(tuple, json.loads(v))
 
 @patch
 def claimed(self:RedisWriter)->int:
@@ -223,11 +226,11 @@ def extend(self:RedisWriter, n:int, **kwargs):
     self.plan = {**self.plan, 'n':n, **kwargs}
     self._mine(lambda p: p.set(self.key, json.dumps(self.plan)))
 
-# %% ../nbs/03b_redis_writer.ipynb #1bf18c13
+# %% ../nbs/03b_redis_writer.ipynb #6ca74332
 def _key_ranges(prefix, fields, n, suffix=''):
     "What to put before 0, 1, … to have every key of `fields`, and how many there are"
     res = [[f'{prefix}:{f}{suffix}:', n] if d['dtype'] is None else [f'{prefix}:{f}{suffix}#', 1+(n>>_shift)] for f,d in fields.items()]
-    return res if suffix else [*res, [f'{prefix}:failures#', 1]]
+    return res if suffix else [*res, [f'{prefix}:~failures#', 1]]
 
 @patch
 def _state(self:RedisWriter, plan): return [self.key, *(f'{self.key}:{k}' for k in ('chunks','stats','next')), *(f'{self.key}:vocab:{f}' for f in plan['fields'])]

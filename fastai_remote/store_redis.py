@@ -7,8 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_redis.html.md"""
 # %% auto #0
 __all__ = ['split_secret', 'RedisLink', 'as_link', 'OpenStore', 'read_manifest', 'RedisStore']
 
-# %% ../nbs/03_store_redis.ipynb #76776fd7
-import os, random, ssl, time
+# %% ../nbs/03_store_redis.ipynb #e61b01e8
+import os, random, re, ssl, time
 from multiprocessing.context import get_spawning_popen
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -89,7 +89,7 @@ def as_link(url:str|RedisLink, **kwargs)->RedisLink:
     "`url` if it is a link already, else a new one"
     return url if isinstance(url, RedisLink) else RedisLink(url, **kwargs)
 
-# %% ../nbs/03_store_redis.ipynb #06bc9e6d
+# %% ../nbs/03_store_redis.ipynb #36e61c68
 @patch
 def call(self:RedisLink,
     f, # Called with a `redis.Redis`; must be safe to repeat
@@ -126,7 +126,7 @@ def _say(self:RedisLink, why, n, t0):
 def _why_full(self:RedisLink, e):
     try: m = self.client.info('memory')
     except redis.RedisError: m = {}
-    return f"{self.url}: the server has no room: {m.get('used_memory_human')} of maxmemory {m.get('maxmemory_human')} used, policy {m.get('maxmemory_policy')} ({e})"
+    return f"{self.url}: the server has no room: {m.get('used_memory_human')} of maxmemory {m.get('maxmemory_human')} used, policy {m.get('maxmemory_policy')} ({re.sub(r'Command # .* of pipeline caused error: ', '', str(e), flags=re.S)})"
 
 # %% ../nbs/03_store_redis.ipynb #b5a0382a
 _shift = 24

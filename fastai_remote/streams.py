@@ -17,7 +17,7 @@ from fastcore.foundation import L
 from .codec import get_codec
 from .sources import _exts
 
-# %% ../nbs/04b_streams.ipynb #46ea8ae0
+# %% ../nbs/04b_streams.ipynb #7a8a5e0a
 def _listed(files, exts):
     "`files`, or those below a folder whose names end in one of `exts`, sorted"
     if isinstance(files, (str,Path)) and Path(files).is_dir():
@@ -31,9 +31,9 @@ def _stamp(files): return [(p.name, (s:=p.stat()).st_size, s.st_mtime_ns) for p 
 
 def open_text(p:Path, **kwargs):
     "Open `p` for reading, through gzip or xz if its name says so; binary unless `mode` is given"
-    return (gzip.open if p.suffix=='.gz' else lzma.open if p.suffix=='.xz' else open)(p, **{'mode':'rb', **kwargs})
+    return (gzip.open if p.suffix.lower()=='.gz' else lzma.open if p.suffix.lower()=='.xz' else open)(p, **{'mode':'rb', **kwargs})
 
-# %% ../nbs/04b_streams.ipynb #5b6c0792
+# %% ../nbs/04b_streams.ipynb #cc2d117b
 class csv_samples:
     "A source of the rows of CSV files: images that a column names, or dicts"
     vocab = splits = None
@@ -52,14 +52,15 @@ class csv_samples:
 
     def _rows(self):
         for p in self.files:
-            with open_text(p, mode='rt', newline='', encoding='utf-8-sig') as f:
+            with open_text(p, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
                 rows = csv.reader(f, delimiter=self.delimiter)
                 head = next(rows, None)
                 if head is None: raise ValueError(f'{p}: empty: no header')
+                if twins:=[c for c in set(head) if head.count(c)>1]: raise ValueError(f'{p}: two columns are called {twins[0]!r}')
                 cols = {k:head.index(c) if isinstance(c, str) and c in head else c for k,c in (('fn_col',self.fn_col),('label_col',self.label_col)) if c is not None}
                 if bad:=[c for c in cols.values() if isinstance(c, str) or c>=len(head)]: raise ValueError(f"{p}: no column {bad[0]!r}; there are {', '.join(head)}")
-                for row in rows:
-                    if row: yield f'{p.name}:{rows.line_num}', self._raw(head, cols, row)
+                for row in _each(rows):
+                    if row: yield f'{p.name}:{rows.line_num}', row if isinstance(row, Exception) else self._raw(head, cols, row)
 
     def _raw(self, head, cols, row):
         if len(row)!=len(head): return ValueError(f'{len(row)} columns where the header has {len(head)}')
@@ -74,6 +75,14 @@ class csv_samples:
     def fingerprint(self): return _stamp(self.files),self.fn_col,self.label_col,self.label_delim,str(self.folder),self.suff,self.delimiter
     def __repr__(self): return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
 
+def _each(rows):
+    "`rows` of a CSV; an error for one that is none"
+    while True:
+        try: row = next(rows)
+        except StopIteration: return
+        except csv.Error as e: yield ValueError(str(e)); continue
+        yield ValueError('not UTF-8') if any('\udc80'<=c<='\udcff' for s in row if not s.isascii() for c in s) else row
+
 class _LoadRow:
     def __init__(self, folder): self.folder = folder
     def __call__(self, raw):
@@ -85,7 +94,15 @@ class _LoadRow:
         if y is not None: d['labels' if isinstance(y, list) else 'cls'] = y
         return d
 
-# %% ../nbs/04b_streams.ipynb #bbe49462
+# %% ../nbs/04b_streams.ipynb #03471827
+class _Member(tarfile.TarInfo):
+    "A damaged header is an error, and not the end"
+    @classmethod
+    def fromtarfile(cls, t):
+        try: return super().fromtarfile(t)
+        except tarfile.EOFHeaderError: raise
+        except tarfile.HeaderError as e: raise OSError(f'no header at byte {t.offset:,}: {e}') from None
+
 class tar_samples:
     "A source of the samples of WebDataset tar files"
     vocab = splits = None
@@ -100,18 +117,19 @@ class tar_samples:
         for p in self.files:
             plain,key,parts = p.suffix=='.tar',None,{}
             try:
-                with tarfile.open(p, 'r:' if plain else 'r|*') as t:
+                with tarfile.open(p, 'r:' if plain else 'r|*', tarinfo=_Member) as t:
                     size = p.stat().st_size
                     for m in t:
-                        if not m.isreg(): continue
+                        if m.isdir(): continue
                         folder,_,base = m.name.rpartition('/')
                         stem,_,ext = base.partition('.')
                         k = f'{folder}/{stem}' if folder else stem
                         if k!=key and parts: yield f'{p.name}: {key}', self._raw(p, key, parts)
                         if k!=key: key,parts = k,{}
-                        if plain: parts[ext.lower()] = (m.offset_data, m.size) if m.offset_data+m.size<=size else EOFError(f'cut off: {ext} ends at byte {m.offset_data+m.size:,} of {size:,}')
+                        if not m.isreg(): parts[ext.lower()] = ValueError(f'{m.name}: a link or a device, not a file')
+                        elif plain: parts[ext.lower()] = (m.offset_data, m.size) if m.offset_data+m.size<=size else EOFError(f'cut off: {ext} ends at byte {m.offset_data+m.size:,} of {size:,}')
                         else: parts[ext.lower()] = b if len(b:=t.extractfile(m).read())==m.size else EOFError(f'cut off: {len(b):,} of {m.size:,} bytes of {ext}')
-                        if plain: t.members.clear()   # tarfile keeps a list
+                        t.members.clear()   # tarfile keeps a list
             except (tarfile.TarError,EOFError,OSError,lzma.LZMAError) as e: yield f'{p.name}: after {key}', OSError(f'{p}: damaged or cut off: {e}')
             if parts: yield f'{p.name}: {key}', self._raw(p, key, parts)
 

@@ -7,10 +7,10 @@ Docs: https://fastai-remote.github.io/fastai_remote/strokes.html.md"""
 # %% auto #0
 __all__ = ['as_strokes', 'pack_strokes', 'unpack_strokes', 'StrokesCodec', 'simplify_batch', 'simplify']
 
-# %% ../nbs/01a_strokes.ipynb #0777b0c1
+# %% ../nbs/01a_strokes.ipynb #1e07a1a6
 import numpy as np
 
-from .codec import Codec
+from .codec import Codec, Encoded
 
 # %% ../nbs/01a_strokes.ipynb #3e2c02b5
 def as_strokes(
@@ -81,7 +81,7 @@ class StrokesCodec(Codec):
     def _enc(self, o): return pack_strokes(o)
     def _dec(self, b): return unpack_strokes(b)
 
-# %% ../nbs/01a_strokes.ipynb #3573ffc7
+# %% ../nbs/01a_strokes.ipynb #1e57388d
 def _flat(drawings):
     "x and y of all points, the number of points a stroke, the number of strokes a drawing"
     strokes = [s for d in drawings for s in d]
@@ -146,13 +146,17 @@ def _rdp(x, y, ends, eps):
         keep[h] = True
         lo,hi = np.concatenate([lo[m],h]),np.concatenate([h,hi[m]])
 
-def _simplify(x, y, n, m, eps):
+def _simplify(x, y, n, m, eps, packed=False):
     x,y,ends = _resample(*_align(x, y, n, m), n)
     kept = _rdp(x, y, ends, eps).nonzero()[0]
     p = np.rint(np.stack([x[kept], y[kept]])).astype(np.uint8)
     cut = [0,*kept.searchsorted(ends).tolist()]
-    strokes = [p[:,i:j] for i,j in zip(cut, cut[1:])]
+    if packed:
+        x,y = p[0].tobytes(),p[1].tobytes()
+        strokes = [_leb(j-i)+x[i:j]+y[i:j] for i,j in zip(cut, cut[1:])]
+    else: strokes = [p[:,i:j] for i,j in zip(cut, cut[1:])]
     cut = [0,*m.cumsum().tolist()]
+    if packed: return [Encoded.of(b''.join(strokes[i:j]), 'strokes') for i,j in zip(cut, cut[1:])]
     return [strokes[i:j] for i,j in zip(cut, cut[1:])]
 
 def simplify_batch(

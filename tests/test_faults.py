@@ -484,7 +484,7 @@ def test_failed_on_second_try(fresh):
     assert client(fresh).exists('d:bin:14')
     state['run'] = 2
     assert (act().written,len(RedisStore(fresh.url, 'd')))==(14,14)
-    assert keys(fresh)==sorted(['d:bin.crc#0','d:failures#0','d:meta','fastai_remote:names',*(f'd:bin:{i}' for i in range(14))])
+    assert keys(fresh)==sorted(['d:bin.crc#0','d:~failures#0','d:meta','fastai_remote:names',*(f'd:bin:{i}' for i in range(14))])
 
 @pytest.mark.parametrize('known,why', [(True,r'150 samples take about 3\.\d MB \(20,\d+ bytes each\), .* left of'), (False,'no room: .* of maxmemory .*noeviction')])
 @pytest.mark.parametrize('n_workers', [1,2])

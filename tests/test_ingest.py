@@ -37,7 +37,7 @@ def values(store, f): return [store.decode(i, f, b) for i,b in enumerate(store.g
 def want_keys(name, var, fixed, n, prefix=None, failed=False):
     "All keys of a dataset of `n` samples"
     p = prefix or name
-    return sorted([f'{name}:meta','fastai_remote:names', *([f'{p}:failures#0'] if failed else []), *(f'{p}:{f}:{i}' for f in var for i in range(n)), *(f'{p}:{f}#0' for f in [*fixed, *(f'{v}.crc' for v in var)])])
+    return sorted([f'{name}:meta','fastai_remote:names', *([f'{p}:~failures#0'] if failed else []), *(f'{p}:{f}:{i}' for f in var for i in range(n)), *(f'{p}:{f}#0' for f in [*fixed, *(f'{v}.crc' for v in var)])])
 
 # --- kinds of sources
 
