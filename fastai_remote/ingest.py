@@ -30,7 +30,7 @@ from .store_redis import RedisLink, as_link
 # %% ../nbs/05_ingest.ipynb #0b656edf
 class IngestError(Exception): "Nothing of a source could be written"
 
-# %% ../nbs/05_ingest.ipynb #6e408441
+# %% ../nbs/05_ingest.ipynb #77ed8bf8
 _keep = 100
 
 @dataclass
@@ -58,7 +58,7 @@ class IngestReport:
         return '\n  '.join([s, *(f'{a}: {b}' for a,b in self.failures[:5]), *([f'… {self.failed-5:,} more'] if self.failed>5 else [])])
     def _repr_html_(self):
         t = _table(f'{self.name} at {self.url}', {'written':f'{self.written:,}', 'failed':f'{self.failed:,}', 'resumed':self.resumed or '', 'encoded':
-            f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}'})
+            f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}', 'in the server':f'about {size_str(self.needs)}' if self.needs else ''})
         return t + (_table('failed', dict(self.failures[:10])) if self.failures else '')
 
 # %% ../nbs/05_ingest.ipynb #93de6587

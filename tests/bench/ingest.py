@@ -10,15 +10,17 @@ server's, which are given beside them. Workers are warm: they start once, before
 Command: python tests/bench/ingest.py [--drawings FOLDER] [--images FOLDER] [--rounds 5]
          without folders it makes drawings and JPEGs
 
-Result:  on 4,700 raw drawings, repeated, and 330 ImageNet photographs (results/ingest.json: two cores, Valkey 9.1, other jobs near none): strokes 9,200/s
-         and core, 90 times the forum's recipe; PNG 3,000/s, 29.5 times; JPEGs at 0.92 of the bare work. Two workers: 1.93, 1.92 and 1.76 times
-         one, where a pure Python loop gains 1.88. A drawing takes 182 bytes in the server as strokes, 1,042 as PNG, 7,376 the forum's way.
+Result:  on 4,700 raw drawings, repeated, and 330 ImageNet photographs (results/ingest.json: two cores, Valkey 9.1, nothing else at work): strokes
+         11,500/s and core, 110 times the forum's recipe; PNG 4,400/s, 42 times; JPEGs at 0.93 of the bare work. Two workers: 1.89, 1.91 and 1.83
+         times one, where a pure Python loop gains 1.79. A drawing takes 181 bytes in the server as strokes, 1,040 as PNG, 7,364 the forum's way.
 
-Reason:  of the recipe's 10 ms a drawing, 6.5 are matplotlib's figure and axes, 1.2 zlib over 196,608 bytes, 0.9 `eval`, 0.9 the drawing itself. Strokes
-         need no picture: by the profile a third of their time goes into reading numbers as text, a fifth into simplifying, a third into
-         encoding and its checks. PNGs of one bit a pixel are 8 KB
-         before zlib. The npz is larger than a black and white one would be: each stroke has a colour, and there are three channels.
-         Workers share nothing but the server, which takes 2 microseconds a drawing.
+Reason:  of the recipe's 9.8 ms a drawing, 6.0 are matplotlib's figure and axes, 1.1 zlib over 196,608 bytes, 0.8 `eval`, 0.8 the drawing itself.
+         (The post itself counts 31 ms, on the machine of its time.) Strokes need no picture: what is left is reading numbers as text, simplifying,
+         packing. A PNG of one bit a pixel is 8 KB before zlib. The npz is larger than a black and white one would be: matplotlib gives each
+         stroke a colour, and there are three channels. Workers share nothing but the server, which takes 2 microseconds a drawing.
+
+Tried:   numbers with decimals by `json.loads`: 17 digits each, a fifth of the time; digit by digit in NumPy it is a tenth. PNGs decoded again as a
+         check, though just made: a third. Garbage collection off, larger groups than 256 drawings, malloc thresholds: nothing.
 """
 import argparse, gc, io, json, os, platform, re, statistics, tempfile, time
 from collections import Counter
