@@ -1,13 +1,16 @@
-"Every notebook is a test: `pytest tests/test_nbs.py -k core`"
+"Every notebook is a test, run in a Python of its own: `pytest tests/test_nbs.py -k core`"
+import subprocess, sys
+
 import pytest
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
-from nbdev.test import test_nb as run_nb
 
 cfg = get_config()
 ENGINES = {'dask':'distributed', 'ray':'ray', 'spark':'pyspark'}
+_run = 'import sys; from nbdev.config import get_config; from nbdev.test import test_nb; c = get_config(); sys.exit(not test_nb(sys.argv[1], skip_flags=c.tst_flags, basepath=c.config_path)[0])'
 
 @pytest.mark.parametrize('fn', [pytest.param(f, id=f.stem) for f in sorted(nbglob(as_path=True))])
 def test_notebook(fn):
     if fn.stem in ENGINES: pytest.importorskip(ENGINES[fn.stem], reason=f'the extra [{fn.stem}] is not installed')
-    assert run_nb(fn, skip_flags=cfg.tst_flags, basepath=cfg.config_path)[0], f'{fn} failed'
+    r = subprocess.run([sys.executable, '-W', 'ignore', '-c', _run, fn], capture_output=True, text=True, cwd=cfg.config_path)
+    assert r.returncode==0, f'{fn} failed\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}'
