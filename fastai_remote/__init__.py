@@ -26,4 +26,4 @@ def __getattr__(name):
     res = globals()[name] = getattr(import_module(f'{__name__}.{_home[name]}'), name)
     return res
 
-def __dir__(): return [*globals(), *__all__]
+def __dir__(): return sorted({*globals(), *__all__})

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/block.html.md"""
 # %% auto #0
 __all__ = ['StoreSplitter', 'RandomStoreSplitter', 'StoreCategorize', 'StoreMultiCategorize', 'RedisBlock', 'MeanImage']
 
-# %% ../nbs/08_block.ipynb #8caf1c24
+# %% ../nbs/08_block.ipynb #fa8532e0
 from copy import copy
 
 import numpy as np
@@ -31,6 +31,7 @@ from .loader import Fetch, RemoteDL, default_field, get_remote_items
 from .order import Permutation, SplitOrder
 from .rasterise import Rasterise
 from .redis_keys import RedisStore
+from .stats import ImageStats
 
 # %% ../nbs/08_block.ipynb #a14ba22c
 def StoreSplitter(
@@ -133,7 +134,7 @@ class MeanImage(DisplayedTransform):
     def decodes(self, x:TensorImage): return (x+TensorImage(self._mean(x))).clamp(0, 1)
     def __getstate__(self): return {**self.__dict__, 'cache':{}}
 
-# %% ../nbs/08_block.ipynb #455bac9d
+# %% ../nbs/08_block.ipynb #34f61749
 @patch(cls_method=True)
 @delegates(DataLoaders.from_dblock)
 def from_redis(cls:DataLoaders,
@@ -158,13 +159,21 @@ def from_redis(cls:DataLoaders,
     for f in xs+ys: store.get_many([], f)
     if splitter is None: splitter = StoreSplitter() if {'train','valid'}<=set(store.splits) else RandomStoreSplitter(valid_pct, seed)
     def block(f): return RedisBlock(store, f, (PILMask if f.startswith('mask.') else img_cls) if is_image(store.manifest.fields[f]['codec']) else None, draw)
-    if normalize: batch_tfms = _normalized(store, xs, img_cls, L(batch_tfms))
+    if normalize: batch_tfms = _normalized(store, xs, img_cls, draw, L(batch_tfms))
     dblock = DataBlock(blocks=[block(f) for f in xs+ys], n_inp=len(xs), get_items=get_remote_items, splitter=splitter, item_tfms=item_tfms, batch_tfms=batch_tfms)
     return cls.from_dblock(dblock, store, **kwargs)
 
-def _normalized(store, xs, img_cls, tfms):
+def _normalized(store, xs, img_cls, draw, tfms):
     "`tfms` with a `Normalize` for the images of `xs`, if the store has their statistics and `tfms` do not do it"
-    s = [o for f in xs if (o:=store.image_stats(f)) is not None]
+    s = [_drawn_stats(store, f, draw) if draw is not None and store.manifest.fields[f]['codec']=='strokes' else o for f in xs if (o:=store.image_stats(f)) is not None]
     if len(s)!=1 or any(isinstance(t, (Normalize,MeanImage)) for t in tfms): return tfms
     mean,std = [[o] for o in s[0]['grey']] if getattr(img_cls, '_open_args', {}).get('mode')=='L' else (s[0]['mean'],s[0]['std'])
     return tfms+Normalize.from_stats(mean, [max(o, 1e-3) for o in std], cuda=False)
+
+def _drawn_stats(store, f, draw, n=256):
+    "Statistics of `n` samples, drawn as they will be"
+    idxs,res = Permutation(len(store))[np.arange(min(n, len(store)))],ImageStats()
+    for b in store.get_many(idxs, f)[f]:
+        try: res.add(draw.create(b))
+        except ValueError: pass   # a damaged one will say so when it is read
+    return res.summary() if len(res) else store.image_stats(f)

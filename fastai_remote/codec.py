@@ -179,7 +179,7 @@ def infer_codec(
     if isinstance(o, (bool,int)): return 'i8'
     return 'f8' if isinstance(o, float) else 'json'
 
-# %% ../nbs/01_codec.ipynb #e9d0924a
+# %% ../nbs/01_codec.ipynb #b964316c
 @patch
 def decode(self:Store,
     i:int, # Sample number, for the message
@@ -196,7 +196,8 @@ def decode(self:Store,
 
 @patch
 def __getitem__(self:Store, i:int)->dict:
-    "Sample `i` as `{field: object}`"
+    "Sample `i` as `{field: object}`; a list of them for a slice"
+    if isinstance(i, slice): return [self[k] for k in range(len(self))[i]]
     if not -len(self)<=i<len(self): raise IndexError(f'{self.name}: no sample {i}; there are {len(self)}')
     i = int(i)%len(self)
     return {f:self.decode(i, f, v[0]) for f,v in self.get_many([i], self.fields, check=True).items()}

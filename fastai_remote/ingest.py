@@ -61,12 +61,13 @@ class IngestReport:
             f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}', 'in the server':f'about {size_str(self.needs)}' if self.needs else ''})
         return t + (_table('failed', dict(self.failures[:10])) if self.failures else '')
 
-# %% ../nbs/05_ingest.ipynb #93de6587
+# %% ../nbs/05_ingest.ipynb #999a221f
 def cut(
     n:int, # Samples
     splits:dict, # `{split: samples, or a fraction of them, or None for the rest}`
 )->dict: # `{split: [start, stop]}`
     "Ranges for splits of given sizes; raises `ValueError`"
+    if not isinstance(splits, dict): raise TypeError(f"splits is a dict, such as {{'train':None, 'valid':.2}}, not {splits!r}")
     if bad:=[v for v in splits.values() if not (v is None or 0<=v<=(1 if isinstance(v, float) else n))]: raise ValueError(f'{splits}: a split has a number of samples, a fraction of them, or None for the rest, not {bad[0]}: there are {n:,}')
     if list(splits.values()).count(None)>1: raise ValueError(f'{splits}: only one split can have the rest')
     parts = [v for v in splits.values() if isinstance(v, float)]
@@ -81,8 +82,8 @@ def cut(
 
 class _Positions:
     "Where in the source the samples for positions are"
-    def __init__(self, ranges, shuffle, seed, block):
-        perm = lambda n: BlockPermutation(n, block, seed) if block else Permutation(n, seed)
+    def __init__(self, ranges, shuffle, seed, block=None, parts=None):
+        perm = lambda n: BlockPermutation(n, block, seed, parts) if block else Permutation(n, seed)
         self.ranges = [(a,b,perm(b-a) if shuffle else None) for a,b in ranges]
     def __call__(self, pos):
         res = pos.copy()
@@ -91,7 +92,7 @@ class _Positions:
             if p is not None and m.any(): res[m] = a+p[pos[m]-a]
         return res
 
-# %% ../nbs/05_ingest.ipynb #c71a4ddc
+# %% ../nbs/05_ingest.ipynb #84fa16e1
 def to_redis(
     source, # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, list, DataFrame, torch or fastai dataset, store, iterator; or `{split: source}`
     url:str, # `redis://`, `rediss://` or `unix://`
@@ -107,7 +108,11 @@ def to_redis(
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
 )->IngestReport:
-    "Write `source` to Redis as dataset `name`, in parallel; raises `StoreExists`, `StoreBusy`, `StoreFull`, `IngestError`"
+    """Write `source` to Redis as dataset `name`, in parallel; raises `StoreExists`, `StoreBusy`, `StoreFull`, `IngestError`
+
+    `fn` gets what the source gives: a dict of fields (image files as bytes, a row of a DataFrame as a dict), an item of a list or dataset; it returns a dict
+    of fields, named as WebDataset's extensions: `jpg`, `png`, `cls`, `txt`, `json`, `npy`, … `splits={'train':None, 'valid':.1}` cuts the shuffled
+    whole; a source in parts is `{'train': source, 'valid': source}`. An ingest that was interrupted goes on when the same call is repeated."""
     w = RedisWriter(as_link(url, **kwargs), name)
     return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress)
 
@@ -126,6 +131,9 @@ def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False,
     writer.begin(plan, overwrite)
     try: return _run(job, writer, n_workers, progress)
     except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or RedisStore.abandon(url, {writer.name!r})') from e
+    except KeyboardInterrupt as e:
+        e.add_note(f'{writer.name}: what is written is kept{writer._progress()}: repeat the same call to go on, or RedisStore.abandon(url, {writer.name!r})')
+        raise
     finally: writer.close()
 
 def _first(job, vocab, tries=100):
@@ -140,7 +148,7 @@ def _first(job, vocab, tries=100):
     if not k: raise ValueError(f'{job.writer.name}: the source is empty')
     raise IngestError(f'none of the first {k} samples could be converted; {why[0]}: {type(why[1]).__name__}: {why[1]}') from why[1]
 
-# %% ../nbs/05_ingest.ipynb #363a3b60
+# %% ../nbs/05_ingest.ipynb #c32e83e5
 class _Job:
     "An ingest's chunks of `src`, as arguments for `write_chunk`"
     n,splits,said,stream = 0,None,(),False
@@ -156,7 +164,9 @@ class _Known(_Job):
     def setup(self, splits, shuffle, seed, chunk, n_workers):
         self.n = n = len(self.src)
         self.splits = cut(n, splits) if splits else self.src.splits
-        self.at = _Positions((self.src.splits or {'':[0,n]}).values() if not splits else [(0,n)], shuffle, seed, getattr(self.src, 'block', None))
+        block = getattr(self.src, 'block', None)
+        if splits: self.at = _Positions([(0,n)], shuffle, seed, block, [b-a for a,b in self.splits.values()])
+        else: self.at = _Positions((self.src.splits or {'':[0,n]}).values(), shuffle, seed, block)
         self.size = chunk or max(16, min(1024, n//(n_workers*8)))
     def head(self, k): return chain.from_iterable(self.src.take(self.at(np.array([i]))) for i in range(min(k, self.n)))
     def chunks(self, marks):
@@ -236,7 +246,7 @@ def _bar(results, total, rep):
     pb = progress_bar(results, total=total)
     for r in pb:
         yield r
-        pb.comment = f"{rep.written:,} written, {rep.failed:,} failed{f', {size_str(rep.needs)} when done' if rep.needs else ''}"
+        pb.comment = f"{rep.written:,} written, {rep.failed:,} failed{f', about {size_str(rep.needs)} in the server when done' if rep.needs else ''}"
     if not IN_NOTEBOOK: print()   # the console bar leaves its line open
 
 # %% ../nbs/05_ingest.ipynb #92bc4917

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteItems', 'get_remote_items', 'Fetch', 'open_image', 'default_field', 'RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #caf4d26b
+# %% ../nbs/07_loader.ipynb #be71dbf0
 import collections, gc, inspect, io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +26,7 @@ from .core import CorruptSample, Store
 from .codec import ImageCodec, get_codec, is_image
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .rasterise import Rasterise
+from .strokes import simplify
 
 # %% ../nbs/07_loader.ipynb #e49a4a89
 class RemoteItems(Order):
@@ -52,7 +53,7 @@ def get_remote_items(
     if not isinstance(store, Store): raise TypeError(f'want a store, such as RedisStore(url, name), not a {type(store).__name__}')
     return RemoteItems(store)
 
-# %% ../nbs/07_loader.ipynb #e5ef9e12
+# %% ../nbs/07_loader.ipynb #10d993c3
 class Fetch(DisplayedTransform):
     "Field `field` of sample i, decoded: an image by `img_cls.create` (without one it stays bytes, for `ImageBlock` to open), others by codec"
     order = -1   # before the getters
@@ -62,6 +63,7 @@ class Fetch(DisplayedTransform):
         img_cls:type=None, # What to make of the bytes: `PILImage`, `PILImageBW`, `PILMask`
         draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
     ):
+        if draw is not None and not hasattr(draw, 'batch'): raise TypeError(f'draw takes a Rasterise(…), not {draw!r}')
         self.field,self.store,self.img_cls,self.draw,self.hand,self.follow = field,store,img_cls,draw,{},store is None
         self.input_types = (int,np.integer,dict) + ((bytes,str,Path,np.ndarray,Tensor,Image.Image) if img_cls is not None else ())
 
@@ -73,7 +75,9 @@ class Fetch(DisplayedTransform):
         self.follow = self.follow or self.store==store
         if self.field is None: self.field = default_field(self.store)
         if self.field not in self.store.manifest.fields: self.store.get_many([], self.field)
-        if self.draw is None and self.codec.name=='strokes': self.draw = Rasterise()
+        if self.codec.name=='strokes':
+            self.draw = self.draw or Rasterise()
+            self.input_types = (*self.input_types,list)
 
     def bind(self, store): self.store,self.hand = store,{}
 
@@ -93,8 +97,15 @@ class Fetch(DisplayedTransform):
         if isinstance(x, dict):
             if self.field not in x: raise KeyError(f"no {self.field!r} in a sample with {', '.join(x)}")
             x = x[self.field]
-            if self.draw is not None: x = self.draw.create(x)
-        return x if self.img_cls is None else self.img_cls.create(x)
+        if isinstance(x, Store): raise TypeError(f'{x!r} is no item: give get_remote_items(store)')
+        if self.draw is not None: x = self._draw(x)
+        return x if self.img_cls is None else open_image(x, self.img_cls) if isinstance(x, Image.Image) and self.draw is not None else self.img_cls.create(x)
+
+    def _draw(self, x):
+        "A picture of `x`, where these are strokes, raw or simplified, or the bytes of some"
+        if isinstance(x, list): return self.draw.create(simplify(x))
+        try: return self.draw.create(x) if isinstance(x, bytes) else x
+        except ValueError: return x   # an image file
 
     def _number(self, i):
         b = self.hand.get(i)
@@ -121,7 +132,7 @@ def default_field(store:Store)->str:
     "The first field of `store` that holds images, else the first"
     return next((f for f in store.fields if is_image(store.manifest.fields[f]['codec'])), store.fields[0])
 
-# %% ../nbs/07_loader.ipynb #2a271b69
+# %% ../nbs/07_loader.ipynb #1437f29e
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 class RemoteDL(TfmdDL):
@@ -140,6 +151,7 @@ class RemoteDL(TfmdDL):
         store_attr('prefetch,check,balance')
         _follow(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
+        if isinstance(balance, str): self.stores[0].class_weights(balance)   # now, if it cannot be
 
     def new(self, dataset=None, cls=None, **kwargs):
         "As `TfmdDL.new`, keeping what is ours, persistent workers, and `n` of the same dataset"

@@ -21,7 +21,7 @@ from .redis_keys import RedisStore
 from .sources import shrink
 from .store_redis import RedisLink
 
-# %% ../nbs/05a_ops.ipynb #0dfe6673
+# %% ../nbs/05a_ops.ipynb #894499f3
 @patch
 def map(self:RedisStore,
     fn, # `fn(sample)` -> sample: images are encoded bytes, as from files; anything else is decoded; labels are labels
@@ -44,6 +44,7 @@ def resize(self:RedisStore,
     "Make dataset `name` with smaller images"
     field = field or next((f for f in self.fields if is_image(self.manifest.fields[f]['codec'])), None)
     if field is None: raise ValueError(f"{self.name}: no field with images among {', '.join(self.fields)}; field= names one with arrays of pixels")
+    if self.manifest.fields[field]['codec']=='strokes': raise ValueError(f'{self.name}: strokes have no size; store.map(Rasterise({size}), name) draws them')
     if codec is None: codec = c if getattr(get_codec(c:=self.manifest.fields[field]['codec']), 'fmt', None) else 'png'
     return self.map(shrink(size, quality, codec, [field]), name, **kwargs)
 

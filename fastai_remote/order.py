@@ -73,29 +73,55 @@ class Permutation:
             x = (l<<q)|r
             if x<self.n: return x
 
-# %% ../nbs/02_order.ipynb #d8d0876b
+# %% ../nbs/02_order.ipynb #c44ab69f
 class BlockPermutation:
     "A shuffle of `range(n)` that moves blocks of neighbours, and mixes the samples of `mix` blocks: computed, constant memory"
     def __init__(self,
         n:int, # Numbers to shuffle
         block:int, # Neighbours that stay near each other
         seed:int=0, # Any int >= 0
+        parts:list=None, # Sizes of parts, one after the other, each of which has its share of each window; default: one
         mix:int=16, # Blocks that are shuffled into each other
     ):
-        self.n,self.block,self.window = n,block,block*mix
-        self.blocks,self.inner = Permutation(n//block, seed),Permutation(self.window, seed+1)
+        self.n,self.block,self.window,self.parts = n,block,block*mix,list(parts or [n])
+        self.blocks,self.inner,self.tail = Permutation(n//block, seed),Permutation(self.window, seed+1),Permutation(n%self.window, seed+2)
+        self.rest = int(np.argmax(self.parts))   # the part that takes what the others leave
 
     def __len__(self): return self.n
     def __getitem__(self,
         i:np.ndarray # Positions in [0, n)
     )->np.ndarray: # int64, the numbers there
         "What stands at `i`"
-        i = np.asarray(i, np.int64)
-        w,off = np.divmod(i, self.window)
-        q = np.where(i<self.n//self.window*self.window, w*self.window+self.inner[(off+7919*w)%self.window], i)   # each window in an order of its own
+        i,a = np.asarray(i, np.int64),0
+        w,off = np.zeros_like(i),np.zeros_like(i)
+        for k,c in enumerate(self.parts):
+            m = (i>=a)&(i<a+c)
+            if m.any(): w[m],off[m] = self._at(k, i[m]-a)
+            a += c
+        return self._line(w, off)
+
+    def _before(self, k, w):
+        "How many of part `k` lie in windows before `w`"
+        x = np.minimum(w*self.window, self.n)
+        if k!=self.rest: return x*self.parts[k]//self.n
+        return x-sum(self._before(o, w) for o in range(len(self.parts)) if o!=k)
+
+    def _at(self, k, j):
+        "Window, and place in it, of number `j` of part `k`"
+        c = self.parts[k]
+        w = (((j+1)*self.n+c-1)//c+self.window-1)//self.window-1
+        while (m:=self._before(k, w)>j).any(): w[m] -= 1
+        while (m:=self._before(k, w+1)<=j).any(): w[m] += 1
+        others = [o for o in range(len(self.parts)) if o!=self.rest and (o<k or k==self.rest)]
+        return w,j-self._before(k, w)+sum(self._before(o, w+1)-self._before(o, w) for o in others)
+
+    def _line(self, w, off):
+        q,whole = w*self.window,w<self.n//self.window
+        q[whole] += self.inner[(off[whole]+7919*w[whole])%self.window]   # each window in an order of its own
+        q[~whole] += self.tail[off[~whole]]
         b,off = np.divmod(q, self.block)
-        whole = b<len(self.blocks)
-        q[whole] = self.blocks[b[whole]]*self.block+off[whole]
+        m = b<len(self.blocks)
+        q[m] = self.blocks[b[m]]*self.block+off[m]
         return q
 
 # %% ../nbs/02_order.ipynb #da3da91c

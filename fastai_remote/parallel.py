@@ -7,16 +7,17 @@ Docs: https://fastai-remote.github.io/fastai_remote/parallel.html.md"""
 # %% auto #0
 __all__ = ['effective_workers', 'parallel_map']
 
-# %% ../nbs/04c_parallel.ipynb #a8a322c8
-import threading, traceback, warnings
+# %% ../nbs/04c_parallel.ipynb #5ee57035
+import os, threading, time, traceback, warnings
 from contextlib import closing
 from itertools import islice
+from multiprocessing import current_process
 
 import cloudpickle
 from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
 
-# %% ../nbs/04c_parallel.ipynb #2983e797
+# %% ../nbs/04c_parallel.ipynb #1ff4a154
 class _Failed:
     "Error `e` on its way home"
     def __init__(self, e):
@@ -27,6 +28,15 @@ class _Failed:
         e = cloudpickle.loads(self.blob)
         e.add_note(self.note)
         return e
+
+def _stay_no_longer():
+    "In a process of joblib's: end when the one that leads is gone (killed, and so could not say so)"
+    if current_process().name.startswith('Loky') and not hasattr(_stay_no_longer, 'on'):
+        _stay_no_longer.on,ppid = True,os.getppid()
+        def watch():
+            while os.getppid()==ppid: time.sleep(2)
+            os._exit(1)
+        threading.Thread(target=watch, daemon=True).start()
 
 def _load(blob):
     t = threading.current_thread()   # Dask may run several in a worker, and `f` need not bear that
@@ -39,6 +49,7 @@ class _Task:
     "`f` as a worker calls it"
     def __init__(self, f): self.blob = cloudpickle.dumps(f)
     def __call__(self, x):
+        _stay_no_longer()
         try: return _apply(_load(self.blob), x)
         except Exception as e: return _Failed(e)
 

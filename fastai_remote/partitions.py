@@ -1,4 +1,4 @@
-"""Rows that an engine of its own hands out, written where they are: Spark's `mapPartitions`, Ray's `map_batches`, Dask's `map_partitions`
+"""Rows that an engine hands out by itself, written where they are: Spark's `mapPartitions`
 
 Docs: https://fastai-remote.github.io/fastai_remote/partitions.html.md"""
 

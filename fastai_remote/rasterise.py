@@ -17,9 +17,9 @@ from fastcore.basics import patch, store_attr
 from .codec import Encoded, _codecs
 from .strokes import StrokesCodec, as_strokes, unpack_strokes
 
-# %% ../nbs/01b_rasterise.ipynb #8b2e3660
+# %% ../nbs/01b_rasterise.ipynb #c030058c
 def _check_raster(size, width, time):
-    if not 8<=size<=4096: raise ValueError(f'size must be from 8 to 4096 pixels, not {size}')
+    if not isinstance(size, (int,np.integer)) or not 8<=size<=4096: raise ValueError(f'size must be from 8 to 4096 pixels, not {size}')
     if not 0<width<=32 or width*size/256>128: raise ValueError(f'width must be above 0 and at most 32, and 128 pixels of the picture, not {width}')
     if time not in (None,'grey','colour'): raise ValueError(f"time must be None, 'grey' or 'colour', not {time!r}")
 

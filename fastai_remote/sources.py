@@ -99,7 +99,7 @@ def _walk(d, pre=''):
         if e.is_dir(): yield from _walk(e.path, f'{pre}{e.name}/')
         elif os.path.splitext(e.name)[1].lower() in _exts: yield pre+e.name
 
-# %% ../nbs/04a_sources.ipynb #58fa11a7
+# %% ../nbs/04a_sources.ipynb #5c9df9f3
 class image_samples:
     "A source of image files: fields `jpg` (or `png`, `webp`, `img`), `cls` if there is a `label`, `path` if asked for"
     vocab = splits = None
@@ -109,6 +109,7 @@ class image_samples:
         field:str=None, # Field for the image; default: by the files' extensions
         path:bool=False, # Keep the path, relative to the folder, as field `path`?
     ):
+        if label is not None and not callable(label): raise TypeError(f'label is a function of a path, not {label!r}')
         folder = isinstance(files, (str,Path))
         if folder and not Path(files).is_dir(): raise FileNotFoundError(f'{files}: no such folder')
         self.label,self.keep = label,path
@@ -149,7 +150,7 @@ class _LoadFile:
         if self.root is not None: d['path'] = os.path.relpath(p, self.root)
         return d
 
-# %% ../nbs/04a_sources.ipynb #ab79777b
+# %% ../nbs/04a_sources.ipynb #4928685f
 class shrink:
     "Shrink images until the shorter side is `size` pixels; smaller ones stay as they are"
     def __init__(self,
@@ -159,7 +160,9 @@ class shrink:
         fields:list=None, # Image fields to shrink; default: the first
         resample:int=Image.Resampling.BILINEAR, # Pillow's filter; `NEAREST` for masks
     ):
-        if not is_image(codec) or not get_codec(codec).fmt: raise ValueError(f'codec must be jpg, png or webp, not {codec!r}')
+        if not isinstance(size, int) or size<1: raise ValueError(f'size is the shorter side, in pixels, not {size!r}')
+        if not 1<=quality<=95: raise ValueError(f'quality must be from 1 to 95, not {quality}')
+        if not is_image(codec) or not getattr(get_codec(codec), 'fmt', None): raise ValueError(f'codec must be jpg, png or webp, not {codec!r}')
         store_attr()
 
     def __call__(self, o)->dict:

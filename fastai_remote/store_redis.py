@@ -7,8 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_redis.html.md"""
 # %% auto #0
 __all__ = ['split_secret', 'RedisLink', 'as_link', 'OpenStore', 'read_manifest', 'RedisStore']
 
-# %% ../nbs/03_store_redis.ipynb #e61b01e8
-import os, random, re, ssl, time
+# %% ../nbs/03_store_redis.ipynb #ee3c1e9c
+import inspect, os, random, re, ssl, time
 from multiprocessing.context import get_spawning_popen
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -20,14 +20,14 @@ from fastcore.basics import patch, store_attr
 
 from .core import Manifest, MissingSample, Store, StoreFull, StoreNotFound, StoreUnavailable
 
-# %% ../nbs/03_store_redis.ipynb #51d178a7
+# %% ../nbs/03_store_redis.ipynb #85665f6c
 def split_secret(
     url:str, # `redis://`, `rediss://` (TLS) or `unix://`
 )->tuple: # The URL without its password, the password or None
     "Part `url` from its password; raises `ValueError`, which does not show it"
     try: ok = (u:=urlsplit(url)).port!=-1   # `port` raises if it is no number
     except ValueError: ok = False
-    if ok and u.scheme not in ('redis','rediss','unix'): raise ValueError('want a redis://, rediss:// or unix:// URL')
+    if ok and u.scheme not in ('redis','rediss','unix'): raise ValueError(f"{'the url' if '@' in url else repr(url)}: want a redis://, rediss:// or unix:// URL")
     if not ok or (u.scheme!='unix' and '@' in u.path+u.query+u.fragment):
         raise ValueError('not a URL: the port must be a number, and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
     user,at,host = u.netloc.rpartition('@')
@@ -37,8 +37,9 @@ def split_secret(
     if bad:=[k for k in q if 'password' in k]: raise ValueError(f'{bad[0]} cannot be given: only the password of the server is kept out of sight')
     return f"{u.scheme}://{user}{'@' if user else ''}{host}{u.path}{'?' if q else ''}{urlencode(q, safe='/')}", secret
 
-# %% ../nbs/03_store_redis.ipynb #d43cc8de
+# %% ../nbs/03_store_redis.ipynb #4135376e
 _foreign = (redis.InvalidResponse,)
+_known = {k for c in (redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection) for k in inspect.signature(c.__init__).parameters}
 _transient = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 _refused = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.NoPermissionError, redis.exceptions.AuthenticationWrongNumberOfArgsError)
 
@@ -52,9 +53,10 @@ class RedisLink:
         **kwargs # More arguments for `redis.Redis.from_url`
     ):
         if any('password' in k for k in kwargs): raise TypeError('a password goes into the URL, or into `secret`')
+        if bad:=[k for k in kwargs if k not in _known]: raise TypeError(f"no argument is called {', '.join(map(repr, bad))}")
         self.url,s = split_secret(url)
         store_attr('timeout,socket_timeout,kwargs')
-        self._secret,self._locked,self._client,self.seen = secret or s,False,(0,None),False
+        self._secret,self._locked,self._client,self.seen,self.loaded = secret or s,False,(0,None),False,False
 
     def reveal(self)->dict:
         "Arguments that make this link again, password included: for handing to a worker, never for keeping"
@@ -79,6 +81,7 @@ class RedisLink:
         kept = d.pop('kept')
         self.__dict__.update(d)
         if not kept: return
+        self.loaded = True
         env = os.environ.get('FASTAI_REMOTE_URL') or (self._locked and os.environ.get('REDIS_URL'))
         if env and self._secret is None: (self.url,self._secret),self._locked = split_secret(env),False
     def __copy__(self): return self
@@ -89,7 +92,7 @@ def as_link(url:str|RedisLink, **kwargs)->RedisLink:
     "`url` if it is a link already, else a new one"
     return url if isinstance(url, RedisLink) else RedisLink(url, **kwargs)
 
-# %% ../nbs/03_store_redis.ipynb #36e61c68
+# %% ../nbs/03_store_redis.ipynb #bf27051e
 @patch
 def call(self:RedisLink,
     f, # Called with a `redis.Redis`; must be safe to repeat
@@ -110,7 +113,7 @@ def call(self:RedisLink,
         except _transient as e:
             now = time.monotonic()
             if isinstance(e.__cause__, ssl.SSLCertVerificationError) or now-t0+max(wait, now-t)>timeout:
-                raise StoreUnavailable(self._say(f'{type(e).__name__}: {e}', n, t0)) from e
+                raise StoreUnavailable(self._say(f'{type(e).__name__}: {e}', n, t0) + ('; an export finds another server by FASTAI_REMOTE_URL' if self.loaded else '')) from e
             time.sleep(wait*random.uniform(.5, 1))
             wait = min(2*wait, 1.)
 

@@ -155,11 +155,13 @@ def test_parent_killed(fresh, script, undisturbed):
         wait_for(lambda: goes(c, p))
         want = c.hlen('d:ingest:chunks')+rng.randrange(1, 25)
         wait_for(lambda: p.poll() is not None or c.hlen('d:ingest:chunks')>=want)
+        kids = Path(f'/proc/{p.pid}/task/{p.pid}/children').read_text().split() if p.poll() is None else []
         p.kill(); p.wait()
     p = script(fresh, 'stream')
     out = p.said()
     assert p.returncode==0, out
     assert whole(fresh)==undisturbed('stream')
+    wait_for(lambda: not any(b'popen_loky' in o.read_bytes() for k in kids if (o:=Path(f'/proc/{k}/cmdline')).exists()))   # they leave by themselves
 
 def test_worker_killed(fresh, script, undisturbed):
     "A worker dies (out of memory, say): the ingest stops and says so; the same call again goes on"

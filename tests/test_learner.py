@@ -323,6 +323,31 @@ def test_strokes(server, workers):
     assert learn.validate()[1]>.8
     grey.show_batch()
     assert learn.predict({'strokes':drawing(1)})[0] in ('a','b')
+    with pytest.raises(TypeError, match='give get_remote_items'): dls.test_dl(s, num_workers=0).one_batch()
+
+def test_predict_strokes(server, tmp_path):
+    "On strokes of any form a learner sees the picture that it was trained on, in the colours of its `img_cls`, from an export too"
+    def drawing(i): return [[[0,200],[i,255-i]], [[10,90,240],[i,30,i]]]
+    to_redis([{'strokes':drawing(i), 'cls':'ab'[i%2]} for i in range(32)], server.url, 'lines', shuffle=False, n_workers=1, progress=False, overwrite=True)
+    s = RedisStore(server.url, 'lines')
+    dls = DataLoaders.from_redis(s, bs=8, num_workers=0, draw=Rasterise(32, width=8))
+    learn = Learner(dls, Tiny(2), path=tmp_path)
+    learn.export()
+    b = s.get_many([3], 'strokes')['strokes'][0]
+    raw = [[x,y,list(range(len(x)))] for x,y in drawing(3)]
+    for l in (learn,load_learner(tmp_path/'export.pkl')):
+        with l.no_bar():
+            want = l.predict(3)[2]
+            for x in (s[3],{'strokes':drawing(3)},drawing(3),b,Rasterise(32, width=8).create(b)): close(l.predict(x)[2], want, eps=1e-5)
+            assert len(l.predict(raw)[2])==2
+
+@pytest.mark.parametrize('draw', [Rasterise(64),Rasterise(64, width=8),Rasterise(64, time='colour', width=6)], ids=str)
+def test_strokes_normalized(server, draw):
+    "What is drawn is normalised by statistics of what is drawn"
+    rng = np.random.default_rng(0)
+    to_redis([{'strokes':rng.integers(0, 256, (3,2,6)).tolist(), 'cls':'ab'[i%2]} for i in range(128)], server.url, 'scribbles', n_workers=1, progress=False, overwrite=True)
+    x = DataLoaders.from_redis(server.url, 'scribbles', bs=96, num_workers=0, draw=draw, valid_pct=0.).one_batch()[0]
+    assert x.mean((0,2,3)).abs().max()<.1 and (x.std((0,2,3))-1).abs().max()<.15
 
 def test_damaged_strokes(server, workers):
     "A damaged drawing in a batch names dataset and sample"

@@ -11,7 +11,7 @@ from PIL import Image
 
 import fastai_remote.block
 from fastai_remote.codec import Encoded
-from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisStore, StoreError, StoreFull, StoreNotFound, csv_samples, redis_server, tar_samples,
+from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisStore, StoreError, StoreFull, StoreNotFound, csv_samples, drawing_samples, redis_server, tar_samples,
     to_redis)
 
 @pytest.fixture(scope='module')
@@ -388,6 +388,25 @@ def test_int_vocab(put):
     "A number that is not in a vocabulary of numbers is no code for one that is"
     s,rep = put([{'txt':'a', 'cls':20}]*10+[{'txt':'b', 'cls':1}]*10, vocab=[10,20,30])
     assert set(values(s, 'cls'))=={20} and rep.failed==10
+
+# --- parts
+
+def test_drawings_cut_at_random(put, tmp_path):
+    "Files sorted by class are cut at random: each class has its share of each split"
+    import json
+    for k in range(12): (tmp_path/f'{k:02}.ndjson').write_text(''.join(json.dumps(dict(word=f'w{k:02}', key_id=str(1000*k+i), drawing=[[[0,i%200],[5,255]]]))+'\n' for i in range(250)))
+    s,rep = put(drawing_samples(tmp_path), splits={'train':None, 'valid':.2, 'test':100})
+    ids,cls = (s.get_many(range(3000), f)[f] for f in ('id','cls'))
+    assert sorted(ids)==[1000*k+i for k in range(12) for i in range(250)] and s.splits=={'train':[0,2300], 'valid':[2300,2900], 'test':[2900,3000]}
+    assert (cls==ids//1000).all()
+    n = np.bincount(cls[2300:2900], minlength=12)
+    assert n.min()>25 and n.max()<80 and (np.bincount(cls[2900:], minlength=12)>0).all()
+
+def test_fastai_datasets_keep_their_splits(put):
+    "A fastai `Datasets` of two subsets has two splits"
+    from fastai.data.core import Datasets
+    s,_ = put(Datasets(list(range(30)), [[lambda i: float(i)],[lambda i: str(i%3)]], splits=[list(range(20)),list(range(20,30))]))
+    assert s.splits=={'train':[0,20], 'valid':[20,30]} and sorted(s.get_many(range(20,30), 'target.f4')['target.f4'])==list(range(20,30))
 
 # --- keys of others
 
