@@ -164,14 +164,14 @@ class _Decode:
     def __init__(self, codecs): self.codecs = codecs
     def __call__(self, o): return {f:c.from_bytes(v) if isinstance(v, bytes) and not isinstance(c:=get_codec(self.codecs[f]), ImageCodec) else v for f,v in o.items()}
 
-# %% ../nbs/04e_datasets.ipynb #594a1aa5
+# %% ../nbs/04e_datasets.ipynb #8f0c63f4
 def as_source(
     o # A source, list, array, DataFrame, map-style dataset, store, iterator; paths of images; or `{split: any of these}`
 ): # Something with `load`, `fingerprint`, `vocab`, `splits`, and either `len` and `take` or `stream`
     "`o` seen as a source; raises `TypeError`"
     if hasattr(o, 'load') and hasattr(o, 'fingerprint'): return o
     if isinstance(o, Store): return _Stored(o)
-    if hasattr(o, 'n_subsets') and hasattr(o, 'subset') and o.n_subsets>1: o = {k:o.subset(i) for i,k in zip(range(o.n_subsets), ('train','valid','test'))}   # fastai's
+    if hasattr(o, 'n_subsets') and hasattr(o, 'subset') and o.n_subsets>1: return _Splits({k:_Dataset(o.subset(i)) for i,k in zip(range(o.n_subsets), ('train','valid','test'))})   # fastai's
     if isinstance(o, dict):
         srcs = {k:as_source(v) for k,v in o.items()}
         if len({type(s.load) for s in srcs.values()})>1: raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
