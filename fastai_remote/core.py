@@ -81,7 +81,7 @@ def crc32s(
     "Checksums of `values`"
     return np.fromiter(map(zlib.crc32, values), np.uint32, len(values))
 
-# %% ../nbs/00_core.ipynb #fb99adba
+# %% ../nbs/00_core.ipynb #a19f3841
 def _same(o): return o
 
 class Store:
@@ -138,14 +138,15 @@ class Store:
 
     def _missing(self, idxs, f, vals):
         gone = [int(i) for i,v in zip(idxs, vals) if v is None]
-        raise MissingSample(f'{self.name}: {len(gone)} of {len(idxs)} samples missing, first {gone[0]} (field {f!r}): {self._why_missing()}')
+        what = f'{len(gone)} of {len(idxs)} samples missing, first {gone[0]}' if len(idxs)>1 else f'sample {gone[0]} is missing'
+        raise MissingSample(f'{self.name}: {what} (field {f!r}): {self._why_missing()}')
 
     def _compare(self, idxs, f, res, crcs):
         bad = np.flatnonzero(crc32s(res[f])!=crcs)
         if len(bad):
             k = bad[0]
-            raise CorruptSample(f'{self.name}: sample {idxs[k]}, field {f!r}: the {len(res[f][k])} bytes do not match their checksum '
-                                f'({len(bad)} of {len(idxs)} samples read): damaged where they are stored; ingest it again')
+            raise CorruptSample(f'{self.name}: sample {idxs[k]}, field {f!r}: the {len(res[f][k])} bytes do not match their checksum'
+                                f"{f' ({len(bad)} of {len(idxs)} samples read)' if len(idxs)>1 else ''}: damaged where they are stored; ingest it again")
 
     def __repr__(self): return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
     def _repr_html_(self): return _table(self.name, {'samples':f'{len(self):,}', **{f:self._about(f) for f in self.fields},

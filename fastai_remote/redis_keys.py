@@ -18,20 +18,10 @@ from .core import CorruptSample, Manifest
 from .redis_admin import RedisStore
 from .store_redis import RedisLink, as_link
 
-# %% ../nbs/03e_redis_keys.ipynb #bd0212a6
+# %% ../nbs/03e_redis_keys.ipynb #f9f7a9b6
 class RedisKeys(RedisStore):
     "A dataset under keys that others wrote: field `x`, and `cls` for labels"
-    def __init__(self,
-        url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`
-        x:str, # Pattern of the keys of values: `{}` is the number, `{split}` the split
-        y:str, # Pattern of the keys of labels, each an int as text; or None
-        n:int|dict, # Samples, or `{split: samples}`
-        codec:str='npz', # Of the values: `npz` or `npy` (arrays), `jpg`, `png`, …
-        vocab:list=None, # Labels, in the order of the ints
-        start:int=0, # The first number
-        image:bool=True, # Are arrays pictures, of shape (h,w), (h,w,1) or (h,w,3)?
-        **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
-    ):
+    def __init__(self, url, x, y, n, codec='npz', vocab=None, start=0, image=True, **kwargs):
         self.link = as_link(url, **kwargs)
         if y is not None and not vocab: raise ValueError('labels need a vocab: the names of 0, 1, 2, …')
         sizes = n if isinstance(n, dict) else {'':n}
@@ -64,7 +54,17 @@ class RedisKeys(RedisStore):
     def __getstate__(self): return dict(self.__dict__)
 
 @patch(cls_method=True)
-def from_keys(cls:RedisStore, url, x, y=None, n=None, codec='npz', vocab=None, start=0, image=True, **kwargs)->RedisKeys:
-    "A dataset under keys that others wrote, one value and one int label a key; the arguments are `RedisKeys`'s"
+def from_keys(cls:RedisStore,
+    url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`
+    x:str, # Pattern of the keys of values: `{}` is the number, `{split}` the split
+    y:str=None, # Pattern of the keys of labels, each an int as text
+    n:int|dict=None, # Samples, or `{split: samples}`
+    codec:str='npz', # Of the values: `npz` or `npy` (arrays), `jpg`, `png`, …
+    vocab:list=None, # Labels, in the order of the ints
+    start:int=0, # The first number
+    image:bool=True, # Are arrays pictures, of shape (h,w), (h,w,1) or (h,w,3)?
+    **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
+)->RedisKeys: # Fields `x`, and `cls` for labels
+    "A dataset under keys that others wrote, one value and one int label a key; raises `ValueError`"
     if n is None: raise ValueError('n: the number of samples, or {split: samples}')
     return RedisKeys(url, x, y, n, codec, vocab, start, image, **kwargs)

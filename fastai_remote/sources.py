@@ -150,7 +150,7 @@ class _LoadFile:
         if self.root is not None: d['path'] = os.path.relpath(p, self.root)
         return d
 
-# %% ../nbs/04a_sources.ipynb #4928685f
+# %% ../nbs/04a_sources.ipynb #ae3a73ea
 class shrink:
     "Shrink images until the shorter side is `size` pixels; smaller ones stay as they are"
     def __init__(self,
@@ -160,7 +160,7 @@ class shrink:
         fields:list=None, # Image fields to shrink; default: the first
         resample:int=Image.Resampling.BILINEAR, # Pillow's filter; `NEAREST` for masks
     ):
-        if not isinstance(size, int) or size<1: raise ValueError(f'size is the shorter side, in pixels, not {size!r}')
+        if not isinstance(size, (int,np.integer)) or size<1: raise ValueError(f'size is the shorter side, in pixels, not {size!r}')
         if not 1<=quality<=95: raise ValueError(f'quality must be from 1 to 95, not {quality}')
         if not is_image(codec) or not getattr(get_codec(codec), 'fmt', None): raise ValueError(f'codec must be jpg, png or webp, not {codec!r}')
         store_attr()

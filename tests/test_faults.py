@@ -135,7 +135,7 @@ def test_deleted_key(fresh, pics):
     "Dataset, sample, field and the likely cause"
     client(fresh).delete('pics:jpg:7')
     with pytest.raises(MissingSample, match=r"pics: 1 of 3 samples missing, first 7 \(field 'jpg'\): deleted, or lost"): pics.get_many([1,7,9], 'jpg')
-    with pytest.raises(MissingSample, match="first 7"): pics[7]
+    with pytest.raises(MissingSample, match="sample 7 is missing"): pics[7]
     client(fresh).delete('pics:cls#0')
     with pytest.raises(MissingSample, match=r"pics: 2 of 2 values missing, first of sample 4 \(field 'cls'\)"): pics.get_many([4,5], 'cls')
 
@@ -151,7 +151,7 @@ def test_evicted(fresh, pics):
     c = client(fresh)
     c.config_set('maxmemory-policy', 'allkeys-lru')
     c.delete('pics:jpg:3')
-    with pytest.raises(MissingSample, match='first 3 .*maxmemory-policy allkeys-lru.*set noeviction'): pics.get_many([3], 'jpg')
+    with pytest.raises(MissingSample, match='sample 3 is missing .*maxmemory-policy allkeys-lru.*set noeviction'): pics.get_many([3], 'jpg')
 
 def test_deleted_dataset(fresh, pics):
     "A dataset that was deleted, or replaced, under a reader"

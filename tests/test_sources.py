@@ -446,7 +446,7 @@ def test_from_keys_wrong(put, server):
     s = RedisStore.from_keys(server.url, 'train:x:{}', 'train:y:{}', 32, vocab=['cat','dog'], start=1)
     c.delete('train:x:3'); c.delete('train:y:5'); c.delete('train:x:7'); c.lpush('train:x:7', 'a')
     c.set('train:y:9', 'dog'); c.set('train:y:11', '2'); c.set('train:y:13', '-1'); c.set('train:x:15', b'PK no zip')
-    for i,e,what in ((2,MissingSample,'first 2'), (4,MissingSample,'first 4'), (6,MissingSample,'first 6'),
+    for i,e,what in ((2,MissingSample,'sample 2 is'), (4,MissingSample,'sample 4 is'), (6,MissingSample,'sample 6 is'),
                      (8,CorruptSample,'train:y:9.*dog'), (10,CorruptSample,'train:y:11'),
                      (12,CorruptSample,'train:y:13'), (14,CorruptSample,'sample 14')):
         with pytest.raises(e, match=what): s[i]
