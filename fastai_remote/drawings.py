@@ -7,8 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/drawings.html.md"""
 # %% auto #0
 __all__ = ['drawing_samples']
 
-# %% ../nbs/06_drawings.ipynb #a809889c
-import csv, gzip, json, lzma, os, re, zlib
+# %% ../nbs/06_drawings.ipynb #7d0ef604
+import csv, json, lzma, os, re, zlib
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from fastcore.basics import store_attr
 
 from .rasterise import Rasterise
+from .streams import open_text
 from .strokes import _flat, _simplify, as_strokes, simplify
 
 # %% ../nbs/06_drawings.ipynb #eaf14235
@@ -151,7 +152,7 @@ class _LoadDrawing:
     def _drawn(self, ds):
         return [{'png':p, **{k:v for k,v in d.items() if k!='strokes'}} for d,p in zip(ds, self.raster.pngs([d['strokes'] for d in ds]))]
 
-# %% ../nbs/06_drawings.ipynb #e9cca3c9
+# %% ../nbs/06_drawings.ipynb #6eb15264
 _kinds = '.ndjson','.jsonl','.json','.csv'
 _n = 64   # lines between two entries of the index
 
@@ -167,8 +168,6 @@ def _drawing_files(files):
     fs = [Path(f) for f in files]
     if not fs: raise ValueError('no files')
     return fs,Path(os.path.commonpath([f.absolute().parent for f in fs]))
-
-def _open(f): return {'.gz':gzip.open, '.xz':lzma.open}.get(f.suffix.lower(), open)(f, 'rb')
 
 def _head(f, line):
     "The columns that `line`, the first of file `f`, names; `None` if it is JSON"
@@ -274,7 +273,7 @@ class _StreamedDrawings(_Drawings):
     def _lines(self, f):
         head = None
         try:
-            with _open(f) as h:
+            with open_text(f) as h:
                 for k,l in enumerate(h, 1):
                     if k==1 and (head:=_head(f, l)) is not None: continue
                     if l.strip(): yield f'{f.name}:{k}',head,l

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/ingest.html.md"""
 # %% auto #0
 __all__ = ['IngestError', 'IngestReport', 'cut', 'to_redis', 'ingest', 'check_room']
 
-# %% ../nbs/05_ingest.ipynb #08aa3019
+# %% ../nbs/05_ingest.ipynb #0c70dd4b
 import hashlib, sys, time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from itertools import chain, islice
 import numpy as np
 from fastcore.imports import IN_NOTEBOOK
 
-from .chunk import _Columns, convert, look_at, part_mark, plan_fields, write_chunk
+from .chunk import _Columns, as_vocab, convert, look_at, part_mark, plan_fields, write_chunk
 from .core import StoreExists, StoreFull, size_str, _table
 from .order import BlockPermutation, Permutation
 from .parallel import parallel_map, effective_workers
@@ -92,7 +92,7 @@ class _Positions:
             if p is not None and m.any(): res[m] = a+p[pos[m]-a]
         return res
 
-# %% ../nbs/05_ingest.ipynb #84fa16e1
+# %% ../nbs/05_ingest.ipynb #c232ea53
 def to_redis(
     source, # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, list, DataFrame, torch or fastai dataset, store, iterator; or `{split: source}`
     url:str, # `redis://`, `rediss://` or `unix://`
@@ -119,8 +119,7 @@ def to_redis(
 def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False, splits=None, shuffle=True, seed=0, chunk=None, progress=None)->IngestReport:
     "Write `source` with `writer`; the arguments are `to_redis`'s"
     src,n_workers = as_source(source),effective_workers(n_workers)
-    if vocab is None: vocab = src.vocab or {}
-    vocab = {k:list(v) for k,v in (vocab if isinstance(vocab, dict) else {'cls':vocab}).items()}
+    vocab = as_vocab(src.vocab if vocab is None else vocab)
     if chunk is not None and chunk<1: raise ValueError(f'chunk must be at least 1, not {chunk}')
     job = (_Streamed if hasattr(src, 'stream') else _Known)(src, writer, fn, splits, shuffle, seed, chunk, n_workers)
     def plan():

@@ -7,20 +7,20 @@ Docs: https://fastai-remote.github.io/fastai_remote/partitions.html.md"""
 # %% auto #0
 __all__ = ['PartitionWriter']
 
-# %% ../nbs/05b_partitions.ipynb #d06b2e63
+# %% ../nbs/05b_partitions.ipynb #f4cadf96
 import time, uuid
 from itertools import islice
 
 from fastcore.basics import chunked, patch
 
-from .chunk import convert, look_at, plan_fields, write_chunk
+from .chunk import as_vocab, convert, look_at, plan_fields, write_chunk
 from .ingest import IngestReport, _keep
 from .ops import RedisStore
 from .redis_writer import OpenWriter, RedisWriter
 from .datasets import _same
 from .store_redis import RedisLink, as_link
 
-# %% ../nbs/05b_partitions.ipynb #eed83b42
+# %% ../nbs/05b_partitions.ipynb #8cdd4fd2
 class PartitionWriter:
     "Writes rows, a partition at a time, from any process: call it with rows, and give all that it yields to `commit`"
     def __init__(self,
@@ -33,9 +33,9 @@ class PartitionWriter:
         chunk:int=256, # Rows a chunk
     ):
         self.w,self.fn,self.overwrite = RedisWriter(as_link(url), name),fn,overwrite
-        self.vocab = {k:list(v) for k,v in (vocab if isinstance(vocab, dict) else {'cls':vocab} if vocab else {}).items()}
-        fields = plan_fields(convert(_same, fn, sample), self.vocab)
-        self.plan = dict(n=0, chunk=chunk, fields=fields, splits=None, vocab=self.vocab, signature=uuid.uuid4().hex, stats=look_at(fields), open=True)
+        vocab = as_vocab(vocab or None)
+        fields = plan_fields(convert(_same, fn, sample), vocab)
+        self.plan = dict(n=0, chunk=chunk, fields=fields, splits=None, vocab=vocab, signature=uuid.uuid4().hex, stats=look_at(fields), open=True)
 
     def __enter__(self):
         self.w.begin(self.plan, self.overwrite)

@@ -11,6 +11,7 @@ from fastai_remote.ingest import to_redis
 from fastai_remote.redis_commit import RedisStore
 from fastai_remote.server import redis_server
 from fastai_remote.sources import image_samples
+from fastai_remote.store_redis import RedisLink
 
 N,CLASSES = 60,('bird','cat','dog')
 
@@ -52,3 +53,16 @@ def store(server, images):
 def fresh():
     "A server of the test's own, to be broken"
     with redis_server() as s: yield s
+
+def dies_at(k, f):
+    "Run `f` in a fork that dies before its `k`-th request; did it die?"
+    if (pid:=os.fork())==0:
+        call,left = RedisLink.call,[k]
+        def counted(self, *a, **kw):
+            if not left[0]: os._exit(9)
+            left[0] -= 1
+            return call(self, *a, **kw)
+        RedisLink.call = counted
+        try: f()
+        finally: os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==9

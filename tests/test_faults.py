@@ -15,7 +15,7 @@ from fastai.vision.augment import Resize
 from torch import nn
 
 import fastai_remote.block
-from conftest import N, class_of
+from conftest import N, class_of, dies_at
 from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisBlock, RedisStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
     StoreUnavailable, UnknownField, UnsupportedFormat, get_remote_items, image_samples, redis_server, to_redis)
 from fastai_remote.ingest import write_chunk
@@ -332,19 +332,6 @@ def test_killed_again_and_again(fresh, script, undisturbed):
     out = p.said()
     assert p.returncode==0 or 'StoreExists' in out, out
     assert (whole(fresh.url),keys(fresh))==undisturbed
-
-def dies_at(k, f):
-    "Run `f` in a fork that dies before its `k`-th request; did it die?"
-    if (pid:=os.fork())==0:
-        call,left = RedisLink.call,[k]
-        def counted(self, *a, **kw):
-            if not left[0]: os._exit(9)
-            left[0] -= 1
-            return call(self, *a, **kw)
-        RedisLink.call = counted
-        try: f()
-        finally: os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==9
 
 def numbered(a, word='s'):
     "A source with two splits, a label, two labels and failures at the end of one and the start of the other"

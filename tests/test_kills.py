@@ -9,6 +9,7 @@ import pytest
 import redis
 from PIL import Image
 
+from conftest import dies_at
 from fastai_remote import RedisStore, StoreBusy, StoreExists, StoreNotFound, image_samples, redis_server, to_redis
 from fastai_remote.sources import fn_fingerprint
 from fastai_remote.redis_writer import RedisWriter
@@ -450,19 +451,6 @@ def test_names_change_hands(fresh, seed):
     assert {k.decode() for k in client(fresh).keys()}-{'fastai_remote:generations'}==want
     for n in have: RedisStore.delete(fresh.url, n)
     assert keys(fresh)==[]
-
-def dies_at(k, f):
-    "Run `f` in a fork that dies before its `k`-th request; did it die?"
-    if (pid:=os.fork())==0:
-        call,left = RedisLink.call,[k]
-        def counted(self, *a, **kw):
-            if not left[0]: os._exit(9)
-            left[0] -= 1
-            return call(self, *a, **kw)
-        RedisLink.call = counted
-        try: f()
-        finally: os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==9
 
 @pytest.mark.parametrize('what', ['rename','rename to another\'s old name','abandon','stream'])
 def test_dies_at_each_request(fresh, what):

@@ -22,9 +22,8 @@ Reason:  of the recipe's 9.8 ms a drawing, 6.0 are matplotlib's figure and axes,
 Tried:   numbers with decimals by `json.loads`: 17 digits each, a fifth of the time; digit by digit in NumPy it is a tenth. PNGs decoded again as a
          check, though just made: a third. Garbage collection off, larger groups than 256 drawings, malloc thresholds: nothing.
 """
-import argparse, gc, io, json, os, platform, re, statistics, tempfile, time
+import argparse, gc, io, json, os, re, statistics, tempfile, time
 from collections import Counter
-from importlib.metadata import version
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -33,12 +32,11 @@ matplotlib.use('agg')
 import matplotlib.pyplot as plt
 import numpy as np
 import redis
-from PIL import features
 
 from fastai_remote import drawing_samples, image_samples, redis_server, shrink, to_redis
 from fastai_remote.core import size_str
 from fastai_remote.parallel import parallel_map
-from fastai_remote.store_redis import RedisLink
+from machine import about
 
 FORUM,STROKES,PNG,JPEG,BARE,SPIN = 'forum 2018','strokes','png','jpeg, shrink(256)','jpeg, bare work','pure Python loop'
 _goals = {   # ratio: at least
@@ -172,7 +170,7 @@ def run(
         for i,p in enumerate(islice(cycle(photos), n_images)): (d/'jpegs'/f'{i:05}.jpg').symlink_to(p)
         lines = [split_line(l) for f in files[:3] for l in f.read_text().splitlines()]
         return dict(data=dict(drawings=f"{Path(drawings).name if drawings else 'made'}, {have:,} drawings", images=f"{Path(images).name if images else 'made'}, {len(photos)} JPEGs"),
-                    **_run(s, lines, files, d/'jpegs', rounds, n, n_forum, n_images, n_room, patience), **about(s.url))
+                    **_run(s, lines, files, d/'jpegs', rounds, n, n_forum, n_images, n_room, patience), **about(s.url, 'matplotlib pillow redis numpy joblib'))
 
 def _run(s, lines, files, jpegs, rounds, n, n_forum, n_images, n_room, patience):
     c,steps,blobs,todo = redis.Redis.from_url(s.url),Counter(),[],cycle(lines)
@@ -234,14 +232,6 @@ def _name(n, of=50_000_000): return 'quickdraw'+'0'*(len(str(of-1))-len(str(n-1)
 def spread(vs):
     def r(v): return round(v, 3) if v<100 else round(v, 1)
     return dict(median=r(statistics.median(vs)), min=r(min(vs)), max=r(max(vs)))
-
-def about(url):
-    "Machine and versions"
-    info = RedisLink(url).call(lambda c: c.info('server'))
-    cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), platform.processor())
-    return dict(machine=dict(cpu=cpu, cores=os.cpu_count(), memory_gb=round(os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')/1e9, 1), platform=platform.platform()),
-        versions={'python':platform.python_version(), **{k:version(k) for k in 'matplotlib pillow redis numpy joblib'.split()}, 'libjpeg_turbo':features.version('libjpeg_turbo'),
-                  'server':f"{'valkey' if 'valkey_version' in info else 'redis'} {info.get('valkey_version') or info['redis_version']}"})
 
 def table(res):
     "`res` for reading"

@@ -21,8 +21,7 @@ Reason:  both decode, crop and resize the same photographs, and that is where th
 Tried:   glibc told to keep freed memory (`mallopt`) in the workers: expected a tenth, since it gives that where one process
          does all; it gave 1% and cost 12 MB a worker. Not kept.
 """
-import argparse, gc, json, multiprocessing, os, platform, resource, statistics, tempfile, time
-from importlib.metadata import version
+import argparse, gc, json, multiprocessing, os, resource, statistics, tempfile, time
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +29,12 @@ import torch
 from fastai.data.core import DataLoaders
 from fastai.vision.augment import FlipItem, RandomResizedCrop
 from fastai.vision.data import ImageDataLoaders
-from PIL import Image, features
+from PIL import Image
 
 import fastai_remote.block   # gives `DataLoaders` its `from_redis`
 from fastai_remote import image_samples, redis_server, shrink, to_redis
 from fastai_remote.core import size_str
-from fastai_remote.store_redis import RedisLink
+from machine import about
 
 STOCK,OURS,SMALL = 'stock fastai, files','RemoteDL, Redis','RemoteDL, Redis, shrink(256)'
 UNITS = dict(samples_s='samples/s', samples_cpu_s='samples/CPU s', first_s='first batch, s', worker_mb='worker private, MB')
@@ -110,20 +109,16 @@ def _run(folder, n, rounds, size, name):
         for k,ds,fn in ((OURS,'asis',None),(SMALL,'small',shrink(256))):
             rep = to_redis(image_samples(images, label=lambda p: p.parent.name), s.url, ds, fn=fn, n_workers=1, progress=False)
             if rep.failed: raise ValueError(f'stock fastai would stop at these: {rep}')
-            dls[k],sizes[k] = DataLoaders.from_redis(s.url, ds, **kw),rep.nbytes/n
+            dls[k],sizes[k] = DataLoaders.from_redis(s.url, ds, normalize=False, **kw),rep.nbytes/n
         for o in dls.values(): epoch(o.train, s.proc.pid)
         res = {k:[] for k in dls}
         for r in range(rounds):
             for k in list(dls)[::1 if r%2 else -1]: res[k].append(epoch(dls[k].train, s.proc.pid))
-        info = RedisLink(s.url).call(lambda c: c.info('server'))
+        where = about(s.url, 'torch fastai pillow redis numpy')
     def spread(vs): return dict(median=round(statistics.median(vs), 3), min=round(min(vs), 3), max=round(max(vs), 3))
     out = {k:{'bytes_a_sample':round(sizes[k]), **{u:spread([e[u] for e in es]) for u in UNITS}} for k,es in res.items()}
     ratios = {k:{u:round(statistics.median(e[u]/e0[u] if e0[u] else 1. for e,e0 in zip(es, res[STOCK])), 3) for u in UNITS} for k,es in res.items()}
-    cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), platform.processor())
-    return dict(data=name or f"{Path(folder).name if folder else 'made'}, {have} JPEGs", n=n, rounds=rounds, contenders=out, ratios_to_stock=ratios,
-        machine=dict(cpu=cpu, cores=os.cpu_count(), memory_gb=round(os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')/1e9, 1), platform=platform.platform()),
-        versions={'python':platform.python_version(), **{k:version(k) for k in 'torch fastai pillow redis numpy'.split()}, 'libjpeg_turbo':features.version('libjpeg_turbo'),
-                  'server':f"{'valkey' if 'valkey_version' in info else 'redis'} {info.get('valkey_version') or info['redis_version']}"})
+    return dict(data=name or f"{Path(folder).name if folder else 'made'}, {have} JPEGs", n=n, rounds=rounds, contenders=out, ratios_to_stock=ratios, **where)
 
 def table(res):
     "`res` for reading: medians, spreads, and ratios to stock"
