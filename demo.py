@@ -93,14 +93,14 @@ def key_bytes(c, m):
     return {f:sum(c.memory_usage(f'{m.prefix}:{f}:{i}') for i in range(k))/k if d['dtype'] is None else c.memory_usage(f'{m.prefix}:{f}#0')/m.n for f,d in m.fields.items()}
 
 def draw(learn, history, title, foot, file='demo.png'):
-    "A batch as the model gets it, what it makes of held-out images, and where it goes wrong"
-    vocab,(x,y),(preds,targs,losses) = list(learn.dls.vocab),learn.dls.train.one_batch(),learn.get_preds(with_loss=True)
+    "A batch, what it makes of held-out images, and where it goes wrong"
+    vocab,(x,y),(preds,targs,losses) = list(learn.dls.vocab),learn.dls.train.decode(learn.dls.train.one_batch()),learn.get_preds(with_loss=True)
     guess,hard = preds.argmax(1),losses.argsort(descending=True)[:9]
     pairs = [(short(vocab[g], 9), short(vocab[t], 9), bool(g==t)) for g,t in zip(guess[hard], targs[hard])]
     plt.rc('axes', labelsize=13)
     fig = plt.figure(figsize=(18, 6.9), layout='constrained')
     a,b,c = fig.subfigures(1, 3, width_ratios=(1, 1, 1.2), wspace=.03)
-    grid(a, [o.permute(1,2,0).clamp(0,1).numpy() for o in x[:9]], [short(vocab[i]) for i in y[:9]], ['black']*9)
+    grid(a, [o.permute(1,2,0).numpy() for o in x[:9]], [short(vocab[i]) for i in y[:9]], ['black']*9)
     grid(b, [ImageOps.fit(im:=learn.dls.valid_ds[i][0], (min(im.size),)*2) for i in hard.tolist()], [t if ok else f'{g}, not {t}' for g,t,ok in pairs],
          ['#1a7f37' if ok else '#c62828' for *_,ok in pairs])
     confusion(c, guess, targs, vocab) if (few:=len(vocab)<=16) else curves(c, history)
