@@ -7,20 +7,19 @@ Docs: https://fastai-remote.github.io/fastai_remote/chunk.html.md"""
 # %% auto #0
 __all__ = ['write_chunk', 'part_mark', 'convert', 'as_vocab', 'plan_fields', 'look_at']
 
-# %% ../nbs/04d_chunk.ipynb #aa4b0030
+# %% ../nbs/04d_chunk.ipynb #d54f8914
 import hashlib
 
 import numpy as np
 from fastcore.basics import store_attr
 
 from .codec import Encoded, get_codec, infer_codec, is_image
-from .commit import label_hash, narrow
+from .commit import ServerRestarted, label_hash, narrow
 from .core import crc32s
-from .redis_writer import ServerRestarted
 from .sources import as_sample, no_address, stable_repr
 from .stats import ImageStats, _quota, has_stats
 
-# %% ../nbs/04d_chunk.ipynb #41438f96
+# %% ../nbs/04d_chunk.ipynb #d1b7b6cb
 _flush = 4_000_000   # bytes a write: large enough that round trips do not count, small enough for any server
 
 class _Columns:
@@ -71,13 +70,13 @@ class _Columns:
         seen[f] = {o}
         return o
 
-    def columns(self):
-        "What a writer takes: staged labels as hashes, checksums beside what they cover"
+    def columns(self, hashed=True):
+        "What a writer takes: labels not numbered yet as hashes or as they are, checksums beside what they cover"
         res = {}
         for f,vs in self.cols.items():
             d = self.fields[f]
             if d['dtype'] is None: res[f],res[f'{f}.crc'] = vs,crc32s(vs)
-            elif d.get('staged'): res[f'{f}~'] = label_hash(vs) if d['text'] else np.array(vs, np.int64)
+            elif d.get('staged'): res[f'{f}~' if hashed else f] = np.array(vs, np.int64) if not d['text'] else label_hash(vs) if hashed else vs
             else: res[f] = np.array(vs, d['dtype'])
         return res
 
@@ -106,7 +105,7 @@ def _write(w, k, part, load, fn):
     cols = _Columns(w.plan['fields'], w.plan['vocab'], w.plan.get('stats') if has_stats(k) else None)
     rec,failures = dict(ok=0, bytes=0, failed=0, holes=[]),[]
     def flush():
-        w.put(np.array(cols.pos, np.int64), cols.columns(), cols.labels)
+        w.put(np.array(cols.pos, np.int64), cols.columns(w.hashed), cols.labels)
         rec['ok'] += len(cols.pos); rec['bytes'] += cols.nbytes
         cols.clear()
     for pos,(name,raw) in enumerate(part, k*w.plan['chunk']):

@@ -81,7 +81,7 @@ def crc32s(
     "Checksums of `values`"
     return np.fromiter(map(zlib.crc32, values), np.uint32, len(values))
 
-# %% ../nbs/00_core.ipynb #a19f3841
+# %% ../nbs/00_core.ipynb #6857a2ce
 def _same(o): return o
 
 class Store:
@@ -110,6 +110,7 @@ class Store:
         return partial(_same, self)
     def _read(self, idxs, fields): raise NotImplementedError
     def _why_missing(self)->str: return 'was it deleted?'
+    def _where(self, i, f)->str: return ''
 
     def get_many(self,
         idxs, # Sample numbers in [0, n), in the order wanted; repeats allowed
@@ -139,13 +140,13 @@ class Store:
     def _missing(self, idxs, f, vals):
         gone = [int(i) for i,v in zip(idxs, vals) if v is None]
         what = f'{len(gone)} of {len(idxs)} samples missing, first {gone[0]}' if len(idxs)>1 else f'sample {gone[0]} is missing'
-        raise MissingSample(f'{self.name}: {what} (field {f!r}): {self._why_missing()}')
+        raise MissingSample(f'{self.name}: {what} (field {f!r}){self._where(gone[0], f)}: {self._why_missing()}')
 
     def _compare(self, idxs, f, res, crcs):
         bad = np.flatnonzero(crc32s(res[f])!=crcs)
         if len(bad):
             k = bad[0]
-            raise CorruptSample(f'{self.name}: sample {idxs[k]}, field {f!r}: the {len(res[f][k])} bytes do not match their checksum'
+            raise CorruptSample(f'{self.name}: sample {idxs[k]}, field {f!r}{self._where(idxs[k], f)}: the {len(res[f][k])} bytes do not match their checksum'
                                 f"{f' ({len(bad)} of {len(idxs)} samples read)' if len(idxs)>1 else ''}: damaged where they are stored; ingest it again")
 
     def __repr__(self): return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"

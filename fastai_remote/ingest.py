@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/ingest.html.md"""
 # %% auto #0
 __all__ = ['IngestError', 'IngestReport', 'cut', 'to_redis', 'ingest', 'check_room']
 
-# %% ../nbs/05_ingest.ipynb #0c70dd4b
+# %% ../nbs/05_ingest.ipynb #56f890c2
 import hashlib, sys, time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ from .chunk import _Columns, as_vocab, convert, look_at, part_mark, plan_fields,
 from .core import StoreExists, StoreFull, size_str, _table
 from .order import BlockPermutation, Permutation
 from .parallel import parallel_map, effective_workers
+from .commit import ServerRestarted
 from .redis_commit import RedisWriter
-from .redis_writer import OpenWriter, ServerRestarted
 from .datasets import as_source
 from .sources import fn_fingerprint
 from .store_redis import RedisLink, as_link
@@ -92,7 +92,7 @@ class _Positions:
             if p is not None and m.any(): res[m] = a+p[pos[m]-a]
         return res
 
-# %% ../nbs/05_ingest.ipynb #c232ea53
+# %% ../nbs/05_ingest.ipynb #26bd83f0
 def to_redis(
     source, # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, list, DataFrame, torch or fastai dataset, store, iterator; or `{split: source}`
     url:str, # `redis://`, `rediss://` or `unix://`
@@ -123,31 +123,36 @@ def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False,
     if chunk is not None and chunk<1: raise ValueError(f'chunk must be at least 1, not {chunk}')
     job = (_Streamed if hasattr(src, 'stream') else _Known)(src, writer, fn, splits, shuffle, seed, chunk, n_workers)
     def plan():
-        fields = _first(job, vocab)
+        fields,each = _first(job, vocab)
+        if chunk is None and job.n: job.size = writer.chunk(job.n, each, n_workers)
         plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
         said = src.fingerprint(),fn_fingerprint(fn),seed,shuffle,*plan.items(),*job.said
         return dict(plan, signature=hashlib.sha256(repr(said).encode()).hexdigest(), chunk=job.size, stats=look_at(fields), open=job.n==0)
     writer.begin(plan, overwrite)
     try: return _run(job, writer, n_workers, progress)
-    except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or RedisStore.abandon(url, {writer.name!r})') from e
+    except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or {writer.how_to_abandon()}') from e
     except KeyboardInterrupt as e:
-        e.add_note(f'{writer.name}: what is written is kept{writer._progress()}: repeat the same call to go on, or RedisStore.abandon(url, {writer.name!r})')
+        e.add_note(f'{writer.name}: what is written is kept{writer._progress()}: repeat the same call to go on, or {writer.how_to_abandon()}')
         raise
     finally: writer.close()
 
 def _first(job, vocab, tries=100):
-    "The fields of the first sample that can be converted and encoded"
-    why,k = None,0
+    "The fields of the first sample that can be converted and encoded, and what the first few cost the writer, bytes each"
+    why,k,fields,costs = None,0,None,[]
     for k,(name,raw) in enumerate(job.head(tries), 1):
         try:
-            fields = plan_fields(o:=convert(job.load, job.fn, raw), vocab, getattr(job.src, 'codecs', None))
-            _Columns(fields, vocab).add(0, o)
-            return fields
+            o = convert(job.load, job.fn, raw)
+            fs = fields or plan_fields(o, vocab, getattr(job.src, 'codecs', None))
+            (cols:=_Columns(fs, vocab)).add(0, o)
+            fields = fs
+            costs.append(job.writer.cost({f:v[0] for f,v in cols.cols.items()}))
         except Exception as e: why = why or (name,e)
+        if len(costs)>=job.writer.looks: break
+    if fields: return fields,sum(costs)/len(costs)
     if not k: raise ValueError(f'{job.writer.name}: the source is empty')
     raise IngestError(f'none of the first {k} samples could be converted; {why[0]}: {type(why[1]).__name__}: {why[1]}') from why[1]
 
-# %% ../nbs/05_ingest.ipynb #c32e83e5
+# %% ../nbs/05_ingest.ipynb #cf326bd0
 class _Job:
     "An ingest's chunks of `src`, as arguments for `write_chunk`"
     n,splits,said,stream = 0,None,(),False
@@ -155,7 +160,7 @@ class _Job:
         self.src,self.writer,self.fn = src,writer,fn
         self.load = src.as_is if fn is None and hasattr(src, 'as_is') else src.load
         self.setup(splits, shuffle, seed, chunk, n_workers)
-    def write(self): return partial(write_chunk, OpenWriter(self.writer), load=self.load, fn=self.fn, stream=self.stream)
+    def write(self): return partial(write_chunk, self.writer.opener(), load=self.load, fn=self.fn, stream=self.stream)
 
     def finish(self): pass
 
@@ -166,7 +171,7 @@ class _Known(_Job):
         block = getattr(self.src, 'block', None)
         if splits: self.at = _Positions([(0,n)], shuffle, seed, block, [b-a for a,b in self.splits.values()])
         else: self.at = _Positions((self.src.splits or {'':[0,n]}).values(), shuffle, seed, block)
-        self.size = chunk or max(16, min(1024, n//(n_workers*8)))
+        self.size = chunk
     def head(self, k): return chain.from_iterable(self.src.take(self.at(np.array([i]))) for i in range(min(k, self.n)))
     def chunks(self, marks):
         n,size = self.n,self.writer.plan['chunk']
@@ -176,7 +181,7 @@ class _Streamed(_Job):
     stream = True
     def setup(self, splits, shuffle, seed, chunk, n_workers):
         if splits: raise ValueError(f'{self.writer.name}: a stream cannot be cut at random: give {{split: source}}, or split when reading, by RandomStoreSplitter()')
-        self.size = chunk or getattr(self.src, 'chunk', 64)
+        self.size = chunk or self.writer.stream_chunk(self.src)
         self.said,self.parts,self.ahead = (self.size,),None,None
     def head(self, k):
         self.parts,self.ahead = iter(self.src.stream(self.size)),[]
@@ -203,7 +208,7 @@ class _Streamed(_Job):
             at = splits[name][1]
         self.end = n,splits or None
     def finish(self): self.writer.extend(self.end[0], open=False, splits=self.end[1])
-    def _changed(self, why): return StoreExists(f'{self.writer.name}: the source has changed since the ingest began ({why}); RedisStore.abandon drops what is there')
+    def _changed(self, why): return StoreExists(f'{self.writer.name}: the source has changed since the ingest began ({why}); {self.writer.how_to_abandon()} drops what is there')
 
 def _run(job, writer, n_workers, progress, tries=3):
     t0,rep = time.monotonic(),IngestReport(writer.name, writer.link.url)

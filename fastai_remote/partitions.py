@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/partitions.html.md"""
 # %% auto #0
 __all__ = ['PartitionWriter']
 
-# %% ../nbs/05b_partitions.ipynb #f4cadf96
+# %% ../nbs/05b_partitions.ipynb #829c812f
 import time, uuid
 from itertools import islice
 
@@ -16,11 +16,11 @@ from fastcore.basics import chunked, patch
 from .chunk import as_vocab, convert, look_at, plan_fields, write_chunk
 from .ingest import IngestReport, _keep
 from .ops import RedisStore
-from .redis_writer import OpenWriter, RedisWriter
+from .redis_writer import RedisWriter
 from .datasets import _same
 from .store_redis import RedisLink, as_link
 
-# %% ../nbs/05b_partitions.ipynb #8cdd4fd2
+# %% ../nbs/05b_partitions.ipynb #3096ec05
 class PartitionWriter:
     "Writes rows, a partition at a time, from any process: call it with rows, and give all that it yields to `commit`"
     def __init__(self,
@@ -39,7 +39,7 @@ class PartitionWriter:
 
     def __enter__(self):
         self.w.begin(self.plan, self.overwrite)
-        self.open,self.t0 = OpenWriter(self.w),time.monotonic()
+        self.open,self.t0 = self.w.opener(),time.monotonic()
         return self
     def __exit__(self, *a): self.w.close()
     def __getstate__(self): return dict(open=self.open, fn=self.fn)   # no connection, no lock

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/redis_commit.html.md"""
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/03c_redis_commit.ipynb #a100b306
+# %% ../nbs/03c_redis_commit.ipynb #12238236
 import json, uuid
 from array import array
 
@@ -15,9 +15,9 @@ import numpy as np
 from fastcore.basics import patch
 
 import fastai_remote.rasterise   # strokes are a codec too
-from .commit import fill_moves, label_hash, narrow
+from .commit import ServerRestarted, fill_moves, label_hash, narrow
 from .core import Manifest, StoreError
-from .redis_writer import RedisWriter, ServerRestarted, _ingests, _key_ranges, _queue_set, scan_hash
+from .redis_writer import RedisWriter, _ingests, _key_ranges, _queue_set, scan_hash
 from .stats import ImageStats
 from .store_redis import RedisStore, _names, _packed, _queue_packed, _shift
 
