@@ -14,8 +14,11 @@ _names = {   # where to look: for a class that later notebooks patch, the last o
     'drawings': 'drawing_samples simplify',
     'ops': 'Store VerifyReport',
     'partitions': 'RedisStore',
-    'loader': 'Fetch RemoteDL RemoteItems get_remote_items',
-    'block': 'MeanImage RandomStoreSplitter RedisBlock StoreSplitter',
+    'storage': 'make_client',
+    'shards': 'ShardStore to_shards',
+    'fetch': 'Fetch RemoteItems get_remote_items',
+    'loader': 'RemoteDL',
+    'block': 'MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
 }
 _home = {n: m for m, ns in _names.items() for n in ns.split()}
 __all__ = sorted(_home)

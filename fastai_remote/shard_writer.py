@@ -22,18 +22,18 @@ from .shard_index import ShardFile, ShardManifest, ShardTable
 from .stats import ImageStats
 from .storage import Storage
 
-# %% ../nbs/04f_shard_writer.ipynb #c763233e
+# %% ../nbs/04f_shard_writer.ipynb #149b10a7
 _lease = 30
 
 class ShardWriter:
     "Writes shards into the folder `storage`: `begin`, then `put` and `done` from any process, then `commit`"
-    looks = 16   # samples to judge sizes by
+    looks = 32   # samples to judge sizes by
     def __init__(self, storage:Storage, maxsize:float=1e8, maxcount:int=100_000):
         if maxsize<1 or maxcount<1: raise ValueError(f'maxsize and maxcount must be at least 1, not {maxsize} and {maxcount}')
         self.link = self.storage = storage
         self.maxsize,self.maxcount,self.plan,self.token,self.stop,self.lost = int(maxsize),int(maxcount),None,None,threading.Event(),False
         self.name = check_name(storage.name)
-        self.stack,self.open_,self.shards,self.seen,self.counts = ExitStack(),None,[],{},{}
+        self.stack,self.open_,self.shards,self.seen,self.counts,self.taken = ExitStack(),None,[],{},{},(0,0)
 
     hashed = False   # labels are written as they are
     def how_to_abandon(self)->str: return f'ShardStore.abandon({self.storage.url!r})'
@@ -134,7 +134,7 @@ def close(self:ShardWriter):
         if self.storage.local: os.rmdir(self.storage.path('.ingest'))
     except (OSError,StoreError): pass
 
-# %% ../nbs/04f_shard_writer.ipynb #836363e4
+# %% ../nbs/04f_shard_writer.ipynb #0e06cf9f
 class OpenShardWriter:
     "Makes writer `w` again in a worker"
     def __init__(self, w): self.storage,self.size,self.plan,self.token = w.storage.reveal(),(w.maxsize,w.maxcount),w.plan,w.token
@@ -174,7 +174,10 @@ def put(self:ShardWriter,
 def _room(self:ShardWriter, p, cost):
     "A shard with room for sample `p`, which takes `cost` bytes"
     split = next((k for k,(a,b) in (self.plan['splits'] or {}).items() if a<=p<b), None)
-    if self.open_ and (split!=self.split or self.open_.n>=self.maxcount or self.open_.size+cost+1024>self.maxsize): self._end()
+    k,n = (a+b for a,b in zip(self.taken, (1,cost)))
+    self.taken,whole = (k,n),n/k*self.plan['chunk']   # what all of this chunk will take
+    fair = whole/-(-whole//self.maxsize) if k>=8 else self.maxsize   # where it is too much for one, the shards are to be alike
+    if self.open_ and (split!=self.split or self.open_.n>=self.maxcount or self.open_.size+cost+1024>self.maxsize or self.open_.size>=fair<self.maxsize*.9): self._end()
     if self.open_: return
     k,j = p//self.plan['chunk'],len(self.shards)
     self.split,self.file = split,f"{self.plan['prefix']}-{k:06}{f'-{j}' if j else ''}"

@@ -21,7 +21,7 @@ from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound
 from .shard_index import ShardIndex, ShardManifest, ShardTable
 from .storage import Storage, as_storage
 
-# %% ../nbs/04_store_shards.ipynb #f4e89c9e
+# %% ../nbs/04_store_shards.ipynb #4578c2bf
 _gap,_span = 1<<15,1<<23   # join ranges that lie closer than a request costs, up to what fits a buffer
 _held,_mapped = 64,256     # files and indices that a process keeps open
 
@@ -54,7 +54,8 @@ class ShardStore(Store):
         uid:str=None, # Which writing of the dataset it must be; default: whichever is there
         **storage_options # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …
     ):
-        self.storage,self._cache_arg,self._cache = as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options})),cache,None
+        self._cache_arg,self._cache = cache,None
+        self.storage = as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options}))
         if cache_size is not None: self._cache_arg = FileCache(None if cache is True else cache, cache_size)
         self._manifest,self._uid,self._open_ = None,uid,None
         self._uid = self.manifest.uid
@@ -70,14 +71,14 @@ class ShardStore(Store):
             if self._uid not in (None, m.uid): raise self._changed()
             self.table,m.shards = ShardTable.unpack(m.shards),{}
             if self._uid is not None or m.uid: self._uid = m.uid
-            self.tars = Storage(**{**self.storage.reveal(), 'url':m.base}) if m.base else self.storage
+            self._at = Storage(**{**self.storage.reveal(), 'url':m.base}) if m.base else self.storage
             self._manifest = m
         return self._manifest
 
     @property
     def shards(self)->ShardTable:
         "The table of shards"
-        self.manifest
+        if self._manifest is None: self.manifest
         return self.table
 
     def _absent(self, e):
@@ -93,13 +94,15 @@ class ShardStore(Store):
     def cache(self)->FileCache:
         "The cache of whole shards, or None"
         if self._cache is None:
-            arg,self.manifest = self._cache_arg,self.manifest
-            if arg is True: arg = None if self.tars.local and not self._packed else FileCache()
-            self._cache = arg if arg is None or isinstance(arg, FileCache) else FileCache(arg),
+            arg = self._cache_arg
+            if arg is True: arg = FileCache() if self._packed or not self._at.local else None
+            self._cache = (arg if arg is None or isinstance(arg, FileCache) else FileCache(arg),)
         return self._cache[0]
 
     @property
-    def _packed(self): return self.shards.raw is not None
+    def _packed(self):
+        "Are there compressed shards?"
+        return self.shards.raw is not None
 
     def opener(self): return OpenShards(self)
     def __getstate__(self): return dict(storage=self.storage, _cache_arg=self._cache_arg, _uid=self._uid, _manifest=None, _cache=None, _open_=None)
@@ -114,7 +117,7 @@ class ShardStore(Store):
         if self._open_ is None or self._open_.pid!=os.getpid(): self._open_ = _Open()
         return self._open_
 
-# %% ../nbs/04_store_shards.ipynb #fb3d0ba9
+# %% ../nbs/04_store_shards.ipynb #c8f46532
 @patch
 def _read(self:ShardStore, idxs, fields):
     m,t = self.manifest,self.table
@@ -148,7 +151,7 @@ def _ask(self:ShardStore, asked, idxs, out):
     for u,a,n,*_ in asked:
         if joined and (j:=joined[-1])[0]==u and a<=j[2]+_gap and a+n-j[1]<=_span: j[2] = max(j[2], a+n)
         else: joined.append([u,a,a+n])
-    got = self.tars.ranges([t.name(u) for u,_,_ in joined], [a for _,a,_ in joined], [b for _,_,b in joined])
+    got = self._at.ranges([t.name(u) for u,_,_ in joined], [a for _,a,_ in joined], [b for _,_,b in joined])
     i = 0
     for u,a,n,f,j in asked:
         while joined[i][0]!=u or a+n>joined[i][2]: i += 1
@@ -176,7 +179,7 @@ def _gone(self:ShardStore, u):
     try: uid = ShardManifest.from_json(self.storage.read('manifest.json')).uid
     except (FileNotFoundError,StoreError): uid = None
     if uid!=self._uid: return self._changed()
-    return MissingSample(f'{self.name}: shard {self.table.name(u)} is not there, with samples {self.table.starts[u]:,} to {self.table.starts[u+1]-1:,}: {self.tars.path(self.table.name(u))}')
+    return MissingSample(f'{self.name}: shard {self.table.name(u)} is not there, with samples {self.table.starts[u]:,} to {self.table.starts[u+1]-1:,}: {self._at.path(self.table.name(u))}')
 
 @patch
 def _where(self:ShardStore, i, f):
@@ -188,7 +191,7 @@ def _where(self:ShardStore, i, f):
 @patch
 def _why_missing(self:ShardStore): return 'the shard has no such field of it'
 
-# %% ../nbs/04_store_shards.ipynb #dd08f87c
+# %% ../nbs/04_store_shards.ipynb #42ddb54a
 @patch
 def _key(self:ShardStore, name): return f"{self._uid}/{name.replace('/', '%')}"
 
@@ -244,8 +247,8 @@ def _file(self:ShardStore, u):
     o = self._open
     with o.lock:
         if u in o.files: o.files.move_to_end(u); return o.files[u]
-    if self.tars.local and not (self._packed and self.table.gz(u)):
-        try: fd = os.open(self.tars.path(self.table.name(u)), os.O_RDONLY|os.O_CLOEXEC)
+    if self._at.local and not (self._packed and self.table.gz(u)):
+        try: fd = os.open(self._at.path(self.table.name(u)), os.O_RDONLY|os.O_CLOEXEC)
         except FileNotFoundError: raise self._gone(u) from None
     elif self.cache is None: return
     else: fd = self._cached(u)
@@ -255,7 +258,7 @@ def _file(self:ShardStore, u):
         while len(o.files)>_held: o.files.popitem(last=False)
         return o.files[u]
 
-# %% ../nbs/04_store_shards.ipynb #104f6e91
+# %% ../nbs/04_store_shards.ipynb #cf93fa7d
 _part,_parts = 1<<23,4   # bytes of a request for a part of a shard, and requests at the same time
 
 @patch
@@ -316,7 +319,7 @@ def _download(self:ShardStore, u, f, tries=3):
         unzip,crc,got = zlib.decompressobj(31) if self.table.gz(u) else None,0,0
         for a in range(0, size, _part*_parts):
             starts = range(a, min(size, a+_part*_parts), _part)
-            for b in self.tars.ranges([name]*len(starts), list(starts), [min(size, o+_part) for o in starts]):
+            for b in self._at.ranges([name]*len(starts), list(starts), [min(size, o+_part) for o in starts]):
                 if b is None: raise self._gone(u)
                 crc,got = zlib.crc32(b, crc),got+len(b)
                 if unzip is None: f.write(b)
