@@ -16,6 +16,7 @@ _names = {   # where to look: for a class that later notebooks patch, the last o
     'partitions': 'RedisStore',
     'storage': 'make_client',
     'shards': 'ShardStore to_shards',
+    'foreign_shards': 'index_shards',
     'fetch': 'Fetch RemoteItems get_remote_items',
     'loader': 'RemoteDL',
     'block': 'MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',

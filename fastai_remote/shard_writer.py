@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/shard_writer.html.md"""
 # %% auto #0
 __all__ = ['ShardWriter', 'OpenShardWriter']
 
-# %% ../nbs/04f_shard_writer.ipynb #1a784c80
+# %% ../nbs/04f_shard_writer.ipynb #a84c14de
 import base64, json, os, re, threading, time, uuid
 from contextlib import ExitStack
 from datetime import datetime, timezone
@@ -18,11 +18,11 @@ from fastcore.basics import patch
 
 from .commit import check_name, host_id, is_alive, narrow
 from .core import StoreBusy, StoreError, StoreExists, StoreNotFound, UnsupportedFormat
-from .shard_index import ShardFile, ShardManifest, ShardTable
+from .shard_index import ShardFile, ShardManifest, ShardTable, index_name
 from .stats import ImageStats
 from .storage import Storage
 
-# %% ../nbs/04f_shard_writer.ipynb #149b10a7
+# %% ../nbs/04f_shard_writer.ipynb #5b1096da
 _lease = 30
 
 class ShardWriter:
@@ -51,14 +51,16 @@ class ShardWriter:
     def begin(self,
         plan, # `signature`, `n`, `chunk`, `fields`, `splits`, `vocab`: a dict, or what gives it when called
         overwrite:bool=False, # Replace a dataset, or drop an unfinished ingest, in this folder?
+        foreign:bool=False, # Are the shards there already, written by others, and only to be indexed?
     )->dict: # The plan in force: of an earlier ingest with the same signature, if there is one
         "Take the lock and lay down the plan; raises `StoreBusy`, `StoreExists`"
         self._lock()
         try:
             old,left,names = self._committed(),self._left(),self.storage.names()
-            if not old and not left and (tars:=[n for n in names if _ours.match(n)]): raise StoreExists(f'{self.storage.url}: {tars[0]} is there, and no manifest: shards that others wrote? Choose another folder')
+            if old and not old.prefix and not foreign: raise StoreExists(f'{self.storage.url}: shards that others wrote are indexed here; choose another folder')
+            if not old and not left and not foreign and (tars:=[n for n in names if _ours.match(n)]): raise StoreExists(f'{self.storage.url}: {tars[0]} is there, and no manifest: shards that others wrote? Choose another folder')
             if old and not overwrite: raise StoreExists(f'{self.storage.url}: a dataset is there already ({old.n:,} samples, {old.created}); overwrite=True replaces it')
-            self._sweep(old, left, names)
+            if not foreign: self._sweep(old, left, names)
             plan = plan() if callable(plan) else plan
             plan['signature'] = f"{plan['signature']} {self.maxsize} {self.maxcount}"
             if left and left['signature']!=plan['signature']:
@@ -67,7 +69,7 @@ class ShardWriter:
                 left = None
             if not left:
                 gen = 1+(old.generation if old else 0)
-                left = {**plan, 'generation':gen, 'prefix':f"shard{gen if gen>1 else ''}", 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
+                left = {**plan, 'generation':gen, 'prefix':'' if foreign else f"shard{gen if gen>1 else ''}", 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
                 self.storage.write('.ingest/plan.json', json.dumps(left).encode())
             self.plan = left
         except BaseException:
@@ -134,7 +136,7 @@ def close(self:ShardWriter):
         if self.storage.local: os.rmdir(self.storage.path('.ingest'))
     except (OSError,StoreError): pass
 
-# %% ../nbs/04f_shard_writer.ipynb #0e06cf9f
+# %% ../nbs/04f_shard_writer.ipynb #b1c81908
 class OpenShardWriter:
     "Makes writer `w` again in a worker"
     def __init__(self, w): self.storage,self.size,self.plan,self.token = w.storage.reveal(),(w.maxsize,w.maxcount),w.plan,w.token
@@ -191,7 +193,7 @@ def _end(self:ShardWriter):
     self.stack.close()
     idx = self.open_.columns.pack()
     self.storage.write(f'{self.file}.idx', idx)
-    self.shards.append([f'{self.file}.tar', self.open_.n, self.open_.size, self.open_.crc, len(idx)])
+    self.shards.append([f'{self.file}.tar', self.open_.n, self.open_.size, self.open_.crc, len(idx), self.open_.size])
     self.open_ = None
 
 @patch
@@ -243,17 +245,17 @@ def room(self:ShardWriter, pos)->tuple: # Bytes a sample takes, bytes free, byte
 def drop(self:ShardWriter, plan:dict=None):
     "Remove all that an unfinished ingest wrote: this one, or that of `plan`"
     gen = str((plan or self.plan)['generation'])
-    mine = [n for n in self.storage.names() if (m:=_ours.match(n)) and (m[1] or '1')==gen]
+    mine = [n for n in self.storage.names() if (m:=_ours.match(n)) and (m[1] or '1')==gen] if (plan or self.plan)['prefix'] else []
     self.storage.remove(mine+[f'.ingest/{n}' for n in self.storage.names('.ingest') if n!='lock.json'])
 
-# %% ../nbs/04f_shard_writer.ipynb #a35e7f8f
+# %% ../nbs/04f_shard_writer.ipynb #210b5a98
 @patch
 def commit(self:ShardWriter)->ShardManifest:
     "Add up the records, write the manifest, and remove what the dataset it replaces, and the ingest, have left"
     plan,rows,holes,labels,counts = self.plan,[],[],{},{}
     m = ShardManifest(self.name, 0, {f:{k:v for k,v in d.items() if k not in ('staged','text')} for f,d in plan['fields'].items()}, vocab=dict(plan['vocab']), generation=plan['generation'], prefix=plan['prefix'])
     stats,left = ImageStats(),-(-plan['n']//plan['chunk'])
-    fails = self.stack.enter_context(self.storage.create(f"{plan['prefix']}-failures.json")) if any(r['failed'] for _,r in self.records()) else None
+    fails = self.stack.enter_context(self.storage.create(m.failures)) if any(r['failed'] for _,r in self.records()) else None
     for k,r in self.records():
         rows += r['shards']; holes += r['holes']
         m.n,m.nbytes,m.failed,left = m.n+r['ok'],m.nbytes+r['bytes'],m.failed+r['failed'],left-1
@@ -266,14 +268,18 @@ def commit(self:ShardWriter)->ShardManifest:
     if left: raise StoreError(f'{self.storage.url}: {left:,} chunks are not written, or gone; repeat the same call to go on')
     self.stack.close()
     self._number(m, plan, labels, counts)
-    if plan['splits']: m.splits = _splits(plan['splits'], np.array(holes, np.int64).reshape(-1, 2))
+    if not m.prefix: m.base,ends = plan['base'],np.cumsum([0]+[r[1] for r in rows]).tolist()
+    if not m.prefix: m.splits = {k:[ends[a],ends[b]] for k,(a,b) in (plan['splits'] or {}).items()}   # ranges of shards
+    elif plan['splits']: m.splits = _splits(plan['splits'], np.array(holes, np.int64).reshape(-1, 2))
     if len(stats): m.stats = {plan['stats']:stats.summary()}
-    m.shards = ShardTable([r[0] for r in rows], *(np.array([r[k] for r in rows]) for k in (1,2,3,4))).pack()
+    cols = [np.array([r[k] for r in rows]) for k in range(1, 6)]
+    m.shards = ShardTable([r[0] for r in rows], *cols[:4], cols[4] if (cols[4]!=cols[1]).any() else None).pack()
     m.uid = uuid.uuid4().hex
     self._mine()
     self.storage.write('manifest.json', m.stamp().to_json().encode())
-    keep = {n for r in rows for n in (r[0], r[0].removesuffix('.tar')+'.idx')}
-    self.storage.remove([n for n in self.storage.names() if _ours.match(n) and n not in keep or n.endswith('-failures.json') and not n.startswith(f'{m.prefix}-')])
+    if m.prefix:
+        keep = {n for r in rows for n in (r[0], index_name(r[0]))}
+        self.storage.remove([n for n in self.storage.names() if _ours.match(n) and n not in keep or n.endswith('-failures.json') and n!=m.failures])
     self.storage.remove([f'.ingest/{n}' for n in self.storage.names('.ingest') if n!='lock.json'])
     return m
 

@@ -7,14 +7,14 @@ Docs: https://fastai-remote.github.io/fastai_remote/shards.html.md"""
 # %% auto #0
 __all__ = ['to_shards']
 
-# %% ../nbs/05_shards.ipynb #a487d2db
+# %% ../nbs/05_shards.ipynb #c005bf84
 import json
 
 from fastcore.basics import patch
 
-from .core import StoreBusy, StoreNotFound
-from .commit import is_alive
+from .core import StoreNotFound
 from .ingest import IngestReport, ingest
+from .shard_index import ShardTable, index_name
 from .shard_writer import ShardWriter, _ours
 from .storage import Storage, as_storage
 from .store_shards import ShardStore
@@ -45,7 +45,7 @@ def to_shards(
     w = ShardWriter(as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options})), maxsize, maxcount)
     return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress)
 
-# %% ../nbs/05_shards.ipynb #0b3cbf7d
+# %% ../nbs/05_shards.ipynb #0c9ceee4
 @patch(cls_method=True)
 def delete(cls:ShardStore,
     url:str|Storage, # The folder
@@ -53,7 +53,8 @@ def delete(cls:ShardStore,
 ):
     "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
     w = ShardWriter(as_storage(url, **storage_options))
-    if not w._committed() and not w._left(): raise StoreNotFound(f'{w.storage.url}: no dataset here, and no unfinished ingest')
+    if (m:=w._committed()) and not m.prefix: return w.storage.remove(['manifest.json', m.failures, *(index_name(n) for n in ShardTable.unpack(m.shards).text.decode().split('\n'))])   # the shards are others'
+    if not m and not w._left(): raise StoreNotFound(f'{w.storage.url}: no dataset here, and no unfinished ingest')
     w._lock()
     try:
         w.storage.remove(['manifest.json'])   # first: nobody shall open what is being removed
@@ -75,6 +76,6 @@ def abandon(cls:ShardStore,
 @patch
 def failures(self:ShardStore):
     "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`"
-    try: b = self.storage.read(f'{self.manifest.prefix}-failures.json')
+    try: b = self.storage.read(self.manifest.failures)
     except FileNotFoundError: return
     for l in b.splitlines(): yield tuple(json.loads(l))

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_shards.html.md"""
 # %% auto #0
 __all__ = ['OpenShards', 'ShardStore']
 
-# %% ../nbs/04_store_shards.ipynb #8d82531c
+# %% ../nbs/04_store_shards.ipynb #9bca0fe6
 import os, threading, zlib
 from collections import OrderedDict
 from functools import partial
@@ -18,7 +18,7 @@ from fastcore.basics import patch, store_attr
 import fastai_remote.rasterise   # strokes are a codec too
 from .cache import FileCache
 from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable
-from .shard_index import ShardIndex, ShardManifest, ShardTable
+from .shard_index import ShardIndex, ShardManifest, ShardTable, index_name
 from .storage import Storage, as_storage
 
 # %% ../nbs/04_store_shards.ipynb #4578c2bf
@@ -191,7 +191,7 @@ def _where(self:ShardStore, i, f):
 @patch
 def _why_missing(self:ShardStore): return 'the shard has no such field of it'
 
-# %% ../nbs/04_store_shards.ipynb #42ddb54a
+# %% ../nbs/04_store_shards.ipynb #dfddf8b0
 @patch
 def _key(self:ShardStore, name): return f"{self._uid}/{name.replace('/', '%')}"
 
@@ -210,9 +210,7 @@ def _indices(self:ShardStore, shards):
     return res
 
 @patch
-def _index_name(self:ShardStore, u):
-    from re import sub
-    return sub(r'(\.tar|\.tgz|\.tar\.gz)$', '', self.table.name(u))+'.idx'
+def _index_name(self:ShardStore, u): return index_name(self.table.name(u))
 
 @patch
 def _index_of(self:ShardStore, u, b):
