@@ -15,12 +15,12 @@ import numpy as np
 
 from .order import Permutation, _M64, _A, _B, _mix, _mix1
 
-# %% ../nbs/02c_shard_order.ipynb #cb8f3717
+# %% ../nbs/02c_shard_order.ipynb #aed00f86
 def _starts(sizes): return np.concatenate([[0], np.cumsum(sizes)])
 
 def _sizes(sizes):
     sizes = np.asarray(sizes, np.int64)
-    if sizes.ndim!=1 or (sizes<0).any(): raise ValueError('sizes must be numbers of samples, one for each shard, none below 0')
+    if sizes.ndim!=1 or ((sizes<0)|(sizes>1<<31)).any(): raise ValueError('sizes must be numbers of samples, one for each shard, each in 0..2**31')
     return sizes
 
 class _Map:
@@ -82,8 +82,7 @@ class ShardPermutation(_Map):
         for at in np.split(by, np.flatnonzero(np.diff(key[by]))+1):   # one or two groups a batch
             a,p = self._group(int(w[at[0]]), int(g[at[0]]))
             x[at] = a+p[x[at]-a]
-        x %= self.n
-        k = np.searchsorted(self.line, x, 'right')-1
+        k = np.searchsorted(self.line, x:=x%self.n, 'right')-1
         return self.starts[k]+x-self.line[k]
 
     def shards(self, worker:int=0)->np.ndarray: # Shard numbers; every `mix` of them are a group
@@ -105,10 +104,11 @@ def sizes_of(
     "How many samples of each shard lie in [a, b)"
     return np.diff(np.clip(starts, a, b))
 
-# %% ../nbs/02c_shard_order.ipynb #a3dc234b
+# %% ../nbs/02c_shard_order.ipynb #30d088a5
 def _step(z, h):
     "For each of sizes `z` a step near its golden section that is coprime to it, moved a little by the hash `h`"
-    s = np.maximum((z*0.6180339887498949).astype(np.int64)+(h%np.minimum(z//128+1, 8).astype(np.uint64)).astype(np.int64)-3, 1)
+    k = np.minimum(z//128+1, 8)   # steps to choose from: further off are multiples of simple fractions
+    s = np.maximum(np.rint(z*0.6180339887498949).astype(np.int64)+(h%k.astype(np.uint64)).astype(np.int64)-k//2, 1)
     while (bad:=np.gcd(s, z)>1).any(): s[bad] += 1
     return s
 
@@ -194,7 +194,7 @@ class ShuffleQuality:
         Image.open(f).convert('RGB').quantize(8).save(f:=BytesIO(), 'PNG', optimize=True)   # a quarter of the bytes
         return f.getvalue()
 
-# %% ../nbs/02c_shard_order.ipynb #2fded0a7
+# %% ../nbs/02c_shard_order.ipynb #86ba8baf
 def _batches(order, bs, k, rng):
     "The numbers of `k` batches of `order`: shape (k, bs)"
     m = len(order)//bs
@@ -202,8 +202,7 @@ def _batches(order, bs, k, rng):
     return np.asarray(order[at.ravel()]).reshape(at.shape)
 
 def _near(x, w):
-    "Pairs in one row of `x` that differ by at most `w`"
-    x = np.sort(x, 1)
+    "Pairs in one row of `x`, sorted, that differ by at most `w`"
     return sum(int((x[:,k:]-x[:,:-k]<=w).sum()) for k in range(1, min(x.shape[1], w+1)))
 
 def _together(a, b):
@@ -227,7 +226,7 @@ def shuffle_quality(
     if not bs: raise ValueError('the order is empty: there is nothing to measure')
     both = x,full = _batches(one, bs, batches, rng),_batches(Permutation(n, seed), bs, batches, rng)
     w,pairs,m = min(100, n-1),bs*(bs-1)//2,min(len(one), 1500)
-    every,near = n*(n-1)//2 or 1,_near(x, w)/max(len(x)*pairs, 1)   # pairs of the dataset; share of near ones in a batch
+    every,near = n*(n-1)//2 or 1,_near(np.sort(x, 1), w)/max(len(x)*pairs, 1)   # pairs of the dataset; share of near ones in a batch
     res = ShuffleQuality(bs, ratio(near, w*(2*n-w-1)/2/every), 100*near,
         dots=tuple(np.asarray(o[np.arange(m)]) for o in (one, Permutation(n, seed))), bars=tuple(np.abs(np.diff(o, axis=1)).ravel() for o in both))
     if starts is not None: res.span,res.span_full = (np.mean([len(np.unique(b)) for b in np.searchsorted(starts, o, 'right')]) for o in both)

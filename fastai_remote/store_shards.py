@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_shards.html.md"""
 # %% auto #0
 __all__ = ['OpenShards', 'ShardStore']
 
-# %% ../nbs/04_store_shards.ipynb #9bca0fe6
+# %% ../nbs/04_store_shards.ipynb #b8a7c465
 import os, threading, zlib
 from collections import OrderedDict
 from functools import partial
@@ -18,7 +18,9 @@ from fastcore.basics import patch, store_attr
 import fastai_remote.rasterise   # strokes are a codec too
 from .cache import FileCache
 from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable
+from .order import Permutation
 from .shard_index import ShardIndex, ShardManifest, ShardTable, index_name
+from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality
 from .storage import Storage, as_storage
 
 # %% ../nbs/04_store_shards.ipynb #4578c2bf
@@ -336,3 +338,18 @@ def check_cache(self:ShardStore, workers:int, each:int):
     if self.cache is not None and len(t:=self.shards):
         biggest = int((t.size if t.raw is None else t.raw).max())
         self.cache.check(min(len(t), max(1, workers)*each), biggest, f'{max(1, workers)} worker{"s"*(workers>1)} with {each} shards each')
+
+# %% ../nbs/04_store_shards.ipynb #de91853f
+@patch
+def shuffle_quality(self:ShardStore,
+    mix:int=4, # Shards that are shuffled into each other; `None`: all of them
+    bs:int=64, # Samples a batch
+    workers:int=1, # Processes that make batches
+    field:str=None, # Field of labels to look at; default: `cls`, if there is one; their shards' indices are read
+    batches:int=200, # Batches to look at
+)->ShuffleQuality: # Shows itself in words and as a picture
+    "How well epochs of these shards are shuffled, compared with a full shuffle"
+    t,m = self.shards,self.manifest
+    field = field or next((f for f,d in m.fields.items() if d['codec']=='cls'), None)
+    def order(seed): return Permutation(len(self), seed) if mix is None else ShardPermutation(t.n, seed, mix, bs, workers)
+    return shuffle_quality(order, len(self), bs, None if field is None else lambda i: self.get_many(i, field)[field], t.starts, batches)
