@@ -15,21 +15,8 @@ from fastcore.basics import patch
 
 from .core import size_str
 
-# %% ../nbs/03f_cache.ipynb #3f165f07
+# %% ../nbs/03f_cache.ipynb #b9d3d15a
 _held,_forking = set(),threading.Lock()
-
-def _hold(path, flags=os.O_RDWR|os.O_CREAT):
-    "Open a file to lock it for a while; a child does not inherit it"
-    with _forking: _held.add(fd:=os.open(path, flags|os.O_NOFOLLOW, 0o666))
-    return fd
-
-def _let_go(fd):
-    with _forking:
-        if fd not in _held: return   # we are a child, forked in the midst of it
-        _held.discard(fd)
-        try: fcntl.flock(fd, fcntl.LOCK_UN)
-        except OSError: pass   # where there is no flock there was no lock
-        finally: os.close(fd)
 
 def _in_child():
     for fd in _held: os.close(fd)
@@ -38,18 +25,47 @@ def _in_child():
 
 os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_in_child)
 
-def _lock_now(fd):
-    "Take the exclusive lock if nobody has any: is it ours?"
-    try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
-    except BlockingIOError: return False
-    return True
+@contextmanager
+def _opened(path, flags=os.O_RDWR|os.O_CREAT):
+    "Open a file to lock it for a while; its folder is made, again where somebody removes it at this very moment"
+    for left in reversed(range(99)):
+        try:
+            if flags: os.makedirs(os.path.dirname(path), exist_ok=True)
+            with _forking: _held.add(fd:=os.open(path, flags|os.O_NOFOLLOW, 0o666))
+            break
+        except (FileExistsError, FileNotFoundError):
+            if not left or not flags: raise
+    try: yield fd
+    finally:
+        with _forking:
+            if fd in _held: _held.discard(fd); os.close(fd)
 
 def _same(fd, path):
     "Is `path` still the file that `fd` has open?"
     try: return os.path.samestat(os.fstat(fd), os.lstat(path))
     except (FileNotFoundError, NotADirectoryError): return False
 
-# %% ../nbs/03f_cache.ipynb #fcdbc024
+def _alone(fd, path):
+    "Lock `path`, open as `fd`, if nobody else does: is it ours?"
+    try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
+    except BlockingIOError: return False
+    return _same(fd, path)
+
+def _take(path, size=None):
+    "A descriptor of the file at `path`, locked as one of many who read it; None if there is none, or not of `size` bytes"
+    fd,ok = None,False
+    try:
+        fd = os.open(path, os.O_RDONLY|os.O_NOFOLLOW)
+        fcntl.flock(fd, fcntl.LOCK_SH)   # waits for the moment that naming or removing a file takes, no longer
+        st = os.fstat(fd)
+        ok = stat.S_ISREG(st.st_mode) and size in (None, st.st_size) and _same(fd, path)
+        if ok: os.utime(fd, ns=(t:=time.time_ns(), t))   # the kernel's own stamps are some ms apart
+    except OSError: pass   # not there, or no flock; or read-only, and it keeps its time
+    finally:
+        if not ok and fd is not None: os.close(fd)
+    return fd if ok else None
+
+# %% ../nbs/03f_cache.ipynb #8e0ce568
 class FileCache:
     "Whole files on a local disk: bounded, least recently used go first, shared by processes, nothing to clean up after a kill"
     def __init__(self,
@@ -69,6 +85,12 @@ class FileCache:
             self._size = (shutil.disk_usage(d).free+self.used()[0])//2
         return self._size
 
+    def open(self,
+        key:str, # Name of a file, 'uid/shard-000000.tar'
+    )->int|None: # Its descriptor, for reading; a child that is forked inherits it, and the file is in use until both have closed it
+        "The whole file `key`, in use until the descriptor is closed; None if it is not there"
+        return _take(self._path(key))
+
     def used(self)->tuple: # Bytes, those set aside for files that are coming included; number of whole files
         "What it holds"
         fs = self._files()
@@ -78,9 +100,8 @@ class FileCache:
         "Time of use, size and path of each file, parts included"
         res = []
         for d,ds,fs in os.walk(self.folder):
-            for f in fs:
-                with suppress(FileNotFoundError):
-                    if f[0]!='.': res.append(((st:=os.lstat(p:=f'{d}/{f}')).st_mtime_ns, st.st_size, p))
+            for p in (f'{d}/{f}' for f in fs if f[0]!='.'):
+                with suppress(FileNotFoundError): res.append(((st:=os.lstat(p)).st_mtime_ns, st.st_size, p))
             if tidy and not ds and not fs and d!=self.folder:
                 with suppress(OSError): os.rmdir(d)
         return res
@@ -95,39 +116,28 @@ class FileCache:
         n,k = self.used()
         return f"{type(self).__name__}({self.folder!r}, {size_str(n)} of {size_str(self.size)} used, {k:,} file{'s'*(k!=1)})"
 
-# %% ../nbs/03f_cache.ipynb #d7f272a3
-@patch
-def open(self:FileCache,
-    key:str, # Name of a file, 'uid/shard-000000.tar'
-)->int|None: # Its descriptor, for reading; a child that is forked inherits it, and the file is in use until both have closed it
-    "The whole file `key`, in use until the descriptor is closed; None if it is not there"
-    return self._open(self._path(key))
-
-@patch
-def _open(self:FileCache, path, size=None):
-    fd,ok = None,False
-    try:
-        fd = os.open(path, os.O_RDONLY|os.O_NOFOLLOW)
-        fcntl.flock(fd, fcntl.LOCK_SH)   # waits for the moment that naming or removing a file takes, no longer
-        st = os.fstat(fd)
-        ok = stat.S_ISREG(st.st_mode) and size in (None, st.st_size) and _same(fd, path)
-        if ok: os.utime(fd, ns=(t:=time.time_ns(), t))   # the kernel's own stamps are some ms apart
-    except OSError: pass   # not there, or no flock; or read-only, and it keeps its time
-    finally:
-        if not ok and fd is not None: os.close(fd)
-    return fd if ok else None
-
-# %% ../nbs/03f_cache.ipynb #4aee487e
+# %% ../nbs/03f_cache.ipynb #c0999b71
 @patch
 @contextmanager
 def _locked(self:FileCache):
-    os.makedirs(self.folder, exist_ok=True)
     while True:
-        fd = _hold(lock:=f'{self.folder}/.lock')
-        try:
+        with _opened(lock:=f'{self.folder}/.lock') as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
             if _same(fd, lock): yield; return
-        finally: _let_go(fd)
+
+@patch
+def _remove(self:FileCache, path):
+    try:
+        os.unlink(path)
+        while (path:=os.path.dirname(path))!=self.folder: os.rmdir(path)
+    except OSError: pass   # not ours to write; or the folder is not empty
+
+@patch
+def _drop(self:FileCache, path):
+    "Remove `path` unless someone uses it: is it gone?"
+    with suppress(OSError), _opened(path, os.O_RDONLY) as fd:
+        if _alone(fd, path): self._remove(path)
+    return not os.path.lexists(path)
 
 @patch
 def _shrink(self:FileCache, size):
@@ -139,31 +149,13 @@ def _shrink(self:FileCache, size):
     return used
 
 @patch
-def _drop(self:FileCache, path):
-    "Remove `path` unless someone uses it: is it gone?"
-    try: fd = _hold(path, os.O_RDONLY)
-    except OSError as e: return e.errno==errno.ENOENT
-    try: return _lock_now(fd) and _same(fd, path) and self._remove(path)
-    finally: _let_go(fd)
-
-@patch
-def _remove(self:FileCache, path):
-    try:
-        os.unlink(d:=path)
-        while (d:=os.path.dirname(d))!=self.folder: os.rmdir(d)
-    except OSError: pass   # not ours to write; or the folder is not empty
-    return not os.path.lexists(path)
-
-@patch
 def _reserve(self:FileCache, fd, size):
     with self._locked():
         os.ftruncate(fd, 0)   # what the dead have left of it
         used = self._shrink(self.size-size)
         if used+size>self.size: raise OSError(errno.EBUSY, f'{size_str(used)} are in use')
         os.ftruncate(fd, size)
-    try: os.posix_fallocate(fd, 0, max(size, 1)) if hasattr(os, 'posix_fallocate') else None
-    except OSError as e:
-        if e.errno not in (errno.ENOTSUP, errno.EINVAL): raise   # a file system that cannot set aside may yet hold it
+    if size and hasattr(os, 'posix_fallocate'): os.posix_fallocate(fd, 0, size)   # the disk's promise, beside ours
 
 # %% ../nbs/03f_cache.ipynb #b6d04cc4
 @patch
@@ -182,7 +174,7 @@ def check(self:FileCache,
     if n*size>self.size: raise ValueError(f"{name and name+': '}{n:,} shard{'s'*(n!=1)} of up to {size_str(size)} in flight ({what}) need "
         f'{size_str(n*size)}; the cache {self.folder} holds {size_str(self.size)}: give it more (`size`), or have fewer in flight')
 
-# %% ../nbs/03f_cache.ipynb #89a2d425
+# %% ../nbs/03f_cache.ipynb #d9622877
 class _Part(io.FileIO):
     "A file to be filled with `size` bytes, as the one who gets them sees it"
     def __init__(self, fd, key, size):
@@ -195,21 +187,16 @@ class _Part(io.FileIO):
         if self.tell()+len(b)>self.size: raise OSError(f'{self.key}: more than its {self.size:,} bytes came')
         while n<len(b):
             try: n += super().write(b[n:])
-            except OSError as e:
-                self.err = OSError(e.errno, e.strerror)
-                raise
+            except OSError as e: self.err = e; raise
         self.n,self.end = self.n+n,max(self.end, self.tell())
         return n
 
-    def fill(self, write):
-        "What went wrong in `write(self)`, and what the disk had to do with that; or None and None"
-        try:
-            write(self)
-            if (n:=min(self.n, self.end))<self.size: raise OSError(f'{self.key}: {n:,} bytes came of {self.size:,}')
-        except BaseException as e: return e,self.err if isinstance(e, Exception) else None
-        return None,None
+    def truncate(self, n=None):
+        "What comes after `n`, or after here, has to be written again; its room stays set aside"
+        self.n = self.end = self.tell() if n is None else n
+        return self.n
 
-# %% ../nbs/03f_cache.ipynb #f43f6259
+# %% ../nbs/03f_cache.ipynb #90af70e1
 _told = set()   # what this process has been warned of
 
 @patch
@@ -219,52 +206,47 @@ def fetch(self:FileCache,
     write, # Called with a binary file to write them to; its exceptions go on to the caller
 )->int|None: # A descriptor as of `open`; None, and a warning once, if the file cannot be kept
     "As `open`, but a file that is not there, or not of that size, is written first; of all who ask for it, one does"
-    path,err,why = self._path(key),None,None
-    if (fd:=self._open(path, size)) is not None: return fd
+    path,f = self._path(key),None
+    if (fd:=_take(path, size)) is not None: return fd
     try:
         if size>self.size: raise OSError(errno.EFBIG, 'it is larger than the cache')
-        while err is None:
+        while True:
             with self._part(path+'.part') as part:
-                if (fd:=self._open(path, size)) is not None: return fd
+                if (fd:=_take(path, size)) is not None: return fd
                 if part is None: continue   # whoever we waited for failed, or died: our turn
                 self._reserve(part, size)
-                err,why = _Part(part, key, size).fill(write)
-                if err is None: return self._finish(part, path)
-    except OSError as e: why = OSError(e.errno, e.strerror)
-    if why is None:
-        try: raise err
-        finally: err = None   # this frame is in its traceback
-    if (self.folder, why.errno) in _told: return
-    _told.add((self.folder, why.errno))
-    warnings.warn(f'{key} ({size_str(size)}) cannot be kept, reading goes on without the cache: {why.strerror}; {self!r}', stacklevel=2)
+                f = _Part(part, key, size)
+                write(f)
+                if (n:=min(f.n, f.end))<size: raise OSError(f'{key}: {n:,} bytes came of {size:,}')
+                f = None
+                return self._finish(part, path)
+    except Exception as e:
+        why = f.err if f else e   # the disk's: all before and after `write`, and in it what its file has met
+        if not isinstance(why, OSError): raise
+        reason,what = (self.folder, why.errno),f'{key} ({size_str(size)}) cannot be kept, reading goes on without the cache: {why.strerror}'
+    if reason not in _told:
+        _told.add(reason)
+        warnings.warn(f'{what}; {self!r}', stacklevel=2)
 
 @patch
 @contextmanager
 def _part(self:FileCache, part):
     "Hold `part` alone, and remove what has that name in the end; or wait for whoever holds it, and give None"
-    for left in reversed(range(99)):
+    with _opened(part) as fd:
+        mine = False
         try:
-            os.makedirs(os.path.dirname(part), exist_ok=True)
-            fd = _hold(part)
-            break
-        except (FileExistsError, FileNotFoundError):   # its folder was empty, and somebody has just removed it
-            if not left: raise
-    mine = False
-    try:
-        mine = _lock_now(fd) and _same(fd, part)
-        if not mine: fcntl.flock(fd, fcntl.LOCK_SH)
-        yield fd if mine else None
-    except OSError as e:
-        if e.errno in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS): mine = True   # no flock here, and nobody else's part
-        raise
-    finally:
-        if mine and _same(fd, part): self._remove(part)
-        _let_go(fd)
+            try: mine = _alone(fd, part)
+            except OSError: mine = True; raise   # there is no flock here, and the part is to go
+            if not mine: fcntl.flock(fd, fcntl.LOCK_SH)
+            yield fd if mine else None
+        finally:
+            if mine and fd in _held and _same(fd, part): self._remove(part)   # not in a child that `write` has forked
 
 @patch
 def _finish(self:FileCache, fd, path):
     os.fsync(fd)   # after a power cut, what has its name must have its bytes
     with self._locked():   # nobody removes it between one lock and the other
+        if not _same(fd, path+'.part'): raise OSError(errno.ENOENT, 'it was removed while it came')
         os.replace(path+'.part', path)
         fcntl.flock(fd, fcntl.LOCK_SH)
-        return self._open(path)
+        return _take(path)

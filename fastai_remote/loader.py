@@ -7,22 +7,26 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #2f56ad22
-import collections, gc, inspect
+# %% ../nbs/07_loader.ipynb #09b8bb56
+import collections, gc, inspect, warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import torch
 from fastai.data.core import DataLoader, TfmdDL
 from fastcore.basics import merge, store_attr
 from fastcore.foundation import L
 from torch.utils.data import get_worker_info
 
+from .core import CorruptSample, MissingSample
 from .fetch import Fetch, RemoteItems
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #bcc27292
+# %% ../nbs/07_loader.ipynb #13daca1b
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
+
+_lines = 100   # of a worker's ledger
 
 class RemoteDL(TfmdDL):
     "`TfmdDL` over a remote store: computed order, one fetch a batch, the next ones in flight"
@@ -34,11 +38,13 @@ class RemoteDL(TfmdDL):
         prefetch:int=1, # Batches whose bytes are fetched ahead, in each worker
         check:bool=True, # Compare checksums of what is fetched?
         mix:int=4, # Shards that are shuffled into each other, where the store has shards; `None`: all, as where it has none
+        stand_in:bool=False, # For a sample that is missing or damaged, take another one, always the same, and go on? `replaced` says for which
         balance:str|tuple=None, # Field whose labels are drawn equally often, with replacement, where `shuffle`; or `(field, weight of each label)`
         **kwargs # As `TfmdDL`
     ):
         if bad:=[k for k in kwargs if k.removeprefix('val_') not in _known]: raise TypeError(f"{type(self).__name__} knows no {', '.join(map(repr, bad))}")
-        store_attr('prefetch,check,balance,mix')
+        store_attr('prefetch,check,balance,mix,stand_in')
+        self._ledger = None
         _follow(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
         if isinstance(balance, str): self.stores[0].class_weights(balance)   # now, if it cannot be
@@ -47,7 +53,7 @@ class RemoteDL(TfmdDL):
     def new(self, dataset=None, cls=None, **kwargs):
         "As `TfmdDL.new`, keeping what is ours, persistent workers, and `n` of the same dataset"
         keep = dict(persistent_workers=self.fake_l.persistent_workers)
-        if issubclass(cls or type(self), RemoteDL): keep.update(prefetch=self.prefetch, check=self.check, balance=self.balance, mix=self.mix)
+        if issubclass(cls or type(self), RemoteDL): keep.update(prefetch=self.prefetch, check=self.check, balance=self.balance, mix=self.mix, stand_in=self.stand_in)
         if dataset is None and self.n is not None: keep['n'] = self.n
         return super().new(dataset, cls, **merge(keep, kwargs))
 
@@ -57,6 +63,20 @@ class RemoteDL(TfmdDL):
         return list({id(f.store):f.store for f in self._fetches()}.values())
 
     def _fetches(self): return [f for tl in getattr(self.dataset, 'tls', [self.dataset]) if (f:=_fetch_of(tl)) is not None]
+
+    def before_iter(self):
+        if self.stand_in: self._ledger = torch.zeros(max(1, self.fake_l.num_workers), 1+_lines, dtype=torch.int64).share_memory_()
+        super().before_iter()
+
+    def after_iter(self):
+        super().after_iter()
+        if self.stand_in and (n:=int(self._ledger[:,0].sum())):
+            warnings.warn(f"{', '.join(s.name for s in self.stores)}: {n} samples were missing or damaged, and others stood in for them, first for {self.replaced[:5]}", stacklevel=3)
+
+    @property
+    def replaced(self)->list:
+        "Numbers of samples of the last epoch that others stood in for, the first 100 of each worker"
+        return [] if self._ledger is None else sorted({int(i) for r in self._ledger for i in r[1:1+min(int(r[0]), _lines)]})
 
     def get_idxs(self):
         if not self.indexed or self.n is None: return super().get_idxs()
@@ -113,8 +133,33 @@ class RemoteDL(TfmdDL):
         ids = items.take([s or 0 for s in samps]).tolist() if isinstance(items, RemoteItems) else [int(k) for s in samps if isinstance(k:=items[s or 0], (int,np.integer))]
         ids = list(dict.fromkeys(ids))
         if not ids: return [{} for _ in fetches]
+        try: return self._values(fetches, ids)
+        except (CorruptSample,MissingSample):
+            if not self.stand_in: raise
+            rows = [self._stand_in(fetches, i) for i in ids]
+            return [{i:v for r in rows for i,v in r[k].items()} for k in range(len(fetches))]
+
+    def _values(self, fetches, ids):
         got = {id(s):s.get_many(ids, list(dict.fromkeys(f.field for f in fetches if f.store is s)), check=self.check) for s in self.stores}
         return [dict(zip(ids, v.tolist() if isinstance(v:=got[id(f.store)][f.field], np.ndarray) else v)) for f in fetches]
+
+    def _stand_in(self, fetches, i, tries=100):
+        "What `_values` gives for sample `i`, or for another of the same items in its place"
+        items,j = self.dataset.items,i
+        for k in range(tries):
+            try: res = [{i:v for v in d.values()} for d in self._values(fetches, [j])]
+            except (CorruptSample,MissingSample) as e: why = e
+            else:
+                if k: self._note(i)
+                return res
+            j = int(items[int(Permutation(len(items), i)[k])])
+        raise why
+
+    def _note(self, i):
+        if self._ledger is None: return
+        row = self._ledger[self.offs]
+        if row[0]<_lines: row[1+int(row[0])] = i
+        row[0] += 1
 
 # %% ../nbs/07_loader.ipynb #ecf709ba
 def _fetch_of(tl):

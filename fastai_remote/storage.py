@@ -178,7 +178,7 @@ def _say(self:Storage, why, n, t0):
     for v in _values(self._options): s = s.replace(v, '***')
     return s
 
-# %% ../nbs/03g_storage.ipynb #9c9d2caa
+# %% ../nbs/03g_storage.ipynb #77eed81d
 _at_once = 64   # ranges in flight: enough to hide a server's latency, few enough for one that is shared
 
 @patch
@@ -196,7 +196,8 @@ def ranges(self:Storage,
     tries:int=3, # Times to ask for what comes short
 )->list: # Of `bytes`; shorter than asked for where the file ends; `None` where there is no such file
     "Read ranges of files, at the same time; raises `StoreUnavailable`"
-    res,todo = [None]*len(names),list(range(len(names)))
+    res = [b'' if b<=a else None for a,b in zip(starts, ends)]   # an empty range is the whole file to some clients
+    todo = [k for k,r in enumerate(res) if r is None]
     def ask(fs):
         got = fs.cat_ranges([self.path(names[k]) for k in todo], [int(starts[k]) for k in todo], [int(ends[k]) for k in todo], on_error='return', **({'batch_size':_at_once} if fs.async_impl else {}))
         fail = None
@@ -220,7 +221,7 @@ def names(self:Storage, folder:str='')->list:
     try: return sorted(p.rsplit('/', 1)[-1] for p in self.call(lambda fs: fs.ls(self.path(folder), detail=False)))
     except (FileNotFoundError,NotADirectoryError): return []
 
-# %% ../nbs/03g_storage.ipynb #0be4ff51
+# %% ../nbs/03g_storage.ipynb #486170d5
 @patch
 @contextmanager
 def create(self:Storage,
@@ -254,12 +255,15 @@ def write(self:Storage, name:str, b:bytes):
 def remove(self:Storage, names:list, step:int=1000):
     "Remove files, those that are there"
     for k in range(0, len(names), step):
+        paths = [self.path(p) for p in names[k:k+step]]
         def rm(fs):
-            for p in names[k:k+step]:
-                try: fs.rm_file(self.path(p))
+            if len(paths)>1 and hasattr(fs, '_bulk_delete'):
+                try: return fs.rm(paths)
+                except OSError: pass   # not every server can, and one may be gone
+            for p in paths:
+                try: fs.rm_file(p)
                 except FileNotFoundError: pass
-        try: self.call(lambda fs: fs.rm([self.path(p) for p in names[k:k+step]]) if hasattr(fs, '_bulk_delete') else rm(fs))
-        except FileNotFoundError: self.call(rm)
+        self.call(rm)
 
 @patch
 def free(self:Storage)->int:
