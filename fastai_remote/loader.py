@@ -23,7 +23,7 @@ from .fetch import Fetch, RemoteItems
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #13daca1b
+# %% ../nbs/07_loader.ipynb #1f8ae5f3
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -81,6 +81,8 @@ class RemoteDL(TfmdDL):
     def get_idxs(self):
         if not self.indexed or self.n is None: return super().get_idxs()
         if self.shuffle and self.balance is not None: return self._balanced()
+        if self.shuffle and (sizes:=self._sizes) is not None:
+            return Order(self.n, ShardPermutation(sizes, self.rng.getrandbits(63), self.mix, self.bs or 1, self.fake_l.num_workers))
         return self.shuffle_fn(Order(self.n)) if self.shuffle else Order(self.n)
 
     def _balanced(self):
@@ -94,9 +96,7 @@ class RemoteDL(TfmdDL):
         sizes = getattr(getattr(self.dataset, 'items', None), 'shard_sizes', None) if self.mix is not None and self.balance is None and self.indexed else None
         return sizes if sizes is not None and sizes.sum()==self.n else None
 
-    def shuffle_fn(self, idxs):
-        n,seed,sizes = len(idxs),self.rng.getrandbits(63),self._sizes
-        return idxs[Order(n, Permutation(n, seed) if sizes is None else ShardPermutation(sizes, seed, self.mix, self.bs or 1, self.fake_l.num_workers))]
+    def shuffle_fn(self, idxs): return idxs[Order(len(idxs), Permutation(len(idxs), self.rng.getrandbits(63)))]
 
     def sample(self):
         idxs = self._DataLoader__idxs

@@ -27,6 +27,15 @@ class Tiny(nn.Module):
 @pytest.fixture(params=[0,2], ids=['in process','two workers'])
 def workers(request): return request.param
 
+@pytest.fixture(scope='session')
+def shards(images, tmp_path_factory):
+    "The same images in shards of 16"
+    to_shards(image_samples(images, label=class_of, path=True), d:=tmp_path_factory.mktemp('shards')/'pics', chunk=16, n_workers=1, progress=False)
+    return ShardStore(d)
+
+@pytest.fixture(params=['redis','shards'])
+def store(request, pics, shards): return dict(redis=pics, shards=shards)[request.param]
+
 @pytest.fixture
 def dls(store, workers): return DataLoaders.from_redis(store, item_tfms=Resize(32), bs=8, num_workers=workers, seed=1, normalize=False)
 
@@ -40,9 +49,12 @@ def tidy():
     yield
     plt.close('all')
 
-@pytest.fixture
-def numbered(server):
+@pytest.fixture(params=['redis','shards'])
+def numbered(request, server, tmp_path):
     "A store whose label is the sample's own number, and its loaders"
+    if request.param=='shards':
+        to_shards(list(range(100)), tmp_path/'numbered', lambda i: {'png':draw(i), 'age.f4':float(i)}, chunk=10, n_workers=1, shuffle=False, progress=False)
+        return ShardStore(tmp_path/'numbered')
     if 'numbered' not in RedisStore.names(server.url):
         to_redis(list(range(100)), server.url, 'numbered', lambda i: {'png':draw(i), 'age.f4':float(i)}, n_workers=1, shuffle=False, progress=False)
     return RedisStore(server.url, 'numbered')
@@ -171,7 +183,7 @@ def test_same_seed_same_order(numbered, workers):
         set_seed(42)
         dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=nw)
         return [seen(dls.train), seen(dls.train)]
-    assert epochs(workers)==epochs(0)
+    assert epochs(workers)==epochs(workers if isinstance(numbered, ShardStore) else 0)   # workers have shards of their own
 
 def test_new_n_and_drop_last(numbered, workers):
     dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=16, num_workers=workers)
@@ -215,13 +227,14 @@ def test_persistent_workers(numbered):
 
 @pytest.mark.parametrize('method', ['spawn','forkserver'])
 def test_start_methods(method, numbered, tmp_path):
+    where = f"from_shards({numbered.storage.url!r}" if isinstance(numbered, ShardStore) else f"from_redis({numbered.link.url!r}, 'numbered'"
     script = f'''
         import torch
         from fastai.vision.all import *
         from fastai_remote import *
         if __name__=='__main__':
             torch.multiprocessing.set_start_method({method!r})
-            dls = DataLoaders.from_redis({numbered.link.url!r}, 'numbered', y='age.f4', item_tfms=Resize(16), bs=32, num_workers=2)
+            dls = DataLoaders.{where}, y='age.f4', item_tfms=Resize(16), bs=32, num_workers=2)
             print(sorted(int(o) for dl in (dls.train.new(drop_last=False), dls.valid) for b in dl for o in b[1])==list(range(100)))
     '''
     (f:=tmp_path/'s.py').write_text(textwrap.dedent(script))

@@ -1,7 +1,8 @@
 "The contract that every store keeps: one suite, run over each of them"
-import copy, pickle
+import atexit, copy, os, pickle, shutil, tempfile
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fastai_remote.codec import get_codec
 from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, UnknownField
 from fastai_remote.ingest import to_redis
 from fastai_remote.redis_commit import RedisStore
+from fastai_remote.shards import ShardStore, to_shards
 
 n = 37
 LABELS = ['bird','cat','dog']
@@ -28,12 +30,25 @@ def redis(server):
     if 'all' not in RedisStore.names(server.url): to_redis({'train':list(range(30)), 'valid':list(range(30,n))}, server.url, 'all', sample, n_workers=1, shuffle=False, progress=False)
     return RedisStore(server.url, 'all')
 
-@pytest.fixture(params=[memory, redis], ids=['memory','redis'])
+def shards(server):
+    folder = Path(tempfile.gettempdir())/f'fr-shards-{os.getpid()}'/'all'
+    if not folder.exists():
+        atexit.register(shutil.rmtree, folder.parent)
+        to_shards({'train':list(range(30)), 'valid':list(range(30,n))}, folder, sample, n_workers=1, shuffle=False, chunk=20, progress=False)
+    return ShardStore(folder)
+
+@pytest.fixture(params=[memory, redis, shards], ids=['memory','redis','shards'])
 def store(request, server): return request.param(server)
 
 def damage(store, i, field, value):
     "Change, or delete, a stored value behind the store's back"
     if isinstance(store, MemoryStore): store.columns[field] = [value if k==i else v for k,v in enumerate(store.columns[field])]
+    elif isinstance(store, ShardStore):   # its bytes in the tar, and its length in the index, which is mapped
+        u,k = (int(o[0]) for o in store.shards.at(np.array([i])))
+        ix,addr = store._indices([u])[u],lambda a: a.__array_interface__['data'][0]
+        at = addr(ix.columns[f'{field}#'])-addr(np.frombuffer(ix.buf, np.uint8))+4*k
+        with open(store.storage.path(store._index_name(u)), 'r+b') as f: f.seek(at); f.write((0xFFFFFFFF if value is None else len(value)).to_bytes(4, 'little'))
+        with open(store.storage.path(store.shards.name(u)), 'r+b') as f: f.seek(int(ix.columns[f'{field}@'][k])); f.write(value or b'')
     elif value is None: store.link.client.delete(f'all:{field}:{i}')
     else: store.link.client.set(f'all:{field}:{i}', value)
 
