@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/ops.html.md"""
 # %% auto #0
 __all__ = ['VerifyReport']
 
-# %% ../nbs/05a_ops.ipynb #c1a84fea
+# %% ../nbs/05a_ops.ipynb #6c20ab08
 import time
 from dataclasses import dataclass, field
 
@@ -18,30 +18,39 @@ from .core import CorruptSample, MissingSample, Store, StoreError, _table
 from .ingest import IngestReport, _keep, to_redis
 from .parallel import parallel_map
 from .redis_keys import RedisStore
+from .shards import to_shards
 from .sources import shrink
 from .store_redis import RedisLink
 
-# %% ../nbs/05a_ops.ipynb #894499f3
-@patch
-def map(self:RedisStore,
-    fn, # `fn(sample)` -> sample: images are encoded bytes, as from files; anything else is decoded; labels are labels
-    name:str, # Name of the new dataset
-    url:str|RedisLink=None, # Where to; default: the same server
-    **kwargs # `n_workers`, `overwrite`, `progress` and others for `to_redis`
-)->IngestReport:
-    "Make dataset `name` of `fn` of each sample; raises what `to_redis` raises"
-    return to_redis(self, url or self.link, name, fn, **{'shuffle':False, **kwargs})
+# %% ../nbs/05a_ops.ipynb #6b737447
+def _is_redis(url): return isinstance(url, RedisLink) or str(url).startswith(('redis://','rediss://','unix://'))
 
 @patch
-def resize(self:RedisStore,
+def map(self:Store,
+    fn, # `fn(sample)` -> sample: images are encoded bytes, as from files; anything else is decoded; labels are labels
+    name:str=None, # Name of the new dataset in Redis; shards have none but their folder's
+    url:str|RedisLink=None, # Where to: a Redis server or, for shards, a folder; default: the same server
+    **kwargs # `n_workers`, `overwrite`, `progress` and others for `to_redis` or `to_shards`
+)->IngestReport:
+    "Make a dataset of `fn` of each sample, in Redis or in shards; raises what `to_redis` and `to_shards` raise"
+    url,kwargs = url or getattr(self, 'link', None),{'shuffle':False, **kwargs}
+    if _is_redis(url):
+        if name is None: raise TypeError('name= of the new dataset is missing')
+        return to_redis(self, url, name, fn, **kwargs)
+    if url is None: raise TypeError('url= of a folder or a Redis server for the new dataset is missing')
+    if name is not None: raise TypeError(f'shards have no name but that of their folder: leave out {name!r}, and give url=')
+    return to_shards(self, url, fn, **kwargs)
+
+@patch
+def resize(self:Store,
     size:int, # Shorter side, pixels; smaller images stay as they are
-    name:str, # Name of the new dataset
+    name:str=None, # As `map`
     quality:int=90, # JPEG and WebP quality, 1 to 95
     field:str=None, # Field to resize; default: the first that holds images
     codec:str=None, # What to store: `jpg`, `png` or `webp`; default: the same, `png` where that is no such file
-    **kwargs # As `map`
+    **kwargs # `url` and others for `map`
 )->IngestReport:
-    "Make dataset `name` with smaller images"
+    "Make a dataset with smaller images"
     field = field or next((f for f in self.fields if is_image(self.manifest.fields[f]['codec'])), None)
     if field is None: raise ValueError(f"{self.name}: no field with images among {', '.join(self.fields)}; field= names one with arrays of pixels")
     if self.manifest.fields[field]['codec']=='strokes': raise ValueError(f'{self.name}: strokes have no size; store.map(Rasterise({size}), name) draws them')
@@ -49,13 +58,13 @@ def resize(self:RedisStore,
     return self.map(shrink(size, quality, codec, [field]), name, **kwargs)
 
 @patch
-def copy(self:RedisStore,
-    url:str|RedisLink, # Where to
-    name:str=None, # Name there; default: the same
+def copy(self:Store,
+    url:str|RedisLink, # Where to: a Redis server or, for shards, a folder
+    name:str=None, # Name in Redis; default: the same
     **kwargs # As `map`
 )->IngestReport:
     "Copy the dataset, byte for byte; checksums are compared on the way"
-    return self.map(None, name or self.name, url, **kwargs)
+    return self.map(None, (name or self.name) if _is_redis(url) else name, url, **kwargs)
 
 # %% ../nbs/05a_ops.ipynb #95ce27dc
 @dataclass
