@@ -7,8 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #09b8bb56
-import collections, gc, inspect, warnings
+# %% ../nbs/07_loader.ipynb #b1bd6331
+import collections, gc, inspect, sys, warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,7 +23,7 @@ from .fetch import Fetch, RemoteItems
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #1f8ae5f3
+# %% ../nbs/07_loader.ipynb #da79a90e
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -45,6 +45,7 @@ class RemoteDL(TfmdDL):
         if bad:=[k for k in kwargs if k.removeprefix('val_') not in _known]: raise TypeError(f"{type(self).__name__} knows no {', '.join(map(repr, bad))}")
         store_attr('prefetch,check,balance,mix,stand_in')
         self._ledger = None
+        if 'fastai.distributed' in sys.modules: import fastai_remote.distributed   # which would ask for accelerate
         _follow(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
         if isinstance(balance, str): self.stores[0].class_weights(balance)   # now, if it cannot be
@@ -124,8 +125,10 @@ class RemoteDL(TfmdDL):
         "Something to call with each batch before it is read, that tells the store which shards come next"
         sizes,idxs,items = self._sizes,self._DataLoader__idxs,getattr(self.dataset, 'items', None)
         if sizes is None or 2*sizes.sum()<items.store.shards.n[sizes>0].sum(dtype=np.int64): return lambda c: None   # of shards that are used in part single samples are read
-        perm = next((m for m in getattr(idxs, 'maps', ()) if isinstance(m, ShardPermutation)), None)
+        perm = self._shard_order(idxs)
         return _Epoch(items.store, perm, self.offs) if perm is not None else _InOrder(items)
+
+    def _shard_order(self, idxs): return next((m for m in getattr(idxs, 'maps', ()) if isinstance(m, ShardPermutation)), None)
 
     def _read(self, fetches, samps):
         "For each of `fetches`, `{sample number: value}` of a batch; one request a store"

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/ops.html.md"""
 # %% auto #0
 __all__ = ['VerifyReport']
 
-# %% ../nbs/05a_ops.ipynb #6c20ab08
+# %% ../nbs/05a_ops.ipynb #7a803568
 import time
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from .core import CorruptSample, MissingSample, Store, StoreError, _table
 from .ingest import IngestReport, _keep, to_redis
 from .parallel import parallel_map
 from .redis_keys import RedisStore
-from .shards import to_shards
+from .shards import ShardStore, to_shards
 from .sources import shrink
 from .store_redis import RedisLink
 
