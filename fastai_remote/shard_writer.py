@@ -7,8 +7,9 @@ Docs: https://fastai-remote.github.io/fastai_remote/shard_writer.html.md"""
 # %% auto #0
 __all__ = ['ShardWriter', 'OpenShardWriter']
 
-# %% ../nbs/04f_shard_writer.ipynb #a84c14de
+# %% ../nbs/04f_shard_writer.ipynb #bde3efd6
 import base64, json, os, re, threading, time, uuid
+from array import array
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -248,16 +249,19 @@ def drop(self:ShardWriter, plan:dict=None):
     mine = [n for n in self.storage.names() if (m:=_ours.match(n)) and (m[1] or '1')==gen] if (plan or self.plan)['prefix'] else []
     self.storage.remove(mine+[f'.ingest/{n}' for n in self.storage.names('.ingest') if n!='lock.json'])
 
-# %% ../nbs/04f_shard_writer.ipynb #210b5a98
+# %% ../nbs/04f_shard_writer.ipynb #fa337f2d
 @patch
 def commit(self:ShardWriter)->ShardManifest:
     "Add up the records, write the manifest, and remove what the dataset it replaces, and the ingest, have left"
-    plan,rows,holes,labels,counts = self.plan,[],[],{},{}
+    plan,names,cols,holes,labels,counts = self.plan,[],[array('q') for _ in range(5)],[],{},{}
     m = ShardManifest(self.name, 0, {f:{k:v for k,v in d.items() if k not in ('staged','text')} for f,d in plan['fields'].items()}, vocab=dict(plan['vocab']), generation=plan['generation'], prefix=plan['prefix'])
     stats,left = ImageStats(),-(-plan['n']//plan['chunk'])
     fails = self.stack.enter_context(self.storage.create(m.failures)) if any(r['failed'] for _,r in self.records()) else None
     for k,r in self.records():
-        rows += r['shards']; holes += r['holes']
+        for s in r['shards']:
+            names.append(s[0])
+            for c,v in zip(cols, s[1:]): c.append(v)
+        holes += r['holes']
         m.n,m.nbytes,m.failed,left = m.n+r['ok'],m.nbytes+r['bytes'],m.failed+r['failed'],left-1
         for f,ls in r['labels'].items(): labels.setdefault(f, set()).update(ls)
         for f,c in r['counts'].items():
@@ -268,17 +272,17 @@ def commit(self:ShardWriter)->ShardManifest:
     if left: raise StoreError(f'{self.storage.url}: {left:,} chunks are not written, or gone; repeat the same call to go on')
     self.stack.close()
     self._number(m, plan, labels, counts)
-    if not m.prefix: m.base,ends = plan['base'],np.cumsum([0]+[r[1] for r in rows]).tolist()
+    cols = [np.array(c) for c in cols]
+    if not m.prefix: m.base,ends = plan['base'],np.cumsum([0,*cols[0]]).tolist()
     if not m.prefix: m.splits = {k:[ends[a],ends[b]] for k,(a,b) in (plan['splits'] or {}).items()}   # ranges of shards
     elif plan['splits']: m.splits = _splits(plan['splits'], np.array(holes, np.int64).reshape(-1, 2))
     if len(stats): m.stats = {plan['stats']:stats.summary()}
-    cols = [np.array([r[k] for r in rows]) for k in range(1, 6)]
-    m.shards = ShardTable([r[0] for r in rows], *cols[:4], cols[4] if (cols[4]!=cols[1]).any() else None).pack()
+    m.shards = ShardTable(names, *cols[:4], cols[4] if (cols[4]!=cols[1]).any() else None).pack()
     m.uid = uuid.uuid4().hex
     self._mine()
     self.storage.write('manifest.json', m.stamp().to_json().encode())
     if m.prefix:
-        keep = {n for r in rows for n in (r[0], index_name(r[0]))}
+        keep = {*names, *map(index_name, names)}
         self.storage.remove([n for n in self.storage.names() if _ours.match(n) and n not in keep or n.endswith('-failures.json') and n!=m.failures])
     self.storage.remove([f'.ingest/{n}' for n in self.storage.names('.ingest') if n!='lock.json'])
     return m

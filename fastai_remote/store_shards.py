@@ -23,7 +23,7 @@ from .shard_index import ShardIndex, ShardManifest, ShardTable, index_name
 from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality
 from .storage import Storage, as_storage
 
-# %% ../nbs/04_store_shards.ipynb #4578c2bf
+# %% ../nbs/04_store_shards.ipynb #a1c09b6c
 _gap,_span = 1<<15,1<<23   # join ranges that lie closer than a request costs, up to what fits a buffer
 _held,_mapped = 64,256     # files and indices that a process keeps open
 
@@ -50,7 +50,7 @@ class ShardStore(Store):
     "A dataset in tar shards, in a folder on a disk or on object storage"
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
-        cache:bool|str|FileCache=True, # Where to keep whole shards of a remote store: a folder; `True`: the usual one; `None`: nowhere, samples are read one by one
+        cache:bool|str|FileCache=True, # Where to keep whole shards of a remote store: a folder; `True`: the usual one; `None`: nowhere, samples are read one by one. A folder serves for shards on a slow disk, too
         cache_size:int=None, # Bytes the cache may take; default: half of what is free
         timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
         uid:str=None, # Which writing of the dataset it must be; default: whichever is there
@@ -193,7 +193,7 @@ def _where(self:ShardStore, i, f):
 @patch
 def _why_missing(self:ShardStore): return 'the shard has no such field of it'
 
-# %% ../nbs/04_store_shards.ipynb #dfddf8b0
+# %% ../nbs/04_store_shards.ipynb #e8ef7bc9
 @patch
 def _key(self:ShardStore, name): return f"{self._uid}/{name.replace('/', '%')}"
 
@@ -220,9 +220,8 @@ def _index_of(self:ShardStore, u, b):
     if b is None:
         try: res = ShardIndex.map(self.storage.path(self._index_name(u)))
         except FileNotFoundError: raise self._gone(u) from None
-    else:
-        res = ShardIndex(b, where)
-        res.check(where)
+    else: res = ShardIndex(b, where)
+    res.check(where)   # labels are in it, and nowhere else looked at
     if res.n!=self.table.n[u]: raise CorruptSample(f'{where}: {res.n:,} samples, where the manifest has {self.table.n[u]:,}')
     return res
 
@@ -247,7 +246,7 @@ def _file(self:ShardStore, u):
     o = self._open
     with o.lock:
         if u in o.files: o.files.move_to_end(u); return o.files[u]
-    if self._at.local and not (self._packed and self.table.gz(u)):
+    if self._at.local and (self.cache is None or self._cache_arg is True) and not (self._packed and self.table.gz(u)):
         try: fd = os.open(self._at.path(self.table.name(u)), os.O_RDONLY|os.O_CLOEXEC)
         except FileNotFoundError: raise self._gone(u) from None
     elif self.cache is None: return
