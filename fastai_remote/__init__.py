@@ -14,6 +14,7 @@ _names = {   # where to look: for a class that later notebooks patch, the last o
     'drawings': 'drawing_samples simplify',
     'ops': 'ShardStore Store VerifyReport',
     'partitions': 'RedisStore',
+    'tiered': 'TieredStore',
     'storage': 'make_client',
     'shards': 'to_shards',
     'foreign_shards': 'index_shards',

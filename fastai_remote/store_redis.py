@@ -37,7 +37,7 @@ def split_secret(
     if bad:=[k for k in q if 'password' in k]: raise ValueError(f'{bad[0]} cannot be given: only the password of the server is kept out of sight')
     return f"{u.scheme}://{user}{'@' if user else ''}{host}{u.path}{'?' if q else ''}{urlencode(q, safe='/')}", secret
 
-# %% ../nbs/03_store_redis.ipynb #4135376e
+# %% ../nbs/03_store_redis.ipynb #af730f48
 _foreign = (redis.InvalidResponse,)
 _known = {k for c in (redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection) for k in inspect.signature(c.__init__).parameters}
 _transient = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
@@ -82,7 +82,8 @@ class RedisLink:
         self.__dict__.update(d)
         if not kept: return
         self.loaded = True
-        env = os.environ.get('FASTAI_REMOTE_URL') or (self._locked and os.environ.get('REDIS_URL'))
+        env = os.environ.get('FASTAI_REMOTE_URL', '')
+        if not env.startswith(('redis://','rediss://','unix://')): env = self._locked and os.environ.get('REDIS_URL')   # or it is that of shards
         if env and self._secret is None: (self.url,self._secret),self._locked = split_secret(env),False
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self

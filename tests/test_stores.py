@@ -14,6 +14,7 @@ from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, Unknow
 from fastai_remote.ingest import to_redis
 from fastai_remote.redis_commit import RedisStore
 from fastai_remote.shards import ShardStore, to_shards
+from fastai_remote.tiered import TieredStore
 
 n = 37
 LABELS = ['bird','cat','dog']
@@ -37,7 +38,9 @@ def shards(server):
         to_shards({'train':list(range(30)), 'valid':list(range(30,n))}, folder, sample, n_workers=1, shuffle=False, chunk=20, progress=False)
     return ShardStore(folder)
 
-@pytest.fixture(params=[memory, redis, shards], ids=['memory','redis','shards'])
+def tiered(server): return TieredStore(server.url, shards(server))
+
+@pytest.fixture(params=[memory, redis, shards, tiered], ids=['memory','redis','shards','tiered'])
 def store(request, server): return request.param(server)
 
 def damage(store, i, field, value):
@@ -49,6 +52,9 @@ def damage(store, i, field, value):
         at = addr(ix.columns[f'{field}#'])-addr(np.frombuffer(ix.buf, np.uint8))+4*k
         with open(store.storage.path(store._index_name(u)), 'r+b') as f: f.seek(at); f.write((0xFFFFFFFF if value is None else len(value)).to_bytes(4, 'little'))
         with open(store.storage.path(store.shards.name(u)), 'r+b') as f: f.seek(int(ix.columns[f'{field}@'][k])); f.write(value or b'')
+    elif isinstance(store, TieredStore):   # in both
+        damage(store.store, i, field, value)
+        if store.flush(): store.link.client.delete(f'{store.prefix}:{field}:{i}')
     elif value is None: store.link.client.delete(f'all:{field}:{i}')
     else: store.link.client.set(f'all:{field}:{i}', value)
 
