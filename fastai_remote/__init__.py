@@ -20,6 +20,7 @@ _names = {   # where to look: for a class that later notebooks patch, the last o
     'foreign_shards': 'index_shards',
     'fetch': 'Fetch RemoteItems get_remote_items',
     'loader': 'RemoteDL',
+    'remote_dataset': 'RemoteDataset',
     'block': 'MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
 }
 _home = {n: m for m, ns in _names.items() for n in ns.split()}
