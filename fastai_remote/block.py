@@ -8,7 +8,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/block.html.md"""
 __all__ = ['ShardBlock', 'StoreSplitter', 'RandomStoreSplitter', 'StoreCategorize', 'StoreMultiCategorize', 'RedisBlock',
            'MeanImage']
 
-# %% ../nbs/08_block.ipynb #21bd9c18
+# %% ../nbs/08_block.ipynb #0969ed99
+import sys
 from copy import copy
 
 import numpy as np
@@ -66,7 +67,7 @@ def RandomStoreSplitter(
         return [SplitOrder(range(cut, len(o)), p), SplitOrder(range(cut), p)]
     return _inner
 
-# %% ../nbs/08_block.ipynb #e45202e6
+# %% ../nbs/08_block.ipynb #1b7b27dd
 class _Fresh(L):
     "Transforms of a block, copied for each use: a template may be given to many stores"
     def __iter__(self): return (copy(o) for o in self.items)
@@ -105,6 +106,7 @@ def RedisBlock(
     draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
 )->TransformBlock:
     "A `TransformBlock` for a field of a store: image, category, labels, numbers, text"
+    if 'fastai.distributed' in sys.modules: import fastai_remote.distributed   # which asks for accelerate
     if isinstance(store, str): store,field = None,store
     if store is not None and field is None: field = default_field(store)
     if store is not None and field not in store.manifest.fields: store.get_many([], field)   # says which there are

@@ -7,8 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #b1bd6331
-import collections, gc, inspect, sys, warnings
+# %% ../nbs/07_loader.ipynb #09b8bb56
+import collections, gc, inspect, warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,7 +23,7 @@ from .fetch import Fetch, RemoteItems
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #da79a90e
+# %% ../nbs/07_loader.ipynb #512e42fd
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -45,7 +45,6 @@ class RemoteDL(TfmdDL):
         if bad:=[k for k in kwargs if k.removeprefix('val_') not in _known]: raise TypeError(f"{type(self).__name__} knows no {', '.join(map(repr, bad))}")
         store_attr('prefetch,check,balance,mix,stand_in')
         self._ledger = None
-        if 'fastai.distributed' in sys.modules: import fastai_remote.distributed   # which would ask for accelerate
         _follow(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
         if isinstance(balance, str): self.stores[0].class_weights(balance)   # now, if it cannot be
