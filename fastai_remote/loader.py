@@ -23,7 +23,7 @@ from .fetch import Fetch, RemoteItems
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #512e42fd
+# %% ../nbs/07_loader.ipynb #8435f004
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -149,7 +149,7 @@ class RemoteDL(TfmdDL):
         "What `_values` gives for sample `i`, or for another of the same items in its place"
         items,j = self.dataset.items,i
         for k in range(tries):
-            try: res = [{i:v for v in d.values()} for d in self._values(fetches, [j])]
+            try: res = [{i:d[j]} for d in self._values(fetches, [j])]
             except (CorruptSample,MissingSample) as e: why = e
             else:
                 if k: self._note(i)

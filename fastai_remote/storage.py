@@ -47,7 +47,7 @@ class make_client(dict):
     __str__ = __repr__
     def __reduce__(self): return dict,(public(self),)
 
-# %% ../nbs/03g_storage.ipynb #627e2987
+# %% ../nbs/03g_storage.ipynb #38f9b634
 _s3 = dict(config_kwargs=dict(request_checksum_calculation='when_required', response_checksum_validation='when_required', connect_timeout=5, read_timeout=20, retries={'total_max_attempts':1}))
 _left = []   # clients of a parent process: they must not be finalised here, where their thread does not run
 
@@ -92,8 +92,8 @@ class Storage:
 
     def path(self, name:str='')->str:
         "Where `name` is, as the file system calls it"
-        self.fs
-        return f"{self._path.rstrip('/')}/{name}" if name else self._path
+        root = self.fs and self._path   # known when connected
+        return f"{root.rstrip('/')}/{name}" if name else root
 
     def __getstate__(self):
         d = {**self.__dict__, '_fs':(0,None,0)}
@@ -123,7 +123,7 @@ def as_storage(url, **kwargs)->Storage:
     "`url` if it is a `Storage` already, else a new one"
     return url if isinstance(url, Storage) else Storage(url, **kwargs)
 
-# %% ../nbs/03g_storage.ipynb #7953ffd5
+# %% ../nbs/03g_storage.ipynb #18c04927
 _brief = {errno.EBUSY, errno.EIO, errno.EAGAIN, errno.EPIPE, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH, getattr(errno, 'EREMOTEIO', errno.EIO), None}
 _clients = ('botocore','aiobotocore','aiohttp','urllib3','requests','http','asyncio')
 
@@ -146,8 +146,7 @@ def call(self:Storage,
 ):
     "`f(fs)`, repeated while the server is away or busy; raises `StoreUnavailable`, `StoreFull`, `FileNotFoundError`"
     if timeout is None: timeout = self.timeout if self.seen else min(5., self.timeout)
-    t0,wait,n,fs = time.monotonic(),.05,0,self.fs
-    born = self._fs[2]
+    t0,wait,n,born = time.monotonic(),.05,0,self.fs and self._fs[2]
     while True:
         n,t = n+1,time.monotonic()
         try:

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_shards.html.md"""
 # %% auto #0
 __all__ = ['OpenShards', 'ShardStore']
 
-# %% ../nbs/04_store_shards.ipynb #b8a7c465
+# %% ../nbs/04_store_shards.ipynb #bfd5c256
 import os, threading, zlib
 from collections import OrderedDict
 from functools import partial
@@ -20,10 +20,10 @@ from .cache import FileCache
 from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable
 from .order import Permutation
 from .shard_index import ShardIndex, ShardManifest, ShardTable, index_name
-from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality
+from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality as _quality
 from .storage import Storage, as_storage
 
-# %% ../nbs/04_store_shards.ipynb #a1c09b6c
+# %% ../nbs/04_store_shards.ipynb #715bd039
 _gap,_span = 1<<15,1<<23   # join ranges that lie closer than a request costs, up to what fits a buffer
 _held,_mapped = 64,256     # files and indices that a process keeps open
 
@@ -80,8 +80,7 @@ class ShardStore(Store):
     @property
     def shards(self)->ShardTable:
         "The table of shards"
-        if self._manifest is None: self.manifest
-        return self.table
+        return self.manifest and self.table
 
     def _absent(self, e):
         s = f'{self.storage.url}: no dataset here'
@@ -193,14 +192,14 @@ def _where(self:ShardStore, i, f):
 @patch
 def _why_missing(self:ShardStore): return 'the shard has no such field of it'
 
-# %% ../nbs/04_store_shards.ipynb #e8ef7bc9
+# %% ../nbs/04_store_shards.ipynb #bcaf0e61
 @patch
 def _key(self:ShardStore, name): return f"{self._uid}/{name.replace('/', '%')}"
 
 @patch
 def _indices(self:ShardStore, shards):
     "The indices of `shards`, `{shard: ShardIndex}`"
-    o,t = self._open,self.table
+    o = self._open
     with o.lock:
         res = {u:o.indices[u] for u in shards if u in o.indices}
         for u in res: o.indices.move_to_end(u)
@@ -338,7 +337,7 @@ def check_cache(self:ShardStore, workers:int, each:int):
         biggest = int((t.size if t.raw is None else t.raw).max())
         self.cache.check(min(len(t), max(1, workers)*each), biggest, f'{max(1, workers)} worker{"s"*(workers>1)} with {each} shards each')
 
-# %% ../nbs/04_store_shards.ipynb #de91853f
+# %% ../nbs/04_store_shards.ipynb #d6d03d77
 @patch
 def shuffle_quality(self:ShardStore,
     mix:int=4, # Shards that are shuffled into each other; `None`: all of them
@@ -351,4 +350,4 @@ def shuffle_quality(self:ShardStore,
     t,m = self.shards,self.manifest
     field = field or next((f for f,d in m.fields.items() if d['codec']=='cls'), None)
     def order(seed): return Permutation(len(self), seed) if mix is None else ShardPermutation(t.n, seed, mix, bs, workers)
-    return shuffle_quality(order, len(self), bs, None if field is None else lambda i: self.get_many(i, field)[field], t.starts, batches)
+    return _quality(order, len(self), bs, None if field is None else lambda i: self.get_many(i, field)[field], t.starts, batches)
