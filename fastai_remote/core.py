@@ -30,8 +30,10 @@ class UnknownField(StoreError): "No such field in this dataset"
 class MissingSample(StoreError): "Samples that should be there are not"
 class CorruptSample(StoreError): "The bytes of a sample are damaged"
 
-# %% ../nbs/00_core.ipynb #e5c4613a
+# %% ../nbs/00_core.ipynb #14d33f97
 _format = 1
+_shapes = dict(fields=lambda o: isinstance(o, dict) and isinstance(o.get('codec'), str) and o.get('dtype', 0) in (None, *'i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8'.split()),
+    splits=lambda o: isinstance(o, list) and list(map(type, o))==[int,int], vocab=lambda o: isinstance(o, list), counts=lambda o: isinstance(o, list), stats=lambda o: isinstance(o, dict))   # of what a manifest holds
 
 @dataclass
 class Manifest:
@@ -62,11 +64,14 @@ class Manifest:
     def from_json(cls, s:str|bytes, where:str='manifest'):
         "Parse `s`; raises `UnsupportedFormat`, naming `where`"
         try: d = json.loads(s)
-        except ValueError: raise UnsupportedFormat(f'{where}: not a manifest: {s[:40]!r}') from None
+        except (ValueError,RecursionError): raise UnsupportedFormat(f'{where}: not a manifest: {s[:40]!r}') from None
         if not isinstance(d, dict) or not isinstance(d.get('format'), int): raise UnsupportedFormat(f'{where}: no format in {str(d)[:60]!r}')
         if d['format']>_format:
             raise UnsupportedFormat(f"{where}: format {d['format']}; this version reads up to {_format}: upgrade fastai_remote")
         known = cls.__dataclass_fields__
+        bad = [k for k,o in known.items() if k not in d and k in ('name','n','fields') or k in d and not isinstance(d[k], o.type)]
+        if not bad: bad = [f'{k} {f!r}' for k,ok in _shapes.items() for f,o in d.get(k, {}).items() if not ok(o)]
+        if bad or not 0<=d['n']<1<<62: raise UnsupportedFormat(f"{where}: damaged: {', '.join(bad) or 'n'}")
         return cls(**{k:v for k,v in d.items() if k in known})
 
     def stamp(self):

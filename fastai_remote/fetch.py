@@ -24,9 +24,10 @@ from .rasterise import Rasterise
 from .shard_order import sizes_of
 from .strokes import simplify
 
-# %% ../nbs/07_fetch.ipynb #3da72856
+# %% ../nbs/07_fetch.ipynb #1f364a79
 class RemoteItems(Order):
     "Sample numbers of `store`, as fastai's items"
+    known = {}   # position -> number, of a loader's batch in hand, which were computed all at once
     def __init__(self,
         store:Store, # Where the samples are
         r:range|int=None, # Positions; default: all
@@ -37,6 +38,7 @@ class RemoteItems(Order):
     def _new(self, r, *maps): return type(self)(self.store, r, *maps)
     def __getitem__(self, i):
         "An `int` for an int; for anything else another `RemoteItems`"
+        if type(i) is int and (res:=self.known.get(i)) is not None: return res
         res = super().__getitem__(i)
         return self._new(len(res), res) if isinstance(res, np.ndarray) else res
     iloc = property(lambda self: self)

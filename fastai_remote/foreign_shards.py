@@ -7,9 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/foreign_shards.html.md"""
 # %% auto #0
 __all__ = ['index_shard', 'index_shards']
 
-# %% ../nbs/05a_foreign_shards.ipynb #223b3d2c
+# %% ../nbs/05a_foreign_shards.ipynb #5680293e
 import hashlib, io, tarfile, time, zlib
-from collections import deque
 from contextlib import closing
 from fnmatch import fnmatch
 from functools import partial
@@ -19,7 +18,7 @@ from .codec import get_codec
 from .core import StoreError
 from .ingest import IngestError, IngestReport, _bar, _keep
 from .parallel import effective_workers, parallel_map
-from .shard_index import IndexColumns, index_name
+from .shard_index import IndexColumns, Unzip, index_name
 from .shard_writer import ShardWriter
 from .sources import no_address
 from .stats import ImageStats, _quota, has_stats
@@ -27,58 +26,59 @@ from .storage import Storage, as_storage
 from .streams import _Member, _number, split_name
 from fastcore.imports import IN_NOTEBOOK
 
-# %% ../nbs/05a_foreign_shards.ipynb #2673db9b
+# %% ../nbs/05a_foreign_shards.ipynb #9e49a0f2
 class _Sequential(io.RawIOBase):
     "A file of a folder, from front to back, uncompressed if its name says so; `crc` and `size` are those of the file"
     def __init__(self, storage, name, part=1<<22, parts=4):
         self.storage,self.name,self.part,self.parts,self.crc,self.size,self.at = storage,name,part,parts,0,0,0
-        self.blocks,self.rest,self.end,self.gz = deque(),memoryview(b''),False,name.endswith(('gz','.tgz'))
-        self.unzip = zlib.decompressobj(31) if self.gz else None
+        self.unzip = Unzip() if name.endswith(('gz','.tgz')) else lambda b: (b,)
+        self.rest,self.pieces = memoryview(b''),self._pieces()
     def readable(self): return True
+    bad = property(lambda self: getattr(self.unzip, 'bad', None))
 
-    def _block(self):
-        if not self.blocks and not self.end:
+    def _pieces(self):
+        while True:
             starts = [self.size+k*self.part for k in range(self.parts)]
             for b in self.storage.ranges([self.name]*self.parts, starts, [a+self.part for a in starts], tries=1):
-                self.end = self.end or b is None or len(b)<self.part
-                if b:
-                    self.crc,self.size = zlib.crc32(b, self.crc),self.size+len(b)
-                    self.blocks.append(b)
-        b = self.blocks.popleft() if self.blocks else b''
-        return b if not b or not self.gz else self._unzipped(b)
-
-    def _unzipped(self, b):
-        res = self.unzip.decompress(b)
-        while self.unzip.eof and (b:=self.unzip.unused_data):   # a file of several
-            self.unzip = zlib.decompressobj(31)
-            res += self.unzip.decompress(b)
-        return res or self._block()
+                self.crc,self.size = zlib.crc32(b or b'', self.crc),self.size+len(b or b'')
+                yield from filter(len, self.unzip(b or b''))
+                if b is None or len(b)<self.part: return
 
     def readinto(self, buf):
-        if not self.rest: self.rest = memoryview(self._block())
+        if not self.rest: self.rest = memoryview(next(self.pieces, b''))
         n = min(len(buf), len(self.rest))
         buf[:n],self.rest,self.at = self.rest[:n],self.rest[n:],self.at+n
         return n
 
-def _samples(f):
-    "The samples of tar `f`, as `(key, {field: (offset, bytes)})`; raises what is wrong with it, after those that are whole"
+def _samples(f, fields=None):
+    "The samples of tar `f`, as `(key, {field: (offset, bytes)})`; raises what is wrong with it, after those that are whole: the last one if it has all of `fields`"
     key,parts = None,{}
-    with tarfile.open(fileobj=io.BufferedReader(f, 1<<20), mode='r|', tarinfo=_Member) as t:
-        for m in t:
-            if m.isreg():
-                k,ext = split_name(m.name)
-                if k!=key and parts: yield key,parts
-                if k!=key: key,parts = k,{}
-                b = t.extractfile(m).read()
-                if len(b)<m.size: raise EOFError(f'cut off: {len(b):,} of {m.size:,} bytes of {m.name}')
-                parts[ext] = m.offset_data,b
-            t.members.clear()   # tarfile keeps a list
+    try:
+        with tarfile.open(fileobj=io.BufferedReader(f, 1<<20), mode='r|', tarinfo=_Member) as t:
+            for m in t:
+                if not m.isdir():
+                    k,ext = split_name(m.name)
+                    if k!=key and parts: yield key,parts
+                    if k!=key: key,parts = k,{}
+                    parts[ext] = _content(t, m)
+                t.members.clear()   # tarfile keeps a list
+    except StoreError: raise
+    except Exception:
+        if parts and fields and fields<=parts.keys(): yield key,parts
+        raise
     if parts: yield key,parts
 
-# %% ../nbs/05a_foreign_shards.ipynb #95e2810b
+def _content(t, m):
+    if not m.isreg() or m.issparse(): return 0,ValueError(f"{m.name}: {'a sparse file' if m.issparse() else 'a link or a device'}, whose bytes do not lie there")
+    b = t.extractfile(m).read()
+    if len(b)<m.size: raise EOFError(f'cut off: {len(b):,} of {m.size:,} bytes of {m.name}')
+    return m.offset_data,b
+
+# %% ../nbs/05a_foreign_shards.ipynb #0aa87c0a
 def _values(parts, fields):
     "Spans and values of a sample, as an index takes them; raises what is wrong with it"
     spans,values = {},{}
+    if bad:=[b for _,b in parts.values() if isinstance(b, Exception)]: raise bad[0]
     for f,d in fields.items():
         if d['codec']=='crc' and f.endswith('.crc'): continue
         if d['dtype'] is None:
@@ -88,8 +88,14 @@ def _values(parts, fields):
             v = _number(f, parts[f][1])
             if d.get('text'): v = str(v)
             elif isinstance(v, str): raise TypeError(f'{f} {v!r}: the first samples had numbers')
-            values[f] = v if d.get('text') or d['codec']=='cls' else get_codec(d['codec']).to_num(v)
+            values[f] = v if d.get('text') else get_codec(d['codec']).to_num(v)
+    for f in spans.keys()&{f for f,d in fields.items() if d['codec']=='labels'}: _labels(parts[f][1])
     return spans,values
+
+def _labels(b):
+    ls = get_codec('labels').from_bytes(b)
+    if not isinstance(ls, list): raise TypeError(f'labels {ls!r} are no list')
+    return map(str, ls)
 
 def index_shard(
     open_writer, # Makes the writer in this process
@@ -102,7 +108,7 @@ def index_shard(
     fields,look = w.plan['fields'],w.plan['stats'] if has_stats(k) else None
     cols,stats,failures,nbytes,key = IndexColumns(fields),ImageStats() if look else None,[],0,None
     try:
-        for key,parts in _samples(f):
+        for key,parts in _samples(f, {f for f in fields if not f.endswith('.crc')}):
             try: spans,values = _values(parts, fields)
             except Exception as e: failures.append((f'{name}: {key}', no_address(f'{type(e).__name__}: {e}')[:300])); continue
             cols.add(spans, values)
@@ -111,8 +117,12 @@ def index_shard(
             if look in spans and len(stats)<_quota:
                 try: stats.add(get_codec(fields[look]['codec']).image(parts[look][1]))
                 except Exception: pass
-    except (tarfile.TarError,EOFError,OSError,zlib.error) as e: failures.append((f'{name}: after {key}', f'damaged or cut off: {e}'))
+    except StoreError: raise
+    except Exception as e: failures.append((f'{name}: after {key}', f'damaged or cut off: {e}'))   # of a damaged header tarfile says what it likes
     while f.read(1<<20): pass   # what follows the end of the archive counts for the checksum
+    if f.bad:   # gzip has one checksum, at its end: all before may be wrong
+        cols,stats,nbytes,w.counts,w.seen = IndexColumns(fields),None,0,{},{}
+        failures = [(name, f'damaged, and being compressed all of it is suspect: {f.bad}')]
     idx = cols.pack()
     w.storage.write(index_name(name), idx)
     w.shards.append([name, cols.n, f.size, f.crc, len(idx), f.at])
@@ -125,7 +135,7 @@ def _count(w, fields, values, parts):
         if d['codec']=='cls':
             c = w.counts.setdefault(e, {})
             c[values[e]] = c.get(values[e], 0)+1
-        elif d['codec']=='labels' and e in parts: w.seen.setdefault(e, set()).update(map(str, get_codec('labels').from_bytes(parts[e][1])))
+        elif d['codec']=='labels' and e in parts: w.seen.setdefault(e, set()).update(_labels(parts[e][1]))
 
 def _fields_of(storage, names, n=100):
     "The fields of the first samples, of which some may lack some"
@@ -134,14 +144,16 @@ def _fields_of(storage, names, n=100):
         try:
             for j,(_,parts) in enumerate(_samples(_Sequential(storage, name, parts=1))):
                 for f,(_,b) in parts.items():
-                    v = _number(f, b)
-                    if f not in first or isinstance(v, str): first[f] = v
+                    try: v = _number(f, b)
+                    except ValueError: continue   # that sample's fault
+                    if not isinstance(v, Exception) and (f not in first or isinstance(v, str)): first[f] = v
                 if j==n-1: break
-        except (tarfile.TarError,EOFError,OSError,ValueError,zlib.error) as e: why = e
+        except StoreError: raise
+        except Exception as e: why = e
         if first: return plan_fields(first, {})
     raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{f': {why}' if why else ''}")
 
-# %% ../nbs/05a_foreign_shards.ipynb #94bcd3cb
+# %% ../nbs/05a_foreign_shards.ipynb #d39663e8
 def index_shards(
     url:str|Storage, # Folder of the tars: a path, or any fsspec URL
     to:str=None, # Folder for manifest and indices; default: beside the shards
@@ -179,7 +191,7 @@ def index_shards(
 
 def _named(src, splits):
     "Names of the tars, split by split; and the range of each split among them"
-    tars = [n for n in src.names() if n.endswith(('.tar','.tar.gz','.tgz'))]
+    tars = [n for n in src.names() if n.endswith(('.tar','.tar.gz','.tgz')) and n[0]!='.']
     if not tars: raise FileNotFoundError(f"{src.url}: no tars here{'; there are: '+', '.join(o) if (o:=src.names()[:10]) else ''}")
     if not splits: return tars,None
     names,ranges = [],{}

@@ -75,7 +75,7 @@ def _plan(store, steps):
     if bad:=[g for g,h in have.items() if not h]: raise UnknownField(f"{store.name}: no field {', '.join(map(repr, bad))}; there are {', '.join(map(repr, store.fields))}")
     return dict(fields=list(dict.fromkeys(sum(have.values(), []))), loose=hasattr(store, 'shards') and any(len(h)>1 for h in have.values()))
 
-# %% ../nbs/07a_remote_dataset.ipynb #84f00dce
+# %% ../nbs/07a_remote_dataset.ipynb #8d7e5548
 class RemoteDataset(Dataset):
     "The samples of a store as a map-style torch dataset: a batch a request, and a chain of steps that make objects of it"
     def __init__(self,
@@ -123,12 +123,12 @@ class RemoteDataset(Dataset):
 
     def __getitems__(self, idxs:list)->list:
         "The samples at positions `idxs`, in one request; raises `IndexError`, `MissingSample`, `CorruptSample`, `StoreUnavailable`"
-        if hasattr(idxs, 'ahead'): self.store.ahead(*idxs.ahead)
-        return self._make(*self._read(idxs))
+        return self._make(*self._read(idxs, getattr(idxs, 'ahead', None)))
 
     def __iter__(self): return (o for p in worker_batches(Order(len(self)), 64) for o in self.__getitems__(p))
 
-    def _read(self, idxs):
+    def _read(self, idxs, ahead=None):
+        if ahead: self.store.ahead(*ahead)
         ids = self.items.take(idxs)
         return ids,_some(self.store, ids, self.fields) if self.loose else self.store.get_many(ids, self.fields, check=True)
 
@@ -146,7 +146,7 @@ class RemoteDataset(Dataset):
                 raise
         return o
 
-# %% ../nbs/07a_remote_dataset.ipynb #e3696be3
+# %% ../nbs/07a_remote_dataset.ipynb #fe079912
 class _Epochs:
     "The order of batches, of each epoch"
     def __init__(self,
@@ -189,31 +189,23 @@ class _Epochs:
             order = Order(len(perm), perm)
         return order[:len(self)*self.bs],perm
 
-    def _teller(self, perm, worker, store):
-        "Something to call with each batch before it is read, that tells `store` which shards come next"
+    def _teller(self, perm, worker):
+        "Something to call with each batch, for which shards `store` is to fetch ahead: arguments of `ahead`, or `None`"
         if (z:=self.sizes) is None or 2*len(self.ds)<self.ds.store.shards.n[z>0].sum(dtype=np.int64): return lambda p: None   # of shards that are used in part single samples are read
-        return _InOrder(self.ds.items) if perm is None else _Epoch(store, perm, worker)
+        return _InOrder(self.ds.items) if perm is None else _Epoch(self.ds.store, perm, worker)
 
-# %% ../nbs/07a_remote_dataset.ipynb #a1c5dc38
+# %% ../nbs/07a_remote_dataset.ipynb #648a792f
 class _Batch(list): "Positions of a batch; `ahead`: arguments for the store's `ahead`, where they change"
-
-class _Note:
-    "Stands for a store in another process"
-    said = None
-    def ahead(self, shards, wait): self.said = shards,wait
 
 class RemoteBatches(_Epochs, Sampler):
     "Batches of positions of a `RemoteDataset`: constant memory, each epoch in an order of its own"
     workers = 1
     def __iter__(self):
         order,perm = self._epoch(self._seed(), self.workers)
-        notes = [_Note() for _ in range(self.workers)] if perm is not None else []
-        tells = [self._teller(perm, w, o) for w,o in enumerate(notes)]
+        tells = [self._teller(perm, w) for w in range(self.workers)] if perm is not None else [lambda p: None]*self.workers
         for k,p in enumerate(worker_batches(order, self.bs)):
             b = _Batch(p.tolist())
-            if notes:
-                tells[w:=k%self.workers](p)
-                if notes[w].said: b.ahead,notes[w].said = notes[w].said,None
+            b.ahead = tells[k%self.workers](p)
             yield b
 
 @patch
@@ -227,7 +219,7 @@ def batches(self:RemoteDataset,
     (res:=RemoteBatches(self, bs, **kwargs)).workers = max(workers, 1)
     return res
 
-# %% ../nbs/07a_remote_dataset.ipynb #a14b731d
+# %% ../nbs/07a_remote_dataset.ipynb #81c6b1e8
 class BatchedDataset(_Epochs, IterableDataset):
     "Collated batches of a `RemoteDataset`, for a torch `DataLoader` with `batch_size=None`"
     def __iter__(self): return self._batches(self._seed(), get_worker_info())   # the seed now, not with the first batch
@@ -235,11 +227,10 @@ class BatchedDataset(_Epochs, IterableDataset):
         ahead,(w,n) = collections.deque(),(info.id,info.num_workers) if info else (0,1)
         if info: gc.freeze()   # else the collector writes on what is shared with the parent
         order,perm = self._epoch(seed, n)
-        tell = self._teller(perm, w, self.ds.store)
+        tell = self._teller(perm, w)
         with _Pool(1) as submit:
             for p in worker_batches(order, self.bs, w, n):
-                tell(p)
-                ahead.append(submit(self.ds._read, p))
+                ahead.append(submit(self.ds._read, p, tell(p)))
                 if len(ahead)>1: yield self._give(ahead)
             while ahead: yield self._give(ahead)
 

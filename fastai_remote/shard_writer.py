@@ -7,8 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/shard_writer.html.md"""
 # %% auto #0
 __all__ = ['ShardWriter', 'OpenShardWriter']
 
-# %% ../nbs/04f_shard_writer.ipynb #bde3efd6
-import base64, json, os, re, threading, time, uuid
+# %% ../nbs/04f_shard_writer.ipynb #8aa4c0db
+import base64, json, os, re, sys, threading, time, uuid
 from array import array
 from contextlib import ExitStack
 from datetime import datetime, timezone
@@ -23,7 +23,7 @@ from .shard_index import ShardFile, ShardManifest, ShardTable, index_name
 from .stats import ImageStats
 from .storage import Storage
 
-# %% ../nbs/04f_shard_writer.ipynb #5b1096da
+# %% ../nbs/04f_shard_writer.ipynb #60985c32
 _lease = 30
 
 class ShardWriter:
@@ -47,7 +47,7 @@ class ShardWriter:
         return min(self.maxcount, 16384 if hasattr(src, 'chunk') else 1024)
     def cost(self, sample:dict)->int:
         "Bytes that encoded `sample` takes in a tar"
-        return sum(512*(2+(len(v)-1)//512) if isinstance(v, bytes) else 1024 for v in sample.values())
+        return sum(512*(2+(len(v)-1)//512) if isinstance(v, bytes) else self.cost({'':v.encode()}) if isinstance(v, str) else 1024 for v in sample.values())
 
     def begin(self,
         plan, # `signature`, `n`, `chunk`, `fields`, `splits`, `vocab`: a dict, or what gives it when called
@@ -57,19 +57,22 @@ class ShardWriter:
         "Take the lock and lay down the plan; raises `StoreBusy`, `StoreExists`"
         self._lock()
         try:
-            old,left,names = self._committed(),self._left(),self.storage.names()
-            if old and not old.prefix and not foreign: raise StoreExists(f'{self.storage.url}: shards that others wrote are indexed here; choose another folder')
+            old = self._committed()
+            left,names = self._left(old),self.storage.names()
+            if not left: self._forget()
+            if not foreign and (old and not old.prefix or left and not left['prefix']): raise StoreExists(f'{self.storage.url}: shards that others wrote are indexed here; choose another folder')
             if not old and not left and not foreign and (tars:=[n for n in names if _ours.match(n)]): raise StoreExists(f'{self.storage.url}: {tars[0]} is there, and no manifest: shards that others wrote? Choose another folder')
             if old and not overwrite: raise StoreExists(f'{self.storage.url}: a dataset is there already ({old.n:,} samples, {old.created}); overwrite=True replaces it')
             if not foreign: self._sweep(old, left, names)
+            self.storage.remove([n for n in names if _part.search(n)])   # of the dead
             plan = plan() if callable(plan) else plan
             plan['signature'] = f"{plan['signature']} {self.maxsize} {self.maxcount}"
+            gen = 1+(old.generation if old else 0)
             if left and left['signature']!=plan['signature']:
                 if not overwrite: raise StoreExists(f'{self.storage.url}: an unfinished ingest from another source or fn, or into shards of another size, is there; repeat that one to finish it, or overwrite=True drops it')
                 self.drop(left)
-                left = None
+                gen,left = max(gen, 1+left['generation']),None   # a worker that outlived the old one knows no name of the new one
             if not left:
-                gen = 1+(old.generation if old else 0)
                 left = {**plan, 'generation':gen, 'prefix':'' if foreign else f"shard{gen if gen>1 else ''}", 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
                 self.storage.write('.ingest/plan.json', json.dumps(left).encode())
             self.plan = left
@@ -81,14 +84,17 @@ class ShardWriter:
     def _committed(self):
         try: return ShardManifest.from_json(self.storage.read('manifest.json'), f'{self.storage.url}/manifest.json')
         except FileNotFoundError: return None
-    def _left(self):
-        try: return json.loads(self.storage.read('.ingest/plan.json'))
+    def _left(self, old=None):
+        "The plan of an ingest that is not finished; one of `old`, the dataset that is there, has only not been cleared away"
+        try: left = json.loads(self.storage.read('.ingest/plan.json'))
         except FileNotFoundError: return None
+        return left if not old or left['generation']>old.generation else None
+    def _forget(self): self.storage.remove([f'.ingest/{n}' for n in self.storage.names('.ingest') if n!='lock.json'])
 
     def _sweep(self, old, left, names):
         "Remove shards that a dataset which was replaced has left"
         keep = {o['generation'] for o in (left,) if o}|({old.generation} if old else set())
-        self.storage.remove([n for n in names if (m:=_ours.match(n)) and (m[2] or int(m[1] or 1) not in keep)])
+        self.storage.remove([n for n in names if (m:=_ours.match(n)) and int(m[1] or 1) not in keep])
 
     def _progress(self):
         plan = self.plan or self._left()
@@ -97,14 +103,14 @@ class ShardWriter:
 
     def server_run(self)->str: return ''
 
-_ours = re.compile(r'shard(\d*)-\d{6,}(?:-\d+)?\.(?:tar|idx)(\.\d+\.part)?$')
+_ours,_part,_record = re.compile(r'shard(\d*)-\d{6,}(?:-\d+)?\.(?:tar|idx)$'),re.compile(r'\.(?:tar|idx|json)\.\d+\.part$'),re.compile(r'chunk-\d+\.json$')
 
 @patch
 def _lock(self:ShardWriter):
     me,name = dict(host=host_id(), pid=os.getpid(), id=uuid.uuid4().hex),'.ingest/lock.json'
     self.token = me['id']
     who = self._holder()
-    if who and (is_alive(who['pid']) if who['host']==me['host'] else time.time()-who['time']<_lease):
+    if who and time.time()-who['time']<_lease and (who['host']!=me['host'] or is_alive(who['pid'])):
         raise StoreBusy(f"{self.storage.url}: process {who['pid']} on {who['host'].split()[0]} is writing here now{self._progress()}; if it is dead, its lease ends within {_lease} s")
     def write(): self.storage.write(name, json.dumps({**me, 'time':time.time()}).encode())
     write()
@@ -137,7 +143,7 @@ def close(self:ShardWriter):
         if self.storage.local: os.rmdir(self.storage.path('.ingest'))
     except (OSError,StoreError): pass
 
-# %% ../nbs/04f_shard_writer.ipynb #b1c81908
+# %% ../nbs/04f_shard_writer.ipynb #d5b94dd7
 class OpenShardWriter:
     "Makes writer `w` again in a worker"
     def __init__(self, w): self.storage,self.size,self.plan,self.token = w.storage.reveal(),(w.maxsize,w.maxcount),w.plan,w.token
@@ -161,6 +167,13 @@ def put(self:ShardWriter,
     labels:dict=None, # `{field: set of labels}` of fields that hold several
 ):
     "Append samples to the shard at hand"
+    try: self._put(pos, cols, labels)
+    except BaseException:
+        self.stack.__exit__(*sys.exc_info())   # the shard at hand is not to be published; and says what the disk's error means
+        raise
+
+@patch
+def _put(self:ShardWriter, pos, cols, labels):
     fields = self.plan['fields']
     data = {f:cols[f] if isinstance(cols[f], list) else cols[f].tolist() for f in fields if f in cols and not (f.endswith('.crc') and f.removesuffix('.crc') in fields)}
     for j,p in enumerate(pos.tolist()):
@@ -191,6 +204,7 @@ def _end(self:ShardWriter):
     "Publish the shard at hand, and its index"
     if not self.open_: return
     self.open_.close()
+    self._mine()
     self.stack.close()
     idx = self.open_.columns.pack()
     self.storage.write(f'{self.file}.idx', idx)
@@ -215,11 +229,12 @@ def _ranges(holes):
 @patch
 def records(self:ShardWriter, step:int=64):
     "The chunks that are done, in order, as an iterator of `(k, record)`"
-    names = [n for n in self.storage.names('.ingest') if n.startswith('chunk-')]
+    names = sorted((n for n in self.storage.names('.ingest') if _record.match(n)), key=lambda n: int(n[6:-5]))
     for i in range(0, len(names), step):
         page = names[i:i+step]
-        got = self.storage.call(lambda fs: fs.cat([self.storage.path(f'.ingest/{n}') for n in page])) if len(page)>1 else {'':self.storage.read(f'.ingest/{page[0]}')}
-        for n,b in sorted(zip(page, (got[k] for k in sorted(got)))): yield int(n[6:-5]),json.loads(b)
+        files = [f'.ingest/{n}' for n in page]   # one by one from a disk, together over the network; by ranges, because fsspec takes names for patterns where it is given several
+        for n,b in zip(page, map(self.storage.read, files) if self.storage.local else self.storage.ranges(files, [0]*len(page), [1<<30]*len(page), tries=1)):
+            if b is not None: yield int(n[6:-5]),json.loads(b)
 
 @patch
 def failures(self:ShardWriter):
@@ -247,9 +262,10 @@ def drop(self:ShardWriter, plan:dict=None):
     "Remove all that an unfinished ingest wrote: this one, or that of `plan`"
     gen = str((plan or self.plan)['generation'])
     mine = [n for n in self.storage.names() if (m:=_ours.match(n)) and (m[1] or '1')==gen] if (plan or self.plan)['prefix'] else []
-    self.storage.remove(mine+[f'.ingest/{n}' for n in self.storage.names('.ingest') if n!='lock.json'])
+    self.storage.remove(mine+([f'{p}-failures.json'] if (p:=(plan or self.plan)['prefix']) else []))
+    self._forget()
 
-# %% ../nbs/04f_shard_writer.ipynb #fa337f2d
+# %% ../nbs/04f_shard_writer.ipynb #fc9e1076
 @patch
 def commit(self:ShardWriter)->ShardManifest:
     "Add up the records, write the manifest, and remove what the dataset it replaces, and the ingest, have left"
@@ -284,7 +300,7 @@ def commit(self:ShardWriter)->ShardManifest:
     if m.prefix:
         keep = {*names, *map(index_name, names)}
         self.storage.remove([n for n in self.storage.names() if _ours.match(n) and n not in keep or n.endswith('-failures.json') and n!=m.failures])
-    self.storage.remove([f'.ingest/{n}' for n in self.storage.names('.ingest') if n!='lock.json'])
+    self._forget()
     return m
 
 @patch

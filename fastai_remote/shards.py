@@ -7,15 +7,15 @@ Docs: https://fastai-remote.github.io/fastai_remote/shards.html.md"""
 # %% auto #0
 __all__ = ['to_shards']
 
-# %% ../nbs/05_shards.ipynb #c005bf84
+# %% ../nbs/05_shards.ipynb #ae1a9dcc
 import json
 
 from fastcore.basics import patch
 
-from .core import StoreNotFound
+from .core import CorruptSample, StoreNotFound
 from .ingest import IngestReport, ingest
 from .shard_index import ShardTable, index_name
-from .shard_writer import ShardWriter, _ours
+from .shard_writer import ShardWriter, _ours, _part
 from .storage import Storage, as_storage
 from .store_shards import ShardStore
 
@@ -45,7 +45,7 @@ def to_shards(
     w = ShardWriter(as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options})), maxsize, maxcount)
     return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress)
 
-# %% ../nbs/05_shards.ipynb #0c9ceee4
+# %% ../nbs/05_shards.ipynb #dbfd84b5
 @patch(cls_method=True)
 def delete(cls:ShardStore,
     url:str|Storage, # The folder
@@ -53,12 +53,16 @@ def delete(cls:ShardStore,
 ):
     "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
     w = ShardWriter(as_storage(url, **storage_options))
-    if (m:=w._committed()) and not m.prefix: return w.storage.remove(['manifest.json', m.failures, *(index_name(n) for n in ShardTable.unpack(m.shards).text.decode().split('\n'))])   # the shards are others'
-    if not m and not w._left(): raise StoreNotFound(f'{w.storage.url}: no dataset here, and no unfinished ingest')
+    m,left = w._committed(),w._left()
+    if not m and not left: raise StoreNotFound(f'{w.storage.url}: no dataset here, and no unfinished ingest')
     w._lock()
     try:
+        if m and m.prefix: w.storage.write('.ingest/plan.json', json.dumps(dict(signature='', n=0, chunk=1, generation=m.generation, prefix=m.prefix)).encode())   # if we are killed: what to go on with
         w.storage.remove(['manifest.json'])   # first: nobody shall open what is being removed
-        w.storage.remove([n for n in w.storage.names() if _ours.match(n) or n.endswith('-failures.json')]+[f'.ingest/{n}' for n in w.storage.names('.ingest') if n!='lock.json'])
+        if not (m.prefix if m else left['prefix']): mine = {m.failures, *(index_name(n) for n in ShardTable.unpack(m.shards).text.decode().split('\n'))} if m else ()   # the shards are others'
+        else: mine = [n for n in w.storage.names() if _ours.match(n) or n.endswith('-failures.json')]
+        w.storage.remove([*mine, *(n for n in w.storage.names() if _part.search(n))])
+        w._forget()
     finally: w.close()
 
 @patch(cls_method=True)
@@ -68,7 +72,7 @@ def abandon(cls:ShardStore,
 ):
     "Remove what an unfinished ingest wrote; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
     w = ShardWriter(as_storage(url, **storage_options))
-    if not (left:=w._left()): raise StoreNotFound(f'{w.storage.url}: no unfinished ingest here')
+    if not (left:=w._left(w._committed())): raise StoreNotFound(f'{w.storage.url}: no unfinished ingest here')
     w._lock()
     try: w.drop(left)
     finally: w.close()
@@ -78,4 +82,7 @@ def failures(self:ShardStore):
     "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`"
     try: b = self.storage.read(self.manifest.failures)
     except FileNotFoundError: return
-    for l in b.splitlines(): yield tuple(json.loads(l))
+    for l in b.splitlines():
+        try: sample,why = json.loads(l)
+        except (ValueError,TypeError,RecursionError): raise CorruptSample(f'{self.name}: {self.manifest.failures}: {l[:60]!r} is no failure, or a damaged one') from None
+        yield sample,why

@@ -220,7 +220,7 @@ def names(self:Storage, folder:str='')->list:
     try: return sorted(p.rsplit('/', 1)[-1] for p in self.call(lambda fs: fs.ls(self.path(folder), detail=False)))
     except (FileNotFoundError,NotADirectoryError): return []
 
-# %% ../nbs/03g_storage.ipynb #486170d5
+# %% ../nbs/03g_storage.ipynb #60bb6850
 @patch
 @contextmanager
 def create(self:Storage,
@@ -233,7 +233,7 @@ def create(self:Storage,
             f.flush()
             self.call(lambda fs: fs.put_file(f.name, self.path(name)))
         return
-    tmp = f'{(path:=self.path(name))}.{os.getpid()}.part'
+    tmp = f'{(path:=self.path(name))}.{os.getpid()}{time.monotonic_ns()}.part'   # not that of one given up, which is removed who knows when
     try:
         self.call(lambda fs: fs.makedirs(os.path.dirname(path), exist_ok=True))
         with open(tmp, 'wb') as f: yield f

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_shards.html.md"""
 # %% auto #0
 __all__ = ['OpenShards', 'ShardStore']
 
-# %% ../nbs/04_store_shards.ipynb #bfd5c256
+# %% ../nbs/04_store_shards.ipynb #bc591c86
 import os, threading, zlib
 from collections import OrderedDict
 from functools import partial
@@ -17,13 +17,13 @@ from fastcore.basics import patch, store_attr
 
 import fastai_remote.rasterise   # strokes are a codec too
 from .cache import FileCache
-from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable
+from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable, UnsupportedFormat
 from .order import Permutation
-from .shard_index import ShardIndex, ShardManifest, ShardTable, index_name
+from .shard_index import ShardIndex, ShardManifest, ShardTable, Unzip, index_name
 from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality as _quality
 from .storage import Storage, as_storage
 
-# %% ../nbs/04_store_shards.ipynb #715bd039
+# %% ../nbs/04_store_shards.ipynb #008c715b
 _gap,_span = 1<<15,1<<23   # join ranges that lie closer than a request costs, up to what fits a buffer
 _held,_mapped = 64,256     # files and indices that a process keeps open
 
@@ -71,7 +71,9 @@ class ShardStore(Store):
             m = ShardManifest.from_json(b, where)
             if not m.shards: raise StoreNotFound(f'{where}: not a manifest of shards')
             if self._uid not in (None, m.uid): raise self._changed()
-            self.table,m.shards = ShardTable.unpack(m.shards),{}
+            try: self.table,m.shards = ShardTable.unpack(m.shards),{}
+            except (ValueError,KeyError,TypeError,MemoryError,zlib.error) as e: raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
+            if self.table.starts[-1]!=m.n: raise UnsupportedFormat(f'{where}: damaged: {m.n:,} samples, of which {self.table.starts[-1]:,} are in shards')
             if self._uid is not None or m.uid: self._uid = m.uid
             self._at = Storage(**{**self.storage.reveal(), 'url':m.base}) if m.base else self.storage
             self._manifest = m
@@ -118,7 +120,7 @@ class ShardStore(Store):
         if self._open_ is None or self._open_.pid!=os.getpid(): self._open_ = _Open()
         return self._open_
 
-# %% ../nbs/04_store_shards.ipynb #c8f46532
+# %% ../nbs/04_store_shards.ipynb #30a4e3f5
 @patch
 def _read(self:ShardStore, idxs, fields):
     m,t = self.manifest,self.table
@@ -136,6 +138,7 @@ def _read(self:ShardStore, idxs, fields):
         for f in var:
             for j,a,n in zip(at.tolist(), *(o.tolist() for o in indices[u].spans(f, k[at]))):
                 if n<0: continue
+                if a<0 or a+n>t.whole(u): raise self._cut(idxs[j], f, max(0, min(n, t.whole(u)-a)), n)   # nobody makes room for what an index only claims
                 if file is None: asked.append((u, a, n, f, j))
                 elif len(b:=os.pread(file.fd, n, a) if n else b'')==n: out[f][j] = b
                 else: raise self._cut(idxs[j], f, len(b), n)
@@ -183,6 +186,15 @@ def _gone(self:ShardStore, u):
     return MissingSample(f'{self.name}: shard {self.table.name(u)} is not there, with samples {self.table.starts[u]:,} to {self.table.starts[u+1]-1:,}: {self._at.path(self.table.name(u))}')
 
 @patch
+def _still(self:ShardStore, fd=None):
+    "Raise `StoreNotFound` unless the manifest is still the one that was opened: where a dataset was deleted, another may have files of the same names"
+    if not self._uid: return
+    b, = self.storage.ranges(['manifest.json'], [0], [len(head:=self._manifest.head)])
+    if b==head: return
+    if fd is not None: os.close(fd)
+    raise self._changed()
+
+@patch
 def _where(self:ShardStore, i, f):
     u,k = (int(o[0]) for o in self.shards.at(np.array([i])))
     try: a = int(self._indices([u])[u].spans(f, np.array([k]))[0][0])
@@ -192,7 +204,7 @@ def _where(self:ShardStore, i, f):
 @patch
 def _why_missing(self:ShardStore): return 'the shard has no such field of it'
 
-# %% ../nbs/04_store_shards.ipynb #bcaf0e61
+# %% ../nbs/04_store_shards.ipynb #b3da5328
 @patch
 def _key(self:ShardStore, name): return f"{self._uid}/{name.replace('/', '%')}"
 
@@ -219,6 +231,7 @@ def _index_of(self:ShardStore, u, b):
     if b is None:
         try: res = ShardIndex.map(self.storage.path(self._index_name(u)))
         except FileNotFoundError: raise self._gone(u) from None
+        self._still()
     else: res = ShardIndex(b, where)
     res.check(where)   # labels are in it, and nowhere else looked at
     if res.n!=self.table.n[u]: raise CorruptSample(f'{where}: {res.n:,} samples, where the manifest has {self.table.n[u]:,}')
@@ -248,6 +261,7 @@ def _file(self:ShardStore, u):
     if self._at.local and (self.cache is None or self._cache_arg is True) and not (self._packed and self.table.gz(u)):
         try: fd = os.open(self._at.path(self.table.name(u)), os.O_RDONLY|os.O_CLOEXEC)
         except FileNotFoundError: raise self._gone(u) from None
+        self._still(fd)
     elif self.cache is None: return
     else: fd = self._cached(u)
     if fd is None: return
@@ -256,7 +270,7 @@ def _file(self:ShardStore, u):
         while len(o.files)>_held: o.files.popitem(last=False)
         return o.files[u]
 
-# %% ../nbs/04_store_shards.ipynb #cf93fa7d
+# %% ../nbs/04_store_shards.ipynb #0493765e
 _part,_parts = 1<<23,4   # bytes of a request for a part of a shard, and requests at the same time
 
 @patch
@@ -314,18 +328,13 @@ def _download(self:ShardStore, u, f, tries=3):
     name,size = self.table.name(u),int(self.table.size[u])
     for _ in range(tries):
         f.seek(0); f.truncate()
-        unzip,crc,got = zlib.decompressobj(31) if self.table.gz(u) else None,0,0
+        unzip,crc,got = Unzip() if self.table.gz(u) else lambda b: (b,),0,0
         for a in range(0, size, _part*_parts):
             starts = range(a, min(size, a+_part*_parts), _part)
             for b in self._at.ranges([name]*len(starts), list(starts), [min(size, o+_part) for o in starts]):
                 if b is None: raise self._gone(u)
                 crc,got = zlib.crc32(b, crc),got+len(b)
-                if unzip is None: f.write(b)
-                else:
-                    while b:
-                        f.write(unzip.decompress(b))
-                        if unzip.eof and unzip.unused_data: b,unzip = unzip.unused_data,zlib.decompressobj(31)   # a file of several
-                        else: b = b''
+                for o in unzip(b): f.write(o)
             if got<min(size, a+_part*_parts): break
         if crc==self.table.crc[u]: return
     raise CorruptSample(f'{self.name}: shard {name}: {f"{got:,} of {size:,} bytes" if got<size else "not the bytes that were indexed"} ({tries} times)')

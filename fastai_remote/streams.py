@@ -7,8 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/streams.html.md"""
 # %% auto #0
 __all__ = ['open_text', 'csv_samples', 'split_name', 'tar_samples']
 
-# %% ../nbs/04b_streams.ipynb #29470c93
-import csv, gzip, lzma, os, tarfile
+# %% ../nbs/04b_streams.ipynb #32841ae0
+import csv, gzip, lzma, os, re, tarfile
 from pathlib import Path
 
 from fastcore.basics import chunked, store_attr
@@ -94,7 +94,7 @@ class _LoadRow:
         if y is not None: d['labels' if isinstance(y, list) else 'cls'] = y
         return d
 
-# %% ../nbs/04b_streams.ipynb #e331eb11
+# %% ../nbs/04b_streams.ipynb #3f71679c
 class _Member(tarfile.TarInfo):
     "A damaged header is an error, and not the end"
     @classmethod
@@ -165,4 +165,4 @@ def _number(f, b):
     if c is None or (c.dtype is None): return b
     s = b.decode().strip()
     if c.dtype.kind=='f': return float(s)
-    return int(s) if s.lstrip('-').isdigit() else s
+    return int(s) if re.fullmatch('-?[0-9]+', s) else s

@@ -237,3 +237,29 @@ def test_killed_worker(engine, files, fresh, tmp_path):
     assert (tmp_path/'flag').exists() and rep.written+rep.failed==300
     paths = [o.decode() for o in rows(fresh.url)[1]['path']]
     assert len(paths)==len(set(paths))==rep.written
+
+def test_same_shards(engine, files, tmp_path):
+    "Every engine writes the same shards, byte for byte, and reports the same failures"
+    import json
+    from fastai_remote import ShardStore, to_shards
+    def act(d, **kw): return to_shards(image_samples(files, label=class_of, path=True), d, fn=Shrink(), progress=False, chunk=16, maxsize=40_000, **kw)
+    def seen(d): return {p.name:p.read_bytes() for p in d.iterdir() if p.name!='manifest.json'},{k:v for k,v in json.loads((d/'manifest.json').read_bytes()).items() if k not in ('uid','created')}
+    a = act(tmp_path/'plain'/'d', n_workers=1)
+    with on(engine): b = act(tmp_path/'engine'/'d')
+    assert (b.written,b.failed)==(297,3) and reasons(a)==reasons(b)
+    assert seen(tmp_path/'engine'/'d')==seen(tmp_path/'plain'/'d') and len(ShardStore(tmp_path/'engine'/'d'))==297
+
+def test_killed_worker_of_shards(engine, files, tmp_path):
+    "A worker dies in the middle of its shard: processes on one machine say so, and the same call goes on; an engine repeats what was lost; no part is left"
+    from fastai_remote import ShardStore, to_shards
+    if engine=='threading': pytest.skip('a thread cannot be killed')
+    def act():
+        with on(engine): return to_shards(image_samples(files, label=class_of, path=True), tmp_path/'d', fn=Bomb(str(tmp_path/'flag')), progress=False, chunk=16)
+    if engine=='loky':
+        with pytest.raises(joblib.externals.loky.process_executor.TerminatedWorkerError): act()
+        with pytest.raises(StoreNotFound): ShardStore(tmp_path/'d')
+    rep = act()
+    s = ShardStore(tmp_path/'d')
+    paths = [o.decode() for o in s.get_many(range(len(s)), 'path')['path']]
+    assert (tmp_path/'flag').exists() and rep.written+rep.failed==300 and len(paths)==len(set(paths))==rep.written
+    assert not [p for p in (tmp_path/'d').rglob('*') if p.name.endswith('.part')]

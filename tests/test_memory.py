@@ -80,4 +80,74 @@ def test_a_million_costs_the_same(figures):
     assert abs(max(b['workers'])-max(a['workers']))<8*MB, figures
     assert b['pickle']-a['pickle']<1000, figures
 
-if __name__=='__main__': print(json.dumps(measure(int(sys.argv[1]))))
+def shard_numbers(n):
+    "A `ShardStore` of `n` samples in shards of 1,000 that makes its bytes from the number; its table is a real one"
+    from fastai_remote import ShardStore
+    class ShardNumbers(ShardStore):
+        def __init__(self, n): self.n = n; self._make()
+        def _make(self):
+            from fastai_remote.shard_index import ShardTable
+            k = -(-self.n//1000)
+            self._numbers,self._manifest,self._uid,self._cache,self._open_ = Numbers(self.n),Numbers(self.n).manifest,'',(None,),None
+            self.table = ShardTable([f'shard-{i:06}.tar' for i in range(k)], np.diff(np.minimum(np.arange(k+1)*1000, self.n)), np.full(k, 10**7), np.zeros(k), np.full(k, 20_000))
+        manifest = property(lambda self: self._manifest)
+        def _read(self, idxs, fields): return self._numbers._read(idxs, fields)
+        def __reduce__(self): return shard_numbers,(self.n,)
+    return ShardNumbers(n)
+
+def shards(n):
+    "`DataLoaders` of shards of `n` samples"
+    from fastai.vision.all import DataBlock
+    from fastai_remote import RandomStoreSplitter, ShardBlock, get_remote_items
+    block = DataBlock((ShardBlock, ShardBlock('cls')), get_items=get_remote_items, splitter=RandomStoreSplitter(0.2))
+    store = shard_numbers(n)
+    return block.dataloaders(store, bs=64, num_workers=2), get_remote_items(store)
+
+@pytest.fixture(scope='module')
+def shard_figures():
+    return json.loads(subprocess.run([sys.executable, '-W', 'ignore', __file__, '50', 'shards'], check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+def test_shards_cost_as_little(shard_figures):
+    f = shard_figures
+    assert f['parent']<30*MB and len(f['growth'])==2 and max(f['growth'])<20*MB and f['setup']+f['start']+f['valid']<4 and max(f['pickle'], f['export'])<MB, f
+
+_open = '''
+import json, os, sys, tempfile, time
+import numpy as np
+from fastai_remote import ShardStore, StoreError
+from fastai_remote.shard_index import ShardManifest, ShardTable, pack_index
+def rss(): return 1024*sum(int(l.split()[1]) for l in open('/proc/self/smaps_rollup') if l.startswith('Anonymous'))
+k,n = int(sys.argv[1]),int(sys.argv[2])
+d = tempfile.mkdtemp()+'/d'
+os.mkdir(d)
+if (pid:=os.fork())==0:   # what it takes to write it is not the reader's
+    rng = np.random.default_rng(0)
+    idx = pack_index({'png@':np.arange(n, dtype='u4'), 'png#':np.full(n, 7, 'u4'), 'png.crc':np.zeros(n, 'u4'), 'cls':np.zeros(n, 'u1')})
+    for u in range(0, k, k//100): open(f'{d}/shard-{u:06}.idx', 'wb').write(idx)
+    t = ShardTable([f'shard-{u:06}.tar' for u in range(k)], np.full(k, n), rng.integers(9e7, 1e8, k), rng.integers(0, 1<<32, k), np.full(k, len(idx)))
+    m = ShardManifest('d', k*n, {'png':{'codec':'png','dtype':None}, 'png.crc':{'codec':'crc','dtype':'u4'}, 'cls':{'codec':'cls','dtype':'u1'}}, vocab={'cls':['a']}, prefix='shard', shards=t.pack(), uid='u')
+    open(f'{d}/manifest.json', 'w').write(m.to_json())
+    os._exit(0)
+os.waitpid(pid, 0)
+before,t = rss(),time.perf_counter()
+s = ShardStore(d)
+t,gone,rng = time.perf_counter()-t,0,np.random.default_rng(1)
+for i in rng.integers(0, 100, 1000).tolist(): assert s.get_many([i*(k//100)*n+i], 'cls')['cls'][0]==0
+for i in rng.integers(0, k*n, 50).tolist():
+    try: s.get_many([i], 'cls')
+    except StoreError: gone += 1
+each = os.path.getsize(f'{d}/shard-000000.idx')/n
+print(json.dumps(dict(n=len(s), grew=rss()-before, open=t, each=each, gone=gone, pickle=len(__import__('pickle').dumps(s)), manifest=os.path.getsize(f'{d}/manifest.json'))))
+__import__('shutil').rmtree(os.path.dirname(d))
+'''
+
+@pytest.mark.parametrize('k,n', [(1_000_000,1000),(10_000,100_000)])
+def test_a_billion_samples_in_shards(k, n):
+    "Opening a billion samples, and a thousand look-ups, take less than 100 MB; an index 12 bytes a value that varies in width, and the width of each that does not"
+    r = json.loads(subprocess.run([sys.executable, '-W', 'ignore', '-c', _open, str(k), str(n)], check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    print(r)
+    assert r['n']==10**9 and r['grew']<100*MB and r['open']<10 and r['gone']>=40 and r['pickle']<1000, r
+    assert 13<=r['each']<13+600/n, r
+
+# and the last line of the file becomes:
+if __name__=='__main__': print(json.dumps(measure(int(sys.argv[1])*(million if len(sys.argv)>2 else 1), loaders=shards if len(sys.argv)>2 else ours)))
