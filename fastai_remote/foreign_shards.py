@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/foreign_shards.html.md"""
 # %% auto #0
 __all__ = ['index_shard', 'index_shards']
 
-# %% ../nbs/05a_foreign_shards.ipynb #5680293e
+# %% ../nbs/05a_foreign_shards.ipynb #38cac49f
 import hashlib, io, tarfile, time, zlib
 from contextlib import closing
 from fnmatch import fnmatch
@@ -15,7 +15,7 @@ from functools import partial
 
 from .chunk import look_at, plan_fields
 from .codec import get_codec
-from .core import StoreError
+from .core import StoreError, StoreUnavailable
 from .ingest import IngestError, IngestReport, _bar, _keep
 from .parallel import effective_workers, parallel_map
 from .shard_index import IndexColumns, Unzip, index_name
@@ -26,23 +26,25 @@ from .storage import Storage, as_storage
 from .streams import _Member, _number, split_name
 from fastcore.imports import IN_NOTEBOOK
 
-# %% ../nbs/05a_foreign_shards.ipynb #9e49a0f2
+# %% ../nbs/05a_foreign_shards.ipynb #243399dc
 class _Sequential(io.RawIOBase):
-    "A file of a folder, from front to back, uncompressed if its name says so; `crc` and `size` are those of the file"
+    "A file of a folder, from front to back, uncompressed if its name says so; `crc` and `size` are those of the file; raises `StoreUnavailable` if it does not come whole"
     def __init__(self, storage, name, part=1<<22, parts=4):
         self.storage,self.name,self.part,self.parts,self.crc,self.size,self.at = storage,name,part,parts,0,0,0
         self.unzip = Unzip() if name.endswith(('gz','.tgz')) else lambda b: (b,)
         self.rest,self.pieces = memoryview(b''),self._pieces()
+        self.total = storage.call(lambda fs: fs.size(storage.path(name)))   # an answer may be short, and end where a member does
     def readable(self): return True
     bad = property(lambda self: getattr(self.unzip, 'bad', None))
 
     def _pieces(self):
-        while True:
-            starts = [self.size+k*self.part for k in range(self.parts)]
-            for b in self.storage.ranges([self.name]*self.parts, starts, [a+self.part for a in starts], tries=1):
-                self.crc,self.size = zlib.crc32(b or b'', self.crc),self.size+len(b or b'')
-                yield from filter(len, self.unzip(b or b''))
-                if b is None or len(b)<self.part: return
+        while self.size<self.total:
+            starts = range(self.size, self.total, self.part)[:self.parts]
+            ends = [min(a+self.part, self.total) for a in starts]
+            for a,e,b in zip(starts, ends, self.storage.ranges([self.name]*len(starts), list(starts), ends)):
+                if len(b or b'')<e-a: raise StoreUnavailable(f"{self.storage.url}: {self.name}: {a+len(b or b''):,} bytes came of {self.total:,}")
+                self.crc,self.size = zlib.crc32(b, self.crc),self.size+len(b)
+                yield from filter(len, self.unzip(b))
 
     def readinto(self, buf):
         if not self.rest: self.rest = memoryview(next(self.pieces, b''))
@@ -74,7 +76,7 @@ def _content(t, m):
     if len(b)<m.size: raise EOFError(f'cut off: {len(b):,} of {m.size:,} bytes of {m.name}')
     return m.offset_data,b
 
-# %% ../nbs/05a_foreign_shards.ipynb #0aa87c0a
+# %% ../nbs/05a_foreign_shards.ipynb #95c53b9d
 def _values(parts, fields):
     "Spans and values of a sample, as an index takes them; raises what is wrong with it"
     spans,values = {},{}
@@ -123,7 +125,7 @@ def index_shard(
     if f.bad:   # gzip has one checksum, at its end: all before may be wrong
         cols,stats,nbytes,w.counts,w.seen = IndexColumns(fields),None,0,{},{}
         failures = [(name, f'damaged, and being compressed all of it is suspect: {f.bad}')]
-    idx = cols.pack()
+    idx = cols.pack(f.crc)
     w.storage.write(index_name(name), idx)
     w.shards.append([name, cols.n, f.size, f.crc, len(idx), f.at])
     rec = dict(ok=cols.n, bytes=nbytes, failed=len(failures), holes=[])

@@ -17,12 +17,13 @@ import numpy as np
 
 from .core import CorruptSample, Manifest, UnsupportedFormat
 
-# %% ../nbs/03h_shard_index.ipynb #e7b7ac08
+# %% ../nbs/03h_shard_index.ipynb #59469ef9
 _magic,_format,_none = b'fr.idx\r\n',1,0xFFFFFFFF
 
 def pack_index(
     columns:dict, # `{column: array}`, all of one length
     labels:dict=None, # `{field: list of labels}`, in the order of this shard's codes
+    shard:int=None, # Checksum of the shard
 )->bytes: # The index file
     "Columns as a file"
     at,parts,head = 0,[],[]
@@ -32,7 +33,7 @@ def pack_index(
         parts.append(b+bytes(-len(b)%8))
         at += len(parts[-1])
     n,body = len(next(iter(columns.values()))),b''.join(parts)
-    j = json.dumps(dict(format=_format, n=n, columns=head, labels=labels or {}, crc=zlib.crc32(body)), ensure_ascii=False, separators=(',',':')).encode()
+    j = json.dumps(dict(format=_format, n=n, columns=head, labels=labels or {}, shard=shard, crc=zlib.crc32(body)), ensure_ascii=False, separators=(',',':')).encode()
     j += b' '*(-(len(_magic)+4+len(j))%8)
     return _magic+len(j).to_bytes(4, 'little')+j+body
 
@@ -47,7 +48,7 @@ class ShardIndex:
             h = json.loads(bytes(buf[k:k+n]))
             if not isinstance(h, dict) or h.get('n', -1)<0 or not isinstance(h.get('labels'), dict): raise ValueError('no header')
             if h['format']>_format: raise UnsupportedFormat(f"{where}: format {h['format']}; this version reads up to {_format}: upgrade fastai_remote")
-            self.n,self.labels,self.crc,self.start = h['n'],h['labels'],h['crc'],k+n
+            self.n,self.labels,self.shard,self.crc,self.start = h['n'],h['labels'],h.get('shard'),h['crc'],k+n
             self.columns = {c:np.frombuffer(buf, np.dtype('<'+d), self.n, self.start+at) for c,d,at in h['columns']}
             if any(v.dtype.kind not in 'iuf' for v in self.columns.values()): raise ValueError('columns that are no numbers')
         except (ValueError,KeyError,TypeError,OverflowError,RecursionError) as e: raise CorruptSample(f'{where}: {len(buf):,} bytes that are no index, or a damaged one: {e}') from None
@@ -81,7 +82,7 @@ class ShardIndex:
             return v.astype(dtype)
         except (KeyError,IndexError,TypeError) as e: raise CorruptSample(f'{self.where}: a damaged index: {f!r}: {type(e).__name__}: {e}') from None
 
-# %% ../nbs/03h_shard_index.ipynb #45f46860
+# %% ../nbs/03h_shard_index.ipynb #dc1e46a9
 def member(
     name:str, # Name of the member
     b:bytes, # What is in it
@@ -115,15 +116,15 @@ class IndexColumns:
             c.append(self.labels.setdefault(f, {}).setdefault(v, len(self.labels[f])) if isinstance(v, str) else v)
         self.n += 1
 
-    def pack(self)->bytes:
-        "The index file"
+    def pack(self, shard:int=None)->bytes:
+        "The index file of the shard with that checksum"
         def arr(a): return np.frombuffer(a, a.typecode) if len(a) else np.zeros(0, a.typecode)
         cols = {}
         for f,(at,n,crc) in self.spans.items():
             at = arr(at)
             cols |= {f'{f}@':at.astype('u4') if not len(at) or at.max()<1<<32 else at, f'{f}#':arr(n), f'{f}.crc':arr(crc)}
         cols |= {f:arr(a).astype('u4' if f in self.labels else self.fields[f]['dtype']) for f,a in self.values.items()}
-        return pack_index(cols, {f:list(v) for f,v in self.labels.items()})
+        return pack_index(cols, {f:list(v) for f,v in self.labels.items()}, shard)
 
 class ShardFile:
     "A shard being written to the binary file `f`: samples in, columns of its index out"

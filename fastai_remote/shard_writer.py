@@ -23,8 +23,9 @@ from .shard_index import ShardFile, ShardManifest, ShardTable, index_name
 from .stats import ImageStats
 from .storage import Storage
 
-# %% ../nbs/04f_shard_writer.ipynb #60985c32
+# %% ../nbs/04f_shard_writer.ipynb #57437c95
 _lease = 30
+_locks = set()   # locks that this process holds
 
 class ShardWriter:
     "Writes shards into the folder `storage`: `begin`, then `put` and `done` from any process, then `commit`"
@@ -110,8 +111,9 @@ def _lock(self:ShardWriter):
     me,name = dict(host=host_id(), pid=os.getpid(), id=uuid.uuid4().hex),'.ingest/lock.json'
     self.token = me['id']
     who = self._holder()
-    if who and time.time()-who['time']<_lease and (who['host']!=me['host'] or is_alive(who['pid'])):
+    if who and time.time()-who['time']<_lease and (who['id'] in _locks if (who['host'],who['pid'])==(me['host'],me['pid']) else who['host']!=me['host'] or is_alive(who['pid'])):
         raise StoreBusy(f"{self.storage.url}: process {who['pid']} on {who['host'].split()[0]} is writing here now{self._progress()}; if it is dead, its lease ends within {_lease} s")
+    _locks.add(self.token)   # one that could not be taken back, for the server was gone, is nobody's
     def write(): self.storage.write(name, json.dumps({**me, 'time':time.time()}).encode())
     write()
     time.sleep(.2)   # whoever came at the same time has written by now: the last one has it
@@ -138,12 +140,13 @@ def _mine(self:ShardWriter):
 def close(self:ShardWriter):
     "Let go of the lock"
     self.stop.set()
+    _locks.discard(self.token)
     try:
         if (self._holder() or {}).get('id')==self.token: self.storage.remove(['.ingest/lock.json'])
         if self.storage.local: os.rmdir(self.storage.path('.ingest'))
     except (OSError,StoreError): pass
 
-# %% ../nbs/04f_shard_writer.ipynb #d5b94dd7
+# %% ../nbs/04f_shard_writer.ipynb #ce81c083
 class OpenShardWriter:
     "Makes writer `w` again in a worker"
     def __init__(self, w): self.storage,self.size,self.plan,self.token = w.storage.reveal(),(w.maxsize,w.maxcount),w.plan,w.token
@@ -206,7 +209,7 @@ def _end(self:ShardWriter):
     self.open_.close()
     self._mine()
     self.stack.close()
-    idx = self.open_.columns.pack()
+    idx = self.open_.columns.pack(self.open_.crc)
     self.storage.write(f'{self.file}.idx', idx)
     self.shards.append([f'{self.file}.tar', self.open_.n, self.open_.size, self.open_.crc, len(idx), self.open_.size])
     self.open_ = None

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/storage.html.md"""
 # %% auto #0
 __all__ = ['public', 'make_client', 'Storage', 'as_storage']
 
-# %% ../nbs/03g_storage.ipynb #efc362e9
+# %% ../nbs/03g_storage.ipynb #42696b20
 import errno, os, random, re, shutil, tempfile, time
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
@@ -17,7 +17,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fastcore.basics import patch
 
-from .core import StoreFull, StoreUnavailable
+from .core import StoreFull, StoreNotFound, StoreUnavailable
 
 # %% ../nbs/03g_storage.ipynb #d05ded34
 _secret = re.compile('secret|passw|token|key|cred|auth|sas|session|conn_|connection', re.I)
@@ -47,7 +47,7 @@ class make_client(dict):
     __str__ = __repr__
     def __reduce__(self): return dict,(public(self),)
 
-# %% ../nbs/03g_storage.ipynb #38f9b634
+# %% ../nbs/03g_storage.ipynb #3d2cb15c
 _s3 = dict(config_kwargs=dict(request_checksum_calculation='when_required', response_checksum_validation='when_required', connect_timeout=5, read_timeout=20, retries={'total_max_attempts':1}))
 _left = []   # clients of a parent process: they must not be finalised here, where their thread does not run
 
@@ -60,7 +60,7 @@ class Storage:
     ):
         self.url,password = _split(os.fspath(url))
         self.timeout,self._options = timeout,{**({'password':password} if password else {}), **storage_options}
-        self._fs,self._path,self.seen,self.loaded = (0,None,0),None,False,False
+        self._fs,self._path,self.seen,self.loaded = (0,None),None,False,False
 
     def reveal(self)->dict:
         "Arguments that make this again, secrets included: for handing to a worker, never for keeping"
@@ -69,7 +69,7 @@ class Storage:
     @property
     def fs(self)->fsspec.AbstractFileSystem:
         "This process's client"
-        pid,fs,_ = self._fs
+        pid,fs = self._fs
         if pid!=os.getpid():
             if fs is not None: _left.append(fs)
             opts = dict(self._options)
@@ -78,7 +78,7 @@ class Storage:
             except ImportError as e: raise ImportError(f"{self.url}: {e}{'; pip install fastai_remote[s3]' if _scheme(self.url) in ('s3','s3a') else ''}") from e
             except ValueError as e: raise ValueError(f'{self.url}: {e}') from e
             if hasattr(fs, 'retries'): fs.retries = 1   # ours have one deadline over all
-            self._fs = os.getpid(),fs,time.monotonic()
+            self._fs = os.getpid(),fs
         return fs
 
     @property
@@ -96,7 +96,7 @@ class Storage:
         return f"{root.rstrip('/')}/{name}" if name else root
 
     def __getstate__(self):
-        d = {**self.__dict__, '_fs':(0,None,0)}
+        d = {**self.__dict__, '_fs':(0,None)}
         if d.setdefault('kept', get_spawning_popen() is None): d['_options'] = public(self._options)
         return d
     def __setstate__(self, d):
@@ -123,7 +123,7 @@ def as_storage(url, **kwargs)->Storage:
     "`url` if it is a `Storage` already, else a new one"
     return url if isinstance(url, Storage) else Storage(url, **kwargs)
 
-# %% ../nbs/03g_storage.ipynb #18c04927
+# %% ../nbs/03g_storage.ipynb #28044654
 _brief = {errno.EBUSY, errno.EIO, errno.EAGAIN, errno.EPIPE, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH, getattr(errno, 'EREMOTEIO', errno.EIO), None}
 _clients = ('botocore','aiobotocore','aiohttp','urllib3','requests','http','asyncio')
 
@@ -131,7 +131,7 @@ def _code(e): return getattr(e.__cause__ or e, 'response', None) and (e.__cause_
 
 def _refused(e):
     "Does `e` say that we may not? Whether because of who we are, or because we were someone"
-    return isinstance(e, PermissionError) or 'Credential' in type(e).__name__ or _code(e) in ('InvalidToken','TokenRefreshRequired','AuthorizationHeaderMalformed','ExpiredTokenException')
+    return isinstance(e, PermissionError) or bool(re.search('Credential|Profile|Token', type(e).__name__)) or _code(e) in ('InvalidToken','TokenRefreshRequired','AuthorizationHeaderMalformed','ExpiredTokenException')
 
 def _passing(e):
     "Is `e` a failure that may pass?"
@@ -144,21 +144,22 @@ def call(self:Storage,
     f, # Called with the file system; must be safe to repeat
     timeout:float=None, # Seconds over all attempts; default: the storage's
 ):
-    "`f(fs)`, repeated while the server is away or busy; raises `StoreUnavailable`, `StoreFull`, `FileNotFoundError`"
+    "`f(fs)`, repeated while the server is away or busy; raises `StoreUnavailable`, `StoreFull`, `StoreNotFound`, `FileNotFoundError`"
     if timeout is None: timeout = self.timeout if self.seen else min(5., self.timeout)
-    t0,wait,n,born = time.monotonic(),.05,0,self.fs and self._fs[2]
+    t0,wait,n,renewed = time.monotonic(),.05,0,False
     while True:
-        n,t = n+1,time.monotonic()
+        n,t,fs = n+1,time.monotonic(),self.fs
         try:
-            res = f(self.fs)
+            res = f(fs)
             self.seen = True
             return res
         except Exception as e:
             if isinstance(e, OSError) and e.errno in (errno.ENOSPC,errno.EDQUOT): raise StoreFull(f'{self.url}: no room: {e}') from e
+            if isinstance(e, FileNotFoundError) and _code(e)=='NoSuchBucket': raise StoreNotFound(f'{self.url}: {e}') from e
             if _refused(e) and not self.local:
-                if not self.seen or self._fs[2]!=born: raise StoreUnavailable(self._say(f'refused: {e}{self._hint()}', n, t0)) from e
-                _left.append(self._fs[1])
-                self._fs = 0,None,0   # the credentials may have run out: look for new ones
+                if not self.seen or renewed: raise StoreUnavailable(self._say(f'refused: {e}{self._hint()}', n, t0)) from e
+                if self._fs[1] is fs: _left.append(fs); self._fs = 0,None   # the credentials may have run out: look for new ones, unless another thread has
+                renewed = True
             elif not _passing(e) or self.local:
                 if isinstance(e, OSError) and not isinstance(e, (FileNotFoundError,FileExistsError,NotADirectoryError,IsADirectoryError)): raise StoreUnavailable(self._say(f'{type(e).__name__}: {e}', n, t0)) from e
                 raise
@@ -177,7 +178,7 @@ def _say(self:Storage, why, n, t0):
     for v in _values(self._options): s = s.replace(v, '***')
     return s
 
-# %% ../nbs/03g_storage.ipynb #77eed81d
+# %% ../nbs/03g_storage.ipynb #8e3ee6c2
 _at_once = 64   # ranges in flight: enough to hide a server's latency, few enough for one that is shared
 
 @patch
@@ -203,7 +204,7 @@ def ranges(self:Storage,
         for k,b in zip(list(todo), got):
             if isinstance(b, FileNotFoundError): todo.remove(k)
             elif isinstance(b, Exception):
-                if _code(b)=='InvalidRange' or getattr(b, 'status', 0)==416: b = b''   # starts beyond the end
+                if _code(b) in ('InvalidRange','416') or getattr(b, 'status', 0)==416: b = b''   # starts beyond the end
                 else: fail = b; continue
             if isinstance(b, bytes):
                 res[k] = b

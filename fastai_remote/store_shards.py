@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_shards.html.md"""
 # %% auto #0
 __all__ = ['OpenShards', 'ShardStore']
 
-# %% ../nbs/04_store_shards.ipynb #bc591c86
+# %% ../nbs/04_store_shards.ipynb #b4507e11
 import os, threading, zlib
 from collections import OrderedDict
 from functools import partial
@@ -17,7 +17,7 @@ from fastcore.basics import patch, store_attr
 
 import fastai_remote.rasterise   # strokes are a codec too
 from .cache import FileCache
-from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable, UnsupportedFormat
+from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable, UnsupportedFormat, crc32s
 from .order import Permutation
 from .shard_index import ShardIndex, ShardManifest, ShardTable, Unzip, index_name
 from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality as _quality
@@ -120,9 +120,9 @@ class ShardStore(Store):
         if self._open_ is None or self._open_.pid!=os.getpid(): self._open_ = _Open()
         return self._open_
 
-# %% ../nbs/04_store_shards.ipynb #30a4e3f5
+# %% ../nbs/04_store_shards.ipynb #305ede5b
 @patch
-def _read(self:ShardStore, idxs, fields):
+def _read(self:ShardStore, idxs, fields, whole=True):
     m,t = self.manifest,self.table
     var = [f for f in fields if m.fields[f]['dtype'] is None]
     out = {f:[None]*len(idxs) if f in var else np.zeros(len(idxs), m.fields[f]['dtype']) for f in fields}
@@ -134,7 +134,7 @@ def _read(self:ShardStore, idxs, fields):
         for f in fields:
             if f not in var: out[f][at] = indices[u].values(f, k[at], m.fields[f]['dtype'], self._codes(f))
         if not var: continue
-        file = self._file(u)
+        file = self._file(u) if whole else None
         for f in var:
             for j,a,n in zip(at.tolist(), *(o.tolist() for o in indices[u].spans(f, k[at]))):
                 if n<0: continue
@@ -177,22 +177,32 @@ def _codes(self:ShardStore, f):
     return c[f]
 
 @patch
-def _cut(self:ShardStore, i, f, got, n): return CorruptSample(f'{self.name}: sample {i}, field {f!r}{self._where(i, f)}: {got:,} of {n:,} bytes: the shard is cut off, or not the one that was indexed')
+def _cut(self:ShardStore, i, f, got, n): return self._changed() if self._replaced() else CorruptSample(f'{self.name}: sample {i}, field {f!r}{self._where(i, f)}: {got:,} of {n:,} bytes: the shard is cut off, or not the one that was indexed')
 @patch
 def _gone(self:ShardStore, u):
-    try: uid = ShardManifest.from_json(self.storage.read('manifest.json')).uid
-    except (FileNotFoundError,StoreError): uid = None
-    if uid!=self._uid: return self._changed()
+    if self._replaced(): return self._changed()
     return MissingSample(f'{self.name}: shard {self.table.name(u)} is not there, with samples {self.table.starts[u]:,} to {self.table.starts[u+1]-1:,}: {self._at.path(self.table.name(u))}')
+
+@patch
+def _replaced(self:ShardStore):
+    "Is there another dataset now, or none?"
+    return bool(self._uid) and self.storage.ranges(['manifest.json'], [0], [len(head:=self._manifest.head)])!=[head]
 
 @patch
 def _still(self:ShardStore, fd=None):
     "Raise `StoreNotFound` unless the manifest is still the one that was opened: where a dataset was deleted, another may have files of the same names"
-    if not self._uid: return
-    b, = self.storage.ranges(['manifest.json'], [0], [len(head:=self._manifest.head)])
-    if b==head: return
+    if not self._replaced(): return
     if fd is not None: os.close(fd)
     raise self._changed()
+
+@patch
+def _compare(self:ShardStore, idxs, f, res, crcs):
+    "As `Store` does; first what came damaged over the network, or lay so in the cache, is asked for again"
+    bad = np.flatnonzero(crc32s(res[f])!=crcs)
+    if len(bad): self._still()
+    if len(bad) and not self._at.local and not self._packed:
+        for k,b in zip(bad.tolist(), self._read(idxs[bad], [f], whole=False)[f]): res[f][k] = b
+    Store._compare(self, idxs, f, res, crcs)
 
 @patch
 def _where(self:ShardStore, i, f):
@@ -204,7 +214,7 @@ def _where(self:ShardStore, i, f):
 @patch
 def _why_missing(self:ShardStore): return 'the shard has no such field of it'
 
-# %% ../nbs/04_store_shards.ipynb #b3da5328
+# %% ../nbs/04_store_shards.ipynb #602f4804
 @patch
 def _key(self:ShardStore, name): return f"{self._uid}/{name.replace('/', '%')}"
 
@@ -235,6 +245,7 @@ def _index_of(self:ShardStore, u, b):
     else: res = ShardIndex(b, where)
     res.check(where)   # labels are in it, and nowhere else looked at
     if res.n!=self.table.n[u]: raise CorruptSample(f'{where}: {res.n:,} samples, where the manifest has {self.table.n[u]:,}')
+    if res.shard not in (None, self.table.crc[u]): raise self._changed() if self._replaced() else CorruptSample(f'{where}: the index of another shard')
     return res
 
 @patch
@@ -244,13 +255,21 @@ def _remote_indices(self:ShardStore, shards):
         for u in shards:
             if (fd:=self.cache.open(self._key(self._index_name(u)))) is not None:
                 with os.fdopen(fd) as f: res[u] = ShardIndex.map(f'/dev/fd/{f.fileno()}')
-    todo = [u for u in shards if u not in res]
-    sizes = [int(self.table.idx[u]) for u in todo]
-    for u,n,b in zip(todo, sizes, self.storage.ranges([self._index_name(u) for u in todo], [0]*len(todo), sizes)):
+    return self._ask_indices([u for u in shards if u not in res], res)
+
+@patch
+def _ask_indices(self:ShardStore, shards, res, tries=3):
+    "Put the indices of `shards` into `res`; one that comes damaged is asked for again"
+    sizes,bad = [int(self.table.idx[u]) for u in shards],[]
+    for u,n,b in zip(shards, sizes, self.storage.ranges([self._index_name(u) for u in shards], [0]*len(shards), sizes)):
         if b is None: raise self._gone(u)
-        res[u] = self._index_of(u, b)
+        try: res[u] = self._index_of(u, b)
+        except CorruptSample:
+            if tries==1: raise
+            bad.append(u)
+            continue
         if self.cache is not None and (fd:=self.cache.fetch(self._key(self._index_name(u)), n, lambda f: f.write(b))) is not None: os.close(fd)
-    return res
+    return self._ask_indices(bad, res, tries-1) if bad else res
 
 @patch
 def _file(self:ShardStore, u):
@@ -270,7 +289,7 @@ def _file(self:ShardStore, u):
         while len(o.files)>_held: o.files.popitem(last=False)
         return o.files[u]
 
-# %% ../nbs/04_store_shards.ipynb #0493765e
+# %% ../nbs/04_store_shards.ipynb #7d9aa24a
 _part,_parts = 1<<23,4   # bytes of a request for a part of a shard, and requests at the same time
 
 @patch
@@ -344,7 +363,7 @@ def check_cache(self:ShardStore, workers:int, each:int):
     "Raise `ValueError` if the cache cannot hold the shards that `workers` have in hand, `each` so many"
     if self.cache is not None and len(t:=self.shards):
         biggest = int((t.size if t.raw is None else t.raw).max())
-        self.cache.check(min(len(t), max(1, workers)*each), biggest, f'{max(1, workers)} worker{"s"*(workers>1)} with {each} shards each')
+        self.cache.check(min(len(t), max(1, workers)*each), biggest, f'{max(1, workers)} worker{"s"*(workers>1)} with {each} shards each', self.name)
 
 # %% ../nbs/04_store_shards.ipynb #d6d03d77
 @patch

@@ -15,6 +15,11 @@ class Fault:
         if self.n<=0 or self.kind in ('cut','short','flip') and not req.startswith('GET '): return False
         return self.match is None or (self.match(req) if callable(self.match) else self.match in req)
 
+class Request(str):
+    "'GET /bucket/key?query', with its `headers`"
+    headers = ()
+    def header(self, name): return _get(self.headers, name)
+
 class HungUp(Exception): "The other side is gone, or is to be"
 
 def _shut(s):
@@ -61,10 +66,10 @@ def _get(hs, name, default=None): return next((v for k,v in hs if k.lower()==nam
 def _without(hs, *names): return [o for o in hs if o[0].lower() not in names]
 
 class S3Proxy:
-    "Forwards to the server at `endpoint`, headers as they came, so that signatures hold; `match` is a part of 'GET /bucket/key?query', or a function of it"
+    "Forwards to the server at `endpoint`, headers as they came, so that signatures hold; `match` is a part of 'GET /bucket/key?query', or a function of it, a `Request`. Left and entered again it is at the same port"
     def __init__(self, endpoint, latency=0.):
         u = urlsplit(endpoint)
-        self.up,self.latency,self.lock,self.conns = (u.hostname, u.port),latency,threading.Lock(),set()
+        self.up,self.latency,self.lock,self.conns,self.port = (u.hostname, u.port),latency,threading.Lock(),set(),0
         self.clear()
 
     def clear(self):
@@ -100,7 +105,9 @@ class S3Proxy:
         try:
             while True:
                 (method,path,ver),hs = c.head()
-                f = self._fault(f'{method} {path}')
+                req = Request(f'{method} {path}')
+                req.headers = hs
+                f = self._fault(req)
                 kind = f.kind if f else None
                 with self.lock: self.requests[method] += 1
                 if self.latency: time.sleep(self.latency)
@@ -167,7 +174,7 @@ class S3Proxy:
         return keep
 
     def __enter__(self):
-        self.srv = socket.create_server(('127.0.0.1', 0), backlog=256)
+        self.srv = socket.create_server(('127.0.0.1', self.port), backlog=256)
         self.port = self.srv.getsockname()[1]
         self.endpoint = f'http://127.0.0.1:{self.port}'
         def accept():
