@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/foreign_shards.html.md"""
 # %% auto #0
 __all__ = ['index_shard', 'index_shards']
 
-# %% ../nbs/05a_foreign_shards.ipynb #38cac49f
+# %% ../nbs/05a_foreign_shards.ipynb #049a2d16
 import hashlib, io, tarfile, time, zlib
 from contextlib import closing
 from fnmatch import fnmatch
@@ -19,7 +19,7 @@ from .core import StoreError, StoreUnavailable
 from .ingest import IngestError, IngestReport, _bar, _keep
 from .parallel import effective_workers, parallel_map
 from .shard_index import IndexColumns, Unzip, index_name
-from .shard_writer import ShardWriter
+from .shard_commit import ShardWriter
 from .sources import no_address
 from .stats import ImageStats, _quota, has_stats
 from .storage import Storage, as_storage

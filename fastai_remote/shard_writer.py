@@ -7,9 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/shard_writer.html.md"""
 # %% auto #0
 __all__ = ['ShardWriter', 'OpenShardWriter']
 
-# %% ../nbs/04f_shard_writer.ipynb #8aa4c0db
+# %% ../nbs/04f_shard_writer.ipynb #9560b87d
 import base64, json, os, re, sys, threading, time, uuid
-from array import array
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -17,19 +16,18 @@ from functools import lru_cache
 import numpy as np
 from fastcore.basics import patch
 
-from .commit import check_name, host_id, is_alive, narrow
-from .core import StoreBusy, StoreError, StoreExists, StoreNotFound, UnsupportedFormat
-from .shard_index import ShardFile, ShardManifest, ShardTable, index_name
-from .stats import ImageStats
+from .commit import check_name, host_id, is_alive
+from .core import StoreBusy, StoreError, StoreExists
+from .shard_index import ShardFile, ShardManifest
 from .storage import Storage
 
-# %% ../nbs/04f_shard_writer.ipynb #57437c95
+# %% ../nbs/04f_shard_writer.ipynb #b6528cee
 _lease = 30
 _locks = set()   # locks that this process holds
 
 class ShardWriter:
     "Writes shards into the folder `storage`: `begin`, then `put` and `done` from any process, then `commit`"
-    looks = 32   # samples to judge sizes by
+    looks,hashed = 32,False   # samples to judge sizes by; labels are written as they are
     def __init__(self, storage:Storage, maxsize:float=1e8, maxcount:int=100_000):
         if maxsize<1 or maxcount<1: raise ValueError(f'maxsize and maxcount must be at least 1, not {maxsize} and {maxcount}')
         self.link = self.storage = storage
@@ -37,7 +35,6 @@ class ShardWriter:
         self.name = check_name(storage.name)
         self.stack,self.open_,self.shards,self.seen,self.counts,self.taken = ExitStack(),None,[],{},{},(0,0)
 
-    hashed = False   # labels are written as they are
     def how_to_abandon(self)->str: return f'ShardStore.abandon({self.storage.url!r})'
 
     def chunk(self, n:int, each:float, n_workers:int)->int:
@@ -267,63 +264,3 @@ def drop(self:ShardWriter, plan:dict=None):
     mine = [n for n in self.storage.names() if (m:=_ours.match(n)) and (m[1] or '1')==gen] if (plan or self.plan)['prefix'] else []
     self.storage.remove(mine+([f'{p}-failures.json'] if (p:=(plan or self.plan)['prefix']) else []))
     self._forget()
-
-# %% ../nbs/04f_shard_writer.ipynb #fc9e1076
-@patch
-def commit(self:ShardWriter)->ShardManifest:
-    "Add up the records, write the manifest, and remove what the dataset it replaces, and the ingest, have left"
-    plan,names,cols,holes,labels,counts = self.plan,[],[array('q') for _ in range(5)],[],{},{}
-    m = ShardManifest(self.name, 0, {f:{k:v for k,v in d.items() if k not in ('staged','text')} for f,d in plan['fields'].items()}, vocab=dict(plan['vocab']), generation=plan['generation'], prefix=plan['prefix'])
-    stats,left = ImageStats(),-(-plan['n']//plan['chunk'])
-    fails = self.stack.enter_context(self.storage.create(m.failures)) if any(r['failed'] for _,r in self.records()) else None
-    for k,r in self.records():
-        for s in r['shards']:
-            names.append(s[0])
-            for c,v in zip(cols, s[1:]): c.append(v)
-        holes += r['holes']
-        m.n,m.nbytes,m.failed,left = m.n+r['ok'],m.nbytes+r['bytes'],m.failed+r['failed'],left-1
-        for f,ls in r['labels'].items(): labels.setdefault(f, set()).update(ls)
-        for f,c in r['counts'].items():
-            d = counts.setdefault(f, {})
-            for l,x in c: d[l] = d.get(l, 0)+x
-        if r['stats']: stats += ImageStats.from_bytes(base64.b64decode(r['stats']))
-        for o in r['failures']: fails.write(json.dumps(o, ensure_ascii=False).encode()+b'\n')
-    if left: raise StoreError(f'{self.storage.url}: {left:,} chunks are not written, or gone; repeat the same call to go on')
-    self.stack.close()
-    self._number(m, plan, labels, counts)
-    cols = [np.array(c) for c in cols]
-    if not m.prefix: m.base,ends = plan['base'],np.cumsum([0,*cols[0]]).tolist()
-    if not m.prefix: m.splits = {k:[ends[a],ends[b]] for k,(a,b) in (plan['splits'] or {}).items()}   # ranges of shards
-    elif plan['splits']: m.splits = _splits(plan['splits'], np.array(holes, np.int64).reshape(-1, 2))
-    if len(stats): m.stats = {plan['stats']:stats.summary()}
-    m.shards = ShardTable(names, *cols[:4], cols[4] if (cols[4]!=cols[1]).any() else None).pack()
-    m.uid = uuid.uuid4().hex
-    self._mine()
-    self.storage.write('manifest.json', m.stamp().to_json().encode())
-    if m.prefix:
-        keep = {*names, *map(index_name, names)}
-        self.storage.remove([n for n in self.storage.names() if _ours.match(n) and n not in keep or n.endswith('-failures.json') and n!=m.failures])
-    self._forget()
-    return m
-
-@patch
-def _number(self:ShardWriter, m, plan, labels, counts):
-    "Vocabularies and counts, and the width of what was held wide until all of it was known"
-    for f,d in plan['fields'].items():
-        c = counts.get(f, {})
-        if d.get('staged'):
-            if d['text']: m.vocab[f] = sorted(c)
-            else:
-                lo,hi = min(c),max(c)
-                if lo>=0 and hi<1<<20: m.vocab[f] = list(range(hi+1))
-            m.fields[f]['dtype'] = narrow(0, max(len(m.vocab[f])-1, 0)) if d['text'] else narrow(min(lo, 0), hi)
-        elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = sorted(labels.get(f, ()))
-        if d['codec']=='cls' and f in m.vocab: m.counts[f] = [c.get(l, 0) for l in m.vocab[f]] if d.get('staged') else [c.get(i, 0) for i in range(len(m.vocab[f]))]
-
-def _splits(splits, holes):
-    "`splits` without `holes`, sorted ranges"
-    ends = np.concatenate([[0], np.cumsum(holes[:,1]-holes[:,0])])
-    def before(x):
-        k = np.searchsorted(holes[:,0], x)
-        return int(ends[k]-(max(0, holes[k-1,1]-x) if k else 0))
-    return {s:[a-before(a), b-before(b)] for s,(a,b) in splits.items()}

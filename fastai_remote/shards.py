@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/shards.html.md"""
 # %% auto #0
 __all__ = ['to_shards']
 
-# %% ../nbs/05_shards.ipynb #ae1a9dcc
+# %% ../nbs/05_shards.ipynb #a991073e
 import json
 
 from fastcore.basics import patch
@@ -15,7 +15,8 @@ from fastcore.basics import patch
 from .core import CorruptSample, StoreNotFound
 from .ingest import IngestReport, ingest
 from .shard_index import ShardTable, index_name
-from .shard_writer import ShardWriter, _ours, _part
+from .shard_commit import ShardWriter
+from .shard_writer import _ours, _part
 from .storage import Storage, as_storage
 from .store_shards import ShardStore
 

@@ -7,10 +7,9 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_shards.html.md"""
 # %% auto #0
 __all__ = ['OpenShards', 'ShardStore']
 
-# %% ../nbs/04_store_shards.ipynb #b4507e11
+# %% ../nbs/04_store_shards.ipynb #30666402
 import os, threading, zlib
 from collections import OrderedDict
-from functools import partial
 
 import numpy as np
 from fastcore.basics import patch, store_attr
@@ -19,23 +18,18 @@ import fastai_remote.rasterise   # strokes are a codec too
 from .cache import FileCache
 from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable, UnsupportedFormat, crc32s
 from .order import Permutation
-from .shard_index import ShardIndex, ShardManifest, ShardTable, Unzip, index_name
+from .shard_index import ShardIndex, ShardManifest, ShardTable, index_name
 from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality as _quality
 from .storage import Storage, as_storage
+from .whole_shards import WholeShards
 
-# %% ../nbs/04_store_shards.ipynb #008c715b
+# %% ../nbs/04_store_shards.ipynb #5010c862
 _gap,_span = 1<<15,1<<23   # join ranges that lie closer than a request costs, up to what fits a buffer
-_held,_mapped = 64,256     # files and indices that a process keeps open
+_mapped = 256   # indices that a process keeps open
 
 class _Open:
     "What one process has open"
-    def __init__(self):
-        self.pid,self.lock,self.files,self.indices = os.getpid(),threading.RLock(),OrderedDict(),OrderedDict()
-
-class _File:
-    "A descriptor, closed when nobody uses it any more"
-    def __init__(self, fd): self.fd = fd
-    def __del__(self, close=os.close): close(self.fd)
+    def __init__(self, store): self.pid,self.lock,self.indices,self.whole = os.getpid(),threading.Lock(),OrderedDict(),WholeShards(store)
 
 class OpenShards:
     "Makes store `s` again in a worker of ours, which is given the secrets"
@@ -75,7 +69,7 @@ class ShardStore(Store):
             except (ValueError,KeyError,TypeError,MemoryError,zlib.error) as e: raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
             if self.table.starts[-1]!=m.n: raise UnsupportedFormat(f'{where}: damaged: {m.n:,} samples, of which {self.table.starts[-1]:,} are in shards')
             if self._uid is not None or m.uid: self._uid = m.uid
-            self._at = Storage(**{**self.storage.reveal(), 'url':m.base}) if m.base else self.storage
+            self.tars = Storage(**{**self.storage.reveal(), 'url':m.base}) if m.base else self.storage
             self._manifest = m
         return self._manifest
 
@@ -98,7 +92,7 @@ class ShardStore(Store):
         "The cache of whole shards, or None"
         if self._cache is None:
             arg = self._cache_arg
-            if arg is True: arg = FileCache() if self._packed or not self._at.local else None
+            if arg is True: arg = FileCache() if self._packed or not self.tars.local else None
             self._cache = (arg if arg is None or isinstance(arg, FileCache) else FileCache(arg),)
         return self._cache[0]
 
@@ -117,10 +111,10 @@ class ShardStore(Store):
 
     @property
     def _open(self)->_Open:
-        if self._open_ is None or self._open_.pid!=os.getpid(): self._open_ = _Open()
+        if self._open_ is None or self._open_.pid!=os.getpid(): self._open_ = _Open(self)
         return self._open_
 
-# %% ../nbs/04_store_shards.ipynb #305ede5b
+# %% ../nbs/04_store_shards.ipynb #693a93f3
 @patch
 def _read(self:ShardStore, idxs, fields, whole=True):
     m,t = self.manifest,self.table
@@ -134,7 +128,7 @@ def _read(self:ShardStore, idxs, fields, whole=True):
         for f in fields:
             if f not in var: out[f][at] = indices[u].values(f, k[at], m.fields[f]['dtype'], self._codes(f))
         if not var: continue
-        file = self._file(u) if whole else None
+        file = self._open.whole.get(u) if whole else None
         for f in var:
             for j,a,n in zip(at.tolist(), *(o.tolist() for o in indices[u].spans(f, k[at]))):
                 if n<0: continue
@@ -155,7 +149,7 @@ def _ask(self:ShardStore, asked, idxs, out):
     for u,a,n,*_ in asked:
         if joined and (j:=joined[-1])[0]==u and a<=j[2]+_gap and a+n-j[1]<=_span: j[2] = max(j[2], a+n)
         else: joined.append([u,a,a+n])
-    got = self._at.ranges([t.name(u) for u,_,_ in joined], [a for _,a,_ in joined], [b for _,_,b in joined])
+    got = self.tars.ranges([t.name(u) for u,_,_ in joined], [a for _,a,_ in joined], [b for _,_,b in joined])
     i = 0
     for u,a,n,f,j in asked:
         while joined[i][0]!=u or a+n>joined[i][2]: i += 1
@@ -181,7 +175,7 @@ def _cut(self:ShardStore, i, f, got, n): return self._changed() if self._replace
 @patch
 def _gone(self:ShardStore, u):
     if self._replaced(): return self._changed()
-    return MissingSample(f'{self.name}: shard {self.table.name(u)} is not there, with samples {self.table.starts[u]:,} to {self.table.starts[u+1]-1:,}: {self._at.path(self.table.name(u))}')
+    return MissingSample(f'{self.name}: shard {self.table.name(u)} is not there, with samples {self.table.starts[u]:,} to {self.table.starts[u+1]-1:,}: {self.tars.path(self.table.name(u))}')
 
 @patch
 def _replaced(self:ShardStore):
@@ -200,7 +194,7 @@ def _compare(self:ShardStore, idxs, f, res, crcs):
     "As `Store` does; first what came damaged over the network, or lay so in the cache, is asked for again"
     bad = np.flatnonzero(crc32s(res[f])!=crcs)
     if len(bad): self._still()
-    if len(bad) and not self._at.local and not self._packed:
+    if len(bad) and not self.tars.local and not self._packed:
         for k,b in zip(bad.tolist(), self._read(idxs[bad], [f], whole=False)[f]): res[f][k] = b
     Store._compare(self, idxs, f, res, crcs)
 
@@ -214,7 +208,7 @@ def _where(self:ShardStore, i, f):
 @patch
 def _why_missing(self:ShardStore): return 'the shard has no such field of it'
 
-# %% ../nbs/04_store_shards.ipynb #602f4804
+# %% ../nbs/04_store_shards.ipynb #59dab2b6
 @patch
 def _key(self:ShardStore, name): return f"{self._uid}/{name.replace('/', '%')}"
 
@@ -271,92 +265,19 @@ def _ask_indices(self:ShardStore, shards, res, tries=3):
         if self.cache is not None and (fd:=self.cache.fetch(self._key(self._index_name(u)), n, lambda f: f.write(b))) is not None: os.close(fd)
     return self._ask_indices(bad, res, tries-1) if bad else res
 
+# %% ../nbs/04_store_shards.ipynb #26caab96
 @patch
-def _file(self:ShardStore, u):
-    "Shard `u` as an open file, if it lies on this machine"
-    o = self._open
-    with o.lock:
-        if u in o.files: o.files.move_to_end(u); return o.files[u]
-    if self._at.local and (self.cache is None or self._cache_arg is True) and not (self._packed and self.table.gz(u)):
-        try: fd = os.open(self._at.path(self.table.name(u)), os.O_RDONLY|os.O_CLOEXEC)
-        except FileNotFoundError: raise self._gone(u) from None
-        self._still(fd)
-    elif self.cache is None: return
-    else: fd = self._cached(u)
-    if fd is None: return
-    with o.lock:
-        o.files[u] = _File(fd)
-        while len(o.files)>_held: o.files.popitem(last=False)
-        return o.files[u]
-
-# %% ../nbs/04_store_shards.ipynb #7d9aa24a
-_part,_parts = 1<<23,4   # bytes of a request for a part of a shard, and requests at the same time
+def in_place(self:ShardStore, u:int)->bool:
+    "Is shard `u` read where it lies?"
+    return self.tars.local and (self.cache is None or self._cache_arg is True) and not (self._packed and self.table.gz(u))
 
 @patch
 def ahead(self:ShardStore,
     shards:list, # Numbers of shards, in the order in which they will be used
     wait:bool=False, # Should samples of these wait until their shard is there?
 ):
-    "Fetch `shards` in the background, and keep those only"
-    if self.cache is None: return
-    o = self._open
-    with o.lock:
-        if not hasattr(o, 'cond'): o.cond,o.wanted,o.failed,o.thread = threading.Condition(o.lock),[],{},None
-        o.wait = wait
-        if o.wanted==shards: return
-        o.wanted = list(shards)
-        for u in [u for u in o.files if u not in shards]: del o.files[u]
-        for u in [u for u in o.failed if u not in shards]: del o.failed[u]
-        if o.thread is None or not o.thread.is_alive():
-            o.thread = threading.Thread(target=_fetch_wanted, args=(self,o), daemon=True, name='shards')
-            o.thread.start()
-
-def _fetch_wanted(store, o):
-    while True:
-        with o.lock:
-            u = next((u for u in o.wanted if u not in o.files and u not in o.failed), None)
-            if u is None: o.thread = None; return
-        fd,why = None,'the cache cannot keep it'
-        try: fd = store._fetch(u)
-        except Exception as e: why = e   # whoever needs a sample of it will see for himself
-        with o.lock:
-            if fd is not None:
-                file = _File(fd)
-                if u in o.wanted: o.files[u] = file
-            else: o.failed[u] = why
-            o.cond.notify_all()
-
-@patch
-def _fetch(self:ShardStore, u): return self.cache.fetch(self._key(self.table.name(u)), self.table.whole(u), partial(self._download, u))
-
-@patch
-def _cached(self:ShardStore, u):
-    "A descriptor of shard `u` in the cache; one that is on its way is waited for if it should be"
-    o = self._open
-    with o.lock:
-        if getattr(o, 'wait', False):
-            while u in o.wanted and u not in o.failed:
-                if u in o.files: return os.dup(o.files[u].fd)
-                o.cond.wait(1)
-    if (fd:=self.cache.open(self._key(self.table.name(u)))) is not None: return fd
-    if self._packed and self.table.gz(u): return self._fetch(u)
-
-@patch
-def _download(self:ShardStore, u, f, tries=3):
-    "Write shard `u` to `f`, uncompressed, its length and checksum compared; raises `CorruptSample`"
-    name,size = self.table.name(u),int(self.table.size[u])
-    for _ in range(tries):
-        f.seek(0); f.truncate()
-        unzip,crc,got = Unzip() if self.table.gz(u) else lambda b: (b,),0,0
-        for a in range(0, size, _part*_parts):
-            starts = range(a, min(size, a+_part*_parts), _part)
-            for b in self._at.ranges([name]*len(starts), list(starts), [min(size, o+_part) for o in starts]):
-                if b is None: raise self._gone(u)
-                crc,got = zlib.crc32(b, crc),got+len(b)
-                for o in unzip(b): f.write(o)
-            if got<min(size, a+_part*_parts): break
-        if crc==self.table.crc[u]: return
-    raise CorruptSample(f'{self.name}: shard {name}: {f"{got:,} of {size:,} bytes" if got<size else "not the bytes that were indexed"} ({tries} times)')
+    "Fetch `shards` into the cache in the background, and hold those only"
+    if self.cache is not None: self._open.whole.ahead(shards, wait)
 
 @patch
 def check_cache(self:ShardStore, workers:int, each:int):
@@ -365,7 +286,6 @@ def check_cache(self:ShardStore, workers:int, each:int):
         biggest = int((t.size if t.raw is None else t.raw).max())
         self.cache.check(min(len(t), max(1, workers)*each), biggest, f'{max(1, workers)} worker{"s"*(workers>1)} with {each} shards each', self.name)
 
-# %% ../nbs/04_store_shards.ipynb #d6d03d77
 @patch
 def shuffle_quality(self:ShardStore,
     mix:int=4, # Shards that are shuffled into each other; `None`: all of them
@@ -374,7 +294,7 @@ def shuffle_quality(self:ShardStore,
     field:str=None, # Field of labels to look at; default: `cls`, if there is one; their shards' indices are read
     batches:int=200, # Batches to look at
 )->ShuffleQuality: # Shows itself in words and as a picture
-    "How well epochs of these shards are shuffled, compared with a full shuffle"
+    "How well epochs of these shards are shuffled, compared with a full shuffle: as good where neighbours have nothing in common, as `to_shards` leaves them; it may not be in sets of others"
     t,m = self.shards,self.manifest
     field = field or next((f for f,d in m.fields.items() if d['codec']=='cls'), None)
     def order(seed): return Permutation(len(self), seed) if mix is None else ShardPermutation(t.n, seed, mix, bs, workers)

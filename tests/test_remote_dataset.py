@@ -16,6 +16,7 @@ from fastai_remote.ingest import to_redis
 from fastai_remote.redis_commit import RedisStore
 from fastai_remote.remote_dataset import RemoteDataset, _specs
 from fastai_remote.shards import ShardStore, to_shards
+from fastai_remote.whole_shards import WholeShards
 
 n,folder = 230,Path(__file__).parent
 def jpg(i):
@@ -141,10 +142,10 @@ def test_start_methods(remote, method):
 def test_whole_shards_are_fetched_once(remote, make, tmp_path, monkeypatch):
     "A worker reads its shards through the cache; the last shards of an epoch were fetched ahead"
     fetched = tmp_path/'log'
-    def download(self, u, f, was=ShardStore._download):
+    def download(self, u, f, was=WholeShards.download):
         with open(fetched, 'a') as o: o.write(f'{u}\n')
         return was(self, u, f)
-    monkeypatch.setattr(ShardStore, '_download', download)
+    monkeypatch.setattr(WholeShards, 'download', download)
     store = ShardStore(remote.storage, cache=str(tmp_path/'cache'))
     assert sorted(nums(make(chain(store), 2, mix=2)))==list(range(n))
     got = Counter(fetched.read_text().split())
@@ -153,7 +154,7 @@ def test_whole_shards_are_fetched_once(remote, make, tmp_path, monkeypatch):
     assert len(nums(make(chain(store), 2, mix=2)))==n and not (fetched.exists() and len(fetched.read_text().split())>2)
 
 def test_a_random_sampler_fetches_no_whole_shards(remote, tmp_path, monkeypatch):
-    monkeypatch.setattr(ShardStore, '_download', lambda *a: pytest.fail('a whole shard'))
+    monkeypatch.setattr(WholeShards, 'download', lambda *a: pytest.fail('a whole shard'))
     ds = chain(ShardStore(remote.storage, cache=str(tmp_path)))
     assert sorted(nums(DataLoader(ds, batch_size=16, shuffle=True)))==list(range(n))
 
