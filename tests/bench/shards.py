@@ -45,7 +45,9 @@ BS,WORKERS,MIX = 64,2,4
 UNITS = dict(samples_s='samples/s', samples_cpu_s='samples/CPU s', first_s='first batch, s', open_s='opening, s', requests='requests', fetched='bytes fetched / used', worker_mb='worker private, MB')
 
 # The work: the same for all who have bytes in hand
-def decode(b, rng=Random(0)):
+_rng = Random(0)
+
+def decode(b, rng=_rng):
     "What `RandomResizedCrop(224)` does to a JPEG, as a uint8 tensor"
     im = Image.open(io.BytesIO(b)).convert('RGB')
     (w,h),box = im.size,None
