@@ -30,7 +30,7 @@ from .store_redis import RedisLink, as_link
 # %% ../nbs/05_ingest.ipynb #0b656edf
 class IngestError(Exception): "Nothing of a source could be written"
 
-# %% ../nbs/05_ingest.ipynb #77ed8bf8
+# %% ../nbs/05_ingest.ipynb #cb9bede3
 _keep = 100
 
 @dataclass
@@ -43,7 +43,7 @@ class IngestReport:
     nbytes:int = 0 # Encoded bytes
     seconds:float = 0. # Wall time of this run
     resumed:int = 0 # Samples that an earlier, interrupted run had written
-    needs:int = 0 # Bytes in the server when all is written, estimated from the first chunk
+    needs:int = 0 # Bytes it takes where it is when all is written, estimated from the first chunk
     failures:list = field(default_factory=list) # `(sample, reason)` of 100 that failed; `store.failures()` has all
 
     def add(self, r, resumed=False):
@@ -58,7 +58,7 @@ class IngestReport:
         return '\n  '.join([s, *(f'{a}: {b}' for a,b in self.failures[:5]), *([f'… {self.failed-5:,} more'] if self.failed>5 else [])])
     def _repr_html_(self):
         t = _table(f'{self.name} at {self.url}', {'written':f'{self.written:,}', 'failed':f'{self.failed:,}', 'resumed':self.resumed or '', 'encoded':
-            f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}', 'in the server':f'about {size_str(self.needs)}' if self.needs else ''})
+            f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}', 'takes up':f'about {size_str(self.needs)}' if self.needs else ''})
         return t + (_table('failed', dict(self.failures[:10])) if self.failures else '')
 
 # %% ../nbs/05_ingest.ipynb #999a221f
@@ -152,7 +152,7 @@ def _first(job, vocab, tries=100):
     if not k: raise ValueError(f'{job.writer.name}: the source is empty')
     raise IngestError(f'none of the first {k} samples could be converted; {why[0]}: {type(why[1]).__name__}: {why[1]}') from why[1]
 
-# %% ../nbs/05_ingest.ipynb #cf326bd0
+# %% ../nbs/05_ingest.ipynb #e4d4616f
 class _Job:
     "An ingest's chunks of `src`, as arguments for `write_chunk`"
     n,splits,said,stream = 0,None,(),False
@@ -250,7 +250,7 @@ def _bar(results, total, rep):
     pb = progress_bar(results, total=total)
     for r in pb:
         yield r
-        pb.comment = f"{rep.written:,} written, {rep.failed:,} failed{f', about {size_str(rep.needs)} in the server when done' if rep.needs else ''}"
+        pb.comment = f"{rep.written:,} written, {rep.failed:,} failed{f', about {size_str(rep.needs)} where it is stored' if rep.needs else ''}"
     if not IN_NOTEBOOK: print()   # the console bar leaves its line open
 
 # %% ../nbs/05_ingest.ipynb #92bc4917

@@ -143,7 +143,7 @@ def close(self:ShardWriter):
         if self.storage.local: os.rmdir(self.storage.path('.ingest'))
     except (OSError,StoreError): pass
 
-# %% ../nbs/04f_shard_writer.ipynb #ce81c083
+# %% ../nbs/04f_shard_writer.ipynb #d7378f93
 class OpenShardWriter:
     "Makes writer `w` again in a worker"
     def __init__(self, w): self.storage,self.size,self.plan,self.token = w.storage.reveal(),(w.maxsize,w.maxcount),w.plan,w.token
@@ -254,8 +254,7 @@ def room(self:ShardWriter, pos)->tuple: # Bytes a sample takes, bytes free, byte
     size = n = 0
     for _,r in self.records():
         n += r['ok']; size += sum(s[2]+s[4] for s in r['shards'])
-    free = self.storage.free()
-    return size/max(n, 1),free,free
+    return size/max(n, 1),*self.storage.room()
 
 @patch
 def drop(self:ShardWriter, plan:dict=None):

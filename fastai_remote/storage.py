@@ -221,7 +221,7 @@ def names(self:Storage, folder:str='')->list:
     try: return sorted(p.rsplit('/', 1)[-1] for p in self.call(lambda fs: fs.ls(self.path(folder), detail=False)))
     except (FileNotFoundError,NotADirectoryError): return []
 
-# %% ../nbs/03g_storage.ipynb #60bb6850
+# %% ../nbs/03g_storage.ipynb #a9e68be0
 @patch
 @contextmanager
 def create(self:Storage,
@@ -266,9 +266,9 @@ def remove(self:Storage, names:list, step:int=1000):
         self.call(rm)
 
 @patch
-def free(self:Storage)->int:
-    "Bytes free where the folder is; `None` where nobody knows"
-    if not self.local: return
+def room(self:Storage)->tuple: # Bytes free, bytes in all
+    "How much there is where the folder is; `None` where nobody knows"
+    if not self.local: return None,None
     d = self.path()
     while not os.path.exists(d): d = os.path.dirname(d)
-    return shutil.disk_usage(d).free
+    return (u:=shutil.disk_usage(d)).free,u.total
