@@ -402,7 +402,7 @@ def test_left_by_a_finished_ingest(tmp_path, what):
 
 def lock(d, **kw):
     (Path(d)/'.ingest').mkdir(parents=True, exist_ok=True)
-    (Path(d)/'.ingest/lock.json').write_text(json.dumps(dict(host=shard_writer.host_id(), pid=os.getpid(), id='x', time=time.time()) | kw))
+    (Path(d)/'.ingest/lock.json').write_text(json.dumps(dict(host=shard_writer.host_id(), pid=os.getppid(), id='x', time=time.time()) | kw))   # of another process, which lives
 
 def dead():
     p = subprocess.Popen(['true'])
@@ -413,7 +413,7 @@ def test_locks(tmp_path):
     "A lock of a process that lives, or of another machine within its lease, is kept; one of the dead, or run out, or torn, is not"
     for kw in ({}, dict(host='elsewhere')):
         lock(tmp_path/'d', **kw)
-        with pytest.raises(StoreBusy, match=rf'd: process {os.getpid()} on .* is writing here now'): put(tmp_path/'d', items('a'))
+        with pytest.raises(StoreBusy, match=rf'd: process {os.getppid()} on .* is writing here now'): put(tmp_path/'d', items('a'))
         with pytest.raises((StoreBusy,StoreNotFound)): ShardStore.delete(tmp_path/'d')
     for k,kw in enumerate((dict(pid=dead()), dict(host='elsewhere', time=time.time()-40), dict(time=time.time()-40))):   # the last: its number is another's now
         lock(tmp_path/f'{k}', **kw)
@@ -985,7 +985,8 @@ def test_each_once_in_workers(numbers, num_workers, method, monkeypatch):
         dls = dls_of(numbers, 16, StoreSplitter(), num_workers=num_workers, mix=2)
         monkeypatch.setattr(type(dls.train.fake_l), 'multiprocessing_context', ctx)
         runs.append(epoch(dls.train))
-    assert sorted(flat(runs[0]))==list(range(240)) and runs[0]==runs[1]!=epoch(dls.train)
+        if method=='spawn': break   # seconds each: a worker imports fastai
+    assert sorted(flat(runs[0]))==list(range(240)) and (method=='spawn' or runs[0]==runs[1]!=epoch(dls.train))
     assert flat(epoch(dls.valid))==list(range(240, 300))
 
 @settings(max_examples=50, deadline=None)
