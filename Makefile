@@ -19,8 +19,8 @@ $(READY): settings.ini setup.py
 demo: setup  # make demo [DATA=folder] [LABELS=labels.csv or a regular expression]
 	$(PY) -W ignore demo.py $(if $(DATA),--data '$(DATA)') $(if $(LABELS),--labels '$(value LABELS)')
 
-test: setup  # make test [ARGS='-k memory']
-	$(PY) -m pytest $(ARGS)
+test: setup  # make test [ARGS='-k memory']; by default two files at a time
+	$(PY) -m pytest $(or $(ARGS),-n 2 --dist loadfile)
 
 lint: setup
 	$(VENV)/bin/ruff check --quiet --select F,E9,B --ignore F401,F403,F405,B905,B023,B007 fastai_remote tests tools demo.py setup.py

@@ -296,10 +296,12 @@ def test_the_script_of_the_ancestor(s3, tmp_path):
 
 def measure(million):
     "A start and some batches of so many samples: growth of this process and of its workers, and the size of the pickle, bytes"
+    from fastai_remote.shard_index import ShardTable
     from test_memory import MB, Numbers, children, own, private
     def day(n):
         store = Numbers(n)
-        store.shards = type('', (), dict(starts=np.arange(0, n+1, 10_000), n=np.full(n//10_000, 10_000)))()   # as a store of shards has
+        k = n//10_000
+        store.shards = ShardTable([str(i) for i in range(k)], np.full(k, 10_000), np.full(k, 10**8), np.zeros(k), np.zeros(k))
         store.check_cache = store.ahead = lambda *a, **k: None
         res = []
         for ds in (RemoteDataset(store).decode('torch').to_tuple('png', 'cls'), RemoteDataset(Numbers(n)).decode('torch').to_tuple('png', 'cls')):

@@ -580,12 +580,12 @@ def test_shard_in_parts(s3, proxy, small_parts):
 def test_many_shards(s3, proxy, tmp_path):
     "More shards than one page of a list has: written, resumed, read, deleted"
     if s3.strict: pytest.skip('the same over moto, which is quicker')
-    n = 1030
+    n = 1010
     items = [{'bin':bytes([i%256])*9, 'id':i} for i in range(n)]
     f = proxy.fail(403, 'AccessDenied', n=INF, match='shard-000009')
-    with pytest.raises(StoreUnavailable, match='refused'): make(s3, 'many', items, at=proxy, maxcount=1, chunk=103, shuffle=False)
+    with pytest.raises(StoreUnavailable, match='refused'): make(s3, 'many', items, at=proxy, maxcount=1, chunk=101, shuffle=False)
     f.n = 0
-    assert make(s3, 'many', items, at=proxy, maxcount=1, chunk=103, shuffle=False).resumed==927
+    assert make(s3, 'many', items, at=proxy, maxcount=1, chunk=101, shuffle=False).resumed==909
     store = opened(s3, proxy, folder='many')
     assert len(store.shards)==n and store.get_many(range(n), ['bin','id'], check=True)['id'].tolist()==list(range(n))
     assert sum(k.endswith('.tar') for k in names(s3, 'many'))==n and not any('.ingest' in k for k in names(s3, 'many'))
