@@ -8,9 +8,10 @@ Docs: https://fastai-remote.github.io/fastai_remote/block.html.md"""
 __all__ = ['ShardBlock', 'StoreSplitter', 'RandomStoreSplitter', 'StoreCategorize', 'StoreMultiCategorize', 'RedisBlock',
            'MeanImage']
 
-# %% ../nbs/08_block.ipynb #0969ed99
+# %% ../nbs/08_block.ipynb #4d4432d8
 import sys
 from copy import copy
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -145,7 +146,7 @@ class MeanImage(DisplayedTransform):
     def decodes(self, x:TensorImage): return (x+TensorImage(self._mean(x))).clamp(0, 1)
     def __getstate__(self): return {**self.__dict__, 'cache':{}}
 
-# %% ../nbs/08_block.ipynb #17754600
+# %% ../nbs/08_block.ipynb #af94c4aa
 @patch(cls_method=True)
 @delegates(DataLoaders.from_dblock)
 def from_redis(cls:DataLoaders,
@@ -164,6 +165,7 @@ def from_redis(cls:DataLoaders,
     **kwargs
 ):
     "`DataLoaders` from dataset `name` in Redis"
+    if isinstance(url, (str,Path)) and not str(url).startswith(('redis://','rediss://','unix://')): raise ValueError(f'{url}: no Redis server (redis://, rediss:// or unix://); a folder of shards is for from_shards')
     return _loaders(cls, url if isinstance(url, Store) else RedisStore(url, name), x, y, splitter, valid_pct, seed, img_cls, draw, normalize, item_tfms, batch_tfms, kwargs)
 
 @patch(cls_method=True)
@@ -187,7 +189,9 @@ def from_shards(cls:DataLoaders,
     **kwargs
 ):
     "`DataLoaders` from tar shards in folder `url`"
-    store = url if isinstance(url, Store) else ShardStore(url, cache, cache_size, **(storage_options or {}))
+    if str(url).startswith(('redis://','rediss://','unix://')): raise ValueError(f"{str(url).split('@')[-1]}: a Redis server is for from_redis(url, name)")
+    opts = {**(storage_options or {}), **{k:kwargs.pop(k) for k in ('endpoint_url','key','secret','token','profile','anon') if k in kwargs}}
+    store = url if isinstance(url, Store) else ShardStore(url, cache, cache_size, **opts)
     return _loaders(cls, store, x, y, splitter, valid_pct, seed, img_cls, draw, normalize, item_tfms, batch_tfms, dict(kwargs, mix=mix))
 
 def _loaders(cls, store, x, y, splitter, valid_pct, seed, img_cls, draw, normalize, item_tfms, batch_tfms, kwargs):

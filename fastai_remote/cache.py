@@ -157,7 +157,7 @@ def _reserve(self:FileCache, fd, size):
         os.ftruncate(fd, size)
     if size and hasattr(os, 'posix_fallocate'): os.posix_fallocate(fd, 0, size)   # the disk's promise, beside ours
 
-# %% ../nbs/03f_cache.ipynb #b6d04cc4
+# %% ../nbs/03f_cache.ipynb #173bc403
 @patch
 def clear(self:FileCache):
     "Remove all that is not in use"
@@ -172,7 +172,7 @@ def check(self:FileCache,
 ):
     "Raises `ValueError` if `n` shards of `size` bytes do not fit at the same time"
     if n*size>self.size: raise ValueError(f"{name and name+': '}{n:,} shard{'s'*(n!=1)} of up to {size_str(size)} in flight ({what}) need "
-        f'{size_str(n*size)}; the cache {self.folder} holds {size_str(self.size)}: give it more (`size`), or have fewer in flight')
+        f'{size_str(n*size)}; the cache {self.folder} holds {size_str(self.size)}: give it more (`cache_size=`), or have fewer in flight (`mix=`, `num_workers=`)')
 
 # %% ../nbs/03f_cache.ipynb #d9622877
 class _Part(io.FileIO):

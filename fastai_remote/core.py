@@ -163,7 +163,7 @@ class Store:
         d,v = self.manifest.fields[f],self.manifest.vocab.get(f)
         return d['codec'] + (f" ({d['dtype']})" if d['dtype'] else '') + (f", {len(v):,} labels" if v else '')
 
-# %% ../nbs/00_core.ipynb #03f44eb0
+# %% ../nbs/00_core.ipynb #c08ba494
 def size_str(n:int)->str:
     "`n` bytes in units a person reads"
     for u in ('B','KB','MB','GB'):
@@ -173,7 +173,7 @@ def size_str(n:int)->str:
 
 def _sizes(s):
     w,h = (f'{a}' if a==b else f'{a} to {b}' for a,_,b in (s['width'],s['height']))
-    return f"{w} wide, {h} high; mean {', '.join(f'{o:.3f}' for o in s['mean'])}; deviation {', '.join(f'{o:.3f}' for o in s['std'])}"
+    return f"{w} wide, {h} high (of {s['n']:,} looked at); mean {', '.join(f'{o:.3f}' for o in s['mean'])}; deviation {', '.join(f'{o:.3f}' for o in s['std'])}"
 
 def _table(title, rows):
     tr = ''.join(f'<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>' for k,v in rows.items() if v not in ('', None))

@@ -24,7 +24,7 @@ from .rasterise import Rasterise
 from .shard_order import sizes_of
 from .strokes import simplify
 
-# %% ../nbs/07_fetch.ipynb #1f364a79
+# %% ../nbs/07_fetch.ipynb #9d81bd1e
 class RemoteItems(Order):
     "Sample numbers of `store`, as fastai's items"
     known = {}   # position -> number, of a loader's batch in hand, which were computed all at once
@@ -57,7 +57,7 @@ def get_remote_items(
     store:Store # A `RedisStore`, or any other
 )->RemoteItems:
     "The samples of `store`: a `get_items` for `DataBlock`"
-    if not isinstance(store, Store): raise TypeError(f'want a store, such as RedisStore(url, name), not a {type(store).__name__}')
+    if not isinstance(store, Store): raise TypeError(f'want a store, such as RedisStore(url, name) or ShardStore(url), not a {type(store).__name__}')
     return RemoteItems(store)
 
 # %% ../nbs/07_fetch.ipynb #10d993c3

@@ -30,7 +30,7 @@ from .store_redis import RedisLink, as_link
 # %% ../nbs/05_ingest.ipynb #0b656edf
 class IngestError(Exception): "Nothing of a source could be written"
 
-# %% ../nbs/05_ingest.ipynb #cb9bede3
+# %% ../nbs/05_ingest.ipynb #0d0d2e0d
 _keep = 100
 
 @dataclass
@@ -54,6 +54,7 @@ class IngestReport:
     def _rate(self): return f'{(self.written-self.resumed)/max(self.seconds, 1e-9):,.0f} samples/s'
     def __repr__(self):
         s = f'{self.name}: {self.written:,} written, {self.failed:,} failed, {size_str(self.nbytes)} in {self.seconds:.1f} s ({self._rate()})'
+        if self.needs>1.5*self.nbytes: s += f', {size_str(self.needs)} where it is stored'
         if self.resumed: s += f', {self.resumed:,} of them by an earlier run'
         return '\n  '.join([s, *(f'{a}: {b}' for a,b in self.failures[:5]), *([f'… {self.failed-5:,} more'] if self.failed>5 else [])])
     def _repr_html_(self):
@@ -92,7 +93,7 @@ class _Positions:
             if p is not None and m.any(): res[m] = a+p[pos[m]-a]
         return res
 
-# %% ../nbs/05_ingest.ipynb #26bd83f0
+# %% ../nbs/05_ingest.ipynb #6efe42d2
 def to_redis(
     source, # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, list, DataFrame, torch or fastai dataset, store, iterator; or `{split: source}`
     url:str, # `redis://`, `rediss://` or `unix://`
@@ -118,6 +119,7 @@ def to_redis(
 
 def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False, splits=None, shuffle=True, seed=0, chunk=None, progress=None)->IngestReport:
     "Write `source` with `writer`; the arguments are `to_redis`'s"
+    if fn is not None and not callable(fn): raise TypeError(f'fn must be a function of a sample, not {fn!r}')
     src,n_workers = as_source(source),effective_workers(n_workers)
     vocab = as_vocab(src.vocab if vocab is None else vocab)
     if chunk is not None and chunk<1: raise ValueError(f'chunk must be at least 1, not {chunk}')

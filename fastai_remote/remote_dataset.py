@@ -75,7 +75,7 @@ def _plan(store, steps):
     if bad:=[g for g,h in have.items() if not h]: raise UnknownField(f"{store.name}: no field {', '.join(map(repr, bad))}; there are {', '.join(map(repr, store.fields))}")
     return dict(fields=list(dict.fromkeys(sum(have.values(), []))), loose=hasattr(store, 'shards') and any(len(h)>1 for h in have.values()))
 
-# %% ../nbs/07a_remote_dataset.ipynb #8d7e5548
+# %% ../nbs/07a_remote_dataset.ipynb #5d2741c7
 class RemoteDataset(Dataset):
     "The samples of a store as a map-style torch dataset: a batch a request, and a chain of steps that make objects of it"
     def __init__(self,
@@ -84,7 +84,7 @@ class RemoteDataset(Dataset):
         folder:str=None, # folder in it, where the shards are
     ):
         if isinstance(store, dict) and bucket and folder: store = ShardStore(f's3://{bucket}/{folder}', **store)
-        elif bucket or folder or not isinstance(store, Store): raise TypeError(f'want a store, or make_client(…), bucket and folder; not a {type(store).__name__}, {bucket!r}, {folder!r}')
+        elif bucket or folder or not isinstance(store, Store): raise TypeError(f'want a store, such as ShardStore(url), or make_client(…), bucket and folder; not {type(store).__name__}')
         self.__dict__.update(items=get_remote_items(store), steps=(), **_plan(store, ()))
 
     @property

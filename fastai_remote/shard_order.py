@@ -147,7 +147,7 @@ class ShardSplit:
         z,h = self.sizes[s],_mix(_mix(s.astype(np.uint64), np.uint64(_mix1(self.seed&_M64, _A))), np.uint64(_B))
         return self.starts[s]+((h%z.astype(np.uint64)).astype(np.int64)+k*_step(z, _mix(h, np.uint64(_A))))%z
 
-# %% ../nbs/02c_shard_order.ipynb #94bb87e6
+# %% ../nbs/02c_shard_order.ipynb #d30cd4df
 def _times(x, of): return f'as {of} as' if .8<x<1.25 else f'{x:,.{2 if x<1 else 1 if x<10 else 0}f} times as {of} as'
 
 @dataclass(eq=False, repr=False)
@@ -169,6 +169,7 @@ class ShuffleQuality:
         res.append(f'Of pairs in a batch {self.near_pct:.2g}% were stored within 100 places of each other, {_times(self.near, "often")} in a full shuffle.')
         if self.labels is not None: res.append(f'Class counts vary from batch to batch {_times(self.labels, "much")} in a full shuffle.')
         if self.again is not None: res.append(f'Of pairs in a batch {self.again_pct:.2g}% meet again in the next epoch, {_times(self.again, "often")} in a full shuffle.')
+        if max(self.labels or 0, self.near if self.labels is None else 0)>2: res.append('A larger mix=, or packing them anew with to_shards, which shuffles, evens this out.')
         return '\n'.join(res)
 
     def plot(self, figsize=(9,3)): # A matplotlib `Figure`

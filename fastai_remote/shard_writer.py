@@ -21,7 +21,7 @@ from .core import StoreBusy, StoreError, StoreExists
 from .shard_index import ShardFile, ShardManifest
 from .storage import Storage
 
-# %% ../nbs/04f_shard_writer.ipynb #b6528cee
+# %% ../nbs/04f_shard_writer.ipynb #f7c6849a
 _lease = 30
 _locks = set()   # locks that this process holds
 
@@ -67,7 +67,7 @@ class ShardWriter:
             plan['signature'] = f"{plan['signature']} {self.maxsize} {self.maxcount}"
             gen = 1+(old.generation if old else 0)
             if left and left['signature']!=plan['signature']:
-                if not overwrite: raise StoreExists(f'{self.storage.url}: an unfinished ingest from another source or fn, or into shards of another size, is there; repeat that one to finish it, or overwrite=True drops it')
+                if not overwrite: raise StoreExists(f'{self.storage.url}: an unfinished ingest from another source or fn, with other splits, seed or vocab, or into shards of another size, is there; repeat that one to finish it, or overwrite=True drops it')
                 self.drop(left)
                 gen,left = max(gen, 1+left['generation']),None   # a worker that outlived the old one knows no name of the new one
             if not left:

@@ -7,8 +7,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/shards.html.md"""
 # %% auto #0
 __all__ = ['to_shards']
 
-# %% ../nbs/05_shards.ipynb #a991073e
-import json
+# %% ../nbs/05_shards.ipynb #db17e706
+import json, os, time
 
 from fastcore.basics import patch
 
@@ -16,7 +16,7 @@ from .core import CorruptSample, StoreNotFound
 from .ingest import IngestReport, ingest
 from .shard_index import ShardTable, index_name
 from .shard_commit import ShardWriter
-from .shard_writer import _ours, _part
+from .shard_writer import _lease, _ours, _part
 from .storage import Storage, as_storage
 from .store_shards import ShardStore
 
@@ -46,7 +46,7 @@ def to_shards(
     w = ShardWriter(as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options})), maxsize, maxcount)
     return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress)
 
-# %% ../nbs/05_shards.ipynb #dbfd84b5
+# %% ../nbs/05_shards.ipynb #fa14a460
 @patch(cls_method=True)
 def delete(cls:ShardStore,
     url:str|Storage, # The folder
@@ -64,7 +64,9 @@ def delete(cls:ShardStore,
         else: mine = [n for n in w.storage.names() if _ours.match(n) or n.endswith('-failures.json')]
         w.storage.remove([*mine, *(n for n in w.storage.names() if _part.search(n))])
         w._forget()
-    finally: w.close()
+    finally:
+        w.close()
+        if w.storage.local and not w.storage.names(): os.rmdir(w.storage.path())
 
 @patch(cls_method=True)
 def abandon(cls:ShardStore,
@@ -77,6 +79,17 @@ def abandon(cls:ShardStore,
     w._lock()
     try: w.drop(left)
     finally: w.close()
+
+@patch(cls_method=True)
+def unfinished(cls:ShardStore,
+    url:str|Storage, # The folder
+    **storage_options # As `to_shards`
+)->list: # Of at most one dict: `name`, `chunks` done, `of` how many (`None` where the source is a stream), `began` (UTC), `running`
+    "An ingest that was begun here and not committed: go on with it by the same call, or `abandon` it"
+    w = ShardWriter(as_storage(url, **storage_options))
+    if not (plan:=w._left(w._committed())): return []
+    done,who = sum(n.startswith('chunk-') for n in w.storage.names('.ingest')),w._holder()
+    return [dict(name=w.name, chunks=done, of=None if plan.get('open') else -(-plan['n']//plan['chunk']), began=plan.get('began', ''), running=bool(who) and time.time()-who['time']<_lease)]
 
 @patch
 def failures(self:ShardStore):

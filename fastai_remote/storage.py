@@ -19,7 +19,7 @@ from fastcore.basics import patch
 
 from .core import StoreFull, StoreNotFound, StoreUnavailable
 
-# %% ../nbs/03g_storage.ipynb #d05ded34
+# %% ../nbs/03g_storage.ipynb #9cb099d6
 _secret = re.compile('secret|passw|token|key|cred|auth|sas|session|conn_|connection', re.I)
 
 def public(
@@ -42,12 +42,12 @@ class make_client(dict):
         access_key:str=None, # Default: the usual chain (environment, `~/.aws`, instance)
         secret_key:str=None, # Likewise
         **kwargs # More options for `s3fs.S3FileSystem`
-    ): super().__init__({k:v for k,v in dict(endpoint_url=url, key=access_key, secret=secret_key, **kwargs).items() if v is not None})
+    ): super().__init__({k:v for k,v in {'endpoint_url':url, 'key':access_key, 'secret':secret_key, **kwargs}.items() if v is not None})
     def __repr__(self): return f'make_client({public(self)})'
     __str__ = __repr__
     def __reduce__(self): return dict,(public(self),)
 
-# %% ../nbs/03g_storage.ipynb #3d2cb15c
+# %% ../nbs/03g_storage.ipynb #7b92030c
 _s3 = dict(config_kwargs=dict(request_checksum_calculation='when_required', response_checksum_validation='when_required', connect_timeout=5, read_timeout=20, retries={'total_max_attempts':1}))
 _left = []   # clients of a parent process: they must not be finalised here, where their thread does not run
 
@@ -56,8 +56,11 @@ class Storage:
     def __init__(self,
         url:str|os.PathLike, # A path, or any fsspec URL: `s3://bucket/folder`
         timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
-        **storage_options # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, `anon`, …
+        storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, `anon`, …
+        **kwargs # The same, one by one
     ):
+        storage_options = {**(storage_options or {}), **kwargs}
+        if re.search(r'\.(tar|tar\.gz|tgz)/?$|[{}]', os.fspath(url)): raise ValueError(f'{url}: give the folder that holds the tars')
         self.url,password = _split(os.fspath(url))
         self.timeout,self._options = timeout,{**({'password':password} if password else {}), **storage_options}
         self._fs,self._path,self.seen,self.loaded = (0,None),None,False,False
@@ -76,7 +79,7 @@ class Storage:
             if _scheme(self.url) in ('s3','s3a'): opts['config_kwargs'] = {**_s3['config_kwargs'], **opts.get('config_kwargs', {})}
             try: fs,self._path = fsspec.core.url_to_fs(self.url, skip_instance_cache=True, use_listings_cache=False, **opts)
             except ImportError as e: raise ImportError(f"{self.url}: {e}{'; pip install fastai_remote[s3]' if _scheme(self.url) in ('s3','s3a') else ''}") from e
-            except ValueError as e: raise ValueError(f'{self.url}: {e}') from e
+            except (ValueError,TypeError) as e: raise type(e)(f'{self.url}: {e}') from e
             if hasattr(fs, 'retries'): fs.retries = 1   # ours have one deadline over all
             self._fs = os.getpid(),fs
         return fs

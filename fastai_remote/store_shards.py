@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_shards.html.md"""
 # %% auto #0
 __all__ = ['OpenShards', 'ShardStore']
 
-# %% ../nbs/04_store_shards.ipynb #30666402
+# %% ../nbs/04_store_shards.ipynb #d97f06c8
 import os, threading, zlib
 from collections import OrderedDict
 
@@ -16,14 +16,14 @@ from fastcore.basics import patch, store_attr
 
 import fastai_remote.rasterise   # strokes are a codec too
 from .cache import FileCache
-from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable, UnsupportedFormat, crc32s
+from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable, UnsupportedFormat, crc32s, size_str
 from .order import Permutation
 from .shard_index import ShardIndex, ShardManifest, ShardTable, index_name
 from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality as _quality
 from .storage import Storage, as_storage
 from .whole_shards import WholeShards
 
-# %% ../nbs/04_store_shards.ipynb #5010c862
+# %% ../nbs/04_store_shards.ipynb #1d234754
 _gap,_span = 1<<15,1<<23   # join ranges that lie closer than a request costs, up to what fits a buffer
 _mapped = 256   # indices that a process keeps open
 
@@ -50,9 +50,10 @@ class ShardStore(Store):
         uid:str=None, # Which writing of the dataset it must be; default: whichever is there
         **storage_options # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …
     ):
-        self._cache_arg,self._cache = cache,None
+        if isinstance(cache, dict): raise TypeError('cache takes a folder; what a file system wants goes into storage_options=, or comes one by one: **client')
+        self._cache_arg,self._cache = cache or None,None
         self.storage = as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options}))
-        if cache_size is not None: self._cache_arg = FileCache(None if cache is True else cache, cache_size)
+        if cache_size is not None and cache: self._cache_arg = FileCache(None if cache is True else cache, cache_size)
         self._manifest,self._uid,self._open_ = None,uid,None
         self._uid = self.manifest.uid
 
@@ -82,7 +83,8 @@ class ShardStore(Store):
         s = f'{self.storage.url}: no dataset here'
         if 'bucket' in str(e).lower(): return f'{s}: {e}'
         names = self.storage.names()
-        if any(n.endswith(('.tar','.tar.gz','.tgz')) for n in names): return f'{s}: tars, but no manifest.json: index_shards({self.storage.url!r}) makes one; an ingest that is not finished has none yet'
+        if 'plan.json' in self.storage.names('.ingest'): return f'{s} yet: an ingest is under way, or was interrupted: the same call finishes it, ShardStore.abandon drops what it wrote'
+        if any(n.endswith(('.tar','.tar.gz','.tgz')) for n in names): return f'{s}: tars, but no manifest.json: index_shards({self.storage.url!r}) makes one'
         return f"{s}{'; there are: '+', '.join(names[:10]) if names else ' (no such folder, or an empty one)'}"
 
     def _changed(self): return StoreNotFound(f'{self.storage.url}: replaced since it was opened: open it again')
@@ -107,7 +109,7 @@ class ShardStore(Store):
     def __deepcopy__(self, memo): return self
     def _repr_html_(self):
         t = self.shards
-        return super()._repr_html_().replace('</th>', f"</th></tr><tr><td>folder</td><td>{self.storage.url}</td></tr><tr><td>shards</td><td>{len(t):,}</td>", 1)
+        return super()._repr_html_().replace('</th>', f"</th></tr><tr><td>folder</td><td>{self.storage.url}</td></tr><tr><td>shards</td><td>{len(t):,}, {size_str(int(t.size.sum()))}</td>", 1)
 
     @property
     def _open(self)->_Open:

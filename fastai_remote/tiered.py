@@ -85,7 +85,7 @@ class _Fill:
 def _leave(ref, timeout=1.):
     if (f:=ref()) is not None: f.flush(timeout)
 
-# %% ../nbs/05c_tiered.ipynb #e2d4a54a
+# %% ../nbs/05c_tiered.ipynb #782d9ba8
 _slots = 256
 
 class OpenTiered:
@@ -110,6 +110,7 @@ class TieredStore(Store):
         queue:int=64_000_000, # Bytes that may be on their way to Redis, in each process
         **kwargs # More for `RedisLink`; its time-outs are cut short
     ):
+        if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore): raise TypeError(f"want TieredStore('redis://…', ShardStore(url)), not {type(redis).__name__} and {type(store).__name__}")
         copy = redis if isinstance(redis, RedisStore) else None
         link,m = copy.link if copy else as_link(redis, **kwargs),store.manifest
         self.link = RedisLink(**{**link.reveal(), 'timeout':min(.25, link.timeout), 'socket_timeout':min(2., link.socket_timeout)})   # the shards are there if it is not
