@@ -47,7 +47,7 @@ class make_client(dict):
     __str__ = __repr__
     def __reduce__(self): return dict,(public(self),)
 
-# %% ../nbs/03g_storage.ipynb #7b92030c
+# %% ../nbs/03g_storage.ipynb #daf36db0
 _s3 = dict(config_kwargs=dict(request_checksum_calculation='when_required', response_checksum_validation='when_required', connect_timeout=5, read_timeout=20, retries={'total_max_attempts':1}))
 _left = []   # clients of a parent process: they must not be finalised here, where their thread does not run
 
@@ -60,7 +60,7 @@ class Storage:
         **kwargs # The same, one by one
     ):
         storage_options = {**(storage_options or {}), **kwargs}
-        if re.search(r'\.(tar|tar\.gz|tgz)/?$|[{}]', os.fspath(url)): raise ValueError(f'{url}: give the folder that holds the tars')
+        if re.search(r'\.(tar|tar\.gz|tgz)/?$', os.fspath(url)): raise ValueError(f'{url}: give the folder that holds the tars')
         self.url,password = _split(os.fspath(url))
         self.timeout,self._options = timeout,{**({'password':password} if password else {}), **storage_options}
         self._fs,self._path,self.seen,self.loaded = (0,None),None,False,False

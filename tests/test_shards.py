@@ -830,7 +830,7 @@ def test_indexing_goes_on(tmp_path):
     with pytest.MonkeyPatch.context() as m:
         m.setattr(shard_writer.ShardWriter, 'done', stop)
         with pytest.raises(KeyboardInterrupt): index(d)
-        with pytest.raises(StoreNotFound, match='no manifest.json: index_shards'): ShardStore(d)
+        with pytest.raises(StoreNotFound, match='the same call finishes it'): ShardStore(d)
         s,rep = index(d)
     assert (rep.written,rep.resumed)==(30,15) and values(s, 'txt')==[f'{k} {i}' for k in range(6) for i in range(5)]
     assert names(d)==sorted(['manifest.json']+[f'{k}.{e}' for k in range(6) for e in ('idx','tar')])
@@ -1022,7 +1022,7 @@ def test_worker_dies_with_a_cache(numbers, tmp_path):
     "A worker is killed in the middle of an epoch: it ends with an error; the cache is good, who comes next starts at once, and its part of a file goes when room is made"
     code = _dying.format(tests=str(Path(__file__).parent), url=numbers.storage.url, cache=str(tmp_path/'c'))
     p = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, timeout=60)   # torch's signal handler is not for this process
-    assert p.returncode and 'killed by signal' in p.stderr, p.stderr[-1000:]
+    assert p.returncode==1 and re.search('killed by signal|EOFError|ConnectionResetError|answer_challenge', p.stderr), p.stderr[-1000:]   # as torch meets it
     s = ShardStore(numbers.storage.url, cache=str(tmp_path/'c'))
     assert sorted(flat(epoch(dls_of(s, 16, StoreSplitter(), num_workers=1).train)))==list(range(240))
     s.cache.clear()   # as whoever needs room does
