@@ -22,7 +22,7 @@ from .shards import ShardStore, to_shards
 from .sources import shrink
 from .store_redis import RedisLink
 
-# %% ../nbs/05a_ops.ipynb #6b737447
+# %% ../nbs/05a_ops.ipynb #6a1661fc
 def _is_redis(url): return isinstance(url, RedisLink) or str(url).startswith(('redis://','rediss://','unix://'))
 
 @patch
@@ -32,7 +32,7 @@ def map(self:Store,
     url:str|RedisLink=None, # Where to: a Redis server or, for shards, a folder; default: the same server
     **kwargs # `n_workers`, `overwrite`, `progress` and others for `to_redis` or `to_shards`
 )->IngestReport:
-    "Make a dataset of `fn` of each sample, in Redis or in shards; raises what `to_redis` and `to_shards` raise"
+    "Make a dataset of `fn` of each sample, in Redis or in shards; an image comes as its file, `Image.open(io.BytesIO(o['jpg']))`; raises what `to_redis` and `to_shards` raise"
     url,kwargs = url or getattr(self, 'link', None),{'shuffle':False, **kwargs}
     if _is_redis(url):
         if name is None: raise TypeError('name= of the new dataset is missing')
