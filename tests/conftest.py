@@ -44,13 +44,13 @@ def server():
     with redis_server() as s: yield s
 
 @pytest.fixture(scope='session')
-def pics(server, images):
+def redis_pics(server, images):
     "The images as they are, with label and path, in Redis"
     to_redis(image_samples(images, label=class_of, path=True), server.url, 'pics', n_workers=1, progress=False)
     return RedisStore(server.url, 'pics')
 
 @pytest.fixture
-def store(pics): return pics
+def store(redis_pics): return redis_pics
 
 @pytest.fixture
 def fresh():

@@ -34,7 +34,7 @@ def shards(images, tmp_path_factory):
     return ShardStore(d)
 
 @pytest.fixture(params=['redis','shards'])
-def store(request, pics, shards): return dict(redis=pics, shards=shards)[request.param]
+def store(request, redis_pics, shards): return dict(redis=redis_pics, shards=shards)[request.param]
 
 @pytest.fixture
 def dls(store, workers): return DataLoaders.from_redis(store, item_tfms=Resize(32), bs=8, num_workers=workers, seed=1, normalize=False)
