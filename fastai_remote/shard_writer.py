@@ -21,7 +21,7 @@ from .core import StoreBusy, StoreError, StoreExists
 from .shard_index import ShardFile, ShardManifest
 from .storage import Storage
 
-# %% ../nbs/04f_shard_writer.ipynb #f7c6849a
+# %% ../nbs/04f_shard_writer.ipynb #1d9c9e5f
 _lease = 30
 _locks = set()   # locks that this process holds
 
@@ -39,7 +39,7 @@ class ShardWriter:
 
     def chunk(self, n:int, each:float, n_workers:int)->int:
         "Samples a shard, where there are `n` of `each` bytes: as many as fit, but some shards to mix and to share out"
-        return max(1, min(self.maxcount, int(.95*self.maxsize/max(each, 1)), max(64, -(-n//8))))
+        return max(1, min(self.maxcount, int(.85*self.maxsize/max(each, 1)), max(64, -(-n//8))))   # .85: some samples are a guess
     def stream_chunk(self, src)->int:
         "Samples a part of a stream: many where what goes to the workers is but a place in a file"
         return min(self.maxcount, 16384 if hasattr(src, 'chunk') else 1024)
