@@ -23,7 +23,7 @@ from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality as _q
 from .storage import Storage, as_storage
 from .whole_shards import WholeShards
 
-# %% ../nbs/04_store_shards.ipynb #1d234754
+# %% ../nbs/04_store_shards.ipynb #231b0257
 _gap,_span = 1<<15,1<<23   # join ranges that lie closer than a request costs, up to what fits a buffer
 _mapped = 256   # indices that a process keeps open
 
@@ -83,7 +83,7 @@ class ShardStore(Store):
         s = f'{self.storage.url}: no dataset here'
         if 'bucket' in str(e).lower(): return f'{s}: {e}'
         names = self.storage.names()
-        if 'plan.json' in self.storage.names('.ingest'): return f'{s} yet: an ingest is under way, or was interrupted: the same call finishes it, ShardStore.abandon drops what it wrote'
+        if 'plan.json' in self.storage.names('.ingest'): return f'{s} yet, but an ingest that is not finished: the same call goes on with it, ShardStore.abandon drops what it wrote'
         if any(n.endswith(('.tar','.tar.gz','.tgz')) for n in names): return f'{s}: tars, but no manifest.json: index_shards({self.storage.url!r}) makes one'
         return f"{s}{'; there are: '+', '.join(names[:10]) if names else ' (no such folder, or an empty one)'}"
 
