@@ -1,5 +1,6 @@
 "A private Redis, a folder of images, and a store made of them, for all tests"
-import os, warnings
+import os, signal, time, traceback, warnings
+from contextlib import contextmanager
 warnings.filterwarnings('ignore', category=FutureWarning)
 os.environ.setdefault('MPLBACKEND', 'agg')
 
@@ -69,3 +70,30 @@ def dies_at(k, f):
         try: f()
         finally: os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==9
+
+@contextmanager
+def fails(err, match):
+    "Fail unless `err` is raised; torch's error would keep its workers, and 10 s, until the garbage collector comes"
+    with pytest.raises(err, match=match) as e: yield
+    traceback.clear_frames(e.value.__traceback__)
+
+@contextmanager
+def within(seconds):
+    "Fail if it takes longer: it was to give up, not to hang"
+    t = time.monotonic()
+    yield
+    assert time.monotonic()-t<seconds
+
+def wait_for(f, seconds=60):
+    "Poll until `f()`"
+    t = time.monotonic()
+    while not (r:=f()):
+        assert time.monotonic()-t<seconds
+        time.sleep(.001)
+    return r
+
+def kill(p):
+    "Kill a process and all that it started"
+    try: os.killpg(p.pid, signal.SIGKILL)
+    except ProcessLookupError: pass
+    p.wait()

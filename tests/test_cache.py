@@ -7,6 +7,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from conftest import wait_for
 from hypothesis import given, settings, strategies as st
 
 from fastai_remote import cache as mod
@@ -74,12 +75,6 @@ def untold(): mod._told.clear()
 
 @pytest.fixture
 def folder(tmp_path): return tmp_path/'cache'
-
-def wait_for(f, seconds=60):
-    t = time.monotonic()
-    while not f():
-        assert time.monotonic()-t<seconds
-        time.sleep(.001)
 
 def forever(): threading.Event().wait()
 

@@ -15,7 +15,7 @@ from fastai.vision.augment import Resize
 from torch import nn
 
 import fastai_remote.block
-from conftest import N, class_of, dies_at
+from conftest import N, class_of, dies_at, fails, within, wait_for
 from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisBlock, RedisStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
     StoreUnavailable, UnknownField, UnsupportedFormat, get_remote_items, image_samples, redis_server, to_redis)
 from fastai_remote.ingest import write_chunk
@@ -59,19 +59,6 @@ def whole(url, name='d'):
     res = {f:v if isinstance(v, list) else v.tolist() for f,v in s.get_many(range(len(s)), s.fields, check=True).items()}
     m = s.manifest
     return res,m.n,m.fields,m.splits,m.vocab,m.nbytes
-
-@contextmanager
-def fails(err, match):
-    "Fail unless `err` is raised; torch's error would keep its workers, and 10 s, until the garbage collector comes"
-    with pytest.raises(err, match=match) as e: yield
-    traceback.clear_frames(e.value.__traceback__)
-
-@contextmanager
-def within(seconds):
-    "Fail if it takes longer: it was to give up, not to hang"
-    t = time.monotonic()
-    yield
-    assert time.monotonic()-t<seconds
 
 # --- wrong address, name, field, format
 
@@ -278,14 +265,6 @@ def script(tmp_path):
         try: os.killpg(p.pid, signal.SIGKILL)
         except ProcessLookupError: pass
         p.wait()
-
-def wait_for(f, seconds=20):
-    "Poll until `f()`"
-    t = time.monotonic()
-    while not (r:=f()):
-        assert time.monotonic()-t<seconds
-        time.sleep(.01)
-    return r
 
 def finish(p):
     "What a process says that is to end well"

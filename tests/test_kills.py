@@ -9,7 +9,7 @@ import pytest
 import redis
 from PIL import Image
 
-from conftest import dies_at
+from conftest import dies_at, kill, wait_for
 from fastai_remote import RedisStore, StoreBusy, StoreExists, StoreNotFound, image_samples, redis_server, to_redis
 from fastai_remote.sources import fn_fingerprint
 from fastai_remote.redis_writer import RedisWriter
@@ -31,14 +31,6 @@ def whole(server, name='d'):
     res = {f:v if isinstance(v, list) else v.tolist() for f,v in s.get_many(range(len(s)), s.fields, check=True).items()}
     m = s.manifest
     return res,m.n,m.fields,m.splits,m.vocab,m.nbytes,m.failed,m.counts,m.stats,sorted(s.failures()),keys(server)
-
-def wait_for(f, seconds=60):
-    "Poll until `f()`"
-    t = time.monotonic()
-    while not (r:=f()):
-        assert time.monotonic()-t<seconds
-        time.sleep(.001)
-    return r
 
 # --- kill -9, again and again
 
@@ -90,12 +82,6 @@ def script(tmp_path):
         return p
     yield go
     for p in ps: kill(p)
-
-def kill(p):
-    "Kill a process and all that it started"
-    try: os.killpg(p.pid, signal.SIGKILL)
-    except ProcessLookupError: pass
-    p.wait()
 
 def plan_of(c): return json.loads(c.get('d:ingest') or '{}')
 def holds(c, p): return json.loads(c.get('d:ingest:lock') or '{}').get('pid')==p.pid

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from conftest import fails, within, wait_for
 pytest.importorskip('s3fs'); pytest.importorskip('moto'); pytest.importorskip('boto3')
 from PIL import Image
 from fastai.data.core import DataLoaders
@@ -87,27 +88,6 @@ def alike(a, b):
     return ms[0]==ms[1] and all(a[k]==b[k] for k in a if k!='manifest.json')
 
 def gets(p, end='.tar'): return [(path.rsplit('/', 1)[-1],r) for m,path,r,_ in list(p.log) if m=='GET' and path.endswith(end)]
-
-@contextmanager
-def fails(err, match):
-    "Fail unless `err` is raised; torch's error would keep its workers, and 10 s, until the garbage collector comes"
-    with pytest.raises(err, match=match) as e: yield
-    traceback.clear_frames(e.value.__traceback__)
-
-@contextmanager
-def within(seconds):
-    "Fail if it takes longer: it was to give up, not to hang"
-    t = time.monotonic()
-    yield
-    assert time.monotonic()-t<seconds
-
-def wait_for(f, seconds=30):
-    "Poll until `f()`"
-    t = time.monotonic()
-    while not (r:=f()):
-        assert time.monotonic()-t<seconds
-        time.sleep(.02)
-    return r
 
 # --- what is to be there
 

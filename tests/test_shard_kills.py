@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import kill, wait_for
 
 from fastai_remote import ShardStore, StoreBusy, StoreExists, StoreNotFound, index_shards, shard_writer, to_shards
 from test_shards import dead, index, items, lock, names, seen, sound, tar, values
@@ -185,19 +186,6 @@ def script(tmp_path):
         return p
     yield go
     for p in ps: kill(p)
-
-def kill(p):
-    "Kill a process and all that it started"
-    try: os.killpg(p.pid, signal.SIGKILL)
-    except ProcessLookupError: pass
-    p.wait()
-
-def wait_for(f, seconds=60):
-    t = time.monotonic()
-    while not (r:=f()):
-        assert time.monotonic()-t<seconds
-        time.sleep(.002)
-    return r
 
 def done(d): return sum(n.startswith('.ingest/chunk-') for n in names(d)) if d.exists() else 0
 def kids(p): return [int(k) for t in Path(f'/proc/{p.pid}/task').glob('*/children') for k in t.read_text().split() if b'popen_loky' in Path(f'/proc/{k}/cmdline').read_bytes()]

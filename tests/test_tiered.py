@@ -8,7 +8,7 @@ import pytest
 import redis
 from fastcore.test import expect_fail
 
-from conftest import N, class_of
+from conftest import N, class_of, within, wait_for
 from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, StoreFull, StoreUnavailable
 from fastai_remote.ops import RedisStore
 from fastai_remote.server import redis_server
@@ -59,19 +59,6 @@ def said():
         warnings.simplefilter('always')
         yield res
     res += [o.message for o in w if o.category is UserWarning]
-
-@contextmanager
-def within(seconds):
-    "Fail if it takes longer: it was to give up, not to hang"
-    t = time.monotonic()
-    yield
-    assert time.monotonic()-t<seconds
-
-def wait_for(f, seconds=30):
-    t = time.monotonic()
-    while not f():
-        assert time.monotonic()-t<seconds
-        time.sleep(.005)
 
 def requests(link):
     "Have each request over `link` counted; returns the list they go to, and something to call at the end"
