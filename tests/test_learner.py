@@ -33,8 +33,8 @@ def shards(images, tmp_path_factory):
     to_shards(image_samples(images, label=class_of, path=True), d:=tmp_path_factory.mktemp('shards')/'pics', chunk=16, n_workers=1, progress=False)
     return ShardStore(d)
 
-@pytest.fixture(params=['redis','shards'])
-def store(request, redis_pics, shards): return dict(redis=redis_pics, shards=shards)[request.param]
+@pytest.fixture(params=['redis','shards','tiered'])
+def store(request, server, redis_pics, shards): return dict(redis=redis_pics, shards=shards, tiered=TieredStore(server.url, shards))[request.param]
 
 @pytest.fixture
 def dls(store, workers): return DataLoaders.from_redis(store, item_tfms=Resize(32), bs=8, num_workers=workers, seed=1, normalize=False)
