@@ -110,13 +110,15 @@ def shards(n):
     store = shard_numbers(n)
     return block.dataloaders(store, bs=64, num_workers=2), get_remote_items(store)
 
-def tiered(n, servers=[]):
+_servers = []   # of this process
+
+def tiered(n):
     "`DataLoaders` of a Redis before shards of `n` samples"
     from fastai.vision.all import DataBlock
     from fastai_remote import RandomStoreSplitter, ShardBlock, TieredStore, get_remote_items, redis_server
-    if not servers: servers.append(redis_server())
+    if not _servers: _servers.append(redis_server())
     block = DataBlock((ShardBlock, ShardBlock('cls')), get_items=get_remote_items, splitter=RandomStoreSplitter(0.2))
-    store = TieredStore(servers[0].url, shard_numbers(n))
+    store = TieredStore(_servers[0].url, shard_numbers(n))
     return block.dataloaders(store, bs=64, num_workers=2), get_remote_items(store)
 
 @pytest.mark.parametrize('loaders', ['shards','tiered'])
