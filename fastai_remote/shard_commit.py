@@ -20,11 +20,11 @@ from .shard_index import ShardManifest, ShardTable, index_name
 from .shard_writer import ShardWriter, _ours
 from .stats import ImageStats
 
-# %% ../nbs/04g_shard_commit.ipynb #fc9e1076
+# %% ../nbs/04g_shard_commit.ipynb #f3fac7f9
 @patch
 def commit(self:ShardWriter)->ShardManifest:
     "Add up the records, write the manifest, and remove what the dataset it replaces, and the ingest, have left"
-    plan,names,cols,holes,labels,counts = self.plan,[],[array('q') for _ in range(5)],[],{},{}
+    plan,names,cols,holes,labels,counts = self.plan,[],[array('q') for _ in range(5)],array('q'),{},{}
     m = ShardManifest(self.name, 0, {f:{k:v for k,v in d.items() if k not in ('staged','text')} for f,d in plan['fields'].items()}, vocab=dict(plan['vocab']), generation=plan['generation'], prefix=plan['prefix'])
     stats,left = ImageStats(),-(-plan['n']//plan['chunk'])
     fails = self.stack.enter_context(self.storage.create(m.failures)) if any(r['failed'] for _,r in self.records()) else None
@@ -32,7 +32,7 @@ def commit(self:ShardWriter)->ShardManifest:
         for s in r['shards']:
             names.append(s[0])
             for c,v in zip(cols, s[1:]): c.append(v)
-        holes += r['holes']
+        for h in r['holes']: holes.extend(h)
         m.n,m.nbytes,m.failed,left = m.n+r['ok'],m.nbytes+r['bytes'],m.failed+r['failed'],left-1
         for f,ls in r['labels'].items(): labels.setdefault(f, set()).update(ls)
         for f,c in r['counts'].items():
