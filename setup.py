@@ -1,7 +1,7 @@
 "Name, version, requirements and extras come from settings.ini; description and urls from pyproject.toml's [project]"
 from configparser import ConfigParser
 from pathlib import Path
-from setuptools import setup, find_packages
+from setuptools import Extension, setup, find_packages
 
 root = Path(__file__).parent
 ini = ConfigParser(delimiters=['='])
@@ -14,5 +14,6 @@ setup(
     name=c['lib_name'], version=c['version'], python_requires='>='+c['min_python'],
     install_requires=c['requirements'].split(),
     extras_require={k.removesuffix(sfx):v.split() for k,v in c.items() if k.endswith(sfx)},
+    ext_modules=[Extension(f'{lib}._jpeg', [f'{lib}/_jpeg.c'], libraries=['jpeg'], py_limited_api=True, optional=True)],   # without a compiler, or libjpeg-turbo's header, Pillow decodes
     packages=find_packages(include=[lib, lib+'.*']), entry_points=dict(nbdev=[f'{lib}={lib}._modidx:d']),
 )

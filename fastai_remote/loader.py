@@ -7,23 +7,27 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #09b8bb56
+# %% ../nbs/07_loader.ipynb #d045c15d
 import collections, gc, inspect, warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from fastai.data.core import DataLoader, TfmdDL
+from fastai.data.load import SkipItemException
+from fastai.data.transforms import ToTensor
 from fastcore.basics import merge, store_attr
 from fastcore.foundation import L
+from fasttransform import compose_tfms
 from torch.utils.data import get_worker_info
 
 from .core import CorruptSample, MissingSample
 from .fetch import Fetch, RemoteItems
+from .images import HugeIntToFloat, stack_images
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #5ba0f6c9
+# %% ../nbs/07_loader.ipynb #8fd4dde7
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -47,6 +51,7 @@ class RemoteDL(TfmdDL):
         self._ledger = None
         _follow(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
+        if (fs:=getattr(self.after_batch, 'fs', None)): fs[:] = [HugeIntToFloat.of(t) for t in fs]
         if isinstance(balance, str): self.stores[0].class_weights(balance)   # now, if it cannot be
         if shuffle and self._sizes is not None: self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*mix)
 
@@ -106,6 +111,23 @@ class RemoteDL(TfmdDL):
     def create_batches(self, samps):
         if get_worker_info() is not None: gc.freeze()
         yield from super().create_batches(self._in_hand(samps))
+
+    @property
+    def _late(self):
+        "The `ToTensor` that items go through last, if it may wait for the batch"
+        fs = getattr(self.after_item, 'fs', None)
+        return fs[-1] if fs and type(fs[-1]) is ToTensor and not getattr(self.before_batch, 'fs', None) and not self.prebatched else None
+
+    def do_item(self, s):
+        if self._late is None: return super().do_item(s)
+        try: return compose_tfms(self.create_item(s), self.after_item.fs[:-1], split_idx=self.after_item.split_idx)
+        except SkipItemException: return None
+
+    def do_batch(self, b):
+        if (late:=self._late) is None: return super().do_batch(b)
+        whole = {k:t for k,c in enumerate(zip(*b)) if (t:=stack_images(c)) is not None} if isinstance(b[0], tuple) else {}
+        res = super().do_batch([late(tuple(whole[k][:0] if k in whole else x for k,x in enumerate(o))) if whole else late(o) for o in b])
+        return tuple(whole.get(k, x) for k,x in enumerate(res)) if whole else res
 
     def _in_hand(self, samps):
         "`samps`, each given out when the bytes of its batch are there"
