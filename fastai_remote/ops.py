@@ -22,12 +22,12 @@ from .shards import ShardStore, to_shards
 from .sources import shrink
 from .store_redis import RedisLink
 
-# %% ../nbs/05a_ops.ipynb #6a1661fc
+# %% ../nbs/05a_ops.ipynb #5c36b616
 def _is_redis(url): return isinstance(url, RedisLink) or str(url).startswith(('redis://','rediss://','unix://'))
 
 @patch
 def map(self:Store,
-    fn, # `fn(sample)` -> sample: images are encoded bytes, as from files; anything else is decoded; labels are labels
+    fn, # `fn(sample)` -> sample: images are encoded bytes, as from files; anything else is decoded, pixels to Pillow images; labels are labels
     name:str=None, # Name of the new dataset in Redis; shards have none but their folder's
     url:str|RedisLink=None, # Where to: a Redis server or, for shards, a folder; default: the same server
     **kwargs # `n_workers`, `overwrite`, `progress` and others for `to_redis` or `to_shards`
@@ -47,14 +47,14 @@ def resize(self:Store,
     name:str=None, # As `map`
     quality:int=90, # JPEG and WebP quality, 1 to 95
     field:str=None, # Field to resize; default: the first that holds images
-    codec:str=None, # What to store: `jpg`, `png` or `webp`; default: the same, `png` where that is no such file
+    codec:str=None, # What to store: `jpg`, `png`, `webp` or `raw`; default: the same, `png` where that is none of them
     **kwargs # `url` and others for `map`
 )->IngestReport:
     "Make a dataset with smaller images"
     field = field or next((f for f in self.fields if is_image(self.manifest.fields[f]['codec'])), None)
     if field is None: raise ValueError(f"{self.name}: no field with images among {', '.join(self.fields)}; field= names one with arrays of pixels")
     if self.manifest.fields[field]['codec']=='strokes': raise ValueError(f'{self.name}: strokes have no size; store.map(Rasterise({size}), name) draws them')
-    if codec is None: codec = c if getattr(get_codec(c:=self.manifest.fields[field]['codec']), 'fmt', None) else 'png'
+    if codec is None: codec = c if (c:=self.manifest.fields[field]['codec'])=='raw' or getattr(get_codec(c), 'fmt', None) else 'png'
     return self.map(shrink(size, quality, codec, [field]), name, **kwargs)
 
 @patch

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/sources.html.md"""
 # %% auto #0
 __all__ = ['as_sample', 'no_address', 'stable_repr', 'fn_fingerprint', 'PathList', 'image_samples', 'shrink']
 
-# %% ../nbs/04a_sources.ipynb #2163bad8
+# %% ../nbs/04a_sources.ipynb #69f77ec2
 import hashlib, os, re
 from array import array
 from functools import partial
@@ -19,7 +19,7 @@ from PIL import Image
 from fastcore.basics import store_attr
 
 import fastai_remote.rasterise   # strokes are a codec too
-from .codec import ImageCodec, get_codec, is_image
+from .codec import BitsCodec, ImageCodec, RawCodec, from_pixels, get_codec, is_image
 
 # %% ../nbs/04a_sources.ipynb #839d3da3
 def _field_of(o):
@@ -150,39 +150,41 @@ class _LoadFile:
         if self.root is not None: d['path'] = os.path.relpath(p, self.root)
         return d
 
-# %% ../nbs/04a_sources.ipynb #ae3a73ea
+# %% ../nbs/04a_sources.ipynb #76632bd8
 class shrink:
     "Shrink images until the shorter side is `size` pixels; smaller ones stay as they are"
     def __init__(self,
         size:int, # Shorter side, pixels
         quality:int=90, # JPEG and WebP quality, 1 to 95
-        codec:str='jpg', # What to store: `jpg`, `png` or `webp`
+        codec:str='jpg', # What to store: `jpg`, `png` or `webp`; `raw` pixels, `bits` of masks
         fields:list=None, # Image fields to shrink; default: the first
         resample:int=Image.Resampling.BILINEAR, # Pillow's filter; `NEAREST` for masks
     ):
         if not isinstance(size, (int,np.integer)) or size<1: raise ValueError(f'size is the shorter side, in pixels, not {size!r}')
         if not 1<=quality<=95: raise ValueError(f'quality must be from 1 to 95, not {quality}')
-        if not is_image(codec) or not getattr(get_codec(codec), 'fmt', None): raise ValueError(f'codec must be jpg, png or webp, not {codec!r}')
+        if not (isinstance(c:=get_codec(codec), RawCodec) or getattr(c, 'fmt', None)): raise ValueError(f'codec must be jpg, png, webp, raw or bits, not {codec!r}')
+        if isinstance(c, BitsCodec) and resample!=Image.Resampling.NEAREST: raise ValueError("codec='bits' has no greys: it takes resample=Image.Resampling.NEAREST")
         store_attr()
 
     def __call__(self, o)->dict:
         o = as_sample(o)
-        fields = self.fields or [f for f in o if isinstance(get_codec(f), ImageCodec)][:1]
+        fields = self.fields or [f for f in o if isinstance(get_codec(f), (ImageCodec,RawCodec))][:1]
         if not fields: raise ValueError(f"no image among the fields {', '.join(o)}")
-        return {(self._rename(f) if f in fields else f):(self._one(v) if f in fields else v) for f,v in o.items()}
+        return {(self._rename(f) if f in fields else f):(self._one(v, f) if f in fields else v) for f,v in o.items()}
 
     def _rename(self, f): return '.'.join([*f.split('.')[:-1], self.codec])
-    def _one(self, v):
-        out = get_codec(self.codec)
-        im = ImageCodec('img')._open(v) if isinstance(v, (bytes,bytearray)) else v if isinstance(v, Image.Image) else Image.fromarray(np.asarray(v))
+    def _one(self, v, field='img'):
+        out,c = get_codec(self.codec),get_codec(field)
+        pixels = is_image(field) and not isinstance(c, ImageCodec)
+        im = v if isinstance(v, Image.Image) else from_pixels(v) if not isinstance(v, (bytes,bytearray)) else c.image(v) if pixels else ImageCodec('img')._open(v)
         w,h = im.size
         s = self.size/min(w, h)
-        if s>=1 and isinstance(v, bytes) and im.format==out.fmt: return v
+        if s>=1 and isinstance(v, bytes) and (c is out if pixels else im.format==getattr(out, 'fmt', '')): return v
         if s<1:
             size = max(1, round(w*s)),max(1, round(h*s))
             im.draft(None, size)
             im = ImageCodec('img')._load(im).resize(size, self.resample, reducing_gap=2. if self.resample!=Image.Resampling.NEAREST else None)
         if self.codec=='jpg' and im.mode not in ('L','RGB'): im = im.convert('RGB')
-        return ImageCodec(self.codec, out.fmt, self.quality).to_bytes(im)
+        return (ImageCodec(self.codec, out.fmt, self.quality) if isinstance(out, ImageCodec) else out).to_bytes(im)
 
     def __repr__(self): return f'shrink({self.size}, quality={self.quality}, codec={self.codec!r}, fields={self.fields}, resample={int(self.resample)})'
