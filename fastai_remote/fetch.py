@@ -7,12 +7,12 @@ Docs: https://fastai-remote.github.io/fastai_remote/fetch.html.md"""
 # %% auto #0
 __all__ = ['RemoteItems', 'get_remote_items', 'Fetch', 'default_field']
 
-# %% ../nbs/07_fetch.ipynb #2be892f3
+# %% ../nbs/07_fetch.ipynb #54ee878e
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from fastai.torch_core import Tensor
 from fasttransform import DisplayedTransform
 
@@ -60,7 +60,7 @@ def get_remote_items(
     if not isinstance(store, Store): raise TypeError(f'want a store, such as RedisStore(url, name) or ShardStore(url), not a {type(store).__name__}')
     return RemoteItems(store)
 
-# %% ../nbs/07_fetch.ipynb #f127b514
+# %% ../nbs/07_fetch.ipynb #d69b44e4
 class Fetch(DisplayedTransform):
     "Field `field` of sample i, decoded: an image by `img_cls.create` (without one it stays bytes, for `ImageBlock` to open), others by codec"
     order = -1   # before the getters
@@ -106,7 +106,10 @@ class Fetch(DisplayedTransform):
             x = x[self.field]
         if isinstance(x, Store): raise TypeError(f'{x!r} is no item: give get_remote_items(store)')
         if self.draw is not None: x = self._draw(x)
-        return x if self.img_cls is None else open_image(x, self.img_cls) if isinstance(x, Image.Image) and self.draw is not None else self.img_cls.create(x)
+        if self.img_cls is None: return x
+        if not isinstance(x, (str,Path)): return open_image(x, self.img_cls) if isinstance(x, (bytes,Image.Image)) else self.img_cls.create(x)
+        try: return open_image(Path(x).read_bytes(), self.img_cls)
+        except UnidentifiedImageError as e: raise UnidentifiedImageError(f'{x}: not an image') from e
 
     def _draw(self, x):
         "A picture of `x`, where these are strokes, raw or simplified, or the bytes of some"
