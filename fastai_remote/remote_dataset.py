@@ -75,7 +75,7 @@ def _plan(store, steps):
     if bad:=[g for g,h in have.items() if not h]: raise UnknownField(f"{store.name}: no field {', '.join(map(repr, bad))}; there are {', '.join(map(repr, store.fields))}")
     return dict(fields=list(dict.fromkeys(sum(have.values(), []))), loose=hasattr(store, 'shards') and any(len(h)>1 for h in have.values()))
 
-# %% ../nbs/07a_remote_dataset.ipynb #5d2741c7
+# %% ../nbs/07a_remote_dataset.ipynb #9ed188a9
 class RemoteDataset(Dataset):
     "The samples of a store as a map-style torch dataset: a batch a request, and a chain of steps that make objects of it"
     def __init__(self,
@@ -135,10 +135,13 @@ class RemoteDataset(Dataset):
     def _make(self, ids, got):
         "Samples `ids` of what was read of them"
         cols = {f:v.tolist() if getattr(v, 'dtype', np.dtype('f')).kind in 'iu' else v for f,v in got.items()}   # ints as torch wants labels; floats keep their width
-        return [self._one(i, {'__key__':f'{i:09}', **{f:c[k] for f,c in cols.items() if c[k] is not None}}) for k,i in enumerate(ids.tolist())]
+        nm,args = self.steps[0] if self.steps else ('',())
+        if nm=='to_tuple' and args and not self.loose and cols.keys()>=set(args): rows,steps = zip(*(cols[f] for f in args)),self.steps[1:]   # columns are tuples already
+        else: rows,steps = ({'__key__':f'{i:09}', **{f:c[k] for f,c in cols.items() if c[k] is not None}} for k,i in enumerate(ids.tolist())),self.steps
+        return [self._one(i, o, steps) for i,o in zip(ids.tolist(), rows)] if steps else list(rows)
 
-    def _one(self, i, o):
-        for nm,args in self.steps:
+    def _one(self, i, o, steps):
+        for nm,args in steps:
             try: o = _steps[nm](self.store, i, o, *args)
             except StoreError: raise
             except Exception as e:

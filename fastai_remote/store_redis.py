@@ -7,11 +7,12 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_redis.html.md"""
 # %% auto #0
 __all__ = ['split_secret', 'RedisLink', 'as_link', 'OpenStore', 'read_manifest', 'RedisStore']
 
-# %% ../nbs/03_store_redis.ipynb #ee3c1e9c
+# %% ../nbs/03_store_redis.ipynb #9422c046
 import inspect, os, random, re, ssl, time
 from multiprocessing.context import get_spawning_popen
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+import hiredis
 import numpy as np
 import redis
 from redis.backoff import NoBackoff
@@ -37,11 +38,21 @@ def split_secret(
     if bad:=[k for k in q if 'password' in k]: raise ValueError(f'{bad[0]} cannot be given: only the password of the server is kept out of sight')
     return f"{u.scheme}://{user}{'@' if user else ''}{host}{u.path}{'?' if q else ''}{urlencode(q, safe='/')}", secret
 
-# %% ../nbs/03_store_redis.ipynb #af730f48
+# %% ../nbs/03_store_redis.ipynb #6d9d7c48
 _foreign = (redis.InvalidResponse,)
 _known = {k for c in (redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection) for k in inspect.signature(c.__init__).parameters}
 _transient = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
 _refused = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.NoPermissionError, redis.exceptions.AuthenticationWrongNumberOfArgsError)
+
+class _Packer(redis.connection.HiredisRespSerializer):
+    "Packs the two commands that read a batch without a look at each argument: `MGET`, and `BITFIELD_RO` of a key, a type and a list of positions"
+    def pack(self, *args):
+        if args[0]=='MGET': return [hiredis.pack_command(args)]
+        if args[0]!='BITFIELD_RO': return super().pack(*args)
+        _,key,t,pos = args
+        get = f'$3\r\nGET\r\n${len(t)}\r\n{t}\r\n$'
+        gets = ''.join([f'{get}{len(i)+1}\r\n#{i}\r\n' for i in map(str, pos)])
+        return [f'*{2+3*len(pos)}\r\n$11\r\nBITFIELD_RO\r\n${len(key.encode())}\r\n{key}\r\n{gets}'.encode()]
 
 class RedisLink:
     "A server's address: connects in each process when first used, retries, and keeps the password to itself"
@@ -69,7 +80,7 @@ class RedisLink:
         if pid!=os.getpid():
             c = redis.Redis.from_url(self.url, **{'password':self._secret, 'socket_timeout':self.socket_timeout,
                 'socket_connect_timeout':min(2., self.socket_timeout),
-                'socket_read_size':1<<18, 'protocol':2, 'lib_name':None, 'lib_version':None, 'retry':Retry(NoBackoff(), 0), **self.kwargs})
+                'socket_read_size':1<<18, 'protocol':2, 'lib_name':None, 'lib_version':None, 'command_packer':_Packer(), 'retry':Retry(NoBackoff(), 0), **self.kwargs})
             self._client = os.getpid(),c
         return c
 
@@ -132,7 +143,7 @@ def _why_full(self:RedisLink, e):
     except redis.RedisError: m = {}
     return f"{self.url}: the server has no room: {m.get('used_memory_human')} of maxmemory {m.get('maxmemory_human')} used, policy {m.get('maxmemory_policy')} ({re.sub(r'Command # .* of pipeline caused error: ', '', str(e), flags=re.S)})"
 
-# %% ../nbs/03_store_redis.ipynb #b5a0382a
+# %% ../nbs/03_store_redis.ipynb #df60bd26
 _shift = 24
 
 def _bits(dtype):
@@ -148,7 +159,7 @@ def _queue_packed(p, prefix, f, dtype, idxs):
     for c in np.unique(idxs>>_shift).tolist():
         at = np.flatnonzero(idxs>>_shift==c)
         key,pos = f'{prefix}:{f}#{c}',(idxs[at]&((1<<_shift)-1))
-        p.execute_command('BITFIELD_RO', key, *(a for i in pos.tolist() for a in ('GET',t,f'#{i}')))
+        p.execute_command('BITFIELD_RO', key, t, pos.tolist())
         p.strlen(key)
         res.append((at, pos, key))
     return res

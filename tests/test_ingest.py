@@ -16,7 +16,7 @@ from conftest import CLASSES, N, class_of
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
 from fastai_remote.commit import fill_moves
 from fastai_remote.redis_writer import _queue_set, _runs
-from fastai_remote.store_redis import _packed, _queue_packed, _shift
+from fastai_remote.store_redis import RedisLink, _packed, _queue_packed, _shift
 
 @pytest.fixture
 def put(server):
@@ -418,7 +418,7 @@ def test_packed_boundary(server, dtype):
     "Positions on both sides of 2**24 go into two keys and come back, in any order"
     pos = (1<<_shift)+np.array([-3,-2,-1,0,1,2,5])
     vals = np.array([1,2,3,100,5,6,7], dtype)
-    c = client(server)
+    c = RedisLink(server.url).client
     p = c.pipeline(transaction=False)
     _queue_set(p, 'b', 'f', dtype, pos, vals)
     assert len(p)==3 and [len(r) for r in _runs(pos)]==[3,3,1]

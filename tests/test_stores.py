@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from conftest import draw
 from fastcore.test import expect_fail
+from redis.connection import HiredisRespSerializer
 
 from fastai_remote.codec import get_codec
 from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, UnknownField
 from fastai_remote.ingest import to_redis
 from fastai_remote.redis_commit import RedisStore
 from fastai_remote.shards import ShardStore, to_shards
+from fastai_remote.store_redis import RedisLink, _Packer, _queue_packed
 from fastai_remote.tiered import TieredStore
 
 n = 37
@@ -146,3 +148,13 @@ def test_the_layout_is_what_it_says(server):
     assert c.get('all:png:3')[:4]==b'\x89PNG' and c.get('all:txt:3')==b'picture 3'
     assert np.frombuffer(c.get('all:score.f4#0'), '>f4')[:3].tolist()==[0,1/8,2/8] and c.get('all:cls#0')[:4]==b'\0\1\2\0'
     assert c.smembers('fastai_remote:names')>={b'all'}
+
+@pytest.mark.parametrize('name', ['plain','bögen 2'])
+def test_requests_packed_by_hand_are_those_of_redis_py(server, name):
+    p = RedisLink(server.url).client.pipeline(transaction=False)
+    _queue_packed(p, name, 'x', 'i2', np.array([7,1<<24,12345]))
+    packer,plain = _Packer(),HiredisRespSerializer()
+    for (cmd,key,*rest),_ in p.command_stack:
+        want = plain.pack(cmd, key, *(a for i in rest[1] for a in ('GET',rest[0],f'#{i}'))) if rest else plain.pack(cmd, key)
+        assert b''.join(packer.pack(cmd, key, *rest))==b''.join(want)
+    for args in (('MGET', f'{name}:x:1', f'{name}:x:2'), ('CONFIG GET', 'maxmemory'), ('SET', name, bytearray(b'x'))): assert packer.pack(*args)==plain.pack(*args)
