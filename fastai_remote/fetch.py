@@ -60,7 +60,7 @@ def get_remote_items(
     if not isinstance(store, Store): raise TypeError(f'want a store, such as RedisStore(url, name) or ShardStore(url), not a {type(store).__name__}')
     return RemoteItems(store)
 
-# %% ../nbs/07_fetch.ipynb #d69b44e4
+# %% ../nbs/07_fetch.ipynb #7f4b135a
 class Fetch(DisplayedTransform):
     "Field `field` of sample i, decoded: an image by `img_cls.create` (without one it stays bytes, for `ImageBlock` to open), others by codec"
     order = -1   # before the getters
@@ -123,7 +123,7 @@ class Fetch(DisplayedTransform):
         codec = self.codec
         if self.img_cls is None and not is_image(codec.name): return self.store.decode(i, self.field, b)
         try:
-            if isinstance(b, bytes) and not isinstance(codec, ImageCodec): b = self.draw.create(b) if self.draw else codec.image(b)
+            if isinstance(b, bytes) and not isinstance(codec, ImageCodec): b = self.draw.create(b) if self.draw else (self.img_cls and getattr(codec, 'array', None) or codec.image)(b)
             return b if self.img_cls is None else open_image(b, self.img_cls, partial(self._corrupt, i, len(b) if isinstance(b, bytes) else 0))
         except Exception as e: raise self._corrupt(i, len(b) if isinstance(b, bytes) else 0, e) from e
 

@@ -6,7 +6,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/images.html.md"""
 
 # %% auto #0
 __all__ = ['jpeg_header', 'JpegSource', 'PixelSource', 'resize_tensor', 'EncodedImage', 'EncodedPILImage', 'EncodedPILImageBW',
-           'open_image', 'stack_images', 'HugeIntToFloat']
+           'open_image', 'room', 'stack_images', 'HugeIntToFloat']
 
 # %% ../nbs/06a_images.ipynb #55793392
 import io, math
@@ -205,19 +205,21 @@ def open_image(
     im._plan,im._mode,im._size,im.fail = _Plan(src, (0,0,*src.size)),mode,src.size,fail
     return im
 
-# %% ../nbs/06a_images.ipynb #032e794b
+# %% ../nbs/06a_images.ipynb #78770c29
+def room(shape):
+    "An empty tensor of bytes; a worker's lies where the main process will find it"
+    if torch.utils.data.get_worker_info() is None: return torch.empty(shape, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(math.prod(shape)), 0, shape)
+
 def stack_images(
     ims:list, # What a batch has in one place of its items
-    threads=None, # A `ThreadPoolExecutor` to decode in
+    room=room, # Makes a tensor of bytes of a shape
 )->torch.Tensor: # `TensorImage` or `TensorImageBW`, shape (len(ims), channels, height, width); `None` if these are not all encoded, of one kind and size
     "The batch that `ToTensor` and collating would make of `ims`, each decoded to its place"
     cls,size = type(ims[0]),getattr(ims[0], 'size', None)
     if not issubclass(cls, EncodedImage) or any(type(o) is not cls or o._plan is None or o.size!=size for o in ims): return
-    shape = len(ims),len(ims[0].mode),size[1],size[0]
-    if torch.utils.data.get_worker_info() is None: out = torch.empty(shape, dtype=torch.uint8)
-    else: out = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(math.prod(shape)), 0, shape)   # where the main process finds it
-    def place(i): out[i].copy_(ims[i].tensor())
-    for _ in (map if threads is None else threads.map)(place, range(len(ims))): pass
+    out = room((len(ims), len(ims[0].mode), size[1], size[0]))
+    for o,im in zip(out, ims): o.copy_(im.tensor())
     return cls._tensor_cls(out)
 
 # %% ../nbs/06a_images.ipynb #e17a7491

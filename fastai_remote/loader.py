@@ -7,9 +7,10 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #d045c15d
+# %% ../nbs/07_loader.ipynb #d685fc81
 import collections, gc, inspect, warnings
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 import torch
@@ -23,11 +24,12 @@ from torch.utils.data import get_worker_info
 
 from .core import CorruptSample, MissingSample
 from .fetch import Fetch, RemoteItems
+from .fetch_batch import Slots, WholeBatches
 from .images import HugeIntToFloat, stack_images
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #8fd4dde7
+# %% ../nbs/07_loader.ipynb #92660942
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -39,7 +41,8 @@ class RemoteDL(TfmdDL):
         bs:int=64, # Size of batch
         shuffle:bool=False, # Whether to shuffle data
         num_workers:int=None, # Number of processes; default: as `TfmdDL`
-        prefetch:int=1, # Batches whose bytes are fetched ahead, in each worker
+        prefetch:int=1, # Batches whose bytes are fetched ahead, in each worker; more for small samples from afar
+        threads:int=0, # That make batches, in each worker, where they are made whole; with `num_workers=0` they do it while the model trains
         check:bool=True, # Compare checksums of what is fetched?
         mix:int=4, # Shards that are shuffled into each other, where the store has shards; `None`: all, as where it has none
         stand_in:bool=False, # For a sample that is missing or damaged, take another one, always the same, and go on? `replaced` says for which
@@ -47,7 +50,7 @@ class RemoteDL(TfmdDL):
         **kwargs # As `TfmdDL`
     ):
         if bad:=[k for k in kwargs if k.removeprefix('val_') not in _known]: raise TypeError(f"{type(self).__name__} knows no {', '.join(map(repr, bad))}")
-        store_attr('prefetch,check,balance,mix,stand_in')
+        store_attr('prefetch,threads,check,balance,mix,stand_in')
         self._ledger = None
         _follow(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
@@ -58,7 +61,7 @@ class RemoteDL(TfmdDL):
     def new(self, dataset=None, cls=None, **kwargs):
         "As `TfmdDL.new`, keeping what is ours, persistent workers, and `n` of the same dataset"
         keep = dict(persistent_workers=self.fake_l.persistent_workers)
-        if issubclass(cls or type(self), RemoteDL): keep.update(prefetch=self.prefetch, check=self.check, balance=self.balance, mix=self.mix, stand_in=self.stand_in)
+        if issubclass(cls or type(self), RemoteDL): keep.update(prefetch=self.prefetch, threads=self.threads, check=self.check, balance=self.balance, mix=self.mix, stand_in=self.stand_in)
         if dataset is None and self.n is not None: keep['n'] = self.n
         return super().new(dataset, cls, **merge(keep, kwargs))
 
@@ -108,9 +111,21 @@ class RemoteDL(TfmdDL):
         if not isinstance(idxs, Order): return super().sample()
         return (i for b in worker_batches(idxs, self.bs or 1, self.offs, self.num_workers) for i in b.tolist())
 
+    _slots = None
+    def __iter__(self):
+        slots = self._slots = self._new_slots()
+        try: yield from super().__iter__()
+        finally: self._slots = None if self._slots is slots else self._slots   # another epoch may have begun
+
+    def _new_slots(self):
+        if not self.fake_l.num_workers or get_context().get_start_method()!='fork' or not self._whole(): return
+        try: return Slots(self.fake_l.num_workers)
+        except OSError: return   # no address space to spare
+
     def create_batches(self, samps):
         if get_worker_info() is not None: gc.freeze()
-        yield from super().create_batches(self._in_hand(samps))
+        whole = self._whole()
+        yield from self._wholly(whole, samps) if whole else super().create_batches(self._in_hand(samps))
 
     @property
     def _late(self):
@@ -133,12 +148,52 @@ class RemoteDL(TfmdDL):
         "`samps`, each given out when the bytes of its batch are there"
         fetches = self._fetches()
         if not fetches: yield from samps; return
-        ahead,shards,alike = collections.deque(),self._shards(),self._alike()
+        for c,got in self._ahead(fetches, samps): yield from self._give(fetches, c, *got)
+        self._let_go(fetches)
+
+    def _wholly(self, whole, samps):
+        "Batches made by `whole`; those it cannot make item by item, of the same values"
+        fetches,items = self._fetches(),super().create_batches
+        def out(res, *got):
+            b = res()
+            if b is not None: yield b
+            else: yield from items(self._give(fetches, *got))
+        ahead = collections.deque()
+        with _Pool(self.threads, torch.set_num_threads, 1) as submit:
+            for c,(ids,nums,cols) in self._ahead(fetches, samps):
+                if len(c)<self.bs and self.drop_last: break
+                if (again:=len(ids)<len(nums)): at = [ids.index(i) for i in nums]
+                def first(): return self.do_batch([self.do_item(i) for i in self._give(fetches, c[:1], ids[:1], nums[:1], [v[:1] for v in cols])])
+                job = whole.begin([v[at] if isinstance(v, np.ndarray) else [v[k] for k in at] for v in cols] if again else cols, first)
+                ahead.append((submit(whole.finish, *job), c, ids, nums, cols))
+                if len(ahead)>self.threads: yield from out(*ahead.popleft())
+            for o in ahead: yield from out(*o)
+        self._let_go(fetches)
+
+    def _whole(self):
+        "What makes batches at once, where nobody has changed how items become one"
+        if self.bs is None or not self.indexed or any(nm in vars(self) or getattr(type(self), nm) is not f for nm,f in _stock.items()): return
+        if len(self._alike())==len(getattr(self.dataset, 'tls', [])): return WholeBatches(self)
+
+    def _ahead(self, fetches, samps):
+        "`samps` by batches, each with what `_read` gives for it"
+        ahead,shards = collections.deque(),self._shards()
         with _Pool(self.prefetch) as submit:
             for c in _chunks(samps, self.bs or 1):
                 ahead.append((c, submit(self._read, fetches, c, shards(c))))
-                if len(ahead)>self.prefetch: yield from _give(fetches, alike, *ahead.popleft())
-            while ahead: yield from _give(fetches, alike, *ahead.popleft())
+                if len(ahead)>self.prefetch: c,res = ahead.popleft(); yield c,res()
+            for c,res in ahead: yield c,res()
+
+    def _give(self, fetches, c, ids, nums, cols):
+        "Each of `c`, while the values of all are in the hands of `fetches`"
+        for o in self._alike(): o.known = dict(zip(c, nums))
+        for f,v in zip(fetches, cols): f.take(dict(zip(ids, _plain(v))))
+        hands = [f.hand for f in fetches]
+        for i in c:
+            for f,h in zip(fetches, hands): f.hand = h   # each time: another loader over the same dataset may be at work in between
+            yield i
+
+    def _let_go(self, fetches):
         for f in fetches: f.hand = {}
         for o in self._alike(): o.known = {}
 
@@ -146,7 +201,7 @@ class RemoteDL(TfmdDL):
         "The items of all pipelines that have the same numbers at the same positions as the first"
         items = getattr(self.dataset, 'items', None)
         same = [o for tl in getattr(self.dataset, 'tls', [self.dataset]) if isinstance(o:=getattr(tl, 'items', None), RemoteItems)]
-        return [o for o in same if o.r==items.r and len(o.maps)==len(items.maps) and all(a is b for a,b in zip(o.maps, items.maps))] if isinstance(items, RemoteItems) else []
+        return [o for o in same if o.r==items.r and len(o.maps)==len(items.maps) and all(_alike(a, b) for a,b in zip(o.maps, items.maps))] if isinstance(items, RemoteItems) else []
 
     def _shards(self):
         "Something to call with each batch, for which shards its store is to fetch ahead: arguments of `ahead`, or `None`"
@@ -158,28 +213,27 @@ class RemoteDL(TfmdDL):
     def _shard_order(self, idxs): return next((m for m in getattr(idxs, 'maps', ()) if isinstance(m, ShardPermutation)), None)
 
     def _read(self, fetches, samps, ahead=None):
-        "For each of `fetches`, `{sample number: value}` of a batch, one request a store; and its numbers by position"
+        "Numbers of a batch's samples, without repeats; of each of `samps`; and for each of `fetches` the values of the first, one request a store"
         items = self.dataset.items
         if ahead: items.store.ahead(*ahead)   # now, and not before the last batch is read
-        ids = items.take([s or 0 for s in samps]).tolist() if isinstance(items, RemoteItems) else [int(k) for s in samps if isinstance(k:=items[s or 0], (int,np.integer))]
-        known = dict(zip(samps, ids)) if isinstance(items, RemoteItems) else {}
-        ids = list(dict.fromkeys(ids))
-        if not ids: return [{} for _ in fetches],known
-        try: return self._values(fetches, ids),known
+        nums = items.take([s or 0 for s in samps]).tolist() if isinstance(items, RemoteItems) else [int(k) for s in samps if isinstance(k:=items[s or 0], (int,np.integer))]
+        ids = list(dict.fromkeys(nums))
+        if not ids: return ids,nums,[[] for _ in fetches]
+        try: cols = self._values(fetches, ids)
         except (CorruptSample,MissingSample):
             if not self.stand_in: raise
-            rows = [self._stand_in(fetches, i) for i in ids]
-            return [{i:v for r in rows for i,v in r[k].items()} for k in range(len(fetches))],known
+            cols = [np.array(v) if isinstance(v[0], np.generic) else list(v) for v in zip(*[self._stand_in(fetches, i) for i in ids])]
+        return ids,nums,cols
 
     def _values(self, fetches, ids):
         got = {id(s):s.get_many(ids, list(dict.fromkeys(f.field for f in fetches if f.store is s)), check=self.check) for s in self.stores}
-        return [dict(zip(ids, v.tolist() if isinstance(v:=got[id(f.store)][f.field], np.ndarray) else v)) for f in fetches]
+        return [got[id(f.store)][f.field] for f in fetches]
 
     def _stand_in(self, fetches, i, tries=100):
         "What `_values` gives for sample `i`, or for another of the same items in its place"
         items,j = self.dataset.items,i
         for k in range(tries):
-            try: res = [{i:d[j]} for d in self._values(fetches, [j])]
+            try: res = [v[0] for v in self._values(fetches, [j])]
             except (CorruptSample,MissingSample) as e: why = e
             else:
                 if k: self._note(i)
@@ -193,7 +247,7 @@ class RemoteDL(TfmdDL):
         if row[0]<_lines: row[1+int(row[0])] = i
         row[0] += 1
 
-# %% ../nbs/07_loader.ipynb #75b46994
+# %% ../nbs/07_loader.ipynb #b7d4895f
 def _fetch_of(tl):
     "The `Fetch` that the pipeline of `tl` starts with, or None"
     fs = getattr(getattr(tl, 'tfms', None), 'fs', [])
@@ -235,18 +289,15 @@ def _chunks(it, n):
         if len(c)==n: yield c; c = []
     if c: yield c
 
-def _give(fetches, alike, c, res):
-    values,known = res()
-    for o in alike: o.known = known
-    for f,h in zip(fetches, values): f.take(h)
-    hands = [f.hand for f in fetches]
-    for i in c:
-        for f,h in zip(fetches, hands): f.hand = h   # each time: another loader over the same dataset may be at work in between
-        yield i
+def _alike(a, b): return a is b or isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+
+def _plain(v): return v.tolist() if isinstance(v, np.ndarray) else v
+
+_stock = {nm:getattr(RemoteDL, nm) for nm in 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 
 class _Pool:
     "Threads that fetch ahead: `submit` gives something to call for the result"
-    def __init__(self, n): self.ex = ThreadPoolExecutor(n, thread_name_prefix='fetch') if n else None
+    def __init__(self, n, init=None, *args): self.ex = ThreadPoolExecutor(n, thread_name_prefix='fetch', initializer=init, initargs=args) if n else None
     def submit(self, f, *args): return self.ex.submit(f, *args).result if self.ex else lambda: f(*args)
     def __enter__(self): return self.submit
     def __exit__(self, *a):

@@ -17,7 +17,7 @@ from fastcore.basics import patch, store_attr
 from .codec import Encoded, _codecs
 from .strokes import StrokesCodec, as_strokes, unpack_strokes
 
-# %% ../nbs/01b_rasterise.ipynb #c030058c
+# %% ../nbs/01b_rasterise.ipynb #e09258c8
 def _check_raster(size, width, time):
     if not isinstance(size, (int,np.integer)) or not 8<=size<=4096: raise ValueError(f'size must be from 8 to 4096 pixels, not {size}')
     if not 0<width<=32 or width*size/256>128: raise ValueError(f'width must be above 0 and at most 32, and 128 pixels of the picture, not {width}')
@@ -94,12 +94,14 @@ def rasterise_batch(
     width:float=3., # Of the pen, in pixels of a picture of 256
     antialias:bool=True, # Grey at the ink's edges?
     time:str=None, # Show the order of strokes: 'grey', later ones darker, or 'colour', from red to violet
+    zeros=None, # Called with a shape for the array of zeros to draw in
 )->np.ndarray: # `uint8`, shape (len(drawings), size, size), (…, 3) in colour
     "Draw many at once, in 16-drawing steps; raises `ValueError`"
     _check_raster(size, width, time)
     drawings = [unpack_strokes(d) if isinstance(d, (bytes,bytearray,memoryview)) else as_strokes(d) for d in drawings]
     pen = _Pen(size, width, antialias)
-    out = np.zeros((3 if time=='colour' else 1, len(drawings)*size**2+2*pen.guard), np.uint8)
+    shape = 3 if time=='colour' else 1, len(drawings)*size**2+2*pen.guard
+    out = np.zeros(shape, np.uint8) if zeros is None else zeros(*shape)
     for k in range(0, len(drawings), 16):
         ds = drawings[k:k+16]
         strokes = [s for d in ds for s in d]
@@ -123,7 +125,7 @@ def rasterise(
     "Draw strokes, white on black; raises `ValueError`"
     return rasterise_batch([strokes], size, width, antialias, time)[0]
 
-# %% ../nbs/01b_rasterise.ipynb #214b3d00
+# %% ../nbs/01b_rasterise.ipynb #6274bce1
 def _png(a):
     "PNG of an array: bits if two-dimensional and `bool`, else bytes"
     h,w = a.shape[:2]
@@ -143,9 +145,9 @@ class Rasterise:
         _check_raster(size, width, time)
         store_attr()
 
-    def arrays(self, drawings:list)->np.ndarray:
+    def arrays(self, drawings:list, zeros=None)->np.ndarray:
         "`rasterise_batch` of `drawings`"
-        return rasterise_batch(drawings, self.size, self.width, self.antialias, self.time)
+        return rasterise_batch(drawings, self.size, self.width, self.antialias, self.time, zeros)
     def pngs(self, drawings:list)->list:
         "Each of `drawings` as the bytes of a PNG"
         a = self.arrays(drawings)

@@ -1,0 +1,197 @@
+"Batches made at once are those made item by item: bits, types, shapes, strides, errors, requests"
+import numpy as np
+import pytest
+import torch
+from conftest import draw, fails
+from fastai.vision.all import *
+from fasttransform import Transform
+
+from fastai_remote import *
+from fastai_remote.codec import get_codec
+from fastai_remote.core import CorruptSample, MemoryStore
+from fastai_remote.fetch_batch import WholeBatches
+from fastai_remote.loader import RemoteDL
+from fastai_remote.order import SplitOrder
+
+for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
+
+def both(o): return [list(range(20)), SplitOrder(range(20))]   # all in training, and all in order
+
+def strokes(rng): return [np.clip(np.cumsum(rng.integers(-20, 21, (2,9)), 1)+127, 0, 255).astype(np.uint8) for _ in range(3)]
+
+def sample(i):
+    "One of every kind, all pictures of one size, grey and in colour by turns"
+    rng = np.random.default_rng(i)
+    a = rng.integers(0, 256, (20,24) if i%3 else (20,24,3), np.uint8)
+    grey = rng.integers(0, 9, (20,24), np.uint8)
+    return {'a.png':Image.fromarray(a), 'g.png':Image.fromarray(grey), 'a.jpg':Image.fromarray(a), 'a.webp':Image.fromarray(a), 'a.npyimg':grey, 'c.npyimg':rng.integers(0, 256, (20,24,3), np.uint8),
+        'b.npzimg':a, 'p.png':Image.fromarray(grey).convert('P'), 'd.strokes':strokes(rng), 'cls':'abc'[i%3], 'age.f4':i/7, 'k.i8':i-5, 'w.f8':1/(i+1), 'labels':['x','y'][:i%3], 'txt':str(i)}
+
+@pytest.fixture(scope='module', params=['redis','shards'])
+def store(request, server, tmp_path_factory):
+    rows = [sample(i) for i in range(50)]
+    if request.param=='shards':
+        to_shards(rows, d:=tmp_path_factory.mktemp('batches')/'all', chunk=10, n_workers=1, shuffle=False, progress=False)
+        return ShardStore(d)
+    if 'batches' not in RedisStore.names(server.url): to_redis(rows, server.url, 'batches', n_workers=1, shuffle=False, progress=False)
+    return RedisStore(server.url, 'batches')
+
+def loaders(store, x, y='cls', **kwargs): return DataLoaders.from_redis(store, x=x, y=y, **{**dict(bs=8, num_workers=0, seed=1, normalize=False, device='cpu'), **kwargs})
+
+@pytest.fixture
+def made(monkeypatch):
+    "Which batches were made at once"
+    log,call = [],WholeBatches.__call__
+    def logged(self, *a): log.append((b:=call(self, *a)) is not None); return b
+    monkeypatch.setattr(WholeBatches, '__call__', logged)
+    return log
+
+def batches(dl, whole=True):
+    "What `dl` gives, before `after_batch`, of an order that depends on the seed alone"
+    dl = dl.new(after_batch=[])
+    dl.rng = random.Random(3)
+    if whole: return list(dl)
+    RemoteDL._whole,was = (lambda self: None),RemoteDL._whole
+    try: return list(dl)
+    finally: RemoteDL._whole = was
+
+def same(a, b):
+    assert len(a)==len(b)>0
+    for s,t in zip(a, b):
+        assert type(s) is type(t) is tuple and len(s)==len(t)
+        for x,y in zip(s, t):
+            assert type(x) is type(y) and x.dtype==y.dtype and x.shape==y.shape and x.stride()==y.stride() and vars(x)==vars(y) and torch.equal(x, y)
+
+PICS = 'a.png g.png a.jpg a.webp a.npyimg c.npyimg b.npzimg p.png d.strokes'.split()
+
+@pytest.mark.parametrize('cls', [PILImage,PILImageBW])
+@pytest.mark.parametrize('x', PICS)
+def test_pictures(store, made, x, cls):
+    dls = loaders(store, x, ['cls','age.f4','k.i8','w.f8'], img_cls=cls, draw=Rasterise(32) if x=='d.strokes' else None)
+    for dl in dls: same(batches(dl), batches(dl, False))
+    assert all(made) and len(made)==5+2
+
+@pytest.mark.parametrize('draw', [Rasterise(16, time='grey'), Rasterise(16, time='colour'), Rasterise(300, antialias=False)])
+@pytest.mark.parametrize('cls', [PILImage,PILImageBW])
+def test_drawings(store, made, draw, cls):
+    dls = loaders(store, 'd.strokes', draw=draw, img_cls=cls)
+    same(batches(dls.train), batches(dls.train, False))
+    assert all(made) and len(made)==5*(draw.time!='colour' or cls is PILImage)
+
+def test_masks(store, made):
+    dls = DataBlock((RedisBlock(store, 'a.jpg'), RedisBlock(store, 'g.png', PILMask), RedisBlock(store, 'a.npyimg', PILMask)), get_items=get_remote_items, splitter=RandomStoreSplitter()).dataloaders(store, bs=8, num_workers=0)
+    same(batches(dls.train), batches(dls.train, False))
+    assert made==[True]*5 and dls.one_batch()[1].dtype==torch.int64
+
+@pytest.mark.parametrize('x', ['g.png','d.strokes'])
+@pytest.mark.parametrize('size', [32,200])
+def test_workers(store, x, size):
+    "Small batches leave a worker by value, large ones in shared memory; both can be written to"
+    dls = loaders(store, x, draw=Rasterise(size) if x=='d.strokes' else None, num_workers=2, bs=40, val_bs=10)
+    for dl in dls:
+        got = batches(dl)
+        same(got, batches(dl.new(num_workers=0), False))
+        for b in got: b[0].add_(1)
+
+def test_after_batch_and_show(store, made):
+    dls = loaders(store, 'g.png')
+    x,y = dls.one_batch()
+    assert type(x) is TensorImage and x.dtype==torch.float32 and x.max()<=1 and type(y) is TensorCategory
+    dls.show_batch(); dls.show_batch(unique=True); dls.valid.show_batch(max_n=2)
+    assert all(made)
+    plt.close('all')
+
+def test_learner(store, made):
+    dls = loaders(store, 'g.png', num_workers=0)
+    learn = Learner(dls, nn.Sequential(Flatten(), nn.Linear(3*20*24, 3)), metrics=accuracy)
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        p,y = learn.get_preds()
+        q,z = learn.get_preds(dl=dls.test_dl(get_remote_items(store), with_labels=True))
+        r,_ = learn.get_preds(dl=dls.test_dl([3,1,4]))
+        lbl,k,s = learn.predict(3)
+    ids = list(dls.valid_ds.items)
+    assert torch.allclose(p, q[ids]) and y.tolist()==z[ids].tolist() and torch.allclose(r, q[[3,1,4]]) and torch.allclose(s, q[3]) and all(made) and len(made)>10
+
+def test_n_drop_last_repeats(store, made):
+    dls = loaders(store, 'g.png')
+    for kw in (dict(n=20), dict(n=20, drop_last=False), dict(n=20, drop_last=True, shuffle=False), dict(balance='cls'), dict(bs=1), dict(shuffle=True, bs=7, drop_last=False)):
+        same(batches(dls.train.new(**kw)), batches(dls.train.new(**kw), False))
+    assert all(made)
+
+def test_vocabularies(store, made):
+    "The store's own, a user's in another order, and one that lacks a label"
+    def block(vocab): return DataBlock((RedisBlock(store, 'g.png'), TransformBlock([Fetch('cls', store), Categorize(vocab, sort=False)])), get_items=get_remote_items, splitter=RandomStoreSplitter()).dataloaders(store, bs=8, num_workers=0)
+    for v in (['a','b','c'],['c','x','a','b']):
+        dls = block(v)
+        same(batches(dls.train), batches(dls.train, False))
+        assert [v[k] for b in batches(dls.valid) for k in b[1]]==[store[i]['cls'] for i in dls.valid_ds.items]
+    assert all(made)
+
+def test_item_path(store, made):
+    "Anything else in the way, and items are made one by one"
+    dls = loaders(store, 'g.png', num_workers=0)
+    class Own(RemoteDL):
+        def create_item(self, s): return super().create_item(s)
+    class Negative(PILImage):
+        @classmethod
+        def create(cls, b): return cls(Image.fromarray(255-np.array(PILImage.create(b))))
+    others = [loaders(store, 'g.png', item_tfms=Resize(16)).train, loaders(store, 'g.png', 'labels').train, dls.train.new(cls=Own), dls.train.new(create_batch=fa_collate), dls.train.new(before_batch=[lambda b: b]),
+              dls.train.new(after_item=[ToTensor, Transform(lambda o: o)]), loaders(store, 'g.png', img_cls=Negative).train]
+    for dl in others: assert len(list(dl))==5
+    assert not made
+
+def test_taught_otherwise(store, made):
+    "A class of images with a `ToTensor` of its own is noticed, and its batches are its own"
+    class Inverted(PILImage): pass
+    @ToTensor
+    def encodes(self, o:Inverted): return TensorImage(255-image2tensor(o))
+    dls = loaders(store, 'g.png', img_cls=Inverted)
+    got = batches(dls.train)
+    same(got, batches(dls.train, False))
+    assert made==[False]*5 and got[0][0].min()>=255-8
+
+def test_sizes_that_differ(server, made):
+    "As item by item; and a batch is read once"
+    if 'sizes' not in RedisStore.names(server.url):
+        to_redis(list(range(20)), server.url, 'sizes', lambda i: {'png':Image.new('L', (8,8+i//10)), 'cls':'ab'[i%2]}, n_workers=1, shuffle=False, progress=False)
+    s,calls = RedisStore(server.url, 'sizes'),[]
+    get_many = s.get_many
+    s.get_many = lambda *a, **kw: calls.append(len(a[0])) or get_many(*a, **kw)
+    dls = DataBlock((RedisBlock(s), RedisBlock(s, 'cls')), get_items=get_remote_items, splitter=both).dataloaders(s, bs=5, num_workers=0)
+    calls.clear()
+    assert [b[0].shape[2] for b in dls.valid]==[8,8,9,9] and calls==[5]*4
+    with pytest.raises(RuntimeError, match='Mismatch found on axis 0'): list(dls.valid.new(bs=20))
+
+def test_damaged():
+    "The same words as item by item"
+    good = [get_codec('png').to_bytes(draw(i).resize((8,8))) for i in range(20)]
+    for field,b in (('png',good[7][:60]+b'\0'*20),('d.strokes',b'\xff\1\2'),('a.npyimg',b'\x93NUMPY\1\0v\0')):
+        vals = good if field=='png' else [get_codec(field).to_bytes(strokes(np.random.default_rng(i)) if field!='a.npyimg' else np.zeros((8,8), np.uint8)) for i in range(20)]
+        s = MemoryStore({field:[b if i==7 else v for i,v in enumerate(vals)], 'cls':np.zeros(20, np.uint8)}, 'holes', vocab={'cls':['a']})
+        for nw in (0,2):
+            dl = loaders(s, field, splitter=both, num_workers=nw).valid
+            with fails(CorruptSample, match=f"holes: sample 7, field '{field}'"): list(dl)
+    s = MemoryStore({'png':good, 'cls':np.arange(20, dtype=np.uint8)//7}, 'codes', vocab={'cls':['a','b']})
+    with fails(CorruptSample, match="codes: sample 14, field 'cls': code 2, but there are 2 labels"): list(loaders(s, 'png', splitter=both).valid)
+
+def test_stand_in(server, made):
+    if 'lost' not in RedisStore.names(server.url):
+        to_redis(list(range(20)), server.url, 'lost', lambda i: {'png':Image.new('L', (8,8), i), 'cls':'ab'[i%2], 'k.i8':i}, n_workers=1, shuffle=False, progress=False)
+        s = RedisStore(server.url, 'lost')
+        s.link.call(lambda c: c.delete(f'{s.manifest.prefix}:png:7'))
+    s = RedisStore(server.url, 'lost')
+    for nw in (0,2):
+        dl = loaders(s, 'png', ['cls','k.i8'], num_workers=nw, stand_in=True, valid_pct=.1).train
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter('always')
+            got = batches(dl)
+            same(got, batches(dl.new(num_workers=0), False))
+        assert 7 not in [int(k) for b in got for k in b[2]] and all(int(k)==int(x[0,0,0]) for b in got for x,k in zip(b[0], b[2]))
+    assert all(made)
+
+def test_indices(store, made):
+    "A splitter that lists indices is no hindrance"
+    dls = loaders(store, 'g.png', splitter=IndexSplitter(list(range(10, 20))))
+    for dl in dls: same(batches(dl), batches(dl, False))
+    assert all(made) and len(made)==5+2
