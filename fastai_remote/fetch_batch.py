@@ -79,7 +79,7 @@ def _zeros(shape, slots=None, worker=0):
     if slots is not None and (a:=slots.zeros(worker, n)) is not None: return torch.from_numpy(a).view(shape)
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(n)).view(shape)   # zeros as it comes
 
-# %% ../nbs/07_fetch_batch.ipynb #23904c61
+# %% ../nbs/07_fetch_batch.ipynb #89728240
 def _plain_png(b):
     "Size, mode and compressed pixels of a PNG of 8 bits with pixels and nothing else; else `None`"
     if b[:4]!=b'\x89PNG' or b[37:41]!=b'IDAT' or b[24]!=8 or b[28] or b[25] not in (0,2): return
@@ -102,7 +102,8 @@ class _Pictures:
         if not self.tfms: return vals
         if self.codec.name=='strokes': vals = list(self.f.draw.arrays(vals))
         elif not isinstance(self.codec, ImageCodec): vals = [(getattr(self.codec, 'array', None) or self.codec.image)(b) for b in vals]
-        return [compose_tfms(open_image(b, self.cls), self.tfms, split_idx=self.split_idx) for b in vals]
+        ims = [compose_tfms(open_image(b, self.cls), self.tfms, split_idx=self.split_idx) for b in vals]
+        return [im if getattr(im, '_plan', None) is not None else open_image(im, self.cls) for im in ims]   # a padded one has its pixels
 
     def __call__(self, vals):
         if self.tfms: return None if (x:=stack_images(vals, self.zeros)) is None else _Parcel(x.as_subclass(torch.Tensor), self.cls._tensor_cls)

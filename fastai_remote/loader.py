@@ -29,7 +29,7 @@ from .images import HugeIntToFloat, stack_images
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #92660942
+# %% ../nbs/07_loader.ipynb #c2817a34
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -161,10 +161,10 @@ class RemoteDL(TfmdDL):
         ahead = collections.deque()
         with _Pool(self.threads, torch.set_num_threads, 1) as submit:
             for c,(ids,nums,cols) in self._ahead(fetches, samps):
-                if len(c)<self.bs and self.drop_last: break
                 if (again:=len(ids)<len(nums)): at = [ids.index(i) for i in nums]
                 def first(): return self.do_batch([self.do_item(i) for i in self._give(fetches, c[:1], ids[:1], nums[:1], [v[:1] for v in cols])])
                 job = whole.begin([v[at] if isinstance(v, np.ndarray) else [v[k] for k in at] for v in cols] if again else cols, first)
+                if len(c)<self.bs and self.drop_last: break   # only now: its items would have drawn, too
                 ahead.append((submit(whole.finish, *job), c, ids, nums, cols))
                 if len(ahead)>self.threads: yield from out(*ahead.popleft())
             for o in ahead: yield from out(*o)

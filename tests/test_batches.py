@@ -41,9 +41,9 @@ def loaders(store, x, y='cls', **kwargs): return DataLoaders.from_redis(store, x
 @pytest.fixture
 def made(monkeypatch):
     "Which batches were made at once"
-    log,call = [],WholeBatches.__call__
+    log,call = [],WholeBatches.finish
     def logged(self, *a): log.append((b:=call(self, *a)) is not None); return b
-    monkeypatch.setattr(WholeBatches, '__call__', logged)
+    monkeypatch.setattr(WholeBatches, 'finish', logged)
     return log
 
 def batches(dl, whole=True):
@@ -70,6 +70,23 @@ def test_pictures(store, made, x, cls):
     dls = loaders(store, x, ['cls','age.f4','k.i8','w.f8'], img_cls=cls, draw=Rasterise(32) if x=='d.strokes' else None)
     for dl in dls: same(batches(dl), batches(dl, False))
     assert all(made) and len(made)==5+2
+
+TFMS = [[RandomResizedCrop(16),FlipItem()], [Resize(16),DihedralItem()], [Resize((12,18), method='squish')], [Resize(16, method='pad', pad_mode='zeros')], [CropPad(30)], [CropPad(9),FlipItem(1.)], [RandomCrop(14)]]
+
+@pytest.mark.parametrize('kw', [dict(num_workers=0), dict(num_workers=2), dict(num_workers=0, threads=3), dict(num_workers=1, threads=2)], ids=str)
+@pytest.mark.parametrize('tfms', TFMS, ids=str)
+def test_transforms(store, made, tfms, kw):
+    "Transforms of pictures draw the same numbers, in training and validation, epoch after epoch"
+    for x,cls in ('a.jpg',PILImage),('a.png',PILImageBW),('d.strokes',PILImage),('c.npyimg',PILImage):
+        dls = loaders(store, x, ['cls','age.f4'], img_cls=cls, item_tfms=tfms, draw=Rasterise(32) if x=='d.strokes' else None, drop_last=kw['num_workers']!=0, **kw)
+        for dl in dls:
+            res = []
+            for whole in True,False:
+                random.seed(4)
+                torch.manual_seed(5)
+                res.append(batches(dl, whole)+batches(dl, whole))
+            same(*res)
+    assert all(made) and (kw['num_workers'] or len(made)==4*2*(5+2))
 
 @pytest.mark.parametrize('draw', [Rasterise(16, time='grey'), Rasterise(16, time='colour'), Rasterise(300, antialias=False)])
 @pytest.mark.parametrize('cls', [PILImage,PILImageBW])
@@ -136,7 +153,7 @@ def test_item_path(store, made):
     class Negative(PILImage):
         @classmethod
         def create(cls, b): return cls(Image.fromarray(255-np.array(PILImage.create(b))))
-    others = [loaders(store, 'g.png', item_tfms=Resize(16)).train, loaders(store, 'g.png', 'labels').train, dls.train.new(cls=Own), dls.train.new(create_batch=fa_collate), dls.train.new(before_batch=[lambda b: b]),
+    others = [loaders(store, 'g.png', item_tfms=RatioResize(16)).train, loaders(store, ['g.png','a.jpg'], item_tfms=Resize(16)).train, loaders(store, 'g.png', 'labels').train, dls.train.new(cls=Own), dls.train.new(create_batch=fa_collate), dls.train.new(before_batch=[lambda b: b]),
               dls.train.new(after_item=[ToTensor, Transform(lambda o: o)]), loaders(store, 'g.png', img_cls=Negative).train]
     for dl in others: assert len(list(dl))==5
     assert not made
