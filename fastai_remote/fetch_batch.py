@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/fetch_batch.html.md"""
 # %% auto #0
 __all__ = ['Slots', 'WholeBatches']
 
-# %% ../nbs/07_fetch_batch.ipynb #34786639
+# %% ../nbs/07_fetch_batch.ipynb #1b19fd37
 import itertools, mmap, random, struct, weakref
 from functools import partial
 
@@ -26,10 +26,10 @@ from torch.utils.data import get_worker_info
 from .codec import ImageCodec, NpyImageCodec
 from .core import Store
 from .fetch import Fetch
-from .images import EncodedImage, open_image, stack_images
+from .images import BatchMemory, EncodedImage, open_image, stack_images
 from .rasterise import Rasterise
 
-# %% ../nbs/07_fetch_batch.ipynb #fc0c5395
+# %% ../nbs/07_fetch_batch.ipynb #c6b2f311
 _by_value,_slot,_n_slots = 1<<20,1<<25,4   # bytes of a tensor that goes through the pipe; of a slot, touched as far as it is needed; slots a worker
 
 _all_slots,_count = weakref.WeakValueDictionary(),itertools.count()
@@ -38,14 +38,15 @@ class Slots:
     "Memory for batches on their way from `workers` forked ones, of one epoch"
     def __init__(self, workers):
         self.a,self.busy = (np.frombuffer(mmap.mmap(-1, workers*_n_slots*k), np.uint8).reshape(workers, _n_slots, k) for k in (_slot,1))
-        self.id = next(_count)
+        self.id,self.memory = next(_count),BatchMemory()
         _all_slots[self.id] = self
-    def zeros(self, worker, n):
-        "A free slot's first `n` bytes, all zero; `None` if there is none"
+    def room(self, worker, n, fill):
+        "A free slot's first `n` bytes, all zero if `fill`; `None` if there is none"
         free = np.flatnonzero(self.busy[worker,:,0]==0)
         if n>_slot or not len(free): return
         self.busy[worker,free[0]] = 1
-        (a:=self.a[worker,free[0],:n]).fill(0)
+        a = self.a[worker,free[0],:n]
+        if fill: a.fill(0)
         return a
     def at(self, x):
         "Where tensor `x` lies in these, or `None`"
@@ -57,7 +58,10 @@ class _Parcel:
     "Tensor `x` on its way out of a worker, to be a `cls`, its one channel `n` times"
     slots = None
     def __init__(self, x, cls, n=1): self.x,self.cls,self.n = x,cls,n
-    def open(self): return (self.x if self.n==1 else self.x.expand(-1, self.n, -1, -1).contiguous()).as_subclass(self.cls)
+    def open(self, memory=BatchMemory(0)):
+        x = self.x
+        if self.n>1: x = memory((x.shape[0], self.n, *x.shape[2:])).copy_(x)
+        return x.as_subclass(self.cls)
     def __reduce__(self):
         if self.x.nbytes<=_by_value: return _from_array,(self.x.numpy(), self.cls, self.n)
         at = None if self.slots is None else self.slots.at(self.x)
@@ -68,18 +72,18 @@ def _from_tensor(*args): return _Parcel(*args).open()
 def _from_slot(id, at, shape, cls, n):
     slots = _all_slots[id]
     x = torch.from_numpy(slots.a.reshape(-1)[at:at+int(np.prod(shape))].reshape(shape))
-    res = _Parcel(x.clone() if n==1 else x, cls, n).open()
+    res = _Parcel(slots.memory(shape).copy_(x) if n==1 else x, cls, n).open(slots.memory)
     slots.busy.reshape(-1)[at//_slot] = 0
     return res
 
-def _zeros(shape, slots=None, worker=0):
-    "A tensor of bytes, where a worker's large ones can leave from"
+def _zeros(shape, memory, slots=None, worker=0, fill=True):
+    "A tensor of bytes, all zero if `fill`, where a worker's large ones can leave from"
     n = int(np.prod(shape))
-    if get_worker_info() is None or n<=_by_value: return torch.zeros(shape, dtype=torch.uint8)
-    if slots is not None and (a:=slots.zeros(worker, n)) is not None: return torch.from_numpy(a).view(shape)
+    if get_worker_info() is None or n<=_by_value: return memory(shape).zero_() if fill else memory(shape)
+    if slots is not None and (a:=slots.room(worker, n, fill)) is not None: return torch.from_numpy(a).view(shape)
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(n)).view(shape)   # zeros as it comes
 
-# %% ../nbs/07_fetch_batch.ipynb #89728240
+# %% ../nbs/07_fetch_batch.ipynb #af30262f
 def _plain_png(b):
     "Size, mode and compressed pixels of a PNG of 8 bits with pixels and nothing else; else `None`"
     if b[:4]!=b'\x89PNG' or b[37:41]!=b'IDAT' or b[24]!=8 or b[28] or b[25] not in (0,2): return
@@ -106,7 +110,7 @@ class _Pictures:
         return [im if getattr(im, '_plan', None) is not None else open_image(im, self.cls) for im in ims]   # a padded one has its pixels
 
     def __call__(self, vals):
-        if self.tfms: return None if (x:=stack_images(vals, self.zeros)) is None else _Parcel(x.as_subclass(torch.Tensor), self.cls._tensor_cls)
+        if self.tfms: return None if (x:=stack_images(vals, partial(self.zeros, fill=False))) is None else _Parcel(x.as_subclass(torch.Tensor), self.cls._tensor_cls)
         x = self._drawn(vals) if self.codec.name=='strokes' else self._npys(vals)
         if x is None: x = self._each(vals)
         if x is None: return
@@ -168,7 +172,7 @@ class _Numbers:
     "Numbers as `RegressionSetup` makes them"
     def __call__(self, vals): return _Parcel(torch.from_numpy(vals.astype(np.float64 if vals.dtype.kind=='f' else np.int64)).float(), torch.Tensor)
 
-# %% ../nbs/07_fetch_batch.ipynb #a4c94bcc
+# %% ../nbs/07_fetch_batch.ipynb #37099db8
 def _idle(t): return not hasattr(t, 'encodes') or type(t) is Transform and t.split_idx is None and any(m.implementation is noop for m in t.encodes.methods)
 
 def _maker(tl, zeros):
@@ -191,11 +195,11 @@ class WholeBatches:
     "Makes batches of a loader's values at once; false if it cannot"
     def __init__(self, dl):
         ds,pipes = dl.dataset,[getattr(dl, o, None) for o in ('after_item','before_batch')]
-        self.makers,self.seen,self.slots = [],False,dl._slots
+        self.makers,self.seen,self.slots,self.memory = [],False,dl._slots,BatchMemory(3+dl.threads)
         if type(ds) is not Datasets or not all(isinstance(p, Pipeline) for p in pipes) or not pipes[0].fs or pipes[1].fs: return
         *tfms,last = pipes[0].fs
         if type(last) is not ToTensor or last.split_idx is not None or any(type(t) not in _on_images for t in tfms): return
-        makers = [_maker(tl, partial(_zeros, slots=self.slots, worker=dl.offs)) for tl in ds.tls]
+        makers = [_maker(tl, partial(_zeros, memory=self.memory, slots=self.slots, worker=dl.offs)) for tl in ds.tls]
         if any(m is None for m in makers): return
         if tfms:
             pics = [m for m in makers if isinstance(m, _Pictures)]
@@ -227,7 +231,7 @@ class WholeBatches:
             self.makers = []
             random.setstate(state)
             return
-        if get_worker_info() is None: return tuple(p.open() for p in parcels)
+        if get_worker_info() is None: return tuple(p.open(self.memory) for p in parcels)
         for p in parcels: p.slots = self.slots
         return tuple(parcels)
 

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #d685fc81
+# %% ../nbs/07_loader.ipynb #4be2ae47
 import collections, gc, inspect, warnings
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
@@ -25,11 +25,11 @@ from torch.utils.data import get_worker_info
 from .core import CorruptSample, MissingSample
 from .fetch import Fetch, RemoteItems
 from .fetch_batch import Slots, WholeBatches
-from .images import HugeIntToFloat, stack_images
+from .images import ReusingIntToFloat, stack_images
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #c2817a34
+# %% ../nbs/07_loader.ipynb #a19e3296
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -54,7 +54,7 @@ class RemoteDL(TfmdDL):
         self._ledger = None
         _follow(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
-        if (fs:=getattr(self.after_batch, 'fs', None)): fs[:] = [HugeIntToFloat.of(t) for t in fs]
+        if (fs:=getattr(self.after_batch, 'fs', None)): fs[:] = [ReusingIntToFloat.of(t) for t in fs]
         if isinstance(balance, str): self.stores[0].class_weights(balance)   # now, if it cannot be
         if shuffle and self._sizes is not None: self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*mix)
 

@@ -44,10 +44,10 @@ def test_two_ranks(store, server, tmp_path):
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
-    env = dict(os.environ, WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    env = dict(os.environ, OMP_NUM_THREADS='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     ps = [subprocess.Popen([sys.executable, '-W', 'ignore', str(tmp_path/'script.py'), where, str(tmp_path)], env=dict(env, RANK=str(r), LOCAL_RANK=str(r)), stderr=subprocess.PIPE, text=True) for r in range(2)]
     try:
-        for p in ps: assert p.wait(120)==0, p.stderr.read()[-2000:]
+        for p in ps: assert p.wait(600)==0, p.stderr.read()[-2000:]
     finally:
         for p in ps: p.kill()
     a,b = (json.loads((tmp_path/f'{r}.json').read_text()) for r in range(2))

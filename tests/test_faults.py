@@ -258,7 +258,7 @@ def script(tmp_path):
     def go(server, n_workers=2, pause=0.):
         out = (tmp_path/f'{len(ps)}.out').open('w+')   # no pipe: the workers of a killed ingest would hold it open
         ps.append(p:=subprocess.Popen([sys.executable, f, server.url, str(n_workers), str(pause)], stdout=out, stderr=out, start_new_session=True))
-        p.said = lambda: (p.wait(60), Path(out.name).read_text())[1]
+        p.said = lambda: (p.wait(300), Path(out.name).read_text())[1]
         return p
     yield go
     for p in ps:
@@ -600,7 +600,7 @@ def test_workers_read_what_their_parent_reads(two, tmp_path, how):
     "A URL in the environment is for exports that are loaded: a worker reads from the server that its parent was given"
     for s,word in zip(two, ('mine','other')): to_redis([{'txt':word}], s.url, 'd', n_workers=1, progress=False)
     (f:=tmp_path/'reads.py').write_text(_reads)
-    p = subprocess.run([sys.executable, f, how, two[0].url], capture_output=True, text=True, timeout=60, env={**os.environ, 'FASTAI_REMOTE_URL':two[1].url})
+    p = subprocess.run([sys.executable, f, how, two[0].url], capture_output=True, text=True, timeout=300, env={**os.environ, 'FASTAI_REMOTE_URL':two[1].url})
     assert p.stdout=='mine\n', p.stdout+p.stderr
 
 @pytest.mark.parametrize('var', ['FASTAI_REMOTE_URL','REDIS_URL'])

@@ -523,7 +523,7 @@ def test_ingest_killed(s3, ingest, n_workers=2):
     p.wait()
     whole = f'whole-{n_workers}'
     ps = [ingest(url(s3, o), n_workers) for o in (to, whole)]
-    assert [p.wait(60) for p in ps]==[0,0]
+    assert [p.wait(300) for p in ps]==[0,0]
     assert alike(objects(s3, to), objects(s3, whole))
 
 def test_two_at_once(s3):

@@ -1021,7 +1021,7 @@ for _ in it: pass
 def test_worker_dies_with_a_cache(numbers, tmp_path):
     "A worker is killed in the middle of an epoch: it ends with an error; the cache is good, who comes next starts at once, and its part of a file goes when room is made"
     code = _dying.format(tests=str(Path(__file__).parent), url=numbers.storage.url, cache=str(tmp_path/'c'))
-    p = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, timeout=60)   # torch's signal handler is not for this process
+    p = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, timeout=300)   # torch's signal handler is not for this process
     assert p.returncode==1 and re.search('killed by signal|EOFError|ConnectionResetError|answer_challenge', p.stderr), p.stderr[-1000:]   # as torch meets it
     s = ShardStore(numbers.storage.url, cache=str(tmp_path/'c'))
     assert sorted(flat(epoch(dls_of(s, 16, StoreSplitter(), num_workers=1).train)))==list(range(240))

@@ -120,7 +120,7 @@ def test_survives(store, method):
     store.get_many([0], 'txt')
     ctx = get_context(method)
     (p:=ctx.Process(target=_read, args=(store, q:=ctx.Queue()))).start()
-    assert q.get(timeout=60)==[b'picture 1',b'picture 2']==store.get_many([1,2], 'txt')['txt']
+    assert q.get(timeout=300)==[b'picture 1',b'picture 2']==store.get_many([1,2], 'txt')['txt']
     p.join()
 
 def test_threads(store):

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import redis
 import torch
-import torch.nn.functional as F
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders
 from fastai.data.transforms import RandomSplitter
@@ -23,6 +22,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 import fastai_remote.block   # gives `DataLoaders` its `from_redis` and `from_shards`
+from fastai_remote.images import JpegSource, jpeg_header, resize_tensor
 
 BS,WORKERS,SIZE = 64,2,224
 
@@ -43,21 +43,17 @@ def pillow(b, box, size, flip):
     im = im.crop((x,y,x+w,y+h)).resize((size,size), Image.Resampling.BILINEAR, reducing_gap=1)
     return torch.from_numpy(np.array(im.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else im))
 
-try: from simplejpeg import decode_jpeg   # a sixth faster than torchvision
-except ImportError:
-    from torchvision.io import ImageReadMode, decode_jpeg as _decode_jpeg
-    def decode_jpeg(b): return _decode_jpeg(torch.frombuffer(bytearray(b), dtype=torch.uint8), mode=ImageReadMode.RGB).permute(1,2,0).numpy()
-
 def fast(
     b, # A JPEG
     box, # Of its width and height: x, y, width, height of the crop
     size, # Pixels a side
     flip, # Left to right?
 ): # uint8, shape (size, size, 3)
-    "The fast decoder that every peer is given: this is the place to change it"
-    a = decode_jpeg(b)
-    x,y,w,h = box(a.shape[1], a.shape[0])
-    t = F.interpolate(torch.from_numpy(a[y:y+h,x:x+w]).permute(2,0,1)[None], (size,size), mode='bilinear', antialias=True)[0].permute(1,2,0)
+    "What ours does with a JPEG, for every peer: its region alone is decoded, where libjpeg-turbo was there to compile for"
+    w,h,_ = jpeg_header(b)
+    x,y,cw,ch = box(w, h)
+    t = torch.from_numpy(JpegSource(b, (w,h), 3).read((x,y,x+cw,y+ch))).permute(2, 0, 1)
+    t = resize_tensor(t, (size,size)).permute(1, 2, 0)
     return t.flip(1) if flip else t
 
 class Work:
@@ -80,7 +76,9 @@ class At:
 FASTAI = dict(valid_pct=1e-9, bs=BS, num_workers=WORKERS, device='cpu')   # no validation; 0 has a meaning of its own in `from_folder`
 CROP = dict(item_tfms=[RandomResizedCrop(SIZE),FlipItem()])
 
-OURS = {}   # what ours is given beyond that: its own best settings
+OURS = dict(num_workers=0, threads=WORKERS)   # what ours is given for photographs: its own best settings, as many threads as others have processes
+FORKED = dict(num_workers=WORKERS, threads=0)   # and with processes, as fastai's own: for small pictures, whose making is Python's work, the best
+ALONE = dict(num_workers=0, threads=0)
 
 def _train(at, dls):
     if not at.floats: dls.train.after_batch.fs.clear()
@@ -188,11 +186,13 @@ class limit:
 
 # Names, what a name needs besides torch and fastai, and who makes it
 STOCK,FORUM,REDIS,SHARDS = 'stock fastai, files','forum recipe','ours, from_redis','ours, from_shards'
+REDIS2,SHARDS2 = 'ours, from_redis, processes','ours, from_shards, processes'
 SMALL,PIXELS = 'ours, from_redis, shrink(256)','ours, from_redis, pixels of 256'
 FFCV,RAW,LIMIT,LIMIT2 = 'FFCV, JPEG','FFCV, pixels of 256','decode and crop alone','decode and crop alone, two processes'
 _peers = {'torchvision ImageFolder':('torchvision',torchvision), 'webdataset':('webdataset',webdataset), 'wids':('wids',wids), 'litdata':('litdata',litdata),
           'mosaicml-streaming':('streaming',mosaicml), 'HuggingFace datasets':('datasets',huggingface), 'SPDL':('spdl.pipeline',spdl)}
 PHOTOS = {REDIS:(None,partial(ours_redis, ds='photos', **CROP)), SHARDS:(None,partial(ours_shards, **CROP)),
+          REDIS2:(None,partial(ours_redis, ds='photos', **CROP, **FORKED)), SHARDS2:(None,partial(ours_shards, **CROP, **FORKED)),
           STOCK:(None,partial(stock, **CROP)), FORUM:(None,partial(forum, ds='photos-npz', **CROP)),
           **{f'{k}, {n}':(m,partial(f, work=Work(w))) for k,(m,f) in _peers.items() for n,w in (('Pillow',pillow),('fast',fast))},
           'SPDL, its own decoder':('spdl.io',partial(spdl, work=Work(spdl_decode))), FFCV:('ffcv.loader',partial(ffcv, name='jpg')),
@@ -201,10 +201,11 @@ PHOTOS = {REDIS:(None,partial(ours_redis, ds='photos', **CROP)), SHARDS:(None,pa
           RAW:('ffcv.loader',partial(ffcv, name='raw'))}
 BW = dict(img_cls=PILImageBW)
 STROKES,STROKES1,PNG,STOCK1 = 'ours, strokes','ours, strokes, one channel','ours, PNG','stock fastai, files, one channel'
-DRAWINGS = {STROKES:(None,partial(ours_redis, ds='strokes')), STROKES1:(None,partial(ours_redis, ds='strokes', **BW)), PNG:(None,partial(ours_redis, ds='drawings')),
+STROKES2,ARRAYS,ARRAYS2 = 'ours, strokes, one channel, in process','ours, arrays','ours, arrays, in process'
+DRAWINGS = {STROKES:(None,partial(ours_redis, ds='strokes', **FORKED)), STROKES1:(None,partial(ours_redis, ds='strokes', **BW, **FORKED)),
+            STROKES2:(None,partial(ours_redis, ds='strokes', **BW, **ALONE)), PNG:(None,partial(ours_redis, ds='drawings', **FORKED)),
             STOCK:(None,partial(stock, images='drawings')), STOCK1:(None,partial(stock, images='drawings', **BW)), FORUM:(None,partial(forum, ds='drawings-npz'))}
-ARRAYS = 'ours, arrays'
-DIGITS = {PNG:(None,partial(ours_redis, ds='digits')), ARRAYS:(None,partial(ours_redis, ds='digits-arrays')),
+DIGITS = {PNG:(None,partial(ours_redis, ds='digits', **FORKED)), ARRAYS:(None,partial(ours_redis, ds='digits-arrays', **FORKED)), ARRAYS2:(None,partial(ours_redis, ds='digits-arrays', **ALONE)),
           STOCK:(None,partial(stock, images='digits')), FORUM:(None,partial(forum, ds='digits-npz'))}
 
 def lacks(module):

@@ -9,13 +9,13 @@ from fastai_remote import Rasterise, drawing_samples, image_samples, shrink, to_
 from loader import link_images, make_images
 from shards import in_child, write_litdata, write_mosaicml
 
-def small_pixels(o):
-    "What `shrink(256)` does, to an array of pixels"
-    im = Image.open(io.BytesIO(o['jpg']))   # shrink(256, codec='raw') goes here
+def small_pixels(path):
+    "What `shrink(256, codec='raw')` does, as an array: for FFCV"
+    im = Image.open(path)
     if (s:=256/min(im.size))<1:
         im.draft(None, size:=tuple(round(v*s) for v in im.size))
         im = im.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.)
-    return {'npyimg':np.asarray(im.convert('RGB')), 'cls':o['cls']}
+    return np.asarray(im.convert('RGB'))
 
 def _npz(a): np.savez_compressed(f:=io.BytesIO(), a); return f.getvalue()
 
@@ -45,7 +45,7 @@ def write_ffcv(samples, to, raw):
         def __len__(self): return len(samples)
         def __getitem__(self, i):
             p,c = samples[i]
-            if raw: return small_pixels({'jpg':p.read_bytes(), 'cls':0})['npyimg'],c
+            if raw: return small_pixels(p),c
             im = Image.open(p)
             if im.format!='JPEG' or im.mode not in ('RGB','L'): im.convert('RGB').save(b:=io.BytesIO(), 'JPEG', quality=90); b = b.getvalue()
             else: b = p.read_bytes()
@@ -73,7 +73,7 @@ def write_photos(at, folder, n, size, have):
     def count(f):
         with tarfile.open(f) as t: return sum(o.endswith('.cls') for o in t.getnames())
     (at/'wids.json').write_text(json.dumps([dict(name=f.name, n=count(f)) for f in sorted((at/'tars').glob('*.tar'))]))
-    for ds,fn in (('photos',None),('photos-small',shrink(256)),('photos-pixels',small_pixels)): _ingest(at, source(), ds, fn)
+    for ds,fn in (('photos',None),('photos-small',shrink(256)),('photos-pixels',shrink(256, codec='raw'))): _ingest(at, source(), ds, fn)
     write_forum(at, 'photos-npz', (np.asarray(Image.open(p).convert('RGB')) for p in paths), [p.parent.name for p in paths])
     order = [paths[i] for i in np.random.default_rng(0).permutation(len(paths))]
     def files(): return [(p,at.vocab.index(p.parent.name)) for p in order]
@@ -102,14 +102,12 @@ def write_drawings(at, file, n):
     "`n` drawings as strokes, as PNG of 256 x 256 in files and in Redis, as the forum's arrays"
     if file is None: make_drawings(file:=at/'made.ndjson', n)
     src = drawing_samples(file)
-    n = min(n, len(src))
-    ss,r = src[:n],Rasterise()
+    ss,r = [src[i%len(src)] for i in range(n)],Rasterise()
     _ingest(at, ss, 'strokes')
     for k in range(0, n, 256):
         for i,b in enumerate(r.pngs([s['strokes'] for s in ss[k:k+256]]), k): _write_png(at/'drawings', i, ss[i]['cls'], b)
     _ingest(at, image_samples(at/'drawings', label=_label), 'drawings')
     write_forum(at, 'drawings-npz', (np.asarray(r.create(s['strokes']).convert('RGB')) for s in ss), [s['cls'] for s in ss])
-    return n
 
 def write_digits(at, n):
     "`n` pictures of 28 x 28, blots of ten classes, as PNG in files and in Redis, as arrays, as the forum's arrays"

@@ -158,11 +158,11 @@ class Booth:
 def run(
     folder=None, # Photographs; default: make some
     drawings=None, # Quick, Draw! ndjson; default: make some
-    n:int=1920, # Photographs, by using them again if need be; as many drawings, five times as many digits
+    n:int=1920, # Photographs, by using them again if need be; five times as many drawings, ten times as many digits
     values:int=50_000, # Values of 2 KB
     rounds:int=5, # Timed epochs of each contender
     size:int=350, # Shorter side of photographs that are made, pixels
-    only:str='', # Part of a contender's name, or of its kind
+    only:str='', # Parts of contenders' names, separated by |
     kinds:str='photographs,drawings,digits,values', # Which parts
     uint8:bool=False, # Leave batches uint8, as where a GPU makes the floats?
     name:str=None, # What the results call the data
@@ -172,19 +172,19 @@ def run(
     os.environ |= dict(HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', TQDM_DISABLE='1')
     resource_tracker.ensure_running()   # one for all: a tracker of its own, as a turn ends, would unlink the next turn's shared memory of the same name
     all_ = {'photographs':PHOTOS, 'drawings':DRAWINGS, 'digits':DIGITS, 'values':raw_contenders(values)}
-    jobs = {(kind,k):o for kind in kinds.split(',') for k,o in all_[kind].items() if only in k}
+    jobs = {(kind,k):o for kind in kinds.split(',') for k,o in all_[kind].items() if any(o in k for o in only.split('|'))}
     modules = {m for m,_ in jobs.values() if m}
     gone = {m:why for m in sorted(modules) if (why:=absent(m))}
     missing = {j:gone[m] for j,(m,_) in jobs.items() if m in gone}
     with tempfile.TemporaryDirectory(prefix='fr-bench-') as d, redis_server() as s:
         at,what = At(d, s.url, not uint8),{}
-        ns = dict(photographs=n, drawings=n, digits=5*n, values=values)
+        ns = dict(photographs=n, drawings=5*n, digits=10*n, values=values)
         if 'photographs' in kinds:
             have = {m.split('.')[0] for m in modules-set(gone)}
             found = write_photos(at, folder, n, size, have)
             what['photographs'] = name or f"{Path(folder).name if folder else 'made'}, {found} JPEGs"
-        if 'drawings' in kinds: ns['drawings'],what['drawings'] = write_drawings(at, drawings, n),Path(drawings).name if drawings else 'made'
-        if 'digits' in kinds: write_digits(at, 5*n); what['digits'] = 'made'
+        if 'drawings' in kinds: write_drawings(at, drawings, 5*n); what['drawings'] = Path(drawings).name if drawings else 'made'
+        if 'digits' in kinds: write_digits(at, 10*n); what['digits'] = 'made'
         if 'values' in kinds: write_raw(at, values); what['values'] = 'random bytes'
         booths = {j:Booth(j[0], make, at, s.proc.pid) for j,(_,make) in jobs.items() if j not in missing}
         try: res,memory = take_turns(booths, rounds, missing)
@@ -290,7 +290,7 @@ if __name__=='__main__':
     ap.add_argument('--values', type=int, default=50_000, help='values of 2 KB')
     ap.add_argument('--rounds', type=int, default=5, help='timed epochs of each')
     ap.add_argument('--size', type=int, default=350, help='shorter side of photographs that are made')
-    ap.add_argument('--only', default='', help="part of the contenders' names")
+    ap.add_argument('--only', default='', help="parts of the contenders' names, separated by |")
     ap.add_argument('--kinds', default='photographs,drawings,digits,values', help='which parts')
     ap.add_argument('--uint8', action='store_true', help='leave batches uint8, as where a GPU makes the floats')
     ap.add_argument('--name', help='what the results call the data')
