@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 .PHONY: setup demo test lint export nbs readme bench clean
 
 setup: $(READY)
-$(READY): settings.ini setup.py
+$(READY): settings.ini setup.py fastai_remote/_jpeg.c
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check uv
 	$(VENV)/bin/uv pip install -q --python $(PY) --compile-bytecode -e ".[$(EXTRAS)]"
@@ -42,7 +42,8 @@ bench: setup  # make bench [DATA=folder]
 	$(PY) -W ignore tests/bench/ingest.py
 	$(PY) -W ignore tests/bench/fetch.py
 	$(PY) -W ignore tests/bench/shards.py $(if $(DATA),'$(DATA)')
+	$(PY) -W ignore tests/bench/peers.py $(if $(DATA),'$(DATA)')
 	$(PY) -W ignore tests/bench/codecs.py $(if $(DATA),--images '$(DATA)')
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo.png
+	rm -rf $(VENV) build dist *.egg-info demo.png fastai_remote/*.so

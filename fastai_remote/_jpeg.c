@@ -16,7 +16,7 @@ static void quiet(j_common_ptr c, int level) { if (level<0) c->err->num_warnings
 static boolean cut(j_decompress_ptr c) { ERREXIT(c, JERR_INPUT_EOF); return FALSE; }
 
 // 0, or -1 with the cause in `why`; a function of its own so that nothing lives across longjmp
-static int decode(const unsigned char *b, size_t n, unsigned char *out, int x0, int y0, int x1, int y1, int denom, int channels, int fast, char *why) {
+static int decode(const unsigned char *b, size_t n, unsigned char *out, int x0, int y0, int x1, int y1, int denom, int channels, char *why) {
     struct jpeg_decompress_struct c;
     Errors e;
     unsigned char *volatile row = NULL;
@@ -28,15 +28,14 @@ static int decode(const unsigned char *b, size_t n, unsigned char *out, int x0, 
     jpeg_mem_src(&c, b, n);
     c.src->fill_input_buffer = cut;
     jpeg_read_header(&c, TRUE);
-    c.out_color_space = channels==1 ? JCS_GRAYSCALE : channels==4 ? JCS_EXT_RGBX : JCS_RGB;
+    c.out_color_space = channels==1 ? JCS_GRAYSCALE : JCS_RGB;
     c.scale_num = 1; c.scale_denom = denom;
-    if (fast) c.dct_method = JDCT_IFAST;
     if (channels==1 ? c.jpeg_color_space!=JCS_GRAYSCALE : c.jpeg_color_space!=JCS_YCbCr && c.jpeg_color_space!=JCS_GRAYSCALE && c.jpeg_color_space!=JCS_RGB) { strcpy(why, "colours of another kind"); jpeg_destroy_decompress(&c); return -1; }
     jpeg_start_decompress(&c);
-    if (x0<0 || y0<0 || x1>(int)c.output_width || y1>(int)c.output_height || x0>=x1 || y0>=y1) { strcpy(why, "no such region"); jpeg_destroy_decompress(&c); return -1; }
+    if (x1>(int)c.output_width || y1>(int)c.output_height) { strcpy(why, "no such region"); jpeg_destroy_decompress(&c); return -1; }
     JDIMENSION at = x0>2 ? x0-2 : 0, end = x1+2<(int)c.output_width ? x1+2 : c.output_width, wide = end-at;
     if (wide<c.output_width) jpeg_crop_scanline(&c, &at, &wide); else at = 0;
-    row = malloc((size_t)c.output_width*channels*(c.rec_outbuf_height>0?c.rec_outbuf_height:1));
+    row = malloc((size_t)c.output_width*channels);   // the width that jpeg_crop_scanline left
     if (!row) { strcpy(why, "no memory"); jpeg_destroy_decompress(&c); return -1; }
     if (y0) jpeg_skip_scanlines(&c, y0);
     size_t line = (size_t)(x1-x0)*channels, skip = (size_t)(x0-at)*channels;
@@ -50,18 +49,18 @@ static int decode(const unsigned char *b, size_t n, unsigned char *out, int x0, 
 
 static PyObject *region(PyObject *self, PyObject *args) {
     Py_buffer b, out;
-    int x0, y0, x1, y1, denom = 1, channels = 3, fast = 0, res;
+    int x0, y0, x1, y1, denom = 1, channels = 3, res;
     char why[JMSG_LENGTH_MAX] = "";
-    if (!PyArg_ParseTuple(args, "y*w*(iiii)|iii", &b, &out, &x0, &y0, &x1, &y1, &denom, &channels, &fast)) return NULL;
-    if (x1<=x0 || y1<=y0 || (channels!=1 && channels!=3 && channels!=4) || out.len<(Py_ssize_t)(x1-x0)*(y1-y0)*channels) { PyBuffer_Release(&b); PyBuffer_Release(&out); PyErr_SetString(PyExc_ValueError, "a region that does not fit"); return NULL; }
+    if (!PyArg_ParseTuple(args, "y*w*(iiii)|ii", &b, &out, &x0, &y0, &x1, &y1, &denom, &channels)) return NULL;
+    if (x0<0 || y0<0 || x1<=x0 || y1<=y0 || (denom!=1 && denom!=2 && denom!=4 && denom!=8) || (channels!=1 && channels!=3) || out.len<(Py_ssize_t)(x1-x0)*(y1-y0)*channels) { PyBuffer_Release(&b); PyBuffer_Release(&out); PyErr_SetString(PyExc_ValueError, "a region that does not fit"); return NULL; }
     Py_BEGIN_ALLOW_THREADS
-    res = decode(b.buf, b.len, out.buf, x0, y0, x1, y1, denom, channels, fast, why);
+    res = decode(b.buf, b.len, out.buf, x0, y0, x1, y1, denom, channels, why);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&b); PyBuffer_Release(&out);
     if (res) { PyErr_SetString(PyExc_ValueError, why); return NULL; }
     Py_RETURN_NONE;
 }
 
-static PyMethodDef methods[] = {{"region", region, METH_VARARGS, "region(data, out, (x0,y0,x1,y1), denom=1, channels=3, fast=0): write that part of a JPEG, scaled by 1/denom, to buffer `out`"}, {0}};
+static PyMethodDef methods[] = {{"region", region, METH_VARARGS, "region(data, out, (x0,y0,x1,y1), denom=1, channels=3): write that part of a JPEG, scaled by 1/denom, to buffer `out`"}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_jpeg", NULL, -1, methods};
 PyMODINIT_FUNC PyInit__jpeg(void) { return PyModule_Create(&module); }

@@ -29,7 +29,7 @@ from .fetch import Fetch
 from .images import BatchMemory, EncodedImage, open_image, stack_images
 from .rasterise import Rasterise
 
-# %% ../nbs/07_fetch_batch.ipynb #c6b2f311
+# %% ../nbs/07_fetch_batch.ipynb #864b7352
 _by_value,_slot,_n_slots = 1<<20,1<<25,4   # bytes of a tensor that goes through the pipe; of a slot, touched as far as it is needed; slots a worker
 
 _all_slots,_count = weakref.WeakValueDictionary(),itertools.count()
@@ -58,9 +58,9 @@ class _Parcel:
     "Tensor `x` on its way out of a worker, to be a `cls`, its one channel `n` times"
     slots = None
     def __init__(self, x, cls, n=1): self.x,self.cls,self.n = x,cls,n
-    def open(self, memory=BatchMemory(0)):
+    def open(self, memory=None):
         x = self.x
-        if self.n>1: x = memory((x.shape[0], self.n, *x.shape[2:])).copy_(x)
+        if self.n>1: x = (memory or BatchMemory(0))((x.shape[0], self.n, *x.shape[2:])).copy_(x)
         return x.as_subclass(self.cls)
     def __reduce__(self):
         if self.x.nbytes<=_by_value: return _from_array,(self.x.numpy(), self.cls, self.n)

@@ -7,10 +7,11 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 # %% auto #0
 __all__ = ['RemoteDL']
 
-# %% ../nbs/07_loader.ipynb #4be2ae47
+# %% ../nbs/07_loader.ipynb #dfcb374e
 import collections, gc, inspect, warnings
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
+from threading import Thread
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from .images import ReusingIntToFloat, stack_images
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #a19e3296
+# %% ../nbs/07_loader.ipynb #8648fdee
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -159,7 +160,7 @@ class RemoteDL(TfmdDL):
             if b is not None: yield b
             else: yield from items(self._give(fetches, *got))
         ahead = collections.deque()
-        with _Pool(self.threads, torch.set_num_threads, 1) as submit:
+        with _Pool(self.threads, _single) as submit:
             for c,(ids,nums,cols) in self._ahead(fetches, samps):
                 if (again:=len(ids)<len(nums)): at = [ids.index(i) for i in nums]
                 def first(): return self.do_batch([self.do_item(i) for i in self._give(fetches, c[:1], ids[:1], nums[:1], [v[:1] for v in cols])])
@@ -247,7 +248,7 @@ class RemoteDL(TfmdDL):
         if row[0]<_lines: row[1+int(row[0])] = i
         row[0] += 1
 
-# %% ../nbs/07_loader.ipynb #b7d4895f
+# %% ../nbs/07_loader.ipynb #06b9d2e1
 def _fetch_of(tl):
     "The `Fetch` that the pipeline of `tl` starts with, or None"
     fs = getattr(getattr(tl, 'tfms', None), 'fs', [])
@@ -295,9 +296,16 @@ def _plain(v): return v.tolist() if isinstance(v, np.ndarray) else v
 
 _stock = {nm:getattr(RemoteDL, nm) for nm in 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 
+def _single():
+    "Have PyTorch use one core in this thread; in those that are yet to come, as many as before"
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    (t:=Thread(target=torch.set_num_threads, args=(n,))).start()
+    t.join()
+
 class _Pool:
     "Threads that fetch ahead: `submit` gives something to call for the result"
-    def __init__(self, n, init=None, *args): self.ex = ThreadPoolExecutor(n, thread_name_prefix='fetch', initializer=init, initargs=args) if n else None
+    def __init__(self, n, init=None): self.ex = ThreadPoolExecutor(n, thread_name_prefix='fetch', initializer=init) if n else None
     def submit(self, f, *args): return self.ex.submit(f, *args).result if self.ex else lambda: f(*args)
     def __enter__(self): return self.submit
     def __exit__(self, *a):

@@ -7,16 +7,13 @@ one run, in an order that is reversed every round, so that ratios hold on a mach
 Command: python tests/bench/loader.py [FOLDER] [--n 640] [--rounds 5] [--size 350]
          without FOLDER it makes photo-like JPEGs; FOLDER has a sub-folder a class, or file names that begin `CLASS_`
 
-Result:  on 330 ImageNet photographs, each read six times (results/loader.json: two cores, 7 rounds), RemoteDL gave 0.99 times
-         the samples/s and 0.99 times the samples per CPU second of stock fastai reading files from the page cache: no
-         difference, as other runs gave 1.02 and 1.00. The first batch came after 1.11 times as long (0.03 s), with 1.25 times the private
-         memory a worker. Shrunk to 256 pixels on the way in, the same photographs gave 1.55 times the samples/s. In epochs of
-         640 samples the workers' connections count, and the ratio is 0.97.
+Result:  on 330 ImageNet photographs, each read six times (results/loader.json: two cores, 5 rounds), RemoteDL gave 1.88 times the samples per CPU second of
+         stock fastai reading files from the page cache, and 1.87 times the samples/s; the first batch came in 0.74 of the time, with 1.09 times the private
+         memory a worker. Shrunk to 256 pixels on the way in, the same photographs gave 2.9 times the samples per CPU second. (Here memory is read at every
+         batch, which costs each a little; peers.py has threads, and everybody else.)
 
-Reason:  both decode, crop and resize the same photographs, and that is where the time goes: a `read` and an `MGET` are two
-         ways to copy 107 KB, and the server's CPU time, which is counted, was 0.02 s of an epoch's 2.7. What a checksum (25 us)
-         and the socket (25 us) cost, `open_image` saves by not copying pixels. The memory is that of the batch in hand and the
-         one fetched ahead, 64 samples of 107 KB each. Shrunk, there are fewer pixels to decode.
+Reason:  of a JPEG the region of the crop alone is decoded, PyTorch resizes it, batches are filled in place; see nbs/decisions/0015 and 0016. The server's
+         CPU time, which is counted, is a fiftieth.
 
 Tried:   glibc told to keep freed memory (`mallopt`) in the workers: expected a tenth, since it gives that where one process
          does all; it gave 1% and cost 12 MB a worker. Not kept.

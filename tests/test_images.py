@@ -1,0 +1,141 @@
+"Images that stay encoded: the region that is decoded is that of a whole decode, with the C module and without; what is damaged is said to be"
+import importlib, io, shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+import torch
+from fastai.vision.all import DataLoaders, FlipItem, PILImage, PILImageBW, RandomResizedCrop, Resize, TensorImage, ToTensor
+from hypothesis import given, settings, strategies as st
+from PIL import Image
+
+import fastai_remote.block   # gives `DataLoaders` its `from_redis`
+from fastai_remote import images
+from fastai_remote.core import CorruptSample
+from fastai_remote.images import EncodedImage, JpegSource, jpeg_header, open_image, stack_images
+from fastai_remote.ingest import to_redis
+from fastai_remote.redis_keys import RedisStore
+
+def jpeg(w=120, h=90, mode='RGB', seed=0, **kw):
+    a = np.random.default_rng(seed).integers(0, 256, (h//6+1,w//6+1,3), np.uint8)
+    Image.fromarray(a).resize((w,h), Image.Resampling.BICUBIC).convert(mode).save(f:=io.BytesIO(), 'JPEG', **{'quality':92, **kw})
+    return f.getvalue()
+
+def whole(b, mode='RGB'): return np.asarray(Image.open(io.BytesIO(b)).convert(mode))
+
+@pytest.fixture(params=['C','Pillow'])
+def how(request, monkeypatch):
+    if request.param=='Pillow': monkeypatch.setattr(images, '_region', None)
+    elif images._region is None: pytest.skip('the C module is not built: no compiler, or no jpeglib.h')
+    return request.param
+
+def test_c_module_is_built():
+    "Where there is a compiler and a header, as in CI, there is the module"
+    if not shutil.which('cc') or not any(Path(d, 'jpeglib.h').exists() for d in ('/usr/include','/usr/local/include')): pytest.skip('no compiler, or no jpeglib.h')
+    assert importlib.import_module('fastai_remote._jpeg').region
+
+KINDS = [dict(), dict(subsampling=0), dict(subsampling=1), dict(progressive=True), dict(mode='L'), dict(restart_marker_blocks=3), dict(quality=20), dict(w=1, h=1), dict(w=17, h=3), dict(optimize=True)]
+
+@pytest.mark.parametrize('kind', KINDS, ids=str)
+def test_region(how, kind):
+    b = jpeg(**kind)
+    (w,h,_),rng,want = jpeg_header(b),np.random.default_rng(1),whole(jpeg(**kind))
+    for _ in range(60):
+        (x0,x1),(y0,y1) = (sorted(rng.choice(n+1, 2, replace=False).tolist()) for n in (w,h))
+        assert np.array_equal(JpegSource(b, (w,h), 3).read((x0,y0,x1,y1)), want[y0:y1,x0:x1])
+
+@pytest.mark.parametrize('mode', ['CMYK','RGB','L'])
+def test_other_colours(how, mode):
+    "Kinds that are not decoded here come out as fastai has them"
+    b = jpeg(mode=mode)
+    for cls in PILImage,PILImageBW:
+        a,c = open_image(b, cls),cls.create(b)
+        assert (a.size,a.mode)==(c.size,c.mode) and np.array_equal(np.asarray(a), np.asarray(c)) and isinstance(a, cls)
+
+def test_is_a_pil_image(how):
+    "To everybody else: methods of Pillow, of fastai, tensors"
+    b = jpeg()
+    a,c = open_image(b, PILImage),PILImage.create(b)
+    assert repr(a).endswith('mode=RGB size=120x90') and a.shape==c.shape and a.aspect==c.aspect and a.n_px==c.n_px
+    for f in (lambda o: o.rotate(10), lambda o: o.convert('L'), lambda o: o.resize((30,20)), lambda o: o.crop((-5,-5,50,60)), lambda o: o.reduce(2), lambda o: o.getpixel((3,4)), lambda o: o.tobytes(), lambda o: o.split()[1],
+              lambda o: o.resize((33,22), Image.Resampling.BILINEAR, box=(1.5,2,50,60)), lambda o: o.transform((50,50), Image.Transform.AFFINE, (1,.2,0,0,1,0)), lambda o: o.copy(), lambda o: o.point(lambda v: 255-v), lambda o: o.getextrema()):
+        x,y = f(open_image(b, PILImage)),f(c)
+        assert np.array_equal(np.asarray(x), np.asarray(y)) if isinstance(y, Image.Image) else x==y
+    t = ToTensor()(a)
+    assert type(t) is TensorImage and t.shape==(3,90,120)
+    (d:=open_image(b, PILImage)).paste((1,2,3), (0,0,9,9))
+    assert d.getpixel((0,0))==(1,2,3) and open_image(b, PILImage)!=d
+
+def test_scaled(how):
+    "A large photograph for a small crop is decoded small: near what Pillow makes of all its pixels"
+    b = jpeg(1600, 1200)
+    pil,box = PILImage.create(b),(100,50,1500,1150)
+    for to,k in ((200,150),2),((90,70),4),((80,60),8):
+        want = np.asarray(pil.crop(box).resize(to, Image.Resampling.BILINEAR)).astype(int)
+        a = open_image(b, PILImage).crop(box).resize(to, Image.Resampling.BILINEAR)
+        assert JpegSource(b, (1600,1200), 3).scale(box, to)==k
+        d = np.abs(np.asarray(a).astype(int)-want)
+        assert a.size==to and d.mean()<1.5 and d.max()<40
+
+def test_gap(monkeypatch):
+    s = JpegSource(b'', (4000,3000), 3)
+    assert s.scale((0,0,4000,3000), (224,224))==4 and s.scale((0,0,400,300), (224,224))==1 and s.scale((0,0,4000,3000), None)==1
+    monkeypatch.setattr(JpegSource, 'gap', None)
+    assert s.scale((0,0,4000,3000), (224,224))==1
+    monkeypatch.setattr(JpegSource, 'gap', 1.)
+    assert s.scale((0,0,4000,3000), (224,224))==8
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged(data):
+    "Bytes that are cut off or changed give a picture or an exception, and Pillow's word where there is one"
+    b = bytearray(jpeg(64, 48, progressive=data.draw(st.booleans())))
+    for _ in range(data.draw(st.integers(0, 4))): b[data.draw(st.integers(0, len(b)-1))] = data.draw(st.integers(0, 255))
+    b = bytes(b[:data.draw(st.integers(0, len(b)))])
+    try: im = open_image(b, PILImage).crop((3,3,40,40)).resize((16,16), Image.Resampling.BILINEAR)
+    except (OSError,ValueError,SyntaxError,Image.DecompressionBombError): return
+    try: a = np.asarray(im)
+    except (OSError,ValueError,SyntaxError,Image.DecompressionBombError): return
+    assert a.shape==(16,16,3)
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_header_of_anything(b):
+    for o in b,b'\xff\xd8\xff'+b:
+        h = jpeg_header(o)
+        assert h is None or len(h)==3 and h[2] in (1,3)
+
+def test_c_refuses():
+    if images._region is None: pytest.skip('the C module is not built')
+    b,out = jpeg(),np.empty((10,10,3), np.uint8)
+    for args in ((b, out, (0,0,20,20)), (b, out, (5,5,5,9)), (b, out, (115,0,125,10)), (b, out, (-1,0,5,5)), (b, out, (0,0,9,9), 1, 2), (b, out, (0,0,9,9), 0), (b, out, (0,0,9,9), 3), (b[:900], out, (0,0,9,9)), (b'', out, (0,0,9,9)), (b'x'*99, out, (0,0,9,9))):
+        with pytest.raises(ValueError): images._region(*args)
+    with pytest.raises((TypeError,BufferError)): images._region(b, bytes(300), (0,0,10,10))
+
+def test_a_bomb_is_pillows_to_refuse(monkeypatch):
+    b = bytearray(jpeg())
+    i = b.index(b'\xff\xc0')
+    b[i+5:i+9] = b'\xff\xff\xff\xff'   # 65,535 pixels squared
+    with pytest.raises(Image.DecompressionBombError): open_image(bytes(b), PILImage)
+
+@pytest.mark.parametrize('kw', [dict(num_workers=0), dict(num_workers=2), dict(num_workers=0, threads=2)], ids=str)
+def test_a_damaged_sample_is_named(server, kw):
+    "Of what was stored damaged, which checksums do not see: when its pixels are asked for, in whatever process"
+    b = jpeg(64, 48)
+    rows = [{'jpg':b, 'cls':i%2} for i in range(40)]
+    to_redis(rows, server.url, 'hurt', n_workers=1, shuffle=False, progress=False, overwrite=True)
+    store = RedisStore(server.url, 'hurt')
+    dls = DataLoaders.from_redis(store, valid_pct=0., bs=8, item_tfms=[RandomResizedCrop(16),FlipItem()], check=False, **kw)
+    c = redis.Redis.from_url(server.url)
+    key = next(k for k in c.keys('hurt*') if k.endswith(b':jpg:7'))
+    c.set(key, b[:400])
+    with pytest.raises(CorruptSample, match='hurt: sample 7, field .jpg.: 400 bytes that PILImage cannot read'): list(dls.train)
+
+def test_stack_is_what_collating_gives(how):
+    ims = [open_image(jpeg(seed=i), PILImage) for i in range(6)]
+    for tfms in [Resize(32)],[FlipItem(1.),RandomResizedCrop(24)]:
+        out = list(ims)
+        for t in tfms: out = [t(o, split_idx=1) for o in out]
+        assert torch.equal(stack_images(out), torch.stack([ToTensor()(o) for o in out]))
+    assert isinstance(ims[0], EncodedImage)
