@@ -172,7 +172,7 @@ class _Numbers:
     "Numbers as `RegressionSetup` makes them"
     def __call__(self, vals): return _Parcel(torch.from_numpy(vals.astype(np.float64 if vals.dtype.kind=='f' else np.int64)).float(), torch.Tensor)
 
-# %% ../nbs/07_fetch_batch.ipynb #37099db8
+# %% ../nbs/07_fetch_batch.ipynb #65d1d9ba
 def _idle(t): return not hasattr(t, 'encodes') or type(t) is Transform and t.split_idx is None and any(m.implementation is noop for m in t.encodes.methods)
 
 def _maker(tl, zeros):
@@ -223,8 +223,8 @@ class WholeBatches:
         except Exception: return None,None,state   # the item will say what is wrong with it
 
     def finish(self, cols, ref, state): # The batch, on its way out; `None`: make it item by item
-        if not self: return
-        try: parcels = [None] if cols is None else [m(v) for m,v in zip(self.makers, cols)]
+        if not (makers:=self.makers): return   # another thread may have given up
+        try: parcels = [None] if cols is None else [m(v) for m,v in zip(makers, cols)]
         except Exception: parcels = [None]
         if None not in parcels and ref is not None: self.seen = self._same([_Parcel(p.x[:1], p.cls, p.n).open() for p in parcels], ref)
         if None in parcels or ref is not None and not self.seen:   # what comes next will not do either

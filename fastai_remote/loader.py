@@ -30,7 +30,7 @@ from .images import ReusingIntToFloat, stack_images
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #8648fdee
+# %% ../nbs/07_loader.ipynb #f8f4a040
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -125,24 +125,36 @@ class RemoteDL(TfmdDL):
 
     def create_batches(self, samps):
         if get_worker_info() is not None: gc.freeze()
-        whole = self._whole()
-        yield from self._wholly(whole, samps) if whole else super().create_batches(self._in_hand(samps))
+        if (whole:=self._whole()): yield from self._wholly(whole, samps)
+        else: yield from self._items_way(self._in_hand(samps))
+
+    @property
+    def _as_stock(self):
+        "Has nobody changed how items become batches?"
+        return self.bs is not None and not any(nm in vars(self) or getattr(type(self), nm) is not f for nm,f in _stock.items())
 
     @property
     def _late(self):
         "The `ToTensor` that items go through last, if it may wait for the batch"
         fs = getattr(self.after_item, 'fs', None)
-        return fs[-1] if fs and type(fs[-1]) is ToTensor and not getattr(self.before_batch, 'fs', None) and not self.prebatched else None
+        return fs[-1] if fs and type(fs[-1]) is ToTensor and not getattr(self.before_batch, 'fs', None) and self._as_stock else None
 
-    def do_item(self, s):
-        if self._late is None: return super().do_item(s)
+    def _items_way(self, samps):
+        "Stock's `create_batches`, but pictures that are not decoded yet are decoded into their batch"
+        if (late:=self._late) is None: yield from super().create_batches(samps); return
+        self.it = iter(self.dataset)
+        items = (o for s in samps if (o:=self._item(s)) is not None)
+        yield from (self._batch(b, late) for b in self.chunkify(items))
+
+    def _item(self, s):
+        "An item before `ToTensor`"
         try: return compose_tfms(self.create_item(s), self.after_item.fs[:-1], split_idx=self.after_item.split_idx)
         except SkipItemException: return None
 
-    def do_batch(self, b):
-        if (late:=self._late) is None: return super().do_batch(b)
+    def _batch(self, b, late):
+        "The batch of items that are still to go through `late`"
         whole = {k:t for k,c in enumerate(zip(*b)) if (t:=stack_images(c)) is not None} if isinstance(b[0], tuple) else {}
-        res = super().do_batch([late(tuple(whole[k][:0] if k in whole else x for k,x in enumerate(o))) if whole else late(o) for o in b])
+        res = self.do_batch([late(tuple(whole[k][:0] if k in whole else x for k,x in enumerate(o))) if whole else late(o) for o in b])
         return tuple(whole.get(k, x) for k,x in enumerate(res)) if whole else res
 
     def _in_hand(self, samps):
@@ -154,16 +166,16 @@ class RemoteDL(TfmdDL):
 
     def _wholly(self, whole, samps):
         "Batches made by `whole`; those it cannot make item by item, of the same values"
-        fetches,items = self._fetches(),super().create_batches
+        fetches = self._fetches()
         def out(res, *got):
             b = res()
             if b is not None: yield b
-            else: yield from items(self._give(fetches, *got))
+            else: yield from self._items_way(self._give(fetches, *got))
         ahead = collections.deque()
         with _Pool(self.threads, _single) as submit:
             for c,(ids,nums,cols) in self._ahead(fetches, samps):
                 if (again:=len(ids)<len(nums)): at = [ids.index(i) for i in nums]
-                def first(): return self.do_batch([self.do_item(i) for i in self._give(fetches, c[:1], ids[:1], nums[:1], [v[:1] for v in cols])])
+                def first(): return self._batch([self._item(i) for i in self._give(fetches, c[:1], ids[:1], nums[:1], [v[:1] for v in cols])], self._late)
                 job = whole.begin([v[at] if isinstance(v, np.ndarray) else [v[k] for k in at] for v in cols] if again else cols, first)
                 if len(c)<self.bs and self.drop_last: break   # only now: its items would have drawn, too
                 ahead.append((submit(whole.finish, *job), c, ids, nums, cols))
@@ -173,8 +185,7 @@ class RemoteDL(TfmdDL):
 
     def _whole(self):
         "What makes batches at once, where nobody has changed how items become one"
-        if self.bs is None or not self.indexed or any(nm in vars(self) or getattr(type(self), nm) is not f for nm,f in _stock.items()): return
-        if len(self._alike())==len(getattr(self.dataset, 'tls', [])): return WholeBatches(self)
+        if self.indexed and self._as_stock and len(self._alike())==len(getattr(self.dataset, 'tls', [])): return WholeBatches(self)
 
     def _ahead(self, fetches, samps):
         "`samps` by batches, each with what `_read` gives for it"

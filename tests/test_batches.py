@@ -212,3 +212,11 @@ def test_indices(store, made):
     dls = loaders(store, 'g.png', splitter=IndexSplitter(list(range(10, 20))))
     for dl in dls: same(batches(dl), batches(dl, False))
     assert all(made) and len(made)==5+2
+
+def test_items_are_as_ever(store):
+    "What a loader says of an item, and makes of some, is what stock fastai's says"
+    dl = loaders(store, 'a.jpg', item_tfms=Resize(16)).train
+    x,y = dl.do_item(0)
+    assert type(x) is TensorImage and type(y) is TensorCategory and x.shape==(3,16,16)
+    b = dl.do_batch([dl.do_item(i) for i in range(3)])
+    assert type(b[0]) is TensorImage and b[0].shape==(3,3,16,16)
