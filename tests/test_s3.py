@@ -494,7 +494,7 @@ def test_ingest_server_gone(s3, proxy):
 _ingest = '''
 import sys, time
 from fastai_remote import to_shards
-def fn(o): time.sleep(.02); return {'txt':f"sample {o['id']} "*30, 'cls':'abc'[o['id']%3], 'id':o['id']}
+def fn(o): time.sleep(float(sys.argv[3])); return {'txt':f"sample {o['id']} "*30, 'cls':'abc'[o['id']%3], 'id':o['id']}
 to_shards([{'id':i} for i in range(240)], sys.argv[1], fn=fn, n_workers=int(sys.argv[2]), maxcount=30, progress=False)
 '''
 
@@ -504,8 +504,8 @@ def ingest(s3, tmp_path, monkeypatch):
     (f:=tmp_path/'ingest.py').write_text(_ingest)
     how(s3, tmp_path, monkeypatch, 'all from environment')
     ps = []
-    def go(u, n_workers):
-        ps.append(p:=subprocess.Popen([sys.executable, '-W', 'ignore', f, u, str(n_workers)], start_new_session=True, env=dict(os.environ)))
+    def go(u, n_workers, pause=.001):
+        ps.append(p:=subprocess.Popen([sys.executable, '-W', 'ignore', f, u, str(n_workers), str(pause)], start_new_session=True, env=dict(os.environ)))
         return p
     yield go
     for p in ps:
@@ -515,7 +515,7 @@ def ingest(s3, tmp_path, monkeypatch):
 
 def test_ingest_killed(s3, ingest, n_workers=2):
     "Killed in the middle; meanwhile nobody else may write there; afterwards the same call ends as if nothing had been"
-    p = ingest(url(s3, to:=f'killed-{n_workers}'), n_workers)
+    p = ingest(url(s3, to:=f'killed-{n_workers}'), n_workers, .1)   # 12 s, of which the first chunk takes 3
     wait_for(lambda: p.poll() is not None or any('chunk-' in k for k in names(s3, to)))
     with pytest.raises(StoreBusy, match=rf'{to}: process {p.pid} on .* is writing here now \(\d of 8 chunks done\)'): make(s3, to)
     with pytest.raises(StoreNotFound, match='not finished'): opened(s3, folder=to)
