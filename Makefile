@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 .PHONY: setup demo test lint export nbs readme bench clean
 
 setup: $(READY)
-$(READY): settings.ini setup.py fastai_remote/_jpeg.c
+$(READY): settings.ini setup.py $(wildcard fastai_remote/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check uv
 	$(VENV)/bin/uv pip install -q --python $(PY) --compile-bytecode -e ".[$(EXTRAS)]"

@@ -83,7 +83,7 @@ def _zeros(shape, memory, slots=None, worker=0, fill=True):
     if slots is not None and (a:=slots.room(worker, n, fill)) is not None: return torch.from_numpy(a).view(shape)
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(n)).view(shape)   # zeros as it comes
 
-# %% ../nbs/07_fetch_batch.ipynb #af30262f
+# %% ../nbs/07_fetch_batch.ipynb #a8e03c37
 def _plain_png(b):
     "Size, mode and compressed pixels of a PNG of 8 bits with pixels and nothing else; else `None`"
     if b[:4]!=b'\x89PNG' or b[37:41]!=b'IDAT' or b[24]!=8 or b[28] or b[25] not in (0,2): return
@@ -92,7 +92,7 @@ def _plain_png(b):
     while b[k+4:k+8]==b'IDAT': n = int.from_bytes(b[k:k+4], 'big'); parts.append(b[k+8:k+8+n]); k += n+12
     if b[k+4:k+8]==b'IEND' and 0<w*h<=(Image.MAX_IMAGE_PIXELS or 1<<62): return (w,h),'L' if b[25]==0 else 'RGB',b''.join(parts)
 
-def _pixels(im): return im.tensor().permute(1, 2, 0).numpy() if isinstance(im, EncodedImage) else np.asarray(im)
+def _pixels(im): return im.pixels().transpose(1, 2, 0) if isinstance(im, EncodedImage) else np.asarray(im)
 
 class _Pictures:
     "Makes one tensor of a batch's pictures; `None` where they differ in size"

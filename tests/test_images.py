@@ -1,5 +1,5 @@
 "Images that stay encoded: the region that is decoded is that of a whole decode, with the C module and without; what is damaged is said to be"
-import importlib, io, shutil
+import importlib.util, io, shutil, subprocess, sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from PIL import Image
 import fastai_remote.block   # gives `DataLoaders` its `from_redis`
 from fastai_remote import images
 from fastai_remote.core import CorruptSample
-from fastai_remote.images import EncodedImage, JpegSource, jpeg_header, open_image, stack_images
+from fastai_remote.images import EncodedImage, JpegSource, jpeg_header, open_image, read_pixels, stack_images
 from fastai_remote.ingest import to_redis
 from fastai_remote.redis_keys import RedisStore
 
@@ -26,14 +26,14 @@ def whole(b, mode='RGB'): return np.asarray(Image.open(io.BytesIO(b)).convert(mo
 
 @pytest.fixture(params=['C','Pillow'])
 def how(request, monkeypatch):
-    if request.param=='Pillow': monkeypatch.setattr(images, '_region', None)
-    elif images._region is None: pytest.skip('the C module is not built: no compiler, or no jpeglib.h')
+    if request.param=='Pillow': monkeypatch.setattr(images, '_jpeg', None); monkeypatch.setattr(images, '_pixels', None)
+    elif images._jpeg is None or images._pixels is None: pytest.skip('the C modules are not built: no compiler, or no jpeglib.h')
     return request.param
 
-def test_c_module_is_built():
-    "Where there is a compiler and a header, as in CI, there is the module"
+def test_c_modules_are_built():
+    "Where there is a compiler and a header, as in CI, there are the modules"
     if not shutil.which('cc') or not any(Path(d, 'jpeglib.h').exists() for d in ('/usr/include','/usr/local/include')): pytest.skip('no compiler, or no jpeglib.h')
-    assert importlib.import_module('fastai_remote._jpeg').region
+    for m in '_jpeg','_pixels': assert importlib.import_module(f'fastai_remote.{m}').read
 
 KINDS = [dict(), dict(subsampling=0), dict(subsampling=1), dict(progressive=True), dict(mode='L'), dict(restart_marker_blocks=3), dict(quality=20), dict(w=1, h=1), dict(w=17, h=3), dict(optimize=True)]
 
@@ -43,7 +43,38 @@ def test_region(how, kind):
     (w,h,_),rng,want = jpeg_header(b),np.random.default_rng(1),whole(jpeg(**kind))
     for _ in range(60):
         (x0,x1),(y0,y1) = (sorted(rng.choice(n+1, 2, replace=False).tolist()) for n in (w,h))
-        assert np.array_equal(JpegSource(b, (w,h), 3).read((x0,y0,x1,y1)), want[y0:y1,x0:x1])
+        assert np.array_equal(read_pixels(JpegSource(b, (w,h), 3), (x0,y0,x1,y1)).transpose(1,2,0), want[y0:y1,x0:x1])
+
+@pytest.fixture(params=['vectors','plain C'])
+def pixels(request, tmp_path_factory, monkeypatch):
+    "The C module as it is installed; and compiled without vector instructions, as for another processor"
+    if images._pixels is None: pytest.skip('the C module is not built')
+    if request.param=='plain C':
+        if not (cc:=shutil.which('cc')): pytest.skip('no compiler')
+        so = tmp_path_factory.mktemp('plain')/'_pixels.abi3.so'
+        subprocess.run([cc, '-O2', '-ffp-contract=off', '-DNO_AVX2', '-fPIC', '-shared', '-I'+sysconfig.get_paths()['include'], str(Path(images.__file__).with_name('_pixels.c')), '-o', str(so), '-lm'], check=True)
+        spec = importlib.util.spec_from_file_location('_pixels', so)
+        m = importlib.util.module_from_spec(spec); spec.loader.exec_module(m)
+        monkeypatch.setattr(images, '_pixels', m)
+    return images._pixels
+
+@pytest.mark.parametrize('n', [1,3])
+def test_resized_as_pillow_does(pixels, n):
+    "To the bit: any region, size, filter, cut and turn, whole and fractional boxes"
+    rng = np.random.default_rng(n)
+    for k in range(1500):
+        w,h = rng.integers(1, 90, 2).tolist()
+        a = rng.integers(0, 256, (h,w,n), dtype=np.uint8)
+        if k%3==0: a = (a>128).view(np.uint8)*np.uint8(255)
+        (x0,x1),(y0,y1) = (sorted(rng.choice(m+1, 2, replace=False).tolist()) for m in (w,h))
+        to = tuple(rng.integers(1, 60, 2).tolist()) if k%5 else (x1-x0, 3)
+        (cx0,cx1),(cy0,cy1) = (sorted(rng.choice(m+1, 2, replace=False).tolist()) for m in to)
+        part = (0,0,x1-x0,y1-y0) if k%4 else tuple(float(np.float32(v*(y1-y0 if i%2 else x1-x0))) for i,v in enumerate([*rng.uniform(0, .4, 2), *rng.uniform(.6, 1, 2)]))
+        cubic,(t,fx,fy) = bool(k%2),(rng.integers(0, 2, 3)>0).tolist()
+        im = Image.fromarray(a[...,0] if n==1 else a).crop((x0,y0,x1,y1)).resize(to, Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR, part).crop((cx0,cy0,cx1,cy1))
+        want = np.asarray(im).reshape(im.height, im.width, n).transpose((2,1,0) if t else (2,0,1))[:,::-1 if fy else 1,::-1 if fx else 1]
+        pixels.read(a, out:=np.full(want.shape, 7, np.uint8), w, n, (x0,y0,x1,y1), part, to, cubic, (cx0,cy0,cx1,cy1), (t,fx,fy), images._new_order and y1-y0>to[1] and y1-y0-to[1]>2*(x1-x0-to[0]))
+        assert np.array_equal(out, want), (k, w, h, to)
 
 @pytest.mark.parametrize('mode', ['CMYK','RGB','L'])
 def test_other_colours(how, mode):
@@ -106,12 +137,31 @@ def test_header_of_anything(b):
         h = jpeg_header(o)
         assert h is None or len(h)==3 and h[2] in (1,3)
 
-def test_c_refuses():
-    if images._region is None: pytest.skip('the C module is not built')
-    b,out = jpeg(),np.empty((10,10,3), np.uint8)
-    for args in ((b, out, (0,0,20,20)), (b, out, (5,5,5,9)), (b, out, (115,0,125,10)), (b, out, (-1,0,5,5)), (b, out, (0,0,9,9), 1, 2), (b, out, (0,0,9,9), 0), (b, out, (0,0,9,9), 3), (b[:900], out, (0,0,9,9)), (b'', out, (0,0,9,9)), (b'x'*99, out, (0,0,9,9))):
-        with pytest.raises(ValueError): images._region(*args)
-    with pytest.raises((TypeError,BufferError)): images._region(b, bytes(300), (0,0,10,10))
+def _how(region=(0,0,10,10), part=None, to=None, cubic=False, cut=None):
+    to = to or (region[2]-region[0],region[3]-region[1])
+    return region,part or (0,0,region[2]-region[0],region[3]-region[1]),to,cubic,cut or (0,0,*to),(False,)*3,True
+
+BAD = [dict(region=(5,5,5,9)), dict(region=(115,0,125,10)), dict(region=(0,85,10,95)), dict(region=(-1,0,5,5)), dict(region=(0,0,1<<20,9)), dict(to=(20,20)), dict(to=(0,5)), dict(to=(1<<20,1)), dict(cut=(0,0,11,10)), dict(cut=(3,3,3,5)),
+       dict(cut=(-1,0,9,10)), dict(part=(0,0,11,10)), dict(part=(-.5,0,9,9)), dict(part=(3,3,3,3)), dict(part=(0,0,float('nan'),5))]
+
+@pytest.mark.parametrize('kw', BAD, ids=str)
+def test_c_refuses(how, kw):
+    "What does not fit, and nothing is written or read past an end"
+    if how!='C': return
+    b,out = jpeg(),np.empty((3,10,10), np.uint8)
+    a = np.zeros((90,120,3), np.uint8)
+    with pytest.raises(ValueError): images._jpeg.read(b, out, 1, 3, *_how(**kw))
+    with pytest.raises(ValueError): images._pixels.read(a, out, 120, 3, *_how(**kw))
+
+def test_c_refuses_other_data():
+    if images._jpeg is None: pytest.skip('the C module is not built')
+    b,out = jpeg(),np.empty((3,10,10), np.uint8)
+    images._jpeg.read(b, out, 1, 3, *_how())
+    for data,k,n in ((b,0,3),(b,3,3),(b,1,2),(b,1,1),(b[:900],1,3),(b'',1,3),(b'x'*99,1,3)):
+        with pytest.raises(ValueError): images._jpeg.read(data, out, k, n, *_how())
+    for a,w in ((np.zeros((9,120,3), np.uint8), 120),(np.zeros((90,9,3), np.uint8), 9),(np.zeros((0,0,3), np.uint8), 0)):
+        with pytest.raises(ValueError): images._pixels.read(a, out, w, 3, *_how())
+    with pytest.raises((TypeError,BufferError)): images._jpeg.read(b, bytes(300), 1, 3, *_how())
 
 def test_a_bomb_is_pillows_to_refuse(monkeypatch):
     b = bytearray(jpeg())

@@ -22,7 +22,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 import fastai_remote.block   # gives `DataLoaders` its `from_redis` and `from_shards`
-from fastai_remote.images import JpegSource, jpeg_header, resize_tensor
+from fastai_remote.images import JpegSource, jpeg_header, read_pixels
 
 BS,WORKERS,SIZE = 64,2,224
 
@@ -48,13 +48,11 @@ def fast(
     box, # Of its width and height: x, y, width, height of the crop
     size, # Pixels a side
     flip, # Left to right?
-): # uint8, shape (size, size, 3)
-    "What ours does with a JPEG, for every peer: its region alone is decoded, where libjpeg-turbo was there to compile for"
+): # uint8, shape (3, size, size)
+    "What ours does with a JPEG, for every peer: its region alone is decoded, resized and turned in C, where that could be compiled"
     w,h,_ = jpeg_header(b)
     x,y,cw,ch = box(w, h)
-    t = torch.from_numpy(JpegSource(b, (w,h), 3).read((x,y,x+cw,y+ch))).permute(2, 0, 1)
-    t = resize_tensor(t, (size,size)).permute(1, 2, 0)
-    return t.flip(1) if flip else t
+    return torch.from_numpy(read_pixels(JpegSource(b, (w,h), 3), (x,y,x+cw,y+ch), (size,size), turn=(False,flip,False)))
 
 class Work:
     "A JPEG to pixels, with `decode`"
@@ -62,7 +60,7 @@ class Work:
     def __call__(self, b): return self.decode(b, box, SIZE, random.random()<.5)
 
 def finish(x, y, floats=True):
-    "What is left of a batch for the main process: (n, h, w, 3) pixels to (n, 3, h, w), and to floats"
+    "What is left of a batch for the main process: pixels of shape (n, h, w, 3) to (n, 3, h, w), and to floats"
     if getattr(x, 'dtype', None)!=torch.uint8: return x,y   # fastai's `IntToFloatTensor` has seen to it, or there are no pixels
     if x.shape[-1]==3: x = x.permute(0, 3, 1, 2)
     return x.float().div_(255) if floats else x,y.squeeze(-1) if y.ndim==2 else y
