@@ -29,7 +29,7 @@ from .fetch import Fetch
 from .images import BatchMemory, EncodedImage, open_image, stack_images
 from .rasterise import Rasterise
 
-# %% ../nbs/07_fetch_batch.ipynb #864b7352
+# %% ../nbs/07_fetch_batch.ipynb #72e4c61f
 _by_value,_slot,_n_slots = 1<<20,1<<25,4   # bytes of a tensor that goes through the pipe; of a slot, touched as far as it is needed; slots a worker
 
 _all_slots,_count = weakref.WeakValueDictionary(),itertools.count()
@@ -40,14 +40,12 @@ class Slots:
         self.a,self.busy = (np.frombuffer(mmap.mmap(-1, workers*_n_slots*k), np.uint8).reshape(workers, _n_slots, k) for k in (_slot,1))
         self.id,self.memory = next(_count),BatchMemory()
         _all_slots[self.id] = self
-    def room(self, worker, n, fill):
-        "A free slot's first `n` bytes, all zero if `fill`; `None` if there is none"
+    def room(self, worker, n):
+        "A free slot's first `n` bytes; `None` if there is none"
         free = np.flatnonzero(self.busy[worker,:,0]==0)
         if n>_slot or not len(free): return
         self.busy[worker,free[0]] = 1
-        a = self.a[worker,free[0],:n]
-        if fill: a.fill(0)
-        return a
+        return self.a[worker,free[0],:n]
     def at(self, x):
         "Where tensor `x` lies in these, or `None`"
         k = x.data_ptr()-self.a.ctypes.data
@@ -55,35 +53,36 @@ class Slots:
     def __reduce__(self): return type(None),()   # a spawned worker shares nothing
 
 class _Parcel:
-    "Tensor `x` on its way out of a worker, to be a `cls`, its one channel `n` times"
+    "Tensor `x` on its way out of a worker, to be a `cls`, its one channel `n` times: of its own each, or that one seen so often"
     slots = None
-    def __init__(self, x, cls, n=1): self.x,self.cls,self.n = x,cls,n
+    def __init__(self, x, cls, n=1, own=True): self.x,self.cls,self.n,self.own = x,cls,n,own
     def open(self, memory=None):
         x = self.x
-        if self.n>1: x = (memory or BatchMemory(0))((x.shape[0], self.n, *x.shape[2:])).copy_(x)
+        if self.n>1: x = (memory or BatchMemory(0))((x.shape[0], self.n, *x.shape[2:])).copy_(x) if self.own else x.expand(-1, self.n, -1, -1)
         return x.as_subclass(self.cls)
     def __reduce__(self):
-        if self.x.nbytes<=_by_value: return _from_array,(self.x.numpy(), self.cls, self.n)
+        how = self.cls,self.n,self.own
+        if self.x.nbytes<=_by_value: return _from_array,(self.x.numpy(), *how)
         at = None if self.slots is None else self.slots.at(self.x)
-        return (_from_tensor,(self.x, self.cls, self.n)) if at is None else (_from_slot,(self.slots.id, at, tuple(self.x.shape), self.cls, self.n))
+        return (_from_tensor,(self.x, *how)) if at is None else (_from_slot,(self.slots.id, at, tuple(self.x.shape), *how))
 
 def _from_array(a, *args): return _Parcel(torch.from_numpy(a), *args).open()
 def _from_tensor(*args): return _Parcel(*args).open()
-def _from_slot(id, at, shape, cls, n):
+def _from_slot(id, at, shape, cls, n, own):
     slots = _all_slots[id]
     x = torch.from_numpy(slots.a.reshape(-1)[at:at+int(np.prod(shape))].reshape(shape))
-    res = _Parcel(slots.memory(shape).copy_(x) if n==1 else x, cls, n).open(slots.memory)
+    res = _Parcel(x if n>1 and own else slots.memory(shape).copy_(x), cls, n, own).open(slots.memory)
     slots.busy.reshape(-1)[at//_slot] = 0
     return res
 
-def _zeros(shape, memory, slots=None, worker=0, fill=True):
-    "A tensor of bytes, all zero if `fill`, where a worker's large ones can leave from"
+def _room(shape, memory, slots=None, worker=0):
+    "A tensor of bytes, where a worker's large ones can leave from"
     n = int(np.prod(shape))
-    if get_worker_info() is None or n<=_by_value: return memory(shape).zero_() if fill else memory(shape)
-    if slots is not None and (a:=slots.room(worker, n, fill)) is not None: return torch.from_numpy(a).view(shape)
-    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(n)).view(shape)   # zeros as it comes
+    if get_worker_info() is None or n<=_by_value: return memory(shape)
+    if slots is not None and (a:=slots.room(worker, n)) is not None: return torch.from_numpy(a).view(shape)
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(n)).view(shape)
 
-# %% ../nbs/07_fetch_batch.ipynb #a8e03c37
+# %% ../nbs/07_fetch_batch.ipynb #1ad919e2
 def _plain_png(b):
     "Size, mode and compressed pixels of a PNG of 8 bits with pixels and nothing else; else `None`"
     if b[:4]!=b'\x89PNG' or b[37:41]!=b'IDAT' or b[24]!=8 or b[28] or b[25] not in (0,2): return
@@ -97,8 +96,8 @@ def _pixels(im): return im.pixels().transpose(1, 2, 0) if isinstance(im, Encoded
 class _Pictures:
     "Makes one tensor of a batch's pictures; `None` where they differ in size"
     tfms = ()   # of its items, which leave labels alone
-    def __init__(self, f, zeros):
-        self.f,self.codec,self.cls,self.zeros = f,f.codec,f.img_cls,zeros
+    def __init__(self, f, room):
+        self.f,self.codec,self.cls,self.room = f,f.codec,f.img_cls,room
         self.n,self.heads = 3 if self.cls._open_args['mode']=='RGB' else 1,{}
 
     def begin(self, vals):
@@ -110,7 +109,7 @@ class _Pictures:
         return [im if getattr(im, '_plan', None) is not None else open_image(im, self.cls) for im in ims]   # a padded one has its pixels
 
     def __call__(self, vals):
-        if self.tfms: return None if (x:=stack_images(vals, partial(self.zeros, fill=False))) is None else _Parcel(x.as_subclass(torch.Tensor), self.cls._tensor_cls)
+        if self.tfms: return None if (x:=stack_images(vals, self.room)) is None else _Parcel(x.as_subclass(torch.Tensor), self.cls._tensor_cls)
         x = self._drawn(vals) if self.codec.name=='strokes' else self._npys(vals)
         if x is None: x = self._each(vals)
         if x is None: return
@@ -120,7 +119,7 @@ class _Pictures:
         "Strokes, drawn into the tensor itself, where they are grey"
         if self.f.draw.time=='colour': return self._stack(list(self.f.draw.arrays(vals)))
         ts = []
-        a = self.f.draw.arrays(vals, lambda *shape: ts.append(self.zeros(shape)) or ts[0].numpy())
+        a = self.f.draw.arrays(vals, lambda n: ts.append(self.room((n,))) or ts[0].numpy())
         at = a.ctypes.data-ts[0].data_ptr()
         return ts[0].view(-1)[at:at+a.size].view(len(a), 1, *a.shape[1:])
 
@@ -133,7 +132,11 @@ class _Pictures:
         if head not in self.heads: self.heads = {head:self.codec.from_bytes(vals[0])}
         a = self.heads[head]
         if a.dtype!=np.uint8 or not a.flags.c_contiguous or a.nbytes!=size-k or not self._fits(a): return
-        return self._stack(np.frombuffer(b''.join(vals), np.uint8).reshape(len(vals), size)[:,k:].reshape(len(vals), *a.shape))
+        x = np.frombuffer(b''.join(vals), np.uint8).reshape(len(vals), size)[:,k:].reshape(len(vals), *a.shape)
+        x = x[:,None] if a.ndim==2 else x.transpose(0, 3, 1, 2)
+        out = self.room(x.shape)
+        out.numpy()[:] = x
+        return out
 
     def _fits(self, a): return a.dtype==np.uint8 and a.size>0 and (a.ndim==2 or a.ndim==3 and a.shape[2] in {1,self.n})
     def _each(self, vals): return self._stack(map(self._array, vals), len(vals))
@@ -143,7 +146,7 @@ class _Pictures:
         out = None
         for k,a in enumerate(arrays):
             a = a[None] if a.ndim==2 else a.transpose(2, 0, 1)
-            if out is None: out = self.zeros((n or len(arrays), *a.shape)); o = out.numpy()
+            if out is None: out = self.room((n or len(arrays), *a.shape)); o = out.numpy()
             if a.shape[1:]!=o.shape[2:]: return
             if len(a)>o.shape[1]: out = out.repeat(1, 3, 1, 1); o = out.numpy()   # the first in colour, after grey ones
             o[k] = a
@@ -172,10 +175,10 @@ class _Numbers:
     "Numbers as `RegressionSetup` makes them"
     def __call__(self, vals): return _Parcel(torch.from_numpy(vals.astype(np.float64 if vals.dtype.kind=='f' else np.int64)).float(), torch.Tensor)
 
-# %% ../nbs/07_fetch_batch.ipynb #65d1d9ba
+# %% ../nbs/07_fetch_batch.ipynb #5c00d857
 def _idle(t): return not hasattr(t, 'encodes') or type(t) is Transform and t.split_idx is None and any(m.implementation is noop for m in t.encodes.methods)
 
-def _maker(tl, zeros):
+def _maker(tl, room):
     "What makes a tensor of a batch's values in pipeline `tl`; `None`: nothing here does"
     f,*fs = tl.tfms.fs
     fs = [t for t in fs if not _idle(t)]
@@ -184,7 +187,7 @@ def _maker(tl, zeros):
     if cls is not None:
         mine = cls is PILMask or getattr(cls.create, '__func__', None) is PILBase.create.__func__
         drawn = f.draw is None if codec.name!='strokes' else type(f.draw) is Rasterise and not (f.draw.time=='colour' and cls._open_args['mode']=='L')
-        if not fs and mine and drawn and cls._open_args['mode'] in ('L','RGB'): return _Pictures(f, zeros)
+        if not fs and mine and drawn and cls._open_args['mode'] in ('L','RGB'): return _Pictures(f, room)
     elif len(fs)==1 and codec.dtype is not None:
         if isinstance(fs[0], Categorize) and hasattr(fs[0].vocab, 'o2i'): return _Labels(f, fs[0].vocab)
         if type(fs[0]) is RegressionSetup: return _Numbers()
@@ -196,10 +199,11 @@ class WholeBatches:
     def __init__(self, dl):
         ds,pipes = dl.dataset,[getattr(dl, o, None) for o in ('after_item','before_batch')]
         self.makers,self.seen,self.slots,self.memory = [],False,dl._slots,BatchMemory(3+dl.threads)
+        self.own = not dl._floats_next
         if type(ds) is not Datasets or not all(isinstance(p, Pipeline) for p in pipes) or not pipes[0].fs or pipes[1].fs: return
         *tfms,last = pipes[0].fs
         if type(last) is not ToTensor or last.split_idx is not None or any(type(t) not in _on_images for t in tfms): return
-        makers = [_maker(tl, partial(_zeros, memory=self.memory, slots=self.slots, worker=dl.offs)) for tl in ds.tls]
+        makers = [_maker(tl, partial(_room, memory=self.memory, slots=self.slots, worker=dl.offs)) for tl in ds.tls]
         if any(m is None for m in makers): return
         if tfms:
             pics = [m for m in makers if isinstance(m, _Pictures)]
@@ -231,8 +235,8 @@ class WholeBatches:
             self.makers = []
             random.setstate(state)
             return
+        for p in parcels: p.slots,p.own = self.slots,self.own
         if get_worker_info() is None: return tuple(p.open(self.memory) for p in parcels)
-        for p in parcels: p.slots = self.slots
         return tuple(parcels)
 
     def _same(self, b, ref):

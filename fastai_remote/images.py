@@ -80,12 +80,12 @@ class PixelSource:
         x0,y0,x1,y1 = region
         return self.o.crop(region) if isinstance(self.o, Image.Image) else Image.fromarray(self.o[y0:y1,x0:x1].reshape(y1-y0, x1-x0, *[3]*(self.channels==3)))
 
-# %% ../nbs/06a_images.ipynb #e985fb34
+# %% ../nbs/06a_images.ipynb #cb8ec631
 _T = Image.Transpose
 _cubic = {Image.Resampling.BILINEAR:False, Image.Resampling.BICUBIC:True}
 
-def _columns_first(im=Image.frombytes('L', (32,64), bytes(i*i*7%251 for i in range(2048)))): return im.resize((30,8), 2)==im.resize((32,8), 2).resize((30,8), 2)
-_new_order = _columns_first()   # does this Pillow?
+def _columns_first(im): return im.resize((30,8), 2)==im.resize((32,8), 2).resize((30,8), 2)
+_new_order = _columns_first(Image.frombytes('L', (32,64), bytes(i*i*7%251 for i in range(2048))))   # does this Pillow?
 
 def read_pixels(
     src:JpegSource|PixelSource,
@@ -241,7 +241,7 @@ def stack_images(
     for o,im in zip(out.numpy(), ims): im.pixels(o)
     return cls._tensor_cls(out)
 
-# %% ../nbs/06a_images.ipynb #2e653354
+# %% ../nbs/06a_images.ipynb #289a2419
 class BatchMemory:
     "Memory for batches, used again when they are gone"
     def __init__(self, keep:int=2): self.keep,self.held,self.lock = keep,[],threading.Lock()   # one in use, and the next
@@ -268,5 +268,11 @@ class ReusingIntToFloat(IntToFloatTensor):
         return res
 
     def encodes(self, o:TensorImage):
-        if o.device.type!='cpu' or not o.is_contiguous() or not o.numel(): return o.float().div_(self.div)
-        return self.memory(o.shape, np.float32).copy_(o.as_subclass(torch.Tensor)).div_(self.div)
+        x = o.as_subclass(torch.Tensor)   # whose attributes can be had at once
+        n = x.shape[1] if x.ndim==4 and x.stride(1)==0 else 1   # channels that are one
+        if n>1: x = x[:,:1]
+        if x.device.type!='cpu' or x.dtype!=torch.uint8 or not x.is_contiguous() or not x.numel(): return o.float().div_(self.div)
+        res = self.memory((x.shape[0], n, *x.shape[2:]) if n>1 else tuple(x.shape), np.float32)
+        if _pixels is None: return res.copy_(x).div_(self.div)
+        _pixels.floats(x.numpy(), res.numpy(), x[0].numel() if n>1 else x.numel(), n, self.div)
+        return res

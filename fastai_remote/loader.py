@@ -30,7 +30,7 @@ from .images import ReusingIntToFloat, stack_images
 from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
-# %% ../nbs/07_loader.ipynb #f8f4a040
+# %% ../nbs/07_loader.ipynb #f949b0a4
 _known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
 
 _lines = 100   # of a worker's ledger
@@ -138,6 +138,12 @@ class RemoteDL(TfmdDL):
         "The `ToTensor` that items go through last, if it may wait for the batch"
         fs = getattr(self.after_item, 'fs', None)
         return fs[-1] if fs and type(fs[-1]) is ToTensor and not getattr(self.before_batch, 'fs', None) and self._as_stock else None
+
+    @property
+    def _floats_next(self):
+        "Does a batch of bytes become floats before anybody may write to it?"
+        fs = getattr(self.after_batch, 'fs', None)
+        return bool(fs) and type(fs[0]) is ReusingIntToFloat and (self.device is None or torch.device(self.device).type=='cpu')
 
     def _items_way(self, samps):
         "Stock's `create_batches`, but pictures that are not decoded yet are decoded into their batch"

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/rasterise.html.md"""
 # %% auto #0
 __all__ = ['rasterise_batch', 'rasterise', 'Rasterise']
 
-# %% ../nbs/01b_rasterise.ipynb #23510e25
+# %% ../nbs/01b_rasterise.ipynb #fd2361f6
 import colorsys, struct, zlib
 
 import numpy as np
@@ -15,9 +15,12 @@ from PIL import Image
 from fastcore.basics import patch, store_attr
 
 from .codec import Encoded, _codecs
-from .strokes import StrokesCodec, as_strokes, unpack_strokes
+from .strokes import StrokesCodec, as_strokes, pack_strokes, unpack_strokes
 
-# %% ../nbs/01b_rasterise.ipynb #e09258c8
+try: from fastai_remote import _pixels
+except ImportError: _pixels = None   # no compiler where this was installed: NumPy draws
+
+# %% ../nbs/01b_rasterise.ipynb #36bb33be
 def _check_raster(size, width, time):
     if not isinstance(size, (int,np.integer)) or not 8<=size<=4096: raise ValueError(f'size must be from 8 to 4096 pixels, not {size}')
     if not 0<width<=32 or width*size/256>128: raise ValueError(f'width must be above 0 and at most 32, and 128 pixels of the picture, not {width}')
@@ -88,20 +91,34 @@ class _Pen:
         x,y = a.astype(np.intp)
         self.ink((first+y*self.size+x)+(self.disc[:,None]*self.size+self.disc)[...,None], ink, stroke, inks, out)
 
+def _draw(drawings, pen, time, empty):
+    "`rasterise_batch` in C"
+    bs = [d if isinstance(d, bytes) else bytes(d) if isinstance(d, (bytearray,memoryview)) else pack_strokes(d) for d in drawings]
+    inks = None if time is None else _inks([len(unpack_strokes(b)) for b in bs], time).astype(np.uint8)
+    n,c = pen.size**2*len(bs),3 if time=='colour' else 1
+    out = np.empty(n*c, np.uint8) if empty is None else empty(n*c)
+    try: _pixels.draw(bs, out, pen.size, pen.r, pen.R, pen.scale, pen.shift, pen.antialias, c, inks)
+    except ValueError:
+        for b in bs: unpack_strokes(b)   # says what is wrong with it
+        raise
+    return out.reshape(len(bs), pen.size, pen.size, *[3]*(c==3))
+
 def rasterise_batch(
     drawings:list, # Each a list of strokes, values 0..255, or the bytes of one
     size:int=256, # Pixels a side
     width:float=3., # Of the pen, in pixels of a picture of 256
     antialias:bool=True, # Grey at the ink's edges?
     time:str=None, # Show the order of strokes: 'grey', later ones darker, or 'colour', from red to violet
-    zeros=None, # Called with a shape for the array of zeros to draw in
+    empty=None, # Called with a number of bytes for the array to draw in
 )->np.ndarray: # `uint8`, shape (len(drawings), size, size), (…, 3) in colour
-    "Draw many at once, in 16-drawing steps; raises `ValueError`"
+    "Draw many at once; raises `ValueError`"
     _check_raster(size, width, time)
-    drawings = [unpack_strokes(d) if isinstance(d, (bytes,bytearray,memoryview)) else as_strokes(d) for d in drawings]
     pen = _Pen(size, width, antialias)
+    if _pixels is not None: return _draw(drawings, pen, time, empty)
+    drawings = [unpack_strokes(d) if isinstance(d, (bytes,bytearray,memoryview)) else as_strokes(d) for d in drawings]
     shape = 3 if time=='colour' else 1, len(drawings)*size**2+2*pen.guard
-    out = np.zeros(shape, np.uint8) if zeros is None else zeros(*shape)
+    out = np.empty(shape, np.uint8) if empty is None else empty(shape[0]*shape[1]).reshape(shape)
+    out[:] = 0
     for k in range(0, len(drawings), 16):
         ds = drawings[k:k+16]
         strokes = [s for d in ds for s in d]
@@ -125,7 +142,7 @@ def rasterise(
     "Draw strokes, white on black; raises `ValueError`"
     return rasterise_batch([strokes], size, width, antialias, time)[0]
 
-# %% ../nbs/01b_rasterise.ipynb #6274bce1
+# %% ../nbs/01b_rasterise.ipynb #e961c6df
 def _png(a):
     "PNG of an array: bits if two-dimensional and `bool`, else bytes"
     h,w = a.shape[:2]
@@ -145,9 +162,9 @@ class Rasterise:
         _check_raster(size, width, time)
         store_attr()
 
-    def arrays(self, drawings:list, zeros=None)->np.ndarray:
+    def arrays(self, drawings:list, empty=None)->np.ndarray:
         "`rasterise_batch` of `drawings`"
-        return rasterise_batch(drawings, self.size, self.width, self.antialias, self.time, zeros)
+        return rasterise_batch(drawings, self.size, self.width, self.antialias, self.time, empty)
     def pngs(self, drawings:list)->list:
         "Each of `drawings` as the bytes of a PNG"
         a = self.arrays(drawings)

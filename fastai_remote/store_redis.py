@@ -143,7 +143,7 @@ def _why_full(self:RedisLink, e):
     except redis.RedisError: m = {}
     return f"{self.url}: the server has no room: {m.get('used_memory_human')} of maxmemory {m.get('maxmemory_human')} used, policy {m.get('maxmemory_policy')} ({re.sub(r'Command # .* of pipeline caused error: ', '', str(e), flags=re.S)})"
 
-# %% ../nbs/03_store_redis.ipynb #df60bd26
+# %% ../nbs/03_store_redis.ipynb #ed4fac72
 _shift = 24
 
 def _bits(dtype):
@@ -154,23 +154,30 @@ def _bits(dtype):
 
 def _queue_packed(p, prefix, f, dtype, idxs):
     "Queue the reads of fixed-width field `f` at `idxs` on pipeline `p`; returns what `_packed` needs"
-    t,_ = _bits(dtype)
+    t,raw = _bits(dtype)
     res = []
     for c in np.unique(idxs>>_shift).tolist():
         at = np.flatnonzero(idxs>>_shift==c)
         key,pos = f'{prefix}:{f}#{c}',(idxs[at]&((1<<_shift)-1))
-        p.execute_command('BITFIELD_RO', key, t, pos.tolist())
-        p.strlen(key)
-        res.append((at, pos, key))
+        lo,hi = int(pos.min()),int(pos.max())
+        if hi-lo<8*len(pos): p.getrange(key, lo*raw.itemsize, (hi+1)*raw.itemsize-1)   # close together: a copy, where to ask for each is much to read
+        else: p.execute_command('BITFIELD_RO', key, t, pos.tolist()); p.strlen(key)
+        res.append((at, pos, lo, key))
     return res
 
 def _packed(plan, replies, dtype, n):
     "The values queued by `_queue_packed`, from an iterator of `replies`; `(array, positions cut off)`"
     _,raw = _bits(dtype)
     out,gone = np.zeros(n, raw),[]
-    for at,pos,_ in plan:
-        out[at],size = next(replies),next(replies)
-        gone += at[(pos+1)*raw.itemsize>size].tolist()
+    for at,pos,lo,_ in plan:
+        if isinstance(b:=next(replies), bytes):
+            there = np.frombuffer(b, raw.newbyteorder('>'), len(b)//raw.itemsize)
+            ok = pos-lo<len(there)
+            out[at[ok]] = there[(pos-lo)[ok]]
+            gone += at[~ok].tolist()
+        else:
+            out[at] = b
+            gone += at[(pos+1)*raw.itemsize>next(replies)].tolist()
     return out.view(np.dtype(dtype)), gone
 
 # %% ../nbs/03_store_redis.ipynb #fd91a1d5

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fastai_remote.rasterise   # the module, and not the function of the same name
 from fastai_remote.codec import get_codec
 from fastai_remote.drawings import drawing_samples
 from fastai_remote.rasterise import Rasterise, rasterise, rasterise_batch
@@ -127,6 +128,40 @@ def test_batch_is_one_by_one():
     s = simplify_batch([doodle(i) for i in range(40)])
     for kw in ({}, dict(antialias=False), dict(time='grey'), dict(time='colour', size=64), dict(size=100, width=7.5)):
         np.testing.assert_array_equal(rasterise_batch([pack_strokes(d) for d in s], **kw), np.stack([rasterise(d, **kw) for d in s]))
+
+@pytest.fixture
+def raster():
+    m = sys.modules['fastai_remote.rasterise']
+    if m._pixels is None: pytest.skip('the C module is not built: no compiler')
+    return m
+
+@pytest.mark.parametrize('kw', [dict(), dict(size=28), dict(size=64, width=8.), dict(antialias=False), dict(time='grey'), dict(time='colour', size=100), dict(size=8, width=32.),
+                                dict(size=500, width=.3), dict(size=128, width=32), dict(antialias=False, width=5.5, size=99), dict(time='colour', width=20, antialias=False)], ids=str)
+def test_c_draws_the_same(raster, monkeypatch, kw):
+    "To the bit, as NumPy"
+    rng = np.random.default_rng(0)
+    s = [*simplify_batch([doodle(i) for i in range(40)]), *([rng.integers(0, 256, (2,n), dtype=np.uint8) for n in rng.integers(1, 6, rng.integers(1, 4))] for _ in range(60)), [np.zeros((2,200), np.uint8)]]
+    a = rasterise_batch(s, **kw)
+    monkeypatch.setattr(raster, '_pixels', None)
+    np.testing.assert_array_equal(a, rasterise_batch([pack_strokes(d) for d in s], **kw))
+
+@pytest.mark.parametrize('b', [b'', b'\x00', b'\x02abc', b'\x01ab\x03', b'\xff'*9, b'\x81\x00ab', b'\x01ab'+b'\x80'], ids=repr)
+def test_damaged_strokes(b, monkeypatch):
+    "Are refused alike, with C and without"
+    said = []
+    for _ in range(2):
+        with pytest.raises(ValueError) as e: rasterise_batch([pack_strokes([[[1,2],[3,4]]]), b])
+        said.append(str(e.value))
+        monkeypatch.setattr(sys.modules['fastai_remote.rasterise'], '_pixels', None)
+    assert said[0]==said[1]
+
+def test_c_draw_refuses(raster):
+    b = pack_strokes([[[1,2],[3,4]]])
+    def draw(bs=(b,), n=64*64, size=64, R=1., shift=4, channels=1, inks=None): raster._pixels.draw(list(bs), np.empty(n, np.uint8), size, .5, R, .2, shift, True, channels, inks)
+    draw()
+    for kw in (dict(n=64*64-1), dict(size=4, n=16), dict(size=5000, n=25_000_000), dict(R=0.), dict(R=1e3), dict(R=float('nan')), dict(shift=9), dict(channels=2), dict(channels=3, n=3*64*64, inks=np.zeros(2, np.uint8)), dict(bs=[b,b[:-1]], n=2*64*64)):
+        with pytest.raises(ValueError): draw(**kw)
+    with pytest.raises(TypeError): draw(['x'])
 
 def test_same_look_at_each_size():
     s = simplify(doodle(3))

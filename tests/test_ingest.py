@@ -413,6 +413,24 @@ def test_names(put, server):
 
 # --- packed keys
 
+@pytest.mark.parametrize('dtype', ['u1','i2','u4','i8','f4','f8'])
+def test_packed_near_and_far(server, dtype):
+    "Positions close together come as one copy, others each by itself; both the same, and both know where the string ends"
+    pos,c = np.arange(3000),RedisLink(server.url).client
+    vals = np.random.default_rng(0).integers(-2**31, 2**31, 3000).astype('i8').view('u8').astype(dtype) if dtype[0]!='f' else np.random.default_rng(0).normal(size=3000).astype(dtype)
+    p = c.pipeline(transaction=False)
+    _queue_set(p, 'b', 'f', dtype, pos, vals)
+    p.execute()
+    for o,cmd in ((np.array([5,3,3,30]),'GETRANGE'), (np.arange(100, 400)[::-1],'GETRANGE'), (np.array([0,2999,17]),'BITFIELD_RO'), (np.array([7]),'GETRANGE')):
+        plan = _queue_packed(p, 'b', 'f', dtype, o)
+        assert p.command_stack[0][0][0]==cmd
+        got,gone = _packed(plan, iter(p.execute()), dtype, len(o))
+        assert got.dtype==np.dtype(dtype) and got.tobytes()==vals[o].tobytes() and gone==[]
+    for o,want in ((np.array([2998,3001,2999,3000]),[1,3]), (np.array([3005,3006]),[0,1]), (np.array([3,9000]),[1])):
+        plan = _queue_packed(p, 'b', 'f', dtype, o)
+        assert _packed(plan, iter(p.execute()), dtype, len(o))[1]==want
+    c.delete('b:f#0')
+
 @pytest.mark.parametrize('dtype', ['u1','i2'])
 def test_packed_boundary(server, dtype):
     "Positions on both sides of 2**24 go into two keys and come back, in any order"

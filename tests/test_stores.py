@@ -152,7 +152,7 @@ def test_the_layout_is_what_it_says(server):
 @pytest.mark.parametrize('name', ['plain','bögen 2'])
 def test_requests_packed_by_hand_are_those_of_redis_py(server, name):
     p = RedisLink(server.url).client.pipeline(transaction=False)
-    _queue_packed(p, name, 'x', 'i2', np.array([7,1<<24,12345]))
+    _queue_packed(p, name, 'x', 'i2', np.array([7,1<<24,12345,(1<<24)+900]))
     packer,plain = _Packer(),HiredisRespSerializer()
     for (cmd,key,*rest),_ in p.command_stack:
         want = plain.pack(cmd, key, *(a for i in rest[1] for a in ('GET',rest[0],f'#{i}'))) if rest else plain.pack(cmd, key)

@@ -74,8 +74,8 @@ class At:
 FASTAI = dict(valid_pct=1e-9, bs=BS, num_workers=WORKERS, device='cpu')   # no validation; 0 has a meaning of its own in `from_folder`
 CROP = dict(item_tfms=[RandomResizedCrop(SIZE),FlipItem()])
 
-OURS = dict(num_workers=0, threads=WORKERS)   # what ours is given for photographs: its own best settings, as many threads as others have processes
-FORKED = dict(num_workers=WORKERS, threads=0)   # and with processes, as fastai's own: for small pictures, whose making is Python's work, the best
+OURS = dict(num_workers=0, threads=WORKERS)   # what ours is given for photographs and strokes: its own best settings, as many threads as others have processes
+FORKED = dict(num_workers=WORKERS, threads=0)   # and with processes, as fastai's own: for PNG and digits, whose making is Python's work, the best
 ALONE = dict(num_workers=0, threads=0)
 
 def _train(at, dls):
@@ -199,9 +199,9 @@ PHOTOS = {REDIS:(None,partial(ours_redis, ds='photos', **CROP)), SHARDS:(None,pa
           RAW:('ffcv.loader',partial(ffcv, name='raw'))}
 BW = dict(img_cls=PILImageBW)
 STROKES,STROKES1,PNG,STOCK1 = 'ours, strokes','ours, strokes, one channel','ours, PNG','stock fastai, files, one channel'
-STROKES2,ARRAYS,ARRAYS2 = 'ours, strokes, one channel, in process','ours, arrays','ours, arrays, in process'
-DRAWINGS = {STROKES:(None,partial(ours_redis, ds='strokes', **FORKED)), STROKES1:(None,partial(ours_redis, ds='strokes', **BW, **FORKED)),
-            STROKES2:(None,partial(ours_redis, ds='strokes', **BW, **ALONE)), PNG:(None,partial(ours_redis, ds='drawings', **FORKED)),
+STROKES2,STROKES3,ARRAYS,ARRAYS2 = 'ours, strokes, one channel, processes','ours, strokes, processes','ours, arrays','ours, arrays, in process'
+DRAWINGS = {STROKES:(None,partial(ours_redis, ds='strokes')), STROKES1:(None,partial(ours_redis, ds='strokes', **BW)), STROKES3:(None,partial(ours_redis, ds='strokes', **FORKED)),
+            STROKES2:(None,partial(ours_redis, ds='strokes', **BW, **FORKED)), PNG:(None,partial(ours_redis, ds='drawings', **FORKED)),
             STOCK:(None,partial(stock, images='drawings')), STOCK1:(None,partial(stock, images='drawings', **BW)), FORUM:(None,partial(forum, ds='drawings-npz'))}
 DIGITS = {PNG:(None,partial(ours_redis, ds='digits', **FORKED)), ARRAYS:(None,partial(ours_redis, ds='digits-arrays', **FORKED)), ARRAYS2:(None,partial(ours_redis, ds='digits-arrays', **ALONE)),
           STOCK:(None,partial(stock, images='digits')), FORUM:(None,partial(forum, ds='digits-npz'))}
