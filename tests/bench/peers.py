@@ -63,8 +63,11 @@ class many:
         if self.procs==2: self.elsewhere = len(b); os.waitpid(pid, 0)
 
 def _same(o): return o,None
+def _itself(o): return o
 
-def passed(at, n, workers): return DataLoader(RemoteDataset(RedisStore(at.url, 'raw')).to_tuple('bin').batched(256, collate=_same), batch_size=None, num_workers=workers)
+def passed(at, n, workers, shuffle=False):
+    ds = RemoteDataset(RedisStore(at.url, 'raw')).to_tuple('bin').batched(256, collate=_same, shuffle=shuffle)
+    return DataLoader(ds, batch_size=None, num_workers=workers, collate_fn=_itself)   # torch's own looks at each value
 
 class tool:
     "redis-benchmark: GETs in pipelines of 64, of any of `n` keys"
@@ -90,11 +93,11 @@ class pipelined:
 def benchmark(): return shutil.which('redis-benchmark') or shutil.which('valkey-benchmark')
 
 TOOL,TOOL1,SOCKET = 'redis-benchmark -P 64','redis-benchmark -P 64 -c 1','pipelined GETs on a socket'
-MANY,MANY2,PASS,PASS2 = 'ours, get_many','ours, get_many, two processes','ours, RemoteDataset','ours, RemoteDataset, two workers'
+MANY,MANY2,PASS,PASS2,PASS3 = 'ours, get_many','ours, get_many, two processes','ours, RemoteDataset','ours, RemoteDataset, two workers','ours, RemoteDataset, shuffled'
 
 def raw_contenders(n):
     fs = {TOOL:tool, TOOL1:partial(tool, clients=1)} if benchmark() else {SOCKET:pipelined}
-    fs |= {MANY:many, MANY2:partial(many, procs=2), PASS:partial(passed, workers=0), PASS2:partial(passed, workers=WORKERS)}
+    fs |= {MANY:many, MANY2:partial(many, procs=2), PASS:partial(passed, workers=0), PASS2:partial(passed, workers=WORKERS), PASS3:partial(passed, workers=0, shuffle=True)}
     return {k:(None,partial(f, n=n)) for k,f in fs.items()}
 
 # The measure
