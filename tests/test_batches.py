@@ -100,6 +100,30 @@ def test_masks(store, made):
     same(batches(dls.train), batches(dls.train, False))
     assert made==[True]*5 and dls.one_batch()[1].dtype==torch.int64
 
+class _Scribble(Transform):
+    "Writes to a batch before it is floats"
+    order = -5
+    def encodes(self, o:TensorImage): o[:,0] = 7; return o
+
+@pytest.mark.parametrize('C', [True,False], ids=['C','Pillow'])
+@pytest.mark.parametrize('kw', [dict(num_workers=0), dict(num_workers=2), dict(num_workers=0, threads=2)], ids=str)
+def test_one_channel_until_floats(store, made, kw, C, monkeypatch):
+    "Grey pictures have three channels of their own before anybody can write to them"
+    if not C: monkeypatch.setattr('fastai_remote.images._pixels', None)
+    for x in 'g.png','d.strokes':
+        dls = loaders(store, x, draw=Rasterise(200) if x=='d.strokes' else None, bs=40, val_bs=10, **kw)
+        for tfms in [],[_Scribble()]:
+            dl = dls.train.new(after_batch=[*tfms, IntToFloatTensor()])
+            assert dl._floats_next==(not tfms)
+            res = []
+            for whole in True,False:
+                dl.rng = random.Random(3)
+                with monkeypatch.context() as m:
+                    if not whole: m.setattr(RemoteDL, '_whole', lambda self: None)
+                    res.append([(o.clone(),y) for o,y in dl if o.is_contiguous()])
+            same(*res)
+            assert res[0][0][0].dtype==torch.float32 and res[0][0][0].shape[1]==3 and (not tfms or (res[0][0][0][:,0]==7/255).all())
+
 @pytest.mark.parametrize('x', ['g.png','d.strokes'])
 @pytest.mark.parametrize('size', [32,200])
 def test_workers(store, x, size):

@@ -12,18 +12,19 @@ Command: python tests/bench/peers.py [FOLDER] [--drawings FILE.ndjson] [--n 1920
          and left out: pip install webdataset wids litdata mosaicml-streaming datasets ffcv spdl spdl-io simplejpeg (a folder given to pip's --target must be
          called site-packages, or `datasets` pickles what it should not); redis-benchmark is used where it is on the PATH. Writes results/peers.json, results/peers.png
 
-Result:  on 330 ImageNet photographs, 1,920 samples an epoch, 5 rounds, two cores, quiet (results/peers.json, peers.png). Per CPU second `from_redis` with two threads gave 2.50 times
-         stock fastai (2.40 in wall time; aimed at: 2.6), 1.72 times FFCV reading JPEGs, 1.36 to 1.59 times every other loader given the same decoder, 2.0 to 2.3 times the same with
-         Pillow, 1.12 times decoding and cropping alone in one process; `shrink(256)` 2.13 times that (1.99), pixels 1.48 times FFCV's raw arrays. Drawings as strokes 6.3 (9.9 with one
-         channel) times the forum post's recipe, 4.5 (3.4) times stock fastai from PNG files; digits as arrays 13.6 and 8.0, as PNG 6.9 and 4.2. Values of 2 KB: get_many 0.50 of
-         redis-benchmark's, RemoteDataset in workers 0.19.
+Result:  on 330 ImageNet photographs, 1,920 samples an epoch, 5 rounds, two cores, quiet but slow (results/peers.json, peers.png). Per CPU second `from_redis` with two threads gave 3.15 times
+         stock fastai (3.12 in wall time; aimed at: 2.6), 2.17 times FFCV reading JPEGs, 1.35 to 1.63 times every other loader given the same decoder (SPDL, in a run of its own: 1.47), 2.3 to 2.8
+         times the same with Pillow, 1.10 times decoding and cropping alone in one process; `shrink(256)` 2.34 times that (2.10), pixels 1.71 times FFCV's raw arrays. Drawings as strokes 15.0
+         (20.5 with one channel) times the forum post's recipe, 13.0 (7.4) times stock fastai from PNG files; digits as arrays 14.7 and 10.2, as PNG 7.2 and 5.1. Values of 2 KB: get_many
+         0.64 of redis-benchmark's (0.52), from two processes 0.50 (0.58), RemoteDataset 0.52 (0.43), in workers 0.29 (0.35).
 
-Reason:  of 1.42 ms a photograph 0.9 are decoding the crop's region, of which two thirds are the Huffman codes before its last row, and 0.18 the resize; Redis costs 0.1 with its
-         checksums, fastai's transforms 0.04, floats 0.04 in memory that is used again (stock: 0.33, in pages that are new each time). Alone, decoding pays those pages too, which is why it
-         is behind. Processes cost a seventh: their start (70 ms each) and a copy. Of a drawing in three channels, floats of 256 x 256 x 3 are the most, for everyone. PNGs of digits
-         are Pillow's zlib and its objects, 35 us. A pass over values in workers pays a pickle and a pipe a batch; redis-benchmark keeps nothing of what it gets.
+Reason:  a photograph's region is decoded, resized and turned in one call without Python, each row while it is in the cache; of that two thirds are the Huffman codes before its last row.
+         Redis costs a tenth with its checksums, fastai's transforms 0.04 ms, floats 0.04 in memory that is used again (stock: 0.33, in pages that are new each time). Alone, decoding
+         pays those pages too, which is why it is behind. Processes cost a quarter: their start (70 ms each) and a copy. Strokes are drawn without Python, so threads serve them, too;
+         a grey picture becomes three channels only as it becomes floats. PNGs of digits are Pillow's zlib and its objects, 35 us. A pass over values in workers pays a pickle and
+         a pipe a batch; in order, checksums come as one copy, shuffled, each by itself (which costs the server as much as the values); redis-benchmark keeps nothing of what it gets.
 
-Tried:   threads for strokes and digits: numpy and Pillow hold Python for most of it, 129 us a drawing against 127 in one thread; so these rows have processes.
+Tried:   asking for the next 64 values while the last ones are read, on one connection: a tenth, left out. Threads for digits: NumPy and torch hold Python for most of it.
 """
 import argparse, collections, gc, json, multiprocessing, os, shutil, socket, statistics, subprocess, sys, tempfile, time, warnings
 from functools import partial
