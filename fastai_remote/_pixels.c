@@ -67,7 +67,7 @@ static void disc(const Pen *pen, u8 *out, float px, float py, const u8 *colour) 
 }
 
 static void segment(const Pen *pen, u8 *out, const float *from, const float *to, const u8 *colour) {
-    static const v8 J = {0,1,2,3,4,5,6,7};
+    static const v8u J = {0,1,2,3,4,5,6,7};   // unsigned where it may wrap, as NumPy does
     float R = pen->R, one = (float)pen->one, along = pen->along;
     int steep = fabsf(to[1]-from[1])>fabsf(to[0]-from[0]), size = pen->size, rows = pen->rows;
     float u = from[steep], v = from[!steep], du = to[steep]-u, dv = to[!steep]-v;
@@ -78,7 +78,7 @@ static void segment(const Pen *pen, u8 *out, const float *from, const float *to,
     float low0 = v-R/c+(a-u)*s/c, slope = s/c, C = c*one, S = s*along, t0 = (a-u-R*s)/c*along, tc = along/c;
     const int16_t rc = (int16_t)rintf(C), rs = (int16_t)rintf(S), far = (int16_t)(R*one), near = (int16_t)(pen->r*one), most = (int16_t)pen->one;
     const uint16_t end = (uint16_t)(l*along);
-    const v8 some = rows<8 ? J<(int16_t)rows : J<8;
+    const v8 some = J<(uint16_t)(rows<8 ? rows : 8);
     int shift = pen->shift, soft = pen->antialias;
     for (int i=0; i<cols; i++) {
         float low = low0+(float)i*slope, t = t0+(float)i*tc;
@@ -87,12 +87,12 @@ static void segment(const Pen *pen, u8 *out, const float *from, const float *to,
         u8 k[384];
         low = (float)row-low;
         t += low*S;
-        v8 d = J*rc+(int16_t)(low*C-R*one), e = J*rs+(int16_t)t;
-        for (int b=0; b<rows; b+=8, d+=(int16_t)(8*rc), e+=(int16_t)(8*rs)) {   // from the line, and along it
-            v8 less = d<0, m = (d^less)-less;
-            if (soft) { m = far-m; m &= m>0; less = m<most; m = (m&less)|(most&~less); m >>= shift; }
+        v8u d = J*(uint16_t)rc+(uint16_t)(int16_t)(low*C-R*one), e = J*(uint16_t)rs+(uint16_t)(int16_t)t;
+        for (int b=0; b<rows; b+=8, d+=(uint16_t)(8*rc), e+=(uint16_t)(8*rs)) {   // from the line, and along it
+            v8 less = (v8)d<0, m = (v8)((d^(v8u)less)-(v8u)less);
+            if (soft) { m = (v8)((uint16_t)far-(v8u)m); m &= m>0; less = m<most; m = (m&less)|(most&~less); m >>= shift; }
             else m = (m<=near)&255;
-            m &= some & (v8)((v8u)e<=end);
+            m &= some & (v8)(e<=end);
             v8b r = __builtin_convertvector(m, v8b);
             memcpy(k+b, &r, 8);
         }
