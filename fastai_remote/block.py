@@ -30,6 +30,7 @@ from fasttransform import DisplayedTransform
 
 from .codec import get_codec, is_image
 from .core import Store, UnknownField
+from .equivalence import watch
 from .fetch import Fetch, default_field, get_remote_items
 from .loader import RemoteDL
 from .order import Permutation, SplitOrder
@@ -81,6 +82,9 @@ class StoreCategorize(Categorize):
         if self.vocab is None: self.vocab = CategoryMap(_vocab_of(dsets, self.field), sort=False)
         self.c = len(self.vocab)
 
+StoreCategorize.encodes,StoreCategorize.decodes = (vars(Categorize)[n] for n in ('encodes','decodes'))   # what a user registers with `Categorize` counts here, too
+watch(StoreCategorize)
+
 class StoreMultiCategorize(MultiCategorize):
     "`MultiCategorize` with the vocabulary of field `field` of the store"
     def __init__(self, field:str='labels', vocab=None):
@@ -93,12 +97,16 @@ def _vocab_of(tl, field):
     if not (v:=f.store.manifest.vocab.get(field)): raise ValueError(f'{f.store.name}: field {field!r} has no vocabulary; give vocab= at ingest')
     return v
 
+StoreMultiCategorize.encodes,StoreMultiCategorize.decodes = (vars(MultiCategorize)[n] for n in ('encodes','decodes'))
+
 class _MaskCodes(AddMaskCodes):
     "`AddMaskCodes` with the vocabulary of the mask's field, if it has one"
     loss_func = CrossEntropyLossFlat(axis=1)   # fastai has it on `PILMask.create`, which `Fetch` stands in for
     def setups(self, tl):
         f = next(f for f in tl.tfms.fs if isinstance(f, Fetch))
         if v:=f.store.manifest.vocab.get(f.field): self.codes,self.vocab,self.c = v,v,len(v)
+
+watch(_MaskCodes)
 
 def RedisBlock(
     store:Store|str=None, # Where from; default: the store of the items. A `str` is taken for the field

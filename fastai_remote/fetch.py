@@ -18,7 +18,7 @@ from fasttransform import DisplayedTransform
 
 from .codec import ImageCodec, get_codec, is_image
 from .core import CorruptSample, Store
-from .images import open_image
+from .images import create_image, open_image
 from .order import Order
 from .rasterise import Rasterise
 from .shard_order import sizes_of
@@ -64,6 +64,7 @@ def get_remote_items(
 class Fetch(DisplayedTransform):
     "Field `field` of sample i, decoded: an image by `img_cls.create` (without one it stays bytes, for `ImageBlock` to open), others by codec"
     order = -1   # before the getters
+    undecoded = None   # options for `open_image`, while a loader makes an item whose next transforms are known; else an image is what `img_cls.create` makes
     def __init__(self,
         field:str=None, # Field to read; default: the first that holds images, else the first
         store:Store=None, # Where from; default: the store of the items
@@ -107,8 +108,8 @@ class Fetch(DisplayedTransform):
         if isinstance(x, Store): raise TypeError(f'{x!r} is no item: give get_remote_items(store)')
         if self.draw is not None: x = self._draw(x)
         if self.img_cls is None: return x
-        if not isinstance(x, (str,Path)): return open_image(x, self.img_cls) if isinstance(x, (bytes,Image.Image)) else self.img_cls.create(x)
-        try: return open_image(Path(x).read_bytes(), self.img_cls)
+        if not isinstance(x, (str,Path)): return create_image(x, self.img_cls) if isinstance(x, (bytes,Image.Image)) else self.img_cls.create(x)
+        try: return create_image(Path(x).read_bytes(), self.img_cls)
         except UnidentifiedImageError as e: raise UnidentifiedImageError(f'{x}: not an image') from e
 
     def _draw(self, x):
@@ -124,12 +125,14 @@ class Fetch(DisplayedTransform):
         if self.img_cls is None and not is_image(codec.name): return self.store.decode(i, self.field, b)
         try:
             if isinstance(b, bytes) and not isinstance(codec, ImageCodec): b = self.draw.create(b) if self.draw else (self.img_cls and getattr(codec, 'array', None) or codec.image)(b)
-            return b if self.img_cls is None else open_image(b, self.img_cls, partial(self._corrupt, i, len(b) if isinstance(b, bytes) else 0))
+            if self.img_cls is None: return b
+            if self.undecoded is None: return create_image(b, self.img_cls)
+            return open_image(b, self.img_cls, partial(self._corrupt, i, len(b) if isinstance(b, bytes) else 0), **self.undecoded)
         except Exception as e: raise self._corrupt(i, len(b) if isinstance(b, bytes) else 0, e) from e
 
     def _corrupt(self, i, n, e): return CorruptSample(f'{self.store.name}: sample {i}, field {self.field!r}: {n} bytes that {getattr(self.img_cls, "__name__", self.codec.name)} cannot read: {e}')
 
-    def __getstate__(self): return {**self.__dict__, 'hand':{}}
+    def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k!='undecoded'} | {'hand':{}}
 
 def default_field(store:Store)->str:
     "The first field of `store` that holds images, else the first"

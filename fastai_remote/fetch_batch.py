@@ -8,23 +8,22 @@ Docs: https://fastai-remote.github.io/fastai_remote/fetch_batch.html.md"""
 __all__ = ['Slots', 'WholeBatches']
 
 # %% ../nbs/07_fetch_batch.ipynb #1b19fd37
-import itertools, mmap, random, struct, weakref
+import itertools, mmap, struct, weakref
 from functools import partial
 
 import numpy as np
 import torch
 from fastai.data.core import Datasets
-from fastai.data.transforms import Categorize, RegressionSetup, ToTensor
+from fastai.data.transforms import CategoryMap, RegressionSetup, ToTensor
 from fastai.torch_core import TensorCategory
-from fastai.vision.augment import CropPad, DihedralItem, FlipItem, RandomCrop, RandomResizedCrop, Resize
-from fastai.vision.core import PILBase, PILImage, PILImageBW, PILMask
-from fastai.imports import noop
-from fasttransform import Pipeline, Transform, compose_tfms
+from fastai.vision.core import PILMask
+from fasttransform import Pipeline, compose_tfms
 from PIL import Image
 from torch.utils.data import get_worker_info
 
 from .codec import ImageCodec, NpyImageCodec
 from .core import Store
+from .equivalence import category_tfms, image_tfms, is_idle, why_image, why_unknown
 from .fetch import Fetch
 from .images import BatchMemory, EncodedImage, open_image, stack_images
 from .rasterise import Rasterise
@@ -96,8 +95,8 @@ def _pixels(im): return im.pixels().transpose(1, 2, 0) if isinstance(im, Encoded
 class _Pictures:
     "Makes one tensor of a batch's pictures; `None` where they differ in size"
     tfms = ()   # of its items, which leave labels alone
-    def __init__(self, f, room):
-        self.f,self.codec,self.cls,self.room = f,f.codec,f.img_cls,room
+    def __init__(self, f, room, options):
+        self.f,self.codec,self.cls,self.room,self.options = f,f.codec,f.img_cls,room,options
         self.n,self.heads = 3 if self.cls._open_args['mode']=='RGB' else 1,{}
 
     def begin(self, vals):
@@ -105,7 +104,7 @@ class _Pictures:
         if not self.tfms: return vals
         if self.codec.name=='strokes': vals = list(self.f.draw.arrays(vals))
         elif not isinstance(self.codec, ImageCodec): vals = [(getattr(self.codec, 'array', None) or self.codec.image)(b) for b in vals]
-        ims = [compose_tfms(open_image(b, self.cls), self.tfms, split_idx=self.split_idx) for b in vals]
+        ims = [compose_tfms(open_image(b, self.cls, **self.options), self.tfms, split_idx=self.split_idx) for b in vals]
         return [im if getattr(im, '_plan', None) is not None else open_image(im, self.cls) for im in ims]   # a padded one has its pixels
 
     def __call__(self, vals):
@@ -176,69 +175,65 @@ class _Numbers:
     def __call__(self, vals): return _Parcel(torch.from_numpy(vals.astype(np.float64 if vals.dtype.kind=='f' else np.int64)).float(), torch.Tensor)
 
 # %% ../nbs/07_fetch_batch.ipynb #5c00d857
-def _idle(t): return not hasattr(t, 'encodes') or type(t) is Transform and t.split_idx is None and any(m.implementation is noop for m in t.encodes.methods)
-
-def _maker(tl, room):
-    "What makes a tensor of a batch's values in pipeline `tl`; `None`: nothing here does"
+def _maker(tl, room, options):
+    "What makes a tensor of a batch's values in pipeline `tl`, and the type of each; or `None`, and why nothing here does"
     f,*fs = tl.tfms.fs
-    fs = [t for t in fs if not _idle(t)]
-    if type(f) is not Fetch or any(t.split_idx is not None for t in fs): return
+    fs = [t for t in fs if not is_idle(t)]
+    if type(f) is not Fetch: return None,f'a pipeline begins with {type(f).__name__}, not with Fetch'
     codec,cls = f.codec,f.img_cls
     if cls is not None:
-        mine = cls is PILMask or getattr(cls.create, '__func__', None) is PILBase.create.__func__
-        drawn = f.draw is None if codec.name!='strokes' else type(f.draw) is Rasterise and not (f.draw.time=='colour' and cls._open_args['mode']=='L')
-        if not fs and mine and drawn and cls._open_args['mode'] in ('L','RGB'): return _Pictures(f, room)
-    elif len(fs)==1 and codec.dtype is not None:
-        if isinstance(fs[0], Categorize) and hasattr(fs[0].vocab, 'o2i'): return _Labels(f, fs[0].vocab)
-        if type(fs[0]) is RegressionSetup: return _Numbers()
-
-_on_images = {RandomResizedCrop,Resize,CropPad,RandomCrop,FlipItem,DihedralItem}   # of an item with one picture they see nothing else
+        if why:=(f'{getattr(fs[0], "name", fs[0])} comes after {f.field!r}' if fs else why_image(cls)): return None,why
+        if codec.name=='strokes' and (type(f.draw) is not Rasterise or f.draw.time=='colour' and cls._open_args['mode']=='L'): return None,f'{f.draw!r} draws {f.field!r}'
+        return _Pictures(f, room, options),cls
+    if len(fs)!=1 or codec.dtype is None: return None,f'{f.field!r} is neither an image, a category nor a number with one transform'
+    t, = fs
+    if t.split_idx is not None: return None,f'{t.name} has a split_idx'
+    if codec.name=='cls' and type(t) is not RegressionSetup:
+        if why:=why_unknown(t, category_tfms(), str, int): return None,why
+        if type(t.vocab) is not CategoryMap: return None,f'{t.name} has a vocabulary of its own kind'
+        return _Labels(f, t.vocab),TensorCategory
+    if why:=why_unknown(t, (RegressionSetup,), int, float): return None,why
+    return _Numbers(),torch.Tensor
 
 class WholeBatches:
-    "Makes batches of a loader's values at once; false if it cannot"
+    "Makes batches of a loader's values at once, where it is proven that the result is that of stock fastai; falsy if it is not, and then `why` says the reason"
     def __init__(self, dl):
-        ds,pipes = dl.dataset,[getattr(dl, o, None) for o in ('after_item','before_batch')]
-        self.makers,self.seen,self.slots,self.memory = [],False,dl._slots,BatchMemory(3+dl.threads)
+        self.makers,self.slots,self.memory = [],dl._slots,BatchMemory(3+dl.threads)
         self.own = not dl._floats_next
-        if type(ds) is not Datasets or not all(isinstance(p, Pipeline) for p in pipes) or not pipes[0].fs or pipes[1].fs: return
-        *tfms,last = pipes[0].fs
-        if type(last) is not ToTensor or last.split_idx is not None or any(type(t) not in _on_images for t in tfms): return
-        makers = [_maker(tl, partial(_room, memory=self.memory, slots=self.slots, worker=dl.offs)) for tl in ds.tls]
-        if any(m is None for m in makers): return
+        self.why = self._setup(dl, {'reducing_gap':dl.reducing_gap})
+
+    def _setup(self, dl, options):
+        ds,items,before = dl.dataset,dl.after_item,dl.before_batch
+        if type(ds) is not Datasets: return f'the dataset is a {type(ds).__name__}'
+        if not items.fs or before.fs: return f"{'before_batch transforms see lists of items' if before.fs else 'there is no ToTensor'}"
+        makers,types = [],[]
+        for tl in ds.tls:
+            maker,kind = _maker(tl, partial(_room, memory=self.memory, slots=self.slots, worker=dl.offs), options)
+            if maker is None: return kind
+            makers.append(maker); types.append(kind)
+        *tfms,last = (t for t in items.fs if not is_idle(t))
+        for t in tfms:
+            if why:=why_unknown(t, image_tfms(), *types): return why
+        if last.split_idx is not None: return 'ToTensor has a split_idx'
+        if why:=why_unknown(last, (ToTensor,), *types): return why
         if tfms:
-            pics = [m for m in makers if isinstance(m, _Pictures)]
-            if len(pics)!=1 or pics[0].cls not in (PILImage,PILImageBW): return
-            pics[0].tfms,pics[0].split_idx = tfms,pipes[0].split_idx
+            images = [m for m in makers if isinstance(m, _Pictures)]
+            if len(images)!=1 or images[0] is not makers[0] or types[0] is PILMask: return 'item transforms see more than one image, or none in the first place'
+            images[0].tfms,images[0].split_idx = tfms,items.split_idx
         self.makers = makers
 
     def __bool__(self): return len(self.makers)>0
 
-    def begin(self,
-        cols, # Values of each pipeline
-        first # Called for a batch of the first sample alone, made by its items' way
-    )->tuple: # For `finish`
+    def begin(self, cols:list): # Values of each pipeline; the result is for `finish`, `None` where an item has to say what is wrong
         "What has to happen in the order of batches: transforms draw their random numbers"
-        if not self: return None,None,None
-        state,ref = random.getstate(),None
-        if not self.seen:
-            ref = first()
-            random.setstate(state)
-        try: return [m.begin(v) if hasattr(m, 'begin') else v for m,v in zip(self.makers, cols)],ref,state
-        except Exception: return None,None,state   # the item will say what is wrong with it
+        try: return [m.begin(v) if hasattr(m, 'begin') else v for m,v in zip(self.makers, cols)]
+        except Exception: return None
 
-    def finish(self, cols, ref, state): # The batch, on its way out; `None`: make it item by item
-        if not (makers:=self.makers): return   # another thread may have given up
-        try: parcels = [None] if cols is None else [m(v) for m,v in zip(makers, cols)]
-        except Exception: parcels = [None]
-        if None not in parcels and ref is not None: self.seen = self._same([_Parcel(p.x[:1], p.cls, p.n).open() for p in parcels], ref)
-        if None in parcels or ref is not None and not self.seen:   # what comes next will not do either
-            self.makers = []
-            random.setstate(state)
-            return
+    def finish(self, cols): # The batch, on its way out; `None`: its items have to say what is wrong
+        if cols is None: return
+        try: parcels = [m(v) for m,v in zip(self.makers, cols)]
+        except Exception: return
+        if None in parcels: return
         for p in parcels: p.slots,p.own = self.slots,self.own
         if get_worker_info() is None: return tuple(p.open(self.memory) for p in parcels)
         return tuple(parcels)
-
-    def _same(self, b, ref):
-        "Somebody may have taught `ToTensor` or a class of images otherwise"
-        return type(ref) is tuple and len(b)==len(ref) and all(type(x) is type(y) and x.dtype==y.dtype and x.shape==y.shape and vars(x)==vars(y) and torch.equal(x, y) for x,y in zip(b, ref))

@@ -6,18 +6,18 @@ Docs: https://fastai-remote.github.io/fastai_remote/images.html.md"""
 
 # %% auto #0
 __all__ = ['jpeg_header', 'JpegSource', 'PixelSource', 'read_pixels', 'EncodedImage', 'EncodedPILImage', 'EncodedPILImageBW',
-           'open_image', 'room', 'stack_images', 'BatchMemory', 'ReusingIntToFloat']
+           'open_image', 'create_image', 'room', 'stack_images', 'BatchMemory', 'int_to_float']
 
 # %% ../nbs/06a_images.ipynb #89da0108
 import io, math, threading, weakref
-from copy import copy
 
 import numpy as np
 import torch
 from PIL import Image
-from fastai.data.transforms import IntToFloatTensor
 from fastai.torch_core import TensorImage
 from fastai.vision.core import PILImage, PILImageBW, load_image
+
+from .codec import from_pixels
 
 try: from fastai_remote import _jpeg
 except ImportError: _jpeg = None   # no compiler, or no libjpeg-turbo, where this was installed: Pillow decodes
@@ -41,13 +41,17 @@ def jpeg_header(
 # %% ../nbs/06a_images.ipynb #f6fd12cf
 class JpegSource:
     "The pixels of a JPEG file, in `channels` channels"
-    gap = 2.   # pixels of the crop for one of the result, in each direction, that are still there at a lower scale; `None`: always at full scale
-    def __init__(self, b:bytes, size:tuple, channels:int): self.b,self.size,self.channels = b,size,channels
+    def __init__(self,
+        b:bytes, # The file
+        size:tuple, # (width, height)
+        channels:int, # 1 or 3
+        reducing_gap:float=None, # As Pillow's: decode at 1/2, 1/4 or 1/8 where so many times the pixels of the result are left; `None`: always at full size
+    ): self.b,self.size,self.channels,self.reducing_gap = b,size,channels,reducing_gap
 
     def scale(self, box, to)->int:
         "At which part of its size to decode region `box` for a result of size `to`: 1, 2, 4 or 8"
-        if to is None or not self.gap: return 1
-        r = min((box[2]-box[0])/to[0], (box[3]-box[1])/to[1])/self.gap
+        if to is None or not self.reducing_gap: return 1
+        r = min((box[2]-box[0])/to[0], (box[3]-box[1])/to[1])/self.reducing_gap
         return 8 if r>=8 else 4 if r>=4 else 2 if r>=2 else 1
 
     def write(self, out, k, *how):
@@ -152,8 +156,16 @@ class _Plan:
 
 class EncodedImage:
     "What makes a `PILBase` stay encoded: it remembers crops, a resize and flips, and reads its pixels when they are asked for"
-    _plan = None   # until the pixels are there
+    _plan = None   # what is to become of the pixels, until they are there
     fail = None   # makes an exception of the one that decoding raised
+    _info = None   # Pillow's `info`, or the file that it is read from when somebody asks
+
+    @property
+    def info(self):
+        if isinstance(self._info, bytes): self._info = Image.open(io.BytesIO(self._info)).info
+        return self.__dict__.get('info', {}) if self._info is None else self._info   # Pillow made the former, where it was cast to this class
+    @info.setter
+    def info(self, info): self._info = info
 
     @property
     def im(self):
@@ -165,18 +177,32 @@ class EncodedImage:
     def load(self):
         if self._plan is not None:
             a = np.ascontiguousarray(self.pixels().transpose(1,2,0))
-            self._im,self._plan = Image.fromarray(a[...,0] if a.shape[2]==1 else a).im,None
+            im = Image.fromarray(a[...,0] if a.shape[2]==1 else a)
+            self._im,self._plan = (im if a.shape[2]==3 else im.copy()).im,None   # a copy, because Pillow maps the memory of one channel read-only
         return super().load()
+
+    def decoded(self):
+        "The image that stock fastai would have here: decoded, of the same type, with its `info`"
+        self.load()
+        info = self.info
+        for k in ('_plan','fail','_info'): self.__dict__.pop(k, None)
+        self.__class__ = type(self).__mro__[2]
+        self.info = dict(info)
+        return self
 
     def pixels(self, out=None)->np.ndarray: # `uint8`, shape (channels, height, width)
         "Its pixels, in `out` if there is one"
         try: return self._plan.pixels(out)
         except Exception as e: raise (self.fail(e) if self.fail else e) from e
 
+    def to_tensor(self):
+        "What `ToTensor` makes of this image"
+        return self._tensor_cls(torch.from_numpy(self.pixels() if self._plan is not None else np.ascontiguousarray(np.asarray(self).reshape(*self.size[::-1], -1).transpose(2,0,1))))
+
     def _with(self, plan):
         new = type(self).__new__(type(self))
         Image.Image.__init__(new)
-        new._plan,new._mode,new._size,new.fail = plan,self._mode,plan.size,self.fail
+        new._plan,new._mode,new._size,new.fail,new._info = plan,self._mode,plan.size,self.fail,self._info
         return new
 
     def crop(self, box=None):
@@ -209,20 +235,32 @@ def open_image(
     o:bytes|Image.Image|np.ndarray, # An image file, a picture, or `uint8` pixels
     img_cls:type, # `PILImage`, or any with a `create`
     fail=None, # To make an exception of the one that decoding raises
+    reducing_gap:float=None, # As `JpegSource`
 ): # An `img_cls`
     "`img_cls.create(o)`; a `PILImage` or `PILImageBW` whose crop and resize wait, and of a JPEG its decoding, too"
     cls,mode = _encoded.get(img_cls),getattr(img_cls, '_open_args', {}).get('mode')
-    if cls is None: return img_cls.create(o if not isinstance(o, Image.Image) or mode in (None, o.mode) else o.convert(mode))
+    if cls is None: return create_image(o, img_cls)
+    info = o if isinstance(o, bytes) else dict(getattr(o, 'info', {}))
     if isinstance(o, bytes):
         h = jpeg_header(o)
-        src = JpegSource(o, h[:2], len(mode)) if h and (mode=='RGB' or h[2]==1) and h[0]*h[1]<=(Image.MAX_IMAGE_PIXELS or math.inf) else load_image(io.BytesIO(o))
+        src = JpegSource(o, h[:2], len(mode), reducing_gap) if h and (mode=='RGB' or h[2]==1) and h[0]*h[1]<=(Image.MAX_IMAGE_PIXELS or math.inf) else load_image(io.BytesIO(o))
     else: src = Image.fromarray(o) if isinstance(o, np.ndarray) and len(mode)!=(1 if o.ndim==2 else o.shape[2]) else o
     if isinstance(src, Image.Image) and src.mode!=mode: src = src.convert(mode)
+    if isinstance(src, Image.Image): info = dict(src.info)
     if not isinstance(src, JpegSource): src = PixelSource(src)
     im = cls.__new__(cls)
     Image.Image.__init__(im)
-    im._plan,im._mode,im._size,im.fail = _Plan(src, (0,0,*src.size)),mode,src.size,fail
+    im._plan,im._mode,im._size,im.fail,im._info = _Plan(src, (0,0,*src.size)),mode,src.size,fail,info
     return im
+
+def create_image(
+    o:bytes|Image.Image|np.ndarray, # An image file, a picture, or `uint8` pixels
+    img_cls:type, # Any with a `create`
+): # An `img_cls`
+    "`img_cls.create(o)`, of the mode that `img_cls` opens files with where `o` is a picture already"
+    if isinstance(o, np.ndarray): o = from_pixels(o)
+    mode = getattr(img_cls, '_open_args', {}).get('mode')
+    return img_cls.create(o.convert(mode) if isinstance(o, Image.Image) and mode not in (None, o.mode) else o)
 
 # %% ../nbs/06a_images.ipynb #131f7e1b
 def room(shape):
@@ -256,23 +294,17 @@ class BatchMemory:
         return torch.from_numpy(v)
     def __reduce__(self): return type(self),(self.keep,)
 
-class ReusingIntToFloat(IntToFloatTensor):
-    "`IntToFloatTensor` that uses the memory of batches again, on a CPU: the same numbers in an eighth of the time"
-    memory = None
-    @classmethod
-    def of(cls, t):
-        "One like `t`, where that is fastai's; else `t`"
-        if type(t) is not IntToFloatTensor: return t
-        res = copy(t)
-        res.__class__,res.memory = cls,BatchMemory()
-        return res
-
-    def encodes(self, o:TensorImage):
-        x = o.as_subclass(torch.Tensor)   # whose attributes can be had at once
-        n = x.shape[1] if x.ndim==4 and x.stride(1)==0 else 1   # channels that are one
-        if n>1: x = x[:,:1]
-        if x.device.type!='cpu' or x.dtype!=torch.uint8 or not x.is_contiguous() or not x.numel(): return o.float().div_(self.div)
-        res = self.memory((x.shape[0], n, *x.shape[2:]) if n>1 else tuple(x.shape), np.float32)
-        if _pixels is None: return res.copy_(x).div_(self.div)
-        _pixels.floats(x.numpy(), res.numpy(), x[0].numel() if n>1 else x.numel(), n, self.div)
-        return res
+def int_to_float(
+    o:TensorImage, # Bytes, of shape (n, channels, height, width)
+    div:float, # What to divide by
+    memory:BatchMemory, # Where the result goes
+)->torch.Tensor: # `float32`, of the same shape
+    "`o.float().div_(div)`, to the bit, on a CPU in an eighth of the time: the memory of earlier batches is used again"
+    x = o.as_subclass(torch.Tensor)   # whose attributes can be had at once
+    n = x.shape[1] if x.ndim==4 and x.stride(1)==0 else 1   # channels that are one
+    if n>1: x = x[:,:1]
+    if x.device.type!='cpu' or x.dtype!=torch.uint8 or not x.is_contiguous() or not x.numel(): return o.float().div_(div)
+    res = memory((x.shape[0], n, *x.shape[2:]) if n>1 else tuple(x.shape), np.float32)
+    if _pixels is None: return res.copy_(x).div_(div)
+    _pixels.floats(x.numpy(), res.numpy(), x[0].numel() if n>1 else x.numel(), n, div)
+    return res

@@ -10,7 +10,7 @@ from fastai_remote import *
 from fastai_remote.codec import get_codec
 from fastai_remote.core import CorruptSample, MemoryStore
 from fastai_remote.fetch_batch import WholeBatches
-from fastai_remote.loader import RemoteDL
+from fastai_remote.loader import BatchPath, RemoteDL
 from fastai_remote.order import SplitOrder
 
 for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
@@ -46,14 +46,16 @@ def made(monkeypatch):
     monkeypatch.setattr(WholeBatches, 'finish', logged)
     return log
 
+def stock(self): return BatchPath(why='this is the way of stock fastai, for comparison')
+
 def batches(dl, whole=True):
     "What `dl` gives, before `after_batch`, of an order that depends on the seed alone"
     dl = dl.new(after_batch=[])
     dl.rng = random.Random(3)
     if whole: return list(dl)
-    RemoteDL._whole,was = (lambda self: None),RemoteDL._whole
+    RemoteDL._decide,was = stock,RemoteDL._decide
     try: return list(dl)
-    finally: RemoteDL._whole = was
+    finally: RemoteDL._decide = was
 
 def same(a, b):
     assert len(a)==len(b)>0
@@ -119,7 +121,7 @@ def test_one_channel_until_floats(store, made, kw, C, monkeypatch):
             for whole in True,False:
                 dl.rng = random.Random(3)
                 with monkeypatch.context() as m:
-                    if not whole: m.setattr(RemoteDL, '_whole', lambda self: None)
+                    if not whole: m.setattr(RemoteDL, '_decide', stock)
                     res.append([(o.clone(),y) for o,y in dl if o.is_contiguous()])
             same(*res)
             assert res[0][0][0].dtype==torch.float32 and res[0][0][0].shape[1]==3 and (not tfms or (res[0][0][0][:,0]==7/255).all())
@@ -190,7 +192,7 @@ def test_taught_otherwise(store, made):
     dls = loaders(store, 'g.png', img_cls=Inverted)
     got = batches(dls.train)
     same(got, batches(dls.train, False))
-    assert made==[False]*5 and got[0][0].min()>=255-8
+    assert made==[] and got[0][0].min()>=255-8 and "Inverted is an image class of your own" in dls.train.explain()
 
 def test_sizes_that_differ(server, made):
     "As item by item; and a batch is read once"
