@@ -176,9 +176,12 @@ class T:
         cls = USERS.get(self.name) or globals()[self.name]
         if self.own: cls = OWN[self.own](cls)
         t = cls(**self.kw)
-        if not isinstance(t, Transform): t = Transform(t)   # a function
         for k,v in self.put.items(): setattr(t, k, PUT[v](t) if isinstance(v, str) and v in PUT else v)
         return t
+
+def made(ts):
+    "New instances of transforms; `aug_transforms` makes several"
+    return [t for o in ts for t in L(o.make())]
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -478,7 +481,7 @@ def cloned_batch(x:TensorImage): return x.clone()
 
 USERS = {o.__name__:o for o in (Facts, Buffer, TensorBuffer, Previous, Delay, Counter, Rng, Reseed, Sometimes, Skip, Raise, OnPair, NoRetain, Relabel, InPlace,
     Shown, ByExactType, ReadMine, OnTensor, WriteBatch, RandomBatch, PreviousBatch, BatchPair)}
-_functions = (same, same_image, copied, loaded, inverted, inverted_any, smaller, reduced, thumbnail, rotated, to_grey, to_alpha, to_hsv, to_array, to_tensor_image,
+user_functions = (same, same_image, copied, loaded, inverted, inverted_any, smaller, reduced, thumbnail, rotated, to_grey, to_alpha, to_hsv, to_array, to_tensor_image,
     to_plain_tensor, to_bw, to_mask, to_plain_pil, twice, upright, mirrored, equalised, pickled, deep_copied, set_mine, set_info, clear_info, drop_exif,
     split_merge, written, none_at_all, reversed_batch, longest_first, noop_batch, doubled_batch, int_batch, cloned_batch)
 
@@ -486,7 +489,7 @@ def _user_function(f):
     def make(order=None): return Transform(f) if order is None else Transform(f, order=order)
     return make
 
-USERS.update({f.__name__:_user_function(f) for f in _functions})
+USERS.update({f.__name__:_user_function(f) for f in user_functions})
 
 # Subclasses of any transform, made when they are used
 
@@ -774,9 +777,9 @@ TARGET_BLOCKS = {   # what it is called: [(field, stock's block, ours)]
     'age.f4': _age,
     'k.i8': [('k.i8', RegressionBlock, lambda block: block('k.i8'))],
     'txt': [('txt', TransformBlock, lambda block: block('txt'))],
-    'mask.png': [('mask.png', MaskBlock, lambda block: block('mask.png', PILMask))],
+    'mask.png': [('mask.png', MaskBlock, lambda block: block('mask.png', cls=PILMask))],
     'two': _category+_age,
-    'picture': [('rgb.png', ImageBlock, lambda block: block('rgb.png', PILImage))],
+    'picture': [('rgb.png', ImageBlock, lambda block: block('rgb.png', cls=PILImage))],
     'vocab': _both(_categorize(Categorize), 'cls'),
     'own categorize': _both(_categorize(OwnCategorize), 'cls'),
     'relabelled': _both(_categorize(Categorize, lower), 'cls'),
@@ -794,9 +797,9 @@ def _image_block(p, where):
     "The block of the image: stock's, ours, or ours that leaves opening to fastai; with the user's own transforms"
     cls = CLASSES[p.cls]
     if where=='files' or p.entry=='opened': block = ImageBlock(cls)
-    else: block = _block(where)(p.image, cls)
+    else: block = _block(where)(p.image, cls=cls)
     if not p.typed: return block
-    return TransformBlock(type_tfms=[*block.type_tfms, *[t.make() for t in p.typed]], batch_tfms=block.batch_tfms, dl_type=block.dl_type)
+    return TransformBlock(type_tfms=[*block.type_tfms, *made(p.typed)], batch_tfms=block.batch_tfms, dl_type=block.dl_type)
 
 def _block(where): return ShardBlock if where=='shards' else RedisBlock
 
@@ -812,7 +815,7 @@ def _dls_of_files(p, data, splits):
     targets = TARGET_BLOCKS[p.target]
     getters = [partial(data.path, p.image)]+[partial(data.path, f) if f in IMAGES or f=='mask.png' else TARGETS[f] for f,*_ in targets]
     block = DataBlock(blocks=[_image_block(p, 'files'), *[b() for _,b,_ in targets]], getters=[Transform(_getter(g)) for g in getters], n_inp=1,
-        get_items=lambda _: list(range(N)), splitter=lambda _: splits, item_tfms=[t.make() for t in p.item], batch_tfms=[t.make() for t in p.batch])
+        get_items=lambda _: list(range(N)), splitter=lambda _: splits, item_tfms=made(p.item), batch_tfms=made(p.batch))
     return block.dataloaders(None, **_loader_arguments(p))
 
 def _getter(g):
@@ -821,7 +824,7 @@ def _getter(g):
 
 def _dls_of_store(p, store, where):
     "What `fastai_remote` makes of a store"
-    tfms = dict(item_tfms=[t.make() for t in p.item], batch_tfms=[t.make() for t in p.batch])
+    tfms = dict(item_tfms=made(p.item), batch_tfms=made(p.batch))
     kwargs = dict(_loader_arguments(p), threads=p.threads)
     if p.entry=='factory':
         make = DataLoaders.from_shards if where=='shards' else DataLoaders.from_redis
@@ -870,38 +873,36 @@ def _settled(d):
 
 def _tensors(b): return [b] if isinstance(b, torch.Tensor) else [t for o in b for t in _tensors(o)] if isinstance(b, (tuple, list)) else []
 
-def _consume(p, dl):
-    """Batches of `dl`, as a training loop of a user may treat them
+def _consume(p, dl, res):
+    """Put what `dl` gives into `res`, and treat it as a training loop of a user may
 
     `draws`: draws random numbers in between, as dropout does. `holds`: keeps all until the end. `arrays`: keeps only NumPy views of them.
     `writes`: writes to each in place, and keeps it."""
-    res,held = [],[]
-    for b in dl:
-        d = _described(b, p.consumer in ('holds', 'arrays'))
-        if p.consumer=='arrays': d = _as_arrays(d)
-        if p.consumer=='writes':
-            for t in _tensors(b): t.add_(1)
-            held.append(b)
-        if p.consumer!='none': d = (*d[:-1], d[-1]) if p.threads else ('tuple', [d, ('object', 'draws', repr((random.random(), np.random.rand(), torch.rand(1).item())))])
-        res.append(d)
-        del b
-    return [_settled(d) for d in res]
+    held = []
+    try:
+        for b in dl:
+            d = _described(b, p.consumer in ('holds', 'arrays'))
+            if p.consumer=='arrays': d = _as_arrays(d)
+            if p.consumer=='writes':
+                for t in _tensors(b): t.add_(1)
+                held.append(b)
+            if not p.threads: d = ('tuple', [d, ('object', 'draws', repr((random.random(), np.random.rand(), torch.rand(1).item())))])
+            res.append(d)
+            del b
+    finally: res[:] = [_settled(d) for d in res]
 
 def _as_arrays(d):
     if d[0]=='tensor': return (*d[:-1], d[-1].numpy())
     return (d[0], [_as_arrays(o) for o in d[1]]) if isinstance(d[1], list) else d
 
 def _run(p, where, data, like):
-    "In a process of its own: build, and go over training set, validation set, training set"
+    "Build `p`, and go over training set, validation set, training set"
     res = Record()
-    torch.set_num_threads(1)
     seen.clear()
-    orders = None if like is None or not like.orders else list(like.orders)
+    stock,orders = where=='files',list(like.orders) if like else []
     try:
-        for c in p.changes: CHANGES[c]()
         _seed()
-        stock = where=='files'
-        dls = _dls_of_files(p, data, like.splits if like and like.splits else [list(range(N_TRAIN)), list(range(N_TRAIN, N))]) if stock else _dls_of_store(p, data.stores[where], where)
+        dls = _dls_of_files(p, data, like and like.splits or [list(range(N_TRAIN)), list(range(N_TRAIN, N))]) if stock else _dls_of_store(p, data.stores[where], where)
         res.splits = [[int(i) for i in dl.dataset.items] for dl in dls]
         train = dls.train
         if p.derived or p.new: train = train.new(cls=DERIVED[p.derived](type(train)) if p.derived else None, **_resolved(p.new))
@@ -914,11 +915,19 @@ def _run(p, where, data, like):
             res.batches.append(('one_batch', [_described(train.one_batch())]))
         for name,dl in ('train', train),('valid', dls.valid),('train again', train):
             if not stock and dl is train: res.orders.append(_next_order(train))
-            res.batches.append((name, []))
-            res.batches[-1] = (name, _consume(p, dl))
-    except Exception: res.error = traceback.format_exc()
+            res.batches.append((name, got:=[]))
+            _consume(p, dl, got)
+    except Exception as e:
+        res.error = traceback.format_exc()
+        traceback.clear_frames(e.__traceback__)   # which hold torch's workers
     res.seen = list(seen) if not p.workers and not p.threads else []
     return res
+
+def _run_all(jobs, data):
+    "In a process of its own: the records of `(p, where, like)`; pipelines that change fastai are all the same one"
+    torch.set_num_threads(1)
+    for c in jobs[0][0].changes: CHANGES[c]()
+    return [_run(p, where, data, like) for p,where,like in jobs]
 
 def forked(f, seconds=120):
     "`f()` in a fork of this process, which is then gone with all that it started"
@@ -949,9 +958,9 @@ def _read(r, n, end):
         res += b
     return bytes(res)
 
-def run(p, where, data, like=None):
-    "The `Record` of `p`, over `'files'` with the splits and orders of `like`, or over a store"
-    return forked(partial(_run, p, where, data, like))
+def run(jobs, data):
+    "Records of `(p, where, like)`: of `p` over `'files'`, with the splits and orders of the record `like`, or over a store; in one process"
+    return forked(partial(_run_all, jobs, data), 60+20*len(jobs))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparing
@@ -992,9 +1001,15 @@ def wrong_order(p, ours):
         if sorted(o)!=list(range(n)): return f'not each sample once: {o}'
     if p.new.get('shuffle', p.shuffle) and n>5 and len(ours.orders)>1 and ours.orders[0]==ours.orders[1]: return 'the same order twice'
 
-def compared(p, data, wheres=('redis', 'shards')):
-    "How `p` over each store differs from stock; `None` if it does not"
-    for where in wheres:
-        ours = run(p, where, data)
-        d = wrong_order(p, ours) or difference(ours, run(p, 'files', data, ours))
-        if d: return f'{where}: {d}'
+def compared(ps, data, wheres=('redis', 'shards')):
+    "How each of `ps` differs from stock, over the first store where it does; `None` if nowhere. Two processes for all, and two for each that changes fastai"
+    res = {}
+    for group in [[p for p in ps if not p.changes], *[[p] for p in ps if p.changes]]:
+        jobs = [(p, where) for p in group for where in wheres]
+        if not jobs: continue
+        ours = run([(p, where, None) for p,where in jobs], data)
+        stock = run([(p, 'files', o) for (p,_),o in zip(jobs, ours)], data)
+        for (p,where),a,b in zip(jobs, ours, stock):
+            d = wrong_order(p, a) or difference(a, b)
+            if d and id(p) not in res: res[id(p)] = f'{where}: {d}'
+    return [res.get(id(p)) for p in ps]
