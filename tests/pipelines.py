@@ -1,0 +1,1015 @@
+"""Pipelines as data, run with stock fastai and with `fastai_remote`, and compared bit for bit
+
+A `Pipeline` says what a user would write: the kind of image, transforms, subclasses, patches, arguments of the loader.
+`run` builds it over files with stock fastai (`where='files'`), or over a store (`'redis'`, `'shards'`), always in a
+process of its own, so that no patch, no method taught to a transform and no random state outlives it. What a training
+loop would see comes back as a `Record`; `difference` compares two of them.
+"""
+import io, os, pickle, random, select, signal, struct, time, traceback, zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, PngImagePlugin
+from fastai import torch_core
+from fastai.data import load as fastai_load
+from fastai.vision import augment as fastai_augment, core as fastai_core
+from fastai.vision.all import *
+from fastcore.basics import patch
+from fasttransform import DisplayedTransform, InplaceTransform, ItemTransform, Pipeline as TfmPipeline, Transform
+from plum import Function
+
+import fastai_remote
+from fastai_remote import Fetch, RandomStoreSplitter, RedisBlock, ShardBlock, StoreSplitter, get_remote_items
+import fastai_remote.block   # gives `DataLoaders` its `from_redis` and `from_shards`
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data: 20 samples, each with an image of every kind
+
+N,N_TRAIN = 20,14
+LABELS = 'cat dog bird'.split()
+
+def noise(i, w=40, h=32, channels=3, coarse=7):
+    "Smooth noise with fine grain, which is about what a photograph is to a decoder; shape (h, w, channels)"
+    rng = np.random.default_rng([i, w, h])
+    small = rng.integers(0, 256, (h//coarse+2, w//coarse+2, channels), dtype=np.uint8)
+    planes = [Image.fromarray(small[..., c]).resize((w, h), Image.Resampling.BICUBIC) for c in range(channels)]
+    grain = rng.integers(-12, 13, (h, w, channels))
+    return (np.stack([np.asarray(o) for o in planes], -1)+grain).clip(0, 255).astype(np.uint8)
+
+def picture(i, mode='RGB', **kwargs):
+    "Picture `i` in `mode`"
+    im = Image.fromarray(noise(i, **kwargs))
+    if mode=='P': return im.quantize(64)
+    if mode=='I;16': return Image.fromarray(np.asarray(im.convert('L')).astype(np.uint16)*257)
+    if mode in ('RGBA', 'LA'): im.putalpha(Image.fromarray(noise(i+100, **kwargs)[..., 0]))
+    return im.convert(mode)
+
+def encoded(im, fmt, **kwargs):
+    "The bytes of an image file"
+    im.save(f:=io.BytesIO(), fmt, **kwargs)
+    return f.getvalue()
+
+def jpeg(i, mode='RGB', size=(40, 32), **kwargs):
+    return encoded(picture(i, mode, w=size[0], h=size[1]), 'JPEG', **{'quality':90, **kwargs})
+
+def exif(i):
+    "EXIF with an orientation of 1 to 8 and a text"
+    e = Image.Exif()
+    e[ExifTags.Base.Orientation] = i%8+1
+    e[ExifTags.Base.ImageDescription] = f'picture {i}'
+    return e.tobytes()
+
+_icc = ImageCms.ImageCmsProfile(ImageCms.createProfile('sRGB')).tobytes()
+
+def camera(i, **kwargs):
+    "A JPEG as a camera writes it: EXIF with an orientation, a colour profile, a resolution, a comment"
+    return jpeg(i, **{'exif':exif(i), 'icc_profile':_icc, 'dpi':(300, 200), 'comment':b'seen', **kwargs})
+
+def sizes(i): return [(40, 32), (31, 47), (64, 20), (33, 33), (90, 70)][i%5]
+def thin(i): return [(1, 30), (30, 1), (1, 1), (2, 9), (25, 3)][i%5]
+
+def with_text(i):
+    "A PNG with text, a resolution, a gamma and EXIF"
+    text = PngImagePlugin.PngInfo()
+    text.add_text('Title', f'picture {i}')
+    return encoded(picture(i), 'PNG', pnginfo=text, dpi=(72, 72), exif=exif(i))
+
+def hurt(i):
+    "A JPEG with a few wrong bytes in its pixels, which Pillow decodes to something"
+    b = bytearray(jpeg(i, size=(64, 48)))
+    if i%4==2: b[-200:-190] = b'\x11'*10
+    return bytes(b)
+
+IMAGES = {   # field: bytes of image i. All of one size but for those that say otherwise
+    'rgb.jpg': jpeg,
+    'grey.jpg': lambda i: jpeg(i, 'L'),
+    'cmyk.jpg': lambda i: jpeg(i, 'CMYK'),
+    'progressive.jpg': lambda i: jpeg(i, progressive=True),
+    'full.jpg': lambda i: jpeg(i, subsampling=0),
+    'camera.jpg': camera,
+    'restart.jpg': lambda i: jpeg(i, restart_marker_blocks=2),
+    'large.jpg': lambda i: jpeg(i, size=(150, 120)),
+    'sizes.jpg': lambda i: camera(i, size=sizes(i)),
+    'thin.jpg': lambda i: jpeg(i, size=thin(i)),
+    'hurt.jpg': hurt,
+    'rgb.png': lambda i: encoded(picture(i), 'PNG'),
+    'grey.png': lambda i: encoded(picture(i, 'L'), 'PNG'),
+    'palette.png': lambda i: encoded(picture(i, 'P'), 'PNG', transparency=3),
+    'alpha.png': lambda i: encoded(picture(i, 'RGBA'), 'PNG'),
+    'greyalpha.png': lambda i: encoded(picture(i, 'LA'), 'PNG'),
+    'bits.png': lambda i: encoded(picture(i, '1'), 'PNG'),
+    'deep.png': lambda i: encoded(picture(i, 'I;16'), 'PNG'),
+    'text.png': with_text,
+    'sizes.png': lambda i: encoded(picture(i, w=sizes(i)[0], h=sizes(i)[1]), 'PNG'),
+    'rgb.webp': lambda i: encoded(picture(i), 'WEBP', quality=80, exif=exif(i)),
+    'alpha.webp': lambda i: encoded(picture(i, 'RGBA'), 'WEBP', lossless=True),
+    'gif.img': lambda i: encoded(picture(i, 'P'), 'GIF'),
+    'tiff.img': lambda i: encoded(picture(i), 'TIFF', dpi=(90, 90)),
+}
+_mixed = [k for k in IMAGES if k not in ('sizes.jpg', 'sizes.png', 'thin.jpg', 'hurt.jpg', 'large.jpg')]
+IMAGES['mixed.img'] = lambda i: IMAGES[_mixed[i%len(_mixed)]](i)
+
+PHOTOS = 8
+def photograph(i):
+    "A JPEG of 500 x 375 or 375 x 500 pixels, as most of ImageNet"
+    size = (500, 375) if i%3 else (375, 500)
+    kind = [{}, {'subsampling':0}, {'progressive':True}, {'subsampling':1, 'quality':75}][i%4]
+    return encoded(Image.fromarray(noise(i, *size, coarse=25)), 'JPEG', **{'quality':92, **kind})
+
+TARGETS = {   # field: value of sample i
+    'cls': lambda i: LABELS[zlib.crc32(b'%d' % i)%3],
+    'labels': lambda i: [o for k,o in enumerate(LABELS) if (i+1)>>k&1],
+    'age.f4': lambda i: i*.375-2,
+    'k.i8': lambda i: i*i-50,
+    'txt': lambda i: f'sample {i}',
+    'mask.png': lambda i: encoded(Image.fromarray(noise(i+50)[..., 0]//64), 'PNG'),
+}
+
+def sample(i): return {**{k:f(i) for k,f in IMAGES.items()}, **{k:f(i) for k,f in TARGETS.items()}}
+
+@dataclass
+class Data:
+    "The same samples as files, in Redis and in shards"
+    files:Path
+    stores:dict # `{'redis': RedisStore, 'shards': ShardStore}`
+
+    @classmethod
+    def make(cls, rows, url, name, folder, splits={'train':N_TRAIN, 'valid':None}):
+        "Write `rows` everywhere"
+        how = dict(n_workers=1, shuffle=False, progress=False, splits=splits)
+        fastai_remote.to_redis(rows, url, name, **how)
+        fastai_remote.to_shards(rows, folder/'shards', chunk=6, **how)
+        for i,row in enumerate(rows):
+            for k,v in row.items():
+                if not isinstance(v, bytes): continue
+                (folder/'files'/k).mkdir(parents=True, exist_ok=True)
+                (folder/'files'/k/f'{i}{Path(k).suffix}').write_bytes(v)
+        return cls(folder/'files', {'redis':fastai_remote.RedisStore(url, name), 'shards':fastai_remote.ShardStore(folder/'shards')})
+
+    def path(self, kind, i): return self.files/kind/f'{i}{Path(kind).suffix}'
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a pipeline is
+
+def _short(self):
+    "Only what is not the default, as Python that makes it again"
+    said = [f for f in fields(self) if getattr(self, f.name)!=_default(f)]
+    plain = [f for f in said if f.name in ('name', 'kw')] if isinstance(self, T) else []
+    rest = [f'{f.name}={getattr(self, f.name)!r}' for f in said if f not in plain]
+    return f"{type(self).__name__}({', '.join([repr(getattr(self, f.name)) for f in plain]+rest)})"
+
+def _default(f): return f.default_factory() if callable(f.default_factory) else f.default
+
+@dataclass(frozen=True)
+class T:
+    "A transform: one of fastai's or of `USERS`, its arguments, and what a user changes about it"
+    name:str
+    kw:dict = field(default_factory=dict)
+    own:str = '' # What a subclass of it has of its own: a key of `OWN`
+    put:dict = field(default_factory=dict) # Attributes that are set on the instance; of `encodes` and `before_call` a key of `PUT`
+    __repr__ = _short
+
+    def make(self):
+        "A new instance"
+        cls = USERS.get(self.name) or globals()[self.name]
+        if self.own: cls = OWN[self.own](cls)
+        t = cls(**self.kw)
+        for k,v in self.put.items(): setattr(t, k, PUT[v](t) if isinstance(v, str) and v in PUT else v)
+        return t
+
+def made(ts):
+    "New instances of transforms; `aug_transforms` makes several"
+    return [t for o in ts for t in L(o.make())]
+
+@dataclass(frozen=True)
+class Pipeline:
+    "All that a user says of a pipeline"
+    image:str = 'rgb.jpg' # A key of `IMAGES`
+    cls:str = 'PILImage' # A key of `CLASSES`
+    target:str = 'cls' # A key of `TARGET_BLOCKS`
+    entry:str = 'block' # `block`; `factory`: `from_redis` or `from_shards`; `opened`: `Fetch` gives bytes, fastai opens them
+    typed:tuple = () # Transforms in the block of the image
+    item:tuple = () # `item_tfms`
+    batch:tuple = () # `batch_tfms`
+    changes:tuple = () # Keys of `CHANGES`: what a user does to fastai or Pillow beforehand
+    split:str = 'store' # `store`, `random`, `lists`
+    bs:int = 4
+    workers:int = 0
+    shuffle:bool = True
+    loader:dict = field(default_factory=dict) # Other arguments of the loader
+    new:dict = field(default_factory=dict) # Arguments of `dls.train.new`
+    derived:str = '' # A key of `DERIVED`: a subclass of the loader's class
+    prelude:str = '' # `one_batch`: taken before the first epoch
+    consumer:str = 'draws' # What the training loop does with batches: see `_consume`
+    threads:int = 0 # Of a loader over a store
+    __repr__ = _short
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Image classes
+
+class Negative(PILImage):
+    "Has a `create` of its own"
+    @classmethod
+    def create(cls, fn, **kwargs): return cls(negative(PILImage.create(fn, **kwargs)))
+
+class Grey(PILImage): _open_args = {'mode':'L'}
+class Alpha(PILImage): _open_args = {'mode':'RGBA'}
+class AsIs(PILImage): _open_args = {'mode':None}
+class Plain(PILImage): "A subclass of a user, with nothing of its own"
+class OwnTensor(PILImage):
+    class Tensor(TensorImage): pass
+    _tensor_cls = Tensor
+
+class Noted(PILImage):
+    "Turns upright when it is made"
+    @classmethod
+    def create(cls, fn, **kwargs):
+        im = super().create(fn, **kwargs)
+        return cls(ImageOps.exif_transpose(im))
+
+class OwnCrop(PILImage):
+    "Overrides a method that transforms use"
+    def crop(self, box=None): return negative(super().crop(box))
+
+CLASSES = dict(PILImage=PILImage, PILImageBW=PILImageBW, PILMask=PILMask, Negative=Negative, Grey=Grey, Alpha=Alpha, AsIs=AsIs,
+               Plain=Plain, OwnTensor=OwnTensor, Noted=Noted, OwnCrop=OwnCrop)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What users' code does to pictures
+
+# What they do shows in about two of three images: a fast way that looks at the first sample only must not get away with it
+
+_new_image = Image.Image._new   # as Pillow has it, whatever is patched
+
+def some(a):
+    "Is this one of the images that are changed?"
+    return zlib.crc32(np.ascontiguousarray(a).tobytes())%3>0
+
+def negative(im):
+    "`im` with all values inverted, or as it is, of the same type and `info`"
+    a = np.array(im)
+    res = Image.fromarray(255-a if some(a) else a)
+    res.info = dict(im.info)
+    return type(im)(res) if isinstance(im, PILBase) else res
+
+def marked(im, k=0):
+    "A copy of `im` with its first pixel changed to `k`"
+    a = np.array(im)
+    a.reshape(a.shape[0], a.shape[1], -1)[0, 0] = k%256
+    res = Image.fromarray(a)
+    res.info = dict(im.info)
+    return type(im)(res) if isinstance(im, PILBase) else res
+
+seen = []   # what transforms with `facts` have been given, in this process
+
+def facts(x):
+    "All that code could find out about an image"
+    try: e = sorted((k, repr(v)) for k,v in x.getexif().items())
+    except Exception as err: e = type(err).__name__
+    return dict(type=type(x).__qualname__, mode=x.mode, size=tuple(x.size), shape=tuple(x.shape), format=getattr(x, 'format', 'no'),
+                info=sorted((k, repr(v)) for k,v in x.info.items()), exif=e, palette=getattr(x.palette, 'mode', None), readonly=x.readonly,
+                attributes=sorted(k for k in vars(x) if not k.startswith('_')), mine=getattr(x, 'mine', None), repr=repr(x),
+                pixels=zlib.crc32(np.asarray(x).tobytes()))
+
+class Facts(Transform):
+    "Marks an image with a checksum of its `facts`"
+    def __init__(self, order=0): self.order = order
+    def encodes(self, x:Image.Image):
+        seen.append(facts(x))
+        return marked(x, zlib.crc32(repr(sorted(seen[-1].items())).encode()))
+
+class Buffer(Transform):
+    "Gives the same image each time, with other pixels"
+    def __init__(self, order=0): self.order,self.buffer = order,None
+    def encodes(self, x:PILImage):
+        if self.buffer is None or self.buffer.size!=x.size: self.buffer = PILImage(Image.new(x.mode, x.size))
+        self.buffer.paste(x)
+        return self.buffer
+
+class TensorBuffer(Transform):
+    "Gives the same tensor each time: whoever collates later finds the last values in all"
+    def __init__(self, order=6): self.order,self.buffer = order,None
+    def encodes(self, x:TensorImage):
+        if self.buffer is None or self.buffer.shape!=x.shape: self.buffer = torch.zeros_like(x)
+        self.buffer.copy_(x)
+        return self.buffer
+
+class Previous(Transform):
+    "Paints over the image it has given out before"
+    def __init__(self, order=0): self.order,self.last = order,None
+    def encodes(self, x:PILImage):
+        if self.last is not None: self.last.paste(7, (0, 0, *self.last.size))
+        self.last = x
+        return x
+
+class Delay(Transform):
+    "Gives out the image before"
+    def __init__(self, order=0): self.order,self.last = order,None
+    def encodes(self, x:PILImage):
+        res,self.last = self.last or x,x
+        return res
+
+class Counter(Transform):
+    "Marks images with their number"
+    def __init__(self, order=0): self.order,self.n = order,0
+    def encodes(self, x:PILImage):
+        self.n += 1
+        return marked(x, self.n*17)
+
+class Rng(Transform):
+    "Draws from a generator of its own, or a global one"
+    def __init__(self, kind, order=0):
+        self.order,self.kind = order,kind
+        self.own,self.np,self.torch = random.Random(5),np.random.default_rng(5),torch.Generator().manual_seed(5)
+    def draw(self):
+        if self.kind=='own': return self.own.randrange(256)
+        if self.kind=='own numpy': return int(self.np.integers(256))
+        if self.kind=='own torch': return int(torch.randint(256, (), generator=self.torch))
+        if self.kind=='numpy': return int(np.random.randint(256))
+        if self.kind=='torch': return int(torch.randint(256, ()))
+        return random.randrange(256)
+    def encodes(self, x:Image.Image): return marked(x, self.draw())
+
+class Reseed(Transform):
+    "Seeds the global generator for each image"
+    def __init__(self, order=0): self.order,self.n = order,0
+    def encodes(self, x:PILImage):
+        self.n += 1
+        random.seed(self.n)
+        return x
+
+class Sometimes(RandTransform):
+    "A random transform as fastai's documentation writes it"
+    def encodes(self, x:PILImage): return negative(x)
+
+class Skip(Transform):
+    "Leaves out some samples"
+    def __init__(self, order=0): self.order = order
+    def encodes(self, x:PILImage):
+        if zlib.crc32(np.asarray(x).tobytes())%5==1: raise SkipItemException()
+        return x
+
+class Raise(Transform):
+    "Fails for some samples"
+    def __init__(self, order=0, every=11): self.order,self.every = order,every
+    def encodes(self, x:PILImage):
+        if zlib.crc32(np.asarray(x).tobytes())%self.every==1: raise ValueError('a transform of a user fails')
+        return x
+
+class OnPair(ItemTransform):
+    "Sees image and label together"
+    def __init__(self, order=0): self.order = order
+    def encodes(self, o):
+        x,*ys = o
+        return (negative(x) if isinstance(x, Image.Image) and int(torch.as_tensor(ys[-1]).sum())%2 else x, *ys)
+
+class NoRetain(ItemTransform):
+    "Gives a plain image, which nobody casts back"
+    _retain = False
+    def __init__(self, order=0): self.order = order
+    def encodes(self, o): return tuple(_new_image(x, x.im.copy()) if isinstance(x, Image.Image) else x for x in o)
+
+class Relabel(Transform):
+    "Works on labels alone"
+    def __init__(self, order=0): self.order = order
+    def encodes(self, y:TensorCategory): return TensorCategory(2-int(y))
+
+class InPlace(InplaceTransform):
+    "Writes to the image, gives back nothing"
+    def __init__(self, order=0): self.order = order
+    def encodes(self, x:PILImage): x.putpixel((0, 0), 9 if x.mode=='L' else (9,)*len(x.mode))
+
+class Shown(DisplayedTransform):
+    order = 2
+    def __init__(self, k=3): self.k = k
+    def encodes(self, x:PILImage): return marked(x, self.k)
+
+class ByExactType(Transform):
+    "Trusts what it knows about the type"
+    def __init__(self, order=0): self.order = order
+    def encodes(self, x): return negative(x) if type(x) is PILImage else x
+
+class ReadMine(Transform):
+    "Reads what `set_mine` has left on an image"
+    def __init__(self, order=3): self.order = order
+    def encodes(self, x:PILImage): return negative(x) if getattr(x, 'mine', 0)==5 else x
+
+class OnTensor(Transform):
+    "Works on the item's tensor, after `ToTensor`"
+    def __init__(self, order=6): self.order = order
+    def encodes(self, x:TensorImage): return 255-x
+
+class WriteBatch(Transform):
+    "Writes to a batch of images in place"
+    def __init__(self, order=5): self.order = order
+    def encodes(self, x:TensorImage):
+        x[:, 0] = x[:, 0]*0+1
+        return x
+
+class RandomBatch(RandTransform):
+    "Draws for a batch, from all global generators"
+    def encodes(self, x:TensorImage): return x+int(random.random()*50)+int(np.random.rand()*50)+int(torch.rand(1)*50)
+
+class PreviousBatch(Transform):
+    "Writes to the batch before"
+    def __init__(self, order=20): self.order,self.last = order,None
+    def encodes(self, x:TensorImage):
+        if self.last is not None: self.last.add_(1)
+        self.last = x
+        return x
+
+class BatchPair(ItemTransform):
+    "Sees inputs and targets of a batch"
+    def __init__(self, order=30): self.order = order
+    def encodes(self, b): return (b[0]+b[-1].reshape(-1)[0], *b[1:])
+
+def same(x): return x
+def same_image(x:PILImage): return x
+def copied(x:PILImage): return x.copy()
+def loaded(x:PILImage):
+    x.load()
+    return x
+def inverted(x:PILImage): return negative(x)
+def inverted_any(x:Image.Image): return negative(x)
+def smaller(x:PILImage): return x.resize((12, 14))
+def reduced(x:PILImage): return x.reduce(2)
+def thumbnail(x:PILImage):
+    x.thumbnail((16, 16))
+    return x
+def rotated(x:PILImage): return x.rotate(20, Image.Resampling.BILINEAR)
+def to_grey(x:PILImage): return x.convert('L')
+def to_alpha(x:PILImage): return x.convert('RGBA')
+def to_hsv(x:PILImage): return x.convert('HSV')
+def to_array(x:PILImage): return np.array(x)
+def to_tensor_image(x:PILImage): return TensorImage(image2tensor(x))
+def to_plain_tensor(x:PILImage): return tensor(np.array(x)).permute(2, 0, 1)
+def to_bw(x:PILImage): return PILImageBW(x.convert('L'))
+def to_mask(x:PILImage): return PILMask(x.convert('L'))
+def to_plain_pil(x:PILImage): return Image.fromarray(np.asarray(x))
+def twice(x:PILImage): return x,negative(x)
+def upright(x:PILImage): return ImageOps.exif_transpose(x)
+def mirrored(x:PILImage): return ImageOps.mirror(x)
+def equalised(x:PILImage): return ImageOps.autocontrast(x)
+def pickled(x:PILImage): return pickle.loads(pickle.dumps(x))
+def deep_copied(x:PILImage): return copy.deepcopy(x)
+def set_mine(x:PILImage):
+    x.mine = 5
+    return x
+def set_info(x:PILImage):
+    x.info['seen'] = x.info.get('seen', 0)+1
+    return x
+def clear_info(x:PILImage):
+    x.info.clear()
+    return x
+def drop_exif(x:PILImage):
+    e = x.getexif()
+    e.clear()
+    return x
+def split_merge(x:PILImage): return Image.merge(x.mode, x.split()[::-1])
+def written(x:PILImage):
+    x.paste(200, (0, 0, 3, 3))
+    return x
+def none_at_all(x:PILImage): return None
+def reversed_batch(b): return b[::-1]
+def longest_first(b): return sorted(b, key=lambda o: -float(o[0].float().mean()))
+def noop_batch(x:TensorImage): return x
+def doubled_batch(x:TensorImage): return x*2
+def int_batch(x:TensorImage): return (x*255).long()
+def cloned_batch(x:TensorImage): return x.clone()
+
+USERS = {o.__name__:o for o in (Facts, Buffer, TensorBuffer, Previous, Delay, Counter, Rng, Reseed, Sometimes, Skip, Raise, OnPair, NoRetain, Relabel, InPlace,
+    Shown, ByExactType, ReadMine, OnTensor, WriteBatch, RandomBatch, PreviousBatch, BatchPair)}
+user_functions = (same, same_image, copied, loaded, inverted, inverted_any, smaller, reduced, thumbnail, rotated, to_grey, to_alpha, to_hsv, to_array, to_tensor_image,
+    to_plain_tensor, to_bw, to_mask, to_plain_pil, twice, upright, mirrored, equalised, pickled, deep_copied, set_mine, set_info, clear_info, drop_exif,
+    split_merge, written, none_at_all, reversed_batch, longest_first, noop_batch, doubled_batch, int_batch, cloned_batch)
+
+def _user_function(f):
+    def make(order=None): return Transform(f) if order is None else Transform(f, order=order)
+    return make
+
+USERS.update({f.__name__:_user_function(f) for f in user_functions})
+
+# Subclasses of any transform, made when they are used
+
+def _own_nothing(cls):
+    class Own(cls): pass
+    return Own
+
+def _own_encodes(cls):
+    class Own(cls):
+        def encodes(self, x:PILBase): return negative(cls.encodes(self, x) if hasattr(cls, 'encodes') else x)
+        def encodes(self, x:TensorImage): return (cls.encodes(self, x) if hasattr(cls, 'encodes') else x)+1
+    return Own
+
+def _own_before_call(cls):
+    class Own(cls):
+        def before_call(self, b, split_idx):
+            random.random()
+            super().before_call(b, split_idx)
+    return Own
+
+def _own_call(cls):
+    class Own(cls):
+        def __call__(self, b, **kwargs):
+            res = super().__call__(b, **kwargs)
+            if not isinstance(res, tuple): return negative(res) if isinstance(res, PILBase) else res
+            return tuple(negative(o) if isinstance(o, PILBase) else o for o in res)
+    return Own
+
+def _own_order(cls):
+    class Own(cls): order = 3 if getattr(cls, 'order', 0)<3 else 1
+    return Own
+
+def _own_decodes(cls):
+    class Own(cls):
+        def decodes(self, x:TensorImage): return x
+    return Own
+
+def _own_private(cls):
+    class Own(cls):
+        def _call(self, nm, *args, **kwargs):
+            res = super()._call(nm, *args, **kwargs)
+            return negative(res) if isinstance(res, PILBase) and nm=='encodes' else res
+        def _do_call(self, nm, *args, **kwargs):
+            res = super()._do_call(nm, *args, **kwargs)
+            return marked(res, 77) if isinstance(res, PILBase) and nm=='encodes' else res
+    return Own
+
+OWN = dict(nothing=_own_nothing, encodes=_own_encodes, before_call=_own_before_call, call=_own_call, order=_own_order, decodes=_own_decodes, private=_own_private)
+
+# Attributes of an instance
+
+def _put_encodes(t):
+    def encodes(x:PILBase): return negative(x)
+    res = Function(encodes)
+    res.dispatch(encodes)
+    return res
+
+def _put_before_call(t):
+    was = t.before_call
+    def before_call(b, split_idx):
+        random.random()
+        was(b, split_idx)
+    return before_call
+
+def _put_call(t):
+    def _call(nm, x, *args, **kwargs): return tuple(marked(o, 5) if isinstance(o, PILBase) else o for o in x) if isinstance(x, tuple) else x
+    return _call
+
+PUT = {'<encodes>':_put_encodes, '<before_call>':_put_before_call, '<call>':_put_call}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What users do to fastai and Pillow before they build a pipeline
+
+CHANGES = {}
+def change(f): CHANGES[f.__name__] = f
+
+def _teach(cls, typ, result):
+    "`@cls def encodes(self, o:typ)`, the documented way to extend a transform of fastai"
+    def encodes(self, o): return result(self, o)
+    encodes.__annotations__['o'] = typ
+    cls(encodes)
+
+def _teaches(cls, typ, result): CHANGES[f'{cls.__name__} on {typ.__name__}'] = lambda: _teach(cls, typ, result)
+
+def _inverted_tensor(x): return 255-x if some(x.numpy()) else x
+
+for _typ in PILImage,PILBase,PILImageBW,Plain: _teaches(ToTensor, _typ, lambda self, o: o._tensor_cls(_inverted_tensor(image2tensor(o))))
+_teaches(ToTensor, TensorImage, lambda self, o: o+1)
+_teaches(ToTensor, TensorCategory, lambda self, o: TensorCategory(2-int(o)))
+for _typ in TensorImage,TensorImageBW: _teaches(IntToFloatTensor, _typ, lambda self, o: o.float().div_(self.div)*2-1)
+_teaches(IntToFloatTensor, TensorMask, lambda self, o: (o.long()+1)%4)
+_teaches(IntToFloatTensor, TensorCategory, lambda self, o: o+1)
+for _cls in Resize,RandomResizedCrop,CropPad,RandomCrop:
+    for _typ in PILImage,PILBase: _teaches(_cls, _typ, lambda self, o: negative(o.resize(tuple(self.size))))
+for _typ in PILImage,PILBase,Image.Image: _teaches(FlipItem, _typ, lambda self, o: o.transpose(Image.Transpose.FLIP_TOP_BOTTOM))
+_teaches(DihedralItem, PILImage, lambda self, o: o.transpose(self.k%7))
+_teaches(FlipItem, TensorCategory, lambda self, o: TensorCategory((int(o)+1)%3))
+_teaches(Normalize, TensorImage, lambda self, o: o-self.mean)
+_teaches(Categorize, str, lambda self, o: TensorCategory(self.vocab.o2i['cat' if o=='dog' else o]))
+_teaches(RegressionSetup, float, lambda self, o: tensor(abs(o)).float())
+_teaches(RegressionSetup, int, lambda self, o: tensor(abs(o)).float())
+_teaches(OneHotEncode, TensorMultiCategory, lambda self, o: TensorMultiCategory(one_hot(o, self.c).float()*2))
+
+def _patches(cls, name, f):
+    "`f(original, self, *args)` instead of method `name` of `cls`, as `@patch` does it"
+    def do():
+        was = getattr(cls, name)
+        def patched(self, *args, **kwargs): return f(was, self, *args, **kwargs)
+        setattr(cls, name, patched)
+    CHANGES[f'{cls.__name__}.{name}'] = do
+
+def _shift(im):
+    "`im`, maybe moved by a pixel"
+    a = np.array(im)
+    res = Image.fromarray(np.roll(a, 1, 0) if some(a) else a)
+    res.info = dict(im.info)
+    return res
+
+def _result_shifted(was, self, *args, **kwargs): return _shift(was(self, *args, **kwargs))
+def _result_shifted_as_self(was, self, *args, **kwargs): return retain_type(_shift(was(self, *args, **kwargs)), self)
+
+for _cls in Image.Image,PILBase,PILImage:
+    for _name in 'crop resize transpose copy'.split(): _patches(_cls, _name, _result_shifted)
+    for _name in 'flip_lr crop_pad _do_crop_pad'.split(): _patches(_cls, _name, _result_shifted_as_self)
+_patches(PILImage, 'dihedral', lambda was, self, k: was(self, (k+1)%8))
+_patches(Image.Image, 'convert', lambda was, self, mode=None, *args, **kwargs: _shift(was(self, mode, *args, **kwargs)))
+
+def _load_once(was, self):
+    "A `load` that counts, and marks what it has loaded first"
+    res = was(self)
+    if not self.info.get('loaded'):
+        self.info['loaded'] = True
+        if self.mode in ('L', 'RGB'): self.putpixel((0, 0), 200 if self.mode=='L' else (200, 100, 0))
+    return res
+for _cls in Image.Image,PILImage: _patches(_cls, 'load', _load_once)
+
+def _keeps_mine(was, self, im):
+    "What a user writes to keep attributes from image to image"
+    res = was(self, im)
+    res.mine = getattr(self, 'mine', 0)+1
+    res.info['count'] = self.info.get('count', 0)+1
+    return res
+for _cls in Image.Image,PILImage: _patches(_cls, '_new', _keeps_mine)
+
+def _creates(cls):
+    def do():
+        @patch(cls_method=True)
+        def create(cls:cls, fn, **kwargs):
+            if isinstance(fn, bytes): fn = io.BytesIO(fn)
+            im = fn if isinstance(fn, Image.Image) else Image.open(fn).convert(cls._open_args['mode'])
+            return cls(negative(im))
+    CHANGES[f'{cls.__name__}.create'] = do
+for _cls in PILBase,PILImage,PILImageBW: _creates(_cls)
+
+@change
+def array_interface():
+    was = Image.Image.__array_interface__.fget
+    def patched(self):
+        res = dict(was(self))
+        res['data'] = bytes(255-o for o in res['data']) if some(np.frombuffer(res['data'], np.uint8)) else res['data']
+        return res
+    PILImage.__array_interface__ = property(patched)
+
+def _module(module, name, f):
+    def do():
+        was = getattr(module, name)
+        def patched(*args, **kwargs): return f(was, *args, **kwargs)
+        setattr(module, name, patched)
+    CHANGES[f"{module.__name__.removeprefix('fastai.')} {name}"] = do
+
+_module(fastai_core, 'image2tensor', lambda was, im: _inverted_tensor(was(im)))
+_module(fastai_core, 'load_image', lambda was, *args, **kwargs: _shift(was(*args, **kwargs)))
+_module(fastai_augment, 'tvpad', lambda was, im, *args, **kwargs: _shift(was(im, *args, **kwargs)))
+_module(fastai_augment, '_get_sz', lambda was, x: fastuple(max(1, o-1) for o in was(x)))
+_module(fastai_load, 'fa_collate', lambda was, b: was(b[::-1]))
+_module(fastai_load, 'default_collate', lambda was, b: was(b[::-1]))
+_module(fastai_load, 'retain_types', lambda was, new, old=None, typs=None: tuple(o.as_subclass(torch.Tensor) if isinstance(o, Tensor) else o for o in new))
+_module(random, 'random', lambda was: was()/2)
+_module(random, 'randint', lambda was, a, b: max(a, was(a, b)-1))
+
+@change
+def tensor_class(): PILImage._tensor_cls = OwnTensor.Tensor
+@change
+def open_args(): PILImage._open_args = {'mode':'L'}
+@change
+def open_args_in_place(): PILBase._open_args['mode'] = 'L'
+@change
+def few_pixels(): Image.MAX_IMAGE_PIXELS = 500
+@change
+def truncated(): ImageFile.LOAD_TRUNCATED_IMAGES = True
+
+def _before_call(cls):
+    def f(was, self, b, split_idx):
+        random.random()
+        was(self, b, split_idx)
+    _patches(cls, 'before_call', f)
+for _cls in RandTransform,Resize,RandomResizedCrop,DihedralItem: _before_call(_cls)
+
+def _images_shifted(o): return tuple(map(_images_shifted, o)) if isinstance(o, tuple) else retain_type(_shift(o), o) if isinstance(o, PILBase) else o
+_patches(RandTransform, '__call__', lambda was, self, b, split_idx=None, **kwargs: _images_shifted(was(self, b, split_idx=split_idx, **kwargs)))
+_patches(Transform, '__call__', lambda was, self, *args, split_idx=None, **kwargs: _images_shifted(was(self, *args, split_idx=split_idx, **kwargs)))
+_patches(Transform, '_call', lambda was, self, nm, *args, split_idx=None, **kwargs: _images_shifted(was(self, nm, *args, split_idx=split_idx, **kwargs)))
+_patches(Transform, '_do_call', lambda was, self, nm, *args, **kwargs: _images_shifted(was(self, nm, *args, **kwargs)))
+_patches(TfmPipeline, '__call__', lambda was, self, o: was(self, _images_shifted(o)))
+
+@change
+def flip_order(): FlipItem.order = 4
+@change
+def flip_in_validation(): FlipItem.split_idx = 1
+@change
+def to_tensor_first(): ToTensor.order = -1
+@change
+def to_tensor_in_training(): ToTensor.split_idx = 0
+@change
+def category_map():
+    was = CategoryMap.__init__
+    def __init__(self, *args, **kwargs):
+        was(self, *args, **kwargs)
+        self.o2i = {k:len(self.o2i)-1-v for k,v in self.o2i.items()}
+    CategoryMap.__init__ = __init__
+
+def _stamped(o):
+    "An item or a batch with all images changed"
+    if isinstance(o, tuple): return tuple(map(_stamped, o))
+    return negative(o) if isinstance(o, PILBase) else _inverted_tensor(o) if isinstance(o, TensorImageBase) else o
+
+for _cls in DataLoader,TfmdDL:
+    _patches(_cls, 'create_item', lambda was, self, s: _stamped(was(self, s)))
+    _patches(_cls, 'do_item', lambda was, self, s: _stamped(was(self, s)))
+    _patches(_cls, 'create_batch', lambda was, self, b: was(self, b[::-1]))
+    _patches(_cls, 'do_batch', lambda was, self, b: _stamped(was(self, b)))
+    _patches(_cls, 'retain', lambda was, self, res, b: _stamped(was(self, res, b)))
+    _patches(_cls, 'chunkify', lambda was, self, b: (list(o)[::-1] for o in was(self, b)))
+_patches(Datasets, '__getitem__', lambda was, self, i: _stamped(was(self, i)))
+_patches(TfmdLists, '_after_item', lambda was, self, o: _stamped(was(self, o)))
+
+# Subclasses of the loader's class, and functions given to it
+
+def _derived(**methods): return lambda cls: type('Own', (cls,), {k:_method(cls, k, f) for k,f in methods.items()})
+def _method(cls, name, f): return lambda self, *args: f(partial(getattr(cls, name), self), *args)
+
+DERIVED = dict(
+    create_item=_derived(create_item=lambda was, s: _stamped(was(s))),
+    do_item=_derived(do_item=lambda was, s: _stamped(was(s))),
+    create_batch=_derived(create_batch=lambda was, b: was(b[::-1])),
+    do_batch=_derived(do_batch=lambda was, b: _stamped(was(b))),
+    create_batches=_derived(create_batches=lambda was, samps: (_stamped(b) for b in was(samps))),
+    nothing=_derived())
+
+def _reseed(): set_seed(7)
+def _collate_reversed(b): return fastai_load.fa_collate(b[::-1])
+
+FUNCTIONS = {'<collate>':_collate_reversed, '<reseed>':_reseed, '<reversed>':[reversed_batch], '<longest>':[longest_first], '<fa_collate>':fa_collate}
+
+def _resolved(kw): return {k:FUNCTIONS[v] if isinstance(v, str) and v in FUNCTIONS else v for k,v in kw.items()}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Targets
+
+class OwnCategorize(Categorize):
+    "Counts dogs as cats"
+    def encodes(self, o:str): return TensorCategory(self.vocab.o2i['cat' if o=='dog' else o])
+
+class OwnRegression(RegressionSetup):
+    "Numbers are positive"
+    def encodes(self, o:float): return tensor(abs(o)).float()
+    def encodes(self, o:int): return tensor(abs(o)).float()
+
+class OwnMulti(MultiCategorize):
+    def encodes(self, o:list): return TensorMultiCategory([2-self.vocab.o2i[k] for k in o])
+
+def lower(o:str): return 'dog' if o=='cat' else o
+
+def _categorize(cls, *before): return lambda: [*before, cls(vocab=LABELS[::-1], sort=False)]
+
+def _both(make, field):
+    "A target whose transforms a user lists: after a getter, or after `Fetch`"
+    return [(field, lambda: TransformBlock(type_tfms=make()), lambda block: TransformBlock(type_tfms=[Fetch(field), *make()], dl_type=block(field).dl_type))]
+
+_category = [('cls', CategoryBlock, lambda block: block('cls'))]
+_age = [('age.f4', RegressionBlock, lambda block: block('age.f4'))]
+TARGET_BLOCKS = {   # what it is called: [(field, stock's block, ours)]
+    'cls': _category,
+    'labels': [('labels', MultiCategoryBlock, lambda block: block('labels'))],
+    'age.f4': _age,
+    'k.i8': [('k.i8', RegressionBlock, lambda block: block('k.i8'))],
+    'txt': [('txt', TransformBlock, lambda block: block('txt'))],
+    'mask.png': [('mask.png', MaskBlock, lambda block: block('mask.png', cls=PILMask))],
+    'two': _category+_age,
+    'picture': [('rgb.png', ImageBlock, lambda block: block('rgb.png', cls=PILImage))],
+    'vocab': _both(_categorize(Categorize), 'cls'),
+    'own categorize': _both(_categorize(OwnCategorize), 'cls'),
+    'relabelled': _both(_categorize(Categorize, lower), 'cls'),
+    'own regression': _both(lambda: [OwnRegression()], 'age.f4'),
+    'own regression of int': _both(lambda: [OwnRegression()], 'k.i8'),
+    'own multi': _both(lambda: [OwnMulti(vocab=LABELS), OneHotEncode(3)], 'labels'),
+    'length of text': _both(lambda: [len, tensor], 'txt'),
+}
+FACTORY_TARGETS = {k:[f for f,*_ in v] for k,v in TARGET_BLOCKS.items() if k in ('cls', 'labels', 'age.f4', 'k.i8', 'two', 'mask.png')}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running a pipeline
+
+def _image_block(p, where):
+    "The block of the image: stock's, ours, or ours that leaves opening to fastai; with the user's own transforms"
+    cls = CLASSES[p.cls]
+    if where=='files' or p.entry=='opened': block = ImageBlock(cls)
+    else: block = _block(where)(p.image, cls=cls)
+    if not p.typed: return block
+    return TransformBlock(type_tfms=[*block.type_tfms, *made(p.typed)], batch_tfms=block.batch_tfms, dl_type=block.dl_type)
+
+def _block(where): return ShardBlock if where=='shards' else RedisBlock
+
+def _splitter(p):
+    if p.split=='store': return StoreSplitter()
+    if p.split=='random': return RandomStoreSplitter(seed=3)
+    return lambda items: [list(range(N-1, N-1-N_TRAIN, -1)), list(range(N-N_TRAIN))]
+
+def _loader_arguments(p): return dict(bs=p.bs, shuffle=p.shuffle, num_workers=p.workers, device='cpu', **_resolved(p.loader))
+
+def _dls_of_files(p, data, splits):
+    "What stock fastai makes of files, `splits` as given"
+    targets = TARGET_BLOCKS[p.target]
+    getters = [partial(data.path, p.image)]+[partial(data.path, f) if f in IMAGES or f=='mask.png' else TARGETS[f] for f,*_ in targets]
+    block = DataBlock(blocks=[_image_block(p, 'files'), *[b() for _,b,_ in targets]], getters=[Transform(_getter(g)) for g in getters], n_inp=1,
+        get_items=lambda _: list(range(N)), splitter=lambda _: splits, item_tfms=made(p.item), batch_tfms=made(p.batch))
+    return block.dataloaders(None, **_loader_arguments(p))
+
+def _getter(g):
+    def get(i): return g(i)
+    return get
+
+def _dls_of_store(p, store, where):
+    "What `fastai_remote` makes of a store"
+    tfms = dict(item_tfms=made(p.item), batch_tfms=made(p.batch))
+    kwargs = dict(_loader_arguments(p), threads=p.threads)
+    if p.entry=='factory':
+        make = DataLoaders.from_shards if where=='shards' else DataLoaders.from_redis
+        return make(store, x=p.image, y=FACTORY_TARGETS[p.target], splitter=_splitter(p), img_cls=CLASSES[p.cls], normalize=False, **tfms, **kwargs)
+    targets = TARGET_BLOCKS[p.target]
+    getters = [Fetch(p.image), *[noop for _ in targets]] if p.entry=='opened' else None
+    block = DataBlock(blocks=[_image_block(p, where), *[b(_block(where)) for *_,b in targets]], getters=getters, n_inp=1,
+        get_items=get_remote_items, splitter=_splitter(p), **tfms)
+    return block.dataloaders(store, **kwargs)
+
+@dataclass
+class Record:
+    "What a run gave, in plain Python and NumPy"
+    batches:list = field(default_factory=list) # Of each pass over a loader: (its name, its batches)
+    splits:list = None # Sample numbers of training and validation set
+    orders:list = field(default_factory=list) # Of each pass over the training set: positions in their order
+    seen:list = field(default_factory=list) # `facts`, where the process itself has made the items
+    error:str = None # The traceback, if there was one
+
+def _seed():
+    random.seed(11)
+    np.random.seed(12)
+    torch.manual_seed(13)
+
+def _next_order(dl):
+    "Positions in the order of the next epoch of `dl`, which is left as it was"
+    rng,state = dl.rng,dl.rng.getstate()
+    dl.randomize()
+    order = [int(i) for i in dl.get_idxs()]
+    dl.rng = rng
+    rng.setstate(state)
+    return order
+
+def _described(o, hold=False):
+    "`o` as plain Python: kinds, shapes and values; values may be held for later"
+    if isinstance(o, torch.Tensor):
+        x = o.as_subclass(torch.Tensor)
+        return 'tensor',type(o).__qualname__,str(o.dtype),tuple(o.shape),sorted((k, repr(v)) for k,v in vars(o).items()),x.detach() if hold else x.detach().numpy().copy()
+    if isinstance(o, (tuple, list)): return type(o).__name__,[_described(x, hold) for x in o]
+    return 'object',type(o).__qualname__,repr(o)
+
+def _settled(d):
+    "`_described` with the values that were held"
+    if d[0]=='tensor': return (*d[:-1], d[-1].numpy().copy() if isinstance(d[-1], torch.Tensor) else d[-1].copy())
+    return (d[0], [_settled(o) for o in d[1]]) if isinstance(d[1], list) else d
+
+def _tensors(b): return [b] if isinstance(b, torch.Tensor) else [t for o in b for t in _tensors(o)] if isinstance(b, (tuple, list)) else []
+
+def _consume(p, dl, res):
+    """Put what `dl` gives into `res`, and treat it as a training loop of a user may
+
+    `draws`: draws random numbers in between, as dropout does. `holds`: keeps all until the end. `arrays`: keeps only NumPy views of them.
+    `writes`: writes to each in place, and keeps it."""
+    held = []
+    try:
+        for b in dl:
+            d = _described(b, p.consumer in ('holds', 'arrays'))
+            if p.consumer=='arrays': d = _as_arrays(d)
+            if p.consumer=='writes':
+                for t in _tensors(b): t.add_(1)
+                held.append(b)
+            if not p.threads: d = ('tuple', [d, ('object', 'draws', repr((random.random(), np.random.rand(), torch.rand(1).item())))])
+            res.append(d)
+            del b
+    finally: res[:] = [_settled(d) for d in res]
+
+def _as_arrays(d):
+    if d[0]=='tensor': return (*d[:-1], d[-1].numpy())
+    return (d[0], [_as_arrays(o) for o in d[1]]) if isinstance(d[1], list) else d
+
+def _run(p, where, data, like):
+    "Build `p`, and go over training set, validation set, training set"
+    res = Record()
+    seen.clear()
+    stock,orders = where=='files',list(like.orders) if like else []
+    try:
+        _seed()
+        dls = _dls_of_files(p, data, like and like.splits or [list(range(N_TRAIN)), list(range(N_TRAIN, N))]) if stock else _dls_of_store(p, data.stores[where], where)
+        res.splits = [[int(i) for i in dl.dataset.items] for dl in dls]
+        train = dls.train
+        if p.derived or p.new: train = train.new(cls=DERIVED[p.derived](type(train)) if p.derived else None, **_resolved(p.new))
+        if stock and train.shuffle and orders: train.get_idxs = lambda: orders.pop(0)
+        _seed()
+        seen.clear()
+        if p.prelude=='one_batch':
+            if not stock:
+                with train.fake_l.no_multiproc(): res.orders.append(_next_order(train))
+            res.batches.append(('one_batch', [_described(train.one_batch())]))
+        for name,dl in ('train', train),('valid', dls.valid),('train again', train):
+            if not stock and dl is train: res.orders.append(_next_order(train))
+            res.batches.append((name, got:=[]))
+            _consume(p, dl, got)
+    except Exception as e:
+        res.error = traceback.format_exc()
+        traceback.clear_frames(e.__traceback__)   # which hold torch's workers
+    res.seen = list(seen) if not p.workers and not p.threads else []
+    return res
+
+def _run_all(jobs, data):
+    "In a process of its own: the records of `(p, where, like)`; pipelines that change fastai are all the same one"
+    torch.set_num_threads(1)
+    for c in jobs[0][0].changes: CHANGES[c]()
+    return [_run(p, where, data, like) for p,where,like in jobs]
+
+def forked(f, seconds=120):
+    "`f()` in a fork of this process, which is then gone with all that it started"
+    r,w = os.pipe()
+    if (pid:=os.fork())==0:
+        try:
+            os.setsid()
+            os.close(r)
+            b = pickle.dumps(f())
+            with open(w, 'wb') as h: h.write(struct.pack('>Q', len(b))+b)
+        except BaseException: traceback.print_exc()
+        finally: os._exit(0)
+    os.close(w)
+    try:
+        n, = struct.unpack('>Q', _read(r, 8, end:=time.monotonic()+seconds))
+        return pickle.loads(_read(r, n, end))
+    finally:
+        os.close(r)
+        try: os.killpg(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError): pass
+        os.waitpid(pid, 0)
+
+def _read(r, n, end):
+    res = bytearray()
+    while len(res)<n:
+        if not select.select([r], [], [], max(0, end-time.monotonic()))[0]: raise TimeoutError('a pipeline hangs')
+        if not (b:=os.read(r, min(n-len(res), 1<<20))): raise RuntimeError('the process of a pipeline died')
+        res += b
+    return bytes(res)
+
+def run(jobs, data):
+    "Records of `(p, where, like)`: of `p` over `'files'`, with the splits and orders of the record `like`, or over a store; in one process"
+    return forked(partial(_run_all, jobs, data), 60+20*len(jobs))
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Comparing
+
+def difference(ours, stock):
+    "How two records differ, in a sentence; `None` if they do not"
+    if ours.error and stock.error: return None
+    if ours.error: return f'stock fastai works, ours fails:\n{ours.error}'
+    for k,(a,b) in enumerate(zip(ours.seen, stock.seen)):
+        for key in a:
+            if a[key]!=b[key]: return f'image {k} that a transform was given: {key} is {a[key]!r}, stock has {b[key]!r}'
+    for (name,a),(_,b) in zip(ours.batches, stock.batches):
+        for k,(x,y) in enumerate(zip(a, b)):
+            if d:=_differ(x, y): return f'{name}, batch {k}{d}'
+        if stock.error: return f'stock fastai fails, ours does not:\n{stock.error}'
+        if len(a)!=len(b): return f'{name}: {len(a)} batches, stock has {len(b)}'
+    if len(ours.seen)!=len(stock.seen): return f'a transform was given {len(ours.seen)} images, in stock {len(stock.seen)}'
+
+def _differ(x, y):
+    if x[0]!=y[0]: return f': a {x[0]}, stock has a {y[0]}'
+    if x[0]=='tensor':
+        for what,a,b in zip(('type', 'dtype', 'shape', 'attributes'), x[1:], y[1:]):
+            if a!=b: return f': {what} {a}, stock has {b}'
+        if np.array_equal(x[-1], y[-1], equal_nan=x[-1].dtype.kind=='f'): return
+        bad = np.argwhere(x[-1]!=y[-1])
+        at = tuple(int(i) for i in bad[0])
+        return f': {len(bad)} of {x[-1].size} values differ, at {at} it is {x[-1][at]}, stock has {y[-1][at]}'
+    if isinstance(x[1], list):
+        if len(x[1])!=len(y[1]): return f': {len(x[1])} elements, stock has {len(y[1])}'
+        return next((f', element {k}{d}' for k,(a,b) in enumerate(zip(x[1], y[1])) if (d:=_differ(a, b))), None)
+    if x!=y: return f': {x[1:]}, stock has {y[1:]}'
+
+def wrong_order(p, ours):
+    "What is wrong with the orders of the epochs, which stock is made to follow"
+    n = p.loader.get('n', len(ours.splits[0]) if ours.splits else 0)
+    for o in ours.orders:
+        if not p.new.get('shuffle', p.shuffle) and o!=list(range(n)): return f'not in order: {o}'
+        if sorted(o)!=list(range(n)): return f'not each sample once: {o}'
+    if p.new.get('shuffle', p.shuffle) and n>5 and len(ours.orders)>1 and ours.orders[0]==ours.orders[1]: return 'the same order twice'
+
+def compared(ps, data, wheres=('redis', 'shards')):
+    "How each of `ps` differs from stock, over the first store where it does; `None` if nowhere. Two processes for all, and two for each that changes fastai"
+    res = {}
+    for group in [[p for p in ps if not p.changes], *[[p] for p in ps if p.changes]]:
+        jobs = [(p, where) for p in group for where in wheres]
+        if not jobs: continue
+        ours = run([(p, where, None) for p,where in jobs], data)
+        stock = run([(p, 'files', o) for (p,_),o in zip(jobs, ours)], data)
+        for (p,where),a,b in zip(jobs, ours, stock):
+            d = wrong_order(p, a) or difference(a, b)
+            if d and id(p) not in res: res[id(p)] = f'{where}: {d}'
+    return [res.get(id(p)) for p in ps]
