@@ -6,7 +6,7 @@ process of its own, so that no patch, no method taught to a transform and no ran
 loop would see comes back as a `Record`; `difference` compares two of them.
 """
 import io, os, pickle, random, select, signal, struct, time, traceback, zlib
-from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -82,6 +82,11 @@ def hurt(i):
     if i%4==2: b[-200:-190] = b'\x11'*10
     return bytes(b)
 
+def cut(i):
+    "A JPEG that may end too early, which Pillow reads only with `LOAD_TRUNCATED_IMAGES`"
+    b = jpeg(i, size=(64, 48))
+    return b[:len(b)*2//3] if i%7==3 else b
+
 IMAGES = {   # field: bytes of image i. All of one size but for those that say otherwise
     'rgb.jpg': jpeg,
     'grey.jpg': lambda i: jpeg(i, 'L'),
@@ -94,6 +99,7 @@ IMAGES = {   # field: bytes of image i. All of one size but for those that say o
     'sizes.jpg': lambda i: camera(i, size=sizes(i)),
     'thin.jpg': lambda i: jpeg(i, size=thin(i)),
     'hurt.jpg': hurt,
+    'cut.jpg': cut,
     'rgb.png': lambda i: encoded(picture(i), 'PNG'),
     'grey.png': lambda i: encoded(picture(i, 'L'), 'PNG'),
     'palette.png': lambda i: encoded(picture(i, 'P'), 'PNG', transparency=3),
@@ -108,7 +114,7 @@ IMAGES = {   # field: bytes of image i. All of one size but for those that say o
     'gif.img': lambda i: encoded(picture(i, 'P'), 'GIF'),
     'tiff.img': lambda i: encoded(picture(i), 'TIFF', dpi=(90, 90)),
 }
-_mixed = [k for k in IMAGES if k not in ('sizes.jpg', 'sizes.png', 'thin.jpg', 'hurt.jpg', 'large.jpg')]
+_mixed = [k for k in IMAGES if k not in ('sizes.jpg', 'sizes.png', 'thin.jpg', 'hurt.jpg', 'cut.jpg', 'large.jpg')]
 IMAGES['mixed.img'] = lambda i: IMAGES[_mixed[i%len(_mixed)]](i)
 
 PHOTOS = 8
@@ -139,8 +145,11 @@ class Data:
     def make(cls, rows, url, name, folder, splits={'train':N_TRAIN, 'valid':None}):
         "Write `rows` everywhere"
         how = dict(n_workers=1, shuffle=False, progress=False, splits=splits)
-        fastai_remote.to_redis(rows, url, name, **how)
-        fastai_remote.to_shards(rows, folder/'shards', chunk=6, **how)
+        was,ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES,True
+        try: reports = fastai_remote.to_redis(rows, url, name, **how),fastai_remote.to_shards(rows, folder/'shards', chunk=6, **how)
+        finally: ImageFile.LOAD_TRUNCATED_IMAGES = was
+        for r in reports:
+            if r.failed: raise ValueError(f'not all samples are there: {r}')
         for i,row in enumerate(rows):
             for k,v in row.items():
                 if not isinstance(v, bytes): continue
@@ -453,7 +462,7 @@ def upright(x:PILImage): return ImageOps.exif_transpose(x)
 def mirrored(x:PILImage): return ImageOps.mirror(x)
 def equalised(x:PILImage): return ImageOps.autocontrast(x)
 def pickled(x:PILImage): return pickle.loads(pickle.dumps(x))
-def deep_copied(x:PILImage): return copy.deepcopy(x)
+def deep_copied(x:PILImage): return deepcopy(x)
 def set_mine(x:PILImage):
     x.mine = 5
     return x
@@ -622,7 +631,7 @@ def _load_once(was, self):
     res = was(self)
     if not self.info.get('loaded'):
         self.info['loaded'] = True
-        if self.mode in ('L', 'RGB'): self.putpixel((0, 0), 200 if self.mode=='L' else (200, 100, 0))
+        if self.mode in ('L', 'RGB'): self.paste(200 if self.mode=='L' else (200, 100, 0), (0, 0, self.width//2, self.height))
     return res
 for _cls in Image.Image,PILImage: _patches(_cls, 'load', _load_once)
 
@@ -664,7 +673,7 @@ _module(fastai_core, 'image2tensor', lambda was, im: _inverted_tensor(was(im)))
 _module(fastai_core, 'load_image', lambda was, *args, **kwargs: _shift(was(*args, **kwargs)))
 _module(fastai_augment, 'tvpad', lambda was, im, *args, **kwargs: _shift(was(im, *args, **kwargs)))
 _module(fastai_augment, '_get_sz', lambda was, x: fastuple(max(1, o-1) for o in was(x)))
-_module(fastai_load, 'fa_collate', lambda was, b: was(b[::-1]))
+_module(fastai_load, 'fa_collate', lambda was, b: was(b[::-1] if isinstance(b[0], tuple) else b))
 _module(fastai_load, 'default_collate', lambda was, b: was(b[::-1]))
 _module(fastai_load, 'retain_types', lambda was, new, old=None, typs=None: tuple(o.as_subclass(torch.Tensor) if isinstance(o, Tensor) else o for o in new))
 _module(random, 'random', lambda was: was()/2)
@@ -924,7 +933,7 @@ def _run(p, where, data, like):
     return res
 
 def _run_all(jobs, data):
-    "In a process of its own: the records of `(p, where, like)`; pipelines that change fastai are all the same one"
+    "In a process of its own: the records of `(p, where, like)`, of pipelines with the same `changes`"
     torch.set_num_threads(1)
     for c in jobs[0][0].changes: CHANGES[c]()
     return [_run(p, where, data, like) for p,where,like in jobs]
@@ -1001,15 +1010,21 @@ def wrong_order(p, ours):
         if sorted(o)!=list(range(n)): return f'not each sample once: {o}'
     if p.new.get('shuffle', p.shuffle) and n>5 and len(ours.orders)>1 and ours.orders[0]==ours.orders[1]: return 'the same order twice'
 
-def compared(ps, data, wheres=('redis', 'shards')):
-    "How each of `ps` differs from stock, over the first store where it does; `None` if nowhere. Two processes for all, and two for each that changes fastai"
+@dataclass
+class Verdict:
+    "Of one pipeline over one store"
+    pipeline:Pipeline
+    where:str
+    difference:str # `None`: as stock
+    stock_error:str # `None`: stock fastai works
+
+def compared(jobs, data):
+    "A `Verdict` for each `(pipeline, store)`. In two processes for all; and in two for each pipeline that changes fastai"
     res = {}
-    for group in [[p for p in ps if not p.changes], *[[p] for p in ps if p.changes]]:
-        jobs = [(p, where) for p in group for where in wheres]
-        if not jobs: continue
-        ours = run([(p, where, None) for p,where in jobs], data)
-        stock = run([(p, 'files', o) for (p,_),o in zip(jobs, ours)], data)
-        for (p,where),a,b in zip(jobs, ours, stock):
-            d = wrong_order(p, a) or difference(a, b)
-            if d and id(p) not in res: res[id(p)] = f'{where}: {d}'
-    return [res.get(id(p)) for p in ps]
+    changed = {p.changes:None for p,_ in jobs}
+    for changes in changed:
+        group = [(k, p, where) for k,(p,where) in enumerate(jobs) if p.changes==changes]
+        ours = run([(p, where, None) for _,p,where in group], data)
+        stock = run([(p, 'files', o) for (_,p,_),o in zip(group, ours)], data)
+        for (k,p,where),a,b in zip(group, ours, stock): res[k] = Verdict(p, where, wrong_order(p, a) or difference(a, b), b.error)
+    return [res[k] for k in range(len(jobs))]
