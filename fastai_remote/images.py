@@ -218,9 +218,10 @@ class EncodedImage:
 
     def _do_crop_pad(self, sz, tl, orig_sz, resize_mode=Image.Resampling.BILINEAR, resize_to=None, **kwargs):
         "fastai's, where nothing needs to be padded"
-        (x,y),(w,h) = tl,sz
-        if self._plan is None or x<0 or y<0 or x+w>self._size[0] or y+h>self._size[1]: return super()._do_crop_pad(sz, tl, orig_sz=orig_sz, resize_mode=resize_mode, resize_to=resize_to, **kwargs)
-        res = self if (w,h)==self._size else self.crop((x, y, x+w, y+h))
+        (x,y),(w,h),(width,height) = tl,sz,self._size
+        if self._plan is None or x<0 or y<0 or x+w>width or y+h>height or tuple(orig_sz)!=(width,height): return super()._do_crop_pad(sz, tl, orig_sz=orig_sz, resize_mode=resize_mode, resize_to=resize_to, **kwargs)
+        res = self._with(self._plan if (w,h)==(width,height) else self._plan.crop(x, y, x+w, y+h))
+        if x+w==width or y+h==height: res._info = {}   # there fastai pads by nothing, and what was padded has no `info`
         return res if resize_to is None else res.resize(resize_to, resize_mode)
 
     def copy(self): return super().copy() if self._plan is None else self._with(self._plan)

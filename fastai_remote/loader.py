@@ -175,7 +175,7 @@ class RemoteDL(TfmdDL):
     def _why_not_stock(self):
         "Which step of making batches somebody has replaced; empty if none"
         if self.bs is None: return 'it has no batch size'
-        bad = [nm for nm,f in _stock.items() if nm in vars(self) or getattr(type(self), nm) is not f]
+        bad = [nm for nm,f in _stock.items() if nm in vars(self) or getattr(type(self), nm) is not f or getattr(TfmdDL, nm) is not _parents[nm]]
         return f'{bad[0]} was replaced' if bad else '' if self.indexed else 'the dataset is read from front to back'
 
     @property
@@ -376,6 +376,7 @@ def _alike(a, b): return a is b or isinstance(a, np.ndarray) and isinstance(b, n
 def _plain(v): return v.tolist() if isinstance(v, np.ndarray) else v
 
 _stock = {nm:getattr(RemoteDL, nm) for nm in 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
+_parents = {nm:getattr(TfmdDL, nm) for nm in _stock}
 _ours = 'prefetch threads check balance mix stand_in reducing_gap'.split()
 
 def _map_tuple(f, o): return retain_type(tuple(map(f, o)), o) if isinstance(o, tuple) and not hasattr(o, '_fields') else f(o)
