@@ -172,7 +172,7 @@ def is_idle(t:Transform)->bool:
 
 def why_stock_changed()->str:
     "What of the machinery around transforms is not as fastai ships it; empty if nothing is"
-    return why_functions_changed() or why_changed(Transform, Pipeline, TfmdLists, Datasets)
+    return why_changed(Transform, Pipeline, TfmdLists, Datasets) or why_functions_changed()
 
 def image_tfms()->tuple:
     "The transforms that an image can pass undecoded"
