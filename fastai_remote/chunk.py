@@ -13,10 +13,10 @@ import hashlib
 import numpy as np
 from fastcore.basics import store_attr
 
-from .codec import Encoded, get_codec, infer_codec, is_image
+from .codec import Encoded, NpyCodec, NpzCodec, get_codec, infer_codec, is_image, utf8
 from .commit import ServerRestarted, label_hash, narrow
 from .core import crc32s
-from .sources import as_sample, no_address, stable_repr
+from .sources import as_sample, no_address, stable_repr, storable
 from .stats import ImageStats, _quota, has_stats
 
 # %% ../nbs/04d_chunk.ipynb #d1b7b6cb
@@ -30,6 +30,8 @@ class _Columns:
         self.codes = {f:{l:i for i,l in enumerate(v)} for f,v in vocab.items()}
         self.codecs = {f:get_codec(d['codec']) for f,d in fields.items()}
         self.width = {f:np.dtype(d['dtype']).itemsize for f,d in fields.items() if d['dtype']}
+        self.masks = {f:len(v) for f,v in vocab.items() if f in fields and has_codes(fields[f]['codec'])}
+        self.notes = {}   # what encoding has cost, and how often
         self.clear()
     def clear(self): self.pos,self.cols,self.labels,self.nbytes = [],{f:[] for f in self.fields if not f.endswith('.crc')},{},0
 
@@ -38,9 +40,14 @@ class _Columns:
         if sample.keys()!=self.cols.keys(): raise ValueError(f"fields {', '.join(sample)}; the first sample had {', '.join(self.cols)}")
         seen = {}   # a label counts when its sample is stored
         vals = {f:self._encode(f, o, seen) for f,o in sample.items()}
+        for f,k in self.masks.items(): check_codes(self.codecs[f], vals[f], f, k)
         if self.look and len(self.stats)<_quota: self._count(vals[self.look])
         for f,ls in seen.items(): self.labels.setdefault(f, set()).update(ls)
         for f,v in vals.items():
+            if note:=getattr(v, 'note', None):
+                what,_,advice = note.partition('; ')
+                note = f'{what} (field {f!r}); {advice}'
+                self.notes[note] = self.notes.get(note, 0)+1
             self.cols[f].append(bytes(v) if isinstance(v, Encoded) else v)   # without the image
             self.nbytes += len(v) if isinstance(v, bytes) else self.width[f]
         self.pos.append(pos)
@@ -57,8 +64,10 @@ class _Columns:
                 ls = c.from_bytes(b)
                 if f in self.codes and (bad:=[l for l in ls if l not in self.codes[f] and str(l) not in self.codes[f]]): raise ValueError(f'label {bad[0]!r} is not in the vocab of {f!r}')
                 seen[f] = set(map(str, ls))
+                for l in seen[f]: utf8(l)
             return b
         if d['codec']!='cls': return c.to_num(o)
+        if getattr(o, 'shape', None)==(): o = o.item()   # of a tensor or an array: it would not be found among the labels
         if f in self.codes:
             if isinstance(o, str) or o in self.codes[f]:
                 if o not in self.codes[f]: raise ValueError(f'label {o!r} is not in the vocab of {f!r}')
@@ -67,6 +76,7 @@ class _Columns:
             return i
         if isinstance(o, str)!=d['text']: raise TypeError(f"label {o!r}: the first sample had {'a str' if d['text'] else 'a number'}")
         if not isinstance(o, str): return int(c.to_num(o))
+        utf8(o)
         seen[f] = {o}
         return o
 
@@ -112,10 +122,11 @@ def _write(w, k, part, load, fn):
         try: cols.add(pos, convert(load, fn, raw))
         except Exception as e:
             rec['holes'].append(pos)
-            failures.append((str(name), no_address(f'{type(e).__name__}: {e}')[:300]))
+            failures.append((storable(str(name)), no_address(storable(f'{type(e).__name__}: {e}'))[:300]))
         if cols.nbytes>_flush: flush()
     flush()
     rec['failed'] = len(failures)
+    if cols.notes: rec['notes'] = cols.notes
     return rec,failures,cols.stats.to_bytes() if cols.stats else b''
 
 def part_mark(part)->int: # 1 to 2**62
@@ -133,8 +144,51 @@ def convert(load, fn, raw):
 def as_vocab(
     vocab:list|dict # Labels of `cls`, or `{field: labels}`; or None
 )->dict: # `{field: list of labels}`
-    "`vocab` field by field"
-    return {k:list(v) for k,v in (vocab if isinstance(vocab, dict) else {} if vocab is None else {'cls':vocab}).items()}
+    "`vocab` field by field; `ValueError` for labels that cannot be stored"
+    res = {k:list(v) for k,v in (vocab if isinstance(vocab, dict) else {} if vocab is None else {'cls':vocab}).items()}
+    for f,ls in res.items():
+        for l in (f,*ls):
+            try: utf8(str(l))
+            except ValueError as e: raise ValueError(f'vocab of {storable(f)!r}: {e}; rename it') from None
+    return res
+
+def check_vocab(
+    vocab:dict, # What the user gave, as `as_vocab` has it
+    fields:dict, # As `plan_fields` makes them
+):
+    "Raise `ValueError` for a vocabulary that names no field with labels or codes"
+    have = ', '.join(f for f in fields if not f.endswith('.crc'))
+    for f in vocab:
+        if f not in fields: raise ValueError(f'vocab= names labels of {f!r}, but the samples have no such field; there are {have}: give {{field: labels}}')
+        if fields[f]['codec']=='bin': raise ValueError(f"vocab= names codes of {f!r}, which holds bytes of no known kind (bin), so that they cannot be checked: call the field {f+'.png'!r}, or as its format is")
+
+def has_codes(codec:str)->bool:
+    "Can a field of this codec be a mask: pixels or an array, whose values are codes of a vocabulary?"
+    return is_image(codec) or isinstance(get_codec(codec), (NpyCodec,NpzCodec))
+
+def check_codes(
+    codec, # Of the field
+    v:bytes, # An encoded mask
+    f:str, # The field, for the message
+    k:int, # Labels in its vocabulary
+):
+    "Raise `ValueError` unless all values of mask `v` are codes, from 0 to `k`-1: the values that `PILMask` has of a picture"
+    if isinstance(codec, (NpyCodec,NpzCodec)): a = codec.from_bytes(v)
+    else: a,k = _mask_codes(codec, v),min(k, 256)   # a mask is opened as `L`
+    if isinstance(a, dict) or not a.size: return
+    if a.dtype.kind not in 'biuf': raise ValueError(f'{f}: a mask of {a.dtype}; codes are numbers from 0 to {k-1}')
+    lo,hi = a.min(),a.max()
+    if lo>=0 and hi<k and (a.dtype.kind!='f' or (a==a.astype(int)).all()): return
+    bad = lo if not lo>=0 else hi if not hi<k else a[a!=a.astype(int)].flat[0]
+    raise ValueError(f'{f}: code {bad} is not in the vocab of {f!r}, which has {k} labels, numbered from 0: name all codes in vocab=, or give none')
+
+def _mask_codes(codec, v):
+    "The codes that `PILMask` has of picture `v`; more than 8 bits as they are, so that none is taken for another"
+    im = getattr(v, 'im', None) if getattr(codec, 'fmt', None)!='JPEG' else None   # a JPEG is not what it was made of
+    if im is None: im = codec.image(v)
+    codes = np.asarray(im if im.mode=='L' else im.convert('L'))
+    if im.mode[0] in 'IF' and (codes!=np.asarray(im)).any(): return np.asarray(im)
+    return codes
 
 def plan_fields(
     sample:dict, # A converted sample
@@ -144,6 +198,7 @@ def plan_fields(
     "What kind of thing each field holds"
     res = {}
     for f,o in sample.items():
+        utf8(f)
         if any(c in f for c in ':#~@ ') or not f: raise ValueError(f'{f!r} cannot name a field: no space, and none of : # ~ @')
         c = infer_codec(f, o) if get_codec(f) or f not in (codecs or {}) else codecs[f]
         if c=='cls' and f in vocab: res[f] = {'codec':c, 'dtype':narrow(0, max(len(vocab[f])-1, 0))}
@@ -152,6 +207,6 @@ def plan_fields(
         else: res[f],res[f'{f}.crc'] = {'codec':c, 'dtype':None},{'codec':'crc', 'dtype':'u4'}
     return res
 
-def look_at(fields:dict)->str:
+def look_at(fields:dict, vocab:dict=None)->str:
     "The field whose images are counted: the first that holds some, and no mask; or None"
-    return next((f for f,d in fields.items() if is_image(d['codec']) and not f.startswith('mask.')), None)
+    return next((f for f,d in fields.items() if is_image(d['codec']) and not f.startswith('mask.') and f!='mask' and f not in (vocab or {})), None)

@@ -9,21 +9,23 @@ __all__ = ['Encoded', 'Codec', 'TextCodec', 'JsonCodec', 'LabelsCodec', 'NpyCode
            'NpzImageCodec', 'ImageCodec', 'RawCodec', 'BitsCodec', 'FixedCodec', 'get_codec', 'is_image', 'infer_codec']
 
 # %% ../nbs/01_codec.ipynb #3995c611
-import io, json, struct, warnings, zlib
+import io, json, math, struct, warnings, zlib
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 from fastcore.basics import patch, store_attr
 from .core import CorruptSample, MemoryStore, Store
 
 # %% ../nbs/01_codec.ipynb #b3acf2bb
 class Encoded(bytes):
-    "Bytes that codec `codec` need not check: it has just made them (`im`: of this image), or a checksum vouches for them"
-    codec = im = None
+    "Bytes that codec `codec` need not check: it has just made them (`im`: of this image), or a checksum vouches for them. `note` says what was lost"
+    codec = im = note = None
     @classmethod
-    def of(cls, b:bytes, codec:str, im=None):
+    def of(cls, b:bytes, codec:str, im=None, note:str=None):
         res = cls(b)
-        res.codec,res.im = codec,im
+        res.codec,res.im,res.note = codec,im,note
         return res
 
 class Codec:
@@ -44,35 +46,87 @@ class Codec:
     def __repr__(self): return f'{type(self).__name__}({self.name!r})'
 
 # %% ../nbs/01_codec.ipynb #cdf0243a
+def utf8(s:str)->bytes:
+    "`s` as UTF-8; `ValueError` for what is no Unicode text, such as `os.fsdecode` makes of a file name in another encoding"
+    try: return s.encode()
+    except UnicodeEncodeError: raise ValueError(f'{s[:200]!r} cannot be stored as UTF-8: it has a lone surrogate, as of a file name in another encoding') from None
+
 class TextCodec(Codec):
     "`str` as UTF-8"
     def _enc(self, o):
         if not isinstance(o, str): raise TypeError(f'{self.name}: want str, got {type(o).__name__}')
-        return o.encode()
+        return utf8(o)
     def _dec(self, b): return b.decode()
 
 class JsonCodec(Codec):
-    "Anything JSON can say"
-    def _enc(self, o): return json.dumps(o, ensure_ascii=False, separators=(',',':')).encode()
+    "Anything JSON can say: `nan` and `inf` as Python writes them; tuples come back as lists"
+    def _enc(self, o):
+        s = json.dumps(o, ensure_ascii=False, separators=(',',':'))   # first: raises for what contains itself
+        todo = [o]
+        while todo:
+            v = todo.pop()
+            if isinstance(v, dict):
+                if bad:=[k for k in v if not isinstance(k, str)]: raise TypeError(f'{self.name}: key {bad[0]!r} would come back as a str; JSON has no other keys')
+                todo.extend(v.values())
+            elif isinstance(v, (list,tuple)): todo.extend(v)
+        return utf8(s)
     def _dec(self, b): return json.loads(b)
+    def check(self, b):
+        try: self.from_bytes(b)
+        except ValueError as e: raise ValueError(f'{self.name}: no JSON: {e}') from None
 
 class LabelsCodec(JsonCodec):
-    "Any number of labels a sample, as a JSON list"
+    "Any number of labels a sample, `str` or `int`, as a JSON list; those of a set are sorted"
     def _enc(self, o):
         if isinstance(o, str): raise TypeError(f'{self.name}: want a list of labels, got the str {o!r}')
-        return super()._enc([x.item() if isinstance(x, np.generic) else x for x in o])
+        if isinstance(o, dict) or not hasattr(o, '__iter__'): raise TypeError(f'{self.name}: want a list of labels, got {o if o is None else type(o).__name__}')
+        labels = [x.item() if isinstance(x, np.generic) else x for x in o]
+        if isinstance(o, (set,frozenset)): labels.sort(key=lambda x: (str(type(x)), x))
+        self._check_labels(labels)
+        return super()._enc(labels)
+    def to_bytes(self, o):
+        b = super().to_bytes(o)
+        if isinstance(o, (bytes,bytearray,memoryview)) and not isinstance(o, Encoded): self._check_labels(self.from_bytes(b))
+        return b
+    def _check_labels(self, labels):
+        if not isinstance(labels, list): raise TypeError(f'{self.name}: want a list of labels, got {type(labels).__name__}')
+        for l in labels:
+            if isinstance(l, str): utf8(l)
+            elif type(l) is not int: raise TypeError(f'{self.name}: a label is a str or an int, not {l!r}')
+
+def _as_array(o, name):
+    "`o` as an array that has all that was in `o`; raises `TypeError` or `ValueError`"
+    if isinstance(o, (str,dict,set,frozenset)): raise TypeError(f'{name}: want an array, a tensor or numbers, got {type(o).__name__}')
+    if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any(): raise ValueError(f'{name}: a masked array, whose mask would be lost: give o.filled(…)')
+    a = np.asarray(o)
+    if a.dtype.hasobject: raise TypeError(f'{name}: want numbers, got an array of dtype object')
+    if isinstance(o, Image.Image) and o.mode!=(mode:=from_pixels(a).mode): raise ValueError(f'{name}: pixels of a picture of mode {o.mode} would come back as {mode}: give o.convert({mode!r}), or the array that you mean')
+    if isinstance(o, (list,tuple)): _check_list(o, a, name)
+    return a
+
+def _check_list(o, a, name):
+    "Raise `ValueError` if numbers or text in list `o` became something else in array `a`"
+    if a.dtype.kind not in 'fcUS': return
+    for x,y in zip(np.array(o, object).ravel(), a.ravel().tolist()):
+        if a.dtype.kind in 'US' and x!=y: raise ValueError(f'{name}: {x!r} would become text, {y!r}')
+        if a.dtype.kind in 'fc' and isinstance(x, (int,np.integer)) and int(x)!=y: raise ValueError(f'{name}: {x} would become {y!r} in an array of {a.dtype}')
 
 class NpyCodec(Codec):
     "One array; tensors and lists of numbers become arrays"
     def _enc(self, o):
-        np.save(f:=io.BytesIO(), np.asarray(o), allow_pickle=False)
+        np.save(f:=io.BytesIO(), _as_array(o, self.name), allow_pickle=False)
         return f.getvalue()
     def _dec(self, b): return np.load(io.BytesIO(b), allow_pickle=False)
 
 class NpzCodec(Codec):
     "One array or a dict of them, zlib-compressed"
     def _enc(self, o):
-        np.savez_compressed(f:=io.BytesIO(), allow_pickle=False, **(o if isinstance(o, dict) else {'arr_0':np.asarray(o)}))
+        if isinstance(o, dict):
+            if list(o)==['arr_0']: raise ValueError(f"{self.name}: {{'arr_0': array}} would come back as the array alone: give that, or another name")
+            if bad:=[k for k in o if not isinstance(k, str) or k in ('file','args','kwds','allow_pickle') or k.endswith('.npy') or '\0' in k]: raise ValueError(f'{self.name}: {bad[0]!r} cannot name an array in an npz file')
+            for k in o: utf8(k)
+        arrays = {k:_as_array(v, self.name) for k,v in (o if isinstance(o, dict) else {'arr_0':o}).items()}
+        np.savez_compressed(f:=io.BytesIO(), allow_pickle=False, **arrays)
         return f.getvalue()
     def _dec(self, b):
         with np.load(io.BytesIO(b), allow_pickle=False) as z: d = {k:z[k] for k in z.files}
@@ -94,6 +148,34 @@ class NpzImageCodec(NpzCodec):
     image = NpyImageCodec.image
 
 # %% ../nbs/01_codec.ipynb #d006deab
+def is_transparent(im:Image.Image)->bool:
+    "Can one see through a pixel of `im`?"
+    if im.mode in ('RGBA','LA','PA','RGBa','La'): return im.getchannel(len(im.getbands())-1).getextrema()[0]<255
+    return 'transparency' in im.info and im.mode in ('1','L','P','RGB') and im.convert('RGBA').getchannel('A').getextrema()[0]<255
+
+def orientation_of(im:Image.Image)->int:
+    "The EXIF orientation of `im`, 2 to 8; 1 if it is upright, or does not say"
+    try: o = im.getexif().get(0x0112, 1)
+    except Exception: return 1   # damaged EXIF says nothing
+    return o if o in range(2, 9) else 1
+
+def _only_orientation(im):
+    e = Image.Exif()
+    e[0x0112] = orientation_of(im)
+    return e.tobytes() if e[0x0112]!=1 else b''
+
+def _exif_of(im):
+    "EXIF for a copy of `im`: all of it where it is in a block of its own, else the orientation alone"
+    if 'exif' in im.info:
+        try: return im.getexif().tobytes()
+        except Exception: pass   # damaged: what can be read of it
+    return _only_orientation(im)
+
+def _profile_of(im):
+    "The colour profile of `im`, if it is one for pixels of this kind"
+    p = im.info.get('icc_profile') or b''
+    return p if p[16:20]=={'L':b'GRAY', 'LA':b'GRAY', '1':b'GRAY', 'CMYK':b'CMYK'}.get(im.mode, b'RGB ') else None
+
 class ImageCodec(Codec):
     "An image file. `fmt` is Pillow's name of the format; `None` takes any"
     def __init__(self, name:str, fmt:str=None, quality:int=90): store_attr()
@@ -104,13 +186,53 @@ class ImageCodec(Codec):
         self._load(im)
 
     def _enc(self, o):
-        if not isinstance(o, Image.Image):
+        opened = isinstance(o, Image.Image)
+        if not opened:
             if np.asarray(o).dtype!=np.uint8: raise TypeError(f'{self.name}: want an image or uint8 pixels, got {np.asarray(o).dtype}')
             o = from_pixels(o)
+        if (b:=self._original(o)) is not None: return Encoded.of(b, self.name, o)
+        what = ('opened images' if getattr(o, 'format', None) or o.info else 'images in memory') if opened else 'arrays of pixels'
+        note = None
+        if self.fmt=='JPEG': note = f"{what} were re-encoded as JPEG, quality {self.quality}, which changes pixels; {'give bytes to keep them as they are' if what=='opened images' else 'png keeps them'}"
+        elif what=='opened images': note = f"{what} were re-encoded as {self.fmt or 'PNG'}, pixel for pixel; give bytes to keep the files as they are"
+        return Encoded.of(self.encode(o), self.name, o, note)
+
+    def encode(self, im:Image.Image)->bytes:
+        "`im` as a file, with colour profile and EXIF; raises `ValueError` for pixels that the format cannot keep"
         fmt = self.fmt or 'PNG'
-        if fmt=='JPEG' and o.mode not in ('L','RGB','CMYK'): o = o.convert('RGB')
-        o.save(f:=io.BytesIO(), fmt, **({'lossless':True} if fmt=='WEBP' else {'quality':self.quality} if fmt=='JPEG' else {}))
-        return Encoded.of(f.getvalue(), self.name, o)
+        if why:=self.cannot_keep(im): raise ValueError(f'{self.name}: {why}')
+        if fmt=='JPEG' and im.mode not in ('L','RGB','CMYK'): im = im.convert('RGB')
+        kw = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
+        if fmt=='WEBP' and im.mode not in ('RGB','RGBA'): im = im.convert('RGBA' if is_transparent(im) else 'RGB')
+        kw |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im)}
+        try: im.save(f:=io.BytesIO(), fmt, **kw)
+        except ValueError:
+            if not kw['exif']: raise
+            im.save(f:=io.BytesIO(), fmt, **{**kw, 'exif':_only_orientation(im)})   # more EXIF than a JPEG takes
+        return f.getvalue()
+
+    def cannot_keep(self, im:Image.Image)->str:
+        "What of the pixels of `im` a file of this format cannot keep; `None` if it keeps them"
+        fmt = self.fmt or 'PNG'
+        if fmt=='PNG':
+            if im.mode!='I' or not (lim:=im.getextrema()) or 0<=lim[0]<=lim[1]<1<<16: return None
+            return f'pixels from {lim[0]} to {lim[1]} do not fit the 16 bits of a PNG; an array of them fits npyimg'
+        if im.mode[0] in 'IF': return f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: store it as png, or an array as npyimg'
+        if fmt=='WEBP': return None if im.mode in ('1','L','LA','P','PA','RGB','RGBA','RGBX') else f'WEBP cannot keep a picture of mode {im.mode}: convert it to RGB first'
+        if is_transparent(im): return f"a picture of mode {im.mode} with transparency, which JPEG cannot keep: store it as png or webp, or give im.convert('RGB')"
+
+    def _original(self, im):
+        "The bytes of the file that `im` was opened from, if it is still there and has the very same picture; else `None`"
+        name,fmt = getattr(im, 'filename', None),getattr(im, 'format', None)
+        if not name or not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return
+        if self.fmt and fmt not in (self.fmt, 'MPO' if self.fmt=='JPEG' else self.fmt): return
+        try:
+            with open(name, 'rb') as f: b = f.read()
+            o = self._load(self._open(b))
+            same = type(o) is type(im) and (o.format,o.mode,o.size,o.tobytes())==(im.format,im.mode,im.size,im.tobytes())
+            same = same and o.getpalette()==im.getpalette() and dict(o.getexif())==dict(im.getexif()) and all(o.info.get(k)==im.info.get(k) for k in ('icc_profile','transparency'))
+        except (OSError,ValueError,TypeError,SyntaxError): return
+        if same: return b
 
     def _dec(self, b): return self._load(self._open(b))
     image = _dec
@@ -161,6 +283,8 @@ class RawCodec(Codec):
         "Pixels of image or array `o`, `uint8`, (h,w) or (h,w,3)"
         if isinstance(o, Image.Image):
             if o.mode[0] in 'IF': raise ValueError(f'{self.name}: a picture of mode {o.mode} has more than 8 bits a pixel; an array of them fits npyimg')
+            if is_transparent(o): raise ValueError(f"{self.name}: a picture of mode {o.mode} with transparency, which {self.name} cannot keep: store it as png or webp, or give im.convert('RGB')")
+            if (k:=orientation_of(o))!=1: raise ValueError(f'{self.name}: a picture with EXIF orientation {k}, which {self.name} cannot keep: store it as jpg, png or webp, or give ImageOps.exif_transpose(im)')
             a = np.asarray(o if o.mode in ('L','RGB') else o.convert('L' if o.mode in ('1','LA','La') else 'RGB'))
         else:
             a = np.asarray(o)
@@ -204,6 +328,15 @@ class BitsCodec(RawCodec):
         return _head.pack(self.magic, 1, lo, hi, *a.shape[::-1])+zlib.compress(np.packbits(bits, axis=1), 6)
 
 # %% ../nbs/01_codec.ipynb #bdd9d368
+def _is_whole(v):
+    "Is `v` a whole number that must not be rounded? A `float` has been rounded already"
+    if isinstance(v, Decimal): return v.is_finite() and v==v.to_integral_value()
+    return isinstance(v, (int,np.integer)) or isinstance(v, Fraction) and v.denominator==1
+
+def _short(v):
+    try: return str(v) if len(str(v))<=40 else f'{str(v)[:40]}…'
+    except ValueError: return 'a number of thousands of digits'   # Python prints no more than 4,300
+
 class FixedCodec(Codec):
     "A number of `dtype`"
     def __init__(self, name:str, dtype):
@@ -212,18 +345,33 @@ class FixedCodec(Codec):
     def to_array(self,
         os:list # Numbers
     )->np.ndarray: # Of `dtype`, shape (len(os),)
-        "`os` packed; `ValueError` for what would not come back the same"
+        "`os` packed; raises what `to_num` raises"
         return np.array([self.to_num(o) for o in os], dtype=self.dtype)
+
     def to_num(self, o):
-        "`o` as `dtype`, or `ValueError`"
+        "`o` as `dtype`; `ValueError` or `TypeError` for what would not come back the same. A fraction is rounded to the width of the field, as `age.f4` asks for; a whole number is not"
         if type(o) is int and self.lo<=o<=self.hi: return o
-        if isinstance(o, (str,bytes)) or o is None: raise TypeError(f'{self.name}: want a number, got {o!r}')
-        a = np.asarray(o.item() if hasattr(o, 'item') else o)
-        if a.ndim: raise ValueError(f'{self.name}: want one number, got shape {a.shape}')
+        v = self._one(o)
         if self.dtype.kind in 'iu':
             lim = np.iinfo(self.dtype)
-            if a.dtype.kind not in 'iub' or not lim.min<=int(a)<=lim.max: raise ValueError(f'{self.name}: {a} does not fit {self.dtype}')
-        return a.astype(self.dtype)
+            if not isinstance(v, (int,np.integer)) or not lim.min<=v<=lim.max: raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}')
+            return int(v)
+        try:
+            with np.errstate(over='ignore'): res = self.dtype.type(v if isinstance(v, (float,np.floating)) else float(v))
+        except OverflowError: res = self.dtype.type(math.inf)
+        is_inf = v.is_infinite() if isinstance(v, Decimal) else isinstance(v, (float,np.floating)) and np.isinf(v)
+        if np.isinf(res) and not is_inf or _is_whole(v) and int(res)!=v: raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}, which would make {res} of it')
+        return res
+
+    def _one(self, o):
+        "The number that `o` is: an `int`, `float`, `Decimal`, `Fraction`, or `np.longdouble`"
+        if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any(): raise ValueError(f'{self.name}: want a number, got a masked one')
+        if getattr(o, 'shape', ()) not in ((),): raise ValueError(f'{self.name}: want one number, got shape {tuple(o.shape)}')
+        if isinstance(o, (np.generic,np.ndarray)) and o.dtype.kind not in 'biufcUSO': raise TypeError(f'{self.name}: want a number, got {o!r} ({o.dtype})')
+        v = o.item() if hasattr(o, 'item') else o
+        if isinstance(v, (complex,np.complexfloating)): raise ValueError(f'{self.name}: {v} is complex, and would lose its imaginary part')
+        if not isinstance(v, (int,float,Decimal,Fraction,np.integer,np.floating)): raise TypeError(f'{self.name}: want a number, got {v!r:.60} ({type(v).__name__})')
+        return v
     def to_bytes(self, o): raise TypeError(f'{self.name}: fixed-width values are packed, not stored alone')
     def from_bytes(self, b): return b.item() if hasattr(b, 'item') else b
 

@@ -20,7 +20,7 @@ from fastcore.basics import chunked, store_attr
 
 from .codec import Encoded, ImageCodec, get_codec
 from .core import CorruptSample, MissingSample, Store
-from .sources import as_sample, image_samples, stable_repr
+from .sources import _exts, as_sample, image_samples, stable_repr, storable
 
 # %% ../nbs/04e_datasets.ipynb #0e0e0dae
 def _same(o): return o
@@ -181,6 +181,18 @@ def as_source(
     if not (hasattr(o, '__len__') and hasattr(o, '__getitem__')):
         if hasattr(o, '__iter__'): return _Stream(o)
         raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
+    if hasattr(o, 'iloc') and hasattr(o, 'to_numpy'): o = o.to_numpy()   # a Series: by position, whatever its index
     if isinstance(o, (list,tuple,np.ndarray)) or type(o).__name__=='L':
-        return image_samples(o) if len(o) and isinstance(o[0], Path) else _Items(o)
+        return image_samples(o) if len(o) and (isinstance(o[0], Path) or _are_image_paths(o)) else _Items(o)
     return _Dataset(o)
+
+def _are_image_paths(items):
+    "Do strings `items` name image files? `TypeError` where only some do"
+    if isinstance(items, np.ndarray) and (items.dtype.kind not in 'UO' or items.ndim!=1): return False
+    if not isinstance(items[0], str): return False
+    def is_path(o): return isinstance(o, str) and os.path.splitext(o)[1].lower() in _exts
+    kind = is_path(items[0])
+    for i,o in enumerate(items):
+        if is_path(o)!=kind: raise TypeError(f'item {i} is {o!r}, and item 0 {items[0]!r}: paths of images and other things; image_samples(…) takes paths, and a list of dicts says what is what')
+        if kind and '://' in o: raise TypeError(f'{o}: an address, not a file: download it first, or give an fn that does, and a list of dicts')
+    return kind

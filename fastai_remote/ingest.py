@@ -17,18 +17,19 @@ from itertools import chain, islice
 import numpy as np
 from fastcore.imports import IN_NOTEBOOK
 
-from .chunk import _Columns, as_vocab, convert, look_at, part_mark, plan_fields, write_chunk
+from .chunk import _Columns, as_vocab, check_vocab, convert, look_at, part_mark, plan_fields, write_chunk
+from .codec import utf8
 from .core import StoreExists, StoreFull, size_str, _table
 from .order import BlockPermutation, Permutation
 from .parallel import parallel_map, effective_workers
 from .commit import ServerRestarted
 from .redis_commit import RedisWriter
 from .datasets import as_source
-from .sources import fn_fingerprint
+from .sources import fn_fingerprint, storable
 from .store_redis import RedisLink, as_link
 
 # %% ../nbs/05_ingest.ipynb #0b656edf
-class IngestError(Exception): "Nothing of a source could be written"
+class IngestError(Exception): "None of a source could be written, or too little of it: nothing is visible"
 
 # %% ../nbs/05_ingest.ipynb #0d0d2e0d
 _keep = 100
@@ -45,22 +46,56 @@ class IngestReport:
     resumed:int = 0 # Samples that an earlier, interrupted run had written
     needs:int = 0 # Bytes it takes where it is when all is written, estimated from the first chunk
     failures:list = field(default_factory=list) # `(sample, reason)` of 100 that failed; `store.failures()` has all
+    notes:dict = field(default_factory=dict) # What was changed on the way in, such as images that were encoded again, and how many samples of each; 0 where it is about the whole
 
     def add(self, r, resumed=False):
         "Count chunk record `r`"
         self.written += r['ok']; self.failed += r['failed']; self.nbytes += r['bytes']
+        for note,k in r.get('notes', {}).items(): self.notes[note] = self.notes.get(note, 0)+k
         if resumed: self.resumed += r['ok']
+    def _remarks(self): return [(f'{k:,} {note}' if k!=1 else f'1 {note}'.replace('images were', 'image was').replace('arrays of pixels were', 'array of pixels was')) if k else note for note,k in self.notes.items()]
 
     def _rate(self): return f'{(self.written-self.resumed)/max(self.seconds, 1e-9):,.0f} samples/s'
     def __repr__(self):
         s = f'{self.name}: {self.written:,} written, {self.failed:,} failed, {size_str(self.nbytes)} in {self.seconds:.1f} s ({self._rate()})'
         if self.needs>1.5*self.nbytes: s += f', {size_str(self.needs)} where it is stored'
         if self.resumed: s += f', {self.resumed:,} of them by an earlier run'
-        return '\n  '.join([s, *(f'{a}: {b}' for a,b in self.failures[:5]), *([f'… {self.failed-5:,} more'] if self.failed>5 else [])])
+        return '\n  '.join([s, *self._remarks(), *(f'{a}: {b}' for a,b in self.failures[:5]), *([f'… {self.failed-5:,} more'] if self.failed>5 else [])])
     def _repr_html_(self):
         t = _table(f'{self.name} at {self.url}', {'written':f'{self.written:,}', 'failed':f'{self.failed:,}', 'resumed':self.resumed or '', 'encoded':
             f'{size_str(self.nbytes)}, {size_str(self.nbytes/max(self.written, 1))} a sample', 'time':f'{self.seconds:.1f} s, {self._rate()}', 'takes up':f'about {size_str(self.needs)}' if self.needs else ''})
+        if self.notes: t += _table('changed on the way in', dict(enumerate(self._remarks(), 1)))
         return t + (_table('failed', dict(self.failures[:10])) if self.failures else '')
+
+class FailureLimit:
+    "How many samples of an ingest may fail, before `IngestError`"
+    def __init__(self,
+        max_failed:int|float=None # A number, or a fraction from 0. to 1.; default: 1%, and 10 of however few
+    ):
+        if isinstance(max_failed, (bool,np.bool_)) or not isinstance(max_failed, (int,float,np.integer,np.floating,type(None))): raise TypeError(f'max_failed is a number of samples, or a fraction of them, not {max_failed!r}')
+        self.is_count = isinstance(max_failed, (int,np.integer))
+        if max_failed is not None and not 0<=max_failed<=(max_failed if self.is_count else 1): raise ValueError(f'max_failed is a number of samples (int), or a fraction of them (float, from 0. to 1.), not {max_failed!r}')
+        self.max_failed = max_failed
+
+    def allowed(self, n:int)->int:
+        "How many of `n` samples may fail"
+        if self.max_failed is None: return max(10, n//100)
+        return int(self.max_failed) if self.is_count else int(round(float(self.max_failed)*n, 6))
+
+    def check(self,
+        writer, # Of the ingest
+        rep:IngestReport, # What is written until now, and what failed
+        n:int=0, # Samples of the source; 0 if nobody knows
+    ):
+        "Raise `IngestError` if more have failed than may"
+        if not n and not self.is_count or not rep.written and rep.failed>=n>0: return   # unknown yet; or all: another error
+        if rep.failed<=(k:=self.allowed(n)): return
+        seen = rep.written+rep.failed
+        how = f'{k:,} may' + (f" (max_failed={self.max_failed})" if self.max_failed is not None else ' (max_failed=: by default 1%, and at least 10)')
+        rep.failures = list(islice(writer.failures(), _keep))
+        causes = '\n  '.join([f'{a}: {b}' for a,b in rep.failures[:5]]+([f'… {rep.failed-5:,} more'] if rep.failed>5 else []))
+        raise IngestError(f"{writer.name}: {rep.failed:,} of {seen:,} samples {f'(of {n:,}) ' if n>seen else ''}could not be converted; {how}. Nothing of it is visible, and what is written is kept: "
+                          f"repeat the same call with a higher max_failed= to go on, or, to begin anew when the source is mended, {writer.how_to_abandon()}\n  {causes}")
 
 # %% ../nbs/05_ingest.ipynb #999a221f
 def cut(
@@ -107,31 +142,36 @@ def to_redis(
     seed:int=0, # Seed of the shuffle
     chunk:int=None, # Samples a chunk; default: by the size of the source
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
+    max_failed:int|float=None, # Samples that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
     **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
 )->IngestReport:
     """Write `source` to Redis as dataset `name`, in parallel; raises `StoreExists`, `StoreBusy`, `StoreFull`, `IngestError`
 
     `fn` gets what the source gives: a dict of fields (image files as bytes, a row of a DataFrame as a dict), an item of a list or dataset; it returns a dict
     of fields, named as WebDataset's extensions: `jpg`, `png`, `cls`, `txt`, `json`, `npy`, … `splits={'train':None, 'valid':.1}` cuts the shuffled
-    whole; a source in parts is `{'train': source, 'valid': source}`. An ingest that was interrupted goes on when the same call is repeated."""
+    whole; a source in parts is `{'train': source, 'valid': source}`. An ingest that was interrupted goes on when the same call is repeated, and so does
+    one in which more than `max_failed` samples failed, with a higher limit."""
     w = RedisWriter(as_link(url, **kwargs), name)
-    return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress)
+    return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress, max_failed)
 
-def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False, splits=None, shuffle=True, seed=0, chunk=None, progress=None)->IngestReport:
+def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False, splits=None, shuffle=True, seed=0, chunk=None, progress=None, max_failed=None)->IngestReport:
     "Write `source` with `writer`; the arguments are `to_redis`'s"
+    limit,given = FailureLimit(max_failed),vocab is not None
     if fn is not None and not callable(fn): raise TypeError(f'fn must be a function of a sample, not {fn!r}')
     src,n_workers = as_source(source),effective_workers(n_workers)
     vocab = as_vocab(src.vocab if vocab is None else vocab)
+    for k in (*(splits or ()), *(src.splits or ()), *getattr(src, 'srcs', ())): utf8(str(k))
     if chunk is not None and chunk<1: raise ValueError(f'chunk must be at least 1, not {chunk}')
     job = (_Streamed if hasattr(src, 'stream') else _Known)(src, writer, fn, splits, shuffle, seed, chunk, n_workers)
     def plan():
         fields,each = _first(job, vocab)
+        if given: check_vocab(vocab, fields)
         if chunk is None and job.n: job.size = writer.chunk(job.n, each, n_workers)
         plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
         said = src.fingerprint(),fn_fingerprint(fn),seed,shuffle,*plan.items(),*job.said
-        return dict(plan, signature=hashlib.sha256(repr(said).encode()).hexdigest(), chunk=job.size, stats=look_at(fields), open=job.n==0)
+        return dict(plan, signature=hashlib.sha256(repr(said).encode()).hexdigest(), chunk=job.size, stats=look_at(fields, vocab), open=job.n==0)
     writer.begin(plan, overwrite)
-    try: return _run(job, writer, n_workers, progress)
+    try: return _run(job, writer, n_workers, progress, limit)
     except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or {writer.how_to_abandon()}') from e
     except KeyboardInterrupt as e:
         e.add_note(f'{writer.name}: what is written is kept{writer._progress()}: repeat the same call to go on, or {writer.how_to_abandon()}')
@@ -152,7 +192,7 @@ def _first(job, vocab, tries=100):
         if len(costs)>=job.writer.looks: break
     if fields: return fields,sum(costs)/len(costs)
     if not k: raise ValueError(f'{job.writer.name}: the source is empty')
-    raise IngestError(f'none of the first {k} samples could be converted; {why[0]}: {type(why[1]).__name__}: {why[1]}') from why[1]
+    raise IngestError(f'none of the first {k} samples could be converted; {storable(str(why[0]))}: {type(why[1]).__name__}: {storable(str(why[1]))}') from why[1]
 
 # %% ../nbs/05_ingest.ipynb #e4d4616f
 class _Job:
@@ -212,13 +252,14 @@ class _Streamed(_Job):
     def finish(self): self.writer.extend(self.end[0], open=False, splits=self.end[1])
     def _changed(self, why): return StoreExists(f'{self.writer.name}: the source has changed since the ingest began ({why}); {self.writer.how_to_abandon()} drops what is there')
 
-def _run(job, writer, n_workers, progress, tries=3):
+def _run(job, writer, n_workers, progress, limit, tries=3):
     t0,rep = time.monotonic(),IngestReport(writer.name, writer.link.url)
     marks = _marks(writer, rep, resumed=True)
+    limit.check(writer, rep, job.n)
     if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
     for _ in range(tries):
         with closing(parallel_map(job.write(), job.chunks(marks), n_workers)) as results:   # or workers go on while an error is looked at
-            results = _counted(results, job, writer, rep)
+            results = _counted(results, job, writer, rep, limit)
             for _ in _bar(results, int((marks==0).sum()) if job.n else 'noinfer', rep) if progress else results: pass
         job.finish()
         rep = IngestReport(rep.name, rep.url, resumed=rep.resumed, needs=rep.needs)
@@ -227,7 +268,9 @@ def _run(job, writer, n_workers, progress, tries=3):
         if not rep.written:
             writer.drop()
             raise IngestError(f'{writer.name}: none of the {rep.failed:,} samples could be converted; {rep.failures[0][0]}: {rep.failures[0][1]}')
+        limit.check(writer, rep, rep.written+rep.failed)
         writer.commit()
+        rep.notes |= dict.fromkeys(getattr(job.src, 'notes', ()), 0)
         rep.seconds = time.monotonic()-t0
         return rep
     raise ServerRestarted(f'{writer.name}: the server lost {(marks==0).sum():,} chunks again and again (does it crash?); repeat the same call to go on')
@@ -238,10 +281,11 @@ def _marks(writer, rep, resumed=False):
     for k,r in writer.records(): res[k] = r.get('mark', 1); rep.add(r, resumed)
     return res
 
-def _counted(results, job, writer, rep):
+def _counted(results, job, writer, rep, limit):
     run = None
     for k,r in enumerate(results):
         rep.add(r)
+        limit.check(writer, rep, job.n)   # no use in going on
         if not k and job.n: rep.needs = check_room(writer, job.n, rep.written, rep.failed)
         if run not in (None, r['run']) and not job.n: writer.extend(writer.plan['n'])   # a server that came back may have forgotten how far we are
         run = r['run']

@@ -44,11 +44,15 @@ def as_sample(
     if len(res)<len(o): raise TypeError(f"two values of one kind ({', '.join(type(x).__name__ for x in o)}): write an fn that returns a dict")
     return res
 
+def storable(s:str)->str:
+    "`s` with what cannot be stored as UTF-8, as in some names of files, written as an escape"
+    return s.encode('utf-8', 'backslashreplace').decode()
+
 def no_address(s:str)->str:
     "`s` without addresses in memory, which differ from run to run"
     return re.sub(r' at 0x[0-9a-fA-F]+', '', s)
 
-def stable_repr(o)->str: return no_address(repr(o))
+def stable_repr(o)->str: return no_address(storable(repr(o)))
 
 # %% ../nbs/04a_sources.ipynb #ab280ab9
 def fn_fingerprint(fn)->str:
@@ -124,8 +128,10 @@ class image_samples:
     def __len__(self): return len(self.paths)
     def _raw(self, i):
         p = self.paths[i]
-        try: return p, (str(p), self.label(p) if self.label else None)
+        try: y = self.label(p) if self.label else None
         except Exception as e: return p, e
+        if self.label and y is None: return p, ValueError(f"label function {getattr(self.label, '__qualname__', self.label)!s} returned None for {p}")
+        return p, (str(p), y)
     def take(self, idxs)->list: return [self._raw(i) for i in idxs.tolist()]
     @property
     def load(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
