@@ -159,7 +159,8 @@ def orientation_of(im:Image.Image)->int:
     except Exception: return 1   # damaged EXIF says nothing
     return o if o in range(2, 9) else 1
 
-def _only_orientation(im):
+def only_orientation(im:Image.Image)->bytes:
+    "EXIF that says how `im` is turned, and nothing else; empty if it is upright"
     e = Image.Exif()
     e[0x0112] = orientation_of(im)
     return e.tobytes() if e[0x0112]!=1 else b''
@@ -169,7 +170,7 @@ def _exif_of(im):
     if 'exif' in im.info:
         try: return im.getexif().tobytes()
         except Exception: pass   # damaged: what can be read of it
-    return _only_orientation(im)
+    return only_orientation(im)
 
 def _profile_of(im):
     "The colour profile of `im`, if it is one for pixels of this kind"
@@ -197,18 +198,22 @@ class ImageCodec(Codec):
         elif what=='opened images': note = f"{what} were re-encoded as {self.fmt or 'PNG'}, pixel for pixel; give bytes to keep the files as they are"
         return Encoded.of(self.encode(o), self.name, o, note)
 
-    def encode(self, im:Image.Image)->bytes:
+    def encode(self,
+        im:Image.Image, # What to store
+        exif:bytes=None, # Default: that of `im`
+    )->bytes:
         "`im` as a file, with colour profile and EXIF; raises `ValueError` for pixels that the format cannot keep"
         fmt = self.fmt or 'PNG'
         if why:=self.cannot_keep(im): raise ValueError(f'{self.name}: {why}')
         if fmt=='JPEG' and im.mode not in ('L','RGB','CMYK'): im = im.convert('RGB')
+        if fmt=='PNG' and im.mode=='I': im = im.convert('I;16')   # which some versions of Pillow leave to the caller
         kw = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
         if fmt=='WEBP' and im.mode not in ('RGB','RGBA'): im = im.convert('RGBA' if is_transparent(im) else 'RGB')
-        kw |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im)}
+        kw |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im) if exif is None else exif}
         try: im.save(f:=io.BytesIO(), fmt, **kw)
         except ValueError:
             if not kw['exif']: raise
-            im.save(f:=io.BytesIO(), fmt, **{**kw, 'exif':_only_orientation(im)})   # more EXIF than a JPEG takes
+            im.save(f:=io.BytesIO(), fmt, **{**kw, 'exif':only_orientation(im)})   # more EXIF than a JPEG takes
         return f.getvalue()
 
     def cannot_keep(self, im:Image.Image)->str:

@@ -171,12 +171,20 @@ def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False,
         said = src.fingerprint(),fn_fingerprint(fn),seed,shuffle,*plan.items(),*job.said
         return dict(plan, signature=hashlib.sha256(repr(said).encode()).hexdigest(), chunk=job.size, stats=look_at(fields, vocab), open=job.n==0)
     writer.begin(plan, overwrite)
+    job.notes = _source_notes(src, writer.plan['fields'], given)
     try: return _run(job, writer, n_workers, progress, limit)
     except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or {writer.how_to_abandon()}') from e
     except KeyboardInterrupt as e:
         e.add_note(f'{writer.name}: what is written is kept{writer._progress()}: repeat the same call to go on, or {writer.how_to_abandon()}')
         raise
     finally: writer.close()
+
+def _source_notes(src, fields, given):
+    "What the report says of a dataset whose labels are numbers, and of the names that they had"
+    if given or not hasattr(src, 'notes'): return []
+    if lost:=[f for f in src.vocab or () if f not in fields]: return [f"class names are left out: the samples have no field {lost[0]!r}"]
+    if src.notes or src.vocab or not (d:=fields.get('cls', {})).get('staged') or d['text']: return src.notes
+    return ["labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]
 
 def _first(job, vocab, tries=100):
     "The fields of the first sample that can be converted and encoded, and what the first few cost the writer, bytes each"
@@ -270,7 +278,7 @@ def _run(job, writer, n_workers, progress, limit, tries=3):
             raise IngestError(f'{writer.name}: none of the {rep.failed:,} samples could be converted; {rep.failures[0][0]}: {rep.failures[0][1]}')
         limit.check(writer, rep, rep.written+rep.failed)
         writer.commit()
-        rep.notes |= dict.fromkeys(getattr(job.src, 'notes', ()), 0)
+        rep.notes |= dict.fromkeys(job.notes, 0)
         rep.seconds = time.monotonic()-t0
         return rep
     raise ServerRestarted(f'{writer.name}: the server lost {(marks==0).sum():,} chunks again and again (does it crash?); repeat the same call to go on')

@@ -19,7 +19,7 @@ from PIL import Image
 from fastcore.basics import store_attr
 
 import fastai_remote.rasterise   # strokes are a codec too
-from .codec import BitsCodec, ImageCodec, RawCodec, from_pixels, get_codec, is_image
+from .codec import BitsCodec, Encoded, ImageCodec, RawCodec, from_pixels, get_codec, is_image, is_transparent, only_orientation
 
 # %% ../nbs/04a_sources.ipynb #839d3da3
 def _field_of(o):
@@ -186,11 +186,25 @@ class shrink:
         w,h = im.size
         s = self.size/min(w, h)
         if s>=1 and isinstance(v, bytes) and (c is out if pixels else im.format==getattr(out, 'fmt', '')): return v
-        if s<1:
-            size = max(1, round(w*s)),max(1, round(h*s))
-            im.draft(None, size)
-            im = ImageCodec('img')._load(im).resize(size, self.resample, reducing_gap=2. if self.resample!=Image.Resampling.NEAREST else None)
-        if self.codec=='jpg' and im.mode not in ('L','RGB'): im = im.convert('RGB')
-        return (ImageCodec(self.codec, out.fmt, self.quality) if isinstance(out, ImageCodec) else out).to_bytes(im)
+        if s>=1 and isinstance(v, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im): return ImageCodec(self.codec, out.fmt, self.quality).to_bytes(im)
+        size = max(1, round(w*s)),max(1, round(h*s))
+        if s<1: im.draft(None, size)
+        im = ImageCodec('img')._load(im)
+        exif = only_orientation(im)
+        im,note = self._flat(im)
+        if s<1: im = im.resize(size, self.resample, reducing_gap=2. if self.resample!=Image.Resampling.NEAREST else None)
+        if isinstance(out, ImageCodec): return Encoded.of(ImageCodec(self.codec, out.fmt, self.quality).encode(im, exif), self.codec, im, note)
+        return Encoded.of(out.to_bytes(im), self.codec, im, note) if note else out.to_bytes(im)
+
+    def _flat(self, im):
+        "`im` in a mode that the codec stores, as fastai would open it, and what that has cost"
+        if im.mode[0] in 'IF': return im,None   # 16 bits: the codec says whether it can
+        if self.codec in ('png','webp'): return im.convert('RGB') if im.mode in ('CMYK','YCbCr','HSV') else im,None
+        note = "images lost their transparency; shrink(…, codec='png') keeps it" if is_transparent(im) else None
+        if 'transparency' in im.info: (im:=im.copy()).info.pop('transparency')
+        if im.mode=='La': im = im.convert('LA')
+        grey = ('L',) if self.codec=='jpg' else ('1','L','LA')
+        mode = 'L' if im.mode in grey else 'RGB'
+        return im if im.mode==mode else im.convert(mode),note
 
     def __repr__(self): return f'shrink({self.size}, quality={self.quality}, codec={self.codec!r}, fields={self.fields}, resample={int(self.resample)})'
