@@ -255,3 +255,10 @@ def test_vocabulary_of_no_field_is_an_error(put):
 def test_masks_are_not_counted_as_pictures(put):
     s,_ = put([{'mask':Image.fromarray(code(0)), 'seg.png':Image.fromarray(code(1)), 'png':Image.new('RGB', (4,4))}]*20, vocab={'seg.png':list('abc')})
     assert list(s.manifest.stats)==['png']
+
+def test_drawing_whose_number_would_change_is_a_failed_sample(put, tmp_path):
+    from fastai_remote import drawing_samples
+    lines = [dict(word='cat', key_id=k, drawing=[[[0,255],[0,9]]]) for k in ('5', 6, 7.5, str(2**64))]
+    (tmp_path/'a.ndjson').write_text('\n'.join(map(json.dumps, lines))+'\n')
+    s,rep = put(drawing_samples(tmp_path/'a.ndjson'))
+    assert (values(s, 'id'),rep.failed)==([5,6],2)
