@@ -79,7 +79,7 @@ def test_pixels_alone_cannot_keep_an_orientation(put, codec):
 def test_resize_keeps_the_orientation(put):
     s,_ = put([{'jpg':turned(k)} for k in range(1,9)])
     path = dict(name=f'd{next(_names)}') if isinstance(s, RedisStore) else dict(url=str(s.storage.url)+'-small')
-    rep = s.resize(20, n_workers=1, progress=False, **path)
+    s.resize(20, n_workers=1, progress=False, **path)
     small = RedisStore(s.link.url, path['name']) if isinstance(s, RedisStore) else ShardStore(path['url'])
     for i in range(8):
         im = kept(small, i, 'jpg')
