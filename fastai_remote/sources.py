@@ -82,7 +82,8 @@ class PathList:
     def __init__(self, root:str|Path='.'): self.root,self.blob,self.ends = Path(root),bytearray(),array('q', [0])
     def append(self, p:str):
         "Add `p`, relative to the root"
-        self.blob += os.fsencode(p)
+        try: self.blob += os.fsencode(p)
+        except UnicodeEncodeError: self.blob += storable(p).encode()   # no file is called so: one that will not be found
         self.ends.append(len(self.blob))
     def __len__(self): return len(self.ends)-1
     def __getitem__(self, i:int)->Path:
@@ -188,7 +189,7 @@ class shrink:
         if s>=1 and isinstance(v, bytes) and (c is out if pixels else im.format==getattr(out, 'fmt', '')): return v
         if s>=1 and isinstance(v, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im): return ImageCodec(self.codec, out.fmt, self.quality).to_bytes(im)
         size = max(1, round(w*s)),max(1, round(h*s))
-        if s<1: im.draft(None, size)
+        if s<1 and not isinstance(v, Image.Image): im.draft(None, size)   # an image of the user's may be needed again, as large as it is
         im = ImageCodec('img')._load(im)
         exif = only_orientation(im)
         im,note = self._flat(im)

@@ -132,6 +132,14 @@ def test_notes_survive_an_interruption(put):
     s,rep = put(src, fn, chunk=8, name='same')
     assert rep.resumed>0 and '100 images lost their transparency' in repr(rep)
 
+def test_shrink_leaves_the_image_it_is_given(put):
+    b = encoded(photo(480, 320))
+    def fn(_):
+        im = opened(b)
+        return shrink(20, fields=['jpg'])({'jpg':im, 'png':im})
+    s,_ = put([1,2], fn)
+    assert kept(s, 0, 'jpg').size==(30,20) and np.array_equal(np.asarray(kept(s, 0, 'png')), np.asarray(opened(b)))
+
 # --- opened images
 
 @pytest.mark.parametrize('k', [1,6])

@@ -214,6 +214,12 @@ def test_path_strings_and_others_are_not_mixed(put):
     with pytest.raises(TypeError, match='https://x/1.jpg'): put(['https://x/1.jpg'])
     with pytest.raises(IngestError, match='gone.jpg'): put(['/no/gone.jpg'])
 
+def test_path_that_no_file_can_have_is_a_failed_sample(put, images):
+    files = sorted(str(p) for p in images.glob('*/*.jpg'))[:5]
+    s,rep = put([*files, 'a\ud800.jpg', 'a\0b.jpg'])
+    assert (rep.written,rep.failed)==(5,2)
+    for o in (repr(rep), str(list(s.failures()))): o.encode()
+
 # --- masks
 
 def png(a, mode='L'):
