@@ -20,7 +20,7 @@ from fastcore.basics import chunked, store_attr
 
 from .codec import Encoded, ImageCodec, get_codec
 from .core import CorruptSample, MissingSample, Store
-from .sources import as_sample, image_samples, stable_repr
+from .sources import _exts, as_sample, image_samples, stable_repr, storable
 
 # %% ../nbs/04e_datasets.ipynb #0e0e0dae
 def _same(o): return o
@@ -51,8 +51,9 @@ class _Dataset(_Items):
     "A map-style dataset, which workers load once, from a file"
     def __init__(self, ds):
         super().__init__(ds)
-        v = getattr(ds, 'vocab', None) or getattr(ds, 'classes', None)
-        if v is not None and all(isinstance(o, (str,int)) for o in v): self.vocab = {'cls':list(v)}
+        names,why = _class_names(ds)
+        if names: self.vocab = {'cls':names}
+        self.notes = [f'{why}; vocab= names them'] if why else []   # for the report
     def take(self, idxs): return [(f'item {i}', i) for i in idxs.tolist()]
     @property
     def load(self):
@@ -64,6 +65,25 @@ class _Dataset(_Items):
     def fingerprint(self):
         n = len(self)
         return n,type(self.items).__qualname__,hashlib.sha256(''.join(stable_repr(self.items[i]) for i in sorted({0, n//2, n-1}) if 0<=i<n).encode()).hexdigest()
+
+def _class_names(ds):
+    "Names of the classes that label numbers of dataset `ds` stand for, or `None`; and why some that are there do not count, or `None`"
+    own = getattr(type(ds), '__getitem__', None)
+    is_torch = getattr(own, '__module__', '').startswith('torch.utils.data')   # a wrapper of another kind may change labels
+    if is_torch and isinstance(parts:=getattr(ds, 'datasets', None), list) and parts:
+        found = [_class_names(o) for o in parts]
+        if all(o==found[0] for o in found): return found[0]
+        return None,f"class names are left out: those of the {len(parts)} datasets that are one here differ, {', '.join(str(o and o[:3]) for o,_ in found[:3])}"
+    if is_torch and hasattr(ds, 'dataset'): return _class_names(ds.dataset)
+    names = next((v for k in ('vocab','classes') if (v:=getattr(ds, k, None)) is not None and len(v)), None)
+    if names is None and isinstance(d:=getattr(ds, 'class_to_idx', None), dict) and sorted(d.values())==list(range(len(d))): names = sorted(d, key=d.get)
+    if names is None:
+        inner = getattr(ds, 'dataset', None)
+        return None,f'class names are left out: {type(ds).__name__} may change the numbers that they belong to' if inner is not None and _class_names(inner)[0] else None
+    names = [', '.join(o) if isinstance(o, tuple) and all(isinstance(x, str) for x in o) else o.item() if isinstance(o, np.generic) else o for o in names]
+    if not all(isinstance(o, (str,int)) for o in names): return None,f'class names are left out: {str(names)[:100]} are no names'
+    if getattr(ds, 'target_transform', None) is not None: return None,'class names are left out: target_transform may change the numbers that they belong to'
+    return names,None
 
 @lru_cache(1)
 def _dataset(file):
@@ -87,7 +107,16 @@ class _Splits:
         self.srcs,self.block = srcs,min((getattr(s, 'block', 0) for s in srcs.values()), default=0)
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {k:[a,b] for k,a,b in zip(self.srcs, ends, ends[1:])}
-        self.vocab,self.codecs = _union([s.vocab for s in srcs.values()]),{f:c for s in srcs.values() for f,c in getattr(s, 'codecs', {}).items()}
+        self.codecs = {f:c for s in srcs.values() for f,c in getattr(s, 'codecs', {}).items()}
+        if notes:=[s.notes for s in srcs.values() if hasattr(s, 'notes')]: self.notes = list(dict.fromkeys(o for ns in notes for o in ns))
+    @property
+    def vocab(self):
+        "Labels of all parts; raises `ValueError` where a number would mean one thing here and another there"
+        res = _union([s.vocab for s in self.srcs.values()])
+        for k,s in self.srcs.items():
+            for f,ls in (s.vocab or {}).items() if isinstance(s, _Dataset) else ():
+                if res[f][:len(ls)]!=ls: raise ValueError(f"splits with different classes: {'; '.join(f'{k}: {o.vocab and o.vocab.get(f)}' for k,o in self.srcs.items())}: a label that is a number would change its meaning; give datasets of the same classes, labels as text, or vocab=")
+        return res
     def __len__(self): return max((b for _,b in self.splits.values()), default=0)
     def take(self, idxs):
         return _Part((k, self.srcs[k].take(i-a)) for k,(a,b) in self.splits.items() if len(i:=idxs[(idxs>=a)&(idxs<b)]))
@@ -181,6 +210,18 @@ def as_source(
     if not (hasattr(o, '__len__') and hasattr(o, '__getitem__')):
         if hasattr(o, '__iter__'): return _Stream(o)
         raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
+    if hasattr(o, 'iloc') and hasattr(o, 'to_numpy'): o = o.to_numpy()   # a Series: by position, whatever its index
     if isinstance(o, (list,tuple,np.ndarray)) or type(o).__name__=='L':
-        return image_samples(o) if len(o) and isinstance(o[0], Path) else _Items(o)
+        return image_samples(o) if len(o) and (isinstance(o[0], Path) or _are_image_paths(o)) else _Items(o)
     return _Dataset(o)
+
+def _are_image_paths(items):
+    "Do strings `items` name image files? `TypeError` where only some do"
+    if isinstance(items, np.ndarray) and (items.dtype.kind not in 'UO' or items.ndim!=1): return False
+    if not isinstance(items[0], str): return False
+    def is_path(o): return isinstance(o, str) and os.path.splitext(o)[1].lower() in _exts
+    kind = is_path(items[0])
+    for i,o in enumerate(items):
+        if is_path(o)!=kind: raise TypeError(f'item {i} is {o!r}, and item 0 {items[0]!r}: paths of images and other things; image_samples(…) takes paths, and a list of dicts says what is what')
+        if kind and '://' in o: raise TypeError(f'{o}: an address, not a file: download it first, or give an fn that does, and a list of dicts')
+    return kind

@@ -131,6 +131,7 @@ class _LoadDrawing:
             raise ValueError('a drawing is a list of strokes, each a list of x, y and perhaps times')
         res = {'strokes':d['drawing']}
         if self.label and 'word' in d: res['cls'] = d['word']
+        if isinstance(d['key_id'], float): raise ValueError(f"key_id {d['key_id']!r} is no whole number")
         res['id'] = int(d['key_id'])
         if 'recognized' in d: res['recognized.u1'] = int(d['recognized'] in (True,'True','true','1'))
         return res

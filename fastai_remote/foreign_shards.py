@@ -14,13 +14,13 @@ from fnmatch import fnmatch
 from functools import partial
 
 from .chunk import look_at, plan_fields
-from .codec import get_codec
+from .codec import get_codec, utf8
 from .core import StoreError, StoreUnavailable
-from .ingest import IngestError, IngestReport, _bar, _keep
+from .ingest import FailureLimit, IngestError, IngestReport, _bar, _keep
 from .parallel import effective_workers, parallel_map
 from .shard_index import IndexColumns, Unzip, index_name
 from .shard_commit import ShardWriter
-from .sources import no_address
+from .sources import no_address, storable
 from .stats import ImageStats, _quota, has_stats
 from .storage import Storage, as_storage
 from .streams import _Member, _number, split_name
@@ -87,17 +87,16 @@ def _values(parts, fields):
             if f in parts: spans[f] = parts[f][0],len(parts[f][1]),zlib.crc32(parts[f][1])
         elif f not in parts: raise ValueError(f"no {f!r}; there are {', '.join(map(repr, parts))}")
         else:
-            v = _number(f, parts[f][1])
-            if d.get('text'): v = str(v)
+            v = parts[f][1].decode().strip() if d.get('text') else _number(f, parts[f][1])   # of labels that are text, 007 is one
+            if d.get('text'): utf8(v)
             elif isinstance(v, str): raise TypeError(f'{f} {v!r}: the first samples had numbers')
             values[f] = v if d.get('text') else get_codec(d['codec']).to_num(v)
     for f in spans.keys()&{f for f,d in fields.items() if d['codec']=='labels'}: _labels(parts[f][1])
     return spans,values
 
 def _labels(b):
-    ls = get_codec('labels').from_bytes(b)
-    if not isinstance(ls, list): raise TypeError(f'labels {ls!r} are no list')
-    return map(str, ls)
+    c = get_codec('labels')
+    return map(str, c.from_bytes(c.to_bytes(b)))
 
 def index_shard(
     open_writer, # Makes the writer in this process
@@ -112,7 +111,7 @@ def index_shard(
     try:
         for key,parts in _samples(f, {f for f in fields if not f.endswith('.crc')}):
             try: spans,values = _values(parts, fields)
-            except Exception as e: failures.append((f'{name}: {key}', no_address(f'{type(e).__name__}: {e}')[:300])); continue
+            except Exception as e: failures.append((storable(f'{name}: {key}'), no_address(storable(f'{type(e).__name__}: {e}'))[:300])); continue
             cols.add(spans, values)
             nbytes += sum(len(b) for e,(_,b) in parts.items() if e in fields)
             _count(w, fields, values, parts)
@@ -120,7 +119,7 @@ def index_shard(
                 try: stats.add(get_codec(fields[look]['codec']).image(parts[look][1]))
                 except Exception: pass
     except StoreError: raise
-    except Exception as e: failures.append((f'{name}: after {key}', f'damaged or cut off: {e}'))   # of a damaged header tarfile says what it likes
+    except Exception as e: failures.append((storable(f'{name}: after {key}'), storable(f'damaged or cut off: {e}')))   # of a damaged header tarfile says what it likes
     while f.read(1<<20): pass   # what follows the end of the archive counts for the checksum
     if f.bad:   # gzip has one checksum, at its end: all before may be wrong
         cols,stats,nbytes,w.counts,w.seen = IndexColumns(fields),None,0,{},{}
@@ -164,9 +163,11 @@ def index_shards(
     overwrite:bool=False, # Replace manifest and indices that are there?
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
+    max_failed:int|float=None, # Samples that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
     **storage_options # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …
 )->IngestReport:
     "Index tar shards that others wrote (`.tar`, `.tar.gz`, `.tgz`), so that `ShardStore` opens them; raises `StoreExists`, `StoreBusy`, `FileNotFoundError`, `IngestError`"
+    limit = FailureLimit(max_failed)
     src = as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options}))
     w = ShardWriter(src if to is None else as_storage(to, timeout=timeout, **(storage_options if '://' in str(to) else {})))
     names,ranges = _named(src, splits)
@@ -177,15 +178,20 @@ def index_shards(
     try:
         done = set()
         for k,r in w.records(): done.add(k); rep.add(r, resumed=True)
+        limit.check(w, rep)
         jobs = ((k,n) for k,n in enumerate(names) if k not in done)
         with closing(parallel_map(partial(index_shard, w.opener(), src.reveal()), jobs, effective_workers(n_workers))) as res:
             def counted():
-                for r in res: rep.add(r); yield r
+                for r in res:
+                    rep.add(r)
+                    limit.check(w, rep)
+                    yield r
             for _ in _bar(counted(), len(names)-len(done), rep) if (IN_NOTEBOOK if progress is None else progress) else counted(): pass
         rep.failures = [o for o,_ in zip(w.failures(), range(_keep))]
         if not rep.written:
             w.drop()
             raise IngestError(f'{w.name}: none of the {rep.failed:,} samples could be read; {rep.failures[0][0]}: {rep.failures[0][1]}' if rep.failed else f'{w.name}: no samples')
+        limit.check(w, rep, rep.written+rep.failed)
         w.commit()
     finally: w.close()
     rep.seconds = time.monotonic()-t0
@@ -195,9 +201,11 @@ def _named(src, splits):
     "Names of the tars, split by split; and the range of each split among them"
     tars = [n for n in src.names() if n.endswith(('.tar','.tar.gz','.tgz')) and n[0]!='.']
     if not tars: raise FileNotFoundError(f"{src.url}: no tars here{'; there are: '+', '.join(o) if (o:=src.names()[:10]) else ''}")
+    for n in tars: utf8(n)
     if not splits: return tars,None
     names,ranges = [],{}
     for k,p in splits.items():
+        utf8(str(k))
         mine = [n for n in tars if fnmatch(n, p)]
         if not mine: raise FileNotFoundError(f"{src.url}: no tar is called {p!r}; there are {', '.join(tars[:10])}")
         ranges[k] = [len(names),len(names)+len(mine)]

@@ -30,7 +30,7 @@ def map(self:Store,
     fn, # `fn(sample)` -> sample: images are encoded bytes, as from files; anything else is decoded, pixels to Pillow images; labels are labels
     name:str=None, # Name of the new dataset in Redis; shards have none but their folder's
     url:str|RedisLink=None, # Where to: a Redis server or, for shards, a folder; default: the same server
-    **kwargs # `n_workers`, `overwrite`, `progress` and others for `to_redis` or `to_shards`
+    **kwargs # `n_workers`, `overwrite`, `max_failed`, `progress` and others for `to_redis` or `to_shards`
 )->IngestReport:
     "Make a dataset of `fn` of each sample, in Redis or in shards; an image comes as its file, `Image.open(io.BytesIO(o['jpg']))`; raises what `to_redis` and `to_shards` raise"
     url,kwargs = url or getattr(self, 'link', None),{'shuffle':False, **kwargs}

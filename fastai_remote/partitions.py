@@ -13,8 +13,8 @@ from itertools import islice
 
 from fastcore.basics import chunked, patch
 
-from .chunk import as_vocab, convert, look_at, plan_fields, write_chunk
-from .ingest import IngestReport, _keep
+from .chunk import as_vocab, check_vocab, convert, look_at, plan_fields, write_chunk
+from .ingest import FailureLimit, IngestError, IngestReport, _keep
 from .ops import RedisStore
 from .redis_writer import RedisWriter
 from .datasets import _same
@@ -31,11 +31,13 @@ class PartitionWriter:
         vocab:list|dict=None, # Labels in the order of their codes (of `cls`; else `{field: labels}`); default: all there are, sorted
         overwrite:bool=False, # Replace a dataset, or drop an unfinished ingest, of this name?
         chunk:int=256, # Rows a chunk
+        max_failed:int|float=None, # Rows that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
     ):
         self.w,self.fn,self.overwrite = RedisWriter(as_link(url), name),fn,overwrite
-        vocab = as_vocab(vocab or None)
+        self.limit,vocab = FailureLimit(max_failed),as_vocab(vocab or None)
         fields = plan_fields(convert(_same, fn, sample), vocab)
-        self.plan = dict(n=0, chunk=chunk, fields=fields, splits=None, vocab=vocab, signature=uuid.uuid4().hex, stats=look_at(fields), open=True)
+        check_vocab(vocab, fields)
+        self.plan = dict(n=0, chunk=chunk, fields=fields, splits=None, vocab=vocab, signature=uuid.uuid4().hex, stats=look_at(fields, vocab), open=True)
 
     def __enter__(self):
         self.w.begin(self.plan, self.overwrite)
@@ -52,8 +54,12 @@ class PartitionWriter:
             rec = write_chunk(self.open, k, [(f'row {i} of chunk {k}', r) for i,r in enumerate(part)], _same, self.fn, True)
             yield k,rec['ok'],rec['failed']
 
-    def commit(self, recs)->IngestReport:
-        "Make a dataset of the chunks that `recs` name, all that came home; raises what `to_redis` raises"
+    def commit(self,
+        recs, # What the calls have yielded, all that came home
+        max_failed:int|float=None, # Default: as the writer was made with
+    )->IngestReport:
+        "Make a dataset of the chunks that `recs` name; raises what `to_redis` raises. After an `IngestError` it may be called again, with a higher `max_failed`"
+        limit = self.limit if max_failed is None else FailureLimit(max_failed)
         w,keep = self.w,{int(k) for k,*_ in recs}
         size,n = w.plan['chunk'],w.claimed()
         w.extend(n*size, open=False)
@@ -61,6 +67,8 @@ class PartitionWriter:
             if k not in keep: w.undo(k)
         rep = IngestReport(w.name, w.link.url, failures=list(islice(w.failures(), _keep)))
         for _,r in w.records(): rep.add(r)
+        if rep.failed and not rep.written: raise IngestError(f'{w.name}: none of the {rep.failed:,} rows could be converted; {rep.failures[0][0]}: {rep.failures[0][1]}')
+        limit.check(w, rep, rep.written+rep.failed)
         w.commit()
         rep.seconds = time.monotonic()-self.t0
         return rep

@@ -36,15 +36,16 @@ def to_shards(
     chunk:int=None, # Samples a chunk, of which shards are made; default: what fits a shard
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
+    max_failed:int|float=None, # Samples that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
     **storage_options # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `**make_client(…)`
 )->IngestReport:
     """Pack `source` into tar shards in folder `url`, in parallel; raises `StoreExists`, `StoreBusy`, `StoreFull`, `IngestError`
 
     `fn` gets and returns what it does in `to_redis`; without one files are stored as they are. The shards are WebDataset's: a member a field, named
     `000000012.jpg`. A label whose code is known beforehand (by `vocab=`, or from the source) is `cls`, as WebDataset reads it; others are text, `cls.txt`.
-    An ingest that was interrupted goes on when the same call is repeated."""
+    An ingest that was interrupted goes on when the same call is repeated, and so does one in which more than `max_failed` samples failed, with a higher limit."""
     w = ShardWriter(as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options})), maxsize, maxcount)
-    return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress)
+    return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress, max_failed)
 
 # %% ../nbs/05_shards.ipynb #fa14a460
 @patch(cls_method=True)

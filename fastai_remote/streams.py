@@ -8,7 +8,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/streams.html.md"""
 __all__ = ['open_text', 'csv_samples', 'split_name', 'tar_samples']
 
 # %% ../nbs/04b_streams.ipynb #32841ae0
-import csv, gzip, lzma, os, re, tarfile
+import csv, gzip, lzma, math, os, re, tarfile
 from pathlib import Path
 
 from fastcore.basics import chunked, store_attr
@@ -164,5 +164,7 @@ def _number(f, b):
     c = get_codec(f)
     if c is None or (c.dtype is None): return b
     s = b.decode().strip()
-    if c.dtype.kind=='f': return float(s)
-    return int(s) if re.fullmatch('-?[0-9]+', s) else s
+    if re.fullmatch('-?[0-9]+', s): return int(s)
+    if c.dtype.kind!='f': return s
+    if math.isinf(v:=float(s)) and 'inf' not in s.lower(): raise ValueError(f'{f}: {s[:40]} does not fit a float')
+    return v

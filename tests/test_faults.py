@@ -247,7 +247,7 @@ def fn(o):
     if i%17==3 or i>200 and i%2: raise ValueError('no good')
     return {'txt':f'sample {i} '*30, 'cls':'abc'[i%3], 'id':i}
 items = {'train':[{'id':i} for i in range(180)], 'valid':[{'id':i} for i in range(180,240)]}
-print(to_redis(items, url, 'd', fn=fn, n_workers=n_workers, progress=False))
+print(to_redis(items, url, 'd', fn=fn, max_failed=1., n_workers=n_workers, progress=False))
 '''
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def holey(n, bad, shuffle, splits=1, **kw):
     def fn(i):
         if i in bad: raise ValueError(f'no {i}')
         return {'txt':f'sample {i}', 'cls':f'c{i%7}', 'id':i, 'labels':[f'l{i%3}']}
-    return dict(fn=fn, shuffle=shuffle, **kw),{f's{k}':list(range(k*n, (k+1)*n)) for k in range(splits)}
+    return dict(fn=fn, shuffle=shuffle, max_failed=1., **kw),{f's{k}':list(range(k*n, (k+1)*n)) for k in range(splits)}
 
 @pytest.mark.parametrize('shuffle', [True,False])
 @pytest.mark.parametrize('bad', [{0},{99},{0,1,2,3},set(range(60,100)),set(range(0,300,2)),set(range(100,200)),set(range(150,300)),set(range(1,299)),{5,105,205}],
@@ -351,7 +351,7 @@ def test_two_workers(put, images):
         if o['path'].endswith(('3.jpg','4.jpg')): raise ValueError('not this one')
         return shrink(32)(o)
     src = image_samples(images, label=lambda p: p.parent.name, path=True)
-    (a,ra),(b,rb) = (put(src, f'd{k}', fn=fn, n_workers=k, chunk=8) for k in (1,2))
+    (a,ra),(b,rb) = (put(src, f'd{k}', fn=fn, n_workers=k, chunk=8, max_failed=1.) for k in (1,2))
     for f in ('jpg','cls','path'): assert values(a, f)==values(b, f)
     assert (ra.written,ra.failed,sorted(ra.failures))==(rb.written,rb.failed,sorted(rb.failures))==(48,12,sorted(rb.failures))
     assert [getattr(a.manifest, k)==getattr(b.manifest, k) for k in ('n','fields','splits','vocab','nbytes')]

@@ -57,7 +57,7 @@ def mapped(o):
     return {**o, 'txt':o['txt'].upper(), 'id':o['id']+1}
 def gen(a, b): yield from range(a, b)
 
-kw = dict(n_workers=n_workers, progress=False, chunk=100)
+kw = dict(n_workers=n_workers, progress=False, chunk=100, max_failed=1.)
 if what=='known': r = to_redis({'train':range(n)[:-valid], 'valid':range(n)[-valid:]}, url, 'd', fn, **kw)
 elif what=='splits': r = to_redis({'train':gen(0, n-valid), 'valid':gen(n-valid, n)}, url, 'd', fn, **kw)
 elif what=='stream': r = to_redis(gen(0, n), url, 'd', fn, **kw)
@@ -310,7 +310,7 @@ def fn(i):
     if i%1000: raise ValueError('a reason that is as long as reasons are, with the name of a file and what Pillow says of it')
     return {'x.u1':1}
 n = 1_000_000
-with Watch(): rep = to_redis(Source(n), s.url, 'd', fn, shuffle=False, **kw)
+with Watch(): rep = to_redis(Source(n), s.url, 'd', fn, shuffle=False, max_failed=1., **kw)
 assert (rep.written,rep.failed,len(rep.failures))==(1000,n-1000,100)
 with Watch(): first = next(RedisStore(s.url, 'd').failures())
 with Watch(): assert sum(1 for _ in RedisStore(s.url, 'd').failures())==n-1000

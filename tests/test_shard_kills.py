@@ -43,8 +43,8 @@ def fn(o):
     return o
 
 one = dict(n_workers=1, progress=False)
-def known(d, w='a', **kw): return to_shards({'train':items(w, 30), 'valid':items(w, 8)}, d, fn, chunk=16, maxsize=30_000, **one, **kw)
-def stream(d, w='a', **kw): return to_shards({'train':iter(items(w, 30)), 'valid':iter(items(w, 8))}, d, fn, chunk=16, maxsize=30_000, **one, **kw)
+def known(d, w='a', **kw): return to_shards({'train':items(w, 30), 'valid':items(w, 8)}, d, fn, chunk=16, maxsize=30_000, max_failed=1., **one, **kw)
+def stream(d, w='a', **kw): return to_shards({'train':iter(items(w, 30)), 'valid':iter(items(w, 8))}, d, fn, chunk=16, maxsize=30_000, max_failed=1., **one, **kw)
 
 def see(d):
     "What a reader sees"
@@ -171,7 +171,7 @@ def fn(i):
 src = range(4000) if what!='other' else range(10_000, 14_000)
 if what=='stream': src = {'train':iter(src[:3500]), 'valid':iter(src[3500:])}
 else: src = {'train':src[:3500], 'valid':src[3500:]}
-print(to_shards(src, url, fn, n_workers=n_workers, progress=False, chunk=100, maxsize=150_000, overwrite='over' in sys.argv))
+print(to_shards(src, url, fn, n_workers=n_workers, progress=False, chunk=100, max_failed=1., maxsize=150_000, overwrite='over' in sys.argv))
 '''
 
 @pytest.fixture

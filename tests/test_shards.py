@@ -272,7 +272,7 @@ def test_holes(tmp_path_factory, parts, chunk, maxcount, shuffle, stream):
         with pytest.raises((IngestError,ValueError), match='none of the|is empty'): put(d, args, fn, chunk=chunk)
         assert not d.exists() or names(d)==[]
     else:
-        s,rep = put(d, args, fn, chunk=chunk, shuffle=shuffle, maxcount=maxcount)
+        s,rep = put(d, args, fn, chunk=chunk, shuffle=shuffle, maxcount=maxcount, max_failed=1.)
         sound(d, maxcount=maxcount)
         want = [[i for i in p if ok[i]] for p in src.values()]
         ids,e = values(s, 'id'),0

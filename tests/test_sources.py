@@ -295,7 +295,7 @@ def test_empty_split_stream(put):
 
 def test_stream_first_bad(put):
     "Bad ones at the front of a stream do not decide for the rest"
-    s,rep = put(chain(({'txt':None} for _ in range(70)), ({'txt':f'{i}'} for i in range(200))))
+    s,rep = put(chain(({'txt':None} for _ in range(70)), ({'txt':f'{i}'} for i in range(200))), max_failed=70)
     assert (len(s),rep.failed)==(200,70)
 
 @pytest.mark.parametrize('n,splits,want', [(100,{'t':.8, 'v':.2},[80,20]), (7,{'t':.8, 'v':.2},[6,1]), (10,{'t':7, 'v':3},[7,3]), (10,{'t':None, 'v':3},[7,3]),
@@ -505,7 +505,7 @@ def test_statistics_of_what_is_there(put):
     def fn(i):
         if i%5==0: raise ValueError('no')
         return {'mask.png':png(np.full((4,4), 255)), 'png':png(np.full((10+i%3,20), i)), 'cls':i%3}
-    s,rep = put(list(range(1,200)), fn=fn, chunk=8)
+    s,rep = put(list(range(1,200)), fn=fn, chunk=8, max_failed=1.)
     good = [i for i in range(1,200) if i%5]
     st = s.image_stats()
     assert np.isclose(s.stats[0][0], np.mean(good)/255, atol=1e-5) and (st['n'],st['width'],st['height'][::2])==(len(good),[20,20.,20],[10,12])
@@ -530,7 +530,7 @@ def test_room(kind, fails):
     def fn(i):
         if fails and i%fails: raise ValueError('no')
         return shapes[kind](i)
-    def act(s): return to_redis(list(range(n)), s.url, 'd', fn, n_workers=1, progress=False, chunk=64)
+    def act(s): return to_redis(list(range(n)), s.url, 'd', fn, n_workers=1, progress=False, chunk=64, max_failed=1.)
     n = 3000 if kind in ('large','uneven') else 12_000
     with redis_server() as a, redis_server() as b, redis_server() as d:
         used = lambda s: client(s).info('memory')['used_memory']
