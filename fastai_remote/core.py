@@ -100,7 +100,7 @@ class Manifest:
         if bad or not 0<=d['n']<1<<62: raise UnsupportedFormat(f"{where}: damaged: {', '.join(bad) or 'n'}")
         m = cls(**{k:v for k,v in d.items() if k in known})
         s = s.encode() if isinstance(s, str) else bytes(s)
-        if m.uid and (h:=re.match(rb'\s*\{\s*"uid"\s*:\s*"%s"' % re.escape(m.uid.encode()), s)): m._head = h[0]   # laid out anew by somebody, perhaps
+        if m.uid and (h:=re.search(rb'"uid"\s*:\s*"%s"' % re.escape(m.uid.encode()), s)): m._head = s[:h.end()]   # as it is there: somebody may have laid it out anew
         return m
 
     def altered(self,

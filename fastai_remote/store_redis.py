@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from fastcore.basics import patch, store_attr
 
-from .core import CorruptSample, Manifest, MissingSample, Store, StoreFull, StoreNotFound, StoreUnavailable, sum_content
+from .core import CorruptSample, Manifest, MissingSample, Store, StoreFull, StoreNotFound, StoreUnavailable, UnsupportedFormat, sum_content
 
 # %% ../nbs/03_store_redis.ipynb #85665f6c
 def split_secret(
@@ -251,13 +251,17 @@ def parse_failures(
         return [(str(name), str(why)) for name,why in d]
     except (ValueError,KeyError,TypeError,RecursionError) as e: raise CorruptSample(f'{where}: the failures of chunk {k} are damaged: {e}') from None
 
-def read_manifest(link:RedisLink, name:str)->Manifest:
-    "The manifest of dataset `name`; raises `StoreNotFound`, which lists the names there are"
-    b = link.call(lambda c: c.get(f'{name}:meta'))
-    if b is None:
-        names = ', '.join(sorted(o.decode() for o in link.call(lambda c: c.smembers(_names)))) or 'none'
-        raise StoreNotFound(f'{link.url}: no dataset {name!r}; there are: {names}')
-    return Manifest.from_json(b, f'{link.url}, {name}')
+def read_manifest(link:RedisLink, name:str, tries:int=3)->Manifest:
+    "The manifest of dataset `name`; raises `StoreNotFound`, which lists the names there are, `UnsupportedFormat`, `CorruptSample`"
+    def get(): return link.call(lambda c: c.get(f'{name}:meta'))
+    b = get()
+    while b is not None:
+        try: return Manifest.from_json(b, f'{link.url}, {name}')
+        except (CorruptSample,UnsupportedFormat):
+            tries,was,b = tries-1,b,get()   # it may have been damaged on its way
+            if not tries or b==was: raise
+    names = ', '.join(sorted(o.decode(errors='replace') for o in link.call(lambda c: c.smembers(_names)))) or 'none'
+    raise StoreNotFound(f'{link.url}: no dataset {name!r}; there are: {names}')
 
 class RedisStore(Store):
     "A dataset in Redis: one value a sample, a batch a round trip"
@@ -273,7 +277,7 @@ class RedisStore(Store):
     @classmethod
     def names(cls, url:str, **kwargs)->list:
         "Names of the datasets at `url`"
-        return sorted(o.decode() for o in as_link(url, **kwargs).call(lambda c: c.smembers(_names)))
+        return sorted(o.decode(errors='replace') for o in as_link(url, **kwargs).call(lambda c: c.smembers(_names)))
 
     name = property(lambda self: self._name)
     @property
@@ -288,8 +292,15 @@ class RedisStore(Store):
         "As `_ask`; an answer that says something is missing, or another dataset there, is asked for again: it may have been damaged on its way"
         for _ in range(tries):
             try: return self._ask(idxs, fields)
-            except (MissingSample,StoreNotFound): pass
+            except MissingSample: pass
+            except StoreNotFound: self._read_manifest_again()
         return self._ask(idxs, fields)
+
+    def _read_manifest_again(self):
+        "It may have been laid out anew, and be of the same dataset; raises `CorruptSample` if it is damaged now"
+        try: m = read_manifest(self.link, self._name)
+        except StoreNotFound: return
+        if m.uid==self._uid: self._manifest = m
 
     def _ask(self, idxs, fields):
         "Values of `fields` of samples `idxs`, in one round trip; `f.crc` of a packed field f are the checksums in it"
@@ -353,19 +364,23 @@ class RedisStore(Store):
             gen = self.link.call(lambda c: c.hget(_generations, was)) or b'0'
             if not gen.isdigit() or int(gen)<m.generation: yield _generations,f'{was} has {gen!r}, and not {m.generation} or more: a new dataset called {was!r} would overwrite this one'
         if m.format<2: return
-        for f,d in m.fields.items():
-            if d['dtype'] is not None: yield from self._check_ends(f, element_size(d))
+        yield from self._check_ends()
         yield from self._check_failures(f'{m.prefix}:~failures#0')
 
-    def _check_ends(self, f, size, step=1<<22):
-        "What lies behind the last sample in the keys of packed field `f`: nothing, or zeros"
-        n,pre = self.manifest.n,self.manifest.prefix
-        for c in range((n>>_shift)+2):
-            key,end = f'{pre}:{f}#{c}',size*max(0, min(1<<_shift, n-(c<<_shift)))
-            for a in range(end, self.link.call(lambda c: c.strlen(key)), step):
+    def _check_ends(self, step=1<<22):
+        "What lies behind the last sample in the keys of packed fields: nothing, or zeros"
+        m = self.manifest
+        ends = {f'{m.prefix}:{f}#{c}':element_size(d)*max(0, min(1<<_shift, m.n-(c<<_shift)))
+                for f,d in m.fields.items() if d['dtype'] is not None for c in range((m.n>>_shift)+2)}
+        def lengths(c):
+            p = c.pipeline(transaction=False)
+            for k in ends: p.strlen(k)
+            return p.execute()
+        for (key,end),stop in zip(ends.items(), self.link.call(lengths)):
+            for a in range(end, stop, step):
                 b = self.link.call(lambda c: c.getrange(key, a, a+step-1))
                 if b.strip(b'\0'):
-                    yield key,f'{self._name}: {key} has bytes that are not zero behind its last value, at byte {a+len(b)-len(b.lstrip(bytes(1))):,}: damaged'
+                    yield key,f'{self.name}: {key} has bytes that are not zero behind its last value, at byte {a+len(b)-len(b.lstrip(bytes(1))):,}: damaged'
                     break
 
     def _check_failures(self, key):
