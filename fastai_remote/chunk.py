@@ -199,7 +199,7 @@ def plan_fields(
     res = {}
     for f,o in sample.items():
         utf8(f)
-        if any(c in f for c in ':#~@ ') or not f: raise ValueError(f'{f!r} cannot name a field: no space, and none of : # ~ @')
+        if any(c in f for c in ':#~@ ') or not f or f.endswith('.crc'): raise ValueError(f'{f!r} cannot name a field: no space, none of : # ~ @, and no .crc at the end, where checksums are')
         c = infer_codec(f, o) if get_codec(f) or f not in (codecs or {}) else codecs[f]
         if c=='cls' and f in vocab: res[f] = {'codec':c, 'dtype':narrow(0, max(len(vocab[f])-1, 0))}
         elif c=='cls': res[f] = {'codec':c, 'dtype':'i8', 'staged':True, 'text':isinstance(o, str)}

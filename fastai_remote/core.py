@@ -6,13 +6,14 @@ Docs: https://fastai-remote.github.io/fastai_remote/core.html.md"""
 
 # %% auto #0
 __all__ = ['StoreError', 'StoreUnavailable', 'StoreNotFound', 'StoreExists', 'StoreBusy', 'StoreFull', 'UnsupportedFormat',
-           'UnknownField', 'MissingSample', 'CorruptSample', 'Manifest', 'crc32s', 'Store', 'size_str', 'MemoryStore']
+           'UnknownField', 'MissingSample', 'CorruptSample', 'sum_content', 'seal', 'Manifest', 'crc32s', 'packed_crcs',
+           'Store', 'size_str', 'MemoryStore']
 
 # %% ../nbs/00_core.ipynb #9d10e490
-import json, zlib
+import json, re, sys, zlib
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from functools import partial
+from functools import cache, partial
 from html import escape
 
 import numpy as np
@@ -28,19 +29,34 @@ class StoreFull(StoreError): "The server has no room for more"
 class UnsupportedFormat(StoreError): "Written in a format that this version does not read"
 class UnknownField(StoreError): "No such field in this dataset"
 class MissingSample(StoreError): "Samples that should be there are not"
-class CorruptSample(StoreError): "The bytes of a sample are damaged"
+class CorruptSample(StoreError): "Stored bytes are damaged: of a sample, or of what describes the dataset"
 
 # %% ../nbs/00_core.ipynb #14d33f97
-_format = 1
-_shapes = dict(fields=lambda o: isinstance(o, dict) and isinstance(o.get('codec'), str) and o.get('dtype', 0) in (None, *'i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8'.split()),
-    splits=lambda o: isinstance(o, list) and list(map(type, o))==[int,int], vocab=lambda o: isinstance(o, list), counts=lambda o: isinstance(o, list), stats=lambda o: isinstance(o, dict))   # of what a manifest holds
+def sum_content(
+    d:dict # Anything JSON can say
+)->int: # crc32
+    "Checksum of the content of `d` without its own, `crc`: the same however the JSON is laid out"
+    return zlib.crc32(json.dumps({k:v for k,v in d.items() if k!='crc'}, sort_keys=True, separators=(',',':')).encode())
+
+def seal(d:dict)->str:
+    "`d` as JSON, with a checksum of its content under `crc`"
+    return json.dumps({**d, 'crc':sum_content(d)}, ensure_ascii=False, separators=(',',':'))
+
+_shapes = dict(
+    fields=lambda o: isinstance(o, dict) and isinstance(o.get('codec'), str) and o.get('check') in (None, 'u4')
+        and o.get('dtype', 0) in (None, *'i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8'.split()),
+    splits=lambda o: isinstance(o, list) and list(map(type, o))==[int,int],
+    vocab=lambda o: isinstance(o, list), counts=lambda o: isinstance(o, list), stats=lambda o: isinstance(o, dict))   # of what a manifest holds
 
 @dataclass
 class Manifest:
     "What a dataset knows of itself"
+    _format = 2 # The newest layout; a kind of manifest with another number sets its own
+    _sealed = 2 # Manifests of this format and newer have a checksum
+
     name:str # Name of the dataset
     n:int # Number of samples, numbered 0..n-1
-    fields:dict # `{field: {'codec': name, 'dtype': numpy dtype for fixed-width fields, else None}}`
+    fields:dict # `{field: {'codec': name, 'dtype': numpy dtype for fixed-width fields, else None, 'check': 'u4' where a crc32 follows each value}}`
     splits:dict = field(default_factory=dict) # `{split: [start, stop]}`, ranges of sample numbers
     vocab:dict = field(default_factory=dict) # `{field: list of labels}`, in the order of the stored codes
     nbytes:int = 0 # Bytes of all encoded values
@@ -51,28 +67,50 @@ class Manifest:
     generation:int = 1 # Counts the times a dataset of this name was written
     uid:str = '' # Tells this writing of the dataset from any other
     created:str = '' # Time of the commit, ISO 8601, UTC
-    format:int = _format # Version of the layout
+    format:int = 0 # Version of the layout; default: the newest
 
-    def to_json(self)->str: return json.dumps({'uid':self.uid, **asdict(self)}, ensure_ascii=False, separators=(',',':'))
+    def __post_init__(self):
+        self.format = self.format or self._format
+        self._head = None
+
+    def to_json(self)->str:
+        "As JSON, sealed with a checksum"
+        return seal({'uid':self.uid, **asdict(self)})
 
     @property
     def head(self)->bytes:
         "What the JSON begins with: enough to see whether a dataset is still the one that was opened"
-        return f'{{"uid":"{self.uid}"'.encode()
+        return self._head or f'{{"uid":"{self.uid}"'.encode()
 
     @classmethod
     def from_json(cls, s:str|bytes, where:str='manifest'):
-        "Parse `s`; raises `UnsupportedFormat`, naming `where`"
+        "Parse `s`; raises `UnsupportedFormat`, or `CorruptSample` if it does not match its checksum, naming `where`"
         try: d = json.loads(s)
         except (ValueError,RecursionError): raise UnsupportedFormat(f'{where}: not a manifest: {s[:40]!r}') from None
-        if not isinstance(d, dict) or not isinstance(d.get('format'), int): raise UnsupportedFormat(f'{where}: no format in {str(d)[:60]!r}')
-        if d['format']>_format:
-            raise UnsupportedFormat(f"{where}: format {d['format']}; this version reads up to {_format}: upgrade fastai_remote")
+        if not isinstance(d, dict) or type(d.get('format')) is not int: raise UnsupportedFormat(f'{where}: no format in {str(d)[:60]!r}')
+        if d['format']>cls._format:
+            raise UnsupportedFormat(f"{where}: format {d['format']}; this version reads up to {cls._format}: upgrade fastai_remote")
+        if d['format']<1: raise UnsupportedFormat(f"{where}: damaged: format {d['format']}")
+        if ('crc' in d or d['format']>=cls._sealed) and d.get('crc')!=sum_content(d):
+            raise CorruptSample(f'{where}: the manifest does not match its checksum: it was damaged or changed after it was written; '
+                                'restore it from a copy, or ingest the dataset again')
         known = cls.__dataclass_fields__
         bad = [k for k,o in known.items() if k not in d and k in ('name','n','fields') or k in d and not isinstance(d[k], o.type)]
         if not bad: bad = [f'{k} {f!r}' for k,ok in _shapes.items() for f,o in d.get(k, {}).items() if not ok(o)]
         if bad or not 0<=d['n']<1<<62: raise UnsupportedFormat(f"{where}: damaged: {', '.join(bad) or 'n'}")
-        return cls(**{k:v for k,v in d.items() if k in known})
+        m = cls(**{k:v for k,v in d.items() if k in known})
+        s = s.encode() if isinstance(s, str) else bytes(s)
+        if m.uid and (h:=re.search(rb'"uid"\s*:\s*"%s"' % re.escape(m.uid.encode()), s)): m._head = s[:h.end()]   # as it is there: somebody may have laid it out anew
+        return m
+
+    def altered(self,
+        s:bytes, # The JSON that this was read from
+    )->str: # What is wrong, or ''
+        "Has a byte of `s` changed without another meaning, such as `1e-05` to `1E-05`? JSON that somebody laid out anew differs in more than a few bytes"
+        want = self.to_json().encode()
+        if len(want)!=len(s): return ''
+        k = np.flatnonzero(np.frombuffer(want, np.uint8)!=np.frombuffer(s, np.uint8))
+        return f'byte {k[0]:,} of the manifest is not the one that was written, though it means the same' if 0<len(k)<=8 else ''
 
     def stamp(self):
         "Set `created` to now"
@@ -85,6 +123,40 @@ def crc32s(
 )->np.ndarray: # Their crc32, `uint32`
     "Checksums of `values`"
     return np.fromiter(map(zlib.crc32, values), np.uint32, len(values))
+
+@cache
+def _crc_tables():
+    "Flat array of 16 rows of 256: what a byte with d bytes after it adds to a crc32"
+    rows = [[zlib.crc32(bytes([b])+bytes(d))^zlib.crc32(bytes(1+d)) for b in range(256)] for d in range(16)]
+    return np.array(rows, np.uint32).ravel()
+
+def _little(a): return np.ascontiguousarray(a if sys.byteorder=='little' and a.dtype.isnative else a.astype(a.dtype.newbyteorder('<')))
+
+@cache
+def _crc_rows(k, w):
+    "Where in the tables the rows for `k` bytes of a number and `w` of a value begin, and the crc32 of zeros"
+    return 256*np.array([*range(k), *range(8, 8+w)])[:,None],np.uint32(zlib.crc32(bytes(w+8)))
+
+def packed_crcs(
+    values:np.ndarray, # Numbers of 1 to 8 bytes, shape (n,)
+    numbers:np.ndarray, # Their sample numbers, `int64`, shape (n,)
+    step:int=1<<15, # Values at a time
+)->np.ndarray: # `uint32`, shape (n,)
+    """Checksums of fixed-width values: crc32 of the value and then its sample number, 8 bytes, both big-endian
+
+    With the number in it, a value that is right and in the wrong place is noticed, too. A crc32 is linear: that of a message is the exclusive or of what
+    each of its bytes adds, which is looked up for all values at once."""
+    if len(values)>step: return np.concatenate([packed_crcs(values[a:a+step], numbers[a:a+step]) for a in range(0, len(values), step)])
+    n,w = len(values),values.dtype.itemsize
+    if not n: return np.zeros(0, np.uint32)
+    v = _little(values).view(np.uint8).reshape(n, w)   # the last byte of the message comes first
+    i = _little(numbers).view(np.uint8).reshape(n, 8)
+    k = (int(numbers.max()).bit_length()+7)//8   # bytes of numbers that are not all zero, and so add something
+    at = np.empty((k+w, n), np.intp)
+    at[:k],at[k:] = i[:,:k].T,v.T
+    rows,none = _crc_rows(k, w)
+    at += rows
+    return np.bitwise_xor.reduce(_crc_tables().take(at), axis=0, initial=none)
 
 # %% ../nbs/00_core.ipynb #6857a2ce
 def _same(o): return o
@@ -116,6 +188,21 @@ class Store:
     def _read(self, idxs, fields): raise NotImplementedError
     def _why_missing(self)->str: return 'was it deleted?'
     def _where(self, i, f)->str: return ''
+    def _place(self, i, f)->str: return ''
+    def _manifest_bytes(self)->bytes: return None
+
+    @property
+    def unchecked(self)->list:
+        "Names of what is stored without a checksum: fields, and `manifest`; `verify` says so"
+        m = self.manifest
+        return [f for f in self.fields if m.fields[f]['dtype'] is None and f'{f}.crc' not in m.fields]
+
+    def check_rest(self):
+        "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything"
+        if (b:=self._manifest_bytes()) is None: return
+        try: why = type(self.manifest).from_json(b, f'{self.name}').altered(b)
+        except StoreError as e: why = str(e)
+        if why: yield 'manifest',why
 
     def get_many(self,
         idxs, # Sample numbers in [0, n), in the order wanted; repeats allowed
@@ -126,7 +213,7 @@ class Store:
         idxs,fields,have = self._check_idxs(idxs), listify(fields), self.manifest.fields
         if unknown:=[f for f in fields if f not in have]:
             raise UnknownField(f"{self.name}: no field {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, self.fields))}")
-        crcs = [f'{f}.crc' for f in fields if check and f'{f}.crc' in have]
+        crcs = [f'{f}.crc' for f in fields if check and (f'{f}.crc' in have or have[f].get('check'))]
         res = self._read(idxs, list(dict.fromkeys(fields+crcs)))
         for f in fields:
             if isinstance(res[f], list) and None in res[f]: self._missing(idxs, f, res[f])
@@ -147,12 +234,19 @@ class Store:
         what = f'{len(gone)} of {len(idxs)} samples missing, first {gone[0]}' if len(idxs)>1 else f'sample {gone[0]} is missing'
         raise MissingSample(f'{self.name}: {what} (field {f!r}){self._where(gone[0], f)}: {self._why_missing()}')
 
+    def _differ(self, idxs, vals, crcs):
+        "Positions of the values of samples `idxs` that do not match their checksums"
+        return np.flatnonzero((crc32s(vals) if isinstance(vals, list) else packed_crcs(vals, idxs))!=crcs)
+
     def _compare(self, idxs, f, res, crcs):
-        bad = np.flatnonzero(crc32s(res[f])!=crcs)
-        if len(bad):
-            k = bad[0]
-            raise CorruptSample(f'{self.name}: sample {idxs[k]}, field {f!r}{self._where(idxs[k], f)}: the {len(res[f][k])} bytes do not match their checksum'
-                                f"{f' ({len(bad)} of {len(idxs)} samples read)' if len(idxs)>1 else ''}: damaged where they are stored; ingest it again")
+        "Raise `CorruptSample` unless the values of field `f` of samples `idxs`, `res[f]`, match their checksums"
+        bad,vals = self._differ(idxs, res[f], crcs),res[f]
+        if not len(bad): return
+        k = bad[0]
+        what = f'the {len(vals[k])} bytes do not match their checksum' if isinstance(vals, list) else f'the value {vals[k]} does not match its checksum'
+        many = f' ({len(bad)} of {len(idxs)} samples read)' if len(idxs)>1 else ''
+        raise CorruptSample(f'{self.name}: sample {idxs[k]}, field {f!r}{self._where(idxs[k], f)}: {what}{many}: '
+                            f'damaged where they are stored{self._place(idxs[k], f)}; ingest it again')
 
     def __repr__(self): return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
     def _repr_html_(self): return _table(self.name, {'samples':f'{len(self):,}', **{f:self._about(f) for f in self.fields},
@@ -190,13 +284,15 @@ class MemoryStore(Store):
         codecs:dict=None, # `{field: codec}` where the field's name does not say
     ):
         self.columns = {f:v for f,v in columns.items()}
-        for f,v in columns.items():
-            if isinstance(v, list): self.columns[f'{f}.crc'] = crc32s(v)
+        for f,v in columns.items(): self.columns[f'{f}.crc'] = crc32s(v) if isinstance(v, list) else packed_crcs(v, np.arange(len(v)))
         ns = {len(v) for v in columns.values()}
         if len(ns)!=1: raise ValueError(f'{name}: columns of different lengths {sorted(ns)}')
-        fields = {f:{'codec':(codecs or {}).get(f, f.rsplit('.',1)[-1]), 'dtype':None if isinstance(v, list) else v.dtype.str[1:]}
-                  for f,v in self.columns.items()}
-        nbytes = sum(sum(map(len, v)) if isinstance(v, list) else v.nbytes for v in self.columns.values())
+        fields = {}
+        for f,v in columns.items():
+            codec = (codecs or {}).get(f, f.rsplit('.',1)[-1])
+            if isinstance(v, list): fields[f],fields[f'{f}.crc'] = {'codec':codec, 'dtype':None},{'codec':'crc', 'dtype':'u4'}
+            else: fields[f] = {'codec':codec, 'dtype':v.dtype.str[1:], 'check':'u4'}
+        nbytes = sum(sum(map(len, v)) if isinstance(v:=self.columns[f], list) else v.nbytes for f in fields)
         self.manifest = Manifest(name, ns.pop(), fields, splits or {}, vocab or {}, nbytes).stamp()
 
     def _read(self, idxs, fields):

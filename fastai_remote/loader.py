@@ -138,7 +138,7 @@ class RemoteDL(TfmdDL):
     def _balanced(self):
         items,(f,w) = self.dataset.items,self.balance if isinstance(self.balance, tuple) else (self.balance,None)
         if not isinstance(items, RemoteItems): raise TypeError('balance needs the items of a store')
-        return WeightedOrder(self.n, lambda i: items.store.get_many(items.take(i), f)[f], items.store.class_weights(f) if w is None else w, self.rng.getrandbits(63))
+        return WeightedOrder(self.n, lambda i: items.store.get_many(items.take(i), f, check=True)[f], items.store.class_weights(f) if w is None else w, self.rng.getrandbits(63))
 
     @property
     def _sizes(self):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fastcore.basics import patch
 
 from .codec import get_codec, is_image
-from .core import CorruptSample, MissingSample, Store, StoreError, _table
+from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, UnsupportedFormat, _table
 from .ingest import IngestReport, _keep, to_redis
 from .parallel import parallel_map
 from .redis_keys import RedisStore
@@ -72,32 +72,52 @@ class VerifyReport:
     "What `verify` found"
     name:str # The dataset
     samples:int = 0 # Samples read
-    bad:int = 0 # Samples missing or damaged
+    bad:int = 0 # Samples missing or damaged, and damage in what is stored beside them
     failures:list = field(default_factory=list) # `(sample number, reason)` of the first 100
     seconds:float = 0. # Wall time
+    rest:list = field(default_factory=list) # `(what, reason)` of the first 100 places that are damaged outside the samples' values
+    unchecked:list = field(default_factory=list) # What has no checksums: damage that can still be decoded is not noticed there
+
+    def _verdict(self):
+        if self.bad: return f'{self.bad:,} missing or damaged'
+        return 'nothing missing, and all could be decoded' if self.unchecked else 'all good'
+
+    def _without(self): return f"no checksums: {', '.join(self.unchecked)}" if self.unchecked else ''
+
     def __repr__(self):
-        s = f"{self.name}: {self.samples:,} samples, {f'{self.bad:,} missing or damaged' if self.bad else 'all good'} ({self.samples/max(self.seconds, 1e-9):,.0f} samples/s)"
-        return '\n  '.join([s, *(f'{why}' for _,why in self.failures[:5]), *([f'… {self.bad-5:,} more'] if self.bad>5 else [])])
+        s = f'{self.name}: {self.samples:,} samples, {self._verdict()} ({self.samples/max(self.seconds, 1e-9):,.0f} samples/s)'
+        lines = [str(why) for _,why in self.rest+self.failures][:5]
+        if self.bad>len(lines): lines.append(f'… {self.bad-len(lines):,} more')
+        if self.unchecked: lines.append(f'{self._without()}; a copy has them, of what was read')
+        return '\n  '.join([s, *lines])
+
     def _repr_html_(self):
-        t = _table(self.name, {'samples':f'{self.samples:,}', 'bad':f'{self.bad:,}', 'time':f'{self.seconds:.1f} s'})
-        return t + (_table('bad', dict(self.failures[:10])) if self.failures else '')
+        t = _table(self.name, {'samples':f'{self.samples:,}', 'bad':f'{self.bad:,}', 'time':f'{self.seconds:.1f} s', 'not checked':self._without()})
+        return t + ''.join(_table(title, dict(o[:10])) for title,o in (('damaged',self.rest),('bad',self.failures)) if o)
 
 @patch
 def verify(self:Store,
     n_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
     chunk:int=2048, # Samples at a time
 )->VerifyReport:
-    "Read all samples, compare checksums, and decode; raises `StoreUnavailable`"
-    rep,t0 = VerifyReport(self.name),time.monotonic()
-    for n,bad,first in parallel_map(_verify, ((self.opener(), a, min(a+chunk, len(self))) for a in range(0, len(self), chunk)), n_workers):
-        rep.samples += n; rep.bad += bad
-        rep.failures = sorted(rep.failures+first)[:_keep]
+    "Read all that is stored, compare checksums, and decode the samples; says what has no checksums; raises `StoreUnavailable`"
+    rep,t0 = VerifyReport(self.name, unchecked=list(self.unchecked)),time.monotonic()
+    for what,why in self.check_rest():
+        rep.bad += 1
+        if len(rep.rest)<_keep: rep.rest.append((what,why))
+    try:
+        for n,bad,first in parallel_map(_verify, ((self.opener(), a, min(a+chunk, len(self))) for a in range(0, len(self), chunk)), n_workers):
+            rep.samples += n; rep.bad += bad
+            rep.failures = sorted(rep.failures+first)[:_keep]
+    except (CorruptSample,UnsupportedFormat,StoreNotFound):
+        if not rep.rest: raise   # else a worker could not open what is damaged, which is said already
     rep.seconds = time.monotonic()-t0
     return rep
 
 def _verify(opener, a, b, bs=128):
     "Samples a to b: how many, how many bad ones, and the first of these"
     store,bad,first = opener(),0,[]
+    _check(store, [])   # a manifest that cannot be read is no damage of samples
     for k in range(a, b, bs):
         idxs = range(k, min(b, k+bs))
         try: _check(store, idxs)

@@ -15,9 +15,9 @@ import redis
 from fastcore.basics import patch
 
 import fastai_remote.redis_commit   # a writer that can commit
-from .core import Manifest, StoreBusy, StoreExists, StoreNotFound
-from .redis_writer import RedisWriter, _generations, _ingests, _key_ranges, scan_hash
-from .store_redis import RedisLink, RedisStore, _names, as_link, read_manifest
+from .core import CorruptSample, Manifest, StoreBusy, StoreExists, StoreNotFound, seal
+from .redis_writer import RedisWriter, _ingests, _key_ranges, scan_hash
+from .store_redis import RedisLink, RedisStore, _generations, _names, as_link, parse_failures, read_manifest
 
 # %% ../nbs/03d_redis_admin.ipynb #c1f6f28c
 @patch
@@ -27,15 +27,17 @@ def remove(self:RedisWriter, dataset:bool=True):
     try:
         self._sweep()
         left = self.link.call(lambda c: c.get(self.key))
-        if left: self.drop(json.loads(left))
+        if left:
+            try: self.drop(self.read_plan(left))
+            except CorruptSample: self.forget()
         if not dataset:
             if left: return
             raise StoreNotFound(f'{self.link.url}: no unfinished ingest of {self.name!r}')
-        if (m:=self._committed()) is None:
+        if (m:=self._committed(True)) is None and not self.link.call(lambda c: c.exists(f'{self.name}:meta')):
             if left: return
             raise StoreNotFound(f'{self.link.url}: no dataset {self.name!r} to delete')
         def hide(p):
-            p.set(f'{self.name}:garbage', json.dumps(_key_ranges(m.prefix, m.fields, m.n)))
+            p.set(f'{self.name}:garbage', seal({'ranges':_key_ranges(m.prefix, m.fields, m.n) if m else []}))
             p.delete(f'{self.name}:meta')
             p.srem(_names, self.name)
         self._mine(hide)
@@ -53,8 +55,9 @@ def delete(cls:RedisStore,
 # %% ../nbs/03d_redis_admin.ipynb #f3dc4ac3
 @patch
 def failures(self:RedisStore):
-    "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`"
-    for _,v in scan_hash(self.link, f'{self.manifest.prefix}:~failures#0', 4): yield from map(tuple, json.loads(v))
+    "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`; raises `CorruptSample`"
+    key = f'{self.manifest.prefix}:~failures#0'
+    for k,v in scan_hash(self.link, key, 4): yield from parse_failures(k, v, f'{self.name}: {key}')
 
 # %% ../nbs/03d_redis_admin.ipynb #374011f6
 @patch(cls_method=True)
@@ -65,7 +68,8 @@ def unfinished(cls:RedisStore,
     link = as_link(url)
     def one(name):
         plan,done,lock = link.call(lambda c: c.pipeline().get(f'{name}:ingest').hlen(f'{name}:ingest:chunks').exists(f'{name}:ingest:lock').execute())
-        plan = json.loads(plan) if plan else {}
+        try: plan = json.loads(plan) if plan else {}
+        except ValueError: plan = {}   # damaged, as the same call will say
         return dict(name=name, chunks=done, of=None if plan.get('open') else -(-plan['n']//plan['chunk']) if plan else 0, began=plan.get('began', ''), running=bool(lock))
     return [one(o.decode()) for o in sorted(link.call(lambda c: c.smembers(_ingests)))]
 

@@ -8,7 +8,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/redis_commit.html.md"""
 __all__ = []
 
 # %% ../nbs/03c_redis_commit.ipynb #12238236
-import json, uuid
+import uuid, zlib
 from array import array
 
 import numpy as np
@@ -16,41 +16,46 @@ from fastcore.basics import patch
 
 import fastai_remote.rasterise   # strokes are a codec too
 from .commit import ServerRestarted, fill_moves, label_hash, narrow
-from .core import Manifest, StoreError
-from .redis_writer import RedisWriter, _ingests, _key_ranges, _queue_set, scan_hash
+from .core import CorruptSample, Manifest, StoreError, packed_crcs, seal
+from .redis_writer import RedisWriter, _ingests, _key_ranges, _queue_set, _stats_crc, scan_hash
 from .stats import ImageStats
-from .store_redis import RedisStore, _names, _packed, _queue_packed, _shift
+from .store_redis import RedisStore, _element, _names, _packed, _queue_packed, _shift, element_size
 
 # %% ../nbs/03c_redis_commit.ipynb #71880f1a
 @patch
 def commit(self:RedisWriter)->Manifest:
     "Close the holes, settle the labels, and make the dataset visible; the one it replaces is removed"
     plan,holes,nbytes,failed,left,run = self.plan,array('q'),0,0,-(-self.plan['n']//self.plan['chunk']),self.server_run()
+    stats = self._stats()   # before anything is moved: if they are damaged, chunks are written again
     for _,r in self.records():
         holes.extend(r['holes'])
         nbytes,failed,left = nbytes+r['bytes'],failed+r['failed'],left-1
     if left: raise ServerRestarted(f'{self.link.url}: {left:,} chunks of {self.name!r} are not written, or the server lost them; repeat the same call to go on')
     splits,moves = fill_moves(plan['splits'] or {'':[0,plan['n']]}, np.sort(np.frombuffer(holes, np.int64)) if holes else np.zeros(0, np.int64))
+    if 'moved' not in plan and any(len(src) for src,_ in moves):   # from now on no chunk can be written again
+        plan = self.plan = {**plan, 'moved':0}
+        self._mine(lambda p: p.set(self.key, seal(plan)), run)
     for k,(src,dst) in enumerate(moves):   # a split's moves can be repeated, but not after those of the next one
         if k<plan.get('moved', 0): continue
         self._move(src, dst, run)
         plan = {**plan, 'moved':k+1}
-        self._mine(lambda p: p.set(self.key, json.dumps(plan)), run)
+        self._mine(lambda p: p.set(self.key, seal(plan)), run)
     n = next(reversed(splits.values()))[1]
     m = Manifest(self.name, n, dict(plan['fields']), {k:v for k,v in splits.items() if k}, dict(plan['vocab']), nbytes, failed, prefix=plan['prefix'], generation=plan['generation'])
-    m.stats = self._stats()
+    m.stats = stats
+    self._clear_ends(n, run)
     for f,d in plan['fields'].items():
         if d.get('staged'): m.fields[f] = self._settle(f, d, m, n, run)
-        elif d['codec']=='cls': self._count(f, d['dtype'], m)
+        elif d['codec']=='cls': self._count(f, d, m)
         elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = self._labels(f)
-    old,m.uid = self._committed(),uuid.uuid4().hex
+    old,m.uid = self._committed(True),uuid.uuid4().hex
     garbage = _key_ranges(plan['prefix'], {f:d for f,d in plan['fields'].items() if d.get('staged')}, plan['n'], '~')
     if old: garbage += _key_ranges(old.prefix, old.fields, old.n)
     def switch(p):
         p.set(f'{self.name}:meta', m.stamp().to_json())
         p.sadd(_names, self.name)
         p.srem(_ingests, self.name)
-        p.set(f'{self.name}:garbage', json.dumps(garbage))
+        p.set(f'{self.name}:garbage', seal({'ranges':garbage}))
         p.delete(*self._state(plan))
     self._mine(switch, run)
     self._sweep()
@@ -58,7 +63,16 @@ def commit(self:RedisWriter)->Manifest:
     return m
 
 @patch
-def _labels(self:RedisWriter, f): return sorted(o.decode() for o in self.link.call(lambda c: c.smembers(f'{self.key}:vocab:{f}')))
+def _damaged(self:RedisWriter, what): return CorruptSample(f'{self.name}: {what} in {self.link.url} is damaged: {self.how_to_abandon()} drops what is there, then ingest again')
+
+@patch
+def _labels(self:RedisWriter, f):
+    "All labels of field `f`, sorted; raises `CorruptSample`"
+    key,res = f'{self.key}:vocab:{f}',[]
+    for b in self.link.call(lambda c: c.smembers(key)):
+        if int.from_bytes(b[:4], 'big')!=zlib.crc32(b[4:]): raise self._damaged(f'label {b[4:60]!r} of field {f!r}, in key {key},')
+        res.append(b[4:].decode())
+    return sorted(res)
 
 @patch
 def _move(self:RedisWriter, src, dst, run, step=500):
@@ -74,22 +88,43 @@ def _move(self:RedisWriter, src, dst, run, step=500):
         for r in res if isinstance(res, list) else ():
             if isinstance(r, Exception) and 'no such key' not in str(r): raise r
         for f,d in fields.items():
-            if d['dtype'] is not None: self._move_packed(f'{f}~' if d.get('staged') else f, d['dtype'], s, t, run)
+            if d['dtype'] is not None: self._move_packed(f'{f}~' if d.get('staged') else f, d, s, t, run)
 
 @patch
-def _move_packed(self:RedisWriter, f, dtype, src, dst, run):
+def _move_packed(self:RedisWriter, f, d, src, dst, run, tries=3):
+    "Move packed values, whose checksums are of their new numbers then; raises `CorruptSample`"
+    dtype,check = d['dtype'],d.get('check')
     def read(c):
         p = c.pipeline(transaction=False)
-        plan = _queue_packed(p, self.plan['prefix'], f, dtype, src)
-        return _packed(plan, iter(p.execute()), dtype, len(src))[0]
-    o,vals = np.argsort(dst),self.link.call(read)
-    self._mine(lambda p: _queue_set(p, self.plan['prefix'], f, dtype, dst[o], vals[o]), run)
+        plan,crcs = _queue_packed(p, self.plan['prefix'], f, dtype, src, check),np.zeros(len(src), np.uint32) if check else None
+        return _packed(plan, iter(p.execute()), dtype, len(src), crcs)[0],crcs
+    for _ in range(tries):   # an answer may be damaged on its way
+        vals,crcs = self.link.call(read)
+        bad = src[packed_crcs(vals, src)!=crcs] if check else ()
+        if not len(bad): break
+    else: raise self._damaged(f"the value of {f.removesuffix('~')!r} for sample {bad[0]}, in key {self.plan['prefix']}:{f}#{bad[0]>>_shift},")
+    o = np.argsort(dst)
+    self._mine(lambda p: _queue_set(p, self.plan['prefix'], f, dtype, dst[o], vals[o], check), run)
+
+@patch
+def _clear_ends(self:RedisWriter, n, run, step=1<<22):
+    "Overwrite with zeros what samples that were moved have left behind the last one, and remove keys that hold nothing else"
+    pre = self.plan['prefix']
+    for f,d in self.plan['fields'].items():
+        if d['dtype'] is None or d.get('staged'): continue
+        size = element_size(d)
+        for c in range(n>>_shift, 1+(self.plan['n']>>_shift)):
+            key,end = f'{pre}:{f}#{c}',size*max(0, n-(c<<_shift))
+            stop = self.link.call(lambda c: c.strlen(key))
+            if not end and stop: self._mine(lambda p: p.unlink(key), run)
+            for a in range(end, stop if end else 0, step): self._mine(lambda p: p.setrange(key, a, bytes(min(step, stop-a))), run)
 
 @patch
 def _settle(self:RedisWriter, f, d, m, n, run, step=1<<19):
     "Turn the staged hashes or ints of label field `f` into codes; returns what the manifest says of it"
     pre,labels = self.plan['prefix'],self._labels(f)
-    def chunks(): return self._scan(f'{f}~', 'i8', n, step)
+    def chunks(): return self._scan(f'{f}~', d, n, step)
+    if d.get('text') and not labels: raise StoreError(f'{self.name}: the server lost labels of {f!r}; RedisStore.delete drops what is there, then ingest again')
     if labels:
         h = label_hash(labels)
         o = np.argsort(h)
@@ -100,42 +135,66 @@ def _settle(self:RedisWriter, f, d, m, n, run, step=1<<19):
             if (h[o][i]!=v).any(): raise StoreError(f'{self.name}: the server lost labels of {f!r}; RedisStore.delete drops what is there, then ingest again')
             return o[i]
     else:
-        lo,hi = 0,0
-        for _,v in chunks(): lo,hi = min(lo, int(v.min())),max(hi, int(v.max()))
-        dtype = narrow(lo, hi)
-        def codes(v): return v
-        if lo==0 and hi<1<<20: m.vocab[f] = list(range(hi+1))
+        dtype,ints = self._distinct(chunks())
+        if ints is None:
+            def codes(v): return v
+        else:
+            m.vocab[f],dtype = ints.tolist(),narrow(0, len(ints)-1)
+            def codes(v): return np.searchsorted(ints, v)
     counts = np.zeros(len(m.vocab.get(f, [])), np.int64)
     for a,v in chunks():
         c = codes(v)
-        self._mine(lambda p: _queue_set(p, pre, f, dtype, np.arange(a, a+len(v)), c), run)
+        self._mine(lambda p: _queue_set(p, pre, f, dtype, np.arange(a, a+len(v)), c, d.get('check')), run)
         if len(counts): counts += np.bincount(c, minlength=len(counts))
     if len(counts): m.counts[f] = counts.tolist()
-    return {'codec':d['codec'], 'dtype':dtype}
+    return {k:v for k,v in dict(codec=d['codec'], dtype=dtype, check=d.get('check')).items() if v}
 
 @patch
-def _scan(self:RedisWriter, f, dtype, n, step=1<<19):
-    "All values of packed field `f`, as an iterator of `(first position, array)`"
-    d = np.dtype(dtype)
+def _distinct(self:RedisWriter, chunks, most=1<<20):
+    "The narrowest dtype of ints that come in `chunks`, and which there are, sorted; None for these if they are more than `most`, which are numbers rather than classes"
+    lo,hi,ints = 0,0,np.zeros(0, np.int64)
+    for _,v in chunks:
+        lo,hi = min(lo, int(v.min())),max(hi, int(v.max()))
+        if ints is not None: ints = np.union1d(ints, v)
+        if ints is not None and len(ints)>most: ints = None
+    return narrow(lo, hi),ints
+
+@patch
+def _scan(self:RedisWriter, f, d, n, step=1<<19, tries=3):
+    "All values of packed field `f`, as an iterator of `(first position, array)`; raises `CorruptSample`"
+    size,dtype,check,pre = element_size(d),np.dtype(d['dtype']),d.get('check'),self.plan['prefix']
     for a in range(0, n, step):
-        pos,k = a&((1<<_shift)-1),min(step, n-a)
-        raw = self.link.call(lambda c: c.getrange(f"{self.plan['prefix']}:{f}#{a>>_shift}", pos*d.itemsize, (pos+k)*d.itemsize-1))
-        if len(raw)<d.itemsize*k: raise StoreError(f'{self.name}: the server lost values of {f!r}; RedisStore.delete drops what is there, then ingest again')
-        yield a,np.frombuffer(raw, d.newbyteorder('>')).astype(d)
+        pos,k,key = a&((1<<_shift)-1),min(step, n-a),f'{pre}:{f}#{a>>_shift}'
+        for _ in range(tries):   # an answer may be damaged on its way
+            raw = self.link.call(lambda c: c.getrange(key, pos*size, (pos+k)*size-1))
+            if len(raw)<size*k: raise StoreError(f'{self.name}: the server lost values of {f!r}; RedisStore.delete drops what is there, then ingest again')
+            if not check:
+                v,bad = np.frombuffer(raw, dtype.newbyteorder('>')).astype(dtype),()
+                break
+            e = np.frombuffer(raw, _element(dtype))
+            v = e['value'].astype(dtype)
+            bad = np.flatnonzero(packed_crcs(v, np.arange(a, a+k))!=e['crc'])
+            if not len(bad): break
+        if len(bad): raise self._damaged(f"the value of {f.removesuffix('~')!r} for sample {a+bad[0]}, in key {key} at byte {(pos+bad[0])*size:,},")
+        yield a,v
 
 @patch
-def _count(self:RedisWriter, f, dtype, m):
+def _count(self:RedisWriter, f, d, m):
     "Count the labels of `f`, whose vocabulary was given"
     counts = np.zeros(len(m.vocab[f]), np.int64)
-    for _,v in self._scan(f, dtype, m.n): counts += np.bincount(v, minlength=len(counts))
+    for _,v in self._scan(f, d, m.n): counts += np.bincount(v, minlength=len(counts))
     m.counts[f] = counts.tolist()
 
 @patch
 def _stats(self:RedisWriter):
     "What chunks gathered of their images, added up in the same order each time"
     if not (parts:=dict(scan_hash(self.link, f'{self.key}:stats'))): return {}
+    if bad:=[k for k,b in parts.items() if b[-4:]!=_stats_crc(k, b[:-4])]:
+        if 'moved' in self.plan: raise self._damaged(f'what was gathered of the images of chunk {bad[0]}, in key {self.key}:stats,')
+        self._mine(lambda p: p.hdel(f'{self.key}:chunks', *bad))
+        raise ServerRestarted(f'{self.link.url}: what was gathered of the images of {len(bad)} chunks of {self.name!r} is damaged; repeat the same call to write these again')
     res = ImageStats()
-    for k in sorted(parts): res += ImageStats.from_bytes(parts[k])
+    for k in sorted(parts): res += ImageStats.from_bytes(parts[k][:-4])
     return {self.plan['stats']:res.summary()}
 
 # %% ../nbs/03c_redis_commit.ipynb #8983b2c0
@@ -153,7 +212,7 @@ def room(self:RedisWriter,
         return p.info('memory').execute(raise_on_error=False)
     *sizes,m = self.link.call(go)
     sizes = [s+16 for s in sizes if isinstance(s, int)]   # 16: a slot in the table of keys, as it doubles
-    each = sum(np.dtype(d['dtype']).itemsize*(2 if d.get('staged') else 1) for d in fields.values() if d['dtype'])+(len(var)*sum(sizes)/len(sizes) if sizes else 0)
+    each = sum(element_size(d)*(2 if d.get('staged') else 1) for d in fields.values() if d['dtype'])+(len(var)*sum(sizes)/len(sizes) if sizes else 0)
     if not isinstance(m, dict): return each,None,None
     limit = m.get('maxmemory') or m.get('total_system_memory')
     return each,limit-m['used_memory'] if limit else None,limit
@@ -162,7 +221,9 @@ def room(self:RedisWriter,
 @patch
 def claim(self:RedisWriter)->int:
     "A chunk number that nobody else has"
-    return self._mine(lambda p: p.incr(f'{self.key}:next'))[0]-1
+    while True:
+        k = self._mine(lambda p: p.incr(f'{self.key}:next'))[0]-1
+        if not self._mine(lambda p: p.setbit(f'{self.key}:claims', k, 1))[0]: return k   # else the counter was damaged, and had been there
 
 @patch
 def undo(self:RedisWriter, k:int):

@@ -20,7 +20,7 @@ from .store_redis import RedisLink, as_link
 
 # %% ../nbs/03e_redis_keys.ipynb #f9f7a9b6
 class RedisKeys(RedisStore):
-    "A dataset under keys that others wrote: field `x`, and `cls` for labels"
+    "A dataset under keys that others wrote: field `x`, and `cls` for labels; without checksums, as nobody wrote any"
     def __init__(self, url, x, y, n, codec='npz', vocab=None, start=0, image=True, **kwargs):
         self.link = as_link(url, **kwargs)
         if y is not None and not vocab: raise ValueError('labels need a vocab: the names of 0, 1, 2, …')
@@ -51,6 +51,8 @@ class RedisKeys(RedisStore):
     def _label(self, i, v):
         if not v.isdigit() or int(v)>=len(self.vocab): raise CorruptSample(f"{self.name}: sample {i}: {self._keys('cls', [i])[0]} holds {v[:20]!r}, not an int below {len(self.vocab)}")
         return int(v)
+    unchecked = property(lambda self: self.fields)
+    def check_rest(self): return iter(())   # there is nothing but the values
     def __getstate__(self): return dict(self.__dict__)
 
 @patch(cls_method=True)
@@ -65,6 +67,9 @@ def from_keys(cls:RedisStore,
     image:bool=True, # Are arrays pictures, of shape (h,w), (h,w,1) or (h,w,3)?
     **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
 )->RedisKeys: # Fields `x`, and `cls` for labels
-    "A dataset under keys that others wrote, one value and one int label a key; raises `ValueError`"
+    """A dataset under keys that others wrote, one value and one int label a key; raises `ValueError`
+
+    Such a dataset has no checksums. A flipped bit is noticed where a value cannot be decoded any more, or a label is no number of a class; one that turns
+    a label into another, or a pixel, is not, and `verify` says so. A copy, `store.copy(url, name)`, has checksums of what was read."""
     if n is None: raise ValueError('n: the number of samples, or {split: samples}')
     return RedisKeys(url, x, y, n, codec, vocab, start, image, **kwargs)

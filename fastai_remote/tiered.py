@@ -130,6 +130,8 @@ class TieredStore(Store):
     def opener(self): return OpenTiered(self)
     def _where(self, i, f): return self.store._where(i, f)
     def _why_missing(self): return self.store._why_missing()
+    unchecked = property(lambda self: self.store.unchecked)
+    def check_rest(self): return self.store.check_rest()
     def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k not in ('_fills','_counts')}
     def __setstate__(self, d): self.__dict__.update(d); self._begin()
     def __copy__(self): return self
@@ -145,7 +147,7 @@ class TieredStore(Store):
 
     @property
     def _var(self): return [f for f in self.fields if self._kept(f)]
-    def _kept(self, f): return self.manifest.fields[f]['dtype'] is None and f'{f}.crc' in self.manifest.fields
+    def _kept(self, f): return self.manifest.fields.get(f, {'dtype':''})['dtype'] is None and f'{f}.crc' in self.manifest.fields
     def _keys(self, fields, ids): return [f'{self.prefix}:{f}:{i}' for f in fields for i in ids]
 
     @property

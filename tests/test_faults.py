@@ -1,5 +1,5 @@
 "What bad things get: each fault brought about for real, on real servers and processes, and the answer promised for it"
-import io, json, os, pickle, random, re, shutil, signal, socket, subprocess, sys, threading, time, traceback, zipfile
+import io, json, os, pickle, random, re, shutil, signal, socket, struct, subprocess, sys, threading, time, traceback, zipfile, zlib
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -175,8 +175,8 @@ def test_undecodable(fresh, pics, num_workers):
         with within(30), fails(CorruptSample, match="pics: sample 12, field 'jpg'"): run_through(loaders(pics, check=False, num_workers=num_workers))
 
 def test_wild_code(fresh, pics):
-    "A label's code out of range is damage too"
-    client(fresh).setrange('pics:cls#0', 5, b'\xee')
+    "A label's code out of range is damage too, though its checksum is right"
+    client(fresh).setrange('pics:cls#0', 5*5, struct.pack('>BI', 238, zlib.crc32(struct.pack('>BQ', 238, 5))))
     with pytest.raises(CorruptSample, match="pics: sample 5, field 'cls': code 238, but there are 3 labels"): run_through(loaders(pics))
 
 # --- a server that goes away, or does not answer

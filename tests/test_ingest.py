@@ -1,5 +1,5 @@
 "`to_redis`, from every kind of source: nothing lost, nothing twice, holes closed, failures named, no key left over"
-import random, re, threading, time
+import random, re, threading, time, zlib
 
 import numpy as np
 import pandas as pd
@@ -145,12 +145,36 @@ def test_vocab_given(put):
     s,rep = put([{'cls':i} for i in (0,1,2,5)], 'codes', vocab=['x','y','z'], shuffle=False)
     assert (values(s, 'cls'),rep.failed)==(['x','y','z'],1)
 
-def test_int_labels(put):
-    "Whole numbers without a vocabulary are codes as they are; those that cannot be are numbers"
-    s,_ = put([{'cls':i} for i in (3,0,7,7)], shuffle=False)
-    assert (values(s, 'cls'),s.vocab)==([3,0,7,7],list(range(8)))
-    s,_ = put([{'cls':i} for i in (-3,40_000,5)], 'wide', shuffle=False)
-    assert (values(s, 'cls'),s.vocab)==([-3,40_000,5],[])
+@pytest.mark.parametrize('labels', [(3,0,7,7),(3,7,3),(100_000,100_001),(-3,40_000,5),(-1,-2),tuple(range(10))], ids=str)
+def test_integer_labels_are_categories(put, labels):
+    "The vocabulary is the integers there are, sorted, as in stock fastai; codes number these, and the label comes back"
+    s,_ = put([{'cls':i, 'id':k} for k,i in enumerate(labels)])
+    want = sorted(set(labels))
+    assert s.vocab==want and s.manifest.counts['cls']==[labels.count(i) for i in want]
+    assert values(s, 'cls')==[labels[k] for k in values(s, 'id')] and [s[i]['cls'] for i in range(len(s))]==values(s, 'cls')
+    assert s.get_many(range(len(s)), 'cls')['cls'].tolist()==[want.index(labels[k]) for k in values(s, 'id')]
+    c,_ = put(s, 'copy', shuffle=False)
+    assert (c.vocab,values(c, 'cls'))==(want,values(s, 'cls'))
+
+def test_integers_are_codes_where_classes_have_names(put):
+    "`vocab=`, or the source, names the classes: then a whole number is a code"
+    s,rep = put([{'cls':i} for i in (2,0,2)], vocab=['x','y','z'], shuffle=False)
+    assert (values(s, 'cls'),s.vocab,rep.failed)==(['z','x','z'],['x','y','z'],0)
+
+def test_too_many_integers_for_categories(put):
+    "More than a million different ones are numbers: no vocabulary, and they stay as they are"
+    n,at = (1<<20)+1,[0,7,1<<20]
+    s,_ = put(Integers(n), shuffle=False, chunk=1<<17)
+    assert s.vocab==[] and s.get_many(at, 'cls', check=True)['cls'].tolist()==[5*i-9 for i in at] and s[7]['cls']==26
+
+class Integers:
+    "A source of one label a sample, all different"
+    vocab = splits = None
+    def __init__(self, n): self.n = n
+    def __len__(self): return self.n
+    def take(self, idxs): return [(f'item {i}',i) for i in idxs.tolist()]
+    def load(self, i): return {'cls':5*i-9}
+    def fingerprint(self): return self.n
 
 def test_labels(put):
     "Any number of labels a sample; the vocabulary is all there are, or the one given"
@@ -413,39 +437,46 @@ def test_names(put, server):
 
 # --- packed keys
 
-@pytest.mark.parametrize('dtype', ['u1','i2','u4','i8','f4','f8'])
-def test_packed_near_and_far(server, dtype):
+def crcs_of(vals, pos): return [zlib.crc32(v.tobytes()+int(i).to_bytes(8, 'big')) for v,i in zip(vals.astype(vals.dtype.newbyteorder('>'))[:,None], pos)]
+
+@pytest.mark.parametrize('check', [None,'u4'])
+@pytest.mark.parametrize('dtype', ['i1','u1','f2','i2','u4','i4','i8','f4','f8'])
+def test_packed_near_and_far(server, dtype, check):
     "Positions close together come as one copy, others each by itself; both the same, and both know where the string ends"
     pos,c = np.arange(3000),RedisLink(server.url).client
-    vals = np.random.default_rng(0).integers(-2**31, 2**31, 3000).astype('i8').view('u8').astype(dtype) if dtype[0]!='f' else np.random.default_rng(0).normal(size=3000).astype(dtype)
+    vals = np.random.default_rng(0).integers(-2**63, 2**63, 3000, dtype='i8').view('u8').astype(dtype) if dtype[0]!='f' else np.random.default_rng(0).normal(size=3000).astype(dtype)
     p = c.pipeline(transaction=False)
-    _queue_set(p, 'b', 'f', dtype, pos, vals)
+    _queue_set(p, 'b', 'f', dtype, pos, vals, check)
     p.execute()
     for o,cmd in ((np.array([5,3,3,30]),'GETRANGE'), (np.arange(100, 400)[::-1],'GETRANGE'), (np.array([0,2999,17]),'BITFIELD_RO'), (np.array([7]),'GETRANGE')):
-        plan = _queue_packed(p, 'b', 'f', dtype, o)
+        plan,crcs = _queue_packed(p, 'b', 'f', dtype, o, check),np.zeros(len(o), 'u4') if check else None
         assert p.command_stack[0][0][0]==cmd
-        got,gone = _packed(plan, iter(p.execute()), dtype, len(o))
+        got,gone = _packed(plan, iter(p.execute()), dtype, len(o), crcs)
         assert got.dtype==np.dtype(dtype) and got.tobytes()==vals[o].tobytes() and gone==[]
+        if check: assert crcs.tolist()==crcs_of(vals[o], o)
     for o,want in ((np.array([2998,3001,2999,3000]),[1,3]), (np.array([3005,3006]),[0,1]), (np.array([3,9000]),[1])):
-        plan = _queue_packed(p, 'b', 'f', dtype, o)
-        assert _packed(plan, iter(p.execute()), dtype, len(o))[1]==want
+        plan = _queue_packed(p, 'b', 'f', dtype, o, check)
+        assert _packed(plan, iter(p.execute()), dtype, len(o), np.zeros(len(o), 'u4') if check else None)[1]==want
     c.delete('b:f#0')
 
-@pytest.mark.parametrize('dtype', ['u1','i2'])
-def test_packed_boundary(server, dtype):
+@pytest.mark.parametrize('dtype,check', [('u1',None),('i2',None),('u1','u4'),('f8','u4')])
+def test_packed_boundary(server, dtype, check):
     "Positions on both sides of 2**24 go into two keys and come back, in any order"
     pos = (1<<_shift)+np.array([-3,-2,-1,0,1,2,5])
     vals = np.array([1,2,3,100,5,6,7], dtype)
     c = RedisLink(server.url).client
     p = c.pipeline(transaction=False)
-    _queue_set(p, 'b', 'f', dtype, pos, vals)
+    _queue_set(p, 'b', 'f', dtype, pos, vals, check)
+    size = vals.itemsize+(4 if check else 0)
+    def crcs(n): return np.zeros(n, 'u4') if check else None
     assert len(p)==3 and [len(r) for r in _runs(pos)]==[3,3,1]
     p.execute()
-    assert {k:c.strlen(k) for k in ('b:f#0','b:f#1')}=={'b:f#0':vals.itemsize<<_shift, 'b:f#1':6*vals.itemsize}
+    assert {k:c.strlen(k) for k in ('b:f#0','b:f#1')}=={'b:f#0':size<<_shift, 'b:f#1':6*size}
     for o in (np.arange(7),np.array([6,0,3,2,2,5])):
-        plan = _queue_packed(p, 'b', 'f', dtype, pos[o])
-        got,gone = _packed(plan, iter(p.execute()), dtype, len(o))
+        plan,seen = _queue_packed(p, 'b', 'f', dtype, pos[o], check),crcs(len(o))
+        got,gone = _packed(plan, iter(p.execute()), dtype, len(o), seen)
         assert got.tolist()==vals[o].tolist() and gone==[]
-    plan = _queue_packed(p, 'b', 'f', dtype, np.array([(1<<_shift)+6,(1<<_shift)-1,(2<<_shift)+1]))
-    assert _packed(plan, iter(p.execute()), dtype, 3)[1]==[0,2]
+        if check: assert seen.tolist()==crcs_of(vals[o], pos[o])
+    plan = _queue_packed(p, 'b', 'f', dtype, np.array([(1<<_shift)+6,(1<<_shift)-1,(2<<_shift)+1]), check)
+    assert _packed(plan, iter(p.execute()), dtype, 3, crcs(3))[1]==[0,2]
     c.delete('b:f#0', 'b:f#1')

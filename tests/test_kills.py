@@ -373,7 +373,7 @@ def test_verify_finds_all(fresh):
     for n_workers,chunk in ((1,2048),(2,100)):
         rep = RedisStore(fresh.url, 'd').verify(n_workers=n_workers, chunk=chunk)
         assert (rep.samples,rep.bad,[i for i,_ in rep.failures])==(3000,137,bad[:100])
-    c.setrange('d:cls#0', 1234, b'\x77')
+    c.setrange('d:cls#0', 5*1234, b'\x77')   # a label and its checksum are five bytes
     assert RedisStore(fresh.url, 'd').verify(**{'n_workers':1}).bad==138-(1234 in bad)
 
 # --- names that change hands, and what is left

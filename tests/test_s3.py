@@ -84,7 +84,7 @@ def put(s, folder, name, b): s.client().put_object(Bucket=s.bucket, Key=f'{folde
 def alike(a, b):
     "Are two folders the same, byte for byte, but for name, time and number of the writing?"
     if a.keys()!=b.keys(): return False
-    ms = [{k:v for k,v in json.loads(o['manifest.json']).items() if k not in ('uid','created','name')} for o in (a,b)]
+    ms = [{k:v for k,v in json.loads(o['manifest.json']).items() if k not in ('uid','created','name','crc')} for o in (a,b)]
     return ms[0]==ms[1] and all(a[k]==b[k] for k in a if k!='manifest.json')
 
 def gets(p, end='.tar'): return [(path.rsplit('/', 1)[-1],r) for m,path,r,_ in list(p.log) if m=='GET' and path.endswith(end)]

@@ -48,7 +48,7 @@ def seen(folder):
     "All bytes of a folder, but for when and by whom the manifest was written"
     res = {n:(Path(folder)/n).read_bytes() for n in names(folder) if (Path(folder)/n).is_file()}
     m = json.loads(res.pop('manifest.json'))
-    return res | {'manifest':{k:v for k,v in m.items() if k not in ('uid','created')}}
+    return res | {'manifest':{k:v for k,v in m.items() if k not in ('uid','created','crc')}}
 
 def members(path):
     with tarfile.open(path) as t: return [(m.name, m.offset_data, t.extractfile(m).read()) for m in t]

@@ -1,5 +1,5 @@
 "The contract that every store keeps: one suite, run over each of them"
-import atexit, copy, os, pickle, shutil, tempfile
+import atexit, copy, os, pickle, shutil, struct, tempfile, zlib
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -143,18 +143,23 @@ def test_one_round_trip_a_batch(server):
     assert len(sent)==1
 
 def test_the_layout_is_what_it_says(server):
-    "A value is the file itself; a column is big-endian"
+    "A value is the file itself; a column is big-endian, and each value followed by the crc32 of value and sample number; a column of checksums is plain"
     c = redis(server).link.client
     assert c.get('all:png:3')[:4]==b'\x89PNG' and c.get('all:txt:3')==b'picture 3'
-    assert np.frombuffer(c.get('all:score.f4#0'), '>f4')[:3].tolist()==[0,1/8,2/8] and c.get('all:cls#0')[:4]==b'\0\1\2\0'
+    score,cls = np.frombuffer(c.get('all:score.f4#0'), '>f4,>u4'),np.frombuffer(c.get('all:cls#0'), 'u1,>u4')
+    assert score['f0'].tolist()==[i/8 for i in range(n)] and cls['f0'].tolist()==[i%3 for i in range(n)]
+    assert score['f1'].tolist()==[zlib.crc32(struct.pack('>fQ', i/8, i)) for i in range(n)] and cls['f1'].tolist()==[zlib.crc32(struct.pack('>BQ', i%3, i)) for i in range(n)]
+    assert np.frombuffer(c.get('all:txt.crc#0'), '>u4').tolist()==[zlib.crc32(f'picture {i}'.encode()) for i in range(n)]
     assert c.smembers('fastai_remote:names')>={b'all'}
 
 @pytest.mark.parametrize('name', ['plain','bögen 2'])
-def test_requests_packed_by_hand_are_those_of_redis_py(server, name):
+@pytest.mark.parametrize('dtype,check', [('i2',None), ('i2','u4'), ('f8','u4')])
+def test_requests_packed_by_hand_are_those_of_redis_py(server, name, dtype, check):
     p = RedisLink(server.url).client.pipeline(transaction=False)
-    _queue_packed(p, name, 'x', 'i2', np.array([7,1<<24,12345,(1<<24)+900]))
+    _queue_packed(p, name, 'x', dtype, np.array([7,1<<24,12345,(1<<24)+900]), check)
     packer,plain = _Packer(),HiredisRespSerializer()
+    def gets(t, i): return ('GET','i64',f'{96*i}','GET','u32',f'{96*i+64}') if t=='i64+u32' else ('GET',t,f'#{i}')
     for (cmd,key,*rest),_ in p.command_stack:
-        want = plain.pack(cmd, key, *(a for i in rest[1] for a in ('GET',rest[0],f'#{i}'))) if rest else plain.pack(cmd, key)
+        want = plain.pack(cmd, key, *(a for i in rest[1] for a in gets(rest[0], i))) if rest else plain.pack(cmd, key)
         assert b''.join(packer.pack(cmd, key, *rest))==b''.join(want)
     for args in (('MGET', f'{name}:x:1', f'{name}:x:2'), ('CONFIG GET', 'maxmemory'), ('SET', name, bytearray(b'x'))): assert packer.pack(*args)==plain.pack(*args)
