@@ -63,7 +63,9 @@ def _some(store, ids, fields):
     for c in crcs:
         f,vals = c.removesuffix('.crc'),got.pop(c)
         at = [k for k,b in enumerate(got[f]) if b is not None]
-        store._compare(ids[at], f, {f:[got[f][k] for k in at]}, vals[at])
+        there = {f:[got[f][k] for k in at]}
+        store._compare(ids[at], f, there, vals[at])
+        for k,b in zip(at, there[f]): got[f][k] = b   # what was damaged may have been read again
     return got
 
 # %% ../nbs/07a_remote_dataset.ipynb #b01e742a

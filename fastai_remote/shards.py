@@ -8,15 +8,15 @@ Docs: https://fastai-remote.github.io/fastai_remote/shards.html.md"""
 __all__ = ['to_shards']
 
 # %% ../nbs/05_shards.ipynb #db17e706
-import json, os, time
+import json, os, re, time, warnings, zlib
 
 from fastcore.basics import patch
 
-from .core import CorruptSample, StoreNotFound
+from .core import CorruptSample, StoreError, StoreNotFound
 from .ingest import IngestReport, ingest
 from .shard_index import ShardTable, index_name
 from .shard_commit import ShardWriter
-from .shard_writer import _lease, _ours, _part
+from .shard_writer import _lease, _ours, _part, seal
 from .storage import Storage, as_storage
 from .store_shards import ShardStore
 
@@ -54,11 +54,12 @@ def delete(cls:ShardStore,
 ):
     "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
     w = ShardWriter(as_storage(url, **storage_options))
-    m,left = w._committed(),w._left()
+    m = w._committed()
+    left = None if m else w._left()
     if not m and not left: raise StoreNotFound(f'{w.storage.url}: no dataset here, and no unfinished ingest')
     w._lock()
     try:
-        if m and m.prefix: w.storage.write('.ingest/plan.json', json.dumps(dict(signature='', n=0, chunk=1, generation=m.generation, prefix=m.prefix)).encode())   # if we are killed: what to go on with
+        if m and m.prefix: w.storage.write('.ingest/plan.json', seal(dict(signature='', n=0, chunk=1, generation=m.generation, prefix=m.prefix)))   # if we are killed: what to go on with
         w.storage.remove(['manifest.json'])   # first: nobody shall open what is being removed
         if not (m.prefix if m else left['prefix']): mine = {m.failures, *(index_name(n) for n in ShardTable.unpack(m.shards).text.decode().split('\n'))} if m else ()   # the shards are others'
         else: mine = [n for n in w.storage.names() if _ours.match(n) or n.endswith('-failures.json')]
@@ -75,10 +76,22 @@ def abandon(cls:ShardStore,
 ):
     "Remove what an unfinished ingest wrote; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
     w = ShardWriter(as_storage(url, **storage_options))
-    if not (left:=w._left(w._committed())): raise StoreNotFound(f'{w.storage.url}: no unfinished ingest here')
+    old = w._committed()
+    try: left = w._left(old)
+    except StoreError: left = _damaged_plan(w.storage, old)
+    if not left: raise StoreNotFound(f'{w.storage.url}: no unfinished ingest here')
     w._lock()
     try: w.drop(left)
     finally: w.close()
+
+def _damaged_plan(storage, old):
+    "What a damaged plan still says of the files of its ingest; where that is not certain, they stay"
+    b = storage.read('.ingest/plan.json')
+    gen,prefix = re.search(rb'"generation": (\d+)[,}]', b),re.search(rb'"prefix": "(shard\d*)"[,}]', b)
+    certain = gen and prefix and prefix[1]==b'shard'+(gen[1] if gen[1]!=b'1' else b'') and not (old and int(gen[1])<=old.generation)
+    if certain: return dict(generation=int(gen[1]), prefix=prefix[1].decode())
+    if mine:=[n for n in storage.names() if (m:=_ours.match(n)) and not (old and int(m[1] or 1)==old.generation)]: warnings.warn(f'{storage.url}: the plan of the unfinished ingest is damaged, so that nobody knows which files are its own; these stay: {", ".join(mine[:10])}', stacklevel=3)
+    return dict(generation=0, prefix='')
 
 @patch(cls_method=True)
 def unfinished(cls:ShardStore,
@@ -93,9 +106,13 @@ def unfinished(cls:ShardStore,
 
 @patch
 def failures(self:ShardStore):
-    "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`"
+    "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`; raises `CorruptSample`"
+    want = self.manifest.failures_crc
     try: b = self.storage.read(self.manifest.failures)
-    except FileNotFoundError: return
+    except FileNotFoundError:
+        if want<0: return
+        raise CorruptSample(f'{self.name}: {self.manifest.failures}, which says what was left out, is not there') from None
+    if want>=0 and zlib.crc32(b)!=want: raise CorruptSample(f'{self.name}: {self.manifest.failures}, which says what was left out: its {len(b):,} bytes do not match their checksum; samples are not affected')
     for l in b.splitlines():
         try: sample,why = json.loads(l)
         except (ValueError,TypeError,RecursionError): raise CorruptSample(f'{self.name}: {self.manifest.failures}: {l[:60]!r} is no failure, or a damaged one') from None

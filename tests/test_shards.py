@@ -15,7 +15,7 @@ from fastai.vision.core import PILImage
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
-from conftest import CLASSES, N, class_of
+from conftest import CLASSES, N, class_of, wait_for
 from fastai_remote import (CorruptSample, IngestError, MemoryStore, MissingSample, RandomStoreSplitter, RedisStore, ShardStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
     StoreSplitter, StoreUnavailable, UnsupportedFormat, csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples, to_redis, to_shards)
 from fastai_remote import shard_writer
@@ -1002,8 +1002,7 @@ def test_cache_asked_for(numbers, tmp_path):
     "A cache that is given is used for a folder of this machine too (it may be a slow one): shards come ahead, whole, and stay"
     s = ShardStore(numbers.storage.url, cache=str(tmp_path/'c'))
     assert sorted(flat(epoch(dls_of(s, 16, StoreSplitter()).train)))==list(range(240))
-    held = [n for n in names(tmp_path/'c') if n.endswith('.tar')]
-    assert held
+    held = wait_for(lambda: [n for n in names(tmp_path/'c') if n.endswith('.tar')])
     for n in held: assert (tmp_path/'c'/n).read_bytes()==(Path(numbers.storage.url)/Path(n).name).read_bytes()
 
 _dying = """
