@@ -124,6 +124,8 @@ class RemoteDL(TfmdDL):
         except OSError: return   # no address space to spare
 
     def create_batches(self, samps):
+        for s in self.stores:
+            if hasattr(s, 'new_epoch'): s.new_epoch()   # what a process has checked and kept is checked once more each epoch
         if get_worker_info() is not None: gc.freeze()
         if (whole:=self._whole()): yield from self._wholly(whole, samps)
         else: yield from self._items_way(self._in_hand(samps))

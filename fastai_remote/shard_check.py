@@ -12,7 +12,7 @@ import os, zlib
 
 import numpy as np
 
-from .core import CorruptSample, MissingSample, StoreError, UnsupportedFormat
+from .core import CorruptSample, MissingSample, StoreError
 from .shard_index import ShardManifest, Unzip
 
 # %% ../nbs/03j_shard_check.ipynb #057fffc6
@@ -41,10 +41,11 @@ def moved(
 _part = 1<<22   # bytes read at a time
 
 def damaged_parts(
-    store # A `ShardStore`
+    store, # A `ShardStore`
+    manifest:bool=True # Look at the manifest, too?
 ): # An iterator of `(what, reason)`
     "The files of a dataset, and its copies in the cache, that are not as they were written, damage within values left aside; raises `StoreUnavailable`, `StoreNotFound`"
-    yield from _manifest(store)
+    if manifest: yield from _manifest(store)
     yield from _failures(store)
     for u in range(len(store.shards)):
         yield from _index(store, u)
@@ -59,12 +60,11 @@ def _key(store, u): return store._key(store.table.name(u))
 
 def _manifest(store):
     "The manifest is in memory: is the file still the one that was read?"
-    try: b = store.storage.read('manifest.json')
-    except FileNotFoundError: raise store._changed() from None
+    b = store._manifest_bytes()
     if zlib.crc32(b)==store._manifest_crc: return
     why = 'it has changed since it was opened'
     try: uid = ShardManifest.from_json(b, 'manifest.json').uid
-    except UnsupportedFormat as e: why = str(e)
+    except StoreError as e: why = str(e)
     else:
         if uid!=store.manifest.uid: raise store._changed()
     yield 'manifest.json',f'{store.name}: manifest.json: {why}: damaged in {store.storage.url}; put back a copy of this file'

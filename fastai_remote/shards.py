@@ -16,7 +16,7 @@ from .core import CorruptSample, StoreError, StoreNotFound
 from .ingest import IngestReport, ingest
 from .shard_index import ShardTable, index_name
 from .shard_commit import ShardWriter
-from .shard_writer import _lease, _ours, _part, seal
+from .shard_writer import _lease, _ours, _part, seal_json
 from .storage import Storage, as_storage
 from .store_shards import ShardStore
 
@@ -59,7 +59,7 @@ def delete(cls:ShardStore,
     if not m and not left: raise StoreNotFound(f'{w.storage.url}: no dataset here, and no unfinished ingest')
     w._lock()
     try:
-        if m and m.prefix: w.storage.write('.ingest/plan.json', seal(dict(signature='', n=0, chunk=1, generation=m.generation, prefix=m.prefix)))   # if we are killed: what to go on with
+        if m and m.prefix: w.storage.write('.ingest/plan.json', seal_json(dict(signature='', n=0, chunk=1, generation=m.generation, prefix=m.prefix)))   # if we are killed: what to go on with
         w.storage.remove(['manifest.json'])   # first: nobody shall open what is being removed
         if not (m.prefix if m else left['prefix']): mine = {m.failures, *(index_name(n) for n in ShardTable.unpack(m.shards).text.decode().split('\n'))} if m else ()   # the shards are others'
         else: mine = [n for n in w.storage.names() if _ours.match(n) or n.endswith('-failures.json')]

@@ -348,7 +348,14 @@ def new_epoch(self:ShardStore):
 @patch
 def check_rest(self:ShardStore):
     "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything: manifest, indices, shards, the file of failures, and what is in the cache, which loses what is damaged"
-    yield from damaged_parts(self)
+    found = list(Store.check_rest(self)) if hasattr(Store, 'check_rest') else []
+    yield from found
+    yield from damaged_parts(self, manifest=not found)
+
+@patch
+def _manifest_bytes(self:ShardStore)->bytes:
+    try: return self.storage.read('manifest.json')
+    except FileNotFoundError: raise self._changed() from None
 
 # %% ../nbs/04_store_shards.ipynb #26caab96
 @patch
