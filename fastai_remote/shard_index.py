@@ -1,4 +1,4 @@
-"""Where in a tar each value lies, in a file that is mapped and not read
+"""Where in a tar each value lies
 
 Docs: https://fastai-remote.github.io/fastai_remote/shard_index.html.md"""
 

@@ -42,6 +42,8 @@ def to_shards(
 
     `fn` gets and returns what it does in `to_redis`; without one files are stored as they are. The shards are WebDataset's: a member a field, named
     `000000012.jpg`. A label whose code is known beforehand (by `vocab=`, or from the source) is `cls`, as WebDataset reads it; others are text, `cls.txt`.
+    Integer labels are categories: {3, 7} gives `vocab` [3, 7] and the codes 0 and 1, while the tar has the integer itself. Where `vocab=` or the source
+    names the classes, integers are their codes. Beyond 2**20 distinct integers there is no vocabulary, and they are values.
     An ingest that was interrupted goes on when the same call is repeated."""
     w = ShardWriter(as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options})), maxsize, maxcount)
     return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress)

@@ -210,7 +210,7 @@ def test_labels_as_in_redis(tmp_path, server, what, n_workers):
     r = RedisStore(server.url, 'labels-of-shards')
     assert (rep.written,rep.failed,rep.nbytes,sorted(rep.failures))==(rep2.written,rep2.failed,rep2.nbytes,sorted(rep2.failures))
     for k in ('n','vocab','counts','splits','nbytes','failed'): assert getattr(s.manifest, k)==getattr(r.manifest, k), k
-    assert s.manifest.fields==r.manifest.fields
+    assert s.manifest.fields=={f:{k:v for k,v in d.items() if k!='check'} for f,d in r.manifest.fields.items()}   # a shard's index has a checksum of all of it
     assert sorted(repr(sorted(o.items())) for o in s)==sorted(repr(sorted(o.items())) for o in r) and list(s.failures())==list(r.failures())   # Redis fills holes from the end
 
 def test_stats_as_in_redis(tmp_path, images, server):
