@@ -853,6 +853,27 @@ def test_golden():
         s._indices([u])[u].check('here')
         assert zlib.crc32((DATA/'shards-v1'/s.shards.name(u)).read_bytes())==s.shards.crc[u]
 
+def golden_2(i):
+    "Sample i of tests/data/shards-v2: integer labels, and checksums of all files"
+    return {**golden(i), 'code.cls':[-7,300][i%2], 'target.f4':i/4}
+
+def write_golden_2(folder):
+    "How shards-v2 was written, once; not to be written again"
+    def fn(i):
+        if i==2: raise ValueError('left out')
+        return golden_2(i)
+    to_shards({'train':[0,1,2], 'valid':[3,4]}, folder, fn, vocab=['ant','bee','cow'], shuffle=False, chunk=3, n_workers=1, progress=False)
+
+def test_golden_2():
+    "Every value of shards of the second version, and nothing in them is damaged"
+    if not (DATA/'shards-v2').exists(): pytest.skip('not written yet')
+    s = ShardStore(DATA/'shards-v2')
+    assert (len(s),s.splits,s.manifest.format,s.shards.n.tolist())==(4,{'train':[0,2], 'valid':[2,4]},2,[2,2])
+    assert s.manifest.vocab=={'cls':['ant','bee','cow'], 'kind.cls':['b b','ä'], 'code.cls':[-7,300]} and s.manifest.counts['code.cls']==[2,2]
+    assert list(s.failures())==[('train: item 2','ValueError: left out')] and list(s.check_rest())==[] and s.verify(n_workers=1).bad==0
+    for k,i in enumerate((0,1,3,4)):
+        for f,v in golden_2(i).items(): assert np.array_equal(np.asarray(s[k][f]), v) if f=='png' else s[k][f]==v and type(s[k][f]) is type(v)
+
 # --- hostile files
 
 @pytest.fixture
