@@ -87,9 +87,10 @@ class FileCache:
 
     def open(self,
         key:str, # Name of a file, 'uid/shard-000000.tar'
+        size:int=None, # Bytes that it must have
     )->int|None: # Its descriptor, for reading; a child that is forked inherits it, and the file is in use until both have closed it
-        "The whole file `key`, in use until the descriptor is closed; None if it is not there"
-        return _take(self._path(key))
+        "The whole file `key`, in use until the descriptor is closed; None if it is not there, or not of `size` bytes"
+        return _take(self._path(key), size)
 
     def used(self)->tuple: # Bytes, those set aside for files that are coming included; number of whole files
         "What it holds"
@@ -162,6 +163,19 @@ def _reserve(self:FileCache, fd, size):
 def clear(self:FileCache):
     "Remove all that is not in use"
     with self._locked(): self._shrink(-1)
+
+@patch
+def drop(self:FileCache,
+    key:str, # Name of a file, 'uid/shard-000000.tar'
+    fd:int, # Its descriptor: a file that has since come in its place stays
+)->bool: # Is it gone?
+    "Remove a damaged file, in use or not: whoever has it open keeps what is open, and whoever asks for it next has it written again"
+    path = self._path(key)
+    try:
+        with self._locked():
+            if _same(fd, path): self._remove(path)
+    except OSError: pass   # not ours to write
+    return not _same(fd, path)
 
 @patch
 def check(self:FileCache,

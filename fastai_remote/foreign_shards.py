@@ -90,7 +90,7 @@ def _values(parts, fields):
             v = parts[f][1].decode().strip() if d.get('text') else _number(f, parts[f][1])   # of labels that are text, 007 is one
             if d.get('text'): utf8(v)
             elif isinstance(v, str): raise TypeError(f'{f} {v!r}: the first samples had numbers')
-            values[f] = v if d.get('text') else get_codec(d['codec']).to_num(v)
+            values[f] = v if d.get('text') else int(get_codec(d['codec']).to_num(v)) if d.get('staged') else get_codec(d['codec']).to_num(v)
     for f in spans.keys()&{f for f,d in fields.items() if d['codec']=='labels'}: _labels(parts[f][1])
     return spans,values
 
@@ -126,7 +126,7 @@ def index_shard(
         failures = [(name, f'damaged, and being compressed all of it is suspect: {f.bad}')]
     idx = cols.pack(f.crc)
     w.storage.write(index_name(name), idx)
-    w.shards.append([name, cols.n, f.size, f.crc, len(idx), f.at])
+    w.shards.append([name, cols.n, f.size, f.crc, len(idx), f.at, zlib.crc32(idx)])
     rec = dict(ok=cols.n, bytes=nbytes, failed=len(failures), holes=[])
     w.done(k, rec, failures, stats.to_bytes() if stats else b'')
     return rec

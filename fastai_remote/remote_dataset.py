@@ -63,7 +63,9 @@ def _some(store, ids, fields):
     for c in crcs:
         f,vals = c.removesuffix('.crc'),got.pop(c)
         at = [k for k,b in enumerate(got[f]) if b is not None]
-        store._compare(ids[at], f, {f:[got[f][k] for k in at]}, vals[at])
+        there = {f:[got[f][k] for k in at]}
+        store._compare(ids[at], f, there, vals[at])
+        for k,b in zip(at, there[f]): got[f][k] = b   # what was damaged may have been read again
     return got
 
 # %% ../nbs/07a_remote_dataset.ipynb #b01e742a
@@ -123,6 +125,9 @@ class RemoteDataset(Dataset):
 
     def __getitems__(self, idxs:list)->list:
         "The samples at positions `idxs`, in one request; raises `IndexError`, `MissingSample`, `CorruptSample`, `StoreUnavailable`"
+        if (epoch:=getattr(idxs, 'epoch', None))!=self.__dict__.get('_at') and get_worker_info() is not None:   # a worker that outlives an epoch
+            self._at = epoch
+            _begin_epoch(self.store)
         return self._make(*self._read(idxs, getattr(idxs, 'ahead', None)))
 
     def __iter__(self): return (o for p in worker_batches(Order(len(self)), 64) for o in self.__getitems__(p))
@@ -150,6 +155,10 @@ class RemoteDataset(Dataset):
         return o
 
 # %% ../nbs/07a_remote_dataset.ipynb #fe079912
+def _begin_epoch(store):
+    "Have `store` check what it has checked and kept once more"
+    if hasattr(store, 'new_epoch'): store.new_epoch()
+
 class _Epochs:
     "The order of batches, of each epoch"
     def __init__(self,
@@ -198,17 +207,19 @@ class _Epochs:
         return _InOrder(self.ds.items) if perm is None else _Epoch(self.ds.store, perm, worker)
 
 # %% ../nbs/07a_remote_dataset.ipynb #648a792f
-class _Batch(list): "Positions of a batch; `ahead`: arguments for the store's `ahead`, where they change"
+class _Batch(list): "Positions of a batch; `ahead`: arguments for the store's `ahead`, where they change; `epoch`: number of the epoch"
 
 class RemoteBatches(_Epochs, Sampler):
     "Batches of positions of a `RemoteDataset`: constant memory, each epoch in an order of its own"
     workers = 1
     def __iter__(self):
         order,perm = self._epoch(self._seed(), self.workers)
+        epoch = self.times
+        _begin_epoch(self.ds.store)
         tells = [self._teller(perm, w) for w in range(self.workers)] if perm is not None else [lambda p: None]*self.workers
         for k,p in enumerate(worker_batches(order, self.bs)):
             b = _Batch(p.tolist())
-            b.ahead = tells[k%self.workers](p)
+            b.ahead,b.epoch = tells[k%self.workers](p),epoch
             yield b
 
 @patch
@@ -229,6 +240,7 @@ class BatchedDataset(_Epochs, IterableDataset):
     def _batches(self, seed, info):
         ahead,(w,n) = collections.deque(),(info.id,info.num_workers) if info else (0,1)
         if info: gc.freeze()   # else the collector writes on what is shared with the parent
+        _begin_epoch(self.ds.store)
         order,perm = self._epoch(seed, n)
         tell = self._teller(perm, w)
         with _Pool(1) as submit:

@@ -8,7 +8,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/shard_commit.html.md"""
 __all__ = []
 
 # %% ../nbs/04g_shard_commit.ipynb #f7422263
-import base64, json, uuid
+import base64, json, uuid, zlib
 from array import array
 
 import numpy as np
@@ -16,31 +16,35 @@ from fastcore.basics import patch
 
 from .commit import narrow
 from .core import StoreError
-from .shard_index import ShardManifest, ShardTable, index_name
+from .shard_index import ShardManifest, ShardTable, index_name, _Crc
 from .shard_writer import ShardWriter, _ours
 from .stats import ImageStats
 
 # %% ../nbs/04g_shard_commit.ipynb #f3fac7f9
+_most_ints = 1<<20   # distinct integers that can be categories
+
 @patch
 def commit(self:ShardWriter)->ShardManifest:
     "Add up the records, write the manifest, and remove what the dataset it replaces, and the ingest, have left"
-    plan,names,cols,holes,labels,counts = self.plan,[],[array('q') for _ in range(5)],array('q'),{},{}
+    plan,names,cols,holes,labels,counts = self.plan,[],[array('q') for _ in range(6)],array('q'),{},{}
     m = ShardManifest(self.name, 0, {f:{k:v for k,v in d.items() if k not in ('staged','text')} for f,d in plan['fields'].items()}, vocab=dict(plan['vocab']), generation=plan['generation'], prefix=plan['prefix'])
     stats,left = ImageStats(),-(-plan['n']//plan['chunk'])
-    fails = self.stack.enter_context(self.storage.create(m.failures)) if any(r['failed'] for _,r in self.records()) else None
+    fails = _Crc(self.stack.enter_context(self.storage.create(m.failures))) if any(r['failed'] for _,r in self.records()) else None
     for k,r in self.records():
         for s in r['shards']:
+            if len(s)==6: s = [*s, zlib.crc32(self.storage.read(index_name(s[0])))]   # written by an earlier version
             names.append(s[0])
             for c,v in zip(cols, s[1:]): c.append(v)
         for h in r['holes']: holes.extend(h)
         m.n,m.nbytes,m.failed,left = m.n+r['ok'],m.nbytes+r['bytes'],m.failed+r['failed'],left-1
         for f,ls in r['labels'].items(): labels.setdefault(f, set()).update(ls)
         for f,c in r['counts'].items():
-            d = counts.setdefault(f, {})
-            for l,x in c: d[l] = d.get(l, 0)+x
+            d = counts[f] = _add_counts(counts.get(f, {}), c)
+            if isinstance(d, dict) and len(d)>_most_ints and plan['fields'][f].get('staged') and not plan['fields'][f]['text']: counts[f] = _Range(d)
         if r['stats']: stats += ImageStats.from_bytes(base64.b64decode(r['stats']))
-        for o in r['failures']: fails.write(json.dumps(o, ensure_ascii=False).encode()+b'\n')
+        for o in r['failures']: fails.write(json.dumps(o, ensure_ascii=False).encode('utf-8', 'surrogatepass')+b'\n')
     if left: raise StoreError(f'{self.storage.url}: {left:,} chunks are not written, or gone; repeat the same call to go on')
+    if fails: m.failures_crc = fails.crc
     self.stack.close()
     self._number(m, plan, labels, counts)
     cols = [np.array(c) for c in cols]
@@ -48,7 +52,7 @@ def commit(self:ShardWriter)->ShardManifest:
     if not m.prefix: m.splits = {k:[ends[a],ends[b]] for k,(a,b) in (plan['splits'] or {}).items()}   # ranges of shards
     elif plan['splits']: m.splits = _splits(plan['splits'], np.array(holes, np.int64).reshape(-1, 2))
     if len(stats): m.stats = {plan['stats']:stats.summary()}
-    m.shards = ShardTable(names, *cols[:4], cols[4] if (cols[4]!=cols[1]).any() else None).pack()
+    m.shards = ShardTable(names, *cols[:4], cols[4] if (cols[4]!=cols[1]).any() else None, cols[5]).pack()
     m.uid = uuid.uuid4().hex
     self._mine()
     self.storage.write('manifest.json', m.stamp().to_json().encode())
@@ -58,19 +62,26 @@ def commit(self:ShardWriter)->ShardManifest:
     self._forget()
     return m
 
+class _Range:
+    "What is kept of integers that are too many to be categories: the least and the largest"
+    def __init__(self, ints): self.lo,self.hi = min(ints),max(ints)
+
+def _add_counts(counts, new):
+    "`counts`, `{label: samples}` or a `_Range`, with `new`, pairs of label and samples"
+    if isinstance(counts, _Range): return _Range([counts.lo, counts.hi, *(l for l,_ in new)])
+    for l,x in new: counts[l] = counts.get(l, 0)+x
+    return counts
+
 @patch
 def _number(self:ShardWriter, m, plan, labels, counts):
     "Vocabularies and counts, and the width of what was held wide until all of it was known"
     for f,d in plan['fields'].items():
         c = counts.get(f, {})
         if d.get('staged'):
-            if d['text']: m.vocab[f] = sorted(c)
-            else:
-                lo,hi = min(c),max(c)
-                if lo>=0 and hi<1<<20: m.vocab[f] = list(range(hi+1))
-            m.fields[f]['dtype'] = narrow(0, max(len(m.vocab[f])-1, 0)) if d['text'] else narrow(min(lo, 0), hi)
+            if isinstance(c, dict): m.vocab[f] = sorted(c)
+            m.fields[f]['dtype'] = narrow(0, max(len(m.vocab[f])-1, 0)) if f in m.vocab else narrow(min(c.lo, 0), c.hi)
         elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = sorted(labels.get(f, ()))
-        if d['codec']=='cls' and f in m.vocab: m.counts[f] = [c.get(l, 0) for l in m.vocab[f]] if d.get('staged') else [c.get(i, 0) for i in range(len(m.vocab[f]))]
+        if d['codec']=='cls' and f in m.vocab: m.counts[f] = [c[l] for l in m.vocab[f]] if d.get('staged') else [c.get(i, 0) for i in range(len(m.vocab[f]))]
 
 def _splits(splits, holes):
     "`splits` without `holes`, sorted ranges"

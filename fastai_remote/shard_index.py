@@ -1,4 +1,4 @@
-"""Where in a tar each value lies, in a file that is mapped and not read
+"""Where in a tar each value lies
 
 Docs: https://fastai-remote.github.io/fastai_remote/shard_index.html.md"""
 
@@ -22,7 +22,7 @@ _magic,_format,_none = b'fr.idx\r\n',1,0xFFFFFFFF
 
 def pack_index(
     columns:dict, # `{column: array}`, all of one length
-    labels:dict=None, # `{field: list of labels}`, in the order of this shard's codes
+    labels:dict=None, # `{field: list of labels, str or int}`, in the order of this shard's codes
     shard:int=None, # Checksum of the shard
 )->bytes: # The index file
     "Columns as a file"
@@ -73,14 +73,19 @@ class ShardIndex:
         return self.columns[f'{f}@'][i].astype(np.int64),np.where(n==_none, -1, n)
 
     def values(self, f, i, dtype, codes=None):
-        "Fixed-width values of `f` of samples `i`; `codes`, label -> number, makes numbers of the dataset of this shard's own"
+        "Fixed-width values of `f` of samples `i`; `codes`, label -> number, makes numbers of the dataset of this shard's own; without `codes`, labels are integers and are the values"
         try:
             v = self.columns[f][i]
             if f in self.labels:
-                if f not in self.codes: self.codes[f] = np.array([codes[l] for l in self.labels[f]], np.int64)
+                if f not in self.codes: self.codes[f] = np.array([codes[l] for l in self.labels[f]] if codes else _ints(self.labels[f]), np.int64)
                 v = self.codes[f][v]
             return v.astype(dtype)
-        except (KeyError,IndexError,TypeError) as e: raise CorruptSample(f'{self.where}: a damaged index: {f!r}: {type(e).__name__}: {e}') from None
+        except (KeyError,IndexError,TypeError,ValueError,OverflowError) as e: raise CorruptSample(f'{self.where}: a damaged index: {f!r}: {type(e).__name__}: {e}') from None
+
+def _ints(labels):
+    "`labels` if they are integers; else `TypeError`"
+    if bad:=[l for l in labels if type(l) is not int]: raise TypeError(f'label {bad[0]!r} without a vocabulary')
+    return labels
 
 # %% ../nbs/03h_shard_index.ipynb #dc1e46a9
 def member(
@@ -113,7 +118,8 @@ class IndexColumns:
             for c,v in zip(cs, spans.get(f, (0,_none,0))): c.append(v)
         for f,c in self.values.items():
             v = values[f]
-            c.append(self.labels.setdefault(f, {}).setdefault(v, len(self.labels[f])) if isinstance(v, str) else v)
+            if isinstance(v, str) or self.fields[f].get('staged'): v = self.labels.setdefault(f, {}).setdefault(v, len(self.labels[f]))
+            c.append(v)
         self.n += 1
 
     def pack(self, shard:int=None)->bytes:
@@ -184,11 +190,12 @@ class ShardTable:
         crc:np.ndarray, # Checksum of each
         idx:np.ndarray, # Bytes of the index of each
         raw:np.ndarray=None, # Bytes of each when uncompressed, where that is another number
+        icrc:np.ndarray=None, # Checksum of the index of each, all of the file; `None` in tables of earlier versions
     ):
         self.text = names if isinstance(names, bytes) else '\n'.join(names).encode()
         ends = np.flatnonzero(np.frombuffer(self.text, np.uint8)==10) if self.text else np.zeros(0, np.int64)
         self.cuts = np.concatenate([[0], ends+1, [len(self.text)+1]][:None if len(n) else 1]).astype(np.uint32 if len(self.text)<1<<31 else np.int64)
-        self.n,self.size,self.crc,self.idx,self.raw = (None if a is None else np.asarray(a, d) for a,d in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4'),(raw,'i8')))
+        self.n,self.size,self.crc,self.idx,self.raw,self.icrc = (None if a is None else np.asarray(a, d) for a,d in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4'),(raw,'i8'),(icrc,'u4')))
         self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)])
         if len(self.cuts)!=len(self.n)+1: raise ValueError(f'{len(self.n)} shards with {len(self.cuts)-1} names')
 
@@ -205,10 +212,10 @@ class ShardTable:
         s = np.searchsorted(self.starts, idxs, 'right')-1
         return s,idxs-self.starts[s]
 
-    def pack(self)->dict: return {k:_pack(getattr(self, k)) for k in ('text','n','size','crc','idx','raw') if getattr(self, k) is not None}
+    def pack(self)->dict: return {k:_pack(getattr(self, k)) for k in ('text','n','size','crc','idx','raw','icrc') if getattr(self, k) is not None}
     @classmethod
     def unpack(cls, d:dict):
-        a = {k:np.frombuffer(_unpack(d[k]), t) for k,t in (('n','<u4'),('size','<i8'),('crc','<u4'),('idx','<u4'),('raw','<i8')) if k in d}
+        a = {k:np.frombuffer(_unpack(d[k]), t) for k,t in (('n','<u4'),('size','<i8'),('crc','<u4'),('idx','<u4'),('raw','<i8'),('icrc','<u4')) if k in d}
         if len({len(v) for v in a.values()})>1: raise ValueError('columns of different lengths')
         return cls(_unpack(d['text']), **a)
 
@@ -217,6 +224,7 @@ class ShardManifest(Manifest):
     "A `Manifest` with the table of shards"
     shards:dict = field(default_factory=dict) # A packed `ShardTable`
     base:str = '' # Where the shards are, if not beside the manifest
+    failures_crc:int = -1 # Checksum of the file that says what was left out; -1: there is none, or it was written by an earlier version
 
     @property
     def failures(self)->str:

@@ -8,15 +8,15 @@ Docs: https://fastai-remote.github.io/fastai_remote/shards.html.md"""
 __all__ = ['to_shards']
 
 # %% ../nbs/05_shards.ipynb #db17e706
-import json, os, time
+import json, os, re, time, warnings, zlib
 
 from fastcore.basics import patch
 
-from .core import CorruptSample, StoreNotFound
+from .core import CorruptSample, StoreError, StoreNotFound
 from .ingest import IngestReport, ingest
 from .shard_index import ShardTable, index_name
 from .shard_commit import ShardWriter
-from .shard_writer import _lease, _ours, _part
+from .shard_writer import _lease, _ours, _part, seal_json
 from .storage import Storage, as_storage
 from .store_shards import ShardStore
 
@@ -43,6 +43,8 @@ def to_shards(
 
     `fn` gets and returns what it does in `to_redis`; without one files are stored as they are. The shards are WebDataset's: a member a field, named
     `000000012.jpg`. A label whose code is known beforehand (by `vocab=`, or from the source) is `cls`, as WebDataset reads it; others are text, `cls.txt`.
+    Integer labels are categories: {3, 7} gives `vocab` [3, 7] and the codes 0 and 1, while the tar has the integer itself. Where `vocab=` or the source
+    names the classes, integers are their codes. Beyond 2**20 distinct integers there is no vocabulary, and they are values.
     An ingest that was interrupted goes on when the same call is repeated, and so does one in which more than `max_failed` samples failed, with a higher limit."""
     w = ShardWriter(as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options})), maxsize, maxcount)
     return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress, max_failed)
@@ -55,11 +57,12 @@ def delete(cls:ShardStore,
 ):
     "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
     w = ShardWriter(as_storage(url, **storage_options))
-    m,left = w._committed(),w._left()
+    m = w._committed()
+    left = None if m else w._left()
     if not m and not left: raise StoreNotFound(f'{w.storage.url}: no dataset here, and no unfinished ingest')
     w._lock()
     try:
-        if m and m.prefix: w.storage.write('.ingest/plan.json', json.dumps(dict(signature='', n=0, chunk=1, generation=m.generation, prefix=m.prefix)).encode())   # if we are killed: what to go on with
+        if m and m.prefix: w.storage.write('.ingest/plan.json', seal_json(dict(signature='', n=0, chunk=1, generation=m.generation, prefix=m.prefix)))   # if we are killed: what to go on with
         w.storage.remove(['manifest.json'])   # first: nobody shall open what is being removed
         if not (m.prefix if m else left['prefix']): mine = {m.failures, *(index_name(n) for n in ShardTable.unpack(m.shards).text.decode().split('\n'))} if m else ()   # the shards are others'
         else: mine = [n for n in w.storage.names() if _ours.match(n) or n.endswith('-failures.json')]
@@ -76,10 +79,22 @@ def abandon(cls:ShardStore,
 ):
     "Remove what an unfinished ingest wrote; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
     w = ShardWriter(as_storage(url, **storage_options))
-    if not (left:=w._left(w._committed())): raise StoreNotFound(f'{w.storage.url}: no unfinished ingest here')
+    old = w._committed()
+    try: left = w._left(old)
+    except StoreError: left = _damaged_plan(w.storage, old)
+    if not left: raise StoreNotFound(f'{w.storage.url}: no unfinished ingest here')
     w._lock()
     try: w.drop(left)
     finally: w.close()
+
+def _damaged_plan(storage, old):
+    "What a damaged plan still says of the files of its ingest; where that is not certain, they stay"
+    b = storage.read('.ingest/plan.json')
+    gen,prefix = re.search(rb'"generation": (\d+)[,}]', b),re.search(rb'"prefix": "(shard\d*)"[,}]', b)
+    certain = gen and prefix and prefix[1]==b'shard'+(gen[1] if gen[1]!=b'1' else b'') and not (old and int(gen[1])<=old.generation)
+    if certain: return dict(generation=int(gen[1]), prefix=prefix[1].decode())
+    if mine:=[n for n in storage.names() if (m:=_ours.match(n)) and not (old and int(m[1] or 1)==old.generation)]: warnings.warn(f'{storage.url}: the plan of the unfinished ingest is damaged, so that nobody knows which files are its own; these stay: {", ".join(mine[:10])}', stacklevel=3)
+    return dict(generation=0, prefix='')
 
 @patch(cls_method=True)
 def unfinished(cls:ShardStore,
@@ -94,9 +109,13 @@ def unfinished(cls:ShardStore,
 
 @patch
 def failures(self:ShardStore):
-    "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`"
+    "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`; raises `CorruptSample`"
+    want = self.manifest.failures_crc
     try: b = self.storage.read(self.manifest.failures)
-    except FileNotFoundError: return
+    except FileNotFoundError:
+        if want<0: return
+        raise CorruptSample(f'{self.name}: {self.manifest.failures}, which says what was left out, is not there') from None
+    if want>=0 and zlib.crc32(b)!=want: raise CorruptSample(f'{self.name}: {self.manifest.failures}, which says what was left out: its {len(b):,} bytes do not match their checksum; samples are not affected')
     for l in b.splitlines():
         try: sample,why = json.loads(l)
         except (ValueError,TypeError,RecursionError): raise CorruptSample(f'{self.name}: {self.manifest.failures}: {l[:60]!r} is no failure, or a damaged one') from None

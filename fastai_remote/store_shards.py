@@ -8,7 +8,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/store_shards.html.md"""
 __all__ = ['OpenShards', 'ShardStore']
 
 # %% ../nbs/04_store_shards.ipynb #d97f06c8
-import os, threading, zlib
+import os, threading, warnings, zlib
 from collections import OrderedDict
 
 import numpy as np
@@ -18,6 +18,7 @@ import fastai_remote.rasterise   # strokes are a codec too
 from .cache import FileCache
 from .core import CorruptSample, MissingSample, Store, StoreError, StoreNotFound, StoreUnavailable, UnsupportedFormat, crc32s, size_str
 from .order import Permutation
+from .shard_check import damaged_parts
 from .shard_index import ShardIndex, ShardManifest, ShardTable, index_name
 from .shard_order import ShardPermutation, ShuffleQuality, shuffle_quality as _quality
 from .storage import Storage, as_storage
@@ -25,11 +26,24 @@ from .whole_shards import WholeShards
 
 # %% ../nbs/04_store_shards.ipynb #231b0257
 _gap,_span = 1<<15,1<<23   # join ranges that lie closer than a request costs, up to what fits a buffer
-_mapped = 256   # indices that a process keeps open
+_held,_each = 1<<26,4096   # bytes of indices that a process holds, and what Python's objects take of each
+_longer = 1<<16   # bytes that a file may be longer than it should be, and still be read
 
 class _Open:
     "What one process has open"
-    def __init__(self, store): self.pid,self.lock,self.indices,self.whole = os.getpid(),threading.Lock(),OrderedDict(),WholeShards(store)
+    def __init__(self, store): self.pid,self.lock,self.indices,self.nbytes,self.whole = os.getpid(),threading.Lock(),OrderedDict(),0,WholeShards(store)
+
+    def hold(self, new, n):
+        "Hold indices `new`, `{shard: ShardIndex}`; where these are too many bytes, let go of the least recently used, but not of the last `n`"
+        with self.lock:
+            for u,ix in new.items():
+                self.forget(u)
+                self.indices[u] = ix
+                self.nbytes += len(ix.buf)+_each
+            while self.nbytes>_held and len(self.indices)>n: self.forget(next(iter(self.indices)))
+
+    def forget(self, u):
+        if (ix:=self.indices.pop(u, None)) is not None: self.nbytes -= len(ix.buf)+_each
 
 class OpenShards:
     "Makes store `s` again in a worker of ours, which is given the secrets"
@@ -63,7 +77,7 @@ class ShardStore(Store):
             where = f'{self.storage.url}/manifest.json'
             try: b = self.storage.read('manifest.json')
             except (FileNotFoundError,NotADirectoryError) as e: raise StoreNotFound(self._absent(e)) from e
-            m = ShardManifest.from_json(b, where)
+            m,self._manifest_crc = ShardManifest.from_json(b, where),zlib.crc32(b)
             if not m.shards: raise StoreNotFound(f'{where}: not a manifest of shards')
             if self._uid not in (None, m.uid): raise self._changed()
             try: self.table,m.shards = ShardTable.unpack(m.shards),{}
@@ -130,13 +144,18 @@ def _read(self:ShardStore, idxs, fields, whole=True):
         for f in fields:
             if f not in var: out[f][at] = indices[u].values(f, k[at], m.fields[f]['dtype'], self._codes(f))
         if not var: continue
-        file = self._open.whole.get(u) if whole else None
+        file = self._open.whole.get(u) if whole or t.gz(u) else None
         for f in var:
             for j,a,n in zip(at.tolist(), *(o.tolist() for o in indices[u].spans(f, k[at]))):
                 if n<0: continue
                 if a<0 or a+n>t.whole(u): raise self._cut(idxs[j], f, max(0, min(n, t.whole(u)-a)), n)   # nobody makes room for what an index only claims
-                if file is None: asked.append((u, a, n, f, j))
-                elif len(b:=os.pread(file.fd, n, a) if n else b'')==n: out[f][j] = b
+                b = None if file is None else os.pread(file.fd, n, a) if n else b''
+                if b is not None and len(b)<n and not self.in_place(u):   # a copy in the cache that is cut off
+                    self._open.whole.drop(u)
+                    file = self._open.whole.get(u) if t.gz(u) else None
+                    b = None if file is None else os.pread(file.fd, n, a)
+                if b is None: asked.append((u, a, n, f, j))
+                elif len(b)==n: out[f][j] = b
                 else: raise self._cut(idxs[j], f, len(b), n)
     if asked: self._ask(asked, idxs, out)
     return out
@@ -193,11 +212,19 @@ def _still(self:ShardStore, fd=None):
 
 @patch
 def _compare(self:ShardStore, idxs, f, res, crcs):
-    "As `Store` does; first what came damaged over the network, or lay so in the cache, is asked for again"
+    "As `Store` does; first what came damaged over the network is asked for again, and copies in the cache that are damaged are dropped, and fetched again"
     bad = np.flatnonzero(crc32s(res[f])!=crcs)
-    if len(bad): self._still()
-    if len(bad) and not self.tars.local and not self._packed:
-        for k,b in zip(bad.tolist(), self._read(idxs[bad], [f], whole=False)[f]): res[f][k] = b
+    if not len(bad): return
+    self._still()
+    for whole in (True,False,False):
+        shards = np.unique(self.table.at(idxs[bad])[0]).tolist()
+        if all(map(self.in_place, shards)): break
+        if not whole:
+            for u in shards: self._open.whole.drop(u)
+        new = self._read(idxs[bad], [f], whole)[f]
+        for k,b in zip(bad.tolist(), new): res[f][k] = b
+        bad = bad[crc32s(new)!=crcs[bad]]
+        if not len(bad): return
     Store._compare(self, idxs, f, res, crcs)
 
 @patch
@@ -216,56 +243,119 @@ def _key(self:ShardStore, name): return f"{self._uid}/{name.replace('/', '%')}"
 
 @patch
 def _indices(self:ShardStore, shards):
-    "The indices of `shards`, `{shard: ShardIndex}`"
+    "The indices of `shards`, `{shard: ShardIndex}`; raises `CorruptSample`"
     o = self._open
     with o.lock:
         res = {u:o.indices[u] for u in shards if u in o.indices}
         for u in res: o.indices.move_to_end(u)
     if todo:=[u for u in shards if u not in res]:
-        res |= {u:self._index_of(u, None) for u in todo} if self.storage.local else self._remote_indices(todo)
-        with o.lock:
-            o.indices.update({u:res[u] for u in todo})
-            while len(o.indices)>max(_mapped, len(shards)): o.indices.popitem(last=False)
+        o.hold(new:=self._read_indices(todo), len(shards))
+        res |= new
     return res
+
+@patch
+def _read_indices(self:ShardStore, shards):
+    "The same, read and compared with their checksums: from the folder, or the cache where that is far"
+    if self.storage.local: return {u:self._local_index(u) for u in shards}
+    res = {}
+    for u in shards if self.cache is not None else ():
+        try: ix = self._cached_index(u)
+        except CorruptSample as e: warnings.warn(f'{e}; it is fetched again; is the disk failing?', stacklevel=2)
+        else:
+            if ix is not None: res[u] = ix
+    return self._ask_indices([u for u in shards if u not in res], res)
 
 @patch
 def _index_name(self:ShardStore, u): return index_name(self.table.name(u))
 
 @patch
-def _index_of(self:ShardStore, u, b):
-    where = f'{self.name}: {self._index_name(u)}'
-    if b is None:
-        try: res = ShardIndex.map(self.storage.path(self._index_name(u)))
-        except FileNotFoundError: raise self._gone(u) from None
-        self._still()
-    else: res = ShardIndex(b, where)
-    res.check(where)   # labels are in it, and nowhere else looked at
-    if res.n!=self.table.n[u]: raise CorruptSample(f'{where}: {res.n:,} samples, where the manifest has {self.table.n[u]:,}')
-    if res.shard not in (None, self.table.crc[u]): raise self._changed() if self._replaced() else CorruptSample(f'{where}: the index of another shard')
+def _index_of(self:ShardStore, u, b, where=''):
+    "The index of shard `u` in `b`, a copy that nobody changes, so that what is compared here is what is used; raises `CorruptSample`"
+    t,what = self.table,f'{self.name}: {self._index_name(u)}{where}'
+    about = f'the index of shard {t.name(u)}, with labels and places of samples {t.starts[u]:,} to {t.starts[u+1]-1:,}'
+    if t.icrc is not None and (len(b)!=t.idx[u] or zlib.crc32(b)!=t.icrc[u]):
+        raise CorruptSample(f'{what}: {about}: {len(b):,} bytes that do not match their checksum{f" (want {t.idx[u]:,} bytes)" if len(b)!=t.idx[u] else ""}')
+    res = ShardIndex(b, what)
+    if t.icrc is None: res.check(what)   # what earlier versions compare: all but the header
+    if res.n!=t.n[u]: raise CorruptSample(f'{what}: {res.n:,} samples, where the manifest has {t.n[u]:,}')
+    if res.shard not in (None, t.crc[u]): raise CorruptSample(f'{what}: the index of another shard')
     return res
 
 @patch
-def _remote_indices(self:ShardStore, shards):
-    res = {}
-    if self.cache is not None:
-        for u in shards:
-            if (fd:=self.cache.open(self._key(self._index_name(u)))) is not None:
-                with os.fdopen(fd) as f: res[u] = ShardIndex.map(f'/dev/fd/{f.fileno()}')
-    return self._ask_indices([u for u in shards if u not in res], res)
+def _damaged_index(self:ShardStore, e):
+    "The error where an index is damaged where it is stored"
+    return self._changed() if self._replaced() else CorruptSample(f'{e}: damaged in {self.storage.url}; put back a copy of this file, or ingest again')
+
+@patch
+def _local_index(self:ShardStore, u):
+    try:
+        with open(self.storage.path(self._index_name(u)), 'rb') as f: b = f.read(int(self.table.idx[u])+_longer)
+    except FileNotFoundError: raise self._gone(u) from None
+    if self.table.icrc is None: self._still()   # else its checksum tells it from any other
+    try: return self._index_of(u, b)
+    except CorruptSample as e: raise self._damaged_index(e) from None
+
+@patch
+def _index_key(self:ShardStore, u): return self._key(self._index_name(u))+('.crc' if self.table.icrc is None else '')
+
+@patch
+def _cached_index(self:ShardStore, u):
+    "The index of shard `u` in the cache, or None; raises `CorruptSample` where it is damaged, and then it is not there any more"
+    if (fd:=self.cache.open(key:=self._index_key(u))) is None: return
+    with os.fdopen(fd, 'rb') as f:
+        b = f.read(int(self.table.idx[u])+_longer)
+        where = f' in the cache {self.cache.folder}'
+        try:
+            if self.table.icrc is not None: return self._index_of(u, b, where)
+            if _sealed(b[:-4])!=b: raise CorruptSample(f'{self.name}: {self._index_name(u)}{where}: {len(b):,} bytes that do not match their checksum')
+            return self._index_of(u, b[:-4], where)
+        except CorruptSample:
+            self.cache.drop(key, fd)
+            raise
+
+def _sealed(b):
+    "`b` and its checksum: so an index is cached, where the table of an earlier version has none"
+    return b+zlib.crc32(b).to_bytes(4, 'little')
 
 @patch
 def _ask_indices(self:ShardStore, shards, res, tries=3):
     "Put the indices of `shards` into `res`; one that comes damaged is asked for again"
     sizes,bad = [int(self.table.idx[u]) for u in shards],[]
-    for u,n,b in zip(shards, sizes, self.storage.ranges([self._index_name(u) for u in shards], [0]*len(shards), sizes)):
+    for u,b in zip(shards, self.storage.ranges([self._index_name(u) for u in shards], [0]*len(shards), sizes)):
         if b is None: raise self._gone(u)
         try: res[u] = self._index_of(u, b)
-        except CorruptSample:
-            if tries==1: raise
+        except CorruptSample as e:
+            if tries==1: raise self._damaged_index(e) from None
             bad.append(u)
             continue
-        if self.cache is not None and (fd:=self.cache.fetch(self._key(self._index_name(u)), n, lambda f: f.write(b))) is not None: os.close(fd)
+        if self.cache is None: continue
+        if self.table.icrc is None: b = _sealed(b)
+        if (fd:=self.cache.fetch(self._index_key(u), len(b), lambda f: f.write(b))) is not None: os.close(fd)
     return self._ask_indices(bad, res, tries-1) if bad else res
+
+@patch
+def _fetched_index(self:ShardStore, u): return self._ask_indices([u], {})[u]
+
+@patch
+def new_epoch(self:ShardStore):
+    "An epoch begins in this process: indices that lie on this machine are read, and compared with their checksums, once more before they are used again"
+    o = self._open
+    if not self.storage.local and self.cache is None: return   # they are in memory only
+    with o.lock:
+        o.indices.clear()
+        o.nbytes = 0
+
+@patch
+def check_rest(self:ShardStore):
+    "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything: manifest, indices, shards, the file of failures, and what is in the cache, which loses what is damaged"
+    found = list(Store.check_rest(self)) if hasattr(Store, 'check_rest') else []
+    yield from found
+    yield from damaged_parts(self, manifest=not found)
+
+@patch
+def _manifest_bytes(self:ShardStore)->bytes:
+    try: return self.storage.read('manifest.json')
+    except FileNotFoundError: raise self._changed() from None
 
 # %% ../nbs/04_store_shards.ipynb #26caab96
 @patch

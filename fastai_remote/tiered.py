@@ -127,6 +127,8 @@ class TieredStore(Store):
     @property
     def shards(self): return getattr(self.store, 'shards', None)
     def check_cache(self, *args): return self.store.check_cache(*args)
+    def new_epoch(self): self.store.new_epoch()
+    def _compare(self, idxs, f, res, crcs): self.store._compare(idxs, f, res, crcs)   # what Redis has is compared as it comes; shards may have another copy
     def opener(self): return OpenTiered(self)
     def _where(self, i, f): return self.store._where(i, f)
     def _why_missing(self): return self.store._why_missing()
@@ -203,6 +205,19 @@ def _not_held(self:TieredStore, idxs):
         if not any(f.held.values()): return
         f.held.update(dict.fromkeys(np.unique(self.shards.at(idxs)[0]).tolist(), False))
         self.store.ahead([u for u in f.asked[0] if not f.held[u]], f.asked[1])
+
+@patch
+def check_rest(self:TieredStore, step:int=512):
+    "Yields (what, reason) for each damaged byte range outside the samples' values, and for each damaged value in Redis, which is read from the shards again; reads everything"
+    yield from self.store.check_rest()
+    for f in self._var:
+        for a in range(0, len(self), step):
+            idxs = np.arange(a, min(a+step, len(self)))
+            keys,crcs = self._keys([f], idxs.tolist()),self.store._read(idxs, [f'{f}.crc'])[f'{f}.crc']
+            vals = (self._ask(lambda p: p.mget(keys)) or [[None]*len(keys)])[0]
+            bad = np.array([v is not None and zlib.crc32(v)!=c for v,c in zip(vals, crcs.tolist())])
+            for k in np.flatnonzero(bad).tolist(): yield keys[k],f'{self.name}: {keys[k]} in Redis: its {len(vals[k]):,} bytes do not match their checksum; it is read from the shards again'
+            if bad.any(): self._read(idxs[bad], [f])
 
 @patch
 def flush(self:TieredStore,

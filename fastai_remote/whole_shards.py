@@ -8,8 +8,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/whole_shards.html.md"""
 __all__ = ['WholeShards']
 
 # %% ../nbs/03i_whole_shards.ipynb #910878d5
-import os, threading, zlib
-from collections import OrderedDict
+import os, threading, warnings, zlib
+from collections import Counter, OrderedDict
 from functools import partial
 
 from .core import CorruptSample
@@ -18,6 +18,7 @@ from .shard_index import Unzip
 # %% ../nbs/03i_whole_shards.ipynb #744d054d
 _held = 64   # files that a process keeps open
 _part,_parts = 1<<23,4   # bytes of a request for a part of a shard, and requests at the same time
+_tries = 2   # times that a damaged copy is fetched again, before samples are read without it
 
 class _File:
     "A descriptor, closed when nobody uses it any more"
@@ -29,6 +30,7 @@ class WholeShards:
     def __init__(self, store):
         self.store,self.lock,self.files = store,threading.RLock(),OrderedDict()
         self.cond,self.wanted,self.failed,self.wait,self.thread = threading.Condition(self.lock),[],{},False,None
+        self.dropped = Counter()   # damaged copies of each shard
 
     def get(self, u:int)->_File:
         "Shard `u` as an open file, if it lies on this machine; else `None`"
@@ -53,7 +55,7 @@ class WholeShards:
                 if u in self.files: return os.dup(self.files[u].fd)
                 self.cond.wait(1)
         s = self.store
-        if (fd:=s.cache.open(s._key(s.table.name(u)))) is not None: return fd
+        if (fd:=s.cache.open(s._key(s.table.name(u)), s.table.whole(u))) is not None: return fd
         if s.table.gz(u): return self.fetch(u)
 
     def ahead(self, shards:list, wait:bool):
@@ -64,9 +66,25 @@ class WholeShards:
             self.wanted = list(shards)
             for d in self.files,self.failed:
                 for u in [u for u in d if u not in shards]: del d[u]
-            if self.thread is None:
-                self.thread = threading.Thread(target=self._run, daemon=True, name='shards')
-                self.thread.start()
+            self._start()
+
+    def _start(self):
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run, daemon=True, name='shards')
+            self.thread.start()
+
+    def drop(self, u:int):
+        "Remove the copy of shard `u` that this process has open, which is damaged, from the cache; while the shard is wanted it is fetched again, but not for ever"
+        with self.lock: file = None if self.store.in_place(u) else self.files.pop(u, None)
+        if file is None: return
+        s,name = self.store,self.store.table.name(u)
+        gone = s.cache.drop(s._key(name), file.fd)
+        with self.lock:
+            self.dropped[u] += 1
+            if u in self.wanted and self.dropped[u]>_tries: self.failed[u] = 'its copies in the cache are damaged again and again'
+            elif u in self.wanted: self._start()
+            self.cond.notify_all()
+        warnings.warn(f"{s.name}: the copy of {name} in the cache {s.cache.folder} is damaged{', and was removed' if gone else ', but cannot be removed'}; what it holds is fetched again; is the disk failing?", stacklevel=2)
 
     def _run(self):
         while True:
@@ -90,16 +108,24 @@ class WholeShards:
     def download(self, u:int, f, tries:int=3):
         "Write shard `u` to `f`, uncompressed, its length and checksum compared; raises `CorruptSample`"
         s = self.store
-        name,size = s.table.name(u),int(s.table.size[u])
         for _ in range(tries):
             f.seek(0); f.truncate()
             unzip,crc,got = Unzip() if s.table.gz(u) else lambda b: (b,),0,0
-            for a in range(0, size, _part*_parts):
-                starts = range(a, min(size, a+_part*_parts), _part)
-                for b in s.tars.ranges([name]*len(starts), list(starts), [min(size, o+_part) for o in starts]):
-                    if b is None: raise s._gone(u)
-                    crc,got = zlib.crc32(b, crc),got+len(b)
-                    for o in unzip(b): f.write(o)
-                if got<min(size, a+_part*_parts): break
+            for b in self.pieces(u):
+                crc,got = zlib.crc32(b, crc),got+len(b)
+                for o in unzip(b): f.write(o)
             if crc==s.table.crc[u]: return
-        raise CorruptSample(f'{s.name}: shard {name}: {f"{got:,} of {size:,} bytes" if got<size else "not the bytes that were indexed"} ({tries} times)')
+        size = int(s.table.size[u])
+        raise CorruptSample(f'{s.name}: shard {s.table.name(u)}: {f"{got:,} of {size:,} bytes" if got<size else "not the bytes that were indexed"} ({tries} times)')
+
+    def pieces(self, u:int):
+        "The bytes of shard `u` where it is stored, from its first to its last, or to where it is cut off"
+        s,got = self.store,0
+        name,size = s.table.name(u),int(s.table.size[u])
+        for a in range(0, size, _part*_parts):
+            starts = range(a, min(size, a+_part*_parts), _part)
+            for b in s.tars.ranges([name]*len(starts), list(starts), [min(size, o+_part) for o in starts]):
+                if b is None: raise s._gone(u)
+                got += len(b)
+                yield b
+            if got<min(size, a+_part*_parts): return

@@ -15,7 +15,7 @@ from fastai.vision.core import PILImage
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
-from conftest import CLASSES, N, class_of
+from conftest import CLASSES, N, class_of, wait_for
 from fastai_remote import (CorruptSample, IngestError, MemoryStore, MissingSample, RandomStoreSplitter, RedisStore, ShardStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
     StoreSplitter, StoreUnavailable, UnsupportedFormat, csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples, to_redis, to_shards)
 from fastai_remote import shard_writer
@@ -210,7 +210,7 @@ def test_labels_as_in_redis(tmp_path, server, what, n_workers):
     r = RedisStore(server.url, 'labels-of-shards')
     assert (rep.written,rep.failed,rep.nbytes,sorted(rep.failures))==(rep2.written,rep2.failed,rep2.nbytes,sorted(rep2.failures))
     for k in ('n','vocab','counts','splits','nbytes','failed'): assert getattr(s.manifest, k)==getattr(r.manifest, k), k
-    assert s.manifest.fields==r.manifest.fields
+    assert s.manifest.fields=={f:{k:v for k,v in d.items() if k!='check'} for f,d in r.manifest.fields.items()}   # a shard's index has a checksum of all of it
     assert sorted(repr(sorted(o.items())) for o in s)==sorted(repr(sorted(o.items())) for o in r) and list(s.failures())==list(r.failures())   # Redis fills holes from the end
 
 def test_stats_as_in_redis(tmp_path, images, server):
@@ -853,6 +853,27 @@ def test_golden():
         s._indices([u])[u].check('here')
         assert zlib.crc32((DATA/'shards-v1'/s.shards.name(u)).read_bytes())==s.shards.crc[u]
 
+def golden_2(i):
+    "Sample i of tests/data/shards-v2: integer labels, and checksums of all files"
+    return {**golden(i), 'code.cls':[-7,300][i%2], 'target.f4':i/4}
+
+def write_golden_2(folder):
+    "How shards-v2 was written, once; not to be written again"
+    def fn(i):
+        if i==2: raise ValueError('left out')
+        return golden_2(i)
+    to_shards({'train':[0,1,2], 'valid':[3,4]}, folder, fn, vocab=['ant','bee','cow'], shuffle=False, chunk=3, n_workers=1, progress=False)
+
+def test_golden_2():
+    "Every value of shards of the second version, and nothing in them is damaged"
+    if ShardManifest('d', 0, {}).format<2: pytest.skip('manifests have no checksum yet')
+    s = ShardStore(DATA/'shards-v2')
+    assert (len(s),s.splits,s.manifest.format,s.shards.n.tolist())==(4,{'train':[0,2], 'valid':[2,4]},2,[2,2])
+    assert s.manifest.vocab=={'cls':['ant','bee','cow'], 'kind.cls':['b b','ä'], 'code.cls':[-7,300]} and s.manifest.counts['code.cls']==[2,2]
+    assert list(s.failures())==[('train: item 2','ValueError: left out')] and list(s.check_rest())==[] and s.verify(n_workers=1).bad==0
+    for k,i in enumerate((0,1,3,4)):
+        for f,v in golden_2(i).items(): assert np.array_equal(np.asarray(s[k][f]), v) if f=='png' else s[k][f]==v and type(s[k][f]) is type(v)
+
 # --- hostile files
 
 @pytest.fixture
@@ -1002,8 +1023,7 @@ def test_cache_asked_for(numbers, tmp_path):
     "A cache that is given is used for a folder of this machine too (it may be a slow one): shards come ahead, whole, and stay"
     s = ShardStore(numbers.storage.url, cache=str(tmp_path/'c'))
     assert sorted(flat(epoch(dls_of(s, 16, StoreSplitter()).train)))==list(range(240))
-    held = [n for n in names(tmp_path/'c') if n.endswith('.tar')]
-    assert held
+    held = wait_for(lambda: [n for n in names(tmp_path/'c') if n.endswith('.tar')])
     for n in held: assert (tmp_path/'c'/n).read_bytes()==(Path(numbers.storage.url)/Path(n).name).read_bytes()
 
 _dying = """
