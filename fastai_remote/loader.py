@@ -8,14 +8,14 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 __all__ = ['RemoteDL']
 
 # %% ../nbs/07_loader.ipynb #dfcb374e
-import collections, gc, inspect, warnings
+import collections, gc, warnings
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from threading import Thread
 
 import numpy as np
 import torch
-from fastai.data.core import DataLoader, TfmdDL
+from fastai.data.core import TfmdDL
 from fastai.data.load import SkipItemException
 from fastai.data.transforms import ToTensor
 from fastcore.basics import merge, store_attr
@@ -31,8 +31,6 @@ from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
 # %% ../nbs/07_loader.ipynb #f949b0a4
-_known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
-
 _lines = 100   # of a worker's ledger
 
 class RemoteDL(TfmdDL):
@@ -50,7 +48,6 @@ class RemoteDL(TfmdDL):
         balance:str|tuple=None, # Field whose labels are drawn equally often, with replacement, where `shuffle`; or `(field, weight of each label)`
         **kwargs # As `TfmdDL`
     ):
-        if bad:=[k for k in kwargs if k.removeprefix('val_') not in _known]: raise TypeError(f"{type(self).__name__} knows no {', '.join(map(repr, bad))}")
         store_attr('prefetch,threads,check,balance,mix,stand_in')
         self._ledger = None
         _follow(dataset)
