@@ -14,7 +14,7 @@ import io, json, struct, warnings, zlib
 import numpy as np
 from PIL import Image
 from fastcore.basics import patch, store_attr
-from .core import CorruptSample, MemoryStore, Store
+from .core import CorruptSample, MemoryStore, Store, int_index
 
 # %% ../nbs/01_codec.ipynb #b3acf2bb
 class Encoded(bytes):
@@ -280,6 +280,8 @@ def decode(self:Store,
 def __getitem__(self:Store, i:int)->dict:
     "Sample `i` as `{field: object}`; a list of them for a slice"
     if isinstance(i, slice): return [self[k] for k in range(len(self))[i]]
+    i = int_index(k:=i)
+    if i is None: raise TypeError(f'{self.name}: store[i] is one sample, or a list of them for a slice; for a {type(k).__name__} of numbers: get_many(numbers, fields)')
     if not -len(self)<=i<len(self): raise IndexError(f'{self.name}: no sample {i}; there are {len(self)}')
-    i = int(i)%len(self)
+    i %= len(self)
     return {f:self.decode(i, f, v[0]) for f,v in self.get_many([i], self.fields, check=True).items()}
