@@ -6,7 +6,8 @@ Docs: https://fastai-remote.github.io/fastai_remote/codec.html.md"""
 
 # %% auto #0
 __all__ = ['Encoded', 'Codec', 'TextCodec', 'JsonCodec', 'LabelsCodec', 'NpyCodec', 'NpzCodec', 'from_pixels', 'NpyImageCodec',
-           'NpzImageCodec', 'ImageCodec', 'RawCodec', 'BitsCodec', 'FixedCodec', 'get_codec', 'is_image', 'infer_codec']
+           'NpzImageCodec', 'ImageCodec', 'RawCodec', 'BitsCodec', 'FixedCodec', 'get_codec', 'is_image', 'is_mask',
+           'mask_image', 'infer_codec']
 
 # %% ../nbs/01_codec.ipynb #3995c611
 import io, json, struct, warnings, zlib
@@ -245,6 +246,25 @@ def is_image(name:str)->bool:
     "Does codec or field `name` hold pictures, of files or of another kind?"
     c = get_codec(name)
     return c is not None and type(c).image is not Codec.image
+
+def is_mask(
+    field:str, # Name of a field
+    codec:str, # Name of its codec
+    vocab:list=None # Its vocabulary, if it has one
+)->bool:
+    "Does `field` hold masks? It does if `mask` is a part of its name, as in `mask.png`, or if it holds images and has a vocabulary of its own"
+    if is_image(codec): return bool(vocab) or 'mask' in field.split('.')
+    return codec in ('npy','npz') and 'mask' in field.split('.')
+
+def mask_image(
+    a:np.ndarray # Codes in 0..255, of shape (h,w) or (h,w,1)
+)->Image.Image: # Of mode L
+    "The picture of a mask that is stored as an array; raises `ValueError` where it is none"
+    a = np.asarray(a)
+    if a.ndim==3 and a.shape[2]==1: a = a[...,0]
+    if a.ndim!=2 or a.dtype.kind not in 'biu' or a.size==0 or a.min()<0 or a.max()>255:
+        raise ValueError(f'want whole numbers from 0 to 255 of shape (h,w), not {a.dtype} of shape {a.shape}; targets that are no masks need a name without `mask`')
+    return Image.fromarray(a.astype(np.uint8))
 
 def infer_codec(
     field:str, # Name of the field

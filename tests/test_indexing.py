@@ -2,9 +2,8 @@
 import numpy as np
 import pytest
 import torch
-from fastai.vision.all import DataLoaders, L, PILImage
+from fastai.vision.all import DataLoaders, L
 
-from conftest import CLASSES
 from fastai_remote import *
 from fastai_remote.order import Order, WeightedOrder
 
@@ -68,11 +67,3 @@ def test_fractions_are_not_cut_off(taken, i):
 def test_one_at_a_time_where_only_one_can_be_had(taken, i):
     with pytest.raises(TypeError, match='one sample.*get_many'): taken['store'][i]
     with pytest.raises(TypeError, match='one sample.*__getitems__'): taken['RemoteDataset'][i]
-
-def test_items_of_a_batch_are_answered_by_any_form_of_their_position(redis_pics):
-    "While a batch is being made its numbers are known already: the answer is the same"
-    seen = []
-    class Watching(PILImage): pass
-    dls = DataLoaders.from_redis(redis_pics, num_workers=0, bs=4, item_tfms=lambda o: seen.append([dls.train_ds.items[k] for k in (np.int64(0),0,torch.tensor(0))]) or o.resize((8,8)) if isinstance(o, PILImage) else o)
-    dls.train.one_batch()
-    assert seen and all(len(set(o))==1 for o in seen)
