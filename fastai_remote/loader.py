@@ -51,6 +51,7 @@ class RemoteDL(TfmdDL):
         store_attr('prefetch,threads,check,balance,mix,stand_in')
         self._ledger = None
         _follow(dataset)
+        _only_targets_define(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
         if (fs:=getattr(self.after_batch, 'fs', None)): fs[:] = [ReusingIntToFloat.of(t) for t in fs]
         if isinstance(balance, str): self.stores[0].class_weights(balance)   # now, if it cannot be
@@ -276,6 +277,10 @@ def _follow(dataset):
         new = Fetch(f.field, store, f.img_cls, f.draw)
         new.follow = True
         tl.tfms.fs = L(new)+tl.tfms.fs[1:]
+
+def _only_targets_define(dataset):
+    "Have the pipelines of inputs say nothing of the loss, the number of outputs and the vocabulary"
+    for tl in getattr(dataset, 'tls', [])[:getattr(dataset, 'n_inp', 0)]: tl.c = tl.vocab = tl.loss_func = None
 
 _dear = 6   # what a byte costs that is read sample by sample, in bytes of whole shards: 7.5 ms of CPU a MB against 1.3
 
