@@ -290,6 +290,8 @@ def _check_arguments(dsets, dl_type, kwargs):
 def _check_targets(dsets):
     for tl in getattr(dsets, 'tls', [])[getattr(dsets, 'n_inp', 0):]:
         f,*fs = [t for t in tl.tfms.fs if t.name!='noop'] or [None]
+        if isinstance(f, Categorize) and isinstance(tl.items, RemoteItems):
+            raise ValueError("CategoryBlock without get_y takes the items for labels, and these are sample numbers: give RedisBlock('cls') in its place, or get_y=Fetch('cls')")
         if not isinstance(f, Fetch) or fs or f.img_cls is not None or f.codec.name not in ('txt','json','bin'): continue
         raise ValueError(f"{f.store.name}: field {f.field!r} ({f.codec.name}) is no target: it has no vocabulary, which training needs beforehand. Store labels in a field `cls` "
                          f"(store.map(lambda o: {{**o, 'cls':o[{f.field!r}]}}, 'new_name') makes one), or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({f.field!r})")
