@@ -13,7 +13,7 @@ import hashlib
 import numpy as np
 from fastcore.basics import store_attr
 
-from .codec import Encoded, NpyCodec, NpzCodec, get_codec, infer_codec, is_image, utf8
+from .codec import Encoded, NpyCodec, NpzCodec, get_codec, infer_codec, is_image, is_mask, utf8
 from .commit import ServerRestarted, label_hash, narrow
 from .core import crc32s
 from .sources import as_sample, no_address, stable_repr, storable
@@ -209,4 +209,4 @@ def plan_fields(
 
 def look_at(fields:dict, vocab:dict=None)->str:
     "The field whose images are counted: the first that holds some, and no mask; or None"
-    return next((f for f,d in fields.items() if is_image(d['codec']) and not f.startswith('mask.') and f!='mask' and f not in (vocab or {})), None)
+    return next((f for f,d in fields.items() if is_image(d['codec']) and not is_mask(f, d['codec'], (vocab or {}).get(f))), None)

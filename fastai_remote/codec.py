@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/codec.html.md"""
 # %% auto #0
 __all__ = ['Encoded', 'Codec', 'utf8', 'TextCodec', 'JsonCodec', 'LabelsCodec', 'NpyCodec', 'NpzCodec', 'from_pixels',
            'NpyImageCodec', 'NpzImageCodec', 'is_transparent', 'orientation_of', 'only_orientation', 'ImageCodec',
-           'RawCodec', 'BitsCodec', 'FixedCodec', 'get_codec', 'is_image', 'infer_codec']
+           'RawCodec', 'BitsCodec', 'FixedCodec', 'get_codec', 'is_image', 'is_mask', 'mask_image', 'infer_codec']
 
 # %% ../nbs/01_codec.ipynb #3995c611
 import io, json, math, struct, warnings, zlib
@@ -18,7 +18,7 @@ from os.path import isfile
 import numpy as np
 from PIL import Image, ImageFile
 from fastcore.basics import patch, store_attr
-from .core import CorruptSample, MemoryStore, Store
+from .core import CorruptSample, MemoryStore, Store, int_index
 
 # %% ../nbs/01_codec.ipynb #b3acf2bb
 class Encoded(bytes):
@@ -401,6 +401,25 @@ def is_image(name:str)->bool:
     c = get_codec(name)
     return c is not None and type(c).image is not Codec.image
 
+def is_mask(
+    field:str, # Name of a field
+    codec:str, # Name of its codec
+    vocab:list=None # Its vocabulary, if it has one
+)->bool:
+    "Does `field` hold masks? It does if `mask` is a part of its name, as in `mask.png`, or if it holds images and has a vocabulary of its own"
+    if is_image(codec): return bool(vocab) or 'mask' in field.split('.')
+    return codec in ('npy','npz') and 'mask' in field.split('.')
+
+def mask_image(
+    a:np.ndarray # Codes in 0..255, of shape (h,w) or (h,w,1)
+)->Image.Image: # Of mode L
+    "The picture of a mask that is stored as an array; raises `ValueError` where it is none"
+    a = np.asarray(a)
+    if a.ndim==3 and a.shape[2]==1: a = a[...,0]
+    if a.ndim!=2 or a.dtype.kind not in 'biu' or a.size==0 or a.min()<0 or a.max()>255:
+        raise ValueError(f'want whole numbers from 0 to 255 of shape (h,w), not {a.dtype} of shape {a.shape}; targets that are no masks need a name without `mask`')
+    return Image.fromarray(a.astype(np.uint8))
+
 def infer_codec(
     field:str, # Name of the field
     o, # A value of it
@@ -435,6 +454,8 @@ def decode(self:Store,
 def __getitem__(self:Store, i:int)->dict:
     "Sample `i` as `{field: object}`; a list of them for a slice"
     if isinstance(i, slice): return [self[k] for k in range(len(self))[i]]
+    i = int_index(k:=i)
+    if i is None: raise TypeError(f'{self.name}: store[i] is one sample, or a list of them for a slice; for a {type(k).__name__} of numbers: get_many(numbers, fields)')
     if not -len(self)<=i<len(self): raise IndexError(f'{self.name}: no sample {i}; there are {len(self)}')
-    i = int(i)%len(self)
+    i %= len(self)
     return {f:self.decode(i, f, v[0]) for f,v in self.get_many([i], self.fields, check=True).items()}

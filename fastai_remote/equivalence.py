@@ -121,7 +121,7 @@ def _implementation(t, x):
     "The function that `t` would call for `x`, and the type its result is cast to; (`None`, `None`) if it leaves `x` alone"
     f = _function_of(t)
     if not isinstance(f, Function): return f,None
-    try: return f._resolve_method_with_cache((x,) if getattr(t, 'encodes') is f else (t, x))
+    try: return f._resolve_method_with_cache((x,) if t.encodes is f else (t, x))
     except NotFoundLookupError: return None,None
     except Exception as e: return e,None   # of some annotations plum cannot say which comes first; stock code will raise the same
 

@@ -8,7 +8,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/loader.html.md"""
 __all__ = ['BatchPipeline', 'BatchPath', 'RemoteDL']
 
 # %% ../nbs/07_loader.ipynb #dfcb374e
-import collections, gc, inspect, random, warnings
+import collections, gc, random, warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -16,7 +16,7 @@ from threading import Thread
 
 import numpy as np
 import torch
-from fastai.data.core import DataLoader, TfmdDL
+from fastai.data.core import TfmdDL
 from fastai.data.load import SkipItemException
 from fastai.data.transforms import IntToFloatTensor, ToTensor
 from fastai.torch_core import TensorImage, TensorImageBW
@@ -36,8 +36,6 @@ from .order import Order, Permutation, WeightedOrder, worker_batches
 from .shard_order import ShardPermutation
 
 # %% ../nbs/07_loader.ipynb #f949b0a4
-_known = {*inspect.signature(DataLoader.__init__).parameters, *inspect.signature(TfmdDL.__init__).parameters, 'process'}   # `process`: Interpretation says it to all
-
 _lines = 100   # of a worker's ledger
 
 class BatchPipeline(Pipeline):
@@ -87,11 +85,11 @@ class RemoteDL(TfmdDL):
         balance:str|tuple=None, # Field whose labels are drawn equally often, with replacement, where `shuffle`; or `(field, weight of each label)`
         **kwargs # As `TfmdDL`
     ):
-        if bad:=[k for k in kwargs if k.removeprefix('val_') not in _known]: raise TypeError(f"{type(self).__name__} knows no {', '.join(map(repr, bad))}")
         if reducing_gap is not None and not reducing_gap>=1: raise ValueError(f'reducing_gap must be 1.0 or more, or None, not {reducing_gap!r}')
         store_attr('prefetch,threads,check,balance,mix,stand_in,reducing_gap')
         self._ledger = self._path = None
         _follow(dataset)
+        _only_targets_define(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
         BatchPipeline.of(self.after_batch)
         if kwargs.get('verbose'): print(self.explain())
@@ -101,9 +99,7 @@ class RemoteDL(TfmdDL):
     def new(self, dataset=None, cls=None, **kwargs):
         "As `TfmdDL.new`, keeping what is ours, persistent workers, and `n` of the same dataset; an argument that nobody knows is ignored, because fastai itself gives some (`tta`)"
         keep = dict(persistent_workers=self.fake_l.persistent_workers)
-        if issubclass(cls or type(self), RemoteDL):
-            keep.update({k:getattr(self, k) for k in _ours})
-            kwargs = {k:v for k,v in kwargs.items() if k in _known or k in _ours}
+        if issubclass(cls or type(self), RemoteDL): keep.update({k:getattr(self, k) for k in _ours})
         if dataset is None and self.n is not None: keep['n'] = self.n
         return super().new(dataset, cls, **merge(keep, kwargs))
 
@@ -345,6 +341,10 @@ def _follow(dataset):
         new = Fetch(f.field, store, f.img_cls, f.draw)
         new.follow = True
         tl.tfms.fs = L(new)+tl.tfms.fs[1:]
+
+def _only_targets_define(dataset):
+    "Have the pipelines of inputs say nothing of the loss, the number of outputs and the vocabulary"
+    for tl in getattr(dataset, 'tls', [])[:getattr(dataset, 'n_inp', 0)]: tl.c = tl.vocab = tl.loss_func = None
 
 _dear = 6   # what a byte costs that is read sample by sample, in bytes of whole shards: 7.5 ms of CPU a MB against 1.3
 

@@ -10,6 +10,8 @@ __all__ = ['Permutation', 'BlockPermutation', 'Order', 'WeightedOrder', 'SplitOr
 # %% ../nbs/02_order.ipynb #343a978d
 import numpy as np
 
+from .core import int_index
+
 # %% ../nbs/02_order.ipynb #be2c38d5
 _M64,_rounds,_small = (1<<64)-1,6,4096
 _A,_B = 0x9E3779B97F4A7C15,0xD6E8FEB86659FD93
@@ -147,7 +149,8 @@ class Order:
 
     def __getitem__(self, i):
         "An `int` for an int, a lazy view for a slice or an `Order`, an int64 array for a list or array of positions"
-        if isinstance(i, (int,np.integer)): return self._at(self.r[_norm(int(i), len(self))])
+        k = i if type(i) is int else None if isinstance(i, Order) else int_index(i)
+        if k is not None: return self._at(self.r[_norm(k, len(self))])
         if isinstance(i, Order): return self._new(i.r, *i.maps, self.r, *self.maps)
         if isinstance(i, slice): return self._new(self.r[slice(i.start,i.stop,i.step)], *self.maps)
         return self.take(i)
@@ -161,6 +164,7 @@ class Order:
     )->np.ndarray: # int64, same length
         "The numbers at `i`, all at once"
         a = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
+        if len(a) and a.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {a.dtype}')
         a = np.flatnonzero(a) if a.dtype==bool else a.astype(np.int64)
         if len(a) and (a.min()<-len(self) or a.max()>=len(self)): raise IndexError(f'positions {a.min()}..{a.max()} are out of range for {len(self)}')
         return self._at(_apply(self.r, np.where(a<0, a+len(self), a)))
@@ -189,7 +193,9 @@ class WeightedOrder(Order):
 
     piece = 1   # each number asks for labels: a batch waits for its own and no others
     def _new(self, r, *maps): raise TypeError('a weighted order is read as it is')
-    def __getitem__(self, i): return int(self.take([i])[0]) if isinstance(i, (int,np.integer)) else self.take(i)
+    def __getitem__(self, i):
+        k = int_index(i)
+        return self.take(i) if k is None else int(self.take([k])[0])
     def take(self, i, tries=16):
         "The numbers at positions `i`; raises `ValueError` if labels with weight are too rare to be met"
         pos = np.asarray(i, np.uint64)

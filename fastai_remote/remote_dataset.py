@@ -17,7 +17,7 @@ from fastcore.meta import delegates
 from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from .codec import get_codec, is_image
-from .core import CorruptSample, MissingSample, Store, StoreError, UnknownField
+from .core import CorruptSample, MissingSample, Store, StoreError, UnknownField, int_index
 from .fetch import get_remote_items
 from .loader import _Epoch, _InOrder, _Pool
 from .order import Order, Permutation, rank_share, worker_batches
@@ -121,7 +121,10 @@ class RemoteDataset(Dataset):
 
     def __getitem__(self, i):
         "Sample `i`; for a slice a dataset of those samples"
-        return self._with(items=self.items[i]) if isinstance(i, slice) else self.__getitems__([i])[0]
+        if isinstance(i, slice): return self._with(items=self.items[i])
+        k = int_index(i)
+        if k is None: raise TypeError(f'{self.store.name}: dataset[i] is one sample, or a dataset of them for a slice; for a {type(i).__name__} of positions: __getitems__(positions)')
+        return self.__getitems__([k])[0]
 
     def __getitems__(self, idxs:list)->list:
         "The samples at positions `idxs`, in one request; raises `IndexError`, `MissingSample`, `CorruptSample`, `StoreUnavailable`"

@@ -289,9 +289,10 @@ class Trace(Callback):
 
 @pytest.mark.parametrize('img_cls', [PILImage,PILImageBW])
 def test_normalized(store, img_cls):
-    "Batches are normalised by the store's own statistics, unless the caller does it or says no"
+    "Batches are normalised by the store's own statistics where that is asked for, unless the caller does it"
     kw = dict(item_tfms=Resize(32), bs=48, num_workers=0, valid_pct=0., img_cls=img_cls)
-    plain = DataLoaders.from_redis(store, normalize=False, **kw)
+    plain = DataLoaders.from_redis(store, **kw)
+    kw['normalize'] = True
     s = store.image_stats()
     want = ([s['grey'][0]],[s['grey'][1]]) if img_cls is PILImageBW else store.stats
     norm, = [t for t in DataLoaders.from_redis(store, **kw).train.after_batch.fs if isinstance(t, Normalize)]
@@ -363,7 +364,7 @@ def test_strokes_normalized(server, draw):
     "What is drawn is normalised by statistics of what is drawn"
     rng = np.random.default_rng(0)
     to_redis([{'strokes':rng.integers(0, 256, (3,2,6)).tolist(), 'cls':'ab'[i%2]} for i in range(128)], server.url, 'scribbles', n_workers=1, progress=False, overwrite=True)
-    x = DataLoaders.from_redis(server.url, 'scribbles', bs=96, num_workers=0, draw=draw, valid_pct=0.).one_batch()[0]
+    x = DataLoaders.from_redis(server.url, 'scribbles', bs=96, num_workers=0, draw=draw, valid_pct=0., normalize=True).one_batch()[0]
     assert x.mean((0,2,3)).abs().max()<.1 and (x.std((0,2,3))-1).abs().max()<.15
 
 def test_damaged_strokes(server, workers):

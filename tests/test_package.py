@@ -8,7 +8,7 @@ root = Path(__file__).parents[1]
 NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
     MeanImage Rasterise VerifyReport drawing_samples simplify StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items image_samples redis_server shrink tar_samples to_redis
     RemoteDataset ShardBlock ShardStore TieredStore index_shards make_client to_shards'''.split()
-LIGHT = '''core codec strokes rasterise order commit stats shard_order store_redis server redis_writer redis_commit redis_admin redis_keys cache storage shard_index whole_shards store_shards
+LIGHT = '''imported core codec strokes rasterise order commit stats shard_order store_redis server redis_writer redis_commit redis_admin redis_keys cache storage shard_index whole_shards store_shards
     sources streams parallel chunk datasets shard_writer shard_commit ingest shards foreign_shards ops partitions tiered drawings'''.split()   # floors below torch
 
 def python(code): return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout.strip()
@@ -23,6 +23,39 @@ before,t = dict(globals()),threading.active_count()
 from fastai_remote import *
 print([n for n in fastai_names if globals()[n] is not before[n]] if (fastai_names:=[n for n in before if not n.startswith("__")]) else 0, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
     assert python(code)=='[] 0 from_redis'
+
+IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore', 'from fastai_remote import RedisStore; from fastai.vision.all import *', 'import fastai_remote; import fastai.data.core',
+           'import fastai.data.core; import fastai_remote', 'from fastai_remote import *; from fastai.vision.all import *', 'import fastai_remote.redis_keys; from fastai.data.all import *', 'from fastai.vision.all import *; import fastai_remote.ingest']
+
+@pytest.mark.parametrize('imports', IMPORTS)
+def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports):
+    code = f'''{imports}
+import inspect
+from fastai.data.core import DataLoaders
+from fastai.vision.data import ImageDataLoaders
+try: DataLoaders.from_redis('redis://127.0.0.1:1', 'pets', timeout=0)
+except Exception as e: print(type(e).__name__)
+print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from_redis'), 'normalize' in inspect.signature(DataLoaders.from_redis).parameters, hasattr(DataLoaders, 'from_nowhere'))'''
+    assert python(code).split() in (['TypeError','ImageDataLoaders','True','True','False'], ['StoreUnavailable','ImageDataLoaders','True','True','False'])
+
+def test_methods_that_fastai_is_to_get_import_nothing_by_themselves():
+    "A process that has fastai, and writes, loads no more than it needs"
+    code = '''import sys, fastai.data.core
+from fastai_remote import to_redis, RedisStore
+import fastai.vision.all
+print([m for m in sys.modules if m in ('fastai_remote.block','fastai_remote.loader','fastai_remote.fetch')])'''
+    assert python(code)=='[]'
+
+def test_a_module_that_cannot_be_imported_fails_as_ever(tmp_path):
+    "What waits for it is not called, and does not hide the error"
+    (tmp_path/'broken_module.py').write_text('raise RuntimeError("its own")')
+    code = f'''import sys; sys.path.insert(0, {str(tmp_path)!r})
+from fastai_remote.imported import when_imported
+for m in 'broken_module','absent_module':
+    when_imported(m, lambda m: print('called'))
+    try: __import__(m)
+    except Exception as e: print(e)'''
+    assert python(code)=="its own\nNo module named 'absent_module'"
 
 def test_floors():
     "A module imports only from the floors below it; torch and fastai come in with the loader; stores do not import each other"
