@@ -194,6 +194,7 @@ class Store:
     def opener(self):
         "Something to pickle, and call for this store in a worker"
         return partial(_same, self)
+    def new_epoch(self): "Called when an epoch begins in a process: what is checked when it is opened is to be checked again"
     def _read(self, idxs, fields): raise NotImplementedError
     def _why_missing(self)->str: return 'was it deleted?'
     def _where(self, i, f)->str: return ''

@@ -161,8 +161,7 @@ class RemoteDL(TfmdDL):
         except OSError: return   # no address space to spare
 
     def create_batches(self, samps):
-        for s in self.stores:
-            if hasattr(s, 'new_epoch'): s.new_epoch()   # what a process has checked and kept is checked once more each epoch
+        for s in self.stores: s.new_epoch()
         if get_worker_info() is not None: gc.freeze()
         path = self._path = self._decide()
         try:

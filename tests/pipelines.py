@@ -142,9 +142,9 @@ class Data:
     stores:dict # `{'redis': RedisStore, 'shards': ShardStore}`
 
     @classmethod
-    def make(cls, rows, url, name, folder, splits={'train':N_TRAIN, 'valid':None}):
+    def make(cls, rows, url, name, folder, splits=None):
         "Write `rows` everywhere"
-        how = dict(n_workers=1, shuffle=False, progress=False, splits=splits)
+        how = dict(n_workers=1, shuffle=False, progress=False, splits=splits or {"train":N_TRAIN, "valid":None})
         was,ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES,True
         try: reports = fastai_remote.to_redis(rows, url, name, **how),fastai_remote.to_shards(rows, folder/'shards', chunk=6, **how)
         finally: ImageFile.LOAD_TRUNCATED_IMAGES = was
