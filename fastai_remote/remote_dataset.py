@@ -130,7 +130,7 @@ class RemoteDataset(Dataset):
         "The samples at positions `idxs`, in one request; raises `IndexError`, `MissingSample`, `CorruptSample`, `StoreUnavailable`"
         if (epoch:=getattr(idxs, 'epoch', None))!=self.__dict__.get('_at') and get_worker_info() is not None:   # a worker that outlives an epoch
             self._at = epoch
-            _begin_epoch(self.store)
+            self.store.new_epoch()
         return self._make(*self._read(idxs, getattr(idxs, 'ahead', None)))
 
     def __iter__(self): return (o for p in worker_batches(Order(len(self)), 64) for o in self.__getitems__(p))
@@ -158,10 +158,6 @@ class RemoteDataset(Dataset):
         return o
 
 # %% ../nbs/07a_remote_dataset.ipynb #fe079912
-def _begin_epoch(store):
-    "Have `store` check what it has checked and kept once more"
-    if hasattr(store, 'new_epoch'): store.new_epoch()
-
 class _Epochs:
     "The order of batches, of each epoch"
     def __init__(self,
@@ -218,7 +214,7 @@ class RemoteBatches(_Epochs, Sampler):
     def __iter__(self):
         order,perm = self._epoch(self._seed(), self.workers)
         epoch = self.times
-        _begin_epoch(self.ds.store)
+        self.ds.store.new_epoch()
         tells = [self._teller(perm, w) for w in range(self.workers)] if perm is not None else [lambda p: None]*self.workers
         for k,p in enumerate(worker_batches(order, self.bs)):
             b = _Batch(p.tolist())
@@ -243,7 +239,7 @@ class BatchedDataset(_Epochs, IterableDataset):
     def _batches(self, seed, info):
         ahead,(w,n) = collections.deque(),(info.id,info.num_workers) if info else (0,1)
         if info: gc.freeze()   # else the collector writes on what is shared with the parent
-        _begin_epoch(self.ds.store)
+        self.ds.store.new_epoch()
         order,perm = self._epoch(seed, n)
         tell = self._teller(perm, w)
         with _Pool(1) as submit:
