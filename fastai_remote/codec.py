@@ -349,6 +349,7 @@ class FixedCodec(Codec):
     def __init__(self, name:str, dtype):
         self.name,self.dtype = name,np.dtype(dtype)
         self.lo,self.hi = (np.iinfo(dtype).min,np.iinfo(dtype).max) if self.dtype.kind in 'iu' else (0,-1)
+        self.big = float(np.finfo(dtype).max) if self.dtype.kind=='f' else -1.
     def to_array(self,
         os:list # Numbers
     )->np.ndarray: # Of `dtype`, shape (len(os),)
@@ -358,6 +359,7 @@ class FixedCodec(Codec):
     def to_num(self, o):
         "`o` as `dtype`; `ValueError` or `TypeError` for what would not come back the same. A fraction is rounded to the width of the field, as `age.f4` asks for; a whole number is not"
         if type(o) is int and self.lo<=o<=self.hi: return o
+        if type(o) is float and -self.big<=o<=self.big: return self.dtype.type(o)
         v = self._one(o)
         if self.dtype.kind in 'iu':
             lim = np.iinfo(self.dtype)

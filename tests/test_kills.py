@@ -222,7 +222,7 @@ def test_damaged_jpegs(fresh, tmp_path, each):
     b = b.getvalue()
     for i in range(2000): (tmp_path/f'{i:04}.jpg').write_bytes(b[:rng.integers(0, len(b)-60)] if i%each==7 else b)
     bad = {str(tmp_path/f'{i:04}.jpg') for i in range(2000) if i%each==7}
-    rep = to_redis(image_samples(tmp_path, path=True), fresh.url, 'd', n_workers=2, progress=False)
+    rep = to_redis(image_samples(tmp_path, path=True), fresh.url, 'd', n_workers=2, progress=False, max_failed=1.)
     s = RedisStore(fresh.url, 'd')
     assert (rep.written,rep.failed,s.manifest.failed,len(rep.failures))==(2000-len(bad),len(bad),len(bad),min(100, len(bad)))
     assert sorted(n for n,_ in s.failures())==sorted(bad) and {n for n,_ in rep.failures}<=bad
