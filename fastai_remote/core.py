@@ -294,16 +294,15 @@ class MemoryStore(Store):
         codecs:dict=None, # `{field: codec}` where the field's name does not say
     ):
         self.columns = {f:v for f,v in columns.items()}
-        for f,v in columns.items(): self.columns[f'{f}.crc'] = crc32s(v) if isinstance(v, list) else packed_crcs(v, np.arange(len(v)))
+        for f,v in columns.items():
+            if isinstance(v, list): self.columns[f'{f}.crc'] = crc32s(v)
         ns = {len(v) for v in columns.values()}
         if len(ns)!=1: raise ValueError(f'{name}: columns of different lengths {sorted(ns)}')
-        fields = {}
-        for f,v in columns.items():
-            codec = (codecs or {}).get(f, f.rsplit('.',1)[-1])
-            if isinstance(v, list): fields[f],fields[f'{f}.crc'] = {'codec':codec, 'dtype':None},{'codec':'crc', 'dtype':'u4'}
-            else: fields[f] = {'codec':codec, 'dtype':v.dtype.str[1:], 'check':'u4'}
-        nbytes = sum(sum(map(len, v)) if isinstance(v:=self.columns[f], list) else v.nbytes for f in fields)
+        fields = {f:{'codec':(codecs or {}).get(f, f.rsplit('.',1)[-1]), 'dtype':None if isinstance(v, list) else v.dtype.str[1:]}
+                  for f,v in self.columns.items()}
+        nbytes = sum(sum(map(len, v)) if isinstance(v, list) else v.nbytes for v in self.columns.values())
         self.manifest = Manifest(name, ns.pop(), fields, splits or {}, vocab or {}, nbytes).stamp()
 
+    unchecked = property(lambda self: [f for f in self.fields if self.manifest.fields[f]['dtype']])
     def _read(self, idxs, fields):
         return {f:[v[i] for i in idxs.tolist()] if isinstance(v:=self.columns[f], list) else v[idxs] for f in fields}

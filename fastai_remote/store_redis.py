@@ -184,7 +184,9 @@ def _queue_packed(p, prefix, f, dtype, idxs, check=None):
         key,pos = f'{prefix}:{f}#{c}',(idxs[at]&((1<<_shift)-1))
         lo,hi = int(pos.min()),int(pos.max())
         if hi-lo<8*len(pos): p.getrange(key, lo*size, (hi+1)*size-1)   # close together: a copy, where to ask for each is much to read
-        else: p.execute_command('BITFIELD_RO', key, t, pos.tolist()); p.strlen(key)
+        else:
+            p.execute_command('BITFIELD_RO', key, t, pos.tolist())
+            if not check: p.strlen(key)   # with checksums, what lies behind the end is told by zeros
         res.append((at, pos, lo, key))
     return res
 
@@ -203,9 +205,13 @@ def _packed(plan, replies, dtype, n, crcs=None):
             out[at[ok]] = got
             gone += at[~ok].tolist()
         else:
-            if crcs is None: out[at] = b
-            else: out[at],crcs[at] = _parts(np.array(b, np.int64), w)
-            gone += at[(pos+1)*size>next(replies)].tolist()
+            if crcs is None:
+                out[at] = b
+                gone += at[(pos+1)*size>next(replies)].tolist()
+            else:
+                v,crc = _parts(np.array(b, np.int64), w)
+                out[at],crcs[at] = v,crc
+                if not crc.all(): gone += at[(crc==0)&(v==0)].tolist()   # nothing is there: no value's checksum is 0 but by a chance of 2**-32
     return out.view(np.dtype(dtype)), gone
 
 def _parts(v, w):

@@ -199,12 +199,9 @@ def test_an_epoch_with_a_flipped_label_fails(fresh, pics, num_workers):
     from torch.utils.data import DataLoader
     with within(60), fails(CorruptSample, match=message): list(DataLoader(RemoteDataset(pics).decode('pil').to_tuple('jpg', 'cls'), batch_size=4, num_workers=num_workers, collate_fn=list))
 
-def test_memory_store_keeps_the_same_promise():
+def test_verify_of_a_store_in_memory_says_that_numbers_have_no_checksums():
     s = MemoryStore({'cls':np.array([0,1,1], np.uint8), 'txt':[b'a',b'b',b'c']}, vocab={'cls':['x','y']})
-    assert 'all good' in repr(s.verify(n_workers=1))
-    s.columns['cls'][1] = 0
-    with pytest.raises(CorruptSample, match="memory: sample 1, field 'cls'"): s.get_many([0,1], 'cls', check=True)
-    assert s.verify(n_workers=1).bad==1
+    assert 'all good' not in repr(s.verify(n_workers=1)) and 'no checksums: cls' in repr(s.verify(n_workers=1))
 
 # --- what lies beside the samples
 
