@@ -1016,7 +1016,7 @@ class Verdict:
     pipeline:Pipeline
     where:str
     difference:str # `None`: as stock
-    stock_error:str # `None`: stock fastai works
+    stock:Record
 
 def compared(jobs, data):
     "A `Verdict` for each `(pipeline, store)`. In two processes for all; and in two for each pipeline that changes fastai"
@@ -1026,5 +1026,5 @@ def compared(jobs, data):
         group = [(k, p, where) for k,(p,where) in enumerate(jobs) if p.changes==changes]
         ours = run([(p, where, None) for _,p,where in group], data)
         stock = run([(p, 'files', o) for (_,p,_),o in zip(group, ours)], data)
-        for (k,p,where),a,b in zip(group, ours, stock): res[k] = Verdict(p, where, wrong_order(p, a) or difference(a, b), b.error)
+        for (k,p,where),a,b in zip(group, ours, stock): res[k] = Verdict(p, where, wrong_order(p, a) or difference(a, b), b)
     return [res[k] for k in range(len(jobs))]

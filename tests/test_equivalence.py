@@ -7,7 +7,7 @@ and from shards: types, shapes, values, attributes, the random numbers drawn bet
 
     PIPELINES=2000 python -m pytest tests/test_equivalence.py -k any_pipeline -n 2 --dist load
 """
-import sys
+import itertools, sys
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
@@ -34,8 +34,8 @@ def check(data, *ps, stores=None, stock_works=True):
     verdicts = compared(jobs, data)
     bad = [f'{v.pipeline!r} over {v.where}\n  {v.difference}' for v in verdicts if v.difference]
     if bad: pytest.fail('\n'.join([f'{len(bad)} of {len(jobs)} differ from stock fastai:', *bad[:12]]), pytrace=False)
-    failed = [f'{v.pipeline!r}\n{v.stock_error}' for v in verdicts if v.stock_error]
-    assert not (stock_works and failed), f'says nothing, since stock fastai fails: {failed[0]}'
+    failed = [f'{v.pipeline!r}\n{v.stock.error}' for v in verdicts if v.stock.error]
+    if stock_works and failed: pytest.fail(f'{len(failed)} of {len(jobs)} say nothing, since stock fastai fails: {failed[0]}', pytrace=False)
 
 CROPPED = T('RandomResizedCrop', dict(size=16)),T('FlipItem')
 SIZED = T('Resize', dict(size=16))
@@ -43,70 +43,74 @@ SIZE = dict(size=16)
 FASTAI = {'Resize':SIZE, 'RandomResizedCrop':SIZE, 'CropPad':SIZE, 'RandomCrop':SIZE, 'FlipItem':{}, 'DihedralItem':{}}   # item transforms that the loader knows
 workers = pytest.mark.parametrize('workers', [0, 2])
 
-def on_fastai(item, name): return item if name in ('Resize', 'RandomResizedCrop', 'CropPad', 'RandomCrop') else (SIZED, *item)
-
 # Labels
 
 @workers
-@pytest.mark.parametrize('target', ['own categorize', 'own regression', 'own regression of int', 'own multi'])
-def test_subclass_of_a_target_transform_runs_its_own_encodes(data, target, workers):
-    check(data, *[Pipeline(target=target, shuffle=shuffle, workers=workers, item=CROPPED) for shuffle in (True, False)], stores=STORES)
+def test_subclass_of_categorize_runs_its_own_encodes(data, workers): check(data, Pipeline(target='own categorize', workers=workers, item=CROPPED), stores=STORES)
+
+def test_subclasses_of_target_transforms_run_their_own_encodes(data):
+    check(data, *[Pipeline(target=t, shuffle=shuffle, item=CROPPED) for t in TARGET_BLOCKS if t.startswith('own') for shuffle in (True, False)], stores=STORES)
 
 def test_targets_are_as_in_stock(data):
     check(data, *[Pipeline(target=t, item=() if t in ('mask.png', 'picture') else CROPPED) for t in TARGET_BLOCKS if not t.startswith('own')])
-
-@pytest.mark.parametrize('change,target', [('Categorize on str', 'cls'), ('Categorize on str', 'vocab'), ('RegressionSetup on float', 'age.f4'),
-    ('RegressionSetup on int', 'k.i8'), ('OneHotEncode on TensorMultiCategory', 'labels'), ('ToTensor on TensorCategory', 'cls'),
-    ('FlipItem on TensorCategory', 'cls'), ('IntToFloatTensor on TensorCategory', 'cls'), ('IntToFloatTensor on TensorMask', 'mask.png'),
-    ('category_map', 'vocab')])
-def test_what_a_user_teaches_a_transform_of_targets_is_done(data, change, target):
-    check(data, Pipeline(target=target, item=(T('FlipItem'),), changes=(change,)))
 
 # Transforms with a memory
 
 def placed(t): return (t,),(*CROPPED, replace(t, kw={**t.kw, 'order':2})),(replace(t, kw={**t.kw, 'order':2}), SIZED),(replace(t, kw={**t.kw, 'order':-1}), SIZED)
 
 @workers
-def test_transform_that_reuses_a_buffer(data, workers): check(data, *[Pipeline(item=i, workers=workers) for i in placed(T('Buffer'))], stores=STORES)
+def test_transform_that_reuses_a_buffer(data, workers): check(data, *[Pipeline(item=i, workers=workers) for i in placed(T('Buffer'))[::1+workers]])
 
 @workers
-def test_transform_that_changes_the_previous_item(data, workers): check(data, *[Pipeline(item=i, workers=workers) for i in placed(T('Previous'))], stores=STORES)
+def test_transform_that_changes_the_previous_item(data, workers): check(data, *[Pipeline(item=i, workers=workers) for i in placed(T('Previous'))[::1+workers]])
 
 @workers
 def test_transforms_with_a_state(data, workers):
     tfms = T('Delay'),T('Counter'),T('Reseed'),T('InPlace'),*[T('Rng', dict(kind=k)) for k in ('own', 'own numpy', 'own torch', 'numpy', 'torch', 'python')]
     items = [placed(t)[1] for t in tfms]+[(*CROPPED, T(k)) for k in ('TensorBuffer', 'OnTensor', 'written')]+[placed(T('Rng', dict(kind='python')))[3]]
-    check(data, *[Pipeline(item=i, workers=workers) for i in items])
+    check(data, *[Pipeline(item=i, workers=workers) for i in items[::1+workers]])
 
 # Fastai extended, in the way that its documentation shows
-
-TAUGHT = [k for k in CHANGES if ' on ' in k and k.split(' on ')[1] not in ('str', 'float', 'int', 'TensorCategory', 'TensorMultiCategory', 'TensorMask')]
-
-@pytest.mark.parametrize('change', TAUGHT)
-def test_what_a_user_teaches_a_transform_of_images_is_done(data, change):
-    name,typ = change.split(' on ')
-    item = on_fastai((T(name, FASTAI[name]),), name) if name in FASTAI else ()
-    batch = (T('Normalize', dict(mean=.5, std=.2)),) if name=='Normalize' else ()
-    cls = 'PILImageBW' if 'BW' in typ else 'Plain' if typ=='Plain' else 'PILImage'
-    check(data, Pipeline(cls=cls, item=item, batch=batch, changes=(change,)))
 
 @workers
 @pytest.mark.parametrize('change', ['ToTensor on PILImage', 'IntToFloatTensor on TensorImage'])
 def test_extended_to_tensor_and_int_to_float(data, change, workers): check(data, Pipeline(item=CROPPED, changes=(change,), workers=workers), stores=STORES)
 
-OF_IMAGES = [k for k in CHANGES if k.startswith(('Image.', 'PILBase.', 'PILImage', 'vision', 'array', 'tensor_class', 'open'))]
-OF_FASTAI = [k for k in CHANGES if ' on ' not in k and k not in OF_IMAGES]
+def of_change(change):
+    "Image class, image and target that `change` is about"
+    cls = 'PILImageBW' if 'BW' in change else 'Plain' if 'Plain' in change else 'PILImage'
+    target = next((t for part,t in ((' float', 'age.f4'), (' int', 'k.i8'), ('Multi', 'labels'), ('Mask', 'mask.png')) if part in change and ' on ' in change), 'vocab')
+    return dict(cls=cls, image='grey.png' if 'convert' in change else 'cut.jpg' if change=='truncated' else 'camera.jpg', target=target, changes=(change,), shuffle=False)
 
-@pytest.mark.parametrize('change', OF_IMAGES)
-def test_what_a_user_patches_onto_images_is_done(data, change):
-    item = (T('CropPad', dict(size=(30, 50))), T('RandomResizedCrop', dict(size=16)), T('DihedralItem', put=dict(order=2)), T('FlipItem', put=dict(order=3)))
-    check(data, Pipeline(cls='PILImageBW' if 'BW' in change else 'PILImage', image='grey.png' if 'convert' in change else 'camera.jpg', item=item, changes=(change,)))
+def plain(change):
+    "A pipeline of fastai's transforms and nothing else, but for `change`"
+    name = change.split(' on ')[0]
+    item = (T(name, FASTAI[name]),) if name in FASTAI else (T('CropPad', dict(size=(30, 50))), T('RandomResizedCrop', dict(size=14)), T('FlipItem', put=dict(order=3)))
+    return Pipeline(item=item+(() if 'Mask' in change else (T('DihedralItem', put=dict(order=2)),)), **of_change(change))
 
-@pytest.mark.parametrize('change', OF_FASTAI)
-def test_what_a_user_patches_onto_fastai_is_done(data, change): check(data, Pipeline(target='vocab', item=(*CROPPED, T('DihedralItem')), changes=(change,)))
+def showing(change):
+    "A pipeline in which `change` has an effect, with transforms of a user, too"
+    item = [T('CropPad', dict(size=(30, 50))), T('smaller'), SIZED, T('RandomResizedCrop', dict(size=14)), T('RandomCrop', dict(size=12), put=dict(order=2)), T('FlipItem'), T('Facts', dict(order=4))]
+    if 'Mask' not in change: item.append(T('DihedralItem', put=dict(order=3)))
+    if change=='ToTensor on TensorImage': item.append(T('to_tensor_image', dict(order=4)))
+    return Pipeline(item=tuple(item), batch=(T('Normalize', dict(mean=.5, std=.2)),), consumer='holds', **of_change(change))
+
+@pytest.fixture(scope='module')
+def unchanged(data):
+    "What stock fastai makes of `showing` where nobody has changed anything"
+    return dict(zip(CHANGES, run([(replace(showing(c), changes=()), 'files', None) for c in CHANGES], data)))
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_what_a_user_does_to_fastai_is_done(data, unchanged, change):
+    verdicts = compared([(plain(change), 'redis'), (showing(change), 'shards')], data)
+    for v in verdicts:
+        if v.difference: pytest.fail(f'{v.pipeline!r} over {v.where}\n{v.difference}', pytrace=False)
+    assert difference(verdicts[1].stock, unchanged[change]), f'{change} does not show, so that this test says nothing'
 
 def test_subclasses_of_item_transforms(data):
-    check(data, *[Pipeline(item=on_fastai((T(name, FASTAI.get(name, {}), own=own),), name)) for own in OWN for name in [*FASTAI, 'ToTensor'] if own!='before_call' or name not in ('ToTensor', 'CropPad')])
+    ps = {(name, own):Pipeline(item=(T(name, FASTAI.get(name, {}), own=own),)) for own in OWN for name in [*FASTAI, 'ToTensor'] if own!='before_call' or name not in ('ToTensor', 'CropPad')}
+    check(data, *[p for (name,_),p in ps.items() if name not in ('FlipItem', 'DihedralItem')])
+    check(data, *[p for (name,_),p in ps.items() if name in ('FlipItem', 'DihedralItem')], stock_works=False)   # with plum 2.9, stock fastai fails
 
 def test_attributes_that_a_user_sets_on_a_transform(data):
     tfms = [T('FlipItem', dict(p=1.), put=dict(split_idx=None)), T('FlipItem', dict(p=1.), put=dict(split_idx=1)), T('Resize', SIZE, put=dict(order=7)), T('FlipItem', put=dict(encodes='<encodes>')),
@@ -118,14 +122,14 @@ def test_attributes_that_a_user_sets_on_a_transform(data):
 # What code of a user is given
 
 def test_an_unknown_transform_sees_what_stock_shows_it(data):
-    check(data, *[Pipeline(image=image, item=(T('Facts', dict(order=-1)), SIZED)) for image in IMAGES])
+    check(data, *[Pipeline(image=image, item=(T('Facts', dict(order=-1)), SIZED)) for image in IMAGES if image!='cut.jpg'])
 
 KNOWN = [(), *[(T('Resize', dict(size=16, method=m)),) for m in ('crop', 'squish', 'pad')], (T('Resize', dict(size=(32, 40))),), (T('RandomResizedCrop', SIZE),), (T('CropPad', SIZE),), (T('CropPad', dict(size=50)),),
     (T('CropPad', dict(size=(32, 40))),), (T('RandomCrop', SIZE),), (T('FlipItem', dict(p=1.)),), (T('FlipItem'),), (T('DihedralItem'),), (T('RatioResize', dict(max_sz=20)),), (*CROPPED, T('DihedralItem', put=dict(order=4)))]
 
-@pytest.mark.parametrize('cls', ['PILImage', 'PILImageBW', 'Plain', 'AsIs'])
-def test_after_known_transforms_an_image_is_what_stock_makes_of_it(data, cls):
-    check(data, *[Pipeline(image='camera.jpg', cls=cls, item=(*item, T('Facts', dict(order=4)))) for item in KNOWN])
+@pytest.mark.parametrize('cls,every', [('PILImage', 1), ('PILImageBW', 2), ('Plain', 3), ('AsIs', 3)])
+def test_after_known_transforms_an_image_is_what_stock_makes_of_it(data, cls, every):
+    check(data, *[Pipeline(image='camera.jpg', cls=cls, item=(*item, T('Facts', dict(order=4))), bs=1) for item in KNOWN[::every]])
 
 def test_attributes_and_info_travel_as_in_stock(data):
     items = [(T('set_mine'), *CROPPED, T('ReadMine')), (T('set_mine'), T('FlipItem', put=dict(order=2)), T('ReadMine')), (T('ByExactType', dict(order=2)), *CROPPED),
@@ -135,14 +139,19 @@ def test_attributes_and_info_travel_as_in_stock(data):
 
 FUNCTIONS_OF_USERS = [f.__name__ for f in user_functions if 'batch' not in f.__name__ and f.__name__!='longest_first']
 
-@pytest.mark.parametrize('order', [-2, 0, 2])
-def test_functions_of_a_user(data, order): check(data, *[Pipeline(item=(T(name, dict(order=order)), *CROPPED)) for name in FUNCTIONS_OF_USERS])
+NO_IMAGE = 'to_array','to_tensor_image','to_plain_tensor','twice','none_at_all','to_plain_pil'   # stock fastai may fail with these
+
+@pytest.mark.parametrize('order', [-2, 2])
+def test_functions_of_a_user(data, order):
+    check(data, *[Pipeline(item=(T(name, dict(order=order)), *CROPPED)) for name in FUNCTIONS_OF_USERS if name not in NO_IMAGE])
+    check(data, *[Pipeline(item=(T(name, dict(order=order)), *CROPPED)) for name in NO_IMAGE], stock_works=False)
 
 @workers
 def test_transforms_of_a_user(data, workers):
-    items = [(T('Skip'), *CROPPED), (*CROPPED, T('Skip', dict(order=2))), (T('Raise'),), (*CROPPED, T('OnPair', dict(order=2))), (T('OnPair'), *CROPPED), (T('NoRetain'), *CROPPED),
+    items = [(T('Skip'), *CROPPED), (*CROPPED, T('Skip', dict(order=2))), (*CROPPED, T('OnPair', dict(order=2))), (T('OnPair'), *CROPPED), (T('NoRetain'), *CROPPED),
         (*CROPPED, T('NoRetain', dict(order=2))), (T('Relabel'), *CROPPED), (T('Sometimes', dict(p=.5)), *CROPPED), (T('Shown'), *CROPPED)]
-    check(data, *[Pipeline(item=i, workers=workers) for i in items])
+    check(data, *[Pipeline(item=i, workers=workers) for i in items[::1+workers]])
+    check(data, Pipeline(item=(T('Raise'),), workers=workers), stores=STORES, stock_works=False)
 
 def test_transforms_in_the_block_of_the_image(data):
     check(data, *[Pipeline(image='camera.jpg', typed=(T(name),), item=CROPPED) for name in ('Buffer', 'Facts', 'same_image', 'Counter', 'set_mine', 'Previous', 'inverted')])
@@ -151,8 +160,10 @@ def test_image_classes(data): check(data, *[Pipeline(image=image, cls=cls, item=
 
 @pytest.mark.parametrize('entry', ['block', 'factory', 'opened'])
 def test_kinds_of_images(data, entry):
-    ps = [Pipeline(image=image, cls=cls, entry=entry, item=CROPPED) for image in IMAGES for cls in ('PILImage', 'PILImageBW')]
-    check(data, *ps, *[Pipeline(image=image, entry=entry) for image in IMAGES])
+    whole = [k for k in IMAGES if k not in ('sizes.jpg', 'sizes.png', 'thin.jpg', 'cut.jpg', 'mixed.img')]
+    check(data, *[Pipeline(image=image, entry=entry, item=CROPPED) for image in IMAGES if image!='cut.jpg'])
+    if entry=='block': check(data, *[Pipeline(image=image, cls=cls) for image in whole for cls in ('PILImage', 'PILImageBW')])
+    check(data, *[Pipeline(image=image, entry=entry) for image in IMAGES if image not in whole], stock_works=False)
 
 @pytest.mark.parametrize('cls', ['PILImage', 'PILImageBW'])
 def test_item_transforms_of_fastai(data, cls):
@@ -160,7 +171,7 @@ def test_item_transforms_of_fastai(data, cls):
     items = [(T('Resize', dict(size=s, method=m, pad_mode=pad)),) for s in sizes for m in ('crop', 'squish', 'pad') for pad in (('zeros', 'border', 'reflection') if m=='pad' else ('zeros',))]
     items += [(T(name, dict(size=s)), T('DihedralItem', put=dict(order=2))) for s in sizes for name in ('RandomResizedCrop', 'CropPad', 'RandomCrop', 'OldRandomCrop')]
     items += [(T('Resize', dict(size=16, resamples=(r, 0))),) for r in range(6)]+[(T('RatioResize', dict(max_sz=20)), T('RandomResizedCrop', SIZE)), (T('DihedralItem'), SIZED), (*CROPPED, T('RandomCrop', dict(size=9), put=dict(order=3)))]
-    check(data, *[Pipeline(image=image, cls=cls, item=i) for i in items for image in ('large.jpg', 'sizes.jpg')])
+    check(data, *[Pipeline(image=('large.jpg', 'sizes.jpg')[k//2%2], cls=cls, item=i) for k,i in enumerate(items)], stock_works=False)
 
 # Batches
 
@@ -168,14 +179,15 @@ def test_transforms_of_batches(data):
     batches = [(T('WriteBatch'),), (T('WriteBatch', dict(order=20)),), (T('RandomBatch', dict(p=.5)),), (T('PreviousBatch'),), (T('PreviousBatch', dict(order=5)),), (T('BatchPair'),), (T('IntToFloatTensor', dict(div=1.)),),
         (T('IntToFloatTensor', own='nothing'),), (T('IntToFloatTensor', own='encodes'),), (T('IntToFloatTensor', put=dict(div=100.)),), (T('int_batch', dict(order=30)),), (T('RandomErasing', dict(p=.5)), T('Rotate'), T('Brightness')),
         (T('RandomResizedCropGPU', dict(size=12)),), (T('IntToFloatTensor', put=dict(split_idx=0)),)]
-    check(data, *[Pipeline(image=image, item=CROPPED, batch=b, consumer=c) for b in batches for image in ('rgb.jpg', 'grey.png') for c in ('draws', 'writes', 'arrays')])
+    consumers = itertools.cycle(('draws', 'writes', 'arrays', 'holds'))
+    check(data, *[Pipeline(image=image, item=CROPPED, batch=b, consumer=next(consumers)) for b in batches for image in ('rgb.jpg', 'grey.png')])
 
 @workers
 def test_arguments_and_subclasses_of_the_loader(data, workers):
     kws = [dict(loader={'before_batch':'<reversed>'}), dict(loader={'create_batch':'<collate>'}), dict(loader={'create_batch':'<fa_collate>'}), dict(loader={'n':9}), dict(loader={'drop_last':False}),
         dict(loader={'drop_last':True}, shuffle=False), dict(loader={'wif':'<reseed>'}), dict(new={'bs':3}), dict(new={'shuffle':False}), dict(new={'num_workers':1}), dict(bs=1), dict(bs=30), dict(prelude='one_batch'),
         dict(split='random'), dict(split='lists'), *[dict(derived=k) for k in DERIVED]]
-    check(data, *[Pipeline(item=CROPPED, workers=workers, **kw) for kw in kws])
+    check(data, *[Pipeline(item=CROPPED, workers=workers, **kw) for kw in kws[::1+workers]])
 
 # Pixels
 
@@ -183,23 +195,6 @@ def test_arguments_and_subclasses_of_the_loader(data, workers):
 @pytest.mark.parametrize('size', [32, 64, 128, 224])
 def test_photographs_have_the_pixels_of_stock_at_every_size(photographs, size, workers):
     check(photographs, *[Pipeline(item=(T(name, dict(size=size)), T('FlipItem')), workers=workers) for name in ('Resize', 'RandomResizedCrop')])
-
-def showing(change):
-    "A pipeline in which `change` has an effect"
-    cls = 'PILImageBW' if 'BW' in change else 'Plain' if 'Plain' in change else 'PILImage'
-    target = next((t for part,t in ((' float', 'age.f4'), (' int', 'k.i8'), ('Multi', 'labels'), ('Mask', 'mask.png')) if part in change and ' on ' in change), 'vocab')
-    image = 'grey.png' if 'convert' in change else 'cut.jpg' if change=='truncated' else 'camera.jpg'
-    item = [T('CropPad', dict(size=(30, 50))), T('smaller'), SIZED, T('RandomResizedCrop', dict(size=14)), T('RandomCrop', dict(size=12), put=dict(order=2)), T('FlipItem'), T('Facts', dict(order=4))]
-    if target!='mask.png': item.append(T('DihedralItem', put=dict(order=3)))
-    if change=='ToTensor on TensorImage': item.append(T('to_tensor_image', dict(order=4)))
-    return Pipeline(image=image, cls=cls, target=target, item=tuple(item), batch=(T('Normalize', dict(mean=.5, std=.2)),), changes=(change,), shuffle=False, consumer='holds')
-
-def test_what_users_do_to_fastai_shows(data):
-    "In what stock fastai makes: else a test with it would say nothing"
-    ps = list(map(showing, CHANGES))
-    plain = run([(replace(p, changes=()), 'files', None) for p in ps], data)
-    unseen = [c.changes[0] for c,was in zip(ps, plain) if not difference(*run([(c, 'files', None)], data), was)]
-    assert not unseen, ', '.join(unseen)
 
 # Any pipeline
 
@@ -257,7 +252,7 @@ def any_pipelines(draw):
         split=draw(rarely(2, 'store', 'random', 'lists')), bs=draw(of(4, 1, 3, 7, 30)), workers=draw(rarely(7, 0, 2)), shuffle=draw(st.booleans()), prelude=draw(rarely(4, '', 'one_batch')),
         consumer=draw(rarely(3, 'draws', 'holds', 'arrays', 'writes')), threads=draw(rarely(6, 0, 2)) if ahead else 0, **chance(3, of(*OF_LOADER), {}))
 
-PIPELINES = int(os.environ.get('PIPELINES', 40))
+PIPELINES = int(os.environ.get('PIPELINES', 30))
 PARTS = max(1, PIPELINES//50)   # for several processes
 same_examples = settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
