@@ -345,7 +345,7 @@ def _fetched_index(self:ShardStore, u): return self._ask_indices([u], {})[u]
 def new_epoch(self:ShardStore):
     "An epoch begins in this process: indices that lie on this machine are read, and compared with their checksums, once more before they are used again"
     o = self._open
-    if not self.storage.local and self.cache is None: return   # they are in memory only
+    if not o.indices or not self.storage.local and self.cache is None: return   # those that came over the network are in memory only
     with o.lock:
         o.indices.clear()
         o.nbytes = 0
