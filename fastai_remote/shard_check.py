@@ -44,7 +44,9 @@ def damaged_parts(
     store, # A `ShardStore`
     manifest:bool=True # Look at the manifest, too?
 ): # An iterator of `(what, reason)`
-    "The files of a dataset, and its copies in the cache, that are not as they were written, damage within values left aside; raises `StoreUnavailable`, `StoreNotFound`"
+    """The files of a dataset, and its copies in the cache, that are not as they were written, damage within values left aside
+
+    Raises `StoreUnavailable`, `StoreNotFound`."""
     if manifest: yield from _manifest(store)
     yield from _failures(store)
     for u in range(len(store.shards)):
@@ -67,7 +69,8 @@ def _manifest(store):
     except StoreError as e: why = str(e)
     else:
         if uid!=store.manifest.uid: raise store._changed()
-    yield 'manifest.json',f'{store.name}: manifest.json: {why}: damaged in {store.storage.url}; put back a copy of this file'
+    where = f'damaged in {store.storage.url}; put back a copy of this file'
+    yield 'manifest.json',f'{store.name}: manifest.json: {why}: {where}'
 
 def _failures(store):
     m = store.manifest
@@ -77,7 +80,8 @@ def _failures(store):
     why = None
     if b is None: why = 'it is not there'
     elif m.failures_crc>=0 and crc!=m.failures_crc: why = f'its {n:,} bytes do not match their checksum'
-    if why: yield m.failures,f'{store.name}: {m.failures}, which says what was left out: {why}; samples are not affected'
+    what = f'{store.name}: {m.failures}, which says what was left out'
+    if why: yield m.failures,f'{what}: {why}; samples are not affected'
 
 def _index(store, u):
     "The index, in the cache, and where it is stored"
@@ -102,10 +106,12 @@ def _shard(store, u, copied):
         return
     if crc==t.crc[u]: return raw if unzip else crc
     where = f'{store.name}: shard {name}, with samples {t.starts[u]:,} to {t.starts[u+1]-1:,}'
+    wrong = f'{where}: its {size:,} bytes do not match their checksum'
     if got<size: yield name,f'{where}: {got:,} of {size:,} bytes: it is cut off'
-    elif t.gz(u): yield name,f'{where}: its {size:,} bytes do not match their checksum; being compressed, all of it is suspect'
+    elif t.gz(u): yield name,f'{wrong}; it is compressed, so that all of it is suspect'
     elif crc^int(t.crc[u])!=_of_values(store, u):
-        yield name,f'{where}: of its {size:,} bytes, some outside the samples\' values do not match their checksum (headers, padding, or members that are not used): samples are read all the same, but `tar` and WebDataset may not read it'
+        yield name,(f"{wrong}, some of them outside the samples' values (headers, padding, or members that are not used): "
+                    'samples are read all the same, but `tar` and WebDataset may not read it')
     return None if t.gz(u) else int(t.crc[u])
 
 def _of_values(store, u, bs=256):
@@ -130,4 +136,5 @@ def _copy(store, u, fd, want):
     while b:=os.pread(fd, _part, got): crc,got = zlib.crc32(b, crc),got+len(b)
     if crc==want and got==store.table.whole(u): return
     gone = store.cache.drop(_key(store, u), fd)
-    yield store.table.name(u),f"{store.name}: {store.table.name(u)} in the cache {store.cache.folder}: its {got:,} bytes do not match their checksum; {'it was removed there, and is fetched again' if gone else 'it cannot be removed there'}"
+    what = f'{store.name}: {store.table.name(u)} in the cache {store.cache.folder}: its {got:,} bytes do not match their checksum'
+    yield store.table.name(u),f"{what}; {'it was removed there, and is fetched again' if gone else 'it cannot be removed there'}"

@@ -93,6 +93,11 @@ class ShardStore(Store):
         "The table of shards"
         return self.manifest and self.table
 
+    @property
+    def unchecked(self)->list:
+        "Names of what is stored without a checksum: in datasets of the first version the manifest, the headers of indices, which have names of labels, and the failures"
+        return super().unchecked+(['manifest','headers of indices',*(['failures'] if self.manifest.failed else [])] if self.shards.icrc is None else [])
+
     def _absent(self, e):
         s = f'{self.storage.url}: no dataset here'
         if 'bucket' in str(e).lower(): return f'{s}: {e}'
@@ -347,8 +352,10 @@ def new_epoch(self:ShardStore):
 
 @patch
 def check_rest(self:ShardStore):
-    "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything: manifest, indices, shards, the file of failures, and what is in the cache, which loses what is damaged"
-    found = list(Store.check_rest(self)) if hasattr(Store, 'check_rest') else []
+    """Yields (what, reason) for each damaged byte range outside the samples' values; reads everything
+
+    That is the manifest, the file of failures, indices, shards, and what is in the cache, from which damaged copies are removed."""
+    found = list(Store.check_rest(self))
     yield from found
     yield from damaged_parts(self, manifest=not found)
 

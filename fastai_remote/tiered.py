@@ -133,7 +133,6 @@ class TieredStore(Store):
     def _where(self, i, f): return self.store._where(i, f)
     def _why_missing(self): return self.store._why_missing()
     unchecked = property(lambda self: self.store.unchecked)
-    def check_rest(self): return self.store.check_rest()
     def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k not in ('_fills','_counts')}
     def __setstate__(self, d): self.__dict__.update(d); self._begin()
     def __copy__(self): return self
@@ -211,13 +210,20 @@ def check_rest(self:TieredStore, step:int=512):
     "Yields (what, reason) for each damaged byte range outside the samples' values, and for each damaged value in Redis, which is read from the shards again; reads everything"
     yield from self.store.check_rest()
     for f in self._var:
-        for a in range(0, len(self), step):
-            idxs = np.arange(a, min(a+step, len(self)))
-            keys,crcs = self._keys([f], idxs.tolist()),self.store._read(idxs, [f'{f}.crc'])[f'{f}.crc']
-            vals = (self._ask(lambda p: p.mget(keys)) or [[None]*len(keys)])[0]
-            bad = np.array([v is not None and zlib.crc32(v)!=c for v,c in zip(vals, crcs.tolist())])
-            for k in np.flatnonzero(bad).tolist(): yield keys[k],f'{self.name}: {keys[k]} in Redis: its {len(vals[k]):,} bytes do not match their checksum; it is read from the shards again'
-            if bad.any(): self._read(idxs[bad], [f])
+        for a in range(0, len(self), step): yield from self._check_kept(f, np.arange(a, min(a+step, len(self))))
+
+@patch
+def _check_kept(self:TieredStore, f, idxs):
+    "What Redis keeps of field `f` of samples `idxs`: where it is damaged, it is replaced"
+    keys = self._keys([f], idxs.tolist())
+    res = self._ask(lambda p: p.mget(keys))
+    try: crcs = self.store._read(idxs, [f'{f}.crc'])[f'{f}.crc'].tolist()
+    except StoreError: return   # a damaged index, which is said already
+    bad = [k for k,(v,c) in enumerate(zip(res[0], crcs)) if v is not None and zlib.crc32(v)!=c] if res else []
+    for k in bad:
+        yield keys[k],f'{self.name}: {keys[k]} in Redis: its {len(res[0][k]):,} bytes do not match their checksum; it is read from the shards again'
+    if bad:
+        with suppress(StoreError): self._read(idxs[bad], [f])
 
 @patch
 def flush(self:TieredStore,
