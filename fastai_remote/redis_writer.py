@@ -260,7 +260,7 @@ def _record(k, v):
 def failures(self:RedisWriter):
     "What could not be converted, as an iterator of `(sample, reason)`; raises `CorruptSample`"
     key = f"{self.plan['prefix']}:~failures#0"
-    for k,v in scan_hash(self.link, key, 4): yield from parse_failures(k, v, f'{self.name}: {key}')
+    for k,v in scan_hash(self.link, key, 4): yield from parse_failures(k, v, f'{self.name}: {key} ({self.how_to_abandon()} drops what is there)')
 
 @patch
 def claimed(self:RedisWriter)->int:
