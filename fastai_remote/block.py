@@ -11,6 +11,7 @@ __all__ = ['ShardBlock', 'StoreSplitter', 'RandomStoreSplitter', 'StoreCategoriz
 # %% ../nbs/08_block.ipynb #4d4432d8
 import difflib, inspect, sys
 from copy import copy
+from functools import wraps
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -24,7 +25,7 @@ from fastai.data.transforms import Categorize, CategoryMap, IntToFloatTensor, Mu
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import TensorBase, TensorImage, TitledFloat, TitledTuple, get_first, show_title
 from fastai.vision.core import AddMaskCodes, PILImage, PILMask
-from fastcore.basics import patch
+from fastcore.basics import patch, patch_to
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fasttransform import DisplayedTransform, compose_tfms
@@ -299,9 +300,10 @@ def _drawn_stats(store, f, draw, n=256):
     return res.summary() if len(res) else store.image_stats(f)
 
 # %% ../nbs/08_block.ipynb #6cf8d678
-@patch
-def dataloaders(self:FilteredBase, *args, **kwargs):
-    "As in fastai; a `RemoteDL` is given no arguments that it does not know, and no targets of text"
+@patch_to(FilteredBase)
+@wraps(FilteredBase.dataloaders)
+def dataloaders(self, *args, **kwargs):
+    # As in fastai, but a `RemoteDL` is given no arguments that it does not know, and no targets of text
     dl_type = kwargs.get('dl_type') or self._dl_type
     if issubclass(dl_type, RemoteDL):
         _check_arguments(self, dl_type, kwargs)
