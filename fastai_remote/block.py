@@ -11,6 +11,7 @@ __all__ = ['ShardBlock', 'StoreSplitter', 'RandomStoreSplitter', 'StoreCategoriz
 # %% ../nbs/08_block.ipynb #4d4432d8
 import difflib, inspect, sys
 from copy import copy
+from functools import wraps
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -24,7 +25,7 @@ from fastai.data.transforms import Categorize, CategoryMap, IntToFloatTensor, Mu
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import TensorBase, TensorImage, TitledFloat, TitledTuple, get_first, show_title
 from fastai.vision.core import AddMaskCodes, PILImage, PILMask
-from fastcore.basics import patch
+from fastcore.basics import patch, patch_to
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fasttransform import DisplayedTransform, compose_tfms
@@ -94,14 +95,16 @@ class StoreMultiCategorize(MultiCategorize):
         if self.vocab is None: self.vocab = _vocab_of(dsets, self.field, several=True)
 
 def _vocab_of(tl, field, several=False):
-    "The vocabulary of `field`, of the store that `tl` starts with: in its order; or sorted, as in fastai, where a getter changes the labels"
+    "The vocabulary of `field` of the store of `tl`: in its order, or sorted, as in fastai, where a getter changes labels"
     fs = list(tl.tfms.fs)
     k = next(k for k,f in enumerate(fs) if isinstance(f, Fetch))
     store = fs[k].store
-    if not (labels:=store.manifest.vocab.get(field)): raise ValueError(f'{store.name}: field {field!r} has no vocabulary; give vocab= at ingest')
+    labels = store.manifest.vocab.get(field)
+    if not labels: raise ValueError(f'{store.name}: field {field!r} has no vocabulary; give vocab= at ingest')
     made = [_after_getters(store, field, [o] if several else o, fs[k+1:]) for o in labels]
     if several: made = [o for os in made for o in os]
-    if len(made)==len(labels) and all(a is b or a==b for a,b in zip(made, labels)): return CategoryMap(labels, sort=False)
+    unchanged = len(made)==len(labels) and all(a is b or a==b for a,b in zip(made, labels))
+    if unchanged: return CategoryMap(labels, sort=False)
     try: return CategoryMap(made)
     except TypeError: return CategoryMap(made, sort=False)   # labels of several types have no order
 
@@ -109,13 +112,15 @@ def _after_getters(store, field, o, fs):
     "What transforms `fs`, which came with `get_y` or `getters`, make of label `o`"
     try: return compose_tfms(o, fs)
     except Exception as e:
-        raise ValueError(f"{store.name}: get_y failed for {o!r} of field {field!r} ({type(e).__name__}: {e}). RedisBlock({field!r}) calls it with the label, not with the item; "
-                         "where it needs the item, or returns something that is not known beforehand, give CategoryBlock(vocab=…) in place of that RedisBlock") from e
+        raise ValueError(f"{store.name}: get_y failed for {o!r} of field {field!r} ({type(e).__name__}: {e}). "
+                         f"RedisBlock({field!r}) calls it with the label, not with the item; where it needs the item, or returns "
+                         "something that is not known beforehand, give CategoryBlock(vocab=…) in place of that RedisBlock") from e
 
 StoreMultiCategorize.encodes,StoreMultiCategorize.decodes = (vars(MultiCategorize)[n] for n in ('encodes','decodes'))
 
+# %% ../nbs/08_block.ipynb #7fe3c762
 class _MaskCodes(AddMaskCodes):
-    "`AddMaskCodes` with the vocabulary of the mask's field, if it has one; `decide`: only if the field turns out to hold masks"
+    "`AddMaskCodes` with the vocabulary of the mask's field, if it has one; with `decide` only if the field holds masks"
     def __init__(self, decide:bool=False):
         super().__init__()
         self.decide = decide
@@ -129,11 +134,13 @@ class _MaskCodes(AddMaskCodes):
 
 watch(_MaskCodes)
 
+# %% ../nbs/08_block.ipynb #d570748d
 class ShownArray(TensorBase):
     "An array of any shape that can show itself: a curve, a picture, or its shape"
     def show(self, ctx=None, **kwargs):
         a = self.detach().cpu().numpy()
-        if ctx is not None or a.ndim not in (1,2): return show_title(f"array of {' x '.join(map(str, a.shape))}, mean {a.mean():.3g}", ctx=ctx)
+        if ctx is not None or a.ndim not in (1,2):
+            return show_title(f"array of {' x '.join(map(str, a.shape))}, mean {a.mean():.3g}", ctx=ctx)
         ctx = plt.subplots(figsize=(3,2))[1]
         if a.ndim==1: ctx.plot(a)
         else: ctx.imshow(a, aspect='auto')
@@ -141,12 +148,15 @@ class ShownArray(TensorBase):
 
 class ArraySetup(RegressionSetup):
     "`RegressionSetup` for arrays of any shape"
-    def decodes(self, o): return TitledFloat(o) if o.ndim==0 else TitledTuple(o.tolist()) if o.ndim==1 and len(o)<=_few else ShownArray(o)
+    def decodes(self, o):
+        if o.ndim==0: return TitledFloat(o)
+        return TitledTuple(o.tolist()) if o.ndim==1 and len(o)<=_few else ShownArray(o)
 
 ArraySetup.encodes = vars(RegressionSetup)['encodes']   # what a user registers with `RegressionSetup` counts here, too
 
 _few = 10   # numbers that are shown as such
 
+# %% ../nbs/08_block.ipynb #6a573930
 def RedisBlock(
     store:Store|str=None, # Where from; default: the store of the items. A `str` is taken for the field
     field:str=None, # Which; default: the first image
@@ -158,7 +168,8 @@ def RedisBlock(
     if isinstance(store, str): store,field = None,store
     if store is not None and field is None: field = default_field(store)
     if store is not None and field not in store.manifest.fields: store.get_many([], field)   # says which there are
-    return TransformBlock(type_tfms=_Fresh(_type_tfms(_codec_of(store, field, cls), store, field, cls, draw)), batch_tfms=IntToFloatTensor, dl_type=RemoteDL)
+    type_tfms = _Fresh(_type_tfms(_codec_of(store, field, cls), store, field, cls, draw))
+    return TransformBlock(type_tfms=type_tfms, batch_tfms=IntToFloatTensor, dl_type=RemoteDL)
 
 def _codec_of(store, field, cls):
     "The codec of `field`: its store says so; or its name, where the store is not known yet"
@@ -166,14 +177,15 @@ def _codec_of(store, field, cls):
     if field is None or cls is not None: return 'img'
     if get_codec(field): return field.rsplit('.', 1)[-1].lower()
     if is_mask(field, 'img'): return 'img'
-    raise ValueError(f'RedisBlock({field!r}): the name does not say what it holds: give the store too, RedisBlock(store, {field!r})')
+    raise ValueError(f'RedisBlock({field!r}): the name does not say what it holds: '
+                     f'give the store too, RedisBlock(store, {field!r})')
 
 ShardBlock = RedisBlock   # a block asks its store, whichever that is
 
 def _type_tfms(codec, store, field, cls, draw):
     mask = cls is None and field is not None and (is_mask(field, codec) if store is None else holds_masks(store, field))
     if is_image(codec) or mask or cls is not None:
-        later = store is None and field is not None and cls is None and not mask   # the store will say whether the field has a vocabulary
+        later = store is None and field is not None and cls is None and not mask   # the store will say if it has a vocabulary
         fetch = Fetch(field, store, cls or (PILMask if mask else PILImage), draw)
         return [fetch, _MaskCodes(decide=later)] if later or issubclass(fetch.img_cls, PILMask) else [fetch]
     fetch = Fetch(field, store)
@@ -215,7 +227,7 @@ def from_redis(cls:DataLoaders,
     seed:int=None, # Seed of a random split
     img_cls:type=PILImage, # What an image becomes
     draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
-    normalize:bool=False, # Normalize by the store's own mean and deviation, to train from scratch? Not needed for `vision_learner` with a pretrained body: it adds that body's
+    normalize:bool=False, # Normalize by the store's own statistics, to train from scratch? `vision_learner` adds a pretrained body's
     item_tfms=None, # Transforms of an item
     batch_tfms=None, # Transforms of a batch
     **kwargs
@@ -239,7 +251,7 @@ def from_shards(cls:DataLoaders,
     storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `make_client(…)`
     img_cls:type=PILImage, # What an image becomes
     draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
-    normalize:bool=False, # Normalize by the store's own mean and deviation, to train from scratch? Not needed for `vision_learner` with a pretrained body: it adds that body's
+    normalize:bool=False, # Normalize by the store's own statistics, to train from scratch? `vision_learner` adds a pretrained body's
     item_tfms=None, # Transforms of an item
     batch_tfms=None, # Transforms of a batch
     **kwargs
@@ -255,21 +267,28 @@ def _loaders(cls, store, x, y, splitter, valid_pct, seed, img_cls, draw, normali
     if not ys: raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
     for f in xs+ys: store.get_many([], f)
     if splitter is None: splitter = StoreSplitter() if {'train','valid'}<=set(store.splits) else RandomStoreSplitter(valid_pct, seed)
-    def block(f): return RedisBlock(store, f, img_cls if is_image(store.manifest.fields[f]['codec']) and not holds_masks(store, f) else None, draw)
+    def block(f):
+        image = is_image(store.manifest.fields[f]['codec']) and not holds_masks(store, f)
+        return RedisBlock(store, f, img_cls if image else None, draw)
     if normalize: batch_tfms = _normalized(store, xs, img_cls, draw, L(batch_tfms))
     dblock = DataBlock(blocks=[block(f) for f in xs+ys], n_inp=len(xs), get_items=get_remote_items, splitter=splitter, item_tfms=item_tfms, batch_tfms=batch_tfms)
     return cls.from_dblock(dblock, store, **kwargs)
 
 def _normalized(store, xs, img_cls, draw, tfms):
-    "`tfms` with a `Normalize` for the images of `xs`, unless `tfms` do it; raises `ValueError` where there are no statistics to do it by"
+    "`tfms` with a `Normalize` for the image among `xs`, unless `tfms` do it; raises `ValueError` where there are no statistics"
     if any(isinstance(t, (Normalize,MeanImage)) for t in tfms): return tfms
     images = [f for f in xs if is_image(store.manifest.fields[f]['codec']) and not holds_masks(store, f)]
-    if len(images)>1: raise ValueError(f"{store.name}: normalize=True is for one image a sample, not for {', '.join(map(repr, images))}: give batch_tfms=Normalize.from_stats(…)")
+    if len(images)>1:
+        raise ValueError(f"{store.name}: normalize=True is for one image a sample, not for {', '.join(map(repr, images))}: "
+                         "give batch_tfms=Normalize.from_stats(…)")
     stats = store.image_stats(images[0]) if images else None
     if stats is None:
-        raise ValueError(f"{store.name}: normalize=True, but there are no statistics of {images[0] if images else ', '.join(xs)!r}: they are gathered when images go in; give batch_tfms=Normalize.from_stats(…)")
-    if draw is not None and store.manifest.fields[images[0]]['codec']=='strokes': stats = _drawn_stats(store, images[0], draw)
-    mean,std = [[o] for o in stats['grey']] if getattr(img_cls, '_open_args', {}).get('mode')=='L' else (stats['mean'],stats['std'])
+        raise ValueError(f"{store.name}: normalize=True, but there are no statistics of {images[0] if images else ', '.join(xs)!r}: "
+                         "they are gathered when images go in; give batch_tfms=Normalize.from_stats(…)")
+    drawn = draw is not None and store.manifest.fields[images[0]]['codec']=='strokes'
+    if drawn: stats = _drawn_stats(store, images[0], draw)
+    grey = getattr(img_cls, '_open_args', {}).get('mode')=='L'
+    mean,std = [[o] for o in stats['grey']] if grey else (stats['mean'],stats['std'])
     return tfms+Normalize.from_stats(mean, [max(o, 1e-3) for o in std], cuda=False)
 
 def _drawn_stats(store, f, draw, n=256):
@@ -281,9 +300,10 @@ def _drawn_stats(store, f, draw, n=256):
     return res.summary() if len(res) else store.image_stats(f)
 
 # %% ../nbs/08_block.ipynb #6cf8d678
-@patch
-def dataloaders(self:FilteredBase, *args, **kwargs):
-    "As in fastai; a `RemoteDL` is given no arguments that it does not know, and no targets of text"
+@patch_to(FilteredBase)
+@wraps(FilteredBase.dataloaders)
+def dataloaders(self, *args, **kwargs):
+    # As in fastai, but a `RemoteDL` is given no arguments that it does not know, and no targets of text
     dl_type = kwargs.get('dl_type') or self._dl_type
     if issubclass(dl_type, RemoteDL):
         _check_arguments(self, dl_type, kwargs)
@@ -295,16 +315,19 @@ def _check_arguments(dsets, dl_type, kwargs):
     known = {nm for f in [dsets._orig_dataloaders, *inits] for nm in inspect.signature(f).parameters}
     if bad:=[k for k in kwargs if k.removeprefix('val_') not in known]:
         like = difflib.get_close_matches(bad[0], known, 1)
-        raise TypeError(f"{dl_type.__name__} knows no {', '.join(map(repr, bad))}{f'; did you mean {like[0]!r}?' if like else ''}")
+        hint = f'; did you mean {like[0]!r}?' if like else ''
+        raise TypeError(f"{dl_type.__name__} knows no {', '.join(map(repr, bad))}{hint}")
 
 def _check_targets(dsets):
     for tl in getattr(dsets, 'tls', [])[getattr(dsets, 'n_inp', 0):]:
         f,*fs = [t for t in tl.tfms.fs if t.name!='noop'] or [None]
         if isinstance(f, Categorize) and isinstance(tl.items, RemoteItems):
-            raise ValueError("CategoryBlock without get_y takes the items for labels, and these are sample numbers: give RedisBlock('cls') in its place, or get_y=Fetch('cls')")
+            raise ValueError("CategoryBlock without get_y takes the items for labels, and these are sample numbers: "
+                             "give RedisBlock('cls') in its place, or get_y=Fetch('cls')")
         if not isinstance(f, Fetch) or fs or f.img_cls is not None or f.codec.name not in ('txt','json','bin'): continue
-        raise ValueError(f"{f.store.name}: field {f.field!r} ({f.codec.name}) is no target: it has no vocabulary, which training needs beforehand. Store labels in a field `cls` "
-                         f"(store.map(lambda o: {{**o, 'cls':o[{f.field!r}]}}, 'new_name') makes one), or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({f.field!r})")
+        raise ValueError(f"{f.store.name}: field {f.field!r} ({f.codec.name}) is no target: it has no vocabulary, which training "
+                         f"needs beforehand. Store labels in a field `cls` (store.map(lambda o: {{**o, 'cls':o[{f.field!r}]}}, "
+                         f"'new_name') makes one), or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({f.field!r})")
 
 @patch
 @delegates(TfmdDL.__init__)
@@ -321,7 +344,9 @@ def test_dl(self:DataLoaders,
 def _check_labelled(dsets, items):
     if not isinstance(dsets, Datasets) or isinstance(items, RemoteItems) or len(items)==0: return
     item = get_first(items)
-    f = next((tl.tfms.fs[0] for tl in dsets.tls[dsets.n_inp:] if tl.tfms.fs and isinstance(tl.tfms.fs[0], Fetch)), None)
+    firsts = [tl.tfms.fs[0] for tl in dsets.tls[dsets.n_inp:] if tl.tfms.fs]
+    f = next((o for o in firsts if isinstance(o, Fetch)), None)
     if f is None or isinstance(item, (int,np.integer,dict)): return
-    raise TypeError(f"with_labels=True: a {type(item).__name__} has no label; this loader reads {f.field!r} of {f.store.name}. Give sample numbers; or dicts with {f.field!r} beside the input, "
-                    f"such as image_samples(files, label=parent_label) gives; or another store, get_remote_items(store); or leave with_labels out")
+    raise TypeError(f"with_labels=True: a {type(item).__name__} has no label; this loader reads {f.field!r} of {f.store.name}. "
+                    f"Give sample numbers; or dicts with {f.field!r} beside the input, such as image_samples(files, label=parent_label) "
+                    "gives; or another store, get_remote_items(store); or leave with_labels out")

@@ -67,7 +67,8 @@ class _Columns:
                 for l in seen[f]: utf8(l)
             return b
         if d['codec']!='cls': return c.to_num(o)
-        if getattr(o, 'shape', None)==(): o = o.item()   # of a tensor or an array: it would not be found among the labels
+        if getattr(o, 'shape', None)==():
+            o = o.item()   # of a tensor or an array: it would not be found among the labels
         if f in self.codes:
             if isinstance(o, str) or o in self.codes[f]:
                 if o not in self.codes[f]: raise ValueError(f'label {o!r} is not in the vocab of {f!r}')
@@ -159,8 +160,12 @@ def check_vocab(
     "Raise `ValueError` for a vocabulary that names no field with labels or codes"
     have = ', '.join(f for f in fields if not f.endswith('.crc'))
     for f in vocab:
-        if f not in fields: raise ValueError(f'vocab= names labels of {f!r}, but the samples have no such field; there are {have}: give {{field: labels}}')
-        if fields[f]['codec']=='bin': raise ValueError(f"vocab= names codes of {f!r}, which holds bytes of no known kind (bin), so that they cannot be checked: call the field {f+'.png'!r}, or as its format is")
+        if f not in fields:
+            raise ValueError(f'vocab= names labels of {f!r}, but the samples have no such field; there are {have}: '
+                             f'give {{field: labels}}')
+        if fields[f]['codec']=='bin':
+            raise ValueError(f"vocab= names codes of {f!r}, which holds bytes of no known kind (bin), so that they "
+                             f"cannot be checked: call the field {f+'.png'!r}, or as its format is")
 
 def has_codes(codec:str)->bool:
     "Can a field of this codec be a mask: pixels or an array, whose values are codes of a vocabulary?"
@@ -180,7 +185,8 @@ def check_codes(
     lo,hi = a.min(),a.max()
     if lo>=0 and hi<k and (a.dtype.kind!='f' or (a==a.astype(int)).all()): return
     bad = lo if not lo>=0 else hi if not hi<k else a[a!=a.astype(int)].flat[0]
-    raise ValueError(f'{f}: code {bad} is not in the vocab of {f!r}, which has {k} labels, numbered from 0: name all codes in vocab=, or give none')
+    raise ValueError(f'{f}: code {bad} is not in the vocab of {f!r}, which has {k} labels, numbered from 0: name '
+                     'all codes in vocab=, or give none')
 
 def _mask_codes(codec, v):
     "The codes that `PILMask` has of picture `v`; more than 8 bits as they are, so that none is taken for another"

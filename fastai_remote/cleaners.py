@@ -19,7 +19,7 @@ from .fetch import Fetch, RemoteItems, holds_masks
 
 # %% ../nbs/07c_cleaners.ipynb #fdcfc783
 class RemoteImage(int):
-    "A sample number that can be opened as an image file: `Image.open(o)`, `PILImage.create(o)`. It is no file, and cannot be moved or deleted"
+    "A sample number that can be opened as an image file by `Image.open` or `PILImage.create`, but not moved or deleted"
     def __new__(cls,
         number:int, # Sample number
         fetch:Fetch # How to read its image
@@ -49,7 +49,8 @@ class RemoteImage(int):
     def _no_file(self, *args, **kwargs): raise TypeError(str(self))
     unlink = rename = replace = write_bytes = touch = _no_file
 
-_advice = ('a store is not changed in place. Leave samples out with get_items=lambda store: get_remote_items(store)[numbers_to_keep], '
+_advice = ('a store is not changed in place. Leave samples out with '
+           'get_items=lambda store: get_remote_items(store)[numbers_to_keep], '
            "or write a corrected dataset with store.map(fn, 'new_name')")
 
 # %% ../nbs/07c_cleaners.ipynb #b5417291
@@ -68,7 +69,8 @@ class _Items:
 def _image_fetch(dataset):
     "The `Fetch` that reads the image of `dataset`'s items; `None` if there is none"
     if not isinstance(getattr(dataset, 'items', None), RemoteItems): return None
-    fetches = [tl.tfms.fs[0] for tl in getattr(dataset, 'tls', [dataset]) if tl.tfms.fs and isinstance(tl.tfms.fs[0], Fetch)]
+    firsts = [tl.tfms.fs[0] for tl in getattr(dataset, 'tls', [dataset]) if tl.tfms.fs]
+    fetches = [f for f in firsts if isinstance(f, Fetch)]
     return next((f for f in fetches if f.img_cls is not None and not holds_masks(f.store, f.field)), None)
 
 def fit_cleaners(
@@ -90,7 +92,8 @@ def fit_cleaners(
         if isinstance(fns, RemoteItems): fns = remote_images(fns[:self.max_n])
         fns = L(fns)[:self.max_n]
         if any(isinstance(o, int) and not isinstance(o, RemoteImage) for o in fns):
-            raise TypeError(f'{type(self).__name__} cannot open sample numbers without their store: give get_remote_items(store)[numbers]')
+            raise TypeError(f'{type(self).__name__} cannot open sample numbers without their store: '
+                            'give get_remote_items(store)[numbers]')
         return stock_set_fns(self, fns)
 
     widgets._get_iw_info,widgets.ImagesCleaner.set_fns = _get_iw_info,set_fns

@@ -22,7 +22,9 @@ from .core import CorruptSample, MemoryStore, Store, int_index
 
 # %% ../nbs/01_codec.ipynb #b3acf2bb
 class Encoded(bytes):
-    "Bytes that codec `codec` need not check: it has just made them (`im`: of this image), or a checksum vouches for them. `note` says what was lost"
+    """Bytes that codec `codec` need not check: it has just made them (`im`: of this image), or a checksum vouches for them
+
+    `note` says what was lost."""
     codec = im = note = None
     @classmethod
     def of(cls, b:bytes, codec:str, im=None, note:str=None):
@@ -51,7 +53,9 @@ class Codec:
 def utf8(s:str)->bytes:
     "`s` as UTF-8; `ValueError` for what is no Unicode text, such as `os.fsdecode` makes of a file name in another encoding"
     try: return s.encode()
-    except UnicodeEncodeError: raise ValueError(f'{s[:200]!r} cannot be stored as UTF-8: it has a lone surrogate, as of a file name in another encoding') from None
+    except UnicodeEncodeError:
+        raise ValueError(f'{s[:200]!r} cannot be stored as UTF-8: it has a lone surrogate, as of a file name in '
+                         'another encoding') from None
 
 class TextCodec(Codec):
     "`str` as UTF-8"
@@ -68,7 +72,8 @@ class JsonCodec(Codec):
         while todo:
             v = todo.pop()
             if isinstance(v, dict):
-                if bad:=[k for k in v if not isinstance(k, str)]: raise TypeError(f'{self.name}: key {bad[0]!r} would come back as a str; JSON has no other keys')
+                if bad:=[k for k in v if not isinstance(k, str)]:
+                    raise TypeError(f'{self.name}: key {bad[0]!r} would come back as a str; JSON has no other keys')
                 todo.extend(v.values())
             elif isinstance(v, (list,tuple)): todo.extend(v)
         return utf8(s)
@@ -81,7 +86,8 @@ class LabelsCodec(JsonCodec):
     "Any number of labels a sample, `str` or `int`, as a JSON list; those of a set are sorted"
     def _enc(self, o):
         if isinstance(o, str): raise TypeError(f'{self.name}: want a list of labels, got the str {o!r}')
-        if isinstance(o, dict) or not hasattr(o, '__iter__'): raise TypeError(f'{self.name}: want a list of labels, got {o if o is None else type(o).__name__}')
+        if isinstance(o, dict) or not hasattr(o, '__iter__'):
+            raise TypeError(f'{self.name}: want a list of labels, got {o if o is None else type(o).__name__}')
         labels = [x.item() if isinstance(x, np.generic) else x for x in o]
         if isinstance(o, (set,frozenset)): labels.sort(key=lambda x: (str(type(x)), x))
         self._check_labels(labels)
@@ -91,18 +97,25 @@ class LabelsCodec(JsonCodec):
         if isinstance(o, (bytes,bytearray,memoryview)) and not isinstance(o, Encoded): self._check_labels(self.from_bytes(b))
         return b
     def _check_labels(self, labels):
-        if not isinstance(labels, list): raise TypeError(f'{self.name}: want a list of labels, got {type(labels).__name__}')
+        if not isinstance(labels, list):
+            raise TypeError(f'{self.name}: want a list of labels, got {type(labels).__name__}')
         for l in labels:
             if isinstance(l, str): utf8(l)
             elif type(l) is not int: raise TypeError(f'{self.name}: a label is a str or an int, not {l!r}')
 
 def _as_array(o, name):
     "`o` as an array that has all that was in `o`; raises `TypeError` or `ValueError`"
-    if isinstance(o, (str,dict,set,frozenset)): raise TypeError(f'{name}: want an array, a tensor or numbers, got {type(o).__name__}')
-    if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any(): raise ValueError(f'{name}: a masked array, whose mask would be lost: give o.filled(…)')
+    if isinstance(o, (str,dict,set,frozenset)):
+        raise TypeError(f'{name}: want an array, a tensor or numbers, got {type(o).__name__}')
+    if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any():
+        raise ValueError(f'{name}: a masked array, whose mask would be lost: give o.filled(…)')
     a = np.asarray(o)
-    if a.dtype.hasobject: raise ValueError(f'{name}: want numbers, got an array of dtype object, which would be a pickle (allow_pickle=False)')
-    if isinstance(o, Image.Image) and o.mode!=(mode:=from_pixels(a).mode): raise ValueError(f'{name}: pixels of a picture of mode {o.mode} would come back as {mode}: give o.convert({mode!r}), or the array that you mean')
+    if a.dtype.hasobject:
+        raise ValueError(f'{name}: want numbers, got an array of dtype object, which would be a pickle '
+                         '(allow_pickle=False)')
+    if isinstance(o, Image.Image) and o.mode!=(mode:=from_pixels(a).mode):
+        raise ValueError(f'{name}: pixels of a picture of mode {o.mode} would come back as {mode}: give '
+                         f'o.convert({mode!r}), or the array that you mean')
     if isinstance(o, (list,tuple)): _check_list(o, a, name)
     return a
 
@@ -111,7 +124,8 @@ def _check_list(o, a, name):
     if a.dtype.kind not in 'fcUS': return
     for x,y in zip(np.array(o, object).ravel(), a.ravel().tolist()):
         if a.dtype.kind in 'US' and x!=y: raise ValueError(f'{name}: {x!r} would become text, {y!r}')
-        if a.dtype.kind in 'fc' and isinstance(x, (int,np.integer)) and int(x)!=y: raise ValueError(f'{name}: {x} would become {y!r} in an array of {a.dtype}')
+        if a.dtype.kind in 'fc' and isinstance(x, (int,np.integer)) and int(x)!=y:
+            raise ValueError(f'{name}: {x} would become {y!r} in an array of {a.dtype}')
 
 class NpyCodec(Codec):
     "One array; tensors and lists of numbers become arrays"
@@ -124,8 +138,12 @@ class NpzCodec(Codec):
     "One array or a dict of them, zlib-compressed"
     def _enc(self, o):
         if isinstance(o, dict):
-            if list(o)==['arr_0']: raise ValueError(f"{self.name}: {{'arr_0': array}} would come back as the array alone: give that, or another name")
-            if bad:=[k for k in o if not isinstance(k, str) or k in ('file','args','kwds','allow_pickle') or k.endswith('.npy') or '\0' in k]: raise ValueError(f'{self.name}: {bad[0]!r} cannot name an array in an npz file')
+            if list(o)==['arr_0']:
+                raise ValueError(f"{self.name}: {{'arr_0': array}} would come back as the array alone: give that, "
+                                 "or another name")
+            taken = 'file','args','kwds','allow_pickle'   # arguments of NumPy's
+            if bad:=[k for k in o if not isinstance(k, str) or k in taken or k.endswith('.npy') or '\0' in k]:
+                raise ValueError(f'{self.name}: {bad[0]!r} cannot name an array in an npz file')
             for k in o: utf8(k)
         arrays = {k:_as_array(v, self.name) for k,v in (o if isinstance(o, dict) else {'arr_0':o}).items()}
         np.savez_compressed(f:=io.BytesIO(), allow_pickle=False, **arrays)
@@ -194,10 +212,14 @@ class ImageCodec(Codec):
             if np.asarray(o).dtype!=np.uint8: raise TypeError(f'{self.name}: want an image or uint8 pixels, got {np.asarray(o).dtype}')
             o = from_pixels(o)
         if (b:=self._original(o)) is not None: return Encoded.of(b, self.name, o)
-        what = ('opened images' if getattr(o, 'format', None) or o.info else 'images in memory') if opened else 'arrays of pixels'
+        what = ('opened images' if getattr(o, 'format', None) or o.info else 'new images') if opened else 'arrays of pixels'
         note = None
-        if self.fmt=='JPEG': note = f"{what} were re-encoded as JPEG, quality {self.quality}, which changes pixels; {'give bytes to keep them as they are' if what=='opened images' else 'png keeps them'}"
-        elif what=='opened images': note = f"{what} were re-encoded as {self.fmt or 'PNG'}, pixel for pixel; give bytes to keep the files as they are"
+        if self.fmt=='JPEG':
+            advice = 'give bytes to keep them as they are' if what=='opened images' else 'png keeps them'
+            note = f'{what} were re-encoded as JPEG, quality {self.quality}, which changes pixels; {advice}'
+        elif what=='opened images':
+            note = (f"{what} were re-encoded as {self.fmt or 'PNG'}, pixel for pixel; "
+                    'give bytes to keep the files as they are')
         return Encoded.of(self.encode(o), self.name, o, note)
 
     def encode(self,
@@ -222,22 +244,33 @@ class ImageCodec(Codec):
         "What of the pixels of `im` a file of this format cannot keep; `None` if it keeps them"
         fmt = self.fmt or 'PNG'
         if fmt=='PNG':
+            if im.mode not in ('1','L','LA','P','RGB','RGBA','I') and not im.mode.startswith('I;16'):
+                return f'PNG cannot keep a picture of mode {im.mode}: convert it to RGB first'
             if im.mode!='I' or not (lim:=im.getextrema()) or 0<=lim[0]<=lim[1]<1<<16: return None
             return f'pixels from {lim[0]} to {lim[1]} do not fit the 16 bits of a PNG; an array of them fits npyimg'
-        if im.mode[0] in 'IF': return f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: store it as png, or an array as npyimg'
-        if fmt=='WEBP': return None if im.mode in ('1','L','LA','P','PA','RGB','RGBA','RGBX') else f'WEBP cannot keep a picture of mode {im.mode}: convert it to RGB first'
-        if is_transparent(im): return f"a picture of mode {im.mode} with transparency, which JPEG cannot keep: store it as png or webp, or give im.convert('RGB')"
+        if im.mode[0] in 'IF':
+            return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: store it '
+                    'as png, or an array as npyimg')
+        if fmt=='WEBP':
+            if im.mode in ('1','L','LA','P','PA','RGB','RGBA','RGBX'): return None
+            return f'WEBP cannot keep a picture of mode {im.mode}: convert it to RGB first'
+        if is_transparent(im):
+            return (f"a picture of mode {im.mode} with transparency, which JPEG cannot keep: store it as png or "
+                    "webp, or give im.convert('RGB')")
 
     def _original(self, im):
         "The bytes of the file that `im` was opened from, if it is still there and has the very same picture; else `None`"
         name,fmt = getattr(im, 'filename', None),getattr(im, 'format', None)
-        if not isinstance(name, (str,bytes)) or not isfile(name) or not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return
+        if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return
+        if not isinstance(name, (str,bytes)) or not isfile(name): return
         if self.fmt and fmt not in (self.fmt, 'MPO' if self.fmt=='JPEG' else self.fmt): return
         try:
             with open(name, 'rb') as f: b = f.read()
             o = self._load(self._open(b))
-            same = type(o) is type(im) and (o.format,o.mode,o.size,o.tobytes())==(im.format,im.mode,im.size,im.tobytes())
-            same = same and o.getpalette()==im.getpalette() and dict(o.getexif())==dict(im.getexif()) and all(o.info.get(k)==im.info.get(k) for k in ('icc_profile','transparency'))
+            def all_of(i):
+                meta = i.info.get('icc_profile'),i.info.get('transparency'),dict(i.getexif()),i.getpalette()
+                return type(i),i.format,i.mode,i.size,i.tobytes(),meta
+            same = all_of(o)==all_of(im)
         except (OSError,ValueError,TypeError,SyntaxError): return
         if same: return b
 
@@ -290,8 +323,12 @@ class RawCodec(Codec):
         "Pixels of image or array `o`, `uint8`, (h,w) or (h,w,3)"
         if isinstance(o, Image.Image):
             if o.mode[0] in 'IF': raise ValueError(f'{self.name}: a picture of mode {o.mode} has more than 8 bits a pixel; an array of them fits npyimg')
-            if is_transparent(o): raise ValueError(f"{self.name}: a picture of mode {o.mode} with transparency, which {self.name} cannot keep: store it as png or webp, or give im.convert('RGB')")
-            if (k:=orientation_of(o))!=1: raise ValueError(f'{self.name}: a picture with EXIF orientation {k}, which {self.name} cannot keep: store it as jpg, png or webp, or give ImageOps.exif_transpose(im)')
+            if is_transparent(o):
+                raise ValueError(f"{self.name}: a picture of mode {o.mode} with transparency, which {self.name} "
+                                 "cannot keep: store it as png or webp, or give im.convert('RGB')")
+            if (k:=orientation_of(o))!=1:
+                raise ValueError(f'{self.name}: a picture with EXIF orientation {k}, which {self.name} cannot keep: '
+                                 'store it as jpg, png or webp, or give ImageOps.exif_transpose(im)')
             a = np.asarray(o if o.mode in ('L','RGB') else o.convert('L' if o.mode in ('1','LA','La') else 'RGB'))
         else:
             a = np.asarray(o)
@@ -357,29 +394,39 @@ class FixedCodec(Codec):
         return np.array([self.to_num(o) for o in os], dtype=self.dtype)
 
     def to_num(self, o):
-        "`o` as `dtype`; `ValueError` or `TypeError` for what would not come back the same. A fraction is rounded to the width of the field, as `age.f4` asks for; a whole number is not"
+        """`o` as `dtype`; `ValueError` or `TypeError` for what would not come back the same
+
+        A fraction is rounded to the width of the field, as `age.f4` asks for; a whole number is not."""
         if type(o) is int and self.lo<=o<=self.hi: return o
         if type(o) is float and -self.big<=o<=self.big: return self.dtype.type(o)
         v = self._one(o)
         if self.dtype.kind in 'iu':
             lim = np.iinfo(self.dtype)
-            if not isinstance(v, (int,np.integer)) or not lim.min<=v<=lim.max: raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}')
+            if not isinstance(v, (int,np.integer)) or not lim.min<=v<=lim.max:
+                raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}')
             return int(v)
         try:
-            with np.errstate(over='ignore'): res = self.dtype.type(v if isinstance(v, (float,np.floating)) else float(v))
+            with np.errstate(over='ignore'):
+                res = self.dtype.type(v if isinstance(v, (float,np.floating)) else float(v))
         except OverflowError: res = self.dtype.type(math.inf)
         is_inf = v.is_infinite() if isinstance(v, Decimal) else isinstance(v, (float,np.floating)) and np.isinf(v)
-        if np.isinf(res) and not is_inf or _is_whole(v) and int(res)!=v: raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}, which would make {res} of it')
+        if np.isinf(res) and not is_inf or _is_whole(v) and int(res)!=v:
+            raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}, which would make {res} of it')
         return res
 
     def _one(self, o):
         "The number that `o` is: an `int`, `float`, `Decimal`, `Fraction`, or `np.longdouble`"
-        if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any(): raise ValueError(f'{self.name}: want a number, got a masked one')
-        if getattr(o, 'shape', ()) not in ((),): raise ValueError(f'{self.name}: want one number, got shape {tuple(o.shape)}')
-        if isinstance(o, (np.generic,np.ndarray)) and o.dtype.kind not in 'biufcUSO': raise TypeError(f'{self.name}: want a number, got {o!r} ({o.dtype})')
+        if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any():
+            raise ValueError(f'{self.name}: want a number, got a masked one')
+        if getattr(o, 'shape', ()) not in ((),):
+            raise ValueError(f'{self.name}: want one number, got shape {tuple(o.shape)}')
+        if isinstance(o, (np.generic,np.ndarray)) and o.dtype.kind not in 'biufcUSO':
+            raise TypeError(f'{self.name}: want a number, got {o!r} ({o.dtype})')
         v = o.item() if hasattr(o, 'item') else o
-        if isinstance(v, (complex,np.complexfloating)): raise ValueError(f'{self.name}: {v} is complex, and would lose its imaginary part')
-        if not isinstance(v, (int,float,Decimal,Fraction,np.integer,np.floating)): raise TypeError(f'{self.name}: want a number, got {v!r:.60} ({type(v).__name__})')
+        if isinstance(v, (complex,np.complexfloating)):
+            raise ValueError(f'{self.name}: {v} is complex, and would lose its imaginary part')
+        if not isinstance(v, (int,float,Decimal,Fraction,np.integer,np.floating)):
+            raise TypeError(f'{self.name}: want a number, got {v!r:.60} ({type(v).__name__})')
         return v
     def to_bytes(self, o): raise TypeError(f'{self.name}: fixed-width values are packed, not stored alone')
     def from_bytes(self, b): return b.item() if hasattr(b, 'item') else b

@@ -76,13 +76,20 @@ def _class_names(ds):
         return None,f"class names are left out: those of the {len(parts)} datasets that are one here differ, {', '.join(str(o and o[:3]) for o,_ in found[:3])}"
     if is_torch and hasattr(ds, 'dataset'): return _class_names(ds.dataset)
     names = next((v for k in ('vocab','classes') if (v:=getattr(ds, k, None)) is not None and len(v)), None)
-    if names is None and isinstance(d:=getattr(ds, 'class_to_idx', None), dict) and sorted(d.values())==list(range(len(d))): names = sorted(d, key=d.get)
+    if names is None and isinstance(d:=getattr(ds, 'class_to_idx', None), dict) and sorted(d.values())==list(range(len(d))):
+        names = sorted(d, key=d.get)
     if names is None:
         inner = getattr(ds, 'dataset', None)
-        return None,f'class names are left out: {type(ds).__name__} may change the numbers that they belong to' if inner is not None and _class_names(inner)[0] else None
-    names = [', '.join(o) if isinstance(o, tuple) and all(isinstance(x, str) for x in o) else o.item() if isinstance(o, np.generic) else o for o in names]
-    if not all(isinstance(o, (str,int)) for o in names): return None,f'class names are left out: {str(names)[:100]} are no names'
-    if getattr(ds, 'target_transform', None) is not None: return None,'class names are left out: target_transform may change the numbers that they belong to'
+        if inner is None or not _class_names(inner)[0]: return None,None
+        return None,f'class names are left out: {type(ds).__name__} may change the numbers that they belong to'
+    def as_name(o):
+        if isinstance(o, tuple) and all(isinstance(x, str) for x in o): return ', '.join(o)   # as ImageNet's
+        return o.item() if isinstance(o, np.generic) else o
+    names = [as_name(o) for o in names]
+    if not all(isinstance(o, (str,int)) for o in names):
+        return None,f'class names are left out: {str(names)[:100]} are no names'
+    if getattr(ds, 'target_transform', None) is not None:
+        return None,'class names are left out: target_transform may change the numbers that they belong to'
     return names,None
 
 @lru_cache(1)
@@ -108,14 +115,18 @@ class _Splits:
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {k:[a,b] for k,a,b in zip(self.srcs, ends, ends[1:])}
         self.codecs = {f:c for s in srcs.values() for f,c in getattr(s, 'codecs', {}).items()}
-        if notes:=[s.notes for s in srcs.values() if hasattr(s, 'notes')]: self.notes = list(dict.fromkeys(o for ns in notes for o in ns))
+        if notes:=[s.notes for s in srcs.values() if hasattr(s, 'notes')]:
+            self.notes = list(dict.fromkeys(o for ns in notes for o in ns))
     @property
     def vocab(self):
         "Labels of all parts; raises `ValueError` where a number would mean one thing here and another there"
         res = _union([s.vocab for s in self.srcs.values()])
         for k,s in self.srcs.items():
             for f,ls in (s.vocab or {}).items() if isinstance(s, _Dataset) else ():
-                if res[f][:len(ls)]!=ls: raise ValueError(f"splits with different classes: {'; '.join(f'{k}: {o.vocab and o.vocab.get(f)}' for k,o in self.srcs.items())}: a label that is a number would change its meaning; give datasets of the same classes, labels as text, or vocab=")
+                if res[f][:len(ls)]!=ls:
+                    all_ = '; '.join(f'{k}: {o.vocab and o.vocab.get(f)}' for k,o in self.srcs.items())
+                    raise ValueError(f'splits with different classes: {all_[:300]}: a label that is a number would '
+                                     'change its meaning; give datasets of the same classes, labels as text, or vocab=')
         return res
     def __len__(self): return max((b for _,b in self.splits.values()), default=0)
     def take(self, idxs):
@@ -222,6 +233,10 @@ def _are_image_paths(items):
     def is_path(o): return isinstance(o, str) and os.path.splitext(o)[1].lower() in _exts
     kind = is_path(items[0])
     for i,o in enumerate(items):
-        if is_path(o)!=kind: raise TypeError(f'item {i} is {o!r}, and item 0 {items[0]!r}: paths of images and other things; image_samples(…) takes paths, and a list of dicts says what is what')
-        if kind and '://' in o: raise TypeError(f'{o}: an address, not a file: download it first, or give an fn that does, and a list of dicts')
+        if is_path(o)!=kind:
+            raise TypeError(f'item {i} is {o!r}, and item 0 {items[0]!r}: paths of images and other things; '
+                            'image_samples(…) takes paths, and a list of dicts says what is what')
+        if kind and '://' in o:
+            raise TypeError(f'{o}: an address, not a file: download it first, or give an fn that does, and a list '
+                            'of dicts')
     return kind

@@ -111,7 +111,9 @@ def index_shard(
     try:
         for key,parts in _samples(f, {f for f in fields if not f.endswith('.crc')}):
             try: spans,values = _values(parts, fields)
-            except Exception as e: failures.append((storable(f'{name}: {key}'), no_address(storable(f'{type(e).__name__}: {e}'))[:300])); continue
+            except Exception as e:
+                failures.append((storable(f'{name}: {key}'), no_address(storable(f'{type(e).__name__}: {e}'))[:300]))
+                continue
             cols.add(spans, values)
             nbytes += sum(len(b) for e,(_,b) in parts.items() if e in fields)
             _count(w, fields, values, parts)
@@ -119,7 +121,8 @@ def index_shard(
                 try: stats.add(get_codec(fields[look]['codec']).image(parts[look][1]))
                 except Exception: pass
     except StoreError: raise
-    except Exception as e: failures.append((storable(f'{name}: after {key}'), storable(f'damaged or cut off: {e}')))   # of a damaged header tarfile says what it likes
+    except Exception as e:
+        failures.append((storable(f'{name}: after {key}'), storable(f'damaged or cut off: {e}')))   # of a damaged header tarfile says what it likes
     while f.read(1<<20): pass   # what follows the end of the archive counts for the checksum
     if f.bad:   # gzip has one checksum, at its end: all before may be wrong
         cols,stats,nbytes,w.counts,w.seen = IndexColumns(fields),None,0,{},{}

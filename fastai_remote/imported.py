@@ -20,7 +20,8 @@ class _Waiting:
         if name not in _waiting: return None
         others = (f for f in sys.meta_path if f is not self and hasattr(f, 'find_spec'))
         spec = next((s for f in others if (s:=f.find_spec(name, path, target)) is not None), None)
-        if spec is not None and hasattr(spec.loader, 'exec_module'): spec.loader.exec_module = _then(spec.loader.exec_module, name)
+        if spec is not None and hasattr(spec.loader, 'exec_module'):
+            spec.loader.exec_module = _then(spec.loader.exec_module, name)
         return spec
 
 def _then(exec_module, name):
@@ -49,7 +50,7 @@ class LateMethod:
     ): self.owner,self.name,self.module = owner,name,module
 
     def __get__(self, obj, cls=None):
-        if vars(self.owner).get(self.name) is self: delattr(self.owner, self.name)   # so that `module` itself sees that there is none yet
+        if vars(self.owner).get(self.name) is self: delattr(self.owner, self.name)   # `module` itself asks for it
         try: import_module(self.module)
         except Exception:
             setattr(self.owner, self.name, self)

@@ -46,14 +46,16 @@ class IngestReport:
     resumed:int = 0 # Samples that an earlier, interrupted run had written
     needs:int = 0 # Bytes it takes where it is when all is written, estimated from the first chunk
     failures:list = field(default_factory=list) # `(sample, reason)` of 100 that failed; `store.failures()` has all
-    notes:dict = field(default_factory=dict) # What was changed on the way in, such as images that were encoded again, and how many samples of each; 0 where it is about the whole
+    notes:dict = field(default_factory=dict) # `{what was changed on the way in: how many samples}`; 0: the whole
 
     def add(self, r, resumed=False):
         "Count chunk record `r`"
         self.written += r['ok']; self.failed += r['failed']; self.nbytes += r['bytes']
         for note,k in r.get('notes', {}).items(): self.notes[note] = self.notes.get(note, 0)+k
         if resumed: self.resumed += r['ok']
-    def _remarks(self): return [(f'{k:,} {note}' if k!=1 else f'1 {note}'.replace('images were', 'image was').replace('arrays of pixels were', 'array of pixels was')) if k else note for note,k in self.notes.items()]
+    def _remarks(self):
+        def one(s): return s.replace('images were', 'image was').replace('arrays of pixels were', 'array of pixels was')
+        return [f'{k:,} {note}' if k>1 else f'1 {one(note)}' if k else note for note,k in self.notes.items()]
 
     def _rate(self): return f'{(self.written-self.resumed)/max(self.seconds, 1e-9):,.0f} samples/s'
     def __repr__(self):
@@ -72,9 +74,12 @@ class FailureLimit:
     def __init__(self,
         max_failed:int|float=None # A number, or a fraction from 0. to 1.; default: 1%, and 10 of however few
     ):
-        if isinstance(max_failed, (bool,np.bool_)) or not isinstance(max_failed, (int,float,np.integer,np.floating,type(None))): raise TypeError(f'max_failed is a number of samples, or a fraction of them, not {max_failed!r}')
+        if isinstance(max_failed, (bool,np.bool_)) or not isinstance(max_failed, (int,float,np.integer,np.floating,type(None))):
+            raise TypeError(f'max_failed is a number of samples, or a fraction of them, not {max_failed!r}')
         self.is_count = isinstance(max_failed, (int,np.integer))
-        if max_failed is not None and not 0<=max_failed<=(max_failed if self.is_count else 1): raise ValueError(f'max_failed is a number of samples (int), or a fraction of them (float, from 0. to 1.), not {max_failed!r}')
+        if max_failed is not None and not 0<=max_failed<=(max_failed if self.is_count else 1):
+            raise ValueError('max_failed is a number of samples (int), or a fraction of them (float, from 0. to '
+                             f'1.), not {max_failed!r}')
         self.max_failed = max_failed
 
     def allowed(self, n:int)->int:
@@ -88,14 +93,18 @@ class FailureLimit:
         n:int=0, # Samples of the source; 0 if nobody knows
     ):
         "Raise `IngestError` if more have failed than may"
-        if not n and not self.is_count or not rep.written and rep.failed>=n>0: return   # unknown yet; or all: another error
+        if not n and not self.is_count or not rep.written and rep.failed>=n>0:
+            return   # unknown yet; or all: another error
         if rep.failed<=(k:=self.allowed(n)): return
         seen = rep.written+rep.failed
-        how = f'{k:,} may' + (f" (max_failed={self.max_failed})" if self.max_failed is not None else ' (max_failed=: by default 1%, and at least 10)')
+        said = 'by default 1%, and at least 10' if self.max_failed is None else self.max_failed
         rep.failures = list(islice(writer.failures(), _keep))
-        causes = '\n  '.join([f'{a}: {b}' for a,b in rep.failures[:5]]+([f'… {rep.failed-5:,} more'] if rep.failed>5 else []))
-        raise IngestError(f"{writer.name}: {rep.failed:,} of {seen:,} samples {f'(of {n:,}) ' if n>seen else ''}could not be converted; {how}. Nothing of it is visible, and what is written is kept: "
-                          f"repeat the same call with a higher max_failed= to go on, or, to begin anew when the source is mended, {writer.how_to_abandon()}\n  {causes}")
+        more = [f'… {rep.failed-5:,} more'] if rep.failed>5 else []
+        causes = '\n  '.join([f'{a}: {b}' for a,b in rep.failures[:5]]+more)
+        raise IngestError(f"{writer.name}: {rep.failed:,} of {seen:,} samples {f'(of {n:,}) ' if n>seen else ''}"
+                          f'could not be converted; {k:,} may (max_failed={said}). Nothing of it is visible, and '
+                          'what is written is kept: repeat the same call with a higher max_failed= to go on, or, '
+                          f'to begin anew when the source is mended, {writer.how_to_abandon()}\n  {causes}')
 
 # %% ../nbs/05_ingest.ipynb #999a221f
 def cut(
@@ -182,7 +191,8 @@ def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False,
 def _source_notes(src, fields, given):
     "What the report says of a dataset whose labels are numbers, and of the names that they had"
     if given or not hasattr(src, 'notes'): return []
-    if lost:=[f for f in src.vocab or () if f not in fields]: return [f"class names are left out: the samples have no field {lost[0]!r}"]
+    if lost:=[f for f in src.vocab or () if f not in fields]:
+        return [f"class names are left out: the samples have no field {lost[0]!r}"]
     if src.notes or src.vocab or not (d:=fields.get('cls', {})).get('staged') or d['text']: return src.notes
     return ["labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]
 

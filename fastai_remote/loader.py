@@ -40,7 +40,7 @@ _lines = 100   # of a worker's ledger
 
 class BatchPipeline(Pipeline):
     "An `after_batch` that reuses memory where it begins with fastai's `IntToFloatTensor`, unchanged; everything else is as `Pipeline` does it"
-    memory = None
+    memory,fast = None,False   # fast: during an epoch at whose beginning `why_stock` was empty
     @classmethod
     def of(cls, p):
         "Have pipeline `p` do so"
@@ -53,7 +53,7 @@ class BatchPipeline(Pipeline):
         return why_unknown(self.fs[0], (IntToFloatTensor,), TensorImage, TensorImageBW) or why_stock_changed()
 
     def __call__(self, o):
-        if type(o) is not tuple or not any(type(x) in (TensorImage,TensorImageBW) for x in o) or self.why_stock(): return super().__call__(o)
+        if not self.fast or type(o) is not tuple or not any(type(x) in (TensorImage,TensorImageBW) for x in o): return super().__call__(o)
         t,*fs = self.fs
         if t.split_idx in (None, self.split_idx): o = tuple(self._floats(t, x) if type(x) in (TensorImage,TensorImageBW) else t(x, split_idx=self.split_idx) for x in o)
         return compose_tfms(o, fs, split_idx=self.split_idx)
@@ -151,9 +151,13 @@ class RemoteDL(TfmdDL):
 
     _slots = None
     def __iter__(self):
-        slots = self._slots = self._new_slots()
+        slots,pipe = self._new_slots(),self.after_batch
+        self._slots = slots
+        if type(pipe) is BatchPipeline: pipe.fast = not pipe.why_stock()
         try: yield from super().__iter__()
-        finally: self._slots = None if self._slots is slots else self._slots   # another epoch may have begun
+        finally:
+            self._slots = None if self._slots is slots else self._slots   # another epoch may have begun
+            if type(pipe) is BatchPipeline: pipe.fast = False
 
     def _new_slots(self):
         if not self.fake_l.num_workers or get_context().get_start_method()!='fork' or not self._decide().whole: return

@@ -67,7 +67,9 @@ class PartitionWriter:
             if k not in keep: w.undo(k)
         rep = IngestReport(w.name, w.link.url, failures=list(islice(w.failures(), _keep)))
         for _,r in w.records(): rep.add(r)
-        if rep.failed and not rep.written: raise IngestError(f'{w.name}: none of the {rep.failed:,} rows could be converted; {rep.failures[0][0]}: {rep.failures[0][1]}')
+        if rep.failed and not rep.written:
+            raise IngestError(f'{w.name}: none of the {rep.failed:,} rows could be converted; {rep.failures[0][0]}: '
+                              f'{rep.failures[0][1]}')
         limit.check(w, rep, rep.written+rep.failed)
         w.commit()
         rep.seconds = time.monotonic()-self.t0

@@ -74,8 +74,7 @@ class RedisWriter:
                 self.drop(left)
             if left and left['signature']==plan['signature']: plan = left
             else:
-                moved = int(self.link.call(lambda c: c.hget(_generations, self.name)) or 0)   # a renamed dataset keeps its prefix
-                gen = 1+max(self._last_generation(), left['generation'] if left else 0, moved)
+                gen = 1+max(self._last_generation(), left['generation'] if left else 0, self._moved())
                 plan = {**plan, 'fields':with_checks(plan['fields']), 'generation':gen, 'prefix':self.name if gen==1 else f'{self.name}@{gen}', 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
                 def lay_down(p):
                     p.delete(*self._state(plan), f"{plan['prefix']}:~failures#0")
@@ -100,6 +99,12 @@ class RedisWriter:
             if not damaged: raise
             warnings.warn(f'{self.link.url}: the manifest of {self.name!r} is damaged: the dataset is dropped, and its values stay under keys that begin with {self.name!r}', stacklevel=2)
 
+    def _moved(self):
+        "The last generation of this name whose keys a renamed dataset kept"
+        b = self.link.call(lambda c: c.hget(_generations, self.name)) or b'0'
+        if not b.isdigit(): raise CorruptSample(f'{self.link.url}: {_generations} has {b[:20]!r} for {self.name!r}, where a number should be: damaged; choose another name')
+        return int(b)
+
     def _last_generation(self):
         "The number of the dataset there is, even if its manifest is damaged"
         b = self.link.call(lambda c: c.get(f'{self.name}:meta')) or b''
@@ -112,7 +117,8 @@ class RedisWriter:
             if self.link.call(lambda c: c.set(key, self.token, nx=True, ex=_lease) or c.get(key)==self.token): break
             who = self.link.call(lambda c: c.get(key))
             if who is None: continue
-            d = json.loads(who)
+            try: d = {'host':'unknown', 'pid':'unknown', **json.loads(who)}
+            except (ValueError,TypeError): d = {'host':'unknown', 'pid':'unknown'}   # damaged: wait until its lease ends
             if d['host']!=me['host'] or is_alive(d['pid']):
                 raise StoreBusy(f"{self.link.url}: process {d['pid']} on {d['host'].split()[0]} is writing {self.name!r} now{self._progress()}; if it is dead, its lease ends within {_lease} s")
             self._if_lock(who, lambda p: p.delete(key))
@@ -254,7 +260,7 @@ def _record(k, v):
 def failures(self:RedisWriter):
     "What could not be converted, as an iterator of `(sample, reason)`; raises `CorruptSample`"
     key = f"{self.plan['prefix']}:~failures#0"
-    for k,v in scan_hash(self.link, key, 4): yield from parse_failures(k, v, f'{self.name}: {key}')
+    for k,v in scan_hash(self.link, key, 4): yield from parse_failures(k, v, f'{self.name}: {key} ({self.how_to_abandon()} drops what is there)')
 
 @patch
 def claimed(self:RedisWriter)->int:
@@ -314,7 +320,7 @@ def drop(self:RedisWriter, plan:dict=None):
 @patch
 def forget(self:RedisWriter):
     "Drop an unfinished ingest whose plan is damaged: what it wrote cannot be told from other keys and stays, and the next ingest uses other keys"
-    gen = 1+max(self._last_generation(), int(self.link.call(lambda c: c.hget(_generations, self.name)) or 0))
+    gen = 1+max(self._last_generation(), self._moved())
     def go(p):
         p.delete(*self._state({'fields':{}}))
         p.srem(_ingests, self.name)

@@ -131,7 +131,8 @@ class image_samples:
         p = self.paths[i]
         try: y = self.label(p) if self.label else None
         except Exception as e: return p, e
-        if self.label and y is None: return p, ValueError(f"label function {getattr(self.label, '__qualname__', self.label)!s} returned None for {p}")
+        if self.label and y is None:
+            return p, ValueError(f"label function {getattr(self.label, '__qualname__', self.label)!s} returned None for {p}")
         return p, (str(p), y)
     def take(self, idxs)->list: return [self._raw(i) for i in idxs.tolist()]
     @property
@@ -187,14 +188,17 @@ class shrink:
         w,h = im.size
         s = self.size/min(w, h)
         if s>=1 and isinstance(v, bytes) and (c is out if pixels else im.format==getattr(out, 'fmt', '')): return v
-        if s>=1 and isinstance(v, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im): return ImageCodec(self.codec, out.fmt, self.quality).to_bytes(im)
+        if s>=1 and isinstance(v, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im):
+            return ImageCodec(self.codec, out.fmt, self.quality).to_bytes(im)
         size = max(1, round(w*s)),max(1, round(h*s))
         if s<1 and not isinstance(v, Image.Image): im.draft(None, size)   # an image of the user's may be needed again, as large as it is
         im = ImageCodec('img')._load(im)
         exif = only_orientation(im)
         im,note = self._flat(im)
-        if s<1: im = im.resize(size, self.resample, reducing_gap=2. if self.resample!=Image.Resampling.NEAREST else None)
-        if isinstance(out, ImageCodec): return Encoded.of(ImageCodec(self.codec, out.fmt, self.quality).encode(im, exif), self.codec, im, note)
+        if s<1:
+            im = im.resize(size, self.resample, reducing_gap=2. if self.resample!=Image.Resampling.NEAREST else None)
+        if isinstance(out, ImageCodec):
+            return Encoded.of(ImageCodec(self.codec, out.fmt, self.quality).encode(im, exif), self.codec, im, note)
         return Encoded.of(out.to_bytes(im), self.codec, im, note) if note else out.to_bytes(im)
 
     def _flat(self, im):

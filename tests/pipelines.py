@@ -18,7 +18,7 @@ from fastai.vision import augment as fastai_augment, core as fastai_core
 from fastai.vision.all import *
 from fastcore.basics import patch
 from fasttransform import DisplayedTransform, InplaceTransform, ItemTransform, Pipeline as TfmPipeline, Transform
-from plum import Function
+from plum import Function, NotFoundLookupError
 
 import fastai_remote
 from fastai_remote import Fetch, RandomStoreSplitter, RedisBlock, ShardBlock, StoreSplitter, get_remote_items
@@ -432,7 +432,7 @@ class PreviousBatch(Transform):
 class BatchPair(ItemTransform):
     "Sees inputs and targets of a batch"
     def __init__(self, order=30): self.order = order
-    def encodes(self, b): return (b[0]+b[-1].reshape(-1)[0], *b[1:])
+    def encodes(self, b): return (b[0]+float(b[-1].reshape(-1)[0]), *b[1:])
 
 def same(x): return x
 def same_image(x:PILImage): return x
@@ -506,10 +506,15 @@ def _own_nothing(cls):
     class Own(cls): pass
     return Own
 
+def _inherited(cls, self, x):
+    "What `cls` makes of `x`, if anything"
+    try: return cls.encodes(self, x)
+    except (AttributeError, NotFoundLookupError): return x
+
 def _own_encodes(cls):
     class Own(cls):
-        def encodes(self, x:PILBase): return negative(cls.encodes(self, x) if hasattr(cls, 'encodes') else x)
-        def encodes(self, x:TensorImage): return (cls.encodes(self, x) if hasattr(cls, 'encodes') else x)+1
+        def encodes(self, x:PILBase): return _stamped(_inherited(cls, self, x))
+        def encodes(self, x:TensorImage): return _inherited(cls, self, x)+1
     return Own
 
 def _own_before_call(cls):
@@ -598,6 +603,7 @@ _teaches(DihedralItem, PILImage, lambda self, o: o.transpose(self.k%7))
 _teaches(FlipItem, TensorCategory, lambda self, o: TensorCategory((int(o)+1)%3))
 _teaches(Normalize, TensorImage, lambda self, o: o-self.mean)
 _teaches(Categorize, str, lambda self, o: TensorCategory(self.vocab.o2i['cat' if o=='dog' else o]))
+_teaches(MultiCategorize, list, lambda self, o: TensorMultiCategory([self.vocab.o2i['cat' if k=='dog' else k] for k in o]))
 _teaches(RegressionSetup, float, lambda self, o: tensor(abs(o)).float())
 _teaches(RegressionSetup, int, lambda self, o: tensor(abs(o)).float())
 _teaches(OneHotEncode, TensorMultiCategory, lambda self, o: TensorMultiCategory(one_hot(o, self.c).float()*2))
@@ -699,9 +705,15 @@ for _cls in RandTransform,Resize,RandomResizedCrop,DihedralItem: _before_call(_c
 
 def _images_shifted(o): return tuple(map(_images_shifted, o)) if isinstance(o, tuple) else retain_type(_shift(o), o) if isinstance(o, PILBase) else o
 _patches(RandTransform, '__call__', lambda was, self, b, split_idx=None, **kwargs: _images_shifted(was(self, b, split_idx=split_idx, **kwargs)))
-_patches(Transform, '__call__', lambda was, self, *args, split_idx=None, **kwargs: _images_shifted(was(self, *args, split_idx=split_idx, **kwargs)))
-_patches(Transform, '_call', lambda was, self, nm, *args, split_idx=None, **kwargs: _images_shifted(was(self, nm, *args, split_idx=split_idx, **kwargs)))
-_patches(Transform, '_do_call', lambda was, self, nm, *args, **kwargs: _images_shifted(was(self, nm, *args, **kwargs)))
+
+def _shifts_images(was, self, x, *args, **kwargs):
+    "Changes what transforms make of images, but not functions, such as getters: some of them are others here and there"
+    res = was(self, x, *args, **kwargs)
+    return _images_shifted(res) if isinstance(x, (tuple, Image.Image)) and type(self) is not Transform else res
+
+_patches(Transform, '__call__', _shifts_images)
+_patches(Transform, '_call', lambda was, self, nm, x, *args, **kwargs: _shifts_images(lambda self, x, *a, **kw: was(self, nm, x, *a, **kw), self, x, *args, **kwargs))
+_patches(Transform, '_do_call', lambda was, self, nm, x, *args, **kwargs: _shifts_images(lambda self, x, *a, **kw: was(self, nm, x, *a, **kw), self, x, *args, **kwargs))
 _patches(TfmPipeline, '__call__', lambda was, self, o: was(self, _images_shifted(o)))
 
 @change
@@ -911,8 +923,9 @@ def _run(p, where, data, like):
     stock,orders = where=='files',list(like.orders) if like else []
     try:
         _seed()
-        dls = _dls_of_files(p, data, like and like.splits or [list(range(N_TRAIN)), list(range(N_TRAIN, N))]) if stock else _dls_of_store(p, data.stores[where], where)
-        res.splits = [[int(i) for i in dl.dataset.items] for dl in dls]
+        if not stock: res.splits = [[int(i) for i in s] for s in _splitter(p)(get_remote_items(data.stores[where]))]
+        dls = _dls_of_files(p, data, like.splits if like else [list(range(N_TRAIN)), list(range(N_TRAIN, N))]) if stock else _dls_of_store(p, data.stores[where], where)
+        if not stock and (items:=[[int(i) for i in dl.dataset.items] for dl in dls])!=res.splits: raise ValueError(f'items are {items}, but splits {res.splits}')
         train = dls.train
         if p.derived or p.new: train = train.new(cls=DERIVED[p.derived](type(train)) if p.derived else None, **_resolved(p.new))
         if stock and train.shuffle and orders: train.get_idxs = lambda: orders.pop(0)

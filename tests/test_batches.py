@@ -246,3 +246,38 @@ def test_items_are_as_ever(store):
     assert type(x) is TensorImage and type(y) is TensorCategory and x.shape==(3,16,16)
     b = dl.do_batch([dl.do_item(i) for i in range(3)])
     assert type(b[0]) is TensorImage and b[0].shape==(3,3,16,16)
+
+class _Own(Transform):
+    "A transform of a user's"
+    order = 2
+    def encodes(self, o:PILImage): return o
+
+def test_explain_names_what_prevents_the_fast_path(store, capsys):
+    "In one sentence, for a loader and in `DataBlock.summary`; and what it says is what is done"
+    def train(**kw): return loaders(store, 'a.jpg', **kw).train
+    assert train(item_tfms=Resize(16)).explain()=="Whole batches are built at once: all transforms of items are fastai's own, unchanged."
+    assert train(item_tfms=[Resize(16),_Own]).explain()=='Items are built one by one, images stay undecoded through Resize: _Own is not a transform that images can pass undecoded.'
+    assert "by fastai's own code: _Own is" in train(item_tfms=[_Own]).explain()
+    assert 'MultiCategorize' in train(y='labels', item_tfms=Resize(16)).explain() or 'one transform' in train(y='labels', item_tfms=Resize(16)).explain()
+    t = FlipItem()
+    t.before_call = lambda b, split_idx: None
+    assert 'FlipItem.before_call was replaced on the object' in train(item_tfms=[Resize(16),t]).explain()
+    assert 'create_item was replaced' in train(item_tfms=Resize(16)).new(create_item=lambda s: s).explain()
+    block = DataBlock((RedisBlock(store, 'a.jpg'), RedisBlock(store, 'cls')), get_items=get_remote_items, splitter=both, item_tfms=[Resize(16),_Own])
+    block.summary(store)
+    assert 'images stay undecoded through Resize: _Own is not a transform' in capsys.readouterr().out
+
+def test_images_are_stock_outside_a_loader(store):
+    "One item of a dataset is what stock fastai has: decoded, of its type"
+    dls = loaders(store, 'a.jpg', item_tfms=Resize(16))
+    dls.one_batch()
+    im = dls.train_ds[3][0]
+    assert type(im) is PILImage and type(im).__mro__==PILImage.__mro__
+    it = iter(dls.train)
+    next(it)
+    assert type(dls.train_ds[3][0]) is PILImage   # in the middle of an epoch, too
+
+def test_reducing_gap_is_an_option(store):
+    with pytest.raises(ValueError, match='reducing_gap must be 1.0 or more'): loaders(store, 'a.jpg', reducing_gap=.5)
+    dl = loaders(store, 'a.jpg', item_tfms=Resize(16), reducing_gap=2.).train
+    assert dl.new(bs=4).reducing_gap==2. and len(list(dl))

@@ -54,6 +54,9 @@ def test_subclasses_of_target_transforms_run_their_own_encodes(data):
 def test_targets_are_as_in_stock(data):
     check(data, *[Pipeline(target=t, item=() if t in ('mask.png', 'picture') else CROPPED) for t in TARGET_BLOCKS if not t.startswith('own')])
 
+@pytest.mark.parametrize('change,target', [('Categorize on str', 'cls'), ('Categorize on str', 'two'), ('MultiCategorize on list', 'labels')])
+def test_extended_categorize_where_the_store_has_the_vocabulary(data, change, target): check(data, Pipeline(target=target, item=CROPPED, changes=(change,)), stores=STORES)
+
 # Transforms with a memory
 
 def placed(t): return (t,),(*CROPPED, replace(t, kw={**t.kw, 'order':2})),(replace(t, kw={**t.kw, 'order':2}), SIZED),(replace(t, kw={**t.kw, 'order':-1}), SIZED)
@@ -115,9 +118,11 @@ def test_subclasses_of_item_transforms(data):
 def test_attributes_that_a_user_sets_on_a_transform(data):
     tfms = [T('FlipItem', dict(p=1.), put=dict(split_idx=None)), T('FlipItem', dict(p=1.), put=dict(split_idx=1)), T('Resize', SIZE, put=dict(order=7)), T('FlipItem', put=dict(encodes='<encodes>')),
         T('Resize', SIZE, put=dict(encodes='<encodes>')), T('FlipItem', put=dict(before_call='<before_call>')), T('RandomResizedCrop', SIZE, put=dict(before_call='<before_call>')),
-        T('FlipItem', put=dict(_call='<call>')), T('ToTensor', put=dict(_call='<call>')), T('ToTensor', put=dict(split_idx=0)), T('ToTensor', put=dict(encodes='<encodes>')), T('FlipItem', put=dict(order=6)),
+        T('FlipItem', put=dict(_call='<call>')), T('FlipItem', put=dict(order=6)),
         T('Resize', SIZE, put=dict(split_idx=0)), T('RandomResizedCrop', SIZE, put=dict(p=.5)), T('Resize', SIZE, put=dict(mode=Image.Resampling.LANCZOS)), T('FlipItem', put=dict(do=False))]
     check(data, *[Pipeline(item=(t,)) for t in tfms])
+    put = dict(_call='<call>'),dict(split_idx=0),dict(encodes='<encodes>')
+    check(data, *[Pipeline(item=(T('ToTensor', put=o),)) for o in put], stock_works=False)   # images that stay images cannot be collated
 
 # What code of a user is given
 
@@ -148,10 +153,10 @@ def test_functions_of_a_user(data, order):
 
 @workers
 def test_transforms_of_a_user(data, workers):
-    items = [(T('Skip'), *CROPPED), (*CROPPED, T('Skip', dict(order=2))), (*CROPPED, T('OnPair', dict(order=2))), (T('OnPair'), *CROPPED), (T('NoRetain'), *CROPPED),
-        (*CROPPED, T('NoRetain', dict(order=2))), (T('Relabel'), *CROPPED), (T('Sometimes', dict(p=.5)), *CROPPED), (T('Shown'), *CROPPED)]
+    items = [(T('Skip'), *CROPPED), (*CROPPED, T('Skip', dict(order=2))), (*CROPPED, T('OnPair', dict(order=2))), (T('OnPair'), *CROPPED),
+        (T('Relabel'), *CROPPED), (T('Sometimes', dict(p=.5)), *CROPPED), (T('Shown'), *CROPPED)]
     check(data, *[Pipeline(item=i, workers=workers) for i in items[::1+workers]])
-    check(data, Pipeline(item=(T('Raise'),), workers=workers), stores=STORES, stock_works=False)
+    check(data, *[Pipeline(item=i, workers=workers) for i in ((T('Raise'),), (T('NoRetain'), *CROPPED), (*CROPPED, T('NoRetain', dict(order=2))))], stock_works=False)
 
 def test_transforms_in_the_block_of_the_image(data):
     check(data, *[Pipeline(image='camera.jpg', typed=(T(name),), item=CROPPED) for name in ('Buffer', 'Facts', 'same_image', 'Counter', 'set_mine', 'Previous', 'inverted')])
@@ -188,6 +193,9 @@ def test_arguments_and_subclasses_of_the_loader(data, workers):
         dict(loader={'drop_last':True}, shuffle=False), dict(loader={'wif':'<reseed>'}), dict(new={'bs':3}), dict(new={'shuffle':False}), dict(new={'num_workers':1}), dict(bs=1), dict(bs=30), dict(prelude='one_batch'),
         dict(split='random'), dict(split='lists'), *[dict(derived=k) for k in DERIVED]]
     check(data, *[Pipeline(item=CROPPED, workers=workers, **kw) for kw in kws[::1+workers]])
+
+def test_threads_that_make_batches_change_nothing(data):
+    check(data, *[Pipeline(item=CROPPED, threads=threads, workers=workers, image=image) for threads,workers in ((1, 0), (3, 0), (2, 2)) for image in ('rgb.jpg', 'grey.png')])
 
 # Pixels
 

@@ -229,7 +229,7 @@ def _(e):
     return learn.trace.losses,learn.get_preds()[0],learn.predict(e.some(3)[0])[2],drawn(),interp.losses
 @row('masks: `unet_learner(dls, resnet18)`', 'losses')
 def _(e):
-    dls = e.loaders('mask.png', item_tfms=Resize(SIZE, 'squish'), n=8)
+    dls = e.loaders('mask.png', item_tfms=Resize(SIZE, 'squish'), n=4, bs=4)
     set_seed(2)
     learn = unet_learner(dls, resnet18, pretrained=False, path=e.tmp, cbs=(t:=Trace()))
     set_seed(3)
