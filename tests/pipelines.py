@@ -142,11 +142,13 @@ class Data:
     stores:dict # `{'redis': RedisStore, 'shards': ShardStore}`
 
     @classmethod
-    def make(cls, rows, url, name, folder, splits={'train':N_TRAIN, 'valid':None}):
+    def make(cls, rows, url, name, folder):
         "Write `rows` everywhere"
-        how = dict(n_workers=1, shuffle=False, progress=False, splits=splits)
+        how = dict(n_workers=1, shuffle=False, progress=False, splits={'train':N_TRAIN, 'valid':None})
         was,ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES,True
-        try: reports = fastai_remote.to_redis(rows, url, name, **how),fastai_remote.to_shards(rows, folder/'shards', chunk=6, **how)
+        try:
+            reports = fastai_remote.to_redis(rows, url, name, **how),fastai_remote.to_shards(rows, folder/'shards',
+                chunk=6, **how)
         finally: ImageFile.LOAD_TRUNCATED_IMAGES = was
         for r in reports:
             if r.failed: raise ValueError(f'not all samples are there: {r}')
@@ -155,7 +157,8 @@ class Data:
                 if not isinstance(v, bytes): continue
                 (folder/'files'/k).mkdir(parents=True, exist_ok=True)
                 (folder/'files'/k/f'{i}{Path(k).suffix}').write_bytes(v)
-        return cls(folder/'files', {'redis':fastai_remote.RedisStore(url, name), 'shards':fastai_remote.ShardStore(folder/'shards')})
+        return cls(folder/'files', {'redis':fastai_remote.RedisStore(url, name),
+            'shards':fastai_remote.ShardStore(folder/'shards')})
 
     def path(self, kind, i): return self.files/kind/f'{i}{Path(kind).suffix}'
 
@@ -177,7 +180,7 @@ class T:
     name:str
     kw:dict = field(default_factory=dict)
     own:str = '' # What a subclass of it has of its own: a key of `OWN`
-    put:dict = field(default_factory=dict) # Attributes that are set on the instance; of `encodes` and `before_call` a key of `PUT`
+    put:dict = field(default_factory=dict) # Attributes set on the instance; a key of `PUT` for functions
     __repr__ = _short
 
     def make(self):
@@ -198,7 +201,7 @@ class Pipeline:
     image:str = 'rgb.jpg' # A key of `IMAGES`
     cls:str = 'PILImage' # A key of `CLASSES`
     target:str = 'cls' # A key of `TARGET_BLOCKS`
-    entry:str = 'block' # `block`; `factory`: `from_redis` or `from_shards`; `opened`: `Fetch` gives bytes, fastai opens them
+    entry:str = 'block' # `block`; `factory`: `from_redis`, `from_shards`; `opened`: fastai opens what `Fetch` gives
     typed:tuple = () # Transforms in the block of the image
     item:tuple = () # `item_tfms`
     batch:tuple = () # `batch_tfms`
@@ -242,13 +245,12 @@ class OwnCrop(PILImage):
     "Overrides a method that transforms use"
     def crop(self, box=None): return negative(super().crop(box))
 
-CLASSES = dict(PILImage=PILImage, PILImageBW=PILImageBW, PILMask=PILMask, Negative=Negative, Grey=Grey, Alpha=Alpha, AsIs=AsIs,
-               Plain=Plain, OwnTensor=OwnTensor, Noted=Noted, OwnCrop=OwnCrop)
+CLASSES = dict(PILImage=PILImage, PILImageBW=PILImageBW, PILMask=PILMask, Negative=Negative, Grey=Grey, Alpha=Alpha,
+    AsIs=AsIs, Plain=Plain, OwnTensor=OwnTensor, Noted=Noted, OwnCrop=OwnCrop)
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What users' code does to pictures
-
-# What they do shows in about two of three images: a fast way that looks at the first sample only must not get away with it
+# What code of users does to pictures. Mostly it shows in about two of three images:
+# a fast way that looks at the first sample only must not get away with it
 
 _new_image = Image.Image._new   # as Pillow has it, whatever is patched
 
@@ -277,10 +279,10 @@ def facts(x):
     "All that code could find out about an image"
     try: e = sorted((k, repr(v)) for k,v in x.getexif().items())
     except Exception as err: e = type(err).__name__
-    return dict(type=type(x).__qualname__, mode=x.mode, size=tuple(x.size), shape=tuple(x.shape), format=getattr(x, 'format', 'no'),
-                info=sorted((k, repr(v)) for k,v in x.info.items()), exif=e, palette=getattr(x.palette, 'mode', None), readonly=x.readonly,
-                attributes=sorted(k for k in vars(x) if not k.startswith('_')), mine=getattr(x, 'mine', None), repr=repr(x),
-                pixels=zlib.crc32(np.asarray(x).tobytes()))
+    return dict(type=type(x).__qualname__, mode=x.mode, size=tuple(x.size), shape=tuple(x.shape), repr=repr(x),
+        format=getattr(x, 'format', 'no'), info=sorted((k, repr(v)) for k,v in x.info.items()), exif=e,
+        palette=getattr(x.palette, 'mode', None), readonly=x.readonly, mine=getattr(x, 'mine', None),
+        attributes=sorted(k for k in vars(x) if not k.startswith('_')), pixels=zlib.crc32(np.asarray(x).tobytes()))
 
 class Facts(Transform):
     "Marks an image with a checksum of its `facts`"
@@ -488,11 +490,15 @@ def doubled_batch(x:TensorImage): return x*2
 def int_batch(x:TensorImage): return (x*255).long()
 def cloned_batch(x:TensorImage): return x.clone()
 
-USERS = {o.__name__:o for o in (Facts, Buffer, TensorBuffer, Previous, Delay, Counter, Rng, Reseed, Sometimes, Skip, Raise, OnPair, NoRetain, Relabel, InPlace,
+USERS = {o.__name__:o for o in (Facts, Buffer, TensorBuffer, Previous, Delay, Counter, Rng, Reseed, Sometimes, Skip,
+    Raise, OnPair, NoRetain, Relabel, InPlace,
     Shown, ByExactType, ReadMine, OnTensor, WriteBatch, RandomBatch, PreviousBatch, BatchPair)}
-user_functions = (same, same_image, copied, loaded, inverted, inverted_any, smaller, reduced, thumbnail, rotated, to_grey, to_alpha, to_hsv, to_array, to_tensor_image,
-    to_plain_tensor, to_bw, to_mask, to_plain_pil, twice, upright, mirrored, equalised, pickled, deep_copied, set_mine, set_info, clear_info, drop_exif,
-    split_merge, written, none_at_all, reversed_batch, longest_first, noop_batch, doubled_batch, int_batch, cloned_batch)
+user_functions = (same, same_image, copied, loaded, inverted, inverted_any, smaller, reduced, thumbnail, rotated,
+    to_grey, to_alpha, to_hsv, to_array, to_tensor_image,
+    to_plain_tensor, to_bw, to_mask, to_plain_pil, twice, upright, mirrored, equalised, pickled, deep_copied, set_mine,
+    set_info, clear_info, drop_exif,
+    split_merge, written, none_at_all, reversed_batch, longest_first, noop_batch, doubled_batch, int_batch,
+    cloned_batch)
 
 def _user_function(f):
     def make(order=None): return Transform(f) if order is None else Transform(f, order=order)
@@ -514,7 +520,7 @@ def _inherited(cls, self, x):
 def _own_encodes(cls):
     class Own(cls):
         def encodes(self, x:PILBase): return _stamped(_inherited(cls, self, x))
-        def encodes(self, x:TensorImage): return _inherited(cls, self, x)+1
+        def encodes(self, x:TensorImage): return _inherited(cls, self, x)+1   # noqa: F811
     return Own
 
 def _own_before_call(cls):
@@ -551,7 +557,8 @@ def _own_private(cls):
             return marked(res, 77) if isinstance(res, PILBase) and nm=='encodes' else res
     return Own
 
-OWN = dict(nothing=_own_nothing, encodes=_own_encodes, before_call=_own_before_call, call=_own_call, order=_own_order, decodes=_own_decodes, private=_own_private)
+OWN = dict(nothing=_own_nothing, encodes=_own_encodes, before_call=_own_before_call, call=_own_call, order=_own_order,
+    decodes=_own_decodes, private=_own_private)
 
 # Attributes of an instance
 
@@ -569,7 +576,8 @@ def _put_before_call(t):
     return before_call
 
 def _put_call(t):
-    def _call(nm, x, *args, **kwargs): return tuple(marked(o, 5) if isinstance(o, PILBase) else o for o in x) if isinstance(x, tuple) else x
+    def _call(nm, x, *args, **kwargs):
+        return tuple(marked(o, 5) if isinstance(o, PILBase) else o for o in x) if isinstance(x, tuple) else x
     return _call
 
 PUT = {'<encodes>':_put_encodes, '<before_call>':_put_before_call, '<call>':_put_call}
@@ -590,7 +598,8 @@ def _teaches(cls, typ, result): CHANGES[f'{cls.__name__} on {typ.__name__}'] = l
 
 def _inverted_tensor(x): return 255-x if some(x.numpy()) else x
 
-for _typ in PILImage,PILBase,PILImageBW,Plain: _teaches(ToTensor, _typ, lambda self, o: o._tensor_cls(_inverted_tensor(image2tensor(o))))
+for _typ in PILImage,PILBase,PILImageBW,Plain:
+    _teaches(ToTensor, _typ, lambda self, o: o._tensor_cls(_inverted_tensor(image2tensor(o))))
 _teaches(ToTensor, TensorImage, lambda self, o: o+1)
 _teaches(ToTensor, TensorCategory, lambda self, o: TensorCategory(2-int(o)))
 for _typ in TensorImage,TensorImageBW: _teaches(IntToFloatTensor, _typ, lambda self, o: o.float().div_(self.div)*2-1)
@@ -598,12 +607,14 @@ _teaches(IntToFloatTensor, TensorMask, lambda self, o: (o.long()+1)%4)
 _teaches(IntToFloatTensor, TensorCategory, lambda self, o: o+1)
 for _cls in Resize,RandomResizedCrop,CropPad,RandomCrop:
     for _typ in PILImage,PILBase: _teaches(_cls, _typ, lambda self, o: negative(o.resize(tuple(self.size))))
-for _typ in PILImage,PILBase,Image.Image: _teaches(FlipItem, _typ, lambda self, o: o.transpose(Image.Transpose.FLIP_TOP_BOTTOM))
+for _typ in PILImage,PILBase,Image.Image:
+    _teaches(FlipItem, _typ, lambda self, o: o.transpose(Image.Transpose.FLIP_TOP_BOTTOM))
 _teaches(DihedralItem, PILImage, lambda self, o: o.transpose(self.k%7))
 _teaches(FlipItem, TensorCategory, lambda self, o: TensorCategory((int(o)+1)%3))
 _teaches(Normalize, TensorImage, lambda self, o: o-self.mean)
 _teaches(Categorize, str, lambda self, o: TensorCategory(self.vocab.o2i['cat' if o=='dog' else o]))
-_teaches(MultiCategorize, list, lambda self, o: TensorMultiCategory([self.vocab.o2i['cat' if k=='dog' else k] for k in o]))
+_teaches(MultiCategorize, list, lambda self, o: TensorMultiCategory([self.vocab.o2i['cat' if k=='dog' else k]
+    for k in o]))
 _teaches(RegressionSetup, float, lambda self, o: tensor(abs(o)).float())
 _teaches(RegressionSetup, int, lambda self, o: tensor(abs(o)).float())
 _teaches(OneHotEncode, TensorMultiCategory, lambda self, o: TensorMultiCategory(one_hot(o, self.c).float()*2))
@@ -637,7 +648,8 @@ def _load_once(was, self):
     res = was(self)
     if not self.info.get('loaded'):
         self.info['loaded'] = True
-        if self.mode in ('L', 'RGB'): self.paste(200 if self.mode=='L' else (200, 100, 0), (0, 0, self.width//2, self.height))
+        if self.mode in ('L', 'RGB'):
+            self.paste(200 if self.mode=='L' else (200, 100, 0), (0, 0, self.width//2, self.height))
     return res
 for _cls in Image.Image,PILImage: _patches(_cls, 'load', _load_once)
 
@@ -681,7 +693,9 @@ _module(fastai_augment, 'tvpad', lambda was, im, *args, **kwargs: _shift(was(im,
 _module(fastai_augment, '_get_sz', lambda was, x: fastuple(max(1, o-1) for o in was(x)))
 _module(fastai_load, 'fa_collate', lambda was, b: was(b[::-1] if isinstance(b[0], tuple) else b))
 _module(fastai_load, 'default_collate', lambda was, b: was(b[::-1]))
-_module(fastai_load, 'retain_types', lambda was, new, old=None, typs=None: tuple(o.as_subclass(torch.Tensor) if isinstance(o, Tensor) else o for o in new))
+def _retain_none(was, new, old=None, typs=None):
+    return tuple(o.as_subclass(torch.Tensor) if isinstance(o, Tensor) else o for o in new)
+_module(fastai_load, 'retain_types', _retain_none)
 _module(random, 'random', lambda was: was()/2)
 _module(random, 'randint', lambda was, a, b: max(a, was(a, b)-1))
 
@@ -703,8 +717,10 @@ def _before_call(cls):
     _patches(cls, 'before_call', f)
 for _cls in RandTransform,Resize,RandomResizedCrop,DihedralItem: _before_call(_cls)
 
-def _images_shifted(o): return tuple(map(_images_shifted, o)) if isinstance(o, tuple) else retain_type(_shift(o), o) if isinstance(o, PILBase) else o
-_patches(RandTransform, '__call__', lambda was, self, b, split_idx=None, **kwargs: _images_shifted(was(self, b, split_idx=split_idx, **kwargs)))
+def _images_shifted(o):
+    if isinstance(o, tuple): return tuple(map(_images_shifted, o))
+    return retain_type(_shift(o), o) if isinstance(o, PILBase) else o
+_patches(RandTransform, '__call__', lambda was, *args, **kwargs: _images_shifted(was(*args, **kwargs)))
 
 def _shifts_images(was, self, x, *args, **kwargs):
     "Changes what transforms make of images, but not functions, such as getters: some of them are others here and there"
@@ -712,8 +728,11 @@ def _shifts_images(was, self, x, *args, **kwargs):
     return _images_shifted(res) if isinstance(x, (tuple, Image.Image)) and type(self) is not Transform else res
 
 _patches(Transform, '__call__', _shifts_images)
-_patches(Transform, '_call', lambda was, self, nm, x, *args, **kwargs: _shifts_images(lambda self, x, *a, **kw: was(self, nm, x, *a, **kw), self, x, *args, **kwargs))
-_patches(Transform, '_do_call', lambda was, self, nm, x, *args, **kwargs: _shifts_images(lambda self, x, *a, **kw: was(self, nm, x, *a, **kw), self, x, *args, **kwargs))
+
+def _call_shifts_images(was, self, nm, x, *args, **kwargs):
+    return _shifts_images(lambda self, x, *args, **kwargs: was(self, nm, x, *args, **kwargs), self, x, *args, **kwargs)
+for _name in '_call','_do_call': _patches(Transform, _name, _call_shifts_images)
+
 _patches(TfmPipeline, '__call__', lambda was, self, o: was(self, _images_shifted(o)))
 
 @change
@@ -738,12 +757,12 @@ def _stamped(o):
     return negative(o) if isinstance(o, PILBase) else _inverted_tensor(o) if isinstance(o, TensorImageBase) else o
 
 for _cls in DataLoader,TfmdDL:
-    _patches(_cls, 'create_item', lambda was, self, s: _stamped(was(self, s)))
     _patches(_cls, 'do_item', lambda was, self, s: _stamped(was(self, s)))
     _patches(_cls, 'create_batch', lambda was, self, b: was(self, b[::-1]))
-    _patches(_cls, 'do_batch', lambda was, self, b: _stamped(was(self, b)))
-    _patches(_cls, 'retain', lambda was, self, res, b: _stamped(was(self, res, b)))
-    _patches(_cls, 'chunkify', lambda was, self, b: (list(o)[::-1] for o in was(self, b)))
+_patches(DataLoader, 'create_item', lambda was, self, s: _stamped(was(self, s)))
+_patches(DataLoader, 'do_batch', lambda was, self, b: _stamped(was(self, b)))
+_patches(DataLoader, 'retain', lambda was, self, res, b: _stamped(was(self, res, b)))
+_patches(DataLoader, 'chunkify', lambda was, self, b: (list(o)[::-1] for o in was(self, b)))
 _patches(Datasets, '__getitem__', lambda was, self, i: _stamped(was(self, i)))
 _patches(TfmdLists, '_after_item', lambda was, self, o: _stamped(was(self, o)))
 
@@ -763,7 +782,8 @@ DERIVED = dict(
 def _reseed(): set_seed(7)
 def _collate_reversed(b): return fastai_load.fa_collate(b[::-1])
 
-FUNCTIONS = {'<collate>':_collate_reversed, '<reseed>':_reseed, '<reversed>':[reversed_batch], '<longest>':[longest_first], '<fa_collate>':fa_collate}
+FUNCTIONS = {'<collate>':_collate_reversed, '<reseed>':_reseed, '<reversed>':[reversed_batch],
+    '<longest>':[longest_first], '<fa_collate>':fa_collate}
 
 def _resolved(kw): return {k:FUNCTIONS[v] if isinstance(v, str) and v in FUNCTIONS else v for k,v in kw.items()}
 
@@ -777,7 +797,7 @@ class OwnCategorize(Categorize):
 class OwnRegression(RegressionSetup):
     "Numbers are positive"
     def encodes(self, o:float): return tensor(abs(o)).float()
-    def encodes(self, o:int): return tensor(abs(o)).float()
+    def encodes(self, o:int): return tensor(abs(o)).float()   # noqa: F811
 
 class OwnMulti(MultiCategorize):
     def encodes(self, o:list): return TensorMultiCategory([2-self.vocab.o2i[k] for k in o])
@@ -788,7 +808,8 @@ def _categorize(cls, *before): return lambda: [*before, cls(vocab=LABELS[::-1], 
 
 def _both(make, field):
     "A target whose transforms a user lists: after a getter, or after `Fetch`"
-    return [(field, lambda: TransformBlock(type_tfms=make()), lambda block: TransformBlock(type_tfms=[Fetch(field), *make()], dl_type=block(field).dl_type))]
+    def ours(block): return TransformBlock(type_tfms=[Fetch(field), *make()], dl_type=block(field).dl_type)
+    return [(field, lambda: TransformBlock(type_tfms=make()), ours)]
 
 _category = [('cls', CategoryBlock, lambda block: block('cls'))]
 _age = [('age.f4', RegressionBlock, lambda block: block('age.f4'))]
@@ -807,9 +828,11 @@ TARGET_BLOCKS = {   # what it is called: [(field, stock's block, ours)]
     'own regression': _both(lambda: [OwnRegression()], 'age.f4'),
     'own regression of int': _both(lambda: [OwnRegression()], 'k.i8'),
     'own multi': _both(lambda: [OwnMulti(vocab=LABELS), OneHotEncode(3)], 'labels'),
+    'multi': _both(lambda: [MultiCategorize(vocab=LABELS), OneHotEncode(3)], 'labels'),
     'length of text': _both(lambda: [len, tensor], 'txt'),
 }
-FACTORY_TARGETS = {k:[f for f,*_ in v] for k,v in TARGET_BLOCKS.items() if k in ('cls', 'labels', 'age.f4', 'k.i8', 'two', 'mask.png')}
+FACTORY_TARGETS = {k:[f for f,*_ in v] for k,v in TARGET_BLOCKS.items() if k in ('cls', 'labels', 'age.f4', 'k.i8',
+    'two', 'mask.png')}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Running a pipeline
@@ -820,7 +843,8 @@ def _image_block(p, where):
     if where=='files' or p.entry=='opened': block = ImageBlock(cls)
     else: block = _block(where)(p.image, cls=cls)
     if not p.typed: return block
-    return TransformBlock(type_tfms=[*block.type_tfms, *made(p.typed)], batch_tfms=block.batch_tfms, dl_type=block.dl_type)
+    return TransformBlock(type_tfms=[*block.type_tfms, *made(p.typed)], batch_tfms=block.batch_tfms,
+        dl_type=block.dl_type)
 
 def _block(where): return ShardBlock if where=='shards' else RedisBlock
 
@@ -829,13 +853,16 @@ def _splitter(p):
     if p.split=='random': return RandomStoreSplitter(seed=3)
     return lambda items: [list(range(N-1, N-1-N_TRAIN, -1)), list(range(N-N_TRAIN))]
 
-def _loader_arguments(p): return dict(bs=p.bs, shuffle=p.shuffle, num_workers=p.workers, device='cpu', **_resolved(p.loader))
+def _loader_arguments(p):
+    return dict(bs=p.bs, shuffle=p.shuffle, num_workers=p.workers, device='cpu', **_resolved(p.loader))
 
 def _dls_of_files(p, data, splits):
     "What stock fastai makes of files, `splits` as given"
     targets = TARGET_BLOCKS[p.target]
-    getters = [partial(data.path, p.image)]+[partial(data.path, f) if f in IMAGES or f=='mask.png' else TARGETS[f] for f,*_ in targets]
-    block = DataBlock(blocks=[_image_block(p, 'files'), *[b() for _,b,_ in targets]], getters=[Transform(_getter(g)) for g in getters], n_inp=1,
+    getters = [partial(data.path, p.image)]
+    getters += [partial(data.path, f) if f in IMAGES or f=='mask.png' else TARGETS[f] for f,*_ in targets]
+    block = DataBlock(blocks=[_image_block(p, 'files'), *[b() for _,b,_ in targets]],
+        getters=[Transform(_getter(g)) for g in getters], n_inp=1,
         get_items=lambda _: list(range(N)), splitter=lambda _: splits, item_tfms=made(p.item), batch_tfms=made(p.batch))
     return block.dataloaders(None, **_loader_arguments(p))
 
@@ -849,10 +876,12 @@ def _dls_of_store(p, store, where):
     kwargs = dict(_loader_arguments(p), threads=p.threads)
     if p.entry=='factory':
         make = DataLoaders.from_shards if where=='shards' else DataLoaders.from_redis
-        return make(store, x=p.image, y=FACTORY_TARGETS[p.target], splitter=_splitter(p), img_cls=CLASSES[p.cls], normalize=False, **tfms, **kwargs)
+        return make(store, x=p.image, y=FACTORY_TARGETS[p.target], splitter=_splitter(p), img_cls=CLASSES[p.cls],
+            normalize=False, **tfms, **kwargs)
     targets = TARGET_BLOCKS[p.target]
     getters = [Fetch(p.image), *[noop for _ in targets]] if p.entry=='opened' else None
-    block = DataBlock(blocks=[_image_block(p, where), *[b(_block(where)) for *_,b in targets]], getters=getters, n_inp=1,
+    block = DataBlock(blocks=[_image_block(p, where), *[b(_block(where)) for *_,b in targets]], getters=getters,
+        n_inp=1,
         get_items=get_remote_items, splitter=_splitter(p), **tfms)
     return block.dataloaders(store, **kwargs)
 
@@ -883,7 +912,9 @@ def _described(o, hold=False):
     "`o` as plain Python: kinds, shapes and values; values may be held for later"
     if isinstance(o, torch.Tensor):
         x = o.as_subclass(torch.Tensor)
-        return 'tensor',type(o).__qualname__,str(o.dtype),tuple(o.shape),sorted((k, repr(v)) for k,v in vars(o).items()),x.detach() if hold else x.detach().numpy().copy()
+        attributes = sorted((k, repr(v)) for k,v in vars(o).items())
+        values = x.detach() if hold else x.detach().numpy().copy()
+        return 'tensor',type(o).__qualname__,str(o.dtype),tuple(o.shape),attributes,values
     if isinstance(o, (tuple, list)): return type(o).__name__,[_described(x, hold) for x in o]
     return 'object',type(o).__qualname__,repr(o)
 
@@ -892,13 +923,15 @@ def _settled(d):
     if d[0]=='tensor': return (*d[:-1], d[-1].numpy().copy() if isinstance(d[-1], torch.Tensor) else d[-1].copy())
     return (d[0], [_settled(o) for o in d[1]]) if isinstance(d[1], list) else d
 
-def _tensors(b): return [b] if isinstance(b, torch.Tensor) else [t for o in b for t in _tensors(o)] if isinstance(b, (tuple, list)) else []
+def _tensors(b):
+    if isinstance(b, torch.Tensor): return [b]
+    return [t for o in b for t in _tensors(o)] if isinstance(b, (tuple, list)) else []
 
 def _consume(p, dl, res):
     """Put what `dl` gives into `res`, and treat it as a training loop of a user may
 
-    `draws`: draws random numbers in between, as dropout does. `holds`: keeps all until the end. `arrays`: keeps only NumPy views of them.
-    `writes`: writes to each in place, and keeps it."""
+    `draws`: draws random numbers in between, as dropout does. `holds`: keeps all until the end.
+    `arrays`: keeps only NumPy views of them. `writes`: writes to each in place, and keeps it."""
     held = []
     try:
         for b in dl:
@@ -907,7 +940,8 @@ def _consume(p, dl, res):
             if p.consumer=='writes':
                 for t in _tensors(b): t.add_(1)
                 held.append(b)
-            if not p.threads: d = ('tuple', [d, ('object', 'draws', repr((random.random(), np.random.rand(), torch.rand(1).item())))])
+            if not p.threads:
+                d = ('tuple', [d, ('object', 'draws', repr((random.random(), np.random.rand(), torch.rand(1).item())))])
             res.append(d)
             del b
     finally: res[:] = [_settled(d) for d in res]
@@ -924,10 +958,13 @@ def _run(p, where, data, like):
     try:
         _seed()
         if not stock: res.splits = [[int(i) for i in s] for s in _splitter(p)(get_remote_items(data.stores[where]))]
-        dls = _dls_of_files(p, data, like.splits if like else [list(range(N_TRAIN)), list(range(N_TRAIN, N))]) if stock else _dls_of_store(p, data.stores[where], where)
-        if not stock and (items:=[[int(i) for i in dl.dataset.items] for dl in dls])!=res.splits: raise ValueError(f'items are {items}, but splits {res.splits}')
+        splits = like.splits if like else [list(range(N_TRAIN)), list(range(N_TRAIN, N))]
+        dls = _dls_of_files(p, data, splits) if stock else _dls_of_store(p, data.stores[where], where)
+        if not stock and (items:=[[int(i) for i in dl.dataset.items] for dl in dls])!=res.splits:
+            raise ValueError(f'items are {items}, but splits {res.splits}')
         train = dls.train
-        if p.derived or p.new: train = train.new(cls=DERIVED[p.derived](type(train)) if p.derived else None, **_resolved(p.new))
+        if p.derived or p.new:
+            train = train.new(cls=DERIVED[p.derived](type(train)) if p.derived else None, **_resolved(p.new))
         if stock and train.shuffle and orders: train.get_idxs = lambda: orders.pop(0)
         _seed()
         seen.clear()
@@ -981,7 +1018,7 @@ def _read(r, n, end):
     return bytes(res)
 
 def run(jobs, data):
-    "Records of `(p, where, like)`: of `p` over `'files'`, with the splits and orders of the record `like`, or over a store; in one process"
+    "Records of `(p, where, like)`: over a store, or over `'files'` with splits and orders of the record `like`"
     return forked(partial(_run_all, jobs, data), 60+20*len(jobs))
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -999,7 +1036,8 @@ def difference(ours, stock):
             if d:=_differ(x, y): return f'{name}, batch {k}{d}'
         if stock.error: return f'stock fastai fails, ours does not:\n{stock.error}'
         if len(a)!=len(b): return f'{name}: {len(a)} batches, stock has {len(b)}'
-    if len(ours.seen)!=len(stock.seen): return f'a transform was given {len(ours.seen)} images, in stock {len(stock.seen)}'
+    if len(ours.seen)!=len(stock.seen):
+        return f'a transform was given {len(ours.seen)} images, in stock {len(stock.seen)}'
 
 def _differ(x, y):
     if x[0]!=y[0]: return f': a {x[0]}, stock has a {y[0]}'
@@ -1021,7 +1059,8 @@ def wrong_order(p, ours):
     for o in ours.orders:
         if not p.new.get('shuffle', p.shuffle) and o!=list(range(n)): return f'not in order: {o}'
         if sorted(o)!=list(range(n)): return f'not each sample once: {o}'
-    if p.new.get('shuffle', p.shuffle) and n>5 and len(ours.orders)>1 and ours.orders[0]==ours.orders[1]: return 'the same order twice'
+    if p.new.get('shuffle', p.shuffle) and n>5 and len(ours.orders)>1 and ours.orders[0]==ours.orders[1]:
+        return 'the same order twice'
 
 @dataclass
 class Verdict:
@@ -1032,12 +1071,13 @@ class Verdict:
     stock:Record
 
 def compared(jobs, data):
-    "A `Verdict` for each `(pipeline, store)`. In two processes for all; and in two for each pipeline that changes fastai"
+    "A `Verdict` for each `(pipeline, store)`. Two processes do all; two more each that changes fastai"
     res = {}
     changed = {p.changes:None for p,_ in jobs}
     for changes in changed:
         group = [(k, p, where) for k,(p,where) in enumerate(jobs) if p.changes==changes]
         ours = run([(p, where, None) for _,p,where in group], data)
         stock = run([(p, 'files', o) for (_,p,_),o in zip(group, ours)], data)
-        for (k,p,where),a,b in zip(group, ours, stock): res[k] = Verdict(p, where, wrong_order(p, a) or difference(a, b), b)
+        for (k,p,where),a,b in zip(group, ours, stock):
+            res[k] = Verdict(p, where, wrong_order(p, a) or difference(a, b), b)
     return [res[k] for k in range(len(jobs))]
