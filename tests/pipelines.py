@@ -757,12 +757,12 @@ def _stamped(o):
     return negative(o) if isinstance(o, PILBase) else _inverted_tensor(o) if isinstance(o, TensorImageBase) else o
 
 for _cls in DataLoader,TfmdDL:
-    _patches(_cls, 'create_item', lambda was, self, s: _stamped(was(self, s)))
     _patches(_cls, 'do_item', lambda was, self, s: _stamped(was(self, s)))
     _patches(_cls, 'create_batch', lambda was, self, b: was(self, b[::-1]))
-    _patches(_cls, 'do_batch', lambda was, self, b: _stamped(was(self, b)))
-    _patches(_cls, 'retain', lambda was, self, res, b: _stamped(was(self, res, b)))
-    _patches(_cls, 'chunkify', lambda was, self, b: (list(o)[::-1] for o in was(self, b)))
+_patches(DataLoader, 'create_item', lambda was, self, s: _stamped(was(self, s)))
+_patches(DataLoader, 'do_batch', lambda was, self, b: _stamped(was(self, b)))
+_patches(DataLoader, 'retain', lambda was, self, res, b: _stamped(was(self, res, b)))
+_patches(DataLoader, 'chunkify', lambda was, self, b: (list(o)[::-1] for o in was(self, b)))
 _patches(Datasets, '__getitem__', lambda was, self, i: _stamped(was(self, i)))
 _patches(TfmdLists, '_after_item', lambda was, self, o: _stamped(was(self, o)))
 
