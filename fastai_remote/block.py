@@ -165,7 +165,10 @@ def RedisBlock(
 )->TransformBlock:
     "A `TransformBlock` for a field of a store: image, mask, category, labels, numbers, text"
     if 'fastai.distributed' in sys.modules: import fastai_remote.distributed   # which asks for accelerate
-    if isinstance(store, str): store,field = None,store
+    if isinstance(store, str):
+        if isinstance(field, type) and cls is None: field,cls = None,field   # RedisBlock('mask.png', PILMask)
+        if field is not None: raise TypeError(f'RedisBlock takes a store and a field, or a field: not the str {store!r} and {field!r}')
+        store,field = None,store
     if store is not None and field is None: field = default_field(store)
     if store is not None and field not in store.manifest.fields: store.get_many([], field)   # says which there are
     type_tfms = _Fresh(_type_tfms(_codec_of(store, field, cls), store, field, cls, draw))

@@ -281,3 +281,8 @@ def test_reducing_gap_is_an_option(store):
     with pytest.raises(ValueError, match='reducing_gap must be 1.0 or more'): loaders(store, 'a.jpg', reducing_gap=.5)
     dl = loaders(store, 'a.jpg', item_tfms=Resize(16), reducing_gap=2.).train
     assert dl.new(bs=4).reducing_gap==2. and len(list(dl))
+
+def test_a_field_and_a_class_are_taken_for_what_they_are(store):
+    dls = DataBlock((RedisBlock('a.jpg'), RedisBlock('g.png', PILMask)), get_items=get_remote_items, splitter=both).dataloaders(store, bs=8, num_workers=0)
+    assert type(dls.one_batch()[1]) is TensorMask
+    with pytest.raises(TypeError, match="not the str 'a' and 'b'"): RedisBlock('a', 'b')
