@@ -59,10 +59,12 @@ def make_files(folder):
         photograph(i, f/f'{i:03}.jpg')
     return sorted(get_image_files(folder))
 
+def sample_of_row(row): return sample_of(row['file'])
+
 def make_stores(files, url, folder):
-    kw = dict(fn=sample_of, vocab={'mask.png':CODES}, n_workers=1, progress=False)
-    to_redis([str(f) for f in files], url, 'photographs', **kw)
-    to_shards([str(f) for f in files], folder, chunk=10, **kw)
+    kw = dict(fn=sample_of_row, vocab={'mask.png':CODES}, n_workers=1, progress=False)
+    to_redis([{'file':str(f)} for f in files], url, 'photographs', **kw)
+    to_shards([{'file':str(f)} for f in files], folder, chunk=10, **kw)
     return {'Redis':RedisStore(url, 'photographs'), 'shards':ShardStore(folder)}
 
 # --- loaders that visit the same samples in the same order
@@ -375,9 +377,8 @@ def stores(files, server, tmp_path_factory): return make_stores(files, server.ur
 
 @pytest.mark.parametrize('which', STORES)
 @pytest.mark.parametrize('k', range(len(CALLS)), ids=[o[0].replace('`', '')[:40] for o in CALLS])
-def test_as_stock_fastai(k, which, files, stores, tmp_path, request):
+def test_as_stock_fastai(k, which, files, stores, tmp_path):
     if 'Cleaner' in CALLS[k][0]: pytest.importorskip('ipywidgets')
-    if 'fifth' in CALLS[k][0]: request.applymarker(pytest.mark.xfail(strict=False, reason='JPEGs much larger than their crop are decoded at a lower scale: JpegSource.gap is 2., and should be None by default'))
     assert outcome(k, stores, files, tmp_path, which)=='same', CALLS[k][0]
 
 def test_the_table_in_the_documentation_is_this_one():
