@@ -18,7 +18,8 @@ from os.path import isfile
 import numpy as np
 from PIL import Image, ImageFile
 from fastcore.basics import patch, store_attr
-from .core import CorruptSample, MemoryStore, Store, int_index
+from .core import CorruptSample, MemoryStore, Store
+from .position import int_index
 
 # %% ../nbs/01_codec.ipynb #b3acf2bb
 class Encoded(bytes):

@@ -7,7 +7,7 @@ Docs: https://fastai-remote.github.io/fastai_remote/core.html.md"""
 # %% auto #0
 __all__ = ['StoreError', 'StoreUnavailable', 'StoreNotFound', 'StoreExists', 'StoreBusy', 'StoreFull', 'UnsupportedFormat',
            'UnknownField', 'MissingSample', 'CorruptSample', 'sum_content', 'seal', 'Manifest', 'crc32s', 'packed_crcs',
-           'int_index', 'Store', 'size_str', 'MemoryStore']
+           'Store', 'size_str', 'MemoryStore']
 
 # %% ../nbs/00_core.ipynb #9d10e490
 import json, re, sys, zlib
@@ -157,15 +157,6 @@ def packed_crcs(
     rows,none = _crc_rows(k, w)
     at += rows
     return np.bitwise_xor.reduce(_crc_tables().take(at), axis=0, initial=none)
-
-# %% ../nbs/00_core.ipynb #66ba7928
-def int_index(
-    i, # A position, or something else
-)->int: # `None` for something else, such as a slice or a list of positions
-    "`i` as an `int` where it is one position: an integer, or an array or tensor of no dimensions; raises `TypeError` for a bool, a fraction, a `str` or `None`"
-    if getattr(i, 'ndim', None)==0: i = i.item()
-    if isinstance(i, (bool,float,complex,str,bytes)) or i is None: raise TypeError(f'a position is an integer, not the {type(i).__name__} {i!r}')
-    return int(i) if isinstance(i, int) else None
 
 # %% ../nbs/00_core.ipynb #6857a2ce
 def _same(o): return o

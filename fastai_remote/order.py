@@ -10,7 +10,7 @@ __all__ = ['Permutation', 'BlockPermutation', 'Order', 'WeightedOrder', 'SplitOr
 # %% ../nbs/02_order.ipynb #343a978d
 import numpy as np
 
-from .core import int_index
+from .position import int_index
 
 # %% ../nbs/02_order.ipynb #be2c38d5
 _M64,_rounds,_small = (1<<64)-1,6,4096

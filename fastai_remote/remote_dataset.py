@@ -17,10 +17,11 @@ from fastcore.meta import delegates
 from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate, get_worker_info
 
 from .codec import get_codec, is_image
-from .core import CorruptSample, MissingSample, Store, StoreError, UnknownField, int_index
+from .core import CorruptSample, MissingSample, Store, StoreError, UnknownField
 from .fetch import get_remote_items
 from .loader import _Epoch, _InOrder, _Pool
 from .order import Order, Permutation, rank_share, worker_batches
+from .position import int_index
 from .shard_order import ShardPermutation
 from .shards import ShardStore
 

@@ -818,7 +818,6 @@ TARGET_BLOCKS = {   # what it is called: [(field, stock's block, ours)]
     'labels': [('labels', MultiCategoryBlock, lambda block: block('labels'))],
     'age.f4': _age,
     'k.i8': [('k.i8', RegressionBlock, lambda block: block('k.i8'))],
-    'txt': [('txt', TransformBlock, lambda block: block('txt'))],
     'mask.png': [('mask.png', MaskBlock, lambda block: block('mask.png', cls=PILMask))],
     'two': _category+_age,
     'picture': [('rgb.png', ImageBlock, lambda block: block('rgb.png', cls=PILImage))],

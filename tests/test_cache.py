@@ -1,5 +1,5 @@
 "The cache under many processes, kills, full and read-only disks: never above its bound, never in the way of reading, nothing left behind"
-import errno, fcntl, os, pickle, random, resource, signal, subprocess, sys, threading, time, warnings
+import errno, fcntl, gc, os, pickle, random, resource, signal, subprocess, sys, threading, time, warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -81,6 +81,7 @@ def forever(): threading.Event().wait()
 @contextmanager
 def fds():
     "No descriptor is left open"
+    gc.collect()   # what earlier tests have left may be closed now, and not in between
     n = len(os.listdir('/proc/self/fd'))
     yield
     assert len(os.listdir('/proc/self/fd'))==n

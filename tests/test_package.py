@@ -8,7 +8,7 @@ root = Path(__file__).parents[1]
 NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
     MeanImage Rasterise VerifyReport drawing_samples simplify StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items image_samples redis_server shrink tar_samples to_redis
     RemoteDataset ShardBlock ShardStore TieredStore index_shards make_client to_shards'''.split()
-LIGHT = '''imported core codec strokes rasterise order commit stats shard_order store_redis server redis_writer redis_commit redis_admin redis_keys cache storage shard_index whole_shards store_shards
+LIGHT = '''imported core position codec strokes rasterise order commit stats shard_order store_redis server redis_writer redis_commit redis_admin redis_keys cache storage shard_index whole_shards store_shards
     sources streams parallel chunk datasets shard_writer shard_commit ingest shards foreign_shards ops partitions tiered drawings'''.split()   # floors below torch
 
 def python(code): return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout.strip()

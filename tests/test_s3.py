@@ -16,6 +16,7 @@ from joblib.externals.loky import get_reusable_executor
 from torch import nn
 
 import fastai_remote.block, fastai_remote.loader
+from fastai_remote.core import seal
 from fastai_remote import (CorruptSample, MissingSample, ShardStore, StoreBusy, StoreError, StoreExists, StoreNotFound, StoreUnavailable, UnsupportedFormat,
     index_shards, make_client, to_shards)
 from fastai_remote.cache import FileCache
@@ -416,18 +417,23 @@ def test_damaged_index(s3, own, tmp_path, damage, cached):
     assert not list((tmp_path/'c').glob(f'*/{name}')) and len(store.get_many([0], 'jpg')['jpg'])==1
 
 def changed(b, f):
-    "`b`, a manifest, with the table of shards as `f` changes it"
+    "`b`, a manifest, with the table of shards as `f` changes it, and a checksum that is right: what it says is wrong"
     f((d:=json.loads(b))['shards'])
-    return json.dumps(d).encode()
+    return sealed(d)
+def sealed(d): return seal({k:v for k,v in d.items() if k!='crc'}).encode()
 def middle(b): return changed(b, lambda t: t.update(n=t['n'][:-8]+'AAAAAAA='))
 def fewer(b): return changed(b, lambda t: t.pop('size'))
 
-@pytest.mark.parametrize('damage', [lambda b: b'', lambda b: b[:-50], lambda b: flipped(b, 0), lambda b: b'[]', lambda b: b'{"format":1}', fewer, middle, lambda b: b.replace(b'"n":240', b'"n":250'), lambda b: os.urandom(500)],
+@pytest.mark.parametrize('damage', [lambda b: b'', lambda b: b[:-50], lambda b: flipped(b, 0), lambda b: b'[]', lambda b: b'{"format":1}', fewer, middle, lambda b: sealed({**json.loads(b), 'n':250}), lambda b: os.urandom(500)],
                          ids=['empty','short','first','list','nothing','fewer','table','other n','noise'])
 def test_damaged_manifest(s3, own, damage):
     "It is said that it is, and where"
     put(s3, own, 'manifest.json', damage(objects(s3, own)['manifest.json']))
     with pytest.raises((UnsupportedFormat,StoreNotFound), match=f'{own}/manifest.json'): opened(s3, folder=own)
+
+def test_manifest_that_does_not_match_its_checksum(s3, own):
+    put(s3, own, 'manifest.json', objects(s3, own)['manifest.json'].replace(b'"n":240', b'"n":250'))
+    with pytest.raises(CorruptSample, match=f'{own}/manifest.json: the manifest does not match its checksum'): opened(s3, folder=own)
 
 def test_shard_deleted_in_epoch(s3, own, tmp_path, num_workers=2):
     "Dataset, shard and its samples are named; with a stand-in the epoch finishes"
