@@ -195,10 +195,6 @@ class EncodedImage:
         try: return self._plan.pixels(out)
         except Exception as e: raise (self.fail(e) if self.fail else e) from e
 
-    def to_tensor(self):
-        "What `ToTensor` makes of this image"
-        return self._tensor_cls(torch.from_numpy(self.pixels() if self._plan is not None else np.ascontiguousarray(np.asarray(self).reshape(*self.size[::-1], -1).transpose(2,0,1))))
-
     def _with(self, plan):
         new = type(self).__new__(type(self))
         Image.Image.__init__(new)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from fastai.data.core import TfmdDL
 from fastai.data.load import SkipItemException
-from fastai.data.transforms import IntToFloatTensor, ToTensor
+from fastai.data.transforms import IntToFloatTensor
 from fastai.torch_core import TensorImage, TensorImageBW
 from fastai.vision.core import PILImage, PILImageBW
 from fastcore.basics import merge, store_attr
@@ -66,7 +66,6 @@ class BatchPath:
     whole:WholeBatches=None # Makes whole batches at once, where that is proven to be the same
     fetches:list=field(default_factory=list) # `Fetch`es whose images stay undecoded
     n_known:int=0 # So many of the first item transforms these images pass undecoded
-    to_tensor:bool=False # Does `ToTensor` come next, and nothing after it?
     why:str='' # What prevents whole batches
 
 class RemoteDL(TfmdDL):
@@ -204,8 +203,7 @@ class RemoteDL(TfmdDL):
         types,n,all_fs = {f.img_cls for f in fs},0,self.after_item.fs
         while n<len(all_fs) and fs and (is_idle(all_fs[n]) or not why_unknown(all_fs[n], image_tfms(), *types)): n += 1
         if not n: fs = []
-        to_tensor = n==len(all_fs)-1 and not self.before_batch.fs and not why_unknown(all_fs[n], (ToTensor,), *types)
-        return BatchPath(None, fs, n, to_tensor, why)
+        return BatchPath(None, fs, n, why)
 
     def explain(self)->str:
         "How the batches are made, and what prevents a faster way, in one sentence"
@@ -224,7 +222,6 @@ class RemoteDL(TfmdDL):
                 for f in p.fetches: f.undecoded = None
             tfms,split_idx = self.after_item.fs,self.after_item.split_idx
             o = compose_tfms(o, tfms[:p.n_known], split_idx=split_idx)
-            if p.to_tensor: return _map_tuple(lambda x: x.to_tensor() if isinstance(x, EncodedImage) else tfms[-1](x, split_idx=split_idx), o)
             return compose_tfms(_map_tuple(lambda x: x.decoded() if isinstance(x, EncodedImage) else x, o), tfms[p.n_known:], split_idx=split_idx)
         except SkipItemException: return None
 
