@@ -14,7 +14,7 @@ import numpy as np
 from fastcore.basics import store_attr
 
 from .codec import Encoded, NpyCodec, NpzCodec, get_codec, infer_codec, is_image, is_mask, utf8
-from .commit import ServerRestarted, label_hash, narrow
+from .commit import ServerRestarted, label_hash, label_texts, narrow
 from .core import crc32s
 from .sources import as_sample, no_address, stable_repr, storable
 from .stats import ImageStats, _quota, has_stats
@@ -62,9 +62,8 @@ class _Columns:
             b = c.to_bytes(o)
             if d['codec']=='labels':
                 ls = c.from_bytes(b)
-                if f in self.codes and (bad:=[l for l in ls if l not in self.codes[f] and str(l) not in self.codes[f]]): raise ValueError(f'label {bad[0]!r} is not in the vocab of {f!r}')
-                seen[f] = set(map(str, ls))
-                for l in seen[f]: utf8(l)
+                if f in self.codes and (bad:=[l for l in ls if l not in self.codes[f]]): raise ValueError(f'label {bad[0]!r} is not in the vocab of {f!r}')
+                seen[f] = label_texts(ls)
             return b
         if d['codec']!='cls': return c.to_num(o)
         if getattr(o, 'shape', None)==():

@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from functools import partial
 
 from .chunk import look_at, plan_fields
+from .commit import label_texts
 from .codec import get_codec, utf8
 from .core import StoreError, StoreUnavailable
 from .ingest import FailureLimit, IngestError, IngestReport, _bar, _keep
@@ -96,7 +97,7 @@ def _values(parts, fields):
 
 def _labels(b):
     c = get_codec('labels')
-    return map(str, c.from_bytes(c.to_bytes(b)))
+    return label_texts(c.from_bytes(c.to_bytes(b)))
 
 def index_shard(
     open_writer, # Makes the writer in this process

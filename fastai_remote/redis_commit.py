@@ -15,7 +15,7 @@ import numpy as np
 from fastcore.basics import patch
 
 import fastai_remote.rasterise   # strokes are a codec too
-from .commit import ServerRestarted, fill_moves, label_hash, narrow
+from .commit import ServerRestarted, fill_moves, label_hash, labels_of_texts, narrow
 from .core import CorruptSample, Manifest, StoreError, packed_crcs, seal
 from .redis_writer import RedisWriter, _ingests, _key_ranges, _queue_set, _stats_crc, scan_hash
 from .stats import ImageStats
@@ -47,7 +47,7 @@ def commit(self:RedisWriter)->Manifest:
     for f,d in plan['fields'].items():
         if d.get('staged'): m.fields[f] = self._settle(f, d, m, n, run)
         elif d['codec']=='cls': self._count(f, d, m)
-        elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = self._labels(f)
+        elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = labels_of_texts(self._labels(f))
     old,m.uid = self._committed(True),uuid.uuid4().hex
     garbage = _key_ranges(plan['prefix'], {f:d for f,d in plan['fields'].items() if d.get('staged')}, plan['n'], '~')
     if old: garbage += _key_ranges(old.prefix, old.fields, old.n)

@@ -14,7 +14,7 @@ from array import array
 import numpy as np
 from fastcore.basics import patch
 
-from .commit import narrow
+from .commit import labels_of_texts, narrow
 from .core import StoreError
 from .shard_index import ShardManifest, ShardTable, index_name, _Crc
 from .shard_writer import ShardWriter, _ours
@@ -80,7 +80,7 @@ def _number(self:ShardWriter, m, plan, labels, counts):
         if d.get('staged'):
             if isinstance(c, dict): m.vocab[f] = sorted(c)
             m.fields[f]['dtype'] = narrow(0, max(len(m.vocab[f])-1, 0)) if f in m.vocab else narrow(min(c.lo, 0), c.hi)
-        elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = sorted(labels.get(f, ()))
+        elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = labels_of_texts(labels.get(f, ()))
         if d['codec']=='cls' and f in m.vocab: m.counts[f] = [c[l] for l in m.vocab[f]] if d.get('staged') else [c.get(i, 0) for i in range(len(m.vocab[f]))]
 
 def _splits(splits, holes):

@@ -39,12 +39,12 @@ def images(tmp_path_factory):
         draw(i).save(f/f'{i:03}.jpg', quality=92)
     return d
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def server():
-    "A private Redis server"
+    "A private Redis server, one a file of tests: names of datasets never meet"
     with redis_server() as s: yield s
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def redis_pics(server, images):
     "The images as they are, with label and path, in Redis"
     to_redis(image_samples(images, label=class_of, path=True), server.url, 'pics', n_workers=1, progress=False)

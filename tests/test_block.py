@@ -20,12 +20,12 @@ def sample(i):
             'grid.npy':np.full((4,5), i, np.float32), 'mask.png':Image.fromarray(mask), 'mask':Image.fromarray(mask), 'regions.png':Image.fromarray(mask), 'small.mask.npy':mask,
             'plain.png':Image.fromarray(mask), 'caption':f'number {i}', 'about.json':{'i':i}}
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def redis_rich(server):
     to_redis(list(range(30)), server.url, 'rich', sample, vocab={'mask.png':CODES, 'regions.png':CODES}, shuffle=False, n_workers=1, progress=False)
     return RedisStore(server.url, 'rich')
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def shard_rich(tmp_path_factory):
     to_shards(list(range(30)), d:=tmp_path_factory.mktemp('rich')/'rich', sample, vocab={'mask.png':CODES, 'regions.png':CODES}, shuffle=False, n_workers=1, chunk=10, progress=False)
     return ShardStore(d)
@@ -106,6 +106,30 @@ def test_get_y_of_several_labels(store):
     dls = loaders(store, RedisBlock, RedisBlock(store, 'labels'), get_y=lambda ls: [l.upper() for l in ls])
     assert dls.vocab==['P','Q','R'] and dls.c==3
     for i,y in zip(dls.valid_ds.items, dls.valid.one_batch()[1]): assert y.tolist()==([1,0,0] if i%2==0 else [0,1,1])
+
+SEVERAL = [[1,2],[10],[],[2,10]]
+def several(i): return {'x.npy':np.full(3, i, np.float32), 'labels':SEVERAL[i%4]}
+
+@pytest.mark.parametrize('vocab', [None, [10,2,1]])
+@pytest.mark.parametrize('where', ['redis','shards'])
+def test_several_labels_that_are_numbers_are_encoded_as_in_fastai(server, tmp_path, where, vocab):
+    name = f'several {len(vocab or [])}'
+    kw = dict(fn=several, vocab=vocab and {'labels':vocab}, shuffle=False, n_workers=1, progress=False)
+    if where=='redis': to_redis(range(12), server.url, name, **kw)
+    else: to_shards(range(12), tmp_path/'several', **kw)
+    s = RedisStore(server.url, name) if where=='redis' else ShardStore(tmp_path/'several')
+    dls = loaders(s, RedisBlock('x.npy'), RedisBlock(s, 'labels'))
+    stock = DataBlock((TransformBlock, MultiCategoryBlock(vocab=vocab)), get_y=lambda i: SEVERAL[i%4]).datasets(range(12))
+    assert dls.vocab==stock.vocab==(vocab or [1,2,10]) and all(type(l) is int for l in dls.vocab)
+    for i in range(12): assert dls.valid_ds.tls[1].tfms(i).tolist()==stock.tls[1].tfms(i).tolist()
+
+def test_labels_of_two_types_are_two_labels(server):
+    to_redis(range(4), server.url, 'two types', lambda i: {'x.u1':i, 'labels':[1,'1']}, n_workers=1, progress=False)
+    assert RedisStore(server.url, 'two types').manifest.vocab=={'labels':[1,'1']}
+
+def test_a_label_of_another_type_than_the_vocabulary_is_refused(server):
+    with pytest.raises(IngestError, match=r"label 1 is not in the vocab of 'labels'"):
+        to_redis(range(4), server.url, 'mixed', lambda i: {'x.u1':i, 'labels':[1]}, vocab={'labels':['1']}, n_workers=1, progress=False)
 
 def test_get_y_of_numbers_and_get_x_of_pictures(store):
     dls = loaders(store, RedisBlock, RedisBlock(store, 'age.f4'), get_x=lambda im: im.rotate(90, expand=True), get_y=lambda v: 2*v)

@@ -369,10 +369,10 @@ def table(results):
 
 # --- the tests
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def files(tmp_path_factory): return make_files(tmp_path_factory.mktemp('photographs'))
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def stores(files, server, tmp_path_factory): return make_stores(files, server.url, tmp_path_factory.mktemp('shards')/'photographs')
 
 @pytest.mark.parametrize('which', STORES)

@@ -27,7 +27,7 @@ class Tiny(nn.Module):
 @pytest.fixture(params=[0,2], ids=['in process','two workers'])
 def workers(request): return request.param
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def shards(images, tmp_path_factory):
     "The same images in shards of 16"
     to_shards(image_samples(images, label=class_of, path=True), d:=tmp_path_factory.mktemp('shards')/'pics', chunk=16, n_workers=1, progress=False)

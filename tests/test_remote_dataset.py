@@ -25,28 +25,28 @@ def jpg(i):
 def sample(i): return {'txt':f'{i}', 'cls':i%3, 'x.f4':i/8}
 def number(t): return int(t)
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def local(tmp_path_factory):
     "230 samples in shards of 20"
     to_shards({'train':list(range(200)), 'valid':list(range(200,n))}, d:=str(tmp_path_factory.mktemp('shards')), sample, n_workers=1, maxcount=20, progress=False)
     return ShardStore(d)
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def s3():
     pytest.importorskip('moto')
     from s3servers import moto_server
     with moto_server() as s: yield s
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def remote(s3, local, tmp_path_factory):
     "The same on S3, with a cache"
     to_shards(local, url:=f's3://{s3.bucket}/ds', n_workers=1, maxcount=20, progress=False, shuffle=False, **s3.options)
     return ShardStore(url, cache=str(tmp_path_factory.mktemp('cache')), **s3.options)
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def memory(): return MemoryStore({'txt':[f'{i}'.encode() for i in range(n)], 'cls':np.arange(n, dtype=np.uint8)%3, 'x.f4':np.arange(n, dtype='f4')/8}, 'mem', splits={'train':[0,200], 'valid':[200,n]})
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def redis(server):
     to_redis({'train':list(range(200)), 'valid':list(range(200,n))}, server.url, 'torch', sample, n_workers=1, progress=False)
     return RedisStore(server.url, 'torch')
