@@ -295,11 +295,9 @@ def _normalized(store, xs, img_cls, draw, tfms):
     return tfms+Normalize.from_stats(mean, [max(o, 1e-3) for o in std], cuda=False)
 
 def _drawn_stats(store, f, draw, n=256):
-    "Statistics of `n` samples, drawn as they will be"
+    "Statistics of `n` samples, drawn as they will be; raises `CorruptSample`"
     idxs,res = Permutation(len(store))[np.arange(min(n, len(store)))],ImageStats()
-    for b in store.get_many(idxs, f)[f]:
-        try: res.add(draw.create(b))
-        except ValueError: pass   # a damaged one will say so when it is read
+    for b in store.get_many(idxs, f, check=True)[f]: res.add(draw.create(b))
     return res.summary() if len(res) else store.image_stats(f)
 
 # %% ../nbs/08_block.ipynb #6cf8d678
