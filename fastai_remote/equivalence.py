@@ -12,6 +12,7 @@ __all__ = ['is_shipped', 'Watched', 'source_hash', 'why_functions_changed', 'wat
 import hashlib, inspect, os
 from functools import cache
 from importlib import import_module
+from types import CodeType, FunctionType
 
 import fastai, fastai_remote, fastcore, fasttransform, PIL, plum, torch, torchvision
 import fastai.data.core, fastai.data.load, fastai.torch_core, fastai.vision.core
@@ -76,7 +77,25 @@ _cast,_transform = map(import_module, ('fasttransform.cast','fasttransform.trans
 _functions = {fastai.vision.core:'load_image image2tensor tensor Image merge show_image', fastai.data.load:'fa_collate default_collate retain_types is_listy',
     fastai.torch_core:'tensor as_tensor', fastai.data.core:'is_indexer L', _transform:'compose_tfms retain_type _is_tuple', _cast:'cast retain_meta',
     PIL.Image:'open new fromarray frombytes frombuffer merge'}
-_functions = [(m, n, getattr(m, n)) for m,names in _functions.items() for n in names.split() if hasattr(m, n)]
+_functions = [(vars(m), n, getattr(m, n)) for m,names in _functions.items() for n in names.split() if hasattr(m, n)]
+
+def _globals_of(functions):
+    "The global variables that `functions`, and the functions of fastai among these variables, read: `{(module, name): (dict of the module, value)}`"
+    found,functions,seen = {},list(functions),set()
+    while functions:
+        f = inspect.unwrap(functions.pop())
+        if f in seen: continue
+        seen.add(f)
+        codes = [f.__code__]
+        while codes:
+            code = codes.pop()
+            codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+            for n in code.co_names:
+                if n not in f.__globals__: continue
+                value = f.__globals__[n]
+                found[f.__globals__['__name__'], n] = f.__globals__,value
+                if isinstance(value, FunctionType) and (_file_of(value) or '').startswith(_folders[0]): functions.append(value)
+    return found
 
 def _sources():
     "Functions whose work the fast paths do themselves"
@@ -98,9 +117,9 @@ def _why_other_version():
     except (OSError,TypeError): return "fastai's source text cannot be read"
 
 def why_functions_changed()->str:
-    "Which function that a fast path stands in for is not as fastai ships it; empty if all are"
-    for m,n,f in _functions:
-        if getattr(m, n, None) is not f or not is_shipped(f): return f'{m.__name__}.{n} was replaced'
+    "Which function that a fast path stands in for, or global variable of one, is not as fastai ships it; empty if all are"
+    for where,n,f in _functions:
+        if where.get(n) is not f or not is_shipped(f): return f"{where['__name__']}.{n} was replaced"
     return _why_other_version()
 
 # %% ../nbs/06b_equivalence.ipynb #ee904fb2
@@ -130,6 +149,8 @@ _watched = {c:Watched(c) for c in (*_image_tfms, ToTensor, Categorize, Regressio
 _watched.update({c:Watched(c, '__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass') for c in (TensorImage,TensorImageBW,TensorMask,TensorCategory)})
 _watched.update({TfmdLists:Watched(TfmdLists, '__getitem__ _after_item __getattribute__'), Datasets:Watched(Datasets, '__getitem__ __getattribute__')})
 _known = {(t,x):_implementation(t.__new__(t), _example(x)) for t in (*_image_tfms, ToTensor, Categorize, RegressionSetup, IntToFloatTensor) for x in _value_types}
+
+_functions += [(where, n, value) for (_,n),(where,value) in _globals_of(_sources()).items()]
 
 def watch(cls:type):
     "Have `cls`, a class of this package's own, count as known as it is now"
