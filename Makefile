@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 .PHONY: setup demo test lint export nbs readme bench clean
 
 setup: $(READY)
-$(READY): settings.ini setup.py $(wildcard fastai_remote/*.[ch])
+$(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check uv
 	$(VENV)/bin/uv pip install -q --python $(PY) --compile-bytecode -e ".[$(EXTRAS)]"
@@ -46,4 +46,4 @@ bench: setup  # make bench [DATA=folder]
 	$(PY) -W ignore tests/bench/codecs.py $(if $(DATA),--images '$(DATA)')
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo.png fastai_remote/*.so
+	rm -rf $(VENV) build dist *.egg-info demo.png fastai_remote/codec/*.so

@@ -5,26 +5,31 @@ from importlib import import_module as _import_module
 
 from .imported import add_late_methods as _add_late_methods, when_imported as _when_imported
 
-_names = {   # where to look: for a class that later notebooks patch, the last of those
+_names = {   # where each public name is defined
     'core': 'CorruptSample MissingSample StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreUnavailable UnknownField UnsupportedFormat',
-    'stats': 'MemoryStore',
-    'rasterise': 'Rasterise',
-    'order': 'Permutation',
-    'server': 'redis_server',
-    'redis_commit': 'RedisWriter',
-    'sources': 'image_samples shrink',
-    'streams': 'csv_samples tar_samples',
-    'ingest': 'IngestError IngestReport to_redis',
-    'drawings': 'drawing_samples simplify',
-    'ops': 'ShardStore Store VerifyReport',
-    'partitions': 'RedisStore',
-    'tiered': 'TieredStore',
-    'storage': 'make_client',
-    'shards': 'to_shards',
-    'foreign_shards': 'index_shards',
-    'fetch': 'Fetch RemoteItems get_remote_items',
-    'loader': 'RemoteDL',
-    'remote_dataset': 'RemoteDataset',
+    'order.permutation': 'Permutation',
+    'codec.strokes': 'simplify',
+    'codec.raster': 'Rasterise',
+    'store.base': 'MemoryStore Store',
+    'store.redis': 'RedisStore',
+    'store.server': 'redis_server',
+    'store.storage': 'make_client',
+    'store.shards': 'ShardStore',
+    'store.tiered': 'TieredStore',
+    'write.redis': 'RedisWriter',
+    'source.files': 'image_samples',
+    'source.shrink': 'shrink',
+    'source.tables': 'csv_samples',
+    'source.tars': 'tar_samples',
+    'source.drawings': 'drawing_samples',
+    'ingest.run': 'IngestError IngestReport to_redis',
+    'ingest.shards': 'to_shards',
+    'ingest.index': 'index_shards',
+    'ingest.ops': 'VerifyReport',
+    'load.items': 'RemoteItems get_remote_items',
+    'load.fetch': 'Fetch',
+    'load.loader': 'RemoteDL',
+    'load.dataset': 'RemoteDataset',
     'block': 'MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
 }
 _home = {n: m for m, ns in _names.items() for n in ns.split()}
@@ -39,4 +44,4 @@ def __dir__(): return sorted({*globals(), *__all__})
 
 # What fastai's classes get from us is there as soon as both have been imported, in any order
 _when_imported('fastai.data.core', lambda m: _add_late_methods(m.DataLoaders, ['from_redis','from_shards'], 'fastai_remote.block'))
-_when_imported('fastai.vision.widgets', lambda m: _import_module('fastai_remote.cleaners').fit_cleaners(m))
+_when_imported('fastai.vision.widgets', lambda m: _import_module('fastai_remote.load.cleaners').fit_cleaners(m))

@@ -1,4 +1,4 @@
-"""What every store promises: samples by number, a manifest, and errors that say what to do
+"""What a dataset is, and what can go wrong: errors, the manifest, checksums
 
 Docs: https://fastai-remote.github.io/fastai_remote/core.html.md"""
 
@@ -7,17 +7,16 @@ Docs: https://fastai-remote.github.io/fastai_remote/core.html.md"""
 # %% auto #0
 __all__ = ['StoreError', 'StoreUnavailable', 'StoreNotFound', 'StoreExists', 'StoreBusy', 'StoreFull', 'UnsupportedFormat',
            'UnknownField', 'MissingSample', 'CorruptSample', 'sum_content', 'seal', 'Manifest', 'crc32s', 'packed_crcs',
-           'Store', 'size_str', 'MemoryStore']
+           'size_str', 'image_sizes_str', 'html_table', 'int_index']
 
-# %% ../nbs/00_core.ipynb #9d10e490
+# %% ../nbs/00_core.ipynb #97607bd0
 import json, re, sys, zlib
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from functools import cache, partial
+from functools import cache
 from html import escape
 
 import numpy as np
-from fastcore.basics import listify
 
 # %% ../nbs/00_core.ipynb #6b2ad4f5
 class StoreError(Exception): "Anything a store can complain of"
@@ -158,106 +157,6 @@ def packed_crcs(
     at += rows
     return np.bitwise_xor.reduce(_crc_tables().take(at), axis=0, initial=none)
 
-# %% ../nbs/00_core.ipynb #6857a2ce
-def _same(o): return o
-
-class Store:
-    "One committed dataset in one place, samples numbered 0..n-1. Subclasses set `manifest` and write `_read`"
-    manifest:Manifest
-    @property
-    def name(self)->str: return self.manifest.name
-    def __len__(self): return self.manifest.n
-
-    @property
-    def fields(self)->list:
-        "Names of the fields, without the checksums"
-        return [f for f in self.manifest.fields if not f.endswith('.crc')]
-
-    @property
-    def splits(self)->dict: return self.manifest.splits
-
-    @property
-    def vocab(self)->list:
-        "Labels of `cls`, or of the first field that has some; those of field f are `manifest.vocab[f]`"
-        v = self.manifest.vocab
-        return v.get('cls') or next(iter(v.values()), [])
-
-    def opener(self):
-        "Something to pickle, and call for this store in a worker"
-        return partial(_same, self)
-    def new_epoch(self): "Called when an epoch begins in a process: what is checked when it is opened is to be checked again"
-    def _read(self, idxs, fields): raise NotImplementedError
-    def _why_missing(self)->str: return 'was it deleted?'
-    def _where(self, i, f)->str: return ''
-    def _place(self, i, f)->str: return ''
-    def _manifest_bytes(self)->bytes: return None
-
-    @property
-    def unchecked(self)->list:
-        "Names of what is stored without a checksum: fields, and `manifest`; `verify` says so"
-        m = self.manifest
-        return [f for f in self.fields if m.fields[f]['dtype'] is None and f'{f}.crc' not in m.fields]
-
-    def check_rest(self):
-        "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything"
-        if (b:=self._manifest_bytes()) is None: return
-        try: why = type(self.manifest).from_json(b, f'{self.name}').altered(b)
-        except StoreError as e: why = str(e)
-        if why: yield 'manifest',why
-
-    def get_many(self,
-        idxs, # Sample numbers in [0, n), in the order wanted; repeats allowed
-        fields, # Name or names of fields to read
-        check:bool=False, # Compare checksums?
-    )->dict: # `{field: list of bytes}`, or an array of shape (len(idxs),) for fixed-width fields
-        "Read `fields` of `idxs` in one round trip; raises `UnknownField`, `MissingSample`, `CorruptSample`, `IndexError`"
-        idxs,fields,have = self._check_idxs(idxs), listify(fields), self.manifest.fields
-        if unknown:=[f for f in fields if f not in have]:
-            raise UnknownField(f"{self.name}: no field {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, self.fields))}")
-        crcs = [f'{f}.crc' for f in fields if check and (f'{f}.crc' in have or have[f].get('check'))]
-        res = self._read(idxs, list(dict.fromkeys(fields+crcs)))
-        for f in fields:
-            if isinstance(res[f], list) and None in res[f]: self._missing(idxs, f, res[f])
-        for c in crcs: self._compare(idxs, c.removesuffix('.crc'), res, res.pop(c) if c not in fields else res[c])
-        return res
-
-    def _check_idxs(self, idxs):
-        idxs = np.asarray(idxs)
-        if not len(idxs): return idxs.astype(np.int64)
-        if idxs.dtype.kind not in 'iu': raise TypeError(f'{self.name}: sample numbers must be integers, not {idxs.dtype}')
-        if idxs.min()<0 or idxs.max()>=len(self):
-            bad = idxs[(idxs<0)|(idxs>=len(self))][0]
-            raise IndexError(f'{self.name}: no sample {bad}; there are {len(self)}, numbered from 0')
-        return idxs.astype(np.int64)
-
-    def _missing(self, idxs, f, vals):
-        gone = [int(i) for i,v in zip(idxs, vals) if v is None]
-        what = f'{len(gone)} of {len(idxs)} samples missing, first {gone[0]}' if len(idxs)>1 else f'sample {gone[0]} is missing'
-        raise MissingSample(f'{self.name}: {what} (field {f!r}){self._where(gone[0], f)}: {self._why_missing()}')
-
-    def _differ(self, idxs, vals, crcs):
-        "Positions of the values of samples `idxs` that do not match their checksums"
-        return np.flatnonzero((crc32s(vals) if isinstance(vals, list) else packed_crcs(vals, idxs))!=crcs)
-
-    def _compare(self, idxs, f, res, crcs):
-        "Raise `CorruptSample` unless the values of field `f` of samples `idxs`, `res[f]`, match their checksums"
-        bad,vals = self._differ(idxs, res[f], crcs),res[f]
-        if not len(bad): return
-        k = bad[0]
-        what = f'the {len(vals[k])} bytes do not match their checksum' if isinstance(vals, list) else f'the value {vals[k]} does not match its checksum'
-        many = f' ({len(bad)} of {len(idxs)} samples read)' if len(idxs)>1 else ''
-        raise CorruptSample(f'{self.name}: sample {idxs[k]}, field {f!r}{self._where(idxs[k], f)}: {what}{many}: '
-                            f'damaged where they are stored{self._place(idxs[k], f)}; ingest it again')
-
-    def __repr__(self): return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
-    def _repr_html_(self): return _table(self.name, {'samples':f'{len(self):,}', **{f:self._about(f) for f in self.fields},
-        **{f'split {k}':f'{a:,} to {b:,}' for k,(a,b) in self.splits.items()}, 'encoded':size_str(self.manifest.nbytes),
-        **{f'{f} images':_sizes(s) for f,s in self.manifest.stats.items()}, 'left out':f'{self.manifest.failed:,}' if self.manifest.failed else '', 'created':self.manifest.created})
-
-    def _about(self, f):
-        d,v = self.manifest.fields[f],self.manifest.vocab.get(f)
-        return d['codec'] + (f" ({d['dtype']})" if d['dtype'] else '') + (f", {len(v):,} labels" if v else '')
-
 # %% ../nbs/00_core.ipynb #c08ba494
 def size_str(n:int)->str:
     "`n` bytes in units a person reads"
@@ -266,34 +165,19 @@ def size_str(n:int)->str:
         n /= 1000
     return f'{n:.1f} TB'
 
-def _sizes(s):
+def image_sizes_str(s):
     w,h = (f'{a}' if a==b else f'{a} to {b}' for a,_,b in (s['width'],s['height']))
     return f"{w} wide, {h} high (of {s['n']:,} looked at); mean {', '.join(f'{o:.3f}' for o in s['mean'])}; deviation {', '.join(f'{o:.3f}' for o in s['std'])}"
 
-def _table(title, rows):
+def html_table(title, rows):
     tr = ''.join(f'<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>' for k,v in rows.items() if v not in ('', None))
     return f'<table><tr><th colspan=2>{escape(title)}</th></tr>{tr}</table>'
 
-# %% ../nbs/00_core.ipynb #250917e3
-class MemoryStore(Store):
-    "Samples in memory: the reference store, and the stand-in for the others"
-    def __init__(self,
-        columns:dict, # `{field: list of bytes, or array for a fixed-width field}`
-        name:str='memory',
-        vocab:dict=None, # `{field: list of labels}`
-        splits:dict=None, # `{split: [start, stop]}`
-        codecs:dict=None, # `{field: codec}` where the field's name does not say
-    ):
-        self.columns = {f:v for f,v in columns.items()}
-        for f,v in columns.items():
-            if isinstance(v, list): self.columns[f'{f}.crc'] = crc32s(v)
-        ns = {len(v) for v in columns.values()}
-        if len(ns)!=1: raise ValueError(f'{name}: columns of different lengths {sorted(ns)}')
-        fields = {f:{'codec':(codecs or {}).get(f, f.rsplit('.',1)[-1]), 'dtype':None if isinstance(v, list) else v.dtype.str[1:]}
-                  for f,v in self.columns.items()}
-        nbytes = sum(sum(map(len, v)) if isinstance(v, list) else v.nbytes for v in self.columns.values())
-        self.manifest = Manifest(name, ns.pop(), fields, splits or {}, vocab or {}, nbytes).stamp()
-
-    unchecked = property(lambda self: [f for f in self.fields if self.manifest.fields[f]['dtype']])
-    def _read(self, idxs, fields):
-        return {f:[v[i] for i in idxs.tolist()] if isinstance(v:=self.columns[f], list) else v[idxs] for f in fields}
+# %% ../nbs/00_core.ipynb #208b937c
+def int_index(
+    i, # A position, or something else
+)->int: # `None` for something else, such as a slice or a list of positions
+    "`i` as an `int` where it is one position: an integer, or an array or tensor of no dimensions; raises `TypeError` for a bool, a fraction, a `str` or `None`"
+    if getattr(i, 'ndim', None)==0: i = i.item()
+    if isinstance(i, (bool,float,complex,str,bytes)) or i is None: raise TypeError(f'a position is an integer, not the {type(i).__name__} {i!r}')
+    return int(i) if isinstance(i, int) else None

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastai_remote.ingest import to_redis
-from fastai_remote.redis_commit import RedisStore
-from fastai_remote.server import redis_server
-from fastai_remote.sources import image_samples
-from fastai_remote.store_redis import RedisLink
+from fastai_remote.ingest.run import to_redis
+from fastai_remote.store.redis import RedisStore
+from fastai_remote.store.server import redis_server
+from fastai_remote.source.files import image_samples
+from fastai_remote.store.redis_link import RedisLink
 
 N,CLASSES = 60,('bird','cat','dog')
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import boto3
 from botocore.config import Config
 
-from fastai_remote.server import _die_with_parent, _popen
+from fastai_remote.store.server import _die_with_parent, _popen
 
 PYTHON = '/usr/bin/python3'   # swift comes with the system's Python, not with ours
 NO_SWIFT = 'no swift here: apt-get install --no-install-recommends python3-swift'

@@ -7,11 +7,12 @@ from fastai.vision.all import *
 from fasttransform import Transform
 
 from fastai_remote import *
-from fastai_remote.codec import get_codec
-from fastai_remote.core import CorruptSample, MemoryStore
-from fastai_remote.fetch_batch import WholeBatches
-from fastai_remote.loader import BatchPath, RemoteDL
-from fastai_remote.order import SplitOrder
+from fastai_remote.codec.fields import get_codec
+from fastai_remote.core import CorruptSample
+from fastai_remote.store.base import MemoryStore
+from fastai_remote.load.batch import WholeBatches
+from fastai_remote.load.loader import BatchPath, RemoteDL
+from fastai_remote.order.base import SplitOrder
 
 for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 
@@ -111,7 +112,7 @@ class _Scribble(Transform):
 @pytest.mark.parametrize('kw', [dict(num_workers=0), dict(num_workers=2), dict(num_workers=0, threads=2)], ids=str)
 def test_one_channel_until_floats(store, made, kw, C, monkeypatch):
     "Grey pictures have three channels of their own before anybody can write to them"
-    if not C: monkeypatch.setattr('fastai_remote.images._pixels', None)
+    if not C: monkeypatch.setattr('fastai_remote.codec.pixels._pixels', None)
     for x in 'g.png','d.strokes':
         dls = loaders(store, x, draw=Rasterise(200) if x=='d.strokes' else None, bs=40, val_bs=10, **kw)
         for tfms in [],[_Scribble()]:

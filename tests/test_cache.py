@@ -11,7 +11,7 @@ from conftest import wait_for
 from hypothesis import given, settings, strategies as st
 
 from fastai_remote import cache as mod
-from fastai_remote.cache import FileCache
+from fastai_remote.store.cache import FileCache
 
 KB = 1000
 

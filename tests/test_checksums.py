@@ -11,9 +11,10 @@ from PIL import Image
 import fastai_remote.block
 from conftest import fails, within
 from fastai_remote import CorruptSample, MissingSample, StoreError, StoreNotFound, UnsupportedFormat, to_redis
-from fastai_remote.core import Manifest, MemoryStore
-from fastai_remote.partitions import RedisStore
-from fastai_remote.remote_dataset import RemoteDataset
+from fastai_remote.core import Manifest
+from fastai_remote.store.base import MemoryStore
+from fastai_remote.store.redis import RedisStore
+from fastai_remote.load.dataset import RemoteDataset
 from faultproxy import FaultProxy
 
 DATA = Path(__file__).parent/'data'

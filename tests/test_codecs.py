@@ -14,8 +14,9 @@ from PIL import Image
 import fastai_remote.block
 from conftest import class_of
 from fastai_remote import CorruptSample, MemoryStore, Rasterise, RedisStore, RemoteDataset, ShardStore, image_samples, shrink, to_redis, to_shards
-from fastai_remote.codec import _head, get_codec, is_image
-from fastai_remote.rasterise import rasterise
+from fastai_remote.codec.images import _head
+from fastai_remote.codec.fields import get_codec, is_image
+from fastai_remote.codec.raster import rasterise
 
 raw,bits = get_codec('pixels.raw'),get_codec('mask.bits')
 

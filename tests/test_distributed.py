@@ -3,8 +3,8 @@ import os, socket, subprocess, sys
 
 import pytest
 
-from fastai_remote.ingest import to_redis
-from fastai_remote.shards import to_shards
+from fastai_remote.ingest.run import to_redis
+from fastai_remote.ingest.shards import to_shards
 
 N = 1003
 SCRIPT = '''

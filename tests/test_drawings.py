@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import fastai_remote.rasterise   # the module, and not the function of the same name
-from fastai_remote.codec import get_codec
-from fastai_remote.drawings import drawing_samples
-from fastai_remote.rasterise import Rasterise, rasterise, rasterise_batch
-from fastai_remote.strokes import pack_strokes, simplify, simplify_batch, unpack_strokes
+import fastai_remote.codec.raster
+from fastai_remote.codec.fields import get_codec
+from fastai_remote.source.drawings import drawing_samples
+from fastai_remote.codec.raster import Rasterise, rasterise, rasterise_batch
+from fastai_remote.codec.strokes import pack_strokes, simplify, simplify_batch, unpack_strokes
 
 def doodle(seed, n=None):
     "A raw drawing: smooth walks with times, some in whole numbers, some with one point"
@@ -131,7 +131,7 @@ def test_batch_is_one_by_one():
 
 @pytest.fixture
 def raster():
-    m = sys.modules['fastai_remote.rasterise']
+    m = sys.modules['fastai_remote.codec.raster']
     if m._pixels is None: pytest.skip('the C module is not built: no compiler')
     return m
 
@@ -152,7 +152,7 @@ def test_damaged_strokes(b, monkeypatch):
     for _ in range(2):
         with pytest.raises(ValueError) as e: rasterise_batch([pack_strokes([[[1,2],[3,4]]]), b])
         said.append(str(e.value))
-        monkeypatch.setattr(sys.modules['fastai_remote.rasterise'], '_pixels', None)
+        monkeypatch.setattr(sys.modules['fastai_remote.codec.raster'], '_pixels', None)
     assert said[0]==said[1]
 
 def test_c_draw_refuses(raster):
@@ -238,7 +238,7 @@ def test_load_in_another_process(folder):
     assert pickle.loads(pickle.dumps(src.load))(pickle.loads(b)[7])==src[7]
 
 def test_fingerprint(folder):
-    code = f"from fastai_remote.drawings import *; print(drawing_samples({str(folder)!r}).fingerprint())"
+    code = f"from fastai_remote.source.drawings import *; print(drawing_samples({str(folder)!r}).fingerprint())"
     outs = {subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)}
     assert outs=={repr(drawing_samples(folder).fingerprint())}
     assert repr(drawing_samples(folder, 'png').fingerprint()) not in outs
@@ -254,7 +254,7 @@ def test_line_ends(tmp_path, n, tail):
     assert len(src)==n and ids(src, range(n))==list(range(n))
 
 def test_index_in_pieces(folder):
-    from fastai_remote.drawings import _index
+    from fastai_remote.source.drawings import _index
     f = folder/'raw/a.ndjson'
     for piece in (1, 7, 1000, 1<<20):
         at,n = _index(f, 0, piece) if piece>7 else _index(folder/'raw/a.ndjson', 0, 1000)
@@ -342,5 +342,5 @@ def test_no_files(tmp_path):
     with pytest.raises(ValueError, match="'strokes' or 'png'"): drawing_samples(tmp_path, 'jpg')
 
 def test_no_heavy_imports():
-    code = "import sys, fastai_remote.drawings; print([m for m in ('torch','fastai','matplotlib','scipy','pandas') if m in sys.modules])"
+    code = "import sys, fastai_remote.source.drawings; print([m for m in ('torch','fastai','matplotlib','scipy','pandas') if m in sys.modules])"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip()=='[]'

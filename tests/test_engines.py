@@ -12,7 +12,7 @@ from PIL import Image
 from conftest import class_of
 from fastai_remote import RedisStore, StoreFull, StoreNotFound, image_samples, redis_server, to_redis
 from fastai_remote.parallel import effective_workers, parallel_map
-from fastai_remote.redis_writer import RedisWriter
+from fastai_remote.write.redis import RedisWriter
 
 pytestmark = [pytest.mark.filterwarnings(f'ignore:{o}') for o in ('.*stage-level scheduling','Spark session is not provided')]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])   # no engine's workers can import this file

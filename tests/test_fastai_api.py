@@ -14,7 +14,7 @@ import torch
 from fastai.vision.all import *
 
 from fastai_remote import *
-from fastai_remote.order import Order
+from fastai_remote.order.base import Order
 
 for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 

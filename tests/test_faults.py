@@ -18,9 +18,9 @@ import fastai_remote.block
 from conftest import N, class_of, dies_at, fails, within, wait_for
 from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisBlock, RedisStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
     StoreUnavailable, UnknownField, UnsupportedFormat, get_remote_items, image_samples, redis_server, to_redis)
-from fastai_remote.ingest import write_chunk
-from fastai_remote.redis_writer import OpenWriter, RedisWriter
-from fastai_remote.store_redis import RedisLink
+from fastai_remote.ingest.chunk import write_chunk
+from fastai_remote.write.redis import OpenWriter, RedisWriter
+from fastai_remote.store.redis_link import RedisLink
 from faultproxy import FaultProxy
 
 workers = pytest.mark.parametrize('num_workers', [0,2])
@@ -478,8 +478,8 @@ def test_other_number_of_workers(fresh):
 _fns = '''
 import functools
 from PIL import Image
-from fastai_remote.sources import fn_fingerprint
-from fastai_remote.datasets import as_source
+from fastai_remote.source.base import fn_fingerprint
+from fastai_remote.source.datasets import as_source
 def words(o): return {'txt':' '.join(w for w in o['txt'].split() if w not in {'a','b','the','of','in'})}
 def scale(o, k): return {'f4':o['f4']*k}
 class Scale:

@@ -11,11 +11,12 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 import fastai_remote.block   # gives `DataLoaders` its `from_redis`
-from fastai_remote import images
+from fastai_remote.codec import pixels as images
 from fastai_remote.core import CorruptSample
-from fastai_remote.images import EncodedImage, JpegSource, jpeg_header, open_image, read_pixels, stack_images
-from fastai_remote.ingest import to_redis
-from fastai_remote.redis_keys import RedisStore
+from fastai_remote.load.lazy_image import EncodedImage, open_image, stack_images
+from fastai_remote.codec.pixels import JpegSource, jpeg_header, read_pixels
+from fastai_remote.ingest.run import to_redis
+from fastai_remote.store.redis import RedisStore
 
 def jpeg(w=120, h=90, mode='RGB', seed=0, **kw):
     a = np.random.default_rng(seed).integers(0, 256, (h//6+1,w//6+1,3), np.uint8)
@@ -52,7 +53,7 @@ def pixels(request, tmp_path_factory, monkeypatch):
     if request.param=='plain C':
         if not (cc:=shutil.which('cc')): pytest.skip('no compiler')
         so = tmp_path_factory.mktemp('plain')/'_pixels.abi3.so'
-        subprocess.run([cc, '-O2', '-ffp-contract=off', '-DNO_AVX2', '-fPIC', '-shared', '-I'+sysconfig.get_paths()['include'], str(Path(images.__file__).with_name('_pixels.c')), '-o', str(so), '-lm'], check=True)
+        subprocess.run([cc, '-O2', '-ffp-contract=off', '-DNO_AVX2', '-fPIC', '-shared', '-I'+sysconfig.get_paths()['include'], str(Path(images.__file__).parent/'c/pixels.c'), '-o', str(so), '-lm'], check=True)
         spec = importlib.util.spec_from_file_location('_pixels', so)
         m = importlib.util.module_from_spec(spec); spec.loader.exec_module(m)
         monkeypatch.setattr(images, '_pixels', m)

@@ -5,7 +5,7 @@ import torch
 from fastai.vision.all import DataLoaders, L
 
 from fastai_remote import *
-from fastai_remote.order import Order, WeightedOrder
+from fastai_remote.order.base import Order, WeightedOrder
 
 ONE = {'int':3, 'int64':np.int64(3), 'uint8':np.uint8(3), 'array':np.array(3), 'tensor':torch.tensor(3), 'small tensor':torch.tensor(3, dtype=torch.uint8)}
 NONE = {'bool':True, 'numpy bool':np.bool_(True), 'array of a bool':np.array(True), 'tensor of a bool':torch.tensor(True), 'float':3., 'float64':np.float64(3),

@@ -14,9 +14,10 @@ from PIL import Image
 
 from conftest import CLASSES, N, class_of
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
-from fastai_remote.commit import fill_moves
-from fastai_remote.redis_writer import _queue_set, _runs
-from fastai_remote.store_redis import RedisLink, _packed, _queue_packed, _shift
+from fastai_remote.write.base import fill_moves
+from fastai_remote.write.redis import _queue_set, _runs
+from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.store.redis_layout import unpack_replies, queue_packed_reads, KEY_BITS
 
 @pytest.fixture
 def put(server):
@@ -449,20 +450,20 @@ def test_packed_near_and_far(server, dtype, check):
     _queue_set(p, 'b', 'f', dtype, pos, vals, check)
     p.execute()
     for o,cmd in ((np.array([5,3,3,30]),'GETRANGE'), (np.arange(100, 400)[::-1],'GETRANGE'), (np.array([0,2999,17]),'BITFIELD_RO'), (np.array([7]),'GETRANGE')):
-        plan,crcs = _queue_packed(p, 'b', 'f', dtype, o, check),np.zeros(len(o), 'u4') if check else None
+        plan,crcs = queue_packed_reads(p, 'b', 'f', dtype, o, check),np.zeros(len(o), 'u4') if check else None
         assert p.command_stack[0][0][0]==cmd
-        got,gone = _packed(plan, iter(p.execute()), dtype, len(o), crcs)
+        got,gone = unpack_replies(plan, iter(p.execute()), dtype, len(o), crcs)
         assert got.dtype==np.dtype(dtype) and got.tobytes()==vals[o].tobytes() and gone==[]
         if check: assert crcs.tolist()==crcs_of(vals[o], o)
     for o,want in ((np.array([2998,3001,2999,3000]),[1,3]), (np.array([3005,3006]),[0,1]), (np.array([3,9000]),[1])):
-        plan = _queue_packed(p, 'b', 'f', dtype, o, check)
-        assert _packed(plan, iter(p.execute()), dtype, len(o), np.zeros(len(o), 'u4') if check else None)[1]==want
+        plan = queue_packed_reads(p, 'b', 'f', dtype, o, check)
+        assert unpack_replies(plan, iter(p.execute()), dtype, len(o), np.zeros(len(o), 'u4') if check else None)[1]==want
     c.delete('b:f#0')
 
 @pytest.mark.parametrize('dtype,check', [('u1',None),('i2',None),('u1','u4'),('f8','u4')])
 def test_packed_boundary(server, dtype, check):
     "Positions on both sides of 2**24 go into two keys and come back, in any order"
-    pos = (1<<_shift)+np.array([-3,-2,-1,0,1,2,5])
+    pos = (1<<KEY_BITS)+np.array([-3,-2,-1,0,1,2,5])
     vals = np.array([1,2,3,100,5,6,7], dtype)
     c = RedisLink(server.url).client
     p = c.pipeline(transaction=False)
@@ -471,12 +472,12 @@ def test_packed_boundary(server, dtype, check):
     def crcs(n): return np.zeros(n, 'u4') if check else None
     assert len(p)==3 and [len(r) for r in _runs(pos)]==[3,3,1]
     p.execute()
-    assert {k:c.strlen(k) for k in ('b:f#0','b:f#1')}=={'b:f#0':size<<_shift, 'b:f#1':6*size}
+    assert {k:c.strlen(k) for k in ('b:f#0','b:f#1')}=={'b:f#0':size<<KEY_BITS, 'b:f#1':6*size}
     for o in (np.arange(7),np.array([6,0,3,2,2,5])):
-        plan,seen = _queue_packed(p, 'b', 'f', dtype, pos[o], check),crcs(len(o))
-        got,gone = _packed(plan, iter(p.execute()), dtype, len(o), seen)
+        plan,seen = queue_packed_reads(p, 'b', 'f', dtype, pos[o], check),crcs(len(o))
+        got,gone = unpack_replies(plan, iter(p.execute()), dtype, len(o), seen)
         assert got.tolist()==vals[o].tolist() and gone==[]
         if check: assert seen.tolist()==crcs_of(vals[o], pos[o])
-    plan = _queue_packed(p, 'b', 'f', dtype, np.array([(1<<_shift)+6,(1<<_shift)-1,(2<<_shift)+1]), check)
-    assert _packed(plan, iter(p.execute()), dtype, 3, crcs(3))[1]==[0,2]
+    plan = queue_packed_reads(p, 'b', 'f', dtype, np.array([(1<<KEY_BITS)+6,(1<<KEY_BITS)-1,(2<<KEY_BITS)+1]), check)
+    assert unpack_replies(plan, iter(p.execute()), dtype, 3, crcs(3))[1]==[0,2]
     c.delete('b:f#0', 'b:f#1')

@@ -11,9 +11,9 @@ from PIL import Image
 
 from conftest import dies_at, kill, wait_for
 from fastai_remote import RedisStore, StoreBusy, StoreExists, StoreNotFound, image_samples, redis_server, to_redis
-from fastai_remote.sources import fn_fingerprint
-from fastai_remote.redis_writer import RedisWriter
-from fastai_remote.store_redis import RedisLink
+from fastai_remote.source.base import fn_fingerprint
+from fastai_remote.write.redis import RedisWriter
+from fastai_remote.store.redis_link import RedisLink
 
 one = dict(n_workers=1, progress=False)
 

@@ -10,9 +10,9 @@ from fastai.data.load import SkipItemException
 from fastai.vision.all import *
 
 from fastai_remote import *
-from fastai_remote.order import Order
-from fastai_remote.rasterise import rasterise
-from fastai_remote.store_redis import RedisLink
+from fastai_remote.order.base import Order
+from fastai_remote.codec.raster import rasterise
+from fastai_remote.store.redis_link import RedisLink
 
 from fastcore.test import test_close as close
 for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
@@ -255,7 +255,7 @@ def test_two_loaders_taking_turns(numbered):
 def test_as_stock_fastai(images, server, workers, tmp_path, how, monkeypatch):
     "The same pixels and the same loss, batch by batch, as stock fastai reading the same files in the same order; without the C modules, too"
     if how=='Pillow':
-        for m in '_jpeg','_pixels': monkeypatch.setattr(f'fastai_remote.images.{m}', None)
+        for m in '_jpeg','_pixels': monkeypatch.setattr(f'fastai_remote.codec.pixels.{m}', None)
     if 'asis' not in RedisStore.names(server.url): to_redis(image_samples(images, label=class_of, path=True), server.url, 'asis', n_workers=1, progress=False)
     store = RedisStore(server.url, 'asis')
     tfms,kw = dict(item_tfms=RandomResizedCrop(32, min_scale=.5), batch_tfms=[Flip()]),dict(bs=8, num_workers=workers)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastai_remote.core import Manifest, Store
+from fastai_remote.core import Manifest
+from fastai_remote.store.base import Store
 
 pytestmark = pytest.mark.skipif(sys.platform!='linux', reason='needs /proc')
 MB,million = 1_000_000,1_000_000
@@ -90,7 +91,7 @@ def shard_numbers(n):
     class ShardNumbers(ShardStore):
         def __init__(self, n): self.n = n; self._make()
         def _make(self):
-            from fastai_remote.shard_index import ShardTable
+            from fastai_remote.store.shard_index import ShardTable
             k = -(-self.n//1000)
             self._numbers,self._manifest,self._uid,self._cache,self._open_ = Numbers(self.n),Numbers(self.n).manifest,'',(None,),None
             self._manifest.fields['png.crc'] = {'codec':'crc','dtype':'u4'}
@@ -130,7 +131,7 @@ _open = '''
 import json, os, sys, tempfile, time
 import numpy as np
 from fastai_remote import ShardStore, StoreError
-from fastai_remote.shard_index import ShardManifest, ShardTable, pack_index
+from fastai_remote.store.shard_index import ShardManifest, ShardTable, pack_index
 def rss(): return 1024*sum(int(l.split()[1]) for l in open('/proc/self/smaps_rollup') if l.startswith('Anonymous'))
 k,n = int(sys.argv[1]),int(sys.argv[2])
 d = tempfile.mkdtemp()+'/d'

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fastai_remote.order import Order, Permutation, SplitOrder, rank_share, worker_batches
+from fastai_remote.order.base import Order, SplitOrder
+from fastai_remote.order.permutation import Permutation
+from fastai_remote.order.ranks import rank_share, worker_batches
 
 seeds = st.integers(0, 2**63)
 
@@ -32,7 +34,7 @@ def test_bad_n():
         with pytest.raises(IndexError): Permutation(10_000, 1)[i]
 
 def test_same_in_another_process():
-    code = 'from fastai_remote.order import Permutation; import numpy as np; print(Permutation(10**9, 5)[np.arange(5)].tolist())'
+    code = 'from fastai_remote.order.permutation import Permutation; import numpy as np; print(Permutation(10**9, 5)[np.arange(5)].tolist())'
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip()==str(Permutation(10**9, 5)[np.arange(5)].tolist())
 
 def test_frozen():

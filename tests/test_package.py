@@ -8,8 +8,9 @@ root = Path(__file__).parents[1]
 NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
     MeanImage Rasterise VerifyReport drawing_samples simplify StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items image_samples redis_server shrink tar_samples to_redis
     RemoteDataset ShardBlock ShardStore TieredStore index_shards make_client to_shards'''.split()
-LIGHT = '''imported core position codec strokes rasterise order commit stats shard_order store_redis server redis_writer redis_commit redis_admin redis_keys cache storage shard_index whole_shards store_shards
-    sources streams parallel chunk datasets shard_writer shard_commit ingest shards foreign_shards ops partitions tiered drawings'''.split()   # floors below torch
+LAYERS = 'core imported parallel order codec store write source ingest load block'.split()   # a package imports from those before it
+LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai
+MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f for f in sorted((root/'nbs').rglob('[0-9]*.ipynb')) if 'tutorials' not in f.parts}
 
 def python(code): return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -25,7 +26,7 @@ print([n for n in fastai_names if globals()[n] is not before[n]] if (fastai_name
     assert python(code)=='[] 0 from_redis'
 
 IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore', 'from fastai_remote import RedisStore; from fastai.vision.all import *', 'import fastai_remote; import fastai.data.core',
-           'import fastai.data.core; import fastai_remote', 'from fastai_remote import *; from fastai.vision.all import *', 'import fastai_remote.redis_keys; from fastai.data.all import *', 'from fastai.vision.all import *; import fastai_remote.ingest']
+           'import fastai.data.core; import fastai_remote', 'from fastai_remote import *; from fastai.vision.all import *', 'import fastai_remote.store.redis_keys; from fastai.data.all import *', 'from fastai.vision.all import *; import fastai_remote.ingest.run']
 
 @pytest.mark.parametrize('imports', IMPORTS)
 def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports):
@@ -43,7 +44,7 @@ def test_methods_that_fastai_is_to_get_import_nothing_by_themselves():
     code = '''import sys, fastai.data.core
 from fastai_remote import to_redis, RedisStore
 import fastai.vision.all
-print([m for m in sys.modules if m in ('fastai_remote.block','fastai_remote.loader','fastai_remote.fetch')])'''
+print([m for m in sys.modules if m in ('fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fetch')])'''
     assert python(code)=='[]'
 
 def test_a_module_that_cannot_be_imported_fails_as_ever(tmp_path):
@@ -57,16 +58,60 @@ for m in 'broken_module','absent_module':
     except Exception as e: print(e)'''
     assert python(code)=="its own\nNo module named 'absent_module'"
 
-def test_floors():
-    "A module imports only from the floors below it; torch and fastai come in with the loader; stores do not import each other"
-    order = [re.search(r'default_exp (\w+)', f.read_text())[1] for f in sorted((root/'nbs').glob('[0-9]*.ipynb'))]
-    for k,m in enumerate(order):
-        for node in ast.walk(ast.parse((root/f'fastai_remote/{m}.py').read_text())):
-            mod = getattr(node, 'module', None) or '' if isinstance(node, ast.ImportFrom) else ' '.join(a.name for a in node.names) if isinstance(node, ast.Import) else ''
-            if mod.startswith('fastai_remote.') and not mod.startswith('fastai_remote._'): assert mod.split('.')[1] in order[:k], f'{m} imports {mod}'
-            if m in LIGHT: assert not mod.startswith(('torch','fastai.')) and mod!='fastai', f'{m} imports {mod}'
+def imports_of(module):
+    "The modules that a module imports when it is imported, and those that its functions import when they are called"
+    path = root/'fastai_remote'/f"{module.replace('.', '/')}.py"
+    tree,top = ast.parse(path.read_text()),set()
+    package = f'fastai_remote.{module}'.split('.')[:-1]
+    def of(node):
+        if isinstance(node, ast.Import): return [a.name for a in node.names]
+        base = package[:len(package)-node.level+1] if node.level else []
+        full = '.'.join([*base, *([node.module] if node.module else [])])
+        return [full, *(f'{full}.{a.name}' for a in node.names)]
+    at_import = [n for s in tree.body for n in ast.walk(s) if not isinstance(s, (ast.FunctionDef,ast.ClassDef))]
+    every = [n for n in ast.walk(tree) if isinstance(n, (ast.Import,ast.ImportFrom))]
+    at_once = {m for n in every if n in at_import for m in of(n)}
+    return at_once,{m for n in every for m in of(n)}-at_once
 
-@pytest.mark.parametrize('mod', LIGHT)
+def ours(names): return {n.removeprefix('fastai_remote.') for n in names}&MODULES.keys()
+
+# Methods of stores that start a job of a higher level, and import it when they are called
+LATER = {('store.base','ingest.ops'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'), ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin'),
+    ('block','load.ranks')}
+
+def wrong_imports(module, at_once, later):
+    "Those that go up, or sideways from store to store"
+    order = list(MODULES)
+    def is_up(other): return (LAYERS.index(other.split('.')[0]),order.index(other))>=(LAYERS.index(module.split('.')[0]),order.index(module))
+    up = {o for o in ours(at_once) if is_up(o)}|{o for o in ours(later) if is_up(o) and (module,o) not in LATER}
+    stores = {'store.redis','store.shards'}
+    return up|({o for o in ours(at_once|later) if o in stores} if module in stores else set())
+
+def test_the_layers_are_all_there(): assert {m.split('.')[0] for m in MODULES}==set(LAYERS)
+
+@pytest.mark.parametrize('module', MODULES)
+def test_floors(module):
+    "A module imports only from those below it; torch and fastai come in with the loader; stores do not import each other"
+    at_once,later = imports_of(module)
+    assert not wrong_imports(module, at_once, later)
+    if module.split('.')[0] in LIGHT: assert not [m for m in at_once|later if m.split('.')[0] in ('torch','torchvision','fastai')]
+
+@pytest.mark.parametrize('module,at_once,later', [('store.redis',['fastai_remote.write.base'],[]), ('store.redis',['fastai_remote.store.shards.ShardStore','fastai_remote.store.shards'],[]),
+    ('order.base',['fastai_remote.order.shards'],[]), ('store.redis',[],['fastai_remote.ingest.run']), ('load.fetch',['fastai_remote.load.loader'],[])])
+def test_a_wrong_import_is_found(module, at_once, later): assert wrong_imports(module, set(at_once), set(later))
+
+def test_relative_imports_are_seen():
+    at_once,later = imports_of('store.redis')
+    assert {'core','store.base','store.redis_link'}<=ours(at_once) and ours(later)=={'write.redis_admin','ingest.partitions','store.redis_keys'}
+    assert sum(len(ours(imports_of(m)[0])) for m in MODULES)>100
+
+@pytest.mark.parametrize('module', MODULES)
+def test_no_private_names_of_another_module(module):
+    tree = ast.parse((root/'fastai_remote'/f"{module.replace('.', '/')}.py").read_text())
+    taken = [a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.level or (n.module or '').startswith('fastai_remote')) for a in n.names]
+    assert not [n for n in taken if n.startswith('_') and n not in ('_jpeg','_pixels')]
+
+@pytest.mark.parametrize('mod', [m for m in MODULES if m.split('.')[0] in LIGHT])
 def test_light_modules_do_not_load_torch(mod): assert python(f'import sys, fastai_remote.{mod}; print("torch" in sys.modules or "fastai" in sys.modules)')=='False'
 
 def test_one_version():
@@ -94,7 +139,7 @@ def test_wheel(tmp_path):
     whl, = tmp_path.glob('*.whl')
     subprocess.run(['uv', 'pip', 'install', '-q', '--no-deps', '--target', str(tmp_path/'site'), str(whl)], check=True, capture_output=True,
                    env={**os.environ, 'PATH':f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
-    code = 'import fastai_remote, fastai_remote.ingest; from fastai_remote.redis_commit import RedisStore; print(fastai_remote.__file__)'
+    code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.store.redis import RedisStore; print(fastai_remote.__file__)'
     out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout
     assert out.strip()==str(tmp_path/'site/fastai_remote/__init__.py')
     assert sorted(p.name for p in (tmp_path/'site').iterdir() if p.suffix!='.dist-info' and not p.name.startswith('.'))==['fastai_remote']

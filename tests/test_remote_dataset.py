@@ -10,13 +10,15 @@ from conftest import draw
 from fastcore.test import expect_fail
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, UnknownField
-from fastai_remote.foreign_shards import index_shards
-from fastai_remote.ingest import to_redis
-from fastai_remote.redis_commit import RedisStore
-from fastai_remote.remote_dataset import RemoteDataset, _specs
-from fastai_remote.shards import ShardStore, to_shards
-from fastai_remote.whole_shards import WholeShards
+from fastai_remote.core import CorruptSample, MissingSample, UnknownField
+from fastai_remote.store.base import MemoryStore
+from fastai_remote.ingest.index import index_shards
+from fastai_remote.ingest.run import to_redis
+from fastai_remote.store.redis import RedisStore
+from fastai_remote.load.dataset import RemoteDataset, _specs
+from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.shards import to_shards
+from fastai_remote.store.prefetch import WholeShards
 
 n,folder = 230,Path(__file__).parent
 def jpg(i):
@@ -114,7 +116,7 @@ rank,path,url = int(sys.argv[1]),sys.argv[2],sys.argv[3]
 dist.init_process_group('gloo', init_method=url, rank=rank, world_size=2)
 from torch.utils.data import DataLoader
 from fastai_remote import ShardStore
-from fastai_remote.remote_dataset import RemoteDataset
+from fastai_remote.load.dataset import RemoteDataset
 ds = RemoteDataset(ShardStore(path)).decode().to_tuple('txt', 'cls')
 it,mp = ds.batched(16),ds.batches(16, workers=2)
 for b,dl in ((it, DataLoader(it, batch_size=None, num_workers=2)), (mp, DataLoader(ds, batch_sampler=mp, num_workers=2))):
@@ -257,7 +259,7 @@ TRAIN = '''
 import torch
 from torchvision import transforms
 from tqdm import tqdm
-from fastai_remote.remote_dataset import RemoteDataset
+from fastai_remote.load.dataset import RemoteDataset
 from fastai_remote import make_client
 
 preproc = transforms.Compose([
@@ -296,7 +298,7 @@ def test_the_script_of_the_ancestor(s3, tmp_path):
 
 def measure(million):
     "A start and some batches of so many samples: growth of this process and of its workers, and the size of the pickle, bytes"
-    from fastai_remote.shard_index import ShardTable
+    from fastai_remote.store.shard_index import ShardTable
     from test_memory import MB, Numbers, children, own, private
     def day(n):
         store = Numbers(n)

@@ -15,13 +15,13 @@ from fastai.losses import MSELossFlat
 from joblib.externals.loky import get_reusable_executor
 from torch import nn
 
-import fastai_remote.block, fastai_remote.loader
+import fastai_remote.block, fastai_remote.load.loader
 from fastai_remote.core import seal
 from fastai_remote import (CorruptSample, MissingSample, ShardStore, StoreBusy, StoreError, StoreExists, StoreNotFound, StoreUnavailable, UnsupportedFormat,
     index_shards, make_client, to_shards)
-from fastai_remote.cache import FileCache
-from fastai_remote.shard_writer import OpenShardWriter, ShardWriter
-from fastai_remote.store_shards import OpenShards
+from fastai_remote.store.cache import FileCache
+from fastai_remote.write.shards import OpenShardWriter, ShardWriter
+from fastai_remote.store.shards import OpenShards
 from s3proxy import S3Proxy
 from test_s3servers import open_server
 

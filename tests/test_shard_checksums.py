@@ -13,10 +13,10 @@ from fastai.vision.augment import Resize
 from PIL import Image
 from torch.utils.data import DataLoader
 
-import fastai_remote.block, fastai_remote.loader
+import fastai_remote.block, fastai_remote.load.loader
 from fastai_remote import (CorruptSample, RandomStoreSplitter, RemoteDataset, ShardBlock, ShardStore, StoreError, TieredStore, UnsupportedFormat,
     get_remote_items, index_shards, redis_server, to_shards)
-from fastai_remote import shard_commit, shard_writer
+from fastai_remote.write import shards as shard_writer
 
 DATA = Path(__file__).parent/'data'
 mended = pytest.mark.filterwarnings('ignore:.*fetched again')   # said to whoever has a failing disk
@@ -208,7 +208,7 @@ def test_damaged_in_the_cache_and_where_it_is_stored(far, tmp_path, name):
 @mended
 def test_a_cache_that_cannot_be_repaired_is_read_around(far, tmp_path, monkeypatch):
     "A disk that damages all that is written to it: values are right all the same"
-    from fastai_remote.cache import FileCache
+    from fastai_remote.store.cache import FileCache
     class Failing(FileCache):
         def fetch(self, key, size, write):
             fd = super().fetch(key, size, write)
@@ -451,8 +451,8 @@ def test_codes_stay_codes_where_classes_are_named(tmp_path):
 
 def test_too_many_integers_are_values(tmp_path, monkeypatch):
     "Beyond 2**20 there is no vocabulary"
-    assert shard_commit._most_ints==1<<20
-    monkeypatch.setattr(shard_commit, '_most_ints', 5)
+    assert shard_writer._most_ints==1<<20
+    monkeypatch.setattr(shard_writer, '_most_ints', 5)
     for n in (5,6):
         to_shards([{'txt':'a', 'cls':10*i-20} for i in range(n)], tmp_path/f'{n}', n_workers=1, chunk=2, shuffle=False, progress=False)
         s = ShardStore(tmp_path/f'{n}')

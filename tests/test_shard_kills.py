@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from conftest import kill, wait_for
 
-from fastai_remote import ShardStore, StoreBusy, StoreExists, StoreNotFound, index_shards, shard_writer, to_shards
+from fastai_remote import ShardStore, StoreBusy, StoreExists, StoreNotFound, index_shards, to_shards
+from fastai_remote.write import shards as shard_writer
 from test_shards import dead, index, items, lock, names, seen, sound, tar, values
 
 @pytest.fixture(autouse=True, scope='module')

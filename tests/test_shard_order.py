@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from fastai_remote.order import Order, Permutation, SplitOrder, rank_share, worker_batches
-from fastai_remote.shard_order import ShardPermutation, ShardSplit, shuffle_quality, sizes_of
+from fastai_remote.order.base import Order, SplitOrder
+from fastai_remote.order.permutation import Permutation
+from fastai_remote.order.ranks import rank_share, worker_batches
+from fastai_remote.order.shards import ShardPermutation, ShardSplit, sizes_of
+from fastai_remote.order.quality import shuffle_quality
 
 seeds,some_sizes = st.integers(0, 2**63),st.lists(st.one_of(st.integers(0, 3), st.integers(0, 60)), max_size=14)
 
@@ -73,7 +76,7 @@ def test_frozen():
     assert ShardSplit([1000]*1000, .2, 42).train[np.arange(0, 800_000, 130_001)].tolist()==[273, 162011, 325652, 487628, 650376, 812048, 975895]
 
 def test_numpy_only():
-    code = "import sys, fastai_remote.shard_order; print(*{'torch','fastai','matplotlib','PIL','fastcore'}&{m.split('.')[0] for m in sys.modules})"
+    code = "import sys, fastai_remote.order.shards; print(*{'torch','fastai','matplotlib','PIL','fastcore'}&{m.split('.')[0] for m in sys.modules})"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip()==''
 
 def test_memory():

@@ -18,10 +18,10 @@ from PIL import Image
 from conftest import CLASSES, N, class_of, wait_for
 from fastai_remote import (CorruptSample, IngestError, MemoryStore, MissingSample, RandomStoreSplitter, RedisStore, ShardStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
     StoreSplitter, StoreUnavailable, UnsupportedFormat, csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples, to_redis, to_shards)
-from fastai_remote import shard_writer
-from fastai_remote.shard_index import IndexColumns, ShardIndex, ShardManifest, ShardTable, pack_index
-from fastai_remote.shard_order import ShardPermutation
-from fastai_remote.storage import Storage
+from fastai_remote.write import shards as shard_writer
+from fastai_remote.store.shard_index import IndexColumns, ShardIndex, ShardManifest, ShardTable, pack_index
+from fastai_remote.order.shards import ShardPermutation
+from fastai_remote.store.storage import Storage
 
 DATA = Path(__file__).parent/'data'
 
@@ -765,7 +765,7 @@ def test_claims(tmp_path):
     code = f'''
 import resource
 from fastai_remote import ShardStore, index_shards
-import fastai_remote.foreign_shards
+import fastai_remote.ingest.index
 resource.setrlimit(resource.RLIMIT_AS, (int(open('/proc/self/statm').read().split()[0])*4096+200_000_000,)*2)
 r = index_shards({str(d)!r}, n_workers=1, progress=False)
 s = ShardStore({str(d)!r}, cache={str(tmp_path/'cache')!r})
@@ -822,7 +822,7 @@ def test_indexing_goes_on(tmp_path):
     d = tmp_path/'w'
     d.mkdir()
     for k in range(6): tar(d/f'{k}.tar', [(f'{k}-{i}.txt', f'{k} {i}'.encode()) for i in range(5)])
-    from fastai_remote import foreign_shards
+    from fastai_remote.ingest import index as foreign_shards
     done = []
     def stop(self, k, *a, real=shard_writer.ShardWriter.done, **kw):
         if k==3 and not done: done.append(1); raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from fastai.data.core import DataLoaders
 from PIL import Image
 
 import fastai_remote.block
-from fastai_remote.codec import Encoded
+from fastai_remote.codec.base import Encoded
 from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisStore, StoreError, StoreFull, StoreNotFound, csv_samples, drawing_samples, redis_server, tar_samples,
     to_redis)
 

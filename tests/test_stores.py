@@ -10,13 +10,16 @@ from conftest import draw
 from fastcore.test import expect_fail
 from redis.connection import HiredisRespSerializer
 
-from fastai_remote.codec import get_codec
-from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, UnknownField
-from fastai_remote.ingest import to_redis
-from fastai_remote.redis_commit import RedisStore
-from fastai_remote.shards import ShardStore, to_shards
-from fastai_remote.store_redis import RedisLink, _Packer, _queue_packed
-from fastai_remote.tiered import TieredStore
+from fastai_remote.codec.fields import get_codec
+from fastai_remote.core import CorruptSample, MissingSample, UnknownField
+from fastai_remote.store.base import MemoryStore
+from fastai_remote.ingest.run import to_redis
+from fastai_remote.store.redis import RedisStore
+from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.shards import to_shards
+from fastai_remote.store.redis_link import RedisLink, _Packer
+from fastai_remote.store.redis_layout import queue_packed_reads
+from fastai_remote.store.tiered import TieredStore
 
 n = 37
 LABELS = ['bird','cat','dog']
@@ -159,7 +162,7 @@ def test_the_layout_is_what_it_says(server):
 @pytest.mark.parametrize('dtype,check', [('i2',None), ('i2','u4'), ('f8','u4')])
 def test_requests_packed_by_hand_are_those_of_redis_py(server, name, dtype, check):
     p = RedisLink(server.url).client.pipeline(transaction=False)
-    _queue_packed(p, name, 'x', dtype, np.array([7,1<<24,12345,(1<<24)+900]), check)
+    queue_packed_reads(p, name, 'x', dtype, np.array([7,1<<24,12345,(1<<24)+900]), check)
     packer,plain = _Packer(),HiredisRespSerializer()
     def gets(t, i): return ('GET','i64',f'{96*i}','GET','u32',f'{96*i+64}') if t=='i64+u32' else ('GET',t,f'#{i}')
     for (cmd,key,*rest),_ in p.command_stack:

@@ -9,13 +9,15 @@ import redis
 from fastcore.test import expect_fail
 
 from conftest import N, class_of, within, wait_for
-from fastai_remote.core import CorruptSample, MemoryStore, MissingSample, StoreFull, StoreUnavailable
-from fastai_remote.ops import RedisStore
-from fastai_remote.server import redis_server
-from fastai_remote.shards import ShardStore, to_shards
-from fastai_remote.sources import image_samples
-from fastai_remote.store_redis import RedisLink
-from fastai_remote.tiered import TieredStore
+from fastai_remote.core import CorruptSample, MissingSample, StoreFull, StoreUnavailable
+from fastai_remote.store.base import MemoryStore
+from fastai_remote.store.redis import RedisStore
+from fastai_remote.store.server import redis_server
+from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.shards import to_shards
+from fastai_remote.source.files import image_samples
+from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.store.tiered import TieredStore
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*(come from the shards|Redis is full|Redis takes no samples)')
 n,each = 400,50
@@ -339,7 +341,7 @@ def test_no_requests_in_the_second_epoch(fresh, tmp_path, images):
 def test_a_copy_in_redis(fresh, folder):
     "Its own values are read, and put back where they were evicted; a later writing of it is not touched"
     shards = ShardStore(folder)
-    from fastai_remote.ingest import to_redis
+    from fastai_remote.ingest.run import to_redis
     to_redis(shards, fresh.url, 'copy', **one)
     store,c = TieredStore(RedisStore(fresh.url, 'copy'), shards),client(fresh)
     assert epoch(store) and store.hits=={'from_redis':n, 'from_shards':0}

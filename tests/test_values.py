@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from fastai_remote import IngestError, RedisStore, ShardStore, csv_samples, image_samples, index_shards, redis_server, tar_samples, to_redis, to_shards
-from fastai_remote.codec import get_codec
+from fastai_remote.codec.fields import get_codec
 
 @pytest.fixture(scope='module')
 def server():

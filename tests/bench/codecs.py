@@ -31,9 +31,10 @@ from fastai.vision.core import PILImage, PILImageBW
 from PIL import Image
 
 from fastai_remote import Rasterise, drawing_samples, image_samples, shrink
-from fastai_remote.codec import ImageCodec, _head, get_codec
+from fastai_remote.codec.images import ImageCodec, _head
+from fastai_remote.codec.fields import get_codec
 from fastai_remote.core import size_str
-from fastai_remote.fetch import open_image
+from fastai_remote.load.lazy_image import open_image
 from ingest import make_drawings
 from loader import make_images
 from machine import about

@@ -22,7 +22,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 import fastai_remote.block   # gives `DataLoaders` its `from_redis` and `from_shards`
-from fastai_remote.images import JpegSource, jpeg_header, read_pixels
+from fastai_remote.codec.pixels import JpegSource, jpeg_header, read_pixels
 
 BS,WORKERS,SIZE = 64,2,224
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import features
 
-from fastai_remote.store_redis import RedisLink
+from fastai_remote.store.redis_link import RedisLink
 
 def about(
     url, # Of the Redis server; `None`: there is none

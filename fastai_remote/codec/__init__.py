@@ -1,0 +1,1 @@
+"How does an object become bytes, and bytes the object?"

@@ -1,0 +1,1 @@
+"How do samples get into a store?"

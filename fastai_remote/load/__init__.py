@@ -1,0 +1,1 @@
+"How does a batch reach the model?"

@@ -1,0 +1,1 @@
+"Where are samples read from?"

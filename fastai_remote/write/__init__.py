@@ -1,0 +1,1 @@
+"How does a dataset appear completely or not at all?"
