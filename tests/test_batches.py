@@ -10,8 +10,10 @@ from fastai_remote import *
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.core import CorruptSample
 from fastai_remote.store.base import MemoryStore
-from fastai_remote.load.batch import WholeBatches
-from fastai_remote.load.loader import BatchPath, RemoteDL
+from fastai_remote.load.whole import WholeBatches
+from fastai_remote.load import loader
+from fastai_remote.load.loader import RemoteDL
+from fastai_remote.load.path import BatchPath
 from fastai_remote.order.base import SplitOrder
 
 for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
@@ -47,16 +49,16 @@ def made(monkeypatch):
     monkeypatch.setattr(WholeBatches, 'finish', logged)
     return log
 
-def stock(self): return BatchPath(why='this is the way of stock fastai, for comparison')
+def stock(dl): return BatchPath(why='this is the way of stock fastai, for comparison')
 
 def batches(dl, whole=True):
     "What `dl` gives, before `after_batch`, of an order that depends on the seed alone"
     dl = dl.new(after_batch=[])
     dl.rng = random.Random(3)
     if whole: return list(dl)
-    RemoteDL._decide,was = stock,RemoteDL._decide
-    try: return list(dl)
-    finally: RemoteDL._decide = was
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(loader, 'decide_path', stock)
+        return list(dl)
 
 def same(a, b):
     assert len(a)==len(b)>0
@@ -117,12 +119,12 @@ def test_one_channel_until_floats(store, made, kw, C, monkeypatch):
         dls = loaders(store, x, draw=Rasterise(200) if x=='d.strokes' else None, bs=40, val_bs=10, **kw)
         for tfms in [],[_Scribble()]:
             dl = dls.train.new(after_batch=[*tfms, IntToFloatTensor()])
-            assert dl._floats_next==(not tfms)
+            assert dl.floats_next()==(not tfms)
             res = []
             for whole in True,False:
                 dl.rng = random.Random(3)
                 with monkeypatch.context() as m:
-                    if not whole: m.setattr(RemoteDL, '_decide', stock)
+                    if not whole: m.setattr(loader, 'decide_path', stock)
                     res.append([(o.clone(),y) for o,y in dl if o.is_contiguous()])
             same(*res)
             assert res[0][0][0].dtype==torch.float32 and res[0][0][0].shape[1]==3 and (not tfms or (res[0][0][0][:,0]==7/255).all())
@@ -219,14 +221,14 @@ def test_damaged():
     s = MemoryStore({'png':good, 'cls':np.arange(20, dtype=np.uint8)//7}, 'codes', vocab={'cls':['a','b']})
     with fails(CorruptSample, match="codes: sample 14, field 'cls': code 2, but there are 2 labels"): list(loaders(s, 'png', splitter=both).valid)
 
-def test_stand_in(server, made):
+def test_a_damaged_sample_is_replaced(server, made):
     if 'lost' not in RedisStore.names(server.url):
         to_redis(list(range(20)), server.url, 'lost', lambda i: {'png':Image.new('L', (8,8), i), 'cls':'ab'[i%2], 'k.i8':i}, n_workers=1, shuffle=False, progress=False)
         s = RedisStore(server.url, 'lost')
         s.link.call(lambda c: c.delete(f'{s.manifest.prefix}:png:7'))
     s = RedisStore(server.url, 'lost')
     for nw in (0,2):
-        dl = loaders(s, 'png', ['cls','k.i8'], num_workers=nw, stand_in=True, valid_pct=.1).train
+        dl = loaders(s, 'png', ['cls','k.i8'], num_workers=nw, on_bad='replace', valid_pct=.1).train
         with warnings.catch_warnings(record=True):
             warnings.simplefilter('always')
             got = batches(dl)

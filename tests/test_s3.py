@@ -362,7 +362,7 @@ def test_damaged_sample(s3, own, tmp_path, num_workers=2):
     for cache in (None, str(tmp_path/'c')):
         store = opened(s3, folder=own, cache=cache)
         with fails(CorruptSample, f"pets: sample 77, field 'jpg' in {name} at byte {at:,}"): epoch(loaders(store, num_workers=num_workers))
-        dls = loaders(store, num_workers=num_workers, stand_in=True, valid_pct=0.)
+        dls = loaders(store, num_workers=num_workers, on_bad='replace', valid_pct=0.)
         dl = dls.train.new(drop_last=False)
         with pytest.warns(UserWarning, match='1 samples were missing or damaged.*77'): got = ids(dl)
         bad = int(store.get_many([77], 'id')['id'][0])
@@ -391,7 +391,7 @@ def test_truncated_shard(s3, own, tmp_path, num_workers=2):
         whole = [o for o in gets(p) if o[0]==name and (o[1] or 'bytes=0-').startswith('bytes=0-')]
         assert 3<=len(whole)<=9 and not list((tmp_path/'c').glob(f'*/{name}'))   # each short answer is asked for again as well
         with pytest.raises(CorruptSample, match=rf"pets: sample 149, field 'jpg' in {name} at byte .*: 0 of [\d,]+ bytes: the shard is cut off"): store.get_many([149], 'jpg')
-        dls = loaders(store, num_workers=num_workers, stand_in=True, valid_pct=0.)
+        dls = loaders(store, num_workers=num_workers, on_bad='replace', valid_pct=0.)
         dl = dls.train.new(drop_last=False)
         with pytest.warns(UserWarning, match='samples were missing or damaged'): got = ids(dl)
         lost = set(range(N))-set(got)
@@ -443,7 +443,7 @@ def test_shard_deleted_in_epoch(s3, own, tmp_path, num_workers=2):
         s3.client().delete_object(Bucket=s3.bucket, Key=f'{own}/shard-000006.tar')
         return loaders(store, num_workers=num_workers, valid_pct=0., **kw).train.new(drop_last=False)
     with fails(MissingSample, 'pets: shard shard-000006.tar is not there, with samples 180 to 209: .*/shard-000006.tar'): ids(go())
-    dl = go(stand_in=True)
+    dl = go(on_bad='replace')
     with pytest.warns(UserWarning, match='30 samples were missing or damaged'): got = ids(dl)
     assert len(got)==N and dl.replaced==list(range(180, 210))
 
