@@ -34,12 +34,12 @@ def sample(i):
 def store(request, server, tmp_path_factory):
     rows = [sample(i) for i in range(50)]
     if request.param=='shards':
-        to_shards(rows, d:=tmp_path_factory.mktemp('batches')/'all', chunk=10, n_workers=1, shuffle=False, progress=False)
+        to_shards(rows, d:=tmp_path_factory.mktemp('batches')/'all', chunk=10, num_workers=1, shuffle=False, progress=False)
         return ShardStore(d)
-    if 'batches' not in RedisStore.names(server.url): to_redis(rows, server.url, 'batches', n_workers=1, shuffle=False, progress=False)
+    if 'batches' not in RedisStore.names(server.url): to_redis(rows, server.url, 'batches', num_workers=1, shuffle=False, progress=False)
     return RedisStore(server.url, 'batches')
 
-def loaders(store, x, y='cls', **kwargs): return DataLoaders.from_redis(store, x=x, y=y, **{**dict(bs=8, num_workers=0, seed=1, normalize=False, device='cpu'), **kwargs})
+def loaders(store, x, y='cls', **kwargs): return DataLoaders.from_store(store, x=x, y=y, **{**dict(bs=8, num_workers=0, seed=1, normalize=False, device='cpu'), **kwargs})
 
 @pytest.fixture
 def made(monkeypatch):
@@ -200,7 +200,7 @@ def test_taught_otherwise(store, made):
 def test_sizes_that_differ(server, made):
     "As item by item; and a batch is read once"
     if 'sizes' not in RedisStore.names(server.url):
-        to_redis(list(range(20)), server.url, 'sizes', lambda i: {'png':Image.new('L', (8,8+i//10)), 'cls':'ab'[i%2]}, n_workers=1, shuffle=False, progress=False)
+        to_redis(list(range(20)), server.url, 'sizes', lambda i: {'png':Image.new('L', (8,8+i//10)), 'cls':'ab'[i%2]}, num_workers=1, shuffle=False, progress=False)
     s,calls = RedisStore(server.url, 'sizes'),[]
     get_many = s.get_many
     s.get_many = lambda *a, **kw: calls.append(len(a[0])) or get_many(*a, **kw)
@@ -223,7 +223,7 @@ def test_damaged():
 
 def test_a_damaged_sample_is_replaced(server, made):
     if 'lost' not in RedisStore.names(server.url):
-        to_redis(list(range(20)), server.url, 'lost', lambda i: {'png':Image.new('L', (8,8), i), 'cls':'ab'[i%2], 'k.i8':i}, n_workers=1, shuffle=False, progress=False)
+        to_redis(list(range(20)), server.url, 'lost', lambda i: {'png':Image.new('L', (8,8), i), 'cls':'ab'[i%2], 'k.i8':i}, num_workers=1, shuffle=False, progress=False)
         s = RedisStore(server.url, 'lost')
         s.link.call(lambda c: c.delete(f'{s.manifest.prefix}:png:7'))
     s = RedisStore(server.url, 'lost')

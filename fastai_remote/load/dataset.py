@@ -25,7 +25,6 @@ from ..order.permutation import Permutation
 from ..order.ranks import rank_share, worker_batches
 from ..order.shards import ShardPermutation
 from ..store.base import Store
-from ..store.shards import ShardStore
 
 # %% ../../nbs/load/11_dataset.ipynb #7ef59c6f
 _specs = {**{k+m+b:(k or 'numpy', m.upper(), b) for k in ('','torch') for m in ('l','rgb','rgba') for b in ('','8')}, 'torch':('torch','RGB',''),
@@ -84,12 +83,9 @@ def _plan(store, steps):
 class RemoteDataset(Dataset):
     "The samples of a store as a map-style torch dataset: a batch a request, and a chain of steps that make objects of it"
     def __init__(self,
-        store:Store|dict, # A `RedisStore`, `ShardStore` or other; or `make_client(…)`, and then
-        bucket:str=None, # S3 bucket, and
-        folder:str=None, # folder in it, where the shards are
+        store:Store, # A `RedisStore`, `ShardStore` or any other
     ):
-        if isinstance(store, dict) and bucket and folder: store = ShardStore(f's3://{bucket}/{folder}', **store)
-        elif bucket or folder or not isinstance(store, Store): raise TypeError(f'want a store, such as ShardStore(url), or make_client(…), bucket and folder; not {type(store).__name__}')
+        if not isinstance(store, Store): raise TypeError(f'RemoteDataset takes a store, such as ShardStore(url), not a {type(store).__name__}')
         self.__dict__.update(items=get_remote_items(store), steps=(), **_plan(store, ()))
 
     @property
@@ -168,19 +164,19 @@ class _Epochs:
         bs:int=64, # Samples a batch
         shuffle:bool=True, # A new order each epoch?
         seed:int=None, # Seed of the orders; default: torch's generator
-        mix:int=4, # Shards that are shuffled into each other, where the store has shards; `None`: all
+        interleave:int=4, # Shards that are shuffled into each other, where the store has shards; `None`: all
         drop_last:bool=False, # Leave out a last batch that is short?
         rank:int=None, # This rank, of
         world:int=None, # so many; default: as `torch.distributed` says now, if it is at work
     ):
         dist = torch.distributed
         if world is None: rank,world = (dist.get_rank(),dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0,1)
-        if bs<1 or (mix is not None and mix<1) or rank is None or not 0<=rank<world: raise ValueError(f'want bs and mix of at least 1 and a rank below world, not {bs=}, {mix=}, {rank=}, {world=}')
-        self.ds,self.bs,self.shuffle,self.seed,self.mix,self.drop_last,self.rank,self.world = ds,bs,shuffle,seed,mix,drop_last,rank,world
+        if bs<1 or (interleave is not None and interleave<1) or rank is None or not 0<=rank<world: raise ValueError(f'want bs and interleave of at least 1 and a rank below world, not {bs=}, {interleave=}, {rank=}, {world=}')
+        self.ds,self.bs,self.shuffle,self.seed,self.interleave,self.drop_last,self.rank,self.world = ds,bs,shuffle,seed,interleave,drop_last,rank,world
         self.epoch,self.times = torch.zeros((), dtype=torch.int64).share_memory_(),0
 
     def set_epoch(self, epoch:int): "The next epoch is number `epoch`: matters with several ranks, or a seed"; self.epoch.fill_(epoch)
-    sizes = property(lambda self: self.ds.items.shard_sizes if self.mix is not None and len(self.ds) else None)   # of shards, if an epoch goes by them
+    sizes = property(lambda self: self.ds.items.shard_sizes if self.interleave is not None and len(self.ds) else None)   # of shards, if an epoch goes by them
     def __len__(self): n = -(-len(self.ds)//self.world); return n//self.bs if self.drop_last else -(-n//self.bs)
 
     def _seed(self):
@@ -198,8 +194,8 @@ class _Epochs:
         if not self.shuffle: order = rank_share(Order(n), self.rank, self.world)
         elif self.sizes is None: order = rank_share(Order(n, Permutation(n, seed)), self.rank, self.world)
         else:
-            self.ds.store.check_cache(workers, 2*self.mix)
-            perm = ShardPermutation(self.sizes, seed, self.mix, self.bs, workers, self.rank, self.world)
+            self.ds.store.check_cache(workers, 2*self.interleave)
+            perm = ShardPermutation(self.sizes, seed, self.interleave, self.bs, workers, self.rank, self.world)
             order = Order(len(perm), perm)
         return order[:len(self)*self.bs],perm
 
@@ -228,11 +224,11 @@ class RemoteBatches(_Epochs, Sampler):
 @delegates(_Epochs, but=['ds'])
 def batches(self:RemoteDataset,
     bs:int=64, # Samples a batch
-    workers:int=0, # `num_workers` of the loader
+    num_workers:int=0, # Of the loader
     **kwargs
 )->RemoteBatches:
     "A `batch_sampler` for a torch `DataLoader` of this dataset"
-    (res:=RemoteBatches(self, bs, **kwargs)).workers = max(workers, 1)
+    (res:=RemoteBatches(self, bs, **kwargs)).workers = max(num_workers, 1)
     return res
 
 # %% ../../nbs/load/11_dataset.ipynb #81c6b1e8

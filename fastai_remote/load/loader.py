@@ -48,7 +48,7 @@ class RemoteDL(TfmdDL):
         prefetch:int=1, # Batches that are read in advance, in each worker; more for small samples from afar
         threads:int=0, # That make batches, in each worker, where they are made whole; with `num_workers=0` they do it while the model trains
         check:bool=True, # Compare the checksums of what is read?
-        mix:int=4, # Shards that are shuffled into each other, where the store has shards; `None`: all, as where it has none
+        interleave:int=4, # Shards that are shuffled into each other, where the store has shards; `None`: all, as where it has none
         on_bad:str='raise', # For a sample that is missing or damaged: `raise` an error; `replace` it by another one, always the same; or `skip` it. `replaced` says which
         reducing_gap:float=None, # Decode JPEGs at 1/2, 1/4 or 1/8 of their size where so many times the pixels that are wanted are left, as in Pillow's `thumbnail`: faster, but other pixels than stock fastai's; 2.0 or 3.0 are usual
         balance:str|tuple=None, # Field whose labels are drawn equally often, with replacement, where `shuffle`; or `(field, weight of each label)`
@@ -56,14 +56,14 @@ class RemoteDL(TfmdDL):
     ):
         if reducing_gap is not None and not reducing_gap>=1: raise ValueError(f'reducing_gap must be 1.0 or more, or None, not {reducing_gap!r}')
         if on_bad not in ('raise','replace','skip'): raise ValueError(f"on_bad must be 'raise', 'replace' or 'skip', not {on_bad!r}")
-        store_attr('prefetch,threads,check,balance,mix,on_bad,reducing_gap')
+        store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap')
         _read_from_own_stores(dataset)
         _only_targets_define(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
         BatchPipeline.of(self.after_batch)
         if kwargs.get('verbose'): print(self.explain())
         if isinstance(balance, str): self.stores[0].class_weights(balance)   # now, if it cannot be
-        if shuffle and self._sizes is not None: self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*mix)
+        if shuffle and self._sizes is not None: self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*interleave)
 
     def new(self, dataset=None, cls=None, **kwargs):
         "As `TfmdDL.new`, keeping what is ours, persistent workers, and `n` of the same dataset; an argument that nobody knows is ignored, because fastai itself gives some (`tta`)"
@@ -87,7 +87,7 @@ class RemoteDL(TfmdDL):
         if not self.indexed or self.n is None: return super().get_idxs()
         if self.shuffle and self.balance is not None: return self._balanced()
         if self.shuffle and (sizes:=self._sizes) is not None:
-            return Order(self.n, ShardPermutation(sizes, self.rng.getrandbits(63), self.mix, self.bs or 1, self.fake_l.num_workers))
+            return Order(self.n, ShardPermutation(sizes, self.rng.getrandbits(63), self.interleave, self.bs or 1, self.fake_l.num_workers))
         return self.shuffle_fn(Order(self.n)) if self.shuffle else Order(self.n)
 
     def _balanced(self):
@@ -99,7 +99,7 @@ class RemoteDL(TfmdDL):
     @property
     def _sizes(self):
         "Samples of each shard, if an epoch goes shard by shard"
-        if self.mix is None or self.balance is not None or not self.indexed: return None
+        if self.interleave is None or self.balance is not None or not self.indexed: return None
         sizes = getattr(getattr(self.dataset, 'items', None), 'shard_sizes', None)
         return sizes if sizes is not None and sizes.sum()==self.n else None
 
@@ -235,7 +235,7 @@ class RemoteDL(TfmdDL):
 # %% ../../nbs/load/09_loader.ipynb #06b9d2e1
 _own_methods = {nm:getattr(RemoteDL, nm) for nm in 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 _stock_methods = {nm:getattr(TfmdDL, nm) for nm in _own_methods}
-_own_options = 'prefetch threads check balance mix on_bad reducing_gap'.split()
+_own_options = 'prefetch threads check balance interleave on_bad reducing_gap'.split()
 
 def _read_from_own_stores(dataset):
     "Where the items are of another store than the one trained on (a test set), have the pipelines read from it"

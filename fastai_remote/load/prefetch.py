@@ -19,9 +19,9 @@ class ShuffledShards:
     "The shards of a worker's share of a shuffled epoch: the group at work, and the next; small ones of the first are waited for, too"
     def __init__(self, store, perm, worker): self.store,self.perm,self.worker,self.shards,self.given,self.group = store,perm,worker,perm.shards(worker),0,None
     def __call__(self, c):
-        g,mix,was = self.perm.group_at(self.worker, self.given),self.perm.mix,self.group
+        g,interleave,was = self.perm.group_at(self.worker, self.given),self.perm.interleave,self.group
         self.given,self.group = self.given+len(c),g
-        if g!=was: return list(dict.fromkeys(self.shards[g*mix:(g+2)*mix].tolist())), g>0 or self._soon(self.shards[:mix], len(c))
+        if g!=was: return list(dict.fromkeys(self.shards[g*interleave:(g+2)*interleave].tolist())), g>0 or self._soon(self.shards[:interleave], len(c))
     def _soon(self, shards, n): return self.store.shards.size[shards].sum()<=READ_COST*n*(m:=self.store.manifest).nbytes/max(1, m.n)
 
 class ShardsInOrder:
