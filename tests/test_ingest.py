@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from conftest import CLASSES, N, class_of
+from fastai_remote.source.base import IndexedSource
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
 from fastai_remote.write.base import fill_moves
 from fastai_remote.write.redis import _queue_set, _runs
@@ -168,12 +169,11 @@ def test_too_many_integers_for_categories(put):
     s,_ = put(Integers(n), shuffle=False, chunk=1<<17)
     assert s.vocab==[] and s.get_many(at, 'cls', check=True)['cls'].tolist()==[5*i-9 for i in at] and s[7]['cls']==26
 
-class Integers:
+class Integers(IndexedSource):
     "A source of one label a sample, all different"
-    vocab = splits = None
     def __init__(self, n): self.n = n
     def __len__(self): return self.n
-    def take(self, idxs): return [(f'item {i}',i) for i in idxs.tolist()]
+    def read(self, idxs): return [(f'item {i}',i) for i in idxs.tolist()]
     def load(self, i): return {'cls':5*i-9}
     def fingerprint(self): return self.n
 

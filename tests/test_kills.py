@@ -243,11 +243,10 @@ class Part:
     def __init__(self, idxs): self.idxs = idxs
     def __len__(self): return len(self.idxs)
     def __iter__(self): return ((f'item {i}',i) for i in self.idxs.tolist())
-class Source:
-    vocab = splits = None
+class Source(IndexedSource):
     def __init__(self, n): self.n = n
     def __len__(self): return self.n
-    def take(self, idxs): return Part(idxs)
+    def read(self, idxs): return Part(idxs)
     load = staticmethod(lambda o: o)
     def fingerprint(self): return self.n
 class Watch:

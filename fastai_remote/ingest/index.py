@@ -179,7 +179,7 @@ def index_shards(
     names,ranges = _named(src, splits)
     said = names,[src.call(lambda fs: fs.size(src.path(n))) for n in names[:100]],splits
     def plan(): return dict(signature=hashlib.sha256(repr(said).encode()).hexdigest(), n=len(names), chunk=1, fields=(f:=_fields_of(src, names)), splits=ranges, vocab={}, stats=look_at(f), base='' if to is None else src.url)
-    t0,rep = time.monotonic(),IngestReport(w.name, w.storage.url)
+    t0,rep = time.monotonic(),IngestReport(w.name, w.url)
     w.begin(plan, overwrite, foreign=True)
     try:
         done = set()

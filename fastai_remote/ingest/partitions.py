@@ -64,7 +64,7 @@ class PartitionWriter:
         w.extend(n*size, open=False)
         for k in range(n):
             if k not in keep: w.undo(k)
-        rep = IngestReport(w.name, w.link.url, failures=list(islice(w.failures(), SHOWN_FAILURES)))
+        rep = IngestReport(w.name, w.url, failures=list(islice(w.failures(), SHOWN_FAILURES)))
         for _,r in w.records(): rep.add(r)
         if rep.failed and not rep.written:
             raise IngestError(f'{w.name}: none of the {rep.failed:,} rows could be converted; {rep.failures[0][0]}: '

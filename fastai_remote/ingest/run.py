@@ -24,7 +24,7 @@ from .chunk import (
     Columns, as_vocab, check_vocab, convert, look_at, part_mark, plan_fields, write_chunk)
 from ..order.permutation import BlockPermutation, Permutation
 from ..parallel import effective_workers, parallel_map
-from ..source.base import fn_fingerprint, storable
+from ..source.base import fn_fingerprint, SplitPart, storable, StreamedSource
 from ..source.datasets import as_source
 from ..store.redis_link import as_link
 from ..write.base import ServerRestarted
@@ -171,9 +171,9 @@ def ingest(source, writer, fn=None, num_workers=None, vocab=None, overwrite=Fals
     if fn is not None and not callable(fn): raise TypeError(f'fn must be a function of a sample, not {fn!r}')
     src,num_workers = as_source(source),effective_workers(num_workers)
     vocab = as_vocab(src.vocab if vocab is None else vocab)
-    for k in (*(splits or ()), *(src.splits or ()), *getattr(src, 'srcs', ())): utf8(str(k))
+    for k in (*(splits or ()), *(src.splits or ()), *src.srcs): utf8(str(k))
     if chunk is not None and chunk<1: raise ValueError(f'chunk must be at least 1, not {chunk}')
-    job = (_Streamed if hasattr(src, 'stream') else _Known)(src, writer, fn, splits, shuffle, seed, chunk, num_workers)
+    job = (_Streamed if isinstance(src, StreamedSource) else _Known)(src, writer, fn, splits, shuffle, seed, chunk, num_workers)
     def plan():
         fields,each = _first(job, vocab)
         if given: check_vocab(vocab, fields)
@@ -186,13 +186,13 @@ def ingest(source, writer, fn=None, num_workers=None, vocab=None, overwrite=Fals
     try: return _run(job, writer, num_workers, progress, limit)
     except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or {writer.how_to_abandon()}') from e
     except KeyboardInterrupt as e:
-        e.add_note(f'{writer.name}: what is written is kept{writer._progress()}: repeat the same call to go on, or {writer.how_to_abandon()}')
+        e.add_note(f'{writer.name}: what is written is kept{writer.progress()}: repeat the same call to go on, or {writer.how_to_abandon()}')
         raise
     finally: writer.close()
 
 def _source_notes(src, fields, given):
     "What the report says of a dataset whose labels are numbers, and of the names that they had"
-    if given or not hasattr(src, 'notes'): return []
+    if given or src.notes is None: return []
     if lost:=[f for f in src.vocab or () if f not in fields]:
         return [f"class names are left out: the samples have no field {lost[0]!r}"]
     if src.notes or src.vocab or not (d:=fields.get('cls', {})).get('staged') or d['text']: return src.notes
@@ -204,7 +204,7 @@ def _first(job, vocab, tries=100):
     for k,(name,raw) in enumerate(job.head(tries), 1):
         try:
             o = convert(job.load, job.fn, raw)
-            fs = fields or plan_fields(o, vocab, getattr(job.src, 'codecs', None))
+            fs = fields or plan_fields(o, vocab, job.src.codecs)
             (cols:=Columns(fs, vocab)).add(0, o)
             fields = fs
             costs.append(job.writer.cost({f:v[0] for f,v in cols.cols.items()}))
@@ -220,7 +220,7 @@ class _Job:
     n,splits,said,stream = 0,None,(),False
     def __init__(self, src, writer, fn, splits, shuffle, seed, chunk, num_workers):
         self.src,self.writer,self.fn = src,writer,fn
-        self.load = src.as_is if fn is None and hasattr(src, 'as_is') else src.load
+        self.load = src.as_is if fn is None and src.as_is is not None else src.load
         self.setup(splits, shuffle, seed, chunk, num_workers)
     def write(self): return partial(write_chunk, self.writer.opener(), load=self.load, fn=self.fn, stream=self.stream)
 
@@ -230,14 +230,14 @@ class _Known(_Job):
     def setup(self, splits, shuffle, seed, chunk, num_workers):
         self.n = n = len(self.src)
         self.splits = cut(n, splits) if splits else self.src.splits
-        block = getattr(self.src, 'block', None)
+        block = self.src.block
         if splits: self.at = _Positions([(0,n)], shuffle, seed, block, [b-a for a,b in self.splits.values()])
         else: self.at = _Positions((self.src.splits or {'':[0,n]}).values(), shuffle, seed, block)
         self.size = chunk
-    def head(self, k): return chain.from_iterable(self.src.take(self.at(np.array([i]))) for i in range(min(k, self.n)))
+    def head(self, k): return chain.from_iterable(self.src.read(self.at(np.array([i]))) for i in range(min(k, self.n)))
     def chunks(self, marks):
         n,size = self.n,self.writer.plan['chunk']
-        for k in np.flatnonzero(marks==0).tolist(): yield k, self.src.take(self.at(np.arange(k*size, min(n, (k+1)*size))))
+        for k in np.flatnonzero(marks==0).tolist(): yield k, self.src.read(self.at(np.arange(k*size, min(n, (k+1)*size))))
 
 class _Streamed(_Job):
     stream = True
@@ -251,11 +251,11 @@ class _Streamed(_Job):
             for part in self.parts: self.ahead.append(part); yield part
         return islice(chain.from_iterable(parts()), k)
     def chunks(self, marks):
-        if self.ahead is None and getattr(self.src, 'once', False): raise ServerRestarted(f'{self.writer.name}: the server lost chunks, and the source cannot be gone through again; repeat the same call to go on')
+        if self.ahead is None and self.src.once: raise ServerRestarted(f'{self.writer.name}: the server lost chunks, and the source cannot be gone through again; repeat the same call to go on')
         parts,self.ahead = self.src.stream(self.size) if self.ahead is None else chain(self.ahead, self.parts),None
         splits,size = {},self.size
         for k,part in enumerate(parts):
-            if hasattr(part, 'split'): splits.setdefault(part.split, [k*size,0])[1] = (k+1)*size
+            if isinstance(part, SplitPart): splits.setdefault(part.split, [k*size,0])[1] = (k+1)*size
             n = k*size+len(part)
             if k<len(marks) and marks[k]:
                 if part_mark(part)!=marks[k]: raise self._changed(f'chunk {k} is another')
@@ -265,7 +265,7 @@ class _Streamed(_Job):
         if (marks[k+1:]!=0).any(): raise self._changed('it is shorter')
         if splits: splits[part.split][1] = n
         at = 0
-        for name in getattr(self.src, 'srcs', ()):   # a split may have nothing in it
+        for name in self.src.srcs:   # a split may have nothing in it
             splits[name] = splits.pop(name, [at,at])
             at = splits[name][1]
         self.end = n,splits or None
@@ -273,7 +273,7 @@ class _Streamed(_Job):
     def _changed(self, why): return StoreExists(f'{self.writer.name}: the source has changed since the ingest began ({why}); {self.writer.how_to_abandon()} drops what is there')
 
 def _run(job, writer, num_workers, progress, limit, tries=3):
-    t0,rep = time.monotonic(),IngestReport(writer.name, writer.link.url)
+    t0,rep = time.monotonic(),IngestReport(writer.name, writer.url)
     marks = _marks(writer, rep, resumed=True)
     limit.check(writer, rep, job.n)
     if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
@@ -328,5 +328,5 @@ def check_room(writer, n:int, written:int, failed:int=0)->int: # Bytes the datas
     n = n*written//max(1, written+failed)
     need = int(each*(n-written))
     if free is not None and need>free:
-        raise StoreFull(f'{n:,} samples take about {size_str(each*n)} ({each:,.0f} bytes each), {size_str(need)} of it still to be written; {writer.link.url} has {size_str(max(free, 0))} left of {size_str(limit)}')
+        raise StoreFull(f'{n:,} samples take about {size_str(each*n)} ({each:,.0f} bytes each), {size_str(need)} of it still to be written; {writer.url} has {size_str(max(free, 0))} left of {size_str(limit)}')
     return int(each*n)

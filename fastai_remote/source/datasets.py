@@ -22,25 +22,23 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import stable_repr, unchanged
+from .base import IndexedSource, Source, SplitPart, stable_repr, StreamedSource, unchanged
 from .files import IMAGE_EXTENSIONS, image_samples
 from ..store.base import Store
 
 # %% ../../nbs/source/05_datasets.ipynb #0e0e0dae
-class _Items:
+class _Items(IndexedSource):
     "A source that has its items at hand: lists and arrays"
-    vocab = splits = None
-    load = staticmethod(unchanged)
     def __init__(self, items): self.items = items
     def __len__(self): return len(self.items)
-    def take(self, idxs): return [(f'item {i}', self.items[i]) for i in idxs.tolist()]
+    def read(self, idxs): return [(f'item {i}', self.items[i]) for i in idxs.tolist()]
     def fingerprint(self):
         n = len(self)
         return n,hashlib.sha256(''.join(stable_repr(self.items[int(i)]) for i in np.unique(np.linspace(0, max(0, n-1), 100).round())[:n]).encode()).hexdigest()
 
 class _Rows(_Items):
     "The rows of a DataFrame, as dicts"
-    def take(self, idxs): return [(f'row {i}', r) for i,r in zip(idxs.tolist(), self.items.iloc[idxs].to_dict('records'))]
+    def read(self, idxs): return [(f'row {i}', r) for i,r in zip(idxs.tolist(), self.items.iloc[idxs].to_dict('records'))]
     def fingerprint(self):
         from pandas.util import hash_pandas_object
         h = hashlib.sha256()
@@ -56,7 +54,7 @@ class _Dataset(_Items):
         names,why = _class_names(ds)
         if names: self.vocab = {'cls':names}
         self.notes = [f'{why}; vocab= names them'] if why else []   # for the report
-    def take(self, idxs): return [(f'item {i}', i) for i in idxs.tolist()]
+    def read(self, idxs): return [(f'item {i}', i) for i in idxs.tolist()]
     @property
     def load(self):
         if not hasattr(self, 'file'):
@@ -103,21 +101,14 @@ class _LoadItem:
     def __init__(self, file): self.file = file
     def __call__(self, i): return _dataset(self.file)[i]
 
-class _Part:
-    "Samples of splits: from an iterator of `(split, samples)`"
-    def __init__(self, parts): self.parts = list(parts)
-    def __len__(self): return sum(len(p) for _,p in self.parts)
-    def __iter__(self): return ((f'{k}: {name}', raw if isinstance(raw, Exception) else (k,raw)) for k,p in self.parts for name,raw in p)
-    split = property(lambda self: self.parts[0][0])
-
-class _Splits:
+class _Splits(IndexedSource):
     "Sources one after the other, each a split"
     def __init__(self, srcs):
-        self.srcs,self.block = srcs,min((getattr(s, 'block', 0) for s in srcs.values()), default=0)
+        self.srcs,self.block = srcs,min((s.block or 0 for s in srcs.values()), default=0)
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {k:[a,b] for k,a,b in zip(self.srcs, ends, ends[1:])}
-        self.codecs = {f:c for s in srcs.values() for f,c in getattr(s, 'codecs', {}).items()}
-        if notes:=[s.notes for s in srcs.values() if hasattr(s, 'notes')]:
+        self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
+        if notes:=[s.notes for s in srcs.values() if s.notes is not None]:
             self.notes = list(dict.fromkeys(o for ns in notes for o in ns))
     @property
     def vocab(self):
@@ -131,12 +122,13 @@ class _Splits:
                                      'change its meaning; give datasets of the same classes, labels as text, or vocab=')
         return res
     def __len__(self): return max((b for _,b in self.splits.values()), default=0)
-    def take(self, idxs):
-        return _Part((k, self.srcs[k].take(i-a)) for k,(a,b) in self.splits.items() if len(i:=idxs[(idxs>=a)&(idxs<b)]))
+    def read(self, idxs):
+        return SplitPart((k, self.srcs[k].read(i-a)) for k,(a,b) in self.splits.items() if len(i:=idxs[(idxs>=a)&(idxs<b)]))
     @property
     def load(self): return _LoadSplit({k:s.load for k,s in self.srcs.items()})
     @property
-    def as_is(self): return _LoadSplit({k:s.as_is for k,s in self.srcs.items()})   # an AttributeError if one has none
+    def as_is(self):
+        if all(s.as_is is not None for s in self.srcs.values()): return _LoadSplit({k:s.as_is for k,s in self.srcs.items()})
     def fingerprint(self): return {k:s.fingerprint() for k,s in self.srcs.items()}
 
 def _union(vocabs):
@@ -148,37 +140,34 @@ class _LoadSplit:
     def __init__(self, loads): self.loads = loads
     def __call__(self, raw): return self.loads[raw[0]](raw[1])
 
-class _Stream:
+class _Stream(StreamedSource):
     "Samples that come one after the other, nobody knows how many"
-    vocab = splits = None
-    load = staticmethod(unchanged)
     def __init__(self, it):
         if isinstance(it, GeneratorType) and getgeneratorstate(it)!='GEN_CREATED': raise ValueError(f'{it.__qualname__}: this generator has been read from already; make a new one')
         self.it,self.once = it,hasattr(it, '__next__')
     def stream(self, size): return chunked(((f'item {i}', o) for i,o in enumerate(self.it)), size)
     def fingerprint(self): return type(self.it).__qualname__,getattr(self.it, '__qualname__', '')
 
-class _StreamSplits:
+class _StreamSplits(StreamedSource):
     "Streams one after the other, each a split"
-    vocab = splits = None
-    def __init__(self, srcs): self.srcs,self.once = srcs,any(getattr(s, 'once', False) for s in srcs.values())
+    def __init__(self, srcs): self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
     def stream(self, size):
         for k,s in self.srcs.items():
-            parts = s.stream(size) if hasattr(s, 'stream') else (s.take(np.arange(a, min(a+size, len(s)))) for a in range(0, len(s), size))
-            yield from (_Part([(k,p)]) for p in parts)
+            parts = s.stream(size) if isinstance(s, StreamedSource) else (s.read(np.arange(a, min(a+size, len(s)))) for a in range(0, len(s), size))
+            yield from (SplitPart([(k,p)]) for p in parts)
     @property
     def load(self): return _LoadSplit({k:s.load for k,s in self.srcs.items()})
     def fingerprint(self): return {k:s.fingerprint() for k,s in self.srcs.items()}
 
 # %% ../../nbs/source/05_datasets.ipynb #a30c615f
-class _Stored:
+class _Stored(IndexedSource):
     "The samples of a store"
     def __init__(self, store):
         self.store,self.splits = store,store.splits or None
         self.vocab = {f:v for f,v in store.manifest.vocab.items() if f in store.fields}
         self.codecs = {f:d['codec'] for f,d in store.manifest.fields.items()}
     def __len__(self): return len(self.store)
-    def take(self, idxs): return _StoredPart(self.store.opener(), idxs)
+    def read(self, idxs): return _StoredPart(self.store.opener(), idxs)
     load,as_is = property(lambda self: _Decode(self.codecs)),staticmethod(unchanged)
     def fingerprint(self): return self.store.name,self.store.manifest.uid
 
@@ -209,15 +198,15 @@ class _Decode:
 # %% ../../nbs/source/05_datasets.ipynb #8f0c63f4
 def as_source(
     o # A source, list, array, DataFrame, map-style dataset, store, iterator; paths of images; or `{split: any of these}`
-): # Something with `load`, `fingerprint`, `vocab`, `splits`, and either `len` and `take` or `stream`
+)->Source:
     "`o` seen as a source; raises `TypeError`"
-    if hasattr(o, 'load') and hasattr(o, 'fingerprint'): return o
+    if isinstance(o, Source): return o
     if isinstance(o, Store): return _Stored(o)
     if hasattr(o, 'n_subsets') and hasattr(o, 'subset') and o.n_subsets>1: return _Splits({k:_Dataset(o.subset(i)) for i,k in zip(range(o.n_subsets), ('train','valid','test'))})   # fastai's
     if isinstance(o, dict):
         srcs = {k:as_source(v) for k,v in o.items()}
         if len({type(s.load) for s in srcs.values()})>1: raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
-        return (_Splits if all(hasattr(s, 'take') for s in srcs.values()) else _StreamSplits)(srcs)
+        return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
     if hasattr(o, 'iloc') and hasattr(o, 'columns'): return _Rows(o)
     if isinstance(o, (str,Path)): raise TypeError(f'{str(o)!r} is a path: say what it holds: image_samples(…), drawing_samples(…), csv_samples(…), tar_samples(…)')
     if not (hasattr(o, '__len__') and hasattr(o, '__getitem__')):

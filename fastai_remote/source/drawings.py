@@ -18,6 +18,7 @@ from fastcore.basics import store_attr
 
 from ..codec.raster import Rasterise
 from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
+from .base import IndexedSource, Source, StreamedSource
 from .tables import open_text
 
 # %% ../../nbs/source/06_drawings.ipynb #eaf14235
@@ -207,8 +208,8 @@ class _Part:
     def __len__(self): return len(self.line)
     def __iter__(self): return _grouped(self._rows())
     def _rows(self):
-        for k in range(0, len(self), 4096): yield from self._read(self.which[k:k+4096], self.line[k:k+4096].tolist())
-    def _read(self, which, line):
+        for k in range(0, len(self), 4096): yield from self._lines_at(self.which[k:k+4096], self.line[k:k+4096].tolist())
+    def _lines_at(self, which, line):
         "Each block is read once, and in the order of the file"
         res,order = [None]*len(line),which.argsort(kind='stable')
         ends = np.flatnonzero(np.diff(which[order], append=-1))+1
@@ -222,8 +223,7 @@ class _Part:
                 for p in order[i:j].tolist(): res[p] = f'{os.path.basename(file)}:{first+line[p]}',head,ls[line[p]] if line[p]<len(ls) else b''
         return res
 
-class _Drawings:
-    vocab = splits = None
+class _Drawings(Source):
     @property
     def load(self): return _LoadDrawing(self.label, self.raster)
     @property
@@ -235,7 +235,7 @@ class _Drawings:
         n = len(self.files)
         return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {'labelled, ' if self.label else ''}as {self.raster or 'strokes'})"
 
-class _IndexedDrawings(_Drawings):
+class _IndexedDrawings(_Drawings, IndexedSource):
     "Drawings by number"
     block = _n
     def __init__(self, files, root, label, raster):
@@ -249,7 +249,7 @@ class _IndexedDrawings(_Drawings):
         if not self.ends[-1]: raise ValueError(f'{root}: no drawings in {len(files)} files')
 
     def __len__(self): return int(self.ends[-1])
-    def take(self, idxs)->_Part: # Iterates over `(name, raw)`
+    def read(self, idxs)->_Part: # Iterates over `(name, raw)`
         "Where the lines `idxs` are"
         idxs = np.asarray(idxs, np.int64)
         file = self.ends.searchsorted(idxs, side='right')
@@ -262,12 +262,12 @@ class _IndexedDrawings(_Drawings):
         "Sample `i`; a list of samples for a slice or several numbers"
         one = isinstance(i, (int,np.integer))
         idxs = np.array([range(len(self))[k] for k in ([i] if one else range(len(self))[i] if isinstance(i, slice) else i)], np.int64)
-        res = [self.load(raw) for _,raw in self.take(idxs)]
+        res = [self.load(raw) for _,raw in self.read(idxs)]
         return res[0] if one else res
-    def __iter__(self): return (self.load(raw) for k in range(0, len(self), 4096) for _,raw in self.take(np.arange(k, min(k+4096, len(self)))))
+    def __iter__(self): return (self.load(raw) for k in range(0, len(self), 4096) for _,raw in self.read(np.arange(k, min(k+4096, len(self)))))
     def _what(self): return f'{len(self):,} drawings'
 
-class _StreamedDrawings(_Drawings):
+class _StreamedDrawings(_Drawings, StreamedSource):
     "Drawings one after the other, of up to 16 files in turn"
     chunk = 512
     def __init__(self, files, root, label, raster): store_attr()

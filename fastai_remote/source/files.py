@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import store_attr
 
-from .base import fn_fingerprint, storable
+from .base import fn_fingerprint, IndexedSource, storable
 
 # %% ../../nbs/source/01_files.ipynb #feb89fc8
 class PathList:
@@ -46,9 +46,8 @@ def _walk(d, pre=''):
         elif os.path.splitext(e.name)[1].lower() in IMAGE_EXTENSIONS: yield pre+e.name
 
 # %% ../../nbs/source/01_files.ipynb #5c9df9f3
-class image_samples:
+class image_samples(IndexedSource):
     "A source of image files: fields `jpg` (or `png`, `webp`, `img`), `cls` if there is a `label`, `path` if asked for"
-    vocab = splits = None
     def __init__(self,
         files:str|Path|list, # A folder, searched with its sub-folders, or paths
         label=None, # `label(path)` -> label, or a list of labels
@@ -75,14 +74,14 @@ class image_samples:
         if self.label and y is None:
             return p, ValueError(f"label function {getattr(self.label, '__qualname__', self.label)!s} returned None for {p}")
         return p, (str(p), y)
-    def take(self, idxs)->list: return [self._raw(i) for i in idxs.tolist()]
+    def read(self, numbers)->list: return [self._raw(i) for i in numbers.tolist()]
     @property
     def load(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
     def __getitem__(self, i):
         "Sample `i`; a list of samples for a slice or several numbers"
         if isinstance(i, slice): i = range(len(self))[i]
         if not isinstance(i, (int,np.integer)): return [self[int(o)] for o in i]
-        (_,raw), = self.take(np.array([range(len(self))[i]]))
+        (_,raw), = self.read(np.array([range(len(self))[i]]))
         if isinstance(raw, Exception): raise raw
         return self.load(raw)
     def __iter__(self): return (self[i] for i in range(len(self)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from fastcore.basics import chunked, store_attr
 from fastcore.foundation import L
 
+from .base import StreamedSource
 from .files import IMAGE_EXTENSIONS
 
 # %% ../../nbs/source/03_tables.ipynb #7a8a5e0a
@@ -33,9 +34,8 @@ def open_text(p:Path, **kwargs):
     return (gzip.open if p.suffix.lower()=='.gz' else lzma.open if p.suffix.lower()=='.xz' else open)(p, **{'mode':'rb', **kwargs})
 
 # %% ../../nbs/source/03_tables.ipynb #cc2d117b
-class csv_samples:
+class csv_samples(StreamedSource):
     "A source of the rows of CSV files: images that a column names, or dicts"
-    vocab = splits = None
     chunk = 256
     def __init__(self,
         files:str|Path|list, # A file or several, with a header; plain, `.gz` or `.xz`

@@ -14,6 +14,7 @@ from pathlib import Path
 from fastcore.basics import chunked
 
 from ..codec.fields import get_codec
+from .base import StreamedSource
 from .tables import list_files, file_stamps
 
 # %% ../../nbs/source/04_tars.ipynb #3f71679c
@@ -35,9 +36,8 @@ def split_name(
     if ext.endswith('.txt') and getattr(get_codec(ext[:-4]), 'name', '')=='cls': ext = ext[:-4]
     return f'{folder}/{stem}' if folder else stem, ext
 
-class tar_samples:
+class tar_samples(StreamedSource):
     "A source of the samples of WebDataset tar files"
-    vocab = splits = None
     chunk = 64
     def __init__(self,
         files:str|Path|list, # A tar file or several, or a folder of them; plain, `.tar.gz`, `.tgz` or `.tar.xz`

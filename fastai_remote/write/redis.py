@@ -25,7 +25,7 @@ from ..store.redis import GENERATIONS_KEY, NAMES_KEY, parse_failures, read_manif
 from ..store.redis_layout import element_dtype, unpack_replies, queue_packed_reads, KEY_BITS, element_size
 from ..store.redis_link import RedisLink
 from .base import (
-    check_name, fill_moves, host_id, is_alive, label_hash, labels_of_texts, ServerRestarted)
+    Writer, check_name, fill_moves, host_id, is_alive, label_hash, labels_of_texts, ServerRestarted)
 
 # %% ../../nbs/write/01_redis.ipynb #d3d19731
 _lease = 30
@@ -44,17 +44,15 @@ def with_checks(fields:dict)->dict:
     def is_crc(f): return f.endswith('.crc') and f.removesuffix('.crc') in fields
     return {f:d if d['dtype'] is None or is_crc(f) else {**d, 'check':'u4'} for f,d in fields.items()}
 
-class RedisWriter:
+class RedisWriter(Writer):
     "Writes dataset `name`: `begin`, then `put` and `done` from any process, then `commit`"
     def __init__(self, link:RedisLink, name:str):
         self.link,self.name,self.plan,self.token = link,check_name(name),None,None
         self.key = f'{name}:ingest'
-    hashed,looks = True,1   # labels come as hashes, until all are known; samples to look at beforehand
+    hashed = True
+    url = property(lambda self: self.link.url)
     def how_to_abandon(self)->str: return f'RedisStore.abandon(url, {self.name!r})'
     def opener(self): return OpenWriter(self)
-    def chunk(self, n, each, num_workers): return max(16, min(1024, n//(num_workers*8)))
-    def stream_chunk(self, src): return getattr(src, 'chunk', 64)
-    def cost(self, sample): return 0
 
     def begin(self,
         plan, # `signature`, `n`, `chunk`, `fields`, `splits`, `vocab`: a dict, or what gives it when called
@@ -127,13 +125,13 @@ class RedisWriter:
             try: d = {'host':'unknown', 'pid':'unknown', **json.loads(who)}
             except (ValueError,TypeError): d = {'host':'unknown', 'pid':'unknown'}   # damaged: wait until its lease ends
             if d['host']!=me['host'] or is_alive(d['pid']):
-                raise StoreBusy(f"{self.link.url}: process {d['pid']} on {d['host'].split()[0]} is writing {self.name!r} now{self._progress()}; if it is dead, its lease ends within {_lease} s")
+                raise StoreBusy(f"{self.link.url}: process {d['pid']} on {d['host'].split()[0]} is writing {self.name!r} now{self.progress()}; if it is dead, its lease ends within {_lease} s")
             self._if_lock(who, lambda p: p.delete(key))
         else: raise StoreBusy(f'{self.link.url}: the lock on {self.name!r} keeps changing hands')
         self.stop = threading.Event()
         threading.Thread(target=self._renew, daemon=True).start()
 
-    def _progress(self):
+    def progress(self):
         plan,done = self.link.call(lambda c: c.pipeline().get(self.key).hlen(f'{self.key}:chunks').execute())
         try: plan = plan and json.loads(plan)
         except ValueError: return ''

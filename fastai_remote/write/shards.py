@@ -22,7 +22,7 @@ from ..codec.stats import ImageStats
 from ..core import StoreBusy, StoreError, StoreExists
 from ..store.shard_index import SummingFile, index_name, ShardFile, ShardManifest, ShardTable
 from ..store.storage import Storage
-from .base import check_name, host_id, is_alive, labels_of_texts
+from .base import Writer, check_name, host_id, is_alive, labels_of_texts
 
 # %% ../../nbs/write/03_shards.ipynb #1d9c9e5f
 _seal = b',"crc":'
@@ -47,12 +47,13 @@ def unseal_json(
 LEASE_SECONDS = 30
 _locks = set()   # locks that this process holds
 
-class ShardWriter:
+class ShardWriter(Writer):
     "Writes shards into the folder `storage`: `begin`, then `put` and `done` from any process, then `commit`"
-    looks,hashed = 32,False   # samples to judge sizes by; labels are written as they are
+    looks = 32   # samples to judge sizes by
+    url = property(lambda self: self.storage.url)
     def __init__(self, storage:Storage, maxsize:float=1e8, maxcount:int=100_000):
         if maxsize<1 or maxcount<1: raise ValueError(f'maxsize and maxcount must be at least 1, not {maxsize} and {maxcount}')
-        self.link = self.storage = storage
+        self.storage = storage
         self.maxsize,self.maxcount,self.plan,self.token,self.stop,self.lost = int(maxsize),int(maxcount),None,None,threading.Event(),False
         self.name = check_name(storage.name)
         self.stack,self.open_,self.shards,self.seen,self.counts,self.taken = ExitStack(),None,[],{},{},(0,0)
@@ -64,7 +65,7 @@ class ShardWriter:
         return max(1, min(self.maxcount, int(.85*self.maxsize/max(each, 1)), max(64, -(-n//8))))   # .85: some samples are a guess
     def stream_chunk(self, src)->int:
         "Samples a part of a stream: many where what goes to the workers is but a place in a file"
-        return min(self.maxcount, 16384 if hasattr(src, 'chunk') else 1024)
+        return min(self.maxcount, 16384 if src.chunk else 1024)
     def cost(self, sample:dict)->int:
         "Bytes that encoded `sample` takes in a tar"
         return sum(512*(2+(len(v)-1)//512) if isinstance(v, bytes) else self.cost({'':v.encode()}) if isinstance(v, str) else 1024 for v in sample.values())
@@ -117,12 +118,11 @@ class ShardWriter:
         keep = {o['generation'] for o in (left,) if o}|({old.generation} if old else set())
         self.storage.remove([n for n in names if (m:=own_file.match(n)) and int(m[1] or 1) not in keep])
 
-    def _progress(self):
+    def progress(self):
         plan = self.plan or self._left()
         done = sum(n.startswith('chunk-') for n in self.storage.names('.ingest'))
         return f" ({done:,} of {'' if not plan.get('open') else 'at least '}{-(-plan['n']//plan['chunk']):,} chunks done)" if plan else ''
 
-    def server_run(self)->str: return ''
 
 own_file,part_file,_record = re.compile(r'shard(\d*)-\d{6,}(?:-\d+)?\.(?:tar|idx)$'),re.compile(r'\.(?:tar|idx|json)\.\d+\.part$'),re.compile(r'chunk-\d+\.json$')
 
@@ -132,7 +132,7 @@ def _lock(self:ShardWriter):
     self.token = me['id']
     who = self._holder()
     if who and time.time()-who['time']<LEASE_SECONDS and (who['id'] in _locks if (who['host'],who['pid'])==(me['host'],me['pid']) else who['host']!=me['host'] or is_alive(who['pid'])):
-        raise StoreBusy(f"{self.storage.url}: process {who['pid']} on {who['host'].split()[0]} is writing here now{self._progress()}; if it is dead, its lease ends within {LEASE_SECONDS} s")
+        raise StoreBusy(f"{self.storage.url}: process {who['pid']} on {who['host'].split()[0]} is writing here now{self.progress()}; if it is dead, its lease ends within {LEASE_SECONDS} s")
     _locks.add(self.token)   # one that could not be taken back, for the server was gone, is nobody's
     def write(): self.storage.write(name, seal_json({**me, 'time':time.time()}))
     write()
