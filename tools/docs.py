@@ -223,7 +223,7 @@ def sources()->list:
 
 # Markdown
 
-fence = re.compile(r'^(```.*?^```\s*$)', re.M|re.S)
+fence = re.compile(r'^( *```.*?^ *``` *$)', re.M|re.S)
 link = re.compile(r'`[^`\n]+`|(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)')
 
 def outside_code(
