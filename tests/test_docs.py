@@ -9,7 +9,9 @@ sys.path.insert(0, str(root/'tools'))
 GUIDE = sorted((root/'nbs/guide').glob('*.md'))
 PLACEHOLDER = re.compile(r'example\.(?:org|com|net)|fastai-remote\.github|github\.com/fastai-remote', re.I)
 
-def tracked(): return [root/f for f in subprocess.run(['git', 'ls-files'], cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()]
+def tracked():
+    listed = subprocess.run(['git', 'ls-files'], cwd=root, capture_output=True, text=True, check=True).stdout
+    return [root/f for f in listed.splitlines()]
 
 def test_the_readme_has_at_most_700_words(): assert len((root/'README.md').read_text(encoding='utf-8').split())<=700
 
@@ -24,15 +26,17 @@ def test_the_readme_has_one_picture_and_one_table_of_six_rows():
 
 def test_numbers_of_the_readme_table_are_those_of_the_result_files():
     peers = json.loads((root/'tests/bench/results/peers.json').read_text())
-    row, = [l for l in (root/'README.md').read_text(encoding='utf-8').splitlines() if l.startswith('| photographs in Redis')]
-    speeds = [peers['results']['photographs'][k]['samples_cpu_s']['median'] for k in ('ours, from_redis', 'stock fastai, files')]
+    row = re.search(r'(?m)^\| photographs in Redis.*$', (root/'README.md').read_text(encoding='utf-8'))[0]
+    photographs = peers['results']['photographs']
+    speeds = [photographs[k]['samples_cpu_s']['median'] for k in ('ours, from_redis', 'stock fastai, files')]
     assert [float(c) for c in row.split('|')[2:4]]==[round(s) for s in speeds]
 
 def test_no_address_is_a_placeholder():
     found = []
     for file in tracked():
         if file==Path(__file__) or file.suffix in ('.png','.so','.tar','.idx') or not file.exists(): continue
-        found += [f'{file.relative_to(root)}: {m[0]}' for m in PLACEHOLDER.finditer(file.read_text(encoding='utf-8', errors='ignore'))]
+        text = file.read_text(encoding='utf-8', errors='ignore')
+        found += [f'{file.relative_to(root)}: {m[0]}' for m in PLACEHOLDER.finditer(text)]
     assert not found
 
 def module_notebooks():
@@ -71,8 +75,9 @@ for i in range(60):
     Image.fromarray(numbers.integers(0, 256, (80, 96, 3), dtype=np.uint8)).save(file)
 Path('quickdraw').mkdir()
 for word in 'circle','line':
-    lines = [json.dumps(dict(word=word, key_id=str(k), recognized=True, drawing=[[[0, 40, 90, k], [5, 60, 20, 80], [0, 1, 2, 3]]])) for k in range(40)]
-    (Path('quickdraw')/f'{word}.ndjson').write_text(chr(10).join(lines))
+    drawings = [[[[0, 40, 90, k], [5, 60, 20, 80], [0, 1, 2, 3]]] for k in range(40)]
+    lines = [dict(word=word, key_id=str(k), recognized=True, drawing=d) for k,d in enumerate(drawings)]
+    (Path('quickdraw')/f'{word}.ndjson').write_text(chr(10).join(map(json.dumps, lines)))
 Path('theirs').mkdir()
 with tarfile.open('theirs/a.tar', 'w') as tar:
     for k,f in enumerate(sorted(Path('images').rglob('*.jpg'))[:10]):
@@ -80,7 +85,7 @@ with tarfile.open('theirs/a.tar', 'w') as tar:
             info = tarfile.TarInfo(f'{k:04}.{suffix}')
             info.size = len(data)
             tar.addfile(info, BytesIO(data))
-to_redis(image_samples('images', label=lambda p: p.parent.name), server.url, 'pets', n_workers=1, progress=False, overwrite=True)
+to_redis(image_samples('images', label=lambda p: p.parent.name), server.url, 'pets', n_workers=1, progress=False)
 if STARTS_WITHOUT: RedisStore.delete(server.url, 'pets')
 s3_url = ''
 if USES_S3:
@@ -98,7 +103,7 @@ def examples(file): return re.findall(r'(?ms)^```python\n(.*?)^```', file.read_t
 def indent(code): return '\n'.join(f'    {line}' if line.strip() else '' for line in code.splitlines())
 
 def program(file):
-    "The examples of a page as one program, with a private Redis in place of `redis://localhost` and a private S3 server"
+    "The examples of a page as one program, with private servers in place of `redis://localhost` and of S3"
     code = '\n'.join(examples(file))
     prelude = PRELUDE.replace('USES_S3', str('s3://' in code)).replace('STARTS_WITHOUT', str(file.stem=='quick_start'))
     body = code.replace("'redis://localhost'", 'server.url').replace("'http://localhost:9000'", 's3_url')
@@ -125,7 +130,8 @@ def failed_examples(tmp_path_factory):
         (folder/file.stem/'program.py').write_text(program(file))
     (folder/'run.py').write_text(RUNNER)
     env = {**os.environ, 'PYTHONPATH':str(root), 'MPLBACKEND':'agg', 'XDG_CACHE_HOME':str(folder), 'HOME':str(folder)}
-    run = subprocess.run([sys.executable, '-W', 'ignore', 'run.py', *(f.stem for f in pages)], cwd=folder, env=env, capture_output=True, text=True, timeout=400)
+    command = [sys.executable, '-W', 'ignore', 'run.py', *(f.stem for f in pages)]
+    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=400)
     assert (folder/'failed.json').exists(), run.stderr[-4000:]
     return json.loads((folder/'failed.json').read_text())
 
@@ -142,11 +148,14 @@ def test_links_of_the_guide_and_the_readme_lead_to_files():
     assert not bad
 
 def test_the_site_builds_and_its_links_are_right():
-    if importlib.util.find_spec('mkdocs') is None or importlib.util.find_spec('material') is None: pytest.skip('the extra [docs] is not installed')
-    run = subprocess.run([sys.executable, str(root/'tools/docs.py'), '--check'], cwd=root, capture_output=True, text=True, timeout=300)
+    if not all(map(importlib.util.find_spec, ('mkdocs', 'material'))): pytest.skip('the extra [docs] is not installed')
+    command = [sys.executable, str(root/'tools/docs.py'), '--check']
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
     assert run.returncode==0, run.stderr[-4000:]
 
 def test_a_broken_link_is_found(tmp_path):
     import docs
-    (tmp_path/'a.html').write_text('<h1 id="here">A</h1><a href="b.html">b</a><a href="#there">there</a><img src="https://elsewhere/x.png"><a href="#here">here</a>')
-    assert docs.check(tmp_path)==['a.html: b.html does not exist', 'a.html: #there: no such anchor', 'a.html: loads https://elsewhere/x.png']
+    (tmp_path/'a.html').write_text('<h1 id="here">A</h1> <a href="#here">here</a> <a href="b.html">b</a> '
+                                   '<a href="#there">there</a> <img src="https://elsewhere/x.png">')
+    assert docs.check(tmp_path)==['a.html: b.html does not exist', 'a.html: #there: no such anchor',
+                                  'a.html: loads https://elsewhere/x.png']

@@ -1,7 +1,8 @@
 """Build the documentation site from the notebooks, the guide, the decisions and the benchmark results; check its links
 
 python tools/docs.py            builds the site in `_docs`, from Markdown that it writes into `_proc`
-python tools/docs.py --check    builds it, then checks every internal link, anchor and image, and that nothing is loaded from elsewhere
+python tools/docs.py --check    builds it, then checks every internal link, anchor and image,
+                                and that no page loads anything from elsewhere
 
 Neither needs the network. The packages that are needed are in the extra `docs`.
 """
@@ -55,6 +56,16 @@ def comments(
     return {t.start[0]:t.string.lstrip('# ').rstrip() for t in tokens if t.type==tokenize.COMMENT}
 
 def cell_text(text): return ' '.join(str(text).split()).replace('|', '\\|')
+def unparsed(node): return '' if node is None else code(ast.unparse(node))
+
+def four_columns(
+    first:str, # Title of the first column
+    rows:list # Of a name, a type, a default and a description
+)->str: # Markdown
+    "A table of arguments or fields"
+    head = [f'| {first} | type | default | |', '| --- | --- | --- | --- |']
+    return '\n'.join([*head, *(f"| {' | '.join(r)} |" for r in rows)])
+
 def code(text): return f"`{' '.join(text.split())}`".replace('|', '\\|') if text else ''
 
 def signature(
@@ -84,29 +95,30 @@ def parameters(
     a = node.args
     positional = [*a.posonlyargs, *a.args]
     defaults = [None]*(len(positional)-len(a.defaults))+a.defaults
-    every = [*zip(positional, defaults), *([(a.vararg,None)] if a.vararg else []), *zip(a.kwonlyargs, a.kw_defaults), *([(a.kwarg,None)] if a.kwarg else [])]
+    starred,double_starred = [(arg,None) for arg in (a.vararg,) if arg],[(arg,None) for arg in (a.kwarg,) if arg]
+    every = [*zip(positional, defaults), *starred, *zip(a.kwonlyargs, a.kw_defaults), *double_starred]
     last_on_line = {}
     for arg,default in every: last_on_line[(default or arg).end_lineno] = arg.arg
     described = {name:notes[line] for line,name in last_on_line.items() if line in notes and line!=node.lineno}
     body_line = node.body[0].lineno
     end = node.returns.end_lineno if node.returns else max(last_on_line, default=node.lineno)
-    returned = notes.get(end) if node.returns and end!=node.lineno and end<body_line and last_on_line.get(end) is None else None
+    own_line = node.returns and node.lineno<end<body_line and end not in last_on_line
+    returned = notes.get(end) if own_line else None
     if not described and not returned: return ''
-    rows = [[code(arg.arg), code(ast.unparse(arg.annotation)) if arg.annotation else '', '' if default is None else code(ast.unparse(default)),
-             cell_text(described.get(arg.arg, ''))] for arg,default in every if arg.arg not in ('self','cls')]
-    if returned: rows.append(['returns', code(ast.unparse(node.returns)), '', cell_text(returned)])
-    head = ['| argument | type | default | |', '| --- | --- | --- | --- |']
-    return '\n'.join([*head, *(f"| {' | '.join(r)} |" for r in rows)])
+    rows = [[code(arg.arg), unparsed(arg.annotation), unparsed(default), cell_text(described.get(arg.arg, ''))]
+            for arg,default in every if arg.arg not in ('self','cls')]
+    if returned: rows.append(['returns', unparsed(node.returns), '', cell_text(returned)])
+    return four_columns('argument', rows)
 
 def attributes(
     node, # A class of the syntax tree
     notes:dict # Comments of its source by line
 )->str: # A Markdown table, or an empty string
     "The described fields of a dataclass"
-    rows = [[code(s.target.id), code(ast.unparse(s.annotation)), code(ast.unparse(s.value)) if s.value else '', cell_text(notes.get(s.end_lineno, ''))]
-            for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name) and not s.target.id.startswith('_')]
-    if not any(r[3] for r in rows): return ''
-    return '\n'.join(['| field | type | default | |', '| --- | --- | --- | --- |', *(f"| {' | '.join(r)} |" for r in rows)])
+    found = [s for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
+    rows = [[code(s.target.id), unparsed(s.annotation), unparsed(s.value), cell_text(notes.get(s.end_lineno, ''))]
+            for s in found if not s.target.id.startswith('_')]
+    return four_columns('field', rows) if any(r[3] for r in rows) else ''
 
 def patched_class(node)->str:
     "The class that `@patch` adds a method to, or an empty string"
@@ -118,14 +130,16 @@ def patched_class(node)->str:
 def definitions(source:str)->list:
     "The public functions, classes and methods of a cell, as `(name, node)`"
     found = []
+    functions = (ast.FunctionDef,ast.AsyncFunctionDef)
     for node in ast.parse(source).body:
-        if isinstance(node, (ast.FunctionDef,ast.AsyncFunctionDef)):
+        if getattr(node, 'name', '_').startswith('_'): continue
+        if isinstance(node, functions):
             cls = patched_class(node)
-            if not node.name.startswith('_') and not cls.startswith('_'): found.append((f'{cls}.{node.name}' if cls else node.name, node))
-        elif isinstance(node, ast.ClassDef) and not node.name.startswith('_'):
+            if not cls.startswith('_'): found.append((f'{cls}.{node.name}' if cls else node.name, node))
+        elif isinstance(node, ast.ClassDef):
             found.append((node.name, node))
-            found += [(f'{node.name}.{m.name}', m) for m in node.body if isinstance(m, (ast.FunctionDef,ast.AsyncFunctionDef))
-                      and not m.name.startswith('_') and ast.get_docstring(m)]
+            methods = [m for m in node.body if isinstance(m, functions) and not m.name.startswith('_')]
+            found += [(f'{node.name}.{m.name}', m) for m in methods if ast.get_docstring(m)]
     return found
 
 def api_cell(
@@ -133,7 +147,7 @@ def api_cell(
     page:Page, # The page that it appears on
     symbols:dict # `{name: Symbol}`, to be added to
 )->str: # Markdown
-    "The documentation of an exported cell: for each public definition its signature, docstring and arguments; then the source"
+    "The documentation of an exported cell: signature, docstring and arguments of each definition, then the source"
     try: found = definitions(source)
     except SyntaxError: return f'```python\n{source}\n```'
     nodes = ast.parse(source).body
@@ -153,7 +167,8 @@ def api_cell(
             bases = ', '.join(ast.unparse(b) for b in node.bases)
             head = signature(f'class {name}', init) if init else f"class {name}{f'({bases})' if bases else ''}"
             parts += [f'```python\n{head}\n```', doc, parameters(init, notes) if init else attributes(node, notes)]
-        elif any(ast.unparse(d) in ('property','cached_property') for d in node.decorator_list): parts += [f'*property*: {doc}']
+        elif {ast.unparse(d) for d in node.decorator_list}&{'property','cached_property'}:
+            parts += [f'*property*: {doc}']
         else: parts += [f'```python\n{signature(name, node)}\n```', doc, parameters(node, notes)]
     indented = '\n'.join(f'    {line}' if line else '' for line in source.splitlines())
     parts.append(f'??? quote "Source"\n\n    ```python\n{indented}\n    ```')
@@ -162,6 +177,13 @@ def api_cell(
 def patched_class_of(name, nodes)->bool:
     "Is `name` a method that a function at the top level of the cell adds to its class?"
     return any(isinstance(n, ast.FunctionDef) and patched_class(n) and name.endswith(f'.{n.name}') for n in nodes)
+
+def relative(
+    page:Page, # The page that has a link
+    to:str # A path on the site
+)->str: # The same from the folder of `page`
+    "A path on the site as a link of `page`"
+    return os.path.relpath(to, Path(page.name).parent)
 
 # Notebooks
 
@@ -178,9 +200,11 @@ def output(
     if 'image/png' in data:
         file = f"{page.name.replace('/', '-')}-{len(page.images)}.png"
         page.images[file] = base64.b64decode(''.join(data['image/png']))
-        return f"![output]({os.path.relpath(f'images/{file}', Path(page.name).parent)})"
+        return f"![output]({relative(page, f'images/{file}')})"
     if 'text/markdown' in data: return ''.join(data['text/markdown'])
-    if 'text/html' in data: return '<div class="output">\n'+re.sub(r'\n\s*\n', '\n', ''.join(data['text/html']).strip())+'\n</div>'
+    if 'text/html' in data:
+        html = re.sub(r'\n\s*\n', '\n', ''.join(data['text/html']).strip())   # an empty line would end it
+        return f'<div class="output">\n{html}\n</div>'
     return f"```text\n{''.join(data['text/plain']).rstrip()}\n```" if 'text/plain' in data else ''
 
 def notebook_page(
@@ -204,7 +228,8 @@ def notebook_page(
     page.text = '\n\n'.join(p for p in parts if p.strip())
     return page
 
-NAMED = {'README.md':'index', 'CHANGELOG.md':'changelog', 'CONTRIBUTING.md':'contributing', 'tests/bench/results':'benchmarks', 'nbs/decisions':'decisions'}
+NAMED = {'README.md':'index', 'CHANGELOG.md':'changelog', 'CONTRIBUTING.md':'contributing',
+         'tests/bench/results':'benchmarks', 'nbs/decisions':'decisions'}
 
 def page_name(
     file:Path # A notebook, Markdown file or folder of the project
@@ -219,7 +244,8 @@ def page_name(
 def sources()->list:
     "The files that become pages"
     files = sorted((root/'nbs').rglob('*.ipynb'))+sorted((root/'nbs').rglob('*.md'))
-    return [f for f in files if '.ipynb_checkpoints' not in f.parts and f.stem!='llms']+[root/'CHANGELOG.md', root/'CONTRIBUTING.md']
+    files = [f for f in files if '.ipynb_checkpoints' not in f.parts]
+    return files+[root/'CHANGELOG.md', root/'CONTRIBUTING.md']
 
 # Markdown
 
@@ -233,7 +259,18 @@ def outside_code(
     "Apply `change` to what is not code"
     return ''.join(part if i%2 else change(part) for i,part in enumerate(fence.split(text)))
 
-def blank_lines_before_lists(text): return re.sub(r'(?m)^(?![ \t]*(?:[-*+]|\d+\.) |[ \t]*$|[ \t]*\|)(.+)\n(?=(?:[-*]|\d+\.) )', r'\1\n\n', text)
+def blank_lines_before_lists(
+    text:str # Markdown of a notebook
+)->str: # With an empty line between a paragraph and a list, which mkdocs needs
+    "A list directly after a paragraph, moved away from it"
+    item = re.compile(r'\s*(?:[-*+]|\d+\.) ')
+    lines = []
+    for line in text.split('\n'):
+        before = lines[-1] if lines else ''
+        ends_paragraph = before.strip() and not item.match(before) and not before.startswith((' ','|'))
+        if item.match(line) and ends_paragraph: lines.append('')
+        lines.append(line)
+    return '\n'.join(lines)
 
 class Linker:
     "Makes the links of a page point to pages, and names of the API point to what documents them"
@@ -253,10 +290,10 @@ class Linker:
             self.problems.append(f'{page.source.relative_to(root)}: {to} does not exist')
             return None
         name = page_name(file)
-        if name in self.pages: return os.path.relpath(f'{name}.md', Path(page.name).parent)+(f'#{anchor}' if anchor else '')
+        if name in self.pages: return relative(page, f'{name}.md')+(f'#{anchor}' if anchor else '')
         if file.suffix in ('.png','.svg','.jpg'):
             self.files[file.name] = file
-            return os.path.relpath(f'images/{file.name}', Path(page.name).parent)
+            return relative(page, f'images/{file.name}')
         if self.repository: return f'{self.repository}/blob/main/{file.relative_to(root).as_posix()}'
         return None
 
@@ -265,7 +302,7 @@ class Linker:
         base = root if page.name=='index' or page.source.parent==root else page.source.parent
         def one(m):
             if m[3] is None: return m[0]   # inline code
-            if m[1] and m[3].startswith(('images/','../images/')) and m[3].rpartition('/')[2] in page.images: return m[0]
+            if m[1] and m[3].rpartition('/')[2] in page.images: return m[0]
             to = self.target(page, m[3], base)
             if to: return f'{m[1]}[{m[2]}]({to})'
             return m[2] if '`' in m[2] else f'{m[2]} (`{m[3].lstrip("./")}`)'
@@ -275,9 +312,9 @@ class Linker:
         "`` `RedisStore` `` in running text leads to its documentation"
         def one(m):
             symbol = self.symbols.get(m[1].removesuffix('()'))
-            if symbol is None or symbol.name.lower() in ('store','map','number') and page.name!='reference': return m[0]
-            to = f'#{symbol.anchor}' if symbol.page==page.name else f"{os.path.relpath(f'{symbol.page}.md', Path(page.name).parent)}#{symbol.anchor}"
-            return f'[{m[0]}]({to})'
+            if symbol is None: return m[0]
+            to = '' if symbol.page==page.name else relative(page, f'{symbol.page}.md')
+            return f'[{m[0]}]({to}#{symbol.anchor})'
         def line(s):
             if s.startswith(('#','    ','|')) or '<' in s[:1]: return s
             return re.sub(r'(?<![\[`\w])`([A-Za-z_][\w.]*(?:\(\))?)`(?![`\]])', one, s)
@@ -304,31 +341,34 @@ def reference(
     "The entrance to the API reference: packages with their modules, and the exported names"
     sys.path.insert(0, str(root))
     exported = __import__(package).__all__
-    parts = ['# API reference', 'Each page documents one module and is made from the notebook that the module is exported from: the reasons, the '
-             'definitions, and examples with their output. A package imports only from the packages above it in this list.', '## Modules']
+    intro = ('Each page documents one module and is made from the notebook that the module is exported from: the '
+             'reasons, the definitions, and examples with their output. A package imports only from the packages above it.')
+    parts = ['# API reference', intro, '## Modules']
     for top in PACKAGES:
         init = root/package/top/'__init__.py'
-        question = (ast.get_docstring(ast.parse(init.read_text(encoding='utf-8'))) or '') if init.exists() else pages[top].summary
+        if not init.exists() and top not in pages: continue
+        if init.exists(): question = ast.get_docstring(ast.parse(init.read_text(encoding='utf-8'))) or ''
+        else: question = pages[top].summary
         parts.append(f'### {top}\n\n{question}')
         if init.exists():
             rows = [f'| [`{n}`]({n}.md) | {plain(p.summary)} |' for n,p in pages.items() if n.startswith(f'{top}/')]
             parts.append('\n'.join(['| module | |', '| --- | --- |', *rows]))
         else: parts.append(f'[`{top}`]({top}.md)')
     rows = []
-    for name in exported:
+    for name in [*exported, *(n for n in symbols if n.startswith('DataLoaders.from_'))]:
         symbol = symbols.get(name)
         if symbol: rows.append(f'| [`{name}`]({symbol.page}.md#{symbol.anchor}) | {plain(symbol.summary)} |')
         else: rows.append(f'| `{name}` | |')
-    for name in ('DataLoaders.from_store', 'DataLoaders.from_redis', 'DataLoaders.from_shards'):
-        if name in symbols: rows.append(f'| [`{name}`]({symbols[name].page}.md#{symbols[name].anchor}) | {plain(symbols[name].summary)} |')
-    parts += ['## Names', f'`from {package} import *` gives these names, and fastai\'s `DataLoaders` the methods below them.',
+    names_intro = f"`from {package} import *` gives these names, and fastai's `DataLoaders` the methods below them."
+    parts += ['## Names', names_intro,
               '\n'.join(['| name | |', '| --- | --- |', *rows])]
     return '\n\n'.join(parts)+'\n'
 
 def decisions(pages)->str:
     "The list of decision notes"
     rows = [f'- [{p.title}]({n}.md)' for n,p in pages.items() if n.startswith('decisions/')]
-    return '\n'.join(['# Decisions', '', 'Why something is as it is: context, options, choice and cost, in about ten lines each.', '', *rows, ''])
+    intro = 'Why something is as it is: context, options, choice and cost, in about ten lines each.'
+    return '\n'.join(['# Decisions', '', intro, '', *rows, ''])
 
 def navigation(pages)->list:
     "The contents of the site, in order"
@@ -340,9 +380,11 @@ def navigation(pages)->list:
         inside = [n for n in pages if n.startswith(f'{top}/')]
         if inside: api.append({top:[{n.rpartition('/')[2]:f'{n}.md'} for n in inside]})
         elif top in pages: api.append({top:f'{top}.md'})
-    return [{package:'index.md'}, section('Guide', [f'guide/{n}' for n in GUIDE]), section('How it works', [f'guide/{n}' for n in HOW]),
-            entry('benchmarks'), section('Tutorials', tutorials), {'API reference':api},
-            {'Decisions':[entry('decisions'), *(entry(n) for n in pages if n.startswith('decisions/'))]}, entry('changelog'), entry('contributing')]
+    others = sorted(n for n in pages if n.startswith('guide/') and n.partition('/')[2] not in GUIDE+HOW)
+    notes = ['decisions', *(n for n in pages if n.startswith('decisions/'))]
+    return [{package:'index.md'}, section('Guide', [*(f'guide/{n}' for n in GUIDE), *others]),
+            section('How it works', [f'guide/{n}' for n in HOW]), entry('benchmarks'), section('Tutorials', tutorials),
+            {'API reference':api}, section('Decisions', notes), entry('changelog'), entry('contributing')]
 
 def collect()->tuple:
     "All pages, and the symbols that they document"
@@ -354,18 +396,21 @@ def collect()->tuple:
     for page in pages.values():
         page.title,page.summary = heading(page.text) or page.name,quoted(page.text)
         page.text = re.sub(r'<!--.*?-->\n*', '', page.text, flags=re.S)
-        if page.name.split('/')[0] in PACKAGES: page.text = re.sub(r'^# .*$', f'# {page.name}', page.text, count=1, flags=re.M)
-    pages['benchmarks'] = Page('benchmarks', root/'nbs/benchmarks.md', 'Benchmarks', text=results.page().replace('../tests/', '../tests/'))
+        if page.name.split('/')[0] in PACKAGES:   # the path of a module says more than its name, such as `base`
+            page.text = re.sub(r'^# .*$', f'# {page.name}', page.text, count=1, flags=re.M)
+    pages['benchmarks'] = Page('benchmarks', root/'nbs/benchmarks.md', 'Benchmarks', text=results.page())
     pages['reference'] = Page('reference', root/'nbs/reference.md', 'Overview', text=reference(pages, symbols))
     pages['decisions'] = Page('decisions', root/'nbs/decisions.md', 'Overview', text=decisions(pages))
     return pages,symbols
 
-CONFIG = dict(site_name=package, docs_dir='pages', site_dir=str(site_dir), use_directory_urls=False, plugins=['search'], extra_css=['style.css'],
-    theme=dict(name='material', font=False, features=['navigation.sections','navigation.top','navigation.prune','content.code.copy','toc.follow'],
-               palette=[dict(scheme='default', primary='deep orange')]),
+CONFIG = dict(site_name=package, docs_dir='pages', site_dir=str(site_dir), use_directory_urls=False, plugins=['search'],
+    extra_css=['style.css'],
+    theme=dict(name='material', font=False, palette=[dict(scheme='default', primary='deep orange')],
+               features=['navigation.sections','navigation.top','navigation.prune','content.code.copy','toc.follow']),
     markdown_extensions=['tables','attr_list','md_in_html','admonition','pymdownx.details','pymdownx.superfences',
                          {'pymdownx.highlight':dict(use_pygments=True)}, {'toc':dict(permalink=True, toc_depth=3)}],
-    validation=dict(nav=dict(omitted_files='warn', not_found='warn'), links=dict(not_found='warn', anchors='warn', unrecognized_links='warn')))
+    validation=dict(nav=dict(omitted_files='warn', not_found='warn'),
+                    links=dict(not_found='warn', anchors='warn', unrecognized_links='warn')))
 CSS = '.output { overflow-x: auto; font-size: .7rem; }\n.md-typeset table:not([class]) { font-size: .7rem; }\n'
 
 def build()->list:
@@ -388,9 +433,10 @@ def build()->list:
     config = {**CONFIG, 'nav':navigation(pages)}
     if linker.repository: config['repo_url'] = linker.repository
     (pages_dir/'mkdocs.yml').write_text(json.dumps(config, indent=1))   # JSON is YAML
-    run = subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '-f', str(pages_dir/'mkdocs.yml')], capture_output=True,
-                         text=True, env={**os.environ, 'NO_MKDOCS_2_WARNING':'1'})
-    return linker.problems+([f'mkdocs: {line}' for line in (run.stdout+run.stderr).splitlines() if line.strip()] if run.returncode else [])
+    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '-f', str(pages_dir/'mkdocs.yml')]
+    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, 'NO_MKDOCS_2_WARNING':'1'})
+    if run.returncode==0: return linker.problems
+    return linker.problems+[f'mkdocs: {line}' for line in (run.stdout+run.stderr).splitlines() if line.strip()]
 
 class Links(HTMLParser):
     "The links, the anchors and the resources of an HTML page"
@@ -403,7 +449,8 @@ class Links(HTMLParser):
         if tag=='a' and found.get('name'): self.anchors.add(found['name'])
         if tag=='a' and found.get('href'): self.links.append(found['href'])
         if tag in ('img','script','iframe','source','video') and found.get('src'): self.resources.append(found['src'])
-        if tag=='link' and found.get('href') and found.get('rel') not in ('canonical','prev','next','alternate'): self.resources.append(found['href'])
+        navigation = found.get('rel') in ('canonical','prev','next','alternate')
+        if tag=='link' and found.get('href') and not navigation: self.resources.append(found['href'])
 
 def check(
     site:Path=site_dir # Folder of HTML files
@@ -426,7 +473,7 @@ def check(
             target = (file.parent/unquote(parts.path)).resolve() if parts.path else file
             if target.is_dir(): target = target/'index.html'
             if not target.exists(): problems.append(f'{where}: {url} does not exist')
-            elif parts.fragment and target in parsed and unquote(parts.fragment) not in parsed[target].anchors|{'__top'}:
+            elif parts.fragment and target in parsed and unquote(parts.fragment) not in parsed[target].anchors:
                 problems.append(f'{where}: {url}: no such anchor')
     if not parsed: problems.append(f'{site}: no pages')
     return problems
@@ -436,11 +483,12 @@ def main():
     parser.add_argument('--check', action='store_true', help='check the links of the site after it is built')
     options = parser.parse_args()
     try: import material, mkdocs  # noqa: F401
-    except ImportError: sys.exit('docs: mkdocs-material is not installed: make docs installs it, or pip install -e ".[docs]"')
+    except ImportError: sys.exit('docs: mkdocs-material is not installed: run `make docs`, or pip install ".[docs]"')
     problems = build()
     if options.check: problems += check()
     for problem in dict.fromkeys(problems): print(problem, file=sys.stderr)
     if problems: sys.exit(f'docs: {len(set(problems))} problems')
-    print(f"{len(list(site_dir.rglob('*.html')))} pages in {site_dir.name}; open {site_dir.name}/index.html, or python -m http.server -d {site_dir.name} for the search as well")
+    n,name = len(list(site_dir.rglob('*.html'))),site_dir.name
+    print(f'{n} pages in {name}: open {name}/index.html; to search, use python -m http.server -d {name}')
 
 if __name__=='__main__': main()

@@ -37,7 +37,8 @@ def text()->str:
 
 def main():
     made = text()
-    if (words:=len(made.split()))>MAX_WORDS: sys.exit(f'README.md would have {words} words; at most {MAX_WORDS} are allowed: shorten nbs/index.ipynb')
+    words = len(made.split())
+    if words>MAX_WORDS: sys.exit(f'README.md would have {words} words, more than {MAX_WORDS}: shorten nbs/index.ipynb')
     (root/'README.md').write_text(f'<!-- made by `make readme` from nbs/index.ipynb -->\n\n{made}', encoding='utf-8')
 
 if __name__=='__main__': main()

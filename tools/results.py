@@ -55,7 +55,8 @@ def machine(
 )->str: # One sentence, or an empty string
     "Where a benchmark ran, and with which versions"
     where = found.get('machine', {})
-    text = ', '.join(str(o) for o in (where.get('cpu'), f"{where['cores']} cores" if 'cores' in where else None, where.get('platform')) if o)
+    cores = f"{where['cores']} cores" if 'cores' in where else ''
+    text = ', '.join(o for o in (where.get('cpu'), cores, where.get('platform')) if o)
     versions = ', '.join(f'{k} {v}' for k,v in found.get('versions', {}).items())
     return ' '.join(o for o in (f'Machine: {text}.' if text else '', f'Versions: {versions}.' if versions else '') if o)
 
@@ -63,57 +64,68 @@ def sentence_case(text): return text[0].upper()+text[1:]
 
 def command(found): return f"Command: `{found['command']}`." if found.get('command') else ''
 
+SPEEDS = ['contender', 'samples per CPU second', 'samples/s']
+
+def speeds(name, measure): return [name, number(median(measure, 'samples_cpu_s')), number(median(measure, 'samples_s'))]
+
 def memory_section()->str:
     "Memory and set-up time for datasets of several sizes"
     found = result('memory')
     names = {'stock':'stock fastai', 'ours':'fastai_remote'}
-    rows = [[names[r['loader']], f"{r['n']:,}", f"{r['setup']:.2f} s", f"{r['start']:.2f} s", megabytes(r['parent']), megabytes(max(r['workers'])),
-             f"{r['pickle']/1e6:.2f} MB"] for r in found['rows']]
+    rows = [[names[r['loader']], f"{r['n']:,}", f"{r['setup']:.2f} s", f"{r['start']:.2f} s", megabytes(r['parent']),
+             megabytes(max(r['workers'])), f"{r['pickle']/1e6:.2f} MB"] for r in found['rows']]
     header = ['loader', 'samples', 'set-up', 'first batch', 'parent grows by', "a worker's private memory", 'pickled']
-    return '\n\n'.join(['## Memory', 'Two worker processes. Set-up is the time to build the `DataLoaders`; the first batch is the time until '
-                        'the first batch of an epoch.', table(header, rows), machine(found), command(found)])
+    text = ('Two worker processes. Set-up is the time to build the `DataLoaders`. The first batch is the time until '
+            'the first batch of an epoch.')
+    return '\n\n'.join(['## Memory', text, table(header, rows), machine(found), command(found)])
 
 PEERS_TEXT = {
-    'photographs':'ImageNet photographs of 107 KB, `RandomResizedCrop(224)` and a flip. Each loader runs with its own best settings. '
-        '"fast" means the same decoder as ours, "Pillow" means Pillow. Times stock fastai is the median of the ratios of the rounds.',
+    'photographs':'ImageNet photographs of 107 KB, `RandomResizedCrop(224)` and a flip. Each loader runs with its own '
+        'best settings. "fast" means the same decoder as ours, "Pillow" means Pillow. Times stock fastai is the median '
+        'of the ratios of the rounds.',
     'drawings':'Quick, Draw! drawings at 256 x 256. "One channel" means `PILImageBW`.',
     'digits':'Grey images of 28 x 28.',
-    'values':'Values of 2 KB, read without decoding. `get_many` compares checksums; `redis-benchmark` does not look at the values.'}
+    'values':'Values of 2 KB, read without decoding. `get_many` compares checksums. `redis-benchmark` does not look at '
+        'the values.'}
 
 def peers_section()->str:
     "Every loader in one run"
     found = result('peers')
-    parts = ['## Loading', f"The contenders ran one after another, {found['rounds']} rounds, batches of {found['bs']}, {found['workers']} workers or "
-             'threads. Samples per CPU second count all CPU time, that of workers and of the server included. Numbers are medians.', machine(found), command(found),
+    parts = ['## Loading', f"The contenders ran one after another, {found['rounds']} rounds, batches of {found['bs']}, "
+             f"{found['workers']} workers or threads. Samples per CPU second count all CPU time, that of workers and "
+             'of the server included. Numbers are medians.', machine(found), command(found),
              '![Samples per CPU second](../tests/bench/results/peers.png)']
     for kind,measures in found['results'].items():
         rows = []
         for name,m in sorted(measures.items(), key=lambda o: -median(o[1], 'samples_cpu_s')):
             ratio = found['ratios'].get(kind, {}).get(name, {}).get(STOCK, {}).get('samples_cpu_s')
-            if ratio is None and STOCK in measures: ratio = median(m, 'samples_cpu_s')/median(measures[STOCK], 'samples_cpu_s')
-            rows.append([name, number(median(m, 'samples_cpu_s')), number(median(m, 'samples_s')), f"{m['worker_mb']:.0f} MB" if m.get('worker_mb') else '',
-                         *([f'{ratio:.1f}'] if STOCK in measures else [])])
-        header = ['contender', 'samples per CPU second', 'samples/s', 'memory of a worker', *(['times stock fastai'] if STOCK in measures else [])]
+            if ratio is None and STOCK in measures:
+                ratio = median(m, 'samples_cpu_s')/median(measures[STOCK], 'samples_cpu_s')
+            memory = f"{m['worker_mb']:.0f} MB" if m.get('worker_mb') else ''
+            rows.append([*speeds(name, m), memory, *([f'{ratio:.1f}'] if STOCK in measures else [])])
+        header = [*SPEEDS, 'memory of a worker', *(['times stock fastai'] if STOCK in measures else [])]
         parts += [f'### {sentence_case(kind)}', PEERS_TEXT.get(kind, ''), table(header, rows)]
     return '\n\n'.join(parts)
 
 def ingest_section()->str:
     "Writing into Redis"
     found = result('ingest')
-    rows = [[name, number(median(m, 'per_cpu_s')), number(median(m, 'per_s'))] for name,m in found['contenders'].items()]
-    return '\n\n'.join(['## Writing into Redis', 'Drawings are raw Quick, Draw! ndjson. "forum 2018" is the recipe of the forum post that this package '
-        'began from: matplotlib, `savez_compressed`, one `SET` per sample. "Bare work" is decoding, shrinking and encoding without writing.',
-        table(['contender', 'samples per CPU second', 'samples/s'], rows), machine(found), command(found)])
+    contenders = found['contenders'].items()
+    rows = [[name, number(median(m, 'per_cpu_s')), number(median(m, 'per_s'))] for name,m in contenders]
+    text = ('Drawings are raw Quick, Draw! ndjson. "forum 2018" is the recipe of the forum post that this package '
+            'began from: matplotlib, `savez_compressed`, one `SET` per sample. "Bare work" is decoding, shrinking and '
+            'encoding without writing.')
+    return '\n\n'.join(['## Writing into Redis', text, table(SPEEDS, rows), machine(found), command(found)])
 
 def shards_section()->str:
     "Training from shards"
     found = result('shards')
-    parts = ['## Shards', f"Shards of {found['shard_bytes']/1e6:.0f} MB with the same photographs, and a server that answers "
-             f"{found['latency_s']*1e3:.0f} ms late. The other loaders run with their own best settings.", machine(found), command(found)]
+    text = (f"Shards of {found['shard_bytes']/1e6:.0f} MB with the same photographs, and a server that answers "
+            f"{found['latency_s']*1e3:.0f} ms late. The other loaders run with their own best settings.")
+    parts = ['## Shards', text, machine(found), command(found)]
     for kind,measures in found['results'].items():
-        rows = [[name, number(median(m, 'samples_cpu_s')), number(median(m, 'samples_s'))] for name,m in
-                sorted(measures.items(), key=lambda o: -median(o[1], 'samples_cpu_s')) if 'samples_cpu_s' in m]
-        if rows: parts += [f'### {sentence_case(kind)}', table(['contender', 'samples per CPU second', 'samples/s'], rows)]
+        fastest_first = sorted(measures.items(), key=lambda o: -median(o[1], 'samples_cpu_s'))
+        parts += [f'### {sentence_case(kind)}', table(SPEEDS, [speeds(*o) for o in fastest_first])]
     return '\n\n'.join(parts)
 
 def fetch_section()->str:
@@ -122,9 +134,8 @@ def fetch_section()->str:
     parts = ['## Reading from Redis', machine(found), command(found)]
     for kind,measures in found.items():
         if not isinstance(measures, dict): continue
-        rows = [[name, number(median(m, 'samples_cpu_s')), number(median(m, 'samples_s'))] for name,m in measures.items()
-                if isinstance(m, dict) and 'samples_cpu_s' in m and 'samples_s' in m]
-        if rows: parts += [f'### {sentence_case(kind)}', table(['contender', 'samples per CPU second', 'samples/s'], rows)]
+        rows = [speeds(*o) for o in measures.items() if isinstance(o[1], dict) and 'samples_cpu_s' in o[1]]
+        if rows: parts += [f'### {sentence_case(kind)}', table(SPEEDS, rows)]
     return '\n\n'.join(parts)
 
 def codecs_section()->str:
@@ -132,14 +143,16 @@ def codecs_section()->str:
     found = result('codecs')
     parts = ['## Ways of storing a sample', machine(found), command(found)]
     for kind,measures in found['results'].items():
-        rows = [[name, f"{m['bytes']:,}", f"{m['encode_ms']:.2f} ms", f"{median(m, 'item_ms'):.2f} ms", f"{m['speed']:.2f}"] for name,m in measures.items()]
+        def times_of(m): return [f"{m['encode_ms']:.2f} ms", f"{median(m, 'item_ms'):.2f} ms", f"{m['speed']:.2f}"]
+        rows = [[name, f"{m['bytes']:,}", *times_of(m)] for name,m in measures.items()]
         parts += [f'### {sentence_case(kind)}', f"Speed is relative to {found['speed_is_relative_to'][kind]}.",
                   table(['stored as', 'bytes', 'encoding', 'a sample, read and transformed', 'relative speed'], rows)]
     return '\n\n'.join(parts)
 
 def page()->str:
     "The page of the documentation on benchmarks"
-    intro = ('# Benchmarks\n\nEvery number on this page is read from the files in `tests/bench/results` when the documentation is built. `make bench` '
-             'writes those files. Compare only numbers of one table: they were measured in one run, on one machine.')
+    intro = ('# Benchmarks\n\nEvery number on this page is read from the files in `tests/bench/results` when the '
+             'documentation is built. `make bench` writes those files. Compare only numbers of one table: they were '
+             'measured in one run, on one machine.')
     sections = [memory_section, peers_section, ingest_section, shards_section, fetch_section, codecs_section]
     return '\n\n'.join(o for o in (intro, *(s() for s in sections)) if o)+'\n'
