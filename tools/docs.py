@@ -342,7 +342,7 @@ def reference(
     sys.path.insert(0, str(root))
     exported = __import__(package).__all__
     intro = ('Each page documents one module and is made from the notebook that the module is exported from: the '
-             'reasons, the definitions, and examples with their output. A package imports only from the packages above it.')
+             'reasons, the definitions, and examples with their output. A package imports only from packages above it.')
     parts = ['# API reference', intro, '## Modules']
     for top in PACKAGES:
         init = root/package/top/'__init__.py'
