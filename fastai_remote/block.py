@@ -163,24 +163,24 @@ _few = 10   # numbers that are shown as such
 def RedisBlock(
     store:Store|str=None, # Where from; default: the store of the items. A `str` is taken for the field
     field:str=None, # Which; default: the first image
-    cls:type=None, # What an image becomes: `PILImage`, `PILImageBW`, `PILMask`; default: `PILMask` for a mask, else `PILImage`
+    img_cls:type=None, # What an image becomes: `PILImage`, `PILImageBW`, `PILMask`; default: `PILMask` for a mask, else `PILImage`
     draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
 )->TransformBlock:
     "A `TransformBlock` for a field of a store: image, mask, category, labels, numbers, text"
     if 'fastai.distributed' in sys.modules: import fastai_remote.load.ranks   # which asks for accelerate
     if isinstance(store, str):
-        if isinstance(field, type) and cls is None: field,cls = None,field   # RedisBlock('mask.png', PILMask)
+        if isinstance(field, type) and img_cls is None: field,img_cls = None,field   # RedisBlock('mask.png', PILMask)
         if field is not None: raise TypeError(f'RedisBlock takes a store and a field, or a field: not the str {store!r} and {field!r}')
         store,field = None,store
     if store is not None and field is None: field = default_field(store)
     if store is not None and field not in store.manifest.fields: store.get_many([], field)   # says which there are
-    type_tfms = _Fresh(_type_tfms(_codec_of(store, field, cls), store, field, cls, draw))
+    type_tfms = _Fresh(_type_tfms(_codec_of(store, field, img_cls), store, field, img_cls, draw))
     return TransformBlock(type_tfms=type_tfms, batch_tfms=IntToFloatTensor, dl_type=RemoteDL)
 
-def _codec_of(store, field, cls):
+def _codec_of(store, field, img_cls):
     "The codec of `field`: its store says so; or its name, where the store is not known yet"
     if store is not None: return store.manifest.fields[field]['codec']
-    if field is None or cls is not None: return 'img'
+    if field is None or img_cls is not None: return 'img'
     if get_codec(field): return field.rsplit('.', 1)[-1].lower()
     if is_mask(field, 'img'): return 'img'
     raise ValueError(f'RedisBlock({field!r}): the name does not say what it holds: '
@@ -188,11 +188,11 @@ def _codec_of(store, field, cls):
 
 ShardBlock = RedisBlock   # a block asks its store, whichever that is
 
-def _type_tfms(codec, store, field, cls, draw):
-    mask = cls is None and field is not None and (is_mask(field, codec) if store is None else holds_masks(store, field))
-    if is_image(codec) or mask or cls is not None:
-        later = store is None and field is not None and cls is None and not mask   # the store will say if it has a vocabulary
-        fetch = Fetch(field, store, cls or (PILMask if mask else PILImage), draw)
+def _type_tfms(codec, store, field, img_cls, draw):
+    mask = img_cls is None and field is not None and (is_mask(field, codec) if store is None else holds_masks(store, field))
+    if is_image(codec) or mask or img_cls is not None:
+        later = store is None and field is not None and img_cls is None and not mask   # the store will say if it has a vocabulary
+        fetch = Fetch(field, store, img_cls or (PILMask if mask else PILImage), draw)
         return [fetch, _MaskCodes(decide=later)] if later or issubclass(fetch.img_cls, PILMask) else [fetch]
     fetch = Fetch(field, store)
     if codec=='cls': return [fetch, StoreCategorize(field)]
@@ -223,9 +223,8 @@ class MeanImage(DisplayedTransform):
 # %% ../nbs/03_block.ipynb #af94c4aa
 @patch(cls_method=True)
 @delegates(DataLoaders.from_dblock)
-def from_redis(cls:DataLoaders,
-    url:str|Store, # `redis://`, `rediss://` or `unix://`; or a store
-    name:str=None, # Name of the dataset
+def from_store(cls:DataLoaders,
+    store:Store, # A `RedisStore`, `ShardStore`, `TieredStore` or any other
     x:str|list=None, # Field, or fields, of the input; default: the first image
     y:str|list=None, # Field, or fields, of the target; default: `cls`, or `labels`
     splitter=None, # Default: the store's splits if it has `train` and `valid`, else a random one
@@ -238,37 +237,8 @@ def from_redis(cls:DataLoaders,
     batch_tfms=None, # Transforms of a batch
     **kwargs
 ):
-    "`DataLoaders` from dataset `name` in Redis"
-    if isinstance(url, (str,Path)) and not str(url).startswith(('redis://','rediss://','unix://')): raise ValueError(f'{url}: no Redis server (redis://, rediss:// or unix://); a folder of shards is for from_shards')
-    return _loaders(cls, url if isinstance(url, Store) else RedisStore(url, name), x, y, splitter, valid_pct, seed, img_cls, draw, normalize, item_tfms, batch_tfms, kwargs)
-
-@patch(cls_method=True)
-@delegates(DataLoaders.from_dblock)
-def from_shards(cls:DataLoaders,
-    url:str|Store, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`; or a store
-    x:str|list=None, # Field, or fields, of the input; default: the first image
-    y:str|list=None, # Field, or fields, of the target; default: `cls`, or `labels`
-    splitter=None, # Default: the store's splits if it has `train` and `valid`, else a random one
-    valid_pct:float=0.2, # Part for validation, where the split is random
-    seed:int=None, # Seed of a random split
-    mix:int=4, # Shards that are shuffled into each other; `None`: all of them
-    cache:bool|str=True, # Where to keep whole shards of a remote store: a folder; `True`: the usual one; `None`: nowhere
-    cache_size:int=None, # Bytes the cache may take; default: half of what is free
-    storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `make_client(…)`
-    img_cls:type=PILImage, # What an image becomes
-    draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
-    normalize:bool=False, # Normalize by the store's own statistics, to train from scratch? `vision_learner` adds a pretrained body's
-    item_tfms=None, # Transforms of an item
-    batch_tfms=None, # Transforms of a batch
-    **kwargs
-):
-    "`DataLoaders` from tar shards in folder `url`"
-    if str(url).startswith(('redis://','rediss://','unix://')): raise ValueError(f"{str(url).split('@')[-1]}: a Redis server is for from_redis(url, name)")
-    opts = {**(storage_options or {}), **{k:kwargs.pop(k) for k in ('endpoint_url','key','secret','token','profile','anon') if k in kwargs}}
-    store = url if isinstance(url, Store) else ShardStore(url, cache, cache_size, **opts)
-    return _loaders(cls, store, x, y, splitter, valid_pct, seed, img_cls, draw, normalize, item_tfms, batch_tfms, dict(kwargs, mix=mix))
-
-def _loaders(cls, store, x, y, splitter, valid_pct, seed, img_cls, draw, normalize, item_tfms, batch_tfms, kwargs):
+    "`DataLoaders` from any store; other arguments are those of `RemoteDL`, such as `interleave=`, `on_bad=` and `prefetch=`; raises `UnknownField`"
+    if not isinstance(store, Store): raise TypeError(f'from_store takes a store, such as RedisStore(url, name) or ShardStore(url), not a {type(store).__name__}')
     xs,ys = L(x or default_field(store)),L(y or next((f for f in ('cls','labels') if f in store.fields), None))
     if not ys: raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
     for f in xs+ys: store.get_many([], f)
@@ -279,6 +249,34 @@ def _loaders(cls, store, x, y, splitter, valid_pct, seed, img_cls, draw, normali
     if normalize: batch_tfms = _normalized(store, xs, img_cls, draw, L(batch_tfms))
     dblock = DataBlock(blocks=[block(f) for f in xs+ys], n_inp=len(xs), get_items=get_remote_items, splitter=splitter, item_tfms=item_tfms, batch_tfms=batch_tfms)
     return cls.from_dblock(dblock, store, **kwargs)
+
+@patch(cls_method=True)
+@delegates(DataLoaders.from_store, but=['store'])
+def from_redis(cls:DataLoaders,
+    url:str, # `redis://`, `rediss://` or `unix://`
+    name:str, # Name of the dataset
+    timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
+    **kwargs
+):
+    "`DataLoaders` from dataset `name` in Redis: `from_store` of a `RedisStore`"
+    if isinstance(url, Store): raise TypeError('from_redis takes the URL of a server and the name of a dataset; for a store there is from_store(store)')
+    if isinstance(url, (str,Path)) and not str(url).startswith(('redis://','rediss://','unix://')): raise ValueError(f'{url}: no Redis server (redis://, rediss:// or unix://); a folder of shards is for from_shards')
+    return cls.from_store(RedisStore(url, name, timeout=timeout), **kwargs)
+
+@patch(cls_method=True)
+@delegates(DataLoaders.from_store, but=['store'])
+def from_shards(cls:DataLoaders,
+    url:str, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
+    cache:bool|str=True, # Where to keep whole shards of a remote store: a folder; `True`: the usual one; `None`: nowhere
+    cache_size:int=None, # Bytes the cache may take; default: half of what is free
+    timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
+    storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
+    **kwargs
+):
+    "`DataLoaders` from tar shards in folder `url`: `from_store` of a `ShardStore`"
+    if isinstance(url, Store): raise TypeError('from_shards takes the folder of the shards; for a store there is from_store(store)')
+    if str(url).startswith(('redis://','rediss://','unix://')): raise ValueError(f"{str(url).split('@')[-1]}: a Redis server is for from_redis(url, name)")
+    return cls.from_store(ShardStore(url, cache, cache_size, timeout, storage_options=storage_options), **kwargs)
 
 def _normalized(store, xs, img_cls, draw, tfms):
     "`tfms` with a `Normalize` for the image among `xs`, unless `tfms` do it; raises `ValueError` where there are no statistics"
@@ -331,7 +329,7 @@ def _check_targets(dsets):
         if not isinstance(f, Fetch) or fs or f.img_cls is not None or f.codec.name not in ('txt','json','bin'): continue
         raise ValueError(f"{f.store.name}: field {f.field!r} ({f.codec.name}) is no target: it has no vocabulary, which training "
                          f"needs beforehand. Store labels in a field `cls` (store.map(lambda o: {{**o, 'cls':o[{f.field!r}]}}, "
-                         f"'new_name') makes one), or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({f.field!r})")
+                         f"name='new_name') makes one), or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({f.field!r})")
 
 @patch
 @delegates(TfmdDL.__init__)

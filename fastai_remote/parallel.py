@@ -55,12 +55,12 @@ class _Task:
 
 # %% ../nbs/02_parallel.ipynb #b8883636
 def effective_workers(
-    n_workers:int=None # What the caller asked for
+    num_workers:int=None # What the caller asked for
 )->int: # Dask goes by its cluster, whatever is asked for
     "How many workers `parallel_map` has"
     be,n = get_active_backend()
     if _is_ray(be): _ray()
-    return be.effective_n_jobs(n_workers or n or -1)
+    return be.effective_n_jobs(num_workers or n or -1)
 
 def _is_ray(be): return any(o.__module__.startswith('ray.') for o in type(be).__mro__)
 
@@ -75,10 +75,10 @@ _round = 4   # inputs a worker and round: few enough to hold, enough that waitin
 def parallel_map(
     f, # Called in the workers: `f(*x)` for a tuple, `f(x)` for anything else
     xs, # Inputs, read as workers ask for more
-    n_workers:int=None, # Default: all that the active joblib backend has; without one, a process a core
+    num_workers:int=None, # Default: all that the active joblib backend has; without one, a process a core
 ): # Generator of results, in the order they come
     "`f` of each of `xs`, on the joblib backend that is active; raises what `f` raises, with the worker's traceback as a note"
-    be,n = get_active_backend()[0],effective_workers(n_workers)
+    be,n = get_active_backend()[0],effective_workers(num_workers)
     if _is_ray(be): res = _on_ray(be, _Task(f), xs, n if n<effective_workers() else 2*n)
     elif n==1: return (_apply(f, x) for x in xs)
     elif getattr(be, 'uses_threads', False): return _stream(be, lambda x: _apply(f, x), xs, n)

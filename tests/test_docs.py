@@ -85,7 +85,7 @@ with tarfile.open('theirs/a.tar', 'w') as tar:
             info = tarfile.TarInfo(f'{k:04}.{suffix}')
             info.size = len(data)
             tar.addfile(info, BytesIO(data))
-to_redis(image_samples('images', label=lambda p: p.parent.name), server.url, 'pets', n_workers=1, progress=False)
+to_redis(image_samples('images', label=lambda p: p.parent.name), server.url, 'pets', num_workers=1, progress=False)
 if STARTS_WITHOUT: RedisStore.delete(server.url, 'pets')
 s3_url = ''
 if USES_S3:

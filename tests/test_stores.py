@@ -33,14 +33,14 @@ def memory(server):
     return MemoryStore(cols, 'all', vocab={'cls':LABELS}, splits={'train':[0,30], 'valid':[30,37]})
 
 def redis(server):
-    if 'all' not in RedisStore.names(server.url): to_redis({'train':list(range(30)), 'valid':list(range(30,n))}, server.url, 'all', sample, n_workers=1, shuffle=False, progress=False)
+    if 'all' not in RedisStore.names(server.url): to_redis({'train':list(range(30)), 'valid':list(range(30,n))}, server.url, 'all', sample, num_workers=1, shuffle=False, progress=False)
     return RedisStore(server.url, 'all')
 
 def shards(server):
     folder = Path(tempfile.gettempdir())/f'fr-shards-{os.getpid()}'/'all'
     if not folder.exists():
         atexit.register(shutil.rmtree, folder.parent)
-        to_shards({'train':list(range(30)), 'valid':list(range(30,n))}, folder, sample, n_workers=1, shuffle=False, chunk=20, progress=False)
+        to_shards({'train':list(range(30)), 'valid':list(range(30,n))}, folder, sample, num_workers=1, shuffle=False, chunk=20, progress=False)
     return ShardStore(folder)
 
 def tiered(server): return TieredStore(server.url, shards(server))

@@ -165,17 +165,17 @@ def index_shards(
     url:str|Storage, # Folder of the tars: a path, or any fsspec URL
     to:str=None, # Folder for manifest and indices; default: beside the shards
     splits:dict=None, # `{split: pattern}` of names, such as `{'train':'train-*', 'valid':'val-*'}`; default: all shards, no splits
-    n_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
     overwrite:bool=False, # Replace manifest and indices that are there?
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
     max_failed:int|float=None, # Samples that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
-    **storage_options # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …
+    storage_options:dict=None # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
 )->IngestReport:
     "Index tar shards that others wrote (`.tar`, `.tar.gz`, `.tgz`), so that `ShardStore` opens them; raises `StoreExists`, `StoreBusy`, `FileNotFoundError`, `IngestError`"
     limit = FailureLimit(max_failed)
-    src = as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options}))
-    w = ShardWriter(src if to is None else as_storage(to, timeout=timeout, **(storage_options if '://' in str(to) else {})))
+    src = as_storage(url, timeout, storage_options)
+    w = ShardWriter(src if to is None else as_storage(to, timeout, storage_options if '://' in str(to) else None))
     names,ranges = _named(src, splits)
     said = names,[src.call(lambda fs: fs.size(src.path(n))) for n in names[:100]],splits
     def plan(): return dict(signature=hashlib.sha256(repr(said).encode()).hexdigest(), n=len(names), chunk=1, fields=(f:=_fields_of(src, names)), splits=ranges, vocab={}, stats=look_at(f), base='' if to is None else src.url)
@@ -186,7 +186,7 @@ def index_shards(
         for k,r in w.records(): done.add(k); rep.add(r, resumed=True)
         limit.check(w, rep)
         jobs = ((k,n) for k,n in enumerate(names) if k not in done)
-        with closing(parallel_map(partial(index_shard, w.opener(), src.reveal()), jobs, effective_workers(n_workers))) as res:
+        with closing(parallel_map(partial(index_shard, w.opener(), src.reveal()), jobs, effective_workers(num_workers))) as res:
             def counted():
                 for r in res:
                     rep.add(r)

@@ -26,9 +26,9 @@ def _is_redis(url): return isinstance(url, RedisLink) or str(url).startswith(('r
 
 def map_store(store:Store,
     fn, # `fn(sample)` -> sample: images are encoded bytes, as from files; anything else is decoded, pixels to Pillow images; labels are labels
-    name:str=None, # Name of the new dataset in Redis; shards have none but their folder's
     url:str|RedisLink=None, # Where to: a Redis server or, for shards, a folder; default: the same server
-    **kwargs # `n_workers`, `overwrite`, `max_failed`, `progress` and others for `to_redis` or `to_shards`
+    name:str=None, # Name of the new dataset in Redis; shards have none but their folder's
+    **kwargs # `num_workers`, `overwrite`, `max_failed`, `progress` and others for `to_redis` or `to_shards`
 )->IngestReport:
     "Make a dataset of `fn` of each sample, in Redis or in shards; an image comes as its file, `Image.open(io.BytesIO(o['jpg']))`; raises what `to_redis` and `to_shards` raise"
     url,kwargs = url or getattr(store, 'link', None),{'shuffle':False, **kwargs}
@@ -41,18 +41,19 @@ def map_store(store:Store,
 
 def resize_store(store:Store,
     size:int, # Shorter side, pixels; smaller images stay as they are
+    url:str|RedisLink=None, # As `map_store`
     name:str=None, # As `map_store`
     quality:int=90, # JPEG and WebP quality, 1 to 95
     field:str=None, # Field to resize; default: the first that holds images
     codec:str=None, # What to store: `jpg`, `png`, `webp` or `raw`; default: the same, `png` where that is none of them
-    **kwargs # `url` and others for `map_store`
+    **kwargs # As `map_store`
 )->IngestReport:
     "Make a dataset with smaller images"
     field = field or next((f for f in store.fields if is_image(store.manifest.fields[f]['codec'])), None)
     if field is None: raise ValueError(f"{store.name}: no field with images among {', '.join(store.fields)}; field= names one with arrays of pixels")
     if store.manifest.fields[field]['codec']=='strokes': raise ValueError(f'{store.name}: strokes have no size; store.map(Rasterise({size}), name) draws them')
     if codec is None: codec = c if (c:=store.manifest.fields[field]['codec'])=='raw' or getattr(get_codec(c), 'fmt', None) else 'png'
-    return map_store(store, shrink(size, quality, codec, [field]), name, **kwargs)
+    return map_store(store, shrink(size, quality, codec, [field]), url, name, **kwargs)
 
 def copy_store(store:Store,
     url:str|RedisLink, # Where to: a Redis server or, for shards, a folder
@@ -60,7 +61,7 @@ def copy_store(store:Store,
     **kwargs # As `map_store`
 )->IngestReport:
     "Copy the dataset, byte for byte; checksums are compared on the way"
-    return map_store(store, None, (name or store.name) if _is_redis(url) else name, url, **kwargs)
+    return map_store(store, None, url, (name or store.name) if _is_redis(url) else name, **kwargs)
 
 # %% ../../nbs/ingest/04_ops.ipynb #95ce27dc
 @dataclass
@@ -92,7 +93,7 @@ class VerifyReport:
         return t + ''.join(html_table(title, dict(o[:10])) for title,o in (('damaged',self.rest),('bad',self.failures)) if o)
 
 def verify_store(store:Store,
-    n_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
     chunk:int=2048, # Samples at a time
 )->VerifyReport:
     "Read all that is stored, compare checksums, and decode the samples; says what has no checksums; raises `StoreUnavailable`"
@@ -101,7 +102,7 @@ def verify_store(store:Store,
         rep.bad += 1
         if len(rep.rest)<SHOWN_FAILURES: rep.rest.append((what,why))
     try:
-        for n,bad,first in parallel_map(_verify, ((store.opener(), a, min(a+chunk, len(store))) for a in range(0, len(store), chunk)), n_workers):
+        for n,bad,first in parallel_map(_verify, ((store.opener(), a, min(a+chunk, len(store))) for a in range(0, len(store), chunk)), num_workers):
             rep.samples += n; rep.bad += bad
             rep.failures = sorted(rep.failures+first)[:SHOWN_FAILURES]
     except (CorruptSample,UnsupportedFormat,StoreNotFound):

@@ -145,7 +145,7 @@ def to_redis(
     url:str, # `redis://`, `rediss://` or `unix://`
     name:str, # Name of the dataset
     fn=None, # `fn(sample)` -> sample, run in the workers
-    n_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
     vocab:list|dict=None, # Labels in the order of their codes (of `cls`; else `{field: labels}`); default: all there are, sorted
     overwrite:bool=False, # Replace a dataset of this name?
     splits:dict=None, # `{split: samples, or a fraction of them, or None for the rest}`, at random; default: the source's
@@ -163,27 +163,27 @@ def to_redis(
     whole; a source in parts is `{'train': source, 'valid': source}`. An ingest that was interrupted goes on when the same call is repeated, and so does
     one in which more than `max_failed` samples failed, with a higher limit."""
     w = RedisWriter(as_link(url, **kwargs), name)
-    return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress, max_failed)
+    return ingest(source, w, fn, num_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress, max_failed)
 
-def ingest(source, writer, fn=None, n_workers=None, vocab=None, overwrite=False, splits=None, shuffle=True, seed=0, chunk=None, progress=None, max_failed=None)->IngestReport:
+def ingest(source, writer, fn=None, num_workers=None, vocab=None, overwrite=False, splits=None, shuffle=True, seed=0, chunk=None, progress=None, max_failed=None)->IngestReport:
     "Write `source` with `writer`; the arguments are `to_redis`'s"
     limit,given = FailureLimit(max_failed),vocab is not None
     if fn is not None and not callable(fn): raise TypeError(f'fn must be a function of a sample, not {fn!r}')
-    src,n_workers = as_source(source),effective_workers(n_workers)
+    src,num_workers = as_source(source),effective_workers(num_workers)
     vocab = as_vocab(src.vocab if vocab is None else vocab)
     for k in (*(splits or ()), *(src.splits or ()), *getattr(src, 'srcs', ())): utf8(str(k))
     if chunk is not None and chunk<1: raise ValueError(f'chunk must be at least 1, not {chunk}')
-    job = (_Streamed if hasattr(src, 'stream') else _Known)(src, writer, fn, splits, shuffle, seed, chunk, n_workers)
+    job = (_Streamed if hasattr(src, 'stream') else _Known)(src, writer, fn, splits, shuffle, seed, chunk, num_workers)
     def plan():
         fields,each = _first(job, vocab)
         if given: check_vocab(vocab, fields)
-        if chunk is None and job.n: job.size = writer.chunk(job.n, each, n_workers)
+        if chunk is None and job.n: job.size = writer.chunk(job.n, each, num_workers)
         plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
         said = src.fingerprint(),fn_fingerprint(fn),seed,shuffle,*plan.items(),*job.said
         return dict(plan, signature=hashlib.sha256(repr(said).encode()).hexdigest(), chunk=job.size, stats=look_at(fields, vocab), open=job.n==0)
     writer.begin(plan, overwrite)
     job.notes = _source_notes(src, writer.plan['fields'], given)
-    try: return _run(job, writer, n_workers, progress, limit)
+    try: return _run(job, writer, num_workers, progress, limit)
     except StoreFull as e: raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, or {writer.how_to_abandon()}') from e
     except KeyboardInterrupt as e:
         e.add_note(f'{writer.name}: what is written is kept{writer._progress()}: repeat the same call to go on, or {writer.how_to_abandon()}')
@@ -218,16 +218,16 @@ def _first(job, vocab, tries=100):
 class _Job:
     "An ingest's chunks of `src`, as arguments for `write_chunk`"
     n,splits,said,stream = 0,None,(),False
-    def __init__(self, src, writer, fn, splits, shuffle, seed, chunk, n_workers):
+    def __init__(self, src, writer, fn, splits, shuffle, seed, chunk, num_workers):
         self.src,self.writer,self.fn = src,writer,fn
         self.load = src.as_is if fn is None and hasattr(src, 'as_is') else src.load
-        self.setup(splits, shuffle, seed, chunk, n_workers)
+        self.setup(splits, shuffle, seed, chunk, num_workers)
     def write(self): return partial(write_chunk, self.writer.opener(), load=self.load, fn=self.fn, stream=self.stream)
 
     def finish(self): pass
 
 class _Known(_Job):
-    def setup(self, splits, shuffle, seed, chunk, n_workers):
+    def setup(self, splits, shuffle, seed, chunk, num_workers):
         self.n = n = len(self.src)
         self.splits = cut(n, splits) if splits else self.src.splits
         block = getattr(self.src, 'block', None)
@@ -241,7 +241,7 @@ class _Known(_Job):
 
 class _Streamed(_Job):
     stream = True
-    def setup(self, splits, shuffle, seed, chunk, n_workers):
+    def setup(self, splits, shuffle, seed, chunk, num_workers):
         if splits: raise ValueError(f'{self.writer.name}: a stream cannot be cut at random: give {{split: source}}, or split when reading, by RandomStoreSplitter()')
         self.size = chunk or self.writer.stream_chunk(self.src)
         self.said,self.parts,self.ahead = (self.size,),None,None
@@ -272,13 +272,13 @@ class _Streamed(_Job):
     def finish(self): self.writer.extend(self.end[0], open=False, splits=self.end[1])
     def _changed(self, why): return StoreExists(f'{self.writer.name}: the source has changed since the ingest began ({why}); {self.writer.how_to_abandon()} drops what is there')
 
-def _run(job, writer, n_workers, progress, limit, tries=3):
+def _run(job, writer, num_workers, progress, limit, tries=3):
     t0,rep = time.monotonic(),IngestReport(writer.name, writer.link.url)
     marks = _marks(writer, rep, resumed=True)
     limit.check(writer, rep, job.n)
     if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
     for _ in range(tries):
-        with closing(parallel_map(job.write(), job.chunks(marks), n_workers)) as results:   # or workers go on while an error is looked at
+        with closing(parallel_map(job.write(), job.chunks(marks), num_workers)) as results:   # or workers go on while an error is looked at
             results = _counted(results, job, writer, rep, limit)
             for _ in show_progress(results, int((marks==0).sum()) if job.n else 'noinfer', rep) if progress else results: pass
         job.finish()

@@ -17,7 +17,7 @@ def to_shards(
     source, # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, list, DataFrame, torch or fastai dataset, store, iterator; or `{split: source}`
     url:str|Storage, # A folder: a path, or any fsspec URL, such as `s3://bucket/pets`
     fn=None, # `fn(sample)` -> sample, run in the workers
-    n_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
     maxsize:float=1e8, # Bytes a shard may have
     maxcount:int=100_000, # Samples a shard may have
     vocab:list|dict=None, # Labels in the order of their codes (of `cls`; else `{field: labels}`); default: all there are, sorted
@@ -29,7 +29,7 @@ def to_shards(
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
     max_failed:int|float=None, # Samples that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
-    **storage_options # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `**make_client(…)`
+    storage_options:dict=None # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
 )->IngestReport:
     """Pack `source` into tar shards in folder `url`, in parallel; raises `StoreExists`, `StoreBusy`, `StoreFull`, `IngestError`
 
@@ -38,5 +38,5 @@ def to_shards(
     Integer labels are categories: {3, 7} gives `vocab` [3, 7] and the codes 0 and 1, while the tar has the integer itself. Where `vocab=` or the source
     names the classes, integers are their codes. Beyond 2**20 distinct integers there is no vocabulary, and they are values.
     An ingest that was interrupted goes on when the same call is repeated, and so does one in which more than `max_failed` samples failed, with a higher limit."""
-    w = ShardWriter(as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options})), maxsize, maxcount)
-    return ingest(source, w, fn, n_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress, max_failed)
+    w = ShardWriter(as_storage(url, timeout, storage_options), maxsize, maxcount)
+    return ingest(source, w, fn, num_workers, vocab, overwrite, splits, shuffle, seed, chunk, progress, max_failed)

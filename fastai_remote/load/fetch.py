@@ -39,7 +39,7 @@ class Fetch(DisplayedTransform):
         draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
     ):
         if draw is not None and not hasattr(draw, 'batch'): raise TypeError(f'draw takes a Rasterise(…), not {draw!r}')
-        self.field,self.store,self.img_cls,self.draw,self.hand,self.follow = field,store,img_cls,draw,{},store is None
+        self.field,self.store,self.img_cls,self.draw,self.values,self.follow = field,store,img_cls,draw,{},store is None
         self.input_types = (int,np.integer,dict) + ((bytes,str,Path,np.ndarray,Tensor,Image.Image) if img_cls is not None else ())
 
     def setups(self, items):
@@ -54,17 +54,19 @@ class Fetch(DisplayedTransform):
             self.draw = self.draw or Rasterise()
             self.input_types = (*self.input_types,list)
 
-    def bind(self, store): self.store,self.hand = store,{}
+    def bind(self, store): self.store,self.values = store,{}
 
     @property
     def codec(self): return get_codec(self.store.manifest.fields[self.field]['codec'])
 
-    def take(self, hand):
-        "Have `hand`, `{sample number: value}`, to give out; strokes are drawn all at once"
+    def receive(self,
+        values:dict # `{sample number: value}` of a batch
+    ):
+        "Hold the values of a batch, which are decoded one by one; strokes are drawn all at once"
         if self.draw is not None:
-            try: hand = dict(zip(hand, self.draw.batch(list(hand.values()))))
+            try: values = dict(zip(values, self.draw.batch(list(values.values()))))
             except ValueError: pass   # one is damaged, and will say so when its turn comes
-        self.hand = hand
+        self.values = values
 
     def _call(self, nm, x, split_idx=None, **kwargs):
         if nm!='encodes': return x
@@ -86,7 +88,7 @@ class Fetch(DisplayedTransform):
         except ValueError: return x   # an image file
 
     def _number(self, i):
-        b = self.hand.get(i)
+        b = self.values.get(i)
         if b is None: b = self.store.get_many([i], self.field, check=True)[self.field][0]
         codec = self.codec
         if self.img_cls is None and not is_image(codec.name): return self.store.decode(i, self.field, b)
@@ -100,4 +102,4 @@ class Fetch(DisplayedTransform):
 
     def _corrupt(self, i, n, e): return CorruptSample(f'{self.store.name}: sample {i}, field {self.field!r}: {n} bytes that {getattr(self.img_cls, "__name__", self.codec.name)} cannot read: {e}')
 
-    def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k!='undecoded'} | {'hand':{}}
+    def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k!='undecoded'} | {'values':{}}

@@ -75,15 +75,15 @@ class Permutation:
 
 # %% ../../nbs/order/00_permutation.ipynb #c44ab69f
 class BlockPermutation:
-    "A shuffle of `range(n)` that moves blocks of neighbours, and mixes the samples of `mix` blocks: computed, constant memory"
+    "A shuffle of `range(n)` that moves blocks of neighbours, and mixes the samples of `interleave` blocks: computed, constant memory"
     def __init__(self,
         n:int, # Numbers to shuffle
         block:int, # Neighbours that stay near each other
         seed:int=0, # Any int >= 0
         parts:list=None, # Sizes of parts, one after the other, each of which has its share of each window; default: one
-        mix:int=16, # Blocks that are shuffled into each other
+        interleave:int=16, # Blocks that are shuffled into each other
     ):
-        self.n,self.block,self.window,self.parts = n,block,block*mix,list(parts or [n])
+        self.n,self.block,self.window,self.parts = n,block,block*interleave,list(parts or [n])
         self.blocks,self.inner,self.tail = Permutation(n//block, seed),Permutation(self.window, seed+1),Permutation(n%self.window, seed+2)
         self.rest = int(np.argmax(self.parts))   # the part that takes what the others leave
 

@@ -36,7 +36,7 @@ class ShuffleQuality:
         res.append(f'Of pairs in a batch {self.near_pct:.2g}% were stored within 100 places of each other, {_times(self.near, "often")} in a full shuffle.')
         if self.labels is not None: res.append(f'Class counts vary from batch to batch {_times(self.labels, "much")} in a full shuffle.')
         if self.again is not None: res.append(f'Of pairs in a batch {self.again_pct:.2g}% meet again in the next epoch, {_times(self.again, "often")} in a full shuffle.')
-        if max(self.labels or 0, self.near if self.labels is None else 0)>2: res.append('A larger mix=, or packing them anew with to_shards, which shuffles, evens this out.')
+        if max(self.labels or 0, self.near if self.labels is None else 0)>2: res.append('A larger interleave=, or packing them anew with to_shards, which shuffles, evens this out.')
         return '\n'.join(res)
 
     def plot(self, figsize=(9,3)): # A matplotlib `Figure`

@@ -33,10 +33,10 @@ def worker_batches(
     order:Order, # The epoch's order
     bs:int, # Samples a batch
     worker:int=0, # This worker
-    n_workers:int=1, # Number of workers
+    num_workers:int=1, # Number of workers
 ): # Iterator of int64 arrays, at most `bs` long
-    "The batches of `worker`: every `n_workers`-th, computed a few at a time"
-    starts,k = range(worker*bs, len(order), n_workers*bs),max(1, order.piece//bs)
+    "The batches of `worker`: every `num_workers`-th, computed a few at a time"
+    starts,k = range(worker*bs, len(order), num_workers*bs),max(1, order.piece//bs)
     for s in (starts[i:i+k] for i in range(0, len(starts), k)):
         pos = (np.asarray(s)[:,None]+np.arange(bs)).ravel()
         a = order.take(pos[pos<len(order)])

@@ -31,18 +31,18 @@ class _Map:
         return self._at(i) if len(i) else i.copy()
 
 class ShardPermutation(_Map):
-    "A shuffle of `range(n)`, n samples in shards one after the other, in which a worker has `mix` shards at hand at a time"
+    "A shuffle of `range(n)`, n samples in shards one after the other, in which a worker has `interleave` shards at hand at a time"
     def __init__(self,
         sizes, # Samples of each shard, as they are stored; an empty one is never asked for
         seed:int=0, # Any int >= 0
-        mix:int=4, # Shards whose samples are shuffled into each other
+        interleave:int=4, # Shards whose samples are shuffled into each other
         bs:int=64, # Samples a batch
         workers:int=1, # Processes that make batches in turn; 0 counts as 1
         rank:int=0, # This rank, of
         world:int=1, # so many; padded so that all have equally many
     ):
-        if mix<1 or bs<1 or workers<0 or not 0<=rank<world: raise ValueError(f'want mix and bs of at least 1 and a rank below world, not {mix=}, {bs=}, {workers=}, {rank=}, {world=}')
-        self.sizes,self.seed,self.mix,self.bs,self.workers,self.rank,self.world = _sizes(sizes),int(seed),mix,bs,max(workers,1),rank,world
+        if interleave<1 or bs<1 or workers<0 or not 0<=rank<world: raise ValueError(f'want interleave and bs of at least 1 and a rank below world, not {interleave=}, {bs=}, {workers=}, {rank=}, {world=}')
+        self.sizes,self.seed,self.interleave,self.bs,self.workers,self.rank,self.world = _sizes(sizes),int(seed),interleave,bs,max(workers,1),rank,world
         order = np.flatnonzero(self.sizes)
         self.order = order[Permutation(len(order), self.seed)[np.arange(len(order))]]   # shards in the order of the epoch
         self.starts,self.line = _starts(self.sizes)[self.order],_starts(self.sizes[self.order])   # where each starts: as stored, in the epoch
@@ -54,11 +54,11 @@ class ShardPermutation(_Map):
         self.first = self._piece(self.lanes)
         self._group = lru_cache(2*self.workers)(self._group)
 
-    def __reduce__(self): return type(self),(self.sizes,self.seed,self.mix,self.bs,self.workers,self.rank,self.world)
+    def __reduce__(self): return type(self),(self.sizes,self.seed,self.interleave,self.bs,self.workers,self.rank,self.world)
     def __len__(self): return self.len
     def __eq__(self, o): return isinstance(o, ShardPermutation) and self.__reduce__()[1][1:]==o.__reduce__()[1][1:] and np.array_equal(self.sizes, o.sizes)
     def __repr__(self):
-        return f'ShardPermutation({self.n:,} samples in {len(self.order):,} shards, '+', '.join(f'{k}={getattr(self, k)}' for k in 'seed mix bs workers rank world'.split())+')'
+        return f'ShardPermutation({self.n:,} samples in {len(self.order):,} shards, '+', '.join(f'{k}={getattr(self, k)}' for k in 'seed interleave bs workers rank world'.split())+')'
 
     def _piece(self, x):
         "Which piece of the line, repeated for ever, `x` lies in"
@@ -67,7 +67,7 @@ class ShardPermutation(_Map):
 
     def _group(self, w, g):
         "Where group `g` of worker `w` starts, and how it is shuffled"
-        turn,k = np.divmod(self.first[w]+np.array([g,g+1])*self.mix, len(self.order))
+        turn,k = np.divmod(self.first[w]+np.array([g,g+1])*self.interleave, len(self.order))
         a,b = np.clip(turn*self.n+self.line[k], self.lanes[w], self.lanes[w+1]).tolist()
         return a,Permutation(b-a, reduce(mix64_int, (self.rank*self.workers+w, g), mix64_int(self.seed&MASK64, MIX_A)))
 
@@ -75,7 +75,7 @@ class ShardPermutation(_Map):
         b,off = np.divmod(i, self.bs)
         k,w = np.divmod(b, self.workers)
         x = self.lanes[w]+k*self.bs+off
-        g = (self._piece(x)-self.first[w])//self.mix
+        g = (self._piece(x)-self.first[w])//self.interleave
         key = w*(g.max()+1)+g
         by = np.argsort(key, kind='stable')
         for at in np.split(by, np.flatnonzero(np.diff(key[by]))+1):   # one or two groups a batch
@@ -84,15 +84,15 @@ class ShardPermutation(_Map):
         k = np.searchsorted(self.line, x:=x%self.n, 'right')-1
         return self.starts[k]+x-self.line[k]
 
-    def shards(self, worker:int=0)->np.ndarray: # Shard numbers; every `mix` of them are a group
+    def shards(self, worker:int=0)->np.ndarray: # Shard numbers; every `interleave` of them are a group
         "The shards that `worker`, of [0, workers), reads, in turn"
         a,b = self.first[worker],self._piece(self.lanes[worker+1]-1)+1
         return self.order[np.arange(a, b if self.counts[worker] else a)%max(len(self.order), 1)]
 
-    def group_at(self, worker:int, given:int)->int: # k: it is at work on `shards(worker)[k*mix:(k+1)*mix]`, and is done with those before
+    def group_at(self, worker:int, given:int)->int: # k: it is at work on `shards(worker)[k*interleave:(k+1)*interleave]`, and is done with those before
         "The group that the next sample of `worker` comes from when it has given out `given`; the number of its groups when there is none"
-        if given>=self.counts[worker]: return -(-len(self.shards(worker))//self.mix)
-        return int(self._piece(self.lanes[worker]+given)-self.first[worker])//self.mix
+        if given>=self.counts[worker]: return -(-len(self.shards(worker))//self.interleave)
+        return int(self._piece(self.lanes[worker]+given)-self.first[worker])//self.interleave
 
 # %% ../../nbs/order/02_shards.ipynb #a701ae61
 def sizes_of(

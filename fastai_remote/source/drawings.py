@@ -303,15 +303,15 @@ class _StreamedDrawings(_Drawings):
 
 def drawing_samples(
     files:str|Path|list, # A file, files, or a folder, searched with its sub-folders: .ndjson or .csv, plain, .gz or .xz
-    store:str='strokes', # 'strokes', 90 bytes a drawing, or 'png', pictures, 900 bytes
+    field:str='strokes', # 'strokes', 90 bytes a drawing, or 'png', pictures, 900 bytes
     size:int=256, # Pixels a side, of a PNG
     width:float=3., # Of the pen, in pixels of a picture of 256
     antialias:bool=False, # Grey at the ink's edges? Four times as many bytes
     time:str=None, # Show the order of strokes: 'grey' or 'colour'
-    label:bool=True, # Keep the word, as field `cls`, where there is one?
+    with_labels:bool=True, # Keep the word, as field `cls`, where there is one?
 ): # A source; if a file is compressed, one without length, that `stream`s
     "A source of Quick, Draw! files: fields `strokes` or `png`, `cls`, `id`, `recognized.u1`; raises `FileNotFoundError`, `ValueError`"
-    if store not in ('strokes','png'): raise ValueError(f"store must be 'strokes' or 'png', not {store!r}")
+    if field not in ('strokes','png'): raise ValueError(f"field must be 'strokes' or 'png', not {field!r}")
     fs,root = _drawing_files(files)
     if gone:=[f for f in fs if not f.is_file()]: raise FileNotFoundError(f'{gone[0]}: no such file')
-    return (_IndexedDrawings if all(map(_plain, fs)) else _StreamedDrawings)(fs, root, label, Rasterise(size, width, antialias, time) if store=='png' else None)
+    return (_IndexedDrawings if all(map(_plain, fs)) else _StreamedDrawings)(fs, root, with_labels, Rasterise(size, width, antialias, time) if field=='png' else None)

@@ -70,7 +70,8 @@ class Store:
     def get_many(self,
         idxs, # Sample numbers in [0, n), in the order wanted; repeats allowed
         fields, # Name or names of fields to read
-        check:bool=False, # Compare checksums?
+        check:bool=True, # Compare checksums?
+        decode:bool=False, # Decode the values, as `store[i]` does? Then each field is a list of objects
     )->dict: # `{field: list of bytes}`, or an array of shape (len(idxs),) for fixed-width fields
         "Read `fields` of `idxs` in one round trip; raises `UnknownField`, `MissingSample`, `CorruptSample`, `IndexError`"
         idxs,fields,have = self._check_idxs(idxs), listify(fields), self.manifest.fields
@@ -81,6 +82,7 @@ class Store:
         for f in fields:
             if isinstance(res[f], list) and None in res[f]: self._missing(idxs, f, res[f])
         for c in crcs: self._compare(idxs, c.removesuffix('.crc'), res, res.pop(c) if c not in fields else res[c])
+        if decode: return {f:[self.decode(i, f, v) for i,v in zip(idxs.tolist(), res[f])] for f in fields}
         return res
 
     def _check_idxs(self, idxs):
@@ -111,7 +113,11 @@ class Store:
         raise CorruptSample(f'{self.name}: sample {idxs[k]}, field {f!r}{self._where(idxs[k], f)}: {what}{many}: '
                             f'damaged where they are stored{self._place(idxs[k], f)}; ingest it again')
 
-    def __repr__(self): return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
+    def __repr__(self):
+        if not self._is_loaded: return f'{type(self).__name__}({self._address()}, not read yet)'
+        return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
+    _is_loaded = True   # is the manifest here, so that nothing has to be asked for it?
+    def _address(self)->str: return repr(self.name)
     def _repr_html_(self): return html_table(self.name, {'samples':f'{len(self):,}', **{f:self._about(f) for f in self.fields},
         **{f'split {k}':f'{a:,} to {b:,}' for k,(a,b) in self.splits.items()}, 'encoded':size_str(self.manifest.nbytes),
         **{f'{f} images':image_sizes_str(s) for f,s in self.manifest.stats.items()}, 'left out':f'{self.manifest.failed:,}' if self.manifest.failed else '', 'created':self.manifest.created})
@@ -167,7 +173,7 @@ def __getitem__(self:Store, i:int)->dict:
     if i is None: raise TypeError(f'{self.name}: store[i] is one sample, or a list of them for a slice; for a {type(k).__name__} of numbers: get_many(numbers, fields)')
     if not -len(self)<=i<len(self): raise IndexError(f'{self.name}: no sample {i}; there are {len(self)}')
     i %= len(self)
-    return {f:self.decode(i, f, v[0]) for f,v in self.get_many([i], self.fields, check=True).items()}
+    return {f:v[0] for f,v in self.get_many([i], self.fields, decode=True).items()}
 
 # %% ../../nbs/store/00_base.ipynb #7f995bff
 @patch
@@ -212,26 +218,27 @@ def class_weights(self:Store,
 @patch
 def map(self:Store,
     fn, # `fn(sample)` -> sample: images are encoded bytes, as from files; anything else is decoded, pixels to Pillow images; labels are labels
-    name:str=None, # Name of the new dataset in Redis; shards have none but their folder's
     url:str=None, # Where to: a Redis server or, for shards, a folder; default: the same server
-    **kwargs # `n_workers`, `overwrite`, `max_failed`, `progress` and others for `to_redis` or `to_shards`
+    name:str=None, # Name of the new dataset in Redis; shards have none but their folder's
+    **kwargs # `num_workers`, `overwrite`, `max_failed`, `progress` and others for `to_redis` or `to_shards`
 ): # An `IngestReport`
     "Make a dataset of `fn` of each sample, in Redis or in shards; an image comes as its file, `Image.open(io.BytesIO(o['jpg']))`; raises what `to_redis` and `to_shards` raise"
     from fastai_remote.ingest.ops import map_store
-    return map_store(self, fn, name, url, **kwargs)
+    return map_store(self, fn, url, name, **kwargs)
 
 @patch
 def resize(self:Store,
     size:int, # Shorter side, pixels; smaller images stay as they are
+    url:str=None, # As `map`
     name:str=None, # As `map`
     quality:int=90, # JPEG and WebP quality, 1 to 95
     field:str=None, # Field to resize; default: the first that holds images
     codec:str=None, # What to store: `jpg`, `png`, `webp` or `raw`; default: the same, `png` where that is none of them
-    **kwargs # `url` and others for `map`
+    **kwargs # As `map`
 ): # An `IngestReport`
     "Make a dataset with smaller images"
     from fastai_remote.ingest.ops import resize_store
-    return resize_store(self, size, name, quality, field, codec, **kwargs)
+    return resize_store(self, size, url, name, quality, field, codec, **kwargs)
 
 @patch
 def copy(self:Store,
@@ -245,9 +252,9 @@ def copy(self:Store,
 
 @patch
 def verify(self:Store,
-    n_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
     chunk:int=2048, # Samples at a time
 ): # A `VerifyReport`
     "Read all that is stored, compare checksums, and decode the samples; says what has no checksums; raises `StoreUnavailable`"
     from fastai_remote.ingest.ops import verify_store
-    return verify_store(self, n_workers, chunk)
+    return verify_store(self, num_workers, chunk)

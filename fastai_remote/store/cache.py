@@ -181,12 +181,12 @@ def drop(self:FileCache,
 def check(self:FileCache,
     n:int, # Shards in use at the same time
     size:int, # Bytes of the largest
-    what:str, # Why so many: '8 workers × (mix 2 + 1 ahead)'
+    what:str, # Why so many: '8 workers × (interleave 2 + 1 ahead)'
     name:str='', # Of the dataset
 ):
     "Raises `ValueError` if `n` shards of `size` bytes do not fit at the same time"
     if n*size>self.size: raise ValueError(f"{name and name+': '}{n:,} shard{'s'*(n!=1)} of up to {size_str(size)} in flight ({what}) need "
-        f'{size_str(n*size)}; the cache {self.folder} holds {size_str(self.size)}: give it more (`cache_size=`), or have fewer in flight (`mix=`, `num_workers=`)')
+        f'{size_str(n*size)}; the cache {self.folder} holds {size_str(self.size)}: give it more (`cache_size=`), or have fewer in flight (`interleave=`, `num_workers=`)')
 
 # %% ../../nbs/store/07_cache.ipynb #d9622877
 class _Part(io.FileIO):

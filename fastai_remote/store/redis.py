@@ -212,6 +212,8 @@ class RedisStore(Store):
         if policy!='noeviction': return f'the server may drop keys when it is full (maxmemory-policy {policy}): set noeviction and ingest again'
         return 'deleted, or lost in a restart without saving'
 
+    _is_loaded = property(lambda self: self._manifest is not None)
+    def _address(self): return f'{self.link.url!r}, {self._name!r}'
     def opener(self): return OpenStore(self)
     def __getstate__(self): return dict(link=self.link, _name=self._name, _uid=self._uid, _manifest=None)
     def __copy__(self): return self

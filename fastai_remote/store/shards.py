@@ -64,11 +64,11 @@ class ShardStore(Store):
         cache_size:int=None, # Bytes the cache may take; default: half of what is free
         timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
         uid:str=None, # Which writing of the dataset it must be; default: whichever is there
-        **storage_options # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …
+        storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
     ):
         if isinstance(cache, dict): raise TypeError('cache takes a folder; what a file system wants goes into storage_options=, or comes one by one: **client')
         self._cache_arg,self._cache = cache or None,None
-        self.storage = as_storage(url, **({} if isinstance(url, Storage) else {'timeout':timeout, **storage_options}))
+        self.storage = as_storage(url, timeout, storage_options)
         if cache_size is not None and cache: self._cache_arg = FileCache(None if cache is True else cache, cache_size)
         self._manifest,self._uid,self._open_ = None,uid,None
         self._uid = self.manifest.uid
@@ -124,6 +124,8 @@ class ShardStore(Store):
         "Are there compressed shards?"
         return self.shards.raw is not None
 
+    _is_loaded = property(lambda self: self._manifest is not None)
+    def _address(self): return repr(self.storage.url)
     def opener(self): return OpenShards(self)
     def __getstate__(self): return dict(storage=self.storage, _cache_arg=self._cache_arg, _uid=self._uid, _manifest=None, _cache=None, _open_=None)
     def __copy__(self): return self
@@ -389,7 +391,7 @@ def check_cache(self:ShardStore, workers:int, each:int):
 
 @patch
 def shuffle_quality(self:ShardStore,
-    mix:int=4, # Shards that are shuffled into each other; `None`: all of them
+    interleave:int=4, # Shards that are shuffled into each other; `None`: all of them
     bs:int=64, # Samples a batch
     workers:int=1, # Processes that make batches
     field:str=None, # Field of labels to look at; default: `cls`, if there is one; their shards' indices are read
@@ -398,7 +400,7 @@ def shuffle_quality(self:ShardStore,
     "How well epochs of these shards are shuffled, compared with a full shuffle: as good where neighbours have nothing in common, as `to_shards` leaves them; it may not be in sets of others"
     t,m = self.shards,self.manifest
     field = field or next((f for f,d in m.fields.items() if d['codec']=='cls'), None)
-    def order(seed): return Permutation(len(self), seed) if mix is None else ShardPermutation(t.n, seed, mix, bs, workers)
+    def order(seed): return Permutation(len(self), seed) if interleave is None else ShardPermutation(t.n, seed, interleave, bs, workers)
     return _quality(order, len(self), bs, None if field is None else lambda i: self.get_many(i, field)[field], t.starts, batches)
 
 # %% ../../nbs/store/11_shards.ipynb #16bea615
@@ -419,26 +421,26 @@ def failures(self:ShardStore):
 @patch(cls_method=True)
 def delete(cls:ShardStore,
     url:str|Storage, # The folder
-    **storage_options # As `to_shards`
+    storage_options:dict=None # As `to_shards`
 ):
     "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
     from fastai_remote.write.shards_admin import delete_shards
-    delete_shards(url, **storage_options)
+    delete_shards(url, storage_options)
 
 @patch(cls_method=True)
 def abandon(cls:ShardStore,
     url:str|Storage, # The folder
-    **storage_options # As `to_shards`
+    storage_options:dict=None # As `to_shards`
 ):
     "Remove what an unfinished ingest wrote; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
     from fastai_remote.write.shards_admin import abandon_shards
-    abandon_shards(url, **storage_options)
+    abandon_shards(url, storage_options)
 
 @patch(cls_method=True)
 def unfinished(cls:ShardStore,
     url:str|Storage, # The folder
-    **storage_options # As `to_shards`
+    storage_options:dict=None # As `to_shards`
 )->list: # Of at most one dict: `name`, `chunks` done, `of` how many (`None` where the source is a stream), `began` (UTC), `running`
     "An ingest that was begun here and not committed: go on with it by the same call, or `abandon` it"
     from fastai_remote.write.shards_admin import unfinished_shards
-    return unfinished_shards(url, **storage_options)
+    return unfinished_shards(url, storage_options)

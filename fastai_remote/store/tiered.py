@@ -270,11 +270,11 @@ def ahead(self:TieredStore,
 # %% ../../nbs/store/12_tiered.ipynb #0dfde285
 @patch
 def warm(self:TieredStore,
-    n_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
     chunk:int=2048, # Samples at a time
 )->float: # The part of the samples that Redis holds then
     "Read all samples, so that Redis has them; raises `StoreUnavailable`, `StoreFull`"
-    for _ in parallel_map(_warm, ((self.opener(), a, min(a+chunk, len(self))) for a in range(0, len(self), chunk)), n_workers): pass
+    for _ in parallel_map(_warm, ((self.opener(), a, min(a+chunk, len(self))) for a in range(0, len(self), chunk)), num_workers): pass
     self._fill.off.clear()
     return self.held()
 

@@ -52,7 +52,7 @@ class RedisWriter:
     hashed,looks = True,1   # labels come as hashes, until all are known; samples to look at beforehand
     def how_to_abandon(self)->str: return f'RedisStore.abandon(url, {self.name!r})'
     def opener(self): return OpenWriter(self)
-    def chunk(self, n, each, n_workers): return max(16, min(1024, n//(n_workers*8)))
+    def chunk(self, n, each, num_workers): return max(16, min(1024, n//(num_workers*8)))
     def stream_chunk(self, src): return getattr(src, 'chunk', 64)
     def cost(self, sample): return 0
 

@@ -59,7 +59,7 @@ class ShardWriter:
 
     def how_to_abandon(self)->str: return f'ShardStore.abandon({self.storage.url!r})'
 
-    def chunk(self, n:int, each:float, n_workers:int)->int:
+    def chunk(self, n:int, each:float, num_workers:int)->int:
         "Samples a shard, where there are `n` of `each` bytes: as many as fit, but some shards to mix and to share out"
         return max(1, min(self.maxcount, int(.85*self.maxsize/max(each, 1)), max(64, -(-n//8))))   # .85: some samples are a guess
     def stream_chunk(self, src)->int:

@@ -19,10 +19,10 @@ from .shards import LEASE_SECONDS, own_file, part_file, seal_json, ShardWriter
 # %% ../../nbs/write/04_shards_admin.ipynb #fa14a460
 def delete_shards(
     url:str|Storage, # The folder
-    **storage_options # As `to_shards`
+    storage_options:dict=None # As `to_shards`
 ):
     "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
-    w = ShardWriter(as_storage(url, **storage_options))
+    w = ShardWriter(as_storage(url, storage_options=storage_options))
     m = w._committed()
     left = None if m else w._left()
     if not m and not left: raise StoreNotFound(f'{w.storage.url}: no dataset here, and no unfinished ingest')
@@ -40,10 +40,10 @@ def delete_shards(
 
 def abandon_shards(
     url:str|Storage, # The folder
-    **storage_options # As `to_shards`
+    storage_options:dict=None # As `to_shards`
 ):
     "Remove what an unfinished ingest wrote; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
-    w = ShardWriter(as_storage(url, **storage_options))
+    w = ShardWriter(as_storage(url, storage_options=storage_options))
     old = w._committed()
     try: left = w._left(old)
     except StoreError: left = _damaged_plan(w.storage, old)
@@ -63,10 +63,10 @@ def _damaged_plan(storage, old):
 
 def unfinished_shards(
     url:str|Storage, # The folder
-    **storage_options # As `to_shards`
+    storage_options:dict=None # As `to_shards`
 )->list: # Of at most one dict: `name`, `chunks` done, `of` how many (`None` where the source is a stream), `began` (UTC), `running`
     "An ingest that was begun here and not committed: go on with it by the same call, or `abandon` it"
-    w = ShardWriter(as_storage(url, **storage_options))
+    w = ShardWriter(as_storage(url, storage_options=storage_options))
     if not (plan:=w._left(w._committed())): return []
     done,who = sum(n.startswith('chunk-') for n in w.storage.names('.ingest')),w._holder()
     return [dict(name=w.name, chunks=done, of=None if plan.get('open') else -(-plan['n']//plan['chunk']), began=plan.get('began', ''), running=bool(who) and time.time()-who['time']<LEASE_SECONDS)]
