@@ -61,7 +61,7 @@ for m in 'broken_module','absent_module':
 def imports_of(module):
     "The modules that a module imports when it is imported, and those that its functions import when they are called"
     path = root/'fastai_remote'/f"{module.replace('.', '/')}.py"
-    tree,top = ast.parse(path.read_text()),set()
+    tree = ast.parse(path.read_text())
     package = f'fastai_remote.{module}'.split('.')[:-1]
     def of(node):
         if isinstance(node, ast.Import): return [a.name for a in node.names]

@@ -62,7 +62,7 @@ def nums(batches):
     res = [(int(i), int(c)) for x,y in batches for i,c in zip(x, y)]
     assert all(c==i%3 for i,c in res)
     return [i for i,_ in res]
-def map_style(ds, workers, bs=16, **kw): return DataLoader(ds, batch_sampler=ds.batches(bs, workers=workers, **kw), num_workers=workers)
+def map_style(ds, workers, bs=16, **kw): return DataLoader(ds, batch_sampler=ds.batches(bs, num_workers=workers, **kw), num_workers=workers)
 def iterable(ds, workers, bs=16, persistent=False, **kw): return DataLoader(ds.batched(bs, **kw), batch_size=None, num_workers=workers, persistent_workers=persistent)
 
 @pytest.mark.filterwarnings('error::UserWarning', 'ignore:This DataLoader will create')
@@ -118,7 +118,7 @@ from torch.utils.data import DataLoader
 from fastai_remote import ShardStore
 from fastai_remote.load.dataset import RemoteDataset
 ds = RemoteDataset(ShardStore(path)).decode().to_tuple('txt', 'cls')
-it,mp = ds.batched(16),ds.batches(16, workers=2)
+it,mp = ds.batched(16),ds.batches(16, num_workers=2)
 for b,dl in ((it, DataLoader(it, batch_size=None, num_workers=2)), (mp, DataLoader(ds, batch_sampler=mp, num_workers=2))):
     for e in range(2):
         b.set_epoch(e)

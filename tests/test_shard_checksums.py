@@ -332,7 +332,7 @@ def test_the_same_in_a_torch_loader(pictures, tmp_path, style, num_workers, pers
     d = Path(shutil.copytree(pictures, tmp_path/'pictures'))
     ds = RemoteDataset(ShardStore(d)).to_tuple('id', 'cls')
     kw = dict(num_workers=num_workers, persistent_workers=persistent)
-    dl = DataLoader(ds.batched(8), batch_size=None, **kw) if style=='batched' else DataLoader(ds, batch_sampler=ds.batches(8, workers=num_workers), **kw)
+    dl = DataLoader(ds.batched(8), batch_size=None, **kw) if style=='batched' else DataLoader(ds, batch_sampler=ds.batches(8, num_workers=num_workers), **kw)
     def ids(dl): return sorted(int(i) for b,_ in dl for i in b)
     assert ids(dl)==ids(dl)==list(range(N))
     flip_id(d/'shard-000000.idx')
