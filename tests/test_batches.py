@@ -14,7 +14,6 @@ from fastai_remote.load.batch import WholeBatches
 from fastai_remote.load.loader import BatchPath, RemoteDL
 from fastai_remote.order.base import SplitOrder
 
-for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 
 def both(o): return [list(range(20)), SplitOrder(range(20))]   # all in training, and all in order
 

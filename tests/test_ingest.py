@@ -9,10 +9,10 @@ import torch
 from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize
 from fastai.vision.core import PILImage
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
-from conftest import CLASSES, N, class_of
+from conftest import CLASSES, N, class_of, examples
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
 from fastai_remote.write.base import fill_moves
 from fastai_remote.write.redis import _queue_set, _runs
@@ -298,7 +298,7 @@ def test_fill_moves(parts):
         assert s==at and sorted(a[s:e].tolist())==[ends[k]+i for i,o in enumerate(p) if o]
         at = e
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.lists(st.sets(st.integers(0, 19)), min_size=1, max_size=3))
 def test_holes_at_random(server, bads):
     "The same, through a server"
