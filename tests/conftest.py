@@ -97,12 +97,13 @@ def fails(err, match):
 
 @contextmanager
 def within(seconds):
-    "Fail if it takes longer: it was to give up, not to hang"
+    "Fail if it takes longer, on a machine with a core to spare: it was to give up, not to hang"
     t = time.monotonic()
     yield
-    assert time.monotonic()-t<seconds
+    busy = os.getloadavg()[0]/os.cpu_count()   # where three processes share a core, it may take three times as long
+    assert (took:=time.monotonic()-t)<seconds*max(1, busy), f'{took:.1f} s, not {seconds}, at a load of {busy:.1f} a core'
 
-def wait_for(f, seconds=60):
+def wait_for(f, seconds=120):
     "Poll until `f()`"
     t = time.monotonic()
     while not (r:=f()):

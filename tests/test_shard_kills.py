@@ -183,7 +183,7 @@ def script(tmp_path):
     def go(d, what='known', pause=0., n_workers=2, *more):
         out = (tmp_path/f'{len(ps)}.out').open('w+')
         ps.append(p:=subprocess.Popen([sys.executable, '-W', 'ignore', f, str(d), what, str(pause), str(n_workers), *more], stdout=out, stderr=out, start_new_session=True))
-        p.said = lambda: (p.wait(90), Path(out.name).read_text())[1]
+        p.said = lambda: (p.wait(240), Path(out.name).read_text())[1]
         return p
     yield go
     for p in ps: kill(p)

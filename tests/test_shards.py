@@ -354,11 +354,9 @@ def test_overwrite_under_readers(tmp_path, delete):
                 if not re.search('replaced|no dataset here', str(e)): errs.append(e)
                 got.add('error')
             except Exception as e: errs.append(e)
-    ts = [threading.Thread(target=read, args=(h,)) for h in (None,ShardStore(tmp_path/'d'))]
+    ts = [threading.Thread(target=read, args=(h,), daemon=True) for h in (None,ShardStore(tmp_path/'d'))]
     for t in ts: t.start()
-    def wait(o):
-        t = time.monotonic()
-        while o not in got and not errs and time.monotonic()-t<20: time.sleep(.001)
+    def wait(o): wait_for(lambda: o in got or errs)
     wait((True,'a'))
     for w,n in (('b',500),('c',700),('d',500)): write(w, n); wait((False,w))
     wait('error')
