@@ -7,7 +7,7 @@ EXTRAS ?= test
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint export nbs readme docs bench clean
+.PHONY: setup demo test test-all test-more coverage sanitize lint export nbs readme docs bench clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -19,8 +19,27 @@ $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
 demo: setup  # make demo [DATA=folder] [LABELS=labels.csv or a regular expression]
 	$(PY) -W ignore demo.py $(if $(DATA),--data '$(DATA)') $(if $(LABELS),--labels '$(value LABELS)')
 
-test: setup  # make test [ARGS='-k memory']; by default two files at a time
-	$(PY) -m pytest $(or $(ARGS),-n 2 --dist loadfile)
+# Two processes; one that has run out of tests takes some from the other.
+PYTEST = $(PY) -m pytest $(or $(ARGS),-n 2 --dist worksteal)
+
+test: setup  # make test [ARGS='-k memory']: all but the slow ones, in less than four minutes
+	$(PYTEST) -m 'not slow'
+
+test-all: setup  # all tests, in less than half an hour
+	$(PYTEST)
+
+test-more: setup  # 20 times as many examples of Hypothesis, other ones in each run; and 2,000 pipelines
+	$(PYTEST) -m hypothesis --hypothesis-profile=more --timeout=7200
+	PIPELINES=2000 $(PYTEST) -k any_pipeline --timeout=7200
+
+coverage: setup  # all tests, and the share of Python lines that they run
+	rm -f .coverage .coverage.*
+	COVERAGE_CORE=ctrace $(PY) -m coverage run -m pytest $(or $(ARGS),-n 2 --dist worksteal --timeout=900)
+	$(PY) -m coverage combine -q
+	$(PY) -m coverage report --fail-under=95
+
+sanitize: setup  # the C modules under AddressSanitizer and UndefinedBehaviorSanitizer, with 100,000 hostile and random inputs
+	$(PY) tests/fuzz_c.py
 
 lint: setup
 	$(VENV)/bin/ruff check --quiet --select F,E9,B --ignore F401,F403,F405,B905,B023,B007 fastai_remote tests tools demo.py setup.py

@@ -16,7 +16,6 @@ from fastai_remote.load.loader import RemoteDL
 from fastai_remote.load.path import BatchPath
 from fastai_remote.order.base import SplitOrder
 
-for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 
 def both(o): return [list(range(20)), SplitOrder(range(20))]   # all in training, and all in order
 

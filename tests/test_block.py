@@ -7,7 +7,6 @@ from fastai.vision.all import *
 
 from fastai_remote import *
 
-for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 
 CODES = ['sky','sea','land']
 

@@ -7,10 +7,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from conftest import wait_for
-from hypothesis import given, settings, strategies as st
+from conftest import examples, wait_for
+from hypothesis import given, strategies as st
 
-from fastai_remote import cache as mod
+from fastai_remote.store import cache as mod
 from fastai_remote.store.cache import FileCache
 
 KB = 1000
@@ -592,7 +592,7 @@ op = st.one_of(st.tuples(st.just('fetch'), key), st.tuples(st.just('open'), key)
                st.tuples(st.just('close'), st.integers(0, 9)), st.tuples(st.just('clear'), st.none()))
 SIZES = {'a/1':10, 'a/2':20, 'b/1':30, 'b/2':5, 'c':25}
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(op, max_size=25), st.integers(20, 70))
 def test_model(tmp_path_factory, ops, size):
     "Whatever is done in whatever order: there is what a dict in order of use would have"

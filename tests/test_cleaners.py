@@ -11,7 +11,6 @@ from fastai_remote import *
 from fastai_remote.load.cleaners import RemoteImage
 
 pytest.importorskip('ipywidgets', reason='the cleaners are made of ipywidgets')
-for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 
 @pytest.fixture(autouse=True)
 def notebook(monkeypatch):

@@ -8,11 +8,11 @@ import torch
 from fastai.data.core import DataLoaders
 from fastai.vision.augment import Resize
 from fastai.vision.core import PILImage, PILImageBW, PILMask
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 import fastai_remote.block
-from conftest import class_of
+from conftest import class_of, examples
 from fastai_remote import CorruptSample, MemoryStore, Rasterise, RedisStore, RemoteDataset, ShardStore, image_samples, shrink, to_redis, to_shards
 from fastai_remote.codec.images import _head
 from fastai_remote.codec.fields import get_codec, is_image
@@ -22,7 +22,7 @@ raw,bits = get_codec('pixels.raw'),get_codec('mask.bits')
 
 # --- round trips
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1,40), st.integers(1,40), st.sampled_from([(),(1,),(3,)]), st.booleans(), st.integers(0,9))
 def test_raw_round_trip(h, w, c, turned, seed):
     "Arrays of any shape, in any order in memory, and images of them"
@@ -35,7 +35,7 @@ def test_raw_round_trip(h, w, c, turned, seed):
         assert raw.array(b).shape==want.shape and (raw.array(b)==want).all() and (np.asarray(raw.image(b))==want).all()
     assert np.shares_memory(raw.array(b), np.frombuffer(b, np.uint8)) and not raw.array(b).flags.writeable
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1,40), st.integers(1,40), st.integers(0,255), st.integers(0,255), st.booleans(), st.integers(0,9))
 def test_bits_round_trip(h, w, x, y, colour, seed):
     "Any two levels, or one of them, as an array, a grey picture, or a grey one in colours"
@@ -108,7 +108,7 @@ def test_damaged(codec, b, says):
     for f in (codec.to_bytes, codec.check, codec.from_bytes, codec.array):
         with pytest.raises(ValueError, match=says): f(b)
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.sampled_from([(raw,B),(bits,Z)]), st.integers(0,70), st.integers(0,255), st.integers(0,70))
 def test_hostile(what, at, x, end):
     "Any other byte, any other length: pixels, or `ValueError`"

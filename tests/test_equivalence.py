@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
 from pipelines import *
 
-for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 
 @pytest.fixture(scope='module')
 def data(server, tmp_path_factory):
@@ -379,7 +378,7 @@ def spoils_reads(spoil):
     "Break the functions in C that decode and resize: `spoil(pixels, arguments)` afterwards"
     def do(monkeypatch):
         for name in '_jpeg','_pixels':
-            m = sys.modules.get(f'fastai_remote.{name}') or pytest.skip('the C modules are not built')
+            m = sys.modules.get(f'fastai_remote.codec.{name}') or pytest.skip('the C modules are not built')
             def read(*args, was=m.read):
                 res = was(*args)
                 spoil([a for a in args if isinstance(a, np.ndarray)][-1], args)

@@ -16,7 +16,6 @@ from fastai.vision.all import *
 from fastai_remote import *
 from fastai_remote.order.base import Order
 
-for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 
 NOTEBOOK = Path(__file__).parents[1]/'nbs/tutorials/fastai_api.ipynb'
 CLASSES,N,STORES = ['cat','dog','owl'],36,['Redis','shards']

@@ -203,8 +203,8 @@ def test_started_in_thread(fresh):
     fresh.kill()
     (t:=threading.Thread(target=fresh.start)).start()
     t.join()
-    time.sleep(.3)
-    assert fresh.proc.poll() is None and client(fresh).ping()
+    with pytest.raises(subprocess.TimeoutExpired): fresh.proc.wait(.3)
+    assert client(fresh).ping()
 
 @workers
 def test_stopped_server(fresh, pics, num_workers):

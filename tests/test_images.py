@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import examples
 import redis
 import torch
 from fastai.vision.all import DataLoaders, FlipItem, PILImage, PILImageBW, RandomResizedCrop, Resize, TensorImage, ToTensor
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 import fastai_remote.block   # gives `DataLoaders` its `from_redis`
@@ -116,7 +117,7 @@ def test_reducing_gap():
     assert scale(2., (0,0,4000,3000), (224,224))==4 and scale(2., (0,0,400,300), (224,224))==1 and scale(2., (0,0,4000,3000), None)==1
     assert scale(None, (0,0,4000,3000), (224,224))==1 and scale(1., (0,0,4000,3000), (224,224))==8
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_damaged(data):
     "Bytes that are cut off or changed give a picture or an exception, and Pillow's word where there is one"
@@ -129,7 +130,7 @@ def test_damaged(data):
     except (OSError,ValueError,SyntaxError,Image.DecompressionBombError): return
     assert a.shape==(16,16,3)
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.binary(max_size=200))
 def test_header_of_anything(b):
     for o in b,b'\xff\xd8\xff'+b:

@@ -9,10 +9,10 @@ import torch
 from fastai.data.core import Datasets
 from fastai.data.transforms import Categorize
 from fastai.vision.core import PILImage
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
-from conftest import CLASSES, N, class_of
+from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote.source.base import IndexedSource
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
 from fastai_remote.write.base import fill_moves
@@ -298,7 +298,7 @@ def test_fill_moves(parts):
         assert s==at and sorted(a[s:e].tolist())==[ends[k]+i for i,o in enumerate(p) if o]
         at = e
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.lists(st.sets(st.integers(0, 19)), min_size=1, max_size=3))
 def test_holes_at_random(server, bads):
     "The same, through a server"
@@ -341,11 +341,10 @@ def test_overwrite_under_readers(put, server):
                 if not re.search('replaced|deleted', str(e)): errs.append(e)
                 seen.add('error')
             except Exception as e: errs.append(e)
-    ts = [threading.Thread(target=read, args=(h,)) for h in (None,RedisStore(server.url, 'd'))]
+    ts = [threading.Thread(target=read, args=(h,), daemon=True) for h in (None,RedisStore(server.url, 'd'))]
     for t in ts: t.start()
     for w,n in (('b',300),('c',700),('d',400)): s,_ = put(src(w, n), overwrite=True)
-    t = time.monotonic()
-    while (False,'d') not in seen and time.monotonic()-t<20: time.sleep(.001)
+    wait_for(lambda: (False,'d') in seen or errs)
     stop.set()
     for t in ts: t.join()
     assert not errs and {(True,'a'),(False,'d'),'error'}<=seen and {o for o in seen if o[0] is True}=={(True,'a')}

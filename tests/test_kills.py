@@ -38,6 +38,8 @@ _n,_valid = 20_000,3_000
 
 _script = '''
 import io, sys, time
+
+pytestmark = pytest.mark.slow
 from PIL import Image
 from fastai_remote import RedisStore, redis_server, shrink, to_redis
 url,what,pause,num_workers = sys.argv[1],sys.argv[2],float(sys.argv[3]),int(sys.argv[4])
@@ -78,7 +80,7 @@ def script(tmp_path):
         out = (tmp_path/f'{len(ps)}.out').open('w+')
         args = [sys.executable, f, server.url, what, str(pause), str(num_workers), *more]
         ps.append(p:=subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True))
-        p.said = lambda: (p.wait(90), Path(out.name).read_text())[1]
+        p.said = lambda: (p.wait(240), Path(out.name).read_text())[1]
         return p
     yield go
     for p in ps: kill(p)

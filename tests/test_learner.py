@@ -15,7 +15,6 @@ from fastai_remote.codec.raster import rasterise
 from fastai_remote.store.redis_link import RedisLink
 
 from fastcore.test import test_close as close
-for _n in [n for n in globals() if n.startswith('test')]: del globals()[_n]   # fastai's helpers are not tests of ours
 
 class Tiny(nn.Module):
     "32 by 32 pixels in, three classes out"

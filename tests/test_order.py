@@ -3,7 +3,8 @@ import pickle, subprocess, sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from conftest import examples
+from hypothesis import given, strategies as st
 
 from fastai_remote.order.base import Order, SplitOrder
 from fastai_remote.order.permutation import Permutation
@@ -12,11 +13,11 @@ from fastai_remote.order.ranks import rank_share, worker_batches
 seeds = st.integers(0, 2**63)
 
 @given(st.integers(0, 20_000), seeds)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_bijection(n, seed): assert np.array_equal(np.sort(Permutation(n, seed)[np.arange(n)]), np.arange(n))
 
 @given(st.integers(1, 2**40), seeds, st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_large_n_is_injective_and_inside(n, seed, data):
     "A bijection cannot be listed at 2**40; distinct positions must give distinct numbers within range"
     p,at = Permutation(n, seed),np.unique(data.draw(st.lists(st.integers(0, n-1), min_size=1, max_size=300)))
@@ -64,7 +65,7 @@ def test_constant_memory():
     assert len(pickle.dumps(Order(50_000_000, Permutation(50_000_000, 1))))<300 and len(pickle.dumps(SplitOrder(range(10, 50_000_000), Permutation(50_000_000, 1))))<300
 
 @given(st.integers(0, 300), st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_views_are_what_lists_would_be(n, data):
     o,l = Order(n, Permutation(n, 1)),Permutation(n, 1)[np.arange(n)].tolist()
     sl = data.draw(st.slices(n))
@@ -79,7 +80,7 @@ def test_views_are_what_lists_would_be(n, data):
     assert np.array(v).tolist()==w and list(pickle.loads(pickle.dumps(v)))==w
 
 @given(st.integers(0, 500), st.integers(1, 9), st.integers(1, 7), st.integers(1, 40))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_shares(n, world, workers, bs):
     "Ranks and workers together visit everything; only what evens out the ranks is visited twice"
     order = Order(n, Permutation(n, 3))

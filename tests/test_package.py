@@ -28,7 +28,7 @@ print([n for n in fastai_names if globals()[n] is not before[n]] if (fastai_name
 IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore', 'from fastai_remote import RedisStore; from fastai.vision.all import *', 'import fastai_remote; import fastai.data.core',
            'import fastai.data.core; import fastai_remote', 'from fastai_remote import *; from fastai.vision.all import *', 'import fastai_remote.store.redis_keys; from fastai.data.all import *', 'from fastai.vision.all import *; import fastai_remote.ingest.run']
 
-@pytest.mark.parametrize('imports', IMPORTS)
+@pytest.mark.parametrize('imports', [*IMPORTS[:1], *(pytest.param(o, marks=pytest.mark.slow) for o in IMPORTS[1:])])
 def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports):
     code = f'''{imports}
 import inspect
@@ -39,6 +39,7 @@ except Exception as e: print(type(e).__name__)
 print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from_redis'), 'normalize' in inspect.signature(DataLoaders.from_redis).parameters, hasattr(DataLoaders, 'from_nowhere'))'''
     assert python(code).split() in (['TypeError','ImageDataLoaders','True','True','False'], ['StoreUnavailable','ImageDataLoaders','True','True','False'])
 
+@pytest.mark.slow
 def test_methods_that_fastai_is_to_get_import_nothing_by_themselves():
     "A process that has fastai, and writes, loads no more than it needs"
     code = '''import sys, fastai.data.core
@@ -111,8 +112,23 @@ def test_no_private_names_of_another_module(module):
     taken = [a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.level or (n.module or '').startswith('fastai_remote')) for a in n.names]
     assert not [n for n in taken if n.startswith('_') and n not in ('_jpeg','_pixels')]
 
+@pytest.fixture(scope='module')
+def heavy_imports():
+    "Which of torch and fastai each light module loads, in a process of its own: forks of one that has loaded what is not ours"
+    code = f'''import os, sys
+import fsspec, joblib, numpy, PIL.Image, redis
+assert not [m for m in sys.modules if m.split('.')[0] in ('torch','torchvision','fastai','fastai_remote')]
+for module in {[m for m in MODULES if m.split('.')[0] in LIGHT]}:
+    if os.fork()==0:
+        try: __import__('fastai_remote.'+module)
+        except BaseException as e: print(module, type(e).__name__)
+        print(module, 'ok', *sorted({{'torch','torchvision','fastai'}}&sys.modules.keys()), flush=True)
+        os._exit(0)
+    os.wait()'''
+    return dict(line.split(' ', 1) for line in python(code).splitlines())
+
 @pytest.mark.parametrize('mod', [m for m in MODULES if m.split('.')[0] in LIGHT])
-def test_light_modules_do_not_load_torch(mod): assert python(f'import sys, fastai_remote.{mod}; print("torch" in sys.modules or "fastai" in sys.modules)')=='False'
+def test_light_modules_do_not_load_torch(mod, heavy_imports): assert heavy_imports[mod]=='ok'
 
 def test_one_version():
     ini = configparser.ConfigParser(delimiters=['='])
@@ -133,6 +149,7 @@ def test_nothing_local_in_the_tree():
     for f in files:
         if (root/f).suffix in ('.py','.ipynb','.md','.toml','.ini','.json','.txt','') and (root/f).exists(): assert not bad.search((root/f).read_text(errors='ignore')), f
 
+@pytest.mark.slow
 def test_wheel(tmp_path):
     "A wheel builds, installs outside the tree, imports there, and carries no tests"
     subprocess.run([sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', str(tmp_path), str(root)], check=True, capture_output=True)

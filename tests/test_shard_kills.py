@@ -11,6 +11,8 @@ from fastai_remote import ShardStore, StoreBusy, StoreExists, StoreNotFound, ind
 from fastai_remote.write import shards as shard_writer
 from test_shards import dead, index, items, lock, names, seen, sound, tar, values
 
+pytestmark = pytest.mark.slow
+
 @pytest.fixture(autouse=True, scope='module')
 def at_once():
     "Nobody else comes for the lock here, so there is no need to wait and see"
@@ -183,7 +185,7 @@ def script(tmp_path):
     def go(d, what='known', pause=0., num_workers=2, *more):
         out = (tmp_path/f'{len(ps)}.out').open('w+')
         ps.append(p:=subprocess.Popen([sys.executable, '-W', 'ignore', f, str(d), what, str(pause), str(num_workers), *more], stdout=out, stderr=out, start_new_session=True))
-        p.said = lambda: (p.wait(90), Path(out.name).read_text())[1]
+        p.said = lambda: (p.wait(240), Path(out.name).read_text())[1]
         return p
     yield go
     for p in ps: kill(p)

@@ -3,7 +3,8 @@ import pickle, subprocess, sys
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from conftest import examples
+from hypothesis import example, given, strategies as st
 
 from fastai_remote.order.base import Order, SplitOrder
 from fastai_remote.order.permutation import Permutation
@@ -25,7 +26,7 @@ def even(table, e, dof): return abs(chi(np.asarray(table), e)-dof)<5*np.sqrt(2*d
 @example([5,0,9], 1, 2, 8, 4, 1)        # less than a batch for each worker
 @example([1], 0, 1, 1, 4, 5)            # fewer samples than ranks
 @example([0,0], 0, 1, 1, 2, 2)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_each_once(sizes, seed, mix, bs, workers, world):
     "Ranks and workers together visit each sample once, but for what evens out the ranks; each keeps to its shards, group by group"
     n,ranks = sum(sizes),[ShardPermutation(sizes, seed, mix, bs, workers, r, world) for r in range(world)]
@@ -46,7 +47,7 @@ def test_each_once(sizes, seed, mix, bs, workers, world):
     if n==size*world: assert reads<=np.count_nonzero(sizes)+sum(len(g)>0 for sp in ranks for g in lanes(sp))
 
 @given(some_sizes.filter(any), seeds, st.integers(1, 5), st.integers(1, 9), st.integers(0, 4), st.data())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_random_access(sizes, seed, mix, bs, workers, data):
     "Any positions, in any sequence, from a copy, one by one: the same numbers"
     sp,o = (ShardPermutation(sizes, seed, mix, bs, workers) for _ in range(2))
@@ -203,7 +204,7 @@ def test_quality_shows():
 # Splits
 
 @given(some_sizes, st.one_of(st.floats(0, 1), st.sampled_from([0, .1, .2, .5, 1, 1-2**-53])), seeds)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_split(sizes, pct, seed):
     n,split = sum(sizes),ShardSplit(sizes, pct, seed)
     t,v = whole(split.train),whole(split.valid)
@@ -220,7 +221,7 @@ def test_split(sizes, pct, seed):
 
 @given(st.lists(st.integers(0, 2**31), min_size=1, max_size=8), st.one_of(st.floats(0, 1), st.sampled_from([1-2**-53, 1-2**-50, 1/3])))
 @example([536_870_916, 1, 1], 0.9999999906867743)   # rounding would take two of one
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_split_of_much(sizes, pct):
     "No shard gives more than it has, however floats are rounded"
     split = ShardSplit(sizes, pct)
@@ -253,7 +254,7 @@ def test_split_is_fair():
     assert len(a&b)/len(a)==pytest.approx(.2, abs=.05)
 
 @given(some_sizes, st.data())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_sizes_of(sizes, data):
     n = sum(sizes)
     a = data.draw(st.integers(0, n)); b = data.draw(st.integers(a, n))

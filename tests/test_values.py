@@ -6,8 +6,9 @@ from itertools import count
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import examples
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 from fastai_remote import IngestError, RedisStore, ShardStore, csv_samples, image_samples, index_shards, redis_server, tar_samples, to_redis, to_shards
@@ -67,7 +68,7 @@ def test_nan_comes_back(put):
         s,rep = put([{f'x.{k}':o for k in ('f2','f4','f8')}])
         assert rep.failed==0 and all(math.isnan(v) for v in s[0].values())
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.sampled_from('i1 i2 i4 i8 u1 u2 u4 f2 f4 f8'.split()), st.one_of(st.integers(), st.floats(), st.complex_numbers(), st.booleans(), st.decimals(allow_nan=False), st.text(max_size=3)), st.sampled_from([lambda o: o, np.asarray]))
 def test_any_number_fits_or_is_refused(codec, o, made):
     c = get_codec(codec)
