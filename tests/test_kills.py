@@ -240,6 +240,7 @@ _big = '''
 import sys, threading
 import numpy as np
 from fastai_remote import RedisStore, redis_server, to_redis
+from fastai_remote.source.base import IndexedSource
 def rss(): return int(open('/proc/self/statm').read().split()[1])*4096/1e6
 class Part:
     def __init__(self, idxs): self.idxs = idxs
