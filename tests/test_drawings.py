@@ -265,7 +265,7 @@ def test_csv_kinds(tmp_path):
     assert list(drawing_samples(tmp_path/'test.csv')[0])==['strokes','id']
     write_csv(tmp_path/'order.csv', range(5), order=['word','key_id','timestamp','drawing','recognized','countrycode'])
     assert drawing_samples(tmp_path/'order.csv')[4]['cls']=='dog'
-    assert 'cls' not in drawing_samples(tmp_path/'order.csv', label=False)[4]
+    assert 'cls' not in drawing_samples(tmp_path/'order.csv', with_labels=False)[4]
     (tmp_path/'bad.csv').write_text('a,b\n1,2\n')
     with pytest.raises(ValueError, match='bad.csv: neither JSON lines nor a CSV'): drawing_samples(tmp_path/'bad.csv')
 
