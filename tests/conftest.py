@@ -1,5 +1,5 @@
 "A private Redis, a folder of images, and a store made of them, for all tests; and how the tests are run"
-import os, signal, time, traceback, warnings
+import os, re, signal, time, traceback, warnings
 from contextlib import contextmanager
 warnings.filterwarnings('ignore', category=FutureWarning)
 os.environ.setdefault('MPLBACKEND', 'agg')
@@ -26,6 +26,37 @@ settings.load_profile('fixed')
 def examples(n):
     "Settings of a Hypothesis test: `n` examples, and 20 times as many with `--hypothesis-profile=more`"
     return settings(max_examples=n*20 if settings.get_current_profile_name()=='more' else n)
+
+# Tests of `make test-all` only: whole files, then those that take seconds, or repeat what a quick test does with another
+# store, another number of workers or a new Python. Regular expressions for `file::test[parameters]`.
+SLOW = re.compile("|".join(r"""
+(engines|kills|shard_kills|spark|distributed|memory|startup|s3servers)::.*
+s3::(?!test_(there_and_back|epochs|ways_in.*options|index.*None|damaged_sample|line_breaks.*False-reset|secrets_in_nothing_kept)\b.*moto).*
+s3::.*swift.*
+nbs::.*\[(tutorials/(?!fastai_api)|01_imported).*
+package::test_(wheel|methods_that_fastai_is_to_get|loaders_have_their_methods.*; import fastai_remote|loaders_have.*import fastai_remote).*
+batches::test_transforms.*num_workers': (1|2).*
+batches::test_transforms\[shards.*threads.*
+equivalence::test_(photographs.*-2\]|photographs.*\[(128|224).*|kinds_of_images\[(factory|opened)\]|.*\[2\]|a_broken_fast_path.*(crop|flip|pictures).*)
+equivalence::test_(arguments_and_subclasses|functions_that_fastai_calls|two_labels_swapped_in_the_store).*
+remote_dataset::test_(the_script_of|fifty_million|start_methods\[(spawn|forkserver)|two_processes|ranks_have.*(remote|local)|once_an_epoch\[remote.*-(1|3)).*
+checksums::test_(every_flipped_bit_is_found|no_flipped_bit_of_an_unfinished).*
+shard_checksums::test_(each_flipped_bit_is_found.*tar|each_flipped_bit_in_the_cache|each_flipped_bit_is_found.*idx-bits0).*
+cache::test_(killed_anywhere|killed_download|bound).*
+cleaners::test_whenever_the_widgets.*
+learner::test_(start_methods|export_and_load_elsewhere\[(?!redis-in)|trains.*two workers).*
+learner::.*tiered.*
+fastai_api::.*(resnet|MixUp).*
+fastai_api::.*-shards\]
+faults::test_(password_reaches_workers|dies_at_each_request|server_set_back|killed_again|line_cut_in_ingest).*
+shards::test_(each_once_in_workers.*spawn|worker_dies_with_a_cache).*
+sources::test_(tar_memory|room.*half).*
+ingest::test_(dataset_in_two_workers|too_many_integers).*
+""".split("\n")[1:-1]))
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if SLOW.fullmatch(item.nodeid.split('/')[-1].removeprefix('test_').replace('.py::', '::', 1)): item.add_marker(pytest.mark.slow)
 
 def pytest_pycollect_makeitem(collector, name, obj):
     "fastai's star imports bring functions such as `test_eq`, which are not tests of ours"

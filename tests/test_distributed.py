@@ -13,8 +13,6 @@ from fastai.vision.all import *
 from fastai.distributed import *
 from fastai_remote import *
 
-pytestmark = pytest.mark.slow
-
 class Scale(nn.Module):
     def __init__(self): super().__init__(); self.l = nn.Linear(1, 1)
     def forward(self, x): return self.l(x[:,None].float())[:,0]

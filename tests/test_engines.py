@@ -14,7 +14,7 @@ from fastai_remote import RedisStore, StoreFull, StoreNotFound, image_samples, r
 from fastai_remote.parallel import effective_workers, parallel_map
 from fastai_remote.write.redis import RedisWriter
 
-pytestmark = [pytest.mark.slow, *(pytest.mark.filterwarnings(f'ignore:{o}') for o in ('.*stage-level scheduling','Spark session is not provided'))]
+pytestmark = [pytest.mark.filterwarnings(f'ignore:{o}') for o in ('.*stage-level scheduling','Spark session is not provided')]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])   # no engine's workers can import this file
 
 # --- engines

@@ -35,7 +35,7 @@ def how(request, monkeypatch):
 def test_c_modules_are_built():
     "Where there is a compiler and a header, as in CI, there are the modules"
     if not shutil.which('cc') or not any(Path(d, 'jpeglib.h').exists() for d in ('/usr/include','/usr/local/include')): pytest.skip('no compiler, or no jpeglib.h')
-    for m in '_jpeg','_pixels': assert importlib.import_module(f'fastai_remote.{m}').read
+    for m in '_jpeg','_pixels': assert importlib.import_module(f'fastai_remote.codec.{m}').read
 
 KINDS = [dict(), dict(subsampling=0), dict(subsampling=1), dict(progressive=True), dict(mode='L'), dict(restart_marker_blocks=3), dict(quality=20), dict(w=1, h=1), dict(w=17, h=3), dict(optimize=True)]
 

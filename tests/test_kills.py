@@ -38,8 +38,6 @@ _n,_valid = 20_000,3_000
 
 _script = '''
 import io, sys, time
-
-pytestmark = pytest.mark.slow
 from PIL import Image
 from fastai_remote import RedisStore, redis_server, shrink, to_redis
 url,what,pause,num_workers = sys.argv[1],sys.argv[2],float(sys.argv[3]),int(sys.argv[4])

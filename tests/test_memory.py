@@ -9,7 +9,7 @@ from PIL import Image
 from fastai_remote.core import Manifest
 from fastai_remote.store.base import Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform!='linux', reason='needs /proc')]
+pytestmark = pytest.mark.skipif(sys.platform!='linux', reason='needs /proc')
 MB,million = 1_000_000,1_000_000
 
 class Numbers(Store):

@@ -62,10 +62,7 @@ def kernels():
     if k.proc: k.proc.communicate()   # so that it ends by itself
     k.end()
 
-SLOW = 'tutorials/shards','tutorials/drawings','tutorials/images','tutorials/spark','tutorials/ray','tutorials/dask','01_imported'
-def name_of(f): return '/'.join(f.parts[f.parts.index('nbs')+1:]).removesuffix('.ipynb')
-
-@pytest.mark.parametrize('fn', [pytest.param(f, id=name_of(f), marks=[pytest.mark.slow]*(name_of(f) in SLOW)) for f in sorted(nbglob(as_path=True))])
+@pytest.mark.parametrize('fn', [pytest.param(f, id='/'.join(f.parts[f.parts.index('nbs')+1:]).removesuffix('.ipynb')) for f in sorted(nbglob(as_path=True))])
 def test_notebook(fn, kernels, tmp_path):
     if fn.stem in ENGINES: pytest.importorskip(ENGINES[fn.stem], reason=f'the extra [{fn.stem}] is not installed')
     if fn.stem=='spark' and not (shutil.which('java') or 'JAVA_HOME' in os.environ): pytest.skip('no Java for Spark')

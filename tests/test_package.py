@@ -28,7 +28,7 @@ print([n for n in fastai_names if globals()[n] is not before[n]] if (fastai_name
 IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore', 'from fastai_remote import RedisStore; from fastai.vision.all import *', 'import fastai_remote; import fastai.data.core',
            'import fastai.data.core; import fastai_remote', 'from fastai_remote import *; from fastai.vision.all import *', 'import fastai_remote.store.redis_keys; from fastai.data.all import *', 'from fastai.vision.all import *; import fastai_remote.ingest.run']
 
-@pytest.mark.parametrize('imports', [*IMPORTS[:1], *(pytest.param(o, marks=pytest.mark.slow) for o in IMPORTS[1:])])
+@pytest.mark.parametrize('imports', IMPORTS)
 def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports):
     code = f'''{imports}
 import inspect
@@ -39,7 +39,6 @@ except Exception as e: print(type(e).__name__)
 print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from_redis'), 'normalize' in inspect.signature(DataLoaders.from_redis).parameters, hasattr(DataLoaders, 'from_nowhere'))'''
     assert python(code).split() in (['TypeError','ImageDataLoaders','True','True','False'], ['StoreUnavailable','ImageDataLoaders','True','True','False'])
 
-@pytest.mark.slow
 def test_methods_that_fastai_is_to_get_import_nothing_by_themselves():
     "A process that has fastai, and writes, loads no more than it needs"
     code = '''import sys, fastai.data.core
@@ -149,7 +148,6 @@ def test_nothing_local_in_the_tree():
     for f in files:
         if (root/f).suffix in ('.py','.ipynb','.md','.toml','.ini','.json','.txt','') and (root/f).exists(): assert not bad.search((root/f).read_text(errors='ignore')), f
 
-@pytest.mark.slow
 def test_wheel(tmp_path):
     "A wheel builds, installs outside the tree, imports there, and carries no tests"
     subprocess.run([sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', str(tmp_path), str(root)], check=True, capture_output=True)

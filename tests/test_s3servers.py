@@ -14,8 +14,6 @@ import s3servers
 from s3proxy import S3Proxy
 from s3servers import moto_server, swift_server
 
-pytestmark = pytest.mark.slow
-
 DATA = bytes(range(250))*4
 
 def open_server(name):

@@ -11,8 +11,6 @@ from fastai_remote import ShardStore, StoreBusy, StoreExists, StoreNotFound, ind
 from fastai_remote.write import shards as shard_writer
 from test_shards import dead, index, items, lock, names, seen, sound, tar, values
 
-pytestmark = pytest.mark.slow
-
 @pytest.fixture(autouse=True, scope='module')
 def at_once():
     "Nobody else comes for the lock here, so there is no need to wait and see"

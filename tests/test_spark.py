@@ -8,7 +8,7 @@ from PIL import Image
 from fastai_remote import RedisStore, StoreBusy, StoreNotFound
 from test_engines import spark_session
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(RedisStore, 'writer'), reason='RedisStore.writer is not there yet')]
+pytestmark = pytest.mark.skipif(not hasattr(RedisStore, 'writer'), reason='RedisStore.writer is not there yet')
 
 @pytest.fixture(scope='module')
 def spark():

@@ -11,8 +11,6 @@ import fastai_remote.block   # gives `DataLoaders` its `from_redis`
 from fastai_remote import RemoteDataset
 from test_memory import Numbers, million, ours
 
-pytestmark = pytest.mark.slow
-
 class Trivial(Dataset):
     "Nothing to read: its first batch is a worker's start"
     def __len__(self): return 1000
