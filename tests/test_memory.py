@@ -18,7 +18,7 @@ class Numbers(Store):
         Image.fromarray(np.zeros((16,16,3), np.uint8)).save(f:=io.BytesIO(), 'PNG')
         self.png = f.getvalue()
         self.manifest = Manifest('numbers', n, {'png':{'codec':'png','dtype':None}, 'cls':{'codec':'cls','dtype':'u1'}}, vocab={'cls':list('abcdefgh')})
-    def _read(self, idxs, fields): return {f:[self.png]*len(idxs) if f=='png' else (idxs%8).astype(np.uint8) for f in fields}
+    def read_values(self, idxs, fields): return {f:[self.png]*len(idxs) if f=='png' else (idxs%8).astype(np.uint8) for f in fields}
 
 def smaps(pid, what): return 1024*sum(int(l.split()[1]) for l in Path(f'/proc/{pid}/smaps_rollup').read_text().splitlines() if l.startswith(what))
 def private(pid):
@@ -97,8 +97,8 @@ def shard_numbers(n):
             self._manifest.fields['png.crc'] = {'codec':'crc','dtype':'u4'}
             self.table = ShardTable([f'shard-{i:06}.tar' for i in range(k)], np.diff(np.minimum(np.arange(k+1)*1000, self.n)), np.full(k, 10**7), np.zeros(k), np.full(k, 20_000))
         manifest = property(lambda self: self._manifest)
-        def _read(self, idxs, fields):
-            got = self._numbers._read(idxs, [f for f in fields if f!='png.crc'])
+        def read_values(self, idxs, fields):
+            got = self._numbers.read_values(idxs, [f for f in fields if f!='png.crc'])
             return {f:got[f] if f in got else np.full(len(idxs), zlib.crc32(self._numbers.png), np.uint32) for f in fields}
         def __reduce__(self): return shard_numbers,(self.n,)
     return ShardNumbers(n)

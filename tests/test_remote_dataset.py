@@ -162,7 +162,7 @@ def test_a_random_sampler_fetches_no_whole_shards(remote, tmp_path, monkeypatch)
 
 def test_one_request_a_batch(memory, monkeypatch):
     asked = []
-    monkeypatch.setattr(MemoryStore, '_read', lambda self, idxs, fields, was=MemoryStore._read: asked.append((len(idxs), fields)) or was(self, idxs, fields))
+    monkeypatch.setattr(MemoryStore, 'read_values', lambda self, idxs, fields, was=MemoryStore.read_values: asked.append((len(idxs), fields)) or was(self, idxs, fields))
     ds = chain(memory)
     nums(DataLoader(ds, batch_size=100))
     assert asked==[(100, ['txt','cls','txt.crc']), (100, ['txt','cls','txt.crc']), (30, ['txt','cls','txt.crc'])]

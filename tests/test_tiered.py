@@ -41,9 +41,9 @@ def pictures(tmp_path_factory, images):
 class Asked(ShardStore):
     "Shards that count the samples they are asked for, and note which shards are wanted ahead"
     def __init__(self, *a, **kw): self.asked,self.wanted = [],[]; super().__init__(*a, **kw)
-    def _read(self, idxs, fields):
+    def read_values(self, idxs, fields):
         if any(self.manifest.fields[f]['dtype'] is None for f in fields): self.asked += [int(i) for i in idxs]
-        return super()._read(idxs, fields)
+        return super().read_values(idxs, fields)
     def ahead(self, shards, wait=False): self.wanted.append((shards, wait))
 
 def client(server): return redis.Redis.from_url(server.url)

@@ -42,14 +42,14 @@ def _check_list(o, a, name):
 
 class NpyCodec(Codec):
     "One array; tensors and lists of numbers become arrays"
-    def _enc(self, o):
+    def pack(self, o):
         np.save(f:=io.BytesIO(), _as_array(o, self.name), allow_pickle=False)
         return f.getvalue()
-    def _dec(self, b): return np.load(io.BytesIO(b), allow_pickle=False)
+    def unpack(self, b): return np.load(io.BytesIO(b), allow_pickle=False)
 
 class NpzCodec(Codec):
     "One array or a dict of them, zlib-compressed"
-    def _enc(self, o):
+    def pack(self, o):
         if isinstance(o, dict):
             if list(o)==['arr_0']:
                 raise ValueError(f"{self.name}: {{'arr_0': array}} would come back as the array alone: give that, "
@@ -61,7 +61,7 @@ class NpzCodec(Codec):
         arrays = {k:_as_array(v, self.name) for k,v in (o if isinstance(o, dict) else {'arr_0':o}).items()}
         np.savez_compressed(f:=io.BytesIO(), allow_pickle=False, **arrays)
         return f.getvalue()
-    def _dec(self, b):
+    def unpack(self, b):
         with np.load(io.BytesIO(b), allow_pickle=False) as z: d = {k:z[k] for k in z.files}
         return d['arr_0'] if list(d)==['arr_0'] else d
 

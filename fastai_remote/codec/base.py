@@ -23,20 +23,35 @@ class Encoded(bytes):
         return res
 
 class Codec:
-    "How one kind of value becomes bytes, and back"
-    dtype = None # numpy dtype of a fixed-width value
-    def __init__(self, name:str): store_attr()
-    def to_bytes(self, o)->bytes:
-        "`o` as bytes; `TypeError` or `ValueError` where it does not fit"
-        if isinstance(o, Encoded) and o.codec==self.name: return o
-        if isinstance(o, (bytes,bytearray,memoryview)): self.check(o:=bytes(o)); return o
-        return self._enc(o)
-    def from_bytes(self, b:bytes): return self._dec(b)
-    def check(self, b:bytes): "Raise `ValueError` unless `b` can be decoded"; self.from_bytes(b)
+    """How one kind of value becomes bytes, and back: the interface
+
+    A subclass writes `pack` and `unpack`; one for pictures also `image`. `register_codec` makes it known under its name, which is the last part of the names
+    of its fields. A value that would not come back identical is refused."""
+    dtype = None # numpy dtype of a fixed-width value, which `pack` and `unpack` do not see
+    def __init__(self,
+        name:str # The last part of the names of its fields
+    ): store_attr()
+
+    def pack(self, o)->bytes:
+        "Object `o` as bytes; raises `TypeError` or `ValueError` where it does not fit"
+        raise TypeError(f'{self.name}: cannot store a {type(o).__name__}; give bytes')
+    def unpack(self, b:bytes):
+        "The object that `pack` made `b` of; raises `ValueError` for damaged bytes"
+        return b
     def image(self, b:bytes):
         "The picture in `b`, or `None` where there is none"
-    def _enc(self, o): raise TypeError(f'{self.name}: cannot store a {type(o).__name__}; give bytes')
-    def _dec(self, b): return b
+
+    def to_bytes(self, o)->bytes:
+        "Object `o` as bytes; bytes are checked and stored as they are; raises `TypeError` or `ValueError`"
+        if isinstance(o, Encoded) and o.codec==self.name: return o
+        if isinstance(o, (bytes,bytearray,memoryview)): self.check(o:=bytes(o)); return o
+        return self.pack(o)
+    def from_bytes(self, b:bytes):
+        "The object in `b`; raises `ValueError`"
+        return self.unpack(b)
+    def check(self, b:bytes):
+        "Raise `ValueError` unless `b` can be decoded"
+        self.from_bytes(b)
     def __repr__(self): return f'{type(self).__name__}({self.name!r})'
 
 # %% ../../nbs/codec/00_base.ipynb #cdf0243a

@@ -57,7 +57,7 @@ class ImageCodec(Codec):
         im.draft(None, (max(1, im.width//8), max(1, im.height//8)))
         self._load(im)
 
-    def _enc(self, o):
+    def pack(self, o):
         opened = isinstance(o, Image.Image)
         if not opened:
             if np.asarray(o).dtype!=np.uint8: raise TypeError(f'{self.name}: want an image or uint8 pixels, got {np.asarray(o).dtype}')
@@ -125,8 +125,8 @@ class ImageCodec(Codec):
         except (OSError,ValueError,TypeError,SyntaxError): return
         if same: return b
 
-    def _dec(self, b): return self._load(self._open(b))
-    image = _dec
+    def unpack(self, b): return self._load(self._open(b))
+    image = unpack
 
     def _open(self, b):
         with warnings.catch_warnings():
@@ -157,7 +157,7 @@ class RawCodec(Codec):
         a = self.array(b)
         mode = 'L' if a.ndim==2 else 'RGB'
         return Image.frombuffer(mode, a.shape[1::-1], a, 'raw', mode, 0, 1)
-    _dec = image
+    unpack = image
 
     def _open(self, b):
         "The head of `b`: two bytes, width, height"
@@ -189,7 +189,7 @@ class RawCodec(Codec):
             if a.ndim!=2 and a.shape[2:]!=(3,): raise ValueError(f'{self.name}: want pixels of shape (h,w), (h,w,1) or (h,w,3), got {a.shape}')
         self._check_size(*a.shape[1::-1])
         return a
-    def _enc(self, o):
+    def pack(self, o):
         a = self._pixels(o)
         h,w = a.shape[:2]
         return b''.join((_head.pack(self.magic, 1, 1 if a.ndim==2 else 3, 0, w, h), np.ascontiguousarray(a)))
@@ -213,7 +213,7 @@ class BitsCodec(RawCodec):
         res = super()._open(b)
         if res[0]>res[1]: raise ValueError(f'damaged {self.name}: levels {res[0]} and {res[1]}')
         return res
-    def _enc(self, o):
+    def pack(self, o):
         a = self._pixels(o)
         if a.ndim==3 and (a!=a[...,:1]).any(): raise ValueError(f'{self.name}: a picture in colour; png and raw take it')
         if a.ndim==3: a = a[...,0]

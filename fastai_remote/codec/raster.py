@@ -187,6 +187,6 @@ class Rasterise:
 # %% ../../nbs/codec/06_raster.ipynb #c7e731d4
 class StrokesCodec(Codec):
     "A drawing: a list of `uint8` arrays of shape (2,n)"
-    def _enc(self, o): return pack_strokes(o)
-    def _dec(self, b): return unpack_strokes(b)
+    def pack(self, o): return pack_strokes(o)
+    def unpack(self, b): return unpack_strokes(b)
     def image(self, b): return Rasterise().create(b)

@@ -17,14 +17,14 @@ from .base import Codec, Encoded, utf8
 # %% ../../nbs/codec/01_text.ipynb #fad8efe6
 class TextCodec(Codec):
     "`str` as UTF-8"
-    def _enc(self, o):
+    def pack(self, o):
         if not isinstance(o, str): raise TypeError(f'{self.name}: want str, got {type(o).__name__}')
         return utf8(o)
-    def _dec(self, b): return b.decode()
+    def unpack(self, b): return b.decode()
 
 class JsonCodec(Codec):
     "Anything JSON can say: `nan` and `inf` as Python writes them; tuples come back as lists"
-    def _enc(self, o):
+    def pack(self, o):
         s = json.dumps(o, ensure_ascii=False, separators=(',',':'))   # first: raises for what contains itself
         todo = [o]
         while todo:
@@ -35,21 +35,21 @@ class JsonCodec(Codec):
                 todo.extend(v.values())
             elif isinstance(v, (list,tuple)): todo.extend(v)
         return utf8(s)
-    def _dec(self, b): return json.loads(b)
+    def unpack(self, b): return json.loads(b)
     def check(self, b):
         try: self.from_bytes(b)
         except ValueError as e: raise ValueError(f'{self.name}: no JSON: {e}') from None
 
 class LabelsCodec(JsonCodec):
     "Any number of labels a sample, `str` or `int`, as a JSON list; those of a set are sorted"
-    def _enc(self, o):
+    def pack(self, o):
         if isinstance(o, str): raise TypeError(f'{self.name}: want a list of labels, got the str {o!r}')
         if isinstance(o, dict) or not hasattr(o, '__iter__'):
             raise TypeError(f'{self.name}: want a list of labels, got {o if o is None else type(o).__name__}')
         labels = [x.item() if isinstance(x, np.generic) else x for x in o]
         if isinstance(o, (set,frozenset)): labels.sort(key=lambda x: (str(type(x)), x))
         self._check_labels(labels)
-        return super()._enc(labels)
+        return super().pack(labels)
     def to_bytes(self, o):
         b = super().to_bytes(o)
         if isinstance(o, (bytes,bytearray,memoryview)) and not isinstance(o, Encoded): self._check_labels(self.from_bytes(b))

@@ -24,8 +24,11 @@ from ..core import (
 def _same(o): return o
 
 class Store:
-    "One committed dataset in one place, samples numbered 0..n-1. Subclasses set `manifest` and write `_read`"
-    manifest:Manifest
+    """One committed dataset in one place, with samples numbered from 0: the interface
+
+    A subclass sets `manifest` and writes `read_values`. Everything else is made of these. A store can be pickled: its pickle has the address, and neither a
+    connection nor a secret."""
+    manifest:Manifest # Number of samples, fields, splits, vocabularies; read when it is first needed
     @property
     def name(self)->str: return self.manifest.name
     def __len__(self): return self.manifest.n
@@ -48,7 +51,12 @@ class Store:
         "Something to pickle, and call for this store in a worker"
         return partial(_same, self)
     def new_epoch(self): "Called when an epoch begins in a process: what is checked when it is opened is to be checked again"
-    def _read(self, idxs, fields): raise NotImplementedError
+    def read_values(self,
+        numbers:np.ndarray, # Sample numbers, int64, shape (n,); those of `get_many`, which are known to exist
+        fields:list # Names of fields, without repeats; `f.crc` is the checksums of field f
+    )->dict: # `{field: list of bytes, or array for a fixed-width field}`; `None` in a list for a value that is missing
+        "Read the stored values, in one round trip if possible"
+        raise NotImplementedError
     def _why_missing(self)->str: return 'was it deleted?'
     def _where(self, i, f)->str: return ''
     def _place(self, i, f)->str: return ''
@@ -78,7 +86,7 @@ class Store:
         if unknown:=[f for f in fields if f not in have]:
             raise UnknownField(f"{self.name}: no field {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, self.fields))}")
         crcs = [f'{f}.crc' for f in fields if check and (f'{f}.crc' in have or have[f].get('check'))]
-        res = self._read(idxs, list(dict.fromkeys(fields+crcs)))
+        res = self.read_values(idxs, list(dict.fromkeys(fields+crcs)))
         for f in fields:
             if isinstance(res[f], list) and None in res[f]: self._missing(idxs, f, res[f])
         for c in crcs: self._compare(idxs, c.removesuffix('.crc'), res, res.pop(c) if c not in fields else res[c])
@@ -147,7 +155,7 @@ class MemoryStore(Store):
         self.manifest = Manifest(name, ns.pop(), fields, splits or {}, vocab or {}, nbytes).stamp()
 
     unchecked = property(lambda self: [f for f in self.fields if self.manifest.fields[f]['dtype']])
-    def _read(self, idxs, fields):
+    def read_values(self, idxs, fields):
         return {f:[v[i] for i in idxs.tolist()] if isinstance(v:=self.columns[f], list) else v[idxs] for f in fields}
 
 # %% ../../nbs/store/00_base.ipynb #b964316c

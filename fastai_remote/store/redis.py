@@ -96,7 +96,7 @@ class RedisStore(Store):
             self._manifest = m
         return self._manifest
 
-    def _read(self, idxs, fields, tries=2):
+    def read_values(self, idxs, fields, tries=2):
         "As `_ask`; an answer that says something is missing, or another dataset there, is asked for again: it may have been damaged on its way"
         for _ in range(tries):
             try: return self._ask(idxs, fields)
@@ -140,7 +140,7 @@ class RedisStore(Store):
         for _ in range(tries):
             bad = self._differ(idxs, res[f], crcs)
             if not len(bad): return
-            again = self._read(idxs[bad], [f, f'{f}.crc'])
+            again = self.read_values(idxs[bad], [f, f'{f}.crc'])
             crcs[bad] = again[f'{f}.crc']
             if not isinstance(res[f], list): res[f][bad] = again[f]
             elif None in again[f]: self._missing(idxs[bad], f, again[f])

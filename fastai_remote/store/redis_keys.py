@@ -37,7 +37,7 @@ class RedisKeys(RedisStore):
     def _keys(self, f, ids):
         p = self._patterns[f]
         return [p.format(i-a+self._start, split=k) for i in ids for k,(a,b) in self._splits.items() if a<=i<b]
-    def _read(self, idxs, fields):
+    def read_values(self, idxs, fields):
         ids,res = idxs.tolist(),{}
         if not ids: return {f:np.zeros(0, d) if (d:=self.manifest.fields[f]['dtype']) else [] for f in fields}
         vals = self.link.call(lambda c: c.mget([k for f in fields for k in self._keys(f, ids)]))

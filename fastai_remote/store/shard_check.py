@@ -125,7 +125,7 @@ def _of_values(store, u, bs=256):
             at,n = index.spans(f, k)
             k,at,n = (o[n>=0] for o in (k,at,n))
             if (at<0).any() or (at+n>t.size[u]).any(): return None
-            got = store._read(t.starts[u]+k, [f,f'{f}.crc'], whole=False)
+            got = store.read_values(t.starts[u]+k, [f,f'{f}.crc'], whole=False)
             for b,c,e in zip(got[f], got[f'{f}.crc'].tolist(), (at+n).tolist()):
                 if (d:=zlib.crc32(b)^c): diff ^= moved(d, int(t.size[u])-e)
     return diff

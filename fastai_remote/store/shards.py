@@ -141,7 +141,7 @@ class ShardStore(Store):
 
 # %% ../../nbs/store/11_shards.ipynb #693a93f3
 @patch
-def _read(self:ShardStore, idxs, fields, whole=True):
+def read_values(self:ShardStore, idxs, fields, whole=True):
     m,t = self.manifest,self.table
     var = [f for f in fields if m.fields[f]['dtype'] is None]
     out = {f:[None]*len(idxs) if f in var else np.zeros(len(idxs), m.fields[f]['dtype']) for f in fields}
@@ -230,7 +230,7 @@ def _compare(self:ShardStore, idxs, f, res, crcs):
         if all(map(self.in_place, shards)): break
         if not whole:
             for u in shards: self._open.whole.drop(u)
-        new = self._read(idxs[bad], [f], whole)[f]
+        new = self.read_values(idxs[bad], [f], whole)[f]
         for k,b in zip(bad.tolist(), new): res[f][k] = b
         bad = bad[crc32s(new)!=crcs[bad]]
         if not len(bad): return

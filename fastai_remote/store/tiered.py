@@ -177,9 +177,9 @@ def _ask(self:TieredStore, queue):
     return res
 
 @patch
-def _read(self:TieredStore, idxs, fields):
+def read_values(self:TieredStore, idxs, fields):
     var = [f for f in fields if self._kept(f)]
-    res = self.store._read(idxs, list(dict.fromkeys([*(f for f in fields if f not in var), *(f'{f}.crc' for f in var)])))
+    res = self.store.read_values(idxs, list(dict.fromkeys([*(f for f in fields if f not in var), *(f'{f}.crc' for f in var)])))
     if not var or not len(idxs): return {f:[] if f in var else res[f] for f in fields}
     n,keys = len(idxs),self._keys(var, idxs.tolist())
     vals,crcs = (self._ask(lambda p: p.mget(keys)) or [[None]*len(keys)])[0],np.concatenate([res[f'{f}.crc'] for f in var])
@@ -187,7 +187,7 @@ def _read(self:TieredStore, idxs, fields):
     at = np.flatnonzero(bad.reshape(-1, n).any(0))
     if len(at):
         if 8*len(at)>n: self._not_held(idxs[at])
-        new,put = self.store._read(idxs[at], var),[]
+        new,put = self.store.read_values(idxs[at], var),[]
         for k,f in enumerate(var):
             for j,v in zip((k*n+at).tolist(), new[f]):
                 if not bad[j]: continue
@@ -219,13 +219,13 @@ def _check_kept(self:TieredStore, f, idxs):
     "What Redis keeps of field `f` of samples `idxs`: where it is damaged, it is replaced"
     keys = self._keys([f], idxs.tolist())
     res = self._ask(lambda p: p.mget(keys))
-    try: crcs = self.store._read(idxs, [f'{f}.crc'])[f'{f}.crc'].tolist()
+    try: crcs = self.store.read_values(idxs, [f'{f}.crc'])[f'{f}.crc'].tolist()
     except StoreError: return   # a damaged index, which is said already
     bad = [k for k,(v,c) in enumerate(zip(res[0], crcs)) if v is not None and zlib.crc32(v)!=c] if res else []
     for k in bad:
         yield keys[k],f'{self.name}: {keys[k]} in Redis: its {len(res[0][k]):,} bytes do not match their checksum; it is read from the shards again'
     if bad:
-        with suppress(StoreError): self._read(idxs[bad], [f])
+        with suppress(StoreError): self.read_values(idxs[bad], [f])
 
 @patch
 def flush(self:TieredStore,
@@ -301,7 +301,7 @@ def _compare_with(self:TieredStore, copy, n=64):
     if len(copy)!=len(self): raise ValueError(f'{said}: {len(copy):,} samples, not {len(self):,}')
     if bad:=[f for f in fs if copy.manifest.fields.get(f)!=self.manifest.fields[f]]: raise ValueError(f"{said}: field {bad[0]!r} is not the same, or not there")
     idxs = np.linspace(0, len(self)-1, min(n, len(self))).astype(np.int64)
-    crcs = np.concatenate([v for v in self.store._read(idxs, [f'{f}.crc' for f in fs]).values()])
+    crcs = np.concatenate([v for v in self.store.read_values(idxs, [f'{f}.crc' for f in fs]).values()])
     vals = copy.link.call(lambda c: c.mget(self._keys(fs, idxs.tolist())))
     there = [k for k,v in enumerate(vals) if v is not None]
     same = sum(zlib.crc32(vals[k])==crcs[k] for k in there)

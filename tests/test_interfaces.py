@@ -1,0 +1,120 @@
+"Each implementation of an interface passes the suite of that interface"
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastai_remote import (MemoryStore, RedisStore, ShardStore, TieredStore, csv_samples, drawing_samples, image_samples, redis_server, tar_samples, to_redis,
+    to_shards)
+from fastai_remote.codec.fields import get_codec
+from fastai_remote.ingest.run import ingest
+from fastai_remote.source.datasets import as_source
+from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.store.storage import Storage
+from fastai_remote.testing import CodecTests, SourceTests, StoreTests, WriterTests, example
+from fastai_remote.write.base import MemoryWriter
+from fastai_remote.write.redis import RedisWriter
+from fastai_remote.write.shards import ShardWriter
+
+KW = dict(shuffle=False, num_workers=1, progress=False)
+
+class TestMemoryStore(StoreTests):
+    def make(self):
+        ingest(list(range(self.n)), writer:=MemoryWriter('numbers'), example, **KW)
+        return writer.store
+
+class TestRedisStore(StoreTests):
+    @pytest.fixture(autouse=True)
+    def place(self, server): self.server = server
+    def make(self):
+        to_redis(list(range(self.n)), self.server.url, 'numbers', example, overwrite=True, **KW)
+        return RedisStore(self.server.url, 'numbers')
+
+class TestShardStore(StoreTests):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path): self.folder = tmp_path/'numbers'
+    def make(self):
+        to_shards(list(range(self.n)), self.folder, example, maxcount=6, overwrite=True, **KW)
+        return ShardStore(self.folder)
+
+class TestTieredStore(TestShardStore):
+    @pytest.fixture(autouse=True)
+    def place(self, server, tmp_path): self.server,self.folder = server,tmp_path/'numbers'
+    def make(self): return TieredStore(self.server.url, super().make())
+
+class TestMemoryWriter(WriterTests):
+    @pytest.fixture(autouse=True)
+    def place(self): self.writer = MemoryWriter('numbers')
+    def make(self): return self.writer
+    def open(self): return self.writer.store
+
+class TestRedisWriter(WriterTests):
+    @pytest.fixture(autouse=True)
+    def place(self, fresh): self.server = fresh
+    def make(self): return RedisWriter(RedisLink(self.server.url), 'numbers')
+    def open(self): return RedisStore(self.server.url, 'numbers')
+
+class TestShardWriter(WriterTests):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path): self.folder = tmp_path/'numbers'
+    def make(self): return ShardWriter(Storage(self.folder))
+    def open(self): return ShardStore(self.folder)
+
+class TestImageSamples(SourceTests):
+    @pytest.fixture(autouse=True)
+    def place(self, images): self.images = images
+    def make(self): return image_samples(self.images, label=lambda p: p.parent.name)
+    def test_raw_samples_and_load_can_be_sent_to_a_worker(self): super().test_raw_samples_and_load_can_be_sent_to_a_worker()
+
+class TestCsvSamples(SourceTests):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path): (tmp_path/'rows.csv').write_text('txt,cls\nred,a\ngreen,b\nblue,a\n'); self.file = tmp_path/'rows.csv'
+    def make(self): return csv_samples(self.file)
+
+class TestTarSamples(SourceTests):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path):
+        to_shards([{'txt':f'{i}', 'cls':'ab'[i%2]} for i in range(5)], tmp_path/'tars', **KW)
+        self.folder = tmp_path/'tars'
+    def make(self): return tar_samples(self.folder)
+
+class TestDrawings(SourceTests):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path):
+        line = '{"word":"line","key_id":"%d","recognized":true,"drawing":[[[0,255],[%d,9]]]}\n'
+        self.file = tmp_path/'line.ndjson'
+        self.file.write_text(''.join(line%(i, i) for i in range(5)))
+    def make(self): return drawing_samples(self.file)
+
+class TestList(SourceTests):
+    def make(self): return as_source([{'txt':f'{i}', 'cls':i} for i in range(5)])
+
+class TestSplits(SourceTests):
+    def make(self): return as_source({'train':[{'id':i} for i in range(5)], 'valid':[{'id':9}]})
+
+class TestStoreAsSource(SourceTests):
+    def make(self): return as_source(MemoryStore({'txt':[b'a',b'b',b'c'], 'cls':np.array([0,1,0])}, vocab={'cls':['x','y']}))
+    def test_the_fingerprint_is_that_of_the_data(self):
+        source = self.make()
+        assert repr(source.fingerprint())==repr(source.fingerprint())
+
+class TestStream(SourceTests):
+    def make(self): return as_source(iter([{'id':i} for i in range(5)]))
+
+class Codecs(CodecTests): pass
+class TestText(Codecs): codec,values,wrong = get_codec('txt'),['','größe'],[3,None,'\ud800']
+class TestJson(Codecs): codec,values,wrong = get_codec('json'),[None,[1,2.5,'x'],{'a':[True]}],[{1:2},{'a':{1}}]
+class TestLabels(Codecs): codec,values,wrong = get_codec('labels'),[[],['a','b'],[1,2]],['a',3,[None],[1.5]]
+class TestArrays(Codecs):
+    codec,values,wrong = get_codec('npy'),[np.arange(6).reshape(2,3),np.float32(2)*np.ones(3, np.float32)],['a',np.array([object()])]
+class TestNumbers(Codecs): codec,values,wrong = get_codec('i2'),[0,-5,32767],[40000,'a',1.5]
+class TestPixels(Codecs):
+    codec,wrong = get_codec('raw'),['a',np.zeros(3)]
+    values = [np.arange(12, dtype=np.uint8).reshape(3,4),np.arange(36, dtype=np.uint8).reshape(3,4,3)]
+    def same(self, a, b): return np.array_equal(np.asarray(a), b)
+class TestPng(TestPixels): codec = get_codec('png')
+class TestStrokes(Codecs):
+    codec,wrong = get_codec('strokes'),[[[[0,300],[1,2]]],'a']
+    values = [[np.array([[0,9],[200,255]], np.uint8)]]
+    def same(self, a, b): return len(a)==len(b) and all(map(np.array_equal, a, b))
