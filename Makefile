@@ -7,7 +7,7 @@ EXTRAS ?= test
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all test-more coverage sanitize lint export nbs readme bench clean
+.PHONY: setup demo test test-all test-more coverage sanitize lint export nbs readme docs bench clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -54,6 +54,13 @@ nbs: setup  # run the notebooks and keep what they show
 
 readme: setup  # README.md from nbs/index.ipynb
 	$(PY) tools/readme.py
+
+docs: $(VENV)/.docs  # the documentation site in _docs, from notebooks, guide and results; checks its links
+	$(PY) tools/docs.py --check
+
+$(VENV)/.docs: $(READY)
+	$(VENV)/bin/uv pip install -q --python $(PY) $$(sed -n 's/^docs_requirements *= *//p' settings.ini)
+	touch $@
 
 bench: setup  # make bench [DATA=folder]
 	$(PY) -W ignore tests/bench/loader.py $(if $(DATA),'$(DATA)')

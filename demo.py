@@ -122,12 +122,12 @@ def main(data=None, labels=None, epochs=12, size=None):
         fn,kw = shrink(size*5//4),dict(bs=max(2, min(32, len(src)//10)), item_tfms=RandomResizedCrop(size, min_scale=.5), batch_tfms=Flip())
     with redis_server() as s:
         before = (c:=redis.Redis.from_url(s.url)).info('memory')['used_memory']
-        print(f"{to_redis(src, s.url, 'demo', fn=fn, n_workers=2)}")
+        print(f"{to_redis(src, s.url, 'demo', fn=fn, num_workers=2)}")
         n,m = len(store:=RedisStore(s.url, 'demo')),store.manifest
         each = (c.info('memory')['used_memory']-before)/n
         if n<10 or len(store.vocab)<2: raise ValueError(f"{data}: images {n}, classes {len(store.vocab)}: want 10 of 2 at least")
         print(f"in Redis: {each:,.0f} bytes a sample, everything counted; {m.nbytes/n:,.0f} encoded; MEMORY USAGE: {', '.join(f'{k} {v:,.1f}' for k,v in key_bytes(c, m).items())}")
-        dls = DataLoaders.from_redis(store, normalize=True, num_workers=2, device='cpu', **kw)
+        dls = DataLoaders.from_store(store, normalize=True, num_workers=2, device='cpu', **kw)
         print(f'{len(dls.train_ds):,} to train on, {len(dls.valid_ds):,} held out, {len(dls.vocab)} classes, {size or 8} pixels')
         learn = Learner(dls, net(1 if data is None else 3, len(dls.vocab), size or 8), loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=(w:=Watch()))
         with learn.no_bar(), learn.no_logging():

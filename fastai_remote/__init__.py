@@ -13,7 +13,7 @@ _names = {   # where each public name is defined
     'store.base': 'MemoryStore Store',
     'store.redis': 'RedisStore',
     'store.server': 'redis_server',
-    'store.storage': 'make_client',
+    'store.storage': 's3_options',
     'store.shards': 'ShardStore',
     'store.tiered': 'TieredStore',
     'write.redis': 'RedisWriter',
@@ -43,5 +43,5 @@ def __getattr__(name):
 def __dir__(): return sorted({*globals(), *__all__})
 
 # What fastai's classes get from us is there as soon as both have been imported, in any order
-_when_imported('fastai.data.core', lambda m: _add_late_methods(m.DataLoaders, ['from_redis','from_shards'], 'fastai_remote.block'))
+_when_imported('fastai.data.core', lambda m: _add_late_methods(m.DataLoaders, ['from_store','from_redis','from_shards'], 'fastai_remote.block'))
 _when_imported('fastai.vision.widgets', lambda m: _import_module('fastai_remote.load.cleaners').fit_cleaners(m))

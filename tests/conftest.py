@@ -99,7 +99,7 @@ def server():
 @pytest.fixture(scope='module')
 def redis_pics(server, images):
     "The images as they are, with label and path, in Redis"
-    to_redis(image_samples(images, label=class_of, path=True), server.url, 'pics', n_workers=1, progress=False)
+    to_redis(image_samples(images, label=class_of, path=True), server.url, 'pics', num_workers=1, progress=False)
     return RedisStore(server.url, 'pics')
 
 @pytest.fixture

@@ -144,7 +144,7 @@ class Data:
     @classmethod
     def make(cls, rows, url, name, folder):
         "Write `rows` everywhere"
-        how = dict(n_workers=1, shuffle=False, progress=False, splits={'train':N_TRAIN, 'valid':None})
+        how = dict(num_workers=1, shuffle=False, progress=False, splits={'train':N_TRAIN, 'valid':None})
         was,ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES,True
         try:
             reports = fastai_remote.to_redis(rows, url, name, **how),fastai_remote.to_shards(rows, folder/'shards',
@@ -818,9 +818,9 @@ TARGET_BLOCKS = {   # what it is called: [(field, stock's block, ours)]
     'labels': [('labels', MultiCategoryBlock, lambda block: block('labels'))],
     'age.f4': _age,
     'k.i8': [('k.i8', RegressionBlock, lambda block: block('k.i8'))],
-    'mask.png': [('mask.png', MaskBlock, lambda block: block('mask.png', cls=PILMask))],
+    'mask.png': [('mask.png', MaskBlock, lambda block: block('mask.png', img_cls=PILMask))],
     'two': _category+_age,
-    'picture': [('rgb.png', ImageBlock, lambda block: block('rgb.png', cls=PILImage))],
+    'picture': [('rgb.png', ImageBlock, lambda block: block('rgb.png', img_cls=PILImage))],
     'vocab': _both(_categorize(Categorize), 'cls'),
     'own categorize': _both(_categorize(OwnCategorize), 'cls'),
     'relabelled': _both(_categorize(Categorize, lower), 'cls'),
@@ -874,7 +874,7 @@ def _dls_of_store(p, store, where):
     tfms = dict(item_tfms=made(p.item), batch_tfms=made(p.batch))
     kwargs = dict(_loader_arguments(p), threads=p.threads)
     if p.entry=='factory':
-        make = DataLoaders.from_shards if where=='shards' else DataLoaders.from_redis
+        make = DataLoaders.from_store
         return make(store, x=p.image, y=FACTORY_TARGETS[p.target], splitter=_splitter(p), img_cls=CLASSES[p.cls],
             normalize=False, **tfms, **kwargs)
     targets = TARGET_BLOCKS[p.target]

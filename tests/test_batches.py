@@ -10,8 +10,10 @@ from fastai_remote import *
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.core import CorruptSample
 from fastai_remote.store.base import MemoryStore
-from fastai_remote.load.batch import WholeBatches
-from fastai_remote.load.loader import BatchPath, RemoteDL
+from fastai_remote.load.whole import WholeBatches
+from fastai_remote.load import loader
+from fastai_remote.load.loader import RemoteDL
+from fastai_remote.load.path import BatchPath
 from fastai_remote.order.base import SplitOrder
 
 
@@ -31,12 +33,12 @@ def sample(i):
 def store(request, server, tmp_path_factory):
     rows = [sample(i) for i in range(50)]
     if request.param=='shards':
-        to_shards(rows, d:=tmp_path_factory.mktemp('batches')/'all', chunk=10, n_workers=1, shuffle=False, progress=False)
+        to_shards(rows, d:=tmp_path_factory.mktemp('batches')/'all', chunk=10, num_workers=1, shuffle=False, progress=False)
         return ShardStore(d)
-    if 'batches' not in RedisStore.names(server.url): to_redis(rows, server.url, 'batches', n_workers=1, shuffle=False, progress=False)
+    if 'batches' not in RedisStore.names(server.url): to_redis(rows, server.url, 'batches', num_workers=1, shuffle=False, progress=False)
     return RedisStore(server.url, 'batches')
 
-def loaders(store, x, y='cls', **kwargs): return DataLoaders.from_redis(store, x=x, y=y, **{**dict(bs=8, num_workers=0, seed=1, normalize=False, device='cpu'), **kwargs})
+def loaders(store, x, y='cls', **kwargs): return DataLoaders.from_store(store, x=x, y=y, **{**dict(bs=8, num_workers=0, seed=1, normalize=False, device='cpu'), **kwargs})
 
 @pytest.fixture
 def made(monkeypatch):
@@ -46,16 +48,16 @@ def made(monkeypatch):
     monkeypatch.setattr(WholeBatches, 'finish', logged)
     return log
 
-def stock(self): return BatchPath(why='this is the way of stock fastai, for comparison')
+def stock(dl): return BatchPath(why='this is the way of stock fastai, for comparison')
 
 def batches(dl, whole=True):
     "What `dl` gives, before `after_batch`, of an order that depends on the seed alone"
     dl = dl.new(after_batch=[])
     dl.rng = random.Random(3)
     if whole: return list(dl)
-    RemoteDL._decide,was = stock,RemoteDL._decide
-    try: return list(dl)
-    finally: RemoteDL._decide = was
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(loader, 'decide_path', stock)
+        return list(dl)
 
 def same(a, b):
     assert len(a)==len(b)>0
@@ -116,12 +118,12 @@ def test_one_channel_until_floats(store, made, kw, C, monkeypatch):
         dls = loaders(store, x, draw=Rasterise(200) if x=='d.strokes' else None, bs=40, val_bs=10, **kw)
         for tfms in [],[_Scribble()]:
             dl = dls.train.new(after_batch=[*tfms, IntToFloatTensor()])
-            assert dl._floats_next==(not tfms)
+            assert dl.floats_next()==(not tfms)
             res = []
             for whole in True,False:
                 dl.rng = random.Random(3)
                 with monkeypatch.context() as m:
-                    if not whole: m.setattr(RemoteDL, '_decide', stock)
+                    if not whole: m.setattr(loader, 'decide_path', stock)
                     res.append([(o.clone(),y) for o,y in dl if o.is_contiguous()])
             same(*res)
             assert res[0][0][0].dtype==torch.float32 and res[0][0][0].shape[1]==3 and (not tfms or (res[0][0][0][:,0]==7/255).all())
@@ -197,7 +199,7 @@ def test_taught_otherwise(store, made):
 def test_sizes_that_differ(server, made):
     "As item by item; and a batch is read once"
     if 'sizes' not in RedisStore.names(server.url):
-        to_redis(list(range(20)), server.url, 'sizes', lambda i: {'png':Image.new('L', (8,8+i//10)), 'cls':'ab'[i%2]}, n_workers=1, shuffle=False, progress=False)
+        to_redis(list(range(20)), server.url, 'sizes', lambda i: {'png':Image.new('L', (8,8+i//10)), 'cls':'ab'[i%2]}, num_workers=1, shuffle=False, progress=False)
     s,calls = RedisStore(server.url, 'sizes'),[]
     get_many = s.get_many
     s.get_many = lambda *a, **kw: calls.append(len(a[0])) or get_many(*a, **kw)
@@ -218,14 +220,14 @@ def test_damaged():
     s = MemoryStore({'png':good, 'cls':np.arange(20, dtype=np.uint8)//7}, 'codes', vocab={'cls':['a','b']})
     with fails(CorruptSample, match="codes: sample 14, field 'cls': code 2, but there are 2 labels"): list(loaders(s, 'png', splitter=both).valid)
 
-def test_stand_in(server, made):
+def test_a_damaged_sample_is_replaced(server, made):
     if 'lost' not in RedisStore.names(server.url):
-        to_redis(list(range(20)), server.url, 'lost', lambda i: {'png':Image.new('L', (8,8), i), 'cls':'ab'[i%2], 'k.i8':i}, n_workers=1, shuffle=False, progress=False)
+        to_redis(list(range(20)), server.url, 'lost', lambda i: {'png':Image.new('L', (8,8), i), 'cls':'ab'[i%2], 'k.i8':i}, num_workers=1, shuffle=False, progress=False)
         s = RedisStore(server.url, 'lost')
         s.link.call(lambda c: c.delete(f'{s.manifest.prefix}:png:7'))
     s = RedisStore(server.url, 'lost')
     for nw in (0,2):
-        dl = loaders(s, 'png', ['cls','k.i8'], num_workers=nw, stand_in=True, valid_pct=.1).train
+        dl = loaders(s, 'png', ['cls','k.i8'], num_workers=nw, on_bad='replace', valid_pct=.1).train
         with warnings.catch_warnings(record=True):
             warnings.simplefilter('always')
             got = batches(dl)

@@ -21,12 +21,12 @@ def sample(i):
 
 @pytest.fixture(scope='module')
 def redis_rich(server):
-    to_redis(list(range(30)), server.url, 'rich', sample, vocab={'mask.png':CODES, 'regions.png':CODES}, shuffle=False, n_workers=1, progress=False)
+    to_redis(list(range(30)), server.url, 'rich', sample, vocab={'mask.png':CODES, 'regions.png':CODES}, shuffle=False, num_workers=1, progress=False)
     return RedisStore(server.url, 'rich')
 
 @pytest.fixture(scope='module')
 def shard_rich(tmp_path_factory):
-    to_shards(list(range(30)), d:=tmp_path_factory.mktemp('rich')/'rich', sample, vocab={'mask.png':CODES, 'regions.png':CODES}, shuffle=False, n_workers=1, chunk=10, progress=False)
+    to_shards(list(range(30)), d:=tmp_path_factory.mktemp('rich')/'rich', sample, vocab={'mask.png':CODES, 'regions.png':CODES}, shuffle=False, num_workers=1, chunk=10, progress=False)
     return ShardStore(d)
 
 @pytest.fixture(params=['redis','shards'])
@@ -44,7 +44,7 @@ def loaders(store, *blocks, **kwargs):
     "Loaders by a `DataBlock`"
     return DataBlock(blocks, get_items=get_remote_items, splitter=RandomStoreSplitter(.2, seed=1), **kwargs).dataloaders(store, **KW)
 
-def from_store(store, **kwargs): return (DataLoaders.from_shards if isinstance(store, ShardStore) else DataLoaders.from_redis)(store, **{**KW, 'seed':1, **kwargs})
+def from_store(store, **kwargs): return DataLoaders.from_store(store, **{**KW, 'seed':1, **kwargs})
 
 def labels_of(dl): return [int(o) for b in dl for o in b[-1]]
 
@@ -97,7 +97,7 @@ def test_get_y_that_merges_labels_gives_fewer_classes(store):
     assert (dls.vocab,dls.c)==(stock.vocab,stock.c)==(['y','z'],2) and labels_of(dls.valid)==labels_of(stock.valid)
 
 def test_get_y_that_changes_nothing_keeps_the_order_of_the_vocabulary(server):
-    to_redis(list(range(8)), server.url, 'ordered', lambda i: {'png':Image.new('L', (4,4)), 'cls':'ba'[i%2]}, vocab=['b','a'], n_workers=1, progress=False, overwrite=True)
+    to_redis(list(range(8)), server.url, 'ordered', lambda i: {'png':Image.new('L', (4,4)), 'cls':'ba'[i%2]}, vocab=['b','a'], num_workers=1, progress=False, overwrite=True)
     s = RedisStore(server.url, 'ordered')
     assert loaders(s, RedisBlock, RedisBlock('cls'), get_y=lambda l: l).vocab==['b','a'] and loaders(s, RedisBlock, RedisBlock('cls'), get_y=str.upper).vocab==['A','B']
 
@@ -113,7 +113,7 @@ def several(i): return {'x.npy':np.full(3, i, np.float32), 'labels':SEVERAL[i%4]
 @pytest.mark.parametrize('where', ['redis','shards'])
 def test_several_labels_that_are_numbers_are_encoded_as_in_fastai(server, tmp_path, where, vocab):
     name = f'several {len(vocab or [])}'
-    kw = dict(fn=several, vocab=vocab and {'labels':vocab}, shuffle=False, n_workers=1, progress=False)
+    kw = dict(fn=several, vocab=vocab and {'labels':vocab}, shuffle=False, num_workers=1, progress=False)
     if where=='redis': to_redis(range(12), server.url, name, **kw)
     else: to_shards(range(12), tmp_path/'several', **kw)
     s = RedisStore(server.url, name) if where=='redis' else ShardStore(tmp_path/'several')
@@ -123,12 +123,12 @@ def test_several_labels_that_are_numbers_are_encoded_as_in_fastai(server, tmp_pa
     for i in range(12): assert dls.valid_ds.tls[1].tfms(i).tolist()==stock.tls[1].tfms(i).tolist()
 
 def test_labels_of_two_types_are_two_labels(server):
-    to_redis(range(4), server.url, 'two types', lambda i: {'x.u1':i, 'labels':[1,'1']}, n_workers=1, progress=False)
+    to_redis(range(4), server.url, 'two types', lambda i: {'x.u1':i, 'labels':[1,'1']}, num_workers=1, progress=False)
     assert RedisStore(server.url, 'two types').manifest.vocab=={'labels':[1,'1']}
 
 def test_a_label_of_another_type_than_the_vocabulary_is_refused(server):
     with pytest.raises(IngestError, match=r"label 1 is not in the vocab of 'labels'"):
-        to_redis(range(4), server.url, 'mixed', lambda i: {'x.u1':i, 'labels':[1]}, vocab={'labels':['1']}, n_workers=1, progress=False)
+        to_redis(range(4), server.url, 'mixed', lambda i: {'x.u1':i, 'labels':[1]}, vocab={'labels':['1']}, num_workers=1, progress=False)
 
 def test_get_y_of_numbers_and_get_x_of_pictures(store):
     dls = loaders(store, RedisBlock, RedisBlock(store, 'age.f4'), get_x=lambda im: im.rotate(90, expand=True), get_y=lambda v: 2*v)
@@ -189,23 +189,23 @@ def test_masks_are_recognised_the_same_everywhere(store, y):
 
 def test_pictures_are_no_masks(store):
     "A picture with another name and without a vocabulary; and one that the user says is none"
-    for dls in from_store(store, y='plain.png'),loaders(store, RedisBlock, RedisBlock(store, 'plain.png')),loaders(store, RedisBlock, RedisBlock('plain.png')),loaders(store, RedisBlock, RedisBlock('mask.png', cls=PILImage)):
+    for dls in from_store(store, y='plain.png'),loaders(store, RedisBlock, RedisBlock(store, 'plain.png')),loaders(store, RedisBlock, RedisBlock('plain.png')),loaders(store, RedisBlock, RedisBlock('mask.png', img_cls=PILImage)):
         assert type(dls.valid.one_batch()[1]) is TensorImage and getattr(dls.train_ds, 'loss_func', None) is None
 
 def test_a_template_decides_for_each_store(server, redis_rich):
     "What are masks in one store may be pictures in another"
-    to_redis(list(range(8)), server.url, 'nomask', lambda i: {'jpg':Image.new('RGB', (8,8)), 'regions.png':Image.new('RGB', (8,8))}, n_workers=1, progress=False, overwrite=True)
+    to_redis(list(range(8)), server.url, 'nomask', lambda i: {'jpg':Image.new('RGB', (8,8)), 'regions.png':Image.new('RGB', (8,8))}, num_workers=1, progress=False, overwrite=True)
     block = DataBlock((RedisBlock('jpg'),RedisBlock('regions.png')), get_items=get_remote_items, splitter=RandomStoreSplitter(.25))
     kinds = [type(block.dataloaders(s, **{**KW, 'bs':2}).one_batch()[1]) for s in (redis_rich,RedisStore(server.url, 'nomask'),redis_rich)]
     assert kinds==[TensorMask,TensorImage,TensorMask]
 
 def test_the_default_input_is_no_mask(server):
-    to_redis(list(range(8)), server.url, 'maskfirst', lambda i: {'mask.png':Image.new('L', (8,8)), 'mask':Image.new('L', (8,8)), 'png':Image.new('RGB', (8,8), (i,0,0)), 'cls':i%2}, n_workers=1, progress=False, overwrite=True)
+    to_redis(list(range(8)), server.url, 'maskfirst', lambda i: {'mask.png':Image.new('L', (8,8)), 'mask':Image.new('L', (8,8)), 'png':Image.new('RGB', (8,8), (i,0,0)), 'cls':i%2}, num_workers=1, progress=False, overwrite=True)
     s = RedisStore(server.url, 'maskfirst')
-    assert type(DataLoaders.from_redis(s, **KW).one_batch()[0]) is TensorImage and list(s.manifest.stats)==['png']
+    assert type(DataLoaders.from_store(s, **KW).one_batch()[0]) is TensorImage and list(s.manifest.stats)==['png']
 
 def test_arrays_that_are_no_masks_are_refused(server):
-    to_redis([{'png':Image.new('RGB', (4,4)), 'mask.npy':np.full((4,4), i/2)} for i in range(4)], server.url, 'halfmask', n_workers=1, progress=False, overwrite=True)
+    to_redis([{'png':Image.new('RGB', (4,4)), 'mask.npy':np.full((4,4), i/2)} for i in range(4)], server.url, 'halfmask', num_workers=1, progress=False, overwrite=True)
     with pytest.raises(CorruptSample, match='mask.npy.*whole numbers from 0 to 255.*without `mask`'): DataLoaders.from_redis(server.url, 'halfmask', y='mask.npy', **{**KW, 'bs':2}).one_batch()
 
 # --- arrays and numbers as inputs

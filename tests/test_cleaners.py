@@ -22,11 +22,11 @@ def notebook(monkeypatch):
 @pytest.fixture(params=['redis','shards'])
 def store(request, redis_pics, tmp_path):
     if request.param=='redis': return redis_pics
-    redis_pics.copy(str(tmp_path/'pics'), n_workers=1, progress=False)
+    redis_pics.copy(str(tmp_path/'pics'), num_workers=1, progress=False)
     return ShardStore(tmp_path/'pics')
 
 @pytest.fixture
-def learn(store): return Learner(DataLoaders.from_redis(store, item_tfms=Resize(16, 'squish'), bs=8, num_workers=0, seed=1), nn.Sequential(nn.Flatten(), nn.Linear(768, 3)))
+def learn(store): return Learner(DataLoaders.from_store(store, item_tfms=Resize(16, 'squish'), bs=8, num_workers=0, seed=1), nn.Sequential(nn.Flatten(), nn.Linear(768, 3)))
 
 def cleaner_of(learn, **kw):
     from fastai.vision.widgets import ImageClassifierCleaner
@@ -93,7 +93,7 @@ def test_stock_learners_are_cleaned_as_before(images):
 
 def test_drawings_too(server, notebook):
     "What is no image file is shown as the learner sees it"
-    to_redis([{'strokes':[[[0,255],[0,5*i]]], 'cls':'ab'[i%2]} for i in range(20)], server.url, 'drawn', n_workers=1, progress=False, overwrite=True)
+    to_redis([{'strokes':[[[0,255],[0,5*i]]], 'cls':'ab'[i%2]} for i in range(20)], server.url, 'drawn', num_workers=1, progress=False, overwrite=True)
     draw = Rasterise(32)
     learn = Learner(DataLoaders.from_redis(server.url, 'drawn', draw=draw, bs=4, num_workers=0), nn.Sequential(nn.Flatten(), nn.Linear(32*32*3, 2)))
     c = cleaner_of(learn)

@@ -132,14 +132,14 @@ def test_damage_is_named():
 
 def put(src, where, server, tmp_path, name, fn=None, **kw):
     "Into Redis, or shards: the store and the report"
-    kw = {'n_workers':1, 'progress':False, **kw}
+    kw = {'num_workers':1, 'progress':False, **kw}
     if where=='redis': return (rep:=to_redis(src, server.url, name, fn, **kw)) and RedisStore(server.url, name),rep
     return (rep:=to_shards(src, tmp_path/name, fn, **kw)) and ShardStore(tmp_path/name),rep
 
 def again(store, how, *args, to, name, **kw):
     "`store.how(…)` beside it: in Redis, or in a folder of `to`"
-    if isinstance(store, RedisStore): rep = getattr(store, how)(*args, name=name, url=store.link, n_workers=1, progress=False, **kw)
-    else: rep = getattr(store, how)(*args, url=to/name, n_workers=1, progress=False, **kw)
+    if isinstance(store, RedisStore): rep = getattr(store, how)(*args, name=name, url=store.link, num_workers=1, progress=False, **kw)
+    else: rep = getattr(store, how)(*args, url=to/name, num_workers=1, progress=False, **kw)
     assert not rep.failed
     return RedisStore(store.link.url, name) if isinstance(store, RedisStore) else ShardStore(to/name)
 
@@ -150,12 +150,12 @@ def test_dataset_of_raw(where, server, images, tmp_path):
     "`shrink(…, codec='raw')` stores the pixels that PNGs of them have; statistics, batches and every operation are those of pictures"
     src = image_samples(images, label=class_of)
     png,_ = put(src, where, server, tmp_path, 'as-png', shrink(32, codec='png'))
-    s,rep = put(src, where, server, tmp_path, 'as-raw', shrink(32, codec='raw'), n_workers=2)
+    s,rep = put(src, where, server, tmp_path, 'as-raw', shrink(32, codec='raw'), num_workers=2)
     assert (s.fields,rep.failed,len(s))==(['raw','cls'],0,60)
     same = [(np.asarray(s[i]['raw'])==np.asarray(png[i]['png'])).all() and s[i]['cls']==png[i]['cls'] for i in range(60)]
     assert all(same) and s[0]['raw'].mode=='RGB' and min(s[0]['raw'].size)==32
-    assert s.stats==png.stats and s.verify(n_workers=1).bad==0
-    make = DataLoaders.from_redis if where=='redis' else DataLoaders.from_shards
+    assert s.stats==png.stats and s.verify(num_workers=1).bad==0
+    make = DataLoaders.from_store
     x,y = ([make(o, seed=0, bs=16, num_workers=n, device='cpu', item_tfms=Resize(24), img_cls=c, shuffle=False) for n,c in ((0,PILImage),(1,PILImageBW))] for o in (s,png))
     for a,b in zip(x, y):
         for (i,j),(k,l) in zip(a.valid, b.valid): assert torch.equal(i, k) and torch.equal(j, l)
@@ -167,7 +167,7 @@ def test_dataset_of_raw(where, server, images, tmp_path):
     assert small.fields==['raw','cls'] and min(small[3]['raw'].size)==16 and small.manifest.fields['raw']['codec']=='raw'
     assert min(again(s, 'resize', 16, to=tmp_path, name='smaller', codec='jpg')[3]['jpg'].size)==16
     half = again(s, 'map', halved, to=tmp_path, name='half')
-    assert half[3]['raw'].size==s[3]['raw'].reduce(2).size and half.verify(n_workers=1).bad==0
+    assert half[3]['raw'].size==s[3]['raw'].reduce(2).size and half.verify(num_workers=1).bad==0
     assert again(s, 'copy', to=tmp_path, name='copied').get_many(range(60), 'raw')['raw']==s.get_many(range(60), 'raw')['raw']
 
 @pytest.mark.parametrize('where', ['redis','shards'])
@@ -179,8 +179,8 @@ def test_dataset_of_bits(where, server, tmp_path):
         return {'bits':im, 'mask.bits':(im>127).astype(np.uint8), 'cls':k%2}
     s,rep = put(list(range(40)), where, server, tmp_path, 'as-bits', fn, shuffle=False)
     assert (len(s),rep.failed)==(39,1) and 'levels of grey, not two' in rep.failures[0][1]
-    assert list(s.manifest.stats)==['bits'] and set(np.unique(s[3]['mask.bits']))=={0,1} and s.verify(n_workers=1).bad==0
-    make = DataLoaders.from_redis if where=='redis' else DataLoaders.from_shards
+    assert list(s.manifest.stats)==['bits'] and set(np.unique(s[3]['mask.bits']))=={0,1} and s.verify(num_workers=1).bad==0
+    make = DataLoaders.from_store
     dls = make(s, x='bits', y='mask.bits', bs=8, num_workers=0, device='cpu', img_cls=PILImageBW, normalize=False, splitter=lambda o: (range(32),range(32,39)))
     x,y = dls.valid.one_batch()
     assert x.shape==(7,1,32,32) and y.shape==(7,32,32) and set(y.unique().tolist())=={0,1} and (y.numpy()==(x.numpy()[:,0]>.5)).all()

@@ -38,8 +38,8 @@ if __name__=='__main__':
 def test_two_ranks(store, server, tmp_path):
     import json
     src,where = [{'x.f4':i, 'y.f4':i} for i in range(N)],str(tmp_path/'numbers')
-    if store=='redis': to_redis(src, where:=server.url, 'numbers', n_workers=1, progress=False, overwrite=True)
-    else: to_shards(src, where, chunk=50, n_workers=1, progress=False)
+    if store=='redis': to_redis(src, where:=server.url, 'numbers', num_workers=1, progress=False, overwrite=True)
+    else: to_shards(src, where, chunk=50, num_workers=1, progress=False)
     (tmp_path/'script.py').write_text(SCRIPT)
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))

@@ -213,7 +213,7 @@ def folder(tmp_path):
     write_csv(tmp_path/'c.csv', range(70))
     return tmp_path
 
-def ids(src, idxs): return [src.load(r)['id']-2**60 for _,r in src.take(np.array(idxs))]
+def ids(src, idxs): return [src.load(r)['id']-2**60 for _,r in src.read(np.array(idxs))]
 
 def test_indexed(folder):
     src = drawing_samples(folder)   # b.ndjson, c.csv, raw/a.ndjson
@@ -224,17 +224,17 @@ def test_indexed(folder):
         want = simplify(doodle(3))
         assert (o['cls'], o['recognized.u1'])==('cat', 0) and list(o)==['strokes','cls','id','recognized.u1'], k
         for a,b in zip(o['strokes'], want, strict=True): np.testing.assert_array_equal(a, b)
-    assert [n for n,_ in src.take(np.array([64,0,134]))]==['c.csv:2','b.ndjson:1','a.ndjson:1']
+    assert [n for n,_ in src.read(np.array([64,0,134]))]==['c.csv:2','b.ndjson:1','a.ndjson:1']
     assert [o['id'] for o in src[-2:]]==[2**60+148,2**60+149]
     assert '284 drawings in 3 files, labelled, as strokes' in repr(src)
 
 def test_take_is_light(folder):
-    part = drawing_samples(folder).take(np.arange(64))
+    part = drawing_samples(folder).read(np.arange(64))
     assert len(pickle.dumps(part))<1200 and len(part)==64
 
 def test_load_in_another_process(folder):
     src = drawing_samples(folder, 'png', size=32)
-    b = pickle.dumps([r for _,r in src.take(np.arange(10))])
+    b = pickle.dumps([r for _,r in src.read(np.arange(10))])
     assert pickle.loads(pickle.dumps(src.load))(pickle.loads(b)[7])==src[7]
 
 def test_fingerprint(folder):
@@ -265,7 +265,7 @@ def test_csv_kinds(tmp_path):
     assert list(drawing_samples(tmp_path/'test.csv')[0])==['strokes','id']
     write_csv(tmp_path/'order.csv', range(5), order=['word','key_id','timestamp','drawing','recognized','countrycode'])
     assert drawing_samples(tmp_path/'order.csv')[4]['cls']=='dog'
-    assert 'cls' not in drawing_samples(tmp_path/'order.csv', label=False)[4]
+    assert 'cls' not in drawing_samples(tmp_path/'order.csv', with_labels=False)[4]
     (tmp_path/'bad.csv').write_text('a,b\n1,2\n')
     with pytest.raises(ValueError, match='bad.csv: neither JSON lines nor a CSV'): drawing_samples(tmp_path/'bad.csv')
 
@@ -276,7 +276,7 @@ def test_damaged_lines_are_errors_of_their_own(tmp_path):
     for store in ('strokes','png'):
         src = drawing_samples(tmp_path/'a.ndjson', store)
         good = []
-        for i,(_,raw) in enumerate(src.take(np.arange(10))):
+        for i,(_,raw) in enumerate(src.read(np.arange(10))):
             if i in bad:
                 with pytest.raises(ValueError): src.load(raw)
             else: good.append(src.load(raw)['id']-2**60)
@@ -300,7 +300,7 @@ def test_short_cut_is_strict(tmp_path, old, new):
     assert old in good
     (tmp_path/'a.ndjson').write_bytes(b'\n'.join([good]*9+[good.replace(old, new)]+[good]*9))
     src = drawing_samples(tmp_path)
-    for i,(_,raw) in enumerate(src.take(np.arange(19))):
+    for i,(_,raw) in enumerate(src.read(np.arange(19))):
         if i!=9: assert len(src.load(raw)['strokes'])==2
         else:
             with pytest.raises(ValueError): src.load(raw)

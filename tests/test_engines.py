@@ -142,7 +142,7 @@ def reasons(rep):
 def expected(files):
     "What a plain ingest in this process makes of it"
     with redis_server() as s:
-        rep = to_redis(image_samples(files, label=class_of, path=True), s.url, 'pets', fn=Shrink(), n_workers=1, progress=False, chunk=16)
+        rep = to_redis(image_samples(files, label=class_of, path=True), s.url, 'pets', fn=Shrink(), num_workers=1, progress=False, chunk=16)
         return rep,rows(s.url)
 
 # --- the tests
@@ -244,7 +244,7 @@ def test_same_shards(engine, files, tmp_path):
     from fastai_remote import ShardStore, to_shards
     def act(d, **kw): return to_shards(image_samples(files, label=class_of, path=True), d, fn=Shrink(), progress=False, chunk=16, maxsize=40_000, **kw)
     def seen(d): return {p.name:p.read_bytes() for p in d.iterdir() if p.name!='manifest.json'},{k:v for k,v in json.loads((d/'manifest.json').read_bytes()).items() if k not in ('uid','created','crc')}
-    a = act(tmp_path/'plain'/'d', n_workers=1)
+    a = act(tmp_path/'plain'/'d', num_workers=1)
     with on(engine): b = act(tmp_path/'engine'/'d')
     assert (b.written,b.failed)==(297,3) and reasons(a)==reasons(b)
     assert seen(tmp_path/'engine'/'d')==seen(tmp_path/'plain'/'d') and len(ShardStore(tmp_path/'engine'/'d'))==297

@@ -61,7 +61,7 @@ def make_files(folder):
 def sample_of_row(row): return sample_of(row['file'])
 
 def make_stores(files, url, folder):
-    kw = dict(fn=sample_of_row, vocab={'mask.png':CODES}, n_workers=1, progress=False)
+    kw = dict(fn=sample_of_row, vocab={'mask.png':CODES}, num_workers=1, progress=False)
     to_redis([{'file':str(f)} for f in files], url, 'photographs', **kw)
     to_shards([{'file':str(f)} for f in files], folder, chunk=10, **kw)
     return {'Redis':RedisStore(url, 'photographs'), 'shards':ShardStore(folder)}
@@ -93,7 +93,7 @@ class Env:
     @property
     def source(self): return None if self.stock else self.store
     @property
-    def mix(self): return {} if self.stock else {'mix':None}   # shuffled over all samples of all shards
+    def interleave(self): return {} if self.stock else {'interleave':None}   # shuffled over all samples of all shards
 
     def loaders(self, y='cls', **kw):
         set_seed(1)
@@ -101,7 +101,7 @@ class Env:
         tfms = {k:kw.pop(k) for k in ('item_tfms','batch_tfms') if k in kw}
         if self.stock: dls = self.block(y, **tfms).dataloaders(None, **kw)
         else:
-            make,kw = (DataLoaders.from_redis,kw) if isinstance(self.store, RedisStore) else (DataLoaders.from_shards,dict(kw, mix=None))
+            make,kw = DataLoaders.from_store,kw if isinstance(self.store, RedisStore) else dict(kw, interleave=None)
             dls = make(self.store, y=y, splitter=self.splitter, **{'item_tfms':Resize(SIZE), **tfms}, **kw)
         return self.in_step(dls)
 
@@ -192,7 +192,7 @@ heading('`DataBlock`')
 @row('`dblock.datasets(source)`', 'lengths, items of both parts')
 def _(e): ds = e.block().datasets(e.source); return len(ds),len(ds.train),len(ds.valid),ds.train[5],ds.valid[1],ds.n_inp,list(ds.vocab)
 @row('`dblock.dataloaders(source)`', 'an epoch')
-def _(e): set_seed(1); return [*e.in_step(e.block().dataloaders(e.source, bs=8, num_workers=0, device='cpu', **e.mix)).train]
+def _(e): set_seed(1); return [*e.in_step(e.block().dataloaders(e.source, bs=8, num_workers=0, device='cpu', **e.interleave)).train]
 @row('`dblock.new(item_tfms=…)`', 'the batch')
 def _(e): return e.block().new(item_tfms=CropPad(30)).dataloaders(e.source, bs=8, num_workers=0, device='cpu').valid.one_batch()
 @row('`dblock.summary(source)`', 'the last steps that it prints')

@@ -174,9 +174,9 @@ def test_a_damaged_sample_is_named(server, kw):
     "Of what was stored damaged, which checksums do not see: when its pixels are asked for, in whatever process"
     b = jpeg(64, 48)
     rows = [{'jpg':b, 'cls':i%2} for i in range(40)]
-    to_redis(rows, server.url, 'hurt', n_workers=1, shuffle=False, progress=False, overwrite=True)
+    to_redis(rows, server.url, 'hurt', num_workers=1, shuffle=False, progress=False, overwrite=True)
     store = RedisStore(server.url, 'hurt')
-    dls = DataLoaders.from_redis(store, valid_pct=0., bs=8, item_tfms=[RandomResizedCrop(16),FlipItem()], check=False, **kw)
+    dls = DataLoaders.from_store(store, valid_pct=0., bs=8, item_tfms=[RandomResizedCrop(16),FlipItem()], check=False, **kw)
     c = redis.Redis.from_url(server.url)
     key = next(k for k in c.keys('hurt*') if k.endswith(b':jpg:7'))
     c.set(key, b[:400])

@@ -14,7 +14,7 @@ NONE = {'bool':True, 'numpy bool':np.bool_(True), 'array of a bool':np.array(Tru
 @pytest.fixture(scope='module')
 def taken(redis_pics):
     "Things that take a position, each with how to compare two of its answers"
-    dls = DataLoaders.from_redis(redis_pics, num_workers=0, bs=4)
+    dls = DataLoaders.from_store(redis_pics, num_workers=0, bs=4)
     return {'store':redis_pics, 'items':dls.valid_ds.items, 'all items':get_remote_items(redis_pics), 'datasets':dls.valid_ds, 'RemoteDataset':RemoteDataset(redis_pics).to_tuple('jpg', 'cls'),
             'Order':Order(50), 'WeightedOrder':WeightedOrder(60, lambda i: i%2, [0,1])}
 

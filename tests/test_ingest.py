@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from conftest import CLASSES, N, class_of, examples, wait_for
+from fastai_remote.source.base import IndexedSource
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
 from fastai_remote.write.base import fill_moves
 from fastai_remote.write.redis import _queue_set, _runs
@@ -23,7 +24,7 @@ from fastai_remote.store.redis_layout import unpack_replies, queue_packed_reads,
 def put(server):
     "Write to a clean server: the store and the report"
     client(server).flushall()
-    yield lambda src, name='d', **kw: (lambda rep: (RedisStore(server.url, name), rep))(to_redis(src, server.url, name, **{'n_workers':1, 'progress':False, **kw}))
+    yield lambda src, name='d', **kw: (lambda rep: (RedisStore(server.url, name), rep))(to_redis(src, server.url, name, **{'num_workers':1, 'progress':False, **kw}))
     client(server).flushall()
 
 @pytest.fixture(scope='module')
@@ -168,12 +169,11 @@ def test_too_many_integers_for_categories(put):
     s,_ = put(Integers(n), shuffle=False, chunk=1<<17)
     assert s.vocab==[] and s.get_many(at, 'cls', check=True)['cls'].tolist()==[5*i-9 for i in at] and s[7]['cls']==26
 
-class Integers:
+class Integers(IndexedSource):
     "A source of one label a sample, all different"
-    vocab = splits = None
     def __init__(self, n): self.n = n
     def __len__(self): return self.n
-    def take(self, idxs): return [(f'item {i}',i) for i in idxs.tolist()]
+    def read(self, idxs): return [(f'item {i}',i) for i in idxs.tolist()]
     def load(self, i): return {'cls':5*i-9}
     def fingerprint(self): return self.n
 
@@ -307,7 +307,7 @@ def test_holes_at_random(server, bads):
     n = 20*len(bads)
     if len(bad)==n: return
     kw,src = holey(20, bad, True, len(bads), chunk=8)
-    rep = to_redis(src, server.url, 'd', n_workers=1, progress=False, **kw)
+    rep = to_redis(src, server.url, 'd', num_workers=1, progress=False, **kw)
     s = RedisStore(server.url, 'd')
     assert sorted(values(s, 'id'))==[i for i in range(n) if i not in bad] and rep.failed==len(bad)
     assert [values(s, f)[k] for k in range(len(s)) for f in ('txt','cls')]==[o for i in values(s, 'id') for o in (f'sample {i}',f'c{i%7}')]
@@ -375,14 +375,14 @@ def test_two_workers(put, images):
         if o['path'].endswith(('3.jpg','4.jpg')): raise ValueError('not this one')
         return shrink(32)(o)
     src = image_samples(images, label=lambda p: p.parent.name, path=True)
-    (a,ra),(b,rb) = (put(src, f'd{k}', fn=fn, n_workers=k, chunk=8, max_failed=1.) for k in (1,2))
+    (a,ra),(b,rb) = (put(src, f'd{k}', fn=fn, num_workers=k, chunk=8, max_failed=1.) for k in (1,2))
     for f in ('jpg','cls','path'): assert values(a, f)==values(b, f)
     assert (ra.written,ra.failed,sorted(ra.failures))==(rb.written,rb.failed,sorted(rb.failures))==(48,12,sorted(rb.failures))
     assert [getattr(a.manifest, k)==getattr(b.manifest, k) for k in ('n','fields','splits','vocab','nbytes')]
 
 def test_dataset_in_two_workers(put):
     "Workers read a dataset themselves"
-    s,_ = put(torch.utils.data.TensorDataset(Tensors().x, Tensors().y), n_workers=2)
+    s,_ = put(torch.utils.data.TensorDataset(Tensors().x, Tensors().y), num_workers=2)
     assert sorted(int(x[0,0])//4 for x in values(s, 'npy'))==list(range(40))
 
 # --- reports, deletion

@@ -20,7 +20,7 @@ _names = count()
 def put(request, server, tmp_path):
     "Write to Redis or to shards: the store and the report"
     def put(src, fn=None, name=None, **kw):
-        name,kw = name or f'd{next(_names)}',{'n_workers':1, 'progress':False, 'shuffle':False, **kw}
+        name,kw = name or f'd{next(_names)}',{'num_workers':1, 'progress':False, 'shuffle':False, **kw}
         if request.param=='redis': return (rep:=to_redis(src, server.url, name, fn, **kw)) and RedisStore(server.url, name),rep
         return (rep:=to_shards(src, tmp_path/name, fn, **kw)) and ShardStore(tmp_path/name),rep
     return put
@@ -79,7 +79,7 @@ def test_pixels_alone_cannot_keep_an_orientation(put, codec):
 def test_resize_keeps_the_orientation(put):
     s,_ = put([{'jpg':turned(k)} for k in range(1,9)])
     path = dict(name=f'd{next(_names)}') if isinstance(s, RedisStore) else dict(url=str(s.storage.url)+'-small')
-    s.resize(20, n_workers=1, progress=False, **path)
+    s.resize(20, num_workers=1, progress=False, **path)
     small = RedisStore(s.link.url, path['name']) if isinstance(s, RedisStore) else ShardStore(path['url'])
     for i in range(8):
         im = kept(small, i, 'jpg')

@@ -15,7 +15,7 @@ from fastai_remote.source.base import fn_fingerprint
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.store.redis_link import RedisLink
 
-one = dict(n_workers=1, progress=False)
+one = dict(num_workers=1, progress=False)
 
 @pytest.fixture
 def two():
@@ -40,7 +40,7 @@ _script = '''
 import io, sys, time
 from PIL import Image
 from fastai_remote import RedisStore, redis_server, shrink, to_redis
-url,what,pause,n_workers = sys.argv[1],sys.argv[2],float(sys.argv[3]),int(sys.argv[4])
+url,what,pause,num_workers = sys.argv[1],sys.argv[2],float(sys.argv[3]),int(sys.argv[4])
 n,valid = %d,%d
 
 def grey(k):
@@ -57,14 +57,14 @@ def mapped(o):
     return {**o, 'txt':o['txt'].upper(), 'id':o['id']+1}
 def gen(a, b): yield from range(a, b)
 
-kw = dict(n_workers=n_workers, progress=False, chunk=100, max_failed=1.)
+kw = dict(num_workers=num_workers, progress=False, chunk=100, max_failed=1.)
 if what=='known': r = to_redis({'train':range(n)[:-valid], 'valid':range(n)[-valid:]}, url, 'd', fn, **kw)
 elif what=='splits': r = to_redis({'train':gen(0, n-valid), 'valid':gen(n-valid, n)}, url, 'd', fn, **kw)
 elif what=='stream': r = to_redis(gen(0, n), url, 'd', fn, **kw)
 else:
     s = RedisStore(sys.argv[5], 'src')
-    if what=='map': r = s.map(mapped, 'd', url, **kw)
-    elif what=='resize': r = s.resize(3, 'd', url=url, **kw)
+    if what=='map': r = s.map(mapped, url, 'd', **kw)
+    elif what=='resize': r = s.resize(3, url, 'd', **kw)
     else: r = s.copy(url, 'd', **kw)
 print(r)
 ''' % (_n,_valid)
@@ -74,9 +74,9 @@ def script(tmp_path):
     "Starts the script as a process group of its own"
     (f:=tmp_path/'ingest.py').write_text(_script)
     ps = []
-    def go(server, what, pause=0., n_workers=2, *more):
+    def go(server, what, pause=0., num_workers=2, *more):
         out = (tmp_path/f'{len(ps)}.out').open('w+')
-        args = [sys.executable, f, server.url, what, str(pause), str(n_workers), *more]
+        args = [sys.executable, f, server.url, what, str(pause), str(num_workers), *more]
         ps.append(p:=subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True))
         p.said = lambda: (p.wait(240), Path(out.name).read_text())[1]
         return p
@@ -222,13 +222,13 @@ def test_damaged_jpegs(fresh, tmp_path, each):
     b = b.getvalue()
     for i in range(2000): (tmp_path/f'{i:04}.jpg').write_bytes(b[:rng.integers(0, len(b)-60)] if i%each==7 else b)
     bad = {str(tmp_path/f'{i:04}.jpg') for i in range(2000) if i%each==7}
-    rep = to_redis(image_samples(tmp_path, path=True), fresh.url, 'd', n_workers=2, progress=False, max_failed=1.)
+    rep = to_redis(image_samples(tmp_path, path=True), fresh.url, 'd', num_workers=2, progress=False, max_failed=1.)
     s = RedisStore(fresh.url, 'd')
     assert (rep.written,rep.failed,s.manifest.failed,len(rep.failures))==(2000-len(bad),len(bad),len(bad),min(100, len(bad)))
     assert sorted(n for n,_ in s.failures())==sorted(bad) and {n for n,_ in rep.failures}<=bad
     d = s.get_many(range(len(s)), ['jpg','path'], check=True)
     assert sorted(o.decode() for o in d['path'])==[f'{i:04}.jpg' for i in range(2000) if i%each!=7] and set(d['jpg'])=={b}
-    assert s.verify(n_workers=1).bad==0
+    assert s.verify(num_workers=1).bad==0
     RedisStore.delete(fresh.url, 'd')
     assert keys(fresh)==[]
 
@@ -238,16 +238,16 @@ _big = '''
 import sys, threading
 import numpy as np
 from fastai_remote import RedisStore, redis_server, to_redis
+from fastai_remote.source.base import IndexedSource
 def rss(): return int(open('/proc/self/statm').read().split()[1])*4096/1e6
 class Part:
     def __init__(self, idxs): self.idxs = idxs
     def __len__(self): return len(self.idxs)
     def __iter__(self): return ((f'item {i}',i) for i in self.idxs.tolist())
-class Source:
-    vocab = splits = None
+class Source(IndexedSource):
     def __init__(self, n): self.n = n
     def __len__(self): return self.n
-    def take(self, idxs): return Part(idxs)
+    def read(self, idxs): return Part(idxs)
     load = staticmethod(lambda o: o)
     def fingerprint(self): return self.n
 class Watch:
@@ -260,7 +260,7 @@ class Watch:
     def look(self):
         while not self.end.wait(.005): self.top = max(self.top, rss())
     def __exit__(self, *a): self.end.set(); self.t.join(); print('grew', round(self.top-self.first))
-kw = dict(n_workers=1, progress=False)
+kw = dict(num_workers=1, progress=False)
 s = redis_server()
 to_redis(({'x.u1':1} for i in range(5000)), s.url, 'warm', **kw)
 '''
@@ -328,7 +328,7 @@ def source():
             return b.getvalue()
         pics = [png(i) for i in range(251)]
         items = [{'png':pics[i%251], 'txt':f'sample {i}', 'cls':f'c{i%7}', 'id':i, 'labels':[f'l{i%3}'], 'npy':np.arange(i%5)} for i in range(6000)]
-        to_redis({'train':items[:5000], 'valid':items[5000:]}, s.url, 'src', n_workers=2, progress=False)
+        to_redis({'train':items[:5000], 'valid':items[5000:]}, s.url, 'src', num_workers=2, progress=False)
         c = client(s)
         for i in (17,4999,5000): c.set(f'src:png:{i}', b'damaged')
         c.delete('src:txt:555')
@@ -343,7 +343,7 @@ def test_killed_ops(fresh, source, script, undisturbed, what):
     s,old = RedisStore(fresh.url, 'd'),RedisStore(source.url, 'src')
     ids = old.get_many([i for i in range(6000) if i not in (17,555,4999,5000)], 'id')['id']+(what=='map')
     assert sorted(seen[0]['id'])==sorted(ids.tolist()) and s.vocab==old.vocab
-    assert {k:b-a for k,(a,b) in s.splits.items()}=={'train':4997, 'valid':999} and s.verify(n_workers=1).bad==0
+    assert {k:b-a for k,(a,b) in s.splits.items()}=={'train':4997, 'valid':999} and s.verify(num_workers=1).bad==0
 
 def test_source_replaced(two, script):
     "A map whose source is replaced meanwhile stops, and cannot be finished with the new one"
@@ -370,11 +370,11 @@ def test_verify_finds_all(fresh):
         if k%3==0: c.delete(f'd:txt:{i}')
         elif k%3==1: c.setrange(f'd:bin:{i}', rng.randrange(20), b'\xff\x00'[i%256==255:][:1])
         else: c.set(f'd:txt:{i}', c.get(f'd:txt:{i}')[:-1])
-    for n_workers,chunk in ((1,2048),(2,100)):
-        rep = RedisStore(fresh.url, 'd').verify(n_workers=n_workers, chunk=chunk)
+    for num_workers,chunk in ((1,2048),(2,100)):
+        rep = RedisStore(fresh.url, 'd').verify(num_workers=num_workers, chunk=chunk)
         assert (rep.samples,rep.bad,[i for i,_ in rep.failures])==(3000,137,bad[:100])
     c.setrange('d:cls#0', 5*1234, b'\x77')   # a label and its checksum are five bytes
-    assert RedisStore(fresh.url, 'd').verify(**{'n_workers':1}).bad==138-(1234 in bad)
+    assert RedisStore(fresh.url, 'd').verify(**{'num_workers':1}).bad==138-(1234 in bad)
 
 # --- names that change hands, and what is left
 
@@ -559,7 +559,7 @@ def test_known_other_chunk(fresh):
     with pytest.raises(KeyboardInterrupt): put(fresh, base, stop_after(50))
     assert put(fresh, base, stop_after(0), chunk=7).resumed==48
     s = RedisStore(fresh.url, 'd')
-    assert sorted(s.get_many(range(100), 'id', check=True)['id'].tolist())==list(range(100)) and s.verify(n_workers=1).bad==0
+    assert sorted(s.get_many(range(100), 'id', check=True)['id'].tolist())==list(range(100)) and s.verify(num_workers=1).bad==0
 
 @pytest.mark.parametrize('src,kw', [(changed(base, 0),{}), (changed(base, 15),{}), (changed(base, 16),{}), (changed(base, 47),{}), (base[1:],{}),
     (base[:40],{}), (base[:32],{}), (base[:16],{}), (base[:20]+base[21:],{}), (base[:20]+base[19:],{}), (base,{'chunk':8}), (base,{'value':1})],
@@ -597,14 +597,14 @@ def test_iterator_refused_is_whole(fresh):
     to_redis(it, fresh.url, 'd', overwrite=True, **one)
     assert RedisStore(fresh.url, 'd').get_many(range(200), 'id')['id'].tolist()==list(range(200))
 
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_stream_breaks_off(fresh, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_stream_breaks_off(fresh, num_workers):
     "A stream that raises in the middle ends the ingest with its own error; nothing is visible; mended, it goes on"
     def gen(bad):
         for i in range(3000):
             if i==bad: raise OSError(f'disk gone at {i}')
             yield {'id':i}
-    with pytest.raises(OSError, match='disk gone at 2000'): to_redis(gen(2000), fresh.url, 'd', n_workers=n_workers, progress=False)
+    with pytest.raises(OSError, match='disk gone at 2000'): to_redis(gen(2000), fresh.url, 'd', num_workers=num_workers, progress=False)
     with pytest.raises(StoreNotFound): RedisStore(fresh.url, 'd')
-    assert to_redis(gen(None), fresh.url, 'd', n_workers=n_workers, progress=False).written==3000
+    assert to_redis(gen(None), fresh.url, 'd', num_workers=num_workers, progress=False).written==3000
     assert RedisStore(fresh.url, 'd').get_many(range(3000), 'id')['id'].tolist()==list(range(3000))

@@ -29,14 +29,14 @@ def workers(request): return request.param
 @pytest.fixture(scope='module')
 def shards(images, tmp_path_factory):
     "The same images in shards of 16"
-    to_shards(image_samples(images, label=class_of, path=True), d:=tmp_path_factory.mktemp('shards')/'pics', chunk=16, n_workers=1, progress=False)
+    to_shards(image_samples(images, label=class_of, path=True), d:=tmp_path_factory.mktemp('shards')/'pics', chunk=16, num_workers=1, progress=False)
     return ShardStore(d)
 
 @pytest.fixture(params=['redis','shards','tiered'])
 def store(request, server, redis_pics, shards): return dict(redis=redis_pics, shards=shards, tiered=TieredStore(server.url, shards))[request.param]
 
 @pytest.fixture
-def dls(store, workers): return DataLoaders.from_redis(store, item_tfms=Resize(32), bs=8, num_workers=workers, seed=1, normalize=False)
+def dls(store, workers): return DataLoaders.from_store(store, item_tfms=Resize(32), bs=8, num_workers=workers, seed=1, normalize=False)
 
 @pytest.fixture
 def learn(dls, tmp_path): return Learner(dls, Tiny(), metrics=accuracy, path=tmp_path)
@@ -52,10 +52,10 @@ def tidy():
 def numbered(request, server, tmp_path):
     "A store whose label is the sample's own number, and its loaders"
     if request.param=='shards':
-        to_shards(list(range(100)), tmp_path/'numbered', lambda i: {'png':draw(i), 'age.f4':float(i)}, chunk=10, n_workers=1, shuffle=False, progress=False)
+        to_shards(list(range(100)), tmp_path/'numbered', lambda i: {'png':draw(i), 'age.f4':float(i)}, chunk=10, num_workers=1, shuffle=False, progress=False)
         return ShardStore(tmp_path/'numbered')
     if 'numbered' not in RedisStore.names(server.url):
-        to_redis(list(range(100)), server.url, 'numbered', lambda i: {'png':draw(i), 'age.f4':float(i)}, n_workers=1, shuffle=False, progress=False)
+        to_redis(list(range(100)), server.url, 'numbered', lambda i: {'png':draw(i), 'age.f4':float(i)}, num_workers=1, shuffle=False, progress=False)
     return RedisStore(server.url, 'numbered')
 
 def seen(dl): return [int(o) for b in dl for o in b[1]]
@@ -122,7 +122,7 @@ def test_test_dl(learn, store, images):
 def test_test_dl_of_another_store(learn, server, store):
     "A test set in a dataset of its own, with labels in another order"
     if 'other' not in RedisStore.names(server.url):
-        to_redis(list(range(100,130)), server.url, 'other', lambda i: {'jpg':draw(i), 'cls':CLASSES[i%3]}, vocab=['dog','bird','cat'], n_workers=1, progress=False)
+        to_redis(list(range(100,130)), server.url, 'other', lambda i: {'jpg':draw(i), 'cls':CLASSES[i%3]}, vocab=['dog','bird','cat'], num_workers=1, progress=False)
     other = RedisStore(server.url, 'other')
     dl = learn.dls.test_dl(get_remote_items(other), with_labels=True)
     with learn.no_bar(): p,y = learn.get_preds(dl=dl)
@@ -171,7 +171,7 @@ def test_pickled_loaders(dls):
 # --- the loader's own promises
 
 def test_every_sample_once_in_another_order(numbered, workers):
-    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=workers, drop_last=False)
+    dls = DataLoaders.from_store(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=workers, drop_last=False)
     a,b = seen(dls.train),seen(dls.train)
     assert a!=b and sorted(a)==sorted(b)==sorted(dls.train_ds.items) and len(a)==80
     assert seen(dls.valid)==list(dls.valid_ds.items)
@@ -180,12 +180,12 @@ def test_every_sample_once_in_another_order(numbered, workers):
 def test_same_seed_same_order(numbered, workers):
     def epochs(nw):
         set_seed(42)
-        dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=nw)
+        dls = DataLoaders.from_store(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=nw)
         return [seen(dls.train), seen(dls.train)]
     assert epochs(workers)==epochs(workers if isinstance(numbered, ShardStore) else 0)   # workers have shards of their own
 
 def test_new_n_and_drop_last(numbered, workers):
-    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=16, num_workers=workers)
+    dls = DataLoaders.from_store(numbered, y='age.f4', item_tfms=Resize(16), bs=16, num_workers=workers)
     tr = dls.train
     assert len(tr)==5 and tr.drop_last and len(seen(tr))==80
     big = tr.new(bs=30)
@@ -207,7 +207,7 @@ def thirds(o):
     return o
 
 def test_hooks(numbered, workers):
-    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=[Resize(16), Brighter], bs=8, num_workers=workers, before_batch=twice)
+    dls = DataLoaders.from_store(numbered, y='age.f4', item_tfms=[Resize(16), Brighter], bs=8, num_workers=workers, before_batch=twice)
     x,y = next(iter(dls.valid))
     assert x.shape[0]==16 and y[:8].tolist()==y[8:].tolist() and x.min()>=0.49
 
@@ -215,12 +215,12 @@ class SkipThirds(ItemTransform):
     def encodes(self, o): return thirds(o)
 
 def test_skipped_items(numbered, workers):
-    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=[Resize(16), SkipThirds], bs=8, num_workers=workers, valid_pct=0.5)
+    dls = DataLoaders.from_store(numbered, y='age.f4', item_tfms=[Resize(16), SkipThirds], bs=8, num_workers=workers, valid_pct=0.5)
     got = seen(dls.valid)
     assert sorted(got)==sorted(i for i in dls.valid_ds.items if i%3)
 
 def test_persistent_workers(numbered):
-    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=2, persistent_workers=True)
+    dls = DataLoaders.from_store(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=2, persistent_workers=True)
     assert dls.valid.fake_l.persistent_workers
     assert sorted(seen(dls.valid))==sorted(seen(dls.valid))==sorted(dls.valid_ds.items)
 
@@ -242,7 +242,7 @@ def test_start_methods(method, numbered, tmp_path):
 
 def test_two_loaders_taking_turns(numbered):
     "Batches in hand are not mixed up when epochs interleave, in one process"
-    dls = DataLoaders.from_redis(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=0, drop_last=False)
+    dls = DataLoaders.from_store(numbered, y='age.f4', item_tfms=Resize(16), bs=8, num_workers=0, drop_last=False)
     other = dls.train.new(bs=5)
     a,b = [],[]
     for u,v in zip(dls.train, other): a += u[1].int().tolist(); b += v[1].int().tolist()
@@ -255,10 +255,10 @@ def test_as_stock_fastai(images, server, workers, tmp_path, how, monkeypatch):
     "The same pixels and the same loss, batch by batch, as stock fastai reading the same files in the same order; without the C modules, too"
     if how=='Pillow':
         for m in '_jpeg','_pixels': monkeypatch.setattr(f'fastai_remote.codec.pixels.{m}', None)
-    if 'asis' not in RedisStore.names(server.url): to_redis(image_samples(images, label=class_of, path=True), server.url, 'asis', n_workers=1, progress=False)
+    if 'asis' not in RedisStore.names(server.url): to_redis(image_samples(images, label=class_of, path=True), server.url, 'asis', num_workers=1, progress=False)
     store = RedisStore(server.url, 'asis')
     tfms,kw = dict(item_tfms=RandomResizedCrop(32, min_scale=.5), batch_tfms=[Flip()]),dict(bs=8, num_workers=workers)
-    ours = DataLoaders.from_redis(store, valid_pct=0.25, normalize=False, **tfms, **kw)
+    ours = DataLoaders.from_store(store, valid_pct=0.25, normalize=False, **tfms, **kw)
     files = [images/store[i]['path'] for i in range(N)]
     at = [[i for i in ds.items] for ds in (ours.train_ds, ours.valid_ds)]
     stock = DataBlock((ImageBlock, CategoryBlock), get_items=lambda _: files, get_y=class_of, splitter=lambda _: at, **tfms).dataloaders(images, **kw)
@@ -290,33 +290,33 @@ class Trace(Callback):
 def test_normalized(store, img_cls):
     "Batches are normalised by the store's own statistics where that is asked for, unless the caller does it"
     kw = dict(item_tfms=Resize(32), bs=48, num_workers=0, valid_pct=0., img_cls=img_cls)
-    plain = DataLoaders.from_redis(store, **kw)
+    plain = DataLoaders.from_store(store, **kw)
     kw['normalize'] = True
     s = store.image_stats()
     want = ([s['grey'][0]],[s['grey'][1]]) if img_cls is PILImageBW else store.stats
-    norm, = [t for t in DataLoaders.from_redis(store, **kw).train.after_batch.fs if isinstance(t, Normalize)]
+    norm, = [t for t in DataLoaders.from_store(store, **kw).train.after_batch.fs if isinstance(t, Normalize)]
     close(norm.mean.flatten().tolist(), want[0], eps=1e-4)
     means = [np.array(plain.train_ds[i][0]).reshape(-1, len(want[0])).mean(0)/255 for i in range(60)]
     close(np.mean(means, 0), want[0], eps=1e-3)
-    b = DataLoaders.from_redis(store, **kw).train.one_batch()[0]
+    b = DataLoaders.from_store(store, **kw).train.one_batch()[0]
     assert b.mean().abs()<.15 and .6<b.std()<1.2
     for tfm in (Normalize.from_stats([.5]*3, [.5]*3, cuda=False),MeanImage(store)):
-        fs = DataLoaders.from_redis(store, batch_tfms=tfm, **kw).train.after_batch.fs
+        fs = DataLoaders.from_store(store, batch_tfms=tfm, **kw).train.after_batch.fs
         assert sum(isinstance(t, (Normalize,MeanImage)) for t in fs)==1 and tfm in list(fs)
     assert not any(isinstance(t, Normalize) for t in plain.train.after_batch.fs)
 
 def test_balance(server, workers):
     "Rare labels are drawn as often as common ones, from a split too; validation is as it is"
     src = [{'png':np.full((8,8), i%256, np.uint8), 'cls':'rare' if i%20==0 else 'common', 'id':i} for i in range(400)]
-    to_redis(src, server.url, 'uneven', splits={'train':300, 'valid':100}, n_workers=1, progress=False, overwrite=True)
+    to_redis(src, server.url, 'uneven', splits={'train':300, 'valid':100}, num_workers=1, progress=False, overwrite=True)
     s = RedisStore(server.url, 'uneven')
     assert s.class_counts()=={'common':380, 'rare':20}
-    dls = DataLoaders.from_redis(s, bs=20, num_workers=workers, balance='cls')
+    dls = DataLoaders.from_store(s, bs=20, num_workers=workers, balance='cls')
     y = torch.cat([b[1] for _ in range(3) for b in dls.train])
     assert .4<y.float().mean()<.6 and len(y)==900
     valid = torch.cat([b[1] for b in dls.valid])
     assert len(valid)==100 and valid.float().mean()<.2
-    weighted = DataLoaders.from_redis(s, bs=20, num_workers=workers, balance=('cls',[1,0]))
+    weighted = DataLoaders.from_store(s, bs=20, num_workers=workers, balance=('cls',[1,0]))
     assert all((b[1]==0).all() for b in weighted.train)
 
 # --- pictures that are no image files
@@ -325,15 +325,15 @@ def test_strokes(server, workers):
     "Drawings stored as strokes are drawn in the worker, as `draw` says, and train like images"
     rng = np.random.default_rng(0)
     def drawing(i): return [np.stack([np.arange(5)*50, 20+i%2*100+rng.integers(0, 20, 5)]), np.stack([[10,240],[i%256,30]])]
-    to_redis([{'strokes':drawing(i), 'cls':'ab'[i%2]} for i in range(64)], server.url, 'doodles', n_workers=1, progress=False, overwrite=True)
+    to_redis([{'strokes':drawing(i), 'cls':'ab'[i%2]} for i in range(64)], server.url, 'doodles', num_workers=1, progress=False, overwrite=True)
     s = RedisStore(server.url, 'doodles')
-    dls = DataLoaders.from_redis(s, bs=16, num_workers=workers, draw=Rasterise(32), normalize=False)
+    dls = DataLoaders.from_store(s, bs=16, num_workers=workers, draw=Rasterise(32), normalize=False)
     x,y = dls.one_batch()
     assert x.shape==(16,3,32,32) and x.max()>.5 and x.min()==0
     for i in (0,7):
         want = rasterise(s.get_many([int(dls.train_ds.items[i])], 'strokes')['strokes'][0], 32)
         assert (np.array(dls.train_ds[i][0])[...,0]==want).all()
-    grey = DataLoaders.from_redis(s, bs=16, num_workers=workers, draw=Rasterise(32), img_cls=PILImageBW)
+    grey = DataLoaders.from_store(s, bs=16, num_workers=workers, draw=Rasterise(32), img_cls=PILImageBW)
     assert grey.one_batch()[0].shape==(16,1,32,32) and s.image_stats('strokes')['n']>=16
     learn = Learner(grey, nn.Sequential(nn.Flatten(), nn.Linear(1024, 2)), metrics=accuracy)
     with learn.no_bar(): learn.fit(4, 1e-2)
@@ -345,9 +345,9 @@ def test_strokes(server, workers):
 def test_predict_strokes(server, tmp_path):
     "On strokes of any form a learner sees the picture that it was trained on, in the colours of its `img_cls`, from an export too"
     def drawing(i): return [[[0,200],[i,255-i]], [[10,90,240],[i,30,i]]]
-    to_redis([{'strokes':drawing(i), 'cls':'ab'[i%2]} for i in range(32)], server.url, 'lines', shuffle=False, n_workers=1, progress=False, overwrite=True)
+    to_redis([{'strokes':drawing(i), 'cls':'ab'[i%2]} for i in range(32)], server.url, 'lines', shuffle=False, num_workers=1, progress=False, overwrite=True)
     s = RedisStore(server.url, 'lines')
-    dls = DataLoaders.from_redis(s, bs=8, num_workers=0, draw=Rasterise(32, width=8))
+    dls = DataLoaders.from_store(s, bs=8, num_workers=0, draw=Rasterise(32, width=8))
     learn = Learner(dls, Tiny(2), path=tmp_path)
     learn.export()
     b = s.get_many([3], 'strokes')['strokes'][0]
@@ -362,16 +362,16 @@ def test_predict_strokes(server, tmp_path):
 def test_strokes_normalized(server, draw):
     "What is drawn is normalised by statistics of what is drawn"
     rng = np.random.default_rng(0)
-    to_redis([{'strokes':rng.integers(0, 256, (3,2,6)).tolist(), 'cls':'ab'[i%2]} for i in range(128)], server.url, 'scribbles', n_workers=1, progress=False, overwrite=True)
+    to_redis([{'strokes':rng.integers(0, 256, (3,2,6)).tolist(), 'cls':'ab'[i%2]} for i in range(128)], server.url, 'scribbles', num_workers=1, progress=False, overwrite=True)
     x = DataLoaders.from_redis(server.url, 'scribbles', bs=96, num_workers=0, draw=draw, valid_pct=0., normalize=True).one_batch()[0]
     assert x.mean((0,2,3)).abs().max()<.1 and (x.std((0,2,3))-1).abs().max()<.15
 
 def test_damaged_strokes(server, workers):
     "A damaged drawing in a batch names dataset and sample"
-    to_redis([{'strokes':[[[0,i],[0,9]]], 'cls':'ab'[i%2]} for i in range(32)], server.url, 'broken', n_workers=1, progress=False, overwrite=True)
+    to_redis([{'strokes':[[[0,i],[0,9]]], 'cls':'ab'[i%2]} for i in range(32)], server.url, 'broken', num_workers=1, progress=False, overwrite=True)
     s = RedisStore(server.url, 'broken')
     s.link.client.set(f'{s.manifest.prefix}:strokes:7', b'\x05ab')
-    dls = DataLoaders.from_redis(s, bs=8, num_workers=workers, draw=Rasterise(32), valid_pct=.25, check=False)
+    dls = DataLoaders.from_store(s, bs=8, num_workers=workers, draw=Rasterise(32), valid_pct=.25, check=False)
     with pytest.raises(CorruptSample, match='broken: sample 7, field .strokes.'): [b for d in dls for b in d]
 
 def test_from_keys(server, workers):
@@ -381,9 +381,9 @@ def test_from_keys(server, workers):
         np.savez_compressed(f:=io.BytesIO(), np.full((16,16,3), 200*(i%2), np.uint8))
         c.mset({f'quick:orig:{i}':f.getvalue(), f'quick:pred:{i}':i%2})
     s = RedisStore.from_keys(server.url, x='quick:orig:{}', y='quick:pred:{}', n=40, codec='npz', vocab=['dark','light'])
-    dls = DataLoaders.from_redis(s, bs=8, num_workers=workers)
+    dls = DataLoaders.from_store(s, bs=8, num_workers=workers)
     x,y = dls.one_batch()
     assert x.shape==(8,3,16,16) and ((x.mean((1,2,3))>.5)==y.bool()).all()
-    rep = s.resize(8, 'quick_small', n_workers=1, progress=False, overwrite=True)
+    rep = s.resize(8, name='quick_small', num_workers=1, progress=False, overwrite=True)
     small = RedisStore(server.url, 'quick_small')
     assert rep.written==40 and small[3]['png'].size==(8,8) and small.vocab==['dark','light']

@@ -18,7 +18,7 @@ class Place:
     "One dataset, in Redis or in a folder"
     def __init__(self, where, server, tmp_path): self.where,self.url,self.name = where,server.url if where=='redis' else str(tmp_path/'d'),f'd{next(_names)}'
     def write(self, src, fn=None, **kw):
-        kw = {'n_workers':1, 'progress':False, 'shuffle':False, **kw}
+        kw = {'num_workers':1, 'progress':False, 'shuffle':False, **kw}
         return to_redis(src, self.url, self.name, fn, **kw) if self.where=='redis' else to_shards(src, self.url, fn, **kw)
     def open(self): return RedisStore(self.url, self.name) if self.where=='redis' else ShardStore(self.url)
     def unfinished(self): return RedisStore.unfinished(self.url) if self.where=='redis' else ShardStore.unfinished(self.url)
@@ -61,17 +61,17 @@ def test_too_many_failures_are_not_committed(place, n, bad, max_failed, ok, stre
         with pytest.raises(StoreNotFound): place.open()
         assert len(place.unfinished())==1
 
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_same_call_with_a_higher_limit_continues(place, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_same_call_with_a_higher_limit_continues(place, num_workers):
     "What is written is kept, failures that were counted stay counted, and nothing is visible before"
     src,bad = list(range(300)),range(0, 300, 3)
     fn = fn_of(bad)
-    with pytest.raises(IngestError, match='max_failed'): place.write(src, fn, chunk=16, n_workers=n_workers)
-    with pytest.raises(IngestError, match='max_failed'): place.write(src, fn, chunk=16, max_failed=.2, n_workers=n_workers)
+    with pytest.raises(IngestError, match='max_failed'): place.write(src, fn, chunk=16, num_workers=num_workers)
+    with pytest.raises(IngestError, match='max_failed'): place.write(src, fn, chunk=16, max_failed=.2, num_workers=num_workers)
     del fn.calls[:]
-    rep = place.write(src, fn, chunk=16, max_failed=.4, n_workers=n_workers)
+    rep = place.write(src, fn, chunk=16, max_failed=.4, num_workers=num_workers)
     assert (rep.written,rep.failed)==(200,100) and rep.resumed>0 and ids(place.open())==[i for i in src if i%3]
-    if n_workers==1: assert len(fn.calls)<300
+    if num_workers==1: assert len(fn.calls)<300
     assert len(list(place.open().failures()))==100
 
 def test_limit_is_found_early(place):
@@ -131,7 +131,7 @@ def test_limits_that_are_none(place, bad):
 
 def test_copies_have_a_limit(place, server, tmp_path):
     place.write(list(range(100)), fn_of([]))
-    to = dict(url=str(tmp_path/'copy'), n_workers=1, progress=False)
+    to = dict(url=str(tmp_path/'copy'), num_workers=1, progress=False)
     def fn(o):
         if o['id']<50: raise ValueError('no')
         return o
@@ -146,7 +146,7 @@ def test_indexing_has_a_limit(tmp_path):
             for ext,v in (('bin',b'abc'),('x.i4',b'%d' % i if i%4 else b'none' if i else b'0')):
                 (m:=tarfile.TarInfo(f'{i:03}.{ext}')).size = len(v)
                 t.addfile(m, io.BytesIO(v))
-    kw = dict(n_workers=1, progress=False)
+    kw = dict(num_workers=1, progress=False)
     with pytest.raises(IngestError, match='24 of 100 samples.*max_failed'): index_shards(tmp_path, **kw)
     with pytest.raises(StoreNotFound): ShardStore(tmp_path)
     rep = index_shards(tmp_path, max_failed=.25, **kw)

@@ -7,7 +7,7 @@ import pytest
 root = Path(__file__).parents[1]
 NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
     MeanImage Rasterise VerifyReport drawing_samples simplify StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items image_samples redis_server shrink tar_samples to_redis
-    RemoteDataset ShardBlock ShardStore TieredStore index_shards make_client to_shards'''.split()
+    RemoteDataset ShardBlock ShardStore TieredStore index_shards s3_options to_shards'''.split()
 LAYERS = 'core imported parallel order codec store write source ingest load block'.split()   # a package imports from those before it
 LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai
 MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f for f in sorted((root/'nbs').rglob('[0-9]*.ipynb')) if 'tutorials' not in f.parts}
@@ -61,7 +61,7 @@ for m in 'broken_module','absent_module':
 def imports_of(module):
     "The modules that a module imports when it is imported, and those that its functions import when they are called"
     path = root/'fastai_remote'/f"{module.replace('.', '/')}.py"
-    tree,top = ast.parse(path.read_text()),set()
+    tree = ast.parse(path.read_text())
     package = f'fastai_remote.{module}'.split('.')[:-1]
     def of(node):
         if isinstance(node, ast.Import): return [a.name for a in node.names]

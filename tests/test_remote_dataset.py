@@ -30,7 +30,7 @@ def number(t): return int(t)
 @pytest.fixture(scope='module')
 def local(tmp_path_factory):
     "230 samples in shards of 20"
-    to_shards({'train':list(range(200)), 'valid':list(range(200,n))}, d:=str(tmp_path_factory.mktemp('shards')), sample, n_workers=1, maxcount=20, progress=False)
+    to_shards({'train':list(range(200)), 'valid':list(range(200,n))}, d:=str(tmp_path_factory.mktemp('shards')), sample, num_workers=1, maxcount=20, progress=False)
     return ShardStore(d)
 
 @pytest.fixture(scope='module')
@@ -42,15 +42,15 @@ def s3():
 @pytest.fixture(scope='module')
 def remote(s3, local, tmp_path_factory):
     "The same on S3, with a cache"
-    to_shards(local, url:=f's3://{s3.bucket}/ds', n_workers=1, maxcount=20, progress=False, shuffle=False, **s3.options)
-    return ShardStore(url, cache=str(tmp_path_factory.mktemp('cache')), **s3.options)
+    to_shards(local, url:=f's3://{s3.bucket}/ds', num_workers=1, maxcount=20, progress=False, shuffle=False, storage_options=s3.options)
+    return ShardStore(url, cache=str(tmp_path_factory.mktemp('cache')), storage_options=s3.options)
 
 @pytest.fixture(scope='module')
 def memory(): return MemoryStore({'txt':[f'{i}'.encode() for i in range(n)], 'cls':np.arange(n, dtype=np.uint8)%3, 'x.f4':np.arange(n, dtype='f4')/8}, 'mem', splits={'train':[0,200], 'valid':[200,n]})
 
 @pytest.fixture(scope='module')
 def redis(server):
-    to_redis({'train':list(range(200)), 'valid':list(range(200,n))}, server.url, 'torch', sample, n_workers=1, progress=False)
+    to_redis({'train':list(range(200)), 'valid':list(range(200,n))}, server.url, 'torch', sample, num_workers=1, progress=False)
     return RedisStore(server.url, 'torch')
 
 @pytest.fixture(params=['memory','local','remote','redis'])
@@ -62,7 +62,7 @@ def nums(batches):
     res = [(int(i), int(c)) for x,y in batches for i,c in zip(x, y)]
     assert all(c==i%3 for i,c in res)
     return [i for i,_ in res]
-def map_style(ds, workers, bs=16, **kw): return DataLoader(ds, batch_sampler=ds.batches(bs, workers=workers, **kw), num_workers=workers)
+def map_style(ds, workers, bs=16, **kw): return DataLoader(ds, batch_sampler=ds.batches(bs, num_workers=workers, **kw), num_workers=workers)
 def iterable(ds, workers, bs=16, persistent=False, **kw): return DataLoader(ds.batched(bs, **kw), batch_size=None, num_workers=workers, persistent_workers=persistent)
 
 @pytest.mark.filterwarnings('error::UserWarning', 'ignore:This DataLoader will create')
@@ -71,7 +71,7 @@ def iterable(ds, workers, bs=16, persistent=False, **kw): return DataLoader(ds.b
 def test_once_an_epoch(store, make, workers):
     "Each sample exactly once, in as many batches as the loader says; all but the last whole, or gone"
     ds = chain(store)
-    for kw in (dict(), dict(drop_last=True), dict(mix=None), dict(shuffle=False), dict(bs=100, mix=2)):
+    for kw in (dict(), dict(drop_last=True), dict(interleave=None), dict(shuffle=False), dict(bs=100, interleave=2)):
         got = list(dl:=make(ds, workers, **kw))
         bs = kw.get('bs', 16)
         assert len(got)==len(dl)==(n//bs if kw.get('drop_last') else -(-n//bs)) and all(len(x)==bs for x,_ in got[:-1])
@@ -118,7 +118,7 @@ from torch.utils.data import DataLoader
 from fastai_remote import ShardStore
 from fastai_remote.load.dataset import RemoteDataset
 ds = RemoteDataset(ShardStore(path)).decode().to_tuple('txt', 'cls')
-it,mp = ds.batched(16),ds.batches(16, workers=2)
+it,mp = ds.batched(16),ds.batches(16, num_workers=2)
 for b,dl in ((it, DataLoader(it, batch_size=None, num_workers=2)), (mp, DataLoader(ds, batch_sampler=mp, num_workers=2))):
     for e in range(2):
         b.set_epoch(e)
@@ -149,11 +149,11 @@ def test_whole_shards_are_fetched_once(remote, make, tmp_path, monkeypatch):
         return was(self, u, f)
     monkeypatch.setattr(WholeShards, 'download', download)
     store = ShardStore(remote.storage, cache=str(tmp_path/'cache'))
-    assert sorted(nums(make(chain(store), 2, mix=2)))==list(range(n))
+    assert sorted(nums(make(chain(store), 2, interleave=2)))==list(range(n))
     got = Counter(fetched.read_text().split())
     assert max(got.values())==1 and len(got)>=len(store.shards)-2   # those at work first may have been read by range
     fetched.unlink()
-    assert len(nums(make(chain(store), 2, mix=2)))==n and not (fetched.exists() and len(fetched.read_text().split())>2)
+    assert len(nums(make(chain(store), 2, interleave=2)))==n and not (fetched.exists() and len(fetched.read_text().split())>2)
 
 def test_a_random_sampler_fetches_no_whole_shards(remote, tmp_path, monkeypatch):
     monkeypatch.setattr(WholeShards, 'download', lambda *a: pytest.fail('a whole shard'))
@@ -206,7 +206,7 @@ def mixed(tmp_path):
             for ext,b in (('png' if i%3==0 else 'jpg', f.getvalue()), ('cls', b'%d'%(i%3)), *([('json', b'{}')] if i%2 else [])):
                 (m:=tarfile.TarInfo(f'{i:04}.{ext}')).size = len(b)
                 t.addfile(m, io.BytesIO(b))
-    index_shards(str(tmp_path), n_workers=1, progress=False)
+    index_shards(str(tmp_path), num_workers=1, progress=False)
     return ShardStore(str(tmp_path))
 
 def test_alternatives(mixed):
@@ -238,29 +238,29 @@ def test_wrong_arguments(memory):
     for args in ((3,), ({'key':'very secret'},), (memory,'b','f')):
         with pytest.raises(TypeError) as e: RemoteDataset(*args)
         assert 'secret' not in str(e.value)
-    for kw in (dict(bs=0), dict(mix=0), dict(rank=2, world=2), dict(world=2)):
+    for kw in (dict(bs=0), dict(interleave=0), dict(rank=2, world=2), dict(world=2)):
         with expect_fail(ValueError, contains='want bs'): chain(memory).batched(**kw)
     with expect_fail(ValueError, contains="not 'jpeg'"): RemoteDataset(memory).decode('jpeg')
     assert repr(RemoteDataset(memory).to_tuple('txt').map_tuple(number))=="RemoteDataset('mem', 230 samples).to_tuple('txt').map_tuple(number)"
 
 UPLOAD = '''
 from PIL import Image
-from fastai_remote import make_client, to_shards
+from fastai_remote import s3_options, to_shards
 class Squares:
     classes = ['dark','bright']
     def __len__(self): return 130
     def __getitem__(self, i): return Image.new('RGB', (40+i%5,50), (2*i,)*3), int(i>=65)
 if __name__ == '__main__':
-    client = make_client(URL, ACCESS_KEY, SECRET_KEY)
+    client = s3_options(URL, ACCESS_KEY, SECRET_KEY)
     bucket, folder = BUCKET, 'imagenet-val'
-    to_shards(Squares(), f's3://{bucket}/{folder}', **client, maxsize=1e8, maxcount=100_000, n_workers=1)
+    to_shards(Squares(), f's3://{bucket}/{folder}', storage_options=client, maxsize=1e8, maxcount=100_000, num_workers=1)
 '''
 TRAIN = '''
 import torch
 from torchvision import transforms
 from tqdm import tqdm
 from fastai_remote.load.dataset import RemoteDataset
-from fastai_remote import make_client
+from fastai_remote import s3_options, ShardStore
 
 preproc = transforms.Compose([
     transforms.RandomResizedCrop(224),
@@ -269,9 +269,9 @@ preproc = transforms.Compose([
 ])
 
 if __name__ == '__main__':
-    client = make_client(URL, ACCESS_KEY, SECRET_KEY)
+    client = s3_options(URL, ACCESS_KEY, SECRET_KEY)
     bucket, folder = BUCKET, 'imagenet-val'
-    dataset = (RemoteDataset(client, bucket, folder)
+    dataset = (RemoteDataset(ShardStore(f's3://{bucket}/{folder}', storage_options=client))
         .decode("pil")                    # Decode the data as PIL images
         .to_tuple("jpg;png", "cls")       # Extract images and labels from the dataset
         .map_tuple(preproc, lambda x: x)  # Apply data augmentations
@@ -283,7 +283,7 @@ if __name__ == '__main__':
         print(tuple(image.shape), label.dtype, int(label.sum()))
 '''
 def test_the_script_of_the_ancestor(s3, tmp_path):
-    "Only its imports are others, and the upload is `to_shards`"
+    "Only its imports are others, the upload is `to_shards`, and a dataset is made of a store"
     pytest.importorskip('torchvision')
     head = f'URL,ACCESS_KEY,SECRET_KEY,BUCKET = {(s3.endpoint, s3.key, s3.secret, s3.bucket)!r}'
     env = {**os.environ, 'XDG_CACHE_HOME':str(tmp_path), 'FASTAI_REMOTE_CACHE':str(tmp_path)}

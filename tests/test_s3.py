@@ -18,7 +18,7 @@ from torch import nn
 import fastai_remote.block, fastai_remote.load.loader
 from fastai_remote.core import seal
 from fastai_remote import (CorruptSample, MissingSample, ShardStore, StoreBusy, StoreError, StoreExists, StoreNotFound, StoreUnavailable, UnsupportedFormat,
-    index_shards, make_client, to_shards)
+    index_shards, s3_options, to_shards)
 from fastai_remote.store.cache import FileCache
 from fastai_remote.write.shards import OpenShardWriter, ShardWriter
 from fastai_remote.store.shards import OpenShards
@@ -64,9 +64,9 @@ def own(s3):
 
 def url(s, folder='pets'): return f's3://{s.bucket}/{folder}'
 def opts(s, at=None, **kw): return dict(endpoint_url=(at or s).endpoint, key=s.key, secret=s.secret, **kw)
-def make(s, folder, items=ITEMS, at=None, **kw): return to_shards(items, url(s, folder), **{'maxcount':EACH, 'n_workers':1, 'progress':False, **opts(s, at), **kw})
-def opened(s, at=None, folder='pets', cache=None, **kw): return ShardStore(url(s, folder), cache=cache, **opts(s, at, **kw))
-def loaders(store, **kw): return DataLoaders.from_shards(store, **{'y':'id', 'bs':16, 'num_workers':0, 'device':'cpu', 'mix':2, 'seed':1, **kw})
+def make(s, folder, items=ITEMS, at=None, **kw): return to_shards(items, url(s, folder), **{'maxcount':EACH, 'num_workers':1, 'progress':False, 'storage_options':opts(s, at), **kw})
+def opened(s, at=None, folder='pets', cache=None, **kw): return ShardStore(url(s, folder), cache=cache, storage_options=opts(s, at), **kw)
+def loaders(store, **kw): return DataLoaders.from_store(store, **{'y':'id', 'bs':16, 'num_workers':0, 'device':'cpu', 'interleave':2, 'seed':1, **kw})
 def ids(dl): return [int(i) for _,y in dl for i in y]
 def epoch(dls): return sorted(ids(dls.train.new(drop_last=False))+ids(dls.valid))
 
@@ -101,7 +101,7 @@ def test_there_and_back(s3):
 
 def test_two_writers(s3):
     "The same with two processes, byte for byte"
-    assert make(s3, 'twice', n_workers=2).written==N
+    assert make(s3, 'twice', num_workers=2).written==N
     assert alike(objects(s3, 'pets'), objects(s3, 'twice'))
 
 @workers
@@ -120,7 +120,7 @@ def test_threads(s3, tmp_path):
 
 def test_usual_cache(s3, tmp_path):
     "Without being told, whole shards go where the environment says"
-    assert epoch(loaders(ShardStore(url(s3), **opts(s3))))==list(range(N))
+    assert epoch(loaders(ShardStore(url(s3), storage_options=opts(s3))))==list(range(N))
     assert len(list((tmp_path/'usual').glob('*/*.tar')))==8
 
 # --- who may, and who may not
@@ -129,26 +129,26 @@ def how(s, tmp_path, monkeypatch, way):
     "Options that give the credentials in one of the usual ways"
     get_reusable_executor().shutdown()   # joblib's processes live on, with the environment they were started in
     if way=='options': return opts(s)
-    if way=='make_client': return make_client(s.endpoint, s.key, s.secret)
-    if way=='environment': monkeypatch.setenv('AWS_ACCESS_KEY_ID', s.key); monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', s.secret); return make_client(s.endpoint)
+    if way=='s3_options': return s3_options(s.endpoint, s.key, s.secret)
+    if way=='environment': monkeypatch.setenv('AWS_ACCESS_KEY_ID', s.key); monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', s.secret); return s3_options(s.endpoint)
     if way=='all from environment': monkeypatch.setenv('AWS_ENDPOINT_URL', s.endpoint); return how(s, tmp_path, monkeypatch, 'environment') and {}
     (tmp_path/'credentials').write_text(f'[someone]\naws_access_key_id = {s.key}\naws_secret_access_key = {s.secret}\n')
     return dict(profile='someone', endpoint_url=s.endpoint)
 
-@pytest.mark.parametrize('way', ['options','make_client','environment','all from environment','profile'])
+@pytest.mark.parametrize('way', ['options','s3_options','environment','all from environment','profile'])
 def test_ways_in(s3, tmp_path, monkeypatch, way):
     "Every usual way of being let in: for writing, reading, in workers, and deleting"
     kw,u = how(s3, tmp_path, monkeypatch, way),url(s3, f"w-{way.replace(' ', '-')}")
-    assert to_shards(ITEMS[:40], u, n_workers=2, progress=False, **kw).written==40
+    assert to_shards(ITEMS[:40], u, num_workers=2, progress=False, storage_options=kw).written==40
     assert sum(len(y) for _,y in DataLoaders.from_shards(u, y='id', bs=8, num_workers=2, device='cpu', cache=None, valid_pct=.5, storage_options=kw).valid)==20
-    ShardStore.delete(u, **kw)
-    with pytest.raises(StoreNotFound, match='no dataset here'): ShardStore(u, **kw)
+    ShardStore.delete(u, storage_options=kw)
+    with pytest.raises(StoreNotFound, match='no dataset here'): ShardStore(u, storage_options=kw)
 
 def doors(s, at=None, **kw):
     "All that asks a server: `{name: function}`"
     kw = {**opts(s, at), **kw}
-    return dict(store=lambda: ShardStore(url(s), **kw), loaders=lambda: DataLoaders.from_shards(url(s), storage_options=kw), write=lambda: to_shards(ITEMS, url(s, 'w'), n_workers=1, progress=False, **kw),
-                index=lambda: index_shards(url(s), n_workers=1, progress=False, **kw), delete=lambda: ShardStore.delete(url(s), **kw))
+    return dict(store=lambda: ShardStore(url(s), storage_options=kw), loaders=lambda: DataLoaders.from_shards(url(s), storage_options=kw), write=lambda: to_shards(ITEMS, url(s, 'w'), num_workers=1, progress=False, storage_options=kw),
+                index=lambda: index_shards(url(s), num_workers=1, progress=False, storage_options=kw), delete=lambda: ShardStore.delete(url(s), storage_options=kw))
 door = pytest.mark.parametrize('door', ['store','loaders','write','index','delete'])
 
 @door
@@ -181,7 +181,7 @@ def test_no_credentials(s3, door):
 
 def test_no_such_profile(s3):
     "A profile that is not there is named"
-    with within(6), pytest.raises(Exception, match='nobody') as e: ShardStore(url(s3), endpoint_url=s3.endpoint, profile='nobody')
+    with within(6), pytest.raises(Exception, match='nobody') as e: ShardStore(url(s3), storage_options=dict(endpoint_url=s3.endpoint, profile='nobody'))
     assert isinstance(e.value, StoreUnavailable)
 
 class Tokens:
@@ -200,7 +200,7 @@ def tokens(s3, proxy, tmp_path): return Tokens(s3, proxy, tmp_path/'credentials'
 @workers
 def test_expired_in_epoch(s3, proxy, tokens, num_workers):
     "Credentials run out in mid-epoch, and others are where they came from: taken, in parent and workers, and no sample is lost"
-    dls = loaders(ShardStore(url(s3), cache=None, endpoint_url=proxy.endpoint), num_workers=num_workers, prefetch=2)
+    dls = loaders(ShardStore(url(s3), cache=None, storage_options=dict(endpoint_url=proxy.endpoint)), num_workers=num_workers, prefetch=2)
     dl,seen = dls.train.new(drop_last=False),[]
     for k,(_,y) in enumerate(dl):
         seen += y.long().tolist()
@@ -210,7 +210,7 @@ def test_expired_in_epoch(s3, proxy, tokens, num_workers):
 
 def test_expired_in_threads(s3, proxy, tokens):
     "Of many threads that are refused at the same time, all go on"
-    store = ShardStore(url(s3), cache=None, endpoint_url=proxy.endpoint)
+    store = ShardStore(url(s3), cache=None, storage_options=dict(endpoint_url=proxy.endpoint))
     store.get_many(range(N), 'id')
     proxy.latency = .02
     for day in ('two','three'):
@@ -219,7 +219,7 @@ def test_expired_in_threads(s3, proxy, tokens):
 
 def test_expired_for_good(s3, proxy, tokens):
     "Nobody renewed them: refused, soon, and the server's word for it"
-    store = ShardStore(url(s3), cache=None, endpoint_url=proxy.endpoint)
+    store = ShardStore(url(s3), cache=None, storage_options=dict(endpoint_url=proxy.endpoint))
     store.get_many([0], 'jpg')
     tokens.good = 'another'
     n = proxy.requests.total()
@@ -231,7 +231,7 @@ def test_expired_in_ingest(s3, proxy, tokens):
     def fn(o):
         if o['id']==ITEMS[100]['id']: tokens.give('two')
         return o
-    assert to_shards(ITEMS, url(s3, 'renewed'), fn=fn, n_workers=1, maxcount=EACH, progress=False, endpoint_url=proxy.endpoint).written==N
+    assert to_shards(ITEMS, url(s3, 'renewed'), fn=fn, num_workers=1, maxcount=EACH, progress=False, storage_options=dict(endpoint_url=proxy.endpoint)).written==N
     assert alike(objects(s3, 'pets'), objects(s3, 'renewed'))
 
 # --- wrong addresses
@@ -245,7 +245,7 @@ def test_no_such_bucket(s3, door):
 def test_no_such_folder(s3, own):
     "An empty folder; one with other things; one with tars and no manifest"
     with pytest.raises(StoreNotFound, match='no such folder, or an empty one'): opened(s3, folder='nope')
-    with pytest.raises(StoreNotFound, match='there are: .*pets'): ShardStore(f's3://{s3.bucket}', **opts(s3))
+    with pytest.raises(StoreNotFound, match='there are: .*pets'): ShardStore(f's3://{s3.bucket}', storage_options=opts(s3))
     put(s3, 'other', 'a.txt', b'x')
     with pytest.raises(StoreNotFound, match='there are: a.txt'): opened(s3, folder='other')
     s3.client().delete_object(Bucket=s3.bucket, Key=f'{own}/manifest.json')
@@ -255,7 +255,7 @@ def test_no_such_folder(s3, own):
 @pytest.mark.parametrize('endpoint', ['http://127.0.0.1:9','http://nowhere.invalid:9000'])
 def test_nobody_there(s3, endpoint):
     "No server, no such host: within seconds, with the address"
-    with within(15), pytest.raises(StoreUnavailable, match=f's3://{s3.bucket}/pets.*attempt'): ShardStore(url(s3), timeout=2, **{**opts(s3), 'endpoint_url':endpoint})
+    with within(15), pytest.raises(StoreUnavailable, match=f's3://{s3.bucket}/pets.*attempt'): ShardStore(url(s3), timeout=2, storage_options={**opts(s3), 'endpoint_url':endpoint})
 
 # --- a server that is busy, breaks off, goes away
 
@@ -362,7 +362,7 @@ def test_damaged_sample(s3, own, tmp_path, num_workers=2):
     for cache in (None, str(tmp_path/'c')):
         store = opened(s3, folder=own, cache=cache)
         with fails(CorruptSample, f"pets: sample 77, field 'jpg' in {name} at byte {at:,}"): epoch(loaders(store, num_workers=num_workers))
-        dls = loaders(store, num_workers=num_workers, stand_in=True, valid_pct=0.)
+        dls = loaders(store, num_workers=num_workers, on_bad='replace', valid_pct=0.)
         dl = dls.train.new(drop_last=False)
         with pytest.warns(UserWarning, match='1 samples were missing or damaged.*77'): got = ids(dl)
         bad = int(store.get_many([77], 'id')['id'][0])
@@ -391,7 +391,7 @@ def test_truncated_shard(s3, own, tmp_path, num_workers=2):
         whole = [o for o in gets(p) if o[0]==name and (o[1] or 'bytes=0-').startswith('bytes=0-')]
         assert 3<=len(whole)<=9 and not list((tmp_path/'c').glob(f'*/{name}'))   # each short answer is asked for again as well
         with pytest.raises(CorruptSample, match=rf"pets: sample 149, field 'jpg' in {name} at byte .*: 0 of [\d,]+ bytes: the shard is cut off"): store.get_many([149], 'jpg')
-        dls = loaders(store, num_workers=num_workers, stand_in=True, valid_pct=0.)
+        dls = loaders(store, num_workers=num_workers, on_bad='replace', valid_pct=0.)
         dl = dls.train.new(drop_last=False)
         with pytest.warns(UserWarning, match='samples were missing or damaged'): got = ids(dl)
         lost = set(range(N))-set(got)
@@ -443,7 +443,7 @@ def test_shard_deleted_in_epoch(s3, own, tmp_path, num_workers=2):
         s3.client().delete_object(Bucket=s3.bucket, Key=f'{own}/shard-000006.tar')
         return loaders(store, num_workers=num_workers, valid_pct=0., **kw).train.new(drop_last=False)
     with fails(MissingSample, 'pets: shard shard-000006.tar is not there, with samples 180 to 209: .*/shard-000006.tar'): ids(go())
-    dl = go(stand_in=True)
+    dl = go(on_bad='replace')
     with pytest.warns(UserWarning, match='30 samples were missing or damaged'): got = ids(dl)
     assert len(got)==N and dl.replaced==list(range(180, 210))
 
@@ -453,7 +453,7 @@ def test_replaced_under_a_reader(s3, own, tmp_path, cached, how):
     "A dataset that is replaced while it is read is not taken for the old one, and is not called damaged"
     store = opened(s3, folder=own, cache=str(tmp_path/'c') if cached else None)
     store.get_many(range(N), 'id')
-    if how!='overwrite': ShardStore.delete(url(s3, own), **opts(s3))
+    if how!='overwrite': ShardStore.delete(url(s3, own), storage_options=opts(s3))
     make(s3, own, [{'jpg':noise(1000+i), 'cls':'x', 'id':1000+i} for i in range(N)], overwrite=how=='overwrite')
     for _ in range(2):
         with pytest.raises(StoreNotFound, match=f'{own}: replaced since it was opened: open it again'): store.get_many(range(N), 'jpg', check=True)
@@ -476,12 +476,12 @@ def test_ingest_through_busy_server(s3, proxy):
     proxy.fail(500, 'InternalError', n=3, match='DELETE ')
     assert make(s3, 'busy', at=proxy).written==N and alike(objects(s3, 'pets'), objects(s3, 'busy'))
 
-@pytest.mark.parametrize('at,n_workers', [('shard-000003.tar',1),('shard-000003.idx',1),('chunk-000003',2),('manifest.json',1)])
-def test_ingest_interrupted(s3, proxy, at, n_workers):
+@pytest.mark.parametrize('at,num_workers', [('shard-000003.tar',1),('shard-000003.idx',1),('chunk-000003',2),('manifest.json',1)])
+def test_ingest_interrupted(s3, proxy, at, num_workers):
     "A server that refuses from some point on: `StoreUnavailable` in time, nothing to be seen by readers; repeated, the same bytes as without it"
-    to = f"stop-{n_workers}-{at.split('.')[-1].split('-')[0]}"
+    to = f"stop-{num_workers}-{at.split('.')[-1].split('-')[0]}"
     proxy.fail(503, 'SlowDown', n=INF, match=lambda r: r.startswith('PUT ') and at in r)
-    with within(30), pytest.raises(StoreUnavailable, match=rf'{to}: .*SlowDown.*attempts'): make(s3, to, at=proxy, timeout=1.5, n_workers=n_workers)
+    with within(30), pytest.raises(StoreUnavailable, match=rf'{to}: .*SlowDown.*attempts'): make(s3, to, at=proxy, timeout=1.5, num_workers=num_workers)
     with pytest.raises(StoreNotFound, match='not finished'): opened(s3, folder=to)
     proxy.clear()
     rep = make(s3, to, at=proxy)
@@ -494,14 +494,14 @@ def test_ingest_server_gone(s3, proxy):
         return o
     with within(12), pytest.raises(StoreUnavailable, match='attempts'): make(s3, 'gone', at=proxy, fn=fn, timeout=1.5, shuffle=False)
     with pytest.raises(StoreNotFound): opened(s3, folder='gone')
-    ShardStore.abandon(url(s3, 'gone'), **opts(s3))
+    ShardStore.abandon(url(s3, 'gone'), storage_options=opts(s3))
     assert not names(s3, 'gone')
 
 _ingest = '''
 import sys, time
 from fastai_remote import to_shards
 def fn(o): time.sleep(float(sys.argv[3])); return {'txt':f"sample {o['id']} "*30, 'cls':'abc'[o['id']%3], 'id':o['id']}
-to_shards([{'id':i} for i in range(240)], sys.argv[1], fn=fn, n_workers=int(sys.argv[2]), maxcount=30, progress=False)
+to_shards([{'id':i} for i in range(240)], sys.argv[1], fn=fn, num_workers=int(sys.argv[2]), maxcount=30, progress=False)
 '''
 
 @pytest.fixture
@@ -510,8 +510,8 @@ def ingest(s3, tmp_path, monkeypatch):
     (f:=tmp_path/'ingest.py').write_text(_ingest)
     how(s3, tmp_path, monkeypatch, 'all from environment')
     ps = []
-    def go(u, n_workers, pause=.001):
-        ps.append(p:=subprocess.Popen([sys.executable, '-W', 'ignore', f, u, str(n_workers), str(pause)], start_new_session=True, env=dict(os.environ)))
+    def go(u, num_workers, pause=.001):
+        ps.append(p:=subprocess.Popen([sys.executable, '-W', 'ignore', f, u, str(num_workers), str(pause)], start_new_session=True, env=dict(os.environ)))
         return p
     yield go
     for p in ps:
@@ -519,16 +519,16 @@ def ingest(s3, tmp_path, monkeypatch):
         except ProcessLookupError: pass
         p.wait()
 
-def test_ingest_killed(s3, ingest, n_workers=2):
+def test_ingest_killed(s3, ingest, num_workers=2):
     "Killed in the middle; meanwhile nobody else may write there; afterwards the same call ends as if nothing had been"
-    p = ingest(url(s3, to:=f'killed-{n_workers}'), n_workers, .1)   # 12 s, of which the first chunk takes 3
+    p = ingest(url(s3, to:=f'killed-{num_workers}'), num_workers, .1)   # 12 s, of which the first chunk takes 3
     wait_for(lambda: p.poll() is not None or any('chunk-' in k for k in names(s3, to)))
     with pytest.raises(StoreBusy, match=rf'{to}: process {p.pid} on .* is writing here now \(\d of 8 chunks done\)'): make(s3, to)
     with pytest.raises(StoreNotFound, match='not finished'): opened(s3, folder=to)
     os.killpg(p.pid, signal.SIGKILL)
     p.wait()
-    whole = f'whole-{n_workers}'
-    ps = [ingest(url(s3, o), n_workers) for o in (to, whole)]
+    whole = f'whole-{num_workers}'
+    ps = [ingest(url(s3, o), num_workers) for o in (to, whole)]
     assert [p.wait(300) for p in ps]==[0,0]
     assert alike(objects(s3, to), objects(s3, whole))
 
@@ -557,7 +557,7 @@ def test_shard_in_parts(s3, proxy, small_parts):
     "A large shard is uploaded in parts; one that fails is sent again, and no part is left behind"
     items = [{'bin':random.Random(i).randbytes(1<<20), 'id':i} for i in range(11)]
     f = proxy.fail(503, 'SlowDown', n=1, match='partNumber=2')
-    assert to_shards(items, url(s3, 'parts'), n_workers=1, progress=False, **opts(s3, proxy)).written==11 and f.n==0
+    assert to_shards(items, url(s3, 'parts'), num_workers=1, progress=False, storage_options=opts(s3, proxy)).written==11 and f.n==0
     assert sum(o[0]=='PUT' and 'partNumber=' in o[1] for o in proxy.log)>=5
     got = opened(s3, folder='parts').get_many(range(11), ['bin','id'], check=True)
     assert all(b==items[i]['bin'] for b,i in zip(got['bin'], got['id'].tolist()))
@@ -575,7 +575,7 @@ def test_many_shards(s3, proxy, tmp_path):
     store = opened(s3, proxy, folder='many')
     assert len(store.shards)==n and store.get_many(range(n), ['bin','id'], check=True)['id'].tolist()==list(range(n))
     assert sum(k.endswith('.tar') for k in names(s3, 'many'))==n and not any('.ingest' in k for k in names(s3, 'many'))
-    ShardStore.delete(url(s3, 'many'), **opts(s3))
+    ShardStore.delete(url(s3, 'many'), storage_options=opts(s3))
     assert not names(s3, 'many')
 
 # --- shards of others
@@ -596,7 +596,7 @@ def foreign(s3):
     for k in range(3): put(s3, to, f'part-{k}.tar', tar((i, {'jpg':ITEMS[i]['jpg'], 'cls':str(i%3).encode()}) for i in range(k*EACH, (k+1)*EACH)))
     return to
 
-def indexed(s, folder, at=None, **kw): return index_shards(url(s, folder), n_workers=1, progress=False, **opts(s, at, **kw))
+def indexed(s, folder, at=None, **kw): return index_shards(url(s, folder), num_workers=1, progress=False, storage_options=opts(s, at), **kw)
 
 @pytest.mark.parametrize('fault', [None, lambda p: p.fail(503, 'SlowDown', n=5), lambda p: p.cut(999, n=4, match='.tar'), lambda p: p.short(999, n=2, match='part-1.tar'), lambda p: p.short(3*EACH*512+512, n=1, match='part-2.tar')],
                          ids=['none','busy','cut','short','short again'])
@@ -627,13 +627,13 @@ def test_index_of_truncated(s3, foreign):
 
 def test_index_elsewhere(s3, foreign, tmp_path):
     "Manifest and indices on a disk, shards on the server, whose options are given again; deleting takes what is ours"
-    index_shards(url(s3, foreign), to=str(tmp_path/'ix'), n_workers=2, progress=False, **opts(s3))
+    index_shards(url(s3, foreign), to=str(tmp_path/'ix'), num_workers=2, progress=False, storage_options=opts(s3))
     assert set(objects(s3, foreign))=={f'part-{k}.tar' for k in range(3)}
-    store = ShardStore(str(tmp_path/'ix'), cache=str(tmp_path/'c'), **opts(s3))
+    store = ShardStore(str(tmp_path/'ix'), cache=str(tmp_path/'c'), storage_options=opts(s3))
     assert len(ids(loaders(store, y='cls', num_workers=2, valid_pct=0.).train.new(drop_last=False)))==3*EACH
     assert s3.secret.encode() not in b''.join(p.read_bytes() for p in (tmp_path/'ix').rglob('*') if p.is_file())
     indexed(s3, foreign)
-    ShardStore.delete(url(s3, foreign), **opts(s3))
+    ShardStore.delete(url(s3, foreign), storage_options=opts(s3))
     assert set(objects(s3, foreign))=={f'part-{k}.tar' for k in range(3)}
 
 # --- secrets
@@ -645,25 +645,25 @@ def says_none(s, *texts):
 def test_secrets_in_nothing_kept(s3, proxy, tmp_path, caplog):
     "Not in what is shown, logged, pickled, exported or stored"
     caplog.set_level(logging.DEBUG, 'fastai_remote')
-    store = ShardStore(url(s3), cache=str(tmp_path/'c'), **make_client(s3.endpoint, s3.key, s3.secret))
+    store = ShardStore(url(s3), cache=str(tmp_path/'c'), storage_options=s3_options(s3.endpoint, s3.key, s3.secret))
     dls = loaders(store, num_workers=2)
     learn = Learner(dls, nn.Sequential(nn.Flatten(), nn.Linear(3*16*16, 1)), MSELossFlat(), path=tmp_path)
     learn.export('e.pkl')
     w = ShardWriter(store.storage)
-    says_none(s3, repr(store), store._repr_html_(), repr(store.storage), repr(store.cache), repr(dls.train), repr(dls.train_ds), repr(OpenShards(store)), repr(OpenShardWriter(w)), repr(make_client(s3.endpoint, s3.key, s3.secret)),
-        store.manifest.to_json(), repr(store.manifest), pickle.dumps(store), pickle.dumps(store.storage), pickle.dumps(copy.deepcopy(dls.train_ds)), pickle.dumps(dls), pickle.dumps(make_client(s3.endpoint, s3.key, s3.secret)), (tmp_path/'e.pkl').read_bytes(), caplog.text)
+    says_none(s3, repr(store), store._repr_html_(), repr(store.storage), repr(store.cache), repr(dls.train), repr(dls.train_ds), repr(OpenShards(store)), repr(OpenShardWriter(w)), repr(s3_options(s3.endpoint, s3.key, s3.secret)),
+        store.manifest.to_json(), repr(store.manifest), pickle.dumps(store), pickle.dumps(store.storage), pickle.dumps(copy.deepcopy(dls.train_ds)), pickle.dumps(dls), pickle.dumps(s3_options(s3.endpoint, s3.key, s3.secret)), (tmp_path/'e.pkl').read_bytes(), caplog.text)
     says_none(s3, *objects(s3, 'pets').values(), *(p.read_bytes() for p in (tmp_path/'c').rglob('*') if p.is_file()))
 
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_secrets_in_no_ingest(s3, proxy, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_secrets_in_no_ingest(s3, proxy, num_workers):
     "Nor in the report, in what an ingest leaves, or in how it fails"
-    rep = make(s3, f'said-{n_workers}', [*ITEMS, {'bin':3}], n_workers=n_workers)
+    rep = make(s3, f'said-{num_workers}', [*ITEMS, {'bin':3}], num_workers=num_workers)
     assert rep.failed==1
     says_none(s3, repr(rep), rep._repr_html_(), vars(rep))
     proxy.fail(403, 'AccessDenied', n=INF, match='chunk-000003')
-    with pytest.raises(StoreUnavailable) as e: make(s3, f'half-{n_workers}', at=proxy, n_workers=n_workers)
+    with pytest.raises(StoreUnavailable) as e: make(s3, f'half-{num_workers}', at=proxy, num_workers=num_workers)
     says_none(s3, e.value, repr(e.value), ''.join(traceback.format_exception(e.value)))
-    left = objects(s3, f'half-{n_workers}')
+    left = objects(s3, f'half-{num_workers}')
     assert any('.ingest/plan' in k for k in left)
     says_none(s3, *left.values())
 
@@ -726,7 +726,7 @@ def test_each_shard_once(s3, proxy, tmp_path):
 def test_neighbours_are_joined(s3, proxy):
     "In any order without a cache, neighbours in a batch come in one request, however many samples and fields there are"
     store = opened(s3, proxy)
-    dls = loaders(store, mix=None, bs=60, valid_pct=0.)
+    dls = loaders(store, interleave=None, bs=60, valid_pct=0.)
     store.get_many(range(N), 'id')
     proxy.clear()
     got = ids(dls.train)
@@ -739,6 +739,6 @@ def test_small_cache(s3, tmp_path):
     "A cache that cannot hold what is in flight is refused beforehand; one that holds a part of the whole will do"
     big = int(opened(s3).shards.size.max())
     with pytest.raises(ValueError, match='pets: 8 shards of up to .* the cache .* holds'): loaders(opened(s3, cache=str(tmp_path/'a'), cache_size=2*big), num_workers=2)
-    dls = loaders(opened(s3, cache=str(tmp_path/'b'), cache_size=5*big), mix=1, num_workers=2)
+    dls = loaders(opened(s3, cache=str(tmp_path/'b'), cache_size=5*big), interleave=1, num_workers=2)
     for _ in range(2): assert epoch(dls)==list(range(N))
     assert FileCache(str(tmp_path/'b')).used()[0]<=5*big

@@ -34,7 +34,7 @@ def left_out(o):
 def tiny(tmp_path_factory):
     "Two shards of two samples, and one that was left out"
     d = tmp_path_factory.mktemp('tiny')/'tiny'
-    to_shards([*TINY, {**TINY[0], 'id':-1}], d, left_out, n_workers=1, maxcount=2, chunk=2, shuffle=False, progress=False)
+    to_shards([*TINY, {**TINY[0], 'id':-1}], d, left_out, num_workers=1, maxcount=2, chunk=2, shuffle=False, progress=False)
     return d
 
 def flips(b, bits=range(8), step=1):
@@ -55,7 +55,7 @@ def finds(d):
     except (CorruptSample,UnsupportedFormat): return True
     rest = list(s.check_rest())
     assert all(isinstance(what, str) and isinstance(why, str) for what,why in rest)
-    return bool(rest) or s.verify(n_workers=1).bad>0
+    return bool(rest) or s.verify(num_workers=1).bad>0
 
 @pytest.mark.parametrize('name,bits,step', [('shard-000000.idx',range(8),1), ('shard-000001.idx',None,1), ('shard-failures.json',range(8),1), ('shard-000000.tar',None,3), ('shard-000001.tar',None,9), ('manifest.json',range(8),1)])
 def test_each_flipped_bit_is_found(tiny, tmp_path, name, bits, step):
@@ -234,7 +234,7 @@ def test_compressed_shards_in_the_cache(tmp_path):
                     m.size = len(v)
                     t.addfile(m, io.BytesIO(v))
         (tmp_path/f'w/{k}.tar.gz').write_bytes(gzip.compress(f.getvalue()))
-    index_shards(tmp_path/'w', n_workers=1, progress=False)
+    index_shards(tmp_path/'w', num_workers=1, progress=False)
     def opened(): return ShardStore(tmp_path/'w', cache=str(tmp_path/'c'))
     def right(s): return s.get_many(range(4), 'bin', check=True)['bin']==[o['bin'] for o in TINY]
     assert right(opened())
@@ -262,7 +262,7 @@ def test_missing_fields_do_not_hide_damage(tmp_path):
                 m = tarfile.TarInfo(f'{i}.{ext}')
                 m.size = len(v)
                 t.addfile(m, io.BytesIO(v))
-    index_shards(tmp_path/'w', n_workers=1, progress=False)
+    index_shards(tmp_path/'w', num_workers=1, progress=False)
     s = cached_parts(away(tmp_path/'w', 'w'), tmp_path/'c')
     p, = in_cache(tmp_path/'c', 'a.tar')
     p.write_bytes(p.read_bytes().replace(b'bytes 3', b'BYTES 3'))
@@ -283,12 +283,12 @@ N = 60
 def pictures(tmp_path_factory):
     "60 pictures in shards of 10; number i is as grey as 4i"
     d = tmp_path_factory.mktemp('pictures')/'pictures'
-    to_shards(list(range(N)), d, lambda i: {'png':Image.new('RGB', (16,16), (4*i,)*3), 'cls':f'{i%3}', 'id':i}, n_workers=1, maxcount=10, chunk=10, shuffle=False, progress=False)
+    to_shards(list(range(N)), d, lambda i: {'png':Image.new('RGB', (16,16), (4*i,)*3), 'cls':f'{i%3}', 'id':i}, num_workers=1, maxcount=10, chunk=10, shuffle=False, progress=False)
     return d
 
 def dls_of(store, num_workers):
     block = DataBlock((ShardBlock,ShardBlock('id')), get_items=get_remote_items, splitter=RandomStoreSplitter(0.))
-    return block.dataloaders(store, bs=8, num_workers=num_workers, mix=2)
+    return block.dataloaders(store, bs=8, num_workers=num_workers, interleave=2)
 
 def numbers(dl):
     "Numbers of an epoch, each of which must be that of its picture"
@@ -332,7 +332,7 @@ def test_the_same_in_a_torch_loader(pictures, tmp_path, style, num_workers, pers
     d = Path(shutil.copytree(pictures, tmp_path/'pictures'))
     ds = RemoteDataset(ShardStore(d)).to_tuple('id', 'cls')
     kw = dict(num_workers=num_workers, persistent_workers=persistent)
-    dl = DataLoader(ds.batched(8), batch_size=None, **kw) if style=='batched' else DataLoader(ds, batch_sampler=ds.batches(8, workers=num_workers), **kw)
+    dl = DataLoader(ds.batched(8), batch_size=None, **kw) if style=='batched' else DataLoader(ds, batch_sampler=ds.batches(8, num_workers=num_workers), **kw)
     def ids(dl): return sorted(int(i) for b,_ in dl for i in b)
     assert ids(dl)==ids(dl)==list(range(N))
     flip_id(d/'shard-000000.idx')
@@ -395,7 +395,7 @@ def stops(o):
     if o['id']==2<<40 and (d:=os.environ.get('STOP')) and (Path(d)/'.ingest/plan.json').exists(): raise KeyboardInterrupt
     return o
 
-def write(d): return to_shards(TINY, d, stops, n_workers=1, chunk=1, shuffle=False, progress=False)
+def write(d): return to_shards(TINY, d, stops, num_workers=1, chunk=1, shuffle=False, progress=False)
 
 @pytest.mark.parametrize('name', ['chunk-000001.json','plan.json'])
 def test_flipped_bits_in_an_unfinished_ingest(tmp_path, monkeypatch, name):
@@ -429,23 +429,23 @@ def test_flipped_bits_in_an_unfinished_ingest(tmp_path, monkeypatch, name):
 LABELS = {'few':[3,7,3,7,7], 'large':[100_000,100_001,100_000], 'negative':[-5,2,-5,1<<40], 'dense':[i%10 for i in range(30)], 'one':[4,4], 'numpy':list(np.array([9,1,9], np.int16)), 'bool':[True,False,True]}
 
 @pytest.mark.parametrize('what', LABELS)
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_integer_labels_are_categories(tmp_path, what, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_integer_labels_are_categories(tmp_path, what, num_workers):
     "Vocabulary, counts, codes and labels; also where shards have other labels each; the tar has the number as text"
     ys = LABELS[what]
-    to_shards([{'txt':f'{i}', 'cls':y} for i,y in enumerate(ys)], tmp_path/'d', n_workers=n_workers, chunk=2, shuffle=False, progress=False)
+    to_shards([{'txt':f'{i}', 'cls':y} for i,y in enumerate(ys)], tmp_path/'d', num_workers=num_workers, chunk=2, shuffle=False, progress=False)
     s = ShardStore(tmp_path/'d')
     want = sorted({int(y) for y in ys})
     assert s.vocab==want and all(type(v) is int for v in s.vocab) and s.class_counts()=={v:ys.count(v) for v in want}
     assert [s[i]['cls'] for i in range(len(ys))]==[int(y) for y in ys] and s.get_many(range(len(ys)), 'cls')['cls'].tolist()==[want.index(y) for y in ys]
     with tarfile.open(tmp_path/'d/shard-000000.tar') as t: assert t.extractfile('000000000.cls').read()==b'%d' % ys[0]
     copy = tmp_path/'copy'
-    s.copy(copy, n_workers=1, progress=False)
+    s.copy(copy, num_workers=1, progress=False)
     c = ShardStore(copy)
     assert (c.vocab,[c[i] for i in range(len(ys))])==(want,[s[i] for i in range(len(ys))])
 
 def test_codes_stay_codes_where_classes_are_named(tmp_path):
-    to_shards([{'txt':'a', 'cls':1}, {'txt':'b', 'cls':0}], tmp_path/'d', vocab=['x','y','z'], n_workers=1, shuffle=False, progress=False)
+    to_shards([{'txt':'a', 'cls':1}, {'txt':'b', 'cls':0}], tmp_path/'d', vocab=['x','y','z'], num_workers=1, shuffle=False, progress=False)
     s = ShardStore(tmp_path/'d')
     assert s.vocab==['x','y','z'] and [o['cls'] for o in s]==['y','x'] and s.class_counts()=={'x':1, 'y':1, 'z':0}
 
@@ -454,7 +454,7 @@ def test_too_many_integers_are_values(tmp_path, monkeypatch):
     assert shard_writer._most_ints==1<<20
     monkeypatch.setattr(shard_writer, '_most_ints', 5)
     for n in (5,6):
-        to_shards([{'txt':'a', 'cls':10*i-20} for i in range(n)], tmp_path/f'{n}', n_workers=1, chunk=2, shuffle=False, progress=False)
+        to_shards([{'txt':'a', 'cls':10*i-20} for i in range(n)], tmp_path/f'{n}', num_workers=1, chunk=2, shuffle=False, progress=False)
         s = ShardStore(tmp_path/f'{n}')
         assert [o['cls'] for o in s]==[10*i-20 for i in range(n)] and s.vocab==([10*i-20 for i in range(n)] if n==5 else [])
         assert s.get_many(range(n), 'cls')['cls'].tolist()==([*range(5)] if n==5 else [10*i-20 for i in range(n)])
@@ -469,13 +469,13 @@ def test_integers_in_tars_of_others_are_categories(tmp_path):
                     m = tarfile.TarInfo(f'{i}.{ext}')
                     m.size = len(v)
                     t.addfile(m, io.BytesIO(v))
-    index_shards(tmp_path/'w', n_workers=1, progress=False)
+    index_shards(tmp_path/'w', num_workers=1, progress=False)
     s = ShardStore(tmp_path/'w')
     assert s.vocab==[-7,3,7] and [o['cls'] for o in s]==[3,-7,7,3,3] and s.class_counts()=={-7:1, 3:3, 7:1} and not list(s.check_rest())
 
 def test_a_loader_of_integer_labels(tmp_path):
     "As many classes as there are labels"
-    to_shards([{'png':draw(i), 'cls':[3,7][i%2]} for i in range(12)], tmp_path/'d', n_workers=1, chunk=5, shuffle=False, progress=False)
+    to_shards([{'png':draw(i), 'cls':[3,7][i%2]} for i in range(12)], tmp_path/'d', num_workers=1, chunk=5, shuffle=False, progress=False)
     dls = DataLoaders.from_shards(str(tmp_path/'d'), bs=4, num_workers=0, device='cpu', valid_pct=.25, seed=1, item_tfms=Resize(32))
     assert dls.c==2 and list(dls.vocab)==[3,7]
     for _,y in dls.train: assert set(y.tolist())<={0,1}

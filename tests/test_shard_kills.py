@@ -43,7 +43,7 @@ def fn(o):
     if o['id']%7==3: raise ValueError(f"no {o['id']}")
     return o
 
-one = dict(n_workers=1, progress=False)
+one = dict(num_workers=1, progress=False)
 def known(d, w='a', **kw): return to_shards({'train':items(w, 30), 'valid':items(w, 8)}, d, fn, chunk=16, maxsize=30_000, max_failed=1., **one, **kw)
 def stream(d, w='a', **kw): return to_shards({'train':iter(items(w, 30)), 'valid':iter(items(w, 8))}, d, fn, chunk=16, maxsize=30_000, max_failed=1., **one, **kw)
 
@@ -164,7 +164,7 @@ def seen_tars(d): return {n:(d/n).read_bytes() for n in names(d) if n.endswith('
 _script = '''
 import sys, time
 from fastai_remote import to_shards
-url,what,pause,n_workers = sys.argv[1],sys.argv[2],float(sys.argv[3]),int(sys.argv[4])
+url,what,pause,num_workers = sys.argv[1],sys.argv[2],float(sys.argv[3]),int(sys.argv[4])
 def fn(i):
     time.sleep(pause)
     if i%19==3: raise ValueError(f'no {i}')
@@ -172,7 +172,7 @@ def fn(i):
 src = range(4000) if what!='other' else range(10_000, 14_000)
 if what=='stream': src = {'train':iter(src[:3500]), 'valid':iter(src[3500:])}
 else: src = {'train':src[:3500], 'valid':src[3500:]}
-print(to_shards(src, url, fn, n_workers=n_workers, progress=False, chunk=100, max_failed=1., maxsize=150_000, overwrite='over' in sys.argv))
+print(to_shards(src, url, fn, num_workers=num_workers, progress=False, chunk=100, max_failed=1., maxsize=150_000, overwrite='over' in sys.argv))
 '''
 
 @pytest.fixture
@@ -180,9 +180,9 @@ def script(tmp_path):
     "Starts the script as a process group of its own"
     (f:=tmp_path/'ingest.py').write_text(_script)
     ps = []
-    def go(d, what='known', pause=0., n_workers=2, *more):
+    def go(d, what='known', pause=0., num_workers=2, *more):
         out = (tmp_path/f'{len(ps)}.out').open('w+')
-        ps.append(p:=subprocess.Popen([sys.executable, '-W', 'ignore', f, str(d), what, str(pause), str(n_workers), *more], stdout=out, stderr=out, start_new_session=True))
+        ps.append(p:=subprocess.Popen([sys.executable, '-W', 'ignore', f, str(d), what, str(pause), str(num_workers), *more], stdout=out, stderr=out, start_new_session=True))
         p.said = lambda: (p.wait(240), Path(out.name).read_text())[1]
         return p
     yield go
@@ -203,17 +203,17 @@ def plain(tmp_path_factory):
         return got[what]
     return get
 
-@pytest.mark.parametrize('what,n_workers', [('known',2),('stream',1)])
-def test_killed_again_and_again(tmp_path, script, plain, what, n_workers):
+@pytest.mark.parametrize('what,num_workers', [('known',2),('stream',1)])
+def test_killed_again_and_again(tmp_path, script, plain, what, num_workers):
     "All of it is killed, some chunks on each time"
     d,rng = tmp_path/'d',random.Random(what)
     for k in range(3):
-        n,p = done(d),script(d, what, .001, n_workers)
+        n,p = done(d),script(d, what, .001, num_workers)
         want = n+rng.randrange(1, 9)
         wait_for(lambda: p.poll() is not None or done(d)>=want)
         kill(p)
         with pytest.raises(StoreNotFound): ShardStore(d)
-    out = (p:=script(d, what, 0, n_workers)).said()
+    out = (p:=script(d, what, 0, num_workers)).said()
     assert p.returncode==0 and 'by an earlier run' in out, out
     assert seen(d)==plain(what)
 
@@ -242,10 +242,10 @@ def test_worker_killed(tmp_path, script, plain):
     (p:=script(d)).said()
     assert p.returncode==0 and seen(d)==plain('known')
 
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_interrupted(tmp_path, script, plain, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_interrupted(tmp_path, script, plain, num_workers):
     "Ctrl-C: says how far it is and what to do; the same call again goes on"
-    d,p = tmp_path/'d',script(tmp_path/'d', 'known', .002, n_workers)
+    d,p = tmp_path/'d',script(tmp_path/'d', 'known', .002, num_workers)
     wait_for(lambda: done(d)>3)
     p.send_signal(signal.SIGINT)
     out = p.said()

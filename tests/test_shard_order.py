@@ -61,7 +61,7 @@ def test_random_access(sizes, seed, mix, bs, workers, data):
         with pytest.raises(IndexError): sp[bad]
 
 def test_bad_arguments():
-    for kw in (dict(mix=0), dict(bs=0), dict(workers=-1), dict(rank=1), dict(rank=-1), dict(world=0)):
+    for kw in (dict(interleave=0), dict(bs=0), dict(workers=-1), dict(rank=1), dict(rank=-1), dict(world=0)):
         with pytest.raises(ValueError): ShardPermutation([5], **kw)
     for sizes in ([-1], [[1]], [2**31+1]):
         for f in (ShardPermutation, ShardSplit):
@@ -94,7 +94,7 @@ def test_all_permutations_of_a_group():
     "Two shards of two samples, side by side in a group: 24 orders, equally often"
     got = {}
     for seed in range(4800):
-        sp = ShardPermutation([2,2], seed, mix=2, bs=4)
+        sp = ShardPermutation([2,2], seed, interleave=2, bs=4)
         k = tuple(whole(sp).tolist())
         got[k] = got.get(k, 0)+1
     assert len(got)==24 and even(list(got.values()), 200, 23)
@@ -105,7 +105,7 @@ def test_places_within_a_group(size):
     k,table = 2*size,np.zeros((24, 24))
     at = np.linspace(0, k-1, 24).astype(int)
     for seed in range(500):
-        sp = ShardPermutation([size]*6, seed, mix=2, bs=k)
+        sp = ShardPermutation([size]*6, seed, interleave=2, bs=k)
         a,b = sp.shards()[:2]
         x = sp[at]
         np.add.at(table, (np.arange(24), ((x//size==b)*size+x%size)*24//k), 1)
@@ -113,7 +113,7 @@ def test_places_within_a_group(size):
 
 def test_shards_go_anywhere():
     table = np.zeros((10, 10))
-    for seed in range(1000): np.add.at(table, (np.arange(10), ShardPermutation([3]*10, seed, mix=2).shards()), 1)
+    for seed in range(1000): np.add.at(table, (np.arange(10), ShardPermutation([3]*10, seed, interleave=2).shards()), 1)
     assert even(table, 100, 81)
 
 @pytest.mark.parametrize('two', ['groups', 'workers', 'ranks', 'epochs'])
@@ -122,10 +122,10 @@ def test_independent(two):
     table = np.zeros((8, 8))
     def place(x): return int(np.flatnonzero(x%4==1)[0])   # position, in a group of eight, of the first sample with local number 1
     for seed in range(3000):
-        if two=='groups':  a,b = whole(ShardPermutation([4]*4, seed, mix=2, bs=8)).reshape(2, 8)
-        if two=='workers': a,b = whole(ShardPermutation([4]*4, seed, mix=2, bs=8, workers=2)).reshape(2, 8)
-        if two=='ranks':   a,b = (whole(ShardPermutation([4]*4, seed, mix=2, bs=8, rank=r, world=2)) for r in range(2))
-        if two=='epochs':  a,b = (whole(ShardPermutation([4]*4, s, mix=2, bs=8))[:8] for s in (seed, seed+1))
+        if two=='groups':  a,b = whole(ShardPermutation([4]*4, seed, interleave=2, bs=8)).reshape(2, 8)
+        if two=='workers': a,b = whole(ShardPermutation([4]*4, seed, interleave=2, bs=8, workers=2)).reshape(2, 8)
+        if two=='ranks':   a,b = (whole(ShardPermutation([4]*4, seed, interleave=2, bs=8, rank=r, world=2)) for r in range(2))
+        if two=='epochs':  a,b = (whole(ShardPermutation([4]*4, s, interleave=2, bs=8))[:8] for s in (seed, seed+1))
         table[place(a),place(b)] += 1
     e = table.sum(1)[:,None]*table.sum(0)[None]/table.sum()
     table,e = table[e.sum(1)>0][:,e.sum(0)>0],e[e.sum(1)>0][:,e.sum(0)>0]
@@ -133,7 +133,7 @@ def test_independent(two):
 
 def near_pairs(z, w=100): return z*w-w*(w+1)//2   # of z numbers in a row, z>w: z-1 that differ by 1, z-2 by 2, ...
 
-@pytest.mark.parametrize('mix', [1, 2, 5])
+@pytest.mark.parametrize('interleave', [1, 2, 5])
 def test_near_is_as_predicted(mix):
     "Pairs of a batch are pairs of its group, any equally likely; of those, the near ones can be counted"
     z,S,bs = 400,100,50
@@ -147,7 +147,7 @@ def test_near_is_as_predicted(mix):
     assert q.near_pct==pytest.approx(100*want, rel=.02)
     assert q.near==pytest.approx(want/(near_pairs(z*S)/(z*S*(z*S-1)/2)), rel=.02)
 
-@pytest.mark.parametrize('mix', [1, 4])
+@pytest.mark.parametrize('interleave', [1, 4])
 def test_again_is_as_predicted(mix):
     "Two of a batch meet again when their shards share a group again (one shard always does), and chance has them in one batch of it"
     z,S,bs = 500,100,50
@@ -157,7 +157,7 @@ def test_again_is_as_predicted(mix):
     assert q.again_pct==pytest.approx(100*want, rel=.1) and q.again==pytest.approx(want/((bs-1)/(z*S-1)), rel=.1)
 
 def test_labels_as_predicted():
-    "Sorted by class: a batch has the classes of `mix` shards, so counts vary bs/mix times as much, and a little as they do anyway"
+    "Sorted by class: a batch has the classes of `interleave` shards, so counts vary bs/mix times as much, and a little as they do anyway"
     n,z = 1_000_000,1000
     got = [shuffle_quality(ShardPermutation([z]*(n//z), 3, mix), n, labels=lambda i: i*50//n, batches=2000).labels for mix in (1, 4, 16)]
     for v,mix in zip(got, (1,4,16)): assert v==pytest.approx(64/mix+1-1/mix, rel=.1)

@@ -34,11 +34,11 @@ def at_once():
 
 def put(folder, src, fn=None, **kw):
     "Write `src` to `folder`: the store and the report"
-    rep = to_shards(src, folder, fn, **{'n_workers':1, 'progress':False, **kw})
+    rep = to_shards(src, folder, fn, **{'num_workers':1, 'progress':False, **kw})
     return ShardStore(folder),rep
 
 def index(folder, to=None, **kw):
-    rep = index_shards(folder, to, **{'n_workers':1, 'progress':False, **kw})
+    rep = index_shards(folder, to, **{'num_workers':1, 'progress':False, **kw})
     return ShardStore(to or folder, cache=str(Path(str(folder)).parent/'cache')),rep
 
 def values(store, f): return [store.decode(i, f, b) for i,b in enumerate(store.get_many(range(len(store)), f, check=True)[f])]
@@ -100,10 +100,10 @@ class Vision(torch.utils.data.Dataset):
     def __len__(self): return 40
     def __getitem__(self, i): return Image.fromarray(np.full((5,6,3), i, np.uint8)),i%5
 
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_torch_dataset(tmp_path, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_torch_dataset(tmp_path, num_workers):
     "Pictures become PNGs; class names are the vocabulary, so labels are numbers in the tar"
-    s,_ = put(tmp_path/'d', Vision(), n_workers=n_workers)
+    s,_ = put(tmp_path/'d', Vision(), num_workers=num_workers)
     sound(tmp_path/'d')
     assert s.vocab==Vision.classes and all(y==Vision.classes[np.asarray(x)[0,0,0]%5] for x,y in zip(values(s, 'png'), values(s, 'cls')))
     assert {n.split('.')[1]:b for n,_,b in members(tmp_path/'d'/'shard-000000.tar')}.keys()=={'png','cls'}
@@ -154,7 +154,7 @@ def test_stream(tmp_path, n):
 def test_stores(tmp_path, server):
     "From Redis, from memory, from shards: the same samples, labels and splits, numbers where the vocabulary is known"
     src = {'train':[{'txt':f't{i}', 'cls':'abc'[i%3], 'id':i, 'labels':['x','y'][:i%3]} for i in range(40)], 'valid':[{'txt':f'v{i}', 'cls':'b', 'id':-i, 'labels':[]} for i in range(1, 9)]}
-    to_redis(src, server.url, 'of-shards', n_workers=1, progress=False, overwrite=True)
+    to_redis(src, server.url, 'of-shards', num_workers=1, progress=False, overwrite=True)
     r = RedisStore(server.url, 'of-shards')
     cols = r.get_many(range(48), r.fields)
     mem = MemoryStore(cols, 'm', vocab=r.manifest.vocab, splits=r.splits)
@@ -199,11 +199,11 @@ LABELS = dict(names=([{'cls':c} for c in 'cabcab'],None), given=([{'cls':c} for 
     unicode=([{'cls':c} for c in ('straße','日本','a b/c.d','x'*700,'')],None), numbers_as_text=([{'cls':c} for c in ('7','007','-1')],None))
 
 @pytest.mark.parametrize('what', LABELS)
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_labels_as_in_redis(tmp_path, server, what, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_labels_as_in_redis(tmp_path, server, what, num_workers):
     "Labels of all kinds: vocabulary, codes, counts, widths and failures are those that Redis has"
     src,vocab = LABELS[what]
-    kw = dict(vocab=vocab, shuffle=False, chunk=2, overwrite=True, n_workers=n_workers)
+    kw = dict(vocab=vocab, shuffle=False, chunk=2, overwrite=True, num_workers=num_workers)
     s,rep = put(tmp_path/'d', src, **kw)
     sound(tmp_path/'d')
     rep2 = to_redis(src, server.url, 'labels-of-shards', progress=False, **kw)
@@ -217,7 +217,7 @@ def test_stats_as_in_redis(tmp_path, images, server):
     "Statistics of the images"
     src = image_samples(images, label=class_of)
     s,_ = put(tmp_path/'d', src, chunk=16)
-    to_redis(src, server.url, 'stats-of-shards', n_workers=1, progress=False, chunk=16, overwrite=True)
+    to_redis(src, server.url, 'stats-of-shards', num_workers=1, progress=False, chunk=16, overwrite=True)
     r = RedisStore(server.url, 'stats-of-shards')
     assert s.manifest.stats==r.manifest.stats and s.class_counts()==r.class_counts() and s.stats==r.stats
 
@@ -295,7 +295,7 @@ def test_deterministic(tmp_path, images):
     def fn(o):
         if o['path'].endswith('7.jpg'): raise ValueError('not this one')
         return shrink(20)(o)
-    def act(k, n): put(tmp_path/f'{k}'/'d', image_samples(images, label=lambda p: p.parent.name, path=True), fn, n_workers=n, chunk=8, maxsize=12_000, splits={'train':None, 'valid':.2})
+    def act(k, n): put(tmp_path/f'{k}'/'d', image_samples(images, label=lambda p: p.parent.name, path=True), fn, num_workers=n, chunk=8, maxsize=12_000, splits={'train':None, 'valid':.2})
     for k,n in enumerate((1,1,2,3)): act(k, n)
     a = seen(tmp_path/'0'/'d')
     assert len(a)>20 and all(seen(tmp_path/f'{k}'/'d')==a for k in (1,2,3))
@@ -424,7 +424,7 @@ def test_locks(tmp_path):
 
 def test_two_at_once(tmp_path):
     "Of two that come at the same moment one writes, and the other is told"
-    code = f"from fastai_remote import to_shards\nto_shards([{{'id':i}} for i in range(3000)], {str(tmp_path/'d')!r}, lambda o: __import__('time').sleep(.0005) or o, n_workers=1, progress=False)"
+    code = f"from fastai_remote import to_shards\nto_shards([{{'id':i}} for i in range(3000)], {str(tmp_path/'d')!r}, lambda o: __import__('time').sleep(.0005) or o, num_workers=1, progress=False)"
     ps = [subprocess.Popen([sys.executable, '-c', code], stderr=subprocess.PIPE, text=True) for _ in range(3)]
     errs = [p.communicate()[1] for p in ps]
     assert sorted(p.returncode for p in ps)==[0,1,1] and sum('StoreBusy' in e or 'StoreExists' in e for e in errs)==2, errs
@@ -470,7 +470,7 @@ def test_foreign_tars_are_not_touched(tmp_path):
 @pytest.mark.parametrize('name', ['with space','ünï-日本','dots.in.name','a/b/c','[1] (x) {a,b}?*/in'])
 def test_names_of_folders(tmp_path, name):
     "Folders of all names, those in them too; also as a `Path`, with a slash at the end, as a file URL"
-    s,_ = put(str(tmp_path/name)+'/', items('a', 150), chunk=16, n_workers=2)
+    s,_ = put(str(tmp_path/name)+'/', items('a', 150), chunk=16, num_workers=2)
     sound(tmp_path/name)
     for o in (tmp_path/name, str(tmp_path/name)+'/', Storage(tmp_path/name), *([f'file://{tmp_path/name}'] if '?' not in name else [])): assert sorted(values(ShardStore(o), 'id'))==list(range(150))
 
@@ -482,7 +482,7 @@ def test_relative_and_home(tmp_path, monkeypatch):
     def fn(o):
         if os.getpid()!=leader: os.chdir('/')
         return o
-    s,_ = put('rel/d', items('a'), fn, n_workers=2, chunk=8)
+    s,_ = put('rel/d', items('a'), fn, num_workers=2, chunk=8)
     sound(tmp_path/'rel/d')
     s,_ = put('~/d', items('a'))
     sound(tmp_path/'home/d')
@@ -502,14 +502,14 @@ def mount(tmp_path):
     yield go
     for d in reversed(done): subprocess.run(['umount', '-l', str(d)])
 
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_full_disk(tmp_path, mount, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_full_disk(tmp_path, mount, num_workers):
     "No room: told beforehand where that can be known, StoreFull if it happens; nothing is visible, and with more room the same call goes on"
     d = mount(tmp_path/'small', '-t', 'tmpfs', '-o', 'size=1m', 'tmpfs')
     def src(big): return [{'bin':random.Random(i).randbytes(20_000 if i>=big else 20), 'cls':f'c{i%3}'} for i in range(100)]
-    with pytest.raises(StoreFull, match=r'd: 100 samples take about .* repeat the same call to go on, or ShardStore.abandon'): put(d/'d', src(0), chunk=10, n_workers=n_workers)
+    with pytest.raises(StoreFull, match=r'd: 100 samples take about .* repeat the same call to go on, or ShardStore.abandon'): put(d/'d', src(0), chunk=10, num_workers=num_workers)
     ShardStore.abandon(d/'d')
-    def act(): return put(d/'d', src(30), shuffle=False, chunk=10, n_workers=n_workers)
+    def act(): return put(d/'d', src(30), shuffle=False, chunk=10, num_workers=num_workers)
     with pytest.raises(StoreFull, match='d: .*No space left on device.*Nothing of it is visible; make room and repeat'): act()
     with pytest.raises(StoreNotFound): ShardStore(d/'d')
     assert not [n for n in names(d) if n.endswith('.part')]
@@ -765,7 +765,7 @@ import resource
 from fastai_remote import ShardStore, index_shards
 import fastai_remote.ingest.index
 resource.setrlimit(resource.RLIMIT_AS, (int(open('/proc/self/statm').read().split()[0])*4096+200_000_000,)*2)
-r = index_shards({str(d)!r}, n_workers=1, progress=False)
+r = index_shards({str(d)!r}, num_workers=1, progress=False)
 s = ShardStore({str(d)!r}, cache={str(tmp_path/'cache')!r})
 print(r.written, len(s[150]['bin']), r.failures)'''
     p = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
@@ -860,14 +860,14 @@ def write_golden_2(folder):
     def fn(i):
         if i==2: raise ValueError('left out')
         return golden_2(i)
-    to_shards({'train':[0,1,2], 'valid':[3,4]}, folder, fn, vocab=['ant','bee','cow'], shuffle=False, chunk=3, n_workers=1, progress=False)
+    to_shards({'train':[0,1,2], 'valid':[3,4]}, folder, fn, vocab=['ant','bee','cow'], shuffle=False, chunk=3, num_workers=1, progress=False)
 
 def test_golden_2():
     "Every value of shards of the second version, and nothing in them is damaged"
     s = ShardStore(DATA/'shards-v2')
     assert (len(s),s.splits,s.manifest.format,s.shards.n.tolist())==(4,{'train':[0,2], 'valid':[2,4]},2,[2,2])
     assert s.manifest.vocab=={'cls':['ant','bee','cow'], 'kind.cls':['b b','ä'], 'code.cls':[-7,300]} and s.manifest.counts['code.cls']==[2,2]
-    assert list(s.failures())==[('train: item 2','ValueError: left out')] and list(s.check_rest())==[] and s.verify(n_workers=1).bad==0
+    assert list(s.failures())==[('train: item 2','ValueError: left out')] and list(s.check_rest())==[] and s.verify(num_workers=1).bad==0
     for k,i in enumerate((0,1,3,4)):
         for f,v in golden_2(i).items(): assert np.array_equal(np.asarray(s[k][f]), v) if f=='png' else s[k][f]==v and type(s[k][f]) is type(v)
 
@@ -980,23 +980,23 @@ def numbers(tmp_path_factory):
     return ShardStore(d)
 
 def groups_within(sizes, bs, mix):
-    """At most how many groups of `mix` shards a batch draws from, and all batches of an epoch together, in one process
+    """At most how many groups of `interleave` shards a batch draws from, and all batches of an epoch together, in one process
 
     A worker visits the shards one group after another, so a batch is `bs` consecutive samples of a line of groups. A
     group that is neither the batch's first nor its last lies in it as a whole. It is not the last group of the line,
-    so it has `mix` shards, and at least as many samples as the `mix` smallest; `bs-2` samples are left for such groups.
+    so it has `interleave` shards, and at least as many samples as the `interleave` smallest; `bs-2` samples are left for such groups.
     Each end of a group lies within at most one batch, and makes it draw from one group more."""
     smallest = int(np.sort(sizes)[:mix].sum())
     batches,groups = -(-int(sizes.sum())//bs),-(-len(sizes)//mix)
     return 1 if bs==1 else min(2+(bs-2)//smallest, groups),batches+groups-1
 
 @examples(8)
-@example(bs=6, mix=1, drop_last=False, split='all in train', seed=0)   # three shards: one of four samples lies in a batch as a whole
-@given(bs=st.integers(1, 90), mix=st.integers(1, 7), drop_last=st.booleans(), split=st.sampled_from(['store','random','all in train']), seed=st.integers(0, 1<<40))
+@example(bs=6, interleave=1, drop_last=False, split='all in train', seed=0)   # three shards: one of four samples lies in a batch as a whole
+@given(bs=st.integers(1, 90), interleave=st.integers(1, 7), drop_last=st.booleans(), split=st.sampled_from(['store','random','all in train']), seed=st.integers(0, 1<<40))
 def test_each_once(numbers, bs, mix, drop_last, split, seed):
     "An epoch gives each sample of its split once, whatever the batches; a batch draws from no more shards than it has to"
     splitter = StoreSplitter() if split=='store' else RandomStoreSplitter(0. if split=='all in train' else .3, seed)
-    dls = dls_of(numbers, bs, splitter, mix=mix, drop_last=drop_last)
+    dls = dls_of(numbers, bs, splitter, interleave=mix, drop_last=drop_last)
     want = [sorted(dls.train_ds.items), sorted(dls.valid_ds.items)]
     assert sorted(sum(want, []))==list(range(300)) and (split!='store' or want[0]==list(range(240)))
     got = epoch(dls.train)
@@ -1014,7 +1014,7 @@ def test_each_once_in_workers(numbers, num_workers, method, monkeypatch):
     runs = []
     for _ in range(2):
         set_seed(3)   # loaders take theirs from it when they are made
-        dls = dls_of(numbers, 16, StoreSplitter(), num_workers=num_workers, mix=2)
+        dls = dls_of(numbers, 16, StoreSplitter(), num_workers=num_workers, interleave=2)
         monkeypatch.setattr(type(dls.train.fake_l), 'multiprocessing_context', ctx)
         runs.append(epoch(dls.train))
         if method=='spawn': break   # seconds each: a worker imports fastai

@@ -26,7 +26,7 @@ def put(server):
     return lambda src, name='d', **kw: add(server, src, name, **kw)
 
 def add(server, src, name='d', **kw):
-    rep = to_redis(src, server.url, name, **{'n_workers':1, 'progress':False, **kw})
+    rep = to_redis(src, server.url, name, **{'num_workers':1, 'progress':False, **kw})
     return RedisStore(server.url, name),rep
 
 def client(server): return redis.Redis.from_url(server.url)
@@ -89,7 +89,7 @@ def test_csv_no_column(put, server, tmp_path, kw, what):
     with pytest.raises(ValueError, match=f'b.csv: {what}'): put(csv_samples(p, **kw))
     if isinstance(c:=next(iter(kw.values())), str):
         write_csv(tmp_path/'a.csv', ['x',c], [[i,i] for i in range(1000)])
-        with pytest.raises(ValueError, match=f'b.csv: {what}'): put(csv_samples(tmp_path, label_col=c), 'e', n_workers=2)
+        with pytest.raises(ValueError, match=f'b.csv: {what}'): put(csv_samples(tmp_path, label_col=c), 'e', num_workers=2)
         with pytest.raises(StoreNotFound): RedisStore(server.url, 'e')
 
 def test_csv_empty(put, tmp_path):
@@ -272,10 +272,10 @@ def test_tar_memory(tmp_path):
 def gen(a, b, word='s'): yield from ({'txt':f'{word} {i}', 'cls':f'c{i%5}', 'id':i} for i in range(a, b))
 
 @pytest.mark.parametrize('n', [1,63,64,65,128,1000])
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_generator(put, server, n, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_generator(put, server, n, num_workers):
     "A generator of any length: as it comes, and no key but its own"
-    s,rep = put(gen(0, n), n_workers=n_workers)
+    s,rep = put(gen(0, n), num_workers=num_workers)
     assert rows(s)==list(gen(0, n)) and (rep.written,s.splits)==(n,{})
     assert len(client(server).keys())==n+1+1+3
 
@@ -374,13 +374,13 @@ def test_stores_as_splits(put):
     assert rep.failed==0 and s.vocab==['a','b','c'] and s.splits=={'train':[0,20], 'valid':[20,40]}
     assert sorted(values(s, 'cls')[20:])==['b']*10+['c']*10
 
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_store_damaged(put, server, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_store_damaged(put, server, num_workers):
     "Samples damaged or missing in the source are failures, by number; the others come"
     a,_ = put([{'txt':f'sample {i}', 'id':i} for i in range(500)], 'a', shuffle=False)
     c = client(server)
     c.set('a:txt:7', 'x'); c.delete('a:txt:300'); c.set('a:txt:499', 'sample 498')
-    b,rep = put(a, 'b', n_workers=n_workers)
+    b,rep = put(a, 'b', num_workers=num_workers)
     assert sorted(values(b, 'id'))==[i for i in range(500) if i not in (7,300,499)] and all(o['txt']==f"sample {o['id']}" for o in rows(b))
     assert sorted((n,w.split(':')[0]) for n,w in rep.failures)==[('sample 300','MissingSample'),('sample 499','CorruptSample'),('sample 7','CorruptSample')]
 
@@ -421,9 +421,9 @@ def test_from_keys(put, server):
     "Read, loaded, ingested, verified, as they stand"
     forum(client(server))
     s = RedisStore.from_keys(server.url, '{split}:x:{}', '{split}:y:{}', {'train':24, 'valid':8}, vocab=['cat','dog'], start=1)
-    assert (len(s),s.splits,s.vocab)==(32,{'train':[0,24], 'valid':[24,32]},['cat','dog']) and s.verify(n_workers=1).bad==0
+    assert (len(s),s.splits,s.vocab)==(32,{'train':[0,24], 'valid':[24,32]},['cat','dog']) and s.verify(num_workers=1).bad==0
     assert (s[25]['x']==9).all() and s[25]['cls']=='dog'
-    dls = DataLoaders.from_redis(s, bs=8, num_workers=0, device='cpu')
+    dls = DataLoaders.from_store(s, bs=8, num_workers=0, device='cpu')
     assert [len(dls.train_ds),len(dls.valid_ds)]==[24,8] and sorted(int(y) for _,ys in dls.valid for y in ys)==[0]*4+[1]*4
     b,rep = put(s, 'own', shuffle=False)
     assert rep.failed==0 and b.splits==s.splits and [(int(o['x'][0,0]),o['cls']) for o in rows(b)]==[(int(o['x'][0,0]),o['cls']) for o in rows(s)]
@@ -436,7 +436,7 @@ def test_from_keys_other_arrays(put, server, shape, dtype):
         np.savez_compressed(b:=io.BytesIO(), np.full(shape if i%4 else (28,28), i, dtype if i%4 else np.uint8))
         client(server).set(f'x:{i}', b.getvalue())
     s = RedisStore.from_keys(server.url, 'x:{}', n=40)
-    assert s.verify(n_workers=1).bad==0
+    assert s.verify(num_workers=1).bad==0
     b,rep = put(s, 'own', shuffle=False)
     assert (rep.written,rep.failed)==(40,0)
 
@@ -450,7 +450,7 @@ def test_from_keys_wrong(put, server):
                      (8,CorruptSample,'train:y:9.*dog'), (10,CorruptSample,'train:y:11'),
                      (12,CorruptSample,'train:y:13'), (14,CorruptSample,'sample 14')):
         with pytest.raises(e, match=what): s[i]
-    rep = s.verify(n_workers=1)
+    rep = s.verify(num_workers=1)
     assert (rep.bad,[i for i,_ in rep.failures])==(7,[2,4,6,8,10,12,14])
     b,rep = put(s, 'own', shuffle=False)
     assert (rep.written,rep.failed)==(25,7) and sorted(n for n,_ in rep.failures)==sorted(f'sample {i}' for i in (2,4,6,8,10,12,14))
@@ -530,7 +530,7 @@ def test_room(kind, fails):
     def fn(i):
         if fails and i%fails: raise ValueError('no')
         return shapes[kind](i)
-    def act(s): return to_redis(list(range(n)), s.url, 'd', fn, n_workers=1, progress=False, chunk=64, max_failed=1.)
+    def act(s): return to_redis(list(range(n)), s.url, 'd', fn, num_workers=1, progress=False, chunk=64, max_failed=1.)
     n = 3000 if kind in ('large','uneven') else 12_000
     with redis_server() as a, redis_server() as b, redis_server() as d:
         used = lambda s: client(s).info('memory')['used_memory']
@@ -549,13 +549,13 @@ def test_room(kind, fails):
         assert c.hlen('d:ingest:chunks')<=2 and act(d).resumed>0
 
 @pytest.mark.parametrize('policy', ['allkeys-lru','allkeys-random','allkeys-lfu'])
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_evicting_server(policy, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_evicting_server(policy, num_workers):
     "A server that drops keys when it is full: an error, and no dataset with most of its samples gone"
     with redis_server() as s:
         c = client(s)
         c.config_set('maxmemory', c.info('memory')['used_memory']+2_500_000)
         c.config_set('maxmemory-policy', policy)
         def src(): yield from ({'bin':random.Random(i).randbytes(3000), 'id':i} for i in range(3000))
-        with pytest.raises(StoreError): to_redis(src(), s.url, 'd', n_workers=n_workers, progress=False)
+        with pytest.raises(StoreError): to_redis(src(), s.url, 'd', num_workers=num_workers, progress=False)
         with pytest.raises(StoreNotFound): RedisStore(s.url, 'd')

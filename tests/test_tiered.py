@@ -21,7 +21,7 @@ from fastai_remote.store.tiered import TieredStore
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*(come from the shards|Redis is full|Redis takes no samples)')
 n,each = 400,50
-one = dict(n_workers=1, progress=False, shuffle=False)
+one = dict(num_workers=1, progress=False, shuffle=False)
 def text(i): return (f'number {i} '*(20+i%30)).encode()
 
 @pytest.fixture(scope='module')
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 def pictures(tmp_path_factory, images):
     "The images in four shards"
     d = str(tmp_path_factory.mktemp('shards')/'pics')
-    to_shards(image_samples(images, label=class_of), d, maxcount=15, n_workers=1, progress=False)
+    to_shards(image_samples(images, label=class_of), d, maxcount=15, num_workers=1, progress=False)
     return d
 
 class Asked(ShardStore):
@@ -116,7 +116,7 @@ def test_damaged_in_the_shards(fresh):
     store = TieredStore(fresh.url, below)
     below.columns['txt'][4],below.columns['txt'][5] = b'nonsense',None
     with expect_fail(CorruptSample, contains="d: sample 4, field 'txt'"): store.get_many([3,4], 'txt', check=True)
-    assert store.get_many([4], 'txt')['txt']==[b'nonsense']
+    assert store.get_many([4], 'txt', check=False)['txt']==[b'nonsense']
     with expect_fail(MissingSample, contains="d: 1 of 2 samples missing, first 5 (field 'txt')"): store.get_many([5,6], 'txt')
     assert store.flush() and sorted(k.split(b':')[-1] for k in client(fresh).keys())==[b'3',b'6']
 
@@ -153,9 +153,9 @@ def test_full(folder, fresh):
             assert epoch(store, k) and store.flush()
             again(store)
     assert ['Redis is full' in str(o) for o in w]==[True] and store.hits['from_redis']>=300
-    with expect_fail(StoreFull, contains='no room'): store.warm(n_workers=1)
+    with expect_fail(StoreFull, contains='no room'): store.warm(num_workers=1)
     c.config_set('maxmemory', 0)
-    assert store.warm(n_workers=1)==1.
+    assert store.warm(num_workers=1)==1.
 
 @pytest.fixture
 def closed_url(fresh):
@@ -170,7 +170,7 @@ def test_never_there(closed_url, folder):
         for k in range(3): assert epoch(store, k)
     assert len(w)==1 and 'texts: samples come from the shards' in str(w[0]) and store.hits['from_redis']==0 and store.held() is None
     assert 'does not answer' in store._repr_html_()
-    with expect_fail(StoreUnavailable): store.warm(n_workers=1)
+    with expect_fail(StoreUnavailable): store.warm(num_workers=1)
 
 def test_killed_and_back_in_mid_epoch(fresh, folder):
     store = TieredStore(fresh.url, ShardStore(folder))
@@ -219,7 +219,7 @@ def test_password_and_refusal(folder):
         store = TieredStore(s.url, ShardStore(folder))
         assert right(store, range(9)) and store.flush() and store.held(n)==9/n
         for o in (pickle.dumps(store), repr(store), store._repr_html_(), repr(store.opener()), repr(store.link), repr(store.__getstate__())): assert 's3same' not in str(o)
-        assert len(pickle.dumps(store))<1000 and store.warm(n_workers=2)==1.
+        assert len(pickle.dumps(store))<1000 and store.warm(num_workers=2)==1.
         lost = pickle.loads(pickle.dumps(store))   # knows no password any more
         for o in (lost, TieredStore(s.url.replace('s3same', 'wrong'), ShardStore(folder))):
             with pytest.warns(UserWarning, match='come from the shards.*refused') as w: assert right(o, range(9))
@@ -229,7 +229,7 @@ def test_read_only(folder):
     "One who may not write still reads"
     with redis_server(port=-1) as s:
         store = TieredStore(s.url, ShardStore(folder))
-        store.warm(n_workers=1)
+        store.warm(num_workers=1)
         client(s).execute_command('ACL', 'SETUSER', 'reader', 'on', '>pw', '~*', '+@read', '+@connection')
         client(s).delete(*[f'{store.prefix}:txt:{i}' for i in range(10)])
         other = TieredStore(f'redis://reader:pw@127.0.0.1:{s.port}', ShardStore(folder))
@@ -307,7 +307,7 @@ def test_ahead_skips_what_redis_holds(fresh, folder):
     client(fresh).flushall()
     store.get_many(range(100, 130), 'txt')   # evicted meanwhile
     assert shards.wanted[-1]==([4,2,7],True)
-    store.flush(); store.warm(n_workers=1)
+    store.flush(); store.warm(num_workers=1)
     store.ahead([7,4,2,0], wait=False)   # another epoch
     assert shards.wanted[-1]==([],False)
 
@@ -325,16 +325,16 @@ def test_no_requests_in_the_second_epoch(fresh, tmp_path, images):
     from s3servers import moto_server
     with moto_server() as s3, S3Proxy(s3.endpoint) as proxy:
         opts = {**s3.options, 'endpoint_url':proxy.endpoint}
-        to_shards(image_samples(images, label=class_of), url:=f's3://{s3.bucket}/pics', maxcount=15, n_workers=1, progress=False, **opts)
+        to_shards(image_samples(images, label=class_of), url:=f's3://{s3.bucket}/pics', maxcount=15, num_workers=1, progress=False, storage_options=opts)
         for cache in (str(tmp_path/'cache'), None):
             client(fresh).flushall()
-            store = TieredStore(fresh.url, ShardStore(url, cache=cache, **opts))
-            dls = DataLoaders.from_shards(store, item_tfms=Resize(32), bs=8, num_workers=0, device='cpu')
+            store = TieredStore(fresh.url, ShardStore(url, cache=cache, storage_options=opts))
+            dls = DataLoaders.from_store(store, item_tfms=Resize(32), bs=8, num_workers=0, device='cpu')
             def run(): return sum(len(b[1]) for dl in (dls.train.new(drop_last=False), dls.valid) for b in dl)
             assert run()==N and store.flush()
             proxy.clear()
             assert run()==N and not proxy.requests, cache
-            assert store.warm(n_workers=1)==1.
+            assert store.warm(num_workers=1)==1.
 
 # --- a copy, and the rest
 
@@ -357,7 +357,7 @@ def test_a_copy_in_redis(fresh, folder):
 
 def test_ttl_and_clear(fresh, folder):
     store,c = TieredStore(fresh.url, ShardStore(folder), ttl=100),client(fresh)
-    store.warm(n_workers=1)
+    store.warm(num_workers=1)
     assert 0<c.ttl(c.randomkey())<=100 and c.dbsize()==2*n
     c.set('another', 1)
     store.clear()
@@ -365,7 +365,7 @@ def test_ttl_and_clear(fresh, folder):
 
 def test_warm_in_parallel(fresh, folder):
     store = TieredStore(fresh.url, ShardStore(folder))
-    assert store.warm(n_workers=2, chunk=64)==1. and epoch(store) and store.hits=={'from_redis':n, 'from_shards':0}
+    assert store.warm(num_workers=2, chunk=64)==1. and epoch(store) and store.hits=={'from_redis':n, 'from_shards':0}
 
 def test_threads(fresh, folder):
     from concurrent.futures import ThreadPoolExecutor

@@ -25,7 +25,7 @@ _names = count()
 def put(request, server, tmp_path):
     "Write to Redis or to shards: the store and the report"
     def put(src, **kw):
-        name,kw = f'd{next(_names)}',{'n_workers':1, 'progress':False, 'shuffle':False, **kw}
+        name,kw = f'd{next(_names)}',{'num_workers':1, 'progress':False, 'shuffle':False, **kw}
         if request.param=='redis': return (rep:=to_redis(src, server.url, name, **kw)) and RedisStore(server.url, name),rep
         return (rep:=to_shards(src, tmp_path/name, **kw)) and ShardStore(tmp_path/name),rep
     return put
@@ -89,7 +89,7 @@ def test_numbers_of_others_are_checked_too(put, tmp_path):
                 t.addfile(m, io.BytesIO(v.encode()))
     s,rep = put(tar_samples(tmp_path/'a.tar'))
     assert (rep.failed,values(s, 'x.f8'),values(s, 'y.f4'))==(3,[1.,3.],[.5,math.inf])
-    rep = index_shards(tmp_path, n_workers=1, progress=False)
+    rep = index_shards(tmp_path, num_workers=1, progress=False)
     assert (rep.failed,values(ShardStore(tmp_path), 'x.f8'))==(3,[1.,3.])
 
 # --- JSON, labels, arrays, text
@@ -129,13 +129,13 @@ def test_masks_of_arrays_are_not_dropped_silently(put):
 lone = 'caf\udce9'   # as `os.fsdecode(b'caf\xe9')`
 
 @pytest.mark.parametrize('field, good', [('txt','a'), ('note','a'), ('path','a'), ('key.txt','a'), ('cls','a'), ('other.cls','a'), ('labels',['a'])])
-@pytest.mark.parametrize('n_workers', [1,2])
-def test_text_that_is_no_utf8_is_a_failed_sample(put, field, good, n_workers):
+@pytest.mark.parametrize('num_workers', [1,2])
+def test_text_that_is_no_utf8_is_a_failed_sample(put, field, good, num_workers):
     src = [{field:good, 'id':i} for i in range(40)]
     src[7] = {field:[lone] if field=='labels' else lone, 'id':7}
-    s,rep = put(src, n_workers=n_workers, chunk=8)
+    s,rep = put(src, num_workers=num_workers, chunk=8)
     assert rep.failed==1 and 'UTF-8' in rep.failures[0][1] and sorted(values(s, 'id'))==[i for i in range(40) if i!=7]
-    assert rep.failures[0][0]=='item 7' and s.verify(n_workers=1).bad==0
+    assert rep.failures[0][0]=='item 7' and s.verify(num_workers=1).bad==0
     for o in (repr(rep), rep._repr_html_(), str(list(s.failures()))): o.encode()
 
 @pytest.mark.parametrize('kw', [dict(path=True), dict(label=lambda p: p.parent.name), dict(label=lambda p: [p.parent.name, 'x'])], ids=['path','label','labels'])
@@ -170,7 +170,7 @@ def test_labels_of_others_that_are_no_utf8(tmp_path):
             for ext,v in (('cls',c),('labels',l)):
                 (m:=tarfile.TarInfo(f'{k}.{ext}')).size = len(v)
                 t.addfile(m, io.BytesIO(v))
-    rep = index_shards(tmp_path, n_workers=1, progress=False)
+    rep = index_shards(tmp_path, num_workers=1, progress=False)
     s = ShardStore(tmp_path)
     assert (rep.failed,len(s),s.manifest.vocab)==(3,2,{'cls':['a'],'labels':['x']})
     for o in (repr(rep), str(list(s.failures()))): o.encode()
@@ -181,7 +181,7 @@ def test_text_labels_of_others_that_look_like_numbers(tmp_path):
         for i,c in enumerate([b'agent',b'007',b'7']):
             (m:=tarfile.TarInfo(f'{i}.cls')).size = len(c)
             t.addfile(m, io.BytesIO(c))
-    index_shards(tmp_path, n_workers=1, progress=False)
+    index_shards(tmp_path, num_workers=1, progress=False)
     assert values(ShardStore(tmp_path), 'cls')==['agent','007','7']
 
 # --- labels

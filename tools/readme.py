@@ -1,24 +1,44 @@
-"README.md from nbs/index.ipynb: its text, its code, and what the code printed"
-import json
+"""Write README.md from nbs/index.ipynb: its text, its code, what the code printed, and the table of benchmark results
+
+Links in that notebook are relative to the root of the repository, as they are in README.md.
+"""
+import json, sys
 from pathlib import Path
 
-root = Path(__file__).parents[1]
+import results
 
-def output(o):
-    "A cell's output as markdown"
-    if o['output_type']=='stream': return '\n'.join(['```', ''.join(o['text']).rstrip(), '```'])
-    d = o.get('data', {})
-    if 'text/markdown' in d: return ''.join(d['text/markdown'])
-    return '\n'.join(['```', ''.join(d['text/plain']).rstrip(), '```']) if 'text/plain' in d else ''
+root = Path(__file__).resolve().parents[1]
+MAX_WORDS = 700
+TABLE = '<!-- benchmark table -->' # Is replaced by the table in the text of the notebook
 
-def cell(c):
-    "A cell as markdown; hidden ones are left out"
-    s = ''.join(c['source']).strip()
-    if c['cell_type']=='markdown': return s
-    if s.startswith('#| hide'): return ''
-    return '\n\n'.join([f'```python\n{s}\n```', *map(output, c['outputs'])])
+def output(
+    found:dict # An output of a cell
+)->str: # Markdown
+    "A cell's output as Markdown"
+    if found['output_type']=='stream': return f"```\n{''.join(found['text']).rstrip()}\n```"
+    data = found.get('data', {})
+    if 'text/markdown' in data: return ''.join(data['text/markdown'])
+    return f"```\n{''.join(data['text/plain']).rstrip()}\n```" if 'text/plain' in data else ''
 
-if __name__=='__main__':
-    nb = json.loads((root/'nbs/index.ipynb').read_text())
-    text = '\n\n'.join(t for t in map(cell, nb['cells']) if t)
-    (root/'README.md').write_text(f'<!-- made by `make readme` from nbs/index.ipynb -->\n\n{text}\n')
+def cell(
+    found:dict # A cell of a notebook
+)->str: # Markdown, empty for a hidden cell
+    "A cell as Markdown"
+    source = ''.join(found['source']).strip()
+    if found['cell_type']=='markdown': return source
+    if source.startswith('#| hide'): return ''
+    return '\n\n'.join(o for o in [f'```python\n{source}\n```', *map(output, found['outputs'])] if o)
+
+def text()->str:
+    "The text of README.md"
+    notebook = json.loads((root/'nbs/index.ipynb').read_text(encoding='utf-8'))
+    body = '\n\n'.join(t for t in map(cell, notebook['cells']) if t)
+    return f'{body.replace(TABLE, results.readme_table())}\n'
+
+def main():
+    made = text()
+    words = len(made.split())
+    if words>MAX_WORDS: sys.exit(f'README.md would have {words} words, more than {MAX_WORDS}: shorten nbs/index.ipynb')
+    (root/'README.md').write_text(f'<!-- made by `make readme` from nbs/index.ipynb -->\n\n{made}', encoding='utf-8')
+
+if __name__=='__main__': main()

@@ -73,7 +73,7 @@ class Raw:
     "Passes over `n` values of 2 KB in server `s`"
     def __init__(self, s, n):
         self.s,self.n,self.bench = s,n,os.environ.get('REDIS_BENCHMARK') or shutil.which('redis-benchmark')
-        to_redis(list(range(n)), s.url, 'raw', value, n_workers=1, progress=False)
+        to_redis(list(range(n)), s.url, 'raw', value, num_workers=1, progress=False)
         self.stores = {k:RedisStore(u, 'raw') for k,u in (('tcp', s.url), ('unix', f'unix://{s.socket}'))}
         p = self.stores['tcp'].link.client.pipeline(transaction=False)
         for i in range(n):   # as redis-benchmark calls them
@@ -135,8 +135,8 @@ class Raw:
 def depth_cases(s, folder, images):
     "`(values, delay, prefetch)` and an epoch of each in samples/s; and the proxies"
     make_images(folder, images, 415)
-    to_redis(list(range(4*images)), s.url, 'jpg', partial(photo, sorted(folder.rglob('*.jpg'))), n_workers=1, progress=False)
-    to_redis(list(range(8*images)), s.url, 'png', digit, n_workers=1, progress=False)
+    to_redis(list(range(4*images)), s.url, 'jpg', partial(photo, sorted(folder.rglob('*.jpg'))), num_workers=1, progress=False)
+    to_redis(list(range(8*images)), s.url, 'png', digit, num_workers=1, progress=False)
     res,ps = {},[]
     for delay in DELAYS:
         port = s.port

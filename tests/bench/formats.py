@@ -27,7 +27,7 @@ def write_forum(at, ds, arrays, labels):
     at.nbytes[ds] = size/len(labels)
 
 def _ingest(at, src, ds, fn=None, **kw):
-    rep = to_redis(src, at.url, ds, fn=fn, n_workers=1, progress=False, **kw)
+    rep = to_redis(src, at.url, ds, fn=fn, num_workers=1, progress=False, **kw)
     if rep.failed: raise ValueError(f'these should all do: {rep}')
     at.nbytes[ds] = rep.nbytes/len(src)
 
@@ -68,7 +68,7 @@ def write_photos(at, folder, n, size, have):
     at.vocab = sorted({p.parent.name for p in paths})
     at.nbytes['files'] = sum(p.stat().st_size for p in paths)/n
     def source(): return image_samples(at/'images', label=lambda p: p.parent.name)
-    shards = to_shards(source(), str(at/'tars'), maxsize=32e6, n_workers=1, vocab=at.vocab, progress=False)
+    shards = to_shards(source(), str(at/'tars'), maxsize=32e6, num_workers=1, vocab=at.vocab, progress=False)
     if shards.failed: raise ValueError(f'these should all do: {shards}')
     def count(f):
         with tarfile.open(f) as t: return sum(o.endswith('.cls') for o in t.getnames())

@@ -176,7 +176,7 @@ def _run(s, lines, files, jpegs, rounds, n, n_forum, n_images, n_room, patience)
     c,steps,blobs,todo = redis.Redis.from_url(s.url),Counter(),[],cycle(lines)
     bare,paths = shrink(256)._one,sorted(jpegs.iterdir())
     def ingest(source, workers, **kw):
-        rep = to_redis(source, s.url, 'drawings', n_workers=workers, overwrite=True, progress=False, **kw)
+        rep = to_redis(source, s.url, 'drawings', num_workers=workers, overwrite=True, progress=False, **kw)
         if rep.failed: raise ValueError(f'these should all do: {rep}')
     def go_forum():
         for i,l in enumerate(islice(todo, n_forum)): blobs.append(forum(c, i, *l, steps))
@@ -208,8 +208,8 @@ def _run(s, lines, files, jpegs, rounds, n, n_forum, n_images, n_room, patience)
     two = {f'{k}, 2 workers / 1':((o,2),(o,1)) for k,o in (('strokes',STROKES),('png',PNG),('jpeg',JPEG),(SPIN,SPIN))}
     ratios = {k:dict(goal=_goals.get(k), wall=ratio(*ab, 'per_s'), cpu=ratio(*ab, 'per_cpu_s'), **(quiet(*(res[o] for o in ab)) if k in two else {})) for k,ab in (one|two).items()}
     total = len(blobs)
-    rooms = {STROKES:room(s, lambda: to_redis(drawing_samples(files), s.url, _name(n_room), n_workers=2, progress=False), n_room),
-             PNG:room(s, lambda: to_redis(drawing_samples(files, 'png'), s.url, _name(n_room), n_workers=2, progress=False), n_room)}
+    rooms = {STROKES:room(s, lambda: to_redis(drawing_samples(files), s.url, _name(n_room), num_workers=2, progress=False), n_room),
+             PNG:room(s, lambda: to_redis(drawing_samples(files, 'png'), s.url, _name(n_room), num_workers=2, progress=False), n_room)}
     def npz():
         off = 50_000_000-10_000   # keys as long as those of fifty million
         for k in range(0, 10_000, 500):

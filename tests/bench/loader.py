@@ -104,7 +104,7 @@ def _run(folder, n, rounds, size, name):
         dls = {STOCK:ImageDataLoaders.from_folder(images, **kw)}
         sizes = {STOCK:sum(p.stat().st_size for p in images.rglob('*') if p.is_file())/n}
         for k,ds,fn in ((OURS,'asis',None),(SMALL,'small',shrink(256))):
-            rep = to_redis(image_samples(images, label=lambda p: p.parent.name), s.url, ds, fn=fn, n_workers=1, progress=False)
+            rep = to_redis(image_samples(images, label=lambda p: p.parent.name), s.url, ds, fn=fn, num_workers=1, progress=False)
             if rep.failed: raise ValueError(f'stock fastai would stop at these: {rep}')
             dls[k],sizes[k] = DataLoaders.from_redis(s.url, ds, normalize=False, **kw),rep.nbytes/n
         for o in dls.values(): epoch(o.train, s.proc.pid)

@@ -37,7 +37,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 import fastai_remote.block   # gives `DataLoaders` its `from_shards`
-from fastai_remote import RemoteDataset, ShardStore, image_samples, make_client, to_shards
+from fastai_remote import RemoteDataset, ShardStore, image_samples, s3_options, to_shards
 from fastai_remote.core import size_str
 from loader import link_images, make_images
 from machine import about
@@ -135,18 +135,18 @@ class At:
     def __init__(self, folder, server=None): self.folder,self.server = Path(folder),server
     def __call__(self, kind): return f'{self.folder}/b/{kind}' if self.server is None else f's3://b/{kind}'
     @property
-    def client(self): return {} if self.server is None else make_client(self.server.url, 'anyone', 'anything')
+    def client(self): return {} if self.server is None else s3_options(self.server.url, 'anyone', 'anything')
 
 def ours_fastai(at, cache, work, **kw):
-    store = ShardStore(at('tars'), cache=cache if at.server else True, **at.client)   # a folder given would be used on a disk, too
+    store = ShardStore(at('tars'), cache=cache if at.server else True, storage_options=at.client)   # a folder given would be used on a disk, too
     tfms = dict(img_cls=Raw) if work is len else dict(item_tfms=RandomResizedCrop(224))
-    dl = DataLoaders.from_shards(store, valid_pct=0., mix=MIX, normalize=False, bs=BS, num_workers=WORKERS, device='cpu', **tfms, **kw).train
+    dl = DataLoaders.from_store(store, valid_pct=0., interleave=MIX, normalize=False, bs=BS, num_workers=WORKERS, device='cpu', **tfms, **kw).train
     dl.after_batch.fs.clear()   # to float: the others leave that to whoever trains
     return dl
 
 def ours_plain(at, cache, work):
-    ds = RemoteDataset(ShardStore(at('tars'), cache=cache if at.server else True, **at.client)).to_tuple('jpg', 'cls').map_tuple(work, None)
-    return DataLoader(ds.batched(BS, mix=MIX), batch_size=None, num_workers=WORKERS)
+    ds = RemoteDataset(ShardStore(at('tars'), cache=cache if at.server else True, storage_options=at.client)).to_tuple('jpg', 'cls').map_tuple(work, None)
+    return DataLoader(ds.batched(BS, interleave=MIX), batch_size=None, num_workers=WORKERS)
 
 def _s3_open(url, mode='rb', bufsize=8192):
     "WebDataset's own schemes know no S3: a stream of boto3's"
@@ -258,7 +258,7 @@ def make_data(folder, to, n, size, shard):
     paths = sorted((to/'images').rglob('*.*'))
     vocab,gone = sorted({p.parent.name for p in paths}),{}
     b = to/'b'
-    rep = to_shards(image_samples(to/'images', label=lambda p: p.parent.name), str(b/'tars'), maxsize=shard, n_workers=1, vocab=vocab, progress=False)
+    rep = to_shards(image_samples(to/'images', label=lambda p: p.parent.name), str(b/'tars'), maxsize=shard, num_workers=1, vocab=vocab, progress=False)
     if rep.failed: raise ValueError(f'these should all do: {rep}')
     def samples():
         order = np.random.default_rng(0).permutation(len(paths))

@@ -72,7 +72,9 @@ static void segment(const Pen *pen, u8 *out, const float *from, const float *to,
     int steep = fabsf(to[1]-from[1])>fabsf(to[0]-from[0]), size = pen->size, rows = pen->rows;
     float u = from[steep], v = from[!steep], du = to[steep]-u, dv = to[!steep]-v;
     if (du<0) { u += du; v += dv; dv = -dv; du = -du; }
-    float l = sqrtf(du*du+dv*dv), c = du/l, s = dv/l, a = ceilf(u-R*fabsf(s));
+    float l = sqrtf(du*du+dv*dv);
+    if (!(l>0)) return;   // so short that its square is zero
+    float c = du/l, s = dv/l, a = ceilf(u-R*fabsf(s));
     int cols = (int)(floorf(u+du+R*fabsf(s))-a+1), first = (int)a;
     ptrdiff_t du_ = steep ? size : 1, dv_ = steep ? 1 : size;
     float low0 = v-R/c+(a-u)*s/c, slope = s/c, C = c*one, S = s*along, t0 = (a-u-R*s)/c*along, tc = along/c;
@@ -141,7 +143,7 @@ static PyObject *draw(PyObject *self, PyObject *args) {
     Py_ssize_t n = PyList_Size(list), bad = -1;
     char **bs = malloc(sizeof(char*)*(n+1));
     Py_ssize_t *ns = malloc(sizeof(Py_ssize_t)*(n+1));
-    int ok = bs && ns && pen.size>=8 && pen.size<=4096 && pen.R>0 && pen.R<=130 && pen.shift>=0 && pen.shift<8 && (pen.channels==1 || pen.channels==3) && out.len==n*pen.size*pen.size*pen.channels;
+    int ok = bs && ns && pen.size>=8 && pen.size<=4096 && pen.R>0 && pen.R<=130 && pen.r>=-1 && pen.r<=pen.R && pen.scale>=0 && pen.scale*255<=(float)pen.size && pen.shift>=0 && pen.shift<8 && (pen.R+2)*(float)(255<<pen.shift)<=32767 && (pen.channels==1 || pen.channels==3) && out.len==n*pen.size*pen.size*pen.channels;
     for (Py_ssize_t i=0; ok && i<n; i++) ok = !PyBytes_AsStringAndSize(PyList_GetItem(list, i), bs+i, ns+i);
     if (ok) {
         pen.one = 255<<pen.shift; pen.along = (float)(20000./pen.size); pen.rows = (int)(2.83*(double)pen.R)+1;
@@ -168,7 +170,9 @@ static PyObject *floats(PyObject *self, PyObject *args) {
     Py_ssize_t plane, copies;
     float div;
     if (!PyArg_ParseTuple(args, "y*w*nnf", &b, &out, &plane, &copies, &div)) return NULL;
-    int ok = plane>0 && copies>0 && b.len%plane==0 && out.len==b.len*copies*4;
+    int ok = plane>0 && copies>0 && b.len%plane==0;
+    if (b.len==0) ok = ok && out.len==0;
+    else ok = ok && copies==out.len/4/b.len && out.len==b.len*copies*4;   // in this order, so that the product cannot overflow
     if (ok) {
         PyThreadState *state = b.len<1<<16 ? NULL : PyEval_SaveThread();   // giving it up takes longer than a few bytes
         const u8 *s = b.buf;
@@ -184,7 +188,7 @@ static PyObject *floats(PyObject *self, PyObject *args) {
         if (state) PyEval_RestoreThread(state);
     }
     PyBuffer_Release(&b); PyBuffer_Release(&out);
-    if (!ok) { PyErr_SetString(PyExc_ValueError, "what is asked for does not fit"); return NULL; }
+    if (!ok) { PyErr_SetString(PyExc_ValueError, "floats: the output is not 4 * copies * len(pixels) bytes, or the pixels are not whole planes"); return NULL; }
     Py_RETURN_NONE;
 }
 
