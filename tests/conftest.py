@@ -34,7 +34,7 @@ SLOW = re.compile("|".join(r"""
 s3::(?!test_(there_and_back|epochs|ways_in.*options|index.*None|damaged_sample|line_breaks.*False-reset|secrets_in_nothing_kept)\b.*moto).*
 s3::.*swift.*
 nbs::.*\[(tutorials/(?!fastai_api)|01_imported).*
-package::test_(wheel|methods_that_fastai_is_to_get|loaders_have_their_methods.*; import fastai_remote|loaders_have.*import fastai_remote).*
+package::test_(wheel|methods_that_fastai_is_to_get|loaders_have_their_methods.*\[(?!from fastai.vision.all import \*; from)).*
 batches::test_transforms.*num_workers': (1|2).*
 batches::test_transforms\[shards.*threads.*
 equivalence::test_(photographs.*-2\]|photographs.*\[(128|224).*|kinds_of_images\[(factory|opened)\]|.*\[2\]|a_broken_fast_path.*(crop|flip|pictures).*)
@@ -46,17 +46,20 @@ cache::test_(killed_anywhere|killed_download|bound).*
 cleaners::test_whenever_the_widgets.*
 learner::test_(start_methods|export_and_load_elsewhere\[(?!redis-in)|trains.*two workers).*
 learner::.*tiered.*
+batches::test_one_channel_until_floats.*num_workers': 2.*
+equivalence::test_(extended_to_tensor.*-2\]|what_a_user_does_to_fastai_is_done.ToTensor on PILImage.)
 fastai_api::.*(resnet|MixUp).*
 fastai_api::.*-shards\]
 faults::test_(password_reaches_workers|dies_at_each_request|server_set_back|killed_again|line_cut_in_ingest).*
-shards::test_(each_once_in_workers.*spawn|worker_dies_with_a_cache).*
+shards::test_(each_once_in_workers.*(spawn|3-fork)|worker_dies_with_a_cache).*
 sources::test_(tar_memory|room.*half).*
 ingest::test_(dataset_in_two_workers|too_many_integers).*
 """.split("\n")[1:-1]))
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if SLOW.fullmatch(item.nodeid.split('/')[-1].removeprefix('test_').replace('.py::', '::', 1)): item.add_marker(pytest.mark.slow)
+        name = f"{item.path.stem.removeprefix('test_')}::{item.nodeid.split('::', 1)[1]}"
+        if SLOW.fullmatch(name): item.add_marker(pytest.mark.slow)
 
 def pytest_pycollect_makeitem(collector, name, obj):
     "fastai's star imports bring functions such as `test_eq`, which are not tests of ours"
