@@ -60,7 +60,7 @@ _steps = dict(decode=_decode, to_tuple=_to_tuple, map_tuple=_map_tuple, map=lamb
 # %% ../../nbs/load/11_dataset.ipynb #c9928508
 def _some(store, ids, fields):
     "`{field: values}` in one request, `None` where a sample has no such field; raises `CorruptSample`"
-    ids,crcs = store._check_idxs(ids),[f'{f}.crc' for f in fields if f'{f}.crc' in store.manifest.fields]
+    ids,crcs = store.check_numbers(ids),[f'{f}.crc' for f in fields if f'{f}.crc' in store.manifest.fields]
     got = store.read_values(ids, list(dict.fromkeys([*fields, *crcs])))
     for c in crcs:
         f,vals = c.removesuffix('.crc'),got.pop(c)

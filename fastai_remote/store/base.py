@@ -76,13 +76,13 @@ class Store:
         if why: yield 'manifest',why
 
     def get_many(self,
-        idxs, # Sample numbers in [0, n), in the order wanted; repeats allowed
+        numbers, # Sample numbers in [0, n), in the order wanted; repeats allowed
         fields, # Name or names of fields to read
         check:bool=True, # Compare checksums?
         decode:bool=False, # Decode the values, as `store[i]` does? Then each field is a list of objects
-    )->dict: # `{field: list of bytes}`, or an array of shape (len(idxs),) for fixed-width fields
-        "Read `fields` of `idxs` in one round trip; raises `UnknownField`, `MissingSample`, `CorruptSample`, `IndexError`"
-        idxs,fields,have = self._check_idxs(idxs), listify(fields), self.manifest.fields
+    )->dict: # `{field: list of bytes}`, or an array of shape (len(numbers),) for fixed-width fields
+        "Read `fields` of samples `numbers` in one round trip; raises `UnknownField`, `MissingSample`, `CorruptSample`, `IndexError`"
+        idxs,fields,have = self.check_numbers(numbers), listify(fields), self.manifest.fields
         if unknown:=[f for f in fields if f not in have]:
             raise UnknownField(f"{self.name}: no field {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, self.fields))}")
         crcs = [f'{f}.crc' for f in fields if check and (f'{f}.crc' in have or have[f].get('check'))]
@@ -93,8 +93,8 @@ class Store:
         if decode: return {f:[self.decode(i, f, v) for i,v in zip(idxs.tolist(), res[f])] for f in fields}
         return res
 
-    def _check_idxs(self, idxs):
-        idxs = np.asarray(idxs)
+    def check_numbers(self, numbers):
+        idxs = np.asarray(numbers)
         if not len(idxs): return idxs.astype(np.int64)
         if idxs.dtype.kind not in 'iu': raise TypeError(f'{self.name}: sample numbers must be integers, not {idxs.dtype}')
         if idxs.min()<0 or idxs.max()>=len(self):

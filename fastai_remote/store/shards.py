@@ -393,14 +393,14 @@ def check_cache(self:ShardStore, workers:int, each:int):
 def shuffle_quality(self:ShardStore,
     interleave:int=4, # Shards that are shuffled into each other; `None`: all of them
     bs:int=64, # Samples a batch
-    workers:int=1, # Processes that make batches
+    num_workers:int=1, # Processes that make batches
     field:str=None, # Field of labels to look at; default: `cls`, if there is one; their shards' indices are read
     batches:int=200, # Batches to look at
 )->ShuffleQuality: # Shows itself in words and as a picture
     "How well epochs of these shards are shuffled, compared with a full shuffle: as good where neighbours have nothing in common, as `to_shards` leaves them; it may not be in sets of others"
     t,m = self.shards,self.manifest
     field = field or next((f for f,d in m.fields.items() if d['codec']=='cls'), None)
-    def order(seed): return Permutation(len(self), seed) if interleave is None else ShardPermutation(t.n, seed, interleave, bs, workers)
+    def order(seed): return Permutation(len(self), seed) if interleave is None else ShardPermutation(t.n, seed, interleave, bs, num_workers)
     return _quality(order, len(self), bs, None if field is None else lambda i: self.get_many(i, field)[field], t.starts, batches)
 
 # %% ../../nbs/store/11_shards.ipynb #16bea615

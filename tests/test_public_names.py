@@ -1,0 +1,56 @@
+"The same thing has the same name, default and place in all public signatures; a `repr` never waits for a server"
+import inspect, pickle
+
+import pytest
+from fastai.data.core import DataLoaders
+
+import fastai_remote
+from fastai_remote import *
+
+METHODS = [DataLoaders.from_store, DataLoaders.from_redis, DataLoaders.from_shards, *(getattr(c, m) for c,ms in {
+    Store:'get_many map resize copy verify mean_image class_counts class_weights', RedisStore:'delete abandon unfinished rename from_keys names failures',
+    ShardStore:'delete abandon unfinished failures shuffle_quality', RemoteDataset:'batches batched'}.items() for m in ms.split())]
+PUBLIC = [o for n in fastai_remote.__all__ if callable(o:=getattr(fastai_remote, n)) and not (isinstance(o, type) and issubclass(o, Exception))]+METHODS
+
+def parameters(o):
+    "Of a function or class, and where `**kwargs` are another's, those too"
+    try: return {n:p for n,p in inspect.signature(o).parameters.items() if n not in ('self','args','kwargs')}
+    except ValueError: return {}
+
+def named(name): return {getattr(o, '__qualname__', repr(o)):p[name] for o in PUBLIC if name in (p:=parameters(o))}
+
+@pytest.mark.parametrize('old,new', [('n_workers','num_workers'), ('workers','num_workers'), ('mix','interleave'), ('stand_in','on_bad'), ('cls','img_cls'),
+    ('make_client','s3_options'), ('idxs','numbers')])
+def test_a_name_that_was_given_up_is_not_used(old, new):
+    assert not named(old), f'say {new}'
+
+@pytest.mark.parametrize('name,default', [('timeout',20.), ('storage_options',None), ('num_workers',None), ('overwrite',False), ('progress',None), ('max_failed',None), ('check',True),
+    ('interleave',4), ('cache',True), ('cache_size',None), ('draw',None), ('splits',None), ('vocab',None), ('codec',None)])
+def test_one_default_everywhere(name, default):
+    different = {k:p.default for k,p in named(name).items() if p.default!=default and p.default is not p.empty}
+    assert not {k:d for k,d in different.items() if (name,k) not in EXCEPTIONS}
+
+EXCEPTIONS = {('codec','RedisStore.from_keys'), ('codec','shrink'), ('num_workers','RemoteDataset.batches'), ('num_workers','ShardStore.shuffle_quality')}   # where there is no default to share
+
+def test_a_place_comes_before_a_name():
+    for o in PUBLIC:
+        if o in (IngestReport,VerifyReport): continue   # they hold results
+        names = list(parameters(o))
+        if {'url','name'}<=set(names): assert names.index('url')<names.index('name'), o
+
+def test_the_url_is_called_so(): assert not [o for o in PUBLIC if {'server','address','host','path_or_url'}&set(parameters(o))]
+
+def test_each_public_name_has_documentation():
+    assert not [n for n in fastai_remote.__all__ if not inspect.getdoc(getattr(fastai_remote, n))]
+
+def test_repr_of_a_store_that_was_unpickled_asks_nobody(fresh):
+    to_redis([{'id':1}], fresh.url, 'one', num_workers=1, progress=False)
+    b = pickle.dumps(RedisStore(fresh.url, 'one'))
+    fresh.kill()
+    assert repr(pickle.loads(b))==f"RedisStore({fresh.url!r}, 'one', not read yet)"
+
+def test_repr_of_a_folder_that_was_unpickled_asks_nobody(tmp_path):
+    to_shards([{'id':1}], d:=tmp_path/'one', num_workers=1, progress=False)
+    b = pickle.dumps(ShardStore(d))
+    for f in d.iterdir(): f.unlink()
+    assert repr(pickle.loads(b))==f"ShardStore({str(d)!r}, not read yet)"
