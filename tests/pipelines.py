@@ -840,7 +840,7 @@ def _image_block(p, where):
     "The block of the image: stock's, ours, or ours that leaves opening to fastai; with the user's own transforms"
     cls = CLASSES[p.cls]
     if where=='files' or p.entry=='opened': block = ImageBlock(cls)
-    else: block = _block(where)(p.image, cls=cls)
+    else: block = _block(where)(p.image, img_cls=cls)
     if not p.typed: return block
     return TransformBlock(type_tfms=[*block.type_tfms, *made(p.typed)], batch_tfms=block.batch_tfms,
         dl_type=block.dl_type)

@@ -234,7 +234,7 @@ def test_defaults(tmp_path, monkeypatch):
 def test_check(folder):
     c = FileCache(folder, 1e9)
     c.check(10, 100_000_000, 'one each')
-    with pytest.raises(ValueError, match=r'^pets: 24 shards of up to 100 MB in flight \(8 workers × \(mix 2 \+ 1 ahead\)\) need 2.4 GB; the cache .* holds 1.0 GB: give'):
+    with pytest.raises(ValueError, match=r'^pets: 24 shards of up to 100 MB in flight \(8 workers × \(interleave 2 \+ 1 ahead\)\) need 2.4 GB; the cache .* holds 1.0 GB: give'):
         c.check(24, 100_000_000, '8 workers × (interleave 2 + 1 ahead)', 'pets')
 
 # --- disks

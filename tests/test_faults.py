@@ -106,7 +106,7 @@ def test_newer_format(fresh, pics):
     c = client(fresh)
     c.set('pics:meta', json.dumps({**json.loads(c.get('pics:meta')), 'format':99, 'news':1}))
     before = keys(fresh)
-    for f in (lambda: RedisStore(fresh.url, 'pics'), lambda: loaders(fresh.url, name='pics'),
+    for f in (lambda: RedisStore(fresh.url, 'pics'), lambda: DataLoaders.from_redis(fresh.url, 'pics', item_tfms=Resize(32)),
               lambda: to_redis([1,2], fresh.url, 'pics', overwrite=True, num_workers=1, progress=False)):
         with pytest.raises(UnsupportedFormat, match='pics: format 99; .*upgrade'): f()
     assert keys(fresh)==before

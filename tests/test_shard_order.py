@@ -27,9 +27,9 @@ def even(table, e, dof): return abs(chi(np.asarray(table), e)-dof)<5*np.sqrt(2*d
 @example([1], 0, 1, 1, 4, 5)            # fewer samples than ranks
 @example([0,0], 0, 1, 1, 2, 2)
 @examples(300)
-def test_each_once(sizes, seed, mix, bs, workers, world):
+def test_each_once(sizes, seed, interleave, bs, workers, world):
     "Ranks and workers together visit each sample once, but for what evens out the ranks; each keeps to its shards, group by group"
-    n,ranks = sum(sizes),[ShardPermutation(sizes, seed, mix, bs, workers, r, world) for r in range(world)]
+    n,ranks = sum(sizes),[ShardPermutation(sizes, seed, interleave, bs, workers, r, world) for r in range(world)]
     size,seen,reads = -(-n//world),np.zeros(n, int),0
     for sp in ranks:
         assert len(sp)==size and sp.workers==max(workers, 1)
@@ -39,8 +39,8 @@ def test_each_once(sizes, seed, mix, bs, workers, world):
             np.add.at(seen, g, 1)
             mine,at = sp.shards(w),[sp.group_at(w, j) for j in range(len(g)+1)]
             reads += len(mine)
-            assert at==sorted(at) and at[-1]==-(-len(mine)//mix) and (len(g)>0)==(len(mine)>0)
-            assert all(s in mine[k*mix:(k+1)*mix] for s,k in zip(shard_of(sizes, g), at))
+            assert at==sorted(at) and at[-1]==-(-len(mine)//interleave) and (len(g)>0)==(len(mine)>0)
+            assert all(s in mine[k*interleave:(k+1)*interleave] for s,k in zip(shard_of(sizes, g), at))
             assert set(shard_of(sizes, g).tolist())==set(mine.tolist())
     assert seen.sum()==size*world and (n==0 or seen.min()>=1)
     if world<=n: assert seen.max(initial=0)<=2
@@ -48,14 +48,14 @@ def test_each_once(sizes, seed, mix, bs, workers, world):
 
 @given(some_sizes.filter(any), seeds, st.integers(1, 5), st.integers(1, 9), st.integers(0, 4), st.data())
 @examples(100)
-def test_random_access(sizes, seed, mix, bs, workers, data):
+def test_random_access(sizes, seed, interleave, bs, workers, data):
     "Any positions, in any sequence, from a copy, one by one: the same numbers"
-    sp,o = (ShardPermutation(sizes, seed, mix, bs, workers) for _ in range(2))
+    sp,o = (ShardPermutation(sizes, seed, interleave, bs, workers) for _ in range(2))
     all_,at = whole(sp),data.draw(st.lists(st.integers(0, len(sp)-1)))
     assert o[np.array(at, int)].tolist()==all_[at].tolist()==[sp[i] for i in at] and all(type(sp[i]) is int for i in at[:1])
     p = pickle.loads(pickle.dumps(sp))
     assert p==sp and np.array_equal(whole(p), all_) and all_.dtype==np.int64
-    assert p!=ShardPermutation(sizes, seed, mix+1, bs, workers) and p!=ShardPermutation([*sizes,0], seed, mix, bs, workers)
+    assert p!=ShardPermutation(sizes, seed, interleave+1, bs, workers) and p!=ShardPermutation([*sizes,0], seed, interleave, bs, workers)
     assert list(Order(len(sp), sp))==all_.tolist()
     for bad in (-1, len(sp), np.array([0,len(sp)])):
         with pytest.raises(IndexError): sp[bad]
@@ -134,33 +134,33 @@ def test_independent(two):
 def near_pairs(z, w=100): return z*w-w*(w+1)//2   # of z numbers in a row, z>w: z-1 that differ by 1, z-2 by 2, ...
 
 @pytest.mark.parametrize('interleave', [1, 2, 5])
-def test_near_is_as_predicted(mix):
+def test_near_is_as_predicted(interleave):
     "Pairs of a batch are pairs of its group, any equally likely; of those, the near ones can be counted"
     z,S,bs = 400,100,50
-    order = lambda seed: ShardPermutation([z]*S, seed, mix, bs)
+    order = lambda seed: ShardPermutation([z]*S, seed, interleave, bs)
     q = shuffle_quality(order, z*S, bs, batches=10**6, seed=4)
     near = 0
-    for g in order(4).shards().reshape(-1, mix):
+    for g in order(4).shards().reshape(-1, interleave):
         side_by_side = int((np.diff(np.sort(g))==1).sum())
-        near += mix*near_pairs(z)+side_by_side*100*101//2
-    want = near/(S//mix)/(mix*z*(mix*z-1)/2)
+        near += interleave*near_pairs(z)+side_by_side*100*101//2
+    want = near/(S//interleave)/(interleave*z*(interleave*z-1)/2)
     assert q.near_pct==pytest.approx(100*want, rel=.02)
     assert q.near==pytest.approx(want/(near_pairs(z*S)/(z*S*(z*S-1)/2)), rel=.02)
 
 @pytest.mark.parametrize('interleave', [1, 4])
-def test_again_is_as_predicted(mix):
+def test_again_is_as_predicted(interleave):
     "Two of a batch meet again when their shards share a group again (one shard always does), and chance has them in one batch of it"
     z,S,bs = 500,100,50
-    q = shuffle_quality(lambda seed: ShardPermutation([z]*S, seed, mix, bs), z*S, bs, seed=2)
-    same = (z-1)/(mix*z-1)
-    want = (same+(1-same)*(mix-1)/(S-1))*(bs-1)/(mix*z-1)
+    q = shuffle_quality(lambda seed: ShardPermutation([z]*S, seed, interleave, bs), z*S, bs, seed=2)
+    same = (z-1)/(interleave*z-1)
+    want = (same+(1-same)*(interleave-1)/(S-1))*(bs-1)/(interleave*z-1)
     assert q.again_pct==pytest.approx(100*want, rel=.1) and q.again==pytest.approx(want/((bs-1)/(z*S-1)), rel=.1)
 
 def test_labels_as_predicted():
-    "Sorted by class: a batch has the classes of `interleave` shards, so counts vary bs/mix times as much, and a little as they do anyway"
+    "Sorted by class: a batch has the classes of `interleave` shards, so counts vary bs/interleave times as much, and a little as they do anyway"
     n,z = 1_000_000,1000
-    got = [shuffle_quality(ShardPermutation([z]*(n//z), 3, mix), n, labels=lambda i: i*50//n, batches=2000).labels for mix in (1, 4, 16)]
-    for v,mix in zip(got, (1,4,16)): assert v==pytest.approx(64/mix+1-1/mix, rel=.1)
+    got = [shuffle_quality(ShardPermutation([z]*(n//z), 3, interleave), n, labels=lambda i: i*50//n, batches=2000).labels for interleave in (1, 4, 16)]
+    for v,interleave in zip(got, (1,4,16)): assert v==pytest.approx(64/interleave+1-1/interleave, rel=.1)
     mixed = Permutation(n, 1)
     assert shuffle_quality(ShardPermutation([z]*(n//z), 3, 1), n, labels=lambda i: mixed[i]*50//n, batches=2000).labels==pytest.approx(1, abs=.05)
 

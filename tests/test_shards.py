@@ -993,10 +993,10 @@ def groups_within(sizes, bs, mix):
 @examples(8)
 @example(bs=6, interleave=1, drop_last=False, split='all in train', seed=0)   # three shards: one of four samples lies in a batch as a whole
 @given(bs=st.integers(1, 90), interleave=st.integers(1, 7), drop_last=st.booleans(), split=st.sampled_from(['store','random','all in train']), seed=st.integers(0, 1<<40))
-def test_each_once(numbers, bs, mix, drop_last, split, seed):
+def test_each_once(numbers, bs, interleave, drop_last, split, seed):
     "An epoch gives each sample of its split once, whatever the batches; a batch draws from no more shards than it has to"
     splitter = StoreSplitter() if split=='store' else RandomStoreSplitter(0. if split=='all in train' else .3, seed)
-    dls = dls_of(numbers, bs, splitter, interleave=mix, drop_last=drop_last)
+    dls = dls_of(numbers, bs, splitter, interleave=interleave, drop_last=drop_last)
     want = [sorted(dls.train_ds.items), sorted(dls.valid_ds.items)]
     assert sorted(sum(want, []))==list(range(300)) and (split!='store' or want[0]==list(range(240)))
     got = epoch(dls.train)
@@ -1004,8 +1004,8 @@ def test_each_once(numbers, bs, mix, drop_last, split, seed):
     assert flat(epoch(dls.valid))==list(dls.valid_ds.items)
     drawn_from = [len(set(np.searchsorted(numbers.shards.starts, b, 'right'))) for b in got]
     sizes = np.unique(np.searchsorted(numbers.shards.starts, want[0], 'right'), return_counts=True)[1]
-    in_batch,in_epoch = groups_within(sizes, bs, mix)
-    assert max(drawn_from)<=mix*in_batch and sum(drawn_from)<=mix*in_epoch
+    in_batch,in_epoch = groups_within(sizes, bs, interleave)
+    assert max(drawn_from)<=interleave*in_batch and sum(drawn_from)<=interleave*in_epoch
 
 @pytest.mark.parametrize('num_workers,method', [(1,'fork'),(2,'fork'),(3,'fork'),(2,'spawn')])
 def test_each_once_in_workers(numbers, num_workers, method, monkeypatch):

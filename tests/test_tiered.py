@@ -275,14 +275,13 @@ def test_kill_9(fresh, folder):
     assert all(c.get(k)==text(int(k.split(b':')[-1])) for k in c.keys() if b':txt:' in k)
 
 @pytest.mark.parametrize('num_workers', [0,2])
-@pytest.mark.parametrize('door', ['from_shards','from_redis'])
-def test_a_learner(fresh, pictures, door, num_workers):
+def test_a_learner(fresh, pictures, num_workers):
     "Trains, first from the shards, then from Redis; its export finds both"
     fv = pytest.importorskip('fastai.vision.all')
     from torch import nn
     import fastai_remote.block
     store = TieredStore(fresh.url, ShardStore(pictures))
-    dls = getattr(fv.DataLoaders, door)(store, item_tfms=fv.Resize(32), bs=8, num_workers=num_workers, device='cpu')
+    dls = fv.DataLoaders.from_store(store, item_tfms=fv.Resize(32), bs=8, num_workers=num_workers, device='cpu')
     with fv.Learner(dls, nn.Sequential(nn.Flatten(), nn.Linear(3*32*32, 3)), loss_func=fv.CrossEntropyLossFlat()).no_bar() as learn:
         learn.fit(1, 1e-4)
         wait_for(lambda: store.held(N)>.8)   # the last batches of an epoch are dropped where they are not full
