@@ -582,7 +582,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastai_remote.load.batch.StoreInputs.stores': ( 'load/batch.html#storeinputs.stores',
                                                                                            'fastai_remote/load/batch.py'),
                                           'fastai_remote.load.batch._is_same': ('load/batch.html#_is_same', 'fastai_remote/load/batch.py'),
-                                          'fastai_remote.load.batch.chunks': ('load/batch.html#chunks', 'fastai_remote/load/batch.py'),
                                           'fastai_remote.load.batch.fetch_of': ('load/batch.html#fetch_of', 'fastai_remote/load/batch.py')},
             'fastai_remote.load.cleaners': { 'fastai_remote.load.cleaners.RemoteImage': ( 'load/cleaners.html#remoteimage',
                                                                                           'fastai_remote/load/cleaners.py'),

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from .codec.base import Codec
-from .core import MissingSample, StoreBusy, StoreExists, UnknownField
+from .core import StoreBusy, StoreExists, UnknownField
 from .ingest.run import ingest
 from .source.base import IndexedSource, Source, StreamedSource
 from .store.base import Store

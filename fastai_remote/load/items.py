@@ -18,7 +18,7 @@ from ..store.base import Store
 # %% ../../nbs/load/02_items.ipynb #9d81bd1e
 class RemoteItems(Order):
     "Sample numbers of `store`, as fastai's items"
-    known = {}   # position -> number, of a loader's batch in hand, which were computed all at once
+    known = {}   # `{position: sample number}` of the batch that a loader is making, computed all at once
     def __init__(self,
         store:Store, # Where the samples are
         r:range|int=None, # Positions; default: all
