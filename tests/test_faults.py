@@ -363,7 +363,8 @@ def test_line_cut_in_ingest(two, old):
         for cut in range(0, total, total//40):
             p.cut = cut
             assert act(a, url)==want, cut
-            assert p.cut is None
+            assert p.cut is None or total-cut<64, cut   # the answers hold a time, whose digits vary: the last cut may come after the last byte
+            p.cut = None
 
 def test_late_worker(fresh):
     "A worker of a killed ingest that wakes up when another has finished the dataset changes nothing"
