@@ -213,10 +213,10 @@ def test_damaged():
     good = [get_codec('png').to_bytes(draw(i).resize((8,8))) for i in range(20)]
     for field,b in (('png',good[7][:60]+b'\0'*20),('d.strokes',b'\xff\1\2'),('a.npyimg',b'\x93NUMPY\1\0v\0')):
         vals = good if field=='png' else [get_codec(field).to_bytes(strokes(np.random.default_rng(i)) if field!='a.npyimg' else np.zeros((8,8), np.uint8)) for i in range(20)]
-        s = MemoryStore({field:[b if i==7 else v for i,v in enumerate(vals)], 'cls':np.zeros(20, np.uint8)}, 'holes', vocab={'cls':['a']})
+        s = MemoryStore({field:[b if i==7 else v for i,v in enumerate(vals)], 'cls':np.zeros(20, np.uint8)}, 'gaps', vocab={'cls':['a']})
         for nw in (0,2):
             dl = loaders(s, field, splitter=both, num_workers=nw).valid
-            with fails(CorruptSample, match=f"holes: sample 7, field '{field}'"): list(dl)
+            with fails(CorruptSample, match=f"gaps: sample 7, field '{field}'"): list(dl)
     s = MemoryStore({'png':good, 'cls':np.arange(20, dtype=np.uint8)//7}, 'codes', vocab={'cls':['a','b']})
     with fails(CorruptSample, match="codes: sample 14, field 'cls': code 2, but there are 2 labels"): list(loaders(s, 'png', splitter=both).valid)
 

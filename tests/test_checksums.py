@@ -402,7 +402,7 @@ def test_a_damaged_plan_is_refused_and_can_be_dropped(fresh):
 
 def test_damaged_records_of_chunks_are_written_again(fresh):
     go,c = interrupted(fresh),client(fresh)
-    c.hset('d:ingest:chunks', 1, c.hget('d:ingest:chunks', 1).replace(b'"holes":[', b'"holes":[4'))
+    c.hset('d:ingest:chunks', 1, c.hget('d:ingest:chunks', 1).replace(b'"gaps":[', b'"gaps":[4'))
     c.hset('d:ingest:chunks', 0, b'{"ok"')
     go()
     assert len(content(fresh.url))==9 and not found(fresh.url)

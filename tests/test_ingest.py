@@ -1,4 +1,4 @@
-"`to_redis`, from every kind of source: nothing lost, nothing twice, holes closed, failures named, no key left over"
+"`to_redis`, from every kind of source: nothing lost, nothing twice, gaps closed, failures named, no key left over"
 import random, re, threading, time, zlib
 
 import numpy as np
@@ -15,7 +15,7 @@ from PIL import Image
 from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote.source.base import IndexedSource
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
-from fastai_remote.write.base import fill_moves
+from fastai_remote.write.base import fill_gaps
 from fastai_remote.write.redis import _queue_set, _runs
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.redis_layout import unpack_replies, queue_packed_reads, KEY_BITS
@@ -288,7 +288,7 @@ def test_fill_moves(parts):
     n = sum(map(len, parts))
     ends = np.cumsum([0,*map(len, parts)]).tolist()
     ok = np.array([o for p in parts for o in p], bool)
-    splits,moves = fill_moves({k:[a,b] for k,(a,b) in enumerate(zip(ends, ends[1:]))}, np.flatnonzero(~ok))
+    splits,moves = fill_gaps({k:[a,b] for k,(a,b) in enumerate(zip(ends, ends[1:]))}, np.flatnonzero(~ok))
     a,at = np.where(ok, np.arange(n), -1),0
     for (src,dst),twice in zip(moves, (True,False)*5):
         assert len(src)==len(dst)==len({*dst.tolist()}) and not {*src.tolist()}&{*dst.tolist()}

@@ -286,7 +286,7 @@ with Watch():
 c = redis.Redis.from_url(s.url)
 size = json.loads(c.get('d:ingest'))['chunk']
 done = {int(k) for k in c.hkeys('d:ingest:chunks')}
-recs = {k:json.dumps(dict(ok=min(size, 10_000_000-k*size), bytes=size, failed=0, holes=[])) for k in range(-(-10_000_000//size)) if k not in done}
+recs = {k:json.dumps(dict(ok=min(size, 10_000_000-k*size), bytes=size, failed=0, gaps=[])) for k in range(-(-10_000_000//size)) if k not in done}
 assert len(recs)>9000
 c.hset('d:ingest:chunks', mapping=recs); del recs
 with Watch(): rep = to_redis(Source(10_000_000), s.url, 'd', fn, **kw)

@@ -96,5 +96,5 @@ def test_batches_are_the_same_however_many_are_computed_at_once():
     for n,bs,workers in ((5000,64,2), (1025,7,3), (70,64,1), (3,64,4), (0,64,2), (9000,2000,2)):
         o = Order(n, Permutation(n, 3))
         for w in range(workers):
-            want = [o.take(range(b, min(b+bs, n))).tolist() for b in range(w*bs, n, workers*bs)]
+            want = [o.numbers_at(range(b, min(b+bs, n))).tolist() for b in range(w*bs, n, workers*bs)]
             assert [b.tolist() for b in worker_batches(o, bs, w, workers)]==want

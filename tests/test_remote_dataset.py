@@ -107,7 +107,7 @@ def test_persistent_workers_get_new_orders(local):
 def test_ranks_have_the_same_number_of_batches_and_all_samples(store):
     for make in (map_style, iterable):
         for kw in ({}, dict(shuffle=False)):
-            got = [nums(dl:=make(chain(store), 2, rank=r, world=3, seed=5, **kw)) for r in range(3)]
+            got = [nums(dl:=make(chain(store), 2, rank=r, world_size=3, seed=5, **kw)) for r in range(3)]
             assert len(dl)==5 and [len(o) for o in got]==[77]*3 and len(set(sum(got, [])))==n
 
 RANK = '''
@@ -238,7 +238,7 @@ def test_wrong_arguments(memory):
     for args in ((3,), ({'key':'very secret'},), (memory,'b','f')):
         with pytest.raises(TypeError) as e: RemoteDataset(*args)
         assert 'secret' not in str(e.value)
-    for kw in (dict(bs=0), dict(interleave=0), dict(rank=2, world=2), dict(world=2)):
+    for kw in (dict(bs=0), dict(interleave=0), dict(rank=2, world_size=2), dict(world_size=2)):
         with expect_fail(ValueError, contains='want bs'): chain(memory).batched(**kw)
     with expect_fail(ValueError, contains="not 'jpeg'"): RemoteDataset(memory).decode('jpeg')
     assert repr(RemoteDataset(memory).to_tuple('txt').map_tuple(number))=="RemoteDataset('mem', 230 samples).to_tuple('txt').map_tuple(number)"
@@ -304,7 +304,7 @@ def measure(million):
         store = Numbers(n)
         k = n//10_000
         store.shards = ShardTable([str(i) for i in range(k)], np.full(k, 10_000), np.full(k, 10**8), np.zeros(k), np.zeros(k))
-        store.check_cache = store.ahead = lambda *a, **k: None
+        store.check_cache = store.prefetch = lambda *a, **k: None
         res = []
         for ds in (RemoteDataset(store).decode('torch').to_tuple('png', 'cls'), RemoteDataset(Numbers(n)).decode('torch').to_tuple('png', 'cls')):
             for dl in (map_style(ds, 2, 64), iterable(ds, 2, 64)):

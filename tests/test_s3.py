@@ -304,7 +304,7 @@ def test_line_breaks(s3, proxy, tmp_path, fault, cached):
     "Connections that are reset, or break off in the middle of an answer: asked again, and answered right"
     store = opened(s3, proxy, cache=str(tmp_path/'c') if cached else None)
     fault(proxy)
-    if cached: store.ahead(list(range(8)), wait=True)
+    if cached: store.prefetch(list(range(8)), wait=True)
     got = store.get_many(range(N), ['jpg','id'], check=True)
     assert all(b==ITEMS[i]['jpg'] for b,i in zip(got['jpg'], got['id'].tolist())) and proxy.faults[0].n==0
 
@@ -375,7 +375,7 @@ def test_whole_shard_damaged_on_the_way(s3, proxy, tmp_path, fault):
     store.get_many(range(N), 'id')
     proxy.clear()
     {'flip':lambda: proxy.flip(n=2, match='.tar'), 'short':lambda: proxy.short(999, n=2, match='.tar'), 'cut':lambda: proxy.cut(999, n=2, match='.tar')}[fault]()
-    store.ahead([3], wait=True)
+    store.prefetch([3], wait=True)
     assert len(store.get_many(range(3*EACH, 4*EACH), 'jpg', check=True)['jpg'])==EACH
     assert (tmp_path/'c').glob('*/shard-000003.tar').__next__().read_bytes()==objects(s3, 'pets')['shard-000003.tar'] and len(gets(proxy))==3
 
@@ -386,7 +386,7 @@ def test_truncated_shard(s3, own, tmp_path, num_workers=2):
     put(s3, own, name, b[:len(b)//2])
     with S3Proxy(s3.endpoint) as p:
         store = opened(s3, p, folder=own, cache=str(tmp_path/'c'))
-        store.ahead([4], wait=True)
+        store.prefetch([4], wait=True)
         assert len(store.get_many([4*EACH,4*EACH+1], 'jpg', check=True)['jpg'])==2
         whole = [o for o in gets(p) if o[0]==name and (o[1] or 'bytes=0-').startswith('bytes=0-')]
         assert 3<=len(whole)<=9 and not list((tmp_path/'c').glob(f'*/{name}'))   # each short answer is asked for again as well

@@ -141,7 +141,7 @@ def away(d, name='tiny'):
 def cached(url, cache, shards=2):
     "A store whose shards and indices are in the cache"
     s = ShardStore(url, cache=str(cache))
-    s.ahead(list(range(shards)), wait=True)
+    s.prefetch(list(range(shards)), wait=True)
     s.get_many(range(len(s)), s.fields, check=True)
     return s
 
@@ -174,7 +174,7 @@ def test_a_file_half_written_in_the_cache_is_fetched_again(far, tmp_path, end, d
     b = p.read_bytes()
     p.write_bytes(damage(b))
     s = ShardStore(far, cache=str(tmp_path/'c'))
-    s.ahead([0], wait=True)
+    s.prefetch([0], wait=True)
     assert values_or_error(s) is None
     assert values_or_error(cached(far, tmp_path/'c')) is None and p.read_bytes()==b
 
@@ -217,9 +217,9 @@ def test_a_cache_that_cannot_be_repaired_is_read_around(far, tmp_path, monkeypat
             return fd
     s = ShardStore(far, cache=Failing(str(tmp_path/'c')))
     for _ in range(5):
-        s.ahead([0,1], wait=True)
+        s.prefetch([0,1], wait=True)
         assert values_or_error(s) is None
-        s.ahead([], wait=True)
+        s.prefetch([], wait=True)
 
 @mended
 def test_compressed_shards_in_the_cache(tmp_path):
@@ -271,7 +271,7 @@ def test_missing_fields_do_not_hide_damage(tmp_path):
 
 def cached_parts(url, cache):
     s = ShardStore(url, cache=str(cache))
-    s.ahead([0], wait=True)
+    s.prefetch([0], wait=True)
     s.get_many(range(len(s)), 'txt')
     return s
 

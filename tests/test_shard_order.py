@@ -61,7 +61,7 @@ def test_random_access(sizes, seed, interleave, bs, workers, data):
         with pytest.raises(IndexError): sp[bad]
 
 def test_bad_arguments():
-    for kw in (dict(interleave=0), dict(bs=0), dict(workers=-1), dict(rank=1), dict(rank=-1), dict(world=0)):
+    for kw in (dict(interleave=0), dict(bs=0), dict(workers=-1), dict(rank=1), dict(rank=-1), dict(world_size=0)):
         with pytest.raises(ValueError): ShardPermutation([5], **kw)
     for sizes in ([-1], [[1]], [2**31+1]):
         for f in (ShardPermutation, ShardSplit):
@@ -124,7 +124,7 @@ def test_independent(two):
     for seed in range(3000):
         if two=='groups':  a,b = whole(ShardPermutation([4]*4, seed, interleave=2, bs=8)).reshape(2, 8)
         if two=='workers': a,b = whole(ShardPermutation([4]*4, seed, interleave=2, bs=8, workers=2)).reshape(2, 8)
-        if two=='ranks':   a,b = (whole(ShardPermutation([4]*4, seed, interleave=2, bs=8, rank=r, world=2)) for r in range(2))
+        if two=='ranks':   a,b = (whole(ShardPermutation([4]*4, seed, interleave=2, bs=8, rank=r, world_size=2)) for r in range(2))
         if two=='epochs':  a,b = (whole(ShardPermutation([4]*4, s, interleave=2, bs=8))[:8] for s in (seed, seed+1))
         table[place(a),place(b)] += 1
     e = table.sum(1)[:,None]*table.sum(0)[None]/table.sum()

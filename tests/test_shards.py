@@ -211,7 +211,7 @@ def test_labels_as_in_redis(tmp_path, server, what, num_workers):
     assert (rep.written,rep.failed,rep.nbytes,sorted(rep.failures))==(rep2.written,rep2.failed,rep2.nbytes,sorted(rep2.failures))
     for k in ('n','vocab','counts','splits','nbytes','failed'): assert getattr(s.manifest, k)==getattr(r.manifest, k), k
     assert s.manifest.fields=={f:{k:v for k,v in d.items() if k!='check'} for f,d in r.manifest.fields.items()}   # a shard's index has a checksum of all of it
-    assert sorted(repr(sorted(o.items())) for o in s)==sorted(repr(sorted(o.items())) for o in r) and list(s.failures())==list(r.failures())   # Redis fills holes from the end
+    assert sorted(repr(sorted(o.items())) for o in s)==sorted(repr(sorted(o.items())) for o in r) and list(s.failures())==list(r.failures())   # Redis fills gaps from the end
 
 def test_stats_as_in_redis(tmp_path, images, server):
     "Statistics of the images"
@@ -260,7 +260,7 @@ def test_alike(tmp_path, n, size, maxsize):
 @given(st.lists(st.lists(st.booleans(), max_size=25), min_size=1, max_size=4), st.integers(1, 12), st.integers(1, 9), st.booleans(), st.booleans())
 def test_holes(tmp_path_factory, parts, chunk, maxcount, shuffle, stream):
     "Whatever fails, of a chunk, of a split: numbers are dense, splits right, failures named; a plain list says what is there"
-    d = tmp_path_factory.mktemp('holes')/'d'
+    d = tmp_path_factory.mktemp('gaps')/'d'
     ok = [o for p in parts for o in p]
     def fn(i):
         if not ok[i]: raise ValueError(f'no {i}')

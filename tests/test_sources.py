@@ -75,10 +75,10 @@ def test_csv_images(put, tmp_path):
         assert [n for n,_ in rep.failures]==['a.csv:9','a.csv:10'] and 'ü7.png' in rep.failures[0][1]
 
 def dense(n, bad):
-    "Where the samples of a stream without splits end up: the last fill the holes"
+    "Where the samples of a stream without splits end up: the last fill the gaps"
     res,tail = [i if i not in bad else None for i in range(n)],[i for i in range(n-len(bad), n) if i not in bad]
-    holes = [k for k in range(n-len(bad)) if res[k] is None]
-    for k,i in zip(holes, tail): res[k] = i
+    gaps = [k for k in range(n-len(bad)) if res[k] is None]
+    for k,i in zip(gaps, tail): res[k] = i
     return res[:n-len(bad)]
 
 @pytest.mark.parametrize('kw,what', [(dict(fn_col='nope'),"no column 'nope'; there are txt, cls"), (dict(label_col='nope'),"no column 'nope'"),

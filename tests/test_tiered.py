@@ -44,7 +44,7 @@ class Asked(ShardStore):
     def read_values(self, idxs, fields):
         if any(self.manifest.fields[f]['dtype'] is None for f in fields): self.asked += [int(i) for i in idxs]
         return super().read_values(idxs, fields)
-    def ahead(self, shards, wait=False): self.wanted.append((shards, wait))
+    def prefetch(self, shards, wait=False): self.wanted.append((shards, wait))
 
 def client(server): return redis.Redis.from_url(server.url)
 def again(store): store._fill.off.clear()   # as if the pause were over
@@ -296,10 +296,10 @@ def test_a_learner(fresh, pictures, num_workers):
 def test_ahead_skips_what_redis_holds(fresh, folder):
     store = TieredStore(fresh.url, shards:=Asked(folder))
     store.get_many(range(150), 'txt'); store.flush()   # shards 0, 1, 2, of one field
-    store.ahead([4,0,2,7], wait=True)
+    store.prefetch([4,0,2,7], wait=True)
     assert shards.wanted==[([4,7],True)]
     sent,end = requests(store.link)
-    try: store.ahead([4,0,2,7], wait=True); assert not sent   # asked once
+    try: store.prefetch([4,0,2,7], wait=True); assert not sent   # asked once
     finally: end()
     store.get_many(range(300, 320), 'txt')   # these were known to be missing: nothing new
     assert shards.wanted[-1]==([4,7],True)
@@ -307,12 +307,12 @@ def test_ahead_skips_what_redis_holds(fresh, folder):
     store.get_many(range(100, 130), 'txt')   # evicted meanwhile
     assert shards.wanted[-1]==([4,2,7],True)
     store.flush(); store.warm(num_workers=1)
-    store.ahead([7,4,2,0], wait=False)   # another epoch
+    store.prefetch([7,4,2,0], wait=False)   # another epoch
     assert shards.wanted[-1]==([],False)
 
 def test_ahead_of_a_dead_server(closed_url, folder):
     store = TieredStore(closed_url, shards:=Asked(folder))
-    store.ahead([1,2])
+    store.prefetch([1,2])
     assert shards.wanted==[([1,2],False)]
 
 def test_no_requests_in_the_second_epoch(fresh, tmp_path, images):

@@ -109,7 +109,7 @@ def write_chunk(
         rec,failures,stats = _write(w, k, part, load, fn)
         if stream:
             rec['mark'],size = part_mark(part),w.plan['chunk']
-            rec['holes'] += range(k*size+len(part), (k+1)*size)
+            rec['gaps'] += range(k*size+len(part), (k+1)*size)
         try: w.done(k, rec, failures, stats, run); return {**rec, 'run':run}
         except ServerRestarted as e: err = e
     raise err
@@ -117,7 +117,7 @@ def write_chunk(
 def _write(w, k, part, load, fn):
     "Write the samples of `part`; returns the chunk's record, its failures, and what was seen of its images"
     cols = Columns(w.plan['fields'], w.plan['vocab'], w.plan.get('stats') if has_stats(k) else None)
-    rec,failures = dict(ok=0, bytes=0, failed=0, holes=[]),[]
+    rec,failures = dict(ok=0, bytes=0, failed=0, gaps=[]),[]
     def flush():
         w.put(np.array(cols.pos, np.int64), cols.columns(w.hashed), cols.labels)
         rec['ok'] += len(cols.pos); rec['bytes'] += cols.nbytes
@@ -125,7 +125,7 @@ def _write(w, k, part, load, fn):
     for pos,(name,raw) in enumerate(part, k*w.plan['chunk']):
         try: cols.add(pos, convert(load, fn, raw))
         except Exception as e:
-            rec['holes'].append(pos)
+            rec['gaps'].append(pos)
             failures.append((storable(str(name)), no_address(storable(f'{type(e).__name__}: {e}'))[:300]))
         if cols.nbytes>_flush: flush()
     flush()

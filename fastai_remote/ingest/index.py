@@ -133,7 +133,7 @@ def index_shard(
     idx = cols.pack(f.crc)
     w.storage.write(index_name(name), idx)
     w.shards.append([name, cols.n, f.size, f.crc, len(idx), f.at, zlib.crc32(idx)])
-    rec = dict(ok=cols.n, bytes=nbytes, failed=len(failures), holes=[])
+    rec = dict(ok=cols.n, bytes=nbytes, failed=len(failures), gaps=[])
     w.done(k, rec, failures, stats.to_bytes() if stats else b'')
     return rec
 

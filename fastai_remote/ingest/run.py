@@ -6,7 +6,7 @@ Docs: page `ingest/run`"""
 
 # %% auto #0
 __all__ = ['SHOWN_FAILURES', 'IngestError', 'IngestReport', 'FailureLimit', 'cut', 'to_redis', 'ingest', 'show_progress',
-           'check_room']
+           'check_space']
 
 # %% ../../nbs/ingest/01_run.ipynb #a07ea834
 import hashlib, sys, time
@@ -244,15 +244,15 @@ class _Streamed(_Job):
     def setup(self, splits, shuffle, seed, chunk, num_workers):
         if splits: raise ValueError(f'{self.writer.name}: a stream cannot be cut at random: give {{split: source}}, or split when reading, by RandomStoreSplitter()')
         self.size = chunk or self.writer.stream_chunk(self.src)
-        self.said,self.parts,self.ahead = (self.size,),None,None
+        self.said,self.parts,self.prefetch = (self.size,),None,None
     def head(self, k):
-        self.parts,self.ahead = iter(self.src.stream(self.size)),[]
+        self.parts,self.prefetch = iter(self.src.stream(self.size)),[]
         def parts():
-            for part in self.parts: self.ahead.append(part); yield part
+            for part in self.parts: self.prefetch.append(part); yield part
         return islice(chain.from_iterable(parts()), k)
     def chunks(self, marks):
-        if self.ahead is None and self.src.once: raise ServerRestarted(f'{self.writer.name}: the server lost chunks, and the source cannot be gone through again; repeat the same call to go on')
-        parts,self.ahead = self.src.stream(self.size) if self.ahead is None else chain(self.ahead, self.parts),None
+        if self.prefetch is None and self.src.once: raise ServerRestarted(f'{self.writer.name}: the server lost chunks, and the source cannot be gone through again; repeat the same call to go on')
+        parts,self.prefetch = self.src.stream(self.size) if self.prefetch is None else chain(self.prefetch, self.parts),None
         splits,size = {},self.size
         for k,part in enumerate(parts):
             if isinstance(part, SplitPart): splits.setdefault(part.split, [k*size,0])[1] = (k+1)*size
@@ -306,7 +306,7 @@ def _counted(results, job, writer, rep, limit):
     for k,r in enumerate(results):
         rep.add(r)
         limit.check(writer, rep, job.n)   # no use in going on
-        if not k and job.n: rep.needs = check_room(writer, job.n, rep.written, rep.failed)
+        if not k and job.n: rep.needs = check_space(writer, job.n, rep.written, rep.failed)
         if run not in (None, r['run']) and not job.n: writer.extend(writer.plan['n'])   # a server that came back may have forgotten how far we are
         run = r['run']
         yield r
@@ -320,11 +320,11 @@ def show_progress(results, total, rep):
     if not IN_NOTEBOOK: print()   # the console bar leaves its line open
 
 # %% ../../nbs/ingest/01_run.ipynb #92bc4917
-def check_room(writer, n:int, written:int, failed:int=0)->int: # Bytes the dataset will take in all
+def check_space(writer, n:int, written:int, failed:int=0)->int: # Bytes the dataset will take in all
     "Raise `StoreFull` if the rest of `n` samples will not fit, of which as many fail as until now"
     k,_ = next(writer.records(), (0,None))
     size = writer.plan['chunk']
-    each,free,limit = writer.room(range(k*size, min(n, k*size+64)))
+    each,free,limit = writer.space(range(k*size, min(n, k*size+64)))
     n = n*written//max(1, written+failed)
     need = int(each*(n-written))
     if free is not None and need>free:

@@ -70,7 +70,7 @@ class StoreInputs:
     def numbers_at(self, positions)->list:
         "The sample number at each of `positions`; of items that are not all of a store, those that are"
         positions = [p or 0 for p in positions]
-        if isinstance(self.items, RemoteItems): return self.items.take(positions).tolist()
+        if isinstance(self.items, RemoteItems): return self.items.numbers_at(positions).tolist()
         return [int(k) for p in positions if isinstance(k:=self.items[p], (int,np.integer))]
 
     def positions_of(self, batch:Batch):
@@ -95,7 +95,7 @@ class BatchReader:
         inputs:StoreInputs, # What reads from stores
         check:bool=True, # Compare checksums?
         prefetch:int=1, # Batches that are read in advance
-        shards=None, # Called with the positions of a batch: which shards its store is to fetch next, as the arguments of its `ahead`, or `None`
+        shards=None, # Called with the positions of a batch: which shards its store is to fetch next, as the arguments of its `prefetch`, or `None`
         on_bad:str='raise', # What to do with a missing or damaged sample: `raise`, `replace` it by another, or `skip` it
         report=None, # Called with the number of each sample that is replaced or skipped
     ): self.inputs,self.check,self.prefetch,self.shards,self.on_bad,self.report = inputs,check,prefetch,shards or (lambda positions: None),on_bad,report
@@ -114,10 +114,10 @@ class BatchReader:
 
     def read(self,
         positions:list, # Of one batch
-        shards=None # Arguments of the store's `ahead`; default: the shards that are fetched stay as they are
+        shards=None # Arguments of the store's `prefetch`; default: the shards that are fetched stay as they are
     )->Batch:
         "One batch, with one request per store; raises `MissingSample`, `CorruptSample`, `StoreUnavailable`"
-        if shards: self.inputs.items.store.ahead(*shards)   # now, and not before the last batch is read
+        if shards: self.inputs.items.store.prefetch(*shards)   # now, and not before the last batch is read
         numbers = self.inputs.numbers_at(positions)
         unique = list(dict.fromkeys(numbers))
         if not unique: return Batch(positions, numbers, unique, [[] for _ in self.inputs.fetches])

@@ -130,13 +130,13 @@ class RemoteDataset(Dataset):
         if (epoch:=getattr(idxs, 'epoch', None))!=self.__dict__.get('_at') and get_worker_info() is not None:   # a worker that outlives an epoch
             self._at = epoch
             self.store.new_epoch()
-        return self._make(*self._read(idxs, getattr(idxs, 'ahead', None)))
+        return self._make(*self._read(idxs, getattr(idxs, 'prefetch', None)))
 
     def __iter__(self): return (o for p in worker_batches(Order(len(self)), 64) for o in self.__getitems__(p))
 
     def _read(self, idxs, ahead=None):
-        if ahead: self.store.ahead(*ahead)
-        ids = self.items.take(idxs)
+        if ahead: self.store.prefetch(*ahead)
+        ids = self.items.numbers_at(idxs)
         return ids,_some(self.store, ids, self.fields) if self.loose else self.store.get_many(ids, self.fields, check=True)
 
     def _make(self, ids, got):
@@ -167,23 +167,23 @@ class _Epochs:
         interleave:int=4, # Shards that are shuffled into each other, where the store has shards; `None`: all
         drop_last:bool=False, # Leave out a last batch that is short?
         rank:int=None, # This rank, of
-        world:int=None, # so many; default: as `torch.distributed` says now, if it is at work
+        world_size:int=None, # so many; default: as `torch.distributed` says now, if it is at work
     ):
         dist = torch.distributed
-        if world is None: rank,world = (dist.get_rank(),dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0,1)
-        if bs<1 or (interleave is not None and interleave<1) or rank is None or not 0<=rank<world: raise ValueError(f'want bs and interleave of at least 1 and a rank below world, not {bs=}, {interleave=}, {rank=}, {world=}')
-        self.ds,self.bs,self.shuffle,self.seed,self.interleave,self.drop_last,self.rank,self.world = ds,bs,shuffle,seed,interleave,drop_last,rank,world
+        if world_size is None: rank,world_size = (dist.get_rank(),dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0,1)
+        if bs<1 or (interleave is not None and interleave<1) or rank is None or not 0<=rank<world_size: raise ValueError(f'want bs and interleave of at least 1 and a rank below world_size, not {bs=}, {interleave=}, {rank=}, {world_size=}')
+        self.ds,self.bs,self.shuffle,self.seed,self.interleave,self.drop_last,self.rank,self.world_size = ds,bs,shuffle,seed,interleave,drop_last,rank,world_size
         self.epoch,self.times = torch.zeros((), dtype=torch.int64).share_memory_(),0
 
     def set_epoch(self, epoch:int): "The next epoch is number `epoch`: matters with several ranks, or a seed"; self.epoch.fill_(epoch)
     sizes = property(lambda self: self.ds.items.shard_sizes if self.interleave is not None and len(self.ds) else None)   # of shards, if an epoch goes by them
-    def __len__(self): n = -(-len(self.ds)//self.world); return n//self.bs if self.drop_last else -(-n//self.bs)
+    def __len__(self): n = -(-len(self.ds)//self.world_size); return n//self.bs if self.drop_last else -(-n//self.bs)
 
     def _seed(self):
         "Of the epoch that begins: the same in all its workers, and in all ranks"
         info = get_worker_info()
         self.times += 1   # persistent workers keep their seed
-        if self.seed is not None or self.world>1: key = self.seed or 0,int(self.epoch)
+        if self.seed is not None or self.world_size>1: key = self.seed or 0,int(self.epoch)
         elif info is None: key = int(torch.empty((), dtype=torch.int64).random_()),
         else: key = info.seed-info.id,self.times
         return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
@@ -191,21 +191,21 @@ class _Epochs:
     def _epoch(self, seed, workers):
         "Positions in the order of this rank's epoch, and the `ShardPermutation` of them, if there is one"
         n,perm = len(self.ds),None
-        if not self.shuffle: order = rank_share(Order(n), self.rank, self.world)
-        elif self.sizes is None: order = rank_share(Order(n, Permutation(n, seed)), self.rank, self.world)
+        if not self.shuffle: order = rank_share(Order(n), self.rank, self.world_size)
+        elif self.sizes is None: order = rank_share(Order(n, Permutation(n, seed)), self.rank, self.world_size)
         else:
             self.ds.store.check_cache(workers, 2*self.interleave)
-            perm = ShardPermutation(self.sizes, seed, self.interleave, self.bs, workers, self.rank, self.world)
+            perm = ShardPermutation(self.sizes, seed, self.interleave, self.bs, workers, self.rank, self.world_size)
             order = Order(len(perm), perm)
         return order[:len(self)*self.bs],perm
 
     def _teller(self, perm, worker):
-        "Something to call with each batch, for which shards `store` is to fetch ahead: arguments of `ahead`, or `None`"
+        "Something to call with each batch, for which shards `store` is to fetch ahead: arguments of `prefetch`, or `None`"
         if (z:=self.sizes) is None or 2*len(self.ds)<self.ds.store.shards.n[z>0].sum(dtype=np.int64): return lambda p: None   # of shards that are used in part single samples are read
         return ShardsInOrder(self.ds.items) if perm is None else ShuffledShards(self.ds.store, perm, worker)
 
 # %% ../../nbs/load/11_dataset.ipynb #648a792f
-class _Batch(list): "Positions of a batch; `ahead`: arguments for the store's `ahead`, where they change; `epoch`: number of the epoch"
+class _Batch(list): "Positions of a batch; `prefetch`: arguments for the store's `prefetch`, where they change; `epoch`: number of the epoch"
 
 class RemoteBatches(_Epochs, Sampler):
     "Batches of positions of a `RemoteDataset`: constant memory, each epoch in an order of its own"
@@ -217,7 +217,7 @@ class RemoteBatches(_Epochs, Sampler):
         tells = [self._teller(perm, w) for w in range(self.workers)] if perm is not None else [lambda p: None]*self.workers
         for k,p in enumerate(worker_batches(order, self.bs)):
             b = _Batch(p.tolist())
-            b.ahead,b.epoch = tells[k%self.workers](p),epoch
+            b.prefetch,b.epoch = tells[k%self.workers](p),epoch
             yield b
 
 @patch

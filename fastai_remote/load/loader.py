@@ -94,7 +94,7 @@ class RemoteDL(TfmdDL):
         items,(f,w) = self.dataset.items,self.balance if isinstance(self.balance, tuple) else (self.balance,None)
         if not isinstance(items, RemoteItems): raise TypeError('balance needs the items of a store')
         weights = items.store.class_weights(f) if w is None else w
-        return WeightedOrder(self.n, lambda i: items.store.get_many(items.take(i), f, check=True)[f], weights, self.rng.getrandbits(63))
+        return WeightedOrder(self.n, lambda i: items.store.get_many(items.numbers_at(i), f, check=True)[f], weights, self.rng.getrandbits(63))
 
     @property
     def _sizes(self):
@@ -149,7 +149,7 @@ class RemoteDL(TfmdDL):
         return BatchReader(inputs, self.check, self.prefetch, self._shards(), self.on_bad, report).batches(samps, self.bs or 1)
 
     def _shards(self):
-        "Something to call with the positions of each batch, for which shards its store is to fetch ahead: arguments of `ahead`, or `None`"
+        "Something to call with the positions of each batch, for which shards its store is to fetch ahead: arguments of `prefetch`, or `None`"
         sizes,idxs,items = self._sizes,self._DataLoader__idxs,getattr(self.dataset, 'items', None)
         if sizes is None or 2*sizes.sum()<items.store.shards.n[sizes>0].sum(dtype=np.int64): return   # of shards that are used in part single samples are read
         perm = shard_permutation_of(idxs)

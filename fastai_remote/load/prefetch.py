@@ -29,7 +29,7 @@ class ShardsInOrder:
     def __init__(self, items): self.items,self.wait = items,False
     def __call__(self, c):
         t = self.items.store.shards
-        u = np.unique(t.at(self.items.take([s or 0 for s in c]))[0])
+        u = np.unique(t.at(self.items.numbers_at([s or 0 for s in c]))[0])
         wait,self.wait = self.wait,True
         return [*u.tolist(), *range(u[-1]+1, min(u[-1]+2, len(t)))], wait
 

@@ -40,13 +40,13 @@ class Order:
         if k is not None: return self._at(self.r[_norm(k, len(self))])
         if isinstance(i, Order): return self._new(i.r, *i.maps, self.r, *self.maps)
         if isinstance(i, slice): return self._new(self.r[slice(i.start,i.stop,i.step)], *self.maps)
-        return self.take(i)
+        return self.numbers_at(i)
 
     def _at(self, x):
         for m in self.maps: x = _apply(m, x)
         return x
 
-    def take(self,
+    def numbers_at(self,
         i # Positions: a range, list or array
     )->np.ndarray: # int64, same length
         "The numbers at `i`, all at once"
@@ -56,8 +56,8 @@ class Order:
         if len(a) and (a.min()<-len(self) or a.max()>=len(self)): raise IndexError(f'positions {a.min()}..{a.max()} are out of range for {len(self)}')
         return self._at(_apply(self.r, np.where(a<0, a+len(self), a)))
 
-    def __iter__(self): return (o for k in range(0, len(self), 4096) for o in self.take(range(k, min(k+4096, len(self)))).tolist())
-    def __array__(self, dtype=None, copy=None): return self.take(range(len(self))).astype(dtype or np.int64)
+    def __iter__(self): return (o for k in range(0, len(self), 4096) for o in self.numbers_at(range(k, min(k+4096, len(self)))).tolist())
+    def __array__(self, dtype=None, copy=None): return self.numbers_at(range(len(self))).astype(dtype or np.int64)
     def __eq__(self, o): return isinstance(o, Order) and len(self)==len(o) and all(a==b for a,b in zip(self, o))
     def __repr__(self):
         head = ', '.join(str(self[i]) for i in range(min(len(self), 6)))
@@ -82,8 +82,8 @@ class WeightedOrder(Order):
     def _new(self, r, *maps): raise TypeError('a weighted order is read as it is')
     def __getitem__(self, i):
         k = int_index(i)
-        return self.take(i) if k is None else int(self.take([k])[0])
-    def take(self, i, tries=16):
+        return self.numbers_at(i) if k is None else int(self.numbers_at([k])[0])
+    def numbers_at(self, i, tries=16):
         "The numbers at positions `i`; raises `ValueError` if labels with weight are too rare to be met"
         pos = np.asarray(i, np.uint64)
         res,todo,p = np.zeros(len(pos), np.int64),np.arange(len(pos)),self.weights/self.weights.max()

@@ -16,13 +16,13 @@ from .base import Order
 def rank_share(
     order:Order, # The epoch's order, the same on each rank
     rank:int, # This rank
-    world:int, # Number of ranks
-)->Order: # ceil(len(order)/world) positions
-    "What `rank` of `world` visits; padded from the front so that all ranks have equally many"
+    world_size:int, # Number of ranks
+)->Order: # ceil(len(order)/world_size) positions
+    "What `rank` of `world_size` visits; padded from the front so that all ranks have equally many"
     n = len(order)
-    k = -(-n//world) if n else 0
-    if k*world==n: return order[rank::world]
-    return order[Order(range(rank, rank+k*world, world), Wrapped(n))]
+    k = -(-n//world_size) if n else 0
+    if k*world_size==n: return order[rank::world_size]
+    return order[Order(range(rank, rank+k*world_size, world_size), Wrapped(n))]
 
 class Wrapped:
     "Positions modulo `n`"
@@ -39,5 +39,5 @@ def worker_batches(
     starts,k = range(worker*bs, len(order), num_workers*bs),max(1, order.piece//bs)
     for s in (starts[i:i+k] for i in range(0, len(starts), k)):
         pos = (np.asarray(s)[:,None]+np.arange(bs)).ravel()
-        a = order.take(pos[pos<len(order)])
+        a = order.numbers_at(pos[pos<len(order)])
         yield from (a[i:i+bs] for i in range(0, len(a), bs))

@@ -39,26 +39,26 @@ class ShardPermutation(_Map):
         bs:int=64, # Samples a batch
         workers:int=1, # Processes that make batches in turn; 0 counts as 1
         rank:int=0, # This rank, of
-        world:int=1, # so many; padded so that all have equally many
+        world_size:int=1, # so many; padded so that all have equally many
     ):
-        if interleave<1 or bs<1 or workers<0 or not 0<=rank<world: raise ValueError(f'want interleave and bs of at least 1 and a rank below world, not {interleave=}, {bs=}, {workers=}, {rank=}, {world=}')
-        self.sizes,self.seed,self.interleave,self.bs,self.workers,self.rank,self.world = _sizes(sizes),int(seed),interleave,bs,max(workers,1),rank,world
+        if interleave<1 or bs<1 or workers<0 or not 0<=rank<world_size: raise ValueError(f'want interleave and bs of at least 1 and a rank below world_size, not {interleave=}, {bs=}, {workers=}, {rank=}, {world_size=}')
+        self.sizes,self.seed,self.interleave,self.bs,self.workers,self.rank,self.world_size = _sizes(sizes),int(seed),interleave,bs,max(workers,1),rank,world_size
         order = np.flatnonzero(self.sizes)
         self.order = order[Permutation(len(order), self.seed)[np.arange(len(order))]]   # shards in the order of the epoch
         self.starts,self.line = _starts(self.sizes)[self.order],_starts(self.sizes[self.order])   # where each starts: as stored, in the epoch
         self.n = int(self.line[-1])
-        self.len,w = -(-self.n//world),np.arange(self.workers)
+        self.len,w = -(-self.n//world_size),np.arange(self.workers)
         whole,rest = divmod(self.len, bs)
         self.counts = (whole+self.workers-1-w)//self.workers*bs + rest*(w==whole%self.workers)   # samples of each worker
         self.lanes = rank*self.len+_starts(self.counts)
         self.first = self._piece(self.lanes)
         self._group = lru_cache(2*self.workers)(self._group)
 
-    def __reduce__(self): return type(self),(self.sizes,self.seed,self.interleave,self.bs,self.workers,self.rank,self.world)
+    def __reduce__(self): return type(self),(self.sizes,self.seed,self.interleave,self.bs,self.workers,self.rank,self.world_size)
     def __len__(self): return self.len
     def __eq__(self, o): return isinstance(o, ShardPermutation) and self.__reduce__()[1][1:]==o.__reduce__()[1][1:] and np.array_equal(self.sizes, o.sizes)
     def __repr__(self):
-        return f'ShardPermutation({self.n:,} samples in {len(self.order):,} shards, '+', '.join(f'{k}={getattr(self, k)}' for k in 'seed interleave bs workers rank world'.split())+')'
+        return f'ShardPermutation({self.n:,} samples in {len(self.order):,} shards, '+', '.join(f'{k}={getattr(self, k)}' for k in 'seed interleave bs workers rank world_size'.split())+')'
 
     def _piece(self, x):
         "Which piece of the line, repeated for ever, `x` lies in"

@@ -58,7 +58,7 @@ class WholeShards:
         if (fd:=s.cache.open(s._key(s.table.name(u)), s.table.whole(u))) is not None: return fd
         if s.table.gz(u): return self.fetch(u)
 
-    def ahead(self, shards:list, wait:bool):
+    def prefetch(self, shards:list, wait:bool):
         "Fetch `shards` in the background, and hold those only"
         with self.lock:
             self.wait = wait

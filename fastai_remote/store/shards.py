@@ -375,12 +375,12 @@ def in_place(self:ShardStore, u:int)->bool:
     return self.tars.local and (self.cache is None or self._cache_arg is True) and not (self._packed and self.table.gz(u))
 
 @patch
-def ahead(self:ShardStore,
+def prefetch(self:ShardStore,
     shards:list, # Numbers of shards, in the order in which they will be used
     wait:bool=False, # Should samples of these wait until their shard is there?
 ):
     "Fetch `shards` into the cache in the background, and hold those only"
-    if self.cache is not None: self._open.whole.ahead(shards, wait)
+    if self.cache is not None: self._open.whole.prefetch(shards, wait)
 
 @patch
 def check_cache(self:ShardStore, workers:int, each:int):

@@ -267,7 +267,7 @@ def remove(self:Storage, names:list, step:int=1000):
         self.call(rm)
 
 @patch
-def room(self:Storage)->tuple: # Bytes free, bytes in all
+def free_space(self:Storage)->tuple: # Bytes free, bytes in all
     "How much there is where the folder is; `None` where nobody knows"
     if not self.local: return None,None
     d = self.path()

@@ -205,7 +205,7 @@ def _not_held(self:TieredStore, idxs):
     with f.cond:
         if not any(f.held.values()): return
         f.held.update(dict.fromkeys(np.unique(self.shards.at(idxs)[0]).tolist(), False))
-        self.store.ahead([u for u in f.asked[0] if not f.held[u]], f.asked[1])
+        self.store.prefetch([u for u in f.asked[0] if not f.held[u]], f.asked[1])
 
 @patch
 def check_rest(self:TieredStore, step:int=512):
@@ -253,7 +253,7 @@ def held(self:TieredStore,
     return None if r is None else float(r.mean())
 
 @patch
-def ahead(self:TieredStore,
+def prefetch(self:TieredStore,
     shards:list, # Numbers of shards, in the order in which they will be used
     wait:bool=False, # Should samples of these wait until their shard is there?
 ):
@@ -265,7 +265,7 @@ def ahead(self:TieredStore,
         held.update(zip(todo, [False]*len(todo) if r is None else (r.reshape(-1, _probes).sum(1)>=_probes-1).tolist()))
     with f.cond:
         f.held,f.asked = held,(list(shards), wait)
-        self.store.ahead([u for u in shards if not held[u]], wait)
+        self.store.prefetch([u for u in shards if not held[u]], wait)
 
 # %% ../../nbs/store/12_tiered.ipynb #0dfde285
 @patch

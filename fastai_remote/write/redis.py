@@ -25,7 +25,7 @@ from ..store.redis import GENERATIONS_KEY, NAMES_KEY, parse_failures, read_manif
 from ..store.redis_layout import element_dtype, unpack_replies, queue_packed_reads, KEY_BITS, element_size
 from ..store.redis_link import RedisLink
 from .base import (
-    Writer, check_name, fill_moves, host_id, is_alive, label_hash, labels_of_texts, ServerRestarted)
+    Writer, check_name, fill_gaps, host_id, is_alive, label_hash, labels_of_texts, ServerRestarted)
 
 # %% ../../nbs/write/01_redis.ipynb #d3d19731
 _lease = 30
@@ -227,7 +227,7 @@ def _mine(self:RedisWriter, f, run=None, strict=True):
 @patch
 def done(self:RedisWriter,
     k:int, # Number of the chunk
-    record:dict, # `ok`, `bytes`, `holes`, `failed`
+    record:dict, # `ok`, `bytes`, `gaps`, `failed`
     failures:list=(), # `(sample, reason)` of each that failed
     stats:bytes=b'', # Of its images
     run:str=None, # The `server_run` in which it was written, or `ServerRestarted`
@@ -237,7 +237,7 @@ def done(self:RedisWriter,
         p.hset(f'{self.key}:chunks', k, seal({**record, 'chunk':k}))
         if failures: p.hset(f"{self.plan['prefix']}:~failures#0", k, seal({'chunk':k, 'failures':failures}))
         if stats: p.hset(f'{self.key}:stats', k, stats+_stats_crc(k, stats))
-        gone = [f"{self.plan['prefix']}:{f}:{i}" for f,d in self.plan['fields'].items() if d['dtype'] is None for i in record['holes']]
+        gone = [f"{self.plan['prefix']}:{f}:{i}" for f,d in self.plan['fields'].items() if d['dtype'] is None for i in record['gaps']]
         if gone: p.unlink(*gone)   # what fails now may have been written by a run that was killed
     self._mine(go, run)
 
@@ -336,14 +336,14 @@ def forget(self:RedisWriter):
 # %% ../../nbs/write/01_redis.ipynb #71880f1a
 @patch
 def commit(self:RedisWriter)->Manifest:
-    "Close the holes, settle the labels, and make the dataset visible; the one it replaces is removed"
-    plan,holes,nbytes,failed,left,run = self.plan,array('q'),0,0,-(-self.plan['n']//self.plan['chunk']),self.server_run()
+    "Close the gaps, settle the labels, and make the dataset visible; the one it replaces is removed"
+    plan,gaps,nbytes,failed,left,run = self.plan,array('q'),0,0,-(-self.plan['n']//self.plan['chunk']),self.server_run()
     stats = self._stats()   # before anything is moved: if they are damaged, chunks are written again
     for _,r in self.records():
-        holes.extend(r['holes'])
+        gaps.extend(r['gaps'])
         nbytes,failed,left = nbytes+r['bytes'],failed+r['failed'],left-1
     if left: raise ServerRestarted(f'{self.link.url}: {left:,} chunks of {self.name!r} are not written, or the server lost them; repeat the same call to go on')
-    splits,moves = fill_moves(plan['splits'] or {'':[0,plan['n']]}, np.sort(np.frombuffer(holes, np.int64)) if holes else np.zeros(0, np.int64))
+    splits,moves = fill_gaps(plan['splits'] or {'':[0,plan['n']]}, np.sort(np.frombuffer(gaps, np.int64)) if gaps else np.zeros(0, np.int64))
     if 'moved' not in plan and any(len(src) for src,_ in moves):   # from now on no chunk can be written again
         plan = self.plan = {**plan, 'moved':0}
         self._mine(lambda p: p.set(self.key, seal(plan)), run)
@@ -511,7 +511,7 @@ def _stats(self:RedisWriter):
 
 # %% ../../nbs/write/01_redis.ipynb #8983b2c0
 @patch
-def room(self:RedisWriter,
+def space(self:RedisWriter,
     pos, # Some positions that are written
 )->tuple: # Bytes a sample takes, bytes free, bytes in all; the latter `None` where the server does not say
     "What samples cost the server, keys included, and what it has left"
@@ -542,7 +542,7 @@ def undo(self:RedisWriter, k:int):
     "Remove what chunk `k` wrote; it stays empty"
     size = self.plan['chunk']
     self._mine(lambda p: p.hdel(f'{self.key}:stats', k).hdel(f"{self.plan['prefix']}:~failures#0", k))
-    self.done(k, dict(ok=0, bytes=0, failed=0, holes=list(range(k*size, (k+1)*size))), run=self.server_run())
+    self.done(k, dict(ok=0, bytes=0, failed=0, gaps=list(range(k*size, (k+1)*size))), run=self.server_run())
 
 # %% ../../nbs/write/01_redis.ipynb #c1f6f28c
 @patch

@@ -239,13 +239,13 @@ def done(self:ShardWriter, k:int, record:dict, failures:list=(), stats:bytes=b''
     "Publish chunk `k` and remember that it is written"
     self._end()
     self._mine()
-    record = dict(record, holes=_ranges(record['holes']), shards=self.shards, labels={f:sorted(v) for f,v in self.seen.items()},
+    record = dict(record, gaps=_ranges(record['gaps']), shards=self.shards, labels={f:sorted(v) for f,v in self.seen.items()},
         counts={f:list(c.items()) for f,c in self.counts.items()}, failures=list(failures), stats=base64.b64encode(stats).decode())
     self.storage.write(f'.ingest/chunk-{k:06}.json', seal_json(record))
 
-def _ranges(holes):
+def _ranges(gaps):
     "Sorted numbers as `[first, last+1]`"
-    h = np.array(holes, np.int64)
+    h = np.array(gaps, np.int64)
     cut = np.flatnonzero(np.diff(h)!=1)+1
     return [[int(r[0]),int(r[-1])+1] for r in np.split(h, cut)] if len(h) else []
 
@@ -276,12 +276,12 @@ def extend(self:ShardWriter, n:int, **kwargs):
     self.storage.write('.ingest/plan.json', seal_json(self.plan))
 
 @patch
-def room(self:ShardWriter, pos)->tuple: # Bytes a sample takes, bytes free, bytes in all
+def space(self:ShardWriter, pos)->tuple: # Bytes a sample takes, bytes free, bytes in all
     "What samples cost, tar and index, and what there is left"
     size = n = 0
     for _,r in self.records():
         n += r['ok']; size += sum(s[2]+s[4] for s in r['shards'])
-    return size/max(n, 1),*self.storage.room()
+    return size/max(n, 1),*self.storage.free_space()
 
 @patch
 def drop(self:ShardWriter, plan:dict=None):
@@ -297,7 +297,7 @@ _most_ints = 1<<20   # distinct integers that can be categories
 @patch
 def commit(self:ShardWriter)->ShardManifest:
     "Add up the records, write the manifest, and remove what the dataset it replaces, and the ingest, have left"
-    plan,names,cols,holes,labels,counts = self.plan,[],[array('q') for _ in range(6)],array('q'),{},{}
+    plan,names,cols,gaps,labels,counts = self.plan,[],[array('q') for _ in range(6)],array('q'),{},{}
     m = ShardManifest(self.name, 0, {f:{k:v for k,v in d.items() if k not in ('staged','text')} for f,d in plan['fields'].items()}, vocab=dict(plan['vocab']), generation=plan['generation'], prefix=plan['prefix'])
     stats,left = ImageStats(),-(-plan['n']//plan['chunk'])
     fails = SummingFile(self.stack.enter_context(self.storage.create(m.failures))) if any(r['failed'] for _,r in self.records()) else None
@@ -306,7 +306,7 @@ def commit(self:ShardWriter)->ShardManifest:
             if len(s)==6: s = [*s, zlib.crc32(self.storage.read(index_name(s[0])))]   # written by an earlier version
             names.append(s[0])
             for c,v in zip(cols, s[1:]): c.append(v)
-        for h in r['holes']: holes.extend(h)
+        for h in r['gaps']: gaps.extend(h)
         m.n,m.nbytes,m.failed,left = m.n+r['ok'],m.nbytes+r['bytes'],m.failed+r['failed'],left-1
         for f,ls in r['labels'].items(): labels.setdefault(f, set()).update(ls)
         for f,c in r['counts'].items():
@@ -321,7 +321,7 @@ def commit(self:ShardWriter)->ShardManifest:
     cols = [np.array(c) for c in cols]
     if not m.prefix: m.base,ends = plan['base'],np.cumsum([0,*cols[0]]).tolist()
     if not m.prefix: m.splits = {k:[ends[a],ends[b]] for k,(a,b) in (plan['splits'] or {}).items()}   # ranges of shards
-    elif plan['splits']: m.splits = _splits(plan['splits'], np.array(holes, np.int64).reshape(-1, 2))
+    elif plan['splits']: m.splits = _splits(plan['splits'], np.array(gaps, np.int64).reshape(-1, 2))
     if len(stats): m.stats = {plan['stats']:stats.summary()}
     m.shards = ShardTable(names, *cols[:4], cols[4] if (cols[4]!=cols[1]).any() else None, cols[5]).pack()
     m.uid = uuid.uuid4().hex
@@ -354,10 +354,10 @@ def _number(self:ShardWriter, m, plan, labels, counts):
         elif d['codec']=='labels' and f not in m.vocab: m.vocab[f] = labels_of_texts(labels.get(f, ()))
         if d['codec']=='cls' and f in m.vocab: m.counts[f] = [c[l] for l in m.vocab[f]] if d.get('staged') else [c.get(i, 0) for i in range(len(m.vocab[f]))]
 
-def _splits(splits, holes):
-    "`splits` without `holes`, sorted ranges"
-    ends = np.concatenate([[0], np.cumsum(holes[:,1]-holes[:,0])])
+def _splits(splits, gaps):
+    "`splits` without `gaps`, sorted ranges"
+    ends = np.concatenate([[0], np.cumsum(gaps[:,1]-gaps[:,0])])
     def before(x):
-        k = np.searchsorted(holes[:,0], x)
-        return int(ends[k]-(max(0, holes[k-1,1]-x) if k else 0))
+        k = np.searchsorted(gaps[:,0], x)
+        return int(ends[k]-(max(0, gaps[k-1,1]-x) if k else 0))
     return {s:[a-before(a), b-before(b)] for s,(a,b) in splits.items()}
