@@ -18,7 +18,7 @@ from .run import SHOWN_FAILURES, IngestReport, to_redis
 from .shards import to_shards
 from ..parallel import parallel_map
 from ..source.shrink import shrink
-from ..store.base import Store
+from ..store.base import decode_value, Store
 from ..store.redis_link import RedisLink
 
 # %% ../../nbs/ingest/04_ops.ipynb #5c36b616
@@ -131,6 +131,4 @@ def _check(store, idxs):
         c = get_codec(m.fields[f]['codec'])
         for i,v in zip(idxs, vs):
             if c.dtype is not None: store.decode(i, f, v)
-            else:
-                try: c.check(v)
-                except Exception as e: raise CorruptSample(f"{store.name}: sample {i}, field {f!r} ({m.fields[f]['codec']}): {e}") from e
+            else: decode_value(store, i, f, v, c.check)

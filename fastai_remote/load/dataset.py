@@ -17,14 +17,14 @@ from fastcore.meta import delegates
 from torch.utils.data import Dataset, default_collate, get_worker_info, IterableDataset, Sampler
 
 from ..codec.fields import get_codec, is_image
-from ..core import CorruptSample, int_index, MissingSample, StoreError, UnknownField
+from ..core import int_index, MissingSample, StoreError, UnknownField
 from .items import get_remote_items
 from .prefetch import ShuffledShards, ShardsInOrder, FetchThreads
 from ..order.base import Order
 from ..order.permutation import Permutation
-from ..order.ranks import rank_share, worker_batches
+from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
-from ..store.base import Store
+from ..store.base import decode_value, Store
 
 # %% ../../nbs/load/11_dataset.ipynb #7ef59c6f
 _specs = {**{k+m+b:(k or 'numpy', m.upper(), b) for k in ('','torch') for m in ('l','rgb','rgba') for b in ('','8')}, 'torch':('torch','RGB',''),
@@ -42,8 +42,7 @@ def _decode(store, i, o, spec): return {f:_object(store, i, f, v, spec) if isins
 def _object(store, i, f, b, spec):
     codec = get_codec(store.manifest.fields[f]['codec'])
     if spec is None or not is_image(codec.name): return store.decode(i, f, b)
-    try: return _picture(codec.image(b), *_specs[spec])
-    except Exception as e: raise CorruptSample(f'{store.name}: sample {i}, field {f!r} ({codec.name}): {e}') from e
+    return decode_value(store, i, f, b, lambda b: _picture(codec.image(b), *_specs[spec]))
 
 # %% ../../nbs/load/11_dataset.ipynb #b02781a5
 def _to_tuple(store, i, o, *groups):
@@ -74,10 +73,10 @@ def _some(store, ids, fields):
 def _plan(store, steps):
     "Which fields `steps` read, and whether a sample may lack one; raises `UnknownField`"
     nm,groups = next(((nm,args) for nm,args in steps if nm!='decode'), ('',()))   # what comes first sees the sample
-    if nm!='to_tuple': return dict(fields=store.fields, loose=hasattr(store, 'shards'))
+    if nm!='to_tuple': return dict(fields=store.fields, loose=store.shards is not None)
     have = {g:[f for f in g.split(';') if f in store.manifest.fields] for g in groups if g!='__key__'}
     if bad:=[g for g,h in have.items() if not h]: raise UnknownField(f"{store.name}: no field {', '.join(map(repr, bad))}; there are {', '.join(map(repr, store.fields))}")
-    return dict(fields=list(dict.fromkeys(sum(have.values(), []))), loose=hasattr(store, 'shards') and any(len(h)>1 for h in have.values()))
+    return dict(fields=list(dict.fromkeys(sum(have.values(), []))), loose=store.shards is not None and any(len(h)>1 for h in have.values()))
 
 # %% ../../nbs/load/11_dataset.ipynb #9ed188a9
 class RemoteDataset(Dataset):
@@ -190,14 +189,14 @@ class _Epochs:
 
     def _epoch(self, seed, workers):
         "Positions in the order of this rank's epoch, and the `ShardPermutation` of them, if there is one"
-        n,perm = len(self.ds),None
-        if not self.shuffle: order = rank_share(Order(n), self.rank, self.world_size)
-        elif self.sizes is None: order = rank_share(Order(n, Permutation(n, seed)), self.rank, self.world_size)
+        n = len(self.ds)
+        if not self.shuffle: order = Order(n)
+        elif self.sizes is None: order = Order(n, Permutation(n, seed))
         else:
             self.ds.store.check_cache(workers, 2*self.interleave)
-            perm = ShardPermutation(self.sizes, seed, self.interleave, self.bs, workers, self.rank, self.world_size)
-            order = Order(len(perm), perm)
-        return order[:len(self)*self.bs],perm
+            order = Order(n, ShardPermutation(self.sizes, seed, self.interleave, self.bs, workers))
+        order = rank_share(order, self.rank, self.world_size)
+        return order[:len(self)*self.bs],shard_permutation_of(order)
 
     def _teller(self, perm, worker):
         "Something to call with each batch, for which shards `store` is to fetch ahead: arguments of `prefetch`, or `None`"

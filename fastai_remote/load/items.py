@@ -38,7 +38,7 @@ class RemoteItems(Order):
     @property
     def shard_sizes(self)->np.ndarray:
         "How many of these lie in each shard of the store, if they are in the order of shards; else `None`"
-        t = getattr(self.store, 'shards', None)
+        t = self.store.shards
         maps = [m for m in self.maps if not (isinstance(m, range) and (m.start,m.step)==(0,1))]
         if t is None or self.r.step!=1: return
         if not maps: return sizes_of(t.starts, self.r.start, self.r.stop)

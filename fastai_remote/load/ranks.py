@@ -14,10 +14,8 @@ import torch
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastcore.basics import patch
 
-from .loader import RemoteDL, shard_permutation_of
-from ..order.base import Order
-from ..order.ranks import Wrapped
-from ..order.shards import ShardPermutation
+from .loader import RemoteDL
+from ..order.ranks import rank_share
 
 # %% ../../nbs/load/10_ranks.ipynb #d78a6e24
 class RemoteDistributedDL(DistributedDL):
@@ -30,10 +28,9 @@ class RemoteDistributedDL(DistributedDL):
         dl.rng = random.Random(int(seed))
         idxs = dl.get_idxs()
         self.n = len(idxs)
-        k = -(-self.n//self.world_size) if self.n else 0
-        self.n_padded = k*self.world_size
-        if (p:=shard_permutation_of(idxs)) is not None: return Order(k, ShardPermutation(p.sizes, p.seed, p.interleave, p.bs, p.workers, self.rank, self.world_size))
-        return idxs[Order(range(self.rank*k, (self.rank+1)*k), Wrapped(self.n))] if self.n else idxs
+        share = rank_share(idxs, self.rank, self.world_size, consecutive=True)   # so fastai can put the ranks' predictions one after the other
+        self.n_padded = len(share)*self.world_size
+        return share
 
     def sample(self): return RemoteDL.sample(self)
 

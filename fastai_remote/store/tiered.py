@@ -127,7 +127,7 @@ class TieredStore(Store):
     @property
     def manifest(self): return self.store.manifest
     @property
-    def shards(self): return getattr(self.store, 'shards', None)
+    def shards(self): return self.store.shards
     def check_cache(self, *args): return self.store.check_cache(*args)
     def new_epoch(self): self.store.new_epoch()
     def _compare(self, idxs, f, res, crcs): self.store._compare(idxs, f, res, crcs)   # what Redis has is compared as it comes; shards may have another copy
