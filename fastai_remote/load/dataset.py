@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info, Iterable
 from ..codec.fields import get_codec, is_image
 from ..core import int_index, MissingSample, StoreError, UnknownField
 from .items import get_remote_items
-from .prefetch import ShuffledShards, ShardsInOrder, FetchThreads
+from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
 from ..order.base import Order
 from ..order.permutation import Permutation
 from ..order.ranks import rank_share, shard_permutation_of, worker_batches
@@ -200,7 +200,7 @@ class _Epochs:
 
     def _teller(self, perm, worker):
         "Something to call with each batch, for which shards `store` is to fetch ahead: arguments of `prefetch`, or `None`"
-        if (z:=self.sizes) is None or 2*len(self.ds)<self.ds.store.shards.n[z>0].sum(dtype=np.int64): return lambda p: None   # of shards that are used in part single samples are read
+        if self.sizes is None or not reads_whole_shards(self.ds.items): return lambda positions: None
         return ShardsInOrder(self.ds.items) if perm is None else ShuffledShards(self.ds.store, perm, worker)
 
 # %% ../../nbs/load/11_dataset.ipynb #648a792f

@@ -27,7 +27,7 @@ from .fetch import Fetch
 from .items import RemoteItems
 from .lazy_image import EncodedImage
 from .path import BatchPipeline, decide_path
-from .prefetch import FetchThreads, ShardsInOrder, ShuffledShards
+from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
 from .shared_buffers import SharedBuffers
 from ..order.base import Order, WeightedOrder
 from ..order.permutation import Permutation
@@ -35,40 +35,53 @@ from ..order.ranks import shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
 
 # %% ../../nbs/load/09_loader.ipynb #f949b0a4
-_max_reported = 100   # samples that a worker names in the report
+_max_reported = 100   # samples that each worker names in the report
 
 class RemoteDL(TfmdDL):
-    "`TfmdDL` over a remote store: the order is computed, a batch is one request, and the next batches are read in advance"
-    _path = _report = _buffers = None   # of the epoch that is at work
+    """`TfmdDL` over a remote store: the order is computed, a batch is one request, the next batches are read in advance
+
+    The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
+    _path = _report = _buffers = None   # of this epoch: its `BatchPath`, the bad samples, its `SharedBuffers`
     def __init__(self,
-        dataset, # `Datasets` over `RemoteItems`; any other works as with `TfmdDL`
-        bs:int=64, # Size of batch
-        shuffle:bool=False, # Whether to shuffle data
-        num_workers:int=None, # Number of processes; default: as `TfmdDL`
-        prefetch:int=1, # Batches that are read in advance, in each worker; more for small samples from afar
-        threads:int=0, # That make batches, in each worker, where they are made whole; with `num_workers=0` they do it while the model trains
+        dataset, # `Datasets` over `RemoteItems`; any other dataset works as with `TfmdDL`
+        bs:int=64, # Samples per batch
+        shuffle:bool=False, # Visit the samples in a new random order each epoch?
+        num_workers:int=None, # Number of worker processes; default: as `TfmdDL`
+        prefetch:int=1, # Batches to read in advance, in each worker; more if samples are small and the store is far
+        # Threads that build whole batches, in each worker. With `num_workers=0` they work while the model trains
+        threads:int=0,
         check:bool=True, # Compare the checksums of what is read?
-        interleave:int=4, # Shards that are shuffled into each other, where the store has shards; `None`: all, as where it has none
-        on_bad:str='raise', # For a sample that is missing or damaged: `raise` an error; `replace` it by another one, always the same; or `skip` it. `replaced` says which
-        reducing_gap:float=None, # Decode JPEGs at 1/2, 1/4 or 1/8 of their size where so many times the pixels that are wanted are left, as in Pillow's `thumbnail`: faster, but other pixels than stock fastai's; 2.0 or 3.0 are usual
-        balance:str|tuple=None, # Field whose labels are drawn equally often, with replacement, where `shuffle`; or `(field, weight of each label)`
+        interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
+        # For a missing or damaged sample: `raise` an error, `replace` it by another one, always the same, or `skip` it.
+        # `replaced` has the numbers
+        on_bad:str='raise',
+        # As in Pillow's `thumbnail`, usually 2.0 or 3.0: decode JPEGs at a half, quarter or eighth of their size where
+        # that is still so many times the wanted size. It is faster, but the pixels differ from stock fastai's
+        reducing_gap:float=None,
+        # Field whose labels are drawn equally often, with replacement, if `shuffle`; or `(field, weight of each label)`
+        balance:str|tuple=None,
         **kwargs # As `TfmdDL`
     ):
-        if reducing_gap is not None and not reducing_gap>=1: raise ValueError(f'reducing_gap must be 1.0 or more, or None, not {reducing_gap!r}')
-        if on_bad not in ('raise','replace','skip'): raise ValueError(f"on_bad must be 'raise', 'replace' or 'skip', not {on_bad!r}")
+        if reducing_gap is not None and not reducing_gap>=1:
+            raise ValueError(f'reducing_gap must be 1.0 or more, or None, not {reducing_gap!r}')
+        if on_bad not in ('raise','replace','skip'):
+            raise ValueError(f"on_bad must be 'raise', 'replace' or 'skip', not {on_bad!r}")
         store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap')
         _read_from_own_stores(dataset)
         _only_targets_define(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
         BatchPipeline.of(self.after_batch)
         if kwargs.get('verbose'): print(self.explain())
-        if isinstance(balance, str): self.stores[0].class_weights(balance)   # now, if it cannot be
-        if shuffle and self._sizes is not None: self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*interleave)
+        if isinstance(balance, str): self.stores[0].class_weights(balance)   # raises here if labels are not counted
+        if shuffle and self._sizes is not None:
+            self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*interleave)
 
     def new(self, dataset=None, cls=None, **kwargs):
-        "As `TfmdDL.new`, keeping what is ours, persistent workers, and `n` of the same dataset; an argument that nobody knows is ignored, because fastai itself gives some (`tta`)"
+        """As `TfmdDL.new`. It keeps the options of `RemoteDL`, persistent workers, and `n` if the dataset is the same
+
+        Unknown arguments are ignored, because fastai itself passes some, such as `shuffled` in `tta`."""
         keep = dict(persistent_workers=self.fake_l.persistent_workers)
-        if issubclass(cls or type(self), RemoteDL): keep.update({k:getattr(self, k) for k in _own_options})
+        if issubclass(cls or type(self), RemoteDL): keep.update({name:getattr(self, name) for name in _own_options})
         if dataset is None and self.n is not None: keep['n'] = self.n
         return super().new(dataset, cls, **merge(keep, kwargs))
 
@@ -78,7 +91,7 @@ class RemoteDL(TfmdDL):
         return StoreInputs(self.dataset).stores
 
     def explain(self)->str:
-        "How the batches are made, and what prevents a faster way, in one sentence"
+        "How the batches are built, and what prevents a faster way, in one sentence"
         return decide_path(self).explain(self.after_item)
 
     # Order: which positions a batch has
@@ -87,174 +100,206 @@ class RemoteDL(TfmdDL):
         if not self.indexed or self.n is None: return super().get_idxs()
         if self.shuffle and self.balance is not None: return self._balanced()
         if self.shuffle and (sizes:=self._sizes) is not None:
-            return Order(self.n, ShardPermutation(sizes, self.rng.getrandbits(63), self.interleave, self.bs or 1, self.fake_l.num_workers))
+            seed,workers = self.rng.getrandbits(63),self.fake_l.num_workers
+            return Order(self.n, ShardPermutation(sizes, seed, self.interleave, self.bs or 1, workers))
         return self.shuffle_fn(Order(self.n)) if self.shuffle else Order(self.n)
 
     def _balanced(self):
-        items,(f,w) = self.dataset.items,self.balance if isinstance(self.balance, tuple) else (self.balance,None)
+        "An order in which labels are drawn according to `balance`"
+        items = self.dataset.items
         if not isinstance(items, RemoteItems): raise TypeError('balance needs the items of a store')
-        weights = items.store.class_weights(f) if w is None else w
-        return WeightedOrder(self.n, lambda i: items.store.get_many(items.numbers_at(i), f, check=True)[f], weights, self.rng.getrandbits(63))
+        field,weights = self.balance if isinstance(self.balance, tuple) else (self.balance,None)
+        if weights is None: weights = items.store.class_weights(field)
+        def labels(positions): return items.store.get_many(items.numbers_at(positions), field, check=True)[field]
+        return WeightedOrder(self.n, labels, weights, self.rng.getrandbits(63))
 
     @property
     def _sizes(self):
-        "Samples of each shard, if an epoch goes shard by shard"
+        "Number of samples in each shard, if an epoch reads whole shards; else `None`"
         if self.interleave is None or self.balance is not None or not self.indexed: return None
-        sizes = getattr(getattr(self.dataset, 'items', None), 'shard_sizes', None)
+        items = getattr(self.dataset, 'items', None)
+        sizes = items.shard_sizes if isinstance(items, RemoteItems) else None
         return sizes if sizes is not None and sizes.sum()==self.n else None
 
     def shuffle_fn(self, idxs): return idxs[Order(len(idxs), Permutation(len(idxs), self.rng.getrandbits(63)))]
 
     def sample(self):
-        idxs = self._DataLoader__idxs
-        if not isinstance(idxs, Order): return super().sample()
-        return (i for b in worker_batches(idxs, self.bs or 1, self.offs, self.num_workers) for i in b.tolist())
+        order = self._DataLoader__idxs
+        if not isinstance(order, Order): return super().sample()
+        batches = worker_batches(order, self.bs or 1, self.offs, self.num_workers)
+        return (position for batch in batches for position in batch.tolist())
 
     # An epoch, in the main process and then in each worker
 
     def before_iter(self):
-        if self.on_bad!='raise': self._report = torch.zeros(max(1, self.fake_l.num_workers), 1+_max_reported, dtype=torch.int64).share_memory_()
+        if self.on_bad!='raise':   # for each worker: how many samples were bad, then their numbers
+            shape = max(1, self.fake_l.num_workers),1+_max_reported
+            self._report = torch.zeros(shape, dtype=torch.int64).share_memory_()
         super().before_iter()
 
     def __iter__(self):
-        buffers,pipe = self._shared_buffers(),self.after_batch
+        buffers,pipeline = self._new_buffers(),self.after_batch
         self._buffers = buffers
-        if type(pipe) is BatchPipeline: pipe.fast = not pipe.why_stock()
+        if type(pipeline) is BatchPipeline: pipeline.fast = not pipeline.why_stock()
         try: yield from super().__iter__()
         finally:
-            if self._buffers is buffers: self._buffers = None   # else another epoch has begun
-            if type(pipe) is BatchPipeline: pipe.fast = False
+            if self._buffers is buffers: self._buffers = None   # otherwise another epoch has begun
+            if type(pipeline) is BatchPipeline: pipeline.fast = False
 
-    def _shared_buffers(self):
-        if not self.fake_l.num_workers or get_context().get_start_method()!='fork' or not decide_path(self).whole: return
-        try: return SharedBuffers(self.fake_l.num_workers)
-        except OSError: return   # no address space to spare
+    def _new_buffers(self):
+        "`SharedBuffers` for an epoch with forked workers that build whole batches; else `None`"
+        workers = self.fake_l.num_workers
+        if not workers or get_context().get_start_method()!='fork' or not decide_path(self).whole: return
+        try: return SharedBuffers(workers)
+        except OSError: return   # the address space is limited
 
     def create_batches(self, samps):
         inputs,path = StoreInputs(self.dataset),decide_path(self)
         for store in inputs.stores: store.new_epoch()
+        # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
         if get_worker_info() is not None: gc.freeze()
         self._path = path
         try:
             if not inputs.fetches: yield from super().create_batches(samps)
-            elif path.whole: yield from self._whole_batches(path.whole, inputs, self._fetch(inputs, samps))
-            else: yield from self._item_batches(inputs, self._fetch(inputs, samps))
+            elif path.whole: yield from self._whole_batches(path.whole, inputs, self._fetched(inputs, samps))
+            else: yield from self._item_batches(inputs, self._fetched(inputs, samps))
         finally: self._path = None
 
     # Fetch: the values of a batch
 
-    def _fetch(self, inputs, samps):
-        "`Batch`es of positions `samps`, with their values"
+    def _fetched(self, inputs, positions):
+        "`Batch`es of `positions`, with their values"
         report = self._note if self._report is not None else None
-        return BatchReader(inputs, self.check, self.prefetch, self._shards(), self.on_bad, report).batches(samps, self.bs or 1)
+        reader = BatchReader(inputs, self.check, self.prefetch, self._shard_prefetch(), self.on_bad, report)
+        return reader.batches(positions, self.bs or 1)
 
-    def _shards(self):
-        "Something to call with the positions of each batch, for which shards its store is to fetch ahead: arguments of `prefetch`, or `None`"
-        sizes,idxs,items = self._sizes,self._DataLoader__idxs,getattr(self.dataset, 'items', None)
-        if sizes is None or 2*sizes.sum()<items.store.shards.n[sizes>0].sum(dtype=np.int64): return   # of shards that are used in part single samples are read
-        perm = shard_permutation_of(idxs)
-        return ShuffledShards(items.store, perm, self.offs) if perm is not None else ShardsInOrder(items)
+    def _shard_prefetch(self):
+        "`shards` for `BatchReader`: which shards the store fetches next; `None` if samples are read one by one"
+        order,items = self._DataLoader__idxs,getattr(self.dataset, 'items', None)
+        if self._sizes is None or not reads_whole_shards(items): return
+        perm = shard_permutation_of(order)
+        return ShardsInOrder(items) if perm is None else ShuffledShards(items.store, perm, self.offs)
 
     def _note(self, number):
+        "Count sample `number` in the report as replaced or skipped"
         row = self._report[self.offs]
-        if row[0]<_max_reported: row[1+int(row[0])] = number
+        count = int(row[0])
+        if count<_max_reported: row[1+count] = number
         row[0] += 1
 
     # Decode, transform, collate: item by item
 
     def _item_batches(self, inputs, batches):
-        "Batches made item by item, as in fastai"
-        if self.on_bad=='skip':
-            for batch in batches: yield from super().create_batches(inputs.positions_of(batch))   # a batch stays without what it skips
-        else: yield from super().create_batches(i for batch in batches for i in inputs.positions_of(batch))
+        "Batches that fastai builds item by item"
+        stock = super().create_batches
+        if self.on_bad=='skip':   # each batch alone, so that it stays smaller by what is skipped
+            for batch in batches: yield from stock(inputs.positions_of(batch))
+        else: yield from stock(position for batch in batches for position in inputs.positions_of(batch))
         inputs.release()
 
     def do_item(self, s):
-        if (path:=self._path) is None or not path.fetches: return super().do_item(s)
+        path = self._path
+        if path is None or not path.fetches: return super().do_item(s)
         try:
-            for f in path.fetches: f.undecoded = {'reducing_gap':self.reducing_gap}
-            try: o = self.create_item(s)
+            for fetch in path.fetches: fetch.undecoded = {'reducing_gap':self.reducing_gap}
+            try: item = self.create_item(s)
             finally:
-                for f in path.fetches: f.undecoded = None
+                for fetch in path.fetches: fetch.undecoded = None
             tfms,split_idx = self.after_item.fs,self.after_item.split_idx
-            o = compose_tfms(o, tfms[:path.n_known], split_idx=split_idx)
-            o = _map_tuple(lambda x: x.decoded() if isinstance(x, EncodedImage) else x, o)
-            return compose_tfms(o, tfms[path.n_known:], split_idx=split_idx)
+            item = compose_tfms(item, tfms[:path.n_known], split_idx=split_idx)
+            item = _map_tuple(lambda x: x.decoded() if isinstance(x, EncodedImage) else x, item)
+            return compose_tfms(item, tfms[path.n_known:], split_idx=split_idx)
         except SkipItemException: return None
 
     # Decode, transform, collate: whole batches
 
     def _whole_batches(self, whole, inputs, batches):
-        "Batches made at once; from the first that cannot be made so on, item by item, of the same values and with the same random numbers"
-        waiting,given_up = collections.deque(),False
-        def out(result, state, batch):
+        """Batches that are built as a whole. After the first one where that fails, all are built item by item.
+
+        These have the same values and draw the same random numbers."""
+        waiting = collections.deque()   # (function that waits for the result, random state before it, batch)
+        given_up = False
+        def finished(result, state, batch):
             nonlocal given_up
-            made = None if given_up else result()
-            if made is not None: yield made; return
+            built = None if given_up else result()
+            if built is not None:
+                yield built
+                return
             if not given_up: random.setstate(state)
             given_up = True
             yield from super(RemoteDL, self).create_batches(inputs.positions_of(batch))
         with FetchThreads(self.threads, _use_one_core) as submit:
             for batch in batches:
-                if not batch.positions: continue   # all of it was skipped
+                if not batch.positions: continue   # all of its samples were skipped
                 state = random.getstate()
-                job = None if given_up else whole.begin(batch.columns())
-                if len(batch.positions)<self.bs and self.drop_last and not given_up: continue   # only now: its items would have drawn, too
-                waiting.append((submit(whole.finish, job), state, batch))
-                if len(waiting)>self.threads: yield from out(*waiting.popleft())
-            while waiting: yield from out(*waiting.popleft())
+                begun = None if given_up else whole.begin(batch.columns())
+                # Dropped only now, because the items of a dropped batch draw random numbers, too
+                if len(batch.positions)<self.bs and self.drop_last and not given_up: continue
+                waiting.append((submit(whole.finish, begun), state, batch))
+                if len(waiting)>self.threads: yield from finished(*waiting.popleft())
+            while waiting: yield from finished(*waiting.popleft())
         inputs.release()
 
     def floats_next(self)->bool:
-        "Does a batch of bytes become floats before anybody may write to it?"
-        p = self.after_batch
+        "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"
+        pipeline = self.after_batch
         on_cpu = self.device is None or torch.device(self.device).type=='cpu'
-        return type(p) is BatchPipeline and on_cpu and not p.why_stock() and p.fs[0].split_idx in (None, p.split_idx)
+        if type(pipeline) is not BatchPipeline or not on_cpu or pipeline.why_stock(): return False
+        return pipeline.fs[0].split_idx in (None, pipeline.split_idx)
 
     def why_not_stock(self)->str:
-        "Which step of making batches somebody has replaced; empty if none"
+        "Which method that builds batches is not the stock one, so that it has to be called; empty if none"
         if self.bs is None: return 'it has no batch size'
         for name,method in _own_methods.items():
-            if name in vars(self) or getattr(type(self), name) is not method or getattr(TfmdDL, name) is not _stock_methods[name]: return f'{name} was replaced'
+            is_own = name not in vars(self) and getattr(type(self), name) is method
+            if not is_own or getattr(TfmdDL, name) is not _stock_methods[name]: return f'{name} was replaced'
         return '' if self.indexed else 'the dataset is read from front to back'
 
     # After an epoch
 
     def after_iter(self):
         super().after_iter()
-        if self.on_bad!='raise' and (n:=int(self._report[:,0].sum())):
-            what = 'and others took their place' if self.on_bad=='replace' else 'and were skipped'
-            warnings.warn(f"{', '.join(s.name for s in self.stores)}: {n} samples were missing or damaged, {what}, first {self.replaced[:5]}", stacklevel=3)
+        count = 0 if self.on_bad=='raise' else int(self._report[:,0].sum())
+        if not count: return
+        what = 'and others took their place' if self.on_bad=='replace' else 'and were skipped'
+        names = ', '.join(store.name for store in self.stores)
+        message = f'{names}: {count} samples were missing or damaged, {what}, first {self.replaced[:5]}'
+        warnings.warn(message, stacklevel=3)
 
     @property
     def replaced(self)->list:
-        "Numbers of the samples of the last epoch that were replaced or skipped, the first 100 of each worker"
+        "Numbers of the samples that were replaced or skipped in the last epoch, the first 100 of each worker"
         if self._report is None: return []
         return sorted({int(i) for row in self._report for i in row[1:1+min(int(row[0]), _max_reported)]})
 
 # %% ../../nbs/load/09_loader.ipynb #06b9d2e1
-_own_methods = {nm:getattr(RemoteDL, nm) for nm in 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
-_stock_methods = {nm:getattr(TfmdDL, nm) for nm in _own_methods}
+_own_methods = {name:getattr(RemoteDL, name) for name in
+                'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
+_stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
 _own_options = 'prefetch threads check balance interleave on_bad reducing_gap'.split()
 
 def _read_from_own_stores(dataset):
-    "Where the items are of another store than the one trained on (a test set), have the pipelines read from it"
+    "Make pipelines read from the store of their items where that is another one than in training, as in a test set"
     for tl in getattr(dataset, 'tls', [dataset]):
-        f,store = fetch_of(tl),getattr(getattr(tl, 'items', None), 'store', None)
-        if f is None or store is None or not f.follow or f.store is store: continue
-        new = Fetch(f.field, store, f.img_cls, f.draw)
+        fetch,store = fetch_of(tl),getattr(getattr(tl, 'items', None), 'store', None)
+        if fetch is None or store is None or not fetch.follow or fetch.store is store: continue
+        new = Fetch(fetch.field, store, fetch.img_cls, fetch.draw)
         new.follow = True
         tl.tfms.fs = L(new)+tl.tfms.fs[1:]
 
 def _only_targets_define(dataset):
-    "Have the pipelines of inputs say nothing of the loss, the number of outputs and the vocabulary"
+    "Have the loss, `c` and the vocabulary defined by targets only, not by inputs"
     for tl in getattr(dataset, 'tls', [])[:getattr(dataset, 'n_inp', 0)]: tl.c = tl.vocab = tl.loss_func = None
 
-def _map_tuple(f, o): return retain_type(tuple(map(f, o)), o) if isinstance(o, tuple) and not hasattr(o, '_fields') else f(o)
+def _map_tuple(f, o):
+    "`f` of `o`, or of each element if `o` is a tuple but not a namedtuple"
+    if not isinstance(o, tuple) or hasattr(o, '_fields'): return f(o)
+    return retain_type(tuple(map(f, o)), o)
 
 def _use_one_core():
-    "Have PyTorch use one core in this thread; in those that are yet to come, as many as before"
-    n = torch.get_num_threads()
+    "Make PyTorch use one core in this thread, and as many as before in threads that start later"
+    cores = torch.get_num_threads()
     torch.set_num_threads(1)
-    (t:=Thread(target=torch.set_num_threads, args=(n,))).start()
-    t.join()
+    thread = Thread(target=torch.set_num_threads, args=(cores,))
+    thread.start()
+    thread.join()

@@ -28,7 +28,7 @@ class RemoteDistributedDL(DistributedDL):
         dl.rng = random.Random(int(seed))
         idxs = dl.get_idxs()
         self.n = len(idxs)
-        share = rank_share(idxs, self.rank, self.world_size, consecutive=True)   # so fastai can put the ranks' predictions one after the other
+        share = rank_share(idxs, self.rank, self.world_size, consecutive=True)
         self.n_padded = len(share)*self.world_size
         return share
 

@@ -20,16 +20,19 @@ def rank_share(
     world_size:int, # Number of ranks
     consecutive:bool=False, # Give each rank consecutive positions instead of every `world_size`-th one?
 )->Order: # ceil(len(order)/world_size) positions
-    """The part of `order` that `rank` visits. All parts have the same length: the first positions are visited again to fill the last.
+    """The part of `order` that `rank` visits; all ranks get equally many positions
 
-    torch's `DistributedSampler` gives a rank every `world_size`-th position. fastai's `DistributedDL` gives it consecutive positions, because it
-    concatenates the ranks' predictions. An order of a `ShardPermutation` is divided by shards, so that a rank reads few of them, whatever `consecutive` says."""
+    Where `len(order)` is no multiple of `world_size`, the first positions are visited again at the end. By default a rank
+    gets every `world_size`-th position, as from torch's `DistributedSampler`. fastai's `DistributedDL` needs
+    `consecutive` ones, because it concatenates the predictions of the ranks. An order that is a `ShardPermutation` is
+    always divided by that: each rank reads shards of its own."""
     n = len(order)
     if not n or world_size==1: return order
     length = -(-n//world_size)
     perm = shard_permutation_of(order)
     if perm is not None:
-        return Order(length, ShardPermutation(perm.sizes, perm.seed, perm.interleave, perm.bs, perm.workers, rank, world_size))
+        share = ShardPermutation(perm.sizes, perm.seed, perm.interleave, perm.bs, perm.workers, rank, world_size)
+        return Order(length, share)
     positions = range(rank*length, (rank+1)*length) if consecutive else range(rank, rank+length*world_size, world_size)
     return order[Order(positions, _Modulo(n))]
 
@@ -47,13 +50,14 @@ class _Modulo:
 
 def worker_batches(
     order:Order, # The epoch's order
-    bs:int, # Samples a batch
+    bs:int, # Samples per batch
     worker:int=0, # This worker
     num_workers:int=1, # Number of workers
 ): # Iterator of int64 arrays, at most `bs` long
-    "The batches of `worker`: every `num_workers`-th, computed a few at a time"
-    starts,k = range(worker*bs, len(order), num_workers*bs),max(1, order.piece//bs)
-    for s in (starts[i:i+k] for i in range(0, len(starts), k)):
-        pos = (np.asarray(s)[:,None]+np.arange(bs)).ravel()
-        a = order.numbers_at(pos[pos<len(order)])
-        yield from (a[i:i+bs] for i in range(0, len(a), bs))
+    "The batches of `worker`, which gets every `num_workers`-th. A few batches are computed at a time."
+    starts = range(worker*bs, len(order), num_workers*bs)
+    step = max(1, order.piece//bs)   # batches that are computed at once
+    for some in (starts[k:k+step] for k in range(0, len(starts), step)):
+        positions = (np.asarray(some)[:,None]+np.arange(bs)).ravel()
+        numbers = order.numbers_at(positions[positions<len(order)])
+        yield from (numbers[k:k+bs] for k in range(0, len(numbers), bs))

@@ -194,7 +194,8 @@ def decode(self:Store,
     res = decode_value(self, i, field, b)
     labels = self.manifest.vocab.get(field) if self.manifest.fields[field]['codec']=='cls' else None
     if not labels: return res
-    if not 0<=res<len(labels): raise corrupt_value(self, i, field, f'code {res}, but there are {len(labels)} labels', '')
+    if not 0<=res<len(labels):
+        raise corrupt_value(self, i, field, f'code {res}, but there are {len(labels)} labels', '')
     return labels[res]
 
 @patch
