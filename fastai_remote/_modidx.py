@@ -49,6 +49,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastai_remote.block._check_targets': ('block.html#_check_targets', 'fastai_remote/block.py'),
                                      'fastai_remote.block._codec_of': ('block.html#_codec_of', 'fastai_remote/block.py'),
                                      'fastai_remote.block._drawn_stats': ('block.html#_drawn_stats', 'fastai_remote/block.py'),
+                                     'fastai_remote.block._is_image_field': ('block.html#_is_image_field', 'fastai_remote/block.py'),
                                      'fastai_remote.block._normalized': ('block.html#_normalized', 'fastai_remote/block.py'),
                                      'fastai_remote.block._type_tfms': ('block.html#_type_tfms', 'fastai_remote/block.py'),
                                      'fastai_remote.block._vocab_of': ('block.html#_vocab_of', 'fastai_remote/block.py')},

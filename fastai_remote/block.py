@@ -50,135 +50,166 @@ def StoreSplitter(
     train:str='train', # Name of the training split
     valid:str='valid', # Name of the validation split
 ):
-    "Split as the store says; a `splitter` for `DataBlock`"
-    def _inner(o):
-        store = getattr(o, 'store', None)
-        if store is None: raise TypeError('StoreSplitter needs get_items=get_remote_items')
-        s = store.splits
-        if missing:=[k for k in (train,valid) if k not in s]:
-            raise ValueError(f"{store.name}: no split {missing[0]!r}; there are {', '.join(s) or 'none'}: RandomStoreSplitter() makes a random one")
-        if len(o)!=len(store): raise ValueError(f'{store.name}: StoreSplitter needs all {len(store):,} items in their order, not {len(o):,} of them')
-        return [SplitOrder(range(*s[k])) for k in (train,valid)]
+    "A `splitter` for `DataBlock` that uses the splits of the store; raises `TypeError`, `ValueError`"
+    def _inner(items):
+        if not isinstance(items, RemoteItems): raise TypeError('StoreSplitter needs get_items=get_remote_items')
+        store,splits = items.store,items.store.splits
+        if missing:=[name for name in (train,valid) if name not in splits]:
+            raise ValueError(f"{store.name}: no split {missing[0]!r}; there are {', '.join(splits) or 'none'}: "
+                             'RandomStoreSplitter() makes a random one')
+        if len(items)!=len(store):
+            raise ValueError(f'{store.name}: StoreSplitter needs all {len(store):,} items in their order, '
+                             f'not {len(items):,} of them')
+        return [SplitOrder(range(*splits[name])) for name in (train,valid)]
     return _inner
 
 def RandomStoreSplitter(
-    valid_pct:float=0.2, # Part for validation, 0 to 1
-    seed:int=None, # Any int; default: a fixed one, so that a split is the same in every session
+    valid_pct:float=0.2, # Share of the samples for validation, 0 to 1
+    seed:int=None, # Any int; default: 0, so that every session gets the same split
 ):
-    "Split at random, holding no list; a `splitter` for `DataBlock`"
-    def _inner(o):
-        if (sizes:=getattr(o, 'shard_sizes', None)) is not None and len(o)==len(o.store):
-            s = ShardSplit(sizes, valid_pct, 0 if seed is None else seed)
-            return [SplitOrder(range(len(m)), m) for m in (s.train,s.valid)]
-        p,cut = Permutation(len(o), 0 if seed is None else seed),int(valid_pct*len(o))
-        return [SplitOrder(range(cut, len(o)), p), SplitOrder(range(cut), p)]
+    "A `splitter` for `DataBlock` that splits at random, in constant memory; a store with shards shard by shard"
+    def _inner(items):
+        n,key = len(items),0 if seed is None else seed
+        sizes = items.shard_sizes if isinstance(items, RemoteItems) and n==len(items.store) else None
+        if sizes is not None:
+            split = ShardSplit(sizes, valid_pct, key)
+            return [SplitOrder(range(len(half)), half) for half in (split.train,split.valid)]
+        perm,cut = Permutation(n, key),int(valid_pct*n)
+        return [SplitOrder(range(cut, n), perm), SplitOrder(range(cut), perm)]
     return _inner
 
 # %% ../nbs/03_block.ipynb #1b7b27dd
 class _Fresh(L):
-    "Transforms of a block, copied for each use: a template may be given to many stores"
-    def __iter__(self): return (copy(o) for o in self.items)
+    "Transforms of a block, copied each time they are used: one `DataBlock` may serve many stores"
+    def __iter__(self): return (copy(t) for t in self.items)
 
 class StoreCategorize(Categorize):
-    "`Categorize` with the vocabulary of field `field` of the store, after what `get_y` makes of it"
-    def __init__(self, field:str='cls', vocab=None):
-        self.field,self.vocab,self.add_na = field,None if vocab is None else CategoryMap(vocab, sort=False),False
+    "`Categorize` with the vocabulary of a field of the store, after `get_y`"
+    def __init__(self,
+        field:str='cls', # Field with one label for each sample
+        vocab:list=None # Labels; default: those of the store
+    ):
+        self.field,self.add_na = field,False
+        self.vocab = None if vocab is None else CategoryMap(vocab, sort=False)
+
     def setups(self, dsets):
         if self.vocab is None: self.vocab = _vocab_of(dsets, self.field)
         self.c = len(self.vocab)
 
-StoreCategorize.encodes,StoreCategorize.decodes = (vars(Categorize)[n] for n in ('encodes','decodes'))   # what a user registers with `Categorize` counts here, too
+# The functions of fastai's class, so that types which a user registers with `Categorize` work here, too
+StoreCategorize.encodes = vars(Categorize)['encodes']
+StoreCategorize.decodes = vars(Categorize)['decodes']
 watch(StoreCategorize)
 
 class StoreMultiCategorize(MultiCategorize):
-    "`MultiCategorize` with the vocabulary of field `field` of the store, after what `get_y` makes of it"
-    def __init__(self, field:str='labels', vocab=None):
-        self.field,self.vocab,self.add_na = field,None if vocab is None else CategoryMap(vocab, sort=False),False
+    "`MultiCategorize` with the vocabulary of a field of the store, after `get_y`"
+    def __init__(self,
+        field:str='labels', # Field with a list of labels for each sample
+        vocab:list=None # Labels; default: those of the store
+    ):
+        self.field,self.add_na = field,False
+        self.vocab = None if vocab is None else CategoryMap(vocab, sort=False)
+
     def setups(self, dsets):
         if self.vocab is None: self.vocab = _vocab_of(dsets, self.field, several=True)
 
+StoreMultiCategorize.encodes = vars(MultiCategorize)['encodes']
+StoreMultiCategorize.decodes = vars(MultiCategorize)['decodes']
+
 def _vocab_of(tl, field, several=False):
-    "The vocabulary of `field` of the store of `tl`: in its order, or sorted, as in fastai, where a getter changes labels"
-    fs = list(tl.tfms.fs)
-    k = next(k for k,f in enumerate(fs) if isinstance(f, Fetch))
-    store = fs[k].store
+    "The store's labels of `field`, after `get_y` or `getters`. If these change a label, they are sorted, as in fastai."
+    tfms = list(tl.tfms.fs)
+    at = next(k for k,t in enumerate(tfms) if isinstance(t, Fetch))
+    store,getters = tfms[at].store,tfms[at+1:]
     labels = store.manifest.vocab.get(field)
     if not labels: raise ValueError(f'{store.name}: field {field!r} has no vocabulary; give vocab= at ingest')
-    made = [_after_getters(store, field, [o] if several else o, fs[k+1:]) for o in labels]
-    if several: made = [o for os in made for o in os]
+    made = [_after_getters(store, field, [label] if several else label, getters) for label in labels]
+    if several: made = [label for group in made for label in group]
     unchanged = len(made)==len(labels) and all(a is b or a==b for a,b in zip(made, labels))
     if unchanged: return CategoryMap(labels, sort=False)
     try: return CategoryMap(made)
-    except TypeError: return CategoryMap(made, sort=False)   # labels of several types have no order
+    except TypeError: return CategoryMap(made, sort=False)   # labels of several types cannot be sorted
 
-def _after_getters(store, field, o, fs):
-    "What transforms `fs`, which came with `get_y` or `getters`, make of label `o`"
-    try: return compose_tfms(o, fs)
+def _after_getters(store, field, label, getters):
+    "What transforms `getters`, which came with `get_y` or `getters`, make of a label"
+    try: return compose_tfms(label, getters)
     except Exception as e:
-        raise ValueError(f"{store.name}: get_y failed for {o!r} of field {field!r} ({type(e).__name__}: {e}). "
-                         f"RedisBlock({field!r}) calls it with the label, not with the item; where it needs the item, or returns "
-                         "something that is not known beforehand, give CategoryBlock(vocab=…) in place of that RedisBlock") from e
-
-StoreMultiCategorize.encodes,StoreMultiCategorize.decodes = (vars(MultiCategorize)[n] for n in ('encodes','decodes'))
+        raise ValueError(
+            f'{store.name}: get_y failed for {label!r} of field {field!r} ({type(e).__name__}: {e}). '
+            f'RedisBlock({field!r}) calls it with the label, not with the item; where it needs the item, or returns '
+            'something that is not known beforehand, give CategoryBlock(vocab=…) in place of that RedisBlock') from e
 
 # %% ../nbs/03_block.ipynb #7fe3c762
 class _MaskCodes(AddMaskCodes):
-    "`AddMaskCodes` with the vocabulary of the mask's field, if it has one; with `decide` only if the field holds masks"
-    def __init__(self, decide:bool=False):
+    "`AddMaskCodes` with the vocabulary of the mask's field, if it has one"
+    def __init__(self,
+        decide:bool=False # Do this only if the field holds masks? For a block that does not know its store yet
+    ):
         super().__init__()
         self.decide = decide
+
     def setups(self, tl):
-        f = next(f for f in tl.tfms.fs if isinstance(f, Fetch))
+        fetch = next(t for t in tl.tfms.fs if isinstance(t, Fetch))
         if self.decide:
-            if not holds_masks(f.store, f.field): return
-            f.img_cls = PILMask
-        self.loss_func = CrossEntropyLossFlat(axis=1)   # fastai has it on `PILMask.create`, which `Fetch` stands in for
-        if v:=f.store.manifest.vocab.get(f.field): self.codes,self.vocab,self.c = v,v,len(v)
+            if not holds_masks(fetch.store, fetch.field): return
+            fetch.img_cls = PILMask
+        self.loss_func = CrossEntropyLossFlat(axis=1)   # which fastai takes from `PILMask.create`
+        if vocab:=fetch.store.manifest.vocab.get(fetch.field): self.codes,self.vocab,self.c = vocab,vocab,len(vocab)
 
 watch(_MaskCodes)
 
 # %% ../nbs/03_block.ipynb #d570748d
 class ShownArray(TensorBase):
-    "An array of any shape that can show itself: a curve, a picture, or its shape"
+    "An array of any shape that can show itself: as a curve, as a picture, or by its shape"
     def show(self, ctx=None, **kwargs):
-        a = self.detach().cpu().numpy()
-        if ctx is not None or a.ndim not in (1,2):
-            return show_title(f"array of {' x '.join(map(str, a.shape))}, mean {a.mean():.3g}", ctx=ctx)
+        array = self.detach().cpu().numpy()
+        if ctx is not None or array.ndim not in (1,2):
+            return show_title(f"array of {' x '.join(map(str, array.shape))}, mean {array.mean():.3g}", ctx=ctx)
         ctx = plt.subplots(figsize=(3,2))[1]
-        if a.ndim==1: ctx.plot(a)
-        else: ctx.imshow(a, aspect='auto')
+        if array.ndim==1: ctx.plot(array)
+        else: ctx.imshow(array, aspect='auto')
         return ctx
 
 class ArraySetup(RegressionSetup):
     "`RegressionSetup` for arrays of any shape"
     def decodes(self, o):
         if o.ndim==0: return TitledFloat(o)
-        return TitledTuple(o.tolist()) if o.ndim==1 and len(o)<=_few else ShownArray(o)
+        return TitledTuple(o.tolist()) if o.ndim==1 and len(o)<=_max_shown_numbers else ShownArray(o)
 
-ArraySetup.encodes = vars(RegressionSetup)['encodes']   # what a user registers with `RegressionSetup` counts here, too
+# The function of fastai's class, so that types which a user registers with `RegressionSetup` work here, too
+ArraySetup.encodes = vars(RegressionSetup)['encodes']
 
-_few = 10   # numbers that are shown as such
+_max_shown_numbers = 10   # a longer array is shown as a curve
 
 # %% ../nbs/03_block.ipynb #6a573930
 def RedisBlock(
-    store:Store|str=None, # Where from; default: the store of the items. A `str` is taken for the field
-    field:str=None, # Which; default: the first image
-    img_cls:type=None, # What an image becomes: `PILImage`, `PILImageBW`, `PILMask`; default: `PILMask` for a mask, else `PILImage`
+    store:Store|str=None, # Store to read from; default: the store of the items. A `str` is the field
+    field:str=None, # Field to read; default: the first that holds images
+    # Type of the image: `PILImage`, `PILImageBW` or `PILMask`; default: `PILMask` for a mask, else `PILImage`
+    img_cls:type=None,
     draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
 )->TransformBlock:
-    "A `TransformBlock` for a field of a store: image, mask, category, labels, numbers, text"
-    if 'fastai.distributed' in sys.modules: import fastai_remote.load.ranks   # which asks for accelerate
+    """A `TransformBlock` for a field of any store: image, mask, category, labels, numbers or text
+
+    Raises `UnknownField` if the store has no such field, and `ValueError` if a field's name does not say what it holds
+    and there is no store to ask."""
+    # Loaders for several ranks; only imported if `fastai.distributed` has been, because that needs accelerate
+    if 'fastai.distributed' in sys.modules: import fastai_remote.load.ranks
     if isinstance(store, str):
         if isinstance(field, type) and img_cls is None: field,img_cls = None,field   # RedisBlock('mask.png', PILMask)
-        if field is not None: raise TypeError(f'RedisBlock takes a store and a field, or a field: not the str {store!r} and {field!r}')
+        if field is not None:
+            raise TypeError('RedisBlock takes a store and a field, or a field: '
+                            f'not the str {store!r} and {field!r}')
         store,field = None,store
     if store is not None and field is None: field = default_field(store)
-    if store is not None and field not in store.manifest.fields: store.get_many([], field)   # says which there are
+    if store is not None and field not in store.manifest.fields: store.get_many([], field)   # raises `UnknownField`
     type_tfms = _Fresh(_type_tfms(_codec_of(store, field, img_cls), store, field, img_cls, draw))
     return TransformBlock(type_tfms=type_tfms, batch_tfms=IntToFloatTensor, dl_type=RemoteDL)
 
+ShardBlock = RedisBlock   # the same function: it works for every store
+
 def _codec_of(store, field, img_cls):
-    "The codec of `field`: its store says so; or its name, where the store is not known yet"
+    "Name of the codec of `field`, from the store, or from the field's name if there is no store yet"
     if store is not None: return store.manifest.fields[field]['codec']
     if field is None or img_cls is not None: return 'img'
     if get_codec(field): return field.rsplit('.', 1)[-1].lower()
@@ -186,14 +217,15 @@ def _codec_of(store, field, img_cls):
     raise ValueError(f'RedisBlock({field!r}): the name does not say what it holds: '
                      f'give the store too, RedisBlock(store, {field!r})')
 
-ShardBlock = RedisBlock   # a block asks its store, whichever that is
-
 def _type_tfms(codec, store, field, img_cls, draw):
-    mask = img_cls is None and field is not None and (is_mask(field, codec) if store is None else holds_masks(store, field))
+    "The type transforms of a block for `field`"
+    if img_cls is not None or field is None: mask = False
+    else: mask = is_mask(field, codec) if store is None else holds_masks(store, field)
     if is_image(codec) or mask or img_cls is not None:
-        later = store is None and field is not None and img_cls is None and not mask   # the store will say if it has a vocabulary
+        # Without a store it is not known yet whether the field has a vocabulary, and so holds masks
+        decide = store is None and field is not None and img_cls is None and not mask
         fetch = Fetch(field, store, img_cls or (PILMask if mask else PILImage), draw)
-        return [fetch, _MaskCodes(decide=later)] if later or issubclass(fetch.img_cls, PILMask) else [fetch]
+        return [fetch, _MaskCodes(decide)] if decide or issubclass(fetch.img_cls, PILMask) else [fetch]
     fetch = Fetch(field, store)
     if codec=='cls': return [fetch, StoreCategorize(field)]
     if codec=='labels': return [fetch, StoreMultiCategorize(field), OneHotEncode()]
@@ -202,18 +234,24 @@ def _type_tfms(codec, store, field, img_cls, draw):
 
 # %% ../nbs/03_block.ipynb #2b065418
 class MeanImage(DisplayedTransform):
-    "Subtract the mean image of field `field` of `store`, scaled to the batch's size, as SparkNet and Caffe do"
+    "Batch transform that subtracts the mean image of a field, scaled to the batch, as SparkNet and Caffe do"
     order = 99
     def __init__(self,
-        store:Store, # A store with statistics
+        store:Store, # A store with statistics of its images
         field:str=None, # Image field; default: the first that has statistics
-    ): self.im,self.cache = store.mean_image(field),{}
+    ):
+        self.im = store.mean_image(field)
+        self.cache = {}   # `{(shape of an image, device): mean image as a tensor}`, for the latest batch only
 
     def _mean(self, x):
+        "The mean image as a tensor like the images of batch `x`"
         key = tuple(x.shape[1:]),x.device
         if key not in self.cache:
-            m = torch.tensor(np.array(self.im.convert('L' if x.shape[1]==1 else 'RGB')), dtype=torch.float32).div(255).reshape(1, *self.im.size[::-1], -1).permute(0,3,1,2)
-            self.cache = {key:F.interpolate(m, x.shape[-2:], mode='bilinear', align_corners=False).to(x.device)}
+            mean = np.array(self.im.convert('L' if x.shape[1]==1 else 'RGB'))
+            mean = torch.tensor(mean, dtype=torch.float32).div(255)
+            mean = mean.reshape(1, *self.im.size[::-1], -1).permute(0, 3, 1, 2)
+            mean = F.interpolate(mean, x.shape[-2:], mode='bilinear', align_corners=False)
+            self.cache = {key:mean.to(x.device)}
         return self.cache[key].to(x.dtype)
 
     def encodes(self, x:TensorImage): return x-TensorImage(self._mean(x))
@@ -225,30 +263,45 @@ class MeanImage(DisplayedTransform):
 @delegates(DataLoaders.from_dblock)
 def from_store(cls:DataLoaders,
     store:Store, # A `RedisStore`, `ShardStore`, `TieredStore` or any other
-    x:str|list=None, # Field, or fields, of the input; default: the first image
+    x:str|list=None, # Field, or fields, of the input; default: the first that holds images
     y:str|list=None, # Field, or fields, of the target; default: `cls`, or `labels`
-    splitter=None, # Default: the store's splits if it has `train` and `valid`, else a random one
-    valid_pct:float=0.2, # Part for validation, where the split is random
+    splitter=None, # Default: the store's splits if it has `train` and `valid`, else a random split
+    valid_pct:float=0.2, # Share of the samples for validation in a random split, 0 to 1
     seed:int=None, # Seed of a random split
-    img_cls:type=PILImage, # What an image becomes
+    img_cls:type=PILImage, # Type of the images
     draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
-    normalize:bool=False, # Normalize by the store's own statistics, to train from scratch? `vision_learner` adds a pretrained body's
+    # Normalize by the store's own statistics, to train from scratch? `vision_learner` adds those of a pretrained body
+    normalize:bool=False,
     item_tfms=None, # Transforms of an item
     batch_tfms=None, # Transforms of a batch
     **kwargs
 ):
-    "`DataLoaders` from any store; other arguments are those of `RemoteDL`, such as `interleave=`, `on_bad=` and `prefetch=`; raises `UnknownField`"
-    if not isinstance(store, Store): raise TypeError(f'from_store takes a store, such as RedisStore(url, name) or ShardStore(url), not a {type(store).__name__}')
-    xs,ys = L(x or default_field(store)),L(y or next((f for f in ('cls','labels') if f in store.fields), None))
-    if not ys: raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
-    for f in xs+ys: store.get_many([], f)
-    if splitter is None: splitter = StoreSplitter() if {'train','valid'}<=set(store.splits) else RandomStoreSplitter(valid_pct, seed)
-    def block(f):
-        image = is_image(store.manifest.fields[f]['codec']) and not holds_masks(store, f)
-        return RedisBlock(store, f, img_cls if image else None, draw)
-    if normalize: batch_tfms = _normalized(store, xs, img_cls, draw, L(batch_tfms))
-    dblock = DataBlock(blocks=[block(f) for f in xs+ys], n_inp=len(xs), get_items=get_remote_items, splitter=splitter, item_tfms=item_tfms, batch_tfms=batch_tfms)
+    """`DataLoaders` from any store
+
+    Other arguments are those of `RemoteDL`, such as `interleave=`, `on_bad=` and `prefetch=`. Raises `UnknownField`,
+    and `ValueError` if `normalize` and there are no statistics."""
+    if not isinstance(store, Store):
+        raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
+                        f'not a {type(store).__name__}')
+    inputs = L(x or default_field(store))
+    targets = L(y or next((f for f in ('cls','labels') if f in store.fields), None))
+    if not targets:
+        raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
+    for field in inputs+targets: store.get_many([], field)   # raises `UnknownField`
+    if splitter is None:
+        has_splits = {'train','valid'}<=set(store.splits)
+        splitter = StoreSplitter() if has_splits else RandomStoreSplitter(valid_pct, seed)
+    def block(field): return RedisBlock(store, field, img_cls if _is_image_field(store, field) else None, draw)
+    if normalize: batch_tfms = _normalized(store, inputs, img_cls, draw, L(batch_tfms))
+    dblock = DataBlock(blocks=[block(field) for field in inputs+targets], n_inp=len(inputs), get_items=get_remote_items,
+                       splitter=splitter, item_tfms=item_tfms, batch_tfms=batch_tfms)
     return cls.from_dblock(dblock, store, **kwargs)
+
+def _is_image_field(store, field):
+    "Does `field` hold images other than masks?"
+    return is_image(store.manifest.fields[field]['codec']) and not holds_masks(store, field)
+
+_redis_schemes = 'redis://','rediss://','unix://'
 
 @patch(cls_method=True)
 @delegates(DataLoaders.from_store, but=['store'])
@@ -259,53 +312,62 @@ def from_redis(cls:DataLoaders,
     **kwargs
 ):
     "`DataLoaders` from dataset `name` in Redis: `from_store` of a `RedisStore`"
-    if isinstance(url, Store): raise TypeError('from_redis takes the URL of a server and the name of a dataset; for a store there is from_store(store)')
-    if isinstance(url, (str,Path)) and not str(url).startswith(('redis://','rediss://','unix://')): raise ValueError(f'{url}: no Redis server (redis://, rediss:// or unix://); a folder of shards is for from_shards')
+    if isinstance(url, Store):
+        raise TypeError('from_redis takes the URL of a server and the name of a dataset; '
+                        'for a store there is from_store(store)')
+    if isinstance(url, (str,Path)) and not str(url).startswith(_redis_schemes):
+        raise ValueError(f'{url}: no Redis server (redis://, rediss:// or unix://); '
+                         'a folder of shards is for from_shards')
     return cls.from_store(RedisStore(url, name, timeout=timeout), **kwargs)
 
 @patch(cls_method=True)
 @delegates(DataLoaders.from_store, but=['store'])
 def from_shards(cls:DataLoaders,
     url:str, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
-    cache:bool|str=True, # Where to keep whole shards of a remote store: a folder; `True`: the usual one; `None`: nowhere
-    cache_size:int=None, # Bytes the cache may take; default: half of what is free
+    cache:bool|str=True, # Folder to keep whole shards of a remote store in; `True`: the default one; `None`: no cache
+    cache_size:int=None, # Bytes that the cache may take; default: half of the free space
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
-    storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
+    # Options of fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
+    storage_options:dict=None,
     **kwargs
 ):
     "`DataLoaders` from tar shards in folder `url`: `from_store` of a `ShardStore`"
-    if isinstance(url, Store): raise TypeError('from_shards takes the folder of the shards; for a store there is from_store(store)')
-    if str(url).startswith(('redis://','rediss://','unix://')): raise ValueError(f"{str(url).split('@')[-1]}: a Redis server is for from_redis(url, name)")
+    if isinstance(url, Store):
+        raise TypeError('from_shards takes the folder of the shards; for a store there is from_store(store)')
+    if str(url).startswith(_redis_schemes):   # the message leaves out a password
+        raise ValueError(f"{str(url).split('@')[-1]}: a Redis server is for from_redis(url, name)")
     return cls.from_store(ShardStore(url, cache, cache_size, timeout, storage_options=storage_options), **kwargs)
 
-def _normalized(store, xs, img_cls, draw, tfms):
-    "`tfms` with a `Normalize` for the image among `xs`, unless `tfms` do it; raises `ValueError` where there are no statistics"
+def _normalized(store, inputs, img_cls, draw, tfms):
+    "`tfms` with a `Normalize` for the image field among `inputs`, unless `tfms` have one; raises `ValueError`"
     if any(isinstance(t, (Normalize,MeanImage)) for t in tfms): return tfms
-    images = [f for f in xs if is_image(store.manifest.fields[f]['codec']) and not holds_masks(store, f)]
+    images = [field for field in inputs if _is_image_field(store, field)]
     if len(images)>1:
-        raise ValueError(f"{store.name}: normalize=True is for one image a sample, not for {', '.join(map(repr, images))}: "
-                         "give batch_tfms=Normalize.from_stats(…)")
+        names = ', '.join(map(repr, images))
+        raise ValueError(f'{store.name}: normalize=True is for one image a sample, not for {names}: '
+                         'give batch_tfms=Normalize.from_stats(…)')
     stats = store.image_stats(images[0]) if images else None
     if stats is None:
-        raise ValueError(f"{store.name}: normalize=True, but there are no statistics of {images[0] if images else ', '.join(xs)!r}: "
-                         "they are gathered when images go in; give batch_tfms=Normalize.from_stats(…)")
+        what = repr(images[0]) if images else repr(', '.join(inputs))
+        raise ValueError(f'{store.name}: normalize=True, but there are no statistics of {what}: '
+                         'they are gathered when images go in; give batch_tfms=Normalize.from_stats(…)')
     drawn = draw is not None and store.manifest.fields[images[0]]['codec']=='strokes'
     if drawn: stats = _drawn_stats(store, images[0], draw)
-    grey = getattr(img_cls, '_open_args', {}).get('mode')=='L'
-    mean,std = [[o] for o in stats['grey']] if grey else (stats['mean'],stats['std'])
-    return tfms+Normalize.from_stats(mean, [max(o, 1e-3) for o in std], cuda=False)
+    is_grey = getattr(img_cls, '_open_args', {}).get('mode')=='L'
+    mean,std = [[value] for value in stats['grey']] if is_grey else (stats['mean'],stats['std'])
+    return tfms+Normalize.from_stats(mean, [max(value, 1e-3) for value in std], cuda=False)
 
-def _drawn_stats(store, f, draw, n=256):
-    "Statistics of `n` samples, drawn as they will be; raises `CorruptSample`"
-    idxs,res = Permutation(len(store))[np.arange(min(n, len(store)))],ImageStats()
-    for b in store.get_many(idxs, f, check=True)[f]: res.add(draw.create(b))
-    return res.summary() if len(res) else store.image_stats(f)
+def _drawn_stats(store, field, draw, n=256):
+    "Statistics of the drawings of `n` random samples; raises `CorruptSample`"
+    numbers,stats = Permutation(len(store))[np.arange(min(n, len(store)))],ImageStats()
+    for value in store.get_many(numbers, field, check=True)[field]: stats.add(draw.create(value))
+    return stats.summary() if len(stats) else store.image_stats(field)
 
 # %% ../nbs/03_block.ipynb #6cf8d678
 @patch_to(FilteredBase)
 @wraps(FilteredBase.dataloaders)
 def dataloaders(self, *args, **kwargs):
-    # As in fastai, but a `RemoteDL` is given no arguments that it does not know, and no targets of text
+    # As in fastai, but for a `RemoteDL` unknown arguments and unsuitable targets are errors
     dl_type = kwargs.get('dl_type') or self._dl_type
     if issubclass(dl_type, RemoteDL):
         _check_arguments(self, dl_type, kwargs)
@@ -313,42 +375,53 @@ def dataloaders(self, *args, **kwargs):
     return self._orig_dataloaders(*args, **kwargs)
 
 def _check_arguments(dsets, dl_type, kwargs):
-    inits = [vars(c)['__init__'] for c in dl_type.__mro__ if '__init__' in vars(c)]
-    known = {nm for f in [dsets._orig_dataloaders, *inits] for nm in inspect.signature(f).parameters}
-    if bad:=[k for k in kwargs if k.removeprefix('val_') not in known]:
-        like = difflib.get_close_matches(bad[0], known, 1)
-        hint = f'; did you mean {like[0]!r}?' if like else ''
-        raise TypeError(f"{dl_type.__name__} knows no {', '.join(map(repr, bad))}{hint}")
+    "Raise `TypeError` if `kwargs` has a name that neither `dataloaders` nor `dl_type` has a parameter for"
+    inits = [vars(cls)['__init__'] for cls in dl_type.__mro__ if '__init__' in vars(cls)]
+    known = {name for f in [dsets._orig_dataloaders, *inits] for name in inspect.signature(f).parameters}
+    unknown = [name for name in kwargs if name.removeprefix('val_') not in known]
+    if not unknown: return
+    similar = difflib.get_close_matches(unknown[0], known, 1)
+    hint = f'; did you mean {similar[0]!r}?' if similar else ''
+    raise TypeError(f"{dl_type.__name__} knows no {', '.join(map(repr, unknown))}{hint}")
 
 def _check_targets(dsets):
+    "Raise `ValueError` for a target that training cannot use: sample numbers as labels, or text"
     for tl in getattr(dsets, 'tls', [])[getattr(dsets, 'n_inp', 0):]:
-        f,*fs = [t for t in tl.tfms.fs if t.name!='noop'] or [None]
-        if isinstance(f, Categorize) and isinstance(tl.items, RemoteItems):
-            raise ValueError("CategoryBlock without get_y takes the items for labels, and these are sample numbers: "
+        first,*others = [t for t in tl.tfms.fs if t.name!='noop'] or [None]
+        if isinstance(first, Categorize) and isinstance(tl.items, RemoteItems):
+            raise ValueError('CategoryBlock without get_y takes the items for labels, and these are sample numbers: '
                              "give RedisBlock('cls') in its place, or get_y=Fetch('cls')")
-        if not isinstance(f, Fetch) or fs or f.img_cls is not None or f.codec.name not in ('txt','json','bin'): continue
-        raise ValueError(f"{f.store.name}: field {f.field!r} ({f.codec.name}) is no target: it has no vocabulary, which training "
-                         f"needs beforehand. Store labels in a field `cls` (store.map(lambda o: {{**o, 'cls':o[{f.field!r}]}}, "
-                         f"name='new_name') makes one), or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({f.field!r})")
+        if not isinstance(first, Fetch) or others or first.img_cls is not None: continue
+        if first.codec.name not in ('txt','json','bin'): continue
+        store,field = first.store,first.field
+        raise ValueError(
+            f'{store.name}: field {field!r} ({first.codec.name}) is no target: it has no vocabulary, '
+            'which training needs beforehand. Store labels in a field `cls` '
+            f"(store.map(lambda o: {{**o, 'cls':o[{field!r}]}}, name='new_name') makes one), "
+            f'or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({field!r})')
 
 @patch
 @delegates(TfmdDL.__init__)
 def test_dl(self:DataLoaders,
-    test_items, # Items: sample numbers, dicts, files, bytes, pictures, `RemoteItems` of any store
+    test_items, # Items: sample numbers, dicts, files, bytes, pictures, or `RemoteItems` of any store
     rm_type_tfms=None, # Start index of transforms of the validation set to apply
-    with_labels:bool=False, # Do the items have labels? Those of sample numbers and of dicts do
+    with_labels:bool=False, # Do the items have labels? Sample numbers and dicts have
     **kwargs
 ):
-    "As in fastai; where labels come from a store and items have none it says so"
+    "As in fastai. Raises `TypeError` if labels come from a store and the items have none."
     if with_labels and rm_type_tfms is None: _check_labelled(self.valid_ds, test_items)
     return self._orig_test_dl(test_items, rm_type_tfms, with_labels, **kwargs)
 
 def _check_labelled(dsets, items):
+    "Raise `TypeError` if the targets of `dsets` are read from a store, and `items` are not of a store and have none"
     if not isinstance(dsets, Datasets) or isinstance(items, RemoteItems) or len(items)==0: return
     item = get_first(items)
     firsts = [tl.tfms.fs[0] for tl in dsets.tls[dsets.n_inp:] if tl.tfms.fs]
-    f = next((o for o in firsts if isinstance(o, Fetch)), None)
-    if f is None or isinstance(item, (int,np.integer,dict)): return
-    raise TypeError(f"with_labels=True: a {type(item).__name__} has no label; this loader reads {f.field!r} of {f.store.name}. "
-                    f"Give sample numbers; or dicts with {f.field!r} beside the input, such as image_samples(files, label=parent_label) "
-                    "gives; or another store, get_remote_items(store); or leave with_labels out")
+    fetch = next((t for t in firsts if isinstance(t, Fetch)), None)
+    if fetch is None or isinstance(item, (int,np.integer,dict)): return
+    field = fetch.field
+    raise TypeError(
+        f'with_labels=True: a {type(item).__name__} has no label; this loader reads {field!r} of {fetch.store.name}. '
+        f'Give sample numbers; or dicts with {field!r} beside the input, such as '
+        'image_samples(files, label=parent_label) gives; or another store, get_remote_items(store); '
+        'or leave with_labels out')
