@@ -132,28 +132,28 @@ class RedisStore(Store):
         res.update({f:vals[k*len(ids):(k+1)*len(ids)] for k,f in enumerate(var)})
         for f,d in fixed.items():
             res[f],gone = unpack_replies(plans[f], replies, d['dtype'], len(ids), crcs.get(f))
-            if gone: raise MissingSample(f'{self.name}: {len(gone)} of {len(ids)} values missing, first of sample {ids[gone[0]]} (field {f!r}): {self._why_missing()}')
+            if gone: raise MissingSample(f'{self.name}: {len(gone)} of {len(ids)} values missing, first of sample {ids[gone[0]]} (field {f!r}): {self.why_missing()}')
         return {f:res[f] for f in fields}
 
-    def _compare(self, idxs, f, res, crcs, tries=2):
+    def compare_checksums(self, idxs, f, res, crcs, tries=2):
         "As `Store` does; first, what does not match is asked for again: it may have been damaged on its way"
         for _ in range(tries):
-            bad = self._differ(idxs, res[f], crcs)
+            bad = self.mismatches(idxs, res[f], crcs)
             if not len(bad): return
             again = self.read_values(idxs[bad], [f, f'{f}.crc'])
             crcs[bad] = again[f'{f}.crc']
             if not isinstance(res[f], list): res[f][bad] = again[f]
-            elif None in again[f]: self._missing(idxs[bad], f, again[f])
+            elif None in again[f]: self.raise_missing(idxs[bad], f, again[f])
             else:
                 for k,v in zip(bad.tolist(), again[f]): res[f][k] = v
-        super()._compare(idxs, f, res, crcs)
+        super().compare_checksums(idxs, f, res, crcs)
 
-    def _place(self, i, f):
+    def key_location(self, i, f):
         d,pre = self.manifest.fields[f],self.manifest.prefix
         if d['dtype'] is None: return f', in key {pre}:{f}:{i}'
         return f', in key {pre}:{f}#{i>>KEY_BITS} at byte {(i&((1<<KEY_BITS)-1))*element_size(d):,}'
 
-    def _manifest_bytes(self): return self.link.call(lambda c: c.get(f'{self._name}:meta'))
+    def manifest_bytes(self): return self.link.call(lambda c: c.get(f'{self._name}:meta'))
 
     @property
     def unchecked(self)->list:
@@ -206,14 +206,15 @@ class RedisStore(Store):
 
     def _changed(self, there): return StoreNotFound(f"{self._name}: {'replaced' if there else 'deleted, or lost in a restart,'} since it was opened: open it again")
 
-    def _why_missing(self):
+    def why_missing(self):
         try: policy = self.link.call(lambda c: c.info('memory')).get('maxmemory_policy', 'noeviction')
         except (StoreUnavailable, redis.ResponseError): policy = 'noeviction'
         if policy!='noeviction': return f'the server may drop keys when it is full (maxmemory-policy {policy}): set noeviction and ingest again'
         return 'deleted, or lost in a restart without saving'
 
-    _is_loaded = property(lambda self: self._manifest is not None)
-    def _address(self): return f'{self.link.url!r}, {self._name!r}'
+    is_loaded = property(lambda self: self._manifest is not None)
+    @property
+    def address(self)->str: return f'{self.link.url!r}, {self._name!r}'
     def opener(self): return OpenStore(self)
     def __getstate__(self): return dict(link=self.link, _name=self._name, _uid=self._uid, _manifest=None)
     def __copy__(self): return self

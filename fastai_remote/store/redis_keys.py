@@ -44,7 +44,7 @@ class RedisKeys(RedisStore):
         for j,f in enumerate(fields):
             res[f] = vals[j*len(ids):(j+1)*len(ids)]
             if f=='cls':
-                if None in res[f]: self._missing(idxs, f, res[f])
+                if None in res[f]: self.raise_missing(idxs, f, res[f])
                 res[f] = np.array([self._label(i, v) for i,v in zip(ids, res[f])], self.manifest.fields[f]['dtype'])
         return res
     def _label(self, i, v):

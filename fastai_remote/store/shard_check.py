@@ -62,7 +62,7 @@ def _key(store, u): return store._key(store.table.name(u))
 
 def _manifest(store):
     "The manifest is in memory: is the file still the one that was read?"
-    b = store._manifest_bytes()
+    b = store.manifest_bytes()
     if zlib.crc32(b)==store._manifest_crc: return
     why = 'it has changed since it was opened'
     try: uid = ShardManifest.from_json(b, 'manifest.json').uid

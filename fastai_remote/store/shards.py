@@ -124,8 +124,9 @@ class ShardStore(Store):
         "Are there compressed shards?"
         return self.shards.raw is not None
 
-    _is_loaded = property(lambda self: self._manifest is not None)
-    def _address(self): return repr(self.storage.url)
+    is_loaded = property(lambda self: self._manifest is not None)
+    @property
+    def address(self)->str: return repr(self.storage.url)
     def opener(self): return OpenShards(self)
     def __getstate__(self): return dict(storage=self.storage, _cache_arg=self._cache_arg, _uid=self._uid, _manifest=None, _cache=None, _open_=None)
     def __copy__(self): return self
@@ -201,7 +202,7 @@ def _codes(self:ShardStore, f):
     return c[f]
 
 @patch
-def _cut(self:ShardStore, i, f, got, n): return self._changed() if self._replaced() else CorruptSample(f'{self.name}: sample {i}, field {f!r}{self._where(i, f)}: {got:,} of {n:,} bytes: the shard is cut off, or not the one that was indexed')
+def _cut(self:ShardStore, i, f, got, n): return self._changed() if self._replaced() else CorruptSample(f'{self.name}: sample {i}, field {f!r}{self.location(i, f)}: {got:,} of {n:,} bytes: the shard is cut off, or not the one that was indexed')
 @patch
 def _gone(self:ShardStore, u):
     if self._replaced(): return self._changed()
@@ -220,7 +221,7 @@ def _still(self:ShardStore, fd=None):
     raise self._changed()
 
 @patch
-def _compare(self:ShardStore, idxs, f, res, crcs):
+def compare_checksums(self:ShardStore, idxs, f, res, crcs):
     "As `Store` does; first what came damaged over the network is asked for again, and copies in the cache that are damaged are dropped, and fetched again"
     bad = np.flatnonzero(crc32s(res[f])!=crcs)
     if not len(bad): return
@@ -234,17 +235,17 @@ def _compare(self:ShardStore, idxs, f, res, crcs):
         for k,b in zip(bad.tolist(), new): res[f][k] = b
         bad = bad[crc32s(new)!=crcs[bad]]
         if not len(bad): return
-    Store._compare(self, idxs, f, res, crcs)
+    Store.compare_checksums(self, idxs, f, res, crcs)
 
 @patch
-def _where(self:ShardStore, i, f):
+def location(self:ShardStore, i, f):
     u,k = (int(o[0]) for o in self.shards.at(np.array([i])))
     try: a = int(self._indices([u])[u].spans(f, np.array([k]))[0][0])
     except StoreError: return f' in {self.table.name(u)}'
     return f' in {self.table.name(u)} at byte {a:,}'
 
 @patch
-def _why_missing(self:ShardStore): return 'the shard has no such field of it'
+def why_missing(self:ShardStore): return 'the shard has no such field of it'
 
 # %% ../../nbs/store/12_shards.ipynb #59dab2b6
 @patch
@@ -364,7 +365,7 @@ def check_rest(self:ShardStore):
     yield from damaged_parts(self, manifest=not found)
 
 @patch
-def _manifest_bytes(self:ShardStore)->bytes:
+def manifest_bytes(self:ShardStore)->bytes:
     try: return self.storage.read('manifest.json')
     except FileNotFoundError: raise self._changed() from None
 

@@ -127,13 +127,13 @@ class TieredStore(Store):
     @property
     def manifest(self): return self.store.manifest
     @property
-    def shards(self): return getattr(self.store, 'shards', None)
+    def shards(self): return self.store.shards
     def check_cache(self, *args): return self.store.check_cache(*args)
     def new_epoch(self): self.store.new_epoch()
-    def _compare(self, idxs, f, res, crcs): self.store._compare(idxs, f, res, crcs)   # what Redis has is compared as it comes; shards may have another copy
+    def compare_checksums(self, idxs, f, res, crcs): self.store.compare_checksums(idxs, f, res, crcs)   # what Redis has is compared as it comes; shards may have another copy
     def opener(self): return OpenTiered(self)
-    def _where(self, i, f): return self.store._where(i, f)
-    def _why_missing(self): return self.store._why_missing()
+    def location(self, i, f): return self.store.location(i, f)
+    def why_missing(self): return self.store.why_missing()
     unchecked = property(lambda self: self.store.unchecked)
     def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k not in ('_fills','_counts')}
     def __setstate__(self, d): self.__dict__.update(d); self._begin()
