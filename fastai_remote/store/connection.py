@@ -18,7 +18,8 @@ _opened = {}   # `{function: (key, object)}`: what openers have made in this pro
 class Opener:
     """Recreates an object in any process: pickle it, send it to a worker, and call it there
 
-    It contains everything that the object needs, secrets included, so it is sent to workers and never saved. Its `repr` shows only its name."""
+    It contains everything that the object needs, secrets included, so it is sent to workers and never saved.
+    Its `repr` shows only its name."""
     def __init__(self,
         function, # Makes the object; a class, or a function of a module, so that it can be pickled
         name:str, # What `repr` shows; must not contain a secret

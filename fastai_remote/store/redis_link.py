@@ -1,4 +1,4 @@
-"""A connection to a Redis server, with one deadline
+"""The address of a Redis server, and calls to it with one deadline
 
 Docs: page `store/redis_link`"""
 
@@ -8,145 +8,184 @@ Docs: page `store/redis_link`"""
 __all__ = ['split_secret', 'RedisLink', 'as_link']
 
 # %% ../../nbs/store/02_redis_link.ipynb #23f590e7
-import inspect, os, random, re, ssl, time
+import inspect, os, re, ssl
 from multiprocessing.context import get_spawning_popen
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import hiredis
 import redis
-from fastcore.basics import patch, store_attr
+from fastcore.basics import patch
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..core import StoreFull, StoreUnavailable
+from .connection import Opener, Retries
 
 # %% ../../nbs/store/02_redis_link.ipynb #85665f6c
 def split_secret(
     url:str, # `redis://`, `rediss://` (TLS) or `unix://`
-)->tuple: # The URL without its password, the password or None
-    "Part `url` from its password; raises `ValueError`, which does not show it"
-    try: ok = (u:=urlsplit(url)).port!=-1   # `port` raises if it is no number
-    except ValueError: ok = False
-    if ok and u.scheme not in ('redis','rediss','unix'): raise ValueError(f"{'the url' if '@' in url else repr(url)}: want a redis://, rediss:// or unix:// URL")
-    if not ok or (u.scheme!='unix' and '@' in u.path+u.query+u.fragment):
-        raise ValueError('not a URL: the port must be a number, and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
-    user,at,host = u.netloc.rpartition('@')
-    user,_,secret = user.partition(':')
-    q = dict(parse_qsl(u.query, keep_blank_values=True))
-    secret = q.pop('password', None) or unquote(secret) or None
-    if bad:=[k for k in q if 'password' in k]: raise ValueError(f'{bad[0]} cannot be given: only the password of the server is kept out of sight')
-    return f"{u.scheme}://{user}{'@' if user else ''}{host}{u.path}{'?' if q else ''}{urlencode(q, safe='/')}", secret
+)->tuple: # The URL without its password; the password or None
+    "Separate the password from `url`; raises `ValueError`, without showing the password"
+    try:
+        parts = urlsplit(url)
+        valid = parts.port!=-1   # `port` raises if it is not a number
+    except ValueError: valid = False
+    if valid and parts.scheme not in ('redis','rediss','unix'):
+        shown = 'the url' if '@' in url else repr(url)
+        raise ValueError(f'{shown}: want a redis://, rediss:// or unix:// URL')
+    if not valid or (parts.scheme!='unix' and '@' in parts.path+parts.query+parts.fragment):
+        raise ValueError('not a URL: the port must be a number, '
+                         'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
+    login,_,host = parts.netloc.rpartition('@')
+    user,_,secret = login.partition(':')
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    secret = query.pop('password', None) or unquote(secret) or None
+    passwords = [k for k in query if 'password' in k]
+    if passwords: raise ValueError(f'{passwords[0]} cannot be given: only the password of the server is kept secret')
+    netloc = f'{user}@{host}' if user else host
+    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{urlencode(query, safe='/')}", secret
 
 # %% ../../nbs/store/02_redis_link.ipynb #6d9d7c48
-_foreign = (redis.InvalidResponse,)
-_known = {k for c in (redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection) for k in inspect.signature(c.__init__).parameters}
-_transient = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
-_refused = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.NoPermissionError, redis.exceptions.AuthenticationWrongNumberOfArgsError)
+_connection_classes = redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection
+_known_arguments = {k for c in _connection_classes for k in inspect.signature(c.__init__).parameters}
+_URL_SCHEMES = 'redis://','rediss://','unix://'
 
 class _Packer(redis.connection.HiredisRespSerializer):
-    "Packs the two commands that read a batch without a look at each argument: `MGET`, and `BITFIELD_RO` of a key, a type and a list of positions; of two types, one after the other"
+    """Packs the two commands that read a batch without redis-py's check of each argument
+
+    These are `MGET`, and `BITFIELD_RO` with a key, a type and a list of positions. A type such as 'i64+u32' means that
+    each element consists of two values, and both are read."""
     def pack(self, *args):
         if args[0]=='MGET': return [hiredis.pack_command(args)]
         if args[0]!='BITFIELD_RO': return super().pack(*args)
-        _,key,t,pos = args
-        if '+' in t: return [self._pairs(key, *t.split('+'), pos)]
-        get = f'$3\r\nGET\r\n${len(t)}\r\n{t}\r\n$'
-        gets = ''.join([f'{get}{len(i)+1}\r\n#{i}\r\n' for i in map(str, pos)])
-        return [f'*{2+3*len(pos)}\r\n$11\r\nBITFIELD_RO\r\n${len(key.encode())}\r\n{key}\r\n{gets}'.encode()]
+        _,key,kind,positions = args
+        if '+' in kind: return [self._pack_pairs(key, *kind.split('+'), positions)]
+        get = f'$3\r\nGET\r\n${len(kind)}\r\n{kind}\r\n$'
+        gets = ''.join([f'{get}{len(i)+1}\r\n#{i}\r\n' for i in map(str, positions)])
+        return [self._command(2+3*len(positions), key, gets)]
 
-    def _pairs(self, key, t, t2, pos):
-        "Elements of two values each, `t` and `t2`, by their offsets in bits"
-        w = int(t[1:])
-        size = w+int(t2[1:])
-        get,get2 = (f'$3\r\nGET\r\n${len(o)}\r\n{o}\r\n$' for o in (t,t2))
-        gets = ''.join([f'{get}{len(a)}\r\n{a}\r\n{get2}{len(b)}\r\n{b}\r\n' for a,b in [(str(size*i), str(size*i+w)) for i in pos]])
-        return f'*{2+6*len(pos)}\r\n$11\r\nBITFIELD_RO\r\n${len(key.encode())}\r\n{key}\r\n{gets}'.encode()
+    def _pack_pairs(self, key, first, second, positions):
+        "The command for elements of two values of types `first` and `second`, which are read by their offsets in bits"
+        width = int(first[1:])
+        size = width+int(second[1:])
+        get_first,get_second = (f'$3\r\nGET\r\n${len(kind)}\r\n{kind}\r\n$' for kind in (first,second))
+        offsets = [(str(size*i), str(size*i+width)) for i in positions]
+        gets = ''.join([f'{get_first}{len(a)}\r\n{a}\r\n{get_second}{len(b)}\r\n{b}\r\n' for a,b in offsets])
+        return self._command(2+6*len(positions), key, gets)
+
+    def _command(self, n_args, key, gets):
+        return f'*{n_args}\r\n$11\r\nBITFIELD_RO\r\n${len(key.encode())}\r\n{key}\r\n{gets}'.encode()
 
 class RedisLink:
-    "A server's address: connects in each process when first used, retries, and keeps the password to itself"
+    """The address of a Redis server, with one deadline for each call
+
+    Connects when it is first used, in each process by itself. Neither `repr` nor a saved pickle contains the
+    password."""
     def __init__(self,
         url:str='redis://localhost:6379', # `redis://`, `rediss://` (TLS) or `unix://`, with or without password
-        timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
-        socket_timeout:float=5., # Seconds to wait for one answer
-        secret:str=None, # Password, if not in `url`
+        timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`
+        socket_timeout:float=5., # Seconds to wait for one reply
+        secret:str=None, # Password, if it is not in `url`
         **kwargs # More arguments for `redis.Redis.from_url`
     ):
         if any('password' in k for k in kwargs): raise TypeError('a password goes into the URL, or into `secret`')
-        if bad:=[k for k in kwargs if k not in _known]: raise TypeError(f"no argument is called {', '.join(map(repr, bad))}")
-        self.url,s = split_secret(url)
-        store_attr('timeout,socket_timeout,kwargs')
-        self._secret,self._locked,self._client,self.seen,self.loaded = secret or s,False,(0,None),False,False
+        unknown = [k for k in kwargs if k not in _known_arguments]
+        if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
+        self.url,secret_in_url = split_secret(url)
+        self.timeout,self.socket_timeout,self.kwargs = timeout,socket_timeout,kwargs
+        self._secret = secret or secret_in_url
+        self._needs_secret = False # Did a pickle that was saved without the password have one?
+        self._client = 0,None # The process, and its client
+        self.has_answered = False # Has a call succeeded?
+        self.was_saved = False # Was this link loaded from a saved pickle?
 
     def reveal(self)->dict:
-        "Arguments that make this link again, password included: for handing to a worker, never for keeping"
-        return dict(url=self.url, timeout=self.timeout, socket_timeout=self.socket_timeout, secret=self._secret, **self.kwargs)
+        "The arguments of this link, password included: for sending it to a worker, never for saving"
+        return dict(url=self.url, timeout=self.timeout, socket_timeout=self.socket_timeout, secret=self._secret,
+                    **self.kwargs)
+
+    def opener(self)->Opener:
+        "Recreates this link in a worker, password included"
+        return Opener(RedisLink, self.url, **self.reveal())
 
     @property
     def client(self)->redis.Redis:
         "This process's client"
-        pid,c = self._client
-        if pid!=os.getpid():
-            c = redis.Redis.from_url(self.url, **{'password':self._secret, 'socket_timeout':self.socket_timeout,
-                'socket_connect_timeout':min(2., self.socket_timeout),
-                'socket_read_size':1<<18, 'protocol':2, 'lib_name':None, 'lib_version':None, 'command_packer':_Packer(), 'retry':Retry(NoBackoff(), 0), **self.kwargs})
-            self._client = os.getpid(),c
-        return c
+        process,client = self._client
+        if process==os.getpid(): return client
+        options = dict(password=self._secret, socket_timeout=self.socket_timeout,
+            socket_connect_timeout=min(2., self.socket_timeout), socket_read_size=1<<18, protocol=2, lib_name=None,
+            lib_version=None, command_packer=_Packer(), retry=Retry(NoBackoff(), 0))
+        client = redis.Redis.from_url(self.url, **{**options, **self.kwargs})
+        self._client = os.getpid(),client
+        return client
 
     def __getstate__(self):
-        d = {**self.__dict__, '_client':(0,None)}
-        if d.setdefault('kept', get_spawning_popen() is None): d.update(_secret=None, _locked=bool(self._secret) or self._locked)
-        return d
-    def __setstate__(self, d):
-        kept = d.pop('kept')
-        self.__dict__.update(d)
-        if not kept: return
-        self.loaded = True
-        env = os.environ.get('FASTAI_REMOTE_URL', '')
-        if not env.startswith(('redis://','rediss://','unix://')): env = self._locked and os.environ.get('REDIS_URL')   # or it is that of shards
-        if env and self._secret is None: (self.url,self._secret),self._locked = split_secret(env),False
+        is_saved = get_spawning_popen() is None   # else a worker is being spawned, over a pipe of its own
+        state = {**self.__dict__, '_client':(0,None), 'is_saved':is_saved}
+        if is_saved: state.update(_secret=None, _needs_secret=bool(self._secret) or self._needs_secret)
+        return state
+
+    def __setstate__(self, state):
+        is_saved = state.pop('is_saved')
+        self.__dict__.update(state)
+        if not is_saved: return
+        self.was_saved = True
+        url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of shards
+        if not url.startswith(_URL_SCHEMES): url = self._needs_secret and os.environ.get('REDIS_URL')
+        if url and self._secret is None: (self.url,self._secret),self._needs_secret = split_secret(url),False
+
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def __repr__(self): return f'RedisLink({self.url!r})'
 
-def as_link(url:str|RedisLink, **kwargs)->RedisLink:
-    "`url` if it is a link already, else a new one"
+def as_link(
+    url:str|RedisLink, # A URL, or a link
+    **kwargs # Arguments for a new `RedisLink`
+)->RedisLink:
+    "`url` if it is a `RedisLink`, else a new link to this URL"
     return url if isinstance(url, RedisLink) else RedisLink(url, **kwargs)
 
 # %% ../../nbs/store/02_redis_link.ipynb #bf27051e
+_temporary_errors = redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError
+_refusals = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.NoPermissionError,
+             redis.exceptions.AuthenticationWrongNumberOfArgsError)
+
 @patch
 def call(self:RedisLink,
     f, # Called with a `redis.Redis`; must be safe to repeat
-    timeout:float=None, # Seconds over all attempts; default: the link's
+    timeout:float=None, # Seconds for all attempts together; default: the link's, at most 2 for the first call
 ):
-    "`f(client)`, repeated with growing pauses while the server is away; raises `StoreUnavailable`, `StoreFull`"
-    if timeout is None: timeout = self.timeout if self.seen else min(2., self.timeout)
-    t0,wait,n = time.monotonic(),.02,0
-    while True:
-        n,t = n+1,time.monotonic()
-        try:
-            res = f(self.client)
-            self.seen = True
-            return res
-        except redis.OutOfMemoryError as e: raise StoreFull(self._why_full(e)) from e
-        except _refused as e: raise StoreUnavailable(self._say(f'refused: {e}' + self._hint(), n, t0)) from e
-        except (*_foreign, *_transient) as e:
-            if isinstance(e, _foreign) and not self.seen: raise StoreUnavailable(self._say(f'does not speak Redis: {e}', n, t0)) from e
-            now = time.monotonic()   # a server that did speak Redis: the answer was damaged on its way
-            if isinstance(e.__cause__, ssl.SSLCertVerificationError) or now-t0+max(wait, now-t)>timeout:
-                raise StoreUnavailable(self._say(f'{type(e).__name__}: {e}', n, t0) + ('; an export finds another server by FASTAI_REMOTE_URL' if self.loaded else '')) from e
-            time.sleep(wait*random.uniform(.5, 1))
-            wait = min(2*wait, 1.)
+    """The result of `f(client)`, which is repeated with increasing pauses while the server is away
+
+    Raises `StoreUnavailable` when the time is over or the server refuses access, and `StoreFull`."""
+    if timeout is None: timeout = self.timeout if self.has_answered else min(2., self.timeout)
+    retries = Retries(self.url, timeout, pause=.02, longest_pause=1., secrets=[self._secret] if self._secret else (),
+        advice='; an export finds another server by FASTAI_REMOTE_URL' if self.was_saved else '')
+    def attempt():
+        result = f(self.client)
+        self.has_answered = True
+        return result
+    return retries.call(attempt, lambda error: self._handle(error, retries))
 
 @patch
-def _hint(self:RedisLink): return '; passwords are not kept in exports: set FASTAI_REMOTE_URL or REDIS_URL' if self._locked else ''
+def _handle(self:RedisLink, error, retries):
+    "True if another attempt may succeed; else raises"
+    if isinstance(error, redis.OutOfMemoryError): raise StoreFull(self._why_full(error)) from error
+    if isinstance(error, _refusals):
+        hint = '; passwords are not kept in exports: set FASTAI_REMOTE_URL or REDIS_URL' if self._needs_secret else ''
+        raise retries.unavailable(f'refused: {error}{hint}') from error
+    if isinstance(error, redis.InvalidResponse):
+        if self.has_answered: return True   # the server does speak Redis: this reply was damaged on its way
+        raise retries.unavailable(f'does not speak Redis: {error}') from error
+    if not isinstance(error, _temporary_errors): raise error
+    if isinstance(error.__cause__, ssl.SSLCertVerificationError): raise retries.give_up(error) from error
+    return True
 
 @patch
-def _say(self:RedisLink, why, n, t0):
-    s = f"{self.url}: {why} ({n} attempt{'s'*(n>1)} in {time.monotonic()-t0:.1f} s)"
-    return s.replace(self._secret, '***') if self._secret else s
-
-@patch
-def _why_full(self:RedisLink, e):
-    try: m = self.client.info('memory')
-    except redis.RedisError: m = {}
-    return f"{self.url}: the server has no room: {m.get('used_memory_human')} of maxmemory {m.get('maxmemory_human')} used, policy {m.get('maxmemory_policy')} ({re.sub(r'Command # .* of pipeline caused error: ', '', str(e), flags=re.S)})"
+def _why_full(self:RedisLink, error):
+    try: memory = self.client.info('memory')
+    except redis.RedisError: memory = {}
+    used,limit,policy = (memory.get(k) for k in ('used_memory_human','maxmemory_human','maxmemory_policy'))
+    reply = re.sub(r'Command # .* of pipeline caused error: ', '', str(error), flags=re.S)   # it may show values
+    return f'{self.url}: the server has no room: {used} of maxmemory {limit} used, policy {policy} ({reply})'

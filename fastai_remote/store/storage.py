@@ -1,4 +1,4 @@
-"""A folder anywhere: on a disk, on S3, wherever fsspec reaches
+"""A folder on a disk, on S3, or on any other file system that fsspec supports
 
 Docs: page `store/storage`"""
 
@@ -8,7 +8,7 @@ Docs: page `store/storage`"""
 __all__ = ['public', 's3_options', 'Storage', 'as_storage']
 
 # %% ../../nbs/store/07_storage.ipynb #5bcffe97
-import errno, os, random, re, shutil, tempfile, time
+import errno, os, re, shutil, tempfile, time
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from urllib.parse import unquote, urlsplit
@@ -18,209 +18,271 @@ from fastcore.basics import patch
 from fsspec.implementations.local import LocalFileSystem
 
 from ..core import StoreFull, StoreNotFound, StoreUnavailable
+from .connection import Opener, Retries
 
 # %% ../../nbs/store/07_storage.ipynb #9cb099d6
-_secret = re.compile('secret|passw|token|key|cred|auth|sas|session|conn_|connection', re.I)
+_secret_name = re.compile('secret|passw|token|key|cred|auth|sas|session|conn_|connection', re.I)
 
 def public(
     options:dict # Options of a file system
-)->dict: # Those that may be shown and kept
-    "`options` without secrets, and without what only this process can hold"
-    ok = {k:public(v) if isinstance(v, dict) else v for k,v in options.items() if not _secret.search(k)}
-    return {k:v for k,v in ok.items() if v is None or isinstance(v, (str,int,float,bool,dict)) and v!={}}
+)->dict: # Those that may be shown and saved
+    "`options` without secrets, and without objects that only this process can use"
+    shown = {k:public(v) if isinstance(v, dict) else v for k,v in options.items() if not _secret_name.search(k)}
+    return {k:v for k,v in shown.items() if v is None or isinstance(v, (str,int,float,bool,dict)) and v!={}}
 
-def _values(o):
-    "The secrets in `o`"
-    for k,v in o.items():
-        if isinstance(v, dict): yield from _values(v)
-        elif isinstance(v, str) and len(v)>3 and _secret.search(k): yield v
+def _secret_values(options):
+    "The secret texts in `options`, from nested options too"
+    for k,v in options.items():
+        if isinstance(v, dict): yield from _secret_values(v)
+        elif isinstance(v, str) and len(v)>3 and _secret_name.search(k): yield v
 
 class s3_options(dict):
-    "Options of an S3 server, to give as `storage_options=`: endpoint, access key and secret, which it does not show"
+    "Options of an S3 server for `storage_options=`: endpoint, access key and secret, which are not shown or pickled"
     def __init__(self,
         url:str, # The server, `http://host:port` or `https://…`
         access_key:str=None, # Default: the usual chain (environment, `~/.aws`, instance)
-        secret_key:str=None, # Likewise
+        secret_key:str=None, # As `access_key`
         **kwargs # More options for `s3fs.S3FileSystem`
-    ): super().__init__({k:v for k,v in {'endpoint_url':url, 'key':access_key, 'secret':secret_key, **kwargs}.items() if v is not None})
+    ):
+        options = {'endpoint_url':url, 'key':access_key, 'secret':secret_key, **kwargs}
+        super().__init__({k:v for k,v in options.items() if v is not None})
     def __repr__(self): return f's3_options({public(self)})'
     __str__ = __repr__
     def __reduce__(self): return dict,(public(self),)
 
 # %% ../../nbs/store/07_storage.ipynb #daf36db0
-_s3 = dict(config_kwargs=dict(request_checksum_calculation='when_required', response_checksum_validation='when_required', connect_timeout=5, read_timeout=20, retries={'total_max_attempts':1}))
-_left = []   # clients of a parent process: they must not be finalised here, where their thread does not run
+_s3_config = dict(request_checksum_calculation='when_required', response_checksum_validation='when_required',
+                  connect_timeout=5, read_timeout=20, retries={'total_max_attempts':1})
+# Clients that are not used any more. They are kept because finalising a parent process's client in a child would
+# wait for a thread that does not run there.
+_old_clients = []
 
 class Storage:
-    "A folder on any file system fsspec knows: connects in each process when first used, retries, and keeps secrets to itself"
+    """A folder on any file system that fsspec supports, with one deadline for each call
+
+    Connects when it is first used, in each process by itself. Neither `repr` nor a saved pickle contains secrets."""
     def __init__(self,
         url:str|os.PathLike, # A path, or any fsspec URL: `s3://bucket/folder`
-        timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
+        timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`
         storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, `anon`, …
     ):
-        if re.search(r'\.(tar|tar\.gz|tgz)/?$', os.fspath(url)): raise ValueError(f'{url}: give the folder that holds the tars')
-        self.url,password = _split(os.fspath(url))
-        self.timeout,self._options = timeout,{**({'password':password} if password else {}), **(storage_options or {})}
-        self._fs,self._path,self.seen,self.loaded = (0,None),None,False,False
+        if re.search(r'\.(tar|tar\.gz|tgz)/?$', os.fspath(url)):
+            raise ValueError(f'{url}: give the folder that holds the tars')
+        self.url,password = _split_password(os.fspath(url))
+        self.timeout = timeout
+        self._options = {**({'password':password} if password else {}), **(storage_options or {})}
+        self._client = 0,None # The process, and its client
+        self._root = None # Path of the folder, as the file system calls it
+        self.has_answered = False # Has a call succeeded?
+        self.was_saved = False # Was this loaded from a saved pickle?
 
     def reveal(self)->dict:
-        "Arguments that make this again, secrets included: for handing to a worker, never for keeping"
+        "The arguments of this storage, secrets included: for sending it to a worker, never for saving"
         return dict(url=self.url, timeout=self.timeout, storage_options=self._options)
+
+    def opener(self)->Opener:
+        "Recreates this storage in a worker, secrets included"
+        return Opener(Storage, self.url, **self.reveal())
 
     @property
     def fs(self)->fsspec.AbstractFileSystem:
         "This process's client"
-        pid,fs = self._fs
-        if pid!=os.getpid():
-            if fs is not None: _left.append(fs)
-            opts = dict(self._options)
-            if _scheme(self.url) in ('s3','s3a'): opts['config_kwargs'] = {**_s3['config_kwargs'], **opts.get('config_kwargs', {})}
-            try: fs,self._path = fsspec.core.url_to_fs(self.url, skip_instance_cache=True, use_listings_cache=False, **opts)
-            except ImportError as e: raise ImportError(f"{self.url}: {e}{'; pip install s3fs' if _scheme(self.url) in ('s3','s3a') else ''}") from e
-            except (ValueError,TypeError) as e: raise type(e)(f'{self.url}: {e}') from e
-            if hasattr(fs, 'retries'): fs.retries = 1   # ours have one deadline over all
-            self._fs = os.getpid(),fs
-        return fs
+        process,client = self._client
+        if process==os.getpid(): return client
+        if client is not None: _old_clients.append(client)
+        options,is_s3 = dict(self._options),_scheme(self.url) in ('s3','s3a')
+        if is_s3: options['config_kwargs'] = {**_s3_config, **options.get('config_kwargs', {})}
+        options |= dict(skip_instance_cache=True, use_listings_cache=False)
+        try: client,self._root = fsspec.core.url_to_fs(self.url, **options)
+        except ImportError as e: raise ImportError(f"{self.url}: {e}{'; pip install s3fs' if is_s3 else ''}") from e
+        except (ValueError,TypeError) as e: raise type(e)(f'{self.url}: {e}') from e
+        if hasattr(client, 'retries'): client.retries = 1   # `call` repeats, with one deadline for all attempts
+        self._client = os.getpid(),client
+        return client
 
     @property
     def local(self)->bool:
         "Is this a folder of this machine?"
         return isinstance(self.fs, LocalFileSystem)
+
     @property
     def name(self)->str:
         "The last part of the path"
         return re.split('[/?#]', self.url.rstrip('/'))[-1]
 
-    def path(self, name:str='')->str:
-        "Where `name` is, as the file system calls it"
-        root = self.fs and self._path   # known when connected
+    def path(self,
+        name:str='' # A file of the folder; default: the folder itself
+    )->str:
+        "The path of `name`, as the file system calls it"
+        root = self.fs and self._root   # known when connected
         return f"{root.rstrip('/')}/{name}" if name else root
 
     def __getstate__(self):
-        d = {**self.__dict__, '_fs':(0,None)}
-        if d.setdefault('kept', get_spawning_popen() is None): d['_options'] = public(self._options)
-        return d
-    def __setstate__(self, d):
-        kept = d.pop('kept')
-        self.__dict__.update(d)
-        if not kept: return
-        env,self.loaded = os.environ.get('FASTAI_REMOTE_URL', ''),True
-        if env and _scheme(env) not in ('redis','rediss','unix'): self.url,self._path = _split(env)[0],None
+        is_saved = get_spawning_popen() is None   # else a worker is being spawned, over a pipe of its own
+        state = {**self.__dict__, '_client':(0,None), 'is_saved':is_saved}
+        if is_saved: state['_options'] = public(self._options)
+        return state
+
+    def __setstate__(self, state):
+        is_saved = state.pop('is_saved')
+        self.__dict__.update(state)
+        if not is_saved: return
+        self.was_saved = True
+        url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of a Redis server
+        if url and _scheme(url) not in ('redis','rediss','unix'): self.url,self._root = _split_password(url)[0],None
+
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def __repr__(self): return f'Storage({self.url!r})'
 
 def _scheme(url): return url.split('://')[0].split('::')[0] if '://' in url else ''
 
-def _split(url):
-    "`url` without its password, and that; a plain path is made absolute"
+def _split_password(url):
+    "`url` without its password, and the password or None; a plain path becomes absolute"
     if '://' not in url: return os.path.abspath(os.path.expanduser(url)),None
     if _scheme(url) in ('file','local'): return os.path.abspath(url.split('://', 1)[1]),None
-    u = urlsplit(url)
-    if u.password is None: return url,None
-    return url.replace(u.netloc, f'{u.username}@{u.hostname}'+(f':{u.port}' if u.port else ''), 1),unquote(u.password)
+    parts = urlsplit(url)
+    if parts.password is None: return url,None
+    port = f':{parts.port}' if parts.port else ''
+    return url.replace(parts.netloc, f'{parts.username}@{parts.hostname}{port}', 1),unquote(parts.password)
 
-def as_storage(url, timeout:float=20., storage_options:dict=None)->Storage:
-    "`url` if it is a `Storage` already, else a new one"
+def as_storage(
+    url:str|Storage, # A path or URL, or a `Storage`
+    timeout:float=20., # As in `Storage`
+    storage_options:dict=None # As in `Storage`
+)->Storage:
+    "`url` if it is a `Storage`, else a new one"
     return url if isinstance(url, Storage) else Storage(url, timeout, storage_options)
 
 # %% ../../nbs/store/07_storage.ipynb #28044654
-_brief = {errno.EBUSY, errno.EIO, errno.EAGAIN, errno.EPIPE, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH, getattr(errno, 'EREMOTEIO', errno.EIO), None}
-_clients = ('botocore','aiobotocore','aiohttp','urllib3','requests','http','asyncio')
+_temporary_errnos = {errno.EBUSY, errno.EIO, errno.EAGAIN, errno.EPIPE, errno.ECONNREFUSED, errno.ECONNRESET,
+    errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH, getattr(errno, 'EREMOTEIO', errno.EIO),
+    None}
+_client_libraries = 'botocore','aiobotocore','aiohttp','urllib3','requests','http','asyncio'
+_credential_codes = 'InvalidToken','TokenRefreshRequired','AuthorizationHeaderMalformed','ExpiredTokenException'
+_path_errors = FileNotFoundError,FileExistsError,NotADirectoryError,IsADirectoryError
 
-def _code(e): return getattr(e.__cause__ or e, 'response', None) and (e.__cause__ or e).response.get('Error', {}).get('Code', '')
+def _error_code(error):
+    "The server's code of an error, such as 'NoSuchBucket'; empty or None if there is none"
+    error = error.__cause__ or error
+    return getattr(error, 'response', None) and error.response.get('Error', {}).get('Code', '')
 
-def _refused(e):
-    "Does `e` say that we may not? Whether because of who we are, or because we were someone"
-    return isinstance(e, PermissionError) or bool(re.search('Credential|Profile|Token', type(e).__name__)) or _code(e) in ('InvalidToken','TokenRefreshRequired','AuthorizationHeaderMalformed','ExpiredTokenException')
+def _is_refusal(error):
+    "Does the server refuse access, because of missing permissions, or of missing or expired credentials?"
+    if isinstance(error, PermissionError) or re.search('Credential|Profile|Token', type(error).__name__): return True
+    return _error_code(error) in _credential_codes
 
-def _passing(e):
-    "Is `e` a failure that may pass?"
-    if isinstance(e, (TimeoutError,ConnectionError)): return True
-    if type(e).__module__.split('.')[0] in _clients: return not re.search('Validation|Parameter|Profile|Config', type(e).__name__)
-    return isinstance(e, OSError) and e.errno in _brief and not isinstance(e, (FileNotFoundError,FileExistsError))
+def _is_temporary(error):
+    "May another attempt succeed?"
+    if isinstance(error, (TimeoutError,ConnectionError)): return True
+    if type(error).__module__.split('.')[0] in _client_libraries:
+        return not re.search('Validation|Parameter|Profile|Config', type(error).__name__)
+    if isinstance(error, (FileNotFoundError,FileExistsError)): return False
+    return isinstance(error, OSError) and error.errno in _temporary_errnos
+
+def _is_full(error): return isinstance(error, OSError) and error.errno in (errno.ENOSPC,errno.EDQUOT)
 
 @patch
 def call(self:Storage,
     f, # Called with the file system; must be safe to repeat
-    timeout:float=None, # Seconds over all attempts; default: the storage's
+    timeout:float=None, # Seconds for all attempts together; default: the storage's, at most 5 for the first call
 ):
-    "`f(fs)`, repeated while the server is away or busy; raises `StoreUnavailable`, `StoreFull`, `StoreNotFound`, `FileNotFoundError`"
-    if timeout is None: timeout = self.timeout if self.seen else min(5., self.timeout)
-    t0,wait,n,renewed = time.monotonic(),.05,0,False
-    while True:
-        n,t,fs = n+1,time.monotonic(),self.fs
-        try:
-            res = f(fs)
-            self.seen = True
-            return res
-        except Exception as e:
-            if isinstance(e, OSError) and e.errno in (errno.ENOSPC,errno.EDQUOT): raise StoreFull(f'{self.url}: no room: {e}') from e
-            if isinstance(e, FileNotFoundError) and _code(e)=='NoSuchBucket': raise StoreNotFound(f'{self.url}: {e}') from e
-            if _refused(e) and not self.local:
-                if not self.seen or renewed: raise StoreUnavailable(self._say(f'refused: {e}{self._hint()}', n, t0)) from e
-                if self._fs[1] is fs: _left.append(fs); self._fs = 0,None   # the credentials may have run out: look for new ones, unless another thread has
-                renewed = True
-            elif not _passing(e) or self.local:
-                if isinstance(e, OSError) and not isinstance(e, (FileNotFoundError,FileExistsError,NotADirectoryError,IsADirectoryError)): raise StoreUnavailable(self._say(f'{type(e).__name__}: {e}', n, t0)) from e
-                raise
-            else:
-                now = time.monotonic()
-                if now-t0+max(wait, now-t)>timeout: raise StoreUnavailable(self._say(f'{type(e).__name__}: {e}', n, t0)) from e
-                time.sleep(wait*random.uniform(.5, 1))
-                wait = min(2*wait, 2.)
+    """The result of `f(fs)`, which is repeated with increasing pauses while the server is away or busy
+
+    Raises `StoreUnavailable`, `StoreFull`, `StoreNotFound` (no such bucket) and `FileNotFoundError`."""
+    if timeout is None: timeout = self.timeout if self.has_answered else min(5., self.timeout)
+    retries = Retries(self.url, timeout, pause=.05, longest_pause=2., secrets=list(_secret_values(self._options)))
+    client,renewed = self.fs,False
+    def attempt():
+        result = f(client)
+        self.has_answered = True
+        return result
+    def handle(error):
+        nonlocal client,renewed
+        if self.has_answered and not renewed and self._is_refused(error):
+            self._forget_client(client)
+            client,renewed = self.fs,True
+            return False   # no pause
+        return self._handle(error, retries)
+    return retries.call(attempt, handle)
 
 @patch
-def _hint(self:Storage): return '; secrets are not kept in exports: set the usual environment (AWS_ACCESS_KEY_ID, …) or FASTAI_REMOTE_URL' if self.loaded else ''
+def _is_refused(self:Storage, error): return _is_refusal(error) and not self.local
 
 @patch
-def _say(self:Storage, why, n, t0):
-    s = f"{self.url}: {why} ({n} attempt{'s'*(n>1)} in {time.monotonic()-t0:.1f} s)"
-    for v in _values(self._options): s = s.replace(v, '***')
-    return s
+def _forget_client(self:Storage, client):
+    "Connect anew when used next: the credentials may have expired. Another thread may have done so already"
+    if self._client[1] is not client: return
+    _old_clients.append(client)
+    self._client = 0,None
+
+@patch
+def _handle(self:Storage, error, retries):
+    "True if another attempt may succeed; else raises"
+    if _is_full(error): raise StoreFull(f'{self.url}: no room: {error}') from error
+    if isinstance(error, FileNotFoundError) and _error_code(error)=='NoSuchBucket':
+        raise StoreNotFound(f'{self.url}: {error}') from error
+    if self._is_refused(error):
+        hint = ('; secrets are not kept in exports: '
+                'set the usual environment (AWS_ACCESS_KEY_ID, …) or FASTAI_REMOTE_URL')
+        raise retries.unavailable(f"refused: {error}{hint if self.was_saved else ''}") from error
+    if _is_temporary(error) and not self.local: return True
+    if isinstance(error, OSError) and not isinstance(error, _path_errors): raise retries.give_up(error) from error
+    raise error
 
 # %% ../../nbs/store/07_storage.ipynb #8e3ee6c2
-_at_once = 64   # ranges in flight: enough to hide a server's latency, few enough for one that is shared
+_ranges_at_once = 64   # enough requests to hide a server's latency, few enough for a server that is shared
 
 @patch
 def read(self:Storage,
     name:str # A file of the folder
 )->bytes:
-    "All of a file; raises `FileNotFoundError`, `StoreUnavailable`"
+    "The content of a file; raises `FileNotFoundError`, `StoreUnavailable`"
     return self.call(lambda fs: fs.cat_file(self.path(name)))
 
 @patch
 def ranges(self:Storage,
-    names:list, # Files, one a range
-    starts:list, # First byte of each
-    ends:list, # One past the last byte of each
-    tries:int=3, # Times to ask for what comes short
-)->list: # Of `bytes`; shorter than asked for where the file ends; `None` where there is no such file
-    "Read ranges of files, at the same time; raises `StoreUnavailable`"
-    res = [b'' if b<=a else None for a,b in zip(starts, ends)]   # an empty range is the whole file to some clients
-    todo = [k for k,r in enumerate(res) if r is None]
+    names:list, # Files, one per range
+    starts:list, # First byte of each range
+    ends:list, # One past the last byte of each range
+    tries:int=3, # Requests for a range whose answer is too short
+)->list: # Of `bytes`, shorter than asked for where the file ends; `None` where there is no such file
+    "Read ranges of files, many at the same time; raises `StoreUnavailable`"
+    # an empty range means the whole file to some clients, so it is not asked for
+    result = [b'' if end<=start else None for start,end in zip(starts, ends)]
+    todo = [k for k,content in enumerate(result) if content is None]
     def ask(fs):
-        got = fs.cat_ranges([self.path(names[k]) for k in todo], [int(starts[k]) for k in todo], [int(ends[k]) for k in todo], on_error='return', **({'batch_size':_at_once} if fs.async_impl else {}))
-        fail = None
-        for k,b in zip(list(todo), got):
-            if isinstance(b, FileNotFoundError): todo.remove(k)
-            elif isinstance(b, Exception):
-                if _code(b) in ('InvalidRange','416') or getattr(b, 'status', 0)==416: b = b''   # starts beyond the end
-                else: fail = b; continue
-            if isinstance(b, bytes):
-                res[k] = b
-                if len(b)==ends[k]-starts[k]: todo.remove(k)
-        if fail is not None: raise fail
-    for t in range(tries):
-        if todo and t: time.sleep(.05*t)
+        limit = {'batch_size':_ranges_at_once} if fs.async_impl else {}
+        files = [self.path(names[k]) for k in todo]
+        answers = fs.cat_ranges(files, [int(starts[k]) for k in todo], [int(ends[k]) for k in todo],
+                                on_error='return', **limit)
+        failure = None
+        for k,answer in zip(list(todo), answers):
+            if _is_beyond_end(answer): answer = b''
+            if isinstance(answer, FileNotFoundError): todo.remove(k)
+            elif isinstance(answer, Exception): failure = answer
+            elif isinstance(answer, bytes):
+                result[k] = answer
+                if len(answer)==ends[k]-starts[k]: todo.remove(k)
+        if failure is not None: raise failure
+    for k in range(tries):
+        if todo and k: time.sleep(.05*k)
         if todo: self.call(ask)
-    return res
+    return result
+
+def _is_beyond_end(answer):
+    "Is this the error of a range that starts beyond the end of its file?"
+    if not isinstance(answer, Exception) or isinstance(answer, FileNotFoundError): return False
+    return _error_code(answer) in ('InvalidRange','416') or getattr(answer, 'status', 0)==416
 
 @patch
-def names(self:Storage, folder:str='')->list:
-    "Names of the files in `folder`, sorted; none if there is no such folder"
-    try: return sorted(p.rsplit('/', 1)[-1] for p in self.call(lambda fs: fs.ls(self.path(folder), detail=False)))
+def names(self:Storage,
+    folder:str='' # A folder in this one; default: this one
+)->list:
+    "Names of the files in `folder`, sorted; empty if there is no such folder"
+    try: paths = self.call(lambda fs: fs.ls(self.path(folder), detail=False))
     except (FileNotFoundError,NotADirectoryError): return []
+    return sorted(path.rsplit('/', 1)[-1] for path in paths)
 
 # %% ../../nbs/store/07_storage.ipynb #a9e68be0
 @patch
@@ -228,48 +290,57 @@ def names(self:Storage, folder:str='')->list:
 def create(self:Storage,
     name:str # A file of the folder
 ): # A binary file to write to
-    "A new file, published when the block ends well; raises `StoreFull`, `StoreUnavailable`"
+    "A new file that appears when the block ends without an error; raises `StoreFull`, `StoreUnavailable`"
     if not self.local:
         with tempfile.NamedTemporaryFile(prefix='fr-') as f:
             yield f
             f.flush()
             self.call(lambda fs: fs.put_file(f.name, self.path(name)))
         return
-    tmp = f'{(path:=self.path(name))}.{os.getpid()}{time.monotonic_ns()}.part'   # not that of one given up, which is removed who knows when
+    path = self.path(name)
+    # a name of its own, as an abandoned file may be removed at any time
+    temporary = f'{path}.{os.getpid()}{time.monotonic_ns()}.part'
     try:
         self.call(lambda fs: fs.makedirs(os.path.dirname(path), exist_ok=True))
-        with open(tmp, 'wb') as f: yield f
-        os.replace(tmp, path)
+        with open(temporary, 'wb') as f: yield f
+        os.replace(temporary, path)
     except OSError as e:
-        if e.errno in (errno.ENOSPC,errno.EDQUOT): raise StoreFull(f'{self.url}: no room: {e}') from e
+        if _is_full(e): raise StoreFull(f'{self.url}: no room: {e}') from e
         raise StoreUnavailable(f'{self.url}: {e}') from e
     finally:
-        if os.path.exists(tmp): os.unlink(tmp)
+        if os.path.exists(temporary): os.unlink(temporary)
 
 @patch
-def write(self:Storage, name:str, b:bytes):
-    "Make file `name` of `b`, at once"
+def write(self:Storage,
+    name:str, # A file of the folder
+    b:bytes # Its content
+):
+    "Create or replace a file at once; raises `StoreFull`, `StoreUnavailable`"
     if not self.local: return self.call(lambda fs: fs.pipe_file(self.path(name), b))
     with self.create(name) as f: f.write(b)
 
 @patch
-def remove(self:Storage, names:list, step:int=1000):
-    "Remove files, those that are there"
+def remove(self:Storage,
+    names:list, # Files of the folder; those that do not exist are ignored
+    step:int=1000 # Files per request
+):
+    "Remove files; raises `StoreUnavailable`"
     for k in range(0, len(names), step):
-        paths = [self.path(p) for p in names[k:k+step]]
-        def rm(fs):
+        paths = [self.path(name) for name in names[k:k+step]]
+        def remove_paths(fs):
             if len(paths)>1 and hasattr(fs, '_bulk_delete'):
                 try: return fs.rm(paths)
-                except OSError: pass   # not every server can, and one may be gone
-            for p in paths:
-                try: fs.rm_file(p)
+                except OSError: pass   # the server may not support it, or a file may not exist
+            for path in paths:
+                try: fs.rm_file(path)
                 except FileNotFoundError: pass
-        self.call(rm)
+        self.call(remove_paths)
 
 @patch
 def free_space(self:Storage)->tuple: # Bytes free, bytes in all
-    "How much there is where the folder is; `None` where nobody knows"
+    "Free space on the disk of the folder; `None, None` if it is not on this machine"
     if not self.local: return None,None
-    d = self.path()
-    while not os.path.exists(d): d = os.path.dirname(d)
-    return (u:=shutil.disk_usage(d)).free,u.total
+    folder = self.path()
+    while not os.path.exists(folder): folder = os.path.dirname(folder)
+    usage = shutil.disk_usage(folder)
+    return usage.free,usage.total
