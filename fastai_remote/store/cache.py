@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from fastcore.basics import patch
 
 from ..core import size_str
+from .connection import Opener
 
 # %% ../../nbs/store/08_cache.ipynb #b9d3d15a
 _held,_forking = set(),threading.Lock()
@@ -112,6 +113,9 @@ class FileCache:
             raise ValueError(f"{key!r} cannot name a file of a cache: 'uid/shard-000000.tar' could")
         return f'{self.folder}/{key}'
 
+    def opener(self)->Opener:
+        "Recreates this cache in a worker"
+        return Opener(FileCache, self.folder, folder=self.folder, size=self._given)
     def __reduce__(self): return type(self),(self.folder, self._given)
     def __repr__(self):
         n,k = self.used()

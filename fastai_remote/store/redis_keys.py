@@ -19,37 +19,59 @@ from .redis_link import as_link
 
 # %% ../../nbs/store/05_redis_keys.ipynb #f9f7a9b6
 class RedisKeys(RedisStore):
-    "A dataset under keys that others wrote: field `x`, and `cls` for labels; without checksums, as nobody wrote any"
-    def __init__(self, url, x, y, n, codec='npz', vocab=None, start=0, image=True, **kwargs):
+    "A dataset under keys that another program has written: field `x`, and `cls` for labels; it has no checksums"
+    def __init__(self, url, x, y, n, codec='npz', vocab=None, start=0, image=True, **kwargs): # As in `from_keys`
         self.link = as_link(url, **kwargs)
         if y is not None and not vocab: raise ValueError('labels need a vocab: the names of 0, 1, 2, …')
         sizes = n if isinstance(n, dict) else {'':n}
-        for p in (x,y):
-            if p is not None and ('{}' not in p or (len(sizes)>1)>('{split}' in p)): raise ValueError(f"{p!r}: a pattern has {{}} for the number{', and {split} where there are splits' if len(sizes)>1 else ''}")
+        for pattern in (x,y):
+            if pattern is not None: _check_pattern(pattern, len(sizes)>1)
         ends = np.cumsum([0,*sizes.values()]).tolist()
-        splits = {k:[a,b] for k,a,b in zip(sizes, ends, ends[1:])}
-        fields = {'x':{'codec':{'npz':'npzimg', 'npy':'npyimg'}.get(codec, codec) if image else codec, 'dtype':None}, **({'cls':{'codec':'cls', 'dtype':narrow(0, len(vocab)-1)}} if y else {})}
-        self._name,self._patterns,self._start,self._splits = x,{'x':x, 'cls':y},start,splits
-        self._manifest = Manifest(x, ends[-1], fields, {k:v for k,v in splits.items() if k}, {'cls':list(vocab)} if y else {})
-        self._uid = self._manifest.uid = hashlib.sha256(repr((x, y, n, codec, vocab, start)).encode()).hexdigest()[:32]
+        self._splits = {split:[start,stop] for split,start,stop in zip(sizes, ends, ends[1:])}
+        self._name,self._patterns,self._start = x,{'x':x, 'cls':y},start
+        image_codec = {'npz':'npzimg', 'npy':'npyimg'}.get(codec, codec)
+        fields = {'x':{'codec':image_codec if image else codec, 'dtype':None}}
+        if y: fields['cls'] = {'codec':'cls', 'dtype':narrow(0, len(vocab)-1)}
+        splits = {split:span for split,span in self._splits.items() if split}
+        self._manifest = Manifest(x, ends[-1], fields, splits, {'cls':list(vocab)} if y else {})
+        settings = repr((x, y, n, codec, vocab, start))
+        self._uid = self._manifest.uid = hashlib.sha256(settings.encode()).hexdigest()[:32]
 
-    manifest = property(lambda self: self._manifest)
-    def _keys(self, f, ids):
-        p = self._patterns[f]
-        return [p.format(i-a+self._start, split=k) for i in ids for k,(a,b) in self._splits.items() if a<=i<b]
-    def read_values(self, idxs, fields):
-        ids,res = idxs.tolist(),{}
-        if not ids: return {f:np.zeros(0, d) if (d:=self.manifest.fields[f]['dtype']) else [] for f in fields}
-        vals = self.link.call(lambda c: c.mget([k for f in fields for k in self._keys(f, ids)]))
-        for j,f in enumerate(fields):
-            res[f] = vals[j*len(ids):(j+1)*len(ids)]
-            if f=='cls':
-                if None in res[f]: self.raise_missing(idxs, f, res[f])
-                res[f] = np.array([self._label(i, v) for i,v in zip(ids, res[f])], self.manifest.fields[f]['dtype'])
-        return res
-    def _label(self, i, v):
-        if not v.isdigit() or int(v)>=len(self.vocab): raise CorruptSample(f"{self.name}: sample {i}: {self._keys('cls', [i])[0]} holds {v[:20]!r}, not an int below {len(self.vocab)}")
-        return int(v)
-    unchecked = property(lambda self: self.fields)
-    def check_rest(self): return iter(())   # there is nothing but the values
+    @property
+    def manifest(self): return self._manifest
+
+    def _keys(self, field, ids):
+        pattern,spans = self._patterns[field],self._splits.items()
+        return [pattern.format(i-start+self._start, split=split)
+                for i in ids for split,(start,stop) in spans if start<=i<stop]
+
+    def read_values(self, numbers, fields):
+        ids,dtypes = numbers.tolist(),{f:self.manifest.fields[f]['dtype'] for f in fields}
+        if not ids: return {f:np.zeros(0, dtype) if dtype else [] for f,dtype in dtypes.items()}
+        values = self.link.call(lambda client: client.mget([key for f in fields for key in self._keys(f, ids)]))
+        result = {f:values[k*len(ids):(k+1)*len(ids)] for k,f in enumerate(fields)}
+        if 'cls' in result:
+            stored = result['cls']
+            if None in stored: self.raise_missing(numbers, 'cls', stored)
+            result['cls'] = np.array([self._code(i, v) for i,v in zip(ids, stored)], dtypes['cls'])
+        return result
+
+    def _code(self, number, stored):
+        if stored.isdigit() and int(stored)<len(self.vocab): return int(stored)
+        key = self._keys('cls', [number])[0]
+        raise CorruptSample(f'{self.name}: sample {number}: {key} holds {stored[:20]!r}, '
+                            f'not an int below {len(self.vocab)}')
+
+    @property
+    def unchecked(self)->list:
+        "All fields"
+        return self.fields
+    def check_rest(self):
+        "Yields nothing: only values are stored"
+        return iter(())
     def __getstate__(self): return dict(self.__dict__)
+
+def _check_pattern(pattern, has_splits):
+    if '{}' in pattern and (not has_splits or '{split}' in pattern): return
+    hint = ', and {split} where there are splits' if has_splits else ''
+    raise ValueError(f'{pattern!r}: a pattern has {{}} for the number{hint}')

@@ -11,66 +11,83 @@ __all__ = ['KEY_BITS', 'element_size', 'element_dtype', 'queue_packed_reads', 'u
 import numpy as np
 
 # %% ../../nbs/store/03_redis_layout.ipynb #ed4fac72
-KEY_BITS = 24
+KEY_BITS = 24   # a key of a packed field contains the values of 2**24 samples
 
-def _bits(dtype):
-    "BITFIELD's name of a type as wide as `dtype`, and the numpy type it comes back as"
-    d = np.dtype(dtype)
-    k = 'i' if d.kind=='i' or d.itemsize==8 else 'u'
-    return f'{k}{8*d.itemsize}', np.dtype(f'{k}{d.itemsize}')
+def _bitfield_type(dtype):
+    "BITFIELD's name of an integer type as wide as `dtype`, and the numpy type of its replies"
+    dtype = np.dtype(dtype)
+    kind = 'i' if dtype.kind=='i' or dtype.itemsize==8 else 'u'
+    return f'{kind}{8*dtype.itemsize}', np.dtype(f'{kind}{dtype.itemsize}')
 
 def element_size(
-    d:dict # What the manifest says of a fixed-width field
+    entry:dict # The entry of a fixed-width field in the manifest
 )->int:
     "Bytes of an element of a packed field: a value, and its checksum if it has one"
-    return np.dtype(d['dtype']).itemsize+(4 if d.get('check') else 0)
+    return np.dtype(entry['dtype']).itemsize+(4 if entry.get('check') else 0)
 
-def element_dtype(dtype):
-    "An element of a packed field with checksums, as numpy sees it"
+def element_dtype(dtype)->np.dtype:
+    "An element of a packed field with checksums: a structure with `value` and `crc`, big-endian"
     return np.dtype([('value', np.dtype(dtype).newbyteorder('>')), ('crc', '>u4')])
 
-def queue_packed_reads(p, prefix, f, dtype, idxs, check=None):
-    "Queue the reads of fixed-width field `f` at `idxs` on pipeline `p`; returns what `unpack_replies` needs"
-    t,raw = _bits(dtype)
-    w = raw.itemsize
-    size = w+4 if check else w
-    if check: t = 'i64+u32' if w==8 else 'i64' if w==4 else f'u{8*size}'   # BITFIELD reads up to 64 bits, unsigned up to 63
-    res = []
-    for c in np.unique(idxs>>KEY_BITS).tolist():
-        at = np.flatnonzero(idxs>>KEY_BITS==c)
-        key,pos = f'{prefix}:{f}#{c}',(idxs[at]&((1<<KEY_BITS)-1))
-        lo,hi = int(pos.min()),int(pos.max())
-        if hi-lo<8*len(pos): p.getrange(key, lo*size, (hi+1)*size-1)   # close together: a copy, where to ask for each is much to read
+def queue_packed_reads(
+    pipeline, # A redis-py pipeline
+    prefix:str, # First part of the dataset's keys
+    field:str, # Name of a fixed-width field
+    dtype, # Type of its values
+    numbers:np.ndarray, # Sample numbers, int64, shape (n,)
+    check:str=None # 'u4' if a checksum follows each value
+)->list: # For `unpack_replies`: a tuple for each command
+    "Queue the commands that read `field` of the samples `numbers`"
+    kind,raw_dtype = _bitfield_type(dtype)
+    width = raw_dtype.itemsize
+    size = width+4 if check else width
+    # BITFIELD reads integers of up to 64 bits, unsigned ones of up to 63
+    if check: kind = 'i64+u32' if width==8 else 'i64' if width==4 else f'u{8*size}'
+    reads = []
+    for chunk in np.unique(numbers>>KEY_BITS).tolist():
+        places = np.flatnonzero(numbers>>KEY_BITS==chunk)
+        key,positions = f'{prefix}:{field}#{chunk}',(numbers[places]&((1<<KEY_BITS)-1))
+        first,last = int(positions.min()),int(positions.max())
+        if last-first<8*len(positions):   # close together: copying a range is faster than naming each element
+            pipeline.getrange(key, first*size, (last+1)*size-1)
         else:
-            p.execute_command('BITFIELD_RO', key, t, pos.tolist())
-            if not check: p.strlen(key)   # with checksums, what lies behind the end is told by zeros
-        res.append((at, pos, lo, key))
-    return res
+            pipeline.execute_command('BITFIELD_RO', key, kind, positions.tolist())
+            if not check: pipeline.strlen(key)   # elements beyond the end are read as 0; a checksum of 0 reveals them
+        reads.append((places, positions, first, key))
+    return reads
 
-def unpack_replies(plan, replies, dtype, n, crcs=None):
-    "The values queued by `queue_packed_reads`, from an iterator of `replies`; `(array, positions cut off)`. `crcs`, where there are checksums, is filled with them"
-    _,raw = _bits(dtype)
-    w = raw.itemsize
-    size = w if crcs is None else w+4
-    out,gone = np.zeros(n, raw),[]
-    for at,pos,lo,_ in plan:
-        if isinstance(b:=next(replies), bytes):
-            there = np.frombuffer(b, raw.newbyteorder('>') if crcs is None else element_dtype(raw), len(b)//size)
-            ok = pos-lo<len(there)
-            got = there[(pos-lo)[ok]]
-            if crcs is not None: crcs[at[ok]],got = got['crc'],got['value']
-            out[at[ok]] = got
-            gone += at[~ok].tolist()
+def unpack_replies(
+    reads:list, # What `queue_packed_reads` returned
+    replies, # Iterator of replies; only those to the queued commands are taken from it
+    dtype, # Type of the values
+    n:int, # Number of values
+    crcs:np.ndarray=None # Array to fill with the checksums, uint32, shape (n,), if there are checksums
+)->tuple: # The values, shape (n,); list of places in it for which there is no value, as the key is too short
+    "The values that `queue_packed_reads` asked for"
+    raw_dtype = _bitfield_type(dtype)[1]
+    width = raw_dtype.itemsize
+    size = width if crcs is None else width+4
+    values,missing = np.zeros(n, raw_dtype),[]
+    for places,positions,first,_ in reads:
+        reply = next(replies)
+        if isinstance(reply, bytes):   # of GETRANGE
+            element = raw_dtype.newbyteorder('>') if crcs is None else element_dtype(raw_dtype)
+            elements = np.frombuffer(reply, element, len(reply)//size)
+            exists = positions-first<len(elements)
+            found = elements[(positions-first)[exists]]
+            if crcs is not None: crcs[places[exists]],found = found['crc'],found['value']
+            values[places[exists]] = found
+            missing += places[~exists].tolist()
+        elif crcs is None:
+            values[places] = reply
+            missing += places[(positions+1)*size>next(replies)].tolist()
         else:
-            if crcs is None:
-                out[at] = b
-                gone += at[(pos+1)*size>next(replies)].tolist()
-            else:
-                v,crc = _parts(np.array(b, np.int64), w)
-                out[at],crcs[at] = v,crc
-                if not crc.all(): gone += at[(crc==0)&(v==0)].tolist()   # nothing is there: no value's checksum is 0 but by a chance of 2**-32
-    return out.view(np.dtype(dtype)), gone
+            found,crc = _split_elements(np.array(reply, np.int64), width)
+            values[places],crcs[places] = found,crc
+            # an element that does not exist is read as 0; the checksum of a value is 0 only by a chance of 2**-32
+            if not crc.all(): missing += places[(crc==0)&(found==0)].tolist()
+    return values.view(np.dtype(dtype)), missing
 
-def _parts(v, w):
-    "Values of `w` bytes and checksums, of what BITFIELD said: pairs, or one int of both"
-    return (v[::2],v[1::2]) if w==8 else (v>>32, v&0xffffffff)
+def _split_elements(reply, width):
+    "Values of `width` bytes and checksums in a reply of BITFIELD: pairs of integers, or one integer for both"
+    return (reply[::2],reply[1::2]) if width==8 else (reply>>32, reply&0xffffffff)

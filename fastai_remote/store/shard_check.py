@@ -68,7 +68,7 @@ def _manifest(store):
     try: uid = ShardManifest.from_json(b, 'manifest.json').uid
     except StoreError as e: why = str(e)
     else:
-        if uid!=store.manifest.uid: raise store._changed()
+        if uid!=store.manifest.uid: raise store.replaced_error()
     where = f'damaged in {store.storage.url}; put back a copy of this file'
     yield 'manifest.json',f'{store.name}: manifest.json: {why}: {where}'
 
