@@ -1,4 +1,4 @@
-"""Whole files on a local disk: bounded, shared by the processes of a machine, nothing to clean up after a kill
+"""Whole files on a local disk, up to a total size, shared by the processes of a machine; killed processes leave nothing to repair
 
 Docs: page `store/cache`"""
 
@@ -17,254 +17,300 @@ from ..core import size_str
 from .connection import Opener
 
 # %% ../../nbs/store/08_cache.ipynb #b9d3d15a
-_held,_forking = set(),threading.Lock()
+_held = set() # Descriptors of the files that this process has locked
+_forking = threading.Lock() # No file is opened for locking while another thread forks
 
-def _in_child():
+def _close_in_child():
     for fd in _held: os.close(fd)
     _held.clear()
     _forking.release()
 
-os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_in_child)
+os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child)
 
 @contextmanager
 def _opened(path, flags=os.O_RDWR|os.O_CREAT):
-    "Open a file to lock it for a while; its folder is made, again where somebody removes it at this very moment"
-    for left in reversed(range(99)):
+    "Open a file in order to lock it; makes its folder, again if another process removes it at the same moment"
+    for tries_left in reversed(range(99)):
         try:
             if flags: os.makedirs(os.path.dirname(path), exist_ok=True)
-            with _forking: _held.add(fd:=os.open(path, flags|os.O_NOFOLLOW, 0o666))
+            with _forking:
+                fd = os.open(path, flags|os.O_NOFOLLOW, 0o666)
+                _held.add(fd)
             break
         except (FileExistsError, FileNotFoundError):
-            if not left or not flags: raise
+            if not tries_left or not flags: raise
     try: yield fd
     finally:
         with _forking:
-            if fd in _held: _held.discard(fd); os.close(fd)
+            if fd in _held:
+                _held.discard(fd)
+                os.close(fd)
 
 def _same(fd, path):
-    "Is `path` still the file that `fd` has open?"
+    "Is `path` still the file that is open as `fd`?"
     try: return os.path.samestat(os.fstat(fd), os.lstat(path))
     except (FileNotFoundError, NotADirectoryError): return False
 
 def _alone(fd, path):
-    "Lock `path`, open as `fd`, if nobody else does: is it ours?"
+    "Lock `path`, which is open as `fd`, if nobody else has locked it. Returns whether it is ours now"
     try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
     except BlockingIOError: return False
     return _same(fd, path)
 
-def _take(path, size=None):
-    "A descriptor of the file at `path`, locked as one of many who read it; None if there is none, or not of `size` bytes"
-    fd,ok = None,False
+def _open_shared(path, size=None):
+    "Descriptor of the file at `path`, with a reader's lock; None if it does not exist or does not have `size` bytes"
+    fd,valid = None,False
     try:
         fd = os.open(path, os.O_RDONLY|os.O_NOFOLLOW)
-        fcntl.flock(fd, fcntl.LOCK_SH)   # waits for the moment that naming or removing a file takes, no longer
-        st = os.fstat(fd)
-        ok = stat.S_ISREG(st.st_mode) and size in (None, st.st_size) and _same(fd, path)
-        if ok: os.utime(fd, ns=(t:=time.time_ns(), t))   # the kernel's own stamps are some ms apart
-    except OSError: pass   # not there, or no flock; or read-only, and it keeps its time
+        fcntl.flock(fd, fcntl.LOCK_SH)   # waits only while another process renames or removes the file
+        status = os.fstat(fd)
+        valid = stat.S_ISREG(status.st_mode) and size in (None, status.st_size) and _same(fd, path)
+        if valid:
+            now = time.time_ns()   # more precise than the kernel's own time stamps, which are some ms apart
+            os.utime(fd, ns=(now, now))
+    except OSError: pass   # it does not exist, or there is no flock; or it is read-only, and keeps its time
     finally:
-        if not ok and fd is not None: os.close(fd)
-    return fd if ok else None
+        if not valid and fd is not None: os.close(fd)
+    return fd if valid else None
 
 # %% ../../nbs/store/08_cache.ipynb #8e0ce568
 class FileCache:
-    "Whole files on a local disk: bounded, least recently used go first, shared by processes, nothing to clean up after a kill"
+    "Whole files on a local disk, up to a total size; the least recently used go first; processes share the folder"
     def __init__(self,
-        folder:str=None, # Where they are; default: `$FASTAI_REMOTE_CACHE`, else `fastai_remote` in `$XDG_CACHE_HOME` or ~/.cache
-        size:int=None, # Bytes it may hold; default: half of what would be free on that disk if it held nothing
+        # Folder; default: `$FASTAI_REMOTE_CACHE`, else `fastai_remote` in `$XDG_CACHE_HOME` or ~/.cache
+        folder:str=None,
+        # Bytes that it may hold; default: half of what would be free on that disk if it held nothing
+        size:int=None,
     ):
-        folder = folder or os.environ.get('FASTAI_REMOTE_CACHE') or os.path.join(os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'fastai_remote')
+        default = os.path.join(os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'fastai_remote')
+        folder = folder or os.environ.get('FASTAI_REMOTE_CACHE') or default
         self.folder = os.path.abspath(os.path.expanduser(folder))
-        self._given = self._size = None if size is None else int(size)
+        self._given_size = self._size = None if size is None else int(size)
 
     @property
     def size(self)->int:
-        "Bytes it may hold"
-        if self._size is None:   # free and used together stay the same as it fills, so all processes come to the same number
-            d = self.folder
-            while not os.path.isdir(d): d = os.path.dirname(d)
-            self._size = (shutil.disk_usage(d).free+self.used()[0])//2
+        "Bytes that it may hold"
+        if self._size is None:   # free and used bytes together stay constant, so all processes get the same number
+            folder = self.folder
+            while not os.path.isdir(folder): folder = os.path.dirname(folder)
+            self._size = (shutil.disk_usage(folder).free+self.used()[0])//2
         return self._size
 
     def open(self,
-        key:str, # Name of a file, 'uid/shard-000000.tar'
+        key:str, # Name of a file, such as 'uid/shard-000000.tar'
         size:int=None, # Bytes that it must have
-    )->int|None: # Its descriptor, for reading; a child that is forked inherits it, and the file is in use until both have closed it
-        "The whole file `key`, in use until the descriptor is closed; None if it is not there, or not of `size` bytes"
-        return _take(self._path(key), size)
+    )->int|None: # Its descriptor, for reading
+        """Open the file `key`; None if it does not exist, or does not have `size` bytes
 
-    def used(self)->tuple: # Bytes, those set aside for files that are coming included; number of whole files
-        "What it holds"
-        fs = self._files()
-        return sum(n for _,n,_ in fs), sum(not p.endswith('.part') for _,_,p in fs)
+        The file is in use, and stays, until the descriptor is closed; where a process forks, by parent and child.
+        Raises `ValueError` if `key` is not a valid name."""
+        return _open_shared(self._path(key), size)
+
+    def used(self)->tuple: # Bytes, including those reserved for files that are being written; number of whole files
+        "How much the cache holds"
+        files = self._files()
+        return sum(size for _,size,_ in files), sum(not path.endswith('.part') for _,_,path in files)
 
     def _files(self, tidy=False):
-        "Time of use, size and path of each file, parts included"
-        res = []
-        for d,ds,fs in os.walk(self.folder):
-            for p in (f'{d}/{f}' for f in fs if f[0]!='.'):
-                with suppress(FileNotFoundError): res.append(((st:=os.lstat(p)).st_mtime_ns, st.st_size, p))
-            if tidy and not ds and not fs and d!=self.folder:
-                with suppress(OSError): os.rmdir(d)
-        return res
+        "`(time of use, size, path)` of each file and each part; removes empty folders if `tidy`"
+        result = []
+        for folder,subfolders,names in os.walk(self.folder):
+            for path in (f'{folder}/{name}' for name in names if name[0]!='.'):
+                with suppress(FileNotFoundError):
+                    status = os.lstat(path)
+                    result.append((status.st_mtime_ns, status.st_size, path))
+            if tidy and not subfolders and not names and folder!=self.folder:
+                with suppress(OSError): os.rmdir(folder)
+        return result
 
     def _path(self, key):
-        if not isinstance(key, str) or '\0' in key or key.endswith('.part') or any(not o or o[0]=='.' for o in key.split('/')):
+        valid = isinstance(key, str) and '\0' not in key and not key.endswith('.part')
+        if not valid or any(not part or part[0]=='.' for part in key.split('/')):
             raise ValueError(f"{key!r} cannot name a file of a cache: 'uid/shard-000000.tar' could")
         return f'{self.folder}/{key}'
 
     def opener(self)->Opener:
         "Recreates this cache in a worker"
-        return Opener(FileCache, self.folder, folder=self.folder, size=self._given)
-    def __reduce__(self): return type(self),(self.folder, self._given)
+        return Opener(FileCache, self.folder, folder=self.folder, size=self._given_size)
+    def __reduce__(self): return type(self),(self.folder, self._given_size)
     def __repr__(self):
-        n,k = self.used()
-        return f"{type(self).__name__}({self.folder!r}, {size_str(n)} of {size_str(self.size)} used, {k:,} file{'s'*(k!=1)})"
+        used,n_files = self.used()
+        usage = f"{size_str(used)} of {size_str(self.size)} used, {n_files:,} file{'s'*(n_files!=1)}"
+        return f'{type(self).__name__}({self.folder!r}, {usage})'
 
 # %% ../../nbs/store/08_cache.ipynb #c0999b71
 @patch
 @contextmanager
 def _locked(self:FileCache):
+    "Hold the lock of the folder"
     while True:
-        with _opened(lock:=f'{self.folder}/.lock') as fd:
+        lock = f'{self.folder}/.lock'
+        with _opened(lock) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if _same(fd, lock): yield; return
+            if not _same(fd, lock): continue
+            yield
+            return
 
 @patch
 def _remove(self:FileCache, path):
+    "Remove a file, and the folders that are empty then"
     try:
         os.unlink(path)
-        while (path:=os.path.dirname(path))!=self.folder: os.rmdir(path)
-    except OSError: pass   # not ours to write; or the folder is not empty
+        folder = os.path.dirname(path)
+        while folder!=self.folder:
+            os.rmdir(folder)
+            folder = os.path.dirname(folder)
+    except OSError: pass   # it belongs to another user; or the folder is not empty
 
 @patch
-def _drop(self:FileCache, path):
-    "Remove `path` unless someone uses it: is it gone?"
+def _remove_unused(self:FileCache, path):
+    "Remove `path` unless it is in use. Returns whether it is gone"
     with suppress(OSError), _opened(path, os.O_RDONLY) as fd:
         if _alone(fd, path): self._remove(path)
     return not os.path.lexists(path)
 
 @patch
 def _shrink(self:FileCache, size):
-    "Remove parts that nobody holds, and the least recently used until `size` bytes are left; how many are?"
-    fs = sorted(self._files(tidy=True), key=lambda o: (not o[2].endswith('.part'), o[0]))
-    used = sum(n for _,n,_ in fs)
-    for _,n,p in fs:
-        if (used>size or p.endswith('.part')) and self._drop(p): used -= n
+    "Remove parts that nobody writes, and least recently used files until `size` bytes are left. Returns how many are"
+    files = sorted(self._files(tidy=True), key=lambda file: (not file[2].endswith('.part'), file[0]))
+    used = sum(n for _,n,_ in files)
+    for _,n,path in files:
+        if (used>size or path.endswith('.part')) and self._remove_unused(path): used -= n
     return used
 
 @patch
 def _reserve(self:FileCache, fd, size):
+    "Make `size` bytes available for the part that is open as `fd`; raises `OSError`"
     with self._locked():
-        os.ftruncate(fd, 0)   # what the dead have left of it
+        os.ftruncate(fd, 0)   # remove what a process that died has written
         used = self._shrink(self.size-size)
         if used+size>self.size: raise OSError(errno.EBUSY, f'{size_str(used)} are in use')
         os.ftruncate(fd, size)
-    if size and hasattr(os, 'posix_fallocate'): os.posix_fallocate(fd, 0, size)   # the disk's promise, beside ours
+    if size and hasattr(os, 'posix_fallocate'): os.posix_fallocate(fd, 0, size)   # reserve the bytes on the disk too
 
 # %% ../../nbs/store/08_cache.ipynb #173bc403
 @patch
 def clear(self:FileCache):
-    "Remove all that is not in use"
+    "Remove all files that are not in use"
     with self._locked(): self._shrink(-1)
 
 @patch
 def drop(self:FileCache,
-    key:str, # Name of a file, 'uid/shard-000000.tar'
-    fd:int, # Its descriptor: a file that has since come in its place stays
+    key:str, # Name of a file, such as 'uid/shard-000000.tar'
+    fd:int, # Its descriptor: a file that has replaced it since stays
 )->bool: # Is it gone?
-    "Remove a damaged file, in use or not: whoever has it open keeps what is open, and whoever asks for it next has it written again"
+    "Remove a damaged file, even if it is in use: descriptors stay open, and whoever asks next has it written again"
     path = self._path(key)
     try:
         with self._locked():
             if _same(fd, path): self._remove(path)
-    except OSError: pass   # not ours to write
+    except OSError: pass   # it belongs to another user
     return not _same(fd, path)
 
 @patch
 def check(self:FileCache,
     n:int, # Shards in use at the same time
-    size:int, # Bytes of the largest
-    what:str, # Why so many: '8 workers × (interleave 2 + 1 ahead)'
-    name:str='', # Of the dataset
+    size:int, # Bytes of the largest shard
+    what:str, # Explanation of `n`: '8 workers with 3 shards each'
+    name:str='', # Name of the dataset
 ):
-    "Raises `ValueError` if `n` shards of `size` bytes do not fit at the same time"
-    if n*size>self.size: raise ValueError(f"{name and name+': '}{n:,} shard{'s'*(n!=1)} of up to {size_str(size)} in flight ({what}) need "
-        f'{size_str(n*size)}; the cache {self.folder} holds {size_str(self.size)}: give it more (`cache_size=`), or have fewer in flight (`interleave=`, `num_workers=`)')
+    "Raise `ValueError` if `n` shards of `size` bytes do not fit at the same time"
+    if n*size<=self.size: return
+    dataset = f'{name}: ' if name else ''
+    raise ValueError(f"{dataset}{n:,} shard{'s'*(n!=1)} of up to {size_str(size)} in flight ({what}) need "
+        f'{size_str(n*size)}; the cache {self.folder} holds {size_str(self.size)}: '
+        'give it more (`cache_size=`), or have fewer in flight (`interleave=`, `num_workers=`)')
 
 # %% ../../nbs/store/08_cache.ipynb #d9622877
 class _Part(io.FileIO):
-    "A file to be filled with `size` bytes, as the one who gets them sees it"
+    "A file that is to be filled with `size` bytes; remembers errors of the disk, and how much was written"
     def __init__(self, fd, key, size):
         super().__init__(fd, 'r+b', closefd=False)
-        self.key,self.size,self.n,self.end,self.err = key,size,0,0,None
+        self.key,self.size,self.error = key,size,None
+        self.written,self.end = 0,0 # Bytes written; end of the last one in the file
 
-    def write(self, b):
-        "Write all of `b`"
-        b,n = memoryview(b).cast('B'),0
-        if self.tell()+len(b)>self.size: raise OSError(f'{self.key}: more than its {self.size:,} bytes came')
-        while n<len(b):
-            try: n += super().write(b[n:])
-            except OSError as e: self.err = e; raise
-        self.n,self.end = self.n+n,max(self.end, self.tell())
-        return n
+    def write(self, content):
+        "Write all of `content`; raises `OSError`"
+        content,done = memoryview(content).cast('B'),0
+        if self.tell()+len(content)>self.size: raise OSError(f'{self.key}: more than its {self.size:,} bytes came')
+        while done<len(content):
+            try: done += super().write(content[done:])
+            except OSError as e:
+                self.error = e
+                raise
+        self.written,self.end = self.written+done,max(self.end, self.tell())
+        return done
 
     def truncate(self, n=None):
-        "What comes after `n`, or after here, has to be written again; its room stays set aside"
-        self.n = self.end = self.tell() if n is None else n
-        return self.n
+        "What follows byte `n`, by default the current position, has to be written again; its space stays reserved"
+        self.written = self.end = self.tell() if n is None else n
+        return self.written
 
 # %% ../../nbs/store/08_cache.ipynb #90af70e1
-_told = set()   # what this process has been warned of
+_warned = set()   # folders and errors of which this process has warned
 
 @patch
 def fetch(self:FileCache,
-    key:str, # Name of a file, 'uid/shard-000000.tar'
-    size:int, # Bytes that it has
-    write, # Called with a binary file to write them to; its exceptions go on to the caller
-)->int|None: # A descriptor as of `open`; None, and a warning once, if the file cannot be kept
-    "As `open`, but a file that is not there, or not of that size, is written first; of all who ask for it, one does"
-    path,f = self._path(key),None
-    if (fd:=_take(path, size)) is not None: return fd
+    key:str, # Name of a file, such as 'uid/shard-000000.tar'
+    size:int, # Its bytes
+    write, # Called with a binary file, to which it writes the content; its exceptions are passed on
+)->int|None: # A descriptor, as from `open`
+    """As `open`, but a file that does not exist is written first; one process writes, and all others wait for it
+
+    None, and a warning the first time, if the disk cannot keep the file."""
+    path,part_file = self._path(key),None
+    fd = _open_shared(path, size)
+    if fd is not None: return fd
     try:
         if size>self.size: raise OSError(errno.EFBIG, 'it is larger than the cache')
         while True:
             with self._part(path+'.part') as part:
-                if (fd:=_take(path, size)) is not None: return fd
-                if part is None: continue   # whoever we waited for failed, or died: our turn
+                fd = _open_shared(path, size)
+                if fd is not None: return fd
+                if part is None: continue   # the process that was writing has failed or died: try to be the next
                 self._reserve(part, size)
-                f = _Part(part, key, size)
-                write(f)
-                if (n:=min(f.n, f.end))<size: raise OSError(f'{key}: {n:,} bytes came of {size:,}')
-                f = None
+                part_file = _Part(part, key, size)
+                write(part_file)
+                written = min(part_file.written, part_file.end)
+                if written<size: raise OSError(f'{key}: {written:,} bytes came of {size:,}')
+                part_file = None
                 return self._finish(part, path)
     except Exception as e:
-        why = f.err if f else e   # the disk's: all before and after `write`, and in it what its file has met
-        if not isinstance(why, OSError): raise
-        reason,what = (self.folder, why.errno),f'{key} ({size_str(size)}) cannot be kept, reading goes on without the cache: {why.strerror}'
-    if reason not in _told:
-        _told.add(reason)
-        warnings.warn(f'{what}; {self!r}', stacklevel=2)
+        # Errors of the disk: all outside of `write`, and those that the file has met within it
+        error = part_file.error if part_file else e
+        if not isinstance(error, OSError): raise
+        self._warn_once(f'{key} ({size_str(size)})', error)
+
+@patch
+def _warn_once(self:FileCache, what, error):
+    if (self.folder, error.errno) in _warned: return
+    _warned.add((self.folder, error.errno))
+    text = f'{what} cannot be kept, reading goes on without the cache: {error.strerror}; {self!r}'
+    warnings.warn(text, stacklevel=3)
 
 @patch
 @contextmanager
-def _part(self:FileCache, part):
-    "Hold `part` alone, and remove what has that name in the end; or wait for whoever holds it, and give None"
-    with _opened(part) as fd:
-        mine = False
+def _part(self:FileCache, path):
+    "Lock the part `path` and give its descriptor; or wait while another process has it, and give None"
+    with _opened(path) as fd:
+        is_ours = False
         try:
-            try: mine = _alone(fd, part)
-            except OSError: mine = True; raise   # there is no flock here, and the part is to go
-            if not mine: fcntl.flock(fd, fcntl.LOCK_SH)
-            yield fd if mine else None
+            try: is_ours = _alone(fd, path)
+            except OSError:   # there is no flock on this disk: the part is removed all the same
+                is_ours = True
+                raise
+            if not is_ours: fcntl.flock(fd, fcntl.LOCK_SH)
+            yield fd if is_ours else None
         finally:
-            if mine and fd in _held and _same(fd, part): self._remove(part)   # not in a child that `write` has forked
+            # `fd` is not in `_held` in a child that `write` has forked
+            if is_ours and fd in _held and _same(fd, path): self._remove(path)
 
 @patch
 def _finish(self:FileCache, fd, path):
-    os.fsync(fd)   # after a power cut, what has its name must have its bytes
-    with self._locked():   # nobody removes it between one lock and the other
+    "Give a complete part its name, and return a descriptor of it"
+    os.fsync(fd)   # after a power cut, a file that has its name must have its bytes
+    with self._locked():   # nobody can remove it while the lock changes
         if not _same(fd, path+'.part'): raise OSError(errno.ENOENT, 'it was removed while it came')
         os.replace(path+'.part', path)
         fcntl.flock(fd, fcntl.LOCK_SH)
-        return _take(path)
+        return _open_shared(path)

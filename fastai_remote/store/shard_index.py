@@ -1,4 +1,4 @@
-"""Where in a tar each value lies
+"""The index of a shard, which says where in the tar each value is, and the table of all shards
 
 Docs: page `store/shard_index`"""
 
@@ -18,127 +18,178 @@ import numpy as np
 from ..core import CorruptSample, Manifest, UnsupportedFormat
 
 # %% ../../nbs/store/09_shard_index.ipynb #59469ef9
-_magic,_format,_none = b'fr.idx\r\n',1,0xFFFFFFFF
+_MAGIC,_FORMAT = b'fr.idx\r\n',1
+_NO_VALUE = 0xFFFFFFFF   # length that says: this sample has no such field
 
 def pack_index(
-    columns:dict, # `{column: array}`, all of one length
+    columns:dict, # `{column: array}`, all of the same length
     labels:dict=None, # `{field: list of labels, str or int}`, in the order of this shard's codes
     shard:int=None, # Checksum of the shard
-)->bytes: # The index file
-    "Columns as a file"
-    at,parts,head = 0,[],[]
-    for c,v in columns.items():
-        b = np.ascontiguousarray(v, v.dtype.newbyteorder('<')).tobytes()
-        head.append([c, v.dtype.str[1:], at])
-        parts.append(b+bytes(-len(b)%8))
-        at += len(parts[-1])
+)->bytes: # The content of the index file
+    "The index file with these columns"
+    offset,parts,entries = 0,[],[]
+    for name,values in columns.items():
+        content = np.ascontiguousarray(values, values.dtype.newbyteorder('<')).tobytes()
+        entries.append([name, values.dtype.str[1:], offset])
+        parts.append(content+bytes(-len(content)%8))
+        offset += len(parts[-1])
     n,body = len(next(iter(columns.values()))),b''.join(parts)
-    j = json.dumps(dict(format=_format, n=n, columns=head, labels=labels or {}, shard=shard, crc=zlib.crc32(body)), ensure_ascii=False, separators=(',',':')).encode()
-    j += b' '*(-(len(_magic)+4+len(j))%8)
-    return _magic+len(j).to_bytes(4, 'little')+j+body
+    header = dict(format=_FORMAT, n=n, columns=entries, labels=labels or {}, shard=shard, crc=zlib.crc32(body))
+    header = json.dumps(header, ensure_ascii=False, separators=(',',':')).encode()
+    header += b' '*(-(len(_MAGIC)+4+len(header))%8)
+    return _MAGIC+len(header).to_bytes(4, 'little')+header+body
 
 class ShardIndex:
-    "The columns of one shard, over bytes or a mapped file; raises `CorruptSample`, naming `where`, if they are damaged"
-    def __init__(self, buf, where:str='index'):
+    "The index of one shard: its columns, as views of the file's bytes"
+    def __init__(self,
+        buf, # Content of the index file: `bytes`, or a mapped file
+        where:str='index' # Name of the file, for error messages
+    ):
+        "Raises `CorruptSample` if the header is damaged, `UnsupportedFormat`"
         self.buf = buf
-        try:
-            if buf[:len(_magic)]!=_magic: raise ValueError('not an index')
-            k = len(_magic)+4
-            n = int.from_bytes(buf[k-4:k], 'little')
-            h = json.loads(bytes(buf[k:k+n]))
-            if not isinstance(h, dict) or h.get('n', -1)<0 or not isinstance(h.get('labels'), dict): raise ValueError('no header')
-            if h['format']>_format: raise UnsupportedFormat(f"{where}: format {h['format']}; this version reads up to {_format}: upgrade fastai_remote")
-            self.n,self.labels,self.shard,self.crc,self.start = h['n'],h['labels'],h.get('shard'),h['crc'],k+n
-            self.columns = {c:np.frombuffer(buf, np.dtype('<'+d), self.n, self.start+at) for c,d,at in h['columns']}
-            if any(v.dtype.kind not in 'iuf' for v in self.columns.values()): raise ValueError('columns that are no numbers')
-        except (ValueError,KeyError,TypeError,OverflowError,RecursionError) as e: raise CorruptSample(f'{where}: {len(buf):,} bytes that are no index, or a damaged one: {e}') from None
+        try: self._read_header(where)
+        except (ValueError,KeyError,TypeError,OverflowError,RecursionError) as e:
+            raise CorruptSample(f'{where}: {len(buf):,} bytes that are no index, or a damaged one: {e}') from None
         self.codes,self.where = {},where
 
+    def _read_header(self, where):
+        buf,start = self.buf,len(_MAGIC)+4
+        if buf[:len(_MAGIC)]!=_MAGIC: raise ValueError('not an index')
+        length = int.from_bytes(buf[start-4:start], 'little')
+        header = json.loads(bytes(buf[start:start+length]))
+        if not isinstance(header, dict) or header.get('n', -1)<0 or not isinstance(header.get('labels'), dict):
+            raise ValueError('no header')
+        if header['format']>_FORMAT:
+            raise UnsupportedFormat(f"{where}: format {header['format']}; "
+                                    f'this version reads up to {_FORMAT}: upgrade fastai_remote')
+        self.n,self.labels,self.shard,self.crc = header['n'],header['labels'],header.get('shard'),header['crc']
+        self.start = start+length
+        self.columns = {name:np.frombuffer(buf, np.dtype('<'+dtype), self.n, self.start+offset)
+                        for name,dtype,offset in header['columns']}
+        if any(column.dtype.kind not in 'iuf' for column in self.columns.values()):
+            raise ValueError('columns that are no numbers')
+
     @classmethod
-    def map(cls, path:str):
-        "Of a file, which is mapped"
+    def map(cls,
+        path:str # A file on this machine
+    ):
+        "The index in a file, which is mapped into memory"
         with open(path, 'rb') as f:
             if not os.fstat(f.fileno()).st_size: return cls(b'', path)
             return cls(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), path)
 
-    def check(self, where:str):
-        "Compare the checksum; reads all of it"
-        if zlib.crc32(memoryview(self.buf)[self.start:])!=self.crc: raise CorruptSample(f'{where}: the index does not match its checksum')
+    def check(self,
+        where:str # Name of the file, for the error message
+    ):
+        "Compare the checksum of the columns; reads all of them; raises `CorruptSample`"
+        if zlib.crc32(memoryview(self.buf)[self.start:])!=self.crc:
+            raise CorruptSample(f'{where}: the index does not match its checksum')
 
-    def spans(self, f, i):
-        "Offsets and lengths of field `f` of samples `i`, int64; a length of -1 where a sample has none"
+    def spans(self,
+        f:str, # A variable-width field
+        i:np.ndarray # Positions of samples in the shard, shape (k,)
+    )->tuple: # Two int64 arrays of shape (k,); the length is -1 where a sample has no such field
+        "Offsets in the shard, and lengths, of the values of field `f` of samples `i`; raises `CorruptSample`"
         if f'{f}@' not in self.columns: return np.zeros(len(i), np.int64),np.full(len(i), -1)
         if f'{f}#' not in self.columns: raise CorruptSample(f'{self.where}: a damaged index: no lengths of {f!r}')
-        n = self.columns[f'{f}#'][i].astype(np.int64)
-        return self.columns[f'{f}@'][i].astype(np.int64),np.where(n==_none, -1, n)
+        lengths = self.columns[f'{f}#'][i].astype(np.int64)
+        return self.columns[f'{f}@'][i].astype(np.int64),np.where(lengths==_NO_VALUE, -1, lengths)
 
-    def values(self, f, i, dtype, codes=None):
-        "Fixed-width values of `f` of samples `i`; `codes`, label -> number, makes numbers of the dataset of this shard's own; without `codes`, labels are integers and are the values"
+    def values(self,
+        f:str, # A fixed-width field
+        i:np.ndarray, # Positions of samples in the shard, shape (k,)
+        dtype, # Type of the result
+        codes:dict=None # `{label: code}` of the dataset; default: labels are integers, and are the values
+    )->np.ndarray: # Shape (k,)
+        "Values of field `f` of samples `i`, with this shard's codes translated; raises `CorruptSample`"
         try:
-            v = self.columns[f][i]
+            values = self.columns[f][i]
             if f in self.labels:
-                if f not in self.codes: self.codes[f] = np.array([codes[l] for l in self.labels[f]] if codes else _ints(self.labels[f]), np.int64)
-                v = self.codes[f][v]
-            return v.astype(dtype)
-        except (KeyError,IndexError,TypeError,ValueError,OverflowError) as e: raise CorruptSample(f'{self.where}: a damaged index: {f!r}: {type(e).__name__}: {e}') from None
+                if f not in self.codes: self.codes[f] = self._translation(f, codes)
+                values = self.codes[f][values]
+            return values.astype(dtype)
+        except (KeyError,IndexError,TypeError,ValueError,OverflowError) as e:
+            raise CorruptSample(f'{self.where}: a damaged index: {f!r}: {type(e).__name__}: {e}') from None
 
-def _ints(labels):
-    "`labels` if they are integers; else `TypeError`"
-    if bad:=[l for l in labels if type(l) is not int]: raise TypeError(f'label {bad[0]!r} without a vocabulary')
-    return labels
+    def _translation(self, f, codes):
+        "Array that translates codes of this shard into those of the dataset"
+        labels = self.labels[f]
+        if codes: return np.array([codes[label] for label in labels], np.int64)
+        wrong = [label for label in labels if type(label) is not int]
+        if wrong: raise TypeError(f'label {wrong[0]!r} without a vocabulary')
+        return np.array(labels, np.int64)
 
 # %% ../../nbs/store/09_shard_index.ipynb #dc1e46a9
 def member(
     name:str, # Name of the member
-    b:bytes, # What is in it
-)->bytes: # A header and the content, padded to 512 bytes
-    "A file as tar has it"
-    t = tarfile.TarInfo(name)
-    t.size = len(b)
-    return b''.join((t.tobuf(tarfile.USTAR_FORMAT), b, bytes(-len(b)%512)))
+    b:bytes, # Its content
+)->bytes: # A header and the content, padded to a multiple of 512 bytes
+    "One member of a tar, as its bytes"
+    header = tarfile.TarInfo(name)
+    header.size = len(b)
+    return b''.join((header.tobuf(tarfile.USTAR_FORMAT), b, bytes(-len(b)%512)))
 
 class SummingFile:
-    "A file to write to that counts, and sums what goes in"
+    "Writes to the binary file `f`, and keeps the size and the crc32 of what was written"
     def __init__(self, f): self.f,self.size,self.crc = f,0,0
     def write(self, b):
         self.f.write(b)
         self.size,self.crc = self.size+len(b),zlib.crc32(b, self.crc)
 
+def _is_checksum(name, fields): return name.endswith('.crc') and name.removesuffix('.crc') in fields
+
 class IndexColumns:
-    "The columns of an index, as samples come: some bytes a sample, until the shard is whole"
-    def __init__(self, fields:dict):
-        self.fields = {f:d for f,d in fields.items() if not (f.endswith('.crc') and f.removesuffix('.crc') in fields)}
-        self.spans = {f:(array('Q'),array('I'),array('I')) for f,d in self.fields.items() if d['dtype'] is None}
-        self.values = {f:array({'f':'d','u':'Q'}.get(np.dtype(d['dtype']).kind, 'q')) for f,d in self.fields.items() if d['dtype']}
+    "The columns of an index while its shard is written: some bytes per sample"
+    def __init__(self,
+        fields:dict # `{field: entry}`, as in the manifest
+    ):
+        self.fields = {f:entry for f,entry in fields.items() if not _is_checksum(f, fields)}
+        self.spans,self.values = {},{}
+        for f,entry in self.fields.items():
+            if entry['dtype'] is None: self.spans[f] = array('Q'),array('I'),array('I') # Offsets, lengths, checksums
+            else: self.values[f] = array({'f':'d','u':'Q'}.get(np.dtype(entry['dtype']).kind, 'q'))
         self.n,self.labels = 0,{}
 
-    def add(self, spans:dict, values:dict):
-        "A sample: `{field: (offset, length, crc)}` and `{field: number or label}`"
-        for f,cs in self.spans.items():
-            for c,v in zip(cs, spans.get(f, (0,_none,0))): c.append(v)
-        for f,c in self.values.items():
-            v = values[f]
-            if isinstance(v, str) or self.fields[f].get('staged'): v = self.labels.setdefault(f, {}).setdefault(v, len(self.labels[f]))
-            c.append(v)
+    def add(self,
+        spans:dict, # `{field: (offset, length, crc)}`
+        values:dict # `{field: number or label}`
+    ):
+        "Append a sample"
+        for f,columns in self.spans.items():
+            for column,number in zip(columns, spans.get(f, (0,_NO_VALUE,0))): column.append(number)
+        for f,column in self.values.items():
+            value = values[f]
+            if isinstance(value, str) or self.fields[f].get('staged'):
+                codes = self.labels.setdefault(f, {})
+                value = codes.setdefault(value, len(codes))
+            column.append(value)
         self.n += 1
 
-    def pack(self, shard:int=None)->bytes:
-        "The index file of the shard with that checksum"
-        def arr(a): return np.frombuffer(a, a.typecode) if len(a) else np.zeros(0, a.typecode)
-        cols = {}
-        for f,(at,n,crc) in self.spans.items():
-            at = arr(at)
-            cols |= {f'{f}@':at.astype('u4') if not len(at) or at.max()<1<<32 else at, f'{f}#':arr(n), f'{f}.crc':arr(crc)}
-        cols |= {f:arr(a).astype('u4' if f in self.labels else self.fields[f]['dtype']) for f,a in self.values.items()}
-        return pack_index(cols, {f:list(v) for f,v in self.labels.items()}, shard)
+    def pack(self,
+        shard:int=None # Checksum of the shard
+    )->bytes:
+        "The content of the index file"
+        columns = {}
+        for f,(offsets,lengths,checksums) in self.spans.items():
+            offsets = _as_numpy(offsets)
+            if not len(offsets) or offsets.max()<1<<32: offsets = offsets.astype('u4')
+            columns |= {f'{f}@':offsets, f'{f}#':_as_numpy(lengths), f'{f}.crc':_as_numpy(checksums)}
+        for f,values in self.values.items():
+            columns[f] = _as_numpy(values).astype('u4' if f in self.labels else self.fields[f]['dtype'])
+        return pack_index(columns, {f:list(codes) for f,codes in self.labels.items()}, shard)
+
+def _as_numpy(values): return np.frombuffer(values, values.typecode) if len(values) else np.zeros(0, values.typecode)
 
 class ShardFile:
-    "A shard being written to the binary file `f`: samples in, columns of its index out"
-    def __init__(self, f, fields:dict): self.out,self.columns = SummingFile(f),IndexColumns(fields)
+    "A shard that is being written: appends samples to a tar, and keeps the columns of its index"
+    def __init__(self,
+        f, # A binary file
+        fields:dict # `{field: entry}`, as in the manifest
+    ): self.out,self.columns = SummingFile(f),IndexColumns(fields)
 
-    n = property(lambda self: self.columns.n)
-    size = property(lambda self: self.out.size)
-    crc = property(lambda self: self.out.crc)
+    n = property(lambda self: self.columns.n, doc='Number of samples')
+    size = property(lambda self: self.out.size, doc='Bytes written')
+    crc = property(lambda self: self.out.crc, doc='Checksum of the bytes written')
 
     def add(self,
         key:str, # Name of the sample
@@ -147,56 +198,78 @@ class ShardFile:
     ):
         "Append a sample"
         spans = {}
-        for f,v in values.items():
-            b = v if isinstance(v, bytes) else str(v).encode()
-            if isinstance(v, bytes): spans[f] = self.size+512,len(v),crcs[f]
-            self.out.write(member(f"{key}.{f}{'.txt' if isinstance(v, str) else ''}", b))
+        for f,value in values.items():
+            content = value if isinstance(value, bytes) else str(value).encode()
+            if isinstance(value, bytes): spans[f] = self.size+512,len(value),crcs[f]
+            self.out.write(member(f"{key}.{f}{'.txt' if isinstance(value, str) else ''}", content))
         self.columns.add(spans, values)
 
     def close(self):
-        "The end of the archive, as `tar` wants it"
+        "Write the end of the archive, as the tar format requires it"
         self.out.write(bytes(1024))
 
 # %% ../../nbs/store/09_shard_index.ipynb #29a5fd68
 class Unzip:
-    "A file of gzip members, uncompressed piece by piece: call it with its parts; `bad` says what is wrong with it, and then no more comes"
-    def __init__(self): self.z,self.bad = zlib.decompressobj(31),None
-    def __call__(self, b, step=1<<14, most=1<<20):
+    """Decompresses a gzip file part by part: call it with the next part, and it yields pieces of limited size
+
+    The file may consist of several gzip members. `bad` is the error if the file is damaged; then nothing more comes."""
+    def __init__(self): self.decoder,self.bad = zlib.decompressobj(31),None
+
+    def __call__(self,
+        b:bytes, # The next part of the file
+        step:int=1<<14, # Compressed bytes decoded at a time
+        most:int=1<<20 # Largest piece to yield, in bytes
+    ): # Iterator of `bytes`
+        "Decompress `b`"
         try:
             for k in range(0, 0 if self.bad else len(b), step): yield from self._step(b[k:k+step], most)
         except zlib.error as e: self.bad = e
-    def _step(self, b, most):
-        out = b
-        while b or len(out)==most:   # where a piece is full, there may be more of it
-            if self.z.eof and not (b:=b.lstrip(b'\0')): return   # zeros at the end are padding
-            if self.z.eof: self.z = zlib.decompressobj(31)
-            yield (out:=self.z.decompress(b, most))
-            b = self.z.unused_data if self.z.eof else self.z.unconsumed_tail
+
+    def _step(self, compressed, most):
+        piece = compressed
+        while compressed or len(piece)==most:   # after a piece of full size, the decoder may hold more
+            if self.decoder.eof:
+                compressed = compressed.lstrip(b'\0')   # zeros at the end are padding
+                if not compressed: return
+                self.decoder = zlib.decompressobj(31)
+            piece = self.decoder.decompress(compressed, most)
+            yield piece
+            compressed = self.decoder.unused_data if self.decoder.eof else self.decoder.unconsumed_tail
 
 # %% ../../nbs/store/09_shard_index.ipynb #02e03398
-def _pack(a): return base64.b64encode(zlib.compress(a if isinstance(a, bytes) else a.astype(a.dtype.newbyteorder('<')).tobytes(), 1)).decode()
-def _unpack(s): return zlib.decompress(base64.b64decode(s))
+_COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4')   # of a `ShardTable`
 
-def index_name(shard:str)->str:
-    "Name of the index of `shard`"
+def _pack(column):
+    if not isinstance(column, bytes): column = column.astype(column.dtype.newbyteorder('<')).tobytes()
+    return base64.b64encode(zlib.compress(column, 1)).decode()
+def _unpack(packed): return zlib.decompress(base64.b64decode(packed))
+
+def index_name(
+    shard:str # Name of a shard
+)->str:
+    "Name of the index file of `shard`"
     return re.sub(r'(\.tar|\.tgz|\.tar\.gz)$', '', shard)+'.idx'
 
 class ShardTable:
-    "Names, samples, bytes and checksums of shards, as arrays"
+    "The table of the shards of a dataset, as arrays: names, numbers of samples, sizes and checksums"
     def __init__(self,
-        names, # Names, `str`; or their UTF-8, separated by newlines
-        n:np.ndarray, # Samples of each
-        size:np.ndarray, # Bytes of each
-        crc:np.ndarray, # Checksum of each
-        idx:np.ndarray, # Bytes of the index of each
-        raw:np.ndarray=None, # Bytes of each when uncompressed, where that is another number
-        icrc:np.ndarray=None, # Checksum of the index of each, all of the file; `None` in tables of earlier versions
+        names, # Names, a list of `str`; or `bytes`, the names in UTF-8 separated by newlines
+        n:np.ndarray, # Samples of each shard
+        size:np.ndarray, # Bytes of each shard
+        crc:np.ndarray, # Checksum of each shard
+        idx:np.ndarray, # Bytes of the index of each shard
+        raw:np.ndarray=None, # Bytes of each shard when decompressed, if any is compressed
+        icrc:np.ndarray=None, # Checksum of the index file of each shard; `None` in tables of earlier versions
     ):
         self.text = names if isinstance(names, bytes) else '\n'.join(names).encode()
-        ends = np.flatnonzero(np.frombuffer(self.text, np.uint8)==10) if self.text else np.zeros(0, np.int64)
-        self.cuts = np.concatenate([[0], ends+1, [len(self.text)+1]][:None if len(n) else 1]).astype(np.uint32 if len(self.text)<1<<31 else np.int64)
-        self.n,self.size,self.crc,self.idx,self.raw,self.icrc = (None if a is None else np.asarray(a, d) for a,d in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4'),(raw,'i8'),(icrc,'u4')))
-        self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)])
+        newlines = np.flatnonzero(np.frombuffer(self.text, np.uint8)==10) if self.text else np.zeros(0, np.int64)
+        # where each name begins in `text`, and where the next one would begin after the last
+        cuts = np.concatenate([[0], newlines+1, [len(self.text)+1]])[:None if len(n) else 1]
+        self.cuts = cuts.astype(np.uint32 if len(self.text)<1<<31 else np.int64)
+        def as_array(column, dtype): return None if column is None else np.asarray(column, dtype)
+        self.n,self.size,self.crc,self.idx = (as_array(c, t) for c,t in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4')))
+        self.raw,self.icrc = as_array(raw, 'i8'),as_array(icrc, 'u4')
+        self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)]) # First sample of each shard, and the end
         if len(self.cuts)!=len(self.n)+1: raise ValueError(f'{len(self.n)} shards with {len(self.cuts)-1} names')
 
     def __len__(self): return len(self.n)
@@ -204,29 +277,40 @@ class ShardTable:
         "Name of shard `s`"
         return self.text[int(self.cuts[s]):int(self.cuts[s+1])-1].decode()
     def whole(self, s:int)->int:
-        "Bytes of shard `s` as it is read, uncompressed"
+        "Bytes of shard `s` when decompressed"
         return int((self.size if self.raw is None else self.raw)[s])
-    def gz(self, s:int)->bool: return self.name(s).endswith(('gz','tgz'))
-    def at(self, idxs:np.ndarray)->tuple:
-        "Shard, and place in it, of samples `idxs`"
-        s = np.searchsorted(self.starts, idxs, 'right')-1
-        return s,idxs-self.starts[s]
+    def gz(self, s:int)->bool:
+        "Is shard `s` compressed?"
+        return self.name(s).endswith(('gz','tgz'))
+    def at(self,
+        idxs:np.ndarray # Sample numbers, shape (k,)
+    )->tuple: # Two arrays of shape (k,)
+        "The shard of each sample, and its position there"
+        shards = np.searchsorted(self.starts, idxs, 'right')-1
+        return shards,idxs-self.starts[shards]
 
-    def pack(self)->dict: return {k:_pack(getattr(self, k)) for k in ('text','n','size','crc','idx','raw','icrc') if getattr(self, k) is not None}
+    def pack(self)->dict:
+        "The table as JSON can store it"
+        columns = {k:getattr(self, k) for k in ('text',*_COLUMNS)}
+        return {k:_pack(column) for k,column in columns.items() if column is not None}
+
     @classmethod
-    def unpack(cls, d:dict):
-        a = {k:np.frombuffer(_unpack(d[k]), t) for k,t in (('n','<u4'),('size','<i8'),('crc','<u4'),('idx','<u4'),('raw','<i8'),('icrc','<u4')) if k in d}
-        if len({len(v) for v in a.values()})>1: raise ValueError('columns of different lengths')
-        return cls(_unpack(d['text']), **a)
+    def unpack(cls,
+        d:dict # What `pack` returned
+    ):
+        "The table in `d`; raises `ValueError`, `KeyError`, `TypeError`, `zlib.error` if it is damaged"
+        columns = {k:np.frombuffer(_unpack(d[k]), dtype) for k,dtype in _COLUMNS.items() if k in d}
+        if len({len(column) for column in columns.values()})>1: raise ValueError('columns of different lengths')
+        return cls(_unpack(d['text']), **columns)
 
 @dataclass
 class ShardManifest(Manifest):
     "A `Manifest` with the table of shards"
     shards:dict = field(default_factory=dict) # A packed `ShardTable`
-    base:str = '' # Where the shards are, if not beside the manifest
-    failures_crc:int = -1 # Checksum of the file that says what was left out; -1: there is none, or it was written by an earlier version
+    base:str = '' # Folder of the shards, if it is not that of the manifest
+    failures_crc:int = -1 # Checksum of the file of failures; -1 if there is none, or an earlier version wrote it
 
     @property
     def failures(self)->str:
-        "Name of the file that says what was left out"
+        "Name of the file that lists what could not be converted"
         return f"{self.prefix or 'index'}-failures.json"
