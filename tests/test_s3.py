@@ -332,7 +332,7 @@ def flipped(b, at):
 def place(store, i, f='jpg'):
     "Name of the shard of sample `i`, offset and length of field `f` in it"
     u,k = (int(o[0]) for o in store.shards.at(np.array([i])))
-    a,n = store._indices([u])[u].spans(f, np.array([k]))
+    a,n = store.indices([u])[u].spans(f, np.array([k]))
     return store.shards.name(u),int(a[0]),int(n[0])
 
 @pytest.mark.parametrize('fault', ['flip','short'])

@@ -1,4 +1,4 @@
-"""Whole shards as open files, and the next ones fetched in advance into the cache
+"""Whole shards as open files; a thread fetches the next shards into the cache
 
 Docs: page `store/prefetch`"""
 
@@ -16,116 +16,152 @@ from ..core import CorruptSample
 from .shard_index import Unzip
 
 # %% ../../nbs/store/10_prefetch.ipynb #744d054d
-_held = 64   # files that a process keeps open
-_part,_parts = 1<<23,4   # bytes of a request for a part of a shard, and requests at the same time
-_tries = 2   # times that a damaged copy is fetched again, before samples are read without it
+_MAX_FILES = 64   # files that a process keeps open
+_PART_BYTES,_PARTS_AT_ONCE = 1<<23,4   # bytes per request for a part of a shard, and requests at the same time
+_MAX_DAMAGED = 2   # times that a damaged copy is fetched again; then samples are read without a copy
 
 class _File:
-    "A descriptor, closed when nobody uses it any more"
+    "A descriptor that is closed when nobody uses it any more"
     def __init__(self, fd): self.fd = fd
     def __del__(self, close=os.close): close(self.fd)
 
 class WholeShards:
-    "The shards of `store` that one process has open, and those that a thread of it fetches"
-    def __init__(self, store):
+    "The shards of a store that one process has open as files, and a thread that fetches the next ones"
+    def __init__(self,
+        store # A `ShardStore`
+    ):
         self.store,self.lock,self.files = store,threading.RLock(),OrderedDict()
-        self.cond,self.wanted,self.failed,self.wait,self.thread = threading.Condition(self.lock),[],{},False,None
-        self.dropped = Counter()   # damaged copies of each shard
+        self.changed = threading.Condition(self.lock) # Notified when a shard has been fetched, dropped or given up
+        self.wanted,self.wait = [],False # What `prefetch` was called with
+        self.failed = {} # `{shard: reason}`: wanted shards that cannot be fetched
+        self.thread = None # Fetches `wanted`, and ends when all are there
+        self.dropped = Counter() # Number of damaged copies of each shard
 
-    def get(self, u:int)->_File:
-        "Shard `u` as an open file, if it lies on this machine; else `None`"
+    def get(self,
+        u:int # Number of the shard
+    )->_File: # `None` if the shard is not on this machine
+        "Shard `u` as an open file; raises `MissingSample`, `StoreNotFound`"
         with self.lock:
-            if u in self.files: self.files.move_to_end(u); return self.files[u]
-        s = self.store
-        if s.in_place(u):
-            try: fd = os.open(s.tars.path(s.table.name(u)), os.O_RDONLY|os.O_CLOEXEC)
-            except FileNotFoundError: raise s._gone(u) from None
-            s._still(fd)
-        else: fd = None if s.cache is None else self._cached(u)
+            if u in self.files:
+                self.files.move_to_end(u)
+                return self.files[u]
+        store = self.store
+        if store.in_place(u):
+            try: fd = os.open(store.tars.path(store.table.name(u)), os.O_RDONLY|os.O_CLOEXEC)
+            except FileNotFoundError: raise store.missing_shard_error(u) from None
+            store.check_not_replaced(fd)
+        else: fd = None if store.cache is None else self._open_cached(u)
         if fd is None: return
         with self.lock:
             self.files[u] = _File(fd)
-            while len(self.files)>_held: self.files.popitem(last=False)
+            while len(self.files)>_MAX_FILES: self.files.popitem(last=False)
             return self.files[u]
 
-    def _cached(self, u):
-        "A descriptor of shard `u` in the cache; one that is on its way is waited for if it should be"
+    def _open_cached(self, u):
+        "A descriptor of shard `u` in the cache; if the shard is wanted, and `wait` was given, waits for it"
         with self.lock:
             while self.wait and u in self.wanted and u not in self.failed:
                 if u in self.files: return os.dup(self.files[u].fd)
-                self.cond.wait(1)
-        s = self.store
-        if (fd:=s.cache.open(s._key(s.table.name(u)), s.table.whole(u))) is not None: return fd
-        if s.table.gz(u): return self.fetch(u)
+                self.changed.wait(1)
+        store = self.store
+        fd = store.cache.open(store.cache_key(store.table.name(u)), store.table.whole(u))
+        if fd is not None: return fd
+        if store.table.gz(u): return self.fetch(u)   # a compressed shard cannot be read in parts
 
-    def prefetch(self, shards:list, wait:bool):
-        "Fetch `shards` in the background, and hold those only"
+    def prefetch(self,
+        shards:list, # Numbers of shards, in the order in which they will be used
+        wait:bool # Wait for a shard of `shards` when one of its samples is read?
+    ):
+        "Fetch `shards` in the background, and keep these open and no others"
         with self.lock:
             self.wait = wait
             if self.wanted==shards: return
             self.wanted = list(shards)
-            for d in self.files,self.failed:
-                for u in [u for u in d if u not in shards]: del d[u]
-            self._start()
+            for known in self.files,self.failed:
+                for u in [u for u in known if u not in shards]: del known[u]
+            self._start_thread()
 
-    def _start(self):
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._run, daemon=True, name='shards')
-            self.thread.start()
+    def _start_thread(self):
+        if self.thread is not None: return
+        self.thread = threading.Thread(target=self._fetch_wanted, daemon=True, name='shards')
+        self.thread.start()
 
-    def drop(self, u:int):
-        "Remove the copy of shard `u` that this process has open, which is damaged, from the cache; while the shard is wanted it is fetched again, but not for ever"
+    def drop(self,
+        u:int # Number of the shard
+    ):
+        """Remove the copy of shard `u` that this process has open, which is damaged, from the cache
+
+        If the shard is wanted, it is fetched again, but only a limited number of times."""
         with self.lock: file = None if self.store.in_place(u) else self.files.pop(u, None)
         if file is None: return
-        s,name = self.store,self.store.table.name(u)
-        gone = s.cache.drop(s._key(name), file.fd)
+        store,name = self.store,self.store.table.name(u)
+        removed = store.cache.drop(store.cache_key(name), file.fd)
         with self.lock:
             self.dropped[u] += 1
-            if u in self.wanted and self.dropped[u]>_tries: self.failed[u] = 'its copies in the cache are damaged again and again'
-            elif u in self.wanted: self._start()
-            self.cond.notify_all()
-        warnings.warn(f"{s.name}: the copy of {name} in the cache {s.cache.folder} is damaged{', and was removed' if gone else ', but cannot be removed'}; what it holds is fetched again; is the disk failing?", stacklevel=2)
+            if u in self.wanted and self.dropped[u]>_MAX_DAMAGED:
+                self.failed[u] = 'its copies in the cache are damaged again and again'
+            elif u in self.wanted: self._start_thread()
+            self.changed.notify_all()
+        what = ', and was removed' if removed else ', but cannot be removed'
+        warnings.warn(f'{store.name}: the copy of {name} in the cache {store.cache.folder} is damaged{what}; '
+                      'what it holds is fetched again; is the disk failing?', stacklevel=2)
 
-    def _run(self):
+    def _fetch_wanted(self):
         while True:
             with self.lock:
                 u = next((u for u in self.wanted if u not in self.files and u not in self.failed), None)
-                if u is None: self.thread = None; return
-            fd,why = None,'the cache cannot keep it'
+                if u is None:
+                    self.thread = None
+                    return
+            fd,reason = None,'the cache cannot keep it'
             try: fd = self.fetch(u)
-            except Exception as e: why = e   # whoever needs a sample of it will see for himself
+            except Exception as e: reason = e   # whoever needs one of its samples gets the error then
             with self.lock:
                 file = None if fd is None else _File(fd)
-                if file is None: self.failed[u] = why
+                if file is None: self.failed[u] = reason
                 elif u in self.wanted: self.files[u] = file
-                self.cond.notify_all()
+                self.changed.notify_all()
 
-    def fetch(self, u:int)->int:
-        "A descriptor of shard `u`, which is fetched if the cache does not have it; `None` if that cannot keep it"
-        s = self.store
-        return s.cache.fetch(s._key(s.table.name(u)), s.table.whole(u), partial(self.download, u))
+    def fetch(self,
+        u:int # Number of the shard
+    )->int: # `None` if the cache cannot keep the shard
+        "A descriptor of shard `u` in the cache, where it is fetched if necessary; raises what `download` raises"
+        store = self.store
+        key = store.cache_key(store.table.name(u))
+        return store.cache.fetch(key, store.table.whole(u), partial(self.download, u))
 
-    def download(self, u:int, f, tries:int=3):
-        "Write shard `u` to `f`, uncompressed, its length and checksum compared; raises `CorruptSample`"
-        s = self.store
+    def download(self,
+        u:int, # Number of the shard
+        f, # A binary file to write to
+        tries:int=3 # Transfers, if the bytes that come are not those that were indexed
+    ):
+        "Write shard `u` to `f`, decompressed, and compare its checksum; raises `CorruptSample`, `StoreUnavailable`"
+        store,table = self.store,self.store.table
         for _ in range(tries):
-            f.seek(0); f.truncate()
-            unzip,crc,got = Unzip() if s.table.gz(u) else lambda b: (b,),0,0
-            for b in self.pieces(u):
-                crc,got = zlib.crc32(b, crc),got+len(b)
-                for o in unzip(b): f.write(o)
-            if crc==s.table.crc[u]: return
-        size = int(s.table.size[u])
-        raise CorruptSample(f'{s.name}: shard {s.table.name(u)}: {f"{got:,} of {size:,} bytes" if got<size else "not the bytes that were indexed"} ({tries} times)')
+            f.seek(0)
+            f.truncate()
+            unzip = Unzip() if table.gz(u) else lambda content: (content,)
+            crc = received = 0
+            for content in self.pieces(u):
+                crc,received = zlib.crc32(content, crc),received+len(content)
+                for piece in unzip(content): f.write(piece)
+            if crc==table.crc[u]: return
+        size = int(table.size[u])
+        what = f'{received:,} of {size:,} bytes' if received<size else 'not the bytes that were indexed'
+        raise CorruptSample(f'{store.name}: shard {table.name(u)}: {what} ({tries} times)')
 
-    def pieces(self, u:int):
-        "The bytes of shard `u` where it is stored, from its first to its last, or to where it is cut off"
-        s,got = self.store,0
-        name,size = s.table.name(u),int(s.table.size[u])
-        for a in range(0, size, _part*_parts):
-            starts = range(a, min(size, a+_part*_parts), _part)
-            for b in s.tars.ranges([name]*len(starts), list(starts), [min(size, o+_part) for o in starts]):
-                if b is None: raise s._gone(u)
-                got += len(b)
-                yield b
-            if got<min(size, a+_part*_parts): return
+    def pieces(self,
+        u:int # Number of the shard
+    ): # Iterator of `bytes`
+        "The bytes of shard `u` as it is stored, to its end or to where it is cut off; raises `MissingSample`"
+        store,received = self.store,0
+        name,size = store.table.name(u),int(store.table.size[u])
+        step = _PART_BYTES*_PARTS_AT_ONCE
+        for a in range(0, size, step):
+            starts = list(range(a, min(size, a+step), _PART_BYTES))
+            ends = [min(size, start+_PART_BYTES) for start in starts]
+            for content in store.tars.ranges([name]*len(starts), starts, ends):
+                if content is None: raise store.missing_shard_error(u)
+                received += len(content)
+                yield content
+            if received<min(size, a+step): return

@@ -1,4 +1,4 @@
-"""Whether every byte of a dataset in shards is what was written
+"""Checks that every byte of a dataset in shards is the one that was written
 
 Docs: page `store/shard_check`"""
 
@@ -16,125 +16,136 @@ from ..core import CorruptSample, MissingSample, StoreError
 from .shard_index import ShardManifest, Unzip
 
 # %% ../../nbs/store/11_shard_check.ipynb #057fffc6
-_poly = 0xEDB88320   # of crc32, the lowest power in the highest bit
+_POLYNOMIAL = 0xEDB88320   # of crc32, with the lowest power in the highest bit
 
-def _times(a, b):
-    "Product of two polynomials, modulo crc32's"
-    res = 0
+def _multiply(a, b):
+    "Product of two polynomials, modulo that of crc32"
+    result = 0
     for k in range(31, -1, -1):
-        if a>>k&1: res ^= b
-        b = b>>1^(_poly if b&1 else 0)
-    return res
+        if a>>k&1: result ^= b
+        b = b>>1^(_POLYNOMIAL if b&1 else 0)
+    return result
 
 def moved(
-    diff:int, # By what the checksums of two contents of the same length differ
-    n:int, # Bytes that follow both
-)->int:
-    "By what the checksums differ when the same `n` bytes follow both contents (as zlib's `crc32_combine`)"
-    power,square = 1<<31,1<<23   # 1, and x^8: a byte
+    diff:int, # Exclusive or of the checksums of two contents of the same length
+    n:int, # Number of bytes that follow both contents
+)->int: # Exclusive or of the checksums of both contents followed by the same `n` bytes
+    "How a difference of two crc32 changes when the same bytes are appended, as in zlib's `crc32_combine`"
+    power,square = 1<<31,1<<23   # 1, and x^8, which stands for one byte
     while n:
-        if n&1: power = _times(square, power)
-        square,n = _times(square, square),n>>1
-    return _times(power, diff)
+        if n&1: power = _multiply(square, power)
+        square,n = _multiply(square, square),n>>1
+    return _multiply(power, diff)
 
 # %% ../../nbs/store/11_shard_check.ipynb #67e20389
-_part = 1<<22   # bytes read at a time
+_PART_BYTES = 1<<22   # bytes read at a time
 
 def damaged_parts(
     store, # A `ShardStore`
-    manifest:bool=True # Look at the manifest, too?
-): # An iterator of `(what, reason)`
-    """The files of a dataset, and its copies in the cache, that are not as they were written, damage within values left aside
+    manifest:bool=True # Check the manifest, too?
+): # Iterator of `(what, reason)`
+    """Finds damage in the files of a dataset and in its copies in the cache, except for damage within values
 
-    Raises `StoreUnavailable`, `StoreNotFound`."""
-    if manifest: yield from _manifest(store)
-    yield from _failures(store)
+    Damaged copies are removed from the cache. Raises `StoreUnavailable`, `StoreNotFound`."""
+    if manifest: yield from _check_manifest(store)
+    yield from _check_failures(store)
     for u in range(len(store.shards)):
-        yield from _index(store, u)
-        fd = None if store.cache is None else store.cache.open(_key(store, u))
+        yield from _check_index(store, u)
+        key = store.cache_key(store.table.name(u))
+        fd = None if store.cache is None else store.cache.open(key)
         try:
-            raw = yield from _shard(store, u, fd is not None)
-            if fd is not None and raw is not None: yield from _copy(store, u, fd, raw)
+            expected = yield from _check_shard(store, u, fd is not None)
+            if fd is not None and expected is not None: yield from _check_copy(store, u, fd, expected)
         finally:
             if fd is not None: os.close(fd)
 
-def _key(store, u): return store._key(store.table.name(u))
-
-def _manifest(store):
+def _check_manifest(store):
     "The manifest is in memory: is the file still the one that was read?"
-    b = store.manifest_bytes()
-    if zlib.crc32(b)==store._manifest_crc: return
-    why = 'it has changed since it was opened'
-    try: uid = ShardManifest.from_json(b, 'manifest.json').uid
-    except StoreError as e: why = str(e)
+    stored = store.manifest_bytes()
+    if zlib.crc32(stored)==store.manifest_crc: return
+    reason = 'it has changed since it was opened'
+    try: uid = ShardManifest.from_json(stored, 'manifest.json').uid
+    except StoreError as e: reason = str(e)
     else:
         if uid!=store.manifest.uid: raise store.replaced_error()
-    where = f'damaged in {store.storage.url}; put back a copy of this file'
-    yield 'manifest.json',f'{store.name}: manifest.json: {why}: {where}'
+    advice = f'damaged in {store.storage.url}; put back a copy of this file'
+    yield 'manifest.json',f'{store.name}: manifest.json: {reason}: {advice}'
 
-def _failures(store):
-    m = store.manifest
-    if not m.failed and m.failures_crc<0: return
-    crc,n = 0,0
-    while b:=store.storage.ranges([m.failures], [n], [n+_part], tries=1)[0]: crc,n = zlib.crc32(b, crc),n+len(b)
-    why = None
-    if b is None: why = 'it is not there'
-    elif m.failures_crc>=0 and crc!=m.failures_crc: why = f'its {n:,} bytes do not match their checksum'
-    what = f'{store.name}: {m.failures}, which says what was left out'
-    if why: yield m.failures,f'{what}: {why}; samples are not affected'
+def _check_failures(store):
+    "The file of failures, if there should be one"
+    manifest = store.manifest
+    if not manifest.failed and manifest.failures_crc<0: return
+    crc = size = 0
+    while True:
+        content = store.storage.ranges([manifest.failures], [size], [size+_PART_BYTES], tries=1)[0]
+        if not content: break
+        crc,size = zlib.crc32(content, crc),size+len(content)
+    reason = None
+    if content is None: reason = 'it is not there'
+    elif manifest.failures_crc>=0 and crc!=manifest.failures_crc:
+        reason = f'its {size:,} bytes do not match their checksum'
+    what = f'{store.name}: {manifest.failures}, which says what was left out'
+    if reason: yield manifest.failures,f'{what}: {reason}; samples are not affected'
 
-def _index(store, u):
-    "The index, in the cache, and where it is stored"
-    name = store._index_name(u)
+def _check_index(store, u):
+    "The index of shard `u`, in the cache and where it is stored"
+    name = store.index_file(u)
     if not store.storage.local and store.cache is not None:
-        try: store._cached_index(u)
+        try: store.cached_index(u)
         except CorruptSample as e: yield name,f'{e}; it was removed there, and is fetched again'
-    try: store._local_index(u) if store.storage.local else store._fetched_index(u)
+    try:
+        if store.storage.local: store.local_index(u)
+        else: store.fetched_index(u)
     except (CorruptSample,MissingSample) as e: yield name,str(e)
 
-def _shard(store, u, copied):
-    "The shard where it is stored; gives the checksum of what a copy of it in the cache holds, if it is known"
-    t,name,size = store.table,store.table.name(u),int(store.table.size[u])
-    unzip = Unzip() if copied and t.gz(u) else None
-    crc = raw = got = 0
+def _check_shard(store, u, has_copy):
+    "Shard `u` where it is stored; returns the checksum that a copy of it in the cache must have, `None` if unknown"
+    table,name,size = store.table,store.table.name(u),int(store.table.size[u])
+    compressed = table.gz(u)
+    unzip = Unzip() if has_copy and compressed else None
+    crc = unzipped_crc = received = 0
     try:
-        for b in store._open.whole.pieces(u):
-            crc,got = zlib.crc32(b, crc),got+len(b)
-            for o in unzip(b) if unzip else (): raw = zlib.crc32(o, raw)
+        for content in store.whole_shards.pieces(u):
+            crc,received = zlib.crc32(content, crc),received+len(content)
+            for piece in unzip(content) if unzip else (): unzipped_crc = zlib.crc32(piece, unzipped_crc)
     except MissingSample as e:
         yield name,str(e)
         return
-    if crc==t.crc[u]: return raw if unzip else crc
-    where = f'{store.name}: shard {name}, with samples {t.starts[u]:,} to {t.starts[u+1]-1:,}'
+    if crc==table.crc[u]: return unzipped_crc if unzip else crc
+    samples = f'samples {table.starts[u]:,} to {table.starts[u+1]-1:,}'
+    where = f'{store.name}: shard {name}, with {samples}'
     wrong = f'{where}: its {size:,} bytes do not match their checksum'
-    if got<size: yield name,f'{where}: {got:,} of {size:,} bytes: it is cut off'
-    elif t.gz(u): yield name,f'{wrong}; it is compressed, so that all of it is suspect'
-    elif crc^int(t.crc[u])!=_of_values(store, u):
-        yield name,(f"{wrong}, some of them outside the samples' values (headers, padding, or members that are not used): "
-                    'samples are read all the same, but `tar` and WebDataset may not read it')
-    return None if t.gz(u) else int(t.crc[u])
+    if received<size: yield name,f'{where}: {received:,} of {size:,} bytes: it is cut off'
+    elif compressed: yield name,f'{wrong}; it is compressed, so that all of it is suspect'
+    elif crc^int(table.crc[u])!=_damage_of_values(store, u):
+        yield name,(f"{wrong}, some of them outside the samples' values (headers, padding, or members that are not "
+                    'used): samples are read all the same, but `tar` and WebDataset may not read it')
+    return None if compressed else int(table.crc[u])
 
-def _of_values(store, u, bs=256):
-    "By what damaged values change the checksum of shard `u`; None if its index is damaged, too"
-    t,diff = store.table,0
-    try: index = store._indices([u])[u]
+def _damage_of_values(store, u, batch=256):
+    "How damaged values change the checksum of shard `u` (an exclusive or); None if its index is damaged, too"
+    table,change = store.table,0
+    try: index = store.indices([u])[u]
     except StoreError: return None
-    for f in [f for f in store.fields if f'{f}@' in index.columns]:
-        for a in range(0, index.n, bs):
-            k = np.arange(a, min(a+bs, index.n))
-            at,n = index.spans(f, k)
-            k,at,n = (o[n>=0] for o in (k,at,n))
-            if (at<0).any() or (at+n>t.size[u]).any(): return None
-            got = store.read_values(t.starts[u]+k, [f,f'{f}.crc'], whole=False)
-            for b,c,e in zip(got[f], got[f'{f}.crc'].tolist(), (at+n).tolist()):
-                if (d:=zlib.crc32(b)^c): diff ^= moved(d, int(t.size[u])-e)
-    return diff
+    for field in [f for f in store.fields if f'{f}@' in index.columns]:
+        for a in range(0, index.n, batch):
+            positions = np.arange(a, min(a+batch, index.n))
+            starts,lengths = index.spans(field, positions)
+            exists = lengths>=0
+            positions,starts,ends = positions[exists],starts[exists],(starts+lengths)[exists]
+            if (starts<0).any() or (ends>table.size[u]).any(): return None
+            got = store.read_values(table.starts[u]+positions, [field,f'{field}.crc'], whole=False)
+            for value,expected,end in zip(got[field], got[f'{field}.crc'].tolist(), ends.tolist()):
+                difference = zlib.crc32(value)^expected
+                if difference: change ^= moved(difference, int(table.size[u])-end)
+    return change
 
-def _copy(store, u, fd, want):
-    "The copy of shard `u` in the cache, open as `fd`"
-    crc = got = 0
-    while b:=os.pread(fd, _part, got): crc,got = zlib.crc32(b, crc),got+len(b)
-    if crc==want and got==store.table.whole(u): return
-    gone = store.cache.drop(_key(store, u), fd)
-    what = f'{store.name}: {store.table.name(u)} in the cache {store.cache.folder}: its {got:,} bytes do not match their checksum'
-    yield store.table.name(u),f"{what}; {'it was removed there, and is fetched again' if gone else 'it cannot be removed there'}"
+def _check_copy(store, u, fd, expected):
+    "The copy of shard `u` in the cache, which is open as `fd`"
+    name,crc,size = store.table.name(u),0,0
+    while content:=os.pread(fd, _PART_BYTES, size): crc,size = zlib.crc32(content, crc),size+len(content)
+    if crc==expected and size==store.table.whole(u): return
+    removed = store.cache.drop(store.cache_key(name), fd)
+    then = 'it was removed there, and is fetched again' if removed else 'it cannot be removed there'
+    what = f'{store.name}: {name} in the cache {store.cache.folder}: its {size:,} bytes do not match their checksum'
+    yield name,f'{what}; {then}'

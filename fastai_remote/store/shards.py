@@ -17,7 +17,7 @@ from fastcore.basics import patch
 from ..core import (
     CorruptSample, crc32s, MissingSample, size_str, StoreError, StoreNotFound, UnsupportedFormat)
 from ..order.permutation import Permutation
-from ..order.quality import shuffle_quality as _quality, ShuffleQuality
+from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
 from .base import Store
 from .cache import FileCache
@@ -28,59 +28,80 @@ from .shard_index import index_name, ShardIndex, ShardManifest, ShardTable
 from .storage import as_storage, Storage
 
 # %% ../../nbs/store/12_shards.ipynb #231b0257
-_gap,_span = 1<<15,1<<23   # join ranges that lie closer than a request costs, up to what fits a buffer
-_held,_each = 1<<26,4096   # bytes of indices that a process holds, and what Python's objects take of each
-_longer = 1<<16   # bytes that a file may be longer than it should be, and still be read
+_MAX_GAP,_MAX_SPAN = 1<<15,1<<23   # ranges that are closer than this are read together, up to so many bytes
+_MAX_INDEX_BYTES = 1<<26   # bytes of indices that a process keeps
+_INDEX_OVERHEAD = 4096   # bytes of Python's objects for each index
+_MAX_EXCESS = 1<<16   # bytes by which an index may be longer than it should be, and still be read completely
 
-class _Open:
-    "What one process has open"
-    def __init__(self, store): self.pid,self.lock,self.indices,self.nbytes,self.whole = os.getpid(),threading.Lock(),OrderedDict(),0,WholeShards(store)
+class _ProcessState:
+    "What one process keeps open of a store: indices and shards"
+    def __init__(self, store):
+        self.process,self.lock,self.whole_shards = os.getpid(),threading.Lock(),WholeShards(store)
+        self.indices,self.nbytes = OrderedDict(),0 # `{shard: ShardIndex}`, least recently used first, and their bytes
 
-    def hold(self, new, n):
-        "Hold indices `new`, `{shard: ShardIndex}`; where these are too many bytes, let go of the least recently used, but not of the last `n`"
+    def keep(self, new, n):
+        "Keep the indices `new`; if there are too many bytes, forget others, but not the last `n`"
         with self.lock:
-            for u,ix in new.items():
+            for u,index in new.items():
                 self.forget(u)
-                self.indices[u] = ix
-                self.nbytes += len(ix.buf)+_each
-            while self.nbytes>_held and len(self.indices)>n: self.forget(next(iter(self.indices)))
+                self.indices[u] = index
+                self.nbytes += len(index.buf)+_INDEX_OVERHEAD
+            while self.nbytes>_MAX_INDEX_BYTES and len(self.indices)>n: self.forget(next(iter(self.indices)))
 
     def forget(self, u):
-        if (ix:=self.indices.pop(u, None)) is not None: self.nbytes -= len(ix.buf)+_each
+        index = self.indices.pop(u, None)
+        if index is not None: self.nbytes -= len(index.buf)+_INDEX_OVERHEAD
+
+    def forget_all(self):
+        with self.lock:
+            self.indices.clear()
+            self.nbytes = 0
 
 class ShardStore(Store):
     "A dataset in tar shards, in a folder on a disk or on object storage"
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
-        cache:bool|str|FileCache=True, # Where to keep whole shards of a remote store: a folder; `True`: the usual one; `None`: nowhere, samples are read one by one. A folder serves for shards on a slow disk, too
-        cache_size:int=None, # Bytes the cache may take; default: half of what is free
-        timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
-        uid:str=None, # Which writing of the dataset it must be; default: whichever is there
-        storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
+        # Folder in which to keep whole shards of remote storage, or of a slow disk; `True`: the usual folder, for
+        # remote storage; `None`: no cache, samples are read one by one
+        cache:bool|str|FileCache=True,
+        cache_size:int=None, # Bytes that the cache may take; default: half of what is free
+        timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`
+        uid:str=None, # Identifier of the dataset that is expected; default: any
+        # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
+        storage_options:dict=None,
     ):
-        if isinstance(cache, dict): raise TypeError('cache takes a folder; what a file system wants goes into storage_options=, or comes one by one: **client')
-        self._cache_arg,self._cache = cache or None,None
+        if isinstance(cache, dict):
+            raise TypeError('cache takes a folder; options of a file system belong in storage_options=')
+        self._cache_setting,self._cache = cache or None,None
         self.storage = as_storage(url, timeout, storage_options)
-        if cache_size is not None and cache: self._cache_arg = FileCache(None if cache is True else cache, cache_size)
-        self._manifest,self._uid,self._open_ = None,uid,None
+        if cache_size is not None and cache:
+            self._cache_setting = FileCache(None if cache is True else cache, cache_size)
+        self._manifest,self._uid,self._process_state,self._label_codes = None,uid,None,{}
         self._uid = self.manifest.uid
 
     @property
     def manifest(self)->ShardManifest:
-        if self._manifest is None:
-            where = f'{self.storage.url}/manifest.json'
-            try: b = self.storage.read('manifest.json')
-            except (FileNotFoundError,NotADirectoryError) as e: raise StoreNotFound(self._absent(e)) from e
-            m,self._manifest_crc = ShardManifest.from_json(b, where),zlib.crc32(b)
-            if not m.shards: raise StoreNotFound(f'{where}: not a manifest of shards')
-            if self._uid not in (None, m.uid): raise self.replaced_error()
-            try: self.table,m.shards = ShardTable.unpack(m.shards),{}
-            except (ValueError,KeyError,TypeError,MemoryError,zlib.error) as e: raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
-            if self.table.starts[-1]!=m.n: raise UnsupportedFormat(f'{where}: damaged: {m.n:,} samples, of which {self.table.starts[-1]:,} are in shards')
-            if self._uid is not None or m.uid: self._uid = m.uid
-            self.tars = Storage(**{**self.storage.reveal(), 'url':m.base}) if m.base else self.storage
-            self._manifest = m
+        "The manifest; raises `StoreNotFound`, `UnsupportedFormat`, `CorruptSample`"
+        if self._manifest is None: self._manifest = self._read_manifest()
         return self._manifest
+
+    def _read_manifest(self):
+        where = f'{self.storage.url}/manifest.json'
+        try: content = self.storage.read('manifest.json')
+        except (FileNotFoundError,NotADirectoryError) as e: raise StoreNotFound(self._why_not_found(e)) from e
+        manifest,self.manifest_crc = ShardManifest.from_json(content, where),zlib.crc32(content)
+        if not manifest.shards: raise StoreNotFound(f'{where}: not a manifest of shards')
+        if self._uid not in (None, manifest.uid): raise self.replaced_error()
+        try: self.table,manifest.shards = ShardTable.unpack(manifest.shards),{}
+        except (ValueError,KeyError,TypeError,MemoryError,zlib.error) as e:
+            raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
+        n = self.table.starts[-1]
+        if n!=manifest.n:
+            raise UnsupportedFormat(f'{where}: damaged: {manifest.n:,} samples, of which {n:,} are in shards')
+        if self._uid is not None or manifest.uid: self._uid = manifest.uid
+        self.tars = self.storage
+        if manifest.base: self.tars = Storage(**{**self.storage.reveal(), 'url':manifest.base})
+        return manifest
 
     @property
     def shards(self)->ShardTable:
@@ -89,353 +110,471 @@ class ShardStore(Store):
 
     @property
     def unchecked(self)->list:
-        "Names of what is stored without a checksum: in datasets of the first version the manifest, the headers of indices, which have names of labels, and the failures"
-        return super().unchecked+(['manifest','headers of indices',*(['failures'] if self.manifest.failed else [])] if self.shards.icrc is None else [])
+        """Names of what is stored without a checksum
 
-    def _absent(self, e):
-        s = f'{self.storage.url}: no dataset here'
-        if 'bucket' in str(e).lower(): return f'{s}: {e}'
+        In datasets of the first version, these are also the manifest, the headers of indices, which contain names of
+        labels, and the failures."""
+        if self.shards.icrc is not None: return super().unchecked
+        failures = ['failures'] if self.manifest.failed else []
+        return [*super().unchecked, 'manifest', 'headers of indices', *failures]
+
+    def _why_not_found(self, error):
+        "The message when there is no manifest: what is there instead, and what to do"
+        start = f'{self.storage.url}: no dataset here'
+        if 'bucket' in str(error).lower(): return f'{start}: {error}'
         names = self.storage.names()
-        if 'plan.json' in self.storage.names('.ingest'): return f'{s} yet, but an ingest that is not finished: the same call goes on with it, ShardStore.abandon drops what it wrote'
-        if any(n.endswith(('.tar','.tar.gz','.tgz')) for n in names): return f'{s}: tars, but no manifest.json: index_shards({self.storage.url!r}) makes one'
-        return f"{s}{'; there are: '+', '.join(names[:10]) if names else ' (no such folder, or an empty one)'}"
+        if 'plan.json' in self.storage.names('.ingest'):
+            return (f'{start} yet, but an ingest that is not finished: run the same call again to resume it, '
+                    'or remove it with ShardStore.abandon')
+        if any(name.endswith(('.tar','.tar.gz','.tgz')) for name in names):
+            return f'{start}: tars, but no manifest.json: index_shards({self.storage.url!r}) makes one'
+        return start+('; there are: '+', '.join(names[:10]) if names else ' (no such folder, or an empty one)')
 
-    def replaced_error(self): return StoreNotFound(f'{self.storage.url}: replaced since it was opened: open it again')
+    def replaced_error(self)->StoreNotFound:
+        "The error to raise when this is no longer the dataset that was opened"
+        return StoreNotFound(f'{self.storage.url}: replaced since it was opened: open it again')
 
     @property
     def cache(self)->FileCache:
         "The cache of whole shards, or None"
         if self._cache is None:
-            arg = self._cache_arg
-            if arg is True: arg = FileCache() if self._packed or not self.tars.local else None
-            self._cache = (arg if arg is None or isinstance(arg, FileCache) else FileCache(arg),)
+            cache = self._cache_setting
+            if cache is True: cache = FileCache() if self._any_compressed or not self.tars.local else None
+            elif cache is not None and not isinstance(cache, FileCache): cache = FileCache(cache)
+            self._cache = (cache,)   # a tuple, as `None` means that it is not known yet
         return self._cache[0]
 
     @property
-    def _packed(self):
-        "Are there compressed shards?"
-        return self.shards.raw is not None
+    def _any_compressed(self): return self.shards.raw is not None
 
-    is_loaded = property(lambda self: self._manifest is not None)
     @property
-    def address(self)->str: return repr(self.storage.url)
+    def is_loaded(self): return self._manifest is not None
+    @property
+    def address(self): return repr(self.storage.url)
     def opener(self):
-        cache = self._cache_arg.opener() if isinstance(self._cache_arg, FileCache) else self._cache_arg
+        setting = self._cache_setting
+        cache = setting.opener() if isinstance(setting, FileCache) else setting
         return Opener(ShardStore, self.storage.url, url=self.storage.opener(), cache=cache, uid=self._uid)
-    def __getstate__(self): return dict(storage=self.storage, _cache_arg=self._cache_arg, _uid=self._uid, _manifest=None, _cache=None, _open_=None)
+    def __getstate__(self):
+        return dict(storage=self.storage, _cache_setting=self._cache_setting, _uid=self._uid,
+                    _manifest=None, _cache=None, _process_state=None, _label_codes={})
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def _repr_html_(self):
-        t = self.shards
-        return super()._repr_html_().replace('</th>', f"</th></tr><tr><td>folder</td><td>{self.storage.url}</td></tr><tr><td>shards</td><td>{len(t):,}, {size_str(int(t.size.sum()))}</td>", 1)
+        table = self.shards
+        folder = f'<tr><td>folder</td><td>{self.storage.url}</td></tr>'
+        shards = f'<tr><td>shards</td><td>{len(table):,}, {size_str(int(table.size.sum()))}</td>'
+        return super()._repr_html_().replace('</th>', f'</th></tr>{folder}{shards}', 1)
 
     @property
-    def _open(self)->_Open:
-        if self._open_ is None or self._open_.pid!=os.getpid(): self._open_ = _Open(self)
-        return self._open_
+    def _state(self)->_ProcessState:
+        "What this process keeps open"
+        state = self._process_state
+        if state is None or state.process!=os.getpid(): state = self._process_state = _ProcessState(self)
+        return state
+
+    @property
+    def whole_shards(self)->WholeShards:
+        "The shards that this process has open as files"
+        return self._state.whole_shards
 
 # %% ../../nbs/store/12_shards.ipynb #693a93f3
 @patch
-def read_values(self:ShardStore, idxs, fields, whole=True):
-    m,t = self.manifest,self.table
-    var = [f for f in fields if m.fields[f]['dtype'] is None]
-    out = {f:[None]*len(idxs) if f in var else np.zeros(len(idxs), m.fields[f]['dtype']) for f in fields}
-    s,k = t.at(idxs)
-    shards,asked = np.unique(s).tolist(),[]
-    indices = self._indices(shards)
+def read_values(self:ShardStore, numbers, fields, whole=True):
+    "As in `Store`; without `whole`, values come from where the shards are stored, and not from copies of them"
+    entries = self.manifest.fields
+    variable = [f for f in fields if entries[f]['dtype'] is None]
+    result = {f:[None]*len(numbers) if f in variable else np.zeros(len(numbers), entries[f]['dtype']) for f in fields}
+    shard_of,position = self.table.at(numbers)
+    shards,requests = np.unique(shard_of).tolist(),[]
+    indices = self.indices(shards)
     for u in shards:
-        at = np.flatnonzero(s==u)
+        places = np.flatnonzero(shard_of==u)
+        index,positions = indices[u],position[places]
         for f in fields:
-            if f not in var: out[f][at] = indices[u].values(f, k[at], m.fields[f]['dtype'], self._codes(f))
-        if not var: continue
-        file = self._open.whole.get(u) if whole or t.gz(u) else None
-        for f in var:
-            for j,a,n in zip(at.tolist(), *(o.tolist() for o in indices[u].spans(f, k[at]))):
-                if n<0: continue
-                if a<0 or a+n>t.whole(u): raise self._cut(idxs[j], f, max(0, min(n, t.whole(u)-a)), n)   # nobody makes room for what an index only claims
-                b = None if file is None else os.pread(file.fd, n, a) if n else b''
-                if b is not None and len(b)<n and not self.in_place(u):   # a copy in the cache that is cut off
-                    self._open.whole.drop(u)
-                    file = self._open.whole.get(u) if t.gz(u) else None
-                    b = None if file is None else os.pread(file.fd, n, a)
-                if b is None: asked.append((u, a, n, f, j))
-                elif len(b)==n: out[f][j] = b
-                else: raise self._cut(idxs[j], f, len(b), n)
-    if asked: self._ask(asked, idxs, out)
-    return out
+            if f in variable: continue
+            result[f][places] = index.values(f, positions, entries[f]['dtype'], self._codes(f))
+        if variable: requests += self._read_variable(u, index, places, positions, variable, numbers, result, whole)
+    if requests: self._read_spans(requests, numbers, result)
+    return result
 
 @patch
-def _ask(self:ShardStore, asked, idxs, out):
-    "Read spans `(shard, offset, length, field, position)` over the network, neighbours together"
-    t,joined = self.table,[]
-    if self._packed and (gz:=[u for u,*_ in asked if t.gz(u)]):
-        raise StoreError(f'{self.name}: {t.name(gz[0])} is compressed, and so read whole, into a cache: {self._why_uncached()}')
-    asked.sort(key=lambda o: o[:3])
-    for u,a,n,*_ in asked:
-        if joined and (j:=joined[-1])[0]==u and a<=j[2]+_gap and a+n-j[1]<=_span: j[2] = max(j[2], a+n)
-        else: joined.append([u,a,a+n])
-    got = self.tars.ranges([t.name(u) for u,_,_ in joined], [a for _,a,_ in joined], [b for _,_,b in joined])
-    i = 0
-    for u,a,n,f,j in asked:
-        while joined[i][0]!=u or a+n>joined[i][2]: i += 1
-        if got[i] is None: raise self._gone(u)
-        p = a-joined[i][1]
-        b = got[i][p:p+n]
-        if len(b)<n: raise self._cut(idxs[j], f, len(b), n)
-        out[f][j] = b
+def _read_variable(self:ShardStore, u, index, places, positions, fields, numbers, result, whole):
+    "Read values of shard `u` if it is on this machine; returns the spans for `_read_spans` to request if it is not"
+    size,requests = self.table.whole(u),[]
+    file = self.whole_shards.get(u) if whole or self.table.gz(u) else None
+    for f in fields:
+        starts,lengths = index.spans(f, positions)
+        for place,start,length in zip(places.tolist(), starts.tolist(), lengths.tolist()):
+            if length<0: continue   # this sample has no such field
+            if start<0 or start+length>size:   # an index that is damaged must not make us allocate memory
+                raise self._cut_off_error(numbers[place], f, max(0, min(length, size-start)), length)
+            value = _read_at(file, start, length)
+            if value is not None and len(value)<length and not self.in_place(u):   # the copy in the cache is cut off
+                self.whole_shards.drop(u)
+                file = self.whole_shards.get(u) if self.table.gz(u) else None
+                value = None if file is None else os.pread(file.fd, length, start)
+            if value is None: requests.append((u, start, length, f, place))
+            elif len(value)==length: result[f][place] = value
+            else: raise self._cut_off_error(numbers[place], f, len(value), length)
+    return requests
+
+def _read_at(file, start, length):
+    if file is None: return None
+    return os.pread(file.fd, length, start) if length else b''
 
 @patch
-def _why_uncached(self:ShardStore): return 'ShardStore(url, cache=folder) has one' if self.cache is None else f'{self.cache!r} cannot keep it'
+def _read_spans(self:ShardStore, requests, numbers, result):
+    "Read spans `(shard, offset, length, field, place in the result)` over the network, neighbours in one request"
+    table,joined = self.table,[]
+    if self._any_compressed:
+        compressed = [u for u,*_ in requests if table.gz(u)]
+        if compressed:
+            raise StoreError(f'{self.name}: {table.name(compressed[0])} is compressed, and so read whole, '
+                             f'into a cache: {self._why_not_cached()}')
+    requests.sort(key=lambda request: request[:3])
+    for u,start,length,*_ in requests:
+        end,last = start+length,joined[-1] if joined else None
+        if last and last[0]==u and start<=last[2]+_MAX_GAP and end-last[1]<=_MAX_SPAN: last[2] = max(last[2], end)
+        else: joined.append([u, start, end])
+    contents = self.tars.ranges([table.name(u) for u,_,_ in joined], [a for _,a,_ in joined], [b for _,_,b in joined])
+    k = 0
+    for u,start,length,f,place in requests:
+        while joined[k][0]!=u or start+length>joined[k][2]: k += 1
+        if contents[k] is None: raise self.missing_shard_error(u)
+        offset = start-joined[k][1]
+        value = contents[k][offset:offset+length]
+        if len(value)<length: raise self._cut_off_error(numbers[place], f, len(value), length)
+        result[f][place] = value
 
 @patch
-def _codes(self:ShardStore, f):
-    "label -> number of field `f`"
-    if not hasattr(self._manifest, 'codes'): self._manifest.codes = {}
-    c = self._manifest.codes
-    if f not in c: c[f] = {l:i for i,l in enumerate(self.manifest.vocab.get(f, []))}
-    return c[f]
+def _why_not_cached(self:ShardStore):
+    return 'ShardStore(url, cache=folder) has one' if self.cache is None else f'{self.cache!r} cannot keep it'
 
 @patch
-def _cut(self:ShardStore, i, f, got, n): return self.replaced_error() if self._replaced() else CorruptSample(f'{self.name}: sample {i}, field {f!r}{self.location(i, f)}: {got:,} of {n:,} bytes: the shard is cut off, or not the one that was indexed')
-@patch
-def _gone(self:ShardStore, u):
-    if self._replaced(): return self.replaced_error()
-    return MissingSample(f'{self.name}: shard {self.table.name(u)} is not there, with samples {self.table.starts[u]:,} to {self.table.starts[u+1]-1:,}: {self.tars.path(self.table.name(u))}')
+def _codes(self:ShardStore, field):
+    "`{label: code}` of `field`"
+    if field not in self._label_codes:
+        labels = self.manifest.vocab.get(field, [])
+        self._label_codes[field] = {label:code for code,label in enumerate(labels)}
+    return self._label_codes[field]
 
 @patch
-def _replaced(self:ShardStore):
+def _cut_off_error(self:ShardStore, number, field, received, length):
+    if self._is_replaced(): return self.replaced_error()
+    return CorruptSample(f'{self.name}: sample {number}, field {field!r}{self.location(number, field)}: '
+                         f'{received:,} of {length:,} bytes: the shard is cut off, or not the one that was indexed')
+
+@patch
+def missing_shard_error(self:ShardStore,
+    u:int # Number of the shard
+)->StoreError: # `MissingSample`; or `StoreNotFound` if the dataset was replaced
+    "The error to raise when the file of shard `u` does not exist"
+    if self._is_replaced(): return self.replaced_error()
+    name,first,last = self.table.name(u),self.table.starts[u],self.table.starts[u+1]-1
+    return MissingSample(f'{self.name}: shard {name} is not there, with samples {first:,} to {last:,}: '
+                         f'{self.tars.path(name)}')
+
+@patch
+def _is_replaced(self:ShardStore):
     "Is there another dataset now, or none?"
-    return bool(self._uid) and self.storage.ranges(['manifest.json'], [0], [len(head:=self._manifest.head)])!=[head]
+    if not self._uid: return False
+    head = self._manifest.head
+    return self.storage.ranges(['manifest.json'], [0], [len(head)])!=[head]
 
 @patch
-def _still(self:ShardStore, fd=None):
-    "Raise `StoreNotFound` unless the manifest is still the one that was opened: where a dataset was deleted, another may have files of the same names"
-    if not self._replaced(): return
+def check_not_replaced(self:ShardStore,
+    fd:int=None # A descriptor to close before the error is raised
+):
+    """Raise `StoreNotFound` if this is no longer the dataset that was opened
+
+    If a dataset was deleted, another one may have files of the same names."""
+    if not self._is_replaced(): return
     if fd is not None: os.close(fd)
     raise self.replaced_error()
 
 @patch
-def compare_checksums(self:ShardStore, idxs, f, res, crcs):
-    "As `Store` does; first what came damaged over the network is asked for again, and copies in the cache that are damaged are dropped, and fetched again"
-    bad = np.flatnonzero(crc32s(res[f])!=crcs)
-    if not len(bad): return
-    self._still()
+def compare_checksums(self:ShardStore, numbers, field, values, checksums):
+    """As in `Store`; a value that does not match is read again first
+
+    Values that came over the network are requested again. Copies in the cache that are damaged are removed, and fetched
+    again."""
+    damaged = np.flatnonzero(crc32s(values[field])!=checksums)
+    if not len(damaged): return
+    self.check_not_replaced()
     for whole in (True,False,False):
-        shards = np.unique(self.table.at(idxs[bad])[0]).tolist()
+        shards = np.unique(self.table.at(numbers[damaged])[0]).tolist()
         if all(map(self.in_place, shards)): break
         if not whole:
-            for u in shards: self._open.whole.drop(u)
-        new = self.read_values(idxs[bad], [f], whole)[f]
-        for k,b in zip(bad.tolist(), new): res[f][k] = b
-        bad = bad[crc32s(new)!=crcs[bad]]
-        if not len(bad): return
-    Store.compare_checksums(self, idxs, f, res, crcs)
+            for u in shards: self.whole_shards.drop(u)
+        again = self.read_values(numbers[damaged], [field], whole)[field]
+        for k,value in zip(damaged.tolist(), again): values[field][k] = value
+        damaged = damaged[crc32s(again)!=checksums[damaged]]
+        if not len(damaged): return
+    Store.compare_checksums(self, numbers, field, values, checksums)
 
 @patch
-def location(self:ShardStore, i, f):
-    u,k = (int(o[0]) for o in self.shards.at(np.array([i])))
-    try: a = int(self._indices([u])[u].spans(f, np.array([k]))[0][0])
+def location(self:ShardStore, number, field):
+    "As in `Store`: the shard, and the offset in it"
+    u,position = (int(o[0]) for o in self.shards.at(np.array([number])))
+    try: start = int(self.indices([u])[u].spans(field, np.array([position]))[0][0])
     except StoreError: return f' in {self.table.name(u)}'
-    return f' in {self.table.name(u)} at byte {a:,}'
+    return f' in {self.table.name(u)} at byte {start:,}'
 
 @patch
 def why_missing(self:ShardStore): return 'the shard has no such field of it'
 
 # %% ../../nbs/store/12_shards.ipynb #59dab2b6
 @patch
-def _key(self:ShardStore, name): return f"{self._uid}/{name.replace('/', '%')}"
+def cache_key(self:ShardStore,
+    name:str # Name of a file of the dataset
+)->str:
+    "Name of its copy in the cache"
+    return f"{self._uid}/{name.replace('/', '%')}"
 
 @patch
-def _indices(self:ShardStore, shards):
-    "The indices of `shards`, `{shard: ShardIndex}`; raises `CorruptSample`"
-    o = self._open
-    with o.lock:
-        res = {u:o.indices[u] for u in shards if u in o.indices}
-        for u in res: o.indices.move_to_end(u)
-    if todo:=[u for u in shards if u not in res]:
-        o.hold(new:=self._read_indices(todo), len(shards))
-        res |= new
-    return res
+def index_file(self:ShardStore,
+    u:int # Number of a shard
+)->str:
+    "Name of the index file of shard `u`"
+    return index_name(self.table.name(u))
+
+@patch
+def indices(self:ShardStore,
+    shards:list # Numbers of shards
+)->dict: # `{shard: ShardIndex}`
+    "The indices of `shards`, which are kept in memory; raises `CorruptSample`, `MissingSample`, `StoreUnavailable`"
+    state = self._state
+    with state.lock:
+        result = {u:state.indices[u] for u in shards if u in state.indices}
+        for u in result: state.indices.move_to_end(u)
+    missing = [u for u in shards if u not in result]
+    if missing:
+        new = self._read_indices(missing)
+        state.keep(new, len(shards))
+        result |= new
+    return result
 
 @patch
 def _read_indices(self:ShardStore, shards):
-    "The same, read and compared with their checksums: from the folder, or the cache where that is far"
-    if self.storage.local: return {u:self._local_index(u) for u in shards}
-    res = {}
+    "The indices of `shards`, from the folder if it is on this machine, else from the cache or over the network"
+    if self.storage.local: return {u:self.local_index(u) for u in shards}
+    result = {}
     for u in shards if self.cache is not None else ():
-        try: ix = self._cached_index(u)
+        try: index = self.cached_index(u)
         except CorruptSample as e: warnings.warn(f'{e}; it is fetched again; is the disk failing?', stacklevel=2)
         else:
-            if ix is not None: res[u] = ix
-    return self._ask_indices([u for u in shards if u not in res], res)
+            if index is not None: result[u] = index
+    return result|self._fetch_indices([u for u in shards if u not in result])
 
 @patch
-def _index_name(self:ShardStore, u): return index_name(self.table.name(u))
+def _parse_index(self:ShardStore, u, content, where=''):
+    """The index of shard `u` with this `content`; raises `CorruptSample`
+
+    `content` is a copy in memory, so what is compared with the checksum is what is used."""
+    table,file = self.table,f'{self.name}: {self.index_file(u)}{where}'
+    if table.icrc is not None and (len(content)!=table.idx[u] or zlib.crc32(content)!=table.icrc[u]):
+        samples = f'samples {table.starts[u]:,} to {table.starts[u+1]-1:,}'
+        about = f'the index of shard {table.name(u)}, with labels and places of {samples}'
+        size = f' (want {table.idx[u]:,} bytes)' if len(content)!=table.idx[u] else ''
+        raise CorruptSample(f'{file}: {about}: {len(content):,} bytes that do not match their checksum{size}')
+    index = ShardIndex(content, file)
+    if table.icrc is None: index.check(file)   # earlier versions have a checksum of the columns, not of the header
+    if index.n!=table.n[u]:
+        raise CorruptSample(f'{file}: {index.n:,} samples, where the manifest has {table.n[u]:,}')
+    if index.shard not in (None, table.crc[u]): raise CorruptSample(f'{file}: the index of another shard')
+    return index
 
 @patch
-def _index_of(self:ShardStore, u, b, where=''):
-    "The index of shard `u` in `b`, a copy that nobody changes, so that what is compared here is what is used; raises `CorruptSample`"
-    t,what = self.table,f'{self.name}: {self._index_name(u)}{where}'
-    about = f'the index of shard {t.name(u)}, with labels and places of samples {t.starts[u]:,} to {t.starts[u+1]-1:,}'
-    if t.icrc is not None and (len(b)!=t.idx[u] or zlib.crc32(b)!=t.icrc[u]):
-        raise CorruptSample(f'{what}: {about}: {len(b):,} bytes that do not match their checksum{f" (want {t.idx[u]:,} bytes)" if len(b)!=t.idx[u] else ""}')
-    res = ShardIndex(b, what)
-    if t.icrc is None: res.check(what)   # what earlier versions compare: all but the header
-    if res.n!=t.n[u]: raise CorruptSample(f'{what}: {res.n:,} samples, where the manifest has {t.n[u]:,}')
-    if res.shard not in (None, t.crc[u]): raise CorruptSample(f'{what}: the index of another shard')
-    return res
+def _damaged_index_error(self:ShardStore, error):
+    "The error to raise when an index is damaged where it is stored"
+    if self._is_replaced(): return self.replaced_error()
+    return CorruptSample(f'{error}: damaged in {self.storage.url}; put back a copy of this file, or ingest again')
 
 @patch
-def _damaged_index(self:ShardStore, e):
-    "The error where an index is damaged where it is stored"
-    return self.replaced_error() if self._replaced() else CorruptSample(f'{e}: damaged in {self.storage.url}; put back a copy of this file, or ingest again')
+def _max_index_bytes(self:ShardStore, u): return int(self.table.idx[u])+_MAX_EXCESS
 
 @patch
-def _local_index(self:ShardStore, u):
+def local_index(self:ShardStore,
+    u:int # Number of a shard
+)->ShardIndex:
+    "The index of shard `u` in the folder, which is on this machine; raises `CorruptSample`, `MissingSample`"
     try:
-        with open(self.storage.path(self._index_name(u)), 'rb') as f: b = f.read(int(self.table.idx[u])+_longer)
-    except FileNotFoundError: raise self._gone(u) from None
-    if self.table.icrc is None: self._still()   # else its checksum tells it from any other
-    try: return self._index_of(u, b)
-    except CorruptSample as e: raise self._damaged_index(e) from None
+        with open(self.storage.path(self.index_file(u)), 'rb') as f: content = f.read(self._max_index_bytes(u))
+    except FileNotFoundError: raise self.missing_shard_error(u) from None
+    if self.table.icrc is None: self.check_not_replaced()   # no checksum distinguishes it from another dataset's
+    try: return self._parse_index(u, content)
+    except CorruptSample as e: raise self._damaged_index_error(e) from None
 
 @patch
-def _index_key(self:ShardStore, u): return self._key(self._index_name(u))+('.crc' if self.table.icrc is None else '')
+def _index_key(self:ShardStore, u):
+    "Name in the cache; where the manifest has no checksum of the index, the copy ends with one"
+    return self.cache_key(self.index_file(u))+('.crc' if self.table.icrc is None else '')
 
 @patch
-def _cached_index(self:ShardStore, u):
-    "The index of shard `u` in the cache, or None; raises `CorruptSample` where it is damaged, and then it is not there any more"
-    if (fd:=self.cache.open(key:=self._index_key(u))) is None: return
+def cached_index(self:ShardStore,
+    u:int # Number of a shard
+)->ShardIndex: # `None` if it is not in the cache
+    "The index of shard `u` in the cache; if it is damaged, it is removed, and `CorruptSample` is raised"
+    key = self._index_key(u)
+    fd = self.cache.open(key)
+    if fd is None: return
     with os.fdopen(fd, 'rb') as f:
-        b = f.read(int(self.table.idx[u])+_longer)
+        content = f.read(self._max_index_bytes(u))
         where = f' in the cache {self.cache.folder}'
         try:
-            if self.table.icrc is not None: return self._index_of(u, b, where)
-            if _sealed(b[:-4])!=b: raise CorruptSample(f'{self.name}: {self._index_name(u)}{where}: {len(b):,} bytes that do not match their checksum')
-            return self._index_of(u, b[:-4], where)
+            if self.table.icrc is not None: return self._parse_index(u, content, where)
+            if _with_checksum(content[:-4])!=content:
+                raise CorruptSample(f'{self.name}: {self.index_file(u)}{where}: '
+                                    f'{len(content):,} bytes that do not match their checksum')
+            return self._parse_index(u, content[:-4], where)
         except CorruptSample:
             self.cache.drop(key, fd)
             raise
 
-def _sealed(b):
-    "`b` and its checksum: so an index is cached, where the table of an earlier version has none"
-    return b+zlib.crc32(b).to_bytes(4, 'little')
+def _with_checksum(content): return content+zlib.crc32(content).to_bytes(4, 'little')
 
 @patch
-def _ask_indices(self:ShardStore, shards, res, tries=3):
-    "Put the indices of `shards` into `res`; one that comes damaged is asked for again"
-    sizes,bad = [int(self.table.idx[u]) for u in shards],[]
-    for u,b in zip(shards, self.storage.ranges([self._index_name(u) for u in shards], [0]*len(shards), sizes)):
-        if b is None: raise self._gone(u)
-        try: res[u] = self._index_of(u, b)
+def _fetch_indices(self:ShardStore, shards, tries=3):
+    "`{shard: ShardIndex}`, read over the network and put into the cache; one that comes damaged is requested again"
+    result,damaged = {},[]
+    files,sizes = [self.index_file(u) for u in shards],[int(self.table.idx[u]) for u in shards]
+    for u,content in zip(shards, self.storage.ranges(files, [0]*len(shards), sizes)):
+        if content is None: raise self.missing_shard_error(u)
+        try: result[u] = self._parse_index(u, content)
         except CorruptSample as e:
-            if tries==1: raise self._damaged_index(e) from None
-            bad.append(u)
+            if tries==1: raise self._damaged_index_error(e) from None
+            damaged.append(u)
             continue
         if self.cache is None: continue
-        if self.table.icrc is None: b = _sealed(b)
-        if (fd:=self.cache.fetch(self._index_key(u), len(b), lambda f: f.write(b))) is not None: os.close(fd)
-    return self._ask_indices(bad, res, tries-1) if bad else res
+        copy = _with_checksum(content) if self.table.icrc is None else content
+        fd = self.cache.fetch(self._index_key(u), len(copy), lambda f: f.write(copy))
+        if fd is not None: os.close(fd)
+    return result|self._fetch_indices(damaged, tries-1) if damaged else result
 
 @patch
-def _fetched_index(self:ShardStore, u): return self._ask_indices([u], {})[u]
+def fetched_index(self:ShardStore,
+    u:int # Number of a shard
+)->ShardIndex:
+    "The index of shard `u`, read over the network; raises `CorruptSample`, `MissingSample`, `StoreUnavailable`"
+    return self._fetch_indices([u])[u]
 
 @patch
 def new_epoch(self:ShardStore):
-    "An epoch begins in this process: indices that lie on this machine are read, and compared with their checksums, once more before they are used again"
-    o = self._open
-    if not o.indices or not self.storage.local and self.cache is None: return   # those that came over the network are in memory only
-    with o.lock:
-        o.indices.clear()
-        o.nbytes = 0
+    """As in `Store`: indices in files on this machine are read, and compared with their checksums, once more
+
+    Those that came over the network are in memory only, and stay."""
+    state = self._state
+    if state.indices and (self.storage.local or self.cache is not None): state.forget_all()
 
 @patch
 def check_rest(self:ShardStore):
     """Yields (what, reason) for each damaged byte range outside the samples' values; reads everything
 
-    That is the manifest, the file of failures, indices, shards, and what is in the cache, from which damaged copies are removed."""
+    These are the manifest, the file of failures, indices, shards, and the cache, from which damaged copies are
+    removed."""
     found = list(Store.check_rest(self))
     yield from found
     yield from damaged_parts(self, manifest=not found)
 
 @patch
 def manifest_bytes(self:ShardStore)->bytes:
+    "The manifest as it is stored now; raises `StoreNotFound`"
     try: return self.storage.read('manifest.json')
     except FileNotFoundError: raise self.replaced_error() from None
 
 # %% ../../nbs/store/12_shards.ipynb #26caab96
 @patch
-def in_place(self:ShardStore, u:int)->bool:
-    "Is shard `u` read where it lies?"
-    return self.tars.local and (self.cache is None or self._cache_arg is True) and not (self._packed and self.table.gz(u))
+def in_place(self:ShardStore,
+    u:int # Number of a shard
+)->bool:
+    "Is shard `u` read where it is stored, without a copy in the cache?"
+    if not self.tars.local or (self._any_compressed and self.table.gz(u)): return False
+    return self.cache is None or self._cache_setting is True
 
 @patch
 def prefetch(self:ShardStore,
     shards:list, # Numbers of shards, in the order in which they will be used
-    wait:bool=False, # Should samples of these wait until their shard is there?
+    wait:bool=False, # Wait for a shard of `shards` when one of its samples is read?
 ):
-    "Fetch `shards` into the cache in the background, and hold those only"
-    if self.cache is not None: self._open.whole.prefetch(shards, wait)
+    "Fetch `shards` into the cache in the background, and keep these open and no others"
+    if self.cache is not None: self.whole_shards.prefetch(shards, wait)
 
 @patch
-def check_cache(self:ShardStore, workers:int, each:int):
-    "Raise `ValueError` if the cache cannot hold the shards that `workers` have in hand, `each` so many"
-    if self.cache is not None and len(t:=self.shards):
-        biggest = int((t.size if t.raw is None else t.raw).max())
-        self.cache.check(min(len(t), max(1, workers)*each), biggest, f'{max(1, workers)} worker{"s"*(workers>1)} with {each} shards each', self.name)
+def check_cache(self:ShardStore,
+    workers:int, # Processes that read
+    each:int # Shards that each of them uses at the same time
+):
+    "Raise `ValueError` if the cache cannot hold the shards that are in use at the same time"
+    if self.cache is None or not len(self.shards): return
+    table,workers = self.shards,max(1, workers)
+    largest = int((table.size if table.raw is None else table.raw).max())
+    what = f'{workers} worker{"s"*(workers>1)} with {each} shards each'
+    self.cache.check(min(len(table), workers*each), largest, what, self.name)
 
 @patch
 def shuffle_quality(self:ShardStore,
-    interleave:int=4, # Shards that are shuffled into each other; `None`: all of them
-    bs:int=64, # Samples a batch
+    interleave:int=4, # Shards that are shuffled together; `None`: all of them
+    bs:int=64, # Samples per batch
     num_workers:int=1, # Processes that make batches
-    field:str=None, # Field of labels to look at; default: `cls`, if there is one; their shards' indices are read
+    field:str=None, # Field with labels; default: `cls`, if there is one; the indices of its shards are read
     batches:int=200, # Batches to look at
-)->ShuffleQuality: # Shows itself in words and as a picture
-    "How well epochs of these shards are shuffled, compared with a full shuffle: as good where neighbours have nothing in common, as `to_shards` leaves them; it may not be in sets of others"
-    t,m = self.shards,self.manifest
-    field = field or next((f for f,d in m.fields.items() if d['codec']=='cls'), None)
-    def order(seed): return Permutation(len(self), seed) if interleave is None else ShardPermutation(t.n, seed, interleave, bs, num_workers)
-    return _quality(order, len(self), bs, None if field is None else lambda i: self.get_many(i, field)[field], t.starts, batches)
+)->ShuffleQuality: # Shows itself as text and as a picture
+    """Measure how well epochs of these shards are shuffled, compared with a full shuffle
+
+    It is as good where neighbouring samples have nothing in common, as in shards that `to_shards` wrote. In shards of
+    other tools, it may not be."""
+    table = self.shards
+    if field is None:
+        field = next((f for f,entry in self.manifest.fields.items() if entry['codec']=='cls'), None)
+    def order(seed):
+        if interleave is None: return Permutation(len(self), seed)
+        return ShardPermutation(table.n, seed, interleave, bs, num_workers)
+    def labels(numbers): return self.get_many(numbers, field)[field]
+    return measure_shuffle(order, len(self), bs, None if field is None else labels, table.starts, batches)
 
 # %% ../../nbs/store/12_shards.ipynb #16bea615
 @patch
 def failures(self:ShardStore):
-    "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`; raises `CorruptSample`"
-    want = self.manifest.failures_crc
-    try: b = self.storage.read(self.manifest.failures)
+    "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"
+    expected,name = self.manifest.failures_crc,self.manifest.failures
+    what = f'{self.name}: {name}, which says what was left out'
+    try: content = self.storage.read(name)
     except FileNotFoundError:
-        if want<0: return
-        raise CorruptSample(f'{self.name}: {self.manifest.failures}, which says what was left out, is not there') from None
-    if want>=0 and zlib.crc32(b)!=want: raise CorruptSample(f'{self.name}: {self.manifest.failures}, which says what was left out: its {len(b):,} bytes do not match their checksum; samples are not affected')
-    for l in b.splitlines():
-        try: sample,why = json.loads(l)
-        except (ValueError,TypeError,RecursionError): raise CorruptSample(f'{self.name}: {self.manifest.failures}: {l[:60]!r} is no failure, or a damaged one') from None
-        yield sample,why
+        if expected<0: return
+        raise CorruptSample(f'{what}, is not there') from None
+    if expected>=0 and zlib.crc32(content)!=expected:
+        raise CorruptSample(f'{what}: its {len(content):,} bytes do not match their checksum; '
+                            'samples are not affected')
+    for line in content.splitlines():
+        try: sample,reason = json.loads(line)
+        except (ValueError,TypeError,RecursionError):
+            raise CorruptSample(f'{self.name}: {name}: {line[:60]!r} is no failure, or a damaged one') from None
+        yield sample,reason
 
 @patch(cls_method=True)
 def delete(cls:ShardStore,
     url:str|Storage, # The folder
-    storage_options:dict=None # As `to_shards`
+    storage_options:dict=None # As in `to_shards`
 ):
-    "Remove a dataset, or what an unfinished ingest left; raises `StoreNotFound`, `StoreBusy`"
+    "Remove a dataset, or what an unfinished ingest has written; raises `StoreNotFound`, `StoreBusy`"
     from fastai_remote.write.shards_admin import delete_shards
     delete_shards(url, storage_options)
 
 @patch(cls_method=True)
 def abandon(cls:ShardStore,
     url:str|Storage, # The folder
-    storage_options:dict=None # As `to_shards`
+    storage_options:dict=None # As in `to_shards`
 ):
-    "Remove what an unfinished ingest wrote; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
+    "Remove what an unfinished ingest has written; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
     from fastai_remote.write.shards_admin import abandon_shards
     abandon_shards(url, storage_options)
 
 @patch(cls_method=True)
 def unfinished(cls:ShardStore,
     url:str|Storage, # The folder
-    storage_options:dict=None # As `to_shards`
-)->list: # Of at most one dict: `name`, `chunks` done, `of` how many (`None` where the source is a stream), `began` (UTC), `running`
-    "An ingest that was begun here and not committed: go on with it by the same call, or `abandon` it"
+    storage_options:dict=None # As in `to_shards`
+)->list: # At most one dict: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
+    "An ingest that has not been committed: run the same call again to finish it, or `abandon` it"
     from fastai_remote.write.shards_admin import unfinished_shards
     return unfinished_shards(url, storage_options)
