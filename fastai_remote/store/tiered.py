@@ -1,4 +1,4 @@
-"""Redis before shards: what has been read once comes from memory the next time, for all processes and nodes
+"""Shards with Redis as a shared cache: values that were read once come from memory the next time, for all processes and nodes
 
 Docs: page `store/tiered`"""
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from multiprocessing.util import Finalize
 
 import numpy as np
-from fastcore.basics import patch, store_attr
+from fastcore.basics import patch
 from redis import RedisError
 
 from ..core import html_table, crc32s, StoreError, StoreFull, StoreNotFound
@@ -25,286 +25,397 @@ from .redis import RedisStore
 from .redis_link import as_link, RedisLink
 
 # %% ../../nbs/store/13_tiered.ipynb #21c2a2a8
-_part,_each,_longest = 1<<22,200,60.   # bytes a pipeline; what Python's objects take, a value; seconds between tries
+_PIPELINE_BYTES = 1<<22   # bytes written in one round trip
+_VALUE_OVERHEAD = 200   # bytes of Python's objects for each value in the queue
+_LONGEST_PAUSE = 60.   # seconds that Redis is left alone after a failure
 
-class _Fill:
-    "What one process knows of Redis, and has on its way to it"
+class _RedisState:
+    "What one process knows about Redis, and its queue of values to write there"
     def __init__(self, store):
         self.link,self.name,self.ttl,self.limit = store.link,store.name,store.ttl,store.queue
-        self.cond,self.todo,self.size,self.thread = threading.Condition(),deque(),0,None
-        self.off,self.fails,self.said,self.held,self.asked = {},{},set(),{},([],False)
-        Finalize(self, _leave, (weakref.ref(self),), exitpriority=1)
+        self.cond = threading.Condition()
+        self.todo,self.size,self.thread = deque(),0,None # The queue of `(key, value)`, its bytes, and who writes it
+        self.paused = {} # `{'read' or 'write': (end of the pause, error)}`
+        self.failures = {} # `{'read' or 'write': failures in a row}`
+        self.warned = set()
+        self.held = {} # `{shard: does Redis hold nearly all of it?}`, of the shards of the last `prefetch`
+        self.prefetched = [],False # Arguments of the last `prefetch`
+        Finalize(self, _flush_at_exit, (weakref.ref(self),), exitpriority=1)
 
-    def rests(self, kind): return kind in self.off and time.monotonic()<self.off[kind][0]
-    def works(self, kind): self.off.pop(kind, None); self.fails.pop(kind, None)
-    def failed(self, kind, e):
-        "Leave Redis alone for a while; say so the first time"
-        if not self.rests(kind): self.fails[kind] = self.fails.get(kind, -1)+1   # threads that fail together are one failure
-        self.off[kind] = time.monotonic()+min(_longest, 2.**min(self.fails[kind], 9)),e
-        if kind in self.said: return
-        self.said.add(kind)
-        what = 'samples come from the shards; Redis is tried again' if kind=='read' else 'Redis is full, and keeps what it has; more is tried' if isinstance(e, StoreFull) else 'Redis takes no samples; it is tried again'
-        warnings.warn(f'{self.name}: {what} from time to time: {e}', stacklevel=2)
+    def is_paused(self, kind): return kind in self.paused and time.monotonic()<self.paused[kind][0]
+
+    def succeeded(self, kind):
+        self.paused.pop(kind, None)
+        self.failures.pop(kind, None)
+
+    def failed(self, kind, error):
+        "Leave Redis alone for a while, and warn the first time"
+        # threads that fail at the same time count as one failure
+        if not self.is_paused(kind): self.failures[kind] = self.failures.get(kind, -1)+1
+        pause = min(_LONGEST_PAUSE, 2.**min(self.failures[kind], 9))
+        self.paused[kind] = time.monotonic()+pause,error
+        if kind in self.warned: return
+        self.warned.add(kind)
+        if kind=='read': what = 'samples come from the shards; Redis is tried again'
+        elif isinstance(error, StoreFull): what = 'Redis is full, and keeps what it has; more is tried'
+        else: what = 'Redis takes no samples; it is tried again'
+        warnings.warn(f'{self.name}: {what} from time to time: {error}', stacklevel=2)
 
     def put(self, items):
-        "Queue `(key, value)` pairs; those for which there is no room are dropped"
+        "Queue `(key, value)` pairs; those that would exceed the limit are dropped"
         with self.cond:
-            if self.rests('read') or self.rests('write'): return
-            for k,v in items:
-                if self.size+len(v)+_each<=self.limit: self.todo.append((k, v)); self.size += len(v)+_each
+            if self.is_paused('read') or self.is_paused('write'): return
+            for key,value in items:
+                nbytes = len(value)+_VALUE_OVERHEAD
+                if self.size+nbytes>self.limit: continue
+                self.todo.append((key, value))
+                self.size += nbytes
             if self.todo and (self.thread is None or not self.thread.is_alive()):
-                self.thread = threading.Thread(target=self._run, daemon=True, name='tiered')
+                self.thread = threading.Thread(target=self._write_queue, daemon=True, name='tiered')
                 self.thread.start()
             self.cond.notify_all()
 
-    def _run(self):
+    def _write_queue(self):
         while True:
             with self.cond:
-                if not self.cond.wait_for(lambda: self.todo, 1): self.thread = None; return
-                part,n = [],0
-                while self.todo and n<_part:
-                    part.append(self.todo.popleft())
-                    n += len(part[-1][1])+_each
-            ok = False
-            with suppress(Exception): ok = self._write(part)   # a warning may have been made an error
+                if not self.cond.wait_for(lambda: self.todo, 1):
+                    self.thread = None
+                    return
+                items,nbytes = [],0
+                while self.todo and nbytes<_PIPELINE_BYTES:
+                    items.append(self.todo.popleft())
+                    nbytes += len(items[-1][1])+_VALUE_OVERHEAD
+            written = False
+            with suppress(Exception): written = self._write(items)   # its warning may have been turned into an error
             with self.cond:
-                self.size -= n
-                if not ok: self.todo.clear(); self.size = 0
+                self.size -= nbytes
+                if not written:
+                    self.todo.clear()
+                    self.size = 0
                 self.cond.notify_all()
 
-    def _write(self, part):
-        def go(c):
-            p = c.pipeline(transaction=False)
-            for k,v in part: p.set(k, v, px=None if self.ttl is None else max(1, int(1000*self.ttl)))
-            p.execute()
-        try: self.link.call(go)
-        except (StoreError,RedisError) as e: self.failed('write', e); return False
-        self.works('write')
+    def _write(self, items):
+        "Write `(key, value)` pairs in one round trip. Returns whether it succeeded"
+        milliseconds = None if self.ttl is None else max(1, int(1000*self.ttl))
+        def write(client):
+            pipeline = client.pipeline(transaction=False)
+            for key,value in items: pipeline.set(key, value, px=milliseconds)
+            pipeline.execute()
+        try: self.link.call(write)
+        except (StoreError,RedisError) as e:
+            self.failed('write', e)
+            return False
+        self.succeeded('write')
         return True
 
     def flush(self, timeout):
+        "Wait until the queue is empty. Returns whether it is"
         with self.cond: return self.cond.wait_for(lambda: not self.size, timeout)
 
-def _leave(ref, timeout=1.):
-    if (f:=ref()) is not None: f.flush(timeout)
+def _flush_at_exit(ref, timeout=1.):
+    state = ref()
+    if state is not None: state.flush(timeout)
 
 # %% ../../nbs/store/13_tiered.ipynb #782d9ba8
-_slots = 256
+_SLOTS = 256   # rows of counters, which forked processes share
 
 class TieredStore(Store):
-    "Shards, and a Redis that keeps what was read of them: shared by processes and nodes, free to forget"
+    "A dataset in shards, and a Redis server that keeps values that were read from them; Redis may lose any of them"
     def __init__(self,
         redis:str|RedisLink|RedisStore, # `redis://`, `rediss://` or `unix://`; or a copy of the dataset
-        store:Store, # Where all samples are: a `ShardStore`
-        ttl:float=None, # Seconds that Redis keeps a value for; default: until it is evicted
-        queue:int=64_000_000, # Bytes that may be on their way to Redis, in each process
-        **kwargs # More for `RedisLink`; its time-outs are cut short
+        store:Store, # The store that has all samples: a `ShardStore`
+        ttl:float=None, # Seconds that Redis keeps a value; default: until it is evicted
+        queue:int=64_000_000, # Bytes that may wait to be written to Redis, in each process
+        **kwargs # More for `RedisLink`; its timeouts are shortened
     ):
-        if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore): raise TypeError(f"want TieredStore('redis://…', ShardStore(url)), not {type(redis).__name__} and {type(store).__name__}")
+        if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore):
+            raise TypeError("want TieredStore('redis://…', ShardStore(url)), "
+                            f'not {type(redis).__name__} and {type(store).__name__}')
         copy = redis if isinstance(redis, RedisStore) else None
-        link,m = copy.link if copy else as_link(redis, **kwargs),store.manifest
-        self.link = RedisLink(**{**link.reveal(), 'timeout':min(.25, link.timeout), 'socket_timeout':min(2., link.socket_timeout)})   # the shards are there if it is not
-        self.prefix = copy.manifest.prefix if copy else f"{m.name}~{m.uid[:8] or f'{zlib.crc32(m.to_json().encode()):08x}'}"
+        link = copy.link if copy else as_link(redis, **kwargs)
+        # the shards are there if Redis does not answer, so there is no reason to wait
+        timeouts = dict(timeout=min(.25, link.timeout), socket_timeout=min(2., link.socket_timeout))
+        self.link = RedisLink(**{**link.reveal(), **timeouts})
+        self.prefix = copy.manifest.prefix if copy else _prefix_of(store.manifest)
+        # key and first bytes of the copy's manifest, which are compared with every read
         self.guard = (f'{copy.name}:meta', copy.manifest.head) if copy else None
-        store_attr('store,ttl,queue')
+        self.store,self.ttl,self.queue = store,ttl,queue
         self._begin()
-        if copy: self._compare_with(copy)
+        if copy: self._check_copy(copy)
 
-    def _begin(self): self._fills,self._counts = {},np.frombuffer(mmap.mmap(-1, 16*_slots), np.int64).reshape(_slots, 2)   # shared with forks
+    def _begin(self):
+        self._states = {}
+        # values read from Redis and from the shards, in memory that forked processes share
+        self._counts = np.frombuffer(mmap.mmap(-1, 16*_SLOTS), np.int64).reshape(_SLOTS, 2)
 
     @property
-    def manifest(self): return self.store.manifest
+    def manifest(self):
+        "The manifest of the shards"
+        return self.store.manifest
     @property
-    def shards(self): return self.store.shards
-    def check_cache(self, *args): return self.store.check_cache(*args)
+    def shards(self):
+        "The table of shards, `ShardTable`"
+        return self.store.shards
+    @property
+    def unchecked(self): return self.store.unchecked
+    @property
+    def is_loaded(self): return self.store.is_loaded
+    @property
+    def address(self): return f'{self.link.url!r}, {self.store.address}'
+    def check_cache(self, *args):
+        "As in `ShardStore`"
+        return self.store.check_cache(*args)
     def new_epoch(self): self.store.new_epoch()
-    def compare_checksums(self, idxs, f, res, crcs): self.store.compare_checksums(idxs, f, res, crcs)   # what Redis has is compared as it comes; shards may have another copy
+    def compare_checksums(self, numbers, field, values, checksums):
+        "As in `Store`: `read_values` has compared values of Redis; the shards may have another copy of a damaged value"
+        self.store.compare_checksums(numbers, field, values, checksums)
+    def location(self, number, field): return self.store.location(number, field)
+    def why_missing(self): return self.store.why_missing()
+    def failures(self): return self.store.failures()
     def opener(self):
         state = {**self.__getstate__(), 'link':self.link.opener(), 'store':self.store.opener()}
-        return Opener(_open_tiered, self.prefix, **state)
-    def location(self, i, f): return self.store.location(i, f)
-    def why_missing(self): return self.store.why_missing()
-    unchecked = property(lambda self: self.store.unchecked)
-    def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k not in ('_fills','_counts')}
-    def __setstate__(self, d): self.__dict__.update(d); self._begin()
+        return Opener(_open_store, self.prefix, **state)
+    def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k not in ('_states','_counts')}
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._begin()
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
 
     @property
-    def _fill(self):
-        if (f:=self._fills.get(pid:=os.getpid())) is None:
-            f = self._fills.setdefault(pid, _Fill(self))
-            for p in list(self._fills):
-                if p!=pid: self._fills.pop(p, None)   # a parent's queue is the parent's
-        return f
+    def _redis(self)->_RedisState:
+        "What this process knows about Redis"
+        process = os.getpid()
+        state = self._states.get(process)
+        if state is None:
+            state = self._states.setdefault(process, _RedisState(self))
+            for other in list(self._states):
+                if other!=process: self._states.pop(other, None)   # the queue of a parent is written by the parent
+        return state
 
     @property
-    def _var(self): return [f for f in self.fields if self._kept(f)]
-    def _kept(self, f): return self.manifest.fields.get(f, {'dtype':''})['dtype'] is None and f'{f}.crc' in self.manifest.fields
+    def _kept_fields(self): return [f for f in self.fields if self._is_kept(f)]
+    def _is_kept(self, field):
+        "Are values of `field` kept in Redis? Those of fixed-width fields are in the indices of the shards"
+        fields = self.manifest.fields
+        return field in fields and fields[field]['dtype'] is None and f'{field}.crc' in fields
     def _keys(self, fields, ids): return [f'{self.prefix}:{f}:{i}' for f in fields for i in ids]
 
     @property
-    def hits(self)->dict:
-        "Values read by this process and those forked from it, and where they came from"
+    def hits(self)->dict: # `from_redis`, `from_shards`
+        "Number of values that this process, and those forked from it, have read from each place"
         return dict(zip(('from_redis','from_shards'), self._counts.sum(0).tolist()))
 
-def _open_tiered(**state):
+def _prefix_of(manifest):
+    "First part of the keys: name and identifier, so that a dataset that is written anew has keys of its own"
+    return f"{manifest.name}~{manifest.uid[:8] or f'{zlib.crc32(manifest.to_json().encode()):08x}'}"
+
+def _open_store(**state):
     store = TieredStore.__new__(TieredStore)
     store.__setstate__(state)
     return store
 
 # %% ../../nbs/store/13_tiered.ipynb #cb1c1156
 @patch
-def _ask(self:TieredStore, queue):
-    "Replies to what `queue(pipeline)` asks; None if Redis cannot be asked"
-    fill = self._fill
-    if fill.rests('read'): return
-    def go(c):
-        p = c.pipeline(transaction=False)
-        if self.guard: p.getrange(self.guard[0], 0, len(self.guard[1])-1)
-        queue(p)
-        return p.execute()
+def _request(self:TieredStore, queue):
+    "Replies to the commands that `queue(pipeline)` queues; None if Redis does not answer, or is left alone for a while"
+    state = self._redis
+    if state.is_paused('read'): return
+    def request(client):
+        pipeline = client.pipeline(transaction=False)
+        if self.guard: pipeline.getrange(self.guard[0], 0, len(self.guard[1])-1)
+        queue(pipeline)
+        return pipeline.execute()
     try:
-        res = self.link.call(go)
-        if self.guard and res.pop(0)!=self.guard[1]: raise StoreNotFound(f'{self.link.url}: {self.guard[0][:-5]}: replaced, deleted or lost since it was opened')
-    except (StoreError,RedisError) as e: fill.failed('read', e); return
-    fill.works('read')
-    return res
+        replies = self.link.call(request)
+        if self.guard and replies.pop(0)!=self.guard[1]:
+            name = self.guard[0].removesuffix(':meta')
+            raise StoreNotFound(f'{self.link.url}: {name}: replaced, deleted or lost since it was opened')
+    except (StoreError,RedisError) as e:
+        state.failed('read', e)
+        return
+    state.succeeded('read')
+    return replies
 
 @patch
-def read_values(self:TieredStore, idxs, fields):
-    var = [f for f in fields if self._kept(f)]
-    res = self.store.read_values(idxs, list(dict.fromkeys([*(f for f in fields if f not in var), *(f'{f}.crc' for f in var)])))
-    if not var or not len(idxs): return {f:[] if f in var else res[f] for f in fields}
-    n,keys = len(idxs),self._keys(var, idxs.tolist())
-    vals,crcs = (self._ask(lambda p: p.mget(keys)) or [[None]*len(keys)])[0],np.concatenate([res[f'{f}.crc'] for f in var])
-    bad = (crc32s([v or b'' for v in vals])!=crcs) | np.fromiter((v is None for v in vals), bool, len(vals))
-    at = np.flatnonzero(bad.reshape(-1, n).any(0))
-    if len(at):
-        if 8*len(at)>n: self._not_held(idxs[at])
-        new,put = self.store.read_values(idxs[at], var),[]
-        for k,f in enumerate(var):
-            for j,v in zip((k*n+at).tolist(), new[f]):
-                if not bad[j]: continue
-                vals[j] = v
-                if v is not None and zlib.crc32(v)==crcs[j]: put.append((keys[j], v))
-        self._fill.put(put)
-    self._counts[os.getpid()%_slots] += (len(vals)-(k:=int(bad.sum())), k)
-    res.update({f:vals[k*n:(k+1)*n] for k,f in enumerate(var)})
-    return {f:res[f] for f in fields}
+def read_values(self:TieredStore, numbers, fields):
+    "As in `Store`: one request to Redis; values that it lacks, or has damaged, are read from the shards and queued"
+    kept,n = [f for f in fields if self._is_kept(f)],len(numbers)
+    others = [*(f for f in fields if f not in kept), *(f'{f}.crc' for f in kept)]
+    result = self.store.read_values(numbers, list(dict.fromkeys(others)))
+    if not kept or not n: return {f:[] if f in kept else result[f] for f in fields}
+    keys,checksums = self._keys(kept, numbers.tolist()),np.concatenate([result[f'{f}.crc'] for f in kept])
+    values = (self._request(lambda pipeline: pipeline.mget(keys)) or [[None]*len(keys)])[0]
+    is_missing = np.fromiter((value is None for value in values), bool, len(values))
+    lacking = (crc32s([value or b'' for value in values])!=checksums)|is_missing
+    places = np.flatnonzero(lacking.reshape(-1, n).any(0))
+    if len(places):
+        if 8*len(places)>n: self._fetch_shards_of(numbers[places])
+        self._read_lacking(numbers, places, kept, lacking, keys, checksums, values)
+    n_lacking = int(lacking.sum())
+    self._counts[os.getpid()%_SLOTS] += (len(values)-n_lacking, n_lacking)
+    result.update({f:values[k*n:(k+1)*n] for k,f in enumerate(kept)})
+    return {f:result[f] for f in fields}
 
 @patch
-def _not_held(self:TieredStore, idxs):
-    "Redis lacks samples `idxs`: fetch their shards after all"
-    f = self._fill
-    with f.cond:
-        if not any(f.held.values()): return
-        f.held.update(dict.fromkeys(np.unique(self.shards.at(idxs)[0]).tolist(), False))
-        self.store.prefetch([u for u in f.asked[0] if not f.held[u]], f.asked[1])
+def _read_lacking(self:TieredStore, numbers, places, fields, lacking, keys, checksums, values):
+    "Put values of the samples at `places`, from the shards, into `values` where they are `lacking`, and queue them"
+    new,queued,n = self.store.read_values(numbers[places], fields),[],len(numbers)
+    for k,f in enumerate(fields):
+        for at,value in zip((k*n+places).tolist(), new[f]):
+            if not lacking[at]: continue
+            values[at] = value
+            if value is not None and zlib.crc32(value)==checksums[at]: queued.append((keys[at], value))
+    self._redis.put(queued)
+
+@patch
+def _fetch_shards_of(self:TieredStore, numbers):
+    "Redis was expected to hold these samples, and does not: prefetch their shards after all"
+    state = self._redis
+    with state.cond:
+        if not any(state.held.values()): return
+        state.held.update(dict.fromkeys(np.unique(self.shards.at(numbers)[0]).tolist(), False))
+        shards,wait = state.prefetched
+        self.store.prefetch([u for u in shards if not state.held[u]], wait)
 
 @patch
 def check_rest(self:TieredStore, step:int=512):
-    "Yields (what, reason) for each damaged byte range outside the samples' values, and for each damaged value in Redis, which is read from the shards again; reads everything"
+    """Yields (what, reason) for each damaged byte range outside the samples' values; reads everything
+
+    Also for each damaged value in Redis, which is read from the shards again."""
     yield from self.store.check_rest()
-    for f in self._var:
-        for a in range(0, len(self), step): yield from self._check_kept(f, np.arange(a, min(a+step, len(self))))
+    for field in self._kept_fields:
+        for start in range(0, len(self), step):
+            yield from self._check_kept(field, np.arange(start, min(start+step, len(self))))
 
 @patch
-def _check_kept(self:TieredStore, f, idxs):
-    "What Redis keeps of field `f` of samples `idxs`: where it is damaged, it is replaced"
-    keys = self._keys([f], idxs.tolist())
-    res = self._ask(lambda p: p.mget(keys))
-    try: crcs = self.store.read_values(idxs, [f'{f}.crc'])[f'{f}.crc'].tolist()
-    except StoreError: return   # a damaged index, which is said already
-    bad = [k for k,(v,c) in enumerate(zip(res[0], crcs)) if v is not None and zlib.crc32(v)!=c] if res else []
-    for k in bad:
-        yield keys[k],f'{self.name}: {keys[k]} in Redis: its {len(res[0][k]):,} bytes do not match their checksum; it is read from the shards again'
-    if bad:
-        with suppress(StoreError): self.read_values(idxs[bad], [f])
+def _check_kept(self:TieredStore, field, numbers):
+    "Check the values that Redis keeps of these samples, and replace those that are damaged"
+    keys = self._keys([field], numbers.tolist())
+    replies = self._request(lambda pipeline: pipeline.mget(keys))
+    try: checksums = self.store.read_values(numbers, [f'{field}.crc'])[f'{field}.crc'].tolist()
+    except StoreError: return   # an index is damaged, and has been reported
+    values = replies[0] if replies else [None]*len(keys)
+    damaged = [k for k,(value,crc) in enumerate(zip(values, checksums)) if value is not None and zlib.crc32(value)!=crc]
+    for k in damaged:
+        yield keys[k],(f'{self.name}: {keys[k]} in Redis: its {len(values[k]):,} bytes do not match their checksum; '
+                       'it is read from the shards again')
+    if damaged:
+        with suppress(StoreError): self.read_values(numbers[damaged], [field])
 
 @patch
 def flush(self:TieredStore,
     timeout:float=10., # Seconds to wait
 )->bool: # Is nothing left?
-    "Wait until what this process has read is in Redis, or given up"
-    return self._fill.flush(timeout)
+    "Wait until the values in this process's queue have been written to Redis, or given up"
+    return self._redis.flush(timeout)
 
 # %% ../../nbs/store/13_tiered.ipynb #115ff5aa
-_probes = 8
+_SAMPLES_PER_SHARD = 8   # looked for in Redis, to decide whether it holds a shard
 
 @patch
-def _there(self:TieredStore, idxs):
-    "Which of samples `idxs` has Redis something of? None if it cannot be asked"
-    def queue(p):
-        for i in idxs.tolist(): p.exists(*self._keys(self._var, [i]))
-    if (r:=self._ask(queue) if self._var else None) is not None: return np.array(r, bool)
+def _is_held(self:TieredStore, numbers):
+    "Boolean array: does Redis hold any field of each sample? None if Redis does not answer"
+    fields = self._kept_fields
+    if not fields: return None
+    def queue(pipeline):
+        for i in numbers.tolist(): pipeline.exists(*self._keys(fields, [i]))
+    replies = self._request(queue)
+    return None if replies is None else np.array(replies, bool)
 
 @patch
 def held(self:TieredStore,
-    n:int=1000, # Samples to look for, at random
-)->float: # 0 to 1; None if Redis cannot be asked
-    "The part of the samples that Redis holds, more or less"
-    r = self._there(np.random.default_rng().integers(0, len(self), n) if len(self)>n else np.arange(len(self)))
-    return None if r is None else float(r.mean())
+    n:int=1000, # Number of samples to look for, chosen at random
+)->float: # 0 to 1; `None` if Redis does not answer
+    "Estimate of the fraction of the samples that Redis holds"
+    if len(self)>n: numbers = np.random.default_rng().integers(0, len(self), n)
+    else: numbers = np.arange(len(self))
+    is_held = self._is_held(numbers)
+    return None if is_held is None else float(is_held.mean())
 
 @patch
 def prefetch(self:TieredStore,
     shards:list, # Numbers of shards, in the order in which they will be used
-    wait:bool=False, # Should samples of these wait until their shard is there?
+    wait:bool=False, # Wait for a shard of `shards` when one of its samples is read?
 ):
     "Fetch in the background those of `shards` that Redis does not hold"
-    f,t = self._fill,self.shards
-    held = {u:o for u in shards if (o:=f.held.get(u)) or o is not None and shards==f.asked[0]}   # what is lacking may have come, when the list is another
-    if todo:=[u for u in shards if u not in held]:
-        r = self._there(t.starts[todo].repeat(_probes)+np.random.default_rng().integers(0, np.maximum(1, t.n[todo]).repeat(_probes)))
-        held.update(zip(todo, [False]*len(todo) if r is None else (r.reshape(-1, _probes).sum(1)>=_probes-1).tolist()))
-    with f.cond:
-        f.held,f.asked = held,(list(shards), wait)
+    state,held = self._redis,{}
+    for u in shards:
+        before = state.held.get(u)
+        # what Redis lacked may have come since, so it is asked again when the list is another
+        if before or before is not None and shards==state.prefetched[0]: held[u] = before
+    todo = [u for u in shards if u not in held]
+    if todo: held.update(self._which_shards_are_held(todo))
+    with state.cond:
+        state.held,state.prefetched = held,(list(shards), wait)
         self.store.prefetch([u for u in shards if not held[u]], wait)
+
+@patch
+def _which_shards_are_held(self:TieredStore, shards):
+    "`{shard: does Redis hold it?}`: all but one of some samples, chosen at random, must be there"
+    table,n = self.shards,_SAMPLES_PER_SHARD
+    sizes = np.maximum(1, table.n[shards]).repeat(n)
+    is_held = self._is_held(table.starts[shards].repeat(n)+np.random.default_rng().integers(0, sizes))
+    if is_held is None: return dict.fromkeys(shards, False)
+    return dict(zip(shards, (is_held.reshape(-1, n).sum(1)>=n-1).tolist()))
 
 # %% ../../nbs/store/13_tiered.ipynb #0dfde285
 @patch
 def warm(self:TieredStore,
-    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
-    chunk:int=2048, # Samples at a time
-)->float: # The part of the samples that Redis holds then
-    "Read all samples, so that Redis has them; raises `StoreUnavailable`, `StoreFull`"
-    for _ in parallel_map(_warm, ((self.opener(), a, min(a+chunk, len(self))) for a in range(0, len(self), chunk)), num_workers): pass
-    self._fill.off.clear()
+    num_workers:int=None, # Processes; default: one per core, or as many as the active joblib backend has
+    chunk:int=2048, # Samples that a worker reads per call
+)->float: # Fraction of the samples that Redis holds then
+    "Read all samples, so that Redis holds them; raises `StoreUnavailable`, `StoreFull`"
+    chunks = ((self.opener(), start, min(start+chunk, len(self))) for start in range(0, len(self), chunk))
+    for _ in parallel_map(_warm_chunk, chunks, num_workers): pass
+    self._redis.paused.clear()
     return self.held()
 
-def _warm(opener, a, b):
-    s = opener()
-    bs,f = max(1, min(128, s.queue*len(s)//(4*(s.manifest.nbytes+1)))),s._fill
-    f.off.clear()
-    for k in range(a, b, bs):
-        s.get_many(range(k, min(b, k+bs)), s._var)
-        s.flush()
-        for _,e in list(f.off.values()): raise e
+def _warm_chunk(opener, start, stop):
+    store = opener()
+    # so many samples that their values take a quarter of the queue
+    batch = max(1, min(128, store.queue*len(store)//(4*(store.manifest.nbytes+1))))
+    state = store._redis
+    state.paused.clear()
+    for k in range(start, stop, batch):
+        store.get_many(range(k, min(stop, k+batch)), store._kept_fields)
+        store.flush()
+        for _,error in list(state.paused.values()): raise error
 
 @patch
-def clear(self:TieredStore, step:int=5000):
-    "Remove from Redis what is there of this dataset; raises `StoreUnavailable`"
-    if self.guard: raise ValueError(f'{self.guard[0][:-5]} is a dataset of its own: RedisStore.delete removes it')
+def clear(self:TieredStore,
+    step:int=5000 # Samples per request
+):
+    "Remove the values of this dataset from Redis; raises `StoreUnavailable`, `ValueError` if Redis holds a copy"
+    if self.guard:
+        name = self.guard[0].removesuffix(':meta')
+        raise ValueError(f'{name} is a dataset of its own: RedisStore.delete removes it')
     self.flush()
-    for a in range(0, len(self), step): self.link.call(lambda c: c.unlink(*self._keys(self._var, range(a, min(a+step, len(self))))))
+    for start in range(0, len(self), step):
+        keys = self._keys(self._kept_fields, range(start, min(start+step, len(self))))
+        self.link.call(lambda client: client.unlink(*keys))
 
 @patch
-def _compare_with(self:TieredStore, copy, n=64):
-    "Raise `ValueError` if `copy` is no copy: values would be put into a dataset that is another"
-    fs,said = self._var,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
-    if len(copy)!=len(self): raise ValueError(f'{said}: {len(copy):,} samples, not {len(self):,}')
-    if bad:=[f for f in fs if copy.manifest.fields.get(f)!=self.manifest.fields[f]]: raise ValueError(f"{said}: field {bad[0]!r} is not the same, or not there")
-    idxs = np.linspace(0, len(self)-1, min(n, len(self))).astype(np.int64)
-    crcs = np.concatenate([v for v in self.store.read_values(idxs, [f'{f}.crc' for f in fs]).values()])
-    vals = copy.link.call(lambda c: c.mget(self._keys(fs, idxs.tolist())))
-    there = [k for k,v in enumerate(vals) if v is not None]
-    same = sum(zlib.crc32(vals[k])==crcs[k] for k in there)
-    if same<.9*max(1, len(there)): raise ValueError(f'{said}: {same} of {len(there)} values looked at are the same')
+def _check_copy(self:TieredStore, copy, n=64):
+    "Raise `ValueError` if `copy` is no copy of this dataset: values would be written into another dataset"
+    fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
+    if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')
+    different = [f for f in fields if copy.manifest.fields.get(f)!=self.manifest.fields[f]]
+    if different: raise ValueError(f'{what}: field {different[0]!r} is not the same, or not there')
+    numbers = np.linspace(0, len(self)-1, min(n, len(self))).astype(np.int64)
+    checksums = self.store.read_values(numbers, [f'{f}.crc' for f in fields])
+    checksums = np.concatenate(list(checksums.values()))
+    values = copy.link.call(lambda client: client.mget(self._keys(fields, numbers.tolist())))
+    there = [k for k,value in enumerate(values) if value is not None]
+    same = sum(zlib.crc32(values[k])==checksums[k] for k in there)
+    if same<.9*max(1, len(there)): raise ValueError(f'{what}: {same} of {len(there)} values looked at are the same')
 
 @patch
 def _repr_html_(self:TieredStore):
-    h,k = self.held(),self.hits
-    rows = html_table('', {'Redis':self.link.url, 'held there':'not known: it does not answer' if h is None else f'{100*h:.0f}% of the samples',
-        'values read':f"{k['from_redis']:,} from Redis, {k['from_shards']:,} from the shards" if sum(k.values()) else ''}).split('</th></tr>')[1].removesuffix('</table>')
-    return self.store._repr_html_().replace('</th></tr>', f'</th></tr>{rows}', 1)
+    held,hits = self.held(),self.hits
+    rows = {'Redis':self.link.url}
+    rows['held there'] = 'not known: it does not answer' if held is None else f'{100*held:.0f}% of the samples'
+    if sum(hits.values()):
+        rows['values read'] = f"{hits['from_redis']:,} from Redis, {hits['from_shards']:,} from the shards"
+    added = html_table('', rows).split('</th></tr>')[1].removesuffix('</table>')
+    return self.store._repr_html_().replace('</th></tr>', f'</th></tr>{added}', 1)
