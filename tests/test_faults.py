@@ -19,7 +19,7 @@ from conftest import N, class_of, dies_at, fails, within, wait_for
 from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisBlock, RedisStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
     StoreUnavailable, UnknownField, UnsupportedFormat, get_remote_items, image_samples, redis_server, to_redis)
 from fastai_remote.ingest.chunk import write_chunk
-from fastai_remote.write.redis import OpenWriter, RedisWriter
+from fastai_remote.write.redis import RedisWriter
 from fastai_remote.store.redis_link import RedisLink
 from faultproxy import FaultProxy
 
@@ -377,7 +377,7 @@ def test_late_worker(fresh):
     with pytest.raises(KeyboardInterrupt): act()
     w = RedisWriter(RedisLink(fresh.url), 'd')
     w.begin(json.loads(client(fresh).get('d:ingest')))
-    asleep = OpenWriter(w)
+    asleep = w.opener()
     w.close()
     act()
     seen,left = whole(fresh.url),keys(fresh)
@@ -546,7 +546,7 @@ def test_password_in_nothing_kept(locked, tmp_path):
     learn = Learner(dls, nn.Sequential(nn.Flatten(), nn.Linear(3*32*32, 3)), CrossEntropyLossFlat(), path=tmp_path)
     learn.export('e.pkl')
     says_none(repr(store), store._repr_html_(), repr(store.link), repr(locked), repr(dls.train), repr(dls.train_ds), repr(dls.train_ds.items), store.manifest.to_json(),
-              repr(store.manifest), pickle.dumps(store), pickle.dumps(dls.train_ds), pickle.dumps(dls), (tmp_path/'e.pkl').read_bytes(), repr(OpenWriter(RedisWriter(store.link, 'd'))))
+              repr(store.manifest), pickle.dumps(store), pickle.dumps(dls.train_ds), pickle.dumps(dls), (tmp_path/'e.pkl').read_bytes(), repr(RedisWriter(store.link, 'd').opener()), repr(store.opener()))
     with zipfile.ZipFile(tmp_path/'e.pkl') as z: says_none(*(z.read(o) for o in z.namelist()))
     c = client(locked)
     for k in c.keys('*meta'): says_none(c.get(k))

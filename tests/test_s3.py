@@ -20,8 +20,7 @@ from fastai_remote.core import seal
 from fastai_remote import (CorruptSample, MissingSample, ShardStore, StoreBusy, StoreError, StoreExists, StoreNotFound, StoreUnavailable, UnsupportedFormat,
     index_shards, s3_options, to_shards)
 from fastai_remote.store.cache import FileCache
-from fastai_remote.write.shards import OpenShardWriter, ShardWriter
-from fastai_remote.store.shards import OpenShards
+from fastai_remote.write.shards import ShardWriter
 from s3proxy import S3Proxy
 from test_s3servers import open_server
 
@@ -333,7 +332,7 @@ def flipped(b, at):
 def place(store, i, f='jpg'):
     "Name of the shard of sample `i`, offset and length of field `f` in it"
     u,k = (int(o[0]) for o in store.shards.at(np.array([i])))
-    a,n = store._indices([u])[u].spans(f, np.array([k]))
+    a,n = store.indices([u])[u].spans(f, np.array([k]))
     return store.shards.name(u),int(a[0]),int(n[0])
 
 @pytest.mark.parametrize('fault', ['flip','short'])
@@ -650,7 +649,7 @@ def test_secrets_in_nothing_kept(s3, proxy, tmp_path, caplog):
     learn = Learner(dls, nn.Sequential(nn.Flatten(), nn.Linear(3*16*16, 1)), MSELossFlat(), path=tmp_path)
     learn.export('e.pkl')
     w = ShardWriter(store.storage)
-    says_none(s3, repr(store), store._repr_html_(), repr(store.storage), repr(store.cache), repr(dls.train), repr(dls.train_ds), repr(OpenShards(store)), repr(OpenShardWriter(w)), repr(s3_options(s3.endpoint, s3.key, s3.secret)),
+    says_none(s3, repr(store), store._repr_html_(), repr(store.storage), repr(store.cache), repr(dls.train), repr(dls.train_ds), repr(store.opener()), repr(w.opener()), repr(s3_options(s3.endpoint, s3.key, s3.secret)),
         store.manifest.to_json(), repr(store.manifest), pickle.dumps(store), pickle.dumps(store.storage), pickle.dumps(copy.deepcopy(dls.train_ds)), pickle.dumps(dls), pickle.dumps(s3_options(s3.endpoint, s3.key, s3.secret)), (tmp_path/'e.pkl').read_bytes(), caplog.text)
     says_none(s3, *objects(s3, 'pets').values(), *(p.read_bytes() for p in (tmp_path/'c').rglob('*') if p.is_file()))
 

@@ -47,7 +47,7 @@ class Asked(ShardStore):
     def prefetch(self, shards, wait=False): self.wanted.append((shards, wait))
 
 def client(server): return redis.Redis.from_url(server.url)
-def again(store): store._fill.off.clear()   # as if the pause were over
+def again(store): store._redis.paused.clear()   # as if the pause were over
 def right(store, idxs): return store.get_many(idxs, 'txt', check=True)['txt']==[text(i) for i in idxs]
 def epoch(store, seed=0, bs=40):
     p = np.random.default_rng(seed).permutation(n).tolist()
@@ -192,10 +192,10 @@ def test_stopped(fresh, folder):
     os.kill(fresh.proc.pid, signal.SIGSTOP)
     try:
         with within(10):
-            store._fill.put([(f'k{i}', bytes(1000)) for i in range(100)])
-            assert store._fill.size<=10_000
+            store._redis.put([(f'k{i}', bytes(1000)) for i in range(100)])
+            assert store._redis.size<=10_000
             for k in range(5): assert right(store, range(10*k, 10*k+40))
-        assert store.flush(20) and not store._fill.todo
+        assert store.flush(20) and not store._redis.todo
     finally: os.kill(fresh.proc.pid, signal.SIGCONT)
     again(store)
     assert right(store, range(100, 110)) and store.flush()
@@ -203,7 +203,7 @@ def test_stopped(fresh, folder):
 def test_queue_is_bounded(fresh, folder):
     "What does not fit is dropped, and comes again when it is next read"
     store = TieredStore(fresh.url, ShardStore(folder), queue=5_000)
-    f,write,go = store._fill,store._fill._write,threading.Event()
+    f,write,go = store._redis,store._redis._write,threading.Event()
     f._write = lambda part: go.wait(30) and write(part)
     try:
         assert epoch(store) and 0<f.size<=5_000
@@ -375,5 +375,5 @@ def test_threads(fresh, folder):
 def test_a_thread_that_ends_is_started_again(fresh, folder):
     store = TieredStore(fresh.url, ShardStore(folder))
     right(store, range(10)); store.flush()
-    wait_for(lambda: store._fill.thread is None)
+    wait_for(lambda: store._redis.thread is None)
     assert right(store, range(20)) and store.flush() and store.held(n)==20/n

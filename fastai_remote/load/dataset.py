@@ -66,7 +66,7 @@ def _some(store, ids, fields):
         f,vals = c.removesuffix('.crc'),got.pop(c)
         at = [k for k,b in enumerate(got[f]) if b is not None]
         there = {f:[got[f][k] for k in at]}
-        store._compare(ids[at], f, there, vals[at])
+        store.compare_checksums(ids[at], f, there, vals[at])
         for k,b in zip(at, there[f]): got[f][k] = b   # what was damaged may have been read again
     return got
 
@@ -74,10 +74,10 @@ def _some(store, ids, fields):
 def _plan(store, steps):
     "Which fields `steps` read, and whether a sample may lack one; raises `UnknownField`"
     nm,groups = next(((nm,args) for nm,args in steps if nm!='decode'), ('',()))   # what comes first sees the sample
-    if nm!='to_tuple': return dict(fields=store.fields, loose=hasattr(store, 'shards'))
+    if nm!='to_tuple': return dict(fields=store.fields, loose=store.shards is not None)
     have = {g:[f for f in g.split(';') if f in store.manifest.fields] for g in groups if g!='__key__'}
     if bad:=[g for g,h in have.items() if not h]: raise UnknownField(f"{store.name}: no field {', '.join(map(repr, bad))}; there are {', '.join(map(repr, store.fields))}")
-    return dict(fields=list(dict.fromkeys(sum(have.values(), []))), loose=hasattr(store, 'shards') and any(len(h)>1 for h in have.values()))
+    return dict(fields=list(dict.fromkeys(sum(have.values(), []))), loose=store.shards is not None and any(len(h)>1 for h in have.values()))
 
 # %% ../../nbs/load/11_dataset.ipynb #9ed188a9
 class RemoteDataset(Dataset):

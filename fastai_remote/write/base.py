@@ -222,6 +222,6 @@ class MemoryWriter(Writer):
             dtype = narrow(0, max(len(vocab[f])-1, 0)) if d.get('staged') else d['dtype']
             columns[f] = values if dtype is None else np.array(values, dtype)
         codecs = {f:d['codec'] for f,d in plan['fields'].items()}
-        self.store = MemoryStore(columns, self.name, vocab, {k:v for k,v in splits.items() if k}, codecs)
+        self.store = MemoryStore(columns, self.name, vocab, {k:v for k,v in splits.items() if k}, codecs, self.failures())
         self.drop()
         return self.store.manifest

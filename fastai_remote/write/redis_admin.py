@@ -59,7 +59,7 @@ def rename_dataset(
         new._lock()
         try:
             m = read_manifest(store.link, store._name)
-            if m.uid!=store.manifest.uid: raise store._changed(True)
+            if m.uid!=store.manifest.uid: raise store.replaced_error()
             old._sweep(); new._sweep()
             _switch_name(store.link, old, new, m)
         finally: new.close()
