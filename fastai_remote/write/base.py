@@ -1,4 +1,4 @@
-"""What every writer needs to turn chunks into one dataset: no gaps, one vocabulary
+"""The interface of writers, and what all of them need to turn chunks into one dataset
 
 Docs: page `write/base`"""
 
@@ -19,107 +19,121 @@ from ..store.base import MemoryStore
 
 # %% ../../nbs/write/00_base.ipynb #b1bf4b82
 def fill_gaps(
-    splits:dict, # `{split: [start, stop]}`, one after the other from 0
-    gaps:np.ndarray, # Positions without a sample, sorted
-)->tuple: # New splits, then for each split an array of positions to move from and one to move to
-    "What to move where so that every split is dense; no move overwrites a sample that is there"
-    new,moves,s = {},[],0
-    for k,(a,b) in splits.items():
-        h = gaps[(gaps>=a)&(gaps<b)]
-        e = s+(b-a)-len(h)
-        free = np.concatenate([np.arange(s, min(a, e)), h[h<e]])
-        there = np.ones(max(b-max(a, e), 0), bool)
-        there[h[h>=max(a, e)]-max(a, e)] = False
-        src = max(a, e)+np.flatnonzero(there)
-        new[k] = [s,e]
-        moves.append((src, free))
-        s = e
-    return new,moves
+    splits:dict, # `{split: [start, stop]}`: consecutive ranges of sample numbers that begin at 0
+    gaps:np.ndarray, # Numbers without a sample, ascending, `int64`
+)->tuple: # `(new_splits, moves)`; `moves` has a pair `(sources, targets)` of `int64` arrays for each split
+    """Returns the splits without gaps, and which samples to move where to close them
+
+    Only numbers without a sample, or whose sample has moved before, become targets. So no move overwrites a sample."""
+    new_splits,moves = {},[]
+    new_start = 0
+    for split,(start,stop) in splits.items():
+        gaps_here = gaps[(gaps>=start)&(gaps<stop)]
+        new_stop = new_start+(stop-start)-len(gaps_here)
+        # samples at or after `first` lie behind the new end of the split and have to move
+        first = max(start, new_stop)
+        targets = np.concatenate([np.arange(new_start, min(start, new_stop)), gaps_here[gaps_here<new_stop]])
+        has_sample = np.ones(max(stop-first, 0), bool)
+        has_sample[gaps_here[gaps_here>=first]-first] = False
+        sources = first+np.flatnonzero(has_sample)
+        new_splits[split] = [new_start,new_stop]
+        moves.append((sources, targets))
+        new_start = new_stop
+    return new_splits,moves
 
 # %% ../../nbs/write/00_base.ipynb #cb0d380c
 def label_hash(
     labels:list # Labels, `str`
-)->np.ndarray: # int64
-    "A 64-bit hash of each label (BLAKE2b)"
-    return np.array([int.from_bytes(hashlib.blake2b(l.encode(), digest_size=8).digest(), 'big', signed=True) for l in labels], np.int64)
+)->np.ndarray: # `int64`, shape `(len(labels),)`
+    "Returns a 64-bit hash of each label (BLAKE2b)"
+    def digest(label): return hashlib.blake2b(label.encode(), digest_size=8).digest()
+    return np.array([int.from_bytes(digest(label), 'big', signed=True) for label in labels], np.int64)
 
 def label_texts(
     labels:list # Labels of one sample, `str` or `int`
-)->set: # JSON texts, which tell 1 from '1'
-    "Labels as chunks and writers keep them until the vocabulary is made"
-    return {json.dumps(l, ensure_ascii=False) for l in labels}
+)->set: # Of `str`
+    "Returns the labels as JSON texts, in which 1 and '1' differ. They are kept this way until the vocabulary is known"
+    return {json.dumps(label, ensure_ascii=False) for label in labels}
 
 def labels_of_texts(
-    texts, # JSON texts, as `label_texts` makes them
-)->list: # The vocabulary: numbers in their order, then text in its
-    "The sorted labels that `texts` stand for"
-    return sorted(map(json.loads, texts), key=lambda l: (isinstance(l, str), l))
+    texts, # JSON texts of labels, as `label_texts` returns them
+)->list: # Numbers first, ascending, then `str`, in alphabetical order
+    "Returns the vocabulary: the sorted labels of which `texts` are the JSON texts"
+    return sorted(map(json.loads, texts), key=lambda label: (isinstance(label, str), label))
 
 # %% ../../nbs/write/00_base.ipynb #80208757
-def check_name(name:str)->str:
-    "`name` if it can be one; else `ValueError`"
-    if not isinstance(name, str) or not re.fullmatch(r'[\w./ -]+', name): raise ValueError(f'{name!r} cannot name a dataset: use letters, digits, and any of . _ - / and space')
+def check_name(
+    name:str # Name of a dataset
+)->str: # `name`
+    "Returns `name` if it is a valid name of a dataset; else raises `ValueError`"
+    if not isinstance(name, str) or not re.fullmatch(r'[\w./ -]+', name):
+        raise ValueError(f'{name!r} cannot name a dataset: use letters, digits, and any of . _ - / and space')
     return name
 
 # %% ../../nbs/write/00_base.ipynb #9b5dcfae
-class ServerRestarted(StoreUnavailable): "The server restarted in the middle of writing, and may have lost the last of it"
+class ServerRestarted(StoreUnavailable): "The server restarted during an ingest and may have lost recent samples"
 
 def host_id()->str:
-    "This machine, and which numbering of processes: containers of one name have their own"
+    "Returns the host name and the PID namespace of this process; containers may share a name but not a namespace"
     try: return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except OSError: return socket.gethostname()
 
-def is_alive(pid:int)->bool:
-    "Is there a process `pid` on this machine?"
+def is_alive(
+    pid:int # Process ID
+)->bool:
+    "Returns whether a process `pid` runs on this machine"
     try: os.kill(pid, 0)
     except ProcessLookupError: return False
-    except PermissionError: pass
+    except PermissionError: pass   # it runs, and belongs to another user
     return True
 
 # %% ../../nbs/write/00_base.ipynb #ff3705b2
 class Writer:
-    """Writes one dataset, which appears completely or not at all: the interface
+    """The interface of writers. A writer writes one dataset, which becomes visible completely or not at all
 
-    One process leads: it calls `begin`, and at the end `commit`. Any process may call `put` and `done`, on a writer that `opener` has made there. Samples
-    are written under their numbers, in chunks of `plan['chunk']`; a chunk counts once `done` was called. After a kill at any point the same calls go on
-    with what is done: `begin` returns the plan of the earlier run, and `records` the chunks. What cannot be reached raises `StoreUnavailable`."""
-    name:str = '' # Of the dataset
-    plan:dict = None # From `begin` on: `n`, `chunk`, `fields`, `splits`, `vocab`, `signature`, `stats`, `open`
-    hashed:bool = False # Are labels given to `put` as hashes (`label_hash`) until all of them are known? Else as they are
-    looks:int = 1 # Samples to convert beforehand, for `chunk` to know their size
+    One process leads: it calls `begin`, and at the end `commit` and `close`. Any process may call `put` and `done`, on
+    a writer that the callable from `opener` has made there. Samples are written under their numbers, in chunks of
+    `plan['chunk']` numbers. A chunk counts as written once `done` has been called for it.
+
+    After a kill at any point, the same calls continue: `begin` returns the plan of the earlier run, and `records` the
+    chunks that are done. All methods raise `StoreUnavailable` if the place cannot be reached."""
+    name:str = '' # Name of the dataset
+    plan:dict = None # Set by `begin`: `n`, `chunk`, `fields`, `splits`, `vocab`, `signature`, `stats`, `open`
+    hashed:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
+    looks:int = 1 # Number of samples to convert before `begin`, so that `chunk` can estimate their size
 
     @property
     def url(self)->str:
-        "Where the dataset goes, without secrets"
+        "Where the dataset is written, without secrets"
         raise NotImplementedError
 
     def begin(self,
-        plan, # The plan, or a function that makes it, called when the lock is held
-        overwrite:bool=False, # Replace a dataset, or drop an unfinished ingest, of this name?
-    )->dict: # The plan in force: of an earlier run with the same `signature`, if there is one
-        "Take the lock and lay down the plan; raises `StoreBusy`, `StoreExists`"
+        plan, # The plan, a dict, or a function that returns it, which is called while the lock is held
+        overwrite:bool=False, # Replace a dataset of this name, or drop an unfinished ingest of another source?
+    )->dict: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
+        "Takes the lock and stores the plan; raises `StoreBusy`, `StoreExists`"
         raise NotImplementedError
 
     def put(self,
-        numbers:np.ndarray, # Sample numbers, ascending
-        columns:dict, # `{field: list of bytes, or array}`, as long as `numbers`
-        labels:dict=None, # `{field: set of labels}`: those of fields whose vocabulary is not known yet
+        numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
+        columns:dict, # `{field: list of bytes, or array}`, each of length n
+        labels:dict=None, # `{field: set of labels}` for fields whose vocabulary is not known yet
     ):
-        "Write samples; the same call may be repeated"
+        "Writes samples; it is safe to repeat the call"
         raise NotImplementedError
 
     def done(self,
         chunk:int, # Number of the chunk
-        record:dict, # `ok`, `failed`, `bytes`, `gaps` (numbers without a sample), and what else is to be remembered
-        failures:list=(), # Of `(sample, reason)`
-        stats:bytes=b'', # What was seen of the images, as `ImageStats.to_bytes` gives it
-        run:str=None, # What `server_run` said when the chunk began
+        record:dict, # `ok`, `failed` (samples), `bytes`, `gaps` (numbers without a sample), and further entries to keep
+        failures:list=(), # `(sample, reason)` of each sample that failed, both `str`
+        stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
+        run:str=None, # What `server_run` returned when the chunk began
     ):
-        "Remember that a chunk is written; raises `ServerRestarted` where some of it may be lost"
+        "Records that a chunk is written; raises `ServerRestarted` if the server may have lost part of it"
         raise NotImplementedError
 
     def records(self):
-        "The chunks that are done, as an iterator of `(chunk, record)`"
+        "Returns an iterator of `(chunk, record)` for the chunks that are done"
         raise NotImplementedError
 
     def failures(self):
@@ -127,77 +141,112 @@ class Writer:
         raise NotImplementedError
 
     def commit(self):
-        "Fill gaps, encode labels, and publish the dataset at once; returns its manifest"
+        "Fills gaps, encodes labels, and makes the dataset visible in one step; returns its manifest"
         raise NotImplementedError
 
     def drop(self,
-        plan:dict=None # Of another ingest; default: this one
+        plan:dict=None # Plan of the ingest to drop; default: this one
     ):
-        "Remove what an unfinished ingest has written"
+        "Removes everything that an unfinished ingest has written"
         raise NotImplementedError
 
-    def close(self): "Release the lock"
+    def close(self): "Releases the lock"
     def opener(self):
         "Something to pickle, and to call for this writer in a worker"
         raise NotImplementedError
 
-    # What has a default
+    # The methods below have defaults
 
     def extend(self,
-        n:int, # Numbers below `n` may be written from now on
-        **changes # Of the plan
+        n:int, # Samples with numbers below `n` may be written from now on
+        **changes # Further changes of the plan
     ):
-        "Change the plan of a stream, whose length was not known"
+        "Changes the plan of a stream, whose length was not known when it began"
         self.plan = {**self.plan, 'n':n, **changes}
+
     def server_run(self)->str:
-        "Which run of the server this is; after another one, samples that were not saved are lost"
+        "Returns an ID of the current run of the server; if it changes, samples that were not saved may be lost"
         return ''
-    def chunk(self, n:int, each:float, num_workers:int)->int:
-        "Samples per chunk, where there are `n` of about `each` bytes"
+
+    def chunk(self,
+        n:int, # Samples in the source
+        each:float, # Bytes per sample, estimated by `cost`
+        num_workers:int, # Processes that will write
+    )->int:
+        "Returns how many samples a chunk should have"
         return max(16, min(1024, n//(num_workers*8)))
-    def stream_chunk(self, source)->int:
-        "Samples per part of a stream"
+
+    def stream_chunk(self,
+        source # A `StreamedSource`
+    )->int:
+        "Returns how many samples a chunk of a stream should have"
         return source.chunk or 64
-    def cost(self, sample:dict)->int:
-        "Bytes that encoded `sample` takes, for `chunk`"
+
+    def cost(self,
+        sample:dict # `{field: encoded value}`
+    )->int:
+        "Returns the bytes that an encoded sample takes, for `chunk`"
         return 0
-    def space(self, numbers)->tuple: # Bytes per sample, bytes that are free, bytes in all; `None` where that is not known
-        "What the samples `numbers`, which are written, take, and what is left"
+
+    def space(self,
+        numbers, # Sample numbers that are written
+    )->tuple: # Bytes per sample, free bytes, total bytes; the last two are `None` if they are not known
+        "Returns how much space the samples `numbers` take, and how much is left"
         return 0,None,None
+
     def progress(self)->str:
-        "How far an unfinished ingest is, for a message; empty if nothing is known"
+        "Describes how far an unfinished ingest is, for a message; empty if that is not known"
         return ''
+
     def how_to_abandon(self)->str:
-        "The call that drops an unfinished ingest, for a message"
+        "Returns the call that drops an unfinished ingest, for a message"
         return 'drop()'
 
 # %% ../../nbs/write/00_base.ipynb #8dc7ae53
 class MemoryWriter(Writer):
-    "Writes a dataset into memory, in one process: the reference. After `commit` it is `store`"
-    def __init__(self, name:str='memory'): self.name,self.store,self.lock = check_name(name),None,threading.Lock()
-    url = property(lambda self: f'memory:{self.name}')
+    "The reference implementation: writes a dataset into memory, in one process. After `commit`, the dataset is `store`"
+    def __init__(self,
+        name:str='memory' # Name of the dataset
+    ):
+        self.name = check_name(name)
+        self.store = None
+        self.lock = threading.Lock()
+
+    @property
+    def url(self)->str: return f'memory:{self.name}'
+
     def begin(self, plan, overwrite=False):
         if not self.lock.acquire(blocking=False): raise StoreBusy(f'{self.url}: another ingest is writing here now')
         try:
-            if self.store is not None and not overwrite: raise StoreExists(f'{self.url} is there already ({len(self.store):,} samples); overwrite=True replaces it')
+            if self.store is not None and not overwrite:
+                raise StoreExists(f'{self.url} is there already ({len(self.store):,} samples); '
+                                  'overwrite=True replaces it')
             plan = plan() if callable(plan) else plan
             if self.plan is not None and self.plan['signature']!=plan['signature']:
-                if not overwrite: raise StoreExists(f'{self.url}: an unfinished ingest from another source or fn is here; drop() it, or repeat that one')
+                if not overwrite:
+                    raise StoreExists(f'{self.url}: an unfinished ingest from another source or fn is here; drop() it, '
+                                      'or repeat that one')
                 self.plan = None
-            if self.plan is None: self.plan,self.samples,self.chunks,self.failed,self.labels = plan,{},{},{},{}
+            if self.plan is None:
+                self.plan = plan
+                self.samples,self.chunks,self.failed,self.labels = {},{},{},{}
         except BaseException:
             self.close()
             raise
         return self.plan
 
     def put(self, numbers, columns, labels=None):
-        for f,ls in (labels or {}).items(): self.labels.setdefault(f, set()).update(ls)
-        columns = {f:v if isinstance(v, list) else v.tolist() for f,v in columns.items()}
-        for k,i in enumerate(np.asarray(numbers).tolist()): self.samples[i] = {f:v[k] for f,v in columns.items()}
+        for field,field_labels in (labels or {}).items(): self.labels.setdefault(field, set()).update(field_labels)
+        columns = {field:v if isinstance(v, list) else v.tolist() for field,v in columns.items()}
+        for k,number in enumerate(np.asarray(numbers).tolist()):
+            self.samples[number] = {field:values[k] for field,values in columns.items()}
 
-    def done(self, chunk, record, failures=(), stats=b'', run=None): self.chunks[chunk],self.failed[chunk] = {**record, 'stats':stats},list(failures)
+    def done(self, chunk, record, failures=(), stats=b'', run=None):
+        self.chunks[chunk] = {**record, 'stats':stats}
+        self.failed[chunk] = list(failures)
+
     def records(self): return iter(sorted(self.chunks.items()))
-    def failures(self): return (o for k in sorted(self.failed) for o in self.failed[k])
+    def failures(self): return (failure for chunk in sorted(self.failed) for failure in self.failed[chunk])
     def drop(self, plan=None): self.plan = None
     def close(self):
         if self.lock.locked(): self.lock.release()
@@ -205,23 +254,31 @@ class MemoryWriter(Writer):
 
     def commit(self):
         plan = self.plan
-        gaps = np.array(sorted(set(range(plan['n']))-self.samples.keys()), np.int64)
-        splits,moves = fill_gaps(plan['splits'] or {'':[0,plan['n']]}, gaps)
-        for source,target in moves:
-            for a,b in zip(source.tolist(), target.tolist()): self.samples[b] = self.samples.pop(a)
+        splits = self._fill_gaps()
         samples = [self.samples[i] for i in range(len(self.samples))]
         vocab,columns = dict(plan['vocab']),{}
-        for f,d in plan['fields'].items():
-            if f.endswith('.crc'): continue
-            values = [s[f] for s in samples]
-            if d.get('staged'):
-                vocab[f] = sorted(set(values))
-                codes = {label:k for k,label in enumerate(vocab[f])}
-                values = [codes[v] for v in values]
-            if d['codec']=='labels' and f not in vocab: vocab[f] = labels_of_texts(self.labels.get(f, ()))
-            dtype = narrow(0, max(len(vocab[f])-1, 0)) if d.get('staged') else d['dtype']
-            columns[f] = values if dtype is None else np.array(values, dtype)
-        codecs = {f:d['codec'] for f,d in plan['fields'].items()}
-        self.store = MemoryStore(columns, self.name, vocab, {k:v for k,v in splits.items() if k}, codecs)
+        for field,spec in plan['fields'].items():
+            if field.endswith('.crc'): continue
+            values,dtype = [sample[field] for sample in samples],spec['dtype']
+            if spec.get('staged'):
+                vocab[field] = sorted(set(values))
+                codes = {label:code for code,label in enumerate(vocab[field])}
+                values = [codes[label] for label in values]
+                dtype = narrow(0, max(len(codes)-1, 0))
+            elif spec['codec']=='labels' and field not in vocab:
+                vocab[field] = labels_of_texts(self.labels.get(field, ()))
+            columns[field] = values if dtype is None else np.array(values, dtype)
+        codecs = {field:spec['codec'] for field,spec in plan['fields'].items()}
+        self.store = MemoryStore(columns, self.name, vocab, splits, codecs)
         self.drop()
         return self.store.manifest
+
+    def _fill_gaps(self):
+        "Moves samples into the gaps; returns the new splits"
+        n,splits = self.plan['n'],self.plan['splits']
+        gaps = np.array(sorted(set(range(n))-self.samples.keys()), np.int64)
+        new_splits,moves = fill_gaps(splits or {'':[0,n]}, gaps)
+        for sources,targets in moves:
+            for source,target in zip(sources.tolist(), targets.tolist()):
+                self.samples[target] = self.samples.pop(source)
+        return {split:span for split,span in new_splits.items() if split}
