@@ -27,7 +27,7 @@ from ..store.redis_layout import (
 from ..store.redis_link import RedisLink
 from .base import (
     Writer, check_name, chunk_count, fill_gaps, host_id, is_alive, label_hash, labels_of_texts, LEASE_SECONDS,
-    progress_text, ServerRestarted)
+    MAX_CLASSES, progress_text, ServerRestarted)
 from .redis_state import (
     failures_key, generation_in, IngestKeys, INGESTS_KEY, parse_lock, parse_record, queue_packed_writes, seal_label,
     seal_stats, staged_keys, unseal, unseal_label, unseal_stats, value_keys, with_checks)
@@ -605,8 +605,6 @@ def _clear_ends(self:RedisWriter, n, run, step=1<<22):
                 self._transaction(lambda p: p.setrange(key, start, zeros), run)
 
 # %% ../../nbs/write/02_redis.ipynb #5d96611f
-_max_classes = 1<<20   # more distinct integers than this are numbers, not classes
-
 @patch
 def _encode_staged(self:RedisWriter, field, spec, manifest, run):
     "Writes the codes of a staged label field, adds its vocabulary and counts to `manifest`; returns its new spec"
@@ -653,7 +651,7 @@ def _distinct_integers(arrays):
     for values in arrays:
         lowest,highest = min(lowest, int(values.min())),max(highest, int(values.max()))
         if distinct is not None: distinct = np.union1d(distinct, values)
-        if distinct is not None and len(distinct)>_max_classes: distinct = None
+        if distinct is not None and len(distinct)>MAX_CLASSES: distinct = None
     return narrow(lowest, highest),distinct
 
 @patch
