@@ -157,7 +157,7 @@ class Writer:
         raise NotImplementedError
 
     def failures(self):
-        "What could not be converted, as an iterator of `(sample, reason)`"
+        "Returns an iterator of `(sample, reason)` for the samples that could not be converted"
         raise NotImplementedError
 
     def commit(self):

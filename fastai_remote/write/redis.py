@@ -522,11 +522,13 @@ def _image_stats(self:RedisWriter):
 
 @patch
 def _damaged(self:RedisWriter, what):
+    "Returns the error for stored state that is damaged, and the advice for it"
     return CorruptSample(f'{self.name}: {what} in {self.url} is damaged: {self.how_to_abandon()} drops what is there, '
                          'then ingest again')
 
 @patch
 def _lost(self:RedisWriter, what):
+    "Returns the error for values that are gone, and the advice for it"
     return StoreError(f'{self.name}: the server lost {what}; {self.how_to_abandon()} drops what is there, then ingest '
                       'again')
 
@@ -543,6 +545,7 @@ def _fill_gaps(self:RedisWriter, moves, run):
 
 @patch
 def _note_moved(self:RedisWriter, moved, run):
+    "Stores in the plan that `moved` splits have no gaps any more"
     plan = {**self.plan, 'moved':moved}
     self._transaction(lambda p: p.set(self.keys.plan, seal(plan)), run)
     self.plan = plan
@@ -673,7 +676,7 @@ def _count_codes(self:RedisWriter, field, spec, manifest):
 
 @patch
 def _scan(self:RedisWriter, field, spec, n, step=1<<19):
-    "All `n` values of packed `field`, as an iterator of `(first number, array)`; raises `CorruptSample`, `StoreError`"
+    "Returns an iterator of `(first number, array)` over `n` packed values; raises `CorruptSample`, `StoreError`"
     for start in range(0, n, step): yield start,self._read_packed(field, spec, start, min(step, n-start))
 
 @patch

@@ -156,6 +156,7 @@ class ShardWriter(Writer):
                               'overwrite=True replaces it')
 
     def _store_plan(self, plan, generation, foreign):
+        "Stores a new plan; returns it"
         prefix = f"shard{generation if generation>1 else ''}"
         plan = {**plan, 'generation':generation, 'prefix':'' if foreign else prefix,
                 'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
@@ -237,7 +238,9 @@ def holder(self:ShardWriter)->dict: # `host`, `pid`, `id`, `time` of the last re
     except (FileNotFoundError,ValueError): return None
 
 @patch
-def _is_holder(self:ShardWriter): return (self.holder() or {}).get('id')==self.token
+def _is_holder(self:ShardWriter):
+    "Returns whether this writer holds the lock"
+    return (self.holder() or {}).get('id')==self.token
 
 @patch
 def _check_lock(self:ShardWriter):
@@ -371,7 +374,7 @@ def _as_ranges(numbers):
 def records(self:ShardWriter,
     step:int=64, # Records to read at once from an object store
 ):
-    "The chunks that are done, in order, as an iterator of `(chunk, record)`; without those whose record is damaged"
+    "Returns an iterator of `(chunk, record)`, in order, for the chunks that are done and whose record is not damaged"
     names = sorted(filter(_record_file.match, self.storage.names('.ingest')), key=_record_number)
     for i in range(0, len(names), step):
         page = names[i:i+step]
@@ -391,7 +394,7 @@ def _parse_record(content):
 
 @patch
 def failures(self:ShardWriter):
-    "What could not be converted, as an iterator of `(sample, reason)`"
+    "Returns an iterator of `(sample, reason)` for the samples that could not be converted"
     for _,record in self.records(): yield from map(tuple, record['failures'])
 
 @patch
