@@ -398,7 +398,7 @@ def test_rename_while_writing(fresh, which):
     to_redis(items('a'), fresh.url, 'a', **one)
     s,before = RedisStore(fresh.url, 'a'),texts(fresh, 'a')
     w = RedisWriter(RedisLink(fresh.url), which)
-    w._lock()
+    w.take_lock()
     with pytest.raises(StoreBusy, match=f"is writing '{which}' now"): s.rename('b')
     w.close()
     with stopped(fresh, which, 'z', overwrite=True): pass
