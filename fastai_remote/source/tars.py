@@ -34,8 +34,8 @@ class TarMember(NamedTuple):
     error:Exception|None # Why the member has no content of its own: it is a link, a device or a sparse file
     is_first:bool # Is it the first member of an archive? A file may contain several archives, one after the other
 
-_HEADERS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,   # types of headers that extend the next one
-            tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_HEADERS = frozenset({tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,   # types of headers that extend the next one
+                      tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE})
 _MAX_HEADER = 1<<20   # bytes of a long name, or of pax headers; tarfile would read as much as is claimed
 _MAX_HEADERS = 32   # extended headers of one member; tarfile calls itself for each
 
@@ -54,11 +54,11 @@ class _StrictTarInfo(tarfile.TarInfo):
 
     def _proc_member(self, tar):   # a documented place to extend the class: called with each header
         if self.size<0: raise tarfile.InvalidHeaderError(f'a size of {self.size:,} bytes')
-        tar.headers = tar.headers+1 if self.type in _HEADERS else 0
-        if tar.headers and self.size>_MAX_HEADER:
-            raise tarfile.InvalidHeaderError(f'a name or extended header of {self.size:,} bytes')
-        if tar.headers>_MAX_HEADERS:
-            raise tarfile.InvalidHeaderError(f'more than {_MAX_HEADERS} extended headers of one member')
+        if self.type not in _HEADERS: tar.headers = 0
+        else:
+            tar.headers += 1
+            if self.size>_MAX_HEADER or tar.headers>_MAX_HEADERS:
+                raise tarfile.InvalidHeaderError(f'extended header {tar.headers:,} of a member, {self.size:,} bytes')
         return super()._proc_member(tar)
 
 class _StrictTarFile(tarfile.TarFile):
