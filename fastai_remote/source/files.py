@@ -29,7 +29,8 @@ class PathList:
     ):
         "Add `path`"
         try: self.blob += os.fsencode(path)
-        except UnicodeEncodeError: self.blob += storable(path).encode()   # no file can have this name; opening it will fail
+        except UnicodeEncodeError:   # no file can have this name; opening it will fail
+            self.blob += storable(path).encode()
         self.ends.append(len(self.blob))
 
     def __len__(self): return len(self.ends)-1
