@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import class_of
+from conftest import class_of, wait_for
 from fastai_remote import RedisStore, StoreFull, StoreNotFound, image_samples, redis_server, to_redis
 from fastai_remote.parallel import effective_workers, parallel_map
 from fastai_remote.write.redis import RedisWriter
@@ -84,9 +84,7 @@ def engine(request):
     "Name of the joblib backend of a running engine of two workers"
     before = children()
     with globals()[request.param](): yield request.param
-    t = time.monotonic()
-    while (left:={p:c for p,c in children().items() if p not in before}) and time.monotonic()-t<10: time.sleep(.1)
-    assert not left
+    wait_for(lambda: not children().keys()-before.keys())
 
 def on(engine): return joblib.parallel_config(engine, n_jobs=2)
 
