@@ -11,13 +11,6 @@ from fastai_remote import ShardStore, StoreBusy, StoreExists, StoreNotFound, ind
 from fastai_remote.write import shards as shard_writer
 from test_shards import dead, index, items, lock, names, seen, sound, tar, values
 
-@pytest.fixture(autouse=True, scope='module')
-def at_once():
-    "Nobody else comes for the lock here, so there is no need to wait and see"
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(shard_writer, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
-        yield
-
 # --- at every operation
 
 LOCK = '.ingest','.ingest/lock.json'   # of the dead, where nothing else is left: whoever comes next takes it
