@@ -589,7 +589,7 @@ def test_password_reaches_workers(locked, tmp_path):
     "Loader workers are let in however they are started"
     (f:=tmp_path/'starts.py').write_text(_starts)
     env = {k:v for k,v in os.environ.items() if k not in ('REDIS_URL','FASTAI_REMOTE_URL')}
-    p = subprocess.run([sys.executable, f], input=f'{locked.url}\n'*2, capture_output=True, text=True, timeout=120, env=env)
+    p = subprocess.run([sys.executable, f], input=f'{locked.url}\n'*2, capture_output=True, text=True, timeout=280, env=env)
     assert p.stdout.split()==['fork','12','spawn','12'], p.stderr
     says_none(p.stdout, p.stderr)
 

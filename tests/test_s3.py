@@ -701,7 +701,7 @@ def test_secrets_reach_workers(s3, tmp_path, how):
     "Loader workers are let in however they are started"
     if not s3.strict and how!='spawn': pytest.skip('moto takes any secret: one way will do')
     (f:=tmp_path/'starts.py').write_text(_starts)
-    p = subprocess.run([sys.executable, '-W', 'ignore', f], input=json.dumps([url(s3), how, opts(s3)])+'\n', capture_output=True, text=True, timeout=120)
+    p = subprocess.run([sys.executable, '-W', 'ignore', f], input=json.dumps([url(s3), how, opts(s3)])+'\n', capture_output=True, text=True, timeout=280)
     assert p.stdout=='48\n', p.stderr
     says_none(s3, p.stdout, p.stderr)
 
