@@ -25,13 +25,6 @@ from fastai_remote.store.storage import Storage
 
 DATA = Path(__file__).parent/'data'
 
-@pytest.fixture(autouse=True, scope='module')
-def at_once():
-    "Nobody else comes for the lock here, so there is no need to wait and see"
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(shard_writer, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
-        yield
-
 def put(folder, src, fn=None, **kw):
     "Write `src` to `folder`: the store and the report"
     rep = to_shards(src, folder, fn, **{'num_workers':1, 'progress':False, **kw})
