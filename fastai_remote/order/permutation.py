@@ -115,9 +115,12 @@ class BlockPermutation:
         self.n,self.block,self.window = n,block,block*interleave
         self.parts = list(parts or [n])
         self.blocks = Permutation(n//block, seed)
-        self.inner = Permutation(self.window, seed+1)      # the order within a window
-        self.tail = Permutation(n%self.window, seed+2)     # the order within the last, shorter window
-        self.largest = int(np.argmax(self.parts))          # this part takes what rounding leaves of each window
+        self.largest = int(np.argmax(self.parts))   # this part takes what rounding leaves of each window
+        self.whole = n//self.window                 # windows of full size; the numbers after them are the tail
+        # A tail of a few numbers can be too small for what rounding left of the other parts: join it with a window.
+        if n and self._before(self.largest, self.whole)>self.parts[self.largest]: self.whole -= 1
+        self.inner = Permutation(self.window, seed+1)                      # the order within a window
+        self.tail = Permutation(n-self.whole*self.window, seed+2)          # the order within the tail
 
     def __len__(self): return self.n
 
@@ -136,7 +139,7 @@ class BlockPermutation:
 
     def _before(self, part, windows):
         "How many positions of `part` lie in windows before each of `windows`"
-        numbers = np.minimum(windows*self.window, self.n)
+        numbers = np.where(np.asarray(windows)>self.whole, self.n, windows*self.window)
         if part!=self.largest: return numbers*self.parts[part]//self.n
         return numbers-sum(self._before(o, windows) for o in range(len(self.parts)) if o!=part)
 
@@ -155,7 +158,7 @@ class BlockPermutation:
     def _number(self, windows, offsets):
         "The number at `offsets` of `windows`"
         numbers = windows*self.window
-        whole = windows<self.n//self.window
+        whole = windows<self.whole
         # 7919 is a prime: each window starts elsewhere in the same inner order.
         numbers[whole] += self.inner[(offsets[whole]+7919*windows[whole])%self.window]
         numbers[~whole] += self.tail[offsets[~whole]]
