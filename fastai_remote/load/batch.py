@@ -65,7 +65,7 @@ class StoreInputs:
         "The items of all pipelines that have the same numbers at the same positions as the first"
         if not isinstance(first:=self.items, RemoteItems): return []
         others = [o for tl in self.lists if isinstance(o:=getattr(tl, 'items', None), RemoteItems)]
-        return [o for o in others if o.r==first.r and len(o.maps)==len(first.maps) and all(map(_is_same, o.maps, first.maps))]
+        return [o for o in others if o.positions==first.positions and len(o.maps)==len(first.maps) and all(map(_is_same, o.maps, first.maps))]
 
     def numbers_at(self, positions)->list:
         "The sample number at each of `positions`; of items that are not all of a store, those that are"

@@ -40,9 +40,9 @@ class RemoteItems(Order):
         "How many of these lie in each shard of the store, if they are in the order of shards; else `None`"
         t = getattr(self.store, 'shards', None)
         maps = [m for m in self.maps if not (isinstance(m, range) and (m.start,m.step)==(0,1))]
-        if t is None or self.r.step!=1: return
-        if not maps: return sizes_of(t.starts, self.r.start, self.r.stop)
-        if len(maps)==1 and self.r==range(len(maps[0])): return getattr(maps[0], 'sizes', None)
+        if t is None or self.positions.step!=1: return
+        if not maps: return sizes_of(t.starts, self.positions.start, self.positions.stop)
+        if len(maps)==1 and self.positions==range(len(maps[0])): return getattr(maps[0], 'sizes', None)
 
 def get_remote_items(
     store:Store # A `RedisStore`, or any other

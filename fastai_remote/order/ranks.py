@@ -31,13 +31,14 @@ class Wrapped:
 
 def worker_batches(
     order:Order, # The epoch's order
-    bs:int, # Samples a batch
-    worker:int=0, # This worker
+    bs:int, # Samples per batch
+    worker:int=0, # Number of this worker
     num_workers:int=1, # Number of workers
-): # Iterator of int64 arrays, at most `bs` long
-    "The batches of `worker`: every `num_workers`-th, computed a few at a time"
-    starts,k = range(worker*bs, len(order), num_workers*bs),max(1, order.piece//bs)
-    for s in (starts[i:i+k] for i in range(0, len(starts), k)):
-        pos = (np.asarray(s)[:,None]+np.arange(bs)).ravel()
-        a = order.numbers_at(pos[pos<len(order)])
-        yield from (a[i:i+bs] for i in range(0, len(a), bs))
+): # Iterator of int64 arrays, each at most `bs` long
+    "The batches of `worker`: every `num_workers`-th batch of `order`. A few batches are computed at a time"
+    starts = range(worker*bs, len(order), num_workers*bs)
+    step = max(1, order.chunk_size//bs)
+    for i in range(0, len(starts), step):
+        positions = (np.asarray(starts[i:i+step])[:,None]+np.arange(bs)).ravel()
+        numbers = order.numbers_at(positions[positions<len(order)])
+        for j in range(0, len(numbers), bs): yield numbers[j:j+bs]
