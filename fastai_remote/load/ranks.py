@@ -32,7 +32,7 @@ class RemoteDistributedDL(DistributedDL):
         self.n = len(idxs)
         k = -(-self.n//self.world_size) if self.n else 0
         self.n_padded = k*self.world_size
-        if (p:=shard_permutation_of(idxs)) is not None: return Order(k, ShardPermutation(p.sizes, p.seed, p.interleave, p.bs, p.workers, self.rank, self.world_size))
+        if (p:=shard_permutation_of(idxs)) is not None: return Order(k, ShardPermutation(p.sizes, p.seed, p.interleave, p.bs, p.num_workers, self.rank, self.world_size))
         return idxs[Order(range(self.rank*k, (self.rank+1)*k), Wrapped(self.n))] if self.n else idxs
 
     def sample(self): return RemoteDL.sample(self)
