@@ -83,7 +83,7 @@ def _read_present(store, numbers, fields):
         field,crcs = name.removesuffix('.crc'),values.pop(name)
         at = [k for k,value in enumerate(values[field]) if value is not None]
         present = {field:[values[field][k] for k in at]}
-        store._compare(numbers[at], field, present, crcs[at])
+        store.compare_checksums(numbers[at], field, present, crcs[at])
         for k,value in zip(at, present[field]): values[field][k] = value   # a damaged one may have been read again
     return values
 

@@ -42,10 +42,10 @@ class RemoteItems(Order):
     def shard_sizes(self)->np.ndarray: # int64, one for each shard of the store
         "Number of these samples in each shard, if the items are in the order of the shards; else `None`"
         table = self.store.shards
-        if table is None or self.r.step!=1: return
+        if table is None or self.positions.step!=1: return
         maps = [m for m in self.maps if not (isinstance(m, range) and (m.start,m.step)==(0,1))]
-        if not maps: return sizes_of(table.starts, self.r.start, self.r.stop)
-        if len(maps)==1 and self.r==range(len(maps[0])): return getattr(maps[0], 'sizes', None)   # of a `ShardSplit`
+        if not maps: return sizes_of(table.starts, self.positions.start, self.positions.stop)
+        if len(maps)==1 and self.positions==range(len(maps[0])): return getattr(maps[0], 'sizes', None)   # of a `ShardSplit`
 
 def get_remote_items(
     store:Store # A `RedisStore`, or any other

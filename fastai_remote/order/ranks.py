@@ -31,7 +31,7 @@ def rank_share(
     length = -(-n//world_size)
     perm = shard_permutation_of(order)
     if perm is not None:
-        share = ShardPermutation(perm.sizes, perm.seed, perm.interleave, perm.bs, perm.workers, rank, world_size)
+        share = ShardPermutation(perm.sizes, perm.seed, perm.interleave, perm.bs, perm.num_workers, rank, world_size)
         return Order(length, share)
     positions = range(rank*length, (rank+1)*length) if consecutive else range(rank, rank+length*world_size, world_size)
     return order[Order(positions, _Modulo(n))]
@@ -56,7 +56,7 @@ def worker_batches(
 ): # Iterator of int64 arrays, at most `bs` long
     "The batches of `worker`, which gets every `num_workers`-th. A few batches are computed at a time."
     starts = range(worker*bs, len(order), num_workers*bs)
-    step = max(1, order.piece//bs)   # batches that are computed at once
+    step = max(1, order.chunk_size//bs)   # batches that are computed at once
     for some in (starts[k:k+step] for k in range(0, len(starts), step)):
         positions = (np.asarray(some)[:,None]+np.arange(bs)).ravel()
         numbers = order.numbers_at(positions[positions<len(order)])

@@ -1,4 +1,4 @@
-"""The interface of a store: samples by number; and the reference, a store in memory
+"""The interface of a store, which reads samples by number, and the reference implementation, a store in memory
 
 Docs: page `store/base`"""
 
@@ -21,60 +21,94 @@ from ..core import (
     StoreError, UnknownField)
 
 # %% ../../nbs/store/00_base.ipynb #6857a2ce
-def _same(o): return o
+def _identity(obj): return obj
 
 class Store:
-    """One committed dataset in one place, with samples numbered from 0: the interface
+    """The interface of a store: one committed dataset, with samples numbered from 0
 
-    A subclass sets `manifest` and writes `read_values`. Everything else is made of these. A store can be pickled: its pickle has the address, and neither a
-    connection nor a secret."""
-    manifest:Manifest # Number of samples, fields, splits, vocabularies; read when it is first needed
-    shards = None # The `ShardTable` of a store whose samples lie in shards
+    A subclass sets `manifest` and defines `read_values`; everything else is built on these two. The members below
+    `read_values` have defaults that a subclass may override. A store can be pickled. The pickle contains the address
+    of the dataset, but no connection and no secret."""
+    manifest:Manifest # Number of samples, fields, splits and vocabularies; read when it is first needed
+    shards = None # Table of the shards (`ShardTable`) if the samples are stored in shards
+
     @property
-    def name(self)->str: return self.manifest.name
+    def name(self)->str:
+        "Name of the dataset"
+        return self.manifest.name
     def __len__(self): return self.manifest.n
 
     @property
     def fields(self)->list:
         "Names of the fields, without the checksums"
-        return [f for f in self.manifest.fields if not f.endswith('.crc')]
+        return [field for field in self.manifest.fields if not field.endswith('.crc')]
 
     @property
-    def splits(self)->dict: return self.manifest.splits
+    def splits(self)->dict:
+        "`{split: [start, stop]}`: ranges of sample numbers"
+        return self.manifest.splits
 
     @property
     def vocab(self)->list:
-        "Labels of `cls`, or of the first field that has some; those of field f are `manifest.vocab[f]`"
-        v = self.manifest.vocab
-        return v.get('cls') or next(iter(v.values()), [])
+        "Labels of field `cls`, or else of the first field that has labels; `manifest.vocab` has those of every field"
+        vocab = self.manifest.vocab
+        return vocab.get('cls') or next(iter(vocab.values()), [])
+
+    def read_values(self,
+        numbers:np.ndarray, # Sample numbers, int64, shape (n,); `get_many` has checked that they exist
+        fields:list # Names of fields, without repeats; `f.crc` means the checksums of field `f`
+    )->dict: # `{field: list of bytes, or array for a fixed-width field}`; `None` in a list marks a missing value
+        "Read stored values, in one round trip if possible"
+        raise NotImplementedError
+
+    # What follows has defaults
 
     def opener(self):
-        "Something to pickle, and call for this store in a worker"
-        return partial(_same, self)
-    def new_epoch(self): "Called when an epoch begins in a process: what is checked when it is opened is to be checked again"
-    def read_values(self,
-        numbers:np.ndarray, # Sample numbers, int64, shape (n,); those of `get_many`, which are known to exist
-        fields:list # Names of fields, without repeats; `f.crc` is the checksums of field f
-    )->dict: # `{field: list of bytes, or array for a fixed-width field}`; `None` in a list for a value that is missing
-        "Read the stored values, in one round trip if possible"
-        raise NotImplementedError
-    def _why_missing(self)->str: return 'was it deleted?'
-    def _where(self, i, f)->str: return ''
-    def _place(self, i, f)->str: return ''
-    def _manifest_bytes(self)->bytes: return None
+        "A callable to send to a worker by pickle: calling it there returns this store"
+        return partial(_identity, self)
+
+    def new_epoch(self):
+        "Called in each process when an epoch begins; a store that keeps checked files open forgets them here"
+
+    def failures(self):
+        "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`"
+        return iter(())
 
     @property
     def unchecked(self)->list:
-        "Names of what is stored without a checksum: fields, and `manifest`; `verify` says so"
-        m = self.manifest
-        return [f for f in self.fields if m.fields[f]['dtype'] is None and f'{f}.crc' not in m.fields]
+        "Names of everything that is stored without a checksum: fields, and parts such as `manifest`"
+        fields = self.manifest.fields
+        return [f for f in self.fields if fields[f]['dtype'] is None and f'{f}.crc' not in fields]
 
     def check_rest(self):
         "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything"
-        if (b:=self._manifest_bytes()) is None: return
-        try: why = type(self.manifest).from_json(b, f'{self.name}').altered(b)
-        except StoreError as e: why = str(e)
-        if why: yield 'manifest',why
+        stored = self.manifest_bytes()
+        if stored is None: return
+        try: reason = type(self.manifest).from_json(stored, f'{self.name}').altered(stored)
+        except StoreError as e: reason = str(e)
+        if reason: yield 'manifest',reason
+
+    def manifest_bytes(self)->bytes:
+        "The manifest as it is stored now; `None` if it is not stored"
+    def location(self, number:int, field:str)->str:
+        "Where a value is stored, for error messages, such as ' in shard-000000.tar at byte 512'; may be empty"
+        return ''
+    def key_location(self, number:int, field:str)->str:
+        "The key that contains a value, for error messages, such as ', in key pets:jpg:7'; may be empty"
+        return ''
+    def why_missing(self)->str:
+        "The likely cause of a missing value, for error messages"
+        return 'was it deleted?'
+    @property
+    def is_loaded(self)->bool:
+        "Has the manifest been read? If not, `repr` shows only the address, as it must not use the network"
+        return True
+    @property
+    def address(self)->str:
+        "What `repr` shows while the manifest has not been read"
+        return repr(self.name)
+
+    # What `get_many` is made of
 
     def get_many(self,
         numbers, # Sample numbers in [0, n), in the order wanted; repeats allowed
@@ -82,82 +116,127 @@ class Store:
         check:bool=True, # Compare checksums?
         decode:bool=False, # Decode the values, as `store[i]` does? Then each field is a list of objects
     )->dict: # `{field: list of bytes}`, or an array of shape (len(numbers),) for fixed-width fields
-        "Read `fields` of samples `numbers` in one round trip; raises `UnknownField`, `MissingSample`, `CorruptSample`, `IndexError`"
-        idxs,fields,have = self.check_numbers(numbers), listify(fields), self.manifest.fields
-        if unknown:=[f for f in fields if f not in have]:
-            raise UnknownField(f"{self.name}: no field {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, self.fields))}")
-        crcs = [f'{f}.crc' for f in fields if check and (f'{f}.crc' in have or have[f].get('check'))]
-        res = self.read_values(idxs, list(dict.fromkeys(fields+crcs)))
+        """Read `fields` of the samples `numbers` in one round trip
+
+        Raises `UnknownField`, `IndexError`, `MissingSample` and `CorruptSample`."""
+        numbers,fields,known = self.check_numbers(numbers),listify(fields),self.manifest.fields
+        unknown = [f for f in fields if f not in known]
+        if unknown:
+            wrong,there = (', '.join(map(repr, names)) for names in (unknown, self.fields))
+            raise UnknownField(f'{self.name}: no field {wrong}; there are {there}')
+        checksums = [f'{f}.crc' for f in fields if check and (f'{f}.crc' in known or known[f].get('check'))]
+        values = self.read_values(numbers, list(dict.fromkeys(fields+checksums)))
         for f in fields:
-            if isinstance(res[f], list) and None in res[f]: self._missing(idxs, f, res[f])
-        for c in crcs: self._compare(idxs, c.removesuffix('.crc'), res, res.pop(c) if c not in fields else res[c])
-        if decode: return {f:[self.decode(i, f, v) for i,v in zip(idxs.tolist(), res[f])] for f in fields}
-        return res
+            if isinstance(values[f], list) and None in values[f]: self.raise_missing(numbers, f, values[f])
+        for f in checksums:
+            expected = values[f] if f in fields else values.pop(f)
+            self.compare_checksums(numbers, f.removesuffix('.crc'), values, expected)
+        if not decode: return values
+        return {f:[self.decode(i, f, v) for i,v in zip(numbers.tolist(), values[f])] for f in fields}
 
-    def check_numbers(self, numbers):
-        idxs = np.asarray(numbers)
-        if not len(idxs): return idxs.astype(np.int64)
-        if idxs.dtype.kind not in 'iu': raise TypeError(f'{self.name}: sample numbers must be integers, not {idxs.dtype}')
-        if idxs.min()<0 or idxs.max()>=len(self):
-            bad = idxs[(idxs<0)|(idxs>=len(self))][0]
-            raise IndexError(f'{self.name}: no sample {bad}; there are {len(self)}, numbered from 0')
-        return idxs.astype(np.int64)
+    def check_numbers(self, numbers)->np.ndarray:
+        "`numbers` as int64 array; raises `TypeError` unless they are integers, `IndexError` unless all samples exist"
+        numbers = np.asarray(numbers)
+        if not len(numbers): return numbers.astype(np.int64)
+        if numbers.dtype.kind not in 'iu':
+            raise TypeError(f'{self.name}: sample numbers must be integers, not {numbers.dtype}')
+        if numbers.min()<0 or numbers.max()>=len(self):
+            wrong = numbers[(numbers<0)|(numbers>=len(self))][0]
+            raise IndexError(f'{self.name}: no sample {wrong}; there are {len(self)}, numbered from 0')
+        return numbers.astype(np.int64)
 
-    def _missing(self, idxs, f, vals):
-        gone = [int(i) for i,v in zip(idxs, vals) if v is None]
-        what = f'{len(gone)} of {len(idxs)} samples missing, first {gone[0]}' if len(idxs)>1 else f'sample {gone[0]} is missing'
-        raise MissingSample(f'{self.name}: {what} (field {f!r}){self._where(gone[0], f)}: {self._why_missing()}')
+    def raise_missing(self,
+        numbers:np.ndarray, # Sample numbers, shape (n,)
+        field:str, # Name of the field
+        values:list # Their values; `None` where a value is missing
+    ):
+        "Raise `MissingSample`, which names the first of the missing samples"
+        missing = [int(i) for i,v in zip(numbers, values) if v is None]
+        what = f'sample {missing[0]} is missing'
+        if len(numbers)>1: what = f'{len(missing)} of {len(numbers)} samples missing, first {missing[0]}'
+        where = self.location(missing[0], field)
+        raise MissingSample(f'{self.name}: {what} (field {field!r}){where}: {self.why_missing()}')
 
-    def _differ(self, idxs, vals, crcs):
-        "Positions of the values of samples `idxs` that do not match their checksums"
-        return np.flatnonzero((crc32s(vals) if isinstance(vals, list) else packed_crcs(vals, idxs))!=crcs)
+    def mismatches(self,
+        numbers:np.ndarray, # Sample numbers, shape (n,)
+        values, # Their values: a list of `bytes`, or an array
+        checksums:np.ndarray # The stored checksums, uint32, shape (n,)
+    )->np.ndarray: # Positions in `numbers`
+        "Positions of the values that do not match their checksums"
+        found = crc32s(values) if isinstance(values, list) else packed_crcs(values, numbers)
+        return np.flatnonzero(found!=checksums)
 
-    def _compare(self, idxs, f, res, crcs):
-        "Raise `CorruptSample` unless the values of field `f` of samples `idxs`, `res[f]`, match their checksums"
-        bad,vals = self._differ(idxs, res[f], crcs),res[f]
-        if not len(bad): return
-        k = bad[0]
-        what = f'the {len(vals[k])} bytes do not match their checksum' if isinstance(vals, list) else f'the value {vals[k]} does not match its checksum'
-        many = f' ({len(bad)} of {len(idxs)} samples read)' if len(idxs)>1 else ''
-        raise CorruptSample(f'{self.name}: sample {idxs[k]}, field {f!r}{self._where(idxs[k], f)}: {what}{many}: '
-                            f'damaged where they are stored{self._place(idxs[k], f)}; ingest it again')
+    def compare_checksums(self,
+        numbers:np.ndarray, # Sample numbers, shape (n,)
+        field:str, # Name of the field
+        values:dict, # `{field: values}`; a store that has another copy of a damaged value puts it here
+        checksums:np.ndarray # The stored checksums of `values[field]`, uint32, shape (n,)
+    ):
+        "Raise `CorruptSample` unless `values[field]` match their checksums"
+        stored = values[field]
+        damaged = self.mismatches(numbers, stored, checksums)
+        if not len(damaged): return
+        first = damaged[0]
+        number,value = numbers[first],stored[first]
+        what = f'the value {value} does not match its checksum'
+        if isinstance(stored, list): what = f'the {len(value)} bytes do not match their checksum'
+        if len(numbers)>1: what += f' ({len(damaged)} of {len(numbers)} samples read)'
+        raise CorruptSample(f'{self.name}: sample {number}, field {field!r}{self.location(number, field)}: {what}: '
+                            f'damaged where they are stored{self.key_location(number, field)}; ingest it again')
+
+    # How a store is shown
 
     def __repr__(self):
-        if not self._is_loaded: return f'{type(self).__name__}({self._address()}, not read yet)'
+        if not self.is_loaded: return f'{type(self).__name__}({self.address}, not read yet)'
         return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
-    _is_loaded = True   # is the manifest here, so that nothing has to be asked for it?
-    def _address(self)->str: return repr(self.name)
-    def _repr_html_(self): return html_table(self.name, {'samples':f'{len(self):,}', **{f:self._about(f) for f in self.fields},
-        **{f'split {k}':f'{a:,} to {b:,}' for k,(a,b) in self.splits.items()}, 'encoded':size_str(self.manifest.nbytes),
-        **{f'{f} images':image_sizes_str(s) for f,s in self.manifest.stats.items()}, 'left out':f'{self.manifest.failed:,}' if self.manifest.failed else '', 'created':self.manifest.created})
 
-    def _about(self, f):
-        d,v = self.manifest.fields[f],self.manifest.vocab.get(f)
-        return d['codec'] + (f" ({d['dtype']})" if d['dtype'] else '') + (f", {len(v):,} labels" if v else '')
+    def _repr_html_(self):
+        manifest = self.manifest
+        rows = {'samples':f'{len(self):,}', **{f:self._field_summary(f) for f in self.fields}}
+        rows |= {f'split {split}':f'{start:,} to {stop:,}' for split,(start,stop) in self.splits.items()}
+        rows['encoded'] = size_str(manifest.nbytes)
+        rows |= {f'{f} images':image_sizes_str(stats) for f,stats in manifest.stats.items()}
+        rows |= {'left out':f'{manifest.failed:,}' if manifest.failed else '', 'created':manifest.created}
+        return html_table(self.name, rows)
+
+    def _field_summary(self, field):
+        entry,labels = self.manifest.fields[field],self.manifest.vocab.get(field)
+        dtype = f" ({entry['dtype']})" if entry['dtype'] else ''
+        return f"{entry['codec']}{dtype}" + (f', {len(labels):,} labels' if labels else '')
 
 # %% ../../nbs/store/00_base.ipynb #250917e3
 class MemoryStore(Store):
-    "Samples in memory: the reference store, and the stand-in for the others"
+    "Samples in memory: the reference implementation, used in tests instead of other stores"
     def __init__(self,
         columns:dict, # `{field: list of bytes, or array for a fixed-width field}`
-        name:str='memory',
+        name:str='memory', # Name of the dataset
         vocab:dict=None, # `{field: list of labels}`
         splits:dict=None, # `{split: [start, stop]}`
-        codecs:dict=None, # `{field: codec}` where the field's name does not say
+        codecs:dict=None, # `{field: codec}` for fields whose names do not end with their codec
+        failures=(), # `(sample, reason)` of each sample that could not be converted
     ):
-        self.columns = {f:v for f,v in columns.items()}
-        for f,v in columns.items():
-            if isinstance(v, list): self.columns[f'{f}.crc'] = crc32s(v)
-        ns = {len(v) for v in columns.values()}
-        if len(ns)!=1: raise ValueError(f'{name}: columns of different lengths {sorted(ns)}')
-        fields = {f:{'codec':(codecs or {}).get(f, f.rsplit('.',1)[-1]), 'dtype':None if isinstance(v, list) else v.dtype.str[1:]}
-                  for f,v in self.columns.items()}
-        nbytes = sum(sum(map(len, v)) if isinstance(v, list) else v.nbytes for v in self.columns.values())
-        self.manifest = Manifest(name, ns.pop(), fields, splits or {}, vocab or {}, nbytes).stamp()
+        self._failures = list(failures)
+        self.columns = dict(columns)
+        for field,values in columns.items():
+            if isinstance(values, list): self.columns[f'{field}.crc'] = crc32s(values)
+        lengths = {len(values) for values in columns.values()}
+        if len(lengths)!=1: raise ValueError(f'{name}: columns of different lengths {sorted(lengths)}')
+        fields,nbytes = {},0
+        for field,values in self.columns.items():
+            codec = (codecs or {}).get(field, field.rsplit('.',1)[-1])
+            fields[field] = {'codec':codec, 'dtype':None if isinstance(values, list) else values.dtype.str[1:]}
+            nbytes += sum(map(len, values)) if isinstance(values, list) else values.nbytes
+        self.manifest = Manifest(name, lengths.pop(), fields, splits or {}, vocab or {}, nbytes).stamp()
 
-    unchecked = property(lambda self: [f for f in self.fields if self.manifest.fields[f]['dtype']])
-    def read_values(self, idxs, fields):
-        return {f:[v[i] for i in idxs.tolist()] if isinstance(v:=self.columns[f], list) else v[idxs] for f in fields}
+    @property
+    def unchecked(self)->list:
+        "The fixed-width fields: they have no checksums here"
+        return [f for f in self.fields if self.manifest.fields[f]['dtype']]
+
+    def failures(self): return iter(self._failures)
+    def read_values(self, numbers, fields):
+        def pick(column): return [column[i] for i in numbers.tolist()] if isinstance(column, list) else column[numbers]
+        return {f:pick(self.columns[f]) for f in fields}
 
 # %% ../../nbs/store/00_base.ipynb #b964316c
 def corrupt_value(
@@ -187,7 +266,7 @@ def decode_value(
 @patch
 def decode(self:Store,
     i:int, # Sample number, for the message
-    field:str,
+    field:str, # Name of the field
     b, # The stored value: `bytes`, or a number
 ):
     "The object stored as `b`, a label for a code; raises `CorruptSample`, which names dataset, sample and cause"
@@ -199,95 +278,114 @@ def decode(self:Store,
     return labels[res]
 
 @patch
-def __getitem__(self:Store, i:int)->dict:
-    "Sample `i` as `{field: object}`; a list of them for a slice"
+def __getitem__(self:Store,
+    i:int # Sample number, from -n to n-1; or a slice
+)->dict: # `{field: object}`; a list of them for a slice
+    "Sample `i`, decoded; raises `IndexError`, `TypeError`, and what `get_many` raises"
     if isinstance(i, slice): return [self[k] for k in range(len(self))[i]]
-    i = int_index(k:=i)
-    if i is None: raise TypeError(f'{self.name}: store[i] is one sample, or a list of them for a slice; for a {type(k).__name__} of numbers: get_many(numbers, fields)')
-    if not -len(self)<=i<len(self): raise IndexError(f'{self.name}: no sample {i}; there are {len(self)}')
-    i %= len(self)
-    return {f:v[0] for f,v in self.get_many([i], self.fields, decode=True).items()}
+    number = int_index(i)
+    if number is None:
+        raise TypeError(f'{self.name}: store[i] is one sample, or a list of them for a slice; '
+                        f'for a {type(i).__name__} of numbers: get_many(numbers, fields)')
+    if not -len(self)<=number<len(self): raise IndexError(f'{self.name}: no sample {number}; there are {len(self)}')
+    values = self.get_many([number%len(self)], self.fields, decode=True)
+    return {field:objects[0] for field,objects in values.items()}
 
 # %% ../../nbs/store/00_base.ipynb #7f995bff
 @patch
 def image_stats(self:Store,
     field:str=None, # Image field; default: the first that has statistics
 )->dict: # `n`, `mean`, `std`, `grey`, `width`, `height`, `image`; `None` if there are none
-    "What was gathered of the images of `field` during ingest"
-    s = self.manifest.stats
-    return s.get(field) if field else next(iter(s.values()), None)
+    "Statistics of the images of `field`, gathered during ingest"
+    stats = self.manifest.stats
+    return stats.get(field) if field else next(iter(stats.values()), None)
 
 @patch(as_prop=True)
-def stats(self:Store)->tuple:
-    "Mean and standard deviation of the image channels, in 0..1, as `Normalize.from_stats` takes them; raises `ValueError` if there are none"
-    if (s:=self.image_stats()) is None: raise ValueError(f'{self.name}: no statistics of images in this dataset')
-    return s['mean'],s['std']
+def stats(self:Store)->tuple: # Two lists, one number per channel, in 0..1
+    "Mean and standard deviation of the image channels, for `Normalize.from_stats`; raises `ValueError` if unknown"
+    stats = self.image_stats()
+    if stats is None: raise ValueError(f'{self.name}: no statistics of images in this dataset')
+    return stats['mean'],stats['std']
 
 @patch
 def mean_image(self:Store,
     field:str=None, # Image field; default: the first that has statistics
 )->Image.Image: # 64x64, grey or RGB
     "The mean of the images, each scaled to 64x64; raises `ValueError` if there is none"
-    if (s:=self.image_stats(field)) is None: raise ValueError(f'{self.name}: no statistics of images in this dataset')
-    return Image.open(io.BytesIO(base64.b64decode(s['image'])))
+    stats = self.image_stats(field)
+    if stats is None: raise ValueError(f'{self.name}: no statistics of images in this dataset')
+    return Image.open(io.BytesIO(base64.b64decode(stats['image'])))
 
 @patch
 def class_counts(self:Store,
     field:str='cls', # A field with labels
 )->dict: # `{label: samples}`
-    "How many samples have each label of `field`; raises `ValueError` if it was not counted"
-    if field not in (c:=self.manifest.counts): raise ValueError(f"{self.name}: labels of {field!r} are not counted; counted are: {', '.join(c) or 'none'}")
-    return dict(zip(self.manifest.vocab[field], c[field]))
+    "The number of samples with each label of `field`; raises `ValueError` if they were not counted"
+    counts = self.manifest.counts
+    if field not in counts:
+        counted = ', '.join(counts) or 'none'
+        raise ValueError(f'{self.name}: labels of {field!r} are not counted; counted are: {counted}')
+    return dict(zip(self.manifest.vocab[field], counts[field]))
 
 @patch
 def class_weights(self:Store,
     field:str='cls', # A field with labels
 )->np.ndarray: # float32, one for each label, in the order of the vocabulary; the mean over samples is 1
-    "Weights that make all labels count the same, in a loss or a sampler: samples / (labels * samples of this label); 0 for a label without samples"
-    n = np.array(list(self.class_counts(field).values()), float)
-    return np.divide(n.sum(), (n>0).sum()*n, out=np.zeros_like(n), where=n>0).astype(np.float32)
+    """Weights that give all labels the same influence, for a loss or a sampler
+
+    The weight of a label is samples / (labels * samples with this label), and 0 for a label without samples."""
+    counts = np.array(list(self.class_counts(field).values()), float)
+    weights = np.divide(counts.sum(), (counts>0).sum()*counts, out=np.zeros_like(counts), where=counts>0)
+    return weights.astype(np.float32)
 
 # %% ../../nbs/store/00_base.ipynb #116c353c
 @patch
 def map(self:Store,
-    fn, # `fn(sample)` -> sample: images are encoded bytes, as from files; anything else is decoded, pixels to Pillow images; labels are labels
-    url:str=None, # Where to: a Redis server or, for shards, a folder; default: the same server
-    name:str=None, # Name of the new dataset in Redis; shards have none but their folder's
+    # `fn(sample)` -> sample. Images are encoded bytes, as from files; pixels are Pillow images; labels are labels;
+    # all other fields are decoded
+    fn,
+    url:str=None, # Destination: a Redis server or, for shards, a folder; default: the same server
+    name:str=None, # Name of the new dataset in Redis; shards are named after their folder
     **kwargs # `num_workers`, `overwrite`, `max_failed`, `progress` and others for `to_redis` or `to_shards`
 ): # An `IngestReport`
-    "Make a dataset of `fn` of each sample, in Redis or in shards; an image comes as its file, `Image.open(io.BytesIO(o['jpg']))`; raises what `to_redis` and `to_shards` raise"
+    """Apply `fn` to each sample and write the results as a new dataset, in Redis or in shards
+
+    An image arrives as its file: `Image.open(io.BytesIO(sample['jpg']))`. Raises what `to_redis` and `to_shards`
+    raise."""
     from fastai_remote.ingest.ops import map_store
     return map_store(self, fn, url, name, **kwargs)
 
 @patch
 def resize(self:Store,
     size:int, # Shorter side, pixels; smaller images stay as they are
-    url:str=None, # As `map`
-    name:str=None, # As `map`
+    url:str=None, # As in `map`
+    name:str=None, # As in `map`
     quality:int=90, # JPEG and WebP quality, 1 to 95
     field:str=None, # Field to resize; default: the first that holds images
-    codec:str=None, # What to store: `jpg`, `png`, `webp` or `raw`; default: the same, `png` where that is none of them
-    **kwargs # As `map`
+    codec:str=None, # How to store: `jpg`, `png`, `webp` or `raw`; default: unchanged, `png` for other codecs
+    **kwargs # As in `map`
 ): # An `IngestReport`
-    "Make a dataset with smaller images"
+    "Make a dataset with smaller images; raises what `map` raises"
     from fastai_remote.ingest.ops import resize_store
     return resize_store(self, size, url, name, quality, field, codec, **kwargs)
 
 @patch
 def copy(self:Store,
-    url:str, # Where to: a Redis server or, for shards, a folder
+    url:str, # Destination: a Redis server or, for shards, a folder
     name:str=None, # Name in Redis; default: the same
-    **kwargs # As `map`
+    **kwargs # As in `map`
 ): # An `IngestReport`
-    "Copy the dataset, byte for byte; checksums are compared on the way"
+    "Copy the dataset byte for byte, and compare checksums on the way; raises what `map` raises"
     from fastai_remote.ingest.ops import copy_store
     return copy_store(self, url, name, **kwargs)
 
 @patch
 def verify(self:Store,
-    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
-    chunk:int=2048, # Samples at a time
+    num_workers:int=None, # Processes; default: one per core, or as many as the active joblib backend has
+    chunk:int=2048, # Samples that a worker reads per call
 ): # A `VerifyReport`
-    "Read all that is stored, compare checksums, and decode the samples; says what has no checksums; raises `StoreUnavailable`"
+    """Read everything that is stored, compare checksums, and decode the samples
+
+    The report also names what has no checksums. Raises `StoreUnavailable`."""
     from fastai_remote.ingest.ops import verify_store
     return verify_store(self, num_workers, chunk)
