@@ -71,8 +71,9 @@ class StoreInputs:
         first = self.items
         if not isinstance(first, RemoteItems): return []
         def is_same(items):
-            same_length = isinstance(items, RemoteItems) and items.positions==first.positions and len(items.maps)==len(first.maps)
-            return same_length and all(map(_same_map, items.maps, first.maps))
+            if not isinstance(items, RemoteItems): return False
+            if items.positions!=first.positions or len(items.maps)!=len(first.maps): return False
+            return all(map(_same_map, items.maps, first.maps))
         return [items for items in (getattr(tl, 'items', None) for tl in self.lists) if is_same(items)]
 
     def numbers_at(self, positions)->list:

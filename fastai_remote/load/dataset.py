@@ -296,15 +296,15 @@ class _Positions(list):
 
 class RemoteBatches(_Epochs, Sampler):
     "Yields the positions of each batch of a `RemoteDataset`, in a new order each epoch and in constant memory"
-    workers = 1   # of the loader
+    num_workers = 1   # of the loader
     def __iter__(self):
-        order,epoch = self._order(self._seed(), self.workers),self.times
+        order,epoch = self._order(self._seed(), self.num_workers),self.times
         self.ds.store.new_epoch()
-        if shard_permutation_of(order) is None: prefetch = [lambda positions: None]*self.workers
-        else: prefetch = [self._shard_prefetch(order, worker) for worker in range(self.workers)]
+        if shard_permutation_of(order) is None: prefetch = [lambda positions: None]*self.num_workers
+        else: prefetch = [self._shard_prefetch(order, worker) for worker in range(self.num_workers)]
         for k,numbers in enumerate(worker_batches(order, self.bs)):
             positions = _Positions(numbers.tolist())
-            positions.prefetch,positions.epoch = prefetch[k%self.workers](positions),epoch
+            positions.prefetch,positions.epoch = prefetch[k%self.num_workers](positions),epoch
             yield positions
 
 @patch
@@ -316,7 +316,7 @@ def batches(self:RemoteDataset,
 )->RemoteBatches:
     "A `batch_sampler` for a torch `DataLoader` of this dataset"
     res = RemoteBatches(self, bs, **kwargs)
-    res.workers = max(num_workers, 1)
+    res.num_workers = max(num_workers, 1)
     return res
 
 # %% ../../nbs/load/11_dataset.ipynb #81c6b1e8

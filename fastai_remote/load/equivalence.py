@@ -39,7 +39,8 @@ _fastai_folder = _package_folders[0]
 _python_folder = os.path.dirname(os.__file__)+os.sep
 # Attributes that Python adds to classes, which say nothing about what a class does
 _bookkeeping = set('''__dict__ __weakref__ __doc__ __module__ __annotations__ __signature__ __abstractmethods__
-    _abc_impl __slotnames__ __static_attributes__ __firstlineno__ __annotate__ __annotate_func__ __annotations_cache__'''.split())
+    _abc_impl __slotnames__ __static_attributes__ __firstlineno__ __annotate__ __annotate_func__
+    __annotations_cache__'''.split())
 
 def _file_of(value):
     "File of the code of `value`; `None` if that is not Python code"

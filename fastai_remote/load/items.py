@@ -12,7 +12,7 @@ import numpy as np
 
 from ..codec.fields import is_image, is_mask
 from ..order.base import Order
-from ..order.shards import sizes_of
+from ..order.shards import sizes_of, SplitPart
 from ..store.base import Store
 
 # %% ../../nbs/load/02_items.ipynb #9d81bd1e
@@ -45,7 +45,8 @@ class RemoteItems(Order):
         if table is None or self.positions.step!=1: return
         maps = [m for m in self.maps if not (isinstance(m, range) and (m.start,m.step)==(0,1))]
         if not maps: return sizes_of(table.starts, self.positions.start, self.positions.stop)
-        if len(maps)==1 and self.positions==range(len(maps[0])): return getattr(maps[0], 'sizes', None)   # of a `ShardSplit`
+        if len(maps)!=1 or not isinstance(maps[0], SplitPart): return
+        if self.positions==range(len(maps[0])): return maps[0].sizes
 
 def get_remote_items(
     store:Store # A `RedisStore`, or any other

@@ -12,7 +12,6 @@ import collections, gc, random, warnings
 from multiprocessing import get_context
 from threading import Thread
 
-import numpy as np
 import torch
 from fastai.data.core import TfmdDL
 from fastai.data.load import SkipItemException

@@ -22,8 +22,8 @@ def rank_share(
 )->Order: # ceil(len(order)/world_size) positions
     """The part of `order` that `rank` visits; all ranks get equally many positions
 
-    Where `len(order)` is no multiple of `world_size`, the first positions are visited again at the end. By default a rank
-    gets every `world_size`-th position, as from torch's `DistributedSampler`. fastai's `DistributedDL` needs
+    Where `len(order)` is no multiple of `world_size`, the first positions are visited again at the end. By default a
+    rank gets every `world_size`-th position, as from torch's `DistributedSampler`. fastai's `DistributedDL` needs
     `consecutive` ones, because it concatenates the predictions of the ranks. An order that is a `ShardPermutation` is
     always divided by that: each rank reads shards of its own."""
     n = len(order)
