@@ -101,6 +101,11 @@ def _reading_plan(store, steps):
     return dict(fields=fields, may_lack=in_shards and any(len(choice)>1 for choice in known.values()))
 
 # %% ../../nbs/load/11_dataset.ipynb #9ed188a9
+class _Positions(list):
+    "Positions of a batch, with what the worker that reads it has to know"
+    prefetch = None   # arguments of the store's `prefetch`, where they change
+    epoch = None   # number of the epoch
+
 class RemoteDataset(Dataset):
     """The samples of a store as a map-style torch dataset, with WebDataset's methods to process them
 
@@ -289,11 +294,6 @@ class _Epochs:
         return ShardsInOrder(self.ds.items) if perm is None else ShuffledShards(self.ds.store, perm, worker)
 
 # %% ../../nbs/load/11_dataset.ipynb #648a792f
-class _Positions(list):
-    "Positions of a batch, with what the worker that reads it has to know"
-    prefetch = None   # arguments of the store's `prefetch`, where they change
-    epoch = None   # number of the epoch
-
 class RemoteBatches(_Epochs, Sampler):
     "Yields the positions of each batch of a `RemoteDataset`, in a new order each epoch and in constant memory"
     num_workers = 1   # of the loader
