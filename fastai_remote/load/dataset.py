@@ -1,4 +1,4 @@
-"""The samples of a store for a plain torch `DataLoader`, with WebDataset's words
+"""The samples of a store for a plain torch `DataLoader`, with the methods of WebDataset
 
 Docs: page `load/dataset`"""
 

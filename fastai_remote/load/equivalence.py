@@ -1,4 +1,4 @@
-"""Whether fastai's own code would run, unchanged: what a fast path has to prove
+"""Checks that fastai's own code would run unchanged, which every fast path requires
 
 Docs: page `load/equivalence`"""
 

@@ -1,4 +1,4 @@
-"""The transform that makes a value of a sample number
+"""The transform that turns a sample number into the sample's value
 
 Docs: page `load/fetch`"""
 

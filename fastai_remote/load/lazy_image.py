@@ -1,4 +1,4 @@
-"""Images that stay encoded until their pixels are needed, and are decoded only as far as they are needed
+"""Images that are decoded when their pixels are needed, and only as far as they are needed
 
 Docs: page `load/lazy_image`"""
 

@@ -1,4 +1,4 @@
-"""How a loader makes its batches: fastai's own code, and faster ways where the result is proven to be the same
+"""How a loader builds its batches: by fastai's own code, or faster where the result is certainly the same
 
 Docs: page `load/path`"""
 

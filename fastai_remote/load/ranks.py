@@ -1,4 +1,4 @@
-"""Several ranks, one epoch: they agree on a seed, not on a list of indices
+"""Training on several ranks, which agree on a seed instead of a list of indices
 
 Docs: page `load/ranks`"""
 

@@ -1,4 +1,4 @@
-"""The way of a tensor from a worker to the main process
+"""How the tensors of a batch get from a worker to the main process
 
 Docs: page `load/shared_buffers`"""
 

@@ -1,4 +1,4 @@
-"""Whole batches at once, where item by item would give the same
+"""Builds whole batches at once, where building them item by item gives the same result
 
 Docs: page `load/whole`"""
 
