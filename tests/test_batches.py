@@ -269,6 +269,11 @@ def test_explain_names_what_prevents_the_fast_path(store, capsys):
     block.summary(store)
     assert 'images stay undecoded through Resize: _Own is not a transform' in capsys.readouterr().out
 
+def test_item_transforms_that_do_nothing_are_no_whole_batches(store):
+    dl = loaders(store, 'a.jpg').train
+    dl.after_item.fs = type(dl.after_item.fs)([Transform(noop)])
+    assert dl.explain()=="Items are built one by one, by fastai's own code: there is no ToTensor."
+
 def test_images_are_stock_outside_a_loader(store):
     "One item of a dataset is what stock fastai has: decoded, of its type"
     dls = loaders(store, 'a.jpg', item_tfms=Resize(16))

@@ -86,17 +86,27 @@ def test_views_are_what_lists_would_be(n, data):
         assert list(v[Order(len(w), Permutation(len(w), 2))])==[w[j] for j in Permutation(len(w), 2)[np.arange(len(w))]]
     assert np.array(v).tolist()==w and list(pickle.loads(pickle.dumps(v)))==w
 
-@given(st.integers(0, 500), st.integers(1, 9), st.integers(1, 7), st.integers(1, 40))
+@given(st.integers(0, 500), st.integers(1, 9), st.integers(1, 7), st.integers(1, 40), st.booleans())
 @examples(200)
-def test_shares(n, world, workers, bs):
+def test_shares(n, world, workers, bs, consecutive):
     "Ranks and workers together visit everything; only what evens out the ranks is visited twice"
     order = Order(n, Permutation(n, 3))
-    ranks = [rank_share(order, r, world) for r in range(world)]
+    ranks = [rank_share(order, r, world, consecutive) for r in range(world)]
     assert len({len(r) for r in ranks})==1
     got = [[i for w in range(workers) for b in worker_batches(r, bs, w, workers) for i in b.tolist()] for r in ranks]
     assert all(sorted(g)==sorted(r) for g,r in zip(got, ranks))
     flat = [i for g in got for i in g]
     assert set(flat)==set(range(n)) and len(flat)-n<world
+
+@given(st.integers(1, 300), st.integers(1, 9))
+@examples(100)
+def test_consecutive_shares_are_those_of_fastai(n, world):
+    "`DistributedDL` repeats the indices until they can be divided, and gives each rank a slice"
+    order = Order(n, Permutation(n, 3))
+    length = -(-n//world)
+    repeated = (list(order)*world)[:length*world]
+    for rank in range(world):
+        assert list(rank_share(order, rank, world, consecutive=True))==repeated[rank*length:(rank+1)*length]
 
 def test_batches_are_the_same_however_many_are_computed_at_once():
     "Those of a batch at a time"

@@ -8,7 +8,7 @@ from hypothesis import example, given, strategies as st
 
 from fastai_remote.order.base import Order, SplitOrder
 from fastai_remote.order.permutation import Permutation
-from fastai_remote.order.ranks import rank_share, worker_batches
+from fastai_remote.order.ranks import rank_share, shard_permutation_of, worker_batches
 from fastai_remote.order.shards import ShardPermutation, ShardSplit, sizes_of
 from fastai_remote.order.quality import shuffle_quality
 
@@ -45,6 +45,14 @@ def test_each_once(sizes, seed, interleave, bs, workers, world):
     assert seen.sum()==size*world and (n==0 or seen.min()>=1)
     if world<=n: assert seen.max(initial=0)<=2
     if n==size*world: assert reads<=np.count_nonzero(sizes)+sum(len(g)>0 for sp in ranks for g in lanes(sp))
+
+@pytest.mark.parametrize('consecutive', [False,True])
+def test_an_order_of_shards_is_divided_by_shards(consecutive):
+    order = Order(40, ShardPermutation([10]*4, 1, interleave=1, bs=4, num_workers=2))
+    for rank in range(2):
+        share = rank_share(order, rank, 2, consecutive)
+        want = ShardPermutation([10]*4, 1, interleave=1, bs=4, num_workers=2, rank=rank, world_size=2)
+        assert shard_permutation_of(share)==want and list(share)==whole(want).tolist()
 
 @given(some_sizes.filter(any), seeds, st.integers(1, 5), st.integers(1, 9), st.integers(0, 4), st.data())
 @examples(100)
