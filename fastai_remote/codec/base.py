@@ -44,6 +44,9 @@ class Codec:
     def image(self, b:bytes):
         "The picture in `b` as a Pillow image, or `None` if the codec stores no pictures"
 
+    def array(self, b:bytes):
+        "The pixels in `b`, `uint8`, shape (h,w) or (h,w,channels); `None` if the codec does not store plain pixels"
+
     def to_bytes(self, o)->bytes:
         """The bytes to store for `o`
 
