@@ -343,8 +343,11 @@ def test_overwrite_under_readers(put, server):
             except Exception as e: errs.append(e)
     ts = [threading.Thread(target=read, args=(h,), daemon=True) for h in (None,RedisStore(server.url, 'd'))]
     for t in ts: t.start()
+    def wait(o): wait_for(lambda: o in seen or errs)
+    wait((True,'a'))
     for w,n in (('b',300),('c',700),('d',400)): s,_ = put(src(w, n), overwrite=True)
-    wait_for(lambda: (False,'d') in seen or errs)
+    wait((False,'d'))
+    wait('error')
     stop.set()
     for t in ts: t.join()
     assert not errs and {(True,'a'),(False,'d'),'error'}<=seen and {o for o in seen if o[0] is True}=={(True,'a')}

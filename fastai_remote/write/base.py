@@ -6,7 +6,8 @@ Docs: page `write/base`"""
 
 # %% auto #0
 __all__ = ['MAX_CLASSES', 'LEASE_SECONDS', 'fill_gaps', 'label_hash', 'label_texts', 'labels_of_texts', 'check_name',
-           'ServerRestarted', 'host_id', 'is_alive', 'chunk_count', 'progress_text', 'Writer', 'MemoryWriter']
+           'ServerRestarted', 'host_id', 'is_alive', 'chunk_count', 'progress_text', 'Writer', 'finish_samples',
+           'MemoryWriter']
 
 # %% ../../nbs/write/00_base.ipynb #a2ab0f7b
 import hashlib, json, os, re, socket, threading
@@ -223,6 +224,32 @@ class Writer:
         return 'drop()'
 
 # %% ../../nbs/write/00_base.ipynb #8dc7ae53
+def finish_samples(
+    plan:dict, # The plan of the ingest
+    samples:dict, # `{number: {field: value}}` of the samples that were written, as `put` got them; is changed
+    labels:dict, # `{field: set of labels}`, as `put` got them
+)->tuple: # `{field: list of bytes, or array}` without checksums, `{split: [start, stop]}`, `{field: list of labels}`
+    "What a commit does, for a dataset that fits into memory: fills the gaps, and replaces labels by codes"
+    n,splits = plan['n'],plan['splits']
+    gaps = np.array(sorted(set(range(n))-samples.keys()), np.int64)
+    splits,moves = fill_gaps(splits or {'':[0,n]}, gaps)
+    for sources,targets in moves:
+        for source,target in zip(sources.tolist(), targets.tolist()): samples[target] = samples.pop(source)
+    rows = [samples[number] for number in range(len(samples))]
+    vocab,columns = dict(plan['vocab']),{}
+    for field,spec in plan['fields'].items():
+        if field.endswith('.crc'): continue
+        values,dtype = [row[field] for row in rows],spec['dtype']
+        if spec.get('staged'):
+            vocab[field] = sorted(set(values))
+            codes = {label:code for code,label in enumerate(vocab[field])}
+            values = [codes[label] for label in values]
+            dtype = narrow(0, max(len(codes)-1, 0))
+        elif spec['codec']=='labels' and field not in vocab:
+            vocab[field] = labels_of_texts(labels.get(field, ()))
+        columns[field] = values if dtype is None else np.array(values, dtype)
+    return columns,{split:span for split,span in splits.items() if split},vocab
+
 class MemoryWriter(Writer):
     "The reference implementation: writes a dataset into memory, in one process. After `commit`, the dataset is `store`"
     def __init__(self,
@@ -273,32 +300,8 @@ class MemoryWriter(Writer):
     def opener(self): return lambda: self
 
     def commit(self):
-        plan = self.plan
-        splits = self._fill_gaps()
-        samples = [self.samples[i] for i in range(len(self.samples))]
-        vocab,columns = dict(plan['vocab']),{}
-        for field,spec in plan['fields'].items():
-            if field.endswith('.crc'): continue
-            values,dtype = [sample[field] for sample in samples],spec['dtype']
-            if spec.get('staged'):
-                vocab[field] = sorted(set(values))
-                codes = {label:code for code,label in enumerate(vocab[field])}
-                values = [codes[label] for label in values]
-                dtype = narrow(0, max(len(codes)-1, 0))
-            elif spec['codec']=='labels' and field not in vocab:
-                vocab[field] = labels_of_texts(self.labels.get(field, ()))
-            columns[field] = values if dtype is None else np.array(values, dtype)
-        codecs = {field:spec['codec'] for field,spec in plan['fields'].items()}
-        self.store = MemoryStore(columns, self.name, vocab, splits, codecs)
+        columns,splits,vocab = finish_samples(self.plan, self.samples, self.labels)
+        codecs = {field:spec['codec'] for field,spec in self.plan['fields'].items()}
+        self.store = MemoryStore(columns, self.name, vocab, splits, codecs, self.failures())
         self.drop()
         return self.store.manifest
-
-    def _fill_gaps(self):
-        "Moves samples into the gaps; returns the new splits"
-        n,splits = self.plan['n'],self.plan['splits']
-        gaps = np.array(sorted(set(range(n))-self.samples.keys()), np.int64)
-        new_splits,moves = fill_gaps(splits or {'':[0,n]}, gaps)
-        for sources,targets in moves:
-            for source,target in zip(sources.tolist(), targets.tolist()):
-                self.samples[target] = self.samples.pop(source)
-        return {split:span for split,span in new_splits.items() if split}

@@ -67,7 +67,7 @@ def rename_dataset(
         new.take_lock()
         try:
             manifest = read_manifest(store.link, store._name)
-            if manifest.uid!=store.manifest.uid: raise store._changed(True)
+            if manifest.uid!=store.manifest.uid: raise store.replaced_error()
             old.remove_garbage()
             new.remove_garbage()
             _switch_name(store.link, old, new, manifest)
