@@ -228,7 +228,7 @@ def _transaction(self:RedisWriter, queue, run=None, strict=True):
 
 # %% ../../nbs/write/02_redis.ipynb #dbf44658
 def _open_writer(open_link, name, plan, token):
-    "A writer of its own for each chunk, on the one connection of this process"
+    "Returns a new writer, which uses the connection that all writers of this process share"
     writer = RedisWriter(open_link(), name)
     writer.plan,writer.token = plan,token
     return writer

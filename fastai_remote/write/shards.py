@@ -268,7 +268,7 @@ def close(self:ShardWriter):
 
 # %% ../../nbs/write/04_shards.ipynb #d7378f93
 def _open_writer(open_storage, maxsize, maxcount, plan, token):
-    "A writer of its own for each chunk, on the one connection of this process"
+    "Returns a new writer, which uses the connection that all writers of this process share"
     writer = ShardWriter(open_storage(), maxsize, maxcount)
     writer.plan,writer.token = plan,token
     return writer
