@@ -1,4 +1,4 @@
-"Name, version, requirements and extras come from settings.ini; description and urls from pyproject.toml's [project]"
+"Name, version, requirements and extras come from settings.ini; description and URLs come from pyproject.toml"
 import os
 from configparser import ConfigParser
 from pathlib import Path
@@ -7,18 +7,32 @@ from setuptools import Extension, setup, find_packages
 root = Path(__file__).parent
 ini = ConfigParser(delimiters=['='])
 ini.read(root/'settings.ini', encoding='utf8')
-c = ini['DEFAULT']
-lib,sfx = c['lib_path'],'_requirements'
-if f'name = "{c["lib_name"]}"' not in (root/'pyproject.toml').read_text(encoding='utf8'):
-    raise SystemExit('pyproject.toml: [project] name differs from lib_name in settings.ini')
-def c_module(name, **kw):
-    "Left out without a compiler, or libjpeg-turbo's header: NumPy and Pillow give the same, later"
-    return Extension(f'{lib}.codec._{name}', [f'{lib}/codec/c/{name}.c'], depends=[f'{lib}/codec/c/resample.h'], extra_compile_args=[] if os.name=='nt' else ['-O3','-ffp-contract=off','-fno-math-errno','-fno-trapping-math'], py_limited_api=True, optional=True, **kw)
+settings = ini['DEFAULT']
+library,suffix = settings['lib_path'],'_requirements'
+if f'name = "{settings["lib_name"]}"' not in (root/'pyproject.toml').read_text(encoding='utf8'):
+    raise SystemExit('pyproject.toml: [project] name differs from lib_name in settings.ini. Make them equal.')
+
+# -ffp-contract=off keeps floating-point results equal to NumPy's. The last two flags allow vector instructions.
+FLAGS = ['-O3','-ffp-contract=off','-fno-math-errno','-fno-trapping-math']
+
+def c_module(
+    name, # Name of the C file in `codec/c`, without its suffix
+    **kwargs # Passed to `Extension`
+): # An `Extension`
+    """A C module of the package
+
+    It is optional: without a compiler or the header of libjpeg-turbo it is left out, and NumPy and Pillow give the same
+    results more slowly.
+    """
+    return Extension(f'{library}.codec._{name}', [f'{library}/codec/c/{name}.c'],
+        depends=[f'{library}/codec/c/resample.h'], extra_compile_args=[] if os.name=='nt' else FLAGS,
+        py_limited_api=True, optional=True, **kwargs)
 
 setup(
-    name=c['lib_name'], version=c['version'], python_requires='>='+c['min_python'],
-    install_requires=c['requirements'].split(),
-    extras_require={k.removesuffix(sfx):v.split() for k,v in c.items() if k.endswith(sfx)},
+    name=settings['lib_name'], version=settings['version'], python_requires=f">={settings['min_python']}",
+    install_requires=settings['requirements'].split(),
+    extras_require={k.removesuffix(suffix):v.split() for k,v in settings.items() if k.endswith(suffix)},
     ext_modules=[c_module('jpeg', libraries=['jpeg']), c_module('pixels')],
-    packages=find_packages(include=[lib, lib+'.*']), entry_points=dict(nbdev=[f'{lib}={lib}._modidx:d']),
+    packages=find_packages(include=[library, f'{library}.*']),
+    entry_points=dict(nbdev=[f'{library}={library}._modidx:d']),
 )

@@ -99,7 +99,7 @@ class WriterTests:
         store = self.open()
         assert (report.written,report.failed)==(30,30) and store.splits=={'train':[0,20], 'valid':[20,30]}
         assert sorted(o['txt'] for o in store[:20])==sorted(f'number {i}' for i in range(0, 40, 2))
-        assert len(list(store.failures()) if hasattr(store, 'failures') else report.failures)==30
+        assert len(list(store.failures()))==report.failed
 
     def test_a_dataset_is_replaced_only_if_asked(self):
         self.write(list(range(10)))

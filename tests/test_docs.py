@@ -153,6 +153,14 @@ def test_the_site_builds_and_its_links_are_right():
     run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
     assert run.returncode==0, run.stderr[-4000:]
 
+def test_comments_above_and_beside_an_argument_describe_it():
+    import docs
+    source = 'def f(\n    # First line,\n    # second line\n    a,\n    b=1, # Beside it\n    c=2,\n): return a'
+    node = docs.ast.parse(source).body[0]
+    table = docs.parameters(node, docs.comments(source))
+    descriptions = [row.split(' | ')[-1].rstrip(' |') for row in table.splitlines()[2:]]
+    assert descriptions==['First line, second line', 'Beside it', '']
+
 def test_a_broken_link_is_found(tmp_path):
     import docs
     (tmp_path/'a.html').write_text('<h1 id="here">A</h1> <a href="#here">here</a> <a href="b.html">b</a> '

@@ -317,7 +317,7 @@ def test_cut_wrong(put, server, n, splits):
 
 def test_cut_stream(put):
     "A stream has no fractions, and the way out is named"
-    with pytest.raises(ValueError, match='a stream cannot be cut.*{split: source}'): put(gen(0, 9), splits={'t':.5, 'v':.5})
+    with pytest.raises(ValueError, match='a stream cannot be divided.*{split: source}'): put(gen(0, 9), splits={'t':.5, 'v':.5})
 
 def test_any_field_name(put):
     "A field of any name is kept apart from what the store itself keeps"

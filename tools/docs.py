@@ -1,10 +1,10 @@
-"""Build the documentation site from the notebooks, the guide, the decisions and the benchmark results; check its links
+"""Build the documentation site from the notebooks, the guide, the decision notes and the benchmark results
 
-python tools/docs.py            builds the site in `_docs`, from Markdown that it writes into `_proc`
-python tools/docs.py --check    builds it, then checks every internal link, anchor and image,
-                                and that no page loads anything from elsewhere
+python tools/docs.py            builds the site in `_docs`, from Markdown files that it writes to `_proc`
+python tools/docs.py --check    builds the site, then checks every internal link, anchor and image,
+                                and that no page loads anything from another server
 
-Neither needs the network. The packages that are needed are in the extra `docs`.
+Neither command needs the network. The packages that are needed are in the extra `docs`.
 """
 import argparse, ast, base64, io, json, os, re, shutil, subprocess, sys, tokenize, tomllib
 from dataclasses import dataclass, field
@@ -17,7 +17,8 @@ import readme, results
 root = Path(__file__).resolve().parents[1]
 pages_dir,site_dir = root/'_proc',root/'_docs'
 package = 'fastai_remote'
-PACKAGES = 'core imported parallel order codec store write source ingest load block'.split()   # the order of the layers
+# In the order of the layers: a package imports only from packages before it.
+PACKAGES = 'core imported parallel order codec store write source ingest load block'.split()
 
 GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'failures', 'credentials', 'when_not']
 HOW = ['how_it_works', 'interfaces', 'formats']
@@ -51,52 +52,65 @@ def repository()->str:
 def comments(
     source:str # Python
 )->dict: # `{line: text}`
-    "The comment at the end of each line"
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {t.start[0]:t.string.lstrip('# ').rstrip() for t in tokens if t.type==tokenize.COMMENT}
+    "The comment of each line: the one at its end, otherwise those on the lines directly above it"
+    lines,found,own_lines = source.splitlines(),{},{}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type!=tokenize.COMMENT: continue
+        number,column = token.start
+        is_own_line = not lines[number-1][:column].strip()
+        (own_lines if is_own_line else found)[number] = token.string.lstrip('# ').rstrip()
+    block = []
+    for number in sorted(own_lines):
+        block = [*block, own_lines[number]] if number-1 in own_lines else [own_lines[number]]
+        if number+1 not in own_lines: found.setdefault(number+1, ' '.join(block))
+    return found
 
 def cell_text(text): return ' '.join(str(text).split()).replace('|', '\\|')
+def code(text): return f"`{' '.join(text.split())}`".replace('|', '\\|') if text else ''
 def unparsed(node): return '' if node is None else code(ast.unparse(node))
 
 def four_columns(
     first:str, # Title of the first column
-    rows:list # Of a name, a type, a default and a description
+    rows:list # Lists of a name, a type, a default and a description
 )->str: # Markdown
     "A table of arguments or fields"
     head = [f'| {first} | type | default | |', '| --- | --- | --- | --- |']
-    return '\n'.join([*head, *(f"| {' | '.join(r)} |" for r in rows)])
+    return '\n'.join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
-def code(text): return f"`{' '.join(text.split())}`".replace('|', '\\|') if text else ''
+def positional_arguments(arguments)->list:
+    "The positional arguments of a function as `(argument, default)`; the default is None if there is none"
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None]*(len(positional)-len(arguments.defaults))+arguments.defaults
+    return [*zip(positional, defaults)]
 
 def signature(
-    name:str, # How it is called
+    name:str, # The name that is shown
     node # A function of the syntax tree
 )->str: # `name(a, b=1) -> int`
-    "The signature of a function without types of the arguments, which the table shows"
-    a = node.args
-    positional = [*a.posonlyargs, *a.args]
-    defaults = [None]*(len(positional)-len(a.defaults))+a.defaults
-    def one(arg, default): return arg.arg if default is None else f'{arg.arg}={ast.unparse(default)}'
-    parts = [one(*o) for o in zip(positional, defaults)]
-    if a.vararg: parts.append(f'*{a.vararg.arg}')
-    elif a.kwonlyargs: parts.append('*')
-    parts += [one(*o) for o in zip(a.kwonlyargs, a.kw_defaults)]
-    if a.kwarg: parts.append(f'**{a.kwarg.arg}')
+    "The signature of a function, without the types of its arguments, which the table shows"
+    arguments = node.args
+    def with_default(arg, default): return arg.arg if default is None else f'{arg.arg}={ast.unparse(default)}'
+    parts = [with_default(*pair) for pair in positional_arguments(arguments)]
+    if arguments.vararg: parts.append(f'*{arguments.vararg.arg}')
+    elif arguments.kwonlyargs: parts.append('*')
+    parts += [with_default(*pair) for pair in zip(arguments.kwonlyargs, arguments.kw_defaults)]
+    if arguments.kwarg: parts.append(f'**{arguments.kwarg.arg}')
     if parts and parts[0] in ('self','cls'): parts = parts[1:]
     line = f"{name}({', '.join(parts)})"
-    res = f' -> {ast.unparse(node.returns)}' if node.returns else ''
-    return line+res if len(line+res)<=110 else f'{name}(\n    '+',\n    '.join(parts)+f'\n){res}'
+    returned = f' -> {ast.unparse(node.returns)}' if node.returns else ''
+    if len(line+returned)<=110: return line+returned
+    return f'{name}(\n    '+',\n    '.join(parts)+f'\n){returned}'
 
 def parameters(
     node, # A function of the syntax tree
     notes:dict # Comments of its source by line
 )->str: # A Markdown table, or an empty string if nothing is described
     "The described arguments of a function, and what it returns"
-    a = node.args
-    positional = [*a.posonlyargs, *a.args]
-    defaults = [None]*(len(positional)-len(a.defaults))+a.defaults
-    starred,double_starred = [(arg,None) for arg in (a.vararg,) if arg],[(arg,None) for arg in (a.kwarg,) if arg]
-    every = [*zip(positional, defaults), *starred, *zip(a.kwonlyargs, a.kw_defaults), *double_starred]
+    arguments = node.args
+    starred = [(arg,None) for arg in (arguments.vararg,) if arg]
+    double_starred = [(arg,None) for arg in (arguments.kwarg,) if arg]
+    keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults)
+    every = [*positional_arguments(arguments), *starred, *keyword_only, *double_starred]
     last_on_line = {}
     for arg,default in every: last_on_line[(default or arg).end_lineno] = arg.arg
     described = {name:notes[line] for line,name in last_on_line.items() if line in notes and line!=node.lineno}
@@ -115,15 +129,19 @@ def attributes(
     notes:dict # Comments of its source by line
 )->str: # A Markdown table, or an empty string
     "The described fields of a dataclass"
-    found = [s for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
-    rows = [[code(s.target.id), unparsed(s.annotation), unparsed(s.value), cell_text(notes.get(s.end_lineno, ''))]
-            for s in found if not s.target.id.startswith('_')]
-    return four_columns('field', rows) if any(r[3] for r in rows) else ''
+    rows = []
+    for statement in node.body:
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name): continue
+        name,description = statement.target.id,cell_text(notes.get(statement.end_lineno, ''))
+        if name.startswith('_'): continue
+        rows.append([code(name), unparsed(statement.annotation), unparsed(statement.value), description])
+    return four_columns('field', rows) if any(row[3] for row in rows) else ''
 
 def patched_class(node)->str:
     "The class that `@patch` adds a method to, or an empty string"
-    names = [ast.unparse(d) for d in node.decorator_list]
-    if not any(n=='patch' or n.startswith('patch(') for n in names) or not node.args.args: return ''
+    decorators = [ast.unparse(d) for d in node.decorator_list]
+    is_patch = any(d=='patch' or d.startswith('patch(') for d in decorators)
+    if not is_patch or not node.args.args: return ''
     annotation = node.args.args[0].annotation
     return ast.unparse(annotation).split('|')[0].strip() if annotation else ''
 
@@ -142,10 +160,29 @@ def definitions(source:str)->list:
             found += [(f'{node.name}.{m.name}', m) for m in methods if ast.get_docstring(m)]
     return found
 
+def is_patched_method(name, nodes)->bool:
+    "Is `name` a method that a function at the top level of the cell adds to its class?"
+    return any(isinstance(n, ast.FunctionDef) and patched_class(n) and name.endswith(f'.{n.name}') for n in nodes)
+
+def definition_text(
+    name:str, # Of the definition
+    node, # A function or class of the syntax tree
+    notes:dict # Comments of its source by line
+)->list: # Parts of Markdown
+    "The documentation of a definition below its heading: signature, docstring and arguments"
+    doc = ast.get_docstring(node) or ''
+    if isinstance(node, ast.ClassDef):
+        init = next((m for m in node.body if isinstance(m, ast.FunctionDef) and m.name=='__init__'), None)
+        bases = ', '.join(ast.unparse(base) for base in node.bases)
+        head = signature(f'class {name}', init) if init else f"class {name}{f'({bases})' if bases else ''}"
+        return [f'```python\n{head}\n```', doc, parameters(init, notes) if init else attributes(node, notes)]
+    if {ast.unparse(d) for d in node.decorator_list}&{'property','cached_property'}: return [f'*property*: {doc}']
+    return [f'```python\n{signature(name, node)}\n```', doc, parameters(node, notes)]
+
 def api_cell(
     source:str, # An exported cell without its directives
     page:Page, # The page that it appears on
-    symbols:dict # `{name: Symbol}`, to be added to
+    symbols:dict # `{name: Symbol}`; the symbols of the cell are added to it
 )->str: # Markdown
     "The documentation of an exported cell: signature, docstring and arguments of each definition, then the source"
     try: found = definitions(source)
@@ -156,34 +193,21 @@ def api_cell(
         return f'```python\n{source}\n```'
     notes,parts = comments(source),[]
     for name,node in found:
-        doc = ast.get_docstring(node) or ''
-        symbol = Symbol(name, page.name, doc.strip().split('\n')[0])
+        symbol = Symbol(name, page.name, (ast.get_docstring(node) or '').strip().split('\n')[0])
         symbols.setdefault(name, symbol)
-        own = symbols[name].page==page.name
-        level = '####' if '.' in name and not patched_class_of(name, nodes) else '###'
-        parts.append(f"{level} {name}{f' {{ #{symbol.anchor} }}' if own else ''}")
-        if isinstance(node, ast.ClassDef):
-            init = next((m for m in node.body if isinstance(m, ast.FunctionDef) and m.name=='__init__'), None)
-            bases = ', '.join(ast.unparse(b) for b in node.bases)
-            head = signature(f'class {name}', init) if init else f"class {name}{f'({bases})' if bases else ''}"
-            parts += [f'```python\n{head}\n```', doc, parameters(init, notes) if init else attributes(node, notes)]
-        elif {ast.unparse(d) for d in node.decorator_list}&{'property','cached_property'}:
-            parts += [f'*property*: {doc}']
-        else: parts += [f'```python\n{signature(name, node)}\n```', doc, parameters(node, notes)]
+        anchor = f' {{ #{symbol.anchor} }}' if symbols[name].page==page.name else ''
+        level = '####' if '.' in name and not is_patched_method(name, nodes) else '###'
+        parts += [f'{level} {name}{anchor}', *definition_text(name, node, notes)]
     indented = '\n'.join(f'    {line}' if line else '' for line in source.splitlines())
     parts.append(f'??? quote "Source"\n\n    ```python\n{indented}\n    ```')
     return '\n\n'.join(p for p in parts if p)
 
-def patched_class_of(name, nodes)->bool:
-    "Is `name` a method that a function at the top level of the cell adds to its class?"
-    return any(isinstance(n, ast.FunctionDef) and patched_class(n) and name.endswith(f'.{n.name}') for n in nodes)
-
 def relative(
-    page:Page, # The page that has a link
-    to:str # A path on the site
-)->str: # The same from the folder of `page`
-    "A path on the site as a link of `page`"
-    return os.path.relpath(to, Path(page.name).parent)
+    page:Page, # The page that contains the link
+    path:str # A path on the site
+)->str: # The path relative to the folder of `page`
+    "A link from `page` to a path on the site"
+    return os.path.relpath(path, Path(page.name).parent)
 
 # Notebooks
 
@@ -191,7 +215,7 @@ directive = re.compile(r'^#\| *(\S+) *(.*)$', re.M)
 
 def output(
     found:dict, # An output of a cell
-    page:Page # Takes its images
+    page:Page # The page that it appears on; images are added to it
 )->str: # Markdown
     "An output as Markdown"
     if found['output_type']=='stream': return f"```text\n{''.join(found['text']).rstrip()}\n```"
@@ -203,16 +227,16 @@ def output(
         return f"![output]({relative(page, f'images/{file}')})"
     if 'text/markdown' in data: return ''.join(data['text/markdown'])
     if 'text/html' in data:
-        html = re.sub(r'\n\s*\n', '\n', ''.join(data['text/html']).strip())   # an empty line would end it
+        html = re.sub(r'\n\s*\n', '\n', ''.join(data['text/html']).strip())   # an empty line would end the HTML
         return f'<div class="output">\n{html}\n</div>'
     return f"```text\n{''.join(data['text/plain']).rstrip()}\n```" if 'text/plain' in data else ''
 
 def notebook_page(
     file:Path, # A notebook
-    name:str, # Its page
-    symbols:dict # `{name: Symbol}`, to be added to
+    name:str, # The name of its page
+    symbols:dict # `{name: Symbol}`; the symbols of the notebook are added to it
 )->Page:
-    "A notebook as a page: text, code, outputs; exported cells as documentation of what they define"
+    "A notebook as a page: text, code and outputs. Exported cells become documentation of what they define."
     page,parts = Page(name, file),[]
     for cell in json.loads(file.read_text(encoding='utf-8'))['cells']:
         source = ''.join(cell['source']).strip()
@@ -234,12 +258,13 @@ NAMED = {'README.md':'index', 'CHANGELOG.md':'changelog', 'CONTRIBUTING.md':'con
 def page_name(
     file:Path # A notebook, Markdown file or folder of the project
 )->str: # Its page, or an empty string if it has none
-    "The page that a file becomes: `nbs/store/03_redis.ipynb` is `store/redis`"
-    if (named:=NAMED.get(file.relative_to(root).as_posix())) or not file.is_relative_to(root/'nbs'): return named or ''
-    relative = file.relative_to(root/'nbs')
-    if file.suffix not in ('.ipynb','.md'): return ''
-    stem = file.stem if relative.parts[0]=='decisions' else re.sub(r'^\d+[a-zA-Z0-9]*_', '', file.stem)
-    return relative.with_name(stem).as_posix()
+    "The page that a file becomes: `nbs/store/04_redis.ipynb` is `store/redis`"
+    named = NAMED.get(file.relative_to(root).as_posix())
+    if named: return named
+    if not file.is_relative_to(root/'nbs') or file.suffix not in ('.ipynb','.md'): return ''
+    path = file.relative_to(root/'nbs')
+    stem = file.stem if path.parts[0]=='decisions' else re.sub(r'^\d+[a-zA-Z0-9]*_', '', file.stem)
+    return path.with_name(stem).as_posix()
 
 def sources()->list:
     "The files that become pages"
@@ -256,13 +281,13 @@ def outside_code(
     text:str, # Markdown
     change # Called with each part that is not in a fenced block of code
 )->str:
-    "Apply `change` to what is not code"
+    "Apply `change` to the text outside of blocks of code"
     return ''.join(part if i%2 else change(part) for i,part in enumerate(fence.split(text)))
 
 def blank_lines_before_lists(
     text:str # Markdown of a notebook
-)->str: # With an empty line between a paragraph and a list, which mkdocs needs
-    "A list directly after a paragraph, moved away from it"
+)->str: # Markdown
+    "Add an empty line between a paragraph and the list that follows it, because mkdocs needs one"
     item = re.compile(r'\s*(?:[-*+]|\d+\.) ')
     lines = []
     for line in text.split('\n'):
@@ -273,7 +298,7 @@ def blank_lines_before_lists(
     return '\n'.join(lines)
 
 class Linker:
-    "Makes the links of a page point to pages, and names of the API point to what documents them"
+    "Makes links to files point to their pages, and names of the API point to their documentation"
     def __init__(self,
         pages:dict, # `{name: Page}`
         symbols:dict # `{name: Symbol}`
@@ -282,7 +307,7 @@ class Linker:
         self.problems,self.files = [],{}
 
     def target(self, page, to, base):
-        "Where link `to` of `page` leads on the site; None if it leads to a file that is not there"
+        "The address on the site of link `to` of `page`, which is relative to folder `base`; None if there is none"
         if urlsplit(to).scheme or to.startswith('#'): return to
         path,_,anchor = to.partition('#')
         file = (base/unquote(path)).resolve()
@@ -298,38 +323,39 @@ class Linker:
         return None
 
     def links(self, page, text):
-        "The links of `text`, resolved; a link to a file that has no page becomes its path"
+        "Resolve the links of `text`. A link to a file that has no page becomes the path of the file."
         base = root if page.name=='index' or page.source.parent==root else page.source.parent
-        def one(m):
-            if m[3] is None: return m[0]   # inline code
-            if m[1] and m[3].rpartition('/')[2] in page.images: return m[0]
-            to = self.target(page, m[3], base)
-            if to: return f'{m[1]}[{m[2]}]({to})'
-            return m[2] if '`' in m[2] else f'{m[2]} (`{m[3].lstrip("./")}`)'
-        return link.sub(one, text)
+        def resolve(match):
+            mark,title,address = match.groups()   # the mark of an image is `!`
+            if address is None: return match[0]   # inline code
+            if mark and address.rpartition('/')[2] in page.images: return match[0]
+            target = self.target(page, address, base)
+            if target: return f'{mark}[{title}]({target})'
+            return title if '`' in title else f'{title} (`{address.lstrip("./")}`)'
+        return link.sub(resolve, text)
 
     def names(self, page, text):
-        "`` `RedisStore` `` in running text leads to its documentation"
-        def one(m):
-            symbol = self.symbols.get(m[1].removesuffix('()'))
-            if symbol is None: return m[0]
-            to = '' if symbol.page==page.name else relative(page, f'{symbol.page}.md')
-            return f'[{m[0]}]({to}#{symbol.anchor})'
-        def line(s):
-            if s.startswith(('#','    ','|')) or '<' in s[:1]: return s
-            return re.sub(r'(?<![\[`\w])`([A-Za-z_][\w.]*(?:\(\))?)`(?![`\]])', one, s)
-        return '\n'.join(map(line, text.split('\n')))
+        "Link names of the API in running text, such as `` `RedisStore` ``, to their documentation"
+        def link_name(match):
+            symbol = self.symbols.get(match[1].removesuffix('()'))
+            if symbol is None: return match[0]
+            target = '' if symbol.page==page.name else relative(page, f'{symbol.page}.md')
+            return f'[{match[0]}]({target}#{symbol.anchor})'
+        def link_names(line):
+            if line.startswith(('#','    ','|','<')): return line
+            return re.sub(r'(?<![\[`\w])`([A-Za-z_][\w.]*(?:\(\))?)`(?![`\]])', link_name, line)
+        return '\n'.join(map(link_names, text.split('\n')))
 
     def render(self, page)->str:
-        "The Markdown of `page` as mkdocs takes it"
-        text = outside_code(page.text, lambda t: self.links(page, blank_lines_before_lists(t)))
-        return outside_code(text, lambda t: self.names(page, t))
+        "The Markdown of `page` as mkdocs needs it"
+        text = outside_code(page.text, lambda part: self.links(page, blank_lines_before_lists(part)))
+        return outside_code(text, lambda part: self.names(page, part))
 
 def heading(text): return (re.search(r'^# +(.+)$', text, re.M) or ['',''])[1].strip()
 def quoted(text): return (re.search(r'^> +(.+)$', text, re.M) or ['',''])[1].strip()
 
 def plain(text:str)->str:
-    "The first line of a docstring as Markdown that cannot be taken for a link or a table"
+    "The first line of a docstring, escaped so that Markdown does not read it as a link or a table"
     return cell_text(text).replace('[', '\\[').replace('<', '&lt;')
 
 # The site
@@ -338,40 +364,43 @@ def reference(
     pages:dict, # `{name: Page}`
     symbols:dict # `{name: Symbol}`
 )->str: # Markdown
-    "The entrance to the API reference: packages with their modules, and the exported names"
-    sys.path.insert(0, str(root))
-    exported = __import__(package).__all__
-    intro = ('Each page documents one module and is made from the notebook that the module is exported from: the '
-             'reasons, the definitions, and examples with their output. A package imports only from packages above it.')
+    "The first page of the API reference: the packages with their modules, and the exported names"
+    intro = ('Each page documents one module. It is made from the notebook that the module is exported from, and '
+             'contains the reasons, the definitions, and examples with their output. A package imports only from '
+             'packages above it.')
     parts = ['# API reference', intro, '## Modules']
     for top in PACKAGES:
         init = root/package/top/'__init__.py'
-        if not init.exists() and top not in pages: continue
-        if init.exists(): question = ast.get_docstring(ast.parse(init.read_text(encoding='utf-8'))) or ''
-        else: question = pages[top].summary
-        parts.append(f'### {top}\n\n{question}')
         if init.exists():
-            rows = [f'| [`{n}`]({n}.md) | {plain(p.summary)} |' for n,p in pages.items() if n.startswith(f'{top}/')]
-            parts.append('\n'.join(['| module | |', '| --- | --- |', *rows]))
-        else: parts.append(f'[`{top}`]({top}.md)')
+            question = ast.get_docstring(ast.parse(init.read_text(encoding='utf-8'))) or ''
+            inside = [(name, page) for name,page in pages.items() if name.startswith(f'{top}/')]
+            rows = [f'| [`{name}`]({name}.md) | {plain(page.summary)} |' for name,page in inside]
+            parts += [f'### {top}\n\n{question}', '\n'.join(['| module | |', '| --- | --- |', *rows])]
+        elif top in pages: parts += [f'### {top}\n\n{pages[top].summary}', f'[`{top}`]({top}.md)']
+    return '\n\n'.join([*parts, '## Names', exported_names(symbols)])+'\n'
+
+def exported_names(symbols)->str:
+    "A table of the names that the package exports"
+    sys.path.insert(0, str(root))
+    exported = __import__(package).__all__
+    intro = (f"`from {package} import *` imports these names. It also adds the methods at the end of the table to "
+             "fastai's `DataLoaders`.")
     rows = []
     for name in [*exported, *(n for n in symbols if n.startswith('DataLoaders.from_'))]:
         symbol = symbols.get(name)
         if symbol: rows.append(f'| [`{name}`]({symbol.page}.md#{symbol.anchor}) | {plain(symbol.summary)} |')
         else: rows.append(f'| `{name}` | |')
-    names_intro = f"`from {package} import *` gives these names, and fastai's `DataLoaders` the methods below them."
-    parts += ['## Names', names_intro,
-              '\n'.join(['| name | |', '| --- | --- |', *rows])]
-    return '\n\n'.join(parts)+'\n'
+    return intro+'\n\n'+'\n'.join(['| name | |', '| --- | --- |', *rows])
 
 def decisions(pages)->str:
     "The list of decision notes"
-    rows = [f'- [{p.title}]({n}.md)' for n,p in pages.items() if n.startswith('decisions/')]
-    intro = 'Why something is as it is: context, options, choice and cost, in about ten lines each.'
+    rows = [f'- [{page.title}]({name}.md)' for name,page in pages.items() if name.startswith('decisions/')]
+    intro = ('Each note explains one decision in about ten lines: the context, the options, the choice and what it '
+             'costs.')
     return '\n'.join(['# Decisions', '', intro, '', *rows, ''])
 
 def navigation(pages)->list:
-    "The contents of the site, in order"
+    "The table of contents of the site"
     def entry(name): return {pages[name].title:f'{name}.md'}
     def section(title, names): return {title:[entry(n) for n in names if n in pages]}
     tutorials = sorted(n for n in pages if n.startswith('tutorials/'))
@@ -396,7 +425,7 @@ def collect()->tuple:
     for page in pages.values():
         page.title,page.summary = heading(page.text) or page.name,quoted(page.text)
         page.text = re.sub(r'<!--.*?-->\n*', '', page.text, flags=re.S)
-        if page.name.split('/')[0] in PACKAGES:   # the path of a module says more than its name, such as `base`
+        if page.name.split('/')[0] in PACKAGES:   # the path of a module is a better heading than a name such as `base`
             page.text = re.sub(r'^# .*$', f'# {page.name}', page.text, count=1, flags=re.M)
     pages['benchmarks'] = Page('benchmarks', root/'nbs/benchmarks.md', 'Benchmarks', text=results.page())
     pages['reference'] = Page('reference', root/'nbs/reference.md', 'Overview', text=reference(pages, symbols))
@@ -414,10 +443,21 @@ CONFIG = dict(site_name=package, docs_dir='pages', site_dir=str(site_dir), use_d
 CSS = '.output { overflow-x: auto; font-size: .7rem; }\n.md-typeset table:not([class]) { font-size: .7rem; }\n'
 
 def build()->list:
-    "Write the pages and build the site; returns the links that lead nowhere"
+    "Write the pages and build the site; returns one line for each problem, such as a link to a missing file"
     pages,symbols = collect()
     linker = Linker(pages, symbols)
     for folder in (pages_dir, site_dir): shutil.rmtree(folder, ignore_errors=True)
+    write_pages(pages, linker)
+    config = {**CONFIG, 'nav':navigation(pages)}
+    if linker.repository: config['repo_url'] = linker.repository
+    (pages_dir/'mkdocs.yml').write_text(json.dumps(config, indent=1))   # JSON is YAML
+    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '-f', str(pages_dir/'mkdocs.yml')]
+    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, 'NO_MKDOCS_2_WARNING':'1'})
+    if run.returncode==0: return linker.problems
+    return linker.problems+[f'mkdocs: {line}' for line in (run.stdout+run.stderr).splitlines() if line.strip()]
+
+def write_pages(pages, linker):
+    "Write the Markdown of all pages, their images and the style sheet to `_proc/pages`"
     for page in pages.values():
         generated = page.name in ('reference','decisions')
         text = page.text if generated else linker.render(page)
@@ -430,13 +470,6 @@ def build()->list:
         for name,data in page.images.items(): (images/name).write_bytes(data)
     for name,file in linker.files.items(): shutil.copy(file, images/name)
     (pages_dir/'pages/style.css').write_text(CSS)
-    config = {**CONFIG, 'nav':navigation(pages)}
-    if linker.repository: config['repo_url'] = linker.repository
-    (pages_dir/'mkdocs.yml').write_text(json.dumps(config, indent=1))   # JSON is YAML
-    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '-f', str(pages_dir/'mkdocs.yml')]
-    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, 'NO_MKDOCS_2_WARNING':'1'})
-    if run.returncode==0: return linker.problems
-    return linker.problems+[f'mkdocs: {line}' for line in (run.stdout+run.stderr).splitlines() if line.strip()]
 
 class Links(HTMLParser):
     "The links, the anchors and the resources of an HTML page"
@@ -455,7 +488,7 @@ class Links(HTMLParser):
 def check(
     site:Path=site_dir # Folder of HTML files
 )->list: # One line for each problem
-    "Internal links, anchors and resources that are not there, and resources that would be loaded from elsewhere"
+    "Finds internal links, anchors and resources that do not exist, and resources that another server would provide"
     parsed = {}
     for file in sorted(site.rglob('*.html')):
         parsed[file.resolve()] = links = Links()
@@ -463,7 +496,7 @@ def check(
     problems = []
     for file,links in parsed.items():
         where = file.relative_to(site.resolve())
-        if where.name=='404.html': continue   # its links are absolute: where the site lies is not known
+        if where.name=='404.html': continue   # its links are absolute, and the address of the site is not known
         for url in links.links+links.resources:
             parts = urlsplit(url)
             if parts.scheme=='data' or url.startswith('javascript:'): continue
@@ -483,12 +516,12 @@ def main():
     parser.add_argument('--check', action='store_true', help='check the links of the site after it is built')
     options = parser.parse_args()
     try: import material, mkdocs  # noqa: F401
-    except ImportError: sys.exit('docs: mkdocs-material is not installed: run `make docs`, or pip install ".[docs]"')
+    except ImportError: sys.exit('docs: mkdocs-material is not installed. Run `make docs`, or pip install ".[docs]"')
     problems = build()
     if options.check: problems += check()
     for problem in dict.fromkeys(problems): print(problem, file=sys.stderr)
     if problems: sys.exit(f'docs: {len(set(problems))} problems')
-    n,name = len(list(site_dir.rglob('*.html'))),site_dir.name
-    print(f'{n} pages in {name}: open {name}/index.html; to search, use python -m http.server -d {name}')
+    n_pages,name = len(list(site_dir.rglob('*.html'))),site_dir.name
+    print(f'{n_pages} pages in {name}. Open {name}/index.html. Search needs a server: python -m http.server -d {name}')
 
 if __name__=='__main__': main()

@@ -1,6 +1,6 @@
-"""Write README.md from nbs/index.ipynb: its text, its code, what the code printed, and the table of benchmark results
+"""Write README.md from nbs/index.ipynb: its text, its code, the outputs, and the table of benchmark results
 
-Links in that notebook are relative to the root of the repository, as they are in README.md.
+Links in the notebook are relative to the root of the repository, as they are in README.md.
 """
 import json, sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import results
 
 root = Path(__file__).resolve().parents[1]
 MAX_WORDS = 700
-TABLE = '<!-- benchmark table -->' # Is replaced by the table in the text of the notebook
+TABLE = '<!-- benchmark table -->' # In the text of the notebook; the table replaces it
 
 def output(
     found:dict # An output of a cell
@@ -27,18 +27,20 @@ def cell(
     source = ''.join(found['source']).strip()
     if found['cell_type']=='markdown': return source
     if source.startswith('#| hide'): return ''
-    return '\n\n'.join(o for o in [f'```python\n{source}\n```', *map(output, found['outputs'])] if o)
+    parts = [f'```python\n{source}\n```', *map(output, found['outputs'])]
+    return '\n\n'.join(part for part in parts if part)
 
 def text()->str:
     "The text of README.md"
     notebook = json.loads((root/'nbs/index.ipynb').read_text(encoding='utf-8'))
-    body = '\n\n'.join(t for t in map(cell, notebook['cells']) if t)
+    body = '\n\n'.join(part for part in map(cell, notebook['cells']) if part)
     return f'{body.replace(TABLE, results.readme_table())}\n'
 
 def main():
-    made = text()
-    words = len(made.split())
-    if words>MAX_WORDS: sys.exit(f'README.md would have {words} words, more than {MAX_WORDS}: shorten nbs/index.ipynb')
-    (root/'README.md').write_text(f'<!-- made by `make readme` from nbs/index.ipynb -->\n\n{made}', encoding='utf-8')
+    readme = text()
+    n_words = len(readme.split())
+    if n_words>MAX_WORDS:
+        sys.exit(f'README.md would have {n_words} words, and {MAX_WORDS} are allowed. Shorten nbs/index.ipynb.')
+    (root/'README.md').write_text(f'<!-- made by `make readme` from nbs/index.ipynb -->\n\n{readme}', encoding='utf-8')
 
 if __name__=='__main__': main()

@@ -1,4 +1,4 @@
-"Tables in Markdown of the benchmark results in tests/bench/results"
+"Markdown tables of the benchmark results in tests/bench/results"
 import json
 from pathlib import Path
 
@@ -25,12 +25,13 @@ def number(
     "Format a number with about three significant digits"
     return f'{value:,.0f}' if abs(value)>=100 else f'{value:.1f}' if abs(value)>=10 else f'{value:.2f}'
 
+def median(measure, name): return measure[name]['median']
 def times(value): return f'{value:.1f} times'
 def megabytes(value): return f'{value/1e6:,.0f} MB'
-def median(measure, name): return measure[name]['median']
+def join(separator, parts): return separator.join(part for part in parts if part)
 
 STOCK = 'stock fastai, files'
-PEERS_README = [   # a kind of data in peers.json, a contender, how the README calls it
+PEERS_README = [   # a kind of data in peers.json, a contender, its title in the README
     ('photographs', 'ours, from_redis', 'photographs in Redis'),
     ('photographs', 'ours, from_shards', 'photographs in shards'),
     ('photographs', 'ours, from_redis, shrink(256)', 'photographs shrunk to 256 pixels'),
@@ -38,7 +39,7 @@ PEERS_README = [   # a kind of data in peers.json, a contender, how the README c
     ('digits', 'ours, arrays', 'digits stored as arrays')]
 
 def readme_table()->str:
-    "The six rows of the README: this package, stock fastai, and the ratio of the two"
+    "The table of the README: six rows with the speed of this package, of stock fastai, and their ratio"
     peers = result('peers')
     rows = []
     for kind,ours,title in PEERS_README:
@@ -53,12 +54,12 @@ def readme_table()->str:
 def machine(
     found:dict # The content of a result file
 )->str: # One sentence, or an empty string
-    "Where a benchmark ran, and with which versions"
+    "The machine and the versions that a benchmark ran with"
     where = found.get('machine', {})
     cores = f"{where['cores']} cores" if 'cores' in where else ''
-    text = ', '.join(o for o in (where.get('cpu'), cores, where.get('platform')) if o)
-    versions = ', '.join(f'{k} {v}' for k,v in found.get('versions', {}).items())
-    return ' '.join(o for o in (f'Machine: {text}.' if text else '', f'Versions: {versions}.' if versions else '') if o)
+    description = join(', ', (where.get('cpu'), cores, where.get('platform')))
+    versions = ', '.join(f'{name} {version}' for name,version in found.get('versions', {}).items())
+    return join(' ', (f'Machine: {description}.' if description else '', f'Versions: {versions}.' if versions else ''))
 
 def sentence_case(text): return text[0].upper()+text[1:]
 
@@ -72,8 +73,10 @@ def memory_section()->str:
     "Memory and set-up time for datasets of several sizes"
     found = result('memory')
     names = {'stock':'stock fastai', 'ours':'fastai_remote'}
-    rows = [[names[r['loader']], f"{r['n']:,}", f"{r['setup']:.2f} s", f"{r['start']:.2f} s", megabytes(r['parent']),
-             megabytes(max(r['workers'])), f"{r['pickle']/1e6:.2f} MB"] for r in found['rows']]
+    rows = []
+    for row in found['rows']:
+        rows.append([names[row['loader']], f"{row['n']:,}", f"{row['setup']:.2f} s", f"{row['start']:.2f} s",
+                     megabytes(row['parent']), megabytes(max(row['workers'])), f"{row['pickle']/1e6:.2f} MB"])
     header = ['loader', 'samples', 'set-up', 'first batch', 'parent grows by', "a worker's private memory", 'pickled']
     text = ('Two worker processes. Set-up is the time to build the `DataLoaders`. The first batch is the time until '
             'the first batch of an epoch.')
@@ -81,28 +84,30 @@ def memory_section()->str:
 
 PEERS_TEXT = {
     'photographs':'ImageNet photographs of 107 KB, `RandomResizedCrop(224)` and a flip. Each loader runs with its own '
-        'best settings. "fast" means the same decoder as ours, "Pillow" means Pillow. Times stock fastai is the median '
-        'of the ratios of the rounds.',
+        'best settings. "fast" means the same decoder as in this package, "Pillow" means that Pillow decodes. "Times '
+        'stock fastai" is the median of the ratios of the rounds.',
     'drawings':'Quick, Draw! drawings at 256 x 256. "One channel" means `PILImageBW`.',
     'digits':'Grey images of 28 x 28.',
-    'values':'Values of 2 KB, read without decoding. `get_many` compares checksums. `redis-benchmark` does not look at '
-        'the values.'}
+    'values':'Values of 2 KB, read without decoding. `get_many` compares checksums. `redis-benchmark` discards the '
+        'values.'}
+
+def fastest_first(measures): return sorted(measures.items(), key=lambda item: -median(item[1], 'samples_cpu_s'))
 
 def peers_section()->str:
-    "Every loader in one run"
+    "All loaders, measured in one run"
     found = result('peers')
     parts = ['## Loading', f"The contenders ran one after another, {found['rounds']} rounds, batches of {found['bs']}, "
-             f"{found['workers']} workers or threads. Samples per CPU second count all CPU time, that of workers and "
-             'of the server included. Numbers are medians.', machine(found), command(found),
+             f"{found['workers']} workers or threads. Samples per CPU second count all CPU time, including that of "
+             'the workers and the server. Numbers are medians.', machine(found), command(found),
              '![Samples per CPU second](../tests/bench/results/peers.png)']
     for kind,measures in found['results'].items():
         rows = []
-        for name,m in sorted(measures.items(), key=lambda o: -median(o[1], 'samples_cpu_s')):
+        for name,measure in fastest_first(measures):
             ratio = found['ratios'].get(kind, {}).get(name, {}).get(STOCK, {}).get('samples_cpu_s')
             if ratio is None and STOCK in measures:
-                ratio = median(m, 'samples_cpu_s')/median(measures[STOCK], 'samples_cpu_s')
-            memory = f"{m['worker_mb']:.0f} MB" if m.get('worker_mb') else ''
-            rows.append([*speeds(name, m), memory, *([f'{ratio:.1f}'] if STOCK in measures else [])])
+                ratio = median(measure, 'samples_cpu_s')/median(measures[STOCK], 'samples_cpu_s')
+            memory = f"{measure['worker_mb']:.0f} MB" if measure.get('worker_mb') else ''
+            rows.append([*speeds(name, measure), memory, *([f'{ratio:.1f}'] if STOCK in measures else [])])
         header = [*SPEEDS, 'memory of a worker', *(['times stock fastai'] if STOCK in measures else [])]
         parts += [f'### {sentence_case(kind)}', PEERS_TEXT.get(kind, ''), table(header, rows)]
     return '\n\n'.join(parts)
@@ -110,49 +115,53 @@ def peers_section()->str:
 def ingest_section()->str:
     "Writing into Redis"
     found = result('ingest')
-    contenders = found['contenders'].items()
-    rows = [[name, number(median(m, 'per_cpu_s')), number(median(m, 'per_s'))] for name,m in contenders]
-    text = ('Drawings are raw Quick, Draw! ndjson. "forum 2018" is the recipe of the forum post that this package '
-            'began from: matplotlib, `savez_compressed`, one `SET` per sample. "Bare work" is decoding, shrinking and '
+    rows = [[name, number(median(measure, 'per_cpu_s')), number(median(measure, 'per_s'))]
+            for name,measure in found['contenders'].items()]
+    text = ('Drawings are raw Quick, Draw! ndjson. "forum 2018" is the recipe of the forum post that was the origin of '
+            'this package: matplotlib, `savez_compressed`, one `SET` per value. "Bare work" is decoding, shrinking and '
             'encoding without writing.')
     return '\n\n'.join(['## Writing into Redis', text, table(SPEEDS, rows), machine(found), command(found)])
 
 def shards_section()->str:
     "Training from shards"
     found = result('shards')
-    text = (f"Shards of {found['shard_bytes']/1e6:.0f} MB with the same photographs, and a server that answers "
-            f"{found['latency_s']*1e3:.0f} ms late. The other loaders run with their own best settings.")
+    text = (f"Shards of {found['shard_bytes']/1e6:.0f} MB with the same photographs, on a disk and on a server that "
+            f"delays each answer by {found['latency_s']*1e3:.0f} ms. The other loaders run with their own best "
+            'settings.')
     parts = ['## Shards', text, machine(found), command(found)]
     for kind,measures in found['results'].items():
-        fastest_first = sorted(measures.items(), key=lambda o: -median(o[1], 'samples_cpu_s'))
-        parts += [f'### {sentence_case(kind)}', table(SPEEDS, [speeds(*o) for o in fastest_first])]
+        rows = [speeds(name, measure) for name,measure in fastest_first(measures)]
+        parts += [f'### {sentence_case(kind)}', table(SPEEDS, rows)]
     return '\n\n'.join(parts)
 
 def fetch_section()->str:
-    "Reading from Redis, by itself"
+    "Reading from Redis without decoding"
     found = result('fetch')
     parts = ['## Reading from Redis', machine(found), command(found)]
     for kind,measures in found.items():
         if not isinstance(measures, dict): continue
-        rows = [speeds(*o) for o in measures.items() if isinstance(o[1], dict) and 'samples_cpu_s' in o[1]]
+        rows = [speeds(name, measure) for name,measure in measures.items()
+                if isinstance(measure, dict) and 'samples_cpu_s' in measure]
         if rows: parts += [f'### {sentence_case(kind)}', table(SPEEDS, rows)]
     return '\n\n'.join(parts)
 
 def codecs_section()->str:
-    "Ways of storing an image"
+    "Ways of storing a sample"
     found = result('codecs')
     parts = ['## Ways of storing a sample', machine(found), command(found)]
     for kind,measures in found['results'].items():
-        def times_of(m): return [f"{m['encode_ms']:.2f} ms", f"{median(m, 'item_ms'):.2f} ms", f"{m['speed']:.2f}"]
-        rows = [[name, f"{m['bytes']:,}", *times_of(m)] for name,m in measures.items()]
+        rows = []
+        for name,measure in measures.items():
+            rows.append([name, f"{measure['bytes']:,}", f"{measure['encode_ms']:.2f} ms",
+                         f"{median(measure, 'item_ms'):.2f} ms", f"{measure['speed']:.2f}"])
         parts += [f'### {sentence_case(kind)}', f"Speed is relative to {found['speed_is_relative_to'][kind]}.",
-                  table(['stored as', 'bytes', 'encoding', 'a sample, read and transformed', 'relative speed'], rows)]
+                  table(['stored as', 'bytes', 'encoding', 'decoding and transforming', 'relative speed'], rows)]
     return '\n\n'.join(parts)
 
 def page()->str:
-    "The page of the documentation on benchmarks"
+    "The page on benchmarks of the documentation"
     intro = ('# Benchmarks\n\nEvery number on this page is read from the files in `tests/bench/results` when the '
              'documentation is built. `make bench` writes those files. Compare only numbers of one table: they were '
              'measured in one run, on one machine.')
     sections = [memory_section, peers_section, ingest_section, shards_section, fetch_section, codecs_section]
-    return '\n\n'.join(o for o in (intro, *(s() for s in sections)) if o)+'\n'
+    return join('\n\n', [intro, *(section() for section in sections)])+'\n'

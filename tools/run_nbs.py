@@ -1,4 +1,10 @@
-"Run notebooks, each in a Python of its own and in its folder, and keep their outputs"
+"""Run notebooks and keep their outputs
+
+python tools/run_nbs.py                  runs all notebooks in `nbs`, each in a Python process of its own
+python tools/run_nbs.py NOTEBOOK ...     runs these
+
+A notebook runs in its own folder. The first notebook that fails stops the run.
+"""
 import os, subprocess, sys
 from pathlib import Path
 
@@ -7,16 +13,18 @@ from fastcore.nbio import read_nb, write_nb
 
 root = Path(__file__).parents[1]/'nbs'
 
-def run(f):
-    "Run notebook `f` here"
-    print(f.relative_to(root), flush=True)
-    os.chdir(f.parent)
-    nb = read_nb(f)
-    CaptureShell(mpl_format='png').run_all(nb, exc_stop=True)
-    write_nb(nb, f)
+def run(
+    file:Path # Absolute path of a notebook
+):
+    "Run a notebook in this process and save it with its outputs"
+    print(file.relative_to(root), flush=True)
+    os.chdir(file.parent)
+    notebook = read_nb(file)
+    CaptureShell(mpl_format='png').run_all(notebook, exc_stop=True)
+    write_nb(notebook, file)
 
 if __name__=='__main__':
-    fs = [Path(o).resolve() for o in sys.argv[1:]] or sorted(root.rglob('*.ipynb'))
-    if len(fs)==1: run(fs[0])
+    files = [Path(name).resolve() for name in sys.argv[1:]] or sorted(root.rglob('*.ipynb'))
+    if len(files)==1: run(files[0])
     else:
-        for f in fs: subprocess.run([sys.executable, '-W', 'ignore', __file__, f], check=True)
+        for file in files: subprocess.run([sys.executable, '-W', 'ignore', __file__, file], check=True)

@@ -40,6 +40,8 @@ class Codec:
         return b
     def image(self, b:bytes):
         "The picture in `b`, or `None` where there is none"
+    def array(self, b:bytes):
+        "The pixels in `b`, `uint8` of shape (h,w) or (h,w,channels), of a codec that stores them as they are; else `None`"
 
     def to_bytes(self, o)->bytes:
         "Object `o` as bytes; bytes are checked and stored as they are; raises `TypeError` or `ValueError`"

@@ -52,7 +52,7 @@ def fast(
     "What ours does with a JPEG, for every peer: its region alone is decoded, resized and turned in C, where that could be compiled"
     w,h,_ = jpeg_header(b)
     x,y,cw,ch = box(w, h)
-    return torch.from_numpy(read_pixels(JpegSource(b, (w,h), 3), (x,y,x+cw,y+ch), (size,size), turn=(False,flip,False)))
+    return torch.from_numpy(read_pixels(JpegSource(b, (w,h), 3), (x,y,x+cw,y+ch), (size,size), orientation=(False,flip,False)))
 
 class Work:
     "A JPEG to pixels, with `decode`"
