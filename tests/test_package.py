@@ -187,3 +187,19 @@ def test_wheel(tmp_path):
     out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout
     assert out.strip()==str(tmp_path/'site/fastai_remote/__init__.py')
     assert sorted(p.name for p in (tmp_path/'site').iterdir() if p.suffix!='.dist-info' and not p.name.startswith('.'))==['fastai_remote']
+
+def module_lines(file):
+    "Numbered lines of a module, without the list `__all__`, which nbdev writes"
+    is_list = False
+    for number,line in enumerate(file.read_text().splitlines(), 1):
+        if line.startswith('# %%'): is_list = line.startswith('# %% auto')
+        if not is_list: yield number,line
+
+def test_lines_have_at_most_120_characters():
+    modules = [f for f in (root/'fastai_remote').rglob('*.py') if f.name!='_modidx.py']
+    c_sources = [f for f in (root/'fastai_remote'/'codec'/'c').iterdir() if f.suffix in ('.c','.h')]
+    long = [f'{f.relative_to(root)}:{k}' for f in modules+c_sources for k,line in module_lines(f) if len(line)>120]
+    for f in (root/'nbs').rglob('*.ipynb'):
+        for cell in json.loads(f.read_text())['cells']:
+            if cell['cell_type']=='code': long += [f'{f.relative_to(root)}: {line.rstrip()}' for line in cell['source'] if len(line.rstrip())>120]
+    assert len(modules)>50 and len(c_sources)==3 and not long

@@ -178,7 +178,7 @@ def script(tmp_path):
         out = (tmp_path/f'{len(ps)}.out').open('w+')
         args = [sys.executable, '-W', 'ignore', f, str(d), what, str(pause), str(num_workers), *more]
         ps.append(p:=subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True, env=holding(hold, tmp_path/'go on')))
-        p.said = lambda: (p.wait(240), Path(out.name).read_text())[1]
+        p.said = lambda: (p.wait(500), Path(out.name).read_text())[1]
         return p
     yield go
     for p in ps: kill(p)

@@ -4,7 +4,9 @@ import bz2, gzip, lzma, shutil, subprocess, tarfile, tracemalloc
 import pytest
 
 from fastai_remote import ShardStore, index_shards, tar_samples
+from fastai_remote.ingest.run import ingest
 from fastai_remote.source.tars import DamagedTar, tar_members
+from fastai_remote.write.base import MemoryWriter
 
 BLOCK = 512
 END = bytes(2*BLOCK)
@@ -244,3 +246,12 @@ def test_a_tar_that_becomes_shorter_is_a_failed_sample(tmp_path):
     (tmp_path/'a.tar').write_bytes(THREE[:len(sample(0))+BLOCK+10])
     assert source.load(part[0][1])['bin']==content(0)
     with pytest.raises(DamagedTar, match='a.tar: only 10 of .* bytes'): source.load(part[1][1])
+
+def test_an_ingest_of_damaged_compressed_data_makes_nothing_visible(tmp_path):
+    data = bytearray(gzip.compress(THREE+END))
+    data[-6] ^= 1   # in the checksum
+    (tmp_path/'a.tar.gz').write_bytes(data)
+    writer = MemoryWriter()
+    with pytest.raises(DamagedTar, match='a.tar.gz: damaged compressed data'):
+        ingest(tar_samples(tmp_path), writer, num_workers=1, progress=False)
+    assert writer.store is None

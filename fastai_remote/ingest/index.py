@@ -1,4 +1,4 @@
-"""Tars that others wrote: index them, and any sample can be read by number
+"""Indexes tars that others wrote, so that any sample can be read by number
 
 Docs: page `ingest/index`"""
 
@@ -104,9 +104,9 @@ def index_shard(
     name:str, # Its name
 )->dict: # The record of the shard: numbers of samples, bytes and failures
     "Index one shard; raises `StoreUnavailable`"
-    w,file = open_writer(),_StoredFile(Storage(**source), name)
-    fields = w.plan['fields']
-    image_field = w.plan['stats'] if has_stats(k) else None   # whose images are counted
+    writer,file = open_writer(),_StoredFile(Storage(**source), name)
+    fields = writer.plan['fields']
+    image_field = writer.plan['stats'] if has_stats(k) else None   # whose images are counted
     columns,stats,failures,nbytes,key = IndexColumns(fields),ImageStats() if image_field else None,[],0,None
     needed = {f for f in fields if not f.endswith('.crc')}
     def is_complete(members): return needed<=members.keys()
@@ -118,30 +118,32 @@ def index_shard(
                 continue
             columns.add(spans, values)
             nbytes += sum(m.size for f,m in members.items() if f in fields)
-            _count(w, fields, values, members)
+            _count(writer, fields, values, members)
             if image_field in spans and len(stats)<IMAGES_PER_CHUNK:
                 try: stats.add(get_codec(fields[image_field]['codec']).image(members[image_field].content))
                 except Exception: pass   # an image that cannot be decoded is an error when it is read, not here
     except DamagedTar as e: failures.append((storable(f'{name}: after {key}'), storable(str(e))))
     file.content.drain()   # what follows the end of the archive counts for the checksum
     if file.content.damage:
-        columns,stats,nbytes,w.counts,w.seen = IndexColumns(fields),None,0,{},{}
+        columns,stats,nbytes = IndexColumns(fields),None,0
+        writer.counts,writer.seen = {},{}
         failures = [(name, f'damaged compressed data: {file.content.damage}. None of its samples can be trusted')]
     index = columns.pack(file.crc)
-    w.storage.write(index_name(name), index)
-    w.shards.append([name, columns.n, file.size, file.crc, len(index), file.content.position, zlib.crc32(index)])
-    rec = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[])
-    w.done(k, rec, failures, stats.to_bytes() if stats else b'')
-    return rec
+    writer.storage.write(index_name(name), index)
+    size = file.content.position   # of the tar, uncompressed
+    writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index)])
+    record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[])
+    writer.done(k, record, failures, stats.to_bytes() if stats else b'')
+    return record
 
-def _count(w, fields, values, members):
-    "Tell writer `w` the labels of a sample"
+def _count(writer, fields, values, members):
+    "Counts the labels of a sample in `writer`, which needs them for the vocabulary"
     for field,spec in fields.items():
         if spec['codec']=='cls':
-            counts = w.counts.setdefault(field, {})
+            counts = writer.counts.setdefault(field, {})
             counts[values[field]] = counts.get(values[field], 0)+1
         elif spec['codec']=='labels' and field in members:
-            w.seen.setdefault(field, set()).update(_labels(members[field].content))
+            writer.seen.setdefault(field, set()).update(_labels(members[field].content))
 
 def _fields_of(storage, names, n=100):
     "The fields of the first `n` samples of a shard, as a plan has them. Samples may lack fields; shards may be damaged"
@@ -205,18 +207,21 @@ def index_shards(
     try: return run_ingest(job, writer, effective_workers(num_workers), limit, progress)
     finally: writer.close()
 
-def _named(src, splits):
-    "Names of the tars, split by split; and the range of each split among them"
-    tars = [n for n in src.names() if n.endswith(('.tar','.tar.gz','.tgz')) and n[0]!='.']
-    if not tars: raise FileNotFoundError(f"{src.url}: no tars here{'; there are: '+', '.join(o) if (o:=src.names()[:10]) else ''}")
-    for n in tars: utf8(n)
+def _named(source, splits):
+    "Returns the names of the tars, split by split, and the range of each split among them, `{split: [start, stop]}`"
+    tars = [n for n in source.names() if n.endswith(('.tar','.tar.gz','.tgz')) and n[0]!='.']
+    if not tars:
+        others = source.names()[:10]
+        raise FileNotFoundError(f"{source.url}: no tars here{'; there are: '+', '.join(others) if others else ''}")
+    for name in tars: utf8(name)
     if not splits: return tars,None
     names,ranges = [],{}
-    for k,p in splits.items():
-        utf8(str(k))
-        mine = [n for n in tars if fnmatch(n, p)]
-        if not mine: raise FileNotFoundError(f"{src.url}: no tar is called {p!r}; there are {', '.join(tars[:10])}")
-        ranges[k] = [len(names),len(names)+len(mine)]
-        names += mine
+    for split,pattern in splits.items():
+        utf8(str(split))
+        matching = [n for n in tars if fnmatch(n, pattern)]
+        if not matching:
+            raise FileNotFoundError(f"{source.url}: no tar is called {pattern!r}; there are {', '.join(tars[:10])}")
+        ranges[split] = [len(names),len(names)+len(matching)]
+        names += matching
     if len(set(names))<len(names): raise ValueError(f'{splits}: a shard is in two splits')
     return names,ranges

@@ -27,8 +27,8 @@ def _is_redis(url):
 
 def map_store(
     store:Store, # The dataset to read
-    # `fn(sample)` -> sample. Images are encoded bytes, as from files, labels are labels, pixel arrays are Pillow images,
-    # and anything else is decoded.
+    # `fn(sample)` -> sample. Images are encoded bytes, as from files, labels are labels, pixel arrays are Pillow
+    # images, and anything else is decoded.
     fn,
     url:str|RedisLink=None, # Where to: a Redis server, or a folder for shards; default: the same server
     name:str=None, # Name of the new dataset in Redis; shards are named by their folder

@@ -229,7 +229,7 @@ def finish_samples(
     samples:dict, # `{number: {field: value}}` of the samples that were written, as `put` got them; is changed
     labels:dict, # `{field: set of labels}`, as `put` got them
 )->tuple: # `{field: list of bytes, or array}` without checksums, `{split: [start, stop]}`, `{field: list of labels}`
-    "What a commit does, for a dataset that fits into memory: fills the gaps, and replaces labels by codes"
+    "Fills the gaps of a dataset in memory, and replaces labels by codes; returns columns, splits and vocabularies"
     n,splits = plan['n'],plan['splits']
     gaps = np.array(sorted(set(range(n))-samples.keys()), np.int64)
     splits,moves = fill_gaps(splits or {'':[0,n]}, gaps)

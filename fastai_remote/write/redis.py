@@ -89,65 +89,73 @@ class RedisWriter(Writer):
             raise
         return self.plan
 
-    def _check_eviction(self):
-        "Raises `StoreError` if the server may drop keys"
-        memory = self.link.call(lambda c: c.info('memory'))
-        policy = memory.get('maxmemory_policy', '')
-        if memory.get('maxmemory') and policy.startswith('allkeys'):
-            raise StoreError(f'{self.url}: the server drops keys when it is full (maxmemory-policy {policy}): '
-                             'set noeviction before an ingest')
+# %% ../../nbs/write/02_redis.ipynb #9cfaf5fe
+@patch
+def _check_eviction(self:RedisWriter):
+    "Raises `StoreError` if the server may drop keys"
+    memory = self.link.call(lambda c: c.info('memory'))
+    policy = memory.get('maxmemory_policy', '')
+    if memory.get('maxmemory') and policy.startswith('allkeys'):
+        raise StoreError(f'{self.url}: the server drops keys when it is full (maxmemory-policy {policy}): '
+                         'set noeviction before an ingest')
 
-    def read_plan(self,
-        text:bytes # The stored plan
-    )->dict:
-        "Returns the plan of an unfinished ingest; raises `CorruptSample`"
-        return unseal(text, f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, '
-                            f'({self.how_to_abandon()} drops it)')
+@patch
+def read_plan(self:RedisWriter,
+    text:bytes # The stored plan
+)->dict:
+    "Returns the plan of an unfinished ingest; raises `CorruptSample`"
+    return unseal(text, f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, '
+                        f'({self.how_to_abandon()} drops it)')
 
-    def _earlier_plan(self, overwrite):
-        "Returns the plan of an unfinished ingest, or `None`; one that is damaged is dropped if `overwrite`"
-        stored = self.link.call(lambda c: c.get(self.keys.plan))
-        if not stored: return None
-        try: return self.read_plan(stored)
-        except CorruptSample:
-            if not overwrite: raise
-            self.forget()
-            return None
+@patch
+def _earlier_plan(self:RedisWriter, overwrite):
+    "Returns the plan of an unfinished ingest, or `None`; one that is damaged is dropped if `overwrite`"
+    stored = self.link.call(lambda c: c.get(self.keys.plan))
+    if not stored: return None
+    try: return self.read_plan(stored)
+    except CorruptSample:
+        if not overwrite: raise
+        self.forget()
+        return None
 
-    def _store_plan(self, plan, earlier):
-        "Stores a new plan, with a generation that neither a dataset nor the ingest `earlier` has used; returns it"
-        used = self._manifest_generation(), earlier['generation'] if earlier else 0, self._renamed_generation()
-        generation = 1+max(used)
-        plan = {**plan, 'fields':with_checks(plan['fields']), 'generation':generation,
-                'prefix':self.name if generation==1 else f'{self.name}@{generation}',
-                'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
-        def queue(p):
-            p.delete(*self.keys.temporary(plan['fields']), failures_key(plan['prefix']))
-            p.set(self.keys.plan, seal(plan))
-            p.sadd(INGESTS_KEY, self.name)
-        self._transaction(queue)
-        return plan
+@patch
+def _store_plan(self:RedisWriter, plan, earlier):
+    "Stores a new plan, with a generation that neither a dataset nor the ingest `earlier` has used; returns it"
+    used = self._manifest_generation(), earlier['generation'] if earlier else 0, self._renamed_generation()
+    generation = 1+max(used)
+    plan = {**plan, 'fields':with_checks(plan['fields']), 'generation':generation,
+            'prefix':self.name if generation==1 else f'{self.name}@{generation}',
+            'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
+    def queue(p):
+        p.delete(*self.keys.temporary(plan['fields']), failures_key(plan['prefix']))
+        p.set(self.keys.plan, seal(plan))
+        p.sadd(INGESTS_KEY, self.name)
+    self._transaction(queue)
+    return plan
 
-    def _committed(self, accept_damage=False):
-        "Returns the manifest of the dataset, or `None` if there is none; also if it is damaged and `accept_damage`"
-        try: return read_manifest(self.link, self.name)
-        except StoreNotFound: return None
-        except CorruptSample:
-            if not accept_damage: raise
-            warnings.warn(f'{self.url}: the manifest of {self.name!r} is damaged: the dataset is dropped, and its '
-                          f'values stay under keys that begin with {self.name!r}', stacklevel=2)
-            return None
+@patch
+def _committed(self:RedisWriter, accept_damage=False):
+    "Returns the manifest of the dataset, or `None` if there is none; also if it is damaged and `accept_damage`"
+    try: return read_manifest(self.link, self.name)
+    except StoreNotFound: return None
+    except CorruptSample:
+        if not accept_damage: raise
+        warnings.warn(f'{self.url}: the manifest of {self.name!r} is damaged: the dataset is dropped, and its '
+                      f'values stay under keys that begin with {self.name!r}', stacklevel=2)
+        return None
 
-    def _manifest_generation(self):
-        "Returns the generation of the dataset, even if its manifest is damaged; 0 if there is none"
-        return generation_in(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
+@patch
+def _manifest_generation(self:RedisWriter):
+    "Returns the generation of the dataset, even if its manifest is damaged; 0 if there is none"
+    return generation_in(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
 
-    def _renamed_generation(self):
-        "Returns the last generation of this name whose keys belong to a dataset that was renamed; 0 if there is none"
-        stored = self.link.call(lambda c: c.hget(GENERATIONS_KEY, self.name)) or b'0'
-        if stored.isdigit(): return int(stored)
-        raise CorruptSample(f'{self.url}: {GENERATIONS_KEY} has {stored[:20]!r} for {self.name!r}, where a number '
-                            'should be: it is damaged; choose another name')
+@patch
+def _renamed_generation(self:RedisWriter):
+    "Returns the last generation of this name whose keys belong to a dataset that was renamed; 0 if there is none"
+    stored = self.link.call(lambda c: c.hget(GENERATIONS_KEY, self.name)) or b'0'
+    if stored.isdigit(): return int(stored)
+    raise CorruptSample(f'{self.url}: {GENERATIONS_KEY} has {stored[:20]!r} for {self.name!r}, where a number '
+                        'should be: it is damaged; choose another name')
 
 # %% ../../nbs/write/02_redis.ipynb #96775b60
 @patch
@@ -220,7 +228,7 @@ def _transaction(self:RedisWriter, queue, run=None, strict=True):
 
 # %% ../../nbs/write/02_redis.ipynb #dbf44658
 def _open_writer(open_link, name, plan, token):
-    "A writer of its own for each chunk, on the one connection of this process"
+    "Returns a new writer, which uses the connection that all writers of this process share"
     writer = RedisWriter(open_link(), name)
     writer.plan,writer.token = plan,token
     return writer
@@ -302,7 +310,9 @@ def extend(self:RedisWriter,
 def remove_garbage(self:RedisWriter,
     step:int=1000, # Keys per command
 ):
-    "Removes the keys listed as garbage; stops if the server restarts, since it may have come back with an older state"
+    """Removes the keys listed as garbage; raises `ServerRestarted`
+
+    A server that has restarted may have come back with an older state, which may need these keys."""
     key,run = self.keys.garbage,self.server_run()
     listed = self.link.call(lambda c: c.get(key))
     if listed is None: return
