@@ -2408,8 +2408,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards._ProcessState.keep': ( 'store/shards.html#_processstate.keep',
                                                                                                'fastai_remote/store/shards.py'),
-                                            'fastai_remote.store.shards._read_at': ( 'store/shards.html#_read_at',
-                                                                                     'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards._with_checksum': ( 'store/shards.html#_with_checksum',
                                                                                            'fastai_remote/store/shards.py')},
             'fastai_remote.store.storage': { 'fastai_remote.store.storage.Storage': ( 'store/storage.html#storage',

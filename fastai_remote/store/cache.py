@@ -1,4 +1,4 @@
-"""Whole files on a local disk, up to a total size, shared by the processes of a machine; killed processes leave nothing to repair
+"""Whole files on a local disk, up to a total size, shared by all processes; a killed process leaves nothing to repair
 
 Docs: page `store/cache`"""
 

@@ -209,7 +209,7 @@ def _read_variable(self:ShardStore, u, index, places, positions, fields, numbers
             if length<0: continue   # this sample has no such field
             if start<0 or start+length>size:   # an index that is damaged must not make us allocate memory
                 raise self._cut_off_error(numbers[place], f, max(0, min(length, size-start)), length)
-            value = _read_at(file, start, length)
+            value = None if file is None else os.pread(file.fd, length, start) if length else b''
             if value is not None and len(value)<length and not self.in_place(u):   # the copy in the cache is cut off
                 self.whole_shards.drop(u)
                 file = self.whole_shards.get(u) if self.table.gz(u) else None
@@ -218,10 +218,6 @@ def _read_variable(self:ShardStore, u, index, places, positions, fields, numbers
             elif len(value)==length: result[f][place] = value
             else: raise self._cut_off_error(numbers[place], f, len(value), length)
     return requests
-
-def _read_at(file, start, length):
-    if file is None: return None
-    return os.pread(file.fd, length, start) if length else b''
 
 @patch
 def _read_spans(self:ShardStore, requests, numbers, result):

@@ -1,4 +1,4 @@
-"""Shards with Redis as a shared cache: values that were read once come from memory the next time, for all processes and nodes
+"""Shards with Redis as a cache: values that were read once come from memory the next time, on all nodes
 
 Docs: page `store/tiered`"""
 
