@@ -7,7 +7,7 @@ EXTRAS ?= test
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all test-more coverage sanitize lint export nbs readme docs bench clean
+.PHONY: setup demo test test-slow test-all test-more coverage sanitize lint export nbs readme docs bench clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -25,6 +25,9 @@ PYTEST = $(PY) -m pytest $(or $(ARGS),-n 2 --dist worksteal)
 test: setup  # make test [ARGS='-k memory']: all but the slow ones, in less than four minutes
 	$(PYTEST) -m 'not slow'
 
+test-slow: setup  # the others
+	$(PYTEST) -m slow
+
 test-all: setup  # all tests, in less than half an hour
 	$(PYTEST)
 
@@ -32,9 +35,10 @@ test-more: setup  # 20 times as many examples of Hypothesis, other ones in each 
 	$(PYTEST) -m hypothesis --hypothesis-profile=more --timeout=7200
 	PIPELINES=2000 $(PYTEST) -k any_pipeline --timeout=7200
 
-coverage: setup  # all tests, and the share of Python lines that they run
+# Subprocesses, forks and notebooks are measured, too. Each writes a file of its own; `combine` puts them together.
+coverage: setup  # `make test`, and the share of Python lines that it runs: `make coverage test-slow` runs all tests
 	rm -f .coverage .coverage.*
-	COVERAGE_CORE=ctrace $(PY) -m coverage run -m pytest $(or $(ARGS),-n 2 --dist worksteal --timeout=900)
+	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=ctrace $(PY) -m coverage run -m pytest $(or $(ARGS),-n 2 --dist worksteal) -m 'not slow'
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=95
 

@@ -19,165 +19,221 @@ from html import escape
 import numpy as np
 
 # %% ../nbs/00_core.ipynb #6b2ad4f5
-class StoreError(Exception): "Anything a store can complain of"
-class StoreUnavailable(StoreError): "The server cannot be reached, refuses us, or did not answer in time"
-class StoreNotFound(StoreError): "No committed dataset of that name is there"
-class StoreExists(StoreError): "A dataset, or an unfinished ingest, of that name is there already"
-class StoreBusy(StoreError): "Another ingest is writing a dataset of that name now"
-class StoreFull(StoreError): "The server has no room for more"
-class UnsupportedFormat(StoreError): "Written in a format that this version does not read"
-class UnknownField(StoreError): "No such field in this dataset"
-class MissingSample(StoreError): "Samples that should be there are not"
-class CorruptSample(StoreError): "Stored bytes are damaged: of a sample, or of what describes the dataset"
+class StoreError(Exception): "Base class of all errors of stores, writers and ingests"
+class StoreUnavailable(StoreError): "The server cannot be reached, refuses the connection, or did not answer in time"
+class StoreNotFound(StoreError): "There is no committed dataset of that name"
+class StoreExists(StoreError): "There is already a dataset, or an unfinished ingest, of that name"
+class StoreBusy(StoreError): "Another ingest is writing a dataset of that name right now"
+class StoreFull(StoreError): "There is no space left where the dataset is written"
+class UnsupportedFormat(StoreError): "The dataset was written in a format that this version cannot read"
+class UnknownField(StoreError): "The dataset has no such field"
+class MissingSample(StoreError): "A value that the dataset should have is not there"
+class CorruptSample(StoreError): "Stored bytes are damaged: those of a sample, or those that describe the dataset"
 
 # %% ../nbs/00_core.ipynb #14d33f97
 def sum_content(
-    d:dict # Anything JSON can say
+    d:dict # Anything that JSON can represent
 )->int: # crc32
-    "Checksum of the content of `d` without its own, `crc`: the same however the JSON is laid out"
-    return zlib.crc32(json.dumps({k:v for k,v in d.items() if k!='crc'}, sort_keys=True, separators=(',',':')).encode())
+    "Checksum of the content of `d` without its key `crc`; it does not depend on how the JSON is formatted"
+    content = {k:v for k,v in d.items() if k!='crc'}
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(',',':')).encode())
 
 def seal(d:dict)->str:
-    "`d` as JSON, with a checksum of its content under `crc`"
+    "`d` as JSON, with the checksum of its content under `crc`"
     return json.dumps({**d, 'crc':sum_content(d)}, ensure_ascii=False, separators=(',',':'))
 
-_shapes = dict(
-    fields=lambda o: isinstance(o, dict) and isinstance(o.get('codec'), str) and o.get('check') in (None, 'u4')
-        and o.get('dtype', 0) in (None, *'i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8'.split()),
+_dtypes = 'i1','i2','i4','i8','u1','u2','u4','u8','f2','f4','f8'
+
+def _is_field(o):
+    if not isinstance(o, dict) or not isinstance(o.get('codec'), str): return False
+    return o.get('check') in (None, 'u4') and o.get('dtype', 0) in (None, *_dtypes)
+
+# Whether a value of each dict in a manifest has the right type.
+_is_valid = dict(fields=_is_field,
     splits=lambda o: isinstance(o, list) and list(map(type, o))==[int,int],
-    vocab=lambda o: isinstance(o, list), counts=lambda o: isinstance(o, list), stats=lambda o: isinstance(o, dict))   # of what a manifest holds
+    vocab=lambda o: isinstance(o, list),
+    counts=lambda o: isinstance(o, list),
+    stats=lambda o: isinstance(o, dict))
 
 @dataclass
 class Manifest:
-    "What a dataset knows of itself"
-    _format = 2 # The newest layout; a kind of manifest with another number sets its own
-    _sealed = 2 # Manifests of this format and newer have a checksum
+    "The description of a dataset: everything that is known about it except its samples"
+    _format = 2 # The newest format; the manifest of another kind of store can have a number of its own
+    _sealed = 2 # Manifests of this format and of newer ones have a checksum
 
     name:str # Name of the dataset
-    n:int # Number of samples, numbered 0..n-1
-    fields:dict # `{field: {'codec': name, 'dtype': numpy dtype for fixed-width fields, else None, 'check': 'u4' where a crc32 follows each value}}`
-    splits:dict = field(default_factory=dict) # `{split: [start, stop]}`, ranges of sample numbers
-    vocab:dict = field(default_factory=dict) # `{field: list of labels}`, in the order of the stored codes
-    nbytes:int = 0 # Bytes of all encoded values
-    failed:int = 0 # Samples of the source that could not be converted
-    counts:dict = field(default_factory=dict) # `{field: samples of each label}`, in the order of `vocab`
-    stats:dict = field(default_factory=dict) # `{image field: what `ImageStats` gathered}`
-    prefix:str = '' # What the keys of the samples start with
-    generation:int = 1 # Counts the times a dataset of this name was written
-    uid:str = '' # Tells this writing of the dataset from any other
+    n:int # Number of samples; they are numbered from 0 to n-1
+    # `{field: {'codec': name of the codec, 'dtype': numpy dtype of a fixed-width field, else None,
+    # 'check': 'u4' if a crc32 follows each value}}`
+    fields:dict
+    splits:dict = field(default_factory=dict) # `{split: [start, stop]}`: ranges of sample numbers
+    vocab:dict = field(default_factory=dict) # `{field: list of labels}`; a stored code is an index into the list
+    nbytes:int = 0 # Bytes of all encoded values together
+    failed:int = 0 # Number of samples of the source that could not be converted
+    counts:dict = field(default_factory=dict) # `{field: number of samples of each label}`, in the order of `vocab`
+    stats:dict = field(default_factory=dict) # `{image field: summary of `ImageStats`}`
+    prefix:str = '' # How the keys or files of this version of the dataset begin
+    generation:int = 1 # How many times a dataset of this name has been written
+    uid:str = '' # Identifies this version of the dataset
     created:str = '' # Time of the commit, ISO 8601, UTC
-    format:int = 0 # Version of the layout; default: the newest
+    format:int = 0 # Version of the format; default: the newest
 
     def __post_init__(self):
         self.format = self.format or self._format
         self._head = None
 
     def to_json(self)->str:
-        "As JSON, sealed with a checksum"
+        "The manifest as JSON, with a checksum"
         return seal({'uid':self.uid, **asdict(self)})
 
     @property
     def head(self)->bytes:
-        "What the JSON begins with: enough to see whether a dataset is still the one that was opened"
+        """The beginning of the stored JSON, which contains `uid`
+
+        Reading these few bytes is enough to check that the dataset is still the one that was opened."""
         return self._head or f'{{"uid":"{self.uid}"'.encode()
 
     @classmethod
-    def from_json(cls, s:str|bytes, where:str='manifest'):
-        "Parse `s`; raises `UnsupportedFormat`, or `CorruptSample` if it does not match its checksum, naming `where`"
+    def from_json(cls,
+        s:str|bytes, # The stored JSON
+        where:str='manifest', # Name for error messages
+    ):
+        "The manifest in `s`; raises `UnsupportedFormat`, or `CorruptSample` if the checksum does not match"
         try: d = json.loads(s)
         except (ValueError,RecursionError): raise UnsupportedFormat(f'{where}: not a manifest: {s[:40]!r}') from None
-        if not isinstance(d, dict) or type(d.get('format')) is not int: raise UnsupportedFormat(f'{where}: no format in {str(d)[:60]!r}')
-        if d['format']>cls._format:
-            raise UnsupportedFormat(f"{where}: format {d['format']}; this version reads up to {cls._format}: upgrade fastai_remote")
-        if d['format']<1: raise UnsupportedFormat(f"{where}: damaged: format {d['format']}")
-        if ('crc' in d or d['format']>=cls._sealed) and d.get('crc')!=sum_content(d):
-            raise CorruptSample(f'{where}: the manifest does not match its checksum: it was damaged or changed after it was written; '
-                                'restore it from a copy, or ingest the dataset again')
-        known = cls.__dataclass_fields__
-        bad = [k for k,o in known.items() if k not in d and k in ('name','n','fields') or k in d and not isinstance(d[k], o.type)]
-        if not bad: bad = [f'{k} {f!r}' for k,ok in _shapes.items() for f,o in d.get(k, {}).items() if not ok(o)]
-        if bad or not 0<=d['n']<1<<62: raise UnsupportedFormat(f"{where}: damaged: {', '.join(bad) or 'n'}")
-        m = cls(**{k:v for k,v in d.items() if k in known})
+        cls._check(d, where)
+        manifest = cls(**{k:v for k,v in d.items() if k in cls.__dataclass_fields__})
         s = s.encode() if isinstance(s, str) else bytes(s)
-        if m.uid and (h:=re.search(rb'"uid"\s*:\s*"%s"' % re.escape(m.uid.encode()), s)): m._head = s[:h.end()]   # as it is there: somebody may have laid it out anew
-        return m
+        if manifest.uid:
+            # The bytes that are there: another tool may have formatted the JSON in another way.
+            head = re.search(rb'"uid"\s*:\s*"%s"' % re.escape(manifest.uid.encode()), s)
+            if head: manifest._head = s[:head.end()]
+        return manifest
+
+    @classmethod
+    def _check(cls, d, where):
+        "Raise an error unless `d` is a manifest that this version can read, with the right checksum and types"
+        if not isinstance(d, dict) or type(d.get('format')) is not int:
+            raise UnsupportedFormat(f'{where}: not a manifest: it has no format number: {str(d)[:60]!r}')
+        version = d['format']
+        if version>cls._format:
+            raise UnsupportedFormat(f'{where}: format {version}; this version reads up to {cls._format}: '
+                                    'upgrade fastai_remote')
+        if version<1: raise UnsupportedFormat(f'{where}: damaged: there is no format {version}')
+        if ('crc' in d or version>=cls._sealed) and d.get('crc')!=sum_content(d):
+            raise CorruptSample(f'{where}: the manifest does not match its checksum: it was damaged or changed after '
+                                'it was written; restore it from a copy, or ingest the dataset again')
+        attributes = cls.__dataclass_fields__
+        bad = [k for k in ('name','n','fields') if k not in d]
+        bad += [k for k,o in attributes.items() if k in d and not isinstance(d[k], o.type)]
+        if not bad:
+            values = [(k,f,o) for k in _is_valid for f,o in d.get(k, {}).items()]
+            bad = [f'{k} {f!r}' for k,f,o in values if not _is_valid[k](o)]
+        if bad or not 0<=d['n']<1<<62:
+            raise UnsupportedFormat(f"{where}: damaged: missing or invalid: {', '.join(bad) or 'n'}")
 
     def altered(self,
-        s:bytes, # The JSON that this was read from
+        s:bytes, # The JSON from which this manifest was read
     )->str: # What is wrong, or ''
-        "Has a byte of `s` changed without another meaning, such as `1e-05` to `1E-05`? JSON that somebody laid out anew differs in more than a few bytes"
-        want = self.to_json().encode()
-        if len(want)!=len(s): return ''
-        k = np.flatnonzero(np.frombuffer(want, np.uint8)!=np.frombuffer(s, np.uint8))
-        return f'byte {k[0]:,} of the manifest is not the one that was written, though it means the same' if 0<len(k)<=8 else ''
+        """Whether a few bytes of `s` differ from what was written, although they mean the same, as `1e-05` and `1E-05`
+
+        Such a change is damage. JSON that a tool has formatted in another way differs in length or in more bytes."""
+        written = self.to_json().encode()
+        if len(written)!=len(s): return ''
+        changed = np.flatnonzero(np.frombuffer(written, np.uint8)!=np.frombuffer(s, np.uint8))
+        if not 0<len(changed)<=8: return ''
+        return f'byte {changed[0]:,} of the manifest is not the one that was written, though it means the same'
 
     def stamp(self):
-        "Set `created` to now"
+        "Set `created` to the current time, and return the manifest"
         self.created = datetime.now(timezone.utc).isoformat(timespec='seconds')
         return self
 
 # %% ../nbs/00_core.ipynb #e7ae4ff8
 def crc32s(
     values:list # A list of `bytes`
-)->np.ndarray: # Their crc32, `uint32`
-    "Checksums of `values`"
+)->np.ndarray: # `uint32`, shape (len(values),)
+    "The crc32 of each value"
     return np.fromiter(map(zlib.crc32, values), np.uint32, len(values))
 
 @cache
 def _crc_tables():
-    "Flat array of 16 rows of 256: what a byte with d bytes after it adds to a crc32"
-    rows = [[zlib.crc32(bytes([b])+bytes(d))^zlib.crc32(bytes(1+d)) for b in range(256)] for d in range(16)]
-    return np.array(rows, np.uint32).ravel()
+    "16 tables of 256 numbers, as a flat array: what a byte adds to a crc32 if 0 to 15 more bytes follow it"
+    tables = [[zlib.crc32(bytes([byte])+bytes(following))^zlib.crc32(bytes(1+following)) for byte in range(256)]
+        for following in range(16)]
+    return np.array(tables, np.uint32).ravel()
 
-def _little(a): return np.ascontiguousarray(a if sys.byteorder=='little' and a.dtype.isnative else a.astype(a.dtype.newbyteorder('<')))
+def _little_endian(a):
+    "Array `a` as contiguous bytes, the least significant byte of each number first"
+    is_little = sys.byteorder=='little' and a.dtype.isnative
+    return np.ascontiguousarray(a if is_little else a.astype(a.dtype.newbyteorder('<')))
 
 @cache
-def _crc_rows(k, w):
-    "Where in the tables the rows for `k` bytes of a number and `w` of a value begin, and the crc32 of zeros"
-    return 256*np.array([*range(k), *range(8, 8+w)])[:,None],np.uint32(zlib.crc32(bytes(w+8)))
+def _crc_offsets(number_bytes, width):
+    """Where the tables start, for the last `number_bytes` bytes of a sample number and `width` bytes of a value
+
+    Also returns the crc32 of as many zeros as a message has bytes, to which the bytes add."""
+    following = [*range(number_bytes), *range(8, 8+width)]
+    return 256*np.array(following)[:,None],np.uint32(zlib.crc32(bytes(width+8)))
 
 def packed_crcs(
     values:np.ndarray, # Numbers of 1 to 8 bytes, shape (n,)
     numbers:np.ndarray, # Their sample numbers, `int64`, shape (n,)
-    step:int=1<<15, # Values at a time
+    step:int=1<<15, # How many values to process at a time
 )->np.ndarray: # `uint32`, shape (n,)
-    """Checksums of fixed-width values: crc32 of the value and then its sample number, 8 bytes, both big-endian
+    """Checksums of fixed-width values: the crc32 of the value and then its sample number, 8 bytes, both big-endian
 
-    With the number in it, a value that is right and in the wrong place is noticed, too. A crc32 is linear: that of a message is the exclusive or of what
-    each of its bytes adds, which is looked up for all values at once."""
-    if len(values)>step: return np.concatenate([packed_crcs(values[a:a+step], numbers[a:a+step]) for a in range(0, len(values), step)])
-    n,w = len(values),values.dtype.itemsize
+    Because the sample number is included, a correct value in the wrong place does not match. A crc32 is linear: the
+    crc32 of a message is the exclusive or of what each of its bytes adds. These are looked up in tables, for all
+    values at once."""
+    if len(values)>step:
+        return np.concatenate([packed_crcs(values[a:a+step], numbers[a:a+step]) for a in range(0, len(values), step)])
+    n,width = len(values),values.dtype.itemsize
     if not n: return np.zeros(0, np.uint32)
-    v = _little(values).view(np.uint8).reshape(n, w)   # the last byte of the message comes first
-    i = _little(numbers).view(np.uint8).reshape(n, 8)
-    k = (int(numbers.max()).bit_length()+7)//8   # bytes of numbers that are not all zero, and so add something
-    at = np.empty((k+w, n), np.intp)
-    at[:k],at[k:] = i[:,:k].T,v.T
-    rows,none = _crc_rows(k, w)
-    at += rows
-    return np.bitwise_xor.reduce(_crc_tables().take(at), axis=0, initial=none)
+    # In little-endian arrays, byte k of a number is the one that is followed by k bytes in the message.
+    value_bytes = _little_endian(values).view(np.uint8).reshape(n, width)
+    number_bytes = _little_endian(numbers).view(np.uint8).reshape(n, 8)
+    used = (int(numbers.max()).bit_length()+7)//8   # the other bytes of numbers are zero, and add nothing
+    at = np.empty((used+width, n), np.intp)
+    at[:used] = number_bytes[:,:used].T
+    at[used:] = value_bytes.T
+    offsets,crc_of_zeros = _crc_offsets(used, width)
+    at += offsets
+    return np.bitwise_xor.reduce(_crc_tables().take(at), axis=0, initial=crc_of_zeros)
 
 # %% ../nbs/00_core.ipynb #c08ba494
 def size_str(n:int)->str:
-    "`n` bytes in units a person reads"
-    for u in ('B','KB','MB','GB'):
-        if n<1000: return f'{n:.1f} {u}' if u!='B' and n<100 else f'{n:.0f} {u}'
+    "A number of bytes for people: '2.2 KB'"
+    for unit in ('B','KB','MB','GB'):
+        if n<1000: return f'{n:.1f} {unit}' if unit!='B' and n<100 else f'{n:.0f} {unit}'
         n /= 1000
     return f'{n:.1f} TB'
 
-def image_sizes_str(s):
-    w,h = (f'{a}' if a==b else f'{a} to {b}' for a,_,b in (s['width'],s['height']))
-    return f"{w} wide, {h} high (of {s['n']:,} looked at); mean {', '.join(f'{o:.3f}' for o in s['mean'])}; deviation {', '.join(f'{o:.3f}' for o in s['std'])}"
+def image_sizes_str(
+    stats:dict # `manifest.stats` of an image field
+)->str:
+    "Sizes, means and deviations of the images of a field, in words"
+    width,height = (f'{low}' if low==high else f'{low} to {high}' for low,_,high in (stats['width'],stats['height']))
+    mean,std = (', '.join(f'{o:.3f}' for o in stats[k]) for k in ('mean','std'))
+    return f"{width} wide, {height} high (measured on {stats['n']:,} images); mean {mean}; deviation {std}"
 
-def html_table(title, rows):
-    tr = ''.join(f'<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>' for k,v in rows.items() if v not in ('', None))
+def html_table(
+    title:str,
+    rows:dict # `{name: value}`; values that are '' or `None` are left out
+)->str:
+    "An HTML table of two columns"
+    shown = {k:v for k,v in rows.items() if v not in ('', None)}
+    tr = ''.join(f'<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>' for k,v in shown.items())
     return f'<table><tr><th colspan=2>{escape(title)}</th></tr>{tr}</table>'
 
 # %% ../nbs/00_core.ipynb #208b937c
 def int_index(
     i, # A position, or something else
 )->int: # `None` for something else, such as a slice or a list of positions
-    "`i` as an `int` where it is one position: an integer, or an array or tensor of no dimensions; raises `TypeError` for a bool, a fraction, a `str` or `None`"
+    """One position as an `int`: from any integer, or an array or tensor with no dimensions
+
+    Raises `TypeError` for a bool, a float, a complex number, a `str`, `bytes` or `None`."""
     if getattr(i, 'ndim', None)==0: i = i.item()
-    if isinstance(i, (bool,float,complex,str,bytes)) or i is None: raise TypeError(f'a position is an integer, not the {type(i).__name__} {i!r}')
+    if isinstance(i, (bool,float,complex,str,bytes)) or i is None:
+        raise TypeError(f'a position is an integer, not the {type(i).__name__} {i!r}')
     return int(i) if isinstance(i, int) else None

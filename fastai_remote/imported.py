@@ -1,4 +1,4 @@
-"""What to do when another module is imported, now or later
+"""Do something when another module is imported, now or later
 
 Docs: page `imported`"""
 
@@ -12,45 +12,56 @@ import sys
 from importlib import import_module
 
 # %% ../nbs/01_imported.ipynb #9c650c68
-_waiting = {}   # `{name of a module: functions to call with it}`
+_waiting = {}   # `{name of a module: list of functions to call with it}`
 
-class _Waiting:
-    "A finder that has functions called when the modules in `_waiting` are imported"
+class _ImportHook:
+    """A finder for `sys.meta_path` that calls functions when the modules in `_waiting` have been imported
+
+    It leaves it to the other finders to find a module, and adds the calls to the module's loader."""
     def find_spec(self, name, path=None, target=None):
         if name not in _waiting: return None
         others = (f for f in sys.meta_path if f is not self and hasattr(f, 'find_spec'))
         spec = next((s for f in others if (s:=f.find_spec(name, path, target)) is not None), None)
         if spec is not None and hasattr(spec.loader, 'exec_module'):
-            spec.loader.exec_module = _then(spec.loader.exec_module, name)
+            spec.loader.exec_module = _with_calls(spec.loader.exec_module, name)
         return spec
 
-def _then(exec_module, name):
+def _with_calls(exec_module, name):
+    "`exec_module` of a loader, followed by the calls for module `name`"
     def _inner(module):
         exec_module(module)
         for f in _waiting.pop(name, []): f(module)
     return _inner
 
+def _is_imported(module):
+    "Is `module` there, and not just being imported?"
+    spec = getattr(module, '__spec__', None)
+    return module is not None and not getattr(spec, '_initializing', False)
+
 def when_imported(
     name:str, # Name of a module
-    f # Called with the module, once
+    f # Called once, with the module as its argument
 ):
-    "Call `f` with module `name`: now, if it has been imported, else when it will be"
+    "Call `f` when module `name` has been imported: now, if it already has"
     module = sys.modules.get(name)
-    if module is not None and not getattr(getattr(module, '__spec__', None), '_initializing', False): return f(module)
+    if _is_imported(module): return f(module)
     _waiting.setdefault(name, []).append(f)
-    if not any(isinstance(o, _Waiting) for o in sys.meta_path): sys.meta_path.insert(0, _Waiting())
+    if not any(isinstance(o, _ImportHook) for o in sys.meta_path): sys.meta_path.insert(0, _ImportHook())
 
 # %% ../nbs/01_imported.ipynb #0910add3
 class LateMethod:
-    "A method of class `owner` that module `module` defines, imported when it is first asked for"
+    """A placeholder for a method that another module adds to a class
+
+    The first access imports that module, which replaces the placeholder by the method."""
     def __init__(self,
-        owner:type, # Class that is to have it
+        owner:type, # Class that the method belongs to
         name:str, # Name of the method
-        module:str # Module that adds it to `owner` when it is imported
+        module:str # Module that adds the method to `owner` when it is imported
     ): self.owner,self.name,self.module = owner,name,module
 
     def __get__(self, obj, cls=None):
-        if vars(self.owner).get(self.name) is self: delattr(self.owner, self.name)   # `module` itself asks for it
+        # Not there while the module is imported: the module may access the name, too.
+        if vars(self.owner).get(self.name) is self: delattr(self.owner, self.name)
         try: import_module(self.module)
         except Exception:
             setattr(self.owner, self.name, self)
@@ -58,10 +69,10 @@ class LateMethod:
         return getattr(cls if obj is None else obj, self.name)
 
 def add_late_methods(
-    owner:type, # Class that is to have them
+    owner:type, # Class that the methods belong to
     names:list, # Names of the methods
     module:str # Module that adds them to `owner` when it is imported
 ):
-    "Have class `owner` the methods `names`, without importing `module` before they are used"
+    "Give class `owner` the methods `names`, without importing `module` before one of them is used"
     for name in names:
         if not any(name in vars(c) for c in owner.__mro__): setattr(owner, name, LateMethod(owner, name, module))

@@ -1,4 +1,4 @@
-"""One function over many inputs, on whatever joblib runs on: processes, threads, Dask, Ray or Spark
+"""Apply a function to many inputs with any backend of joblib: processes, threads, Dask, Ray or Spark
 
 Docs: page `parallel`"""
 
@@ -19,103 +19,119 @@ from joblib.parallel import get_active_backend
 
 # %% ../nbs/02_parallel.ipynb #1ff4a154
 class _Failed:
-    "Error `e` on its way home"
-    def __init__(self, e):
-        self.note = 'In a worker:\n'+''.join(traceback.format_exception(e)).rstrip()
-        try: self.blob = cloudpickle.dumps(e); cloudpickle.loads(self.blob)
-        except Exception: self.blob = cloudpickle.dumps(RuntimeError(f'{type(e).__name__}: {e}'))   # it cannot travel, its message can
+    "An error of a worker, as a value that can be pickled; its traceback becomes a note"
+    def __init__(self, error):
+        self.note = 'In a worker:\n'+''.join(traceback.format_exception(error)).rstrip()
+        try:
+            self.pickled = cloudpickle.dumps(error)
+            cloudpickle.loads(self.pickled)
+        except Exception:   # it cannot be pickled, but its message can
+            self.pickled = cloudpickle.dumps(RuntimeError(f'{type(error).__name__}: {error}'))
+
     def error(self):
-        e = cloudpickle.loads(self.blob)
-        e.add_note(self.note)
-        return e
+        error = cloudpickle.loads(self.pickled)
+        error.add_note(self.note)
+        return error
 
-def _stay_no_longer():
-    "In a process of joblib's: end when the one that leads is gone (killed, and so could not say so)"
-    if current_process().name.startswith('Loky') and not hasattr(_stay_no_longer, 'on'):
-        _stay_no_longer.on,ppid = True,os.getppid()
-        def watch():
-            while os.getppid()==ppid: time.sleep(2)
-            os._exit(1)
-        threading.Thread(target=watch, daemon=True).start()
+def _exit_with_parent():
+    "In a worker process of joblib: start a thread that ends the process when its parent was killed"
+    if not current_process().name.startswith('Loky') or hasattr(_exit_with_parent, 'started'): return
+    _exit_with_parent.started = True
+    parent = os.getppid()
+    def watch():
+        while os.getppid()==parent: time.sleep(2)
+        os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
-def _load(blob):
-    t = threading.current_thread()   # Dask may run several in a worker, and `f` need not bear that
-    if getattr(t, '_task', (None,))[0]!=blob: t._task = blob,cloudpickle.loads(blob)
-    return t._task[1]
+def _load(pickled):
+    "The unpickled function, one per thread: Dask may use several threads per worker, and `f` need not be thread-safe"
+    thread = threading.current_thread()
+    if getattr(thread, '_task', (None,))[0]!=pickled: thread._task = pickled,cloudpickle.loads(pickled)
+    return thread._task[1]
 
 def _apply(f, x): return f(*x) if isinstance(x, tuple) else f(x)
 
 class _Task:
-    "`f` as a worker calls it"
-    def __init__(self, f): self.blob = cloudpickle.dumps(f)
+    "`f` in a form that can be sent to workers. An error is returned as `_Failed`"
+    def __init__(self, f): self.pickled = cloudpickle.dumps(f)
     def __call__(self, x):
-        _stay_no_longer()
-        try: return _apply(_load(self.blob), x)
+        _exit_with_parent()
+        try: return _apply(_load(self.pickled), x)
         except Exception as e: return _Failed(e)
 
 # %% ../nbs/02_parallel.ipynb #b8883636
 def effective_workers(
-    num_workers:int=None # What the caller asked for
-)->int: # Dask goes by its cluster, whatever is asked for
-    "How many workers `parallel_map` has"
-    be,n = get_active_backend()
-    if _is_ray(be): _ray()
-    return be.effective_n_jobs(num_workers or n or -1)
+    num_workers:int=None # The number that the caller asked for; default: that of the backend
+)->int: # A Dask cluster has the workers that it has, whatever `num_workers` says
+    "How many workers `parallel_map` uses"
+    backend,n = get_active_backend()
+    if _is_ray(backend): _connected_ray()
+    return backend.effective_n_jobs(num_workers or n or -1)
 
-def _is_ray(be): return any(o.__module__.startswith('ray.') for o in type(be).__mro__)
+def _is_ray(backend): return any(o.__module__.startswith('ray.') for o in type(backend).__mro__)
 
-def _ray():
+def _connected_ray():
+    "The module `ray`, connected to the cluster of `RAY_ADDRESS`, or else to one that is started on this machine"
     import ray
-    if not ray.is_initialized(): ray.init()   # as its joblib backend does: `RAY_ADDRESS`, else on this machine
+    if not ray.is_initialized(): ray.init()
     return ray
 
 # %% ../nbs/02_parallel.ipynb #e87f723e
-_round = 4   # inputs a worker and round: few enough to hold, enough that waiting for the slowest does not count
+_inputs_per_round = 4   # per worker: few enough to hold, and enough that waiting for the slowest worker costs little
 
 def parallel_map(
-    f, # Called in the workers: `f(*x)` for a tuple, `f(x)` for anything else
-    xs, # Inputs, read as workers ask for more
-    num_workers:int=None, # Default: all that the active joblib backend has; without one, a process a core
-): # Generator of results, in the order they come
-    "`f` of each of `xs`, on the joblib backend that is active; raises what `f` raises, with the worker's traceback as a note"
-    be,n = get_active_backend()[0],effective_workers(num_workers)
-    if _is_ray(be): res = _on_ray(be, _Task(f), xs, n if n<effective_workers() else 2*n)
+    f, # Called in the workers: `f(*x)` if the input is a tuple, else `f(x)`
+    xs, # Iterable of inputs, read as workers need them
+    num_workers:int=None, # Default: all workers of the active joblib backend, or one process per core without a backend
+): # Generator of results, as they become available
+    """Apply `f` to each of `xs` with the active joblib backend
+
+    An error of `f` is raised as it is, with the worker's traceback as a note."""
+    backend,n = get_active_backend()[0],effective_workers(num_workers)
+    if _is_ray(backend): results = _map_ray(backend, _Task(f), xs, n if n<effective_workers() else 2*n)
     elif n==1: return (_apply(f, x) for x in xs)
-    elif getattr(be, 'uses_threads', False): return _stream(be, lambda x: _apply(f, x), xs, n)
-    else: res = (_stream if be.supports_return_generator else _in_rounds)(be, _Task(f), xs, n)
-    return _home(res)
+    elif getattr(backend, 'uses_threads', False): return _map_stream(backend, lambda x: _apply(f, x), xs, n)
+    elif backend.supports_return_generator: results = _map_stream(backend, _Task(f), xs, n)
+    else: results = _map_rounds(backend, _Task(f), xs, n)
+    return _raise_errors(results)
 
-def _home(results):
-    "`results`, but for the errors: these are raised"
+def _raise_errors(results):
+    "Yield `results`, and raise the first error among them"
     with closing(results):
-        for r in results:
-            if isinstance(r, _Failed): raise r.error()
-            yield r
+        for result in results:
+            if isinstance(result, _Failed): raise result.error()
+            yield result
 
-def _stream(be, task, xs, n):
-    res = Parallel(n, be, 'generator_unordered', pre_dispatch='2*n_jobs', max_nbytes=None)(delayed(task)(x) for x in xs)
+def _map_stream(backend, task, xs, n):
+    "For backends that return a generator: results as they become available"
+    parallel = Parallel(n, backend, 'generator_unordered', pre_dispatch='2*n_jobs', max_nbytes=None)
+    results = parallel(delayed(task)(x) for x in xs)
     try:
-        for o in res: yield o   # not `yield from`: that would close `res` for us, with a warning
+        for result in results: yield result   # not `yield from`, which would close `results` with a warning
     finally:
-        with warnings.catch_warnings(action='ignore'): res.close()   # of results that nobody wanted: that is why we stop
+        # joblib warns of results that were not read. We stop because nobody wants them.
+        with warnings.catch_warnings(action='ignore'): results.close()
 
-def _in_rounds(be, task, xs, n):
+def _map_rounds(backend, task, xs, n):
+    "For backends that return a list: a few inputs per worker at a time"
     xs = iter(xs)
-    while b:=list(islice(xs, n*_round)): yield from Parallel(n, be, max_nbytes=None)(delayed(task)(x) for x in b)
+    while inputs:=list(islice(xs, n*_inputs_per_round)):
+        yield from Parallel(n, backend, max_nbytes=None)(delayed(task)(x) for x in inputs)
 
-def _run(task, x): return task(cloudpickle.loads(x))
+def _run(task, pickled): return task(cloudpickle.loads(pickled))
 
-def _on_ray(be, task, xs, n):
-    ray,todo = _ray(),[]
-    run = ray.remote(_run).options(**(be.ray_remote_args or {}))
-    def first():
-        nonlocal todo
-        (r,),todo = ray.wait(todo)
-        return ray.get(r)
+def _map_ray(backend, task, xs, n):
+    "For Ray: `n` of Ray's tasks at a time"
+    ray,pending = _connected_ray(),[]
+    run = ray.remote(_run).options(**(backend.ray_remote_args or {}))
+    def next_result():
+        nonlocal pending
+        (done,),pending = ray.wait(pending)
+        return ray.get(done)
     try:
         for x in xs:
-            if len(todo)>=n: yield first()
-            todo.append(run.remote(task, cloudpickle.dumps(x)))   # pickled here: Ray's own arrays are read-only
-        while todo: yield first()
+            if len(pending)>=n: yield next_result()
+            pending.append(run.remote(task, cloudpickle.dumps(x)))   # pickled here, because Ray's arrays are read-only
+        while pending: yield next_result()
     finally:
-        for r in todo: ray.cancel(r)
+        for o in pending: ray.cancel(o)

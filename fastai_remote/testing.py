@@ -1,4 +1,4 @@
-"""What every store, writer, source and codec has to do, as tests to inherit
+"""Tests that every store, writer, source and codec must pass, as base classes
 
 Docs: page `testing`"""
 
@@ -18,22 +18,26 @@ from .core import StoreBusy, StoreExists, UnknownField
 from .ingest.run import ingest
 from .source.base import IndexedSource, Source, StreamedSource
 from .store.base import Store
-from .write.base import Writer
+from .write.base import MemoryWriter, Writer
 
 # %% ../nbs/04_testing.ipynb #1231bd15
-def raises(error, function, *args, **kwargs):
-    "Fail unless `function` raises `error`; returns it"
+def raises(
+    error, # An exception class, or a tuple of them
+    function, # Called with the arguments that follow
+    *args, **kwargs
+)->Exception: # The exception
+    "Calls `function`, and fails unless it raises `error`"
     try: function(*args, **kwargs)
     except error as e: return e
     raise AssertionError(f'{function} did not raise {error}')
 
 def example(i:int)->dict:
-    "Sample `i` of the suites: text, a label, labels, a number"
+    "Sample `i` of the tests: a text, a label, a list of labels, a number"
     return {'txt':f'number {i}', 'cls':'abc'[i%3], 'labels':['x','y'][:i%3], 'x.f4':i/4}
 
 class StoreTests:
-    "What every `Store` does: inherit it, and write `make`"
-    n = 20
+    "Tests of a `Store`. A subclass defines `make`"
+    n = 20 # Samples in the store that `make` returns
     def make(self)->Store:
         "A store of `example(i)` for i in `range(self.n)`, in this order"
         raise NotImplementedError
@@ -43,25 +47,29 @@ class StoreTests:
         assert len(store)==self.n and store.fields==list(example(0)) and store.vocab==['a','b','c']
         assert store.manifest.vocab=={'cls':['a','b','c'], 'labels':['x','y']}
 
-    def test_values_come_in_the_order_asked_for_and_may_repeat(self):
+    def test_values_are_returned_in_the_order_of_the_numbers_which_may_repeat(self):
         got = self.make().get_many([7,2,7], ['txt','x.f4'])
         assert got['txt']==[b'number 7',b'number 2',b'number 7'] and got['x.f4'].tolist()==[1.75,.5,1.75]
 
-    def test_labels_come_as_codes(self): assert self.make().get_many(range(5), 'cls')['cls'].tolist()==[0,1,2,0,1]
-    def test_no_numbers_give_no_values(self):
+    def test_labels_are_returned_as_codes(self):
+        assert self.make().get_many(range(5), 'cls')['cls'].tolist()==[0,1,2,0,1]
+
+    def test_no_numbers_return_no_values(self):
         got = self.make().get_many([], ['txt','cls'])
         assert got['txt']==[] and len(got['cls'])==0
 
-    def test_a_sample_is_what_was_written(self):
+    def test_a_sample_equals_what_was_written(self):
         store = self.make()
         assert [store[i] for i in (0, -1)]==[example(0), example(self.n-1)] and store[2:4]==[example(2), example(3)]
 
     def test_get_many_decodes_if_asked(self):
-        assert self.make().get_many([4,1], ['txt','cls','labels'], decode=True)=={'txt':['number 4','number 1'], 'cls':['b','b'], 'labels':[['x'],['x']]}
+        got = self.make().get_many([4,1], ['txt','cls','labels'], decode=True)
+        assert got=={'txt':['number 4','number 1'], 'cls':['b','b'], 'labels':[['x'],['x']]}
 
-    def test_what_is_not_there_is_an_error_that_says_so(self):
+    def test_unknown_fields_and_numbers_raise_errors_that_say_what_exists(self):
         store = self.make()
-        assert store.name in str(raises(UnknownField, store.get_many, [0], 'jpg')) and 'txt' in str(raises(UnknownField, store.get_many, [0], 'jpg'))
+        message = str(raises(UnknownField, store.get_many, [0], 'jpg'))
+        assert store.name in message and 'txt' in message
         for wrong in (self.n, -1): raises(IndexError, store.get_many, [wrong], 'txt')
         raises(IndexError, store.__getitem__, self.n)
         raises(TypeError, store.get_many, [.5], 'txt')
@@ -71,23 +79,26 @@ class StoreTests:
         for other in (pickle.loads(pickle.dumps(store)), pickle.loads(pickle.dumps(store.opener()))()):
             assert repr(other) and other.get_many([3], 'txt')=={'txt':[b'number 3']} and len(other)==self.n
 
-    def test_nothing_is_damaged(self): assert self.make().verify(num_workers=1).bad==0
+    def test_verify_finds_no_damage(self): assert self.make().verify(num_workers=1).bad==0
 
 # %% ../nbs/04_testing.ipynb #deed44b5
-def _odd_fails(raw):
+def _fails_if_odd(raw):
     if raw%2: raise ValueError(f'{raw} is odd')
     return example(raw)
 
 class WriterTests:
-    "What every `Writer` does: inherit it, and write `make` and `open`"
+    "Tests of a `Writer`. A subclass defines `make` and `open`"
     def make(self)->Writer:
-        "A writer; each call gives one for the same place, in which nothing is at the beginning of a test"
+        "A writer. All calls in one test return writers for the same place, which is empty when the test begins"
         raise NotImplementedError
     def open(self)->Store:
         "The dataset that was written"
         raise NotImplementedError
 
-    def write(self, source, fn=example, **kwargs): return ingest(source, self.make(), fn, num_workers=1, progress=False, **{'shuffle':False, **kwargs})
+    def write(self, source, fn=example, **kwargs):
+        "Write `source` with a new writer, in its order and in this process; returns the report"
+        options = {'shuffle':False, 'num_workers':1, 'progress':False, **kwargs}
+        return ingest(source, self.make(), fn, **options)
 
     def test_what_was_written_can_be_read(self):
         report = self.write(list(range(50)))
@@ -95,11 +106,12 @@ class WriterTests:
         assert report.written==len(store)==50 and [store[i] for i in (0,17,49)]==[example(i) for i in (0,17,49)]
 
     def test_samples_that_fail_leave_no_gaps(self):
-        report = self.write({'train':list(range(40)), 'valid':list(range(40, 60))}, _odd_fails, max_failed=1.)
+        source = {'train':list(range(40)), 'valid':list(range(40, 60))}
+        report = self.write(source, _fails_if_odd, max_failed=1.)
         store = self.open()
         assert (report.written,report.failed)==(30,30) and store.splits=={'train':[0,20], 'valid':[20,30]}
         assert sorted(o['txt'] for o in store[:20])==sorted(f'number {i}' for i in range(0, 40, 2))
-        assert len(list(store.failures()) if hasattr(store, 'failures') else report.failures)==30
+        assert len(list(store.failures()))==report.failed
 
     def test_a_dataset_is_replaced_only_if_asked(self):
         self.write(list(range(10)))
@@ -108,90 +120,97 @@ class WriterTests:
         self.write(list(range(20)), overwrite=True)
         assert len(self.open())==20
 
-    def test_a_stream_is_written_as_it_comes(self):
+    def test_a_stream_is_written_in_its_order(self):
         self.write(iter(range(30)))
         store = self.open()
         assert [o['txt'] for o in store[:]]==[f'number {i}' for i in range(30)]
 
-    def test_only_one_writes_at_a_time(self):
-        first,plan = self.make(),dict(signature='one', n=4, chunk=4, fields={'txt':{'codec':'txt','dtype':None}, 'txt.crc':{'codec':'crc','dtype':'u4'}}, splits=None, vocab={}, stats=None, open=False)
+    def test_a_second_writer_is_refused(self):
+        fields = {'txt':{'codec':'txt', 'dtype':None}, 'txt.crc':{'codec':'crc', 'dtype':'u4'}}
+        plan = dict(signature='one', n=4, chunk=4, fields=fields, splits=None, vocab={}, stats=None, open=False)
+        first = self.make()
         first.begin(dict(plan))
         try: raises(StoreBusy, self.make().begin, dict(plan))
         finally:
             first.drop()
             first.close()
 
-    def test_an_interrupted_ingest_goes_on_with_what_is_done(self):
+    def test_an_interrupted_ingest_is_resumed(self):
         calls = []
-        def stops(raw):
+        def stops_once(raw):
             calls.append(raw)
             if raw==35 and calls.count(35)==1: raise KeyboardInterrupt
             return example(raw)
-        raises(KeyboardInterrupt, self.write, list(range(48)), stops, chunk=16)
-        report = self.write(list(range(48)), stops, chunk=16)
+        raises(KeyboardInterrupt, self.write, list(range(48)), stops_once, chunk=16)
+        report = self.write(list(range(48)), stops_once, chunk=16)
         assert report.resumed>=16 and [o['txt'] for o in self.open()[:]]==[f'number {i}' for i in range(48)]
 
 # %% ../nbs/04_testing.ipynb #2b477134
 class SourceTests:
-    "What every `Source` does: inherit it, and write `make`"
+    "Tests of a `Source`. A subclass defines `make`"
     def make(self)->Source:
         "A source of at least three samples"
         raise NotImplementedError
 
-    def samples(self, source):
-        "The samples of `source`, loaded"
-        if isinstance(source, StreamedSource): return [source.load(raw) for part in source.stream(2) for _,raw in part]
-        return [source.load(raw) for _,raw in source.read(np.arange(len(source)))]
+    def samples(self, source:Source)->list:
+        "All samples of `source`"
+        if isinstance(source, IndexedSource): parts = [source.read(np.arange(len(source)))]
+        else: parts = source.stream(2)
+        return [source.load(raw) for part in parts for _,raw in part]
 
-    def test_the_fingerprint_is_that_of_the_data(self): assert repr(self.make().fingerprint())==repr(self.make().fingerprint())
+    def test_the_fingerprint_is_that_of_the_data(self):
+        assert repr(self.make().fingerprint())==repr(self.make().fingerprint())
+
     def test_raw_samples_and_load_can_be_sent_to_a_worker(self):
         source = self.make()
-        _,raw = next(iter(source.read(np.array([1])))) if isinstance(source, IndexedSource) else next(iter(next(iter(source.stream(1)))))
-        assert repr(pickle.loads(pickle.dumps(source.load))(pickle.loads(pickle.dumps(raw))))==repr(source.load(raw))
+        part = source.read(np.array([1])) if isinstance(source, IndexedSource) else next(iter(source.stream(1)))
+        _,raw = next(iter(part))
+        load,sent = pickle.loads(pickle.dumps(source.load)),pickle.loads(pickle.dumps(raw))
+        assert repr(load(sent))==repr(source.load(raw))
 
-    def test_reading_again_gives_the_same(self): assert repr(self.samples(self.make()))==repr(self.samples(self.make()))
+    def test_reading_again_returns_the_same(self):
+        assert repr(self.samples(self.make()))==repr(self.samples(self.make()))
 
-    def test_samples_have_names_and_any_can_be_read(self):
+    def test_samples_have_names_and_can_be_read_in_any_order(self):
         source = self.make()
         if not isinstance(source, IndexedSource): return
-        every = self.samples(source)
+        samples = self.samples(source)
         part = source.read(np.array([2,0]))
         assert len(part)==2 and all(str(name) for name,_ in part)
-        assert repr([source.load(raw) for _,raw in part])==repr([every[2], every[0]])
+        assert repr([source.load(raw) for _,raw in part])==repr([samples[2], samples[0]])
 
-    def test_parts_are_no_larger_than_asked_for(self):
+    def test_parts_of_a_stream_are_no_larger_than_asked_for(self):
         source = self.make()
         if not isinstance(source, StreamedSource): return
-        parts = [len(part) for part in islice(source.stream(2), 100)]
-        assert sum(parts)>=3 and max(parts)<=2
+        lengths = [len(part) for part in islice(source.stream(2), 100)]
+        assert sum(lengths)>=3 and max(lengths)<=2
 
     def test_it_can_be_written(self):
-        from fastai_remote.write.base import MemoryWriter
         writer = MemoryWriter()
         report = ingest(self.make(), writer, num_workers=1, progress=False)
         assert report.written==len(writer.store)>=3 and not report.failed
 
 # %% ../nbs/04_testing.ipynb #8710666e
 class CodecTests:
-    "What every `Codec` does: inherit it, and set `codec`, `values` and `wrong`"
+    "Tests of a `Codec`. A subclass sets `codec`, `values` and `wrong`"
     codec:Codec = None
-    values:list = [] # Objects that fit
-    wrong:list = [] # Objects that do not fit
+    values:list = [] # Objects that the codec stores
+    wrong:list = [] # Objects that it refuses
 
-    def same(self, a, b)->bool:
-        "Is object `a`, which was read, what was written as `b`?"
-        return repr(a)==repr(b)
+    def same(self, read, written)->bool:
+        "Are two objects equal? Compares their `repr`; a subclass may compare more"
+        return repr(read)==repr(written)
 
     def test_values_come_back_identical(self):
         for o in self.values:
             if self.codec.dtype is None: assert self.same(self.codec.from_bytes(self.codec.to_bytes(o)), o)
             else: assert self.same(self.codec.from_bytes(self.codec.to_array([o])[0]), o)
 
-    def test_bytes_are_stored_as_they_are(self):
+    def test_encoded_values_are_stored_unchanged(self):
         for o in self.values if self.codec.dtype is None else ():
-            b = bytes(self.codec.to_bytes(o))
-            assert bytes(self.codec.to_bytes(b))==b
+            encoded = bytes(self.codec.to_bytes(o))
+            assert bytes(self.codec.to_bytes(encoded))==encoded
 
-    def test_what_does_not_fit_is_refused(self):
-        pack = self.codec.to_bytes if self.codec.dtype is None else lambda o: self.codec.to_array([o])
-        for o in self.wrong: raises((TypeError,ValueError), pack, o)
+    def test_wrong_values_are_refused(self):
+        encode = self.codec.to_bytes if self.codec.dtype is None else lambda o: self.codec.to_array([o])
+        for o in self.wrong: raises((TypeError,ValueError), encode, o)

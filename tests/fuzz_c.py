@@ -49,7 +49,7 @@ class Chance(random.Random):
     def bytes_array(self, n): return np.frombuffer(self.randbytes(n), np.uint8).copy()   # of exactly `n` bytes
 
 def plan(r, width, height, full=False):
-    "Valid arguments of `read` for a picture: region, box, size, bicubic, cut, turn, down; and the size of the result"
+    "Valid arguments of `read` for a picture (region, crop, size, bicubic, window, orientation, columns_first), and the size of the result"
     def span(n):
         a,b = sorted((r.randint(0, n), r.randint(0, n)))
         return (a,b) if a<b else (0,n)

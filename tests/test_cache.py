@@ -71,7 +71,7 @@ def child():
         if c.code is None: c.kill()
 
 @pytest.fixture(autouse=True)
-def untold(): mod._told.clear()
+def untold(): mod._warned.clear()
 
 @pytest.fixture
 def folder(tmp_path): return tmp_path/'cache'
@@ -228,7 +228,7 @@ def test_defaults(tmp_path, monkeypatch):
     monkeypatch.setattr(mod.shutil, 'disk_usage', lambda p: type('o', (), {'free':90*KB}))
     assert FileCache().size==50*KB   # the same, now that it holds something
     d = pickle.loads(pickle.dumps(c))
-    assert (d.folder,d._given)==(c.folder,None)
+    assert (d.folder,d._given_size)==(c.folder,None)
     assert repr(c)==f"FileCache('{tmp_path}/env', 10.0 KB of 50.0 KB used, 1 file)"
 
 def test_check(folder):
@@ -292,7 +292,7 @@ def test_no_folder(tmp_path):
     (tmp_path/'f').write_bytes(b'')
     told(FileCache(tmp_path/'f', 50*KB), '(File exists|Not a directory)')
     told(FileCache(tmp_path/'f'/'g', 50*KB), 'Not a directory')
-    mod._told.clear()
+    mod._warned.clear()
     told(FileCache('/proc/none', 50*KB), 'No such file or directory')
 
 @pytest.mark.parametrize('only_part', [True,False])
@@ -499,7 +499,7 @@ def test_fork_in_write(folder, child):
         except KeyError: assert os.getpid()!=me   # the child's, which ends here
     assert child(go).wait()==0 and left(c)==['u','u/a']
 
-def in_spawned(c, key): put(c, key); return c.folder,c._given,c.used()
+def in_spawned(c, key): put(c, key); return c.folder,c._given_size,c.used()
 
 def test_spawn(folder):
     "A cache goes to spawned workers by its folder and size"

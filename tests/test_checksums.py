@@ -9,7 +9,7 @@ from fastai.data.core import DataLoaders
 from PIL import Image
 
 import fastai_remote.block
-from conftest import fails, within
+from conftest import fails, in_time
 from fastai_remote import CorruptSample, MissingSample, StoreError, StoreNotFound, UnsupportedFormat, to_redis
 from fastai_remote.core import Manifest
 from fastai_remote.store.base import MemoryStore
@@ -200,10 +200,10 @@ def test_an_epoch_with_a_flipped_label_fails(fresh, pics, num_workers):
     c.setbit('pics:cls#0', bit:=8*5*11+6, 1-c.getbit('pics:cls#0', bit))   # 'c' is 'a'
     def dl(**kw): return DataLoaders.from_store(pics, bs=4, num_workers=num_workers, device='cpu', **kw).train.new(drop_last=False)
     message = "pics: sample 11, field 'cls': the value .* does not match its checksum"
-    with within(60), fails(CorruptSample, match=message): list(dl())
-    with within(60), fails(CorruptSample, match=message): list(dl(balance='cls'))
+    with in_time(), fails(CorruptSample, match=message): list(dl())
+    with in_time(), fails(CorruptSample, match=message): list(dl(balance='cls'))
     from torch.utils.data import DataLoader
-    with within(60), fails(CorruptSample, match=message): list(DataLoader(RemoteDataset(pics).decode('pil').to_tuple('jpg', 'cls'), batch_size=4, num_workers=num_workers, collate_fn=list))
+    with in_time(), fails(CorruptSample, match=message): list(DataLoader(RemoteDataset(pics).decode('pil').to_tuple('jpg', 'cls'), batch_size=4, num_workers=num_workers, collate_fn=list))
 
 def test_verify_of_a_store_in_memory_says_that_numbers_have_no_checksums():
     s = MemoryStore({'cls':np.array([0,1,1], np.uint8), 'txt':[b'a',b'b',b'c']}, vocab={'cls':['x','y']})

@@ -131,10 +131,11 @@ def failed_examples(tmp_path_factory):
     (folder/'run.py').write_text(RUNNER)
     env = {**os.environ, 'PYTHONPATH':str(root), 'MPLBACKEND':'agg', 'XDG_CACHE_HOME':str(folder), 'HOME':str(folder)}
     command = [sys.executable, '-W', 'ignore', 'run.py', *(f.stem for f in pages)]
-    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=400)
+    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=800)
     assert (folder/'failed.json').exists(), run.stderr[-4000:]
     return json.loads((folder/'failed.json').read_text())
 
+@pytest.mark.timeout(900)   # the first waits for all pages
 @pytest.mark.parametrize('file', [pytest.param(f, id=f.stem) for f in GUIDE if examples(f)])
 def test_examples_of_the_guide_run(file, failed_examples):
     "One after the other, against a private Redis and a private S3 server"

@@ -16,7 +16,7 @@ from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote.source.base import IndexedSource
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
 from fastai_remote.write.base import fill_gaps
-from fastai_remote.write.redis import _queue_set, _runs
+from fastai_remote.write.redis_state import queue_packed_writes, split_runs
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.redis_layout import unpack_replies, queue_packed_reads, KEY_BITS
 
@@ -343,8 +343,11 @@ def test_overwrite_under_readers(put, server):
             except Exception as e: errs.append(e)
     ts = [threading.Thread(target=read, args=(h,), daemon=True) for h in (None,RedisStore(server.url, 'd'))]
     for t in ts: t.start()
+    def wait(o): wait_for(lambda: o in seen or errs)
+    wait((True,'a'))
     for w,n in (('b',300),('c',700),('d',400)): s,_ = put(src(w, n), overwrite=True)
-    wait_for(lambda: (False,'d') in seen or errs)
+    wait((False,'d'))
+    wait('error')
     stop.set()
     for t in ts: t.join()
     assert not errs and {(True,'a'),(False,'d'),'error'}<=seen and {o for o in seen if o[0] is True}=={(True,'a')}
@@ -446,7 +449,7 @@ def test_packed_near_and_far(server, dtype, check):
     pos,c = np.arange(3000),RedisLink(server.url).client
     vals = np.random.default_rng(0).integers(-2**63, 2**63, 3000, dtype='i8').view('u8').astype(dtype) if dtype[0]!='f' else np.random.default_rng(0).normal(size=3000).astype(dtype)
     p = c.pipeline(transaction=False)
-    _queue_set(p, 'b', 'f', dtype, pos, vals, check)
+    queue_packed_writes(p, 'b', 'f', dtype, pos, vals, check)
     p.execute()
     for o,cmd in ((np.array([5,3,3,30]),'GETRANGE'), (np.arange(100, 400)[::-1],'GETRANGE'), (np.array([0,2999,17]),'BITFIELD_RO'), (np.array([7]),'GETRANGE')):
         plan,crcs = queue_packed_reads(p, 'b', 'f', dtype, o, check),np.zeros(len(o), 'u4') if check else None
@@ -466,10 +469,10 @@ def test_packed_boundary(server, dtype, check):
     vals = np.array([1,2,3,100,5,6,7], dtype)
     c = RedisLink(server.url).client
     p = c.pipeline(transaction=False)
-    _queue_set(p, 'b', 'f', dtype, pos, vals, check)
+    queue_packed_writes(p, 'b', 'f', dtype, pos, vals, check)
     size = vals.itemsize+(4 if check else 0)
     def crcs(n): return np.zeros(n, 'u4') if check else None
-    assert len(p)==3 and [len(r) for r in _runs(pos)]==[3,3,1]
+    assert len(p)==3 and [len(r) for r in split_runs(pos)]==[3,3,1]
     p.execute()
     assert {k:c.strlen(k) for k in ('b:f#0','b:f#1')}=={'b:f#0':size<<KEY_BITS, 'b:f#1':6*size}
     for o in (np.arange(7),np.array([6,0,3,2,2,5])):

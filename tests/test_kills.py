@@ -9,7 +9,7 @@ import pytest
 import redis
 from PIL import Image
 
-from conftest import dies_at, kill, wait_for
+from conftest import HOLD, dies_at, holding, kill, wait_for
 from fastai_remote import RedisStore, StoreBusy, StoreExists, StoreNotFound, image_samples, redis_server, to_redis
 from fastai_remote.source.base import fn_fingerprint
 from fastai_remote.write.redis import RedisWriter
@@ -36,7 +36,7 @@ def whole(server, name='d'):
 
 _n,_valid = 20_000,3_000
 
-_script = '''
+_script = HOLD.replace('%', '%%') + '''
 import io, sys, time
 from PIL import Image
 from fastai_remote import RedisStore, redis_server, shrink, to_redis
@@ -49,10 +49,12 @@ def grey(k):
 pics = [grey(k) for k in range(9)]
 
 def fn(i):
+    hold()
     if i%%100==0: time.sleep(pause)
     if i%%19==3: raise ValueError(f'no {i}')
     return {'txt':f'sample {i}', 'cls':f'c{i%%7}', 'id':i, 'png':pics[i%%9], 'labels':[f'l{i%%3}',f'm{i%%11}']}
 def mapped(o):
+    hold()
     time.sleep(pause/50)
     return {**o, 'txt':o['txt'].upper(), 'id':o['id']+1}
 def gen(a, b): yield from range(a, b)
@@ -71,14 +73,14 @@ print(r)
 
 @pytest.fixture
 def script(tmp_path):
-    "Starts the script as a process group of its own"
+    "Starts the script as a process group of its own; `hold`: each process stops after so many samples, until there is a file `go on`"
     (f:=tmp_path/'ingest.py').write_text(_script)
     ps = []
-    def go(server, what, pause=0., num_workers=2, *more):
+    def go(server, what, pause=0., num_workers=2, *more, hold=None):
         out = (tmp_path/f'{len(ps)}.out').open('w+')
         args = [sys.executable, f, server.url, what, str(pause), str(num_workers), *more]
-        ps.append(p:=subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True))
-        p.said = lambda: (p.wait(240), Path(out.name).read_text())[1]
+        ps.append(p:=subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True, env=holding(hold, tmp_path/'go on')))
+        p.said = lambda: (p.wait(500), Path(out.name).read_text())[1]
         return p
     yield go
     for p in ps: kill(p)
@@ -138,7 +140,7 @@ def test_parent_killed(fresh, script, undisturbed):
     "Only the parent is killed, and its workers outlive it: they do no harm to those who go on"
     c,rng = client(fresh),random.Random(1)
     for _ in range(4):
-        p = script(fresh, 'stream', .003)
+        p = script(fresh, 'stream', hold=2200)   # of 200 chunks, 44 at most
         wait_for(lambda: goes(c, p))
         want = c.hlen('d:ingest:chunks')+rng.randrange(1, 25)
         wait_for(lambda: p.poll() is not None or c.hlen('d:ingest:chunks')>=want)
@@ -152,7 +154,7 @@ def test_parent_killed(fresh, script, undisturbed):
 
 def test_worker_killed(fresh, script, undisturbed):
     "A worker dies (out of memory, say): the ingest stops and says so; the same call again goes on"
-    c,p = client(fresh),script(fresh, 'known', .005)
+    c,p = client(fresh),script(fresh, 'known', hold=400)
     wait_for(lambda: c.hlen('d:ingest:chunks')>5)
     kids = [int(k) for k in Path(f'/proc/{p.pid}/task/{p.pid}/children').read_text().split()]
     for k in kids:
@@ -163,13 +165,14 @@ def test_worker_killed(fresh, script, undisturbed):
     assert p.returncode==0 and whole(fresh)==undisturbed('known')
 
 @pytest.mark.parametrize('what,of', [('known',' of 200 chunks done'), ('stream',' of at least [0-9,]+ chunks done')])
-def test_second_is_told(fresh, script, undisturbed, what, of):
+def test_second_is_told(fresh, script, undisturbed, tmp_path, what, of):
     "Two processes start the same: the second is refused, and told how far the first is"
-    c,p = client(fresh),script(fresh, what, .01)
+    c,p = client(fresh),script(fresh, what, hold=400)
     wait_for(lambda: c.hlen('d:ingest:chunks')>5)
     out = (q:=script(fresh, what)).said()
     assert q.returncode and (m:=re.search(rf"StoreBusy: .*process {p.pid} on .* is writing 'd' now \(([0-9,]+){of}\)", out)), out
     assert 5<int(m[1])<200
+    (tmp_path/'go on').touch()
     p.said()
     assert p.returncode==0 and whole(fresh)==undisturbed(what)
 
@@ -202,10 +205,10 @@ def test_second_in_another_container(fresh, script, tmp_path):
     inside = ['unshare','-Urpf','--mount-proc']
     if not shutil.which('unshare') or subprocess.run([*inside,'true'], capture_output=True).returncode: pytest.skip('no namespaces here')
     script(fresh, 'none')   # writes the file
-    c,py = client(fresh),f'{sys.executable} {tmp_path}/ingest.py {fresh.url} known .02 1'
+    c,py = client(fresh),f'{sys.executable} {tmp_path}/ingest.py {fresh.url} known 0 1'
     with (tmp_path/'inside').open('w+') as out:
         args = [*inside,'sh','-c',f'for i in $(seq 400); do /bin/true; done; {py}; true']
-        p = subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True)
+        p = subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True, env=holding(400, tmp_path/'never'))
         try:
             wait_for(lambda: c.hlen('d:ingest:chunks')>2)
             if Path(f"/proc/{json.loads(c.get('d:ingest:lock'))['pid']}").exists(): pytest.skip('the number is taken')
@@ -267,7 +270,7 @@ to_redis(({'x.u1':1} for i in range(5000)), s.url, 'warm', **kw)
 
 def grew(code):
     "Run `code` in a process of its own: what `Watch` printed"
-    p = subprocess.run([sys.executable, '-c', _big+code], capture_output=True, text=True, timeout=120)
+    p = subprocess.run([sys.executable, '-c', _big+code], capture_output=True, text=True, timeout=280)
     assert p.returncode==0, p.stdout+p.stderr
     return [int(l.split()[1]) for l in p.stdout.splitlines() if l.startswith('grew')]
 
@@ -345,14 +348,15 @@ def test_killed_ops(fresh, source, script, undisturbed, what):
     assert sorted(seen[0]['id'])==sorted(ids.tolist()) and s.vocab==old.vocab
     assert {k:b-a for k,(a,b) in s.splits.items()}=={'train':4997, 'valid':999} and s.verify(num_workers=1).bad==0
 
-def test_source_replaced(two, script):
+def test_source_replaced(two, script, tmp_path):
     "A map whose source is replaced meanwhile stops, and cannot be finished with the new one"
     a,b = two
     def make(w): to_redis([{'txt':f'{w} {i}', 'id':i} for i in range(3000)], a.url, 'src', overwrite=True, **one)
     make('old')
-    p = script(b, 'map', .05, 1, a.url)
+    p = script(b, 'map', 0, 1, a.url, hold=500)
     wait_for(lambda: client(b).hlen('d:ingest:chunks')>3)
     make('new')
+    (tmp_path/'go on').touch()
     assert re.search('StoreNotFound: src: replaced since it was opened', p.said()) and p.returncode
     assert 'StoreExists' in script(b, 'map', 0, 1, a.url).said()
     RedisStore.abandon(b.url, 'd')
@@ -398,7 +402,7 @@ def test_rename_while_writing(fresh, which):
     to_redis(items('a'), fresh.url, 'a', **one)
     s,before = RedisStore(fresh.url, 'a'),texts(fresh, 'a')
     w = RedisWriter(RedisLink(fresh.url), which)
-    w._lock()
+    w.take_lock()
     with pytest.raises(StoreBusy, match=f"is writing '{which}' now"): s.rename('b')
     w.close()
     with stopped(fresh, which, 'z', overwrite=True): pass
@@ -466,7 +470,7 @@ def test_dies_at_each_request(fresh, what):
 @pytest.mark.parametrize('what', ['known','splits','stream'])
 def test_abandoned_after_kills(fresh, script, what):
     "`unfinished` tells of it, whether it runs and how far it is; `abandon` not while it runs, and then it leaves no key"
-    c,p = client(fresh),script(fresh, what, .01)
+    c,p = client(fresh),script(fresh, what, hold=400)
     wait_for(lambda: c.hlen('d:ingest:chunks')>5)
     d, = RedisStore.unfinished(fresh.url)
     assert d['name']=='d' and d['running'] and d['of']==(200 if what=='known' else None) and 5<d['chunks']<200

@@ -4,10 +4,10 @@ import pickle, subprocess, sys
 import numpy as np
 import pytest
 from conftest import examples
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from fastai_remote.order.base import Order, SplitOrder
-from fastai_remote.order.permutation import Permutation
+from fastai_remote.order.permutation import BlockPermutation, Permutation
 from fastai_remote.order.ranks import rank_share, worker_batches
 
 seeds = st.integers(0, 2**63)
@@ -60,6 +60,13 @@ def test_mixing(n):
     assert (step==1).mean()<10/n+1e-3
     a,b = (Permutation(n, s)[np.arange(min(n, k))] for s in (1,2))
     assert (a==b).mean()<10/n+1e-3 and abs(np.corrcoef(a, b)[0,1])<5/np.sqrt(len(a))
+
+@given(st.integers(0, 3000), st.integers(1, 20), st.lists(st.integers(0, 3000), max_size=4), seeds)
+@examples(200)
+@example(1393, 3, [366, 504], 3)   # the last window has one number, which rounding gave to two parts
+def test_blocks_with_parts_are_a_bijection(n, block, cuts, seed):
+    parts = np.diff([0, *sorted(min(c, n) for c in cuts), n]).tolist()
+    assert np.array_equal(np.sort(BlockPermutation(n, block, seed, parts)[np.arange(n)]), np.arange(n))
 
 def test_constant_memory():
     assert len(pickle.dumps(Order(50_000_000, Permutation(50_000_000, 1))))<300 and len(pickle.dumps(SplitOrder(range(10, 50_000_000), Permutation(50_000_000, 1))))<300

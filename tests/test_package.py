@@ -14,22 +14,51 @@ MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f for f in 
 
 def python(code): return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout.strip()
 
-def test_names():
-    "A star import gives these names and no others"
-    assert python('import sys; from fastai_remote import *; print(sorted(n for n in globals() if not n.startswith("_") and n!="sys"))')==str(sorted(NAMES))
+_serve = '''
+import json, os, sys, traceback
+import matplotlib.pyplot, pandas, scipy.ndimage, torch, torchvision
+assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastai_remote')]
+for line in sys.stdin:
+    code,out = json.loads(line)
+    if os.fork()==0:
+        with open(out, 'w') as said:
+            for k in 1,2: os.dup2(said.fileno(), k)
+        try: exec(compile(code, 'code of a test', 'exec'), {'__name__':'__main__'})
+        except BaseException: traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+    print(flush=True)
+'''
 
-def test_star_import_is_quiet_and_shadows_nothing():
+@pytest.fixture(scope='module')
+def python_with_torch(tmp_path_factory):
+    "A function that runs code in a Python of its own and returns what it prints: a fork of one that has imported torch, but neither fastai nor us"
+    out = tmp_path_factory.mktemp('python')/'out'
+    with subprocess.Popen([sys.executable, '-W', 'ignore', '-c', _serve], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
+        def run(code):
+            print(json.dumps([code, str(out)]), file=p.stdin, flush=True)
+            p.stdout.readline()
+            return out.read_text().strip()
+        yield run
+        p.stdin.close()
+
+def test_names(python_with_torch):
+    "A star import gives these names and no others"
+    assert python_with_torch('import sys; from fastai_remote import *; print(sorted(n for n in globals() if not n.startswith("_") and n!="sys"))')==str(sorted(NAMES))
+
+def test_star_import_is_quiet_and_shadows_nothing(python_with_torch):
     code = '''from fastai.vision.all import *; import threading, os
 before,t = dict(globals()),threading.active_count()
 from fastai_remote import *
 print([n for n in fastai_names if globals()[n] is not before[n]] if (fastai_names:=[n for n in before if not n.startswith("__")]) else 0, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
-    assert python(code)=='[] 0 from_redis'
+    assert python_with_torch(code)=='[] 0 from_redis'
 
 IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore', 'from fastai_remote import RedisStore; from fastai.vision.all import *', 'import fastai_remote; import fastai.data.core',
            'import fastai.data.core; import fastai_remote', 'from fastai_remote import *; from fastai.vision.all import *', 'import fastai_remote.store.redis_keys; from fastai.data.all import *', 'from fastai.vision.all import *; import fastai_remote.ingest.run']
 
 @pytest.mark.parametrize('imports', IMPORTS)
-def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports):
+def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports, python_with_torch):
     code = f'''{imports}
 import inspect
 from fastai.data.core import DataLoaders
@@ -37,15 +66,15 @@ from fastai.vision.data import ImageDataLoaders
 try: DataLoaders.from_redis('redis://127.0.0.1:1', 'pets', timeout=0)
 except Exception as e: print(type(e).__name__)
 print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from_redis'), 'normalize' in inspect.signature(DataLoaders.from_redis).parameters, hasattr(DataLoaders, 'from_nowhere'))'''
-    assert python(code).split() in (['TypeError','ImageDataLoaders','True','True','False'], ['StoreUnavailable','ImageDataLoaders','True','True','False'])
+    assert python_with_torch(code).split() in (['TypeError','ImageDataLoaders','True','True','False'], ['StoreUnavailable','ImageDataLoaders','True','True','False'])
 
-def test_methods_that_fastai_is_to_get_import_nothing_by_themselves():
+def test_methods_that_fastai_is_to_get_import_nothing_by_themselves(python_with_torch):
     "A process that has fastai, and writes, loads no more than it needs"
     code = '''import sys, fastai.data.core
 from fastai_remote import to_redis, RedisStore
 import fastai.vision.all
 print([m for m in sys.modules if m in ('fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fetch')])'''
-    assert python(code)=='[]'
+    assert python_with_torch(code)=='[]'
 
 def test_a_module_that_cannot_be_imported_fails_as_ever(tmp_path):
     "What waits for it is not called, and does not hide the error"
@@ -158,3 +187,19 @@ def test_wheel(tmp_path):
     out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout
     assert out.strip()==str(tmp_path/'site/fastai_remote/__init__.py')
     assert sorted(p.name for p in (tmp_path/'site').iterdir() if p.suffix!='.dist-info' and not p.name.startswith('.'))==['fastai_remote']
+
+def module_lines(file):
+    "Numbered lines of a module, without the list `__all__`, which nbdev writes"
+    is_list = False
+    for number,line in enumerate(file.read_text().splitlines(), 1):
+        if line.startswith('# %%'): is_list = line.startswith('# %% auto')
+        if not is_list: yield number,line
+
+def test_lines_have_at_most_120_characters():
+    modules = [f for f in (root/'fastai_remote').rglob('*.py') if f.name!='_modidx.py']
+    c_sources = [f for f in (root/'fastai_remote'/'codec'/'c').iterdir() if f.suffix in ('.c','.h')]
+    long = [f'{f.relative_to(root)}:{k}' for f in modules+c_sources for k,line in module_lines(f) if len(line)>120]
+    for f in (root/'nbs').rglob('*.ipynb'):
+        for cell in json.loads(f.read_text())['cells']:
+            if cell['cell_type']=='code': long += [f'{f.relative_to(root)}: {line.rstrip()}' for line in cell['source'] if len(line.rstrip())>120]
+    assert len(modules)>50 and len(c_sources)==3 and not long

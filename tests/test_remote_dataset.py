@@ -128,7 +128,7 @@ dist.destroy_process_group()
 def test_two_processes_with_gloo(local, tmp_path):
     "The ranks are torch.distributed's, and share each epoch"
     ps = [subprocess.Popen([sys.executable, '-W', 'ignore', '-c', RANK, str(r), local.storage.url, f'file://{tmp_path}/meet'], stdout=subprocess.PIPE, text=True) for r in range(2)]
-    a,b = ([[int(t) for t in l.split()] for l in p.communicate(timeout=120)[0].splitlines()] for p in ps)
+    a,b = ([[int(t) for t in l.split()] for l in p.communicate(timeout=280)[0].splitlines()] for p in ps)
     assert len(a)==len(b)==4 and all(len(x)==len(y)==n//2 and sorted(x+y)==list(range(n)) for x,y in zip(a, b))
     assert a[0]!=a[1] and a[2]!=a[3]
 

@@ -451,8 +451,8 @@ def test_codes_stay_codes_where_classes_are_named(tmp_path):
 
 def test_too_many_integers_are_values(tmp_path, monkeypatch):
     "Beyond 2**20 there is no vocabulary"
-    assert shard_writer._most_ints==1<<20
-    monkeypatch.setattr(shard_writer, '_most_ints', 5)
+    assert shard_writer.MAX_CLASSES==1<<20
+    monkeypatch.setattr(shard_writer, 'MAX_CLASSES', 5)
     for n in (5,6):
         to_shards([{'txt':'a', 'cls':10*i-20} for i in range(n)], tmp_path/f'{n}', num_workers=1, chunk=2, shuffle=False, progress=False)
         s = ShardStore(tmp_path/f'{n}')

@@ -5,18 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import kill, wait_for
+from conftest import HOLD, holding, kill, wait_for
 
 from fastai_remote import ShardStore, StoreBusy, StoreExists, StoreNotFound, index_shards, to_shards
 from fastai_remote.write import shards as shard_writer
 from test_shards import dead, index, items, lock, names, seen, sound, tar, values
-
-@pytest.fixture(autouse=True, scope='module')
-def at_once():
-    "Nobody else comes for the lock here, so there is no need to wait and see"
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(shard_writer, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
-        yield
 
 # --- at every operation
 
@@ -161,11 +154,12 @@ def seen_tars(d): return {n:(d/n).read_bytes() for n in names(d) if n.endswith('
 
 # --- processes
 
-_script = '''
+_script = HOLD + '''
 import sys, time
 from fastai_remote import to_shards
 url,what,pause,num_workers = sys.argv[1],sys.argv[2],float(sys.argv[3]),int(sys.argv[4])
 def fn(i):
+    hold()
     time.sleep(pause)
     if i%19==3: raise ValueError(f'no {i}')
     return {'txt':f'{what} {i}', 'cls':f'c{i%7}', 'id':i, 'labels':[f'l{i%3}',f'm{i%11}']}
@@ -177,13 +171,14 @@ print(to_shards(src, url, fn, num_workers=num_workers, progress=False, chunk=100
 
 @pytest.fixture
 def script(tmp_path):
-    "Starts the script as a process group of its own"
+    "Starts the script as a process group of its own; `hold`: each process stops after so many samples, until there is a file `go on`"
     (f:=tmp_path/'ingest.py').write_text(_script)
     ps = []
-    def go(d, what='known', pause=0., num_workers=2, *more):
+    def go(d, what='known', pause=0., num_workers=2, *more, hold=None):
         out = (tmp_path/f'{len(ps)}.out').open('w+')
-        ps.append(p:=subprocess.Popen([sys.executable, '-W', 'ignore', f, str(d), what, str(pause), str(num_workers), *more], stdout=out, stderr=out, start_new_session=True))
-        p.said = lambda: (p.wait(240), Path(out.name).read_text())[1]
+        args = [sys.executable, '-W', 'ignore', f, str(d), what, str(pause), str(num_workers), *more]
+        ps.append(p:=subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True, env=holding(hold, tmp_path/'go on')))
+        p.said = lambda: (p.wait(500), Path(out.name).read_text())[1]
         return p
     yield go
     for p in ps: kill(p)
@@ -208,7 +203,7 @@ def test_killed_again_and_again(tmp_path, script, plain, what, num_workers):
     "All of it is killed, some chunks on each time"
     d,rng = tmp_path/'d',random.Random(what)
     for k in range(3):
-        n,p = done(d),script(d, what, .001, num_workers)
+        n,p = done(d),script(d, what, .001, num_workers, hold=900//num_workers)   # of 40 chunks, 9 at most
         want = n+rng.randrange(1, 9)
         wait_for(lambda: p.poll() is not None or done(d)>=want)
         kill(p)
@@ -220,10 +215,11 @@ def test_killed_again_and_again(tmp_path, script, plain, what, num_workers):
 def test_leader_killed(tmp_path, script, plain):
     "Only the leader is killed, and its workers outlive it: they do no harm to who goes on at once, with the same or with something else"
     d = tmp_path/'d'
-    p = script(d, 'known', .002)
+    p = script(d, 'known', hold=250)
     wait_for(lambda: done(d)>3)
     left = kids(p)
     p.kill(); p.wait()
+    (tmp_path/'go on').touch()
     q = script(d, 'other', 0, 1, 'over')
     out = q.said()
     assert q.returncode==0, out
@@ -234,7 +230,7 @@ def test_leader_killed(tmp_path, script, plain):
 
 def test_worker_killed(tmp_path, script, plain):
     "A worker dies: the ingest stops and says so; the same call again goes on"
-    d,p = tmp_path/'d',script(tmp_path/'d', 'known', .002)
+    d,p = tmp_path/'d',script(tmp_path/'d', 'known', hold=250)
     wait_for(lambda: done(d)>3)
     os.kill(kids(p)[0], signal.SIGKILL)
     assert 'TerminatedWorkerError' in p.said() and p.returncode
@@ -245,9 +241,10 @@ def test_worker_killed(tmp_path, script, plain):
 @pytest.mark.parametrize('num_workers', [1,2])
 def test_interrupted(tmp_path, script, plain, num_workers):
     "Ctrl-C: says how far it is and what to do; the same call again goes on"
-    d,p = tmp_path/'d',script(tmp_path/'d', 'known', .002, num_workers)
+    d,p = tmp_path/'d',script(tmp_path/'d', 'known', 0, num_workers, hold=450)
     wait_for(lambda: done(d)>3)
     p.send_signal(signal.SIGINT)
+    (tmp_path/'go on').touch()
     out = p.said()
     assert p.returncode and re.search(r'KeyboardInterrupt.*\n.*d: what is written is kept \([0-9]+ of 40 chunks done\): repeat the same call to go on, or ShardStore.abandon', out), out
     assert not (d/'.ingest/lock.json').exists()
@@ -257,7 +254,7 @@ def test_interrupted(tmp_path, script, plain, num_workers):
 
 def test_second_is_told(tmp_path, script, plain):
     "Two start the same: the second is refused, and told how far the first is; after `abandon`, nothing is left"
-    d,p = tmp_path/'d',script(tmp_path/'d', 'known', .002)
+    d,p = tmp_path/'d',script(tmp_path/'d', 'known', hold=250)
     wait_for(lambda: done(d)>3)
     with pytest.raises(StoreBusy, match=rf'process {p.pid} on .* is writing here now \([0-9]+ of 40 chunks done\)'): to_shards([{'id':1}], d, **one)
     for act in (ShardStore.abandon,ShardStore.delete):

@@ -16,7 +16,7 @@ seeds,some_sizes = st.integers(0, 2**63),st.lists(st.one_of(st.integers(0, 3), s
 
 def shard_of(sizes, i): return np.searchsorted(np.cumsum(sizes), i, 'right')
 def whole(m): return m[np.arange(len(m))]
-def lanes(sp): return [np.concatenate([np.zeros(0, np.int64), *worker_batches(Order(len(sp), sp), sp.bs, w, sp.workers)]) for w in range(sp.workers)]
+def lanes(sp): return [np.concatenate([np.zeros(0, np.int64), *worker_batches(Order(len(sp), sp), sp.bs, w, sp.num_workers)]) for w in range(sp.num_workers)]
 def chi(table, e): return float(((table-e)**2/e).sum())
 def even(table, e, dof): return abs(chi(np.asarray(table), e)-dof)<5*np.sqrt(2*dof)
 
@@ -32,7 +32,7 @@ def test_each_once(sizes, seed, interleave, bs, workers, world):
     n,ranks = sum(sizes),[ShardPermutation(sizes, seed, interleave, bs, workers, r, world) for r in range(world)]
     size,seen,reads = -(-n//world),np.zeros(n, int),0
     for sp in ranks:
-        assert len(sp)==size and sp.workers==max(workers, 1)
+        assert len(sp)==size and sp.num_workers==max(workers, 1)
         got = lanes(sp)
         assert [len(g) for g in got]==sp.counts.tolist() and sum(map(len, got))==size
         for w,g in enumerate(got):
@@ -61,7 +61,7 @@ def test_random_access(sizes, seed, interleave, bs, workers, data):
         with pytest.raises(IndexError): sp[bad]
 
 def test_bad_arguments():
-    for kw in (dict(interleave=0), dict(bs=0), dict(workers=-1), dict(rank=1), dict(rank=-1), dict(world_size=0)):
+    for kw in (dict(interleave=0), dict(bs=0), dict(num_workers=-1), dict(rank=1), dict(rank=-1), dict(world_size=0)):
         with pytest.raises(ValueError): ShardPermutation([5], **kw)
     for sizes in ([-1], [[1]], [2**31+1]):
         for f in (ShardPermutation, ShardSplit):
@@ -71,8 +71,8 @@ def test_bad_arguments():
 
 def test_frozen():
     "Orders are part of what a seed means: these numbers must never change"
-    assert ShardPermutation([1000]*1000, 42, workers=2)[np.arange(0, 600, 64)].tolist()==[916726, 738939, 859128, 738818, 916268, 738956, 933004, 80805, 933872, 744215]
-    assert ShardPermutation([10_000]*1000, 42, workers=2)[np.arange(0, 600, 64)].tolist()==[8591264, 4191182, 9784507, 7382805, 8594598, 7448553, 9166904, 809930, 9167324, 4191560]
+    assert ShardPermutation([1000]*1000, 42, num_workers=2)[np.arange(0, 600, 64)].tolist()==[916726, 738939, 859128, 738818, 916268, 738956, 933004, 80805, 933872, 744215]
+    assert ShardPermutation([10_000]*1000, 42, num_workers=2)[np.arange(0, 600, 64)].tolist()==[8591264, 4191182, 9784507, 7382805, 8594598, 7448553, 9166904, 809930, 9167324, 4191560]
     assert ShardSplit([1000]*1000, .2, 42).valid[np.arange(0, 200_000, 30_001)].tolist()==[73, 150291, 300671, 450186, 600458, 750067, 900458]
     assert ShardSplit([1000]*1000, .2, 42).train[np.arange(0, 800_000, 130_001)].tolist()==[273, 162011, 325652, 487628, 650376, 812048, 975895]
 
@@ -82,7 +82,7 @@ def test_numpy_only():
 
 def test_memory():
     "What is held grows with shards, not with samples"
-    sp = ShardPermutation([10**9]*1000, 1, workers=4)
+    sp = ShardPermutation([10**9]*1000, 1, num_workers=4)
     sp[np.arange(64)]
     assert sum(v.nbytes for v in vars(sp).values() if isinstance(v, np.ndarray))<50_000 and len(pickle.dumps(sp))<9000
     split = ShardSplit([10**6]*1000, .2)
@@ -123,7 +123,7 @@ def test_independent(two):
     def place(x): return int(np.flatnonzero(x%4==1)[0])   # position, in a group of eight, of the first sample with local number 1
     for seed in range(3000):
         if two=='groups':  a,b = whole(ShardPermutation([4]*4, seed, interleave=2, bs=8)).reshape(2, 8)
-        if two=='workers': a,b = whole(ShardPermutation([4]*4, seed, interleave=2, bs=8, workers=2)).reshape(2, 8)
+        if two=='workers': a,b = whole(ShardPermutation([4]*4, seed, interleave=2, bs=8, num_workers=2)).reshape(2, 8)
         if two=='ranks':   a,b = (whole(ShardPermutation([4]*4, seed, interleave=2, bs=8, rank=r, world_size=2)) for r in range(2))
         if two=='epochs':  a,b = (whole(ShardPermutation([4]*4, s, interleave=2, bs=8))[:8] for s in (seed, seed+1))
         table[place(a),place(b)] += 1
@@ -196,7 +196,7 @@ def test_quality_of_little():
 
 def test_quality_shows():
     n = 100_000
-    q = shuffle_quality(ShardPermutation([1000]*100, 1, workers=2), n)
+    q = shuffle_quality(ShardPermutation([1000]*100, 1, num_workers=2), n)
     assert q.again is None and q.labels is None and q.span is None and 'classes' not in repr(q).lower()
     l = shuffle_quality(ShardPermutation([1000]*100, 1), n, labels=lambda i: np.where(i<50_000, 7, -3))
     for o in (q, l): assert o._repr_png_()[:4]==b'\x89PNG' and len(o._repr_png_())<16_000 and [len(a.get_xlabel())>0 for a in o.plot().axes]==[True]*2

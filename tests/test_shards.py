@@ -25,13 +25,6 @@ from fastai_remote.store.storage import Storage
 
 DATA = Path(__file__).parent/'data'
 
-@pytest.fixture(autouse=True, scope='module')
-def at_once():
-    "Nobody else comes for the lock here, so there is no need to wait and see"
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(shard_writer, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
-        yield
-
 def put(folder, src, fn=None, **kw):
     "Write `src` to `folder`: the store and the report"
     rep = to_shards(src, folder, fn, **{'num_workers':1, 'progress':False, **kw})
@@ -57,14 +50,14 @@ def sound(folder, maxsize=1e8, maxcount=100_000):
     "What holds of every folder that `to_shards` has written, file by file"
     s = ShardStore(folder)
     t,m,p = s.shards,s.manifest,Path(folder)
-    want = {'manifest.json', *([m.failures] if m.failed else []), *(f for u in range(len(t)) for f in (t.name(u), s._index_name(u)))}
+    want = {'manifest.json', *([m.failures] if m.failed else []), *(f for u in range(len(t)) for f in (t.name(u), s.index_file(u)))}
     assert set(names(folder))==want and int(t.starts[-1])==m.n==len(s)
     assert {x for ab in s.splits.values() for x in ab}<={*t.starts.tolist()}   # no shard holds two splits
     for u in range(len(t)):
         b,n = (p/t.name(u)).read_bytes(),int(t.n[u])
         assert len(b)==t.size[u]<=maxsize or n==1
-        assert 1<=n<=maxcount and zlib.crc32(b)==t.crc[u] and (p/s._index_name(u)).stat().st_size==t.idx[u]
-        ix,ms = ShardIndex.map(p/s._index_name(u)),members(p/t.name(u))
+        assert 1<=n<=maxcount and zlib.crc32(b)==t.crc[u] and (p/s.index_file(u)).stat().st_size==t.idx[u]
+        ix,ms = ShardIndex.map(p/s.index_file(u)),members(p/t.name(u))
         ix.check('here')
         assert len({k for k,*_ in ms})==len(ms)==n*len([f for f in s.fields])
         keys = list(dict.fromkeys(k.split('.')[0] for k,*_ in ms))
@@ -344,7 +337,7 @@ def test_overwrite_under_readers(tmp_path, delete):
         while not stop.is_set():
             try:
                 s = ShardStore(tmp_path/'d') if held is None else held
-                if rng.random()<.1: s._open_ = None   # as one that has had more of its shards open since
+                if rng.random()<.1: s._process_state = None   # as one that has had more of its shards open since
                 i = rng.sample(range(len(s)), 20)
                 d = s.get_many(i, ['txt','cls','w.i4'], check=True)
                 ws = {b.decode()[0] for b in d['txt']} | {s.vocab[c][0] for c in d['cls']} | {chr(w) for w in d['w.i4']}
@@ -848,7 +841,7 @@ def test_golden():
     for k,i in enumerate((0,1,3,4)):
         for f,v in golden(i).items(): assert np.array_equal(np.asarray(s[k][f]), v) if f=='png' else s[k][f]==v and type(s[k][f]) is type(v)
     for u in range(2):
-        s._indices([u])[u].check('here')
+        s.indices([u])[u].check('here')
         assert zlib.crc32((DATA/'shards-v1'/s.shards.name(u)).read_bytes())==s.shards.crc[u]
 
 def golden_2(i):

@@ -53,10 +53,10 @@ def damage(store, i, field, value):
     if isinstance(store, MemoryStore): store.columns[field] = [value if k==i else v for k,v in enumerate(store.columns[field])]
     elif isinstance(store, ShardStore):   # its bytes in the tar, and its length in the index, whose own checksum is made right
         u,k = (int(o[0]) for o in store.shards.at(np.array([i])))
-        ix,addr = store._indices([u])[u],lambda a: a.__array_interface__['data'][0]
+        ix,addr = store.indices([u])[u],lambda a: a.__array_interface__['data'][0]
         at = addr(ix.columns[f'{field}#'])-addr(np.frombuffer(ix.buf, np.uint8))+4*k
-        with open(store.storage.path(store._index_name(u)), 'r+b') as f: f.seek(at); f.write((0xFFFFFFFF if value is None else len(value)).to_bytes(4, 'little'))
-        (icrc:=store.table.icrc.copy())[u] = zlib.crc32(Path(store.storage.path(store._index_name(u))).read_bytes())
+        with open(store.storage.path(store.index_file(u)), 'r+b') as f: f.seek(at); f.write((0xFFFFFFFF if value is None else len(value)).to_bytes(4, 'little'))
+        (icrc:=store.table.icrc.copy())[u] = zlib.crc32(Path(store.storage.path(store.index_file(u))).read_bytes())
         store.table.icrc = icrc
         store.new_epoch()
         with open(store.storage.path(store.shards.name(u)), 'r+b') as f: f.seek(int(ix.columns[f'{field}@'][k])); f.write(value or b'')

@@ -8,7 +8,7 @@ import pytest
 import redis
 from fastcore.test import expect_fail
 
-from conftest import N, class_of, within, wait_for
+from conftest import N, class_of, in_time, wait_for
 from fastai_remote.core import CorruptSample, MissingSample, StoreFull, StoreUnavailable
 from fastai_remote.store.base import MemoryStore
 from fastai_remote.store.redis import RedisStore
@@ -47,7 +47,7 @@ class Asked(ShardStore):
     def prefetch(self, shards, wait=False): self.wanted.append((shards, wait))
 
 def client(server): return redis.Redis.from_url(server.url)
-def again(store): store._fill.off.clear()   # as if the pause were over
+def again(store): store._redis.paused.clear()   # as if the pause were over
 def right(store, idxs): return store.get_many(idxs, 'txt', check=True)['txt']==[text(i) for i in idxs]
 def epoch(store, seed=0, bs=40):
     p = np.random.default_rng(seed).permutation(n).tolist()
@@ -74,7 +74,7 @@ def requests(link):
 
 def test_first_from_the_shards_then_from_redis(fresh, folder):
     store = TieredStore(fresh.url, shards:=Asked(folder))
-    assert epoch(store) and store.flush() and sorted(shards.asked)==list(range(n))
+    assert epoch(store) and store.flush(120) and sorted(shards.asked)==list(range(n))
     shards.asked.clear()
     assert epoch(store, 1) and not shards.asked and store.hits=={'from_redis':n, 'from_shards':n} and store.held()==1.
     assert client(fresh).get(f'texts~{shards.manifest.uid[:8]}:txt:7')==text(7)
@@ -87,7 +87,7 @@ def test_one_request_a_batch(fresh, folder):
     "Whatever the fields, hit or miss"
     store = TieredStore(fresh.url, ShardStore(folder))
     store.get_many(range(100), store.fields)
-    store.flush()
+    store.flush(120)
     sent,end = requests(store.link)
     try: store.get_many(range(90), store.fields, check=True); assert len(sent)==1 and b'MGET' in sent[0]
     finally: end()
@@ -95,20 +95,20 @@ def test_one_request_a_batch(fresh, folder):
 def test_part_of_a_batch(fresh, folder):
     "Fields and samples that are there in part, repeats, empty lists"
     store = TieredStore(fresh.url, shards:=Asked(folder))
-    store.get_many([1,2], 'txt'); store.flush(); shards.asked.clear()
+    store.get_many([1,2], 'txt'); store.flush(120); shards.asked.clear()
     got = store.get_many([3,2,1,3], ['json','txt'])
     assert got['txt']==[text(i) for i in (3,2,1,3)] and got['json']==[b'{"i":%d}'%i for i in (3,2,1,3)] and shards.asked==[3,2,1,3]
-    assert store.get_many([], ['txt','id'])['txt']==[] and store.flush()
+    assert store.get_many([], ['txt','id'])['txt']==[] and store.flush(120)
     assert store.held(n)==3/n
 
 def test_damaged_in_redis(fresh, folder):
     "Right all the same, and put right"
     store,c = TieredStore(fresh.url, ShardStore(folder)),client(fresh)
-    assert right(store, range(50)) and store.flush()
+    assert right(store, range(50)) and store.flush(120)
     for i,v in ((3,b''), (4,text(5)), (5,text(5)[:-1])): c.set(f'{store.prefix}:txt:{i}', v)
     c.delete(f'{store.prefix}:txt:6'); c.delete(f'{store.prefix}:txt:7'); c.lpush(f'{store.prefix}:txt:7', 'a list')
     assert store.get_many(range(3, 8), 'txt')['txt']==[text(i) for i in range(3, 8)]   # without check=True too
-    assert store.flush() and [c.get(f'{store.prefix}:txt:{i}') for i in range(3, 8)]==[text(i) for i in range(3, 8)]
+    assert store.flush(120) and [c.get(f'{store.prefix}:txt:{i}') for i in range(3, 8)]==[text(i) for i in range(3, 8)]
 
 def test_damaged_in_the_shards(fresh):
     "Said as a store says it; damaged bytes do not get into Redis; what is missing is missing"
@@ -118,14 +118,14 @@ def test_damaged_in_the_shards(fresh):
     with expect_fail(CorruptSample, contains="d: sample 4, field 'txt'"): store.get_many([3,4], 'txt', check=True)
     assert store.get_many([4], 'txt', check=False)['txt']==[b'nonsense']
     with expect_fail(MissingSample, contains="d: 1 of 2 samples missing, first 5 (field 'txt')"): store.get_many([5,6], 'txt')
-    assert store.flush() and sorted(k.split(b':')[-1] for k in client(fresh).keys())==[b'3',b'6']
+    assert store.flush(120) and sorted(k.split(b':')[-1] for k in client(fresh).keys())==[b'3',b'6']
 
 def test_a_dataset_written_anew(fresh, tmp_path):
     "Never meets the old one's values"
     for word in ('old','new'):
         to_shards([{'txt':f'{word} {i}'} for i in range(20)], d:=str(tmp_path/'d'), overwrite=True, **one)
         store = TieredStore(fresh.url, ShardStore(d))
-        for _ in range(2): assert store.get_many([7], 'txt')['txt']==[f'{word} 7'.encode()] and store.flush()
+        for _ in range(2): assert store.get_many([7], 'txt')['txt']==[f'{word} 7'.encode()] and store.flush(120)
     assert client(fresh).dbsize()==2
 
 # --- a Redis that forgets, is full, away, slow, or refuses
@@ -140,17 +140,17 @@ def test_eviction():
         for k in range(6):
             p = np.random.default_rng(k).permutation(n)
             for b in np.split(p, 20): assert store.get_many(b, 'npy')['npy']==[below.columns['npy'][i] for i in b.tolist()]
-            assert store.flush()
+            assert store.flush(120)
         assert c.info('stats')['evicted_keys']>0 and .1<store.held()<.9 and store.hits['from_redis']>0
 
 def test_full(folder, fresh):
     "Under noeviction it keeps what it has, is said once, and left alone for a while; reads come from it"
     store,c = TieredStore(fresh.url, ShardStore(folder)),client(fresh)
-    assert right(store, range(100)) and store.flush()
+    assert right(store, range(100)) and store.flush(120)
     c.config_set('maxmemory', c.info('memory')['used_memory']-100_000)
     with said() as w:
         for k in range(3):
-            assert epoch(store, k) and store.flush()
+            assert epoch(store, k) and store.flush(120)
             again(store)
     assert ['Redis is full' in str(o) for o in w]==[True] and store.hits['from_redis']>=300
     with expect_fail(StoreFull, contains='no room'): store.warm(num_workers=1)
@@ -166,7 +166,7 @@ def closed_url(fresh):
 def test_never_there(closed_url, folder):
     "Said once, and asked no more than now and then"
     store = TieredStore(closed_url, ShardStore(folder))
-    with said() as w, within(10):
+    with said() as w, in_time():
         for k in range(3): assert epoch(store, k)
     assert len(w)==1 and 'texts: samples come from the shards' in str(w[0]) and store.hits['from_redis']==0 and store.held() is None
     assert 'does not answer' in store._repr_html_()
@@ -174,7 +174,7 @@ def test_never_there(closed_url, folder):
 
 def test_killed_and_back_in_mid_epoch(fresh, folder):
     store = TieredStore(fresh.url, ShardStore(folder))
-    assert epoch(store) and store.flush()
+    assert epoch(store) and store.flush(120)
     p,had = np.random.default_rng(3).permutation(n).tolist(),[]
     for k in range(0, n, 20):
         if k==100: fresh.kill()
@@ -182,42 +182,42 @@ def test_killed_and_back_in_mid_epoch(fresh, folder):
         before = store.hits['from_redis']
         assert right(store, p[k:k+20])
         had.append(store.hits['from_redis']-before)
-    assert had==[20]*5+[0]*15 and store.flush() and client(fresh).dbsize()==200   # it came back empty
+    assert had==[20]*5+[0]*15 and store.flush(120) and client(fresh).dbsize()==200   # it came back empty
     assert right(store, p[200:]) and store.hits['from_redis']==100+200
 
 def test_stopped(fresh, folder):
     "A server that takes the connection and says nothing costs one time-out, then nothing for a while; the queue stays in its bounds"
     store = TieredStore(fresh.url, ShardStore(folder), queue=10_000, socket_timeout=.2)
-    assert right(store, range(10)) and store.flush()
+    assert right(store, range(10)) and store.flush(120)
     os.kill(fresh.proc.pid, signal.SIGSTOP)
     try:
-        with within(10):
-            store._fill.put([(f'k{i}', bytes(1000)) for i in range(100)])
-            assert store._fill.size<=10_000
+        with in_time():
+            store._redis.put([(f'k{i}', bytes(1000)) for i in range(100)])
+            assert store._redis.size<=10_000
             for k in range(5): assert right(store, range(10*k, 10*k+40))
-        assert store.flush(20) and not store._fill.todo
+        assert store.flush(120) and not store._redis.todo
     finally: os.kill(fresh.proc.pid, signal.SIGCONT)
     again(store)
-    assert right(store, range(100, 110)) and store.flush()
+    assert right(store, range(100, 110)) and store.flush(120)
 
 def test_queue_is_bounded(fresh, folder):
     "What does not fit is dropped, and comes again when it is next read"
     store = TieredStore(fresh.url, ShardStore(folder), queue=5_000)
-    f,write,go = store._fill,store._fill._write,threading.Event()
-    f._write = lambda part: go.wait(30) and write(part)
+    f,write,go = store._redis,store._redis._write,threading.Event()
+    f._write = lambda part: go.wait(120) and write(part)
     try:
         assert epoch(store) and 0<f.size<=5_000
     finally: go.set()
-    assert store.flush() and 0<store.held(n)<.2
+    assert store.flush(120) and 0<store.held(n)<.2
     del f._write
-    for k in range(60): epoch(store, k); store.flush()
+    for k in range(60): epoch(store, k); store.flush(120)
     assert store.held(n)>.5
 
 def test_password_and_refusal(folder):
     "A wrong password is an answer too; a right one is in no repr and no pickle, and goes along to our workers"
     with redis_server(port=-1, requirepass='s3same') as s:
         store = TieredStore(s.url, ShardStore(folder))
-        assert right(store, range(9)) and store.flush() and store.held(n)==9/n
+        assert right(store, range(9)) and store.flush(120) and store.held(n)==9/n
         for o in (pickle.dumps(store), repr(store), store._repr_html_(), repr(store.opener()), repr(store.link), repr(store.__getstate__())): assert 's3same' not in str(o)
         assert len(pickle.dumps(store))<1000 and store.warm(num_workers=2)==1.
         lost = pickle.loads(pickle.dumps(store))   # knows no password any more
@@ -233,11 +233,11 @@ def test_read_only(folder):
         client(s).execute_command('ACL', 'SETUSER', 'reader', 'on', '>pw', '~*', '+@read', '+@connection')
         client(s).delete(*[f'{store.prefix}:txt:{i}' for i in range(10)])
         other = TieredStore(f'redis://reader:pw@127.0.0.1:{s.port}', ShardStore(folder))
-        assert right(other, range(100)) and other.flush() and right(other, range(100)) and other.hits=={'from_redis':180, 'from_shards':20}
+        assert right(other, range(100)) and other.flush(120) and right(other, range(100)) and other.hits=={'from_redis':180, 'from_shards':20}
 
 # --- many processes
 
-def _pass(store, q, seed): q.put((epoch(store, seed), store.flush(), store.hits))
+def _pass(store, q, seed): q.put((epoch(store, seed), store.flush(120), store.hits))
 
 @pytest.mark.parametrize('method', ['fork','spawn','forkserver'])
 def test_two_processes_share_one_cache(folder, method):
@@ -264,13 +264,13 @@ def test_a_process_that_ends_finishes_its_writes(fresh, folder):
 def test_kill_9(fresh, folder):
     "Of a process that reads and writes: whole values in Redis, and others go on"
     store = TieredStore(fresh.url, ShardStore(folder))
-    right(store, range(5)); store.flush()
+    right(store, range(5)); store.flush(120)
     for seed in range(3):
         if (pid:=os.fork())==0:
             while True: epoch(store, seed); client(fresh).flushall()
         time.sleep(.1)
         os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)
-        assert epoch(store, seed) and store.flush() and right(store, range(n))
+        assert epoch(store, seed) and store.flush(120) and right(store, range(n))
     c = client(fresh)
     assert all(c.get(k)==text(int(k.split(b':')[-1])) for k in c.keys() if b':txt:' in k)
 
@@ -295,7 +295,7 @@ def test_a_learner(fresh, pictures, num_workers):
 
 def test_ahead_skips_what_redis_holds(fresh, folder):
     store = TieredStore(fresh.url, shards:=Asked(folder))
-    store.get_many(range(150), 'txt'); store.flush()   # shards 0, 1, 2, of one field
+    store.get_many(range(150), 'txt'); store.flush(120)   # shards 0, 1, 2, of one field
     store.prefetch([4,0,2,7], wait=True)
     assert shards.wanted==[([4,7],True)]
     sent,end = requests(store.link)
@@ -306,7 +306,7 @@ def test_ahead_skips_what_redis_holds(fresh, folder):
     client(fresh).flushall()
     store.get_many(range(100, 130), 'txt')   # evicted meanwhile
     assert shards.wanted[-1]==([4,2,7],True)
-    store.flush(); store.warm(num_workers=1)
+    store.flush(120); store.warm(num_workers=1)
     store.prefetch([7,4,2,0], wait=False)   # another epoch
     assert shards.wanted[-1]==([],False)
 
@@ -330,7 +330,7 @@ def test_no_requests_in_the_second_epoch(fresh, tmp_path, images):
             store = TieredStore(fresh.url, ShardStore(url, cache=cache, storage_options=opts))
             dls = DataLoaders.from_store(store, item_tfms=Resize(32), bs=8, num_workers=0, device='cpu')
             def run(): return sum(len(b[1]) for dl in (dls.train.new(drop_last=False), dls.valid) for b in dl)
-            assert run()==N and store.flush()
+            assert run()==N and store.flush(120)
             proxy.clear()
             assert run()==N and not proxy.requests, cache
             assert store.warm(num_workers=1)==1.
@@ -345,10 +345,10 @@ def test_a_copy_in_redis(fresh, folder):
     store,c = TieredStore(RedisStore(fresh.url, 'copy'), shards),client(fresh)
     assert epoch(store) and store.hits=={'from_redis':n, 'from_shards':0}
     c.delete(*[f'copy:txt:{i}' for i in range(100)])
-    assert epoch(store, 1) and store.flush() and RedisStore(fresh.url, 'copy').get_many(range(n), 'txt', check=True)['txt']==[text(i) for i in range(n)]
+    assert epoch(store, 1) and store.flush(120) and RedisStore(fresh.url, 'copy').get_many(range(n), 'txt', check=True)['txt']==[text(i) for i in range(n)]
     with expect_fail(ValueError, contains='RedisStore.delete'): store.clear()
     to_redis([{'txt':f'other {i}', 'json':{}, 'cls':'ab'[i%2], 'id':i} for i in range(n)], fresh.url, 'copy', overwrite=True, **one)
-    with pytest.warns(UserWarning, match='copy: replaced, deleted or lost'): assert epoch(store) and store.flush()
+    with pytest.warns(UserWarning, match='copy: replaced, deleted or lost'): assert epoch(store) and store.flush(120)
     assert RedisStore(fresh.url, 'copy').get_many([7], 'txt')['txt']==[b'other 7']
     with expect_fail(ValueError, contains='is no copy of texts: '): TieredStore(RedisStore(fresh.url, 'copy'), shards)
     to_redis([{'txt':'a'}], fresh.url, 'short', **one)
@@ -370,10 +370,10 @@ def test_threads(fresh, folder):
     from concurrent.futures import ThreadPoolExecutor
     store = TieredStore(fresh.url, ShardStore(folder))
     with ThreadPoolExecutor(8) as ex: assert all(ex.map(lambda k: epoch(store, k), range(8)))
-    assert store.flush() and store.held()==1. and sum(store.hits.values())==8*n
+    assert store.flush(120) and store.held()==1. and sum(store.hits.values())==8*n
 
 def test_a_thread_that_ends_is_started_again(fresh, folder):
     store = TieredStore(fresh.url, ShardStore(folder))
-    right(store, range(10)); store.flush()
-    wait_for(lambda: store._fill.thread is None)
-    assert right(store, range(20)) and store.flush() and store.held(n)==20/n
+    right(store, range(10)); store.flush(120)
+    wait_for(lambda: store._redis.thread is None)
+    assert right(store, range(20)) and store.flush(120) and store.held(n)==20/n

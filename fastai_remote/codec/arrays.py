@@ -17,7 +17,7 @@ from .base import Codec, utf8
 
 # %% ../../nbs/codec/02_arrays.ipynb #7f4ae55c
 def _as_array(o, name):
-    "`o` as an array that has all that was in `o`; raises `TypeError` or `ValueError`"
+    "`o` as an array that contains everything in `o`; raises `TypeError` or `ValueError`"
     if isinstance(o, (str,dict,set,frozenset)):
         raise TypeError(f'{name}: want an array, a tensor or numbers, got {type(o).__name__}')
     if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any():
@@ -26,14 +26,16 @@ def _as_array(o, name):
     if a.dtype.hasobject:
         raise ValueError(f'{name}: want numbers, got an array of dtype object, which would be a pickle '
                          '(allow_pickle=False)')
-    if isinstance(o, Image.Image) and o.mode!=(mode:=from_pixels(a).mode):
-        raise ValueError(f'{name}: pixels of a picture of mode {o.mode} would come back as {mode}: give '
-                         f'o.convert({mode!r}), or the array that you mean')
+    if isinstance(o, Image.Image):
+        mode = from_pixels(a).mode
+        if o.mode!=mode:
+            raise ValueError(f'{name}: pixels of a picture of mode {o.mode} would come back as {mode}: give '
+                             f'o.convert({mode!r}), or the array that you mean')
     if isinstance(o, (list,tuple)): _check_list(o, a, name)
     return a
 
 def _check_list(o, a, name):
-    "Raise `ValueError` if numbers or text in list `o` became something else in array `a`"
+    "Raise `ValueError` if an element of list `o` has another value in array `a`, such as text or a rounded number"
     if a.dtype.kind not in 'fcUS': return
     for x,y in zip(np.array(o, object).ravel(), a.ravel().tolist()):
         if a.dtype.kind in 'US' and x!=y: raise ValueError(f'{name}: {x!r} would become text, {y!r}')
@@ -41,41 +43,47 @@ def _check_list(o, a, name):
             raise ValueError(f'{name}: {x} would become {y!r} in an array of {a.dtype}')
 
 class NpyCodec(Codec):
-    "One array; tensors and lists of numbers become arrays"
+    "Codec of one array, stored as an npy file; tensors and lists of numbers are converted to arrays"
     def pack(self, o):
         np.save(f:=io.BytesIO(), _as_array(o, self.name), allow_pickle=False)
         return f.getvalue()
     def unpack(self, b): return np.load(io.BytesIO(b), allow_pickle=False)
 
 class NpzCodec(Codec):
-    "One array or a dict of them, zlib-compressed"
+    "Codec of one array or a dict of arrays, stored as a compressed npz file"
     def pack(self, o):
-        if isinstance(o, dict):
-            if list(o)==['arr_0']:
-                raise ValueError(f"{self.name}: {{'arr_0': array}} would come back as the array alone: give that, "
-                                 "or another name")
-            taken = 'file','args','kwds','allow_pickle'   # arguments of NumPy's
-            if bad:=[k for k in o if not isinstance(k, str) or k in taken or k.endswith('.npy') or '\0' in k]:
-                raise ValueError(f'{self.name}: {bad[0]!r} cannot name an array in an npz file')
-            for k in o: utf8(k)
-        arrays = {k:_as_array(v, self.name) for k,v in (o if isinstance(o, dict) else {'arr_0':o}).items()}
+        if isinstance(o, dict): self._check_names(o)
+        arrays = o if isinstance(o, dict) else {'arr_0':o}
+        arrays = {name:_as_array(a, self.name) for name,a in arrays.items()}
         np.savez_compressed(f:=io.BytesIO(), allow_pickle=False, **arrays)
         return f.getvalue()
+
+    def _check_names(self, arrays):
+        "Raise `ValueError` unless an npz file can store arrays under these names"
+        if list(arrays)==['arr_0']:
+            raise ValueError(f"{self.name}: {{'arr_0': array}} would come back as the array alone: give that, "
+                             "or another name")
+        taken = 'file','args','kwds','allow_pickle'   # parameters of `np.savez_compressed`
+        for name in arrays:
+            if not isinstance(name, str) or name in taken or name.endswith('.npy') or '\0' in name:
+                raise ValueError(f'{self.name}: {name!r} cannot name an array in an npz file')
+            utf8(name)
+
     def unpack(self, b):
-        with np.load(io.BytesIO(b), allow_pickle=False) as z: d = {k:z[k] for k in z.files}
-        return d['arr_0'] if list(d)==['arr_0'] else d
+        with np.load(io.BytesIO(b), allow_pickle=False) as file: arrays = {name:file[name] for name in file.files}
+        return arrays['arr_0'] if list(arrays)==['arr_0'] else arrays
 
 def from_pixels(
-    a # Of shape (h,w), (h,w,1) or (h,w,channels)
+    a # Array or tensor of shape (h,w), (h,w,1) or (h,w,channels)
 )->Image.Image:
-    "The picture of array or tensor `a`"
+    "The Pillow image of an array or tensor"
     a = np.asarray(a)
     return Image.fromarray(a[...,0] if a.ndim==3 and a.shape[-1]==1 else a)
 
 class NpyImageCodec(NpyCodec):
-    "One array of pixels"
+    "Codec of pictures, stored as an npy file of their pixels"
     def image(self, b): return from_pixels(self.from_bytes(b))
 
 class NpzImageCodec(NpzCodec):
-    "One array of pixels, zlib-compressed"
+    "Codec of pictures, stored as a compressed npz file of their pixels"
     image = NpyImageCodec.image

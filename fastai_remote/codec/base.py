@@ -1,4 +1,4 @@
-"""The interface: an object becomes bytes, and bytes the object
+"""The interface of codecs, which convert objects to bytes and back
 
 Docs: page `codec/base`"""
 
@@ -12,52 +12,66 @@ from fastcore.basics import store_attr
 
 # %% ../../nbs/codec/00_base.ipynb #b3acf2bb
 class Encoded(bytes):
-    """Bytes that codec `codec` need not check: it has just made them (`im`: of this image), or a checksum vouches for them
-
-    `note` says what was lost."""
-    codec = im = note = None
+    "Bytes that a codec stores without checking them again: it has just made them, or a checksum was compared"
+    codec = None # Name of the codec
+    im = None # The image that was encoded, if it was one
+    note = None # What was changed by encoding, if anything, for the report of an ingest
     @classmethod
     def of(cls, b:bytes, codec:str, im=None, note:str=None):
+        "`b` as `Encoded`"
         res = cls(b)
         res.codec,res.im,res.note = codec,im,note
         return res
 
 class Codec:
-    """How one kind of value becomes bytes, and back: the interface
+    """Interface: converts one kind of object to bytes, and back
 
-    A subclass writes `pack` and `unpack`; one for pictures also `image`. `register_codec` makes it known under its name, which is the last part of the names
-    of its fields. A value that would not come back identical is refused."""
-    dtype = None # numpy dtype of a fixed-width value, which `pack` and `unpack` do not see
+    A subclass defines `pack` and `unpack`, and `image` if it stores pictures. `register_codec` makes it available to
+    all fields whose names end in its name. A codec rejects objects that would not come back the same."""
+    dtype = None # numpy dtype of fixed-width values, which are stored without `pack` and `unpack`; `None` for bytes
     def __init__(self,
         name:str # The last part of the names of its fields
     ): store_attr()
 
     def pack(self, o)->bytes:
-        "Object `o` as bytes; raises `TypeError` or `ValueError` where it does not fit"
+        "Convert object `o` to bytes; raises `TypeError` or `ValueError` if it cannot be stored"
         raise TypeError(f'{self.name}: cannot store a {type(o).__name__}; give bytes')
+
     def unpack(self, b:bytes):
-        "The object that `pack` made `b` of; raises `ValueError` for damaged bytes"
+        "Convert the bytes of `pack` to the object; raises `ValueError` for damaged bytes"
         return b
+
     def image(self, b:bytes):
-        "The picture in `b`, or `None` where there is none"
+        "The picture in `b` as a Pillow image, or `None` if the codec stores no pictures"
+
+    def array(self, b:bytes):
+        "The pixels in `b`, `uint8`, shape (h,w) or (h,w,channels); `None` if the codec does not store plain pixels"
 
     def to_bytes(self, o)->bytes:
-        "Object `o` as bytes; bytes are checked and stored as they are; raises `TypeError` or `ValueError`"
+        """The bytes to store for `o`
+
+        Bytes are taken to be encoded already: they are checked and returned as they are. Raises `TypeError` or
+        `ValueError`."""
         if isinstance(o, Encoded) and o.codec==self.name: return o
-        if isinstance(o, (bytes,bytearray,memoryview)): self.check(o:=bytes(o)); return o
-        return self.pack(o)
+        if not isinstance(o, (bytes,bytearray,memoryview)): return self.pack(o)
+        b = bytes(o)
+        self.check(b)
+        return b
+
     def from_bytes(self, b:bytes):
-        "The object in `b`; raises `ValueError`"
+        "The object in `b`; raises `ValueError` for damaged bytes"
         return self.unpack(b)
+
     def check(self, b:bytes):
         "Raise `ValueError` unless `b` can be decoded"
         self.from_bytes(b)
+
     def __repr__(self): return f'{type(self).__name__}({self.name!r})'
 
 # %% ../../nbs/codec/00_base.ipynb #cdf0243a
 def utf8(s:str)->bytes:
-    "`s` as UTF-8; `ValueError` for what is no Unicode text, such as `os.fsdecode` makes of a file name in another encoding"
+    "`s` as UTF-8; raises `ValueError` if it is not valid Unicode"
     try: return s.encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:   # `os.fsdecode` returns such text for a file name in another encoding
         raise ValueError(f'{s[:200]!r} cannot be stored as UTF-8: it has a lone surrogate, as of a file name in '
                          'another encoding') from None

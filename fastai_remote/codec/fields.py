@@ -1,4 +1,4 @@
-"""The codec of a field, by its name
+"""The codec of a field, which its name decides
 
 Docs: page `codec/fields`"""
 
@@ -19,56 +19,67 @@ from .raster import StrokesCodec
 from .text import JsonCodec, LabelsCodec, TextCodec
 
 # %% ../../nbs/codec/07_fields.ipynb #93571ef1
-_codecs = {c.name:c for c in (
-    *(ImageCodec(k, f) for k,f in dict(jpg='JPEG', jpeg='JPEG', png='PNG', webp='WEBP', img=None).items()),
-    TextCodec('txt'), JsonCodec('json'), LabelsCodec('labels'), NpyCodec('npy'), NpzCodec('npz'), NpyImageCodec('npyimg'), NpzImageCodec('npzimg'),
-    RawCodec('raw'), BitsCodec('bits'), StrokesCodec('strokes'), Codec('bin'),
+_codecs = {codec.name:codec for codec in (
+    ImageCodec('jpg', 'JPEG'), ImageCodec('jpeg', 'JPEG'), ImageCodec('png', 'PNG'), ImageCodec('webp', 'WEBP'),
+    ImageCodec('img'), RawCodec('raw'), BitsCodec('bits'), StrokesCodec('strokes'),
+    TextCodec('txt'), JsonCodec('json'), LabelsCodec('labels'), Codec('bin'),
+    NpyCodec('npy'), NpzCodec('npz'), NpyImageCodec('npyimg'), NpzImageCodec('npzimg'),
     FixedCodec('cls', 'i8'), FixedCodec('id', 'i8'), FixedCodec('index', 'i8'), FixedCodec('crc', 'u4'),
-    *(FixedCodec(k, k) for k in 'i1 i2 i4 i8 u1 u2 u4 f2 f4 f8'.split()))}
+    *(FixedCodec(k, k) for k in ('i1','i2','i4','i8','u1','u2','u4','f2','f4','f8')))}
 
 def get_codec(
-    name:str, # Name of a codec, or a field whose last part is one
+    name:str, # Name of a field, or of a codec
 )->Codec: # `None` if there is no such codec
-    "The codec called `name`, or of a field called so"
+    "The codec of a field: that of the last part of its name"
     return _codecs.get(name.rsplit('.', 1)[-1].lower())
 
 def register_codec(
-    codec:Codec # Its name must not be taken
+    codec:Codec # Its name is lower case, without dots, and not that of a codec of another class
 ):
-    "Make `codec` known: to this process, and to those forked from it. Call it in a module that workers import, too; raises `ValueError`"
-    if '.' in codec.name or codec.name!=codec.name.lower(): raise ValueError(f'{codec.name!r} cannot name a codec: use lower case, and no dot')
-    if codec.name in _codecs and type(_codecs[codec.name]) is not type(codec): raise ValueError(f'there is a codec {codec.name!r} already: {_codecs[codec.name]!r}')
+    """Make `codec` available under its name; raises `ValueError` if the name cannot be used
+
+    It is known to this process and to those forked from it. Call this in a module that workers import as well."""
+    if '.' in codec.name or codec.name!=codec.name.lower():
+        raise ValueError(f'{codec.name!r} cannot name a codec: use lower case, and no dot')
+    known = _codecs.get(codec.name)
+    if known is not None and type(known) is not type(codec):
+        raise ValueError(f'there is a codec {codec.name!r} already: {known!r}')
     _codecs[codec.name] = codec
 
-def is_image(name:str)->bool:
-    "Does codec or field `name` hold pictures, of files or of another kind?"
-    c = get_codec(name)
-    return c is not None and type(c).image is not Codec.image
+def is_image(
+    name:str # Name of a field, or of a codec
+)->bool:
+    "Does the codec store pictures?"
+    codec = get_codec(name)
+    return codec is not None and type(codec).image is not Codec.image
 
 def is_mask(
     field:str, # Name of a field
     codec:str, # Name of its codec
     vocab:list=None # Its vocabulary, if it has one
 )->bool:
-    "Does `field` hold masks? It does if `mask` is a part of its name, as in `mask.png`, or if it holds images and has a vocabulary of its own"
+    """Does `field` contain segmentation masks?
+
+    It does if `mask` is a part of its name, as in `mask.png`. A field of pictures also does if it has a vocabulary."""
     if is_image(codec): return bool(vocab) or 'mask' in field.split('.')
     return codec in ('npy','npz') and 'mask' in field.split('.')
 
 def mask_image(
-    a:np.ndarray # Codes in 0..255, of shape (h,w) or (h,w,1)
+    a:np.ndarray # Class codes from 0 to 255, shape (h,w) or (h,w,1)
 )->Image.Image: # Of mode L
-    "The picture of a mask that is stored as an array; raises `ValueError` where it is none"
+    "The picture of a mask that is stored as an array; raises `ValueError` if `a` is not a mask"
     a = np.asarray(a)
     if a.ndim==3 and a.shape[2]==1: a = a[...,0]
     if a.ndim!=2 or a.dtype.kind not in 'biu' or a.size==0 or a.min()<0 or a.max()>255:
-        raise ValueError(f'want whole numbers from 0 to 255 of shape (h,w), not {a.dtype} of shape {a.shape}; targets that are no masks need a name without `mask`')
+        raise ValueError(f'want whole numbers from 0 to 255 of shape (h,w), not {a.dtype} of shape {a.shape}; '
+                         'targets that are no masks need a name without `mask`')
     return Image.fromarray(a.astype(np.uint8))
 
 def infer_codec(
     field:str, # Name of the field
-    o, # A value of it
+    o, # A value of the field
 )->str: # Name of a codec
-    "The codec for `field`: by its name, else by the value `o`"
+    "Choose the codec of `field`: by its name if that is the name of a codec, else by the type of the value `o`"
     if get_codec(field): return field.rsplit('.', 1)[-1].lower()
     if isinstance(o, Image.Image): return 'png'
     if isinstance(o, (bytes,bytearray)): return 'bin'

@@ -20,85 +20,105 @@ from .base import Codec, Encoded
 
 # %% ../../nbs/codec/03_images.ipynb #d006deab
 def is_transparent(im:Image.Image)->bool:
-    "Can one see through a pixel of `im`?"
-    if im.mode in ('RGBA','LA','PA','RGBa','La'): return im.getchannel(len(im.getbands())-1).getextrema()[0]<255
-    return 'transparency' in im.info and im.mode in ('1','L','P','RGB') and im.convert('RGBA').getchannel('A').getextrema()[0]<255
+    "Is any pixel of `im` transparent, at least partly?"
+    if im.mode in ('RGBA','LA','PA','RGBa','La'): alpha = im.getchannel(len(im.getbands())-1)
+    elif 'transparency' in im.info and im.mode in ('1','L','P','RGB'): alpha = im.convert('RGBA').getchannel('A')
+    else: return False
+    return alpha.getextrema()[0]<255
+
+_ORIENTATION = 0x0112   # number of the EXIF tag
 
 def orientation_of(im:Image.Image)->int:
-    "The EXIF orientation of `im`, 2 to 8; 1 if it is upright, or does not say"
-    try: o = im.getexif().get(0x0112, 1)
-    except Exception: return 1   # damaged EXIF says nothing
-    return o if o in range(2, 9) else 1
+    "The EXIF orientation of `im`, 2 to 8; 1 if it is upright or has no (valid) EXIF"
+    try: orientation = im.getexif().get(_ORIENTATION, 1)
+    except Exception: return 1   # damaged EXIF
+    return orientation if orientation in range(2, 9) else 1
 
 def only_orientation(im:Image.Image)->bytes:
-    "EXIF that says how `im` is turned, and nothing else; empty if it is upright"
-    e = Image.Exif()
-    e[0x0112] = orientation_of(im)
-    return e.tobytes() if e[0x0112]!=1 else b''
+    "EXIF that contains the orientation of `im` and nothing else; empty if it is upright"
+    orientation = orientation_of(im)
+    if orientation==1: return b''
+    exif = Image.Exif()
+    exif[_ORIENTATION] = orientation
+    return exif.tobytes()
 
 def _exif_of(im):
-    "EXIF for a copy of `im`: all of it where it is in a block of its own, else the orientation alone"
+    "EXIF for a copy of `im`: all of it if the file has an EXIF block that can be read, else only the orientation"
     if 'exif' in im.info:
         try: return im.getexif().tobytes()
-        except Exception: pass   # damaged: what can be read of it
+        except Exception: pass   # damaged
     return only_orientation(im)
 
 def _profile_of(im):
-    "The colour profile of `im`, if it is one for pixels of this kind"
-    p = im.info.get('icc_profile') or b''
-    return p if p[16:20]=={'L':b'GRAY', 'LA':b'GRAY', '1':b'GRAY', 'CMYK':b'CMYK'}.get(im.mode, b'RGB ') else None
+    "The colour profile of `im`; `None` if there is none, or one for other kinds of pixels"
+    profile = im.info.get('icc_profile') or b''
+    colour_space = {'L':b'GRAY', 'LA':b'GRAY', '1':b'GRAY', 'CMYK':b'CMYK'}.get(im.mode, b'RGB ')
+    return profile if profile[16:20]==colour_space else None
 
 class ImageCodec(Codec):
-    "An image file. `fmt` is Pillow's name of the format; `None` takes any"
-    def __init__(self, name:str, fmt:str=None, quality:int=90): store_attr()
+    """Codec of image files
+
+    Bytes are stored as they are, after decoding them once as a check. An opened image is stored as the file that it was
+    opened from, if that has the same pixels; otherwise, and for arrays, it is encoded."""
+    def __init__(self,
+        name:str, # The last part of the names of its fields
+        fmt:str=None, # Pillow's name of the only format that is accepted; default: any format, and PNG for new files
+        quality:int=90 # Of JPEGs that are encoded
+    ): store_attr()
+
     def check(self, b):
+        "Raise `ValueError` unless `b` is a complete image of the right format; a JPEG is decoded at 1/8 of its size"
         im = self._open(b)
         if self.fmt and im.format not in (self.fmt, 'MPO'): raise ValueError(f'{self.name}: this is a {im.format} file')
         im.draft(None, (max(1, im.width//8), max(1, im.height//8)))
         self._load(im)
 
     def pack(self, o):
-        opened = isinstance(o, Image.Image)
-        if not opened:
-            if np.asarray(o).dtype!=np.uint8: raise TypeError(f'{self.name}: want an image or uint8 pixels, got {np.asarray(o).dtype}')
+        "The file of image or `uint8` array `o`; raises `TypeError` or `ValueError` if the format cannot keep it"
+        is_image = isinstance(o, Image.Image)
+        if not is_image:
+            dtype = np.asarray(o).dtype
+            if dtype!=np.uint8: raise TypeError(f'{self.name}: want an image or uint8 pixels, got {dtype}')
             o = from_pixels(o)
-        if (b:=self._original(o)) is not None: return Encoded.of(b, self.name, o)
-        what = ('opened images' if getattr(o, 'format', None) or o.info else 'new images') if opened else 'arrays of pixels'
-        note = None
+        original = self._original(o)
+        if original is not None: return Encoded.of(original, self.name, o)
+        if not is_image: kind = 'arrays of pixels'
+        else: kind = 'opened images' if getattr(o, 'format', None) or o.info else 'new images'
+        return Encoded.of(self.encode(o), self.name, o, self._note(kind))
+
+    def _note(self, kind):
+        "What the report of an ingest says about encoding this kind of image; `None` if nothing was lost"
         if self.fmt=='JPEG':
-            advice = 'give bytes to keep them as they are' if what=='opened images' else 'png keeps them'
-            note = f'{what} were re-encoded as JPEG, quality {self.quality}, which changes pixels; {advice}'
-        elif what=='opened images':
-            note = (f"{what} were re-encoded as {self.fmt or 'PNG'}, pixel for pixel; "
-                    'give bytes to keep the files as they are')
-        return Encoded.of(self.encode(o), self.name, o, note)
+            advice = 'give bytes to keep them as they are' if kind=='opened images' else 'png keeps them'
+            return f'{kind} were re-encoded as JPEG, quality {self.quality}, which changes pixels; {advice}'
+        if kind!='opened images': return None
+        return (f"{kind} were re-encoded as {self.fmt or 'PNG'}, pixel for pixel; "
+                'give bytes to keep the files as they are')
 
     def encode(self,
         im:Image.Image, # What to store
-        exif:bytes=None, # Default: that of `im`
+        exif:bytes=None, # EXIF of the file; default: that of `im`
     )->bytes:
-        "`im` as a file, with colour profile and EXIF; raises `ValueError` for pixels that the format cannot keep"
+        "A file of `im`, with colour profile and EXIF; raises `ValueError` if the format cannot keep its pixels"
         fmt = self.fmt or 'PNG'
-        if why:=self.cannot_keep(im): raise ValueError(f'{self.name}: {why}')
+        reason = self.cannot_keep(im)
+        if reason: raise ValueError(f'{self.name}: {reason}')
         if fmt=='JPEG' and im.mode not in ('L','RGB','CMYK'): im = im.convert('RGB')
-        if fmt=='PNG' and im.mode=='I': im = im.convert('I;16')   # which some versions of Pillow leave to the caller
-        kw = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
+        if fmt=='PNG' and im.mode=='I': im = im.convert('I;16')   # some versions of Pillow do not do it themselves
         if fmt=='WEBP' and im.mode not in ('RGB','RGBA'): im = im.convert('RGBA' if is_transparent(im) else 'RGB')
-        kw |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im) if exif is None else exif}
-        try: im.save(f:=io.BytesIO(), fmt, **kw)
+        options = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
+        options |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im) if exif is None else exif}
+        try: im.save(f:=io.BytesIO(), fmt, **options)
         except ValueError:
-            if not kw['exif']: raise
-            im.save(f:=io.BytesIO(), fmt, **{**kw, 'exif':only_orientation(im)})   # more EXIF than a JPEG takes
+            if not options['exif']: raise
+            options['exif'] = only_orientation(im)   # a JPEG cannot contain so much EXIF
+            im.save(f:=io.BytesIO(), fmt, **options)
         return f.getvalue()
 
     def cannot_keep(self, im:Image.Image)->str:
-        "What of the pixels of `im` a file of this format cannot keep; `None` if it keeps them"
+        "Why a file of this format cannot keep the pixels of `im`; `None` if it can"
         fmt = self.fmt or 'PNG'
-        if fmt=='PNG':
-            if im.mode not in ('1','L','LA','P','RGB','RGBA','I') and not im.mode.startswith('I;16'):
-                return f'PNG cannot keep a picture of mode {im.mode}: convert it to RGB first'
-            if im.mode!='I' or not (lim:=im.getextrema()) or 0<=lim[0]<=lim[1]<1<<16: return None
-            return f'pixels from {lim[0]} to {lim[1]} do not fit the 16 bits of a PNG; an array of them fits npyimg'
+        if fmt=='PNG': return self._png_cannot_keep(im)
         if im.mode[0] in 'IF':
             return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: store it '
                     'as png, or an array as npyimg')
@@ -109,50 +129,69 @@ class ImageCodec(Codec):
             return (f"a picture of mode {im.mode} with transparency, which JPEG cannot keep: store it as png or "
                     "webp, or give im.convert('RGB')")
 
+    def _png_cannot_keep(self, im):
+        if im.mode not in ('1','L','LA','P','RGB','RGBA','I') and not im.mode.startswith('I;16'):
+            return f'PNG cannot keep a picture of mode {im.mode}: convert it to RGB first'
+        if im.mode!='I': return None
+        limits = im.getextrema()
+        if not limits or 0<=limits[0]<=limits[1]<1<<16: return None
+        return f'pixels from {limits[0]} to {limits[1]} do not fit the 16 bits of a PNG; an array of them fits npyimg'
+
     def _original(self, im):
-        "The bytes of the file that `im` was opened from, if it is still there and has the very same picture; else `None`"
+        "The bytes of the file that `im` was opened from; `None` if it is gone, of another format, or another picture"
         name,fmt = getattr(im, 'filename', None),getattr(im, 'format', None)
-        if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return
-        if not isinstance(name, (str,bytes)) or not isfile(name): return
-        if self.fmt and fmt not in (self.fmt, 'MPO' if self.fmt=='JPEG' else self.fmt): return
+        if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return None
+        if not isinstance(name, (str,bytes)) or not isfile(name): return None
+        if self.fmt and fmt not in (self.fmt, 'MPO' if self.fmt=='JPEG' else self.fmt): return None
+        def everything(i):
+            meta = i.info.get('icc_profile'),i.info.get('transparency'),dict(i.getexif()),i.getpalette()
+            return type(i),i.format,i.mode,i.size,i.tobytes(),meta
         try:
             with open(name, 'rb') as f: b = f.read()
-            o = self._load(self._open(b))
-            def all_of(i):
-                meta = i.info.get('icc_profile'),i.info.get('transparency'),dict(i.getexif()),i.getpalette()
-                return type(i),i.format,i.mode,i.size,i.tobytes(),meta
-            same = all_of(o)==all_of(im)
-        except (OSError,ValueError,TypeError,SyntaxError): return
-        if same: return b
+            same = everything(self._load(self._open(b)))==everything(im)
+        except (OSError,ValueError,TypeError,SyntaxError): return None
+        return b if same else None
 
     def unpack(self, b): return self._load(self._open(b))
     image = unpack
 
     def _open(self, b):
+        "`b` as a Pillow image that is not decoded yet; raises `ValueError`, also for decompression bombs"
         with warnings.catch_warnings():
             warnings.simplefilter('error', Image.DecompressionBombWarning)
             try: return Image.open(io.BytesIO(b))
-            except (Image.DecompressionBombWarning,Image.DecompressionBombError) as e: raise ValueError(str(e)) from None
-            except OSError: raise ValueError(f'not an image, or only its first bytes ({len(b)} bytes, begins {bytes(b[:8])!r})') from None
+            except (Image.DecompressionBombWarning,Image.DecompressionBombError) as e:
+                raise ValueError(str(e)) from None
+            except OSError:
+                raise ValueError(f'not an image, or only its first bytes ({len(b)} bytes, '
+                                 f'begins {bytes(b[:8])!r})') from None
 
     def _load(self, im):
+        "Decode `im`, and return it; raises `ValueError` if it is damaged"
         try: im.load()
-        except (OSError,SyntaxError,ValueError,IndexError) as e: raise ValueError(f'damaged {im.format}: {e}') from None
+        except (OSError,SyntaxError,ValueError,IndexError) as e:
+            raise ValueError(f'damaged {im.format}: {e}') from None
         return im
 
 # %% ../../nbs/codec/03_images.ipynb #85f1090d
-_head = struct.Struct('>3s3B2H')   # kind, version, two bytes that the kind reads, width, height
+_head = struct.Struct('>3s3B2H')   # name, version, two bytes with a meaning of their own, width, height
 
 class RawCodec(Codec):
-    "Pixels as they are, grey or RGB, 8 bits a channel"
+    "Codec of uncompressed pixels: grey or RGB, 8 bits per channel"
     magic = b'raw'
+
     def check(self, b): self.array(b)
+
     def array(self, b)->np.ndarray: # `uint8`, shape (h,w) or (h,w,3), read-only
-        "The pixels in `b`, not copied; raises `ValueError`"
-        c,_,w,h = self._open(b)
-        if c not in (1,3): raise ValueError(f'pixels of {c} channels; there are those of 1 and of 3')
-        if len(b)-_head.size!=w*h*c: raise ValueError(f'{w}x{h} pixels of {c} bytes should be {w*h*c} bytes, not {len(b)-_head.size}')
-        return np.frombuffer(b, np.uint8, offset=_head.size).reshape((h,w) if c==1 else (h,w,c))
+        "The pixels in `b`, without copying them; raises `ValueError` for damaged bytes"
+        channels,_,width,height = self._open(b)
+        if channels not in (1,3): raise ValueError(f'pixels of {channels} channels; there are those of 1 and of 3')
+        stored,expected = len(b)-_head.size,width*height*channels
+        if stored!=expected:
+            raise ValueError(f'{width}x{height} pixels of {channels} bytes should be {expected} bytes, not {stored}')
+        shape = (height,width) if channels==1 else (height,width,channels)
+        return np.frombuffer(b, np.uint8, offset=_head.size).reshape(shape)
+
     def image(self, b):
         a = self.array(b)
         mode = 'L' if a.ndim==2 else 'RGB'
@@ -160,64 +199,91 @@ class RawCodec(Codec):
     unpack = image
 
     def _open(self, b):
-        "The head of `b`: two bytes, width, height"
-        if len(b)<_head.size or bytes(b[:3])!=self.magic: raise ValueError(f'not what {self.name} stores ({len(b)} bytes, begins {bytes(b[:8])!r})')
-        _,v,*res = _head.unpack_from(b)
-        if v!=1: raise ValueError(f'{self.name} of version {v}; this fastai_remote reads version 1')
-        self._check_size(*res[2:])
-        return res
-    def _check_size(self, w, h):
-        if not (0<w<1<<16 and 0<h<1<<16): raise ValueError(f'{w}x{h} pixels; want 1 to 65,535 a side')
-        if Image.MAX_IMAGE_PIXELS and w*h>Image.MAX_IMAGE_PIXELS: raise ValueError(f'{w}x{h} pixels are more than Image.MAX_IMAGE_PIXELS, {Image.MAX_IMAGE_PIXELS:,}')
+        "The header of `b`: its two bytes, width and height; raises `ValueError`"
+        if len(b)<_head.size or bytes(b[:3])!=self.magic:
+            raise ValueError(f'not what {self.name} stores ({len(b)} bytes, begins {bytes(b[:8])!r})')
+        _,version,first,second,width,height = _head.unpack_from(b)
+        if version!=1: raise ValueError(f'{self.name} of version {version}; this fastai_remote reads version 1')
+        self._check_size(width, height)
+        return first,second,width,height
+
+    def _check_size(self, width, height):
+        if not (0<width<1<<16 and 0<height<1<<16):
+            raise ValueError(f'{width}x{height} pixels; want 1 to 65,535 a side')
+        limit = Image.MAX_IMAGE_PIXELS
+        if limit and width*height>limit:
+            raise ValueError(f'{width}x{height} pixels are more than Image.MAX_IMAGE_PIXELS, {limit:,}')
 
     def _pixels(self, o):
-        "Pixels of image or array `o`, `uint8`, (h,w) or (h,w,3)"
-        if isinstance(o, Image.Image):
-            if o.mode[0] in 'IF': raise ValueError(f'{self.name}: a picture of mode {o.mode} has more than 8 bits a pixel; an array of them fits npyimg')
-            if is_transparent(o):
-                raise ValueError(f"{self.name}: a picture of mode {o.mode} with transparency, which {self.name} "
-                                 "cannot keep: store it as png or webp, or give im.convert('RGB')")
-            if (k:=orientation_of(o))!=1:
-                raise ValueError(f'{self.name}: a picture with EXIF orientation {k}, which {self.name} cannot keep: '
-                                 'store it as jpg, png or webp, or give ImageOps.exif_transpose(im)')
-            a = np.asarray(o if o.mode in ('L','RGB') else o.convert('L' if o.mode in ('1','LA','La') else 'RGB'))
-        else:
-            a = np.asarray(o)
-            if a.dtype==bool: a = a*np.uint8(255)
-            if a.dtype!=np.uint8: raise TypeError(f'{self.name}: want an image or uint8 pixels, got {a.dtype if a.ndim else type(o).__name__}')
-            if a.ndim==3 and a.shape[2]==1: a = a[...,0]
-            if a.ndim!=2 and a.shape[2:]!=(3,): raise ValueError(f'{self.name}: want pixels of shape (h,w), (h,w,1) or (h,w,3), got {a.shape}')
+        "The pixels of image or array `o`, `uint8`, shape (h,w) or (h,w,3); raises `TypeError` or `ValueError`"
+        a = self._pixels_of_image(o) if isinstance(o, Image.Image) else self._pixels_of_array(o)
         self._check_size(*a.shape[1::-1])
         return a
+
+    def _pixels_of_image(self, im):
+        if im.mode[0] in 'IF':
+            raise ValueError(f'{self.name}: a picture of mode {im.mode} has more than 8 bits a pixel; '
+                             'an array of them fits npyimg')
+        if is_transparent(im):
+            raise ValueError(f"{self.name}: a picture of mode {im.mode} with transparency, which {self.name} "
+                             "cannot keep: store it as png or webp, or give im.convert('RGB')")
+        orientation = orientation_of(im)
+        if orientation!=1:
+            raise ValueError(f'{self.name}: a picture with EXIF orientation {orientation}, which {self.name} cannot '
+                             'keep: store it as jpg, png or webp, or give ImageOps.exif_transpose(im)')
+        if im.mode not in ('L','RGB'): im = im.convert('L' if im.mode in ('1','LA','La') else 'RGB')
+        return np.asarray(im)
+
+    def _pixels_of_array(self, o):
+        a = np.asarray(o)
+        if a.dtype==bool: a = a*np.uint8(255)
+        if a.dtype!=np.uint8:
+            found = a.dtype if a.ndim else type(o).__name__
+            raise TypeError(f'{self.name}: want an image or uint8 pixels, got {found}')
+        if a.ndim==3 and a.shape[2]==1: a = a[...,0]
+        if a.ndim!=2 and a.shape[2:]!=(3,):
+            raise ValueError(f'{self.name}: want pixels of shape (h,w), (h,w,1) or (h,w,3), got {a.shape}')
+        return a
+
     def pack(self, o):
         a = self._pixels(o)
-        h,w = a.shape[:2]
-        return b''.join((_head.pack(self.magic, 1, 1 if a.ndim==2 else 3, 0, w, h), np.ascontiguousarray(a)))
+        height,width = a.shape[:2]
+        header = _head.pack(self.magic, 1, 1 if a.ndim==2 else 3, 0, width, height)
+        return b''.join((header, np.ascontiguousarray(a)))
 
 # %% ../../nbs/codec/03_images.ipynb #81c95b0e
 class BitsCodec(RawCodec):
-    "Pixels of two levels of grey, a bit each, zlib-compressed"
+    "Codec of pixels with two levels of grey: one bit per pixel, compressed"
     magic = b'bit'
+
     def array(self, b)->np.ndarray: # `uint8`, shape (h,w)
-        "The pixels in `b`; raises `ValueError`"
-        lo,hi,w,h = self._open(b)
-        n,z = h*((w+7)//8),zlib.decompressobj()
-        try: rows = z.decompress(memoryview(b)[_head.size:], n+1)   # no more, whatever else is in there
+        "The pixels in `b`; raises `ValueError` for damaged bytes"
+        low,high,width,height = self._open(b)
+        nbytes = height*((width+7)//8)
+        decompressor = zlib.decompressobj()
+        try: rows = decompressor.decompress(memoryview(b)[_head.size:], nbytes+1)   # no more, whatever follows
         except zlib.error as e: raise ValueError(f'damaged {self.name}: {e}') from None
-        if len(rows)!=n or not z.eof or z.unused_data: raise ValueError(f'damaged {self.name}: {w}x{h} bits should be {n} bytes')
-        a = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(h, -1), axis=1, count=w)
-        a *= np.uint8(hi-lo)
-        if lo: a += np.uint8(lo)
+        if len(rows)!=nbytes or not decompressor.eof or decompressor.unused_data:
+            raise ValueError(f'damaged {self.name}: {width}x{height} bits should be {nbytes} bytes')
+        a = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(height, -1), axis=1, count=width)
+        a *= np.uint8(high-low)
+        if low: a += np.uint8(low)
         return a
+
     def _open(self, b):
-        res = super()._open(b)
-        if res[0]>res[1]: raise ValueError(f'damaged {self.name}: levels {res[0]} and {res[1]}')
-        return res
+        low,high,width,height = super()._open(b)
+        if low>high: raise ValueError(f'damaged {self.name}: levels {low} and {high}')
+        return low,high,width,height
+
     def pack(self, o):
         a = self._pixels(o)
-        if a.ndim==3 and (a!=a[...,:1]).any(): raise ValueError(f'{self.name}: a picture in colour; png and raw take it')
-        if a.ndim==3: a = a[...,0]
-        lo,hi = int(a.min()),int(a.max())
-        bits = a!=lo
-        if (a[bits]!=hi).any(): raise ValueError(f'{self.name}: a picture of {len(np.unique(a))} levels of grey, not two; png and raw take it, or give `pixels>127`')
-        return _head.pack(self.magic, 1, lo, hi, *a.shape[::-1])+zlib.compress(np.packbits(bits, axis=1), 6)
+        if a.ndim==3:
+            if (a!=a[...,:1]).any(): raise ValueError(f'{self.name}: a picture in colour; png and raw take it')
+            a = a[...,0]
+        low,high = int(a.min()),int(a.max())
+        bits = a!=low
+        if (a[bits]!=high).any():
+            raise ValueError(f'{self.name}: a picture of {len(np.unique(a))} levels of grey, not two; '
+                             'png and raw take it, or give `pixels>127`')
+        height,width = a.shape
+        return _head.pack(self.magic, 1, low, high, width, height)+zlib.compress(np.packbits(bits, axis=1), 6)

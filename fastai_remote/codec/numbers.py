@@ -18,38 +18,50 @@ from .base import Codec
 
 # %% ../../nbs/codec/04_numbers.ipynb #bdd9d368
 def _is_whole(v):
-    "Is `v` a whole number that must not be rounded? A `float` has been rounded already"
+    "Is `v` a whole number that must not be rounded? A `float` may already have been rounded, so it is not"
     if isinstance(v, Decimal): return v.is_finite() and v==v.to_integral_value()
     return isinstance(v, (int,np.integer)) or isinstance(v, Fraction) and v.denominator==1
 
 def _short(v):
+    "`v` for an error message, at most 40 characters"
     try: return str(v) if len(str(v))<=40 else f'{str(v)[:40]}…'
-    except ValueError: return 'a number of thousands of digits'   # Python prints no more than 4,300
+    except ValueError: return 'a number of thousands of digits'   # Python converts no more than 4,300 digits
 
 class FixedCodec(Codec):
-    "A number of `dtype`"
-    def __init__(self, name:str, dtype):
+    "Codec of numbers of a fixed width"
+    def __init__(self,
+        name:str, # The last part of the names of its fields
+        dtype # numpy dtype of the stored numbers
+    ):
         self.name,self.dtype = name,np.dtype(dtype)
-        self.lo,self.hi = (np.iinfo(dtype).min,np.iinfo(dtype).max) if self.dtype.kind in 'iu' else (0,-1)
-        self.big = float(np.finfo(dtype).max) if self.dtype.kind=='f' else -1.
+        # The numbers that `to_num` accepts without further checks: ints from `low` to `high`, floats up to `largest`.
+        is_int = self.dtype.kind in 'iu'
+        self.low,self.high = (np.iinfo(dtype).min,np.iinfo(dtype).max) if is_int else (0,-1)
+        self.largest = float(np.finfo(dtype).max) if self.dtype.kind=='f' else -1.
+
     def to_array(self,
         os:list # Numbers
     )->np.ndarray: # Of `dtype`, shape (len(os),)
-        "`os` packed; raises what `to_num` raises"
+        "The array that stores numbers `os`; raises the errors of `to_num`"
         return np.array([self.to_num(o) for o in os], dtype=self.dtype)
 
     def to_num(self, o):
-        """`o` as `dtype`; `ValueError` or `TypeError` for what would not come back the same
+        """`o` as it is stored; raises `ValueError` or `TypeError` if it would not come back the same
 
-        A fraction is rounded to the width of the field, as `age.f4` asks for; a whole number is not."""
-        if type(o) is int and self.lo<=o<=self.hi: return o
-        if type(o) is float and -self.big<=o<=self.big: return self.dtype.type(o)
-        v = self._one(o)
-        if self.dtype.kind in 'iu':
-            lim = np.iinfo(self.dtype)
-            if not isinstance(v, (int,np.integer)) or not lim.min<=v<=lim.max:
-                raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}')
-            return int(v)
+        A fraction is rounded to the width of the field: a field such as `age.f4` asks for that. A whole number is
+        never rounded."""
+        if type(o) is int and self.low<=o<=self.high: return o
+        if type(o) is float and -self.largest<=o<=self.largest: return self.dtype.type(o)
+        v = self._number(o)
+        return self._to_int(v) if self.dtype.kind in 'iu' else self._to_float(v)
+
+    def _to_int(self, v):
+        limits = np.iinfo(self.dtype)
+        if not isinstance(v, (int,np.integer)) or not limits.min<=v<=limits.max:
+            raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}')
+        return int(v)
+
+    def _to_float(self, v):
         try:
             with np.errstate(over='ignore'):
                 res = self.dtype.type(v if isinstance(v, (float,np.floating)) else float(v))
@@ -59,8 +71,8 @@ class FixedCodec(Codec):
             raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}, which would make {res} of it')
         return res
 
-    def _one(self, o):
-        "The number that `o` is: an `int`, `float`, `Decimal`, `Fraction`, or `np.longdouble`"
+    def _number(self, o):
+        "`o` as an `int`, `float`, `Decimal`, `Fraction` or `np.longdouble`; raises an error if it is not one number"
         if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any():
             raise ValueError(f'{self.name}: want a number, got a masked one')
         if getattr(o, 'shape', ()) not in ((),):
@@ -73,10 +85,15 @@ class FixedCodec(Codec):
         if not isinstance(v, (int,float,Decimal,Fraction,np.integer,np.floating)):
             raise TypeError(f'{self.name}: want a number, got {v!r:.60} ({type(v).__name__})')
         return v
+
     def to_bytes(self, o): raise TypeError(f'{self.name}: fixed-width values are packed, not stored alone')
     def from_bytes(self, b): return b.item() if hasattr(b, 'item') else b
 
 # %% ../../nbs/codec/04_numbers.ipynb #1a7e40dd
-def narrow(lo:int, hi:int)->str:
-    "The narrowest integer dtype that holds `lo` to `hi`"
-    return next(d for d in ('u1','u2','u4','i1','i2','i4','i8') if np.iinfo(d).min<=lo and hi<=np.iinfo(d).max)
+def narrow(
+    lo:int, # Smallest number
+    hi:int # Largest number
+)->str: # numpy dtype
+    "The narrowest integer dtype that can represent all numbers from `lo` to `hi`; unsigned if possible"
+    dtypes = 'u1','u2','u4','i1','i2','i4','i8'
+    return next(d for d in dtypes if np.iinfo(d).min<=lo and hi<=np.iinfo(d).max)

@@ -1,4 +1,4 @@
-"""A region of an image, decoded, resized and turned in one step
+"""A region of an image: decoded, resized and transposed in one step
 
 Docs: page `codec/pixels`"""
 
@@ -14,136 +14,216 @@ import numpy as np
 from PIL import Image
 
 try: from fastai_remote.codec import _jpeg
-except ImportError: _jpeg = None   # no compiler, or no libjpeg-turbo, where this was installed: Pillow decodes
+except ImportError: _jpeg = None   # there was no compiler or no libjpeg-turbo at installation: Pillow decodes
 try: from fastai_remote.codec import _pixels
-except ImportError: _pixels = None   # no compiler: Pillow resizes
+except ImportError: _pixels = None   # there was no compiler at installation: Pillow resizes
 
 # %% ../../nbs/codec/08_pixels.ipynb #18a4c487
+_START_OF_SCAN,_END_OF_IMAGE = 0xDA,0xD9
+_FRAMES = 0xC0,0xC1,0xC2   # baseline, extended, progressive
+_OTHER_FRAMES = set(range(0xC3, 0xD0))-{0xC4,0xC8,0xCC}   # lossless, arithmetic coding and others
+
 def jpeg_header(
-    b:bytes, # A JPEG file
-)->tuple: # `(width, height, channels)`; `None` for what is no JPEG, or one of a rare kind
-    "Size of a JPEG and its number of channels, 1 or 3"
-    if b[:3]!=b'\xff\xd8\xff': return
+    b:bytes, # The contents of a file
+)->tuple: # `(width, height, channels)`, with 1 or 3 channels; `None` if it is not a JPEG, or a rare kind of JPEG
+    "Size and number of channels of a JPEG, read from its header"
+    if b[:3]!=b'\xff\xd8\xff': return None
     i,n = 2,len(b)
-    while i+9<n and b[i]==255:
-        k = b[i+1]
-        if k==255: i += 1; continue
-        if k in (0xC0,0xC1,0xC2): return ((b[i+7]<<8)+b[i+8], (b[i+5]<<8)+b[i+6], b[i+9]) if b[i+4]==8 and b[i+9] in (1,3) else None
-        if k in (0xDA,0xD9) or 0xC3<=k<=0xCF and k not in (0xC4,0xC8,0xCC): return
+    while i+9<n and b[i]==0xFF:   # each segment: 0xFF, marker, two bytes of length, contents
+        marker = b[i+1]
+        if marker==0xFF:   # padding
+            i += 1
+            continue
+        if marker in _FRAMES:   # bits per channel, height, width, channels
+            bits,channels = b[i+4],b[i+9]
+            if bits!=8 or channels not in (1,3): return None
+            return (b[i+7]<<8)+b[i+8], (b[i+5]<<8)+b[i+6], channels
+        if marker in (_START_OF_SCAN,_END_OF_IMAGE) or marker in _OTHER_FRAMES: return None
         i += 2+(b[i+2]<<8)+b[i+3]
 
 # %% ../../nbs/codec/08_pixels.ipynb #f6fd12cf
 class JpegSource:
-    "The pixels of a JPEG file, in `channels` channels"
+    "A source for `read_pixels`: a JPEG file, decoded to `channels` channels"
     def __init__(self,
-        b:bytes, # The file
+        b:bytes, # The contents of the file
         size:tuple, # (width, height)
         channels:int, # 1 or 3
-        reducing_gap:float=None, # As Pillow's: decode at 1/2, 1/4 or 1/8 where so many times the pixels of the result are left; `None`: always at full size
-    ): self.b,self.size,self.channels,self.reducing_gap = b,size,channels,reducing_gap
+        # Decode at 1/2, 1/4 or 1/8 of the size while that leaves at least `reducing_gap` times the pixels of the
+        # result, in width and in height. This changes pixels. `None`: always decode at full size
+        reducing_gap:float=None,
+    ): self.data,self.size,self.channels,self.reducing_gap = b,size,channels,reducing_gap
 
-    def scale(self, box, to)->int:
-        "At which part of its size to decode region `box` for a result of size `to`: 1, 2, 4 or 8"
+    def scale(self,
+        box:tuple, # Region (x0, y0, x1, y1) of the image
+        to:tuple, # Size (width, height) of the result; `None`: that of `box`
+    )->int: # 1, 2, 4 or 8
+        "The number `k` for which the image is decoded at 1/`k` of its size"
         if to is None or not self.reducing_gap: return 1
-        r = min((box[2]-box[0])/to[0], (box[3]-box[1])/to[1])/self.reducing_gap
-        return 8 if r>=8 else 4 if r>=4 else 2 if r>=2 else 1
+        ratio = min((box[2]-box[0])/to[0], (box[3]-box[1])/to[1])/self.reducing_gap
+        for k in (8,4,2):
+            if ratio>=k: return k
+        return 1
 
-    def write(self, out, k, *how):
-        "By the C module, if it is there and can"
-        if _jpeg is None: raise ValueError
-        _jpeg.read(self.b, out, k, self.channels, *how)
+    def write(self, out, scale, *plan):
+        "Write the result to `out` with the C module; raises `ValueError` if that cannot be done"
+        if _jpeg is None: raise ValueError('the C module `_jpeg` was not compiled')
+        _jpeg.read(self.data, out, scale, self.channels, *plan)
 
-    def image(self, region, k)->Image.Image:
-        "`region` of the image at 1/`k` of its size"
-        im = Image.open(io.BytesIO(self.b))
-        if k>1: im.draft(None, (-(-im.width//k), -(-im.height//k)))
+    def image(self, region, scale)->Image.Image:
+        "`region` of the image at 1/`scale` of its size, decoded by Pillow"
+        im = Image.open(io.BytesIO(self.data))
+        if scale>1: im.draft(None, (-(-im.width//scale), -(-im.height//scale)))
         im.load()
-        if im.mode!=(mode:='L' if self.channels==1 else 'RGB'): im = im.convert(mode)
+        mode = 'L' if self.channels==1 else 'RGB'
+        if im.mode!=mode: im = im.convert(mode)
         return im.crop(region)
 
 class PixelSource:
-    "Pixels that are there already: a picture, or an array of shape (height, width) or (height, width, channels)"
-    def __init__(self, o:Image.Image|np.ndarray):
-        self.o,self.size = o,o.size if isinstance(o, Image.Image) else o.shape[1::-1]
-        self.channels = len(o.mode) if isinstance(o, Image.Image) else 1 if o.ndim==2 else o.shape[2]
-    def scale(self, box, to): return 1
+    "A source for `read_pixels`: a Pillow image, or an array of shape (height, width) or (height, width, channels)"
+    def __init__(self, pixels:Image.Image|np.ndarray):
+        self.pixels = pixels
+        if isinstance(pixels, Image.Image): self.size,self.channels = pixels.size,len(pixels.mode)
+        else: self.size,self.channels = pixels.shape[1::-1],1 if pixels.ndim==2 else pixels.shape[2]
 
-    def write(self, out, k, region, *how):
-        if _pixels is None: raise ValueError
-        if isinstance(self.o, Image.Image): a,region = np.asarray(self.o.crop(region)),(0, 0, region[2]-region[0], region[3]-region[1])
-        else: a = np.ascontiguousarray(self.o)
-        _pixels.read(a, out, a.shape[1], self.channels, region, *how)
+    def scale(self, box, to):
+        "1: the pixels are there at full size"
+        return 1
 
-    def image(self, region, k):
+    def write(self, out, scale, region, *plan):
+        "Write the result to `out` with the C module; raises `ValueError` if that cannot be done"
+        if _pixels is None: raise ValueError('the C module `_pixels` was not compiled')
+        if isinstance(self.pixels, Image.Image):
+            array = np.asarray(self.pixels.crop(region))
+            region = 0, 0, region[2]-region[0], region[3]-region[1]
+        else: array = np.ascontiguousarray(self.pixels)
+        _pixels.read(array, out, array.shape[1], self.channels, region, *plan)
+
+    def image(self, region, scale):
+        "`region` as a Pillow image"
+        if isinstance(self.pixels, Image.Image): return self.pixels.crop(region)
         x0,y0,x1,y1 = region
-        return self.o.crop(region) if isinstance(self.o, Image.Image) else Image.fromarray(self.o[y0:y1,x0:x1].reshape(y1-y0, x1-x0, *[3]*(self.channels==3)))
+        shape = (y1-y0, x1-x0, 3) if self.channels==3 else (y1-y0, x1-x0)
+        return Image.fromarray(self.pixels[y0:y1,x0:x1].reshape(shape))
 
 # %% ../../nbs/codec/08_pixels.ipynb #cb8ec631
 _T = Image.Transpose
 RESAMPLES = {Image.Resampling.BILINEAR:False, Image.Resampling.BICUBIC:True}
 
-def _columns_first(im): return im.resize((30,8), 2)==im.resize((32,8), 2).resize((30,8), 2)
-_new_order = _columns_first(Image.frombytes('L', (32,64), bytes(i*i*7%251 for i in range(2048))))   # does this Pillow?
+def _resizes_columns_first():
+    """Does this version of Pillow resize columns before rows if that is less work?
+
+    Versions from 13 on do. The order of the two passes changes how results are rounded."""
+    im = Image.frombytes('L', (32,64), bytes(i*i*7%251 for i in range(2048)))
+    return im.resize((30,8), 2)==im.resize((32,8), 2).resize((30,8), 2)
+
+_new_order = _resizes_columns_first()
 
 def read_pixels(
     src:JpegSource|PixelSource,
-    box:tuple, # Region (x0, y0, x1, y1), whole pixels
-    to:tuple=None, # Its size then: (width, height)
+    box:tuple, # Region (x0, y0, x1, y1) of the image, in whole pixels
+    to:tuple=None, # Size (width, height) to which the region is resized; default: not resized
     resample=Image.Resampling.BILINEAR, # or `BICUBIC`
-    cut:tuple=None, # Region of that
-    turn:tuple=(False,False,False), # Transposed? Then flipped in x, in y?
-    turned:bool=False, # Was it transposed before it was resized?
-    out:np.ndarray=None, # Where to
+    window:tuple=None, # Region (x0, y0, x1, y1) of the resized image that is kept; default: all of it
+    orientation:tuple=(False,False,False), # Whether the result is transposed, then flipped in x, then flipped in y
+    transposed:bool=False, # Was the image transposed before it was resized? This changes how results are rounded
+    out:np.ndarray=None, # Where to write the result; default: a new array
 )->np.ndarray: # `uint8`, shape (channels, height, width)
-    "What Pillow makes of `src` with `crop`, `resize`, `crop` and `transpose`, decoded as far as that needs it"
-    k,size = src.scale(box, to),(box[2]-box[0],box[3]-box[1])
-    if k==1: region,part = box,(0, 0, *size)
-    else:
-        region = (box[0]//k, box[1]//k, *(min(-(-o//k), -(-n//k)) for o,n in zip(box[2:], src.size)))
-        part = (box[0]/k-region[0], box[1]/k-region[1], min(box[2]/k, region[2])-region[0], min(box[3]/k, region[3])-region[1])
+    """What Pillow's `crop`, `resize`, `crop` and `transpose` return for `src`, bit for bit
+
+    Only the pixels that contribute to the result are decoded. If the C module cannot do it, Pillow does."""
+    size = box[2]-box[0],box[3]-box[1]
+    scale = src.scale(box, to)
+    region,crop = _scaled_box(box, scale, src.size)
     to = to or size
-    cut,(t,fx,fy) = cut or (0, 0, *to),turn
-    w,h = cut[2]-cut[0],cut[3]-cut[1]
-    (a,to_a),(b,to_b) = ((r1-r0, n) for r0,r1,n in zip(region[:2], region[2:], to))
-    if turned: a,to_a,b,to_b = b,to_b,a,to_a
-    columns_first = (_new_order and b>to_b and b-to_b>2*(a-to_a))!=turned
-    if out is None: out = np.empty((src.channels, *((w,h) if t else (h,w))), np.uint8)
-    try: src.write(out, k, region, part, to, RESAMPLES[resample], cut, turn, columns_first)
-    except ValueError:   # Pillow will manage, or say what is wrong
-        im = src.image(region, k)
-        if to!=im.size or k>1: im = im.transpose(_T.TRANSPOSE).resize(to[::-1], resample, (*part[1::-1], *part[:1:-1])).transpose(_T.TRANSPOSE) if turned else im.resize(to, resample, part)
-        a = np.asarray(im.crop(cut)).reshape(h, w, src.channels).transpose((2,1,0) if t else (2,0,1))
-        out[:] = a[:,::-1 if fy else 1,::-1 if fx else 1]
+    window = window or (0, 0, *to)
+    columns_first = _columns_first(region, to, transposed)
+    if out is None: out = np.empty((src.channels, *_shape(window, orientation)), np.uint8)
+    try: src.write(out, scale, region, crop, to, RESAMPLES[resample], window, orientation, columns_first)
+    except ValueError:   # Pillow can do it, or raises an error that says what is wrong
+        im = src.image(region, scale)
+        if to!=im.size or scale>1: im = _resize(im, to, resample, crop, transposed)
+        out[:] = _oriented(im.crop(window), src.channels, orientation)
     return out
 
+def _scaled_box(box, scale, size):
+    "For an image of `size` that is decoded at 1/`scale`: the region to decode for `box`, and what of it to resize"
+    if scale==1: return box,(0, 0, box[2]-box[0], box[3]-box[1])
+    x0,y0 = box[0]//scale,box[1]//scale
+    x1,y1 = (min(-(-end//scale), -(-n//scale)) for end,n in zip(box[2:], size))
+    crop = (box[0]/scale-x0, box[1]/scale-y0, min(box[2]/scale, x1)-x0, min(box[3]/scale, y1)-y0)
+    return (x0,y0,x1,y1),crop
+
+def _columns_first(region, to, transposed):
+    "Does this version of Pillow resize `region` in y before x? An image that was transposed has x and y swapped"
+    width,height = region[2]-region[0],region[3]-region[1]
+    new_width,new_height = to
+    if transposed: width,new_width,height,new_height = height,new_height,width,new_width
+    return (_new_order and height>new_height and height-new_height>2*(width-new_width))!=transposed
+
+def _shape(window, orientation):
+    "Height and width of the result"
+    width,height = window[2]-window[0],window[3]-window[1]
+    return (width,height) if orientation[0] else (height,width)
+
+def _resize(im, to, resample, crop, transposed):
+    "Pillow's `resize` of `crop`; of the transposed image if `transposed`"
+    if not transposed: return im.resize(to, resample, crop)
+    crop = *crop[1::-1], *crop[:1:-1]
+    return im.transpose(_T.TRANSPOSE).resize(to[::-1], resample, crop).transpose(_T.TRANSPOSE)
+
+def _oriented(im, channels, orientation):
+    "The pixels of `im`, shape (channels, height, width), transposed and flipped"
+    transpose,flip_x,flip_y = orientation
+    a = np.asarray(im).reshape(im.height, im.width, channels).transpose((2,1,0) if transpose else (2,0,1))
+    return a[:,::-1 if flip_y else 1,::-1 if flip_x else 1]
+
 # %% ../../nbs/codec/08_pixels.ipynb #b98f0880
-TURNS = {_T.FLIP_LEFT_RIGHT:'x', _T.FLIP_TOP_BOTTOM:'y', _T.ROTATE_180:'xy', _T.TRANSPOSE:'t', _T.ROTATE_90:'ty', _T.ROTATE_270:'tx', _T.TRANSVERSE:'txy'}   # as a transposition, then flips
+# Each of Pillow's operations as a transposition ('t') and then flips.
+TURNS = {_T.FLIP_LEFT_RIGHT:'x', _T.FLIP_TOP_BOTTOM:'y', _T.ROTATE_180:'xy', _T.TRANSPOSE:'t', _T.ROTATE_90:'ty',
+    _T.ROTATE_270:'tx', _T.TRANSVERSE:'txy'}
 
 class PixelPlan:
-    "What is to become of the pixels of `src`, as `read_pixels` takes it"
-    def __init__(self, src, box, to=None, resample=Image.Resampling.BILINEAR, cut=None, turn=(False,False,False), turned=False): self.src,self.box,self.to,self.resample,self.cut,self.turn,self.turned = src,box,to,resample,cut,turn,turned
-    def new(self, **kw): return PixelPlan(**{**self.__dict__, **kw})
+    "Operations that are recorded and not carried out yet: the arguments of `read_pixels`"
+    def __init__(self, src, box, to=None, resample=Image.Resampling.BILINEAR, window=None,
+        orientation=(False,False,False), transposed=False):
+        self.src,self.box,self.to,self.resample = src,box,to,resample
+        self.window,self.orientation,self.transposed = window,orientation,transposed
+
+    def new(self, **kw):
+        "A copy with other arguments"
+        return PixelPlan(**{**self.__dict__, **kw})
 
     @property
-    def size(self):
-        x0,y0,x1,y1 = self.cut or ((0,0,*self.to) if self.to else self.box)
-        return (y1-y0,x1-x0) if self.turn[0] else (x1-x0,y1-y0)
+    def size(self)->tuple: # (width, height)
+        "Size of the result"
+        x0,y0,x1,y1 = self.window or ((0,0,*self.to) if self.to else self.box)
+        return (y1-y0,x1-x0) if self.orientation[0] else (x1-x0,y1-y0)
 
     def crop(self, x0, y0, x1, y1):
-        "For a region of what it is now"
-        (t,fx,fy),(w,h) = self.turn,self.size
-        if fx: x0,x1 = w-x1,w-x0
-        if fy: y0,y1 = h-y1,h-y0
-        if t: x0,y0,x1,y1 = y0,x0,y1,x1
-        a,b = (self.box if self.to is None else self.cut or (0,0))[:2]
-        box = (a+x0, b+y0, a+x1, b+y1)
-        return self.new(box=box) if self.to is None else self.new(cut=box)
+        "A plan that crops the result to a region of it"
+        transpose,flip_x,flip_y = self.orientation
+        width,height = self.size
+        if flip_x: x0,x1 = width-x1,width-x0
+        if flip_y: y0,y1 = height-y1,height-y0
+        if transpose: x0,y0,x1,y1 = y0,x0,y1,x1
+        left,top = (self.box if self.to is None else self.window or (0,0))[:2]
+        region = (left+x0, top+y0, left+x1, top+y1)
+        return self.new(box=region) if self.to is None else self.new(window=region)
 
-    def resize(self, size, resample): return self.new(to=tuple(size[::-1]) if self.turn[0] else tuple(size), resample=resample, turned=self.turn[0])
+    def resize(self, size, resample):
+        "A plan that resizes the result to `size`, (width, height); only one resize can be recorded"
+        transpose = self.orientation[0]
+        to = tuple(size[::-1]) if transpose else tuple(size)
+        return self.new(to=to, resample=resample, transposed=transpose)
 
-    def transpose(self, ops):
-        t,fx,fy = self.turn
-        if 't' in ops: t,fx,fy = not t,fy,fx
-        return self.new(turn=(t, fx!=('x' in ops), fy!=('y' in ops)))
+    def transpose(self,
+        ops:str # A value of `TURNS`
+    ):
+        "A plan that transposes and flips the result"
+        transpose,flip_x,flip_y = self.orientation
+        if 't' in ops: transpose,flip_x,flip_y = not transpose,flip_y,flip_x
+        return self.new(orientation=(transpose, flip_x!=('x' in ops), flip_y!=('y' in ops)))
 
-    def pixels(self, out=None): return read_pixels(**self.__dict__, out=out)
+    def pixels(self, out=None)->np.ndarray: # `uint8`, shape (channels, height, width)
+        "Carry out the plan"
+        return read_pixels(**self.__dict__, out=out)

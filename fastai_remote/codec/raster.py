@@ -1,4 +1,4 @@
-"""Strokes to pictures, many at once
+"""Draw strokes as pictures, many at once
 
 Docs: page `codec/raster`"""
 
@@ -18,175 +18,248 @@ from .base import Codec, Encoded
 from .strokes import as_strokes, pack_strokes, unpack_strokes
 
 try: from fastai_remote.codec import _pixels
-except ImportError: _pixels = None   # no compiler where this was installed: NumPy draws
+except ImportError: _pixels = None   # there was no compiler at installation: NumPy draws
 
 # %% ../../nbs/codec/06_raster.ipynb #36bb33be
 def _check_raster(size, width, time):
-    if not isinstance(size, (int,np.integer)) or not 8<=size<=4096: raise ValueError(f'size must be from 8 to 4096 pixels, not {size}')
-    if not 0<width<=32 or width*size/256>128: raise ValueError(f'width must be above 0 and at most 32, and 128 pixels of the picture, not {width}')
+    "Raise `ValueError` unless pictures can be drawn with these arguments"
+    if not isinstance(size, (int,np.integer)) or not 8<=size<=4096:
+        raise ValueError(f'size must be from 8 to 4096 pixels, not {size}')
+    if not 0<width<=32 or width*size/256>128:
+        largest = min(32, 128*256/size)
+        raise ValueError(f'width must be above 0 and at most {largest:g} for a size of {size}, not {width}')
     if time not in (None,'grey','colour'): raise ValueError(f"time must be None, 'grey' or 'colour', not {time!r}")
 
-def _inks(m, time):
-    "Colour of each stroke, shape (strokes, channels)"
-    ts = [i/max(k-1, 1) for k in m for i in range(k)]
-    if time=='grey': return np.array([[255-170*t] for t in ts]).astype(np.uint16)
-    return np.array([colorsys.hsv_to_rgb(.75*t, 1, 1) for t in ts])*255
+def _colours(counts, time):
+    "The colour of each stroke, shape (strokes, channels), for drawings with `counts` strokes"
+    ages = [i/max(n-1, 1) for n in counts for i in range(n)]   # 0: the first stroke of a drawing, 1: the last one
+    if time=='grey': return np.array([[255-170*age] for age in ages]).astype(np.uint16)
+    return np.array([colorsys.hsv_to_rgb(.75*age, 1, 1) for age in ages])*255
 
 class _Pen:
-    "Draws into flat pictures of `size` squared"
+    """Draws strokes with NumPy, all points and segments of several drawings at once
+
+    The C module computes the same, and its comments explain how. Distances are in pixels. For speed, some are computed
+    in fixed point, as 16-bit whole numbers: those from a line in units of 1/`one`, those along it of 1/`along`."""
     def __init__(self, size, width, antialias):
         store_attr('size,antialias')
-        f4 = np.float32
-        self.scale,self.r = f4((size-width*size/256)/255),f4(width*size/512)
-        self.R = R = f4(self.r+.5)
-        self.shift = int(np.log2(117/(R+2)))
-        self.one = 255<<self.shift   # a pixel, as large as 16 bits allow
-        self.along = f4(20000/size)
-        self.rows,self.disc = np.arange(int(2.83*R)+1, dtype=np.int32)[:,None],np.arange(int(2*R)+1)
-        self.guard = (2*int(2*R)+8)*(size+1)   # empty pixels of a band may lie outside
+        self.scale = np.float32((size-width*size/256)/255)   # pixels per unit of the strokes
+        self.radius = np.float32(width*size/512)
+        self.reach = np.float32(self.radius+.5)              # there is no ink further from the line
+        self.shift = int(np.log2(117/(self.reach+2)))        # `one` is as large as 16 bits allow
+        self.one = 255<<self.shift
+        self.along = np.float32(20000/size)
+        self.rows = np.arange(int(2.83*self.reach)+1, dtype=np.int32)[:,None]   # pixels across a line
+        self.disc = np.arange(int(2*self.reach)+1)                              # pixels across a disc
+        self.guard = (2*int(2*self.reach)+8)*(size+1)   # pixels before and after the pictures: bands may begin there
 
-    def ink(self, at, v, strokes, inks, out):
-        "Ink `v` (rows, k) to the places `at` of `out` (channels, pixels)"
-        for c,o in enumerate(out): np.maximum.at(o, at.ravel(), (v if inks is None else (v*inks[strokes,c]//255).astype(np.uint8)).ravel())
+    def draw(self,
+        points, # x and y of all points, in pixels, float32 of shape (2, points)
+        counts, # Points per stroke
+        stroke_counts, # Strokes per drawing
+        colours, # Shape (strokes, channels), or None for white
+        out # Flat pictures with `guard` pixels before and after, uint8 of shape (channels, pixels)
+    ):
+        "Draw all strokes"
+        first = np.arange(len(stroke_counts)).repeat(stroke_counts).repeat(counts)*self.size**2+self.guard
+        stroke = np.arange(len(counts)).repeat(counts)
+        self._discs(points, first, stroke, colours, out)
+        deltas = points[:,1:]-points[:,:-1]
+        drawn = (deltas!=0).any(0)
+        drawn[counts.cumsum()[:-1]-1] = False   # not from the end of a stroke to the start of the next one
+        k = drawn.nonzero()[0]
+        if len(k): self._segments(points[:,k], deltas[:,k], first[k], stroke[k], colours, out)
 
-    def draw(self, p, n, m, inks, out):
-        "Points `p` (2,N), `n` a stroke, strokes `m` a drawing"
-        R,size,f4 = self.R,self.size,np.float32
-        first = np.arange(len(m)).repeat(m).repeat(n)*size**2+self.guard
-        stroke = np.arange(len(n)).repeat(n)
-        self.discs(p, first, stroke, inks, out)
-        d = p[:,1:]-p[:,:-1]
-        k = (d!=0).any(0); k[n.cumsum()[:-1]-1] = False
-        k = k.nonzero()[0]
-        if not len(k): return
-        steep = (np.abs(d[1,k])>np.abs(d[0,k])).astype(np.intp)
-        u,v,du,dv = p[steep,k],p[1-steep,k],d[steep,k],d[1-steep,k]
+    def _ink(self, at, values, stroke, colours, out):
+        "Make the pixels at indices `at` of each channel at least as bright as `values`, which have the shape of `at`"
+        for c,channel in enumerate(out):
+            ink = values if colours is None else (values*colours[stroke,c]//255).astype(np.uint8)
+            np.maximum.at(channel, at.ravel(), ink.ravel())
+
+    def _discs(self, points, first, stroke, colours, out):
+        "Draw the disc around each point"
+        corners = np.ceil(points-self.reach)
+        offsets = self.disc[:,None].astype(np.float32)
+        dx2,dy2 = ((corner-point+offsets)**2 for corner,point in zip(corners, points))
+        distance = np.sqrt(dy2[:,None]+dx2)
+        if self.antialias: ink = (np.clip(self.reach-distance, 0, 1)*255).astype(np.uint8)
+        else: ink = (distance<=self.radius).view(np.uint8)*np.uint8(255)
+        x,y = corners.astype(np.intp)
+        at = (first+y*self.size+x)+(self.disc[:,None]*self.size+self.disc)[...,None]
+        self._ink(at, ink, stroke, colours, out)
+
+    def _segments(self, points, deltas, first, stroke, colours, out):
+        "Draw the lines from `points` to `points+deltas`, without round ends; for the formulas see `draw_segment` in C"
+        steep = (np.abs(deltas[1])>np.abs(deltas[0])).astype(np.intp)
+        each = np.arange(len(steep))
+        u,v = points[steep,each],points[1-steep,each]
+        du,dv = deltas[steep,each],deltas[1-steep,each]
         back = du<0
-        u = np.where(back, u+du, u); v = np.where(back, v+dv, v); dv = np.where(back, -dv, dv); du = np.abs(du)
-        l = np.sqrt(du*du+dv*dv); c,s = du/l,dv/l
-        a = np.ceil(u-R*np.abs(s)); cols = (np.floor(u+du+R*np.abs(s))-a+1).astype(np.intp)
-        a_ = a.astype(np.intp); du_,dv_ = np.where(steep, size, 1),np.where(steep, 1, size)
-        along = self.along
-        floats = np.stack([v-R/c+(a-u)*s/c, s/c, c*self.one, s*along, (a-u-R*s)/c*along, along/c, l*along]).astype(f4).repeat(cols, axis=1)
-        ints = np.stack([first[k]+a_*du_, du_, dv_, cols.cumsum()-cols]).astype(np.int32).repeat(cols, axis=1)
-        low,slope,c,s,t,tc,l = floats
-        at,du_,dv_,i = ints
-        i = np.arange(len(i), dtype=np.int32)-i; q = i.astype(f4)
-        low += q*slope; row = np.ceil(low); low = row-low   # how far above the band's lower edge its first pixel is
-        J = self.rows.astype(np.int16)
-        d = J*np.rint(c).astype(np.int16); d += (low*c-R*f4(self.one)).astype(np.int16); np.abs(d, out=d)   # from the line
-        if self.antialias: np.subtract(np.int16(R*f4(self.one)), d, out=d); np.clip(d, 0, self.one, out=d); d >>= self.shift; ink = d.astype(np.uint8)
-        else: ink = (d<=np.int16(self.r*f4(self.one))).view(np.uint8)*np.uint8(255)
-        t += q*tc; t += low*s
-        d = J*np.rint(s).astype(np.int16); d += t.astype(np.int16)   # along the line
-        ink *= d.view(np.uint16)<=l.astype(np.uint16)
-        at += i*du_; at += row.astype(np.int32)*dv_
-        self.ink(self.rows*dv_+at, ink, None if inks is None else stroke[k].repeat(cols), inks, out)
+        u = np.where(back, u+du, u)
+        v = np.where(back, v+dv, v)
+        dv = np.where(back, -dv, dv)
+        du = np.abs(du)
+        length = np.sqrt(du*du+dv*dv)
+        cosine,sine = du/length,dv/length
+        first_u = np.ceil(u-self.reach*np.abs(sine))
+        columns = (np.floor(u+du+self.reach*np.abs(sine))-first_u+1).astype(np.intp)
+        u_step,v_step = np.where(steep, self.size, 1),np.where(steep, 1, self.size)
+        edge = v-self.reach/cosine+(first_u-u)*sine/cosine
+        position = (first_u-u-self.reach*sine)/cosine*self.along
+        floats = np.stack([edge, sine/cosine, cosine*self.one, sine*self.along, position, self.along/cosine,
+            length*self.along]).astype(np.float32)
+        start = first+first_u.astype(np.intp)*u_step
+        ints = np.stack([start, u_step, v_step, columns.cumsum()-columns]).astype(np.int32)
+        at,ink = self._columns(floats.repeat(columns, axis=1), ints.repeat(columns, axis=1))
+        self._ink(at, ink, None if colours is None else stroke.repeat(columns), colours, out)
 
-    def discs(self, p, first, stroke, inks, out):
-        a = np.ceil(p-self.R)
-        x,y = ((o-v+self.disc[:,None].astype(np.float32))**2 for o,v in zip(a, p))
-        d = np.sqrt(y[:,None]+x)
-        ink = (np.clip(self.R-d, 0, 1)*255).astype(np.uint8) if self.antialias else (d<=self.r).view(np.uint8)*np.uint8(255)
-        x,y = a.astype(np.intp)
-        self.ink((first+y*self.size+x)+(self.disc[:,None]*self.size+self.disc)[...,None], ink, stroke, inks, out)
+    def _columns(self, floats, ints):
+        "The pixels of each column of each segment, and their ink, both of shape (rows, columns)"
+        edge,slope,distance_per_pixel,position_per_pixel,position,position_slope,length = floats
+        at,u_step,v_step,first_column = ints
+        column = np.arange(len(at), dtype=np.int32)-first_column   # within its segment
+        float_column = column.astype(np.float32)
+        edge += float_column*slope
+        row = np.ceil(edge)
+        above_edge = row-edge
+        rows = self.rows.astype(np.int16)
+        distance = rows*np.rint(distance_per_pixel).astype(np.int16)
+        distance += (above_edge*distance_per_pixel-self.reach*np.float32(self.one)).astype(np.int16)
+        np.abs(distance, out=distance)
+        if self.antialias:
+            np.subtract(np.int16(self.reach*np.float32(self.one)), distance, out=distance)
+            np.clip(distance, 0, self.one, out=distance)
+            distance >>= self.shift
+            ink = distance.astype(np.uint8)
+        else: ink = (distance<=np.int16(self.radius*np.float32(self.one))).view(np.uint8)*np.uint8(255)
+        position += float_column*position_slope
+        position += above_edge*position_per_pixel
+        positions = rows*np.rint(position_per_pixel).astype(np.int16)
+        positions += position.astype(np.int16)
+        ink *= positions.view(np.uint16)<=length.astype(np.uint16)   # negative positions are large as unsigned numbers
+        at += column*u_step
+        at += row.astype(np.int32)*v_step
+        return self.rows*v_step+at,ink
 
-def _draw(drawings, pen, time, empty):
-    "`rasterise_batch` in C"
-    bs = [d if isinstance(d, bytes) else bytes(d) if isinstance(d, (bytearray,memoryview)) else pack_strokes(d) for d in drawings]
-    inks = None if time is None else _inks([len(unpack_strokes(b)) for b in bs], time).astype(np.uint8)
-    n,c = pen.size**2*len(bs),3 if time=='colour' else 1
-    out = np.empty(n*c, np.uint8) if empty is None else empty(n*c)
-    try: _pixels.draw(bs, out, pen.size, pen.r, pen.R, pen.scale, pen.shift, pen.antialias, c, inks)
+def _draw_in_c(drawings, pen, time, empty):
+    "`rasterise_batch` with the C module"
+    packed = [bytes(d) if isinstance(d, (bytes,bytearray,memoryview)) else pack_strokes(d) for d in drawings]
+    colours = None
+    if time is not None: colours = _colours([len(unpack_strokes(b)) for b in packed], time).astype(np.uint8)
+    channels = 3 if time=='colour' else 1
+    nbytes = pen.size**2*len(packed)*channels
+    out = np.empty(nbytes, np.uint8) if empty is None else empty(nbytes)
+    try:
+        _pixels.draw(packed, out, pen.size, pen.radius, pen.reach, pen.scale, pen.shift, pen.antialias, channels,
+            colours)
     except ValueError:
-        for b in bs: unpack_strokes(b)   # says what is wrong with it
+        for b in packed: unpack_strokes(b)   # raises an error that says what is wrong
         raise
-    return out.reshape(len(bs), pen.size, pen.size, *[3]*(c==3))
+    return out.reshape(len(packed), pen.size, pen.size, *[3]*(channels==3))
+
+def _pixel_points(drawings, counts, stroke_counts, pen):
+    "x and y of all points in pixels, each drawing centred: float32 of shape (2, points)"
+    points = np.concatenate([stroke for drawing in drawings for stroke in drawing], 1)
+    starts = (counts.cumsum()-counts)[stroke_counts.cumsum()-stroke_counts]   # first point of each drawing
+    low,high = np.minimum.reduceat(points, starts, axis=1),np.maximum.reduceat(points, starts, axis=1)
+    offsets = 127-(low.astype(np.int16)+high)//2
+    points = (points+offsets.repeat(np.diff(starts, append=points.shape[1]), axis=1)).astype(np.float32)
+    return points*pen.scale+(pen.radius-np.float32(.5))
 
 def rasterise_batch(
-    drawings:list, # Each a list of strokes, values 0..255, or the bytes of one
-    size:int=256, # Pixels a side
-    width:float=3., # Of the pen, in pixels of a picture of 256
-    antialias:bool=True, # Grey at the ink's edges?
-    time:str=None, # Show the order of strokes: 'grey', later ones darker, or 'colour', from red to violet
-    empty=None, # Called with a number of bytes for the array to draw in
-)->np.ndarray: # `uint8`, shape (len(drawings), size, size), (…, 3) in colour
-    "Draw many at once; raises `ValueError`"
+    drawings:list, # Each a list of strokes with values 0..255, or the bytes of `pack_strokes`
+    size:int=256, # Width and height of the pictures in pixels, 8 to 4096
+    width:float=3., # Width of the pen, in pixels of a picture of size 256; at most 32
+    antialias:bool=True, # Are there levels of grey at the edges of the ink?
+    time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
+    empty=None, # Function that returns an array of so many bytes, to draw in; default: `np.empty`
+)->np.ndarray: # `uint8`, shape (len(drawings), size, size), with 'colour' (len(drawings), size, size, 3)
+    "Draw many drawings at once, white on black; raises `ValueError` for damaged drawings and other arguments"
     _check_raster(size, width, time)
     pen = _Pen(size, width, antialias)
-    if _pixels is not None: return _draw(drawings, pen, time, empty)
+    if _pixels is not None: return _draw_in_c(drawings, pen, time, empty)
     drawings = [unpack_strokes(d) if isinstance(d, (bytes,bytearray,memoryview)) else as_strokes(d) for d in drawings]
     shape = 3 if time=='colour' else 1, len(drawings)*size**2+2*pen.guard
     out = np.empty(shape, np.uint8) if empty is None else empty(shape[0]*shape[1]).reshape(shape)
     out[:] = 0
-    for k in range(0, len(drawings), 16):
-        ds = drawings[k:k+16]
-        strokes = [s for d in ds for s in d]
-        m,n = np.array([len(d) for d in ds]),np.array([s.shape[1] for s in strokes])
-        p = np.concatenate(strokes, 1)
-        a = (n.cumsum()-n)[m.cumsum()-m]
-        mid = (np.minimum.reduceat(p, a, axis=1).astype(np.int16)+np.maximum.reduceat(p, a, axis=1))//2
-        p = (p+(127-mid).repeat(np.diff(a, append=p.shape[1]), axis=1)).astype(np.float32)
-        p = p*pen.scale+(pen.r-np.float32(.5))
-        pen.draw(p, n, m, None if time is None else _inks(m.tolist(), time).astype(np.uint16), out[:,k*size**2:])
+    for k in range(0, len(drawings), 16):   # few enough that intermediate arrays stay in the cache
+        some = drawings[k:k+16]
+        stroke_counts = np.array([len(d) for d in some])
+        counts = np.array([stroke.shape[1] for drawing in some for stroke in drawing])
+        colours = None if time is None else _colours(stroke_counts.tolist(), time).astype(np.uint16)
+        pen.draw(_pixel_points(some, counts, stroke_counts, pen), counts, stroke_counts, colours, out[:,k*size**2:])
     out = out[:,pen.guard:out.shape[1]-pen.guard].reshape(-1, len(drawings), size, size)
     return np.ascontiguousarray(np.moveaxis(out, 0, -1)) if time=='colour' else out[0]
 
 def rasterise(
-    strokes, # A list of arrays of shape (2,n), values 0..255, or the bytes of one
-    size:int=256, # Pixels a side
-    width:float=3., # Of the pen, in pixels of a picture of 256
-    antialias:bool=True, # Grey at the ink's edges?
-    time:str=None, # Show the order of strokes: 'grey', later ones darker, or 'colour', from red to violet
-)->np.ndarray: # `uint8`, shape (size, size), (size, size, 3) in colour
-    "Draw strokes, white on black; raises `ValueError`"
+    strokes, # A list of arrays of shape (2,n) with values 0..255, or the bytes of `pack_strokes`
+    size:int=256, # Width and height of the picture in pixels, 8 to 4096
+    width:float=3., # Width of the pen, in pixels of a picture of size 256; at most 32
+    antialias:bool=True, # Are there levels of grey at the edges of the ink?
+    time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
+)->np.ndarray: # `uint8`, shape (size, size), with 'colour' (size, size, 3)
+    "Draw one drawing, white on black; raises `ValueError` for a damaged drawing and other arguments"
     return rasterise_batch([strokes], size, width, antialias, time)[0]
 
 # %% ../../nbs/codec/06_raster.ipynb #e961c6df
 def _png(a):
-    "PNG of an array: bits if two-dimensional and `bool`, else bytes"
-    h,w = a.shape[:2]
-    bits,kind,rows = (1, 0, np.packbits(a, axis=1)) if a.dtype==bool else (8, 2 if a.ndim==3 else 0, a.reshape(h, -1))
-    lines = np.zeros((h, rows.shape[1]+1), np.uint8); lines[:,1:] = rows
-    part = lambda k,b: struct.pack('>I', len(b))+k+b+struct.pack('>I', zlib.crc32(k+b))
-    return b'\x89PNG\r\n\x1a\n'+part(b'IHDR', struct.pack('>IIBBBBB', w, h, bits, kind, 0, 0, 0))+part(b'IDAT', zlib.compress(lines, 5))+part(b'IEND', b'')
+    "A PNG file of array `a`: one bit per pixel if it is `bool`, else 8 bits per channel, grey or RGB"
+    height,width = a.shape[:2]
+    if a.dtype==bool: bits,colour_type,rows = 1,0,np.packbits(a, axis=1)
+    else: bits,colour_type,rows = 8,2 if a.ndim==3 else 0,a.reshape(height, -1)
+    lines = np.zeros((height, rows.shape[1]+1), np.uint8)   # each begins with the number of its filter: 0, none
+    lines[:,1:] = rows
+    def chunk(name, data): return struct.pack('>I', len(data))+name+data+struct.pack('>I', zlib.crc32(name+data))
+    header = struct.pack('>IIBBBBB', width, height, bits, colour_type, 0, 0, 0)
+    chunks = chunk(b'IHDR', header)+chunk(b'IDAT', zlib.compress(lines, 5))+chunk(b'IEND', b'')
+    return b'\x89PNG\r\n\x1a\n'+chunks
 
 class Rasterise:
-    "Strokes to pictures: `rasterise`'s arguments, to be used again and again"
+    "Draws strokes with fixed arguments; can be the `fn` of an ingest, or the `draw=` of a loader"
     def __init__(self,
-        size:int=256, # Pixels a side
-        width:float=3., # Of the pen, in pixels of a picture of 256
-        antialias:bool=True, # Grey at the ink's edges? Without, a PNG takes a bit a pixel
-        time:str=None, # Show the order of strokes: 'grey' or 'colour'
+        size:int=256, # Width and height of the pictures in pixels, 8 to 4096
+        width:float=3., # Width of the pen, in pixels of a picture of size 256; at most 32
+        antialias:bool=True, # Are there levels of grey at the edges of the ink? A PNG without has one bit per pixel
+        time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
     ):
         _check_raster(size, width, time)
         store_attr()
 
     def arrays(self, drawings:list, empty=None)->np.ndarray:
-        "`rasterise_batch` of `drawings`"
+        "The pictures of `drawings` as an array, see `rasterise_batch`"
         return rasterise_batch(drawings, self.size, self.width, self.antialias, self.time, empty)
+
     def pngs(self, drawings:list)->list:
-        "Each of `drawings` as the bytes of a PNG"
-        a = self.arrays(drawings)
-        return [Encoded.of(_png(o), 'png') for o in (a if self.antialias or self.time else a.view(bool))]
+        "The pictures of `drawings` as bytes of PNG files"
+        pictures = self.arrays(drawings)
+        if not self.antialias and not self.time: pictures = pictures.view(bool)
+        return [Encoded.of(_png(o), 'png') for o in pictures]
+
     def batch(self, drawings:list)->list:
-        "Each of `drawings`, bytes or strokes, as a Pillow image"
+        "The pictures of `drawings`, bytes or strokes, as Pillow images"
         return [Image.fromarray(o) for o in self.arrays(drawings)]
+
     def create(self, b)->Image.Image:
-        "One drawing, bytes or strokes, as a Pillow image"
+        "The picture of one drawing, bytes or strokes, as a Pillow image"
         return self.batch([b])[0]
 
     def __call__(self, o):
-        "PNG of strokes; of a sample with fields named `strokes`, the sample with `png` in their place"
-        if not isinstance(o, dict): return self.pngs([o])[0]
-        if not any(f.rsplit('.', 1)[-1]=='strokes' for f in o): raise ValueError(f"no field strokes among {', '.join(o)}")
-        return {(f[:-7]+'png' if (s:=f.rsplit('.', 1)[-1]=='strokes') else f):(self(v) if s else v) for f,v in o.items()}
+        """The PNG of a drawing; for a sample (a dict), the sample with PNGs in place of strokes
 
-    def __repr__(self): return f'Rasterise({self.size}, width={self.width}, antialias={self.antialias}, time={self.time!r})'
+        A field `strokes` becomes `png`, and `sketch.strokes` becomes `sketch.png`. Raises `ValueError` if there is no
+        such field."""
+        if not isinstance(o, dict): return self.pngs([o])[0]
+        is_strokes = {f:f.rsplit('.', 1)[-1]=='strokes' for f in o}
+        if not any(is_strokes.values()): raise ValueError(f"no field strokes among {', '.join(o)}")
+        names = {f:f[:-len('strokes')]+'png' if is_strokes[f] else f for f in o}
+        return {names[f]:self(v) if is_strokes[f] else v for f,v in o.items()}
+
+    def __repr__(self):
+        return f'Rasterise({self.size}, width={self.width}, antialias={self.antialias}, time={self.time!r})'
 
 # %% ../../nbs/codec/06_raster.ipynb #c7e731d4
 class StrokesCodec(Codec):
-    "A drawing: a list of `uint8` arrays of shape (2,n)"
+    "Codec of drawings: lists of `uint8` arrays of shape (2,n)"
     def pack(self, o): return pack_strokes(o)
     def unpack(self, b): return unpack_strokes(b)
     def image(self, b): return Rasterise().create(b)

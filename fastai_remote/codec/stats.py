@@ -1,4 +1,4 @@
-"""Means, deviations and the mean image of the images of a dataset
+"""Means, standard deviations and the mean image of the images of a dataset
 
 Docs: page `codec/stats`"""
 
@@ -14,57 +14,76 @@ import numpy as np
 from PIL import Image
 
 # %% ../../nbs/codec/09_stats.ipynb #82f42e76
-_side = 64   # pixels of the mean image
-IMAGES_PER_CHUNK = 16  # images a chunk
+_side = 64   # width and height of the mean image
+IMAGES_PER_CHUNK = 16  # images that are measured in a chunk of an ingest
 
 def has_stats(k:int)->bool:
-    "Are images of chunk `k` counted?"
+    "Are images of chunk `k` measured? All of the first 128 chunks, then every second, fourth, eighth… chunk"
     return k%(1<<max(0, k.bit_length()-7))==0
 
 class ImageStats:
-    "Channel means, deviations, sizes and the mean image of some images"
+    "Channel means, standard deviations, sizes and the mean image of some images, as sums that can be added up"
     def __init__(self):
-        self.head = np.zeros(16)   # n, colour ones, mean of r g b grey, mean square of the same, sum of width and height, -min, max
+        # 0: images; 1: those in colour; 2-5: sums of the means of red, green, blue, grey; 6-9: of their mean squares;
+        # 10-11: sums of width and height; 12-15: maximum of -width, -height, width, height.
+        self.head = np.zeros(16)
         self.head[12:] = -np.inf
-        self.image = np.zeros((_side,_side,3), np.uint32)
+        self.image = np.zeros((_side,_side,3), np.uint32)   # sum of the images, resized to 64 x 64
 
     def __len__(self): return int(self.head[0])
 
     def add(self, im:Image.Image):
-        "Count `im`"
+        "Measure image `im`"
         if im.mode!='L': im = im.convert('L' if im.mode in ('1','I;16','LA') else 'RGB')
-        m,(w,h) = _moments(im),im.size
-        self.head[:2] += 1, len(m)>1
-        self.head[2:10] += np.concatenate([m, _moments(im.convert('L'))] if len(m)>1 else [m]*4).T.ravel()
-        self.head[10:12] += w,h
-        self.head[12:] = np.maximum(self.head[12:], (-w,-h,w,h))
-        self.image += np.asarray(im.resize((_side,_side), Image.Resampling.BOX, reducing_gap=2.)).reshape(_side, _side, -1)
+        moments = _moments(im)
+        in_colour = len(moments)>1
+        self.head[:2] += 1,in_colour
+        all_moments = np.concatenate([moments, _moments(im.convert('L'))] if in_colour else [moments]*4)
+        self.head[2:10] += all_moments.T.ravel()
+        width,height = im.size
+        self.head[10:12] += width,height
+        self.head[12:] = np.maximum(self.head[12:], (-width,-height,width,height))
+        small = np.asarray(im.resize((_side,_side), Image.Resampling.BOX, reducing_gap=2.))
+        self.image += small.reshape(_side, _side, -1)
 
-    def __iadd__(self, o):
-        self.head[:12] += o.head[:12]
-        self.head[12:] = np.maximum(self.head[12:], o.head[12:])
-        self.image += o.image
+    def __iadd__(self, other):
+        self.head[:12] += other.head[:12]
+        self.head[12:] = np.maximum(self.head[12:], other.head[12:])
+        self.image += other.image
         return self
 
-    def to_bytes(self)->bytes: return self.head.astype('>f8').tobytes()+self.image.astype('>u2').tobytes()
+    def to_bytes(self)->bytes:
+        "The sums as bytes, big-endian"
+        return self.head.astype('>f8').tobytes()+self.image.astype('>u2').tobytes()
+
     @classmethod
     def from_bytes(cls, b:bytes):
-        s = cls()
-        s.head,s.image = np.frombuffer(b, '>f8', 16).astype(float),np.frombuffer(b, '>u2', offset=128).reshape(_side,_side,3).astype(np.uint32)
-        return s
+        "The `ImageStats` of which `to_bytes` returned `b`"
+        res = cls()
+        res.head = np.frombuffer(b, '>f8', 16).astype(float)
+        res.image = np.frombuffer(b, '>u2', offset=128).reshape(_side, _side, 3).astype(np.uint32)
+        return res
 
     def summary(self)->dict:
-        "What the manifest keeps: JSON, with the mean image as PNG"
-        n,nc = self.head[0],3 if self.head[1] else 1
-        mean,sq = self.head[2:6]/n,self.head[6:10]/n
-        std = np.sqrt(np.maximum(sq-mean**2, 0))
-        im = (self.image/n).round().astype(np.uint8)
-        Image.fromarray(im if nc==3 else im[...,0]).save(f:=io.BytesIO(), 'PNG')
-        (w,h),(a,b,c,d) = self.head[10:12]/n,self.head[12:]
-        return dict(n=int(n), mean=mean[:nc].round(5).tolist(), std=std[:nc].round(5).tolist(), grey=[round(mean[3], 5), round(std[3], 5)],
-                    width=[int(-a),round(w, 1),int(c)], height=[int(-b),round(h, 1),int(d)], image=base64.b64encode(f.getvalue()).decode())
+        """What is stored in the manifest
+
+        `n`: number of images; `mean`, `std`: one number per channel, in 0..1; `grey`: both, of the images as greyscale;
+        `width`, `height`: smallest, mean, largest; `image`: the mean image, a PNG in base64."""
+        n,channels = self.head[0],3 if self.head[1] else 1
+        mean,mean_square = self.head[2:6]/n,self.head[6:10]/n
+        std = np.sqrt(np.maximum(mean_square-mean**2, 0))
+        pixels = (self.image/n).round().astype(np.uint8)
+        Image.fromarray(pixels if channels==3 else pixels[...,0]).save(png:=io.BytesIO(), 'PNG')
+        width,height = self.head[10:12]/n
+        minus_min_width,minus_min_height,max_width,max_height = self.head[12:]
+        return dict(n=int(n), mean=mean[:channels].round(5).tolist(), std=std[:channels].round(5).tolist(),
+            grey=[round(mean[3], 5), round(std[3], 5)],
+            width=[int(-minus_min_width), round(width, 1), int(max_width)],
+            height=[int(-minus_min_height), round(height, 1), int(max_height)],
+            image=base64.b64encode(png.getvalue()).decode())
 
 def _moments(im):
     "Mean and mean square of each channel of `im`, in 0..1: shape (channels, 2)"
-    v = np.arange(256)/255
-    return np.array(im.histogram(), float).reshape(-1, 256)@np.stack([v, v*v], 1)/(im.width*im.height)
+    values = np.arange(256)/255
+    histogram = np.array(im.histogram(), float).reshape(-1, 256)
+    return histogram@np.stack([values, values*values], 1)/(im.width*im.height)

@@ -1,4 +1,4 @@
-"""A drawing in ninety bytes: strokes as bytes, and raw points simplified to strokes
+"""Drawings as lists of strokes: stored in ninety bytes, and simplified from raw points
 
 Docs: page `codec/strokes`"""
 
@@ -14,160 +14,229 @@ from .base import Encoded
 
 # %% ../../nbs/codec/05_strokes.ipynb #3e2c02b5
 def as_strokes(
-    o:list # Arrays or lists of shape (2,n), values 0..255, n at least 1
+    o:list # Arrays or lists of shape (2,n) with whole numbers from 0 to 255, n at least 1
 )->list: # `uint8` arrays of shape (2,n)
-    "`o` as strokes; raises `ValueError` for what is none"
+    "`o` as strokes; raises `ValueError` if it is not a drawing"
     if not isinstance(o, (list,tuple)): raise ValueError(f'a drawing is a list of strokes, not a {type(o).__name__}')
     if not o: raise ValueError('a drawing has at least one stroke, not an empty list')
-    return [s if type(s) is np.ndarray and s.dtype==np.uint8 and s.ndim==2 and len(s)==2 and s.shape[1] else _stroke(s, i) for i,s in enumerate(o)]
+    return [stroke if _is_stroke(stroke) else _as_stroke(stroke, i) for i,stroke in enumerate(o)]
 
-def _stroke(s, i):
-    if isinstance(s, (list,tuple)) and len(s)==2 and isinstance(s[0], list) and isinstance(s[1], list) and len(s[0])==len(s[1])>0:
-        try: return np.frombuffer(bytearray(s[0]+s[1]), np.uint8).reshape(2, -1)   # the fast way for what JSON gives
+def _is_stroke(o):
+    return type(o) is np.ndarray and o.dtype==np.uint8 and o.ndim==2 and len(o)==2 and o.shape[1]
+
+def _is_pair_of_lists(o):
+    if not isinstance(o, (list,tuple)) or len(o)!=2: return False
+    x,y = o
+    return isinstance(x, list) and isinstance(y, list) and len(x)==len(y)>0
+
+def _as_stroke(o, i):
+    "`o` as a stroke; raises `ValueError`, which calls it stroke `i`"
+    if _is_pair_of_lists(o):   # the usual case, as from JSON; `bytearray` accepts only whole numbers from 0 to 255
+        try: return np.frombuffer(bytearray(o[0]+o[1]), np.uint8).reshape(2, -1)
         except (TypeError,ValueError): pass
-    try: a = np.asarray(s)
+    try: a = np.asarray(o)
     except ValueError: raise ValueError(f'stroke {i}: x and y differ in length') from None
-    if a.ndim!=2 or len(a)!=2 or not a.shape[1]: raise ValueError(f'stroke {i}: want shape (2,n), n at least 1, got {a.shape}')
-    if a.dtype.kind not in 'iuf' or not (a.min()>=0 and a.max()<=255): raise ValueError(f'stroke {i}: want numbers from 0 to 255; simplify(…) makes them')
-    b = a.astype(np.uint8)
-    if not (a==b).all(): raise ValueError(f'stroke {i}: want whole numbers from 0 to 255; simplify(…) makes them')
-    return b
+    if a.ndim!=2 or len(a)!=2 or not a.shape[1]:
+        raise ValueError(f'stroke {i}: want shape (2,n), n at least 1, got {a.shape}')
+    if a.dtype.kind not in 'iuf' or not (a.min()>=0 and a.max()<=255):
+        raise ValueError(f'stroke {i}: want numbers from 0 to 255; simplify(…) makes them')
+    stroke = a.astype(np.uint8)
+    if not (a==stroke).all():
+        raise ValueError(f'stroke {i}: want whole numbers from 0 to 255; simplify(…) makes them')
+    return stroke
 
-_one = [bytes([n]) for n in range(128)]
+_one_byte = [bytes([n]) for n in range(128)]
 
-def _leb(n):
-    if n<128: return _one[n]
+def _pack_number(n):
+    "Number `n` in base 128 (LEB128): the lowest digit first, all but the last with their highest bit set"
+    if n<128: return _one_byte[n]
     b = bytearray()
-    while n>127: b.append(n&127|128); n >>= 7
+    while n>127:
+        b.append(n&127|128)
+        n >>= 7
     b.append(n)
     return bytes(b)
 
-def pack_strokes(
-    strokes:list # Arrays of shape (2,n), values 0..255
-)->bytes: # 1+2n bytes a stroke, one more from 128 points on
-    "`strokes` as bytes; raises `ValueError`"
-    return b''.join([_leb(s.shape[1])+s.tobytes() for s in as_strokes(strokes)])
-
-def unpack_strokes(
-    b:bytes # What `pack_strokes` made
-)->list: # `uint8` arrays of shape (2,n)
-    "The strokes in `b`; raises `ValueError` where it is truncated or damaged"
-    end,i,res = len(b),0,[]
-    if not end: raise ValueError('strokes: no bytes')
-    a = np.frombuffer(bytearray(b), np.uint8)
-    while i<end:
-        n = b[i]; i += 1
-        if n>127: n,i = _unleb(b, i-1)
-        if not n: raise ValueError(f'strokes: stroke {len(res)} has no points, at byte {i-1} of {end}')
-        j = i+2*n
-        if j>end: raise ValueError(f'strokes: stroke {len(res)} needs {2*n} bytes from byte {i} on, but there are {end-i}: truncated or damaged')
-        res.append(a[i:j].reshape(2, n))
-        i = j
-    return res
-
-def _unleb(b, i):
+def _unpack_number(b, i):
+    "The number at byte `i` of `b`, and the position after it; raises `ValueError`"
     n = 0
     for k in range(5):
         if i+k>=len(b): raise ValueError(f'strokes: ends within the number of points, at byte {i+k}')
         n |= (b[i+k]&127)<<7*k
         if b[i+k]<128:
-            if not b[i+k]: break
+            if not b[i+k]: break   # a leading zero, which `_pack_number` does not write
             return n,i+k+1
     raise ValueError(f'strokes: no number of points at byte {i}: damaged')
 
+def pack_strokes(
+    strokes:list # Arrays of shape (2,n) with values 0..255
+)->bytes: # 1+2n bytes per stroke; one more if it has 128 points or more
+    "`strokes` as bytes; raises `ValueError` if they are not a drawing"
+    return b''.join([_pack_number(s.shape[1])+s.tobytes() for s in as_strokes(strokes)])
+
+def unpack_strokes(
+    b:bytes # The bytes of `pack_strokes`
+)->list: # `uint8` arrays of shape (2,n)
+    "The strokes in `b`; raises `ValueError` if it is truncated or damaged"
+    end = len(b)
+    if not end: raise ValueError('strokes: no bytes')
+    a = np.frombuffer(bytearray(b), np.uint8)
+    i,strokes = 0,[]
+    while i<end:
+        n = b[i]
+        i += 1
+        if n>127: n,i = _unpack_number(b, i-1)
+        if not n: raise ValueError(f'strokes: stroke {len(strokes)} has no points, at byte {i-1} of {end}')
+        j = i+2*n
+        if j>end:
+            raise ValueError(f'strokes: stroke {len(strokes)} needs {2*n} bytes from byte {i} on, '
+                             f'but there are {end-i}: truncated or damaged')
+        strokes.append(a[i:j].reshape(2, n))
+        i = j
+    return strokes
+
 # %% ../../nbs/codec/05_strokes.ipynb #1e57388d
-def flatten_drawings(drawings):
-    "x and y of all points, the number of points a stroke, the number of strokes a drawing"
-    strokes = [s for d in drawings for s in d]
+def flatten_drawings(
+    drawings:list # Each a list of strokes: lists of x, y and perhaps times
+)->tuple: # x and y of all points (float64), number of points of each stroke, number of strokes of each drawing
+    "All points of all drawings in two arrays; raises `ValueError` if one of them is not a drawing"
+    strokes = [stroke for drawing in drawings for stroke in drawing]
     xs,ys = [],[]
-    for s in strokes: xs += s[0]; ys += s[1]
-    n,m = np.array([len(s[0]) for s in strokes]),np.array([len(d) for d in drawings])
-    if not len(m) or not m.all(): raise ValueError('a drawing without strokes')
-    if not n.all(): raise ValueError('a stroke without points')
-    if len(xs)!=len(ys) or any(len(s[1])!=k for s,k in zip(strokes, n.tolist())): raise ValueError('a stroke whose x and y differ in length')
-    return np.array(xs, float),np.array(ys, float),n,m
+    for stroke in strokes:
+        xs += stroke[0]
+        ys += stroke[1]
+    counts = np.array([len(stroke[0]) for stroke in strokes])
+    stroke_counts = np.array([len(drawing) for drawing in drawings])
+    if not len(stroke_counts) or not stroke_counts.all(): raise ValueError('a drawing without strokes')
+    if not counts.all(): raise ValueError('a stroke without points')
+    if len(xs)!=len(ys) or any(len(stroke[1])!=n for stroke,n in zip(strokes, counts.tolist())):
+        raise ValueError('a stroke whose x and y differ in length')
+    return np.array(xs, float),np.array(ys, float),counts,stroke_counts
 
-def _align(x, y, n, m):
-    "Each drawing with its smallest x and y at 0 and its largest value at 255"
-    a = (n.cumsum()-n)[m.cumsum()-m]
-    k = np.diff(a, append=len(x))
-    x,y = (v-np.minimum.reduceat(v, a).repeat(k) for v in (x, y))
-    s = np.maximum.reduceat(np.maximum(x, y), a)
-    if not np.isfinite(s).all(): raise ValueError('points that are no numbers, or too far apart')
-    s = (255/np.where(s>0, s, 255)).repeat(k)
-    return x*s,y*s
+def _align(x, y, counts, stroke_counts):
+    "Move each drawing so that its smallest x and y are 0, and scale it so that its largest value is 255"
+    starts = (counts.cumsum()-counts)[stroke_counts.cumsum()-stroke_counts]   # first point of each drawing
+    points = np.diff(starts, append=len(x))
+    x,y = (v-np.minimum.reduceat(v, starts).repeat(points) for v in (x, y))
+    largest = np.maximum.reduceat(np.maximum(x, y), starts)
+    if not np.isfinite(largest).all(): raise ValueError('points that are no numbers, or too far apart')
+    scale = (255/np.where(largest>0, largest, 255)).repeat(points)
+    return x*scale,y*scale
 
-def _resample(x, y, n):
-    "Of the points 1 px apart along each stroke, those next to an original point; and where strokes end"
-    e = n.cumsum(); a = e-n
-    t = np.zeros(len(x))
-    t[1:] = np.rint(np.hypot(np.diff(x), np.diff(y))*2**20)/2**20
-    t[a] = 0; t = t.cumsum(); t -= t[a].repeat(n)
-    start = np.floor(t[e-1])+2   # of the next stroke: one line for all, on which strokes start at whole numbers
-    t += (start.cumsum()-start).repeat(n)
-    f = t.astype(np.intp)
-    near = np.zeros(f[-1]+2, bool); near[f] = near[f+1] = True
-    end = np.ceil(t[e-1]).astype(np.intp); near[f[e-1]+1] = False; near[end] = True
-    u = near.nonzero()[0]
-    last = u.searchsorted(end)
-    u = u.astype(float); u[last] = t[e-1]
-    return np.interp(u, t, x),np.interp(u, t, y),last+1
+def _resample(x, y, counts):
+    """Points 1 pixel apart along each stroke, but only those that `_simplify_lines` may keep, and where strokes end
 
-def _rdp(x, y, ends, eps):
-    "Which points to keep; strokes end before `ends`"
+    Kept are the points before and after each original point, and the last point of each stroke. All strokes are laid
+    on one axis, on which each of them starts at a whole number. Returns x, y, and the end of each stroke."""
+    ends = counts.cumsum()
+    starts = ends-counts
+    position = np.zeros(len(x))
+    position[1:] = np.rint(np.hypot(np.diff(x), np.diff(y))*2**20)/2**20
+    position[starts] = 0
+    position = position.cumsum()
+    position -= position[starts].repeat(counts)   # now the length of the stroke up to each point
+    space = np.floor(position[ends-1])+2          # for each stroke on the axis
+    position += (space.cumsum()-space).repeat(counts)
+    before = position.astype(np.intp)
+    kept = np.zeros(before[-1]+2, bool)
+    kept[before] = True
+    kept[before+1] = True
+    last = np.ceil(position[ends-1]).astype(np.intp)
+    kept[before[ends-1]+1] = False
+    kept[last] = True
+    at = kept.nonzero()[0]
+    last_index = at.searchsorted(last)
+    at = at.astype(float)
+    at[last_index] = position[ends-1]
+    return np.interp(at, position, x),np.interp(at, position, y),last_index+1
+
+def _distances(x, y, first, last, inner, counts):
+    "The distance of points `inner` from the line through points `first` and `last`, each of which has `counts` of them"
+    x0,y0 = x[first],y[first]
+    dx,dy = x[last]-x0,y[last]-y0
+    length = np.hypot(dx, dy)
+    closed = length==0
+    length[closed] = 1
+    dx /= length
+    dy /= length
+    distance = y[inner]
+    distance *= dx.repeat(counts)
+    other = x[inner]
+    other *= dy.repeat(counts)
+    distance -= other
+    distance -= (dx*y0-dy*x0).repeat(counts)
+    np.abs(distance, out=distance)
+    if closed.any():   # both ends are the same point: the distance from that
+        at = closed.repeat(counts)
+        distance[at] = np.hypot(x[inner[at]]-x0.repeat(counts)[at], y[inner[at]]-y0.repeat(counts)[at])
+    return distance
+
+def _simplify_lines(x, y, ends, eps):
+    """Which points to keep, as a bool array: the algorithm of Ramer, Douglas and Peucker on all strokes at once
+
+    In each round, the lines from points `first` to points `last` are split at the point that is farthest from them,
+    if that is farther than `eps`. `ends` are one after the last point of each stroke."""
     keep = np.zeros(len(x), bool)
-    lo,hi = np.concatenate([[0], ends[:-1]]),ends-1
-    keep[lo] = keep[hi] = True
+    first,last = np.concatenate([[0], ends[:-1]]),ends-1
+    keep[first] = True
+    keep[last] = True
     while True:
-        m = hi-lo>1
-        lo,hi = lo[m],hi[m]
-        if not len(lo): return keep
-        k = hi-lo-1; s = k.cumsum()-k
-        i = np.arange(s[-1]+k[-1]); i += (lo+1-s).repeat(k)
-        x0,y0 = x[lo],y[lo]; a,b = x[hi]-x0,y[hi]-y0
-        l = np.hypot(a, b); loop = l==0; l[loop] = 1; a /= l; b /= l
-        d = y[i]; d *= a.repeat(k); v = x[i]; v *= b.repeat(k); d -= v; d -= (a*y0-b*x0).repeat(k); np.abs(d, out=d)
-        if loop.any():   # both ends in one place: the distance is that from the point
-            j = loop.repeat(k)
-            d[j] = np.hypot(x[i[j]]-x0.repeat(k)[j], y[i[j]]-y0.repeat(k)[j])
-        far = np.maximum.reduceat(d, s)
-        m = far>eps
-        if not m.any(): return keep
-        far[~m] = np.inf
-        h = (d==far.repeat(k)).nonzero()[0]
-        span = s.searchsorted(h, side='right')
-        h = i[h[np.diff(span, prepend=0)>0]]
-        keep[h] = True
-        lo,hi = np.concatenate([lo[m],h]),np.concatenate([h,hi[m]])
+        has_inner = last-first>1
+        first,last = first[has_inner],last[has_inner]
+        if not len(first): return keep
+        counts = last-first-1
+        starts = counts.cumsum()-counts   # of each line's points in `inner`
+        inner = np.arange(starts[-1]+counts[-1])
+        inner += (first+1-starts).repeat(counts)
+        distance = _distances(x, y, first, last, inner, counts)
+        largest = np.maximum.reduceat(distance, starts)
+        split = largest>eps
+        if not split.any(): return keep
+        largest[~split] = np.inf
+        farthest = (distance==largest.repeat(counts)).nonzero()[0]
+        line = starts.searchsorted(farthest, side='right')
+        farthest = inner[farthest[np.diff(line, prepend=0)>0]]   # one per line, if several are equally far
+        keep[farthest] = True
+        first,last = np.concatenate([first[split],farthest]),np.concatenate([farthest,last[split]])
 
-def simplify_flat(x, y, n, m, eps, packed=False):
-    x,y,ends = _resample(*_align(x, y, n, m), n)
-    kept = _rdp(x, y, ends, eps).nonzero()[0]
-    p = np.rint(np.stack([x[kept], y[kept]])).astype(np.uint8)
-    cut = [0,*kept.searchsorted(ends).tolist()]
+def simplify_flat(
+    x:np.ndarray, # x of all points, as `flatten_drawings` returns it, and so on
+    y:np.ndarray, # y of all points
+    counts:np.ndarray, # Number of points of each stroke
+    stroke_counts:np.ndarray, # Number of strokes of each drawing
+    eps:float, # Points at most this far from the simplified line are removed, in pixels of a picture of size 256
+    packed:bool=False # Return bytes instead of arrays?
+)->list: # For each drawing a list of `uint8` arrays of shape (2,n), or `Encoded` bytes
+    "`simplify_batch` of flattened drawings"
+    x,y,ends = _resample(*_align(x, y, counts, stroke_counts), counts)
+    kept = _simplify_lines(x, y, ends, eps).nonzero()[0]
+    points = np.rint(np.stack([x[kept], y[kept]])).astype(np.uint8)
+    bounds = [0,*kept.searchsorted(ends).tolist()]
     if packed:
-        x,y = p[0].tobytes(),p[1].tobytes()
-        strokes = [_leb(j-i)+x[i:j]+y[i:j] for i,j in zip(cut, cut[1:])]
-    else: strokes = [p[:,i:j] for i,j in zip(cut, cut[1:])]
-    cut = [0,*m.cumsum().tolist()]
-    if packed: return [Encoded.of(b''.join(strokes[i:j]), 'strokes') for i,j in zip(cut, cut[1:])]
-    return [strokes[i:j] for i,j in zip(cut, cut[1:])]
+        xs,ys = points[0].tobytes(),points[1].tobytes()
+        strokes = [_pack_number(j-i)+xs[i:j]+ys[i:j] for i,j in zip(bounds, bounds[1:])]
+    else: strokes = [points[:,i:j] for i,j in zip(bounds, bounds[1:])]
+    bounds = [0,*stroke_counts.cumsum().tolist()]
+    drawings = [strokes[i:j] for i,j in zip(bounds, bounds[1:])]
+    return [Encoded.of(b''.join(o), 'strokes') for o in drawings] if packed else drawings
 
 def simplify_batch(
-    drawings:list, # Each a list of strokes, lists of x, y and perhaps times
-    eps:float=2.0, # Points at most this far from the simplified line go, pixels of 256
+    drawings:list, # Each a list of strokes: lists of x, y and perhaps times
+    eps:float=2.0, # Points at most this far from the simplified line are removed, in pixels of a picture of size 256
 )->list: # For each drawing a list of `uint8` arrays of shape (2,n)
-    "`simplify` many drawings at once, six times as fast; raises `ValueError` if one of them is no drawing"
+    "`simplify` many drawings at once, six times as fast; raises `ValueError` if one of them is not a drawing"
     return simplify_flat(*flatten_drawings(drawings), eps)
 
 def simplify(
     drawing:list, # Strokes: lists of x, y and perhaps times
-    eps:float=2.0, # Points at most this far from the simplified line go, pixels of 256
+    eps:float=2.0, # Points at most this far from the simplified line are removed, in pixels of a picture of size 256
 )->list: # `uint8` arrays of shape (2,n)
-    """Quick, Draw!'s published recipe: align, scale to 255, resample at 1 px, then Ramer (1972), Douglas and Peucker (1973); raises `ValueError`
+    """Simplify a drawing as the published drawings of Quick, Draw! were; raises `ValueError` if it is not a drawing
 
-    Strokes of x and y alone, in whole numbers from 0 to 255, are taken to be simplified and left as they are."""
-    if all(len(s)==2 for s in drawing):
+    The steps: align to the top left, scale to 255, resample with a spacing of 1 pixel, then the algorithm of Ramer
+    (1972), Douglas and Peucker (1973). Strokes without times whose values are whole numbers from 0 to 255 are taken to
+    be simplified already, and returned as they are."""
+    if all(len(stroke)==2 for stroke in drawing):
         try: return as_strokes(drawing)
         except ValueError: pass
-    return simplify_batch([[[list(s[0]),list(s[1])] for s in drawing]], eps)[0]
+    return simplify_batch([[[list(stroke[0]),list(stroke[1])] for stroke in drawing]], eps)[0]

@@ -16,47 +16,60 @@ from .base import Codec, Encoded, utf8
 
 # %% ../../nbs/codec/01_text.ipynb #fad8efe6
 class TextCodec(Codec):
-    "`str` as UTF-8"
+    "Codec of `str`, stored as UTF-8"
     def pack(self, o):
         if not isinstance(o, str): raise TypeError(f'{self.name}: want str, got {type(o).__name__}')
         return utf8(o)
     def unpack(self, b): return b.decode()
 
 class JsonCodec(Codec):
-    "Anything JSON can say: `nan` and `inf` as Python writes them; tuples come back as lists"
+    """Codec of anything that JSON can represent
+
+    `nan` and `inf` are stored as Python's `json` writes them. Tuples come back as lists."""
     def pack(self, o):
-        s = json.dumps(o, ensure_ascii=False, separators=(',',':'))   # first: raises for what contains itself
+        s = json.dumps(o, ensure_ascii=False, separators=(',',':'))   # raises an error if `o` contains itself
+        self._check_keys(o)
+        return utf8(s)
+
+    def _check_keys(self, o):
+        "Raise `TypeError` if a dict in `o` has a key that JSON would convert to a `str`"
         todo = [o]
         while todo:
-            v = todo.pop()
-            if isinstance(v, dict):
-                if bad:=[k for k in v if not isinstance(k, str)]:
+            value = todo.pop()
+            if isinstance(value, dict):
+                bad = [k for k in value if not isinstance(k, str)]
+                if bad:
                     raise TypeError(f'{self.name}: key {bad[0]!r} would come back as a str; JSON has no other keys')
-                todo.extend(v.values())
-            elif isinstance(v, (list,tuple)): todo.extend(v)
-        return utf8(s)
+                todo.extend(value.values())
+            elif isinstance(value, (list,tuple)): todo.extend(value)
+
     def unpack(self, b): return json.loads(b)
+
     def check(self, b):
         try: self.from_bytes(b)
         except ValueError as e: raise ValueError(f'{self.name}: no JSON: {e}') from None
 
 class LabelsCodec(JsonCodec):
-    "Any number of labels a sample, `str` or `int`, as a JSON list; those of a set are sorted"
+    "Codec of several labels per sample, `str` or `int`, stored as a JSON list; the labels of a set are sorted"
     def pack(self, o):
         if isinstance(o, str): raise TypeError(f'{self.name}: want a list of labels, got the str {o!r}')
         if isinstance(o, dict) or not hasattr(o, '__iter__'):
             raise TypeError(f'{self.name}: want a list of labels, got {o if o is None else type(o).__name__}')
         labels = [x.item() if isinstance(x, np.generic) else x for x in o]
-        if isinstance(o, (set,frozenset)): labels.sort(key=lambda x: (str(type(x)), x))
+        if isinstance(o, (set,frozenset)): labels.sort(key=lambda label: (str(type(label)), label))
         self._check_labels(labels)
         return super().pack(labels)
+
     def to_bytes(self, o):
         b = super().to_bytes(o)
-        if isinstance(o, (bytes,bytearray,memoryview)) and not isinstance(o, Encoded): self._check_labels(self.from_bytes(b))
+        given_as_bytes = isinstance(o, (bytes,bytearray,memoryview)) and not isinstance(o, Encoded)
+        if given_as_bytes: self._check_labels(self.from_bytes(b))
         return b
+
     def _check_labels(self, labels):
+        "Raise `TypeError` unless `labels` is a list of `str` and `int`"
         if not isinstance(labels, list):
             raise TypeError(f'{self.name}: want a list of labels, got {type(labels).__name__}')
-        for l in labels:
-            if isinstance(l, str): utf8(l)
-            elif type(l) is not int: raise TypeError(f'{self.name}: a label is a str or an int, not {l!r}')
+        for label in labels:
+            if isinstance(label, str): utf8(label)
+            elif type(label) is not int: raise TypeError(f'{self.name}: a label is a str or an int, not {label!r}')

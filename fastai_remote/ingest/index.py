@@ -1,4 +1,4 @@
-"""Tars that others wrote: index them, and any sample can be read by number
+"""Indexes tars that others wrote, so that any sample can be read by number
 
 Docs: page `ingest/index`"""
 
@@ -8,9 +8,10 @@ Docs: page `ingest/index`"""
 __all__ = ['index_shard', 'ShardIndexJob', 'index_shards']
 
 # %% ../../nbs/ingest/05_index.ipynb #aaf723b5
-import hashlib, io, tarfile, zlib
+import hashlib, zlib
 from fnmatch import fnmatch
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from fastcore.basics import store_attr
@@ -18,148 +19,151 @@ from fastcore.basics import store_attr
 from ..codec.base import utf8
 from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
-from ..core import StoreError, StoreUnavailable
+from ..core import StoreUnavailable
 from .chunk import plan_fields, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
 from ..source.base import no_address, storable
-from ..source.tars import StrictTarInfo, parse_number, split_name
+from ..source.tars import DamagedTar, group_members, parse_number, tar_members, Uncompressed
 from ..store.shard_index import index_name, IndexColumns, Unzip
 from ..store.storage import as_storage, Storage
 from ..write.base import label_texts
 from ..write.shards import ShardWriter
 
 # %% ../../nbs/ingest/05_index.ipynb #243399dc
-class _Sequential(io.RawIOBase):
-    "A file of a folder, from front to back, uncompressed if its name says so; `crc` and `size` are those of the file; raises `StoreUnavailable` if it does not come whole"
-    def __init__(self, storage, name, part=1<<22, parts=4):
-        self.storage,self.name,self.part,self.parts,self.crc,self.size,self.at = storage,name,part,parts,0,0,0
-        self.unzip = Unzip() if name.endswith(('gz','.tgz')) else lambda b: (b,)
-        self.rest,self.pieces = memoryview(b''),self._pieces()
-        self.total = storage.call(lambda fs: fs.size(storage.path(name)))   # an answer may be short, and end where a member does
-    def readable(self): return True
-    bad = property(lambda self: getattr(self.unzip, 'bad', None))
+class _StoredFile:
+    "A file of a `Storage`, read once from front to back; raises `StoreUnavailable` if it does not come whole"
+    def __init__(self,
+        storage:Storage, # The folder that has the file
+        name:str, # Name of the file; its content is compressed if it ends in `gz`
+        part:int=1<<22, # Bytes per request
+        parallel:int=4, # Requests at the same time
+    ):
+        self.storage,self.name,self.part,self.parallel = storage,name,part,parallel
+        self.crc,self.size = 0,0   # checksum and number of the bytes that were read
+        # The size is asked for, because a short answer may end where a member ends, and would look complete.
+        self.total = storage.call(lambda fs: fs.size(storage.path(name)))
+        self.content = Uncompressed(self._pieces(), Unzip() if name.endswith(('gz','.tgz')) else None)
 
     def _pieces(self):
         while self.size<self.total:
-            starts = range(self.size, self.total, self.part)[:self.parts]
-            ends = [min(a+self.part, self.total) for a in starts]
-            for a,e,b in zip(starts, ends, self.storage.ranges([self.name]*len(starts), list(starts), ends)):
-                if len(b or b'')<e-a: raise StoreUnavailable(f"{self.storage.url}: {self.name}: {a+len(b or b''):,} bytes came of {self.total:,}")
-                self.crc,self.size = zlib.crc32(b, self.crc),self.size+len(b)
-                yield from filter(len, self.unzip(b))
-
-    def readinto(self, buf):
-        if not self.rest: self.rest = memoryview(next(self.pieces, b''))
-        n = min(len(buf), len(self.rest))
-        buf[:n],self.rest,self.at = self.rest[:n],self.rest[n:],self.at+n
-        return n
-
-def _samples(f, fields=None):
-    "The samples of tar `f`, as `(key, {field: (offset, bytes)})`; raises what is wrong with it, after those that are whole: the last one if it has all of `fields`"
-    key,parts = None,{}
-    try:
-        with tarfile.open(fileobj=io.BufferedReader(f, 1<<20), mode='r|', tarinfo=StrictTarInfo) as t:
-            for m in t:
-                if not m.isdir():
-                    k,ext = split_name(m.name)
-                    if k!=key and parts: yield key,parts
-                    if k!=key: key,parts = k,{}
-                    parts[ext] = _content(t, m)
-                t.members.clear()   # tarfile keeps a list
-    except StoreError: raise
-    except Exception:
-        if parts and fields and fields<=parts.keys(): yield key,parts
-        raise
-    if parts: yield key,parts
-
-def _content(t, m):
-    if not m.isreg() or m.issparse(): return 0,ValueError(f"{m.name}: {'a sparse file' if m.issparse() else 'a link or a device'}, whose bytes do not lie there")
-    b = t.extractfile(m).read()
-    if len(b)<m.size: raise EOFError(f'cut off: {len(b):,} of {m.size:,} bytes of {m.name}')
-    return m.offset_data,b
+            starts = range(self.size, self.total, self.part)[:self.parallel]
+            ends = [min(start+self.part, self.total) for start in starts]
+            for start,end,data in zip(starts, ends, self.storage.ranges([self.name]*len(starts), list(starts), ends)):
+                received = len(data or b'')
+                if received<end-start:
+                    raise StoreUnavailable(f'{self.storage.url}: {self.name}: {start+received:,} bytes came of '
+                                           f'{self.total:,}')
+                self.crc,self.size = zlib.crc32(data, self.crc),self.size+len(data)
+                yield data
 
 # %% ../../nbs/ingest/05_index.ipynb #95c53b9d
-def _values(parts, fields):
-    "Spans and values of a sample, as an index takes them; raises what is wrong with it"
+_MAX_VALUE = (1<<32)-2   # bytes; an index has 32 bits for a length, and the largest number means that there is no value
+
+def _values(members, fields):
+    """Returns what an index stores of a sample: `{field: (offset, bytes, crc)}` and `{field: number or label}`
+
+    Raises `ValueError`, `TypeError` or `OverflowError` if the sample cannot be indexed."""
     spans,values = {},{}
-    if bad:=[b for _,b in parts.values() if isinstance(b, Exception)]: raise bad[0]
-    for f,d in fields.items():
-        if d['codec']=='crc' and f.endswith('.crc'): continue
-        if d['dtype'] is None:
-            if f in parts: spans[f] = parts[f][0],len(parts[f][1]),zlib.crc32(parts[f][1])
-        elif f not in parts: raise ValueError(f"no {f!r}; there are {', '.join(map(repr, parts))}")
-        else:
-            v = parts[f][1].decode().strip() if d.get('text') else parse_number(f, parts[f][1])   # of labels that are text, 007 is one
-            if d.get('text'): utf8(v)
-            elif isinstance(v, str): raise TypeError(f'{f} {v!r}: the first samples had numbers')
-            values[f] = v if d.get('text') else int(get_codec(d['codec']).to_num(v)) if d.get('staged') else get_codec(d['codec']).to_num(v)
-    for f in spans.keys()&{f for f,d in fields.items() if d['codec']=='labels'}: _labels(parts[f][1])
+    for member in members.values():
+        if member.error is not None: raise member.error
+    for field,spec in fields.items():
+        if spec['codec']=='crc' and field.endswith('.crc'): continue
+        member = members.get(field)
+        if spec['dtype'] is None:
+            if not member: continue
+            if member.size>_MAX_VALUE: raise ValueError(f'{field}: {member.size:,} bytes; a value has less than 4 GiB')
+            spans[field] = member.start,member.size,zlib.crc32(member.content)
+        elif member: values[field] = _number_or_label(field, spec, member.content)
+        else: raise ValueError(f"no {field!r}; there are {', '.join(map(repr, members))}")
+    for field in spans:
+        if fields[field]['codec']=='labels': _labels(members[field].content)
     return spans,values
 
-def _labels(b):
-    c = get_codec('labels')
-    return label_texts(c.from_bytes(c.to_bytes(b)))
+def _number_or_label(field, spec, content):
+    "The value of a field of fixed width; raises `TypeError` for a text where the first samples had numbers"
+    if spec.get('text'):   # of labels that are text, 007 is one
+        label = content.decode().strip()
+        utf8(label)
+        return label
+    value = parse_number(field, content)
+    if isinstance(value, str): raise TypeError(f'{field} {value!r}: the first samples had numbers')
+    number = get_codec(spec['codec']).to_num(value)
+    return int(number) if spec.get('staged') else number
+
+def _labels(content):
+    "The labels in a value of codec `labels`; raises `ValueError` or `TypeError` if it is not a list of labels"
+    codec = get_codec('labels')
+    return label_texts(codec.from_bytes(codec.to_bytes(content)))
 
 def index_shard(
     open_writer, # Makes the writer in this process
-    source:dict, # Arguments of the `Storage` the shards are in
+    source:dict, # Arguments of the `Storage` that contains the shards
     k:int, # Number of the shard
     name:str, # Its name
-)->dict: # What it holds
+)->dict: # The record of the shard: numbers of samples, bytes and failures
     "Index one shard; raises `StoreUnavailable`"
-    w,f = open_writer(),_Sequential(Storage(**source), name)
-    fields,look = w.plan['fields'],w.plan['stats'] if has_stats(k) else None
-    cols,stats,failures,nbytes,key = IndexColumns(fields),ImageStats() if look else None,[],0,None
+    writer,file = open_writer(),_StoredFile(Storage(**source), name)
+    fields = writer.plan['fields']
+    image_field = writer.plan['stats'] if has_stats(k) else None   # whose images are counted
+    columns,stats,failures,nbytes,key = IndexColumns(fields),ImageStats() if image_field else None,[],0,None
+    needed = {f for f in fields if not f.endswith('.crc')}
+    def is_complete(members): return needed<=members.keys()
     try:
-        for key,parts in _samples(f, {f for f in fields if not f.endswith('.crc')}):
-            try: spans,values = _values(parts, fields)
+        for key,members in group_members(tar_members(file.content), is_complete):
+            try: spans,values = _values(members, fields)
             except Exception as e:
                 failures.append((storable(f'{name}: {key}'), no_address(storable(f'{type(e).__name__}: {e}'))[:300]))
                 continue
-            cols.add(spans, values)
-            nbytes += sum(len(b) for e,(_,b) in parts.items() if e in fields)
-            _count(w, fields, values, parts)
-            if look in spans and len(stats)<IMAGES_PER_CHUNK:
-                try: stats.add(get_codec(fields[look]['codec']).image(parts[look][1]))
-                except Exception: pass
-    except StoreError: raise
-    except Exception as e:
-        failures.append((storable(f'{name}: after {key}'), storable(f'damaged or cut off: {e}')))   # of a damaged header tarfile says what it likes
-    while f.read(1<<20): pass   # what follows the end of the archive counts for the checksum
-    if f.bad:   # gzip has one checksum, at its end: all before may be wrong
-        cols,stats,nbytes,w.counts,w.seen = IndexColumns(fields),None,0,{},{}
-        failures = [(name, f'damaged, and being compressed all of it is suspect: {f.bad}')]
-    idx = cols.pack(f.crc)
-    w.storage.write(index_name(name), idx)
-    w.shards.append([name, cols.n, f.size, f.crc, len(idx), f.at, zlib.crc32(idx)])
-    rec = dict(ok=cols.n, bytes=nbytes, failed=len(failures), gaps=[])
-    w.done(k, rec, failures, stats.to_bytes() if stats else b'')
-    return rec
+            columns.add(spans, values)
+            nbytes += sum(m.size for f,m in members.items() if f in fields)
+            _count(writer, fields, values, members)
+            if image_field in spans and len(stats)<IMAGES_PER_CHUNK:
+                try: stats.add(get_codec(fields[image_field]['codec']).image(members[image_field].content))
+                except Exception: pass   # an image that cannot be decoded is an error when it is read, not here
+    except DamagedTar as e: failures.append((storable(f'{name}: after {key}'), storable(str(e))))
+    file.content.drain()   # what follows the end of the archive counts for the checksum
+    if file.content.damage:
+        columns,stats,nbytes = IndexColumns(fields),None,0
+        writer.counts,writer.seen = {},{}
+        failures = [(name, f'damaged compressed data: {file.content.damage}. None of its samples can be trusted')]
+    index = columns.pack(file.crc)
+    writer.storage.write(index_name(name), index)
+    size = file.content.position   # of the tar, uncompressed
+    writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index)])
+    record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[])
+    writer.done(k, record, failures, stats.to_bytes() if stats else b'')
+    return record
 
-def _count(w, fields, values, parts):
-    for e,d in fields.items():
-        if d['codec']=='cls':
-            c = w.counts.setdefault(e, {})
-            c[values[e]] = c.get(values[e], 0)+1
-        elif d['codec']=='labels' and e in parts: w.seen.setdefault(e, set()).update(_labels(parts[e][1]))
+def _count(writer, fields, values, members):
+    "Counts the labels of a sample in `writer`, which needs them for the vocabulary"
+    for field,spec in fields.items():
+        if spec['codec']=='cls':
+            counts = writer.counts.setdefault(field, {})
+            counts[values[field]] = counts.get(values[field], 0)+1
+        elif spec['codec']=='labels' and field in members:
+            writer.seen.setdefault(field, set()).update(_labels(members[field].content))
 
 def _fields_of(storage, names, n=100):
-    "The fields of the first samples, of which some may lack some"
-    first,why = {},None
+    "The fields of the first `n` samples of a shard, as a plan has them. Samples may lack fields; shards may be damaged"
+    first,reason = {},''
     for name in names[:10]:
+        samples = group_members(tar_members(_StoredFile(storage, name, parallel=1).content))
         try:
-            for j,(_,parts) in enumerate(_samples(_Sequential(storage, name, parts=1))):
-                for f,(_,b) in parts.items():
-                    try: v = parse_number(f, b)
-                    except ValueError: continue   # that sample's fault
-                    if not isinstance(v, Exception) and (f not in first or isinstance(v, str)): first[f] = v
-                if j==n-1: break
-        except StoreError: raise
-        except Exception as e: why = e
+            for _,members in islice(samples, n):
+                for field,value in _sound_values(members):
+                    if field not in first or isinstance(value, str): first[field] = value
+        except DamagedTar as e: reason = f': {name}: {e}'
         if first: return plan_fields(first, {})
-    raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{f': {why}' if why else ''}")
+    raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{reason}")
+
+def _sound_values(members):
+    "Yields `(field, value)`, without those that make their sample a failed one"
+    for field,member in members.items():
+        if member.error is not None: continue
+        try: yield field,parse_number(field, member.content)
+        except ValueError: pass
 
 # %% ../../nbs/ingest/05_index.ipynb #d39663e8
 class ShardIndexJob(IngestJob):
@@ -203,18 +207,21 @@ def index_shards(
     try: return run_ingest(job, writer, effective_workers(num_workers), limit, progress)
     finally: writer.close()
 
-def _named(src, splits):
-    "Names of the tars, split by split; and the range of each split among them"
-    tars = [n for n in src.names() if n.endswith(('.tar','.tar.gz','.tgz')) and n[0]!='.']
-    if not tars: raise FileNotFoundError(f"{src.url}: no tars here{'; there are: '+', '.join(o) if (o:=src.names()[:10]) else ''}")
-    for n in tars: utf8(n)
+def _named(source, splits):
+    "Returns the names of the tars, split by split, and the range of each split among them, `{split: [start, stop]}`"
+    tars = [n for n in source.names() if n.endswith(('.tar','.tar.gz','.tgz')) and n[0]!='.']
+    if not tars:
+        others = source.names()[:10]
+        raise FileNotFoundError(f"{source.url}: no tars here{'; there are: '+', '.join(others) if others else ''}")
+    for name in tars: utf8(name)
     if not splits: return tars,None
     names,ranges = [],{}
-    for k,p in splits.items():
-        utf8(str(k))
-        mine = [n for n in tars if fnmatch(n, p)]
-        if not mine: raise FileNotFoundError(f"{src.url}: no tar is called {p!r}; there are {', '.join(tars[:10])}")
-        ranges[k] = [len(names),len(names)+len(mine)]
-        names += mine
+    for split,pattern in splits.items():
+        utf8(str(split))
+        matching = [n for n in tars if fnmatch(n, pattern)]
+        if not matching:
+            raise FileNotFoundError(f"{source.url}: no tar is called {pattern!r}; there are {', '.join(tars[:10])}")
+        ranges[split] = [len(names),len(names)+len(matching)]
+        names += matching
     if len(set(names))<len(names): raise ValueError(f'{splits}: a shard is in two splits')
     return names,ranges

@@ -18,7 +18,7 @@ from .run import to_redis
 from .shards import to_shards
 from ..parallel import parallel_map
 from ..source.shrink import shrink
-from ..store.base import Store
+from ..store.base import decode_value, Store
 from ..store.redis_link import RedisLink
 
 # %% ../../nbs/ingest/06_ops.ipynb #5c36b616
@@ -27,8 +27,8 @@ def _is_redis(url):
 
 def map_store(
     store:Store, # The dataset to read
-    # `fn(sample)` -> sample. Images are encoded bytes, as from files, labels are labels, pixel arrays are Pillow images,
-    # and anything else is decoded.
+    # `fn(sample)` -> sample. Images are encoded bytes, as from files, labels are labels, pixel arrays are Pillow
+    # images, and anything else is decoded.
     fn,
     url:str|RedisLink=None, # Where to: a Redis server, or a folder for shards; default: the same server
     name:str=None, # Name of the new dataset in Redis; shards are named by their folder
@@ -154,9 +154,5 @@ def _check_samples(store, numbers):
     for name,values in store.get_many(numbers, store.fields, check=True).items():
         codec = get_codec(store.manifest.fields[name]['codec'])
         for number,value in zip(numbers, values):
-            if codec.dtype is not None:
-                store.decode(number, name, value)
-                continue
-            try: codec.check(value)
-            except Exception as e:
-                raise CorruptSample(f'{store.name}: sample {number}, field {name!r} ({codec.name}): {e}') from e
+            if codec.dtype is not None: store.decode(number, name, value)
+            else: decode_value(store, number, name, value, codec.check)

@@ -23,10 +23,10 @@ from ..order.permutation import Permutation
 # %% ../../nbs/load/05_batch.ipynb #cbd814d3
 @dataclass
 class Batch:
-    "One batch on its way: which samples, and what the stores hold for them"
-    positions:list # Where each sample is in the dataset of the epoch; `None`s for a dataset that is read from front to back
+    "One batch on its way from the store to the model: which samples, and what the stores hold for them"
+    positions:list # Position of each sample in the dataset of the epoch; `None`s for an iterable dataset
     numbers:list # Sample number in the store at each position
-    unique:list # `numbers` without repeats, in their order
+    unique:list # `numbers` without repeats, in order of first appearance
     values:list # For each `Fetch` of the pipelines: the values of the samples in `unique`, a list or an array
 
     def columns(self)->list:
@@ -41,64 +41,77 @@ class Batch:
         return [dict(zip(self.unique, v.tolist() if isinstance(v, np.ndarray) else v)) for v in self.values]
 
 # %% ../../nbs/load/05_batch.ipynb #59389850
-def fetch_of(tl):
-    "The `Fetch` that the pipeline of `tl` starts with, or `None`"
+def fetch_of(
+    tl # A `TfmdLists`, or any other dataset
+)->Fetch: # `None` if there is none
+    "The `Fetch` that the pipeline of `tl` starts with"
     transforms = getattr(getattr(tl, 'tfms', None), 'fs', [])
     return transforms[0] if transforms and isinstance(transforms[0], Fetch) else None
 
-def _is_same(a, b): return a is b or isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+def _same_map(a, b):
+    "Are maps `a` and `b` of two orders certainly the same?"
+    return a is b or isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
 
 class StoreInputs:
-    "The parts of a dataset that read from stores: its items, and the `Fetch` that each pipeline begins with"
+    "The parts of a dataset that read from stores: its items, and the `Fetch` at the beginning of each pipeline"
     def __init__(self,
-        dataset # `Datasets`, `TfmdLists` or anything else that a loader takes
+        dataset # `Datasets`, `TfmdLists` or any other dataset of a loader
     ):
-        self.items,self.lists = getattr(dataset, 'items', dataset),getattr(dataset, 'tls', [dataset])
-        self.fetches = [f for tl in self.lists if (f:=fetch_of(tl)) is not None]
+        self.items = getattr(dataset, 'items', dataset)
+        self.lists = getattr(dataset, 'tls', [dataset])   # the `TfmdLists`, one for each input and target
+        self.fetches = [fetch for fetch in map(fetch_of, self.lists) if fetch is not None]
 
     @property
     def stores(self)->list:
         "The stores that batches come from, each once"
-        return list({id(f.store):f.store for f in self.fetches}.values())
+        return list({id(fetch.store):fetch.store for fetch in self.fetches}.values())
 
     def same_items(self)->list:
-        "The items of all pipelines that have the same numbers at the same positions as the first"
-        if not isinstance(first:=self.items, RemoteItems): return []
-        others = [o for tl in self.lists if isinstance(o:=getattr(tl, 'items', None), RemoteItems)]
-        return [o for o in others if o.r==first.r and len(o.maps)==len(first.maps) and all(map(_is_same, o.maps, first.maps))]
+        "The items of all pipelines that have the same sample numbers at the same positions as those of the dataset"
+        first = self.items
+        if not isinstance(first, RemoteItems): return []
+        def is_same(items):
+            same_length = isinstance(items, RemoteItems) and items.positions==first.positions and len(items.maps)==len(first.maps)
+            return same_length and all(map(_same_map, items.maps, first.maps))
+        return [items for items in (getattr(tl, 'items', None) for tl in self.lists) if is_same(items)]
 
     def numbers_at(self, positions)->list:
-        "The sample number at each of `positions`; of items that are not all of a store, those that are"
+        "The sample number at each of `positions`. Items that are not sample numbers, such as dicts, are left out."
         positions = [p or 0 for p in positions]
         if isinstance(self.items, RemoteItems): return self.items.numbers_at(positions).tolist()
-        return [int(k) for p in positions if isinstance(k:=self.items[p], (int,np.integer))]
+        items = [self.items[p] for p in positions]
+        return [int(o) for o in items if isinstance(o, (int,np.integer))]
 
     def positions_of(self, batch:Batch):
-        "Yields each position of `batch` while the pipelines hold its values"
+        "Yields each position of `batch`. Meanwhile the pipelines hold the values of the batch, and need no request."
         numbers = dict(zip(batch.positions, batch.numbers))
         for items in self.same_items(): items.known = numbers
         for fetch,values in zip(self.fetches, batch.by_number()): fetch.receive(values)
         received = [fetch.values for fetch in self.fetches]
         for position in batch.positions:
-            for fetch,values in zip(self.fetches, received): fetch.values = values   # each time: another loader over the same dataset may be at work in between
+            # Set again for each item: meanwhile another loader over the same dataset may have set its own
+            for fetch,values in zip(self.fetches, received): fetch.values = values
             yield position
 
     def release(self):
-        "Have the pipelines forget the values of a batch"
+        "Make the pipelines forget the values of a batch"
         for fetch in self.fetches: fetch.values = {}
         for items in self.same_items(): items.known = {}
 
 # %% ../../nbs/load/05_batch.ipynb #15d8f459
 class BatchReader:
-    "Reads the values of batches from their stores, the next ones while one is in use"
+    "Reads the values of batches from their stores, and reads the next batches while one is in use"
     def __init__(self,
-        inputs:StoreInputs, # What reads from stores
+        inputs:StoreInputs, # The parts of the dataset that read from stores
         check:bool=True, # Compare checksums?
-        prefetch:int=1, # Batches that are read in advance
-        shards=None, # Called with the positions of a batch: which shards its store is to fetch next, as the arguments of its `prefetch`, or `None`
-        on_bad:str='raise', # What to do with a missing or damaged sample: `raise`, `replace` it by another, or `skip` it
+        prefetch:int=1, # Number of batches to read in advance
+        # `shards(positions of a batch)` -> arguments of the store's `prefetch`, or `None`; default: always `None`
+        shards=None,
+        on_bad:str='raise', # For a missing or damaged sample: `raise`, `replace` it by another one, or `skip` it
         report=None, # Called with the number of each sample that is replaced or skipped
-    ): self.inputs,self.check,self.prefetch,self.shards,self.on_bad,self.report = inputs,check,prefetch,shards or (lambda positions: None),on_bad,report
+    ):
+        self.inputs,self.check,self.prefetch,self.on_bad,self.report = inputs,check,prefetch,on_bad,report
+        self.shards = shards or (lambda positions: None)
 
     def batches(self,
         positions, # Positions in the order of the epoch, an iterable
@@ -114,41 +127,44 @@ class BatchReader:
 
     def read(self,
         positions:list, # Of one batch
-        shards=None # Arguments of the store's `prefetch`; default: the shards that are fetched stay as they are
+        shards=None # Arguments of the store's `prefetch`; default: it goes on fetching the same shards
     )->Batch:
         "One batch, with one request per store; raises `MissingSample`, `CorruptSample`, `StoreUnavailable`"
-        if shards: self.inputs.items.store.prefetch(*shards)   # now, and not before the last batch is read
+        if shards: self.inputs.items.store.prefetch(*shards)   # here, because the batches before are read by now
         numbers = self.inputs.numbers_at(positions)
         unique = list(dict.fromkeys(numbers))
         if not unique: return Batch(positions, numbers, unique, [[] for _ in self.inputs.fetches])
         try: return Batch(positions, numbers, unique, self._values(unique))
         except (CorruptSample,MissingSample):
+            # To skip a sample, its position must be known: each position must have a number
             if self.on_bad=='raise' or self.on_bad=='skip' and len(numbers)!=len(positions): raise
         return self._without_bad(positions, numbers, unique)
 
     def _values(self, numbers):
-        "For each `Fetch` the values of samples `numbers`"
-        fetches = self.inputs.fetches
-        got = {id(store):store.get_many(numbers, list(dict.fromkeys(f.field for f in fetches if f.store is store)), check=self.check)
-               for store in self.inputs.stores}
-        return [got[id(f.store)][f.field] for f in fetches]
+        "For each `Fetch`: the values of samples `numbers`"
+        fetches,values = self.inputs.fetches,{}
+        for store in self.inputs.stores:
+            fields = list(dict.fromkeys(fetch.field for fetch in fetches if fetch.store is store))
+            values[id(store)] = store.get_many(numbers, fields, check=self.check)
+        return [values[id(fetch.store)][fetch.field] for fetch in fetches]
 
     def _without_bad(self, positions, numbers, unique):
-        "The batch sample by sample, where one of them is missing or damaged"
+        "A batch in which a sample is missing or damaged, read sample by sample"
         found = {number:self._value_or_other(number) for number in unique}
         if None in found.values():
             kept = [k for k,number in enumerate(numbers) if found[number] is not None]
             positions,numbers = [positions[k] for k in kept],[numbers[k] for k in kept]
             unique = [number for number in unique if found[number] is not None]
         columns = zip(*[found[number] for number in unique]) if unique else [[] for _ in self.inputs.fetches]
-        return Batch(positions, numbers, unique, [np.array(v) if len(v) and isinstance(v[0], np.generic) else list(v) for v in columns])
+        values = [np.array(v) if len(v) and isinstance(v[0], np.generic) else list(v) for v in columns]
+        return Batch(positions, numbers, unique, values)
 
     def _value_or_other(self, number, tries=100):
-        "The values of sample `number`, or of another of the same items in its place; `None` if it is to be left out"
-        other,items = number,self.inputs.items
+        "The values of sample `number`, or of its replacement, which is another of the same items; `None` to skip it"
+        items,other = self.inputs.items,number
         for k in range(tries):
             try: values = [v[0] for v in self._values([other])]
-            except (CorruptSample,MissingSample) as e: why = e
+            except (CorruptSample,MissingSample) as e: error = e
             else:
                 if k and self.report: self.report(number)
                 return values
@@ -156,4 +172,4 @@ class BatchReader:
                 if self.report: self.report(number)
                 return None
             other = int(items[int(Permutation(len(items), number)[k])])
-        raise why
+        raise error

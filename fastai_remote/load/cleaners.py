@@ -20,7 +20,7 @@ from .items import holds_masks, RemoteItems
 
 # %% ../../nbs/load/12_cleaners.ipynb #fdcfc783
 class RemoteImage(int):
-    "A sample number that can be opened as an image file by `Image.open` or `PILImage.create`, but not moved or deleted"
+    "A sample number that `Image.open` and `PILImage.create` open like an image file. It cannot be moved or deleted."
     def __new__(cls,
         number:int, # Sample number
         fetch:Fetch # How to read its image
@@ -34,13 +34,16 @@ class RemoteImage(int):
     def __str__(self): return f'{self!r}, which is not a file: {_advice}'
 
     def _opened(self):
-        "The image file, or a PNG of what is no image file"
+        "The image file as a stream; a PNG if the stored value is not an image file"
         if self._file is None:
             fetch = self.fetch
-            b = fetch.store.get_many([int(self)], fetch.field, check=True)[fetch.field][0]
-            try: Image.open(io.BytesIO(b))
-            except OSError: fetch(int(self)).save(f:=io.BytesIO(), 'PNG'); b = f.getvalue()
-            self._file = io.BytesIO(b)
+            value = fetch.store.get_many([int(self)], fetch.field, check=True)[fetch.field][0]
+            try: Image.open(io.BytesIO(value))
+            except OSError:
+                png = io.BytesIO()
+                fetch(int(self)).save(png, 'PNG')
+                value = png.getvalue()
+            self._file = io.BytesIO(value)
         return self._file
 
     def read(self, *args): return self._opened().read(*args)
@@ -60,15 +63,17 @@ def remote_images(
     fetch:Fetch=None # How to read their images; default: the first image field of their store
 )->L: # Of `RemoteImage`s
     "`items` as images that can be opened"
-    if fetch is None: (fetch:=Fetch(img_cls=PILImage)).setups(_Items(items))
-    return L(RemoteImage(i, fetch) for i in items)
+    if fetch is None:
+        fetch = Fetch(img_cls=PILImage)
+        fetch.setups(_HasItems(items))
+    return L(RemoteImage(number, fetch) for number in items)
 
-class _Items:
-    "What `Fetch.setups` takes the store from"
+class _HasItems:
+    "An object with `items`, from which `Fetch.setups` takes the store"
     def __init__(self, items): self.items = items
 
 def _image_fetch(dataset):
-    "The `Fetch` that reads the image of `dataset`'s items; `None` if there is none"
+    "The `Fetch` that reads the image of an item of `dataset`; `None` if there is none"
     if not isinstance(getattr(dataset, 'items', None), RemoteItems): return None
     firsts = [tl.tfms.fs[0] for tl in getattr(dataset, 'tls', [dataset]) if tl.tfms.fs]
     fetches = [f for f in firsts if isinstance(f, Fetch)]
@@ -77,16 +82,17 @@ def _image_fetch(dataset):
 def fit_cleaners(
     widgets # The module `fastai.vision.widgets`
 ):
-    "Have the cleaners of `widgets` open the images of stores"
+    "Make the cleaners of `widgets` open the images of stores"
     stock_info,stock_set_fns = widgets._get_iw_info,widgets.ImagesCleaner.set_fns
-    if hasattr(stock_info, '__wrapped__'): return
+    if hasattr(stock_info, '__wrapped__'): return   # this was called before
 
     @wraps(stock_info)
     def _get_iw_info(learn, ds_idx=0):
         info,dataset = stock_info(learn, ds_idx),learn.dls[ds_idx].dataset
         if not isinstance(getattr(dataset, 'items', None), RemoteItems): return info
         fetch = _image_fetch(dataset)
-        return L((RemoteImage(i, fetch) if fetch else o, *rest) for i,(o,*rest) in zip(dataset.items, info))
+        return L((RemoteImage(item, fetch) if fetch else first, *rest)
+                 for item,(first,*rest) in zip(dataset.items, info))
 
     @wraps(stock_set_fns)
     def set_fns(self, fns):

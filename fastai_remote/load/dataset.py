@@ -17,245 +17,337 @@ from fastcore.meta import delegates
 from torch.utils.data import Dataset, default_collate, get_worker_info, IterableDataset, Sampler
 
 from ..codec.fields import get_codec, is_image
-from ..core import CorruptSample, int_index, MissingSample, StoreError, UnknownField
+from ..core import int_index, MissingSample, StoreError, UnknownField
 from .items import get_remote_items
-from .prefetch import ShuffledShards, ShardsInOrder, FetchThreads
+from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
 from ..order.base import Order
 from ..order.permutation import Permutation
-from ..order.ranks import rank_share, worker_batches
+from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
-from ..store.base import Store
+from ..store.base import decode_value, Store
 
 # %% ../../nbs/load/11_dataset.ipynb #7ef59c6f
-_specs = {**{k+m+b:(k or 'numpy', m.upper(), b) for k in ('','torch') for m in ('l','rgb','rgba') for b in ('','8')}, 'torch':('torch','RGB',''),
-          **{'pil'+m:('pil', m.upper() or 'RGB', '') for m in ('','l','rgb','rgba')}}
+# WebDataset's image specs: `{name: (kind of object, Pillow mode, '8' for bytes or '' for floats)}`
+_specs = {kind+mode+bits:(kind or 'numpy', mode.upper(), bits)
+          for kind in ('','torch') for mode in ('l','rgb','rgba') for bits in ('','8')}
+_specs['torch'] = 'torch','RGB',''
+_specs |= {'pil'+mode:('pil', mode.upper() or 'RGB', '') for mode in ('','l','rgb','rgba')}
 
-def _picture(im, kind, mode, bits):
-    "Image `im` as WebDataset's `{kind}{mode}{bits}`"
-    im = im if im.mode==mode else im.convert(mode)
-    if kind=='pil': return im
-    a = np.array(im) if bits else np.asarray(im, np.float32)/255
-    return a if kind=='numpy' else torch.from_numpy(a if a.ndim==2 else np.ascontiguousarray(a.transpose(2, 0, 1)))
+def _picture(image, kind, mode, bits):
+    "Pillow image `image` as WebDataset's `{kind}{mode}{bits}`"
+    if image.mode!=mode: image = image.convert(mode)
+    if kind=='pil': return image
+    array = np.array(image) if bits else np.asarray(image, np.float32)/255
+    if kind=='numpy': return array
+    return torch.from_numpy(array if array.ndim==2 else np.ascontiguousarray(array.transpose(2, 0, 1)))
 
-def _decode(store, i, o, spec): return {f:_object(store, i, f, v, spec) if isinstance(v, bytes) else v for f,v in o.items()}
+def _decode(store, number, sample, spec):
+    "Step `decode`: the values of `sample` that are bytes become objects"
+    return {field:_object(store, number, field, value, spec) if isinstance(value, bytes) else value
+            for field,value in sample.items()}
 
-def _object(store, i, f, b, spec):
-    codec = get_codec(store.manifest.fields[f]['codec'])
-    if spec is None or not is_image(codec.name): return store.decode(i, f, b)
-    try: return _picture(codec.image(b), *_specs[spec])
-    except Exception as e: raise CorruptSample(f'{store.name}: sample {i}, field {f!r} ({codec.name}): {e}') from e
+def _object(store, number, field, value, spec):
+    codec = get_codec(store.manifest.fields[field]['codec'])
+    if spec is None or not is_image(codec.name): return store.decode(number, field, value)
+    return decode_value(store, number, field, value, lambda b: _picture(codec.image(b), *_specs[spec]))
 
 # %% ../../nbs/load/11_dataset.ipynb #b02781a5
-def _to_tuple(store, i, o, *groups):
-    fs = [next((f for f in g.split(';') if f in o), None) for g in groups]
-    if None in fs: raise MissingSample(f"{store.name}: sample {i} has no {groups[fs.index(None)]!r}; it has {', '.join(map(repr, o))}")
-    return tuple(o[f] for f in fs)
+def _to_tuple(store, number, sample, *groups):
+    "Step `to_tuple`: of each group, such as `jpg;png`, the value of the first field that `sample` has"
+    fields = [next((f for f in group.split(';') if f in sample), None) for group in groups]
+    if None in fields:
+        missing,present = groups[fields.index(None)],', '.join(map(repr, sample))
+        raise MissingSample(f'{store.name}: sample {number} has no {missing!r}; it has {present}')
+    return tuple(sample[f] for f in fields)
 
-def _map_tuple(store, i, o, *fs):
-    if len(fs)>len(o): raise ValueError(f'{len(fs)} functions for a tuple of {len(o)}')
-    return tuple(x if f is None else f(x) for f,x in zip(fs, o))+tuple(o[len(fs):])
+def _map_tuple(store, number, values, *functions):
+    "Step `map_tuple`: each function called with its element"
+    if len(functions)>len(values): raise ValueError(f'{len(functions)} functions for a tuple of {len(values)}')
+    mapped = tuple(value if f is None else f(value) for f,value in zip(functions, values))
+    return mapped+tuple(values[len(functions):])
 
-_steps = dict(decode=_decode, to_tuple=_to_tuple, map_tuple=_map_tuple, map=lambda store, i, o, f: f(o))
+def _map(store, number, sample, function):
+    "Step `map`: `function` called with the sample"
+    return function(sample)
+
+# Each step is called with the store, the number of the sample, what the step before it made, and its own arguments
+_steps = dict(decode=_decode, to_tuple=_to_tuple, map_tuple=_map_tuple, map=_map)
 
 # %% ../../nbs/load/11_dataset.ipynb #c9928508
-def _some(store, ids, fields):
-    "`{field: values}` in one request, `None` where a sample has no such field; raises `CorruptSample`"
-    ids,crcs = store.check_numbers(ids),[f'{f}.crc' for f in fields if f'{f}.crc' in store.manifest.fields]
-    got = store.read_values(ids, list(dict.fromkeys([*fields, *crcs])))
-    for c in crcs:
-        f,vals = c.removesuffix('.crc'),got.pop(c)
-        at = [k for k,b in enumerate(got[f]) if b is not None]
-        there = {f:[got[f][k] for k in at]}
-        store._compare(ids[at], f, there, vals[at])
-        for k,b in zip(at, there[f]): got[f][k] = b   # what was damaged may have been read again
-    return got
+def _read_present(store, numbers, fields):
+    "`{field: values}` in one request, with `None` where a sample has no such field; raises `CorruptSample`"
+    numbers = store.check_numbers(numbers)
+    checksums = [f'{f}.crc' for f in fields if f'{f}.crc' in store.manifest.fields]
+    values = store.read_values(numbers, list(dict.fromkeys([*fields, *checksums])))
+    for name in checksums:
+        field,crcs = name.removesuffix('.crc'),values.pop(name)
+        at = [k for k,value in enumerate(values[field]) if value is not None]
+        present = {field:[values[field][k] for k in at]}
+        store.compare_checksums(numbers[at], field, present, crcs[at])
+        for k,value in zip(at, present[field]): values[field][k] = value   # a damaged one may have been read again
+    return values
 
 # %% ../../nbs/load/11_dataset.ipynb #b01e742a
-def _plan(store, steps):
-    "Which fields `steps` read, and whether a sample may lack one; raises `UnknownField`"
-    nm,groups = next(((nm,args) for nm,args in steps if nm!='decode'), ('',()))   # what comes first sees the sample
-    if nm!='to_tuple': return dict(fields=store.fields, loose=hasattr(store, 'shards'))
-    have = {g:[f for f in g.split(';') if f in store.manifest.fields] for g in groups if g!='__key__'}
-    if bad:=[g for g,h in have.items() if not h]: raise UnknownField(f"{store.name}: no field {', '.join(map(repr, bad))}; there are {', '.join(map(repr, store.fields))}")
-    return dict(fields=list(dict.fromkeys(sum(have.values(), []))), loose=hasattr(store, 'shards') and any(len(h)>1 for h in have.values()))
+def _reading_plan(store, steps):
+    "`fields` that `steps` need, and whether samples `may_lack` one of them; raises `UnknownField`"
+    name,groups = next((step for step in steps if step[0]!='decode'), ('',()))   # the first step that sees the sample
+    in_shards = store.shards is not None
+    if name!='to_tuple': return dict(fields=store.fields, may_lack=in_shards)
+    known = {g:[f for f in g.split(';') if f in store.manifest.fields] for g in groups if g!='__key__'}
+    if unknown:=[g for g,fields in known.items() if not fields]:
+        raise UnknownField(f"{store.name}: no field {', '.join(map(repr, unknown))}; "
+                           f"there are {', '.join(map(repr, store.fields))}")
+    fields = list(dict.fromkeys(sum(known.values(), [])))
+    return dict(fields=fields, may_lack=in_shards and any(len(choice)>1 for choice in known.values()))
 
 # %% ../../nbs/load/11_dataset.ipynb #9ed188a9
 class RemoteDataset(Dataset):
-    "The samples of a store as a map-style torch dataset: a batch a request, and a chain of steps that make objects of it"
+    """The samples of a store as a map-style torch dataset, with WebDataset's methods to process them
+
+    A batch is read in one request. Each method returns a new dataset with one more step."""
     def __init__(self,
         store:Store, # A `RedisStore`, `ShardStore` or any other
     ):
-        if not isinstance(store, Store): raise TypeError(f'RemoteDataset takes a store, such as ShardStore(url), not a {type(store).__name__}')
-        self.__dict__.update(items=get_remote_items(store), steps=(), **_plan(store, ()))
+        if not isinstance(store, Store):
+            raise TypeError(f'RemoteDataset takes a store, such as ShardStore(url), not a {type(store).__name__}')
+        self.items,self.steps = get_remote_items(store),()   # steps: `(name, arguments)` of each
+        self.__dict__.update(_reading_plan(store, ()))
 
     @property
     def store(self)->Store: return self.items.store
     def __len__(self): return len(self.items)
     def __repr__(self):
-        chain = ''.join(f".{nm}({', '.join(getattr(a, '__name__', None) or repr(a) for a in args)})" for nm,args in self.steps)
+        def shown(args): return ', '.join(getattr(arg, '__name__', None) or repr(arg) for arg in args)
+        chain = ''.join(f'.{name}({shown(args)})' for name,args in self.steps)
         return f'RemoteDataset({self.store.name!r}, {len(self):,} samples){chain}'
 
-    def decode(self, spec:str=None):
-        "Bytes become objects: pictures as `spec` says (`pil`, `pill`, `rgb8`, `torchrgb`, …), without one as their codec makes them; labels stay codes"
+    def decode(self,
+        spec:str=None # What images become: `pil`, `pill`, `rgb8`, `torchrgb`, …; default: what their codec makes
+    ):
+        "Turn bytes into objects. Labels stay codes. Raises `ValueError` for an unknown `spec`."
         if spec is not None and spec not in _specs: raise ValueError(f"decode knows {', '.join(_specs)}, not {spec!r}")
         return self._then('decode', spec)
 
-    def to_tuple(self, *fields:str):
-        "A tuple of `fields`, and only those are read; of `jpg;png` the first that a sample has; raises `UnknownField`"
+    def to_tuple(self,
+        *fields:str # Names of fields; for `jpg;png` the first that a sample has
+    ):
+        "Make a tuple of `fields`. Only these are read. Raises `UnknownField`."
         return self._then('to_tuple', *(fields[0].split() if len(fields)==1 else fields))
 
-    def map_tuple(self, *fs): "Each of `fs` called with its element of the tuple; `None` leaves it as it is"; return self._then('map_tuple', *fs)
-    def map(self, f): "`f` called with the sample, a dict or what has become of it"; return self._then('map', f)
+    def map_tuple(self,
+        *fs # One function for each element of the tuple; `None` leaves an element as it is
+    ):
+        "Call each of `fs` with its element of the tuple"
+        return self._then('map_tuple', *fs)
 
-    def split(self, name:str):
-        "The samples of split `name`"
-        if name not in (splits:=self.store.splits): raise KeyError(f"{self.store.name}: no split {name!r}; there are: {', '.join(map(repr, splits)) or 'none'}")
-        if len(self)!=len(self.store): raise ValueError('this is a part of the store already')
+    def map(self,
+        f # `f(sample)`
+    ):
+        "Call `f` with the sample: a dict, or what the steps before made of it"
+        return self._then('map', f)
+
+    def split(self,
+        name:str # Name of a split of the store
+    ):
+        "The samples of split `name`; raises `KeyError`, and `ValueError` if this is already a part of the store"
+        splits = self.store.splits
+        if name not in splits:
+            names = ', '.join(map(repr, splits)) or 'none'
+            raise KeyError(f'{self.store.name}: no split {name!r}; there are: {names}')
+        if len(self)!=len(self.store):
+            raise ValueError(f'{self.store.name}: this is a part of the store already: call split before slicing')
         return self[slice(*splits[name])]
 
-    def _with(self, **kw):
-        (res:=copy.copy(self)).__dict__.update(kw)
+    def _with(self, **attributes):
+        "A copy with other `attributes`"
+        res = copy.copy(self)
+        res.__dict__.update(attributes)
         return res
-    def _then(self, nm, *args): return self._with(steps=(steps:=(*self.steps, (nm,args))), **_plan(self.store, steps))
+
+    def _then(self, name, *args):
+        "A copy with one more step"
+        steps = (*self.steps, (name,args))
+        return self._with(steps=steps, **_reading_plan(self.store, steps))
 
     def __getitem__(self, i):
         "Sample `i`; for a slice a dataset of those samples"
         if isinstance(i, slice): return self._with(items=self.items[i])
-        k = int_index(i)
-        if k is None: raise TypeError(f'{self.store.name}: dataset[i] is one sample, or a dataset of them for a slice; for a {type(i).__name__} of positions: __getitems__(positions)')
-        return self.__getitems__([k])[0]
+        position = int_index(i)
+        if position is None:
+            raise TypeError(f'{self.store.name}: dataset[i] is one sample, or a dataset of them for a slice; '
+                            f'for a {type(i).__name__} of positions: __getitems__(positions)')
+        return self.__getitems__([position])[0]
 
     def __getitems__(self, idxs:list)->list:
-        "The samples at positions `idxs`, in one request; raises `IndexError`, `MissingSample`, `CorruptSample`, `StoreUnavailable`"
-        if (epoch:=getattr(idxs, 'epoch', None))!=self.__dict__.get('_at') and get_worker_info() is not None:   # a worker that outlives an epoch
-            self._at = epoch
+        "The samples at positions `idxs`, in one request; raises `IndexError`, `MissingSample`, `CorruptSample`, …"
+        epoch,shards = (idxs.epoch,idxs.prefetch) if isinstance(idxs, _Positions) else (None,None)
+        if epoch!=self.__dict__.get('_epoch_seen') and get_worker_info() is not None:   # in a persistent worker
+            self._epoch_seen = epoch
             self.store.new_epoch()
-        return self._make(*self._read(idxs, getattr(idxs, 'prefetch', None)))
+        return self._make(*self._read(idxs, shards))
 
-    def __iter__(self): return (o for p in worker_batches(Order(len(self)), 64) for o in self.__getitems__(p))
+    def __iter__(self):
+        return (sample for positions in worker_batches(Order(len(self)), 64) for sample in self.__getitems__(positions))
 
-    def _read(self, idxs, ahead=None):
-        if ahead: self.store.prefetch(*ahead)
-        ids = self.items.numbers_at(idxs)
-        return ids,_some(self.store, ids, self.fields) if self.loose else self.store.get_many(ids, self.fields, check=True)
+    def _read(self, positions, shards=None):
+        "(sample numbers, their values by field); `shards` are arguments of the store's `prefetch`, or `None`"
+        if shards: self.store.prefetch(*shards)
+        numbers = self.items.numbers_at(positions)
+        if self.may_lack: return numbers,_read_present(self.store, numbers, self.fields)
+        return numbers,self.store.get_many(numbers, self.fields, check=True)
 
-    def _make(self, ids, got):
-        "Samples `ids` of what was read of them"
-        cols = {f:v.tolist() if getattr(v, 'dtype', np.dtype('f')).kind in 'iu' else v for f,v in got.items()}   # ints as torch wants labels; floats keep their width
-        nm,args = self.steps[0] if self.steps else ('',())
-        if nm=='to_tuple' and args and not self.loose and cols.keys()>=set(args): rows,steps = zip(*(cols[f] for f in args)),self.steps[1:]   # columns are tuples already
-        else: rows,steps = ({'__key__':f'{i:09}', **{f:c[k] for f,c in cols.items() if c[k] is not None}} for k,i in enumerate(ids.tolist())),self.steps
-        return [self._one(i, o, steps) for i,o in zip(ids.tolist(), rows)] if steps else list(rows)
+    def _make(self, numbers, values):
+        "What the steps make of samples `numbers`, whose `values` have been read"
+        numbers = numbers.tolist()
+        def is_ints(column): return isinstance(column, np.ndarray) and column.dtype.kind in 'iu'
+        # ints become Python ints, which collating makes int64, as torch wants labels; floats keep their width
+        columns = {f:column.tolist() if is_ints(column) else column for f,column in values.items()}
+        name,args = self.steps[0] if self.steps else ('',())
+        if name=='to_tuple' and args and not self.may_lack and columns.keys()>=set(args):   # the columns are tuples
+            samples,steps = zip(*(columns[f] for f in args)),self.steps[1:]
+        else:
+            samples,steps = (self._sample(k, number, columns) for k,number in enumerate(numbers)),self.steps
+        return [self._run(number, o, steps) for number,o in zip(numbers, samples)] if steps else list(samples)
 
-    def _one(self, i, o, steps):
-        for nm,args in steps:
-            try: o = _steps[nm](self.store, i, o, *args)
+    def _sample(self, k, number, columns):
+        "The `k`-th sample as a dict, without the fields that it lacks"
+        return {'__key__':f'{number:09}', **{f:column[k] for f,column in columns.items() if column[k] is not None}}
+
+    def _run(self, number, sample, steps):
+        "The result of `steps` for one sample. An exception in a step gets a note that names the sample."
+        for name,args in steps:
+            try: sample = _steps[name](self.store, number, sample, *args)
             except StoreError: raise
             except Exception as e:
-                e.add_note(f'{self.store.name}: sample {i}, in .{nm}')
+                e.add_note(f'{self.store.name}: sample {number}, in .{name}')
                 raise
-        return o
+        return sample
 
 # %% ../../nbs/load/11_dataset.ipynb #fe079912
 class _Epochs:
-    "The order of batches, of each epoch"
+    "The order of the batches of each epoch"
     def __init__(self,
         ds:RemoteDataset, # What is read
-        bs:int=64, # Samples a batch
-        shuffle:bool=True, # A new order each epoch?
-        seed:int=None, # Seed of the orders; default: torch's generator
-        interleave:int=4, # Shards that are shuffled into each other, where the store has shards; `None`: all
-        drop_last:bool=False, # Leave out a last batch that is short?
-        rank:int=None, # This rank, of
-        world_size:int=None, # so many; default: as `torch.distributed` says now, if it is at work
+        bs:int=64, # Samples per batch
+        shuffle:bool=True, # A new random order each epoch?
+        seed:int=None, # Seed of the orders; default: drawn from torch's generator
+        interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
+        drop_last:bool=False, # Leave out a last batch that is smaller?
+        rank:int=None, # This rank; default: as `torch.distributed` says, if it is initialised
+        world_size:int=None, # Number of ranks; default: as `rank`
     ):
         dist = torch.distributed
-        if world_size is None: rank,world_size = (dist.get_rank(),dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0,1)
-        if bs<1 or (interleave is not None and interleave<1) or rank is None or not 0<=rank<world_size: raise ValueError(f'want bs and interleave of at least 1 and a rank below world_size, not {bs=}, {interleave=}, {rank=}, {world_size=}')
-        self.ds,self.bs,self.shuffle,self.seed,self.interleave,self.drop_last,self.rank,self.world_size = ds,bs,shuffle,seed,interleave,drop_last,rank,world_size
-        self.epoch,self.times = torch.zeros((), dtype=torch.int64).share_memory_(),0
+        if world_size is None:
+            in_group = dist.is_available() and dist.is_initialized()
+            rank,world_size = (dist.get_rank(),dist.get_world_size()) if in_group else (0,1)
+        if bs<1 or (interleave is not None and interleave<1) or rank is None or not 0<=rank<world_size:
+            raise ValueError('want bs and interleave of at least 1 and a rank below world_size, '
+                             f'not {bs=}, {interleave=}, {rank=}, {world_size=}')
+        self.ds,self.bs,self.shuffle,self.seed,self.interleave,self.drop_last = ds,bs,shuffle,seed,interleave,drop_last
+        self.rank,self.world_size = rank,world_size
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()   # persistent workers see it change
+        self.times = 0   # epochs that began in this process
 
-    def set_epoch(self, epoch:int): "The next epoch is number `epoch`: matters with several ranks, or a seed"; self.epoch.fill_(epoch)
-    sizes = property(lambda self: self.ds.items.shard_sizes if self.interleave is not None and len(self.ds) else None)   # of shards, if an epoch goes by them
-    def __len__(self): n = -(-len(self.ds)//self.world_size); return n//self.bs if self.drop_last else -(-n//self.bs)
+    def set_epoch(self,
+        epoch:int # Number of the next epoch
+    ):
+        "Choose the order of the next epoch. Needed with several ranks or with `seed`, as in `DistributedSampler`."
+        self.epoch.fill_(epoch)
+
+    @property
+    def sizes(self)->np.ndarray:
+        "Number of samples in each shard, if an epoch reads whole shards; else `None`"
+        return self.ds.items.shard_sizes if self.interleave is not None and len(self.ds) else None
+
+    def __len__(self):
+        n = -(-len(self.ds)//self.world_size)
+        return n//self.bs if self.drop_last else -(-n//self.bs)
 
     def _seed(self):
-        "Of the epoch that begins: the same in all its workers, and in all ranks"
+        "Seed of the epoch that begins: the same in all workers and in all ranks"
         info = get_worker_info()
-        self.times += 1   # persistent workers keep their seed
+        self.times += 1   # because a persistent worker has the same `info.seed` in each epoch
         if self.seed is not None or self.world_size>1: key = self.seed or 0,int(self.epoch)
         elif info is None: key = int(torch.empty((), dtype=torch.int64).random_()),
         else: key = info.seed-info.id,self.times
         return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
 
-    def _epoch(self, seed, workers):
-        "Positions in the order of this rank's epoch, and the `ShardPermutation` of them, if there is one"
-        n,perm = len(self.ds),None
-        if not self.shuffle: order = rank_share(Order(n), self.rank, self.world_size)
-        elif self.sizes is None: order = rank_share(Order(n, Permutation(n, seed)), self.rank, self.world_size)
+    def _order(self, seed, workers):
+        "Positions in the order of this rank's epoch"
+        n = len(self.ds)
+        if not self.shuffle: order = Order(n)
+        elif self.sizes is None: order = Order(n, Permutation(n, seed))
         else:
             self.ds.store.check_cache(workers, 2*self.interleave)
-            perm = ShardPermutation(self.sizes, seed, self.interleave, self.bs, workers, self.rank, self.world_size)
-            order = Order(len(perm), perm)
-        return order[:len(self)*self.bs],perm
+            order = Order(n, ShardPermutation(self.sizes, seed, self.interleave, self.bs, workers))
+        return rank_share(order, self.rank, self.world_size)[:len(self)*self.bs]
 
-    def _teller(self, perm, worker):
-        "Something to call with each batch, for which shards `store` is to fetch ahead: arguments of `prefetch`, or `None`"
-        if (z:=self.sizes) is None or 2*len(self.ds)<self.ds.store.shards.n[z>0].sum(dtype=np.int64): return lambda p: None   # of shards that are used in part single samples are read
+    def _shard_prefetch(self, order, worker):
+        "Called with each batch of `worker`, it returns the arguments of the store's `prefetch`, or `None`"
+        if not reads_whole_shards(self.ds.items) or self.sizes is None: return lambda positions: None
+        perm = shard_permutation_of(order)
         return ShardsInOrder(self.ds.items) if perm is None else ShuffledShards(self.ds.store, perm, worker)
 
 # %% ../../nbs/load/11_dataset.ipynb #648a792f
-class _Batch(list): "Positions of a batch; `prefetch`: arguments for the store's `prefetch`, where they change; `epoch`: number of the epoch"
+class _Positions(list):
+    "Positions of a batch, with what the worker that reads it has to know"
+    prefetch = None   # arguments of the store's `prefetch`, where they change
+    epoch = None   # number of the epoch
 
 class RemoteBatches(_Epochs, Sampler):
-    "Batches of positions of a `RemoteDataset`: constant memory, each epoch in an order of its own"
-    workers = 1
+    "Yields the positions of each batch of a `RemoteDataset`, in a new order each epoch and in constant memory"
+    workers = 1   # of the loader
     def __iter__(self):
-        order,perm = self._epoch(self._seed(), self.workers)
-        epoch = self.times
+        order,epoch = self._order(self._seed(), self.workers),self.times
         self.ds.store.new_epoch()
-        tells = [self._teller(perm, w) for w in range(self.workers)] if perm is not None else [lambda p: None]*self.workers
-        for k,p in enumerate(worker_batches(order, self.bs)):
-            b = _Batch(p.tolist())
-            b.prefetch,b.epoch = tells[k%self.workers](p),epoch
-            yield b
+        if shard_permutation_of(order) is None: prefetch = [lambda positions: None]*self.workers
+        else: prefetch = [self._shard_prefetch(order, worker) for worker in range(self.workers)]
+        for k,numbers in enumerate(worker_batches(order, self.bs)):
+            positions = _Positions(numbers.tolist())
+            positions.prefetch,positions.epoch = prefetch[k%self.workers](positions),epoch
+            yield positions
 
 @patch
 @delegates(_Epochs, but=['ds'])
 def batches(self:RemoteDataset,
-    bs:int=64, # Samples a batch
-    num_workers:int=0, # Of the loader
+    bs:int=64, # Samples per batch
+    num_workers:int=0, # Number of workers of the loader
     **kwargs
 )->RemoteBatches:
     "A `batch_sampler` for a torch `DataLoader` of this dataset"
-    (res:=RemoteBatches(self, bs, **kwargs)).workers = max(num_workers, 1)
+    res = RemoteBatches(self, bs, **kwargs)
+    res.workers = max(num_workers, 1)
     return res
 
 # %% ../../nbs/load/11_dataset.ipynb #81c6b1e8
 class BatchedDataset(_Epochs, IterableDataset):
     "Collated batches of a `RemoteDataset`, for a torch `DataLoader` with `batch_size=None`"
-    def __iter__(self): return self._batches(self._seed(), get_worker_info())   # the seed now, not with the first batch
-    def _batches(self, seed, info):
-        ahead,(w,n) = collections.deque(),(info.id,info.num_workers) if info else (0,1)
-        if info: gc.freeze()   # else the collector writes on what is shared with the parent
-        self.ds.store.new_epoch()
-        order,perm = self._epoch(seed, n)
-        tell = self._teller(perm, w)
-        with FetchThreads(1) as submit:
-            for p in worker_batches(order, self.bs, w, n):
-                ahead.append(submit(self.ds._read, p, tell(p)))
-                if len(ahead)>1: yield self._give(ahead)
-            while ahead: yield self._give(ahead)
+    def __iter__(self): return self._batches(self._seed(), get_worker_info())   # the seed is drawn here, not lazily
 
-    def _give(self, ahead): return self.collate(self.ds._make(*ahead.popleft()()))
+    def _batches(self, seed, info):
+        worker,num_workers = (info.id,info.num_workers) if info else (0,1)
+        # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
+        if info: gc.freeze()
+        self.ds.store.new_epoch()
+        order = self._order(seed, num_workers)
+        prefetch = self._shard_prefetch(order, worker)
+        waiting = collections.deque()
+        with FetchThreads(1) as submit:
+            for positions in worker_batches(order, self.bs, worker, num_workers):
+                waiting.append(submit(self.ds._read, positions, prefetch(positions)))
+                if len(waiting)>1: yield self._collated(waiting.popleft()())
+            while waiting: yield self._collated(waiting.popleft()())
+
+    def _collated(self, read): return self.collate(self.ds._make(*read))
 
 @patch
 @delegates(_Epochs, but=['ds'])
 def batched(self:RemoteDataset,
-    bs:int=64, # Samples a batch
-    collate=default_collate, # Makes a batch of a list of samples
+    bs:int=64, # Samples per batch
+    collate=default_collate, # `collate(list of samples)` -> batch
     **kwargs
 )->BatchedDataset:
     "An iterable dataset of collated batches: `DataLoader(ds.batched(64), batch_size=None, num_workers=3)`"
-    (res:=BatchedDataset(self, bs, **kwargs)).collate = collate
+    res = BatchedDataset(self, bs, **kwargs)
+    res.collate = collate
     return res

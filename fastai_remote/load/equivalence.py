@@ -33,172 +33,217 @@ from plum import Function, NotFoundLookupError
 import fastai_remote
 
 # %% ../../nbs/load/00_equivalence.ipynb #f09a2960
-_folders = tuple(os.path.dirname(m.__file__)+os.sep for m in (fastai, fastai_remote, fastcore, fasttransform, PIL, plum, torch, torchvision))
-_python = os.path.dirname(os.__file__)+os.sep
-_housekeeping = {'__dict__','__weakref__','__doc__','__module__','__annotations__','__signature__','__abstractmethods__','_abc_impl','__slotnames__',
-                 '__static_attributes__','__firstlineno__','__annotate__','__annotate_func__','__annotations_cache__'}
+_packages = fastai, fastai_remote, fastcore, fasttransform, PIL, plum, torch, torchvision
+_package_folders = tuple(os.path.dirname(package.__file__)+os.sep for package in _packages)
+_fastai_folder = _package_folders[0]
+_python_folder = os.path.dirname(os.__file__)+os.sep
+# Attributes that Python adds to classes, which say nothing about what a class does
+_bookkeeping = set('''__dict__ __weakref__ __doc__ __module__ __annotations__ __signature__ __abstractmethods__
+    _abc_impl __slotnames__ __static_attributes__ __firstlineno__ __annotate__ __annotate_func__ __annotations_cache__'''.split())
 
 def _file_of(value):
-    "File of the code of `value`, or `None` where that is not Python code"
+    "File of the code of `value`; `None` if that is not Python code"
     if isinstance(value, property): value = value.fget
     value = getattr(value, '__func__', value)   # of a classmethod or staticmethod
     if callable(value): value = inspect.unwrap(value)
     return getattr(getattr(value, '__code__', None), 'co_filename', None)
 
 def is_shipped(value)->bool:
-    "Does the code of `value` come from fastai, what fastai builds on, or Python itself? True for what is not Python code."
+    "Does the code of `value` come from fastai, a package below it, or Python itself? True if it is not Python code."
     file = _file_of(value)
-    if file is None or file.startswith(_folders): return True
-    return file.startswith(_python) and '-packages' not in file
+    if file is None or file.startswith(_package_folders): return True
+    return file.startswith(_python_folder) and '-packages' not in file
 
 class Watched:
-    "The attributes of a class and its bases when this package was imported"
+    "Remembers the attributes of a class and its bases when this package is imported, and finds later changes"
     def __init__(self,
         cls:type, # The class
         names:str=None, # Names of the attributes that matter, separated by spaces; default: all
     ):
         self.cls,self.names = cls,names and names.split()
         self.seen = self._now()
-        self.foreign = next((n for n,o in self.seen.items() if not is_shipped(o)), None)
+        self.foreign = next((name for name,value in self.seen.items() if not is_shipped(value)), None)
 
     def _now(self):
+        "`{name: attribute}` of the class and its bases, as they are now"
         now = {}
-        for c in self.cls.__mro__[-2::-1]: now.update(vars(c))   # all bases but `object`; the first in the MRO has the last word
-        names = self.names or now.keys()-_housekeeping
-        return {n:now[n] for n in names if n in now}
+        for base in self.cls.__mro__[-2::-1]: now.update(vars(base))   # all but `object`, the class itself last
+        names = self.names or now.keys()-_bookkeeping
+        return {name:now[name] for name in names if name in now}
 
     def change(self)->str:
-        "What is not as fastai ships it, in a few words; empty if nothing is"
+        "What differs from what fastai ships, in a few words; empty if nothing does"
         if self.foreign: return f'{self.cls.__name__}.{self.foreign} is not what fastai ships'
         now = self._now()
-        for n,o in now.items():
-            if n not in self.seen:
-                if n.startswith('__') or not is_shipped(o): return f'{self.cls.__name__}.{n} was added'
-            elif o is not self.seen[n]: return f'{self.cls.__name__}.{n} was replaced'
+        for name,value in now.items():
+            if name not in self.seen:
+                if name.startswith('__') or not is_shipped(value): return f'{self.cls.__name__}.{name} was added'
+            elif value is not self.seen[name]: return f'{self.cls.__name__}.{name} was replaced'
         gone = self.seen.keys()-now.keys()
         return f'{self.cls.__name__}.{min(gone)} was removed' if gone else ''
 
 # %% ../../nbs/load/00_equivalence.ipynb #d32f20b3
-_cast,_transform = map(import_module, ('fasttransform.cast','fasttransform.transform'))   # the package has functions of these names
-_functions = {fastai.vision.core:'load_image image2tensor tensor Image merge show_image', fastai.data.load:'fa_collate default_collate retain_types is_listy',
-    fastai.torch_core:'tensor as_tensor', fastai.data.core:'is_indexer L', _transform:'compose_tfms retain_type _is_tuple', _cast:'cast retain_meta',
+# `fasttransform` exports functions of the same names as these modules
+_cast,_transform = map(import_module, ('fasttransform.cast','fasttransform.transform'))
+_function_names = {
+    fastai.vision.core:'load_image image2tensor tensor Image merge show_image',
+    fastai.data.load:'fa_collate default_collate retain_types is_listy',
+    fastai.torch_core:'tensor as_tensor',
+    fastai.data.core:'is_indexer L',
+    _transform:'compose_tfms retain_type _is_tuple',
+    _cast:'cast retain_meta',
     PIL.Image:'open new fromarray frombytes frombuffer merge'}
-_functions = [(vars(m), n, getattr(m, n)) for m,names in _functions.items() for n in names.split() if hasattr(m, n)]
+# (variables of a module, name, what fastai ships under that name)
+_functions = [(vars(module), name, getattr(module, name))
+              for module,names in _function_names.items() for name in names.split() if hasattr(module, name)]
 
 def _globals_of(functions):
-    "The global variables that `functions`, and the functions of fastai among these variables, read: `{(module, name): (dict of the module, value)}`"
-    found,functions,seen = {},list(functions),set()
-    while functions:
-        f = inspect.unwrap(functions.pop())
+    """The global variables that `functions` and the functions of fastai that they use read
+
+    Returns `{(module, name): (dict of the module, value)}`."""
+    found,todo,seen = {},list(functions),set()
+    while todo:
+        f = inspect.unwrap(todo.pop())
         if f in seen: continue
         seen.add(f)
-        codes = [f.__code__]
-        while codes:
-            code = codes.pop()
-            codes += [c for c in code.co_consts if isinstance(c, CodeType)]
-            for n in code.co_names:
-                if n not in f.__globals__: continue
-                value = f.__globals__[n]
-                found[f.__globals__['__name__'], n] = f.__globals__,value
-                if isinstance(value, FunctionType) and (_file_of(value) or '').startswith(_folders[0]): functions.append(value)
+        for name in _names_in(f.__code__):
+            if name not in f.__globals__: continue
+            value = f.__globals__[name]
+            found[f.__globals__['__name__'], name] = f.__globals__,value
+            is_of_fastai = isinstance(value, FunctionType) and (_file_of(value) or '').startswith(_fastai_folder)
+            if is_of_fastai: todo.append(value)
     return found
 
-def _sources():
-    "Functions whose work the fast paths do themselves"
-    return [fastai.vision.core.load_image, fastai.vision.core.image2tensor, PILBase.create.__func__, PIL.Image.Image._do_crop_pad, PIL.Image.Image.crop_pad, PIL.Image.Image.flip_lr, PILImage.dihedral,
-        *(_known[k][0] for k in ((ToTensor,PILImage), (ToTensor,PILMask), (Categorize,str), (RegressionSetup,float), (IntToFloatTensor,TensorImage))), fastai.data.load.fa_collate,
-        *(vars(fastai.data.load.DataLoader)[n] for n in 'create_batches do_item do_batch chunkify create_item create_batch retain __iter__'.split()), Datasets.__getitem__, TfmdLists.__getitem__, TfmdLists._after_item,
-        Pipeline.__call__, _transform.compose_tfms, _cast.retain_type, *(vars(Transform)[n] for n in ('__call__','_call','_do_call'))]
+def _names_in(code):
+    "Names that `code` uses, including the functions defined in it"
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType): yield from _names_in(constant)
 
-_shipped_sources = {'19dc97751f4abb76'}   # of fastai 2.8 with fasttransform 0.0.5; `source_hash()` makes it
+def _sources():
+    "The functions whose work the fast paths do themselves"
+    encodes = [(ToTensor,PILImage), (ToTensor,PILMask), (Categorize,str), (RegressionSetup,float),
+               (IntToFloatTensor,TensorImage)]
+    loader = 'create_batches do_item do_batch chunkify create_item create_batch retain __iter__'
+    return [
+        fastai.vision.core.load_image, fastai.vision.core.image2tensor, PILBase.create.__func__,
+        PIL.Image.Image._do_crop_pad, PIL.Image.Image.crop_pad, PIL.Image.Image.flip_lr, PILImage.dihedral,
+        *(_known[key][0] for key in encodes),
+        fastai.data.load.fa_collate, *(vars(fastai.data.load.DataLoader)[name] for name in loader.split()),
+        Datasets.__getitem__, TfmdLists.__getitem__, TfmdLists._after_item,
+        Pipeline.__call__, _transform.compose_tfms, _cast.retain_type,
+        *(vars(Transform)[name] for name in ('__call__','_call','_do_call'))]
+
+_shipped_hashes = {'19dc97751f4abb76'}   # `source_hash()` with fastai 2.8 and fasttransform 0.0.5
 
 @cache
 def source_hash()->str:
-    "Hash of the source text of the functions whose work the fast paths do themselves; raises `OSError` where there is no source"
+    "Hash of the source text of the functions whose work the fast paths do; raises `OSError` if there is no source text"
     return hashlib.sha256(''.join(map(inspect.getsource, _sources())).encode()).hexdigest()[:16]
 
 @cache
 def _why_other_version():
-    try: return '' if source_hash() in _shipped_sources else 'this version of fastai is not one that fastai_remote knows'
+    try: is_known = source_hash() in _shipped_hashes
     except (OSError,TypeError): return "fastai's source text cannot be read"
+    return '' if is_known else 'this version of fastai is not one that fastai_remote knows'
 
 def why_functions_changed()->str:
-    "Which function that a fast path stands in for, or global variable of one, is not as fastai ships it; empty if all are"
-    for where,n,f in _functions:
-        if where.get(n) is not f or not is_shipped(f): return f"{where['__name__']}.{n} was replaced"
+    "Which function whose work a fast path does, or variable of one, is not as fastai ships it; empty if all are"
+    for variables,name,value in _functions:
+        if variables.get(name) is not value or not is_shipped(value):
+            return f"{variables['__name__']}.{name} was replaced"
     return _why_other_version()
 
 # %% ../../nbs/load/00_equivalence.ipynb #ee904fb2
-_image_tfms = (RandomResizedCrop,Resize,CropPad,RandomCrop,FlipItem,DihedralItem)   # they reach an image through crop_pad, flip_lr and dihedral only
+# These transforms use an image only through `crop_pad`, `flip_lr` and `dihedral`
+_image_tfms = (RandomResizedCrop,Resize,CropPad,RandomCrop,FlipItem,DihedralItem)
 
 @cache
 def _example(cls):
-    "A value of type `cls`, to ask for the implementation that would run"
+    "A value of type `cls`, to ask plum which implementation would run"
     if issubclass(cls, PIL.Image.Image): return cls(PIL.Image.new(cls._open_args['mode'], (1,1)))
     return cls(0) if cls is not torch.Tensor else torch.zeros(())
 
 def _function_of(t):
-    "The plum `Function` behind `t.encodes`, or what a user has put there"
+    "The plum `Function` behind `t.encodes`, or whatever a user has assigned to it"
     f = getattr(t, 'encodes', None)
     return f if isinstance(f, Function) else getattr(f, '_f', f)
 
 def _implementation(t, x):
-    "The function that `t` would call for `x`, and the type its result is cast to; (`None`, `None`) if it leaves `x` alone"
+    "(function that `t` would call for `x`, type that its result is cast to); (`None`, `None`) if it leaves `x` alone"
     f = _function_of(t)
     if not isinstance(f, Function): return f,None
     try: return f._resolve_method_with_cache((x,) if t.encodes is f else (t, x))
     except NotFoundLookupError: return None,None
-    except Exception as e: return e,None   # of some annotations plum cannot say which comes first; stock code will raise the same
+    except Exception as e: return e,None   # an ambiguity, for which stock code raises the same exception
 
+_known_tfms = *_image_tfms,ToTensor,Categorize,RegressionSetup,IntToFloatTensor
 _value_types = PILImage,PILImageBW,PILMask,TensorCategory,torch.Tensor,TensorImage,TensorImageBW,str,int,float
-_watched = {c:Watched(c) for c in (*_image_tfms, ToTensor, Categorize, RegressionSetup, IntToFloatTensor, AddMaskCodes, Transform, Pipeline, PILImage, PILImageBW, PILMask)}
-_watched.update({c:Watched(c, '__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass') for c in (TensorImage,TensorImageBW,TensorMask,TensorCategory)})
-_watched.update({TfmdLists:Watched(TfmdLists, '__getitem__ _after_item __getattribute__'), Datasets:Watched(Datasets, '__getitem__ __getattribute__')})
-_known = {(t,x):_implementation(t.__new__(t), _example(x)) for t in (*_image_tfms, ToTensor, Categorize, RegressionSetup, IntToFloatTensor) for x in _value_types}
+_tensor_names = '__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass'
 
-_functions += [(where, n, value) for (_,n),(where,value) in _globals_of(_sources()).items()]
+_watched = {cls:Watched(cls) for cls in (*_known_tfms, AddMaskCodes, Transform, Pipeline)}
+_watched |= {cls:Watched(cls) for cls in (PILImage,PILImageBW,PILMask)}
+_watched |= {cls:Watched(cls, _tensor_names) for cls in (TensorImage,TensorImageBW,TensorMask,TensorCategory)}
+_watched[TfmdLists] = Watched(TfmdLists, '__getitem__ _after_item __getattribute__')
+_watched[Datasets] = Watched(Datasets, '__getitem__ __getattribute__')
 
-def watch(cls:type):
-    "Have `cls`, a class of this package's own, count as known as it is now"
+# `{(transform, type of a value): implementation that fastai ships}`
+_known = {(t,x):_implementation(t.__new__(t), _example(x)) for t in _known_tfms for x in _value_types}
+_functions += [(variables, name, value) for (_,name),(variables,value) in _globals_of(_sources()).items()]
+
+def watch(
+    cls:type # A transform of this package
+):
+    "Treat `cls`, as it is now, like a transform that fastai ships"
     _watched[cls] = Watched(cls)
     _known.update({(cls,x):_implementation(cls.__new__(cls), _example(x)) for x in _value_types})
 
 def why_changed(*classes)->str:
-    "What of `classes` is not as fastai ships it; empty if nothing is"
-    return next((why for c in classes if (why:=_watched[c].change())), '')
+    "What in `classes` is not as fastai ships it; empty if nothing"
+    return next((why for cls in classes if (why:=_watched[cls].change())), '')
 
 def why_unknown(
     t:Transform, # A transform
-    types:tuple, # Of which it must be one, exactly
-    *values:type # Types of the values it will see
-)->str: # Empty if it is known
-    "Why it is not certain that `t` does with `values` what fastai's code does"
-    cls = type(t)
-    name = _name_of(t)
-    if cls not in types: return f'{name} is not a transform that images can pass undecoded' if types is _image_tfms else f'{name} is not {" or ".join(c.__name__ for c in types)}'
-    w = _watched[cls]
-    if why:=w.change(): return why
-    for k in vars(t):
-        if callable(was:=w.seen.get(k)) or isinstance(was, (property,Function)): return f'{name}.{k} was replaced on the object'
-    for x in values:
-        now,was = _implementation(t, _example(x)),_known[cls,x]
-        if isinstance(now[0], Exception): return f'plum cannot tell what {name} does with a {x.__name__}: {type(now[0]).__name__}'
-        if now!=was or not is_shipped(now[0]): return f'{name} has an implementation of its own for {x.__name__}, registered in {getattr(now[0], "__module__", "another module")}'
-    return ''
+    types:tuple, # Its type must be exactly one of these
+    *values:type # Types of the values that it will see
+)->str: # Empty if it is certain
+    "Why it is not certain that `t` does with such values what fastai's code does"
+    cls,name = type(t),_name_of(t)
+    if cls not in types:
+        if types is _image_tfms: return f'{name} is not a transform that images can pass undecoded'
+        return f'{name} is not {" or ".join(c.__name__ for c in types)}'
+    watched = _watched[cls]
+    if why:=watched.change(): return why
+    for attribute in vars(t):
+        shipped = watched.seen.get(attribute)
+        if callable(shipped) or isinstance(shipped, (property,Function)):
+            return f'{name}.{attribute} was replaced on the object'
+    return next((why for x in values if (why:=_why_other_implementation(t, x))), '')
+
+def _why_other_implementation(t, x):
+    "Why the implementation that `t` has for values of type `x` is not certainly fastai's; empty if it is"
+    now,name = _implementation(t, _example(x)),_name_of(t)
+    if isinstance(now[0], Exception):
+        return f'plum cannot tell what {name} does with a {x.__name__}: {type(now[0]).__name__}'
+    if now==_known[type(t),x] and is_shipped(now[0]): return ''
+    module = getattr(now[0], '__module__', 'another module')
+    return f'{name} has an implementation of its own for {x.__name__}, registered in {module}'
 
 def _name_of(t):
     "The name of a transform, as a user knows it"
     return getattr(t, '_name', None) or type(t).__name__
 
 def is_idle(t:Transform)->bool:
-    "Does `t` leave everything as it is? Decoding apart."
-    if isinstance(t, AddMaskCodes): return type(t) in _watched and not hasattr(t, 'encodes') and not why_changed(type(t))
+    "Does `t` certainly leave every value as it is when it encodes?"
+    if isinstance(t, AddMaskCodes):   # it only decodes
+        return type(t) in _watched and not hasattr(t, 'encodes') and not why_changed(type(t))
     if type(t) is not Transform or 'encodes' not in vars(t): return False
     f = _function_of(t)
-    return isinstance(f, Function) and all(m.implementation is noop for m in f.methods) and not set(vars(t))&{'_call','_do_call'}
+    is_noop = isinstance(f, Function) and all(method.implementation is noop for method in f.methods)
+    return is_noop and not set(vars(t))&{'_call','_do_call'}
 
 def why_stock_changed()->str:
-    "What of the machinery around transforms is not as fastai ships it; empty if nothing is"
+    "What in the code that applies transforms is not as fastai ships it; empty if nothing"
     return why_changed(Transform, Pipeline, TfmdLists, Datasets) or why_functions_changed()
 
 def image_tfms()->tuple:
@@ -206,18 +251,19 @@ def image_tfms()->tuple:
     return _image_tfms
 
 def category_tfms()->tuple:
-    "`Categorize` and what this package makes of it"
-    return tuple(c for c in _watched if issubclass(c, Categorize))
+    "`Categorize` and this package's subclasses of it"
+    return tuple(cls for cls in _watched if issubclass(cls, Categorize))
 
 _open_mask = PILMask.create,_function_of(PILMask.create),_implementation(PILMask.create, b'')
 
 def why_mask_changed()->str:
-    "Whether a mask is opened otherwise than fastai does; empty if not"
-    t,function,was = _open_mask
-    same = type(t) is Transform and _function_of(t) is function and all(_implementation(t, x)==was for x in (b'', _example(PILMask)))
-    return '' if same else 'OpenMask was changed'
+    "Why masks are not opened as fastai does it; empty if they are"
+    t,function,shipped = _open_mask
+    is_same = type(t) is Transform and _function_of(t) is function
+    is_same = is_same and all(_implementation(t, x)==shipped for x in (b'', _example(PILMask)))
+    return '' if is_same else 'OpenMask was changed'
 
 def why_image(cls:type)->str:
-    "Why images of `cls` are not as fastai ships them; empty if they are"
+    "Why images of type `cls` are not as fastai ships them; empty if they are"
     if cls not in (PILImage,PILImageBW,PILMask): return f'{cls.__name__} is an image class of your own'
-    return why_changed(cls) or why_mask_changed()*(cls is PILMask)
+    return why_changed(cls) or (why_mask_changed() if cls is PILMask else '')

@@ -22,84 +22,112 @@ from ..codec.fields import get_codec, is_image, mask_image
 from ..codec.images import ImageCodec
 from ..codec.raster import Rasterise
 from ..codec.strokes import simplify
-from ..core import CorruptSample
 from .items import default_field
-from .lazy_image import create_image, open_image
-from ..store.base import Store
+from .lazy_image import create_image, open_image, picture_of
+from ..store.base import corrupt_value, decode_value, Store
 
 # %% ../../nbs/load/03_fetch.ipynb #7f4b135a
 class Fetch(DisplayedTransform):
-    "Field `field` of sample i, decoded: an image by `img_cls.create` (without one it stays bytes, for `ImageBlock` to open), others by codec"
+    """Reads field `field` of a sample and decodes it
+
+    An image becomes what `img_cls.create` makes of it. Without `img_cls` an image file stays `bytes`, for fastai's
+    `ImageBlock` to open. Other values are decoded by the codec of the field. Besides sample numbers, `Fetch` accepts
+    new inputs of `predict` and `test_dl`: samples as dicts, and for images also files, bytes, arrays and pictures."""
     order = -1   # before the getters
-    undecoded = None   # options for `open_image`, while a loader makes an item whose next transforms are known; else an image is what `img_cls.create` makes
+    undecoded = None   # options of `open_image` while a loader makes items whose images may stay undecoded
     def __init__(self,
         field:str=None, # Field to read; default: the first that holds images, else the first
-        store:Store=None, # Where from; default: the store of the items
-        img_cls:type=None, # What to make of the bytes: `PILImage`, `PILImageBW`, `PILMask`
+        store:Store=None, # Store to read from; default: the store of the items
+        img_cls:type=None, # Type of the image: `PILImage`, `PILImageBW` or `PILMask`; default: images stay bytes
         draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
     ):
-        if draw is not None and not hasattr(draw, 'batch'): raise TypeError(f'draw takes a Rasterise(…), not {draw!r}')
-        self.field,self.store,self.img_cls,self.draw,self.values,self.follow = field,store,img_cls,draw,{},store is None
-        self.input_types = (int,np.integer,dict) + ((bytes,str,Path,np.ndarray,Tensor,Image.Image) if img_cls is not None else ())
+        if draw is not None and not isinstance(draw, Rasterise):
+            raise TypeError(f'draw takes a Rasterise(…), not {draw!r}')
+        self.field,self.store,self.img_cls,self.draw = field,store,img_cls,draw
+        self.values = {}   # `{sample number: value}` of the batch that a loader is making
+        self.follow = store is None   # read from the store of the items, whichever that is?
+        image_types = (bytes,str,Path,np.ndarray,Tensor,Image.Image) if img_cls is not None else ()
+        self.input_types = (int,np.integer,dict)+image_types
 
     def setups(self, items):
-        "Bind to the store of `items`"
+        "Choose the store and the field, if they are not set; raises `ValueError`, `UnknownField`"
         store = getattr(getattr(items, 'items', None), 'store', None)
         if self.store is None and store is not None: self.bind(store)
-        if self.store is None: raise ValueError(f'Fetch({self.field!r}) knows no store: use get_items=get_remote_items, or give it one')
+        if self.store is None:
+            raise ValueError(f'Fetch({self.field!r}) knows no store: use get_items=get_remote_items, '
+                             'or Fetch(field, store)')
         self.follow = self.follow or self.store==store
         if self.field is None: self.field = default_field(self.store)
-        if self.field not in self.store.manifest.fields: self.store.get_many([], self.field)
+        if self.field not in self.store.manifest.fields: self.store.get_many([], self.field)   # raises `UnknownField`
         if self.codec.name=='strokes':
             self.draw = self.draw or Rasterise()
             self.input_types = (*self.input_types,list)
 
-    def bind(self, store): self.store,self.values = store,{}
+    def bind(self, store):
+        "Read from `store` from now on"
+        self.store,self.values = store,{}
 
     @property
-    def codec(self): return get_codec(self.store.manifest.fields[self.field]['codec'])
+    def codec(self):
+        "The codec of the field"
+        return get_codec(self.store.manifest.fields[self.field]['codec'])
 
     def receive(self,
-        values:dict # `{sample number: value}` of a batch
+        values:dict # `{sample number: stored value}` of a batch
     ):
-        "Hold the values of a batch, which are decoded one by one; strokes are drawn all at once"
+        "Keep the values of a batch, so that its items need no request. Strokes are drawn here, all at once."
         if self.draw is not None:
             try: values = dict(zip(values, self.draw.batch(list(values.values()))))
-            except ValueError: pass   # one is damaged, and will say so when its turn comes
+            except ValueError: pass   # one is damaged: each is drawn alone, and this one raises `CorruptSample`
         self.values = values
 
     def _call(self, nm, x, split_idx=None, **kwargs):
+        # Dispatch on the type of `x` by `isinstance`: fastai's dispatch on `encodes` would cost 15 µs a value
         if nm!='encodes': return x
-        if isinstance(x, (int,np.integer)): return self._number(int(x))
+        if isinstance(x, (int,np.integer)): return self._of_number(int(x))
         if isinstance(x, dict):
             if self.field not in x: raise KeyError(f"no {self.field!r} in a sample with {', '.join(x)}")
             x = x[self.field]
         if isinstance(x, Store): raise TypeError(f'{x!r} is no item: give get_remote_items(store)')
-        if self.draw is not None: x = self._draw(x)
+        if self.draw is not None: x = self._drawn(x)
         if self.img_cls is None: return x
-        if not isinstance(x, (str,Path)): return create_image(x, self.img_cls) if isinstance(x, (bytes,Image.Image)) else self.img_cls.create(x)
+        if isinstance(x, (bytes,Image.Image)): return create_image(x, self.img_cls)
+        if not isinstance(x, (str,Path)): return self.img_cls.create(x)
         try: return create_image(Path(x).read_bytes(), self.img_cls)
         except UnidentifiedImageError as e: raise UnidentifiedImageError(f'{x}: not an image') from e
 
-    def _draw(self, x):
-        "A picture of `x`, where these are strokes, raw or simplified, or the bytes of some"
+    def _drawn(self, x):
+        "The picture of strokes `x`, given as a list or as stored bytes; `x` itself if it is anything else"
         if isinstance(x, list): return self.draw.create(simplify(x))
         try: return self.draw.create(x) if isinstance(x, bytes) else x
         except ValueError: return x   # an image file
 
-    def _number(self, i):
-        b = self.values.get(i)
-        if b is None: b = self.store.get_many([i], self.field, check=True)[self.field][0]
-        codec = self.codec
-        if self.img_cls is None and not is_image(codec.name): return self.store.decode(i, self.field, b)
-        try:
-            if type(codec) in (NpyCodec,NpzCodec): b = (mask_image if issubclass(self.img_cls, PILMask) else from_pixels)(codec.from_bytes(b))
-            if isinstance(b, bytes) and not isinstance(codec, ImageCodec): b = self.draw.create(b) if self.draw else (self.img_cls and getattr(codec, 'array', None) or codec.image)(b)
-            if self.img_cls is None: return b
-            if self.undecoded is None: return create_image(b, self.img_cls)
-            return open_image(b, self.img_cls, partial(self._corrupt, i, len(b) if isinstance(b, bytes) else 0), **self.undecoded)
-        except Exception as e: raise self._corrupt(i, len(b) if isinstance(b, bytes) else 0, e) from e
+    def _of_number(self, number):
+        "The object of sample `number`; raises `CorruptSample`, and what `get_many` raises if the value has to be read"
+        value = self.values.get(number)
+        if value is None: value = self.store.get_many([number], self.field, check=True)[self.field][0]
+        if self.img_cls is None and not is_image(self.codec.name): return self.store.decode(number, self.field, value)
+        fail = partial(self._corrupt, number, len(value) if isinstance(value, bytes) else 0)
+        return decode_value(self.store, number, self.field, value, partial(self._image, fail), fail)
 
-    def _corrupt(self, i, n, e): return CorruptSample(f'{self.store.name}: sample {i}, field {self.field!r}: {n} bytes that {getattr(self.img_cls, "__name__", self.codec.name)} cannot read: {e}')
+    def _image(self, fail, value):
+        "The image of a stored value. `fail` makes the exception to raise if decoding is put off and fails later."
+        codec = self.codec
+        if type(codec) in (NpyCodec,NpzCodec):   # arrays become images only because the block asked for an image type
+            to_image = mask_image if issubclass(self.img_cls, PILMask) else from_pixels
+            value = to_image(codec.from_bytes(value))
+        if isinstance(value, bytes) and not isinstance(codec, ImageCodec): value = self._not_a_file(codec, value)
+        if self.img_cls is None: return value
+        if self.undecoded is None: return create_image(value, self.img_cls)
+        return open_image(value, self.img_cls, fail, **self.undecoded)
+
+    def _not_a_file(self, codec, value):
+        "The picture in bytes that are not an image file: a Pillow image, or an array if an image class opens it next"
+        if self.draw: return self.draw.create(value)
+        return picture_of(codec, value) if self.img_cls else codec.image(value)
+
+    def _corrupt(self, number, size, cause):
+        reader = getattr(self.img_cls, '__name__', self.codec.name)
+        return corrupt_value(self.store, number, self.field, cause, f': {size} bytes that {reader} cannot read')
 
     def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k!='undecoded'} | {'values':{}}

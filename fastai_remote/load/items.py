@@ -17,43 +17,47 @@ from ..store.base import Store
 
 # %% ../../nbs/load/02_items.ipynb #9d81bd1e
 class RemoteItems(Order):
-    "Sample numbers of `store`, as fastai's items"
+    "Sample numbers of `store` as fastai's items: a lazy sequence of ints"
     known = {}   # `{position: sample number}` of the batch that a loader is making, computed all at once
     def __init__(self,
-        store:Store, # Where the samples are
-        r:range|int=None, # Positions; default: all
-        *maps # What to apply to them, as in `Order`
+        store:Store, # The store that the samples are in
+        r:range|int=None, # Positions; default: all samples
+        *maps # What to apply to the positions, as in `Order`
     ):
         self.store = store
         super().__init__(len(store) if r is None else r, *maps)
+
     def _new(self, r, *maps): return type(self)(self.store, r, *maps)
+
     def __getitem__(self, i):
-        "An `int` for an int; for anything else another `RemoteItems`"
-        if type(i) is int and (res:=self.known.get(i)) is not None: return res
+        "An `int` for an int; another `RemoteItems` for a slice, list, array or `Order` of positions"
+        if type(i) is int and (number:=self.known.get(i)) is not None: return number
         res = super().__getitem__(i)
         return self._new(len(res), res) if isinstance(res, np.ndarray) else res
-    iloc = property(lambda self: self)
+
+    iloc = property(lambda self: self)   # as a DataFrame has it: fastai then indexes the items and does not copy them
     itertuples = Order.__iter__
 
     @property
-    def shard_sizes(self)->np.ndarray:
-        "How many of these lie in each shard of the store, if they are in the order of shards; else `None`"
-        t = getattr(self.store, 'shards', None)
+    def shard_sizes(self)->np.ndarray: # int64, one for each shard of the store
+        "Number of these samples in each shard, if the items are in the order of the shards; else `None`"
+        table = self.store.shards
+        if table is None or self.positions.step!=1: return
         maps = [m for m in self.maps if not (isinstance(m, range) and (m.start,m.step)==(0,1))]
-        if t is None or self.r.step!=1: return
-        if not maps: return sizes_of(t.starts, self.r.start, self.r.stop)
-        if len(maps)==1 and self.r==range(len(maps[0])): return getattr(maps[0], 'sizes', None)
+        if not maps: return sizes_of(table.starts, self.positions.start, self.positions.stop)
+        if len(maps)==1 and self.positions==range(len(maps[0])): return getattr(maps[0], 'sizes', None)   # of a `ShardSplit`
 
 def get_remote_items(
     store:Store # A `RedisStore`, or any other
 )->RemoteItems:
-    "The samples of `store`: a `get_items` for `DataBlock`"
-    if not isinstance(store, Store): raise TypeError(f'want a store, such as RedisStore(url, name) or ShardStore(url), not a {type(store).__name__}')
+    "All samples of `store`, as a `get_items` for `DataBlock`; raises `TypeError` for anything but a store"
+    if not isinstance(store, Store):
+        raise TypeError(f'want a store, such as RedisStore(url, name) or ShardStore(url), not a {type(store).__name__}')
     return RemoteItems(store)
 
 # %% ../../nbs/load/02_items.ipynb #df48b41a
 def default_field(store:Store)->str:
-    "The first field of `store` that holds images, and no masks; else the first"
+    "The first field of `store` that holds images other than masks; else the first with images; else the first"
     images = [f for f in store.fields if is_image(store.manifest.fields[f]['codec'])]
     return next((f for f in images if not holds_masks(store, f)), (images or store.fields)[0])
 
@@ -61,5 +65,5 @@ def holds_masks(
     store:Store,
     field:str # One of its fields
 )->bool:
-    "Does `field` of `store` hold masks? By its name, or its vocabulary"
+    "Does `field` of `store` hold masks? Decided by its name, or by its vocabulary."
     return is_mask(field, store.manifest.fields[field]['codec'], store.manifest.vocab.get(field))

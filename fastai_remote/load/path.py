@@ -24,40 +24,49 @@ from .whole import WholeBatches
 
 # %% ../../nbs/load/08_path.ipynb #0169df22
 class BatchPipeline(Pipeline):
-    "An `after_batch` that reuses memory where it begins with fastai's `IntToFloatTensor`, unchanged; everything else is as `Pipeline` does it"
-    memory,fast = None,False   # fast: during an epoch at whose beginning `why_stock` was empty
+    """An `after_batch` that reuses memory if it begins with fastai's `IntToFloatTensor`
+
+    Everything else is done as `Pipeline` does it."""
+    memory = None   # the `BatchMemory` of the floats
+    fast = False   # true during an epoch at whose beginning `why_stock` was empty
     @classmethod
-    def of(cls, p):
-        "Have pipeline `p` do so"
-        if type(p) is Pipeline: p.__class__,p.memory = cls,BatchMemory()
-        return p
+    def of(cls,
+        pipeline # The `after_batch` of a loader
+    ):
+        "Make `pipeline` one of these, unless it is of a class of its own"
+        if type(pipeline) is Pipeline: pipeline.__class__,pipeline.memory = cls,BatchMemory()
+        return pipeline
 
     def why_stock(self)->str:
-        "Why the first transform runs as fastai has it; empty if it does not have to"
+        "Why the first transform has to run as fastai's code; empty if it does not"
         if not self.fs: return 'there are no batch transforms'
         return why_unknown(self.fs[0], (IntToFloatTensor,), TensorImage, TensorImageBW) or why_stock_changed()
 
     def __call__(self, o):
-        if not self.fast or type(o) is not tuple or not any(type(x) in (TensorImage,TensorImageBW) for x in o): return super().__call__(o)
-        t,*fs = self.fs
-        if t.split_idx in (None, self.split_idx): o = tuple(self._floats(t, x) if type(x) in (TensorImage,TensorImageBW) else t(x, split_idx=self.split_idx) for x in o)
-        return compose_tfms(o, fs, split_idx=self.split_idx)
+        is_images = type(o) is tuple and any(type(x) in (TensorImage,TensorImageBW) for x in o)
+        if not self.fast or not is_images: return super().__call__(o)
+        first,*others = self.fs
+        if first.split_idx in (None, self.split_idx): o = tuple(self._floats(first, x) for x in o)
+        return compose_tfms(o, others, split_idx=self.split_idx)
 
-    def _floats(self, t, x): return retain_type(int_to_float(x, t.div, self.memory), x)
+    def _floats(self, t, x):
+        "What `t`, an `IntToFloatTensor`, makes of `x`"
+        if type(x) not in (TensorImage,TensorImageBW): return t(x, split_idx=self.split_idx)
+        return retain_type(int_to_float(x, t.div, self.memory), x)
 
 # %% ../../nbs/load/08_path.ipynb #af35135c
 @dataclass
 class BatchPath:
-    "How a loader makes its batches for one epoch"
-    whole:WholeBatches=None # Makes whole batches at once, where that is proven to be the same
-    fetches:list=field(default_factory=list) # `Fetch`es whose images stay undecoded
-    n_known:int=0 # These images pass the first `n_known` item transforms undecoded
+    "How a loader builds its batches in one epoch"
+    whole:WholeBatches=None # Builds whole batches, if the result is certainly the same
+    fetches:list=field(default_factory=list) # Otherwise: each `Fetch` whose images stay undecoded
+    n_known:int=0 # Number of item transforms that these images pass undecoded
     why:str='' # What prevents whole batches
 
     def explain(self,
         after_item:Pipeline # The item transforms
     )->str:
-        "How the batches are made, and what prevents a faster way, in one sentence"
+        "How the batches are built, and what prevents a faster way, in one sentence"
         if self.whole: return "Whole batches are built at once: all transforms of items are fastai's own, unchanged."
         passed = [t for t in after_item.fs[:self.n_known] if not is_idle(t)] if self.fetches else []
         names = ', '.join(t.name.split(' -- ')[0] for t in passed)
@@ -67,25 +76,28 @@ class BatchPath:
 def decide_path(
     dl # A `RemoteDL`
 )->BatchPath:
-    "How `dl` is to make its batches: what is not proven to be the same is left to stock fastai"
+    "How `dl` builds its batches. Stock fastai code does whatever is not certainly the same otherwise."
     inputs = StoreInputs(dl.dataset)
     if not inputs.fetches: return BatchPath(why='the items do not come from a store')
     if why:=dl.why_not_stock(): return BatchPath(why=why)
     if type(dl.after_item) is not Pipeline or type(dl.before_batch) is not Pipeline:
         return BatchPath(why='after_item or before_batch is not a Pipeline')
     whole = WholeBatches(dl)
-    same = len(inputs.same_items())==len(getattr(dl.dataset, 'tls', []))
-    why = whole.why or ('' if same else 'the pipelines do not read the same samples')
-    if changed:=why_stock_changed(): return BatchPath(why=why or changed)   # of a transform is what a user knows better
+    same_samples = len(inputs.same_items())==len(getattr(dl.dataset, 'tls', []))
+    why = whole.why or ('' if same_samples else 'the pipelines do not read the same samples')
+    # A reason that names one of the user's transforms helps more than one about fastai, so it comes first
+    if changed:=why_stock_changed(): return BatchPath(why=why or changed)
     return _undecoded_path(inputs, dl.after_item.fs, why) if why else BatchPath(whole=whole)
 
 def _undecoded_path(inputs, item_tfms, why):
-    "The path of items whose images stay undecoded as far as that is certain"
+    "The path of items whose images stay undecoded through the first item transforms, as long as these are known"
     def can_wait(tl):
         fetch = fetch_of(tl)
         if type(fetch) is not Fetch or fetch.img_cls not in (PILImage,PILImageBW): return False
         return not why_image(fetch.img_cls) and all(map(is_idle, tl.tfms.fs[1:]))
     fetches = [fetch_of(tl) for tl in inputs.lists if can_wait(tl)]
-    types,n = {f.img_cls for f in fetches},0
-    while n<len(item_tfms) and fetches and (is_idle(item_tfms[n]) or not why_unknown(item_tfms[n], image_tfms(), *types)): n += 1
-    return BatchPath(None, fetches if n else [], n, why)
+    types = {fetch.img_cls for fetch in fetches}
+    def is_known(t): return is_idle(t) or not why_unknown(t, image_tfms(), *types)
+    n_known = 0
+    while fetches and n_known<len(item_tfms) and is_known(item_tfms[n_known]): n_known += 1
+    return BatchPath(None, fetches if n_known else [], n_known, why)

@@ -14,34 +14,33 @@ import torch
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastcore.basics import patch
 
-from .loader import RemoteDL, shard_permutation_of
-from ..order.base import Order
-from ..order.ranks import Wrapped
-from ..order.shards import ShardPermutation
+from .loader import RemoteDL
+from ..order.ranks import rank_share
 
 # %% ../../nbs/load/10_ranks.ipynb #d78a6e24
 class RemoteDistributedDL(DistributedDL):
-    "`DistributedDL` of a `RemoteDL`: each rank computes its share of the epoch"
+    "`DistributedDL` of a `RemoteDL`: the ranks agree on a seed, and each computes its own share of the epoch"
     def get_idxs(self):
-        seed,dl = torch.tensor([self.dl.rng.getrandbits(62)]),self.dl
+        dl,seed = self.dl,torch.tensor([self.dl.rng.getrandbits(62)])
         if torch.distributed.is_initialized():
             if torch.distributed.get_backend()=='nccl': seed = seed.cuda()
             torch.distributed.broadcast(seed, 0)
         dl.rng = random.Random(int(seed))
-        idxs = dl.get_idxs()
-        self.n = len(idxs)
-        k = -(-self.n//self.world_size) if self.n else 0
-        self.n_padded = k*self.world_size
-        if (p:=shard_permutation_of(idxs)) is not None: return Order(k, ShardPermutation(p.sizes, p.seed, p.interleave, p.bs, p.workers, self.rank, self.world_size))
-        return idxs[Order(range(self.rank*k, (self.rank+1)*k), Wrapped(self.n))] if self.n else idxs
+        order = dl.get_idxs()
+        share = rank_share(order, self.rank, self.world_size, consecutive=True)
+        self.n,self.n_padded = len(order),len(share)*self.world_size   # for gathering predictions
+        return share
 
     def sample(self): return RemoteDL.sample(self)
 
     def create_batches(self, samps):
-        self.dl._DataLoader__idxs,self.dl.offs,self.dl.num_workers = self._DataLoader__idxs,self.offs,self.num_workers   # what it asks of a loader
+        # The `RemoteDL` builds the batches, and needs the order and the worker of this loader
+        self.dl._DataLoader__idxs,self.dl.offs,self.dl.num_workers = self._DataLoader__idxs,self.offs,self.num_workers
         yield from self.dl.create_batches(samps)
 
-_stock = DistributedTrainer._wrap_dl
+_stock_wrap_dl = DistributedTrainer._wrap_dl
 
 @patch
-def _wrap_dl(self:DistributedTrainer, dl): return RemoteDistributedDL(dl, device=self.learn.model.device) if isinstance(dl, RemoteDL) else _stock(self, dl)
+def _wrap_dl(self:DistributedTrainer, dl):
+    if not isinstance(dl, RemoteDL): return _stock_wrap_dl(self, dl)
+    return RemoteDistributedDL(dl, device=self.learn.model.device)

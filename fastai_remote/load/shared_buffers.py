@@ -8,7 +8,7 @@ Docs: page `load/shared_buffers`"""
 __all__ = ['SharedBuffers', 'OutgoingTensor', 'allocate']
 
 # %% ../../nbs/load/06_shared_buffers.ipynb #ba83a18f
-import itertools, mmap, weakref
+import itertools, math, mmap, weakref
 
 import numpy as np
 import torch
@@ -17,54 +17,108 @@ from torch.utils.data import get_worker_info
 from .lazy_image import BatchMemory
 
 # %% ../../nbs/load/06_shared_buffers.ipynb #72e4c61f
-_max_in_pipe,_buffer_bytes,_n_buffers = 1<<20,1<<25,4   # bytes of a tensor that goes through the pipe; of a slot, touched as far as it is needed; buffers a worker
+_max_in_pipe = 1<<20   # bytes of the largest tensor that goes through the pipe of PyTorch's queue
+_buffer_bytes = 1<<25   # of one buffer; the system gives it memory as far as it is written
+_n_buffers = 4   # for each worker
 
-_all_buffers,_count = weakref.WeakValueDictionary(),itertools.count()
+_all_buffers,_counter = weakref.WeakValueDictionary(),itertools.count()   # by `id`, so that a pickle can name them
 
 class SharedBuffers:
-    "Memory for batches on their way from `workers` forked ones, of one epoch"
-    def __init__(self, workers):
-        self.a,self.busy = (np.frombuffer(mmap.mmap(-1, workers*_n_buffers*k), np.uint8).reshape(workers, _n_buffers, k) for k in (_buffer_bytes,1))
-        self.id,self.memory = next(_count),BatchMemory()
+    """Memory that the main process shares with the workers it forks, for the batches of one epoch
+
+    A worker marks a buffer as busy and writes a batch into it. The main process copies the batch out and frees the
+    buffer."""
+    def __init__(self,
+        workers:int # Number of worker processes
+    ):
+        self.bytes = _shared_array(workers, _buffer_bytes)
+        self.busy = _shared_array(workers, 1)[...,0]   # 1 for a buffer in use
+        self.id = next(_counter)
+        self.memory = BatchMemory()   # for the copies
         _all_buffers[self.id] = self
-    def allocate(self, worker, n):
-        "A free slot's first `n` bytes; `None` if there is none"
-        free = np.flatnonzero(self.busy[worker,:,0]==0)
-        if n>_buffer_bytes or not len(free): return
+
+    def allocate(self,
+        worker:int, # Number of the worker
+        nbytes:int
+    )->np.ndarray: # `uint8`, shape (nbytes,); `None` if it is too large or no buffer is free
+        "Memory in a free buffer of `worker`"
+        free = np.flatnonzero(self.busy[worker]==0)
+        if nbytes>_buffer_bytes or not len(free): return
         self.busy[worker,free[0]] = 1
-        return self.a[worker,free[0],:n]
-    def at(self, x):
-        "Where tensor `x` lies in these, or `None`"
-        k = x.data_ptr()-self.a.ctypes.data
-        return k if 0<=k<self.a.size and x.is_contiguous() else None
-    def __reduce__(self): return type(None),()   # a spawned worker shares nothing
+        return self.bytes[worker,free[0],:nbytes]
+
+    def offset_of(self, x:torch.Tensor)->int:
+        "Where `x` begins in these buffers, in bytes; `None` if it is not in them"
+        offset = x.data_ptr()-self.bytes.ctypes.data
+        return offset if 0<=offset<self.bytes.size and x.is_contiguous() else None
+
+    def receive(self,
+        offset:int, # Result of `offset_of` in the worker
+        shape:tuple,
+        copy:bool=True # Copy the bytes out? Else the caller copies them before it calls `free`
+    )->torch.Tensor:
+        "The tensor of bytes that a worker left at `offset`"
+        x = torch.from_numpy(self.bytes.reshape(-1)[offset:offset+math.prod(shape)].reshape(shape))
+        return self.memory(shape).copy_(x) if copy else x
+
+    def free(self, offset:int):
+        "Let the worker use the buffer at `offset` again"
+        self.busy.reshape(-1)[offset//_buffer_bytes] = 0
+
+    def __reduce__(self): return type(None),()   # a spawned worker shares no memory
+
+def _shared_array(workers, nbytes):
+    "Bytes that forked processes share, shape (workers, _n_buffers, nbytes)"
+    return np.frombuffer(mmap.mmap(-1, workers*_n_buffers*nbytes), np.uint8).reshape(workers, _n_buffers, nbytes)
 
 class OutgoingTensor:
-    "Tensor `x` on its way out of a worker, to be a `cls`, its one channel `n` times: of its own each, or that one seen so often"
-    buffers = None
-    def __init__(self, x, cls, n=1, own=True): self.x,self.cls,self.n,self.own = x,cls,n,own
-    def open(self, memory=None):
-        x = self.x
-        if self.n>1: x = (memory or BatchMemory(0))((x.shape[0], self.n, *x.shape[2:])).copy_(x) if self.own else x.expand(-1, self.n, -1, -1)
-        return x.as_subclass(self.cls)
-    def __reduce__(self):
-        how = self.cls,self.n,self.own
-        if self.x.nbytes<=_max_in_pipe: return _from_array,(self.x.numpy(), *how)
-        at = None if self.buffers is None else self.buffers.at(self.x)
-        return (_from_tensor,(self.x, *how)) if at is None else (_from_buffer,(self.buffers.id, at, tuple(self.x.shape), *how))
+    """A tensor of a batch that goes to the main process. Its pickle is cheap to send and unpickles as the tensor.
 
-def _from_array(a, *args): return OutgoingTensor(torch.from_numpy(a), *args).open()
-def _from_tensor(*args): return OutgoingTensor(*args).open()
-def _from_buffer(id, at, shape, cls, n, own):
+    One channel can stand for several equal ones. It is repeated in the main process."""
+    buffers = None   # the `SharedBuffers` of the epoch
+    def __init__(self,
+        x:torch.Tensor, # What is sent
+        cls:type, # Type of the result, such as `TensorImage`
+        channels:int=1, # Channels that the only one of `x` stands for
+        own:bool=True, # Give each of these memory of its own? Else the result is a view of one
+    ):
+        self.x,self.cls,self.channels,self.own = x,cls,channels,own
+
+    def open(self,
+        memory:BatchMemory=None # Where channels are repeated
+    )->torch.Tensor: # A `cls`
+        "The tensor, with all its channels"
+        x = self.x
+        if self.channels>1 and self.own:
+            x = (memory or BatchMemory(0))((x.shape[0], self.channels, *x.shape[2:])).copy_(x)
+        elif self.channels>1: x = x.expand(-1, self.channels, -1, -1)
+        return x.as_subclass(self.cls)
+
+    def __reduce__(self):
+        kind = self.cls,self.channels,self.own
+        if self.x.nbytes<=_max_in_pipe: return _from_array,(self.x.numpy(), *kind)
+        offset = None if self.buffers is None else self.buffers.offset_of(self.x)
+        if offset is None: return _from_tensor,(self.x, *kind)   # PyTorch moves it through shared memory of its own
+        return _from_buffer,(self.buffers.id, offset, tuple(self.x.shape), *kind)
+
+def _from_array(array, *kind): return OutgoingTensor(torch.from_numpy(array), *kind).open()
+def _from_tensor(x, *kind): return OutgoingTensor(x, *kind).open()
+def _from_buffer(id, offset, shape, cls, channels, own):
     buffers = _all_buffers[id]
-    x = torch.from_numpy(buffers.a.reshape(-1)[at:at+int(np.prod(shape))].reshape(shape))
-    res = OutgoingTensor(x if n>1 and own else buffers.memory(shape).copy_(x), cls, n, own).open(buffers.memory)
-    buffers.busy.reshape(-1)[at//_buffer_bytes] = 0
+    repeated = channels>1 and own   # `open` copies then
+    res = OutgoingTensor(buffers.receive(offset, shape, not repeated), cls, channels, own).open(buffers.memory)
+    buffers.free(offset)
     return res
 
-def allocate(shape, memory, buffers=None, worker=0):
-    "A tensor of bytes, where a worker's large ones can leave from"
-    n = int(np.prod(shape))
-    if get_worker_info() is None or n<=_max_in_pipe: return memory(shape)
-    if buffers is not None and (a:=buffers.allocate(worker, n)) is not None: return torch.from_numpy(a).view(shape)
-    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(n)).view(shape)
+def allocate(
+    shape:tuple,
+    memory:BatchMemory, # For tensors that do not leave this process, and small ones
+    buffers:SharedBuffers=None, # For large ones of a worker
+    worker:int=0 # Number of this worker
+)->torch.Tensor: # `uint8`
+    "An uninitialised tensor of bytes; a worker's large one lies in memory that the main process can read"
+    nbytes = int(math.prod(shape))
+    if get_worker_info() is None or nbytes<=_max_in_pipe: return memory(shape)
+    array = None if buffers is None else buffers.allocate(worker, nbytes)
+    if array is not None: return torch.from_numpy(array).view(shape)
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(nbytes)).view(shape)

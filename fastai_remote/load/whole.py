@@ -26,162 +26,244 @@ from ..codec.images import ImageCodec
 from ..codec.raster import Rasterise
 from .equivalence import category_tfms, image_tfms, is_idle, why_image, why_unknown
 from .fetch import Fetch
-from .lazy_image import BatchMemory, EncodedImage, open_image, stack_images
+from .lazy_image import BatchMemory, EncodedImage, open_image, picture_of, stack_images
 from .shared_buffers import allocate, OutgoingTensor
 
 # %% ../../nbs/load/07_whole.ipynb #1ad919e2
+class _TensorMaker:
+    "Makes one tensor of the values of a batch in one pipeline"
+    def begin(self, values):
+        "The part of the work that must happen in the order of the batches: transforms draw their random numbers"
+        return values
+    def __call__(self, values)->OutgoingTensor:
+        "The tensor of the result of `begin`; `None`, or any exception, if the items have to be made one by one"
+        raise NotImplementedError
+
 def _plain_png(b):
-    "Size, mode and compressed pixels of a PNG of 8 bits with pixels and nothing else; else `None`"
-    if b[:4]!=b'\x89PNG' or b[37:41]!=b'IDAT' or b[24]!=8 or b[28] or b[25] not in (0,2): return
-    w,h = struct.unpack('>II', b[16:24])
-    k,parts = 33,[]
-    while b[k+4:k+8]==b'IDAT': n = int.from_bytes(b[k:k+4], 'big'); parts.append(b[k+8:k+8+n]); k += n+12
-    if b[k+4:k+8]==b'IEND' and 0<w*h<=(Image.MAX_IMAGE_PIXELS or 1<<62): return (w,h),'L' if b[25]==0 else 'RGB',b''.join(parts)
+    "(size, mode, compressed pixels) of a PNG of 8 bits with one or three channels and no other data; else `None`"
+    is_plain = b[:4]==b'\x89PNG' and b[37:41]==b'IDAT' and b[24]==8 and not b[28] and b[25] in (0,2)
+    if not is_plain: return
+    width,height = struct.unpack('>II', b[16:24])
+    start,parts = 33,[]   # after the header; a chunk is its length, its type, its data and a checksum
+    while b[start+4:start+8]==b'IDAT':
+        length = int.from_bytes(b[start:start+4], 'big')
+        parts.append(b[start+8:start+8+length])
+        start += length+12
+    if b[start+4:start+8]!=b'IEND' or not 0<width*height<=(Image.MAX_IMAGE_PIXELS or 1<<62): return
+    return (width,height),'L' if b[25]==0 else 'RGB',b''.join(parts)
 
-def _pixels(im): return im.pixels().transpose(1, 2, 0) if isinstance(im, EncodedImage) else np.asarray(im)
+def _pixels(image):
+    "Pixels of an image, shape (height, width) or (height, width, channels)"
+    return image.pixels().transpose(1, 2, 0) if isinstance(image, EncodedImage) else np.asarray(image)
 
-class _Images:
-    "Makes one tensor of a batch's pictures; `None` where they differ in size"
-    tfms = ()   # of its items, which leave labels alone
-    def __init__(self, f, allocate, options):
-        self.f,self.codec,self.cls,self.allocate,self.options = f,f.codec,f.img_cls,allocate,options
-        self.n,self.heads = 3 if self.cls._open_args['mode']=='RGB' else 1,{}
+class _ImageMaker(_TensorMaker):
+    "Makes one tensor of the images of a batch; `None` if they differ in size"
+    tfms,split_idx = (),None   # item transforms before `ToTensor`, which leave labels alone
+    def __init__(self,
+        fetch, # The `Fetch` of the pipeline
+        allocate, # `allocate(shape)` -> tensor of bytes
+        options # Options of `open_image`
+    ):
+        self.fetch,self.codec,self.cls,self.allocate,self.options = fetch,fetch.codec,fetch.img_cls,allocate,options
+        self.channels = 3 if self.cls._open_args['mode']=='RGB' else 1
+        self.headers = {}   # `{header of an npy file: an array that was read from such a file}`
 
-    def begin(self, vals):
-        "Pictures that have been through `tfms`, but for their pixels"
-        if not self.tfms: return vals
-        if self.codec.name=='strokes': vals = list(self.f.draw.arrays(vals))
-        elif not isinstance(self.codec, ImageCodec): vals = [(getattr(self.codec, 'array', None) or self.codec.image)(b) for b in vals]
-        ims = [compose_tfms(open_image(b, self.cls, **self.options), self.tfms, split_idx=self.split_idx) for b in vals]
-        return [im if getattr(im, '_plan', None) is not None else open_image(im, self.cls) for im in ims]   # a padded one has its pixels
+    def begin(self, values):
+        "With item transforms: images that have been through these, as far as possible without their pixels"
+        if not self.tfms: return values
+        if self.codec.name=='strokes': values = list(self.fetch.draw.arrays(values))
+        elif not isinstance(self.codec, ImageCodec): values = [picture_of(self.codec, b) for b in values]
+        images = [open_image(o, self.cls, **self.options) for o in values]
+        images = [compose_tfms(image, self.tfms, split_idx=self.split_idx) for image in images]
+        return [image if self._waits(image) else open_image(image, self.cls) for image in images]
 
-    def __call__(self, vals):
-        if self.tfms: return None if (x:=stack_images(vals, self.allocate)) is None else OutgoingTensor(x.as_subclass(torch.Tensor), self.cls._tensor_cls)
-        x = self._drawn(vals) if self.codec.name=='strokes' else self._npys(vals)
-        if x is None: x = self._each(vals)
+    def _waits(self, image):
+        "Is `image` still encoded? A padded one is not."
+        return isinstance(image, EncodedImage) and image._plan is not None
+
+    def __call__(self, values):
+        if self.tfms:
+            x = stack_images(values, self.allocate)
+            return None if x is None else OutgoingTensor(x.as_subclass(torch.Tensor), self.cls._tensor_cls)
+        x = self._drawn(values) if self.codec.name=='strokes' else self._joined_arrays(values)
+        if x is None: x = self._stacked(map(self._array, values), len(values))
         if x is None: return
-        return OutgoingTensor(x[:,0] if issubclass(self.cls, PILMask) else x, self.cls._tensor_cls, self.n//x.shape[1])
+        is_mask = issubclass(self.cls, PILMask)
+        return OutgoingTensor(x[:,0] if is_mask else x, self.cls._tensor_cls, self.channels//x.shape[1])
 
-    def _drawn(self, vals):
-        "Strokes, drawn into the tensor itself, where they are grey"
-        if self.f.draw.time=='colour': return self._stack(list(self.f.draw.arrays(vals)))
-        ts = []
-        a = self.f.draw.arrays(vals, lambda n: ts.append(self.allocate((n,))) or ts[0].numpy())
-        at = a.ctypes.data-ts[0].data_ptr()
-        return ts[0].view(-1)[at:at+a.size].view(len(a), 1, *a.shape[1:])
+    def _drawn(self, values):
+        "Drawings of strokes; grey ones are drawn into the tensor itself"
+        if self.fetch.draw.time=='colour': return self._stacked(list(self.fetch.draw.arrays(values)))
+        tensors = []
+        def empty(n):
+            tensors.append(self.allocate((n,)))
+            return tensors[0].numpy()
+        array = self.fetch.draw.arrays(values, empty)
+        start = array.ctypes.data-tensors[0].data_ptr()
+        return tensors[0].view(-1)[start:start+array.size].view(len(array), 1, *array.shape[1:])
 
-    def _npys(self, vals):
-        "Arrays with the same header: all at once"
+    def _joined_arrays(self, values):
+        "npy files with the same header, joined and cut all at once; `None` if this is not possible"
         if type(self.codec) is not NpyImageCodec: return
-        k = 10+int.from_bytes(vals[0][8:10], 'little')
-        head,size = vals[0][:k],len(vals[0])
-        if vals[0][6:8]!=b'\1\0' or any(len(b)!=size or b[:k]!=head for b in vals): return
-        if head not in self.heads: self.heads = {head:self.codec.from_bytes(vals[0])}
-        a = self.heads[head]
-        if a.dtype!=np.uint8 or not a.flags.c_contiguous or a.nbytes!=size-k or not self._fits(a): return
-        x = np.frombuffer(b''.join(vals), np.uint8).reshape(len(vals), size)[:,k:].reshape(len(vals), *a.shape)
-        x = x[:,None] if a.ndim==2 else x.transpose(0, 3, 1, 2)
+        first = values[0]
+        start = 10+int.from_bytes(first[8:10], 'little')   # of the pixels
+        header,size = first[:start],len(first)
+        if first[6:8]!=b'\1\0' or any(len(b)!=size or b[:start]!=header for b in values): return
+        if header not in self.headers: self.headers = {header:self.codec.from_bytes(first)}
+        like = self.headers[header]
+        is_plain = like.dtype==np.uint8 and like.flags.c_contiguous and like.nbytes==size-start
+        if not is_plain or not self._fits(like): return
+        rows = np.frombuffer(b''.join(values), np.uint8).reshape(len(values), size)
+        x = rows[:,start:].reshape(len(values), *like.shape)
+        x = x[:,None] if like.ndim==2 else x.transpose(0, 3, 1, 2)
         out = self.allocate(x.shape)
         out.numpy()[:] = x
         return out
 
-    def _fits(self, a): return a.dtype==np.uint8 and a.size>0 and (a.ndim==2 or a.ndim==3 and a.shape[2] in {1,self.n})
-    def _each(self, vals): return self._stack(map(self._array, vals), len(vals))
+    def _fits(self, array):
+        "Can `array` be the pixels of an image of the wanted type, without a conversion?"
+        has_shape = array.ndim==2 or array.ndim==3 and array.shape[2] in {1,self.channels}
+        return array.dtype==np.uint8 and array.size>0 and has_shape
 
-    def _stack(self, arrays, n=None):
-        "`arrays` of shape (h,w) or (h,w,channels) as one tensor"
+    def _stacked(self, arrays, n=None):
+        "`arrays` of shape (height, width) or (height, width, channels) as one tensor; `None` if they differ in size"
         out = None
-        for k,a in enumerate(arrays):
-            a = a[None] if a.ndim==2 else a.transpose(2, 0, 1)
-            if out is None: out = self.allocate((n or len(arrays), *a.shape)); o = out.numpy()
-            if a.shape[1:]!=o.shape[2:]: return
-            if len(a)>o.shape[1]: out = out.repeat(1, 3, 1, 1); o = out.numpy()   # the first in colour, after grey ones
-            o[k] = a
+        for k,array in enumerate(arrays):
+            array = array[None] if array.ndim==2 else array.transpose(2, 0, 1)
+            if out is None:
+                out = self.allocate((n or len(arrays), *array.shape))
+                view = out.numpy()
+            if array.shape[1:]!=view.shape[2:]: return
+            if len(array)>view.shape[1]:   # the first one in colour, after grey ones
+                out = out.repeat(1, 3, 1, 1)
+                view = out.numpy()
+            view[k] = array
         return out
 
-    def _array(self, b):
+    def _array(self, value):
+        "Pixels of one stored value, shape (height, width) or (height, width, channels)"
         if isinstance(self.codec, ImageCodec):
-            if (p:=_plain_png(b)) is None or p[1]=='RGB' and self.n==1: return _pixels(open_image(b, self.cls))
-            size,mode,data = p
+            png = _plain_png(value)
+            if png is None or png[1]=='RGB' and self.channels==1: return _pixels(open_image(value, self.cls))
+            size,mode,data = png
             return np.asarray(Image.frombytes(mode, size, data, 'zip', mode, 0))
-        a = self.codec.array(b) if hasattr(self.codec, 'array') else self.codec.from_bytes(b)
-        return a if self._fits(a) else _pixels(open_image(self.codec.image(b), self.cls))
+        array = self.codec.array(value)
+        if array is None: array = self.codec.from_bytes(value)
+        return array if self._fits(array) else _pixels(open_image(self.codec.image(value), self.cls))
 
 # %% ../../nbs/load/07_whole.ipynb #b8d3821c
-class _Labels:
-    "Codes of the store's labels become those of the transform's vocabulary"
-    def __init__(self, f, vocab): self.vocab,self.o2i = f.store.manifest.vocab.get(f.field) if f.codec.name=='cls' else None,vocab.o2i
-    def __call__(self, vals):
-        vals = vals.tolist()
-        if self.vocab:
-            if min(vals)<0: return
-            vals = [self.vocab[o] for o in vals]
-        return OutgoingTensor(torch.tensor([self.o2i[o] for o in vals]), TensorCategory)
+class _CategoryMaker(_TensorMaker):
+    "Makes category codes: the store's codes become those of the transform's vocabulary"
+    def __init__(self,
+        fetch, # The `Fetch` of the pipeline
+        vocab:CategoryMap # The transform's vocabulary
+    ):
+        self.labels = fetch.store.manifest.vocab.get(fetch.field) if fetch.codec.name=='cls' else None
+        self.o2i = vocab.o2i
 
-class _Numbers:
-    "Numbers as `RegressionSetup` makes them"
-    def __call__(self, vals): return OutgoingTensor(torch.from_numpy(vals.astype(np.float64 if vals.dtype.kind=='f' else np.int64)).float(), torch.Tensor)
+    def __call__(self, values):
+        values = values.tolist()
+        if self.labels:
+            if min(values)<0: return   # else Python would count from the end
+            values = [self.labels[code] for code in values]
+        return OutgoingTensor(torch.tensor([self.o2i[o] for o in values]), TensorCategory)
+
+class _NumberMaker(_TensorMaker):
+    "Makes floats, as `RegressionSetup` does"
+    def __call__(self, values):
+        wide = values.astype(np.float64 if values.dtype.kind=='f' else np.int64)   # as Python numbers are
+        return OutgoingTensor(torch.from_numpy(wide).float(), torch.Tensor)
 
 # %% ../../nbs/load/07_whole.ipynb #5c00d857
-def _maker(tl, allocate, options):
-    "What makes a tensor of a batch's values in pipeline `tl`, and the type of each; or `None`, and why nothing here does"
-    f,*fs = tl.tfms.fs
-    fs = [t for t in fs if not is_idle(t)]
-    if type(f) is not Fetch: return None,f'a pipeline begins with {type(f).__name__}, not with Fetch'
-    codec,cls = f.codec,f.img_cls
-    if cls is not None:
-        if why:=(f'{getattr(fs[0], "name", fs[0])} comes after {f.field!r}' if fs else why_image(cls)): return None,why
-        if codec.name=='strokes' and (type(f.draw) is not Rasterise or f.draw.time=='colour' and cls._open_args['mode']=='L'): return None,f'{f.draw!r} draws {f.field!r}'
-        return _Images(f, allocate, options),cls
-    if len(fs)!=1 or codec.dtype is None: return None,f'{f.field!r} is neither an image, a category nor a number with one transform'
-    t, = fs
+def _maker_of(tl, allocate, options):
+    "(maker of the tensors of pipeline `tl`, type of its values), or (`None`, reason why there is none)"
+    fetch,*tfms = tl.tfms.fs
+    tfms = [t for t in tfms if not is_idle(t)]
+    if type(fetch) is not Fetch: return None,f'a pipeline begins with {type(fetch).__name__}, not with Fetch'
+    if fetch.img_cls is not None:
+        why = _why_no_images(fetch, tfms)
+        return (None,why) if why else (_ImageMaker(fetch, allocate, options),fetch.img_cls)
+    if len(tfms)!=1 or fetch.codec.dtype is None:
+        return None,f'{fetch.field!r} is neither an image, a category nor a number with one transform'
+    t = tfms[0]
     if t.split_idx is not None: return None,f'{t.name} has a split_idx'
-    if codec.name=='cls' and type(t) is not RegressionSetup:
-        if why:=why_unknown(t, category_tfms(), str, int): return None,why
-        if type(t.vocab) is not CategoryMap: return None,f'{t.name} has a vocabulary of its own kind'
-        return _Labels(f, t.vocab),TensorCategory
-    if why:=why_unknown(t, (RegressionSetup,), int, float): return None,why
-    return _Numbers(),torch.Tensor
+    if fetch.codec.name=='cls' and type(t) is not RegressionSetup:
+        why = why_unknown(t, category_tfms(), str, int)
+        if not why and type(t.vocab) is not CategoryMap: why = f'{t.name} has a vocabulary of its own kind'
+        return (None,why) if why else (_CategoryMaker(fetch, t.vocab),TensorCategory)
+    why = why_unknown(t, (RegressionSetup,), int, float)
+    return (None,why) if why else (_NumberMaker(),torch.Tensor)
+
+def _why_no_images(fetch, tfms):
+    "Why the images of `fetch`, which `tfms` follow, cannot be made all at once; empty if they can"
+    if tfms: return f'{getattr(tfms[0], "name", tfms[0])} comes after {fetch.field!r}'
+    if why:=why_image(fetch.img_cls): return why
+    if fetch.codec.name!='strokes': return ''
+    grey_of_colour = fetch.draw.time=='colour' and fetch.img_cls._open_args['mode']=='L'
+    return f'{fetch.draw!r} draws {fetch.field!r}' if type(fetch.draw) is not Rasterise or grey_of_colour else ''
 
 class WholeBatches:
-    "Makes batches of a loader's values at once, where it is proven that the result is that of stock fastai; falsy if it is not, and then `why` says the reason"
-    def __init__(self, dl):
+    """Makes the batches of a loader as a whole, where it is certain that stock fastai would make the same
+
+    It is falsy if that is not certain, and `why` is the reason. Making a batch has two parts: `begin` is called in the
+    order of the batches, and `finish` may run in any thread."""
+    def __init__(self,
+        dl # A `RemoteDL`
+    ):
         self.makers,self.buffers,self.memory = [],dl._buffers,BatchMemory(3+dl.threads)
         self.own = not dl.floats_next()
         self.why = self._setup(dl, {'reducing_gap':dl.reducing_gap})
 
     def _setup(self, dl, options):
-        ds,items,before = dl.dataset,dl.after_item,dl.before_batch
-        if type(ds) is not Datasets: return f'the dataset is a {type(ds).__name__}'
-        if not items.fs or before.fs: return f"{'before_batch transforms see lists of items' if before.fs else 'there is no ToTensor'}"
+        "Choose a maker for each pipeline. Returns why this is not possible; empty if it is."
+        dataset,after_item = dl.dataset,dl.after_item
+        if type(dataset) is not Datasets: return f'the dataset is a {type(dataset).__name__}'
+        if dl.before_batch.fs: return 'before_batch transforms see lists of items'
+        if not after_item.fs: return 'there is no ToTensor'
         makers,types = [],[]
-        for tl in ds.tls:
-            maker,kind = _maker(tl, partial(allocate, memory=self.memory, buffers=self.buffers, worker=dl.offs), options)
+        for tl in dataset.tls:
+            new_bytes = partial(allocate, memory=self.memory, buffers=self.buffers, worker=dl.offs)
+            maker,kind = _maker_of(tl, new_bytes, options)
             if maker is None: return kind
-            makers.append(maker); types.append(kind)
-        *tfms,last = (t for t in items.fs if not is_idle(t))
-        for t in tfms:
-            if why:=why_unknown(t, image_tfms(), *types): return why
-        if last.split_idx is not None: return 'ToTensor has a split_idx'
-        if why:=why_unknown(last, (ToTensor,), *types): return why
-        if tfms:
-            images = [m for m in makers if isinstance(m, _Images)]
-            if len(images)!=1 or images[0] is not makers[0] or types[0] is PILMask: return 'item transforms see more than one image, or none in the first place'
-            images[0].tfms,images[0].split_idx = tfms,items.split_idx
+            makers.append(maker)
+            types.append(kind)
+        if why:=_use_item_tfms(after_item, makers, types): return why
         self.makers = makers
+        return ''
 
     def __bool__(self): return len(self.makers)>0
 
-    def begin(self, cols:list): # Values of each pipeline; the result is for `finish`, `None` where an item has to say what is wrong
-        "What has to happen in the order of batches: transforms draw their random numbers"
-        try: return [m.begin(v) if hasattr(m, 'begin') else v for m,v in zip(self.makers, cols)]
+    def begin(self,
+        columns:list # The values of each pipeline: a list or an array, one value for each position
+    )->list: # For `finish`; `None` if the items have to be made one by one, which also raises the right error
+        "The part of making a batch that draws random numbers"
+        try: return [maker.begin(values) for maker,values in zip(self.makers, columns)]
         except Exception: return None
 
-    def finish(self, cols): # The batch, on its way out; `None`: its items have to say what is wrong
-        if cols is None: return
-        try: parcels = [m(v) for m,v in zip(self.makers, cols)]
+    def finish(self,
+        begun:list # Result of `begin`
+    )->tuple: # A tensor for each pipeline, or in a worker an `OutgoingTensor`; `None` as in `begin`
+        "The batch"
+        if begun is None: return
+        try: outgoing = [maker(values) for maker,values in zip(self.makers, begun)]
         except Exception: return
-        if None in parcels: return
-        for p in parcels: p.buffers,p.own = self.buffers,self.own
-        if get_worker_info() is None: return tuple(p.open(self.memory) for p in parcels)
-        return tuple(parcels)
+        if None in outgoing: return
+        for o in outgoing: o.buffers,o.own = self.buffers,self.own
+        if get_worker_info() is None: return tuple(o.open(self.memory) for o in outgoing)
+        return tuple(outgoing)
+
+def _use_item_tfms(after_item, makers, types):
+    "Have the maker of the images apply the item transforms. Returns why this is not possible; empty if it is."
+    active = [t for t in after_item.fs if not is_idle(t)]
+    if not active: return 'there is no ToTensor'
+    *tfms,last = active
+    for t in tfms:
+        if why:=why_unknown(t, image_tfms(), *types): return why
+    if last.split_idx is not None: return 'ToTensor has a split_idx'
+    if why:=why_unknown(last, (ToTensor,), *types): return why
+    if not tfms: return ''
+    images = [maker for maker in makers if isinstance(maker, _ImageMaker)]
+    if len(images)!=1 or images[0] is not makers[0] or types[0] is PILMask:
+        return 'item transforms see more than one image, or none in the first place'
+    images[0].tfms,images[0].split_idx = tfms,after_item.split_idx
+    return ''

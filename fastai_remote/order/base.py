@@ -1,4 +1,4 @@
-"""An order: which sample is at each position, with random access and constant memory
+"""An order: the sample number at each position, with random access and in constant memory
 
 Docs: page `order/base`"""
 
@@ -14,93 +14,133 @@ from ..core import int_index
 from .permutation import MIX_A, MIX_B, MASK64, mix64
 
 # %% ../../nbs/order/01_base.ipynb #cc4d2125
-def _apply(m, x):
-    "`m` at `x`, an int or an array"
-    if isinstance(x, int): return int(m[x])
-    return m.start+x*m.step if isinstance(m, range) else m[x]
+def _apply(mapping, x):
+    "What `mapping` has at `x`, an int or an int64 array"
+    if isinstance(x, int): return int(mapping[x])
+    return mapping.start+x*mapping.step if isinstance(mapping, range) else mapping[x]
 
-def _norm(i, n):
-    if not -n<=i<n: raise IndexError(f'{i} is out of range for {n}')
+def _count_from_end(i, n):
+    "Position `i` of `n` without a sign: -1 is the last; raises `IndexError`"
+    if not -n<=i<n: raise IndexError(f'position {i} is out of range: there are {n}')
     return i+n if i<0 else i
 
 class Order:
-    "A sequence of ints that is computed when asked for: `r`, then each of `maps`"
-    piece = 1024   # how many at once: 64 alone cost half of what 1024 do
-    def __init__(self,
-        r:range|int, # Positions
-        *maps # What to apply to them, in turn: ranges, `Permutation`s or arrays
-    ): self.r,self.maps = range(r) if isinstance(r, (int,np.integer)) else r, tuple(maps)
+    """A sequence of ints that is computed: a range of positions, to which `maps` are applied one after the other
 
-    def __len__(self): return len(self.r)
-    def _new(self, r, *maps): return type(self)(r, *maps)
+    Slices and subsets are `Order`s too, so nothing that grows with the dataset is stored."""
+    chunk_size = 1024 # Positions that `worker_batches` computes at once; 64 would take half as long as 1024
+    def __init__(self,
+        positions:range|int, # A range, or a number `n` for `range(n)`
+        *maps # Ranges, `Permutation`s or arrays, each applied to the result of the one before
+    ):
+        self.positions = range(positions) if isinstance(positions, (int,np.integer)) else positions
+        self.maps = tuple(maps)
+
+    def __len__(self): return len(self.positions)
+
+    def _new(self, positions, *maps):
+        "An order of the same kind; a subclass with more arguments overrides this"
+        return type(self)(positions, *maps)
 
     def __getitem__(self, i):
-        "An `int` for an int, a lazy view for a slice or an `Order`, an int64 array for a list or array of positions"
-        k = i if type(i) is int else None if isinstance(i, Order) else int_index(i)
-        if k is not None: return self._at(self.r[_norm(k, len(self))])
-        if isinstance(i, Order): return self._new(i.r, *i.maps, self.r, *self.maps)
-        if isinstance(i, slice): return self._new(self.r[slice(i.start,i.stop,i.step)], *self.maps)
+        """The number at position `i`, or a view
+
+        Returns an `int` for an int, an `Order` for a slice or an `Order`, and an int64 array for a list or array of
+        positions. Negative positions count from the end. Raises `IndexError`, or `TypeError` for other types."""
+        position = i if type(i) is int else None if isinstance(i, Order) else int_index(i)
+        if position is not None: return self._at(self.positions[_count_from_end(position, len(self))])
+        if isinstance(i, Order): return self._new(i.positions, *i.maps, self.positions, *self.maps)
+        if isinstance(i, slice): return self._new(self.positions[slice(i.start,i.stop,i.step)], *self.maps)
         return self.numbers_at(i)
 
     def _at(self, x):
-        for m in self.maps: x = _apply(m, x)
+        "Apply all maps to `x`, an int or an int64 array"
+        for mapping in self.maps: x = _apply(mapping, x)
         return x
 
     def numbers_at(self,
-        i # Positions: a range, list or array
-    )->np.ndarray: # int64, same length
-        "The numbers at `i`, all at once"
-        a = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
-        if len(a) and a.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {a.dtype}')
-        a = np.flatnonzero(a) if a.dtype==bool else a.astype(np.int64)
-        if len(a) and (a.min()<-len(self) or a.max()>=len(self)): raise IndexError(f'positions {a.min()}..{a.max()} are out of range for {len(self)}')
-        return self._at(_apply(self.r, np.where(a<0, a+len(self), a)))
+        i # Positions: a range, a list or an array; or a mask, a bool array as long as the order
+    )->np.ndarray: # int64, one per position
+        "The numbers at many positions; raises `TypeError` for fractions and `IndexError`"
+        pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
+        if len(pos) and pos.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {pos.dtype}')
+        pos = np.flatnonzero(pos) if pos.dtype==bool else pos.astype(np.int64)
+        n = len(self)
+        if len(pos) and (pos.min()<-n or pos.max()>=n):
+            raise IndexError(f'positions {pos.min()}..{pos.max()} are out of range: there are {n}')
+        return self._at(_apply(self.positions, np.where(pos<0, pos+n, pos)))
 
-    def __iter__(self): return (o for k in range(0, len(self), 4096) for o in self.numbers_at(range(k, min(k+4096, len(self)))).tolist())
+    def __iter__(self):
+        for start in range(0, len(self), 4096):
+            yield from self.numbers_at(range(start, min(start+4096, len(self)))).tolist()
+
     def __array__(self, dtype=None, copy=None): return self.numbers_at(range(len(self))).astype(dtype or np.int64)
-    def __eq__(self, o): return isinstance(o, Order) and len(self)==len(o) and all(a==b for a,b in zip(self, o))
+
+    def __eq__(self, other):
+        return isinstance(other, Order) and len(self)==len(other) and all(a==b for a,b in zip(self, other))
+
     def __repr__(self):
-        head = ', '.join(str(self[i]) for i in range(min(len(self), 6)))
-        return f"{type(self).__name__}(#{len(self)}) [{head}{', ...' if len(self)>6 else ''}]"
+        first = ', '.join(str(self[i]) for i in range(min(len(self), 6)))
+        return f"{type(self).__name__}(#{len(self)}) [{first}{', ...' if len(self)>6 else ''}]"
 
 # %% ../../nbs/order/01_base.ipynb #9e67483e
 class WeightedOrder(Order):
-    "`n` draws with replacement from `range(n)`, each number with a chance in proportion to the weight of its label"
-    def __init__(self,
-        n:int, # Numbers
-        labels, # `labels(array of numbers)` -> array of codes
-        weights:np.ndarray, # Of each label, >= 0
-        seed:int=0, # Any int >= 0
-        r:range=None # Positions; default: all
-    ):
-        w = np.asarray(weights, float)
-        if not (w>=0).all() or not w.any(): raise ValueError('weights must be at least 0, and one of them more')
-        self.n,self.labels,self.weights,self.seed = n,labels,w,seed
-        super().__init__(n if r is None else r)
+    """`n` draws with replacement from `range(n)`, where the weight of a number's label is its relative probability
 
-    piece = 1   # each number asks for labels: a batch waits for its own and no others
-    def _new(self, r, *maps): raise TypeError('a weighted order is read as it is')
+    The draws are computed by rejection sampling, so no probabilities are stored. Each position has its own sequence of
+    candidates, which depends on the seed alone. The first candidate that is accepted is the number there."""
+    chunk_size = 1 # Each position reads labels, so a batch only computes its own
+    def __init__(self,
+        n:int, # How many numbers, and how many draws
+        labels, # Function of an array of numbers that returns their label codes, an int array
+        weights:np.ndarray, # Weight of each label code, >= 0 and not all 0; others raise `ValueError`
+        seed:int=0, # Any int >= 0
+        positions:range=None # Default: `range(n)`
+    ):
+        weights = np.asarray(weights, float)
+        if not (weights>=0).all() or not weights.any():
+            raise ValueError(f'weights must be at least 0 and not all 0, not {weights.tolist()[:10]}')
+        self.n,self.labels,self.weights,self.seed = n,labels,weights,seed
+        super().__init__(n if positions is None else positions)
+
+    def _new(self, positions, *maps): raise TypeError('a `WeightedOrder` cannot be sliced or composed')
+
     def __getitem__(self, i):
+        "An `int` for an int, an int64 array for a list, array or range of positions; raises `TypeError` for a slice"
         k = int_index(i)
         return self.numbers_at(i) if k is None else int(self.numbers_at([k])[0])
-    def numbers_at(self, i, tries=16):
-        "The numbers at positions `i`; raises `ValueError` if labels with weight are too rare to be met"
+
+    def numbers_at(self,
+        i, # Positions: a range, a list or an array
+        tries:int=16, # Candidates per position in each round
+    )->np.ndarray: # int64, one per position
+        "The numbers at many positions; raises `ValueError` if labels with a weight are too rare to be drawn"
         pos = np.asarray(i, np.uint64)
-        res,todo,p = np.zeros(len(pos), np.int64),np.arange(len(pos)),self.weights/self.weights.max()
+        res = np.zeros(len(pos), np.int64)
+        todo = np.arange(len(pos))   # indices of `pos` without an accepted candidate
+        acceptance = self.weights/self.weights.max()
         for k in range(1000):
             if not len(todo): return res
-            x = mix64(mix64(np.uint64(self.seed&MASK64)^(pos[todo,None]*np.uint64(1<<16)+np.arange(k*tries, (k+1)*tries, dtype=np.uint64)), np.uint64(MIX_A)), np.uint64(MIX_B))
-            cand = (x%np.uint64(self.n)).astype(np.int64)
-            u = (mix64(x, np.uint64(MIX_A))>>np.uint64(11)).astype(float)/(1<<53)
-            ok = u<p[self.labels(cand.ravel()).reshape(cand.shape)]
-            hit = ok.any(1)
-            res[todo[hit]] = cand[hit, ok[hit].argmax(1)]
-            todo = todo[~hit]
-        raise ValueError('labels with weight are too rare: 16,000 draws met none')
+            attempts = np.arange(k*tries, (k+1)*tries, dtype=np.uint64)
+            candidates,chance = self._candidates(pos[todo,None], attempts)
+            accepted = chance<acceptance[self.labels(candidates.ravel()).reshape(candidates.shape)]
+            done = accepted.any(1)
+            res[todo[done]] = candidates[done, accepted[done].argmax(1)]
+            todo = todo[~done]
+        raise ValueError(f'{1000*tries:,} draws met no label with a weight: these labels are too rare')
+
+    def _candidates(self, pos, attempts):
+        "A number in `range(self.n)` and a float in [0, 1), both random, for each of `pos` and each of `attempts`"
+        seed = np.uint64(self.seed&MASK64)
+        hashes = mix64(mix64(seed^(pos*np.uint64(1<<16)+attempts), np.uint64(MIX_A)), np.uint64(MIX_B))
+        numbers = (hashes%np.uint64(self.n)).astype(np.int64)
+        return numbers,(mix64(hashes, np.uint64(MIX_A))>>np.uint64(11)).astype(float)/(1<<53)
 
 # %% ../../nbs/order/01_base.ipynb #15eea627
 class SplitOrder(Order):
-    "Positions of a subset: an `Order` that fastai takes for a slice, and so keeps as it is"
+    """Positions of a split: an `Order` that passes `isinstance(o, slice)`
+
+    fastai copies any other split into a list of ints. It leaves slices as they are."""
     __class__ = property(lambda self: slice)
     start = stop = step = property(lambda self: None)
-    def __reduce__(self): return SplitOrder,(self.r,*self.maps)
+    def __reduce__(self): return SplitOrder,(self.positions,*self.maps)

@@ -1,4 +1,4 @@
-"""Shuffle fifty million numbers without holding one of them
+"""Shuffles of fifty million numbers in constant memory
 
 Docs: page `order/permutation`"""
 
@@ -11,115 +11,158 @@ __all__ = ['MASK64', 'MIX_A', 'MIX_B', 'mix64', 'mix64_int', 'Permutation', 'Blo
 import numpy as np
 
 # %% ../../nbs/order/00_permutation.ipynb #be2c38d5
-MASK64,_rounds,_small = (1<<64)-1,6,4096
-MIX_A,MIX_B = 0x9E3779B97F4A7C15,0xD6E8FEB86659FD93
+MASK64 = (1<<64)-1
+MIX_A = 0x9E3779B97F4A7C15
+MIX_B = 0xD6E8FEB86659FD93
+_rounds = 6      # rounds of the Feistel network
+_small = 4096    # up to this many numbers, a shuffled table is stored
 
-def mix64(x, k):
-    "Mix the uint64 array `x` with the key `k`"
-    x = (x^k)*np.uint64(MIX_A); x ^= x>>np.uint64(32)
+def mix64(
+    x:np.ndarray, # uint64
+    key:np.uint64,
+)->np.ndarray: # uint64, same shape
+    "Hash each number of `x` with `key`"
+    x = (x^key)*np.uint64(MIX_A)
+    x ^= x>>np.uint64(32)
     x *= np.uint64(MIX_B)
     return x^(x>>np.uint64(29))
 
-def mix64_int(x, k):
-    "`mix64` of one int"
-    x = ((x^k)*MIX_A)&MASK64; x ^= x>>32
+def mix64_int(
+    x:int, # 0 to 2**64-1
+    key:int, # 0 to 2**64-1
+)->int: # 0 to 2**64-1
+    "Hash one number: `mix64` for Python ints"
+    x = ((x^key)*MIX_A)&MASK64
+    x ^= x>>32
     x = (x*MIX_B)&MASK64
     return x^(x>>29)
 
 # %% ../../nbs/order/00_permutation.ipynb #5d9217bc
 class Permutation:
-    "A shuffle of `range(n)`, computed: constant memory, random access, the same for the same seed everywhere"
+    """A shuffle of `range(n)` that is computed instead of stored
+
+    It takes constant memory, has random access, and is the same for the same seed on every machine and in every
+    version. The method is a Feistel network with cycle walking (see the notebook)."""
     def __init__(self,
-        n:int, # Numbers to shuffle, 0 to 2**40
+        n:int, # How many numbers to shuffle, 0 to 2**40; others raise `ValueError`
         seed:int=0, # Any int >= 0
     ):
         if not 0<=n<=1<<40: raise ValueError(f'n must lie in 0..2**40, not {n}')
-        self.n,self.seed,self.table = int(n),int(seed),None
-        if n<=_small: self.table = np.random.default_rng(self.seed).permutation(self.n)
+        self.n,self.seed = int(n),int(seed)
+        self.table = np.random.default_rng(self.seed).permutation(self.n) if n<=_small else None
         bits = max(1, self.n-1).bit_length()
-        self.bits = bits//2,bits-bits//2
+        self.bits = bits//2,bits-bits//2   # of the left and the right half of a number
         self.keys = np.random.SeedSequence(self.seed).generate_state(_rounds, np.uint64)
 
     def __reduce__(self): return type(self),(self.n,self.seed)
     def __len__(self): return self.n
-    def __eq__(self, o): return isinstance(o, Permutation) and (self.n,self.seed)==(o.n,o.seed)
+    def __eq__(self, other): return isinstance(other, Permutation) and (self.n,self.seed)==(other.n,other.seed)
     def __repr__(self): return f'Permutation({self.n}, seed={self.seed})'
 
     def __getitem__(self,
         i, # Position, or array of positions, in [0, n)
-    ): # The number there: `int` for an int, int64 array of the same length for an array
-        "What stands at `i`"
-        if self.table is not None: return int(self.table[i]) if isinstance(i, (int,np.integer)) else self.table[np.asarray(i, np.int64)]
-        return self._one(int(i)) if isinstance(i, (int,np.integer)) else self._many(np.asarray(i, np.int64).astype(np.uint64)).astype(np.int64)
+    ): # `int` for an int, int64 array of the same length for an array
+        "The number at position `i`"
+        is_int = isinstance(i, (int,np.integer))
+        if self.table is not None: return int(self.table[i]) if is_int else self.table[np.asarray(i, np.int64)]
+        if is_int: return self._one(int(i))
+        return self._many(np.asarray(i, np.int64).astype(np.uint64)).astype(np.int64)
+
+    def _encrypt(self, x):
+        "One pass through the network: a bijection of the numbers of `sum(self.bits)` bits"
+        left_bits,right_bits = self.bits
+        left = x>>np.uint64(right_bits)
+        right = x&np.uint64((1<<right_bits)-1)
+        for key in self.keys:
+            left,right = right, left^(mix64(right, key)&np.uint64((1<<left_bits)-1))
+            left_bits,right_bits = right_bits,left_bits
+        return (left<<np.uint64(right_bits))|right
 
     def _many(self, x):
-        (a,b),todo = self.bits,None
-        def enc(x):
-            p,q = a,b
-            l,r = x>>np.uint64(q), x&np.uint64((1<<q)-1)
-            for k in self.keys: l,r,p,q = r, l^(mix64(r,k)&np.uint64((1<<p)-1)), q,p
-            return (l<<np.uint64(q))|r
-        x = enc(x)
-        while (todo:=x>=self.n).any(): x[todo] = enc(x[todo])
+        "The numbers at positions `x`, a uint64 array"
+        x = self._encrypt(x)
+        while (outside:=x>=self.n).any(): x[outside] = self._encrypt(x[outside])
         return x
 
     def _one(self, x):
-        if not 0<=x<self.n: raise IndexError(f'{x} is not in [0, {self.n})')
-        a,b = self.bits
+        "The number at position `x`; the same steps as `_encrypt` and `_many`, with Python ints"
+        if not 0<=x<self.n: raise IndexError(f'position {x} is not in [0, {self.n})')
+        keys = self.keys.tolist()
         while True:
-            p,q = a,b
-            l,r = x>>q, x&((1<<q)-1)
-            for k in self.keys.tolist(): l,r,p,q = r, l^(mix64_int(r,k)&((1<<p)-1)), q,p
-            x = (l<<q)|r
+            left_bits,right_bits = self.bits
+            left,right = x>>right_bits, x&((1<<right_bits)-1)
+            for key in keys:
+                left,right = right, left^(mix64_int(right, key)&((1<<left_bits)-1))
+                left_bits,right_bits = right_bits,left_bits
+            x = (left<<right_bits)|right
             if x<self.n: return x
 
 # %% ../../nbs/order/00_permutation.ipynb #c44ab69f
 class BlockPermutation:
-    "A shuffle of `range(n)` that moves blocks of neighbours, and mixes the samples of `interleave` blocks: computed, constant memory"
+    """A shuffle of `range(n)` that reads blocks of consecutive numbers; computed, in constant memory
+
+    The order of the blocks is shuffled. Then the numbers of `interleave` blocks in a row, a window, are shuffled
+    together."""
     def __init__(self,
-        n:int, # Numbers to shuffle
-        block:int, # Neighbours that stay near each other
+        n:int, # How many numbers to shuffle
+        block:int, # Consecutive numbers that stay together in a window
         seed:int=0, # Any int >= 0
-        parts:list=None, # Sizes of parts, one after the other, each of which has its share of each window; default: one
-        interleave:int=16, # Blocks that are shuffled into each other
+        # Sizes of consecutive parts of the positions, such as train and valid. Each window is divided among the parts
+        # in proportion. Default: one part
+        parts:list=None,
+        interleave:int=16, # Blocks per window
     ):
-        self.n,self.block,self.window,self.parts = n,block,block*interleave,list(parts or [n])
-        self.blocks,self.inner,self.tail = Permutation(n//block, seed),Permutation(self.window, seed+1),Permutation(n%self.window, seed+2)
-        self.rest = int(np.argmax(self.parts))   # the part that takes what the others leave
+        self.n,self.block,self.window = n,block,block*interleave
+        self.parts = list(parts or [n])
+        self.blocks = Permutation(n//block, seed)
+        self.largest = int(np.argmax(self.parts))   # this part takes what rounding leaves of each window
+        self.whole = n//self.window                 # windows of full size; the numbers after them are the tail
+        # A tail of a few numbers can be too small for what rounding left of the other parts: join it with a window.
+        if n and self._before(self.largest, self.whole)>self.parts[self.largest]: self.whole -= 1
+        self.inner = Permutation(self.window, seed+1)                      # the order within a window
+        self.tail = Permutation(n-self.whole*self.window, seed+2)          # the order within the tail
 
     def __len__(self): return self.n
+
     def __getitem__(self,
         i:np.ndarray # Positions in [0, n)
-    )->np.ndarray: # int64, the numbers there
-        "What stands at `i`"
-        i,a = np.asarray(i, np.int64),0
-        w,off = np.zeros_like(i),np.zeros_like(i)
-        for k,c in enumerate(self.parts):
-            m = (i>=a)&(i<a+c)
-            if m.any(): w[m],off[m] = self._at(k, i[m]-a)
-            a += c
-        return self._line(w, off)
+    )->np.ndarray: # int64, same length
+        "The number at each position of `i`"
+        i = np.asarray(i, np.int64)
+        windows,offsets = np.zeros_like(i),np.zeros_like(i)
+        start = 0
+        for part,size in enumerate(self.parts):
+            inside = (i>=start)&(i<start+size)
+            if inside.any(): windows[inside],offsets[inside] = self._place(part, i[inside]-start)
+            start += size
+        return self._number(windows, offsets)
 
-    def _before(self, k, w):
-        "How many of part `k` lie in windows before `w`"
-        x = np.minimum(w*self.window, self.n)
-        if k!=self.rest: return x*self.parts[k]//self.n
-        return x-sum(self._before(o, w) for o in range(len(self.parts)) if o!=k)
+    def _before(self, part, windows):
+        "How many positions of `part` lie in windows before each of `windows`"
+        numbers = np.where(np.asarray(windows)>self.whole, self.n, windows*self.window)
+        if part!=self.largest: return numbers*self.parts[part]//self.n
+        return numbers-sum(self._before(o, windows) for o in range(len(self.parts)) if o!=part)
 
-    def _at(self, k, j):
-        "Window, and place in it, of number `j` of part `k`"
-        c = self.parts[k]
-        w = (((j+1)*self.n+c-1)//c+self.window-1)//self.window-1
-        while (m:=self._before(k, w)>j).any(): w[m] -= 1
-        while (m:=self._before(k, w+1)<=j).any(): w[m] += 1
-        others = [o for o in range(len(self.parts)) if o!=self.rest and (o<k or k==self.rest)]
-        return w,j-self._before(k, w)+sum(self._before(o, w+1)-self._before(o, w) for o in others)
+    def _place(self, part, j):
+        "The window of the `j`-th position of `part`, and the offset in it"
+        size = self.parts[part]
+        # An estimate by proportion; rounding can put it off by one.
+        windows = (((j+1)*self.n+size-1)//size+self.window-1)//self.window-1
+        while (late:=self._before(part, windows)>j).any(): windows[late] -= 1
+        while (early:=self._before(part, windows+1)<=j).any(): windows[early] += 1
+        # In a window, the parts follow each other; the largest one comes last.
+        earlier = [o for o in range(len(self.parts)) if o!=self.largest and (o<part or part==self.largest)]
+        others = sum(self._before(o, windows+1)-self._before(o, windows) for o in earlier)
+        return windows,j-self._before(part, windows)+others
 
-    def _line(self, w, off):
-        q,whole = w*self.window,w<self.n//self.window
-        q[whole] += self.inner[(off[whole]+7919*w[whole])%self.window]   # each window in an order of its own
-        q[~whole] += self.tail[off[~whole]]
-        b,off = np.divmod(q, self.block)
-        m = b<len(self.blocks)
-        q[m] = self.blocks[b[m]]*self.block+off[m]
-        return q
+    def _number(self, windows, offsets):
+        "The number at `offsets` of `windows`"
+        numbers = windows*self.window
+        whole = windows<self.whole
+        # 7919 is a prime: each window starts elsewhere in the same inner order.
+        numbers[whole] += self.inner[(offsets[whole]+7919*windows[whole])%self.window]
+        numbers[~whole] += self.tail[offsets[~whole]]
+        blocks,offsets = np.divmod(numbers, self.block)
+        whole = blocks<len(self.blocks)
+        numbers[whole] = self.blocks[blocks[whole]]*self.block+offsets[whole]
+        return numbers

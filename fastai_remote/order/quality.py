@@ -15,96 +15,150 @@ import numpy as np
 from .permutation import Permutation
 
 # %% ../../nbs/order/03_quality.ipynb #d30cd4df
-def _times(x, of): return f'as {of} as' if .8<x<1.25 else f'{x:,.{2 if x<1 else 1 if x<10 else 0}f} times as {of} as'
+def _times(ratio, word):
+    "`ratio` in words: 'as often as', or '4.4 times as often as'"
+    if .8<ratio<1.25: return f'as {word} as'
+    digits = 2 if ratio<1 else 1 if ratio<10 else 0
+    return f'{ratio:,.{digits}f} times as {word} as'
 
 @dataclass(eq=False, repr=False)
 class ShuffleQuality:
-    "How the batches of an order compare with those of a full shuffle: 1.0 is as good, more is worse; `None` was not asked for"
-    bs:int                  # Samples a batch
-    near:float              # How often two samples of a batch were stored within 100 places of each other
-    near_pct:float          # The same in %, of pairs
-    labels:float=None       # Variance of class counts over batches
-    again:float=None        # How often two samples of a batch are in one batch in the next epoch
-    again_pct:float=None    # The same in %
-    span:float=None         # Shards that a batch is drawn from
-    span_full:float=None    # The same in a full shuffle
-    dots:tuple=()           # What stands at the first positions: in this order, in a full shuffle
-    bars:tuple=()           # Of each batch: samples of its commonest class; or distances of samples that follow each other
+    """How the batches of an order compare with those of a full shuffle
+
+    Ratios (`near`, `labels`, `again`) are 1.0 if the order is as good as a full shuffle, and larger if it is worse.
+    What was not measured is `None`."""
+    bs:int                  # Samples per batch
+    near:float              # Ratio: how often two samples of a batch were stored within 100 places of each other
+    near_pct:float          # The share of such pairs, in %
+    labels:float=None       # Ratio: variance of the class counts from batch to batch
+    again:float=None        # Ratio: how often two samples of a batch are in the same batch in the next epoch
+    again_pct:float=None    # The share of such pairs, in %
+    span:float=None         # Mean number of shards that a batch is drawn from
+    span_full:float=None    # The same for a full shuffle
+    dots:tuple=()           # For the left plot: the first numbers of this order, and of a full shuffle
+    # For the right plot, of this order and of a full shuffle: per batch, the samples of its most frequent class; or the
+    # distances between consecutive samples, if there are no labels
+    bars:tuple=()
 
     def __repr__(self):
-        res = [] if self.span is None else [f'A batch of {self.bs} draws from {self.span:.1f} shards (a full shuffle: {self.span_full:.1f}).']
-        res.append(f'Of pairs in a batch {self.near_pct:.2g}% were stored within 100 places of each other, {_times(self.near, "often")} in a full shuffle.')
-        if self.labels is not None: res.append(f'Class counts vary from batch to batch {_times(self.labels, "much")} in a full shuffle.')
-        if self.again is not None: res.append(f'Of pairs in a batch {self.again_pct:.2g}% meet again in the next epoch, {_times(self.again, "often")} in a full shuffle.')
-        if max(self.labels or 0, self.near if self.labels is None else 0)>2: res.append('A larger interleave=, or packing them anew with to_shards, which shuffles, evens this out.')
+        res = []
+        if self.span is not None:
+            res.append(f'A batch of {self.bs} draws from {self.span:.1f} shards '
+                       f'(a full shuffle: {self.span_full:.1f}).')
+        res.append(f'Of pairs in a batch {self.near_pct:.2g}% were stored within 100 places of each other, '
+                   f'{_times(self.near, "often")} in a full shuffle.')
+        if self.labels is not None:
+            res.append(f'Class counts vary from batch to batch {_times(self.labels, "much")} in a full shuffle.')
+        if self.again is not None:
+            res.append(f'Of pairs in a batch {self.again_pct:.2g}% meet again in the next epoch, '
+                       f'{_times(self.again, "often")} in a full shuffle.')
+        if (self.near if self.labels is None else self.labels)>2:
+            res.append('A larger `interleave` improves this; so does writing the dataset again with `to_shards`, '
+                       'which shuffles it.')
         return '\n'.join(res)
 
     def plot(self, figsize=(9,3)): # A matplotlib `Figure`
-        "Left: which samples the epoch starts with. Right: class counts of batches, or distances within them. Grey: a full shuffle"
+        """Plot this order (blue) and a full shuffle (grey)
+
+        Left: the numbers of the first samples of an epoch. Right: histogram of the class counts of batches, or of the
+        distances within batches if there are no labels."""
         from matplotlib.figure import Figure
-        left,right = (fig:=Figure(figsize, dpi=72, layout='constrained')).subplots(1, 2)
-        for y,c,z in zip(self.dots, ('C0','.75'), (2,1)): left.plot(y, '.', ms=2.5, color=c, zorder=z, aa=False)
+        figure = Figure(figsize, dpi=72, layout='constrained')
+        left,right = figure.subplots(1, 2)
+        for numbers,color,zorder in zip(self.dots, ('C0','.75'), (2,1)):
+            left.plot(numbers, '.', ms=2.5, color=color, zorder=zorder, aa=False)
         left.set(xlabel='position in the epoch', ylabel='number of the sample, as stored')
         left.yaxis.set_major_formatter('{x:,.0f}')
-        vals,k = np.concatenate(self.bars),self.labels is not None
-        bins = np.arange(vals.min(), vals.max()+2)-.5 if k else np.geomspace(1, max(vals.max(), 2), 40)
-        for v,look in zip(self.bars, (dict(histtype='step', color='C0', lw=2, label='this order'), dict(color='.75', label='a full shuffle'))):
-            right.hist(v, bins, weights=np.full(len(v), 100/len(v)), **look)
-        right.set(xlabel=f'samples of the commonest class in a batch of {self.bs}' if k else 'distance of two samples in a batch, as stored', ylabel='% of batches' if k else '% of pairs',
-                  xscale='linear' if k else 'log')
-        right.legend(frameon=False)
-        return fig
+        self._histogram(right)
+        return figure
+
+    def _histogram(self, axes):
+        values = np.concatenate(self.bars)
+        if self.labels is not None:
+            bins = np.arange(values.min(), values.max()+2)-.5
+            text = dict(xlabel=f'samples of the most frequent class in a batch of {self.bs}', ylabel='% of batches')
+        else:
+            bins = np.geomspace(1, max(values.max(), 2), 40)
+            text = dict(xlabel='distance of two samples in a batch, as stored', ylabel='% of pairs', xscale='log')
+        looks = (dict(histtype='step', color='C0', lw=2, label='this order'), dict(color='.75', label='a full shuffle'))
+        for bars,look in zip(self.bars, looks): axes.hist(bars, bins, weights=np.full(len(bars), 100/len(bars)), **look)
+        axes.set(**text)
+        axes.legend(frameon=False)
 
     def _repr_png_(self):
         from io import BytesIO
         from PIL import Image
-        self.plot().savefig(f:=BytesIO(), format='png')
-        Image.open(f).convert('RGB').quantize(8).save(f:=BytesIO(), 'PNG', optimize=True)   # a quarter of the bytes
-        return f.getvalue()
+        plot,png = BytesIO(),BytesIO()
+        self.plot().savefig(plot, format='png')
+        Image.open(plot).convert('RGB').quantize(8).save(png, 'PNG', optimize=True)   # a quarter of the bytes
+        return png.getvalue()
 
 # %% ../../nbs/order/03_quality.ipynb #86ba8baf
 def _batches(order, bs, k, rng):
-    "The numbers of `k` batches of `order`: shape (k, bs)"
-    m = len(order)//bs
-    at = rng.choice(m, min(m, k), replace=False)[:,None]*bs+np.arange(bs)
-    return np.asarray(order[at.ravel()]).reshape(at.shape)
+    "The numbers of `k` random batches of `order`, or of all if there are fewer: shape (batches, bs)"
+    whole = len(order)//bs
+    positions = rng.choice(whole, min(whole, k), replace=False)[:,None]*bs+np.arange(bs)
+    return np.asarray(order[positions.ravel()]).reshape(positions.shape)
 
-def _near(x, w):
-    "Pairs in one row of `x`, sorted, that differ by at most `w`"
-    return sum(int((x[:,k:]-x[:,:-k]<=w).sum()) for k in range(1, min(x.shape[1], w+1)))
+def _near_pairs(rows, distance):
+    "The number of pairs in a row that differ by at most `distance`, in all of `rows`; each row is sorted"
+    offsets = range(1, min(rows.shape[1], distance+1))
+    return sum(int((rows[:,k:]-rows[:,:-k]<=distance).sum()) for k in offsets)
 
-def _together(a, b):
-    "Pairs that are in one row of `a` and in one row of `b`"
+def _pairs_in_both(a, b):
+    "The number of pairs that are in one row of `a` and in one row of `b`"
     _,i,j = np.intersect1d(a, b, return_indices=True)
-    c = np.unique(i//a.shape[1]*len(b)+j//b.shape[1], return_counts=True)[1]
-    return int((c*(c-1)//2).sum())
+    counts = np.unique(i//a.shape[1]*len(b)+j//b.shape[1], return_counts=True)[1]
+    return int((counts*(counts-1)//2).sum())
+
+def _ratio(a, b): return float(a/b) if b else 1.
 
 def shuffle_quality(
-    order, # What to measure: a `ShardPermutation`, an `Order`; or a function of a seed that makes one, and `again` is measured too
-    n:int, # Samples of the dataset
-    bs:int=64, # Samples a batch
-    labels=None, # `labels(array of numbers)` -> array of codes
-    starts:np.ndarray=None, # Number of the first sample of each shard, then n
-    batches:int=200, # Batches to look at
-    seed:int=0, # Of the batches looked at; `order` is called with it, and with the next
+    # What to measure: a `ShardPermutation` or an `Order`; or a function of a seed that returns one, then `again` is
+    # measured too
+    order,
+    n:int, # Number of samples of the dataset
+    bs:int=64, # Samples per batch
+    labels=None, # Function of an array of sample numbers that returns their label codes, an int array
+    starts:np.ndarray=None, # Number of the first sample of each shard, then `n`
+    batches:int=200, # Number of batches to measure
+    seed:int=0, # Chooses these batches; a function `order` is called with it and with `seed+1`
 )->ShuffleQuality:
-    "Compare batches of `order` with those of a full shuffle of `range(n)`"
-    rng,one = np.random.default_rng(seed),order(seed) if callable(order) else order
-    bs,ratio = min(bs, len(one), n),lambda a,b: float(a/b) if b else 1.
+    "Compare batches of `order` with those of a full shuffle of `range(n)`; raises `ValueError` for an empty order"
+    rng = np.random.default_rng(seed)
+    epoch = order(seed) if callable(order) else order
+    full_shuffle = Permutation(n, seed)
+    bs = min(bs, len(epoch), n)
     if not bs: raise ValueError('the order is empty: there is nothing to measure')
-    both = x,full = _batches(one, bs, batches, rng),_batches(Permutation(n, seed), bs, batches, rng)
-    w,pairs,m = min(100, n-1),bs*(bs-1)//2,min(len(one), 1500)
-    every,near = n*(n-1)//2 or 1,_near(np.sort(x, 1), w)/max(len(x)*pairs, 1)   # pairs of the dataset; share of near ones in a batch
-    res = ShuffleQuality(bs, ratio(near, w*(2*n-w-1)/2/every), 100*near,
-        dots=tuple(np.asarray(o[np.arange(m)]) for o in (one, Permutation(n, seed))), bars=tuple(np.abs(np.diff(o, axis=1)).ravel() for o in both))
-    if starts is not None: res.span,res.span_full = (np.mean([len(np.unique(b)) for b in np.searchsorted(starts, o, 'right')]) for o in both)
-    if labels is not None:
-        codes = np.unique(np.concatenate([np.asarray(labels(o.ravel())) for o in both]), return_inverse=True)[1].ravel()
-        a,b = (np.array([np.bincount(r, minlength=codes.max()+1) for r in c.reshape(-1, bs)]) for c in np.split(codes, [x.size]))
-        p = b.sum(0)/b.sum()
-        res.labels,res.bars = ratio(((a-bs*p)**2).sum(1).mean(), bs*(1-(p*p).sum())*(n-bs)/max(n-1, 1)),(a.max(1),b.max(1))
+    own = _batches(epoch, bs, batches, rng)
+    full = _batches(full_shuffle, bs, batches, rng)
+    pairs,all_pairs = bs*(bs-1)//2,n*(n-1)//2 or 1   # of samples in a batch, in the dataset
+    distance = min(100, n-1)
+    near = _near_pairs(np.sort(own, 1), distance)/max(len(own)*pairs, 1)
+    first = np.arange(min(len(epoch), 1500))
+    res = ShuffleQuality(bs, _ratio(near, distance*(2*n-distance-1)/2/all_pairs), 100*near,
+        dots=tuple(np.asarray(o[first]) for o in (epoch, full_shuffle)),
+        bars=tuple(np.abs(np.diff(o, axis=1)).ravel() for o in (own, full)))
+    if starts is not None:
+        shards = (np.searchsorted(starts, o, 'right') for o in (own, full))
+        res.span,res.span_full = (np.mean([len(np.unique(batch)) for batch in o]) for o in shards)
+    if labels is not None: _measure_labels(res, own, full, labels, n)
     if callable(order):
-        a,b = (_batches(o, bs, max(batches, (1<<20)//bs), rng) for o in (one, order(seed+1)))   # chance meetings are rare
-        again = _together(a, b)/max(len(a)*pairs, 1)*(len(one)//bs)/len(b)
-        res.again,res.again_pct = ratio(again, len(one)//bs*pairs/every),100*again
+        more = max(batches, (1<<20)//bs)   # in a full shuffle, pairs seldom meet again
+        a,b = (_batches(o, bs, more, rng) for o in (epoch, order(seed+1)))
+        epoch_batches = len(epoch)//bs
+        again = _pairs_in_both(a, b)/max(len(a)*pairs, 1)*epoch_batches/len(b)
+        res.again,res.again_pct = _ratio(again, epoch_batches*pairs/all_pairs),100*again
     return res
+
+def _measure_labels(res, own, full, labels, n):
+    "Set `labels` and `bars` of `res` from batches of the order, `own`, and of a full shuffle, `full`"
+    codes = np.concatenate([np.asarray(labels(o.ravel())) for o in (own, full)])
+    codes = np.unique(codes, return_inverse=True)[1].ravel()
+    classes = codes.max()+1
+    own_counts,full_counts = (np.array([np.bincount(batch, minlength=classes) for batch in o.reshape(-1, res.bs)])
+        for o in np.split(codes, [own.size]))
+    share = full_counts.sum(0)/full_counts.sum()   # of each class
+    variance = ((own_counts-res.bs*share)**2).sum(1).mean()
+    expected = res.bs*(1-(share*share).sum())*(n-res.bs)/max(n-1, 1)   # hypergeometric
+    res.labels,res.bars = _ratio(variance, expected),(own_counts.max(1),full_counts.max(1))

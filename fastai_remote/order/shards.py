@@ -17,131 +17,203 @@ from .permutation import MIX_A, MIX_B, MASK64, mix64, mix64_int, Permutation
 # %% ../../nbs/order/02_shards.ipynb #aed00f86
 def _starts(sizes): return np.concatenate([[0], np.cumsum(sizes)])
 
-def _sizes(sizes):
+def _check_sizes(sizes):
+    "`sizes` as an int64 array; raises `ValueError` if they cannot be sizes of shards"
     sizes = np.asarray(sizes, np.int64)
-    if sizes.ndim!=1 or ((sizes<0)|(sizes>1<<31)).any(): raise ValueError('sizes must be numbers of samples, one for each shard, each in 0..2**31')
+    if sizes.ndim!=1: raise ValueError(f'sizes must be a list with one number per shard, not of shape {sizes.shape}')
+    bad = sizes[(sizes<0)|(sizes>1<<31)]
+    if len(bad): raise ValueError(f'a shard has 0 to 2**31 samples, not {bad[0]:,}')
     return sizes
 
-class _Map:
-    def __getitem__(self, i):
-        "What stands at `i`, a position or an array of positions in [0, len): `int`, or int64 array of the same length"
+class _PositionMap:
+    "A map from positions to numbers, which a subclass computes in `_at`"
+    def __getitem__(self,
+        i, # Position, or array of positions, in [0, len)
+    ): # `int` for an int, int64 array of the same length for an array
+        "The number at position `i`; raises `IndexError`"
         if isinstance(i, (int,np.integer)): return int(self[np.array([i])][0])
         i = np.asarray(i, np.int64)
-        if len(i) and (i.min()<0 or i.max()>=len(self)): raise IndexError(f'positions {i.min()}..{i.max()} are not all in [0, {len(self)})')
-        return self._at(i) if len(i) else i.copy()
+        if not len(i): return i.copy()
+        if i.min()<0 or i.max()>=len(self):
+            raise IndexError(f'positions {i.min()}..{i.max()} are not all in [0, {len(self)})')
+        return self._at(i)
 
-class ShardPermutation(_Map):
-    "A shuffle of `range(n)`, n samples in shards one after the other, in which a worker has `interleave` shards at hand at a time"
+class ShardPermutation(_PositionMap):
+    """A shuffle of the samples of all shards, in which a worker needs only `interleave` shards at a time
+
+    The shards are shuffled and laid end to end. This sequence is divided into consecutive parts: one per rank and
+    worker, each as long as the worker's batches are together. Within its part, a worker takes `interleave` shards as a
+    group and shuffles their samples together. All of it is computed: constant memory, random access, and the same
+    for the same arguments everywhere."""
     def __init__(self,
-        sizes, # Samples of each shard, as they are stored; an empty one is never asked for
+        sizes, # Number of samples of each shard, in the order in which they are stored; shards may be empty
         seed:int=0, # Any int >= 0
-        interleave:int=4, # Shards whose samples are shuffled into each other
-        bs:int=64, # Samples a batch
-        workers:int=1, # Processes that make batches in turn; 0 counts as 1
-        rank:int=0, # This rank, of
-        world_size:int=1, # so many; padded so that all have equally many
+        interleave:int=4, # Shards whose samples are shuffled together
+        bs:int=64, # Samples per batch
+        num_workers:int=1, # Workers, which make batches in turn; 0 counts as 1
+        rank:int=0, # This rank
+        world_size:int=1, # Number of ranks; they have equally many positions, so a few samples may come twice
     ):
-        if interleave<1 or bs<1 or workers<0 or not 0<=rank<world_size: raise ValueError(f'want interleave and bs of at least 1 and a rank below world_size, not {interleave=}, {bs=}, {workers=}, {rank=}, {world_size=}')
-        self.sizes,self.seed,self.interleave,self.bs,self.workers,self.rank,self.world_size = _sizes(sizes),int(seed),interleave,bs,max(workers,1),rank,world_size
-        order = np.flatnonzero(self.sizes)
-        self.order = order[Permutation(len(order), self.seed)[np.arange(len(order))]]   # shards in the order of the epoch
-        self.starts,self.line = _starts(self.sizes)[self.order],_starts(self.sizes[self.order])   # where each starts: as stored, in the epoch
-        self.n = int(self.line[-1])
-        self.len,w = -(-self.n//world_size),np.arange(self.workers)
-        whole,rest = divmod(self.len, bs)
-        self.counts = (whole+self.workers-1-w)//self.workers*bs + rest*(w==whole%self.workers)   # samples of each worker
-        self.lanes = rank*self.len+_starts(self.counts)
-        self.first = self._piece(self.lanes)
-        self._group = lru_cache(2*self.workers)(self._group)
+        if interleave<1 or bs<1 or num_workers<0 or not 0<=rank<world_size:
+            raise ValueError('interleave and bs must be at least 1, num_workers at least 0, and rank below world_size, '
+                             f'not {interleave=}, {bs=}, {num_workers=}, {rank=}, {world_size=}')
+        self.sizes,self.seed,self.interleave,self.bs = _check_sizes(sizes),int(seed),interleave,bs
+        self.num_workers,self.rank,self.world_size = max(num_workers, 1),rank,world_size
+        filled = np.flatnonzero(self.sizes)
+        self.shard_order = filled[Permutation(len(filled), self.seed)[np.arange(len(filled))]]   # numbers of shards
+        # The first sample of each shard of `shard_order`: its number in the store, its place in the sequence.
+        self.stored_starts = _starts(self.sizes)[self.shard_order]
+        self.sequence_starts = _starts(self.sizes[self.shard_order])
+        self.n = int(self.sequence_starts[-1])
+        self.length = -(-self.n//world_size)
+        workers = np.arange(self.num_workers)
+        batches,rest = divmod(self.length, bs)
+        whole_batches = (batches+self.num_workers-1-workers)//self.num_workers
+        self.counts = whole_batches*bs + rest*(workers==batches%self.num_workers)   # samples of each worker
+        self.worker_starts = rank*self.length+_starts(self.counts)                  # their places in the sequence
+        self.first_shards = self._shard_index(self.worker_starts)
+        self._group = lru_cache(2*self.num_workers)(self._group)
 
-    def __reduce__(self): return type(self),(self.sizes,self.seed,self.interleave,self.bs,self.workers,self.rank,self.world_size)
-    def __len__(self): return self.len
-    def __eq__(self, o): return isinstance(o, ShardPermutation) and self.__reduce__()[1][1:]==o.__reduce__()[1][1:] and np.array_equal(self.sizes, o.sizes)
+    def __reduce__(self):
+        return type(self),(self.sizes,self.seed,self.interleave,self.bs,self.num_workers,self.rank,self.world_size)
+
+    def __len__(self): return self.length
+
+    def __eq__(self, other):
+        if not isinstance(other, ShardPermutation) or not np.array_equal(self.sizes, other.sizes): return False
+        return self.__reduce__()[1][1:]==other.__reduce__()[1][1:]
+
     def __repr__(self):
-        return f'ShardPermutation({self.n:,} samples in {len(self.order):,} shards, '+', '.join(f'{k}={getattr(self, k)}' for k in 'seed interleave bs workers rank world_size'.split())+')'
+        names = 'seed','interleave','bs','num_workers','rank','world_size'
+        arguments = ', '.join(f'{k}={getattr(self, k)}' for k in names)
+        return f'ShardPermutation({self.n:,} samples in {len(self.shard_order):,} shards, {arguments})'
 
-    def _piece(self, x):
-        "Which piece of the line, repeated for ever, `x` lies in"
-        turn,x = np.divmod(x, max(self.n, 1))
-        return turn*len(self.order)+np.searchsorted(self.line, x, 'right')-1
+    def _shard_index(self, places):
+        """The index in `shard_order` of the shard at each of `places` in the sequence
 
-    def _group(self, w, g):
-        "Where group `g` of worker `w` starts, and how it is shuffled"
-        turn,k = np.divmod(self.first[w]+np.array([g,g+1])*self.interleave, len(self.order))
-        a,b = np.clip(turn*self.n+self.line[k], self.lanes[w], self.lanes[w+1]).tolist()
-        return a,Permutation(b-a, reduce(mix64_int, (self.rank*self.workers+w, g), mix64_int(self.seed&MASK64, MIX_A)))
+        The sequence repeats: the last rank may go on at its start. Indices go on counting, so they are ascending."""
+        repeats,places = np.divmod(places, max(self.n, 1))
+        return repeats*len(self.shard_order)+np.searchsorted(self.sequence_starts, places, 'right')-1
+
+    def _group(self, worker, group):
+        "The place in the sequence where a group of `worker` starts, and the permutation of its samples"
+        indices = self.first_shards[worker]+np.array([group,group+1])*self.interleave
+        repeats,indices = np.divmod(indices, len(self.shard_order))
+        places = repeats*self.n+self.sequence_starts[indices]
+        start,end = np.clip(places, self.worker_starts[worker], self.worker_starts[worker+1]).tolist()
+        key = reduce(mix64_int, (self.rank*self.num_workers+worker, group), mix64_int(self.seed&MASK64, MIX_A))
+        return start,Permutation(end-start, key)
 
     def _at(self, i):
-        b,off = np.divmod(i, self.bs)
-        k,w = np.divmod(b, self.workers)
-        x = self.lanes[w]+k*self.bs+off
-        g = (self._piece(x)-self.first[w])//self.interleave
-        key = w*(g.max()+1)+g
-        by = np.argsort(key, kind='stable')
-        for at in np.split(by, np.flatnonzero(np.diff(key[by]))+1):   # one or two groups a batch
-            a,p = self._group(int(w[at[0]]), int(g[at[0]]))
-            x[at] = a+p[x[at]-a]
-        k = np.searchsorted(self.line, x:=x%self.n, 'right')-1
-        return self.starts[k]+x-self.line[k]
+        batches,offsets = np.divmod(i, self.bs)
+        rounds,workers = np.divmod(batches, self.num_workers)
+        places = self.worker_starts[workers]+rounds*self.bs+offsets
+        groups = (self._shard_index(places)-self.first_shards[workers])//self.interleave
+        keys = workers*(groups.max()+1)+groups
+        by_key = np.argsort(keys, kind='stable')
+        for same in np.split(by_key, np.flatnonzero(np.diff(keys[by_key]))+1):   # a batch has one or two groups
+            start,permutation = self._group(int(workers[same[0]]), int(groups[same[0]]))
+            places[same] = start+permutation[places[same]-start]
+        places %= self.n
+        indices = np.searchsorted(self.sequence_starts, places, 'right')-1
+        return self.stored_starts[indices]+places-self.sequence_starts[indices]
 
-    def shards(self, worker:int=0)->np.ndarray: # Shard numbers; every `interleave` of them are a group
-        "The shards that `worker`, of [0, workers), reads, in turn"
-        a,b = self.first[worker],self._piece(self.lanes[worker+1]-1)+1
-        return self.order[np.arange(a, b if self.counts[worker] else a)%max(len(self.order), 1)]
+    def shards(self,
+        worker:int=0 # In [0, num_workers)
+    )->np.ndarray: # Numbers of shards; each `interleave` of them are a group
+        "The shards that `worker` reads, in order"
+        start,end = self.first_shards[worker],self._shard_index(self.worker_starts[worker+1]-1)+1
+        if not self.counts[worker]: end = start
+        return self.shard_order[np.arange(start, end)%max(len(self.shard_order), 1)]
 
-    def group_at(self, worker:int, given:int)->int: # k: it is at work on `shards(worker)[k*interleave:(k+1)*interleave]`, and is done with those before
-        "The group that the next sample of `worker` comes from when it has given out `given`; the number of its groups when there is none"
+    def group_at(self,
+        worker:int, # In [0, num_workers)
+        given:int # Number of samples that it has returned so far
+    )->int: # Group `k` has the shards `shards(worker)[k*interleave:(k+1)*interleave]`
+        """The group that the next sample of `worker` comes from, or the number of its groups if there is no next sample
+
+        The shards of earlier groups are not needed again."""
         if given>=self.counts[worker]: return -(-len(self.shards(worker))//self.interleave)
-        return int(self._piece(self.lanes[worker]+given)-self.first[worker])//self.interleave
+        return int(self._shard_index(self.worker_starts[worker]+given)-self.first_shards[worker])//self.interleave
 
 # %% ../../nbs/order/02_shards.ipynb #a701ae61
 def sizes_of(
-    starts:np.ndarray, # Number of the first sample of each shard, then the number of samples; as a store has them
+    starts:np.ndarray, # Number of the first sample of each shard, then the number of samples
     a:int, # First sample
-    b:int, # One after the last
-)->np.ndarray: # int64, one a shard
+    b:int, # One after the last sample
+)->np.ndarray: # int64, one per shard
     "How many samples of each shard lie in [a, b)"
     return np.diff(np.clip(starts, a, b))
 
 # %% ../../nbs/order/02_shards.ipynb #30d088a5
-def _step(z, h):
-    "For each of sizes `z` a step near its golden section that is coprime to it, moved a little by the hash `h`"
-    k = np.minimum(z//128+1, 8)   # steps to choose from: further off are multiples of simple fractions
-    s = np.maximum(np.rint(z*0.6180339887498949).astype(np.int64)+(h%k.astype(np.uint64)).astype(np.int64)-k//2, 1)
-    while (bad:=np.gcd(s, z)>1).any(): s[bad] += 1
-    return s
+def _steps(sizes, hashes):
+    """A step for each of `sizes`: near the golden section, and coprime to the size
 
-class _Half(_Map):
-    "Positions of one half of `split` -> sample numbers, ascending by shard"
-    def __init__(self, split, name, ends, skip): self.split,self.name,self.ends,self.skip = split,name,ends,skip
+    The hash chooses among a few neighbours of the golden section. Steps further away are near simple fractions of the
+    size, which would spread samples less evenly."""
+    choices = np.minimum(sizes//128+1, 8)
+    golden = np.rint(sizes*0.6180339887498949).astype(np.int64)
+    steps = np.maximum(golden+(hashes%choices.astype(np.uint64)).astype(np.int64)-choices//2, 1)
+    while (bad:=np.gcd(steps, sizes)>1).any(): steps[bad] += 1
+    return steps
+
+class _SplitPart(_PositionMap):
+    "One part of a `ShardSplit`: a map from positions to sample numbers, in the order of shards"
+    def __init__(self,
+        split, # The `ShardSplit`
+        name:str, # Its attribute that this is: 'train' or 'valid'
+        starts:np.ndarray, # First position of each shard in this part, then their number
+        skip:np.ndarray=None # Samples of each shard that belong to the other part and come first; default: none
+    ):
+        self.split,self.name,self.starts,self.skip = split,name,starts,skip
+
     def __reduce__(self): return getattr,(self.split,self.name)
-    def __len__(self): return int(self.ends[-1])
+    def __len__(self): return int(self.starts[-1])
     def __repr__(self): return f'{self.split!r}.{self.name}: {len(self):,} samples'
-    sizes = property(lambda self: np.diff(self.ends))   # of each shard: for `ShardPermutation`
+
+    @property
+    def sizes(self)->np.ndarray:
+        "Number of samples of each shard, as `ShardPermutation` takes them"
+        return np.diff(self.starts)
+
     def _at(self, i):
-        s = np.searchsorted(self.ends, i, 'right')-1
-        return self.split._numbers(s, i-self.ends[s]+(0 if self.skip is None else self.skip[s]))
+        shards = np.searchsorted(self.starts, i, 'right')-1
+        indices = i-self.starts[shards]
+        if self.skip is not None: indices += self.skip[shards]
+        return self.split._numbers(shards, indices)
 
 class ShardSplit:
-    "A random split, shard by shard: `train` and `valid` are maps from positions to sample numbers, computed"
+    """A random split in which each shard gives its share to both parts
+
+    `train` and `valid` are maps from positions to sample numbers, in the order of shards; both are computed."""
     def __init__(self,
-        sizes, # Samples of each shard
-        valid_pct:float=0.2, # Share that goes to validation; `int(valid_pct*n)` samples
+        sizes, # Number of samples of each shard
+        valid_pct:float=0.2, # Share of validation, 0 to 1; it gets `int(valid_pct*n)` samples
         seed:int=0 # Any int >= 0
     ):
         if not 0<=valid_pct<=1: raise ValueError(f'valid_pct must lie in 0..1, not {valid_pct}')
-        self.sizes,self.valid_pct,self.seed = _sizes(sizes),valid_pct,int(seed)
+        self.sizes,self.valid_pct,self.seed = _check_sizes(sizes),valid_pct,int(seed)
         self.starts = _starts(self.sizes)
         train = self.starts-(valid_pct*self.starts).astype(np.int64)
-        train = np.minimum(np.maximum.accumulate(train), train[-1])   # a float that is rounded up takes no more than there is
+        train = np.minimum(np.maximum.accumulate(train), train[-1])   # large floats may be rounded: never go back
         valid = self.starts-train
-        self.train,self.valid = _Half(self, 'train', train, np.diff(valid)),_Half(self, 'valid', valid, None)
+        self.train,self.valid = _SplitPart(self, 'train', train, np.diff(valid)),_SplitPart(self, 'valid', valid)
 
     def __reduce__(self): return type(self),(self.sizes,self.valid_pct,self.seed)
-    def __eq__(self, o): return isinstance(o, ShardSplit) and (self.valid_pct,self.seed)==(o.valid_pct,o.seed) and np.array_equal(self.sizes, o.sizes)
-    def __repr__(self): return f'ShardSplit({self.starts[-1]:,} samples in {len(self.sizes):,} shards, {self.valid_pct}, seed={self.seed})'
 
-    def _numbers(self, s, k):
-        "The numbers of the `k`-th samples of shards `s`, as steps go"
-        z,h = self.sizes[s],mix64(mix64(s.astype(np.uint64), np.uint64(mix64_int(self.seed&MASK64, MIX_A))), np.uint64(MIX_B))
-        return self.starts[s]+((h%z.astype(np.uint64)).astype(np.int64)+k*_step(z, mix64(h, np.uint64(MIX_A))))%z
+    def __eq__(self, other):
+        if not isinstance(other, ShardSplit) or not np.array_equal(self.sizes, other.sizes): return False
+        return (self.valid_pct,self.seed)==(other.valid_pct,other.seed)
+
+    def __repr__(self):
+        return (f'ShardSplit({self.starts[-1]:,} samples in {len(self.sizes):,} shards, '
+                f'{self.valid_pct}, seed={self.seed})')
+
+    def _numbers(self, shards, indices):
+        "The sample numbers at `indices` of `shards`, when each shard is visited in steps from a random start"
+        sizes = self.sizes[shards]
+        seed = np.uint64(mix64_int(self.seed&MASK64, MIX_A))
+        hashes = mix64(mix64(shards.astype(np.uint64), seed), np.uint64(MIX_B))
+        first = (hashes%sizes.astype(np.uint64)).astype(np.int64)
+        steps = _steps(sizes, mix64(hashes, np.uint64(MIX_A)))
+        return self.starts[shards]+(first+indices*steps)%sizes

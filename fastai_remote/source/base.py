@@ -1,4 +1,4 @@
-"""What a sample is, and how a source and a function are recognised in a later run
+"""The interface of sources, what a sample is, and how a later run recognises a source and a function
 
 Docs: page `source/base`"""
 
@@ -18,106 +18,136 @@ import numpy as np
 from PIL import Image
 
 # %% ../../nbs/source/00_base.ipynb #839d3da3
-def _field_of(o):
-    "The field that a lone value `o` would go into"
-    if isinstance(o, Image.Image): return 'mask.png' if type(o).__name__=='PILMask' else 'png'
-    if isinstance(o, (bytes,bytearray)): return 'bin'
-    if isinstance(o, str): return 'cls'
-    if isinstance(o, (list,tuple)) and all(isinstance(x, str) for x in o): return 'labels'
-    if hasattr(o, 'shape') and o.shape!=(): return 'npy'
-    v = o.item() if hasattr(o, 'item') else o
-    if isinstance(v, (bool,int)): return 'cls'
-    if isinstance(v, float): return 'target.f4'
-    raise TypeError(f'no field for a {type(o).__name__}: write an fn that returns a dict')
+def _field_of(value):
+    """Returns the field that a value without a name is stored in; raises `TypeError` if no field fits
+
+    Arrays and tensors are recognised by their `shape`, and scalars of NumPy and PyTorch by `item`, so that their
+    libraries need not be imported."""
+    if isinstance(value, Image.Image): return 'mask.png' if type(value).__name__=='PILMask' else 'png'
+    if isinstance(value, (bytes,bytearray)): return 'bin'
+    if isinstance(value, str): return 'cls'
+    if isinstance(value, (list,tuple)) and all(isinstance(x, str) for x in value): return 'labels'
+    if hasattr(value, 'shape') and value.shape!=(): return 'npy'
+    number = value.item() if hasattr(value, 'item') else value
+    if isinstance(number, (bool,int)): return 'cls'
+    if isinstance(number, float): return 'target.f4'
+    raise TypeError(f'no field for a {type(value).__name__}: write an fn that returns a dict')
 
 def as_sample(
-    o # A dict, or what a dataset gives: one value, or a tuple of them
-)->dict:
-    "`o` as `{field: value}`; raises `TypeError`"
-    if isinstance(o, dict): return o
-    if not isinstance(o, tuple): return {_field_of(o):o}
-    res = {_field_of(x):x for x in o}
-    if len(res)<len(o): raise TypeError(f"two values of one kind ({', '.join(type(x).__name__ for x in o)}): write an fn that returns a dict")
-    return res
+    values # A dict; or what a dataset returns: one value, or a tuple of values
+)->dict: # `{field: value}`
+    "The sample that consists of `values`; raises `TypeError` if a value has no field, or two have the same"
+    if isinstance(values, dict): return values
+    if not isinstance(values, tuple): return {_field_of(values):values}
+    sample = {_field_of(value):value for value in values}
+    if len(sample)<len(values):
+        raise TypeError(f"two values of one kind ({', '.join(type(value).__name__ for value in values)}): "
+                        'write an fn that returns a dict')
+    return sample
 
-def storable(s:str)->str:
-    "`s` with what cannot be stored as UTF-8, as in some names of files, written as an escape"
-    return s.encode('utf-8', 'backslashreplace').decode()
+def storable(text:str)->str:
+    "Returns `text` with escapes for what UTF-8 cannot encode, such as parts of some file names"
+    return text.encode('utf-8', 'backslashreplace').decode()
 
-def no_address(s:str)->str:
-    "`s` without addresses in memory, which differ from run to run"
-    return re.sub(r' at 0x[0-9a-fA-F]+', '', s)
+def no_address(text:str)->str:
+    "Returns `text` without memory addresses, which differ from run to run"
+    return re.sub(r' at 0x[0-9a-fA-F]+', '', text)
 
-def stable_repr(o)->str: return no_address(storable(repr(o)))
+def stable_repr(o)->str:
+    "The `repr` of `o`, without memory addresses"
+    return no_address(storable(repr(o)))
 
-def unchanged(o):
-    "`o` itself: the `load` of a source that gives samples"
-    return o
+def unchanged(raw):
+    "Returns `raw` itself: the `load` of a source whose raw samples are samples"
+    return raw
 
 # %% ../../nbs/source/00_base.ipynb #ab280ab9
-def fn_fingerprint(fn)->str:
-    "Tells one `fn` from another: its name, its code, and what it holds on to; the same in every process"
+def fn_fingerprint(
+    fn # A function, a method, a `partial`, an object that can be called, or `None`
+)->str: # The same in every process, and another one if the function is changed
+    "Identifies `fn` by its name, its code, and the values that it holds"
     if fn is None: return ''
     if isinstance(fn, partial): return f'{fn_fingerprint(fn.func)} {stable_repr((fn.args, fn.keywords))}'
     if isinstance(fn, MethodType): return f'{fn_fingerprint(fn.__func__)} {stable_repr(fn.__self__)}'
-    if not hasattr(fn, '__code__'):   # an object: all that its class can do
-        code = [_code(f.__code__) for c in type(fn).__mro__ for _,f in sorted(vars(c).items()) if hasattr(f, '__code__')]
-        return f'{type(fn).__qualname__} {stable_repr(getattr(fn, "__dict__", fn))} {hashlib.sha256(repr(code).encode()).hexdigest()}'
-    held = [o for o in map(_held, fn.__closure__ or ()) if o is not None]
-    return f'{fn.__qualname__} {held} {stable_repr((fn.__defaults__, fn.__kwdefaults__))} {hashlib.sha256(_code(fn.__code__).encode()).hexdigest()}'
+    if not hasattr(fn, '__code__'): return _object_fingerprint(fn)
+    held = [o for o in map(_held_value, fn.__closure__ or ()) if o is not None]
+    defaults = stable_repr((fn.__defaults__, fn.__kwdefaults__))
+    return f'{fn.__qualname__} {held} {defaults} {hashlib.sha256(_code_text(fn.__code__).encode()).hexdigest()}'
 
-def _held(cell):
+def _object_fingerprint(fn):
+    "Identifies an object that can be called by its attributes and by the code of all methods of its classes"
+    methods = [f for cls in type(fn).__mro__ for _,f in sorted(vars(cls).items()) if hasattr(f, '__code__')]
+    code = [_code_text(f.__code__) for f in methods]
+    held = stable_repr(getattr(fn, '__dict__', fn))
+    return f'{type(fn).__qualname__} {held} {hashlib.sha256(repr(code).encode()).hexdigest()}'
+
+def _held_value(cell):
+    "Identifies a value of a closure; `None` for objects that may change while the function runs"
     try: o = cell.cell_contents
-    except ValueError: return None   # a name that is not bound yet
-    if isinstance(o, FunctionType): return fn_fingerprint(o) if o.__code__.co_freevars==() else o.__qualname__+_code(o.__code__)
+    except ValueError: return None   # the name has no value yet
+    if isinstance(o, FunctionType):
+        return fn_fingerprint(o) if o.__code__.co_freevars==() else o.__qualname__+_code_text(o.__code__)
     return stable_repr(o) if isinstance(o, (int,float,str,bytes,tuple,type(None),PurePath)) else None
 
-def _code(c):
-    consts = [_code(k) if isinstance(k, CodeType) else str(sorted(map(repr, k))) if isinstance(k, frozenset) else repr(k) for k in c.co_consts]
-    return f'{c.co_code.hex()} {c.co_names} {consts}'
+def _code_text(code):
+    "Byte code, names and constants of `code` as text; constants that are sets are sorted"
+    def constant(o):
+        if isinstance(o, CodeType): return _code_text(o)
+        if isinstance(o, frozenset): return str(sorted(map(repr, o)))
+        return repr(o)
+    return f'{code.co_code.hex()} {code.co_names} {[constant(o) for o in code.co_consts]}'
 
 # %% ../../nbs/source/00_base.ipynb #4980ce79
 class Source:
-    """Where samples come from: the interface
+    """Where samples come from: the base class of `IndexedSource` and `StreamedSource`
 
-    A source gives *raw* samples, and `load` makes a sample of one. The raw samples are pickled and sent to the workers, so they should be small: the
-    name of a file, and not its bytes. `load` runs in a worker, and is pickled, too. A source is an `IndexedSource` or a `StreamedSource`."""
-    vocab:dict = None # `{field: list of labels}`, where the source knows them
-    splits:dict = None # `{split: [start, stop]}`, where the source has some
-    codecs:dict = {} # `{field: codec}`, where the name of a field does not say
-    notes:list = None # What the report should say of labels; `None` for a source that has no numbers for labels
-    chunk:int = None # Samples per chunk of a stream, where the raw samples are small
-    load = staticmethod(unchanged) # raw -> sample: `{field: value}`, or what `fn` or `as_sample` makes one of
-    srcs:dict = {} # The sources of the splits, where this one is made of several: `{split: source}`
-    as_is = None # Used in place of `load` where there is no `fn`: raw -> sample of encoded values
+    A source gives *raw* samples, and `load` makes a sample of each. Raw samples are pickled and sent to the workers, so
+    they should be small: the name of a file, not its bytes. `load` runs in the workers, and is pickled too."""
+    vocab:dict = None # `{field: list of labels}`, if the source knows them
+    splits:dict = None # `{split: [start, stop]}`, if the source has splits
+    codecs:dict = {} # `{field: name of a codec}`, for fields whose name does not say it
+    notes:list = None # Remarks on labels for the report; `None`: nothing is said of labels that are numbers
+    chunk:int = None # Samples per chunk of a stream; default: chosen by the writer
+    # raw -> sample: `{field: value}`, or values that `fn` or `as_sample` makes a sample of
+    load = staticmethod(unchanged)
+    srcs:dict = {} # `{split: source}`, if this source consists of one source per split
+    as_is = None # Used in place of `load` if there is no `fn`: raw -> sample whose values are encoded
     def fingerprint(self):
-        "Something whose `repr` is the same for the same data, in every process: an ingest is only resumed from the same source"
+        """Something whose `repr` identifies the data, and is the same in every process
+
+        An interrupted ingest is resumed only if the fingerprint is the same."""
         raise NotImplementedError
 
 class IndexedSource(Source):
     "A source that knows how many samples it has, and can read any of them"
-    block:int = None # Samples that are read together faster than one by one, such as the lines of a block of a file
+    block:int = None # Samples that are faster to read together, such as the lines of one block of a file
     def __len__(self)->int: raise NotImplementedError
     def read(self,
         numbers:np.ndarray # Sample numbers in `range(len(self))`, in the order wanted, shape (n,)
-    ): # An iterable of `(name, raw)` with a length; `raw` may be an exception, and then this sample fails
-        "The raw samples `numbers`; `name` is for messages. May be read where it is iterated over, in a worker"
+    ): # Iterable of `(name, raw)` with a length; an exception in place of `raw` makes the sample a failed one
+        """The raw samples `numbers`, each with a name for messages
+
+        The iterable may read when it is iterated over, which happens in a worker."""
         raise NotImplementedError
 
 class StreamedSource(Source):
-    "A source that is read once from front to back, and whose length nobody knows"
-    once:bool = False # Can it be gone through only once, as a generator?
+    "A source that is read from front to back, and whose length is not known before its end"
+    once:bool = False # Can it be read only once, as a generator?
     def stream(self,
-        size:int # Samples per part
+        size:int # Samples per part, at most
     ): # Yields parts: iterables of `(name, raw)` with a length
-        "The raw samples, in parts of `size`, in the same order each time"
+        "The raw samples in parts, in the same order each time"
         raise NotImplementedError
 
 class SplitPart:
-    "Raw samples of splits: from an iterator of `(split, samples)`"
-    def __init__(self, parts): self.parts = list(parts)
-    def __len__(self): return sum(len(p) for _,p in self.parts)
-    def __iter__(self): return ((f'{k}: {name}', raw if isinstance(raw, Exception) else (k,raw)) for k,p in self.parts for name,raw in p)
+    "The raw samples of several splits, as `(split, raw)`"
+    def __init__(self,
+        parts # Iterable of `(split, samples of it)`; the samples are `(name, raw)`
+    ): self.parts = list(parts)
+    def __len__(self): return sum(len(samples) for _,samples in self.parts)
+    def __iter__(self):
+        for split,samples in self.parts:
+            for name,raw in samples: yield f'{split}: {name}', raw if isinstance(raw, Exception) else (split,raw)
     @property
     def split(self)->str:
         "The split of the first sample"

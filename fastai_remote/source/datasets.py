@@ -1,4 +1,4 @@
-"""Lists, tables, datasets, stores and iterators, seen as sources
+"""Sources of lists, tables, datasets, stores and iterators
 
 Docs: page `source/datasets`"""
 
@@ -9,6 +9,7 @@ __all__ = ['as_source']
 
 # %% ../../nbs/source/05_datasets.ipynb #8b54392a
 import hashlib, os, tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 from inspect import getgeneratorstate
 from pathlib import Path
@@ -28,206 +29,334 @@ from ..store.base import Store
 
 # %% ../../nbs/source/05_datasets.ipynb #0e0e0dae
 class _Items(IndexedSource):
-    "A source that has its items at hand: lists and arrays"
+    "A source of the items of a list or array, which are sent to the workers"
     def __init__(self, items): self.items = items
     def __len__(self): return len(self.items)
-    def read(self, idxs): return [(f'item {i}', self.items[i]) for i in idxs.tolist()]
+    def read(self, numbers): return [(f'item {i}', self.items[i]) for i in numbers.tolist()]
     def fingerprint(self):
         n = len(self)
-        return n,hashlib.sha256(''.join(stable_repr(self.items[int(i)]) for i in np.unique(np.linspace(0, max(0, n-1), 100).round())[:n]).encode()).hexdigest()
+        some = np.unique(np.linspace(0, max(0, n-1), 100).round())[:n]   # up to 100 items, evenly spaced
+        text = ''.join(stable_repr(self.items[int(i)]) for i in some)
+        return n,hashlib.sha256(text.encode()).hexdigest()
 
 class _Rows(_Items):
-    "The rows of a DataFrame, as dicts"
-    def read(self, idxs): return [(f'row {i}', r) for i,r in zip(idxs.tolist(), self.items.iloc[idxs].to_dict('records'))]
+    "A source of the rows of a DataFrame, as dicts"
+    def read(self, numbers):
+        rows = self.items.iloc[numbers].to_dict('records')
+        return [(f'row {i}', row) for i,row in zip(numbers.tolist(), rows)]
     def fingerprint(self):
         from pandas.util import hash_pandas_object
-        h = hashlib.sha256()
+        hashed,part = hashlib.sha256(),1<<18
         try:
-            for k in range(0, len(self), 1<<18): h.update(hash_pandas_object(self.items.iloc[k:k+(1<<18)], index=False).to_numpy().tobytes())
-        except TypeError: h.update(str(self.items.iloc[[0,-1]].to_dict('records')).encode())   # lists and dicts have no hash
-        return len(self),list(map(str, self.items.columns)),h.hexdigest()
+            for k in range(0, len(self), part):
+                hashed.update(hash_pandas_object(self.items.iloc[k:k+part], index=False).to_numpy().tobytes())
+        except TypeError:   # lists and dicts have no hash
+            hashed.update(str(self.items.iloc[[0,-1]].to_dict('records')).encode())
+        return len(self),list(map(str, self.items.columns)),hashed.hexdigest()
 
 class _Dataset(_Items):
-    "A map-style dataset, which workers load once, from a file"
-    def __init__(self, ds):
-        super().__init__(ds)
-        names,why = _class_names(ds)
+    "A source of the samples of a map-style dataset. Each worker loads the dataset once, from a file, and indexes it"
+    def __init__(self, dataset):
+        super().__init__(dataset)
+        self.folder = None   # contains the file, once there is one
+        names,reason = _class_names(dataset)
         if names: self.vocab = {'cls':names}
-        self.notes = [f'{why}; vocab= names them'] if why else []   # for the report
-    def read(self, idxs): return [(f'item {i}', i) for i in idxs.tolist()]
+        self.notes = [f'{reason}; vocab= names them'] if reason else []
+    def read(self, numbers): return [(f'item {i}', i) for i in numbers.tolist()]
     @property
     def load(self):
-        if not hasattr(self, 'file'):
-            self.dir = tempfile.TemporaryDirectory(prefix='fr-dataset-')
-            self.file = os.path.join(self.dir.name, 'dataset')
-            with open(self.file, 'wb') as f: cloudpickle.dump(self.items, f)   # our own process's object, read by our own workers
-        return _LoadItem(self.file)
+        if self.folder is None:
+            self.folder = tempfile.TemporaryDirectory(prefix='fr-dataset-')
+            with open(self._file, 'wb') as f: cloudpickle.dump(self.items, f)   # only our own workers read it
+        return _LoadItem(self._file)
+    @property
+    def _file(self): return os.path.join(self.folder.name, 'dataset')
     def fingerprint(self):
         n = len(self)
-        return n,type(self.items).__qualname__,hashlib.sha256(''.join(stable_repr(self.items[i]) for i in sorted({0, n//2, n-1}) if 0<=i<n).encode()).hexdigest()
+        text = ''.join(stable_repr(self.items[i]) for i in sorted({0, n//2, n-1}) if 0<=i<n)
+        return n,type(self.items).__qualname__,hashlib.sha256(text.encode()).hexdigest()
 
-def _class_names(ds):
-    "Names of the classes that label numbers of dataset `ds` stand for, or `None`; and why some that are there do not count, or `None`"
-    own = getattr(type(ds), '__getitem__', None)
-    is_torch = getattr(own, '__module__', '').startswith('torch.utils.data')   # a wrapper of another kind may change labels
-    if is_torch and isinstance(parts:=getattr(ds, 'datasets', None), list) and parts:
-        found = [_class_names(o) for o in parts]
-        if all(o==found[0] for o in found): return found[0]
-        return None,f"class names are left out: those of the {len(parts)} datasets that are one here differ, {', '.join(str(o and o[:3]) for o,_ in found[:3])}"
-    if is_torch and hasattr(ds, 'dataset'): return _class_names(ds.dataset)
-    names = next((v for k in ('vocab','classes') if (v:=getattr(ds, k, None)) is not None and len(v)), None)
-    if names is None and isinstance(d:=getattr(ds, 'class_to_idx', None), dict) and sorted(d.values())==list(range(len(d))):
-        names = sorted(d, key=d.get)
+class _LoadItem:
+    "raw -> sample: indexes the dataset in `file`"
+    def __init__(self, file): self.file = file
+    def __call__(self, i): return _load_dataset(self.file)[i]
+
+@lru_cache(1)
+def _load_dataset(file):
+    "The dataset in `file`, which is loaded once per process; raises `FileNotFoundError`"
+    if not os.path.exists(file):
+        raise FileNotFoundError(f'{file}: the dataset lies in the temporary folder of the process that leads, which '
+                                'this machine does not see: set TMPDIR there to a shared folder')
+    with open(file, 'rb') as f: return cloudpickle.load(f)
+
+# %% ../../nbs/source/05_datasets.ipynb #f2c70da3
+def _class_names(dataset):
+    """Returns `(names, reason)`: the names of the classes or `None`, and why existing names are not used or `None`
+
+    Looks through PyTorch's wrappers `Subset` and `ConcatDataset`, which do not change labels."""
+    if _is_torch_wrapper(dataset):
+        parts = getattr(dataset, 'datasets', None)
+        if isinstance(parts, list) and parts: return _common_class_names(parts)
+        if hasattr(dataset, 'dataset'): return _class_names(dataset.dataset)
+    names = _own_class_names(dataset)
     if names is None:
-        inner = getattr(ds, 'dataset', None)
-        if inner is None or not _class_names(inner)[0]: return None,None
-        return None,f'class names are left out: {type(ds).__name__} may change the numbers that they belong to'
-    def as_name(o):
-        if isinstance(o, tuple) and all(isinstance(x, str) for x in o): return ', '.join(o)   # as ImageNet's
-        return o.item() if isinstance(o, np.generic) else o
-    names = [as_name(o) for o in names]
+        wrapped = getattr(dataset, 'dataset', None)
+        if wrapped is None or not _class_names(wrapped)[0]: return None,None
+        return None,f'class names are left out: {type(dataset).__name__} may change the numbers that they belong to'
+    names = [_as_name(o) for o in names]
     if not all(isinstance(o, (str,int)) for o in names):
         return None,f'class names are left out: {str(names)[:100]} are no names'
-    if getattr(ds, 'target_transform', None) is not None:
+    if getattr(dataset, 'target_transform', None) is not None:
         return None,'class names are left out: target_transform may change the numbers that they belong to'
     return names,None
 
-@lru_cache(1)
-def _dataset(file):
-    if not os.path.exists(file): raise FileNotFoundError(f'{file}: the dataset lies in the temporary folder of the process that leads, which this machine does not see: set TMPDIR there to a shared folder')
-    with open(file, 'rb') as f: return cloudpickle.load(f)
+def _is_torch_wrapper(dataset):
+    "Is it indexed by code of `torch.utils.data`, as `Subset` is? Other wrappers may change labels"
+    method = getattr(type(dataset), '__getitem__', None)
+    return getattr(method, '__module__', '').startswith('torch.utils.data')
 
-class _LoadItem:
-    def __init__(self, file): self.file = file
-    def __call__(self, i): return _dataset(self.file)[i]
+def _own_class_names(dataset):
+    "The names in `vocab` (fastai), `classes` or `class_to_idx` (torchvision) of a dataset; `None` if it has none"
+    for name in 'vocab','classes':
+        names = getattr(dataset, name, None)
+        if names is not None and len(names): return names
+    numbers = getattr(dataset, 'class_to_idx', None)
+    if isinstance(numbers, dict) and sorted(numbers.values())==list(range(len(numbers))):
+        return sorted(numbers, key=numbers.get)
 
+def _common_class_names(datasets):
+    "`_class_names` of a concatenation of `datasets`"
+    found = [_class_names(o) for o in datasets]
+    if all(o==found[0] for o in found): return found[0]
+    first = ', '.join(str(names and names[:3]) for names,_ in found[:3])
+    return None,f'class names are left out: those of the {len(datasets)} datasets that are one here differ, {first}'
+
+def _as_name(o):
+    if isinstance(o, tuple) and all(isinstance(x, str) for x in o): return ', '.join(o)   # synonyms, as in ImageNet
+    return o.item() if isinstance(o, np.generic) else o
+
+# %% ../../nbs/source/05_datasets.ipynb #583257cf
 class _Splits(IndexedSource):
-    "Sources one after the other, each a split"
-    def __init__(self, srcs):
+    "A source per split, one after the other"
+    def __init__(self,
+        srcs:dict # `{split: indexed source}`
+    ):
         self.srcs,self.block = srcs,min((s.block or 0 for s in srcs.values()), default=0)
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
-        self.splits = {k:[a,b] for k,a,b in zip(self.srcs, ends, ends[1:])}
+        self.splits = {split:[start,stop] for split,start,stop in zip(self.srcs, ends, ends[1:])}
         self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
-        if notes:=[s.notes for s in srcs.values() if s.notes is not None]:
-            self.notes = list(dict.fromkeys(o for ns in notes for o in ns))
+        notes = [s.notes for s in srcs.values() if s.notes is not None]
+        if notes: self.notes = list(dict.fromkeys(note for ns in notes for note in ns))
+
     @property
     def vocab(self):
-        "Labels of all parts; raises `ValueError` where a number would mean one thing here and another there"
-        res = _union([s.vocab for s in self.srcs.values()])
-        for k,s in self.srcs.items():
-            for f,ls in (s.vocab or {}).items() if isinstance(s, _Dataset) else ():
-                if res[f][:len(ls)]!=ls:
-                    all_ = '; '.join(f'{k}: {o.vocab and o.vocab.get(f)}' for k,o in self.srcs.items())
-                    raise ValueError(f'splits with different classes: {all_[:300]}: a label that is a number would '
-                                     'change its meaning; give datasets of the same classes, labels as text, or vocab=')
-        return res
-    def __len__(self): return max((b for _,b in self.splits.values()), default=0)
-    def read(self, idxs):
-        return SplitPart((k, self.srcs[k].read(i-a)) for k,(a,b) in self.splits.items() if len(i:=idxs[(idxs>=a)&(idxs<b)]))
+        "Labels of all splits; raises `ValueError` if a number would mean different classes in different splits"
+        merged = _merged_vocab([s.vocab for s in self.srcs.values()])
+        for source in self.srcs.values():
+            if not isinstance(source, _Dataset): continue
+            for field,labels in (source.vocab or {}).items():
+                if merged[field][:len(labels)]!=labels: self._refuse_classes(field)
+        return merged
+
+    def _refuse_classes(self, field):
+        classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
+        raise ValueError(f'splits with different classes: {classes[:300]}: a label that is a number would change its '
+                         'meaning; give datasets of the same classes, labels as text, or vocab=')
+
+    def __len__(self): return max((stop for _,stop in self.splits.values()), default=0)
+    def read(self, numbers):
+        parts = []
+        for split,(start,stop) in self.splits.items():
+            mine = numbers[(numbers>=start)&(numbers<stop)]
+            if len(mine): parts.append((split, self.srcs[split].read(mine-start)))
+        return SplitPart(parts)
     @property
-    def load(self): return _LoadSplit({k:s.load for k,s in self.srcs.items()})
+    def load(self): return _LoadSplit({split:s.load for split,s in self.srcs.items()})
     @property
     def as_is(self):
-        if all(s.as_is is not None for s in self.srcs.values()): return _LoadSplit({k:s.as_is for k,s in self.srcs.items()})
-    def fingerprint(self): return {k:s.fingerprint() for k,s in self.srcs.items()}
+        if any(s.as_is is None for s in self.srcs.values()): return None
+        return _LoadSplit({split:s.as_is for split,s in self.srcs.items()})
+    def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
-def _union(vocabs):
-    "The labels of all, field by field; where not all have some, those of the first that has"
+def _merged_vocab(vocabs):
+    "The labels of all `vocabs`, field by field; if some are missing, the first that is not"
     if not all(vocabs): return next((v for v in vocabs if v), None)
-    return {f:list(dict.fromkeys(l for v in vocabs for l in v.get(f, []))) for f in dict.fromkeys(f for v in vocabs for f in v)}
+    fields = dict.fromkeys(field for v in vocabs for field in v)
+    return {field:list(dict.fromkeys(label for v in vocabs for label in v.get(field, []))) for field in fields}
 
 class _LoadSplit:
-    def __init__(self, loads): self.loads = loads
-    def __call__(self, raw): return self.loads[raw[0]](raw[1])
+    "`(split, raw)` -> sample"
+    def __init__(self,
+        loads:dict # `{split: raw -> sample}`
+    ): self.loads = loads
+    def __call__(self, split_raw):
+        split,raw = split_raw
+        return self.loads[split](raw)
 
 class _Stream(StreamedSource):
-    "Samples that come one after the other, nobody knows how many"
-    def __init__(self, it):
-        if isinstance(it, GeneratorType) and getgeneratorstate(it)!='GEN_CREATED': raise ValueError(f'{it.__qualname__}: this generator has been read from already; make a new one')
-        self.it,self.once = it,hasattr(it, '__next__')
-    def stream(self, size): return chunked(((f'item {i}', o) for i,o in enumerate(self.it)), size)
-    def fingerprint(self): return type(self.it).__qualname__,getattr(self.it, '__qualname__', '')
+    "A source of what an iterable yields"
+    def __init__(self, items):
+        if isinstance(items, GeneratorType) and getgeneratorstate(items)!='GEN_CREATED':
+            raise ValueError(f'{items.__qualname__}: this generator has been read from already; make a new one')
+        self.items,self.once = items,isinstance(items, Iterator)
+    def stream(self, size): return chunked(((f'item {i}', o) for i,o in enumerate(self.items)), size)
+    def fingerprint(self): return type(self.items).__qualname__,getattr(self.items, '__qualname__', '')
 
 class _StreamSplits(StreamedSource):
-    "Streams one after the other, each a split"
-    def __init__(self, srcs): self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
+    "A source per split, one after the other, of which at least one is a stream"
+    def __init__(self,
+        srcs:dict # `{split: source}`
+    ): self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
     def stream(self, size):
-        for k,s in self.srcs.items():
-            parts = s.stream(size) if isinstance(s, StreamedSource) else (s.read(np.arange(a, min(a+size, len(s)))) for a in range(0, len(s), size))
-            yield from (SplitPart([(k,p)]) for p in parts)
+        for split,source in self.srcs.items():
+            parts = source.stream(size) if isinstance(source, StreamedSource) else _parts(source, size)
+            for part in parts: yield SplitPart([(split,part)])
     @property
-    def load(self): return _LoadSplit({k:s.load for k,s in self.srcs.items()})
-    def fingerprint(self): return {k:s.fingerprint() for k,s in self.srcs.items()}
+    def load(self): return _LoadSplit({split:s.load for split,s in self.srcs.items()})
+    def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
+
+def _parts(source, size):
+    "An indexed source as a stream"
+    return (source.read(np.arange(start, min(start+size, len(source)))) for start in range(0, len(source), size))
 
 # %% ../../nbs/source/05_datasets.ipynb #a30c615f
 class _Stored(IndexedSource):
-    "The samples of a store"
+    "A source of the samples of a store"
     def __init__(self, store):
         self.store,self.splits = store,store.splits or None
-        self.vocab = {f:v for f,v in store.manifest.vocab.items() if f in store.fields}
-        self.codecs = {f:d['codec'] for f,d in store.manifest.fields.items()}
+        self.vocab = {f:labels for f,labels in store.manifest.vocab.items() if f in store.fields}
+        self.codecs = {f:spec['codec'] for f,spec in store.manifest.fields.items()}
     def __len__(self): return len(self.store)
-    def read(self, idxs): return _StoredPart(self.store.opener(), idxs)
-    load,as_is = property(lambda self: _Decode(self.codecs)),staticmethod(unchanged)
+    def read(self, numbers): return _StoredPart(self.store.opener(), numbers)
+    @property
+    def load(self): return _Decode(self.codecs)
+    as_is = staticmethod(unchanged)
     def fingerprint(self): return self.store.name,self.store.manifest.uid
 
 class _StoredPart:
-    "Samples `idxs` of a store, read where they are asked for"
-    def __init__(self, opener, idxs, bs=64): store_attr()
-    def __len__(self): return len(self.idxs)
+    "Samples of a store. They are read where this is iterated over: in a worker"
+    def __init__(self,
+        opener, # Opens the store
+        numbers:np.ndarray, # Sample numbers, shape (n,)
+        bs:int=64, # Samples per round trip
+    ): store_attr()
+    def __len__(self): return len(self.numbers)
     def __iter__(self):
         store = self.opener()
-        for k in range(0, len(self), self.bs): yield from self._batch(store, self.idxs[k:k+self.bs])
-    def _batch(self, store, idxs):
-        try: cols = store.get_many(idxs, store.fields, check=True)
+        for k in range(0, len(self), self.bs): yield from self._batch(store, self.numbers[k:k+self.bs])
+
+    def _batch(self, store, numbers):
+        "Yields `(name, {field: value})`; if a sample is damaged or missing, an exception in its place"
+        try: columns = store.get_many(numbers, store.fields, check=True)
         except (CorruptSample,MissingSample) as e:
-            if len(idxs)==1: yield f'sample {idxs[0]}',e
-            else:
-                for k in range(len(idxs)): yield from self._batch(store, idxs[k:k+1])
+            if len(numbers)==1: yield f'sample {numbers[0]}',e
+            else:   # one by one, to find out which one it is
+                for k in range(len(numbers)): yield from self._batch(store, numbers[k:k+1])
             return
-        m = store.manifest
-        cols = {f:[m.vocab[f][c] for c in vs.tolist()] if f in m.vocab and m.fields[f]['codec']=='cls' else vs.tolist() if isinstance(vs, np.ndarray)
-                else [Encoded.of(v, m.fields[f]['codec']) for v in vs] if f'{f}.crc' in m.fields else vs for f,vs in cols.items()}
-        for k,i in enumerate(idxs.tolist()): yield f'sample {i}',{f:vs[k] for f,vs in cols.items()}
+        columns = {f:self._values(store.manifest, f, values) for f,values in columns.items()}
+        for k,i in enumerate(numbers.tolist()): yield f'sample {i}',{f:values[k] for f,values in columns.items()}
+
+    def _values(self, manifest, field, values):
+        "Labels in place of codes, Python numbers, and bytes that need no check because their checksum was compared"
+        codec = manifest.fields[field]['codec']
+        if field in manifest.vocab and codec=='cls': return [manifest.vocab[field][code] for code in values.tolist()]
+        if isinstance(values, np.ndarray): return values.tolist()
+        return [Encoded.of(v, codec) for v in values] if f'{field}.crc' in manifest.fields else values
 
 class _Decode:
-    "Decodes what is no image: an `fn` gets files as bytes, and anything else as what it is"
-    def __init__(self, codecs): self.codecs = codecs
-    def __call__(self, o): return {f:c.from_bytes(v) if isinstance(v, bytes) and not isinstance(c:=get_codec(self.codecs[f]), ImageCodec) else v for f,v in o.items()}
+    "raw -> sample for `fn`: image files stay bytes, and all other values are decoded"
+    def __init__(self,
+        codecs:dict # `{field: name of its codec}`
+    ): self.codecs = codecs
+    def __call__(self, sample): return {f:self._value(f, v) for f,v in sample.items()}
+    def _value(self, field, value):
+        if not isinstance(value, bytes): return value
+        codec = get_codec(self.codecs[field])
+        return value if isinstance(codec, ImageCodec) else codec.from_bytes(value)
 
 # %% ../../nbs/source/05_datasets.ipynb #8f0c63f4
+# Objects of other libraries are recognised by their members, so that none of these libraries needs to be imported.
+
+def _has(o, *members): return all(hasattr(o, member) for member in members)
+
+def _is_fastai_datasets(o):
+    "fastai's `Datasets` or `TfmdLists` with several splits"
+    return _has(o, 'n_subsets', 'subset') and o.n_subsets>1
+
+def _is_frame(o):
+    "A DataFrame of pandas, or of a library with the same interface"
+    return _has(o, 'iloc', 'columns')
+
+def _is_path(o):
+    "A path alone: it does not say how to read what is there"
+    return isinstance(o, (str,Path))
+
+def _is_stream(o):
+    "Something that can be iterated over, but not indexed: a generator, a set, an `IterableDataset`"
+    return not _has(o, '__len__', '__getitem__') and _has(o, '__iter__')
+
+def _is_opaque(o):
+    "Something that can be neither indexed nor iterated over"
+    return not _has(o, '__len__', '__getitem__')
+
+def _is_series(o):
+    "A Series of pandas; its own `[]` looks up the index, and not the position"
+    return _has(o, 'iloc', 'to_numpy')
+
+def _is_list(o):
+    "A list, a tuple, an array, or fastcore's `L`"
+    return isinstance(o, (list,tuple,np.ndarray)) or type(o).__name__=='L'
+
+def _from_datasets(o):
+    return _Splits({split:_Dataset(o.subset(k)) for k,split in zip(range(o.n_subsets), ('train','valid','test'))})
+
+def _from_dict(splits):
+    srcs = {split:as_source(o) for split,o in splits.items()}
+    if len({type(s.load) for s in srcs.values()})>1:
+        raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
+    return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
+
+def _from_list(items):
+    is_images = len(items) and (isinstance(items[0], Path) or _are_image_paths(items))
+    return image_samples(items) if is_images else _Items(items)
+
+def _refuse_path(o):
+    raise TypeError(f'{str(o)!r} is a path: say what it holds: image_samples(…), drawing_samples(…), '
+                    'csv_samples(…), tar_samples(…)')
+
+def _refuse(o): raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
+
+_KINDS = (   # what an object may be, and what makes a source of it; the first that fits is used
+    (lambda o: isinstance(o, Source), unchanged),
+    (lambda o: isinstance(o, Store), _Stored),
+    (_is_fastai_datasets, _from_datasets),
+    (lambda o: isinstance(o, dict), _from_dict),
+    (_is_frame, _Rows),
+    (_is_path, _refuse_path),
+    (_is_stream, _Stream),
+    (_is_opaque, _refuse),
+    (_is_series, lambda o: _from_list(o.to_numpy())),
+    (_is_list, _from_list),
+    (lambda o: True, _Dataset))   # it has a length and can be indexed
+
 def as_source(
-    o # A source, list, array, DataFrame, map-style dataset, store, iterator; paths of images; or `{split: any of these}`
+    o # A source, store, list, array, DataFrame, map-style dataset or iterator; paths of images; or a dict of splits
 )->Source:
-    "`o` seen as a source; raises `TypeError`"
-    if isinstance(o, Source): return o
-    if isinstance(o, Store): return _Stored(o)
-    if hasattr(o, 'n_subsets') and hasattr(o, 'subset') and o.n_subsets>1: return _Splits({k:_Dataset(o.subset(i)) for i,k in zip(range(o.n_subsets), ('train','valid','test'))})   # fastai's
-    if isinstance(o, dict):
-        srcs = {k:as_source(v) for k,v in o.items()}
-        if len({type(s.load) for s in srcs.values()})>1: raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
-        return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
-    if hasattr(o, 'iloc') and hasattr(o, 'columns'): return _Rows(o)
-    if isinstance(o, (str,Path)): raise TypeError(f'{str(o)!r} is a path: say what it holds: image_samples(…), drawing_samples(…), csv_samples(…), tar_samples(…)')
-    if not (hasattr(o, '__len__') and hasattr(o, '__getitem__')):
-        if hasattr(o, '__iter__'): return _Stream(o)
-        raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
-    if hasattr(o, 'iloc') and hasattr(o, 'to_numpy'): o = o.to_numpy()   # a Series: by position, whatever its index
-    if isinstance(o, (list,tuple,np.ndarray)) or type(o).__name__=='L':
-        return image_samples(o) if len(o) and (isinstance(o[0], Path) or _are_image_paths(o)) else _Items(o)
-    return _Dataset(o)
+    "The source of the samples in `o`; raises `TypeError` if it is none of these kinds"
+    for is_kind,to_source in _KINDS:
+        if is_kind(o): return to_source(o)
 
 def _are_image_paths(items):
-    "Do strings `items` name image files? `TypeError` where only some do"
+    "Are `items` strings that name image files? Raises `TypeError` if only some are, or if they are URLs"
     if isinstance(items, np.ndarray) and (items.dtype.kind not in 'UO' or items.ndim!=1): return False
     if not isinstance(items[0], str): return False
     def is_path(o): return isinstance(o, str) and os.path.splitext(o)[1].lower() in IMAGE_EXTENSIONS
-    kind = is_path(items[0])
+    first = is_path(items[0])
     for i,o in enumerate(items):
-        if is_path(o)!=kind:
+        if is_path(o)!=first:
             raise TypeError(f'item {i} is {o!r}, and item 0 {items[0]!r}: paths of images and other things; '
                             'image_samples(…) takes paths, and a list of dicts says what is what')
-        if kind and '://' in o:
+        if first and '://' in o:
             raise TypeError(f'{o}: an address, not a file: download it first, or give an fn that does, and a list '
                             'of dicts')
-    return kind
+    return first

@@ -1,4 +1,4 @@
-"""Quick, Draw!: fifty million drawings as samples, of strokes or of pictures
+"""A source of Quick, Draw! files: drawings as strokes or as pictures
 
 Docs: page `source/drawings`"""
 
@@ -23,295 +23,386 @@ from .tables import open_text
 
 # %% ../../nbs/source/06_drawings.ipynb #eaf14235
 class _Lines:
-    "Lines that are decoded together, when the first is asked for"
-    def __init__(self): self.lines,self.heads,self.samples = [],[],None
-    def __reduce__(self): return _same_lines,(self.lines, self.heads)
+    "Lines of files that are decoded together, when the first of their samples is loaded"
+    def __init__(self,
+        lines:list, # Lines, `bytes`
+        headers:list, # For each, the columns of its CSV file; `None` for JSON
+    ): self.lines,self.headers,self.samples = lines,headers,None
+    def __reduce__(self): return _Lines,(self.lines, self.headers)
 
-def _same_lines(lines, heads):
-    o = _Lines()
-    o.lines,o.heads = lines,heads
-    return o
-
-def _grouped(rows):
-    "`(name, head, line)` as `(name, raw)`, where 256 of `raw` share what they decode"
+def _grouped(rows, size=256):
+    "Yields `(name, raw)` for each `(name, header, line)`; `raw` consists of the line's `_Lines` and its place in them"
     rows = iter(rows)
-    while part:=list(islice(rows, 256)):
-        o = _Lines()
-        o.heads,o.lines = [h for _,h,_ in part],[l for _,_,l in part]
-        for i,(name,_,_) in enumerate(part): yield name,(o, i)
+    while part:=list(islice(rows, size)):
+        lines = _Lines([line for _,_,line in part], [header for _,header,_ in part])
+        for i,(name,_,_) in enumerate(part): yield name,(lines, i)
 
-_stroke = re.compile(rb'\[\[([^\]]*)\],\[([^\]]*)\],')
+# %% ../../nbs/source/06_drawings.ipynb #08c8212f
+_STROKE = re.compile(rb'\[\[([^\]]*)\],\[([^\]]*)\],')   # x and y of a stroke; what follows is a list of times
+_COMMA,_SEMICOLON,_ZERO,_POINT,_MINUS = b',;0.-'
 
 def _parse(line):
-    "The JSON in `line`. Raw strokes without spaces stay text: `drawing` is a tuple of them, `(x, y)` each, and whether all numbers are whole"
-    i,j = line.find(b'"drawing":[[['),line.rfind(b']]]')
-    t = line[i+11:j+2]
-    strokes = _stroke.findall(t) if 0<=i<j else []
-    if not strokes or not t.count(b'[')==t.count(b']')==4*len(strokes): return json.loads(line)
-    d = json.loads(line[:i]+b'"drawing":0'+line[j+3:])
-    if isinstance(d, dict): d['drawing'] = tuple(strokes),b'.' not in t and b'-' not in t
-    return d
+    """Returns the JSON object in `line`; raises `ValueError`
 
-def _numbers(b):
-    "Numbers, each up to a `,` or `;`, some with a sign or decimals, as an array: digits as of whole numbers, then shifted; `ValueError` if one has an exponent, or is none"
-    sep = (b==44)|(b==59)
-    digit = (b>=48)&(b!=59)   # or worse: `_whole` looks
-    dots,minus = (b==46).nonzero()[0],(b==45).nonzero()[0]
-    e = np.append(sep.nonzero()[0], len(b))
-    at,neg = e.searchsorted(dots),e.searchsorted(minus)
-    first = np.append(0, e[:-1]+1)
-    if len(dots)+len(minus)+sep.sum()+digit.sum()<len(b) or (np.diff(at)<1).any() or (first[neg]!=minus).any() or not ((dots>first[at])&digit[dots-1]).all(): raise ValueError('an exponent, or no number')
-    shift,sign = np.zeros(len(e), np.intp),np.ones(len(e))
-    shift[at],sign[neg] = e[at]-1-dots,-1
-    if (shift[at]<1).any(): raise ValueError('a point without decimals')
-    return sign*_whole(b[digit|sep], np.int64)/10.**shift
+    If its strokes have times and are written without spaces, as in the published files, they stay text: `drawing` is a
+    tuple of the strokes, `(x, y)` each, and whether all numbers are digits only."""
+    start,end = line.find(b'"drawing":[[['),line.rfind(b']]]')
+    text = line[start+11:end+2]   # the strokes, with their brackets
+    strokes = _STROKE.findall(text) if 0<=start<end else []
+    # Each stroke has four opening brackets: its own and those of x, y and the times.
+    if not strokes or not text.count(b'[')==text.count(b']')==4*len(strokes): return json.loads(line)
+    drawing = json.loads(line[:start]+b'"drawing":0'+line[end+3:])
+    if isinstance(drawing, dict): drawing['drawing'] = tuple(strokes),b'.' not in text and b'-' not in text
+    return drawing
 
-def _whole(b, dtype=np.int32):
-    "Whole numbers, each up to a `,` or `;`, as an array: digit by digit, of all numbers at once"
-    e = np.append(((b==44)|(b==59)).nonzero()[0], len(b))
-    k = np.diff(e, prepend=-1)-1
-    if k.max()>(9 if dtype is np.int32 else 18): raise ValueError('numbers too long')
-    v = np.zeros(len(e), dtype)
-    for j in range(k.max()):
-        d = b[e-1-j]-48; d[k<=j] = 0   # of type uint8: what is below 0 is large
-        if d.max()>9: raise ValueError('points that are no numbers')
-        v += d*dtype(10**j)
-    if k.min()<1: raise ValueError('a stroke without points')
-    return v
+def _digits_to_ints(text, dtype=np.int32):
+    """Returns the whole numbers in `text`, each up to a `,` or `;`, as an array; raises `ValueError`
 
-def _flat_text(drawings):
-    "`flatten_drawings` of what `_parse` left as text"
-    strokes = [s for d,_ in drawings for s in d]
+    `text` is an array of bytes. Digits are added up from the last to the first, for all numbers at once."""
+    ends = np.append(((text==_COMMA)|(text==_SEMICOLON)).nonzero()[0], len(text))
+    lengths = np.diff(ends, prepend=-1)-1
+    if lengths.max()>(9 if dtype is np.int32 else 18): raise ValueError('numbers too long')
+    numbers = np.zeros(len(ends), dtype)
+    for j in range(lengths.max()):
+        digit = text[ends-1-j]-_ZERO   # of type uint8: what is below 0 becomes large
+        digit[lengths<=j] = 0
+        if digit.max()>9: raise ValueError('points that are no numbers')
+        numbers += digit*dtype(10**j)
+    if lengths.min()<1: raise ValueError('a stroke without points')
+    return numbers
+
+def _decimals_to_floats(text):
+    """Returns the numbers in `text`, each up to a `,` or `;`, with signs and decimals, as an array of floats
+
+    They are read as whole numbers without their points, and divided by powers of ten. Raises `ValueError` if there is
+    anything else, such as an exponent."""
+    separator = (text==_COMMA)|(text==_SEMICOLON)
+    digit = (text>=_ZERO)&(text!=_SEMICOLON)   # or a letter: `_digits_to_ints` refuses it
+    points,minuses = (text==_POINT).nonzero()[0],(text==_MINUS).nonzero()[0]
+    ends = np.append(separator.nonzero()[0], len(text))
+    starts = np.append(0, ends[:-1]+1)
+    with_point,negative = ends.searchsorted(points),ends.searchsorted(minuses)   # the number that each belongs to
+    if (len(points)+len(minuses)+separator.sum()+digit.sum()<len(text) or (np.diff(with_point)<1).any()
+        or (starts[negative]!=minuses).any() or not ((points>starts[with_point])&digit[points-1]).all()):
+        raise ValueError('an exponent, or no number')
+    decimals,sign = np.zeros(len(ends), np.intp),np.ones(len(ends))
+    decimals[with_point] = ends[with_point]-1-points
+    sign[negative] = -1
+    if (decimals[with_point]<1).any(): raise ValueError('a point without decimals')
+    return sign*_digits_to_ints(text[digit|separator], np.int64)/10.**decimals
+
+def _flatten_text(drawings):
+    """Returns what `flatten_drawings` does, for drawings that `_parse` left as text; raises `ValueError`
+
+    All numbers are read at once: first the x of all strokes, then their y."""
+    strokes = [stroke for strokes,_ in drawings for stroke in strokes]
     text = b';'.join([x for x,_ in strokes]+[y for _,y in strokes])
     b = np.frombuffer(text, np.uint8)
-    ends = b[((b==44)|(b==59))]==59
-    n = np.diff(np.append(ends.nonzero()[0], len(ends)), prepend=-1).reshape(2, -1)
-    if (n[0]!=n[1]).any(): raise ValueError('a stroke whose x and y differ in length')
-    if all(w for _,w in drawings): v = _whole(b).astype(float)
+    is_stroke_end = b[(b==_COMMA)|(b==_SEMICOLON)]==_SEMICOLON   # for each separator
+    n_points = np.diff(np.append(is_stroke_end.nonzero()[0], len(is_stroke_end)), prepend=-1).reshape(2, -1)
+    if (n_points[0]!=n_points[1]).any(): raise ValueError('a stroke whose x and y differ in length')
+    if all(is_whole for _,is_whole in drawings): numbers = _digits_to_ints(b).astype(float)
     else:
-        try: v = _numbers(b)
-        except ValueError: v = np.array(json.loads(b'['+text.replace(b';', b',')+b']'), float)
-    if len(v)!=2*n[0].sum(): raise ValueError('a stroke without points')
-    return *v.reshape(2, -1),n[0],np.array([len(d) for d,_ in drawings])
+        try: numbers = _decimals_to_floats(b)
+        except ValueError: numbers = np.array(json.loads(b'['+text.replace(b';', b',')+b']'), float)
+    if len(numbers)!=2*n_points[0].sum(): raise ValueError('a stroke without points')
+    return *numbers.reshape(2, -1),n_points[0],np.array([len(strokes) for strokes,_ in drawings])
 
-def _is_strokes(o): return isinstance(o, list) and all(isinstance(s, list) and len(s) in (2,3) and isinstance(s[0], list) and isinstance(s[1], list) for s in o)
+# %% ../../nbs/source/06_drawings.ipynb #9c9728a1
+def _is_strokes(o): return isinstance(o, list) and all(map(_is_stroke, o))
+def _is_stroke(o):
+    return isinstance(o, list) and len(o) in (2,3) and isinstance(o[0], list) and isinstance(o[1], list)
 
 class _LoadDrawing:
-    "raw -> sample; raises `ValueError` with the cause"
-    def __init__(self, label, raster, packed=False): store_attr()
+    "raw -> sample. Decodes all lines of its `_Lines` when the first is loaded; raises `ValueError` with the cause"
+    def __init__(self,
+        label, # Keep the word, as field `cls`?
+        raster, # `Rasterise` for the field `png`; `None` for `strokes`
+        packed=False, # Encode strokes that are simplified here?
+    ): store_attr()
     def __call__(self, raw):
-        o,i = raw
-        if o.samples is None: o.samples = self.many(o)
-        if isinstance(s:=o.samples[i], Exception): raise s
-        return s
+        lines,i = raw
+        if lines.samples is None: lines.samples = self.many(lines)
+        if isinstance(lines.samples[i], Exception): raise lines.samples[i]
+        return lines.samples[i]
 
-    def many(self, o):
-        res = [self._all(lambda a: [self._fields(*a[0])], [a])[0] for a in zip(o.lines, o.heads)]
-        for f in (self._simplified, *([self._drawn] if self.raster else [])):
-            ok = [i for i,d in enumerate(res) if not isinstance(d, Exception)]
-            for i,d in zip(ok, self._all(f, [res[i] for i in ok])): res[i] = d
-        return res
+    def many(self, lines):
+        "The samples of `lines`, stage by stage; an exception in place of each that cannot be decoded"
+        samples = [self._tried(lambda one: [self._fields(*one[0])], [o])[0] for o in zip(lines.lines, lines.headers)]
+        for stage in (self._simplified, *([self._drawn] if self.raster else [])):
+            sound = [i for i,o in enumerate(samples) if not isinstance(o, Exception)]
+            for i,o in zip(sound, self._tried(stage, [samples[i] for i in sound])): samples[i] = o
+        return samples
 
-    def _all(self, f, ds):
-        "`f(ds)`; where that fails, of each half, down to the one at fault"
-        try: return f(ds) if ds else []
+    def _tried(self, stage, samples):
+        "`stage(samples)`. If it fails, tries each half, down to the sample at fault, which becomes an exception"
+        try: return stage(samples) if samples else []
         except Exception as e:
-            if len(ds)==1: return [e if isinstance(e, ValueError) else ValueError(f'{type(e).__name__}: {e}')]
-            return self._all(f, ds[:len(ds)//2])+self._all(f, ds[len(ds)//2:])
+            if len(samples)==1: return [e if isinstance(e, ValueError) else ValueError(f'{type(e).__name__}: {e}')]
+            half = len(samples)//2
+            return self._tried(stage, samples[:half])+self._tried(stage, samples[half:])
 
-    def _fields(self, line, head):
-        if not line.strip(): raise ValueError('an empty line')
-        if head is None: d = _parse(line)
-        else:
-            row = next(csv.reader([line.decode()]))
-            if len(row)!=len(head): raise ValueError(f'{len(row)} columns, but the header has {len(head)}; records must be one line each: {line[:60]!r}')
-            d = dict(zip(head, row))
-            d['drawing'] = json.loads(d['drawing'])
-        if not isinstance(d, dict) or 'drawing' not in d or 'key_id' not in d: raise ValueError(f'no drawing or no key_id in {line[:60]!r}')
-        if not isinstance(d['drawing'], tuple) and not _is_strokes(d['drawing']):
-            raise ValueError('a drawing is a list of strokes, each a list of x, y and perhaps times')
-        res = {'strokes':d['drawing']}
-        if self.label and 'word' in d: res['cls'] = d['word']
-        if isinstance(d['key_id'], float): raise ValueError(f"key_id {d['key_id']!r} is no whole number")
-        res['id'] = int(d['key_id'])
-        if 'recognized' in d: res['recognized.u1'] = int(d['recognized'] in (True,'True','true','1'))
+    def _fields(self, line, header):
+        "The fields in a line; strokes are as they were published. Raises `ValueError`"
+        drawing = _drawing_in(line, header)
+        fields = {'strokes':drawing['drawing']}
+        if self.label and 'word' in drawing: fields['cls'] = drawing['word']
+        if isinstance(drawing['key_id'], float): raise ValueError(f"key_id {drawing['key_id']!r} is no whole number")
+        fields['id'] = int(drawing['key_id'])
+        if 'recognized' in drawing: fields['recognized.u1'] = int(drawing['recognized'] in (True,'True','true','1'))
+        return fields
+
+    def _simplified(self, samples):
+        "`samples` with simplified strokes. Those that already are simplified stay as they are"
+        texts = [i for i,o in enumerate(samples) if isinstance(o['strokes'], tuple)]
+        whole = [i for i in texts if samples[i]['strokes'][1]]
+        decimal = [i for i in texts if not samples[i]['strokes'][1]]
+        parsed = [i for i,o in enumerate(samples) if isinstance(o['strokes'], list) and not self._is_simplified(o)]
+        groups = [(f,at) for f,at in ((_flatten_text,decimal), (_flatten_text,whole), (flatten_drawings,parsed)) if at]
+        res = list(samples)
+        if not groups: return res
+        flat = [flatten([samples[i]['strokes'] for i in at]) for flatten,at in groups]
+        simple = simplify_flat(*map(np.concatenate, zip(*flat)), 2., self.packed)
+        for i,strokes in zip([i for _,at in groups for i in at], simple): res[i] = {**samples[i], 'strokes':strokes}
         return res
 
-    def _simplified(self, ds):
-        text,whole = ([i for i,d in enumerate(ds) if isinstance(d['strokes'], tuple) and d['strokes'][1]==w] for w in (False, True))
-        raw = [i for i,d in enumerate(ds) if isinstance(d['strokes'], list) and not self._keep(d)]
-        flat = [f([ds[i]['strokes'] for i in at]) for f,at in ((_flat_text,whole), (_flat_text,text), (flatten_drawings,raw)) if at]
-        res = list(ds)
-        for i,s in zip(whole+text+raw, simplify_flat(*map(np.concatenate, zip(*flat)), 2., self.packed) if flat else []): res[i] = {**ds[i], 'strokes':s}
-        return res
-
-    def _keep(self, d):
-        if not all(len(s)==2 for s in d['strokes']): return False
-        try: d['strokes'] = as_strokes(d['strokes'])
+    def _is_simplified(self, sample):
+        "Are the strokes without times, and do they fit the codec? Then they become arrays"
+        if not all(len(stroke)==2 for stroke in sample['strokes']): return False
+        try: sample['strokes'] = as_strokes(sample['strokes'])
         except ValueError: return False
         return True
 
-    def _drawn(self, ds):
-        return [{'png':p, **{k:v for k,v in d.items() if k!='strokes'}} for d,p in zip(ds, self.raster.pngs([d['strokes'] for d in ds]))]
+    def _drawn(self, samples):
+        "`samples` with pictures in place of strokes"
+        pictures = self.raster.pngs([o['strokes'] for o in samples])
+        return [{'png':png, **{k:v for k,v in o.items() if k!='strokes'}} for o,png in zip(samples, pictures)]
+
+def _drawing_in(line, header):
+    "The columns or keys of a line, of which `drawing` is checked; raises `ValueError`"
+    if not line.strip(): raise ValueError('an empty line')
+    if header is None: drawing = _parse(line)
+    else:
+        row = next(csv.reader([line.decode()]))
+        if len(row)!=len(header):
+            raise ValueError(f'{len(row)} columns, but the header has {len(header)}; records must be one line each: '
+                             f'{line[:60]!r}')
+        drawing = dict(zip(header, row))
+        drawing['drawing'] = json.loads(drawing['drawing'])
+    if not isinstance(drawing, dict) or 'drawing' not in drawing or 'key_id' not in drawing:
+        raise ValueError(f'no drawing or no key_id in {line[:60]!r}')
+    if not isinstance(drawing['drawing'], tuple) and not _is_strokes(drawing['drawing']):
+        raise ValueError('a drawing is a list of strokes, each a list of x, y and perhaps times')
+    return drawing
 
 # %% ../../nbs/source/06_drawings.ipynb #6eb15264
-_kinds = '.ndjson','.jsonl','.json','.csv'
-_n = 64   # lines between two entries of the index
+_EXTENSIONS = '.ndjson','.jsonl','.json','.csv'
+_BLOCK = 64   # lines between two entries of the index
 
-def _plain(f): return f.suffix.lower() not in ('.gz','.xz')
+def _is_plain(path): return path.suffix.lower() not in ('.gz','.xz')
+
+def _is_drawing_file(path):
+    name = path if _is_plain(path) else path.with_suffix('')
+    return name.suffix.lower() in _EXTENSIONS and not path.name.startswith('.') and path.is_file()
 
 def _drawing_files(files):
-    "The files, and the folder that their names are relative to"
+    "The files, and the folder that their names are relative to; raises `FileNotFoundError`"
     if isinstance(files, (str,Path)):
-        if not (p:=Path(files)).is_dir(): return [p],p.parent
-        fs = sorted(f for f in p.rglob('*') if (f if _plain(f) else f.with_suffix('')).suffix.lower() in _kinds and not f.name.startswith('.') and f.is_file())
-        if not fs: raise FileNotFoundError(f"{files}: no drawings ({', '.join(_kinds)}, plain, .gz or .xz)")
-        return fs,p
-    fs = [Path(f) for f in files]
-    if not fs: raise ValueError('no files')
-    return fs,Path(os.path.commonpath([f.absolute().parent for f in fs]))
+        path = Path(files)
+        if not path.is_dir(): return [path],path.parent
+        paths = sorted(filter(_is_drawing_file, path.rglob('*')))
+        if not paths: raise FileNotFoundError(f"{files}: no drawings ({', '.join(_EXTENSIONS)}, plain, .gz or .xz)")
+        return paths,path
+    paths = [Path(f) for f in files]
+    if not paths: raise ValueError('no files')
+    return paths,Path(os.path.commonpath([p.absolute().parent for p in paths]))
 
-def _head(f, line):
-    "The columns that `line`, the first of file `f`, names; `None` if it is JSON"
+def _header(path, line):
+    "The columns in `line`, the first of file `path`; `None` if it is JSON; raises `ValueError` if it is neither"
     if line.lstrip()[:1] in (b'{',b''): return None
-    try: head = next(csv.reader([line.decode('utf-8-sig').strip()]))
-    except (UnicodeDecodeError,csv.Error,StopIteration): head = []
-    if not {'drawing','key_id'}<=set(head): raise ValueError(f'{f}: neither JSON lines nor a CSV with columns drawing and key_id; it begins {line[:60]!r}')
-    return head
+    try: header = next(csv.reader([line.decode('utf-8-sig').strip()]))
+    except (UnicodeDecodeError,csv.Error,StopIteration): header = []
+    if not {'drawing','key_id'}<=set(header):
+        raise ValueError(f'{path}: neither JSON lines nor a CSV with columns drawing and key_id; it begins '
+                         f'{line[:60]!r}')
+    return header
 
-def _index(f, start, piece=1<<24):
-    "Offsets of each 64th line of file `f` from `start` on, then of the end; and the number of lines"
-    with open(f, 'rb') as h:
-        end = h.seek(0, 2)
-        while end>start:   # blank lines at the end
-            h.seek(a:=max(start, end-4096))
-            if k:=len(h.read(end-a).rstrip()): end = a+k; break
-            end = a
+def _index(path, start, piece=1<<24):
+    "Offsets of each 64th line of a file from byte `start` on, and of the end of the last line; and the number of lines"
+    with open(path, 'rb') as f:
+        end = _end_of_text(f, start)
         if end<=start: return np.array([start]),0
-        h.seek(start)
-        n,pos,at = 1,start,[np.array([start])]
+        f.seek(start)
+        n_lines,pos,offsets = 1,start,[np.array([start])]
         while pos<end:
-            b = h.read(min(piece, end-pos))
-            if not b: raise OSError(f'{f}: became shorter while it was read')
-            nl = (np.frombuffer(b, np.uint8)==10).nonzero()[0]
-            at.append(nl[-n%_n::_n]+(pos+1))
-            n += len(nl); pos += len(b)
-    return np.concatenate([*at, [end]]),n
+            data = f.read(min(piece, end-pos))
+            if not data: raise OSError(f'{path}: became shorter while it was read')
+            newlines = (np.frombuffer(data, np.uint8)==10).nonzero()[0]
+            offsets.append(newlines[-n_lines%_BLOCK::_BLOCK]+(pos+1))
+            n_lines += len(newlines)
+            pos += len(data)
+    return np.concatenate([*offsets, [end]]),n_lines
+
+def _end_of_text(f, start):
+    "The offset at which blank lines at the end of file `f` begin; at least `start`"
+    end = f.seek(0, 2)
+    while end>start:
+        begin = max(start, end-4096)
+        f.seek(begin)
+        length = len(f.read(end-begin).rstrip())
+        if length: return begin+length
+        end = begin
+    return end
 
 class _Part:
-    "Lines of files: where they are, until someone goes through them"
+    "Lines of files. They are read where this is iterated over: in a worker"
     def __init__(self,
-        blocks, # `(file, columns, number of its first line, from byte, to byte)`
-        which, # For each sample, its block
-        line, # and its line in it
+        blocks:list, # `(file, columns or None, number of its first line, from byte, to byte)`
+        which:np.ndarray, # The block of each sample, shape (n,)
+        line:np.ndarray, # The line of each sample in its block, shape (n,)
     ): store_attr()
     def __len__(self): return len(self.line)
     def __iter__(self): return _grouped(self._rows())
     def _rows(self):
-        for k in range(0, len(self), 4096): yield from self._lines_at(self.which[k:k+4096], self.line[k:k+4096].tolist())
+        for k in range(0, len(self), 4096):
+            yield from self._lines_at(self.which[k:k+4096], self.line[k:k+4096].tolist())
     def _lines_at(self, which, line):
-        "Each block is read once, and in the order of the file"
-        res,order = [None]*len(line),which.argsort(kind='stable')
-        ends = np.flatnonzero(np.diff(which[order], append=-1))+1
+        "`(name, header, line)` of each sample. Each block is read once, in the order of the files"
+        rows,order = [None]*len(line),which.argsort(kind='stable')
+        ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
+        opened = f = None
         with ExitStack() as stack:
-            f = h = None
             for i,j in zip([0,*ends.tolist()], ends.tolist()):
-                file,head,first,a,b = self.blocks[which[order[i]]]
-                if file!=f: stack.close(); f,h = file,stack.enter_context(open(file, 'rb'))
-                h.seek(a)
-                ls = h.read(b-a).split(b'\n')
-                for p in order[i:j].tolist(): res[p] = f'{os.path.basename(file)}:{first+line[p]}',head,ls[line[p]] if line[p]<len(ls) else b''
-        return res
+                path,header,first,start,stop = self.blocks[which[order[i]]]
+                if path!=opened:
+                    stack.close()
+                    opened,f = path,stack.enter_context(open(path, 'rb'))
+                f.seek(start)
+                lines = f.read(stop-start).split(b'\n')
+                for k in order[i:j].tolist():
+                    text = lines[line[k]] if line[k]<len(lines) else b''
+                    rows[k] = f'{os.path.basename(path)}:{first+line[k]}',header,text
+        return rows
 
 class _Drawings(Source):
+    "What both kinds of sources of drawings have in common"
+    def __init__(self,
+        files:list, # Paths
+        root:Path, # Folder that names are relative to
+        label:bool, # Keep the word, as field `cls`?
+        raster, # `Rasterise` for the field `png`; `None` for `strokes`
+    ): store_attr()
     @property
     def load(self): return _LoadDrawing(self.label, self.raster)
     @property
     def as_is(self): return _LoadDrawing(self.label, self.raster, not self.raster)
     def fingerprint(self):
-        st = [os.stat(f) for f in self.files]
-        return [(os.path.relpath(f, self.root), s.st_size, s.st_mtime_ns) for f,s in zip(self.files, st)],self.label,repr(self.raster)
+        stats = [os.stat(f) for f in self.files]
+        stamps = [(os.path.relpath(f, self.root), stat.st_size, stat.st_mtime_ns) for f,stat in zip(self.files, stats)]
+        return stamps,self.label,repr(self.raster)
     def __repr__(self):
-        n = len(self.files)
-        return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {'labelled, ' if self.label else ''}as {self.raster or 'strokes'})"
+        n,label = len(self.files),'labelled, ' if self.label else ''
+        return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {label}as {self.raster or 'strokes'})"
 
 class _IndexedDrawings(_Drawings, IndexedSource):
-    "Drawings by number"
-    block = _n
+    "Drawings by number, in files that are not compressed"
+    block = _BLOCK
     def __init__(self, files, root, label, raster):
-        store_attr()
-        self.heads,self.at,ns = [],[],[]
-        for f in files:
-            with open(f, 'rb') as h: head = _head(f, l:=h.readline()) if os.path.getsize(f) else None
-            at,n = _index(f, 0 if head is None else len(l))
-            self.heads.append(head); self.at.append(at); ns.append(n)
-        self.ends = np.cumsum(ns)
+        super().__init__(files, root, label, raster)
+        self.headers,self.offsets,lengths = [],[],[]   # one entry per file
+        for path in files:
+            with open(path, 'rb') as f: line = f.readline()
+            header = _header(path, line) if line else None
+            offsets,n = _index(path, 0 if header is None else len(line))
+            self.headers.append(header)
+            self.offsets.append(offsets)
+            lengths.append(n)
+        self.ends = np.cumsum(lengths)
         if not self.ends[-1]: raise ValueError(f'{root}: no drawings in {len(files)} files')
 
     def __len__(self): return int(self.ends[-1])
-    def read(self, idxs)->_Part: # Iterates over `(name, raw)`
-        "Where the lines `idxs` are"
-        idxs = np.asarray(idxs, np.int64)
-        file = self.ends.searchsorted(idxs, side='right')
-        block,line = np.divmod(idxs-(self.ends-np.diff(self.ends, prepend=0))[file], _n)
+    def read(self, numbers)->_Part:
+        numbers = np.asarray(numbers, np.int64)
+        file = self.ends.searchsorted(numbers, side='right')
+        starts = self.ends-np.diff(self.ends, prepend=0)
+        block,line = np.divmod(numbers-starts[file], _BLOCK)
         keys,which = np.unique(file<<40|block, return_inverse=True)
-        return _Part([self._block(k>>40, k&(1<<40)-1) for k in keys.tolist()], which.astype(np.int32), line.astype(np.uint8))
-    def _block(self, f, b): return str(self.files[f]),self.heads[f],b*_n+1+(self.heads[f] is not None),int(self.at[f][b]),int(self.at[f][b+1])
+        blocks = [self._block(k>>40, k&(1<<40)-1) for k in keys.tolist()]
+        return _Part(blocks, which.astype(np.int32), line.astype(np.uint8))
+    def _block(self, file, block):
+        "Where block `block` of file number `file` is, as `_Part` takes it"
+        header,offsets = self.headers[file],self.offsets[file]
+        first = block*_BLOCK+1+(header is not None)
+        return str(self.files[file]),header,first,int(offsets[block]),int(offsets[block+1])
 
     def __getitem__(self, i):
         "Sample `i`; a list of samples for a slice or several numbers"
-        one = isinstance(i, (int,np.integer))
-        idxs = np.array([range(len(self))[k] for k in ([i] if one else range(len(self))[i] if isinstance(i, slice) else i)], np.int64)
-        res = [self.load(raw) for _,raw in self.read(idxs)]
-        return res[0] if one else res
-    def __iter__(self): return (self.load(raw) for k in range(0, len(self), 4096) for _,raw in self.read(np.arange(k, min(k+4096, len(self)))))
+        is_one = isinstance(i, (int,np.integer))
+        wanted = [i] if is_one else range(len(self))[i] if isinstance(i, slice) else i
+        samples = self._samples(np.array([range(len(self))[k] for k in wanted], np.int64))
+        return samples[0] if is_one else samples
+    def _samples(self, numbers): return [self.load(raw) for _,raw in self.read(numbers)]
+    def __iter__(self):
+        for k in range(0, len(self), 4096):
+            for _,raw in self.read(np.arange(k, min(k+4096, len(self)))): yield self.load(raw)
     def _what(self): return f'{len(self):,} drawings'
 
 class _StreamedDrawings(_Drawings, StreamedSource):
-    "Drawings one after the other, of up to 16 files in turn"
+    "Drawings as a stream, from up to 16 files in turn, so that their classes are mixed"
     chunk = 512
-    def __init__(self, files, root, label, raster): store_attr()
-    def _lines(self, f):
-        head = None
+    def _lines(self, path):
+        "Yields `(name, header, line)`; raises `OSError`, naming the file, if it is damaged"
+        header = None
         try:
-            with open_text(f) as h:
-                for k,l in enumerate(h, 1):
-                    if k==1 and (head:=_head(f, l)) is not None: continue
-                    if l.strip(): yield f'{f.name}:{k}',head,l
-        except (EOFError,OSError,lzma.LZMAError,zlib.error) as e: raise OSError(f'{f}: truncated or damaged: {e}') from e
-    def _rows(self):
-        todo = map(self._lines, self.files)
-        turn = list(islice(todo, 16))
+            with open_text(path) as f:
+                for k,line in enumerate(f, 1):
+                    if k==1:
+                        header = _header(path, line)
+                        if header is not None: continue
+                    if line.strip(): yield f'{path.name}:{k}',header,line
+        except (EOFError,OSError,lzma.LZMAError,zlib.error) as e:
+            raise OSError(f'{path}: truncated or damaged: {e}') from e
+
+    def _rows(self, at_once=16):
+        "A line of each of 16 files in turn; a file that ends makes room for the next one"
+        waiting = map(self._lines, self.files)
+        turn = list(islice(waiting, at_once))
         while turn:
-            for i,it in enumerate(turn):
-                while (row:=next(it, None)) is None and (it:=next(todo, None)) is not None: turn[i] = it
-                if row is None: turn[i] = None
-                else: yield row
-            turn = [it for it in turn if it is not None]
-    def stream(self,
-        size:int, # Lines a list, at most
-    ): # Iterates over lists of `(name, raw)`
-        "All drawings, file by file in turn; raises `OSError`, naming the file, where one is truncated"
+            for i,lines in enumerate(turn):
+                row = next(lines, None)
+                while row is None:
+                    lines = turn[i] = next(waiting, None)
+                    if lines is None: break
+                    row = next(lines, None)
+                if row is not None: yield row
+            turn = [lines for lines in turn if lines is not None]
+
+    def stream(self, size):
         rows = self._rows()
-        return iter(lambda: list(_grouped(islice(rows, size))), [])
+        while part:=list(_grouped(islice(rows, size))): yield part
     def __iter__(self): return (self.load(raw) for _,raw in _grouped(self._rows()))
     def __getitem__(self, i:int):
-        "Sample `i`, of those from the beginning on"
-        for o in islice(self, i, None): return o
+        "Sample `i`, which is found by reading from the beginning"
+        for sample in islice(self, i, None): return sample
         raise IndexError(i)
     def _what(self): return 'a stream of drawings'
 
 def drawing_samples(
-    files:str|Path|list, # A file, files, or a folder, searched with its sub-folders: .ndjson or .csv, plain, .gz or .xz
-    field:str='strokes', # 'strokes', 90 bytes a drawing, or 'png', pictures, 900 bytes
-    size:int=256, # Pixels a side, of a PNG
-    width:float=3., # Of the pen, in pixels of a picture of 256
-    antialias:bool=False, # Grey at the ink's edges? Four times as many bytes
-    time:str=None, # Show the order of strokes: 'grey' or 'colour'
-    with_labels:bool=True, # Keep the word, as field `cls`, where there is one?
-): # A source; if a file is compressed, one without length, that `stream`s
-    "A source of Quick, Draw! files: fields `strokes` or `png`, `cls`, `id`, `recognized.u1`; raises `FileNotFoundError`, `ValueError`"
+    files:str|Path|list, # A file, files, or a folder, searched with its subfolders: .ndjson or .csv, plain, .gz or .xz
+    field:str='strokes', # 'strokes', 90 bytes per drawing, or 'png', pictures of 900 bytes
+    size:int=256, # Width and height of a PNG, pixels
+    width:float=3., # Width of the lines of a PNG, in pixels of a picture of 256
+    antialias:bool=False, # Grey pixels at the edges of lines in a PNG? It takes four times as many bytes
+    time:str=None, # How a PNG shows the order of strokes: 'grey' or 'colour'; default: it does not
+    with_labels:bool=True, # Keep the word, as field `cls`, if there is one?
+): # An `IndexedSource`; a `StreamedSource` if a file is compressed
+    """A source of Quick, Draw! files: fields `strokes` or `png`, `cls`, `id`, `recognized.u1`
+
+    Raises `FileNotFoundError`, and `ValueError` for files that do not contain drawings."""
     if field not in ('strokes','png'): raise ValueError(f"field must be 'strokes' or 'png', not {field!r}")
-    fs,root = _drawing_files(files)
-    if gone:=[f for f in fs if not f.is_file()]: raise FileNotFoundError(f'{gone[0]}: no such file')
-    return (_IndexedDrawings if all(map(_plain, fs)) else _StreamedDrawings)(fs, root, with_labels, Rasterise(size, width, antialias, time) if field=='png' else None)
+    paths,root = _drawing_files(files)
+    missing = [p for p in paths if not p.is_file()]
+    if missing: raise FileNotFoundError(f'{missing[0]}: no such file')
+    raster = Rasterise(size, width, antialias, time) if field=='png' else None
+    source = _IndexedDrawings if all(map(_is_plain, paths)) else _StreamedDrawings
+    return source(paths, root, with_labels, raster)

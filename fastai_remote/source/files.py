@@ -1,4 +1,4 @@
-"""Image files as raw samples by number
+"""A source of image files, which are stored as they are
 
 Docs: page `source/files`"""
 
@@ -19,64 +19,81 @@ from .base import fn_fingerprint, IndexedSource, storable
 
 # %% ../../nbs/source/01_files.ipynb #feb89fc8
 class PathList:
-    "Paths below `root`, packed: their bytes and 8 more a path"
-    def __init__(self, root:str|Path='.'): self.root,self.blob,self.ends = Path(root),bytearray(),array('q', [0])
-    def append(self, p:str):
-        "Add `p`, relative to the root"
-        try: self.blob += os.fsencode(p)
-        except UnicodeEncodeError: self.blob += storable(p).encode()   # no file is called so: one that will not be found
+    "A list of paths below `root`, packed: the bytes of each path, and 8 bytes more"
+    def __init__(self,
+        root:str|Path='.' # Folder that the paths are relative to
+    ): self.root,self.blob,self.ends = Path(root),bytearray(),array('q', [0])
+
+    def append(self,
+        path:str # Relative to the root
+    ):
+        "Add `path`"
+        try: self.blob += os.fsencode(path)
+        except UnicodeEncodeError:   # no file can have this name; opening it will fail
+            self.blob += storable(path).encode()
         self.ends.append(len(self.blob))
+
     def __len__(self): return len(self.ends)-1
     def __getitem__(self, i:int)->Path:
         if not 0<=i<len(self): raise IndexError(i)
         return self.root/os.fsdecode(bytes(self.blob[self.ends[i]:self.ends[i+1]]))
     def __repr__(self): return f'PathList({len(self)} in {self.root})'
     def fingerprint(self)->str:
-        "Tells one list of paths from another"
+        "A hash of all paths"
         return hashlib.sha256(self.blob+self.ends.tobytes()).hexdigest()
 
-IMAGE_EXTENSIONS = {'.jpg':'jpg', '.jpeg':'jpg', '.png':'png', '.webp':'webp', **{e:'img' for e in ('.bmp','.gif','.tif','.tiff','.ppm','.pgm')}}
+# The field for the image files of each extension; files of different kinds share the field `img`
+IMAGE_EXTENSIONS = {'.jpg':'jpg', '.jpeg':'jpg', '.png':'png', '.webp':'webp',
+                    **{e:'img' for e in ('.bmp','.gif','.tif','.tiff','.ppm','.pgm')}}
 
-def _walk(d, pre=''):
-    "Image files below `d`, sorted, as paths relative to it"
-    with os.scandir(d) as it: es = sorted(it, key=lambda e: e.name)
-    for e in es:
-        if e.name.startswith('.'): continue
-        if e.is_dir(): yield from _walk(e.path, f'{pre}{e.name}/')
-        elif os.path.splitext(e.name)[1].lower() in IMAGE_EXTENSIONS: yield pre+e.name
+def _image_files(folder, prefix=''):
+    "Yields the paths of image files below `folder`, relative to it, in sorted order. Hidden files are left out"
+    with os.scandir(folder) as found: entries = sorted(found, key=lambda e: e.name)
+    for entry in entries:
+        if entry.name.startswith('.'): continue
+        if entry.is_dir(): yield from _image_files(entry.path, f'{prefix}{entry.name}/')
+        elif os.path.splitext(entry.name)[1].lower() in IMAGE_EXTENSIONS: yield prefix+entry.name
 
 # %% ../../nbs/source/01_files.ipynb #5c9df9f3
 class image_samples(IndexedSource):
-    "A source of image files: fields `jpg` (or `png`, `webp`, `img`), `cls` if there is a `label`, `path` if asked for"
+    """A source of image files: fields `jpg` (or `png`, `webp`, `img`), `cls` if there is a `label`, `path` if asked for
+
+    The files are stored as they are. Raises `FileNotFoundError` if there are none."""
     def __init__(self,
-        files:str|Path|list, # A folder, searched with its sub-folders, or paths
-        label=None, # `label(path)` -> label, or a list of labels
-        field:str=None, # Field for the image; default: by the files' extensions
+        files:str|Path|list, # A folder, searched with its subfolders, or a list of paths
+        label=None, # `label(path)` -> label, or a list of labels; default: no labels
+        field:str=None, # Field for the image; default: by the extensions of the files
         path:bool=False, # Keep the path, relative to the folder, as field `path`?
     ):
         if label is not None and not callable(label): raise TypeError(f'label is a function of a path, not {label!r}')
-        folder = isinstance(files, (str,Path))
-        if folder and not Path(files).is_dir(): raise FileNotFoundError(f'{files}: no such folder')
+        is_folder = isinstance(files, (str,Path))
+        if is_folder and not Path(files).is_dir(): raise FileNotFoundError(f'{files}: no such folder')
         self.label,self.keep = label,path
-        self.paths = PathList(files if folder else '')
-        kinds = set()
-        for p in _walk(files) if folder else map(str, files):
+        self.paths = PathList(files if is_folder else '')
+        fields = set()
+        for p in _image_files(files) if is_folder else map(str, files):
             self.paths.append(p)
-            kinds.add(IMAGE_EXTENSIONS.get(os.path.splitext(p)[1].lower(), 'img'))
+            fields.add(IMAGE_EXTENSIONS.get(os.path.splitext(p)[1].lower(), 'img'))
         if not len(self.paths): raise FileNotFoundError(f"{files}: no image files ({', '.join(IMAGE_EXTENSIONS)})")
-        self.field = field or (kinds.pop() if len(kinds)==1 else 'img')
+        self.field = field or (fields.pop() if len(fields)==1 else 'img')
 
     def __len__(self): return len(self.paths)
+
     def _raw(self, i):
-        p = self.paths[i]
-        try: y = self.label(p) if self.label else None
-        except Exception as e: return p, e
-        if self.label and y is None:
-            return p, ValueError(f"label function {getattr(self.label, '__qualname__', self.label)!s} returned None for {p}")
-        return p, (str(p), y)
+        "Path and label of file `i`; the label function runs here, in the leading process"
+        path = self.paths[i]
+        if not self.label: return path,(str(path), None)
+        try: label = self.label(path)
+        except Exception as e: return path,e
+        if label is None:
+            name = getattr(self.label, '__qualname__', self.label)
+            return path,ValueError(f"label function {name!s} returned None for {path}")
+        return path,(str(path), label)
+
     def read(self, numbers)->list: return [self._raw(i) for i in numbers.tolist()]
     @property
     def load(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
+
     def __getitem__(self, i):
         "Sample `i`; a list of samples for a slice or several numbers"
         if isinstance(i, slice): i = range(len(self))[i]
@@ -85,15 +102,25 @@ class image_samples(IndexedSource):
         if isinstance(raw, Exception): raise raw
         return self.load(raw)
     def __iter__(self): return (self[i] for i in range(len(self)))
-    iloc,itertuples = property(lambda self: self),__iter__   # as test items, fastai indexes it and keeps no copy
+
+    # fastai reads test items by `iloc` and `itertuples`, as of a DataFrame, and then makes no list of them
+    @property
+    def iloc(self): return self
+    itertuples = __iter__
+
     def fingerprint(self): return self.paths.fingerprint(),self.field,self.keep,fn_fingerprint(self.label)
     def __repr__(self): return f'image_samples({len(self):,} files in {self.paths.root}, field {self.field!r})'
 
 class _LoadFile:
-    def __init__(self, field, label, root): store_attr()
+    "raw -> sample: reads the file"
+    def __init__(self,
+        field:str, # Field for the image
+        label:bool, # Is there a label?
+        root:str, # Folder that `path` is relative to; `None`: no field `path`
+    ): store_attr()
     def __call__(self, raw):
-        p,y = raw
-        with open(p, 'rb') as f: d = {self.field:f.read()}
-        if self.label: d['labels' if isinstance(y, (list,tuple)) else 'cls'] = y
-        if self.root is not None: d['path'] = os.path.relpath(p, self.root)
-        return d
+        path,label = raw
+        with open(path, 'rb') as f: sample = {self.field:f.read()}
+        if self.label: sample['labels' if isinstance(label, (list,tuple)) else 'cls'] = label
+        if self.root is not None: sample['path'] = os.path.relpath(path, self.root)
+        return sample

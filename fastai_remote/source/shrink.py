@@ -1,4 +1,4 @@
-"""Photographs scaled down on the way in
+"""Reduces photographs when a dataset is written
 
 Docs: page `source/shrink`"""
 
@@ -20,56 +20,87 @@ from .base import as_sample
 
 # %% ../../nbs/source/02_shrink.ipynb #76632bd8
 class shrink:
-    "Shrink images until the shorter side is `size` pixels; smaller ones stay as they are"
+    """An `fn` that reduces images until the shorter side has `size` pixels; smaller ones stay as they are
+
+    Raises `ValueError` for a sample without images, and for images that `codec` cannot keep."""
     def __init__(self,
         size:int, # Shorter side, pixels
         quality:int=90, # JPEG and WebP quality, 1 to 95
-        codec:str='jpg', # What to store: `jpg`, `png` or `webp`; `raw` pixels, `bits` of masks
-        fields:list=None, # Image fields to shrink; default: the first
+        codec:str='jpg', # Stored as `jpg`, `png`, `webp`, `raw` pixels, or `bits` (masks of two levels)
+        fields:list=None, # Image fields to shrink; default: the first one
         resample:int=Image.Resampling.BILINEAR, # Pillow's filter; `NEAREST` for masks
     ):
-        if not isinstance(size, (int,np.integer)) or size<1: raise ValueError(f'size is the shorter side, in pixels, not {size!r}')
+        if not isinstance(size, (int,np.integer)) or size<1:
+            raise ValueError(f'size is the shorter side, in pixels, not {size!r}')
         if not 1<=quality<=95: raise ValueError(f'quality must be from 1 to 95, not {quality}')
-        if not (isinstance(c:=get_codec(codec), RawCodec) or getattr(c, 'fmt', None)): raise ValueError(f'codec must be jpg, png, webp, raw or bits, not {codec!r}')
-        if isinstance(c, BitsCodec) and resample!=Image.Resampling.NEAREST: raise ValueError("codec='bits' has no greys: it takes resample=Image.Resampling.NEAREST")
+        out = get_codec(codec)
+        if not isinstance(out, RawCodec) and not (isinstance(out, ImageCodec) and out.fmt):
+            raise ValueError(f'codec must be jpg, png, webp, raw or bits, not {codec!r}')
+        if isinstance(out, BitsCodec) and resample!=Image.Resampling.NEAREST:
+            raise ValueError("codec='bits' has no greys: it takes resample=Image.Resampling.NEAREST")
         store_attr()
 
-    def __call__(self, o)->dict:
-        o = as_sample(o)
-        fields = self.fields or [f for f in o if isinstance(get_codec(f), (ImageCodec,RawCodec))][:1]
-        if not fields: raise ValueError(f"no image among the fields {', '.join(o)}")
-        return {(self._rename(f) if f in fields else f):(self._one(v, f) if f in fields else v) for f,v in o.items()}
+    def __call__(self,
+        sample # A dict of fields, or what `as_sample` makes one of
+    )->dict: # The sample with smaller images; their fields end in the name of `codec`
+        sample = as_sample(sample)
+        fields = self.fields or [f for f in sample if isinstance(get_codec(f), (ImageCodec,RawCodec))][:1]
+        if not fields: raise ValueError(f"no image among the fields {', '.join(sample)}")
+        return dict((self._new_name(f), self._one(v, f)) if f in fields else (f, v) for f,v in sample.items())
 
-    def _rename(self, f): return '.'.join([*f.split('.')[:-1], self.codec])
-    def _one(self, v, field='img'):
-        out,c = get_codec(self.codec),get_codec(field)
-        pixels = is_image(field) and not isinstance(c, ImageCodec)
-        im = v if isinstance(v, Image.Image) else from_pixels(v) if not isinstance(v, (bytes,bytearray)) else c.image(v) if pixels else ImageCodec('img')._open(v)
-        w,h = im.size
-        s = self.size/min(w, h)
-        if s>=1 and isinstance(v, bytes) and (c is out if pixels else im.format==getattr(out, 'fmt', '')): return v
-        if s>=1 and isinstance(v, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im):
+    def _new_name(self, field): return '.'.join([*field.split('.')[:-1], self.codec])
+
+    def _one(self, value, field='img'):
+        "Shrinks one image: an opened one, encoded bytes, or an array"
+        out = get_codec(self.codec)
+        im = _open(value, field)
+        width,height = im.size
+        scale = self.size/min(width, height)
+        if scale>=1 and self._can_stay(value, field, im, out): return value
+        if scale>=1 and isinstance(value, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im):
             return ImageCodec(self.codec, out.fmt, self.quality).to_bytes(im)
-        size = max(1, round(w*s)),max(1, round(h*s))
-        if s<1 and not isinstance(v, Image.Image): im.draft(None, size)   # an image of the user's may be needed again, as large as it is
+        size = max(1, round(width*scale)),max(1, round(height*scale))
+        if scale<1 and not isinstance(value, Image.Image):   # an image of the user may be needed again at its full size
+            im.draft(None, size)
         im = ImageCodec('img')._load(im)
         exif = only_orientation(im)
-        im,note = self._flat(im)
-        if s<1:
-            im = im.resize(size, self.resample, reducing_gap=2. if self.resample!=Image.Resampling.NEAREST else None)
+        im,note = self._to_stored_mode(im)
+        if scale<1:
+            gap = 2. if self.resample!=Image.Resampling.NEAREST else None
+            im = im.resize(size, self.resample, reducing_gap=gap)
         if isinstance(out, ImageCodec):
             return Encoded.of(ImageCodec(self.codec, out.fmt, self.quality).encode(im, exif), self.codec, im, note)
         return Encoded.of(out.to_bytes(im), self.codec, im, note) if note else out.to_bytes(im)
 
-    def _flat(self, im):
-        "`im` in a mode that the codec stores, as fastai would open it, and what that has cost"
-        if im.mode[0] in 'IF': return im,None   # 16 bits: the codec says whether it can
+    def _can_stay(self, value, field, im, out):
+        "Are these the bytes of an image in the format of codec `out`?"
+        if not isinstance(value, bytes): return False
+        if _has_pixels(field): return get_codec(field) is out
+        return isinstance(out, ImageCodec) and im.format==out.fmt
+
+    def _to_stored_mode(self, im):
+        "`im` in a mode that the codec stores, as fastai would open it; and a note on what is lost, or `None`"
+        if im.mode[0] in 'IF': return im,None   # 16 bits: the codec decides whether it can store them
         if self.codec in ('png','webp'): return im.convert('RGB') if im.mode in ('CMYK','YCbCr','HSV') else im,None
         note = "images lost their transparency; shrink(…, codec='png') keeps it" if is_transparent(im) else None
-        if 'transparency' in im.info: (im:=im.copy()).info.pop('transparency')
+        if 'transparency' in im.info:
+            im = im.copy()
+            im.info.pop('transparency')
         if im.mode=='La': im = im.convert('LA')
         grey = ('L',) if self.codec=='jpg' else ('1','L','LA')
         mode = 'L' if im.mode in grey else 'RGB'
         return im if im.mode==mode else im.convert(mode),note
 
-    def __repr__(self): return f'shrink({self.size}, quality={self.quality}, codec={self.codec!r}, fields={self.fields}, resample={int(self.resample)})'
+    def __repr__(self):
+        return (f'shrink({self.size}, quality={self.quality}, codec={self.codec!r}, fields={self.fields}, '
+                f'resample={int(self.resample)})')
+
+def _has_pixels(field):
+    "Does `field` contain images that are not image files, such as `raw`?"
+    return is_image(field) and not isinstance(get_codec(field), ImageCodec)
+
+def _open(value, field):
+    "`value` of `field` as an image; the pixels of an image file are not decoded yet"
+    if isinstance(value, Image.Image): return value
+    if not isinstance(value, (bytes,bytearray)): return from_pixels(value)
+    return get_codec(field).image(value) if _has_pixels(field) else ImageCodec('img')._open(value)

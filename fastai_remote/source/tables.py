@@ -1,4 +1,4 @@
-"""CSV files, read once from front to back
+"""A source of the rows of CSV files
 
 Docs: page `source/tables`"""
 
@@ -18,77 +18,112 @@ from .base import StreamedSource
 from .files import IMAGE_EXTENSIONS
 
 # %% ../../nbs/source/03_tables.ipynb #7a8a5e0a
-def list_files(files, exts):
-    "`files`, or those below a folder whose names end in one of `exts`, sorted"
+def list_files(
+    files:str|Path|list, # A folder, which is searched with its subfolders; a file, or a list of files
+    extensions:tuple, # What the names of files in a folder end in
+)->list: # Paths; those of a folder are sorted
+    "The files that are meant by `files`; raises `FileNotFoundError`"
     if isinstance(files, (str,Path)) and Path(files).is_dir():
-        res = sorted(p for p in Path(files).rglob('*') if p.name.lower().endswith(exts) and not p.name.startswith('.'))
-    else: res = [Path(p) for p in L(files)]
-    if not res: raise FileNotFoundError(f"{files}: no files ({', '.join(exts)})")
-    if gone:=[p for p in res if not p.is_file()]: raise FileNotFoundError(f'{gone[0]}: no such file')
-    return res
+        found = Path(files).rglob('*')
+        paths = sorted(p for p in found if p.name.lower().endswith(extensions) and not p.name.startswith('.'))
+    else: paths = [Path(p) for p in L(files)]
+    if not paths: raise FileNotFoundError(f"{files}: no files ({', '.join(extensions)})")
+    missing = [p for p in paths if not p.is_file()]
+    if missing: raise FileNotFoundError(f'{missing[0]}: no such file')
+    return paths
 
-def file_stamps(files): return [(p.name, (s:=p.stat()).st_size, s.st_mtime_ns) for p in files]
+def file_stamps(paths:list)->list:
+    "`(name, bytes, time of modification in ns)` of each file, to find out whether it is still the same"
+    stats = [p.stat() for p in paths]
+    return [(p.name, stat.st_size, stat.st_mtime_ns) for p,stat in zip(paths, stats)]
 
-def open_text(p:Path, **kwargs):
-    "Open `p` for reading, through gzip or xz if its name says so; binary unless `mode` is given"
-    return (gzip.open if p.suffix.lower()=='.gz' else lzma.open if p.suffix.lower()=='.xz' else open)(p, **{'mode':'rb', **kwargs})
+def open_text(path:Path, **kwargs):
+    "Open `path` for reading, through gzip or xz if its name ends in `.gz` or `.xz`; binary unless `mode` is given"
+    opener = {'.gz':gzip.open, '.xz':lzma.open}.get(path.suffix.lower(), open)
+    return opener(path, **{'mode':'rb', **kwargs})
 
 # %% ../../nbs/source/03_tables.ipynb #cc2d117b
 class csv_samples(StreamedSource):
-    "A source of the rows of CSV files: images that a column names, or dicts"
+    """A source of the rows of CSV files: the images that a column names, or the rows as dicts
+
+    `stream` raises `ValueError` for a file without a header, with two columns of one name, or without a column that is
+    asked for. A row that does not fit the header is a failed sample."""
     chunk = 256
     def __init__(self,
-        files:str|Path|list, # A file or several, with a header; plain, `.gz` or `.xz`
-        fn_col:int|str=None, # Column of image files; default: samples are rows, `{column: str}`
-        label_col:int|str=None, # Column of labels
-        label_delim:str=None, # What separates labels, where there are several
-        folder:str|Path='', # Where the files are
-        suff:str='', # What to add to the names of files
-        delimiter:str=',', # What separates columns
+        files:str|Path|list, # A file, several, or a folder; with a header; plain, `.gz` or `.xz`
+        fn_col:int|str=None, # Column with names of image files; default: samples are rows, `{column: str}`
+        label_col:int|str=None, # Column with labels
+        label_delim:str=None, # Separator of several labels in one cell; default: a cell is one label
+        folder:str|Path='', # Folder of the image files
+        suff:str='', # What to append to the names of image files, such as '.jpg'
+        delimiter:str=',', # Separator of columns
     ):
         store_attr()
         self.files = list_files(files, ('.csv','.csv.gz','.csv.xz'))
 
     def _rows(self):
-        for p in self.files:
-            with open_text(p, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
+        "Yields `(name, raw)` for each row of each file"
+        for path in self.files:
+            # Bytes that are not UTF-8 become surrogates, which `_sound_rows` finds row by row.
+            with open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
                 rows = csv.reader(f, delimiter=self.delimiter)
-                head = next(rows, None)
-                if head is None: raise ValueError(f'{p}: empty: no header')
-                if twins:=[c for c in set(head) if head.count(c)>1]: raise ValueError(f'{p}: two columns are called {twins[0]!r}')
-                cols = {k:head.index(c) if isinstance(c, str) and c in head else c for k,c in (('fn_col',self.fn_col),('label_col',self.label_col)) if c is not None}
-                if bad:=[c for c in cols.values() if isinstance(c, str) or c>=len(head)]: raise ValueError(f"{p}: no column {bad[0]!r}; there are {', '.join(head)}")
-                for row in _each(rows):
-                    if row: yield f'{p.name}:{rows.line_num}', row if isinstance(row, Exception) else self._raw(head, cols, row)
+                header = next(rows, None)
+                columns = self._columns(path, header)
+                for row in _sound_rows(rows):
+                    if not row: continue
+                    raw = row if isinstance(row, Exception) else self._raw(header, columns, row)
+                    yield f'{path.name}:{rows.line_num}',raw
 
-    def _raw(self, head, cols, row):
-        if len(row)!=len(head): return ValueError(f'{len(row)} columns where the header has {len(head)}')
-        if not cols: return dict(zip(head, row))
-        y = row[cols['label_col']] if 'label_col' in cols else None
-        if y is not None and self.label_delim: y = [o for o in y.split(self.label_delim) if o]
-        return (row[cols['fn_col']]+self.suff if 'fn_col' in cols else None), y
+    def _columns(self, path, header):
+        "Positions of the columns that are asked for: `{'fn_col': 0, 'label_col': 1}`"
+        if header is None: raise ValueError(f'{path}: empty: no header')
+        twice = [c for c in set(header) if header.count(c)>1]
+        if twice: raise ValueError(f'{path}: two columns are called {twice[0]!r}')
+        asked = {k:c for k,c in (('fn_col',self.fn_col), ('label_col',self.label_col)) if c is not None}
+        columns = {k:header.index(c) if isinstance(c, str) and c in header else c for k,c in asked.items()}
+        missing = [c for c in columns.values() if isinstance(c, str) or c>=len(header)]
+        if missing: raise ValueError(f"{path}: no column {missing[0]!r}; there are {', '.join(header)}")
+        return columns
+
+    def _raw(self, header, columns, row):
+        "`(name of the image or None, label or None)`, or the row as a dict if no columns are asked for"
+        if len(row)!=len(header): return ValueError(f'{len(row)} columns where the header has {len(header)}')
+        if not columns: return dict(zip(header, row))
+        label = row[columns['label_col']] if 'label_col' in columns else None
+        if label is not None and self.label_delim: label = [o for o in label.split(self.label_delim) if o]
+        return (row[columns['fn_col']]+self.suff if 'fn_col' in columns else None), label
 
     def stream(self, size): return chunked(self._rows(), size)
     @property
     def load(self): return _LoadRow(str(self.folder))
-    def fingerprint(self): return file_stamps(self.files),self.fn_col,self.label_col,self.label_delim,str(self.folder),self.suff,self.delimiter
-    def __repr__(self): return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
+    def fingerprint(self):
+        options = self.fn_col,self.label_col,self.label_delim,str(self.folder),self.suff,self.delimiter
+        return file_stamps(self.files),*options
+    def __repr__(self):
+        return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
 
-def _each(rows):
-    "`rows` of a CSV; an error for one that is none"
+def _sound_rows(rows):
+    "Yields each row of a CSV reader, or an exception in place of one that is damaged or not UTF-8"
     while True:
         try: row = next(rows)
         except StopIteration: return
-        except csv.Error as e: yield ValueError(str(e)); continue
-        yield ValueError('not UTF-8') if any('\udc80'<=c<='\udcff' for s in row if not s.isascii() for c in s) else row
+        except csv.Error as e:
+            yield ValueError(str(e))
+            continue
+        is_utf8 = all(cell.isascii() or not any('\udc80'<=c<='\udcff' for c in cell) for cell in row)
+        yield row if is_utf8 else ValueError('not UTF-8')
 
 class _LoadRow:
-    def __init__(self, folder): self.folder = folder
+    "raw -> sample: reads the image, if there is one"
+    def __init__(self,
+        folder:str # Folder of the images
+    ): self.folder = folder
     def __call__(self, raw):
         if isinstance(raw, dict): return raw
-        p,y = raw
-        d = {}
-        if p is not None:
-            with open(os.path.join(self.folder, p), 'rb') as f: d[IMAGE_EXTENSIONS.get(os.path.splitext(p)[1].lower(), 'img')] = f.read()
-        if y is not None: d['labels' if isinstance(y, list) else 'cls'] = y
-        return d
+        path,label = raw
+        sample = {}
+        if path is not None:
+            field = IMAGE_EXTENSIONS.get(os.path.splitext(path)[1].lower(), 'img')
+            with open(os.path.join(self.folder, path), 'rb') as f: sample[field] = f.read()
+        if label is not None: sample['labels' if isinstance(label, list) else 'cls'] = label
+        return sample

@@ -65,7 +65,7 @@ def fast(
     x,y,crop_width,crop_height = crop(width, height)
     region = (x,y,x+crop_width,y+crop_height)
     source = JpegSource(jpeg, (width,height), 3)
-    return torch.from_numpy(read_pixels(source, region, (size,size), turn=(False,flip,False)))
+    return torch.from_numpy(read_pixels(source, region, (size,size), orientation=(False,flip,False)))
 
 class Work:
     "What a loader without fastai does with the bytes of a JPEG: decode, crop, resize, flip"

@@ -1,0 +1,257 @@
+"Unusual tars: `tar_samples` and `index_shards` read the same samples from them"
+import bz2, gzip, lzma, shutil, subprocess, tarfile, tracemalloc
+
+import pytest
+
+from fastai_remote import ShardStore, index_shards, tar_samples
+from fastai_remote.ingest.run import ingest
+from fastai_remote.source.tars import DamagedTar, tar_members
+from fastai_remote.write.base import MemoryWriter
+
+BLOCK = 512
+END = bytes(2*BLOCK)
+
+def header(name, size=0, kind=tarfile.REGTYPE, fmt=tarfile.GNU_FORMAT, **attributes):
+    info = tarfile.TarInfo(name)
+    info.size,info.type = size,kind
+    for k,v in attributes.items(): setattr(info, k, v)
+    return info.tobuf(fmt, 'utf-8', 'surrogateescape')
+
+def member(name, content, fmt=tarfile.GNU_FORMAT, **attributes):
+    return header(name, len(content), fmt=fmt, **attributes)+content+bytes(-len(content)%BLOCK)
+
+def raw_header(name, size_field, kind=b'0'):
+    "A header with the 12 bytes `size_field` in place of its size, and the checksum that belongs to them"
+    head = bytearray(header(name))
+    head[124:136],head[156:157],head[148:156] = size_field,kind,b' '*8
+    head[148:156] = b'%06o\0 ' % sum(head)
+    return bytes(head)
+
+def pax(records, kind=tarfile.XHDTYPE):
+    def line(k, v):
+        rest = f' {k}={v}\n'.encode()
+        n = len(rest)
+        while n!=len(str(n))+len(rest): n = len(str(n))+len(rest)
+        return b'%d%s' % (n, rest)
+    body = b''.join(line(k, v) for k,v in records.items())
+    return header('././@PaxHeader', len(body), kind, tarfile.USTAR_FORMAT)+body+bytes(-len(body)%BLOCK)
+
+def sample(i, fmt=tarfile.GNU_FORMAT, key=None):
+    key = key or f'{i:03}'
+    return member(f'{key}.bin', content(i), fmt)+member(f'{key}.cls', b'%d' % (i%3), fmt)
+
+def content(i): return b'content %d ' % i * (i+1)*20
+def expected(*numbers): return [(content(i), i%3) for i in numbers]
+
+LONG = 'folder/'*30+'x'*120
+NEGATIVE = b'\xff'*12   # -1 in base 256
+HUGE = b'\x80\0\0\0\0\x7f'+b'\xff'*6
+THREE = sample(0)+sample(1)+sample(2)
+
+# name: (tar, samples that are read, is there a failure?)
+UNUSUAL = {
+    'ustar': (b''.join(sample(i, tarfile.USTAR_FORMAT) for i in range(3))+END, expected(0,1,2), False),
+    'GNU long names': (b''.join(sample(i, key=f'{LONG}{i}') for i in range(3))+END, expected(0,1,2), False),
+    'pax long names': (
+        b''.join(sample(i, tarfile.PAX_FORMAT, f'{LONG}ü{i}') for i in range(3))+END,
+        expected(0,1,2), False),
+    'pax global header': (pax({'comment':'by git'}, tarfile.XGLTYPE)+THREE+END, expected(0,1,2), False),
+    'pax size': (
+        pax({'size':len(content(0))})+header('000.bin')+member('000.bin', content(0))[BLOCK:]+member('000.cls', b'0')
+        +sample(1)+END,
+        expected(0,1), False),
+    'names that are not UTF-8': (
+        member('a\udcff.bin', content(0))+member('a\udcff.cls', b'0')+sample(1)+END,
+        expected(0,1), False),
+    'folders': (
+        header('x/', kind=tarfile.DIRTYPE)+sample(0)+header('y/', kind=tarfile.DIRTYPE)+sample(1)+END,
+        expected(0,1), False),
+    'unknown type': (THREE+header('003.bin', kind=b'Z')+END, expected(0,1,2), True),
+    'hard link': (
+        sample(0)+header('001.bin', kind=tarfile.LNKTYPE, linkname='000.bin')+member('001.cls', b'1')+sample(2)+END,
+        expected(0,2), True),
+    'symbolic link': (
+        sample(0)+header('001.bin', kind=tarfile.SYMTYPE, linkname='/etc/passwd')+member('001.cls', b'1')+sample(2)+END,
+        expected(0,2), True),
+    'devices': (
+        sample(0)+header('001.bin', kind=tarfile.CHRTYPE)+member('001.cls', b'1')
+        +header('002.bin', kind=tarfile.FIFOTYPE)+END,
+        expected(0), True),
+    'a field twice': (member('000.bin', b'old')+sample(0)+sample(1)+END, expected(0,1), False),
+    'a link after the file it replaces': (
+        sample(0)+sample(1)+header('001.bin', kind=tarfile.LNKTYPE, linkname='000.bin')+END,
+        expected(0), True),
+    'two archives': (sample(0)+END+sample(1)+sample(2)+END, expected(0,1,2), False),
+    'two archives with the same key': (sample(0, key='a')+END+sample(1, key='a')+END, expected(0,1), False),
+    'two archives, padded': (sample(0)+bytes(10_240)+sample(1)+bytes(10_240), expected(0,1), False),
+    'zeros before the first member': (END+sample(0)+END, expected(0), False),
+    'a block of zeros between members': (sample(0)+bytes(BLOCK)+sample(1)+END, expected(0,1), False),
+    'one block of zeros at the end': (THREE+bytes(BLOCK), expected(0,1,2), False),
+    'no end': (THREE, expected(0,1,2), True),
+    'junk after the end': (THREE+END+b'junk'*200, expected(0,1,2), True),
+    'damaged header': (sample(0)+sample(1).replace(b'001.bin', b'001.bim', 1)+sample(2)+END, expected(0), True),
+    'cut in a content': ((sample(0)+sample(9))[:-BLOCK*4], expected(0), True),
+    'cut between the members of a sample': (sample(0)+sample(1)+member('002.bin', content(2)), expected(0,1), True),
+    'cut in a header': (sample(0)+sample(1)+header('002.bin')[:100], expected(0,1), True),
+    'cut after a long name': (sample(0)+sample(1)+member(LONG*2, b'')[:-BLOCK], expected(0,1), True),
+    'a long name, then zeros': (sample(0)+member(LONG*2, b'')[:-BLOCK]+bytes(BLOCK)+sample(1)+END, expected(0), True),
+    'pax headers, then zeros': (sample(0)+pax({'path':'evil.bin'})+bytes(BLOCK)+sample(1)+END, expected(0), True),
+    'negative size': (sample(0)+raw_header('001.bin', NEGATIVE)+sample(1)+END, expected(0), True),
+    'negative pax size': (sample(0)+pax({'size':-2048})+header('001.bin')+sample(1)+END, expected(0), True),
+    'a size of exabytes': (sample(0)+raw_header('001.bin', HUGE)+sample(1)+END, expected(0), True),
+    'a pax size of exabytes': (sample(0)+pax({'size':1<<61})+header('001.bin')+sample(1)+END, expected(0), True),
+    'a size that is no number': (
+        sample(0)+pax({'size':'many'})+header('001.bin')+bytes(BLOCK)+END,
+        expected(0), True),
+    'a long name of exabytes': (sample(0)+raw_header('././@LongLink', HUGE, b'L')+sample(1)+END, expected(0), True),
+    'a long name of negative size': (
+        sample(0)+raw_header('././@LongLink', NEGATIVE, b'L')+sample(1)+END,
+        expected(0), True),
+    'pax headers of 2 MB': (
+        sample(0)+header('././@PaxHeader', 1<<21, tarfile.XHDTYPE)+bytes(1<<21)+sample(1)+END,
+        expected(0), True),
+    '5,000 pax headers': (sample(0)+pax({'a':'b'})*5000+sample(1)+END, expected(0), True),
+    'a sparse file': (
+        sample(0)+raw_header('001.bin', b'%011o\0' % 0, tarfile.GNUTYPE_SPARSE)+member('001.cls', b'1')+sample(2)+END,
+        expected(0,2), True),
+}
+def gzip_in_parts(data): return b''.join(gzip.compress(data[k:k+1000]) for k in range(0, len(data), 1000))
+
+COMPRESS = {'tar':bytes, 'tar.gz':gzip.compress, 'tgz':gzip_in_parts}
+
+def read_as_stream(path):
+    "What `tar_samples` reads: samples, and failures"
+    source,samples,failures = tar_samples(path),[],[]
+    for part in source.stream(3):
+        for name,raw in part:
+            try:
+                if isinstance(raw, Exception): raise raw
+                loaded = source.load(raw)
+                samples.append((loaded['bin'],loaded['cls']))
+            except (OSError,ValueError,KeyError) as e: failures.append((name, str(e)))
+    return samples,failures
+
+def read_by_index(folder):
+    "What `index_shards` reads: samples, and failures; another tar in the folder shows which fields there are"
+    (folder/'z.tar').write_bytes(sample(5)+END)
+    report = index_shards(folder, num_workers=1, progress=False)
+    store = ShardStore(folder, cache=str(folder/'../cache'))
+    assert store.verify(num_workers=1).bad==0
+    got = [(bytes(o['bin']),o['cls']) for o in store[:]]
+    assert got.pop()==expected(5)[0]
+    return got,report.failures
+
+def write(folder, extension, data):
+    folder.mkdir()
+    (folder/f'a.{extension}').write_bytes(COMPRESS[extension](data))
+    return folder/f'a.{extension}'
+
+@pytest.mark.parametrize('extension', COMPRESS)
+@pytest.mark.parametrize('name', UNUSUAL)
+def test_both_readers_agree_on_unusual_tars(tmp_path, name, extension):
+    data,want,fails = UNUSUAL[name]
+    path = write(tmp_path/'d', extension, data)
+    for samples,failures in (read_as_stream(path), read_by_index(path.parent)):
+        assert samples==want
+        assert bool(failures)==fails, failures
+        assert all('a.' in where for where,_ in failures)
+
+@pytest.mark.parametrize('name', UNUSUAL)
+def test_headers_alone_give_the_same_members(tmp_path, name):
+    data,found = UNUSUAL[name][0],[]
+    (tmp_path/'a.tar').write_bytes(data)
+    for contents in True,False:
+        members = []
+        with open(tmp_path/'a.tar', 'rb') as file:
+            try:
+                for m in tar_members(file, contents):
+                    members.append((m.name, m.start, m.size, str(m.error), m.is_first))
+                damage = None
+            except DamagedTar as e: damage = type(e)
+        found.append((members,damage))
+    assert found[0]==found[1]
+    for name,start,size,error,_ in found[0][0]: assert error!='None' or len(data[start:start+size])==size
+
+@pytest.mark.parametrize('extension', ['tar','tar.gz'])
+def test_cut_at_any_block_both_read_what_is_complete(tmp_path, extension):
+    data = THREE+END
+    ends = [len(b''.join(map(sample, range(k)))) for k in (1,2,3)]
+    for cut in range(len(sample(0)), len(data), BLOCK):
+        path = write(tmp_path/f'{cut}', extension, data[:cut])
+        want = expected(*range(sum(end<=cut for end in ends)))
+        for samples,failures in (read_as_stream(path), read_by_index(path.parent)):
+            assert samples==want and bool(failures)==(cut<=len(THREE)), cut
+
+@pytest.mark.parametrize('compress', [gzip.compress,lzma.compress,bz2.compress], ids=['gzip','xz','bzip2'])
+def test_compression_is_recognised_by_content_and_parts_may_follow_each_other(tmp_path, compress):
+    data = THREE+END
+    (tmp_path/'a.tgz').write_bytes(compress(data[:700])+compress(data[700:])+bytes(100))
+    assert read_as_stream(tmp_path/'a.tgz')==(expected(0,1,2),[])
+
+@pytest.mark.parametrize('compress', [gzip.compress,lzma.compress,bz2.compress], ids=['gzip','xz','bzip2'])
+def test_damaged_compressed_data_is_never_written(tmp_path, compress):
+    "Each byte flipped: the samples are right, or the whole tar is refused"
+    whole = compress(THREE+END)
+    for at in range(0, len(whole), 7):
+        data = bytearray(whole)
+        data[at] ^= 0x10
+        (tmp_path/'a.tgz').write_bytes(data)
+        try: samples,failures = read_as_stream(tmp_path/'a.tgz')
+        except DamagedTar as e: assert 'a.tgz: damaged compressed data' in str(e)
+        else: assert failures or samples==expected(0,1,2)
+
+def test_index_refuses_damaged_compressed_data(tmp_path):
+    path = write(tmp_path/'d', 'tar.gz', THREE+END)
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1   # in the checksum
+    path.write_bytes(data)
+    samples,failures = read_by_index(path.parent)
+    assert samples==[] and 'damaged compressed data' in failures[0][1]
+    with pytest.raises(DamagedTar, match='a.tar.gz: damaged compressed data.*incorrect data check'):
+        read_as_stream(path)
+
+SPARSE = [['--format=gnu'], ['--format=pax','--sparse-version=0.1'], ['--format=pax','--sparse-version=1.0']]
+
+@pytest.mark.parametrize('flags', SPARSE, ids=' '.join)
+def test_sparse_files_are_failed_samples(tmp_path, flags):
+    "As GNU tar writes them; their bytes are not stored in one place"
+    if not shutil.which('tar'): pytest.skip('no tar')
+    (tmp_path/'d').mkdir()
+    for i in range(3):
+        (tmp_path/f'00{i}.bin').write_bytes(content(i))
+        (tmp_path/f'00{i}.cls').write_bytes(b'%d' % i)
+    with (tmp_path/'001.bin').open('wb') as file:
+        file.seek(1<<20)
+        file.write(b'end')
+    files = [f'00{i}.{field}' for i in range(3) for field in ('bin','cls')]
+    made = subprocess.run(['tar','cf','d/a.tar','--sparse',*flags,*files], cwd=tmp_path, capture_output=True)
+    if made.returncode: pytest.skip('no GNU tar')
+    for samples,failures in (read_as_stream(tmp_path/'d/a.tar'), read_by_index(tmp_path/'d')):
+        assert samples==expected(0,2) and len(failures)==1 and 'sparse' in failures[0][1]
+
+@pytest.mark.parametrize('name', ['a size of exabytes','a long name of exabytes','pax headers of 2 MB'])
+def test_claimed_sizes_cost_no_memory(tmp_path, name):
+    (tmp_path/'a.tar').write_bytes(UNUSUAL[name][0])
+    for contents in True,False:
+        tracemalloc.start()
+        with open(tmp_path/'a.tar', 'rb') as file, pytest.raises(DamagedTar): list(tar_members(file, contents))
+        top = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert top<3_000_000
+
+def test_a_tar_that_becomes_shorter_is_a_failed_sample(tmp_path):
+    (tmp_path/'a.tar').write_bytes(THREE+END)
+    source = tar_samples(tmp_path/'a.tar')
+    part, = source.stream(10)
+    (tmp_path/'a.tar').write_bytes(THREE[:len(sample(0))+BLOCK+10])
+    assert source.load(part[0][1])['bin']==content(0)
+    with pytest.raises(DamagedTar, match='a.tar: only 10 of .* bytes'): source.load(part[1][1])
+
+def test_an_ingest_of_damaged_compressed_data_makes_nothing_visible(tmp_path):
+    data = bytearray(gzip.compress(THREE+END))
+    data[-6] ^= 1   # in the checksum
+    (tmp_path/'a.tar.gz').write_bytes(data)
+    writer = MemoryWriter()
+    with pytest.raises(DamagedTar, match='a.tar.gz: damaged compressed data'):
+        ingest(tar_samples(tmp_path), writer, num_workers=1, progress=False)
+    assert writer.store is None
