@@ -1,23 +1,30 @@
-"""What pictures take as each codec, and what it costs to make a training item of them
+"""How many bytes do images take with each codec, and what does it cost to make a training item of them?
 
-Purpose: bytes and CPU time, for choosing what to store. Photographs: each as a uint8 tensor after `RandomResizedCrop(224)`, the same crops for all,
-and shrunk and encoded. Drawings of 256x256 and 28x28, in two levels and with grey edges: as a uint8 tensor, and encoded. In one process, without store
-or loader, which cost the same for all but for the bytes. The contenders take turns, in an order that is reversed every round; each drawing from strokes
-is made with 63 others, as by the loader. lz4 and zstd are contenders, too, where they are installed (pip install lz4 zstandard); the package uses neither.
+Purpose: bytes and CPU time, to choose what to store. Photographs become uint8 tensors after `RandomResizedCrop(224)`,
+         with the same crops for all codecs. They are also shrunk and encoded. Drawings of 256x256 and 28x28, in two
+         levels and with grey edges, become uint8 tensors, and are encoded. Everything runs in one process, without
+         store or loader, whose cost differs only by the bytes. The contenders take turns, in an order that is reversed
+         in every round. A drawing that is stored as strokes is drawn in a batch of 64, as in the loader. lz4 and zstd
+         are also measured if they are installed (pip install lz4 zstandard); the package uses neither.
 
 Command: python tests/bench/codecs.py [--images FOLDER] [--drawings FOLDER] [--n 150] [--rounds 7]
-         without folders it makes photo-like JPEGs and drawings
+         Without folders it makes photo-like JPEGs and drawings.
 
-Result:  on 150 ImageNet photographs and 600 raw Quick, Draw! drawings (results/codecs.json: one core of a busy machine, medians of 7 rounds). Photographs: full size
-         107 KB and 2.4 ms an item; shrink(256) as JPEG of quality 90 28 KB and 2.2 times as fast, quality 75 18 KB and 2.3; as raw pixels 255 KB and 3.5 times as
-         fast; npyimg 3.2, npzimg (201 KB) 1.2, PNG (147 KB) 0.8. Drawings of 256x256 in two levels: strokes 85 bytes, 0.105 ms; bits 850 bytes, 0.076 ms; PNG of a
-         bit a pixel 1.1 KB, 0.151 ms; npzimg 1.3 KB, 0.223 ms; raw 65.5 KB, 0.048 ms. With grey edges: strokes the same, PNG 3.5 KB and 0.231 ms. Of 28x28: bits
-         64 bytes and 0.043 ms, raw 794 and 0.039, PNGs 121 or 326 and 0.08, npzimg 0.12.
+Result:  150 ImageNet photographs and 600 raw Quick, Draw! drawings (results/codecs.json: one core of a busy machine,
+         medians of 7 rounds). Photographs: in full size 107 KB and 2.4 ms per item; shrink(256) as a JPEG of quality 90
+         takes 28 KB and is 2.2 times as fast, of quality 75 18 KB and 2.3; as raw pixels 255 KB and 3.5 times as fast;
+         npyimg 3.2, npzimg (201 KB) 1.2, PNG (147 KB) 0.8. Drawings of 256x256 in two levels: strokes 85 bytes and
+         0.105 ms; bits 850 bytes and 0.076 ms; PNG with one bit per pixel 1.1 KB and 0.151 ms; npzimg 1.3 KB and 0.223
+         ms; raw 65.5 KB and 0.048 ms. With grey edges: strokes the same, PNG 3.5 KB and 0.231 ms. Drawings of 28x28:
+         bits 64 bytes and 0.043 ms, raw 794 bytes and 0.039 ms, PNGs 121 or 326 bytes and 0.08 ms, npzimg 0.12 ms.
 
-Reason:  of raw's 0.69 ms, 0.52 are the crop and Pillow's resize, 0.06 are Pillow's pixels of four bytes made from three, 0.06 the tensor: what is left to save is in
-         the resize. A shrunk JPEG costs 0.43 ms more, of decoding. npyimg parses its header as Python, 40 us; npzimg opens a zip, too. Of 28x28, an item's 0.04 ms
-         are fastai's transforms. lz4 saves 7% of photographs for 5% of the speed; drawings it makes small, 3.2 or 5.2 KB, but bits and strokes are smaller,
-         and so it is no dependency. zstd in place of zlib saves 30 of bits' 850 bytes and 11 of 76 us, and is none either.
+Reason:  of the 0.69 ms of raw pixels, 0.52 are the crop and Pillow's resize, 0.06 are the conversion from three to the
+         four bytes of Pillow's pixels, and 0.06 are the tensor: only the resize could still be made faster. Decoding a
+         shrunk JPEG costs 0.43 ms more. npyimg parses its header as Python code, 40 us; npzimg also opens a zip file.
+         For 28x28, fastai's transforms take the 0.04 ms of an item. lz4 makes photographs 7% smaller for 5% of the
+         speed. It makes drawings small (3.2 or 5.2 KB), but bits and strokes are smaller, so it is not a dependency.
+         zstd in place of zlib would save 30 of the 850 bytes of bits and 11 of its 76 us, and is not a dependency
+         either.
 """
 import argparse, io, json, random, statistics, tempfile, time, zlib
 from functools import partial
@@ -43,119 +50,167 @@ except ImportError: lz4 = None
 try: import zstandard as zstd
 except ImportError: zstd = None
 
+# The contenders
+
 class Kind:
-    "A way to store pictures: `enc(o)` gives bytes, `dec(bs)` pictures, or files of some"
-    def __init__(self, name, enc, dec=None):
-        c = get_codec(name.split(',')[0])
-        self.name,self.enc = name,enc or c.to_bytes
-        self.dec = dec or (lambda bs: bs if isinstance(c, ImageCodec) else [c.image(b) for b in bs])
+    "A way to store images: `encode(object)` returns bytes, `decode(list of bytes)` images, or files of images"
+    def __init__(self, name, encode, decode=None):
+        codec = get_codec(name.split(',')[0])
+        def decode_all(values): return values if isinstance(codec, ImageCodec) else [codec.image(b) for b in values]
+        self.name,self.encode,self.decode = name,encode or codec.to_bytes,decode or decode_all
 
-def packed(name, compress, decompress, codec='raw'):
-    "`codec`'s bytes in another compressor's hands"
-    c = get_codec(codec)
-    def dec(b):
+def packed(
+    name, # Name of the contender
+    compress, # From bytes to bytes
+    decompress, # Back
+    codec='raw' # 'raw' or 'bits'
+): # A `Kind`
+    "The bytes of `codec`, compressed in another way"
+    inner = get_codec(codec)
+    def decode(b):
         b = decompress(b)
-        if codec=='raw': return c.image(b)
-        *_,w,h = _head.unpack_from(b)
-        a = np.unpackbits(np.frombuffer(b, np.uint8, offset=_head.size).reshape(h, -1), axis=1, count=w)
-        a *= np.uint8(255)
-        return Image.frombuffer('L', (w,h), a, 'raw', 'L', 0, 1)
-    def rows(b): return b[:_head.size]+zlib.decompress(b[_head.size:]) if codec=='bits' else b
-    return Kind(name, lambda o: compress(rows(c.to_bytes(o))), lambda bs: [dec(b) for b in bs])
+        if codec=='raw': return inner.image(b)
+        *_,width,height = _head.unpack_from(b)
+        rows = np.frombuffer(b, np.uint8, offset=_head.size).reshape(height, -1)
+        pixels = np.unpackbits(rows, axis=1, count=width)
+        pixels *= np.uint8(255)
+        return Image.frombuffer('L', (width,height), pixels, 'raw', 'L', 0, 1)
+    def uncompressed(b): return b[:_head.size]+zlib.decompress(b[_head.size:]) if codec=='bits' else b
+    return Kind(name, lambda o: compress(uncompressed(inner.to_bytes(o))), lambda values: [decode(b) for b in values])
 
-def others(codec='raw'):
-    "What would need a package"
+def other_compressors(codec='raw'):
+    "The contenders that need another package"
     if lz4: yield packed(f'{codec}, lz4', lz4.compress, lz4.decompress, codec)
-    if zstd: yield packed(f'{codec}, zstd', lambda b: zstd.ZstdCompressor(3).compress(b), zstd.ZstdDecompressor().decompress, codec)
+    if zstd:
+        compress = lambda b: zstd.ZstdCompressor(3).compress(b)
+        yield packed(f'{codec}, zstd', compress, zstd.ZstdDecompressor().decompress, codec)
 
 def photo_kinds():
-    shrunk = {c:shrink(256, codec=c)._one for c in ('raw','png')}
-    def array(name, b): return get_codec(name).to_bytes(get_codec('raw').array(shrunk['raw'](b)))
+    "The contenders for photographs, which encode the bytes of a JPEG file"
+    shrunk = {codec:shrink(256, codec=codec)._one for codec in ('raw','png')}
+    raw = get_codec('raw')
+    def array(name, b): return get_codec(name).to_bytes(raw.array(shrunk['raw'](b)))
     yield Kind('jpg, full size', lambda b: b)
-    for q in (75,90): yield Kind(f'jpg, shrink(256), quality {q}', shrink(256, q)._one)
+    for quality in (75,90): yield Kind(f'jpg, shrink(256), quality {quality}', shrink(256, quality)._one)
     yield Kind('png, shrink(256)', shrunk['png'])
-    for k in ('npzimg','npyimg'): yield Kind(f'{k}, shrink(256)', partial(array, k))
+    for name in ('npzimg','npyimg'): yield Kind(f'{name}, shrink(256)', partial(array, name))
     yield Kind("raw, shrink(256, codec='raw')", shrunk['raw'])
-    for o in others(): yield Kind(o.name, lambda b, enc=o.enc: enc(get_codec('raw').image(shrunk['raw'](b))), o.dec)
+    for kind in other_compressors():
+        yield Kind(kind.name, lambda b, encode=kind.encode: encode(raw.image(shrunk['raw'](b))), kind.decode)
 
 def drawing_kinds(size, antialias):
-    "Of pictures as arrays, but for strokes, which draw them"
-    r = Rasterise(size, antialias=antialias)
-    yield Kind('strokes', None, lambda bs: [o for k in range(0, len(bs), 64) for o in r.batch(bs[k:k+64])])
+    "The contenders for drawings, which encode arrays of pixels; strokes are passed as they are"
+    raster = Rasterise(size, antialias=antialias)
+    def draw(values): return [im for k in range(0, len(values), 64) for im in raster.batch(values[k:k+64])]
+    yield Kind('strokes', None, draw)
     if antialias: yield Kind('png', None)
     else:
         yield Kind('bits', None)
-        yield from others('bits')
-        yield Kind('png, a bit a pixel', lambda a: get_codec('png').to_bytes(Image.fromarray(a>0)))
-    for k in ('npzimg','npyimg','raw'): yield Kind(k, None)
-    yield from others()
+        yield from other_compressors('bits')
+        yield Kind('png, a bit a pixel', lambda pixels: get_codec('png').to_bytes(Image.fromarray(pixels>0)))
+    for name in ('npzimg','npyimg','raw'): yield Kind(name, None)
+    yield from other_compressors()
+
+# Measurement
 
 class Bench:
-    "Kinds that take turns at the same pictures"
-    def __init__(self, kinds, objs, cls, tfm=None):
-        self.kinds,self.cls,self.tfms = list(kinds),cls,[o for o in (tfm, ToTensor()) if o]
-        self.bytes,self.enc,self.res = {},{},{k.name:[] for k in self.kinds}
-        for k in self.kinds:
-            t0 = time.process_time()
-            self.bytes[k.name] = [k.enc(o) for o in objs(k)]
-            self.enc[k.name] = (time.process_time()-t0)/len(self.bytes[k.name])*1000
+    "Contenders that take turns with the same images"
+    def __init__(self,
+        kinds, # The contenders
+        objects, # `objects(kind)` is a list of what `kind` encodes
+        cls, # Class of the images
+        tfm=None # A transform of an item
+    ):
+        self.kinds,self.cls,self.tfms = list(kinds),cls,[t for t in (tfm, ToTensor()) if t]
+        self.bytes,self.encode_ms,self.item_ms = {},{},{kind.name:[] for kind in self.kinds}
+        for kind in self.kinds:
+            started = time.process_time()
+            self.bytes[kind.name] = [kind.encode(o) for o in objects(kind)]
+            self.encode_ms[kind.name] = (time.process_time()-started)/len(self.bytes[kind.name])*1000
 
-    def turn(self, r):
-        for k in self.kinds[::1 if r%2 else -1]:
-            random.seed(r)
-            t0 = time.process_time()
-            for o in k.dec(self.bytes[k.name]):
-                im = open_image(o, self.cls)
-                for t in self.tfms: im = t(im, split_idx=0)
-            self.res[k.name].append((time.process_time()-t0)/len(self.bytes[k.name])*1000)
+    def turn(self, i):
+        "Measure each contender in round `i`"
+        for kind in self.kinds[::1 if i%2 else -1]:
+            random.seed(i)
+            values,started = self.bytes[kind.name],time.process_time()
+            for decoded in kind.decode(values):
+                item = open_image(decoded, self.cls)
+                for tfm in self.tfms: item = tfm(item, split_idx=0)
+            self.item_ms[kind.name].append((time.process_time()-started)/len(values)*1000)
 
     def results(self, base):
-        "Of each kind; ratios are those of `base` over it, the median over rounds"
-        return {k:dict(bytes=round(statistics.mean(map(len, self.bytes[k]))), encode_ms=round(self.enc[k], 4), item_ms={n:round(f(v), 4) for n,f in dict(median=statistics.median, min=min, max=max).items()},
-                       speed=round(statistics.median(a/b for a,b in zip(self.res[base], v)), 2)) for k,v in self.res.items()}
+        "The measures of each contender; `speed` is the median over rounds of the time of `base` divided by its own"
+        found = {}
+        for name,times in self.item_ms.items():
+            functions = dict(median=statistics.median, min=min, max=max)
+            found[name] = dict(bytes=round(statistics.mean(map(len, self.bytes[name]))),
+                encode_ms=round(self.encode_ms[name], 4),
+                item_ms={key:round(function(times), 4) for key,function in functions.items()},
+                speed=round(statistics.median(a/b for a,b in zip(self.item_ms[base], times)), 2))
+        return found
+
+def load_data(images, drawings, n):
+    "The bytes of `n` photographs, and the strokes of four times as many drawings"
+    with tempfile.TemporaryDirectory(prefix='fr-bench-') as temporary:
+        temporary = Path(temporary)
+        for name in ('images','drawings'): (temporary/name).mkdir()
+        if images is None: make_images(temporary/'images', n, 400)
+        if drawings is None: make_drawings(temporary/'drawings', 4*n)
+        photos = [path.read_bytes() for path in list(image_samples(images or temporary/'images').paths)[:n]]
+        source = drawing_samples(drawings or temporary/'drawings')
+        strokes = [sample['strokes'] for sample in source[::max(1, len(source)//(4*n))][:4*n]]
+    return photos,strokes
 
 def run(
     images=None, # Folder of photographs; default: make some
     drawings=None, # Folder of ndjson files; default: make some
-    n:int=150, # Photographs; four times as many drawings
+    n:int=150, # Number of photographs; there are four times as many drawings
     rounds:int=7, # Timed turns of each contender
-)->dict: # What goes into the results file
-    "Time the contenders in turns"
+)->dict: # Content of the result file
+    "Measure the contenders in turns"
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix='fr-bench-') as d:
-        for k in ('images','drawings'): (Path(d)/k).mkdir()
-        if images is None: make_images(Path(d)/'images', n, 400)
-        if drawings is None: make_drawings(Path(d)/'drawings', 4*n)
-        photos = [p.read_bytes() for p in list(image_samples(images or Path(d)/'images').paths)[:n]]
-        src = drawing_samples(drawings or Path(d)/'drawings')
-        strokes = [o['strokes'] for o in src[::max(1, len(src)//(4*n))][:4*n]]
-    for b in photos[:5]: shrink(256)._one(b)   # what is made once is nobody's time
-    benches = {'photographs, RandomResizedCrop(224)':(Bench(photo_kinds(), lambda k: photos, PILImage, RandomResizedCrop(224)),'jpg, full size')}
-    for size,aa in ((256,False),(256,True),(28,False),(28,True)):
-        pics = Rasterise(size, antialias=aa).arrays(strokes)
-        benches[f"drawings, {size}x{size}, {'grey edges' if aa else 'two levels'}"] = Bench(drawing_kinds(size, aa), lambda k: strokes if k.name=='strokes' else pics, PILImageBW),'png' if aa else 'png, a bit a pixel'
-    for r in range(rounds):
-        for b,_ in benches.values(): b.turn(r)
-    return dict(data=dict(images=f"{Path(images).name if images else 'made'}, {len(photos)} JPEGs", drawings=f"{Path(drawings).name if drawings else 'made'}, {len(strokes)} drawings"), rounds=rounds,
-                results={k:b.results(base) for k,(b,base) in benches.items()}, speed_is_relative_to={k:base for k,(_,base) in benches.items()},
-                **about(None, ' '.join(['torch','fastai','pillow','numpy',*(['lz4'] if lz4 else []),*(['zstandard'] if zstd else [])])))
+    photos,strokes = load_data(images, drawings, n)
+    for photo in photos[:5]: shrink(256)._one(photo)   # what is made only once is not measured
+    crop = RandomResizedCrop(224)
+    benches,bases = {},{}
+    benches['photographs, RandomResizedCrop(224)'] = Bench(photo_kinds(), lambda kind: photos, PILImage, crop)
+    bases['photographs, RandomResizedCrop(224)'] = 'jpg, full size'
+    for size,antialias in ((256,False),(256,True),(28,False),(28,True)):
+        pixels = Rasterise(size, antialias=antialias).arrays(strokes)
+        title = f"drawings, {size}x{size}, {'grey edges' if antialias else 'two levels'}"
+        def objects(kind, pixels=pixels): return strokes if kind.name=='strokes' else pixels
+        benches[title] = Bench(drawing_kinds(size, antialias), objects, PILImageBW)
+        bases[title] = 'png' if antialias else 'png, a bit a pixel'
+    for i in range(rounds):
+        for bench in benches.values(): bench.turn(i)
+    data = dict(images=f"{Path(images).name if images else 'made'}, {len(photos)} JPEGs",
+                drawings=f"{Path(drawings).name if drawings else 'made'}, {len(strokes)} drawings")
+    packages = ['torch','fastai','pillow','numpy',*(['lz4'] if lz4 else []),*(['zstandard'] if zstd else [])]
+    return dict(data=data, rounds=rounds, results={title:b.results(bases[title]) for title,b in benches.items()},
+                speed_is_relative_to=bases, **about(None, ' '.join(packages)))
 
-def table(res):
-    "`res` for reading"
-    yield f"{res['data']['images']}; {res['data']['drawings']}; {res['rounds']} rounds: bytes, CPU ms an item (min to max), speed relative to the first named, CPU ms to encode"
-    for what,rows in res['results'].items():
-        yield f"\n{what}: relative to {res['speed_is_relative_to'][what]}"
-        for k,o in rows.items(): yield f"  {k:32}{size_str(o['bytes']):>10}  {o['item_ms']['median']:7.3f} ms ({o['item_ms']['min']:.3f} to {o['item_ms']['max']:.3f})  x {o['speed']:5.2f}  encode {o['encode_ms']:7.3f} ms"
+def table(result):
+    "The lines of a readable table"
+    yield (f"{result['data']['images']}; {result['data']['drawings']}; {result['rounds']} rounds: bytes, CPU ms per "
+           'item (min to max), relative speed, CPU ms to encode')
+    for title,rows in result['results'].items():
+        yield f"\n{title}: relative to {result['speed_is_relative_to'][title]}"
+        for name,measure in rows.items():
+            item = measure['item_ms']
+            yield (f"  {name:32}{size_str(measure['bytes']):>10}  {item['median']:7.3f} ms ({item['min']:.3f} to "
+                   f"{item['max']:.3f})  x {measure['speed']:5.2f}  encode {measure['encode_ms']:7.3f} ms")
 
 if __name__=='__main__':
-    ap = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    ap.add_argument('--images', help='folder of photographs; default: make some')
-    ap.add_argument('--drawings', help='folder of ndjson files; default: make some')
-    ap.add_argument('--n', type=int, default=150, help='photographs; four times as many drawings')
-    ap.add_argument('--rounds', type=int, default=7, help='timed turns of each')
-    ap.add_argument('--out', default=Path(__file__).parent/'results'/'codecs.json', help='results file; an empty one writes none')
-    a = ap.parse_args()
-    res = run(a.images, a.drawings, a.n, a.rounds)
-    res['command'] = f"python tests/bench/codecs.py{' --images FOLDER' if a.images else ''}{' --drawings FOLDER' if a.drawings else ''} --n {a.n} --rounds {a.rounds}"
-    print('\n'.join(table(res)))
-    if a.out: Path(a.out).write_text(json.dumps(res, indent=1)+'\n')
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--images', help='folder of photographs; default: make some')
+    parser.add_argument('--drawings', help='folder of ndjson files; default: make some')
+    parser.add_argument('--n', type=int, default=150, help='photographs; there are four times as many drawings')
+    parser.add_argument('--rounds', type=int, default=7, help='timed turns of each contender')
+    parser.add_argument('--out', default=Path(__file__).parent/'results'/'codecs.json',
+                        help='result file; an empty text writes none')
+    args = parser.parse_args()
+    result = run(args.images, args.drawings, args.n, args.rounds)
+    folders = f"{' --images FOLDER' if args.images else ''}{' --drawings FOLDER' if args.drawings else ''}"
+    result['command'] = f'python tests/bench/codecs.py{folders} --n {args.n} --rounds {args.rounds}'
+    print('\n'.join(table(result)))
+    if args.out: Path(args.out).write_text(json.dumps(result, indent=1)+'\n')

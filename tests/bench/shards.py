@@ -1,25 +1,37 @@
-"""Samples from shards: `DataLoaders.from_shards` and `RemoteDataset` beside webdataset, litdata and mosaicml-streaming
+"""How fast are samples read from shards? This package, webdataset, litdata and mosaicml-streaming
 
-Purpose: two epochs, cold cache and warm, over the same JPEG files in each one's own format, with the same bytes a shard; batches of 64, two workers.
-From a disk (page cache) and from a server that shows a folder as S3 does, each answer 2 ms late, which counts requests and bytes. "decoded": Pillow
-and what `RandomResizedCrop(224)` does, the same code for all but fastai's own transforms in ours; "bytes only": no work on a sample, what loaders
-themselves cost. Private memory is what a worker shares with nobody and could not drop (`Private_Dirty`). Each turn is a process of its own, forked;
-imports are done before. The contenders take turns in an order that is reversed every round; samples per CPU second (the server's not counted) hold
-on a machine with other work, where the wall's do not. webdataset reads the very tars that `to_shards` wrote.
+Purpose: two epochs, the first with a cold cache and the second with a warm one, over the same JPEG files in the format
+         of each contender, with the same number of bytes per shard, batches of 64 and two workers. The files are read
+         from a disk (page cache), and from a server that shows a folder as S3 does, delays each answer by 2 ms, and
+         counts requests and bytes. "decoded" does with Pillow what `RandomResizedCrop(224)` does; the code is the same
+         for all contenders, but for this package through fastai, which uses fastai's transform. "bytes only" does no
+         work on a sample and shows what the loaders themselves cost. Private memory is what a worker shares with no
+         other process and could not drop (`Private_Dirty`). Each turn is a process of its own, which is forked after
+         the imports. The contenders take turns in an order that is reversed in every round. Samples per CPU second
+         (without the CPU time of the server) are valid on a machine with other work; samples per second are not.
+         webdataset reads the same tars that `to_shards` wrote.
 
 Command: python tests/bench/shards.py [FOLDER] [--n 1920] [--rounds 5] [--shard 8e6]
-         without FOLDER it makes photo-like JPEGs; a contender that is not installed (pip install webdataset litdata mosaicml-streaming) is named and left out
+         Without FOLDER it makes photo-like JPEGs. A contender that is not installed (pip install webdataset litdata
+         mosaicml-streaming) is named and left out.
 
-Result:  on 330 ImageNet photographs, 1,280 samples, shards of 8 MB, two cores, quiet (results/shards.json). Samples per CPU second, ours without fastai over
-         webdataset, litdata, mosaicml-streaming: decoded, cold from S3 1.02 (0.98 with its cache), 0.96, 0.94; warm 1.22 (1.04), 1.00, 1.07. Through fastai
-         0.82 to 0.89 cold, 0.88 to 1.08 warm. Bytes only, from a disk: 1.29, 0.65, 0.95; cold S3 0.95, 0.79, 0.55; warm 3.4 (1.24), 0.76, 0.94. First batch
-         within 0.1 s of the others. Each byte is fetched once (1.02; litdata 1.06 to 1.18), in two requests a shard, tar and index, and a few single ranges.
+Result:  330 ImageNet photographs, 1,280 samples, shards of 8 MB, two cores, idle machine (results/shards.json). The
+         following are ratios of samples per CPU second of this package without fastai to webdataset, litdata and
+         mosaicml-streaming. Decoded: cold from S3 1.02 (0.98 with webdataset's cache), 0.96, 0.94; warm 1.22 (1.04),
+         1.00, 1.07. Through fastai they are 0.82 to 0.89 cold and 0.88 to 1.08 warm. Bytes only: from a disk 1.29,
+         0.65, 0.95; cold from S3 0.95, 0.79, 0.55; warm 3.4 (1.24), 0.76, 0.94. The first batch arrives within 0.1 s of
+         that of the others. Each byte is fetched once (1.02 times; litdata 1.06 to 1.18 times), with two requests per
+         shard, for tar and index, and a few single ranges.
 
-Reason:  ours compares checksums: of each sample (27 us of 107 KB), and of each shard that comes; no other does. litdata hands out views of a mapped chunk, we copy. fastai's pipeline of transforms costs 0.5 ms
-         a sample beside 2.3 of decoding. A client of s3fs costs 0.09 s of CPU in this process and in each worker, once, of which epochs of 640 samples
-         make 0.4 ms each. A shard is fsynced before it has its name (0.5 ms a MB of waiting), so that a power cut leaves no half ones. Shards ahead
-         wait in buffers, which is the memory: 100 MB a worker while they come, 49 MB after; webdataset's shuffle buffer 80 to 106, litdata 192 and 43, mosaicml 39.
-         mosaicml's cold epoch from S3 failed in some rounds with an IndexError (a shard that was not there yet); those are left out.
+Reason:  this package compares checksums of each sample (27 us for 107 KB) and of each shard that arrives; no other
+         loader does. litdata returns views of a memory-mapped chunk, and this package copies. fastai's pipeline of
+         transforms costs 0.5 ms per sample, and decoding 2.3 ms. A client of s3fs costs 0.09 s of CPU time once in the
+         main process and in each worker, which is 0.4 ms per sample in epochs of 640 samples. A shard is written with
+         fsync before it gets its name (0.5 ms of waiting per MB), so that a power failure leaves no partial shard.
+         Shards that are fetched ahead wait in buffers, which explains the memory: 100 MB per worker while they arrive
+         and 49 MB afterwards. webdataset's shuffle buffer takes 80 to 106 MB, litdata 192 and 43 MB, mosaicml 39 MB.
+         In some rounds, mosaicml's cold epoch from S3 failed with an IndexError (for a shard that had not arrived);
+         those rounds are left out.
 """
 import argparse, gc, io, json, multiprocessing, os, resource, socket, statistics, sys, tempfile, threading, time
 from functools import partial
@@ -36,120 +48,153 @@ from fastai.vision.augment import RandomResizedCrop
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
-import fastai_remote.block   # gives `DataLoaders` its `from_shards`
+import fastai_remote.block   # adds `from_shards` to `DataLoaders`
 from fastai_remote import RemoteDataset, ShardStore, image_samples, s3_options, to_shards
 from fastai_remote.core import size_str
 from loader import link_images, make_images
 from machine import about
 
-BS,WORKERS,MIX = 64,2,4
-UNITS = dict(samples_s='samples/s', samples_cpu_s='samples/CPU s', first_s='first batch, s', open_s='opening, s', requests='requests', fetched='bytes fetched / used', worker_mb='worker private, MB')
+BS,WORKERS,INTERLEAVE = 64,2,4
+UNITS = dict(samples_s='samples/s', samples_cpu_s='samples/CPU s', first_s='first batch, s', open_s='opening, s',
+             requests='requests', fetched='bytes fetched / used', worker_mb='worker private, MB')
 
-# The work: the same for all who have bytes in hand
-_rng = Random(0)
+# The work on a sample: the same for all loaders that have its bytes
 
-def decode(b, rng=_rng):
-    "What `RandomResizedCrop(224)` does to a JPEG, as a uint8 tensor"
-    im = Image.open(io.BytesIO(b)).convert('RGB')
-    (w,h),box = im.size,None
+_random = Random(0)
+
+def decode(jpeg, rng=_random):
+    "What `RandomResizedCrop(224)` does to a JPEG; returns a uint8 tensor of shape (3, 224, 224)"
+    image = Image.open(io.BytesIO(jpeg)).convert('RGB')
+    width,height = image.size
+    region = 0,0,width,height
     for _ in range(10):
-        area,ratio = rng.uniform(.08, 1)*w*h,np.exp(rng.uniform(np.log(3/4), np.log(4/3)))
-        nw,nh = round((area*ratio)**.5),round((area/ratio)**.5)
-        if nw<=w and nh<=h:
-            x,y = rng.randint(0, w-nw),rng.randint(0, h-nh)
-            box = x,y,x+nw,y+nh
+        area,ratio = rng.uniform(.08, 1)*width*height,np.exp(rng.uniform(np.log(3/4), np.log(4/3)))
+        crop_width,crop_height = round((area*ratio)**.5),round((area/ratio)**.5)
+        if crop_width<=width and crop_height<=height:
+            x,y = rng.randint(0, width-crop_width),rng.randint(0, height-crop_height)
+            region = x,y,x+crop_width,y+crop_height
             break
-    im = im.crop(box or (0,0,w,h)).resize((224,224), Image.Resampling.BILINEAR, reducing_gap=1)
-    return torch.from_numpy(np.array(im)).permute(2,0,1)
+    image = image.crop(region).resize((224,224), Image.Resampling.BILINEAR, reducing_gap=1)
+    return torch.from_numpy(np.array(image)).permute(2,0,1)
 
 class Raw:
-    "For fastai: an image that is left as it is"
+    "An image class for fastai that leaves the bytes as they are"
     create = staticmethod(len)
 
 WORKS = {'decoded':decode, 'bytes only':len}
 
-# The server: a folder as S3 shows it to who reads, every answer `latency` late
+# The server
+
+NO_SUCH_KEY = b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>'
+
 class Files:
-    "Files of `folder` by GET, with ranges, and HEAD, in a process of its own that counts; `count` tells, and begins anew"
+    """A server that shows the files of a folder as S3 does: GET, with ranges, and HEAD
+
+    It runs in a process of its own, which counts requests and bytes. Each answer is delayed by `latency` seconds.
+    """
     def __init__(self, folder, latency): self.folder,self.latency = Path(folder),latency
 
     def __enter__(self):
-        self.conn,there = multiprocessing.Pipe()
-        self.proc = multiprocessing.Process(target=self._run, args=(there,), daemon=True)
+        self.conn,server_end = multiprocessing.Pipe()
+        self.proc = multiprocessing.Process(target=self._run, args=(server_end,), daemon=True)
         self.proc.start()
-        there.close()
+        server_end.close()
         self.url = f'http://127.0.0.1:{self.conn.recv()}'
         return self
-    def __exit__(self, *a): self.conn.close(); self.proc.terminate(); self.proc.join()
-    def count(self): self.conn.send(0); return self.conn.recv()
+
+    def __exit__(self, *args):
+        self.conn.close()
+        self.proc.terminate()
+        self.proc.join()
+
+    def count(self):
+        "Returns `[requests, bytes]` since the last call"
+        self.conn.send(0)
+        return self.conn.recv()
 
     def _run(self, conn):
         self.conn.close()
-        self.lock,self.counts,srv = threading.Lock(),[0,0],socket.create_server(('127.0.0.1', 0), backlog=256)
+        self.lock,self.counts = threading.Lock(),[0,0]
+        server = socket.create_server(('127.0.0.1', 0), backlog=256)
         def accept():
-            while True: threading.Thread(target=self._serve, args=(srv.accept()[0],), daemon=True).start()
+            while True: threading.Thread(target=self._serve, args=(server.accept()[0],), daemon=True).start()
         threading.Thread(target=accept, daemon=True).start()
-        conn.send(srv.getsockname()[1])
+        conn.send(server.getsockname()[1])
         while True:
             try: conn.recv()
             except EOFError: return
-            with self.lock: res,self.counts = self.counts,[0,0]
-            conn.send(res)
+            with self.lock: counts,self.counts = self.counts,[0,0]
+            conn.send(counts)
 
-    def _serve(self, s):
-        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        buf = b''
+    def _serve(self, connection):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        received = b''
         try:
             while True:
-                while b'\r\n\r\n' not in buf:
-                    if not (b:=s.recv(1<<16)): return
-                    buf += b
-                head,buf = buf.split(b'\r\n\r\n', 1)
+                while b'\r\n\r\n' not in received:
+                    data = connection.recv(1<<16)
+                    if not data: return
+                    received += data
+                head,received = received.split(b'\r\n\r\n', 1)
                 time.sleep(self.latency)
-                self._answer(s, *head.decode('latin1').split('\r\n'))
+                self._answer(connection, *head.decode('latin1').split('\r\n'))
         except OSError: pass
-        finally: s.close()
+        finally: connection.close()
 
-    def _answer(self, s, first, *hs):
-        (method,target,_),asked = first.split(),next((h.split('=')[1] for h in hs if h.lower().startswith('range:')), None)
-        f = self.folder/unquote(urlsplit(target).path).lstrip('/')
-        if method not in ('GET','HEAD') or not f.is_file():
-            body = b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>' if method=='GET' else b''
-            with self.lock: self.counts[0] += 1
-            return s.sendall(b'HTTP/1.1 404 Not Found\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n' % len(body)+body)
-        with open(f, 'rb') as o:
-            size = os.fstat(o.fileno()).st_size
-            a,b = 0,size
-            if asked:
-                x,y = asked.split('-')
-                a,b = (int(x),min(size, int(y)+1 if y else size)) if x else (max(0, size-int(y)),size)
-            hs = [f"HTTP/1.1 {'206 Partial Content' if asked else '200 OK'}", f'Content-Length: {b-a}', 'Accept-Ranges: bytes', 'Content-Type: binary/octet-stream',
-                  f'ETag: "{size:x}"', 'Last-Modified: Sun, 01 Jan 2023 00:00:00 GMT', *([f'Content-Range: bytes {a}-{b-1}/{size}'] if asked else [])]
-            s.sendall(('\r\n'.join(hs)+'\r\n\r\n').encode())
-            with self.lock: self.counts = [self.counts[0]+1,self.counts[1]+(b-a)*(method=='GET')]
-            while method=='GET' and a<b: a += os.sendfile(s.fileno(), o.fileno(), a, b-a)
+    def _not_found(self, connection, method):
+        body = NO_SUCH_KEY if method=='GET' else b''
+        with self.lock: self.counts[0] += 1
+        head = b'HTTP/1.1 404 Not Found\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n' % len(body)
+        connection.sendall(head+body)
 
-# The contenders: each opens its dataset in `at`, with a cache in folder `cache` if that is far, and gives something to loop over once an epoch
+    def _answer(self, connection, first_line, *headers):
+        method,target,_ = first_line.split()
+        byte_range = next((h.split('=')[1] for h in headers if h.lower().startswith('range:')), None)
+        path = self.folder/unquote(urlsplit(target).path).lstrip('/')
+        if method not in ('GET','HEAD') or not path.is_file(): return self._not_found(connection, method)
+        with open(path, 'rb') as file:
+            size = os.fstat(file.fileno()).st_size
+            start,stop = 0,size
+            if byte_range:
+                first,last = byte_range.split('-')
+                if first: start,stop = int(first),min(size, int(last)+1 if last else size)
+                else: start = max(0, size-int(last))
+            lines = [f"HTTP/1.1 {'206 Partial Content' if byte_range else '200 OK'}", f'Content-Length: {stop-start}',
+                     'Accept-Ranges: bytes', 'Content-Type: binary/octet-stream', f'ETag: "{size:x}"',
+                     'Last-Modified: Sun, 01 Jan 2023 00:00:00 GMT']
+            if byte_range: lines.append(f'Content-Range: bytes {start}-{stop-1}/{size}')
+            connection.sendall(('\r\n'.join(lines)+'\r\n\r\n').encode())
+            with self.lock: self.counts = [self.counts[0]+1,self.counts[1]+(stop-start)*(method=='GET')]
+            if method=='HEAD': return
+            while start<stop: start += os.sendfile(connection.fileno(), file.fileno(), start, stop-start)
+
+# The contenders: each opens its dataset in `at` and returns something to iterate over, once per epoch. If `at` is a
+# server, `cache` is the folder of its cache.
+
 class At:
-    "Where the datasets are: a folder, or a server"
+    "Where the datasets are: a folder, or a server that shows it"
     def __init__(self, folder, server=None): self.folder,self.server = Path(folder),server
     def __call__(self, kind): return f'{self.folder}/b/{kind}' if self.server is None else f's3://b/{kind}'
     @property
     def client(self): return {} if self.server is None else s3_options(self.server.url, 'anyone', 'anything')
 
-def ours_fastai(at, cache, work, **kw):
-    store = ShardStore(at('tars'), cache=cache if at.server else True, storage_options=at.client)   # a folder given would be used on a disk, too
+def open_store(at, cache):
+    "The store of this package. It gets no cache folder for a local disk, because it would use it there as well."
+    return ShardStore(at('tars'), cache=cache if at.server else True, storage_options=at.client)
+
+def ours_fastai(at, cache, work, **kwargs):
     tfms = dict(img_cls=Raw) if work is len else dict(item_tfms=RandomResizedCrop(224))
-    dl = DataLoaders.from_store(store, valid_pct=0., interleave=MIX, normalize=False, bs=BS, num_workers=WORKERS, device='cpu', **tfms, **kw).train
-    dl.after_batch.fs.clear()   # to float: the others leave that to whoever trains
-    return dl
+    dls = DataLoaders.from_store(open_store(at, cache), valid_pct=0., interleave=INTERLEAVE, normalize=False, bs=BS,
+                                 num_workers=WORKERS, device='cpu', **tfms, **kwargs)
+    dls.train.after_batch.fs.clear()   # no conversion to floats, which the other loaders leave to the training loop
+    return dls.train
 
 def ours_plain(at, cache, work):
-    ds = RemoteDataset(ShardStore(at('tars'), cache=cache if at.server else True, storage_options=at.client)).to_tuple('jpg', 'cls').map_tuple(work, None)
-    return DataLoader(ds.batched(BS, interleave=MIX), batch_size=None, num_workers=WORKERS)
+    dataset = RemoteDataset(open_store(at, cache)).to_tuple('jpg', 'cls').map_tuple(work, None)
+    return DataLoader(dataset.batched(BS, interleave=INTERLEAVE), batch_size=None, num_workers=WORKERS)
 
 def _s3_open(url, mode='rb', bufsize=8192):
-    "WebDataset's own schemes know no S3: a stream of boto3's"
+    "A stream of boto3 for webdataset, which does not support S3 by itself"
     import boto3
     bucket,key = url.removeprefix('s3://').split('/', 1)
     return boto3.client('s3').get_object(Bucket=bucket, Key=key)['Body']
@@ -157,186 +202,268 @@ def _s3_open(url, mode='rb', bufsize=8192):
 def webdataset(at, cache, work, keep=False):
     import webdataset as wds
     wds.gopen_schemes['s3'] = _s3_open
-    urls = [f"{at('tars')}/{p.name}" for p in sorted((at.folder/'b/tars').glob('*.tar'))]
-    ds = wds.WebDataset(urls, shardshuffle=len(urls), cache_dir=cache if keep else None, seed=0).shuffle(1000).map(lambda s: (work(s['jpg']),int(s['cls']))).batched(BS, collation_fn=default_collate)
-    return DataLoader(ds, batch_size=None, num_workers=WORKERS)
+    urls = [f"{at('tars')}/{path.name}" for path in sorted((at.folder/'b/tars').glob('*.tar'))]
+    dataset = wds.WebDataset(urls, shardshuffle=len(urls), cache_dir=cache if keep else None, seed=0).shuffle(1000)
+    dataset = dataset.map(lambda sample: (work(sample['jpg']),int(sample['cls'])))
+    return DataLoader(dataset.batched(BS, collation_fn=default_collate), batch_size=None, num_workers=WORKERS)
 
 def litdata(at, cache, work):
     from litdata import StreamingDataLoader, StreamingDataset, streaming
-    streaming.downloader._OBSTORE_CLIENT_OPTIONS['allow_http'] = True   # it would speak https only
-    far = {} if at.server is None else dict(cache_dir=cache, storage_options=dict(endpoint_url=at.server.url, aws_access_key_id='anyone', aws_secret_access_key='anything', region_name='us-east-1'))
-    ds = StreamingDataset(at('chunks'), shuffle=True, drop_last=False, max_cache_size='30GB', transform=lambda s: (work(s['jpg']),s['cls']), **far)
-    return StreamingDataLoader(ds, batch_size=BS, num_workers=WORKERS)
+    streaming.downloader._OBSTORE_CLIENT_OPTIONS['allow_http'] = True   # by default it uses https only
+    remote = {}
+    if at.server:
+        keys = dict(aws_access_key_id='anyone', aws_secret_access_key='anything', region_name='us-east-1')
+        remote = dict(cache_dir=cache, storage_options=dict(endpoint_url=at.server.url, **keys))
+    dataset = StreamingDataset(at('chunks'), shuffle=True, drop_last=False, max_cache_size='30GB',
+                               transform=lambda sample: (work(sample['jpg']),sample['cls']), **remote)
+    return StreamingDataLoader(dataset, batch_size=BS, num_workers=WORKERS)
 
 def mosaicml(at, cache, work):
     from streaming import StreamingDataLoader, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
     clean_stale_shared_memory()
     class Pictures(StreamingDataset):
-        def __getitem__(self, i): s = super().__getitem__(i); return work(s['jpg']),s['cls']
+        def __getitem__(self, i):
+            sample = super().__getitem__(i)
+            return work(sample['jpg']),sample['cls']
     where = dict(local=at('mds')) if at.server is None else dict(remote=at('mds'), local=cache)
     return StreamingDataLoader(Pictures(shuffle=True, batch_size=BS, **where), batch_size=BS, num_workers=WORKERS)
 
-OURS,PLAIN,WDS,WDSC,LIT,MDS = 'ours, fastai','ours, plain torch','webdataset','webdataset, cache_dir','litdata','mosaicml-streaming'
-CONTENDERS = {OURS:ours_fastai, PLAIN:ours_plain, WDS:webdataset, WDSC:partial(webdataset, keep=True), LIT:litdata, MDS:mosaicml}
-MODULES = {WDS:'webdataset', WDSC:'webdataset', LIT:'litdata', MDS:'streaming'}
+OURS,PLAIN = 'ours, fastai','ours, plain torch'
+WDS,WDS_CACHE,LIT,MDS = 'webdataset','webdataset, cache_dir','litdata','mosaicml-streaming'
+CONTENDERS = {OURS:ours_fastai, PLAIN:ours_plain, WDS:webdataset, WDS_CACHE:partial(webdataset, keep=True),
+              LIT:litdata, MDS:mosaicml}
+MODULES = {WDS:'webdataset', WDS_CACHE:'webdataset', LIT:'litdata', MDS:'streaming'}
 
-def write_litdata(samples, to, size):
+# Data
+
+def write_litdata(
+    samples, # Of `(bytes of a JPEG, class)`
+    to, # Folder to write
+    size # Bytes per chunk
+):
     from litdata.streaming.writer import BinaryWriter
-    w = BinaryWriter(str(to), chunk_bytes=int(size))
-    for i,(b,c) in enumerate(samples): w[i] = dict(jpg=b, cls=c)
-    w.done()
-    w.merge(1)
+    writer = BinaryWriter(str(to), chunk_bytes=int(size))
+    for i,(jpeg,label) in enumerate(samples): writer[i] = dict(jpg=jpeg, cls=label)
+    writer.done()
+    writer.merge(1)
 
-def write_mosaicml(samples, to, size):
+def write_mosaicml(
+    samples, # Of `(bytes of a JPEG, class)`
+    to, # Folder to write
+    size # Bytes per shard
+):
     from streaming import MDSWriter
-    with MDSWriter(out=str(to), columns=dict(jpg='bytes', cls='int'), size_limit=int(size)) as w:
-        for b,c in samples: w.write(dict(jpg=b, cls=c))
+    with MDSWriter(out=str(to), columns=dict(jpg='bytes', cls='int'), size_limit=int(size)) as writer:
+        for jpeg,label in samples: writer.write(dict(jpg=jpeg, cls=label))
 
-# The measure
-def in_child(f, *args):
-    "`f(*args)` in a process that is forked for it: nobody inherits another's threads, memory or settings"
-    here,there = multiprocessing.Pipe(False)
+def missing(
+    name # Name of a contender
+): # A text, or None
+    "Why a contender cannot take part, if it cannot"
+    try: import_module(MODULES.get(name, 's3fs'))   # before the forks, so that imports are in nobody's opening time
+    except ImportError as error: return f'{name}: {error}'
+
+def make_data(
+    folder, # Folder of images; None: make some
+    to, # Folder to write
+    n, # Number of samples
+    size, # Shorter side of images that are made, in pixels
+    shard # Bytes per shard
+): # Number of images, bytes of all samples, and `{contender: reason}` of the contenders without data
+    "Write the same `n` images in the formats of all contenders: tars (also for webdataset), chunks and mds"
+    source = folder or to/'made'
+    if folder is None: make_images(source, n, size)
+    n_files = link_images(source, to/'images', n)
+    paths = sorted((to/'images').rglob('*.*'))
+    vocab,left_out = sorted({path.parent.name for path in paths}),{}
+    samples = image_samples(to/'images', label=lambda path: path.parent.name)
+    report = to_shards(samples, str(to/'b/tars'), maxsize=shard, num_workers=1, vocab=vocab, progress=False)
+    if report.failed: raise ValueError(f'all samples of a benchmark must be converted: {report}')
+    def shuffled():
+        order = np.random.default_rng(0).permutation(len(paths))
+        return ((paths[i].read_bytes(),vocab.index(paths[i].parent.name)) for i in order)
+    for name,write,kind in ((LIT,write_litdata,'chunks'),(MDS,write_mosaicml,'mds')):
+        if missing(name): continue
+        try: in_child(lambda: write(shuffled(), to/'b'/kind, shard))
+        except RuntimeError as error: left_out[name] = f'{name}: cannot write: {error}'
+    return n_files,sum(path.stat().st_size for path in paths),left_out
+
+# Measurement
+
+def in_child(function, *args):
+    """Returns `function(*args)`, called in a forked process
+
+    So no contender inherits the threads, memory or settings of another one. Raises `RuntimeError` if it fails.
+    """
+    ours,theirs = multiprocessing.Pipe(False)
     def run():
-        try: there.send((f(*args),None))
-        except BaseException as e: there.send((None,f'{type(e).__name__}: {str(e).strip()[-300:]}'))
+        try: theirs.send((function(*args),None))
+        except BaseException as error: theirs.send((None,f'{type(error).__name__}: {str(error).strip()[-300:]}'))
         finally:
-            sys.stdout.flush(); sys.stderr.flush()
-            os._exit(0)   # without waiting for anybody's threads
-    p = multiprocessing.get_context('fork').Process(target=run)
-    p.start()
-    there.close()
-    try: res,err = here.recv()
-    except EOFError: res,err = None,'died'
-    p.join()
-    if err: raise RuntimeError(err)
-    return res
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)   # does not wait for threads of the contender
+    process = multiprocessing.get_context('fork').Process(target=run)
+    process.start()
+    theirs.close()
+    try: result,error = ours.recv()
+    except EOFError: result,error = None,'died'
+    process.join()
+    if error: raise RuntimeError(error)
+    return result
 
 def private_mb(pid):
-    "Memory that process `pid` shares with nobody and that is not just a file's; None if it has gone"
-    try: ls = Path(f'/proc/{pid}/smaps_rollup').read_text().splitlines()
+    "Memory in MB of process `pid` that is neither shared nor only a copy of a file; None if the process has ended"
+    try: lines = Path(f'/proc/{pid}/smaps_rollup').read_text().splitlines()
     except OSError: return None
-    return sum(int(l.split()[1]) for l in ls if l.startswith('Private_Dirty'))/1000 or None
+    return sum(int(line.split()[1]) for line in lines if line.startswith('Private_Dirty'))/1000 or None
 
 def cpu_seconds():
-    "Of this process, and of its children that have ended"
-    us = [resource.getrusage(w) for w in (resource.RUSAGE_SELF,resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime+u.ru_stime for u in us)
+    "CPU seconds of this process and of its children that have ended"
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF,resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime+usage.ru_stime for usage in usages)
 
-def epochs(make, at, work, nbytes):
-    "Two epochs: cold and warm"
+def epoch(
+    dl, # A loader
+    measure_memory # Read the memory of the workers at every eighth batch?
+): # `{measure: value}`
+    "Measure one epoch"
+    gc.collect()
+    n,first,memory = 0,None,{}
+    cpu_before,started = cpu_seconds(),time.perf_counter()
+    for k,batch in enumerate(dl):
+        n += len(batch[1])
+        first = first or time.perf_counter()-started
+        if not measure_memory or k%8!=7: continue
+        for process in multiprocessing.active_children():
+            private = private_mb(process.pid)
+            if private: memory[process.pid] = max(private, memory.get(process.pid, 0))
+    seconds = time.perf_counter()-started
+    for process in multiprocessing.active_children(): process.join(1)   # CPU time counts once they have ended
+    return dict(samples_s=n/seconds, samples_cpu_s=n/(cpu_seconds()-cpu_before), first_s=first,
+                worker_mb=statistics.mean(memory.values()) if memory else 0., n=n)
+
+def epochs(
+    make, # A contender
+    at, # Where the data is
+    work, # What is done with the bytes of a sample
+    nbytes # Bytes of all samples
+): # A list of two
+    "Measure a cold and a warm epoch"
     with tempfile.TemporaryDirectory(prefix='fr-bench-cache-') as cache:
         torch.manual_seed(0)
         if at.server: at.server.count()
-        t0 = time.perf_counter()
-        dl,res = make(at, cache, work),[]
-        opened = time.perf_counter()-t0
-        for e in range(2):
-            gc.collect()
-            n,first,mem,cpu,t0 = 0,None,{},cpu_seconds(),time.perf_counter()
-            for k,b in enumerate(dl):
-                n,first = n+len(b[1]),first or time.perf_counter()-t0
-                if work is decode and k%8==7:
-                    for p in multiprocessing.active_children():
-                        if m:=private_mb(p.pid): mem[p.pid] = max(m, mem.get(p.pid, 0))
-            wall = time.perf_counter()-t0
-            for p in multiprocessing.active_children(): p.join(1)
-            reqs,got = at.server.count() if at.server else (0,0)
-            res.append(dict(samples_s=n/wall, samples_cpu_s=n/(cpu_seconds()-cpu), first_s=first, open_s=opened, requests=reqs, fetched=got/nbytes, worker_mb=statistics.mean(mem.values()) if mem else 0., n=n))
-        return res
+        started = time.perf_counter()
+        dl,measured = make(at, cache, work),[]
+        opened = time.perf_counter()-started
+        for _ in range(2):
+            measures = epoch(dl, work is decode)
+            requests,fetched = at.server.count() if at.server else (0,0)
+            measured.append(dict(measures, open_s=opened, requests=requests, fetched=fetched/nbytes))
+        return measured
 
-def missing(name):
-    "Why contender `name` cannot be had, if so"
-    try: import_module(MODULES.get(name, 's3fs'))   # here, before the forks: imports are nobody's opening time
-    except ImportError as e: return f'{name}: {e}'
+def run_jobs(jobs, folder, server, rounds, nbytes):
+    "Let the contenders take turns; returns `{job: measures of each round}`, with None for a round that failed"
+    measured = {job:[] for job in jobs}
+    for i in range(rounds):
+        for job in jobs[::1 if i%2 else -1]:
+            work,place,name = job
+            at = At(folder, server if place=='S3' else None)
+            try: measured[job].append(in_child(epochs, CONTENDERS[name], at, WORKS[work], nbytes))
+            except RuntimeError as error:
+                print(f'{job}: {error}', file=sys.stderr)
+                measured[job].append(None)
+    return measured
 
-def make_data(folder, to, n, size, shard):
-    "The same `n` images in everybody's format: tars (ours, webdataset), chunks, mds; what there was of them, bytes of all images, and who is missing"
-    src = folder or to/'made'
-    if folder is None: make_images(src, n, size)
-    have = link_images(src, to/'images', n)
-    paths = sorted((to/'images').rglob('*.*'))
-    vocab,gone = sorted({p.parent.name for p in paths}),{}
-    b = to/'b'
-    rep = to_shards(image_samples(to/'images', label=lambda p: p.parent.name), str(b/'tars'), maxsize=shard, num_workers=1, vocab=vocab, progress=False)
-    if rep.failed: raise ValueError(f'these should all do: {rep}')
-    def samples():
-        order = np.random.default_rng(0).permutation(len(paths))
-        return ((paths[i].read_bytes(),vocab.index(paths[i].parent.name)) for i in order)
-    for k,f,d in ((LIT,write_litdata,'chunks'),(MDS,write_mosaicml,'mds')):
-        if missing(k): continue
-        try: in_child(lambda: f(samples(), b/d, shard))
-        except RuntimeError as e: gone[k] = f'{k}: cannot write: {e}'
-    return have,sum(p.stat().st_size for p in paths),gone
+def summarise(measured, names):
+    "The measures of each kind of epoch, and the ratios of this package to the others"
+    results,ratios = {},{}
+    for work,place in dict.fromkeys(job[:2] for job in measured):
+        for k in range(2):
+            group = {name:[epochs and epochs[k] for epochs in measured[work,place,name]] for name in names
+                     if any(measured.get((work,place,name), []))}
+            title = f'{work}, {place}, epoch {k+1}'
+            results[title] = {name:{unit:spread([e[unit] for e in es if e]) for unit in (*UNITS,'n')}
+                              for name,es in group.items()}
+            def ratio(a, b, unit):
+                pairs = [x[unit]/y[unit] for x,y in zip(group[a], group[b]) if x and y]
+                return round(statistics.median(pairs), 2) if pairs else None
+            units = ('samples_s','samples_cpu_s','first_s')
+            ratios[title] = {a:{b:{unit:ratio(a, b, unit) for unit in units} for b in group if b not in (OURS,PLAIN)}
+                             for a in group if a in (OURS,PLAIN)}
+    return results,ratios
 
 def run(
-    folder=None, # Images; default: make some
-    n:int=1920, # How many, by using them again if need be
+    folder=None, # Folder of images; default: make some
+    n:int=1920, # Number of samples; images are used several times if there are fewer
     rounds:int=5, # Timed turns of each contender
-    size:int=350, # Shorter side of images that are made, pixels
-    shard:float=8e6, # Bytes a shard
-    latency:float=.002, # Of the server, seconds
-    only:str='', # Part of the contenders' names
-    name:str=None, # What to call the data
-)->dict: # What goes into the results file
-    "Time the contenders in turns"
-    torch.set_num_threads(1)   # threads that wait for a core spin, which is noise here
-    resource_tracker.ensure_running()   # one for all: a tracker of its own, as a turn ends, would unlink the next turn's shared memory of the same name
-    os.environ |= dict(AWS_ACCESS_KEY_ID='anyone', AWS_SECRET_ACCESS_KEY='anything', AWS_DEFAULT_REGION='us-east-1', AWS_REGION='us-east-1')
-    with tempfile.TemporaryDirectory(prefix='fr-bench-') as d, Files(d, latency) as server:
+    size:int=350, # Shorter side of images that are made, in pixels
+    shard:float=8e6, # Bytes per shard
+    latency:float=.002, # Delay of the server in seconds
+    only:str='', # Part of the names of the contenders
+    name:str=None, # Name of the data in the results
+)->dict: # Content of the result file
+    "Measure the contenders in turns"
+    torch.set_num_threads(1)   # threads that wait for a core spin, which would be noise here
+    # One tracker for all processes: at its end, a turn's own tracker would unlink the shared memory of the next turn,
+    # which has the same name.
+    resource_tracker.ensure_running()
+    os.environ |= dict(AWS_ACCESS_KEY_ID='anyone', AWS_SECRET_ACCESS_KEY='anything', AWS_DEFAULT_REGION='us-east-1',
+                       AWS_REGION='us-east-1')
+    with tempfile.TemporaryDirectory(prefix='fr-bench-') as temporary, Files(temporary, latency) as server:
         os.environ |= dict(AWS_ENDPOINT_URL=server.url, S3_ENDPOINT_URL=server.url)
-        have,nbytes,gone = make_data(folder, Path(d), n, size, shard)
-        gone |= {k:w for k in CONTENDERS if (w:=missing(k))}
-        for w in gone.values(): print(w, file=sys.stderr)
-        who = [k for k in CONTENDERS if k not in gone and only in k]
-        jobs = [(work,place,k) for work in WORKS for place in ('disk','S3') for k in who if not (k==WDSC and place=='disk')]
-        res = {j:[] for j in jobs}
-        for r in range(rounds):
-            for j in jobs[::1 if r%2 else -1]:
-                work,place,k = j
-                try: res[j].append(in_child(epochs, CONTENDERS[k], At(d, server if place=='S3' else None), WORKS[work], nbytes))
-                except RuntimeError as e:
-                    print(f'{j}: {e}', file=sys.stderr)
-                    res[j].append(None)
-        shards = len(list((Path(d)/'b/tars').glob('*.tar')))
-    out,ratios = {},{}
-    for work,place in dict.fromkeys(j[:2] for j in jobs):
-        for e in range(2):
-            g = {k:[x and x[e] for x in res[work,place,k]] for k in who if any(res.get((work,place,k), []))}
-            out[c:=f'{work}, {place}, epoch {e+1}'] = {k:{u:spread([x[u] for x in xs if x]) for u in (*UNITS,'n')} for k,xs in g.items()}
-            def ratio(a, b, u): return round(statistics.median(r), 2) if (r:=[x[u]/y[u] for x,y in zip(g[a], g[b]) if x and y]) else None
-            ratios[c] = {a:{b:{u:ratio(a, b, u) for u in ('samples_s','samples_cpu_s','first_s')} for b in g if b not in (OURS,PLAIN)} for a in g if a in (OURS,PLAIN)}
-    return dict(data=name or f"{Path(folder).name if folder else 'made'}, {have} JPEGs", n=n, bytes_a_sample=round(nbytes/n), shards=shards, shard_bytes=shard, latency_s=latency, rounds=rounds,
-                missing=list(gone.values()), results=out, ratios=ratios, **about(None, ' '.join(['torch','fastai','pillow','numpy','s3fs','boto3',*(k for k in ('webdataset','litdata','mosaicml-streaming') if k not in gone)])))
+        n_files,nbytes,left_out = make_data(folder, Path(temporary), n, size, shard)
+        left_out |= {contender:reason for contender in CONTENDERS if (reason:=missing(contender))}
+        for reason in left_out.values(): print(reason, file=sys.stderr)
+        names = [contender for contender in CONTENDERS if contender not in left_out and only in contender]
+        jobs = [(work,place,contender) for work in WORKS for place in ('disk','S3') for contender in names
+                if not (contender==WDS_CACHE and place=='disk')]
+        measured = run_jobs(jobs, temporary, server, rounds, nbytes)
+        n_shards = len(list((Path(temporary)/'b/tars').glob('*.tar')))
+    results,ratios = summarise(measured, names)
+    peers = [package for package in ('webdataset','litdata','mosaicml-streaming') if package not in left_out]
+    return dict(data=name or f"{Path(folder).name if folder else 'made'}, {n_files} JPEGs", n=n,
+                bytes_a_sample=round(nbytes/n), shards=n_shards, shard_bytes=shard, latency_s=latency, rounds=rounds,
+                missing=list(left_out.values()), results=results, ratios=ratios,
+                **about(None, ' '.join(['torch','fastai','pillow','numpy','s3fs','boto3',*peers])))
 
-def spread(vs):
-    def r(v): return round(v, 3) if v<100 else round(v, 1)
-    return dict(median=r(statistics.median(vs)), min=r(min(vs)), max=r(max(vs)))
+def spread(values):
+    def rounded(value): return round(value, 3) if value<100 else round(value, 1)
+    return dict(median=rounded(statistics.median(values)), min=rounded(min(values)), max=rounded(max(values)))
 
-def table(res):
-    "`res` for reading: medians"
-    yield f"{res['data']}: {res['n']} samples of {size_str(res['bytes_a_sample'])} in {res['shards']} shards, {res['rounds']} rounds: medians (min to max of samples/s)"
-    for what,rows in res['results'].items():
-        yield f'\n{what}'
-        for k,o in rows.items():
-            m = {u:o[u]['median'] for u in o}
-            rs = ', '.join(f"{r['samples_cpu_s']:.2f} of {p}" for p,r in res['ratios'][what].get(k, {}).items() if r['samples_cpu_s'])
-            yield f"  {k:24}{m['samples_s']:9,.0f}/s ({o['samples_s']['min']:,.0f} to {o['samples_s']['max']:,.0f})  {m['samples_cpu_s']:7,.0f}/CPU s  first {m['first_s']:.2f} s  opening {m['open_s']:.2f} s  requests {m['requests']:5,.0f}  fetched/used {m['fetched']:.2f}  worker {m['worker_mb']:4,.0f} MB  n {m['n']:.0f}"
-            if rs: yield f"{'':26}per CPU s: {rs}"
+def table(result):
+    "The lines of a readable table of medians"
+    yield (f"{result['data']}: {result['n']} samples of {size_str(result['bytes_a_sample'])} in {result['shards']} "
+           f"shards, {result['rounds']} rounds: medians (min to max of samples/s)")
+    for title,rows in result['results'].items():
+        yield f'\n{title}'
+        for name,measures in rows.items():
+            median,speed = {unit:measures[unit]['median'] for unit in measures},measures['samples_s']
+            yield (f"  {name:24}{median['samples_s']:9,.0f}/s ({speed['min']:,.0f} to {speed['max']:,.0f})  "
+                   f"{median['samples_cpu_s']:7,.0f}/CPU s  first {median['first_s']:.2f} s  "
+                   f"opening {median['open_s']:.2f} s  requests {median['requests']:5,.0f}  "
+                   f"fetched/used {median['fetched']:.2f}  worker {median['worker_mb']:4,.0f} MB  n {median['n']:.0f}")
+            ratios = result['ratios'][title].get(name, {})
+            texts = [f"{r['samples_cpu_s']:.2f} of {peer}" for peer,r in ratios.items() if r['samples_cpu_s']]
+            if texts: yield f"{'':26}per CPU s: {', '.join(texts)}"
 
 if __name__=='__main__':
-    ap = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    ap.add_argument('folder', nargs='?', help='images; default: make some')
-    ap.add_argument('--n', type=int, default=1920, help='samples')
-    ap.add_argument('--rounds', type=int, default=5, help='timed turns of each')
-    ap.add_argument('--size', type=int, default=350, help='shorter side of images that are made')
-    ap.add_argument('--shard', type=float, default=8e6, help='bytes a shard')
-    ap.add_argument('--latency', type=float, default=.002, help='of the server, seconds')
-    ap.add_argument('--only', default='', help="part of the contenders' names")
-    ap.add_argument('--name', help='what the results call the data')
-    ap.add_argument('--out', default=Path(__file__).parent/'results'/'shards.json', help='results file; an empty one writes none')
-    a = ap.parse_args()
-    res = run(a.folder, a.n, a.rounds, a.size, a.shard, a.latency, a.only, a.name)
-    res['command'] = f"python tests/bench/shards.py{' FOLDER' if a.folder else ''} --n {a.n} --rounds {a.rounds} --shard {a.shard:g} --latency {a.latency}" + ('' if a.folder else f' --size {a.size}')
-    print('\n'.join(table(res)))
-    if a.out: Path(a.out).write_text(json.dumps(res, indent=1)+'\n')
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('folder', nargs='?', help='images; default: make some')
+    parser.add_argument('--n', type=int, default=1920, help='number of samples')
+    parser.add_argument('--rounds', type=int, default=5, help='timed turns of each contender')
+    parser.add_argument('--size', type=int, default=350, help='shorter side of images that are made, in pixels')
+    parser.add_argument('--shard', type=float, default=8e6, help='bytes per shard')
+    parser.add_argument('--latency', type=float, default=.002, help='delay of the server in seconds')
+    parser.add_argument('--only', default='', help='part of the names of the contenders')
+    parser.add_argument('--name', help='name of the data in the results')
+    parser.add_argument('--out', default=Path(__file__).parent/'results'/'shards.json',
+                        help='result file; an empty text writes none')
+    args = parser.parse_args()
+    result = run(args.folder, args.n, args.rounds, args.size, args.shard, args.latency, args.only, args.name)
+    result['command'] = (f"python tests/bench/shards.py{' FOLDER' if args.folder else ''} --n {args.n} "
+                         f'--rounds {args.rounds} --shard {args.shard:g} --latency {args.latency}'
+                         f'{"" if args.folder else f" --size {args.size}"}')
+    print('\n'.join(table(result)))
+    if args.out: Path(args.out).write_text(json.dumps(result, indent=1)+'\n')
