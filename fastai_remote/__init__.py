@@ -1,12 +1,16 @@
-"fastai over remote samples. Names are looked up when used, so that a worker that only writes need not import torch"
+"""Train fastai models from samples in Redis or tar shards
+
+A public name is imported from its module when it is first used. So a process that only writes does not import torch."""
 __version__ = "0.1.0"
 
 from importlib import import_module as _import_module
 
 from .imported import add_late_methods as _add_late_methods, when_imported as _when_imported
 
-_names = {   # where each public name is defined
-    'core': 'CorruptSample MissingSample StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreUnavailable UnknownField UnsupportedFormat',
+# The module in which each public name is defined
+_names = {
+    'core': 'CorruptSample MissingSample StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreUnavailable '
+            'UnknownField UnsupportedFormat',
     'order.permutation': 'Permutation',
     'codec.strokes': 'simplify',
     'codec.raster': 'Rasterise',
@@ -22,7 +26,8 @@ _names = {   # where each public name is defined
     'source.tables': 'csv_samples',
     'source.tars': 'tar_samples',
     'source.drawings': 'drawing_samples',
-    'ingest.run': 'IngestError IngestReport to_redis',
+    'ingest.report': 'IngestError IngestReport',
+    'ingest.run': 'to_redis',
     'ingest.shards': 'to_shards',
     'ingest.index': 'index_shards',
     'ingest.ops': 'VerifyReport',
@@ -32,16 +37,21 @@ _names = {   # where each public name is defined
     'load.dataset': 'RemoteDataset',
     'block': 'MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
 }
-_home = {n: m for m, ns in _names.items() for n in ns.split()}
-__all__ = sorted(_home)
+_module_of = {name: module for module,names in _names.items() for name in names.split()}
+__all__ = sorted(_module_of)
 
 def __getattr__(name):
-    if name not in _home: raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    res = globals()[name] = getattr(_import_module(f'{__name__}.{_home[name]}'), name)
+    if name not in _module_of: raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    res = globals()[name] = getattr(_import_module(f'{__name__}.{_module_of[name]}'), name)
     return res
 
 def __dir__(): return sorted({*globals(), *__all__})
 
-# What fastai's classes get from us is there as soon as both have been imported, in any order
-_when_imported('fastai.data.core', lambda m: _add_late_methods(m.DataLoaders, ['from_store','from_redis','from_shards'], 'fastai_remote.block'))
-_when_imported('fastai.vision.widgets', lambda m: _import_module('fastai_remote.load.cleaners').fit_cleaners(m))
+# fastai's classes get our methods as soon as fastai and this package have been imported, in any order
+def _add_to_loaders(module):
+    _add_late_methods(module.DataLoaders, ['from_store','from_redis','from_shards'], 'fastai_remote.block')
+
+def _add_to_widgets(module): _import_module('fastai_remote.load.cleaners').fit_cleaners(module)
+
+_when_imported('fastai.data.core', _add_to_loaders)
+_when_imported('fastai.vision.widgets', _add_to_widgets)
