@@ -30,7 +30,7 @@ _names = {
     'ingest.run': 'to_redis',
     'ingest.shards': 'to_shards',
     'ingest.index': 'index_shards',
-    'ingest.ops': 'VerifyReport',
+    'ingest.verify': 'VerifyReport',
     'load.items': 'RemoteItems get_remote_items',
     'load.fetch': 'Fetch',
     'load.loader': 'RemoteDL',
@@ -53,5 +53,11 @@ def _add_to_loaders(module):
 
 def _add_to_widgets(module): _import_module('fastai_remote.load.cleaners').fit_cleaners(module)
 
+def _add_to_distributed(module):
+    stock_wrap_dl = module.DistributedTrainer._wrap_dl
+    def _wrap_dl(self, dl): return _import_module('fastai_remote.load.distributed').wrap_dl(self, dl, stock_wrap_dl)
+    module.DistributedTrainer._wrap_dl = _wrap_dl
+
 _when_imported('fastai.data.core', _add_to_loaders)
+_when_imported('fastai.distributed', _add_to_distributed)
 _when_imported('fastai.vision.widgets', _add_to_widgets)

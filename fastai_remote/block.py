@@ -193,8 +193,6 @@ def RedisBlock(
 
     Raises `UnknownField` if the store has no such field, and `ValueError` if a field's name does not say what it holds
     and there is no store to ask."""
-    # Loaders for several ranks; only imported if `fastai.distributed` has been, because that needs accelerate
-    if 'fastai.distributed' in sys.modules: import fastai_remote.load.ranks
     if isinstance(store, str):
         if isinstance(field, type) and img_cls is None: field,img_cls = None,field   # RedisBlock('mask.png', PILMask)
         if field is not None:

@@ -34,7 +34,7 @@ def _with_calls(exec_module, name):
     return _inner
 
 def _is_imported(module):
-    "Is `module` there, and not just being imported?"
+    "Returns whether `module`, from `sys.modules`, has been imported to its end; `None` has not"
     spec = getattr(module, '__spec__', None)
     return module is not None and not getattr(spec, '_initializing', False)
 

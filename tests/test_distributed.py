@@ -55,3 +55,18 @@ def test_two_ranks(store, server, tmp_path):
         assert len(ta)==len(tb)==448 and len({*ta,*tb})>=895 and not {*ta,*tb}&{*va,*vb}   # of 903: short last batches are dropped, one comes twice
         assert len(va)==len(vb)==50 and len({*va,*vb})==100
     assert a['epochs'][0]!=a['epochs'][1] and a['y']==b['y'] and sorted(map(int, a['y']))==sorted({*a['epochs'][0][1], *b['epochs'][0][1]})
+
+def test_loaders_made_before_fastai_distributed_was_imported_are_divided_too():
+    code = """import sys
+from fastai.vision.all import *
+from fastai_remote import *
+from types import SimpleNamespace
+store = MemoryStore({'x.f4':np.arange(8, dtype='f4'), 'cls':np.zeros(8, np.uint8)}, vocab={'cls':['a']})
+dls = DataLoaders.from_store(store, x='x.f4', bs=2, num_workers=0)
+assert 'fastai.distributed' not in sys.modules and 'fastai_remote.load.distributed' not in sys.modules
+from fastai.distributed import DistributedTrainer
+trainer = SimpleNamespace(learn=SimpleNamespace(model=SimpleNamespace(device='cpu')))
+stock = DataLoader(list(range(8)), bs=2)
+print([type(DistributedTrainer._wrap_dl(trainer, dl)).__name__ for dl in (dls.train, stock)])"""
+    run = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
+    assert run.stdout=="['RemoteDistributedDL', 'DistributedDL']\n", run.stderr

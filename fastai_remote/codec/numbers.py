@@ -72,7 +72,9 @@ class FixedCodec(Codec):
         return res
 
     def _number(self, o):
-        "`o` as an `int`, `float`, `Decimal`, `Fraction` or `np.longdouble`; raises an error if it is not one number"
+        """`o` as an `int`, `float`, `Decimal`, `Fraction` or `np.longdouble`, whichever it is already
+
+        An array or tensor without dimensions counts as a number. Raises `TypeError` or `ValueError` otherwise."""
         if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any():
             raise ValueError(f'{self.name}: want a number, got a masked one')
         if getattr(o, 'shape', ()) not in ((),):

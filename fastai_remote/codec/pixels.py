@@ -217,9 +217,9 @@ class PixelPlan:
         return self.new(to=to, resample=resample, transposed=transpose)
 
     def transpose(self,
-        ops:str # A value of `TURNS`
-    ):
-        "A plan that transposes and flips the result"
+        ops:str # Any of 't' (transpose), 'x' and 'y' (flip along this axis), as in the values of `TURNS`
+    )->'PixelPlan':
+        "A new plan, whose result is that of this one, then transposed and flipped"
         transpose,flip_x,flip_y = self.orientation
         if 't' in ops: transpose,flip_x,flip_y = not transpose,flip_y,flip_x
         return self.new(orientation=(transpose, flip_x!=('x' in ops), flip_y!=('y' in ops)))

@@ -274,8 +274,12 @@ def part_fingerprint(part)->int: # 1 to 2**62
     text = f'{len(part)} {stable_repr((part[0], part[-1]))}'
     return 1+(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], 'big')>>2)
 
-def convert(load, fn, raw)->dict:
-    "The sample `{field: value}` that `raw` stands for; raises `raw` if the source gave an error in place of a sample"
+def convert(
+    load, # raw -> sample: the source's `load`
+    fn, # sample -> sample: the user's function, or `None`
+    raw, # What the source gave; an exception if it could not read the sample
+)->dict: # `{field: value}`
+    "The sample that `raw` stands for; raises what `load` and `fn` raise, and `raw` itself if it is an exception"
     if isinstance(raw, Exception): raise raw
     sample = load(raw)
     return as_sample(fn(sample) if fn else sample)

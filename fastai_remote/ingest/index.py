@@ -20,11 +20,11 @@ from ..codec.base import utf8
 from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..core import StoreUnavailable
-from .chunk import plan_fields, stats_field
+from .chunk import failure_reason, plan_fields, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
-from ..source.base import no_address, storable
+from ..source.base import storable
 from ..source.tars import DamagedTar, group_members, parse_number, tar_members, Uncompressed
 from ..store.shard_index import index_name, IndexColumns, Unzip
 from ..store.storage import as_storage, Storage
@@ -114,7 +114,7 @@ def index_shard(
         for key,members in group_members(tar_members(file.content), is_complete):
             try: spans,values = _values(members, fields)
             except Exception as e:
-                failures.append((storable(f'{name}: {key}'), no_address(storable(f'{type(e).__name__}: {e}'))[:300]))
+                failures.append((storable(f'{name}: {key}'), failure_reason(e)))
                 continue
             columns.add(spans, values)
             nbytes += sum(m.size for f,m in members.items() if f in fields)

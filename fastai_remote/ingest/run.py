@@ -92,7 +92,7 @@ class SourceJob(IngestJob):
         raise NotImplementedError
 
     def signature(self)->tuple:
-        "What else belongs to the signature of the plan"
+        "Further values that must be the same for a later call to resume this ingest; see `_plan`"
         return ()
 
 class IndexedJob(SourceJob):

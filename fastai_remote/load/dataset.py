@@ -260,8 +260,8 @@ class _Epochs:
         self.epoch.fill_(epoch)
 
     @property
-    def sizes(self)->np.ndarray:
-        "Number of samples in each shard, if an epoch reads whole shards; else `None`"
+    def sizes(self)->np.ndarray: # Shape (shards,); or `None`
+        "How many samples of this dataset lie in each shard; `None` if the samples are shuffled without regard to shards"
         return self.ds.items.shard_sizes if self.interleave is not None and len(self.ds) else None
 
     def __len__(self):

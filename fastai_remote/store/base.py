@@ -352,7 +352,7 @@ def map(self:Store,
 
     An image arrives as its file: `Image.open(io.BytesIO(sample['jpg']))`. Raises what `to_redis` and `to_shards`
     raise."""
-    from fastai_remote.ingest.ops import map_store
+    from fastai_remote.ingest.copy import map_store
     return map_store(self, fn, url, name, **kwargs)
 
 @patch
@@ -366,7 +366,7 @@ def resize(self:Store,
     **kwargs # As in `map`
 ): # An `IngestReport`
     "Make a dataset with smaller images; raises what `map` raises"
-    from fastai_remote.ingest.ops import resize_store
+    from fastai_remote.ingest.copy import resize_store
     return resize_store(self, size, url, name, quality, field, codec, **kwargs)
 
 @patch
@@ -376,7 +376,7 @@ def copy(self:Store,
     **kwargs # As in `map`
 ): # An `IngestReport`
     "Copy the dataset byte for byte, and compare checksums on the way; raises what `map` raises"
-    from fastai_remote.ingest.ops import copy_store
+    from fastai_remote.ingest.copy import copy_store
     return copy_store(self, url, name, **kwargs)
 
 @patch
@@ -387,5 +387,5 @@ def verify(self:Store,
     """Read everything that is stored, compare checksums, and decode the samples
 
     The report also names what has no checksums. Raises `StoreUnavailable`."""
-    from fastai_remote.ingest.ops import verify_store
+    from fastai_remote.ingest.verify import verify_store
     return verify_store(self, num_workers, chunk)

@@ -49,7 +49,9 @@ class _RedisState:
         self.failures.pop(kind, None)
 
     def failed(self, kind, error):
-        "Leave Redis alone for a while, and warn the first time"
+        """Called when Redis has failed: it is not asked for 1 to 60 seconds, the longer the more often it has failed
+
+        `kind` is 'read' or 'write': these are paused separately. Each of them warns once."""
         # threads that fail at the same time count as one failure
         if not self.is_paused(kind): self.failures[kind] = self.failures.get(kind, -1)+1
         pause = min(_LONGEST_PAUSE, 2.**min(self.failures[kind], 9))

@@ -501,7 +501,7 @@ class _Totals:
         if record['stats']: self.stats += ImageStats.from_bytes(base64.b64decode(record['stats']))
 
     def _add_counts(self, field, pairs):
-        "Adds pairs of a label and its samples"
+        "Adds `(label, number of samples)` pairs to the counts of the labels of `field`"
         counts = self.counts.setdefault(field, {})
         if isinstance(counts, _IntegerRange):
             counts.extend(label for label,_ in pairs)
