@@ -327,6 +327,7 @@ def from_shards(cls:DataLoaders,
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
     # Options of fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
     storage_options:dict=None,
+    shards_url:str=None, # Folder of the shards, if they are not beside the manifest
     **kwargs
 ):
     "`DataLoaders` from tar shards in folder `url`: `from_store` of a `ShardStore`"
@@ -334,7 +335,8 @@ def from_shards(cls:DataLoaders,
         raise TypeError('from_shards takes the folder of the shards; for a store there is from_store(store)')
     if str(url).startswith(_redis_schemes):   # the message leaves out a password
         raise ValueError(f"{str(url).split('@')[-1]}: a Redis server is for from_redis(url, name)")
-    return cls.from_store(ShardStore(url, cache, cache_size, timeout, storage_options=storage_options), **kwargs)
+    store = ShardStore(url, cache, cache_size, timeout, storage_options=storage_options, shards_url=shards_url)
+    return cls.from_store(store, **kwargs)
 
 def _normalized(store, inputs, img_cls, draw, tfms):
     "`tfms` with a `Normalize` for the image field among `inputs`, unless `tfms` have one; raises `ValueError`"

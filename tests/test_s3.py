@@ -630,7 +630,7 @@ def test_index_elsewhere(s3, foreign, tmp_path):
     "Manifest and indices on a disk, shards on the server, whose options are given again; deleting takes what is ours"
     index_shards(url(s3, foreign), to=str(tmp_path/'ix'), num_workers=2, progress=False, storage_options=opts(s3))
     assert set(objects(s3, foreign))=={f'part-{k}.tar' for k in range(3)}
-    store = ShardStore(str(tmp_path/'ix'), cache=str(tmp_path/'c'), storage_options=opts(s3))
+    store = ShardStore(str(tmp_path/'ix'), cache=str(tmp_path/'c'), storage_options=opts(s3), shards_url=url(s3, foreign))
     assert len(ids(loaders(store, y='cls', num_workers=2, valid_pct=0.).train.new(drop_last=False)))==3*EACH
     assert s3.secret.encode() not in b''.join(p.read_bytes() for p in (tmp_path/'ix').rglob('*') if p.is_file())
     indexed(s3, foreign)

@@ -175,7 +175,7 @@ class ShardIndexJob(IngestJob):
 
 def index_shards(
     url:str|Storage, # Folder of the tars: a path, or any fsspec URL
-    to:str=None, # Folder for the manifest and the indices; default: beside the shards
+    to:str=None, # Folder for the manifest and the indices, read by `ShardStore(to, shards_url=url)`; default: `url`
     # `{split: pattern of names}`, such as `{'train':'train-*', 'valid':'val-*'}`; default: all shards, without splits
     splits:dict=None,
     num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has

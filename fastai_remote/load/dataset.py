@@ -261,7 +261,7 @@ class _Epochs:
 
     @property
     def sizes(self)->np.ndarray: # Shape (shards,); or `None`
-        "How many samples of this dataset lie in each shard; `None` if the samples are shuffled without regard to shards"
+        "How many samples of this dataset lie in each shard; `None` if shuffling does not go shard by shard"
         return self.ds.items.shard_sizes if self.interleave is not None and len(self.ds) else None
 
     def __len__(self):

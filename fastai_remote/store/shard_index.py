@@ -250,6 +250,9 @@ def index_name(
     "Name of the index file of `shard`"
     return re.sub(r'(\.tar|\.tgz|\.tar\.gz)$', '', shard)+'.idx'
 
+# A part of a path that is empty, '.' or '..' (also: an absolute path), a backslash or a zero byte
+_UNSAFE_NAME = re.compile(rb'(?:\A|[\n/])\.{0,2}(?=[\n/]|\Z)|[\\\0]')
+
 class ShardTable:
     "The table of the shards of a dataset, as arrays: names, numbers of samples, sizes and checksums"
     def __init__(self,
@@ -301,7 +304,12 @@ class ShardTable:
         "The table in `d`; raises `ValueError`, `KeyError`, `TypeError`, `zlib.error` if it is damaged"
         columns = {k:np.frombuffer(_unpack(d[k]), dtype) for k,dtype in _COLUMNS.items() if k in d}
         if len({len(column) for column in columns.values()})>1: raise ValueError('columns of different lengths')
-        return cls(_unpack(d['text']), **columns)
+        table = cls(_unpack(d['text']), **columns)
+        unsafe = len(table) and _UNSAFE_NAME.search(table.text)
+        if unsafe:
+            k = table.text.count(b'\n', 0, unsafe.start()+(unsafe[0][:1]==b'\n'))
+            raise ValueError(f'the name of shard {k}, {table.name(k)!r:.200}, leaves the folder')
+        return table
 
 @dataclass
 class ShardManifest(Manifest):

@@ -8,7 +8,7 @@ Docs: page `store/shards`"""
 __all__ = ['ShardStore']
 
 # %% ../../nbs/store/12_shards.ipynb #f58cf9d4
-import json, os, threading, warnings, zlib
+import json, os, re, threading, warnings, zlib
 from collections import OrderedDict
 
 import numpy as np
@@ -69,11 +69,16 @@ class ShardStore(Store):
         uid:str=None, # Identifier of the dataset that is expected; default: any
         # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
         storage_options:dict=None,
+        # Folder of the shards, if they are not beside the manifest. `storage_options` are used there if `url` is a
+        # folder of this machine, or if both are on the same host. For other options give a `Storage`.
+        shards_url:str|Storage=None,
     ):
         if isinstance(cache, dict):
             raise TypeError('cache takes a folder; options of a file system belong in storage_options=')
         self._cache_setting,self._cache = cache or None,None
         self.storage = as_storage(url, timeout, storage_options)
+        self._shards_storage = None
+        if shards_url is not None: self._shards_storage = self.storage.beside(shards_url)
         if cache_size is not None and cache:
             self._cache_setting = FileCache(None if cache is True else cache, cache_size)
         self._manifest,self._uid,self._process_state,self._label_codes = None,uid,None,{}
@@ -99,8 +104,13 @@ class ShardStore(Store):
         if n!=manifest.n:
             raise UnsupportedFormat(f'{where}: damaged: {manifest.n:,} samples, of which {n:,} are in shards')
         if self._uid is not None or manifest.uid: self._uid = manifest.uid
-        self.tars = self.storage
-        if manifest.base: self.tars = Storage(**{**self.storage.reveal(), 'url':manifest.base})
+        if re.search(r'[/\\\0]', manifest.prefix):
+            raise UnsupportedFormat(f'{where}: {manifest.prefix!r} cannot be a prefix of file names')
+        if manifest.base and self._shards_storage is None:
+            raise StoreNotFound(f'{where}: the shards are not beside their manifest, which says that they are in '
+                                f'{manifest.base!r}. They are only read where the reader says: if that is the place, '
+                                f'give ShardStore({self.storage.url!r}, shards_url={manifest.base!r})')
+        self.tars = self._shards_storage or self.storage
         return manifest
 
     @property
@@ -154,10 +164,12 @@ class ShardStore(Store):
     def opener(self):
         setting = self._cache_setting
         cache = setting.opener() if isinstance(setting, FileCache) else setting
-        return Opener(ShardStore, self.storage.url, url=self.storage.opener(), cache=cache, uid=self._uid)
+        shards = self._shards_storage and self._shards_storage.opener()
+        return Opener(ShardStore, self.storage.url, url=self.storage.opener(), cache=cache, uid=self._uid,
+                      shards_url=shards)
     def __getstate__(self):
-        return dict(storage=self.storage, _cache_setting=self._cache_setting, _uid=self._uid,
-                    _manifest=None, _cache=None, _process_state=None, _label_codes={})
+        return dict(storage=self.storage, _shards_storage=self._shards_storage, _cache_setting=self._cache_setting,
+                    _uid=self._uid, _manifest=None, _cache=None, _process_state=None, _label_codes={})
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def _repr_html_(self):

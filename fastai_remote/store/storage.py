@@ -75,10 +75,25 @@ class Storage:
         self._root = None # Path of the folder, as the file system calls it
         self.has_answered = False # Has a call succeeded?
         self.was_saved = False # Was this loaded from a saved pickle?
+        self.is_relocatable = True # Does `FASTAI_REMOTE_URL` replace the folder, when this is loaded from a pickle?
 
     def reveal(self)->dict:
         "The arguments of this storage, secrets included: for sending it to a worker, never for saving"
         return dict(url=self.url, timeout=self.timeout, storage_options=self._options)
+
+    def beside(self,
+        url:str|os.PathLike # Another folder; or a `Storage`, which is returned as it is
+    )->'Storage':
+        """The storage of another folder that belongs to the same dataset
+
+        It gets the options of this one, with their secrets, if this one is a folder of this machine, or on the same
+        host; otherwise it gets none."""
+        if isinstance(url, Storage): return url
+        other = Storage(url, self.timeout)
+        is_known = '://' not in self.url or _host(other.url)==_host(self.url)
+        if is_known: other._options = {**self._options, **other._options}
+        other.is_relocatable = False
+        return other
 
     def opener(self)->Opener:
         "Recreates this storage in a worker, secrets included"
@@ -129,13 +144,20 @@ class Storage:
         if not is_saved: return
         self.was_saved = True
         url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of a Redis server
-        if url and _scheme(url) not in ('redis','rediss','unix'): self.url,self._root = _split_password(url)[0],None
+        if url and self.is_relocatable and _scheme(url) not in ('redis','rediss','unix'):
+            self.url,self._root = _split_password(url)[0],None
 
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def __repr__(self): return f'Storage({self.url!r})'
 
 def _scheme(url): return url.split('://')[0].split('::')[0] if '://' in url else ''
+
+def _host(url):
+    "Scheme, host and port of `url`; a bucket is no host, and lies where the options say"
+    parts = urlsplit(url)
+    has_host = _scheme(url) in ('http','https','ftp','sftp','ssh','smb')
+    return (_scheme(url),parts.hostname,parts.port) if has_host else _scheme(url)
 
 def _split_password(url):
     "`url` without its password, and the password or None; a plain path becomes absolute"
