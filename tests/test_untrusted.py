@@ -1,15 +1,19 @@
 "A dataset of somebody else: its manifest decides neither where to read nor who gets the reader's credentials"
-import base64, contextlib, http.server, json, pickle, re, shutil, threading, zlib
+import base64, contextlib, http.server, json, os, pickle, re, shutil, socket, threading, zlib
 
 import numpy as np
 import pytest
 
 from fastai_remote.core import StoreNotFound, sum_content, UnsupportedFormat
 from fastai_remote.ingest.index import index_shards
+from fastai_remote.ingest.run import ingest
 from fastai_remote.ingest.shards import to_shards
+from fastai_remote.source.files import image_samples
+from fastai_remote.source.tables import csv_samples
 from fastai_remote.store.shard_index import ShardTable
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.store.storage import Storage
+from fastai_remote.write.base import MemoryWriter
 
 MARKER = 'secret-8f2c'
 
@@ -120,3 +124,46 @@ def test_the_file_of_failures_lies_in_the_folder(folder):
     for prefix in ('../x', '/x', 'a/../../x'):
         change(folder, prefix=prefix, failed=1, failures_crc=-1)
         with pytest.raises(UnsupportedFormat, match='prefix'): list(ShardStore(folder).failures())
+
+@pytest.fixture
+def strange(tmp_path):
+    "A folder with one image, a pipe, a link to an endless device, a socket, links that lead nowhere or in a circle, and a folder with the name of an image"
+    from PIL import Image
+    folder = tmp_path/'strange'
+    (folder/'sub').mkdir(parents=True)
+    Image.new('RGB', (8,8)).save(folder/'sub'/'good.jpg')
+    os.mkfifo(folder/'pipe.jpg')
+    (folder/'endless.jpg').symlink_to('/dev/zero')
+    socket.socket(socket.AF_UNIX).bind(str(folder/'socket.jpg'))
+    (folder/'nowhere.jpg').symlink_to('nothing')
+    (folder/'circle.jpg').symlink_to('circle.jpg')
+    (folder/'sub'/'up').symlink_to('..')
+    (folder/'again').symlink_to('sub')
+    (folder/'folder.jpg').mkdir()
+    return folder
+
+FAIL = {'pipe.jpg':'a pipe, not a regular file', 'endless.jpg':'a device, not a regular file', 'socket.jpg':'', 'nowhere.jpg':'No such file', 'circle.jpg':'Too many levels'}
+
+@pytest.mark.timeout(60)
+def test_only_regular_files_are_read(strange):
+    "The others are failed samples with a reason. A linked folder is searched, but not the folder that it lies in"
+    writer = MemoryWriter()
+    report = ingest(image_samples(strange), writer, max_failed=1., num_workers=1, progress=False)
+    assert report.written==2 and report.failed==len(FAIL)
+    reasons = {name.rsplit('/', 1)[1]:reason for name,reason in report.failures}
+    assert reasons.keys()==FAIL.keys() and all(FAIL[name] in reasons[name] for name in FAIL)
+
+@pytest.mark.timeout(60)
+def test_columns_of_paths_name_regular_files(strange, tmp_path):
+    (tmp_path/'t.csv').write_text('name\n'+''.join(f'{name}\n' for name in (*FAIL, 'folder.jpg', 'sub/good.jpg')))
+    writer = MemoryWriter()
+    report = ingest(csv_samples(tmp_path/'t.csv', 'name', folder=strange), writer, max_failed=1., num_workers=1, progress=False)
+    assert report.written==1 and report.failed==len(FAIL)+1
+
+def test_folders_that_link_to_each_other_are_searched_once_each_way(tmp_path):
+    for name,other in (('a','b'), ('b','a')):
+        (tmp_path/name).mkdir()
+        (tmp_path/name/f'{name}.jpg').write_bytes(b'')
+        (tmp_path/name/'other').symlink_to(f'../{other}')
+    found = [str(p.relative_to(tmp_path)) for p in image_samples(tmp_path).paths]
+    assert found==['a/a.jpg', 'a/other/b.jpg', 'b/b.jpg', 'b/other/a.jpg']

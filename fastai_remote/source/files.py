@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import store_attr
 
-from .base import fn_fingerprint, IndexedSource, storable
+from .base import fn_fingerprint, IndexedSource, read_file, storable
 
 # %% ../../nbs/source/01_files.ipynb #feb89fc8
 class PathList:
@@ -46,13 +46,26 @@ class PathList:
 IMAGE_EXTENSIONS = {'.jpg':'jpg', '.jpeg':'jpg', '.png':'png', '.webp':'webp',
                     **{e:'img' for e in ('.bmp','.gif','.tif','.tiff','.ppm','.pgm')}}
 
-def _image_files(folder, prefix=''):
-    "Yields the paths of image files below `folder`, relative to it, in sorted order. Hidden files are left out"
+def _image_files(folder, prefix='', above=()):
+    """Yields the paths of image files below `folder`, relative to it, in sorted order. Hidden files are left out
+
+    Links to folders are followed, except to one of the folders `above`, which would be entered without end."""
+    status = os.stat(folder)
+    above = {*above, (status.st_dev, status.st_ino)}
     with os.scandir(folder) as found: entries = sorted(found, key=lambda e: e.name)
     for entry in entries:
         if entry.name.startswith('.'): continue
-        if entry.is_dir(): yield from _image_files(entry.path, f'{prefix}{entry.name}/')
+        if _is_folder(entry, above): yield from _image_files(entry.path, f'{prefix}{entry.name}/', above)
         elif os.path.splitext(entry.name)[1].lower() in IMAGE_EXTENSIONS: yield prefix+entry.name
+
+def _is_folder(entry, above):
+    "Is `entry` a folder to search? Not if it is a link to a folder of `above`, or a link that leads nowhere"
+    try:
+        if not entry.is_dir(): return False
+        if not entry.is_symlink(): return True
+        status = entry.stat()
+    except OSError: return False   # links that lead in a circle
+    return (status.st_dev, status.st_ino) not in above
 
 # %% ../../nbs/source/01_files.ipynb #5c9df9f3
 class image_samples(IndexedSource):
@@ -120,7 +133,7 @@ class _LoadFile:
     ): store_attr()
     def __call__(self, raw):
         path,label = raw
-        with open(path, 'rb') as f: sample = {self.field:f.read()}
+        sample = {self.field:read_file(path)}
         if self.label: sample['labels' if isinstance(label, (list,tuple)) else 'cls'] = label
         if self.root is not None: sample['path'] = os.path.relpath(path, self.root)
         return sample

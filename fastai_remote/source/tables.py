@@ -14,7 +14,7 @@ from pathlib import Path
 from fastcore.basics import chunked, store_attr
 from fastcore.foundation import L
 
-from .base import StreamedSource
+from .base import read_file, StreamedSource
 from .files import IMAGE_EXTENSIONS
 
 # %% ../../nbs/source/03_tables.ipynb #7a8a5e0a
@@ -124,6 +124,6 @@ class _LoadRow:
         sample = {}
         if path is not None:
             field = IMAGE_EXTENSIONS.get(os.path.splitext(path)[1].lower(), 'img')
-            with open(os.path.join(self.folder, path), 'rb') as f: sample[field] = f.read()
+            sample[field] = read_file(os.path.join(self.folder, path))
         if label is not None: sample['labels' if isinstance(label, list) else 'cls'] = label
         return sample
