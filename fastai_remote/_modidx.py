@@ -2190,6 +2190,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastai_remote/store/server.py'),
                                             'fastai_remote.store.server._popen': ( 'store/server.html#_popen',
                                                                                    'fastai_remote/store/server.py'),
+                                            'fastai_remote.store.server._private_folder': ( 'store/server.html#_private_folder',
+                                                                                            'fastai_remote/store/server.py'),
                                             'fastai_remote.store.server.find_server': ( 'store/server.html#find_server',
                                                                                         'fastai_remote/store/server.py'),
                                             'fastai_remote.store.server.redis_server': ( 'store/server.html#redis_server',

@@ -8,7 +8,8 @@ Docs: page `store/server`"""
 __all__ = ['find_server', 'RedisServer', 'redis_server']
 
 # %% ../../nbs/store/06_server.ipynb #44b52098
-import atexit, ctypes, os, shutil, signal, socket, subprocess, sys, tempfile, threading, time
+import atexit, ctypes, os, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading, time
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from urllib.parse import quote
@@ -52,32 +53,47 @@ def _die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)   # PR_SET_PDEATHSIG; after SIGTERM, the server saves before it ends
 
 # %% ../../nbs/store/06_server.ipynb #43703959
+def _private_folder(path):
+    "The folder `path`, made if it is not there; only its owner may read what is written there"
+    folder,ours = Path(path).resolve(),{'dump.rdb','server.log','appendonlydir'}
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = {entry.name for entry in folder.iterdir()}
+    if folder.stat().st_uid==os.getuid() and found<=ours: folder.chmod(0o700)   # nobody else's files are in it
+    for name in found & {'dump.rdb','server.log'}: (folder/name).chmod(0o600)   # of an earlier version
+    return folder
+
 class RedisServer:
-    "A private Redis server process, which ends with this process; a context manager"
+    """A private Redis server process, which ends with this process; a context manager
+
+    Other users of the machine can read neither its files nor its data. A server with a TCP port requires a password,
+    because they could reach the port; `url` has the password."""
     def __init__(self,
         path:str|Path=None, # Folder that keeps the data between runs; default: a temporary one, nothing is kept
         port:int=0, # TCP port on localhost; 0 for a unix socket only, -1 for a free port
-        **conf # Any setting of redis.conf, `_` for `-`: `requirepass='…'`, `maxmemory='1gb'`
+        # Any setting of redis.conf, `_` for `-`: `maxmemory='1gb'`, `requirepass='…'` (default: random if there is a
+        # port, else none; `''` for none)
+        **conf
     ):
         if port<0:
             with socket.socket() as sock:
                 sock.bind(('127.0.0.1', 0))
                 port = sock.getsockname()[1]
         self.owner,self.port,self.keep = os.getpid(),port,path is not None
-        self.dir = Path(path or tempfile.mkdtemp(prefix='fr-redis-')).resolve()
-        self.dir.mkdir(parents=True, exist_ok=True)
+        self.dir = _private_folder(path or tempfile.mkdtemp(prefix='fr-redis-'))
         self.socket = Path(tempfile.mkdtemp(prefix='fr-'))/'s'   # the path of a unix socket may have 107 bytes
         self.conf = {'port':port, 'bind':'127.0.0.1', 'unixsocket':self.socket, 'unixsocketperm':700, 'dir':self.dir,
                      'save':'3600 1' if self.keep else '', 'appendonly':'no'}
         self.conf |= {name.replace('_','-'):value for name,value in conf.items()}
+        if port and not {'requirepass','user','aclfile'} & self.conf.keys():
+            self.conf['requirepass'] = secrets.token_urlsafe(24)
         atexit.register(self.close)
         self.start()
 
     def start(self):
         "Start the server, for the first time or after `kill`; raises `RuntimeError` with the end of its log"
-        self.proc = _popen([find_server(), '-'], stdin=subprocess.PIPE, stdout=open(self.dir/'server.log', 'ab'),
-            stderr=subprocess.STDOUT, start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform=='linux' else None)
+        with open(self.dir/'server.log', 'ab', opener=partial(os.open, mode=0o600)) as log:
+            self.proc = _popen([find_server(), '-'], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, umask=0o077, preexec_fn=_die_with_parent if sys.platform=='linux' else None)
         # settings go to its standard input, as everybody can see the arguments of a process
         settings = ''.join(f'{name} {_config_value(name, value)}\n' for name,value in self.conf.items())
         self.proc.stdin.write(settings.encode())

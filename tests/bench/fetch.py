@@ -232,7 +232,7 @@ def run(
 )->dict: # Content of the result file
     "Measure the contenders in turns"
     torch.set_num_threads(1)   # threads that wait for a core spin, which would be noise here
-    with tempfile.TemporaryDirectory(prefix='fr-bench-') as temporary, redis_server(port=-1) as server:
+    with tempfile.TemporaryDirectory(prefix='fr-bench-') as temporary, redis_server(port=-1, requirepass='') as server:
         raw = turns(dict(Raw(server, n).cases()), rounds)
         loaders,proxies = make_loaders(server, Path(temporary)/'images', images)
         depths = turns({case:partial(epoch, dl) for case,dl in loaders.items()}, rounds)
