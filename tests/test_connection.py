@@ -148,7 +148,12 @@ def test_when_the_time_is_over_the_error_names_server_cause_attempts_and_time(cl
 def test_one_attempt_is_written_in_the_singular(clock):
     with pytest.raises(StoreUnavailable, match=r'server: ConnectionError: reset \(1 attempt in 0\.0 s\)'): Retries('server', 0).call(failing(ConnectionError('reset')), handle)
 
-def test_a_call_that_would_exceed_the_deadline_is_not_started(clock):
-    "The last attempt took 4 of 7 seconds, so another one does not fit"
-    retries = Retries('server', 7, pause=.1)
-    with pytest.raises(StoreUnavailable, match=r'1 attempt in 4\.0 s'): retries.call(failing(ConnectionError(), takes=4, clock=clock), handle)
+def test_attempts_are_made_as_long_as_there_is_time(clock):
+    "An attempt may begin shortly before the deadline: the caller ends it when `remaining()` is 0"
+    retries,seen = Retries('server', 7, pause=.1),[]
+    def attempt():
+        seen.append(retries.remaining())
+        clock.now += min(4, seen[-1])
+        raise ConnectionError
+    with pytest.raises(StoreUnavailable, match=r'2 attempts in 7\.0 s'): retries.call(attempt, handle)
+    assert seen[0]==7 and 2.9<=seen[1]<3 and retries.remaining()==pytest.approx(0)

@@ -18,7 +18,7 @@ from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, Stor
 from fastai_remote.write.base import fill_gaps
 from fastai_remote.write.redis_state import queue_packed_writes, split_runs
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.store.redis_layout import unpack_replies, queue_packed_reads, KEY_BITS
+from fastai_remote.store.redis_layout import KEY_BITS, packed_reads, unpack_replies
 
 @pytest.fixture
 def put(server):
@@ -446,20 +446,21 @@ def crcs_of(vals, pos): return [zlib.crc32(v.tobytes()+int(i).to_bytes(8, 'big')
 @pytest.mark.parametrize('dtype', ['i1','u1','f2','i2','u4','i4','i8','f4','f8'])
 def test_packed_near_and_far(server, dtype, check):
     "Positions close together come as one copy, others each by itself; both the same, and both know where the string ends"
-    pos,c = np.arange(3000),RedisLink(server.url).client
+    pos,link = np.arange(3000),RedisLink(server.url)
+    c = link.client
     vals = np.random.default_rng(0).integers(-2**63, 2**63, 3000, dtype='i8').view('u8').astype(dtype) if dtype[0]!='f' else np.random.default_rng(0).normal(size=3000).astype(dtype)
     p = c.pipeline(transaction=False)
     queue_packed_writes(p, 'b', 'f', dtype, pos, vals, check)
     p.execute()
     for o,cmd in ((np.array([5,3,3,30]),'GETRANGE'), (np.arange(100, 400)[::-1],'GETRANGE'), (np.array([0,2999,17]),'BITFIELD_RO'), (np.array([7]),'GETRANGE')):
-        plan,crcs = queue_packed_reads(p, 'b', 'f', dtype, o, check),np.zeros(len(o), 'u4') if check else None
-        assert p.command_stack[0][0][0]==cmd
-        got,gone = unpack_replies(plan, iter(p.execute()), dtype, len(o), crcs)
+        (commands,plan),crcs = packed_reads('b', 'f', dtype, o, check),np.zeros(len(o), 'u4') if check else None
+        assert commands[0][0]==cmd
+        got,gone = unpack_replies(plan, iter(link.send(commands)), dtype, len(o), crcs)
         assert got.dtype==np.dtype(dtype) and got.tobytes()==vals[o].tobytes() and gone==[]
         if check: assert crcs.tolist()==crcs_of(vals[o], o)
     for o,want in ((np.array([2998,3001,2999,3000]),[1,3]), (np.array([3005,3006]),[0,1]), (np.array([3,9000]),[1])):
-        plan = queue_packed_reads(p, 'b', 'f', dtype, o, check)
-        assert unpack_replies(plan, iter(p.execute()), dtype, len(o), np.zeros(len(o), 'u4') if check else None)[1]==want
+        commands,plan = packed_reads('b', 'f', dtype, o, check)
+        assert unpack_replies(plan, iter(link.send(commands)), dtype, len(o), np.zeros(len(o), 'u4') if check else None)[1]==want
     c.delete('b:f#0')
 
 @pytest.mark.parametrize('dtype,check', [('u1',None),('i2',None),('u1','u4'),('f8','u4')])
@@ -467,7 +468,8 @@ def test_packed_boundary(server, dtype, check):
     "Positions on both sides of 2**24 go into two keys and come back, in any order"
     pos = (1<<KEY_BITS)+np.array([-3,-2,-1,0,1,2,5])
     vals = np.array([1,2,3,100,5,6,7], dtype)
-    c = RedisLink(server.url).client
+    link = RedisLink(server.url)
+    c = link.client
     p = c.pipeline(transaction=False)
     queue_packed_writes(p, 'b', 'f', dtype, pos, vals, check)
     size = vals.itemsize+(4 if check else 0)
@@ -476,10 +478,10 @@ def test_packed_boundary(server, dtype, check):
     p.execute()
     assert {k:c.strlen(k) for k in ('b:f#0','b:f#1')}=={'b:f#0':size<<KEY_BITS, 'b:f#1':6*size}
     for o in (np.arange(7),np.array([6,0,3,2,2,5])):
-        plan,seen = queue_packed_reads(p, 'b', 'f', dtype, pos[o], check),crcs(len(o))
-        got,gone = unpack_replies(plan, iter(p.execute()), dtype, len(o), seen)
+        (commands,plan),seen = packed_reads('b', 'f', dtype, pos[o], check),crcs(len(o))
+        got,gone = unpack_replies(plan, iter(link.send(commands)), dtype, len(o), seen)
         assert got.tolist()==vals[o].tolist() and gone==[]
         if check: assert seen.tolist()==crcs_of(vals[o], pos[o])
-    plan = queue_packed_reads(p, 'b', 'f', dtype, np.array([(1<<KEY_BITS)+6,(1<<KEY_BITS)-1,(2<<KEY_BITS)+1]), check)
-    assert unpack_replies(plan, iter(p.execute()), dtype, 3, crcs(3))[1]==[0,2]
+    commands,plan = packed_reads('b', 'f', dtype, np.array([(1<<KEY_BITS)+6,(1<<KEY_BITS)-1,(2<<KEY_BITS)+1]), check)
+    assert unpack_replies(plan, iter(link.send(commands)), dtype, 3, crcs(3))[1]==[0,2]
     c.delete('b:f#0', 'b:f#1')

@@ -123,6 +123,7 @@ class Columns:
         fields:dict, # Of the plan: `{field: {'codec', 'dtype', …}}`
         vocab:dict, # Of the plan: `{field: list of labels}`
         stats_field:str=None, # Field whose images are counted; default: none
+        check_value=None, # As `Writer.check_value`; default: every value can be written
     ):
         store_attr()
         self.stats = ImageStats() if stats_field else None
@@ -173,6 +174,7 @@ class Columns:
             if self.fields[field]['codec']!='cls': return codec.to_num(value)
             return self._encode_label(field, value, labels)
         encoded = codec.to_bytes(value)
+        if self.check_value: self.check_value(field, encoded)
         if self.fields[field]['codec']=='labels':
             texts = codec.from_bytes(encoded)
             for text in texts:
@@ -246,7 +248,8 @@ def write_chunk(
 def _write_samples(writer, chunk, part, load, fn):
     "Write the samples of `part`; returns the record of the chunk, its failures, and the statistics of its images"
     plan = writer.plan
-    columns = Columns(plan['fields'], plan['vocab'], plan.get('stats') if has_stats(chunk) else None)
+    counted = plan.get('stats') if has_stats(chunk) else None
+    columns = Columns(plan['fields'], plan['vocab'], counted, writer.check_value)
     record,failures = dict(ok=0, bytes=0, failed=0, gaps=[]),[]
     def flush():
         writer.put(np.array(columns.numbers, np.int64), columns.columns(writer.hashed), columns.labels)

@@ -56,21 +56,24 @@ class Retries:
         self.server,self.timeout,self.pause,self.longest_pause = server,timeout,pause,longest_pause
         self.secrets,self.advice,self.attempts,self.began = secrets,advice,0,time.monotonic()
 
+    def remaining(self)->float:
+        "Seconds that are left until the deadline; negative after it"
+        return self.began+self.timeout-time.monotonic()
+
     def call(self,
-        attempt, # Called without arguments; must be safe to repeat
+        attempt, # Called without arguments; must be safe to repeat, and must end when no time is left
         handle, # Called with each error: raises if another attempt cannot help; else returns whether to pause first
     ):
         "The result of `attempt()`; raises `StoreUnavailable` when the time is over, and what `handle` raises"
         pause = self.pause
         while True:
             self.attempts += 1
-            started = time.monotonic()
             try: return attempt()
             except Exception as error:
-                if not handle(error): continue
-                now = time.monotonic()
-                if now-self.began+max(pause, now-started)>self.timeout: raise self.give_up(error) from error
-            time.sleep(pause*random.uniform(.5, 1))
+                wait = pause*random.uniform(.5, 1) if handle(error) else 0
+                if wait>=self.remaining(): raise self.give_up(error) from error
+                if not wait: continue
+            time.sleep(wait)
             pause = min(2*pause, self.longest_pause)
 
     def unavailable(self, why:str)->StoreUnavailable:

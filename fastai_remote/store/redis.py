@@ -15,10 +15,10 @@ import redis
 from fastcore.basics import patch
 
 from ..core import (
-    CorruptSample, Manifest, MissingSample, StoreNotFound, StoreUnavailable, sum_content, UnsupportedFormat)
+    CorruptSample, Manifest, MissingSample, StoreError, StoreNotFound, sum_content, UnsupportedFormat)
 from .base import Store
 from .connection import Opener
-from .redis_layout import unpack_replies, queue_packed_reads, KEY_BITS, element_size
+from .redis_layout import element_size, KEY_BITS, packed_reads, unpack_replies
 from .redis_link import as_link, RedisLink
 
 # %% ../../nbs/store/04_redis.ipynb #fd91a1d5
@@ -99,6 +99,7 @@ class RedisStore(Store):
     ):
         self.link = as_link(url, **kwargs)
         self._name,self._manifest,self._uid = name,None,None
+        self._mean_bytes = {}   # of the values of each field in the last reply
         self._uid = self.manifest.uid
 
     @classmethod
@@ -148,19 +149,22 @@ class RedisStore(Store):
         if not ids:
             result |= {f:[] for f in variable}|{f:np.zeros(0, entry['dtype']) for f,entry in fixed.items()}
             return {f:result[f] for f in fields}
-        def request(client):
-            pipeline = client.pipeline(transaction=False)
-            pipeline.getrange(f'{self._name}:meta', 0, len(manifest.head)-1)
-            if variable: pipeline.mget([f'{manifest.prefix}:{f}:{i}' for f in variable for i in ids])
-            reads = {f:queue_packed_reads(pipeline, manifest.prefix, f, entry['dtype'], numbers, entry.get('check'))
-                     for f,entry in fixed.items()}
-            return pipeline.execute(),reads
-        replies,reads = self.link.call(request)
-        replies = iter(replies)
+        commands = [('GETRANGE', f'{self._name}:meta', 0, len(manifest.head)-1)]
+        places,reads = {},{}
+        for f in variable:
+            keys = [f'{manifest.prefix}:{f}:{i}' for i in ids]
+            more,places[f] = self.link.value_reads(keys, self._mean_bytes.get(f, manifest.nbytes/max(manifest.n, 1)))
+            commands += more
+        for f,entry in fixed.items():
+            more,reads[f] = packed_reads(manifest.prefix, f, entry['dtype'], numbers, entry.get('check'))
+            commands += more
+        replies = iter(self.link.send(commands))
         head = next(replies)
         if head!=manifest.head: raise self.replaced_error(exists=bool(head))
-        values = next(replies) if variable else []
-        result |= {f:values[k*len(ids):(k+1)*len(ids)] for k,f in enumerate(variable)}
+        for f in variable:
+            result[f] = [None]*len(ids)
+            for place in places[f]: result[f][place] = next(replies)
+            self._mean_bytes[f] = sum(len(value) for value in result[f] if value)/len(ids)
         for f,entry in fixed.items():
             result[f],gaps = unpack_replies(reads[f], replies, entry['dtype'], len(ids), checksums.get(f))
             if gaps: self._raise_missing_packed(f, len(gaps), len(ids), ids[gaps[0]])
@@ -228,11 +232,7 @@ class RedisStore(Store):
             for chunk in range((manifest.n>>KEY_BITS)+2):
                 n_values = max(0, min(1<<KEY_BITS, manifest.n-(chunk<<KEY_BITS)))
                 ends[f'{manifest.prefix}:{field}#{chunk}'] = element_size(entry)*n_values
-        def read_lengths(client):
-            pipeline = client.pipeline(transaction=False)
-            for key in ends: pipeline.strlen(key)
-            return pipeline.execute()
-        for (key,end),length in zip(ends.items(), self.link.call(read_lengths)):
+        for (key,end),length in zip(ends.items(), self.link.send([('STRLEN', key) for key in ends])):
             for start in range(end, length, step):
                 content = self.link.call(lambda client: client.getrange(key, start, start+step-1))
                 if not content.strip(b'\0'): continue
@@ -266,7 +266,7 @@ class RedisStore(Store):
 
     def why_missing(self):
         try: policy = self.link.call(lambda client: client.info('memory')).get('maxmemory_policy', 'noeviction')
-        except (StoreUnavailable, redis.ResponseError): policy = 'noeviction'
+        except StoreError: policy = 'noeviction'
         if policy=='noeviction': return 'deleted, or lost in a restart without saving'
         return (f'the server may drop keys when it is full (maxmemory-policy {policy}): '
                 'set noeviction and ingest again')
@@ -278,7 +278,7 @@ class RedisStore(Store):
     def opener(self):
         state = {**self.__getstate__(), 'link':self.link.opener()}
         return Opener(_open_store, self._name, cls=type(self), **state)
-    def __getstate__(self): return dict(link=self.link, _name=self._name, _uid=self._uid, _manifest=None)
+    def __getstate__(self): return dict(link=self.link, _name=self._name, _uid=self._uid, _manifest=None, _mean_bytes={})
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def _repr_html_(self):

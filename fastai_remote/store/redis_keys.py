@@ -28,7 +28,7 @@ class RedisKeys(RedisStore):
             if pattern is not None: _check_pattern(pattern, len(sizes)>1)
         ends = np.cumsum([0,*sizes.values()]).tolist()
         self._splits = {split:[start,stop] for split,start,stop in zip(sizes, ends, ends[1:])}
-        self._name,self._patterns,self._start = x,{'x':x, 'cls':y},start
+        self._name,self._patterns,self._start,self._mean_bytes = x,{'x':x, 'cls':y},start,{}
         image_codec = {'npz':'npzimg', 'npy':'npyimg'}.get(codec, codec)
         fields = {'x':{'codec':image_codec if image else codec, 'dtype':None}}
         if y: fields['cls'] = {'codec':'cls', 'dtype':narrow(0, len(vocab)-1)}
@@ -48,8 +48,13 @@ class RedisKeys(RedisStore):
     def read_values(self, numbers, fields):
         ids,dtypes = numbers.tolist(),{f:self.manifest.fields[f]['dtype'] for f in fields}
         if not ids: return {f:np.zeros(0, dtype) if dtype else [] for f,dtype in dtypes.items()}
-        values = self.link.call(lambda client: client.mget([key for f in fields for key in self._keys(f, ids)]))
-        result = {f:values[k*len(ids):(k+1)*len(ids)] for k,f in enumerate(fields)}
+        result,commands,targets = {f:[None]*len(ids) for f in fields},[],[]
+        for f in fields:
+            more,places = self.link.value_reads(self._keys(f, ids), self._mean_bytes.get(f, 10_000))
+            commands += more
+            targets += [(f, place) for place in places]
+        for (f,place),reply in zip(targets, self.link.send(commands)): result[f][place] = reply
+        for f,values in result.items(): self._mean_bytes[f] = sum(len(value) for value in values if value)/len(ids)
         if 'cls' in result:
             stored = result['cls']
             if None in stored: self.raise_missing(numbers, 'cls', stored)

@@ -15,7 +15,6 @@ from multiprocessing.util import Finalize
 
 import numpy as np
 from fastcore.basics import patch
-from redis import RedisError
 
 from ..core import html_table, crc32s, StoreError, StoreFull, StoreNotFound
 from ..parallel import parallel_map
@@ -104,7 +103,7 @@ class _RedisState:
             for key,value in items: pipeline.set(key, value, px=milliseconds)
             pipeline.execute()
         try: self.link.call(write)
-        except (StoreError,RedisError) as e:
+        except StoreError as e:
             self.failed('write', e)
             return False
         self.succeeded('write')
@@ -147,6 +146,7 @@ class TieredStore(Store):
 
     def _begin(self):
         self._states = {}
+        self._mean_bytes = 10_000.   # of the values in Redis, roughly; known after the first reply
         # values read from Redis and from the shards, in memory that forked processes share
         self._counts = np.frombuffer(mmap.mmap(-1, 16*_SLOTS), np.int64).reshape(_SLOTS, 2)
 
@@ -219,21 +219,17 @@ def _open_store(**state):
 
 # %% ../../nbs/store/13_tiered.ipynb #cb1c1156
 @patch
-def _request(self:TieredStore, queue):
-    "Replies to the commands that `queue(pipeline)` queues; None if Redis does not answer, or is left alone for a while"
+def _request(self:TieredStore, commands):
+    "Replies to `commands`; None if Redis does not answer, or is left alone for a while"
     state = self._redis
     if state.is_paused('read'): return
-    def request(client):
-        pipeline = client.pipeline(transaction=False)
-        if self.guard: pipeline.getrange(self.guard[0], 0, len(self.guard[1])-1)
-        queue(pipeline)
-        return pipeline.execute()
+    if self.guard: commands = [('GETRANGE', self.guard[0], 0, len(self.guard[1])-1), *commands]
     try:
-        replies = self.link.call(request)
+        replies = self.link.send(commands)
         if self.guard and replies.pop(0)!=self.guard[1]:
             name = self.guard[0].removesuffix(':meta')
             raise StoreNotFound(f'{self.link.url}: {name}: replaced, deleted or lost since it was opened')
-    except (StoreError,RedisError) as e:
+    except StoreError as e:
         state.failed('read', e)
         return
     state.succeeded('read')
@@ -247,7 +243,7 @@ def read_values(self:TieredStore, numbers, fields):
     result = self.store.read_values(numbers, list(dict.fromkeys(others)))
     if not kept or not n: return {f:[] if f in kept else result[f] for f in fields}
     keys,checksums = self._keys(kept, numbers.tolist()),np.concatenate([result[f'{f}.crc'] for f in kept])
-    values = (self._request(lambda pipeline: pipeline.mget(keys)) or [[None]*len(keys)])[0]
+    values = self._kept_values(keys)
     is_missing = np.fromiter((value is None for value in values), bool, len(values))
     lacking = (crc32s([value or b'' for value in values])!=checksums)|is_missing
     places = np.flatnonzero(lacking.reshape(-1, n).any(0))
@@ -258,6 +254,16 @@ def read_values(self:TieredStore, numbers, fields):
     self._counts[os.getpid()%_SLOTS] += (len(values)-n_lacking, n_lacking)
     result.update({f:values[k*n:(k+1)*n] for k,f in enumerate(kept)})
     return {f:result[f] for f in fields}
+
+@patch
+def _kept_values(self:TieredStore, keys):
+    "The values that Redis holds under `keys`, a list; None for each that it does not hold"
+    values = [None]*len(keys)
+    commands,places = self.link.value_reads(keys, self._mean_bytes)
+    for place,reply in zip(places, self._request(commands) or ()): values[place] = reply
+    found = [len(value) for value in values if value is not None]
+    if found: self._mean_bytes = sum(found)/len(found)
+    return values
 
 @patch
 def _read_lacking(self:TieredStore, numbers, places, fields, lacking, keys, checksums, values):
@@ -294,10 +300,9 @@ def check_rest(self:TieredStore, step:int=512):
 def _check_kept(self:TieredStore, field, numbers):
     "Check the values that Redis keeps of these samples, and replace those that are damaged"
     keys = self._keys([field], numbers.tolist())
-    replies = self._request(lambda pipeline: pipeline.mget(keys))
+    values = self._kept_values(keys)
     try: checksums = self.store.read_values(numbers, [f'{field}.crc'])[f'{field}.crc'].tolist()
     except StoreError: return   # an index is damaged, and has been reported
-    values = replies[0] if replies else [None]*len(keys)
     damaged = [k for k,(value,crc) in enumerate(zip(values, checksums)) if value is not None and zlib.crc32(value)!=crc]
     for k in damaged:
         yield keys[k],(f'{self.name}: {keys[k]} in Redis: its {len(values[k]):,} bytes do not match their checksum; '
@@ -320,9 +325,7 @@ def _is_held(self:TieredStore, numbers):
     "Boolean array: does Redis hold any field of each sample? None if Redis does not answer"
     fields = self._kept_fields
     if not fields: return None
-    def queue(pipeline):
-        for i in numbers.tolist(): pipeline.exists(*self._keys(fields, [i]))
-    replies = self._request(queue)
+    replies = self._request([('EXISTS', *self._keys(fields, [i])) for i in numbers.tolist()])
     return None if replies is None else np.array(replies, bool)
 
 @patch

@@ -215,6 +215,12 @@ class Writer:
         "Returns how much space the samples `numbers` take, and how much is left"
         return 0,None,None
 
+    def check_value(self,
+        field:str, # Name of a field whose values differ in length
+        value:bytes # An encoded value of a sample
+    ):
+        "Raises `ValueError` if the place cannot hold `value`, so that its sample fails; the message names the limit"
+
     def progress(self)->str:
         "Describes how far an unfinished ingest is, for a message; empty if that is not known"
         return ''

@@ -23,14 +23,14 @@ from ..core import (
     CorruptSample, Manifest, packed_crcs, seal, StoreBusy, StoreError, StoreExists, StoreNotFound)
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
-    element_dtype, unpack_replies, queue_packed_reads, KEY_BITS, element_size)
+    element_dtype, element_size, KEY_BITS, packed_reads, unpack_replies)
 from ..store.redis_link import RedisLink
 from .base import (
     Writer, check_name, chunk_count, fill_gaps, host_id, is_alive, label_hash, labels_of_texts, LEASE_SECONDS,
     MAX_CLASSES, progress_text, ServerRestarted)
 from .redis_state import (
-    failures_key, generation_in, IngestKeys, INGESTS_KEY, parse_lock, parse_record, queue_packed_writes, seal_label,
-    seal_stats, staged_keys, unseal, unseal_label, unseal_stats, value_keys, with_checks)
+    failures_key, generation_in, IngestKeys, INGESTS_KEY, parse_lock, parse_record, queue_packed_writes,
+    raise_if_lost, seal_label, seal_stats, staged_keys, unseal, unseal_label, unseal_stats, value_keys, with_checks)
 
 # %% ../../nbs/write/02_redis.ipynb #d3d19731
 class RedisWriter(Writer):
@@ -46,6 +46,7 @@ class RedisWriter(Writer):
         self.plan = None
         self.token = None # What the lock holds while it is this writer's, `bytes`
         self.keys = IngestKeys(name)
+        self.max_bytes = None # Bytes of the largest value that the server accepts, when it is known
 
     @property
     def url(self)->str: return self.link.url
@@ -55,6 +56,18 @@ class RedisWriter(Writer):
     def server_run(self)->str:
         "Returns the server's `run_id`, which changes when it restarts"
         return self.link.call(lambda c: c.info('server')).get('run_id', '')
+
+    def check_value(self, field, value):
+        if len(value)<=1<<20: return   # the setting cannot be less
+        if self.max_bytes is None: self.max_bytes = self._read_max_bytes()
+        if len(value)>self.max_bytes:
+            raise ValueError(f'{field}: {len(value):,} bytes, where {self.url} accepts values of at most '
+                             f'{self.max_bytes:,} (its setting proto-max-bulk-len)')
+
+    def _read_max_bytes(self):
+        try: setting = self.link.call(lambda c: c.config_get('proto-max-bulk-len'))
+        except StoreError: setting = {}   # this user may not read settings: that of most servers
+        return int(setting.get('proto-max-bulk-len', 512<<20))
 
     def progress(self)->str:
         def read(client): return client.pipeline().get(self.keys.plan).hlen(self.keys.chunks).execute()
@@ -215,7 +228,7 @@ def _transaction_if(self:RedisWriter,
                     p.multi()
                     queue(p)
                     return p.execute(raise_on_error=strict) or True
-                except redis.WatchError: pass   # the lease was renewed meanwhile, or the connection broke: check again
+                except redis.WatchError as e: raise_if_lost(e)   # else the lease was renewed meanwhile: check again
     return self.link.call(attempt)
 
 @patch
@@ -577,13 +590,10 @@ def _move(self:RedisWriter, sources, targets, run, step=500):
 def _move_packed(self:RedisWriter, field, spec, sources, targets, run, tries=3):
     "Copies packed values of `field`, with checksums for their new numbers; raises `CorruptSample`"
     prefix,dtype,check = self.plan['prefix'],spec['dtype'],spec.get('check')
-    def read(client):
-        p = client.pipeline(transaction=False)
-        layout = queue_packed_reads(p, prefix, field, dtype, sources, check)
-        crcs = np.zeros(len(sources), np.uint32) if check else None
-        return unpack_replies(layout, iter(p.execute()), dtype, len(sources), crcs)[0],crcs
+    commands,reads = packed_reads(prefix, field, dtype, sources, check)
     for _ in range(tries):   # a reply may be damaged on its way
-        values,crcs = self.link.call(read)
+        crcs = np.zeros(len(sources), np.uint32) if check else None
+        values,_ = unpack_replies(reads, iter(self.link.send(commands)), dtype, len(sources), crcs)
         bad = sources[packed_crcs(values, sources)!=crcs] if check else ()
         if not len(bad): break
     else:

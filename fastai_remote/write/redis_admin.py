@@ -18,7 +18,7 @@ from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisStore
 from ..store.redis_link import as_link, RedisLink
 from .base import chunk_count
 from .redis import RedisWriter
-from .redis_state import IngestKeys, INGESTS_KEY
+from .redis_state import IngestKeys, INGESTS_KEY, raise_if_lost
 
 # %% ../../nbs/write/03_redis_admin.ipynb #27211d22
 def delete_dataset(
@@ -98,5 +98,5 @@ def _switch_name(link, old, new, manifest):
                     p.sadd(NAMES_KEY, new.name)
                     p.hset(GENERATIONS_KEY, old.name, generation)
                     return p.execute()
-                except redis.WatchError: pass   # something changed meanwhile: check again
+                except redis.WatchError as e: raise_if_lost(e)   # else something changed meanwhile: check again
     link.call(attempt)

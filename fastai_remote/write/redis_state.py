@@ -7,12 +7,13 @@ Docs: page `write/redis_state`"""
 # %% auto #0
 __all__ = ['INGESTS_KEY', 'IngestKeys', 'failures_key', 'value_keys', 'staged_keys', 'with_checks', 'split_runs',
            'queue_packed_writes', 'unseal', 'seal_label', 'unseal_label', 'seal_stats', 'unseal_stats', 'parse_record',
-           'parse_lock', 'generation_in']
+           'raise_if_lost', 'parse_lock', 'generation_in']
 
 # %% ../../nbs/write/01_redis_state.ipynb #1aa33510
 import json, re, zlib
 
 import numpy as np
+import redis
 
 from ..core import CorruptSample, packed_crcs, sum_content
 from ..store.redis_layout import element_dtype, KEY_BITS
@@ -164,6 +165,15 @@ def parse_record(
     if not isinstance(record, dict): return None
     is_intact = 'crc' not in record or record['crc']==sum_content(record) and record.get('chunk')==chunk
     return record if is_intact else None
+
+def raise_if_lost(
+    error:redis.WatchError # Of a transaction
+):
+    """Raises `redis.ConnectionError` if the connection was lost between `WATCH` and `EXEC`
+
+    redis-py reports this by the same class as a watched key that has changed, after which the transaction is repeated
+    at once. A connection that is lost is repeated by `RedisLink.call`, which pauses, and ends at its deadline."""
+    if 'variable changed' not in str(error): raise redis.ConnectionError(str(error)) from error
 
 def parse_lock(
     token:bytes # What the lock holds
