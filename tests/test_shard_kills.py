@@ -41,8 +41,8 @@ def known(d, w='a', **kw): return to_shards({'train':items(w, 30), 'valid':items
 def stream(d, w='a', **kw): return to_shards({'train':iter(items(w, 30)), 'valid':iter(items(w, 8))}, d, fn, chunk=16, maxsize=30_000, max_failed=1., **one, **kw)
 
 def see(d):
-    "What a reader sees"
-    try: s = ShardStore(d)
+    "What a reader sees; the shards of an index that is beside them are in the folder `w`"
+    try: s = ShardStore(d, shards_url=d.parent/'w' if d.name=='d' and (d.parent/'w').is_dir() else None)
     except StoreNotFound: return
     return [s[i] for i in range(len(s))],s.splits,s.manifest.failed,sorted(s.failures())
 
