@@ -58,7 +58,7 @@ _is_valid = dict(fields=_is_field,
 @dataclass
 class Manifest:
     "The description of a dataset: everything that is known about it except its samples"
-    _format = 2 # The newest format; the manifest of another kind of store can have a number of its own
+    _format = 3 # The newest format; the manifest of another kind of store can have a number of its own
     _sealed = 2 # Manifests of this format and of newer ones have a checksum
 
     name:str # Name of the dataset
@@ -73,18 +73,21 @@ class Manifest:
     counts:dict = field(default_factory=dict) # `{field: number of samples of each label}`, in the order of `vocab`
     stats:dict = field(default_factory=dict) # `{image field: summary of `ImageStats`}`
     prefix:str = '' # How the keys or files of this version of the dataset begin
+    tags:int = 0 # Hash tags over which the keys of a dataset in a Redis Cluster are spread; 0 elsewhere
     generation:int = 1 # How many times a dataset of this name has been written
     uid:str = '' # Identifies this version of the dataset
     created:str = '' # Time of the commit, ISO 8601, UTC
     format:int = 0 # Version of the format; default: the newest
 
     def __post_init__(self):
-        self.format = self.format or self._format
+        self.format = self.format or (self._format if self.tags else min(self._format, 2))
         self._head = None
 
     def to_json(self)->str:
         "The manifest as JSON, with a checksum"
-        return seal({'uid':self.uid, **asdict(self)})
+        content = {'uid':self.uid, **asdict(self)}
+        if not self.tags: del content['tags']   # datasets that are not in a cluster keep their format
+        return seal(content)
 
     @property
     def head(self)->bytes:

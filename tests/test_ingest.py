@@ -16,9 +16,9 @@ from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote.source.base import IndexedSource
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
 from fastai_remote.write.base import fill_gaps
-from fastai_remote.write.redis_state import queue_packed_writes, split_runs
+from fastai_remote.write.redis_state import packed_writes, split_runs
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.store.redis_layout import KEY_BITS, packed_reads, unpack_replies
+from fastai_remote.store.redis_layout import key_layout, KEY_BITS, packed_reads, unpack_replies
 
 @pytest.fixture
 def put(server):
@@ -449,17 +449,15 @@ def test_packed_near_and_far(server, dtype, check):
     pos,link = np.arange(3000),RedisLink(server.url)
     c = link.client
     vals = np.random.default_rng(0).integers(-2**63, 2**63, 3000, dtype='i8').view('u8').astype(dtype) if dtype[0]!='f' else np.random.default_rng(0).normal(size=3000).astype(dtype)
-    p = c.pipeline(transaction=False)
-    queue_packed_writes(p, 'b', 'f', dtype, pos, vals, check)
-    p.execute()
+    link.send(packed_writes(key_layout('b'), 'f', dtype, pos, vals, check))
     for o,cmd in ((np.array([5,3,3,30]),'GETRANGE'), (np.arange(100, 400)[::-1],'GETRANGE'), (np.array([0,2999,17]),'BITFIELD_RO'), (np.array([7]),'GETRANGE')):
-        (commands,plan),crcs = packed_reads('b', 'f', dtype, o, check),np.zeros(len(o), 'u4') if check else None
+        (commands,plan),crcs = packed_reads(key_layout('b'), 'f', dtype, o, check),np.zeros(len(o), 'u4') if check else None
         assert commands[0][0]==cmd
         got,gone = unpack_replies(plan, iter(link.send(commands)), dtype, len(o), crcs)
         assert got.dtype==np.dtype(dtype) and got.tobytes()==vals[o].tobytes() and gone==[]
         if check: assert crcs.tolist()==crcs_of(vals[o], o)
     for o,want in ((np.array([2998,3001,2999,3000]),[1,3]), (np.array([3005,3006]),[0,1]), (np.array([3,9000]),[1])):
-        commands,plan = packed_reads('b', 'f', dtype, o, check)
+        commands,plan = packed_reads(key_layout('b'), 'f', dtype, o, check)
         assert unpack_replies(plan, iter(link.send(commands)), dtype, len(o), np.zeros(len(o), 'u4') if check else None)[1]==want
     c.delete('b:f#0')
 
@@ -470,18 +468,17 @@ def test_packed_boundary(server, dtype, check):
     vals = np.array([1,2,3,100,5,6,7], dtype)
     link = RedisLink(server.url)
     c = link.client
-    p = c.pipeline(transaction=False)
-    queue_packed_writes(p, 'b', 'f', dtype, pos, vals, check)
+    p = packed_writes(key_layout('b'), 'f', dtype, pos, vals, check)
     size = vals.itemsize+(4 if check else 0)
     def crcs(n): return np.zeros(n, 'u4') if check else None
     assert len(p)==3 and [len(r) for r in split_runs(pos)]==[3,3,1]
-    p.execute()
+    link.send(p)
     assert {k:c.strlen(k) for k in ('b:f#0','b:f#1')}=={'b:f#0':size<<KEY_BITS, 'b:f#1':6*size}
     for o in (np.arange(7),np.array([6,0,3,2,2,5])):
-        (commands,plan),seen = packed_reads('b', 'f', dtype, pos[o], check),crcs(len(o))
+        (commands,plan),seen = packed_reads(key_layout('b'), 'f', dtype, pos[o], check),crcs(len(o))
         got,gone = unpack_replies(plan, iter(link.send(commands)), dtype, len(o), seen)
         assert got.tolist()==vals[o].tolist() and gone==[]
         if check: assert seen.tolist()==crcs_of(vals[o], pos[o])
-    commands,plan = packed_reads('b', 'f', dtype, np.array([(1<<KEY_BITS)+6,(1<<KEY_BITS)-1,(2<<KEY_BITS)+1]), check)
+    commands,plan = packed_reads(key_layout('b'), 'f', dtype, np.array([(1<<KEY_BITS)+6,(1<<KEY_BITS)-1,(2<<KEY_BITS)+1]), check)
     assert unpack_replies(plan, iter(link.send(commands)), dtype, 3, crcs(3))[1]==[0,2]
     c.delete('b:f#0', 'b:f#1')

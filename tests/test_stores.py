@@ -18,7 +18,7 @@ from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.store.redis_link import RedisLink, _Packer
-from fastai_remote.store.redis_layout import packed_reads
+from fastai_remote.store.redis_layout import key_layout, packed_reads
 from fastai_remote.store.tiered import TieredStore
 
 n = 37
@@ -161,7 +161,7 @@ def test_the_layout_is_what_it_says(server):
 @pytest.mark.parametrize('name', ['plain','bögen 2'])
 @pytest.mark.parametrize('dtype,check', [('i2',None), ('i2','u4'), ('f8','u4')])
 def test_requests_packed_by_hand_are_those_of_redis_py(server, name, dtype, check):
-    commands,_ = packed_reads(name, 'x', dtype, np.array([7,1<<24,12345,(1<<24)+900]), check)
+    commands,_ = packed_reads(key_layout(name), 'x', dtype, np.array([7,1<<24,12345,(1<<24)+900]), check)
     packer,plain = _Packer(),HiredisRespSerializer()
     def gets(t, i): return ('GET','i64',f'{96*i}','GET','u32',f'{96*i+64}') if t=='i64+u32' else ('GET',t,f'#{i}')
     for cmd,key,*rest in commands:

@@ -15,7 +15,7 @@ import numpy as np
 from ..codec.numbers import narrow
 from ..core import CorruptSample, Manifest
 from .redis import RedisStore
-from .redis_link import as_link
+from .redis_link import as_link, fill_places
 
 # %% ../../nbs/store/05_redis_keys.ipynb #f9f7a9b6
 class RedisKeys(RedisStore):
@@ -48,12 +48,12 @@ class RedisKeys(RedisStore):
     def read_values(self, numbers, fields):
         ids,dtypes = numbers.tolist(),{f:self.manifest.fields[f]['dtype'] for f in fields}
         if not ids: return {f:np.zeros(0, dtype) if dtype else [] for f,dtype in dtypes.items()}
-        result,commands,targets = {f:[None]*len(ids) for f in fields},[],[]
+        commands,places = [],{}
         for f in fields:
-            more,places = self.link.value_reads(self._keys(f, ids), self._mean_bytes.get(f, 10_000))
+            more,places[f] = self.link.value_reads(self._keys(f, ids), self._mean_bytes.get(f, 10_000))
             commands += more
-            targets += [(f, place) for place in places]
-        for (f,place),reply in zip(targets, self.link.send(commands)): result[f][place] = reply
+        replies = iter(self.link.send(commands))
+        result = {f:fill_places(len(ids), places[f], replies) for f in fields}
         for f,values in result.items(): self._mean_bytes[f] = sum(len(value) for value in values if value)/len(ids)
         if 'cls' in result:
             stored = result['cls']

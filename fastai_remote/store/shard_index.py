@@ -314,6 +314,8 @@ class ShardTable:
 @dataclass
 class ShardManifest(Manifest):
     "A `Manifest` with the table of shards"
+    _format = 2
+
     shards:dict = field(default_factory=dict) # A packed `ShardTable`
     base:str = '' # Folder of the shards, if it is not that of the manifest
     failures_crc:int = -1 # Checksum of the file of failures; -1 if there is none, or an earlier version wrote it

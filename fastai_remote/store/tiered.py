@@ -21,7 +21,8 @@ from ..parallel import parallel_map
 from .base import Store
 from .connection import Opener
 from .redis import RedisStore
-from .redis_link import as_link, RedisLink
+from .redis_layout import key_layout
+from .redis_link import as_link, fill_places, RedisLink
 
 # %% ../../nbs/store/13_tiered.ipynb #21c2a2a8
 _PIPELINE_BYTES = 1<<22   # bytes written in one round trip
@@ -98,11 +99,8 @@ class _RedisState:
     def _write(self, items):
         "Write `(key, value)` pairs in one round trip. Returns whether it succeeded"
         milliseconds = None if self.ttl is None else max(1, int(1000*self.ttl))
-        def write(client):
-            pipeline = client.pipeline(transaction=False)
-            for key,value in items: pipeline.set(key, value, px=milliseconds)
-            pipeline.execute()
-        try: self.link.call(write)
+        expiry = () if milliseconds is None else ('PX', milliseconds)
+        try: self.link.send([('SET', key, value, *expiry) for key,value in items])
         except StoreError as e:
             self.failed('write', e)
             return False
@@ -138,8 +136,9 @@ class TieredStore(Store):
         timeouts = dict(timeout=min(.25, link.timeout), socket_timeout=min(2., link.socket_timeout))
         self.link = RedisLink(**{**link.reveal(), **timeouts})
         self.prefix = copy.manifest.prefix if copy else _prefix_of(store.manifest)
+        self.tags = copy.manifest.tags if copy else 0
         # key and first bytes of the copy's manifest, which are compared with every read
-        self.guard = (f'{copy.name}:meta', copy.manifest.head) if copy else None
+        self.guard = (copy.manifest_key, copy.manifest.head) if copy else None
         self.store,self.ttl,self.queue = store,ttl,queue
         self._begin()
         if copy: self._check_copy(copy)
@@ -201,7 +200,9 @@ class TieredStore(Store):
         "Are values of `field` kept in Redis? Those of fixed-width fields are in the indices of the shards"
         fields = self.manifest.fields
         return field in fields and fields[field]['dtype'] is None and f'{field}.crc' in fields
-    def _keys(self, fields, ids): return [f'{self.prefix}:{f}:{i}' for f in fields for i in ids]
+    def _keys(self, fields, ids):
+        layout = key_layout(self.prefix, self.tags)
+        return [key for f in fields for key in layout.values(f, ids)]
 
     @property
     def hits(self)->dict: # `from_redis`, `from_shards`
@@ -227,7 +228,7 @@ def _request(self:TieredStore, commands):
     try:
         replies = self.link.send(commands)
         if self.guard and replies.pop(0)!=self.guard[1]:
-            name = self.guard[0].removesuffix(':meta')
+            name = self.guard[0].removesuffix(':meta').strip('{}')
             raise StoreNotFound(f'{self.link.url}: {name}: replaced, deleted or lost since it was opened')
     except StoreError as e:
         state.failed('read', e)
@@ -258,9 +259,10 @@ def read_values(self:TieredStore, numbers, fields):
 @patch
 def _kept_values(self:TieredStore, keys):
     "The values that Redis holds under `keys`, a list; None for each that it does not hold"
-    values = [None]*len(keys)
     commands,places = self.link.value_reads(keys, self._mean_bytes)
-    for place,reply in zip(places, self._request(commands) or ()): values[place] = reply
+    replies = self._request(commands)
+    if replies is None: return [None]*len(keys)
+    values = fill_places(len(keys), places, iter(replies))
     found = [len(value) for value in values if value is not None]
     if found: self._mean_bytes = sum(found)/len(found)
     return values
@@ -325,8 +327,8 @@ def _is_held(self:TieredStore, numbers):
     "Boolean array: does Redis hold any field of each sample? None if Redis does not answer"
     fields = self._kept_fields
     if not fields: return None
-    replies = self._request([('EXISTS', *self._keys(fields, [i])) for i in numbers.tolist()])
-    return None if replies is None else np.array(replies, bool)
+    replies = self._request([('EXISTS', key) for key in self._keys(fields, numbers.tolist())])
+    return None if replies is None else np.array(replies, bool).reshape(len(fields), len(numbers)).any(0)
 
 @patch
 def held(self:TieredStore,
@@ -393,12 +395,12 @@ def clear(self:TieredStore,
 ):
     "Remove the values of this dataset from Redis; raises `StoreUnavailable`, `ValueError` if Redis holds a copy"
     if self.guard:
-        name = self.guard[0].removesuffix(':meta')
+        name = self.guard[0].removesuffix(':meta').strip('{}')
         raise ValueError(f'{name} is a dataset of its own: RedisStore.delete removes it')
     self.flush()
     for start in range(0, len(self), step):
         keys = self._keys(self._kept_fields, range(start, min(start+step, len(self))))
-        self.link.call(lambda client: client.unlink(*keys))
+        self.link.send([('UNLINK', key) for key in keys])
 
 @patch
 def _check_copy(self:TieredStore, copy, n=64):
@@ -410,7 +412,7 @@ def _check_copy(self:TieredStore, copy, n=64):
     numbers = np.linspace(0, len(self)-1, min(n, len(self))).astype(np.int64)
     checksums = self.store.read_values(numbers, [f'{f}.crc' for f in fields])
     checksums = np.concatenate(list(checksums.values()))
-    values = copy.link.call(lambda client: client.mget(self._keys(fields, numbers.tolist())))
+    values = copy.link.send([('GET', key) for key in self._keys(fields, numbers.tolist())])
     there = [k for k,value in enumerate(values) if value is not None]
     same = sum(zlib.crc32(values[k])==checksums[k] for k in there)
     if same<.9*max(1, len(there)): raise ValueError(f'{what}: {same} of {len(there)} values looked at are the same')

@@ -8,7 +8,7 @@ Docs: page `write/redis`"""
 __all__ = ['RedisWriter']
 
 # %% ../../nbs/write/02_redis.ipynb #ac91d44d
-import json, os, threading, uuid, warnings
+import json, os, re, threading, uuid, warnings
 from array import array
 from datetime import datetime, timezone
 from functools import partial
@@ -23,13 +23,13 @@ from ..core import (
     CorruptSample, Manifest, packed_crcs, seal, StoreBusy, StoreError, StoreExists, StoreNotFound)
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
-    element_dtype, element_size, KEY_BITS, packed_reads, unpack_replies)
+    element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
 from ..store.redis_link import RedisLink
 from .base import (
     Writer, check_name, chunk_count, fill_gaps, host_id, is_alive, label_hash, labels_of_texts, LEASE_SECONDS,
     MAX_CLASSES, progress_text, ServerRestarted)
 from .redis_state import (
-    failures_key, generation_in, IngestKeys, INGESTS_KEY, parse_lock, parse_record, queue_packed_writes,
+    generation_in, IngestKeys, INGESTS_KEY, lock_number, LOCKS_KEY, packed_writes, parse_lock, parse_record,
     raise_if_lost, seal_label, seal_stats, staged_keys, unseal, unseal_label, unseal_stats, value_keys, with_checks)
 
 # %% ../../nbs/write/02_redis.ipynb #d3d19731
@@ -45,17 +45,24 @@ class RedisWriter(Writer):
         self.name = check_name(name)
         self.plan = None
         self.token = None # What the lock holds while it is this writer's, `bytes`
+        self.tags = None # Hash tags of a new layout, 0 on a single server; known when the lock is taken
         self.keys = IngestKeys(name)
         self.max_bytes = None # Bytes of the largest value that the server accepts, when it is known
 
     @property
     def url(self)->str: return self.link.url
     def how_to_abandon(self)->str: return f'RedisStore.abandon(url, {self.name!r})'
-    def opener(self): return partial(_open_writer, self.link.opener(), self.name, self.plan, self.token)
+    def opener(self): return partial(_open_writer, self.link.opener(), self.name, self.plan, self.token, self.tags)
+
+    @property
+    def layout(self):
+        "The names of the keys of the values, `key_layout`"
+        return key_layout(self.plan['prefix'], self.plan.get('tags', 0))
 
     def server_run(self)->str:
-        "Returns the server's `run_id`, which changes when it restarts"
-        return self.link.call(lambda c: c.info('server')).get('run_id', '')
+        "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters"
+        def read(_): return ','.join(master.info('server').get('run_id', '') for master in self.link.masters())
+        return self.link.call(read)
 
     def check_value(self, field, value):
         if len(value)<=1<<20: return   # the setting cannot be less
@@ -70,8 +77,7 @@ class RedisWriter(Writer):
         return int(setting.get('proto-max-bulk-len', 512<<20))
 
     def progress(self)->str:
-        def read(client): return client.pipeline().get(self.keys.plan).hlen(self.keys.chunks).execute()
-        plan,done = self.link.call(read)
+        plan,done = self.link.send([('GET', self.keys.plan), ('HLEN', self.keys.chunks)])
         try: return progress_text(json.loads(plan) if plan else None, done)
         except ValueError: return ''   # the plan is damaged
 
@@ -97,6 +103,7 @@ class RedisWriter(Writer):
                                       'there; repeat that one to finish it, or overwrite=True drops it')
                 if earlier: self.drop(earlier)
                 self.plan = self._store_plan(plan, earlier)
+            self._fence(self.layout.starts)
         except BaseException:
             self.close()
             raise
@@ -106,11 +113,16 @@ class RedisWriter(Writer):
 @patch
 def _check_eviction(self:RedisWriter):
     "Raises `StoreError` if the server may drop keys"
-    memory = self.link.call(lambda c: c.info('memory'))
-    policy = memory.get('maxmemory_policy', '')
-    if memory.get('maxmemory') and policy.startswith('allkeys'):
+    for memory in self._memory():
+        policy = memory.get('maxmemory_policy', '')
+        if not memory.get('maxmemory') or not policy.startswith('allkeys'): continue
         raise StoreError(f'{self.url}: the server drops keys when it is full (maxmemory-policy {policy}): '
                          'set noeviction before an ingest')
+
+@patch
+def _memory(self:RedisWriter):
+    "Returns what `INFO memory` says, for each master of a cluster"
+    return self.link.call(lambda _: [master.info('memory') for master in self.link.masters()])
 
 @patch
 def read_plan(self:RedisWriter,
@@ -137,13 +149,12 @@ def _store_plan(self:RedisWriter, plan, earlier):
     used = self._manifest_generation(), earlier['generation'] if earlier else 0, self._renamed_generation()
     generation = 1+max(used)
     plan = {**plan, 'fields':with_checks(plan['fields']), 'generation':generation,
-            'prefix':self.name if generation==1 else f'{self.name}@{generation}',
+            'prefix':self.name if generation==1 else f'{self.name}@{generation}', 'tags':self.tags,
             'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
     def queue(p):
-        p.delete(*self.keys.temporary(plan['fields']), failures_key(plan['prefix']))
+        p.delete(*self.keys.temporary(plan['fields']), key_layout(plan['prefix'], self.tags).failures)
         p.set(self.keys.plan, seal(plan))
-        p.sadd(INGESTS_KEY, self.name)
-    self._transaction(queue)
+    self._transaction(queue, add=[INGESTS_KEY])
     return plan
 
 @patch
@@ -174,8 +185,13 @@ def _renamed_generation(self:RedisWriter):
 @patch
 def take_lock(self:RedisWriter):
     "Takes the lock of this name, and renews its lease in a thread until `close`; raises `StoreBusy`"
+    self.tags,self.fences = self._choose_tags(),[]
+    self.keys = IngestKeys(self.name, self.tags)
     key,host = self.keys.lock,host_id()
-    self.token = json.dumps({'host':host, 'pid':os.getpid(), 'id':uuid.uuid4().hex}).encode()
+    token = {'host':host, 'pid':os.getpid(), 'id':uuid.uuid4().hex}
+    # a later holder has a greater number, see `_fence`
+    if self.tags: token['number'] = self.link.call(lambda c: c.incr(LOCKS_KEY))
+    self.token = json.dumps(token).encode()
     def acquire(client):
         is_new = client.set(key, self.token, nx=True, ex=LEASE_SECONDS)
         return is_new or client.get(key)==self.token   # a reply may have been lost
@@ -194,6 +210,45 @@ def take_lock(self:RedisWriter):
     threading.Thread(target=self._renew, daemon=True).start()
 
 @patch
+def _choose_tags(self:RedisWriter):
+    "Returns the number of hash tags of a new dataset: 0 without a cluster, else a multiple of the masters, at least 12"
+    def count(client):
+        if not client.info('cluster').get('cluster_enabled'): return 0
+        if not self.link.is_cluster: self.link.use_cluster()
+        return len(self.link.masters())
+    masters = self.link.call(count)
+    return masters*max(2, -(-12//masters)) if masters else 0
+
+@patch
+def _fence_of(self:RedisWriter, key):
+    "Returns the key that must hold this writer's token when `key` is written: the lock, or its copy in the same slot"
+    tag = re.match(r'\{(.*?)\}', key) if self.tags else None
+    if tag is None or tag[1]==self.name: return self.keys.lock
+    return f'{tag[0]}:~lock'
+
+@patch
+def _fence(self:RedisWriter, starts):
+    """Puts a copy of the lock into the slots of all keys that begin with one of `starts`; raises `StoreBusy`
+
+    A transaction can only check a key of the slot that it writes to. A copy is never replaced by that of an earlier
+    holder of the lock, who may have slept meanwhile."""
+    if not self.tags: return
+    for fence in dict.fromkeys(map(self._fence_of, starts)):
+        if fence==self.keys.lock or fence in self.fences: continue
+        def attempt(client):
+            while True:
+                with client.pipeline() as p:
+                    try:
+                        p.watch(fence)
+                        if lock_number(p.get(fence))>lock_number(self.token): raise self._lock_lost()
+                        p.multi()
+                        p.set(fence, self.token)
+                        return p.execute()
+                    except redis.WatchError as e: raise_if_lost(e)
+        self.link.call(attempt, key=fence)
+        self.fences.append(fence)
+
+@patch
 def _renew(self:RedisWriter):
     "Renews the lease until `close`"
     key = self.keys.lock
@@ -205,6 +260,7 @@ def _renew(self:RedisWriter):
 def close(self:RedisWriter):
     "Releases the lock"
     self.stop.set()
+    for fence in self.fences: self._transaction_if(fence, self.token, lambda p: p.delete(fence))
     self._transaction_if(self.keys.lock, self.token, lambda p: p.delete(self.keys.lock))
 
 @patch
@@ -216,34 +272,74 @@ def _transaction_if(self:RedisWriter,
     strict:bool=True, # Raise errors of commands? Else they are among the replies
 ): # The list of replies, `True` if it is empty; `False` if `key` holds something else
     "Runs commands in one transaction, only if `key` holds `value`; raises `ServerRestarted` if `run` has ended"
+    restarted = ServerRestarted(f'{self.url}: the server restarted while {self.name!r} was written; '
+                                'repeat the same call to go on')
+    if run is not None and self.tags and self.server_run()!=run: raise restarted
     def attempt(client):
         while True:
             with client.pipeline() as p:
                 try:
                     p.watch(key)
                     if p.get(key)!=value: return False
-                    if run is not None and p.info('server').get('run_id')!=run:
-                        raise ServerRestarted(f'{self.url}: the server restarted while {self.name!r} was written; '
-                                              'repeat the same call to go on')
+                    if run is not None and p.info('server').get('run_id') not in run.split(','): raise restarted
                     p.multi()
                     queue(p)
                     return p.execute(raise_on_error=strict) or True
                 except redis.WatchError as e: raise_if_lost(e)   # else the lease was renewed meanwhile: check again
-    return self.link.call(attempt)
+    return self.link.call(attempt, key=key)
 
 @patch
-def _transaction(self:RedisWriter, queue, run=None, strict=True):
-    "Runs commands in one transaction while this writer holds the lock; raises `StoreBusy` if it does not"
-    replies = self._transaction_if(self.keys.lock, self.token, queue, run, strict)
-    if replies: return replies
-    raise StoreBusy(f'{self.name}: the lock was lost (this process slept, another took over, or the server forgot '
-                    'it); repeat the same call to finish')
+def _lock_lost(self:RedisWriter):
+    return StoreBusy(f'{self.name}: the lock was lost (this process slept, another took over, or the server forgot '
+                     'it); repeat the same call to finish')
+
+@patch
+def _transaction(self:RedisWriter,
+    queue, # `queue(pipeline)` queues commands for the keys that describe the ingest and the dataset
+    run=None, # As in `_transaction_if`
+    strict=True, # As in `_transaction_if`
+    add=(), # Keys of sets of names that hold the name of the dataset afterwards
+    discard=() # Keys of sets of names that do not hold it afterwards
+):
+    """Runs commands in one transaction while this writer holds the lock; raises `StoreBusy` if it does not
+
+    In a cluster, the sets of names are on other nodes: the name is added before, and discarded after the
+    transaction."""
+    def queue_all(p):
+        queue(p)
+        if self.tags: return
+        for key in add: p.sadd(key, self.name)
+        for key in discard: p.srem(key, self.name)
+    if self.tags:
+        for key in add: self.link.call(lambda c: c.sadd(key, self.name))
+    replies = self._transaction_if(self.keys.lock, self.token, queue_all, run, strict)
+    if not replies: raise self._lock_lost()
+    if self.tags:
+        for key in discard: self.link.call(lambda c: c.srem(key, self.name))
+    return replies
+
+@patch
+def _write(self:RedisWriter,
+    commands:list, # Tuples: the name of a command, its key, and further arguments
+    run=None # As in `_transaction_if`
+):
+    """Runs commands while this writer holds the lock; raises `StoreBusy` if it does not
+
+    On a single server this is one transaction. In a cluster there is one for each slot, that of the keys that describe
+    the ingest at the end."""
+    groups = {}
+    for command in commands: groups.setdefault(self._fence_of(command[1]), []).append(command)
+    for fence in sorted(groups, key=lambda fence: fence==self.keys.lock):
+        def queue(p):
+            for command in groups[fence]: p.execute_command(*command)
+        if not self._transaction_if(fence, self.token, queue, run): raise self._lock_lost()
 
 # %% ../../nbs/write/02_redis.ipynb #dbf44658
-def _open_writer(open_link, name, plan, token):
+def _open_writer(open_link, name, plan, token, tags):
     "Returns a new writer, which uses the connection that all writers of this process share"
     writer = RedisWriter(open_link(), name)
-    writer.plan,writer.token = plan,token
+    writer.plan,writer.token,writer.tags = plan,token,tags
+    writer.keys = IngestKeys(name, tags)
     return writer
 
 # %% ../../nbs/write/02_redis.ipynb #1121cdb7
@@ -254,18 +350,20 @@ def put(self:RedisWriter,
     labels:dict=None, # `{field: set of labels}` for fields whose vocabulary is not known yet
 ):
     "Writes samples in one transaction; raises `StoreFull`, `StoreBusy`"
-    prefix,fields = self.plan['prefix'],self.plan['fields']
-    def queue(p):
-        blobs = {f'{prefix}:{field}:{i}':value for field,values in columns.items() if isinstance(values, list)
-                 for i,value in zip(numbers.tolist(), values)}
-        if blobs: p.mset(blobs)
-        for field,values in columns.items():
-            if isinstance(values, list): continue
+    if not len(numbers): return
+    layout,fields,commands = self.layout,self.plan['fields'],[]
+    for field,values in columns.items():
+        if isinstance(values, list):
+            values_of = {}   # `{fence: [key, value, …]}`; on a single server there is one
+            for key,value in zip(layout.values(field, numbers.tolist()), values):
+                values_of.setdefault(self._fence_of(key) if self.tags else None, []).extend((key, value))
+            commands += [('MSET', *pairs) for pairs in values_of.values()]
+        else:
             check = fields.get(field.removesuffix('~'), {}).get('check')
-            queue_packed_writes(p, prefix, field, values.dtype, numbers, values, check)
-        for field,field_labels in (labels or {}).items():
-            if field_labels: p.sadd(self.keys.labels(field), *map(seal_label, field_labels))
-    if len(numbers): self._transaction(queue)
+            commands += packed_writes(layout, field, values.dtype, numbers, values, check)
+    for field,field_labels in (labels or {}).items():
+        if field_labels: commands.append(('SADD', self.keys.labels(field), *map(seal_label, field_labels)))
+    self._write(commands)
 
 @patch
 def done(self:RedisWriter,
@@ -276,16 +374,14 @@ def done(self:RedisWriter,
     run:str=None, # What `server_run` returned when the chunk began
 ):
     "Records that a chunk is written; raises `ServerRestarted`, `StoreBusy`"
-    prefix,fields = self.plan['prefix'],self.plan['fields']
-    def queue(p):
-        p.hset(self.keys.chunks, chunk, seal({**record, 'chunk':chunk}))
-        if failures: p.hset(failures_key(prefix), chunk, seal({'chunk':chunk, 'failures':failures}))
-        if stats: p.hset(self.keys.stats, chunk, seal_stats(chunk, stats))
-        # an earlier run that was killed may have written a value of a sample that fails now
-        outdated = [f'{prefix}:{field}:{i}' for field,spec in fields.items() if spec['dtype'] is None
-                    for i in record['gaps']]
-        if outdated: p.unlink(*outdated)
-    self._transaction(queue, run)
+    layout,fields = self.layout,self.plan['fields']
+    # an earlier run that was killed may have written a value of a sample that fails now
+    commands = [('UNLINK', key) for field,spec in fields.items() if spec['dtype'] is None
+                for key in layout.values(field, record['gaps'])]
+    commands.append(('HSET', self.keys.chunks, chunk, seal({**record, 'chunk':chunk})))
+    if failures: commands.append(('HSET', layout.failures, chunk, seal({'chunk':chunk, 'failures':failures})))
+    if stats: commands.append(('HSET', self.keys.stats, chunk, seal_stats(chunk, stats)))
+    self._write(commands, run)
 
 @patch
 def records(self:RedisWriter):
@@ -307,7 +403,7 @@ def records(self:RedisWriter):
 @patch
 def failures(self:RedisWriter):
     "What could not be converted, as an iterator of `(sample, reason)`; raises `CorruptSample`"
-    return read_failures(self.link, self.plan['prefix'], self.name, f' ({self.how_to_abandon()} drops what is there)')
+    return read_failures(self.link, self.layout, self.name, f' ({self.how_to_abandon()} drops what is there)')
 
 @patch
 def extend(self:RedisWriter,
@@ -329,19 +425,32 @@ def remove_garbage(self:RedisWriter,
     key,run = self.keys.garbage,self.server_run()
     listed = self.link.call(lambda c: c.get(key))
     if listed is None: return
-    for start_of_key,count in self._garbage_ranges(listed):
-        for i in range(0, count, step):
-            names = [f'{start_of_key}{j}' for j in range(i, min(i+step, count))]
-            if not self._transaction_if(key, listed, lambda p: p.unlink(*names), run): return
+    ranges = self._garbage_ranges(listed)
+    self._fence([start_of_key for start_of_key,*_ in ranges])
+    for start_of_key,first,stop,every in ranges:
+        numbers = range(first, stop, every)
+        for k in range(0, len(numbers), step):
+            names = [f'{start_of_key}{j}' for j in numbers[k:k+step]]
+            if not self._unlink_garbage(key, listed, names, run): return
     self._transaction_if(key, listed, lambda p: p.delete(key), run)
+
+@patch
+def _unlink_garbage(self:RedisWriter, key, listed, names, run):
+    "Unlinks keys if `key` still holds the list of garbage; returns whether it does"
+    if not self.tags: return self._transaction_if(key, listed, lambda p: p.unlink(*names), run)
+    if self.link.call(lambda c: c.get(key))!=listed: return False
+    if names[0][0]=='{': self._write([('UNLINK', *names)], run)
+    else: self.link.send([('UNLINK', name) for name in names])   # of a dataset that was written before the cluster was
+    return True
 
 @patch
 def _garbage_ranges(self:RedisWriter, listed):
     "Returns the ranges of keys to remove; none if the list is damaged, because the keys may be those of other datasets"
     try:
         content = json.loads(listed)
-        if isinstance(content, list): return content   # of an earlier version
-        return unseal(listed, self.keys.garbage)['ranges']
+        ranges = content if isinstance(content, list) else unseal(listed, self.keys.garbage)['ranges']
+        # earlier versions wrote `[start of the key, count]`
+        return [(start, 0, *rest, 1) if len(rest)==1 else (start, *rest) for start,*rest in ranges]
     except (ValueError,KeyError,CorruptSample):
         warnings.warn(f'{self.url}: {self.keys.garbage}, the list of keys that {self.name!r} no longer needs, is '
                       'damaged: these keys stay where they are', stacklevel=2)
@@ -354,13 +463,12 @@ def drop(self:RedisWriter,
     "Removes everything that an unfinished ingest has written; raises `StoreBusy`"
     plan = plan or self.plan
     n = max(plan['n'], plan['chunk']*self.claimed())
-    prefix,fields = plan['prefix'],plan['fields']
-    garbage = value_keys(prefix, fields, n)+staged_keys(prefix, fields, n)
+    layout,fields = key_layout(plan['prefix'], plan.get('tags', 0)),plan['fields']
+    garbage = value_keys(layout, fields, n)+staged_keys(layout, fields, n)
     def queue(p):
         p.set(self.keys.garbage, seal({'ranges':garbage}))
         p.delete(*self.keys.temporary(fields))
-        p.srem(INGESTS_KEY, self.name)
-    self._transaction(queue)
+    self._transaction(queue, discard=[INGESTS_KEY])
     self.remove_garbage()
 
 @patch
@@ -369,13 +477,22 @@ def forget(self:RedisWriter):
 
     Without a plan, nobody knows which keys it has written. They stay, and the next ingest uses another generation."""
     generation = 1+max(self._manifest_generation(), self._renamed_generation())
-    def queue(p):
-        p.delete(*self.keys.temporary([]))
-        p.srem(INGESTS_KEY, self.name)
-        p.hset(GENERATIONS_KEY, self.name, generation)
-    self._transaction(queue)
+    self.link.call(lambda c: c.hset(GENERATIONS_KEY, self.name, generation))
+    self._transaction(lambda p: p.delete(*self.keys.temporary([])), discard=[INGESTS_KEY])
     warnings.warn(f'{self.url}: the plan of an unfinished ingest of {self.name!r} was damaged: it is dropped, and what '
                   f'it wrote stays under keys that begin with {self.name!r}', stacklevel=2)
+
+@patch
+def publish_manifest(self:RedisWriter,
+    content:str # JSON of a manifest
+):
+    "Stores the manifest of a dataset whose values are there; raises `StoreBusy`"
+    self._transaction(lambda p: p.set(self.keys.manifest, content), add=[NAMES_KEY])
+
+@patch
+def remove_manifest(self:RedisWriter):
+    "Removes the manifest, and nothing else; raises `StoreBusy`"
+    self._transaction(lambda p: p.delete(self.keys.manifest), discard=[NAMES_KEY])
 
 @patch
 def remove(self:RedisWriter,
@@ -395,17 +512,20 @@ def remove(self:RedisWriter,
             raise StoreNotFound(f'{self.url}: {what}')
     finally: self.close()
 
+def _keys_of(manifest):
+    "Returns the ranges of all keys of a dataset, except that of its manifest"
+    return value_keys(key_layout(manifest.prefix, manifest.tags), manifest.fields, manifest.n)
+
 @patch
 def _remove_dataset(self:RedisWriter):
     "Removes the dataset, even if its manifest is damaged; returns whether there was one"
     manifest = self._committed(True)
     if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
-    garbage = value_keys(manifest.prefix, manifest.fields, manifest.n) if manifest else []
+    garbage = _keys_of(manifest) if manifest else []
     def queue(p):
         p.set(self.keys.garbage, seal({'ranges':garbage}))
         p.delete(self.keys.manifest)
-        p.srem(NAMES_KEY, self.name)
-    self._transaction(queue)
+    self._transaction(queue, discard=[NAMES_KEY])
     self.remove_garbage()
     return True
 
@@ -421,9 +541,7 @@ def claim(self:RedisWriter)->int:
 @patch
 def claimed(self:RedisWriter)->int:
     "Returns how many chunk numbers were claimed"
-    def read(client):
-        return client.pipeline(transaction=False).get(self.keys.next_chunk).get(self.keys.claims).execute()
-    counter,claims = self.link.call(read)
+    counter,claims = self.link.send([('GET', self.keys.next_chunk), ('GET', self.keys.claims)])
     # if the counter was damaged, the bits still show which numbers were claimed
     taken = np.flatnonzero(np.unpackbits(np.frombuffer(claims or b'', np.uint8)))
     return max(int(counter or 0), int(taken[-1])+1 if len(taken) else 0)
@@ -434,7 +552,7 @@ def undo(self:RedisWriter,
 ):
     "Records a chunk as empty, so that nothing it wrote counts; raises `StoreBusy`"
     size = self.plan['chunk']
-    self._transaction(lambda p: p.hdel(self.keys.stats, chunk).hdel(failures_key(self.plan['prefix']), chunk))
+    self._transaction(lambda p: p.hdel(self.keys.stats, chunk).hdel(self.layout.failures, chunk))
     gaps = list(range(chunk*size, (chunk+1)*size))
     self.done(chunk, dict(ok=0, bytes=0, failed=0, gaps=gaps), run=self.server_run())
 
@@ -444,21 +562,19 @@ def space(self:RedisWriter,
     numbers, # Sample numbers that are written
 )->tuple: # Bytes per sample, free bytes, total bytes; the last two are `None` if the server does not tell
     "Returns how much memory the samples `numbers` take, with their keys, and how much is left"
-    prefix,fields = self.plan['prefix'],self.plan['fields']
+    layout,fields = self.layout,self.plan['fields']
     blob_fields = [field for field,spec in fields.items() if spec['dtype'] is None]
-    def ask(client):
-        p = client.pipeline(transaction=False)
-        for field in blob_fields:
-            for i in numbers: p.memory_usage(f'{prefix}:{field}:{i}')
-        return p.info('memory').execute(raise_on_error=False)
-    *replies,memory = self.link.call(ask)
+    replies = self.link.send([('MEMORY USAGE', key) for field in blob_fields for key in layout.values(field, numbers)],
+                             strict=False)
+    try: memory = self._memory()
+    except StoreError: memory = []
     # 16 bytes more per key, for its entry in the table of keys, whose size is doubled when it is full
     sizes = [size+16 for size in replies if isinstance(size, int)]
     per_sample = sum(element_size(spec)*(2 if spec.get('staged') else 1) for spec in fields.values() if spec['dtype'])
     if sizes: per_sample += len(blob_fields)*sum(sizes)/len(sizes)
-    if not isinstance(memory, dict): return per_sample,None,None
-    limit = memory.get('maxmemory') or memory.get('total_system_memory')
-    return per_sample,limit-memory['used_memory'] if limit else None,limit
+    limits = [m.get('maxmemory') or m.get('total_system_memory') for m in memory]
+    if not limits or None in limits: return per_sample,None,None
+    return per_sample,sum(limits)-sum(m['used_memory'] for m in memory),sum(limits)
 
 # %% ../../nbs/write/02_redis.ipynb #71880f1a
 @patch
@@ -474,7 +590,7 @@ def commit(self:RedisWriter)->Manifest:
     n = next(reversed(splits.values()))[1]
     manifest = Manifest(self.name, n, dict(plan['fields']), {split:span for split,span in splits.items() if split},
                         dict(plan['vocab']), nbytes, failed, stats=stats, prefix=plan['prefix'],
-                        generation=plan['generation'])
+                        tags=plan.get('tags', 0), generation=plan['generation'])
     self._clear_ends(n, run)
     for field,spec in plan['fields'].items():
         if spec.get('staged'): manifest.fields[field] = self._encode_staged(field, spec, manifest, run)
@@ -503,15 +619,13 @@ def _publish(self:RedisWriter, manifest, run):
     "Replaces the manifest, ends the ingest, and removes what is no longer needed"
     plan,replaced = self.plan,self._committed(True)
     manifest.uid = uuid.uuid4().hex
-    garbage = staged_keys(plan['prefix'], plan['fields'], plan['n'])
-    if replaced: garbage += value_keys(replaced.prefix, replaced.fields, replaced.n)
+    garbage = staged_keys(self.layout, plan['fields'], plan['n'])
+    if replaced: garbage += _keys_of(replaced)
     def queue(p):
         p.set(self.keys.manifest, manifest.stamp().to_json())
-        p.sadd(NAMES_KEY, self.name)
-        p.srem(INGESTS_KEY, self.name)
         p.set(self.keys.garbage, seal({'ranges':garbage}))
         p.delete(*self.keys.temporary(plan['fields']))
-    self._transaction(queue, run)
+    self._transaction(queue, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
     self.remove_garbage()
     if getattr(self._committed(), 'uid', None)!=manifest.uid:
         raise ServerRestarted(f'{self.url}: the server restarted and lost the commit of {self.name!r}; '
@@ -569,28 +683,42 @@ def _note_moved(self:RedisWriter, moved, run):
 @patch
 def _move(self:RedisWriter, sources, targets, run, step=500):
     "Moves the values of samples `sources` to the numbers `targets`; it is safe to repeat the call"
-    prefix,fields = self.plan['prefix'],self.plan['fields']
+    layout,fields = self.layout,self.plan['fields']
     blob_fields = [field for field,spec in fields.items() if spec['dtype'] is None]
     for k in range(0, len(sources), step):
         from_numbers,to_numbers = sources[k:k+step],targets[k:k+step]
-        def rename(p):
-            for field in blob_fields:
-                for i,j in zip(from_numbers.tolist(), to_numbers.tolist()):
-                    p.rename(f'{prefix}:{field}:{i}', f'{prefix}:{field}:{j}')
-        replies = self._transaction(rename, run, strict=False)
-        for reply in replies if isinstance(replies, list) else ():
-            # a key that is not there was renamed before
-            if isinstance(reply, Exception) and 'no such key' not in str(reply): raise reply
+        pairs = [pair for field in blob_fields for pair in zip(layout.values(field, from_numbers.tolist()),
+                                                               layout.values(field, to_numbers.tolist()))]
+        if self.tags: self._copy_and_remove(pairs, run)
+        else: self._rename(pairs, run)
         for field,spec in fields.items():
             if spec['dtype'] is None: continue
             packed_field = f'{field}~' if spec.get('staged') else field
             self._move_packed(packed_field, spec, from_numbers, to_numbers, run)
 
 @patch
+def _rename(self:RedisWriter, pairs, run):
+    "Renames keys; one that is not there was renamed before"
+    def queue(p):
+        for old,new in pairs: p.rename(old, new)
+    replies = self._transaction(queue, run, strict=False)
+    for reply in replies if isinstance(replies, list) else ():
+        if isinstance(reply, Exception) and 'no such key' not in str(reply): raise reply
+
+@patch
+def _copy_and_remove(self:RedisWriter, pairs, run, step=16):
+    "Does what `_rename` does, in a cluster, where the old and the new key may be on different nodes"
+    for k in range(0, len(pairs), step):
+        some = pairs[k:k+step]
+        values = self.link.send([('GET', old) for old,_ in some])
+        self._write([('SET', new, value) for (_,new),value in zip(some, values) if value is not None], run)
+        self._write([('UNLINK', old) for (old,_),value in zip(some, values) if value is not None], run)
+
+@patch
 def _move_packed(self:RedisWriter, field, spec, sources, targets, run, tries=3):
     "Copies packed values of `field`, with checksums for their new numbers; raises `CorruptSample`"
-    prefix,dtype,check = self.plan['prefix'],spec['dtype'],spec.get('check')
-    commands,reads = packed_reads(prefix, field, dtype, sources, check)
+    layout,dtype,check = self.layout,spec['dtype'],spec.get('check')
+    commands,reads = packed_reads(layout, field, dtype, sources, check)
     for _ in range(tries):   # a reply may be damaged on its way
         crcs = np.zeros(len(sources), np.uint32) if check else None
         values,_ = unpack_replies(reads, iter(self.link.send(commands)), dtype, len(sources), crcs)
@@ -598,27 +726,25 @@ def _move_packed(self:RedisWriter, field, spec, sources, targets, run, tries=3):
         if not len(bad): break
     else:
         raise self._damaged(f"the value of {field.removesuffix('~')!r} for sample {bad[0]}, in key "
-                            f"{prefix}:{field}#{bad[0]>>KEY_BITS},")
+                            f"{layout.packed(field, int(bad[0])>>KEY_BITS)},")
     order = np.argsort(targets)
-    def write(p): queue_packed_writes(p, prefix, field, dtype, targets[order], values[order], check)
-    self._transaction(write, run)
+    self._write(packed_writes(layout, field, dtype, targets[order], values[order], check), run)
 
 @patch
 def _clear_ends(self:RedisWriter, n, run, step=1<<22):
     "Overwrites packed values after the last of `n` samples with zeros, and removes keys that hold nothing else"
-    prefix = self.plan['prefix']
     for field,spec in self.plan['fields'].items():
         if spec['dtype'] is None or spec.get('staged'): continue
         for key_number in range(n>>KEY_BITS, 1+(self.plan['n']>>KEY_BITS)):
-            key = f'{prefix}:{field}#{key_number}'
+            key = self.layout.packed(field, key_number)
             end = element_size(spec)*max(0, n-(key_number<<KEY_BITS))
             size = self.link.call(lambda c: c.strlen(key))
             if not end:
-                if size: self._transaction(lambda p: p.unlink(key), run)
+                if size: self._write([('UNLINK', key)], run)
                 continue
             for start in range(end, size, step):
                 zeros = bytes(min(step, size-start))
-                self._transaction(lambda p: p.setrange(key, start, zeros), run)
+                self._write([('SETRANGE', key, start, zeros)], run)
 
 # %% ../../nbs/write/02_redis.ipynb #5d96611f
 @patch
@@ -629,9 +755,7 @@ def _encode_staged(self:RedisWriter, field, spec, manifest, run):
     for start,staged in self._scan(f'{field}~', spec, manifest.n):
         codes = encode(staged)
         numbers = np.arange(start, start+len(codes))
-        def write(p):
-            queue_packed_writes(p, self.plan['prefix'], field, dtype, numbers, codes, spec.get('check'))
-        self._transaction(write, run)
+        self._write(packed_writes(self.layout, field, dtype, numbers, codes, spec.get('check')), run)
         if len(counts): counts += np.bincount(codes, minlength=len(counts))
     if vocab is not None: manifest.vocab[field] = vocab
     if len(counts): manifest.counts[field] = counts.tolist()
@@ -696,7 +820,7 @@ def _scan(self:RedisWriter, field, spec, n, step=1<<19):
 def _read_packed(self:RedisWriter, field, spec, start, count, tries=3):
     "Returns `count` values of packed `field`, all in one key, from number `start` on; raises as `_scan`"
     size,dtype = element_size(spec),np.dtype(spec['dtype'])
-    key = f"{self.plan['prefix']}:{field}#{start>>KEY_BITS}"
+    key = self.layout.packed(field, start>>KEY_BITS)
     offset = (start&((1<<KEY_BITS)-1))*size
     plain_field = field.removesuffix('~')
     for _ in range(tries):   # a reply may be damaged on its way

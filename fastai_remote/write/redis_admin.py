@@ -35,12 +35,14 @@ def unfinished_ingests(
     "Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it"
     link = as_link(url)
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
-    return [_describe_ingest(link, name) for name in names]
+    ingests = [_describe_ingest(link, name) for name in names]
+    # in a cluster, a name is listed for a short time after its ingest has ended
+    return [ingest for ingest in ingests if ingest['began'] or not link.is_cluster]
 
 def _describe_ingest(link, name):
-    keys = IngestKeys(name)
-    def read(client): return client.pipeline().get(keys.plan).hlen(keys.chunks).exists(keys.lock).execute()
-    stored,done,is_locked = link.call(read)
+    def read(keys): return link.send([('GET', keys.plan), ('HLEN', keys.chunks), ('EXISTS', keys.lock)])
+    stored,done,is_locked = read(IngestKeys(name))
+    if stored is None and link.is_cluster: stored,done,is_locked = read(IngestKeys(name, tags=1))
     try: plan = json.loads(stored) if stored else {}
     except ValueError: plan = {}   # damaged; `begin` and `abandon` say so
     chunks = 0
@@ -76,7 +78,9 @@ def rename_dataset(
     return type(store)(store.link, name)
 
 def _switch_name(link, old, new, manifest):
-    "Replaces the manifest of writer `old` by one of writer `new`, in a transaction, while both hold their locks"
+    "Replaces the manifest of writer `old` by one of writer `new`, while both hold their locks"
+    renamed = replace(manifest, name=new.name).to_json()
+    if old.tags: return _switch_in_cluster(link, old, new, manifest, renamed)
     watched = old.keys.lock,new.keys.lock,new.keys.manifest,new.keys.plan
     def attempt(client):
         while True:
@@ -84,15 +88,12 @@ def _switch_name(link, old, new, manifest):
                 try:
                     p.watch(*watched)
                     old_token,new_token,there,plan = p.mget(watched)
-                    if there and Manifest.from_json(there).uid==manifest.uid: return   # done; the reply was lost
-                    if there or plan:
-                        what = '' if there else ', an unfinished ingest'
-                        raise StoreExists(f'{link.url}: {new.name!r} is there already{what}')
+                    if _is_renamed(link, new.name, manifest, there, plan): return   # the reply was lost
                     if (old_token,new_token)!=(old.token,new.token):
                         raise StoreBusy(f'{old.name}: the lock was lost; try again')
                     generation = max(int(p.hget(GENERATIONS_KEY, old.name) or 0), manifest.generation)
                     p.multi()
-                    p.set(new.keys.manifest, replace(manifest, name=new.name).to_json())
+                    p.set(new.keys.manifest, renamed)
                     p.delete(old.keys.manifest)
                     p.srem(NAMES_KEY, old.name)
                     p.sadd(NAMES_KEY, new.name)
@@ -100,3 +101,21 @@ def _switch_name(link, old, new, manifest):
                     return p.execute()
                 except redis.WatchError as e: raise_if_lost(e)   # else something changed meanwhile: check again
     link.call(attempt)
+
+def _is_renamed(link, name, manifest, there, plan):
+    "Returns whether the manifest is under its new name; raises `StoreExists` if something else is there"
+    if there and Manifest.from_json(there).uid==manifest.uid: return True
+    if not there and not plan: return False
+    what = '' if there else ', an unfinished ingest'
+    raise StoreExists(f'{link.url}: {name!r} is there already{what}')
+
+def _switch_in_cluster(link, old, new, manifest, renamed):
+    """Does the steps one after the other, as the names are on different nodes; for a moment the dataset has both names
+
+    If it is interrupted, the same call finishes it."""
+    there,plan = link.send([('GET', new.keys.manifest), ('GET', new.keys.plan)])
+    is_renamed = _is_renamed(link, new.name, manifest, there, plan)
+    generation = max(int(link.call(lambda c: c.hget(GENERATIONS_KEY, old.name)) or 0), manifest.generation)
+    link.call(lambda c: c.hset(GENERATIONS_KEY, old.name, generation))
+    if not is_renamed: new.publish_manifest(renamed)
+    old.remove_manifest()
