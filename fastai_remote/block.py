@@ -43,6 +43,7 @@ from .order.permutation import Permutation
 from .order.shards import ShardSplit
 from .store.base import Store
 from .store.redis import RedisStore
+from .store.redis_link import REDIS_SCHEMES
 from .store.shards import ShardStore
 
 # %% ../nbs/03_block.ipynb #3b224665
@@ -299,24 +300,24 @@ def _is_image_field(store, field):
     "Does `field` hold images other than masks?"
     return is_image(store.manifest.fields[field]['codec']) and not holds_masks(store, field)
 
-_redis_schemes = 'redis://','rediss://','unix://'
 
 @patch(cls_method=True)
 @delegates(DataLoaders.from_store, but=['store'])
 def from_redis(cls:DataLoaders,
-    url:str, # `redis://`, `rediss://` or `unix://`
+    url:str, # `redis://`, `rediss://` or `unix://`; several nodes of a cluster; `redis+sentinel://`
     name:str, # Name of the dataset
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
+    read_from:str='master', # 'replica': read values from replicas, where there are any
     **kwargs
 ):
     "`DataLoaders` from dataset `name` in Redis: `from_store` of a `RedisStore`"
     if isinstance(url, Store):
         raise TypeError('from_redis takes the URL of a server and the name of a dataset; '
                         'for a store there is from_store(store)')
-    if isinstance(url, (str,Path)) and not str(url).startswith(_redis_schemes):
+    if isinstance(url, (str,Path)) and not str(url).startswith(REDIS_SCHEMES):
         raise ValueError(f'{url}: no Redis server (redis://, rediss:// or unix://); '
                          'a folder of shards is for from_shards')
-    return cls.from_store(RedisStore(url, name, timeout=timeout), **kwargs)
+    return cls.from_store(RedisStore(url, name, timeout=timeout, read_from=read_from), **kwargs)
 
 @patch(cls_method=True)
 @delegates(DataLoaders.from_store, but=['store'])
@@ -333,7 +334,7 @@ def from_shards(cls:DataLoaders,
     "`DataLoaders` from tar shards in folder `url`: `from_store` of a `ShardStore`"
     if isinstance(url, Store):
         raise TypeError('from_shards takes the folder of the shards; for a store there is from_store(store)')
-    if str(url).startswith(_redis_schemes):   # the message leaves out a password
+    if str(url).startswith(REDIS_SCHEMES):   # the message leaves out a password
         raise ValueError(f"{str(url).split('@')[-1]}: a Redis server is for from_redis(url, name)")
     store = ShardStore(url, cache, cache_size, timeout, storage_options=storage_options, shards_url=shards_url)
     return cls.from_store(store, **kwargs)

@@ -157,3 +157,10 @@ def test_attempts_are_made_as_long_as_there_is_time(clock):
         raise ConnectionError
     with pytest.raises(StoreUnavailable, match=r'2 attempts in 7\.0 s'): retries.call(attempt, handle)
     assert seen[0]==7 and 2.9<=seen[1]<3 and retries.remaining()==pytest.approx(0)
+
+def test_the_error_names_the_last_attempt_that_had_time_to_fail(clock):
+    retries,errors = Retries('server', 1, pause=.1),[ConnectionError('the reason'),ConnectionError('cut off')]
+    def attempt():
+        clock.now += .1 if len(errors)==2 else max(0, retries.remaining())
+        raise errors.pop(0)
+    with pytest.raises(StoreUnavailable, match='the reason.*2 attempts'): retries.call(attempt, handle)

@@ -17,7 +17,8 @@ from fastai_remote.ingest.run import to_redis
 from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.redis_link import RedisLink, _Packer
+from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.store.redis_servers import _Packer
 from fastai_remote.store.redis_layout import key_layout, packed_reads
 from fastai_remote.store.tiered import TieredStore
 

@@ -14,11 +14,11 @@ from .run import to_redis
 from .shards import to_shards
 from ..source.shrink import shrink
 from ..store.base import Store
-from ..store.redis_link import RedisLink
+from ..store.redis_link import REDIS_SCHEMES, RedisLink
 
 # %% ../../nbs/ingest/06_copy.ipynb #5c36b616
 def _is_redis(url):
-    return isinstance(url, RedisLink) or str(url).startswith(('redis://','rediss://','unix://'))
+    return isinstance(url, RedisLink) or str(url).startswith(REDIS_SCHEMES)
 
 def map_store(
     store:Store, # The dataset to read

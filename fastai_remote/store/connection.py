@@ -65,13 +65,16 @@ class Retries:
         handle, # Called with each error: raises if another attempt cannot help; else returns whether to pause first
     ):
         "The result of `attempt()`; raises `StoreUnavailable` when the time is over, and what `handle` raises"
-        pause = self.pause
+        pause,earlier = self.pause,None
         while True:
             self.attempts += 1
             try: return attempt()
             except Exception as error:
                 wait = pause*random.uniform(.5, 1) if handle(error) else 0
-                if wait>=self.remaining(): raise self.give_up(error) from error
+                # an attempt that was cut off by the deadline tells less than the one before it
+                cause = error if earlier is None or self.remaining()>0 else earlier
+                if wait>=self.remaining(): raise self.give_up(cause) from cause
+                earlier = error
                 if not wait: continue
             time.sleep(wait)
             pause = min(2*pause, self.longest_pause)

@@ -147,8 +147,8 @@ class RedisStore(Store):
 
     def read_values(self, numbers, fields, tries=2):
         "As in `Store`; a reply that reports a missing value or another dataset may be damaged, and is requested again"
-        for _ in range(tries):
-            try: return self._request_values(numbers, fields)
+        for k in range(tries):
+            try: return self._request_values(numbers, fields, from_replica=not k)
             except MissingSample: pass
             except StoreNotFound: self._reload_manifest()
         return self._request_values(numbers, fields)
@@ -159,7 +159,7 @@ class RedisStore(Store):
         except StoreNotFound: return
         if manifest.uid==self._uid: self._manifest = manifest
 
-    def _request_values(self, numbers, fields):
+    def _request_values(self, numbers, fields, from_replica=False):
         "Read values in one round trip; the checksums of a packed field `f` are returned as `f.crc`"
         manifest,ids = self.manifest,numbers.tolist()
         names = list(dict.fromkeys(f if f in manifest.fields else f.removesuffix('.crc') for f in fields))
@@ -179,7 +179,7 @@ class RedisStore(Store):
         for f,entry in fixed.items():
             more,reads[f] = packed_reads(layout, f, entry['dtype'], numbers, entry.get('check'))
             commands += more
-        replies = iter(self.link.send(commands))
+        replies = iter(self.link.send(commands, from_replica=from_replica))
         head = next(replies)
         if head!=manifest.head: raise self.replaced_error(exists=bool(head))
         for f in variable:

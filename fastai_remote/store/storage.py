@@ -144,7 +144,7 @@ class Storage:
         if not is_saved: return
         self.was_saved = True
         url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of a Redis server
-        if url and self.is_relocatable and _scheme(url) not in ('redis','rediss','unix'):
+        if url and self.is_relocatable and not re.match('(rediss?([+]sentinel)?|unix)://', url):
             self.url,self._root = _split_password(url)[0],None
 
     def __copy__(self): return self

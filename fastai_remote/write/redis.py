@@ -61,7 +61,7 @@ class RedisWriter(Writer):
 
     def server_run(self)->str:
         "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters"
-        def read(_): return ','.join(master.info('server').get('run_id', '') for master in self.link.masters())
+        def read(_): return ','.join(master.info('server').get('run_id', '') for master in self.link.servers.masters())
         return self.link.call(read)
 
     def check_value(self, field, value):
@@ -122,7 +122,7 @@ def _check_eviction(self:RedisWriter):
 @patch
 def _memory(self:RedisWriter):
     "Returns what `INFO memory` says, for each master of a cluster"
-    return self.link.call(lambda _: [master.info('memory') for master in self.link.masters()])
+    return self.link.call(lambda _: [master.info('memory') for master in self.link.servers.masters()])
 
 @patch
 def read_plan(self:RedisWriter,
@@ -215,7 +215,7 @@ def _choose_tags(self:RedisWriter):
     def count(client):
         if not client.info('cluster').get('cluster_enabled'): return 0
         if not self.link.is_cluster: self.link.use_cluster()
-        return len(self.link.masters())
+        return len(self.link.servers.masters())
     masters = self.link.call(count)
     return masters*max(2, -(-12//masters)) if masters else 0
 
@@ -463,6 +463,7 @@ def drop(self:RedisWriter,
     "Removes everything that an unfinished ingest has written; raises `StoreBusy`"
     plan = plan or self.plan
     n = max(plan['n'], plan['chunk']*self.claimed())
+    self._retire(plan['generation'])
     layout,fields = key_layout(plan['prefix'], plan.get('tags', 0)),plan['fields']
     garbage = value_keys(layout, fields, n)+staged_keys(layout, fields, n)
     def queue(p):
@@ -470,6 +471,15 @@ def drop(self:RedisWriter,
         p.delete(*self.keys.temporary(fields))
     self._transaction(queue, discard=[INGESTS_KEY])
     self.remove_garbage()
+
+@patch
+def _retire(self:RedisWriter, generation):
+    """In a cluster, sees to it that no keys of this generation are written again
+
+    Else a replica that is behind could have values of the old dataset, and another one the manifest of the new."""
+    if not self.tags: return
+    generation = max(generation, self._renamed_generation())
+    self.link.call(lambda c: c.hset(GENERATIONS_KEY, self.name, generation))
 
 @patch
 def forget(self:RedisWriter):
@@ -521,6 +531,7 @@ def _remove_dataset(self:RedisWriter):
     "Removes the dataset, even if its manifest is damaged; returns whether there was one"
     manifest = self._committed(True)
     if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
+    if manifest: self._retire(manifest.generation)
     garbage = _keys_of(manifest) if manifest else []
     def queue(p):
         p.set(self.keys.garbage, seal({'ranges':garbage}))

@@ -1,0 +1,138 @@
+"Replicas that are read from, and the servers that Sentinel names"
+import shutil, socket, subprocess, tempfile, time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from clusters import LocalCluster
+from conftest import wait_for
+from fastai_remote import RedisStore, StoreUnavailable, to_redis
+from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.store.server import find_server, redis_server
+
+N = 120
+def samples(n=N, mark=''): return [{'txt':f'{mark}{i}', 'id.i4':i} for i in range(n)]
+def put(url, n=N, mark='', **kw): return to_redis(samples(n, mark), url, 'd', **{'num_workers':1, 'progress':False, 'shuffle':False, **kw})
+def texts(store): return [t.decode() for t in store.get_many(np.arange(len(store)), 'txt', check=True)['txt']]
+def reads(client): return client.info('commandstats').get('cmdstat_mget', {}).get('calls', 0)
+
+class Pair:
+    "A master and a replica"
+    def __init__(self):
+        self.master,self.replica = (redis_server(port=-1, requirepass='pw', masterauth='pw', repl_diskless_sync_delay=0) for _ in range(2))
+        self.a,self.b = (redis.Redis.from_url(s.url) for s in (self.master,self.replica))
+        self.b.replicaof('127.0.0.1', self.master.port)
+        wait_for(lambda: self.b.info('replication').get('master_link_status')=='up' and self.a.info('replication').get('slave0', {}).get('state')=='online')
+    def sync(self): assert wait_for(lambda: self.a.wait(1, 1000))
+    def __enter__(self): return self
+    def __exit__(self, *args):
+        for s in (self.master,self.replica): s.close()
+
+@pytest.fixture
+def pair():
+    with Pair() as p: yield p
+
+def test_values_are_read_from_a_replica(pair):
+    put(pair.master.url)
+    pair.sync()
+    store = RedisStore(pair.master.url, 'd', read_from='replica')
+    before = reads(pair.a)
+    assert texts(store)==[str(i) for i in range(N)] and reads(pair.b)>0 and reads(pair.a)==before
+    assert texts(RedisStore(pair.master.url, 'd'))==texts(store) and reads(pair.a)>before   # the master, if nothing is said
+
+def test_what_a_replica_lacks_is_read_from_the_master(pair):
+    "It has not received the dataset yet; or it still has the one that was replaced"
+    put(pair.master.url, mark='old ')
+    pair.sync()
+    old = RedisStore(pair.master.url, 'd', read_from='replica')
+    assert texts(old)[3]=='old 3'
+    pair.b.replicaof('NO', 'ONE')   # from now on it does not receive anything
+    put(pair.master.url, mark='new ', overwrite=True)
+    new = RedisStore(pair.master.url, 'd', read_from='replica')
+    new.link.servers._replicas = lambda: [('127.0.0.1', pair.replica.port)]   # the master does not name it any more
+    assert texts(new)==[f'new {i}' for i in range(N)] and reads(pair.b)>0
+
+def test_a_replica_that_is_away_does_not_matter(pair):
+    put(pair.master.url)
+    pair.sync()
+    store = RedisStore(pair.master.url, 'd', read_from='replica')
+    assert texts(store)[0]=='0'
+    pair.replica.kill()
+    assert texts(store)==[str(i) for i in range(N)]
+
+def test_a_master_without_replicas_is_read_from(tmp_path):
+    with redis_server() as s:
+        put(s.url)
+        assert texts(RedisStore(s.url, 'd', read_from='replica'))==[str(i) for i in range(N)]
+
+def test_read_from_has_two_values():
+    with pytest.raises(ValueError, match="'nearest'.*'master' or 'replica'"): RedisLink('redis://localhost', read_from='nearest')
+
+def test_replicas_of_a_cluster_are_read_from():
+    with LocalCluster(2, 2) as c:
+        put(c.url)
+        for k in range(2): assert wait_for(lambda: c.client(k).wait(1, 1000))
+        store = RedisStore(c.url, 'd', read_from='replica')
+        want = [str(i) for i in range(N)]
+        texts(store)   # now it is known to be a cluster
+        before = [reads(c.client(k)) for k in range(4)]
+        assert texts(store)==want
+        after = [reads(c.client(k)) for k in range(4)]
+        assert after[:2]==before[:2] and after[2]>before[2] and after[3]>before[3]
+        c.servers[2].kill()
+        assert texts(store)==want
+
+# --- Sentinel
+
+class Sentinels(Pair):
+    "A master, a replica, and three sentinels"
+    def __init__(self, n=3, **conf):
+        super().__init__()
+        self.folder,self.procs,self.ports = Path(tempfile.mkdtemp(prefix='fr-sentinel-')),[],[]
+        for k in range(n):
+            with socket.socket() as sock:
+                sock.bind(('127.0.0.1', 0))
+                port = sock.getsockname()[1]
+            (f:=self.folder/f'{k}.conf').write_text(f'port {port}\nbind 127.0.0.1\ndir {self.folder}\nprotected-mode no\n'
+                f'sentinel monitor drawings 127.0.0.1 {self.master.port} 2\nsentinel auth-pass drawings pw\n'
+                'sentinel down-after-milliseconds drawings 500\nsentinel failover-timeout drawings 3000\n')
+            self.procs.append(subprocess.Popen([find_server(), f, '--sentinel'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            self.ports.append(port)
+        def ready(port):
+            try: state = redis.Redis(port=port).sentinel_master('drawings')
+            except redis.RedisError: return False
+            return state['num-slaves']==1 and state['num-other-sentinels']==n-1
+        wait_for(lambda: all(map(ready, self.ports)))
+    @property
+    def url(self): return f"redis+sentinel://:pw@{','.join(f'127.0.0.1:{port}' for port in self.ports)}/drawings"
+    def __exit__(self, *args):
+        for p in self.procs:
+            p.kill()
+            p.wait(60)
+        super().__exit__(*args)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+def test_sentinel_names_the_master_also_after_a_failover():
+    with Sentinels() as s:
+        put(s.url)
+        assert s.a.exists('d:meta') and RedisStore.names(s.url)==['d']
+        s.sync()
+        store = RedisStore(s.url, 'd', timeout=60)
+        assert texts(store)==[str(i) for i in range(N)] and 'pw' not in repr(store) and 'pw' not in store.link.url
+        assert RedisStore(s.url+'/0', 'd').link.call(lambda c: c.get_connection_kwargs()['db'])==0
+        replica = RedisStore(s.url, 'd', read_from='replica')
+        assert texts(replica)==texts(store) and reads(s.b)>0
+        s.master.kill()
+        assert texts(store)==[str(i) for i in range(N)]
+        put(s.url, mark='new ', overwrite=True)   # the replica accepts writes now
+        assert texts(RedisStore(s.url, 'd', timeout=60))[5]=='new 5'
+        s.procs[0].kill()   # a sentinel need not be there
+        assert texts(RedisStore(s.url, 'd', timeout=60))[5]=='new 5'
+
+def test_sentinels_that_are_away_or_know_no_such_server_are_errors_in_time():
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailable): RedisStore('redis+sentinel://127.0.0.1:1,127.0.0.1:2/drawings', 'd', timeout=1)
+    assert time.monotonic()-started<8
+    with pytest.raises(ValueError, match='NAME'): RedisStore('redis+sentinel://127.0.0.1:1', 'd', timeout=1)
