@@ -1,12 +1,15 @@
 "Datasets with a field of an unusual name, a manifest that another tool has formatted, or files and keys that are empty or gone"
-import http.server as http_server, io, json, os, pickle, re, shutil, subprocess, tarfile, threading
+import http.server as http_server, io, json, os, pickle, re, shutil, signal, subprocess, sys, tarfile, threading, time
 
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fastai_remote.core import CorruptSample, Manifest, StoreNotFound, sum_content, UnsupportedFormat
+from conftest import HOLD, holding, kill, wait_for
+from fastai_remote.core import CorruptSample, Manifest, StoreBusy, StoreNotFound, sum_content, UnsupportedFormat
 from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.report import IngestError
 from fastai_remote.ingest.run import ingest, to_redis
@@ -16,6 +19,7 @@ from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.store.storage import Storage
 from fastai_remote.store.tiered import TieredStore
+from fastai_remote.write import shards as shard_writer
 from fastai_remote.write.base import MemoryWriter
 
 N = 20
@@ -228,3 +232,175 @@ def test_a_cut_off_manifest_is_named(folder, size):
     with pytest.raises(UnsupportedFormat, match='manifest.json: not a manifest'): ShardStore(folder)
     report = store.verify(num_workers=1)
     assert report.bad and 'manifest' in report.rest[0][0]
+
+# Locks of shards, and clocks that are wrong
+
+@pytest.fixture
+def lease(monkeypatch):
+    monkeypatch.setattr(shard_writer, 'LEASE_SECONDS', 1.)
+
+_shared_fn = HOLD+'''
+def fn(i):
+    hold()
+    return {'txt':f"{_os.environ.get('WHO', 'us')} {i}"}   # what it returns depends on who calls it
+'''
+
+@pytest.fixture(autouse=True)
+def shared_fn(tmp_path, monkeypatch):
+    "A module that other processes can import, too"
+    (tmp_path/'modules').mkdir()
+    (tmp_path/'modules/shared_fn.py').write_text(_shared_fn)
+    monkeypatch.syspath_prepend(tmp_path/'modules')
+    monkeypatch.delitem(sys.modules, 'shared_fn', raising=False)
+
+def write(folder, n=12, **kw):
+    import shared_fn
+    return to_shards(list(range(n)), folder, shared_fn.fn, chunk=4, maxcount=4, shuffle=False, **OPTIONS, **kw)
+
+def lock(folder, beat=1, host='elsewhere', seconds=0, **kw):
+    "The lock of a process whose clock is wrong by so many seconds, on a file server whose clock is, too"
+    (folder/'.ingest').mkdir(parents=True, exist_ok=True)
+    content = shard_writer.seal_json(dict(host=host, pid=os.getppid(), start=1, id='x', beat=beat, time=time.time()+seconds)|kw)
+    (folder/'.ingest/new').write_bytes(content)
+    os.utime(folder/'.ingest/new', (time.time()+seconds,)*2)
+    os.replace(folder/'.ingest/new', folder/'.ingest/lock.json')
+
+@pytest.mark.parametrize('seconds', [-3600, 0, 3600])
+def test_clocks_of_others_do_not_matter(tmp_path, lease, seconds):
+    "A lock that is renewed is kept, and one that is not is taken over, whatever time it says"
+    stop = threading.Event()
+    def renew():
+        beat = 1
+        while not stop.wait(.1): lock(tmp_path, beat := beat+1, seconds=seconds)
+    lock(tmp_path, seconds=seconds)
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(StoreBusy, match=f'process {os.getppid()} on elsewhere is writing here now'): write(tmp_path)
+    finally:
+        stop.set()
+        thread.join()
+    started = time.monotonic()
+    write(tmp_path)
+    assert time.monotonic()-started>=1 and ShardStore(tmp_path).verify(num_workers=1).bad==0
+
+def test_our_own_clock_may_jump(tmp_path, lease, monkeypatch):
+    "Only the time that passes counts"
+    jumps = iter(range(0, 10**9, 10_000))
+    monkeypatch.setattr(shard_writer, 'time', SimpleNamespace(time=lambda: float(next(jumps)), sleep=lambda s: None))
+    lock(tmp_path)
+    started = time.monotonic()
+    write(tmp_path)
+    assert time.monotonic()-started>=1
+
+def test_the_number_of_a_dead_process_may_be_anothers_now(tmp_path):
+    "No lease has to run out for a process that is known to be dead"
+    lock(tmp_path, host=shard_writer.host_id())   # our parent lives, but it was not started at tick 1
+    started = time.monotonic()
+    write(tmp_path)
+    assert time.monotonic()-started<shard_writer.LEASE_SECONDS/2
+
+_other = '''
+import contextlib, os, signal, sys
+from fastai_remote import to_shards
+from fastai_remote.write import shards
+folder,host,stop_at,flock = sys.argv[1:]
+shards.LEASE_SECONDS = .3
+if host: shards.host_id = lambda: host
+@contextlib.contextmanager
+def nothing(self, create=False): yield False
+if flock=='no': shards.ShardWriter.exclusive = nothing
+checks,check = [0],shards.ShardWriter._check_lock
+def _check_lock(self):
+    check(self)
+    checks[0] += 1
+    if str(checks[0])==stop_at: os.kill(os.getpid(), signal.SIGSTOP)   # it has just seen that it holds the lock
+shards.ShardWriter._check_lock = _check_lock
+import shared_fn
+to_shards(list(range(12)), folder, shared_fn.fn, chunk=4, maxcount=4, shuffle=False, num_workers=1, progress=False)
+'''
+
+@pytest.fixture
+def other(tmp_path):
+    "Starts another process that writes to a folder"
+    started = []
+    def start(folder, samples=None, host='', stop_at='never', flock='yes'):
+        p = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', _other, str(folder), host, str(stop_at), flock], stderr=subprocess.PIPE, text=True,
+            env=holding(samples, tmp_path/'go on')|{'WHO':'they', 'PYTHONPATH':os.pathsep.join([str(tmp_path/'modules'), *sys.path])}, start_new_session=True)
+        started.append(p)
+        return p
+    yield start
+    for p in started: kill(p)
+
+def wait(f): return wait_for(f, 30)
+def records(folder): return len(list(folder.glob('.ingest/chunk-*')))
+def is_stopped(p): return Path(f'/proc/{p.pid}/stat').read_text().rpartition(')')[2].split()[0]=='T'
+def texts(folder): return [o['txt'].split()[0] for o in ShardStore(folder)]
+
+def test_a_killed_process_is_followed_at_once(tmp_path, other):
+    p = other(tmp_path/'d', 18)
+    wait(lambda: records(tmp_path/'d')==1)
+    p.kill()   # and not waited for: a zombie has its number
+    wait(lambda: 'Z' in Path(f'/proc/{p.pid}/stat').read_text().rpartition(')')[2])
+    started = time.monotonic()
+    write(tmp_path/'d')
+    assert time.monotonic()-started<shard_writer.LEASE_SECONDS/2
+    assert ShardStore(tmp_path/'d').verify(num_workers=1).bad==0
+
+@pytest.mark.parametrize('host', ['','elsewhere'])
+def test_a_slow_process_keeps_its_lock(tmp_path, other, host, monkeypatch):
+    monkeypatch.setattr(shard_writer, 'LEASE_SECONDS', 3.)
+    p = other(tmp_path/'d', 18, host)
+    wait(lambda: records(tmp_path/'d')==1)
+    for _ in range(2):
+        with pytest.raises(StoreBusy, match=f'process {p.pid} on .* is writing here now .1 of 3 chunks'): write(tmp_path/'d')
+        assert ShardStore.unfinished(tmp_path/'d')[0]['running']
+        time.sleep(.5)   # more than the lease of that process
+    (tmp_path/'go on').touch()
+    assert p.wait(60)==0 and texts(tmp_path/'d')==['they']*12
+
+@pytest.mark.parametrize('host,flock', [('','yes'), ('elsewhere','yes'), ('elsewhere','no')])
+@pytest.mark.parametrize('same', [True,False])
+def test_a_stopped_process_does_no_harm_when_it_goes_on(tmp_path, other, lease, host, flock, same):
+    "Another one has taken over, with the same source or another one. It is told"
+    folder = tmp_path/'d'
+    p = other(folder, 18, host, flock=flock)
+    wait(lambda: records(folder)==1)
+    os.kill(p.pid, signal.SIGSTOP)
+    wait(lambda: is_stopped(p))
+    assert not ShardStore.unfinished(folder)[0]['running']
+    if same: write(folder)
+    else: write(folder, n=11, overwrite=True)
+    assert texts(folder)==(['they']*4+['us']*8 if same else ['us']*11)
+    want,there = texts(folder),{f.name:f.read_bytes() for f in folder.iterdir() if f.is_file()}
+    (tmp_path/'go on').touch()
+    os.kill(p.pid, signal.SIGCONT)
+    said = p.communicate(timeout=60)[1]
+    assert 'StoreBusy' in said and p.returncode, said
+    assert {f.name:f.read_bytes() for f in folder.iterdir() if f.is_file()}==there
+    assert texts(folder)==want and ShardStore(folder).verify(num_workers=1).bad==0
+
+@pytest.mark.parametrize('k', range(1, 8))
+def test_a_process_that_is_stopped_while_it_publishes_cannot_be_overtaken(tmp_path, other, lease, k):
+    "On a disk, nobody takes over between the check of the lock and the file that depends on it"
+    folder = tmp_path/'d'
+    p = other(folder, stop_at=k)
+    wait(lambda: is_stopped(p))
+    with pytest.raises(StoreBusy, match='another process is publishing a file here, and does not go on; is it stopped'): write(folder)
+    os.kill(p.pid, signal.SIGCONT)
+    assert p.wait(60)==0 and texts(folder)==['they']*12
+
+@pytest.mark.parametrize('k', range(1, 7))
+def test_a_late_file_does_no_harm_where_there_is_no_flock(tmp_path, other, lease, k, monkeypatch):
+    "as on object storage: it has a name of its own. (`they` and `us` write different samples, as a random `fn` would)"
+    folder = tmp_path/'d'
+    monkeypatch.setattr(shard_writer, 'host_id', lambda: 'here')
+    p = other(folder, stop_at=k, flock='no')
+    wait(lambda: is_stopped(p))
+    write(folder)
+    want = texts(folder)
+    assert 'us' in want or k==6
+    os.kill(p.pid, signal.SIGCONT)
+    said = p.communicate(timeout=60)[1]
+    assert 'StoreBusy' in said and p.returncode, said
+    assert texts(folder)==want and ShardStore(folder).verify(num_workers=1).bad==0
