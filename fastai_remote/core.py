@@ -34,7 +34,16 @@ class CorruptSample(StoreError): "Stored bytes are damaged: those of a sample, o
 def sum_content(
     d:dict # Anything that JSON can represent
 )->int: # crc32
-    "Checksum of the content of `d` without its key `crc`; it does not depend on how the JSON is formatted"
+    """Checksum of the content of `d` without its key `crc`; it does not depend on how the JSON is formatted
+
+    The order of keys does not matter, nor whether a whole number is written as `1.0` or as `1`, as jq does."""
+    return _sum_json(json.loads(json.dumps(d), parse_float=_shortest))
+
+def _shortest(text):
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+def _sum_json(d):
     content = {k:v for k,v in d.items() if k!='crc'}
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(',',':')).encode())
 
@@ -85,9 +94,9 @@ class Manifest:
 
     def to_json(self)->str:
         "The manifest as JSON, with a checksum"
-        content = {'uid':self.uid, **asdict(self)}
+        content = asdict(self)
         if not self.tags: del content['tags']   # datasets that are not in a cluster keep their format
-        return seal(content)
+        return seal({'uid':self.uid, **content, 'order':{key:list(content[key]) for key in _is_valid}})
 
     @property
     def head(self)->bytes:
@@ -105,6 +114,7 @@ class Manifest:
         try: d = json.loads(s)
         except (ValueError,RecursionError): raise UnsupportedFormat(f'{where}: not a manifest: {s[:40]!r}') from None
         cls._check(d, where)
+        cls._restore_order(d)
         manifest = cls(**{k:v for k,v in d.items() if k in cls.__dataclass_fields__})
         s = s.encode() if isinstance(s, str) else bytes(s)
         if manifest.uid:
@@ -112,6 +122,14 @@ class Manifest:
             head = re.search(rb'"uid"\s*:\s*"%s"' % re.escape(manifest.uid.encode()), s)
             if head: manifest._head = s[:head.end()]
         return manifest
+
+    @staticmethod
+    def _restore_order(d):
+        "Put the entries of each dict into their original order, in case another tool has sorted them"
+        order = d.get('order')
+        for key,names in order.items() if isinstance(order, dict) else ():
+            if key in _is_valid and isinstance(names, list) and sorted(map(str, names))==sorted(d.get(key, {})):
+                d[key] = {name:d[key][name] for name in names}
 
     @classmethod
     def _check(cls, d, where):
@@ -123,7 +141,8 @@ class Manifest:
             raise UnsupportedFormat(f'{where}: format {version}; this version reads up to {cls._format}: '
                                     'upgrade fastai_remote')
         if version<1: raise UnsupportedFormat(f'{where}: damaged: there is no format {version}')
-        if ('crc' in d or version>=cls._sealed) and d.get('crc')!=sum_content(d):
+        is_sealed = 'crc' in d or version>=cls._sealed
+        if is_sealed and d.get('crc')!=sum_content(d) and d.get('crc')!=_sum_json(d):   # the latter until version 0.1
             raise CorruptSample(f'{where}: the manifest does not match its checksum: it was damaged or changed after '
                                 'it was written; restore it from a copy, or ingest the dataset again')
         attributes = cls.__dataclass_fields__
@@ -141,7 +160,7 @@ class Manifest:
         """Whether a few bytes of `s` differ from what was written, although they mean the same, as `1e-05` and `1E-05`
 
         Such a change is damage. JSON that a tool has formatted in another way differs in length or in more bytes."""
-        written = self.to_json().encode()
+        written = json.dumps(json.loads(s), ensure_ascii=False, separators=(',',':')).encode('utf-8', 'surrogatepass')
         if len(written)!=len(s): return ''
         changed = np.flatnonzero(np.frombuffer(written, np.uint8)!=np.frombuffer(s, np.uint8))
         if not 0<len(changed)<=8: return ''

@@ -143,7 +143,7 @@ def test_evicted(fresh, pics):
 def test_deleted_dataset(fresh, pics):
     "A dataset that was deleted, or replaced, under a reader"
     RedisStore.delete(fresh.url, 'pics')
-    with pytest.raises(StoreNotFound, match='deleted.* since it was opened'): pics.get_many([3], 'jpg')
+    with pytest.raises(StoreNotFound, match='since it was opened: deleted'): pics.get_many([3], 'jpg')
 
 def test_created_anew(fresh, pics):
     "A reader of a deleted dataset does not take the next one of that name for it"

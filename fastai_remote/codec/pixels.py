@@ -13,6 +13,8 @@ import io
 import numpy as np
 from PIL import Image
 
+from .images import check_image
+
 try: from fastai_remote.codec import _jpeg
 except ImportError: _jpeg = None   # there was no compiler or no libjpeg-turbo at installation: Pillow decodes
 try: from fastai_remote.codec import _pixels
@@ -71,6 +73,7 @@ class JpegSource:
 
     def image(self, region, scale)->Image.Image:
         "`region` of the image at 1/`scale` of its size, decoded by Pillow"
+        check_image(self.data)
         im = Image.open(io.BytesIO(self.data))
         if scale>1: im.draft(None, (-(-im.width//scale), -(-im.height//scale)))
         im.load()

@@ -43,7 +43,9 @@ class JsonCodec(Codec):
                 todo.extend(value.values())
             elif isinstance(value, (list,tuple)): todo.extend(value)
 
-    def unpack(self, b): return json.loads(b)
+    def unpack(self, b):
+        try: return json.loads(b)
+        except RecursionError: raise ValueError('lists or objects that are nested too deeply') from None
 
     def check(self, b):
         try: self.from_bytes(b)

@@ -95,7 +95,7 @@ def plan_fields(
         utf8(field)
         if any(c in field for c in ':#~@ ') or not field or field.endswith('.crc'):
             raise ValueError(f'{field!r} cannot name a field: no space, none of : # ~ @, and no .crc at the end, where '
-                             'checksums are')
+                             'checksums are; rename it, for instance in fn')
         known = get_codec(field) or field not in (codecs or {})
         codec = infer_codec(field, value) if known else codecs[field]
         dtype = get_codec(codec).dtype

@@ -19,6 +19,7 @@ from fastai.vision.core import load_image, PILImage, PILImageBW
 
 from ..codec.arrays import from_pixels
 from ..codec.base import Codec
+from ..codec.images import check_image
 from ..codec.pixels import RESAMPLES, PixelPlan, TURNS, jpeg_header, JpegSource, PixelSource
 
 try: from fastai_remote.codec import _pixels
@@ -154,11 +155,16 @@ def _source_of(o, mode, reducing_gap):
         return o if channels==len(mode) else Image.fromarray(o)
     if not isinstance(o, bytes): return o
     header = jpeg_header(o)
-    if not header: return load_image(io.BytesIO(o))
+    if not header: return _load_file(o)
     width,height,channels = header[:3]
     too_large = width*height>(Image.MAX_IMAGE_PIXELS or math.inf)   # `load_image` warns or raises
-    if too_large or not (mode=='RGB' or channels==1): return load_image(io.BytesIO(o))
+    if too_large or not (mode=='RGB' or channels==1): return _load_file(o)
     return JpegSource(o, (width,height), len(mode), reducing_gap)
+
+def _load_file(b):
+    "fastai's `load_image` of an image file, unless it would take too much time or memory; raises `ValueError`"
+    check_image(b)
+    return load_image(io.BytesIO(b))
 
 def create_image(
     o:bytes|Image.Image|np.ndarray, # An image file, a picture, or `uint8` pixels
@@ -166,6 +172,7 @@ def create_image(
 ): # An `img_cls`
     "`img_cls.create(o)`. A picture is first converted to the mode in which `img_cls` opens files."
     if isinstance(o, np.ndarray): o = from_pixels(o)
+    if isinstance(o, bytes): check_image(o)
     mode = _mode_of(img_cls)
     if isinstance(o, Image.Image) and mode not in (None, o.mode): o = o.convert(mode)
     return img_cls.create(o)

@@ -215,6 +215,9 @@ class MemoryStore(Store):
         codecs:dict=None, # `{field: codec}` for fields whose names do not end with their codec
         failures=(), # `(sample, reason)` of each sample that could not be converted
     ):
+        hidden = [field for field in columns if field.endswith('.crc')]
+        if hidden:
+            raise ValueError(f'{name}: {hidden[0]!r} cannot name a field: names that end in .crc are those of checksums')
         self._failures = list(failures)
         self.columns = dict(columns)
         for field,values in columns.items():

@@ -89,7 +89,18 @@ def read_manifest(
         except (CorruptSample,UnsupportedFormat):
             tries,before,stored = tries-1,stored,read()
             if not tries or stored==before: raise
-    raise StoreNotFound(f"{link.url}: no dataset {name!r}; there are: {', '.join(_names(link)) or 'none'}")
+    names = _names(link)
+    if name in names:
+        raise StoreNotFound(f'{link.url}: {name}: the manifest, key {home_of(name, link.is_cluster)}:meta, is gone: {_why_gone(link)}')
+    raise StoreNotFound(f"{link.url}: no dataset {name!r}; there are: {', '.join(names) or 'none'}")
+
+def _why_gone(link:RedisLink)->str:
+    "The likely cause of a missing key, for error messages"
+    try: policy = link.call(lambda client: client.info('memory')).get('maxmemory_policy', 'noeviction')
+    except StoreError: policy = 'noeviction'
+    if policy=='noeviction': return 'deleted, or lost in a restart without saving'
+    return (f'the server may drop keys when it is full (maxmemory-policy {policy}): '
+            'set noeviction and ingest again')
 
 def _names(link):
     names = sorted(name.decode(errors='replace') for name in link.call(lambda client: client.smembers(NAMES_KEY)))
@@ -281,15 +292,11 @@ class RedisStore(Store):
         exists:bool=True # Is there a dataset of this name now?
     )->StoreNotFound:
         "The error to raise when this is no longer the dataset that was opened"
-        what = 'replaced' if exists else 'deleted, or lost in a restart,'
-        return StoreNotFound(f'{self._name}: {what} since it was opened: open it again')
+        if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again')
+        return StoreNotFound(f'{self._name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
+                             f'{_why_gone(self.link)}')
 
-    def why_missing(self):
-        try: policy = self.link.call(lambda client: client.info('memory')).get('maxmemory_policy', 'noeviction')
-        except StoreError: policy = 'noeviction'
-        if policy=='noeviction': return 'deleted, or lost in a restart without saving'
-        return (f'the server may drop keys when it is full (maxmemory-policy {policy}): '
-                'set noeviction and ingest again')
+    def why_missing(self): return _why_gone(self.link)
 
     @property
     def is_loaded(self): return self._manifest is not None

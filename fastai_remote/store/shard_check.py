@@ -9,11 +9,12 @@ __all__ = ['moved', 'damaged_parts']
 
 # %% ../../nbs/store/11_shard_check.ipynb #ecb94afe
 import os, zlib
+from dataclasses import replace
 
 import numpy as np
 
 from ..core import CorruptSample, MissingSample, StoreError
-from .shard_index import ShardManifest, Unzip
+from .shard_index import ShardManifest, ShardTable, Unzip
 
 # %% ../../nbs/store/11_shard_check.ipynb #057fffc6
 _POLYNOMIAL = 0xEDB88320   # of crc32, with the lowest power in the highest bit
@@ -64,12 +65,19 @@ def _check_manifest(store):
     stored = store.manifest_bytes()
     if zlib.crc32(stored)==store.manifest_crc: return
     reason = 'it has changed since it was opened'
-    try: uid = ShardManifest.from_json(stored, 'manifest.json').uid
+    try: manifest = ShardManifest.from_json(stored, 'manifest.json')
     except StoreError as e: reason = str(e)
     else:
-        if uid!=store.manifest.uid: raise store.replaced_error()
+        if manifest.uid!=store.manifest.uid: raise store.replaced_error()
+        if _is_same(manifest, store): return   # another tool has formatted it
     advice = f'damaged in {store.storage.url}; put back a copy of this file'
     yield 'manifest.json',f'{store.name}: manifest.json: {reason}: {advice}'
+
+def _is_same(manifest, store):
+    "Has `manifest` the content of the one that `store` has read?"
+    try: table = ShardTable.unpack(manifest.shards)
+    except (ValueError,KeyError,TypeError,zlib.error): return False
+    return replace(manifest, shards={})==store.manifest and table.pack()==store.shards.pack()
 
 def _check_failures(store):
     "The file of failures, if there should be one"

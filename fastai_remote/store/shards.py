@@ -288,7 +288,10 @@ def _is_replaced(self:ShardStore):
     "Is there another dataset now, or none?"
     if not self._uid: return False
     head = self._manifest.head
-    return self.storage.ranges(['manifest.json'], [0], [len(head)])!=[head]
+    if self.storage.ranges(['manifest.json'], [0], [len(head)])==[head]: return False
+    # another tool may have formatted the manifest anew
+    try: return ShardManifest.from_json(self.storage.read('manifest.json')).uid!=self._uid
+    except (FileNotFoundError,CorruptSample,UnsupportedFormat): return True
 
 @patch
 def check_not_replaced(self:ShardStore,

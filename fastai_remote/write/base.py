@@ -6,8 +6,8 @@ Docs: page `write/base`"""
 
 # %% auto #0
 __all__ = ['MAX_CLASSES', 'LEASE_SECONDS', 'fill_gaps', 'label_hash', 'label_texts', 'labels_of_texts', 'check_name',
-           'ServerRestarted', 'host_id', 'is_alive', 'chunk_count', 'progress_text', 'Writer', 'finish_samples',
-           'MemoryWriter']
+           'ServerRestarted', 'host_id', 'is_alive', 'process_state', 'chunk_count', 'progress_text', 'Writer',
+           'finish_samples', 'MemoryWriter']
 
 # %% ../../nbs/write/00_base.ipynb #a2ab0f7b
 import hashlib, json, os, re, socket, threading
@@ -79,8 +79,12 @@ class ServerRestarted(StoreUnavailable): "The server restarted during an ingest 
 LEASE_SECONDS = 30 # A lock that was not renewed for so long may be taken over
 
 def host_id()->str:
-    "Returns the host name and the PID namespace of this process; containers may share a name but not a namespace"
-    try: return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    """Returns what identifies the numbers of processes here: host name, start of the machine, and PID namespace
+
+    Machines may share a name, and so may containers."""
+    try:
+        with open('/proc/sys/kernel/random/boot_id') as f: boot = f.read().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError: return socket.gethostname()
 
 def is_alive(
@@ -91,6 +95,15 @@ def is_alive(
     except ProcessLookupError: return False
     except PermissionError: pass   # it runs, and belongs to another user
     return True
+
+def process_state(
+    pid:int # Process ID
+)->tuple: # Ticks from the start of the machine to that of the process, and its state as in `ps`; `None` if unknown
+    "Returns when a process of this machine was started, which tells it from an earlier one with its number"
+    try:
+        with open(f'/proc/{pid}/stat', 'rb') as f: fields = f.read().rpartition(b')')[2].split()
+        return int(fields[19]),fields[0].decode()
+    except (OSError,IndexError,ValueError): return None,None
 
 # %% ../../nbs/write/00_base.ipynb #0fe497f3
 def chunk_count(

@@ -201,5 +201,5 @@ def generation_in(
     manifest:bytes # JSON of a manifest, possibly damaged; may be empty
 )->int: # 0 if it has none
     "Returns the generation that a manifest names"
-    found = re.search(rb'"generation":([0-9]{1,9})', manifest)
+    found = re.search(rb'"generation"\s*:\s*([0-9]{1,9})', manifest)
     return int(found[1]) if found else 0

@@ -8,11 +8,12 @@ Docs: page `write/shards`"""
 __all__ = ['PLAN_FILE', 'OWN_FILE', 'PART_FILE', 'seal_json', 'unseal_json', 'ShardWriter']
 
 # %% ../../nbs/write/04_shards.ipynb #77d15d58
-import base64, json, os, re, sys, threading, time, uuid, zlib
+import base64, fcntl, json, os, re, sys, threading, time, uuid, zlib
 from array import array
-from contextlib import ExitStack
+from contextlib import contextmanager, ExitStack
 from datetime import datetime, timezone
 from functools import partial
+from time import monotonic
 
 import numpy as np
 from fastcore.basics import patch
@@ -22,8 +23,9 @@ from ..codec.stats import ImageStats
 from ..core import StoreBusy, StoreError, StoreExists
 from ..store.shard_index import SummingFile, index_name, ShardFile, ShardManifest, ShardTable
 from ..store.storage import Storage
-from .base import (
-    Writer, check_name, chunk_count, host_id, is_alive, labels_of_texts, LEASE_SECONDS, MAX_CLASSES, progress_text)
+from fastai_remote.write.base import (
+    Writer, check_name, chunk_count, host_id, is_alive, labels_of_texts, LEASE_SECONDS, MAX_CLASSES, process_state,
+    progress_text)
 
 # %% ../../nbs/write/04_shards.ipynb #30647ef7
 PLAN_FILE = '.ingest/plan.json'
@@ -32,6 +34,7 @@ OWN_FILE = re.compile(r'shard(\d*)-\d{6,}(?:-\d+)?\.(?:tar|idx)$') # Shards and 
 PART_FILE = re.compile(r'\.(?:tar|idx|json)\.\d+\.part$') # Files that a process has not finished
 _record_file = re.compile(r'chunk-\d+\.json$')
 _crc_key = b',"crc":'
+_PARTS = 1_000_000 # A chunk has fewer shards; larger numbers belong to runs that took over
 
 def seal_json(
     content:dict # Anything that JSON can represent
@@ -76,6 +79,8 @@ class ShardWriter(Writer):
         # The lock
         self.token = None # ID of this writer's lock
         self.stop = threading.Event() # Set by `close`: do not renew the lease any longer
+        self.beats = 0 # How many times the lock was written
+        self.is_fenced = True # Can no process of an earlier run publish a file any more?
         self.lost = False # Has another process taken the lock?
         # The chunk that is being written
         self.stack = ExitStack() # Closes the file of the open shard
@@ -136,7 +141,7 @@ class ShardWriter(Writer):
                 # a worker of the dropped ingest may still run: it must not know the names of the new shards
                 generation = max(generation, 1+earlier['generation'])
                 earlier = None
-            self.plan = earlier or self._store_plan(plan, generation, foreign)
+            self.plan = self._fence(earlier) if earlier else self._store_plan(plan, generation, foreign)
         except BaseException:
             self.close()
             raise
@@ -160,6 +165,17 @@ def _check_folder(self:ShardWriter, dataset, earlier, names, overwrite, foreign)
     if dataset and not overwrite:
         raise StoreExists(f'{self.url}: a dataset is there already ({dataset.n:,} samples, {dataset.created}); '
                           'overwrite=True replaces it')
+
+@patch
+def _fence(self:ShardWriter, plan):
+    """Returns the plan of an earlier run, to be continued
+
+    Perhaps a process of that run was only stopped, and publishes a file later. So the new files get other names, where
+    it cannot be prevented."""
+    if self.is_fenced: return plan
+    plan = {**plan, 'takeovers':plan.get('takeovers', 0)+1}
+    self.storage.write(PLAN_FILE, seal_json(plan))
+    return plan
 
 @patch
 def _store_plan(self:ShardWriter, plan, generation, foreign):
@@ -205,44 +221,147 @@ def _remove_replaced(self:ShardWriter, dataset, earlier, names):
 _held_locks = set() # IDs of the locks that this process holds; one with another ID could not be removed when released
 
 @patch
+@contextmanager
+def exclusive(self:ShardWriter,
+    create:bool=False # Make the folder `.ingest` if it does not exist?
+):
+    """Excludes other processes that check or change the lock; gives whether the storage can do that
+
+    Between a check of the lock and what depends on it, this process may be stopped for a long time. So the folder
+    `.ingest` is locked with `flock`, which object stores and some file servers do not have. Raises `StoreBusy`."""
+    folder = self.storage.path('.ingest') if self.storage.local else None
+    if folder is None:
+        yield False
+        return
+    with ExitStack() as stack:
+        yield _lock_folder(folder, stack, self.url, create)
+
+def _lock_folder(folder, stack, url, create):
+    "Locks `folder` until `stack` is closed; returns whether the file system can do that; raises `StoreBusy`"
+    started = monotonic()
+    while True:
+        if create: os.makedirs(folder, exist_ok=True)
+        try: fd = os.open(folder, os.O_RDONLY|os.O_CLOEXEC)
+        except FileNotFoundError:
+            if create: continue   # whoever had the lock has removed the folder
+            return False
+        with ExitStack() as closing:
+            closing.callback(os.close, fd)
+            try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
+            except BlockingIOError:
+                if monotonic()-started>LEASE_SECONDS:
+                    raise StoreBusy(f'{url}: another process is publishing a file here, and does not go on; is it '
+                                    'stopped?') from None
+                _never.wait(.01)
+                continue
+            except OSError: return False
+            if not _is_folder(fd, folder): continue
+            stack.push(closing.pop_all())
+            return True
+
+_never = threading.Event() # To wait, also in tests that let no time pass
+
+def _is_folder(fd, folder):
+    try: return os.path.samestat(os.fstat(fd), os.stat(folder))
+    except FileNotFoundError: return False
+
+@patch
 def take_lock(self:ShardWriter):
-    "Takes the lock of this folder, and renews its lease in a thread until `close`; raises `StoreBusy`"
-    me = dict(host=host_id(), pid=os.getpid(), id=uuid.uuid4().hex)
-    self.token = me['id']
-    holder = self.holder()
-    if holder and _is_in_force(holder, me):
-        raise StoreBusy(f"{self.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing here now"
-                        f"{self.progress()}; if it is dead, its lease ends within {LEASE_SECONDS} s")
+    "Takes the lock of this folder, and renews it in a thread until `close`; raises `StoreBusy`"
+    watched = self._await_lock(self.holder())
+    pid = os.getpid()
+    me = dict(host=host_id(), pid=pid, start=process_state(pid)[0], id=uuid.uuid4().hex)
+    self.token,self.beats = me['id'],0
     _held_locks.add(self.token)
-    def write(): self.storage.write(_lock_file, seal_json({**me, 'time':time.time()}))
-    write()
+    def write():
+        self.beats += 1
+        self.storage.write(_lock_file, seal_json({**me, 'beat':self.beats, 'time':time.time()}))
+    with self.exclusive(create=True) as is_exclusive:
+        earlier = self.holder()
+        if earlier not in (None, watched): raise self._busy_error(earlier)   # it has come in the meantime
+        # whoever had the lock may still be about to write a file
+        self.is_fenced = not earlier or (is_exclusive and earlier['host']==me['host'])
+        write()
     time.sleep(.2)   # a process that came at the same time has written by now; the last one has the lock
     if not self._is_holder():
         raise StoreBusy(f'{self.url}: another process has just begun to write here; try again when it is done')
     threading.Thread(target=self._renew, args=(write,), daemon=True).start()
 
-def _is_in_force(holder, me):
-    "Returns whether the lock of `holder` excludes the process `me`"
+@patch
+def _busy_error(self:ShardWriter, holder):
+    return StoreBusy(f"{self.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing here now"
+                     f"{self.progress()}; try again when it is done")
+
+@patch
+def _await_lock(self:ShardWriter, holder):
+    """Waits until the lock of `holder` may be taken, and returns `holder`; raises `StoreBusy` if the holder is at work
+
+    If nobody can know, because the holder is on another machine or stopped, the lock is watched. No clock but that of
+    this process is used: a holder that has not renewed its lock for `LEASE_SECONDS` is taken to be dead."""
+    if not holder: return None
+    running = self._is_running(holder)
+    if running is None: running = self.is_renewed(holder, LEASE_SECONDS)
+    if running: raise self._busy_error(holder)
+    return holder
+
+@patch
+def is_running(self:ShardWriter,
+    holder:dict # As from `holder`
+)->bool:
+    "Returns whether the process that has written `holder` is at work; watches the lock if that is not known here"
+    running = self._is_running(holder)
+    return self.is_renewed(holder, LEASE_SECONDS/3) if running is None else running
+
+@patch
+def is_renewed(self:ShardWriter,
+    holder:dict, # As from `holder`
+    seconds:float # How long to watch the lock
+)->bool:
+    "Returns whether the lock changes within `seconds`; one that is released does not count"
+    started = monotonic()
+    while monotonic()-started<seconds:
+        _never.wait(LEASE_SECONDS/60)
+        now = self.holder()
+        if now!=holder: return now is not None
+    return False
+
+@patch
+def _is_running(self:ShardWriter, holder):
+    "Returns whether the process that has written `holder` is at work; `None` if that cannot be known here"
+    if 'beat' not in holder: return _is_in_force(holder)
+    if holder['host']!=host_id(): return None
+    if holder['pid']==os.getpid(): return holder['id'] in _held_locks
+    if not is_alive(holder['pid']): return False
+    start,state = process_state(holder['pid'])
+    if start is None: return None   # this user may not see it
+    if start!=holder.get('start') or state in 'ZX': return False   # another process of this number, or it has ended
+    return None if state in 'Tt' else True
+
+def _is_in_force(holder):
+    "Returns whether a lock that an earlier version has written, with a time, excludes others"
     if time.time()-holder['time']>=LEASE_SECONDS: return False
-    if (holder['host'],holder['pid'])==(me['host'],me['pid']): return holder['id'] in _held_locks
-    return holder['host']!=me['host'] or is_alive(holder['pid'])
+    if holder['host']!=host_id(): return True
+    return holder['id'] in _held_locks if holder['pid']==os.getpid() else is_alive(holder['pid'])
 
 @patch
 def _renew(self:ShardWriter, write):
-    "Renews the lease with `write` until `close`, or until another process has taken the lock"
-    while not self.stop.wait(LEASE_SECONDS/3):
+    "Renews the lock with `write` until `close`, or until another process has taken it"
+    while not self.stop.wait(LEASE_SECONDS/6):
         try:
-            if not self._is_holder():
-                self.lost = True
-                return
-            write()
+            with self.exclusive():
+                if not self._is_holder():
+                    self.lost = True
+                    return
+                if not self.stop.is_set(): write()
         except Exception: pass   # the next turn tries again
 
 @patch
-def holder(self:ShardWriter)->dict: # `host`, `pid`, `id`, `time` of the last renewal
+def holder(self:ShardWriter)->dict: # `host`, `pid`, `start` of the process, `id`, `beat` (counts renewals), `time`
     "Returns who holds the lock, or `None`"
-    try: return unseal_json(self.storage.read(_lock_file))
-    except (FileNotFoundError,ValueError): return None
+    try: holder = unseal_json(self.storage.read(_lock_file))
+    except (FileNotFoundError,ValueError,RecursionError): return None
+    is_whole = all(type(holder.get(key)) is kind for key,kind in (('host',str), ('pid',int), ('id',str)))
+    return holder if is_whole and isinstance(holder.get('time'), (int,float)) else None
 
 @patch
 def _is_holder(self:ShardWriter):
@@ -257,13 +376,25 @@ def _check_lock(self:ShardWriter):
                         'repeat the same call to finish')
 
 @patch
+@contextmanager
+def _publishing(self:ShardWriter):
+    "For the files of the holder of the lock; raises `StoreBusy` before or afterwards if the lock was lost"
+    with self.exclusive():
+        self._check_lock()
+        try: yield
+        except (OSError,StoreError):   # whoever has taken over has perhaps removed what this process has begun
+            self._check_lock()
+            raise
+
+@patch
 def close(self:ShardWriter):
     "Releases the lock"
     self.stop.set()
     _held_locks.discard(self.token)
     try:
-        if self._is_holder(): self.storage.remove([_lock_file])
-        if self.storage.local: os.rmdir(self.storage.path('.ingest'))
+        with self.exclusive():
+            if self._is_holder(): self.storage.remove([_lock_file])
+            if self.storage.local: os.rmdir(self.storage.path('.ingest'))
     except (OSError,StoreError): pass   # the folder is not empty, or the storage is away: the lease will end
 
 # %% ../../nbs/write/04_shards.ipynb #d7378f93
@@ -317,7 +448,7 @@ def _ensure_shard(self:ShardWriter, number, cost):
     self.put_bytes += cost
     if self.open_shard and (split!=self.split or self._is_full(cost)): self._close_shard()
     if self.open_shard: return
-    chunk,part = number//self.plan['chunk'],len(self.shards)
+    chunk,part = number//self.plan['chunk'],_PARTS*self.plan.get('takeovers', 0)+len(self.shards)
     self.split = split
     self.shard_name = f"{self.plan['prefix']}-{chunk:06}{f'-{part}' if part else ''}"
     file = self.stack.enter_context(self.storage.create(f'{self.shard_name}.tar'))
@@ -339,10 +470,10 @@ def _close_shard(self:ShardWriter):
     shard = self.open_shard
     if not shard: return
     shard.close()
-    self._check_lock()
-    self.stack.close()
     index = shard.columns.pack(shard.crc)
-    self.storage.write(f'{self.shard_name}.idx', index)
+    with self._publishing():
+        self.stack.close()
+        self.storage.write(f'{self.shard_name}.idx', index)
     self.shards.append([f'{self.shard_name}.tar', shard.n, shard.size, shard.crc, len(index), shard.size,
                         zlib.crc32(index)])
     self.open_shard = None
@@ -357,12 +488,11 @@ def done(self:ShardWriter,
 ):
     "Publishes the shards of a chunk and records that it is written; raises `StoreBusy`"
     self._close_shard()
-    self._check_lock()
     record = dict(record, gaps=_as_ranges(record['gaps']), shards=self.shards,
         labels={field:sorted(texts) for field,texts in self.seen.items()},
         counts={field:list(counts.items()) for field,counts in self.counts.items()},
         failures=list(failures), stats=base64.b64encode(stats).decode())
-    self.storage.write(f'.ingest/chunk-{chunk:06}.json', seal_json(record))
+    with self._publishing(): self.storage.write(f'.ingest/chunk-{chunk:06}.json', seal_json(record))
 
 def _as_ranges(numbers):
     "Returns ascending numbers as a list of ranges `[start, stop]`"
@@ -381,11 +511,16 @@ def records(self:ShardWriter,
         page = names[i:i+step]
         files = [f'.ingest/{name}' for name in page]
         # object stores are read in parallel; by ranges, because fsspec takes several whole names for patterns
-        contents = map(self.storage.read, files) if self.storage.local else self.storage.ranges(
+        contents = map(self._read_record, files) if self.storage.local else self.storage.ranges(
             files, [0]*len(files), [1<<30]*len(files), tries=1)
         for name,content in zip(page, contents):
             record = _parse_record(content)
             if record is not None: yield _record_number(name),record
+
+@patch
+def _read_record(self:ShardWriter, file):
+    try: return self.storage.read(file)
+    except FileNotFoundError: return None   # removed by a process that has taken over
 
 def _parse_record(content):
     "Returns the record in `content`, or `None` if it is damaged or missing"
@@ -405,8 +540,7 @@ def extend(self:ShardWriter,
 ):
     "Changes the plan of a stream, whose length was not known when it began; raises `StoreBusy`"
     self.plan = {**self.plan, 'n':n, **changes}
-    self._check_lock()
-    self.storage.write(PLAN_FILE, seal_json(self.plan))
+    with self._publishing(): self.storage.write(PLAN_FILE, seal_json(self.plan))
 
 @patch
 def space(self:ShardWriter,
@@ -468,8 +602,8 @@ def _complete_row(self:ShardWriter, row):
 def _publish(self:ShardWriter, manifest, names):
     "Writes the manifest, then removes the files of the ingest and of the dataset that was replaced"
     manifest.uid = uuid.uuid4().hex
-    self._check_lock()
-    self.storage.write('manifest.json', manifest.stamp().to_json().encode())
+    content = manifest.stamp().to_json().encode()
+    with self._publishing(): self.storage.write('manifest.json', content)
     if manifest.prefix:
         keep = {*names, *map(index_name, names), manifest.failures}
         def is_ours(name): return OWN_FILE.match(name) or name.endswith('-failures.json')

@@ -8,12 +8,12 @@ Docs: page `write/shards_admin`"""
 __all__ = ['delete_shards', 'unfinished_shards', 'abandon_shards']
 
 # %% ../../nbs/write/05_shards_admin.ipynb #d460d5b7
-import os, re, time, warnings
+import os, re, warnings
 
 from ..core import StoreError, StoreNotFound
 from ..store.shard_index import index_name, ShardTable
 from ..store.storage import as_storage, Storage
-from .base import chunk_count, LEASE_SECONDS
+from .base import chunk_count
 from .shards import OWN_FILE, PART_FILE, PLAN_FILE, seal_json, ShardWriter
 
 # %% ../../nbs/write/05_shards_admin.ipynb #fa14a460
@@ -59,7 +59,7 @@ def unfinished_shards(
     plan = writer.unfinished_plan(writer.committed())
     if not plan: return []
     done,holder = writer.count_done(),writer.holder()
-    is_running = bool(holder) and time.time()-holder['time']<LEASE_SECONDS
+    is_running = bool(holder) and writer.is_running(holder)
     return [dict(name=writer.name, chunks=done, of=None if plan.get('open') else chunk_count(plan),
                  began=plan.get('began', ''), running=is_running)]
 

@@ -7,6 +7,8 @@
 #include <jpeglib.h>
 #include <jerror.h>
 
+#define MAX_SCANS 100   // As in images.py
+
 // libjpeg reports an error by calling a function that must not return. Ours jumps back to `decode` with `longjmp`,
 // which is C's way of raising an exception. `base` has to be the first member: libjpeg only knows that type.
 typedef struct {
@@ -50,11 +52,19 @@ static int can_decode(const struct jpeg_decompress_struct *info, int channels) {
     return channels == 3 && (info->jpeg_color_space == JCS_YCbCr || info->jpeg_color_space == JCS_RGB);
 }
 
+// Called while libjpeg reads a file of several scans. Each scan can cost as much time as the whole image, and take only
+// a few bytes. The caller decides about files of so many scans.
+static void limit_scans(j_common_ptr info) {
+    if (info->is_decompressor && ((j_decompress_ptr)info)->input_scan_number > MAX_SCANS)
+        ERREXIT(info, JERR_NOTIMPL);
+}
+
 // Decodes the JPEG file `data` at 1/`denominator` of its size and passes the rows of `region` to `plan`.
 // Returns 0, or -1 with the reason in `error`. After a `longjmp`, local variables that have changed since `setjmp` are
 // undefined unless they are volatile.
 static int decode(const u8 *data, size_t length, Plan *plan, const int *region, int denominator, char *error) {
     struct jpeg_decompress_struct info;
+    struct jpeg_progress_mgr progress;
     ErrorHandler handler;
     u8 *volatile row = NULL;
     volatile int result = -1;
@@ -71,6 +81,9 @@ static int decode(const u8 *data, size_t length, Plan *plan, const int *region, 
     jpeg_create_decompress(&info);
     jpeg_mem_src(&info, data, length);
     info.src->fill_input_buffer = end_of_file;
+    memset(&progress, 0, sizeof progress);
+    progress.progress_monitor = limit_scans;
+    info.progress = &progress;
     jpeg_read_header(&info, TRUE);
     info.out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
     info.scale_num = 1;
