@@ -79,7 +79,11 @@ def read_manifest(
         except (CorruptSample,UnsupportedFormat):
             tries,before,stored = tries-1,stored,read()
             if not tries or stored==before: raise
-    raise StoreNotFound(f"{link.url}: no dataset {name!r}; there are: {', '.join(_names(link)) or 'none'}")
+    raise StoreNotFound(f'{link.url}: no dataset {name!r}; {_names_text(link)}')
+
+def _names_text(link):
+    try: return f"there are: {', '.join(_names(link)) or 'none'}"
+    except StoreUnavailable as error: return f'the names of those that exist cannot be listed: {error}'
 
 def _names(link):
     return sorted(name.decode(errors='replace') for name in link.call(lambda client: client.smembers(NAMES_KEY)))
@@ -266,7 +270,9 @@ class RedisStore(Store):
 
     def why_missing(self):
         try: policy = self.link.call(lambda client: client.info('memory')).get('maxmemory_policy', 'noeviction')
-        except (StoreUnavailable, redis.ResponseError): policy = 'noeviction'
+        except (StoreUnavailable, redis.ResponseError) as error:
+            return ('deleted, lost in a restart without saving, or dropped by a full server, whose maxmemory-policy '
+                    f'cannot be read: {error}')
         if policy=='noeviction': return 'deleted, or lost in a restart without saving'
         return (f'the server may drop keys when it is full (maxmemory-policy {policy}): '
                 'set noeviction and ingest again')

@@ -20,6 +20,7 @@ from redis.retry import Retry
 
 from ..core import StoreFull, StoreUnavailable
 from .connection import Opener, Retries
+from .redis_rights import ExplainingClient
 
 # %% ../../nbs/store/02_redis_link.ipynb #85665f6c
 def split_secret(
@@ -116,7 +117,7 @@ class RedisLink:
         options = dict(password=self._secret, socket_timeout=self.socket_timeout,
             socket_connect_timeout=min(2., self.socket_timeout), socket_read_size=1<<18, protocol=2, lib_name=None,
             lib_version=None, command_packer=_Packer(), retry=Retry(NoBackoff(), 0))
-        client = redis.Redis.from_url(self.url, **{**options, **self.kwargs})
+        client = ExplainingClient.from_url(self.url, **{**options, **self.kwargs})
         self._client = os.getpid(),client
         return client
 
