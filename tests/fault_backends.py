@@ -17,6 +17,7 @@ class NetworkFaults(FaultProxy):
         self.hits = 0 # Faults that have happened
         self.rate = None # Bytes per second of answers
         self.damage = None # `damage(bytes) -> bytes`, applied to each part of an answer
+        self.damage_requests = None # The same for requests
         self.end_after = None # Bytes of answers after which connections end properly, with the answer incomplete
         self.writers = set()
 
@@ -27,7 +28,7 @@ class NetworkFaults(FaultProxy):
         finally: self.writers.discard(writer)
 
     async def _pipe(self, reader, writer, answer=False):
-        if not answer: return await super()._pipe(reader, writer)
+        if not answer: return await self._pipe_requests(reader, writer)
         try:
             while part:=await reader.read(65536):
                 while self.stall: await asyncio.sleep(.01)
@@ -49,6 +50,15 @@ class NetworkFaults(FaultProxy):
                     continue
                 if self.damage: part = self.damage(part)
                 writer.write(part)
+                await writer.drain()
+        except OSError: pass
+        finally: writer.close()
+
+    async def _pipe_requests(self, reader, writer):
+        try:
+            while part:=await reader.read(65536):
+                while self.stall: await asyncio.sleep(.01)
+                writer.write(self.damage_requests(part) if self.damage_requests else part)
                 await writer.drain()
         except OSError: pass
         finally: writer.close()
