@@ -7,7 +7,7 @@ EXTRAS ?= test
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow test-all test-more coverage sanitize lint export nbs readme docs bench clean
+.PHONY: setup demo test test-slow test-all test-more coverage sanitize lint export nbs readme docs bench faults test-servers soak clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -74,6 +74,16 @@ bench: setup  # make bench [DATA=folder]
 	$(PY) -W ignore tests/bench/shards.py $(if $(DATA),'$(DATA)')
 	$(PY) -W ignore tests/bench/peers.py $(if $(DATA),'$(DATA)')
 	$(PY) -W ignore tests/bench/codecs.py $(if $(DATA),--images '$(DATA)')
+
+faults: setup  # each fault during an epoch or an ingest, for the table of the guide
+	$(PY) -W ignore tests/fault_table.py
+
+# FASTAI_REMOTE_SERVERS=/path/to/redis-server:/path/to/valkey-server adds servers to those that are installed
+test-servers: setup  # Redis 6.2, 7, 8 and Valkey 8, 9, with and without TLS, as far as they are here; it says which
+	$(PY) -m pytest -rs tests/test_servers.py
+
+soak: setup  # make soak [SOAK_SECONDS=3600]: two trainings and an ingest on one server, with a random fault every few seconds
+	$(PY) -W ignore tests/soak.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo.png fastai_remote/codec/*.so

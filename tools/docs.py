@@ -422,6 +422,8 @@ def collect()->tuple:
         name = page_name(file)
         if file.suffix=='.ipynb' and name!='index': pages[name] = notebook_page(file, name, symbols)
         else: pages[name] = Page(name, file, text=readme.text() if name=='index' else file.read_text(encoding='utf-8'))
+    failures = pages['guide/failures']
+    failures.text = failures.text.replace('<!-- the table of faults -->', results.fault_tables())
     for page in pages.values():
         page.title,page.summary = heading(page.text) or page.name,quoted(page.text)
         page.text = re.sub(r'<!--.*?-->\n*', '', page.text, flags=re.S)

@@ -158,6 +158,17 @@ def codecs_section()->str:
                   table(['stored as', 'bytes', 'encoding', 'decoding and transforming', 'relative speed'], rows)]
     return '\n\n'.join(parts)
 
+def fault_tables()->str:
+    "What happens in each fault, for the page on failures: a table for epochs and one for ingests"
+    found,parts = result('faults'),[]
+    for during,title in (('epoch', 'During an epoch'), ('ingest', 'During an ingest')):
+        rows = [row for row in found['rows'] if row['during']==during]
+        cells = [[row['fault'], row['backend'], row['seen'], f"{row['seconds']:.1f}", row['lost'], row['repeated'],
+                  row['wrong']] for row in rows]
+        header = ['fault', 'store', 'what the user sees', 'seconds', 'lost', 'repeated', 'wrong']
+        parts += [f'### {title}', table(header, cells)]
+    return '\n\n'.join([*parts, machine(found), command(found)])
+
 def page()->str:
     "The page on benchmarks of the documentation"
     intro = ('# Benchmarks\n\nEvery number on this page is read from the files in `tests/bench/results` when the '

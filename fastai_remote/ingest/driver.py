@@ -9,6 +9,7 @@ __all__ = ['IngestJob', 'check_space', 'run_ingest', 'commit_ingest', 'NothingWr
 
 # %% ../../nbs/ingest/02_driver.ipynb #eeae65da
 import sys, time
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from itertools import islice
 
@@ -78,7 +79,7 @@ def run_ingest(
     except StoreFull as e:
         raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, '
                         f'or {writer.how_to_abandon()}') from e
-    except KeyboardInterrupt as e:
+    except (KeyboardInterrupt,BrokenProcessPool) as e:   # or a worker was killed, for example for want of memory
         e.add_note(f'{writer.name}: what is written is kept{writer.progress()}: repeat the same call to go on, or '
                    f'{writer.how_to_abandon()}')
         raise

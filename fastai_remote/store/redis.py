@@ -16,7 +16,7 @@ import redis
 from fastcore.basics import patch
 
 from ..core import (
-    CorruptSample, Manifest, MissingSample, StoreError, StoreNotFound, sum_content, UnsupportedFormat)
+    CorruptSample, Manifest, MissingSample, StoreError, StoreNotFound, StoreUnavailable, sum_content, UnsupportedFormat)
 from .base import Store
 from .connection import Opener
 from .redis_layout import element_size, key_layout, KEY_BITS, packed_reads, unpack_replies
@@ -77,27 +77,37 @@ def read_failures(
 def read_manifest(
     link:RedisLink, # The server
     name:str, # Name of the dataset
-    tries:int=3 # Times to read a manifest that is damaged: it may have been damaged on its way
+    tries:int=3, # Times to read a manifest that is damaged: it may have been damaged on its way
+    may_be_cluster:bool=True # Look for a dataset of a cluster too?
 )->Manifest:
     "The manifest of dataset `name`; raises `StoreNotFound`, with a list of names, `UnsupportedFormat`, `CorruptSample`"
     def read():
         stored = link.call(lambda client: client.get(f'{home_of(name)}:meta'))
-        return link.call(lambda client: client.get(f'{home_of(name, 1)}:meta')) if stored is None else stored
+        if stored is not None or not may_be_cluster: return stored
+        try: return link.call(lambda client: client.get(f'{home_of(name, 1)}:meta'))
+        except StoreUnavailable as error:   # the rights on a single server need not include this key
+            if link.is_cluster or not isinstance(error.__cause__, redis.exceptions.NoPermissionError): raise
     stored = read()
     while stored is not None:
         try: return Manifest.from_json(stored, f'{link.url}, {name}')
         except (CorruptSample,UnsupportedFormat):
             tries,before,stored = tries-1,stored,read()
             if not tries or stored==before: raise
-    names = _names(link)
+    try: names = _names(link)
+    except StoreError as error:
+        raise StoreNotFound(f'{link.url}: no dataset {name!r}; '
+                            f'the names of those that exist cannot be listed: {error}') from None
     if name in names:
-        raise StoreNotFound(f'{link.url}: {name}: the manifest, key {home_of(name, link.is_cluster)}:meta, is gone: {_why_gone(link)}')
+        key = f'{home_of(name, link.is_cluster)}:meta'
+        raise StoreNotFound(f'{link.url}: {name}: the manifest, key {key}, is gone: {_why_gone(link)}')
     raise StoreNotFound(f"{link.url}: no dataset {name!r}; there are: {', '.join(names) or 'none'}")
 
 def _why_gone(link:RedisLink)->str:
     "The likely cause of a missing key, for error messages"
     try: policy = link.call(lambda client: client.info('memory')).get('maxmemory_policy', 'noeviction')
-    except StoreError: policy = 'noeviction'
+    except StoreError as error:
+        return ('deleted, lost in a restart without saving, or dropped by a full server, whose maxmemory-policy '
+                f'cannot be read: {error}')
     if policy=='noeviction': return 'deleted, or lost in a restart without saving'
     return (f'the server may drop keys when it is full (maxmemory-policy {policy}): '
             'set noeviction and ingest again')

@@ -18,6 +18,7 @@ from redis.crc import key_slot
 
 from ..core import StoreError, StoreFull, StoreUnavailable
 from .connection import Opener, Retries
+from .redis_rights import explain_missing_right
 from .redis_servers import (
     as_options, nodes_in, open_servers, redirections, refusals, SingleServer, this_call)
 
@@ -212,7 +213,8 @@ def send(self:RedisLink,
     from_replica = from_replica and self.read_from=='replica'
     def exchange(_):
         replies = self.servers.send(commands, from_replica)
-        for reply in replies:
+        for command,reply in zip(commands, replies):
+            if isinstance(reply, redis.exceptions.NoPermissionError): explain_missing_right(reply, command)
             if isinstance(reply, redis.ResponseError) and (strict or isinstance(reply, redirections)): raise reply
         return replies
     return self.call(exchange) if commands else []

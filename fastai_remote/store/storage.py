@@ -314,10 +314,14 @@ def create(self:Storage,
 ): # A binary file to write to
     "A new file that appears when the block ends without an error; raises `StoreFull`, `StoreUnavailable`"
     if not self.local:
-        with tempfile.NamedTemporaryFile(prefix='fr-') as f:
-            yield f
-            f.flush()
-            self.call(lambda fs: fs.put_file(f.name, self.path(name)))
+        try:
+            with tempfile.NamedTemporaryFile(prefix='fr-') as f:
+                yield f
+                f.flush()
+                self.call(lambda fs: fs.put_file(f.name, self.path(name)))
+        except OSError as e:
+            if _is_full(e): raise StoreFull(f'{tempfile.gettempdir()}: no room for a temporary file: {e}') from e
+            raise
         return
     path = self.path(name)
     # a name of its own, as an abandoned file may be removed at any time

@@ -160,7 +160,7 @@ def _store_plan(self:RedisWriter, plan, earlier):
 @patch
 def _committed(self:RedisWriter, accept_damage=False):
     "Returns the manifest of the dataset, or `None` if there is none; also if it is damaged and `accept_damage`"
-    try: return read_manifest(self.link, self.name)
+    try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.tags))
     except StoreNotFound: return None
     except CorruptSample:
         if not accept_damage: raise
@@ -213,8 +213,11 @@ def take_lock(self:RedisWriter):
 def _choose_tags(self:RedisWriter):
     "Returns the number of hash tags of a new dataset: 0 without a cluster, else a multiple of the masters, at least 12"
     def count(client):
-        if not client.info('cluster').get('cluster_enabled'): return 0
-        if not self.link.is_cluster: self.link.use_cluster()
+        if not self.link.is_cluster:
+            try: is_cluster = client.info('cluster').get('cluster_enabled')
+            except redis.exceptions.NoPermissionError: is_cluster = False   # if it is one, it will say so
+            if not is_cluster: return 0
+            self.link.use_cluster()
         return len(self.link.servers.masters())
     masters = self.link.call(count)
     return masters*max(2, -(-12//masters)) if masters else 0

