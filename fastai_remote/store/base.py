@@ -217,7 +217,8 @@ class MemoryStore(Store):
     ):
         hidden = [field for field in columns if field.endswith('.crc')]
         if hidden:
-            raise ValueError(f'{name}: {hidden[0]!r} cannot name a field: names that end in .crc are those of checksums')
+            raise ValueError(f'{name}: {hidden[0]!r} cannot name a field: names that end in .crc are those of '
+                             'checksums')
         self._failures = list(failures)
         self.columns = dict(columns)
         for field,values in columns.items():
