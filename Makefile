@@ -7,7 +7,7 @@ EXTRAS ?= test
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow test-all test-more coverage sanitize lint export nbs readme docs bench faults test-servers soak clean
+.PHONY: setup demo test test-slow test-all test-more coverage fuzz sanitize lint export nbs readme docs bench faults test-servers soak clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -41,6 +41,9 @@ coverage: setup  # `make test`, and the share of Python lines that it runs: `mak
 	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=ctrace $(PY) -m coverage run -m pytest $(or $(ARGS),-n 2 --dist worksteal) -m 'not slow'
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=95
+
+fuzz: setup  # make fuzz [SECONDS=600]: changed manifests, indices, packed fields and values, other ones in each run
+	$(PY) tests/fuzz.py $(or $(SECONDS),60)
 
 sanitize: setup  # the C modules under AddressSanitizer and UndefinedBehaviorSanitizer, with 100,000 hostile and random inputs
 	$(PY) tests/fuzz_c.py

@@ -2660,6 +2660,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage.as_storage': ( 'store/storage.html#as_storage',
                                                                                          'fastai_remote/store/storage.py'),
+                                             'fastai_remote.store.storage.open_regular': ( 'store/storage.html#open_regular',
+                                                                                           'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage.public': ( 'store/storage.html#public',
                                                                                      'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage.s3_options': ( 'store/storage.html#s3_options',

@@ -1,5 +1,5 @@
 "Files of somebody else that are made to cost much more time or memory than they should, or that are no files at all"
-import io, json, os, resource, struct, warnings, zipfile, zlib
+import io, json, os, resource, signal, struct, tarfile, warnings, zipfile, zlib
 
 import numpy as np
 import pytest
@@ -10,11 +10,19 @@ from fastai_remote.codec import images
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.codec.images import ImageCodec
 from fastai_remote.core import CorruptSample
+from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.run import ingest
+from fastai_remote.ingest.shards import to_shards
 from fastai_remote.load.fetch import Fetch
 from fastai_remote.load.lazy_image import open_image
+from fastai_remote.source.drawings import drawing_samples
+from fastai_remote.source.files import image_samples
 from fastai_remote.source.shrink import shrink
+from fastai_remote.source.tables import csv_samples
+from fastai_remote.source.tars import tar_samples
 from fastai_remote.store.base import MemoryStore
+from fastai_remote.store.cache import FileCache
+from fastai_remote.store.shards import ShardStore
 from fastai_remote.write.base import MemoryWriter
 
 def jpeg_of_scans(n, size, mode='L'):
@@ -92,12 +100,13 @@ BOMBS = {
     'program.eps': lambda: b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n%%EndComments\n{} loop\n%%EOF\n',
     'within.blp': lambda: b'BLP1'+bytes(100)}
 
-def cost(f):
+def cost(f, deadline=25):
     "What `f()` raises, its CPU time in seconds and the memory that it took in MB, measured in a process of its own, which is ended after 20 s of CPU time"
     read,write = os.pipe()
     if (pid := os.fork())==0:
         try:
             resource.setrlimit(resource.RLIMIT_CPU, (20,20))
+            signal.alarm(deadline)
             warnings.simplefilter('ignore')
             before = resource.getrusage(resource.RUSAGE_SELF)
             with open('/proc/self/clear_refs', 'w') as o: o.write('5')   # forget the peak of the memory
@@ -242,3 +251,83 @@ def test_arrays_come_back_as_numpy_reads_them(a):
         want = np.load(io.BytesIO(b))
         if name=='npz': want = want['arr_0']
         assert got.dtype==want.dtype and got.shape==want.shape and got.flags.f_contiguous==want.flags.f_contiguous and (got==want).all()
+
+# What is no file
+
+STRANGE = {'pipe': lambda p: os.mkfifo(p), 'endless': lambda p: p.symlink_to('/dev/zero'), 'circle': lambda p: p.symlink_to(p.name), 'nowhere': lambda p: p.symlink_to('nothing'), 'folder': lambda p: p.mkdir()}
+OPTIONS = dict(num_workers=1, progress=False)
+
+def replace_by(path, what):
+    path.unlink(missing_ok=True)
+    STRANGE[what](path)
+
+@pytest.fixture
+def shards(tmp_path):
+    to_shards([{'txt':f'number {i}', 'bin':b'%d' % i} for i in range(9)], tmp_path/'shards', chunk=3, maxcount=3, shuffle=False, **OPTIONS)
+    return tmp_path/'shards'
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize('what', STRANGE)
+@pytest.mark.parametrize('name', ['manifest.json','shard-000001.idx','shard-000001.tar'])
+def test_files_of_a_dataset_are_regular_files(shards, name, what):
+    replace_by(shards/name, what)
+    def read():
+        store = ShardStore(shards)
+        assert store[0]['txt']=='number 0'
+        store[4]
+    (kind,said),seconds,megabytes = cost(read)
+    assert kind in ('StoreNotFound','StoreUnavailable','CorruptSample','MissingSample','UnsupportedFormat') and said, (kind, said)
+    assert seconds<2 and megabytes<100
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize('what', STRANGE)
+def test_tars_of_others_are_regular_files(tmp_path, what):
+    with tarfile.open(tmp_path/'a.tar', 'w') as tar:
+        for i in range(3):
+            (info := tarfile.TarInfo(f'{i}.txt')).size = 1
+            tar.addfile(info, io.BytesIO(b'%d' % i))
+    STRANGE[what](tmp_path/'b.tar')
+    for f in (lambda: index_shards(tmp_path, **OPTIONS), lambda: ingest(tar_samples(tmp_path), MemoryWriter(), **OPTIONS)):
+        error,seconds,megabytes = cost(f)
+        assert error and error[0] in ('FileNotFoundError','StoreUnavailable','IngestError') and 'b.tar' in error[1], error
+        assert seconds<2 and megabytes<100
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize('what', STRANGE)
+@pytest.mark.parametrize('source,name', [(csv_samples,'b.csv'), (csv_samples,'b.csv.gz'), (drawing_samples,'b.ndjson'), (drawing_samples,'b.ndjson.gz'), (tar_samples,'b.tar.gz')], ids=lambda o: getattr(o, '__name__', o))
+def test_tables_and_drawings_are_regular_files(tmp_path, source, name, what):
+    STRANGE[what](tmp_path/name)
+    for files in (tmp_path, tmp_path/name, [tmp_path/name]):
+        error,seconds,megabytes = cost(lambda: ingest(source(files), MemoryWriter(), **OPTIONS))
+        assert error and error[0]=='FileNotFoundError', error
+        assert seconds<2 and megabytes<100
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize('what', STRANGE)
+def test_lists_of_paths_name_regular_files(tmp_path, what):
+    STRANGE[what](tmp_path/'a.jpg')
+    (tmp_path/'b.jpg').write_bytes(file_of('JPEG'))
+    report = ingest(image_samples([tmp_path/'a.jpg', tmp_path/'b.jpg']), MemoryWriter(), max_failed=1., **OPTIONS)
+    assert (report.written,report.failed)==(1,1) and 'a.jpg' in report.failures[0][0]
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize('what', STRANGE)
+def test_a_cache_holds_regular_files(tmp_path, what):
+    "Nothing else is opened, followed or waited for. A pipe is removed"
+    (tmp_path/'secret').write_bytes(b'x'*10)
+    (tmp_path/'cache/uid').mkdir(parents=True)
+    path = tmp_path/'cache/uid/a'
+    STRANGE[what](path)
+    (tmp_path/'cache/uid/link').symlink_to(tmp_path/'secret')
+    cache = FileCache(tmp_path/'cache', 1000)
+    def use():
+        assert cache.open('uid/a') is None and cache.open('uid/link', 10) is None
+        for k in range(110):   # more than it holds: others are removed
+            fd = cache.fetch(f'uid/{k}', 10, lambda f: f.write(b'y'*10))
+            os.close(fd)
+        fd = cache.fetch('uid/link', 10, lambda f: f.write(b'z'*10))
+        if fd is not None: assert os.pread(fd, 10, 0)==b'z'*10
+        cache.clear()
+        raise ValueError('done')
+    (kind,said),seconds,megabytes = cost(use)
+    assert said=='done' and seconds<5 and (tmp_path/'secret').read_bytes()==b'x'*10

@@ -1,5 +1,5 @@
 "Datasets with a field of an unusual name, a manifest that another tool has formatted, or files and keys that are empty or gone"
-import http.server as http_server, io, json, os, pickle, re, shutil, signal, subprocess, sys, tarfile, threading, time
+import fcntl, http.server as http_server, io, json, os, pickle, re, shutil, signal, subprocess, sys, tarfile, threading, time
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -333,8 +333,16 @@ def other(tmp_path):
     for p in started: kill(p)
 
 def wait(f): return wait_for(f, 30)
-def records(folder): return len(list(folder.glob('.ingest/chunk-*')))
-def is_stopped(p): return Path(f'/proc/{p.pid}/stat').read_text().rpartition(')')[2].split()[0]=='T'
+def records(folder): return len(list(folder.glob('.ingest/chunk-*.json')))
+def is_stopped(p): return all((t/'stat').read_text().rpartition(')')[2].split()[0]=='T' for t in Path(f'/proc/{p.pid}/task').iterdir())
+
+def stop(p, folder):
+    "Stop a process while it does not renew its lock"
+    fd = os.open(folder/'.ingest', os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.kill(p.pid, signal.SIGSTOP)
+    wait(lambda: is_stopped(p))
+    os.close(fd)
 def texts(folder): return [o['txt'].split()[0] for o in ShardStore(folder)]
 
 def test_a_killed_process_is_followed_at_once(tmp_path, other):
@@ -366,8 +374,7 @@ def test_a_stopped_process_does_no_harm_when_it_goes_on(tmp_path, other, lease, 
     folder = tmp_path/'d'
     p = other(folder, 18, host, flock=flock)
     wait(lambda: records(folder)==1)
-    os.kill(p.pid, signal.SIGSTOP)
-    wait(lambda: is_stopped(p))
+    stop(p, folder)
     assert not ShardStore.unfinished(folder)[0]['running']
     if same: write(folder)
     else: write(folder, n=11, overwrite=True)

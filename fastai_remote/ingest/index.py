@@ -8,7 +8,7 @@ Docs: page `ingest/index`"""
 __all__ = ['index_shard', 'ShardIndexJob', 'index_shards']
 
 # %% ../../nbs/ingest/05_index.ipynb #aaf723b5
-import hashlib, zlib
+import hashlib, os, zlib
 from fnmatch import fnmatch
 from functools import partial
 from itertools import islice
@@ -27,7 +27,7 @@ from ..parallel import effective_workers
 from ..source.base import storable
 from ..source.tars import DamagedTar, group_members, parse_number, tar_members, Uncompressed
 from ..store.shard_index import index_name, IndexColumns, Unzip
-from ..store.storage import as_storage, Storage
+from ..store.storage import as_storage, open_regular, Storage
 from ..write.base import label_texts
 from ..write.shards import ShardWriter
 
@@ -42,6 +42,7 @@ class _StoredFile:
     ):
         self.storage,self.name,self.part,self.parallel = storage,name,part,parallel
         self.crc,self.size = 0,0   # checksum and number of the bytes that were read
+        if storage.local: os.close(open_regular(storage.path(name)))
         # The size is asked for, because a short answer may end where a member ends, and would look complete.
         self.total = storage.call(lambda fs: fs.size(storage.path(name)))
         self.content = Uncompressed(self._pieces(), Unzip() if name.endswith(('gz','.tgz')) else None)

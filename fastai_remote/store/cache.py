@@ -34,7 +34,7 @@ def _opened(path, flags=os.O_RDWR|os.O_CREAT):
         try:
             if flags: os.makedirs(os.path.dirname(path), exist_ok=True)
             with _forking:
-                fd = os.open(path, flags|os.O_NOFOLLOW, 0o666)
+                fd = os.open(path, flags|os.O_NOFOLLOW|os.O_NONBLOCK, 0o666)   # a pipe is not waited for
                 _held.add(fd)
             break
         except (FileExistsError, FileNotFoundError):
@@ -61,7 +61,7 @@ def _open_shared(path, size=None):
     "Descriptor of the file at `path`, with a reader's lock; None if it does not exist or does not have `size` bytes"
     fd,valid = None,False
     try:
-        fd = os.open(path, os.O_RDONLY|os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY|os.O_NOFOLLOW|os.O_NONBLOCK)
         fcntl.flock(fd, fcntl.LOCK_SH)   # waits only while another process renames or removes the file
         status = os.fstat(fd)
         valid = stat.S_ISREG(status.st_mode) and size in (None, status.st_size) and _same(fd, path)

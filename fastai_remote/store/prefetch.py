@@ -14,6 +14,7 @@ from functools import partial
 
 from ..core import CorruptSample
 from .shard_index import Unzip
+from .storage import open_regular
 
 # %% ../../nbs/store/10_prefetch.ipynb #744d054d
 _MAX_FILES = 64   # files that a process keeps open
@@ -47,7 +48,7 @@ class WholeShards:
                 return self.files[u]
         store = self.store
         if store.in_place(u):
-            try: fd = os.open(store.tars.path(store.table.name(u)), os.O_RDONLY|os.O_CLOEXEC)
+            try: fd = open_regular(store.tars.path(store.table.name(u)))
             except FileNotFoundError: raise store.missing_shard_error(u) from None
             store.check_not_replaced(fd)
         else: fd = None if store.cache is None else self._open_cached(u)

@@ -25,7 +25,7 @@ from .connection import Opener
 from .prefetch import WholeShards
 from .shard_check import damaged_parts
 from .shard_index import index_name, ShardIndex, ShardManifest, ShardTable
-from .storage import as_storage, Storage
+from .storage import as_storage, open_regular, Storage
 
 # %% ../../nbs/store/12_shards.ipynb #231b0257
 _MAX_GAP,_MAX_SPAN = 1<<15,1<<23   # ranges that are closer than this are read together, up to so many bytes
@@ -411,7 +411,8 @@ def local_index(self:ShardStore,
 )->ShardIndex:
     "The index of shard `u` in the folder, which is on this machine; raises `CorruptSample`, `MissingSample`"
     try:
-        with open(self.storage.path(self.index_file(u)), 'rb') as f: content = f.read(self._max_index_bytes(u))
+        with open(open_regular(self.storage.path(self.index_file(u))), 'rb') as f:
+            content = f.read(self._max_index_bytes(u))
     except FileNotFoundError: raise self.missing_shard_error(u) from None
     if self.table.icrc is None: self.check_not_replaced()   # no checksum distinguishes it from another dataset's
     try: return self._parse_index(u, content)

@@ -240,11 +240,13 @@ def _lock_folder(folder, stack, url, create):
     "Locks `folder` until `stack` is closed; returns whether the file system can do that; raises `StoreBusy`"
     started = monotonic()
     while True:
-        if create: os.makedirs(folder, exist_ok=True)
-        try: fd = os.open(folder, os.O_RDONLY|os.O_CLOEXEC)
+        try:
+            if create: os.makedirs(folder, exist_ok=True)
+            fd = os.open(folder, os.O_RDONLY|os.O_CLOEXEC)
         except FileNotFoundError:
             if create: continue   # whoever had the lock has removed the folder
             return False
+        except OSError: return False   # whoever writes here gets this error, too
         with ExitStack() as closing:
             closing.callback(os.close, fd)
             try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
