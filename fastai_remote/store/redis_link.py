@@ -180,7 +180,8 @@ def _handle(self:RedisLink, error, retries):
         if self.has_answered: return True   # the server does speak Redis: this reply was damaged on its way
         raise retries.unavailable(f'does not speak Redis: {error}') from error
     if not isinstance(error, _temporary_errors): raise error
-    if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError): raise retries.give_up(error) from error
+    reason = error.__cause__ or error.__context__
+    if isinstance(reason, ssl.SSLCertVerificationError): raise retries.give_up(error) from error
     return True
 
 @patch
