@@ -50,24 +50,21 @@ def train(url, stop, seed):
 
 def write(url, stop, seed):
     "Replace a dataset again and again, until the file `stop` exists; says what each ingest was like"
-    from fastai_remote import RedisStore, StoreError, StoreExists, to_redis
+    from fastai_remote import RedisStore, StoreError, to_redis
     source,version,options = samples(),0,dict(timeout=60., socket_timeout=1.)
     while not stop.exists():
         version += 1
-        began,errors = time.monotonic(),[]
+        began,errors = time.monotonic(),{}
         word = f'version {version}, '.encode()
         marked = {split:[{**s, 'txt':word+str(s['id']).encode()} for s in part] for split,part in source.items()}
-        while True:
+        while sum(errors.values())<200:
             try:
-                to_redis(marked, url, 'new', overwrite=not errors, chunk=16, num_workers=2, progress=False, **options)
+                to_redis(marked, url, 'new', overwrite=True, chunk=16, num_workers=2, progress=False, **options)
                 break
-            except StoreExists as error:
-                if any(kind=='StoreExists' for kind in errors): break
-                errors.append(type(error).__name__)
             except StoreError as error:
-                errors.append(f'{type(error).__name__}: {error}')
+                kind = type(error).__name__
+                errors[kind] = errors.get(kind, 0)+1
                 time.sleep(.5)
-            if len(errors)>80: break
         store = RedisStore(url, 'new', **options)
         values = store.get_many(range(len(store)), ['id','png','txt'])
         numbers = sorted(values['id'].tolist())
@@ -164,7 +161,7 @@ class Role:
     def __repr__(self):
         line = self.lines[-1] if self.lines else {}
         used = ', '.join(f'{line[what]:.0f} {what}' for what in GROWTH if what in line)
-        errors = sum(len(line.get('errors', ())) for line in self.lines)
+        errors = sum(sum(line.get('errors', {}).values()) for line in self.lines)
         again = f', {errors} errors, each followed by the same call' if errors else ''
         return f"{self.role}: {', '.join(filter(None, [f'{len(self.lines)} rounds{again}', used]))}"
 

@@ -13,11 +13,12 @@ def result(
 
 def table(
     header:list, # Titles of the columns
-    rows:list # A list of cells for each row
+    rows:list, # A list of cells for each row
+    n_text:int=1 # How many columns have text
 )->str: # The table in Markdown
-    "A Markdown table: the first column is aligned to the left, the others to the right"
+    "A Markdown table: columns of text, which come first, are aligned to the left, the others to the right"
     def line(cells): return f"| {' | '.join(str(c).replace('|', '&#124;') for c in cells)} |"
-    return '\n'.join([line(header), line(['---', *['---:']*(len(header)-1)]), *map(line, rows)])
+    return '\n'.join([line(header), line([*['---']*n_text, *['---:']*(len(header)-n_text)]), *map(line, rows)])
 
 def number(
     value:float # Any number
@@ -166,7 +167,7 @@ def fault_tables()->str:
         cells = [[row['fault'], row['backend'], row['seen'], f"{row['seconds']:.1f}", row['lost'], row['repeated'],
                   row['wrong']] for row in rows]
         header = ['fault', 'store', 'what the user sees', 'seconds', 'lost', 'repeated', 'wrong']
-        parts += [f'### {title}', table(header, cells)]
+        parts += [f'### {title}', table(header, cells, 3)]
     return '\n\n'.join([*parts, machine(found), command(found)])
 
 def page()->str:
