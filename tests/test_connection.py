@@ -148,7 +148,8 @@ def test_when_the_time_is_over_the_error_names_server_cause_attempts_and_time(cl
 def test_one_attempt_is_written_in_the_singular(clock):
     with pytest.raises(StoreUnavailable, match=r'server: ConnectionError: reset \(1 attempt in 0\.0 s\)'): Retries('server', 0).call(failing(ConnectionError('reset')), handle)
 
-def test_a_call_that_would_exceed_the_deadline_is_not_started(clock):
-    "The last attempt took 4 of 7 seconds, so another one does not fit"
+def test_another_attempt_starts_as_long_as_there_is_time(clock):
+    "The first attempt took 4 of 7 seconds, and so does the second, if nobody cuts it off"
     retries = Retries('server', 7, pause=.1)
-    with pytest.raises(StoreUnavailable, match=r'1 attempt in 4\.0 s'): retries.call(failing(ConnectionError(), takes=4, clock=clock), handle)
+    with pytest.raises(StoreUnavailable, match=r'2 attempts in 8\.\d s'): retries.call(failing(ConnectionError(), ConnectionError(), takes=4, clock=clock), handle)
+    assert retries.remaining()<0

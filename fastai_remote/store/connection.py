@@ -60,18 +60,24 @@ class Retries:
         attempt, # Called without arguments; must be safe to repeat
         handle, # Called with each error: raises if another attempt cannot help; else returns whether to pause first
     ):
-        "The result of `attempt()`; raises `StoreUnavailable` when the time is over, and what `handle` raises"
+        """The result of `attempt()`; raises `StoreUnavailable` when the time is over, and what `handle` raises
+
+        Another attempt starts as long as there is time; it is for `attempt` to end when `remaining` seconds are over.
+        Before the end, pauses become shorter, so that the last attempt comes late."""
         pause = self.pause
         while True:
             self.attempts += 1
-            started = time.monotonic()
             try: return attempt()
             except Exception as error:
                 if not handle(error): continue
-                now = time.monotonic()
-                if now-self.began+max(pause, now-started)>self.timeout: raise self.give_up(error) from error
-            time.sleep(pause*random.uniform(.5, 1))
+                remaining = self.remaining()
+                if remaining<=self.pause: raise self.give_up(error) from error
+            time.sleep(min(pause, .75*remaining)*random.uniform(.5, 1))
             pause = min(2*pause, self.longest_pause)
+
+    def remaining(self)->float:
+        "Seconds left until the deadline; may be negative"
+        return self.began+self.timeout-time.monotonic()
 
     def unavailable(self, why:str)->StoreUnavailable:
         "The error with the server, `why`, the number of attempts and the time they took"

@@ -132,8 +132,8 @@ class ShardStore(Store):
         "The message when there is no manifest: what is there instead, and what to do"
         start = f'{self.storage.url}: no dataset here'
         if 'bucket' in str(error).lower(): return f'{start}: {error}'
-        names = self.storage.names()
-        if 'plan.json' in self.storage.names('.ingest'):
+        names = self.storage.names(extra=0)
+        if 'plan.json' in self.storage.names('.ingest', extra=0):
             return (f'{start} yet, but an ingest that is not finished: run the same call again to resume it, '
                     'or remove it with ShardStore.abandon')
         if any(name.endswith(('.tar','.tar.gz','.tgz')) for name in names):

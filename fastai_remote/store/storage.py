@@ -9,15 +9,16 @@ __all__ = ['public', 's3_options', 'Storage', 'as_storage']
 
 # %% ../../nbs/store/07_storage.ipynb #5bcffe97
 import errno, os, re, shutil, tempfile, time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from urllib.parse import unquote, urlsplit
 
 import fsspec
 from fastcore.basics import patch
-from fsspec.implementations.local import LocalFileSystem
 
 from ..core import StoreFull, StoreNotFound, StoreUnavailable
+from .bounded import call_in_thread, Deadline, DeadlinePassed, open_folder, opens_at_once, UnusableAnswer
 from .connection import Opener, Retries
 
 # %% ../../nbs/store/07_storage.ipynb #9cb099d6
@@ -51,8 +52,7 @@ class s3_options(dict):
     def __reduce__(self): return dict,(public(self),)
 
 # %% ../../nbs/store/07_storage.ipynb #daf36db0
-_s3_config = dict(request_checksum_calculation='when_required', response_checksum_validation='when_required',
-                  connect_timeout=5, read_timeout=20, retries={'total_max_attempts':1})
+_least_part,_first_part,_largest_part = 1<<16,1<<19,1<<23   # bytes of a part of a file
 # Clients that are not used any more. They are kept because finalising a parent process's client in a child would
 # wait for a thread that does not run there.
 _old_clients = []
@@ -74,6 +74,7 @@ class Storage:
         self._client = 0,None # The process, and its client
         self._root = None # Path of the folder, as the file system calls it
         self.has_answered = False # Has a call succeeded?
+        self._part_bytes = _first_part # Of a file that is read in parts: grows and shrinks with the speed of the link
         self.was_saved = False # Was this loaded from a saved pickle?
         self.is_relocatable = True # Does `FASTAI_REMOTE_URL` replace the folder, when this is loaded from a pickle?
 
@@ -105,20 +106,15 @@ class Storage:
         process,client = self._client
         if process==os.getpid(): return client
         if client is not None: _old_clients.append(client)
-        options,is_s3 = dict(self._options),_scheme(self.url) in ('s3','s3a')
-        if is_s3: options['config_kwargs'] = {**_s3_config, **options.get('config_kwargs', {})}
-        options |= dict(skip_instance_cache=True, use_listings_cache=False)
-        try: client,self._root = fsspec.core.url_to_fs(self.url, **options)
-        except ImportError as e: raise ImportError(f"{self.url}: {e}{'; pip install s3fs' if is_s3 else ''}") from e
-        except (ValueError,TypeError) as e: raise type(e)(f'{self.url}: {e}') from e
-        if hasattr(client, 'retries'): client.retries = 1   # `call` repeats, with one deadline for all attempts
+        try: client,self._root = open_folder(self.url, self._options, self.timeout)
+        except (ImportError,ValueError,TypeError) as e: raise type(e)(f'{self.url}: {e}') from e
         self._client = os.getpid(),client
         return client
 
     @property
     def local(self)->bool:
         "Is this a folder of this machine?"
-        return isinstance(self.fs, LocalFileSystem)
+        return '://' not in self.url
 
     @property
     def name(self)->str:
@@ -207,33 +203,53 @@ def _is_full(error): return isinstance(error, OSError) and error.errno in (errno
 @patch
 def call(self:Storage,
     f, # Called with the file system; must be safe to repeat
-    timeout:float=None, # Seconds for all attempts together; default: the storage's, at most 5 for the first call
+    timeout:float=None, # Seconds for all attempts together; default: the storage's
+    extra:float=0., # Seconds that an attempt may take in addition, once it has begun
 ):
     """The result of `f(fs)`, which is repeated with increasing pauses while the server is away or busy
 
-    Raises `StoreUnavailable`, `StoreFull`, `StoreNotFound` (no such bucket) and `FileNotFoundError`."""
-    if timeout is None: timeout = self.timeout if self.has_answered else min(5., self.timeout)
-    retries = Retries(self.url, timeout, pause=.05, longest_pause=2., secrets=list(_secret_values(self._options)))
-    client,renewed = self.fs,False
+    An attempt is cut off at the deadline, whatever the server does. Until the storage has answered for the first time,
+    attempts start for at most 5 seconds. Raises `StoreUnavailable`, `StoreFull`, `StoreNotFound` (no such bucket) and
+    `FileNotFoundError`."""
+    if timeout is None: timeout = self.timeout
+    starting = timeout if self.has_answered else min(5., timeout)
+    retries = Retries(self.url, starting, pause=.05, longest_pause=2., secrets=list(_secret_values(self._options)))
+    deadline = retries.began+timeout+extra
+    client,renewed = None,False
     def attempt():
-        result = f(client)
+        nonlocal client
+        client = self._client[1]   # `None` if it is made in this attempt
+        result = self._call_until(deadline, f)
         self.has_answered = True
         return result
     def handle(error):
-        nonlocal client,renewed
+        nonlocal renewed
         if self.has_answered and not renewed and self._is_refused(error):
-            self._forget_client(client)
-            client,renewed = self.fs,True
+            if client is not None: self._forget_client(client)
+            renewed = True
             return False   # no pause
         return self._handle(error, retries)
     return retries.call(attempt, handle)
+
+@patch
+def _call_until(self:Storage, deadline, f):
+    "`f(fs)`; raises `DeadlinePassed`"
+    if self.local: return f(self.fs)
+    # some file systems connect when they are made
+    if self._client[0]!=os.getpid() and not opens_at_once(self.url):
+        call_in_thread(lambda: self.fs, deadline-time.monotonic())
+    client = self.fs
+    limited = Deadline(client, deadline)
+    try: return f(limited)
+    finally:
+        if limited.is_abandoned: self._forget_client(client)   # its connection is in use
 
 @patch
 def _is_refused(self:Storage, error): return _is_refusal(error) and not self.local
 
 @patch
 def _forget_client(self:Storage, client):
-    "Connect anew when used next: the credentials may have expired. Another thread may have done so already"
+    "Connect anew when used next, unless another thread has done so already"
     if self._client[1] is not client: return
     _old_clients.append(client)
     self._client = 0,None
@@ -241,6 +257,7 @@ def _forget_client(self:Storage, client):
 @patch
 def _handle(self:Storage, error, retries):
     "True if another attempt may succeed; else raises"
+    if isinstance(error, UnusableAnswer): raise retries.unavailable(str(error)) from error
     if _is_full(error): raise StoreFull(f'{self.url}: no room: {error}') from error
     if isinstance(error, FileNotFoundError) and _error_code(error)=='NoSuchBucket':
         raise StoreNotFound(f'{self.url}: {error}') from error
@@ -254,12 +271,16 @@ def _handle(self:Storage, error, retries):
 
 # %% ../../nbs/store/07_storage.ipynb #8e3ee6c2
 _ranges_at_once = 64   # enough requests to hide a server's latency, few enough for a server that is shared
+_ranges_per_call,_bytes_per_call = 1024,1<<25   # a larger request is divided into calls with a deadline each
+_slowest_upload = 100_000   # bytes per second
 
 @patch
 def read(self:Storage,
     name:str # A file of the folder
 )->bytes:
-    "The content of a file; raises `FileNotFoundError`, `StoreUnavailable`"
+    """The content of a file; over HTTP and from S3, at most 1 GiB (`store.bounded.MAX_FILE`)
+
+    Raises `FileNotFoundError`, `StoreUnavailable`."""
     return self.call(lambda fs: fs.cat_file(self.path(name)))
 
 @patch
@@ -269,10 +290,26 @@ def ranges(self:Storage,
     ends:list, # One past the last byte of each range
     tries:int=3, # Requests for a range whose answer is too short
 )->list: # Of `bytes`, shorter than asked for where the file ends; `None` where there is no such file
-    "Read ranges of files, many at the same time; raises `StoreUnavailable`"
+    """Read ranges of files, many at the same time; raises `StoreUnavailable`
+
+    The timeout is for 32 MiB or 1024 ranges. More of them are read in several calls, with a deadline each."""
     # an empty range means the whole file to some clients, so it is not asked for
     result = [b'' if end<=start else None for start,end in zip(starts, ends)]
-    todo = [k for k,content in enumerate(result) if content is None]
+    group,size = [],0
+    for k,content in enumerate(result):
+        if content is not None: continue
+        length = ends[k]-starts[k]
+        if group and (len(group)==_ranges_per_call or size+length>_bytes_per_call):
+            self._read_group(group, names, starts, ends, tries, result)
+            group,size = [],0
+        group.append(k)
+        size += length
+    self._read_group(group, names, starts, ends, tries, result)
+    return result
+
+@patch
+def _read_group(self:Storage, todo, names, starts, ends, tries, result):
+    "Put the ranges with the numbers `todo` into `result`; one deadline for all tries"
     def ask(fs):
         limit = {'batch_size':_ranges_at_once} if fs.async_impl else {}
         files = [self.path(names[k]) for k in todo]
@@ -287,10 +324,42 @@ def ranges(self:Storage,
                 result[k] = answer
                 if len(answer)==ends[k]-starts[k]: todo.remove(k)
         if failure is not None: raise failure
+    deadline = time.monotonic()+self.timeout
     for k in range(tries):
-        if todo and k: time.sleep(.05*k)
-        if todo: self.call(ask)
-    return result
+        if k: time.sleep(.05*k)
+        remaining = deadline-time.monotonic()
+        if not todo or k and remaining<=0: return
+        self.call(ask, remaining)
+
+@patch
+def parts(self:Storage,
+    name:str, # A file of the folder
+    size:int, # Its bytes
+    parallel:int=4, # Requests at the same time
+    largest:int=_largest_part, # Bytes of a request
+): # Iterator of `bytes`; `None` first if there is no such file
+    """Read a file in parts, to its end or to where it is cut off; raises `StoreUnavailable`
+
+    `parallel` parts are a call, with a deadline of its own. The slower the link is, the smaller parts become, so that
+    a file that comes steadily may take any time."""
+    start = 0
+    while start<size:
+        part = min(self._part_bytes, largest)
+        starts = list(range(start, min(size, start+part*parallel), part))
+        ends = [min(size, first+part) for first in starts]
+        began = time.monotonic()
+        try: contents = self.ranges([name]*len(starts), starts, ends)
+        except StoreUnavailable as e:
+            if part==_least_part or not isinstance(e.__cause__, DeadlinePassed): raise
+            self._part_bytes = _least_part
+            continue
+        seconds = time.monotonic()-began
+        if seconds<self.timeout/8 and part==self._part_bytes: self._part_bytes = min(4*part, _largest_part)
+        elif seconds>self.timeout/2: self._part_bytes = max(part//4, _least_part)
+        for first,end,content in zip(starts, ends, contents):
+            yield content
+            if content is None or len(content)<end-first: return
+        start = ends[-1]
 
 def _is_beyond_end(answer):
     "Is this the error of a range that starts beyond the end of its file?"
@@ -299,10 +368,14 @@ def _is_beyond_end(answer):
 
 @patch
 def names(self:Storage,
-    folder:str='' # A folder in this one; default: this one
+    folder:str='', # A folder in this one; default: this one
+    # Seconds that the listing may take in addition to the timeout, which is for its start; default: 10 timeouts, since
+    # a folder with a million files takes a thousand requests
+    extra:float=None,
 )->list:
     "Names of the files in `folder`, sorted; empty if there is no such folder"
-    try: paths = self.call(lambda fs: fs.ls(self.path(folder), detail=False))
+    if extra is None: extra = 10*self.timeout
+    try: paths = self.call(lambda fs: fs.ls(self.path(folder), detail=False), extra=extra)
     except (FileNotFoundError,NotADirectoryError): return []
     return sorted(path.rsplit('/', 1)[-1] for path in paths)
 
@@ -312,12 +385,14 @@ def names(self:Storage,
 def create(self:Storage,
     name:str # A file of the folder
 ): # A binary file to write to
-    "A new file that appears when the block ends without an error; raises `StoreFull`, `StoreUnavailable`"
+    """A new file that appears when the block ends without an error; raises `StoreFull`, `StoreUnavailable`
+
+    An upload may take longer than the timeout: it may be as slow as 100 KB per second."""
     if not self.local:
         with tempfile.NamedTemporaryFile(prefix='fr-') as f:
             yield f
             f.flush()
-            self.call(lambda fs: fs.put_file(f.name, self.path(name)))
+            self.call(lambda fs: fs.put_file(f.name, self.path(name)), extra=os.fstat(f.fileno()).st_size/_slowest_upload)
         return
     path = self.path(name)
     # a name of its own, as an abandoned file may be removed at any time
@@ -338,7 +413,8 @@ def write(self:Storage,
     b:bytes # Its content
 ):
     "Create or replace a file at once; raises `StoreFull`, `StoreUnavailable`"
-    if not self.local: return self.call(lambda fs: fs.pipe_file(self.path(name), b))
+    if not self.local:
+        return self.call(lambda fs: fs.pipe_file(self.path(name), b), extra=len(b)/_slowest_upload)
     with self.create(name) as f: f.write(b)
 
 @patch
@@ -349,14 +425,17 @@ def remove(self:Storage,
     "Remove files; raises `StoreUnavailable`"
     for k in range(0, len(names), step):
         paths = [self.path(name) for name in names[k:k+step]]
-        def remove_paths(fs):
-            if len(paths)>1 and hasattr(fs, '_bulk_delete'):
-                try: return fs.rm(paths)
-                except OSError: pass   # the server may not support it, or a file may not exist
-            for path in paths:
-                try: fs.rm_file(path)
-                except FileNotFoundError: pass
-        self.call(remove_paths)
+        if len(paths)>1 and self.call(partial(_remove_together, paths)): continue
+        for path in paths:
+            with suppress(FileNotFoundError): self.call(lambda fs: fs.rm_file(path))
+
+def _remove_together(paths, fs):
+    "Remove files with one request, if the file system has such a request. Returns whether they are gone"
+    if not hasattr(fs, '_bulk_delete'): return False
+    try: fs.rm(paths)
+    except DeadlinePassed: raise
+    except OSError: return False   # the server may not support it, or a file may not exist
+    return True
 
 @patch
 def free_space(self:Storage)->tuple: # Bytes free, bytes in all
