@@ -107,7 +107,7 @@ kinds = pytest.mark.parametrize('kind', ['http','s3'])
 def test_a_call_ends_at_its_deadline(kind, answer, was_there):
     with opened(kind, answer, timeout=.5) as (storage,_):
         storage.has_answered = was_there
-        storage.fs   # the first client of a process loads its library
+        assert storage.fs   # the first client of a process loads its library
         with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.read('manifest.json')
         with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.ranges(['a.tar']*3, [5]*3, [1_000_005]*3)
 

@@ -392,7 +392,8 @@ def create(self:Storage,
         with tempfile.NamedTemporaryFile(prefix='fr-') as f:
             yield f
             f.flush()
-            self.call(lambda fs: fs.put_file(f.name, self.path(name)), extra=os.fstat(f.fileno()).st_size/_slowest_upload)
+            size = os.fstat(f.fileno()).st_size
+            self.call(lambda fs: fs.put_file(f.name, self.path(name)), extra=size/_slowest_upload)
         return
     path = self.path(name)
     # a name of its own, as an abandoned file may be removed at any time
