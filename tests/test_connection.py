@@ -141,7 +141,7 @@ def test_an_error_that_is_not_temporary_is_raised_at_once(clock):
 def test_when_the_time_is_over_the_error_names_server_cause_attempts_and_time(clock):
     last = ConnectionError('reset by s3cret')
     with pytest.raises(StoreUnavailable) as e: Retries('redis://server', 3, pause=1, secrets=['s3cret'], advice='; set URL').call(failing(*[last]*99), handle)
-    assert clock.now<=3 and e.value.__cause__ is last
+    assert clock.now<=3 and type(e.value.__cause__) is ConnectionError and str(e.value.__cause__)=='reset by ***'
     n = len(clock.pauses)+1
     assert str(e.value)==f'redis://server: ConnectionError: reset by *** ({n} attempts in {clock.now:.1f} s); set URL'
 

@@ -281,7 +281,7 @@ def missing_shard_error(self:ShardStore,
     if self._is_replaced(): return self.replaced_error()
     name,first,last = self.table.name(u),self.table.starts[u],self.table.starts[u+1]-1
     return MissingSample(f'{self.name}: shard {name} is not there, with samples {first:,} to {last:,}: '
-                         f'{self.tars.path(name)}')
+                         f'{self.tars.url}/{name}')
 
 @patch
 def _is_replaced(self:ShardStore):
