@@ -26,6 +26,7 @@ from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
 from ..source.base import storable
 from ..source.tars import DamagedTar, group_members, parse_number, tar_members, Uncompressed
+from ..store.address import concealed
 from ..store.shard_index import index_name, IndexColumns, Unzip
 from ..store.storage import as_storage, Storage
 from ..write.base import label_texts
@@ -186,6 +187,7 @@ def index_shards(
 
     The shards themselves are not changed. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`, `IngestError`,
     `StoreUnavailable`."""
+    url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
     source = as_storage(url, timeout, storage_options)
     target = source if to is None else as_storage(to, timeout, storage_options if '://' in str(to) else None)

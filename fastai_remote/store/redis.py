@@ -16,6 +16,7 @@ from fastcore.basics import patch
 
 from ..core import (
     CorruptSample, Manifest, MissingSample, StoreNotFound, StoreUnavailable, sum_content, UnsupportedFormat)
+from .address import concealed
 from .base import Store
 from .connection import Opener
 from .redis_layout import unpack_replies, queue_packed_reads, KEY_BITS, element_size
@@ -97,6 +98,7 @@ class RedisStore(Store):
         name:str, # Name of the dataset
         **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
     ):
+        url,kwargs = concealed(url),concealed(kwargs)
         self.link = as_link(url, **kwargs)
         self._name,self._manifest,self._uid = name,None,None
         self._uid = self.manifest.uid
@@ -107,6 +109,7 @@ class RedisStore(Store):
         **kwargs # As in `RedisStore`
     )->list:
         "Names of the datasets at `url`"
+        url,kwargs = concealed(url),concealed(kwargs)
         return _names(as_link(url, **kwargs))
 
     @property
@@ -305,6 +308,7 @@ def delete(cls:RedisStore,
     name:str, # Name of the dataset
 ):
     "Remove a dataset, or what an unfinished ingest has written; raises `StoreNotFound`, `StoreBusy`"
+    url = concealed(url)
     from fastai_remote.write.redis_admin import delete_dataset
     delete_dataset(url, name)
 
@@ -313,6 +317,7 @@ def unfinished(cls:RedisStore,
     url:str|RedisLink, # The server
 )->list: # Of dicts: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
     "Ingests that have not been committed: run the same call again to finish one, or `abandon` it"
+    url = concealed(url)
     from fastai_remote.write.redis_admin import unfinished_ingests
     return unfinished_ingests(url)
 
@@ -324,6 +329,7 @@ def abandon(cls:RedisStore,
     """Remove what an unfinished ingest of `name` has written; a dataset of that name stays
 
     Raises `StoreNotFound`, `StoreBusy`."""
+    url = concealed(url)
     from fastai_remote.write.redis_admin import abandon_ingest
     abandon_ingest(url, name)
 
@@ -344,6 +350,7 @@ def from_keys(cls:RedisStore,
     Such a dataset has no checksums. Damage is noticed only if a value cannot be decoded, or a label is not the number
     of a class. `verify` says so. A copy, `store.copy(url, name)`, has checksums of what was read.
     Raises `ValueError` if the patterns, `n` or `vocab` do not fit."""
+    url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.store.redis_keys import RedisKeys
     if n is None: raise ValueError('n: the number of samples, or {split: samples}')
     return RedisKeys(url, x, y, n, codec, vocab, start, image, **kwargs)
@@ -357,5 +364,6 @@ def writer(cls:RedisStore,
     **kwargs # As in `PartitionWriter`
 ):
     "A context manager that writes dataset `name` from the partitions of an engine such as Spark"
+    url = concealed(url)
     from fastai_remote.ingest.partitions import PartitionWriter
     return PartitionWriter(url, name, sample, fn, **kwargs)

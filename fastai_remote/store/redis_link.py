@@ -19,6 +19,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..core import StoreFull, StoreUnavailable
+from .address import (
+    concealed, hidden_names, public_options, secret_texts, SecretOptions)
 from .connection import Opener, Retries
 
 # %% ../../nbs/store/02_redis_link.ipynb #85665f6c
@@ -26,24 +28,32 @@ def split_secret(
     url:str, # `redis://`, `rediss://` (TLS) or `unix://`
 )->tuple: # The URL without its password; the password or None
     "Separate the password from `url`; raises `ValueError`, without showing the password"
+    result = _split_secret(url)
+    if isinstance(result, ValueError):
+        url = None   # a traceback may show it
+        raise result
+    return result
+
+def _split_secret(url):
+    "The result of `split_secret`, or the error to raise"
     try:
         parts = urlsplit(url)
         valid = parts.port!=-1   # `port` raises if it is not a number
     except ValueError: valid = False
     if valid and parts.scheme not in ('redis','rediss','unix'):
         shown = 'the url' if '@' in url else repr(url)
-        raise ValueError(f'{shown}: want a redis://, rediss:// or unix:// URL')
+        return ValueError(f'{shown}: want a redis://, rediss:// or unix:// URL')
     if not valid or (parts.scheme!='unix' and '@' in parts.path+parts.query+parts.fragment):
-        raise ValueError('not a URL: the port must be a number, '
-                         'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
+        return ValueError('not a URL: the port must be a number, '
+                          'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
     login,_,host = parts.netloc.rpartition('@')
     user,_,secret = login.partition(':')
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     secret = query.pop('password', None) or unquote(secret) or None
     passwords = [k for k in query if 'password' in k]
-    if passwords: raise ValueError(f'{passwords[0]} cannot be given: only the password of the server is kept secret')
+    if passwords: return ValueError(f'{passwords[0]} cannot be given: only the password of the server is kept secret')
     netloc = f'{user}@{host}' if user else host
-    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{urlencode(query, safe='/')}", secret
+    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{urlencode(query, safe='/')}", concealed(secret)
 
 # %% ../../nbs/store/02_redis_link.ipynb #6d9d7c48
 _connection_classes = redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection
@@ -88,6 +98,7 @@ class RedisLink:
         secret:str=None, # Password, if it is not in `url`
         **kwargs # More arguments for `redis.Redis.from_url`
     ):
+        url,secret,kwargs = concealed(url),concealed(secret),concealed(kwargs)
         if any('password' in k for k in kwargs): raise TypeError('a password goes into the URL, or into `secret`')
         unknown = [k for k in kwargs if k not in _known_arguments]
         if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
@@ -95,14 +106,15 @@ class RedisLink:
         self.timeout,self.socket_timeout,self.kwargs = timeout,socket_timeout,kwargs
         self._secret = secret or secret_in_url
         self._needs_secret = False # Did a pickle that was saved without the password have one?
+        self._not_kept = [] # Names of options that were not saved with the pickle from which this was loaded
         self._client = 0,None # The process, and its client
         self.has_answered = False # Has a call succeeded?
         self.was_saved = False # Was this link loaded from a saved pickle?
 
     def reveal(self)->dict:
         "The arguments of this link, password included: for sending it to a worker, never for saving"
-        return dict(url=self.url, timeout=self.timeout, socket_timeout=self.socket_timeout, secret=self._secret,
-                    **self.kwargs)
+        return SecretOptions(url=self.url, timeout=self.timeout, socket_timeout=self.socket_timeout,
+                             secret=self._secret, **self.kwargs)
 
     def opener(self)->Opener:
         "Recreates this link in a worker, password included"
@@ -113,7 +125,7 @@ class RedisLink:
         "This process's client"
         process,client = self._client
         if process==os.getpid(): return client
-        options = dict(password=self._secret, socket_timeout=self.socket_timeout,
+        options = SecretOptions(password=self._secret, socket_timeout=self.socket_timeout,
             socket_connect_timeout=min(2., self.socket_timeout), socket_read_size=1<<18, protocol=2, lib_name=None,
             lib_version=None, command_packer=_Packer(), retry=Retry(NoBackoff(), 0))
         client = redis.Redis.from_url(self.url, **{**options, **self.kwargs})
@@ -123,14 +135,17 @@ class RedisLink:
     def __getstate__(self):
         is_saved = get_spawning_popen() is None   # else a worker is being spawned, over a pipe of its own
         state = {**self.__dict__, '_client':(0,None), 'is_saved':is_saved}
-        if is_saved: state.update(_secret=None, _needs_secret=bool(self._secret) or self._needs_secret)
-        return state
+        if not is_saved: return state
+        lost = hidden_names(self.kwargs)
+        needs_secret = bool(self._secret) or self._needs_secret or 'credential_provider' in lost
+        return {**state, '_secret':None, '_needs_secret':needs_secret, 'kwargs':public_options(self.kwargs),
+                '_not_kept':sorted({*self._not_kept, *lost})}
 
     def __setstate__(self, state):
         is_saved = state.pop('is_saved')
         self.__dict__.update(state)
         if not is_saved: return
-        self.was_saved = True
+        self.was_saved,self.kwargs = True,SecretOptions(self.kwargs)
         url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of shards
         if not url.startswith(_URL_SCHEMES): url = self._needs_secret and os.environ.get('REDIS_URL')
         if url and self._secret is None: (self.url,self._secret),self._needs_secret = split_secret(url),False
@@ -144,6 +159,7 @@ def as_link(
     **kwargs # Arguments for a new `RedisLink`
 )->RedisLink:
     "`url` if it is a `RedisLink`, else a new link to this URL"
+    url,kwargs = concealed(url),concealed(kwargs)
     return url if isinstance(url, RedisLink) else RedisLink(url, **kwargs)
 
 # %% ../../nbs/store/02_redis_link.ipynb #bf27051e
@@ -160,8 +176,9 @@ def call(self:RedisLink,
 
     Raises `StoreUnavailable` when the time is over or the server refuses access, and `StoreFull`."""
     if timeout is None: timeout = self.timeout if self.has_answered else min(2., self.timeout)
-    retries = Retries(self.url, timeout, pause=.02, longest_pause=1., secrets=[self._secret] if self._secret else (),
-        advice='; an export finds another server by FASTAI_REMOTE_URL' if self.was_saved else '')
+    has_secrets = bool(self._secret or hidden_names(self.kwargs))
+    retries = Retries(self.url, timeout, pause=.02, longest_pause=1.,
+        secrets=self._secret_texts if has_secrets else None, advice=self._advice())
     def attempt():
         result = f(self.client)
         self.has_answered = True
@@ -169,11 +186,22 @@ def call(self:RedisLink,
     return retries.call(attempt, lambda error: self._handle(error, retries))
 
 @patch
+def _secret_texts(self:RedisLink): return secret_texts({'secret':self._secret, **self.kwargs})
+
+@patch
+def _advice(self:RedisLink):
+    "What to do, for the end of a message, if this was loaded from a pickle"
+    if not self.was_saved: return ''
+    lost = f"; not kept in the export: {', '.join(self._not_kept)}" if self._not_kept else ''
+    return f'{lost}; an export finds another server by FASTAI_REMOTE_URL'
+
+@patch
 def _handle(self:RedisLink, error, retries):
     "True if another attempt may succeed; else raises"
     if isinstance(error, redis.OutOfMemoryError): raise StoreFull(self._why_full(error)) from error
     if isinstance(error, _refusals):
         hint = '; passwords are not kept in exports: set FASTAI_REMOTE_URL or REDIS_URL' if self._needs_secret else ''
+        if self._not_kept: hint += f" (also not kept: {', '.join(self._not_kept)})"
         raise retries.unavailable(f'refused: {error}{hint}') from error
     if isinstance(error, redis.InvalidResponse):
         if self.has_answered: return True   # the server does speak Redis: this reply was damaged on its way

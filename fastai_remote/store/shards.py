@@ -19,6 +19,7 @@ from ..core import (
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
+from .address import concealed
 from .base import Store
 from .cache import FileCache
 from .connection import Opener
@@ -73,6 +74,7 @@ class ShardStore(Store):
         # folder of this machine, or if both are on the same host. For other options give a `Storage`.
         shards_url:str|Storage=None,
     ):
+        url,storage_options,shards_url = concealed(url),concealed(storage_options),concealed(shards_url)
         if isinstance(cache, dict):
             raise TypeError('cache takes a folder; options of a file system belong in storage_options=')
         self._cache_setting,self._cache = cache or None,None
@@ -566,6 +568,7 @@ def delete(cls:ShardStore,
     storage_options:dict=None # As in `to_shards`
 ):
     "Remove a dataset, or what an unfinished ingest has written; raises `StoreNotFound`, `StoreBusy`"
+    url,storage_options = concealed(url),concealed(storage_options)
     from fastai_remote.write.shards_admin import delete_shards
     delete_shards(url, storage_options)
 
@@ -575,6 +578,7 @@ def abandon(cls:ShardStore,
     storage_options:dict=None # As in `to_shards`
 ):
     "Remove what an unfinished ingest has written; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
+    url,storage_options = concealed(url),concealed(storage_options)
     from fastai_remote.write.shards_admin import abandon_shards
     abandon_shards(url, storage_options)
 
@@ -584,5 +588,6 @@ def unfinished(cls:ShardStore,
     storage_options:dict=None # As in `to_shards`
 )->list: # At most one dict: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
     "An ingest that has not been committed: run the same call again to finish it, or `abandon` it"
+    url,storage_options = concealed(url),concealed(storage_options)
     from fastai_remote.write.shards_admin import unfinished_shards
     return unfinished_shards(url, storage_options)

@@ -17,10 +17,11 @@ import fsspec
 from fastcore.basics import patch
 
 from ..core import StoreFull, StoreNotFound, StoreUnavailable
+from .address import (
+    concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
 from .bounded import (
     call_in_thread, Deadline, DeadlinePassed, is_http, open_folder, opens_at_once, UnusableAnswer)
-from .connection import (
-    hidden_names, Opener, public_options, public_url, Retries, Secret, secret_texts, SecretOptions)
+from .connection import Opener, Retries
 
 # %% ../../nbs/store/07_storage.ipynb #9cb099d6
 class s3_options(SecretOptions):
@@ -183,7 +184,7 @@ def as_storage(
     storage_options:dict=None # As in `Storage`
 )->Storage:
     "`url` if it is a `Storage`, else a new one"
-    if not isinstance(url, Storage): url,storage_options = Secret(url),SecretOptions(storage_options or {})
+    url,storage_options = concealed(url),concealed(storage_options)
     return url if isinstance(url, Storage) else Storage(url, timeout, storage_options)
 
 # %% ../../nbs/store/07_storage.ipynb #28044654

@@ -19,6 +19,7 @@ from redis import RedisError
 
 from ..core import html_table, crc32s, StoreError, StoreFull, StoreNotFound
 from ..parallel import parallel_map
+from .address import concealed
 from .base import Store
 from .connection import Opener
 from .redis import RedisStore
@@ -130,6 +131,7 @@ class TieredStore(Store):
         queue:int=64_000_000, # Bytes that may wait to be written to Redis, in each process
         **kwargs # More for `RedisLink`; its timeouts are shortened
     ):
+        redis,kwargs = concealed(redis),concealed(kwargs)
         if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore):
             raise TypeError("want TieredStore('redis://…', ShardStore(url)), "
                             f'not {type(redis).__name__} and {type(store).__name__}')
