@@ -1958,6 +1958,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastai_remote/store/bounded.py'),
                                              'fastai_remote.store.bounded._bytes': ( 'store/bounded.html#_bytes',
                                                                                      'fastai_remote/store/bounded.py'),
+                                             'fastai_remote.store.bounded._hide_in_log': ( 'store/bounded.html#_hide_in_log',
+                                                                                           'fastai_remote/store/bounded.py'),
                                              'fastai_remote.store.bounded._http_options': ( 'store/bounded.html#_http_options',
                                                                                             'fastai_remote/store/bounded.py'),
                                              'fastai_remote.store.bounded._limited_response': ( 'store/bounded.html#_limited_response',

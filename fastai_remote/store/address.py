@@ -23,7 +23,7 @@ _public_names = frozenset('''
     payload_signing_enabled read_timeout request_checksum_calculation response_checksum_validation signature_version
     tcp_keepalive total_max_attempts use_accelerate_endpoint use_dualstack_endpoint verify block_size encoded encoding
     host port same_scheme simple_links size_policy ssl timeout tls trust_env client_name db decode_responses
-    encoding_errors health_check_interval lib_name lib_version max_connections path protocol retry_on_timeout
+    encoding_errors health_check_interval lib_name lib_version max_connections path protocol retry_on_error retry_on_timeout
     single_connection_client socket_connect_timeout socket_keepalive socket_read_size socket_timeout ssl_ca_certs
     ssl_ca_path ssl_cert_reqs ssl_certfile ssl_check_hostname ssl_keyfile ssl_min_version
     '''.split())
@@ -55,16 +55,16 @@ def hidden_names(
 
 _link = re.compile(r'(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<login>[^/?#]*@)?(?P<host>[^/?#]*)(?P<rest>.*)',
                    re.I|re.S)
-# In names of files of these, a question mark is a letter. In URLs of Redis, options follow it, which `RedisLink` checks.
-_without_query = 's3','s3a','gs','gcs','memory','redis','rediss','unix'
+_without_query = 's3','s3a','gs','gcs','memory'   # in names of their files, a question mark is a letter
+_redis = 'redis','rediss','unix'
 
 def public_url(
     url:str # A URL; parts of a chain are separated by `::`
 )->str:
     """`url` without passwords and signatures; a text that is no URL is returned as it is
 
-    The user remains, except in URLs of the web, where it may be a token. The part after a question mark, where a
-    signature may be, does not."""
+    The user remains, except in URLs of the web, where it may be a token. Of the part after a question mark, where a
+    signature may be, only the harmless options of Redis remain."""
     return '::'.join(_public_link(link) for link in url.split('::'))
 
 def _public_link(url):
@@ -72,7 +72,11 @@ def _public_link(url):
     if not link: return url
     scheme,login,host,rest = link['scheme'],link['login'] or '',link['host'],link['rest']
     user = '' if scheme.lower() in ('http','https') else login.rstrip('@').partition(':')[0]
-    if scheme.lower() not in _without_query: rest = re.split('[?#]', rest)[0]
+    if scheme.lower() in _redis:
+        rest,_,query = rest.partition('?')
+        options = '&'.join(option for option in query.split('&') if option.partition('=')[0] in _public_names)
+        rest += f'?{options}' if options else ''
+    elif scheme.lower() not in _without_query: rest = re.split('[?#]', rest)[0]
     return f"{scheme}://{user}{'@' if user else ''}{host}{rest}"
 
 class Secret(str):
@@ -102,7 +106,7 @@ def secret_texts(
     found = list(_texts(options))
     for link in map(_link.fullmatch, url.split('::')):
         if not link or _public_link(link[0])==link[0]: continue
-        login,query = (link['login'] or '').rstrip('@'),link['rest'].partition('?')[2]
+        login,query = (link['login'] or '').rstrip('@'),''.join(re.split('[?#]', link['rest'], maxsplit=1)[1:])
         user,_,password = login.partition(':')
         found += [password, query, *(value.partition('=')[2] for value in re.split('[&;#]', query))]
         if link['scheme'].lower() in ('http','https'): found += [user, login]
@@ -121,7 +125,8 @@ def _texts(value):
             elif isinstance(item, str) and public_url(item)!=item: yield from secret_texts({}, item)
     elif isinstance(value, (list,tuple,set)):
         for item in value: yield from _texts(item)
-        if len(value)==2 and all(isinstance(item, str) for item in value): yield ':'.join(value)   # user and password
+        login = list(value)[:2]
+        if len(login)==2 and all(isinstance(item, str) for item in login): yield ':'.join(login)   # user and password
 
 def hide(
     text:str, # A message

@@ -188,6 +188,7 @@ class Store:
     # How a store is shown
 
     def __repr__(self):
+        if not vars(self): return f'{type(self).__name__}(not opened)'   # `__init__` has failed
         if not self.is_loaded: return f'{type(self).__name__}({self.address}, not read yet)'
         return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
 

@@ -9,9 +9,11 @@ __all__ = ['MAX_FILE', 'is_http', 'UnusableAnswer', 'bytes_to_read', 'read_limit
            'DeadlinePassed', 'call_in_thread', 'Deadline']
 
 # %% ../../nbs/store/06b_bounded.ipynb #1ce4205e
-import functools, inspect, re, threading, time
+import functools, inspect, logging, re, threading, time
 
 import fsspec
+
+from .address import public_url, SecretOptions
 
 # %% ../../nbs/store/06b_bounded.ipynb #1f532492
 MAX_FILE = 1<<30   # bytes of a file that is read at once: a manifest, or an index
@@ -107,6 +109,11 @@ def _with_headers(options):
         headers['Cookie'] = '; '.join(f'{name}={value}' for name,value in texts.items())
     return {**options, 'headers':headers}
 
+def _hide_in_log(record):
+    "Filter of the log of fsspec, in which URLs are written with the signature"
+    record.msg,record.args = re.sub(r'\w[\w+.-]*://\S+', lambda url: public_url(url[0]), record.getMessage()),()
+    return True
+
 def _http_options(options, timeout):
     import aiohttp
     options,client = _with_headers(options),_with_headers(options.get('client_kwargs') or {})
@@ -169,7 +176,8 @@ def open_folder(
     """The file system of `url`, and what it calls this folder
 
     Raises `ImportError` if a library is missing, `ValueError` or `TypeError` for options that do not exist."""
-    options = {**options, 'skip_instance_cache':True, 'use_listings_cache':False}
+    options = SecretOptions({**options, 'skip_instance_cache':True, 'use_listings_cache':False})
+    if 'http' in url: logging.getLogger('fsspec.http').addFilter(_hide_in_log)
     try:
         if is_http(url): options = _http_options(options, timeout)
         if not _is_s3(url): return fsspec.core.url_to_fs(url, **options)

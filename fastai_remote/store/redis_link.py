@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from ..core import StoreFull, StoreUnavailable
 from .address import (
-    concealed, hidden_names, public_options, secret_texts, SecretOptions)
+    concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
 from .connection import Opener, Retries
 
 # %% ../../nbs/store/02_redis_link.ipynb #85665f6c
@@ -91,6 +91,7 @@ class RedisLink:
 
     Connects when it is first used, in each process by itself. Neither `repr` nor a saved pickle contains the
     password."""
+    url = '' # Address without password; for `repr`, if `__init__` fails
     def __init__(self,
         url:str='redis://localhost:6379', # `redis://`, `rediss://` (TLS) or `unix://`, with or without password
         timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`
@@ -102,8 +103,11 @@ class RedisLink:
         if any('password' in k for k in kwargs): raise TypeError('a password goes into the URL, or into `secret`')
         unknown = [k for k in kwargs if k not in _known_arguments]
         if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
-        self.url,secret_in_url = split_secret(url)
-        self.timeout,self.socket_timeout,self.kwargs = timeout,socket_timeout,kwargs
+        url,secret_in_url = split_secret(url)
+        self.url = public_url(url)
+        lost = set(urlsplit(url).query.split('&'))-set(urlsplit(self.url).query.split('&'))
+        self.timeout,self.socket_timeout = timeout,socket_timeout
+        self.kwargs = SecretOptions({**dict(parse_qsl('&'.join(lost))), **kwargs}) # More arguments for redis-py
         self._secret = secret or secret_in_url
         self._needs_secret = False # Did a pickle that was saved without the password have one?
         self._not_kept = [] # Names of options that were not saved with the pickle from which this was loaded

@@ -60,6 +60,7 @@ class _ProcessState:
 
 class ShardStore(Store):
     "A dataset in tar shards, in a folder on a disk or on object storage"
+    _manifest = None # For `repr`, if `__init__` fails
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
         # Folder in which to keep whole shards of remote storage, or of a slow disk; `True`: the usual folder, for
@@ -77,8 +78,8 @@ class ShardStore(Store):
         url,storage_options,shards_url = concealed(url),concealed(storage_options),concealed(shards_url)
         if isinstance(cache, dict):
             raise TypeError('cache takes a folder; options of a file system belong in storage_options=')
-        self._cache_setting,self._cache = cache or None,None
         self.storage = as_storage(url, timeout, storage_options)
+        self._cache_setting,self._cache = cache or None,None
         self._shards_storage = None
         if shards_url is not None: self._shards_storage = self.storage.beside(shards_url)
         if cache_size is not None and cache:

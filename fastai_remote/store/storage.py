@@ -48,6 +48,7 @@ class Storage:
     """A folder on any file system that fsspec supports, with one deadline for each call
 
     Connects when it is first used, in each process by itself. Neither `repr` nor a saved pickle contains secrets."""
+    url = '' # Address without secrets; for `repr`, if `__init__` fails
     def __init__(self,
         # A path, or any fsspec URL: `s3://bucket/folder`. A password or a signature in it is used and not shown
         url:str|os.PathLike,

@@ -135,6 +135,7 @@ class TieredStore(Store):
         if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore):
             raise TypeError("want TieredStore('redis://…', ShardStore(url)), "
                             f'not {type(redis).__name__} and {type(store).__name__}')
+        self.store,self.ttl,self.queue = store,ttl,queue
         copy = redis if isinstance(redis, RedisStore) else None
         link = copy.link if copy else as_link(redis, **kwargs)
         # the shards are there if Redis does not answer, so there is no reason to wait
@@ -143,7 +144,6 @@ class TieredStore(Store):
         self.prefix = copy.manifest.prefix if copy else _prefix_of(store.manifest)
         # key and first bytes of the copy's manifest, which are compared with every read
         self.guard = (f'{copy.name}:meta', copy.manifest.head) if copy else None
-        self.store,self.ttl,self.queue = store,ttl,queue
         self._begin()
         if copy: self._check_copy(copy)
 
