@@ -201,9 +201,12 @@ def test_errors_of_redis_do_not_repeat_secrets(rude):
     from fastai.data.core import DataLoaders
     for url,options in ((f'redis://me:{MARKER}@127.0.0.1:{rude}', {}), (f'redis://:{MARKER}@127.0.0.1:1', {}), (f'redis://127.0.0.1:{rude}', dict(secret=MARKER)), (f'redis://127.0.0.1:{rude}', dict(username=MARKER, secret=MARKER))):
         for f in (lambda: RedisStore(url, 'pets', timeout=.03, **options), lambda: RedisStore.names(url, timeout=.03, **options), lambda: to_redis([{'txt':'a'}], url, 'pets', timeout=.03, progress=False, **options),
-                lambda: RedisStore.delete(url, 'pets'), lambda: RedisStore.from_keys(url, 'x:{}', n=3, timeout=.03, **options).get_many([0])):
+                lambda: RedisStore.delete(RedisLink(url, .03, **options), 'pets'), lambda: RedisStore.from_keys(url, 'x:{}', n=3, timeout=.03, **options).get_many([0])):
             assert (shown:=shown_when_failing(f)) and not has_marker(*shown)
         if not options: assert not has_marker(*shown_when_failing(lambda: DataLoaders.from_redis(url, 'pets', timeout=.1)))
+
+@pytest.mark.slow
+def test_errors_of_unusual_options_of_redis_do_not_repeat_them(rude):
     for name in REDIS:
         value = Provider() if name=='credential_provider' else MARKER
         if 'password' in name or is_allowed(name, value) or name in ('retry','timeout','socket_timeout'): continue

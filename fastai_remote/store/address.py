@@ -15,18 +15,21 @@ from urllib.parse import unquote
 from ..core import StoreError
 
 # %% ../../nbs/store/00_address.ipynb #b398eaab
-# Options that are shown and saved; of all libraries together. Add an option only if no value of it can be a secret.
-_public_names = frozenset('''
-    anon cache_regions cache_type default_block_size default_cache_type default_fill_cache endpoint_url
-    fixed_upload_size local_expiry_check max_concurrency profile region region_name requester_pays use_ssl
-    version_aware addressing_style api_version connect_timeout max_attempts max_pool_connections mode
-    payload_signing_enabled read_timeout request_checksum_calculation response_checksum_validation signature_version
-    tcp_keepalive total_max_attempts use_accelerate_endpoint use_dualstack_endpoint verify block_size encoded encoding
-    host port same_scheme simple_links size_policy ssl timeout tls trust_env client_name db decode_responses
-    encoding_errors health_check_interval lib_name lib_version max_connections path protocol retry_on_error retry_on_timeout
-    single_connection_client socket_connect_timeout socket_keepalive socket_read_size socket_timeout ssl_ca_certs
-    ssl_ca_path ssl_cert_reqs ssl_certfile ssl_check_hostname ssl_keyfile ssl_min_version
-    '''.split())
+# Options that are shown and saved. Add one only if no value of it can be a secret.
+_s3_names = '''
+    anon cache_regions default_block_size default_cache_type default_fill_cache endpoint_url fixed_upload_size
+    local_expiry_check max_concurrency profile region region_name requester_pays use_ssl version_aware
+    addressing_style api_version connect_timeout max_attempts max_pool_connections mode payload_signing_enabled
+    read_timeout request_checksum_calculation response_checksum_validation signature_version tcp_keepalive
+    total_max_attempts use_accelerate_endpoint use_dualstack_endpoint verify'''
+_web_and_ftp_names = '''
+    block_size cache_type encoded encoding host port same_scheme simple_links size_policy ssl timeout tls trust_env'''
+_redis_names = '''
+    client_name db decode_responses encoding_errors health_check_interval lib_name lib_version max_connections path
+    protocol retry_on_error retry_on_timeout single_connection_client socket_connect_timeout socket_keepalive
+    socket_read_size socket_timeout ssl_ca_certs ssl_ca_path ssl_cert_reqs ssl_certfile ssl_check_hostname ssl_keyfile
+    ssl_min_version'''
+_public_names = frozenset(f'{_s3_names} {_web_and_ftp_names} {_redis_names}'.split())
 _containers = frozenset(('client_kwargs','config_kwargs','retries','s3'))   # options whose value is a dict of options
 
 def public_options(
