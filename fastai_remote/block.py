@@ -41,6 +41,7 @@ from .load.loader import RemoteDL
 from .order.base import SplitOrder
 from .order.permutation import Permutation
 from .order.shards import ShardSplit
+from .store.address import concealed, public_url
 from .store.base import Store
 from .store.redis import RedisStore
 from .store.redis_link import REDIS_SCHEMES
@@ -311,11 +312,13 @@ def from_redis(cls:DataLoaders,
     **kwargs
 ):
     "`DataLoaders` from dataset `name` in Redis: `from_store` of a `RedisStore`"
+    url = concealed(url)
     if isinstance(url, Store):
         raise TypeError('from_redis takes the URL of a server and the name of a dataset; '
                         'for a store there is from_store(store)')
     if isinstance(url, (str,Path)) and not str(url).startswith(REDIS_SCHEMES):
-        raise ValueError(f'{url}: no Redis server (redis://, rediss:// or unix://); '
+        shown = public_url(str(url))
+        raise ValueError(f'{"the url" if "@" in shown else shown}: no Redis server (redis://, rediss:// or unix://); '
                          'a folder of shards is for from_shards')
     return cls.from_store(RedisStore(url, name, timeout=timeout, read_from=read_from), **kwargs)
 
@@ -332,6 +335,7 @@ def from_shards(cls:DataLoaders,
     **kwargs
 ):
     "`DataLoaders` from tar shards in folder `url`: `from_store` of a `ShardStore`"
+    url,storage_options,shards_url = concealed(url),concealed(storage_options),concealed(shards_url)
     if isinstance(url, Store):
         raise TypeError('from_shards takes the folder of the shards; for a store there is from_store(store)')
     if str(url).startswith(REDIS_SCHEMES):   # the message leaves out a password

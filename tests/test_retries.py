@@ -43,7 +43,7 @@ def test_attempts_end_when_the_timeout_is_over(clock, what, timeout, each):
     place = make(timeout=timeout)
     assert place.call(lambda _: 7)==7   # the server was there once
     took = seconds_until_it_gives_up(clock, place, error, each)
-    assert timeout-2.5<=took<=timeout+each and took>0
+    assert timeout-.1<=took<=timeout+each and took>0
 
 @both
 def test_a_server_that_was_never_there_is_given_up_within_5_seconds(clock, what):
@@ -52,12 +52,13 @@ def test_a_server_that_was_never_there_is_given_up_within_5_seconds(clock, what)
 
 @both
 def test_pauses_grow_up_to_2_seconds(clock, what):
+    "And shrink in the last seconds, which are used, too"
     make,error = OPENERS[what]
     place = make(timeout=60)
     place.call(lambda _: 7)
     seconds_until_it_gives_up(clock, place, error)
     pauses = clock.pauses
-    assert pauses[0]<=.05 and max(pauses)<=2 and min(pauses[-5:])>=.5 and 30<=len(pauses)<=150
+    assert pauses[0]<=.05 and max(pauses)<=2 and min(pauses[10:-10])>=.4 and max(pauses[-2:])<1 and 30<=len(pauses)<=150
 
 @both
 def test_an_operation_that_works_again_is_not_repeated(clock, what):

@@ -13,6 +13,7 @@ from .report import IngestReport
 from .run import to_redis
 from .shards import to_shards
 from ..source.shrink import shrink
+from ..store.address import concealed
 from ..store.base import Store
 from ..store.redis_link import REDIS_SCHEMES, RedisLink
 
@@ -33,6 +34,7 @@ def map_store(
 
     To get at the pixels of an image, `fn` opens it: `Image.open(io.BytesIO(sample['jpg']))`. Raises what `to_redis` and
     `to_shards` raise."""
+    url,kwargs = concealed(url),concealed(kwargs)
     url = url or getattr(store, 'link', None)   # of a store in Redis
     options = {'shuffle':False, **kwargs}
     if url is None: raise TypeError('url= of a folder or a Redis server for the new dataset is missing')
@@ -54,6 +56,7 @@ def resize_store(
     **kwargs # As in `map_store`
 )->IngestReport:
     "Make a dataset with smaller images"
+    url,kwargs = concealed(url),concealed(kwargs)
     codecs = {name:d['codec'] for name,d in store.manifest.fields.items()}
     field = field or next((f for f in store.fields if is_image(codecs[f])), None)
     if field is None:
@@ -72,4 +75,5 @@ def copy_store(
     **kwargs # As in `map_store`
 )->IngestReport:
     "Copy a dataset, byte for byte; checksums are compared on the way"
+    url,kwargs = concealed(url),concealed(kwargs)
     return map_store(store, None, url, (name or store.name) if _is_redis(url) else name, **kwargs)

@@ -26,6 +26,7 @@ from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
 from ..source.base import storable
 from ..source.tars import DamagedTar, group_members, parse_number, tar_members, Uncompressed
+from ..store.address import concealed
 from ..store.shard_index import index_name, IndexColumns, Unzip
 from ..store.storage import as_storage, open_regular, Storage
 from ..write.base import label_texts
@@ -37,7 +38,7 @@ class _StoredFile:
     def __init__(self,
         storage:Storage, # The folder that has the file
         name:str, # Name of the file; its content is compressed if it ends in `gz`
-        part:int=1<<22, # Bytes per request
+        part:int=1<<22, # Bytes per request at most
         parallel:int=4, # Requests at the same time
     ):
         self.storage,self.name,self.part,self.parallel = storage,name,part,parallel
@@ -48,16 +49,11 @@ class _StoredFile:
         self.content = Uncompressed(self._pieces(), Unzip() if name.endswith(('gz','.tgz')) else None)
 
     def _pieces(self):
-        while self.size<self.total:
-            starts = range(self.size, self.total, self.part)[:self.parallel]
-            ends = [min(start+self.part, self.total) for start in starts]
-            for start,end,data in zip(starts, ends, self.storage.ranges([self.name]*len(starts), list(starts), ends)):
-                received = len(data or b'')
-                if received<end-start:
-                    raise StoreUnavailable(f'{self.storage.url}: {self.name}: {start+received:,} bytes came of '
-                                           f'{self.total:,}')
-                self.crc,self.size = zlib.crc32(data, self.crc),self.size+len(data)
-                yield data
+        for data in self.storage.parts(self.name, self.total, self.parallel, self.part):
+            self.crc,self.size = zlib.crc32(data or b'', self.crc),self.size+len(data or b'')
+            if data: yield data
+        if self.size<self.total:
+            raise StoreUnavailable(f'{self.storage.url}: {self.name}: {self.size:,} bytes came of {self.total:,}')
 
 # %% ../../nbs/ingest/05_index.ipynb #95c53b9d
 _MAX_VALUE = (1<<32)-2   # bytes; an index has 32 bits for a length, and the largest number means that there is no value
@@ -192,6 +188,7 @@ def index_shards(
 
     The shards themselves are not changed. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`, `IngestError`,
     `StoreUnavailable`."""
+    url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
     source = as_storage(url, timeout, storage_options)
     target = source if to is None else as_storage(to, timeout, storage_options if '://' in str(to) else None)

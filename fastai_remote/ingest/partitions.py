@@ -16,6 +16,7 @@ from .chunk import as_vocab, check_vocab, convert, plan_fields, stats_field, wri
 from .driver import commit_ingest
 from .report import FailureLimit, IngestReport
 from ..source.base import unchanged
+from ..store.address import concealed
 from ..store.redis_link import as_link, RedisLink
 from ..write.redis import RedisWriter
 
@@ -37,6 +38,7 @@ class PartitionWriter:
         # Rows that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
         max_failed:int|float=None,
     ):
+        url = concealed(url)
         self.writer,self.fn,self.overwrite = RedisWriter(as_link(url), name),fn,overwrite
         self.limit,vocab = FailureLimit(max_failed),as_vocab(vocab or None)
         fields = plan_fields(convert(unchanged, fn, sample), vocab)

@@ -25,6 +25,7 @@ from ..order.permutation import BlockPermutation, Permutation
 from ..parallel import effective_workers
 from ..source.base import fn_fingerprint, SplitPart, storable, StreamedSource
 from ..source.datasets import as_source
+from ..store.address import concealed
 from ..store.redis_link import as_link
 from ..write.base import ServerRestarted, Writer
 from ..write.redis import RedisWriter
@@ -235,6 +236,7 @@ def to_redis(
     An ingest that was interrupted continues when the same call is repeated. So does one in which more than `max_failed`
     samples failed, with a higher limit. Raises `StoreExists`, `StoreBusy`, `StoreFull`, `StoreUnavailable`,
     `IngestError`."""
+    url,kwargs = concealed(url),concealed(kwargs)
     writer = RedisWriter(as_link(url, **kwargs), name)
     return ingest(source, writer, fn, num_workers=num_workers, vocab=vocab, overwrite=overwrite, splits=splits,
                   shuffle=shuffle, seed=seed, chunk=chunk, progress=progress, max_failed=max_failed)

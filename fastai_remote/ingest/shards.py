@@ -10,6 +10,7 @@ __all__ = ['to_shards']
 # %% ../../nbs/ingest/04_shards.ipynb #557fc449
 from .report import IngestReport
 from .run import ingest
+from ..store.address import concealed
 from ..store.storage import as_storage, Storage
 from ..write.shards import ShardWriter
 
@@ -50,6 +51,7 @@ def to_shards(
     An ingest that was interrupted continues when the same call is repeated. So does one in which more than `max_failed`
     samples failed, with a higher limit. Raises `StoreExists`, `StoreBusy`, `StoreFull`, `StoreUnavailable`,
     `IngestError`."""
+    url,storage_options = concealed(url),concealed(storage_options)
     writer = ShardWriter(as_storage(url, timeout, storage_options), maxsize, maxcount)
     return ingest(source, writer, fn, num_workers=num_workers, vocab=vocab, overwrite=overwrite, splits=splits,
                   shuffle=shuffle, seed=seed, chunk=chunk, progress=progress, max_failed=max_failed)

@@ -19,6 +19,7 @@ from ..codec.fields import get_codec
 from ..core import (
     CorruptSample, crc32s, html_table, image_sizes_str, int_index, Manifest, MissingSample, packed_crcs, size_str,
     StoreError, UnknownField)
+from .address import concealed
 
 # %% ../../nbs/store/00_base.ipynb #6857a2ce
 def _identity(obj): return obj
@@ -187,6 +188,7 @@ class Store:
     # How a store is shown
 
     def __repr__(self):
+        if not vars(self): return f'{type(self).__name__}(not opened)'   # `__init__` has failed
         if not self.is_loaded: return f'{type(self).__name__}({self.address}, not read yet)'
         return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
 
@@ -356,6 +358,7 @@ def map(self:Store,
 
     An image arrives as its file: `Image.open(io.BytesIO(sample['jpg']))`. Raises what `to_redis` and `to_shards`
     raise."""
+    url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import map_store
     return map_store(self, fn, url, name, **kwargs)
 
@@ -370,6 +373,7 @@ def resize(self:Store,
     **kwargs # As in `map`
 ): # An `IngestReport`
     "Make a dataset with smaller images; raises what `map` raises"
+    url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import resize_store
     return resize_store(self, size, url, name, quality, field, codec, **kwargs)
 
@@ -380,6 +384,7 @@ def copy(self:Store,
     **kwargs # As in `map`
 ): # An `IngestReport`
     "Copy the dataset byte for byte, and compare checksums on the way; raises what `map` raises"
+    url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import copy_store
     return copy_store(self, url, name, **kwargs)
 

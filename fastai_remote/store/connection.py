@@ -8,12 +8,19 @@ Docs: page `store/connection`"""
 __all__ = ['Opener', 'Retries']
 
 # %% ../../nbs/store/01_connection.ipynb #b69a8d27
-import random, time
+import hashlib, random, time
 
 from ..core import StoreUnavailable
+from .address import hide, Secret, SecretOptions, without_secrets
 
 # %% ../../nbs/store/01_connection.ipynb #9638e8d3
 _opened = {}   # `{function: (key, object)}`: what openers have made in this process
+
+def _content(value):
+    "All of a value as text, with secrets"
+    if isinstance(value, Opener): return repr(value.key())
+    if isinstance(value, dict): return f"{{{', '.join(f'{k!r}: {_content(v)}' for k,v in value.items())}}}"
+    return repr(str(value) if isinstance(value, str) else value)
 
 class Opener:
     """Recreates an object in any process: pickle it, send it to a worker, and call it there
@@ -25,11 +32,11 @@ class Opener:
         name:str, # What `repr` shows; must not contain a secret
         /,
         **state # Arguments of `function`; an argument that is an `Opener` is called in the worker
-    ): self.function,self.name,self.state = function,name,state
+    ): self.function,self.name,self.state = function,name,SecretOptions(state)
 
     def key(self)->tuple:
-        "The function and its arguments, as text: equal for two openers of the same object"
-        return self.function,tuple((k, v.key() if isinstance(v, Opener) else repr(v)) for k,v in self.state.items())
+        "The function and a checksum of its arguments: equal for two openers of the same object"
+        return self.function,hashlib.sha256(_content(self.state).encode()).hexdigest()
 
     def __call__(self):
         "`function(**state)`, or the object that the last call in this process returned, if the arguments were the same"
@@ -50,41 +57,67 @@ class Retries:
         timeout:float, # Seconds for all attempts together
         pause:float=.05, # Seconds before the second attempt; doubles with each attempt
         longest_pause:float=2., # Upper limit of a pause, in seconds
-        secrets=(), # Texts that error messages show as `***`
+        # Returns the texts that error messages show as `***`, longest first, or a list of them. `None`: there are no
+        # secrets, and errors keep their traceback
+        secrets=None,
         advice:str='', # End of the message when the time is over
     ):
         self.server,self.timeout,self.pause,self.longest_pause = server,timeout,pause,longest_pause
-        self.secrets,self.advice,self.attempts,self.began = secrets,advice,0,time.monotonic()
+        self.advice,self.attempts,self.began = advice,0,time.monotonic()
+        self._secrets,self._earlier = secrets,None
 
-    def remaining(self)->float:
-        "Seconds that are left until the deadline; negative after it"
-        return self.began+self.timeout-time.monotonic()
+    @property
+    def secrets(self)->list:
+        "Texts that error messages show as `***`"
+        texts = self._secrets() if callable(self._secrets) else self._secrets or ()
+        return [Secret(text) for text in texts]
 
     def call(self,
         attempt, # Called without arguments; must be safe to repeat, and must end when no time is left
         handle, # Called with each error: raises if another attempt cannot help; else returns whether to pause first
     ):
-        "The result of `attempt()`; raises `StoreUnavailable` when the time is over, and what `handle` raises"
-        pause,earlier = self.pause,None
+        """The result of `attempt()`; raises `StoreUnavailable` when the time is over, and what `handle` raises
+
+        Another attempt starts as long as there is time; it is for `attempt` to end when `remaining` seconds are over.
+        Before the end, pauses become shorter, so that the last attempt comes late."""
+        pause = self.pause
         while True:
             self.attempts += 1
             try: return attempt()
-            except Exception as error:
-                wait = pause*random.uniform(.5, 1) if handle(error) else 0
-                # an attempt that was cut off by the deadline tells less than the one before it
-                cause = error if earlier is None or self.remaining()>0 else earlier
-                if wait>=self.remaining(): raise self.give_up(cause) from cause
-                earlier = error
-                if not wait: continue
-            time.sleep(wait)
+            except Exception as error: failure,pauses = self._judge(error, handle)
+            if failure is not None:
+                try: raise failure   # here, where nothing refers to the error of the library
+                finally: del failure   # its traceback refers to this frame
+            if not pauses: continue
+            time.sleep(min(pause, .75*self.remaining())*random.uniform(.5, 1))
             pause = min(2*pause, self.longest_pause)
+
+    def _judge(self, error, handle):
+        "The error to raise, or None if another attempt is due; whether there is a pause before it"
+        try:
+            pauses = handle(error)
+            # an attempt that was cut off by the deadline tells less than the one before it
+            cause = error if self._earlier is None or self.remaining()>0 else self._earlier
+            self._earlier = error
+            if self.remaining()>(min(self.pause, .05) if pauses else 0): return None,pauses
+            failure = self.give_up(cause)
+            failure.__cause__ = cause
+        except Exception as e: failure = e
+        return failure if self._secrets is None else without_secrets(failure, self.secrets),True
+
+    def remaining(self)->float:
+        "Seconds left until the deadline; may be negative"
+        return self.began+self.timeout-time.monotonic()
 
     def unavailable(self, why:str)->StoreUnavailable:
         "The error with the server, `why`, the number of attempts and the time they took"
         seconds = time.monotonic()-self.began
-        text = f"{self.server}: {why} ({self.attempts} attempt{'s'*(self.attempts>1)} in {seconds:.1f} s)"
-        for secret in self.secrets: text = text.replace(secret, '***')
-        return StoreUnavailable(text)
+        attempts = f"{self.attempts} attempt{'s'*(self.attempts>1)} in {seconds:.1f} s"
+        return StoreUnavailable(f'{self.server}: {self.hide(why)} ({attempts})')
+
+    def hide(self, text:str)->str:
+        "`text` with `***` in place of secrets"
+        return hide(text, self.secrets)
 
     def give_up(self, error:Exception)->StoreUnavailable:
         "The error to raise when no attempt is left: `error` was the last one"

@@ -18,7 +18,6 @@ from .storage import open_regular
 
 # %% ../../nbs/store/10_prefetch.ipynb #744d054d
 _MAX_FILES = 64   # files that a process keeps open
-_PART_BYTES,_PARTS_AT_ONCE = 1<<23,4   # bytes per request for a part of a shard, and requests at the same time
 _MAX_DAMAGED = 2   # times that a damaged copy is fetched again; then samples are read without a copy
 
 class _File:
@@ -155,14 +154,7 @@ class WholeShards:
         u:int # Number of the shard
     ): # Iterator of `bytes`
         "The bytes of shard `u` as it is stored, to its end or to where it is cut off; raises `MissingSample`"
-        store,received = self.store,0
-        name,size = store.table.name(u),int(store.table.size[u])
-        step = _PART_BYTES*_PARTS_AT_ONCE
-        for a in range(0, size, step):
-            starts = list(range(a, min(size, a+step), _PART_BYTES))
-            ends = [min(size, start+_PART_BYTES) for start in starts]
-            for content in store.tars.ranges([name]*len(starts), starts, ends):
-                if content is None: raise store.missing_shard_error(u)
-                received += len(content)
-                yield content
-            if received<min(size, a+step): return
+        table = self.store.table
+        for content in self.store.tars.parts(table.name(u), int(table.size[u])):
+            if content is None: raise self.store.missing_shard_error(u)
+            yield content

@@ -17,6 +17,7 @@ from fastcore.basics import patch
 
 from ..core import (
     CorruptSample, Manifest, MissingSample, StoreError, StoreNotFound, StoreUnavailable, sum_content, UnsupportedFormat)
+from .address import concealed
 from .base import Store
 from .connection import Opener
 from .redis_layout import element_size, key_layout, KEY_BITS, packed_reads, unpack_replies
@@ -132,6 +133,7 @@ class RedisStore(Store):
         name:str, # Name of the dataset
         **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
     ):
+        url,kwargs = concealed(url),concealed(kwargs)
         self.link = as_link(url, **kwargs)
         self._name,self._manifest,self._uid = name,None,None
         self._mean_bytes = {}   # of the values of each field in the last reply
@@ -143,6 +145,7 @@ class RedisStore(Store):
         **kwargs # As in `RedisStore`
     )->list:
         "Names of the datasets at `url`"
+        url,kwargs = concealed(url),concealed(kwargs)
         return _names(as_link(url, **kwargs))
 
     @property
@@ -343,6 +346,7 @@ def delete(cls:RedisStore,
     name:str, # Name of the dataset
 ):
     "Remove a dataset, or what an unfinished ingest has written; raises `StoreNotFound`, `StoreBusy`"
+    url = concealed(url)
     from fastai_remote.write.redis_admin import delete_dataset
     delete_dataset(url, name)
 
@@ -351,6 +355,7 @@ def unfinished(cls:RedisStore,
     url:str|RedisLink, # The server
 )->list: # Of dicts: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
     "Ingests that have not been committed: run the same call again to finish one, or `abandon` it"
+    url = concealed(url)
     from fastai_remote.write.redis_admin import unfinished_ingests
     return unfinished_ingests(url)
 
@@ -362,6 +367,7 @@ def abandon(cls:RedisStore,
     """Remove what an unfinished ingest of `name` has written; a dataset of that name stays
 
     Raises `StoreNotFound`, `StoreBusy`."""
+    url = concealed(url)
     from fastai_remote.write.redis_admin import abandon_ingest
     abandon_ingest(url, name)
 
@@ -382,6 +388,7 @@ def from_keys(cls:RedisStore,
     Such a dataset has no checksums. Damage is noticed only if a value cannot be decoded, or a label is not the number
     of a class. `verify` says so. A copy, `store.copy(url, name)`, has checksums of what was read.
     Raises `ValueError` if the patterns, `n` or `vocab` do not fit."""
+    url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.store.redis_keys import RedisKeys
     if n is None: raise ValueError('n: the number of samples, or {split: samples}')
     return RedisKeys(url, x, y, n, codec, vocab, start, image, **kwargs)
@@ -395,5 +402,6 @@ def writer(cls:RedisStore,
     **kwargs # As in `PartitionWriter`
 ):
     "A context manager that writes dataset `name` from the partitions of an engine such as Spark"
+    url = concealed(url)
     from fastai_remote.ingest.partitions import PartitionWriter
     return PartitionWriter(url, name, sample, fn, **kwargs)

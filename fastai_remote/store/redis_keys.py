@@ -14,6 +14,7 @@ import numpy as np
 
 from ..codec.numbers import narrow
 from ..core import CorruptSample, Manifest
+from .address import concealed
 from .redis import RedisStore
 from .redis_link import as_link, fill_places
 
@@ -21,6 +22,7 @@ from .redis_link import as_link, fill_places
 class RedisKeys(RedisStore):
     "A dataset under keys that another program has written: field `x`, and `cls` for labels; it has no checksums"
     def __init__(self, url, x, y, n, codec='npz', vocab=None, start=0, image=True, **kwargs): # As in `from_keys`
+        url,kwargs = concealed(url),concealed(kwargs)
         self.link = as_link(url, **kwargs)
         if y is not None and not vocab: raise ValueError('labels need a vocab: the names of 0, 1, 2, …')
         sizes = n if isinstance(n, dict) else {'':n}

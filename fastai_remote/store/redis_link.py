@@ -17,6 +17,8 @@ from fastcore.basics import patch
 from redis.crc import key_slot
 
 from ..core import StoreError, StoreFull, StoreUnavailable
+from .address import (
+    concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
 from .connection import Opener, Retries
 from .redis_rights import explain_missing_right
 from .redis_servers import (
@@ -29,6 +31,14 @@ def split_secret(
     url:str, # `redis://`, `rediss://` (TLS) or `unix://`
 )->tuple: # The URL without its password; the password or None
     "Separate the password from `url`; raises `ValueError`, without showing the password"
+    result = _split_secret(url)
+    if isinstance(result, ValueError):
+        url = None   # a traceback may show it
+        raise result
+    return result
+
+def _split_secret(url):
+    "The result of `split_secret`, or the error to raise"
     try:
         parts = urlsplit(url)
         # `port` raises if it is not a number
@@ -36,18 +46,18 @@ def split_secret(
     except ValueError: valid = False
     if valid and f'{parts.scheme}://' not in REDIS_SCHEMES:
         shown = 'the url' if '@' in url else repr(url)
-        raise ValueError(f'{shown}: want a redis://, rediss:// or unix:// URL')
+        return ValueError(f'{shown}: want a redis://, rediss:// or unix:// URL')
     if not valid or (parts.scheme!='unix' and '@' in parts.path+parts.query+parts.fragment):
-        raise ValueError('not a URL: the port must be a number, '
-                         'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
+        return ValueError('not a URL: the port must be a number, '
+                          'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
     login,_,host = parts.netloc.rpartition('@')
     user,_,secret = login.partition(':')
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     secret = query.pop('password', None) or unquote(secret) or None
     passwords = [k for k in query if 'password' in k]
-    if passwords: raise ValueError(f'{passwords[0]} cannot be given: only the password of the server is kept secret')
+    if passwords: return ValueError(f'{passwords[0]} cannot be given: only the password of the server is kept secret')
     netloc = f'{user}@{host}' if user else host
-    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{urlencode(query, safe='/')}", secret
+    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{urlencode(query, safe='/')}", concealed(secret)
 
 # %% ../../nbs/store/02_redis_link.ipynb #6d9d7c48
 _connection_classes = redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection
@@ -58,6 +68,7 @@ class RedisLink:
 
     Connects when it is first used, in each process by itself. Neither `repr` nor a saved pickle contains the
     password. Whether the server belongs to a cluster is known after its first answer that says so."""
+    url = '' # Address without password; for `repr`, if `__init__` fails
     def __init__(self,
         # `redis://`, `rediss://` (TLS) or `unix://`, with or without password; a cluster by one or several of its
         # nodes: `redis://host1:6379,host2:6379`; Sentinel: `redis+sentinel://host1:26379,host2:26379/NAME`
@@ -71,16 +82,21 @@ class RedisLink:
         read_from:str='master',
         **kwargs # More arguments for `redis.Redis.from_url`
     ):
+        url,secret,kwargs = concealed(url),concealed(secret),concealed(kwargs)
         if any('password' in k for k in kwargs): raise TypeError('a password goes into the URL, or into `secret`')
         unknown = [k for k in kwargs if k not in _known_arguments]
         if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
         if read_from not in ('master','replica'):
             raise ValueError(f"read_from={read_from!r}: want 'master' or 'replica'")
-        self.url,secret_in_url = split_secret(url)
-        self.timeout,self.socket_timeout,self.kwargs = timeout,socket_timeout,kwargs
+        url,secret_in_url = split_secret(url)
+        self.url = public_url(url)
+        lost = set(urlsplit(url).query.split('&'))-set(urlsplit(self.url).query.split('&'))
+        self.timeout,self.socket_timeout = timeout,socket_timeout
+        self.kwargs = SecretOptions({**dict(parse_qsl('&'.join(lost))), **kwargs}) # More arguments for redis-py
         self._secret = secret or secret_in_url
         self._needs_secret = False # Did a pickle that was saved without the password have one?
-        self._sentinel_secret,self.read_from = sentinel_secret,read_from
+        self._not_kept = [] # Names of options that were not saved with the pickle from which this was loaded
+        self._sentinel_secret,self.read_from = concealed(sentinel_secret),read_from
         self._servers = 0,None # The process, and its connections
         self._find_nodes()
         self.has_answered = False # Has a call succeeded?
@@ -93,8 +109,9 @@ class RedisLink:
 
     def reveal(self)->dict:
         "The arguments of this link, password included: for sending it to a worker, never for saving"
-        return dict(url=self.url, timeout=self.timeout, socket_timeout=self.socket_timeout, secret=self._secret,
-                    sentinel_secret=self._sentinel_secret, read_from=self.read_from, **self.kwargs)
+        return SecretOptions(url=self.url, timeout=self.timeout, socket_timeout=self.socket_timeout,
+                             secret=self._secret, sentinel_secret=self._sentinel_secret, read_from=self.read_from,
+                             **self.kwargs)
 
     def opener(self)->Opener:
         "Recreates this link in a worker, password included"
@@ -105,7 +122,7 @@ class RedisLink:
         "This process's connections"
         process,servers = self._servers
         if process==os.getpid(): return servers
-        options = {**as_options(self._secret, self.socket_timeout), **self.kwargs}
+        options = SecretOptions({**as_options(self._secret, self.socket_timeout), **self.kwargs})
         servers = open_servers(self.url, options, self._sentinel_secret, self._nodes if self.is_cluster else None,
                                self.read_from=='replica')
         if servers.is_cluster: self._nodes = servers.nodes
@@ -129,16 +146,17 @@ class RedisLink:
     def __getstate__(self):
         is_saved = get_spawning_popen() is None   # else a worker is being spawned, over a pipe of its own
         state = {**self.__dict__, '_servers':(0,None), 'is_saved':is_saved}
-        if is_saved:
-            needs_secret = bool(self._secret) or self._needs_secret
-            state.update(_secret=None, _sentinel_secret=None, _needs_secret=needs_secret)
-        return state
+        if not is_saved: return state
+        lost = [*hidden_names(self.kwargs), *(['sentinel_secret'] if self._sentinel_secret else [])]
+        needs_secret = bool(self._secret) or self._needs_secret or 'credential_provider' in lost
+        return {**state, '_secret':None, '_sentinel_secret':None, '_needs_secret':needs_secret,
+                'kwargs':public_options(self.kwargs), '_not_kept':sorted({*self._not_kept, *lost})}
 
     def __setstate__(self, state):
         is_saved = state.pop('is_saved')
         self.__dict__.update(state)
         if not is_saved: return
-        self.was_saved = True
+        self.was_saved,self.kwargs = True,SecretOptions(self.kwargs)
         url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of shards
         if not url.startswith(REDIS_SCHEMES): url = self._needs_secret and os.environ.get('REDIS_URL')
         if url and self._secret is None:
@@ -154,6 +172,7 @@ def as_link(
     **kwargs # Arguments for a new `RedisLink`
 )->RedisLink:
     "`url` if it is a `RedisLink`, else a new link to this URL"
+    url,kwargs = concealed(url),concealed(kwargs)
     return url if isinstance(url, RedisLink) else RedisLink(url, **kwargs)
 
 # %% ../../nbs/store/02_redis_link.ipynb #bf27051e
@@ -189,8 +208,9 @@ def call(self:RedisLink,
     if timeout is None: timeout = self.timeout if self.has_answered else min(2., self.timeout)
     outer = getattr(this_call, 'remaining', None)   # of a call that makes this one
     if outer is not None: timeout = min(timeout, outer())
-    retries = Retries(self.url, timeout, pause=.02, longest_pause=1., secrets=[self._secret] if self._secret else (),
-        advice='; an export finds another server by FASTAI_REMOTE_URL' if self.was_saved else '')
+    has_secrets = bool(self._secret or self._sentinel_secret or hidden_names(self.kwargs))
+    retries = Retries(self.url, timeout, pause=.02, longest_pause=1.,
+        secrets=self._secret_texts if has_secrets else None, advice=self._advice())
     def attempt():
         servers = self.servers
         result = f(servers.client if key is None else servers.node_client(key))
@@ -248,12 +268,24 @@ def fill_places(
     return values
 
 @patch
+def _secret_texts(self:RedisLink):
+    return secret_texts({'secret':self._secret, 'sentinel_secret':self._sentinel_secret, **self.kwargs})
+
+@patch
+def _advice(self:RedisLink):
+    "What to do, for the end of a message, if this was loaded from a pickle"
+    if not self.was_saved: return ''
+    lost = f"; not kept in the export: {', '.join(self._not_kept)}" if self._not_kept else ''
+    return f'{lost}; an export finds another server by FASTAI_REMOTE_URL'
+
+@patch
 def _handle(self:RedisLink, error, retries):
     "True if another attempt may succeed; else raises"
     if isinstance(error, redis.RedisError): _drop_command(error)
     if isinstance(error, redis.OutOfMemoryError): raise StoreFull(self._why_full(error)) from error
     if isinstance(error, refusals):
         hint = '; passwords are not kept in exports: set FASTAI_REMOTE_URL or REDIS_URL' if self._needs_secret else ''
+        if self._not_kept: hint += f" (also not kept: {', '.join(self._not_kept)})"
         raise retries.unavailable(f'refused: {error}{hint}') from error
     if isinstance(error, redis.InvalidResponse):
         if self.has_answered: return True   # the server does speak Redis: this reply was damaged on its way

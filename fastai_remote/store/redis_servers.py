@@ -19,6 +19,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from .address import SecretOptions
 from .redis_rights import ExplainingClient
 
 # %% ../../nbs/store/01c_redis_servers.ipynb #d5ebc28d
@@ -149,7 +150,7 @@ def as_options(
     socket_timeout:float # Seconds to wait for one reply
 )->dict:
     "Options of redis-py for all connections"
-    return dict(password=secret, socket_timeout=socket_timeout, socket_connect_timeout=min(2., socket_timeout),
+    return SecretOptions(password=secret, socket_timeout=socket_timeout, socket_connect_timeout=min(2., socket_timeout),
         socket_read_size=1<<18, protocol=2, lib_name=None, lib_version=None, retry=Retry(NoBackoff(), 0))
 
 def _client(url, options):
@@ -229,7 +230,7 @@ class SentinelServers(SingleServer):
         if not name: raise ValueError(f'{url}: want the name that the sentinels know the server by: {url}/NAME')
         nodes = nodes_in(url, 26379)
         seconds = options['socket_timeout']/len(nodes)   # one that is silent must not use up the time of the call
-        kwargs = dict(password=sentinel_secret, socket_timeout=seconds, socket_connect_timeout=seconds,
+        kwargs = SecretOptions(password=sentinel_secret, socket_timeout=seconds, socket_connect_timeout=seconds,
                       retry=Retry(NoBackoff(), 0), ssl=self.scheme=='rediss')
         kwargs |= {k:v for k,v in options.items() if k.startswith('ssl_')}
         self._sentinel,self._name = Sentinel(nodes, sentinel_kwargs=kwargs),name

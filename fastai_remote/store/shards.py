@@ -19,6 +19,7 @@ from ..core import (
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
+from .address import concealed
 from .base import Store
 from .cache import FileCache
 from .connection import Opener
@@ -59,6 +60,7 @@ class _ProcessState:
 
 class ShardStore(Store):
     "A dataset in tar shards, in a folder on a disk or on object storage"
+    _manifest = None # For `repr`, if `__init__` fails
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
         # Folder in which to keep whole shards of remote storage, or of a slow disk; `True`: the usual folder, for
@@ -73,10 +75,11 @@ class ShardStore(Store):
         # folder of this machine, or if both are on the same host. For other options give a `Storage`.
         shards_url:str|Storage=None,
     ):
+        url,storage_options,shards_url = concealed(url),concealed(storage_options),concealed(shards_url)
         if isinstance(cache, dict):
             raise TypeError('cache takes a folder; options of a file system belong in storage_options=')
-        self._cache_setting,self._cache = cache or None,None
         self.storage = as_storage(url, timeout, storage_options)
+        self._cache_setting,self._cache = cache or None,None
         self._shards_storage = None
         if shards_url is not None: self._shards_storage = self.storage.beside(shards_url)
         if cache_size is not None and cache:
@@ -132,8 +135,8 @@ class ShardStore(Store):
         "The message when there is no manifest: what is there instead, and what to do"
         start = f'{self.storage.url}: no dataset here'
         if 'bucket' in str(error).lower(): return f'{start}: {error}'
-        names = self.storage.names()
-        if 'plan.json' in self.storage.names('.ingest'):
+        names = self.storage.names(extra=0)
+        if 'plan.json' in self.storage.names('.ingest', extra=0):
             return (f'{start} yet, but an ingest that is not finished: run the same call again to resume it, '
                     'or remove it with ShardStore.abandon')
         if any(name.endswith(('.tar','.tar.gz','.tgz')) for name in names):
@@ -281,7 +284,7 @@ def missing_shard_error(self:ShardStore,
     if self._is_replaced(): return self.replaced_error()
     name,first,last = self.table.name(u),self.table.starts[u],self.table.starts[u+1]-1
     return MissingSample(f'{self.name}: shard {name} is not there, with samples {first:,} to {last:,}: '
-                         f'{self.tars.path(name)}')
+                         f'{self.tars.url}/{name}')
 
 @patch
 def _is_replaced(self:ShardStore):
@@ -570,6 +573,7 @@ def delete(cls:ShardStore,
     storage_options:dict=None # As in `to_shards`
 ):
     "Remove a dataset, or what an unfinished ingest has written; raises `StoreNotFound`, `StoreBusy`"
+    url,storage_options = concealed(url),concealed(storage_options)
     from fastai_remote.write.shards_admin import delete_shards
     delete_shards(url, storage_options)
 
@@ -579,6 +583,7 @@ def abandon(cls:ShardStore,
     storage_options:dict=None # As in `to_shards`
 ):
     "Remove what an unfinished ingest has written; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
+    url,storage_options = concealed(url),concealed(storage_options)
     from fastai_remote.write.shards_admin import abandon_shards
     abandon_shards(url, storage_options)
 
@@ -588,5 +593,6 @@ def unfinished(cls:ShardStore,
     storage_options:dict=None # As in `to_shards`
 )->list: # At most one dict: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
     "An ingest that has not been committed: run the same call again to finish it, or `abandon` it"
+    url,storage_options = concealed(url),concealed(storage_options)
     from fastai_remote.write.shards_admin import unfinished_shards
     return unfinished_shards(url, storage_options)

@@ -18,6 +18,7 @@ from fastcore.basics import patch
 
 from ..core import html_table, crc32s, StoreError, StoreFull, StoreNotFound
 from ..parallel import parallel_map
+from .address import concealed
 from .base import Store
 from .connection import Opener
 from .redis import RedisStore
@@ -127,9 +128,11 @@ class TieredStore(Store):
         queue:int=64_000_000, # Bytes that may wait to be written to Redis, in each process
         **kwargs # More for `RedisLink`; its timeouts are shortened
     ):
+        redis,kwargs = concealed(redis),concealed(kwargs)
         if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore):
             raise TypeError("want TieredStore('redis://…', ShardStore(url)), "
                             f'not {type(redis).__name__} and {type(store).__name__}')
+        self.store,self.ttl,self.queue = store,ttl,queue
         copy = redis if isinstance(redis, RedisStore) else None
         link = copy.link if copy else as_link(redis, **kwargs)
         # the shards are there if Redis does not answer, so there is no reason to wait
@@ -139,7 +142,6 @@ class TieredStore(Store):
         self.tags = copy.manifest.tags if copy else 0
         # key and first bytes of the copy's manifest, which are compared with every read
         self.guard = (copy.manifest_key, copy.manifest.head) if copy else None
-        self.store,self.ttl,self.queue = store,ttl,queue
         self._begin()
         if copy: self._check_copy(copy)
 

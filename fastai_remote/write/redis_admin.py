@@ -14,6 +14,7 @@ from dataclasses import replace
 import redis
 
 from ..core import Manifest, StoreBusy, StoreExists
+from ..store.address import concealed
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisStore
 from ..store.redis_link import as_link, RedisLink
 from .base import chunk_count
@@ -26,6 +27,7 @@ def delete_dataset(
     name:str, # Name of the dataset
 ):
     "Removes a dataset and an unfinished ingest of its name; raises `StoreNotFound` if there is neither, `StoreBusy`"
+    url = concealed(url)
     RedisWriter(as_link(url), name).remove()
 
 # %% ../../nbs/write/03_redis_admin.ipynb #374011f6
@@ -33,6 +35,7 @@ def unfinished_ingests(
     url:str|RedisLink, # The server
 )->list: # Of dicts: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (ISO 8601, UTC); `running`
     "Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it"
+    url = concealed(url)
     link = as_link(url)
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
     ingests = [_describe_ingest(link, name) for name in names]
@@ -54,6 +57,7 @@ def abandon_ingest(
     name:str, # Name of the dataset
 ):
     "Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`"
+    url = concealed(url)
     RedisWriter(as_link(url), name).remove(dataset=False)
 
 # %% ../../nbs/write/03_redis_admin.ipynb #55546c0a

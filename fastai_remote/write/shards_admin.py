@@ -11,6 +11,7 @@ __all__ = ['delete_shards', 'unfinished_shards', 'abandon_shards']
 import os, re, warnings
 
 from ..core import StoreError, StoreNotFound
+from ..store.address import concealed
 from ..store.shard_index import index_name, ShardTable
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
@@ -22,6 +23,7 @@ def delete_shards(
     storage_options:dict=None # For fsspec's file system, as in `to_shards`
 ):
     "Removes a dataset, or what an unfinished ingest left; raises `StoreNotFound` if there is neither, `StoreBusy`"
+    url,storage_options = concealed(url),concealed(storage_options)
     writer = ShardWriter(as_storage(url, storage_options=storage_options))
     storage,manifest = writer.storage,writer.committed()
     plan = None if manifest else writer.unfinished_plan()
@@ -55,6 +57,7 @@ def unfinished_shards(
     storage_options:dict=None # For fsspec's file system, as in `to_shards`
 )->list: # Of at most one dict: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (UTC); `running`
     "Returns the ingest that was begun here and not committed; the same call continues it, `abandon` drops it"
+    url,storage_options = concealed(url),concealed(storage_options)
     writer = ShardWriter(as_storage(url, storage_options=storage_options))
     plan = writer.unfinished_plan(writer.committed())
     if not plan: return []
@@ -68,6 +71,7 @@ def abandon_shards(
     storage_options:dict=None # For fsspec's file system, as in `to_shards`
 ):
     "Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`"
+    url,storage_options = concealed(url),concealed(storage_options)
     writer = ShardWriter(as_storage(url, storage_options=storage_options))
     dataset = writer.committed()
     try: plan = writer.unfinished_plan(dataset)

@@ -1,0 +1,231 @@
+"Storage on servers that are silent, slow, endless or wrong: answers are bounded in time and memory, and are those that were asked for"
+import contextlib, http.server, re, socket, threading, time
+from functools import partial
+
+import pytest
+pytest.importorskip('s3fs')
+
+from fastai_remote.core import StoreUnavailable
+from fastai_remote.store import bounded
+from fastai_remote.store.connection import Retries
+from fastai_remote.store.storage import Storage
+
+CONTENT = bytes(range(256))*400
+MARKER = 'secret-8f2c'
+
+class Server(http.server.ThreadingHTTPServer):
+    "Answers each GET with `answer(handler, first, last)`: the bytes that were asked for, `None` for a whole file"
+    daemon_threads,request_queue_size = True,64
+    def __init__(self, answer):
+        self.seen,self.sent,self.done = [],0,threading.Event()
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = 'HTTP/1.1'
+            def do_HEAD(handler): head(handler, 200, len(CONTENT))
+            def do_GET(handler):
+                self.seen.append((handler.path, dict(handler.headers)))
+                asked = re.fullmatch(r'bytes=(\d+)-(\d+)', handler.headers.get('Range', ''))
+                with contextlib.suppress(OSError): answer(handler, *(map(int, asked.groups()) if asked else (None,None)))
+            def log_message(self, *args): pass
+        super().__init__(('127.0.0.1', 0), Handler)
+        self.url = f'http://127.0.0.1:{self.server_port}'
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(.01,), daemon=True).start()
+        return self
+    def __exit__(self, *args):
+        self.done.set()
+        self.shutdown()
+        self.server_close()
+    def handle_error(self, *args): pass
+
+def head(handler, status, length=None, content_range=None, **headers):
+    handler.send_response(status)
+    if length is not None: headers['Content-Length'] = length
+    if content_range: headers['Content-Range'] = content_range
+    for name,value in headers.items(): handler.send_header(name.replace('_', '-'), str(value))
+    handler.end_headers()
+
+def part(handler, first, last, status=206, shift=0, with_range=True, longer=0):
+    "A range; wrong on request"
+    if first is None: first,last,status,with_range = 0,len(CONTENT)-1,200,False
+    last = min(last, len(CONTENT)-1)
+    content = CONTENT[first+shift:last+1+shift+longer]
+    content_range = f'bytes {first+shift}-{last+shift+longer}/{len(CONTENT)}' if with_range else None
+    head(handler, status, len(content), content_range)
+    handler.wfile.write(content)
+
+def whole(handler, first, last):
+    "The whole file, whatever was asked for"
+    head(handler, 200, len(CONTENT))
+    handler.wfile.write(CONTENT)
+
+def silent(handler, first, last): handler.server.done.wait(30)
+
+def dripping(handler, first, last):
+    head(handler, 206 if first is not None else 200, 1_000_000, None if first is None else f'bytes {first}-{last}/9999999999')
+    while not handler.server.done.wait(.02): handler.wfile.write(b'x')
+
+def dripping_head(handler, first, last):
+    handler.wfile.write(b'HTTP/1.1 200 OK\r\n')
+    while not handler.server.done.wait(.02): handler.wfile.write(b'X-More: 1\r\n')
+
+def endless(handler, first, last, content_range=True, status=206):
+    "Bytes without end, and without a length"
+    if first is None: status,content_range = 200,False
+    head(handler, status, None, f'bytes {first}-{last}/9999999999' if content_range else None, Connection='close')
+    while not handler.server.done.is_set():
+        handler.wfile.write(bytes(1<<16))
+        handler.server.sent += 1<<16
+
+def slow(handler, first, last, rate=2e6):
+    "The right bytes, at a steady rate for all connections together"
+    head(handler, 206, last+1-first, f'bytes {first}-{last}/9999999999')
+    for at in range(first, last+1, 10_000):
+        with handler.server.link: time.sleep(10_000/rate)
+        handler.wfile.write(bytes(min(last+1, at+10_000)-at))
+
+@contextlib.contextmanager
+def opened(kind, answer, timeout=1., **options):
+    "A storage on a server, and the server"
+    with Server(answer) as server:
+        if kind=='http': yield Storage(f'{server.url}/folder', timeout, options or None),server
+        else: yield Storage('s3://bucket/folder', timeout, dict(endpoint_url=server.url, key='me', secret=MARKER, **options)),server
+
+@contextlib.contextmanager
+def within(seconds):
+    began = time.monotonic()
+    yield
+    assert time.monotonic()-began<seconds
+
+kinds = pytest.mark.parametrize('kind', ['http','s3'])
+
+# --- deadlines
+
+@pytest.mark.timeout(60)
+@kinds
+@pytest.mark.parametrize('answer', [silent, dripping, dripping_head])
+@pytest.mark.parametrize('was_there', [False, True])
+def test_a_call_ends_at_its_deadline(kind, answer, was_there):
+    with opened(kind, answer, timeout=.5) as (storage,_):
+        storage.has_answered = was_there
+        assert storage.fs   # the first client of a process loads its library
+        with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.read('manifest.json')
+        with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.ranges(['a.tar']*3, [5]*3, [1_000_005]*3)
+
+@pytest.mark.timeout(60)
+def test_a_file_system_that_is_not_asynchronous_ends_at_its_deadline():
+    "Connecting is included: this server accepts connections and says nothing"
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        storage = Storage(f'ftp://127.0.0.1:{server.getsockname()[1]}/folder', .5)
+        for _ in range(2):
+            with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.read('manifest.json')
+            with within(2.5), pytest.raises(StoreUnavailable): storage.ranges(['a'], [0], [9])
+
+def test_a_thread_that_is_waited_for_returns_values_and_errors():
+    storage = Storage('memory://limits', 5)
+    storage.write('a', b'content')
+    assert storage.read('a')==b'content' and storage.names()==['a']
+    with pytest.raises(FileNotFoundError): storage.read('b')
+
+@pytest.mark.timeout(60)
+def test_a_steady_download_may_take_longer_than_the_timeout():
+    "Each part has a deadline of its own, and parts become as small as the link is slow"
+    with opened('http', slow, timeout=.6) as (storage,server):
+        server.link = threading.Lock()
+        began = time.monotonic()
+        sizes = [len(content) for content in storage.parts('a.tar', 2_400_000)]
+        assert sum(sizes)==2_400_000 and time.monotonic()-began>2*storage.timeout
+        assert max(sizes[-4:])<=1<<17
+
+def test_parts_grow_on_a_fast_link():
+    with opened('http', lambda handler, first, last: (head(handler, 206, last+1-first, f'bytes {first}-{last}/*'), handler.wfile.write(bytes(last+1-first))), timeout=20) as (storage,_):
+        sizes = [len(content) for content in storage.parts('a.tar', 60<<20)]
+        assert sum(sizes)==60<<20 and max(sizes)==8<<20
+        assert len(next(iter(storage.parts('b.tar', 60<<20))))==8<<20   # the next file begins with what was found
+
+def test_retries_use_the_time_they_have(monkeypatch):
+    "Also if an attempt takes long: another one may start as long as there is time"
+    from test_connection import Clock, handle
+    clock = Clock(monkeypatch)
+    for timeout,takes in ((20, 5.), (20, 0.), (2, .7), (7, 4.)):
+        clock.now = 0.
+        retries = Retries('server', timeout)
+        def attempt():
+            assert retries.remaining()>0
+            clock.now += min(takes, retries.remaining())
+            raise ConnectionError('away')
+        with pytest.raises(StoreUnavailable): retries.call(attempt, handle)
+        assert timeout-.05<=clock.now<=timeout and retries.attempts>=timeout/max(takes, 2)
+
+# --- bounded answers
+
+@kinds
+@pytest.mark.parametrize('answer', [part, partial(part, status=200)])
+def test_ranges_are_right(kind, answer):
+    "Some servers give the right range with status 200"
+    with opened(kind, answer) as (storage,_):
+        assert storage.ranges(['a.tar']*4, [0, 5, 1000, len(CONTENT)-3], [10, 1005, 1001, len(CONTENT)+50])==[CONTENT[:10], CONTENT[5:1005], CONTENT[1000:1001], CONTENT[-3:]]
+        assert storage.read('manifest.json')==CONTENT
+
+@kinds
+def test_a_server_without_ranges_is_recognised(kind):
+    with opened(kind, whole, timeout=5) as (storage,server):
+        with within(3), pytest.raises(StoreUnavailable, match='(?s)ignores.*`Range`.*bytes 5 to 9.*whole file'): storage.ranges(['a.tar'], [5], [10])
+        with pytest.raises(StoreUnavailable, match='ignores'): storage.ranges(['a.tar'], [0], [10])
+        assert len(server.seen)==2   # another attempt would not help
+        # the whole file is right where it is what was asked for
+        assert storage.ranges(['a.tar']*2, [0,0], [len(CONTENT), len(CONTENT)+5])==[CONTENT]*2
+        assert storage.read('a.tar')==CONTENT
+
+WRONG = {'other bytes':partial(part, shift=3), 'more bytes':partial(part, longer=1), 'no range':partial(part, with_range=False), 'nonsense':lambda handler, first, last: (head(handler, 206, 5, 'bytes */99'), handler.wfile.write(CONTENT[:5]))}
+
+@kinds
+@pytest.mark.parametrize('wrong', WRONG)
+def test_other_bytes_than_those_asked_for_are_an_error(kind, wrong):
+    with opened(kind, WRONG[wrong], timeout=5) as (storage,_):
+        with within(3), pytest.raises(StoreUnavailable, match='bytes 5 to 9'): storage.ranges(['a.tar'], [5], [10])
+
+@kinds
+def test_an_endless_answer_is_not_read(kind):
+    with opened(kind, endless) as (storage,server):
+        with within(3), pytest.raises(StoreUnavailable, match='more than'): storage.ranges(['a.tar'], [5], [1005])
+        assert server.sent<20<<20   # what fits into the buffers of both ends
+
+@kinds
+def test_whole_files_have_a_limit(kind, monkeypatch):
+    monkeypatch.setattr(bounded, 'MAX_FILE', 1_000_000)
+    with opened(kind, endless, timeout=5) as (storage,server):
+        with within(4), pytest.raises(StoreUnavailable, match='more than 1,000,000 bytes'): storage.read('manifest.json')
+        assert server.sent<20<<20
+    with opened(kind, lambda handler, first, last: head(handler, 200, 1_000_001)) as (storage,_):
+        with within(3), pytest.raises(StoreUnavailable, match='1,000,001 bytes, more than 1,000,000'): storage.read('manifest.json')
+
+def test_compressed_answers_are_limited_too(monkeypatch):
+    import gzip
+    monkeypatch.setattr(bounded, 'MAX_FILE', 1_000_000)
+    bomb = gzip.compress(bytes(300<<20), 9)
+    def answer(handler, first, last):
+        head(handler, 200, len(bomb), Content_Encoding='gzip')
+        handler.wfile.write(bomb)
+    with opened('http', answer, timeout=5) as (storage,_):
+        with within(4), pytest.raises(StoreUnavailable, match='more than 1,000,000'): storage.read('manifest.json')
+        with pytest.raises(StoreUnavailable, match='compress'): storage.ranges(['a.tar'], [0], [10])
+
+# --- where credentials go
+
+CREDENTIALS = {'header':dict(headers={'Authorization':MARKER, 'X-Api-Key':MARKER}), 'cookies':dict(cookies={'session':MARKER}), 'auth':dict(auth=('me', MARKER)),
+    'session headers':dict(client_kwargs={'headers':{'X-Api-Key':MARKER}}), 'session cookies':dict(client_kwargs={'cookies':{'session':MARKER}}), 'session auth':dict(client_kwargs={'auth':('me', MARKER)})}
+
+@pytest.mark.parametrize('how', CREDENTIALS)
+def test_a_redirect_to_another_host_takes_no_credentials_along(how):
+    import base64
+    marks = MARKER,base64.b64encode(f'me:{MARKER}'.encode()).decode()
+    def has_marker(headers): return any(mark in str(headers) for mark in marks)
+    with Server(part) as other:
+        def redirect(handler, first, last):
+            if 'again' in handler.path: return part(handler, first, last)
+            head(handler, 302, 0, Location=f'{other.url}/x' if 'away' in handler.path else f'{handler.path}?again')
+        with opened('http', redirect, **CREDENTIALS[how]) as (storage,server):
+            assert storage.read('here')==CONTENT and storage.ranges(['here'], [5], [10])==[CONTENT[5:10]]
+            assert len(server.seen)==4 and all(has_marker(headers) for _,headers in server.seen)
+            assert storage.ranges(['away'], [5], [10])==[CONTENT[5:10]] and storage.read('away')==CONTENT
+            assert len(other.seen)==2 and not any(has_marker(headers) for _,headers in other.seen)
