@@ -387,7 +387,7 @@ def test_a_stopped_process_does_no_harm_when_it_goes_on(tmp_path, other, lease, 
     assert {f.name:f.read_bytes() for f in folder.iterdir() if f.is_file()}==there
     assert texts(folder)==want and ShardStore(folder).verify(num_workers=1).bad==0
 
-@pytest.mark.parametrize('k', range(1, 8))
+@pytest.mark.parametrize('k', [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 4, 5, 6, 7))])
 def test_a_process_that_is_stopped_while_it_publishes_cannot_be_overtaken(tmp_path, other, lease, k):
     "On a disk, nobody takes over between the check of the lock and the file that depends on it"
     folder = tmp_path/'d'
@@ -397,7 +397,7 @@ def test_a_process_that_is_stopped_while_it_publishes_cannot_be_overtaken(tmp_pa
     os.kill(p.pid, signal.SIGCONT)
     assert p.wait(60)==0 and texts(folder)==['they']*12
 
-@pytest.mark.parametrize('k', range(1, 7))
+@pytest.mark.parametrize('k', [1, *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, 7))])
 def test_a_late_file_does_no_harm_where_there_is_no_flock(tmp_path, other, lease, k, monkeypatch):
     "as on object storage: it has a name of its own. (`they` and `us` write different samples, as a random `fn` would)"
     folder = tmp_path/'d'
