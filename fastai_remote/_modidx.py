@@ -3166,6 +3166,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/write/redis.py'),
                                            'fastai_remote.write.redis._distinct_integers': ( 'write/redis.html#_distinct_integers',
                                                                                              'fastai_remote/write/redis.py'),
+                                           'fastai_remote.write.redis._is_held': ( 'write/redis.html#_is_held',
+                                                                                   'fastai_remote/write/redis.py'),
                                            'fastai_remote.write.redis._keys_of': ( 'write/redis.html#_keys_of',
                                                                                    'fastai_remote/write/redis.py'),
                                            'fastai_remote.write.redis._open_writer': ( 'write/redis.html#_open_writer',

@@ -39,12 +39,9 @@ class Case:
     during:str
     kind:str # Of the backend
     run:object # `run(backend) -> Row`
-    @property
-    def may_fail(self): return self.kind=='redis' and any(part in self.fault for part in RAW)
     def __str__(self): return f'{self.fault}, {self.during}, {BACKENDS[self.kind].name}'
 
 CASES = []
-RAW = '(MASTERDOWN)','(BUSY)','(MISCONF)','6th request' # `RedisLink` does not retry these errors yet: rows may fail
 
 def case(fault, during, *kinds):
     "Decorator: `run(backend) -> Row` is a case for each of these kinds of backends"

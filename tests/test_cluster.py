@@ -207,3 +207,16 @@ def test_training_reads_from_a_cluster(cluster):
     put(cluster.url)
     dl = torch.utils.data.DataLoader(RemoteDataset(RedisStore(cluster.url, 'd')).to_tuple('id.i4'), batch_size=32, num_workers=2)
     assert sorted(int(i) for b in dl for i in b[0])==list(range(N))
+
+def test_a_dataset_of_a_single_server_is_read_from_a_cluster_and_the_other_way_round(cluster, single, fresh):
+    "If somebody has moved its keys"
+    from redis import Redis, RedisCluster
+    to,one = RedisCluster.from_url(cluster.url),single.link.client
+    for key in one.scan_iter('d:*'): to.restore(key, 0, one.dump(key))
+    assert contents(RedisStore(cluster.url, 'd'))==contents(single)
+    for k in range(3): cluster.client(k).flushall()
+    put(cluster.url)
+    two = Redis.from_url(fresh.url)
+    for k in range(3):
+        for key in cluster.client(k).scan_iter('{d*'): two.restore(key, 0, cluster.client(k).dump(key))
+    assert contents(RedisStore(fresh.url, 'd'))==contents(single)

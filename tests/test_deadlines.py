@@ -1,12 +1,12 @@
 "A call ends within `timeout`, whatever the server does; and what users see of a server that is busy or refuses"
-import socket, threading, time
+import signal, socket, threading, time
 from contextlib import contextmanager
 
 import pytest
 import redis
 
 from conftest import wait_for
-from fastai_remote import RedisStore, StoreError, StoreUnavailable, to_redis
+from fastai_remote import RedisStore, StoreBusy, StoreError, StoreUnavailable, to_redis
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 
@@ -242,3 +242,28 @@ def test_a_connection_that_is_lost_in_every_transaction_ends_at_the_deadline(fre
     redis.Redis.from_url(fresh.url).config_set('client-query-buffer-limit', '1gb')
     to_redis([{'x.bin':bytes([i])*900_000} for i in range(9)], fresh.url, 'big', num_workers=1, progress=False)
     assert len(RedisStore(fresh.url, 'big'))==9
+
+# --- locks, and requests that are damaged
+
+def test_a_lock_that_could_not_be_released_does_not_block_the_next_call_of_this_process(fresh):
+    "The server was away when the ingest ended; its lease of 30 s has not ended"
+    from fastai_remote.write.redis import RedisWriter
+    first = RedisWriter(RedisLink(fresh.url, timeout=1), 'd')
+    first.take_lock()
+    fresh.proc.send_signal(signal.SIGSTOP)
+    with pytest.raises(StoreUnavailable): first.close()
+    fresh.proc.send_signal(signal.SIGCONT)
+    client = redis.Redis.from_url(fresh.url)
+    assert client.exists('d:ingest:lock')
+    to_redis([{'txt':'a'}], fresh.url, 'd', num_workers=1, progress=False)
+    second,third = (RedisWriter(RedisLink(fresh.url), 'e') for _ in range(2))
+    second.take_lock()
+    with pytest.raises(StoreBusy): third.take_lock()   # one that is held blocks others in the same process
+    second.close()
+
+def test_a_command_that_was_damaged_on_its_way_is_repeated(link):
+    calls = []
+    def damaged(client):
+        calls.append(1)
+        return client.execute_command('GE\x01', 'a') if len(calls)==1 else client.get('a')
+    assert link.call(damaged)==b'1' and len(calls)==2

@@ -299,6 +299,7 @@ def _handle(self:RedisLink, error, retries):
         if self.is_cluster or self.is_sentinel: self._forget_servers()
         return True
     if isinstance(error, redis.RedisError):
+        if retries.attempts<3: return True   # the command may have been damaged on its way
         raise StoreError(f'{self.url}: the server refused a command: {error}') from error
     raise error
 

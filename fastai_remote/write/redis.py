@@ -182,6 +182,12 @@ def _renamed_generation(self:RedisWriter):
                         'should be: it is damaged; choose another name')
 
 # %% ../../nbs/write/02_redis.ipynb #96775b60
+_held_locks = set() # Tokens of the locks that this process holds, or is taking
+
+def _is_held(token, pid):
+    "Is process `pid` of this machine alive, and does it hold the lock? It may have failed to release it"
+    return token in _held_locks if pid==os.getpid() else is_alive(pid)
+
 @patch
 def take_lock(self:RedisWriter):
     "Takes the lock of this name, and renews its lease in a thread until `close`; raises `StoreBusy`"
@@ -192,6 +198,7 @@ def take_lock(self:RedisWriter):
     # a later holder has a greater number, see `_fence`
     if self.tags: token['number'] = self.link.call(lambda c: c.incr(LOCKS_KEY))
     self.token = json.dumps(token).encode()
+    _held_locks.add(self.token)
     def acquire(client):
         is_new = client.set(key, self.token, nx=True, ex=LEASE_SECONDS)
         return is_new or client.get(key)==self.token   # a reply may have been lost
@@ -200,7 +207,8 @@ def take_lock(self:RedisWriter):
         other_token = self.link.call(lambda c: c.get(key))
         if other_token is None: continue   # just released
         holder = parse_lock(other_token)   # a damaged one is waited for, until its lease ends
-        if holder['host']!=host or is_alive(holder['pid']):
+        if holder['host']!=host or _is_held(other_token, holder['pid']):
+            _held_locks.discard(self.token)
             raise StoreBusy(f"{self.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing "
                             f"{self.name!r} now{self.progress()}; if it is dead, its lease ends within "
                             f"{LEASE_SECONDS} s")
@@ -263,6 +271,7 @@ def _renew(self:RedisWriter):
 def close(self:RedisWriter):
     "Releases the lock"
     self.stop.set()
+    _held_locks.discard(self.token)
     for fence in self.fences: self._transaction_if(fence, self.token, lambda p: p.delete(fence))
     self._transaction_if(self.keys.lock, self.token, lambda p: p.delete(self.keys.lock))
 
@@ -283,7 +292,7 @@ def _transaction_if(self:RedisWriter,
             with client.pipeline() as p:
                 try:
                     p.watch(key)
-                    if p.get(key)!=value: return False
+                    if p.get(key)!=value and p.get(key)!=value: return False   # the first reply may be damaged
                     if run is not None and p.info('server').get('run_id') not in run.split(','): raise restarted
                     p.multi()
                     queue(p)
