@@ -146,6 +146,22 @@ def fetch_section()->str:
         if rows: parts += [f'### {sentence_case(kind)}', table(SPEEDS, rows)]
     return '\n\n'.join(parts)
 
+def servers_section()->str:
+    "One server and a cluster, and many processes that read from one server"
+    found = result('servers')
+    parts = ['## Servers', machine(found), command(found),
+             'Batches of 64 random values, compared with one `MGET` for the whole batch.']
+    rows = [[f'{int(size):,} bytes', name, f"{m['samples per second']:,}", f"{m['ratio']:.2f}",
+             f"{m['ratio per CPU second']:.2f}"]
+            for size,contenders in found['layouts'].items() for name,m in contenders.items()]
+    parts.append(table(['values', 'read with', 'samples/s', 'ratio', 'ratio per CPU second'], rows))
+    parts.append('What processes on the same machine read from one server, together. Readers and server share its '
+                 'cores.')
+    rows = [[f"{m['value bytes']:,} bytes", str(m['io-threads']), str(m['processes']), f"{m['MB/s']:,}",
+             f"{m['samples/s']:,}", f"{m['server CPU']:.2f}"] for m in found['readers']]
+    parts.append(table(['values', 'io-threads', 'processes', 'MB/s', 'samples/s', 'cores used by the server'], rows))
+    return '\n\n'.join(parts)
+
 def codecs_section()->str:
     "Ways of storing a sample"
     found = result('codecs')
@@ -175,5 +191,6 @@ def page()->str:
     intro = ('# Benchmarks\n\nEvery number on this page is read from the files in `tests/bench/results` when the '
              'documentation is built. `make bench` writes those files. Compare only numbers of one table: they were '
              'measured in one run, on one machine.')
-    sections = [memory_section, peers_section, ingest_section, shards_section, fetch_section, codecs_section]
+    sections = [memory_section, peers_section, ingest_section, shards_section, fetch_section, servers_section,
+                codecs_section]
     return join('\n\n', [intro, *(section() for section in sections)])+'\n'

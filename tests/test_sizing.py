@@ -1,0 +1,38 @@
+"The estimate of memory, compared with what a server says it uses"
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from fastai_remote import to_redis
+from fastai_remote.core import size_str
+from fastai_remote.store.redis_sizing import redis_memory, servers_needed
+from fastai_remote.store.server import redis_server
+
+@pytest.mark.parametrize('n,low,high', [(20_000,60,160), (6000,1500,2500), (1500,15_000,25_000)])
+def test_the_estimate_is_within_a_tenth_of_what_the_server_uses(n, low, high):
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(low, high, n)
+    with redis_server() as server:
+        client = redis.Redis.from_url(server.url)
+        client.set('warm', b'x')
+        before = client.info('memory')['used_memory']
+        to_redis([{'x.bin':bytes(size), 'cls':k%7} for k,size in enumerate(sizes.tolist())], server.url, 'measured', num_workers=1, progress=False, shuffle=False)
+        used = client.info('memory')['used_memory']-before
+    want = redis_memory(n, float(sizes.mean()), 1, 'measured', 'x.bin')
+    assert .9*want<used<1.1*want, (used/want)
+
+def test_several_fields_add_up():
+    assert redis_memory(10, [100,200])==redis_memory(10, 100)+redis_memory(10, 200)
+    assert redis_memory(10, 100, [1,4])-redis_memory(10, 100)==10*(1+4+4+4)
+    assert servers_needed(100, 100, spare=0)==1 and servers_needed(100, 100)==2 and servers_needed(750, 1000)==1
+
+def test_the_table_of_the_guide_is_what_the_function_says():
+    page = (Path(__file__).parent.parent/'nbs/guide/sizing.md').read_text(encoding='utf-8')
+    rows = re.findall(r'^\| [^|]+ \| ([\d,]+) \| ([\d,]+) bytes \| ([\d.]+ [kMGT]?B) \| (\d+) \|$', page, flags=re.M)
+    assert len(rows)==3
+    for n,value_bytes,memory,servers in rows:
+        want = redis_memory(int(n.replace(',', '')), int(value_bytes.replace(',', '')), 2)
+        assert size_str(want)==memory and servers_needed(want, 64e9)==int(servers)
