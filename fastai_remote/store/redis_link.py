@@ -8,7 +8,7 @@ Docs: page `store/redis_link`"""
 __all__ = ['REDIS_SCHEMES', 'REPLY_BYTES', 'split_secret', 'RedisLink', 'as_link', 'fill_places']
 
 # %% ../../nbs/store/02_redis_link.ipynb #23f590e7
-import inspect, os, re, ssl
+import inspect, os, re, ssl, time
 from multiprocessing.context import get_spawning_popen
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -197,26 +197,29 @@ def _is_temporary(error):
 @patch
 def call(self:RedisLink,
     f, # Called with a `redis.Redis` or, for a cluster, a `redis.RedisCluster`; must be safe to repeat
-    timeout:float=None, # Seconds for all attempts together; default: the link's, at most 2 for the first call
+    timeout:float=None, # Seconds for all attempts together; default: the link's
     key:str=None # Call `f` with a `redis.Redis` in any case: one for the server that has this key
 ):
     """The result of `f(client)`, which is repeated with increasing pauses while the server is away or busy
 
-    It ends within `timeout`, whatever the server does: an attempt that still waits for the server then is cut off.
+    Until the server has answered once, attempts start for at most 2 seconds: a wrong URL should not take twenty. It
+    ends within `timeout`, whatever the server does: an attempt that still waits for the server then is cut off.
     Raises `StoreUnavailable` when the time is over or the server refuses access, `StoreFull`, and `StoreError` with
     the reply of the server if it refuses the command."""
-    if timeout is None: timeout = self.timeout if self.has_answered else min(2., self.timeout)
+    seconds = self.timeout if timeout is None else timeout
     outer = getattr(this_call, 'remaining', None)   # of a call that makes this one
-    if outer is not None: timeout = min(timeout, outer())
+    if outer is not None: seconds = min(seconds, outer())
+    deadline = time.monotonic()+seconds
+    if timeout is None and not self.has_answered: seconds = min(2., seconds)
     has_secrets = bool(self._secret or self._sentinel_secret or hidden_names(self.kwargs))
-    retries = Retries(self.url, timeout, pause=.02, longest_pause=1.,
+    retries = Retries(self.url, seconds, pause=.02, longest_pause=1.,
         secrets=self._secret_texts if has_secrets else None, advice=self._advice())
     def attempt():
         servers = self.servers
         result = f(servers.client if key is None else servers.node_client(key))
         self.has_answered = True
         return result
-    this_call.remaining = retries.remaining
+    this_call.remaining = lambda: deadline-time.monotonic()
     try: return retries.call(attempt, lambda error: self._handle(error, retries))
     finally: this_call.remaining = outer
 

@@ -23,7 +23,7 @@ from .address import SecretOptions
 from .redis_rights import ExplainingClient
 
 # %% ../../nbs/store/01c_redis_servers.ipynb #d5ebc28d
-this_call = threading.local()   # `remaining` is the method of `Retries` that tells how much time a call has left
+this_call = threading.local()   # `remaining()` is how many seconds the call of this thread has left
 
 class _TimedSocket:
     "A socket that waits for at most `socket_timeout` at a time, and never beyond the deadline of the call that uses it"
@@ -71,7 +71,8 @@ class _Timed:
 
 class _Connection(_Timed, redis.Connection): pass
 class _TLSConnection(_Timed, redis.SSLConnection): pass
-class _UnixConnection(_Timed, redis.UnixDomainSocketConnection): pass
+class _UnixConnection(_Timed, redis.UnixDomainSocketConnection):
+    host = port = None   # redis-py reads them when it records that it could not connect
 _connections = {'redis':_Connection, 'rediss':_TLSConnection, 'unix':_UnixConnection}
 
 # %% ../../nbs/store/01c_redis_servers.ipynb #162f69ce

@@ -367,9 +367,10 @@ def _read_group(self:Storage, todo, names, starts, ends, tries, result):
         if failure is not None: raise failure
     deadline = time.monotonic()+self.timeout
     for k in range(tries):
+        if not todo: return
         if k: time.sleep(.05*k)
         remaining = deadline-time.monotonic()
-        if not todo or k and remaining<=0: return
+        if k and remaining<=0: return
         self.call(ask, remaining)
 
 @patch
