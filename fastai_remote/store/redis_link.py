@@ -242,15 +242,16 @@ def send(self:RedisLink,
         return replies
     return self.call(exchange) if commands else []
 
-REPLY_BYTES = 64_000   # how long a reply should be, roughly: long enough to cost little, short enough to overlap
+REPLY_BYTES = 32_000,400_000   # least and most bytes of a reply: enough to cost little, short enough to overlap
 
 @patch
 def value_reads(self:RedisLink,
     keys:list, # Keys of values
     mean_bytes:float # Bytes of a value, roughly
 )->tuple: # Commands for `send`; for each, the places in `keys` of the values in its reply
-    "The commands that read values, with replies of about `REPLY_BYTES`"
-    step = max(1, int(REPLY_BYTES/max(mean_bytes, 1)))
+    "The commands that read values: about 16, or fewer if their replies would have less than `REPLY_BYTES`, or more"
+    mean_bytes,(least,most) = max(mean_bytes, 1),REPLY_BYTES
+    step = max(1, int(min(max(mean_bytes*len(keys)/16, least), most)/mean_bytes))
     if not self.is_cluster:
         places = [range(k, min(k+step, len(keys))) for k in range(0, len(keys), step)]
         return [('MGET', *keys[place.start:place.stop]) for place in places],places
