@@ -281,8 +281,9 @@ def take_lock(self:ShardWriter):
     with self.exclusive(create=True) as is_exclusive:
         earlier = self.holder()
         if earlier not in (None, watched): raise self._busy_error(earlier)   # it has come in the meantime
-        # whoever had the lock may still be about to write a file
-        self.is_fenced = not earlier or (is_exclusive and earlier['host']==me['host'])
+        # whoever had the lock may still be about to write a file, unless it is excluded here or dead
+        is_here = earlier and earlier['host']==me['host']
+        self.is_fenced = not earlier or is_here and (is_exclusive or self._is_running(earlier) is False)
         write()
     time.sleep(.2)   # a process that came at the same time has written by now; the last one has the lock
     if not self._is_holder():
