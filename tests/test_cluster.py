@@ -1,5 +1,6 @@
 "Datasets in a Redis Cluster: as on one server, spread evenly, and nothing is lost when a master fails or slots move"
-import time
+import re, time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,6 +181,20 @@ def test_a_wrong_password_is_refused_at_once(cluster):
     url = cluster.urls.replace('secret%20word', 'other')
     with pytest.raises(StoreUnavailable, match='refused') as e: RedisStore(url, 'd')
     assert 'other' not in str(e.value)
+
+def test_a_reader_with_the_rights_of_the_guide(cluster):
+    "And nothing is tried that is not allowed"
+    guide = (Path(__file__).parents[1]/'nbs/guide/credentials.md').read_text(encoding='utf-8')
+    rights = re.search(r'^ACL SETUSER cluster_reader on >PASSWORD (.*)$', guide, re.M)[1].replace('pets', 'd').split()
+    put(cluster.url)
+    put(cluster.url, overwrite=True)   # keys of a later generation
+    for k in range(3):
+        cluster.client(k).acl_log_reset()
+        cluster.client(k).execute_command('ACL', 'SETUSER', 'reader', 'reset', 'on', '>pw', *rights)
+    store = RedisStore(cluster.urls.replace(':secret%20word@', 'reader:pw@'), 'd', timeout=5)
+    assert len(contents(store))==N and [cluster.client(k).acl_log() for k in range(3)]==[[]]*3
+    with pytest.raises(StoreUnavailable, match='refused'): store.link.send([('SET', '{d}:meta', b'')])
+    for k in range(3): cluster.client(k).execute_command('ACL', 'DELUSER', 'reader')
 
 def test_an_ingest_from_two_processes_has_one_writer(cluster):
     one = RedisWriter(RedisLink(cluster.url), 'd')
