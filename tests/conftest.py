@@ -1,5 +1,5 @@
 "A private Redis, a folder of images, and a store made of them, for all tests; and how the tests are run"
-import gc, os, re, signal, time, traceback, warnings
+import gc, os, re, signal, time, traceback, warnings, zlib
 from contextlib import contextmanager
 from types import SimpleNamespace
 warnings.filterwarnings('ignore', category=FutureWarning)
@@ -75,10 +75,18 @@ sources::test_(tar_memory|room.*half|room\[(uneven|labels)).*
 ingest::test_(dataset_in_two_workers|too_many_integers).*
 """.split("\n")[1:-1]))
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         name = f"{item.path.stem.removeprefix('test_')}::{item.nodeid.split('::', 1)[1]}"
         if SLOW.fullmatch(name): item.add_marker(pytest.mark.slow)
+    part,_,parts = os.environ.get('SLOW_PART', '').partition('/')
+    if not parts: return
+    # the others are run for other commits, see `.ci/run`
+    others = [item for item in items if item.get_closest_marker('slow')
+              and zlib.crc32(item.nodeid.encode())%int(parts)!=int(part)%int(parts)]
+    config.hook.pytest_deselected(items=others)
+    left_out = set(others)
+    items[:] = [item for item in items if item not in left_out]
 
 def pytest_collection_finish(session):
     "Keep the garbage collector away from what is imported: in each forked process it would touch, and so copy, all of it"

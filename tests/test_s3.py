@@ -482,7 +482,7 @@ def test_ingest_interrupted(s3, proxy, at, num_workers):
     "A server that refuses from some point on: `StoreUnavailable` in time, nothing to be seen by readers; repeated, the same bytes as without it"
     to = f"stop-{num_workers}-{at.split('.')[-1].split('-')[0]}"
     proxy.fail(503, 'SlowDown', n=INF, match=lambda r: r.startswith('PUT ') and at in r)
-    with in_time(), pytest.raises(StoreUnavailable, match=rf'{to}: .*SlowDown.*attempts?'): make(s3, to, at=proxy, timeout=1.5, num_workers=num_workers)
+    with in_time(), pytest.raises(StoreUnavailable, match=rf'{to}: .*SlowDown.*attempts?'): make(s3, to, at=proxy, timeout=6, num_workers=num_workers)
     with pytest.raises(StoreNotFound, match='not finished'): opened(s3, folder=to)
     proxy.clear()
     rep = make(s3, to, at=proxy)
@@ -493,7 +493,7 @@ def test_ingest_server_gone(s3, proxy):
     def fn(o):
         if o['id']==100: proxy.fail(503, 'SlowDown', n=INF)
         return o
-    with in_time(), pytest.raises(StoreUnavailable, match='attempt'): make(s3, 'gone', at=proxy, fn=fn, timeout=1.5, shuffle=False)
+    with in_time(), pytest.raises(StoreUnavailable, match='attempt'): make(s3, 'gone', at=proxy, fn=fn, timeout=6, shuffle=False)
     with pytest.raises(StoreNotFound): opened(s3, folder='gone')
     ShardStore.abandon(url(s3, 'gone'), storage_options=opts(s3))
     assert not names(s3, 'gone')
@@ -545,7 +545,7 @@ def test_two_at_once(s3):
 def test_overwrite_meets_failure(s3, own, proxy):
     "While a dataset is being replaced, and where that fails, the old one is whole"
     proxy.fail(503, 'SlowDown', n=INF, match=lambda r: r.startswith('PUT ') and 'chunk-000004' in r)
-    with pytest.raises(StoreUnavailable): make(s3, own, ITEMS[::-1], at=proxy, overwrite=True, timeout=1)
+    with pytest.raises(StoreUnavailable): make(s3, own, ITEMS[::-1], at=proxy, overwrite=True, timeout=6)
     assert epoch(loaders(opened(s3, folder=own)))==list(range(N))
     assert make(s3, own, ITEMS[::-1], overwrite=True).resumed>0 and epoch(loaders(opened(s3, folder=own)))==list(range(N))
 
@@ -670,7 +670,7 @@ def test_secrets_in_no_ingest(s3, proxy, num_workers):
 
 def test_secrets_in_errors(s3, proxy):
     "An error that repeats what it was given does not repeat the secret"
-    store = opened(s3, proxy, timeout=1)
+    store = opened(s3, proxy, timeout=6)
     for status,code in ((403,s3.secret),(503,s3.secret),(400,s3.secret)):
         proxy.clear().fail(status, code, n=INF)
         with pytest.raises(StoreError) as e: store.get_many([0], 'jpg')
