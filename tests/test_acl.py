@@ -182,8 +182,8 @@ def write_partitions(url):
         records = list(writer(items(12)))
         writer.commit(records[:2])
         link,lock = writer.writer.link,writer.writer.keys.lock
-        writer.writer._transaction_if(lock, writer.writer.token, lambda p: p.expire(lock, 30))   # as each 10 s
-        assert not writer.writer._transaction_if(lock, b'another', lambda p: p.delete(lock))
+        writer.writer.lock.transaction_if(lock, writer.writer.lock.token, lambda p: p.expire(lock, 30))   # as each 10 s
+        assert not writer.writer.lock.transaction_if(lock, b'another', lambda p: p.delete(lock))
     assert len(RedisStore(link, NAME))==8
     RedisStore.delete(url, NAME)
 

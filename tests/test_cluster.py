@@ -116,14 +116,14 @@ def test_a_holder_of_the_lock_that_slept_cannot_write(cluster):
     first,second = (RedisWriter(RedisLink(cluster.url), 'd') for _ in range(2))
     plan = dict(n=100, chunk=100, fields={'x':{'codec':'bin', 'dtype':None}}, splits={}, vocab={}, signature='s', stats=None)
     first.begin(plan)
-    first.stop.set()
+    first.lock.stop.set()
     first.put(np.arange(4), {'x':[b'1']*4})
     first.link.call(lambda c: c.delete(first.keys.lock))   # its lease has ended
     second.begin(plan)
     second.put(np.arange(4), {'x':[b'2']*4})
     with pytest.raises(StoreBusy): first.put(np.arange(100), {'x':[b'1']*100})
-    first.fences.clear()
-    with pytest.raises(StoreBusy): first._fence(first.layout.starts)
+    first.lock.fences.clear()
+    with pytest.raises(StoreBusy): first.lock.fence(first.layout.starts)
     assert second.link.send([('GET', key) for key in second.layout.values('x', range(5))])==[b'2']*4+[None]
     second.drop()
     second.close()

@@ -31,29 +31,19 @@ def silent(connection):
     "Accepts a connection, and never says anything"
     while connection.recv(1<<16): pass
 
-def drip(connection):
-    "Answers with a value of 100,000 bytes, at 50 bytes per second"
-    connection.recv(1<<16)
-    connection.sendall(b'$100000\r\n')
-    for _ in range(100_000):
-        connection.sendall(b'x')
-        time.sleep(.02)
+def endless(beginning, piece, seconds):
+    "Returns a function that answers with `beginning`, and then with `piece` again and again, after `seconds` each"
+    def talk(connection):
+        connection.recv(1<<16)
+        connection.sendall(beginning)
+        while True:
+            connection.sendall(piece)
+            time.sleep(seconds)
+    return talk
 
-def flood(connection):
-    "Answers with a value that never ends"
-    connection.recv(1<<16)
-    connection.sendall(b'$500000000000\r\n')
-    while True:
-        connection.sendall(b'x')
-        time.sleep(.001)
-
-def many(connection):
-    "Answers with a list of many short values, slowly"
-    connection.recv(1<<16)
-    connection.sendall(b'*1000000\r\n')
-    while True:
-        connection.sendall(b'$1\r\nx\r\n')
-        time.sleep(.005)
+drip = endless(b'$100000\r\n', b'x', .02)   # a value of 100,000 bytes, at 50 bytes per second
+flood = endless(b'$500000000000\r\n', b'x', .001)   # a value that never ends
+many = endless(b'*1000000\r\n', b'$1\r\nx\r\n', .005)   # a list of many short values, slowly
 
 def deaf(connection):
     "Never reads"
@@ -64,7 +54,7 @@ def seconds_until_unavailable(call):
     with pytest.raises(StoreUnavailable): call()
     return time.monotonic()-started
 
-@pytest.mark.parametrize('talk', [silent,drip,flood,many])
+@pytest.mark.parametrize('talk', [silent,drip,flood,many], ids=['silent','drip','flood','many'])
 @pytest.mark.parametrize('scheme', ['redis','rediss'])
 @pytest.mark.parametrize('known', [False,True])
 def test_a_call_ends_within_its_timeout(talk, scheme, known):

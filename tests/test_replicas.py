@@ -62,6 +62,20 @@ def test_a_replica_that_is_away_does_not_matter(pair):
     pair.replica.kill()
     assert texts(store)==[str(i) for i in range(N)]
 
+def test_a_replica_that_appears_is_found_while_the_master_is_read_from(pair):
+    put(pair.master.url)
+    pair.sync()
+    store = RedisStore(pair.master.url, 'd', read_from='replica')
+    servers = store.link.servers
+    servers.pause,find = .2,servers._replicas
+    servers._replicas = lambda: []
+    assert texts(store)[0]=='0' and reads(pair.b)==0
+    servers._replicas = find
+    def is_found():   # reads all the time, more often than there are pauses
+        texts(store)
+        return reads(pair.b)>0
+    assert wait_for(is_found)
+
 def test_a_master_without_replicas_is_read_from(tmp_path):
     with redis_server() as s:
         put(s.url)

@@ -123,8 +123,7 @@ class RedisLink:
         process,servers = self._servers
         if process==os.getpid(): return servers
         options = SecretOptions({**as_options(self._secret, self.socket_timeout), **self.kwargs})
-        servers = open_servers(self.url, options, self._sentinel_secret, self._nodes if self.is_cluster else None,
-                               self.read_from=='replica')
+        servers = open_servers(self.url, options, self._sentinel_secret, self._nodes if self.is_cluster else None)
         if servers.is_cluster: self._nodes = servers.nodes
         self._servers = os.getpid(),servers
         return servers

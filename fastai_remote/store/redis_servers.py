@@ -60,7 +60,6 @@ class _Timed:
     def _connect(self):
         limits = self.socket_connect_timeout,self.socket_timeout
         try:
-            # a name may have two addresses, one after the other
             self.socket_connect_timeout = _limited(limits[0])
             self.socket_timeout = _limited(limits[1])   # of the TLS handshake
             if self.socket_timeout is not None and self.socket_timeout<=0: raise socket.timeout('the time is over')
@@ -110,7 +109,6 @@ class _Packer(redis.connection.HiredisRespSerializer):
     def _command(self, n_args, key, gets):
         return f'*{n_args}\r\n$11\r\nBITFIELD_RO\r\n${len(key.encode())}\r\n{key}\r\n{gets}'.encode()
 
-
 _packer = _Packer()
 
 # %% ../../nbs/store/01c_redis_servers.ipynb #4e0c4ffc
@@ -145,7 +143,6 @@ def _refusal_in(error):
     while error is not None and not isinstance(error, refusals): error = error.__cause__ or error.__context__
     return error
 
-
 def as_options(
     secret:str, # The password, or None
     socket_timeout:float # Seconds to wait for one reply
@@ -168,7 +165,9 @@ def _with_node(url, host, port):
 class SingleServer:
     "A server; the other classes of this module have the same methods"
     is_cluster = False
-    pause = 5. # Seconds for which a replica that did not answer is left alone
+    pause = 5. # Seconds for which replicas are left alone if none was found, or one did not answer
+    _replica = None # A client for the replica that is asked, if there is only one
+    _looks_again = 0. # When replicas may be asked, a time of `time.monotonic`
 
     def __init__(self,
         url:str, # `redis://`, `rediss://` or `unix://`, without the password
@@ -176,7 +175,6 @@ class SingleServer:
     ):
         self.url,self.options = url,options
         self.client = _client(url, options)
-        self._replica,self._looks_again = None,0.
 
     def node_client(self,
         key:str # A key
@@ -193,23 +191,24 @@ class SingleServer:
         from_replica:bool=False # May a replica answer?
     )->list: # The reply to each; an exception if it is an error
         "Send all commands, then read the replies"
-        if from_replica:
-            try:
-                replica = self._find_replica()
-                if replica is not None:
-                    replies = _exchange([(replica.connection_pool, commands)])[0]
-                    if not any(isinstance(reply, Exception) for reply in replies): return replies
-            except redis.RedisError: pass
+        if from_replica and time.monotonic()>=self._looks_again:
+            try: replies = self._ask_replicas(commands)
+            except (redis.RedisError,RedisClusterException): replies = None
+            if replies is not None and not any(isinstance(reply, Exception) for reply in replies): return replies
             self._replica,self._looks_again = None,time.monotonic()+self.pause
+        return self._ask_masters(commands)
+
+    def _ask_masters(self, commands):
+        "The replies of the masters"
         return _exchange([(self.client.connection_pool, commands)])[0]
 
-    def _find_replica(self):
-        "A client for one of the replicas, chosen at random; None if there is none"
-        if self._replica is None and time.monotonic()>=self._looks_again:
+    def _ask_replicas(self, commands):
+        "The replies of a replica, the same one as before or one chosen at random; None if there is none"
+        if self._replica is None:
             nodes = self._replicas()
-            if nodes: self._replica = _client(_with_node(self.url, *random.choice(nodes)), self.options)
-            else: self._looks_again = time.monotonic()+self.pause
-        return self._replica
+            if not nodes: return None
+            self._replica = _client(_with_node(self.url, *random.choice(nodes)), self.options)
+        return _exchange([(self._replica.connection_pool, commands)])[0]
 
     def _replicas(self):
         "The addresses of the replicas that are online, `(host, port)`"
@@ -254,7 +253,6 @@ def nodes_in(
     nodes = [urlsplit(f'//{node}') for node in parts.netloc.rpartition('@')[2].split(',')]
     return [(node.hostname or 'localhost', node.port or default_port) for node in nodes]
 
-
 class _ClusterPool(redis.ConnectionPool):
     "Connections to a node of a cluster; redis-py chooses the class of connections of a cluster by its URL"
     def __init__(self, connection_class=redis.Connection, **kwargs):
@@ -272,8 +270,7 @@ class ClusterServers(SingleServer):
     def __init__(self,
         url:str, # `redis://` or `rediss://`, of one or several nodes
         options:dict, # For redis-py, see `as_options`
-        nodes:list, # Nodes that are known, `(host, port)`
-        read_from_replicas:bool=False # May replicas be asked?
+        nodes:list # Nodes that are known, `(host, port)`
     ):
         for host,port in nodes:
             try:
@@ -282,8 +279,7 @@ class ClusterServers(SingleServer):
             except (redis.RedisError,RedisClusterException) as e: error = e
             else: break
         else: raise _refusal_in(error) or error
-        self.url,self.options,self._looks_again = url,options,0.
-        self._replica_clients = {} if read_from_replicas else None
+        self.url,self.options,self._replica_clients = url,options,{}
         found = [(node.host,node.port) for node in self.client.get_nodes()]
         self.nodes = [*dict.fromkeys([*nodes_in(url), *found])]
 
@@ -302,13 +298,10 @@ class ClusterServers(SingleServer):
             self._replica_clients[node.name] = _client(url, {**self.options, 'redis_connect_func':_connect_read_only})
         return self._replica_clients[node.name]
 
-    def send(self, commands, from_replica=False):
-        if from_replica and self._replica_clients is not None and time.monotonic()>=self._looks_again:
-            try:
-                replies = self._send_to_nodes(commands, lambda key: self._replica_of(key) or self.node_client(key))
-                if not any(isinstance(reply, Exception) for reply in replies): return replies
-            except (redis.RedisError,RedisClusterException): pass
-            self._looks_again = time.monotonic()+self.pause
+    def _ask_replicas(self, commands):
+        return self._send_to_nodes(commands, lambda key: self._replica_of(key) or self.node_client(key))
+
+    def _ask_masters(self, commands):
         replies = self._send_to_nodes(commands, self.node_client)
         return [self._redirected(command) if isinstance(reply, redirections) else reply
                 for command,reply in zip(commands, replies)]
@@ -342,10 +335,9 @@ def open_servers(
     url:str, # See `RedisLink`, without the password
     options:dict, # For redis-py, see `as_options`
     sentinel_secret:str=None, # As in `SentinelServers`
-    cluster_nodes:list=None, # Nodes of the cluster that are known, if it is one
-    read_from_replicas:bool=False # May replicas be asked?
+    cluster_nodes:list=None # Nodes of the cluster that are known, if it is one
 )->SingleServer:
     "Connect to what `url` names; raises errors of redis-py"
     if '+sentinel' in urlsplit(url).scheme: return SentinelServers(url, options, sentinel_secret)
-    if cluster_nodes: return ClusterServers(url, options, cluster_nodes, read_from_replicas)
+    if cluster_nodes: return ClusterServers(url, options, cluster_nodes)
     return SingleServer(url, options)

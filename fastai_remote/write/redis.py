@@ -8,7 +8,7 @@ Docs: page `write/redis`"""
 __all__ = ['RedisWriter']
 
 # %% ../../nbs/write/02_redis.ipynb #ac91d44d
-import json, os, re, threading, uuid, warnings
+import json, uuid, warnings
 from array import array
 from datetime import datetime, timezone
 from functools import partial
@@ -25,12 +25,13 @@ from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manife
 from ..store.redis_layout import (
     element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
 from ..store.redis_link import RedisLink
-from .base import (
-    Writer, check_name, chunk_count, fill_gaps, host_id, is_alive, label_hash, labels_of_texts, LEASE_SECONDS,
-    MAX_CLASSES, progress_text, ServerRestarted)
+from fastai_remote.write.base import (
+    Writer, check_name, chunk_count, fill_gaps, label_hash, labels_of_texts, MAX_CLASSES, progress_text,
+    ServerRestarted)
+from .redis_lock import RedisLock
 from .redis_state import (
-    generation_in, IngestKeys, INGESTS_KEY, lock_number, LOCKS_KEY, packed_writes, parse_lock, parse_record,
-    raise_if_lost, seal_label, seal_stats, staged_keys, unseal, unseal_label, unseal_stats, value_keys, with_checks)
+    generation_in, IngestKeys, INGESTS_KEY, packed_writes, parse_record, seal_label, seal_stats, staged_keys,
+    unseal, unseal_label, unseal_stats, value_keys, with_checks)
 
 # %% ../../nbs/write/02_redis.ipynb #d3d19731
 class RedisWriter(Writer):
@@ -44,25 +45,29 @@ class RedisWriter(Writer):
         self.link = link
         self.name = check_name(name)
         self.plan = None
-        self.token = None # What the lock holds while it is this writer's, `bytes`
-        self.tags = None # Hash tags of a new layout, 0 on a single server; known when the lock is taken
-        self.keys = IngestKeys(name)
+        self.lock = RedisLock(link, name)
         self.max_bytes = None # Bytes of the largest value that the server accepts, when it is known
 
     @property
     def url(self)->str: return self.link.url
     def how_to_abandon(self)->str: return f'RedisStore.abandon(url, {self.name!r})'
-    def opener(self): return partial(_open_writer, self.link.opener(), self.name, self.plan, self.token, self.tags)
+    def opener(self):
+        return partial(_open_writer, self.link.opener(), self.name, self.plan, self.lock.token, self.lock.tags)
+
+    @property
+    def keys(self)->IngestKeys: return self.lock.keys
 
     @property
     def layout(self):
         "The names of the keys of the values, `key_layout`"
         return key_layout(self.plan['prefix'], self.plan.get('tags', 0))
 
-    def server_run(self)->str:
-        "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters"
-        def read(_): return ','.join(master.info('server').get('run_id', '') for master in self.link.servers.masters())
-        return self.link.call(read)
+    def server_run(self): return self.lock.server_run()
+    def close(self): self.lock.close()
+
+    def take_lock(self):
+        "Takes the lock of this name; raises `StoreBusy`"
+        self.lock.take(self.progress)
 
     def check_value(self, field, value):
         if len(value)<=1<<20: return   # the setting cannot be less
@@ -103,7 +108,7 @@ class RedisWriter(Writer):
                                       'there; repeat that one to finish it, or overwrite=True drops it')
                 if earlier: self.drop(earlier)
                 self.plan = self._store_plan(plan, earlier)
-            self._fence(self.layout.starts)
+            self.lock.fence(self.layout.starts)
         except BaseException:
             self.close()
             raise
@@ -149,18 +154,18 @@ def _store_plan(self:RedisWriter, plan, earlier):
     used = self._manifest_generation(), earlier['generation'] if earlier else 0, self._renamed_generation()
     generation = 1+max(used)
     plan = {**plan, 'fields':with_checks(plan['fields']), 'generation':generation,
-            'prefix':self.name if generation==1 else f'{self.name}@{generation}', 'tags':self.tags,
+            'prefix':self.name if generation==1 else f'{self.name}@{generation}', 'tags':self.lock.tags,
             'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
     def queue(p):
-        p.delete(*self.keys.temporary(plan['fields']), key_layout(plan['prefix'], self.tags).failures)
+        p.delete(*self.keys.temporary(plan['fields']), key_layout(plan['prefix'], self.lock.tags).failures)
         p.set(self.keys.plan, seal(plan))
-    self._transaction(queue, add=[INGESTS_KEY])
+    self.lock.transaction(queue, add=[INGESTS_KEY])
     return plan
 
 @patch
 def _committed(self:RedisWriter, accept_damage=False):
     "Returns the manifest of the dataset, or `None` if there is none; also if it is damaged and `accept_damage`"
-    try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.tags))
+    try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.lock.tags))
     except StoreNotFound: return None
     except CorruptSample:
         if not accept_damage: raise
@@ -181,177 +186,11 @@ def _renamed_generation(self:RedisWriter):
     raise CorruptSample(f'{self.url}: {GENERATIONS_KEY} has {stored[:20]!r} for {self.name!r}, where a number '
                         'should be: it is damaged; choose another name')
 
-# %% ../../nbs/write/02_redis.ipynb #96775b60
-_held_locks = set() # Tokens of the locks that this process holds, or is taking
-
-def _is_held(token, pid):
-    "Is process `pid` of this machine alive, and does it hold the lock? It may have failed to release it"
-    return token in _held_locks if pid==os.getpid() else is_alive(pid)
-
-@patch
-def take_lock(self:RedisWriter):
-    "Takes the lock of this name, and renews its lease in a thread until `close`; raises `StoreBusy`"
-    self.tags,self.fences = self._choose_tags(),[]
-    self.keys = IngestKeys(self.name, self.tags)
-    key,host = self.keys.lock,host_id()
-    token = {'host':host, 'pid':os.getpid(), 'id':uuid.uuid4().hex}
-    # a later holder has a greater number, see `_fence`
-    if self.tags: token['number'] = self.link.call(lambda c: c.incr(LOCKS_KEY))
-    self.token = json.dumps(token).encode()
-    _held_locks.add(self.token)
-    def acquire(client):
-        is_new = client.set(key, self.token, nx=True, ex=LEASE_SECONDS)
-        return is_new or client.get(key)==self.token   # a reply may have been lost
-    for _ in range(3):
-        if self.link.call(acquire): break
-        other_token = self.link.call(lambda c: c.get(key))
-        if other_token is None: continue   # just released
-        holder = parse_lock(other_token)   # a damaged one is waited for, until its lease ends
-        if holder['host']!=host or _is_held(other_token, holder['pid']):
-            _held_locks.discard(self.token)
-            raise StoreBusy(f"{self.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing "
-                            f"{self.name!r} now{self.progress()}; if it is dead, its lease ends within "
-                            f"{LEASE_SECONDS} s")
-        self._transaction_if(key, other_token, lambda p: p.delete(key))
-    else: raise StoreBusy(f'{self.url}: the lock on {self.name!r} keeps changing hands; try again')
-    self.stop = threading.Event()
-    threading.Thread(target=self._renew, daemon=True).start()
-
-@patch
-def _choose_tags(self:RedisWriter):
-    "Returns the number of hash tags of a new dataset: 0 without a cluster, else a multiple of the masters, at least 12"
-    def count(client):
-        if not self.link.is_cluster:
-            try: is_cluster = client.info('cluster').get('cluster_enabled')
-            except redis.exceptions.NoPermissionError: is_cluster = False   # if it is one, it will say so
-            if not is_cluster: return 0
-            self.link.use_cluster()
-        return len(self.link.servers.masters())
-    masters = self.link.call(count)
-    return masters*max(2, -(-12//masters)) if masters else 0
-
-@patch
-def _fence_of(self:RedisWriter, key):
-    "Returns the key that must hold this writer's token when `key` is written: the lock, or its copy in the same slot"
-    tag = re.match(r'\{(.*?)\}', key) if self.tags else None
-    if tag is None or tag[1]==self.name: return self.keys.lock
-    return f'{tag[0]}:~lock'
-
-@patch
-def _fence(self:RedisWriter, starts):
-    """Puts a copy of the lock into the slots of all keys that begin with one of `starts`; raises `StoreBusy`
-
-    A transaction can only check a key of the slot that it writes to. A copy is never replaced by that of an earlier
-    holder of the lock, who may have slept meanwhile."""
-    if not self.tags: return
-    for fence in dict.fromkeys(map(self._fence_of, starts)):
-        if fence==self.keys.lock or fence in self.fences: continue
-        def attempt(client):
-            while True:
-                with client.pipeline() as p:
-                    try:
-                        p.watch(fence)
-                        if lock_number(p.get(fence))>lock_number(self.token): raise self._lock_lost()
-                        p.multi()
-                        p.set(fence, self.token)
-                        return p.execute()
-                    except redis.WatchError as e: raise_if_lost(e)
-        self.link.call(attempt, key=fence)
-        self.fences.append(fence)
-
-@patch
-def _renew(self:RedisWriter):
-    "Renews the lease until `close`"
-    key = self.keys.lock
-    while not self.stop.wait(LEASE_SECONDS/3):
-        try: self._transaction_if(key, self.token, lambda p: p.expire(key, LEASE_SECONDS))
-        except Exception: pass   # the next turn tries again; writes notice a lock that is lost
-
-@patch
-def close(self:RedisWriter):
-    "Releases the lock"
-    self.stop.set()
-    _held_locks.discard(self.token)
-    for fence in self.fences: self._transaction_if(fence, self.token, lambda p: p.delete(fence))
-    self._transaction_if(self.keys.lock, self.token, lambda p: p.delete(self.keys.lock))
-
-@patch
-def _transaction_if(self:RedisWriter,
-    key:str, # The key to check
-    value:bytes, # What it must hold
-    queue, # `queue(pipeline)` queues the commands; may be called again
-    run:str=None, # The `server_run` that must still be the current one; default: any
-    strict:bool=True, # Raise errors of commands? Else they are among the replies
-): # The list of replies, `True` if it is empty; `False` if `key` holds something else
-    "Runs commands in one transaction, only if `key` holds `value`; raises `ServerRestarted` if `run` has ended"
-    restarted = ServerRestarted(f'{self.url}: the server restarted while {self.name!r} was written; '
-                                'repeat the same call to go on')
-    if run is not None and self.tags and self.server_run()!=run: raise restarted
-    def attempt(client):
-        while True:
-            with client.pipeline() as p:
-                try:
-                    p.watch(key)
-                    if p.get(key)!=value and p.get(key)!=value: return False   # the first reply may be damaged
-                    if run is not None and p.info('server').get('run_id') not in run.split(','): raise restarted
-                    p.multi()
-                    queue(p)
-                    return p.execute(raise_on_error=strict) or True
-                except redis.WatchError as e: raise_if_lost(e)   # else the lease was renewed meanwhile: check again
-    return self.link.call(attempt, key=key)
-
-@patch
-def _lock_lost(self:RedisWriter):
-    return StoreBusy(f'{self.name}: the lock was lost (this process slept, another took over, or the server forgot '
-                     'it); repeat the same call to finish')
-
-@patch
-def _transaction(self:RedisWriter,
-    queue, # `queue(pipeline)` queues commands for the keys that describe the ingest and the dataset
-    run=None, # As in `_transaction_if`
-    strict=True, # As in `_transaction_if`
-    add=(), # Keys of sets of names that hold the name of the dataset afterwards
-    discard=() # Keys of sets of names that do not hold it afterwards
-):
-    """Runs commands in one transaction while this writer holds the lock; raises `StoreBusy` if it does not
-
-    In a cluster, the sets of names are on other nodes: the name is added before, and discarded after the
-    transaction."""
-    def queue_all(p):
-        queue(p)
-        if self.tags: return
-        for key in add: p.sadd(key, self.name)
-        for key in discard: p.srem(key, self.name)
-    if self.tags:
-        for key in add: self.link.call(lambda c: c.sadd(key, self.name))
-    replies = self._transaction_if(self.keys.lock, self.token, queue_all, run, strict)
-    if not replies: raise self._lock_lost()
-    if self.tags:
-        for key in discard: self.link.call(lambda c: c.srem(key, self.name))
-    return replies
-
-@patch
-def _write(self:RedisWriter,
-    commands:list, # Tuples: the name of a command, its key, and further arguments
-    run=None # As in `_transaction_if`
-):
-    """Runs commands while this writer holds the lock; raises `StoreBusy` if it does not
-
-    On a single server this is one transaction. In a cluster there is one for each slot, that of the keys that describe
-    the ingest at the end."""
-    groups = {}
-    for command in commands: groups.setdefault(self._fence_of(command[1]), []).append(command)
-    for fence in sorted(groups, key=lambda fence: fence==self.keys.lock):
-        def queue(p):
-            for command in groups[fence]: p.execute_command(*command)
-        if not self._transaction_if(fence, self.token, queue, run): raise self._lock_lost()
-
 # %% ../../nbs/write/02_redis.ipynb #dbf44658
 def _open_writer(open_link, name, plan, token, tags):
     "Returns a new writer, which uses the connection that all writers of this process share"
     writer = RedisWriter(open_link(), name)
-    writer.plan,writer.token,writer.tags = plan,token,tags
-    writer.keys = IngestKeys(name, tags)
+    writer.plan,writer.lock = plan,RedisLock(writer.link, name, token, tags)
     return writer
 
 # %% ../../nbs/write/02_redis.ipynb #1121cdb7
@@ -368,14 +207,14 @@ def put(self:RedisWriter,
         if isinstance(values, list):
             values_of = {}   # `{fence: [key, value, …]}`; on a single server there is one
             for key,value in zip(layout.values(field, numbers.tolist()), values):
-                values_of.setdefault(self._fence_of(key) if self.tags else None, []).extend((key, value))
+                values_of.setdefault(self.lock.fence_of(key) if self.lock.tags else None, []).extend((key, value))
             commands += [('MSET', *pairs) for pairs in values_of.values()]
         else:
             check = fields.get(field.removesuffix('~'), {}).get('check')
             commands += packed_writes(layout, field, values.dtype, numbers, values, check)
     for field,field_labels in (labels or {}).items():
         if field_labels: commands.append(('SADD', self.keys.labels(field), *map(seal_label, field_labels)))
-    self._write(commands)
+    self.lock.write(commands)
 
 @patch
 def done(self:RedisWriter,
@@ -393,7 +232,7 @@ def done(self:RedisWriter,
     commands.append(('HSET', self.keys.chunks, chunk, seal({**record, 'chunk':chunk})))
     if failures: commands.append(('HSET', layout.failures, chunk, seal({'chunk':chunk, 'failures':failures})))
     if stats: commands.append(('HSET', self.keys.stats, chunk, seal_stats(chunk, stats)))
-    self._write(commands, run)
+    self.lock.write(commands, run)
 
 @patch
 def records(self:RedisWriter):
@@ -424,7 +263,7 @@ def extend(self:RedisWriter,
 ):
     "Changes the plan of a stream, whose length was not known when it began; raises `StoreBusy`"
     self.plan = {**self.plan, 'n':n, **changes}
-    self._transaction(lambda p: p.set(self.keys.plan, seal(self.plan)))
+    self.lock.transaction(lambda p: p.set(self.keys.plan, seal(self.plan)))
 
 # %% ../../nbs/write/02_redis.ipynb #6ca74332
 @patch
@@ -438,20 +277,20 @@ def remove_garbage(self:RedisWriter,
     listed = self.link.call(lambda c: c.get(key))
     if listed is None: return
     ranges = self._garbage_ranges(listed)
-    self._fence([start_of_key for start_of_key,*_ in ranges])
+    self.lock.fence([start_of_key for start_of_key,*_ in ranges])
     for start_of_key,first,stop,every in ranges:
         numbers = range(first, stop, every)
         for k in range(0, len(numbers), step):
             names = [f'{start_of_key}{j}' for j in numbers[k:k+step]]
             if not self._unlink_garbage(key, listed, names, run): return
-    self._transaction_if(key, listed, lambda p: p.delete(key), run)
+    self.lock.transaction_if(key, listed, lambda p: p.delete(key), run)
 
 @patch
 def _unlink_garbage(self:RedisWriter, key, listed, names, run):
     "Unlinks keys if `key` still holds the list of garbage; returns whether it does"
-    if not self.tags: return self._transaction_if(key, listed, lambda p: p.unlink(*names), run)
+    if not self.lock.tags: return self.lock.transaction_if(key, listed, lambda p: p.unlink(*names), run)
     if self.link.call(lambda c: c.get(key))!=listed: return False
-    if names[0][0]=='{': self._write([('UNLINK', *names)], run)
+    if names[0][0]=='{': self.lock.write([('UNLINK', *names)], run)
     else: self.link.send([('UNLINK', name) for name in names])   # of a dataset that was written before the cluster was
     return True
 
@@ -475,21 +314,23 @@ def drop(self:RedisWriter,
     "Removes everything that an unfinished ingest has written; raises `StoreBusy`"
     plan = plan or self.plan
     n = max(plan['n'], plan['chunk']*self.claimed())
-    self._retire(plan['generation'])
+    self.retire(plan['generation'])
     layout,fields = key_layout(plan['prefix'], plan.get('tags', 0)),plan['fields']
     garbage = value_keys(layout, fields, n)+staged_keys(layout, fields, n)
     def queue(p):
         p.set(self.keys.garbage, seal({'ranges':garbage}))
         p.delete(*self.keys.temporary(fields))
-    self._transaction(queue, discard=[INGESTS_KEY])
+    self.lock.transaction(queue, discard=[INGESTS_KEY])
     self.remove_garbage()
 
 @patch
-def _retire(self:RedisWriter, generation):
+def retire(self:RedisWriter,
+    generation:int # The last generation whose keys were written
+):
     """In a cluster, sees to it that no keys of this generation are written again
 
     Else a replica that is behind could have values of the old dataset, and another one the manifest of the new."""
-    if not self.tags: return
+    if not self.lock.tags: return
     generation = max(generation, self._renamed_generation())
     self.link.call(lambda c: c.hset(GENERATIONS_KEY, self.name, generation))
 
@@ -499,8 +340,11 @@ def forget(self:RedisWriter):
 
     Without a plan, nobody knows which keys it has written. They stay, and the next ingest uses another generation."""
     generation = 1+max(self._manifest_generation(), self._renamed_generation())
-    self.link.call(lambda c: c.hset(GENERATIONS_KEY, self.name, generation))
-    self._transaction(lambda p: p.delete(*self.keys.temporary([])), discard=[INGESTS_KEY])
+    self.retire(generation)
+    def queue(p):
+        p.delete(*self.keys.temporary([]))
+        if not self.lock.tags: p.hset(GENERATIONS_KEY, self.name, generation)   # in a cluster, `retire` has done it
+    self.lock.transaction(queue, discard=[INGESTS_KEY])
     warnings.warn(f'{self.url}: the plan of an unfinished ingest of {self.name!r} was damaged: it is dropped, and what '
                   f'it wrote stays under keys that begin with {self.name!r}', stacklevel=2)
 
@@ -509,12 +353,12 @@ def publish_manifest(self:RedisWriter,
     content:str # JSON of a manifest
 ):
     "Stores the manifest of a dataset whose values are there; raises `StoreBusy`"
-    self._transaction(lambda p: p.set(self.keys.manifest, content), add=[NAMES_KEY])
+    self.lock.transaction(lambda p: p.set(self.keys.manifest, content), add=[NAMES_KEY])
 
 @patch
 def remove_manifest(self:RedisWriter):
     "Removes the manifest, and nothing else; raises `StoreBusy`"
-    self._transaction(lambda p: p.delete(self.keys.manifest), discard=[NAMES_KEY])
+    self.lock.transaction(lambda p: p.delete(self.keys.manifest), discard=[NAMES_KEY])
 
 @patch
 def remove(self:RedisWriter,
@@ -543,12 +387,12 @@ def _remove_dataset(self:RedisWriter):
     "Removes the dataset, even if its manifest is damaged; returns whether there was one"
     manifest = self._committed(True)
     if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
-    if manifest: self._retire(manifest.generation)
+    if manifest: self.retire(manifest.generation)
     garbage = _keys_of(manifest) if manifest else []
     def queue(p):
         p.set(self.keys.garbage, seal({'ranges':garbage}))
         p.delete(self.keys.manifest)
-    self._transaction(queue, discard=[NAMES_KEY])
+    self.lock.transaction(queue, discard=[NAMES_KEY])
     self.remove_garbage()
     return True
 
@@ -557,8 +401,8 @@ def _remove_dataset(self:RedisWriter):
 def claim(self:RedisWriter)->int:
     "Returns a chunk number that nobody else has; raises `StoreBusy`"
     while True:
-        chunk = self._transaction(lambda p: p.incr(self.keys.next_chunk))[0]-1
-        was_taken = self._transaction(lambda p: p.setbit(self.keys.claims, chunk, 1))[0]
+        chunk = self.lock.transaction(lambda p: p.incr(self.keys.next_chunk))[0]-1
+        was_taken = self.lock.transaction(lambda p: p.setbit(self.keys.claims, chunk, 1))[0]
         if not was_taken: return chunk   # else the counter was damaged, and had been higher
 
 @patch
@@ -575,7 +419,7 @@ def undo(self:RedisWriter,
 ):
     "Records a chunk as empty, so that nothing it wrote counts; raises `StoreBusy`"
     size = self.plan['chunk']
-    self._transaction(lambda p: p.hdel(self.keys.stats, chunk).hdel(self.layout.failures, chunk))
+    self.lock.transaction(lambda p: p.hdel(self.keys.stats, chunk).hdel(self.layout.failures, chunk))
     gaps = list(range(chunk*size, (chunk+1)*size))
     self.done(chunk, dict(ok=0, bytes=0, failed=0, gaps=gaps), run=self.server_run())
 
@@ -648,7 +492,7 @@ def _publish(self:RedisWriter, manifest, run):
         p.set(self.keys.manifest, manifest.stamp().to_json())
         p.set(self.keys.garbage, seal({'ranges':garbage}))
         p.delete(*self.keys.temporary(plan['fields']))
-    self._transaction(queue, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
+    self.lock.transaction(queue, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
     self.remove_garbage()
     if getattr(self._committed(), 'uid', None)!=manifest.uid:
         raise ServerRestarted(f'{self.url}: the server restarted and lost the commit of {self.name!r}; '
@@ -666,7 +510,7 @@ def _image_stats(self:RedisWriter):
     if damaged and 'moved' in self.plan:
         raise self._damaged(f'the entry with the image statistics of chunk {damaged[0]}, in key {self.keys.stats},')
     if damaged:
-        self._transaction(lambda p: p.hdel(self.keys.chunks, *damaged))
+        self.lock.transaction(lambda p: p.hdel(self.keys.chunks, *damaged))
         raise ServerRestarted(f'{self.url}: the image statistics of {len(damaged)} chunks of {self.name!r} are '
                               'damaged; repeat the same call to write these chunks again')
     total = ImageStats()
@@ -700,7 +544,7 @@ def _fill_gaps(self:RedisWriter, moves, run):
 def _note_moved(self:RedisWriter, moved, run):
     "Stores in the plan that `moved` splits have no gaps any more"
     plan = {**self.plan, 'moved':moved}
-    self._transaction(lambda p: p.set(self.keys.plan, seal(plan)), run)
+    self.lock.transaction(lambda p: p.set(self.keys.plan, seal(plan)), run)
     self.plan = plan
 
 @patch
@@ -712,7 +556,7 @@ def _move(self:RedisWriter, sources, targets, run, step=500):
         from_numbers,to_numbers = sources[k:k+step],targets[k:k+step]
         pairs = [pair for field in blob_fields for pair in zip(layout.values(field, from_numbers.tolist()),
                                                                layout.values(field, to_numbers.tolist()))]
-        if self.tags: self._copy_and_remove(pairs, run)
+        if self.lock.tags: self._copy_and_remove(pairs, run)
         else: self._rename(pairs, run)
         for field,spec in fields.items():
             if spec['dtype'] is None: continue
@@ -724,7 +568,7 @@ def _rename(self:RedisWriter, pairs, run):
     "Renames keys; one that is not there was renamed before"
     def queue(p):
         for old,new in pairs: p.rename(old, new)
-    replies = self._transaction(queue, run, strict=False)
+    replies = self.lock.transaction(queue, run, strict=False)
     for reply in replies if isinstance(replies, list) else ():
         if isinstance(reply, Exception) and 'no such key' not in str(reply): raise reply
 
@@ -734,8 +578,8 @@ def _copy_and_remove(self:RedisWriter, pairs, run, step=16):
     for k in range(0, len(pairs), step):
         some = pairs[k:k+step]
         values = self.link.send([('GET', old) for old,_ in some])
-        self._write([('SET', new, value) for (_,new),value in zip(some, values) if value is not None], run)
-        self._write([('UNLINK', old) for (old,_),value in zip(some, values) if value is not None], run)
+        self.lock.write([('SET', new, value) for (_,new),value in zip(some, values) if value is not None], run)
+        self.lock.write([('UNLINK', old) for (old,_),value in zip(some, values) if value is not None], run)
 
 @patch
 def _move_packed(self:RedisWriter, field, spec, sources, targets, run, tries=3):
@@ -751,7 +595,7 @@ def _move_packed(self:RedisWriter, field, spec, sources, targets, run, tries=3):
         raise self._damaged(f"the value of {field.removesuffix('~')!r} for sample {bad[0]}, in key "
                             f"{layout.packed(field, int(bad[0])>>KEY_BITS)},")
     order = np.argsort(targets)
-    self._write(packed_writes(layout, field, dtype, targets[order], values[order], check), run)
+    self.lock.write(packed_writes(layout, field, dtype, targets[order], values[order], check), run)
 
 @patch
 def _clear_ends(self:RedisWriter, n, run, step=1<<22):
@@ -763,11 +607,11 @@ def _clear_ends(self:RedisWriter, n, run, step=1<<22):
             end = element_size(spec)*max(0, n-(key_number<<KEY_BITS))
             size = self.link.call(lambda c: c.strlen(key))
             if not end:
-                if size: self._write([('UNLINK', key)], run)
+                if size: self.lock.write([('UNLINK', key)], run)
                 continue
             for start in range(end, size, step):
                 zeros = bytes(min(step, size-start))
-                self._write([('SETRANGE', key, start, zeros)], run)
+                self.lock.write([('SETRANGE', key, start, zeros)], run)
 
 # %% ../../nbs/write/02_redis.ipynb #5d96611f
 @patch
@@ -778,7 +622,7 @@ def _encode_staged(self:RedisWriter, field, spec, manifest, run):
     for start,staged in self._scan(f'{field}~', spec, manifest.n):
         codes = encode(staged)
         numbers = np.arange(start, start+len(codes))
-        self._write(packed_writes(self.layout, field, dtype, numbers, codes, spec.get('check')), run)
+        self.lock.write(packed_writes(self.layout, field, dtype, numbers, codes, spec.get('check')), run)
         if len(counts): counts += np.bincount(codes, minlength=len(counts))
     if vocab is not None: manifest.vocab[field] = vocab
     if len(counts): manifest.counts[field] = counts.tolist()

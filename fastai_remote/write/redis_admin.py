@@ -11,15 +11,13 @@ __all__ = ['delete_dataset', 'unfinished_ingests', 'abandon_ingest', 'rename_dat
 import json
 from dataclasses import replace
 
-import redis
-
 from ..core import Manifest, StoreBusy, StoreExists
 from ..store.address import concealed
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisStore
 from ..store.redis_link import as_link, RedisLink
 from .base import chunk_count
 from .redis import RedisWriter
-from .redis_state import IngestKeys, INGESTS_KEY, raise_if_lost
+from .redis_state import IngestKeys, INGESTS_KEY, watch
 
 # %% ../../nbs/write/03_redis_admin.ipynb #27211d22
 def delete_dataset(
@@ -84,27 +82,22 @@ def rename_dataset(
 def _switch_name(link, old, new, manifest):
     "Replaces the manifest of writer `old` by one of writer `new`, while both hold their locks"
     renamed = replace(manifest, name=new.name).to_json()
-    if old.tags: return _switch_in_cluster(link, old, new, manifest, renamed)
+    if old.lock.tags: return _switch_in_cluster(link, old, new, manifest, renamed)
     watched = old.keys.lock,new.keys.lock,new.keys.manifest,new.keys.plan
-    def attempt(client):
-        while True:
-            with client.pipeline() as p:
-                try:
-                    p.watch(*watched)
-                    old_token,new_token,there,plan = p.mget(watched)
-                    if _is_renamed(link, new.name, manifest, there, plan): return   # the reply was lost
-                    if (old_token,new_token)!=(old.token,new.token):
-                        raise StoreBusy(f'{old.name}: the lock was lost; try again')
-                    generation = max(int(p.hget(GENERATIONS_KEY, old.name) or 0), manifest.generation)
-                    p.multi()
-                    p.set(new.keys.manifest, renamed)
-                    p.delete(old.keys.manifest)
-                    p.srem(NAMES_KEY, old.name)
-                    p.sadd(NAMES_KEY, new.name)
-                    p.hset(GENERATIONS_KEY, old.name, generation)
-                    return p.execute()
-                except redis.WatchError as e: raise_if_lost(e)   # else something changed meanwhile: check again
-    link.call(attempt)
+    def attempt(p):
+        old_token,new_token,there,plan = p.mget(watched)
+        if _is_renamed(link, new.name, manifest, there, plan): return   # the reply was lost
+        if (old_token,new_token)!=(old.lock.token,new.lock.token):
+            raise StoreBusy(f'{old.name}: the lock was lost; try again')
+        generation = max(int(p.hget(GENERATIONS_KEY, old.name) or 0), manifest.generation)
+        p.multi()
+        p.set(new.keys.manifest, renamed)
+        p.delete(old.keys.manifest)
+        p.srem(NAMES_KEY, old.name)
+        p.sadd(NAMES_KEY, new.name)
+        p.hset(GENERATIONS_KEY, old.name, generation)
+        p.execute()
+    link.call(lambda client: watch(client, watched, attempt))
 
 def _is_renamed(link, name, manifest, there, plan):
     "Returns whether the manifest is under its new name; raises `StoreExists` if something else is there"
@@ -119,7 +112,6 @@ def _switch_in_cluster(link, old, new, manifest, renamed):
     If it is interrupted, the same call finishes it."""
     there,plan = link.send([('GET', new.keys.manifest), ('GET', new.keys.plan)])
     is_renamed = _is_renamed(link, new.name, manifest, there, plan)
-    generation = max(int(link.call(lambda c: c.hget(GENERATIONS_KEY, old.name)) or 0), manifest.generation)
-    link.call(lambda c: c.hset(GENERATIONS_KEY, old.name, generation))
+    old.retire(manifest.generation)
     if not is_renamed: new.publish_manifest(renamed)
     old.remove_manifest()

@@ -6,8 +6,8 @@ Docs: page `write/redis_state`"""
 
 # %% auto #0
 __all__ = ['INGESTS_KEY', 'LOCKS_KEY', 'IngestKeys', 'value_keys', 'staged_keys', 'with_checks', 'split_runs', 'packed_writes',
-           'unseal', 'seal_label', 'unseal_label', 'seal_stats', 'unseal_stats', 'parse_record', 'raise_if_lost',
-           'parse_lock', 'lock_number', 'generation_in']
+           'unseal', 'seal_label', 'unseal_label', 'seal_stats', 'unseal_stats', 'parse_record', 'watch', 'parse_lock',
+           'lock_number', 'generation_in']
 
 # %% ../../nbs/write/01_redis_state.ipynb #1aa33510
 import json, re, zlib
@@ -173,14 +173,21 @@ def parse_record(
     is_intact = 'crc' not in record or record['crc']==sum_content(record) and record.get('chunk')==chunk
     return record if is_intact else None
 
-def raise_if_lost(
-    error:redis.WatchError # Of a transaction
-):
-    """Raises `redis.ConnectionError` if the connection was lost between `WATCH` and `EXEC`
-
-    redis-py reports this by the same class as a watched key that has changed, after which the transaction is repeated
-    at once. A connection that is lost is repeated by `RedisLink.call`, which pauses, and ends at its deadline."""
-    if 'variable changed' not in str(error): raise redis.ConnectionError(str(error)) from error
+def watch(
+    client, # A `redis.Redis`
+    keys, # Keys that must not change meanwhile
+    attempt # `attempt(pipeline)` reads, and may then call `multi`, queue commands and `execute`; may be called again
+): # What `attempt` returns
+    "Runs a transaction that depends on what it reads, again whenever one of `keys` was changed by others meanwhile"
+    while True:
+        with client.pipeline() as p:
+            try:
+                p.watch(*keys)
+                return attempt(p)
+            except redis.WatchError as e:
+                # redis-py reports a connection that was lost between `WATCH` and `EXEC` by the same class of error.
+                # `RedisLink.call` repeats it, with pauses, and ends at its deadline.
+                if 'variable changed' not in str(e): raise redis.ConnectionError(str(e)) from e
 
 def parse_lock(
     token:bytes # What the lock holds
