@@ -57,6 +57,20 @@ def _is_field(o):
     if not isinstance(o, dict) or not isinstance(o.get('codec'), str): return False
     return o.get('check') in (None, 'u4') and o.get('dtype', 0) in (None, *_dtypes)
 
+_part_types = dict(prefix=str, tags=int, n=int, fields=dict, failed=int, signature=str)
+
+def _is_part(o):
+    if not isinstance(o, dict) or any(not isinstance(o.get(key), kind) for key,kind in _part_types.items()): return False
+    return min(o['tags'], o['n'], o['failed'])>=0 and all(map(_is_field, o['fields'].values()))
+
+def _are_runs(d):
+    "Do the `runs` of manifest `d` have a table for each field?"
+    runs = d.get('runs', {})
+    lengths,columns = runs.get('lengths'),runs.get('columns')
+    if not isinstance(runs.get('key'), str) or not isinstance(runs.get('crc'), int): return False
+    if not isinstance(lengths, list) or any(type(n) is not int or n<0 for n in lengths): return False
+    return isinstance(columns, dict) and all(columns.get(field) in range(len(lengths)) for field in d['fields'])
+
 # Whether a value of each dict in a manifest has the right type.
 _is_valid = dict(fields=_is_field,
     splits=lambda o: isinstance(o, list) and list(map(type, o))==[int,int],
@@ -67,7 +81,7 @@ _is_valid = dict(fields=_is_field,
 @dataclass
 class Manifest:
     "The description of a dataset: everything that is known about it except its samples"
-    _format = 3 # The newest format; the manifest of another kind of store can have a number of its own
+    _format = 4 # The newest format; the manifest of another kind of store can have a number of its own
     _sealed = 2 # Manifests of this format and of newer ones have a checksum
 
     name:str # Name of the dataset
@@ -83,19 +97,27 @@ class Manifest:
     stats:dict = field(default_factory=dict) # `{image field: summary of `ImageStats`}`
     prefix:str = '' # How the keys or files of this version of the dataset begin
     tags:int = 0 # Hash tags over which the keys of a dataset in a Redis Cluster are spread; 0 elsewhere
+    # Of a dataset in Redis that was appended to or edited: `{'prefix', 'tags', 'n', 'fields', 'failed',
+    # 'signature'}` of each part
+    parts:list = field(default_factory=list)
+    # Where the samples of such a dataset are: `{'key', 'lengths': number of runs of each table, 'crc',
+    # 'columns': {field: number of its table}}`
+    runs:dict = field(default_factory=dict)
     generation:int = 1 # How many times a dataset of this name has been written
     uid:str = '' # Identifies this version of the dataset
     created:str = '' # Time of the commit, ISO 8601, UTC
     format:int = 0 # Version of the format; default: the newest
 
     def __post_init__(self):
-        self.format = self.format or (self._format if self.tags else min(self._format, 2))
+        # an earlier version can read what does not need the newest format
+        self.format = self.format or min(self._format, 4 if self.parts else 3 if self.tags else 2)
         self._head = None
 
     def to_json(self)->str:
         "The manifest as JSON, with a checksum"
         content = asdict(self)
-        if not self.tags: del content['tags']   # datasets that are not in a cluster keep their format
+        for key in ('tags','parts','runs'):
+            if not content[key]: del content[key]   # earlier formats have no such entries
         return seal({'uid':self.uid, **content, 'order':{key:list(content[key]) for key in _is_valid}})
 
     @property
@@ -151,6 +173,8 @@ class Manifest:
         if not bad:
             values = [(k,f,o) for k in _is_valid for f,o in d.get(k, {}).items()]
             bad = [f'{k} {f!r}' for k,f,o in values if not _is_valid[k](o)]
+            bad += [f'part {k}' for k,part in enumerate(d.get('parts', ())) if not _is_part(part)]
+            if d.get('parts') and not _are_runs(d): bad += ['runs']
         if bad or not 0<=d['n']<1<<62:
             raise UnsupportedFormat(f"{where}: damaged: missing or invalid: {', '.join(bad) or 'n'}")
 

@@ -105,7 +105,7 @@ def imports_of(module):
 def ours(names): return {n.removeprefix('fastai_remote.') for n in names}&MODULES.keys()
 
 # Methods of stores that start a job of a higher level, and import it when they are called
-LATER = {('store.base','ingest.copy'), ('store.base','ingest.verify'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'), ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin')}
+LATER = {('store.base','ingest.copy'), ('store.base','ingest.verify'), ('store.base','ingest.revise'), ('store.redis','write.redis_reviser'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'), ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin')}
 
 def wrong_imports(module, at_once, later):
     "Those that go up, or sideways from store to store"
@@ -130,7 +130,7 @@ def test_a_wrong_import_is_found(module, at_once, later): assert wrong_imports(m
 
 def test_relative_imports_are_seen():
     at_once,later = imports_of('store.redis')
-    assert {'core','store.base','store.redis_link'}<=ours(at_once) and ours(later)=={'write.redis_admin','ingest.partitions','store.redis_keys'}
+    assert {'core','store.base','store.redis_link'}<=ours(at_once) and ours(later)=={'write.redis_admin','write.redis_reviser','ingest.partitions','store.redis_keys'}
     assert sum(len(ours(imports_of(m)[0])) for m in MODULES)>100
 
 @pytest.mark.parametrize('module', MODULES)

@@ -389,6 +389,66 @@ def copy(self:Store,
     return copy_store(self, url, name, **kwargs)
 
 @patch
+def append(self:Store,
+    source, # As `to_redis` takes it; with the fields of this dataset, and with its splits, if it has any
+    fn=None, # `fn(sample)` -> sample, run in the workers
+    again:bool=False, # Append samples from a source that was appended before?
+    **kwargs # `num_workers`, `shuffle`, `seed`, `chunk`, `progress` and `max_failed`, as for `to_redis`
+): # The new version, a `Store`
+    """Add samples, each at the end of its split; what is there is not written again
+
+    Labels that are new get the next codes, so that those of a trained model stay the same. The new version becomes
+    visible at once, when all is written. An interrupted call is continued by the same call. Stores that were opened
+    before raise `StoreNotFound`. Raises `ValueError` if fields or splits do not fit, `StoreExists` if the source was
+    appended before, and what `to_redis` raises."""
+    from fastai_remote.ingest.revise import append_samples
+    return append_samples(self, source, fn, again, **kwargs)
+
+@patch
+def edit(self:Store,
+    drop=(), # Numbers of samples to remove
+    set:dict=None, # `{field: {sample number: new value}}`
+): # The new version, a `Store`
+    """Remove samples, and change values of others; what has not changed is not written again
+
+    The samples behind one that is removed move up. Labels that are new get the next codes. The new version becomes
+    visible at once. Stores that were opened before raise `StoreNotFound`. Raises `IndexError` for a sample that does
+    not exist, `UnknownField`, and `ValueError` if a sample is to be removed and changed, or none would be left."""
+    from fastai_remote.ingest.revise import edit_samples
+    return edit_samples(self, drop, set)
+
+@patch
+def add_fields(self:Store,
+    # `fn(sample)` -> `{new field: value}`, run in the workers on every sample, as in `map`; or `{new field: array or
+    # list}`, with a value for each sample
+    fn,
+    fields:list=None, # Fields that `fn` gets; default: all
+    **kwargs # `num_workers`, `vocab`, `chunk` and `progress`, as for `to_redis`
+): # The new version, a `Store`
+    """Add fields to all samples, such as predictions, embeddings, or the images in another size
+
+    The new version becomes visible at once, when all is written. An interrupted call is continued by the same call.
+    Raises `ValueError` if there are fields of these names, `IngestError` if `fn` fails for a sample."""
+    from fastai_remote.ingest.revise import add_fields
+    return add_fields(self, fn, fields, **kwargs)
+
+@patch
+def drop_fields(self:Store,
+    *fields # Names
+): # The new version, a `Store`
+    "Remove fields from all samples, at once; raises `UnknownField`, and `ValueError` if none would be left"
+    from fastai_remote.ingest.revise import drop_fields
+    return drop_fields(self, list(fields))
+
+@patch
+def reviser(self:Store,
+    change # A `Change`
+): # A `Writer`
+    "What writes a new version of this dataset; raises `TypeError` if it cannot be changed"
+    raise TypeError(f'{self.name}: a {type(self).__name__} cannot be changed; store.copy or store.map writes a new '
+                    'dataset')
+
+@patch
 def verify(self:Store,
     num_workers:int=None, # Processes; default: one per core, or as many as the active joblib backend has
     chunk:int=2048, # Samples that a worker reads per call

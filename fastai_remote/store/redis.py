@@ -10,6 +10,7 @@ __all__ = ['NAMES_KEY', 'GENERATIONS_KEY', 'home_of', 'scan_hash', 'parse_failur
 
 # %% ../../nbs/store/04_redis.ipynb #8204c408
 import json
+from itertools import chain
 
 import numpy as np
 import redis
@@ -20,7 +21,8 @@ from ..core import (
 from .address import concealed
 from .base import Store
 from .connection import Opener
-from .redis_layout import element_size, key_layout, KEY_BITS, packed_reads, unpack_replies
+from .redis_layout import element_size, KEY_BITS
+from .redis_parts import PackedRead, parts_of, read_run_tables
 from .redis_link import as_link, fill_places, RedisLink
 
 # %% ../../nbs/store/04_redis.ipynb #fd91a1d5
@@ -128,6 +130,7 @@ def _open_store(cls, **attributes):
 
 class RedisStore(Store):
     "A dataset in Redis, one value per sample and field, read in one round trip per batch"
+    _run_tables = None
     def __init__(self,
         url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`, with or without password
         name:str, # Name of the dataset
@@ -163,7 +166,32 @@ class RedisStore(Store):
         return self._manifest
 
     @property
-    def _layout(self): return key_layout(self.manifest.prefix, self.manifest.tags)
+    def parts(self)->list: # Of `DatasetPart`; one, unless the dataset was appended to or edited
+        "The parts that the samples are in"
+        return parts_of(self.manifest)
+
+    @property
+    def run_tables(self)->list: # Of `RunTable`; the number of that of a field is in the manifest
+        "Where the samples of a dataset in several parts are; raises `CorruptSample`"
+        if self._run_tables is None: self._run_tables = read_run_tables(self.link, self.manifest)
+        return self._run_tables
+
+    def _groups(self, field, numbers):
+        "The samples `numbers` by the part that has them: `(part, places in numbers, their numbers in the part)`"
+        parts,runs = self.parts,self.manifest.runs
+        if not runs: return [(parts[0], slice(None), numbers)]
+        table = self.run_tables[runs['columns'][field]]
+        return [(parts[part], places, inside) for part,places,inside in table.groups(numbers)]
+
+    def _value_keys(self, field, numbers):
+        "The keys of the values of samples `numbers`, in their order"
+        groups = self._groups(field, numbers)
+        keys = [part.layout.values(field, inside.tolist()) for part,_,inside in groups]
+        if len(groups)==1: return keys[0]
+        ordered = np.empty(len(numbers), object)
+        for (_,places,_),some in zip(groups, keys): ordered[places] = some
+        return ordered.tolist()
+
     @property
     def manifest_key(self)->str:
         "The key of the manifest"
@@ -195,14 +223,14 @@ class RedisStore(Store):
             result |= {f:[] for f in variable}|{f:np.zeros(0, entry['dtype']) for f,entry in fixed.items()}
             return {f:result[f] for f in fields}
         commands = [('GETRANGE', self.manifest_key, 0, len(manifest.head)-1)]
-        places,reads,layout = {},{},self._layout
+        places,reads = {},{}
         for f in variable:
             mean_bytes = self._mean_bytes.get(f, manifest.nbytes/max(manifest.n, 1))
-            more,places[f] = self.link.value_reads(layout.values(f, ids), mean_bytes)
+            more,places[f] = self.link.value_reads(self._value_keys(f, numbers), mean_bytes)
             commands += more
-        for f,entry in fixed.items():
-            more,reads[f] = packed_reads(layout, f, entry['dtype'], numbers, entry.get('check'))
-            commands += more
+        for f in fixed:
+            reads[f] = [PackedRead(part, f, at, inside) for part,at,inside in self._groups(f, numbers)]
+            for read in reads[f]: commands += read.commands
         replies = iter(self.link.send(commands, from_replica=from_replica))
         head = next(replies)
         if head!=manifest.head: raise self.replaced_error(exists=bool(head))
@@ -210,7 +238,8 @@ class RedisStore(Store):
             result[f] = fill_places(len(ids), places[f], replies)
             self._mean_bytes[f] = sum(len(value) for value in result[f] if value)/len(ids)
         for f,entry in fixed.items():
-            result[f],gaps = unpack_replies(reads[f], replies, entry['dtype'], len(ids), checksums.get(f))
+            result[f],gaps = np.zeros(len(ids), entry['dtype']),[]
+            for read in reads[f]: gaps += read.unpack(replies, result[f], checksums.get(f), numbers)
             if gaps: self._raise_missing_packed(f, len(gaps), len(ids), ids[gaps[0]])
         return {f:result[f] for f in fields}
 
@@ -232,10 +261,11 @@ class RedisStore(Store):
         super().compare_checksums(numbers, field, values, checksums)
 
     def key_location(self, number, field):
-        entry,layout = self.manifest.fields[field],self._layout
-        if entry['dtype'] is None: return f', in key {layout.values(field, [number])[0]}'
+        (part,_,inside), = self._groups(field, np.array([number]))
+        entry,number = part.fields[field],int(inside[0])
+        if entry['dtype'] is None: return f', in key {part.layout.values(field, [number])[0]}'
         offset = (number&((1<<KEY_BITS)-1))*element_size(entry)
-        return f', in key {layout.packed(field, number>>KEY_BITS)} at byte {offset:,}'
+        return f', in key {part.layout.packed(field, number>>KEY_BITS)} at byte {offset:,}'
 
     def manifest_bytes(self): return self.link.call(lambda client: client.get(self.manifest_key))
 
@@ -253,8 +283,11 @@ class RedisStore(Store):
         yield from super().check_rest()
         yield from self._check_names()
         if manifest.format<2: return
-        yield from self._check_ends()
-        yield from self._check_failures(self._layout.failures)
+        for part in self.parts:
+            yield from self._check_ends(part)
+            yield from self._check_failures(part)
+        try: read_run_tables(self.link, self.manifest)
+        except CorruptSample as e: yield self.manifest.runs['key'],str(e)
 
     def _check_names(self):
         "Is the name listed? If the dataset was renamed, are its keys safe from the next dataset of the old name?"
@@ -268,14 +301,14 @@ class RedisStore(Store):
             yield GENERATIONS_KEY,(f'{old_name} has {generation!r}, and not {manifest.generation} or more: '
                                    f'a new dataset called {old_name!r} would overwrite this one')
 
-    def _check_ends(self, step=1<<22):
-        "Finds bytes other than zero behind the last sample, in the keys of packed fields"
-        manifest,ends = self.manifest,{}
-        for field,entry in manifest.fields.items():
+    def _check_ends(self, part, step=1<<22):
+        "Finds bytes other than zero behind the last sample of a part, in the keys of packed fields"
+        ends = {}
+        for field,entry in part.fields.items():
             if entry['dtype'] is None: continue
-            for chunk in range((manifest.n>>KEY_BITS)+2):
-                n_values = max(0, min(1<<KEY_BITS, manifest.n-(chunk<<KEY_BITS)))
-                ends[self._layout.packed(field, chunk)] = element_size(entry)*n_values
+            for chunk in range((part.n>>KEY_BITS)+2):
+                n_values = max(0, min(1<<KEY_BITS, part.n-(chunk<<KEY_BITS)))
+                ends[part.layout.packed(field, chunk)] = element_size(entry)*n_values
         for (key,end),length in zip(ends.items(), self.link.send([('STRLEN', key) for key in ends])):
             for start in range(end, length, step):
                 content = self.link.call(lambda client: client.getrange(key, start, start+step-1))
@@ -285,9 +318,9 @@ class RedisStore(Store):
                 yield key,f'{self.name}: {what}: damaged'
                 break
 
-    def _check_failures(self, key):
-        "Are the failures of each chunk readable, and as many as the manifest says?"
-        count,seen = 0,bytearray()   # a byte per chunk
+    def _check_failures(self, part):
+        "Are the failures of each chunk of a part readable, and as many as the manifest says?"
+        key,count,seen = part.layout.failures,0,bytearray()   # a byte per chunk
         try:
             for chunk,stored in scan_hash(self.link, key, 4):
                 if chunk>1<<26:
@@ -297,9 +330,8 @@ class RedisStore(Store):
                 seen[chunk] = 1
         except CorruptSample as e: yield key,str(e)
         else:
-            if count==self.manifest.failed: return
-            yield key,(f'{self._name}: {key} has {count:,} failures, '
-                       f'where the manifest counts {self.manifest.failed:,}')
+            if count==part.failed: return
+            yield key,f'{self._name}: {key} has {count:,} failures, where the manifest counts {part.failed:,}'
 
     def replaced_error(self,
         exists:bool=True # Is there a dataset of this name now?
@@ -330,7 +362,18 @@ class RedisStore(Store):
 @patch
 def failures(self:RedisStore):
     "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"
-    return read_failures(self.link, self._layout, self.name)
+    return chain.from_iterable(read_failures(self.link, part.layout, self.name) for part in self.parts)
+
+@patch
+def reviser(self:RedisStore, change):
+    "As in `Store`"
+    from fastai_remote.write.redis_reviser import RedisReviser
+    return RedisReviser(self, change)
+
+@patch
+def reopened(self:RedisStore)->RedisStore:
+    "The dataset that has this name now"
+    return type(self)(self.link, self._name)
 
 @patch
 def rename(self:RedisStore,

@@ -408,6 +408,7 @@ def clear(self:TieredStore,
 def _check_copy(self:TieredStore, copy, n=64):
     "Raise `ValueError` if `copy` is no copy of this dataset: values would be written into another dataset"
     fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
+    if copy.manifest.parts: raise ValueError(f'{what}: it was appended to or edited; copy it, by {copy.name}.copy(…)')
     if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')
     different = [f for f in fields if copy.manifest.fields.get(f)!=self.manifest.fields[f]]
     if different: raise ValueError(f'{what}: field {different[0]!r} is not the same, or not there')

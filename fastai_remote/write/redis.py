@@ -28,6 +28,7 @@ from ..store.redis_link import RedisLink
 from fastai_remote.write.base import (
     Writer, check_name, chunk_count, fill_gaps, label_hash, labels_of_texts, MAX_CLASSES, progress_text,
     ServerRestarted)
+from ..store.redis_parts import parts_of, run_table_keys
 from .redis_lock import RedisLock
 from .redis_state import (
     generation_in, IngestKeys, INGESTS_KEY, packed_writes, parse_record, seal_label, seal_stats, staged_keys,
@@ -95,12 +96,9 @@ class RedisWriter(Writer):
         try:
             self.remove_garbage()
             self._check_eviction()
-            dataset = self._committed(overwrite)
-            if dataset and not overwrite:
-                raise StoreExists(f'{self.url}: {self.name!r} is there already ({dataset.n:,} samples, '
-                                  f'{dataset.created}); overwrite=True replaces it')
+            self.check_dataset(self.committed(overwrite), overwrite)
             earlier = self._earlier_plan(overwrite)
-            plan = plan() if callable(plan) else plan
+            plan = self.checked_plan(plan() if callable(plan) else plan)
             if earlier and earlier['signature']==plan['signature']: self.plan = earlier
             else:
                 if earlier and not overwrite:
@@ -113,6 +111,36 @@ class RedisWriter(Writer):
             self.close()
             raise
         return self.plan
+
+    # `RedisReviser` replaces these four methods
+
+    def check_dataset(self,
+        dataset, # The manifest of the dataset that is there, or `None`
+        overwrite # As in `begin`
+    ):
+        "Raises `StoreExists` if an ingest must not begin because of the dataset that is there"
+        if dataset and not overwrite:
+            raise StoreExists(f'{self.url}: {self.name!r} is there already ({dataset.n:,} samples, '
+                              f'{dataset.created}); overwrite=True replaces it')
+
+    def checked_plan(self,
+        plan:dict
+    )->dict:
+        "Returns the plan of a new ingest; raises `ValueError` if it does not fit to what is there"
+        return plan
+
+    def known_labels(self,
+        field:str # A field with labels
+    )->list:
+        "Returns the labels that have the first codes; `None` if numbers are stored as they are, and not as labels"
+        return []
+
+    def revised(self,
+        manifest:Manifest # What was written
+    )->tuple: # The manifest to store; `{key: bytes}` to store with it; keys that it does not need, as `value_keys`
+        "Returns the dataset that a commit makes visible"
+        replaced = self.committed(True)
+        return manifest,{},_keys_of(replaced) if replaced else []
 
 # %% ../../nbs/write/02_redis.ipynb #9cfaf5fe
 @patch
@@ -151,8 +179,7 @@ def _earlier_plan(self:RedisWriter, overwrite):
 @patch
 def _store_plan(self:RedisWriter, plan, earlier):
     "Stores a new plan, with a generation that neither a dataset nor the ingest `earlier` has used; returns it"
-    used = self._manifest_generation(), earlier['generation'] if earlier else 0, self._renamed_generation()
-    generation = 1+max(used)
+    generation = max(self.next_generation(), 1+earlier['generation'] if earlier else 0)
     plan = {**plan, 'fields':with_checks(plan['fields']), 'generation':generation,
             'prefix':self.name if generation==1 else f'{self.name}@{generation}', 'tags':self.lock.tags,
             'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
@@ -163,7 +190,9 @@ def _store_plan(self:RedisWriter, plan, earlier):
     return plan
 
 @patch
-def _committed(self:RedisWriter, accept_damage=False):
+def committed(self:RedisWriter,
+    accept_damage:bool=False # Is a damaged manifest as good as none?
+)->Manifest:
     "Returns the manifest of the dataset, or `None` if there is none; also if it is damaged and `accept_damage`"
     try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.lock.tags))
     except StoreNotFound: return None
@@ -177,6 +206,11 @@ def _committed(self:RedisWriter, accept_damage=False):
 def _manifest_generation(self:RedisWriter):
     "Returns the generation of the dataset, even if its manifest is damaged; 0 if there is none"
     return generation_in(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
+
+@patch
+def next_generation(self:RedisWriter)->int:
+    "Returns a generation that no dataset of this name has used"
+    return 1+max(self._manifest_generation(), self._renamed_generation())
 
 @patch
 def _renamed_generation(self:RedisWriter):
@@ -339,7 +373,7 @@ def forget(self:RedisWriter):
     """Drops an unfinished ingest whose plan is damaged; raises `StoreBusy`
 
     Without a plan, nobody knows which keys it has written. They stay, and the next ingest uses another generation."""
-    generation = 1+max(self._manifest_generation(), self._renamed_generation())
+    generation = self.next_generation()
     self.retire(generation)
     def queue(p):
         p.delete(*self.keys.temporary([]))
@@ -380,12 +414,13 @@ def remove(self:RedisWriter,
 
 def _keys_of(manifest):
     "Returns the ranges of all keys of a dataset, except that of its manifest"
-    return value_keys(key_layout(manifest.prefix, manifest.tags), manifest.fields, manifest.n)
+    keys = [span for part in parts_of(manifest) for span in value_keys(part.layout, part.fields, part.n)]
+    return [*keys, *run_table_keys(manifest)]
 
 @patch
 def _remove_dataset(self:RedisWriter):
     "Removes the dataset, even if its manifest is damaged; returns whether there was one"
-    manifest = self._committed(True)
+    manifest = self.committed(True)
     if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
     if manifest: self.retire(manifest.generation)
     garbage = _keys_of(manifest) if manifest else []
@@ -464,8 +499,7 @@ def commit(self:RedisWriter)->Manifest:
         elif spec['codec']=='cls': manifest.counts[field] = self._count_codes(field, spec, manifest)
         elif spec['codec']=='labels' and field not in manifest.vocab:
             manifest.vocab[field] = labels_of_texts(self._labels(field))
-    self._publish(manifest, run)
-    return manifest
+    return self.publish(manifest, run)
 
 @patch
 def _sum_records(self:RedisWriter):
@@ -482,21 +516,25 @@ def _sum_records(self:RedisWriter):
     return np.sort(np.array(gaps, np.int64)),nbytes,failed
 
 @patch
-def _publish(self:RedisWriter, manifest, run):
-    "Replaces the manifest, ends the ingest, and removes what is no longer needed"
-    plan,replaced = self.plan,self._committed(True)
-    manifest.uid = uuid.uuid4().hex
-    garbage = staged_keys(self.layout, plan['fields'], plan['n'])
-    if replaced: garbage += _keys_of(replaced)
+def publish(self:RedisWriter,
+    manifest:Manifest, # What was written, or `None`
+    run:str, # As in `RedisLock.transaction_if`
+)->Manifest:
+    "Replaces the manifest, ends the ingest, and removes what is no longer needed; returns the new manifest"
+    manifest,extra,garbage = self.revised(manifest)
+    manifest.uid,plan = uuid.uuid4().hex,self.plan
+    if plan: garbage = [*staged_keys(self.layout, plan['fields'], plan['n']), *garbage]
     def queue(p):
+        for key,content in extra.items(): p.set(key, content)
         p.set(self.keys.manifest, manifest.stamp().to_json())
         p.set(self.keys.garbage, seal({'ranges':garbage}))
-        p.delete(*self.keys.temporary(plan['fields']))
+        if plan: p.delete(*self.keys.temporary(plan['fields']))
     self.lock.transaction(queue, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
     self.remove_garbage()
-    if getattr(self._committed(), 'uid', None)!=manifest.uid:
+    if getattr(self.committed(), 'uid', None)!=manifest.uid:
         raise ServerRestarted(f'{self.url}: the server restarted and lost the commit of {self.name!r}; '
                               'repeat the same call')
+    return manifest
 
 @patch
 def _image_stats(self:RedisWriter):
@@ -634,14 +672,14 @@ def _label_encoder(self:RedisWriter, field, spec, n):
     """Returns the vocabulary of a staged field, the dtype of its codes, and a function from staged values to codes
 
     The vocabulary is `None` for integers that are too many to be classes; these are stored as they are."""
-    labels = self._labels(field)
+    labels,known = self._labels(field),self.known_labels(field)
     if spec.get('text') and not labels: raise self._lost(f'labels of {field!r}')
     if not labels:
         dtype,integers = _distinct_integers(values for _,values in self._scan(f'{field}~', spec, n))
-        if integers is None: return None,dtype,lambda values: values
-        vocab = integers.tolist()
-        return vocab,narrow(0, len(vocab)-1),lambda values: np.searchsorted(integers, values)
-    hashes = label_hash(labels)
+        if integers is None or known is None: return None,dtype,lambda values: values
+        labels = integers.tolist()
+    labels = list(dict.fromkeys([*known, *labels]))
+    hashes = label_hash(labels) if spec.get('text') else np.array(labels, np.int64)
     order = np.argsort(hashes)
     sorted_hashes = hashes[order]
     if len(np.unique(hashes))<len(hashes):
