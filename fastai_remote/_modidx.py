@@ -2284,6 +2284,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'fastai_remote/store/redis_keys.py'),
                                                 'fastai_remote.store.redis_keys.RedisKeys.read_values': ( 'store/redis_keys.html#rediskeys.read_values',
                                                                                                           'fastai_remote/store/redis_keys.py'),
+                                                'fastai_remote.store.redis_keys.RedisKeys.reviser': ( 'store/redis_keys.html#rediskeys.reviser',
+                                                                                                      'fastai_remote/store/redis_keys.py'),
                                                 'fastai_remote.store.redis_keys.RedisKeys.unchecked': ( 'store/redis_keys.html#rediskeys.unchecked',
                                                                                                         'fastai_remote/store/redis_keys.py'),
                                                 'fastai_remote.store.redis_keys._check_pattern': ( 'store/redis_keys.html#_check_pattern',

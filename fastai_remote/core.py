@@ -60,7 +60,8 @@ def _is_field(o):
 _part_types = dict(prefix=str, tags=int, n=int, fields=dict, failed=int, signature=str)
 
 def _is_part(o):
-    if not isinstance(o, dict) or any(not isinstance(o.get(key), kind) for key,kind in _part_types.items()): return False
+    if not isinstance(o, dict): return False
+    if any(not isinstance(o.get(key), kind) for key,kind in _part_types.items()): return False
     return min(o['tags'], o['n'], o['failed'])>=0 and all(map(_is_field, o['fields'].values()))
 
 def _are_runs(d):

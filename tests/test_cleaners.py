@@ -6,7 +6,7 @@ import pytest
 import torch
 from fastai.vision.all import *
 
-from conftest import CLASSES
+from conftest import CLASSES, class_of
 from fastai_remote import *
 from fastai_remote.load.cleaners import RemoteImage
 
@@ -56,6 +56,19 @@ def test_delete_and_change_name_samples(learn, store):
     assert len(keep)==len(store)-1 and store[bad[0]]['cls']==c.dd_cats.value
     dls = DataBlock((RedisBlock,RedisBlock('cls')), get_items=lambda s: get_remote_items(s)[keep], splitter=RandomStoreSplitter(), item_tfms=Resize(16)).dataloaders(store, bs=8, num_workers=0)
     assert sorted([*dls.train_ds.items, *dls.valid_ds.items])==keep.tolist()
+
+def test_what_was_marked_is_applied_to_the_dataset(server, images):
+    to_redis(image_samples(images, label=class_of, path=True), server.url, 'cleaned', num_workers=1, progress=False)
+    store = RedisStore(server.url, 'cleaned')
+    cleaner = cleaner_of(Learner(DataLoaders.from_store(store, item_tfms=Resize(16, 'squish'), bs=8, num_workers=0, seed=1), nn.Sequential(nn.Flatten(), nn.Linear(768, 3))))
+    boxes = cleaner.iw.widget.children
+    boxes[0].children[1].value,boxes[2].children[1].value = '<Delete>','dog'
+    label = cleaner.dd_cats.value
+    bad,changed = store[int(cleaner.fns[0])]['path'],store[int(cleaner.fns[2])]['path']
+    new = store.edit(drop=[int(cleaner.fns[i]) for i in cleaner.delete()], set={'cls':{int(cleaner.fns[i]):label for i,label in cleaner.change()}})
+    labels = {row['path']:row['cls'] for row in new}
+    assert bad not in labels and labels[changed]=='dog'!=label and len(new)==len(store)-1
+    assert {row['path']:row['cls'] for row in new if row['path']!=changed}=={row['path']:row['path'].split('/')[0] for row in new if row['path']!=changed}
 
 def test_what_is_done_to_files_is_refused_for_samples(learn, tmp_path, monkeypatch):
     "With advice, and without touching a file that is called like a sample's number"

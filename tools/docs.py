@@ -20,7 +20,7 @@ package = 'fastai_remote'
 # In the order of the layers: a package imports only from packages before it.
 PACKAGES = 'core imported parallel order codec store write source ingest load block'.split()
 
-GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'failures', 'servers', 'sizing', 'credentials', 'when_not']
+GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'changing', 'failures', 'servers', 'sizing', 'credentials', 'when_not']
 HOW = ['how_it_works', 'interfaces', 'formats']
 
 @dataclass

@@ -53,9 +53,9 @@ class RemoteImage(int):
     def _no_file(self, *args, **kwargs): raise TypeError(str(self))
     unlink = rename = replace = write_bytes = touch = _no_file
 
-_advice = ('a store is not changed in place. Leave samples out with '
-           'get_items=lambda store: get_remote_items(store)[numbers_to_keep], '
-           "or write a corrected dataset with store.map(fn, 'new_name')")
+_advice = ("a new version of a dataset is made instead, by store.edit(drop=[int(cleaner.fns[i]) for i in "
+           "cleaner.delete()], set={'cls':{int(cleaner.fns[i]):label for i,label in cleaner.change()}}), "
+           'or a new dataset by store.map')
 
 # %% ../../nbs/load/12_cleaners.ipynb #b5417291
 def remote_images(

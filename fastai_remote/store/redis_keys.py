@@ -15,6 +15,7 @@ import numpy as np
 from ..codec.numbers import narrow
 from ..core import CorruptSample, Manifest
 from .address import concealed
+from .base import Store
 from .redis import RedisStore
 from .redis_link import as_link, fill_places
 
@@ -76,6 +77,7 @@ class RedisKeys(RedisStore):
     def check_rest(self):
         "Yields nothing: only values are stored"
         return iter(())
+    def reviser(self, change): return Store.reviser(self, change)   # these keys are those of another program
     def __getstate__(self): return dict(self.__dict__)
 
 def _check_pattern(pattern, has_splits):

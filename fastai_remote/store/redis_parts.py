@@ -80,7 +80,7 @@ class RunTable:
         kept = lengths>0
         lengths,parts,firsts = lengths[kept],parts[kept],firsts[kept]
         continues = (parts[1:]==parts[:-1])&(firsts[1:]==firsts[:-1]+lengths[:-1])
-        begins = np.concatenate([[True][:len(parts)], ~continues])
+        begins = np.concatenate([np.ones(min(len(parts), 1), bool), ~continues])
         ends = np.cumsum(lengths)
         n = int(ends[-1]) if len(ends) else 0
         return cls((ends-lengths)[begins], parts[begins], firsts[begins], n)

@@ -182,10 +182,10 @@ class Append(Change):
         for split in new: spans.setdefault(split, [len(store),len(store)])
         for split,(start,stop) in spans.items():
             first,last = new.get(split, (0,0))
-            if last>first:
-                version.change_columns(version.fields, lambda table: table.insert(stop+shift, number, first, last-first))
-            spans[split] = [start+shift, stop+shift+last-first]
-            shift += last-first
+            at,count = stop+shift,last-first
+            if count: version.change_columns(version.fields, lambda table: table.insert(at, number, first, count))
+            spans[split] = [start+shift, at+count]
+            shift += count
         version.manifest.splits = {split:span for split,span in spans.items() if split}
         add_labels(version.manifest, part)
 
@@ -317,7 +317,7 @@ class RedisReviser(RedisWriter):
             self.remove_garbage()
             self.check_dataset(self.committed(), False)
             if self.link.call(lambda client: client.exists(self.keys.plan)):
-                raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} is there; repeat the same call to '
-                                  f'finish it, or {self.how_to_abandon()} drops it')
+                raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} is there; repeat the same call '
+                                  f'to finish it, or {self.how_to_abandon()} drops it')
             self.publish(None, self.server_run())
         finally: self.close()

@@ -1,0 +1,373 @@
+"Datasets that are appended to and edited: what they contain, who sees it and when, and what is shared and removed"
+import io, json, random, tracemalloc
+
+import numpy as np
+import pytest
+import redis
+from fastai.vision.all import DataLoaders
+from hypothesis import given, strategies as st
+from PIL import Image
+
+from clusters import LocalCluster
+from conftest import dies_at, examples
+from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, TieredStore, UnknownField,
+    UnsupportedFormat, to_redis, to_shards)
+from fastai_remote.core import CorruptSample, Manifest, seal
+from fastai_remote.store.redis_parts import RunTable, TooManyRuns
+
+one = dict(num_workers=1, progress=False)
+
+def sample(i, label=None):
+    return {'txt':f'sample {i}', 'cls':label or 'abc'[i%3], 'id.i4':i, 'x.npy':np.full(3, i), 'tags.labels':[f't{i%2}']}
+def samples(start, stop): return [sample(i) for i in range(start, stop)]
+def put(url, n=30, name='d', **kw): return to_redis(samples(0, n), url, name, **{'shuffle':False, **one, **kw}) and RedisStore(url, name)
+def plain(o): return o.tolist() if isinstance(o, np.ndarray) else list(o) if isinstance(o, (list,tuple)) else o
+def rows(store): return [{f:plain(o) for f,o in row.items()} for row in store[:]]
+def expected(values): return [{f:plain(o) for f,o in row.items()} for row in values]
+def client(server): return redis.Redis.from_url(server.url)
+def keys(server): return {k.decode() for k in client(server).keys()}-{'fastai_remote:generations'}
+def verified(store):
+    report = store.verify(num_workers=1)
+    return report.samples==len(store) and not report.bad
+
+# --- tables of runs, against lists
+
+@examples(60)
+@given(st.integers(1, 40), st.lists(st.tuples(st.sampled_from(['drop','replace','insert']), st.integers(0, 10**6), st.integers(1, 9)), max_size=8))
+def test_a_table_of_runs_is_a_list_of_places(n, changes):
+    table,places = RunTable.whole(n),[(0,i) for i in range(n)]
+    for part,(what,seed,k) in enumerate(changes, 1):
+        rng = random.Random(seed)
+        if what=='insert':
+            at = rng.randint(0, len(places))
+            table = table.insert(at, part, 5, k)
+            places[at:at] = [(part,5+i) for i in range(k)]
+        else:
+            numbers = sorted(rng.sample(range(len(places)), min(k, len(places))))
+            if what=='replace':
+                table = table.replace(np.array(numbers, np.int64), part)
+                for j,i in enumerate(numbers): places[i] = part,j
+            else:
+                table = table.drop(np.array(numbers, np.int64))
+                places = [place for i,place in enumerate(places) if i not in numbers]
+        assert table.n==len(places)
+        found = table.locate(np.arange(table.n))
+        assert list(zip(*(a.tolist() for a in found)))==places
+        neighbours = sum(a!=(b[0],b[1]-1) for a,b in zip(places, places[1:]))
+        assert len(table)==(neighbours+1 if places else 0)   # no more runs than there must be
+        again = RunTable.from_bytes(table.to_bytes(), table.n)
+        assert again.to_bytes()==table.to_bytes()
+
+def test_a_damaged_table_is_refused():
+    good = RunTable.whole(10).drop(np.array([3]))
+    for starts,parts,firsts,n in (([0,3],[0],[0,4],9), ([1,3],[0,0],[0,4],9), ([0,9],[0,0],[0,4],9), ([0,3],[0,-1],[0,4],9), ([],[],[],9), ([0],[0],[0],0)):
+        with pytest.raises(ValueError): RunTable(starts, parts, firsts, n)
+    with pytest.raises(ValueError): RunTable.from_bytes(good.to_bytes()[:-3], 9)
+
+def test_fifty_million_samples_take_no_memory(monkeypatch):
+    "Only the runs do: a few for each sample that was dropped or changed"
+    tracemalloc.start()
+    numbers = np.arange(0, 50_000_000, 50_000)
+    table = RunTable.whole(50_000_000).drop(numbers).replace(numbers[:-1], 1).insert(7_000_000, 2, 0, 1_000_000)
+    assert table.n==51_000_000-1000 and len(table)<4100 and tracemalloc.get_traced_memory()[1]<2_000_000
+    tracemalloc.stop()
+    monkeypatch.setattr('fastai_remote.store.redis_parts.MAX_RUNS', 1000)
+    with pytest.raises(TooManyRuns, match=r'1,001 runs.*where 1,000.*store\.map'): RunTable.whole(50_000_000).drop(np.arange(1, 2001, 2))
+
+# --- against a list of samples
+
+class Model:
+    "A dataset, and what it should contain"
+    def __init__(self, url, n=30, **kw):
+        self.store,self.rows,self.next = put(url, n, **kw),samples(0, n),n
+
+    def append(self, rng):
+        new = [{**sample(i, rng.choice(['a','b',f'new {i%4}'])), **self.more(i)} for i in range(self.next, self.next+rng.randint(1, 9))]
+        self.next += len(new)
+        self.rows += new
+        return self.store.append(new, shuffle=False, **one)
+
+    def more(self, i): return {f:f'{f} of {i}' for f in self.store.fields if f.startswith('more')}
+
+    def edit(self, rng):
+        numbers = rng.sample(range(len(self.rows)), min(len(self.rows)-1, 8))
+        drop,change = numbers[:rng.randint(0, 4)],numbers[4:]
+        values = {'cls':{i:f'changed {i%3}' for i in change[:2]}, 'txt':{i:f'changed {i}' for i in change[1:]}, 'id.i4':{i:-i for i in change[:3]}}
+        for field,changed in values.items():
+            for i,value in changed.items(): self.rows[i] = {**self.rows[i], field:value}
+        self.rows = [row for i,row in enumerate(self.rows) if i not in drop]
+        return self.store.edit(drop, values)
+
+    def add(self, rng):
+        field = f'more{rng.randint(0, 2)}.txt'
+        if field in self.store.fields: return self.drop_field(field)
+        self.rows = [{**row, field:f"{field} of {row['id.i4']}"} for row in self.rows]
+        if rng.random()<.5: return self.store.add_fields({field:[row[field] for row in self.rows]}, **one)
+        return self.store.add_fields(lambda o: {field:f"{field} of {o['id.i4']}"}, ['id.i4'], **one)
+
+    def drop_field(self, field):
+        self.rows = [{f:o for f,o in row.items() if f!=field} for row in self.rows]
+        return self.store.drop_fields(field)
+
+    def step(self, rng):
+        before = self.store
+        self.store = rng.choice([self.append,self.edit,self.add])(rng)
+        if self.store is before: return
+        with pytest.raises(StoreNotFound, match='replaced since it was opened'): before.get_many([0], 'txt')
+
+    def check(self):
+        store = self.store
+        assert rows(store)==expected(self.rows) and len(store)==len(self.rows)
+        assert verified(store)
+        labels = [row['cls'] for row in self.rows]
+        assert store.class_counts()=={label:labels.count(label) for label in store.vocab}
+        some = np.random.default_rng(len(self.rows)).permutation(len(self.rows))[:7]
+        got = store.get_many(some, ['txt','id.i4'], check=True)
+        assert [t.decode() for t in got['txt']]==[self.rows[i]['txt'] for i in some] and got['id.i4'].tolist()==[self.rows[i]['id.i4'] for i in some]
+
+@pytest.mark.parametrize('seed', range(4))
+def test_any_changes(server, seed):
+    rng = random.Random(seed)
+    model = Model(server.url, name=f'd{seed}')
+    for _ in range(8): model.step(rng)
+    model.check()
+    RedisStore.delete(server.url, f'd{seed}')
+    assert not keys(server)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', range(4, 24))
+def test_many_changes(server, seed):
+    rng = random.Random(seed)
+    model = Model(server.url, name=f'd{seed}')
+    for _ in range(16):
+        model.step(rng)
+        model.check()
+    model.store.copy(server.url, f'copy {seed}', **one)
+    copy = RedisStore(server.url, f'copy {seed}')
+    assert rows(copy)==rows(model.store) and not copy.manifest.parts
+    to_redis(samples(0, 5), server.url, f'd{seed}', overwrite=True, **one)
+    for name in (f'd{seed}',f'copy {seed}'): RedisStore.delete(server.url, name)
+    assert not keys(server)
+
+@pytest.mark.slow
+def test_changes_in_a_cluster():
+    with LocalCluster(3) as c:
+        for seed in range(3):
+            rng = random.Random(seed)
+            model = Model(c.url, name='d')
+            for _ in range(8): model.step(rng)
+            model.check()
+            model.store = model.store.rename('e')
+            model.check()
+            RedisStore.delete(c.url, 'e')
+            left = {k.decode() for k_ in range(3) for k in c.client(k_).keys()}
+            assert left<={'fastai_remote:locks','fastai_remote:generations'}
+
+# --- appending
+
+def test_each_sample_goes_to_its_split(server):
+    to_redis({'train':samples(0, 10), 'valid':samples(10, 14)}, server.url, 's', **one)
+    store = RedisStore(server.url, 's')
+    store = store.append({'valid':samples(20, 23), 'train':samples(30, 35)}, **one)
+    store = store.append({'test':samples(40, 42), 'train':samples(50, 51)}, **one)
+    ids = {split:sorted(store.get_many(range(*span), 'id.i4')['id.i4'].tolist()) for split,span in store.splits.items()}
+    assert ids=={'train':[*range(10), *range(30, 35), 50], 'valid':[*range(10, 14), 20,21,22], 'test':[40,41]}
+    assert store.splits=={'train':[0,16], 'valid':[16,23], 'test':[23,25]} and verified(store)
+    with pytest.raises(ValueError, match="has the splits train, valid, test.*{'train': source} names one"): store.append(samples(60, 62), **one)
+    plain = put(server.url, name='p')
+    with pytest.raises(ValueError, match='has no splits, and the new samples have some'): plain.append({'train':samples(1, 2)}, **one)
+
+def test_what_is_there_is_not_written_again(server):
+    store = put(server.url, 200, name='big')
+    before = client(server).info('stats')['total_net_input_bytes']
+    store.append(samples(200, 201), **one)
+    RedisStore(server.url, 'big').edit(drop=[3], set={'cls':{5:'z'}})
+    took = client(server).info('stats')['total_net_input_bytes']-before
+    client(server).flushdb()
+    before = client(server).info('stats')['total_net_input_bytes']
+    put(server.url, 200, name='big')
+    assert took<.7*(client(server).info('stats')['total_net_input_bytes']-before)
+
+@pytest.mark.parametrize('source,match', [([{'txt':'a'}], r"without 'cls', 'id.i4', 'tags.labels', 'x.npy'\. fn= can leave out"),
+    ([{**sample(1), 'more':1}], "also 'more'"), ([{**sample(1), 'cls':3}], "labels of 'cls' are such as 'a', and the new samples have numbers")])
+def test_samples_that_do_not_fit(server, source, match):
+    store = put(server.url, name='f', overwrite=True)
+    with pytest.raises(ValueError, match=match): store.append(source, **one)
+    assert RedisStore(server.url, 'f').manifest.uid==store.manifest.uid and not RedisStore.unfinished(server.url)
+
+def test_a_source_is_appended_once(server):
+    "Its call may have been repeated, because the process was killed just after the commit"
+    store = put(server.url, name='o').append(samples(30, 34), **one)
+    with pytest.raises(StoreExists, match='these samples were appended before.*again=True'): store.append(samples(30, 34), **one)
+    assert len(store.append(samples(30, 34), again=True, **one))==38
+
+def test_codes_of_a_source_with_classes_are_translated(server):
+    store = to_redis([('x','a'),('y','b')], server.url, 'c', lambda o: {'txt':o[0], 'cls':o[1]}, shuffle=False, **one) and RedisStore(server.url, 'c')
+    class Source:
+        "A dataset with codes and names of classes, in an order of its own"
+        classes = ['owl','b','a']
+        def __len__(self): return 3
+        def __getitem__(self, i): return f't{i}',i
+    store = store.append(Source(), lambda o: {'txt':o[0], 'cls':o[1]}, shuffle=False, **one)
+    assert [row['cls'] for row in store]==['a','b','owl','b','a'] and store.vocab==['a','b','owl']
+
+def test_more_classes_than_fit_a_byte(server):
+    to_redis([{'cls':f'c{i:03}'} for i in range(200)], server.url, 'w', shuffle=False, **one)
+    store = RedisStore(server.url, 'w').append([{'cls':f'd{i:03}'} for i in range(200)], shuffle=False, **one)
+    assert [row['cls'] for row in store]==[f'c{i:03}' for i in range(200)]+[f'd{i:03}' for i in range(200)] and verified(store)
+    assert store.manifest.fields['cls']['dtype']=='u2' and store.get_many(range(400), 'cls', check=True)['cls'].tolist()==list(range(400))
+
+@pytest.mark.parametrize('labels,more', [([3,1,2],[7,1]), ([10**9,5],[-3])])
+def test_labels_that_are_numbers(server, labels, more):
+    to_redis([{'cls':label} for label in labels], server.url, 'n', overwrite=True, shuffle=False, **one)
+    store = RedisStore(server.url, 'n').append([{'cls':label} for label in more], shuffle=False, **one)
+    assert [row['cls'] for row in store]==labels+more and store.vocab==sorted(labels)+[label for label in more if label not in labels]
+
+def test_numbers_that_are_no_labels(server, monkeypatch):
+    "More than can be classes: they are stored as they are"
+    monkeypatch.setattr('fastai_remote.write.redis.MAX_CLASSES', 100)
+    to_redis(({'cls':7*i} for i in range(700)), server.url, 'many', **one)
+    store = RedisStore(server.url, 'many').append([{'cls':5},{'cls':10**6}], shuffle=False, **one)
+    assert [row['cls'] for row in store[-3:]]==[7*699,5,10**6] and not store.vocab
+
+def test_failures_of_all_parts_are_named(server):
+    def fn(o):
+        if o['id.i4']%5==3: raise ValueError('three')
+        return o
+    store = to_redis(samples(0, 20), server.url, 'fail', fn, **one) and RedisStore(server.url, 'fail')
+    store = store.append(samples(20, 30), fn, **one)
+    assert len(store)==24 and store.manifest.failed==6==len(list(store.failures())) and verified(store)
+    with pytest.raises(IngestError): store.append(samples(30, 60), fn, max_failed=0, **one)
+    assert len(RedisStore(server.url, 'fail'))==24
+    RedisStore.abandon(server.url, 'fail')
+    assert verified(RedisStore(server.url, 'fail'))
+
+# --- editing and fields
+
+def test_an_edit_that_makes_no_sense(server):
+    store = put(server.url, name='e')
+    with pytest.raises(IndexError, match='no sample 30'): store.edit(drop=[30])
+    with pytest.raises(IndexError, match='no sample -1'): store.edit(set={'cls':{-1:'a'}})
+    with pytest.raises(UnknownField, match="no field 'klass'"): store.edit(set={'klass':{1:'a'}})
+    with pytest.raises(ValueError, match='sample 2 is to be removed and changed'): store.edit(drop=[2], set={'cls':{2:'a'}})
+    with pytest.raises(ValueError, match='no sample would be left'): store.edit(drop=range(30))
+    with pytest.raises(ValueError, match='no field would be left'): store.drop_fields(*store.fields)
+    with pytest.raises(UnknownField, match="no field 'nothing'"): store.drop_fields('nothing')
+    with pytest.raises(ValueError, match="there is a field 'cls' already"): store.add_fields(lambda o: {'cls':1}, **one)
+    with pytest.raises(ValueError, match="'y.f4' has 3 values, for 30 samples"): store.add_fields({'y.f4':np.zeros(3)})
+    with pytest.raises(TypeError, match='want a function'): store.add_fields('y')
+    with pytest.raises(IngestError, match='zero'): store.add_fields(lambda o: 1/0, **one)
+    with pytest.raises(Exception, match='bool|number|label'): store.edit(set={'id.i4':{1:'text'}})
+    assert store.edit() is store and verified(RedisStore(server.url, 'e')) and store[0]
+
+def test_memory_of_what_is_dropped_is_freed(server):
+    to_redis([{'x.bin':bytes([i])*10_000} for i in range(100)], server.url, 'free', shuffle=False, **one)
+    store = RedisStore(server.url, 'free')
+    there = len(keys(server))
+    store = store.edit(drop=range(10, 60))
+    assert len(keys(server))==there-50+1 and len(store)==50 and verified(store)   # one more: the table of runs
+    store = store.add_fields({'y.bin':[b'']*50}, **one)
+    store = store.drop_fields('x.bin')
+    assert not [key for key in keys(server) if ':x.bin:' in key] and verified(store)
+
+def test_a_killed_edit_changes_all_or_nothing(fresh):
+    "Wherever the process dies, readers see the old or the new version, and the same call continues"
+    def edited():
+        store = RedisStore(fresh.url, 'd')
+        return store.edit(drop=[1,5], set={'cls':{3:'z'}, 'txt':{4:'new'}})
+    def appended(): return RedisStore(fresh.url, 'd').append(samples(30, 40), shuffle=False, chunk=5, **one)
+    for do in (edited,appended):
+        client(fresh).flushall()
+        before = rows(put(fresh.url))
+        after = rows(do())
+        for k in range(0, 300, 7):
+            client(fresh).flushall()
+            put(fresh.url)
+            died = dies_at(k, do)
+            seen = rows(RedisStore(fresh.url, 'd'))
+            assert seen in (before,after), k
+            if not died: break
+            if seen==before: do()
+            store = RedisStore(fresh.url, 'd')
+            assert rows(store)==after and verified(store), k
+            RedisStore.delete(fresh.url, 'd')
+            assert not keys(fresh), k
+        assert k>20 and seen==after
+
+def test_rename_and_overwrite(server):
+    store = put(server.url, name='first').append(samples(30, 34), **one).edit(drop=[0])
+    want = rows(store)
+    store = store.rename('second')
+    put(server.url, 5, name='first')   # a new dataset of the old name
+    assert rows(RedisStore(server.url, 'second'))==want and verified(RedisStore(server.url, 'second'))
+    put(server.url, 3, name='second', overwrite=True)
+    assert len(RedisStore(server.url, 'second'))==3
+    for name in ('first','second'): RedisStore.delete(server.url, name)
+    assert not [key for key in keys(server) if key.startswith(('first','second'))]
+
+def test_two_who_edit(server):
+    "The second one learns that the dataset is another one now"
+    store = put(server.url, name='two')
+    store.edit(drop=[1])
+    for again in (lambda: store.edit(drop=[2]), lambda: store.append(samples(30, 31), **one), lambda: store.drop_fields('txt')):
+        with pytest.raises(StoreNotFound, match='replaced since it was opened'): again()
+    assert len(RedisStore(server.url, 'two'))==29
+
+def test_damage_is_noticed(server):
+    store = put(server.url, name='dam').edit(drop=[4]).append(samples(30, 34), **one)
+    c,key = client(server),store.manifest.runs['key']
+    stored = c.get(key)
+    c.setrange(key, 9, b'\x01')
+    with pytest.raises(CorruptSample, match=f'{key}.*damaged'): RedisStore(server.url, 'dam')[0]
+    assert RedisStore(server.url, 'dam').verify(num_workers=1).bad
+    c.delete(key)
+    with pytest.raises(CorruptSample, match='is gone'): RedisStore(server.url, 'dam')[0]
+    c.set(key, stored)
+    assert verified(RedisStore(server.url, 'dam'))
+    numbers = c.get('dam:id.i4#0')
+    c.setrange('dam:id.i4#0', 8*10+3, b'\xff')   # sample 10, which is number 9 now
+    with pytest.raises(CorruptSample, match=r'sample 9, field .id.i4.*key dam:id.i4#0 at byte 80'): RedisStore(server.url, 'dam').get_many(range(20), 'id.i4', check=True)
+    c.set('dam:id.i4#0', numbers)
+    last = store.manifest.parts[-1]['prefix']
+    c.set(f'{last}:txt:0', b'other')
+    with pytest.raises(CorruptSample, match=f'sample 29, field .txt.*key {last}:txt:0'): RedisStore(server.url, 'dam').get_many([29], 'txt', check=True)
+
+def test_an_earlier_version_refuses_it(server):
+    store = put(server.url, name='fmt').edit(drop=[4])
+    assert store.manifest.format==4
+    class Earlier(Manifest): _format = 3
+    with pytest.raises(UnsupportedFormat, match='format 4; this version reads up to 3'): Earlier.from_json(client(server).get('fmt:meta'))
+    for entry in ({'parts':[{'prefix':'x'}]}, {'runs':{}}, {'runs':{'key':'k', 'lengths':[1], 'crc':1, 'columns':{}}}):
+        content = {**json.loads(client(server).get('fmt:meta')), **entry}
+        content.pop('crc')
+        with pytest.raises(UnsupportedFormat, match='part|runs'): Manifest.from_json(seal(content))
+
+def test_kinds_of_stores_that_cannot_be_changed(server, tmp_path):
+    store = put(server.url, name='k')
+    to_shards(store, tmp_path/'s', **one)
+    shards = ShardStore(tmp_path/'s')
+    changed = store.edit(drop=[1])
+    with pytest.raises(ValueError, match='appended to or edited; copy it'): TieredStore(changed, shards)
+    client(server).set('a:0', b'x')
+    keys_store = RedisStore.from_keys(server.url, 'a:{}', n=1, codec='txt')
+    with pytest.raises(TypeError, match='a RedisKeys cannot be changed'): keys_store.add_fields({'y.u1':[1]}, **one)
+
+# --- training
+
+def png(i):
+    Image.fromarray(np.full((8,8,3), i, np.uint8)).save(b:=io.BytesIO(), 'PNG')
+    return b.getvalue()
+
+@pytest.mark.parametrize('num_workers', [0,2])
+def test_loaders_of_an_edited_dataset(server, num_workers):
+    name = f'dls{num_workers}'
+    to_redis({'train':[{'png':png(i), 'cls':'ab'[i%2]} for i in range(24)], 'valid':[{'png':png(i), 'cls':'ab'[i%2]} for i in range(24, 32)]}, server.url, name, **one)
+    store = RedisStore(server.url, name).append({'train':[{'png':png(i), 'cls':'ac'[i%2]} for i in range(40, 48)]}, **one)
+    store = store.edit(drop=[0,30], set={'cls':{5:'c'}})
+    dls = DataLoaders.from_store(store, bs=5, num_workers=num_workers)
+    train = store[slice(*store.splits['train'])]
+    want = sorted((row['png'].getpixel((0,0))[0], store.vocab.index(row['cls'])) for row in train)
+    xs,ys = zip(*((x.cpu(),y.cpu()) for x,y in dls.train.new(shuffle=False, drop_last=False)))
+    got = sorted((round(float(x[0,0,0])*255),int(y)) for xb,yb in zip(xs,ys) for x,y in zip(xb,yb))
+    assert got==want and len(dls.vocab)==3
+    assert sum(len(y) for _,y in dls.valid)==8
