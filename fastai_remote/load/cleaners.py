@@ -53,8 +53,8 @@ class RemoteImage(int):
     def _no_file(self, *args, **kwargs): raise TypeError(str(self))
     unlink = rename = replace = write_bytes = touch = _no_file
 
-_advice = ("store.edit(drop=[number], set={'cls':{number:label}}) makes a corrected version of the dataset, and store.map "
-           'a new one')
+_advice = ("store.edit(drop=[number], set={'cls':{number:label}}) makes a corrected version of the dataset, and "
+           "store.map a new one")
 
 # %% ../../nbs/load/12_cleaners.ipynb #b5417291
 def remote_images(
