@@ -859,6 +859,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/load/dataset.py'),
                                             'fastai_remote.load.dataset._reading_plan': ( 'load/dataset.html#_reading_plan',
                                                                                           'fastai_remote/load/dataset.py'),
+                                            'fastai_remote.load.dataset._this_rank': ( 'load/dataset.html#_this_rank',
+                                                                                       'fastai_remote/load/dataset.py'),
                                             'fastai_remote.load.dataset._to_tuple': ( 'load/dataset.html#_to_tuple',
                                                                                       'fastai_remote/load/dataset.py')},
             'fastai_remote.load.distributed': { 'fastai_remote.load.distributed.RemoteDistributedDL': ( 'load/distributed.html#remotedistributeddl',

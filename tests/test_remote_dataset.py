@@ -125,6 +125,22 @@ for b,dl in ((it, DataLoader(it, batch_size=None, num_workers=2)), (mp, DataLoad
         print(*[t for x,_ in dl for t in x])
 dist.destroy_process_group()
 '''
+@pytest.mark.parametrize('make', ['batches','batched'])
+def test_ranks_of_torchrun(local, monkeypatch, make):
+    "Also before, or without, `init_process_group`: each rank gets its share, and not the whole dataset"
+    ds = chain(local)[:200]
+    monkeypatch.setenv('WORLD_SIZE', '4')
+    def numbers(rank):
+        monkeypatch.setenv('RANK', str(rank))
+        source = getattr(ds, make)(16, seed=1)
+        return nums(DataLoader(ds, batch_sampler=source) if make=='batches' else DataLoader(source, batch_size=None))
+    assert sorted(i for rank in range(4) for i in numbers(rank))==sorted(nums(DataLoader(ds, batch_size=50)))
+    monkeypatch.delenv('RANK')
+    with pytest.raises(ValueError, match='WORLD_SIZE=4 .*RANK is not'): getattr(ds, make)(16)
+    assert len(getattr(ds, make)(16, rank=0, world_size=1))==13
+    monkeypatch.setenv('WORLD_SIZE', '1')
+    assert len(getattr(ds, make)(16))==13
+
 def test_two_processes_with_gloo(local, tmp_path):
     "The ranks are torch.distributed's, and share each epoch"
     ps = [subprocess.Popen([sys.executable, '-W', 'ignore', '-c', RANK, str(r), local.storage.url, f'file://{tmp_path}/meet'], stdout=subprocess.PIPE, text=True) for r in range(2)]

@@ -8,7 +8,7 @@ Docs: page `load/dataset`"""
 __all__ = ['RemoteDataset', 'RemoteBatches', 'BatchedDataset']
 
 # %% ../../nbs/load/11_dataset.ipynb #512cca93
-import collections, copy, gc
+import collections, copy, gc, os
 
 import numpy as np
 import torch
@@ -229,6 +229,20 @@ class RemoteDataset(Dataset):
         return sample
 
 # %% ../../nbs/load/11_dataset.ipynb #fe079912
+def _this_rank():
+    """The rank of this process, and the number of ranks: of `torch.distributed`, or of the environment of `torchrun`
+
+    Raises `ValueError` if the environment names ranks, but not which one this is."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(),distributed.get_world_size()
+    rank,world_size = os.environ.get('RANK'),int(os.environ.get('WORLD_SIZE') or 1)
+    if world_size==1: return 0,1
+    if rank is None:
+        raise ValueError(f'WORLD_SIZE={world_size} is set in the environment, and RANK is not: give rank= and '
+                         'world_size=, or call torch.distributed.init_process_group')
+    return int(rank),world_size
+
 class _Epochs:
     "The order of the batches of each epoch"
     def __init__(self,
@@ -238,13 +252,10 @@ class _Epochs:
         seed:int=None, # Seed of the orders; default: drawn from torch's generator
         interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
         drop_last:bool=False, # Leave out a last batch that is smaller?
-        rank:int=None, # This rank; default: as `torch.distributed` says, if it is initialised
+        rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
         world_size:int=None, # Number of ranks; default: as `rank`
     ):
-        dist = torch.distributed
-        if world_size is None:
-            in_group = dist.is_available() and dist.is_initialized()
-            rank,world_size = (dist.get_rank(),dist.get_world_size()) if in_group else (0,1)
+        if world_size is None: rank,world_size = _this_rank()
         if bs<1 or (interleave is not None and interleave<1) or rank is None or not 0<=rank<world_size:
             raise ValueError('want bs and interleave of at least 1 and a rank below world_size, '
                              f'not {bs=}, {interleave=}, {rank=}, {world_size=}')
