@@ -170,7 +170,7 @@ def _check_role(info):
         if info.get('master_link_status')!='up':
             yield problem('role', 'the replica has lost its master: its data may be old')
 
-# %% ../../nbs/cli/04_doctor.ipynb #1333f6b0
+# %% ../../nbs/cli/04_doctor.ipynb #0bda1497
 def check_rights(
     link, # A `RedisLink`
     name:str # Name of a dataset
@@ -185,33 +185,34 @@ def check_rights(
     writes = [(*command[:1], o, *command[1:]) for o in (key,value) for command in _WRITE]
     writes += [('RENAME', key, key), ('MEMORY', 'USAGE', key), ('SADD', ours, 'a'), ('SREM', ours, 'a')]
     writes += [('HSET', ours, 'a', 'b')]
-    for what,commands,is_write in (('train',train,False), ('list and verify',lists,False), ('write',writes,True)):
-        refused = link.call(lambda client: _refused(client, commands, is_write), key=key)
-        if not refused: yield ok('rights', f'this user may {what}')
-        else: yield note('rights', f"this user may not {what}: {'; '.join(refused)}")
+    for what,commands,is_write in (('train from',train,False), ('list and verify',lists,False), ('write',writes,True)):
+        missing = link.call(lambda client: _missing_rights(client, commands, is_write), key=key)
+        if not missing: yield ok('rights', f'this user may {what} {name}')
+        else: yield note('rights', f"this user may not {what} {name}: its access list (ACL) needs {' '.join(missing)}")
 
-_TRAIN = ('GET',),('MGET',),('GETRANGE',0,0),('BITFIELD_RO','GET','u1',0),('STRLEN',)
+_TRAIN = ('GET',),('MGET',),('GETRANGE',0,0),('BITFIELD_RO','u1',[0]),('STRLEN',)   # as `RedisLink` packs them
 _WRITE = (('SET','a'), ('MSET','a'), ('SETRANGE',0,'a'), ('DEL',), ('UNLINK',), ('HSET','a','b'), ('HDEL','a'),
           ('HLEN',), ('INCRBY',1), ('SETBIT',0,0), ('EXPIRE',1))
 
-def _refused(client, commands, in_transaction):
-    "The rights that the user lacks for `commands`, without repeats; nothing is changed"
+def _missing_rights(client, commands, in_transaction):
+    "What the access list of the user lacks for `commands`; nothing is changed"
     refused,client = [],client.client()   # one connection
     def run(*command):
         client.connection.send_command(*command)
         try: client.connection.read_response()
-        except redis.exceptions.NoPermissionError as e: refused.append(missing_right(str(e), command))
+        except redis.exceptions.NoPermissionError as e:
+            if command[0]=='MEMORY': command = 'MEMORY USAGE',command[2]
+            refused.append(re.search(r' needs (.*?) \(', missing_right(str(e), command))[1])
         except redis.ResponseError: pass   # a command that the server does not know, or a key of another node
     try:
         if in_transaction:
             run('WATCH', commands[0][1])
             run('UNWATCH')
             run('MULTI')
-            if any('MULTI' in text for text in refused): return list(dict.fromkeys(refused))
-        for command in commands: run(*command)
-        if in_transaction: run('DISCARD')
+        if '+multi' not in refused:
+            for command in commands: run(*command)
     finally:
-        client.connection.disconnect()
+        client.connection.disconnect()   # this discards a transaction
         client.close()
     return list(dict.fromkeys(refused))
 

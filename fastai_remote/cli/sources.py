@@ -95,7 +95,7 @@ def saved_dataset(
     if isinstance(files, list): raise UsageError('give one HuggingFace folder, or SPLIT=FOLDER for each split')
     return load_from_disk(str(files))
 
-# %% ../../nbs/cli/02_sources.ipynb #766f2ef2
+# %% ../../nbs/cli/02_sources.ipynb #e7aa0e72
 def kind_of(
     path:str|Path, # A file or a folder
     n:int=10_000 # How many files of a folder to look at
@@ -122,6 +122,7 @@ def kind_of(
 
 def source_of(
     path, # A file or a folder, or a list of files of one kind
+    /,
     kind:str=None, # A key of `KINDS`; default: by the names of the files
     **options # Of the function of the kind, such as `label=` of `image_samples`
 ): # What `to_redis` takes

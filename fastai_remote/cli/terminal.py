@@ -20,7 +20,7 @@ def say(text:str):
     "Print a line to the standard error"
     print(text, file=sys.stderr, flush=True)
 
-# %% ../../nbs/cli/00_terminal.ipynb #a0b5db9b
+# %% ../../nbs/cli/00_terminal.ipynb #416e7a52
 def duration(seconds:float)->str:
     "`seconds` as `m:ss` or `h:mm:ss`"
     minutes,seconds = divmod(int(seconds), 60)
@@ -68,9 +68,9 @@ class Progress:
         return ', '.join(parts)
 
     def _show(self, line):
-        try: columns = os.get_terminal_size(self.file.fileno()).columns
+        try: columns = os.get_terminal_size(self.file.fileno()).columns or 80   # 0: nobody has said how wide it is
         except (OSError,ValueError): columns = 80
-        print(f'\r\x1b[K{line[:max(columns-1, 1)]}', end='', file=self.file, flush=True)
+        print(f'\r\x1b[K{line[:columns-1]}', end='', file=self.file, flush=True)
 
 # %% ../../nbs/cli/00_terminal.ipynb #6648ecd8
 def is_person()->bool:
