@@ -391,6 +391,7 @@ def test_progress_of_verify_is_not_in_its_output(redis_pics, server, capsys):
     out,err = capsys.readouterr()
     assert '\r' not in out and '100%, 60 samples' in err
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_redis', [True, False])
 def test_interrupted_ingest_says_how_to_go_on_and_goes_on(is_redis, slow, server, tmp_path, cli):
     place = [server.url, 'stopped'] if is_redis else [tmp_path/'stopped']
@@ -425,6 +426,7 @@ def serving(tmp_path):
 
 def url_in(folder): return (folder/'url').read_text().strip()
 
+@pytest.mark.slow
 def test_serve_keeps_data_url_and_secret(serving, tmp_path, images, result, cli):
     folder = tmp_path/'data'
     p,said = serving('--memory', '200mb')
@@ -513,6 +515,7 @@ def test_doctor_of_a_folder(tmp_path, images, cli):
 
 # Object storage, and errors
 
+@pytest.mark.slow
 def test_shards_on_s3(images, monkeypatch, result, cli):
     with moto_server() as s3:
         monkeypatch.setenv('AWS_ACCESS_KEY_ID', s3.key)
@@ -541,3 +544,21 @@ def test_the_console_script_is_the_module():
     assert ini['DEFAULT']['console_scripts']=='fastai_remote=fastai_remote.cli.main:main'
     p = start('--version')
     assert ended(p)[0]==0
+
+# The guide
+
+@pytest.mark.slow
+def test_the_examples_of_the_guide_run(images, tmp_path):
+    page = (Path(__file__).parents[1]/'nbs/guide/command_line.md').read_text(encoding='utf-8')
+    blocks = re.findall(r'(?ms)^```sh\n(.*?)^```', page)
+    shutil.copytree(images, tmp_path/'images')
+    for name,make in ('theirs',make_tars), ('quickdraw',make_drawings):
+        (tmp_path/name).mkdir()
+        make(tmp_path/name, images)
+    script = 'set -euo pipefail\nfastai_remote() { %s -m fastai_remote "$@"; }\n%s' % (sys.executable, '\n'.join(blocks))
+    with redis_server(port=-1) as s:
+        env = {**os.environ, 'FASTAI_REMOTE_URL':s.url, 'PYTHONPATH':str(Path(__file__).parents[1])}
+        p = subprocess.run(['bash', '-c', script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+        assert p.returncode==0, p.stdout[-2000:]+p.stderr[-2000:]
+        assert RedisStore.names(s.url)==['pets','texts'] and "['pets', 'texts']" in p.stdout
+    assert {f.name for f in (tmp_path/'shards').iterdir()}=={'two','tars','drawings','pets'}

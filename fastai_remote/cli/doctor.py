@@ -32,10 +32,10 @@ def ok(what, text): return Finding(what, 'ok', str(text))
 def note(what, text): return Finding(what, 'note', text)
 def problem(what, text): return Finding(what, 'problem', text)
 
-# %% ../../nbs/cli/04_doctor.ipynb #ffd52cb1
+# %% ../../nbs/cli/04_doctor.ipynb #2da582df
 _PACKAGES = 'fastai_remote fastai torch fastcore numpy pillow redis hiredis fsspec s3fs joblib datasets pandas'.split()
 # Measured by `tests/bench/c_modules.py`
-_COST = {'_jpeg':'JPEG photographs load 0.4 times as fast', '_pixels':'drawings load half as fast'}
+_COST = {'_jpeg':'JPEG photographs load 0.4 times as fast', '_pixels':'drawings load 0.6 times as fast'}
 
 def _has_c_module(name):
     try: import_module(f'fastai_remote.codec.{name}')
@@ -55,7 +55,7 @@ def _check_versions():
     there = ', '.join(f'{name} {number}' for name,number in versions.items() if number)
     yield ok('versions', f'Python {platform.python_version()}, {there}')
     yield ok('machine', f'{platform.platform()}, {os.cpu_count()} cores')
-    if not versions['hiredis']: yield note('hiredis', 'not installed: Redis is read at about a third of the speed')
+    if not versions['hiredis']: yield note('hiredis', 'not installed: replies of Redis take 2.7 times as long to read')
 
 def _check_c_modules():
     for name,cost in _COST.items():
