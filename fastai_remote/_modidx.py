@@ -100,6 +100,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'fastai_remote/cli/doctor.py'),
                                           'fastai_remote.cli.doctor._check_saving': ( 'cli/doctor.html#_check_saving',
                                                                                       'fastai_remote/cli/doctor.py'),
+                                          'fastai_remote.cli.doctor._check_settings': ( 'cli/doctor.html#_check_settings',
+                                                                                        'fastai_remote/cli/doctor.py'),
                                           'fastai_remote.cli.doctor._check_versions': ( 'cli/doctor.html#_check_versions',
                                                                                         'fastai_remote/cli/doctor.py'),
                                           'fastai_remote.cli.doctor._config': ('cli/doctor.html#_config', 'fastai_remote/cli/doctor.py'),

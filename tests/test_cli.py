@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from clusters import LocalCluster
 from conftest import class_of, HOLD, holding, kill, wait_for
 from fastai_remote import RedisStore, ShardStore, csv_samples, image_samples, to_redis, to_shards
 from fastai_remote.cli.main import COMMANDS, main
@@ -506,6 +507,16 @@ def test_doctor_names_missing_rights_and_writes_nothing(kind, rule, fresh, monke
     assert ('may not write pets: its access list (ACL) needs +watch' in out)==(kind=='reader')
     code,out,_ = cli('doctor', 'env:OURS', 'cats')
     assert 'may not train from cats: its access list (ACL) needs ~cats:* ~cats@*' in out and client.dbsize()==0
+
+@pytest.mark.slow
+def test_doctor_looks_at_each_server_of_a_cluster(monkeypatch, cli):
+    with LocalCluster() as cluster:
+        cluster.client(1).config_set('maxmemory-policy', 'allkeys-lru')
+        monkeypatch.setenv('FASTAI_REMOTE_PASSWORD', cluster.password)
+        code,out,_ = cli('doctor', bare(cluster.servers[0]), 'pets')
+        assert code==3 and '(a cluster)' in out and out.count('this user may write pets')==1
+        assert re.findall('(?m)^!.*', out)==[f'! maxmemory-policy of {cluster.servers[1].port}: allkeys-lru: a full server '
+                                            'drops samples. Set it to noeviction']
 
 def test_doctor_of_a_folder(tmp_path, images, cli):
     to_shards(image_samples(images), tmp_path/'d', num_workers=1, progress=False)
