@@ -300,7 +300,8 @@ for words in {commands!r}:
 # Passwords
 
 @pytest.mark.parametrize('words', [['ls', 'redis://:hunter2@localhost'], ['ls', 'redis://user:hunter2@localhost'], ['ls', 'redis://:hunter2/x@localhost'],
-    ['ingest', 'a', 'https://host/x?signature=hunter2', 'b'], ['copy', 'a', '--storage-options=https://u:hunter2@h'], ['hunter', 'redis://:hunter2@localhost']])
+    ['ingest', 'a', 'https://host/x?signature=hunter2', 'b'], ['ingest', 'train=https://u:hunter2@host/x', 'b'],
+    ['ls', 'a', '--storage-options', '{"endpoint_url": "http://u:hunter2@host"}'], ['copy', 'a', '--storage-options=https://u:hunter2@h'], ['hunter', 'redis://:hunter2@localhost']])
 def test_a_password_in_the_command_line_is_refused_and_not_shown(words, cli):
     code,out,err = cli(*words)
     assert code==2 and 'everybody on this machine can read the command line' in err and 'hunter2' not in out+err
@@ -409,6 +410,13 @@ def test_interrupted_ingest_says_how_to_go_on_and_goes_on(is_redis, slow, server
     assert 'chunks done): repeat the same command to go on' in said and 'fastai_remote abandon' in said
     code,out,err = cli(*words, '--workers', 1, '--json')
     assert code==0 and json.loads(out)['written']==600 and json.loads(out)['resumed']>=40
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_an_error_that_says_how_to_go_on(tmp_path):
+    (tmp_path/'rows.csv').write_text('text,kind\n'+'\n'.join(f'text {k},a' for k in range(600)))
+    (tmp_path/'ours.py').write_text(FN+"\nimport os\n_fine = sample\ndef sample(row):\n    if row['text']=='text 500': os._exit(1)\n    return _fine(row)\n")
+    code,out,err = ended(start('ingest', tmp_path/'rows.csv', tmp_path/'d', '--fn', f'{tmp_path}/ours.py:sample', '--workers', 2))
+    assert code==1 and not out and 'repeat the same command' in err.splitlines()[-1] and 'File "' not in err, err
 
 # serve
 

@@ -6,7 +6,7 @@ Docs: page `cli/main`"""
 
 # %% auto #0
 __all__ = ['COMMANDS', 'Abandon', 'Rm', 'Serve', 'Doctor', 'overview', 'command_of', 'with_dashes', 'refuse_secrets', 'run',
-           'is_ours', 'main']
+           'with_notes', 'is_ours', 'main']
 
 # %% ../../nbs/cli/09_main.ipynb #537d0093
 import os, shlex, sys
@@ -113,7 +113,7 @@ class Doctor(Command):
         show(args, document, '\n'.join(map(str, findings)))
         if any(o.level=='problem' for o in findings): raise Damage()
 
-# %% ../../nbs/cli/09_main.ipynb #d6a23357
+# %% ../../nbs/cli/09_main.ipynb #73ff9d83
 _CLASSES = Ingest,Append,Copy,Resize,Ls,Info,Verify,Failures,Abandon,Rm,Serve,Doctor
 COMMANDS = {o.name:o for o in [command() for command in _CLASSES]}
 
@@ -158,7 +158,7 @@ def refuse_secrets(argv:list):
     for word in argv:
         if '://' not in word: continue
         from fastai_remote.cli.places import refuse_secret
-        refuse_secret(word.partition('=')[2] if word.startswith('--') else word)
+        refuse_secret(word)
 
 def run(
     argv:list # Arguments of the program
@@ -178,7 +178,6 @@ def run(
         args = command.parser().parse_intermixed_args([*map(with_dashes, rest)])
         try: command.run(args)
         finally: words = getattr(args, 'place_words', ())
-        sys.stdout.flush()
         return OK
     except UsageError as e:
         if shows_traceback: raise
@@ -188,14 +187,22 @@ def run(
     except Damage: return FOUND
     except BrokenPipeError: raise
     except KeyboardInterrupt as e:
-        notes = '; '.join(in_shell(o, words) for o in getattr(e, '__notes__', ()))
-        say(f"{prog}: interrupted{': ' if notes else ''}{notes}")
+        say(f'{prog}: {with_notes("interrupted", e, words)}')
         return INTERRUPTED
     except Exception as e:
         if shows_traceback: raise
-        kind = '' if is_ours(e) else f'{type(e).__name__}: '
-        say(f'{prog}: {kind}{in_shell(str(e), words)}')
+        text = str(e) if is_ours(e) else f'{type(e).__name__}: {e}'
+        say(f'{prog}: {with_notes(text, e, words)}')
         return FAILED
+
+def with_notes(
+    text:str, # Describes the error
+    error:BaseException,
+    words:list # How the command line names the dataset
+)->str: # One line
+    "`text` and the notes of `error`, which say how to go on; without tracebacks of workers"
+    notes = [o for o in getattr(error, '__notes__', ()) if not o.startswith('In a worker:')]
+    return in_shell('\n'.join([text, *notes]), words)
 
 def is_ours(error:Exception)->bool:
     "Is the message of `error` a sentence, so that the name of its class says nothing more?"
@@ -207,7 +214,10 @@ def main(
     argv:list=None # Arguments; default: those of the program
 )->int: # The exit code
     "The program `fastai_remote`; raises `SystemExit` only for `-h`"
-    try: return run(sys.argv[1:] if argv is None else list(argv))
+    try:
+        code = run(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:   # such as `| head`: nobody reads the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

@@ -7,8 +7,8 @@ Docs: page `cli/places`"""
 # %% auto #0
 __all__ = ['URL_VARIABLES', 'refuse_secret', 'url_of', 'Place', 'connect', 'read_places', 'split_sources', 'read_options']
 
-# %% ../../nbs/cli/01_places.ipynb #c72cc484
-import json, os
+# %% ../../nbs/cli/01_places.ipynb #378e728e
+import json, os, re
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
@@ -20,33 +20,39 @@ from ..store.address import hidden_names, public_url, Secret
 from ..store.redis_link import REDIS_SCHEMES, RedisLink, split_secret
 from ..store.storage import as_storage, Storage
 
-# %% ../../nbs/cli/01_places.ipynb #4c7f9dc0
+# %% ../../nbs/cli/01_places.ipynb #cad7d64d
+_url = re.compile(r'[a-z][a-z0-9+.-]*://[^\s"\']*', re.I)
 URL_VARIABLES = 'FASTAI_REMOTE_URL','REDIS_URL'
 
 def refuse_secret(
     word:str # An argument of the command line
 ):
-    "Raise `UsageError`, which does not show `word`, if it is a URL with a password, a signature or another secret"
-    if '://' not in word: return
-    has_secret = public_url(word)!=word
-    if not has_secret and word.startswith(REDIS_SCHEMES):
-        try: split_secret(word)
-        except ValueError: has_secret = '@' in word
-    if has_secret:
+    "Raise `UsageError`, which does not show `word`, if it has a URL with a password, a signature or another secret"
+    if any(map(_has_secret, _url.findall(word))):
         raise UsageError('a URL with a password or another secret is refused, since everybody on this machine can '
                          'read the command line. Put the URL into a variable and write env:VARIABLE, or leave the '
                          'password out and set FASTAI_REMOTE_PASSWORD')
 
+def _has_secret(url):
+    if public_url(url)!=url: return True
+    if not url.startswith(REDIS_SCHEMES) or '@' not in url: return False
+    try: return split_secret(url)[1] is not None
+    except ValueError: return True   # such as a password with a slash
+
 def url_of(
-    word:str # A URL, a path, or `env:VARIABLE`; `env:` is FASTAI_REMOTE_URL, or else REDIS_URL
+    # A URL, a path, `env:VARIABLE`, or `env:VARIABLE/folder` for shards; `env:` is FASTAI_REMOTE_URL, or else REDIS_URL
+    word:str
 )->str: # May have a password, if it comes from the environment
     "The URL that a word of the command line stands for; raises `UsageError`"
     refuse_secret(word)
     if not word.startswith('env:'): return _with_known_password(word) if word.startswith(REDIS_SCHEMES) else word
-    names = [word.removeprefix('env:')] if word!='env:' else URL_VARIABLES
+    name,slash,folder = word.removeprefix('env:').partition('/')
+    names = [name] if name else URL_VARIABLES
     found = [os.environ[name] for name in names if os.environ.get(name)]
     if not found: raise UsageError(f"{word} is the URL in the variable {' or '.join(names)}, which is not set")
-    return Secret(found[0])
+    if not slash: return Secret(found[0])
+    if found[0].startswith(REDIS_SCHEMES): raise UsageError(f'{word}: datasets in Redis have no folders')
+    return Secret(f"{found[0].rstrip('/')}/{folder}")
 
 def _with_known_password(url):
     "`url` with the user and the password of FASTAI_REMOTE_URL or REDIS_URL, if one of them names the same server"

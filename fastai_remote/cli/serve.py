@@ -7,9 +7,10 @@ Docs: page `cli/serve`"""
 # %% auto #0
 __all__ = ['URL_FILE', 'url_file', 'memory_setting', 'serving', 'wait_until_loaded', 'stop_server', 'serve']
 
-# %% ../../nbs/cli/05_serve.ipynb #60befe78
+# %% ../../nbs/cli/05_serve.ipynb #6187529b
 import fcntl, os, re, signal, socket, threading
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -59,7 +60,7 @@ def memory_setting(
         raise ValueError(f'--memory is a number of bytes such as 500mb or 8gb, not {text!r}')
     return text.lower()
 
-# %% ../../nbs/cli/05_serve.ipynb #652a55e1
+# %% ../../nbs/cli/05_serve.ipynb #3167e82f
 @contextmanager
 def serving(
     folder:str|Path, # Folder that keeps the data
@@ -110,7 +111,7 @@ def stop_server(
     "Stop the server, and wait until it has saved its data; raises `StoreError` if the user will not wait"
     stop.clear()
     server.proc.send_signal(signal.SIGTERM)
-    for k in range(10**9):
+    for k in count():
         if server.proc.poll() is not None: return
         if k==30: say(f'saving the data ({server.dir}/server.log)')
         if stop.wait(.1):
@@ -128,7 +129,7 @@ def serve(
 
     Raises `StoreBusy` if the folder is served already, and `StoreError` if the server ends by itself."""
     stop = threading.Event()
-    signals = signal.SIGINT,signal.SIGTERM,signal.SIGHUP
+    signals = [o for o in (signal.SIGINT,signal.SIGTERM,signal.SIGHUP) if signal.getsignal(o)!=signal.SIG_IGN]   # nohup
     before = {o:signal.signal(o, lambda *a: stop.set()) for o in signals}
     try:
         with serving(folder, port, memory) as server:

@@ -97,7 +97,14 @@ def saved_dataset(
     if isinstance(files, list): raise UsageError('give one HuggingFace folder, or SPLIT=FOLDER for each split')
     return load_from_disk(str(files))
 
-# %% ../../nbs/cli/02_sources.ipynb #e7aa0e72
+# %% ../../nbs/cli/02_sources.ipynb #973dec06
+def _files_in(path):
+    "Yields the paths of the files below a folder, except hidden ones and those in hidden folders"
+    for folder,folders,files in os.walk(path, followlinks=True):
+        folders[:] = [f for f in folders if not f.startswith('.')]
+        for f in files:
+            if not f.startswith('.'): yield os.path.join(folder, f)
+
 def kind_of(
     path:str|Path, # A file or a folder
     n:int=10_000 # How many files of a folder to look at
@@ -108,8 +115,7 @@ def kind_of(
     if path.is_dir():
         marked = [kind for kind,o in KINDS.items() if any((path/marker).is_file() for marker in o.markers)]
         if marked: return marked[0]
-        files = (os.path.join(folder, f) for folder,_,found in os.walk(path) for f in found if not f.startswith('.'))
-        names = list(islice(files, n))
+        names = list(islice(_files_in(path), n))
     else: names = [path.name]
     found = {kind:f for kind,o in KINDS.items() for f in [next(filter(o.has, names), None)] if f is not None}
     for first,second in _BESIDE:
