@@ -74,6 +74,7 @@ bench: setup  # make bench [DATA=folder]
 	$(PY) -W ignore tests/bench/memory.py
 	$(PY) -W ignore tests/bench/ingest.py
 	$(PY) -W ignore tests/bench/fetch.py
+	$(PY) -W ignore tests/bench/c_modules.py
 	$(PY) -W ignore tests/bench/shards.py $(if $(DATA),'$(DATA)')
 	$(PY) -W ignore tests/bench/peers.py $(if $(DATA),'$(DATA)')
 	$(PY) -W ignore tests/bench/codecs.py $(if $(DATA),--images '$(DATA)')

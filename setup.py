@@ -34,5 +34,5 @@ setup(
     extras_require={k.removesuffix(suffix):v.split() for k,v in settings.items() if k.endswith(suffix)},
     ext_modules=[c_module('jpeg', libraries=['jpeg']), c_module('pixels')],
     packages=find_packages(include=[library, f'{library}.*']),
-    entry_points=dict(nbdev=[f'{library}={library}._modidx:d']),
+    entry_points=dict(nbdev=[f'{library}={library}._modidx:d'], console_scripts=[settings['console_scripts']]),
 )

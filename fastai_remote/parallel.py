@@ -8,7 +8,7 @@ Docs: page `parallel`"""
 __all__ = ['effective_workers', 'parallel_map']
 
 # %% ../nbs/02_parallel.ipynb #117329e1
-import os, threading, time, traceback, warnings
+import os, signal, threading, time, traceback, warnings
 from contextlib import closing
 from itertools import islice
 from multiprocessing import current_process
@@ -34,9 +34,12 @@ class _Failed:
         return error
 
 def _exit_with_parent():
-    "In a worker process of joblib: start a thread that ends the process when its parent was killed"
+    """In a worker process of joblib: start a thread that ends the process when its parent was killed
+
+    Ctrl-C in a terminal is sent to the workers too. They leave it to their parent, which ends them."""
     if not current_process().name.startswith('Loky') or hasattr(_exit_with_parent, 'started'): return
     _exit_with_parent.started = True
+    if threading.current_thread() is threading.main_thread(): signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     def watch():
         while os.getppid()==parent: time.sleep(2)

@@ -71,7 +71,7 @@ def run_ingest(
     writer:Writer, # Where to; `begin` was called
     num_workers:int, # Processes
     limit:FailureLimit, # How many samples may fail
-    progress:bool=None, # Show a bar? Default: in a notebook or a terminal
+    progress:bool=None, # As in `IngestOptions`
     tries:int=3, # Rounds, if a server that crashed comes back without the last chunks
 )->IngestReport:
     "Write the chunks of `job` that are not written yet, in parallel, and commit; raises `IngestError`, `StoreFull`"
@@ -137,7 +137,7 @@ def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
     # closing: when an error is raised, the workers stop at once, and not when the generator is collected
     with closing(parallel_map(job.write(), job.chunks(marks), num_workers)) as results:
         records = _count_results(results, job, writer, limit, report)
-        if progress: records = show_progress(records, 'noinfer' if n_chunks is None else n_chunks, report)
+        if progress: records = (progress if callable(progress) else show_progress)(records, n_chunks, report)
         for _ in records: pass
 
 def _count_results(results, job, writer, limit, report):
@@ -151,10 +151,14 @@ def _count_results(results, job, writer, limit, report):
         run = record.get('run')
         yield record
 
-def show_progress(records, total, report):
+def show_progress(
+    records, # Iterable of the records of chunks
+    total:int, # How many there are; `None` if nobody knows
+    report:IngestReport # Counts the samples
+):
     "Pass on `records` with a progress bar that shows what `report` counts"
     from fastprogress.fastprogress import progress_bar   # takes 0.1 s and imports a web framework: not in every worker
-    bar = progress_bar(records, total=total)
+    bar = progress_bar(records, total='noinfer' if total is None else total)
     for record in bar:
         yield record
         bar.comment = f'{report.written:,} written, {report.failed:,} failed'

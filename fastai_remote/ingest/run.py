@@ -195,7 +195,8 @@ class IngestOptions:
     shuffle:bool = True # Shuffle on the way in, each split by itself?
     seed:int = 0 # Of the shuffle
     chunk:int = None # Samples per chunk
-    progress:bool = None # Show a bar? Default: in a notebook or a terminal
+    # Show a bar? Default: in a notebook or a terminal. Or a function that takes the place of `show_progress`
+    progress:bool = None
     max_failed:int|float = None # As `FailureLimit` takes it
 
     def __post_init__(self):

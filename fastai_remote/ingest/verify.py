@@ -55,6 +55,7 @@ def verify_store(
     store:Store, # The dataset to check
     num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
     chunk:int=2048, # Samples per task of a worker
+    progress=None, # `progress(results, total, report)` passes results of tasks on and shows something; default: nothing
 )->VerifyReport:
     "Read all that is stored, compare its checksums, and decode the samples; raises `StoreUnavailable`"
     report,started = VerifyReport(store.name, unchecked=list(store.unchecked)),time.monotonic()
@@ -62,8 +63,10 @@ def verify_store(
         report.bad += 1
         if len(report.rest)<SHOWN_FAILURES: report.rest.append((what,reason))
     tasks = ((store.opener(), start, min(start+chunk, len(store))) for start in range(0, len(store), chunk))
+    results = parallel_map(_verify_range, tasks, num_workers)
     try:
-        for samples,bad,failures in parallel_map(_verify_range, tasks, num_workers):
+        if progress: results = progress(results, -(-len(store)//chunk), report)
+        for samples,bad,failures in results:
             report.samples += samples
             report.bad += bad
             report.failures = sorted(report.failures+failures)[:SHOWN_FAILURES]

@@ -452,9 +452,10 @@ def reviser(self:Store,
 def verify(self:Store,
     num_workers:int=None, # Processes; default: one per core, or as many as the active joblib backend has
     chunk:int=2048, # Samples that a worker reads per call
+    progress=None, # As in `verify_store`
 ): # A `VerifyReport`
     """Read everything that is stored, compare checksums, and decode the samples
 
     The report also names what has no checksums. Raises `StoreUnavailable`."""
     from fastai_remote.ingest.verify import verify_store
-    return verify_store(self, num_workers, chunk)
+    return verify_store(self, num_workers, chunk, progress)

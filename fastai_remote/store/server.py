@@ -53,13 +53,15 @@ def _die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)   # PR_SET_PDEATHSIG; after SIGTERM, the server saves before it ends
 
 # %% ../../nbs/store/06_server.ipynb #43703959
+_APPEND_ONLY = 'appendonlydir','appendonly.aof'   # of Redis 7 and later; of older versions
+
 def _private_folder(path):
     "The folder `path`, made if it is not there; only its owner may read what is written there"
-    folder,ours = Path(path).resolve(),{'dump.rdb','server.log','appendonlydir'}
+    folder,ours = Path(path).resolve(),{'dump.rdb','server.log','url',*_APPEND_ONLY}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = {entry.name for entry in folder.iterdir()}
     if folder.stat().st_uid==os.getuid() and found<=ours: folder.chmod(0o700)   # nobody else's files are in it
-    for name in found & {'dump.rdb','server.log'}: (folder/name).chmod(0o600)   # of an earlier version
+    for name in found & {'dump.rdb','server.log','url'}: (folder/name).chmod(0o600)   # of an earlier version
     return folder
 
 class RedisServer:
@@ -82,7 +84,9 @@ class RedisServer:
         self.dir = _private_folder(path or tempfile.mkdtemp(prefix='fr-redis-'))
         self.socket = Path(tempfile.mkdtemp(prefix='fr-'))/'s'   # the path of a unix socket may have 107 bytes
         self.conf = {'port':port, 'bind':'127.0.0.1', 'unixsocket':self.socket, 'unixsocketperm':700, 'dir':self.dir,
-                     'save':'3600 1' if self.keep else '', 'appendonly':'no'}
+                     'save':'3600 1' if self.keep else '',
+                     # a server that is told not to append does not read what another one has appended
+                     'appendonly':'yes' if any((self.dir/name).exists() for name in _APPEND_ONLY) else 'no'}
         self.conf |= {name.replace('_','-'):value for name,value in conf.items()}
         if port and not {'requirepass','user','aclfile'} & self.conf.keys():
             self.conf['requirepass'] = secrets.token_urlsafe(24)
