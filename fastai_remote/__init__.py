@@ -24,6 +24,7 @@ _names = {
     'source.files': 'image_samples',
     'source.shrink': 'shrink',
     'source.tables': 'csv_samples',
+    'source.frames': 'table_samples',
     'source.tars': 'tar_samples',
     'source.drawings': 'drawing_samples',
     'ingest.report': 'IngestError IngestReport',

@@ -9,13 +9,15 @@ __all__ = ['list_files', 'file_stamps', 'open_text', 'csv_samples']
 
 # %% ../../nbs/source/03_tables.ipynb #7739d4b3
 import csv, gzip, lzma, os
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
-from fastcore.basics import chunked, store_attr
+from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import read_file, StreamedSource
-from .files import IMAGE_EXTENSIONS
+from .base import SplitPart, StreamedSource, unchanged
+from .columns import ColumnOptions, ColumnType, split_of, SplitNames, TablePlan
 
 # %% ../../nbs/source/03_tables.ipynb #7a8a5e0a
 def list_files(
@@ -46,61 +48,98 @@ def open_text(path:Path, **kwargs):
 class csv_samples(StreamedSource):
     """A source of the rows of CSV files: the images that a column names, or the rows as dicts
 
-    `stream` raises `ValueError` for a file without a header, with two columns of one name, or without a column that is
-    asked for. A row that does not fit the header is a failed sample."""
+    Without `fn_col`, `label_col` and `fields`, all columns are fields, and `fn` gets the cells as text. `stream` raises
+    `ValueError` for a file without a header, with two columns of one name, or without a column that is asked for. A row
+    that does not fit the header is a failed sample. With `valid_col`, the files are read once per split."""
     chunk = 256
     def __init__(self,
         files:str|Path|list, # A file, several, or a folder; with a header; plain, `.gz` or `.xz`
-        fn_col:int|str=None, # Column with names of image files; default: samples are rows, `{column: str}`
-        label_col:int|str=None, # Column with labels
+        fn_col:int|str=None, # Column with names of image files
+        label_col:int|str|list=None, # Column with labels; several columns: an array of numbers, `target.npy`
         label_delim:str=None, # Separator of several labels in one cell; default: a cell is one label
         folder:str|Path='', # Folder of the image files
         suff:str='', # What to append to the names of image files, such as '.jpg'
-        delimiter:str=',', # Separator of columns
+        delimiter:str=None, # Separator of columns; default: a tab in `.tsv` files, otherwise a comma
+        fields:dict=None, # `{column: field}`, such as `{'path':'jpg', 'age':'age.f4'}`; other columns are left out
+        valid_col:int|str=None, # Column that is true for the validation set, or names the split of each row
     ):
-        store_attr()
-        self.files = list_files(files, ('.csv','.csv.gz','.csv.xz'))
+        self.files = list_files(files, tuple(f'{ext}{packed}' for ext in ('.csv','.tsv') for packed in ('','.gz','.xz')))
+        self.delimiter = delimiter
+        self.options = ColumnOptions(fields, fn_col, label_col, label_delim, folder, suff, valid_col)
 
-    def _rows(self):
-        "Yields `(name, raw)` for each row of each file"
+    def _lines(self):
+        "Yields `(path, header, line number, row)` for each row; a row that cannot be read is an exception"
         for path in self.files:
             # Bytes that are not UTF-8 become surrogates, which `_sound_rows` finds row by row.
             with open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
-                rows = csv.reader(f, delimiter=self.delimiter)
+                rows = csv.reader(f, delimiter=self.delimiter or ('\t' if '.tsv' in path.suffixes else ','))
                 header = next(rows, None)
-                columns = self._columns(path, header)
+                _check_header(path, header)
                 for row in _sound_rows(rows):
                     if not row: continue
-                    raw = row if isinstance(row, Exception) else self._raw(header, columns, row)
-                    yield f'{path.name}:{rows.line_num}',raw
+                    if not isinstance(row, Exception):
+                        if len(row)==len(header): row = dict(zip(header, row))
+                        else: row = ValueError(f'{len(row)} columns where the header has {len(header)}')
+                    yield path,header,rows.line_num,row
 
-    def _columns(self, path, header):
-        "Positions of the columns that are asked for: `{'fn_col': 0, 'label_col': 1}`"
-        if header is None: raise ValueError(f'{path}: empty: no header')
-        twice = [c for c in set(header) if header.count(c)>1]
-        if twice: raise ValueError(f'{path}: two columns are called {twice[0]!r}')
-        asked = {k:c for k,c in (('fn_col',self.fn_col), ('label_col',self.label_col)) if c is not None}
-        columns = {k:header.index(c) if isinstance(c, str) and c in header else c for k,c in asked.items()}
-        missing = [c for c in columns.values() if isinstance(c, str) or c>=len(header)]
-        if missing: raise ValueError(f"{path}: no column {missing[0]!r}; there are {', '.join(header)}")
-        return columns
+    def _rows(self, split=None):
+        "Yields `(name, raw)` for each row, or for each row of a split"
+        o,plan,checked = self.options,None,None
+        for path,header,line,row in self._lines():
+            if header is not checked: plan,checked = self._plan(path, header),header
+            if split is not None and not isinstance(row, Exception) and split_of(row[plan.split])!=split: continue
+            if split is not None and isinstance(row, Exception) and split!=next(iter(self.srcs)): continue
+            if o.asked and not isinstance(row, Exception): row = {name:row[name] for name in plan.names}
+            yield f'{path.name}:{line}',row
 
-    def _raw(self, header, columns, row):
-        "`(name of the image or None, label or None)`, or the row as a dict if no columns are asked for"
-        if len(row)!=len(header): return ValueError(f'{len(row)} columns where the header has {len(header)}')
-        if not columns: return dict(zip(header, row))
-        label = row[columns['label_col']] if 'label_col' in columns else None
-        if label is not None and self.label_delim: label = [o for o in label.split(self.label_delim) if o]
-        return (row[columns['fn_col']]+self.suff if 'fn_col' in columns else None), label
+    def _plan(self, path, header, rows=()):
+        try: return TablePlan({name:ColumnType('cell') for name in header}, rows, self.options)
+        except ValueError as e:
+            other = next((d for d in ';\t|' if len(header)==1 and d in header[0]), None)
+            advice = f'; delimiter={other!r} separates columns' if other else ''
+            raise ValueError(f'{path}: {e}{advice}') from None
 
-    def stream(self, size): return chunked(self._rows(), size)
+    @cached_property
+    def plan(self)->TablePlan:
+        "Which fields the samples have, by the header and the first rows of the first file"
+        first = list(islice(self._lines(), 20))
+        if first: path,header = first[0][:2]
+        else:
+            path = self.files[0]
+            with open_text(path, mode='rt', newline='', encoding='utf-8-sig') as f:
+                header = next(csv.reader(f, delimiter=self.delimiter or ','), None)
+            _check_header(path, header)
+        return self._plan(path, header, [row for _,_,_,row in first if isinstance(row, dict)])
+
+    @cached_property
+    def srcs(self)->dict:
+        "`{split: None}` for each split that `valid_col` names"
+        if self.options.valid_col is None: return {}
+        splits = SplitNames(self.plan.split)
+        for path,header,line,row in self._lines():
+            if isinstance(row, dict): splits(row[splits.column], f'{path}:{line}')
+        return dict.fromkeys(splits.names)
+
+    def stream(self, size):
+        if not self.srcs: return chunked(self._rows(), size)
+        return (SplitPart([(split, part)]) for split in self.srcs for part in chunked(self._rows(split), size))
+
     @property
-    def load(self): return _LoadRow(str(self.folder))
-    def fingerprint(self):
-        options = self.fn_col,self.label_col,self.label_delim,str(self.folder),self.suff,self.delimiter
-        return file_stamps(self.files),*options
+    def load(self): return self._of_split(self.plan.load if self.options.asked else unchanged)
+    @property
+    def as_is(self): return self._of_split(self.plan.load)
+    def _of_split(self, load): return _LoadOfSplit(load) if self.srcs else load
+    @property
+    def notes(self): return self.plan.notes or None
+    def fingerprint(self): return file_stamps(self.files),self.options,self.delimiter
     def __repr__(self):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
+
+def _check_header(path, header):
+    "Raise `ValueError` if there is no header, or if two columns have one name"
+    if header is None: raise ValueError(f'{path}: empty: no header')
+    twice = [c for c in set(header) if header.count(c)>1]
+    if twice: raise ValueError(f'{path}: two columns are called {twice[0]!r}')
 
 def _sound_rows(rows):
     "Yields each row of a CSV reader, or an exception in place of one that is damaged or not UTF-8"
@@ -113,17 +152,7 @@ def _sound_rows(rows):
         is_utf8 = all(cell.isascii() or not any('\udc80'<=c<='\udcff' for c in cell) for cell in row)
         yield row if is_utf8 else ValueError('not UTF-8')
 
-class _LoadRow:
-    "raw -> sample: reads the image, if there is one"
-    def __init__(self,
-        folder:str # Folder of the images
-    ): self.folder = folder
-    def __call__(self, raw):
-        if isinstance(raw, dict): return raw
-        path,label = raw
-        sample = {}
-        if path is not None:
-            field = IMAGE_EXTENSIONS.get(os.path.splitext(path)[1].lower(), 'img')
-            sample[field] = read_file(os.path.join(self.folder, path))
-        if label is not None: sample['labels' if isinstance(label, list) else 'cls'] = label
-        return sample
+class _LoadOfSplit:
+    "`(split, raw)` -> sample"
+    def __init__(self, load): self.load = load
+    def __call__(self, split_raw): return self.load(split_raw[1])
