@@ -135,8 +135,7 @@ def test_a_row_without_a_split_is_named(tmp_path, kind):
     table = every_kind(data, tmp_path)[kind]
     with pytest.raises(ValueError, match='(row 1|:3): column .part.: nothing there'): put_nowhere(table_samples(table, valid_col='part'))
 
-def put_nowhere(source):
-    source.splits or source.srcs
+def put_nowhere(source): return source.splits or source.srcs
 
 @pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet','csv'])
 def test_missing_values_name_row_and_column(put, tmp_path, kind):
@@ -225,3 +224,116 @@ def test_fn_gets_rows_as_they_are(put, tmp_path):
     assert [store[i]['age'] for i in (0,1)]==[.1,.2] and store.vocab==['a','b']
     store,_ = put(table_samples(df, fields={'age':'age', 'kind':'cls'}), fn=lambda o: {**o, 'age':o['age']*300}, shuffle=False)
     assert [store[i]['age'] for i in (0,1)]==[30000,60000]
+
+# --- Parquet: several files, memory, interruption
+
+def test_several_files_and_partitions(put, tmp_path):
+    "Files of one folder, hive partitions as columns, columns that only some files have; failures name file and row"
+    for k,kind in enumerate(('cat','dog')):
+        (tmp_path/f't/kind={kind}').mkdir(parents=True)
+        for j in range(2): pq.write_table(pa.table({'n':[k*20+j*10+i for i in range(10)]}), tmp_path/f't/kind={kind}/{j}.parquet', row_group_size=3)
+    store,_ = put(table_samples(tmp_path/'t', label_col='kind', fields={'n':'n.u1'}))
+    assert store.fields==['n.u1','cls'] and sorted((o['n.u1'],o['cls']) for o in rows(store))==[(i,'cat' if i<20 else 'dog') for i in range(40)]
+    pq.write_table(pa.table({'n':[100], 'extra':['e']}), tmp_path/'t/kind=dog/2.parquet')
+    store,report = put(table_samples(tmp_path/'t'), max_failed=.99, chunk=64)
+    assert len(store)==1 and report.failures[0][1].startswith("ValueError: column 'extra': nothing in this row") and re.match(r'\d.parquet: row \d', report.failures[0][0])
+    pq.write_table(pa.table({'n':['text']}), tmp_path/'t/kind=dog/3.parquet')
+    with pytest.raises(ValueError, match='have columns that differ.*n'): table_samples(tmp_path/'t')
+
+def test_parquet_splits_without_reading_all(tmp_path):
+    "Splits of Parquet files are counted per row group; each row is in exactly one, in any order of reading"
+    n = 1000
+    pq.write_table(pa.table({'id':range(n), 'part':[['train','valid','test'][i*7%11%3] for i in range(n)]}), tmp_path/'a.parquet', row_group_size=64)
+    source = table_samples(tmp_path/'a.parquet', fields={'id':'id'}, valid_col='part')
+    numbers = np.random.default_rng(0).permutation(n)
+    found = {int(i):source.load(raw)['id'] for i,(_,raw) in zip(numbers, pickle.loads(pickle.dumps(source.read(numbers))))}
+    assert sorted(found.values())==list(range(n)) and list(source.splits)==['train','valid','test']
+    for name,(start,stop) in source.splits.items(): assert [found[i] for i in range(start, stop)]==[i for i in range(n) if ['train','valid','test'][i*7%11%3]==name]
+
+@pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet'])
+def test_a_table_that_changed_is_not_resumed(tmp_path, kind):
+    "The fingerprint of a table is the same in each process, and another one if a value changes"
+    data = dict(id=list(range(300)), cls=['a','b']*150)
+    first = table_samples(every_kind(data, tmp_path)[kind]).fingerprint()
+    assert first==table_samples(every_kind(data, tmp_path)[kind] if kind!='parquet' else tmp_path/'table.parquet').fingerprint() or kind=='parquet'
+    (tmp_path/'x').mkdir()
+    other = table_samples(every_kind({**data, 'id':[*range(299),7]}, tmp_path/'x')[kind])
+    assert repr(first)!=repr(other.fingerprint())
+
+def test_interrupted_and_repeated(server, tmp_path):
+    "After an interruption the same call goes on; with another order of fields it does not"
+    pq.write_table(pa.table({'id':range(400), 'cls':['a','b']*200}), tmp_path/'a.parquet', row_group_size=50)
+    calls = []
+    def fn(o):
+        calls.append(o)
+        if len(calls)==200: raise KeyboardInterrupt
+        return o
+    def write(): return to_redis(table_samples(tmp_path/'a.parquet', fields={'id':'id', 'cls':'cls'}), server.url, 'stop', fn=fn, num_workers=1, chunk=32, progress=False)
+    with pytest.raises(KeyboardInterrupt): write()
+    report = write()
+    assert report.resumed>=96 and report.written==400
+    store = RedisStore(server.url, 'stop')
+    assert sorted((store[i]['id'],store[i]['cls']) for i in range(400))==[(i,'ab'[i%2]) for i in range(400)]
+
+def test_row_groups_are_read_in_workers_in_constant_memory(tmp_path):
+    "The leading process keeps nothing of the rows; a worker keeps few row groups"
+    n,size = 200_000,10_000
+    with pq.ParquetWriter(tmp_path/'a.parquet', pa.schema({'id':pa.int64(), 'txt':pa.string()})) as w:
+        for k in range(0, n, size): w.write_table(pa.table({'id':range(k, k+size), 'txt':['some words']*size}))
+    source = table_samples(tmp_path/'a.parquet')
+    source.as_is
+    tracemalloc.start()
+    parts = [source.read(np.arange(k, k+100)) for k in range(0, n, 1000)]
+    assert tracemalloc.get_traced_memory()[1]<3_000_000 and max(len(pickle.dumps(p)) for p in parts)<4000
+    tracemalloc.stop()
+    assert [source.load(raw)['id'] for _,raw in parts[150]]==list(range(150_000, 150_100))
+
+def test_workers_of_their_own(put, tmp_path):
+    "Two processes that know nothing but what they are sent"
+    data = image_table(tmp_path/'ims', 60)
+    table = every_kind(data, tmp_path)['parquet']
+    store,report = put(table_samples(table, fn_col='name', label_col='label', folder=tmp_path/'ims'), num_workers=2, chunk=8)
+    assert (len(store),report.failed)==(60,0) and store.class_counts()==dict.fromkeys(sorted(KIND), 20)
+
+def test_splits_as_a_dict_of_tables(put, tmp_path):
+    data = dict(cls=['b','a']*10, id=list(range(20)))
+    for kind,table in every_kind(data, tmp_path).items():
+        store,_ = put({'train':table, 'valid':table_samples(table) if kind!='tsv' else csv_samples(table)})
+        assert store.splits=={'train':[0,20],'valid':[20,40]} and sorted(o['id'] for o in rows(store))==sorted([*range(20)]*2) and store.vocab==['a','b']
+
+def test_one_random_division(put, tmp_path):
+    path = as_parquet(tmp_path)
+    store,_ = put(path, splits={'train':None, 'valid':.25})
+    assert store.splits=={'train':[0,15],'valid':[15,20]} and sorted(o['u'] for o in rows(store))==list(range(20))
+
+# --- what cannot be read says what to do
+
+def test_clear_refusals(tmp_path):
+    from fastai_remote.source.datasets import as_source
+    path = as_parquet(tmp_path)
+    for o,match in ((pa.chunked_array([[1,2]]), r"ChunkedArray: a column without a name: give pyarrow.table"), (pq.ParquetFile(path), 'give the path of the file'),
+                    (tmp_path/'none.parquet', 'no such file'), (tmp_path, r'a path: say what it holds: .*table_samples\(…\)')):
+        with pytest.raises((TypeError,ValueError,FileNotFoundError), match=match): as_source(o)
+    with pytest.raises(ValueError, match="no column 'nope'; there are u, big"): table_samples(path, fn_col='nope').plan
+    with pytest.raises(TypeError, match="fields is a dict, such as {'path':'jpg'"): table_samples(path, fields=['u'])
+    with pytest.raises(ValueError, match='column .u. has no names of files'): table_samples(path, fn_col='u').plan
+    with pytest.raises(ValueError, match='column .text. has more than 100 values'):
+        table_samples(pd.DataFrame({'text':[f't{i}' for i in range(200)], 'x':range(200)}), valid_col='text').splits
+    with pytest.raises(ValueError, match='valid_col= needs a table that can be read by number'): table_samples(as_arrow().to_reader(), valid_col='flag')
+    (tmp_path/'a.csv').write_text('name;label\na;b\n')
+    with pytest.raises(ValueError, match="delimiter=';' separates columns"): csv_samples(tmp_path/'a.csv', label_col='label').plan
+
+def test_without_pyarrow(tmp_path, monkeypatch):
+    "The error says what to install; pandas and polars need no pyarrow"
+    path = as_parquet(tmp_path)
+    import sys
+    for name in [m for m in sys.modules if m.split('.')[0]=='pyarrow']: monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, 'pyarrow', None)
+    with pytest.raises(ImportError, match=r't.parquet: pyarrow reads such files: pip install fastai_remote\[tables\]'): table_samples(path)
+    for table in (as_pandas(), pl.DataFrame({'id':[1], 'txt':['x']})): assert table_samples(table).plan.columns
+
+def test_csv_numbers_and_options(put, tmp_path):
+    "Cells in fields of numbers are numbers; the delimiter is an option"
+    (tmp_path/'a.csv').write_text('id;age.f4;txt\n7;1.5;x\n8;2;y\n9;old;z\n')
+    store,report = put(csv_samples(tmp_path/'a.csv', delimiter=';'))
+    assert rows(store)==[{'id':7,'age.f4':1.5,'txt':'x'},{'id':8,'age.f4':2.,'txt':'y'}] and report.failures==[('a.csv:4',"ValueError: column 'age.f4': 'old' is no number")]

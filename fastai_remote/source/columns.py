@@ -10,7 +10,7 @@ __all__ = ['ColumnType', 'image_format', 'is_missing', 'Column', 'LoadRow', 'Col
 
 # %% ../../nbs/source/02b_columns.ipynb #44e064a0
 import os, re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from uuid import UUID
@@ -78,7 +78,8 @@ def is_missing(value)->bool:
 def _is_nan(value): return isinstance(value, (float,np.floating)) and value!=value
 
 # %% ../../nbs/source/02b_columns.ipynb #0b929b86
-_FILE_CODECS = 'bin','npy','npz','npyimg','npzimg','strokes','raw','bits'   # and images: text there is the path of a file
+# Text in a field of these codecs, or in one of images, is the path of a file
+_FILE_CODECS = 'bin','npy','npz','npyimg','npzimg','strokes','raw','bits'
 
 @dataclass
 class Column:
@@ -312,7 +313,7 @@ class TablePlan:
         return True
 
     def _image_formats(self, name, kind):
-        "`jpg`, `png` or `webp` if all images of a column of bytes have that format, else `img`; `None` if they are none"
+        "`jpg`, `png` or `webp` if all images of a column have that format, else `img`; `None` if it has no images"
         if kind.kind not in ('bytes','file','object'): return None
         found = {_format_of(row[name]) for row in self.rows if not is_missing(row[name])}
         if kind.field: found = {o or 'img' for o in found}
@@ -353,7 +354,8 @@ def _format_of(value):
 _LABEL_NAMES = 'label','labels','class','target','category','y'
 
 #| export
-_SPLIT_NAMES = {'true':'valid', '1':'valid', '1.0':'valid', 'false':'train', '0':'train', '0.0':'train', 'val':'valid', 'validation':'valid'}
+_SPLIT_NAMES = {**dict.fromkeys(('true','1','1.0','val','validation'), 'valid'),
+                **dict.fromkeys(('false','0','0.0'), 'train')}
 
 def split_of(
     value # Of a column that says which split a row belongs to

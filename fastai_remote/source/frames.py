@@ -19,7 +19,7 @@ from fastcore.foundation import L
 
 from .base import IndexedSource, stable_repr, StreamedSource, unchanged
 from .columns import ColumnOptions, ColumnType, SplitNames, TablePlan
-from .tables import csv_samples, list_files
+from .tables import CSV_EXTENSIONS, csv_samples, list_files
 
 # %% ../../nbs/source/03b_frames.ipynb #5733da2a
 class _Table(IndexedSource):
@@ -161,8 +161,10 @@ def _polars_type(dtype):
 class _ArrowTable(_Table):
     "A table of Arrow in memory"
     def _types(self):
-        return arrow_types(self.table.schema, [partial(_dictionaries, self.table, k) for k in range(self.table.num_columns)])
-    def _rows(self, numbers, names): return arrow_rows(self.table if names is None else self.table.select(names), numbers)
+        dictionaries = [partial(_dictionaries, self.table, k) for k in range(self.table.num_columns)]
+        return arrow_types(self.table.schema, dictionaries)
+    def _rows(self, numbers, names):
+        return arrow_rows(self.table if names is None else self.table.select(names), numbers)
     def _values(self, name): return self.table[name].to_pylist()
     def _stamp(self):
         n = len(self)
@@ -213,7 +215,8 @@ def _feature_type(feature)->ColumnType:
     kind,names = feature.get('_type'),feature.get('names')
     if kind=='ClassLabel' and names: return ColumnType('codes', vocab=list(names), is_label=True)
     inner = feature.get('feature')
-    if kind in ('Sequence','List') and isinstance(inner, dict) and inner.get('_type')=='ClassLabel' and inner.get('names'):
+    is_list = kind in ('Sequence','List') and isinstance(inner, dict)
+    if is_list and inner.get('_type')=='ClassLabel' and inner.get('names'):
         return ColumnType('code_lists', vocab=list(inner['names']), is_label=True)
     if kind in ('Array2D','Array3D','Array4D','Array5D') and None not in feature['shape']:
         return ColumnType('array', feature['dtype'], tuple(feature['shape']))
@@ -347,7 +350,9 @@ class _ParquetTable(_Table):
     def _group(self, group, names):
         file = int(np.searchsorted(self.starts, group, side='right'))-1
         first = int(self.sizes[self.starts[file]:group].sum())
-        return _RowGroup(self.format, self.filesystem, *self.files[file], group-self.starts[file], first, self.schema, names)
+        path,partition = self.files[file]
+        index = group-self.starts[file]
+        return _RowGroup(self.format, self.filesystem, path, partition, index, first, self.schema, names)
 
     @cached_property
     def _counts(self):
@@ -424,9 +429,8 @@ class _RowStream(StreamedSource):
         raise ValueError('the source is empty')
 
     def _named_rows(self):
-        self.plan
-        first,rest = self.started or self._open()
         names,i = self.plan.names,0
+        first,rest = self.started or self._open()
         for batch in chain([first], rest):
             for row in self.rows(batch):
                 yield f'row {i}',{name:row[name] for name in names} if self.options.asked else row
@@ -458,12 +462,11 @@ def is_table(o)->bool:
                    'ChunkedArray'))
 
 _PARQUET = '.parquet','.pq'
-_CSV = '.csv','.tsv','.csv.gz','.tsv.gz','.csv.xz','.tsv.xz'
 _ARROW = '.arrow','.feather','.ipc'
 
 def is_table_path(path)->bool:
     "Is `path` a file that `table_samples` can read, by its name?"
-    return str(path).lower().endswith(_PARQUET+_CSV+_ARROW)
+    return str(path).lower().endswith(_PARQUET+CSV_EXTENSIONS+_ARROW)
 
 def table_samples(
     # A DataFrame of pandas or polars; a table, reader or dataset of Arrow; Parquet or CSV files: a path, a list of
@@ -523,14 +526,14 @@ def _from_lazy_frame(table, options):
 
 def _from_files(files, options):
     first = str(files if isinstance(files, (str,Path)) else files[0])
-    if first.lower().endswith(_CSV):
+    if first.lower().endswith(CSV_EXTENSIONS):
         o = options
         return csv_samples(files, o.fn_col, o.label_col, o.label_delim, o.folder, o.suff, fields=o.fields,
                            valid_col=o.valid_col)
     is_url = '://' in first
     if not is_url and not Path(first).exists(): raise FileNotFoundError(f'{first}: no such file')
     if not is_url and not Path(first).is_dir() and not is_table_path(first):
-        raise ValueError(f"{first}: not a table by its name: {', '.join(_PARQUET+_CSV+_ARROW)}")
+        raise ValueError(f"{first}: not a table by its name: {', '.join(_PARQUET+CSV_EXTENSIONS+_ARROW)}")
     dataset = _import_arrow(first)
     paths = list(map(str, list_files(files, _PARQUET))) if not is_url else files
     kind = 'feather' if first.lower().endswith(_ARROW) else 'parquet'
