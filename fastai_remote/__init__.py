@@ -25,6 +25,7 @@ _names = {
     'source.shrink': 'shrink',
     'source.tables': 'csv_samples',
     'source.frames': 'table_samples',
+    'source.arrays': 'array_samples',
     'source.tars': 'tar_samples',
     'source.drawings': 'drawing_samples',
     'ingest.report': 'IngestError IngestReport',

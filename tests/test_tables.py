@@ -135,7 +135,7 @@ def test_a_row_without_a_split_is_named(tmp_path, kind):
     table = every_kind(data, tmp_path)[kind]
     with pytest.raises(ValueError, match='(row 1|:3): column .part.: nothing there'): put_nowhere(table_samples(table, valid_col='part'))
 
-def put_nowhere(source): return source.splits or source.srcs
+def put_nowhere(source): return source.splits or source.srcs or source.plan
 
 @pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet','csv'])
 def test_missing_values_name_row_and_column(put, tmp_path, kind):
@@ -281,7 +281,7 @@ def test_row_groups_are_read_in_workers_in_constant_memory(tmp_path):
     with pq.ParquetWriter(tmp_path/'a.parquet', pa.schema({'id':pa.int64(), 'txt':pa.string()})) as w:
         for k in range(0, n, size): w.write_table(pa.table({'id':range(k, k+size), 'txt':['some words']*size}))
     source = table_samples(tmp_path/'a.parquet')
-    source.as_is
+    assert source.as_is
     tracemalloc.start()
     parts = [source.read(np.arange(k, k+100)) for k in range(0, n, 1000)]
     assert tracemalloc.get_traced_memory()[1]<3_000_000 and max(len(pickle.dumps(p)) for p in parts)<4000
@@ -314,14 +314,14 @@ def test_clear_refusals(tmp_path):
     for o,match in ((pa.chunked_array([[1,2]]), r"ChunkedArray: a column without a name: give pyarrow.table"), (pq.ParquetFile(path), 'give the path of the file'),
                     (tmp_path/'none.parquet', 'no such file'), (tmp_path, r'a path: say what it holds: .*table_samples\(…\)')):
         with pytest.raises((TypeError,ValueError,FileNotFoundError), match=match): as_source(o)
-    with pytest.raises(ValueError, match="no column 'nope'; there are u, big"): table_samples(path, fn_col='nope').plan
+    with pytest.raises(ValueError, match="no column 'nope'; there are u, big"): put_nowhere(table_samples(path, fn_col='nope'))
     with pytest.raises(TypeError, match="fields is a dict, such as {'path':'jpg'"): table_samples(path, fields=['u'])
-    with pytest.raises(ValueError, match='column .u. has no names of files'): table_samples(path, fn_col='u').plan
+    with pytest.raises(ValueError, match='column .u. has no names of files'): put_nowhere(table_samples(path, fn_col='u'))
     with pytest.raises(ValueError, match='column .text. has more than 100 values'):
-        table_samples(pd.DataFrame({'text':[f't{i}' for i in range(200)], 'x':range(200)}), valid_col='text').splits
+        put_nowhere(table_samples(pd.DataFrame({'text':[f't{i}' for i in range(200)], 'x':range(200)}), valid_col='text'))
     with pytest.raises(ValueError, match='valid_col= needs a table that can be read by number'): table_samples(as_arrow().to_reader(), valid_col='flag')
     (tmp_path/'a.csv').write_text('name;label\na;b\n')
-    with pytest.raises(ValueError, match="delimiter=';' separates columns"): csv_samples(tmp_path/'a.csv', label_col='label').plan
+    with pytest.raises(ValueError, match="delimiter=';' separates columns"): put_nowhere(csv_samples(tmp_path/'a.csv', label_col='label'))
 
 def test_without_pyarrow(tmp_path, monkeypatch):
     "The error says what to install; pandas and polars need no pyarrow"

@@ -73,6 +73,7 @@ def image_format(
 
 def is_missing(value)->bool:
     "Is this the absence of a value: `None`, or what pandas has in its place? `nan` is a number, and not missing"
+    if isinstance(value, (np.datetime64,np.timedelta64)): return bool(np.isnat(value))
     return value is None or type(value).__name__ in ('NAType','NaTType')
 
 def _is_nan(value): return isinstance(value, (float,np.floating)) and value!=value
@@ -99,7 +100,7 @@ class Column:
         if isinstance(self.name, tuple): return self._several([self._present(row, name) for name in self.name])
         codec = get_codec(self.field)
         value = self._present(row, self.name, codec)
-        if isinstance(value, np.generic): value = value.item()
+        if isinstance(value, np.generic) and value.dtype.kind not in 'Mm': value = value.item()
         if self.kind=='file':
             value = read_file(os.path.join(folder, value['path'])) if value['bytes'] is None else value['bytes']
         if self.format and (found:=image_format(value))!=self.format:

@@ -24,6 +24,7 @@ from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
 from .base import IndexedSource, Source, SplitPart, stable_repr, StreamedSource, unchanged
+from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import IMAGE_EXTENSIONS, image_samples
 from .frames import is_table, is_table_path, table_samples
 from ..store.base import Store
@@ -314,8 +315,9 @@ def _from_list(items):
 
 def _from_path(o):
     if is_table_path(o): return table_samples(o)
+    if is_array_path(o): return array_samples(o)
     raise TypeError(f'{str(o)!r} is a path: say what it holds: image_samples(…), drawing_samples(…), '
-                    'table_samples(…), csv_samples(…), tar_samples(…)')
+                    'table_samples(…), array_samples(…), csv_samples(…), tar_samples(…)')
 
 def _refuse(o): raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
 
@@ -323,7 +325,9 @@ _KINDS = (   # what an object may be, and what makes a source of it; the first t
     (lambda o: isinstance(o, Source), unchanged),
     (lambda o: isinstance(o, Store), _Stored),
     (_is_fastai_datasets, _from_datasets),
+    (is_dict_of_arrays, array_samples),
     (lambda o: isinstance(o, dict), _from_dict),
+    (is_array_file, array_samples),
     (is_table, table_samples),
     (_is_path, _from_path),
     (_is_stream, _Stream),
