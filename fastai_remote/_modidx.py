@@ -1492,6 +1492,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastai_remote/source/arrays.py'),
                                              'fastai_remote.source.arrays._zarr': ( 'source/arrays.html#_zarr',
                                                                                     'fastai_remote/source/arrays.py'),
+                                             'fastai_remote.source.arrays._zarr_column': ( 'source/arrays.html#_zarr_column',
+                                                                                           'fastai_remote/source/arrays.py'),
                                              'fastai_remote.source.arrays.array_rows': ( 'source/arrays.html#array_rows',
                                                                                          'fastai_remote/source/arrays.py'),
                                              'fastai_remote.source.arrays.array_samples': ( 'source/arrays.html#array_samples',

@@ -85,7 +85,7 @@ def _open_memmap(path, dtype, shape, offset, stamp): return np.memmap(path, dtyp
 def _open_h5(path, name, stamp):
     import h5py
     return h5py.File(path, 'r')[name]
-def _open_zarr(root, path):
+def _open_zarr(root, path, stamp):
     import zarr
     return zarr.open_array(root, path=path, mode='r')
 
@@ -141,14 +141,19 @@ def _h5(o, prefix=''):
 def _zarr(o, prefix=''):
     "Columns of a group or an array of zarr"
     if not hasattr(o, 'dtype'):
-        return {k:v for name,part in o.members() for k,v in _zarr(part, f'{prefix}{name}/').items()}
+        members = sorted(o.members(), key=lambda member: member[0])   # their order is another one each time
+        return {k:v for name,part in members for k,v in _zarr(part, f'{prefix}{name}/').items()}
     if not o.shape: return {}
     name,block = prefix.strip('/') or _default_name(o.dtype, o.ndim),(getattr(o, 'shards', None) or o.chunks)[0]
     root = getattr(o.store, 'root', None) or getattr(o.store, 'path', None)
     if 'Memory' in type(o.store).__name__: column = ArrayColumn(None, (o,), block=block)
-    elif root is not None and os.path.isdir(root): column = ArrayColumn(_open_zarr, (str(root), o.path), block=block)
+    elif root is not None and os.path.isdir(root): column = _zarr_column(str(root), o.path, block)
     else: column = ArrayColumn(_array_in, (_Remote(o),), block=block)
     return _expanded(name, o, column)
+
+def _zarr_column(root, path, block):
+    files = [os.path.join(root, path, name) for name in ('zarr.json','.zarray')]
+    return ArrayColumn(_open_zarr, (root, path, next((_stamp(f) for f in files if os.path.exists(f)), None)), block=block)
 
 class _Remote:
     "An array of zarr in a store that is not a folder; equal to another if both are read from the same place"
