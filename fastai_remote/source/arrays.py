@@ -153,7 +153,8 @@ def _zarr(o, prefix=''):
 
 def _zarr_column(root, path, block):
     files = [os.path.join(root, path, name) for name in ('zarr.json','.zarray')]
-    return ArrayColumn(_open_zarr, (root, path, next((_stamp(f) for f in files if os.path.exists(f)), None)), block=block)
+    stamp = next((_stamp(f) for f in files if os.path.exists(f)), None)
+    return ArrayColumn(_open_zarr, (root, path, stamp), block=block)
 
 class _Remote:
     "An array of zarr in a store that is not a folder; equal to another if both are read from the same place"
