@@ -14,6 +14,7 @@ _names = {
     'order.permutation': 'Permutation',
     'codec.strokes': 'simplify',
     'codec.raster': 'Rasterise',
+    'codec.sequences': 'StrokeSequence',
     'store.base': 'MemoryStore Store',
     'store.redis': 'RedisStore',
     'store.server': 'redis_server',
