@@ -32,12 +32,14 @@ from fasttransform import compose_tfms, DisplayedTransform
 
 from .codec.fields import get_codec, is_image, is_mask
 from .codec.raster import Rasterise
+from .codec.sequences import StrokeSequence
 from .codec.stats import ImageStats
 from .core import UnknownField
 from .load.equivalence import watch
 from .load.fetch import Fetch
 from .load.items import default_field, get_remote_items, holds_masks, RemoteItems
 from .load.loader import RemoteDL
+from .load.sequences import is_points, sequence_block
 from .order.base import SplitOrder
 from .order.permutation import Permutation
 from .order.shards import ShardSplit
@@ -189,7 +191,7 @@ def RedisBlock(
     field:str=None, # Field to read; default: the first that holds images
     # Type of the image: `PILImage`, `PILImageBW` or `PILMask`; default: `PILMask` for a mask, else `PILImage`
     img_cls:type=None,
-    draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
+    draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
 )->TransformBlock:
     """A `TransformBlock` for a field of any store: image, mask, category, labels, numbers or text
 
@@ -203,6 +205,12 @@ def RedisBlock(
         store,field = None,store
     if store is not None and field is None: field = default_field(store)
     if store is not None and field not in store.manifest.fields: store.get_many([], field)   # raises `UnknownField`
+    if isinstance(draw, StrokeSequence):
+        if field is not None and (is_points(field) or _codec_of(store, field, None)=='strokes'):
+            block = sequence_block(field, store, draw, RemoteDL)
+            block.type_tfms = _Fresh(block.type_tfms)
+            return block
+        draw = None
     type_tfms = _Fresh(_type_tfms(_codec_of(store, field, img_cls), store, field, img_cls, draw))
     return TransformBlock(type_tfms=type_tfms, batch_tfms=IntToFloatTensor, dl_type=RemoteDL)
 
@@ -269,7 +277,7 @@ def from_store(cls:DataLoaders,
     valid_pct:float=0.2, # Share of the samples for validation in a random split, 0 to 1
     seed:int=None, # Seed of a random split
     img_cls:type=PILImage, # Type of the images
-    draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
+    draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
     # Normalize by the store's own statistics, to train from scratch? `vision_learner` adds those of a pretrained body
     normalize:bool=False,
     item_tfms=None, # Transforms of an item
@@ -346,6 +354,9 @@ def from_shards(cls:DataLoaders,
 def _normalized(store, inputs, img_cls, draw, tfms):
     "`tfms` with a `Normalize` for the image field among `inputs`, unless `tfms` have one; raises `ValueError`"
     if any(isinstance(t, (Normalize,MeanImage)) for t in tfms): return tfms
+    if isinstance(draw, StrokeSequence):
+        raise ValueError(f'{store.name}: normalize=True is for images; StrokeSequence(scale=…) scales the steps of the '
+                         'pen')
     images = [field for field in inputs if _is_image_field(store, field)]
     if len(images)>1:
         names = ', '.join(map(repr, images))

@@ -76,7 +76,8 @@ for i in range(60):
 Path('quickdraw').mkdir()
 for word in 'circle','line':
     drawings = [[[[0, 40, 90, k], [5, 60, 20, 80], [0, 1, 2, 3]]] for k in range(40)]
-    lines = [dict(word=word, key_id=str(k), recognized=True, drawing=d) for k,d in enumerate(drawings)]
+    about = dict(word=word, countrycode='DE', timestamp='2017-03-01 20:41:36.70725 UTC', recognized=True)
+    lines = [dict(about, key_id=str(k), drawing=d) for k,d in enumerate(drawings)]
     (Path('quickdraw')/f'{word}.ndjson').write_text(chr(10).join(map(json.dumps, lines)))
 Path('theirs').mkdir()
 with tarfile.open('theirs/a.tar', 'w') as tar:

@@ -344,3 +344,46 @@ def test_no_files(tmp_path):
 def test_no_heavy_imports():
     code = "import sys, fastai_remote.source.drawings; print([m for m in ('torch','fastai','matplotlib','scipy','pandas') if m in sys.modules])"
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip()=='[]'
+
+# --- what is kept of a drawing, and of how many
+
+def test_countries_and_timestamps(folder):
+    "Other columns are kept if they are asked for"
+    for o in drawing_samples(folder, keep=['countrycode','timestamp']): assert (o['countrycode.cls'],o['timestamp.txt'])==('US','t')
+    assert list(drawing_samples(folder/'raw', keep='countrycode')[0])==['strokes','cls','id','recognized.u1','countrycode.cls']
+    with pytest.raises(ValueError, match="no 'nope' among word, countrycode"): drawing_samples(folder, keep=['nope'])[0]
+
+def test_points_and_times(folder, tmp_path):
+    "All points of raw drawings with their times, exact; the strokes are the same as without"
+    plain = drawing_samples(folder/'raw')
+    for i,o in enumerate(drawing_samples(folder/'raw', times=True)):
+        points,drawing = o['points.npy'],doodle(i)
+        assert points.shape==(sum(len(x) for x,_,_ in drawing),4) and points.dtype==(np.float32 if i%2 else np.float64)
+        ends = np.flatnonzero(points[:,3])+1
+        for k,(a,b) in enumerate(zip([0,*ends], ends)): assert points[a:b,:3].T.tolist()==[[float(v) for v in row] for row in drawing[k]]
+        for a,b in zip(o['strokes'], plain[i]['strokes'], strict=True): np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match='no times of points, which only the raw files'): drawing_samples(folder/'b.ndjson', times=True)[0]
+
+@pytest.mark.parametrize('packed', [False,True])
+def test_a_limit_per_class(folder, packed):
+    "The first drawings of each word, over all files; the same from compressed files and in any order of reading"
+    if packed:
+        for name in ('b.ndjson','c.csv','raw/a.ndjson'):
+            with gzip.open(f'{folder/name}.gz', 'wb') as f: f.write((folder/name).read_bytes())
+            (folder/name).unlink()
+    src = drawing_samples(folder, max_per_class=40)
+    found = [(o['cls'],o['id']-2**60) for o in src]
+    assert len(found)==80 and sum(w=='cat' for w,_ in found)==40
+    if not packed:
+        assert found==[('dog cat'.split()[i%2],i) for i in [*range(64),*range(16)]] and len(src)==80
+        assert ids(src, [79,64,63,0,70])==[15,0,63,0,6]
+        assert [o['id']-2**60 for o in drawing_samples(folder/'raw', max_per_class=1000)]==list(range(150))
+        assert src.fingerprint()!=drawing_samples(folder).fingerprint() and len(drawing_samples(folder))==284
+    with pytest.raises(ValueError, match='max_per_class must be at least 1'): drawing_samples(folder, max_per_class=0)
+
+def test_a_limit_needs_words_and_mixes_classes(tmp_path):
+    (tmp_path/'a.ndjson').write_bytes(b'\n'.join(raw_line(i, word='"q\\' if i<90 else 'z') for i in range(100))+b'\nno json\n')
+    src = drawing_samples(tmp_path, max_per_class=3)
+    assert len(src)==7 and ids(src, range(6))==[0,1,2,90,91,92]
+    write_csv(tmp_path/'t.csv', range(5), test=True)
+    with pytest.raises(ValueError, match='t.csv:2: max_per_class= needs the word of each drawing'): drawing_samples(tmp_path/'t.csv', max_per_class=3)

@@ -63,8 +63,10 @@ class SourcePositions:
         seed:int, # Of the shuffles
         block:int=None, # Samples that lie next to each other in the source, and are best read together
         parts:list=None, # Sizes of the splits that the shuffled range is divided into
+        interleave:int=16, # Blocks that are shuffled together
     ):
-        def permutation(n): return BlockPermutation(n, block, seed, parts) if block else Permutation(n, seed)
+        def permutation(n):
+            return BlockPermutation(n, block, seed, parts, interleave) if block else Permutation(n, seed)
         self.ranges = [(start, stop, permutation(stop-start) if shuffle else None) for start,stop in ranges]
 
     def __call__(self, numbers:np.ndarray)->np.ndarray:
@@ -84,6 +86,7 @@ class SourceJob(IngestJob):
     def __init__(self, source, writer, options):
         self.source,self.writer,self.fn = source,writer,options.fn
         self.load = source.as_is if options.fn is None and source.as_is is not None else source.load
+        self.codecs = source.codecs if options.fn is not None else {**source.codecs, **source.as_is_codecs}
 
     def write(self):
         return partial(write_chunk, self.writer.opener(), load=self.load, fn=self.fn, stream=self.is_stream)
@@ -107,7 +110,7 @@ class IndexedJob(SourceJob):
         else:
             self.splits = source.splits
             ranges,parts = (source.splits or {'':[0,self.n]}).values(),None
-        self.positions = SourcePositions(ranges, options.shuffle, options.seed, source.block, parts)
+        self.positions = SourcePositions(ranges, options.shuffle, options.seed, source.block, parts, source.interleave)
 
     def first(self, k):
         return chain.from_iterable(self.source.read(self.positions(np.array([i]))) for i in range(min(k, self.n)))
@@ -286,7 +289,7 @@ def _first_samples(job, vocab, tries=100):
     for seen,(name,raw) in enumerate(job.first(tries), 1):
         try:
             sample = convert(job.load, job.fn, raw)
-            sample_fields = fields or plan_fields(sample, vocab, job.source.codecs)
+            sample_fields = fields or plan_fields(sample, vocab, job.codecs)
             columns = Columns(sample_fields, vocab)
             columns.add(0, sample)
             fields = sample_fields

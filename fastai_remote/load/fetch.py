@@ -21,6 +21,7 @@ from ..codec.arrays import from_pixels, NpyCodec, NpzCodec
 from ..codec.fields import get_codec, is_image, mask_image
 from ..codec.images import ImageCodec
 from ..codec.raster import Rasterise
+from ..codec.sequences import StrokeSequence
 from ..codec.strokes import simplify
 from .items import default_field
 from .lazy_image import create_image, open_image, picture_of
@@ -39,10 +40,10 @@ class Fetch(DisplayedTransform):
         field:str=None, # Field to read; default: the first that holds images, else the first
         store:Store=None, # Store to read from; default: the store of the items
         img_cls:type=None, # Type of the image: `PILImage`, `PILImageBW` or `PILMask`; default: images stay bytes
-        draw:Rasterise=None, # How to draw strokes; default: `Rasterise()`
+        draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
     ):
-        if draw is not None and not isinstance(draw, Rasterise):
-            raise TypeError(f'draw takes a Rasterise(…), not {draw!r}')
+        if draw is not None and not isinstance(draw, (Rasterise,StrokeSequence)):
+            raise TypeError(f'draw takes a Rasterise(…) or a StrokeSequence(…), not {draw!r}')
         self.field,self.store,self.img_cls,self.draw = field,store,img_cls,draw
         self.values = {}   # `{sample number: value}` of the batch that a loader is making
         self.follow = store is None   # read from the store of the items, whichever that is?

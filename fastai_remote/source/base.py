@@ -119,6 +119,7 @@ class Source:
     vocab:dict = None # `{field: list of labels}`, if the source knows them
     splits:dict = None # `{split: [start, stop]}`, if the source has splits
     codecs:dict = {} # `{field: name of a codec}`, for fields whose name does not say it
+    as_is_codecs:dict = {} # The same, for samples that no `fn` has changed
     notes:list = None # Remarks on labels for the report; `None`: nothing is said of labels that are numbers
     chunk:int = None # Samples per chunk of a stream; default: chosen by the writer
     # raw -> sample: `{field: value}`, or values that `fn` or `as_sample` makes a sample of
@@ -134,6 +135,7 @@ class Source:
 class IndexedSource(Source):
     "A source that knows how many samples it has, and can read any of them"
     block:int = None # Samples that are faster to read together, such as the lines of one block of a file
+    interleave:int = 16 # Blocks that are shuffled together
     def __len__(self)->int: raise NotImplementedError
     def read(self,
         numbers:np.ndarray # Sample numbers in `range(len(self))`, in the order wanted, shape (n,)

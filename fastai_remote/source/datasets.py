@@ -24,7 +24,9 @@ from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
 from .base import IndexedSource, Source, SplitPart, stable_repr, StreamedSource, unchanged
+from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import IMAGE_EXTENSIONS, image_samples
+from .frames import is_table, is_table_path, table_samples
 from ..store.base import Store
 
 # %% ../../nbs/source/05_datasets.ipynb #0e0e0dae
@@ -38,21 +40,6 @@ class _Items(IndexedSource):
         some = np.unique(np.linspace(0, max(0, n-1), 100).round())[:n]   # up to 100 items, evenly spaced
         text = ''.join(stable_repr(self.items[int(i)]) for i in some)
         return n,hashlib.sha256(text.encode()).hexdigest()
-
-class _Rows(_Items):
-    "A source of the rows of a DataFrame, as dicts"
-    def read(self, numbers):
-        rows = self.items.iloc[numbers].to_dict('records')
-        return [(f'row {i}', row) for i,row in zip(numbers.tolist(), rows)]
-    def fingerprint(self):
-        from pandas.util import hash_pandas_object
-        hashed,part = hashlib.sha256(),1<<18
-        try:
-            for k in range(0, len(self), part):
-                hashed.update(hash_pandas_object(self.items.iloc[k:k+part], index=False).to_numpy().tobytes())
-        except TypeError:   # lists and dicts have no hash
-            hashed.update(str(self.items.iloc[[0,-1]].to_dict('records')).encode())
-        return len(self),list(map(str, self.items.columns)),hashed.hexdigest()
 
 class _Dataset(_Items):
     "A source of the samples of a map-style dataset. Each worker loads the dataset once, from a file, and indexes it"
@@ -142,9 +129,11 @@ class _Splits(IndexedSource):
         srcs:dict # `{split: indexed source}`
     ):
         self.srcs,self.block = srcs,min((s.block or 0 for s in srcs.values()), default=0)
+        self.interleave = min((s.interleave for s in srcs.values()), default=16)
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {split:[start,stop] for split,start,stop in zip(self.srcs, ends, ends[1:])}
         self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
+        self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
         notes = [s.notes for s in srcs.values() if s.notes is not None]
         if notes: self.notes = list(dict.fromkeys(note for ns in notes for note in ns))
 
@@ -173,9 +162,7 @@ class _Splits(IndexedSource):
     @property
     def load(self): return _LoadSplit({split:s.load for split,s in self.srcs.items()})
     @property
-    def as_is(self):
-        if any(s.as_is is None for s in self.srcs.values()): return None
-        return _LoadSplit({split:s.as_is for split,s in self.srcs.items()})
+    def as_is(self): return _as_is_by_split(self.srcs)
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
 def _merged_vocab(vocabs):
@@ -183,6 +170,11 @@ def _merged_vocab(vocabs):
     if not all(vocabs): return next((v for v in vocabs if v), None)
     fields = dict.fromkeys(field for v in vocabs for field in v)
     return {field:list(dict.fromkeys(label for v in vocabs for label in v.get(field, []))) for field in fields}
+
+def _as_is_by_split(srcs):
+    "`as_is` of sources by split; `None` if one has none"
+    if any(s.as_is is None for s in srcs.values()): return None
+    return _LoadSplit({split:s.as_is for split,s in srcs.items()})
 
 class _LoadSplit:
     "`(split, raw)` -> sample"
@@ -206,11 +198,15 @@ class _StreamSplits(StreamedSource):
     "A source per split, one after the other, of which at least one is a stream"
     def __init__(self,
         srcs:dict # `{split: source}`
-    ): self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
+    ):
+        self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
+        self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
     def stream(self, size):
         for split,source in self.srcs.items():
             parts = source.stream(size) if isinstance(source, StreamedSource) else _parts(source, size)
             for part in parts: yield SplitPart([(split,part)])
+    @property
+    def as_is(self): return _as_is_by_split(self.srcs)
     @property
     def load(self): return _LoadSplit({split:s.load for split,s in self.srcs.items()})
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
@@ -291,10 +287,6 @@ def _is_fastai_datasets(o):
     "fastai's `Datasets` or `TfmdLists` with several splits"
     return _has(o, 'n_subsets', 'subset') and o.n_subsets>1
 
-def _is_frame(o):
-    "A DataFrame of pandas, or of a library with the same interface"
-    return _has(o, 'iloc', 'columns')
-
 def _is_path(o):
     "A path alone: it does not say how to read what is there"
     return isinstance(o, (str,Path))
@@ -325,12 +317,15 @@ def _from_dict(splits):
     return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
 
 def _from_list(items):
+    if len(items) and _is_path(items[0]) and is_table_path(items[0]): return table_samples(list(items))
     is_images = len(items) and (isinstance(items[0], Path) or _are_image_paths(items))
     return image_samples(items) if is_images else _Items(items)
 
-def _refuse_path(o):
+def _from_path(o):
+    if is_table_path(o): return table_samples(o)
+    if is_array_path(o): return array_samples(o)
     raise TypeError(f'{str(o)!r} is a path: say what it holds: image_samples(…), drawing_samples(…), '
-                    'csv_samples(…), tar_samples(…)')
+                    'table_samples(…), array_samples(…), csv_samples(…), tar_samples(…)')
 
 def _refuse(o): raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
 
@@ -338,9 +333,11 @@ _KINDS = (   # what an object may be, and what makes a source of it; the first t
     (lambda o: isinstance(o, Source), unchanged),
     (lambda o: isinstance(o, Store), _Stored),
     (_is_fastai_datasets, _from_datasets),
+    (is_dict_of_arrays, array_samples),
     (lambda o: isinstance(o, dict), _from_dict),
-    (_is_frame, _Rows),
-    (_is_path, _refuse_path),
+    (is_array_file, array_samples),
+    (is_table, table_samples),
+    (_is_path, _from_path),
     (_is_stream, _Stream),
     (_is_opaque, _refuse),
     (_is_series, lambda o: _from_list(o.to_numpy())),

@@ -9,6 +9,8 @@ __all__ = ['drawing_samples']
 
 # %% ../../nbs/source/06_drawings.ipynb #fc427e47
 import csv, json, lzma, os, re, zlib
+from array import array
+from collections import Counter
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -119,6 +121,8 @@ class _LoadDrawing:
         label, # Keep the word, as field `cls`?
         raster, # `Rasterise` for the field `png`; `None` for `strokes`
         packed=False, # Encode strokes that are simplified here?
+        keep=(), # Other columns to keep
+        times=False, # Keep all points with their times, as field `points.npy`?
     ): store_attr()
     def __call__(self, raw):
         lines,i = raw
@@ -144,12 +148,16 @@ class _LoadDrawing:
 
     def _fields(self, line, header):
         "The fields in a line; strokes are as they were published. Raises `ValueError`"
-        drawing = _drawing_in(line, header)
+        drawing = _drawing_in(line, header, as_text=not self.times)
         fields = {'strokes':drawing['drawing']}
         if self.label and 'word' in drawing: fields['cls'] = drawing['word']
         if isinstance(drawing['key_id'], float): raise ValueError(f"key_id {drawing['key_id']!r} is no whole number")
         fields['id'] = int(drawing['key_id'])
         if 'recognized' in drawing: fields['recognized.u1'] = int(drawing['recognized'] in (True,'True','true','1'))
+        for column in self.keep:
+            if column not in drawing: raise ValueError(f"no {column!r} among {', '.join(drawing)}")
+            fields[_KEPT_FIELDS.get(column, column)] = drawing[column]
+        if self.times: fields['points.npy'] = _points(drawing['drawing'])
         return fields
 
     def _simplified(self, samples):
@@ -178,10 +186,27 @@ class _LoadDrawing:
         pictures = self.raster.pngs([o['strokes'] for o in samples])
         return [{'png':png, **{k:v for k,v in o.items() if k!='strokes'}} for o,png in zip(samples, pictures)]
 
-def _drawing_in(line, header):
-    "The columns or keys of a line, of which `drawing` is checked; raises `ValueError`"
+_KEPT_FIELDS = {'countrycode':'countrycode.cls', 'timestamp':'timestamp.txt'}   # other columns have their own names
+
+def _points(strokes):
+    """All points of raw strokes, shape (n,4): x, y, time in ms, and 1 for the last point of a stroke
+
+    The array is float32, or float64 if float32 would round a number. Raises `ValueError` if there are no times."""
+    if any(len(stroke)!=3 for stroke in strokes):
+        raise ValueError('no times of points, which only the raw files of Quick, Draw! have')
+    if any(not len(x)==len(y)==len(t)>0 for x,y,t in strokes):
+        raise ValueError('a stroke whose x, y and times differ in length, or without points')
+    points = np.concatenate([np.array([*stroke, [0.]*len(stroke[0])], float).T for stroke in strokes])
+    points[np.cumsum([len(x) for x,_,_ in strokes])-1,3] = 1
+    small = points.astype(np.float32)
+    return small if (small==points).all() else points
+
+def _drawing_in(line, header, as_text=True):
+    """The columns or keys of a line, of which `drawing` is checked; raises `ValueError`
+
+    `as_text` permits strokes that stay text, see `_parse`."""
     if not line.strip(): raise ValueError('an empty line')
-    if header is None: drawing = _parse(line)
+    if header is None: drawing = _parse(line) if as_text else json.loads(line)
     else:
         row = next(csv.reader([line.decode()]))
         if len(row)!=len(header):
@@ -254,6 +279,38 @@ def _end_of_text(f, start):
         end = begin
     return end
 
+_WORD = re.compile(rb'"word": ?"([^"\\]*)"')
+
+def _word_in(line, header, name):
+    "The word of a drawing; `None` for a line that cannot be read; raises `ValueError` if the file has no words"
+    if header is None:
+        found = _WORD.search(line)
+        if found: return found[1].decode('utf-8', 'replace')
+        try: drawing = json.loads(line)
+        except ValueError: return None
+        word = drawing.get('word') if isinstance(drawing, dict) else None
+    else:
+        row = next(csv.reader([line.decode('utf-8', 'replace')]), [])
+        if len(row)!=len(header): return None
+        word = dict(zip(header, row)).get('word')
+    if word is None: raise ValueError(f'{name}: max_per_class= needs the word of each drawing, and there is none')
+    return word
+
+def _counted(counts, word, most):
+    "Is this one of the first `most` drawings of `word`? A line without a word is; it will be a failed sample"
+    if word is None: return True
+    counts[word] += 1
+    return counts[word]<=most
+
+def _first_of_each(path, header, start, n, counts, most):
+    "The numbers of the lines of a file that hold one of the first `most` drawings of a word, int64"
+    used = array('q')
+    with open(path, 'rb') as f:
+        f.seek(start)
+        for k,line in enumerate(islice(f, n)):
+            if _counted(counts, _word_in(line, header, f'{path}:{k+1+(header is not None)}'), most): used.append(k)
+    return np.array(used, np.int64)
+
 class _Part:
     "Lines of files. They are read where this is iterated over: in a worker"
     def __init__(self,
@@ -291,15 +348,19 @@ class _Drawings(Source):
         root:Path, # Folder that names are relative to
         label:bool, # Keep the word, as field `cls`?
         raster, # `Rasterise` for the field `png`; `None` for `strokes`
+        keep:tuple=(), # Other columns to keep
+        times:bool=False, # Keep all points with their times, as field `points.npy`?
+        max_per_class:int=None, # Drawings of each word, at most
     ): store_attr()
     @property
-    def load(self): return _LoadDrawing(self.label, self.raster)
+    def load(self): return _LoadDrawing(self.label, self.raster, False, self.keep, self.times)
     @property
-    def as_is(self): return _LoadDrawing(self.label, self.raster, not self.raster)
+    def as_is(self): return _LoadDrawing(self.label, self.raster, not self.raster, self.keep, self.times)
     def fingerprint(self):
         stats = [os.stat(f) for f in self.files]
         stamps = [(os.path.relpath(f, self.root), stat.st_size, stat.st_mtime_ns) for f,stat in zip(self.files, stats)]
-        return stamps,self.label,repr(self.raster)
+        options = [o for o in (self.keep, self.times, self.max_per_class) if o]
+        return stamps,self.label,repr(self.raster),*options
     def __repr__(self):
         n,label = len(self.files),'labelled, ' if self.label else ''
         return f"drawing_samples({self._what()} in {n:,} file{'s'*(n>1)}, {label}as {self.raster or 'strokes'})"
@@ -307,13 +368,18 @@ class _Drawings(Source):
 class _IndexedDrawings(_Drawings, IndexedSource):
     "Drawings by number, in files that are not compressed"
     block = _BLOCK
-    def __init__(self, files, root, label, raster):
-        super().__init__(files, root, label, raster)
-        self.headers,self.offsets,lengths = [],[],[]   # one entry per file
+    def __init__(self, files, root, label, raster, *options):
+        super().__init__(files, root, label, raster, *options)
+        self.headers,self.offsets,lengths,counts = [],[],[],Counter()   # one entry per file, but the counts of words
+        self.lines = []   # the lines that are used, of each file: an array, or `None` for all from the first one on
         for path in files:
             with open(path, 'rb') as f: line = f.readline()
             header = _header(path, line) if line else None
-            offsets,n = _index(path, 0 if header is None else len(line))
+            start = 0 if header is None else len(line)
+            offsets,n = _index(path, start)
+            used = self.max_per_class and _first_of_each(path, header, start, n, counts, self.max_per_class)
+            if used is not None: n = len(used)
+            self.lines.append(None if used is None or (used==np.arange(n)).all() else used)
             self.headers.append(header)
             self.offsets.append(offsets)
             lengths.append(n)
@@ -325,7 +391,10 @@ class _IndexedDrawings(_Drawings, IndexedSource):
         numbers = np.asarray(numbers, np.int64)
         file = self.ends.searchsorted(numbers, side='right')
         starts = self.ends-np.diff(self.ends, prepend=0)
-        block,line = np.divmod(numbers-starts[file], _BLOCK)
+        rank = numbers-starts[file]
+        for f in np.unique(file):
+            if self.lines[f] is not None: rank[file==f] = self.lines[f][rank[file==f]]
+        block,line = np.divmod(rank, _BLOCK)
         keys,which = np.unique(file<<40|block, return_inverse=True)
         blocks = [self._block(k>>40, k&(1<<40)-1) for k in keys.tolist()]
         return _Part(blocks, which.astype(np.int32), line.astype(np.uint8))
@@ -377,10 +446,16 @@ class _StreamedDrawings(_Drawings, StreamedSource):
                 if row is not None: yield row
             turn = [lines for lines in turn if lines is not None]
 
+    def _used(self):
+        "The rows, without those beyond `max_per_class`"
+        if self.max_per_class is None: return self._rows()
+        counts = Counter()
+        return (row for row in self._rows() if _counted(counts, _word_in(row[2], row[1], row[0]), self.max_per_class))
+
     def stream(self, size):
-        rows = self._rows()
+        rows = self._used()
         while part:=list(_grouped(islice(rows, size))): yield part
-    def __iter__(self): return (self.load(raw) for _,raw in _grouped(self._rows()))
+    def __iter__(self): return (self.load(raw) for _,raw in _grouped(self._used()))
     def __getitem__(self, i:int):
         "Sample `i`, which is found by reading from the beginning"
         for sample in islice(self, i, None): return sample
@@ -395,8 +470,15 @@ def drawing_samples(
     antialias:bool=False, # Grey pixels at the edges of lines in a PNG? It takes four times as many bytes
     time:str=None, # How a PNG shows the order of strokes: 'grey' or 'colour'; default: it does not
     with_labels:bool=True, # Keep the word, as field `cls`, if there is one?
+    # Other columns to keep: 'countrycode', as field `countrycode.cls`, 'timestamp', as `timestamp.txt`, or any other
+    keep:list=(),
+    times:bool=False, # Keep all points of raw drawings with their times, as field `points.npy`?
+    max_per_class:int=None, # Use the first so many drawings of each word
 ): # An `IndexedSource`; a `StreamedSource` if a file is compressed
     """A source of Quick, Draw! files: fields `strokes` or `png`, `cls`, `id`, `recognized.u1`
+
+    `points.npy` has shape (n,4): x, y, time in milliseconds, and 1 for the last point of a stroke, else 0; as float32,
+    or as float64 if a number needs it. With `max_per_class`, the words of all lines are read beforehand.
 
     Raises `FileNotFoundError`, and `ValueError` for files that do not contain drawings."""
     if field not in ('strokes','png'): raise ValueError(f"field must be 'strokes' or 'png', not {field!r}")
@@ -405,4 +487,7 @@ def drawing_samples(
     if missing: raise FileNotFoundError(f'{missing[0]}: no such file')
     raster = Rasterise(size, width, antialias, time) if field=='png' else None
     source = _IndexedDrawings if all(map(_is_plain, paths)) else _StreamedDrawings
-    return source(paths, root, with_labels, raster)
+    if isinstance(keep, str): keep = [keep]
+    if max_per_class is not None and max_per_class<1:
+        raise ValueError(f'max_per_class must be at least 1, not {max_per_class}')
+    return source(paths, root, with_labels, raster, tuple(keep), bool(times), max_per_class)

@@ -1,0 +1,182 @@
+"Arrays as the world has them: NumPy, memory maps, HDF5, zarr, tensors; opened in the workers, or the error says what to do"
+import io, pickle, re
+
+import h5py
+import joblib
+import numpy as np
+import pytest
+import torch
+import zarr
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from fastai_remote import IngestError, redis_server, RedisStore, ShardStore, array_samples, to_redis, to_shards
+from fastai_remote.source.datasets import as_source
+
+@pytest.fixture(scope='module')
+def server():
+    with redis_server() as s: yield s
+
+@pytest.fixture(params=['redis','shards'])
+def put(request, tmp_path):
+    "A function that writes a source; it returns the store and the report"
+    def to_either(source, name='d', **kwargs):
+        kwargs = {'num_workers':1, 'progress':False, 'overwrite':True, **kwargs}
+        if request.param=='shards':
+            report = to_shards(source, tmp_path/f'shards-{name}', **kwargs)
+            return ShardStore(tmp_path/f'shards-{name}'),report
+        server = request.getfixturevalue('server')
+        report = to_redis(source, server.url, name, **kwargs)
+        return RedisStore(server.url, name),report
+    return to_either
+
+def samples(store): return [store[i] for i in range(len(store))]
+
+N = 40
+PIXELS = np.random.default_rng(0).integers(0, 255, (N,6,5,3)).astype(np.uint8)
+LABELS = np.arange(N)%3
+CLASSES = np.array(['cat','dog','bird'])[LABELS]
+SCORES = np.linspace(0, 1, N).astype(np.float32)
+
+def h5(path, **kw):
+    with h5py.File(path, 'w') as f:
+        f.create_dataset('npy', data=PIXELS, **kw)
+        f['cls'] = [str(o) for o in CLASSES]
+        f['score'] = SCORES
+        f['big'] = np.arange(N)+2**60
+    return path
+
+def zarr_group(path):
+    g = zarr.open_group(path, mode='w')
+    g.create_array('npy', data=PIXELS, chunks=(7,6,5,3))
+    g.create_array('score', data=SCORES)
+    g.create_array('cls', data=CLASSES)
+    g.create_array('big', data=np.arange(N)+2**60)
+    return g
+
+def in_files(tmp_path):
+    np.save(tmp_path/'x.npy', PIXELS)
+    m = np.memmap(tmp_path/'x.raw', np.uint8, 'w+', shape=(N+2, 6, 5, 3))
+    m[2:] = PIXELS
+    rest = dict(cls=CLASSES, score=SCORES, big=np.arange(N)+2**60)
+    np.savez(tmp_path/'x.npz', npy=PIXELS, **rest)
+    return dict(arrays={'npy':PIXELS, **rest}, mapped={'npy':np.load(tmp_path/'x.npy', mmap_mode='r'), **rest}, part_of_a_map={'npy':m[2:], **rest},
+                npz=tmp_path/'x.npz', h5_path=h5(tmp_path/'x.h5'), h5_chunks=str(h5(tmp_path/'y.hdf5', chunks=(8,6,5,3), compression='gzip')),
+                h5_file=h5py.File(tmp_path/'x.h5'), zarr_path=(zarr_group(tmp_path/'x.zarr'), tmp_path/'x.zarr')[1], zarr_group=zarr_group(tmp_path/'z.zarr'),
+                zarr_memory=zarr_group({}), tensors={'npy':torch.tensor(PIXELS), **rest, 'score':torch.tensor(SCORES)})
+
+KINDS = 'arrays mapped part_of_a_map npz h5_path h5_chunks h5_file zarr_path zarr_group zarr_memory tensors'.split()
+
+def check(store):
+    found = sorted(samples(store), key=lambda o: o['big'])
+    assert len(found)==N and store.vocab==['bird','cat','dog']
+    for i,o in enumerate(found):
+        assert (o['npy']==PIXELS[i]).all() and o['npy'].dtype==np.uint8 and o['cls']==CLASSES[i] and o['score']==SCORES[i] and o['big']==2**60+i
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_rows_of_arrays_in_one_line(put, tmp_path, kind):
+    "Arrays of one length are samples by row, exact, with their types"
+    store,report = put(in_files(tmp_path)[kind])
+    assert report.failed==0 and store.manifest.fields['score']['codec']=='f4' and store.manifest.fields['big']['codec']=='i8'
+    check(store)
+
+@pytest.mark.parametrize('kind', ['part_of_a_map','h5_chunks','h5_file','zarr_group','zarr_memory'])
+@pytest.mark.parametrize('start', ['loky','multiprocessing'])
+def test_workers_open_the_files(server, tmp_path, kind, start):
+    "Workers that were forked, and workers that are Pythons of their own"
+    source = in_files(tmp_path)[kind]
+    with joblib.parallel_config(start): report = to_redis(source, server.url, 'w', num_workers=2, chunk=4, progress=False, overwrite=True)
+    assert report.failed==0
+    check(RedisStore(server.url, 'w'))
+
+@pytest.mark.parametrize('kind', ['mapped','part_of_a_map','h5_path','h5_chunks','h5_file','zarr_path'])
+def test_what_is_sent_is_a_path(tmp_path, kind):
+    "A part of the source that a worker gets is small, whatever the size of the arrays"
+    arrays = in_files(tmp_path)[kind]
+    source = array_samples({'npy':arrays['npy']}) if 'map' in kind else array_samples(arrays)
+    assert source.in_files and len(pickle.dumps(source.read(np.arange(N))))<3000
+    rows = list(pickle.loads(pickle.dumps(source.read(np.arange(N)[::-1]))))
+    assert [name for name,_ in rows[:2]]==['row 39','row 38'] and (rows[5][1]['npy']==PIXELS[34]).all() and type(rows[5][1]['npy']) is np.ndarray
+
+def test_one_array(put, tmp_path):
+    "An array without a name; `fn` gets its rows"
+    np.save(tmp_path/'a.npy', PIXELS)
+    with h5py.File(h5(tmp_path/'a.h5')) as f:
+        for o in (tmp_path/'a.npy', np.load(tmp_path/'a.npy', mmap_mode='r'), f['npy'], zarr_group(tmp_path/'a.zarr')['npy']):
+            store,_ = put(o, shuffle=False)
+            assert store.fields==['npy'] and all((store[i]['npy']==PIXELS[i]).all() for i in range(N))
+        store,_ = put(f['npy'], fn=lambda row: {'raw':row}, shuffle=False)
+        assert (np.asarray(store[3]['raw'])==PIXELS[3]).all()
+        store,_ = put(f['cls'], shuffle=False)
+        assert [o['cls'] for o in samples(store)]==CLASSES.tolist()
+
+def test_fields_labels_and_splits(put, tmp_path):
+    "Arrays that are chosen; pixels as images; a column of splits"
+    data = {'images':PIXELS, 'y':LABELS, 'valid':np.arange(N)%4==0}
+    store,report = put(array_samples(data, fields={'images':'img.npyimg', 'y':'cls'}, valid_col='valid'))
+    assert store.fields==['img.npyimg','cls'] and store.splits=={'train':[0,30],'valid':[30,40]} and store.vocab==[0,1,2]
+    store,report = put(array_samples({'images':PIXELS, 'y':LABELS}))
+    assert store.fields==['images','y'] and "fields={'images': 'images.npyimg', …} makes them images" in str(report)
+    store,_ = put({'png':PIXELS, 'cls':CLASSES}, shuffle=False)
+    assert store.manifest.fields['png']['codec']=='png' and (np.asarray(store[7]['png'])==PIXELS[7]).all()
+
+def test_enumerations_compounds_and_files_in_hdf5(put, tmp_path):
+    "Names of an enumeration are classes, members of a compound are fields, variable-length bytes of images are images"
+    def jpg(i):
+        Image.fromarray(PIXELS[i]).save(b:=io.BytesIO(), 'JPEG')
+        return b.getvalue()
+    with h5py.File(tmp_path/'a.h5', 'w') as f:
+        f.create_dataset('kind', data=LABELS, dtype=h5py.enum_dtype({'dog':0,'cat':1,'bird':2}, 'u1'))
+        d = f.create_dataset('picture', (N,), h5py.vlen_dtype(np.uint8))
+        for i in range(N): d[i] = np.frombuffer(jpg(i), np.uint8)
+        f['points'] = np.array([(i, i/4) for i in range(N)], [('id','i4'),('angle','f8')])
+    store,_ = put(tmp_path/'a.h5', shuffle=False)
+    assert store.fields==['kind','picture.jpg','id','angle'] and store.manifest.vocab['kind']==['dog','cat','bird']
+    assert all(store[i]['kind']==['dog','cat','bird'][LABELS[i]] and store[i]['id']==i and store[i]['angle']==i/4 for i in range(N))
+    assert [bytes(o) for o in store.get_many(range(N), ['picture.jpg'])['picture.jpg']]==[jpg(i) for i in range(N)]
+
+def test_times_and_ragged_arrays(put):
+    t = np.array(['2020-01-01T00:00:00.000000001']*2, 'datetime64[ns]')
+    ragged = np.empty(2, object)
+    ragged[:] = [np.arange(3.), np.arange(5.)]
+    store,_ = put({'npy':ragged, 't':t}, shuffle=False)
+    assert store[1]['npy'].tolist()==[0,1,2,3,4] and store[0]['t']=='2020-01-01T00:00:00.000000001'
+
+def test_torch(put):
+    store,_ = put(TensorDataset(torch.tensor(PIXELS), torch.tensor(LABELS)), shuffle=False)
+    assert store.fields==['npy','cls'] and (store[4]['npy']==PIXELS[4]).all() and store[4]['cls']==LABELS[4]
+    with pytest.raises(TypeError, match=r'a tensor of torch.bfloat16.*give \.float\(\)'): as_source({'npy':torch.zeros(3, 2, dtype=torch.bfloat16)})
+
+def test_clear_refusals(put, tmp_path):
+    "What cannot be opened in a worker, or cannot be stored, says what to do"
+    with h5py.File(tmp_path/'w.h5', 'w') as f:
+        f['npy'] = PIXELS
+        with pytest.raises(ValueError, match=r"w.h5: open for writing.*close it and give its path"): as_source(f)
+    with pytest.raises(ValueError, match='the file of h5py is closed: give its path'): as_source(f)
+    with h5py.File('memory', 'w', driver='core', backing_store=False) as f:
+        f['npy'] = PIXELS
+        with pytest.raises(ValueError, match='a file of h5py that is in memory.*save it and give its path'): as_source(f)
+    with h5py.File(tmp_path/'two.h5', 'w') as f: f['train_x'],f['test_x'] = PIXELS,PIXELS[:7]
+    with pytest.raises(ValueError, match=r'arrays of different lengths: test_x 7, train_x 40: fields='): as_source(tmp_path/'two.h5')
+    store,_ = put(array_samples(tmp_path/'two.h5', fields={'test_x':'npy'}))
+    assert len(store)==7
+    np.save(tmp_path/'o.npy', np.array([{}, None], object), allow_pickle=True)
+    np.savez(tmp_path/'o.npz', npy=np.array([{}, None], object), allow_pickle=True)
+    for name in 'o.npy','o.npz':
+        with pytest.raises(ValueError, match=rf'{name}.*it is a pickle: load it yourself, if you trust it'): as_source(tmp_path/name)
+    with pytest.raises(IngestError, match='dtype object'): put({'npy':np.array([[None,1],[2,3]], object)})
+    with pytest.raises(FileNotFoundError, match='none.npy: no such file'): as_source(tmp_path/'none.npy')
+    with pytest.raises(ValueError, match="no column 'x'; there are npy, cls"): put(array_samples({'npy':PIXELS, 'cls':LABELS}, fields={'x':'npy'}))
+
+def test_dicts_of_splits_stay_splits(put):
+    store,_ = put({'train':PIXELS[:30], 'valid':PIXELS[30:]})
+    assert store.splits=={'train':[0,30],'valid':[30,40]}
+
+def test_fingerprints(tmp_path):
+    "The same for the same data, and another one for other data"
+    for kind,arrays in in_files(tmp_path).items(): assert repr(as_source(arrays).fingerprint())==repr(as_source(arrays).fingerprint()), kind
+    assert repr(as_source({'npy':PIXELS}).fingerprint())!=repr(as_source({'npy':PIXELS[::-1]}).fingerprint())
+
+def test_the_file_can_be_written_again_afterwards(put, tmp_path):
+    put(h5(tmp_path/'a.h5'))
+    h5(tmp_path/'a.h5')

@@ -1,0 +1,339 @@
+"Tables as the world has them: pandas, polars, Arrow, Parquet and CSV; what they mean is kept, or an error says what to do"
+import io, pickle, re, tracemalloc
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as pds
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from fastai_remote import (csv_samples, IngestError, MemoryStore, redis_server, RedisStore, ShardStore, table_samples, to_redis,
+    to_shards)
+
+@pytest.fixture(scope='module')
+def server():
+    with redis_server() as s: yield s
+
+@pytest.fixture(params=['redis','shards'])
+def put(request, tmp_path):
+    "A function that writes a source; it returns the store and the report"
+    def to_either(source, name='d', **kwargs):
+        kwargs = {'num_workers':1, 'progress':False, 'overwrite':True, **kwargs}
+        if request.param=='shards':
+            report = to_shards(source, tmp_path/f'shards-{name}', **kwargs)
+            return ShardStore(tmp_path/f'shards-{name}'),report
+        server = request.getfixturevalue('server')
+        report = to_redis(source, server.url, name, **kwargs)
+        return RedisStore(server.url, name),report
+    return to_either
+
+def rows(store, fields=None): return [store[i] if fields is None else {f:store[i][f] for f in fields} for i in range(len(store))]
+
+def jpg(i, fmt='JPEG'):
+    Image.fromarray(np.full((6,5,3), i%256, np.uint8)).save(b:=io.BytesIO(), fmt)
+    return b.getvalue()
+
+N = 20
+DATA = dict(u=np.arange(N, dtype=np.uint8), big=np.arange(N)+2**60+1, x=np.linspace(0, 1, N), f=np.linspace(0, 1, N).astype(np.float32),
+            flag=np.arange(N)%2==0, text=[f'text {i} é' for i in range(N)], raw=[bytes([i,0,255]) for i in range(N)], tags=[['a']*(i%3) for i in range(N)],
+            when=[datetime(2020, 1, 1, 12, 0, i) for i in range(N)], day=[date(2020, 1, i+1) for i in range(N)])
+KIND = ['dog','cat','bird']
+TYPES = dict(u='u1', big='i8', x='f8', f='f4', flag='u1', text='txt', tags='json', when='txt', day='txt', kind='cls')
+
+def as_pandas(): return pd.DataFrame({**DATA, 'kind':pd.Categorical([KIND[i%2] for i in range(N)], KIND)}, index=[3]*N)
+def as_arrow():
+    kind = pa.DictionaryArray.from_arrays(pa.array([i%2 for i in range(N)], pa.int8()), KIND)
+    return pa.table({k:pa.array(v) for k,v in DATA.items()}).append_column('kind', kind)
+def as_polars(): return pl.DataFrame(DATA).with_columns(pl.Series('kind', [KIND[i%2] for i in range(N)], dtype=pl.Enum(KIND)))
+def as_parquet(tmp_path):
+    pq.write_table(as_arrow(), tmp_path/'t.parquet', row_group_size=7)
+    return tmp_path/'t.parquet'
+TABLES = dict(pandas=lambda p: as_pandas(), polars=lambda p: as_polars(), arrow=lambda p: as_arrow(), batch=lambda p: as_arrow().to_batches()[0],
+              reader=lambda p: as_arrow().to_reader(), lazy=lambda p: as_polars().lazy(), parquet=as_parquet, text_path=lambda p: str(as_parquet(p)),
+              paths=lambda p: [as_parquet(p)], dataset=lambda p: pds.dataset(as_parquet(p)), folder=lambda p: table_samples(as_parquet(p).parent))
+
+@pytest.mark.parametrize('kind', TABLES)
+def test_types_values_and_labels_are_kept(put, tmp_path, kind):
+    "One line for each kind of table: the values are exact, categories have their labels in their order, and types their width"
+    store,report = put(TABLES[kind](tmp_path))
+    assert (len(store),report.failed)==(N,0)
+    found = sorted(rows(store), key=lambda row: row['u'])
+    for i,row in enumerate(found):
+        assert row['text']==DATA['text'][i] and row['raw.bin']==DATA['raw'][i] and row['tags']==DATA['tags'][i] and row['kind']==KIND[i%2]
+        assert all(row[k]==DATA[k][i] for k in ('u','big','x','f','flag'))
+        assert row['when'] in (f'2020-01-01T12:00:{i:02}', f'2020-01-01T12:00:{i:02}.000000') and row['day']==f'2020-01-{i+1:02}'
+    typed = {k:d['codec'] for k,d in store.manifest.fields.items() if not k.endswith('.crc')}
+    if kind=='pandas': typed |= dict(text='txt')   # columns of objects: each value decides
+    assert {k:typed[k] for k in TYPES if k not in ('tags','day')}=={k:c for k,c in TYPES.items() if k not in ('tags','day')}
+    expected = sorted(KIND[:2]) if kind=='reader' else KIND   # a stream does not know all labels beforehand
+    assert store.manifest.vocab['kind']==expected
+
+# --- columns that are chosen
+
+def image_table(folder, n=12, fmt='JPEG', ext='.jpg'):
+    "Images in `folder`, and a table of them"
+    folder.mkdir(exist_ok=True)
+    for i in range(n): (folder/f'im{i}{ext}').write_bytes(jpg(i*9, fmt))
+    return dict(name=[f'im{i}{ext}' for i in range(n)], label=[KIND[i%3] for i in range(n)], tags=[' '.join(KIND[:i%3]) for i in range(n)],
+                x=[i/8 for i in range(n)], y=list(range(n)), is_valid=[i%4==0 for i in range(n)])
+
+def every_kind(data, tmp_path):
+    "The same table in each form"
+    pq.write_table(pa.table(data), tmp_path/'table.parquet', row_group_size=5)
+    pd.DataFrame(data).to_csv(tmp_path/'table.csv', index=False)
+    pd.DataFrame(data).to_csv(tmp_path/'table.tsv', index=False, sep='\t')
+    return dict(pandas=pd.DataFrame(data), polars=pl.DataFrame(data), arrow=pa.table(data), parquet=tmp_path/'table.parquet', csv=tmp_path/'table.csv',
+                tsv=tmp_path/'table.tsv')
+
+@pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet','csv','tsv'])
+def test_images_labels_and_splits_by_columns(put, tmp_path, kind):
+    "Files that a column names are stored with their bytes; labels, several labels, numbers of several columns, and splits are columns, too"
+    data = image_table(tmp_path/'ims')
+    table = every_kind(data, tmp_path)[kind]
+    kw = dict(folder=tmp_path/'ims', valid_col='is_valid')
+    store,_ = put(table_samples(table, fn_col=0, label_col='label', **kw))
+    assert store.splits=={'train':[0,9],'valid':[9,12]} and store.fields==['jpg','cls'] and store.vocab==sorted(KIND)
+    original = {(tmp_path/'ims'/name).read_bytes():i for i,name in enumerate(data['name'])}
+    for k in range(12):
+        i = original[bytes(store.get_many([k], ['jpg'])['jpg'][0])]
+        assert data['is_valid'][i]==(k>=9) and store[k]['cls']==data['label'][i]
+    store,_ = put(table_samples(table, fn_col='name', label_col='tags', label_delim=' ', **kw))
+    assert store.fields==['jpg','labels'] and sum(len(o['labels']) for o in rows(store))==12 and store.manifest.vocab['labels']==['cat','dog']
+    store,_ = put(table_samples(table, fn_col='name', label_col=['x','y'], **kw))
+    assert sorted(o['target.npy'].tolist() for o in rows(store, ['target.npy']))==[[i/8,i] for i in range(12)]
+    assert {o['target.npy'].dtype for o in rows(store, ['target.npy'])}=={np.dtype('float64')}
+    store,_ = put(table_samples(table, fields={'name':'img', 'y':'y.u1', 'label':'kind.cls', ('x','y'):'point.npy'}, folder=tmp_path/'ims'))
+    assert store.fields==['img','y.u1','kind.cls','point.npy'] and sorted(o['y.u1'] for o in rows(store))==list(range(12))
+
+def test_suffix_and_mixed_formats(put, tmp_path):
+    "`suff` is appended, as in fastai; files of several formats go to `img`"
+    data = image_table(tmp_path/'ims')
+    df = pd.DataFrame({'name':[o.removesuffix('.jpg') for o in data['name']], 'label':data['label']})
+    store,_ = put(table_samples(df, fn_col='name', label_col='label', folder=tmp_path/'ims', suff='.jpg'))
+    assert store.fields==['jpg','cls'] and len(store)==12
+    (tmp_path/'ims/one.png').write_bytes(png:=jpg(3, 'PNG'))
+    df = pd.DataFrame({'name':['im1.jpg','one.png'], 'label':['a','b']})
+    store,_ = put(table_samples(df, fn_col='name', label_col='label', folder=tmp_path/'ims'))
+    assert store.fields==['img','cls'] and png in [bytes(o) for o in store.get_many([0,1], ['img'])['img']]
+
+def test_names_of_splits_in_their_order(put, tmp_path):
+    "A column may name the splits; `val` and `validation` are `valid`"
+    data = dict(txt=[f't{i}' for i in range(40)], part=[['test','validation','train','extra'][i%4] for i in range(40)])
+    for table in every_kind(data, tmp_path).values():
+        store,_ = put(table_samples(table, valid_col='part', fields={'txt':'txt'}))
+        assert store.splits=={'train':[0,10],'valid':[10,20],'test':[20,30],'extra':[30,40]}
+        assert [{int(store[i]['txt'][1:])%4 for i in range(*store.splits[s])} for s in store.splits]==[{2},{1},{0},{3}]
+
+@pytest.mark.parametrize('kind', ['pandas','arrow','parquet','csv'])
+def test_a_row_without_a_split_is_named(tmp_path, kind):
+    data = dict(txt=['a','b','c'], part=['train',None,'valid'])
+    table = every_kind(data, tmp_path)[kind]
+    with pytest.raises(ValueError, match='(row 1|:3): column .part.: nothing there'): put_nowhere(table_samples(table, valid_col='part'))
+
+def put_nowhere(source): return source.splits or source.srcs or source.plan
+
+@pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet','csv'])
+def test_missing_values_name_row_and_column(put, tmp_path, kind):
+    "A label that is missing, and a value that is missing, are failures that name their row and column"
+    data = dict(cls=['a','b',None,'a']*5, age=[1.5]*19+[None], n=[None]+[2]*19)
+    table = every_kind(data, tmp_path)[kind]
+    fields = {'cls':'cls', 'age':'age.f4', 'n':'n.f4'}
+    store,report = put(table_samples(table, fields=fields), max_failed=20)
+    reasons = [reason for _,reason in report.failures]
+    first = sorted(name for name,_ in report.failures)
+    if kind=='csv': assert report.failed==7 and sum('nothing in this row' in o for o in reasons)==7
+    else:
+        assert sum("column 'cls': nothing in this row" in o for o in reasons)==5 and any('row 2' in o for o in first)
+        if kind!='pandas': assert any("column 'n': nothing in this row" in o for o in reasons)   # pandas has nan there, which is a number
+
+def test_whole_numbers_with_gaps_are_no_labels(put):
+    "pandas makes floats of whole numbers if one is missing"
+    with pytest.raises(IngestError, match='row 0.*column .cls.: 1.0 is a float; labels are texts or whole numbers'):
+        put(pd.DataFrame({'cls':[1,2,None]}), shuffle=False)
+
+def test_several_columns_are_exact():
+    with pytest.raises(ValueError, match='9007199254740993 would become 9007199254740992.0'):
+        s = table_samples(pd.DataFrame({'a':[2**53+1], 'b':[.5]}), fields={('a','b'):'v.npy'})
+        s.load(s.read(np.array([0]))[0][1])
+
+@pytest.mark.parametrize('make', [pd.DataFrame, pl.DataFrame, pa.table], ids=['pandas','polars','arrow'])
+def test_types_that_need_care(put, make):
+    "Times keep nanoseconds and zones, decimals their digits, and durations are refused"
+    ns = np.array(['2020-01-01T00:00:00.123456789','2021-02-03T04:05:06.000000007'], 'datetime64[ns]')
+    store,_ = put(make({'t':ns, 'd':[Decimal('1.10'),Decimal('2.25')]}), shuffle=False)
+    assert [o['t'] for o in rows(store)]==['2020-01-01T00:00:00.123456789','2021-02-03T04:05:06.000000007'] and [o['d'] for o in rows(store)]==['1.10','2.25']
+    with pytest.raises(IngestError, match='column .wait.: a duration'): put(make({'wait':[timedelta(1)]*2}))
+    store,report = put(make({'u':np.array([1,2**64-1], np.uint64)}), shuffle=False)
+    assert report.failed==1 and 'does not fit int64' in report.failures[0][1] and store[0]['u']==1
+
+def test_names_that_no_field_can_have(put):
+    "Names are changed so that they can be stored, and the report says so; two that become the same are refused"
+    store,report = put(pd.DataFrame({'Image Path':['a','b'], 'id':['x','y'], 'text':[1,2], 'url:0':['u','v'], 7:[1.5,2.5]}))
+    assert store.fields==['Image_Path','id.txt','text','url_0','7'] and "column 'id' is field 'id.txt'" in str(report)
+    with pytest.raises(ValueError, match="'a b' and 'a_b' would both be the field 'a_b': fields="): put(pd.DataFrame({'a b':[1], 'a_b':[2]}))
+    with pytest.raises(ValueError, match="two columns are called 'a'"): put(pd.DataFrame([[1,2]], columns=['a','a']))
+
+def test_the_report_advises_on_files_and_labels(put):
+    _,report = put(pd.DataFrame({'path':['a.jpg','b.jpg'], 'label':['x','y']}))
+    assert "column 'path' names image files and is stored as text: fn_col='path'" in str(report) and "label_col='label' makes it the label" in str(report)
+
+def test_images_in_cells(put):
+    "Bytes of images are image fields, named after their format; another format later on is a failure that says what to do"
+    cells = [jpg(i*9) for i in range(30)]
+    for df in (pd.DataFrame({'picture':cells}), pa.table({'picture':cells}), pa.table({'picture':[{'bytes':o, 'path':None} for o in cells]})):
+        store,_ = put(df)
+        assert store.fields==['picture.jpg'] and sorted(map(bytes, store.get_many(range(30), ['picture.jpg'])['picture.jpg']))==sorted(cells)
+    store,report = put(pa.table({'picture':cells+[jpg(7, 'PNG')]}), shuffle=False)
+    assert report.failed==1 and "png, where the first rows have jpg: fields={'picture': 'picture.img', …}" in report.failures[0][1]
+    store,report = put(table_samples(pa.table({'picture':cells+[jpg(7, 'PNG')]}), fields={'picture':'picture.img'}))
+    assert report.failed==0 and len(store)==31
+
+def test_vectors_of_a_fixed_length_are_arrays(put):
+    a = np.arange(24, dtype=np.float32).reshape(4, 6)/7
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(a.ravel()), 6)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(a.reshape(4, 2, 3))
+    store,_ = put(pa.table({'emb':fixed, 'grid':tensors}), shuffle=False)
+    assert all((store[i]['emb']==a[i]).all() and (store[i]['grid']==a[i].reshape(2, 3)).all() and store[i]['emb'].dtype==np.float32 for i in range(4))
+    store,_ = put(pl.DataFrame({'emb':pl.Series(a.tolist(), dtype=pl.Array(pl.Float32, 6))}), shuffle=False)
+    assert all((store[i]['emb']==a[i]).all() and store[i]['emb'].dtype==np.float32 for i in range(4))
+
+def test_parquet_of_huggingface(put, tmp_path):
+    "Class names and images by the metadata that the files of the Hub have"
+    features = {'image':{'_type':'Image'}, 'label':{'_type':'ClassLabel', 'names':KIND}, 'many':{'_type':'List', 'feature':{'_type':'ClassLabel', 'names':['p','q']}},
+                'grid':{'_type':'Array2D', 'shape':[2,2], 'dtype':'float32'}, 'note':{'_type':'Value', 'dtype':'string'}}
+    import json
+    t = pa.table({'image':[{'bytes':jpg(i*9), 'path':f'{i}.jpg'} for i in range(9)], 'label':[i%3 for i in range(9)], 'many':[[0,1][:i%3] for i in range(9)],
+                  'grid':[[[i,1.],[2,3]] for i in range(9)], 'note':[f'n{i}' for i in range(9)]})
+    pq.write_table(t.replace_schema_metadata({'huggingface':json.dumps({'info':{'features':features}})}), tmp_path/'a.parquet', row_group_size=4)
+    store,_ = put(tmp_path/'a.parquet')
+    assert set(store.fields)=={'jpg','cls','many','grid','note'} and store.manifest.vocab=={'cls':KIND, 'many':['p','q']}
+    for o in rows(store):
+        i = int(o['note'][1:])
+        assert o['cls']==KIND[i%3] and o['many']==['p','q'][:i%3] and o['grid'].tolist()==[[i,1],[2,3]] and o['grid'].dtype==np.float32
+        assert abs(np.asarray(o['jpg']).mean()-9*i)<2
+
+def test_fn_gets_rows_as_they_are(put, tmp_path):
+    "`fn` gets the row, or the chosen fields; what it returns has the types that it has"
+    df = pd.DataFrame({'age':np.array([100,200], np.uint8), 'kind':pd.Categorical(['b','a'])})
+    store,_ = put(df, fn=lambda row: {'age':row['age']/1000, 'cls':row['kind']}, shuffle=False)
+    assert [store[i]['age'] for i in (0,1)]==[.1,.2] and store.vocab==['a','b']
+    store,_ = put(table_samples(df, fields={'age':'age', 'kind':'cls'}), fn=lambda o: {**o, 'age':o['age']*300}, shuffle=False)
+    assert [store[i]['age'] for i in (0,1)]==[30000,60000]
+
+# --- Parquet: several files, memory, interruption
+
+def test_several_files_and_partitions(put, tmp_path):
+    "Files of one folder, hive partitions as columns, columns that only some files have; failures name file and row"
+    for k,kind in enumerate(('cat','dog')):
+        (tmp_path/f't/kind={kind}').mkdir(parents=True)
+        for j in range(2): pq.write_table(pa.table({'n':[k*20+j*10+i for i in range(10)]}), tmp_path/f't/kind={kind}/{j}.parquet', row_group_size=3)
+    store,_ = put(table_samples(tmp_path/'t', label_col='kind', fields={'n':'n.u1'}))
+    assert store.fields==['n.u1','cls'] and sorted((o['n.u1'],o['cls']) for o in rows(store))==[(i,'cat' if i<20 else 'dog') for i in range(40)]
+    pq.write_table(pa.table({'n':[100], 'extra':['e']}), tmp_path/'t/kind=dog/2.parquet')
+    store,report = put(table_samples(tmp_path/'t'), max_failed=.99, chunk=64)
+    assert len(store)==1 and report.failures[0][1].startswith("ValueError: column 'extra': nothing in this row") and re.match(r'\d.parquet: row \d', report.failures[0][0])
+    pq.write_table(pa.table({'n':['text']}), tmp_path/'t/kind=dog/3.parquet')
+    with pytest.raises(ValueError, match='have columns that differ.*n'): table_samples(tmp_path/'t')
+
+def test_parquet_splits_without_reading_all(tmp_path):
+    "Splits of Parquet files are counted per row group; each row is in exactly one, in any order of reading"
+    n = 1000
+    pq.write_table(pa.table({'id':range(n), 'part':[['train','valid','test'][i*7%11%3] for i in range(n)]}), tmp_path/'a.parquet', row_group_size=64)
+    source = table_samples(tmp_path/'a.parquet', fields={'id':'id'}, valid_col='part')
+    numbers = np.random.default_rng(0).permutation(n)
+    found = {int(i):source.load(raw)['id'] for i,(_,raw) in zip(numbers, pickle.loads(pickle.dumps(source.read(numbers))))}
+    assert sorted(found.values())==list(range(n)) and list(source.splits)==['train','valid','test']
+    for name,(start,stop) in source.splits.items(): assert [found[i] for i in range(start, stop)]==[i for i in range(n) if ['train','valid','test'][i*7%11%3]==name]
+
+@pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet'])
+def test_a_table_that_changed_is_not_resumed(tmp_path, kind):
+    "The fingerprint of a table is the same in each process, and another one if a value changes"
+    data = dict(id=list(range(300)), cls=['a','b']*150)
+    first = table_samples(every_kind(data, tmp_path)[kind]).fingerprint()
+    assert first==table_samples(every_kind(data, tmp_path)[kind] if kind!='parquet' else tmp_path/'table.parquet').fingerprint() or kind=='parquet'
+    (tmp_path/'x').mkdir()
+    other = table_samples(every_kind({**data, 'id':[*range(299),7]}, tmp_path/'x')[kind])
+    assert repr(first)!=repr(other.fingerprint())
+
+def test_interrupted_and_repeated(server, tmp_path):
+    "After an interruption the same call goes on; with another order of fields it does not"
+    pq.write_table(pa.table({'id':range(400), 'cls':['a','b']*200}), tmp_path/'a.parquet', row_group_size=50)
+    calls = []
+    def fn(o):
+        calls.append(o)
+        if len(calls)==200: raise KeyboardInterrupt
+        return o
+    def write(): return to_redis(table_samples(tmp_path/'a.parquet', fields={'id':'id', 'cls':'cls'}), server.url, 'stop', fn=fn, num_workers=1, chunk=32, progress=False)
+    with pytest.raises(KeyboardInterrupt): write()
+    report = write()
+    assert report.resumed>=96 and report.written==400
+    store = RedisStore(server.url, 'stop')
+    assert sorted((store[i]['id'],store[i]['cls']) for i in range(400))==[(i,'ab'[i%2]) for i in range(400)]
+
+def test_row_groups_are_read_in_workers_in_constant_memory(tmp_path):
+    "The leading process keeps nothing of the rows; a worker keeps few row groups"
+    n,size = 200_000,10_000
+    with pq.ParquetWriter(tmp_path/'a.parquet', pa.schema({'id':pa.int64(), 'txt':pa.string()})) as w:
+        for k in range(0, n, size): w.write_table(pa.table({'id':range(k, k+size), 'txt':['some words']*size}))
+    source = table_samples(tmp_path/'a.parquet')
+    assert source.as_is
+    tracemalloc.start()
+    parts = [source.read(np.arange(k, k+100)) for k in range(0, n, 1000)]
+    assert tracemalloc.get_traced_memory()[1]<3_000_000 and max(len(pickle.dumps(p)) for p in parts)<4000
+    tracemalloc.stop()
+    assert [source.load(raw)['id'] for _,raw in parts[150]]==list(range(150_000, 150_100))
+
+def test_workers_of_their_own(put, tmp_path):
+    "Two processes that know nothing but what they are sent"
+    data = image_table(tmp_path/'ims', 60)
+    table = every_kind(data, tmp_path)['parquet']
+    store,report = put(table_samples(table, fn_col='name', label_col='label', folder=tmp_path/'ims'), num_workers=2, chunk=8)
+    assert (len(store),report.failed)==(60,0) and store.class_counts()==dict.fromkeys(sorted(KIND), 20)
+
+def test_splits_as_a_dict_of_tables(put, tmp_path):
+    data = dict(cls=['b','a']*10, id=list(range(20)))
+    for kind,table in every_kind(data, tmp_path).items():
+        store,_ = put({'train':table, 'valid':table_samples(table) if kind!='tsv' else csv_samples(table)})
+        assert store.splits=={'train':[0,20],'valid':[20,40]} and sorted(o['id'] for o in rows(store))==sorted([*range(20)]*2) and store.vocab==['a','b']
+
+def test_one_random_division(put, tmp_path):
+    path = as_parquet(tmp_path)
+    store,_ = put(path, splits={'train':None, 'valid':.25})
+    assert store.splits=={'train':[0,15],'valid':[15,20]} and sorted(o['u'] for o in rows(store))==list(range(20))
+
+# --- what cannot be read says what to do
+
+def test_clear_refusals(tmp_path):
+    from fastai_remote.source.datasets import as_source
+    path = as_parquet(tmp_path)
+    for o,match in ((pa.chunked_array([[1,2]]), r"ChunkedArray: a column without a name: give pyarrow.table"), (pq.ParquetFile(path), 'give the path of the file'),
+                    (tmp_path/'none.parquet', 'no such file'), (tmp_path, r'a path: say what it holds: .*table_samples\(…\)')):
+        with pytest.raises((TypeError,ValueError,FileNotFoundError), match=match): as_source(o)
+    with pytest.raises(ValueError, match="no column 'nope'; there are u, big"): put_nowhere(table_samples(path, fn_col='nope'))
+    with pytest.raises(TypeError, match="fields is a dict, such as {'path':'jpg'"): table_samples(path, fields=['u'])
+    with pytest.raises(ValueError, match='column .u. has no names of files'): put_nowhere(table_samples(path, fn_col='u'))
+    with pytest.raises(ValueError, match='column .text. has more than 100 values'):
+        put_nowhere(table_samples(pd.DataFrame({'text':[f't{i}' for i in range(200)], 'x':range(200)}), valid_col='text'))
+    with pytest.raises(ValueError, match='valid_col= needs a table that can be read by number'): table_samples(as_arrow().to_reader(), valid_col='flag')
+    (tmp_path/'a.csv').write_text('name;label\na;b\n')
+    with pytest.raises(ValueError, match="delimiter=';' separates columns"): put_nowhere(csv_samples(tmp_path/'a.csv', label_col='label'))
+
+def test_without_pyarrow(tmp_path, monkeypatch):
+    "The error says what to install; pandas and polars need no pyarrow"
+    path = as_parquet(tmp_path)
+    import sys
+    for name in [m for m in sys.modules if m.split('.')[0]=='pyarrow']: monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, 'pyarrow', None)
+    with pytest.raises(ImportError, match=r't.parquet: pyarrow reads such files: pip install fastai_remote\[tables\]'): table_samples(path)
+    for table in (as_pandas(), pl.DataFrame({'id':[1], 'txt':['x']})): assert table_samples(table).plan.columns
+
+def test_csv_numbers_and_options(put, tmp_path):
+    "Cells in fields of numbers are numbers; the delimiter is an option"
+    (tmp_path/'a.csv').write_text('id;age.f4;txt\n7;1.5;x\n8;2;y\n9;old;z\n')
+    store,report = put(csv_samples(tmp_path/'a.csv', delimiter=';'))
+    assert rows(store)==[{'id':7,'age.f4':1.5,'txt':'x'},{'id':8,'age.f4':2.,'txt':'y'}] and report.failures==[('a.csv:4',"ValueError: column 'age.f4': 'old' is no number")]
