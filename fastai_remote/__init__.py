@@ -25,6 +25,7 @@ _names = {
     'source.shrink': 'shrink',
     'source.tables': 'csv_samples',
     'source.tars': 'tar_samples',
+    'source.huggingface': 'hf_samples',
     'source.drawings': 'drawing_samples',
     'ingest.report': 'IngestError IngestReport',
     'ingest.run': 'to_redis',

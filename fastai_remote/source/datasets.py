@@ -25,6 +25,7 @@ from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
 from .base import IndexedSource, Source, SplitPart, stable_repr, StreamedSource, unchanged
 from .files import IMAGE_EXTENSIONS, image_samples
+from .huggingface import agree, hf_samples, is_huggingface
 from ..store.base import Store
 
 # %% ../../nbs/source/05_datasets.ipynb #0e0e0dae
@@ -311,10 +312,14 @@ def _from_datasets(o):
     return _Splits({split:_Dataset(o.subset(k)) for k,split in zip(range(o.n_subsets), ('train','valid','test'))})
 
 def _from_dict(splits):
-    srcs = {split:as_source(o) for split,o in splits.items()}
+    srcs = agree({str(split):_source_of_split(split, o) for split,o in splits.items()})
     if len({type(s.load) for s in srcs.values()})>1:
         raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
     return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
+
+def _source_of_split(split, o):
+    try: return as_source(o)
+    except (TypeError,ValueError) as e: raise type(e)(f'{split}: {e}') from e
 
 def _from_list(items):
     is_images = len(items) and (isinstance(items[0], Path) or _are_image_paths(items))
@@ -329,6 +334,7 @@ def _refuse(o): raise TypeError(f'{type(o).__name__}: can be neither indexed nor
 _KINDS = (   # what an object may be, and what makes a source of it; the first that fits is used
     (lambda o: isinstance(o, Source), unchanged),
     (lambda o: isinstance(o, Store), _Stored),
+    (is_huggingface, hf_samples),
     (_is_fastai_datasets, _from_datasets),
     (lambda o: isinstance(o, dict), _from_dict),
     (_is_frame, _Rows),
