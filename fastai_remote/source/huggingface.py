@@ -19,7 +19,7 @@ import numpy as np
 from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
-from .base import IndexedSource, read_file, StreamedSource
+from .base import as_json, IndexedSource, read_file, StreamedSource
 
 # %% ../../nbs/source/04b_huggingface.ipynb #db67048a
 # Formats by the first bytes of a file, and those that are recognised by the extension of their path
@@ -57,15 +57,8 @@ def _class_name(names, value):
     raise ValueError('-1 marks a sample without a label: leave out the split that has no labels, or such samples: '
                      'dataset.filter(…)')
 
-def _plain(value):
-    "`value` without NumPy's types, as JSON needs it"
-    if isinstance(value, (np.ndarray,np.generic)): return value.tolist()
-    if isinstance(value, (list,tuple)): return [_plain(o) for o in value]
-    if isinstance(value, dict): return {k:_plain(o) for k,o in value.items()}
-    return value
-
 def _as_text(value): return value.isoformat() if hasattr(value, 'isoformat') else str(value)
-def _parsed(value): return json.loads(value) if isinstance(value, str) else _plain(value)
+def _parsed(value): return json.loads(value) if isinstance(value, str) else as_json(value)
 def _array(dtype, value): return np.asarray(value, dtype)
 def _unchanged(value): return value
 
@@ -93,10 +86,10 @@ def _nested(feature):
     if _is_file(feature): raise TypeError(f'{_kind(feature)}s inside of a list or a dict')
     if _kind(feature)=='Value':
         if feature.dtype in _BYTES: raise TypeError('bytes inside of a list or a dict')
-        return _as_text if _DATES.match(feature.dtype) else _plain
+        return _as_text if _DATES.match(feature.dtype) else as_json
     if _is_list(feature): return partial(_each, _nested(_inner(feature)))
     if isinstance(feature, dict): return partial(_struct, {k:_nested(f) for k,f in feature.items()})
-    return _plain
+    return as_json
 
 # %% ../../nbs/source/04b_huggingface.ipynb #71fe03b6
 @dataclass
@@ -171,9 +164,10 @@ def _main_columns(columns):
         if kind in _MAIN_KINDS: found.setdefault(kind, column.name)
     if 'ClassLabel' not in found:   # a column of numbers or texts that is called so holds labels, too
         for column in columns:
-            is_label = column.name in ('label','cls') and _kind(column.feature)=='Value'
-            if is_label and not column.feature.dtype.startswith('float') and column.feature.dtype in (*_TEXTS,*_NUMBERS):
-                found.setdefault('ClassLabel', column.name)
+            if column.name in ('label','cls') and _kind(column.feature)=='Value':
+                dtype = column.feature.dtype
+                if dtype in _TEXTS or dtype in _NUMBERS and not dtype.startswith('float'):
+                    found.setdefault('ClassLabel', column.name)
     return set(found.values())
 
 def _field_name(column, extension, is_main, taken):
