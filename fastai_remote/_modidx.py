@@ -2051,6 +2051,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_remote/source/torch_items.py'),
                                                   'fastai_remote.source.torch_items._image_value': ( 'source/torch_items.html#_image_value',
                                                                                                      'fastai_remote/source/torch_items.py'),
+                                                  'fastai_remote.source.torch_items._innermost': ( 'source/torch_items.html#_innermost',
+                                                                                                   'fastai_remote/source/torch_items.py'),
                                                   'fastai_remote.source.torch_items._is_array': ( 'source/torch_items.html#_is_array',
                                                                                                   'fastai_remote/source/torch_items.py'),
                                                   'fastai_remote.source.torch_items._is_namedtuple': ( 'source/torch_items.html#_is_namedtuple',

@@ -107,6 +107,11 @@ def test_splits(put):
     check_pets(store, range(12))
     assert sorted(column(store, 'number.i8')[8:])==[8,9,10,11]
 
+def test_random_splits():
+    store,_ = in_memory(pets(), splits={'train':None, 'valid':.25})
+    assert store.splits=={'train':[0,9], 'valid':[9,12]}
+    check_pets(store, range(N))
+
 def test_streams(put):
     streams = pets().to_iterable_dataset(), pets().to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=5)
     for stream in streams: check_pets(put(stream)[0], range(N))

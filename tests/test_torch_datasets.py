@@ -765,7 +765,20 @@ def test_tensor_dataset_and_stack():
     store,_ = in_memory(TensorDataset(torch.ones(5, 2), torch.arange(5), torch.zeros(5, 3)))
     assert store.fields==['npy','cls','2.npy']
     stack = torch.utils.data.StackDataset(image=torch.ones(5, 2), label=torch.arange(5))
-    assert in_memory(stack)[0].fields==['image','label']
+    store,report = in_memory(stack)
+    assert store.fields==['image','cls'] and "item['label'] -> cls" in repr(report)
+
+def test_coco_in_parts(tmp_path):
+    "Captions are captions in a part of the dataset, too; a line says where the names of the categories are"
+    captions = Subset(coco(tv.CocoCaptions)(tmp_path), [1,3])
+    assert in_memory(captions)[0].fields==['jpg','captions.json'] and in_memory(ConcatDataset([captions,captions]))[0].fields==['jpg','captions.json']
+    assert 'dataset.coco.cats' in repr(in_memory(coco(tv.CocoDetection)(tmp_path))[1])
+
+def test_a_key_called_label():
+    "is the class of the sample, with the names that the dataset has"
+    dataset = Items([{'image':photo(i), 'label':i%2} for i in range(6)], classes=['cat','dog'])
+    store,report = in_memory(dataset)
+    assert store.fields==['image.png','cls'] and store.vocab==['cat','dog'] and store[1]['cls']=='dog' and "item['label'] -> cls" in repr(report)
 
 # --- names of classes
 

@@ -10,6 +10,7 @@ __all__ = ['as_sample', 'read_file', 'storable', 'no_address', 'stable_repr', 'a
 
 # %% ../../nbs/source/00_base.ipynb #de582b50
 import errno, hashlib, os, re, stat
+from collections.abc import Mapping
 from functools import partial
 from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType
@@ -74,7 +75,7 @@ def as_json(value):
     "Returns `value` with lists and numbers in place of arrays, tensors and NumPy's numbers, as JSON needs it"
     if hasattr(value, 'tolist'): return value.tolist()
     if isinstance(value, (list,tuple)): return [as_json(o) for o in value]
-    return {k:as_json(o) for k,o in value.items()} if isinstance(value, dict) else value
+    return {k:as_json(o) for k,o in value.items()} if isinstance(value, Mapping) else value
 
 def unchanged(raw):
     "Returns `raw` itself: the `load` of a source whose raw samples are samples"

@@ -279,7 +279,7 @@ def _write_arrow(table, path):
     with pa.OSFile(path, 'wb') as f, pa.ipc.new_stream(f, table.schema) as writer:
         writer.write_table(table.table, max_chunksize=1000)
 
-@lru_cache(1)
+@lru_cache(4)   # for several splits
 def _open_table(path):
     "The table in the file of a `_TableFile`, which is opened once per process; raises `FileNotFoundError`"
     if not os.path.exists(path):
@@ -313,11 +313,8 @@ def _read_rows(table, rows):
 def _column_values(column):
     "The values of an Arrow column as Python objects; arrays as NumPy's"
     if not hasattr(column.type, 'value_type') or not hasattr(column.type, 'shape'): return column.to_pylist()
-    values = []
-    for chunk in column.chunks:
-        if chunk.null_count: values += chunk.to_pylist()
-        else: values += list(chunk.to_numpy(zero_copy_only=False))
-    return values
+    rows = [chunk.slice(k, 1) for chunk in column.chunks for k in range(len(chunk))]
+    return [None if row.null_count else row.to_numpy(zero_copy_only=False)[0] for row in rows]
 
 class _TableSource(HFSource, IndexedSource):
     "A source of the rows of a map-style HuggingFace dataset, which workers read from its Arrow files"

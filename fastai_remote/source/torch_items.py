@@ -66,6 +66,14 @@ def _own_class_names(dataset):
     if isinstance(numbers, dict) and sorted(numbers.values())==list(range(len(numbers))):
         return sorted(numbers, key=numbers.get)
 
+def _innermost(dataset):
+    "Yields the datasets in PyTorch's wrappers `Subset` and `ConcatDataset`"
+    parts = getattr(dataset, 'datasets', None) if _is_torch_wrapper(dataset) else None
+    if isinstance(parts, list):
+        for part in parts: yield from _innermost(part)
+    elif _is_torch_wrapper(dataset) and hasattr(dataset, 'dataset'): yield from _innermost(dataset.dataset)
+    else: yield dataset
+
 def _find_torchvision(table, dataset):
     "The entry of `table` for the class of a dataset of torchvision, or for one of its base classes; else `None`"
     classes = [c for c in type(dataset).__mro__ if c.__module__.startswith('torchvision.')]
@@ -251,7 +259,7 @@ class ItemLayout:
 
     def _look(self, dataset, i):
         with opened_files() as files: item = dataset[i]
-        captions = _find_torchvision(_CAPTIONS, dataset)
+        captions = _find_torchvision(_CAPTIONS, next(_innermost(dataset), dataset))
         found = list(flat_items(item))
         for _,_,value in found: _kind_of(value)   # raises an error before anything is kept of this item
         for place,name,value in found:
@@ -265,7 +273,7 @@ class ItemLayout:
         else: extension = self._image_field(p)
         position = p.place.strip('[]').replace('][', '.')
         if p.name:
-            p.field = _field_of_key(p, extension)
+            p.field = 'cls' if p.name=='label' and p.kind=='cls' and 'cls' not in taken else _field_of_key(p, extension)
             while p.field in taken: p.field = f'_{p.field}'
         elif p.kind=='f4': p.field = 'target.f4' if 'target.f4' not in taken else f'{position}.f4'
         else: p.field = extension if extension not in taken else f"{position}.{extension.split('.')[-1]}"
@@ -285,7 +293,7 @@ class ItemLayout:
     def notes(self)->list:
         "What the report says: where the values of an item are, if the fields are not called as usual"
         listed = ', '.join(f"item{p.place} -> {p.field}" for p in self.places.values())
-        unusual = any(p.field.split('.')[0].isdigit() for p in self.places.values())
+        unusual = any(p.field.split('.')[0].isdigit() or p.name=='label' for p in self.places.values())
         return [f'values are stored as fields: {listed}'] if unusual else []
 
 def _field_of_key(p, extension):
@@ -302,12 +310,13 @@ def _field_of_key(p, extension):
 _CAPTIONS = {'CocoCaptions':'captions', 'Flickr8k':'captions', 'Flickr30k':'captions', 'SBU':'caption'}
 
 def _file_formats(dataset):
-    "The fields for the files that torchvision's `ImageFolder` lists, also through `Subset`"
-    while hasattr(dataset, 'dataset'): dataset = dataset.dataset
-    listed = getattr(dataset, 'samples', None) if hasattr(dataset, 'loader') else None
-    if not isinstance(listed, list) or not all(isinstance(o, tuple) and isinstance(o[0], str) for o in listed[:1]):
-        return set()
-    extensions = {os.path.splitext(path)[1].lower() for path,*_ in listed}
+    "The fields for the files that torchvision's `ImageFolder` lists"
+    extensions = set()
+    for part in _innermost(dataset):
+        listed = getattr(part, 'samples', None) if hasattr(part, 'loader') else None
+        if not isinstance(listed, list) or not listed: continue
+        if isinstance(listed[0], tuple) and isinstance(listed[0][0], str):
+            extensions |= {os.path.splitext(path)[1].lower() for path,*_ in listed}
     return {IMAGE_EXTENSIONS.get(extension, 'img') for extension in extensions}
 
 # %% ../../nbs/source/04c_torch_items.ipynb #4759376b
@@ -397,7 +406,9 @@ class DatasetSource(IndexedSource):
     @property
     def notes(self):
         names,reason = self.names
-        return [*([f'{reason}; vocab= names them'] if reason else []), *self.layout.notes]
+        advice = [f'{reason}; vocab= names them'] if reason else []
+        notes = {_find_torchvision(_NOTES, part) for part in _innermost(self.items)}-{None}
+        return [*advice, *notes, *self.layout.notes]
 
     def __len__(self): return len(self.items)
     def read(self, numbers): return [(f'item {i}', i) for i in numbers.tolist()]
@@ -440,6 +451,10 @@ class _LoadSample(_LoadItem):
         dataset = _load_dataset(self.file)
         with opened_files() as files: item = dataset[i]
         return self.to_sample(item, files)
+
+# What the report says of datasets of torchvision
+_NOTES = {'CocoCaptions':None, 'CocoDetection':'class names are left out: annotations have a category_id, and '
+          'dataset.coco.cats has its name; fn= can put it into each'}
 
 @lru_cache(1)
 def _load_dataset(file):
