@@ -164,7 +164,7 @@ def joined_by(name):
 
 def open_shuffled(folder, numbers): return open_saved(folder, numbers).shuffle(seed=1)
 
-source('HuggingFace `DatasetDict`, shuffled', "load_dataset('imagefolder', data_dir=folder).shuffle()", open_shuffled,
+source('HuggingFace `DatasetDict`, shuffled', 'load_from_disk(folder).shuffle()', open_shuffled,
        join=joined_by('DatasetDict'))(huggingface)
 
 def open_stream(folder, numbers):

@@ -130,6 +130,7 @@ def _number_type(feature):
     dtype = getattr(feature, 'dtype', None)
     return dtype if dtype in _NUMBERS else None
 
+# %% ../../nbs/source/04b_huggingface.ipynb #5bffbc43
 def _clean(name):
     "`name` as a part of the name of a field: without the characters that a field cannot have"
     return re.sub(r'[:#~@\s/\\]+', '_', name).strip('_.') or 'column'
@@ -316,6 +317,7 @@ def _column_values(column):
     rows = [chunk.slice(k, 1) for chunk in column.chunks for k in range(len(chunk))]
     return [None if row.null_count else row.to_numpy(zero_copy_only=False)[0] for row in rows]
 
+# %% ../../nbs/source/04b_huggingface.ipynb #d4afcce2
 class _TableSource(HFSource, IndexedSource):
     "A source of the rows of a map-style HuggingFace dataset, which workers read from its Arrow files"
     def __init__(self, dataset, fields):
