@@ -29,6 +29,7 @@ _names = {
     'source.arrays': 'array_samples',
     'source.tars': 'tar_samples',
     'source.img2dataset': 'img2dataset_samples',
+    'source.huggingface': 'hf_samples',
     'source.drawings': 'drawing_samples',
     'ingest.report': 'IngestError IngestReport',
     'ingest.run': 'to_redis',

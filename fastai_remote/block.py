@@ -267,13 +267,18 @@ class MeanImage(DisplayedTransform):
     def __getstate__(self): return {**self.__dict__, 'cache':{}}
 
 # %% ../nbs/03_block.ipynb #af94c4aa
+# Names of splits for validation: fastai's, those of HuggingFace and others, and `test` rather than a random split,
+# which would train on the test samples
+_valid_names = 'valid','validation','val','test'
+
 @patch(cls_method=True)
 @delegates(DataLoaders.from_dblock)
 def from_store(cls:DataLoaders,
     store:Store, # A `RedisStore`, `ShardStore`, `TieredStore` or any other
     x:str|list=None, # Field, or fields, of the input; default: the first that holds images
     y:str|list=None, # Field, or fields, of the target; default: `cls`, or `labels`
-    splitter=None, # Default: the store's splits if it has `train` and `valid`, else a random split
+    # Default: the store's splits `train` and `valid` (or `validation`, `val`, `test`), else a random split
+    splitter=None,
     valid_pct:float=0.2, # Share of the samples for validation in a random split, 0 to 1
     seed:int=None, # Seed of a random split
     img_cls:type=PILImage, # Type of the images
@@ -297,8 +302,9 @@ def from_store(cls:DataLoaders,
         raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
     for field in inputs+targets: store.get_many([], field)   # raises `UnknownField`
     if splitter is None:
-        has_splits = {'train','valid'}<=set(store.splits)
-        splitter = StoreSplitter() if has_splits else RandomStoreSplitter(valid_pct, seed)
+        valid = next((name for name in _valid_names if name in store.splits), None)
+        has_splits = 'train' in store.splits and valid is not None
+        splitter = StoreSplitter(valid=valid) if has_splits else RandomStoreSplitter(valid_pct, seed)
     def block(field): return RedisBlock(store, field, img_cls if _is_image_field(store, field) else None, draw)
     if normalize: batch_tfms = _normalized(store, inputs, img_cls, draw, L(batch_tfms))
     dblock = DataBlock(blocks=[block(field) for field in inputs+targets], n_inp=len(inputs), get_items=get_remote_items,

@@ -96,7 +96,8 @@ def test_fastai_datasets(put, images):
     dsets = Datasets(files, [[PILImage.create],[class_of, Categorize()]])
     s,_ = put(dsets, shuffle=False)
     assert s.vocab==list(CLASSES) and values(s, 'cls')==[class_of(o) for o in files]
-    assert np.array_equal(np.asarray(s[3]['png']), np.asarray(PILImage.create(files[3])))
+    assert np.array_equal(np.asarray(s[3]['jpg']), np.asarray(PILImage.create(files[3])))
+    assert [bytes(b) for b in s.get_many(range(len(s)), 'jpg', check=True)['jpg']]==[f.read_bytes() for f in files]
 
 def test_paths(put, images):
     "A list of paths is a list of images, as they are"

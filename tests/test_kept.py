@@ -254,13 +254,16 @@ class Codes(torch.utils.data.Dataset):
     def __getitem__(self, i): return np.full(3, i),i%2
 
 def test_names_that_differ_are_not_mixed_up(put):
-    "Two datasets whose codes mean different things: an error for splits, a line for a concatenation"
+    "Two datasets whose codes mean different things: an error for splits, and for a concatenation"
     a,b = Codes(['cat','dog']),Codes(['dog','emu'])
     with pytest.raises(ValueError, match=r"(?s)cat.*emu.*vocab="): put({'train':a, 'valid':b})
     assert put({'train':a, 'valid':b}, vocab=['cat','dog'])[0].vocab==['cat','dog']
     assert labels(put({'train':Codes(['cat','dog','emu']), 'valid':a})[0])==['cat','dog']*12
-    s,rep = put(torch.utils.data.ConcatDataset([a,b]))
-    assert set(labels(s))=={0,1} and 'class names' in repr(rep) and 'vocab=' in repr(rep)
+    both = torch.utils.data.ConcatDataset([a,b])
+    with pytest.raises(ValueError, match=r"2 datasets with different classes.*cat.*emu.*vocab="): put(both)
+    assert set(labels(put(both, vocab=['first','second'])[0]))=={'first','second'}
+    nested = torch.utils.data.ConcatDataset([torch.utils.data.Subset(torch.utils.data.ConcatDataset([a,a]), range(20)),a])
+    assert put(nested)[0].vocab==['cat','dog']
 
 def test_names_that_are_dropped_are_reported(put):
     s,rep = put(Codes())

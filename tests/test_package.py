@@ -6,7 +6,7 @@ import pytest
 
 root = Path(__file__).parents[1]
 NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
-    MeanImage Rasterise VerifyReport drawing_samples simplify StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items image_samples redis_server shrink tar_samples to_redis
+    MeanImage Rasterise VerifyReport drawing_samples hf_samples simplify StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items image_samples redis_server shrink tar_samples to_redis
     RemoteDataset ShardBlock ShardStore TieredStore index_shards s3_options StrokeSequence array_samples img2dataset_samples table_samples to_shards'''.split()
 LAYERS = 'core imported parallel order codec store write source ingest load block testing cli'.split()   # a package imports from those before it
 LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai

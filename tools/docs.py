@@ -425,6 +425,8 @@ def collect()->tuple:
         else: pages[name] = Page(name, file, text=readme.text() if name=='index' else file.read_text(encoding='utf-8'))
     failures = pages['guide/failures']
     failures.text = failures.text.replace('<!-- the table of faults -->', results.fault_tables())
+    sources_page = pages['guide/sources']
+    sources_page.text = sources_page.text.replace('<!-- the table of sources -->', results.source_table())
     for page in pages.values():
         page.title,page.summary = heading(page.text) or page.name,quoted(page.text)
         page.text = re.sub(r'<!--.*?-->\n*', '', page.text, flags=re.S)

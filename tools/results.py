@@ -186,6 +186,15 @@ def fault_tables()->str:
         parts += [f'### {title}', table(header, cells, 3)]
     return '\n\n'.join([*parts, machine(found), command(found)])
 
+def source_table()->str:
+    "What arrives of each kind of source, for the page on sources"
+    found = result('sources')
+    header = ['source', 'what you write', 'store', 'samples lost or wrong', 'class names', 'files as they are', 'splits',
+              'constant memory']
+    cells = [[row['source'], f"`{row['call']}`", row['store'], row['lost']+row['wrong'], row['names'], row['files'],
+              row['splits'], f"{row['flat']}: {row['small']:.0f} and {row['large']:.0f} MB"] for row in found['rows']]
+    return '\n\n'.join([table(header, cells, len(header)), machine(found), command(found)])
+
 def page()->str:
     "The page on benchmarks of the documentation"
     intro = ('# Benchmarks\n\nEvery number on this page is read from the files in `tests/bench/results` when the '

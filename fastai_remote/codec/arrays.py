@@ -25,7 +25,8 @@ def _as_array(o, name):
     a = np.asarray(o)
     if a.dtype.hasobject:
         raise ValueError(f'{name}: want numbers, got an array of dtype object, which would be a pickle '
-                         '(allow_pickle=False)')
+                         '(allow_pickle=False): give numbers of one type, and lists of one length, or store them '
+                         'as json')
     if isinstance(o, Image.Image):
         mode = from_pixels(a).mode
         if o.mode!=mode:

@@ -171,6 +171,9 @@ class Columns:
         "What is stored for `value`; its labels are added to `labels`"
         codec = self.codecs[field]
         if codec.dtype is not None:
+            if value is None:
+                raise TypeError(f'field {field!r} is None in this sample, and stores numbers or labels: give a value, '
+                                'leave the sample out, or use a field that ends in .json, which stores null')
             if self.fields[field]['codec']!='cls': return codec.to_num(value)
             return self._encode_label(field, value, labels)
         encoded = codec.to_bytes(value)

@@ -210,8 +210,8 @@ class IngestOptions:
         self.num_workers = effective_workers(self.num_workers)
 
 def to_redis(
-    # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, a list, a DataFrame, a torch or
-    # fastai dataset, a store, an iterator; or `{split: source}`
+    # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, a list, a DataFrame, a torch, fastai
+    # or HuggingFace dataset, a store, an iterator; or `{split: source}`
     source,
     url:str, # `redis://`, `rediss://` or `unix://`
     name:str, # Name of the dataset
@@ -279,9 +279,10 @@ def _source_notes(source, fields, options):
     if options.vocab is not None or source.notes is None: return []
     lost = [field for field in source.vocab or () if field not in fields]
     if lost: return [f'class names are left out: the samples have no field {lost[0]!r}']
-    label = fields.get('cls', {})
-    if source.notes or source.vocab or not label.get('staged') or label['text']: return source.notes
-    return ["labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]
+    label,notes = fields.get('cls', {}),list(source.notes)
+    is_explained = source.vocab or any(note.startswith('class names') for note in notes)
+    if is_explained or not label.get('staged') or label['text']: return notes
+    return [*notes, "labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]
 
 def _first_samples(job, vocab, tries=100):
     "The fields of the first sample that can be encoded, and the bytes that the first few samples take, on average"

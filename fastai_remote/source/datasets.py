@@ -8,14 +8,12 @@ Docs: page `source/datasets`"""
 __all__ = ['stored_samples', 'as_source']
 
 # %% ../../nbs/source/05_datasets.ipynb #8b54392a
-import hashlib, os, tempfile
+import hashlib, os
 from collections.abc import Iterator
-from functools import lru_cache
 from inspect import getgeneratorstate
 from pathlib import Path
 from types import GeneratorType
 
-import cloudpickle
 import numpy as np
 from fastcore.basics import chunked, store_attr
 
@@ -27,6 +25,8 @@ from .base import IndexedSource, Source, SplitPart, stable_repr, StreamedSource,
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import IMAGE_EXTENSIONS, image_samples
 from .frames import is_table, is_table_path, table_samples
+from .huggingface import agree, hf_samples, is_huggingface
+from .torch_items import DatasetSource
 from ..store.base import Store
 
 # %% ../../nbs/source/05_datasets.ipynb #0e0e0dae
@@ -41,89 +41,31 @@ class _Items(IndexedSource):
         text = ''.join(stable_repr(self.items[int(i)]) for i in some)
         return n,hashlib.sha256(text.encode()).hexdigest()
 
-class _Dataset(_Items):
-    "A source of the samples of a map-style dataset. Each worker loads the dataset once, from a file, and indexes it"
-    def __init__(self, dataset):
-        super().__init__(dataset)
-        self.folder = None   # contains the file, once there is one
-        names,reason = _class_names(dataset)
-        if names: self.vocab = {'cls':names}
-        self.notes = [f'{reason}; vocab= names them'] if reason else []
-    def read(self, numbers): return [(f'item {i}', i) for i in numbers.tolist()]
-    @property
-    def load(self):
-        if self.folder is None:
-            self.folder = tempfile.TemporaryDirectory(prefix='fr-dataset-')
-            with open(self._file, 'wb') as f: cloudpickle.dump(self.items, f)   # only our own workers read it
-        return _LoadItem(self._file)
-    @property
-    def _file(self): return os.path.join(self.folder.name, 'dataset')
-    def fingerprint(self):
-        n = len(self)
-        text = ''.join(stable_repr(self.items[i]) for i in sorted({0, n//2, n-1}) if 0<=i<n)
-        return n,type(self.items).__qualname__,hashlib.sha256(text.encode()).hexdigest()
-
-class _LoadItem:
-    "raw -> sample: indexes the dataset in `file`"
-    def __init__(self, file): self.file = file
-    def __call__(self, i): return _load_dataset(self.file)[i]
-
-@lru_cache(1)
-def _load_dataset(file):
-    "The dataset in `file`, which is loaded once per process; raises `FileNotFoundError`"
-    if not os.path.exists(file):
-        raise FileNotFoundError(f'{file}: the dataset lies in the temporary folder of the process that leads, which '
-                                'this machine does not see: set TMPDIR there to a shared folder')
-    with open(file, 'rb') as f: return cloudpickle.load(f)
-
-# %% ../../nbs/source/05_datasets.ipynb #f2c70da3
-def _class_names(dataset):
-    """Returns `(names, reason)`: the names of the classes or `None`, and why existing names are not used or `None`
-
-    Looks through PyTorch's wrappers `Subset` and `ConcatDataset`, which do not change labels."""
-    if _is_torch_wrapper(dataset):
-        parts = getattr(dataset, 'datasets', None)
-        if isinstance(parts, list) and parts: return _common_class_names(parts)
-        if hasattr(dataset, 'dataset'): return _class_names(dataset.dataset)
-    names = _own_class_names(dataset)
-    if names is None:
-        wrapped = getattr(dataset, 'dataset', None)
-        if wrapped is None or not _class_names(wrapped)[0]: return None,None
-        return None,f'class names are left out: {type(dataset).__name__} may change the numbers that they belong to'
-    names = [_as_name(o) for o in names]
-    if not all(isinstance(o, (str,int)) for o in names):
-        return None,f'class names are left out: {str(names)[:100]} are no names'
-    if getattr(dataset, 'target_transform', None) is not None:
-        return None,'class names are left out: target_transform may change the numbers that they belong to'
-    return names,None
-
-def _is_torch_wrapper(dataset):
-    "Is it indexed by code of `torch.utils.data`, as `Subset` is? Other wrappers may change labels"
-    method = getattr(type(dataset), '__getitem__', None)
-    return getattr(method, '__module__', '').startswith('torch.utils.data')
-
-def _own_class_names(dataset):
-    "The names in `vocab` (fastai), `classes` or `class_to_idx` (torchvision) of a dataset; `None` if it has none"
-    for name in 'vocab','classes':
-        names = getattr(dataset, name, None)
-        if names is not None and len(names): return names
-    numbers = getattr(dataset, 'class_to_idx', None)
-    if isinstance(numbers, dict) and sorted(numbers.values())==list(range(len(numbers))):
-        return sorted(numbers, key=numbers.get)
-
-def _common_class_names(datasets):
-    "`_class_names` of a concatenation of `datasets`"
-    found = [_class_names(o) for o in datasets]
-    if all(o==found[0] for o in found): return found[0]
-    first = ', '.join(str(names and names[:3]) for names,_ in found[:3])
-    return None,f'class names are left out: those of the {len(datasets)} datasets that are one here differ, {first}'
-
-def _as_name(o):
-    if isinstance(o, tuple) and all(isinstance(x, str) for x in o): return ', '.join(o)   # synonyms, as in ImageNet
-    return o.item() if isinstance(o, np.generic) else o
-
 # %% ../../nbs/source/05_datasets.ipynb #583257cf
-class _Splits(IndexedSource):
+class _LabelsOfSplits:
+    "What sources of several splits have in common: the vocabulary, and what the report says of it"
+    srcs:dict # `{split: source}`
+    @property
+    def vocab(self):
+        "Labels of all splits; raises `ValueError` if a number would mean different classes in different splits"
+        merged = _merged_vocab([s.vocab for s in self.srcs.values()])
+        for source in self.srcs.values():
+            if not isinstance(source, DatasetSource): continue
+            for field,labels in (source.vocab or {}).items():
+                if merged[field][:len(labels)]!=labels: self._refuse_classes(field)
+        return merged
+
+    def _refuse_classes(self, field):
+        classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
+        raise ValueError(f'splits with different classes: {classes[:300]}: a label that is a number would change its '
+                         'meaning; give datasets of the same classes, labels as text, or vocab=')
+
+    @property
+    def notes(self):
+        found = [s.notes for s in self.srcs.values() if s.notes is not None]
+        return list(dict.fromkeys(note for notes in found for note in notes)) if found else None
+
+class _Splits(_LabelsOfSplits, IndexedSource):
     "A source per split, one after the other"
     def __init__(self,
         srcs:dict # `{split: indexed source}`
@@ -134,23 +76,6 @@ class _Splits(IndexedSource):
         self.splits = {split:[start,stop] for split,start,stop in zip(self.srcs, ends, ends[1:])}
         self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
         self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
-        notes = [s.notes for s in srcs.values() if s.notes is not None]
-        if notes: self.notes = list(dict.fromkeys(note for ns in notes for note in ns))
-
-    @property
-    def vocab(self):
-        "Labels of all splits; raises `ValueError` if a number would mean different classes in different splits"
-        merged = _merged_vocab([s.vocab for s in self.srcs.values()])
-        for source in self.srcs.values():
-            if not isinstance(source, _Dataset): continue
-            for field,labels in (source.vocab or {}).items():
-                if merged[field][:len(labels)]!=labels: self._refuse_classes(field)
-        return merged
-
-    def _refuse_classes(self, field):
-        classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
-        raise ValueError(f'splits with different classes: {classes[:300]}: a label that is a number would change its '
-                         'meaning; give datasets of the same classes, labels as text, or vocab=')
 
     def __len__(self): return max((stop for _,stop in self.splits.values()), default=0)
     def read(self, numbers):
@@ -194,7 +119,7 @@ class _Stream(StreamedSource):
     def stream(self, size): return chunked(((f'item {i}', o) for i,o in enumerate(self.items)), size)
     def fingerprint(self): return type(self.items).__qualname__,getattr(self.items, '__qualname__', '')
 
-class _StreamSplits(StreamedSource):
+class _StreamSplits(_LabelsOfSplits, StreamedSource):
     "A source per split, one after the other, of which at least one is a stream"
     def __init__(self,
         srcs:dict # `{split: source}`
@@ -284,8 +209,9 @@ class _Decode:
 def _has(o, *members): return all(hasattr(o, member) for member in members)
 
 def _is_fastai_datasets(o):
-    "fastai's `Datasets` or `TfmdLists` with several splits"
-    return _has(o, 'n_subsets', 'subset') and o.n_subsets>1
+    "fastai's `Datasets` or `TfmdLists` with splits, and not one of these"
+    if not _has(o, 'n_subsets', 'subset', 'splits') or getattr(o, 'split_idx', None) is not None: return False
+    return not any(isinstance(split, slice) for split in o.splits)   # a slice of all: there are no splits
 
 def _is_path(o):
     "A path alone: it does not say how to read what is there"
@@ -307,14 +233,37 @@ def _is_list(o):
     "A list, a tuple, an array, or fastcore's `L`"
     return isinstance(o, (list,tuple,np.ndarray)) or type(o).__name__=='L'
 
+def _is_loader(o):
+    "A `DataLoader` of PyTorch or fastai, or fastai's `DataLoaders`"
+    return any(cls.__name__ in ('DataLoader','DataLoaders') and cls.__module__.startswith(('torch.','fastai.'))
+               for cls in type(o).__mro__)
+
+def _refuse_loader(o):
+    name = type(o).__name__
+    if hasattr(o, 'loaders'):
+        raise TypeError(f"{name}: its loaders return batches of transformed samples. Give the samples themselves: "
+                        "{'train': dls.train_ds, 'valid': dls.valid_ds}")
+    raise TypeError(f'{name}: it returns batches of transformed samples. Give the samples themselves: dl.dataset')
+
 def _from_datasets(o):
-    return _Splits({split:_Dataset(o.subset(k)) for k,split in zip(range(o.n_subsets), ('train','valid','test'))})
+    names = 'train','valid','test',*(f'split{k}' for k in range(3, o.n_subsets))
+    return _Splits(_alike({split:DatasetSource(o.subset(k)) for k,split in zip(range(o.n_subsets), names)}))
+
+def _alike(srcs):
+    "Give all splits the same fields"
+    datasets = [s for s in srcs.values() if isinstance(s, DatasetSource)]
+    for s in datasets: s.share_layout(datasets)
+    return agree(srcs)
 
 def _from_dict(splits):
-    srcs = {split:as_source(o) for split,o in splits.items()}
+    srcs = _alike({str(split):_source_of_split(split, o) for split,o in splits.items()})
     if len({type(s.load) for s in srcs.values()})>1:
         raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
     return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
+
+def _source_of_split(split, o):
+    try: return as_source(o)
+    except (TypeError,ValueError) as e: raise type(e)(f'{split}: {e}') from e
 
 def _from_list(items):
     if len(items) and _is_path(items[0]) and is_table_path(items[0]): return table_samples(list(items))
@@ -332,6 +281,8 @@ def _refuse(o): raise TypeError(f'{type(o).__name__}: can be neither indexed nor
 _KINDS = (   # what an object may be, and what makes a source of it; the first that fits is used
     (lambda o: isinstance(o, Source), unchanged),
     (lambda o: isinstance(o, Store), _Stored),
+    (_is_loader, _refuse_loader),
+    (is_huggingface, hf_samples),
     (_is_fastai_datasets, _from_datasets),
     (is_dict_of_arrays, array_samples),
     (lambda o: isinstance(o, dict), _from_dict),
@@ -342,7 +293,7 @@ _KINDS = (   # what an object may be, and what makes a source of it; the first t
     (_is_opaque, _refuse),
     (_is_series, lambda o: _from_list(o.to_numpy())),
     (_is_list, _from_list),
-    (lambda o: True, _Dataset))   # it has a length and can be indexed
+    (lambda o: True, DatasetSource))   # it has a length and can be indexed
 
 def as_source(
     o # A source, store, list, array, DataFrame, map-style dataset or iterator; paths of images; or a dict of splits

@@ -1,0 +1,276 @@
+"""The table of sources in the guide: each kind of source is written to Redis and to shards, and what arrives is checked
+
+python tests/source_table.py           all sources; writes tests/bench/results/sources.json
+python tests/source_table.py tar CSV   those whose name contains one of the words; writes nothing
+
+Each source has two splits. Every case counts the samples that arrive, and compares each with what the source was made
+of: the names of the classes, and the bytes of the files. Then it writes 1,000 and 5,000 samples, each in a process of
+its own, and measures by how much the memory of the process grows.
+
+To add a row, decorate a function with `source`. The function, `make(folder, numbers)`, writes files of the samples
+`numbers` into `folder`, and `open(folder, numbers)` returns the source that a user would pass.
+"""
+import io, json, os, sys, tarfile, tempfile, threading, traceback
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+os.environ.setdefault('HF_HUB_OFFLINE', '1')
+os.environ.setdefault('HF_DATASETS_DISABLE_PROGRESS_BARS', '1')
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent/'bench')]
+import numpy as np
+from PIL import Image
+
+from fastai_remote import (RedisStore, ShardStore, csv_samples, drawing_samples, image_samples, redis_server, tar_samples,
+    to_redis, to_shards)
+
+RESULT = Path(__file__).parent/'bench'/'results'/'sources.json'
+NAMES = ['bird','cat','dog']
+CONTENTS = 51   # different images; sample i has image i%51 and class i%3
+SMALL,LARGE = 1000,5000   # samples, for the memory
+
+@lru_cache(None)
+def picture(i):
+    "The file of image `i`: noise, so that it has 4 KB"
+    pixels = np.random.default_rng(i%CONTENTS).integers(0, 256, (48,48,3), dtype=np.uint8)
+    Image.fromarray(pixels).save(f := io.BytesIO(), 'JPEG', quality=90)
+    return f.getvalue()
+
+def name_of(i): return NAMES[i%3]
+def content(i): return picture(i%CONTENTS)
+
+@dataclass
+class Row:
+    "A row of the table"
+    source:str # Kind of source
+    call:str # What a user writes
+    store:str # `Redis` or `shards`
+    written:int # Samples that arrived, of both splits
+    lost:int # Samples that did not
+    wrong:int # Samples with another class than the one of their image
+    names:str # Do labels have their names? `yes` or `no`
+    files:str # Are image files stored as they are? `yes` or `no`, `-` if there are none
+    splits:str # Are the splits there, with their samples? `yes` or `no`
+    small:float # MB that the process grew by, for 1,000 samples
+    large:float # The same for 5,000 samples
+
+    @property
+    def is_flat(self)->bool:
+        "Is memory constant? 4,000 samples more are 11 MB of images"
+        return self.large-self.small<4
+
+@dataclass
+class Kind:
+    "A kind of source"
+    name:str
+    call:str # What a user writes
+    make:object # `make(folder, numbers)` writes the files of these samples
+    open:object # `open(folder, numbers)` returns the source
+    field:str = 'jpg' # Field of the files; `None` if there are none
+    join:type = dict # Makes one source of `{split: source}`
+    options:dict = None # Of `to_redis` and `to_shards`
+    def __str__(self): return self.name
+
+KINDS = []
+
+def source(name, call, open, **options):
+    "Decorator: `make(folder, numbers)` makes the files of a row of the table"
+    def add(make):
+        KINDS.append(Kind(name, call, make, open, **options))
+        return make
+    return add
+
+def write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+# --- the sources
+
+def parent(path): return path.parent.name
+
+@source('folder of images', 'image_samples(folder, label=parent_label)', lambda folder, _: image_samples(folder, label=parent))
+def image_folder(folder, numbers):
+    for i in numbers: write(folder/name_of(i)/f'{i:06}.jpg', content(i))
+
+@source('CSV with names of images', "csv_samples('labels.csv', 'name', 'label', folder=folder)",
+        lambda folder, _: csv_samples(folder/'labels.csv', 'name', 'label', folder=folder))
+def csv_file(folder, numbers):
+    for i in numbers: write(folder/f'{i:06}.jpg', content(i))
+    rows = ''.join(f'{i:06}.jpg,{name_of(i)}\n' for i in numbers)
+    write(folder/'labels.csv', f'name,label\n{rows}'.encode())
+
+@source('Quick, Draw! drawings', 'drawing_samples(folder)', lambda folder, _: drawing_samples(folder), field=None)
+def drawings(folder, numbers):
+    for k,name in enumerate(NAMES):
+        lines = [dict(word=name, key_id=str(i), drawing=[[[i%200,200],[5,100]]], recognized=True) for i in numbers if i%3==k]
+        write(folder/f'{name}.ndjson', ''.join(json.dumps(line)+'\n' for line in lines).encode())
+
+@source('WebDataset tars', 'tar_samples(folder)', lambda folder, _: tar_samples(folder))
+def tars(folder, numbers):
+    folder.mkdir(parents=True)
+    for k in range(0, len(numbers), 500):
+        with tarfile.open(folder/f'{k:06}.tar', 'w') as tar:
+            for i in numbers[k:k+500]:
+                for ext,data in ('jpg',content(i)), ('cls',name_of(i).encode()):
+                    (info := tarfile.TarInfo(f'{i:06}.{ext}')).size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+
+class Photos:
+    "A dataset as users of PyTorch write it"
+    classes = NAMES
+    def __init__(self, folder): self.folder,self.files = folder,np.array(sorted(os.listdir(folder)))
+    def __len__(self): return len(self.files)
+    def __getitem__(self, i): return Image.open(self.folder/self.files[i]).convert('RGB'),int(self.files[i][:6])%3
+
+@source('PyTorch `Dataset`', 'dataset', lambda folder, _: Photos(folder))
+def torch_dataset(folder, numbers):
+    for i in numbers: write(folder/f'{i:06}.jpg', content(i))
+
+def open_image_folder(folder, numbers):
+    from torchvision.datasets import ImageFolder
+    return ImageFolder(str(folder))
+
+source('torchvision `ImageFolder`', 'ImageFolder(folder)', open_image_folder)(image_folder)
+
+def samples(numbers): return ({'jpg':content(i), 'cls':name_of(i)} for i in numbers)
+
+@source('generator of dicts', '(sample for sample in …)', lambda _, numbers: samples(numbers))
+def nothing(folder, numbers): pass
+
+@source('another store', 'RedisStore(url, name)', lambda folder, _: ShardStore(folder))
+def another_store(folder, numbers): to_shards(samples(numbers), folder, num_workers=1, progress=False, chunk=256)
+
+def open_saved(folder, numbers):
+    from datasets import load_from_disk
+    return load_from_disk(str(folder/'data'))
+
+@source('HuggingFace `Dataset`', 'load_from_disk(folder)', open_saved)
+def huggingface(folder, numbers):
+    from datasets import ClassLabel, Dataset, Features, Image, Value
+    features = Features({'image':Image(), 'label':ClassLabel(names=NAMES), 'number':Value('int64')})
+    def rows():
+        for i in numbers: yield {'image':content(i), 'label':i%3, 'number':i}
+    dataset = Dataset.from_generator(rows, features=features, cache_dir=str(folder/'cache'), fingerprint=f'{len(numbers)}')
+    dataset.save_to_disk(str(folder/'data'))
+
+def joined_by(name):
+    "Joins splits in a dict of HuggingFace's"
+    def join(splits):
+        import datasets
+        return getattr(datasets, name)(splits)
+    return join
+
+def open_shuffled(folder, numbers): return open_saved(folder, numbers).shuffle(seed=1)
+
+source('HuggingFace `DatasetDict`, shuffled', 'load_from_disk(folder).shuffle()', open_shuffled,
+       join=joined_by('DatasetDict'))(huggingface)
+
+def open_stream(folder, numbers):
+    from datasets import load_dataset
+    return load_dataset('parquet', data_files=str(folder/'*.parquet'), streaming=True, split='train', cache_dir=str(folder))
+
+@source('HuggingFace `IterableDatasetDict`', "load_dataset('parquet', data_files=files, streaming=True)", open_stream,
+        join=joined_by('IterableDatasetDict'))
+def parquet(folder, numbers):
+    huggingface(folder, numbers)
+    saved = open_saved(folder, numbers)
+    for k in range(0, len(saved), 250):   # HuggingFace reads whole files
+        saved.select(range(k, min(k+250, len(saved)))).to_parquet(str(folder/f'{k:06}.parquet'))
+
+# --- checking a source
+
+def put(kind, splits, server, folder):
+    "Write a source to Redis or, without a server, to shards; returns the store"
+    options = {'num_workers':1, 'progress':False, 'chunk':256, 'overwrite':True, **(kind.options or {})}
+    if server is None:
+        to_shards(splits, folder, maxcount=256, **options)
+        return ShardStore(folder)
+    to_redis(splits, server.url, 'table', **options)
+    return RedisStore(server.url, 'table')
+
+def check(kind, server, folder, n=60):
+    "Write `n` samples of a kind of source in two splits, and compare what arrives: a `Row` without the memory"
+    parts = {'train':range(n-n//4), 'valid':range(n-n//4, n)}
+    for split,numbers in parts.items(): kind.make(folder/split, numbers)
+    opened = {split:kind.open(folder/split, numbers) for split,numbers in parts.items()}
+    store = put(kind, kind.join(opened), server, folder/'shards')
+    splits_are_right = store.splits=={'train':[0,n-n//4], 'valid':[n-n//4,n]}
+    labels = [store.vocab[code] for code in store.get_many(range(len(store)), 'cls')['cls'].tolist()]
+    files,lost,wrong = '-',n-len(store),0
+    if kind.field and kind.field in store.fields:
+        stored = [bytes(o) for o in store.get_many(range(len(store)), kind.field, check=True)[kind.field]]
+        for split,numbers in parts.items():
+            there = Counter(stored[slice(*store.splits.get(split, (0,0)))])
+            expected = Counter(map(content, numbers))
+            splits_are_right &= there==expected
+            files = 'yes' if files!='no' and there==expected else 'no'
+        class_of = {content(i):name_of(i) for i in range(CONTENTS)}
+        wrong = sum(class_of.get(b, label)!=label for b,label in zip(stored, labels))
+    elif kind.field: files = 'no'
+    counts = Counter(name_of(i) for i in range(n))
+    names = 'yes' if set(store.vocab)==set(NAMES) and Counter(labels)==counts else 'no'
+    return Row(kind.name, kind.call, 'shards' if server is None else 'Redis', len(store), lost, wrong, names, files,
+               'yes' if splits_are_right else 'no', 0., 0.)
+
+# --- memory
+
+def own_memory(): return 1024*int(next(line for line in open('/proc/self/status') if line.startswith('RssAnon')).split()[1])
+
+def growth(kind, server, folder, n):
+    "MB by which a process grows while it opens a source of `n` samples and writes it"
+    folder.mkdir(parents=True)
+    def make():
+        for name,numbers in ('warm up',range(30)), ('data',range(n)): kind.make(folder/name, numbers)
+    def write_it(): os.write(writing, str(peak(kind, server, folder, n)).encode())
+    reading,writing = os.pipe()
+    in_child(make)
+    in_child(write_it)
+    os.close(writing)
+    with os.fdopen(reading) as f: return round(float(f.read())/1e6, 1)
+
+def in_child(f):
+    "Run `f` in a process of its own"
+    if (child := os.fork())==0:
+        try:
+            f()
+            os._exit(0)
+        except BaseException: traceback.print_exc()
+        os._exit(1)
+    assert os.waitpid(child, 0)[1]==0
+
+def peak(kind, server, folder, n):
+    "Bytes by which this process grows at most"
+    put(kind, kind.open(folder/'warm up', range(30)), server, folder/'shards')   # imports what it needs
+    before,most,is_over = own_memory(),[0],threading.Event()
+    def watch():
+        while not is_over.wait(.01): most[0] = max(most[0], own_memory()-before)
+    thread = threading.Thread(target=watch)
+    thread.start()
+    put(kind, kind.open(folder/'data', range(n)), server, folder/'shards')
+    is_over.set()
+    thread.join()
+    return most[0]
+
+def run(kind, server, folder, small=SMALL, large=LARGE):
+    "The whole row of a kind of source"
+    row = check(kind, server, folder/'check')
+    row.small,row.large = (growth(kind, server, folder/f'{n}', n) for n in (small,large))
+    return row
+
+def main(words):
+    rows = []
+    with redis_server() as server:
+        for kind in KINDS:
+            if words and not any(word.lower() in kind.name.lower() for word in words): continue
+            for place in server,None:
+                with tempfile.TemporaryDirectory() as folder: row = run(kind, place, Path(folder))
+                print(row, '' if row.is_flat else 'NOT FLAT', flush=True)
+                rows.append({**asdict(row), 'flat':'yes' if row.is_flat else 'no'})
+    if words: return
+    from machine import about
+    RESULT.write_text(json.dumps(dict(command='python tests/source_table.py', small=SMALL, large=LARGE, rows=rows,
+                                      **about(None, 'torch torchvision datasets redis')), indent=1)+'\n')
+
+if __name__=='__main__': main(sys.argv[1:])
