@@ -130,7 +130,6 @@ def test_each_kind_of_source_is_recognised_by_its_files(make, images, server, tm
     assert len(RedisStore(server.url, make.__name__).fields)>1
 
 def test_a_file_of_the_user_works_in_workers(server, tmp_path, result):
-    source,*words = make_csv(tmp_path, tmp_path/'images') if (tmp_path/'images/cat').mkdir(parents=True) else (None,)
     (tmp_path/'rows.csv').write_text('text,kind\n'+'\n'.join(f'text {k},a' for k in range(20)))
     (tmp_path/'ours.py').write_text(FN)
     report = result('ingest', tmp_path/'rows.csv', server.url, 'rows', '--fn', f'{tmp_path}/ours.py:sample', '--workers', 2)
@@ -237,7 +236,8 @@ def test_a_reader_that_is_gone_is_exit_code_141(redis_pics, server):
 def test_append(is_redis, images, server, tmp_path, result):
     place = [server.url, 'growing'] if is_redis else [tmp_path/'growing']
     result('ingest', images/'cat', *place, '--label', 'folder', *FAST)
-    result('append', images/'dog', *place, '--label', 'folder', *FAST)
+    report = result('append', images/'dog', *place, '--label', 'folder', *FAST)
+    assert (report['added'], report['samples'])==(20, 40)
     assert result('info', *place)['samples']==40
 
 @pytest.mark.skipif(hasattr(RedisStore, 'append'), reason='stores can append')
@@ -257,7 +257,7 @@ def functions_of(name):
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
     sources,write = [kind.open for kind in KINDS.values()],[to_redis, to_shards]
-    if name in ('ingest','append'): return [*sources, *write, shrink]
+    if name in ('ingest','append'): return [*sources, *write, shrink, *([RedisStore.append] if name=='append' and hasattr(RedisStore, 'append') else [])]
     return {'copy':write, 'resize':[*write, resize_store], 'verify':[verify_store, ShardStore, to_redis],
             'serve':[serve]}.get(name, [ShardStore])
 
