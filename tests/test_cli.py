@@ -257,7 +257,8 @@ def functions_of(name):
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
     sources,write = [kind.open for kind in KINDS.values()],[to_redis, to_shards]
-    if name in ('ingest','append'): return [*sources, *write, shrink, *([RedisStore.append] if name=='append' and hasattr(RedisStore, 'append') else [])]
+    append = [RedisStore.append] if hasattr(RedisStore, 'append') else []
+    if name in ('ingest','append'): return [*sources, *write, *append, shrink]
     return {'copy':write, 'resize':[*write, resize_store], 'verify':[verify_store, ShardStore, to_redis],
             'serve':[serve]}.get(name, [ShardStore])
 
@@ -299,9 +300,11 @@ for words in {commands!r}:
 
 # Passwords
 
-@pytest.mark.parametrize('words', [['ls', 'redis://:hunter2@localhost'], ['ls', 'redis://user:hunter2@localhost'], ['ls', 'redis://:hunter2/x@localhost'],
+@pytest.mark.parametrize('words', [['ls', 'redis://:hunter2@localhost'], ['ls', 'redis://user:hunter2@localhost'],
+    ['ls', 'redis://:hunter2/x@localhost'],
     ['ingest', 'a', 'https://host/x?signature=hunter2', 'b'], ['ingest', 'train=https://u:hunter2@host/x', 'b'],
-    ['ls', 'a', '--storage-options', '{"endpoint_url": "http://u:hunter2@host"}'], ['copy', 'a', '--storage-options=https://u:hunter2@h'], ['hunter', 'redis://:hunter2@localhost']])
+    ['ls', 'a', '--storage-options', '{"endpoint_url": "http://u:hunter2@host"}'], ['copy', 'a', '--storage-options=https://u:hunter2@h'],
+    ['hunter', 'redis://:hunter2@localhost']])
 def test_a_password_in_the_command_line_is_refused_and_not_shown(words, cli):
     code,out,err = cli(*words)
     assert code==2 and 'everybody on this machine can read the command line' in err and 'hunter2' not in out+err
@@ -414,7 +417,7 @@ def test_interrupted_ingest_says_how_to_go_on_and_goes_on(is_redis, slow, server
 @pytest.mark.slow
 def test_a_worker_that_dies_is_an_error_that_says_how_to_go_on(tmp_path):
     (tmp_path/'rows.csv').write_text('text,kind\n'+'\n'.join(f'text {k},a' for k in range(600)))
-    (tmp_path/'ours.py').write_text(FN+"\nimport os\n_fine = sample\ndef sample(row):\n    if row['text']=='text 500': os._exit(1)\n    return _fine(row)\n")
+    (tmp_path/'ours.py').write_text(FN.replace('sample(row):', "sample(row): return __import__('os')._exit(1) if row['text']=='text 500' else fine(row)\ndef fine(row):"))
     code,out,err = ended(start('ingest', tmp_path/'rows.csv', tmp_path/'d', '--fn', f'{tmp_path}/ours.py:sample', '--workers', 2))
     assert code==1 and not out and 'repeat the same command' in err.splitlines()[-1] and 'File "' not in err, err
 

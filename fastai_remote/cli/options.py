@@ -15,7 +15,7 @@ from fastcore.docments import docments
 
 from .terminal import UsageError, USAGE
 
-# %% ../../nbs/cli/03_options.ipynb #0e210545
+# %% ../../nbs/cli/03_options.ipynb #7fdfae25
 def _number(text):
     try: return int(text)
     except ValueError: return float(text)
@@ -66,6 +66,7 @@ _TEXTS = {
              "default: the source's splits",
     'storage_options':"For fsspec's file system: `endpoint_url`, `profile`, … Secrets belong in the environment, such "
                       'as AWS_SECRET_ACCESS_KEY',
+    'fields':'The fields for columns, such as path=jpg,age=age.f4',
     'progress':'Show progress? Default: in a terminal'}
 
 def _reader(name, parameter):
@@ -74,7 +75,7 @@ def _reader(name, parameter):
     types = set(getattr(parameter.anno, '__args__', (parameter.anno,)))
     return next((reader for kinds,reader in _BY_TYPES if kinds<=types), None)
 
-# %% ../../nbs/cli/03_options.ipynb #8ceb06f0
+# %% ../../nbs/cli/03_options.ipynb #c686772e
 class ArgumentParser(argparse.ArgumentParser):
     "A parser whose errors are `UsageError`s, so that there is one place that prints errors"
     def __init__(self, **kwargs):
@@ -109,7 +110,7 @@ def add_options(
     "Add an option for each of `parameters`; the namespace has those that are given"
     for name,parameter in parameters.items():
         flags = [flag(name), *(also or {}).get(name, ())]
-        default = '' if parameter.default in (None,'',False) else f' (default: {parameter.default})'
+        default = '' if parameter.default in (None,'',(),False) else f' (default: {parameter.default})'
         text = _TEXTS.get(name) or f"{parameter.docment or ''}{default}"
         if parameter.default is True: text = f'Switch off: {parameter.docment}'
         options = dict(dest=name, default=argparse.SUPPRESS, help=text.replace('\n', ' ').replace('%', '%%'))

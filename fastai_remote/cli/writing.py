@@ -16,7 +16,7 @@ from .command import add_place_options, add_progress, Command, places_of, progre
 from .options import add_options, given, parameters_of
 from .terminal import UsageError
 
-# %% ../../nbs/cli/07_writing.ipynb #6f19d380
+# %% ../../nbs/cli/07_writing.ipynb #89b3bac4
 _NOT_OPTIONS = 'timeout','storage_options','progress'   # parameters that are added in another way
 
 def write_parameters()->dict:
@@ -59,7 +59,8 @@ def source_parameters()->dict:
     for kind in KINDS.values():
         for name,parameter in parameters_of([kind.open]).items():
             if name not in found: found[name] = parameter
-            else: found[name].docment += f'; for {kind.what}: {parameter.docment}'
+            elif parameter.docment not in found[name].docment:
+                found[name].docment += f'; for {kind.what}: {parameter.docment}'
     return {name:parameter for name,parameter in found.items() if name not in write_parameters()}
 
 def report_of(report)->dict:
