@@ -15,7 +15,7 @@ from fastcore.docments import docments
 
 from .terminal import UsageError, USAGE
 
-# %% ../../nbs/cli/03_options.ipynb #7fdfae25
+# %% ../../nbs/cli/03_options.ipynb #b27feac8
 def _number(text):
     try: return int(text)
     except ValueError: return float(text)
@@ -55,7 +55,8 @@ _BY_NAME = {'label':(_label, 'folder|REGEX'), 'fn':(_function, 'FILE.py:FUNCTION
             'splits':(_splits, 'SPLIT,SPLIT=SIZE'), 'storage_options':(_storage_options, 'JSON')}
 _BY_TYPES = [({int,str,list}, (_one_or_list, 'N|TEXT,…')), ({list,dict}, (_list_or_pairs, 'TEXT,…|NAME=TEXT,…')),
              ({int,str}, (_number_or_text, 'N|TEXT')), ({int,float}, (_number, 'N')), ({str}, (str, 'TEXT')),
-             ({list}, (_list, 'TEXT,…')), ({dict}, (_pairs, 'NAME=TEXT,…')), ({int}, (int, 'N')), ({float}, (float, 'X'))]
+             ({list}, (_list, 'TEXT,…')), ({dict}, (_pairs, 'NAME=TEXT,…')), ({int}, (int, 'N')),
+             ({float}, (float, 'X'))]
 # The texts of options whose values look different in Python
 _TEXTS = {
     'label':'Label of an image: `folder` for the name of its folder, or a regular expression whose first group is '
