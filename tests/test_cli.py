@@ -130,7 +130,6 @@ def test_each_kind_of_source_is_recognised_by_its_files(make, images, server, tm
     assert len(RedisStore(server.url, make.__name__).fields)>1
 
 def test_a_file_of_the_user_works_in_workers(server, tmp_path, result):
-    source,*words = make_csv(tmp_path, tmp_path/'images') if (tmp_path/'images/cat').mkdir(parents=True) else (None,)
     (tmp_path/'rows.csv').write_text('text,kind\n'+'\n'.join(f'text {k},a' for k in range(20)))
     (tmp_path/'ours.py').write_text(FN)
     report = result('ingest', tmp_path/'rows.csv', server.url, 'rows', '--fn', f'{tmp_path}/ours.py:sample', '--workers', 2)
@@ -237,7 +236,8 @@ def test_a_reader_that_is_gone_is_exit_code_141(redis_pics, server):
 def test_append(is_redis, images, server, tmp_path, result):
     place = [server.url, 'growing'] if is_redis else [tmp_path/'growing']
     result('ingest', images/'cat', *place, '--label', 'folder', *FAST)
-    result('append', images/'dog', *place, '--label', 'folder', *FAST)
+    report = result('append', images/'dog', *place, '--label', 'folder', *FAST)
+    assert (report['added'], report['samples'])==(20, 40)
     assert result('info', *place)['samples']==40
 
 @pytest.mark.skipif(hasattr(RedisStore, 'append'), reason='stores can append')
@@ -257,7 +257,8 @@ def functions_of(name):
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
     sources,write = [kind.open for kind in KINDS.values()],[to_redis, to_shards]
-    if name in ('ingest','append'): return [*sources, *write, shrink]
+    append = [RedisStore.append] if hasattr(RedisStore, 'append') else []
+    if name in ('ingest','append'): return [*sources, *write, *append, shrink]
     return {'copy':write, 'resize':[*write, resize_store], 'verify':[verify_store, ShardStore, to_redis],
             'serve':[serve]}.get(name, [ShardStore])
 
@@ -299,9 +300,11 @@ for words in {commands!r}:
 
 # Passwords
 
-@pytest.mark.parametrize('words', [['ls', 'redis://:hunter2@localhost'], ['ls', 'redis://user:hunter2@localhost'], ['ls', 'redis://:hunter2/x@localhost'],
+@pytest.mark.parametrize('words', [['ls', 'redis://:hunter2@localhost'], ['ls', 'redis://user:hunter2@localhost'],
+    ['ls', 'redis://:hunter2/x@localhost'],
     ['ingest', 'a', 'https://host/x?signature=hunter2', 'b'], ['ingest', 'train=https://u:hunter2@host/x', 'b'],
-    ['ls', 'a', '--storage-options', '{"endpoint_url": "http://u:hunter2@host"}'], ['copy', 'a', '--storage-options=https://u:hunter2@h'], ['hunter', 'redis://:hunter2@localhost']])
+    ['ls', 'a', '--storage-options', '{"endpoint_url": "http://u:hunter2@host"}'], ['copy', 'a', '--storage-options=https://u:hunter2@h'],
+    ['hunter', 'redis://:hunter2@localhost']])
 def test_a_password_in_the_command_line_is_refused_and_not_shown(words, cli):
     code,out,err = cli(*words)
     assert code==2 and 'everybody on this machine can read the command line' in err and 'hunter2' not in out+err
@@ -414,7 +417,7 @@ def test_interrupted_ingest_says_how_to_go_on_and_goes_on(is_redis, slow, server
 @pytest.mark.slow
 def test_a_worker_that_dies_is_an_error_that_says_how_to_go_on(tmp_path):
     (tmp_path/'rows.csv').write_text('text,kind\n'+'\n'.join(f'text {k},a' for k in range(600)))
-    (tmp_path/'ours.py').write_text(FN+"\nimport os\n_fine = sample\ndef sample(row):\n    if row['text']=='text 500': os._exit(1)\n    return _fine(row)\n")
+    (tmp_path/'ours.py').write_text(FN.replace('sample(row):', "sample(row): return __import__('os')._exit(1) if row['text']=='text 500' else fine(row)\ndef fine(row):"))
     code,out,err = ended(start('ingest', tmp_path/'rows.csv', tmp_path/'d', '--fn', f'{tmp_path}/ours.py:sample', '--workers', 2))
     assert code==1 and not out and 'repeat the same command' in err.splitlines()[-1] and 'File "' not in err, err
 

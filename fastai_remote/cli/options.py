@@ -15,7 +15,7 @@ from fastcore.docments import docments
 
 from .terminal import UsageError, USAGE
 
-# %% ../../nbs/cli/03_options.ipynb #6b75f2b6
+# %% ../../nbs/cli/03_options.ipynb #b27feac8
 def _number(text):
     try: return int(text)
     except ValueError: return float(text)
@@ -24,6 +24,10 @@ def _number_or_text(text):
     return int(text) if re.fullmatch('-?[0-9]+', text) else text
 
 def _list(text): return [o for o in text.split(',') if o]
+
+def _one_or_list(text): return [*map(_number_or_text, _list(text))] if ',' in text else _number_or_text(text)
+
+def _list_or_pairs(text): return _pairs(text) if '=' in text else _list(text)
 
 def _pairs(text):
     "`a=b,c=d` as a dict; `c=` and `c` give `None`"
@@ -46,11 +50,13 @@ def _storage_options(text):
     from fastai_remote.cli.places import read_options
     return read_options(text)
 
-# How a value is written: `(reads a text, how `-h` shows it)`, by the name of the parameter, or else by its type
+# How a value is written: `(reads a text, how `-h` shows it)`, by the name of the parameter, or else by its types
 _BY_NAME = {'label':(_label, 'folder|REGEX'), 'fn':(_function, 'FILE.py:FUNCTION'), 'vocab':(_list, 'LABEL,LABEL,…'),
             'splits':(_splits, 'SPLIT,SPLIT=SIZE'), 'storage_options':(_storage_options, 'JSON')}
-_BY_TYPE = [(int, (int, 'N')), (float, (float, 'X')), (str, (str, 'TEXT')), (int|float, (_number, 'N')),
-            (int|str, (_number_or_text, 'N|TEXT')), (list, (_list, 'TEXT,TEXT,…')), (dict, (_pairs, 'NAME=TEXT,…'))]
+_BY_TYPES = [({int,str,list}, (_one_or_list, 'N|TEXT,…')), ({list,dict}, (_list_or_pairs, 'TEXT,…|NAME=TEXT,…')),
+             ({int,str}, (_number_or_text, 'N|TEXT')), ({int,float}, (_number, 'N')), ({str}, (str, 'TEXT')),
+             ({list}, (_list, 'TEXT,…')), ({dict}, (_pairs, 'NAME=TEXT,…')), ({int}, (int, 'N')),
+             ({float}, (float, 'X'))]
 # The texts of options whose values look different in Python
 _TEXTS = {
     'label':'Label of an image: `folder` for the name of its folder, or a regular expression whose first group is '
@@ -61,16 +67,16 @@ _TEXTS = {
              "default: the source's splits",
     'storage_options':"For fsspec's file system: `endpoint_url`, `profile`, … Secrets belong in the environment, such "
                       'as AWS_SECRET_ACCESS_KEY',
+    'fields':'The fields for columns, such as path=jpg,age=age.f4',
     'progress':'Show progress? Default: in a terminal'}
 
 def _reader(name, parameter):
     "How the values of a parameter are read, and shown; `None` if a command line cannot express them"
     if name in _BY_NAME: return _BY_NAME[name]
-    types = getattr(parameter.anno, '__args__', (parameter.anno,))
-    if str in types and int not in types: return str,'TEXT'   # such as `str|Path`
-    return next((reader for kind,reader in _BY_TYPE if kind==parameter.anno), None)
+    types = set(getattr(parameter.anno, '__args__', (parameter.anno,)))
+    return next((reader for kinds,reader in _BY_TYPES if kinds<=types), None)
 
-# %% ../../nbs/cli/03_options.ipynb #8ceb06f0
+# %% ../../nbs/cli/03_options.ipynb #c686772e
 class ArgumentParser(argparse.ArgumentParser):
     "A parser whose errors are `UsageError`s, so that there is one place that prints errors"
     def __init__(self, **kwargs):
@@ -105,7 +111,7 @@ def add_options(
     "Add an option for each of `parameters`; the namespace has those that are given"
     for name,parameter in parameters.items():
         flags = [flag(name), *(also or {}).get(name, ())]
-        default = '' if parameter.default in (None,'',False) else f' (default: {parameter.default})'
+        default = '' if parameter.default in (None,'',(),False) else f' (default: {parameter.default})'
         text = _TEXTS.get(name) or f"{parameter.docment or ''}{default}"
         if parameter.default is True: text = f'Switch off: {parameter.docment}'
         options = dict(dest=name, default=argparse.SUPPRESS, help=text.replace('\n', ' ').replace('%', '%%'))

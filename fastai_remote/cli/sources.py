@@ -46,7 +46,7 @@ def read_label(
         raise UsageError(f"--label is 'folder', or a regular expression with a group in parentheses, not {text!r}")
     return PatternLabel(text)
 
-# %% ../../nbs/cli/02_sources.ipynb #e409db5c
+# %% ../../nbs/cli/02_sources.ipynb #f6463d6a
 def _module_function(module, name): return getattr(import_module(f'fastai_remote.{module}'), name)
 
 @dataclass
@@ -56,7 +56,7 @@ class Kind:
     module:str # Where its function is
     function:str # Its first argument is a path or a list of paths; the others are options of the command line
     suffixes:tuple # Of its files
-    markers:tuple = () # Names of files that only a folder of this kind has
+    markers:tuple = () # Patterns of names of files that only a folder of this kind has
 
     @property
     def open(self): return _module_function(self.module, self.function)
@@ -97,7 +97,7 @@ def saved_dataset(
     if isinstance(files, list): raise UsageError('give one HuggingFace folder, or SPLIT=FOLDER for each split')
     return load_from_disk(str(files))
 
-# %% ../../nbs/cli/02_sources.ipynb #973dec06
+# %% ../../nbs/cli/02_sources.ipynb #5af4416e
 def _files_in(path):
     "Yields the paths of the files below a folder, except hidden ones and those in hidden folders"
     for folder,folders,files in os.walk(path, followlinks=True):
@@ -109,12 +109,13 @@ def kind_of(
     path:str|Path, # A file or a folder
     n:int=10_000 # How many files of a folder to look at
 )->str: # A key of `KINDS`
-    "The kind of source that reads `path`; raises `UsageError`, which names what fits, `FileNotFoundError`"
+    """The kind of source that reads `path`, by the names of files
+
+    Raises `UsageError`, which names the kinds that fit, and `FileNotFoundError` if there is nothing."""
     path = Path(path)
-    if not path.exists(): raise FileNotFoundError(f'{path}: no such file or folder')
     if path.is_dir():
-        marked = [kind for kind,o in KINDS.items() if any((path/marker).is_file() for marker in o.markers)]
-        if marked: return marked[0]
+        for kind,o in KINDS.items():
+            if any(next(path.glob(marker), None) for marker in o.markers): return kind
         names = list(islice(_files_in(path), n))
     else: names = [path.name]
     found = {kind:f for kind,o in KINDS.items() for f in [next(filter(o.has, names), None)] if f is not None}
@@ -124,6 +125,7 @@ def kind_of(
     if found:
         files = ', '.join(f'{kind}: {os.path.relpath(f, path)}' for kind,f in found.items())
         raise UsageError(f'{path} has files of several kinds ({files}); --kind says which to read')
+    if not path.exists(): raise FileNotFoundError(f'{path}: no such file or folder')
     suffixes = ', '.join(s for o in KINDS.values() for s in o.suffixes)
     raise UsageError(f'{path}: what is this? Known are {suffixes}, and folders of them. --kind says how to read it, '
                      'and a source in Python reads anything')

@@ -16,7 +16,7 @@ from .command import add_place_options, add_progress, Command, places_of, progre
 from .options import add_options, given, parameters_of
 from .terminal import UsageError
 
-# %% ../../nbs/cli/07_writing.ipynb #f5dadece
+# %% ../../nbs/cli/07_writing.ipynb #89b3bac4
 _NOT_OPTIONS = 'timeout','storage_options','progress'   # parameters that are added in another way
 
 def write_parameters()->dict:
@@ -59,7 +59,8 @@ def source_parameters()->dict:
     for kind in KINDS.values():
         for name,parameter in parameters_of([kind.open]).items():
             if name not in found: found[name] = parameter
-            else: found[name].docment += f'; for {kind.what}: {parameter.docment}'
+            elif parameter.docment not in found[name].docment:
+                found[name].docment += f'; for {kind.what}: {parameter.docment}'
     return {name:parameter for name,parameter in found.items() if name not in write_parameters()}
 
 def report_of(report)->dict:
@@ -80,6 +81,7 @@ class Ingest(Command):
       fastai_remote ingest labels.csv shards/ --fn-col name --label-col breed --folder images
       fastai_remote ingest quickdraw/ redis://localhost drawings
       fastai_remote ingest theirs/*.tar env:FASTAI_REMOTE_URL web --max-failed 0.05"""
+    leave_out = ()   # options of writing that this command does not have
 
     def options(self, parser):
         from fastai_remote.source.shrink import shrink
@@ -88,7 +90,7 @@ class Ingest(Command):
         resize.add_argument('--resize', type=int, metavar='N', help='Shorter side, pixels; smaller ones stay')
         add_options(resize, {k:parameters[k] for k in ('quality','codec')})
         source_options(parser)
-        add_write_options(parser.add_argument_group('options of writing'))
+        add_write_options(parser.add_argument_group('options of writing'), self.leave_out)
 
     def run(self, args):
         from fastai_remote.cli.places import split_sources
@@ -97,10 +99,13 @@ class Ingest(Command):
         to, = places_of(args)
         args.place_words = to.words
         options = write_options(args, to)
-        options['fn'] = self.fn(args)
+        options |= self.more_options(args)
         source = sources_of(sources, **given(args, source_parameters()), kind=args.kind)
-        report = self.write(source, to, options)
-        show(args, report_of(report), report)
+        show(args, *self.write(source, to, options))
+
+    def more_options(self, args):
+        "Further arguments of the function that writes"
+        return {'fn':self.fn(args)}
 
     def fn(self, args):
         "The function that each sample passes through, or `None`"
@@ -114,23 +119,36 @@ class Ingest(Command):
         return shrink(args.resize, **options)
 
     def write(self, source, to, options):
-        "Write `source` to the `Place` `to`"
+        "Write `source` to the `Place` `to`; returns the report for JSON, and the text"
         from fastai_remote.ingest.run import to_redis
         from fastai_remote.ingest.shards import to_shards
-        if to.is_redis: return to_redis(source, to.link, to.name, **options)
-        return to_shards(source, to.storage, **options)
+        if to.is_redis: report = to_redis(source, to.link, to.name, **options)
+        else: report = to_shards(source, to.storage, **options)
+        return report_of(report),report
 
 class Append(Ingest):
     """Add samples to a dataset, as a new version that becomes visible at once.
 
-    SOURCE and the options are those of `ingest`."""
+    SOURCE and the options are those of `ingest`. Each sample goes to the end of its split."""
     examples = 'fastai_remote append more_images/ redis://localhost pets --label folder'
+    leave_out = 'overwrite','splits','vocab','maxsize','maxcount'
+    def options(self, parser):
+        from fastai_remote.store.base import Store
+        super().options(parser)
+        if hasattr(Store, 'append'):
+            add_options(parser, {k:o for k,o in parameters_of([Store.append]).items() if k!='fn'})
+
+    def more_options(self, args): return {**super().more_options(args), **given(args, ('again',))}
+
     def write(self, source, to, options):
         store = to.store()
         if not hasattr(type(store), 'append'):
             raise UsageError(f'this version of fastai_remote ({fastai_remote.__version__}) cannot append to a dataset '
                              f"in {'Redis' if to.is_redis else 'shards'}")
-        return store.append(source, **{k:o for k,o in options.items() if o is not None})
+        before = len(store)
+        after = store.append(source, **options)
+        report = dict(name=after.name, url=to.shown, samples=len(after), added=len(after)-before)
+        return report,f"{after.name}: {report['added']:,} added, {report['samples']:,} samples"
 
 class Copy(Command):
     "Copy a dataset to another server, or between Redis and shards, and compare its checksums on the way."
