@@ -285,8 +285,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastai_remote/cli/sources.py'),
                                            'fastai_remote.cli.sources.kind_of': ( 'cli/sources.html#kind_of',
                                                                                   'fastai_remote/cli/sources.py'),
-                                           'fastai_remote.cli.sources.parquet_rows': ( 'cli/sources.html#parquet_rows',
-                                                                                       'fastai_remote/cli/sources.py'),
                                            'fastai_remote.cli.sources.read_function': ( 'cli/sources.html#read_function',
                                                                                         'fastai_remote/cli/sources.py'),
                                            'fastai_remote.cli.sources.read_label': ( 'cli/sources.html#read_label',
