@@ -16,6 +16,7 @@ from fastai_remote.store.server import redis_server
 from fastai_remote.source.files import image_samples
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write import shards as shard_writer
+from interpreters import Interpreters
 
 # A process that a shell starts in the background ignores SIGINT, and so do its children: tests that interrupt them would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,10 +126,24 @@ def images(tmp_path_factory):
         draw(i).save(f/f'{i:03}.jpg', quality=92)
     return d
 
+@contextmanager
+def private_server(**conf):
+    "A server that is killed at the end: one that is asked to end takes a tenth of a second, or waits for its replicas"
+    with redis_server(**conf) as s:
+        try: yield s
+        finally: s.kill()
+
 @pytest.fixture(scope='module')
 def server():
     "A private Redis server, one a file of tests: names of datasets never meet"
-    with redis_server() as s: yield s
+    with private_server() as s: yield s
+
+@pytest.fixture(scope='session')
+def interpreters(tmp_path_factory):
+    "Starts Python processes in which torch and fastai are there at once"
+    python = Interpreters(tmp_path_factory.mktemp('interpreters'))
+    yield python
+    python.close()
 
 @pytest.fixture(scope='module')
 def redis_pics(server, images):
@@ -151,7 +166,7 @@ def nobody_else_writes(request):
 @pytest.fixture
 def fresh():
     "A server of the test's own, to be broken"
-    with redis_server() as s: yield s
+    with private_server() as s: yield s
 
 def dies_at(k, f):
     "Run `f` in a fork that dies before its `k`-th request; did it die?"
@@ -170,7 +185,10 @@ def dies_at(k, f):
 def fails(err, match):
     "Fail unless `err` is raised; torch's error would keep its workers, and 10 s, until the garbage collector comes"
     with pytest.raises(err, match=match) as e: yield
-    traceback.clear_frames(e.value.__traceback__)
+    error = e.value
+    while error:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 @contextmanager
 def in_time(seconds=240):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import examples
+from conftest import examples, fails
 import redis
 import torch
 from fastai.vision.all import DataLoaders, FlipItem, PILImage, PILImageBW, RandomResizedCrop, Resize, TensorImage, ToTensor
@@ -180,7 +180,7 @@ def test_a_damaged_sample_is_named(server, kw):
     c = redis.Redis.from_url(server.url)
     key = next(k for k in c.keys('hurt*') if k.endswith(b':jpg:7'))
     c.set(key, b[:400])
-    with pytest.raises(CorruptSample, match='hurt: sample 7, field .jpg.: 400 bytes that PILImage cannot read'): list(dls.train)
+    with fails(CorruptSample, 'hurt: sample 7, field .jpg.: 400 bytes that PILImage cannot read'): list(dls.train)
 
 def test_stack_is_what_collating_gives(how):
     ims = [open_image(jpeg(seed=i), PILImage) for i in range(6)]

@@ -80,8 +80,8 @@ def measure(n, batches=200, loaders=ours):
     return dict(n=n, parent=res.pop('own')-before, **res)   # taken while the loaders live
 
 @pytest.fixture(scope='module')
-def figures():
-    def run(n): return json.loads(subprocess.run([sys.executable, '-W', 'ignore', __file__, str(n)], check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+def figures(interpreters):
+    def run(n): return json.loads(interpreters.run(Path(__file__), n, check=True).stdout.splitlines()[-1])
     return {n:run(n*million) for n in (1,50)}
 
 def test_parent_grows_by_less_than_30_MB(figures): assert figures[50]['parent']<30*MB, figures
@@ -132,8 +132,8 @@ def tiered(n):
     return block.dataloaders(store, bs=64, num_workers=2), get_remote_items(store)
 
 @pytest.mark.parametrize('loaders', ['shards','tiered'])
-def test_shards_cost_as_little(loaders):
-    f = json.loads(subprocess.run([sys.executable, '-W', 'ignore', __file__, '50', loaders], check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+def test_shards_cost_as_little(loaders, interpreters):
+    f = json.loads(interpreters.run(Path(__file__), 50, loaders, check=True).stdout.splitlines()[-1])
     assert f['parent']<30*MB and len(f['growth'])==2+(loaders=='tiered') and max(f['growth'])<20*MB and f['setup']+f['start']+f['valid']<4 and max(f['pickle'], f['export'])<MB, f
 
 _open = '''

@@ -14,34 +14,13 @@ MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f for f in 
 
 def python(code): return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout.strip()
 
-_serve = '''
-import json, os, sys, traceback
-import matplotlib.pyplot, pandas, scipy.ndimage, torch, torchvision
-assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastai_remote')]
-for line in sys.stdin:
-    code,out = json.loads(line)
-    if os.fork()==0:
-        with open(out, 'w') as said:
-            for k in 1,2: os.dup2(said.fileno(), k)
-        try: exec(compile(code, 'code of a test', 'exec'), {'__name__':'__main__'})
-        except BaseException: traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(0)
-    os.wait()
-    print(flush=True)
-'''
-
 @pytest.fixture(scope='module')
-def python_with_torch(tmp_path_factory):
-    "A function that runs code in a Python of its own and returns what it prints: a fork of one that has imported torch, but neither fastai nor us"
-    out = tmp_path_factory.mktemp('python')/'out'
-    with subprocess.Popen([sys.executable, '-W', 'ignore', '-c', _serve], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
-        def run(code):
-            print(json.dumps([code, str(out)]), file=p.stdin, flush=True)
-            p.stdout.readline()
-            return out.read_text().strip()
-        yield run
-        p.stdin.close()
+def python_with_torch(interpreters):
+    "A function that runs code in a new process, which has torch but neither fastai nor us, and returns what it prints"
+    def run(code):
+        process = interpreters.run("import sys; assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastai_remote')]\n"+code, fastai=False)
+        return (process.stdout+process.stderr).strip()
+    return run
 
 def test_names(python_with_torch):
     "A star import gives these names and no others"

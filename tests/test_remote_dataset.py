@@ -125,10 +125,10 @@ for b,dl in ((it, DataLoader(it, batch_size=None, num_workers=2)), (mp, DataLoad
         print(*[t for x,_ in dl for t in x])
 dist.destroy_process_group()
 '''
-def test_two_processes_with_gloo(local, tmp_path):
+def test_two_processes_with_gloo(local, tmp_path, interpreters):
     "The ranks are torch.distributed's, and share each epoch"
-    ps = [subprocess.Popen([sys.executable, '-W', 'ignore', '-c', RANK, str(r), local.storage.url, f'file://{tmp_path}/meet'], stdout=subprocess.PIPE, text=True) for r in range(2)]
-    a,b = ([[int(t) for t in l.split()] for l in p.communicate(timeout=280)[0].splitlines()] for p in ps)
+    ranks = [interpreters.start(RANK, r, local.storage.url, f'file://{tmp_path}/meet', fastai=False) for r in range(2)]
+    a,b = ([[int(t) for t in l.split()] for l in rank.wait().stdout.splitlines()] for rank in ranks)
     assert len(a)==len(b)==4 and all(len(x)==len(y)==n//2 and sorted(x+y)==list(range(n)) for x,y in zip(a, b))
     assert a[0]!=a[1] and a[2]!=a[3]
 
@@ -322,8 +322,8 @@ def measure(million):
     return dict(parent=parent-before, worker=worker, pickle=size, MB=MB)
 
 @pytest.mark.skipif(sys.platform!='linux', reason='needs /proc')
-def test_fifty_million_samples_cost_nothing():
-    r = json.loads(subprocess.run([sys.executable, '-W', 'ignore', __file__, '50'], check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+def test_fifty_million_samples_cost_nothing(interpreters):
+    r = json.loads(interpreters.run(Path(__file__), 50, check=True).stdout.splitlines()[-1])
     assert r['parent']<15*r['MB'] and r['worker']<15*r['MB'] and r['pickle']<3000, r
 
 if __name__=='__main__': print(json.dumps(measure(int(sys.argv[1]))))

@@ -28,7 +28,9 @@ class Pair:
     def sync(self): assert wait_for(lambda: self.a.wait(1, 1000))
     def __enter__(self): return self
     def __exit__(self, *args):
-        for s in (self.master,self.replica): s.close()
+        for s in (self.replica,self.master):   # a master that is asked to end would wait for its replica
+            s.kill()
+            s.close()
 
 @pytest.fixture
 def pair():

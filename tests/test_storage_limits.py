@@ -1,5 +1,6 @@
 "Storage on servers that are silent, slow, endless or wrong: answers are bounded in time and memory, and are those that were asked for"
 import contextlib, http.server, re, socket, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -103,13 +104,20 @@ kinds = pytest.mark.parametrize('kind', ['http','s3'])
 @pytest.mark.timeout(60)
 @kinds
 @pytest.mark.parametrize('answer', [silent, dripping, dripping_head])
-@pytest.mark.parametrize('was_there', [False, True])
-def test_a_call_ends_at_its_deadline(kind, answer, was_there):
-    with opened(kind, answer, timeout=.5) as (storage,_):
-        storage.has_answered = was_there
-        assert storage.fs   # the first client of a process loads its library
-        with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.read('manifest.json')
-        with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.ranges(['a.tar']*3, [5]*3, [1_000_005]*3)
+def test_a_call_ends_at_its_deadline(kind, answer):
+    "Whether or not the server has answered before; the four calls wait at the same time"
+    calls = {'read':lambda storage: storage.read('manifest.json'),
+        'ranges':lambda storage: storage.ranges(['a.tar']*3, [5]*3, [1_000_005]*3)}
+    def ends(was_there, call):
+        with opened(kind, answer, timeout=.5) as (storage,_):
+            storage.has_answered = was_there
+            assert storage.fs   # the first client of a process loads its library
+            with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'):
+                calls[call](storage)
+    with ThreadPoolExecutor(4) as pool:
+        ending = {(was_there, call):pool.submit(ends, was_there, call) for was_there in (False, True) for call in calls}
+    failed = {case:error for case,future in ending.items() if (error:=future.exception())}
+    assert not failed
 
 @pytest.mark.timeout(60)
 def test_a_file_system_that_is_not_asynchronous_ends_at_its_deadline():
