@@ -1,6 +1,7 @@
 "Two S3 servers of one's own: moto in this process, which takes any signature, and OpenStack Swift in a process that dies with its owner, which does not"
-import logging, shutil, subprocess, sys, tempfile, uuid
+import logging, os, shutil, subprocess, sys, tempfile, uuid
 from contextlib import contextmanager
+from functools import lru_cache
 
 import boto3
 from botocore.config import Config
@@ -89,6 +90,9 @@ while True: eventlet.sleep(3600)
 # What boto3 and s3fs must be told for servers that do not know the newer checksums
 WHEN_REQUIRED = dict(request_checksum_calculation='when_required', response_checksum_validation='when_required')
 
+@lru_cache(maxsize=8)
+def _client(process, arguments): return boto3.client('s3', config=Config(**WHEN_REQUIRED), **dict(arguments))
+
 class S3Server:
     "A server that runs: where, as whom, and a bucket in it"
     def __init__(self, endpoint, key, secret, strict, folder=None):
@@ -101,9 +105,9 @@ class S3Server:
         return dict(endpoint_url=self.endpoint, key=self.key, secret=self.secret, config_kwargs=WHEN_REQUIRED)
 
     def client(self, **kw):
-        "A boto3 client; `kw` over its key, secret and endpoint"
-        kw = dict(endpoint_url=self.endpoint, aws_access_key_id=self.key, aws_secret_access_key=self.secret, region_name='us-east-1') | kw
-        return boto3.client('s3', config=Config(**WHEN_REQUIRED), **kw)
+        "A boto3 client; `kw` over its key, secret and endpoint. It is made once, as that takes longer than most requests"
+        names = {'endpoint_url':self.endpoint, 'aws_access_key_id':self.key, 'aws_secret_access_key':self.secret}
+        return _client(os.getpid(), tuple(sorted((names|{'region_name':'us-east-1'}|kw).items())))
 
     def make_bucket(self, name):
         "Make bucket `name`, return the name"
