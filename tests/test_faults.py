@@ -579,22 +579,22 @@ def test_password_in_no_ingest(locked, num_workers):
     says_none(*said(lambda: to_redis([{'bin':3}]*20, locked.url, 'f', num_workers=num_workers, progress=False), IngestError))
 
 _starts = '''
-import sys, torch
+import os, torch
 from fastai.data.core import DataLoaders
 from fastai.vision.augment import Resize
 import fastai_remote.block
 if __name__=='__main__':
     for how in ('fork','spawn'):
         torch.multiprocessing.set_start_method(how, force=True)
-        dls = DataLoaders.from_redis(sys.stdin.readline().strip(), 'pics', item_tfms=Resize(32), bs=8, num_workers=1, device='cpu')
+        dls = DataLoaders.from_redis(os.environ.pop(f'SERVER_{how}'), 'pics', item_tfms=Resize(32), bs=8, num_workers=1, device='cpu')
         print(how, sum(len(y) for _,y in dls.valid))
 '''
 
-def test_password_reaches_workers(locked, tmp_path):
+def test_password_reaches_workers(locked, tmp_path, interpreters):
     "Loader workers are let in however they are started"
     (f:=tmp_path/'starts.py').write_text(_starts)
     env = {k:v for k,v in os.environ.items() if k not in ('REDIS_URL','FASTAI_REMOTE_URL')}
-    p = subprocess.run([sys.executable, f], input=f'{locked.url}\n'*2, capture_output=True, text=True, timeout=280, env=env)
+    p = interpreters.run(f, env=env|{f'SERVER_{how}':locked.url for how in ('fork','spawn')})
     assert p.stdout.split()==['fork','12','spawn','12'], p.stderr
     says_none(p.stdout, p.stderr)
 
