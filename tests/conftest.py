@@ -4,6 +4,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 warnings.filterwarnings('ignore', category=FutureWarning)
 os.environ.setdefault('MPLBACKEND', 'agg')
+# Two test processes share two cores. Threads of torch that wait for each other take twenty times the CPU time of one.
+os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 import numpy as np
 import pytest
@@ -45,7 +47,7 @@ package::test_(wheel|methods_that_fastai_is_to_get|loaders_have_their_methods.*\
 batches::test_transforms.*num_workers': (1|2).*
 batches::test_transforms\[shards.*threads.*
 batches::test_transforms\[(redis-\[(CropPad|RandomCrop).*threads|shards-\[(CropPad|RandomCrop)).*
-equivalence::test_(photographs.*-2\]|photographs.*\[(128|224).*|kinds_of_images\[(factory|opened)\]|.*\[2\]|a_broken_fast_path.*(crop|flip|pictures).*)
+equivalence::test_(photographs.*-2\]|photographs.*\[(128|224).*|kinds_of_images.*|.*\[2\]|a_broken_fast_path.*(crop|flip|pictures).*)
 equivalence::test_any_pipeline\[[1-9].*
 equivalence::test_what_a_user_does.*\[Image\.(crop|transpose|copy|flip_lr|crop_pad|_do_crop_pad)\]
 equivalence::test_what_a_user_does.*\[PILBase\.(resize|transpose|copy|flip_lr|crop_pad|_do_crop_pad|create)\]
@@ -56,8 +58,13 @@ equivalence::test_what_a_user_does.*\[(flip_in_validation|to_tensor_in_training|
 equivalence::test_what_a_user_does.*\[(Resize|RandomResizedCrop|CropPad|RandomCrop) on PILBase\]
 equivalence::test_what_a_user_does.*\[(IntToFloatTensor on Tensor(ImageBW|Category)|RegressionSetup on int|FlipItem on Image)\]
 equivalence::test_what_a_user_does.*\[((Resize|DihedralItem)\.before_call|Transform\._call|Transform\._do_call|DataLoader\.(do_item|create_batch))\]
+equivalence::test_what_a_user_does.*\[(Image\.(load|_new)|PILImage\.(resize|transpose|crop)|PILBase\.crop|flip_order)\]
+equivalence::test_what_a_user_does.*\[((FlipItem|ToTensor) on PILBase|DihedralItem on PILImage|ToTensor on TensorImage)\]
+equivalence::test_what_a_user_does.*\[(IntToFloatTensor on TensorMask|RegressionSetup on float|MultiCategorize on list)\]
+equivalence::test_what_a_user_does.*\[(data\.load (default_collate|retain_types)|vision\.core image2tensor|TfmdDL\.create_batch)\]
+equivalence::test_what_a_user_does.*\[(RandTransform\.__call__|Pipeline\.__call__|DataLoader\.(retain|chunkify))\]
 equivalence::test_(arguments_and_subclasses|functions_that_fastai_calls|two_labels_swapped_in_the_store).*
-remote_dataset::test_(the_script_of|fifty_million|start_methods\[(spawn|forkserver)|two_processes|ranks_have.*(remote|local)|once_an_epoch\[(remote|memory).*-(1|3)|once_an_epoch\[(local|redis).*-1).*
+remote_dataset::test_(the_script_of|fifty_million|start_methods\[(spawn|forkserver)|two_processes|ranks_have.*(remote|local)|once_an_epoch\[(remote|memory).*-(1|3)|once_an_epoch\[(local|redis).*-1|once_an_epoch\[(local-iterable|redis-map_style)-3).*
 checksums::test_(every_flipped_bit_is_found|no_flipped_bit_of_an_unfinished).*
 shard_checksums::test_(each_flipped_bit_is_found.*tar|each_flipped_bit_in_the_cache|each_flipped_bit_is_found.*idx-bits0).*
 cache::test_(killed_anywhere|killed_download|bound).*
@@ -68,6 +75,8 @@ learner::.*\[(redis-two workers|shards-in process).*
 learner::test_as_stock_fastai\[(in process-Pillow|two workers-C)\]
 batches::test_one_channel_until_floats.*num_workers': 2.*
 equivalence::test_(extended_to_tensor.*-2\]|what_a_user_does_to_fastai_is_done.ToTensor on PILImage.)
+block::test_arrays_and_numbers_as_inputs\[shards-.*DataBlock\]
+secrets::test_refusals_of_the_web.*\[(400|404|418)\]
 fastai_api::.*(resnet|MixUp).*
 fastai_api::.*-shards\]
 faults::test_(closed_port\[from_redis|stopped_server\[0|restart_in_epoch\[0|password_reaches_workers|dies_at_each_request|server_set_back|killed_again|line_cut_in_ingest).*

@@ -344,7 +344,7 @@ def any_pipelines(draw):
         **chance(3, of(*OF_LOADER), {}))
 
 PIPELINES = int(os.environ.get('PIPELINES', 30))
-PARTS = max(1, PIPELINES//10)   # for several processes, and of which `make test` runs the first
+PARTS = max(1, PIPELINES//5)   # for several processes, and of which `make test` runs the first
 same_examples = settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 def each_pipeline(seeds, f, **kwargs):
