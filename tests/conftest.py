@@ -169,7 +169,8 @@ def nobody_else_writes(request):
 
     Except in `test_s3.py`, where two threads do. Other processes wait as ever."""
     with pytest.MonkeyPatch.context() as m:
-        if request.module.__name__!='test_s3': m.setattr(shard_writer, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
+        if request.module.__name__!='test_s3':
+            m.setattr(shard_writer, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
         yield
 
 @pytest.fixture

@@ -101,7 +101,8 @@ class Interpreters:
                 stdout=subprocess.PIPE, text=True, start_new_session=True)
         process = Process(self, next(self.numbers))
         file = '' if isinstance(code, str) else str(code)
-        call = dict(id=process.number, code=code if not file else code.read_text(), file=file, args=list(map(str, args)),
+        call = dict(id=process.number, code=code if not file else code.read_text(), file=file,
+            args=list(map(str, args)),
             fastai=fastai, env=dict(os.environ if env is None else env), cwd=str(cwd or os.getcwd()),
             out=str(process.out), err=str(process.err))
         print(json.dumps(call), file=self.server.stdin, flush=True)

@@ -97,7 +97,8 @@ class S3Server:
     "A server that runs: where, as whom, and a bucket in it"
     def __init__(self, endpoint, key, secret, strict, folder=None):
         self.endpoint,self.key,self.secret,self.strict,self.folder = endpoint,key,secret,strict,folder
-        self.bucket = self.make_bucket('b-'+uuid.uuid4().hex[:8])   # moto's buckets are the process's, whatever the server
+        # moto's buckets are the process's, whatever the server
+        self.bucket = self.make_bucket('b-'+uuid.uuid4().hex[:8])
 
     @property
     def options(self):
@@ -135,7 +136,8 @@ def swift_server(key='test:tester', secret='testing'):
     if not shutil.which(PYTHON): raise FileNotFoundError(NO_SWIFT)
     d = tempfile.mkdtemp(prefix='fr-swift-')
     err = open(f'{d}/server.log', 'w+')
-    p = _popen([PYTHON, '-c', SWIFT, d], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, start_new_session=True,
+    p = _popen([PYTHON, '-c', SWIFT, d], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err,
+        start_new_session=True,
                preexec_fn=_die_with_parent if sys.platform=='linux' else None, cwd=d)
     try:
         p.stdin.write(f'{key} {secret}\n'.encode())   # not argv: `ps` shows that

@@ -65,7 +65,8 @@ def seconds_until_unavailable(call):
     with pytest.raises(StoreUnavailable): call()
     return time.monotonic()-started
 
-WAYS = {'call':lambda link: link.call(lambda client: client.get('a')), 'send':lambda link: link.send([('GET', 'a'), ('GET', 'b')])}
+WAYS = {'call':lambda link: link.call(lambda client: client.get('a')),
+    'send':lambda link: link.send([('GET', 'a'), ('GET', 'b')])}
 
 @pytest.mark.parametrize('talk', [silent,drip,flood,many])
 @pytest.mark.parametrize('scheme', ['redis','rediss'])
@@ -81,7 +82,8 @@ def test_a_call_ends_within_its_timeout(talk, scheme):
 
 def test_a_store_is_opened_within_its_timeout():
     with listening(drip) as port:
-        assert seconds_until_unavailable(lambda: RedisStore(f'redis://127.0.0.1:{port}', 'd', timeout=TIMEOUT))<4*TIMEOUT
+        assert seconds_until_unavailable(lambda: RedisStore(f'redis://127.0.0.1:{port}', 'd',
+            timeout=TIMEOUT))<4*TIMEOUT
 
 def test_a_server_that_does_not_read_what_is_sent():
     with listening(deaf) as port:
@@ -150,7 +152,8 @@ def test_a_server_that_runs_a_script_is_asked_again(fresh, link):
 
 def test_a_server_that_runs_a_script_for_too_long_is_explained(fresh, link):
     thread = run_script(fresh, 3000)
-    with pytest.raises(StoreUnavailable, match=f'{link.url}: .*BUSY'): link.call(lambda client: client.get('a'), timeout=.5)
+    with pytest.raises(StoreUnavailable, match=f'{link.url}: .*BUSY'):
+        link.call(lambda client: client.get('a'), timeout=.5)
     thread.join(30)
 
 def test_a_server_that_cannot_save_refuses_writes_until_it_can():
@@ -178,7 +181,8 @@ def test_a_replica_without_its_master_is_explained(fresh):
         client.config_set('replica-serve-stale-data', 'no')
         client.replicaof('127.0.0.1', 1)
         link = RedisLink(other.url, timeout=30)
-        with pytest.raises(StoreUnavailable, match='MASTERDOWN|MASTER is down'): link.call(lambda c: c.get('a'), timeout=.5)
+        with pytest.raises(StoreUnavailable, match='MASTERDOWN|MASTER is down'):
+            link.call(lambda c: c.get('a'), timeout=.5)
         threading.Timer(.5, lambda: redis.Redis.from_url(other.url).replicaof('NO', 'ONE')).start()
         assert link.call(lambda c: c.get('a'), timeout=30) is None
 
@@ -241,7 +245,8 @@ def test_a_connection_that_is_lost_in_every_transaction_ends_at_the_deadline(fre
     redis.Redis.from_url(fresh.url).config_set('client-query-buffer-limit', '1mb')
     before = redis.Redis.from_url(fresh.url).info('stats')['total_connections_received']
     with pytest.raises(StoreUnavailable):
-        to_redis([{'x.bin':bytes([i])*900_000} for i in range(9)], RedisLink(fresh.url, timeout=3), 'big', num_workers=1, progress=False)
+        to_redis([{'x.bin':bytes([i])*900_000} for i in range(9)], RedisLink(fresh.url, timeout=3), 'big',
+            num_workers=1, progress=False)
     assert redis.Redis.from_url(fresh.url).info('stats')['total_connections_received']-before<200
     redis.Redis.from_url(fresh.url).config_set('client-query-buffer-limit', '1gb')
     to_redis([{'x.bin':bytes([i])*900_000} for i in range(9)], fresh.url, 'big', num_workers=1, progress=False)

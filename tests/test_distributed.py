@@ -50,9 +50,11 @@ def test_two_ranks(store, server, tmp_path, interpreters):
     for ended in [rank.wait() for rank in ranks]: assert ended.returncode==0, ended.stderr[-2000:]
     a,b = (json.loads((tmp_path/f'{r}.json').read_text()) for r in range(2))
     for (ta,va),(tb,vb) in zip(a['epochs'], b['epochs']):
-        assert len(ta)==len(tb)==448 and len({*ta,*tb})>=895 and not {*ta,*tb}&{*va,*vb}   # of 903: short last batches are dropped, one comes twice
+        # of 903: short last batches are dropped, one comes twice
+        assert len(ta)==len(tb)==448 and len({*ta,*tb})>=895 and not {*ta,*tb}&{*va,*vb}
         assert len(va)==len(vb)==50 and len({*va,*vb})==100
-    assert a['epochs'][0]!=a['epochs'][1] and a['y']==b['y'] and sorted(map(int, a['y']))==sorted({*a['epochs'][0][1], *b['epochs'][0][1]})
+    assert a['epochs'][0]!=a['epochs'][1] and a['y']==b['y'] and sorted(map(int, a['y']))==sorted({*a['epochs'][0][1],
+        *b['epochs'][0][1]})
 
 def test_loaders_made_before_fastai_distributed_was_imported_are_divided_too(interpreters):
     code = """import sys

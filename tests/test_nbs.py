@@ -22,7 +22,9 @@ def run_notebook(interpreters):
     "A function that runs a notebook; what it returns has the exit code, and what was said"
     return lambda file: interpreters.run(RUN, file, cwd=cfg.config_path)
 
-@pytest.mark.parametrize('fn', [pytest.param(f, id='/'.join(f.parts[f.parts.index('nbs')+1:]).removesuffix('.ipynb')) for f in sorted(nbglob(as_path=True))])
+@pytest.mark.parametrize('fn',
+    [pytest.param(f, id='/'.join(f.parts[f.parts.index('nbs')+1:]).removesuffix('.ipynb'))
+    for f in sorted(nbglob(as_path=True))])
 def test_notebook(fn, run_notebook):
     if fn.stem in ENGINES: pytest.importorskip(ENGINES[fn.stem], reason=f'the extra [{fn.stem}] is not installed')
     if fn.stem=='spark' and not (shutil.which('java') or 'JAVA_HOME' in os.environ): pytest.skip('no Java for Spark')

@@ -25,7 +25,8 @@ class Server(http.server.ThreadingHTTPServer):
             def do_GET(handler):
                 self.seen.append((handler.path, dict(handler.headers)))
                 asked = re.fullmatch(r'bytes=(\d+)-(\d+)', handler.headers.get('Range', ''))
-                with contextlib.suppress(OSError): answer(handler, *(map(int, asked.groups()) if asked else (None,None)))
+                with contextlib.suppress(OSError):
+                    answer(handler, *(map(int, asked.groups()) if asked else (None,None)))
             def log_message(self, *args): pass
         super().__init__(('127.0.0.1', 0), Handler)
         self.url = f'http://127.0.0.1:{self.server_port}'
@@ -62,7 +63,8 @@ def whole(handler, first, last):
 def silent(handler, first, last): handler.server.done.wait(30)
 
 def dripping(handler, first, last):
-    head(handler, 206 if first is not None else 200, 1_000_000, None if first is None else f'bytes {first}-{last}/9999999999')
+    head(handler, 206 if first is not None else 200, 1_000_000,
+        None if first is None else f'bytes {first}-{last}/9999999999')
     while not handler.server.done.wait(.02): handler.wfile.write(b'x')
 
 def dripping_head(handler, first, last):
@@ -89,7 +91,9 @@ def opened(kind, answer, timeout=1., **options):
     "A storage on a server, and the server"
     with Server(answer) as server:
         if kind=='http': yield Storage(f'{server.url}/folder', timeout, options or None),server
-        else: yield Storage('s3://bucket/folder', timeout, dict(endpoint_url=server.url, key='me', secret=MARKER, **options)),server
+        else:
+            yield Storage('s3://bucket/folder', timeout,
+                dict(endpoint_url=server.url, key='me', secret=MARKER, **options)),server
 
 @contextlib.contextmanager
 def within(seconds):
@@ -125,7 +129,8 @@ def test_a_file_system_that_is_not_asynchronous_ends_at_its_deadline():
     with socket.create_server(('127.0.0.1', 0)) as server:
         storage = Storage(f'ftp://127.0.0.1:{server.getsockname()[1]}/folder', .5)
         for _ in range(2):
-            with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.read('manifest.json')
+            with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'):
+                storage.read('manifest.json')
             with within(2.5), pytest.raises(StoreUnavailable): storage.ranges(['a'], [0], [9])
 
 def test_a_thread_that_is_waited_for_returns_values_and_errors():
@@ -145,7 +150,8 @@ def test_a_steady_download_may_take_longer_than_the_timeout():
         assert max(sizes[-4:])<=1<<17
 
 def test_parts_grow_on_a_fast_link():
-    with opened('http', lambda handler, first, last: (head(handler, 206, last+1-first, f'bytes {first}-{last}/*'), handler.wfile.write(bytes(last+1-first))), timeout=20) as (storage,_):
+    with opened('http', lambda handler, first, last: (head(handler, 206, last+1-first, f'bytes {first}-{last}/*'),
+            handler.wfile.write(bytes(last+1-first))), timeout=20) as (storage,_):
         sizes = [len(content) for content in storage.parts('a.tar', 60<<20)]
         assert sum(sizes)==60<<20 and max(sizes)==8<<20
         assert len(next(iter(storage.parts('b.tar', 60<<20))))==8<<20   # the next file begins with what was found
@@ -171,20 +177,24 @@ def test_retries_use_the_time_they_have(monkeypatch):
 def test_ranges_are_right(kind, answer):
     "Some servers give the right range with status 200"
     with opened(kind, answer) as (storage,_):
-        assert storage.ranges(['a.tar']*4, [0, 5, 1000, len(CONTENT)-3], [10, 1005, 1001, len(CONTENT)+50])==[CONTENT[:10], CONTENT[5:1005], CONTENT[1000:1001], CONTENT[-3:]]
+        assert storage.ranges(['a.tar']*4, [0, 5, 1000, len(CONTENT)-3],
+            [10, 1005, 1001, len(CONTENT)+50])==[CONTENT[:10], CONTENT[5:1005], CONTENT[1000:1001], CONTENT[-3:]]
         assert storage.read('manifest.json')==CONTENT
 
 @kinds
 def test_a_server_without_ranges_is_recognised(kind):
     with opened(kind, whole, timeout=5) as (storage,server):
-        with within(3), pytest.raises(StoreUnavailable, match='(?s)ignores.*`Range`.*bytes 5 to 9.*whole file'): storage.ranges(['a.tar'], [5], [10])
+        with within(3), pytest.raises(StoreUnavailable, match='(?s)ignores.*`Range`.*bytes 5 to 9.*whole file'):
+            storage.ranges(['a.tar'], [5], [10])
         with pytest.raises(StoreUnavailable, match='ignores'): storage.ranges(['a.tar'], [0], [10])
         assert len(server.seen)==2   # another attempt would not help
         # the whole file is right where it is what was asked for
         assert storage.ranges(['a.tar']*2, [0,0], [len(CONTENT), len(CONTENT)+5])==[CONTENT]*2
         assert storage.read('a.tar')==CONTENT
 
-WRONG = {'other bytes':partial(part, shift=3), 'more bytes':partial(part, longer=1), 'no range':partial(part, with_range=False), 'nonsense':lambda handler, first, last: (head(handler, 206, 5, 'bytes */99'), handler.wfile.write(CONTENT[:5]))}
+WRONG = {'other bytes':partial(part, shift=3), 'more bytes':partial(part, longer=1),
+    'no range':partial(part, with_range=False),
+    'nonsense':lambda handler, first, last: (head(handler, 206, 5, 'bytes */99'), handler.wfile.write(CONTENT[:5]))}
 
 @kinds
 @pytest.mark.parametrize('wrong', WRONG)
@@ -202,10 +212,12 @@ def test_an_endless_answer_is_not_read(kind):
 def test_whole_files_have_a_limit(kind, monkeypatch):
     monkeypatch.setattr(bounded, 'MAX_FILE', 1_000_000)
     with opened(kind, endless, timeout=5) as (storage,server):
-        with within(4), pytest.raises(StoreUnavailable, match='more than 1,000,000 bytes'): storage.read('manifest.json')
+        with within(4), pytest.raises(StoreUnavailable, match='more than 1,000,000 bytes'):
+            storage.read('manifest.json')
         assert server.sent<20<<20
     with opened(kind, lambda handler, first, last: head(handler, 200, 1_000_001)) as (storage,_):
-        with within(3), pytest.raises(StoreUnavailable, match='1,000,001 bytes, more than 1,000,000'): storage.read('manifest.json')
+        with within(3), pytest.raises(StoreUnavailable, match='1,000,001 bytes, more than 1,000,000'):
+            storage.read('manifest.json')
 
 def test_compressed_answers_are_limited_too(monkeypatch):
     import gzip
@@ -220,8 +232,11 @@ def test_compressed_answers_are_limited_too(monkeypatch):
 
 # --- where credentials go
 
-CREDENTIALS = {'header':dict(headers={'Authorization':MARKER, 'X-Api-Key':MARKER}), 'cookies':dict(cookies={'session':MARKER}), 'auth':dict(auth=('me', MARKER)),
-    'session headers':dict(client_kwargs={'headers':{'X-Api-Key':MARKER}}), 'session cookies':dict(client_kwargs={'cookies':{'session':MARKER}}), 'session auth':dict(client_kwargs={'auth':('me', MARKER)})}
+CREDENTIALS = {'header':dict(headers={'Authorization':MARKER, 'X-Api-Key':MARKER}),
+    'cookies':dict(cookies={'session':MARKER}), 'auth':dict(auth=('me', MARKER)),
+    'session headers':dict(client_kwargs={'headers':{'X-Api-Key':MARKER}}),
+    'session cookies':dict(client_kwargs={'cookies':{'session':MARKER}}),
+    'session auth':dict(client_kwargs={'auth':('me', MARKER)})}
 
 @pytest.mark.parametrize('how', CREDENTIALS)
 def test_a_redirect_to_another_host_takes_no_credentials_along(how):
