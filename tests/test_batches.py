@@ -297,7 +297,8 @@ def test_explain_names_what_prevents_the_fast_path(store, capsys):
     assert train(item_tfms=Resize(
         16)).explain()=="Whole batches are built at once: all transforms of items are fastai's own, unchanged."
     assert train(item_tfms=[Resize(16),
-        _Own]).explain()=='Items are built one by one, images stay undecoded through Resize: _Own is not a transform that images can pass undecoded.'
+        _Own]).explain()==('Items are built one by one, images stay undecoded through Resize: '
+            '_Own is not a transform that images can pass undecoded.')
     assert "by fastai's own code: _Own is" in train(item_tfms=[_Own]).explain()
     assert 'MultiCategorize' in train(y='labels',
         item_tfms=Resize(16)).explain() or 'one transform' in train(y='labels', item_tfms=Resize(16)).explain()

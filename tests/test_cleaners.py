@@ -1,4 +1,5 @@
-"fastai's cleaners open the images of a store, whenever the widgets were imported, and nothing that they say can damage a file"
+"""fastai's cleaners open the images of a store, whenever the widgets were imported, and nothing that they say can
+damage a file"""
 import builtins, importlib, os, pickle, shutil, subprocess, sys
 
 import numpy as np

@@ -130,7 +130,8 @@ def link(fresh):
 
 def run_script(server, milliseconds):
     "Let the server run a script for this long, in a thread; returns when it is busy"
-    script = f"local t = redis.call('TIME'); repeat local u = redis.call('TIME') until (u[1]-t[1])*1e3+(u[2]-t[2])/1e3>{milliseconds}"
+    script = "local t = redis.call('TIME'); repeat local u = redis.call('TIME') until "
+    script += f"(u[1]-t[1])*1e3+(u[2]-t[2])/1e3>{milliseconds}"
     other = redis.Redis.from_url(server.url)
     other.config_set('lua-time-limit', 20)
     def run():

@@ -1,5 +1,6 @@
 "What bad things get: each fault brought about for real, on real servers and processes, and the answer promised for it"
-import io, json, os, pickle, random, re, shutil, signal, socket, struct, subprocess, sys, threading, time, traceback, zipfile, zlib
+import io, json, os, pickle, random, re, shutil, signal, socket, struct, subprocess, sys, threading, time, traceback
+import zipfile, zlib
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -279,7 +280,8 @@ print(to_redis(items, url, 'd', fn=fn, max_failed=1., num_workers=num_workers, p
 
 @pytest.fixture
 def script(tmp_path):
-    "Starts an ingest of 240 samples, some of them bad, as a process of its own; `hold`: stop after so many samples, until there is a file `go on`"
+    """Starts an ingest of 240 samples, some of them bad, as a process of its own; `hold`: stop after so many samples,
+    until there is a file `go on`"""
     (f:=tmp_path/'ingest.py').write_text(_script)
     ps = []
     def go(server, num_workers=2, pause=0., hold=None):
@@ -353,7 +355,8 @@ def numbered(a, word='s'):
 
 @pytest.mark.parametrize('what,step', [('ingest',1),('overwrite',1),('other',4),('delete',1)])
 def test_dies_at_each_request(two, what, step):
-    "Wherever a writer dies, readers see one whole dataset or none, and the same call again leaves what an undisturbed one leaves"
+    """Wherever a writer dies, readers see one whole dataset or none, and the same call again leaves what an
+    undisturbed one leaves"""
     a,b = two
     old,kw = what!='ingest',dict(num_workers=1, progress=False, chunk=16)
     def start(s):
@@ -382,7 +385,8 @@ def test_dies_at_each_request(two, what, step):
 
 @pytest.mark.parametrize('old', [False,True], ids=['ingest','overwrite'])
 def test_line_cut_in_ingest(two, old):
-    "Wherever a writer's line breaks, in a request or before its answer: it asks again, and the dataset is as if nothing had been"
+    """Wherever a writer's line breaks, in a request or before its answer: it asks again, and the dataset is as if
+    nothing had been"""
     a,b = two
     kw = dict(num_workers=1, progress=False, chunk=16)
     def act(s, url):
@@ -436,7 +440,9 @@ def test_lock_lost(fresh):
 
 @pytest.mark.parametrize('save', [True,False], ids=['old snapshot','no snapshot'])
 def test_server_lost_chunks(two, save):
-    "A server that comes back from a crash without the last chunks: the ingest notices, or writes them again; nothing is missing"
+    """A server that comes back from a crash without the last chunks: the ingest notices, or writes them again
+
+    Nothing is missing."""
     a,b = two
     def fn(o):
         if s is a and o['id']==35 and save: client(a).save()
@@ -454,7 +460,8 @@ def test_server_lost_chunks(two, save):
     assert whole(a.url)==whole(b.url) and keys(a)==keys(b)
 
 def test_server_set_back(two, monkeypatch):
-    "A server that comes back from a crash as it was a request or two before, whenever that is: the same call again, until it is there, makes it whole"
+    """A server that comes back from a crash as it was a request or two before, whenever that is: the same call again,
+    until it is there, makes it whole"""
     a,b = two
     call,at,kw = RedisLink.call,[0],dict(num_workers=1, progress=False, chunk=16)
     def counted(self, *args, **kws):
@@ -500,7 +507,9 @@ def test_failed_on_second_try(fresh):
     (False,'no room: .* of maxmemory .*noeviction')])
 @pytest.mark.parametrize('num_workers', [1,2])
 def test_no_room(two, num_workers, known, why):
-    "No room: the figures, nothing visible; with more room, the same call goes on and finishes. Of a stream it is known when it happens"
+    """No room: the figures, nothing visible; with more room, the same call goes on and finishes
+
+    Of a stream it is known when it happens."""
     a,b = two
     c,src = client(a),[{'bin':random.Random(i).randbytes(20_000), 'cls':i%5} for i in range(150)]
     c.config_set('maxmemory', c.info('memory')['used_memory']+1_500_000)
@@ -624,7 +633,8 @@ import fastai_remote.block
 if __name__=='__main__':
     for how in ('fork','spawn'):
         torch.multiprocessing.set_start_method(how, force=True)
-        dls = DataLoaders.from_redis(os.environ.pop(f'SERVER_{how}'), 'pics', item_tfms=Resize(32), bs=8, num_workers=1, device='cpu')
+        dls = DataLoaders.from_redis(os.environ.pop(f'SERVER_{how}'), 'pics', item_tfms=Resize(32), bs=8,
+            num_workers=1, device='cpu')
         print(how, sum(len(y) for _,y in dls.valid))
 '''
 
@@ -686,7 +696,9 @@ def certs(tmp_path_factory):
     return d/'crt',d/'key'
 
 def test_tls(locked, certs):
-    "TLS, password and all: through a proxy that ends it, for many servers are built without; a certificate not trusted is named, soon"
+    """TLS, password and all: through a proxy that ends it, for many servers are built without
+
+    A certificate not trusted is named, soon."""
     with FaultProxy(str(locked.socket), cert=certs) as p:
         url = f'rediss://:{quote(PW, safe="")}@127.0.0.1:{p.port}'
         store = RedisStore(url, 'pics', ssl_ca_certs=str(certs[0]))

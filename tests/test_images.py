@@ -1,4 +1,6 @@
-"Images that stay encoded: the region that is decoded is that of a whole decode, with the C module and without; what is damaged is said to be"
+"""Images that stay encoded: the region that is decoded is that of a whole decode, with the C module and without
+
+What is damaged is said to be."""
 import importlib.util, io, shutil, subprocess, sysconfig
 from pathlib import Path
 
@@ -7,7 +9,8 @@ import pytest
 from conftest import examples, fails
 import redis
 import torch
-from fastai.vision.all import DataLoaders, FlipItem, PILImage, PILImageBW, RandomResizedCrop, Resize, TensorImage, ToTensor
+from fastai.vision.all import (DataLoaders, FlipItem, PILImage, PILImageBW, RandomResizedCrop, Resize, TensorImage,
+    ToTensor)
 from hypothesis import given, strategies as st
 from PIL import Image
 

@@ -253,8 +253,10 @@ def test_start_methods(method, numbered, tmp_path, interpreters):
         if __name__=='__main__':
             torch.multiprocessing.set_start_method({method!r})
             torch.multiprocessing.get_context('forkserver').set_forkserver_preload(['fastai.vision.all'])
-            dls = DataLoaders.{where}, y='age.f4', item_tfms=Resize(16), bs=32, num_workers={1 if method=='spawn' else 2})
-            print(sorted(int(o) for dl in (dls.train.new(drop_last=False), dls.valid) for b in dl for o in b[1])==list(range(100)))
+            dls = DataLoaders.{where}, y='age.f4', item_tfms=Resize(16), bs=32,
+                num_workers={1 if method=='spawn' else 2})
+            seen = [int(o) for dl in (dls.train.new(drop_last=False), dls.valid) for b in dl for o in b[1]]
+            print(sorted(seen)==list(range(100)))
     '''
     (f:=tmp_path/'s.py').write_text(textwrap.dedent(script))
     r = interpreters.run(f)
@@ -272,7 +274,9 @@ def test_two_loaders_taking_turns(numbered):
 
 @pytest.mark.parametrize('how', ['C','Pillow'])
 def test_as_stock_fastai(images, server, workers, tmp_path, how, monkeypatch):
-    "The same pixels and the same loss, batch by batch, as stock fastai reading the same files in the same order; without the C modules, too"
+    """The same pixels and the same loss, batch by batch, as stock fastai reading the same files in the same order
+
+    Without the C modules, too."""
     if how=='Pillow':
         for m in '_jpeg','_pixels': monkeypatch.setattr(f'fastai_remote.codec.pixels.{m}', None)
     if 'asis' not in RedisStore.names(server.url):
@@ -368,7 +372,8 @@ def test_strokes(server, workers):
     with pytest.raises(TypeError, match='give get_remote_items'): dls.test_dl(s, num_workers=0).one_batch()
 
 def test_predict_strokes(server, tmp_path):
-    "On strokes of any form a learner sees the picture that it was trained on, in the colours of its `img_cls`, from an export too"
+    """On strokes of any form a learner sees the picture that it was trained on, in the colours of its `img_cls`, from
+    an export too"""
     def drawing(i): return [[[0,200],[i,255-i]], [[10,90,240],[i,30,i]]]
     to_redis([{'strokes':drawing(i), 'cls':'ab'[i%2]} for i in range(32)], server.url, 'lines', shuffle=False,
         num_workers=1, progress=False, overwrite=True)

@@ -1,4 +1,6 @@
-"The promise: fifty million samples cost what one million cost. Measured from /proc/*/smaps_rollup, in a process of its own"
+"""The promise: fifty million samples cost what one million cost
+
+Measured from /proc/*/smaps_rollup, in a process of its own."""
 import gc, io, json, os, pickle, subprocess, sys, tempfile, time, zlib
 from pathlib import Path
 
@@ -160,10 +162,13 @@ d = tempfile.mkdtemp()+'/d'
 os.mkdir(d)
 if (pid:=os.fork())==0:   # what it takes to write it is not the reader's
     rng = np.random.default_rng(0)
-    idx = pack_index({'png@':np.arange(n, dtype='u4'), 'png#':np.full(n, 7, 'u4'), 'png.crc':np.zeros(n, 'u4'), 'cls':np.zeros(n, 'u1')})
+    idx = pack_index({'png@':np.arange(n, dtype='u4'), 'png#':np.full(n, 7, 'u4'),
+        'png.crc':np.zeros(n, 'u4'), 'cls':np.zeros(n, 'u1')})
     for u in range(0, k, k//100): open(f'{d}/shard-{u:06}.idx', 'wb').write(idx)
-    t = ShardTable([f'shard-{u:06}.tar' for u in range(k)], np.full(k, n), rng.integers(9e7, 1e8, k), rng.integers(0, 1<<32, k), np.full(k, len(idx)))
-    m = ShardManifest('d', k*n, {'png':{'codec':'png','dtype':None}, 'png.crc':{'codec':'crc','dtype':'u4'}, 'cls':{'codec':'cls','dtype':'u1'}}, vocab={'cls':['a']}, prefix='shard', shards=t.pack(), uid='u')
+    t = ShardTable([f'shard-{u:06}.tar' for u in range(k)], np.full(k, n), rng.integers(9e7, 1e8, k),
+        rng.integers(0, 1<<32, k), np.full(k, len(idx)))
+    m = ShardManifest('d', k*n, {'png':{'codec':'png','dtype':None}, 'png.crc':{'codec':'crc','dtype':'u4'},
+        'cls':{'codec':'cls','dtype':'u1'}}, vocab={'cls':['a']}, prefix='shard', shards=t.pack(), uid='u')
     open(f'{d}/manifest.json', 'w').write(m.to_json())
     os._exit(0)
 os.waitpid(pid, 0)
@@ -175,13 +180,16 @@ for i in rng.integers(0, k*n, 50).tolist():
     try: s.get_many([i], 'cls')
     except StoreError: gone += 1
 each = os.path.getsize(f'{d}/shard-000000.idx')/n
-print(json.dumps(dict(n=len(s), grew=rss()-before, open=t, each=each, gone=gone, pickle=len(__import__('pickle').dumps(s)), manifest=os.path.getsize(f'{d}/manifest.json'))))
+print(json.dumps(dict(n=len(s), grew=rss()-before, open=t, each=each, gone=gone,
+    pickle=len(__import__('pickle').dumps(s)), manifest=os.path.getsize(f'{d}/manifest.json'))))
 __import__('shutil').rmtree(os.path.dirname(d))
 '''
 
 @pytest.mark.parametrize('k,n', [(1_000_000,1000),(10_000,100_000)])
 def test_a_billion_samples_in_shards(k, n):
-    "Opening a billion samples, and a thousand look-ups, take less than 100 MB; an index 12 bytes a value that varies in width, and the width of each that does not"
+    """Opening a billion samples, and a thousand look-ups, take less than 100 MB
+
+    An index 12 bytes a value that varies in width, and the width of each that does not."""
     r = json.loads(subprocess.run([sys.executable, '-W', 'ignore', '-c', _open, str(k), str(n)], check=True,
         capture_output=True, text=True).stdout.splitlines()[-1])
     print(r)

@@ -33,7 +33,8 @@ def test_notebook(fn, run_notebook):
 
 def test_a_notebook_that_fails_is_noticed(run_notebook, tmp_path):
     for name in 'settings.ini','pyproject.toml': shutil.copy(cfg.config_path/name, tmp_path)
-    cell = '{"cell_type":"code","id":"a","metadata":{},"execution_count":null,"outputs":[],"source":["assert 1==2, \\"as it should\\""]}'
+    cell = '{"cell_type":"code","id":"a","metadata":{},"execution_count":null,"outputs":[],'
+    cell += '"source":["assert 1==2, \\"as it should\\""]}'
     (f:=tmp_path/'fails.ipynb').write_text('{"cells":['+cell+'],"metadata":{},"nbformat":4,"nbformat_minor":5}')
     run = run_notebook(f)
     assert run.returncode==1 and 'as it should' in run.stdout+run.stderr

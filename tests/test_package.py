@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 root = Path(__file__).parents[1]
-NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
-    MeanImage Rasterise VerifyReport drawing_samples simplify StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items image_samples redis_server shrink tar_samples to_redis
+NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter
+    RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
+    MeanImage Rasterise VerifyReport drawing_samples simplify StoreBusy StoreError StoreExists StoreFull StoreNotFound
+    StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items image_samples
+    redis_server shrink tar_samples to_redis
     RemoteDataset ShardBlock ShardStore TieredStore index_shards s3_options to_shards'''.split()
 # a package imports from those before it
 LAYERS = 'core imported parallel order codec store write source ingest load block testing'.split()
@@ -22,19 +25,23 @@ def python(code):
 def python_with_torch(interpreters):
     "A function that runs code in a new process, which has torch but neither fastai nor us, and returns what it prints"
     def run(code):
-        process = interpreters.run("import sys; assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastai_remote')]\n"+code, fastai=False)
+        check = "import sys; assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastai_remote')]"
+        process = interpreters.run(f'{check}\n{code}', fastai=False)
         return (process.stdout+process.stderr).strip()
     return run
 
 def test_names(python_with_torch):
     "A star import gives these names and no others"
-    assert python_with_torch('import sys; from fastai_remote import *; print(sorted(n for n in globals() if not n.startswith("_") and n!="sys"))')==str(sorted(NAMES))
+    code = 'from fastai_remote import *; print(sorted(n for n in globals() if not n.startswith("_") and n!="sys"))'
+    assert python_with_torch(code)==str(sorted(NAMES))
 
 def test_star_import_is_quiet_and_shadows_nothing(python_with_torch):
     code = '''from fastai.vision.all import *; import threading, os
 before,t = dict(globals()),threading.active_count()
 from fastai_remote import *
-print([n for n in fastai_names if globals()[n] is not before[n]] if (fastai_names:=[n for n in before if not n.startswith("__")]) else 0, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
+fastai_names = [n for n in before if not n.startswith("__")]
+shadowed = [n for n in fastai_names if globals()[n] is not before[n]] if fastai_names else 0
+print(shadowed, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
     assert python_with_torch(code)=='[] 0 from_redis'
 
 IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore',
@@ -53,7 +60,9 @@ from fastai.data.core import DataLoaders
 from fastai.vision.data import ImageDataLoaders
 try: DataLoaders.from_redis('redis://127.0.0.1:1', 'pets', timeout=0)
 except Exception as e: print(type(e).__name__)
-print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from_redis'), 'normalize' in inspect.signature(DataLoaders.from_redis).parameters, hasattr(DataLoaders, 'from_nowhere'))'''
+parameters = inspect.signature(DataLoaders.from_redis).parameters
+print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from_redis'), 'normalize' in parameters,
+    hasattr(DataLoaders, 'from_nowhere'))'''
     assert python_with_torch(code).split() in (['TypeError','ImageDataLoaders','True','True','False'],
         ['StoreUnavailable','ImageDataLoaders','True','True','False'])
 
@@ -62,7 +71,8 @@ def test_methods_that_fastai_is_to_get_import_nothing_by_themselves(python_with_
     code = '''import sys, fastai.data.core
 from fastai_remote import to_redis, RedisStore
 import fastai.vision.all
-print([m for m in sys.modules if m in ('fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fetch')])'''
+heavy = 'fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fetch'
+print([m for m in sys.modules if m in heavy])'''
     assert python_with_torch(code)=='[]'
 
 def test_a_module_that_cannot_be_imported_fails_as_ever(tmp_path):
@@ -111,7 +121,9 @@ def test_the_layers_are_all_there(): assert {m.split('.')[0] for m in MODULES}==
 
 @pytest.mark.parametrize('module', MODULES)
 def test_floors(module):
-    "A module imports only from those below it; torch and fastai come in with the loader; stores do not import each other"
+    """A module imports only from those below it; torch and fastai come in with the loader
+
+    Stores do not import each other."""
     at_once,later = imports_of(module)
     assert not wrong_imports(module, at_once, later)
     if module.split('.')[0] in LIGHT:
@@ -139,7 +151,8 @@ def test_no_private_names_of_another_module(module):
 
 @pytest.fixture(scope='module')
 def heavy_imports():
-    "Which of torch and fastai each light module loads, in a process of its own: forks of one that has loaded what is not ours"
+    """Which of torch and fastai each light module loads, in a process of its own: forks of one that has loaded what
+    is not ours"""
     code = f'''import os, sys
 import fsspec, joblib, numpy, PIL.Image, redis
 assert not [m for m in sys.modules if m.split('.')[0] in ('torch','torchvision','fastai','fastai_remote')]
@@ -185,7 +198,8 @@ def test_wheel(tmp_path):
     subprocess.run(['uv', 'pip', 'install', '-q', '--no-deps', '--target', str(tmp_path/'site'), str(whl)], check=True,
         capture_output=True,
                    env={**os.environ, 'PATH':f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
-    code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.store.redis import RedisStore; print(fastai_remote.__file__)'
+    code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.store.redis import RedisStore'
+    code += '; print(fastai_remote.__file__)'
     out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path,
         env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout
     assert out.strip()==str(tmp_path/'site/fastai_remote/__init__.py')

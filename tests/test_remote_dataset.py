@@ -126,7 +126,8 @@ from fastai_remote import ShardStore
 from fastai_remote.load.dataset import RemoteDataset
 ds = RemoteDataset(ShardStore(path)).decode().to_tuple('txt', 'cls')
 it,mp = ds.batched(16),ds.batches(16, num_workers=2)
-for b,dl in ((it, DataLoader(it, batch_size=None, num_workers=2)), (mp, DataLoader(ds, batch_sampler=mp, num_workers=2))):
+for b,dl in ((it, DataLoader(it, batch_size=None, num_workers=2)),
+        (mp, DataLoader(ds, batch_sampler=mp, num_workers=2))):
     for e in range(2):
         b.set_epoch(e)
         print(*[t for x,_ in dl for t in x])
@@ -271,7 +272,8 @@ class Squares:
 if __name__ == '__main__':
     client = s3_options(URL, ACCESS_KEY, SECRET_KEY)
     bucket, folder = BUCKET, 'imagenet-val'
-    to_shards(Squares(), f's3://{bucket}/{folder}', storage_options=client, maxsize=1e8, maxcount=100_000, num_workers=1)
+    to_shards(Squares(), f's3://{bucket}/{folder}', storage_options=client, maxsize=1e8, maxcount=100_000,
+        num_workers=1)
 '''
 TRAIN = '''
 import torch
@@ -316,7 +318,8 @@ def test_the_script_of_the_ancestor(s3, tmp_path):
         '(2, 3, 224, 224'] and all('torch.int64' in l for l in out) and sum(int(l.split()[-1]) for l in out)==65
 
 def measure(million):
-    "A start and some batches of so many samples: growth of this process and of its workers, and the size of the pickle, bytes"
+    """A start and some batches of so many samples: growth of this process and of its workers, and the size of the
+    pickle, bytes"""
     from fastai_remote.store.shard_index import ShardTable
     from test_memory import MB, Numbers, children, own, private
     def day(n):

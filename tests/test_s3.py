@@ -217,14 +217,16 @@ class Tokens:
         proxy.fail(400, 'ExpiredToken', n=INF, match=lambda req: req.header('x-amz-security-token')!=self.good)
     def give(self, token):
         self.good = token
-        self.path.write_text(f'[default]\naws_access_key_id = {self.s.key}\naws_secret_access_key = {self.s.secret}\naws_session_token = {token}\n')
+        self.path.write_text(f'[default]\naws_access_key_id = {self.s.key}\n'
+            f'aws_secret_access_key = {self.s.secret}\naws_session_token = {token}\n')
 
 @pytest.fixture
 def tokens(s3, proxy, tmp_path): return Tokens(s3, proxy, tmp_path/'credentials')
 
 @workers
 def test_expired_in_epoch(s3, proxy, tokens, num_workers):
-    "Credentials run out in mid-epoch, and others are where they came from: taken, in parent and workers, and no sample is lost"
+    """Credentials run out in mid-epoch, and others are where they came from: taken, in parent and workers, and no
+    sample is lost"""
     dls = loaders(ShardStore(url(s3), cache=None, storage_options=dict(endpoint_url=proxy.endpoint)),
         num_workers=num_workers, prefetch=2)
     dl,seen = dls.train.new(drop_last=False),[]
@@ -301,7 +303,9 @@ def test_busy_for_a_while(s3, proxy, tmp_path, num_workers):
     assert sum(o[3]==503 for o in proxy.log)==25
 
 def test_busy_requests_are_bounded(s3, proxy):
-    "What has come is not asked for again: of a batch's ranges only those that failed; and between attempts there is time"
+    """What has come is not asked for again: of a batch's ranges only those that failed
+
+    And between attempts there is time."""
     store = opened(s3, proxy)
     store.get_many(range(N), 'id')
     proxy.clear().fail(503, 'SlowDown', n=INF, match='shard-000005.tar')
@@ -397,7 +401,9 @@ def test_always_damaged_on_the_way(s3, proxy, fault):
     assert len(gets(proxy))<=6
 
 def test_damaged_sample(s3, own, tmp_path, num_workers=2):
-    "A sample that is damaged where it is stored: named; with a stand-in the epoch finishes, says so, and loses no other"
+    """A sample that is damaged where it is stored: named
+
+    With a stand-in the epoch finishes, says so, and loses no other."""
     store = opened(s3, folder=own)
     name,at,n = place(store, 77)
     put(s3, own, name, flipped(objects(s3, own)[name], at+n//2))
@@ -425,7 +431,8 @@ def test_whole_shard_damaged_on_the_way(s3, proxy, tmp_path, fault):
         'pets')['shard-000003.tar'] and len(gets(proxy))==3
 
 def test_truncated_shard(s3, own, tmp_path, num_workers=2):
-    "A shard cut off at rest: fetched three times, not kept, whole samples read one by one, the others named or stood in for"
+    """A shard cut off at rest: fetched three times, not kept, whole samples read one by one, the others named or
+    stood in for"""
     name = 'shard-000004.tar'
     b = objects(s3, own)[name]
     put(s3, own, name, b[:len(b)//2])
@@ -496,7 +503,8 @@ def test_shard_deleted_in_epoch(s3, own, tmp_path, num_workers=2):
         store.get_many(range(N), 'id')
         s3.client().delete_object(Bucket=s3.bucket, Key=f'{own}/shard-000006.tar')
         return loaders(store, num_workers=num_workers, valid_pct=0., **kw).train.new(drop_last=False)
-    with fails(MissingSample, 'pets: shard shard-000006.tar is not there, with samples 180 to 209: .*/shard-000006.tar'):
+    message = 'pets: shard shard-000006.tar is not there, with samples 180 to 209: .*/shard-000006.tar'
+    with fails(MissingSample, message):
         ids(go())
     dl = go(on_bad='replace')
     with pytest.warns(UserWarning, match='30 samples were missing or damaged'): got = ids(dl)
@@ -537,7 +545,9 @@ def test_ingest_through_busy_server(s3, proxy):
 @pytest.mark.parametrize('at,num_workers',
     [('shard-000003.tar',1),('shard-000003.idx',1),('chunk-000003',2),('manifest.json',1)])
 def test_ingest_interrupted(s3, proxy, at, num_workers):
-    "A server that refuses from some point on: `StoreUnavailable` in time, nothing to be seen by readers; repeated, the same bytes as without it"
+    """A server that refuses from some point on: `StoreUnavailable` in time, nothing to be seen by readers
+
+    Repeated, the same bytes as without it."""
     to = f"stop-{num_workers}-{at.split('.')[-1].split('-')[0]}"
     proxy.fail(503, 'SlowDown', n=INF, match=lambda r: r.startswith('PUT ') and at in r)
     with in_time(), pytest.raises(StoreUnavailable, match=rf'{to}: .*SlowDown.*attempts?'):
@@ -793,7 +803,9 @@ def wholes(p, store):
     return Counter(n for n,r in gets(p) if r==f'bytes=0-{size[n]-1}')
 
 def test_each_shard_once(s3, proxy, tmp_path):
-    "Two workers with one cache fetch each shard once, and a few ranges while the first are on their way; the second epoch asks for nothing"
+    """Two workers with one cache fetch each shard once, and a few ranges while the first are on their way
+
+    The second epoch asks for nothing."""
     store = opened(s3, proxy, cache=FileCache(str(tmp_path/'c')))
     dls = loaders(store, num_workers=2)
     proxy.clear()

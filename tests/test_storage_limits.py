@@ -1,4 +1,5 @@
-"Storage on servers that are silent, slow, endless or wrong: answers are bounded in time and memory, and are those that were asked for"
+"""Storage on servers that are silent, slow, endless or wrong: answers are bounded in time and memory, and are those
+that were asked for"""
 import contextlib, http.server, re, socket, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
