@@ -210,9 +210,9 @@ def dies_at(k, f):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==9
 
 @contextmanager
-def fails(err, match):
+def fails(err, match=None):
     "Fail unless `err` is raised; torch's error would keep its workers, and 10 s, until the garbage collector comes"
-    with pytest.raises(err, match=match) as e: yield
+    with pytest.raises(err, match=match) as e: yield e
     error = e.value
     while error:
         traceback.clear_frames(error.__traceback__)
