@@ -20,7 +20,9 @@ demo: setup  # make demo [DATA=folder] [LABELS=labels.csv or a regular expressio
 	$(PY) -W ignore demo.py $(if $(DATA),--data '$(DATA)') $(if $(LABELS),--labels '$(value LABELS)')
 
 # Two processes; one that has run out of tests takes some from the other.
-PYTEST = $(PY) -m pytest $(or $(ARGS),-n 2 --dist worksteal)
+# Compiled tests are kept, whatever the environment says: pytest takes seconds to compile them.
+NEW_ENV = env -u PYTHONDONTWRITEBYTECODE
+PYTEST = $(NEW_ENV) $(PY) -m pytest $(or $(ARGS),-n 2 --dist worksteal)
 
 test: setup  # make test [ARGS='-k memory']: all but the slow ones, in less than four minutes
 	$(PYTEST) -m 'not slow'
@@ -38,7 +40,7 @@ test-more: setup  # 20 times as many examples of Hypothesis, other ones in each 
 # Subprocesses, forks and notebooks are measured, too. Each writes a file of its own; `combine` puts them together.
 coverage: setup  # `make test`, and the share of Python lines that it runs: `make coverage test-slow` runs all tests
 	rm -f .coverage .coverage.*
-	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=ctrace $(PY) -m coverage run -m pytest $(or $(ARGS),-n 2 --dist worksteal) -m 'not slow'
+	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=ctrace $(NEW_ENV) $(PY) -m coverage run -m pytest $(or $(ARGS),-n 2 --dist worksteal) -m 'not slow'
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=95
 

@@ -1,6 +1,8 @@
-"Two S3 servers of one's own: moto in this process, which takes any signature, and OpenStack Swift in a process that dies with its owner, which does not"
-import logging, shutil, subprocess, sys, tempfile, uuid
+"""Two S3 servers of one's own: moto in this process, which takes any signature, and OpenStack Swift in a process that
+dies with its owner, which does not"""
+import logging, os, shutil, subprocess, sys, tempfile, uuid
 from contextlib import contextmanager
+from functools import lru_cache
 
 import boto3
 from botocore.config import Config
@@ -10,7 +12,8 @@ from fastai_remote.store.server import _die_with_parent, _popen
 PYTHON = '/usr/bin/python3'   # swift comes with the system's Python, not with ours
 NO_SWIFT = 'no swift here: apt-get install --no-install-recommends python3-swift'
 
-# Swift's four servers in one process: they choose free ports themselves, find each other by a ring of one disk, and share a dict where memcached would be
+# Swift's four servers in one process: they choose free ports themselves, find each other by a ring of one disk, and
+# share a dict where memcached would be
 SWIFT = r'''
 import json, logging, os, shutil, signal, sys
 from array import array
@@ -38,7 +41,8 @@ def write(name, text):
 
 write('swift.conf', '[swift-hash]\nswift_hash_path_suffix = s\n[storage-policy:0]\nname = p\ndefault = yes\n')
 utils.set_swift_dir(d)
-common = f'[DEFAULT]\nswift_dir = {d}\nrecon_cache_path = {d}\nlog_level = ERROR\nlog_custom_handlers = __main__.to_stderr\n'
+common = f'[DEFAULT]\nswift_dir = {d}\nrecon_cache_path = {d}\nlog_level = ERROR\n'
+common += 'log_custom_handlers = __main__.to_stderr\n'
 def to_stderr(conf, name, to_console, route, fmt, logger, adapted): logger.addHandler(logging.StreamHandler())
 socks = {o: eventlet.listen(('127.0.0.1', 0)) for o in ('account','container','object','proxy')}
 for o in ('account','container','object'):
@@ -80,8 +84,8 @@ def cached(app):
 utils.disable_fallocate()
 for o,s in socks.items():
     app = wsgi.loadapp(os.path.join(d, f'{o}.conf'))
-    eventlet.spawn(eventlet.wsgi.server, s, cached(app) if o=='proxy' else app, wsgi.NullLogger(), protocol=wsgi.SwiftHttpProtocol,
-                   socket_timeout=600, capitalize_response_headers=False)
+    eventlet.spawn(eventlet.wsgi.server, s, cached(app) if o=='proxy' else app, wsgi.NullLogger(),
+                   protocol=wsgi.SwiftHttpProtocol, socket_timeout=600, capitalize_response_headers=False)
 print(socks['proxy'].getsockname()[1], flush=True)
 while True: eventlet.sleep(3600)
 '''
@@ -89,11 +93,15 @@ while True: eventlet.sleep(3600)
 # What boto3 and s3fs must be told for servers that do not know the newer checksums
 WHEN_REQUIRED = dict(request_checksum_calculation='when_required', response_checksum_validation='when_required')
 
+@lru_cache(maxsize=8)
+def _client(process, arguments): return boto3.client('s3', config=Config(**WHEN_REQUIRED), **dict(arguments))
+
 class S3Server:
     "A server that runs: where, as whom, and a bucket in it"
     def __init__(self, endpoint, key, secret, strict, folder=None):
         self.endpoint,self.key,self.secret,self.strict,self.folder = endpoint,key,secret,strict,folder
-        self.bucket = self.make_bucket('b-'+uuid.uuid4().hex[:8])   # moto's buckets are the process's, whatever the server
+        # moto's buckets are the process's, whatever the server
+        self.bucket = self.make_bucket('b-'+uuid.uuid4().hex[:8])
 
     @property
     def options(self):
@@ -101,9 +109,11 @@ class S3Server:
         return dict(endpoint_url=self.endpoint, key=self.key, secret=self.secret, config_kwargs=WHEN_REQUIRED)
 
     def client(self, **kw):
-        "A boto3 client; `kw` over its key, secret and endpoint"
-        kw = dict(endpoint_url=self.endpoint, aws_access_key_id=self.key, aws_secret_access_key=self.secret, region_name='us-east-1') | kw
-        return boto3.client('s3', config=Config(**WHEN_REQUIRED), **kw)
+        """A boto3 client; `kw` over its key, secret and endpoint
+
+        It is made once, as that takes longer than most requests."""
+        names = {'endpoint_url':self.endpoint, 'aws_access_key_id':self.key, 'aws_secret_access_key':self.secret}
+        return _client(os.getpid(), tuple(sorted((names|{'region_name':'us-east-1'}|kw).items())))
 
     def make_bucket(self, name):
         "Make bucket `name`, return the name"
@@ -127,11 +137,14 @@ def moto_server():
 
 @contextmanager
 def swift_server(key='test:tester', secret='testing'):
-    "A Swift server with S3's signatures, ranges and multipart uploads, in two seconds; raises `FileNotFoundError` where swift is not installed"
+    """A Swift server with S3's signatures, ranges and multipart uploads, in two seconds
+
+    Raises `FileNotFoundError` where swift is not installed."""
     if not shutil.which(PYTHON): raise FileNotFoundError(NO_SWIFT)
     d = tempfile.mkdtemp(prefix='fr-swift-')
     err = open(f'{d}/server.log', 'w+')
-    p = _popen([PYTHON, '-c', SWIFT, d], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, start_new_session=True,
+    p = _popen([PYTHON, '-c', SWIFT, d], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err,
+        start_new_session=True,
                preexec_fn=_die_with_parent if sys.platform=='linux' else None, cwd=d)
     try:
         p.stdin.write(f'{key} {secret}\n'.encode())   # not argv: `ps` shows that

@@ -19,26 +19,33 @@ from fastai_remote.order.base import SplitOrder
 
 def both(o): return [list(range(20)), SplitOrder(range(20))]   # all in training, and all in order
 
-def strokes(rng): return [np.clip(np.cumsum(rng.integers(-20, 21, (2,9)), 1)+127, 0, 255).astype(np.uint8) for _ in range(3)]
+def strokes(rng):
+    return [np.clip(np.cumsum(rng.integers(-20, 21, (2,9)), 1)+127, 0, 255).astype(np.uint8) for _ in range(3)]
 
 def sample(i):
     "One of every kind, all pictures of one size, grey and in colour by turns"
     rng = np.random.default_rng(i)
     a = rng.integers(0, 256, (20,24) if i%3 else (20,24,3), np.uint8)
     grey = rng.integers(0, 9, (20,24), np.uint8)
-    return {'a.png':Image.fromarray(a), 'g.png':Image.fromarray(grey), 'a.jpg':Image.fromarray(a), 'a.webp':Image.fromarray(a), 'a.npyimg':grey, 'c.npyimg':rng.integers(0, 256, (20,24,3), np.uint8),
-        'b.npzimg':a, 'p.png':Image.fromarray(grey).convert('P'), 'd.strokes':strokes(rng), 'cls':'abc'[i%3], 'age.f4':i/7, 'k.i8':i-5, 'w.f8':1/(i+1), 'labels':['x','y'][:i%3], 'txt':str(i)}
+    return {'a.png':Image.fromarray(a), 'g.png':Image.fromarray(grey), 'a.jpg':Image.fromarray(a),
+        'a.webp':Image.fromarray(a), 'a.npyimg':grey, 'c.npyimg':rng.integers(0, 256, (20,24,3), np.uint8),
+        'b.npzimg':a, 'p.png':Image.fromarray(grey).convert('P'), 'd.strokes':strokes(rng), 'cls':'abc'[i%3],
+        'age.f4':i/7, 'k.i8':i-5, 'w.f8':1/(i+1), 'labels':['x','y'][:i%3], 'txt':str(i)}
 
 @pytest.fixture(scope='module', params=['redis','shards'])
 def store(request, server, tmp_path_factory):
     rows = [sample(i) for i in range(50)]
     if request.param=='shards':
-        to_shards(rows, d:=tmp_path_factory.mktemp('batches')/'all', chunk=10, num_workers=1, shuffle=False, progress=False)
+        to_shards(rows, d:=tmp_path_factory.mktemp('batches')/'all', chunk=10, num_workers=1, shuffle=False,
+            progress=False)
         return ShardStore(d)
-    if 'batches' not in RedisStore.names(server.url): to_redis(rows, server.url, 'batches', num_workers=1, shuffle=False, progress=False)
+    if 'batches' not in RedisStore.names(server.url):
+        to_redis(rows, server.url, 'batches', num_workers=1, shuffle=False, progress=False)
     return RedisStore(server.url, 'batches')
 
-def loaders(store, x, y='cls', **kwargs): return DataLoaders.from_store(store, x=x, y=y, **{**dict(bs=8, num_workers=0, seed=1, normalize=False, device='cpu'), **kwargs})
+def loaders(store, x, y='cls', **kwargs):
+    return DataLoaders.from_store(store, x=x, y=y,
+        **{**dict(bs=8, num_workers=0, seed=1, normalize=False, device='cpu'), **kwargs})
 
 @pytest.fixture
 def made(monkeypatch):
@@ -64,7 +71,8 @@ def same(a, b):
     for s,t in zip(a, b):
         assert type(s) is type(t) is tuple and len(s)==len(t)
         for x,y in zip(s, t):
-            assert type(x) is type(y) and x.dtype==y.dtype and x.shape==y.shape and x.stride()==y.stride() and vars(x)==vars(y) and torch.equal(x, y)
+            assert type(x) is type(y) and x.dtype==y.dtype and x.shape==y.shape and x.stride()==y.stride() and vars(
+                x)==vars(y) and torch.equal(x, y)
 
 PICS = 'a.png g.png a.jpg a.webp a.npyimg c.npyimg b.npzimg p.png d.strokes'.split()
 
@@ -75,14 +83,23 @@ def test_pictures(store, made, x, cls):
     for dl in dls: same(batches(dl), batches(dl, False))
     assert all(made) and len(made)==5+2
 
-TFMS = [[RandomResizedCrop(16),FlipItem()], [Resize(16),DihedralItem()], [Resize((12,18), method='squish')], [Resize(16, method='pad', pad_mode='zeros')], [CropPad(30)], [CropPad(9),FlipItem(1.)], [RandomCrop(14)]]
+TFMS = [[RandomResizedCrop(16),FlipItem()], [Resize(16),DihedralItem()], [Resize((12,18), method='squish')],
+    [Resize(16, method='pad', pad_mode='zeros')], [CropPad(30)], [CropPad(9),FlipItem(1.)], [RandomCrop(14)]]
 
-@pytest.mark.parametrize('kw', [dict(num_workers=0), dict(num_workers=2), dict(num_workers=0, threads=3), dict(num_workers=1, threads=2)], ids=str)
+KINDS = ('a.jpg',PILImage),('a.png',PILImageBW),('d.strokes',PILImage),('c.npyimg',PILImage)
+
+@pytest.mark.parametrize('kw',
+    [dict(num_workers=0), dict(num_workers=2), dict(num_workers=0, threads=3), dict(num_workers=1, threads=2)], ids=str)
 @pytest.mark.parametrize('tfms', TFMS, ids=str)
 def test_transforms(store, made, tfms, kw):
-    "Transforms of pictures draw the same numbers, in training and validation, epoch after epoch"
-    for x,cls in ('a.jpg',PILImage),('a.png',PILImageBW),('d.strokes',PILImage),('c.npyimg',PILImage):
-        dls = loaders(store, x, ['cls','age.f4'], img_cls=cls, item_tfms=tfms, draw=Rasterise(32) if x=='d.strokes' else None, drop_last=kw['num_workers']!=0, **kw)
+    """Transforms of pictures draw the same numbers, in training and validation, epoch after epoch
+
+    In workers, each transform with two kinds of pictures where there are two workers, and with the two others where
+    there is one: half of the time of these tests goes into starting workers."""
+    first = (TFMS.index(tfms)+(kw['num_workers']==1))%2
+    for x,cls in KINDS[first::2] if kw['num_workers'] else KINDS:
+        dls = loaders(store, x, ['cls','age.f4'], img_cls=cls, item_tfms=tfms,
+            draw=Rasterise(32) if x=='d.strokes' else None, drop_last=kw['num_workers']!=0, **kw)
         for dl in dls:
             res = []
             for whole in True,False:
@@ -92,7 +109,8 @@ def test_transforms(store, made, tfms, kw):
             same(*res)
     assert all(made) and (kw['num_workers'] or len(made)==4*2*(5+2))
 
-@pytest.mark.parametrize('draw', [Rasterise(16, time='grey'), Rasterise(16, time='colour'), Rasterise(300, antialias=False)])
+@pytest.mark.parametrize('draw',
+    [Rasterise(16, time='grey'), Rasterise(16, time='colour'), Rasterise(300, antialias=False)])
 @pytest.mark.parametrize('cls', [PILImage,PILImageBW])
 def test_drawings(store, made, draw, cls):
     dls = loaders(store, 'd.strokes', draw=draw, img_cls=cls)
@@ -100,7 +118,9 @@ def test_drawings(store, made, draw, cls):
     assert all(made) and len(made)==5*(draw.time!='colour' or cls is PILImage)
 
 def test_masks(store, made):
-    dls = DataBlock((RedisBlock(store, 'a.jpg'), RedisBlock(store, 'g.png', PILMask), RedisBlock(store, 'a.npyimg', PILMask)), get_items=get_remote_items, splitter=RandomStoreSplitter()).dataloaders(store, bs=8, num_workers=0)
+    dls = DataBlock((RedisBlock(store, 'a.jpg'), RedisBlock(store, 'g.png', PILMask),
+        RedisBlock(store, 'a.npyimg', PILMask)), get_items=get_remote_items,
+        splitter=RandomStoreSplitter()).dataloaders(store, bs=8, num_workers=0)
     same(batches(dls.train), batches(dls.train, False))
     assert made==[True]*5 and dls.one_batch()[1].dtype==torch.int64
 
@@ -126,7 +146,8 @@ def test_one_channel_until_floats(store, made, kw, C, monkeypatch):
                     if not whole: m.setattr(loader, 'decide_path', stock)
                     res.append([(o.clone(),y) for o,y in dl if o.is_contiguous()])
             same(*res)
-            assert res[0][0][0].dtype==torch.float32 and res[0][0][0].shape[1]==3 and (not tfms or (res[0][0][0][:,0]==7/255).all())
+            assert res[0][0][0].dtype==torch.float32 and res[0][0][0].shape[1]==3 and (not tfms
+                or (res[0][0][0][:,0]==7/255).all())
 
 @pytest.mark.parametrize('x', ['g.png','d.strokes'])
 @pytest.mark.parametrize('size', [32,200])
@@ -156,17 +177,22 @@ def test_learner(store, made):
         r,_ = learn.get_preds(dl=dls.test_dl([3,1,4]))
         lbl,k,s = learn.predict(3)
     ids = list(dls.valid_ds.items)
-    assert torch.allclose(p, q[ids]) and y.tolist()==z[ids].tolist() and torch.allclose(r, q[[3,1,4]]) and torch.allclose(s, q[3]) and all(made) and len(made)>10
+    assert torch.allclose(p, q[ids]) and y.tolist()==z[ids].tolist() and torch.allclose(r,
+        q[[3,1,4]]) and torch.allclose(s, q[3]) and all(made) and len(made)>10
 
 def test_n_drop_last_repeats(store, made):
     dls = loaders(store, 'g.png')
-    for kw in (dict(n=20), dict(n=20, drop_last=False), dict(n=20, drop_last=True, shuffle=False), dict(balance='cls'), dict(bs=1), dict(shuffle=True, bs=7, drop_last=False)):
+    for kw in (dict(n=20), dict(n=20, drop_last=False), dict(n=20, drop_last=True, shuffle=False), dict(balance='cls'),
+            dict(bs=1), dict(shuffle=True, bs=7, drop_last=False)):
         same(batches(dls.train.new(**kw)), batches(dls.train.new(**kw), False))
     assert all(made)
 
 def test_vocabularies(store, made):
     "The store's own, a user's in another order, and one that lacks a label"
-    def block(vocab): return DataBlock((RedisBlock(store, 'g.png'), TransformBlock([Fetch('cls', store), Categorize(vocab, sort=False)])), get_items=get_remote_items, splitter=RandomStoreSplitter()).dataloaders(store, bs=8, num_workers=0)
+    def block(vocab):
+        return DataBlock((RedisBlock(store, 'g.png'),
+            TransformBlock([Fetch('cls', store), Categorize(vocab, sort=False)])), get_items=get_remote_items,
+            splitter=RandomStoreSplitter()).dataloaders(store, bs=8, num_workers=0)
     for v in (['a','b','c'],['c','x','a','b']):
         dls = block(v)
         same(batches(dls.train), batches(dls.train, False))
@@ -181,8 +207,11 @@ def test_item_path(store, made):
     class Negative(PILImage):
         @classmethod
         def create(cls, b): return cls(Image.fromarray(255-np.array(PILImage.create(b))))
-    others = [loaders(store, 'g.png', item_tfms=RatioResize(16)).train, loaders(store, ['g.png','a.jpg'], item_tfms=Resize(16)).train, loaders(store, 'g.png', 'labels').train, dls.train.new(cls=Own), dls.train.new(create_batch=fa_collate), dls.train.new(before_batch=[lambda b: b]),
-              dls.train.new(after_item=[ToTensor, Transform(lambda o: o)]), loaders(store, 'g.png', img_cls=Negative).train]
+    others = [loaders(store, 'g.png', item_tfms=RatioResize(16)).train,
+        loaders(store, ['g.png','a.jpg'], item_tfms=Resize(16)).train, loaders(store, 'g.png', 'labels').train,
+        dls.train.new(cls=Own), dls.train.new(create_batch=fa_collate), dls.train.new(before_batch=[lambda b: b]),
+              dls.train.new(after_item=[ToTensor, Transform(lambda o: o)]),
+              loaders(store, 'g.png', img_cls=Negative).train]
     for dl in others: assert len(list(dl))==5
     assert not made
 
@@ -199,11 +228,13 @@ def test_taught_otherwise(store, made):
 def test_sizes_that_differ(server, made):
     "As item by item; and a batch is read once"
     if 'sizes' not in RedisStore.names(server.url):
-        to_redis(list(range(20)), server.url, 'sizes', lambda i: {'png':Image.new('L', (8,8+i//10)), 'cls':'ab'[i%2]}, num_workers=1, shuffle=False, progress=False)
+        to_redis(list(range(20)), server.url, 'sizes', lambda i: {'png':Image.new('L', (8,8+i//10)), 'cls':'ab'[i%2]},
+            num_workers=1, shuffle=False, progress=False)
     s,calls = RedisStore(server.url, 'sizes'),[]
     get_many = s.get_many
     s.get_many = lambda *a, **kw: calls.append(len(a[0])) or get_many(*a, **kw)
-    dls = DataBlock((RedisBlock(s), RedisBlock(s, 'cls')), get_items=get_remote_items, splitter=both).dataloaders(s, bs=5, num_workers=0)
+    dls = DataBlock((RedisBlock(s), RedisBlock(s, 'cls')), get_items=get_remote_items, splitter=both).dataloaders(s,
+        bs=5, num_workers=0)
     calls.clear()
     assert [b[0].shape[2] for b in dls.valid]==[8,8,9,9] and calls==[5]*4
     with pytest.raises(RuntimeError, match='Mismatch found on axis 0'): list(dls.valid.new(bs=20))
@@ -212,17 +243,22 @@ def test_damaged():
     "The same words as item by item"
     good = [get_codec('png').to_bytes(draw(i).resize((8,8))) for i in range(20)]
     for field,b in (('png',good[7][:60]+b'\0'*20),('d.strokes',b'\xff\1\2'),('a.npyimg',b'\x93NUMPY\1\0v\0')):
-        vals = good if field=='png' else [get_codec(field).to_bytes(strokes(np.random.default_rng(i)) if field!='a.npyimg' else np.zeros((8,8), np.uint8)) for i in range(20)]
-        s = MemoryStore({field:[b if i==7 else v for i,v in enumerate(vals)], 'cls':np.zeros(20, np.uint8)}, 'gaps', vocab={'cls':['a']})
+        vals = good if field=='png' else [get_codec(field).to_bytes(strokes(np.random.default_rng(i))
+            if field!='a.npyimg' else np.zeros((8,8), np.uint8)) for i in range(20)]
+        s = MemoryStore({field:[b if i==7 else v for i,v in enumerate(vals)], 'cls':np.zeros(20, np.uint8)}, 'gaps',
+            vocab={'cls':['a']})
         for nw in (0,2):
             dl = loaders(s, field, splitter=both, num_workers=nw).valid
             with fails(CorruptSample, match=f"gaps: sample 7, field '{field}'"): list(dl)
     s = MemoryStore({'png':good, 'cls':np.arange(20, dtype=np.uint8)//7}, 'codes', vocab={'cls':['a','b']})
-    with fails(CorruptSample, match="codes: sample 14, field 'cls': code 2, but there are 2 labels"): list(loaders(s, 'png', splitter=both).valid)
+    with fails(CorruptSample, match="codes: sample 14, field 'cls': code 2, but there are 2 labels"):
+        list(loaders(s, 'png', splitter=both).valid)
 
 def test_a_damaged_sample_is_replaced(server, made):
     if 'lost' not in RedisStore.names(server.url):
-        to_redis(list(range(20)), server.url, 'lost', lambda i: {'png':Image.new('L', (8,8), i), 'cls':'ab'[i%2], 'k.i8':i}, num_workers=1, shuffle=False, progress=False)
+        to_redis(list(range(20)), server.url, 'lost',
+            lambda i: {'png':Image.new('L', (8,8), i), 'cls':'ab'[i%2], 'k.i8':i}, num_workers=1, shuffle=False,
+            progress=False)
         s = RedisStore(server.url, 'lost')
         s.link.call(lambda c: c.delete(f'{s.manifest.prefix}:png:7'))
     s = RedisStore(server.url, 'lost')
@@ -232,7 +268,8 @@ def test_a_damaged_sample_is_replaced(server, made):
             warnings.simplefilter('always')
             got = batches(dl)
             same(got, batches(dl.new(num_workers=0), False))
-        assert 7 not in [int(k) for b in got for k in b[2]] and all(int(k)==int(x[0,0,0]) for b in got for x,k in zip(b[0], b[2]))
+        assert 7 not in [int(k) for b in got for k in b[2]] and all(int(k)==int(x[0,0,0]) for b in got
+            for x,k in zip(b[0], b[2]))
     assert all(made)
 
 def test_indices(store, made):
@@ -257,15 +294,20 @@ class _Own(Transform):
 def test_explain_names_what_prevents_the_fast_path(store, capsys):
     "In one sentence, for a loader and in `DataBlock.summary`; and what it says is what is done"
     def train(**kw): return loaders(store, 'a.jpg', **kw).train
-    assert train(item_tfms=Resize(16)).explain()=="Whole batches are built at once: all transforms of items are fastai's own, unchanged."
-    assert train(item_tfms=[Resize(16),_Own]).explain()=='Items are built one by one, images stay undecoded through Resize: _Own is not a transform that images can pass undecoded.'
+    assert train(item_tfms=Resize(
+        16)).explain()=="Whole batches are built at once: all transforms of items are fastai's own, unchanged."
+    assert train(item_tfms=[Resize(16),
+        _Own]).explain()==('Items are built one by one, images stay undecoded through Resize: '
+            '_Own is not a transform that images can pass undecoded.')
     assert "by fastai's own code: _Own is" in train(item_tfms=[_Own]).explain()
-    assert 'MultiCategorize' in train(y='labels', item_tfms=Resize(16)).explain() or 'one transform' in train(y='labels', item_tfms=Resize(16)).explain()
+    assert 'MultiCategorize' in train(y='labels',
+        item_tfms=Resize(16)).explain() or 'one transform' in train(y='labels', item_tfms=Resize(16)).explain()
     t = FlipItem()
     t.before_call = lambda b, split_idx: None
     assert 'FlipItem.before_call was replaced on the object' in train(item_tfms=[Resize(16),t]).explain()
     assert 'create_item was replaced' in train(item_tfms=Resize(16)).new(create_item=lambda s: s).explain()
-    block = DataBlock((RedisBlock(store, 'a.jpg'), RedisBlock(store, 'cls')), get_items=get_remote_items, splitter=both, item_tfms=[Resize(16),_Own])
+    block = DataBlock((RedisBlock(store, 'a.jpg'), RedisBlock(store, 'cls')), get_items=get_remote_items,
+        splitter=both, item_tfms=[Resize(16),_Own])
     block.summary(store)
     assert 'images stay undecoded through Resize: _Own is not a transform' in capsys.readouterr().out
 
@@ -290,6 +332,7 @@ def test_reducing_gap_is_an_option(store):
     assert dl.new(bs=4).reducing_gap==2. and len(list(dl))
 
 def test_a_field_and_a_class_are_taken_for_what_they_are(store):
-    dls = DataBlock((RedisBlock('a.jpg'), RedisBlock('g.png', PILMask)), get_items=get_remote_items, splitter=both).dataloaders(store, bs=8, num_workers=0)
+    dls = DataBlock((RedisBlock('a.jpg'), RedisBlock('g.png', PILMask)), get_items=get_remote_items,
+        splitter=both).dataloaders(store, bs=8, num_workers=0)
     assert type(dls.one_batch()[1]) is TensorMask
     with pytest.raises(TypeError, match="not the str 'a' and 'b'"): RedisBlock('a', 'b')

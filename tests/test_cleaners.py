@@ -1,4 +1,5 @@
-"fastai's cleaners open the images of a store, whenever the widgets were imported, and nothing that they say can damage a file"
+"""fastai's cleaners open the images of a store, whenever the widgets were imported, and nothing that they say can
+damage a file"""
 import builtins, importlib, os, pickle, shutil, subprocess, sys
 
 import numpy as np
@@ -26,7 +27,9 @@ def store(request, redis_pics, tmp_path):
     return ShardStore(tmp_path/'pics')
 
 @pytest.fixture
-def learn(store): return Learner(DataLoaders.from_store(store, item_tfms=Resize(16, 'squish'), bs=8, num_workers=0, seed=1), nn.Sequential(nn.Flatten(), nn.Linear(768, 3)))
+def learn(store):
+    return Learner(DataLoaders.from_store(store, item_tfms=Resize(16, 'squish'), bs=8, num_workers=0, seed=1),
+        nn.Sequential(nn.Flatten(), nn.Linear(768, 3)))
 
 def cleaner_of(learn, **kw):
     from fastai.vision.widgets import ImageClassifierCleaner
@@ -36,13 +39,15 @@ def thumb(im): return im.to_thumb(128, 256).convert('RGBA').tobytes()
 
 def test_shows_the_images_of_a_class_hardest_first(learn, store, notebook):
     c = cleaner_of(learn, max_n=5)
-    with learn.no_bar(): losses = learn.get_preds(dl=learn.dls.train.new(shuffle=False, drop_last=False), with_loss=True)[2]
+    with learn.no_bar():
+        losses = learn.get_preds(dl=learn.dls.train.new(shuffle=False, drop_last=False), with_loss=True)[2]
     items = list(learn.dls.train_ds.items)
     for label in CLASSES:
         c.dd_cats.value = label
         order = sorted((k for k,i in enumerate(items) if store[i]['cls']==label), key=lambda k: -losses[k])
         assert [int(o) for o in c.fns]==[items[k] for k in order[:5]]
-        assert [im.tobytes() for im in notebook[-5:]]==[thumb(PILImage.create(store.get_many([int(o)], 'jpg')['jpg'][0])) for o in c.fns]
+        assert [im.tobytes() for im in notebook[-5:]]==[
+            thumb(PILImage.create(store.get_many([int(o)], 'jpg')['jpg'][0])) for o in c.fns]
     c.dd_ds.value = 'Valid'
     assert len(c.fns) and {int(o) for o in c.fns}<=set(learn.dls.valid_ds.items)
 
@@ -54,7 +59,8 @@ def test_delete_and_change_name_samples(learn, store):
     bad = [c.fns[i] for i in c.delete()]
     keep = np.setdiff1d(np.arange(len(store)), bad)
     assert len(keep)==len(store)-1 and store[bad[0]]['cls']==c.dd_cats.value
-    dls = DataBlock((RedisBlock,RedisBlock('cls')), get_items=lambda s: get_remote_items(s)[keep], splitter=RandomStoreSplitter(), item_tfms=Resize(16)).dataloaders(store, bs=8, num_workers=0)
+    dls = DataBlock((RedisBlock,RedisBlock('cls')), get_items=lambda s: get_remote_items(s)[keep],
+        splitter=RandomStoreSplitter(), item_tfms=Resize(16)).dataloaders(store, bs=8, num_workers=0)
     assert sorted([*dls.train_ds.items, *dls.valid_ds.items])==keep.tolist()
 
 def test_what_was_marked_is_applied_to_the_dataset(server, images):
@@ -97,7 +103,8 @@ def test_many_images_are_opened_in_processes(store, notebook):
     from fastai.vision.widgets import ImagesCleaner
     w = ImagesCleaner(max_n=40)
     w.set_fns(get_remote_items(store))
-    assert [im.tobytes() for im in notebook]==[thumb(PILImage.create(b)) for b in store.get_many(range(40), 'jpg')['jpg']]
+    assert [im.tobytes() for im in notebook]==[thumb(PILImage.create(b))
+        for b in store.get_many(range(40), 'jpg')['jpg']]
 
 def test_stock_learners_are_cleaned_as_before(images):
     dls = ImageDataLoaders.from_folder(images, valid_pct=.2, item_tfms=Resize(16), bs=8, num_workers=0)
@@ -106,25 +113,31 @@ def test_stock_learners_are_cleaned_as_before(images):
 
 def test_drawings_too(server, notebook):
     "What is no image file is shown as the learner sees it"
-    to_redis([{'strokes':[[[0,255],[0,5*i]]], 'cls':'ab'[i%2]} for i in range(20)], server.url, 'drawn', num_workers=1, progress=False, overwrite=True)
+    to_redis([{'strokes':[[[0,255],[0,5*i]]], 'cls':'ab'[i%2]} for i in range(20)], server.url, 'drawn', num_workers=1,
+        progress=False, overwrite=True)
     draw = Rasterise(32)
-    learn = Learner(DataLoaders.from_redis(server.url, 'drawn', draw=draw, bs=4, num_workers=0), nn.Sequential(nn.Flatten(), nn.Linear(32*32*3, 2)))
+    learn = Learner(DataLoaders.from_redis(server.url, 'drawn', draw=draw, bs=4, num_workers=0),
+        nn.Sequential(nn.Flatten(), nn.Linear(32*32*3, 2)))
     c = cleaner_of(learn)
     s = RedisStore(server.url, 'drawn')
-    assert [im.tobytes() for im in notebook]==[thumb(PILImage.create(draw.create(s.get_many([int(o)], 'strokes')['strokes'][0]))) for o in c.fns]
+    assert [im.tobytes() for im in notebook]==[
+        thumb(PILImage.create(draw.create(s.get_many([int(o)], 'strokes')['strokes'][0]))) for o in c.fns]
 
 def test_a_remote_image_is_a_number_and_a_file_to_read(redis_pics):
     o = RemoteImage(7, Fetch('jpg', redis_pics, PILImage))
     again = pickle.loads(pickle.dumps(o))
     for r in o,again:
-        assert r==7 and redis_pics[r]['path']==redis_pics[7]['path'] and Image.open(r).tobytes()==redis_pics[7]['jpg'].tobytes()==PILImage.create(r).tobytes()
+        assert r==7 and redis_pics[r]['path']==redis_pics[7]['path'] and Image.open(r).tobytes()==redis_pics[7][
+            'jpg'].tobytes()==PILImage.create(r).tobytes()
 
-@pytest.mark.parametrize('imports', ['import fastai_remote; from fastai.vision.widgets import *', 'from fastai.vision.widgets import *; import fastai_remote'])
-def test_whenever_the_widgets_are_imported(redis_pics, imports):
+@pytest.mark.parametrize('imports',
+    ['import fastai_remote; from fastai.vision.widgets import *',
+    'from fastai.vision.widgets import *; import fastai_remote'])
+def test_whenever_the_widgets_are_imported(redis_pics, imports, interpreters):
     code = f'''import builtins; builtins.display = lambda o: None
 {imports}
 from fastai_remote import RedisStore, get_remote_items
 w = ImagesCleaner(max_n=2)
 w.set_fns(get_remote_items(RedisStore({redis_pics.link.url!r}, 'pics')))
 print(len(w.widget.children))'''
-    assert subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True).stdout.strip()=='2'
+    assert interpreters.run(code, fastai='fastai_remote' not in imports.split(';')[0]).stdout.strip()=='2'

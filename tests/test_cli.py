@@ -120,7 +120,7 @@ def make_parquet(folder, images):
 def make_huggingface(folder, images):
     datasets = pytest.importorskip('datasets')
     datasets.Dataset.from_dict(rows()).save_to_disk(str(folder/'saved'))
-    (folder/'ours.py').write_text(FN)
+    (folder/'ours.py').write_text("def sample(row): return {'txt':row['txt'], 'cls':row['kind.txt']}")
     return folder/'saved','--fn',f'{folder}/ours.py:sample'
 
 @pytest.mark.parametrize('make', [make_csv, make_drawings, make_tars, make_parquet, make_huggingface])

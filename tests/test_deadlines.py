@@ -1,5 +1,6 @@
 "A call ends within `timeout`, whatever the server does; and what users see of a server that is busy or refuses"
 import signal, socket, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -54,20 +55,25 @@ def seconds_until_unavailable(call):
     with pytest.raises(StoreUnavailable): call()
     return time.monotonic()-started
 
+WAYS = {'call':lambda link: link.call(lambda client: client.get('a')),
+    'send':lambda link: link.send([('GET', 'a'), ('GET', 'b')])}
+
 @pytest.mark.parametrize('talk', [silent,drip,flood,many], ids=['silent','drip','flood','many'])
 @pytest.mark.parametrize('scheme', ['redis','rediss'])
-@pytest.mark.parametrize('known', [False,True])
-def test_a_call_ends_within_its_timeout(talk, scheme, known):
-    "Also the first, with the connection; with TLS the handshake does not end"
-    with listening(talk) as port:
-        link = RedisLink(f'{scheme}://127.0.0.1:{port}', timeout=TIMEOUT)
-        link.has_answered = known
-        assert .5*TIMEOUT<=seconds_until_unavailable(lambda: link.call(lambda client: client.get('a')))<4*TIMEOUT
-        assert .5*TIMEOUT<=seconds_until_unavailable(lambda: link.send([('GET', 'a'), ('GET', 'b')]))<4*TIMEOUT
+def test_a_call_ends_within_its_timeout(talk, scheme):
+    "Also the first, with the connection; with TLS the handshake does not end. Four links wait at the same time"
+    with listening(talk) as port, ThreadPoolExecutor(4) as pool:
+        def seconds(known, way):
+            link = RedisLink(f'{scheme}://127.0.0.1:{port}', timeout=TIMEOUT)
+            link.has_answered = known
+            return seconds_until_unavailable(lambda: WAYS[way](link))
+        waits = {(known, way):pool.submit(seconds, known, way) for known in (False, True) for way in WAYS}
+        for case,wait in waits.items(): assert .5*TIMEOUT<=wait.result()<4*TIMEOUT, case
 
 def test_a_store_is_opened_within_its_timeout():
     with listening(drip) as port:
-        assert seconds_until_unavailable(lambda: RedisStore(f'redis://127.0.0.1:{port}', 'd', timeout=TIMEOUT))<4*TIMEOUT
+        assert seconds_until_unavailable(lambda: RedisStore(f'redis://127.0.0.1:{port}', 'd',
+            timeout=TIMEOUT))<4*TIMEOUT
 
 def test_a_server_that_does_not_read_what_is_sent():
     with listening(deaf) as port:
@@ -114,7 +120,8 @@ def link(fresh):
 
 def run_script(server, milliseconds):
     "Let the server run a script for this long, in a thread; returns when it is busy"
-    script = f"local t = redis.call('TIME'); repeat local u = redis.call('TIME') until (u[1]-t[1])*1e3+(u[2]-t[2])/1e3>{milliseconds}"
+    script = "local t = redis.call('TIME'); repeat local u = redis.call('TIME') until "
+    script += f"(u[1]-t[1])*1e3+(u[2]-t[2])/1e3>{milliseconds}"
     other = redis.Redis.from_url(server.url)
     other.config_set('lua-time-limit', 20)
     def run():
@@ -136,7 +143,8 @@ def test_a_server_that_runs_a_script_is_asked_again(fresh, link):
 
 def test_a_server_that_runs_a_script_for_too_long_is_explained(fresh, link):
     thread = run_script(fresh, 3000)
-    with pytest.raises(StoreUnavailable, match=f'{link.url}: .*BUSY'): link.call(lambda client: client.get('a'), timeout=.5)
+    with pytest.raises(StoreUnavailable, match=f'{link.url}: .*BUSY'):
+        link.call(lambda client: client.get('a'), timeout=.5)
     thread.join(30)
 
 def test_a_server_that_cannot_save_refuses_writes_until_it_can():
@@ -164,7 +172,8 @@ def test_a_replica_without_its_master_is_explained(fresh):
         client.config_set('replica-serve-stale-data', 'no')
         client.replicaof('127.0.0.1', 1)
         link = RedisLink(other.url, timeout=30)
-        with pytest.raises(StoreUnavailable, match='MASTERDOWN|MASTER is down'): link.call(lambda c: c.get('a'), timeout=.5)
+        with pytest.raises(StoreUnavailable, match='MASTERDOWN|MASTER is down'):
+            link.call(lambda c: c.get('a'), timeout=.5)
         threading.Timer(.5, lambda: redis.Redis.from_url(other.url).replicaof('NO', 'ONE')).start()
         assert link.call(lambda c: c.get('a'), timeout=30) is None
 
@@ -227,7 +236,8 @@ def test_a_connection_that_is_lost_in_every_transaction_ends_at_the_deadline(fre
     redis.Redis.from_url(fresh.url).config_set('client-query-buffer-limit', '1mb')
     before = redis.Redis.from_url(fresh.url).info('stats')['total_connections_received']
     with pytest.raises(StoreUnavailable):
-        to_redis([{'x.bin':bytes([i])*900_000} for i in range(9)], RedisLink(fresh.url, timeout=3), 'big', num_workers=1, progress=False)
+        to_redis([{'x.bin':bytes([i])*900_000} for i in range(9)], RedisLink(fresh.url, timeout=3), 'big',
+            num_workers=1, progress=False)
     assert redis.Redis.from_url(fresh.url).info('stats')['total_connections_received']-before<200
     redis.Redis.from_url(fresh.url).config_set('client-query-buffer-limit', '1gb')
     to_redis([{'x.bin':bytes([i])*900_000} for i in range(9)], fresh.url, 'big', num_workers=1, progress=False)

@@ -1,5 +1,5 @@
 "Two ranks train together: from Redis and from shards, each sample once an epoch, and every rank sees all predictions"
-import os, socket, subprocess, sys
+import os, socket
 
 import pytest
 
@@ -35,7 +35,7 @@ if __name__=='__main__':
 '''
 
 @pytest.mark.parametrize('store', ['redis','shards'])
-def test_two_ranks(store, server, tmp_path):
+def test_two_ranks(store, server, tmp_path, interpreters):
     import json
     src,where = [{'x.f4':i, 'y.f4':i} for i in range(N)],str(tmp_path/'numbers')
     if store=='redis': to_redis(src, where:=server.url, 'numbers', num_workers=1, progress=False, overwrite=True)
@@ -45,18 +45,18 @@ def test_two_ranks(store, server, tmp_path):
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
     env = dict(os.environ, OMP_NUM_THREADS='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
-    ps = [subprocess.Popen([sys.executable, '-W', 'ignore', str(tmp_path/'script.py'), where, str(tmp_path)], env=dict(env, RANK=str(r), LOCAL_RANK=str(r)), stderr=subprocess.PIPE, text=True) for r in range(2)]
-    try:
-        for p in ps: assert p.wait(600)==0, p.stderr.read()[-2000:]
-    finally:
-        for p in ps: p.kill()
+    ranks = [interpreters.start(tmp_path/'script.py', where, tmp_path, env=dict(env, RANK=str(r), LOCAL_RANK=str(r)))
+        for r in range(2)]
+    for ended in [rank.wait() for rank in ranks]: assert ended.returncode==0, ended.stderr[-2000:]
     a,b = (json.loads((tmp_path/f'{r}.json').read_text()) for r in range(2))
     for (ta,va),(tb,vb) in zip(a['epochs'], b['epochs']):
-        assert len(ta)==len(tb)==448 and len({*ta,*tb})>=895 and not {*ta,*tb}&{*va,*vb}   # of 903: short last batches are dropped, one comes twice
+        # of 903: short last batches are dropped, one comes twice
+        assert len(ta)==len(tb)==448 and len({*ta,*tb})>=895 and not {*ta,*tb}&{*va,*vb}
         assert len(va)==len(vb)==50 and len({*va,*vb})==100
-    assert a['epochs'][0]!=a['epochs'][1] and a['y']==b['y'] and sorted(map(int, a['y']))==sorted({*a['epochs'][0][1], *b['epochs'][0][1]})
+    assert a['epochs'][0]!=a['epochs'][1] and a['y']==b['y'] and sorted(map(int, a['y']))==sorted({*a['epochs'][0][1],
+        *b['epochs'][0][1]})
 
-def test_loaders_made_before_fastai_distributed_was_imported_are_divided_too():
+def test_loaders_made_before_fastai_distributed_was_imported_are_divided_too(interpreters):
     code = """import sys
 from fastai.vision.all import *
 from fastai_remote import *
@@ -68,5 +68,5 @@ from fastai.distributed import DistributedTrainer
 trainer = SimpleNamespace(learn=SimpleNamespace(model=SimpleNamespace(device='cpu')))
 stock = DataLoader(list(range(8)), bs=2)
 print([type(DistributedTrainer._wrap_dl(trainer, dl)).__name__ for dl in (dls.train, stock)])"""
-    run = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
+    run = interpreters.run(code)
     assert run.stdout=="['RemoteDistributedDL', 'DistributedDL']\n", run.stderr

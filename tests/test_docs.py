@@ -111,7 +111,8 @@ def program(file):
     return f'{prelude}\ntry:\n{indent(body)}\nfinally: server.close()\n'
 
 RUNNER = '''
-import json, os, sys, traceback
+import json, os, sys, traceback, warnings
+warnings.simplefilter("ignore")
 if __name__=="__main__":
     failed,start = {},os.getcwd()
     for page in sys.argv[1:]:
@@ -122,8 +123,8 @@ if __name__=="__main__":
 '''
 
 @pytest.fixture(scope='module')
-def failed_examples(tmp_path_factory):
-    "`{page: what went wrong}`; one process runs all pages, since importing torch takes longer than most of them"
+def failed_examples(tmp_path_factory, interpreters):
+    "`{page: what went wrong}`; one process runs all pages"
     folder = tmp_path_factory.mktemp('guide')
     pages = [f for f in GUIDE if examples(f)]
     for file in pages:
@@ -131,8 +132,7 @@ def failed_examples(tmp_path_factory):
         (folder/file.stem/'program.py').write_text(program(file))
     (folder/'run.py').write_text(RUNNER)
     env = {**os.environ, 'PYTHONPATH':str(root), 'MPLBACKEND':'agg', 'XDG_CACHE_HOME':str(folder), 'HOME':str(folder)}
-    command = [sys.executable, '-W', 'ignore', 'run.py', *(f.stem for f in pages)]
-    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=800)
+    run = interpreters.run(folder/'run.py', *(f.stem for f in pages), cwd=folder, env=env)
     assert (folder/'failed.json').exists(), run.stderr[-4000:]
     return json.loads((folder/'failed.json').read_text())
 

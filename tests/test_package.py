@@ -5,57 +5,53 @@ from pathlib import Path
 import pytest
 
 root = Path(__file__).parents[1]
-NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
-    MeanImage Rasterise VerifyReport drawing_samples hf_samples simplify StoreBusy StoreError StoreExists StoreFull StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items image_samples redis_server shrink tar_samples to_redis
-    RemoteDataset ShardBlock ShardStore TieredStore index_shards s3_options StrokeSequence array_samples img2dataset_samples table_samples to_shards'''.split()
-LAYERS = 'core imported parallel order codec store write source ingest load block testing cli'.split()   # a package imports from those before it
+NAMES = '''CorruptSample Fetch IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter
+    RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
+    MeanImage Rasterise VerifyReport drawing_samples hf_samples simplify StoreBusy StoreError StoreExists StoreFull
+    StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items
+    image_samples redis_server shrink tar_samples to_redis
+    RemoteDataset ShardBlock ShardStore TieredStore index_shards s3_options StrokeSequence array_samples
+    img2dataset_samples table_samples to_shards'''.split()
+# a package imports from those before it
+LAYERS = 'core imported parallel order codec store write source ingest load block testing cli'.split()
 LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai
-MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f for f in sorted((root/'nbs').rglob('[0-9]*.ipynb')) if 'tutorials' not in f.parts}
+MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f
+    for f in sorted((root/'nbs').rglob('[0-9]*.ipynb')) if 'tutorials' not in f.parts}
 
-def python(code): return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout.strip()
-
-_serve = '''
-import json, os, sys, traceback
-import matplotlib.pyplot, pandas, scipy.ndimage, torch, torchvision
-assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastai_remote')]
-for line in sys.stdin:
-    code,out = json.loads(line)
-    if os.fork()==0:
-        with open(out, 'w') as said:
-            for k in 1,2: os.dup2(said.fileno(), k)
-        try: exec(compile(code, 'code of a test', 'exec'), {'__name__':'__main__'})
-        except BaseException: traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(0)
-    os.wait()
-    print(flush=True)
-'''
+def python(code):
+    return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True,
+        check=True).stdout.strip()
 
 @pytest.fixture(scope='module')
-def python_with_torch(tmp_path_factory):
-    "A function that runs code in a Python of its own and returns what it prints: a fork of one that has imported torch, but neither fastai nor us"
-    out = tmp_path_factory.mktemp('python')/'out'
-    with subprocess.Popen([sys.executable, '-W', 'ignore', '-c', _serve], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
-        def run(code):
-            print(json.dumps([code, str(out)]), file=p.stdin, flush=True)
-            p.stdout.readline()
-            return out.read_text().strip()
-        yield run
-        p.stdin.close()
+def python_with_torch(interpreters):
+    "A function that runs code in a new process, which has torch but neither fastai nor us, and returns what it prints"
+    def run(code):
+        check = "import sys; assert not [m for m in sys.modules if m.split('.')[0] in ('fastai','fastai_remote')]"
+        process = interpreters.run(f'{check}\n{code}', fastai=False)
+        return (process.stdout+process.stderr).strip()
+    return run
 
 def test_names(python_with_torch):
     "A star import gives these names and no others"
-    assert python_with_torch('import sys; from fastai_remote import *; print(sorted(n for n in globals() if not n.startswith("_") and n!="sys"))')==str(sorted(NAMES))
+    code = 'from fastai_remote import *; print(sorted(n for n in globals() if not n.startswith("_") and n!="sys"))'
+    assert python_with_torch(code)==str(sorted(NAMES))
 
 def test_star_import_is_quiet_and_shadows_nothing(python_with_torch):
     code = '''from fastai.vision.all import *; import threading, os
 before,t = dict(globals()),threading.active_count()
 from fastai_remote import *
-print([n for n in fastai_names if globals()[n] is not before[n]] if (fastai_names:=[n for n in before if not n.startswith("__")]) else 0, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
+fastai_names = [n for n in before if not n.startswith("__")]
+shadowed = [n for n in fastai_names if globals()[n] is not before[n]] if fastai_names else 0
+print(shadowed, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
     assert python_with_torch(code)=='[] 0 from_redis'
 
-IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore', 'from fastai_remote import RedisStore; from fastai.vision.all import *', 'import fastai_remote; import fastai.data.core',
-           'import fastai.data.core; import fastai_remote', 'from fastai_remote import *; from fastai.vision.all import *', 'import fastai_remote.store.redis_keys; from fastai.data.all import *', 'from fastai.vision.all import *; import fastai_remote.ingest.run']
+IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore',
+    'from fastai_remote import RedisStore; from fastai.vision.all import *',
+    'import fastai_remote; import fastai.data.core',
+           'import fastai.data.core; import fastai_remote',
+           'from fastai_remote import *; from fastai.vision.all import *',
+           'import fastai_remote.store.redis_keys; from fastai.data.all import *',
+           'from fastai.vision.all import *; import fastai_remote.ingest.run']
 
 @pytest.mark.parametrize('imports', IMPORTS)
 def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports, python_with_torch):
@@ -65,15 +61,19 @@ from fastai.data.core import DataLoaders
 from fastai.vision.data import ImageDataLoaders
 try: DataLoaders.from_redis('redis://127.0.0.1:1', 'pets', timeout=0)
 except Exception as e: print(type(e).__name__)
-print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from_redis'), 'normalize' in inspect.signature(DataLoaders.from_redis).parameters, hasattr(DataLoaders, 'from_nowhere'))'''
-    assert python_with_torch(code).split() in (['TypeError','ImageDataLoaders','True','True','False'], ['StoreUnavailable','ImageDataLoaders','True','True','False'])
+parameters = inspect.signature(DataLoaders.from_redis).parameters
+print(ImageDataLoaders.from_shards.__self__.__name__, hasattr(DataLoaders, 'from_redis'), 'normalize' in parameters,
+    hasattr(DataLoaders, 'from_nowhere'))'''
+    assert python_with_torch(code).split() in (['TypeError','ImageDataLoaders','True','True','False'],
+        ['StoreUnavailable','ImageDataLoaders','True','True','False'])
 
 def test_methods_that_fastai_is_to_get_import_nothing_by_themselves(python_with_torch):
     "A process that has fastai, and writes, loads no more than it needs"
     code = '''import sys, fastai.data.core
 from fastai_remote import to_redis, RedisStore
 import fastai.vision.all
-print([m for m in sys.modules if m in ('fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fetch')])'''
+heavy = 'fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fetch'
+print([m for m in sys.modules if m in heavy])'''
     assert python_with_torch(code)=='[]'
 
 def test_a_module_that_cannot_be_imported_fails_as_ever(tmp_path):
@@ -105,12 +105,16 @@ def imports_of(module):
 def ours(names): return {n.removeprefix('fastai_remote.') for n in names}&MODULES.keys()
 
 # Methods of stores that start a job of a higher level, and import it when they are called
-LATER = {('store.base','ingest.copy'), ('store.base','ingest.verify'), ('store.base','ingest.revise'), ('store.redis','write.redis_reviser'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'), ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin')}
+LATER = {('store.base','ingest.copy'), ('store.base','ingest.verify'), ('store.base','ingest.revise'),
+    ('store.redis','write.redis_reviser'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'),
+    ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin')}
 
 def wrong_imports(module, at_once, later):
     "Those that go up, or sideways from store to store"
     order = list(MODULES)
-    def is_up(other): return (LAYERS.index(other.split('.')[0]),order.index(other))>=(LAYERS.index(module.split('.')[0]),order.index(module))
+    def is_up(other):
+        return (LAYERS.index(other.split('.')[0]),order.index(other))>=(LAYERS.index(module.split('.')[0]),
+            order.index(module))
     up = {o for o in ours(at_once) if is_up(o)}|{o for o in ours(later) if is_up(o) and (module,o) not in LATER}
     stores = {'store.redis','store.shards'}
     return up|({o for o in ours(at_once|later) if o in stores} if module in stores else set())
@@ -119,29 +123,38 @@ def test_the_layers_are_all_there(): assert {m.split('.')[0] for m in MODULES}==
 
 @pytest.mark.parametrize('module', MODULES)
 def test_floors(module):
-    "A module imports only from those below it; torch and fastai come in with the loader; stores do not import each other"
+    """A module imports only from those below it; torch and fastai come in with the loader
+
+    Stores do not import each other."""
     at_once,later = imports_of(module)
     assert not wrong_imports(module, at_once, later)
-    if module.split('.')[0] in LIGHT: assert not [m for m in at_once|later if m.split('.')[0] in ('torch','torchvision','fastai')]
+    if module.split('.')[0] in LIGHT:
+        assert not [m for m in at_once|later if m.split('.')[0] in ('torch','torchvision','fastai')]
 
-@pytest.mark.parametrize('module,at_once,later', [('store.redis',['fastai_remote.write.base'],[]), ('store.redis',['fastai_remote.store.shards.ShardStore','fastai_remote.store.shards'],[]),
-    ('order.base',['fastai_remote.order.shards'],[]), ('store.redis',[],['fastai_remote.ingest.run']), ('load.fetch',['fastai_remote.load.loader'],[])])
+@pytest.mark.parametrize('module,at_once,later',
+    [('store.redis',['fastai_remote.write.base'],[]),
+    ('store.redis',['fastai_remote.store.shards.ShardStore','fastai_remote.store.shards'],[]),
+    ('order.base',['fastai_remote.order.shards'],[]), ('store.redis',[],['fastai_remote.ingest.run']),
+    ('load.fetch',['fastai_remote.load.loader'],[])])
 def test_a_wrong_import_is_found(module, at_once, later): assert wrong_imports(module, set(at_once), set(later))
 
 def test_relative_imports_are_seen():
     at_once,later = imports_of('store.redis')
-    assert {'core','store.base','store.redis_link'}<=ours(at_once) and ours(later)=={'write.redis_admin','write.redis_reviser','ingest.partitions','store.redis_keys'}
+    assert {'core','store.base','store.redis_link'}<=ours(at_once) and ours(later)=={'write.redis_admin',
+        'write.redis_reviser','ingest.partitions','store.redis_keys'}
     assert sum(len(ours(imports_of(m)[0])) for m in MODULES)>100
 
 @pytest.mark.parametrize('module', MODULES)
 def test_no_private_names_of_another_module(module):
     tree = ast.parse((root/'fastai_remote'/f"{module.replace('.', '/')}.py").read_text())
-    taken = [a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.level or (n.module or '').startswith('fastai_remote')) for a in n.names]
+    taken = [a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)
+        and (n.level or (n.module or '').startswith('fastai_remote')) for a in n.names]
     assert not [n for n in taken if n.startswith('_') and n not in ('_jpeg','_pixels')]
 
 @pytest.fixture(scope='module')
 def heavy_imports():
-    "Which of torch and fastai each light module loads, in a process of its own: forks of one that has loaded what is not ours"
+    """Which of torch and fastai each light module loads, in a process of its own: forks of one that has loaded what
+    is not ours"""
     code = f'''import os, sys
 import fsspec, joblib, numpy, PIL.Image, redis
 assert not [m for m in sys.modules if m.split('.')[0] in ('torch','torchvision','fastai','fastai_remote')]
@@ -167,25 +180,33 @@ def test_notebooks_are_small_and_unskipped():
     for f in (root/'nbs').rglob('*.ipynb'):
         nb = json.loads(f.read_text())
         assert not re.search(r'#\|\s*(notest|eval:\s*false|slow)', f.read_text()), f'{f.name}: a cell is skipped'
-        for c in nb['cells']: assert len(json.dumps(c.get('outputs', [])))<20_000, f"{f.name}: an output is too large: {''.join(c['source'])[:60]}"
+        for c in nb['cells']:
+            assert len(json.dumps(c.get('outputs',
+                [])))<20_000, f"{f.name}: an output is too large: {''.join(c['source'])[:60]}"
 
 def test_nothing_local_in_the_tree():
     "No machine's paths, no registry hosts, no workplace"
     files = subprocess.run(['git', 'ls-files'], cwd=root, capture_output=True, text=True).stdout.split()
     bad = re.compile('/wo'+'rk/|/ro'+'ot/|files.python'+'hosted|pypi'+r'\.org|download\.pyto'+'rch', re.I)
     for f in files:
-        if (root/f).suffix in ('.py','.ipynb','.md','.toml','.ini','.json','.txt','') and (root/f).exists(): assert not bad.search((root/f).read_text(errors='ignore')), f
+        if (root/f).suffix in ('.py','.ipynb','.md','.toml','.ini','.json','.txt','') and (root/f).exists():
+            assert not bad.search((root/f).read_text(errors='ignore')), f
 
 def test_wheel(tmp_path):
     "A wheel builds, installs outside the tree, imports there, and carries no tests"
-    subprocess.run([sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', str(tmp_path), str(root)], check=True, capture_output=True)
+    subprocess.run([sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', str(tmp_path), str(root)],
+        check=True, capture_output=True)
     whl, = tmp_path.glob('*.whl')
-    subprocess.run(['uv', 'pip', 'install', '-q', '--no-deps', '--target', str(tmp_path/'site'), str(whl)], check=True, capture_output=True,
+    subprocess.run(['uv', 'pip', 'install', '-q', '--no-deps', '--target', str(tmp_path/'site'), str(whl)], check=True,
+        capture_output=True,
                    env={**os.environ, 'PATH':f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
-    code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.store.redis import RedisStore; print(fastai_remote.__file__)'
-    out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout
+    code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.store.redis import RedisStore'
+    code += '; print(fastai_remote.__file__)'
+    out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout
     assert out.strip()==str(tmp_path/'site/fastai_remote/__init__.py')
-    assert sorted(p.name for p in (tmp_path/'site').iterdir() if p.suffix!='.dist-info' and not p.name.startswith('.'))==['fastai_remote']
+    assert sorted(p.name for p in (tmp_path/'site').iterdir() if p.suffix!='.dist-info'
+        and not p.name.startswith('.'))==['fastai_remote']
 
 def module_lines(file):
     "Numbered lines of a module, without the list `__all__`, which nbdev writes"
@@ -200,5 +221,6 @@ def test_lines_have_at_most_120_characters():
     long = [f'{f.relative_to(root)}:{k}' for f in modules+c_sources for k,line in module_lines(f) if len(line)>120]
     for f in (root/'nbs').rglob('*.ipynb'):
         for cell in json.loads(f.read_text())['cells']:
-            if cell['cell_type']=='code': long += [f'{f.relative_to(root)}: {line.rstrip()}' for line in cell['source'] if len(line.rstrip())>120]
+            if cell['cell_type']=='code':
+                long += [f'{f.relative_to(root)}: {line.rstrip()}' for line in cell['source'] if len(line.rstrip())>120]
     assert len(modules)>50 and len(c_sources)==3 and not long

@@ -14,21 +14,26 @@ from fastai_remote.store.server import find_server, redis_server
 
 N = 120
 def samples(n=N, mark=''): return [{'txt':f'{mark}{i}', 'id.i4':i} for i in range(n)]
-def put(url, n=N, mark='', **kw): return to_redis(samples(n, mark), url, 'd', **{'num_workers':1, 'progress':False, 'shuffle':False, **kw})
+def put(url, n=N, mark='', **kw):
+    return to_redis(samples(n, mark), url, 'd', **{'num_workers':1, 'progress':False, 'shuffle':False, **kw})
 def texts(store): return [t.decode() for t in store.get_many(np.arange(len(store)), 'txt', check=True)['txt']]
 def reads(client): return client.info('commandstats').get('cmdstat_mget', {}).get('calls', 0)
 
 class Pair:
     "A master and a replica"
     def __init__(self):
-        self.master,self.replica = (redis_server(port=-1, requirepass='pw', masterauth='pw', repl_diskless_sync_delay=0) for _ in range(2))
+        self.master,self.replica = (redis_server(port=-1, requirepass='pw', masterauth='pw',
+            repl_diskless_sync_delay=0) for _ in range(2))
         self.a,self.b = (redis.Redis.from_url(s.url) for s in (self.master,self.replica))
         self.b.replicaof('127.0.0.1', self.master.port)
-        wait_for(lambda: self.b.info('replication').get('master_link_status')=='up' and self.a.info('replication').get('slave0', {}).get('state')=='online')
+        wait_for(lambda: self.b.info('replication').get('master_link_status')=='up'
+            and self.a.info('replication').get('slave0', {}).get('state')=='online')
     def sync(self): assert wait_for(lambda: self.a.wait(1, 1000))
     def __enter__(self): return self
     def __exit__(self, *args):
-        for s in (self.master,self.replica): s.close()
+        for s in (self.replica,self.master):   # a master that is asked to end would wait for its replica
+            s.kill()
+            s.close()
 
 @pytest.fixture
 def pair():
@@ -40,7 +45,8 @@ def test_values_are_read_from_a_replica(pair):
     store = RedisStore(pair.master.url, 'd', read_from='replica')
     before = reads(pair.a)
     assert texts(store)==[str(i) for i in range(N)] and reads(pair.b)>0 and reads(pair.a)==before
-    assert texts(RedisStore(pair.master.url, 'd'))==texts(store) and reads(pair.a)>before   # the master, if nothing is said
+    # the master, if nothing is said
+    assert texts(RedisStore(pair.master.url, 'd'))==texts(store) and reads(pair.a)>before
 
 def test_what_a_replica_lacks_is_read_from_the_master(pair):
     "It has not received the dataset yet; or it still has the one that was replaced"
@@ -82,7 +88,8 @@ def test_a_master_without_replicas_is_read_from(tmp_path):
         assert texts(RedisStore(s.url, 'd', read_from='replica'))==[str(i) for i in range(N)]
 
 def test_read_from_has_two_values():
-    with pytest.raises(ValueError, match="'nearest'.*'master' or 'replica'"): RedisLink('redis://localhost', read_from='nearest')
+    with pytest.raises(ValueError, match="'nearest'.*'master' or 'replica'"):
+        RedisLink('redis://localhost', read_from='nearest')
 
 def test_replicas_of_a_cluster_are_read_from():
     with LocalCluster(2, 2) as c:
@@ -109,10 +116,12 @@ class Sentinels(Pair):
             with socket.socket() as sock:
                 sock.bind(('127.0.0.1', 0))
                 port = sock.getsockname()[1]
-            (f:=self.folder/f'{k}.conf').write_text(f'port {port}\nbind 127.0.0.1\ndir {self.folder}\nprotected-mode no\n'
+            (f:=self.folder/f'{k}.conf').write_text(
+                f'port {port}\nbind 127.0.0.1\ndir {self.folder}\nprotected-mode no\n'
                 f'sentinel monitor drawings 127.0.0.1 {self.master.port} 2\nsentinel auth-pass drawings pw\n'
                 'sentinel down-after-milliseconds drawings 500\nsentinel failover-timeout drawings 3000\n')
-            self.procs.append(subprocess.Popen([find_server(), f, '--sentinel'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            self.procs.append(subprocess.Popen([find_server(), f, '--sentinel'], stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL))
             self.ports.append(port)
         def ready(port):
             try: state = redis.Redis(port=port).sentinel_master('drawings')
@@ -147,6 +156,7 @@ def test_sentinel_names_the_master_also_after_a_failover():
 
 def test_sentinels_that_are_away_or_know_no_such_server_are_errors_in_time():
     started = time.monotonic()
-    with pytest.raises(StoreUnavailable): RedisStore('redis+sentinel://127.0.0.1:1,127.0.0.1:2/drawings', 'd', timeout=1)
+    with pytest.raises(StoreUnavailable):
+        RedisStore('redis+sentinel://127.0.0.1:1,127.0.0.1:2/drawings', 'd', timeout=1)
     assert time.monotonic()-started<8
     with pytest.raises(ValueError, match='NAME'): RedisStore('redis+sentinel://127.0.0.1:1', 'd', timeout=1)

@@ -1,5 +1,7 @@
-"Storage on servers that are silent, slow, endless or wrong: answers are bounded in time and memory, and are those that were asked for"
+"""Storage on servers that are silent, slow, endless or wrong: answers are bounded in time and memory, and are those
+that were asked for"""
 import contextlib, http.server, re, socket, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -24,7 +26,8 @@ class Server(http.server.ThreadingHTTPServer):
             def do_GET(handler):
                 self.seen.append((handler.path, dict(handler.headers)))
                 asked = re.fullmatch(r'bytes=(\d+)-(\d+)', handler.headers.get('Range', ''))
-                with contextlib.suppress(OSError): answer(handler, *(map(int, asked.groups()) if asked else (None,None)))
+                with contextlib.suppress(OSError):
+                    answer(handler, *(map(int, asked.groups()) if asked else (None,None)))
             def log_message(self, *args): pass
         super().__init__(('127.0.0.1', 0), Handler)
         self.url = f'http://127.0.0.1:{self.server_port}'
@@ -61,7 +64,8 @@ def whole(handler, first, last):
 def silent(handler, first, last): handler.server.done.wait(30)
 
 def dripping(handler, first, last):
-    head(handler, 206 if first is not None else 200, 1_000_000, None if first is None else f'bytes {first}-{last}/9999999999')
+    head(handler, 206 if first is not None else 200, 1_000_000,
+        None if first is None else f'bytes {first}-{last}/9999999999')
     while not handler.server.done.wait(.02): handler.wfile.write(b'x')
 
 def dripping_head(handler, first, last):
@@ -88,7 +92,9 @@ def opened(kind, answer, timeout=1., **options):
     "A storage on a server, and the server"
     with Server(answer) as server:
         if kind=='http': yield Storage(f'{server.url}/folder', timeout, options or None),server
-        else: yield Storage('s3://bucket/folder', timeout, dict(endpoint_url=server.url, key='me', secret=MARKER, **options)),server
+        else:
+            yield Storage('s3://bucket/folder', timeout,
+                dict(endpoint_url=server.url, key='me', secret=MARKER, **options)),server
 
 @contextlib.contextmanager
 def within(seconds):
@@ -103,13 +109,20 @@ kinds = pytest.mark.parametrize('kind', ['http','s3'])
 @pytest.mark.timeout(60)
 @kinds
 @pytest.mark.parametrize('answer', [silent, dripping, dripping_head])
-@pytest.mark.parametrize('was_there', [False, True])
-def test_a_call_ends_at_its_deadline(kind, answer, was_there):
-    with opened(kind, answer, timeout=.5) as (storage,_):
-        storage.has_answered = was_there
-        assert storage.fs   # the first client of a process loads its library
-        with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.read('manifest.json')
-        with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.ranges(['a.tar']*3, [5]*3, [1_000_005]*3)
+def test_a_call_ends_at_its_deadline(kind, answer):
+    "Whether or not the server has answered before; the four calls wait at the same time"
+    calls = {'read':lambda storage: storage.read('manifest.json'),
+        'ranges':lambda storage: storage.ranges(['a.tar']*3, [5]*3, [1_000_005]*3)}
+    def ends(was_there, call):
+        with opened(kind, answer, timeout=.5) as (storage,_):
+            storage.has_answered = was_there
+            assert storage.fs   # the first client of a process loads its library
+            with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'):
+                calls[call](storage)
+    with ThreadPoolExecutor(4) as pool:
+        ending = {(was_there, call):pool.submit(ends, was_there, call) for was_there in (False, True) for call in calls}
+    failed = {case:error for case,future in ending.items() if (error:=future.exception())}
+    assert not failed
 
 @pytest.mark.timeout(60)
 def test_a_file_system_that_is_not_asynchronous_ends_at_its_deadline():
@@ -117,7 +130,8 @@ def test_a_file_system_that_is_not_asynchronous_ends_at_its_deadline():
     with socket.create_server(('127.0.0.1', 0)) as server:
         storage = Storage(f'ftp://127.0.0.1:{server.getsockname()[1]}/folder', .5)
         for _ in range(2):
-            with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): storage.read('manifest.json')
+            with within(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'):
+                storage.read('manifest.json')
             with within(2.5), pytest.raises(StoreUnavailable): storage.ranges(['a'], [0], [9])
 
 def test_a_thread_that_is_waited_for_returns_values_and_errors():
@@ -137,7 +151,8 @@ def test_a_steady_download_may_take_longer_than_the_timeout():
         assert max(sizes[-4:])<=1<<17
 
 def test_parts_grow_on_a_fast_link():
-    with opened('http', lambda handler, first, last: (head(handler, 206, last+1-first, f'bytes {first}-{last}/*'), handler.wfile.write(bytes(last+1-first))), timeout=20) as (storage,_):
+    with opened('http', lambda handler, first, last: (head(handler, 206, last+1-first, f'bytes {first}-{last}/*'),
+            handler.wfile.write(bytes(last+1-first))), timeout=20) as (storage,_):
         sizes = [len(content) for content in storage.parts('a.tar', 60<<20)]
         assert sum(sizes)==60<<20 and max(sizes)==8<<20
         assert len(next(iter(storage.parts('b.tar', 60<<20))))==8<<20   # the next file begins with what was found
@@ -163,20 +178,24 @@ def test_retries_use_the_time_they_have(monkeypatch):
 def test_ranges_are_right(kind, answer):
     "Some servers give the right range with status 200"
     with opened(kind, answer) as (storage,_):
-        assert storage.ranges(['a.tar']*4, [0, 5, 1000, len(CONTENT)-3], [10, 1005, 1001, len(CONTENT)+50])==[CONTENT[:10], CONTENT[5:1005], CONTENT[1000:1001], CONTENT[-3:]]
+        assert storage.ranges(['a.tar']*4, [0, 5, 1000, len(CONTENT)-3],
+            [10, 1005, 1001, len(CONTENT)+50])==[CONTENT[:10], CONTENT[5:1005], CONTENT[1000:1001], CONTENT[-3:]]
         assert storage.read('manifest.json')==CONTENT
 
 @kinds
 def test_a_server_without_ranges_is_recognised(kind):
     with opened(kind, whole, timeout=5) as (storage,server):
-        with within(3), pytest.raises(StoreUnavailable, match='(?s)ignores.*`Range`.*bytes 5 to 9.*whole file'): storage.ranges(['a.tar'], [5], [10])
+        with within(3), pytest.raises(StoreUnavailable, match='(?s)ignores.*`Range`.*bytes 5 to 9.*whole file'):
+            storage.ranges(['a.tar'], [5], [10])
         with pytest.raises(StoreUnavailable, match='ignores'): storage.ranges(['a.tar'], [0], [10])
         assert len(server.seen)==2   # another attempt would not help
         # the whole file is right where it is what was asked for
         assert storage.ranges(['a.tar']*2, [0,0], [len(CONTENT), len(CONTENT)+5])==[CONTENT]*2
         assert storage.read('a.tar')==CONTENT
 
-WRONG = {'other bytes':partial(part, shift=3), 'more bytes':partial(part, longer=1), 'no range':partial(part, with_range=False), 'nonsense':lambda handler, first, last: (head(handler, 206, 5, 'bytes */99'), handler.wfile.write(CONTENT[:5]))}
+WRONG = {'other bytes':partial(part, shift=3), 'more bytes':partial(part, longer=1),
+    'no range':partial(part, with_range=False),
+    'nonsense':lambda handler, first, last: (head(handler, 206, 5, 'bytes */99'), handler.wfile.write(CONTENT[:5]))}
 
 @kinds
 @pytest.mark.parametrize('wrong', WRONG)
@@ -194,10 +213,12 @@ def test_an_endless_answer_is_not_read(kind):
 def test_whole_files_have_a_limit(kind, monkeypatch):
     monkeypatch.setattr(bounded, 'MAX_FILE', 1_000_000)
     with opened(kind, endless, timeout=5) as (storage,server):
-        with within(4), pytest.raises(StoreUnavailable, match='more than 1,000,000 bytes'): storage.read('manifest.json')
+        with within(4), pytest.raises(StoreUnavailable, match='more than 1,000,000 bytes'):
+            storage.read('manifest.json')
         assert server.sent<20<<20
     with opened(kind, lambda handler, first, last: head(handler, 200, 1_000_001)) as (storage,_):
-        with within(3), pytest.raises(StoreUnavailable, match='1,000,001 bytes, more than 1,000,000'): storage.read('manifest.json')
+        with within(3), pytest.raises(StoreUnavailable, match='1,000,001 bytes, more than 1,000,000'):
+            storage.read('manifest.json')
 
 def test_compressed_answers_are_limited_too(monkeypatch):
     import gzip
@@ -212,8 +233,11 @@ def test_compressed_answers_are_limited_too(monkeypatch):
 
 # --- where credentials go
 
-CREDENTIALS = {'header':dict(headers={'Authorization':MARKER, 'X-Api-Key':MARKER}), 'cookies':dict(cookies={'session':MARKER}), 'auth':dict(auth=('me', MARKER)),
-    'session headers':dict(client_kwargs={'headers':{'X-Api-Key':MARKER}}), 'session cookies':dict(client_kwargs={'cookies':{'session':MARKER}}), 'session auth':dict(client_kwargs={'auth':('me', MARKER)})}
+CREDENTIALS = {'header':dict(headers={'Authorization':MARKER, 'X-Api-Key':MARKER}),
+    'cookies':dict(cookies={'session':MARKER}), 'auth':dict(auth=('me', MARKER)),
+    'session headers':dict(client_kwargs={'headers':{'X-Api-Key':MARKER}}),
+    'session cookies':dict(client_kwargs={'cookies':{'session':MARKER}}),
+    'session auth':dict(client_kwargs={'auth':('me', MARKER)})}
 
 @pytest.mark.parametrize('how', CREDENTIALS)
 def test_a_redirect_to_another_host_takes_no_credentials_along(how):
