@@ -268,7 +268,7 @@ def shards(tmp_path):
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize('what', STRANGE)
-@pytest.mark.parametrize('name', ['manifest.json','shard-000001.idx','shard-000001.tar'])
+@pytest.mark.parametrize('name', ['manifest.json','shard-000001.tar.fastai_remote','shard-000001.tar'])
 def test_files_of_a_dataset_are_regular_files(shards, name, what):
     replace_by(shards/name, what)
     def read():

@@ -200,7 +200,7 @@ def test_an_evicted_manifest_behind_a_tier(fresh, folder):
 # Files that are empty or cut off
 
 @pytest.mark.parametrize('size', [0, 1, 100, -1])
-@pytest.mark.parametrize('kind', ['.idx','.tar'])
+@pytest.mark.parametrize('kind', ['.fastai_remote','.tar'])
 def test_a_cut_off_file_in_the_cache_is_fetched_again(http, tmp_path, kind, size):
     want = values(ShardStore(http, cache=tmp_path/'cache'))
     store = ShardStore(http, cache=tmp_path/'cache')
@@ -211,13 +211,13 @@ def test_a_cut_off_file_in_the_cache_is_fetched_again(http, tmp_path, kind, size
     assert files
     for path in files: os.truncate(path, path.stat().st_size-1 if size<0 else size)
     store = ShardStore(http, cache=tmp_path/'cache')
-    with pytest.warns(UserWarning, match='fetched again') if kind=='.idx' else nullcontext(): assert values(store)==want
+    with pytest.warns(UserWarning, match='fetched again') if kind=='.fastai_remote' else nullcontext(): assert values(store)==want
     store.prefetch(range(4), wait=True)
     assert values(store)==want and store.verify(num_workers=1).bad==0
 
 @pytest.mark.parametrize('size', [0, 1, 20, -1])
 def test_a_cut_off_index_is_named(folder, size):
-    path = sorted(folder.glob('*.idx'))[1]
+    path = sorted(folder.glob('*.fastai_remote'))[1]
     os.truncate(path, path.stat().st_size-1 if size<0 else size)
     store = ShardStore(folder)
     assert store[0]['txt']=='number 0'

@@ -95,7 +95,7 @@ def test_there_and_back(s3):
     "All samples, in the shards they should be in, as WebDataset's tars; and nothing else is left"
     got = opened(s3).get_many(range(N), ['jpg','cls','id'], check=True)
     assert sorted(got['id'].tolist())==list(range(N)) and all(got['jpg'][k]==ITEMS[i]['jpg'] for k,i in enumerate(got['id'].tolist()))
-    assert set(o:=objects(s3, 'pets'))=={'manifest.json', *(f'shard-{k:06}.{e}' for k in range(8) for e in ('tar','idx'))}
+    assert set(o:=objects(s3, 'pets'))=={'manifest.json', *(f'shard-{k:06}.{e}' for k in range(8) for e in ('tar','tar.fastai_remote'))}
     with tarfile.open(fileobj=io.BytesIO(o['shard-000003.tar'])) as t: assert len(t.getnames())==3*EACH
 
 def test_two_writers(s3):
@@ -297,7 +297,7 @@ def test_busy_for_ever_in_loader(s3, proxy, num_workers=2):
     proxy.fail(503, 'SlowDown', n=INF)
     with in_time(), fails(StoreUnavailable, r'\d+ attempts? in \d+\.\d s'): epoch(dls)
 
-@pytest.mark.parametrize('fault', [lambda p: p.reset(n=9, match='.tar'), lambda p: p.cut(0, n=5, match='.tar'), lambda p: p.cut(700, n=9, match='.tar'), lambda p: p.reset(n=4, match='.idx')], ids=['reset','cut at 0','cut','reset index'])
+@pytest.mark.parametrize('fault', [lambda p: p.reset(n=9, match='.tar'), lambda p: p.cut(0, n=5, match='.tar'), lambda p: p.cut(700, n=9, match='.tar'), lambda p: p.reset(n=4, match='.fastai_remote')], ids=['reset','cut at 0','cut','reset index'])
 @pytest.mark.parametrize('cached', [True,False])
 def test_line_breaks(s3, proxy, tmp_path, fault, cached):
     "Connections that are reset, or break off in the middle of an answer: asked again, and answered right"
@@ -402,7 +402,7 @@ def test_truncated_shard(s3, own, tmp_path, num_workers=2):
 def test_index_damaged_on_the_way(s3, proxy, fault):
     "Asked for again"
     store = opened(s3, proxy)
-    proxy.flip(match='.idx') if fault=='flip' else proxy.short(99, match='.idx')
+    proxy.flip(match='.fastai_remote') if fault=='flip' else proxy.short(99, match='.fastai_remote')
     assert len(store.get_many(range(N), 'jpg', check=True)['jpg'])==N and proxy.faults[0].n==0
 
 @pytest.mark.parametrize('damage', [lambda b: b'', lambda b: b[:40], lambda b: b[:-9], lambda b: flipped(b, len(b)-99), lambda b: flipped(b, 2), lambda b: flipped(b, 30), lambda b: os.urandom(len(b)), None],
@@ -410,7 +410,7 @@ def test_index_damaged_on_the_way(s3, proxy, fault):
 @pytest.mark.parametrize('cached', [True,False])
 def test_damaged_index(s3, own, tmp_path, damage, cached):
     "Dataset and index are named; nothing of it stays in the cache"
-    name = 'shard-000002.idx'
+    name = 'shard-000002.tar.fastai_remote'
     if damage: put(s3, own, name, damage(objects(s3, own)[name]))
     else: s3.client().delete_object(Bucket=s3.bucket, Key=f'{own}/{name}')
     store = opened(s3, folder=own, cache=str(tmp_path/'c') if cached else None)
@@ -477,7 +477,7 @@ def test_ingest_through_busy_server(s3, proxy):
     proxy.fail(500, 'InternalError', n=3, match='DELETE ')
     assert make(s3, 'busy', at=proxy).written==N and alike(objects(s3, 'pets'), objects(s3, 'busy'))
 
-@pytest.mark.parametrize('at,num_workers', [('shard-000003.tar',1),('shard-000003.idx',1),('chunk-000003',2),('manifest.json',1)])
+@pytest.mark.parametrize('at,num_workers', [('shard-000003.tar',1),('shard-000003.tar.fastai_remote',1),('chunk-000003',2),('manifest.json',1)])
 def test_ingest_interrupted(s3, proxy, at, num_workers):
     "A server that refuses from some point on: `StoreUnavailable` in time, nothing to be seen by readers; repeated, the same bytes as without it"
     to = f"stop-{num_workers}-{at.split('.')[-1].split('-')[0]}"
@@ -720,7 +720,7 @@ def test_each_shard_once(s3, proxy, tmp_path):
     c = wholes(proxy, store)
     ranges,used = len(gets(proxy))-c.total(),sum(len(o['jpg']) for o in ITEMS)
     print(f'{c.total()} shards whole, {ranges} ranges, {proxy.bytes_out/used:.2f} bytes fetched for one used')
-    assert len(c)==8 and set(c.values())=={1} and ranges<=4*2*8 and len(gets(proxy, '.idx'))<=2*8
+    assert len(c)==8 and set(c.values())=={1} and ranges<=4*2*8 and len(gets(proxy, '.fastai_remote'))<=2*8
     proxy.clear()
     assert epoch(dls)==list(range(N)) and not proxy.log
 
@@ -731,7 +731,7 @@ def test_neighbours_are_joined(s3, proxy):
     store.get_many(range(N), 'id')
     proxy.clear()
     got = ids(dls.train)
-    assert sorted(got)==list(range(N)) and len(gets(proxy))<=N//60*8*2 and not gets(proxy, '.idx')
+    assert sorted(got)==list(range(N)) and len(gets(proxy))<=N//60*8*2 and not gets(proxy, '.fastai_remote')
     proxy.clear()
     store.get_many(range(2*EACH), ['jpg','cls','id'], check=True)
     assert len(gets(proxy))==2

@@ -50,7 +50,7 @@ def sound(folder, maxsize=1e8, maxcount=100_000):
     "What holds of every folder that `to_shards` has written, file by file"
     s = ShardStore(folder)
     t,m,p = s.shards,s.manifest,Path(folder)
-    want = {'manifest.json', *([m.failures] if m.failed else []), *(f for u in range(len(t)) for f in (t.name(u), s.index_file(u)))}
+    want = {'manifest.json', *(['labels.json'] if m.vocab else []), *([m.failures] if m.failed else []), *(f for u in range(len(t)) for f in (t.name(u), s.index_file(u)))}
     assert set(names(folder))==want and int(t.starts[-1])==m.n==len(s)
     assert {x for ab in s.splits.values() for x in ab}<={*t.starts.tolist()}   # no shard holds two splits
     for u in range(len(t)):
@@ -524,7 +524,7 @@ def test_read_only(tmp_path, mount):
     with pytest.raises(StoreUnavailable, match='ro.*[Rr]ead-only'): index(d)
     index_shards(d, tmp_path/'beside', num_workers=1, progress=False)
     s = ShardStore(tmp_path/'beside', shards_url=d)
-    assert values(s, 'txt')==[f'{i}' for i in range(9)] and names(tmp_path/'beside')==['a.idx','manifest.json']
+    assert values(s, 'txt')==[f'{i}' for i in range(9)] and names(tmp_path/'beside')==['a.tar.fastai_remote','manifest.json']
     assert values(ShardStore(tmp_path/'beside', shards_url=d), 'txt')==[f'{i}' for i in range(9)]
 
 # --- others read ours

@@ -142,6 +142,7 @@ class _Splits(IndexedSource):
         srcs:dict # `{split: indexed source}`
     ):
         self.srcs,self.block = srcs,min((s.block or 0 for s in srcs.values()), default=0)
+        self.implicit_keys = all(s.implicit_keys for s in srcs.values())
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {split:[start,stop] for split,start,stop in zip(self.srcs, ends, ends[1:])}
         self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
@@ -206,7 +207,9 @@ class _StreamSplits(StreamedSource):
     "A source per split, one after the other, of which at least one is a stream"
     def __init__(self,
         srcs:dict # `{split: source}`
-    ): self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
+    ):
+        self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
+        self.implicit_keys = all(s.implicit_keys for s in srcs.values())
     def stream(self, size):
         for split,source in self.srcs.items():
             parts = source.stream(size) if isinstance(source, StreamedSource) else _parts(source, size)
@@ -231,6 +234,7 @@ class _Stored(IndexedSource):
     @property
     def load(self): return _Decode(self.codecs)
     as_is = staticmethod(unchanged)
+    implicit_keys = True
     def fingerprint(self): return self.store.name,self.store.manifest.uid
 
 def stored_samples(
@@ -262,6 +266,7 @@ class _StoredPart:
                 for k in range(len(numbers)): yield from self._batch(store, numbers[k:k+1])
             return
         columns = {f:self._values(store.manifest, f, values) for f,values in columns.items()}
+        if store.shards is not None and store.has_keys: columns['__key__'] = store.keys(numbers)
         for k,i in enumerate(numbers.tolist()): yield f'sample {i}',{f:values[k] for f,values in columns.items()}
 
     def _values(self, manifest, field, values):
