@@ -20,7 +20,7 @@ from .run import ingest
 from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr
 from ..source.datasets import as_source, stored_samples
 from ..store.base import Store
-from ..write.redis_reviser import AddFields, Append, Edit
+from ..write.revision import AddFields, Append, Edit
 
 # %% ../../nbs/ingest/06b_revise.ipynb #15f9bd2a
 class _NamedLabels:
@@ -134,10 +134,8 @@ class _ChangedSamples(IndexedSource):
     "A source of some fields of some samples: new values, and stored ones of fields that do not change"
     def __init__(self,
         store:Store, # The dataset
-        values:dict # `{field: {sample number: value}}`
-    ):
-        self.store,self.values = store,values
-        self.numbers = np.unique(np.array([number for changed in values.values() for number in changed], np.int64))
+        edit:Edit # The new values
+    ): self.store,self.values,self.numbers = store,edit.values,edit.numbers
 
     def __len__(self): return len(self.numbers)
     def read(self, numbers):
@@ -176,11 +174,11 @@ def edit_samples(
     return _edit(store, values, drop) if len(drop) or values else store
 
 def _edit(store, values, drop, dropped_fields=()):
-    source = _ChangedSamples(store, values)
-    reviser = store.reviser(Edit(source.numbers, list(values), drop, dropped_fields))
-    if not values: reviser.revise()
+    edit = Edit(values, drop, dropped_fields)
+    reviser = store.reviser(edit)
+    if not values or store.shards is not None: reviser.revise()
     else:
         masks = {field:labels for field,labels in store.manifest.vocab.items() if field in values
                  and store.manifest.fields[field]['codec'] not in ('cls','labels')}
-        ingest(source, reviser, shuffle=False, max_failed=0, num_workers=1, vocab=masks, progress=False)
+        ingest(_ChangedSamples(store, edit), reviser, shuffle=False, max_failed=0, num_workers=1, vocab=masks, progress=False)
     return store.reopened()
