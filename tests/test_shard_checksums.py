@@ -135,7 +135,8 @@ def far(tiny):
 def away(d, name='tiny'):
     fs = fsspec.filesystem('memory')
     if fs.exists(f'/far/{name}'): fs.rm(f'/far/{name}', recursive=True)
-    for p in Path(d).iterdir(): fs.pipe_file(f'/far/{name}/{p.name}', p.read_bytes())
+    for p in Path(d).rglob('*'):
+        if p.is_file(): fs.pipe_file(f'/far/{name}/{p.relative_to(d)}', p.read_bytes())
     return f'memory://far/{name}'
 
 def cached(url, cache, shards=2):
@@ -420,7 +421,7 @@ def test_flipped_bits_in_an_unfinished_ingest(tmp_path, monkeypatch, name):
             write(d)
         s = ShardStore(d)
         assert values_or_error(s) is None and not list(s.check_rest())
-        assert sorted(p.name for p in d.iterdir())==sorted(['manifest.json', *(f'shard-{u:06}.{e}' for u in range(4) for e in ('idx','tar'))])
+        assert sorted(p.name for p in d.iterdir())==sorted(['labels.json', 'manifest.json', *(f'shard-{u:06}.{e}' for u in range(4) for e in ('tar.fastai_remote','tar'))])
         shutil.rmtree(d.parent)
     assert refused or name!='plan.json'
 

@@ -30,7 +30,8 @@ from ..source.tars import (
     DamagedTar, expand_braces, group_members, parse_number, TAR_EXTENSIONS, tar_members, Uncompressed)
 from ..store.address import concealed
 from ..store.shard_index import (
-    compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER, index_name, IndexColumns, ShardIndex, ShardTable)
+    compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER, INDEX_SUFFIX, index_name, IndexColumns, ShardIndex,
+    ShardTable)
 from ..store.storage import as_storage, open_regular, Storage
 from ..write.base import label_texts
 from ..write.shards import own_files, ShardWriter
@@ -221,16 +222,18 @@ def _count(writer, fields, values, members):
 
 def _fields_of(storage, names, n=100):
     "The fields of the first `n` samples of a shard, as a plan has them. Samples may lack fields; shards may be damaged"
-    first,reason = {},''
+    first,reason,left_out = {},'',Counter()
     for name in names[:10]:
-        samples = group_members(tar_members(_StoredFile(storage, name, parallel=1).content))
+        samples = group_members(tar_members(_StoredFile(storage, name, parallel=1).content), left_out=left_out)
         try:
             for _,members in islice(samples, n):
+                reason = reason or next((f': {name}: {m.error}' for m in members.values() if m.error is not None), '')
                 for field,value in _sound_values(members):
                     if field not in first or isinstance(value, str): first[field] = value
                 if len(first)>_MAX_FIELDS: raise IngestError(_too_many_fields(f'{storage.url}: {name}', first))
         except DamagedTar as e: reason = f': {name}: {e}'
         if first: return _plan_fields(first)
+    reason = reason or ''.join(f': {n:,} {what}' for what,n in left_out.items())
     raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{reason}")
 
 def _plan_fields(first):
@@ -367,8 +370,8 @@ def index_shards(
     source,given = _source_of(url, timeout, storage_options)
     if to is not None: target = as_storage(to, timeout, storage_options if '://' in str(to) else None)
     else: target = source.subfolder(INDEX_FOLDER)
-    writer = ShardWriter(target)
-    names,ranges = _named(source, given, splits)
+    writer = ShardWriter(target, name=source.name if to is None else None)
+    names,ranges = _named(source, given, splits, to)
     replaced = _earlier_index(source, overwrite) if to is None else []
     known = _KnownShards(writer, source, names, overwrite)
     def plan():
@@ -409,10 +412,17 @@ def _source_of(url, timeout, storage_options):
     folder = '/'.join(parts[0][:depth]) or '/'
     return as_storage(concealed(folder), timeout, storage_options),['/'.join(part[depth:]) for part in parts]
 
-def _named(source, given, splits):
+def _tars_in(source, to):
+    "The tars in the folder and its subfolders, without shards in subfolders that `to_shards` has written"
+    files = source.files()
+    own = {name.removesuffix(INDEX_SUFFIX) for name in files if name.endswith(INDEX_SUFFIX) and '/' in name}
+    if to is not None: own = ()   # the index may be in the same folders
+    return [name for name in files if name.lower().endswith(TAR_EXTENSIONS) and not _is_hidden(name) and name not in own]
+
+def _named(source, given, splits, to=None):
     "Returns the names of the tars, split by split, and the range of each split among them, `{split: [start, stop]}`"
     tars = given
-    if tars is None: tars = [n for n in source.files() if n.lower().endswith(TAR_EXTENSIONS) and not _is_hidden(n)]
+    if tars is None: tars = _tars_in(source, to)
     if not tars:
         others = source.names()[:10]
         raise FileNotFoundError(f"{source.url}: no tars here{'; there are: '+', '.join(others) if others else ''}")

@@ -162,10 +162,10 @@ class ShardStore(Store):
         start = f'{self.storage.url}: no dataset here'
         if 'bucket' in str(error).lower(): return f'{start}: {error}'
         names = self.storage.names(extra=0)
-        if 'plan.json' in self.storage.names('.ingest', extra=0):
+        if any('plan.json' in self.storage.names(f'{home}.ingest', extra=0) for home in ('', f'{INDEX_FOLDER}/')):
             return (f'{start} yet, but an ingest that is not finished: run the same call again to resume it, '
                     'or remove it with ShardStore.abandon')
-        if any(name.endswith(('.tar','.tar.gz','.tgz')) for name in names):
+        if any(re.search(r'\.(tar|tgz|txz|tzst|tbz2|tar\.\w+)$', name) for name in names):
             return f'{start}: tars, but no manifest.json: index_shards({self.storage.url!r}) makes one'
         return start+('; there are: '+', '.join(names[:10]) if names else ' (no such folder, or an empty one)')
 
@@ -375,9 +375,9 @@ def compare_checksums(self:ShardStore, numbers, field, values, checksums):
 def location(self:ShardStore, number, field):
     "As in `Store`: the shard, and the offset in it"
     u,position = (int(o[0]) for o in self.shards.at(np.array([number])))
-    try: start = int(self.indices([u])[u].spans(field, np.array([position]))[0][0])
-    except StoreError: return f' in {self.table.name(u)}'
-    return f' in {self.table.name(u)} at byte {start:,}'
+    try: (start,),(length,) = self.indices([u])[u].spans(field, np.array([position]))
+    except StoreError: length = -1
+    return f' in {self.table.name(u)}'+(f' at byte {int(start):,}' if length>=0 else '')
 
 @patch
 def why_missing(self:ShardStore): return 'the shard has no such field of it'
@@ -413,7 +413,7 @@ def cache_key(self:ShardStore,
     name:str # Name of a file of the dataset
 )->str:
     "Name of its copy in the cache"
-    return f"{self._uid}/{name.replace('%', '%25').replace('/', '%')}"
+    return f"{self._uid}/{re.sub('^[.]', '%2E', name.replace('%', '%25').replace('/', '%2F'))}"
 
 @patch
 def index_file(self:ShardStore,
@@ -493,7 +493,8 @@ def local_index(self:ShardStore,
 @patch
 def _index_key(self:ShardStore, u):
     "Name in the cache; where the manifest has no checksum of the index, the copy ends with one"
-    return self.cache_key(self.index_file(u))+('.crc' if self.table.icrc is None else '')
+    name = index_name(self.table.name(u), self.manifest.format)
+    return self.cache_key(name)+('.crc' if self.table.icrc is None else '')
 
 @patch
 def cached_index(self:ShardStore,

@@ -22,7 +22,7 @@ from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import StoreBusy, StoreError, StoreExists, UnsupportedFormat
 from ..store.shard_index import (
-    INDEX_MAGIC, INDEX_SUFFIX, SummingFile, index_name, ShardFile, ShardManifest, ShardTable)
+    INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, SummingFile, index_name, ShardFile, ShardManifest, ShardTable)
 from ..store.storage import Storage
 from fastai_remote.write.base import (
     Writer, check_name, chunk_count, host_id, is_alive, labels_of_texts, LEASE_SECONDS, MAX_CLASSES, process_state,
@@ -108,11 +108,12 @@ class ShardWriter(Writer):
         storage:Storage, # The folder
         maxsize:float=1e8, # Bytes that a shard may have
         maxcount:int=100_000, # Samples that a shard may have
+        name:str=None, # Name of the dataset; default: that of the folder
     ):
         if maxsize<1 or maxcount<1:
             raise ValueError(f'maxsize and maxcount must be at least 1, not {maxsize} and {maxcount}')
         self.storage = storage
-        self.name = check_name(storage.name)
+        self.name = check_name(name or storage.name)
         self.maxsize,self.maxcount = int(maxsize),int(maxcount)
         self.plan = None
         # The lock
@@ -196,6 +197,8 @@ def _member_bytes(value):
 def _check_folder(self:ShardWriter, dataset, earlier, names, overwrite, foreign):
     "Raises `StoreExists` if the folder holds a dataset, or shards of others"
     is_index = (dataset and not dataset.prefix) or (earlier and not earlier['prefix'])
+    if not foreign and not is_index:
+        is_index = {'manifest.json','.ingest'}&set(self.storage.names(INDEX_FOLDER))
     if is_index and not foreign:
         raise StoreExists(f'{self.url}: shards that others wrote are indexed here; choose another folder')
     own = [name for name in names if OWN_FILE.match(name)]
@@ -452,15 +455,15 @@ def close(self:ShardWriter):
     except (OSError,StoreError): pass   # the folder is not empty, or the storage is away: the lease will end
 
 # %% ../../nbs/write/04_shards.ipynb #d7378f93
-def _open_writer(open_storage, maxsize, maxcount, plan, token):
+def _open_writer(open_storage, maxsize, maxcount, name, plan, token):
     "Returns a new writer, which uses the connection that all writers of this process share"
-    writer = ShardWriter(open_storage(), maxsize, maxcount)
+    writer = ShardWriter(open_storage(), maxsize, maxcount, name)
     writer.plan,writer.token = plan,token
     return writer
 
 @patch
 def opener(self:ShardWriter):
-    return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.plan, self.token)
+    return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.name, self.plan, self.token)
 
 # %% ../../nbs/write/04_shards.ipynb #9d164d9c
 @patch

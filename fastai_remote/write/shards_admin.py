@@ -43,11 +43,12 @@ def delete_shards(
         writer.remove_state()
     finally:
         writer.close()
-        if storage.local: _remove_empty_folders(storage.path())
+        _remove_empty_folders(storage)
 
 def _writer(storage):
     "Returns a writer for the folder of the manifest: `storage`, or our own folder among shards of others"
-    writer,inner = ShardWriter(storage),ShardWriter(storage.subfolder(INDEX_FOLDER))
+    writer = ShardWriter(storage)
+    inner = ShardWriter(storage.subfolder(INDEX_FOLDER), name=writer.name)
     def is_used(writer):
         names = writer.storage.names()
         return 'manifest.json' in names and writer.committed() or 'plan.json' in writer.storage.names('.ingest')
@@ -57,8 +58,10 @@ def _writer(storage):
         if not is_used(inner): raise
     return inner if is_used(inner) else writer
 
-def _remove_empty_folders(folder):
-    "Removes `folder` if it is empty, and the empty folders in it if it is our own among shards of others"
+def _remove_empty_folders(storage):
+    "Removes a folder of this machine if it is empty, and empty folders in it if it is our own among shards of others"
+    if not storage.local: return
+    folder = storage.path()
     paths = [path for path,_,_ in os.walk(folder, topdown=False)] if os.path.basename(folder)==INDEX_FOLDER else [folder]
     for path in paths:
         with suppress(OSError): os.rmdir(path)   # raised if it is not empty
@@ -96,7 +99,9 @@ def abandon_shards(
     if not plan: raise StoreNotFound(f'{writer.url}: no unfinished ingest here')
     writer.take_lock()
     try: writer.drop(plan)
-    finally: writer.close()
+    finally:
+        writer.close()
+        _remove_empty_folders(writer.storage)
 
 def _plan_of_damaged(storage, dataset):
     """Returns what a damaged plan still tells about the files of its ingest, for `drop`
