@@ -105,7 +105,7 @@ def imports_of(module):
 def ours(names): return {n.removeprefix('fastai_remote.') for n in names}&MODULES.keys()
 
 # Methods of stores that start a job of a higher level, and import it when they are called
-LATER = {('store.base','ingest.copy'), ('store.base','ingest.verify'), ('store.base','ingest.revise'), ('store.redis','write.redis_reviser'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'), ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin')}
+LATER = {('store.base','ingest.copy'), ('store.base','ingest.verify'), ('store.base','ingest.revise'), ('store.redis','write.redis_reviser'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'), ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin'), ('store.shards','write.shards_reviser')}
 
 def wrong_imports(module, at_once, later):
     "Those that go up, or sideways from store to store"

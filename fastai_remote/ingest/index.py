@@ -29,7 +29,7 @@ from ..source.base import storable
 from ..source.tars import (
     DamagedTar, expand_braces, group_members, parse_number, TAR_EXTENSIONS, tar_members, Uncompressed)
 from ..store.address import concealed
-from ..store.shard_index import (
+from fastai_remote.store.shard_index import (
     compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER, INDEX_SUFFIX, index_name, IndexColumns, ShardIndex,
     ShardTable)
 from ..store.storage import as_storage, open_regular, Storage
@@ -294,6 +294,9 @@ class _KnownShards:
         if dataset.prefix: raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
         if dataset.format<3: raise StoreExists(f'{where}: an index of an earlier version is there; overwrite=True replaces it')
         self.table = ShardTable.unpack(dataset.shards)
+        if self.table.version is not None:
+            raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what was '
+                              'changed')
         self.positions = {self.table.name(u):u for u in range(len(self.table))}
         there = set(names)
         lost = next((name for name in self.positions if name not in there), None)

@@ -7,7 +7,7 @@ Docs: page `store/shard_index`"""
 # %% auto #0
 __all__ = ['INDEX_MAGIC', 'COMPRESSIONS', 'INDEX_SUFFIX', 'INDEX_FOLDER', 'pack_index', 'ShardIndex', 'member', 'SummingFile',
            'IndexColumns', 'ShardFile', 'Unzip', 'compression_of', 'decompressor', 'index_name', 'ShardTable',
-           'ShardManifest']
+           'joined_tables', 'ShardManifest']
 
 # %% ../../nbs/store/09_shard_index.ipynb #cd60bb66
 import base64, bz2, json, lzma, mmap, os, re, tarfile, zlib
@@ -413,7 +413,8 @@ def decompressor(
     return _Decompress(bz2.BZ2Decompressor, (OSError,)) if compression=='bzip2' else None
 
 # %% ../../nbs/store/09_shard_index.ipynb #02e03398
-_COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4', kind='u1')   # of a `ShardTable`
+# Of a `ShardTable`
+_COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4', kind='u1', version='<u4')
 
 def _pack(column):
     if not isinstance(column, bytes): column = column.astype(column.dtype.newbyteorder('<')).tobytes()
@@ -425,9 +426,11 @@ INDEX_FOLDER = '.fastai_remote' # Folder, among shards of others, for their mani
 
 def index_name(
     shard:str, # Name of a shard
-    format:int=3 # Format of the manifest; up to format 2, the name was the one that DALI uses
+    format:int=3, # Format of the manifest; up to format 2, the name was the one that DALI uses
+    version:int=0 # The generation that has written the index anew; 0 for the first index
 )->str:
     "Name of the index file of `shard`"
+    if version: return f'{shard}.{version}{INDEX_SUFFIX}'
     return shard+INDEX_SUFFIX if format>2 else re.sub(r'(\.tar|\.tgz|\.tar\.gz)$', '', shard)+'.idx'
 
 # A part of a path that is empty, '.' or '..' (also: an absolute path), a backslash or a zero byte
@@ -445,6 +448,7 @@ class ShardTable:
         icrc:np.ndarray=None, # Checksum of the index file of each shard; `None` in tables of earlier versions
         # How each shard is compressed, a position in `COMPRESSIONS`; default: not at all, or with gzip if the name says it
         kind:np.ndarray=None,
+        version:np.ndarray=None, # As in `index_name`, for each shard; default: no index was written anew
     ):
         self.text = names if isinstance(names, bytes) else '\n'.join(names).encode()
         newlines = np.flatnonzero(np.frombuffer(self.text, np.uint8)==10) if self.text else np.zeros(0, np.int64)
@@ -454,6 +458,7 @@ class ShardTable:
         def as_array(column, dtype): return None if column is None else np.asarray(column, dtype)
         self.n,self.size,self.crc,self.idx = (as_array(c, t) for c,t in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4')))
         self.raw,self.icrc,self.kind = as_array(raw, 'i8'),as_array(icrc, 'u4'),as_array(kind, 'u1')
+        self.version = as_array(version, 'u4')
         self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)]) # First sample of each shard, and the end
         if len(self.cuts)!=len(self.n)+1: raise ValueError(f'{len(self.n)} shards with {len(self.cuts)-1} names')
 
@@ -461,6 +466,13 @@ class ShardTable:
     def name(self, s:int)->str:
         "Name of shard `s`"
         return self.text[int(self.cuts[s]):int(self.cuts[s+1])-1].decode()
+    def index_name(self,
+        s:int, # Number of a shard
+        format:int=3 # Format of the manifest
+    )->str:
+        "Name of the index file of shard `s`"
+        return index_name(self.name(s), format, 0 if self.version is None else int(self.version[s]))
+
     def whole(self, s:int)->int:
         "Bytes of shard `s` when decompressed"
         return int((self.size if self.raw is None else self.raw)[s])
@@ -494,6 +506,27 @@ class ShardTable:
             k = table.text.count(b'\n', 0, unsafe.start()+(unsafe[0][:1]==b'\n'))
             raise ValueError(f'the name of shard {k}, {table.name(k)!r:.200}, leaves the folder')
         return table
+
+def joined_tables(
+    tables:list, # Of `ShardTable`
+    order # Numbers of shards in the new table; those of the second table follow those of the first, and so on
+)->ShardTable:
+    "A table of shards that are in several tables"
+    names,order = [table.name(s) for table in tables for s in range(len(table))],list(order)
+    def column(name):
+        parts = [getattr(table, name) for table in tables]
+        if all(part is None for part in parts): return None
+        filled = [_fill(table, name) if part is None else part for table,part in zip(tables, parts)]
+        return np.concatenate(filled)[order]
+    columns = {name:column(name) for name in _COLUMNS}
+    if columns['version'] is None: columns['version'] = np.zeros(len(order), 'u4')
+    return ShardTable([names[s] for s in order], **columns)
+
+def _fill(table, name):
+    "What a column that `table` does not have means"
+    if name=='raw': return table.size
+    if name=='kind': return np.array([COMPRESSIONS.index(table.compression(s)) for s in range(len(table))], 'u1')
+    return np.zeros(len(table), 'u4')
 
 @dataclass
 class ShardManifest(Manifest):

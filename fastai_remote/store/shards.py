@@ -25,7 +25,7 @@ from .cache import FileCache
 from .connection import Opener
 from .prefetch import WholeShards
 from .shard_check import damaged_parts
-from .shard_index import INDEX_FOLDER, index_name, ShardIndex, ShardManifest, ShardTable
+from .shard_index import INDEX_FOLDER, ShardIndex, ShardManifest, ShardTable
 from .storage import as_storage, open_regular, Storage
 
 # %% ../../nbs/store/12_shards.ipynb #231b0257
@@ -420,7 +420,7 @@ def index_file(self:ShardStore,
     u:int # Number of a shard
 )->str:
     "Name of the index file of shard `u`"
-    return self.home+index_name(self.table.name(u), self.manifest.format)
+    return self.home+self.table.index_name(u, self.manifest.format)
 
 @patch
 def indices(self:ShardStore,
@@ -493,7 +493,7 @@ def local_index(self:ShardStore,
 @patch
 def _index_key(self:ShardStore, u):
     "Name in the cache; where the manifest has no checksum of the index, the copy ends with one"
-    name = index_name(self.table.name(u), self.manifest.format)
+    name = self.table.index_name(u, self.manifest.format)
     return self.cache_key(name)+('.crc' if self.table.icrc is None else '')
 
 @patch
@@ -619,6 +619,17 @@ def shuffle_quality(self:ShardStore,
     return measure_shuffle(order, len(self), bs, None if field is None else labels, table.starts, batches)
 
 # %% ../../nbs/store/12_shards.ipynb #16bea615
+@patch
+def reviser(self:ShardStore, change):
+    "As in `Store`"
+    from fastai_remote.write.shards_reviser import ShardReviser
+    return ShardReviser(self, change)
+
+@patch
+def reopened(self:ShardStore)->ShardStore:
+    "The dataset that is in this folder now"
+    return type(self)(self.storage, self._cache_setting or None, shards_url=self._shards_storage)
+
 @patch
 def failures(self:ShardStore):
     "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"

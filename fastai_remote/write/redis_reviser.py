@@ -19,8 +19,9 @@ from ..store.redis_layout import key_layout
 from ..store.redis_parts import DatasetPart, run_table_keys, RunTable
 from .redis import RedisWriter
 from .redis_state import value_keys
-from .revision import (
-    add_labels, AddFields, Append, Change, Edit, forget_fields, grown_splits, shrunk_splits, subtract_counts)
+from fastai_remote.write.revision import (
+    add_labels, AddFields, Append, Change, Edit, forget_fields, grown_splits, shrunk_splits, subtract_counts,
+    wider_dtype)
 
 # %% ../../nbs/write/02b_redis_reviser.ipynb #602b9021
 MAX_UNUSED = 100_000   # ranges of keys that an edit frees; what is beyond stays until the dataset is copied or deleted
@@ -87,12 +88,7 @@ class NewVersion:
     ):
         "Give `field` a type that has the values of all its parts"
         before = self.fields[field]
-        if before['dtype']==spec['dtype']: return
-        dtype = np.promote_types(before['dtype'], spec['dtype'])
-        if dtype.kind not in 'iu':
-            raise ValueError(f"{self.manifest.name}: {field!r} has numbers of type {before['dtype']}, and the new ones "
-                             f"need {spec['dtype']}: no integer type has all of them")
-        self.fields[field] = {**before, 'dtype':dtype.str[1:]}
+        self.fields[field] = {**before, 'dtype':wider_dtype(self.manifest.name, field, before['dtype'], spec['dtype'])}
 
     def finish(self,
         key:str # Where the tables of runs are to be stored, `NAME:~runs#GENERATION`

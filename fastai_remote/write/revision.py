@@ -6,7 +6,7 @@ Docs: page `write/revision`"""
 
 # %% auto #0
 __all__ = ['Change', 'Append', 'AddFields', 'Edit', 'check_fields', 'grown_splits', 'shrunk_splits', 'subtract_counts',
-           'add_labels', 'forget_fields']
+           'add_labels', 'wider_dtype', 'forget_fields']
 
 # %% ../../nbs/write/00b_revision.ipynb #c09c73cc
 import numpy as np
@@ -91,7 +91,7 @@ def grown_splits(
     store:Store, # The version that is there
     part:Manifest # What was appended
 ): # Yields `(split, first, count, at, span)`
-    """Where the samples of each split go that were appended: `count` of them, from `first` on, become samples from `at` on
+    """Where appended samples go: `count` of them, from `first` on, become samples `at`, `at`+1, … of a split
 
     `at` is a number in the new version, and `span` the range of the split there. Without splits, the only split is
     ''."""
@@ -141,6 +141,20 @@ def add_labels(
         elif not known and field in part.counts: counts[field] = part.counts[field]
         else: counts.pop(field, None)
     manifest.vocab,manifest.counts = vocab,counts
+
+def wider_dtype(
+    name:str, # Name of the dataset
+    field:str, # A field
+    dtype:str, # Its type so far; `None` if its values differ in length
+    new_dtype:str # The type of what is new
+)->str:
+    "A type that has the values of both; raises `ValueError`"
+    if dtype==new_dtype: return dtype
+    wider = np.promote_types(dtype, new_dtype)
+    if wider.kind not in 'iu':
+        raise ValueError(f'{name}: {field!r} has numbers of type {dtype}, and the new ones need {new_dtype}: no integer '
+                         'type has all of them')
+    return wider.str[1:]
 
 def forget_fields(
     manifest:Manifest, # Of the new version

@@ -16,7 +16,7 @@ from ..store.address import concealed
 from ..store.shard_index import INDEX_FOLDER, index_name, ShardTable
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
-from .shards import OWN_FILE, own_files, PART_FILE, PLAN_FILE, seal_json, ShardWriter
+from .shards import files_of, OWN_FILE, own_files, PART_FILE, PLAN_FILE, seal_json, ShardWriter
 
 # %% ../../nbs/write/05_shards_admin.ipynb #fa14a460
 def delete_shards(
@@ -68,8 +68,10 @@ def _remove_empty_folders(storage):
 
 def _index_files(manifest):
     "Returns the names of the files with which shards of others were indexed"
-    shards = ShardTable.unpack(manifest.shards).text.decode().split('\n')
-    return [*{manifest.failures, *(index_name(shard, manifest.format) for shard in shards)}]
+    table = ShardTable.unpack(manifest.shards)
+    names = {table.name(s) for s in range(len(table))}
+    if manifest.format<3: return [*{manifest.failures, *(index_name(name, manifest.format) for name in names)}]
+    return [*files_of(manifest)-names]
 
 # %% ../../nbs/write/05_shards_admin.ipynb #29c7c411
 def unfinished_shards(
