@@ -135,9 +135,10 @@ def add_labels(
         known = vocab.get(field, [])
         vocab[field] = [*known, *(label for label in labels if label not in set(known))]
         if field in counts and field in part.counts:
-            n = len(vocab[field])
-            padded = [np.pad(np.array(c, np.int64), (0, n-len(c))) for c in (counts[field],part.counts[field])]
-            counts[field] = sum(padded).tolist()
+            total = dict.fromkeys(vocab[field], 0)
+            for some,numbers in ((known,counts[field]), (labels,part.counts[field])):
+                for label,n in zip(some, numbers): total[label] += n
+            counts[field] = list(total.values())
         elif not known and field in part.counts: counts[field] = part.counts[field]
         else: counts.pop(field, None)
     manifest.vocab,manifest.counts = vocab,counts

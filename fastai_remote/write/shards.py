@@ -531,10 +531,12 @@ def _put(self:ShardWriter, numbers, columns, labels):
     has_crc = [field for field in values_of if f'{field}.crc' in fields]
     label_fields = [field for field in values_of if fields[field]['codec']=='cls']
     keys = columns.get('__key__') or [None]*len(numbers)
+    # samples that are appended have keys that no sample before has
+    key_start = f"{self.plan['generation']}-" if self.plan.get('is_appended') else ''
     for k,number in enumerate(numbers.tolist()):
         sample = {field:values[k] for field,values in values_of.items()}
         self._ensure_shard(number, self.cost(sample))
-        self.open_shard.add(f"{self.plan.get('first_key', 0)+number:09}" if keys[k] is None else keys[k], sample,
+        self.open_shard.add(f'{key_start}{number:09}' if keys[k] is None else keys[k], sample,
                             {field:int(columns[f'{field}.crc'][k]) for field in has_crc})
         for field in label_fields:
             counts,label = self.counts.setdefault(field, {}),sample[field]
@@ -732,6 +734,7 @@ def publish(self:ShardWriter,
     if manifest.prefix:
         keep = files_of(manifest)
         self.storage.remove(own_files(self.storage, [name for name in self.storage.names() if name not in keep]))
+    else: self._remove_indices()
     self.remove_state()
 
 @patch

@@ -48,7 +48,7 @@ class ShardReviser(ShardWriter):
 
     def checked_plan(self, plan):
         self.change.check(self.store, plan)
-        return {**plan, 'signature':f"{self.store.manifest.uid} {plan['signature']}", 'first_key':len(self.store)}
+        return {**plan, 'signature':f"{self.store.manifest.uid} {plan['signature']}", 'is_appended':True}
 
     def earlier_failures(self):
         lines = (json.dumps(failure, ensure_ascii=False)+'\n' for failure in self.store.failures())
