@@ -153,8 +153,8 @@ def wider_dtype(
     if dtype==new_dtype: return dtype
     wider = np.promote_types(dtype, new_dtype)
     if wider.kind not in 'iu':
-        raise ValueError(f'{name}: {field!r} has numbers of type {dtype}, and the new ones need {new_dtype}: no integer '
-                         'type has all of them')
+        raise ValueError(f'{name}: {field!r} has numbers of type {dtype}, and the new ones need {new_dtype}: no '
+                         'integer type has all of them')
     return wider.str[1:]
 
 def forget_fields(
