@@ -57,7 +57,7 @@ def _is_field(o):
     if not isinstance(o, dict) or not isinstance(o.get('codec'), str): return False
     return o.get('check') in (None, 'u4') and o.get('dtype', 0) in (None, *_dtypes)
 
-_part_types = dict(prefix=str, tags=int, n=int, fields=dict, failed=int, signature=str)
+_part_types = dict(prefix=str, tags=int, n=int, fields=dict, failed=int)
 
 def _is_part(o):
     if not isinstance(o, dict): return False
@@ -98,12 +98,12 @@ class Manifest:
     stats:dict = field(default_factory=dict) # `{image field: summary of `ImageStats`}`
     prefix:str = '' # How the keys or files of this version of the dataset begin
     tags:int = 0 # Hash tags over which the keys of a dataset in a Redis Cluster are spread; 0 elsewhere
-    # Of a dataset in Redis that was appended to or edited: `{'prefix', 'tags', 'n', 'fields', 'failed',
-    # 'signature'}` of each part
+    # Of a dataset in Redis that was appended to or edited: `{'prefix', 'tags', 'n', 'fields', 'failed'}` of each part
     parts:list = field(default_factory=list)
     # Where the samples of such a dataset are: `{'key', 'lengths': number of runs of each table, 'crc',
     # 'columns': {field: number of its table}}`
     runs:dict = field(default_factory=dict)
+    appended:list = field(default_factory=list) # Texts that identify the sources that were appended
     generation:int = 1 # How many times a dataset of this name has been written
     uid:str = '' # Identifies this version of the dataset
     created:str = '' # Time of the commit, ISO 8601, UTC
@@ -117,7 +117,7 @@ class Manifest:
     def to_json(self)->str:
         "The manifest as JSON, with a checksum"
         content = asdict(self)
-        for key in ('tags','parts','runs'):
+        for key in ('tags','parts','runs','appended'):
             if not content[key]: del content[key]   # earlier formats have no such entries
         return seal({'uid':self.uid, **content, 'order':{key:list(content[key]) for key in _is_valid}})
 

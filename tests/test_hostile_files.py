@@ -268,7 +268,7 @@ def shards(tmp_path):
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize('what', STRANGE)
-@pytest.mark.parametrize('name', ['manifest.json','shard-000001.idx','shard-000001.tar'])
+@pytest.mark.parametrize('name', ['manifest.json','shard-000001.tar.fastai_remote','shard-000001.tar'])
 def test_files_of_a_dataset_are_regular_files(shards, name, what):
     replace_by(shards/name, what)
     def read():
@@ -289,6 +289,7 @@ def test_tars_of_others_are_regular_files(tmp_path, what):
     STRANGE[what](tmp_path/'b.tar')
     for f in (lambda: index_shards(tmp_path, **OPTIONS), lambda: ingest(tar_samples(tmp_path), MemoryWriter(), **OPTIONS)):
         error,seconds,megabytes = cost(f)
+        if what=='folder' and error is None: continue   # it is searched for tars, as any other folder
         assert error and error[0] in ('FileNotFoundError','StoreUnavailable','IngestError') and 'b.tar' in error[1], error
         assert seconds<2 and megabytes<100
 

@@ -164,7 +164,7 @@ if (pid:=os.fork())==0:   # what it takes to write it is not the reader's
     rng = np.random.default_rng(0)
     idx = pack_index({'png@':np.arange(n, dtype='u4'), 'png#':np.full(n, 7, 'u4'),
         'png.crc':np.zeros(n, 'u4'), 'cls':np.zeros(n, 'u1')})
-    for u in range(0, k, k//100): open(f'{d}/shard-{u:06}.idx', 'wb').write(idx)
+    for u in range(0, k, k//100): open(f'{d}/shard-{u:06}.tar.fastai_remote', 'wb').write(idx)
     t = ShardTable([f'shard-{u:06}.tar' for u in range(k)], np.full(k, n), rng.integers(9e7, 1e8, k),
         rng.integers(0, 1<<32, k), np.full(k, len(idx)))
     m = ShardManifest('d', k*n, {'png':{'codec':'png','dtype':None}, 'png.crc':{'codec':'crc','dtype':'u4'},
@@ -179,7 +179,7 @@ for i in rng.integers(0, 100, 1000).tolist(): assert s.get_many([i*(k//100)*n+i]
 for i in rng.integers(0, k*n, 50).tolist():
     try: s.get_many([i], 'cls')
     except StoreError: gone += 1
-each = os.path.getsize(f'{d}/shard-000000.idx')/n
+each = os.path.getsize(f'{d}/shard-000000.tar.fastai_remote')/n
 print(json.dumps(dict(n=len(s), grew=rss()-before, open=t, each=each, gone=gone,
     pickle=len(__import__('pickle').dumps(s)), manifest=os.path.getsize(f'{d}/manifest.json'))))
 __import__('shutil').rmtree(os.path.dirname(d))

@@ -107,7 +107,7 @@ def ours(names): return {n.removeprefix('fastai_remote.') for n in names}&MODULE
 # Methods of stores that start a job of a higher level, and import it when they are called
 LATER = {('store.base','ingest.copy'), ('store.base','ingest.verify'), ('store.base','ingest.revise'),
     ('store.redis','write.redis_reviser'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'),
-    ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin')}
+    ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin'), ('store.shards','write.shards_reviser')}
 
 def wrong_imports(module, at_once, later):
     "Those that go up, or sideways from store to store"

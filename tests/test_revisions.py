@@ -1,5 +1,5 @@
 "Datasets that are appended to and edited: what they contain, who sees it and when, and what is shared and removed"
-import io, json, random, tracemalloc
+import io, json, os, random, re, shutil, tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from PIL import Image
 from clusters import LocalCluster
 from conftest import dies_at, examples
 from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, TieredStore, UnknownField,
-    UnsupportedFormat, to_redis, to_shards)
+    UnsupportedFormat, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
 from fastai_remote.store.redis_parts import RunTable, TooManyRuns
 
@@ -162,6 +162,143 @@ def test_changes_in_a_cluster():
             RedisStore.delete(c.url, 'e')
             left = {k.decode() for k_ in range(3) for k in c.client(k_).keys()}
             assert left<={'fastai_remote:locks','fastai_remote:generations'}
+
+# --- shards
+
+class ShardModel(Model):
+    "The same in shards, where only numbers and labels can be changed and added"
+    def __init__(self, folder, n=30, **kw):
+        to_shards(samples(0, n), folder, shuffle=False, maxcount=7, **one)
+        self.store,self.rows,self.next = ShardStore(folder),samples(0, n),n
+
+    def more(self, i): return {f:i%100 for f in self.store.fields if f.startswith('more')}|{f:f'k{i%3}' for f in self.store.fields if f.startswith('kind')}
+
+    def edit(self, rng):
+        numbers = rng.sample(range(len(self.rows)), min(len(self.rows)-1, 8))
+        drop,change = numbers[:rng.randint(0, 4)],numbers[4:]
+        values = {'cls':{i:f'changed {i%3}' for i in change[:2]}, 'id.i4':{i:-i for i in change[:3]}}
+        for field,changed in values.items():
+            for i,value in changed.items(): self.rows[i] = {**self.rows[i], field:value}
+        self.rows = [row for i,row in enumerate(self.rows) if i not in drop]
+        return self.store.edit(drop, values)
+
+    def add(self, rng):
+        field = rng.choice(['more0.u1','more1.u1','kind0.cls','kind1.cls'])
+        if field in self.store.fields: return self.drop_field(field)
+        def value(row): return row['id.i4']%100 if field.startswith('more') else f"k{row['id.i4']%3}"
+        self.rows = [{**row, field:value(row)} for row in self.rows]
+        if rng.random()<.5: return self.store.add_fields({field:[row[field] for row in self.rows]}, **one)
+        return self.store.add_fields(lambda o: {field:value(o)}, ['id.i4'], **one)
+
+@pytest.mark.parametrize('seed', [0,1,*(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 16))])
+def test_any_changes_of_shards(tmp_path, seed):
+    rng = random.Random(seed)
+    model = ShardModel(tmp_path/'d')
+    for _ in range(8): model.step(rng)
+    model.check()
+    tars = {p.name:p.read_bytes() for p in (tmp_path/'d').glob('*.tar')}
+    assert len(model.store.shards)==len(tars)   # a shard without samples is removed
+    assert len(set(model.store.keys(range(len(model.store)))))==len(model.store)
+    model.store.copy(tmp_path/'copy', **one)
+    assert rows(ShardStore(tmp_path/'copy'))==rows(model.store)
+    to_shards(samples(0, 5), tmp_path/'d', overwrite=True, **one)
+    assert len(ShardStore(tmp_path/'d'))==5 and len(list((tmp_path/'d').glob('*.fastai_remote')))==1
+    ShardStore.delete(tmp_path/'d')
+    assert not (tmp_path/'d').exists()
+
+def test_shards_are_not_written_again(tmp_path):
+    to_shards({'train':samples(0, 20), 'valid':samples(20, 30)}, tmp_path/'d', maxcount=6, **one)
+    before = {p.name:(p.stat().st_mtime_ns,p.stat().st_ino) for p in (tmp_path/'d').glob('*.tar')}
+    store = ShardStore(tmp_path/'d').append({'valid':samples(30, 35), 'test':samples(35, 37)}, **one)
+    store = store.edit(drop=[2], set={'cls':{7:'b'}}).add_fields({'y.f4':[.5]*36}).drop_fields('txt')
+    after = {p.name:(p.stat().st_mtime_ns,p.stat().st_ino) for p in (tmp_path/'d').glob('*.tar')}
+    assert before.items()<=after.items() and store.splits=={'train':[0,19], 'valid':[19,34], 'test':[34,36]} and verified(store)
+    ids = {split:sorted(store.get_many(range(*span), 'id.i4')['id.i4'].tolist()) for split,span in store.splits.items()}
+    assert len(ids['train'])==19 and ids['valid']==list(range(20, 35)) and ids['test']==[35,36]
+    import webdataset
+    keys = [sample['__key__'] for sample in webdataset.WebDataset(sorted(map(str, (tmp_path/'d').glob('*.tar'))), shardshuffle=False)]
+    assert len(keys)==37==len(set(keys))   # other tools see all samples of the shards
+
+def test_changes_of_shards_that_make_no_sense(tmp_path):
+    to_shards(samples(0, 20), tmp_path/'d', **one)
+    store = ShardStore(tmp_path/'d')
+    with pytest.raises(TypeError, match="values of 'txt' are in the shards, which are not changed"): store.edit(set={'txt':{1:'new'}})
+    with pytest.raises(TypeError, match="'more.txt' would be in the shards"): store.add_fields(lambda o: {'more.txt':'x'}, **one)
+    with pytest.raises(TypeError, match='text and numbers'): store.edit(set={'cls':{1:'a', 2:3}})
+    with pytest.raises(ValueError, match="labels of 'cls' are such as 'a', and the new samples have numbers"): store.edit(set={'cls':{1:3}})
+    with pytest.raises(IngestError, match=r'sample \d+: ZeroDivisionError'): store.add_fields(lambda o: {'y.i4':1//(o['id.i4']-3)}, num_workers=1)
+    with pytest.raises(ValueError, match="there is a field 'cls' already"): store.add_fields({'cls':[1]*20}, num_workers=1)
+    with pytest.raises(ValueError, match="without 'cls'"): store.append([{'txt':'a'}], **one)
+    store = store.append(samples(20, 22), **one)
+    with pytest.raises(StoreExists, match='appended before'): store.append(samples(20, 22), **one)
+    other = ShardStore(tmp_path/'d').edit(drop=[1])
+    for again in (lambda: store.edit(drop=[2]), lambda: store.append(samples(30, 31), **one), lambda: store.drop_fields('txt')):
+        with pytest.raises(StoreNotFound, match='replaced since it was opened'): again()
+    assert rows(ShardStore(tmp_path/'d'))==rows(other) and verified(other) and not ShardStore.unfinished(tmp_path/'d')
+
+def test_shards_of_others_are_edited(tmp_path):
+    import webdataset
+    (tmp_path/'d').mkdir()
+    for k in range(2):
+        with webdataset.TarWriter(str(tmp_path/'d'/f'{k}.tar')) as tar:
+            for i in range(5): tar.write({'__key__':f'k{5*k+i}', 'txt':f't{5*k+i}', 'cls':i%2})
+    content = {p.name:p.read_bytes() for p in (tmp_path/'d').glob('*.tar')}
+    index_shards(tmp_path/'d', num_workers=1, progress=False)
+    store = ShardStore(tmp_path/'d').edit(drop=[0], set={'cls':{3:7}}).add_fields({'y.f4':np.arange(9)/2}, **one)
+    assert [store.key(i) for i in range(9)]==[f'k{i}' for i in range(1, 10)] and store[2]['cls']==7 and store[4]['y.f4']==2. and verified(store)
+    assert {p.name:p.read_bytes() for p in (tmp_path/'d').glob('*.tar')}==content and {p.name for p in (tmp_path/'d').iterdir()}=={'0.tar','1.tar','.fastai_remote'}
+    with pytest.raises(TypeError, match='others wrote these shards: index_shards adds more'): store.append(samples(0, 2), **one)
+    with webdataset.TarWriter(str(tmp_path/'d'/'2.tar')) as tar: tar.write({'__key__':'k10', 'txt':'t', 'cls':1})
+    with pytest.raises(StoreExists, match='the dataset was edited; overwrite=True indexes all shards anew'): index_shards(tmp_path/'d', num_workers=1, progress=False)
+    index_shards(tmp_path/'d', overwrite=True, num_workers=1, progress=False)
+    assert len(ShardStore(tmp_path/'d'))==11
+    ShardStore.delete(tmp_path/'d')
+    assert {p.name for p in (tmp_path/'d').iterdir()}=={'0.tar','1.tar','2.tar'}
+
+def test_a_killed_change_of_shards(tmp_path):
+    "At each moment, readers see the version before or the one after, and the same call finishes it"
+    def edited(folder): return ShardStore(folder).edit(drop=[1,5], set={'cls':{3:'z'}})
+    def appended(folder): return ShardStore(folder).append(samples(30, 40), shuffle=False, chunk=5, **one)
+    for do in (edited,appended):
+        shutil.rmtree(tmp_path/'want', ignore_errors=True)
+        to_shards(samples(0, 30), tmp_path/'want', shuffle=False, maxcount=7, **one)
+        before,after = rows(ShardStore(tmp_path/'want')),rows(do(tmp_path/'want'))
+        files = sorted(p.name for p in (tmp_path/'want').iterdir())
+        for k in range(0, 400, 6):
+            shutil.rmtree(tmp_path/'d', ignore_errors=True)
+            to_shards(samples(0, 30), tmp_path/'d', shuffle=False, maxcount=7, **one)
+            died = dies_at_write(k, lambda: do(tmp_path/'d'))
+            seen = rows(ShardStore(tmp_path/'d'))
+            assert seen in (before,after), k
+            if not died: break
+            if seen==before: do(tmp_path/'d')
+            assert rows(ShardStore(tmp_path/'d'))==after and verified(ShardStore(tmp_path/'d')), k
+            if seen==before: assert [f for f in sorted(p.name for p in (tmp_path/'d').iterdir()) if not re.search(r'-\d{7}\.tar', f)]==files or do is appended, k
+        assert k>5 and seen==after
+
+def dies_at_write(k, f):
+    "Run `f` in a fork that dies before it writes its `k`-th file; did it die?"
+    if (pid:=os.fork())==0:
+        from fastai_remote.store.storage import Storage
+        left = [k]
+        def counted(method):
+            def call(self, *args, **kwargs):
+                if not left[0]: os._exit(9)
+                left[0] -= 1
+                return method(self, *args, **kwargs)
+            return call
+        for name in ('write','create','remove'): setattr(Storage, name, counted(getattr(Storage, name)))
+        try: f()
+        finally: os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==9
+
+def test_loaders_of_edited_shards(tmp_path):
+    to_shards({'train':[{'png':png(i), 'cls':'ab'[i%2]} for i in range(24)], 'valid':[{'png':png(i), 'cls':'ab'[i%2]} for i in range(24, 32)]}, tmp_path/'d', maxcount=5, **one)
+    store = ShardStore(tmp_path/'d').append({'train':[{'png':png(i), 'cls':'ac'[i%2]} for i in range(40, 48)]}, **one).edit(drop=[0,30], set={'cls':{5:'c'}})
+    dls = DataLoaders.from_store(store, bs=5, num_workers=0)
+    want = sorted((row['png'].getpixel((0,0))[0], store.vocab.index(row['cls'])) for row in store[slice(*store.splits['train'])])
+    got = sorted((round(float(x[0,0,0])*255),int(y)) for xb,yb in dls.train.new(drop_last=False) for x,y in zip(xb,yb))
+    assert got==want and len(dls.vocab)==3
 
 # --- appending
 

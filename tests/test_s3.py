@@ -107,7 +107,7 @@ def test_there_and_back(s3):
     assert sorted(got['id'].tolist())==list(range(N)) and all(got['jpg'][k]==ITEMS[i]['jpg']
         for k,i in enumerate(got['id'].tolist()))
     assert set(o:=objects(s3, 'pets'))=={'manifest.json',
-        *(f'shard-{k:06}.{e}' for k in range(8) for e in ('tar','idx'))}
+        *(f'shard-{k:06}.{e}' for k in range(8) for e in ('tar','tar.fastai_remote'))}
     with tarfile.open(fileobj=io.BytesIO(o['shard-000003.tar'])) as t: assert len(t.getnames())==3*EACH
 
 def test_two_writers(s3):
@@ -338,7 +338,7 @@ def test_busy_for_ever_in_loader(s3, proxy, num_workers=2):
 
 @pytest.mark.parametrize('fault',
     [lambda p: p.reset(n=9, match='.tar'), lambda p: p.cut(0, n=5, match='.tar'),
-    lambda p: p.cut(700, n=9, match='.tar'), lambda p: p.reset(n=4, match='.idx')],
+    lambda p: p.cut(700, n=9, match='.tar'), lambda p: p.reset(n=4, match='.fastai_remote')],
     ids=['reset','cut at 0','cut','reset index'])
 @pytest.mark.parametrize('cached', [True,False])
 def test_line_breaks(s3, proxy, tmp_path, fault, cached):
@@ -457,7 +457,7 @@ def test_truncated_shard(s3, own, tmp_path, num_workers=2):
 def test_index_damaged_on_the_way(s3, proxy, fault):
     "Asked for again"
     store = opened(s3, proxy)
-    proxy.flip(match='.idx') if fault=='flip' else proxy.short(99, match='.idx')
+    proxy.flip(match='.fastai_remote') if fault=='flip' else proxy.short(99, match='.fastai_remote')
     assert len(store.get_many(range(N), 'jpg', check=True)['jpg'])==N and proxy.faults[0].n==0
 
 @pytest.mark.parametrize('damage',
@@ -467,7 +467,7 @@ def test_index_damaged_on_the_way(s3, proxy, fault):
 @pytest.mark.parametrize('cached', [True,False])
 def test_damaged_index(s3, own, tmp_path, damage, cached):
     "Dataset and index are named; nothing of it stays in the cache"
-    name = 'shard-000002.idx'
+    name = 'shard-000002.tar.fastai_remote'
     if damage: put(s3, own, name, damage(objects(s3, own)[name]))
     else: s3.client().delete_object(Bucket=s3.bucket, Key=f'{own}/{name}')
     store = opened(s3, folder=own, cache=str(tmp_path/'c') if cached else None)
@@ -543,7 +543,7 @@ def test_ingest_through_busy_server(s3, proxy):
     assert make(s3, 'busy', at=proxy).written==N and alike(objects(s3, 'pets'), objects(s3, 'busy'))
 
 @pytest.mark.parametrize('at,num_workers',
-    [('shard-000003.tar',1),('shard-000003.idx',1),('chunk-000003',2),('manifest.json',1)])
+    [('shard-000003.tar',1),('shard-000003.tar.fastai_remote',1),('chunk-000003',2),('manifest.json',1)])
 def test_ingest_interrupted(s3, proxy, at, num_workers):
     """A server that refuses from some point on: `StoreUnavailable` in time, nothing to be seen by readers
 
@@ -813,7 +813,7 @@ def test_each_shard_once(s3, proxy, tmp_path):
     c = wholes(proxy, store)
     ranges,used = len(gets(proxy))-c.total(),sum(len(o['jpg']) for o in ITEMS)
     print(f'{c.total()} shards whole, {ranges} ranges, {proxy.bytes_out/used:.2f} bytes fetched for one used')
-    assert len(c)==8 and set(c.values())=={1} and ranges<=4*2*8 and len(gets(proxy, '.idx'))<=2*8
+    assert len(c)==8 and set(c.values())=={1} and ranges<=4*2*8 and len(gets(proxy, '.fastai_remote'))<=2*8
     proxy.clear()
     assert epoch(dls)==list(range(N)) and not proxy.log
 
@@ -824,7 +824,7 @@ def test_neighbours_are_joined(s3, proxy):
     store.get_many(range(N), 'id')
     proxy.clear()
     got = ids(dls.train)
-    assert sorted(got)==list(range(N)) and len(gets(proxy))<=N//60*8*2 and not gets(proxy, '.idx')
+    assert sorted(got)==list(range(N)) and len(gets(proxy))<=N//60*8*2 and not gets(proxy, '.fastai_remote')
     proxy.clear()
     store.get_many(range(2*EACH), ['jpg','cls','id'], check=True)
     assert len(gets(proxy))==2

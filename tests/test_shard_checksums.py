@@ -57,7 +57,7 @@ def finds(d):
     assert all(isinstance(what, str) and isinstance(why, str) for what,why in rest)
     return bool(rest) or s.verify(num_workers=1).bad>0
 
-@pytest.mark.parametrize('name,bits,step', [('shard-000000.idx',range(8),1), ('shard-000001.idx',None,1), ('shard-failures.json',range(8),1), ('shard-000000.tar',None,3), ('shard-000001.tar',None,9), ('manifest.json',range(8),1)])
+@pytest.mark.parametrize('name,bits,step', [('shard-000000.tar.fastai_remote',range(8),1), ('shard-000001.tar.fastai_remote',None,1), ('shard-failures.json',range(8),1), ('shard-000000.tar',None,3), ('shard-000001.tar',None,9), ('manifest.json',range(8),1)])
 def test_each_flipped_bit_is_found(tiny, tmp_path, name, bits, step):
     "Wherever it is, one bit at a time; and no sample is read with another value"
     d = Path(shutil.copytree(tiny, tmp_path/'tiny'))
@@ -104,7 +104,7 @@ def test_damage_in_a_value_and_beside_it_are_told_apart(tiny, tmp_path):
 
 def test_what_is_missing_is_found(tiny, tmp_path):
     "An index, a shard, the file of failures"
-    for name in ('shard-000001.idx','shard-000001.tar','shard-failures.json'):
+    for name in ('shard-000001.tar.fastai_remote','shard-000001.tar','shard-failures.json'):
         d = Path(shutil.copytree(tiny, tmp_path/name/'tiny'))
         (d/name).unlink()
         assert any(name.split('.')[0] in what+why for what,why in ShardStore(d).check_rest())
@@ -135,7 +135,8 @@ def far(tiny):
 def away(d, name='tiny'):
     fs = fsspec.filesystem('memory')
     if fs.exists(f'/far/{name}'): fs.rm(f'/far/{name}', recursive=True)
-    for p in Path(d).iterdir(): fs.pipe_file(f'/far/{name}/{p.name}', p.read_bytes())
+    for p in Path(d).rglob('*'):
+        if p.is_file(): fs.pipe_file(f'/far/{name}/{p.relative_to(d)}', p.read_bytes())
     return f'memory://far/{name}'
 
 def cached(url, cache, shards=2):
@@ -148,7 +149,7 @@ def cached(url, cache, shards=2):
 def in_cache(cache, end): return sorted(p for p in Path(cache).rglob('*') if p.name.endswith(end))
 
 @mended
-@pytest.mark.parametrize('end,bits,step', [('shard-000000.idx',range(8),2), ('shard-000001.tar',None,7)])
+@pytest.mark.parametrize('end,bits,step', [('shard-000000.tar.fastai_remote',range(8),2), ('shard-000001.tar',None,7)])
 def test_each_flipped_bit_in_the_cache_is_repaired(far, tmp_path, end, bits, step):
     "Values are right, never others; what `verify` finds is fetched again"
     cached(far, tmp_path/'c')
@@ -161,12 +162,12 @@ def test_each_flipped_bit_in_the_cache_is_repaired(far, tmp_path, end, bits, ste
             assert not p.exists() or p.read_bytes()==b
         s = ShardStore(far, cache=str(tmp_path/'c'))
         assert values_or_error(s) is None
-        if end.endswith('.idx'): assert p.read_bytes()==b
+        if end.endswith(".fastai_remote"): assert p.read_bytes()==b
         assert not n%2 or not list(s.check_rest())
         if p.exists() and p.read_bytes()!=b: p.unlink()
 
 @mended
-@pytest.mark.parametrize('end', ['shard-000000.idx','shard-000000.tar'])
+@pytest.mark.parametrize('end', ['shard-000000.tar.fastai_remote','shard-000000.tar'])
 @pytest.mark.parametrize('damage', [lambda b: b'', lambda b: b[:len(b)//2], lambda b: b[:-1], lambda b: b+b'x', lambda b: bytes(len(b)), lambda b: b[::-1]], ids=['empty','half','short','long','zeros','backwards'])
 def test_a_file_half_written_in_the_cache_is_fetched_again(far, tmp_path, end, damage):
     cached(far, tmp_path/'c')
@@ -182,7 +183,7 @@ def test_a_file_half_written_in_the_cache_is_fetched_again(far, tmp_path, end, d
 def test_a_copy_is_said_to_be_damaged(far, tmp_path):
     "A repair is not silent: the disk may be failing"
     cached(far, tmp_path/'c')
-    for end in ('shard-000000.idx','shard-000000.tar'):
+    for end in ('shard-000000.tar.fastai_remote','shard-000000.tar'):
         p, = in_cache(tmp_path/'c', end)
         b = p.read_bytes()
         at = b.index(TINY[1]['bin']) if end.endswith('tar') else len(b)-3
@@ -190,7 +191,7 @@ def test_a_copy_is_said_to_be_damaged(far, tmp_path):
         with pytest.warns(UserWarning, match=f'tiny: .*{end}.* cache {tmp_path}.*damaged|tiny: {end} in the cache {tmp_path}.*checksum'): assert values_or_error(ShardStore(far, cache=str(tmp_path/'c'))) is None
 
 @mended
-@pytest.mark.parametrize('name', ['shard-000001.idx','shard-000001.tar'])
+@pytest.mark.parametrize('name', ['shard-000001.tar.fastai_remote','shard-000001.tar'])
 def test_damaged_in_the_cache_and_where_it_is_stored(far, tmp_path, name):
     "Without another copy: dataset, shard, sample, place and advice are named; other shards are read"
     cached(far, tmp_path/'c')
@@ -201,7 +202,7 @@ def test_damaged_in_the_cache_and_where_it_is_stored(far, tmp_path, name):
     p.write_bytes(x)
     fsspec.filesystem('memory').pipe_file(f'/far/tiny/{name}', x)
     s = ShardStore(far, cache=str(tmp_path/'c'))
-    want = f"tiny: sample 2, field 'bin' in shard-000001.tar at byte {at:,}: .*ingest it again" if name.endswith('tar') else 'tiny: shard-000001.idx: the index of shard shard-000001.tar, .*samples 2 to 3: .*memory://far/tiny; put back a copy .*ingest again'
+    want = f"tiny: sample 2, field 'bin' in shard-000001.tar at byte {at:,}: .*ingest it again" if name.endswith('tar') else 'tiny: shard-000001.tar.fastai_remote: the index of shard shard-000001.tar, .*samples 2 to 3: .*memory://far/tiny; put back a copy .*ingest again'
     with pytest.raises(CorruptSample, match=want): s[2]
     assert s[0]==TINY[0] and s[1]==TINY[1]
 
@@ -314,15 +315,15 @@ def test_a_label_flipped_between_epochs_is_found_by_the_next(pictures, tmp_path,
     dls = dls_of(ShardStore(d), num_workers)
     dl = dls.train.new(drop_last=False)
     assert numbers(dl)==list(range(N))
-    flip_id(d/'shard-000000.idx')
-    with fails(CorruptSample, 'pictures: shard-000000.idx.*samples 0 to 9.*do not match their checksum.*put back a copy'): numbers(dl)
+    flip_id(d/'shard-000000.tar.fastai_remote')
+    with fails(CorruptSample, 'pictures: shard-000000.tar.fastai_remote.*samples 0 to 9.*do not match their checksum.*put back a copy'): numbers(dl)
 
 def test_a_label_flipped_between_epochs_is_found_by_workers_that_stay(pictures, tmp_path):
     d = Path(shutil.copytree(pictures, tmp_path/'pictures'))
     dl = dls_of(ShardStore(d), 2).train.new(drop_last=False, persistent_workers=True)
     assert numbers(dl)==numbers(dl)==list(range(N))
-    flip_id(d/'shard-000000.idx')
-    with fails(CorruptSample, 'pictures: shard-000000.idx'): numbers(dl)
+    flip_id(d/'shard-000000.tar.fastai_remote')
+    with fails(CorruptSample, 'pictures: shard-000000.tar.fastai_remote'): numbers(dl)
     del dl
     gc.collect()   # and its workers
 
@@ -335,8 +336,8 @@ def test_the_same_in_a_torch_loader(pictures, tmp_path, style, num_workers, pers
     dl = DataLoader(ds.batched(8), batch_size=None, **kw) if style=='batched' else DataLoader(ds, batch_sampler=ds.batches(8, num_workers=num_workers), **kw)
     def ids(dl): return sorted(int(i) for b,_ in dl for i in b)
     assert ids(dl)==ids(dl)==list(range(N))
-    flip_id(d/'shard-000000.idx')
-    with fails(CorruptSample, 'pictures: shard-000000.idx'): ids(dl)
+    flip_id(d/'shard-000000.tar.fastai_remote')
+    with fails(CorruptSample, 'pictures: shard-000000.tar.fastai_remote'): ids(dl)
     del dl
     gc.collect()
 
@@ -350,7 +351,7 @@ def test_a_label_flipped_while_an_epoch_runs_is_never_used(pictures, tmp_path, n
     try:
         for k,(_,ys) in enumerate(dl):
             got += ys.tolist()
-            if k==1: flip_id(d/'shard-000000.idx')
+            if k==1: flip_id(d/'shard-000000.tar.fastai_remote')
     except CorruptSample: return
     assert sorted(got)==list(range(N))
 
@@ -362,7 +363,7 @@ def test_damage_in_the_cache_is_repaired_by_training(pictures, tmp_path, num_wor
     url = away(pictures, 'pictures')
     dl = dls_of(ShardStore(url, cache=str(tmp_path/'c')), num_workers).train.new(drop_last=False)
     assert right(dl)
-    p = in_cache(tmp_path/'c', 'shard-000000.tar' if 'shard' in what else 'shard-000000.idx')[0]
+    p = in_cache(tmp_path/'c', 'shard-000000.tar' if 'shard' in what else 'shard-000000.tar.fastai_remote')[0]
     b = p.read_bytes()
     if what=='label in an index': flip_id(p)
     elif what=='value in a shard': p.write_bytes(b[:560]+bytes([b[560]^16])+b[561:])
@@ -420,7 +421,7 @@ def test_flipped_bits_in_an_unfinished_ingest(tmp_path, monkeypatch, name):
             write(d)
         s = ShardStore(d)
         assert values_or_error(s) is None and not list(s.check_rest())
-        assert sorted(p.name for p in d.iterdir())==sorted(['manifest.json', *(f'shard-{u:06}.{e}' for u in range(4) for e in ('idx','tar'))])
+        assert sorted(p.name for p in d.iterdir())==sorted(['labels.json', 'manifest.json', *(f'shard-{u:06}.{e}' for u in range(4) for e in ('tar.fastai_remote','tar'))])
         shutil.rmtree(d.parent)
     assert refused or name!='plan.json'
 

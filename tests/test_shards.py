@@ -50,7 +50,7 @@ def sound(folder, maxsize=1e8, maxcount=100_000):
     "What holds of every folder that `to_shards` has written, file by file"
     s = ShardStore(folder)
     t,m,p = s.shards,s.manifest,Path(folder)
-    want = {'manifest.json', *([m.failures] if m.failed else []), *(f for u in range(len(t)) for f in (t.name(u), s.index_file(u)))}
+    want = {'manifest.json', *(['labels.json'] if m.vocab else []), *([m.failures] if m.failed else []), *(f for u in range(len(t)) for f in (t.name(u), s.index_file(u)))}
     assert set(names(folder))==want and int(t.starts[-1])==m.n==len(s)
     assert {x for ab in s.splits.values() for x in ab}<={*t.starts.tolist()}   # no shard holds two splits
     for u in range(len(t)):
@@ -156,7 +156,7 @@ def test_stores(tmp_path, server):
         s,_ = put(tmp_path/f'{k}', o, shuffle=False)
         sound(tmp_path/f'{k}')
         assert [s[i] for i in range(48)]==[o[i] for i in range(48)] and s.splits==o.splits=={'train':[0,40], 'valid':[40,48]} and s.manifest.vocab==o.manifest.vocab
-        assert {n for n,*_ in members(tmp_path/f'{k}'/'shard-000000.tar')}>={'000000000.cls'}
+        assert {n for n,*_ in members(tmp_path/f'{k}'/'shard-train-000000.tar')}>={'000000000.cls'}
     RedisStore.delete(server.url, 'of-shards')
 
 def test_splits_of_kinds(tmp_path):
@@ -181,7 +181,7 @@ def test_values(tmp_path):
             elif f=='m.npz': assert np.array_equal(v['a'], src[i][f]['a'])
             else: assert v==src[i][f]
     got = {n:b for n,_,b in members(tmp_path/'d'/'shard-000000.tar')}
-    assert got['000000003.title'].decode()=='Ünï 3\n' and got['000000003.w.i2']==b'-3' and got['000000003.bin']==b'\0\1\2' and json.loads(got['000000003.json'])=={'k':[3,None]}
+    assert got['000000003.title'].decode()=='Ünï 3\n' and got['000000003.w.i2.json']==b'-3' and got['000000003.bin']==b'\0\1\2' and json.loads(got['000000003.json'])=={'k':[3,None]}
 
 # --- labels
 
@@ -446,9 +446,9 @@ def test_foreign_tars_are_not_touched(tmp_path):
     tar(d/'shard-000000.tar', [('a.txt', b'a')])
     with pytest.raises(StoreExists, match='shard-000000.tar is there, and no manifest: shards that others wrote'): put(d, items('a'))
     index(d)
-    before = {n:(d/n).read_bytes() for n in names(d)}
+    before = {p:p.read_bytes() for p in d.rglob('*') if p.is_file()}
     with pytest.raises(StoreExists, match='shards that others wrote are indexed here; choose another folder'): put(d, items('a'), overwrite=True)
-    assert {n:(d/n).read_bytes() for n in names(d)}==before
+    assert {p:p.read_bytes() for p in d.rglob('*') if p.is_file()}==before
     ShardStore.delete(d)
     assert names(d)==['shard-000000.tar']
     e = tmp_path/'e'
@@ -524,7 +524,7 @@ def test_read_only(tmp_path, mount):
     with pytest.raises(StoreUnavailable, match='ro.*[Rr]ead-only'): index(d)
     index_shards(d, tmp_path/'beside', num_workers=1, progress=False)
     s = ShardStore(tmp_path/'beside', shards_url=d)
-    assert values(s, 'txt')==[f'{i}' for i in range(9)] and names(tmp_path/'beside')==['a.idx','manifest.json']
+    assert values(s, 'txt')==[f'{i}' for i in range(9)] and names(tmp_path/'beside')==['a.tar.fastai_remote','manifest.json']
     assert values(ShardStore(tmp_path/'beside', shards_url=d), 'txt')==[f'{i}' for i in range(9)]
 
 # --- others read ours
@@ -588,13 +588,15 @@ def test_names_of_members(tmp_path, fmt):
     assert (rep.failed,s.fields)==(0,['txt','left.bin']) and values(s, 'txt')==[f'{k}.TXT' for k in keys] and values(s, 'left.bin')==[f'{k}.Left.Bin'.encode() for k in keys]
 
 def test_missing_fields(tmp_path):
-    "A sample may lack a field of varying width, and says so when that is read; one that lacks its label is left out and named"
+    "A sample may lack any field, and says so when that is read; the report tells how many do"
     (tmp_path/'w').mkdir()
     tar(tmp_path/'w/a.tar', [('0.txt', b'a'),('0.cls', b'0'),('1.cls', b'1'),('2.txt', b'c'),('3.cls', b'2'),('3.txt', b'd'),('3.extra.json', b'{}'),('4.txt', b'e'),('4.cls', b'no')])
     s,rep = index(tmp_path/'w')
-    assert (rep.written,rep.failed,s.vocab,s.get_many([0,1,2], 'cls')['cls'].tolist())==(2+1,2,['0','1','2'],[0,1,2]) or (rep.written,rep.failed)==(4,1)
+    assert (rep.written,rep.failed,s.vocab,s.get_many([0,1,3,4], 'cls')['cls'].tolist())==(5,0,['0','1','2','no'],[0,1,2,3])
     with pytest.raises(MissingSample, match="w: .*1 .*field 'txt'.*a.tar"): s.get_many([0,1], 'txt')
-    assert s.get_many([0], 'txt')['txt']==[b'a'] and [n for n,_ in s.failures()][0]=='a.tar: 2'
+    with pytest.raises(MissingSample, match="w: .*1 .*field 'cls'.*a.tar"): s.get_many([0,2], 'cls')
+    assert s.get_many([0], 'txt')['txt']==[b'a'] and s.field_counts=={'txt':4, 'cls':4, 'extra.json':1}
+    assert {"1 of 5 samples have no 'txt'", "4 of 5 samples have no 'extra.json'"}<=rep.notes.keys()
 
 @pytest.mark.parametrize('bad', [b'--5','²'.encode(),b'\xff\xfe',b'99999999999999999999',b''])
 @pytest.mark.parametrize('first', [True,False])
@@ -649,11 +651,11 @@ def test_sparse(tmp_path):
     assert got==[b'zero',b'two']*3 and rep.failed==3
 
 def test_twice_in_a_sample(tmp_path):
-    "Of a name that is there twice the last counts, as for tar"
+    "A name that is there twice makes a failed sample, which names both places; WebDataset raises an error, too"
     (tmp_path/'w').mkdir()
     tar(tmp_path/'w/a.tar', [('0.txt', b'old'),('0.cls', b'1'),('0.txt', b'new'),('1.txt', b'b'),('1.cls', b'2')])
-    s,_ = index(tmp_path/'w')
-    assert values(s, 'txt')==['new','b']
+    s,rep = index(tmp_path/'w')
+    assert values(s, 'txt')==['b'] and rep.failed==1 and re.search('a.tar: 0.*0.txt.*twice.*bytes 512 and 2,560', str(rep.failures))
 
 def test_kinds_of_archives(tmp_path):
     "Plain, compressed in one piece or several, empty, with a label only; others' junk is no shard"
@@ -777,7 +779,8 @@ def test_their_splits(tmp_path):
     assert len(s)==3
     with pytest.raises(FileNotFoundError, match="no tar is called 'x-\\*'; there are train-0.tar"): index(d, overwrite=True, splits={'x':'x-*'})
     with pytest.raises(ValueError, match='a shard is in two splits'): index(d, overwrite=True, splits={'a':'train-*', 'b':'*-1*'})
-    with pytest.raises(FileNotFoundError, match='no tars here'): index(tmp_path)
+    (tmp_path/'empty').mkdir()
+    with pytest.raises(FileNotFoundError, match='no tars here'): index(tmp_path/'empty')
 
 def test_their_tar_changed(tmp_path):
     "A tar that is another than was indexed is told from it, by its checksums, or because it is shorter"
@@ -807,7 +810,7 @@ def test_unfinished_index_takes_no_tar_along(tmp_path):
             with pytest.raises(StoreExists, match='shards that others wrote'): put(d, items('a'), **kw)
         act()
         assert {n:b for n,b in before.items() if n in names(d)}==before and not (d/'.ingest').exists() and not (d/'manifest.json').exists()
-        for n in set(names(d))-set(before): (d/n).unlink()
+        assert names(d)==sorted(before)
 
 def test_indexing_goes_on(tmp_path):
     "Interrupted and repeated: only what is missing is read; another set of tars is refused"
@@ -825,7 +828,8 @@ def test_indexing_goes_on(tmp_path):
         with pytest.raises(StoreNotFound, match='not finished'): ShardStore(d)
         s,rep = index(d)
     assert (rep.written,rep.resumed)==(30,15) and values(s, 'txt')==[f'{k} {i}' for k in range(6) for i in range(5)]
-    assert names(d)==sorted(['manifest.json']+[f'{k}.{e}' for k in range(6) for e in ('idx','tar')])
+    assert names(d)==sorted(['.fastai_remote', '.fastai_remote/manifest.json', *(f'{k}.tar' for k in range(6)),
+                             *(f'.fastai_remote/{k}.tar.fastai_remote' for k in range(6))])
 
 # --- files of format 1, for ever
 
@@ -897,7 +901,7 @@ def whole(h, body):
     j += b' '*(-(12+len(j))%8)
     return b'fr.idx\r\n'+len(j).to_bytes(4, 'little')+j+body
 
-CLAIMS = [dict(n=-1), dict(n=1<<62), dict(n='x'), dict(n=7), dict(n=5), dict(n=None), dict(format=2), dict(format='1'), dict(format=[]), dict(columns=[]), dict(columns=5), dict(columns=[['txt@','u4']]), dict(columns=[['txt@','O',0]]),
+CLAIMS = [dict(n=-1), dict(n=1<<62), dict(n='x'), dict(n=7), dict(n=5), dict(n=None), dict(format=3), dict(format='1'), dict(format=[]), dict(columns=[]), dict(columns=5), dict(columns=[['txt@','u4']]), dict(columns=[['txt@','O',0]]),
     dict(columns=[['txt@','V9999999',0]]), dict(columns=[['txt@','u4',-8]]), dict(columns=[['txt@','u4',1<<60]]), dict(columns=[['txt@','S8',0]]), dict(columns=[['txt@','u4',0]]), dict(labels=[]), dict(labels={'cls':[]}),
     dict(labels={'kind.cls':['?']*2}), dict(labels={'kind.cls':[]}), dict(labels={'kind.cls':5}), dict(labels={'kind.cls':[[1],{},None]}), dict(labels={'txt':['a']})]
 

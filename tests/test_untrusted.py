@@ -26,7 +26,7 @@ def folder(tmp_path):
 @pytest.fixture
 def elsewhere(folder, tmp_path):
     "The folder of a manifest whose shards are in `folder`"
-    for name in ('manifest.json', *(f.name for f in folder.glob('*.idx'))): (folder/name).unlink()
+    for name in ('manifest.json', *(f.name for f in folder.glob('*.fastai_remote'))): (folder/name).unlink()
     index_shards(folder, to=tmp_path/'ours', num_workers=1, progress=False)
     return tmp_path/'ours'
 
@@ -58,7 +58,7 @@ class Requests:
 def test_a_manifest_cannot_send_credentials_to_another_host(folder, tmp_path):
     (tmp_path/'public').mkdir()
     with Requests(tmp_path/'public') as theirs, Requests(folder) as attacker:
-        for f in (folder/'manifest.json', *folder.glob('*.idx')): shutil.copy(f, tmp_path/'public')
+        for f in (folder/'manifest.json', *folder.glob('*.fastai_remote')): shutil.copy(f, tmp_path/'public')
         change(tmp_path/'public', base=attacker.url)
         options = {'headers':{'Authorization':MARKER}}
         with pytest.raises(StoreNotFound, match=f"{re.escape(attacker.url)}.*shards_url=") as e:

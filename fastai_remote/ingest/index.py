@@ -9,7 +9,8 @@ __all__ = ['index_shard', 'ShardIndexJob', 'index_shards']
 
 # %% ../../nbs/ingest/05_index.ipynb #aaf723b5
 import hashlib, os, zlib
-from fnmatch import fnmatch
+from collections import Counter
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
 
@@ -19,25 +20,28 @@ from fastcore.basics import store_attr
 from ..codec.base import utf8
 from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
-from ..core import StoreUnavailable
+from ..core import CorruptSample, StoreExists, StoreUnavailable, UnsupportedFormat
 from .chunk import failure_reason, plan_fields, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
 from ..source.base import storable
-from ..source.tars import DamagedTar, group_members, parse_number, tar_members, Uncompressed
+from ..source.tars import (
+    DamagedTar, expand_braces, group_members, parse_number, TAR_EXTENSIONS, tar_members, Uncompressed)
 from ..store.address import concealed
-from ..store.shard_index import index_name, IndexColumns, Unzip
+from fastai_remote.store.shard_index import (
+    compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER, INDEX_SUFFIX, index_name, IndexColumns, ShardIndex,
+    ShardTable)
 from ..store.storage import as_storage, open_regular, Storage
 from ..write.base import label_texts
-from ..write.shards import ShardWriter
+from ..write.shards import own_files, ShardWriter
 
 # %% ../../nbs/ingest/05_index.ipynb #243399dc
 class _StoredFile:
     "A file of a `Storage`, read once from front to back; raises `StoreUnavailable` if it does not come whole"
     def __init__(self,
         storage:Storage, # The folder that has the file
-        name:str, # Name of the file; its content is compressed if it ends in `gz`
+        name:str, # Name of the file, which may be compressed
         part:int=1<<22, # Bytes per request at most
         parallel:int=4, # Requests at the same time
     ):
@@ -46,7 +50,10 @@ class _StoredFile:
         if storage.local: os.close(open_regular(storage.path(name)))
         # The size is asked for, because a short answer may end where a member ends, and would look complete.
         self.total = storage.call(lambda fs: fs.size(storage.path(name)))
-        self.content = Uncompressed(self._pieces(), Unzip() if name.endswith(('gz','.tgz')) else None)
+        pieces = self._pieces()
+        first = next(pieces, b'')
+        self.compression = compression_of(first[:16])
+        self.content = Uncompressed(_with_first(first, pieces), decompressor(self.compression))
 
     def _pieces(self):
         for data in self.storage.parts(self.name, self.total, self.parallel, self.part):
@@ -55,28 +62,74 @@ class _StoredFile:
         if self.size<self.total:
             raise StoreUnavailable(f'{self.storage.url}: {self.name}: {self.size:,} bytes came of {self.total:,}')
 
+def _with_first(first, pieces):
+    yield first
+    yield from pieces
+
 # %% ../../nbs/ingest/05_index.ipynb #95c53b9d
 _MAX_VALUE = (1<<32)-2   # bytes; an index has 32 bits for a length, and the largest number means that there is no value
+_MAX_FIELDS = 256   # fields of a dataset
 
-def _values(members, fields):
-    """Returns what an index stores of a sample: `{field: (offset, bytes, crc)}` and `{field: number or label}`
+def _is_nameable(field):
+    "Can a field have this name? See `plan_fields`; in a store, `;` and `?` say how to read fields"
+    return bool(field) and not any(c in field for c in ':#~@ ?;\0') and not field.endswith('.crc')
 
-    Raises `ValueError`, `TypeError` or `OverflowError` if the sample cannot be indexed."""
-    spans,values = {},{}
-    for member in members.values():
-        if member.error is not None: raise member.error
-    for field,spec in fields.items():
-        if spec['codec']=='crc' and field.endswith('.crc'): continue
-        member = members.get(field)
-        if spec['dtype'] is None:
-            if not member: continue
+def _late_field(field):
+    """How a field is stored that the first samples do not have: its name decides
+
+    Labels are kept as texts. Whether all of them are integers is known when all shards were read."""
+    codec = get_codec(field)
+    if codec is None or codec.dtype is None: return {'codec':codec.name if codec else 'bin', 'dtype':None}
+    if codec.name=='cls': return {'codec':'cls', 'dtype':'i8', 'staged':True, 'text':True, 'late':True}
+    return {'codec':codec.name, 'dtype':codec.dtype.str[1:]}
+
+class _ShardFields:
+    "The fields that occur in a shard: those of the plan, and others as they come"
+    def __init__(self,
+        fields:dict, # Of the plan
+        shard:str, # Name of the shard, for messages
+    ):
+        self.columns,self.shard,self.notes = IndexColumns(fields),shard,Counter()
+        self.specs = self.columns.fields
+
+    def values(self, members):
+        """Returns what an index stores of a sample: `{field: (offset, bytes, crc)}` and `{field: number or label}`
+
+        Raises `ValueError`, `TypeError` or `OverflowError` if the sample cannot be indexed."""
+        spans,values,unnamed = {},{},[]
+        for member in members.values():
+            if member.error is not None: raise member.error
+        for field,member in members.items():
+            if not _is_nameable(field):
+                unnamed.append(field)
+                continue
+            spec = self.specs.get(field) or self._add(field)
+            if spec['dtype'] is not None:
+                values[field] = _number_or_label(field, spec, member.content)
+                continue
             if member.size>_MAX_VALUE: raise ValueError(f'{field}: {member.size:,} bytes; a value has less than 4 GiB')
             spans[field] = member.start,member.size,zlib.crc32(member.content)
-        elif member: values[field] = _number_or_label(field, spec, member.content)
-        else: raise ValueError(f"no {field!r}; there are {', '.join(map(repr, members))}")
-    for field in spans:
-        if fields[field]['codec']=='labels': _labels(members[field].content)
-    return spans,values
+            if spec['codec']=='labels': _labels(member.content)
+        for field in unnamed:
+            self.notes[f'values were left out whose extension {field[:60]!r} cannot name a field (a space, or one of '
+                       ': # ~ @ ? ; or .crc at the end)'] += 1
+        return spans,values
+
+    def _add(self, field):
+        "The entry of a field that is new in this shard; raises `IngestError` if there are too many"
+        if len(self.specs)>=_MAX_FIELDS: raise IngestError(_too_many_fields(self.shard, self.specs))
+        spec = _late_field(utf8(field).decode())
+        self.columns.add_field(field, spec)
+        return spec
+
+    def record(self):
+        "`{field: [number of samples, entry]}` of the fields that occur"
+        return {field:[n,self.specs[field]] for field,n in self.columns.counts.items() if n}
+
+def _too_many_fields(where, fields):
+    examples = ', '.join(map(repr, list(fields)[-3:]))
+    return (f'{where}: more than {_MAX_FIELDS} different fields, such as {examples}: WebDataset takes what follows the '
+            'first dot of a name for the field, so that a dot must not be a part of the names of samples')
 
 def _number_or_label(field, spec, content):
     "The value of a field of fixed width; raises `TypeError` for a text where the first samples had numbers"
@@ -98,85 +151,210 @@ def index_shard(
     open_writer, # Makes the writer in this process
     source:dict, # Arguments of the `Storage` that contains the shards
     k:int, # Number of the shard
-    name:str, # Its name
+    part, # Its name; or, if it was indexed before, its row in the table of shards, a list that begins with its name
 )->dict: # The record of the shard: numbers of samples, bytes and failures
-    "Index one shard; raises `StoreUnavailable`"
-    writer,file = open_writer(),_StoredFile(Storage(**source), name)
+    "Index one shard; raises `StoreUnavailable`, and `IngestError` if there are too many fields"
+    writer = open_writer()
+    if not isinstance(part, str): return _keep_shard(writer, k, part)
+    name,file = part,_StoredFile(Storage(**source), part)
     fields = writer.plan['fields']
     image_field = writer.plan['stats'] if has_stats(k) else None   # whose images are counted
-    columns,stats,failures,nbytes,key = IndexColumns(fields),ImageStats() if image_field else None,[],0,None
-    needed = {f for f in fields if not f.endswith('.crc')}
-    def is_complete(members): return needed<=members.keys()
+    found,left_out = _ShardFields(fields, f"{writer.url}: {name}"),Counter()
+    columns,stats,failures,nbytes,key = found.columns,ImageStats() if image_field else None,[],0,None
+    usual = {f for f in fields if not f.endswith('.crc')}   # the fields of the sample before
+    def is_complete(members): return usual<=members.keys()
     try:
-        for key,members in group_members(tar_members(file.content), is_complete):
-            try: spans,values = _values(members, fields)
+        for key,members in group_members(tar_members(file.content), is_complete, left_out):
+            usual = members.keys()
+            try: spans,values = found.values(members)
+            except IngestError: raise
             except Exception as e:
                 failures.append((storable(f'{name}: {key}'), failure_reason(e)))
                 continue
-            columns.add(spans, values)
-            nbytes += sum(m.size for f,m in members.items() if f in fields)
-            _count(writer, fields, values, members)
+            columns.add(spans, values, key)
+            nbytes += sum(m.size for f,m in members.items() if f in found.specs)
+            _count(writer, found.specs, values, members)
             if image_field in spans and len(stats)<IMAGES_PER_CHUNK:
                 try: stats.add(get_codec(fields[image_field]['codec']).image(members[image_field].content))
                 except Exception: pass   # an image that cannot be decoded is an error when it is read, not here
     except DamagedTar as e: failures.append((storable(f'{name}: after {key}'), storable(str(e))))
     file.content.drain()   # what follows the end of the archive counts for the checksum
     if file.content.damage:
-        columns,stats,nbytes = IndexColumns(fields),None,0
+        found,stats,nbytes = _ShardFields(fields, name),None,0
+        columns = found.columns
         writer.counts,writer.seen = {},{}
         failures = [(name, f'damaged compressed data: {file.content.damage}. None of its samples can be trusted')]
-    index = columns.pack(file.crc)
+    record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[], fields=found.record(),
+                  notes=dict(found.notes+left_out))
+    labels = {field:sorted(texts) for field,texts in writer.seen.items()}
+    counts = {field:list(numbers.items()) for field,numbers in writer.counts.items()}
+    index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields))
     writer.storage.write(index_name(name), index)
     size = file.content.position   # of the tar, uncompressed
-    writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index)])
-    record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[])
+    writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
+                          COMPRESSIONS.index(file.compression)])
     writer.done(k, record, failures, stats.to_bytes() if stats else b'')
+    return record
+
+def _keep_shard(writer, k, row):
+    "Records a shard that was indexed before, from its index; returns the record; raises `CorruptSample`"
+    name,content = row[0],writer.storage.read(index_name(row[0]))
+    if zlib.crc32(content)!=row[6]:
+        raise CorruptSample(f'{writer.url}: {index_name(name)}: {len(content):,} bytes that do not match their checksum; '
+                            'overwrite=True indexes all shards anew')
+    record = ShardIndex(content, index_name(name)).record
+    failures,_ = record.pop('failures'),record.pop('plan')
+    writer.seen = {field:set(texts) for field,texts in record.pop('labels').items()}
+    writer.counts = {field:dict(map(tuple, numbers)) for field,numbers in record.pop('counts').items()}
+    writer.shards.append(row)
+    writer.done(k, record, failures)
     return record
 
 def _count(writer, fields, values, members):
     "Counts the labels of a sample in `writer`, which needs them for the vocabulary"
-    for field,spec in fields.items():
-        if spec['codec']=='cls':
-            counts = writer.counts.setdefault(field, {})
-            counts[values[field]] = counts.get(values[field], 0)+1
-        elif spec['codec']=='labels' and field in members:
+    for field,value in values.items():
+        if fields[field]['codec']!='cls': continue
+        counts = writer.counts.setdefault(field, {})
+        counts[value] = counts.get(value, 0)+1
+    for field in members:
+        if field in fields and fields[field]['codec']=='labels':
             writer.seen.setdefault(field, set()).update(_labels(members[field].content))
 
 def _fields_of(storage, names, n=100):
     "The fields of the first `n` samples of a shard, as a plan has them. Samples may lack fields; shards may be damaged"
-    first,reason = {},''
+    first,reason,left_out = {},'',Counter()
     for name in names[:10]:
-        samples = group_members(tar_members(_StoredFile(storage, name, parallel=1).content))
+        samples = group_members(tar_members(_StoredFile(storage, name, parallel=1).content), left_out=left_out)
         try:
             for _,members in islice(samples, n):
+                reason = reason or next((f': {name}: {m.error}' for m in members.values() if m.error is not None), '')
                 for field,value in _sound_values(members):
                     if field not in first or isinstance(value, str): first[field] = value
+                if len(first)>_MAX_FIELDS: raise IngestError(_too_many_fields(f'{storage.url}: {name}', first))
         except DamagedTar as e: reason = f': {name}: {e}'
-        if first: return plan_fields(first, {})
+        if first: return _plan_fields(first)
+    reason = reason or ''.join(f': {n:,} {what}' for what,n in left_out.items())
     raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{reason}")
 
+def _plan_fields(first):
+    "Fields as a plan has them; a field of numbers whose values are no numbers has text, or bytes"
+    fields = {}
+    for field,value in first.items():
+        codec = get_codec(field)
+        is_number = codec is not None and codec.dtype is not None and codec.name!='cls'
+        if is_number and isinstance(value, (str,bytes)):
+            fields |= {field:{'codec':'txt' if isinstance(value, str) else 'bin', 'dtype':None},
+                       f'{field}.crc':{'codec':'crc', 'dtype':'u4'}}
+        else: fields |= plan_fields({field:value}, {})
+    return fields
+
 def _sound_values(members):
-    "Yields `(field, value)`, without those that make their sample a failed one"
+    "Yields `(field, value)`, without those that make their sample a failed one; bytes for what is no number and no text"
     for field,member in members.items():
-        if member.error is not None: continue
+        if member.error is not None or not _is_nameable(field): continue
         try: yield field,parse_number(field, member.content)
-        except ValueError: pass
+        except ValueError:
+            if get_codec(field).name!='cls': yield field,member.content
 
 # %% ../../nbs/ingest/05_index.ipynb #d39663e8
 class ShardIndexJob(IngestJob):
     "Indexes tar shards that are there already: each shard is a chunk"
     verb = 'read'
-    def __init__(self, writer, source, names): store_attr()
+    def __init__(self,
+        writer:ShardWriter, # Where the index is written
+        source:Storage, # The folder of the shards
+        names:list, # Names of the shards
+        known:'_KnownShards', # Those that were indexed before
+    ): store_attr()
     def write(self): return partial(index_shard, self.writer.opener(), self.source.reveal())
-    def chunks(self, marks): return ((k, self.names[k]) for k in np.flatnonzero(marks==0).tolist())
+    def chunks(self, marks):
+        for k in np.flatnonzero(marks==0).tolist(): yield k, self.known.row(self.names[k]) or self.names[k]
+
+    @property
+    def notes(self):
+        "Fields that some samples lack"
+        dataset = self.writer.committed()
+        return [f'{dataset.n-entry["n"]:,} of {dataset.n:,} samples have no {field!r}'
+                for field,entry in dataset.fields.items() if entry.get('n', dataset.n)<dataset.n]
+
+class _KnownShards:
+    "The shards that an earlier call has indexed, and that are still the same"
+    def __init__(self,
+        writer:ShardWriter, # Of the index
+        source:Storage, # The folder of the shards
+        names:list, # Names of the shards that are there
+        overwrite:bool, # Forget what was indexed earlier?
+    ):
+        "Raises `StoreExists` if some are gone or have changed, or if none is new"
+        self.positions,self.dataset = {},writer.committed()
+        if self.dataset is None or overwrite and not self.dataset.prefix:
+            self.dataset = None
+            return
+        where,dataset = writer.url,self.dataset
+        if dataset.prefix: raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
+        if dataset.format<3: raise StoreExists(f'{where}: an index of an earlier version is there; overwrite=True replaces it')
+        self.table = ShardTable.unpack(dataset.shards)
+        if self.table.version is not None:
+            raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what was '
+                              'changed')
+        self.positions = {self.table.name(u):u for u in range(len(self.table))}
+        there = set(names)
+        lost = next((name for name in self.positions if name not in there), None)
+        if lost is not None:
+            raise StoreExists(f'{where}: {lost} is indexed, and not among the {len(names):,} shards that are there now; '
+                              'overwrite=True indexes these anew')
+        known = list(self.positions)
+        for k in range(0, len(known), 1000): self._compare_sizes(source, known[k:k+1000])
+        if len(known)==len(names):
+            raise StoreExists(f'{where}: these {len(names):,} shards are indexed already, and none is new; '
+                              'overwrite=True indexes all of them anew')
+        first = writer.storage.read(index_name(known[0]))
+        self.fields = ShardIndex(first, index_name(known[0])).record['plan']
+
+    def _compare_sizes(self, source, names):
+        sizes = source.call(lambda fs: fs.sizes([source.path(name) for name in names]))
+        for name,size in zip(names, sizes):
+            indexed = int(self.table.size[self.positions[name]])
+            if size!=indexed:
+                raise StoreExists(f'{source.url}: {name} has {size:,} bytes, and had {indexed:,} when it was indexed; '
+                                  'overwrite=True indexes all shards anew')
+
+    def row(self, name:str)->list: # `None` if the shard is new
+        "The row of a shard in the table, as records have it"
+        u,table = self.positions.get(name),getattr(self, 'table', None)
+        if u is None: return None
+        kind = 0 if table.kind is None else int(table.kind[u])
+        return [name, *(int(column[u]) for column in (table.n, table.size, table.crc, table.idx)), table.whole(u),
+                int(table.icrc[u]), kind]
+
+def _earlier_index(source, overwrite):
+    """Returns the files, among the shards themselves, of an index that an earlier version has written; they are replaced
+
+    Raises `StoreExists` if they must not be, or if the shards are those of `to_shards`."""
+    writer = ShardWriter(source)
+    try: dataset = writer.committed()
+    except UnsupportedFormat: return []   # `manifest.json` of another tool, which does not matter
+    if dataset is not None and dataset.prefix or writer.unfinished_plan(dataset):
+        raise StoreExists(f'{source.url}: to_shards has written these shards, or is about to: they have an index')
+    if dataset is None: return []
+    if not overwrite:
+        raise StoreExists(f'{source.url}: an index of an earlier version is there; overwrite=True replaces it')
+    names = ShardTable.unpack(dataset.shards).text.decode().split('\n')
+    files = {index_name(name, dataset.format) for name in names}|{dataset.failures}
+    there = set(source.names())
+    return ['manifest.json', *own_files(source, sorted(files&there))]
 
 def index_shards(
-    url:str|Storage, # Folder of the tars: a path, or any fsspec URL
-    to:str=None, # Folder for the manifest and the indices, read by `ShardStore(to, shards_url=url)`; default: `url`
-    # `{split: pattern of names}`, such as `{'train':'train-*', 'valid':'val-*'}`; default: all shards, without splits
+    # Folder of the tars, which is searched with its subfolders: a path, or any fsspec URL. Or the tars themselves: a list
+    # of paths or URLs, or one with braces, such as `s3://bucket/train-{000..099}.tar`
+    url:str|list|Storage,
+    # Folder for the manifest and the indices, read by `ShardStore(to, shards_url=url)`; default: `.fastai_remote` in the
+    # folder of the tars, where `ShardStore(url)` finds them
+    to:str=None,
+    # `{split: pattern of paths}`, such as `{'train':'train/*', 'valid':'val-*'}`; default: all shards, without splits
     splits:dict=None,
     num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
-    overwrite:bool=False, # Replace a manifest and indices that are there?
+    overwrite:bool=False, # Index all shards anew, and replace the manifest and indices that are there?
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
     # Samples that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
@@ -184,42 +362,89 @@ def index_shards(
     # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or what `s3_options` returns
     storage_options:dict=None
 )->IngestReport:
-    """Index tar shards that others wrote (`.tar`, `.tar.gz`, `.tgz`), so that `ShardStore` can open them
+    """Index tar shards that others wrote, so that `ShardStore` can open them
 
-    The shards themselves are not changed. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`, `IngestError`,
-    `StoreUnavailable`."""
+    The shards may be compressed with gzip, xz, bzip2 or zstd. Neither they nor other files beside them are changed.
+    Members are grouped into samples by WebDataset's rules, and samples may have different fields. Where an index is
+    there already, only shards that are new are read, and added. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
+    `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
-    source = as_storage(url, timeout, storage_options)
-    target = source if to is None else as_storage(to, timeout, storage_options if '://' in str(to) else None)
-    writer = ShardWriter(target)
-    names,ranges = _named(source, splits)
+    source,given = _source_of(url, timeout, storage_options)
+    if to is not None: target = as_storage(to, timeout, storage_options if '://' in str(to) else None)
+    else: target = source.subfolder(INDEX_FOLDER)
+    writer = ShardWriter(target, name=source.name if to is None else None)
+    names,ranges = _named(source, given, splits, to)
+    replaced = _earlier_index(source, overwrite) if to is None else []
+    known = _KnownShards(writer, source, names, overwrite)
     def plan():
         sizes = [source.call(lambda fs: fs.size(source.path(name))) for name in names[:100]]
         signature = hashlib.sha256(repr((names, sizes, splits)).encode()).hexdigest()
-        fields = _fields_of(source, names)
+        earlier = known.dataset
+        fields = _fields_of(source, names) if earlier is None else known.fields
+        # Statistics are of a sample of the images anyway: they stay those of the shards that were indexed first.
+        stats = dict(stats=stats_field(fields)) if earlier is None else dict(stats=None, kept_stats=earlier.stats)
         return dict(signature=signature, n=len(names), chunk=1, fields=fields, splits=ranges, vocab={},
-                    stats=stats_field(fields), base='' if to is None else source.url)
-    writer.begin(plan, overwrite, foreign=True)
-    job = ShardIndexJob(writer, source, names)
-    try: return run_ingest(job, writer, effective_workers(num_workers), limit, progress)
+                    base='' if to is None else source.url, **stats)
+    writer.begin(plan, overwrite or known.dataset is not None, foreign=True)
+    job = ShardIndexJob(writer, source, names, known)
+    try:
+        report = run_ingest(job, writer, effective_workers(num_workers), limit, progress)
+        source.remove(replaced)
+        return report
     finally: writer.close()
 
-def _named(source, splits):
+def _source_of(url, timeout, storage_options):
+    """The folder of the shards, and the names that were given, `None` for all shards that are there
+
+    The folder is the innermost one that has all of them. Raises `ValueError` if there is none."""
+    if isinstance(url, Storage): return url,None
+    given = expand_braces(url)
+    if not isinstance(given, list):
+        if not str(given).lower().endswith(TAR_EXTENSIONS) or os.path.isdir(str(given)):
+            return as_storage(url, timeout, storage_options),None
+        given = [given]
+    if not given: raise ValueError('an empty list: give the tars, or their folder')
+    given = [concealed(str(name)) if '://' in str(name) else os.path.abspath(os.path.expanduser(name)) for name in given]
+    if any('?' in name for name in given if '://' in name):
+        raise ValueError('URLs with a ? cannot be listed: give the folder, or a storage_options= with the credentials')
+    parts = [name.split('/') for name in given]
+    depth = len(os.path.commonprefix([part[:-1] for part in parts]))
+    if depth<(3 if '://' in given[0] else 1):
+        raise ValueError(f'{len(given):,} tars that are not in one place: index those of each server or bucket by itself')
+    folder = '/'.join(parts[0][:depth]) or '/'
+    return as_storage(concealed(folder), timeout, storage_options),['/'.join(part[depth:]) for part in parts]
+
+def _tars_in(source, to):
+    "The tars in the folder and its subfolders, without shards in subfolders that `to_shards` has written"
+    files = source.files()
+    own = {name.removesuffix(INDEX_SUFFIX) for name in files if name.endswith(INDEX_SUFFIX) and '/' in name}
+    if to is not None: own = ()   # the index may be in the same folders
+    return [name for name in files if name.lower().endswith(TAR_EXTENSIONS) and not _is_hidden(name) and name not in own]
+
+def _named(source, given, splits, to=None):
     "Returns the names of the tars, split by split, and the range of each split among them, `{split: [start, stop]}`"
-    tars = [n for n in source.names() if n.endswith(('.tar','.tar.gz','.tgz')) and n[0]!='.']
+    tars = given
+    if tars is None: tars = _tars_in(source, to)
     if not tars:
         others = source.names()[:10]
         raise FileNotFoundError(f"{source.url}: no tars here{'; there are: '+', '.join(others) if others else ''}")
     for name in tars: utf8(name)
+    if len(set(tars))<len(tars): raise ValueError(f'{source.url}: {_first_repeated(tars)} is given twice')
     if not splits: return tars,None
     names,ranges = [],{}
     for split,pattern in splits.items():
         utf8(str(split))
-        matching = [n for n in tars if fnmatch(n, pattern)]
+        matching = [n for n in tars if fnmatchcase(n, pattern)]
         if not matching:
             raise FileNotFoundError(f"{source.url}: no tar is called {pattern!r}; there are {', '.join(tars[:10])}")
         ranges[split] = [len(names),len(names)+len(matching)]
         names += matching
-    if len(set(names))<len(names): raise ValueError(f'{splits}: a shard is in two splits')
+    if len(set(names))<len(names):
+        raise ValueError(f'{splits}: a shard is in two splits: {_first_repeated(names)}')
     return names,ranges
+
+def _is_hidden(name): return name.rpartition('/')[2].startswith('.')
+
+def _first_repeated(names):
+    return next(name for name,n in Counter(names).items() if n>1)

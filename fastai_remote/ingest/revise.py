@@ -14,13 +14,16 @@ import numpy as np
 from fastcore.basics import listify
 
 from ..codec.fields import get_codec
+from ..codec.numbers import narrow
 from ..core import UnknownField
-from .chunk import as_vocab
+from .chunk import as_vocab, Columns, convert, failure_reason, plan_fields
+from .report import IngestError
 from .run import ingest
-from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr
+from ..parallel import parallel_map
+from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr, storable
 from ..source.datasets import as_source, stored_samples
 from ..store.base import Store
-from ..write.redis_reviser import AddFields, Append, Edit
+from ..write.revision import AddFields, Append, Edit
 
 # %% ../../nbs/ingest/06b_revise.ipynb #15f9bd2a
 class _NamedLabels:
@@ -73,6 +76,52 @@ def append_samples(
     ingest(source, store.reviser(Append(again)), fn, vocab=vocab, **options)
     return store.reopened()
 
+# %% ../../nbs/ingest/06b_revise.ipynb #addidx01
+def _encoded_shard(
+    u, # Number of a shard
+    part, # Its samples: an iterable of `(name, raw)`
+    load, # raw -> sample
+    fn, # sample -> sample
+    fields, # Of the plan
+    vocab # Of the plan
+):
+    "The number of the shard, and the columns of new fields; raises `IngestError`"
+    columns = Columns(fields, vocab)
+    for number,(name,raw) in enumerate(part):
+        try: columns.add(number, convert(load, fn, raw))
+        except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
+    return u,columns.columns(hashed=False)
+
+def _add_to_indices(store, source, fn, vocab=None, num_workers=None, chunk=None, progress=None):
+    "`add_fields` for shards, which are not changed: only their indices are written anew"
+    vocab,load = as_vocab(vocab),source.load
+    reviser = store.reviser(AddFields())
+    (name,raw), = source.read(np.array([0]))
+    try: fields = plan_fields(convert(load, fn, raw), vocab, source.codecs)
+    except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
+    reviser.change.check(store, {'fields':fields})
+    in_shards = [field for field,spec in fields.items() if spec['dtype'] is None]
+    if in_shards:
+        raise TypeError(f'{store.name}: values of {in_shards[0]!r} would be in the shards, which are not changed; only '
+                        'numbers and labels can be added. store.map writes new shards with all fields')
+    starts = store.shards.starts
+    tasks = ((u, source.read(np.arange(start, stop)), load, fn, fields, vocab)
+             for u,(start,stop) in enumerate(zip(starts.tolist(), starts[1:].tolist())))
+    with reviser.revising() as manifest:
+        labels_of = {field:{} for field,spec in fields.items() if spec.get('staged')} # `{label: samples}`
+        manifest.vocab |= {field:labels for field,labels in vocab.items() if field in fields}
+        counts = {field:np.zeros(len(vocab[field]), np.int64) for field in vocab if field in fields}
+        for u,columns in parallel_map(_encoded_shard, tasks, num_workers):
+            reviser.add_columns(u, columns, labels_of)
+            for field in counts: counts[field] += np.bincount(columns[field], minlength=len(counts[field]))
+        manifest.counts |= {field:numbers.tolist() for field,numbers in counts.items()}
+        for field,spec in fields.items():
+            manifest.fields[field] = {'codec':spec['codec'], 'dtype':spec['dtype']}
+            if field not in labels_of: continue
+            vocab = manifest.vocab[field] = sorted(labels_of[field])
+            manifest.counts[field] = [labels_of[field][label] for label in vocab]
+            manifest.fields[field]['dtype'] = narrow(0, max(len(vocab)-1, 0))
+
 # %% ../../nbs/ingest/06b_revise.ipynb #cf359e81
 class _Columns(IndexedSource):
     "A source of the rows of arrays"
@@ -112,7 +161,8 @@ def add_fields(
     if callable(fn): source = stored_samples(store, fields)
     elif isinstance(fn, dict): source,fn = _Columns(fn, len(store)),None
     else: raise TypeError(f'want a function of a sample, or a dict of arrays, not {type(fn).__name__}')
-    ingest(source, store.reviser(AddFields()), fn, shuffle=False, max_failed=0, **{'vocab':{}, **options})
+    if store.shards is not None: _add_to_indices(store, source, fn, **options)
+    else: ingest(source, store.reviser(AddFields()), fn, shuffle=False, max_failed=0, **{'vocab':{}, **options})
     return store.reopened()
 
 def drop_fields(
@@ -134,10 +184,8 @@ class _ChangedSamples(IndexedSource):
     "A source of some fields of some samples: new values, and stored ones of fields that do not change"
     def __init__(self,
         store:Store, # The dataset
-        values:dict # `{field: {sample number: value}}`
-    ):
-        self.store,self.values = store,values
-        self.numbers = np.unique(np.array([number for changed in values.values() for number in changed], np.int64))
+        edit:Edit # The new values
+    ): self.store,self.values,self.numbers = store,edit.values,edit.numbers
 
     def __len__(self): return len(self.numbers)
     def read(self, numbers):
@@ -176,11 +224,12 @@ def edit_samples(
     return _edit(store, values, drop) if len(drop) or values else store
 
 def _edit(store, values, drop, dropped_fields=()):
-    source = _ChangedSamples(store, values)
-    reviser = store.reviser(Edit(source.numbers, list(values), drop, dropped_fields))
-    if not values: reviser.revise()
+    edit = Edit(values, drop, dropped_fields)
+    reviser = store.reviser(edit)
+    if not values or store.shards is not None: reviser.revise()
     else:
         masks = {field:labels for field,labels in store.manifest.vocab.items() if field in values
                  and store.manifest.fields[field]['codec'] not in ('cls','labels')}
-        ingest(source, reviser, shuffle=False, max_failed=0, num_workers=1, vocab=masks, progress=False)
+        ingest(_ChangedSamples(store, edit), reviser, shuffle=False, max_failed=0, num_workers=1, vocab=masks,
+               progress=False)
     return store.reopened()

@@ -17,8 +17,9 @@ import numpy as np
 
 from ..codec.base import utf8
 from ..core import StoreExists
-from .chunk import (
-    Columns, as_vocab, check_vocab, convert, part_fingerprint, plan_fields, stats_field, write_chunk)
+from fastai_remote.ingest.chunk import (
+    Columns, as_vocab, check_vocab, convert, part_fingerprint, plan_fields, stats_field, stored_fields,
+    write_chunk)
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..order.permutation import BlockPermutation, Permutation
@@ -287,9 +288,11 @@ def _source_notes(source, fields, options):
 def _first_samples(job, vocab, tries=100):
     "The fields of the first sample that can be encoded, and the bytes that the first few samples take, on average"
     writer,error,seen,fields,costs = job.writer,None,0,None,[]
+    key_field = None if writer.names_samples or job.source.implicit_keys else 'key.txt'
     for seen,(name,raw) in enumerate(job.first(tries), 1):
         try:
             sample = convert(job.load, job.fn, raw)
+            sample = stored_fields(sample, key_field)
             sample_fields = fields or plan_fields(sample, vocab, job.codecs)
             columns = Columns(sample_fields, vocab)
             columns.add(0, sample)

@@ -92,8 +92,11 @@ def _verify_range(opener, start, stop, batch=128):
 
 def _check_samples(store, numbers):
     "Raise what is wrong with the first of the samples `numbers` that is missing or damaged"
-    for name,values in store.get_many(numbers, store.fields, check=True).items():
+    specs = {f'{name}?' if store.may_lack(name) else name:name for name in store.fields}
+    for spec,values in store.get_many(numbers, list(specs), check=True).items():
+        name = specs[spec]
         codec = get_codec(store.manifest.fields[name]['codec'])
         for number,value in zip(numbers, values):
+            if value is None: continue   # samples may lack this field
             if codec.dtype is not None: store.decode(number, name, value)
             else: decode_value(store, number, name, value, codec.check)

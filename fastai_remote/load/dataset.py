@@ -24,7 +24,7 @@ from ..order.base import Order
 from ..order.permutation import Permutation
 from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
-from ..store.base import decode_value, Store
+from ..store.base import decode_value, parse_field, Store
 
 # %% ../../nbs/load/11_dataset.ipynb #7ef59c6f
 # WebDataset's image specs: `{name: (kind of object, Pillow mode, '8' for bytes or '' for floats)}`
@@ -54,11 +54,12 @@ def _object(store, number, field, value, spec):
 # %% ../../nbs/load/11_dataset.ipynb #b02781a5
 def _to_tuple(store, number, sample, *groups):
     "Step `to_tuple`: of each group, such as `jpg;png`, the value of the first field that `sample` has"
-    fields = [next((f for f in group.split(';') if f in sample), None) for group in groups]
-    if None in fields:
-        missing,present = groups[fields.index(None)],', '.join(map(repr, sample))
-        raise MissingSample(f'{store.name}: sample {number} has no {missing!r}; it has {present}')
-    return tuple(sample[f] for f in fields)
+    fields = [next((f for f in parse_field(group)[0] if f in sample), None) for group in groups]
+    lacking = [group for group,field in zip(groups, fields) if field is None and not group.endswith('?')]
+    if lacking:
+        present = ', '.join(map(repr, sample))
+        raise MissingSample(f'{store.name}: sample {number} has no {lacking[0]!r}; it has {present}')
+    return tuple(sample.get(f) for f in fields)
 
 def _map_tuple(store, number, values, *functions):
     "Step `map_tuple`: each function called with its element"
@@ -73,32 +74,18 @@ def _map(store, number, sample, function):
 # Each step is called with the store, the number of the sample, what the step before it made, and its own arguments
 _steps = dict(decode=_decode, to_tuple=_to_tuple, map_tuple=_map_tuple, map=_map)
 
-# %% ../../nbs/load/11_dataset.ipynb #c9928508
-def _read_present(store, numbers, fields):
-    "`{field: values}` in one request, with `None` where a sample has no such field; raises `CorruptSample`"
-    numbers = store.check_numbers(numbers)
-    checksums = [f'{f}.crc' for f in fields if f'{f}.crc' in store.manifest.fields]
-    values = store.read_values(numbers, list(dict.fromkeys([*fields, *checksums])))
-    for name in checksums:
-        field,crcs = name.removesuffix('.crc'),values.pop(name)
-        at = [k for k,value in enumerate(values[field]) if value is not None]
-        present = {field:[values[field][k] for k in at]}
-        store.compare_checksums(numbers[at], field, present, crcs[at])
-        for k,value in zip(at, present[field]): values[field][k] = value   # a damaged one may have been read again
-    return values
-
 # %% ../../nbs/load/11_dataset.ipynb #b01e742a
 def _reading_plan(store, steps):
-    "`fields` that `steps` need, and whether samples `may_lack` one of them; raises `UnknownField`"
+    "`fields` and `metadata` that `steps` need, and whether samples `may_lack` one of the fields; raises `UnknownField`"
     name,groups = next((step for step in steps if step[0]!='decode'), ('',()))   # the first step that sees the sample
     in_shards = store.shards is not None
-    if name!='to_tuple': return dict(fields=store.fields, may_lack=in_shards)
-    known = {g:[f for f in g.split(';') if f in store.manifest.fields] for g in groups if g!='__key__'}
-    if unknown:=[g for g,fields in known.items() if not fields]:
-        raise UnknownField(f"{store.name}: no field {', '.join(map(repr, unknown))}; "
-                           f"there are {', '.join(map(repr, store.fields))}")
-    fields = list(dict.fromkeys(sum(known.values(), [])))
-    return dict(fields=fields, may_lack=in_shards and any(len(choice)>1 for choice in known.values()))
+    if name!='to_tuple': return dict(fields=store.fields, may_lack=in_shards, metadata=_metadata)
+    choices = [store.field_choice(group) for group in groups if group not in _metadata]   # raises `UnknownField`
+    fields = list(dict.fromkeys(field for names,_ in choices for field in names))
+    is_choice = any(len(names)>1 or is_optional for names,is_optional in choices)
+    return dict(fields=fields, may_lack=is_choice, metadata=tuple(m for m in _metadata if m in groups))
+
+_metadata = '__key__','__url__' # What a sample has besides its fields, as in WebDataset
 
 # %% ../../nbs/load/11_dataset.ipynb #9ed188a9
 class _Positions(list):
@@ -134,9 +121,9 @@ class RemoteDataset(Dataset):
         return self._then('decode', spec)
 
     def to_tuple(self,
-        *fields:str # Names of fields; for `jpg;png` the first that a sample has
+        *fields:str # Names of fields; for `jpg;png` the first that a sample has; for `txt?` `None` if it has none
     ):
-        "Make a tuple of `fields`. Only these are read. Raises `UnknownField`."
+        "Make a tuple of `fields`, or of `__key__` and `__url__`. Only these are read. Raises `UnknownField`."
         return self._then('to_tuple', *(fields[0].split() if len(fields)==1 else fields))
 
     def map_tuple(self,
@@ -198,25 +185,37 @@ class RemoteDataset(Dataset):
         "(sample numbers, their values by field); `shards` are arguments of the store's `prefetch`, or `None`"
         if shards: self.store.prefetch(*shards)
         numbers = self.items.numbers_at(positions)
-        if self.may_lack: return numbers,_read_present(self.store, numbers, self.fields)
+        if self.may_lack: return numbers,self.store.read_present(self.store.check_numbers(numbers), self.fields)
         return numbers,self.store.get_many(numbers, self.fields, check=True)
 
     def _make(self, numbers, values):
         "What the steps make of samples `numbers`, whose `values` have been read"
-        numbers = numbers.tolist()
+        metadata,numbers = self._metadata_of(numbers),numbers.tolist()
         def is_ints(column): return isinstance(column, np.ndarray) and column.dtype.kind in 'iu'
         # ints become Python ints, which collating makes int64, as torch wants labels; floats keep their width
         columns = {f:column.tolist() if is_ints(column) else column for f,column in values.items()}
+        for f,column in columns.items():   # a list of numbers has `None` where a sample has no such field
+            if isinstance(column, list) and any(isinstance(value, np.integer) for value in column):
+                columns[f] = [None if value is None else value.item() for value in column]
         name,args = self.steps[0] if self.steps else ('',())
         if name=='to_tuple' and args and not self.may_lack and columns.keys()>=set(args):   # the columns are tuples
             samples,steps = zip(*(columns[f] for f in args)),self.steps[1:]
         else:
-            samples,steps = (self._sample(k, number, columns) for k,number in enumerate(numbers)),self.steps
+            samples,steps = (self._sample(k, {**metadata, **columns}) for k in range(len(numbers))),self.steps
         return [self._run(number, o, steps) for number,o in zip(numbers, samples)] if steps else list(samples)
 
-    def _sample(self, k, number, columns):
+    def _metadata_of(self, numbers):
+        "`{'__key__': list, '__url__': list}` of samples `numbers`: what of it is needed, and known to the store"
+        store,result = self.store,{}
+        if '__key__' in self.metadata:
+            result['__key__'] = store.keys(numbers) if store.has_keys else [f'{i:09}' for i in numbers.tolist()]
+        if '__url__' in self.metadata and store.shards is not None:
+            result['__url__'] = [store.shard_url(i) for i in numbers.tolist()]
+        return result
+
+    def _sample(self, k, columns):
         "The `k`-th sample as a dict, without the fields that it lacks"
-        return {'__key__':f'{number:09}', **{f:column[k] for f,column in columns.items() if column[k] is not None}}
+        return {f:column[k] for f,column in columns.items() if column[k] is not None}
 
     def _run(self, number, sample, steps):
         "The result of `steps` for one sample. An exception in a step gets a note that names the sample."

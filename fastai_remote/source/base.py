@@ -127,6 +127,8 @@ class Source:
     splits:dict = None # `{split: [start, stop]}`, if the source has splits
     codecs:dict = {} # `{field: name of a codec}`, for fields whose name does not say it
     as_is_codecs:dict = {} # The same, for samples that no `fn` has changed
+    # Have samples a `__key__` that is only kept where it takes no space, in the names of members of shards?
+    implicit_keys:bool = False
     notes:list = None # Remarks on labels for the report; `None`: nothing is said of labels that are numbers
     chunk:int = None # Samples per chunk of a stream; default: chosen by the writer
     # raw -> sample: `{field: value}`, or values that `fn` or `as_sample` makes a sample of

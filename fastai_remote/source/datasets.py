@@ -72,6 +72,7 @@ class _Splits(_LabelsOfSplits, IndexedSource):
     ):
         self.srcs,self.block = srcs,min((s.block or 0 for s in srcs.values()), default=0)
         self.interleave = min((s.interleave for s in srcs.values()), default=16)
+        self.implicit_keys = all(s.implicit_keys for s in srcs.values())
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {split:[start,stop] for split,start,stop in zip(self.srcs, ends, ends[1:])}
         self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
@@ -126,6 +127,7 @@ class _StreamSplits(_LabelsOfSplits, StreamedSource):
     ):
         self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
         self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
+        self.implicit_keys = all(s.implicit_keys for s in srcs.values())
     def stream(self, size):
         for split,source in self.srcs.items():
             parts = source.stream(size) if isinstance(source, StreamedSource) else _parts(source, size)
@@ -152,6 +154,7 @@ class _Stored(IndexedSource):
     @property
     def load(self): return _Decode(self.codecs)
     as_is = staticmethod(unchanged)
+    implicit_keys = True
     def fingerprint(self): return self.store.name,self.store.manifest.uid
 
 def stored_samples(
@@ -183,6 +186,7 @@ class _StoredPart:
                 for k in range(len(numbers)): yield from self._batch(store, numbers[k:k+1])
             return
         columns = {f:self._values(store.manifest, f, values) for f,values in columns.items()}
+        if store.shards is not None and store.has_keys: columns['__key__'] = store.keys(numbers)
         for k,i in enumerate(numbers.tolist()): yield f'sample {i}',{f:values[k] for f,values in columns.items()}
 
     def _values(self, manifest, field, values):

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from functools import partial
 
 from ..core import CorruptSample
-from .shard_index import Unzip
+from .shard_index import decompressor
 from .storage import open_regular
 
 # %% ../../nbs/store/10_prefetch.ipynb #744d054d
@@ -66,7 +66,7 @@ class WholeShards:
         store = self.store
         fd = store.cache.open(store.cache_key(store.table.name(u)), store.table.whole(u))
         if fd is not None: return fd
-        if store.table.gz(u): return self.fetch(u)   # a compressed shard cannot be read in parts
+        if store.table.compression(u): return self.fetch(u)   # a compressed shard cannot be read in parts
 
     def prefetch(self,
         shards:list, # Numbers of shards, in the order in which they will be used
@@ -140,11 +140,11 @@ class WholeShards:
         for _ in range(tries):
             f.seek(0)
             f.truncate()
-            unzip = Unzip() if table.gz(u) else lambda content: (content,)
+            unpack = decompressor(table.compression(u)) or (lambda content: (content,))
             crc = received = 0
             for content in self.pieces(u):
                 crc,received = zlib.crc32(content, crc),received+len(content)
-                for piece in unzip(content): f.write(piece)
+                for piece in unpack(content): f.write(piece)
             if crc==table.crc[u]: return
         size = int(table.size[u])
         what = f'{received:,} of {size:,} bytes' if received<size else 'not the bytes that were indexed'

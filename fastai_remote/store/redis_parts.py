@@ -141,7 +141,6 @@ class DatasetPart(NamedTuple):
     fields:dict # As in the manifest
     n:int # Samples in it, also those that no run has any more
     failed:int # Samples of its source that could not be converted
-    signature:str = '' # Identifies its source, if it was appended
 
 def parts_of(
     manifest:Manifest
@@ -149,8 +148,8 @@ def parts_of(
     "The parts of a dataset; one, unless it was appended to or edited"
     if not manifest.parts:
         return [DatasetPart(key_layout(manifest.prefix, manifest.tags), manifest.fields, manifest.n, manifest.failed)]
-    return [DatasetPart(key_layout(part['prefix'], part['tags']), part['fields'], part['n'], part['failed'],
-                        part['signature']) for part in manifest.parts]
+    return [DatasetPart(key_layout(part['prefix'], part['tags']), part['fields'], part['n'], part['failed'])
+            for part in manifest.parts]
 
 def run_table_keys(
     manifest:Manifest

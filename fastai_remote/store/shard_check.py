@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..core import CorruptSample, MissingSample, StoreError
-from .shard_index import ShardManifest, ShardTable, Unzip
+from .shard_index import decompressor, ShardManifest, ShardTable
 
 # %% ../../nbs/store/11_shard_check.ipynb #057fffc6
 _POLYNOMIAL = 0xEDB88320   # of crc32, with the lowest power in the highest bit
@@ -85,7 +85,7 @@ def _check_failures(store):
     if not manifest.failed and manifest.failures_crc<0: return
     crc = size = 0
     while True:
-        content = store.storage.ranges([manifest.failures], [size], [size+_PART_BYTES], tries=1)[0]
+        content = store.storage.ranges([store.home+manifest.failures], [size], [size+_PART_BYTES], tries=1)[0]
         if not content: break
         crc,size = zlib.crc32(content, crc),size+len(content)
     reason = None
@@ -109,17 +109,17 @@ def _check_index(store, u):
 def _check_shard(store, u, has_copy):
     "Shard `u` where it is stored; returns the checksum that a copy of it in the cache must have, `None` if unknown"
     table,name,size = store.table,store.table.name(u),int(store.table.size[u])
-    compressed = table.gz(u)
-    unzip = Unzip() if has_copy and compressed else None
-    crc = unzipped_crc = received = 0
+    compressed = table.compression(u)
+    unpack = decompressor(compressed) if has_copy else None
+    crc = unpacked_crc = received = 0
     try:
         for content in store.whole_shards.pieces(u):
             crc,received = zlib.crc32(content, crc),received+len(content)
-            for piece in unzip(content) if unzip else (): unzipped_crc = zlib.crc32(piece, unzipped_crc)
+            for piece in unpack(content) if unpack else (): unpacked_crc = zlib.crc32(piece, unpacked_crc)
     except MissingSample as e:
         yield name,str(e)
         return
-    if crc==table.crc[u]: return unzipped_crc if unzip else crc
+    if crc==table.crc[u]: return unpacked_crc if unpack else crc
     samples = f'samples {table.starts[u]:,} to {table.starts[u+1]-1:,}'
     where = f'{store.name}: shard {name}, with {samples}'
     wrong = f'{where}: its {size:,} bytes do not match their checksum'

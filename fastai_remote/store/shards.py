@@ -25,7 +25,7 @@ from .cache import FileCache
 from .connection import Opener
 from .prefetch import WholeShards
 from .shard_check import damaged_parts
-from .shard_index import index_name, ShardIndex, ShardManifest, ShardTable
+from .shard_index import INDEX_FOLDER, ShardIndex, ShardManifest, ShardTable
 from .storage import as_storage, open_regular, Storage
 
 # %% ../../nbs/store/12_shards.ipynb #231b0257
@@ -61,6 +61,8 @@ class _ProcessState:
 class ShardStore(Store):
     "A dataset in tar shards, in a folder on a disk or on object storage"
     _manifest = None # For `repr`, if `__init__` fails
+    _is_index = False # For pickles of earlier versions
+    home = '' # Where manifest, indices and failures are: '' for the folder itself, or `INDEX_FOLDER` and '/'
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
         # Folder in which to keep whole shards of remote storage, or of a slow disk; `True`: the usual folder, for
@@ -85,6 +87,7 @@ class ShardStore(Store):
         if cache_size is not None and cache:
             self._cache_setting = FileCache(None if cache is True else cache, cache_size)
         self._manifest,self._uid,self._process_state,self._label_codes = None,uid,None,{}
+        self._is_index = False # Look first where an index of others' shards is? Known once the manifest was read
         self._uid = self.manifest.uid
 
     @property
@@ -93,12 +96,32 @@ class ShardStore(Store):
         if self._manifest is None: self._manifest = self._read_manifest()
         return self._manifest
 
+    def _find_manifest(self):
+        """Returns the manifest, its content and its path; sets `home`
+
+        It lies in the folder itself or, if the shards are of others, in a folder of our own there. A `manifest.json` of
+        another tool does not matter then."""
+        error = None
+        for home in (f'{INDEX_FOLDER}/', '') if self._is_index else ('', f'{INDEX_FOLDER}/'):
+            self.home = home
+            where = f'{self.storage.url}/{self.home}manifest.json'
+            try:
+                content = self.storage.read(f'{self.home}manifest.json')
+                manifest = ShardManifest.from_json(content, where)
+                if not manifest.shards: raise UnsupportedFormat(f'{where}: not a manifest of shards')
+                self._is_index = self.home!=''
+                return manifest,content,where
+            except (FileNotFoundError,NotADirectoryError) as e:
+                if error is None: error = e
+            except UnsupportedFormat as e:
+                if not isinstance(error, StoreError): error = e
+        self.home = ''
+        if isinstance(error, StoreError): raise error
+        raise StoreNotFound(self._why_not_found(error)) from error
+
     def _read_manifest(self):
-        where = f'{self.storage.url}/manifest.json'
-        try: content = self.storage.read('manifest.json')
-        except (FileNotFoundError,NotADirectoryError) as e: raise StoreNotFound(self._why_not_found(e)) from e
-        manifest,self.manifest_crc = ShardManifest.from_json(content, where),zlib.crc32(content)
-        if not manifest.shards: raise StoreNotFound(f'{where}: not a manifest of shards')
+        manifest,content,where = self._find_manifest()
+        self.manifest_crc = zlib.crc32(content)
         if self._uid not in (None, manifest.uid): raise self.replaced_error()
         try: self.table,manifest.shards = ShardTable.unpack(manifest.shards),{}
         except (ValueError,KeyError,TypeError,MemoryError,zlib.error) as e:
@@ -115,6 +138,9 @@ class ShardStore(Store):
                                 f'give ShardStore({self.storage.url!r}, shards_url={manifest.base!r})')
         self.tars = self._shards_storage or self.storage
         return manifest
+
+    @property
+    def has_keys(self)->bool: return self.manifest.format>2 or super().has_keys
 
     @property
     def shards(self)->ShardTable:
@@ -136,10 +162,10 @@ class ShardStore(Store):
         start = f'{self.storage.url}: no dataset here'
         if 'bucket' in str(error).lower(): return f'{start}: {error}'
         names = self.storage.names(extra=0)
-        if 'plan.json' in self.storage.names('.ingest', extra=0):
+        if any('plan.json' in self.storage.names(f'{home}.ingest', extra=0) for home in ('', f'{INDEX_FOLDER}/')):
             return (f'{start} yet, but an ingest that is not finished: run the same call again to resume it, '
                     'or remove it with ShardStore.abandon')
-        if any(name.endswith(('.tar','.tar.gz','.tgz')) for name in names):
+        if any(re.search(r'\.(tar|tgz|txz|tzst|tbz2|tar\.\w+)$', name) for name in names):
             return f'{start}: tars, but no manifest.json: index_shards({self.storage.url!r}) makes one'
         return start+('; there are: '+', '.join(names[:10]) if names else ' (no such folder, or an empty one)')
 
@@ -172,7 +198,8 @@ class ShardStore(Store):
                       shards_url=shards)
     def __getstate__(self):
         return dict(storage=self.storage, _shards_storage=self._shards_storage, _cache_setting=self._cache_setting,
-                    _uid=self._uid, _manifest=None, _cache=None, _process_state=None, _label_codes={})
+                    _uid=self._uid, _manifest=None, _cache=None, _process_state=None, _label_codes={},
+                    _is_index=self._is_index)
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
     def _repr_html_(self):
@@ -207,17 +234,34 @@ def read_values(self:ShardStore, numbers, fields, whole=True):
         places = np.flatnonzero(shard_of==u)
         index,positions = indices[u],position[places]
         for f in fields:
-            if f in variable: continue
-            result[f][places] = index.values(f, positions, entries[f]['dtype'], self._codes(f))
+            if f not in variable: self._read_numbers(index, f, positions, result, places)
         if variable: requests += self._read_variable(u, index, places, positions, variable, numbers, result, whole)
     if requests: self._read_spans(requests, numbers, result)
     return result
 
 @patch
+def _read_numbers(self:ShardStore, index, field, positions, result, places):
+    """Put the values of a fixed-width field at `places` of `result[field]`, a list once a sample has none
+
+    The checksum of a value that is not there is 0."""
+    dtype,is_present = self.manifest.fields[field]['dtype'],index.has(field, positions)
+    if is_present.all() and isinstance(result[field], np.ndarray):
+        result[field][places] = index.values(field, positions, dtype, self._codes(field))
+        return
+    if field.endswith('.crc'):
+        if is_present.any(): result[field][places] = index.values(field, positions, dtype)
+        return
+    if isinstance(result[field], np.ndarray): result[field] = list(result[field])
+    for place in places.tolist(): result[field][place] = None
+    if not is_present.any(): return
+    values = index.values(field, positions[is_present], dtype, self._codes(field))
+    for place,value in zip(places[is_present].tolist(), values): result[field][place] = value
+
+@patch
 def _read_variable(self:ShardStore, u, index, places, positions, fields, numbers, result, whole):
     "Read values of shard `u` if it is on this machine; returns the spans for `_read_spans` to request if it is not"
     size,requests = self.table.whole(u),[]
-    file = self.whole_shards.get(u) if whole or self.table.gz(u) else None
+    file = self.whole_shards.get(u) if whole or self.table.compression(u) else None
     for f in fields:
         starts,lengths = index.spans(f, positions)
         for place,start,length in zip(places.tolist(), starts.tolist(), lengths.tolist()):
@@ -227,7 +271,7 @@ def _read_variable(self:ShardStore, u, index, places, positions, fields, numbers
             value = None if file is None else os.pread(file.fd, length, start) if length else b''
             if value is not None and len(value)<length and not self.in_place(u):   # the copy in the cache is cut off
                 self.whole_shards.drop(u)
-                file = self.whole_shards.get(u) if self.table.gz(u) else None
+                file = self.whole_shards.get(u) if self.table.compression(u) else None
                 value = None if file is None else os.pread(file.fd, length, start)
             if value is None: requests.append((u, start, length, f, place))
             elif len(value)==length: result[f][place] = value
@@ -239,7 +283,7 @@ def _read_spans(self:ShardStore, requests, numbers, result):
     "Read spans `(shard, offset, length, field, place in the result)` over the network, neighbours in one request"
     table,joined = self.table,[]
     if self._any_compressed:
-        compressed = [u for u,*_ in requests if table.gz(u)]
+        compressed = [u for u,*_ in requests if table.compression(u)]
         if compressed:
             raise StoreError(f'{self.name}: {table.name(compressed[0])} is compressed, and so read whole, '
                              f'into a cache: {self._why_not_cached()}')
@@ -290,10 +334,10 @@ def missing_shard_error(self:ShardStore,
 def _is_replaced(self:ShardStore):
     "Is there another dataset now, or none?"
     if not self._uid: return False
-    head = self._manifest.head
-    if self.storage.ranges(['manifest.json'], [0], [len(head)])==[head]: return False
+    head,file = self._manifest.head,f'{self.home}manifest.json'
+    if self.storage.ranges([file], [0], [len(head)])==[head]: return False
     # another tool may have formatted the manifest anew
-    try: return ShardManifest.from_json(self.storage.read('manifest.json')).uid!=self._uid
+    try: return ShardManifest.from_json(self.storage.read(file)).uid!=self._uid
     except (FileNotFoundError,CorruptSample,UnsupportedFormat): return True
 
 @patch
@@ -331,12 +375,37 @@ def compare_checksums(self:ShardStore, numbers, field, values, checksums):
 def location(self:ShardStore, number, field):
     "As in `Store`: the shard, and the offset in it"
     u,position = (int(o[0]) for o in self.shards.at(np.array([number])))
-    try: start = int(self.indices([u])[u].spans(field, np.array([position]))[0][0])
-    except StoreError: return f' in {self.table.name(u)}'
-    return f' in {self.table.name(u)} at byte {start:,}'
+    try: (start,),(length,) = self.indices([u])[u].spans(field, np.array([position]))
+    except StoreError: length = -1
+    return f' in {self.table.name(u)}'+(f' at byte {int(start):,}' if length>=0 else '')
 
 @patch
 def why_missing(self:ShardStore): return 'the shard has no such field of it'
+
+@patch
+def keys(self:ShardStore, numbers):
+    """As in `Store`: the keys are in the indices, so that no shard is read
+
+    Raises `UnknownField` if an earlier version has written the indices, which have no keys then."""
+    numbers = self.check_numbers(numbers)
+    shard_of,position = self.table.at(numbers)
+    shards = np.unique(shard_of).tolist()
+    indices,result = self.indices(shards),[None]*len(numbers)
+    for u in shards:
+        places = np.flatnonzero(shard_of==u)
+        order = np.argsort(position[places], kind='stable')   # neighbouring keys are compressed together
+        keys = indices[u].keys(position[places][order])
+        if keys is None: return Store.keys(self, numbers)
+        for place,key in zip(places[order].tolist(), keys): result[place] = key
+    return result
+
+@patch
+def shard_url(self:ShardStore,
+    i:int # Sample number
+)->str: # Without secrets
+    "The URL of the shard of sample `i`, which WebDataset calls `__url__`; raises `IndexError`"
+    u = int(self.shards.at(self.check_numbers([i]))[0][0])
+    return f'{self.tars.url}/{self.table.name(u)}'
 
 # %% ../../nbs/store/12_shards.ipynb #59dab2b6
 @patch
@@ -344,14 +413,14 @@ def cache_key(self:ShardStore,
     name:str # Name of a file of the dataset
 )->str:
     "Name of its copy in the cache"
-    return f"{self._uid}/{name.replace('/', '%')}"
+    return f"{self._uid}/{re.sub('^[.]', '%2E', name.replace('%', '%25').replace('/', '%2F'))}"
 
 @patch
 def index_file(self:ShardStore,
     u:int # Number of a shard
 )->str:
     "Name of the index file of shard `u`"
-    return index_name(self.table.name(u))
+    return self.home+self.table.index_name(u, self.manifest.format)
 
 @patch
 def indices(self:ShardStore,
@@ -424,7 +493,8 @@ def local_index(self:ShardStore,
 @patch
 def _index_key(self:ShardStore, u):
     "Name in the cache; where the manifest has no checksum of the index, the copy ends with one"
-    return self.cache_key(self.index_file(u))+('.crc' if self.table.icrc is None else '')
+    name = self.table.index_name(u, self.manifest.format)
+    return self.cache_key(name)+('.crc' if self.table.icrc is None else '')
 
 @patch
 def cached_index(self:ShardStore,
@@ -495,7 +565,7 @@ def check_rest(self:ShardStore):
 @patch
 def manifest_bytes(self:ShardStore)->bytes:
     "The manifest as it is stored now; raises `StoreNotFound`"
-    try: return self.storage.read('manifest.json')
+    try: return self.storage.read(f'{self.home}manifest.json')
     except FileNotFoundError: raise self.replaced_error() from None
 
 # %% ../../nbs/store/12_shards.ipynb #26caab96
@@ -504,7 +574,7 @@ def in_place(self:ShardStore,
     u:int # Number of a shard
 )->bool:
     "Is shard `u` read where it is stored, without a copy in the cache?"
-    if not self.tars.local or (self._any_compressed and self.table.gz(u)): return False
+    if not self.tars.local or (self._any_compressed and self.table.compression(u)): return False
     return self.cache is None or self._cache_setting is True
 
 @patch
@@ -550,11 +620,22 @@ def shuffle_quality(self:ShardStore,
 
 # %% ../../nbs/store/12_shards.ipynb #16bea615
 @patch
+def reviser(self:ShardStore, change):
+    "As in `Store`"
+    from fastai_remote.write.shards_reviser import ShardReviser
+    return ShardReviser(self, change)
+
+@patch
+def reopened(self:ShardStore)->ShardStore:
+    "The dataset that is in this folder now"
+    return type(self)(self.storage, self._cache_setting or None, shards_url=self._shards_storage)
+
+@patch
 def failures(self:ShardStore):
     "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"
     expected,name = self.manifest.failures_crc,self.manifest.failures
     what = f'{self.name}: {name}, which says what was left out'
-    try: content = self.storage.read(name)
+    try: content = self.storage.read(self.home+name)
     except FileNotFoundError:
         if expected<0: return
         raise CorruptSample(f'{what}, is not there') from None

@@ -421,6 +421,26 @@ def names(self:Storage,
     except (FileNotFoundError,NotADirectoryError): return []
     return sorted(path.rsplit('/', 1)[-1] for path in paths)
 
+@patch
+def files(self:Storage,
+    hidden:bool=False, # Also those in folders whose names begin with a dot?
+)->list: # Paths relative to this folder, sorted
+    "The files in this folder and in the folders in it; over HTTP those in this folder only"
+    if is_http(self.url): return self.names()
+    root = self.path().rstrip('/')
+    try: paths = self.call(lambda fs: fs.find(self.path()), extra=10*self.timeout)
+    except (FileNotFoundError,NotADirectoryError): return []
+    names = [path[len(root)+1:] for path in paths if path.startswith(f'{root}/')]
+    return sorted(name for name in names if hidden or not re.search(r'(?:^|/)\.[^/]*/', name))
+
+@patch
+def subfolder(self:Storage,
+    name:str # Name of a folder in this one
+)->Storage:
+    "The storage of a folder in this one, with the same options"
+    folder,mark,query = self._secret_url.partition('?') if is_http(self._secret_url) else (self._secret_url,'','')
+    return Storage(f"{folder.rstrip('/')}/{name}{mark}{query}", self.timeout, self._options)
+
 # %% ../../nbs/store/07_storage.ipynb #a9e68be0
 @patch
 @contextmanager

@@ -175,6 +175,10 @@ class TieredStore(Store):
     def location(self, number, field): return self.store.location(number, field)
     def why_missing(self): return self.store.why_missing()
     def failures(self): return self.store.failures()
+    @property
+    def has_keys(self): return self.store.has_keys
+    def keys(self, numbers): return self.store.keys(numbers)
+    def shard_url(self, i): return self.store.shard_url(i)
     def opener(self):
         state = {**self.__getstate__(), 'link':self.link.opener(), 'store':self.store.opener()}
         return Opener(_open_store, self.prefix, **state)

@@ -9,13 +9,14 @@ __all__ = ['delete_shards', 'unfinished_shards', 'abandon_shards']
 
 # %% ../../nbs/write/05_shards_admin.ipynb #d460d5b7
 import os, re, warnings
+from contextlib import suppress
 
-from ..core import StoreError, StoreNotFound
+from ..core import StoreError, StoreNotFound, UnsupportedFormat
 from ..store.address import concealed
-from ..store.shard_index import index_name, ShardTable
+from ..store.shard_index import INDEX_FOLDER, index_name, ShardTable
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
-from .shards import OWN_FILE, PART_FILE, PLAN_FILE, seal_json, ShardWriter
+from .shards import files_of, OWN_FILE, own_files, PART_FILE, PLAN_FILE, seal_json, ShardWriter
 
 # %% ../../nbs/write/05_shards_admin.ipynb #fa14a460
 def delete_shards(
@@ -24,7 +25,7 @@ def delete_shards(
 ):
     "Removes a dataset, or what an unfinished ingest left; raises `StoreNotFound` if there is neither, `StoreBusy`"
     url,storage_options = concealed(url),concealed(storage_options)
-    writer = ShardWriter(as_storage(url, storage_options=storage_options))
+    writer = _writer(as_storage(url, storage_options=storage_options))
     storage,manifest = writer.storage,writer.committed()
     plan = None if manifest else writer.unfinished_plan()
     if not manifest and not plan: raise StoreNotFound(f'{storage.url}: no dataset here, and no unfinished ingest')
@@ -35,21 +36,42 @@ def delete_shards(
             rest = dict(signature='', n=0, chunk=1, generation=manifest.generation, prefix=prefix)
             storage.write(PLAN_FILE, seal_json(rest))
         storage.remove(['manifest.json'])
-        if prefix: names = [name for name in storage.names() if _is_own(name)]
-        else: names = _index_files(manifest) if manifest else []
-        parts = [name for name in storage.names() if PART_FILE.search(name)]
-        storage.remove([*names, *parts])
+        if prefix: names = storage.names()
+        else: names = _index_files(manifest) if manifest else storage.files()
+        parts = [name for name in storage.names() if PART_FILE.match(name)]
+        storage.remove([*own_files(storage, names), *parts])
         writer.remove_state()
     finally:
         writer.close()
-        if storage.local and not storage.names(): os.rmdir(storage.path())
+        _remove_empty_folders(storage)
 
-def _is_own(name): return bool(OWN_FILE.match(name)) or name.endswith('-failures.json')
+def _writer(storage):
+    "Returns a writer for the folder of the manifest: `storage`, or our own folder among shards of others"
+    writer = ShardWriter(storage)
+    inner = ShardWriter(storage.subfolder(INDEX_FOLDER), name=writer.name)
+    def is_used(writer):
+        names = writer.storage.names()
+        return 'manifest.json' in names and writer.committed() or 'plan.json' in writer.storage.names('.ingest')
+    try:
+        if is_used(writer): return writer
+    except UnsupportedFormat:   # `manifest.json` of another tool
+        if not is_used(inner): raise
+    return inner if is_used(inner) else writer
+
+def _remove_empty_folders(storage):
+    "Removes a folder of this machine if it is empty, and empty folders in it if it is our own among shards of others"
+    if not storage.local: return
+    folder = storage.path()
+    paths = [path for path,_,_ in os.walk(folder, topdown=False)] if os.path.basename(folder)==INDEX_FOLDER else [folder]
+    for path in paths:
+        with suppress(OSError): os.rmdir(path)   # raised if it is not empty
 
 def _index_files(manifest):
     "Returns the names of the files with which shards of others were indexed"
-    shards = ShardTable.unpack(manifest.shards).text.decode().split('\n')
-    return [*{manifest.failures, *map(index_name, shards)}]
+    table = ShardTable.unpack(manifest.shards)
+    names = {table.name(s) for s in range(len(table))}
+    if manifest.format<3: return [*{manifest.failures, *(index_name(name, manifest.format) for name in names)}]
+    return [*files_of(manifest)-names]
 
 # %% ../../nbs/write/05_shards_admin.ipynb #29c7c411
 def unfinished_shards(
@@ -58,7 +80,7 @@ def unfinished_shards(
 )->list: # Of at most one dict: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (UTC); `running`
     "Returns the ingest that was begun here and not committed; the same call continues it, `abandon` drops it"
     url,storage_options = concealed(url),concealed(storage_options)
-    writer = ShardWriter(as_storage(url, storage_options=storage_options))
+    writer = _writer(as_storage(url, storage_options=storage_options))
     plan = writer.unfinished_plan(writer.committed())
     if not plan: return []
     done,holder = writer.count_done(),writer.holder()
@@ -72,14 +94,16 @@ def abandon_shards(
 ):
     "Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`"
     url,storage_options = concealed(url),concealed(storage_options)
-    writer = ShardWriter(as_storage(url, storage_options=storage_options))
+    writer = _writer(as_storage(url, storage_options=storage_options))
     dataset = writer.committed()
     try: plan = writer.unfinished_plan(dataset)
     except StoreError: plan = _plan_of_damaged(writer.storage, dataset)
     if not plan: raise StoreNotFound(f'{writer.url}: no unfinished ingest here')
     writer.take_lock()
     try: writer.drop(plan)
-    finally: writer.close()
+    finally:
+        writer.close()
+        _remove_empty_folders(writer.storage)
 
 def _plan_of_damaged(storage, dataset):
     """Returns what a damaged plan still tells about the files of its ingest, for `drop`
@@ -90,7 +114,7 @@ def _plan_of_damaged(storage, dataset):
     if generation and prefix and (not dataset or int(generation[1])>dataset.generation):
         if prefix[1]==b'shard'+(generation[1] if generation[1]!=b'1' else b''):
             return dict(generation=int(generation[1]), prefix=prefix[1].decode())
-    found = [(name, OWN_FILE.match(name)) for name in storage.names()]
+    found = [(name, OWN_FILE.match(name)) for name in own_files(storage, storage.names())]
     rest = [name for name,match in found if match and (not dataset or int(match[1] or 1)!=dataset.generation)]
     if rest:
         warnings.warn(f'{storage.url}: the plan of the unfinished ingest is damaged, so that nobody knows which files '

@@ -1,0 +1,361 @@
+"Tars that others wrote: grouping as in WebDataset, fields that differ, keys, and files that are not ours"
+import bz2, gzip, io, itertools, lzma, shutil, tarfile
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import webdataset as wds
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from fastai_remote import (
+    CorruptSample, IngestError, MissingSample, RemoteDataset, ShardStore, StoreExists, StoreNotFound, UnknownField,
+    UnsupportedFormat, index_shards, tar_samples, to_shards)
+from fastai_remote.source.tars import expand_braces, field_of, split_name
+from fastai_remote.store.shard_index import ShardManifest
+
+OPTIONS = dict(num_workers=1, progress=False)
+
+def tar(path, members, mode='w', **kwargs):
+    "Writes `(name, bytes)` pairs as a tar"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode, **kwargs) as out:
+        for name,content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            out.addfile(info, io.BytesIO(content))
+    return path
+
+def samples(start, stop, folder=''):
+    return [(f'{folder}{i:04}.{ext}', value) for i in range(start, stop)
+            for ext,value in (('txt', b'text %d' % i), ('cls', b'%d' % (i%3)))]
+
+def index(folder, **kwargs):
+    report = index_shards(folder, **{**OPTIONS, **kwargs})
+    return ShardStore(kwargs.get('to') or folder, shards_url=folder if kwargs.get('to') else None),report
+
+def files(folder): return {str(p.relative_to(folder)):p.read_bytes() for p in Path(folder).rglob('*') if p.is_file()}
+def texts(store): return store.get_many(range(len(store)), 'txt', decode=True)['txt']
+
+# --- files of others are not changed
+
+def test_files_of_others_are_neither_changed_nor_deleted(tmp_path):
+    "An index of DALI, a manifest and labels of another tool, and files that are named like ours"
+    d = tmp_path/'w'
+    for k,ext in enumerate(('tar','tgz','tar.gz')):
+        tar(d/f'a.{ext}', samples(10*k, 10*k+5), 'w' if ext=='tar' else 'w:gz')
+    theirs = {'a.idx':b'v1.2 10\n', 'manifest.json':b'{"files": ["a.tar"]}', 'labels.json':b'[]', 'index-failures.json':b'{}',
+              'x.tar.123.part':b'half', 'b.tar.fastai_remote':b'not an index', 'plan.json':b'{}'}
+    for name,content in theirs.items(): (d/name).write_bytes(content)
+    before = files(d)
+    store,_ = index(d)
+    after = files(d)
+    assert {name:after[name] for name in before}==before and all(name.startswith('.fastai_remote/') for name in after.keys()-before.keys())
+    assert sorted(texts(store))==sorted(f'text {i}' for k in (0,10,20) for i in range(k, k+5)) and store.verify(num_workers=1).bad==0
+    ShardStore.delete(d)
+    assert files(d)==before and not (d/'.fastai_remote').exists()
+
+def test_delete_leaves_files_of_others_in_our_folders(tmp_path):
+    "In a folder of our own shards, and in one for an index, by their content"
+    to_shards([{'txt':f'{i}', 'cls':'ab'[i%2]} for i in range(9)], tmp_path/'own', **OPTIONS)
+    tar(tmp_path/'w/a.tar', samples(0, 3))
+    index(tmp_path/'w', to=tmp_path/'index')
+    theirs = {'shard-000007.tar':b'theirs', 'shard-000007.idx':b'theirs', 'shard7-000000.tar':b'x', 'notes-failures.json':b'x', 'a.tar.1.part':b'x'}
+    for folder in ('own','index'):
+        for name,content in theirs.items(): (tmp_path/folder/name).write_bytes(content)
+        ShardStore.delete(tmp_path/folder)
+        assert files(tmp_path/folder)==theirs
+
+def test_a_folder_with_files_of_others_is_refused_before_anything_is_written(tmp_path):
+    for name,content in (('manifest.json',b'{"files": []}'), ('labels.json',b'["cat"]'), ('shard-000000.tar',b'theirs')):
+        d = tmp_path/name.partition('.')[0]
+        d.mkdir()
+        (d/name).write_bytes(content)
+        with pytest.raises((StoreExists,UnsupportedFormat), match=f'{name}.*another folder'):
+            to_shards([{'txt':'a'}], d, overwrite=True, **OPTIONS)
+        assert files(d)=={name:content}
+    tar(tmp_path/'w/a.tar', samples(0, 3))
+    with pytest.raises(UnsupportedFormat, match='manifest.json.*another folder'): index(tmp_path/'w', to=tmp_path/'manifest')
+
+def test_our_own_shards_need_no_index(tmp_path):
+    to_shards([{'txt':'a'}], tmp_path/'own', **OPTIONS)
+    for overwrite in (False,True):
+        with pytest.raises(StoreExists, match='own: to_shards has written'): index(tmp_path/'own', overwrite=overwrite)
+    assert texts(ShardStore(tmp_path/'own'))==['a']
+
+# --- grouping as in WebDataset
+
+PARTS = ['a','b','A','a.b','.a','._a','.','__x__','__x','_','a b','ü','','000','a-b','__MACOSX','..']
+EXTENSIONS = ['jpg','JPG','left.jpg','txt','cls','json','','_a','a b','c:d','tar.gz','age.f4','x.crc','cls.txt','age.f4.json','u1.json']
+
+@st.composite
+def odd_names(draw):
+    folder = '/'.join(draw(st.lists(st.sampled_from(PARTS), max_size=2)))
+    base,ext = draw(st.sampled_from(PARTS)),draw(st.sampled_from(EXTENSIONS))
+    name = (f'{folder}/' if folder else '')+base+(f'.{ext}' if draw(st.booleans()) or ext else '')
+    return name.strip('/') or 'a.txt'
+
+def by_webdataset(path):
+    "Samples of WebDataset, with repeated members where it has an error"
+    result = []
+    for group in wds.tariterators.group_by_keys(({**member, '__url__':''} for member in wds.tariterators.tar_file_iterator(path.open('rb')))):
+        result.append((group['__key__'], {ext:value for ext,value in group.items() if not ext.startswith('__') or not ext.endswith('__')}))
+    return result
+
+_count = itertools.count()
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(odd_names(), min_size=1, max_size=8), st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+def test_samples_are_those_of_webdataset(tmp_path, names, format):
+    "Keys, extensions and bytes; or the report names what is left out"
+    folder = tmp_path/f'{next(_count)}'
+    contents = [(name, b'%d' % k) for k,name in enumerate(names)]
+    tar(folder/'a.tar', contents, format=format)
+    # of hidden files in folders, WebDataset makes samples of their own; here they are left out, and the report says so
+    hidden = {name for name in names if (wds.tariterators.base_plus_ext(name)[0] or '').endswith('/')}
+    try: want = by_webdataset(tar(folder/'reference', [o for o in contents if o[0] not in hidden], format=format))
+    except ValueError as e: want = str(e)
+    try: store,report = index(folder, max_failed=100)
+    except IngestError as e:
+        assert 'twice in one sample' in str(e) if isinstance(want, str) else not any(map(is_kept, chain(*(sample for _,sample in want)))), (names, want, e)
+        return
+    assert not hidden or any('hidden files' in note for note in report.notes) or all(name.startswith('__') for name in hidden)
+    if isinstance(want, str):
+        assert 'twice in one sample' in str(report.failures), (names, want, report)
+        return
+    left_out = [ext for _,sample in want for ext in sample if not is_kept(ext)]
+    assert all(any(repr(ext) in note for note in report.notes) for ext in left_out), (names, report)
+    got = [(store.key(i), {field:value if isinstance(value, bytes) else str(value).encode() for field,value in raw(store, i).items()}) for i in range(len(store))]
+    named = [(key, {field_of_sample(ext, sample):value for ext,value in sample.items() if is_kept(ext)}) for key,sample in want]
+    assert named==got and not report.failures, (names, report.failures)
+
+def is_kept(ext): return bool(ext) and not any(c in ext for c in ':#~@ ?;') and not ext.endswith('.crc')
+def field_of_sample(ext, sample):
+    return ext if field_of(ext)!=ext and field_of(ext) in sample else field_of(ext)
+
+def raw(store, i):
+    "Stored values of sample `i`; labels and numbers as they are in the tar"
+    values = store.get_many([i], [f'{f}?' for f in store.fields])
+    decoded = {f:store.decode(i, f, values[f'{f}?'][0]) for f in store.fields if values[f'{f}?'][0] is not None and store.manifest.fields[f]['dtype']}
+    result = {f:decoded.get(f, values[f'{f}?'][0]) for f in store.fields if values[f'{f}?'][0] is not None}
+    return {f:int(v) if isinstance(v, float) else v for f,v in result.items()}
+
+def test_names_by_webdatasets_rule():
+    for folder in ('','a/','a.b/','./','/','__x__/'):
+        for base in PARTS:
+            for ext in EXTENSIONS:
+                name = f'{folder}{base}.{ext}'
+                key,extension = wds.tariterators.base_plus_ext(name)
+                if key is not None and key.endswith('/'): key = extension = None
+                got = split_name(name)
+                assert got in ((key, extension and extension.lower()), (None,None)), name
+                if got!=(key, extension and extension.lower()): assert name.startswith('__'), name
+
+def test_macos_and_metadata_are_left_out_and_the_report_says_so(tmp_path):
+    members = [o for i in range(4) for o in ((f'd/._{i}.txt', b'junk'), (f'd/{i}.txt', b'%d' % i), (f'd/{i}.cls', b'1'))]
+    tar(tmp_path/'a.tar', [('._d', b'x'), ('__MACOSX/d/._0.txt', b'x'), ('__meta__', b'{}'), ('README', b'x'), ('.DS_Store', b'x'), *members])
+    store,report = index(tmp_path)
+    assert texts(store)==['0','1','2','3'] and store.fields==['txt','cls']
+    assert sorted(report.notes.values())==[2,7] and store.keys(range(4))==['d/0','d/1','d/2','d/3']
+
+def test_links_do_not_split_samples(tmp_path):
+    "WebDataset passes over links; here the sample of a link has failed, and the others are whole"
+    with tarfile.open(tmp_path/'a.tar', 'w') as out:
+        for name in ('0.txt','x.lnk','0.cls','y.txt','1.txt','y.cls','1.cls'):
+            info = tarfile.TarInfo(name)
+            if name in ('x.lnk','y.txt'): info.type,info.linkname = tarfile.SYMTYPE,'/etc/passwd'
+            else: info.size = 1
+            out.addfile(info, io.BytesIO(b'1') if info.size else None)
+    store,report = index(tmp_path)
+    assert [(store.key(i), list(store[i])) for i in range(len(store))]==[('0',['txt','cls']), ('1',['txt']), ('y',['cls']), ('1',['cls'])]
+    assert [name for name,_ in report.failures]==['a.tar: x','a.tar: y']
+
+# --- samples with different fields
+
+@pytest.fixture
+def mixed(tmp_path):
+    "300 samples in two shards: each third has a `png` in place of its `jpg`, and some fields begin late"
+    d = tmp_path/'mixed'
+    for shard in range(2):
+        members = []
+        for i in range(150):
+            members.append((f'{shard}-{i:03}.{"png" if i%3==2 else "jpg"}', b'image %d %d' % (shard, i)))
+            if i>=120: members += [(f'{shard}-{i:03}.late.txt', b'late %d' % i), (f'{shard}-{i:03}.late.f4', b'%d' % i)]
+            if shard and i%2: members.append((f'{shard}-{i:03}.cls', b'%d' % (i%4)))
+            if shard and i==149: members.append((f'{shard}-{i:03}.rare.json', b'{}'))
+        tar(d/f'{shard}.tar', members)
+    return d
+
+def test_every_field_that_occurs_is_recorded(mixed):
+    "Also after the 100th sample of the first shard; labels that are integers are integers"
+    store,report = index(mixed)
+    assert store.field_counts=={'jpg':200, 'png':100, 'late.txt':60, 'late.f4':60, 'cls':75, 'rare.json':1}
+    assert store.vocab==[1,3] and store.class_counts()=={1:38, 3:37} and "299 of 300 samples have no 'rare.json'" in report.notes
+    assert [store.get_many([i], 'late.f4')['late.f4'].tolist() for i in (120,149,270)]==[[120.],[149.],[120.]]
+    assert store.get_many([151,153], 'cls', decode=True)['cls']==[1,3]
+    assert store.verify(num_workers=1).bad>0   # these images are none
+    assert 'in 60 samples' in store._repr_html_()
+
+def test_absent_fields(mixed):
+    "An error, unless they are asked for with `?`; alternatives take the first field that a sample has"
+    store,_ = index(mixed)
+    for field in ('late.txt','late.f4','cls','png'):
+        with pytest.raises(MissingSample, match=f"mixed: sample 0 is missing .field '{field}'"): store.get_many([0], field)
+    with pytest.raises(MissingSample, match="mixed: 2 of 3 samples missing, first 0 .field 'cls'. in 0.tar"): store.get_many([0,1,151], 'cls')
+    got = store.get_many([0,2,151,149], ['jpg;png','late.txt?','late.f4?','cls?'])
+    assert got['jpg;png']==[b'image 0 0',b'image 0 2',b'image 1 1',b'image 0 149'] and got['late.txt?']==[None,None,None,b'late 149']
+    assert got['late.f4?']==[None,None,None,149.] and got['cls?']==[None,None,0,None]
+    assert store.get_many([0,151], 'cls?', decode=True)=={'cls?':[None,1]}
+    with pytest.raises(MissingSample, match="first 0 .field 'png;late.txt'"): store.get_many([0,2], 'png;late.txt')
+    with pytest.raises(UnknownField, match="no field 'nothing.'; there are 'jpg', 'png'"): store.get_many([0], 'nothing?')
+    ds = RemoteDataset(store).to_tuple('__key__','jpg;png','cls?')
+    assert ds[151]==('1-001',b'image 1 1',0) and ds[2]==('0-002',b'image 0 2',None)
+    assert RemoteDataset(store)[2]=={'__key__':'0-002', '__url__':str(mixed/'0.tar'), 'png':b'image 0 2'}
+    with pytest.raises(MissingSample, match="sample 2 has no 'late.txt;cls'"): RemoteDataset(store).to_tuple('late.txt;cls')[2]
+
+def test_too_many_fields_are_an_error_that_explains(tmp_path):
+    "As where the names of samples contain dots"
+    tar(tmp_path/'a.tar', [(f'photo.{i}.txt', b'a') for i in range(300)])
+    with pytest.raises(IngestError, match="a.tar: more than 256 different fields, such as .*'.*txt'.*first dot"): index(tmp_path)
+    tar(tmp_path/'a.tar', samples(0, 101)+[(f'photo.{i}.txt', b'a') for i in range(300)])
+    with pytest.raises(IngestError, match='a.tar: more than 256 different fields'): index(tmp_path)
+
+def test_numbers_that_are_none_are_text(tmp_path):
+    "Fields that are named as if they held numbers"
+    tar(tmp_path/'a.tar', [o for i in range(3) for o in ((f'{i}.id', b'img-%d' % i), (f'{i}.u1', b'\xff\xfe%d' % i), (f'{i}.index', b'%d' % i))])
+    store,report = index(tmp_path)
+    assert report.failed==0 and [store[i] for i in range(3)]==[{'id':f'img-{i}', 'u1':b'\xff\xfe%d' % i, 'index':i} for i in range(3)]
+
+# --- keys
+
+def test_keys_and_urls(tmp_path):
+    "In any order, with repeats, of compressed shards, and of names that are long, or not UTF-8"
+    long = 'x'*180
+    tar(tmp_path/'a/b.tar', samples(0, 300, 'q/'))
+    tar(tmp_path/'a.tgz', [(f'{long}/ü{i}.txt', b'a') for i in range(3)]+[('z\udcff.txt', b'b')], 'w:gz')
+    store,_ = index(tmp_path)
+    assert store.keys([303,4,303,0,17])==['q/0299',f'q/0000','q/0299',f'{long}/ü0','q/0013']
+    assert store.key(3)=='z\udcff' and store.shard_url(3)==str(tmp_path/'a.tgz') and store.shard_url(4)==str(tmp_path/'a/b.tar')
+    with pytest.raises(IndexError): store.key(304)
+
+def test_keys_take_little_space(tmp_path):
+    tar(tmp_path/'a.tar', [(f'{i:09}.txt', b'a') for i in range(4000)])
+    index(tmp_path)
+    size = (tmp_path/'.fastai_remote/a.tar.fastai_remote').stat().st_size
+    assert size<4000*(12+2.2)+1500   # offset, length and checksum take 12 bytes
+
+# --- which shards
+
+def test_braces():
+    assert expand_braces('a-{08..11}.tar')==['a-08.tar','a-09.tar','a-10.tar','a-11.tar']
+    assert expand_braces('{a,b}/{0..1}.tar')==['a/0.tar','a/1.tar','b/0.tar','b/1.tar'] and expand_braces('a.tar')=='a.tar'
+    assert expand_braces(['{a,b}.tar','c.tar'])==['a.tar','b.tar','c.tar'] and expand_braces(Path('{a,b}'))==[Path('a'),Path('b')]
+    import braceexpand
+    for text in ('{000..099}','{0..12}','{9..11}','{1,2,3}x{5..7}','{3..1}'): assert expand_braces(text)==list(braceexpand.braceexpand(text))
+    with pytest.raises(ValueError, match='more than a million'): expand_braces('{0..9999999}')
+
+def test_nested_folders_lists_and_braces(tmp_path):
+    d = tmp_path/'w'
+    for k in range(4): tar(d/f'train/{k:03}.tar', samples(10*k, 10*k+5))
+    tar(d/'val/000.tar', samples(90, 93))
+    store,_ = index(d, splits={'valid':'val/*', 'train':'train/*'})
+    assert store.splits=={'valid':[0,3], 'train':[3,23]} and texts(store)[:4]==['text 90','text 91','text 92','text 0']
+    for what in (str(d/'train/{001..002}.tar'), [d/'train/001.tar',d/'train/002.tar'], f'file://{d}/train/{{001,002}}.tar'):
+        index_shards(what, to=tmp_path/'index', overwrite=True, **OPTIONS)
+        assert texts(ShardStore(tmp_path/'index', shards_url=d/'train'))==[f'text {i}' for k in (10,20) for i in range(k, k+5)]
+    index_shards(d/'val/000.tar', to=tmp_path/'one', **OPTIONS)
+    assert len(ShardStore(tmp_path/'one', shards_url=d/'val'))==3
+    index_shards([d/'val/000.tar',d/'train/003.tar'], to=tmp_path/'two', **OPTIONS)
+    assert len(ShardStore(tmp_path/'two', shards_url=d))==8
+    with pytest.raises(FileNotFoundError, match='008.tar'): index_shards(d/'train/{008,009}.tar', to=tmp_path/'three', **OPTIONS)
+    with pytest.raises(ValueError, match='not in one place'): index_shards(['s3://a/b.tar','s3://c/d.tar'], to=tmp_path/'x', **OPTIONS)
+    assert sum(len(part) for part in tar_samples(str(d/'train/{000..003}.tar')).stream(64))==20
+
+def zstd(data):
+    zstandard = pytest.importorskip('zstandard')
+    return zstandard.ZstdCompressor().compress(data)
+
+COMPRESS = {'gz':gzip.compress, 'xz':lzma.compress, 'bz2':bz2.compress, 'zst':zstd, 'plain':bytes}
+
+@pytest.mark.parametrize('kind', COMPRESS)
+def test_compression_is_recognised_by_content(tmp_path, kind):
+    "In any name; from two files, one after the other, as well"
+    d = tmp_path/'w'
+    data = tar(tmp_path/'plain', samples(0, 40)).read_bytes()
+    d.mkdir()
+    names = {f'a.tar.{kind}':COMPRESS[kind](data), 'b.tar':COMPRESS[kind](data[:5000])+COMPRESS[kind](data[5000:]), 'c.tgz':COMPRESS[kind](data)}
+    for name,content in names.items(): (d/(name if kind!='plain' else name.replace('.plain',''))).write_bytes(content)
+    report = index_shards(d, **OPTIONS)
+    store = ShardStore(d, cache=str(tmp_path/'cache'))
+    assert report.failed==0 and texts(store)==[f'text {i}' for i in range(40)]*3 and store.verify(num_workers=1).bad==0
+    assert [store.shards.compression(u) for u in range(3)]==[{'gz':'gzip', 'bz2':'bzip2', 'zst':'zstd', 'plain':''}.get(kind, kind)]*3
+    source = tar_samples(d)
+    assert [source.load(raw)['txt'] for part in source.stream(64) for _,raw in part]==[b'text %d' % i for i in range(40)]*3
+
+@pytest.mark.parametrize('kind', ['zst','xz'])
+def test_damaged_compressed_data_is_left_out(tmp_path, kind):
+    data = tar(tmp_path/'plain', samples(0, 40)).read_bytes()
+    whole = COMPRESS[kind](data)
+    (tmp_path/'w').mkdir()
+    tar(tmp_path/'w/b.tar', samples(50, 53))
+    for at in (len(whole)//2, len(whole)-20):
+        content = bytearray(whole)
+        content[at] ^= 0x55
+        (tmp_path/f'w/a.tar.{kind}').write_bytes(content)
+        store,report = index(tmp_path/'w', overwrite=True)
+        assert len(store)==3 and 'a.tar' in report.failures[0][0] or len(store)==43
+
+# --- again, with more shards
+
+def test_indexing_again_reads_new_shards_only(tmp_path):
+    "What was read before is not read again, and counts as before: it could not be read any more"
+    d = tmp_path/'w'
+    def members(a, b): return [o for i in range(a, b) for o in ((f'{i}.txt', b'text %d' % i), (f'{i}.cls', b'%d' % (i%5)), (f'{i}.labels', b'["x%d"]' % (i%2)))]
+    tar(d/'a.tar', members(0, 9)+[('9.cls', b'no')])
+    tar(d/'c.tar', members(20, 23)+[('23.extra.txt', b'x')])
+    first,report = index(d)
+    assert report.failed==0 or first.failures
+    tar(d/'b.tar', members(10, 14))
+    tar(d/'d/e.tar', members(40, 42)+[('42.cls', b'7'), ('42.new.txt', b'y')])
+    kept = {name:(d/name).read_bytes() for name in ('a.tar','c.tar')}
+    for name,content in kept.items(): (d/name).write_bytes(bytes(len(content)))   # as long, and nothing is there to read
+    store,report = index(d)
+    for name,content in kept.items(): (d/name).write_bytes(content)
+    whole,_ = index(d, to=tmp_path/'anew')
+    assert len(store)==len(whole) and [store[i] for i in range(len(store))]==[whole[i] for i in range(len(whole))]
+    a,b = store.manifest,whole.manifest
+    assert (a.fields,a.vocab,a.counts,a.nbytes,a.failed,list(store.failures()))==(b.fields,b.vocab,b.counts,b.nbytes,b.failed,list(whole.failures()))
+    assert store.verify(num_workers=1).bad==0 and store.keys(range(len(store)))==whole.keys(range(len(whole)))
+    with pytest.raises(StoreNotFound, match='replaced'): first.check_not_replaced()
+    with pytest.raises(StoreExists, match='none is new'): index(d)
+    (d/'a.tar').write_bytes(kept['a.tar']+bytes(1024))
+    tar(d/'f.tar', members(60, 62))
+    with pytest.raises(StoreExists, match='a.tar has .* bytes, and had'): index(d)
+    (d/'a.tar').unlink()
+    with pytest.raises(StoreExists, match='a.tar is indexed, and not among'): index(d)
+    assert len(index(d, overwrite=True)[0])==len(store)-10+2
+
+def test_an_interrupted_addition_leaves_the_index_as_it_was(tmp_path, monkeypatch):
+    from fastai_remote.write.shards import ShardWriter
+    tar(tmp_path/'w/a.tar', samples(0, 5))
+    index(tmp_path/'w')
+    tar(tmp_path/'w/b.tar', samples(5, 9))
+    def stop(*args): raise KeyboardInterrupt
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr(ShardWriter, 'commit', stop)
+        index(tmp_path/'w')
+    assert len(ShardStore(tmp_path/'w'))==5
+    ShardStore.abandon(tmp_path/'w')
+    assert sorted(files(tmp_path/'w'))==['.fastai_remote/a.tar.fastai_remote','.fastai_remote/manifest.json','a.tar','b.tar']
+    assert len(index(tmp_path/'w')[0])==9
+
+def test_an_index_of_an_earlier_version_can_be_read_and_replaced(tmp_path):
+    "Beside the tars, under the name that DALI uses"
+    data = Path(__file__).parent/'data/shards-v2-index'
+    shutil.copytree(data, tmp_path/'w')
+    store = ShardStore(tmp_path/'w')
+    assert [store[i] for i in range(len(store))]==[{'txt':f'text {i}', 'cls':f'{i%3}' and i%3} for i in range(6)]
+    with pytest.raises(UnknownField, match='keys of samples are not stored'): store.keys([0])
+    tars = {name:content for name,content in files(tmp_path/'w').items() if name.endswith('.tar')}
+    with pytest.raises(StoreExists, match='an index of an earlier version is there; overwrite=True'): index(tmp_path/'w')
+    store,_ = index(tmp_path/'w', overwrite=True)
+    assert store.key(5)=='0005' and sorted(files(tmp_path/'w'))==['.fastai_remote/a.tar.fastai_remote','.fastai_remote/b.tar.fastai_remote','.fastai_remote/manifest.json',*sorted(tars)]
