@@ -443,7 +443,7 @@ class ShardTable:
         idx:np.ndarray, # Bytes of the index of each shard
         raw:np.ndarray=None, # Bytes of each shard when decompressed, if any is compressed
         icrc:np.ndarray=None, # Checksum of the index file of each shard; `None` in tables of earlier versions
-        # How each shard is compressed, a position in `COMPRESSIONS`; default: not at all, or with gzip if the name says it
+        # How each shard is compressed, a position in `COMPRESSIONS`; default: with gzip if the name says so, or not
         kind:np.ndarray=None,
     ):
         self.text = names if isinstance(names, bytes) else '\n'.join(names).encode()

@@ -400,6 +400,17 @@ def keys(self:ShardStore, numbers):
     return result
 
 @patch
+def presence(self:ShardStore, field):
+    "As in `Store`: a part is a shard. Reads the indices, but none if all samples have the field."
+    names,_ = self.field_choice(field)
+    if len(names)==1 and not self.may_lack(names[0]):
+        yield from Store.presence(self, field)
+        return
+    for start in range(0, len(self.shards), 16):
+        indices = self.indices(list(range(start, min(start+16, len(self.shards)))))
+        for index in indices.values(): yield np.logical_or.reduce([index.has(name) for name in names])
+
+@patch
 def shard_url(self:ShardStore,
     i:int # Sample number
 )->str: # Without secrets

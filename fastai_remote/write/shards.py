@@ -67,7 +67,7 @@ def _generation_of(name):
     return int(found[1] or 1) if found else None
 
 def _index_of(name):
-    "The names of the index files, of this version and of earlier ones, that may belong to a shard or be the file itself"
+    "The index files, of this version and of earlier ones, that a shard may have; of an index file, itself"
     return (name,) if name.endswith(('.idx',INDEX_SUFFIX)) else (index_name(name), index_name(name, 2))
 
 def own_files(
@@ -514,7 +514,7 @@ def _ensure_shard(self:ShardWriter, number, cost):
     self.open_shard = ShardFile(file, self.plan['fields'])
 
 def _name_part(split):
-    "The part of the name of a shard that tells its split; empty if the name of the split has other than plain characters"
+    "The part of the name of a shard that tells its split; empty if the split's name has other than plain characters"
     return f'{split}-' if split and re.fullmatch('[A-Za-z][A-Za-z0-9_]{0,63}', split) else ''
 
 @patch
