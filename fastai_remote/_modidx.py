@@ -2800,6 +2800,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards.ShardStore.why_missing': ( 'store/shards.html#shardstore.why_missing',
                                                                                                    'fastai_remote/store/shards.py'),
+                                            'fastai_remote.store.shards.ShardStore.wids_index': ( 'store/shards.html#shardstore.wids_index',
+                                                                                                  'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards._ProcessState': ( 'store/shards.html#_processstate',
                                                                                           'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards._ProcessState.__init__': ( 'store/shards.html#_processstate.__init__',

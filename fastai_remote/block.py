@@ -205,8 +205,8 @@ def RedisBlock(
         store,field = None,store
     if store is not None and field is None: field = default_field(store)
     if field is not None and field.endswith('?') and (store is None or field not in store.manifest.fields):
-        raise ValueError(f'RedisBlock({field!r}): a block needs a value of each sample: leave out the ?, and restrict the '
-                         f'items to samples that have one, by having={field.removesuffix("?")!r}')
+        raise ValueError(f'RedisBlock({field!r}): a block needs a value of each sample: leave out the ?, and restrict '
+                         f'the items to samples that have one, by having={field.removesuffix("?")!r}')
     if store is not None: store.field_entry(field)   # raises `UnknownField`
     type_tfms = _Fresh(_type_tfms(_codec_of(store, field, img_cls), store, field, img_cls, draw))
     return TransformBlock(type_tfms=type_tfms, batch_tfms=IntToFloatTensor, dl_type=RemoteDL)

@@ -172,3 +172,15 @@ def test_datasets_reads_our_shards(tmp_path):
     assert [(o['cls'],o['age.f4.json'],o['cap.txt'],o['__key__']) for o in got]==[(i, i/8, f'{i}', f'{i:09}') for i in range(8)]
     streamed = datasets.load_dataset('webdataset', data_files=str(tmp_path/'d/*.tar'), split='train', streaming=True)
     assert [o['jpg'].size for o in streamed]==[(8,8)]*8
+
+def test_an_index_for_wids(tmp_path):
+    "Counts of samples and bytes of each shard, split by split"
+    to_shards({'train':[{'txt':f't{i}'} for i in range(20)], 'valid':[{'txt':f'v{i}'} for i in range(7)]}, tmp_path/'d', maxcount=6, shuffle=False, **OPTIONS)
+    store = ShardStore(tmp_path/'d')
+    for split,n in ((None,27), ('train',20), ('valid',7)):
+        index = store.wids_index(split)
+        assert (index['__kind__'],index['wids_version'])==('wids-shard-index-v1',1) and sum(s['nsamples'] for s in index['shardlist'])==n
+        for shard in index['shardlist']:
+            path = tmp_path/'d'/shard['url']
+            assert path.stat().st_size==shard['filesize'] and len(list(wds.WebDataset(str(path), shardshuffle=False)))==shard['nsamples']
+            assert split is None or f'-{split}-' in path.name

@@ -123,8 +123,8 @@ def get_remote_items(
     parts = zip(*(store.presence(field) for field in fields))
     selection = SampleSelection(np.logical_and.reduce(part) for part in parts)
     if not len(selection):
-        raise ValueError(f"{store.name}: no sample has {' and '.join(map(repr, fields))}; samples that have each field: "
-                         f'{store.field_counts}')
+        wanted = ' and '.join(map(repr, fields))
+        raise ValueError(f'{store.name}: no sample has {wanted}; samples that have each field: {store.field_counts}')
     return RemoteItems(store, len(selection), selection)
 
 # %% ../../nbs/load/02_items.ipynb #df48b41a

@@ -629,6 +629,17 @@ def shuffle_quality(self:ShardStore,
     def labels(numbers): return self.get_many(numbers, field)[field]
     return measure_shuffle(order, len(self), bs, None if field is None else labels, table.starts, batches)
 
+@patch
+def wids_index(self:ShardStore,
+    split:str=None, # Only the shards of this split; default: all
+)->dict: # What `json.dump` writes into a file beside the shards, for `wids.ShardListDataset`
+    "The description of the shards that WebDataset's indexed datasets (wids) need; raises `KeyError` for other splits"
+    table = self.shards
+    start,stop = self.splits[split] if split is not None else (0,len(self))
+    inside = [u for u in range(len(table)) if start<=table.starts[u]<stop and table.n[u]]
+    shards = [dict(url=table.name(u), nsamples=int(table.n[u]), filesize=int(table.size[u])) for u in inside]
+    return {'__kind__':'wids-shard-index-v1', 'wids_version':1, 'name':self.name, 'shardlist':shards}
+
 # %% ../../nbs/store/12_shards.ipynb #16bea615
 @patch
 def failures(self:ShardStore):
