@@ -95,7 +95,7 @@ def test_there_and_back(s3):
     "All samples, in the shards they should be in, as WebDataset's tars; and nothing else is left"
     got = opened(s3).get_many(range(N), ['jpg','cls','id'], check=True)
     assert sorted(got['id'].tolist())==list(range(N)) and all(got['jpg'][k]==ITEMS[i]['jpg'] for k,i in enumerate(got['id'].tolist()))
-    assert set(o:=objects(s3, 'pets'))=={'manifest.json', *(f'shard-{k:06}.{e}' for k in range(8) for e in ('tar','tar.fastai_remote'))}
+    assert set(o:=objects(s3, 'pets'))=={'manifest.json', 'labels.json', *(f'shard-{k:06}.{e}' for k in range(8) for e in ('tar','tar.fastai_remote'))}
     with tarfile.open(fileobj=io.BytesIO(o['shard-000003.tar'])) as t: assert len(t.getnames())==3*EACH
 
 def test_two_writers(s3):
