@@ -191,7 +191,7 @@ def test_every_field_that_occurs_is_recorded(mixed):
     assert store.field_counts=={'jpg':200, 'png':100, 'late.txt':60, 'late.f4':60, 'cls':75, 'rare.json':1}
     assert store.vocab==[1,3] and store.class_counts()=={1:38, 3:37} and "299 of 300 samples have no 'rare.json'" in report.notes
     assert [store.get_many([i], 'late.f4')['late.f4'].tolist() for i in (120,149,270)]==[[120.],[149.],[120.]]
-    assert store.get_many([151,153], 'cls', decode=True)['cls']==[1,3]
+    assert store.get_many([151,153], 'cls', decode=True)['cls']==[1,3] and store.get_many([151,153], 'cls')['cls'].tolist()==[0,1]
     assert store.verify(num_workers=1).bad>0   # these images are none
     assert 'in 60 samples' in store._repr_html_()
 

@@ -184,3 +184,28 @@ def test_an_index_for_wids(tmp_path):
             path = tmp_path/'d'/shard['url']
             assert path.stat().st_size==shard['filesize'] and len(list(wds.WebDataset(str(path), shardshuffle=False)))==shard['nsamples']
             assert split is None or f'-{split}-' in path.name
+
+def test_streams_have_their_split_in_names(tmp_path):
+    to_shards({split:({'txt':f'{split} {i}'} for i in range(9)) for split in ('train','valid')}, tmp_path/'d', **OPTIONS)
+    assert [p.name for p in sorted((tmp_path/'d').glob('*.tar'))]==['shard-train-000000.tar','shard-valid-000001.tar']
+    assert ShardStore(tmp_path/'d').splits=={'train':[0,9], 'valid':[9,18]}
+
+def test_a_map_can_make_samples_alike(photos, tmp_path):
+    "Samples come without the fields that they lack; keys and order are kept"
+    photos.map(alike, tmp_path/'d', **OPTIONS)
+    store = ShardStore(tmp_path/'d')
+    assert store.fields==['img','kind.cls'] and store.keys(range(60))==photos.keys(range(60))
+    assert store.get_many([0,1,59], 'kind.cls', decode=True)['kind.cls']==['0','1','none'] and store.splits==photos.splits
+    with pytest.raises(IngestError, match='fields .*; the first sample had'): photos.copy(tmp_path/'e', **OPTIONS)
+
+def alike(sample):
+    return {'__key__':sample['__key__'], 'img':sample.get('jpg') or sample['png'], 'kind.cls':str(sample.get('cls', 'none'))}
+
+def test_labels_for_other_tools_are_checked(tmp_path):
+    to_shards([{'cls':'ab'[i%2]} for i in range(4)], tmp_path/'d', **OPTIONS)
+    assert not list(ShardStore(tmp_path/'d').check_rest())
+    for content in b'{}',None:
+        (tmp_path/'d/labels.json').unlink()
+        if content: (tmp_path/'d/labels.json').write_bytes(content)
+        (what,why), = ShardStore(tmp_path/'d').check_rest()
+        assert what=='labels.json' and 'only other tools read it' in why

@@ -29,6 +29,7 @@ from ..source.base import storable
 from ..source.tars import (
     DamagedTar, expand_braces, group_members, parse_number, TAR_EXTENSIONS, tar_members, Uncompressed)
 from ..store.address import concealed
+from ..store.bounded import is_http
 from fastai_remote.store.shard_index import (
     compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER, INDEX_SUFFIX, index_name, IndexColumns, ShardIndex,
     ShardTable)
@@ -370,6 +371,8 @@ def index_shards(
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
     source,given = _source_of(url, timeout, storage_options)
+    if to is None and is_http(source.url):
+        raise ValueError(f'{source.url}: nothing can be written there: to= takes the folder for the index')
     if to is not None: target = as_storage(to, timeout, storage_options if '://' in str(to) else None)
     else: target = source.subfolder(INDEX_FOLDER)
     writer = ShardWriter(target, name=source.name if to is None else None)

@@ -244,14 +244,17 @@ def _read_numbers(self:ShardStore, index, field, positions, result, places):
     """Put the values of a fixed-width field at `places` of `result[field]`, a list once a sample has none
 
     The checksum of a value that is not there is 0."""
-    dtype,is_present = self.manifest.fields[field]['dtype'],index.has(field, positions)
-    if is_present.all() and isinstance(result[field], np.ndarray):
+    dtype,is_array = self.manifest.fields[field]['dtype'],isinstance(result[field], np.ndarray)
+    is_everywhere = field in index.columns and f'{field}?' not in index.columns
+    is_present = None if is_everywhere else index.has(field, positions)
+    if is_array and (is_everywhere or is_present.all()):
         result[field][places] = index.values(field, positions, dtype, self._codes(field))
         return
+    if is_everywhere: is_present = np.ones(len(positions), bool)
     if field.endswith('.crc'):
         if is_present.any(): result[field][places] = index.values(field, positions, dtype)
         return
-    if isinstance(result[field], np.ndarray): result[field] = list(result[field])
+    if is_array: result[field] = list(result[field])
     for place in places.tolist(): result[field][place] = None
     if not is_present.any(): return
     values = index.values(field, positions[is_present], dtype, self._codes(field))
