@@ -17,7 +17,7 @@ from ..order.base import Order
 from ..order.shards import sizes_of, SplitPart
 from ..store.base import Store
 
-# %% ../../nbs/load/02_items.ipynb #9d81bd1e
+# %% ../../nbs/load/02_items.ipynb #3fd7a2d5
 _BLOCK = 2048   # samples whose bits are looked at together
 
 class SampleSelection:
@@ -62,6 +62,7 @@ class SampleSelection:
         inner = [int(np.unpackbits(self.bits[b])[:r].sum()) if r else 0 for b,r in zip(block.tolist(), rest.tolist())]
         return self.starts[block]+np.array(inner, np.int64)
 
+# %% ../../nbs/load/02_items.ipynb #9d81bd1e
 class RemoteItems(Order):
     "Sample numbers of `store` as fastai's items: a lazy sequence of ints"
     known = {}   # `{position: sample number}` of the batch that a loader is making, computed all at once
