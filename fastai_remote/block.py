@@ -11,7 +11,7 @@ __all__ = ['ShardBlock', 'StoreSplitter', 'RandomStoreSplitter', 'StoreCategoriz
 # %% ../nbs/03_block.ipynb #d6fb8a1f
 import difflib, inspect, sys
 from copy import copy
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -61,10 +61,12 @@ def StoreSplitter(
         if missing:=[name for name in (train,valid) if name not in splits]:
             raise ValueError(f"{store.name}: no split {missing[0]!r}; there are {', '.join(splits) or 'none'}: "
                              'RandomStoreSplitter() makes a random one')
-        if len(items)!=len(store):
+        if not items.is_complete:
             raise ValueError(f'{store.name}: StoreSplitter needs all {len(store):,} items in their order, '
                              f'not {len(items):,} of them')
-        return [SplitOrder(range(*splits[name])) for name in (train,valid)]
+        ranges,selection = [splits[name] for name in (train,valid)],items.selection
+        if selection is not None: ranges = [selection.before(span).tolist() for span in ranges]
+        return [SplitOrder(range(*span)) for span in ranges]
     return _inner
 
 def RandomStoreSplitter(
@@ -74,7 +76,7 @@ def RandomStoreSplitter(
     "A `splitter` for `DataBlock` that splits at random, in constant memory; a store with shards shard by shard"
     def _inner(items):
         n,key = len(items),0 if seed is None else seed
-        sizes = items.shard_sizes if isinstance(items, RemoteItems) and n==len(items.store) else None
+        sizes = items.shard_sizes if isinstance(items, RemoteItems) and items.is_complete else None
         if sizes is not None:
             split = ShardSplit(sizes, valid_pct, key)
             return [SplitOrder(range(len(half)), half) for half in (split.train,split.valid)]
@@ -188,7 +190,7 @@ _max_shown_numbers = 10   # a longer array is shown as a curve
 # %% ../nbs/03_block.ipynb #6a573930
 def RedisBlock(
     store:Store|str=None, # Store to read from; default: the store of the items. A `str` is the field
-    field:str=None, # Field to read; default: the first that holds images
+    field:str=None, # Field to read, or alternatives, `jpg;png`; default: the first that holds images
     # Type of the image: `PILImage`, `PILImageBW` or `PILMask`; default: `PILMask` for a mask, else `PILImage`
     img_cls:type=None,
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
@@ -204,7 +206,10 @@ def RedisBlock(
                             f'not the str {store!r} and {field!r}')
         store,field = None,store
     if store is not None and field is None: field = default_field(store)
-    if store is not None and field not in store.manifest.fields: store.get_many([], field)   # raises `UnknownField`
+    if field is not None and field.endswith('?') and (store is None or field not in store.manifest.fields):
+        raise ValueError(f'RedisBlock({field!r}): a block needs a value of each sample: leave out the ?, and restrict '
+                         f'the items to samples that have one, by having={field.removesuffix("?")!r}')
+    if store is not None: store.field_entry(field)   # raises `UnknownField`
     if isinstance(draw, StrokeSequence):
         if field is not None and (is_points(field) or _codec_of(store, field, None)=='strokes'):
             block = sequence_block(field, store, draw, RemoteDL)
@@ -218,8 +223,9 @@ ShardBlock = RedisBlock   # the same function: it works for every store
 
 def _codec_of(store, field, img_cls):
     "Name of the codec of `field`, from the store, or from the field's name if there is no store yet"
-    if store is not None: return store.manifest.fields[field]['codec']
+    if store is not None: return store.field_entry(field)['codec']
     if field is None or img_cls is not None: return 'img'
+    if ';' in field and all(is_image(name) for name in field.split(';')): return 'img'
     if get_codec(field): return field.rsplit('.', 1)[-1].lower()
     if is_mask(field, 'img'): return 'img'
     raise ValueError(f'RedisBlock({field!r}): the name does not say what it holds: '
@@ -277,6 +283,7 @@ def from_store(cls:DataLoaders,
     store:Store, # A `RedisStore`, `ShardStore`, `TieredStore` or any other
     x:str|list=None, # Field, or fields, of the input; default: the first that holds images
     y:str|list=None, # Field, or fields, of the target; default: `cls`, or `labels`
+    having:str|list=None, # Only samples that have this field, one of `jpg;png`, or all fields of a list; default: all
     # Default: the store's splits `train` and `valid` (or `validation`, `val`, `test`), else a random split
     splitter=None,
     valid_pct:float=0.2, # Share of the samples for validation in a random split, 0 to 1
@@ -307,13 +314,14 @@ def from_store(cls:DataLoaders,
         splitter = StoreSplitter(valid=valid) if has_splits else RandomStoreSplitter(valid_pct, seed)
     def block(field): return RedisBlock(store, field, img_cls if _is_image_field(store, field) else None, draw)
     if normalize: batch_tfms = _normalized(store, inputs, img_cls, draw, L(batch_tfms))
-    dblock = DataBlock(blocks=[block(field) for field in inputs+targets], n_inp=len(inputs), get_items=get_remote_items,
+    get_items = get_remote_items if having is None else partial(get_remote_items, having=having)
+    dblock = DataBlock(blocks=[block(field) for field in inputs+targets], n_inp=len(inputs), get_items=get_items,
                        splitter=splitter, item_tfms=item_tfms, batch_tfms=batch_tfms)
     return cls.from_dblock(dblock, store, **kwargs)
 
 def _is_image_field(store, field):
     "Does `field` hold images other than masks?"
-    return is_image(store.manifest.fields[field]['codec']) and not holds_masks(store, field)
+    return is_image(store.field_entry(field)['codec']) and not holds_masks(store, field)
 
 
 @patch(cls_method=True)
@@ -373,7 +381,7 @@ def _normalized(store, inputs, img_cls, draw, tfms):
         what = repr(images[0]) if images else repr(', '.join(inputs))
         raise ValueError(f'{store.name}: normalize=True, but there are no statistics of {what}: '
                          'they are gathered when images go in; give batch_tfms=Normalize.from_stats(…)')
-    drawn = draw is not None and store.manifest.fields[images[0]]['codec']=='strokes'
+    drawn = draw is not None and store.field_entry(images[0])['codec']=='strokes'
     if drawn: stats = _drawn_stats(store, images[0], draw)
     is_grey = getattr(img_cls, '_open_args', {}).get('mode')=='L'
     mean,std = [[value] for value in stats['grey']] if is_grey else (stats['mean'],stats['std'])

@@ -1,5 +1,5 @@
 "Tars that others wrote: grouping as in WebDataset, fields that differ, keys, and files that are not ours"
-import bz2, gzip, io, itertools, lzma, shutil, tarfile
+import bz2, gzip, io, itertools, lzma, os, shutil, tarfile
 from itertools import chain
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import webdataset as wds
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fastai_remote import (
-    CorruptSample, IngestError, MissingSample, RemoteDataset, ShardStore, StoreExists, StoreNotFound, UnknownField,
+    CorruptSample, IngestError, MissingSample, RemoteDataset, ShardStore, StoreExists, StoreNotFound, StoreUnavailable, UnknownField,
     UnsupportedFormat, index_shards, tar_samples, to_shards)
 from fastai_remote.source.tars import expand_braces, field_of, split_name
 from fastai_remote.store.shard_index import ShardManifest
@@ -191,7 +191,7 @@ def test_every_field_that_occurs_is_recorded(mixed):
     assert store.field_counts=={'jpg':200, 'png':100, 'late.txt':60, 'late.f4':60, 'cls':75, 'rare.json':1}
     assert store.vocab==[1,3] and store.class_counts()=={1:38, 3:37} and "299 of 300 samples have no 'rare.json'" in report.notes
     assert [store.get_many([i], 'late.f4')['late.f4'].tolist() for i in (120,149,270)]==[[120.],[149.],[120.]]
-    assert store.get_many([151,153], 'cls', decode=True)['cls']==[1,3]
+    assert store.get_many([151,153], 'cls', decode=True)['cls']==[1,3] and store.get_many([151,153], 'cls')['cls'].tolist()==[0,1]
     assert store.verify(num_workers=1).bad>0   # these images are none
     assert 'in 60 samples' in store._repr_html_()
 
@@ -233,7 +233,7 @@ def test_keys_and_urls(tmp_path):
     tar(tmp_path/'a/b.tar', samples(0, 300, 'q/'))
     tar(tmp_path/'a.tgz', [(f'{long}/ü{i}.txt', b'a') for i in range(3)]+[('z\udcff.txt', b'b')], 'w:gz')
     store,_ = index(tmp_path)
-    assert store.keys([303,4,303,0,17])==['q/0299',f'q/0000','q/0299',f'{long}/ü0','q/0013']
+    assert store.keys([303,4,303,0,17])==['q/0299','q/0000','q/0299',f'{long}/ü0','q/0013']
     assert store.key(3)=='z\udcff' and store.shard_url(3)==str(tmp_path/'a.tgz') and store.shard_url(4)==str(tmp_path/'a/b.tar')
     with pytest.raises(IndexError): store.key(304)
 
@@ -359,3 +359,25 @@ def test_an_index_of_an_earlier_version_can_be_read_and_replaced(tmp_path):
     with pytest.raises(StoreExists, match='an index of an earlier version is there; overwrite=True'): index(tmp_path/'w')
     store,_ = index(tmp_path/'w', overwrite=True)
     assert store.key(5)=='0005' and sorted(files(tmp_path/'w'))==['.fastai_remote/a.tar.fastai_remote','.fastai_remote/b.tar.fastai_remote','.fastai_remote/manifest.json',*sorted(tars)]
+
+# --- addresses that cannot be opened
+
+@pytest.mark.parametrize('url,kind,text', [
+    ('foo://bar/x', ValueError, 'foo://bar/x: Protocol not known: foo: want a path, or a URL'),
+    ('github://a:b@/x', ValueError, "github://.*/x: KeyError 'password': the URL lacks a part"),
+    ('http://127.0.0.1:1/x', StoreUnavailable, 'http://127.0.0.1:1/x: .*attempt'),
+    ('ftp://127.0.0.1:1/x', StoreUnavailable, 'ftp://127.0.0.1:1/x: ConnectionRefusedError')])
+def test_an_address_that_cannot_be_opened_is_named_with_the_cause(tmp_path, url, kind, text):
+    calls = (lambda: ShardStore(url, timeout=.3), lambda: index_shards(url, to=tmp_path/'to', timeout=.3, **OPTIONS),
+             lambda: to_shards([{'txt':'a'}], url, timeout=.3, **OPTIONS))
+    for call in calls[:3 if kind is ValueError else 2]:
+        with pytest.raises(kind, match=text): call()
+
+def test_missing_credentials_are_explained(tmp_path, monkeypatch):
+    pytest.importorskip('s3fs')
+    for name in list(os.environ):
+        if name.startswith('AWS_'): monkeypatch.delenv(name)
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
+    with pytest.raises(StoreUnavailable, match=r"s3://bucket/x: refused: .*credentials.*s3_options.*AWS_ACCESS_KEY_ID.*'anon'"):
+        ShardStore('s3://bucket/x', timeout=5)

@@ -247,7 +247,7 @@ def test_alternatives(mixed):
     ds = RemoteDataset(mixed).decode('pil')
     got = ds.to_tuple('jpg;png', 'cls')
     for k,(im,c) in enumerate(got): assert (im.size,c)==(draw(k).size,k%3)
-    assert [set(ds[k]) for k in (0,1)]==[{'__key__','png','cls'}, {'__key__','jpg','cls','json'}]
+    assert [set(ds[k]) for k in (0,1)]==[{'__key__','__url__','png','cls'}, {'__key__','__url__','jpg','cls','json'}]
     with expect_fail(MissingSample, contains="field 'jpg'"): ds.to_tuple('jpg', 'cls').__getitems__([1,3])
     with expect_fail(MissingSample, contains="sample 2 has no 'png;json'"): ds.to_tuple('png;json')[2]
     with expect_fail(UnknownField, contains="no field 'webp;gif'"): ds.to_tuple('jpg;png', 'webp;gif')

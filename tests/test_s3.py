@@ -96,6 +96,7 @@ def alike(a, b):
         for o in (a,b)]
     return ms[0]==ms[1] and all(a[k]==b[k] for k in a if k!='manifest.json')
 
+def is_tar(request): return request.partition('?')[0].endswith('.tar')
 def gets(p, end='.tar'):
     return [(path.rsplit('/', 1)[-1],r) for m,path,r,_ in list(p.log) if m=='GET' and path.endswith(end)]
 
@@ -106,7 +107,7 @@ def test_there_and_back(s3):
     got = opened(s3).get_many(range(N), ['jpg','cls','id'], check=True)
     assert sorted(got['id'].tolist())==list(range(N)) and all(got['jpg'][k]==ITEMS[i]['jpg']
         for k,i in enumerate(got['id'].tolist()))
-    assert set(o:=objects(s3, 'pets'))=={'manifest.json',
+    assert set(o:=objects(s3, 'pets'))=={'manifest.json', 'labels.json',
         *(f'shard-{k:06}.{e}' for k in range(8) for e in ('tar','tar.fastai_remote'))}
     with tarfile.open(fileobj=io.BytesIO(o['shard-000003.tar'])) as t: assert len(t.getnames())==3*EACH
 
@@ -298,7 +299,7 @@ def test_busy_for_a_while(s3, proxy, tmp_path, num_workers):
     "503s pass: the epoch goes on, and the server is not asked much more often than it must"
     dls = loaders(opened(s3, proxy, cache=str(tmp_path/'c')), num_workers=num_workers)
     dls.one_batch()
-    f = proxy.fail(503, 'SlowDown', n=25, match='.tar')
+    f = proxy.fail(503, 'SlowDown', n=25, match=is_tar)
     assert epoch(dls)==list(range(N)) and f.n==0
     assert sum(o[3]==503 for o in proxy.log)==25
 
@@ -337,8 +338,8 @@ def test_busy_for_ever_in_loader(s3, proxy, num_workers=2):
     with in_time(), fails(StoreUnavailable, r'\d+ attempts? in \d+\.\d s'): epoch(dls)
 
 @pytest.mark.parametrize('fault',
-    [lambda p: p.reset(n=9, match='.tar'), lambda p: p.cut(0, n=5, match='.tar'),
-    lambda p: p.cut(700, n=9, match='.tar'), lambda p: p.reset(n=4, match='.fastai_remote')],
+    [lambda p: p.reset(n=9, match=is_tar), lambda p: p.cut(0, n=5, match=is_tar),
+    lambda p: p.cut(700, n=9, match=is_tar), lambda p: p.reset(n=4, match='.fastai_remote')],
     ids=['reset','cut at 0','cut','reset index'])
 @pytest.mark.parametrize('cached', [True,False])
 def test_line_breaks(s3, proxy, tmp_path, fault, cached):
@@ -384,7 +385,7 @@ def test_damaged_on_the_way(s3, proxy, fault):
     "A range that comes damaged, or short, is asked for again"
     store = opened(s3, proxy)
     store.get_many(range(N), 'id')
-    proxy.flip(match='.tar') if fault=='flip' else proxy.short(50, match='.tar')
+    proxy.flip(match=is_tar) if fault=='flip' else proxy.short(50, match=is_tar)
     assert store.get_many([5,6], 'jpg', check=True)['jpg']==opened(s3).get_many([5,6],
         'jpg')['jpg'] and proxy.faults[0].n==0
 
@@ -394,7 +395,7 @@ def test_always_damaged_on_the_way(s3, proxy, fault):
     store = opened(s3, proxy)
     name,at,n = place(store, 5)
     proxy.clear()
-    proxy.flip(n=INF, match='.tar') if fault=='flip' else proxy.short(50, n=INF, match='.tar')
+    proxy.flip(n=INF, match=is_tar) if fault=='flip' else proxy.short(50, n=INF, match=is_tar)
     with pytest.raises(CorruptSample,
             match=f"pets: sample 5, field 'jpg' in {name} at byte {at:,}: .*{n if fault=='flip' else n-50}"):
         store.get_many([5], 'jpg', check=True)
@@ -423,8 +424,8 @@ def test_whole_shard_damaged_on_the_way(s3, proxy, tmp_path, fault):
     store = opened(s3, proxy, cache=str(tmp_path/'c'))
     store.get_many(range(N), 'id')
     proxy.clear()
-    {'flip':lambda: proxy.flip(n=2, match='.tar'), 'short':lambda: proxy.short(999, n=2, match='.tar'),
-        'cut':lambda: proxy.cut(999, n=2, match='.tar')}[fault]()
+    {'flip':lambda: proxy.flip(n=2, match=is_tar), 'short':lambda: proxy.short(999, n=2, match=is_tar),
+        'cut':lambda: proxy.cut(999, n=2, match=is_tar)}[fault]()
     store.prefetch([3], wait=True)
     assert len(store.get_many(range(3*EACH, 4*EACH), 'jpg', check=True)['jpg'])==EACH
     assert (tmp_path/'c').glob('*/shard-000003.tar').__next__().read_bytes()==objects(s3,
@@ -682,7 +683,7 @@ def indexed(s, folder, at=None, **kw):
     return index_shards(url(s, folder), num_workers=1, progress=False, storage_options=opts(s, at), **kw)
 
 @pytest.mark.parametrize('fault',
-    [None, lambda p: p.fail(503, 'SlowDown', n=5), lambda p: p.cut(999, n=4, match='.tar'),
+    [None, lambda p: p.fail(503, 'SlowDown', n=5), lambda p: p.cut(999, n=4, match=is_tar),
     lambda p: p.short(999, n=2, match='part-1.tar'), lambda p: p.short(3*EACH*512+512, n=1, match='part-2.tar')],
                          ids=['none','busy','cut','short','short again'])
 def test_index(s3, foreign, proxy, fault):

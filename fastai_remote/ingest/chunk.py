@@ -20,7 +20,7 @@ from ..codec.fields import get_codec, infer_codec, is_image, is_mask
 from ..codec.numbers import narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..core import crc32s
-from ..source.base import as_sample, no_address, stable_repr, storable
+from ..source.base import as_sample, no_address, SplitPart, stable_repr, storable
 from ..source.tars import check_key
 from ..write.base import label_hash, label_texts, ServerRestarted
 
@@ -256,6 +256,7 @@ def write_chunk(
 )->dict: # The record of the chunk
     "Load, convert, encode and write the samples of one chunk; again if the server restarts meanwhile"
     writer = open_writer()
+    if stream and isinstance(part, SplitPart): writer.chunk_split = part.split
     for _ in range(3):
         run = writer.server_run()
         record,failures,stats = _write_samples(writer, chunk, part, load, fn)

@@ -29,6 +29,7 @@ from ..source.base import storable
 from ..source.tars import (
     DamagedTar, expand_braces, group_members, parse_number, TAR_EXTENSIONS, tar_members, Uncompressed)
 from ..store.address import concealed
+from ..store.bounded import is_http
 from fastai_remote.store.shard_index import (
     compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER, INDEX_SUFFIX, index_name, IndexColumns, ShardIndex,
     ShardTable)
@@ -200,8 +201,8 @@ def _keep_shard(writer, k, row):
     "Records a shard that was indexed before, from its index; returns the record; raises `CorruptSample`"
     name,content = row[0],writer.storage.read(index_name(row[0]))
     if zlib.crc32(content)!=row[6]:
-        raise CorruptSample(f'{writer.url}: {index_name(name)}: {len(content):,} bytes that do not match their checksum; '
-                            'overwrite=True indexes all shards anew')
+        raise CorruptSample(f'{writer.url}: {index_name(name)}: {len(content):,} bytes that do not match their '
+                            'checksum; overwrite=True indexes all shards anew')
     record = ShardIndex(content, index_name(name)).record
     failures,_ = record.pop('failures'),record.pop('plan')
     writer.seen = {field:set(texts) for field,texts in record.pop('labels').items()}
@@ -249,7 +250,7 @@ def _plan_fields(first):
     return fields
 
 def _sound_values(members):
-    "Yields `(field, value)`, without those that make their sample a failed one; bytes for what is no number and no text"
+    "Yields `(field, value)`, without members that make their sample a failed one; bytes for what is no number or text"
     for field,member in members.items():
         if member.error is not None or not _is_nameable(field): continue
         try: yield field,parse_number(field, member.content)
@@ -291,8 +292,10 @@ class _KnownShards:
             self.dataset = None
             return
         where,dataset = writer.url,self.dataset
-        if dataset.prefix: raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
-        if dataset.format<3: raise StoreExists(f'{where}: an index of an earlier version is there; overwrite=True replaces it')
+        if dataset.prefix:
+            raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
+        if dataset.format<3:
+            raise StoreExists(f'{where}: an index of an earlier version is there; overwrite=True replaces it')
         self.table = ShardTable.unpack(dataset.shards)
         if self.table.version is not None:
             raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what was '
@@ -301,8 +304,8 @@ class _KnownShards:
         there = set(names)
         lost = next((name for name in self.positions if name not in there), None)
         if lost is not None:
-            raise StoreExists(f'{where}: {lost} is indexed, and not among the {len(names):,} shards that are there now; '
-                              'overwrite=True indexes these anew')
+            raise StoreExists(f'{where}: {lost} is indexed, and not among the {len(names):,} shards that are there '
+                              'now; overwrite=True indexes these anew')
         known = list(self.positions)
         for k in range(0, len(known), 1000): self._compare_sizes(source, known[k:k+1000])
         if len(known)==len(names):
@@ -328,7 +331,7 @@ class _KnownShards:
                 int(table.icrc[u]), kind]
 
 def _earlier_index(source, overwrite):
-    """Returns the files, among the shards themselves, of an index that an earlier version has written; they are replaced
+    """Returns the files of an index that an earlier version has written beside the shards, and that is replaced
 
     Raises `StoreExists` if they must not be, or if the shards are those of `to_shards`."""
     writer = ShardWriter(source)
@@ -345,11 +348,11 @@ def _earlier_index(source, overwrite):
     return ['manifest.json', *own_files(source, sorted(files&there))]
 
 def index_shards(
-    # Folder of the tars, which is searched with its subfolders: a path, or any fsspec URL. Or the tars themselves: a list
-    # of paths or URLs, or one with braces, such as `s3://bucket/train-{000..099}.tar`
+    # Folder of the tars, which is searched with its subfolders: a path, or any fsspec URL. Or the tars themselves: a
+    # list of paths or URLs, or one with braces, such as `s3://bucket/train-{000..099}.tar`
     url:str|list|Storage,
-    # Folder for the manifest and the indices, read by `ShardStore(to, shards_url=url)`; default: `.fastai_remote` in the
-    # folder of the tars, where `ShardStore(url)` finds them
+    # Folder for the manifest and the indices, read by `ShardStore(to, shards_url=url)`; default: `.fastai_remote` in
+    # the folder of the tars, where `ShardStore(url)` finds them
     to:str=None,
     # `{split: pattern of paths}`, such as `{'train':'train/*', 'valid':'val-*'}`; default: all shards, without splits
     splits:dict=None,
@@ -371,6 +374,8 @@ def index_shards(
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
     source,given = _source_of(url, timeout, storage_options)
+    if to is None and is_http(source.url):
+        raise ValueError(f'{source.url}: nothing can be written there: to= takes the folder for the index')
     if to is not None: target = as_storage(to, timeout, storage_options if '://' in str(to) else None)
     else: target = source.subfolder(INDEX_FOLDER)
     writer = ShardWriter(target, name=source.name if to is None else None)
@@ -405,13 +410,15 @@ def _source_of(url, timeout, storage_options):
             return as_storage(url, timeout, storage_options),None
         given = [given]
     if not given: raise ValueError('an empty list: give the tars, or their folder')
-    given = [concealed(str(name)) if '://' in str(name) else os.path.abspath(os.path.expanduser(name)) for name in given]
+    def absolute(name): return concealed(name) if '://' in name else os.path.abspath(os.path.expanduser(name))
+    given = [absolute(str(name)) for name in given]
     if any('?' in name for name in given if '://' in name):
         raise ValueError('URLs with a ? cannot be listed: give the folder, or a storage_options= with the credentials')
     parts = [name.split('/') for name in given]
     depth = len(os.path.commonprefix([part[:-1] for part in parts]))
     if depth<(3 if '://' in given[0] else 1):
-        raise ValueError(f'{len(given):,} tars that are not in one place: index those of each server or bucket by itself')
+        raise ValueError(f'{len(given):,} tars that are not in one place: index those of each server or bucket by '
+                         'itself')
     folder = '/'.join(parts[0][:depth]) or '/'
     return as_storage(concealed(folder), timeout, storage_options),['/'.join(part[depth:]) for part in parts]
 
@@ -420,7 +427,8 @@ def _tars_in(source, to):
     files = source.files()
     own = {name.removesuffix(INDEX_SUFFIX) for name in files if name.endswith(INDEX_SUFFIX) and '/' in name}
     if to is not None: own = ()   # the index may be in the same folders
-    return [name for name in files if name.lower().endswith(TAR_EXTENSIONS) and not _is_hidden(name) and name not in own]
+    def is_tar(name): return name.lower().endswith(TAR_EXTENSIONS) and not _is_hidden(name)
+    return [name for name in files if is_tar(name) and name not in own]
 
 def _named(source, given, splits, to=None):
     "Returns the names of the tars, split by split, and the range of each split among them, `{split: [start, stop]}`"

@@ -25,7 +25,7 @@ from ..codec.sequences import StrokeSequence
 from ..codec.strokes import simplify
 from .items import default_field
 from .lazy_image import create_image, open_image, picture_of
-from ..store.base import corrupt_value, decode_value, Store
+from ..store.base import corrupt_value, decode_value, parse_field, Store
 
 # %% ../../nbs/load/03_fetch.ipynb #7f4b135a
 class Fetch(DisplayedTransform):
@@ -59,7 +59,7 @@ class Fetch(DisplayedTransform):
                              'or Fetch(field, store)')
         self.follow = self.follow or self.store==store
         if self.field is None: self.field = default_field(self.store)
-        if self.field not in self.store.manifest.fields: self.store.get_many([], self.field)   # raises `UnknownField`
+        self.store.field_entry(self.field)   # raises `UnknownField`
         if self.codec.name=='strokes':
             self.draw = self.draw or Rasterise()
             self.input_types = (*self.input_types,list)
@@ -71,7 +71,7 @@ class Fetch(DisplayedTransform):
     @property
     def codec(self):
         "The codec of the field"
-        return get_codec(self.store.manifest.fields[self.field]['codec'])
+        return get_codec(self.store.field_entry(self.field)['codec'])
 
     def receive(self,
         values:dict # `{sample number: stored value}` of a batch
@@ -87,8 +87,9 @@ class Fetch(DisplayedTransform):
         if nm!='encodes': return x
         if isinstance(x, (int,np.integer)): return self._of_number(int(x))
         if isinstance(x, dict):
-            if self.field not in x: raise KeyError(f"no {self.field!r} in a sample with {', '.join(x)}")
-            x = x[self.field]
+            field = next((name for name in parse_field(self.field)[0] if name in x), None)
+            if field is None: raise KeyError(f"no {self.field!r} in a sample with {', '.join(x)}")
+            x = x[field]
         if isinstance(x, Store): raise TypeError(f'{x!r} is no item: give get_remote_items(store)')
         if self.draw is not None: x = self._drawn(x)
         if self.img_cls is None: return x

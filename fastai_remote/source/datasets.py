@@ -179,22 +179,27 @@ class _StoredPart:
 
     def _batch(self, store, numbers):
         "Yields `(name, {field: value})`; if a sample is damaged or missing, an exception in its place"
-        try: columns = store.get_many(numbers, self.fields, check=True)
+        specs = {f'{f}?' if store.may_lack(f) else f:f for f in self.fields}
+        try: columns = store.get_many(numbers, list(specs), check=True)
         except (CorruptSample,MissingSample) as e:
             if len(numbers)==1: yield f'sample {numbers[0]}',e
             else:   # one by one, to find out which one it is
                 for k in range(len(numbers)): yield from self._batch(store, numbers[k:k+1])
             return
-        columns = {f:self._values(store.manifest, f, values) for f,values in columns.items()}
+        columns = {specs[spec]:self._values(store.manifest, specs[spec], values) for spec,values in columns.items()}
         if store.shards is not None and store.has_keys: columns['__key__'] = store.keys(numbers)
-        for k,i in enumerate(numbers.tolist()): yield f'sample {i}',{f:values[k] for f,values in columns.items()}
+        for k,i in enumerate(numbers.tolist()):   # without the fields that a sample lacks
+            yield f'sample {i}',{f:values[k] for f,values in columns.items() if values[k] is not None}
 
     def _values(self, manifest, field, values):
         "Labels in place of codes, Python numbers, and bytes that need no check because their checksum was compared"
         codec = manifest.fields[field]['codec']
-        if field in manifest.vocab and codec=='cls': return [manifest.vocab[field][code] for code in values.tolist()]
-        if isinstance(values, np.ndarray): return values.tolist()
-        return [Encoded.of(v, codec) for v in values] if f'{field}.crc' in manifest.fields else values
+        if isinstance(values, np.ndarray): values = values.tolist()
+        def each(function): return [None if value is None else function(value) for value in values]
+        if field in manifest.vocab and codec=='cls': return each(lambda code: manifest.vocab[field][code])
+        if manifest.fields[field]['dtype'] is not None:
+            return each(lambda number: number.item() if isinstance(number, np.generic) else number)
+        return each(lambda value: Encoded.of(value, codec)) if f'{field}.crc' in manifest.fields else values
 
 class _Decode:
     "raw -> sample for `fn`: image files stay bytes, and all other values are decoded"

@@ -245,7 +245,8 @@ def expand_braces(
     first,last,choices = found.groups()
     if choices is not None: values = choices.split(',')
     else:
-        if abs(int(last)-int(first))>=1_000_000: raise ValueError(f'{names}: {found[0]} stands for more than a million names')
+        if abs(int(last)-int(first))>=1_000_000:
+            raise ValueError(f'{names}: {found[0]} stands for more than a million names')
         is_padded = any(len(number)>1 and number[0]=='0' for number in (first,last))
         step,width = 1 if int(last)>=int(first) else -1, max(len(first), len(last)) if is_padded else 0
         values = [f'{k:0{width}}' for k in range(int(first), int(last)+step, step)]
@@ -265,8 +266,8 @@ class tar_samples(StreamedSource):
         # A tar file or several, or a folder of them; braces such as `train-{000..099}.tar` are expanded. They may be
         # compressed with gzip, xz, bzip2 or zstd, whatever their names are.
         files:str|Path|list,
-        # Keep the key of each sample? In shards it names the sample again; in Redis it is the field `key.txt`. Default: in
-        # shards, where it takes no space
+        # Keep the key of each sample? In shards it names the sample again; in Redis it is the field `key.txt`.
+        # Default: in shards, where it takes no space
         key:bool=None,
     ):
         self.files,self.key,self.implicit_keys = list_files(expand_braces(files), TAR_EXTENSIONS),key,key is None

@@ -159,11 +159,12 @@ class Store:
         """How the values of `field` are stored; the codec of alternatives that are images is `img`
 
         Raises `UnknownField`, and `ValueError` for alternatives that are stored in different ways."""
+        if field in self.manifest.fields: return self.manifest.fields[field]
         names,_ = self.field_choice(field)
         entries = [self.manifest.fields[name] for name in names]
-        if len({entry['codec'] for entry in entries})==1 and not (names[1:] and entries[0]['codec'] in ('cls','labels')):
-            return entries[0]
-        if all(isinstance(get_codec(entry['codec']), ImageCodec) for entry in entries): return dict(codec='img', dtype=None)
+        codecs = {entry['codec'] for entry in entries}
+        if len(names)==1 or len(codecs)==1 and not codecs&{'cls','labels'}: return entries[0]
+        if all(isinstance(get_codec(codec), ImageCodec) for codec in codecs): return dict(codec='img', dtype=None)
         kinds = ', '.join(entry['codec'] for entry in entries)
         raise ValueError(f'{self.name}: {field!r} has alternatives of different kinds ({kinds}): read one of them, or '
                          'read them with get_many or RemoteDataset')
@@ -173,6 +174,13 @@ class Store:
     )->bool:
         "Do some samples have no such field?"
         return self.manifest.fields[field].get('n', len(self))<len(self)
+
+    def presence(self,
+        field:str # A field, or alternatives such as `jpg;png`
+    ): # Yields bool arrays, which together have a value for each sample
+        "Which samples have `field`, in the order of their numbers, in parts of limited size; raises `UnknownField`"
+        self.field_choice(field)
+        for start in range(0, len(self), 1<<16): yield np.ones(min(1<<16, len(self)-start), bool)
 
     @property
     def field_counts(self)->dict: # `{field: number of samples}`
@@ -265,7 +273,11 @@ class Store:
         what = f'sample {missing[0]} is missing'
         if len(numbers)>1: what = f'{len(missing)} of {len(numbers)} samples missing, first {missing[0]}'
         where = self.location(missing[0], field) if field in self.manifest.fields else ''
-        raise MissingSample(f'{self.name}: {what} (field {field!r}){where}: {self.why_missing()}')
+        why = self.why_missing()
+        if field not in self.manifest.fields or self.may_lack(field):
+            why = (f'not every sample has this field: {field+"?"!r} reads None where there is none, and '
+                   f'having={field!r} restricts an epoch to samples that have it')
+        raise MissingSample(f'{self.name}: {what} (field {field!r}){where}: {why}')
 
     def mismatches(self,
         numbers:np.ndarray, # Sample numbers, shape (n,)

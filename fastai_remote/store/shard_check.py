@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..core import CorruptSample, MissingSample, StoreError
-from .shard_index import decompressor, ShardManifest, ShardTable
+from .shard_index import decompressor, pack_labels, ShardManifest, ShardTable
 
 # %% ../../nbs/store/11_shard_check.ipynb #057fffc6
 _POLYNOMIAL = 0xEDB88320   # of crc32, with the lowest power in the highest bit
@@ -50,6 +50,7 @@ def damaged_parts(
     Damaged copies are removed from the cache. Raises `StoreUnavailable`, `StoreNotFound`."""
     if manifest: yield from _check_manifest(store)
     yield from _check_failures(store)
+    yield from _check_labels(store)
     for u in range(len(store.shards)):
         yield from _check_index(store, u)
         key = store.cache_key(store.table.name(u))
@@ -94,6 +95,16 @@ def _check_failures(store):
         reason = f'its {size:,} bytes do not match their checksum'
     what = f'{store.name}: {manifest.failures}, which says what was left out'
     if reason: yield manifest.failures,f'{what}: {reason}; samples are not affected'
+
+def _check_labels(store):
+    "The labels for other tools, which must be those of the manifest"
+    manifest = store.manifest
+    expected = pack_labels(manifest.vocab) if manifest.prefix and manifest.format>2 else b''
+    if not expected: return
+    stored = store.storage.ranges(['labels.json'], [0], [len(expected)+1], tries=1)[0]
+    if stored==expected: return
+    reason = 'it is not there' if stored is None else 'it is not as it was written'
+    yield 'labels.json',f'{store.name}: labels.json: {reason}; only other tools read it'
 
 def _check_index(store, u):
     "The index of shard `u`, in the cache and where it is stored"

@@ -244,14 +244,17 @@ def _read_numbers(self:ShardStore, index, field, positions, result, places):
     """Put the values of a fixed-width field at `places` of `result[field]`, a list once a sample has none
 
     The checksum of a value that is not there is 0."""
-    dtype,is_present = self.manifest.fields[field]['dtype'],index.has(field, positions)
-    if is_present.all() and isinstance(result[field], np.ndarray):
+    dtype,is_array = self.manifest.fields[field]['dtype'],isinstance(result[field], np.ndarray)
+    is_everywhere = field in index.columns and f'{field}?' not in index.columns
+    is_present = None if is_everywhere else index.has(field, positions)
+    if is_array and (is_everywhere or is_present.all()):
         result[field][places] = index.values(field, positions, dtype, self._codes(field))
         return
+    if is_everywhere: is_present = np.ones(len(positions), bool)
     if field.endswith('.crc'):
         if is_present.any(): result[field][places] = index.values(field, positions, dtype)
         return
-    if isinstance(result[field], np.ndarray): result[field] = list(result[field])
+    if is_array: result[field] = list(result[field])
     for place in places.tolist(): result[field][place] = None
     if not is_present.any(): return
     values = index.values(field, positions[is_present], dtype, self._codes(field))
@@ -398,6 +401,17 @@ def keys(self:ShardStore, numbers):
         if keys is None: return Store.keys(self, numbers)
         for place,key in zip(places[order].tolist(), keys): result[place] = key
     return result
+
+@patch
+def presence(self:ShardStore, field):
+    "As in `Store`: a part is a shard. Reads the indices, but none if all samples have the field."
+    names,_ = self.field_choice(field)
+    if len(names)==1 and not self.may_lack(names[0]):
+        yield from Store.presence(self, field)
+        return
+    for start in range(0, len(self.shards), 16):
+        indices = self.indices(list(range(start, min(start+16, len(self.shards)))))
+        for index in indices.values(): yield np.logical_or.reduce([index.has(name) for name in names])
 
 @patch
 def shard_url(self:ShardStore,
@@ -617,6 +631,17 @@ def shuffle_quality(self:ShardStore,
         return ShardPermutation(table.n, seed, interleave, bs, num_workers)
     def labels(numbers): return self.get_many(numbers, field)[field]
     return measure_shuffle(order, len(self), bs, None if field is None else labels, table.starts, batches)
+
+@patch
+def wids_index(self:ShardStore,
+    split:str=None, # Only the shards of this split; default: all
+)->dict: # What `json.dump` writes into a file beside the shards, for `wids.ShardListDataset`
+    "The description of the shards that WebDataset's indexed datasets (wids) need; raises `KeyError` for other splits"
+    table = self.shards
+    start,stop = self.splits[split] if split is not None else (0,len(self))
+    inside = [u for u in range(len(table)) if start<=table.starts[u]<stop and table.n[u]]
+    shards = [dict(url=table.name(u), nsamples=int(table.n[u]), filesize=int(table.size[u])) for u in inside]
+    return {'__kind__':'wids-shard-index-v1', 'wids_version':1, 'name':self.name, 'shardlist':shards}
 
 # %% ../../nbs/store/12_shards.ipynb #16bea615
 @patch

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 from fastcore.basics import patch
 
-from ..core import StoreFull, StoreNotFound, StoreUnavailable
+from ..core import StoreError, StoreFull, StoreNotFound, StoreUnavailable
 from .address import (
     concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
 from .bounded import (
@@ -101,7 +101,13 @@ class Storage:
         if process==os.getpid(): return client
         if client is not None: _old_clients.append(client)
         try: client,root = open_folder(self._secret_url, self._options, self.timeout)
-        except (ImportError,ValueError,TypeError) as e: raise type(e)(f'{self.url}: {e}') from e
+        except (ImportError,ValueError,TypeError) as e:
+            unknown = 'Protocol not known' in str(e)
+            hint = ': want a path, or a URL of a file system that fsspec has, such as s3://bucket/folder' if unknown else ''
+            raise type(e)(f'{self.url}: {e}{hint}') from e
+        except LookupError as e:   # of some file systems whose URL lacks a part
+            raise ValueError(f'{self.url}: {type(e).__name__} {e}: the URL lacks a part that {_scheme(self.url)}:// needs, '
+                             'or it belongs into storage_options=') from e
         self._root,self._client = Secret(root),(os.getpid(), client)
         return client
 
@@ -193,7 +199,7 @@ def as_storage(
 _temporary_errnos = {errno.EBUSY, errno.EIO, errno.EAGAIN, errno.EPIPE, errno.ECONNREFUSED, errno.ECONNRESET,
     errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH, getattr(errno, 'EREMOTEIO', errno.EIO),
     None}
-_client_libraries = 'botocore','aiobotocore','aiohttp','urllib3','requests','http','asyncio'
+_client_libraries = 'botocore','aiobotocore','aiohttp','urllib3','requests','http','httpx','httpcore','asyncio'
 _credential_codes = 'InvalidToken','TokenRefreshRequired','AuthorizationHeaderMalformed','ExpiredTokenException'
 _path_errors = FileNotFoundError,FileExistsError,NotADirectoryError,IsADirectoryError
 
@@ -290,10 +296,14 @@ def _handle(self:Storage, error, retries):
     if isinstance(error, FileNotFoundError) and _error_code(error)=='NoSuchBucket':
         raise StoreNotFound(f'{self.url}: {retries.hide(str(error))}') from error
     if self._is_refused(error):
-        raise StoreUnavailable(f"{retries.unavailable(f'refused: {error}')}{retries.advice}") from error
+        lacks = re.search('locate credentials', str(error))
+        hint = ('; keys are taken from storage_options=, such as s3_options(…), from the environment '
+                "(AWS_ACCESS_KEY_ID, …) or ~/.aws; a public bucket needs storage_options={'anon':True}") if lacks else ''
+        raise StoreUnavailable(f"{retries.unavailable(f'refused: {error}')}{hint}{retries.advice}") from error
     if _is_temporary(error) and not self.local: return True
     is_of_system = isinstance(error, OSError) and not isinstance(error, _path_errors)
-    if is_of_system or _is_of_client(error) and not self.local: raise retries.give_up(error) from error
+    is_known = isinstance(error, (StoreError,ImportError,ValueError,TypeError,*_path_errors)) or self.local
+    if is_of_system or _is_of_client(error) and not self.local or not is_known: raise retries.give_up(error) from error
     raise error
 
 # %% ../../nbs/store/07_storage.ipynb #8e3ee6c2
@@ -427,8 +437,7 @@ def files(self:Storage,
 )->list: # Paths relative to this folder, sorted
     "The files in this folder and in the folders in it; over HTTP those in this folder only"
     if is_http(self.url): return self.names()
-    root = self.path().rstrip('/')
-    try: paths = self.call(lambda fs: fs.find(self.path()), extra=10*self.timeout)
+    try: root,paths = self.call(lambda fs: (self.path().rstrip('/'), fs.find(self.path())), extra=10*self.timeout)
     except (FileNotFoundError,NotADirectoryError): return []
     names = [path[len(root)+1:] for path in paths if path.startswith(f'{root}/')]
     return sorted(name for name in names if hidden or not re.search(r'(?:^|/)\.[^/]*/', name))

@@ -179,6 +179,7 @@ class TieredStore(Store):
     def has_keys(self): return self.store.has_keys
     def keys(self, numbers): return self.store.keys(numbers)
     def shard_url(self, i): return self.store.shard_url(i)
+    def presence(self, field): return self.store.presence(field)
     def opener(self):
         state = {**self.__getstate__(), 'link':self.link.opener(), 'store':self.store.opener()}
         return Opener(_open_store, self.prefix, **state)

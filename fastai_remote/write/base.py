@@ -134,6 +134,7 @@ class Writer:
     name:str = '' # Name of the dataset
     plan:dict = None # Set by `begin`: `n`, `chunk`, `fields`, `splits`, `vocab`, `signature`, `stats`, `open`
     hashed:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
+    chunk_split:str = None # Split of the chunk that is being written, where `plan['splits']` is not known yet
     names_samples:bool = False # Does `put` take the keys of samples, as column `__key__`, because they have names here?
     looks:int = 1 # Number of samples to convert before `begin`, so that `chunk` can estimate their size
 

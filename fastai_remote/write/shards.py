@@ -22,8 +22,9 @@ from fastcore.basics import patch
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import StoreBusy, StoreError, StoreExists, UnsupportedFormat
-from ..store.shard_index import (
-    INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, SummingFile, index_name, ShardFile, ShardManifest, ShardTable)
+from fastai_remote.store.shard_index import (
+    INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, LABELS_KIND, pack_labels, SummingFile, index_name, ShardFile,
+    ShardManifest, ShardTable)
 from ..store.storage import Storage
 from fastai_remote.write.base import (
     Writer, check_name, chunk_count, host_id, is_alive, labels_of_texts, LEASE_SECONDS, MAX_CLASSES, process_state,
@@ -39,7 +40,6 @@ _failures_file = re.compile(r'(?:shard\d*|index)-failures\.json$')
 # Files that a process has not finished, whose names begin like those of our files
 PART_FILE = re.compile(r'(?:shard\d*-[\w-]*\.(?:tar|idx)|.*\.fastai_remote|(?:shard\d*|index)-failures\.json|'
                        r'manifest\.json|labels\.json)\.\d+\.part$', re.ASCII)
-_labels_kind = 'fastai_remote labels' # Entry `__kind__` of `labels.json`
 _record_file = re.compile(r'chunk-\d+\.json$')
 _crc_key = b',"crc":'
 _PARTS = 1_000_000 # A chunk has fewer shards; larger numbers belong to runs that took over
@@ -69,7 +69,7 @@ def _generation_of(name):
     return int(found[1] or 1) if found else None
 
 def _index_of(name):
-    "The names of the index files, of this version and of earlier ones, that may belong to a shard or be the file itself"
+    "The index files, of this version and of earlier ones, that a shard may have; of an index file, itself"
     return (name,) if name.endswith(('.idx',INDEX_SUFFIX)) else (index_name(name), index_name(name, 2))
 
 def own_files(
@@ -98,7 +98,7 @@ def read_labels(
     "Returns the content of our `labels.json`; `None` if there is none, or one of another tool"
     try: content = json.loads(storage.read('labels.json'))
     except (FileNotFoundError,ValueError,RecursionError): return None
-    return content if isinstance(content, dict) and content.get('__kind__')==_labels_kind else None
+    return content if isinstance(content, dict) and content.get('__kind__')==LABELS_KIND else None
 
 # %% ../../nbs/write/04_shards.ipynb #1d9c9e5f
 class ShardWriter(Writer):
@@ -547,7 +547,7 @@ def _put(self:ShardWriter, numbers, columns, labels):
 def _ensure_shard(self:ShardWriter, number, cost):
     "Makes `open_shard` one that sample `number`, which takes `cost` bytes, belongs into"
     splits = self.plan['splits'] or {}
-    split = next((split for split,(start,stop) in splits.items() if start<=number<stop), None)
+    split = next((split for split,(start,stop) in splits.items() if start<=number<stop), self.chunk_split)
     self.put_samples += 1
     self.put_bytes += cost
     if self.open_shard and (split!=self.split or self._is_full(cost)): self._close_shard()
@@ -559,7 +559,7 @@ def _ensure_shard(self:ShardWriter, number, cost):
     self.open_shard = ShardFile(file, self.plan['fields'])
 
 def _name_part(split):
-    "The part of the name of a shard that tells its split; empty if the name of the split has other than plain characters"
+    "The part of the name of a shard that tells its split; empty if the split's name has other than plain characters"
     return f'{split}-' if split and re.fullmatch('[A-Za-z][A-Za-z0-9_]{0,63}', split) else ''
 
 @patch
@@ -740,9 +740,8 @@ def publish(self:ShardWriter,
 @patch
 def _write_labels(self:ShardWriter, manifest):
     "Writes the labels of all fields to `labels.json`, for other tools; removes our file if there are none"
-    if manifest.vocab:
-        content = json.dumps({'__kind__':_labels_kind, **manifest.vocab}, ensure_ascii=False, indent=1)
-        self.storage.write('labels.json', content.encode('utf-8', 'surrogatepass'))
+    content = pack_labels(manifest.vocab)
+    if content: self.storage.write('labels.json', content)
     elif read_labels(self.storage) is not None: self.storage.remove(['labels.json'])
 
 class _Totals:

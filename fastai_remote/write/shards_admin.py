@@ -62,8 +62,8 @@ def _remove_empty_folders(storage):
     "Removes a folder of this machine if it is empty, and empty folders in it if it is our own among shards of others"
     if not storage.local: return
     folder = storage.path()
-    paths = [path for path,_,_ in os.walk(folder, topdown=False)] if os.path.basename(folder)==INDEX_FOLDER else [folder]
-    for path in paths:
+    is_inner = os.path.basename(folder)==INDEX_FOLDER
+    for path in [path for path,_,_ in os.walk(folder, topdown=False)] if is_inner else [folder]:
         with suppress(OSError): os.rmdir(path)   # raised if it is not empty
 
 def _index_files(manifest):
