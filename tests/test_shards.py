@@ -107,7 +107,7 @@ def test_fastai_datasets(tmp_path, images):
     s,_ = put(tmp_path/'d', Datasets(files, [[PILImage.create],[class_of, Categorize()]], splits=(range(0, N, 2),range(1, N, 2))), shuffle=False)
     sound(tmp_path/'d')
     assert s.splits=={'train':[0,30], 'valid':[30,60]} and values(s, 'cls')==[class_of(files[i]) for i in [*range(0, N, 2), *range(1, N, 2)]]
-    assert np.array_equal(np.asarray(s[33]['png']), np.asarray(PILImage.create(files[7])))
+    assert np.array_equal(np.asarray(s[33]['jpg']), np.asarray(PILImage.create(files[7])))
 
 def test_csv(tmp_path, images):
     "The images that a table names"
