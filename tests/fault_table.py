@@ -14,8 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent/'bench')]
+import redis
+from redis.crc import key_slot
+
 import fault_backends
+from clusters import SLOTS
 from fault_backends import BACKENDS, N, picture, samples, Slow
+from fastai_remote.store.redis_layout import key_layout
 
 HERE = Path(__file__).parent
 RESULT = HERE/'bench'/'results'/'faults.json'
@@ -43,10 +48,16 @@ class Case:
 
 CASES = []
 
+# What is tried with Redis is tried with one server, with a cluster, and with servers that Sentinel watches. What a node
+# of a cluster forgets is also tried with the node that has the description of the dataset.
+KINDS = {'redis':('server','cluster','sentinel'), 'each redis':('server','cluster','cluster-home','sentinel'),
+         'replicated redis':('cluster-replicas','cluster-home-replicas','sentinel-failover')}
+
 def case(fault, during, *kinds):
-    "Decorator: `run(backend) -> Row` is a case for each of these kinds of backends"
+    "Decorator: `run(backend) -> Row` is a case for each of these kinds of backends, or entries of `KINDS`"
     def add(run):
-        CASES.extend(Case(fault, during, kind, run) for kind in kinds)
+        every = [kind for kinds_or_one in kinds for kind in KINDS.get(kinds_or_one, [kinds_or_one])]
+        CASES.extend(Case(fault, during, kind, run) for kind in every)
         return run
     return add
 
@@ -113,15 +124,16 @@ def batches(store):
 def prepare(backend):
     "Write the dataset that epochs read, if it is not there yet"
     if getattr(backend, 'is_prepared', False): return
-    backend.write(samples(), 'pets', direct=True, num_workers=1)
+    backend.write(samples(), 'pets', direct=True, num_workers=1, overwrite=True)
+    backend.settle()
     backend.is_prepared = True
 
 def is_picture(number, pixels): return 0<=number<N and bool((pixels==picture(number)).all())
 
-def run_epoch(fault, backend, steps, after=3, options=OPTIONS, repeats=1):
+def run_epoch(fault, backend, steps, after=3, options=OPTIONS):
     "Read an epoch; after some batches `steps(backend)` begins"
     prepare(backend)
-    options = {name:value for name,value in options.items() if backend.kind=='redis' or name=='timeout'}
+    options = {name:value for name,value in options.items() if backend.is_redis or name=='timeout'}
     store,tally,longest,seen,is_complete = backend.open('pets', **options),Tally(),0.,CONTINUES['epoch'],True
     with disturbance(steps(backend)) as begin:
         waiting_since,began = time.monotonic(),None
@@ -181,7 +193,7 @@ def fault(name, *where, options=OPTIONS, repair=lambda backend: None):
     "Decorator of a generator `steps(backend)`: a case for each of `where`, such as 'epoch redis'"
     def add(steps):
         for place in where:
-            during,kind = place.split()
+            during,kind = place.split(' ', 1)
             def run(backend, during=during):
                 if during=='epoch': return run_epoch(name, backend, steps, options=options)
                 return run_ingest(name, backend, steps, repair)
@@ -275,14 +287,14 @@ def loading(backend):
     yield
     backend.server.conf.pop('key-load-delay')
 
-@fault('server is a replica for 0.5 s (READONLY)', 'ingest redis')
+@fault('server is a replica for 0.5 s (READONLY)', 'ingest server', 'ingest sentinel')
 def readonly(backend):
     backend.client.replicaof('127.0.0.1', 1)
     yield
     time.sleep(.5)
     backend.client.replicaof('NO', 'ONE')
 
-@fault('replica without its master for 0.5 s (MASTERDOWN)', 'epoch redis')
+@fault('replica without its master for 0.5 s (MASTERDOWN)', 'epoch server', 'epoch sentinel')
 def masterdown(backend):
     backend.client.config_set('replica-serve-stale-data', 'no')
     backend.client.replicaof('127.0.0.1', 1)
@@ -317,8 +329,9 @@ def busy(backend):
 
 @fault('CLIENT KILL, ten times', 'epoch redis', 'ingest redis')
 def client_kill(backend):
+    clients = backend.clients
     for _ in range(10):
-        backend.client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
+        for client in clients: client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
         yield
         time.sleep(.02)
 
@@ -327,7 +340,7 @@ def client_pause(backend):
     backend.client.client_pause(1500)
     yield
 
-@fault('server restarts with its data after 0.5 s', 'epoch redis', 'ingest redis')
+@fault('server restarts with its data after 0.5 s', 'epoch each redis', 'ingest each redis')
 def restarts(backend):
     backend.client.save()
     backend.server.kill()
@@ -335,7 +348,7 @@ def restarts(backend):
     time.sleep(.5)
     backend.server.start()
 
-@fault('server restarts without its data', 'epoch redis', 'ingest redis')
+@fault('server restarts without its data', 'epoch each redis', 'ingest each redis')
 def restarts_empty(backend):
     (backend.server.dir/'dump.rdb').unlink(missing_ok=True)
     backend.restart(0)
@@ -347,20 +360,21 @@ def old_snapshot(backend):
     backend.restart(0)
     yield
 
-fault('server restarts with an older snapshot', 'ingest redis')(old_snapshot)
+fault('server restarts with an older snapshot', 'ingest each redis')(old_snapshot)
 
-@fault('server restarts with an older snapshot, of the dataset before', 'epoch redis')
+OLDER = 'server restarts with an older snapshot, of the dataset before'
+
+@case(OLDER, 'epoch', 'each redis')
 def older_dataset(backend):
-    snapshot = backend.server.dir/'dump.rdb'
-    backend.client.flushall()
     another = {'png':fault_backends.png_of(7), 'id':7, 'cls':'a', 'txt':''}
     backend.write([another]*N, 'pets', direct=True, num_workers=1)
     backend.client.save()
-    assert snapshot.exists()
-    backend.restart(0)
-    yield
+    def steps(backend):
+        backend.restart(0)
+        yield
+    return run_epoch(OLDER, backend, steps)
 
-@fault('FLUSHDB', 'epoch redis', 'ingest redis')
+@fault('FLUSHDB', 'epoch each redis', 'ingest each redis')
 def flushdb(backend):
     backend.client.flushdb()
     yield
@@ -372,7 +386,7 @@ def evicts(backend):
     client.config_set('maxmemory-policy', 'allkeys-random')
     client.config_set('maxmemory', client.info('memory')['used_memory']-60_000)
     try: client.set('other', bytes(2000))
-    except redis_error(): pass
+    except redis.RedisError: pass
     yield
 
 def roomy(backend):
@@ -391,9 +405,38 @@ def replaced(backend):
     backend.write(others, 'pets', direct=True, overwrite=True, num_workers=1)
     yield
 
-def redis_error():
-    import redis
-    return redis.RedisError
+# --- several servers
+
+@fault('a master fails, and its replica takes over', 'epoch replicated redis', 'ingest replicated redis')
+def failover(backend):
+    backend.server.kill()
+    yield
+
+@fault('a master hands over to its replica', 'epoch replicated redis', 'ingest replicated redis')
+def planned_failover(backend):
+    backend.hand_over()
+    yield
+
+def tags_of(backend, node):
+    "Slots of the values of the two datasets that master `node` has"
+    slots = {key_slot(start.encode()) for name in ('pets','new') for start in key_layout(name, 12).starts}
+    return sorted(slot for slot in slots if 3*slot//SLOTS==node)
+
+@fault('slots move to another node (MOVED)', 'epoch cluster', 'ingest cluster')
+def moved(backend):
+    source = backend.server_number
+    for slot in tags_of(backend, source):
+        backend.cluster.move_slot(slot, source, (source+1)%3)
+        yield
+
+@fault('slots are half moved for 0.5 s (ASK)', 'epoch cluster', 'ingest cluster')
+def ask(backend):
+    source = backend.server_number
+    slots = tags_of(backend, source)
+    for slot in slots: backend.cluster.move_slot(slot, source, (source+1)%3, finish=False, keys=5)
+    yield
+    time.sleep(.5)
+    for slot in slots: backend.cluster.move_slot(slot, source, (source+1)%3)
 
 def wait_for(condition, seconds=30):
     "Call `condition` until it returns something true, and return that"
