@@ -64,7 +64,7 @@ def case(fault, during, *kinds):
 def shortened(error):
     "Type and message of an error, without addresses, paths and numbers of processes, and at most 200 characters long"
     message = str(error)
-    if 'Original Traceback' in message:   # it comes from a worker: its last line has the type and the message
+    if re.match(r'Caught \w+ in DataLoader worker', message):   # its last line has the type and the message
         message = message.strip().split('\n')[-1].split(': ', 1)[-1]
     message = message.split('\n')[0]
     text = f'{type(error).__name__}: {message}'.rstrip(': ')
@@ -76,7 +76,7 @@ def shortened(error):
 
 def anonymous(text):
     "`text` without addresses, paths, and numbers of processes"
-    text = re.sub(r'(redis://|s3://|http://)[\w.:/-]*\w', r'\1…', text)
+    text = re.sub(r'(redis://|redis\+sentinel://|s3://|http://)[\w.:/,-]*\w', r'\1…', text)
     text = re.sub(r'/tmp/[\w./-]*', '…', re.sub(r'\bprocess \d+ on \S+', 'process … on …', text))
     return re.sub(r'pid\(s\) [\d, ]+', 'pid …', text)
 

@@ -105,12 +105,13 @@ def read_manifest(
 
 def _why_gone(link:RedisLink)->str:
     "The likely cause of a missing key, for error messages"
-    try: policy = link.call(lambda client: client.info('memory')).get('maxmemory_policy', 'noeviction')
+    def read_policies(_): return [master.info('memory').get('maxmemory_policy') for master in link.servers.masters()]
+    try: policies = [policy for policy in link.call(read_policies) if policy not in (None, 'noeviction')]
     except StoreError as error:
         return ('deleted, lost in a restart without saving, or dropped by a full server, whose maxmemory-policy '
                 f'cannot be read: {error}')
-    if policy=='noeviction': return 'deleted, or lost in a restart without saving'
-    return (f'the server may drop keys when it is full (maxmemory-policy {policy}): '
+    if not policies: return 'deleted, or lost in a restart without saving'
+    return (f'the server may drop keys when it is full (maxmemory-policy {policies[0]}): '
             'set noeviction and ingest again')
 
 def _names(link):

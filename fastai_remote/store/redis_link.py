@@ -189,6 +189,10 @@ def _drop_command(error):
     if not error.args or not isinstance(error.args[0], str): return
     error.args = re.sub(r'Command # .*? of pipeline caused error: ', '', error.args[0], count=1, flags=re.S),
 
+# These refuse a login. They are raised for any answer but OK, so also for an answer that was damaged on its way.
+_doubtful_refusals = redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError
+_DOUBTS = 5 # Attempts before a refusal is believed that may be due to damage on the way
+
 def _is_temporary(error):
     "May the same call succeed a little later?"
     if isinstance(error, (*_temporary_errors, *_temporary_classes)): return True
@@ -287,6 +291,8 @@ def _handle(self:RedisLink, error, retries):
     "True if another attempt may succeed; else raises"
     if isinstance(error, redis.RedisError): _drop_command(error)
     if isinstance(error, redis.OutOfMemoryError): raise StoreFull(self._why_full(error)) from error
+    if isinstance(error, _doubtful_refusals) and self.has_answered and retries.attempts<_DOUBTS:
+        return True   # this server has accepted the password before: the answer may have been damaged on its way
     if isinstance(error, refusals):
         hint = '; passwords are not kept in exports: set FASTAI_REMOTE_URL or REDIS_URL' if self._needs_secret else ''
         if self._not_kept: hint += f" (also not kept: {', '.join(self._not_kept)})"
@@ -303,14 +309,16 @@ def _handle(self:RedisLink, error, retries):
         if self.is_cluster or self.is_sentinel: self._forget_servers()
         return True
     if isinstance(error, redis.RedisError):
-        if retries.attempts<3: return True   # the command may have been damaged on its way
+        if retries.attempts<_DOUBTS: return True   # the command may have been damaged on its way
         raise StoreError(f'{self.url}: the server refused a command: {error}') from error
     raise error
 
 @patch
 def _why_full(self:RedisLink, error):
-    try: memory = self.client.info('memory')
-    except redis.RedisError: memory = {}
+    try: nodes = [master.info('memory') for master in self.servers.masters()]
+    except redis.RedisError: nodes = [{}]
+    def used_part(memory): return memory.get('used_memory', 0)/memory['maxmemory'] if memory.get('maxmemory') else 0
+    memory = max(nodes, key=used_part)   # of a cluster's nodes, the one that is full
     used,limit,policy = (memory.get(k) for k in ('used_memory_human','maxmemory_human','maxmemory_policy'))
     return (f'{self.url}: the server has no room: {used} of maxmemory {limit} used, policy {policy} '
             f'({error})')

@@ -28,6 +28,7 @@ from ..store.redis_link import RedisLink
 from .base import (
     Writer, check_name, chunk_count, fill_gaps, host_id, is_alive, label_hash, labels_of_texts, LEASE_SECONDS,
     MAX_CLASSES, progress_text, ServerRestarted)
+from .redis_lost import lost_of_range
 from .redis_state import (
     generation_in, IngestKeys, INGESTS_KEY, lock_number, LOCKS_KEY, packed_writes, parse_lock, parse_record,
     raise_if_lost, seal_label, seal_stats, staged_keys, unseal, unseal_label, unseal_stats, value_keys, with_checks)
@@ -251,13 +252,23 @@ def _fence(self:RedisWriter, starts):
                 with client.pipeline() as p:
                     try:
                         p.watch(fence)
-                        if lock_number(p.get(fence))>lock_number(self.token): raise self._lock_lost()
+                        later = lock_number(p.get(fence))-lock_number(self.token)
+                        if later>0: self._count_locks_again(later)
                         p.multi()
                         p.set(fence, self.token)
                         return p.execute()
                     except redis.WatchError as e: raise_if_lost(e)
         self.link.call(attempt, key=fence)
         self.fences.append(fence)
+
+@patch
+def _count_locks_again(self:RedisWriter, later):
+    """Raises `StoreBusy` if this writer does not hold the lock any more
+
+    If it does, the cluster has lost the number of locks, and a writer that was killed before has left copies of a lock
+    with a greater number, by `later`. They may be replaced, and the following locks get greater numbers."""
+    if self.link.call(lambda c: c.get(self.keys.lock))!=self.token: raise self._lock_lost()
+    self.link.call(lambda c: c.incrby(LOCKS_KEY, later))
 
 @patch
 def _renew(self:RedisWriter):
@@ -608,9 +619,11 @@ def commit(self:RedisWriter)->Manifest:
     plan,run = self.plan,self.server_run()
     stats = self._image_stats()   # before samples move: if statistics are damaged, their chunks are written again
     gaps,nbytes,failed = self._sum_records()
+    self._rewrite_lost_chunks(gaps, run)
     splits,moves = fill_gaps(plan['splits'] or {'':[0,plan['n']]}, gaps)
     self._fill_gaps(moves, run)
     n = next(reversed(splits.values()))[1]
+    if 'moved' in self.plan: self._check_moved(n)
     manifest = Manifest(self.name, n, dict(plan['fields']), {split:span for split,span in splits.items() if split},
                         dict(plan['vocab']), nbytes, failed, stats=stats, prefix=plan['prefix'],
                         tags=plan.get('tags', 0), generation=plan['generation'])
@@ -636,6 +649,27 @@ def _sum_records(self:RedisWriter):
         raise ServerRestarted(f'{self.url}: {missing:,} chunks of {self.name!r} are not written, or the server lost '
                               'them; repeat the same call to go on')
     return np.sort(np.array(gaps, np.int64)),nbytes,failed
+
+@patch
+def _rewrite_lost_chunks(self:RedisWriter, gaps, run):
+    """Removes the records of chunks of which a node of a cluster has lost values, and raises `ServerRestarted`
+
+    The next run writes these chunks again. After samples have been moved, `_check_moved` looks for them instead."""
+    plan = self.plan
+    if not self.layout.tags or 'moved' in plan: return
+    lost = lost_of_range(self.link, self.layout, plan['fields'], plan['n'], gaps)
+    chunks = sorted({chunk for numbers in lost for chunk in np.unique(numbers//plan['chunk']).tolist()})
+    if not chunks: return
+    self._transaction(lambda p: p.hdel(self.keys.chunks, *chunks), run)
+    raise ServerRestarted(f'{self.url}: a node of the cluster lost values of {len(chunks):,} chunks of {self.name!r}; '
+                          'repeat the same call to write these chunks again')
+
+@patch
+def _check_moved(self:RedisWriter, n):
+    "Raises `StoreError` if a node of a cluster has lost one of the `n` samples while gaps were filled"
+    if not self.layout.tags: return
+    for numbers in lost_of_range(self.link, self.layout, self.plan['fields'], n):
+        raise self._lost(f'values of sample {numbers[0]:,} and others')
 
 @patch
 def _publish(self:RedisWriter, manifest, run):
