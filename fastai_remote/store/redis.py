@@ -170,7 +170,7 @@ class RedisStore(Store):
         "The key of the manifest"
         return f'{home_of(self._name, self.manifest.tags)}:meta'
 
-    def read_values(self, numbers, fields, tries=2):
+    def read_values(self, numbers, fields, tries=4):
         "As in `Store`; a reply that reports a missing value or another dataset may be damaged, and is requested again"
         for k in range(tries):
             try: return self._request_values(numbers, fields, from_replica=not k)
@@ -219,7 +219,7 @@ class RedisStore(Store):
         raise MissingSample(f'{self.name}: {n_missing} of {n} values missing, first of sample {first} '
                             f'(field {field!r}): {self.why_missing()}')
 
-    def compare_checksums(self, numbers, field, values, checksums, tries=2):
+    def compare_checksums(self, numbers, field, values, checksums, tries=4):
         "As in `Store`; a value that does not match is requested again, as it may have been damaged on its way"
         for _ in range(tries):
             damaged = self.mismatches(numbers, values[field], checksums)

@@ -189,9 +189,15 @@ def _drop_command(error):
     if not error.args or not isinstance(error.args[0], str): return
     error.args = re.sub(r'Command # .*? of pipeline caused error: ', '', error.args[0], count=1, flags=re.S),
 
-# These refuse a login. They are raised for any answer but OK, so also for an answer that was damaged on its way.
+# These refuse a login. The password may have been damaged on its way.
 _doubtful_refusals = redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError
 _DOUBTS = 5 # Attempts before a refusal is believed that may be due to damage on the way
+# redis-py raises these when an answer was damaged in such a way that it has another type.
+_parsing_errors = ValueError, TypeError, LookupError, AttributeError
+
+def _is_odd_login(error):
+    "Did the server answer a password with something that is neither OK nor an error? Then the answer was damaged"
+    return isinstance(error, redis.AuthenticationError) and str(error)=='Invalid Username or Password'
 
 def _is_temporary(error):
     "May the same call succeed a little later?"
@@ -227,6 +233,19 @@ def call(self:RedisLink,
     try: return retries.call(attempt, lambda error: self._handle(error, retries))
     finally: this_call.remaining = outer
 
+_reply_types = {'GETRANGE':bytes, 'STRLEN':int, 'EXISTS':int, 'MGET':list, 'BITFIELD_RO':list}
+
+def _check_reply(command, reply):
+    "Raises `InvalidResponse` if `reply` is not what the command returns; then it was damaged on its way"
+    name = command[0]
+    is_right = isinstance(reply, _reply_types.get(name, object))
+    if is_right and name=='MGET':
+        is_right = len(reply)==len(command)-1 and {bytes,type(None)}.issuperset(map(type, reply))
+    elif is_right and name=='BITFIELD_RO':
+        values_of_each = 1+command[2].count('+')
+        is_right = len(reply)==values_of_each*len(command[3]) and {int}.issuperset(map(type, reply))
+    if not is_right: raise redis.InvalidResponse(f'another reply than that to {name}: {str(reply)[:40]}')
+
 @patch
 def send(self:RedisLink,
     commands:list, # Of tuples: the name of a command, its key, and further arguments
@@ -243,6 +262,7 @@ def send(self:RedisLink,
         for command,reply in zip(commands, replies):
             if isinstance(reply, redis.exceptions.NoPermissionError): explain_missing_right(reply, command)
             if isinstance(reply, redis.ResponseError) and (strict or isinstance(reply, redirections)): raise reply
+            if not isinstance(reply, redis.ResponseError): _check_reply(command, reply)
         return replies
     return self.call(exchange) if commands else []
 
@@ -291,8 +311,8 @@ def _handle(self:RedisLink, error, retries):
     "True if another attempt may succeed; else raises"
     if isinstance(error, redis.RedisError): _drop_command(error)
     if isinstance(error, redis.OutOfMemoryError): raise StoreFull(self._why_full(error)) from error
-    if isinstance(error, _doubtful_refusals) and self.has_answered and retries.attempts<_DOUBTS:
-        return True   # this server has accepted the password before: the answer may have been damaged on its way
+    if _is_odd_login(error): return True
+    if isinstance(error, _doubtful_refusals) and self.has_answered and retries.attempts<_DOUBTS: return True
     if isinstance(error, refusals):
         hint = '; passwords are not kept in exports: set FASTAI_REMOTE_URL or REDIS_URL' if self._needs_secret else ''
         if self._not_kept: hint += f" (also not kept: {', '.join(self._not_kept)})"
@@ -311,6 +331,9 @@ def _handle(self:RedisLink, error, retries):
     if isinstance(error, redis.RedisError):
         if retries.attempts<_DOUBTS: return True   # the command may have been damaged on its way
         raise StoreError(f'{self.url}: the server refused a command: {error}') from error
+    if isinstance(error, _parsing_errors) and self.has_answered:
+        if retries.attempts<_DOUBTS: return True
+        raise retries.unavailable(f'cannot understand an answer: {type(error).__name__}: {error}') from error
     raise error
 
 @patch
