@@ -176,6 +176,11 @@ class RedisBackend(Backend):
     def address(self, name): return self.url(),name
     def abandon(self, name): RedisStore.abandon(self.url(True), name)
 
+    def choose(self, rng):
+        "Let faults happen to another of the servers, chosen by `rng`"
+        self.server = rng.choice(self.servers)
+        self.client = redis.Redis.from_url(self.server.url)
+
     def restart(self, seconds=.5):
         "Kill the server as a crash would, and start it again after `seconds`"
         self.server.kill()
@@ -255,7 +260,15 @@ class Sentinel(RedisBackend):
 class SentinelFailover(Sentinel):
     "Three sentinels, which replace a master that is away for half a second"
     kind,n_sentinels,down_after = 'sentinel-failover',3,500
-    def hand_over(self): redis.Redis(port=self.group.ports[0]).execute_command('SENTINEL', 'FAILOVER', 'drawings')
+    @property
+    def servers(self):
+        "The one that is the master now"
+        def role(server): return redis.Redis.from_url(server.url).info('replication')['role']
+        return wait_for(lambda: [server for server in self.group.servers if role(server)=='master'][:1])
+
+    def hand_over(self):
+        "Let the replica take over"
+        redis.Redis(port=self.group.ports[0]).execute_command('SENTINEL', 'FAILOVER', 'drawings')
 
 class Disk(Backend):
     "Shards in a folder"

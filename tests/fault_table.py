@@ -462,6 +462,13 @@ def s3_refused(backend):
     time.sleep(.5)
     backend.proxy.__enter__()
 
+@fault('connection stalls for 1.5 s', 'epoch s3', 'ingest s3')
+def s3_stalls(backend):
+    backend.proxy.latency = 1.5
+    yield
+    time.sleep(.5)
+    backend.proxy.latency = 0
+
 S3_PLACES = 'epoch s3','ingest s3'
 fault('server answers 503, six times', *S3_PLACES)(answers(lambda proxy: proxy.fail(503, 'SlowDown', 6)))
 fault('connection reset before a reply, three times', *S3_PLACES)(answers(lambda proxy: proxy.reset(3)))
@@ -497,7 +504,7 @@ def s3_cache_emptied(backend):
 
 # --- processes
 
-@case('a worker is killed', 'epoch', 'redis', 'disk')
+@case('a worker is killed', 'epoch', 'redis', 'disk', 's3')
 def kill_worker(backend):
     def steps(backend):
         worker = next(p for p in multiprocessing.active_children() if 'loky' not in type(p).__name__.lower())
@@ -507,7 +514,7 @@ def kill_worker(backend):
 
 def nothing(backend): yield
 
-@case('a worker is killed', 'ingest', 'redis', 'disk')
+@case('a worker is killed', 'ingest', 'redis', 'disk', 's3')
 def kill_ingest_worker(backend): return run_ingest('a worker is killed', backend, nothing, kill=True)
 
 def forked_epoch(backend, output, first=lambda: None):
@@ -753,6 +760,46 @@ def cache_full(backend):
     if complete: seen += ' A warning says that it reads without the cache.'
     return tally.row('the disk of the cache is full', 'epoch', backend, seen, time.monotonic()-began, complete)
 
+# --- what does not apply
+
+STORES = [BACKENDS[kind].name for kind in ('server','cluster','sentinel','disk','s3')]
+REDIS = 'Redis.*|Sentinel'
+SERVER = r'server (?!answers)|replica|CLIENT|FLUSHDB|a master|slots'
+# Names of stores, names of faults, and why these faults are not tried there; the first that matches counts
+WHY_NOT = [
+    ('Redis', r'a master', 'no replica'),
+    ('Redis|Sentinel', r'slots', 'one server has all keys'),
+    ('Redis Cluster', r'server is a replica|replica without', 'replicas of a cluster redirect'),
+    (REDIS, r'.*\bshard\b', 'no shards'),
+    (REDIS, r'.*cache', 'no cache'),
+    (REDIS, r'disk', 'writes no files'),
+    (REDIS, r'server answers 503|connection reset before', 'no HTTP'),
+    (REDIS, r'bit flipped in replies', 'see: every 6th reply'),
+    (REDIS, r'slow replies, 0.2 s', 'see: 50 KB/s'),
+    ('shards on disk', r'.*cache', 'no cache'),
+    ('shards on disk', r'connection|.*repl(y|ies)|.*request|server answers', 'no network'),
+    ('shards on disk', r'disk for temporary', 'none are written'),
+    ('shards', SERVER, 'no Redis server'),
+    ('shards on S3', r'.*6th (reply|request)', 'see: in replies'),
+    ('shards on S3', r'slow replies, 50', 'see: 0.2 s each'),
+    ('shards on S3', r'connection stalls for longer', 'see: stalls for 1.5 s'),
+    ('shards on S3', r'disk full', 'see: for temporary files'),
+    ('shards on S3', r'bit flipped in a shard|a shard is deleted|Ctrl-C|the .* is killed|two ingests', 'tried on disk')]
+
+def why_not(fault, store):
+    "Why `fault` is not tried with `store`; None if nothing says why"
+    return next((why for stores,faults,why in WHY_NOT if re.match(stores, store) and re.match(faults, fault)
+                 and (stores.startswith('shards') or re.fullmatch(stores, store))), None)
+
+def store_of(case): return next(store for store in reversed(STORES) if BACKENDS[case.kind].name.startswith(store))
+
+def not_tried():
+    "`(fault, store, why)` for each fault and store without a case"
+    tried = {(case.fault, store_of(case)) for case in CASES}
+    faults = dict.fromkeys(case.fault for case in CASES)
+    return [(fault, store, why_not(fault, store)) for fault in faults for store in STORES
+            if (fault, store) not in tried]
+
 # --- running them
 
 def run_case(found:Case)->Row:
@@ -772,7 +819,8 @@ def main(words):
         except Exception as error: print(f'{found}: FAILED: {type(error).__name__}: {error}')
     if words: return
     from machine import about
-    RESULT.write_text(json.dumps(dict(command='python tests/fault_table.py', rows=rows,
+    missing = [dict(fault=fault, store=store, why=why) for fault,store,why in not_tried()]
+    RESULT.write_text(json.dumps(dict(command='python tests/fault_table.py', rows=rows, not_tried=missing,
                                       **about(None, 'fastai torch redis')), indent=1)+'\n')
 
 if __name__=='__main__': main(sys.argv[1:])
