@@ -204,7 +204,8 @@ class RedisStore(Store):
         for f,entry in fixed.items():
             more,reads[f] = packed_reads(layout, f, entry['dtype'], numbers, entry.get('check'))
             commands += more
-        replies = iter(self.link.send(commands, from_replica=from_replica))
+        # no value is longer than all values together
+        replies = iter(self.link.send(commands, from_replica=from_replica, longest_value=manifest.nbytes))
         head = next(replies)
         if head!=manifest.head: raise self.replaced_error(exists=bool(head))
         for f in variable:
