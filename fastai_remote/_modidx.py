@@ -539,6 +539,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'fastai_remote/ingest/index.py'),
                                             'fastai_remote.ingest.index._fields_of': ( 'ingest/index.html#_fields_of',
                                                                                        'fastai_remote/ingest/index.py'),
+                                            'fastai_remote.ingest.index._is_left_out': ( 'ingest/index.html#_is_left_out',
+                                                                                         'fastai_remote/ingest/index.py'),
                                             'fastai_remote.ingest.index._labels': ( 'ingest/index.html#_labels',
                                                                                     'fastai_remote/ingest/index.py'),
                                             'fastai_remote.ingest.index._named': ( 'ingest/index.html#_named',

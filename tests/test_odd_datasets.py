@@ -70,14 +70,24 @@ def test_a_field_that_would_hide_checksums_is_refused(sample, tmp_path, server):
     refused(lambda: MemoryStore({field:[b'1'] for field in sample}))
     assert not RedisStore.unfinished(server.url) and not ShardStore.unfinished(tmp_path/'d')
 
-def test_a_member_of_this_name_is_refused(tmp_path):
-    "in a tar that others wrote"
+def test_a_member_of_this_name_is_left_out(tmp_path):
+    "in a tar that others wrote, where it cannot be renamed; the report says so"
     with tarfile.open(tmp_path/'a.tar', 'w') as tar:
         for i in range(3):
             for name in 'x.txt','x.crc':
                 (info := tarfile.TarInfo(f'{i}.{name}')).size = 1
                 tar.addfile(info, io.BytesIO(b'%d' % i))
-    refused(lambda: index_shards(tmp_path, **OPTIONS))
+    report = index_shards(tmp_path, **OPTIONS)
+    store = ShardStore(tmp_path)
+    assert (report.written,report.failed)==(3,0) and "members 'x.crc' are left out" in str(report)
+    assert store.fields==['x.txt'] and values(store)=={'x.txt':['0','1','2']} and not store.verify(num_workers=1).bad
+
+def test_a_field_of_this_name_is_stored_under_another(tmp_path, server):
+    "The function of an ingest renames it"
+    def fn(sample): return {'x':sample['x'], 'x_crc.i8':sample['x.crc']}
+    for put in (lambda: to_redis([{'x':b'1', 'x.crc':7}], server.url, 'crc', fn, **OPTIONS), lambda: to_shards([{'x':b'1', 'x.crc':7}], tmp_path/'d', fn, **OPTIONS)):
+        assert put().written==1
+    for store in (RedisStore(server.url, 'crc'), ShardStore(tmp_path/'d')): assert values(store)=={'x':[b'1'], 'x_crc.i8':[7]}
 
 # A manifest that jq has formatted
 

@@ -142,7 +142,11 @@ def _count(writer, fields, values, members):
         elif spec['codec']=='labels' and field in members:
             writer.seen.setdefault(field, set()).update(_labels(members[field].content))
 
-def _fields_of(storage, names, n=100):
+def _is_left_out(field):
+    "Is this the name of a member with the checksum of another one? A dataset has checksums of its own of this name"
+    return field.endswith('.crc')
+
+def _fields_of(storage, names, left_out, n=100):
     "The fields of the first `n` samples of a shard, as a plan has them. Samples may lack fields; shards may be damaged"
     first,reason = {},''
     for name in names[:10]:
@@ -152,7 +156,9 @@ def _fields_of(storage, names, n=100):
                 for field,value in _sound_values(members):
                     if field not in first or isinstance(value, str): first[field] = value
         except DamagedTar as e: reason = f': {name}: {e}'
-        if first: return plan_fields(first, {})
+        left_out |= {field for field in first if _is_left_out(field)}
+        kept = {field:value for field,value in first.items() if field not in left_out}
+        if kept: return plan_fields(kept, {})
     raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{reason}")
 
 def _sound_values(members):
@@ -186,7 +192,7 @@ def index_shards(
 )->IngestReport:
     """Index tar shards that others wrote (`.tar`, `.tar.gz`, `.tgz`), so that `ShardStore` can open them
 
-    The shards themselves are not changed. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`, `IngestError`,
+    The shards themselves are not changed. Members whose names end in `.crc` are left out. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`, `IngestError`,
     `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
@@ -194,14 +200,17 @@ def index_shards(
     target = source if to is None else as_storage(to, timeout, storage_options if '://' in str(to) else None)
     writer = ShardWriter(target)
     names,ranges = _named(source, splits)
+    left_out = set()   # names of members that are not indexed
     def plan():
         sizes = [source.call(lambda fs: fs.size(source.path(name))) for name in names[:100]]
         signature = hashlib.sha256(repr((names, sizes, splits)).encode()).hexdigest()
-        fields = _fields_of(source, names)
+        fields = _fields_of(source, names, left_out)
         return dict(signature=signature, n=len(names), chunk=1, fields=fields, splits=ranges, vocab={},
                     stats=stats_field(fields), base='' if to is None else source.url)
     writer.begin(plan, overwrite, foreign=True)
     job = ShardIndexJob(writer, source, names)
+    job.notes = [f'members {field!r} are left out: names that end in .crc are those of checksums'
+                 for field in sorted(left_out)]
     try: return run_ingest(job, writer, effective_workers(num_workers), limit, progress)
     finally: writer.close()
 

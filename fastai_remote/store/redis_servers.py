@@ -48,7 +48,7 @@ def parse_carefully():
     _parsers['careful'] = True
 
 class _TimedSocket:
-    """A socket that waits for at most `socket_timeout` at a time, and never beyond the deadline of the call that uses it
+    """A socket that waits for at most `socket_timeout` at a time, and not beyond the deadline of the call that uses it
 
     It limits how much is received, and looks for lists that are too long where integers are: at the end of what was
     received, and at its beginning. A value may look the same, so then the answer is requested again, to be parsed
@@ -70,7 +70,8 @@ class _TimedSocket:
         buffer = args[0]
         start = self._last+bytes(buffer[:min(n, 64)])
         self._last = bytes(buffer[max(n-16, 0):n])
-        if _huge_list.search(start) or _huge_list.search(buffer, max(n-8192, 0), n): raise HugeList('a list that is longer than what was asked for')
+        if _huge_list.search(start) or _huge_list.search(buffer, max(n-8192, 0), n):
+            raise HugeList('a list that is longer than what was asked for')
         return n
 
     def recv(self, *args):
