@@ -20,7 +20,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from .address import SecretOptions
-from .redis_rights import ExplainingClient
+from .redis_rights import ExplainingClient, ExplainingCluster
 
 # %% ../../nbs/store/01c_redis_servers.ipynb #d5ebc28d
 # `remaining()` is how many seconds the call of this thread has left, and `most_bytes` how much it may still receive
@@ -319,18 +319,23 @@ class ClusterServers(SingleServer):
     ):
         for host,port in nodes:
             try:
-                self.client = redis.RedisCluster.from_url(_with_node(url, host, port),
-                                                          connection_pool_class=_ClusterPool, **options)
+                self.client = ExplainingCluster.from_url(_with_node(url, host, port),
+                                                         connection_pool_class=_ClusterPool, **options)
             except (redis.RedisError,RedisClusterException) as e: error = e
             else: break
         else: raise _refusal_in(error) or error
-        self.url,self.options,self._looks_again = url,options,0.
+        self.url,self.options,self._looks_again,self._clients = url,options,0.,{}
         self._replica_clients = {} if read_from_replicas else None
         found = [(node.host,node.port) for node in self.client.get_nodes()]
         self.nodes = [*dict.fromkeys([*nodes_in(url), *found])]
 
     def node_client(self, key): return self._client_of(self.client.get_node_from_key(key))
-    def _client_of(self, node): return self.client.get_redis_connection(node)
+    def _client_of(self, node):
+        pool = self.client.get_redis_connection(node).connection_pool
+        client = self._clients.get(node.name)
+        if client is None or client.connection_pool is not pool:
+            client = self._clients[node.name] = ExplainingClient(connection_pool=pool)
+        return client
 
     def masters(self):
         return [self._client_of(node) for node in sorted(self.client.get_primaries(), key=lambda node: node.name)]
