@@ -263,8 +263,10 @@ class SentinelFailover(Sentinel):
     @property
     def servers(self):
         "The one that is the master now"
-        def role(server): return redis.Redis.from_url(server.url).info('replication')['role']
-        return wait_for(lambda: [server for server in self.group.servers if role(server)=='master'][:1])
+        def is_master(server):
+            try: return redis.Redis.from_url(server.url).info('replication')['role']=='master'
+            except redis.RedisError: return False   # it is just becoming a replica, and hangs up
+        return wait_for(lambda: [*filter(is_master, self.group.servers)][:1])
 
     def hand_over(self):
         "Let the replica take over"
