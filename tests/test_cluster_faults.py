@@ -9,6 +9,7 @@ from conftest import wait_for
 from fault_backends import NetworkFaults
 from fastai_remote import (MissingSample, RedisStore, redis_server, StoreBusy, StoreError, StoreFull, StoreUnavailable, to_redis)
 from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.write.base import ServerRestarted
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.redis_state import LOCKS_KEY
 
@@ -164,3 +165,28 @@ def test_a_password_that_was_changed_is_refused_soon(proxied):
     admin.config_set('requirepass', 'other')
     admin.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
     with pytest.raises(StoreUnavailable, match=r'refused.*[3-6] attempts in [0-4]\.'): link.call(lambda c: c.ping())
+
+# --- Sentinel
+
+@pytest.mark.slow
+def test_a_commit_to_a_master_that_sentinel_is_replacing_is_noticed(monkeypatch):
+    "The old master accepts writes until the sentinels tell it, and then it forgets them"
+    from clusters import Sentinels
+    def is_role(client, role):
+        try: return client.info('replication')['role']==role
+        except redis.RedisError: return False   # it hangs up when its role changes
+    with Sentinels() as group:
+        publish,reported = RedisWriter._publish,[]
+        def in_a_failover(self, manifest, run):
+            redis.Redis(port=group.ports[0]).execute_command('SENTINEL', 'FAILOVER', 'drawings')
+            wait_for(lambda: is_role(group.b, 'master'), 30)
+            publish(self, manifest, run)
+        monkeypatch.setattr(RedisWriter, '_publish', in_a_failover)
+        try: to_redis(items(), group.url, 'd', **one)
+        except (ServerRestarted,StoreBusy): pass
+        else: reported.append(1)
+        wait_for(lambda: is_role(group.a, 'slave'), 60)   # the failover is over
+        monkeypatch.undo()
+        if reported: assert 'd' in RedisStore.names(group.url), 'the commit was lost'
+        else: to_redis(items(), group.url, 'd', **one)
+        assert contents(RedisStore(group.url, 'd'))==expected(range(N))

@@ -140,6 +140,10 @@ class RedisLink:
         self.is_cluster = True
         self._forget_servers()
 
+    def look_again(self):
+        "Ask the sentinels for the master, or a cluster for its nodes, when used next"
+        self._forget_servers()
+
     def _forget_servers(self):
         "Connect anew when used next: another server may be the master now"
         self._servers = 0,None

@@ -285,6 +285,10 @@ class SentinelServers(SingleServer):
 
     def _replicas(self): return self._sentinel.discover_slaves(self._name)
 
+    def count_replicas(self)->int:
+        "How many replicas the sentinels know that are not down"
+        return len(self._replicas())
+
 # %% ../../nbs/store/01c_redis_servers.ipynb #1158c16f
 def nodes_in(
     url:str, # A URL that may have several hosts, separated by commas

@@ -8,7 +8,7 @@ Docs: page `write/redis`"""
 __all__ = ['RedisWriter']
 
 # %% ../../nbs/write/02_redis.ipynb #ac91d44d
-import json, os, re, threading, uuid, warnings
+import json, os, re, threading, time, uuid, warnings
 from array import array
 from datetime import datetime, timezone
 from functools import partial
@@ -19,8 +19,9 @@ from fastcore.basics import patch
 
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
-from ..core import (
-    CorruptSample, Manifest, packed_crcs, seal, StoreBusy, StoreError, StoreExists, StoreNotFound)
+from fastai_remote.core import (
+    CorruptSample, Manifest, packed_crcs, seal, StoreBusy, StoreError, StoreExists, StoreNotFound,
+    StoreUnavailable)
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
     element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
@@ -683,10 +684,28 @@ def _publish(self:RedisWriter, manifest, run):
         p.set(self.keys.garbage, seal({'ranges':garbage}))
         p.delete(*self.keys.temporary(plan['fields']))
     self._transaction(queue, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
+    self._wait_for_replicas()
     self.remove_garbage()
     if getattr(self._committed(), 'uid', None)!=manifest.uid:
         raise ServerRestarted(f'{self.url}: the server restarted and lost the commit of {self.name!r}; '
                               'repeat the same call')
+
+@patch
+def _wait_for_replicas(self:RedisWriter, seconds=10):
+    """With Sentinel, waits until the replicas have what was written, for at most `seconds`
+
+    A master that the sentinels have just replaced accepts writes for a moment and forgets them. No replica receives
+    these writes. The master is looked up each time, so this ends with the master that stays."""
+    if not self.link.is_sentinel: return
+    deadline = time.monotonic()+seconds
+    while time.monotonic()<deadline:
+        self.link.look_again()
+        expected = self.link.call(lambda _: self.link.servers.count_replicas())
+        try: received = self.link.call(lambda c: c.wait(expected, 200)) if expected else 0
+        except StoreUnavailable as error:
+            if isinstance(error.__cause__, redis.exceptions.NoPermissionError): return   # this user may not wait
+            raise
+        if received>=expected: return
 
 @patch
 def _image_stats(self:RedisWriter):
