@@ -190,3 +190,23 @@ def test_a_commit_to_a_master_that_sentinel_is_replacing_is_noticed(monkeypatch)
         if reported: assert 'd' in RedisStore.names(group.url), 'the commit was lost'
         else: to_redis(items(), group.url, 'd', **one)
         assert contents(RedisStore(group.url, 'd'))==expected(range(N))
+
+def test_a_server_that_drops_keys_during_an_ingest_is_noticed():
+    "Its policy was changed after the ingest began; the lock and the records happen to stay"
+    with redis_server() as server:
+        client = redis.Redis.from_url(server.url)
+        def evict():
+            kept = {key:client.dump(key) for key in client.keys() if b':txt:' not in key}
+            client.config_set('maxmemory-policy', 'allkeys-random')
+            client.config_set('maxmemory', client.info('memory')['used_memory']-30_000)
+            try: client.set('other', bytes(2000))
+            except redis.RedisError: pass
+            client.config_set('maxmemory', 0)
+            client.config_set('maxmemory-policy', 'noeviction')
+            for key,value in kept.items(): client.restore(key, 0, value, replace=True)
+            assert client.info('stats')['evicted_keys']>5
+        acts.append(evict)
+        to_redis([{**item, 'txt':item['txt']*50} for item in items()], server.url, 'd', at_150, **one)
+        store = RedisStore(server.url, 'd')
+        texts = store.get_many(range(N), 'txt', check=True)['txt']
+        assert [bytes(text).decode() for text in texts]==[item['txt']*50 for item in items()]

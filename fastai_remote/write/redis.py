@@ -655,20 +655,27 @@ def _sum_records(self:RedisWriter):
 def _rewrite_lost_chunks(self:RedisWriter, gaps, run):
     """Removes the records of chunks of which a node of a cluster has lost values, and raises `ServerRestarted`
 
+    So it does on a single server that was full and has dropped keys, though that was forbidden when the ingest began.
     The next run writes these chunks again. After samples have been moved, `_check_moved` looks for them instead."""
     plan = self.plan
-    if not self.layout.tags or 'moved' in plan: return
+    if 'moved' in plan or not (self.layout.tags or self._has_evicted()): return
     lost = lost_of_range(self.link, self.layout, plan['fields'], plan['n'], gaps)
     chunks = sorted({chunk for numbers in lost for chunk in np.unique(numbers//plan['chunk']).tolist()})
     if not chunks: return
     self._transaction(lambda p: p.hdel(self.keys.chunks, *chunks), run)
-    raise ServerRestarted(f'{self.url}: a node of the cluster lost values of {len(chunks):,} chunks of {self.name!r}; '
+    who = 'a node of the cluster' if self.layout.tags else 'the server'
+    raise ServerRestarted(f'{self.url}: {who} lost values of {len(chunks):,} chunks of {self.name!r}; '
                           'repeat the same call to write these chunks again')
+
+@patch
+def _has_evicted(self:RedisWriter):
+    "Has the server dropped keys since it was started, because it was full?"
+    return self.link.call(lambda c: c.info('stats')).get('evicted_keys', 0)>0
 
 @patch
 def _check_moved(self:RedisWriter, n):
     "Raises `StoreError` if a node of a cluster has lost one of the `n` samples while gaps were filled"
-    if not self.layout.tags: return
+    if not self.layout.tags and not self._has_evicted(): return
     for numbers in lost_of_range(self.link, self.layout, self.plan['fields'], n):
         raise self._lost(f'values of sample {numbers[0]:,} and others')
 
