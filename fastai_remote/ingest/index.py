@@ -192,8 +192,8 @@ def index_shards(
 )->IngestReport:
     """Index tar shards that others wrote (`.tar`, `.tar.gz`, `.tgz`), so that `ShardStore` can open them
 
-    The shards themselves are not changed. Members whose names end in `.crc` are left out. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`, `IngestError`,
-    `StoreUnavailable`."""
+    The shards themselves are not changed. Members whose names end in `.crc` are left out. Raises `StoreExists`,
+    `StoreBusy`, `FileNotFoundError`, `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
     source = as_storage(url, timeout, storage_options)
