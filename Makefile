@@ -91,7 +91,7 @@ sources: setup  # each kind of source to Redis and to shards, for the table of t
 test-servers: setup  # Redis 6.2, 7, 8 and Valkey 8, 9, with and without TLS, as far as they are here; it says which
 	$(PY) -m pytest -rs tests/test_servers.py
 
-soak: setup  # make soak [SOAK_SECONDS=3600]: two trainings and an ingest on one server, with a random fault every few seconds
+soak: setup  # make soak [SOAK_SECONDS=3600] [SOAK_STORE=cluster or sentinel]: two trainings and an ingest on one server, with a random fault every few seconds
 	$(PY) -W ignore tests/soak.py
 
 clean:

@@ -1,18 +1,47 @@
-"A Redis Cluster of real servers on loopback, which tests break"
+"A Redis Cluster, and a master with a replica and sentinels: real servers on loopback, which tests break"
+import shutil, socket, subprocess, tempfile, time
+from pathlib import Path
+
 import redis
 
-from conftest import wait_for
-from fastai_remote.store.server import redis_server
+from fastai_remote.store.server import find_server, redis_server
+
+def wait_for(f, seconds=240):
+    "Call `f` until it returns something true, and return that"
+    deadline = time.monotonic()+seconds
+    while not (result:=f()):
+        assert time.monotonic()<deadline, 'what the test waits for does not happen'
+        time.sleep(.005)
+    return result
+
+def start_server(conf, announce=None, prefix='replica'):
+    """Start a server with a TCP port
+
+    `announce(address)` returns the port of a proxy before `address`. Then the server tells others this port instead of
+    its own, so that clients reach it through the proxy."""
+    for _ in range(20):   # a port that is free may be taken before the server has it, or the port of its bus may be
+        try: server = redis_server(port=-1, **conf)
+        except RuntimeError: continue
+        server.public_port = announce(('127.0.0.1', server.port)) if announce else server.port
+        if announce:
+            ports = {f'{prefix}-announce-port':server.public_port}
+            if prefix=='cluster': ports['cluster-announce-bus-port'] = server.port+10_000
+            for name,port in ports.items(): redis.Redis.from_url(server.url).config_set(name, port)
+            server.conf |= ports
+        return server
+    raise RuntimeError('no free ports')
 
 SLOTS = 16384
 
 class LocalCluster:
-    "Servers that form a cluster, the masters first; slots are spread evenly over the masters. A context manager"
-    def __init__(self, masters=3, replicas=0, password='secret word', node_timeout=1000, **conf):
+    """Servers that form a cluster, the masters first; slots are spread evenly over the masters. A context manager
+
+    `announce` as in `start_server`; then `url` and `urls` are those of the proxies."""
+    def __init__(self, masters=3, replicas=0, password='secret word', node_timeout=1000, announce=None, **conf):
         self.password,self.n_masters = password,masters
         conf = dict(requirepass=password, masterauth=password, cluster_enabled='yes', cluster_node_timeout=node_timeout,
                     cluster_config_file='nodes.conf', repl_diskless_sync_delay=0, **conf)
-        self.servers = [self._start(conf) for _ in range(masters+replicas)]
+        self.servers = [start_server(conf, announce, 'cluster') for _ in range(masters+replicas)]
         first = self.client(0)
         ids = [self.client(k).execute_command('CLUSTER MYID').decode() for k in range(len(self.servers))]
         for k in range(masters):
@@ -31,20 +60,16 @@ class LocalCluster:
             wait_for(lambda: self.client(k).info('replication').get('master_link_status')=='up')
         self.ids = ids
 
-    def _start(self, conf):
-        for _ in range(20):   # a port that is free may be taken before the server has it, or the port of its bus may be
-            try: return redis_server(port=-1, **conf)
-            except RuntimeError: pass
-        raise RuntimeError('no free ports')
-
     def client(self, k): return redis.Redis.from_url(self.servers[k].url)
     def info(self, k): return _parse(self.client(k).execute_command("CLUSTER INFO"))
     @property
-    def url(self): return self.servers[0].url
+    def url(self): return self._login+f'@127.0.0.1:{self.servers[0].public_port}'
     @property
     def urls(self):
         "One URL with all nodes"
-        return self.servers[0].url+''.join(f',127.0.0.1:{server.port}' for server in self.servers[1:])
+        return f'{self._login}@'+','.join(f'127.0.0.1:{server.public_port}' for server in self.servers)
+    @property
+    def _login(self): return self.servers[0].url.partition('@')[0]
 
     def move_slot(self, slot, source, target, finish=True, keys=None):
         "Move a slot, with its keys (or the first `keys` of them), from one master to another"
@@ -67,3 +92,52 @@ def _parse(reply):
     if isinstance(reply, dict): return {k:int(v) if str(v).isdigit() else v for k,v in reply.items()}
     pairs = (line.split(':', 1) for line in reply.decode().split() if ':' in line)
     return {k:int(v) if v.isdigit() else v for k,v in pairs}
+
+class Pair:
+    "A master and a replica; `announce` as in `start_server`"
+    def __init__(self, announce=None):
+        conf = dict(requirepass='pw', masterauth='pw', repl_diskless_sync_delay=0)
+        self.master,self.replica = self.servers = [start_server(conf, announce) for _ in range(2)]
+        self.a,self.b = (redis.Redis.from_url(server.url) for server in self.servers)
+        self.b.replicaof('127.0.0.1', self.master.public_port)
+        wait_for(lambda: self.b.info('replication').get('master_link_status')=='up'
+                 and self.a.info('replication').get('slave0', {}).get('state')=='online')
+    def sync(self): assert wait_for(lambda: self.a.wait(1, 1000))
+    def __enter__(self): return self
+    def __exit__(self, *args):
+        for server in self.servers: server.close()
+
+class Sentinels(Pair):
+    "A master, a replica, and `n` sentinels; a master that is away for `down_after` milliseconds is replaced"
+    def __init__(self, n=3, announce=None, down_after=500):
+        super().__init__(announce)
+        self.folder,self.procs,self.ports = Path(tempfile.mkdtemp(prefix='fr-sentinel-')),[],[]
+        for k in range(n): self._start(k, n, down_after)
+        def ready(port):
+            try: state = redis.Redis(port=port).sentinel_master('drawings')
+            except redis.RedisError: return False
+            return state['num-slaves']==1 and state['num-other-sentinels']==n-1
+        wait_for(lambda: all(map(ready, self.ports)))
+
+    def _start(self, k, n, down_after):
+        with socket.socket() as sock:
+            sock.bind(('127.0.0.1', 0))
+            port = sock.getsockname()[1]
+        file = self.folder/f'{k}.conf'
+        file.write_text(f'port {port}\nbind 127.0.0.1\ndir {self.folder}\nprotected-mode no\n'
+                        f'sentinel monitor drawings 127.0.0.1 {self.master.public_port} {n//2+1}\n'
+                        f'sentinel auth-pass drawings pw\nsentinel down-after-milliseconds drawings {down_after}\n'
+                        'sentinel failover-timeout drawings 3000\n')
+        self.procs.append(subprocess.Popen([find_server(), file, '--sentinel'], stdout=subprocess.DEVNULL,
+                                           stderr=subprocess.DEVNULL))
+        self.ports.append(port)
+
+    @property
+    def url(self):
+        return f"redis+sentinel://:pw@{','.join(f'127.0.0.1:{port}' for port in self.ports)}/drawings"
+    def __exit__(self, *args):
+        for process in self.procs:
+            process.kill()
+            process.wait(60)
+        super().__exit__(*args)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -2,18 +2,26 @@
 import asyncio, io, os, shutil, signal, socket, tempfile, time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import redis
 from PIL import Image
+from redis.crc import key_slot
 
+from clusters import LocalCluster, Sentinels, SLOTS, wait_for
 from fastai_remote import RedisStore, redis_server, ShardStore, StoreError, StoreNotFound, to_redis, to_shards
 from faultproxy import FaultProxy
 
 class NetworkFaults(FaultProxy):
-    "A proxy that can also refuse connections, slow answers down, end them early, flip bits and lose bytes"
-    def __init__(self, up):
-        super().__init__(up)
+    """A proxy that can also refuse connections, slow answers down, end them early, flip bits and lose bytes
+
+    It has a port for each of several servers. Connections of replicas and of sentinels are not disturbed, except that
+    they are refused with the others."""
+    def __init__(self, *ups):
+        super().__init__(None)
+        self.ups = list(ups) # Unix sockets, or `(host, port)`
+        self.listeners = {} # `{port: (listener, up)}`
         self.hits = 0 # Faults that have happened
         self.rate = None # Bytes per second of answers
         self.damage = None # `damage(bytes) -> bytes`, applied to each part of an answer
@@ -21,44 +29,77 @@ class NetworkFaults(FaultProxy):
         self.end_after = None # Bytes of answers after which connections end properly, with the answer incomplete
         self.writers = set()
 
+    async def _listen(self):
+        for up in self.ups: await self._open(0, up)
+        self.port = next(iter(self.listeners), None)
+
+    async def _open(self, port, up):
+        listener = await asyncio.start_server(self._conn, '127.0.0.1', port)
+        port = listener.sockets[0].getsockname()[1]
+        self.listeners[port] = listener,up
+        return port
+
+    def _close(self):
+        for listener,_ in self.listeners.values(): listener.close()
+
+    def add(self, up):
+        "Listen for one more server; returns the port"
+        port = self._do(lambda: self._open(0, up))
+        self.port = self.port or port
+        return port
+
     async def _conn(self, reader, writer):
+        up = self.listeners[writer.get_extra_info('sockname')[1]][1]
         self.writers.add(writer)
-        try: await super()._conn(reader, writer)
+        connection = SimpleNamespace(is_client=True)   # else it is one of a replica or a sentinel
+        try:
+            opened = asyncio.open_connection(*up) if isinstance(up, tuple) else asyncio.open_unix_connection(up)
+            up_reader,up_writer = await opened
+            await asyncio.gather(self._pipe_requests(reader, up_writer, connection),
+                                 self._pipe_answers(up_reader, writer, connection))
         except OSError: writer.close()
+        except asyncio.CancelledError: pass
         finally: self.writers.discard(writer)
 
-    async def _pipe(self, reader, writer, answer=False):
-        if not answer: return await self._pipe_requests(reader, writer)
+    async def _pipe_answers(self, reader, writer, connection):
         try:
             while part:=await reader.read(65536):
-                while self.stall: await asyncio.sleep(.01)
-                if self.cut is not None or self.end_after is not None:
-                    left = self.end_after if self.cut is None else self.cut
-                    if len(part)>=left:
-                        is_reset,self.cut,self.end_after,self.hits = self.cut is not None,None,None,self.hits+1
-                        writer.write(part[:left])
-                        await writer.drain()
-                        return writer.transport.abort() if is_reset else None
-                    if self.cut is None: self.end_after -= len(part)
-                    else: self.cut -= len(part)
-                if self.rate:
-                    for start in range(0, len(part), 512):
-                        writer.write(part[start:start+512])
-                        await writer.drain()
-                        await asyncio.sleep(512/self.rate if self.rate else 0)
-                    self.hits += 1
-                    continue
-                if self.damage: part = self.damage(part)
+                if connection.is_client:
+                    while self.stall: await asyncio.sleep(.01)
+                    if self.cut is not None or self.end_after is not None:
+                        left = self.end_after if self.cut is None else self.cut
+                        if len(part)>=left:
+                            is_reset = self.cut is not None
+                            self.cut,self.end_after,self.hits = None,None,self.hits+1
+                            writer.write(part[:left])
+                            await writer.drain()
+                            return writer.transport.abort() if is_reset else None
+                        if self.cut is None: self.end_after -= len(part)
+                        else: self.cut -= len(part)
+                    if self.rate:
+                        await self._write_slowly(writer, part)
+                        continue
+                    if self.damage: part = self.damage(part)
                 writer.write(part)
                 await writer.drain()
         except OSError: pass
         finally: writer.close()
 
-    async def _pipe_requests(self, reader, writer):
+    async def _write_slowly(self, writer, part):
+        for start in range(0, len(part), 512):
+            writer.write(part[start:start+512])
+            await writer.drain()
+            await asyncio.sleep(512/self.rate if self.rate else 0)
+        self.hits += 1
+
+    async def _pipe_requests(self, reader, writer, connection):
         try:
             while part:=await reader.read(65536):
-                while self.stall: await asyncio.sleep(.01)
-                writer.write(self.damage_requests(part) if self.damage_requests else part)
+                if b'REPLCONF' in part or b'sentinel-' in part: connection.is_client = False
+                if connection.is_client:
+                    while self.stall: await asyncio.sleep(.01)
+                    if self.damage_requests: part = self.damage_requests(part)
+                writer.write(part)
                 await writer.drain()
         except OSError: pass
         finally: writer.close()
@@ -66,10 +107,11 @@ class NetworkFaults(FaultProxy):
     def _do(self, act): return asyncio.run_coroutine_threadsafe(act(), self.loop).result(10)
 
     def refuse(self):
-        "Close the port and all connections; forked processes have copies of the sockets, so these are shut down"
+        "Close the ports and all connections; forked processes have copies of the sockets, so these are shut down"
         async def act():
-            for sock in self.srv.sockets: sock.shutdown(socket.SHUT_RDWR)
-            self.srv.close()
+            for listener,_ in self.listeners.values():
+                for sock in listener.sockets: sock.shutdown(socket.SHUT_RDWR)
+                listener.close()
             for writer in list(self.writers):
                 try: writer.get_extra_info('socket').shutdown(socket.SHUT_RDWR)
                 except OSError: pass
@@ -78,8 +120,9 @@ class NetworkFaults(FaultProxy):
         self.hits += 1
 
     def accept(self):
-        "Open the same port again"
-        async def act(): self.srv = await asyncio.start_server(self._conn, '127.0.0.1', self.port)
+        "Open the same ports again"
+        async def act():
+            for port,(_,up) in list(self.listeners.items()): await self._open(port, up)
         self._do(act)
 
 class Backend:
@@ -87,6 +130,7 @@ class Backend:
 
     `kind` says which faults can be tried on it. Each object is new and empty, and is used for one fault only."""
     name = kind = ''
+    is_redis = False
 
     def __init__(self): self.stack,self.folder = ExitStack(),Path(tempfile.mkdtemp(prefix='fr-faults-'))
     def __enter__(self): return self
@@ -106,28 +150,127 @@ class Backend:
     def abandon(self, name):
         "Drop what an unfinished ingest has written"
         raise NotImplementedError
+    def settle(self): "Wait until replicas have what was written"
 
-class OneServer(Backend):
-    "A single Redis server behind a proxy"
-    name,kind = 'Redis','redis'
+class RedisBackend(Backend):
+    """Redis behind a proxy: one server, or several
+
+    Faults of a server happen to `server`, one of them; `client` is connected to it without the proxy."""
+    is_redis = True
     def __init__(self):
         super().__init__()
-        self.server = self.stack.enter_context(redis_server())
-        self.proxy = self.stack.enter_context(NetworkFaults(str(self.server.socket)))
-        self.client = redis.Redis.from_url(self.server.url)
+        self.proxy = self.stack.enter_context(NetworkFaults())
 
-    def url(self, direct=False): return self.server.url if direct else f'redis://127.0.0.1:{self.proxy.port}'
+    def url(self, direct=False):
+        "The address, with the proxy; without it if `direct`, where the address of the server is always the same"
+        raise NotImplementedError
+    @property
+    def servers(self)->list:
+        "Those that clients write to"
+        return [self.server]
+    @property
+    def clients(self): return [redis.Redis.from_url(server.url) for server in self.servers]
     def write(self, source, name, fn=None, direct=False, **options):
         return to_redis(source, self.url(direct), name, fn, progress=False, **options)
     def open(self, name, direct=False, **options): return RedisStore(self.url(direct), name, **options)
     def address(self, name): return self.url(),name
     def abandon(self, name): RedisStore.abandon(self.url(True), name)
 
+    def choose(self, rng):
+        "Let faults happen to another of the servers, chosen by `rng`"
+        self.server = rng.choice(self.servers)
+        self.client = redis.Redis.from_url(self.server.url)
+
     def restart(self, seconds=.5):
         "Kill the server as a crash would, and start it again after `seconds`"
         self.server.kill()
         time.sleep(seconds)
         self.server.start()
+
+class OneServer(RedisBackend):
+    "A single Redis server"
+    name,kind = 'Redis','server'
+    def __init__(self):
+        super().__init__()
+        self.server = self.stack.enter_context(redis_server())
+        self.proxy.add(str(self.server.socket))
+        self.client = redis.Redis.from_url(self.server.url)
+
+    def url(self, direct=False): return self.server.url if direct else f'redis://127.0.0.1:{self.proxy.port}'
+
+class Cluster(RedisBackend):
+    """A Redis Cluster of three masters, which tell clients the ports of the proxy
+
+    `server` has values, and counters that ingests of all names share, but not what describes a dataset."""
+    name,kind = 'Redis Cluster','cluster'
+    replicas = 0 # Of all masters together
+    def __init__(self):
+        super().__init__()
+        node_timeout = 1000 if self.replicas else 5000
+        cluster = LocalCluster(3, self.replicas, node_timeout=node_timeout, announce=self.proxy.add)
+        self.cluster = self.stack.enter_context(cluster)
+        self.server_number = self.node()
+        self.server = self.cluster.servers[self.server_number]
+        self.client = redis.Redis.from_url(self.server.url)
+
+    def node(self): return node_of('fastai_remote:locks')
+    @property
+    def servers(self): return self.cluster.servers[:3]
+    def url(self, direct=False): return self.cluster.urls
+
+    def settle(self):
+        for client in self.clients if self.replicas else (): client.wait(1, 5000)
+
+    def hand_over(self):
+        "Let the replica of `server` take over"
+        self.cluster.client(self.server_number+3).execute_command('CLUSTER FAILOVER')
+
+def node_of(key): return 3*key_slot(key.encode())//SLOTS
+
+class ClusterHome(Cluster):
+    "The same; `server` has what describes the datasets, and the names of keys that one node has for both of them"
+    name,kind = 'Redis Cluster, node of the manifest','cluster-home'
+    def node(self):
+        assert node_of('pets')==node_of('new')!=node_of('fastai_remote:locks')
+        return node_of('new')
+
+class ClusterReplicas(Cluster):
+    "A cluster in which each master has a replica"
+    kind,replicas = 'cluster-replicas',3
+
+class ClusterHomeReplicas(ClusterHome):
+    "The same; `server` has what describes the datasets"
+    kind,replicas = 'cluster-home-replicas',3
+
+class Sentinel(RedisBackend):
+    """A master and a replica that tell clients the ports of the proxy, and a sentinel
+
+    The sentinel waits for a master that is away, as an administrator would who restarts it."""
+    name,kind = 'Sentinel','sentinel'
+    n_sentinels,down_after = 1,60_000 # Milliseconds
+    def __init__(self):
+        super().__init__()
+        self.group = self.stack.enter_context(Sentinels(self.n_sentinels, self.proxy.add, self.down_after))
+        self.server = self.group.master
+        self.client = redis.Redis.from_url(self.server.url)
+
+    def url(self, direct=False): return self.group.url
+    def settle(self): self.client.wait(1, 5000)
+
+class SentinelFailover(Sentinel):
+    "Three sentinels, which replace a master that is away for half a second"
+    kind,n_sentinels,down_after = 'sentinel-failover',3,500
+    @property
+    def servers(self):
+        "The one that is the master now"
+        def is_master(server):
+            try: return redis.Redis.from_url(server.url).info('replication')['role']=='master'
+            except redis.RedisError: return False   # it is just becoming a replica, and hangs up
+        return wait_for(lambda: [*filter(is_master, self.group.servers)][:1])
+
+    def hand_over(self):
+        "Let the replica take over"
+        redis.Redis(port=self.group.ports[0]).execute_command('SENTINEL', 'FAILOVER', 'drawings')
 
 class Disk(Backend):
     "Shards in a folder"
@@ -165,7 +308,8 @@ class S3(Backend):
         return ShardStore(self.url(name), storage_options=self.options(direct), cache=cache, **options)
     def abandon(self, name): ShardStore.abandon(self.url(name), storage_options=self.options(True))
 
-BACKENDS = {cls.kind:cls for cls in (OneServer,Disk,S3)}
+BACKENDS = {cls.kind:cls for cls in (OneServer, Cluster, ClusterHome, ClusterReplicas, ClusterHomeReplicas, Sentinel,
+                                     SentinelFailover, Disk, S3)}
 
 # The samples that are written, and a function that is called for each of them
 

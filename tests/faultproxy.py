@@ -30,21 +30,24 @@ class FaultProxy:
 
     def __enter__(self):
         self.loop,up = asyncio.new_event_loop(),threading.Event()
-        async def listen():
-            self.srv = await asyncio.start_server(self._conn, '127.0.0.1', 0, ssl=self.tls)
-            self.port = self.srv.sockets[0].getsockname()[1]
-            up.set()
         def run():
-            self.loop.run_until_complete(listen())
+            self.loop.run_until_complete(self._listen())
+            up.set()
             self.loop.run_forever()
         self.thread = threading.Thread(target=run, daemon=True)
         self.thread.start()
         up.wait()
         return self
 
+    async def _listen(self):
+        self.srv = await asyncio.start_server(self._conn, '127.0.0.1', 0, ssl=self.tls)
+        self.port = self.srv.sockets[0].getsockname()[1]
+
+    def _close(self): self.srv.close()
+
     def __exit__(self, *a):
         async def hang_up():
-            self.srv.close()
+            self._close()
             ts = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
             for t in ts: t.cancel()
             await asyncio.gather(*ts, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 make soak                                     one hour
 make soak SOAK_SECONDS=120                    two minutes, as in CI
+make soak SOAK_STORE=cluster                  a Redis Cluster of three masters, or SOAK_STORE=sentinel
 python tests/soak.py --seconds 60 --seed 7    the same order of faults again
 
 Every epoch must have every sample once, with the right pixels. Every ingest must end with exactly the samples that were
@@ -12,7 +13,11 @@ import argparse, json, os, random, signal, statistics, subprocess, sys, threadin
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fault_backends import N, NetworkFaults, OneServer, picture, png_of, samples
+import redis
+from redis.crc import key_slot
+
+from clusters import wait_for
+from fault_backends import Cluster, N, OneServer, picture, png_of, samples, SentinelFailover
 
 HERE = Path(__file__).parent
 WARM_UP = 2 # Epochs that are not compared
@@ -81,10 +86,58 @@ def restart(backend, rng):
 def pause(backend, rng): backend.client.client_pause(int(rng.uniform(100, 1500)))
 def kill_clients(backend, rng): backend.client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
 
-def replica(backend, rng):
+def readonly(backend, rng):
+    "The server is a replica (READONLY) that goes on answering reads"
+    backend.client.config_set('replica-serve-stale-data', 'yes')
+    _be_a_replica(backend, rng)
+
+def masterdown(backend, rng):
+    "The server is a replica whose master is gone, and answers nothing (MASTERDOWN)"
+    backend.client.config_set('replica-serve-stale-data', 'no')
+    _be_a_replica(backend, rng)
+
+def _be_a_replica(backend, rng):
     backend.client.replicaof('127.0.0.1', 1)
     time.sleep(rng.uniform(.1, 1))
     backend.client.replicaof('NO', 'ONE')
+
+def busy(backend, rng):
+    "A script runs long (BUSY)"
+    backend.client.config_set('lua-time-limit', 50)
+    script = "local s=redis.call('TIME') while true do local t=redis.call('TIME') " \
+             "if (t[1]-s[1])*1e6+t[2]-s[2]>tonumber(ARGV[1]) then return 1 end end"
+    try: backend.client.eval(script, 0, int(rng.uniform(2e5, 15e5)))
+    except redis.ResponseError: pass   # a sentinel has ended the script
+
+def misconf(backend, rng):
+    "The server cannot save to its disk, and refuses to be written to (MISCONF): a folder is in the place of the file"
+    client,file = backend.client,backend.server.dir/'dump.rdb'
+    aside = file.with_suffix('.aside')
+    if file.exists(): file.rename(aside)
+    file.mkdir()
+    client.config_set('save', '3600 1')
+    client.bgsave()
+    wait_for(lambda: client.info('persistence')['rdb_last_bgsave_status']=='err')
+    time.sleep(rng.uniform(.1, 1))
+    file.rmdir()
+    if aside.exists(): aside.rename(file)
+    client.config_set('save', '')
+    client.bgsave()
+    wait_for(lambda: not client.info('persistence')['rdb_bgsave_in_progress'])
+
+def move_slot(backend, rng):
+    "A slot with keys moves to another node (MOVED, ASK)"
+    key = backend.client.randomkey()
+    if key is None: return
+    source,slot = backend.servers.index(backend.server),key_slot(key)
+    backend.cluster.move_slot(slot, source, (source+rng.choice([1,2]))%3)
+
+def hand_over(backend, rng):
+    "The replica becomes the master"
+    before = backend.server
+    try: backend.hand_over()
+    except redis.ResponseError: return   # the sentinels are still busy with an earlier failover
+    wait_for(lambda: backend.servers[0] is not before, 60)
 
 def refuse(backend, rng):
     backend.proxy.refuse()
@@ -115,7 +168,9 @@ def damage_once(backend, rng):
         return bytes(part)
     backend.proxy.damage = damage
 
-FAULTS = [restart, pause, kill_clients, replica, refuse, stall, slow, reset, truncate, damage_once, damage_once]
+ANYWHERE = [restart, pause, kill_clients, refuse, stall, slow, reset, truncate, damage_once, damage_once, busy, misconf]
+BACKENDS = {'server':(OneServer, [*ANYWHERE, readonly, masterdown]), 'cluster':(Cluster, [*ANYWHERE, move_slot]),
+            'sentinel':(SentinelFailover, [*ANYWHERE, hand_over])}
 
 # --- the whole
 
@@ -165,11 +220,12 @@ class Role:
         again = f', {errors} errors, each followed by the same call' if errors else ''
         return f"{self.role}: {', '.join(filter(None, [f'{len(self.lines)} rounds{again}', used]))}"
 
-def soak(seconds, seed, pause=(1., 4.)):
-    "Run everything for `seconds`; returns what is wrong, as a list of sentences"
-    print(f'seed {seed}: the same faults again with --seed {seed}', flush=True)
+def soak(seconds, seed, store='server', pause=(1., 4.)):
+    "Run everything for `seconds` with one of `BACKENDS`; returns what is wrong, as a list of sentences"
+    print(f'{store}, seed {seed}: the same faults again with --seed {seed}', flush=True)
     rng,counts = random.Random(seed),{}
-    with OneServer() as backend:
+    backend_class,faults = BACKENDS[store]
+    with backend_class() as backend:
         backend.write(samples(), 'pets', direct=True, num_workers=1)
         stop = backend.folder/'stop'
         roles = [Role(role, backend.url(), stop, seed+k) for k,role in enumerate(['train','train','write'])]
@@ -178,7 +234,8 @@ def soak(seconds, seed, pause=(1., 4.)):
             while time.monotonic()<deadline and all(role.process.poll() is None for role in roles):
                 time.sleep(rng.uniform(*pause))
                 if not all(role.lines for role in roles): continue   # they are still starting
-                fault = rng.choice(FAULTS)
+                backend.choose(rng)
+                fault = rng.choice(faults)
                 counts[fault.__name__] = counts.get(fault.__name__, 0)+1
                 fault(backend, rng)
             stop.touch()
@@ -194,10 +251,11 @@ if __name__=='__main__':
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--seconds', type=float, default=float(os.environ.get('SOAK_SECONDS') or 3600))
     parser.add_argument('--seed', type=int, default=None, help='default: a random one, which is printed')
+    parser.add_argument('--store', choices=[*BACKENDS], default=os.environ.get('SOAK_STORE') or 'server')
     for name in ('role','url','stop'): parser.add_argument(f'--{name}', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role: {'train':train, 'write':write}[args.role](args.url, Path(args.stop), args.seed)
     else:
-        problems = soak(args.seconds, random.randrange(1<<30) if args.seed is None else args.seed)
+        problems = soak(args.seconds, random.randrange(1<<30) if args.seed is None else args.seed, args.store)
         print('\n'.join(problems) or 'Every epoch and every dataset was exact, and nothing grew.')
         sys.exit(bool(problems))

@@ -71,7 +71,7 @@ def test_a_field_that_would_hide_checksums_is_refused(sample, tmp_path, server):
     assert not RedisStore.unfinished(server.url) and not ShardStore.unfinished(tmp_path/'d')
 
 def test_a_member_of_this_name_is_left_out(tmp_path):
-    "in a tar that others wrote; the report says so"
+    "in a tar that others wrote, where it cannot be renamed; the report says so"
     with tarfile.open(tmp_path/'a.tar', 'w') as tar:
         for i in range(3):
             for name in 'x.txt','x.crc':
@@ -79,6 +79,13 @@ def test_a_member_of_this_name_is_left_out(tmp_path):
                 tar.addfile(info, io.BytesIO(b'%d' % i))
     report = index_shards(tmp_path, **OPTIONS)
     assert ShardStore(tmp_path).fields==['x.txt'] and any("'x.crc'" in note and n==3 for note,n in report.notes.items())
+
+def test_a_field_of_this_name_is_stored_under_another(tmp_path, server):
+    "The function of an ingest renames it"
+    def fn(sample): return {'x':sample['x'], 'x_crc.i8':sample['x.crc']}
+    for put in (lambda: to_redis([{'x':b'1', 'x.crc':7}], server.url, 'crc', fn, **OPTIONS), lambda: to_shards([{'x':b'1', 'x.crc':7}], tmp_path/'d', fn, **OPTIONS)):
+        assert put().written==1
+    for store in (RedisStore(server.url, 'crc'), ShardStore(tmp_path/'d')): assert values(store)=={'x':[b'1'], 'x_crc.i8':[7]}
 
 # A manifest that jq has formatted
 

@@ -1,16 +1,14 @@
 "Replicas that are read from, and the servers that Sentinel names"
-import shutil, socket, subprocess, tempfile, time
-from pathlib import Path
+import time
 
 import numpy as np
 import pytest
-import redis
 
-from clusters import LocalCluster
+from clusters import LocalCluster, Pair, Sentinels
 from conftest import wait_for
 from fastai_remote import RedisStore, StoreUnavailable, to_redis
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.store.server import find_server, redis_server
+from fastai_remote.store.server import redis_server
 
 N = 120
 def samples(n=N, mark=''): return [{'txt':f'{mark}{i}', 'id.i4':i} for i in range(n)]
@@ -18,22 +16,6 @@ def put(url, n=N, mark='', **kw):
     return to_redis(samples(n, mark), url, 'd', **{'num_workers':1, 'progress':False, 'shuffle':False, **kw})
 def texts(store): return [t.decode() for t in store.get_many(np.arange(len(store)), 'txt', check=True)['txt']]
 def reads(client): return client.info('commandstats').get('cmdstat_mget', {}).get('calls', 0)
-
-class Pair:
-    "A master and a replica"
-    def __init__(self):
-        self.master,self.replica = (redis_server(port=-1, requirepass='pw', masterauth='pw',
-            repl_diskless_sync_delay=0) for _ in range(2))
-        self.a,self.b = (redis.Redis.from_url(s.url) for s in (self.master,self.replica))
-        self.b.replicaof('127.0.0.1', self.master.port)
-        wait_for(lambda: self.b.info('replication').get('master_link_status')=='up'
-            and self.a.info('replication').get('slave0', {}).get('state')=='online')
-    def sync(self): assert wait_for(lambda: self.a.wait(1, 1000))
-    def __enter__(self): return self
-    def __exit__(self, *args):
-        for s in (self.replica,self.master):   # a master that is asked to end would wait for its replica
-            s.kill()
-            s.close()
 
 @pytest.fixture
 def pair():
@@ -106,36 +88,6 @@ def test_replicas_of_a_cluster_are_read_from():
         assert texts(store)==want
 
 # --- Sentinel
-
-class Sentinels(Pair):
-    "A master, a replica, and three sentinels"
-    def __init__(self, n=3, **conf):
-        super().__init__()
-        self.folder,self.procs,self.ports = Path(tempfile.mkdtemp(prefix='fr-sentinel-')),[],[]
-        for k in range(n):
-            with socket.socket() as sock:
-                sock.bind(('127.0.0.1', 0))
-                port = sock.getsockname()[1]
-            (f:=self.folder/f'{k}.conf').write_text(
-                f'port {port}\nbind 127.0.0.1\ndir {self.folder}\nprotected-mode no\n'
-                f'sentinel monitor drawings 127.0.0.1 {self.master.port} 2\nsentinel auth-pass drawings pw\n'
-                'sentinel down-after-milliseconds drawings 500\nsentinel failover-timeout drawings 3000\n')
-            self.procs.append(subprocess.Popen([find_server(), f, '--sentinel'], stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL))
-            self.ports.append(port)
-        def ready(port):
-            try: state = redis.Redis(port=port).sentinel_master('drawings')
-            except redis.RedisError: return False
-            return state['num-slaves']==1 and state['num-other-sentinels']==n-1
-        wait_for(lambda: all(map(ready, self.ports)))
-    @property
-    def url(self): return f"redis+sentinel://:pw@{','.join(f'127.0.0.1:{port}' for port in self.ports)}/drawings"
-    def __exit__(self, *args):
-        for p in self.procs:
-            p.kill()
-            p.wait(60)
-        super().__exit__(*args)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 def test_sentinel_names_the_master_also_after_a_failover():
     with Sentinels() as s:

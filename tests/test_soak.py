@@ -9,4 +9,4 @@ from soak import soak
 @pytest.mark.timeout(600)
 def test_every_epoch_is_exact_and_nothing_grows_whatever_happens_to_the_server():
     seconds = float(os.environ.get('SOAK_SECONDS', 120))
-    assert soak(seconds, random.randrange(1<<30))==[]
+    assert soak(seconds, random.randrange(1<<30), os.environ.get('SOAK_STORE', 'server'))==[]

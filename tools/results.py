@@ -175,9 +175,27 @@ def codecs_section()->str:
                   table(['stored as', 'bytes', 'encoding', 'decoding and transforming', 'relative speed'], rows)]
     return '\n\n'.join(parts)
 
+STORES = 'Redis','Redis Cluster','Sentinel','shards on disk','shards on S3'
+
+def fault_overview(
+    found:dict # The content of faults.json
+)->str:
+    "A table with a row for each fault and a column for each store: samples that were lost, repeated and wrong"
+    def cell(fault, store):
+        rows = [row for row in found['rows'] if row['fault']==fault and row['backend'].split(',')[0]==store]
+        if rows: return ', '.join(str(sum(row[name] for row in rows)) for name in ('lost','repeated','wrong'))
+        why = {(gap['fault'], gap['store']):gap['why'] for gap in found['not_tried']}
+        return f"*{why[fault,store]}*"
+    faults = dict.fromkeys(row['fault'] for row in found['rows'])
+    rows = [[fault, *(cell(fault, store) for store in STORES)] for fault in faults]
+    text = ('Samples that were lost, repeated and wrong, in epochs and ingests together. Where a fault was not tried, '
+            'the table says why.')
+    return '\n\n'.join(['### Overview', text, table(['fault', *STORES], rows, 1+len(STORES))])
+
 def fault_tables()->str:
-    "What happens in each fault, for the page on failures: a table for epochs and one for ingests"
-    found,parts = result('faults'),[]
+    "What happens in each fault, for the page on failures: an overview, a table for epochs and one for ingests"
+    found = result('faults')
+    parts = [fault_overview(found)]
     for during,title in (('epoch', 'During an epoch'), ('ingest', 'During an ingest')):
         rows = [row for row in found['rows'] if row['during']==during]
         cells = [[row['fault'], row['backend'], row['seen'], f"{row['seconds']:.1f}", row['lost'], row['repeated'],

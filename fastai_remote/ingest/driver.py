@@ -99,6 +99,10 @@ def _run(job, writer, num_workers, limit, progress, tries):
         except NothingWritten:
             writer.drop()
             raise
+        except ServerRestarted:   # the commit may have found that chunks have to be written again
+            marks = _count_records(writer, IngestReport(report.name, report.url))
+            if (marks==0).any(): continue
+            raise
         report.notes |= dict.fromkeys(job.notes, 0)
         report.seconds = time.monotonic()-started
         return report

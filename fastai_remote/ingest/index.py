@@ -221,7 +221,11 @@ def _count(writer, fields, values, members):
         if field in fields and fields[field]['codec']=='labels':
             writer.seen.setdefault(field, set()).update(_labels(members[field].content))
 
-def _fields_of(storage, names, n=100):
+def _is_left_out(field):
+    "Is this the name of a member with the checksum of another one? A dataset has checksums of its own of this name"
+    return field.endswith('.crc')
+
+def _fields_of(storage, names, left_out, n=100):
     "The fields of the first `n` samples of a shard, as a plan has them. Samples may lack fields; shards may be damaged"
     first,reason,left_out = {},'',Counter()
     for name in names[:10]:

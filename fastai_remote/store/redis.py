@@ -107,12 +107,13 @@ def read_manifest(
 
 def _why_gone(link:RedisLink)->str:
     "The likely cause of a missing key, for error messages"
-    try: policy = link.call(lambda client: client.info('memory')).get('maxmemory_policy', 'noeviction')
+    def read_policies(_): return [master.info('memory').get('maxmemory_policy') for master in link.servers.masters()]
+    try: policies = [policy for policy in link.call(read_policies) if policy not in (None, 'noeviction')]
     except StoreError as error:
         return ('deleted, lost in a restart without saving, or dropped by a full server, whose maxmemory-policy '
                 f'cannot be read: {error}')
-    if policy=='noeviction': return 'deleted, or lost in a restart without saving'
-    return (f'the server may drop keys when it is full (maxmemory-policy {policy}): '
+    if not policies: return 'deleted, or lost in a restart without saving'
+    return (f'the server may drop keys when it is full (maxmemory-policy {policies[0]}): '
             'set noeviction and ingest again')
 
 def _names(link):
@@ -197,7 +198,7 @@ class RedisStore(Store):
         "The key of the manifest"
         return f'{home_of(self._name, self.manifest.tags)}:meta'
 
-    def read_values(self, numbers, fields, tries=2):
+    def read_values(self, numbers, fields, tries=4):
         "As in `Store`; a reply that reports a missing value or another dataset may be damaged, and is requested again"
         for k in range(tries):
             try: return self._request_values(numbers, fields, from_replica=not k)
@@ -231,7 +232,9 @@ class RedisStore(Store):
         for f in fixed:
             reads[f] = [PackedRead(part, f, at, inside) for part,at,inside in self._groups(f, numbers)]
             for read in reads[f]: commands += read.commands
-        replies = iter(self.link.send(commands, from_replica=from_replica))
+        # no value is longer than all values together, whose number is only estimated after an edit
+        longest = None if manifest.runs else manifest.nbytes
+        replies = iter(self.link.send(commands, from_replica=from_replica, longest_value=longest))
         head = next(replies)
         if head!=manifest.head: raise self.replaced_error(exists=bool(head))
         for f in variable:
@@ -247,7 +250,7 @@ class RedisStore(Store):
         raise MissingSample(f'{self.name}: {n_missing} of {n} values missing, first of sample {first} '
                             f'(field {field!r}): {self.why_missing()}')
 
-    def compare_checksums(self, numbers, field, values, checksums, tries=2):
+    def compare_checksums(self, numbers, field, values, checksums, tries=4):
         "As in `Store`; a value that does not match is requested again, as it may have been damaged on its way"
         for _ in range(tries):
             damaged = self.mismatches(numbers, values[field], checksums)

@@ -8,7 +8,7 @@ Docs: page `write/redis`"""
 __all__ = ['RedisWriter']
 
 # %% ../../nbs/write/02_redis.ipynb #ac91d44d
-import json, uuid, warnings
+import json, time, uuid, warnings
 from array import array
 from datetime import datetime, timezone
 from functools import partial
@@ -19,17 +19,19 @@ from fastcore.basics import patch
 
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
-from ..core import (
-    CorruptSample, Manifest, packed_crcs, seal, StoreBusy, StoreError, StoreExists, StoreNotFound)
+from fastai_remote.core import (
+    CorruptSample, Manifest, packed_crcs, seal, StoreBusy, StoreError, StoreExists, StoreNotFound,
+    StoreUnavailable)
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
     element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
 from ..store.redis_link import RedisLink
+from ..store.redis_parts import parts_of, run_table_keys
 from fastai_remote.write.base import (
     Writer, check_name, chunk_count, fill_gaps, label_hash, labels_of_texts, MAX_CLASSES, progress_text,
     ServerRestarted)
-from ..store.redis_parts import parts_of, run_table_keys
 from .redis_lock import RedisLock
+from .redis_lost import lost_of_range
 from .redis_state import (
     generation_in, IngestKeys, INGESTS_KEY, packed_writes, parse_record, seal_label, seal_stats, staged_keys,
     unseal, unseal_label, unseal_stats, value_keys, with_checks)
@@ -487,9 +489,11 @@ def commit(self:RedisWriter)->Manifest:
     plan,run = self.plan,self.server_run()
     stats = self._image_stats()   # before samples move: if statistics are damaged, their chunks are written again
     gaps,nbytes,failed = self._sum_records()
+    self._rewrite_lost_chunks(gaps, run)
     splits,moves = fill_gaps(plan['splits'] or {'':[0,plan['n']]}, gaps)
     self._fill_gaps(moves, run)
     n = next(reversed(splits.values()))[1]
+    if 'moved' in self.plan: self._check_moved(n)
     manifest = Manifest(self.name, n, dict(plan['fields']), {split:span for split,span in splits.items() if split},
                         dict(plan['vocab']), nbytes, failed, stats=stats, prefix=plan['prefix'],
                         tags=plan.get('tags', 0), generation=plan['generation'])
@@ -516,6 +520,34 @@ def _sum_records(self:RedisWriter):
     return np.sort(np.array(gaps, np.int64)),nbytes,failed
 
 @patch
+def _rewrite_lost_chunks(self:RedisWriter, gaps, run):
+    """Removes the records of chunks of which a node of a cluster has lost values, and raises `ServerRestarted`
+
+    So it does on a single server that was full and has dropped keys, though that was forbidden when the ingest began.
+    The next run writes these chunks again. After samples have been moved, `_check_moved` looks for them instead."""
+    plan = self.plan
+    if 'moved' in plan or not (self.layout.tags or self._has_evicted()): return
+    lost = lost_of_range(self.link, self.layout, plan['fields'], plan['n'], gaps)
+    chunks = sorted({chunk for numbers in lost for chunk in np.unique(numbers//plan['chunk']).tolist()})
+    if not chunks: return
+    self.lock.transaction(lambda p: p.hdel(self.keys.chunks, *chunks), run)
+    who = 'a node of the cluster' if self.layout.tags else 'the server'
+    raise ServerRestarted(f'{self.url}: {who} lost values of {len(chunks):,} chunks of {self.name!r}; '
+                          'repeat the same call to write these chunks again')
+
+@patch
+def _has_evicted(self:RedisWriter):
+    "Has the server dropped keys since it was started, because it was full?"
+    return self.link.call(lambda c: c.info('stats')).get('evicted_keys', 0)>0
+
+@patch
+def _check_moved(self:RedisWriter, n):
+    "Raises `StoreError` if a node of a cluster has lost one of the `n` samples while gaps were filled"
+    if not self.layout.tags and not self._has_evicted(): return
+    for numbers in lost_of_range(self.link, self.layout, self.plan['fields'], n):
+        raise self._lost(f'values of sample {numbers[0]:,} and others')
+
+@patch
 def publish(self:RedisWriter,
     manifest:Manifest, # What was written, or `None`
     run:str, # As in `RedisLock.transaction_if`
@@ -530,11 +562,29 @@ def publish(self:RedisWriter,
         p.set(self.keys.garbage, seal({'ranges':garbage}))
         if plan: p.delete(*self.keys.temporary(plan['fields']))
     self.lock.transaction(queue, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
+    self._wait_for_replicas()
     self.remove_garbage()
     if getattr(self.committed(), 'uid', None)!=manifest.uid:
         raise ServerRestarted(f'{self.url}: the server restarted and lost the commit of {self.name!r}; '
                               'repeat the same call')
     return manifest
+
+@patch
+def _wait_for_replicas(self:RedisWriter, seconds=10):
+    """With Sentinel, waits until the replicas have what was written, for at most `seconds`
+
+    A master that the sentinels have just replaced accepts writes for a moment and forgets them. No replica receives
+    these writes. The master is looked up each time, so this ends with the master that stays."""
+    if not self.link.is_sentinel: return
+    deadline = time.monotonic()+seconds
+    while time.monotonic()<deadline:
+        self.link.look_again()
+        expected = self.link.call(lambda _: self.link.servers.count_replicas())
+        try: received = self.link.call(lambda c: c.wait(expected, 200)) if expected else 0
+        except StoreUnavailable as error:
+            if isinstance(error.__cause__, redis.exceptions.NoPermissionError): return   # this user may not wait
+            raise
+        if received>=expected: return
 
 @patch
 def _image_stats(self:RedisWriter):

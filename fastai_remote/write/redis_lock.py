@@ -173,12 +173,22 @@ def fence(self:RedisLock,
     for fence in dict.fromkeys(map(self.fence_of, starts)):
         if fence==self.keys.lock or fence in self.fences: continue
         def attempt(p):
-            if lock_number(p.get(fence))>lock_number(self.token): raise self.lost()
+            later = lock_number(p.get(fence))-lock_number(self.token)
+            if later>0: self._count_locks_again(later)
             p.multi()
             p.set(fence, self.token)
             p.execute()
         self.link.call(lambda client: watch(client, [fence], attempt), key=fence)
         self.fences.append(fence)
+
+@patch
+def _count_locks_again(self:RedisLock, later):
+    """Raises `StoreBusy` if this lock is not held any more
+
+    If it is, the cluster has lost the number of locks, and a writer that was killed before has left copies of a lock
+    with a greater number, by `later`. They may be replaced, and the following locks get greater numbers."""
+    if self.link.call(lambda c: c.get(self.keys.lock))!=self.token: raise self.lost()
+    self.link.call(lambda c: c.incrby(LOCKS_KEY, later))
 
 @patch
 def write(self:RedisLock,
