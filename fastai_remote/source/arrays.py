@@ -213,9 +213,9 @@ class _ArrayTable(Table):
     @property
     def load(self): return _OnlyValue(*self.types) if self.is_alone and not self.options.asked else super().load
     @property
-    def notes(self):
+    def as_is_notes(self):
         pixels = [name for name,t in self.types.items() if not self.options.asked and _could_be_pixels(name, t)]
-        return [*self.plan.notes, *map(_advice_on_pixels, pixels)] or None
+        return [*self.plan.notes, *map(_advice_on_pixels, pixels)]
 
     def _stamp(self):
         if self.in_files: return [repr(c.args) for c in self.columns.values()]

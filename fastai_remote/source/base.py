@@ -121,6 +121,7 @@ class Source:
     codecs:dict = {} # `{field: name of a codec}`, for fields whose name does not say it
     as_is_codecs:dict = {} # The same, for samples that no `fn` has changed
     notes:list = None # Remarks on labels for the report; `None`: nothing is said of labels that are numbers
+    as_is_notes:list = () # Remarks for the report, on samples that no `fn` has changed
     chunk:int = None # Samples per chunk of a stream; default: chosen by the writer
     # raw -> sample: `{field: value}`, or values that `fn` or `as_sample` makes a sample of
     load = staticmethod(unchanged)

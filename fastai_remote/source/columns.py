@@ -102,7 +102,7 @@ class Column:
         value = self._present(row, self.name, codec)
         if isinstance(value, np.generic) and value.dtype.kind not in 'Mm': value = value.item()
         if self.kind=='file':
-            value = read_file(os.path.join(folder, value['path'])) if value['bytes'] is None else value['bytes']
+            value = _read(folder, value['path']) if value['bytes'] is None else value['bytes']
         if self.format and (found:=image_format(value))!=self.format:
             raise ValueError(f"{'no image' if found is None else found}, where the first rows have {self.format}: "
                              f"fields={{{self.name!r}: '{self.name}.img', …}} takes all formats")
@@ -130,7 +130,7 @@ class Column:
         if self.delim: return [label for label in text.split(self.delim) if label]
         if codec is None or codec.name in ('txt','cls','json','labels'): return text
         if codec.dtype is not None: return _number(text)
-        if is_image(codec.name) or codec.name in _FILE_CODECS: return read_file(os.path.join(folder, text+suff))
+        if is_image(codec.name) or codec.name in _FILE_CODECS: return _read(folder, text+suff)
         return text
 
     def _label(self, code):
@@ -151,6 +151,13 @@ class Column:
         for value,stored in zip(values, array.tolist()):
             if stored!=value and value==value: raise ValueError(f'{value} would become {stored!r} in {self.dtype}')
         return array
+
+def _read(folder, path):
+    "The bytes of a file; raises `OSError`, with advice if there is no such file and no folder was given"
+    try: return read_file(os.path.join(folder, path))
+    except FileNotFoundError as e:
+        if folder: raise
+        raise FileNotFoundError(e.errno, f'{e.strerror} (folder= says where the files are)', path) from None
 
 def _number(text):
     "The number in `text`; raises `ValueError`"
@@ -243,12 +250,6 @@ class TablePlan:
             for name,kind in types.items():
                 if name!=self.split: self._unasked(name, kind)
             self._advise()
-        fields = [c.field for c in self.columns]
-        twice = [c for c in self.columns if fields.count(c.field)>1]
-        if twice:
-            raise ValueError(f'columns {_names(twice[0].name)} and {_names(twice[1].name)} would both be the field '
-                             f'{twice[0].field!r}: fields= gives each a name of its own')
-        if not fields: raise ValueError('no columns with values')
 
     @property
     def names(self)->list:
@@ -258,8 +259,13 @@ class TablePlan:
 
     @property
     def load(self)->LoadRow:
-        "row -> sample"
-        o = self.options
+        "row -> sample; raises `ValueError` if there are no columns, or two for one field"
+        fields,o = [c.field for c in self.columns],self.options
+        twice = [c for c in self.columns if fields.count(c.field)>1]
+        if twice:
+            raise ValueError(f'columns {_names(twice[0].name)} and {_names(twice[1].name)} would both be the field '
+                             f'{twice[0].field!r}: fields= gives each a name of its own')
+        if not fields: raise ValueError('no columns with values')
         return LoadRow(self.columns, o.folder, o.suff, exact=not o.asked and len(self.columns)==len(self.types))
 
     def _asked(self):

@@ -134,6 +134,7 @@ class _Splits(IndexedSource):
         self.splits = {split:[start,stop] for split,start,stop in zip(self.srcs, ends, ends[1:])}
         self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
         self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
+        self.as_is_notes = list(dict.fromkeys(note for s in srcs.values() for note in s.as_is_notes))
         notes = [s.notes for s in srcs.values() if s.notes is not None]
         if notes: self.notes = list(dict.fromkeys(note for ns in notes for note in ns))
 
