@@ -346,3 +346,9 @@ def test_what_fn_replaces_is_not_advised_on(put):
 def test_files_that_are_elsewhere(put):
     with pytest.raises(IngestError, match=r"folder= says where the files are.*nowhere.jpg"):
         put(table_samples(pd.DataFrame({'name':['nowhere.jpg']}), fn_col='name'))
+
+def test_bytes_of_another_format_than_the_name_says(put):
+    store,report = put(pd.DataFrame({'jpg':[jpg(1, 'PNG')], 'cls':['a']}))
+    assert store.fields==['jpg.img','cls']
+    with pytest.raises(IngestError, match='is one text, and not a list of labels: label_delim= separates several'):
+        put(table_samples(pd.DataFrame({'tags':['a b']}), fields={'tags':'labels'}))

@@ -128,6 +128,8 @@ class Column:
     def _text(self, text, codec, folder, suff):
         "What a text stands for: itself, a number, labels, or the file that it names"
         if self.delim: return [label for label in text.split(self.delim) if label]
+        if codec is not None and codec.name=='labels' and self.asked:
+            raise ValueError(f'{text[:40]!r} is one text, and not a list of labels: label_delim= separates several')
         if codec is None or codec.name in ('txt','cls','json','labels'): return text
         if codec.dtype is not None: return _number(text)
         if is_image(codec.name) or codec.name in _FILE_CODECS: return _read(folder, text+suff)
@@ -307,7 +309,7 @@ class TablePlan:
         if kind.kind=='file' and kind.field and images: stored = images   # the only images of a HuggingFace dataset
         elif codec is None and images: stored += f'.{images}'
         elif codec is not None and not kind.fits(codec): stored += f'.{kind.codec}'
-        elif codec is not None and not self._holds(name, codec): stored += '.bin'
+        elif codec is not None and not self._holds(name, codec): stored += '.img' if images else '.bin'
         if stored!=field and not images: self.notes.append(f'column {field!r} is field {stored!r}')
         self._add(name, stored, images if images!='img' and images==stored.rsplit('.')[-1] else None)
 
