@@ -352,3 +352,10 @@ def test_bytes_of_another_format_than_the_name_says(put):
     assert store.fields==['jpg.img','cls']
     with pytest.raises(IngestError, match='is one text, and not a list of labels: label_delim= separates several'):
         put(table_samples(pd.DataFrame({'tags':['a b']}), fields={'tags':'labels'}))
+
+def test_what_has_no_field_names_its_column(put):
+    for table,match in ((pa.table({'s':[{'a':b'x'}]}), "column 's': bytes in a list or a struct"), (pd.DataFrame({'c':[1+2j]}), "column 'c': a complex"),
+                        (pd.DataFrame({'p':pd.period_range('2020', periods=2, freq='M')}), "column 'p': a Period")):
+        with pytest.raises(IngestError, match=match): put(table)
+    store,_ = put(pd.DataFrame([[1,2]], columns=pd.MultiIndex.from_tuples([('a','x'),('a','y')])))
+    assert store[0]=={'a_x':1, 'a_y':2}

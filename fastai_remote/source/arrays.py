@@ -337,6 +337,7 @@ def _columns(o, name=''):
     if _library(o)=='zarr': return _named(_zarr(o), name)
     if hasattr(o, 'detach'): o = _of_tensor(o)
     if isinstance(o, np.memmap): return _memmap(name or _default_name(o.dtype, o.ndim), o)
+    if getattr(o, 'shape', None)==(): raise ValueError(f'array {name!r} is one value, and has no rows')
     array = np.asarray(o) if _is_array(o) else _as_objects(o)
     return _in_memory(name or _default_name(array.dtype, array.ndim), array)
 
