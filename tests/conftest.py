@@ -99,6 +99,8 @@ faults::test_(dies_at_each_request|server_set_back|killed_again|line_cut_in_inge
 shards::test_(each_once_in_workers.*(spawn|3-fork)|worker_dies_with_a_cache|names_of_folders\[(with space|dots|a/b)).*
 sources::test_(tar_memory|room.*half|room\[(uneven|labels)).*
 ingest::test_(dataset_in_two_workers|too_many_integers).*
+tables::test_(types_values.*shards-(?!parquet)|images_labels.*shards-(?!csv)|missing_values.*shards).*
+arrays::test_(rows_of_arrays.*shards-(?!h5_path)|workers_open_the_files.*(part_of_a_map|h5_chunks|zarr_memory)).*
 """.split("\n")[1:-1]))
 
 def pytest_collection_modifyitems(config, items):

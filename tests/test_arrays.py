@@ -180,3 +180,6 @@ def test_fingerprints(tmp_path):
 def test_the_file_can_be_written_again_afterwards(put, tmp_path):
     put(h5(tmp_path/'a.h5'))
     h5(tmp_path/'a.h5')
+
+def test_one_value_has_no_rows():
+    with pytest.raises(ValueError, match="array 'a' is one value, and has no rows"): array_samples({'a':np.array(3)})

@@ -337,3 +337,25 @@ def test_csv_numbers_and_options(put, tmp_path):
     (tmp_path/'a.csv').write_text('id;age.f4;txt\n7;1.5;x\n8;2;y\n9;old;z\n')
     store,report = put(csv_samples(tmp_path/'a.csv', delimiter=';'))
     assert rows(store)==[{'id':7,'age.f4':1.5,'txt':'x'},{'id':8,'age.f4':2.,'txt':'y'}] and report.failures==[('a.csv:4',"ValueError: column 'age.f4': 'old' is no number")]
+
+def test_what_fn_replaces_is_not_advised_on(put):
+    "With `fn`, columns need not be fields; the report has no remarks on them"
+    store,report = put(pd.DataFrame({'a b':['x.jpg'], 'a_b':['y.jpg'], 'label':['l']}), fn=lambda row: {'txt':row['a b']+row['a_b'], 'cls':row['label']})
+    assert store[0]=={'txt':'x.jpgy.jpg', 'cls':'l'} and 'column' not in str(report)
+
+def test_files_that_are_elsewhere(put):
+    with pytest.raises(IngestError, match=r"folder= says where the files are.*nowhere.jpg"):
+        put(table_samples(pd.DataFrame({'name':['nowhere.jpg']}), fn_col='name'))
+
+def test_bytes_of_another_format_than_the_name_says(put):
+    store,report = put(pd.DataFrame({'jpg':[jpg(1, 'PNG')], 'cls':['a']}))
+    assert store.fields==['jpg.img','cls']
+    with pytest.raises(IngestError, match='is one text, and not a list of labels: label_delim= separates several'):
+        put(table_samples(pd.DataFrame({'tags':['a b']}), fields={'tags':'labels'}))
+
+def test_what_has_no_field_names_its_column(put):
+    for table,match in ((pa.table({'s':[{'a':b'x'}]}), "column 's': bytes in a list or a struct"), (pd.DataFrame({'c':[1+2j]}), "column 'c': a complex"),
+                        (pd.DataFrame({'p':pd.period_range('2020', periods=2, freq='M')}), "column 'p': a Period")):
+        with pytest.raises(IngestError, match=match): put(table)
+    store,_ = put(pd.DataFrame([[1,2]], columns=pd.MultiIndex.from_tuples([('a','x'),('a','y')])))
+    assert store[0]=={'a_x':1, 'a_y':2}

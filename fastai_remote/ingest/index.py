@@ -302,8 +302,8 @@ class _KnownShards:
             raise StoreExists(f'{where}: an index of an earlier version is there; overwrite=True replaces it')
         self.table = ShardTable.unpack(dataset.shards)
         if self.table.version is not None:
-            raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what was '
-                              'changed')
+            raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what '
+                              'was changed')
         self.positions = {self.table.name(u):u for u in range(len(self.table))}
         there = set(names)
         lost = next((name for name in self.positions if name not in there), None)

@@ -211,8 +211,8 @@ class IngestOptions:
         self.num_workers = effective_workers(self.num_workers)
 
 def to_redis(
-    # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, a list, a DataFrame, a torch, fastai
-    # or HuggingFace dataset, a store, an iterator; or `{split: source}`
+    # `image_samples(…)`, `drawing_samples(…)`, `table_samples(…)`, `tar_samples(…)`, …, a DataFrame, a Parquet file,
+    # arrays, a list, a torch, fastai or HuggingFace dataset, a store, an iterator; or `{split: source}`
     source,
     url:str, # `redis://`, `rediss://` or `unix://`
     name:str, # Name of the dataset
@@ -260,7 +260,8 @@ def ingest(
     job_class = StreamJob if isinstance(source, StreamedSource) else IndexedJob
     job = job_class(source, writer, options)
     writer.begin(partial(_plan, job, vocab, options), options.overwrite)
-    job.notes = _source_notes(source, writer.plan['fields'], options)
+    remarks = () if options.fn is not None else source.as_is_notes
+    job.notes = [*_source_notes(source, writer.plan['fields'], options), *remarks]
     try: return run_ingest(job, writer, options.num_workers, options.limit, options.progress)
     finally: writer.close()
 

@@ -16,8 +16,8 @@ from ..write.shards import ShardWriter
 
 # %% ../../nbs/ingest/04_shards.ipynb #1af21f22
 def to_shards(
-    # `image_samples(…)`, `drawing_samples(…)`, `csv_samples(…)`, `tar_samples(…)`, a list, a DataFrame, a torch, fastai
-    # or HuggingFace dataset, a store, an iterator; or `{split: source}`
+    # `image_samples(…)`, `drawing_samples(…)`, `table_samples(…)`, `tar_samples(…)`, …, a DataFrame, a Parquet file,
+    # arrays, a list, a torch, fastai or HuggingFace dataset, a store, an iterator; or `{split: source}`
     source,
     url:str|Storage, # A folder: a path, or any fsspec URL, such as `s3://bucket/pets`
     fn=None, # `fn(sample)` -> sample, run in the workers

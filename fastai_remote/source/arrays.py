@@ -213,9 +213,9 @@ class _ArrayTable(Table):
     @property
     def load(self): return _OnlyValue(*self.types) if self.is_alone and not self.options.asked else super().load
     @property
-    def notes(self):
+    def as_is_notes(self):
         pixels = [name for name,t in self.types.items() if not self.options.asked and _could_be_pixels(name, t)]
-        return [*self.plan.notes, *map(_advice_on_pixels, pixels)] or None
+        return [*self.plan.notes, *map(_advice_on_pixels, pixels)]
 
     def _stamp(self):
         if self.in_files: return [repr(c.args) for c in self.columns.values()]
@@ -337,6 +337,7 @@ def _columns(o, name=''):
     if _library(o)=='zarr': return _named(_zarr(o), name)
     if hasattr(o, 'detach'): o = _of_tensor(o)
     if isinstance(o, np.memmap): return _memmap(name or _default_name(o.dtype, o.ndim), o)
+    if getattr(o, 'shape', None)==(): raise ValueError(f'array {name!r} is one value, and has no rows')
     array = np.asarray(o) if _is_array(o) else _as_objects(o)
     return _in_memory(name or _default_name(array.dtype, array.ndim), array)
 

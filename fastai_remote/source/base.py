@@ -130,6 +130,7 @@ class Source:
     # Have samples a `__key__` that is only kept where it takes no space, in the names of members of shards?
     implicit_keys:bool = False
     notes:list = None # Remarks on labels for the report; `None`: nothing is said of labels that are numbers
+    as_is_notes:list = () # Remarks for the report, on samples that no `fn` has changed
     chunk:int = None # Samples per chunk of a stream; default: chosen by the writer
     # raw -> sample: `{field: value}`, or values that `fn` or `as_sample` makes a sample of
     load = staticmethod(unchanged)

@@ -85,7 +85,7 @@ _FILE_CODECS = 'bin','npy','npz','npyimg','npzimg','strokes','raw','bits'
 @dataclass
 class Column:
     "One field of a sample, and the column that it is made of"
-    name:str # Of the column; a tuple of columns for an array of numbers or a list of labels
+    name:str # Of the column; a tuple of names if there are several
     field:str # Of the sample
     kind:str # As `ColumnType.kind`
     dtype:str = None # As `ColumnType.dtype`
@@ -94,15 +94,21 @@ class Column:
     delim:str = None # Separator of several labels in a text
     format:str = None # Format of all its images, if the field is named after that of the first ones
     asked:bool = False # Has the user named this column?
+    several:bool = False # Are several columns made an array of numbers, or a list of labels?
+
+    @property
+    def names(self)->tuple:
+        "The columns that are read"
+        return self.name if self.several else (self.name,)
 
     def value(self, row, folder, suff):
         "The value of the field in `row`; raises `ValueError`, `TypeError`, `OSError`"
-        if isinstance(self.name, tuple): return self._several([self._present(row, name) for name in self.name])
+        if self.several: return self._several([self._present(row, name) for name in self.names])
         codec = get_codec(self.field)
         value = self._present(row, self.name, codec)
         if isinstance(value, np.generic) and value.dtype.kind not in 'Mm': value = value.item()
         if self.kind=='file':
-            value = read_file(os.path.join(folder, value['path'])) if value['bytes'] is None else value['bytes']
+            value = _read(folder, value['path']) if value['bytes'] is None else value['bytes']
         if self.format and (found:=image_format(value))!=self.format:
             raise ValueError(f"{'no image' if found is None else found}, where the first rows have {self.format}: "
                              f"fields={{{self.name!r}: '{self.name}.img', …}} takes all formats")
@@ -128,9 +134,11 @@ class Column:
     def _text(self, text, codec, folder, suff):
         "What a text stands for: itself, a number, labels, or the file that it names"
         if self.delim: return [label for label in text.split(self.delim) if label]
+        if codec is not None and codec.name=='labels' and self.asked:
+            raise ValueError(f'{text[:40]!r} is one text, and not a list of labels: label_delim= separates several')
         if codec is None or codec.name in ('txt','cls','json','labels'): return text
         if codec.dtype is not None: return _number(text)
-        if is_image(codec.name) or codec.name in _FILE_CODECS: return read_file(os.path.join(folder, text+suff))
+        if is_image(codec.name) or codec.name in _FILE_CODECS: return _read(folder, text+suff)
         return text
 
     def _label(self, code):
@@ -152,6 +160,13 @@ class Column:
             if stored!=value and value==value: raise ValueError(f'{value} would become {stored!r} in {self.dtype}')
         return array
 
+def _read(folder, path):
+    "The bytes of a file; raises `OSError`, with advice if there is no such file and no folder was given"
+    try: return read_file(os.path.join(folder, path))
+    except FileNotFoundError as e:
+        if folder: raise
+        raise FileNotFoundError(e.errno, f'{e.strerror} (folder= says where the files are)', path) from None
+
 def _number(text):
     "The number in `text`; raises `ValueError`"
     text = text.strip()
@@ -165,10 +180,17 @@ def _as_stored(value):
     if isinstance(value, (Decimal,UUID)): return str(value)
     if isinstance(value, (timedelta,np.timedelta64)):
         raise TypeError(f'a duration ({value}), which has no field: give a number, such as its seconds')
-    if isinstance(value, dict): return {k:_as_stored(o) for k,o in value.items()}
-    if isinstance(value, (list,tuple)): return [_as_stored(o) for o in value]
+    if isinstance(value, dict): return {k:_in_json(o) for k,o in value.items()}
+    if isinstance(value, (list,tuple)): return [_in_json(o) for o in value]
     if isinstance(value, (bytearray,memoryview)): return bytes(value)
+    if isinstance(value, complex) or type(value).__module__.split('.')[0]=='pandas':
+        raise TypeError(f'a {type(value).__name__} ({value}), which has no field: fn= can make a number or text of it')
     return value
+
+def _in_json(value):
+    if isinstance(value, bytes):
+        raise TypeError('bytes in a list or a struct, which are no JSON: fn= can make fields of them')
+    return _as_stored(value)
 
 class LoadRow:
     "row -> sample, by a list of `Column`"
@@ -187,10 +209,10 @@ class LoadRow:
         for column in self.columns:
             try: sample[column.field] = column.value(row, self.folder, self.suff)
             except OSError: raise   # which names the file
-            except Exception as e: raise ValueError(f'column {_names(column.name)}: {e}') from e
+            except Exception as e: raise ValueError(f'column {_shown(column)}: {e}') from e
         return sample
 
-def _names(name): return ', '.join(map(repr, name)) if isinstance(name, tuple) else repr(name)
+def _shown(column): return ', '.join(map(repr, column.names))
 
 # %% ../../nbs/source/02b_columns.ipynb #4df1eb36
 @dataclass
@@ -243,28 +265,28 @@ class TablePlan:
             for name,kind in types.items():
                 if name!=self.split: self._unasked(name, kind)
             self._advise()
-        fields = [c.field for c in self.columns]
-        twice = [c for c in self.columns if fields.count(c.field)>1]
-        if twice:
-            raise ValueError(f'columns {_names(twice[0].name)} and {_names(twice[1].name)} would both be the field '
-                             f'{twice[0].field!r}: fields= gives each a name of its own')
-        if not fields: raise ValueError('no columns with values')
 
     @property
     def names(self)->list:
         "The columns that are read"
-        names = [name for c in self.columns for name in (c.name if isinstance(c.name, tuple) else (c.name,))]
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(name for c in self.columns for name in c.names))
 
     @property
     def load(self)->LoadRow:
-        "row -> sample"
-        o = self.options
+        "row -> sample; raises `ValueError` if there are no columns, or two for one field"
+        fields,o = [c.field for c in self.columns],self.options
+        twice = [c for c in self.columns if fields.count(c.field)>1]
+        if twice:
+            raise ValueError(f'columns {_shown(twice[0])} and {_shown(twice[1])} would both be the field '
+                             f'{twice[0].field!r}: fields= gives each a name of its own')
+        if not fields: raise ValueError('no columns with values')
         return LoadRow(self.columns, o.folder, o.suff, exact=not o.asked and len(self.columns)==len(self.types))
 
     def _asked(self):
         o,names = self.options,list(self.types)
-        def found(column): return tuple(map(found, column)) if isinstance(column, tuple) else column_name(column, names)
+        def found(column):
+            is_several = isinstance(column, tuple) and column not in self.types   # pandas has tuples as names, too
+            return tuple(map(found, column)) if is_several else column_name(column, names)
         for column,field in (o.fields or {}).items(): self._add(found(column), field, asked=True)
         if o.fn_col is not None:
             name = found(o.fn_col)
@@ -276,8 +298,9 @@ class TablePlan:
         if o.label_col is not None: self._label(found(o.label_col))
 
     def _label(self, name):
-        if isinstance(name, tuple) and len(name)==1: name, = name
-        if isinstance(name, tuple): return self._add(name, 'target.npy' if self._dtype(name) else 'labels', asked=True)
+        is_several = isinstance(name, tuple) and name not in self.types
+        if is_several and len(name)==1: (name,),is_several = name,False
+        if is_several: return self._add(name, 'target.npy' if self._dtype(name) else 'labels', asked=True)
         several = self.options.label_delim or self.types[name].kind in ('list','labels')
         several = several or any(isinstance(row[name], (list,tuple)) for row in self.rows)
         self._add(name, 'labels' if several else 'cls', asked=True)
@@ -301,7 +324,7 @@ class TablePlan:
         if kind.kind=='file' and kind.field and images: stored = images   # the only images of a HuggingFace dataset
         elif codec is None and images: stored += f'.{images}'
         elif codec is not None and not kind.fits(codec): stored += f'.{kind.codec}'
-        elif codec is not None and not self._holds(name, codec): stored += '.bin'
+        elif codec is not None and not self._holds(name, codec): stored += '.img' if images else '.bin'
         if stored!=field and not images: self.notes.append(f'column {field!r} is field {stored!r}')
         self._add(name, stored, images if images!='img' and images==stored.rsplit('.')[-1] else None)
 
@@ -327,7 +350,7 @@ class TablePlan:
         if several: kind = ColumnType('cell' if self.types[name[0]].kind=='cell' else 'object', dtype=self._dtype(name))
         else: kind = self.types[name]
         delim = o.label_delim if codec is not None and codec.name=='labels' else None
-        column = Column(name, field, kind.kind, kind.dtype, kind.shape, kind.vocab, delim, format, asked)
+        column = Column(name, field, kind.kind, kind.dtype, kind.shape, kind.vocab, delim, format, asked, several)
         self.columns.append(column)
         if codec is None and kind.codec: self.codecs[field] = kind.codec
         is_label = kind.codec in ('cls','labels') if codec is None else codec.name in ('cls','labels')

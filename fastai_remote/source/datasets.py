@@ -77,6 +77,7 @@ class _Splits(_LabelsOfSplits, IndexedSource):
         self.splits = {split:[start,stop] for split,start,stop in zip(self.srcs, ends, ends[1:])}
         self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
         self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
+        self.as_is_notes = list(dict.fromkeys(note for s in srcs.values() for note in s.as_is_notes))
 
     def __len__(self): return max((stop for _,stop in self.splits.values()), default=0)
     def read(self, numbers):

@@ -76,7 +76,7 @@ class Table(IndexedSource):
     @property
     def as_is_codecs(self): return self.plan.codecs
     @property
-    def notes(self): return self.plan.notes or None
+    def as_is_notes(self): return self.plan.notes
     def fingerprint(self): return len(self),list(map(str, self.types)),self._stamp(),self.options
     def __getitem__(self, i): return self._rows(np.array([range(len(self))[i]]), None)[0]
     def __repr__(self): return f"table_samples({len(self):,} rows of {', '.join(map(str, self.types))})"
@@ -127,10 +127,10 @@ class _PolarsTable(Table):
         return polars_rows(table)
     def _values(self, name): return self.table[name].to_list()
     def _stamp(self):
-        rows,n = self.table.hash_rows(seed=0) if self._hashable() else None,len(self)
-        if rows is not None: return hashlib.sha256(rows.to_numpy().tobytes()).hexdigest()
-        return stable_repr(self._rows(np.unique([0, n//2, max(0, n-1)]), None)) if n else ''
-    def _hashable(self): return 'Object' not in str(self.table.schema)
+        n = len(self)
+        try: return hashlib.sha256(self.table.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
+        except Exception:   # polars has no hash of some types, such as objects
+            return stable_repr(self._rows(np.unique([0, n//2, max(0, n-1)]), None)) if n else ''
 
 def polars_rows(table)->list:
     "The rows of a DataFrame of polars as dicts; times with nanoseconds, which Python does not have, as text"
@@ -446,7 +446,7 @@ class _RowStream(StreamedSource):
     @property
     def as_is_codecs(self): return self.plan.codecs
     @property
-    def notes(self): return self.plan.notes or None
+    def as_is_notes(self): return self.plan.notes
     def fingerprint(self): return self.stamp,self.options
     def __repr__(self): return 'table_samples(a stream of rows)'
 

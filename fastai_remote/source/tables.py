@@ -132,7 +132,7 @@ class csv_samples(StreamedSource):
     def as_is(self): return self._of_split(self.plan.load)
     def _of_split(self, load): return _LoadOfSplit(load) if self.srcs else load
     @property
-    def notes(self): return self.plan.notes or None
+    def as_is_notes(self): return self.plan.notes
     def fingerprint(self): return file_stamps(self.files),self.options,self.delimiter
     def __repr__(self):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"

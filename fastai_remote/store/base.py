@@ -537,8 +537,9 @@ def edit(self:Store,
     """Remove samples, and change values of others; what has not changed is not written again
 
     The samples behind one that is removed move up. Labels that are new get the next codes. The new version becomes
-    visible at once. In shards, only numbers and labels can be changed, as they are in the indices. Stores that were opened before raise `StoreNotFound`. Raises `IndexError` for a sample that does
-    not exist, `UnknownField`, and `ValueError` if a sample is to be removed and changed, or none would be left."""
+    visible at once. In shards, only numbers and labels can be changed, as they are in the indices. Stores that were
+    opened before raise `StoreNotFound`. Raises `IndexError` for a sample that does not exist, `UnknownField`, and
+    `ValueError` if a sample is to be removed and changed, or none would be left."""
     from fastai_remote.ingest.revise import edit_samples
     return edit_samples(self, drop, set)
 
