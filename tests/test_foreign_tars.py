@@ -1,5 +1,5 @@
 "Tars that others wrote: grouping as in WebDataset, fields that differ, keys, and files that are not ours"
-import bz2, gzip, io, itertools, lzma, os, shutil, tarfile
+import bz2, gzip, io, itertools, lzma, os, shutil, sys, tarfile
 from itertools import chain
 from pathlib import Path
 
@@ -381,3 +381,18 @@ def test_missing_credentials_are_explained(tmp_path, monkeypatch):
     monkeypatch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
     with pytest.raises(StoreUnavailable, match=r"s3://bucket/x: refused: .*credentials.*s3_options.*AWS_ACCESS_KEY_ID.*'anon'"):
         ShardStore('s3://bucket/x', timeout=5)
+
+def test_zstd_without_its_package_is_explained(tmp_path, monkeypatch):
+    (tmp_path/'a.tar.zst').write_bytes(zstd(tar(tmp_path/'x', samples(0, 3)).read_bytes()))
+    index(tmp_path)
+    monkeypatch.setitem(sys.modules, 'zstandard', None)
+    message = r'zstd need the package zstandard: pip install fastai_remote\[zstd\]'
+    with pytest.raises(ImportError, match=message): index(tmp_path, overwrite=True)
+    with pytest.raises(ImportError, match=message): list(tar_samples(tmp_path/'a.tar.zst').stream(9))
+    with pytest.raises(ImportError, match=message): texts(ShardStore(tmp_path, cache=str(tmp_path/'cache')))
+
+def test_json_of_others_stays_json(tmp_path):
+    "Only numbers that we write as JSON are numbers"
+    tar(tmp_path/'a.tar', [o for i in range(3) for o in ((f'{i}.cls.json', b'{"a": 1}'), (f'{i}.id.json', b'[1]'), (f'{i}.y.f4.json', b'.5'))])
+    store,_ = index(tmp_path)
+    assert store[1]=={'cls.json':{'a':1}, 'id.json':[1], 'y.f4':.5}

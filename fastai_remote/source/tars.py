@@ -22,7 +22,7 @@ from ..codec.fields import get_codec
 from ..core import StoreError
 from .base import StreamedSource
 from .tables import list_files, file_stamps
-from ..store.shard_index import compression_of, decompressor
+from ..store.shard_index import compression_of, decompressor, INTEGER_FIELDS
 
 # %% ../../nbs/source/04_tars.ipynb #3f71679c
 class DamagedTar(OSError):
@@ -142,7 +142,8 @@ def field_of(
     base,_,last = extension.rpartition('.')
     codec = get_codec(base) if base else None
     if last=='txt': return base if codec is not None and codec.name=='cls' else extension
-    return base if last=='json' and codec is not None and codec.dtype is not None else extension
+    is_number = codec is not None and codec.dtype is not None and codec.name not in INTEGER_FIELDS
+    return base if last=='json' and is_number else extension
 
 def _by_field(members):
     "`{field: member}` from `{extension: member}`; an extension whose field another extension has stays itself"

@@ -102,12 +102,13 @@ class Storage:
         if client is not None: _old_clients.append(client)
         try: client,root = open_folder(self._secret_url, self._options, self.timeout)
         except (ImportError,ValueError,TypeError) as e:
-            unknown = 'Protocol not known' in str(e)
-            hint = ': want a path, or a URL of a file system that fsspec has, such as s3://bucket/folder' if unknown else ''
+            hint = ''
+            if 'Protocol not known' in str(e):
+                hint = ': want a path, or a URL of a file system that fsspec has, such as s3://bucket/folder'
             raise type(e)(f'{self.url}: {e}{hint}') from e
         except LookupError as e:   # of some file systems whose URL lacks a part
-            raise ValueError(f'{self.url}: {type(e).__name__} {e}: the URL lacks a part that {_scheme(self.url)}:// needs, '
-                             'or it belongs into storage_options=') from e
+            raise ValueError(f'{self.url}: {type(e).__name__} {e}: the URL lacks a part that {_scheme(self.url)}:// '
+                             'needs, or it belongs into storage_options=') from e
         self._root,self._client = Secret(root),(os.getpid(), client)
         return client
 
@@ -297,13 +298,15 @@ def _handle(self:Storage, error, retries):
         raise StoreNotFound(f'{self.url}: {retries.hide(str(error))}') from error
     if self._is_refused(error):
         lacks = re.search('locate credentials', str(error))
-        hint = ('; keys are taken from storage_options=, such as s3_options(…), from the environment '
-                "(AWS_ACCESS_KEY_ID, …) or ~/.aws; a public bucket needs storage_options={'anon':True}") if lacks else ''
+        hint = '' if not lacks else (
+            '; keys are taken from storage_options=, such as s3_options(…), from the environment '
+            "(AWS_ACCESS_KEY_ID, …) or ~/.aws; a public bucket needs storage_options={'anon':True}")
         raise StoreUnavailable(f"{retries.unavailable(f'refused: {error}')}{hint}{retries.advice}") from error
     if _is_temporary(error) and not self.local: return True
     is_of_system = isinstance(error, OSError) and not isinstance(error, _path_errors)
-    is_known = isinstance(error, (StoreError,ImportError,ValueError,TypeError,*_path_errors)) or self.local
-    if is_of_system or _is_of_client(error) and not self.local or not is_known: raise retries.give_up(error) from error
+    is_known = isinstance(error, (StoreError,ImportError,ValueError,TypeError,*_path_errors))
+    if is_of_system or not self.local and (_is_of_client(error) or not is_known):
+        raise retries.give_up(error) from error
     raise error
 
 # %% ../../nbs/store/07_storage.ipynb #8e3ee6c2
@@ -432,15 +435,13 @@ def names(self:Storage,
     return sorted(path.rsplit('/', 1)[-1] for path in paths)
 
 @patch
-def files(self:Storage,
-    hidden:bool=False, # Also those in folders whose names begin with a dot?
-)->list: # Paths relative to this folder, sorted
-    "The files in this folder and in the folders in it; over HTTP those in this folder only"
+def files(self:Storage)->list: # Paths relative to this folder, sorted
+    "The files in this folder and in the folders in it that are not hidden; over HTTP those in this folder only"
     if is_http(self.url): return self.names()
     try: root,paths = self.call(lambda fs: (self.path().rstrip('/'), fs.find(self.path())), extra=10*self.timeout)
     except (FileNotFoundError,NotADirectoryError): return []
     names = [path[len(root)+1:] for path in paths if path.startswith(f'{root}/')]
-    return sorted(name for name in names if hidden or not re.search(r'(?:^|/)\.[^/]*/', name))
+    return sorted(name for name in names if not re.search(r'(?:^|/)\.[^/]*/', name))
 
 @patch
 def subfolder(self:Storage,

@@ -40,6 +40,7 @@ _failures_file = re.compile(r'(?:shard\d*|index)-failures\.json$')
 # Files that a process has not finished, whose names begin like those of our files
 PART_FILE = re.compile(r'(?:shard\d*-[\w-]*\.(?:tar|idx)|.*\.fastai_remote|(?:shard\d*|index)-failures\.json|'
                        r'manifest\.json|labels\.json)\.\d+\.part$', re.ASCII)
+_state_file = re.compile(r'(?:plan|chunk-\d+)\.json(?:\.\d+\.part)?$|lock\.json\.\d+\.part$')
 _record_file = re.compile(r'chunk-\d+\.json$')
 _crc_key = b',"crc":'
 _PARTS = 1_000_000 # A chunk has fewer shards; larger numbers belong to runs that took over
@@ -289,8 +290,7 @@ def unfinished_plan(self:ShardWriter,
 @patch
 def remove_state(self:ShardWriter):
     "Removes all files of an ingest except the lock"
-    names = [f'.ingest/{name}' for name in self.storage.names('.ingest')]
-    self.storage.remove([name for name in names if name!=_lock_file])
+    self.storage.remove([f'.ingest/{name}' for name in self.storage.names('.ingest') if _state_file.match(name)])
 
 @patch
 def remove_replaced(self:ShardWriter,
