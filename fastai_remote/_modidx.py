@@ -3530,6 +3530,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastai_remote/write/shards.py'),
                                             'fastai_remote.write.shards.read_labels': ( 'write/shards.html#read_labels',
                                                                                         'fastai_remote/write/shards.py'),
+                                            'fastai_remote.write.shards.remove_own_files': ( 'write/shards.html#remove_own_files',
+                                                                                             'fastai_remote/write/shards.py'),
                                             'fastai_remote.write.shards.seal_json': ( 'write/shards.html#seal_json',
                                                                                       'fastai_remote/write/shards.py'),
                                             'fastai_remote.write.shards.unseal_json': ( 'write/shards.html#unseal_json',
