@@ -16,7 +16,8 @@ from ..store.address import concealed
 from ..store.shard_index import INDEX_FOLDER, index_name, ShardTable
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
-from .shards import OWN_FILE, own_files, PART_FILE, PLAN_FILE, remove_own_files, seal_json, ShardWriter
+from .shards import (
+    OWN_FILE, own_files, PART_FILE, PLAN_FILE, remove_own_files, seal_json, ShardWriter)
 
 # %% ../../nbs/write/05_shards_admin.ipynb #fa14a460
 def delete_shards(
