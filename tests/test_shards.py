@@ -40,7 +40,7 @@ def names(folder): return sorted(str(p.relative_to(folder)) for p in Path(folder
 def seen(folder):
     "All bytes of a folder, but for when and by whom the manifest was written"
     res = {n:(Path(folder)/n).read_bytes() for n in names(folder) if (Path(folder)/n).is_file()}
-    m = json.loads(res.pop('manifest.json'))
+    m = json.loads(res.pop(next(n for n in res if n.endswith('manifest.json'))))
     return res | {'manifest':{k:v for k,v in m.items() if k not in ('uid','created','crc')}}
 
 def members(path):

@@ -221,11 +221,7 @@ def _count(writer, fields, values, members):
         if field in fields and fields[field]['codec']=='labels':
             writer.seen.setdefault(field, set()).update(_labels(members[field].content))
 
-def _is_left_out(field):
-    "Is this the name of a member with the checksum of another one? A dataset has checksums of its own of this name"
-    return field.endswith('.crc')
-
-def _fields_of(storage, names, left_out, n=100):
+def _fields_of(storage, names, n=100):
     "The fields of the first `n` samples of a shard, as a plan has them. Samples may lack fields; shards may be damaged"
     first,reason,left_out = {},'',Counter()
     for name in names[:10]:
@@ -290,8 +286,8 @@ class _KnownShards:
         names:list, # Names of the shards that are there
         overwrite:bool, # Forget what was indexed earlier?
     ):
-        "Raises `StoreExists` if some are gone or have changed, or if none is new"
-        self.positions,self.dataset = {},writer.committed()
+        "Raises `StoreExists` if some are gone or have changed"
+        self.positions,self.dataset,self.is_complete = {},writer.committed(),False
         if self.dataset is None or overwrite and not self.dataset.prefix:
             self.dataset = None
             return
@@ -312,9 +308,7 @@ class _KnownShards:
                               'now; overwrite=True indexes these anew')
         known = list(self.positions)
         for k in range(0, len(known), 1000): self._compare_sizes(source, known[k:k+1000])
-        if len(known)==len(names):
-            raise StoreExists(f'{where}: these {len(names):,} shards are indexed already, and none is new; '
-                              'overwrite=True indexes all of them anew')
+        self.is_complete = len(known)==len(names) # Is no shard new?
         first = writer.storage.read(index_name(known[0]))
         self.fields = ShardIndex(first, index_name(known[0])).record['plan']
 
@@ -395,7 +389,11 @@ def index_shards(
         stats = dict(stats=stats_field(fields)) if earlier is None else dict(stats=None, kept_stats=earlier.stats)
         return dict(signature=signature, n=len(names), chunk=1, fields=fields, splits=ranges, vocab={},
                     base='' if to is None else source.url, **stats)
-    writer.begin(plan, overwrite or known.dataset is not None, foreign=True)
+    try: writer.begin(plan, overwrite or known.dataset is not None and not known.is_complete, foreign=True)
+    except StoreExists as e:
+        if not known.is_complete: raise
+        raise StoreExists(f'{writer.url}: these {len(names):,} shards are indexed already, and none is new; '
+                          'overwrite=True indexes all of them anew') from e
     job = ShardIndexJob(writer, source, names, known)
     try:
         report = run_ingest(job, writer, effective_workers(num_workers), limit, progress)

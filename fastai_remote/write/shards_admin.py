@@ -16,7 +16,8 @@ from ..store.address import concealed
 from ..store.shard_index import INDEX_FOLDER, index_name, ShardTable
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
-from .shards import files_of, OWN_FILE, own_files, PART_FILE, PLAN_FILE, seal_json, ShardWriter
+from .shards import (
+    files_of, OWN_FILE, own_files, PART_FILE, PLAN_FILE, remove_own_files, seal_json, ShardWriter)
 
 # %% ../../nbs/write/05_shards_admin.ipynb #fa14a460
 def delete_shards(
@@ -39,7 +40,8 @@ def delete_shards(
         if prefix: names = storage.names()
         else: names = _index_files(manifest) if manifest else storage.files()
         parts = [name for name in storage.names() if PART_FILE.match(name)]
-        storage.remove([*own_files(storage, names), *parts])
+        remove_own_files(storage, names)
+        storage.remove(parts)
         writer.remove_state()
     finally:
         writer.close()
