@@ -231,7 +231,6 @@ def test_a_reader_that_is_gone_is_exit_code_141(redis_pics, server):
     code,_,err = ended(p)
     assert (code, err)==(141, '')
 
-@pytest.mark.skipif(not hasattr(RedisStore, 'append'), reason='stores cannot append yet')
 @pytest.mark.parametrize('is_redis', [True, False])
 def test_append(is_redis, images, server, tmp_path, result):
     place = [server.url, 'growing'] if is_redis else [tmp_path/'growing']
@@ -239,11 +238,6 @@ def test_append(is_redis, images, server, tmp_path, result):
     report = result('append', images/'dog', *place, '--label', 'folder', *FAST)
     assert (report['added'], report['samples'])==(20, 40)
     assert result('info', *place)['samples']==40
-
-@pytest.mark.skipif(hasattr(RedisStore, 'append'), reason='stores can append')
-def test_append_says_that_it_cannot_yet(images, redis_pics, server, cli):
-    code,_,err = cli('append', images, server.url, 'pics')
-    assert code==2 and 'cannot append' in err
 
 # Options
 
@@ -257,7 +251,7 @@ def functions_of(name):
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
     sources,write = [kind.open for kind in KINDS.values()],[to_redis, to_shards]
-    append = [RedisStore.append] if hasattr(RedisStore, 'append') else []
+    append = [RedisStore.append]
     if name in ('ingest','append'): return [*sources, *write, *append, shrink]
     return {'copy':write, 'resize':[*write, resize_store], 'verify':[verify_store, ShardStore, to_redis],
             'serve':[serve]}.get(name, [ShardStore])

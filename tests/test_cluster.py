@@ -146,7 +146,7 @@ def test_slots_that_move_while_the_dataset_is_read(finish):
         put(c.url)
         store = RedisStore(c.urls, 'd')
         want = contents(store)
-        for k,start in enumerate(store._layout.starts[:6]):
+        for k,start in enumerate(store.parts[0].layout.starts[:6]):
             slot = key_slot(start.encode())
             source = 0 if slot<8192 else 1
             moved = c.move_slot(slot, source, 1-source, finish, keys=None if finish or k%2 else 10)

@@ -107,7 +107,7 @@ def test_copies_of_a_lock_whose_number_the_cluster_forgot_are_replaced(cluster):
     killed = RedisWriter(link, 'd')
     plan = dict(n=N, chunk=16, fields={'txt':{'codec':'txt', 'dtype':None}}, splits={}, vocab={}, signature='s', stats=None)
     killed.begin(plan)
-    killed.stop.set()
+    killed.lock.stop.set()
     for key in (killed.keys.lock, LOCKS_KEY): link.call(lambda c: c.delete(key))
     to_redis(items(), cluster.url, 'd', overwrite=True, **one)
     assert contents(RedisStore(cluster.url, 'd'))==expected(range(N))

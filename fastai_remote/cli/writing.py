@@ -11,7 +11,6 @@ __all__ = ['write_parameters', 'add_write_options', 'write_options', 'source_opt
 # %% ../../nbs/cli/07_writing.ipynb #dd4f6814
 from dataclasses import asdict
 
-import fastai_remote
 from .command import add_place_options, add_progress, Command, places_of, progress_of, show
 from .options import add_options, given, parameters_of
 from .terminal import UsageError
@@ -135,16 +134,12 @@ class Append(Ingest):
     def options(self, parser):
         from fastai_remote.store.base import Store
         super().options(parser)
-        if hasattr(Store, 'append'):
-            add_options(parser, {k:o for k,o in parameters_of([Store.append]).items() if k!='fn'})
+        add_options(parser, {k:o for k,o in parameters_of([Store.append]).items() if k!='fn'})
 
     def more_options(self, args): return {**super().more_options(args), **given(args, ('again',))}
 
     def write(self, source, to, options):
         store = to.store()
-        if not hasattr(type(store), 'append'):
-            raise UsageError(f'this version of fastai_remote ({fastai_remote.__version__}) cannot append to a dataset '
-                             f"in {'Redis' if to.is_redis else 'shards'}")
         before = len(store)
         after = store.append(source, **options)
         report = dict(name=after.name, url=to.shown, samples=len(after), added=len(after)-before)

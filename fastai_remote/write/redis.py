@@ -729,7 +729,7 @@ def _label_encoder(self:RedisWriter, field, spec, n):
         if integers is None or known is None: return None,dtype,lambda values: values
         labels = integers.tolist()
     labels = list(dict.fromkeys([*known, *labels]))
-    hashes = label_hash(labels) if spec.get('text') else np.array(labels, np.int64)
+    hashes = label_hash(labels) if isinstance(labels[0], str) else np.array(labels, np.int64)
     order = np.argsort(hashes)
     sorted_hashes = hashes[order]
     if len(np.unique(hashes))<len(hashes):
