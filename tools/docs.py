@@ -259,7 +259,7 @@ NAMED = {'README.md':'index', 'CHANGELOG.md':'changelog', 'CONTRIBUTING.md':'con
 def page_name(
     file:Path # A notebook, Markdown file or folder of the project
 )->str: # Its page, or an empty string if it has none
-    "The page that a file becomes: `nbs/store/04_redis.ipynb` is `store/redis`"
+    "The page that a file becomes: `nbs/store/08_redis.ipynb` is `store/redis`"
     named = NAMED.get(file.relative_to(root).as_posix())
     if named: return named
     if not file.is_relative_to(root/'nbs') or file.suffix not in ('.ipynb','.md'): return ''
