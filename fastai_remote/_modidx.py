@@ -4759,6 +4759,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastai_remote/write/shards.py'),
                                             'fastai_remote.write.shards.ShardWriter._read_record': ( 'write/shards.html#shardwriter._read_record',
                                                                                                      'fastai_remote/write/shards.py'),
+                                            'fastai_remote.write.shards.ShardWriter._remove_begun': ( 'write/shards.html#shardwriter._remove_begun',
+                                                                                                      'fastai_remote/write/shards.py'),
                                             'fastai_remote.write.shards.ShardWriter._remove_indices': ( 'write/shards.html#shardwriter._remove_indices',
                                                                                                         'fastai_remote/write/shards.py'),
                                             'fastai_remote.write.shards.ShardWriter._renew': ( 'write/shards.html#shardwriter._renew',

@@ -181,7 +181,7 @@ class ShardWriter(Writer):
             self.check_dataset(dataset, overwrite, foreign)
             self._check_folder(dataset, earlier, names, foreign)
             if not foreign: self.remove_replaced(dataset, earlier, names)
-            self.storage.remove([name for name in names if PART_FILE.match(name)])   # of processes that died
+            self._remove_begun()   # by processes that died
             plan = self.checked_plan(plan() if callable(plan) else plan)
             plan = {**plan, 'signature':f"{plan['signature']} {self.maxsize} {self.maxcount} {ShardManifest._format}"}
             generation = 1+(dataset.generation if dataset else 0)
@@ -496,13 +496,20 @@ def publishing(self:ShardWriter):
             raise
 
 @patch
+def _remove_begun(self:ShardWriter):
+    "Removes files that a process has begun and not published"
+    self.storage.remove([name for name in self.storage.names() if PART_FILE.match(name)])
+
+@patch
 def close(self:ShardWriter):
-    "Releases the lock"
+    "Releases the lock, and removes files that workers had begun when the ingest ended with an error"
     self.stop.set()
     _held_locks.discard(self.token)
     try:
         with self.exclusive():
-            if self._is_holder(): self.storage.remove([_lock_file])
+            if self._is_holder():
+                if self.storage.local: self._remove_begun()
+                self.storage.remove([_lock_file])
             if self.storage.local: os.rmdir(self.storage.path('.ingest'))
     except (OSError,StoreError): pass   # the folder is not empty, or the storage is away: the lease will end
 
