@@ -1,5 +1,6 @@
 "Datasets that are appended to and edited: what they contain, who sees it and when, and what is shared and removed"
-import io, json, os, random, re, shutil, tracemalloc
+import base64, io, json, os, random, re, shutil, tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -508,3 +509,39 @@ def test_loaders_of_an_edited_dataset(server, num_workers):
     got = sorted((round(float(x[0,0,0])*255),int(y)) for xb,yb in zip(xs,ys) for x,y in zip(xb,yb))
     assert got==want and len(dls.vocab)==3
     assert sum(len(y) for _,y in dls.valid)==8
+
+# --- files that were written once, and must stay readable
+
+DATA = Path(__file__).parent/'data'
+
+def golden_rows():
+    "What is in `redis-v4.json` and `shards-v3`, before the changes: 18 samples, 4 appended, without 1 and 17 of these"
+    rows = [{**sample(i, 'new' if i>=18 else None), 'y.f4':k/2} for k,i in enumerate([0, *range(2, 12), *range(18, 22), 12, *range(14, 18)])]
+    for row in rows: del row['x.npy']
+    return rows
+
+def loaded(server, file):
+    "Puts the keys in a file of `tests/data` into a server"
+    decode = base64.b64decode
+    for key,(kind,value) in json.loads((DATA/file).read_text()).items():
+        if kind=='string': client(server).set(key, decode(value))
+        elif kind=='set': client(server).sadd(key, *map(decode, value))
+        else: client(server).hset(key, mapping={decode(name):decode(o) for name,o in value.items()})
+
+def test_an_edited_dataset_of_this_version_stays_readable(fresh):
+    loaded(fresh, 'redis-v4.json')
+    store = RedisStore(fresh.url, 'd')
+    rows = expected(store[:])
+    assert store.manifest.format==4 and store.splits=={'train':[0,15], 'valid':[15,20]} and verified(store)
+    want = golden_rows()
+    want[2]['cls'],want[3]['txt'] = 'z','changed'
+    assert rows==want and store.vocab==['a','b','c','new','z']
+    assert len(store.append({'train':[{**row, 'y.f4':0.} for row in want[:2]]}, **one))==22
+
+def test_edited_shards_of_this_version_stay_readable(tmp_path):
+    shutil.copytree(DATA/'shards-v3', tmp_path/'d')
+    store = ShardStore(tmp_path/'d')
+    want = golden_rows()
+    want[2]['cls'],want[3]['id.i4'] = 'z',400
+    assert expected(store[:])==want and store.splits=={'train':[0,15], 'valid':[15,20]} and verified(store)
+    assert len(store.append({'train':want[:2]}, **one))==22
