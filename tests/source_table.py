@@ -20,10 +20,12 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1')
 os.environ.setdefault('HF_DATASETS_DISABLE_PROGRESS_BARS', '1')
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent/'bench')]
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
-from fastai_remote import (RedisStore, ShardStore, csv_samples, drawing_samples, image_samples, redis_server, tar_samples,
-    to_redis, to_shards)
+from fastai_remote import (RedisStore, ShardStore, csv_samples, drawing_samples, image_samples, img2dataset_samples,
+    redis_server, table_samples, tar_samples, to_redis, to_shards)
 
 RESULT = Path(__file__).parent/'bench'/'results'/'sources.json'
 NAMES = ['bird','cat','dog']
@@ -179,6 +181,71 @@ def parquet(folder, numbers):
     for k in range(0, len(saved), 250):   # HuggingFace reads whole files
         saved.select(range(k, min(k+250, len(saved)))).to_parquet(str(folder/f'{k:06}.parquet'))
 
+def photos(folder, numbers):
+    for i in numbers: write(folder/f'{i:06}.jpg', content(i))
+
+def columns(numbers): return {'name':[f'{i:06}.jpg' for i in numbers], 'label':[name_of(i) for i in numbers]}
+
+def of_table(folder, table): return table_samples(table, fn_col='name', label_col='label', folder=folder)
+
+def open_pandas(folder, numbers):
+    import pandas as pd
+    return of_table(folder, pd.DataFrame(columns(numbers)))
+
+_by_columns = "fn_col='name', label_col='label', folder=folder)"
+source('pandas DataFrame with names of images', f'table_samples(df, {_by_columns}', open_pandas)(photos)
+
+@source('Parquet file with names of images', f"table_samples('labels.parquet', {_by_columns}",
+        lambda folder, _: of_table(folder, folder/'labels.parquet'))
+def parquet_of_names(folder, numbers):
+    photos(folder, numbers)
+    pq.write_table(pa.table(columns(numbers)), folder/'labels.parquet', row_group_size=500)
+
+def open_parquet(folder, numbers):
+    from fastai_remote.source import frames
+    frames._RowGroup.cache_bytes = 1_000_000   # instead of 64 MB of row groups, which would be all of them
+    return sorted(folder.glob('*.parquet'))
+
+@source('Parquet files of HuggingFace, with images', 'folder/*.parquet', open_parquet)
+def parquet_of_images(folder, numbers):
+    huggingface(folder, numbers)
+    open_saved(folder, numbers).to_parquet(str(folder/'rows.parquet'), batch_size=25)
+
+def numbers_of(i): return np.full((4,4), i%256, np.float32)
+def arrays(numbers): return np.stack([numbers_of(i) for i in numbers]),np.array([name_of(i) for i in numbers])
+
+def open_arrays(folder, numbers): return {'npy':np.load(folder/'x.npy', mmap_mode='r'), 'cls':np.load(folder/'y.npy')}
+
+@source('dict of arrays, and memory maps', "{'npy':np.load('x.npy', mmap_mode='r'), 'cls':y}", open_arrays, field=None)
+def arrays_in_files(folder, numbers):
+    folder.mkdir(parents=True)
+    for name,array in zip('xy', arrays(numbers)): np.save(folder/f'{name}.npy', array)
+
+@source('HDF5 file', "'data.h5'", lambda folder, _: folder/'data.h5', field=None)
+def hdf5(folder, numbers):
+    import h5py
+    folder.mkdir(parents=True)
+    x,y = arrays(numbers)
+    with h5py.File(folder/'data.h5', 'w') as file:
+        file['npy'] = x
+        file.create_dataset('cls', data=[label.encode() for label in y.tolist()], dtype=h5py.string_dtype())
+
+def with_caption_as_class(sample): return {'jpg':sample['jpg'], 'cls':sample['txt'].decode()}
+
+@source('folder of img2dataset', 'img2dataset_samples(folder)', lambda folder, _: img2dataset_samples(folder),
+        options={'fn':with_caption_as_class})
+def img2dataset(folder, numbers):
+    folder.mkdir(parents=True)
+    for shard,k in enumerate(range(0, len(numbers), 500)):
+        keys = [f'{shard:05}{j:04}' for j in range(len(numbers[k:k+500]))]
+        with tarfile.open(folder/f'{shard:05}.tar', 'w') as tar:
+            for key,i in zip(keys, numbers[k:k+500]):
+                for ext,data in ('jpg',content(i)), ('txt',name_of(i).encode()), ('json',b'{}'):
+                    (info := tarfile.TarInfo(f'{key}.{ext}')).size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+        table = dict(key=keys, url=[f'http://x/{key}' for key in keys], status=['success']*len(keys))
+        pq.write_table(pa.table(table), folder/f'{shard:05}.parquet')
+
 # --- checking a source
 
 def put(kind, splits, server, folder):
@@ -242,6 +309,7 @@ def in_child(f):
 
 def peak(kind, server, folder, n):
     "Bytes by which this process grows at most"
+    pa.set_memory_pool(pa.system_memory_pool())   # Arrow's own pool reserves memory in large steps
     put(kind, kind.open(folder/'warm up', range(30)), server, folder/'shards')   # imports what it needs
     before,most,is_over = own_memory(),[0],threading.Event()
     def watch():
