@@ -176,12 +176,12 @@ def test_a_commit_to_a_master_that_sentinel_is_replacing_is_noticed(monkeypatch)
         try: return client.info('replication')['role']==role
         except redis.RedisError: return False   # it hangs up when its role changes
     with Sentinels() as group:
-        publish,reported = RedisWriter._publish,[]
+        publish,reported = RedisWriter.publish,[]
         def in_a_failover(self, manifest, run):
             redis.Redis(port=group.ports[0]).execute_command('SENTINEL', 'FAILOVER', 'drawings')
             wait_for(lambda: is_role(group.b, 'master'), 30)
             publish(self, manifest, run)
-        monkeypatch.setattr(RedisWriter, '_publish', in_a_failover)
+        monkeypatch.setattr(RedisWriter, 'publish', in_a_failover)
         try: to_redis(items(), group.url, 'd', **one)
         except (ServerRestarted,StoreBusy): pass
         else: reported.append(1)

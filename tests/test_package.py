@@ -206,7 +206,7 @@ def test_wheel(tmp_path):
         env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout
     assert out.strip()==str(tmp_path/'site/fastai_remote/__init__.py')
     assert sorted(p.name for p in (tmp_path/'site').iterdir() if p.suffix!='.dist-info'
-        and not p.name.startswith('.'))==['fastai_remote']
+        and not p.name.startswith('.'))==['bin','fastai_remote']
 
 def module_lines(file):
     "Numbered lines of a module, without the list `__all__`, which nbdev writes"
