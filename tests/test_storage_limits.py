@@ -253,3 +253,33 @@ def test_a_redirect_to_another_host_takes_no_credentials_along(how):
             assert len(server.seen)==4 and all(has_marker(headers) for _,headers in server.seen)
             assert storage.ranges(['away'], [5], [10])==[CONTENT[5:10]] and storage.read('away')==CONTENT
             assert len(other.seen)==2 and not any(has_marker(headers) for _,headers in other.seen)
+
+# --- processes
+
+def _collect_and_read(opener):
+    "The first read of a worker, while its event loop collects the garbage that it inherited"
+    import gc
+    from fsspec.asyn import get_loop
+    loop = get_loop()
+    loop.call_soon_threadsafe(gc.collect)
+    return opener().read('a')
+
+@kinds
+def test_clients_that_a_child_process_inherits_are_not_closed_there(kind):
+    "Closing one takes a second, since the thread of its event loop is not there"
+    import gc, multiprocessing
+    def garbage(server):
+        "A client in a cycle of references, with open connections"
+        storage = Storage(**server.arguments)
+        assert storage.read('a')==CONTENT
+        storage.fs.me = storage.fs
+    with opened(kind, part, timeout=4) as (storage,server):
+        server.arguments = storage.reveal()
+        gc.disable()
+        try:
+            for _ in range(5): garbage(server)
+            assert storage.read('a')==CONTENT
+            with multiprocessing.get_context('fork').Pool(1) as pool:
+                assert pool.apply(_collect_and_read, [storage.opener()])==CONTENT
+        finally: gc.enable()
+        assert storage.read('a')==CONTENT

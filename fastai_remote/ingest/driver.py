@@ -19,7 +19,7 @@ from fastcore.imports import IN_NOTEBOOK
 from ..core import size_str, StoreFull
 from .report import SHOWN_FAILURES, FailureLimit, IngestError, IngestReport
 from ..parallel import parallel_map
-from ..write.base import ServerRestarted, Writer
+from ..write.base import ChunksLost, ServerRestarted, Writer
 
 # %% ../../nbs/ingest/02_driver.ipynb #f7af448a
 class IngestJob:
@@ -99,10 +99,9 @@ def _run(job, writer, num_workers, limit, progress, tries):
         except NothingWritten:
             writer.drop()
             raise
-        except ServerRestarted:   # the commit may have found that chunks have to be written again
+        except ChunksLost:
             marks = _count_records(writer, IngestReport(report.name, report.url))
-            if (marks==0).any(): continue
-            raise
+            continue
         report.notes |= dict.fromkeys(job.notes, 0)
         report.seconds = time.monotonic()-started
         return report

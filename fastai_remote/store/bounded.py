@@ -9,7 +9,7 @@ __all__ = ['MAX_FILE', 'is_http', 'UnusableAnswer', 'bytes_to_read', 'read_limit
            'DeadlinePassed', 'call_in_thread', 'Deadline']
 
 # %% ../../nbs/store/11_bounded.ipynb #1ce4205e
-import functools, inspect, logging, re, threading, time
+import functools, inspect, logging, os, re, threading, time, weakref
 
 import fsspec
 
@@ -162,6 +162,16 @@ def _s3_options(options, timeout):
 is_http = re.compile('https?://').match   # Is this the URL of a folder on the web?
 _is_s3 = re.compile('s3a?://').match
 
+# The open clients of this process by `id`, and those that it inherited from its parent. The latter are kept: an event
+# loop of the parent would have to close them, whose thread does not run here, and whose selector the parent still uses.
+_clients,_inherited_clients = weakref.WeakValueDictionary(),[]
+
+def _keep_inherited_clients():
+    _inherited_clients.extend(_clients.values())
+    _clients.clear()
+
+os.register_at_fork(after_in_child=_keep_inherited_clients)
+
 def opens_at_once(
     url:str # The URL of a folder
 )->bool:
@@ -176,6 +186,11 @@ def open_folder(
     """The file system of `url`, and what it calls this folder
 
     Raises `ImportError` if a library is missing, `ValueError` or `TypeError` for options that do not exist."""
+    client,root = _open_folder(url, options, timeout)
+    _clients[id(client)] = client
+    return client,root
+
+def _open_folder(url, options, timeout):
     options = SecretOptions({**options, 'skip_instance_cache':True, 'use_listings_cache':False})
     if 'http' in url: logging.getLogger('fsspec.http').addFilter(_hide_in_log)
     try:

@@ -40,9 +40,7 @@ class s3_options(SecretOptions):
 
 # %% ../../nbs/store/12_storage.ipynb #daf36db0
 _least_part,_first_part,_largest_part = 1<<16,1<<19,1<<23   # bytes of a part of a file
-# Clients that are not used any more. They are kept because finalising a parent process's client in a child would
-# wait for a thread that does not run there.
-_old_clients = []
+_abandoned_clients = []   # kept, because their connections may be in use
 
 class Storage:
     """A folder on any file system that fsspec supports, with one deadline for each call
@@ -99,7 +97,6 @@ class Storage:
         "This process's client"
         process,client = self._client
         if process==os.getpid(): return client
-        if client is not None: _old_clients.append(client)
         try: client,root = open_folder(self._secret_url, self._options, self.timeout)
         except (ImportError,ValueError,TypeError) as e:
             hint = ''
@@ -286,7 +283,7 @@ def _is_refused(self:Storage, error): return _is_refusal(error) and not self.loc
 def _forget_client(self:Storage, client):
     "Connect anew when used next, unless another thread has done so already"
     if self._client[1] is not client: return
-    _old_clients.append(client)
+    _abandoned_clients.append(client)
     self._client = 0,None
 
 @patch

@@ -6,8 +6,8 @@ Docs: page `write/base`"""
 
 # %% auto #0
 __all__ = ['MAX_CLASSES', 'LEASE_SECONDS', 'fill_gaps', 'label_hash', 'label_texts', 'labels_of_texts', 'check_name',
-           'ServerRestarted', 'host_id', 'is_alive', 'process_state', 'chunk_count', 'progress_text', 'Writer',
-           'finish_samples', 'MemoryWriter']
+           'ServerRestarted', 'ChunksLost', 'host_id', 'is_alive', 'process_state', 'chunk_count', 'progress_text',
+           'Writer', 'finish_samples', 'MemoryWriter']
 
 # %% ../../nbs/write/00_base.ipynb #a2ab0f7b
 import hashlib, json, os, re, socket, threading
@@ -75,6 +75,7 @@ def check_name(
 
 # %% ../../nbs/write/00_base.ipynb #9b5dcfae
 class ServerRestarted(StoreUnavailable): "The server restarted during an ingest and may have lost recent samples"
+class ChunksLost(ServerRestarted): "A commit found chunks that have to be written again, before it changed anything"
 
 LEASE_SECONDS = 30 # A lock that was not renewed for so long may be taken over
 

@@ -28,8 +28,8 @@ from ..store.redis_layout import (
 from ..store.redis_link import RedisLink
 from ..store.redis_parts import parts_of, run_table_keys
 from fastai_remote.write.base import (
-    Writer, check_name, chunk_count, fill_gaps, label_hash, labels_of_texts, MAX_CLASSES, progress_text,
-    ServerRestarted)
+    check_name, chunk_count, ChunksLost, fill_gaps, label_hash, labels_of_texts, MAX_CLASSES, progress_text,
+    ServerRestarted, Writer)
 from .redis_lock import RedisLock
 from .redis_lost import lost_of_range
 from .redis_state import (
@@ -142,6 +142,8 @@ class RedisWriter(Writer):
     )->tuple: # The manifest to store; `{key: bytes}` to store with it; keys that it does not need, as `value_keys`
         "Returns the dataset that a commit makes visible"
         replaced = self.committed(True)
+        if replaced and replaced.generation>=manifest.generation:   # its keys are the ones that were written
+            raise ServerRestarted(f'{self.url}: the server restarted while {self.name!r} was committed; it is there now')
         return manifest,{},_keys_of(replaced) if replaced else []
 
 # %% ../../nbs/write/05_redis.ipynb #9cfaf5fe
@@ -507,7 +509,7 @@ def commit(self:RedisWriter)->Manifest:
 
 @patch
 def _sum_records(self:RedisWriter):
-    "Returns all gaps, ascending, the sum of bytes and of failures; raises `ServerRestarted` if chunks are missing"
+    "Returns all gaps, ascending, the sum of bytes and of failures; raises `ChunksLost` if chunks are missing"
     gaps,nbytes,failed,missing = array('q'),0,0,chunk_count(self.plan)
     for _,record in self.records():
         gaps.extend(record['gaps'])
@@ -515,13 +517,13 @@ def _sum_records(self:RedisWriter):
         failed += record['failed']
         missing -= 1
     if missing:
-        raise ServerRestarted(f'{self.url}: {missing:,} chunks of {self.name!r} are not written, or the server lost '
-                              'them; repeat the same call to go on')
+        raise ChunksLost(f'{self.url}: {missing:,} chunks of {self.name!r} are not written, or the server lost them; '
+                         'repeat the same call to go on')
     return np.sort(np.array(gaps, np.int64)),nbytes,failed
 
 @patch
 def _rewrite_lost_chunks(self:RedisWriter, gaps, run):
-    """Removes the records of chunks of which a node of a cluster has lost values, and raises `ServerRestarted`
+    """Removes the records of chunks of which a node of a cluster has lost values, and raises `ChunksLost`
 
     So it does on a single server that was full and has dropped keys, though that was forbidden when the ingest began.
     The next run writes these chunks again. After samples have been moved, `_check_moved` looks for them instead."""
@@ -532,8 +534,8 @@ def _rewrite_lost_chunks(self:RedisWriter, gaps, run):
     if not chunks: return
     self.lock.transaction(lambda p: p.hdel(self.keys.chunks, *chunks), run)
     who = 'a node of the cluster' if self.layout.tags else 'the server'
-    raise ServerRestarted(f'{self.url}: {who} lost values of {len(chunks):,} chunks of {self.name!r}; '
-                          'repeat the same call to write these chunks again')
+    raise ChunksLost(f'{self.url}: {who} lost values of {len(chunks):,} chunks of {self.name!r}; '
+                     'repeat the same call to write these chunks again')
 
 @patch
 def _has_evicted(self:RedisWriter):
@@ -590,7 +592,7 @@ def _wait_for_replicas(self:RedisWriter, seconds=10):
 def _image_stats(self:RedisWriter):
     """Returns the statistics of all chunks as `stats` of the manifest, added in the order of the chunks
 
-    If some are damaged, the records of their chunks are removed, and `ServerRestarted` is raised: the next run writes
+    If some are damaged, the records of their chunks are removed, and `ChunksLost` is raised: the next run writes
     these chunks again. If that is too late, it raises `CorruptSample`."""
     parts = {chunk:unseal_stats(chunk, stored) for chunk,stored in scan_hash(self.link, self.keys.stats)}
     if not parts: return {}
@@ -599,8 +601,8 @@ def _image_stats(self:RedisWriter):
         raise self._damaged(f'the entry with the image statistics of chunk {damaged[0]}, in key {self.keys.stats},')
     if damaged:
         self.lock.transaction(lambda p: p.hdel(self.keys.chunks, *damaged))
-        raise ServerRestarted(f'{self.url}: the image statistics of {len(damaged)} chunks of {self.name!r} are '
-                              'damaged; repeat the same call to write these chunks again')
+        raise ChunksLost(f'{self.url}: the image statistics of {len(damaged)} chunks of {self.name!r} are '
+                         'damaged; repeat the same call to write these chunks again')
     total = ImageStats()
     for chunk in sorted(parts): total += ImageStats.from_bytes(parts[chunk])
     return {self.plan['stats']:total.summary()}

@@ -187,6 +187,7 @@ class RedisReviser(RedisWriter):
         return self.store.manifest.vocab.get(field)
 
     def revised(self, manifest):
+        self.check_dataset(self.committed(), False)
         version = NewVersion(self.store)
         if manifest is None: version.manifest.generation = self.next_generation()
         _apply[type(self.change)](version, self.store, manifest, self.change)
