@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from fastai_remote.ingest.run import to_redis
+from fastai_remote.ingest.shards import to_shards
 from fastai_remote.store.redis import RedisStore
+from fastai_remote.store.shards import ShardStore
 from fastai_remote.store.server import redis_server
 from fastai_remote.source.files import image_samples
 from fastai_remote.store.redis_link import RedisLink
@@ -166,6 +168,19 @@ def private_server(**conf):
 def server():
     "A private Redis server, one a file of tests: names of datasets never meet"
     with private_server() as s: yield s
+
+@pytest.fixture(params=['redis','shards'])
+def put(request, tmp_path):
+    "A function that writes a source; it returns the store and the report"
+    def to_either(source, name='d', **kwargs):
+        kwargs = {'num_workers':1, 'progress':False, 'overwrite':True, **kwargs}
+        if request.param=='shards':
+            report = to_shards(source, tmp_path/f'shards-{name}', **kwargs)
+            return ShardStore(tmp_path/f'shards-{name}'),report
+        server = request.getfixturevalue('server')
+        report = to_redis(source, server.url, name, **kwargs)
+        return RedisStore(server.url, name),report
+    return to_either
 
 @pytest.fixture(scope='session')
 def interpreters(tmp_path_factory):

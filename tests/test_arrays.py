@@ -1,5 +1,5 @@
 "Arrays as the world has them: NumPy, memory maps, HDF5, zarr, tensors; opened in the workers, or the error says what to do"
-import io, pickle, re
+import io, pickle
 
 import h5py
 import joblib
@@ -10,25 +10,8 @@ import zarr
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from fastai_remote import IngestError, redis_server, RedisStore, ShardStore, array_samples, to_redis, to_shards
+from fastai_remote import array_samples, IngestError, RedisStore, to_redis
 from fastai_remote.source.datasets import as_source
-
-@pytest.fixture(scope='module')
-def server():
-    with redis_server() as s: yield s
-
-@pytest.fixture(params=['redis','shards'])
-def put(request, tmp_path):
-    "A function that writes a source; it returns the store and the report"
-    def to_either(source, name='d', **kwargs):
-        kwargs = {'num_workers':1, 'progress':False, 'overwrite':True, **kwargs}
-        if request.param=='shards':
-            report = to_shards(source, tmp_path/f'shards-{name}', **kwargs)
-            return ShardStore(tmp_path/f'shards-{name}'),report
-        server = request.getfixturevalue('server')
-        report = to_redis(source, server.url, name, **kwargs)
-        return RedisStore(server.url, name),report
-    return to_either
 
 def samples(store): return [store[i] for i in range(len(store))]
 

@@ -12,25 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fastai_remote import (csv_samples, IngestError, MemoryStore, redis_server, RedisStore, ShardStore, table_samples, to_redis,
-    to_shards)
-
-@pytest.fixture(scope='module')
-def server():
-    with redis_server() as s: yield s
-
-@pytest.fixture(params=['redis','shards'])
-def put(request, tmp_path):
-    "A function that writes a source; it returns the store and the report"
-    def to_either(source, name='d', **kwargs):
-        kwargs = {'num_workers':1, 'progress':False, 'overwrite':True, **kwargs}
-        if request.param=='shards':
-            report = to_shards(source, tmp_path/f'shards-{name}', **kwargs)
-            return ShardStore(tmp_path/f'shards-{name}'),report
-        server = request.getfixturevalue('server')
-        report = to_redis(source, server.url, name, **kwargs)
-        return RedisStore(server.url, name),report
-    return to_either
+from fastai_remote import csv_samples, IngestError, RedisStore, table_samples, to_redis
 
 def rows(store, fields=None): return [store[i] if fields is None else {f:store[i][f] for f in fields} for i in range(len(store))]
 

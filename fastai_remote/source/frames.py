@@ -22,8 +22,21 @@ from .columns import ColumnOptions, ColumnType, SplitNames, TablePlan
 from .tables import CSV_EXTENSIONS, csv_samples, list_files
 
 # %% ../../nbs/source/05_frames.ipynb #5733da2a
-class Table(IndexedSource):
-    "A source of the rows of a table in memory. A subclass defines `types`, `rows`, `values` and `stamp`"
+class _Planned:
+    "What a source takes from its `plan`, a `TablePlan`, and its `options`"
+    @property
+    def load(self): return self.plan.load if self.options.asked else unchanged
+    @property
+    def as_is(self): return self.plan.load
+    @property
+    def vocab(self): return self.plan.vocab or None
+    @property
+    def as_is_codecs(self): return self.plan.codecs
+    @property
+    def as_is_notes(self): return self.plan.notes
+
+class Table(_Planned, IndexedSource):
+    "A source of the rows of a table in memory. A subclass defines `_types`, `_rows`, `_values` and `_stamp`"
     def __init__(self,
         table, # As the library has it
         options:ColumnOptions
@@ -67,16 +80,6 @@ class Table(IndexedSource):
         rows = self._rows(numbers, self.plan.names if self.options.asked else None)
         return [(f'row {i}', row) for i,row in zip(numbers.tolist(), rows)]
 
-    @property
-    def load(self): return self.plan.load if self.options.asked else unchanged
-    @property
-    def as_is(self): return self.plan.load
-    @property
-    def vocab(self): return self.plan.vocab or None
-    @property
-    def as_is_codecs(self): return self.plan.codecs
-    @property
-    def as_is_notes(self): return self.plan.notes
     def fingerprint(self): return len(self),list(map(str, self.types)),self._stamp(),self.options
     def __getitem__(self, i): return self._rows(np.array([range(len(self))[i]]), None)[0]
     def __repr__(self): return f"table_samples({len(self):,} rows of {', '.join(map(str, self.types))})"
@@ -398,7 +401,7 @@ class _ParquetTable(Table):
     def __repr__(self): return f'table_samples({len(self):,} rows in {len(self.files):,} Parquet files)'
 
 # %% ../../nbs/source/05_frames.ipynb #b6185ad8
-class _RowStream(StreamedSource):
+class _RowStream(_Planned, StreamedSource):
     "Rows that arrive in batches: a reader of Arrow, a lazy frame of polars, files that are read from front to back"
     chunk = 256
     def __init__(self,
@@ -437,16 +440,6 @@ class _RowStream(StreamedSource):
                 i += 1
 
     def stream(self, size): return chunked(self._named_rows(), size)
-    @property
-    def load(self): return self.plan.load if self.options.asked else unchanged
-    @property
-    def as_is(self): return self.plan.load
-    @property
-    def vocab(self): return self.plan.vocab or None
-    @property
-    def as_is_codecs(self): return self.plan.codecs
-    @property
-    def as_is_notes(self): return self.plan.notes
     def fingerprint(self): return self.stamp,self.options
     def __repr__(self): return 'table_samples(a stream of rows)'
 
