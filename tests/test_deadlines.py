@@ -70,6 +70,27 @@ def test_a_call_ends_within_its_timeout(talk, scheme):
         waits = {(known, way):pool.submit(seconds, known, way) for known in (False, True) for way in WAYS}
         for case,wait in waits.items(): assert .5*TIMEOUT<=wait.result()<4*TIMEOUT, case
 
+def test_a_name_server_that_is_silent(monkeypatch):
+    "`getaddrinfo` has no timeout, and waits for each name server several times"
+    look_up = socket.getaddrinfo
+    def slow(host, *args, **kwargs):
+        if host=='redis.example': time.sleep(10)
+        return look_up('127.0.0.1' if host=='redis.example' else host, *args, **kwargs)
+    monkeypatch.setattr(socket, 'getaddrinfo', slow)
+    for way in WAYS.values():
+        link = RedisLink('redis://redis.example:6379', timeout=TIMEOUT)
+        assert .5*TIMEOUT<=seconds_until_unavailable(lambda: way(link))<4*TIMEOUT
+
+def test_a_host_that_has_a_name(monkeypatch):
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, 'getaddrinfo', lambda host, *args, **kwargs: look_up(
+        '127.0.0.1' if host=='redis.example' else host, *args, **kwargs))
+    with redis_server(port=-1) as server:
+        link = RedisLink(server.url.replace('127.0.0.1', 'redis.example'), timeout=5)
+        assert 'redis.example' in link.url and link.call(lambda client: client.ping())
+    missing = RedisLink('redis://no.such.host.invalid:1', timeout=TIMEOUT)
+    with pytest.raises(StoreUnavailable, match='no.such.host.invalid'): missing.call(lambda client: client.ping())
+
 def test_a_store_is_opened_within_its_timeout():
     with listening(drip) as port:
         assert seconds_until_unavailable(lambda: RedisStore(f'redis://127.0.0.1:{port}', 'd',

@@ -9,7 +9,7 @@ __all__ = ['this_call', 'refusals', 'redirections', 'ReplyTooLong', 'HugeList', 
            'SentinelServers', 'nodes_in', 'ClusterServers', 'open_servers']
 
 # %% ../../nbs/store/04_redis_servers.ipynb #19de4a65
-import random, re, socket, threading, time
+import ipaddress, random, re, socket, threading, time
 from urllib.parse import urlsplit
 
 import hiredis
@@ -20,6 +20,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from .address import SecretOptions
+from .connection import call_in_thread
 from .redis_rights import ExplainingClient, ExplainingCluster
 
 # %% ../../nbs/store/04_redis_servers.ipynb #d5ebc28d
@@ -90,6 +91,12 @@ def _limited(seconds):
     if remaining is None: return seconds
     return remaining() if seconds is None else min(seconds, remaining())
 
+def _is_address(host):
+    "Is this an IP address, or the name of this machine, which is looked up in a file?"
+    try: ipaddress.ip_address(host)
+    except ValueError: return host=='localhost'
+    return True
+
 class _Timed:
     "Mixed into a connection of redis-py: connecting, sending and receiving end at the deadline of the call"
     def __init__(self, *args, **kwargs):
@@ -105,10 +112,16 @@ class _Timed:
             self.socket_connect_timeout = _limited(limits[0])
             self.socket_timeout = _limited(limits[1])   # of the TLS handshake
             if self.socket_timeout is not None and self.socket_timeout<=0: raise socket.timeout('the time is over')
-            sock = _TimedSocket(super()._connect())
+            sock = _TimedSocket(self._found_and_connected())
         finally: self.socket_connect_timeout,self.socket_timeout = limits
         sock.settimeout(self.socket_timeout)
         return sock
+
+    def _found_and_connected(self):
+        "The socket of redis-py; in a thread if the name of the host is looked up, since a look-up cannot be limited"
+        connect = super()._connect
+        if self.socket_timeout is None or self.host is None or _is_address(self.host): return connect()
+        return call_in_thread(connect, self.socket_timeout)
 
 class _Connection(_Timed, redis.Connection): pass
 class _TLSConnection(_Timed, redis.SSLConnection): pass

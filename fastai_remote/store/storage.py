@@ -19,9 +19,8 @@ from fastcore.basics import patch
 from ..core import StoreError, StoreFull, StoreNotFound, StoreUnavailable
 from .address import (
     concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
-from .bounded import (
-    call_in_thread, Deadline, DeadlinePassed, is_http, open_folder, opens_at_once, UnusableAnswer)
-from .connection import Opener, Retries
+from .bounded import Deadline, is_http, open_folder, opens_at_once, UnusableAnswer
+from .connection import call_in_thread, DeadlinePassed, Opener, Retries
 
 # %% ../../nbs/store/12_storage.ipynb #9cb099d6
 class s3_options(SecretOptions):
