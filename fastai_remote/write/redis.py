@@ -143,7 +143,8 @@ class RedisWriter(Writer):
         "Returns the dataset that a commit makes visible"
         replaced = self.committed(True)
         if replaced and replaced.generation>=manifest.generation:   # its keys are the ones that were written
-            raise ServerRestarted(f'{self.url}: the server restarted while {self.name!r} was committed; it is there now')
+            raise ServerRestarted(f'{self.url}: the server restarted while {self.name!r} was committed; '
+                                  'it is there now')
         return manifest,{},_keys_of(replaced) if replaced else []
 
 # %% ../../nbs/write/05_redis.ipynb #9cfaf5fe
