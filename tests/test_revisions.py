@@ -432,6 +432,22 @@ def test_a_killed_edit_changes_all_or_nothing(fresh):
             assert not keys(fresh), k
         assert k>20 and seen==after
 
+def test_values_that_an_edit_does_not_change_stay_byte_for_byte(server):
+    "Also of a sample of which another field changes"
+    def noise(i):
+        Image.fromarray(np.random.default_rng(i).integers(0, 255, (9,9,3)).astype(np.uint8)).save(b:=io.BytesIO(), 'JPEG', quality=60)
+        return b.getvalue()
+    def row(i): return {'jpg':noise(i), 'cls':'ab'[i%2], 'x.npy':np.full(3, i), 'tags.labels':['t'], 'meta.json':{'i':i}, 'f.f4':.1*i}
+    to_redis([row(i) for i in range(6)], server.url, 'bytes', shuffle=False, **one)
+    before = RedisStore(server.url, 'bytes')
+    stored = before.get_many(range(6), before.fields)
+    store = before.edit(set={'jpg':{2:noise(99)}, 'cls':{1:'b', 3:'c'}, 'x.npy':{5:np.zeros(2)}, 'f.f4':{4:.3}, 'meta.json':{0:[]}, 'tags.labels':{1:['t']}})
+    changed = dict(jpg=[2], cls=[3], **{'x.npy':[5], 'f.f4':[4], 'meta.json':[0]})
+    after = store.get_many(range(6), store.fields, check=True)
+    for field in store.fields:
+        assert [i for i in range(6) if after[field][i]!=stored[field][i]]==changed.get(field, []), field
+    assert after['jpg'][2]==noise(99)
+
 def test_rename_and_overwrite(server):
     store = put(server.url, name='first').append(samples(30, 34), **one).edit(drop=[0])
     want = rows(store)

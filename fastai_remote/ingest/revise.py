@@ -21,7 +21,7 @@ from .report import IngestError
 from .run import ingest
 from ..parallel import parallel_map
 from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr, storable
-from ..source.datasets import as_source, stored_samples
+from ..source.datasets import as_source, stored_samples, stored_values
 from ..store.base import Store
 from ..write.revision import AddFields, Append, Edit
 
@@ -190,7 +190,8 @@ class _ChangedSamples(IndexedSource):
     def __len__(self): return len(self.numbers)
     def read(self, numbers):
         numbers = self.numbers[numbers]
-        stored = self.store.get_many(numbers, list(self.values), decode=True, check=True)
+        stored = {field:stored_values(self.store, field, values)
+                  for field,values in self.store.get_many(numbers, list(self.values), check=True).items()}
         return [(f'sample {i}', {field:changed.get(i, stored[field][k]) for field,changed in self.values.items()})
                 for k,i in enumerate(numbers.tolist())]
 
