@@ -84,6 +84,7 @@ class Manifest:
     "The description of a dataset: everything that is known about it except its samples"
     _format = 4 # The newest format; the manifest of another kind of store can have a number of its own
     _sealed = 2 # Manifests of this format and of newer ones have a checksum
+    _optional = 'tags','parts','runs','appended' # Attributes that are only written if they are not empty
 
     name:str # Name of the dataset
     n:int # Number of samples; they are numbered from 0 to n-1
@@ -117,7 +118,7 @@ class Manifest:
     def to_json(self)->str:
         "The manifest as JSON, with a checksum"
         content = asdict(self)
-        for key in ('tags','parts','runs','appended'):
+        for key in self._optional:
             if not content[key]: del content[key]   # earlier formats have no such entries
         return seal({'uid':self.uid, **content, 'order':{key:list(content[key]) for key in _is_valid}})
 

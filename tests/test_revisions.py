@@ -93,7 +93,8 @@ class Model:
     def edit(self, rng):
         numbers = rng.sample(range(len(self.rows)), min(len(self.rows)-1, 8))
         drop,change = numbers[:rng.randint(0, 4)],numbers[4:]
-        values = {'cls':{i:f'changed {i%3}' for i in change[:2]}, 'txt':{i:f'changed {i}' for i in change[1:]}, 'id.i4':{i:-i for i in change[:3]}}
+        values = {'cls':{i:f'changed {i%3}' for i in change[:2]}, 'txt':{i:f'changed {i}' for i in change[1:]}, 'id.i4':{i:-i for i in change[:3]},
+            'tags.labels':{i:[f'tag {i%2}','t1'][:1+i%3] for i in change[2:]}}
         for field,changed in values.items():
             for i,value in changed.items(): self.rows[i] = {**self.rows[i], field:value}
         self.rows = [row for i,row in enumerate(self.rows) if i not in drop]
@@ -122,6 +123,7 @@ class Model:
         assert verified(store)
         labels = [row['cls'] for row in self.rows]
         assert store.class_counts()=={label:labels.count(label) for label in store.vocab}
+        assert {tag for row in self.rows for tag in row['tags.labels']}<=set(store.manifest.vocab['tags.labels'])
         some = np.random.default_rng(len(self.rows)).permutation(len(self.rows))[:7]
         got = store.get_many(some, ['txt','id.i4'], check=True)
         assert [t.decode() for t in got['txt']]==[self.rows[i]['txt'] for i in some] and got['id.i4'].tolist()==[self.rows[i]['id.i4'] for i in some]
@@ -167,29 +169,24 @@ def test_changes_in_a_cluster():
 # --- shards
 
 class ShardModel(Model):
-    "The same in shards, where only numbers and labels can be changed and added"
+    "The same in shards, which are not changed: numbers and labels go into indices, other values into overlays"
     def __init__(self, folder, n=30, **kw):
         to_shards(samples(0, n), folder, shuffle=False, maxcount=7, **one)
         self.store,self.rows,self.next = ShardStore(folder),samples(0, n),n
 
-    def more(self, i): return {f:i%100 for f in self.store.fields if f.startswith('more')}|{f:f'k{i%3}' for f in self.store.fields if f.startswith('kind')}
+    values = {'more0.u1':lambda i: i%100, 'kind0.cls':lambda i: f'k{i%3}', 'text0.txt':lambda i: f'text {i}', 'text1.txt':lambda i: f'other {i}',
+        'x0.npy':lambda i: np.full(i%4, i), 'tags0.labels':lambda i: [f'l{i%3}', 'm'][:1+i%2]}
 
-    def edit(self, rng):
-        numbers = rng.sample(range(len(self.rows)), min(len(self.rows)-1, 8))
-        drop,change = numbers[:rng.randint(0, 4)],numbers[4:]
-        values = {'cls':{i:f'changed {i%3}' for i in change[:2]}, 'id.i4':{i:-i for i in change[:3]}}
-        for field,changed in values.items():
-            for i,value in changed.items(): self.rows[i] = {**self.rows[i], field:value}
-        self.rows = [row for i,row in enumerate(self.rows) if i not in drop]
-        return self.store.edit(drop, values)
+    def more(self, i): return {f:value(i) for f,value in self.values.items() if f in self.store.fields}
 
     def add(self, rng):
-        field = rng.choice(['more0.u1','more1.u1','kind0.cls','kind1.cls'])
-        if field in self.store.fields: return self.drop_field(field)
-        def value(row): return row['id.i4']%100 if field.startswith('more') else f"k{row['id.i4']%3}"
-        self.rows = [{**row, field:value(row)} for row in self.rows]
-        if rng.random()<.5: return self.store.add_fields({field:[row[field] for row in self.rows]}, **one)
-        return self.store.add_fields(lambda o: {field:value(o)}, ['id.i4'], **one)
+        fields = rng.sample(list(self.values), rng.choice([1,1,2,3]))
+        if there := [field for field in fields if field in self.store.fields]: return self.drop_field(there[0])
+        values = {field:self.values[field] for field in fields}
+        def new(row): return {field:value(row['id.i4']) for field,value in values.items()}
+        self.rows = [{**row, **new(row)} for row in self.rows]
+        if rng.random()<.5: return self.store.add_fields({field:[row[field] for row in self.rows] for field in fields}, **one)
+        return self.store.add_fields(new, ['id.i4'], **one)
 
 @pytest.mark.parametrize('seed', [0,1,*(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 16))])
 def test_any_changes_of_shards(tmp_path, seed):
@@ -223,8 +220,7 @@ def test_shards_are_not_written_again(tmp_path):
 def test_changes_of_shards_that_make_no_sense(tmp_path):
     to_shards(samples(0, 20), tmp_path/'d', **one)
     store = ShardStore(tmp_path/'d')
-    with pytest.raises(TypeError, match="values of 'txt' are in the shards, which are not changed"): store.edit(set={'txt':{1:'new'}})
-    with pytest.raises(TypeError, match="'more.txt' would be in the shards"): store.add_fields(lambda o: {'more.txt':'x'}, **one)
+    with pytest.raises(IngestError, match=r'sample \d+.*ZeroDivisionError'): store.add_fields(lambda o: {'y.npy':np.array(1//(o['id.i4']-3))}, **one)
     with pytest.raises(TypeError, match='text and numbers'): store.edit(set={'cls':{1:'a', 2:3}})
     with pytest.raises(ValueError, match="labels of 'cls' are such as 'a', and the new samples have numbers"): store.edit(set={'cls':{1:3}})
     with pytest.raises(IngestError, match=r'sample \d+: ZeroDivisionError'): store.add_fields(lambda o: {'y.i4':1//(o['id.i4']-3)}, num_workers=1)
@@ -260,7 +256,9 @@ def test_a_killed_change_of_shards(tmp_path):
     "At each moment, readers see the version before or the one after, and the same call finishes it"
     def edited(folder): return ShardStore(folder).edit(drop=[1,5], set={'cls':{3:'z'}})
     def appended(folder): return ShardStore(folder).append(samples(30, 40), shuffle=False, chunk=5, **one)
-    for do in (edited,appended):
+    def rewritten(folder): return ShardStore(folder).edit(drop=[1], set={'txt':{3:'z'}})
+    def widened(folder): return ShardStore(folder).add_fields(lambda o: {'up.txt':o['txt'].upper()}, chunk=8, **one)
+    for do in (edited,appended,rewritten,widened):
         shutil.rmtree(tmp_path/'want', ignore_errors=True)
         to_shards(samples(0, 30), tmp_path/'want', shuffle=False, maxcount=7, **one)
         before,after = rows(ShardStore(tmp_path/'want')),rows(do(tmp_path/'want'))

@@ -9,13 +9,14 @@ __all__ = ['append_samples', 'add_fields', 'drop_fields', 'edit_samples']
 
 # %% ../../nbs/ingest/07_revise.ipynb #00fe8e15
 import hashlib
+from itertools import islice
 
 import numpy as np
 from fastcore.basics import listify
 
 from ..codec.fields import get_codec
 from ..codec.numbers import narrow
-from ..core import UnknownField
+from ..core import StoreError, UnknownField
 from .chunk import as_vocab, Columns, convert, failure_reason, plan_fields
 from .report import IngestError
 from .run import ingest
@@ -23,7 +24,10 @@ from ..parallel import parallel_map
 from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr, storable
 from ..source.datasets import as_source, stored_samples, stored_values
 from ..store.base import Store
+from ..store.shards import ShardStore
 from ..write.revision import AddFields, Append, Edit
+from ..write.shards import ShardWriter
+from ..write.shards_reviser import set_overlay
 
 # %% ../../nbs/ingest/07_revise.ipynb #15f9bd2a
 class _NamedLabels:
@@ -92,18 +96,52 @@ def _encoded_shard(
         except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
     return u,columns.columns(hashed=False)
 
-def _add_to_indices(store, source, fn, vocab=None, num_workers=None, chunk=None, progress=None):
-    "`add_fields` for shards, which are not changed: only their indices are written anew"
+def _write_overlay(reviser, k, source, fn, **options):
+    "Writes the `k`-th overlay of a new version, and returns its store; raises `IngestError`"
+    storage = reviser.overlay_storage(k)
+    writer = ShardWriter(storage, name=f'{reviser.name}/{storage.name}')
+    try: ingest(source, writer, fn, shuffle=False, max_failed=0, overwrite=True, **options)
+    except IngestError as e:
+        failures = '\n  '.join(f'{sample}: {reason}' for sample,reason in islice(writer.failures(), 5))
+        reviser.remove_overlays({overlay['folder'] for overlay in reviser.store.manifest.overlays if overlay})
+        raise IngestError(f'{reviser.name}: each sample needs a value, so nothing has changed:\n  '
+                          f'{failures or e}') from e
+    overlay = ShardStore(storage, cache=None)
+    if len(overlay)!=len(source):
+        raise StoreError(f'{reviser.url}: {len(overlay):,} values for {len(source):,} samples')
+    return overlay
+
+def _add_overlay(reviser, manifest, overlay):
+    "Writes new indices, by which all fields of `overlay` belong to the dataset"
+    added = overlay.manifest
+    in_overlay = [field for field in overlay.fields if added.fields[field]['dtype'] is None]
+    position,starts = reviser.add_overlay(manifest, overlay, in_overlay),reviser.store.shards.starts.tolist()
+    for name in ('fields','vocab','counts','stats'): getattr(manifest, name).update(getattr(added, name))
+    for u,(start,stop) in enumerate(zip(starts, starts[1:])):
+        columns,numbers = {},np.arange(start, stop)
+        for field in overlay.fields:
+            if field in in_overlay: set_overlay(columns, field, position, numbers, np.arange(stop-start), stop-start)
+            else: columns[field] = overlay.get_many(numbers, field, check=True)[field]
+        reviser.add_columns(u, columns, {})
+
+def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, progress=None):
+    """`add_fields` for shards, which are not changed
+
+    Numbers and labels are in the new indices. If there are other values, all new ones are written into an overlay, from
+    which the indices get the numbers."""
     vocab,load = as_vocab(vocab),source.load
     reviser = store.reviser(AddFields())
     (name,raw), = source.read(np.array([0]))
     try: fields = plan_fields(convert(load, fn, raw), vocab, source.codecs)
     except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
     reviser.change.check(store, {'fields':fields})
-    in_shards = [field for field,spec in fields.items() if spec['dtype'] is None]
-    if in_shards:
-        raise TypeError(f'{store.name}: values of {in_shards[0]!r} would be in the shards, which are not changed; only '
-                        'numbers and labels can be added. store.map writes new shards with all fields')
+    if any(spec['dtype'] is None for spec in fields.values()):
+        source.splits = None   # sample i of the overlay belongs to sample i of the dataset
+        with reviser.revising() as manifest:
+            overlay = _write_overlay(reviser, 0, source, fn, vocab=vocab, num_workers=num_workers, chunk=chunk,
+                                     progress=progress)
+            _add_overlay(reviser, manifest, overlay)
+        return
     starts = store.shards.starts
     tasks = ((u, source.read(np.arange(start, stop)), load, fn, fields, vocab)
              for u,(start,stop) in enumerate(zip(starts.tolist(), starts[1:].tolist())))
@@ -161,7 +199,7 @@ def add_fields(
     if callable(fn): source = stored_samples(store, fields)
     elif isinstance(fn, dict): source,fn = _Columns(fn, len(store)),None
     else: raise TypeError(f'want a function of a sample, or a dict of arrays, not {type(fn).__name__}')
-    if store.shards is not None: _add_to_indices(store, source, fn, **options)
+    if store.shards is not None: _add_to_shards(store, source, fn, **options)
     else: ingest(source, store.reviser(AddFields()), fn, shuffle=False, max_failed=0, **{'vocab':{}, **options})
     return store.reopened()
 
@@ -170,7 +208,7 @@ def drop_fields(
     fields # Names of fields, or one name
 )->Store: # The new version
     "Remove fields from all samples of a dataset; raises `UnknownField`, `ValueError` if none would be left"
-    fields = _known_fields(store, listify(fields))
+    fields = _known_fields(store, [name for field in listify(fields) for name in listify(field)])
     if set(fields)==set(store.fields): raise ValueError(f'{store.name}: no field would be left')
     return _edit(store, {}, np.zeros(0, np.int64), fields)
 
@@ -190,9 +228,11 @@ class _ChangedSamples(IndexedSource):
     def __len__(self): return len(self.numbers)
     def read(self, numbers):
         numbers = self.numbers[numbers]
+        fields = [field for field,changed in self.values.items() if any(i not in changed for i in numbers.tolist())]
         stored = {field:stored_values(self.store, field, values)
-                  for field,values in self.store.get_many(numbers, list(self.values), check=True).items()}
-        return [(f'sample {i}', {field:changed.get(i, stored[field][k]) for field,changed in self.values.items()})
+                  for field,values in self.store.get_many(numbers, fields, check=True).items()}
+        return [(f'sample {i}', {field:changed[i] if i in changed else stored[field][k]
+                                 for field,changed in self.values.items()})
                 for k,i in enumerate(numbers.tolist())]
 
     def fingerprint(self):
@@ -224,13 +264,30 @@ def edit_samples(
     if len(drop)==len(store): raise ValueError(f'{store.name}: no sample would be left; delete the dataset')
     return _edit(store, values, drop) if len(drop) or values else store
 
+def _edit_shards(store, reviser):
+    "`edit_samples` for shards: new texts, images and arrays go into an overlay for each field"
+    reviser.check_edit()
+    with reviser.revising() as manifest:
+        overlays = {}
+        for field,values in reviser.change.values.items():
+            if store.manifest.fields[field]['dtype'] is not None: continue
+            source = _ChangedSamples(store, Edit({field:values}, np.zeros(0, np.int64)))
+            vocab = {field:store.manifest.vocab[field]} if _names_codes(store, field) else {}
+            overlays[field] = _write_overlay(reviser, len(overlays), source, None, num_workers=1, vocab=vocab,
+                                             progress=False)
+        reviser.edit(manifest, overlays)
+
+def _names_codes(store, field):
+    "Has `field` a vocabulary that names the codes of its pixels?"
+    return field in store.manifest.vocab and store.manifest.fields[field]['codec'] not in ('cls','labels')
+
 def _edit(store, values, drop, dropped_fields=()):
     edit = Edit(values, drop, dropped_fields)
     reviser = store.reviser(edit)
-    if not values or store.shards is not None: reviser.revise()
+    if store.shards is not None: _edit_shards(store, reviser)
+    elif not values: reviser.revise()
     else:
-        masks = {field:labels for field,labels in store.manifest.vocab.items() if field in values
-                 and store.manifest.fields[field]['codec'] not in ('cls','labels')}
+        masks = {field:store.manifest.vocab[field] for field in values if _names_codes(store, field)}
         ingest(_ChangedSamples(store, edit), reviser, shuffle=False, max_failed=0, num_workers=1, vocab=masks,
                progress=False)
     return store.reopened()

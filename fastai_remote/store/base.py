@@ -537,9 +537,8 @@ def edit(self:Store,
     """Remove samples, and change values of others; what has not changed is not written again
 
     The samples behind one that is removed move up. Labels that are new get the next codes. The new version becomes
-    visible at once. In shards, only numbers and labels can be changed, as they are in the indices. Stores that were
-    opened before raise `StoreNotFound`. Raises `IndexError` for a sample that does not exist, `UnknownField`, and
-    `ValueError` if a sample is to be removed and changed, or none would be left."""
+    visible at once. Stores that were opened before raise `StoreNotFound`. Raises `IndexError` for a sample that does
+    not exist, `UnknownField`, and `ValueError` if a sample is to be removed and changed, or none would be left."""
     from fastai_remote.ingest.revise import edit_samples
     return edit_samples(self, drop, set)
 
@@ -553,9 +552,9 @@ def add_fields(self:Store,
 ): # The new version, a `Store`
     """Add fields to all samples, such as predictions, embeddings, or the images in another size
 
-    The new version becomes visible at once, when all is written. In Redis, an interrupted call is continued by the same
-    call. To shards, only numbers and labels can be added, as they are in the indices. Raises `ValueError` if there are
-    fields of these names, `IngestError` if `fn` fails for a sample."""
+    The new version becomes visible at once, when all is written. An interrupted call is continued by the same call;
+    where only numbers and labels are added to shards, it begins anew. Raises `ValueError` if there are fields of these
+    names, `IngestError` if `fn` fails for a sample."""
     from fastai_remote.ingest.revise import add_fields
     return add_fields(self, fn, fields, **kwargs)
 

@@ -153,7 +153,7 @@ def _damage_of_values(store, u, batch=256):
             exists = lengths>=0
             positions,starts,ends = positions[exists],starts[exists],(starts+lengths)[exists]
             if (starts<0).any() or (ends>table.size[u]).any(): return None
-            got = store.read_values(table.starts[u]+positions, [field,f'{field}.crc'], whole=False)
+            got = store.read_in_shards(table.starts[u]+positions, [field,f'{field}.crc'], whole=False)
             for value,expected,end in zip(got[field], got[f'{field}.crc'].tolist(), ends.tolist()):
                 difference = zlib.crc32(value)^expected
                 if difference: change ^= moved(difference, int(table.size[u])-end)

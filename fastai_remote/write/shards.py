@@ -11,7 +11,7 @@ __all__ = ['PLAN_FILE', 'OWN_FILE', 'PART_FILE', 'seal_json', 'unseal_json', 'ow
 # %% ../../nbs/write/08_shards.ipynb #77d15d58
 import base64, fcntl, json, os, re, sys, threading, time, uuid, zlib
 from array import array
-from contextlib import contextmanager, ExitStack
+from contextlib import contextmanager, ExitStack, suppress
 from datetime import datetime, timezone
 from functools import partial
 from time import monotonic
@@ -22,9 +22,9 @@ from fastcore.basics import patch
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import StoreBusy, StoreError, StoreExists, UnsupportedFormat
-from fastai_remote.store.shard_index import (
-    INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, LABELS_KIND, pack_labels, SummingFile, index_name, ShardFile,
-    ShardManifest, ShardTable)
+from ..store.shard_index import (
+    INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, LABELS_KIND, OVERLAY_FOLDER, pack_labels, SummingFile, index_name,
+    ShardFile, ShardManifest, ShardTable)
 from ..store.storage import Storage
 from fastai_remote.write.base import (
     Writer, check_name, chunk_count, host_id, is_alive, labels_of_texts, LEASE_SECONDS, MAX_CLASSES, process_state,
@@ -751,7 +751,25 @@ def publish(self:ShardWriter,
         keep = files_of(manifest)
         remove_own_files(self.storage, [name for name in self.storage.names() if name not in keep])
     else: self._remove_indices()
+    self.remove_overlays({overlay['folder'] for overlay in manifest.overlays if overlay})
     self.remove_state()
+
+@patch
+def remove_overlays(self:ShardWriter,
+    keep=() # Names of folders
+):
+    "Removes the overlays of versions that were replaced, and those of calls that did not finish"
+    for folder in self.storage.names():
+        if not OVERLAY_FOLDER.fullmatch(folder) or folder in keep: continue
+        writer = ShardWriter(self.storage.subfolder(folder))
+        storage = writer.storage
+        storage.remove(['manifest.json'])
+        writer._remove_begun()
+        remove_own_files(storage, storage.names())
+        writer.remove_state()
+        storage.remove([_lock_file])
+        for path in (storage.path('.ingest'), storage.path()) if storage.local else ():
+            with suppress(OSError): os.rmdir(path)   # raised if it is not there, or not empty
 
 @patch
 def _write_labels(self:ShardWriter, manifest):

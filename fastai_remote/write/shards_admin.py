@@ -42,6 +42,7 @@ def delete_shards(
         parts = [name for name in storage.names() if PART_FILE.match(name)]
         remove_own_files(storage, names)
         storage.remove(parts)
+        writer.remove_overlays()
         writer.remove_state()
     finally:
         writer.close()
