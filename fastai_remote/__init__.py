@@ -40,7 +40,7 @@ _names = {
     'load.fetch': 'Fetch',
     'load.loader': 'RemoteDL',
     'load.dataset': 'RemoteDataset',
-    'block': 'MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
+    'block': 'FieldSplitter KFoldSplitter MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
 }
 _module_of = {name: module for module,names in _names.items() for name in names.split()}
 __all__ = sorted(_module_of)
