@@ -262,13 +262,14 @@ class _Epochs:
         self.given_rank = None if world_size is None else (rank,world_size)
         self.found_rank = None   # what `_this_rank` returned last
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()   # persistent workers see it change
-        self.finished = torch.full((), -1, dtype=torch.int64).share_memory_()   # the last epoch that was read to its end
+        self.finished = torch.tensor(-1).share_memory_()   # number of the last epoch that was read to its end
         self.times = 0   # epochs that began in this process
 
     def _ranks(self):
-        """This rank, and the number of ranks, if they were not given as they are now
+        """This rank, and the number of ranks
 
-        A framework may start the ranks only after this was made. A worker that was spawned knows less than its parent."""
+        Unless they were given, they are looked up now, because a framework may start the ranks after this was made. A
+        worker that was spawned knows what its parent has found."""
         if self.given_rank is not None: return self.given_rank
         distributed = torch.distributed
         is_known = self.found_rank is not None and get_worker_info() is not None
@@ -331,7 +332,8 @@ class _Epochs:
         prefetch.given = given
         return prefetch
 
-class _Epoch:
+# %% ../../nbs/load/12_dataset.ipynb #55ba641b
+class _EpochIterator:
     """The batches of one epoch, as an iterator with a state
 
     torchdata's `StatefulDataLoader` stores the state, and another process continues where it was."""
@@ -379,7 +381,7 @@ class RemoteBatches(_Epochs, Sampler):
     "Yields the positions of each batch of a `RemoteDataset`, in a new order each epoch and in constant memory"
     num_workers = 1   # of the loader
     sampler = property(lambda self: self)   # Lightning and accelerate call `batch_sampler.sampler.set_epoch`
-    def __iter__(self): return _Epoch(self, self._seed(), self._batches, 0, self.num_workers)
+    def __iter__(self): return _EpochIterator(self, self._seed(), self._batches, 0, self.num_workers)
 
     def _batches(self, seed, first):
         order,epoch,workers = self._order(seed, self.num_workers),self.times,self.num_workers
@@ -411,7 +413,7 @@ class BatchedDataset(_Epochs, IterableDataset):
     def __iter__(self):
         info = get_worker_info()
         worker,num_workers = (info.id,info.num_workers) if info else (0,1)
-        return _Epoch(self, self._seed(), self._batches, worker, num_workers)   # the seed is drawn here, not lazily
+        return _EpochIterator(self, self._seed(), self._batches, worker, num_workers)   # the seed is drawn here, not lazily
 
     def _batches(self, seed, first):
         info = get_worker_info()

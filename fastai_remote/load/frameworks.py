@@ -21,8 +21,8 @@ def divided_batches(
     if isinstance(batches, RemoteBatches): return batches
     if not isinstance(dataset, BatchedDataset): return
     if loader.batch_size is not None:
-        raise ValueError(f'{dataset.ds.store.name}: ds.batched(…) yields whole batches, and this loader would make batches '
-                         f'of {loader.batch_size} of them: DataLoader(ds.batched(…), batch_size=None)')
+        raise ValueError(f'{dataset.ds.store.name}: ds.batched(…) yields whole batches, and this loader would make '
+                         f'batches of {loader.batch_size} of them: DataLoader(ds.batched(…), batch_size=None)')
     return dataset
 
 def prepare_for_accelerate(
@@ -40,8 +40,9 @@ def prepare_for_accelerate(
     if n is not None and arguments.get('torch_device_mesh') is None and n!=batches.world_size:
         raise ValueError(f'{batches.ds.store.name}: these batches are divided among {batches.world_size} ranks, and '
                          f'accelerate has {n}: leave out rank= and world_size=')
-    undivided = dict(num_processes=1, process_index=0, split_batches=False, dispatch_batches=False, torch_device_mesh=None)
-    return stock(**{**arguments, **undivided})
+    arguments.update(num_processes=1, process_index=0, split_batches=False, dispatch_batches=False)
+    arguments.pop('torch_device_mesh', None)
+    return stock(**arguments)
 
 def prepare_for_ray(
     stock, # `prepare_data_loader` of Ray Train
@@ -59,5 +60,5 @@ def check_undivided(
     "Raises `ValueError` if the batches of `loader` are divided among the ranks already"
     batches = divided_batches(loader)
     if batches is None: return
-    raise ValueError(f'{batches.ds.store.name}: learn.distrib_ctx() would divide a torch DataLoader of a RemoteDataset again: '
-                     'make the loaders of a Learner by DataLoaders.from_store')
+    raise ValueError(f'{batches.ds.store.name}: learn.distrib_ctx() would divide a torch DataLoader of a RemoteDataset '
+                     'again: make the loaders of a Learner by DataLoaders.from_store')
