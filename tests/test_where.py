@@ -205,3 +205,17 @@ def test_fifty_million_samples_take_a_bit_each(make):
     for part in parts if isinstance(parts, list) else [parts]:
         _,peak = memory(lambda: part.numbers_at(np.random.default_rng(0).integers(0, len(part), 64)))
         assert peak<2e6
+
+def test_labels_of_a_part_are_drawn_equally_often():
+    "The weights of `balance=` are those of the samples that are left, and not of all samples"
+    n = 2000
+    cls,age = np.arange(n, dtype=np.uint8)%2,np.arange(n, dtype='i8')
+    store = MemoryStore({'x.f4':np.arange(n, dtype='f4'), 'cls':cls, 'age':np.where(cls==0, age%20, 0)}, 'uneven',
+                        vocab={'cls':['a','b']})
+    store.manifest.counts = {'cls':[n//2, n//2]}
+    splitter = RandomStoreSplitter(0., 0)
+    dls = DataLoaders.from_store(store, 'x.f4', 'cls', where={'age':0}, balance='cls', splitter=splitter, bs=50, num_workers=0)
+    drawn = np.concatenate([y.numpy() for _,y in dls.train])
+    assert np.bincount(cls[[*dls.train_ds.items]]).tolist()==[100,1000] and .4<drawn.mean()<.6
+    assert np.allclose(get_remote_items(store).class_weights('cls'), store.class_weights('cls'))
+    with pytest.raises(ValueError, match="labels of 'age' are not counted"): dls.train_ds.items.class_weights('age')

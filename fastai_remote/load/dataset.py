@@ -413,7 +413,8 @@ class BatchedDataset(_Epochs, IterableDataset):
     def __iter__(self):
         info = get_worker_info()
         worker,num_workers = (info.id,info.num_workers) if info else (0,1)
-        return _EpochIterator(self, self._seed(), self._batches, worker, num_workers)   # the seed is drawn here, not lazily
+        # The seed is drawn here, not lazily
+        return _EpochIterator(self, self._seed(), self._batches, worker, num_workers)
 
     def _batches(self, seed, first):
         info = get_worker_info()

@@ -17,7 +17,7 @@ from ..codec.fields import get_codec, is_image, is_mask
 from ..codec.images import ImageCodec
 from ..order.base import Order
 from ..order.shards import sizes_of, SplitPart
-from ..store.base import Store
+from ..store.base import balanced_weights, Store
 
 # %% ../../nbs/load/02_items.ipynb #3fd7a2d5
 _BLOCK = 2048   # samples whose bits are looked at together
@@ -137,6 +137,21 @@ class RemoteItems(Order):
             raise ValueError(f'{self.store.name}: none of {len(self):,} items has {_shown(values)} in {field!r}')
         if not self.is_complete: return self[Order(len(selection), selection)]
         return self._new(len(selection), selection, *(m for m in self.maps if isinstance(m, SampleSelection)))
+
+    def class_weights(self,
+        field:str='cls' # A field with one label for each sample
+    )->np.ndarray: # float32, one for each label, in the order of the vocabulary
+        """Weights that give all labels the same influence, as `Store.class_weights`
+
+        If samples were selected, the labels of what is left are counted; the field is read once for it. Raises
+        `ValueError` if labels of `field` are not counted in the store."""
+        weights = self.store.class_weights(field)
+        if not any(isinstance(m, SampleSelection) for m in self.maps): return weights
+        known = self.__dict__.setdefault('_weights', {})
+        if field not in known:
+            values = field_values(self, field)
+            known[field] = balanced_weights(sum(np.bincount(codes, minlength=len(weights)) for _,codes in values))
+        return known[field]
 
 # %% ../../nbs/load/02_items.ipynb #47b3f0f5
 def get_remote_items(
