@@ -301,29 +301,37 @@ def collate(samples):
 class RemoteTrainer(Trainer):
     def get_train_dataloader(self):
         workers = self.args.dataloader_num_workers
-        batches = self.train_dataset.batches(self.args.per_device_train_batch_size, num_workers=workers)
+        batches = self.train_dataset.batches(self.args.per_device_train_batch_size, num_workers=workers,
+                                             seed=self.args.seed)
         loader = DataLoader(self.train_dataset, batch_sampler=batches, num_workers=workers,
                             collate_fn=self.data_collator)
         return self.accelerator.prepare(loader)
 
-def fit(cls, ds, collate=collate):
+def fit(cls, ds, collate=collate, resume=None):
     args = TrainingArguments(out, per_device_train_batch_size=8, num_train_epochs=2, use_cpu=True, report_to='none',
-                             save_strategy='no', logging_strategy='no', disable_tqdm=True)
+                             save_strategy='steps', save_steps=20, logging_strategy='no', disable_tqdm=True)
     model = Line()
-    cls(model, args, train_dataset=ds, data_collator=collate).train()
-    half = len(model.seen)//2
-    return [sum(model.seen[:half], []), sum(model.seen[half:], [])]
+    cls(model, args, train_dataset=ds, data_collator=collate).train(resume_from_checkpoint=resume)
+    return model.seen
+
+def two_epochs(batches):
+    half = len(batches)//2
+    return [sum(batches[:half], []), sum(batches[half:], [])]
 
 if __name__=='__main__':
-    epochs = dict(own=fit(Trainer, ds), batches=fit(RemoteTrainer, ds),
-                  error=error(lambda: fit(Trainer, ds.batched(8), collate=None)))
-    save(torch.distributed.get_rank(), **epochs)
+    own,batches = fit(Trainer, ds),fit(RemoteTrainer, ds)
+    rest = fit(RemoteTrainer, ds, resume=f'{out}/checkpoint-20')   # in the second epoch
+    save(torch.distributed.get_rank(), own=two_epochs(own), batches=two_epochs(batches), resumed=[batches[20:], rest],
+         error=error(lambda: fit(Trainer, ds.batched(8), collate=None)))
 '''
 @pytest.mark.slow
 def test_huggingface_trainer(two_ranks):
     "Its own sampler is divided by accelerate, which fills the last batches; ours is divided once"
     pytest.importorskip('transformers')
     a,b = two_ranks(TRANSFORMERS)
+    for rank in a,b:
+        all_at_once,resumed = rank.pop('resumed')
+        assert all_at_once==resumed and len(resumed)==6
     assert 'batch_size=None' in a.pop('error')
     each_once(a['batches'], b['batches'])
     each_once(a['own'], b['own'], twice=7)
