@@ -3,6 +3,7 @@
 A public name is imported from its module when it is first used. So a process that only writes does not import torch."""
 __version__ = "0.1.0"
 
+from functools import wraps as _wraps
 from importlib import import_module as _import_module
 
 from .imported import add_late_methods as _add_late_methods, when_imported as _when_imported
@@ -40,7 +41,7 @@ _names = {
     'load.fetch': 'Fetch',
     'load.loader': 'RemoteDL',
     'load.dataset': 'RemoteDataset',
-    'block': 'MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
+    'block': 'FieldSplitter KFoldSplitter MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
 }
 _module_of = {name: module for module,names in _names.items() for name in names.split()}
 __all__ = sorted(_module_of)
@@ -60,9 +61,25 @@ def _add_to_widgets(module): _import_module('fastai_remote.load.cleaners').fit_c
 
 def _add_to_distributed(module):
     stock_wrap_dl = module.DistributedTrainer._wrap_dl
-    def _wrap_dl(self, dl): return _import_module('fastai_remote.load.distributed').wrap_dl(self, dl, stock_wrap_dl)
+    def _checked_wrap_dl(self, dl):
+        _import_module('fastai_remote.load.frameworks').check_undivided(dl)
+        return stock_wrap_dl(self, dl)
+    def _wrap_dl(self, dl): return _import_module('fastai_remote.load.distributed').wrap_dl(self, dl, _checked_wrap_dl)
     module.DistributedTrainer._wrap_dl = _wrap_dl
+
+# Other frameworks prepare loaders: those whose batches are divided among the ranks are not divided again
+def _add_to_accelerate(module): _replace_prepare(module, 'prepare_for_accelerate')
+def _add_to_ray(module): _replace_prepare(module, 'prepare_for_ray')
+
+def _replace_prepare(module, name):
+    stock = module.prepare_data_loader
+    @_wraps(stock)
+    def prepare_data_loader(*args, **kwargs):
+        return getattr(_import_module('fastai_remote.load.frameworks'), name)(stock, *args, **kwargs)
+    module.prepare_data_loader = prepare_data_loader
 
 _when_imported('fastai.data.core', _add_to_loaders)
 _when_imported('fastai.distributed', _add_to_distributed)
 _when_imported('fastai.vision.widgets', _add_to_widgets)
+_when_imported('accelerate.accelerator', _add_to_accelerate)
+_when_imported('ray.train.torch', _add_to_ray)

@@ -8,7 +8,7 @@ Docs: page `load/dataset`"""
 __all__ = ['RemoteDataset', 'RemoteBatches', 'BatchedDataset']
 
 # %% ../../nbs/load/12_dataset.ipynb #512cca93
-import collections, copy, gc, os
+import collections, copy, gc, os, warnings
 
 import numpy as np
 import torch
@@ -254,14 +254,35 @@ class _Epochs:
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
         world_size:int=None, # Number of ranks; default: as `rank`
     ):
-        if world_size is None: rank,world_size = _this_rank()
-        if bs<1 or (interleave is not None and interleave<1) or rank is None or not 0<=rank<world_size:
+        is_rank = world_size is None or rank is not None and 0<=rank<world_size
+        if bs<1 or (interleave is not None and interleave<1) or not is_rank:
             raise ValueError('want bs and interleave of at least 1 and a rank below world_size, '
                              f'not {bs=}, {interleave=}, {rank=}, {world_size=}')
         self.ds,self.bs,self.shuffle,self.seed,self.interleave,self.drop_last = ds,bs,shuffle,seed,interleave,drop_last
-        self.rank,self.world_size = rank,world_size
+        self.given_rank = None if world_size is None else (rank,world_size)
+        self.found_rank = None   # what `_this_rank` returned last
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()   # persistent workers see it change
+        self.finished = torch.tensor(-1).share_memory_()   # number of the last epoch that was read to its end
         self.times = 0   # epochs that began in this process
+
+    def _ranks(self):
+        """This rank, and the number of ranks
+
+        Unless they were given, they are looked up now, because a framework may start the ranks after this was made. A
+        worker that was spawned knows what its parent has found."""
+        if self.given_rank is not None: return self.given_rank
+        distributed = torch.distributed
+        is_known = self.found_rank is not None and get_worker_info() is not None
+        if not is_known or distributed.is_available() and distributed.is_initialized(): self.found_rank = _this_rank()
+        return self.found_rank
+
+    rank = property(lambda self: self._ranks()[0])
+    world_size = property(lambda self: self._ranks()[1])
+
+    def __getstate__(self):
+        try: self._ranks()
+        except ValueError: pass   # raised again when this is used
+        return self.__dict__.copy()
 
     def set_epoch(self,
         epoch:int # Number of the next epoch
@@ -281,6 +302,9 @@ class _Epochs:
     def _seed(self):
         "Seed of the epoch that begins: the same in all workers and in all ranks"
         info = get_worker_info()
+        if (info is None or info.id==0) and self.shuffle and self.world_size>1 and int(self.finished)==int(self.epoch):
+            warnings.warn(f'{self.ds.store.name}: epoch {int(self.epoch)} is read again, in the same order as before: '
+                          'call set_epoch(number) of the batches before each epoch', stacklevel=4)
         self.times += 1   # because a persistent worker has the same `info.seed` in each epoch
         if self.seed is not None or self.world_size>1: key = self.seed or 0,int(self.epoch)
         elif info is None: key = int(torch.empty((), dtype=torch.int64).random_()),
@@ -297,24 +321,78 @@ class _Epochs:
             order = Order(n, ShardPermutation(self.sizes, seed, self.interleave, self.bs, workers))
         return rank_share(order, self.rank, self.world_size)[:len(self)*self.bs]
 
-    def _shard_prefetch(self, order, worker):
-        "Called with each batch of `worker`, it returns the arguments of the store's `prefetch`, or `None`"
+    def _shard_prefetch(self, order, worker, given=0):
+        """Called with each batch of `worker`, it returns the arguments of the store's `prefetch`, or `None`
+
+        `given` is the number of samples that this worker read before."""
         if not reads_whole_shards(self.ds.items) or self.sizes is None: return lambda positions: None
         perm = shard_permutation_of(order)
-        return ShardsInOrder(self.ds.items) if perm is None else ShuffledShards(self.ds.store, perm, worker)
+        if perm is None: return ShardsInOrder(self.ds.items)
+        prefetch = ShuffledShards(self.ds.store, perm, worker)
+        prefetch.given = given
+        return prefetch
+
+# %% ../../nbs/load/12_dataset.ipynb #55ba641b
+class _EpochIterator:
+    """The batches of one epoch, as an iterator with a state
+
+    torchdata's `StatefulDataLoader` stores the state, and another process continues where it was."""
+    def __init__(self,
+        source:_Epochs, # Where the batches come from
+        seed:int, # Seed of the epoch
+        batches, # `batches(seed, first)`: an iterator that begins with batch number `first` of this process
+        worker:int, # Number of this worker
+        num_workers:int # Number of workers
+    ):
+        self.source,self.seed,self.batches,self.count,self.iterator = source,seed,batches,0,None
+        self.number = int(source.epoch)
+        self.options = dict(samples=len(source.ds), bs=source.bs, shuffle=source.shuffle, interleave=source.interleave,
+                            drop_last=source.drop_last, rank=source.rank, world_size=source.world_size, worker=worker,
+                            num_workers=num_workers)
+
+    def __iter__(self): return self
+
+    def __next__(self):
+        if self.iterator is None: self.iterator = self.batches(self.seed, self.count)
+        try: batch = next(self.iterator)
+        except StopIteration:
+            self.source.finished.fill_(self.number)
+            raise
+        self.count += 1
+        return batch
+
+    def state_dict(self)->dict:
+        "The place in the epoch, and all that its order depends on"
+        return dict(self.options, seed=self.seed, count=self.count)
+
+    def load_state_dict(self,
+        state:dict # What `state_dict` returned
+    ):
+        "Continue at this place; raises `ValueError` if the order depends on something that has changed"
+        changed = [name for name,value in self.options.items() if state.get(name)!=value]
+        if changed:
+            name = changed[0]
+            raise ValueError(f'{self.source.ds.store.name}: this state is of an epoch with {name}={state.get(name)}, '
+                             f'and cannot be continued with {name}={self.options[name]}')
+        self.seed,self.count,self.iterator = state['seed'],state['count'],None
 
 # %% ../../nbs/load/12_dataset.ipynb #648a792f
 class RemoteBatches(_Epochs, Sampler):
     "Yields the positions of each batch of a `RemoteDataset`, in a new order each epoch and in constant memory"
     num_workers = 1   # of the loader
-    def __iter__(self):
-        order,epoch = self._order(self._seed(), self.num_workers),self.times
+    sampler = property(lambda self: self)   # Lightning and accelerate call `batch_sampler.sampler.set_epoch`
+    def __iter__(self): return _EpochIterator(self, self._seed(), self._batches, 0, self.num_workers)
+
+    def _batches(self, seed, first):
+        order,epoch,workers = self._order(seed, self.num_workers),self.times,self.num_workers
         self.ds.store.new_epoch()
-        if shard_permutation_of(order) is None: prefetch = [lambda positions: None]*self.num_workers
-        else: prefetch = [self._shard_prefetch(order, worker) for worker in range(self.num_workers)]
-        for k,numbers in enumerate(worker_batches(order, self.bs)):
+        if shard_permutation_of(order) is None: prefetch = [lambda positions: None]*workers
+        else:   # batch `k` is for worker `k%workers`
+            given = [(first-worker+workers-1)//workers*self.bs for worker in range(workers)]
+            prefetch = [self._shard_prefetch(order, worker, given[worker]) for worker in range(workers)]
+        for k,numbers in enumerate(worker_batches(order[first*self.bs:], self.bs), first):
             positions = _Positions(numbers.tolist())
-            positions.prefetch,positions.epoch = prefetch[k%self.num_workers](positions),epoch
+            positions.prefetch,positions.epoch = prefetch[k%workers](positions),epoch
             yield positions
 
 @patch
@@ -332,18 +410,23 @@ def batches(self:RemoteDataset,
 # %% ../../nbs/load/12_dataset.ipynb #81c6b1e8
 class BatchedDataset(_Epochs, IterableDataset):
     "Collated batches of a `RemoteDataset`, for a torch `DataLoader` with `batch_size=None`"
-    def __iter__(self): return self._batches(self._seed(), get_worker_info())   # the seed is drawn here, not lazily
+    def __iter__(self):
+        info = get_worker_info()
+        worker,num_workers = (info.id,info.num_workers) if info else (0,1)
+        # The seed is drawn here, not lazily
+        return _EpochIterator(self, self._seed(), self._batches, worker, num_workers)
 
-    def _batches(self, seed, info):
+    def _batches(self, seed, first):
+        info = get_worker_info()
         worker,num_workers = (info.id,info.num_workers) if info else (0,1)
         # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
         if info: gc.freeze()
         self.ds.store.new_epoch()
         order = self._order(seed, num_workers)
-        prefetch = self._shard_prefetch(order, worker)
+        prefetch = self._shard_prefetch(order, worker, first*self.bs)
         waiting = collections.deque()
         with FetchThreads(1) as submit:
-            for positions in worker_batches(order, self.bs, worker, num_workers):
+            for positions in worker_batches(order[first*num_workers*self.bs:], self.bs, worker, num_workers):
                 waiting.append(submit(self.ds._read, positions, prefetch(positions)))
                 if len(waiting)>1: yield self._collated(waiting.popleft()())
             while waiting: yield self._collated(waiting.popleft()())

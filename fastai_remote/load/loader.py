@@ -108,7 +108,7 @@ class RemoteDL(TfmdDL):
         items = self.dataset.items
         if not isinstance(items, RemoteItems): raise TypeError('balance needs the items of a store')
         field,weights = self.balance if isinstance(self.balance, tuple) else (self.balance,None)
-        if weights is None: weights = items.store.class_weights(field)
+        if weights is None: weights = items.class_weights(field)
         def labels(positions): return items.store.get_many(items.numbers_at(positions), field, check=True)[field]
         return WeightedOrder(self.n, labels, weights, self.rng.getrandbits(63))
 

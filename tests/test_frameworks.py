@@ -1,0 +1,382 @@
+"""Every framework reads each sample once per epoch, in two processes, in an order that differs between epochs
+
+Or it says clearly what to do. The scripts are those of the section "Other frameworks" of the guide."""
+import json, os, re, socket, subprocess, sys, warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fastai_remote import RemoteDataset, ShardStore, to_shards
+
+N = 201   # odd, so that two ranks need one sample twice
+HEAD = '''
+import json, os, sys, warnings
+import torch
+from torch.utils.data import DataLoader
+from fastai_remote import RemoteDataset, ShardStore
+
+path,out = sys.argv[1:3]
+ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
+def save(rank, **epochs):
+    with open(f'{out}/{rank}.json', 'w') as f: json.dump(epochs, f)
+def numbers(x): return [int(i) for i in x.flatten()]
+def error(f):
+    "The message of the error that `f` raises"
+    try: f()
+    except Exception as e: return f'{type(e).__name__}: {e}'
+'''
+
+@pytest.fixture(scope='module')
+def path(tmp_path_factory):
+    "201 samples in shards of 20"
+    folder = tmp_path_factory.mktemp('numbers')
+    to_shards([{'x.f4':i, 'y.f4':i} for i in range(N)], folder, num_workers=1, maxcount=20, progress=False)
+    return str(folder)
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+@pytest.fixture
+def two_ranks(interpreters, path, tmp_path):
+    "Runs a script in two processes, with the environment that torchrun makes; returns what each saves"
+    def run(script):
+        (tmp_path/'script.py').write_text(HEAD+script)
+        env = dict(os.environ, WORLD_SIZE='2', LOCAL_WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', CUDA_VISIBLE_DEVICES='',
+                   MASTER_PORT=str(free_port()), ACCELERATE_USE_CPU='true', GLOO_SOCKET_IFNAME='lo')
+        ranks = [interpreters.start(tmp_path/'script.py', path, tmp_path, fastai=False,
+                                    env=dict(env, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(2)]
+        for ended in [rank.wait() for rank in ranks]: assert ended.returncode==0, ended.stderr[-3000:]
+        return saved(tmp_path)
+    return run
+
+def saved(folder): return [json.loads((folder/f'{rank}.json').read_text()) for rank in range(2)]
+
+def run_script(folder, path, env):
+    "Run `script.py` of `folder`, which starts the ranks by itself"
+    command = [sys.executable, '-W', 'ignore', folder/'script.py', path, folder]
+    run = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    assert run.returncode==0, run.stderr[-3000:]
+
+def each_once(a, b, twice=1):
+    "Are all samples in each of two epochs, with at most `twice` repeated, and in another order?"
+    assert len(a)==len(b)==2
+    for one,other in zip(a, b):
+        counts = Counter(one+other)
+        assert counts.keys()==set(range(N)), f'{len(counts)} of {N} samples'
+        assert len(one+other)==N+twice and len(one)==len(other)
+    assert a[0]!=a[1] and b[0]!=b[1]
+
+# --- accelerate
+
+ACCELERATE = '''
+from accelerate import Accelerator, DataLoaderConfiguration
+
+def loaders():
+    accelerator = Accelerator()
+    loader = DataLoader(ds, batch_sampler=ds.batches(8, num_workers=1), num_workers=1)
+    loader = accelerator.prepare(loader)
+    yield 'batches', loader
+    yield 'batched', accelerator.prepare(DataLoader(ds.batched(8), batch_size=None, num_workers=1))
+    yield 'shuffle', accelerator.prepare(DataLoader(ds, batch_size=8, shuffle=True))
+    for name,options in dict(dispatch=dict(dispatch_batches=True), uneven=dict(even_batches=False)).items():
+        other = Accelerator(dataloader_config=DataLoaderConfiguration(**options))
+        yield name, other.prepare(DataLoader(ds, batch_sampler=ds.batches(8)))
+        yield name+' batched', other.prepare(DataLoader(ds.batched(8), batch_size=None))
+
+if __name__=='__main__':
+    warnings.simplefilter('error', UserWarning)
+    epochs = {name:[[i for x,_ in loader for i in numbers(x)] for _ in range(2)] for name,loader in loaders()}
+    accelerator = Accelerator()
+    errors = [error(lambda: accelerator.prepare(DataLoader(ds.batched(8)))),
+              error(lambda: accelerator.prepare(DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=1))))]
+    save(accelerator.process_index, errors=errors, **epochs)
+'''
+@pytest.mark.slow
+def test_accelerate(two_ranks):
+    "`prepare` divides no loader a second time; a loader with torch's sampler it divides, and fills the last batches"
+    pytest.importorskip('accelerate')
+    a,b = two_ranks(ACCELERATE)
+    errors = a.pop('errors')
+    assert 'batches of 1 of them: DataLoader(ds.batched(…), batch_size=None)' in errors[0]
+    assert 'divided among 1 ranks, and accelerate has 2' in errors[1]
+    for name in a:
+        if name!='errors': each_once(a[name], b[name], twice=7 if name=='shuffle' else 1)
+
+def test_batches_made_before_the_ranks_are_known(path, monkeypatch):
+    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
+    made = ds.batches(8, seed=1),ds.batched(8, seed=1)
+    given = ds.batches(8, seed=1, rank=0, world_size=1)
+    assert [len(o) for o in made]==[26,26]
+    monkeypatch.setenv('WORLD_SIZE', '3')
+    monkeypatch.setenv('RANK', '1')
+    assert [len(o) for o in made]==[9,9] and len(given)==26 and (made[0].rank,made[0].world_size)==(1,3)
+    assert sum(len(x) for x,_ in DataLoader(made[1], batch_size=None, num_workers=1))==N//3
+
+@pytest.mark.parametrize('kind', ['batches','batched'])
+def test_the_same_order_again_warns(path, kind):
+    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
+    batches = getattr(ds, kind)(8, rank=0, world_size=2)
+    loader = DataLoader(ds, batch_sampler=batches) if kind=='batches' else DataLoader(batches, batch_size=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        next(iter(loader))   # a look at a batch is no epoch
+        for epoch in range(2):
+            batches.set_epoch(epoch)
+            for _ in loader: pass
+    with pytest.warns(UserWarning, match='epoch 1 is read again, in the same order .* call set_epoch'): list(loader)
+
+SPAWN = '''
+import torch.distributed as dist
+
+if __name__=='__main__':
+    made = dict(batches=ds.batches(8, num_workers=1), batched=ds.batched(8))
+    rank = int(os.environ.pop('RANK'))
+    del os.environ['WORLD_SIZE']
+    dist.init_process_group('gloo', rank=rank, world_size=2)
+    epochs = {}
+    for kind,batches in made.items():
+        source = dict(dataset=ds, batch_sampler=batches) if kind=='batches' else dict(dataset=batches, batch_size=None)
+        loader = DataLoader(**source, num_workers=1, multiprocessing_context='spawn')
+        epochs[kind] = []
+        for epoch in range(2):
+            batches.set_epoch(epoch)
+            epochs[kind].append([i for x,_ in loader for i in numbers(x)])
+    save(rank, **epochs)
+'''
+@pytest.mark.slow
+def test_spawned_workers_know_the_rank_of_their_parent(two_ranks):
+    "The environment names no rank, and the batches were made before `init_process_group`"
+    a,b = two_ranks(SPAWN)
+    for kind in a: each_once(a[kind], b[kind])
+
+@pytest.mark.slow
+def test_fastai_divides_no_loader_of_ours(interpreters, path):
+    code = '''
+from fastai.distributed import DistributedTrainer
+ours,stock = DataLoader(ds, batch_sampler=ds.batches(8)),DataLoader(ds, batch_size=8)
+print(error(lambda: DistributedTrainer._wrap_dl(None, ours)))
+'''
+    run = interpreters.run(HEAD+code, path, path)
+    assert 'would divide a torch DataLoader of a RemoteDataset again: ' in run.stdout, run.stderr
+
+def test_the_examples_of_the_guide_are_those_of_these_tests():
+    guide = (Path(__file__).parents[1]/'nbs/guide/training.md').read_text(encoding='utf-8')
+    examples = re.findall(r'(?ms)^```py\n(.*?)^```', guide)
+    scripts = {line.strip() for line in (HEAD+LIGHTNING+ACCELERATE+TRANSFORMERS+TORCHDATA+RAY).splitlines()}
+    lines = [re.sub(' +#.*', '', line).strip() for line in '\n'.join(examples).splitlines()]
+    assert len(examples)==7 and not [line for line in lines if line not in scripts and line!='for x,y in loader: …']
+
+# --- torchdata
+
+def loader_of(ds, kind, workers, seed=None, bs=8):
+    stateful = pytest.importorskip('torchdata.stateful_dataloader')
+    if kind=='batches': source = dict(dataset=ds, batch_sampler=ds.batches(bs, num_workers=workers, seed=seed))
+    else: source = dict(dataset=ds.batched(bs, seed=seed), batch_size=None)
+    return stateful.StatefulDataLoader(**source, num_workers=workers)
+
+def numbers(x): return [int(i) for i in x.flatten()]
+
+@pytest.mark.parametrize('workers,seed', [(0,None),(0,3),(2,None)])
+@pytest.mark.parametrize('kind', ['batches','batched'])
+def test_an_epoch_continues_where_its_state_was_saved(path, kind, workers, seed):
+    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
+    for stop in (1,5) if workers else (0,1,5,26):
+        first = loader_of(ds, kind, workers, seed)
+        batches = iter(first)
+        before = [numbers(next(batches)[0]) for _ in range(stop)]
+        state = json.loads(json.dumps(first.state_dict()))
+        rest = [numbers(x) for x,_ in batches]
+        again = loader_of(RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4'), kind, workers, seed)
+        torch.manual_seed(stop)
+        again.load_state_dict(state)
+        assert [numbers(x) for x,_ in again]==rest and sorted(sum(before+rest, []))==list(range(N))
+        if stop==1: assert sorted(i for x,_ in again for i in numbers(x))==list(range(N))   # the next epoch
+
+def test_a_state_of_other_batches(path):
+    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
+    loader = loader_of(ds, 'batches', 0)
+    next(iter(loader))
+    for other,message in ((loader_of(ds, 'batches', 0, bs=9), 'bs=8, and cannot be continued with bs=9'),
+                          (loader_of(ds[:100], 'batches', 0), 'samples=201, .* with samples=100')):
+        other.load_state_dict(loader.state_dict())
+        with pytest.raises(ValueError, match=message): next(iter(other))
+
+TORCHDATA = '''
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+def loader_of(kind):
+    if kind=='batched': return StatefulDataLoader(ds.batched(8), batch_size=None)
+    loader = StatefulDataLoader(ds, batch_sampler=ds.batches(8))
+    return loader
+
+def epochs(kind):
+    for epoch in range(2):
+        loader = loader_of(kind)
+        (loader.batch_sampler or loader.dataset).set_epoch(epoch)
+        seen,batches = [],iter(loader)
+        for _ in range(5): seen += numbers(next(batches)[0])
+        state = loader.state_dict()
+        loader = loader_of(kind)   # as in a new process
+        loader.load_state_dict(state)
+        yield seen+[i for x,_ in loader for i in numbers(x)]
+
+if __name__=='__main__': save(os.environ['RANK'], **{kind:[*epochs(kind)] for kind in ('batches','batched')})
+'''
+def test_stateful_loaders_of_two_ranks(two_ranks):
+    pytest.importorskip('torchdata')
+    a,b = two_ranks(TORCHDATA)
+    for kind in a: each_once(a[kind], b[kind])
+
+# --- Lightning
+
+LIGHTNING = '''
+import logging
+import lightning as L
+
+class Line(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.line,self.epochs = torch.nn.Linear(1, 1),[]
+    def on_train_epoch_start(self): self.epochs.append([])
+    def training_step(self, batch, k):
+        self.epochs[-1] += numbers(batch[0])
+        return (self.line(batch[0][:,None])[:,0]-batch[1]).square().mean()*1e-9
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+class LineOfBatched(Line):
+    def on_train_epoch_start(self):
+        super().on_train_epoch_start()
+        self.trainer.train_dataloader.dataset.set_epoch(self.current_epoch)
+
+options = dict(accelerator='cpu', devices=2, strategy='ddp', logger=False, enable_checkpointing=False,
+               enable_progress_bar=False, enable_model_summary=False)
+# made before Lightning starts the second process
+loader = DataLoader(ds, batch_sampler=ds.batches(8, num_workers=1), num_workers=1)
+if __name__=='__main__':
+    logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
+    trainer = L.Trainer(max_epochs=2, use_distributed_sampler=False, **options)
+    trainer.fit(model:=Line(), loader)
+    epochs = dict(batches=model.epochs)
+    loader_of_batched = DataLoader(ds.batched(8), batch_size=None, num_workers=1)
+    L.Trainer(max_epochs=2, **options).fit(model:=LineOfBatched(), loader_of_batched)
+    epochs['batched'] = model.epochs
+    L.Trainer(max_epochs=2, **options).fit(model:=Line(), DataLoader(ds, batch_size=8, shuffle=True))
+    epochs['shuffle'] = model.epochs
+    epochs['error'] = error(lambda: L.Trainer(max_epochs=2, **options).fit(Line(), loader))
+    save(torch.distributed.get_rank(), **epochs)
+'''
+@pytest.mark.slow
+def test_lightning(path, tmp_path):
+    "Lightning starts the second process itself; it cannot replace our batches, and says how to leave them as they are"
+    pytest.importorskip('lightning')
+    (tmp_path/'script.py').write_text(HEAD+LIGHTNING)
+    env = {**os.environ, 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':''}
+    run_script(tmp_path, path, env)
+    a,b = saved(tmp_path)
+    assert 'Trainer(use_distributed_sampler=False)' in a.pop('error') and b.pop('error')
+    for kind in a: each_once(a[kind], b[kind])
+
+# --- HuggingFace's Trainer
+
+TRANSFORMERS = '''
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line,self.seen = torch.nn.Linear(1, 1),[]
+    def forward(self, x, y):
+        if self.training: self.seen.append(numbers(x))
+        return dict(loss=(self.line(x[:,None])[:,0]-y).square().mean()*1e-9)
+
+def collate(samples):
+    x,y = zip(*samples)
+    return dict(x=torch.tensor(x), y=torch.tensor(y))
+
+class RemoteTrainer(Trainer):
+    def get_train_dataloader(self):
+        workers = self.args.dataloader_num_workers
+        batches = self.train_dataset.batches(self.args.per_device_train_batch_size, num_workers=workers,
+                                             seed=self.args.seed)
+        loader = DataLoader(self.train_dataset, batch_sampler=batches, num_workers=workers,
+                            collate_fn=self.data_collator)
+        return self.accelerator.prepare(loader)
+
+def fit(cls, ds, collate=collate, resume=None):
+    args = TrainingArguments(out, per_device_train_batch_size=8, num_train_epochs=2, use_cpu=True, report_to='none',
+                             save_strategy='steps', save_steps=20, logging_strategy='no', disable_tqdm=True)
+    model = Line()
+    cls(model, args, train_dataset=ds, data_collator=collate).train(resume_from_checkpoint=resume)
+    return model.seen
+
+def two_epochs(batches):
+    half = len(batches)//2
+    return [sum(batches[:half], []), sum(batches[half:], [])]
+
+if __name__=='__main__':
+    own,batches = fit(Trainer, ds),fit(RemoteTrainer, ds)
+    rest = fit(RemoteTrainer, ds, resume=f'{out}/checkpoint-20')   # in the second epoch
+    save(torch.distributed.get_rank(), own=two_epochs(own), batches=two_epochs(batches), resumed=[batches[20:], rest],
+         error=error(lambda: fit(Trainer, ds.batched(8), collate=None)))
+'''
+@pytest.mark.slow
+def test_huggingface_trainer(two_ranks):
+    "Its own sampler is divided by accelerate, which fills the last batches; ours is divided once"
+    pytest.importorskip('transformers')
+    a,b = two_ranks(TRANSFORMERS)
+    for rank in a,b:
+        all_at_once,resumed = rank.pop('resumed')
+        assert all_at_once==resumed and len(resumed)==6
+    assert 'batch_size=None' in a.pop('error')
+    each_once(a['batches'], b['batches'])
+    each_once(a['own'], b['own'], twice=7)
+
+# --- Ray Train
+
+RAY = '''
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+def train(config):
+    import ray.train.torch
+    ds = RemoteDataset(ShardStore(config['path'])).to_tuple('x.f4', 'y.f4')
+    seen = []
+    loader = DataLoader(ds, batch_sampler=ds.batches(8))
+    loader = ray.train.torch.prepare_data_loader(loader, add_dist_sampler=False)
+    for epoch in range(2):
+        loader.batch_sampler.set_epoch(epoch)
+        seen.append([i for x,_ in loader for i in numbers(x)])
+    epochs = dict(batches=seen)
+    for kind,loader in dict(default=DataLoader(ds, batch_sampler=ds.batches(8)),
+                            batched=DataLoader(ds.batched(8), batch_size=None),
+                            shuffle=DataLoader(ds, batch_size=8, shuffle=True)).items():
+        loader = ray.train.torch.prepare_data_loader(loader)
+        source = dict(default=loader.batch_sampler, batched=loader.dataset, shuffle=loader.sampler)[kind]
+        epochs[kind] = []
+        for epoch in range(2):
+            source.set_epoch(epoch)
+            epochs[kind].append([i for x,_ in loader for i in numbers(x)])
+    save(ray.train.get_context().get_world_rank(), **epochs)
+
+if __name__=='__main__':
+    ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
+    trainer = TorchTrainer(train, train_loop_config=dict(path=path), scaling_config=ScalingConfig(num_workers=2),
+                           run_config=RunConfig(storage_path=out, name='run'))
+    trainer.fit()
+    ray.shutdown()
+'''
+@pytest.mark.slow
+def test_ray_train(path, tmp_path):
+    "`prepare_data_loader` leaves our batches as they are, with and without `add_dist_sampler=False`"
+    pytest.importorskip('ray')
+    (tmp_path/'script.py').write_text(HEAD+RAY)
+    env = {**os.environ, 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':'', 'RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO':'0'}
+    run_script(tmp_path, path, env)
+    a,b = saved(tmp_path)
+    for kind in a: each_once(a[kind], b[kind])

@@ -1,0 +1,221 @@
+"Parts of a dataset that are chosen by the values of a field: `where`, `FieldSplitter` and `KFoldSplitter`"
+import pickle, tracemalloc
+
+import numpy as np
+import pandas as pd
+import pytest
+from fastai.data.block import CategoryBlock, DataBlock
+from fastai.data.core import DataLoaders
+from fastai.data.transforms import ColReader, ColSplitter
+
+from fastai_remote import (
+    FieldSplitter, get_remote_items, KFoldSplitter, MemoryStore, MissingSample, Permutation, RandomStoreSplitter, RedisBlock,
+    RedisStore, RemoteItems, ShardStore, StoreSplitter, to_redis, to_shards, UnknownField)
+from fastai_remote.core import Manifest
+from fastai_remote.load.items import SampleSelection
+from fastai_remote.load.prefetch import reads_whole_shards
+from fastai_remote.order.base import Order
+from fastai_remote.order.shards import ShardFolds
+from fastai_remote.store.base import Store
+
+N,labels = 230,['cat','cow','dog']
+rng = np.random.default_rng(0)
+frame = pd.DataFrame({'x.f4':np.arange(N)/8, 'cls':rng.choice(labels, N, p=[.5,.2,.3]), 'is_valid':rng.random(N)<.3,
+                      'age':rng.integers(0, 90, N)})
+tags = [sorted(set(rng.choice(['big','small','red'], 2))) for _ in range(N)]
+samples = [{**row, 'labels':some, 'txt':str(i)} for i,(row,some) in enumerate(zip(frame.to_dict('records'), tags))]
+
+@pytest.fixture(scope='module', params=['memory','redis','shards'])
+def data(request, server, tmp_path_factory):
+    if request.param=='shards':
+        to_shards({'train':samples[:200], 'valid':samples[200:]}, d:=tmp_path_factory.mktemp('d'), num_workers=1,
+                  maxcount=20, progress=False, shuffle=False)
+        return ShardStore(d)
+    to_redis({'train':samples[:200], 'valid':samples[200:]}, server.url, request.param, num_workers=1, progress=False,
+             shuffle=False)
+    redis = RedisStore(server.url, request.param)
+    if request.param=='redis': return redis
+    values = redis.get_many(range(N), redis.fields)
+    return MemoryStore(values, 'data', vocab=redis.manifest.vocab, splits=redis.splits)
+
+def numbers(mask): return np.flatnonzero(np.asarray(mask)).tolist()
+
+@pytest.mark.parametrize('field,values,want', [
+    ('cls', 'cat', frame.cls=='cat'), ('cls', ['cat','dog'], frame.cls!='cow'), ('cls', {'cow'}, frame.cls=='cow'),
+    ('cls', lambda names: np.char.startswith(names, 'c'), frame.cls!='dog'),
+    ('is_valid', True, frame.is_valid), ('is_valid', 0, ~frame.is_valid),
+    ('age', [3,50,70], frame.age.isin([3,50,70])), ('age', range(10, 40), (frame.age>=10)&(frame.age<40)),
+    ('age', range(40, 9, -3), frame.age.isin(range(40, 9, -3))), ('age', np.array([5,6]), frame.age.isin([5,6])),
+    ('age', lambda ages: (ages>20)&(ages%2==0), (frame.age>20)&(frame.age%2==0)),
+    ('x.f4', [.125, 3], frame['x.f4'].isin([.125, 3])),
+    ('labels', 'red', ['red' in o for o in tags]), ('labels', ['red','big'], [bool({'red','big'}&{*o}) for o in tags])])
+def test_items_with_these_values(data, field, values, want):
+    items = get_remote_items(data).where(field, values)
+    assert [*items]==numbers(want) and items.is_complete and isinstance(items, RemoteItems)
+    assert data.vocab==labels
+
+def test_the_order_of_the_items_is_kept(data):
+    perm = Permutation(N, 3)
+    shuffled = get_remote_items(data)[Order(range(10, N), perm)]
+    assert [*shuffled.where('cls', 'dog')]==[i for i in shuffled if frame.cls[i]=='dog']
+    twice = get_remote_items(data)[[5,3,5,3,0,9,8,7]]
+    assert [*twice.where('age', lambda ages: ages>40)]==[i for i in twice if frame.age[i]>40]
+    part = get_remote_items(data)[7:100]
+    assert [*part.where('cls', 'dog')]==[i for i in range(7, 100) if frame.cls[i]=='dog']
+    both = get_remote_items(data).where('cls', 'dog').where('is_valid', True)
+    assert [*both]==numbers((frame.cls=='dog')&frame.is_valid) and both.is_complete and not both[1:].is_complete
+    assert [*pickle.loads(pickle.dumps(both))]==[*both]
+
+def test_wrong_arguments(data):
+    items = get_remote_items(data)
+    with pytest.raises(ValueError, match="no label 'cta' in field 'cls': did you mean 'cat'"): items.where('cls', ['dog','cta'])
+    with pytest.raises(ValueError, match="no label 'x' in field 'labels': there are 3, such as 'big', 'red', 'small'"):
+        items.where('labels', 'x')
+    with pytest.raises(UnknownField, match="no field 'clss'"): items.where('clss', 'cat')
+    with pytest.raises(TypeError, match="chosen by labels or numbers, and 'txt' holds txt; .*'cls', 'is_valid'"): items.where('txt', '3')
+    with pytest.raises(TypeError, match="field 'age' holds numbers .*, not 'cat'"): items.where('age', 'cat')
+    with pytest.raises(ValueError, match=r"none of 230 items has \[200, 300\] in 'age'"): items.where('age', [200,300])
+    with pytest.raises(ValueError, match='must return a bool for each value, not int64'): items.where('age', lambda ages: ages*2)
+
+def test_loaders_of_a_part(data):
+    "Splits of the store are those of the samples that are left; the vocabulary stays that of the store"
+    dls = DataLoaders.from_store(data, 'x.f4', 'cls', where={'cls':['cat','dog'], 'age':range(20, 90)}, bs=8, num_workers=0)
+    want = (frame.cls!='cow')&(frame.age>=20)
+    assert [*dls.train_ds.items]==numbers(want[:200]) and [*dls.valid_ds.items]==[200+i for i in numbers(want[200:])]
+    assert dls.vocab==labels
+    seen = [float(x) for xb,_ in dls.valid for x in xb]
+    assert seen==(frame['x.f4'][200:][want[200:]]).tolist()
+    if data.shards is None: return
+    sizes = get_remote_items(data, where={'cls':['cat','dog']}).shard_sizes
+    assert sizes.tolist()==[int((frame.cls[k:k+20]!='cow').sum()) for k in range(0, N, 20)]
+    assert sorted(int(x*8) for xb,_ in dls.train.new(drop_last=False) for x in xb)==numbers(want[:200])
+    assert dls.train._sizes.sum()==len(dls.train_ds)
+
+@pytest.mark.parametrize('on', [None, True, 1, [True]])
+def test_the_split_of_fastai(data, on):
+    "`ColSplitter` on a table gives the same items in the same order"
+    stock = DataBlock((CategoryBlock,), get_items=lambda df: df, splitter=ColSplitter(on=on), getters=[ColReader('cls')])
+    ours = DataBlock((RedisBlock('cls'),), get_items=get_remote_items, splitter=FieldSplitter(on=on))
+    want,found = stock.datasets(frame),ours.datasets(data)
+    for part,expected in ((found.train,want.train),(found.valid,want.valid)):
+        assert [*part.items]==expected.items.index.tolist()
+        assert [int(c) for c, in part]==[int(c) for c, in expected]
+    if data.shards is not None: assert found.train.items.shard_sizes.sum()==len(found.train) and reads_whole_shards(found.train.items)
+
+def test_splits_by_labels_and_of_a_part(data):
+    frames = frame.assign(tag=frame.cls)
+    for on in ('cat', ['cat','cow']):
+        want = ColSplitter('tag', on=on)(frames)
+        assert [[*part] for part in FieldSplitter('cls', on=on)(get_remote_items(data))]==[[*part] for part in want]
+    with pytest.raises(ValueError, match="'cls' has labels: FieldSplitter"): FieldSplitter('cls')(get_remote_items(data))
+    with pytest.raises(ValueError, match="did you mean 'cow'"): FieldSplitter('cls', on='coww')(get_remote_items(data))
+    with pytest.raises(TypeError, match='get_items=get_remote_items'): FieldSplitter()(list(range(4)))
+    shuffled = get_remote_items(data)[Order(N, Permutation(N, 3))]
+    train,valid = FieldSplitter()(shuffled)
+    assert [*shuffled[valid]]==[i for i in shuffled if frame.is_valid[i]] and len(train)+len(valid)==N
+    dogs = get_remote_items(data).where('cls', 'dog')
+    train,valid = FieldSplitter()(dogs)
+    assert [*dogs[train]]==numbers((frame.cls=='dog')&~frame.is_valid)
+    if data.shards is not None: assert dogs[train].shard_sizes.sum()==len(train)
+
+@pytest.mark.parametrize('stratify', [None,'cls'])
+@pytest.mark.parametrize('n_folds', [2,7])
+def test_each_sample_is_in_one_validation_fold(data, n_folds, stratify):
+    for items in (get_remote_items(data), get_remote_items(data).where('age', range(80)), get_remote_items(data)[[3,1,2,9,8,7,6,5]]):
+        folds = [[[*items[part]] for part in KFoldSplitter(n_folds, k, 1, stratify)(items)] for k in range(n_folds)]
+        assert folds==[[[*items[part]] for part in KFoldSplitter(n_folds, k, 1, stratify)(items)] for k in range(n_folds)]
+        assert all(sorted(train+valid)==sorted(items) for train,valid in folds)
+        assert sorted(i for _,valid in folds for i in valid)==sorted(items)
+        def uneven(counts): return max(counts)-min(counts)
+        assert uneven([len(valid) for _,valid in folds])<=1
+        if stratify:
+            assert all(uneven([sum(frame.cls[i]==label for i in valid) for _,valid in folds])<=1 for label in labels)
+        other = KFoldSplitter(n_folds, 0, 2, stratify)(items)[1]
+        assert len(items)<9 or [*items[other]]!=folds[0][1]
+        if data.shards is not None and len(items)>9:
+            split = KFoldSplitter(n_folds, 1, 1, stratify)(items)
+            assert all(items[part].shard_sizes.sum()==len(part) for part in split)
+            for part in split:   # each item lies in the shard that `shard_sizes` says
+                shards = data.shards.at(np.array([*items[part]]))[0]
+                assert (np.bincount(shards, minlength=len(data.shards))==items[part].shard_sizes).all()
+
+def test_folds_as_arguments(data):
+    items = get_remote_items(data)
+    for bad in ((1,0),(5,5),(5,-1)):
+        with pytest.raises(ValueError, match='n_folds'): KFoldSplitter(*bad)
+    with pytest.raises(ValueError, match='3 items cannot be divided into 5'): KFoldSplitter()(items[:3])
+    with pytest.raises(TypeError, match="one label for each sample, and 'age' holds"): KFoldSplitter(stratify='age')(items)
+    if data.shards is None: assert [*KFoldSplitter(5, 0, 1)(items)[1]]==[*RandomStoreSplitter(.2, 1)(items)[1]]
+    dls = DataLoaders.from_store(data, 'x.f4', 'cls', splitter=KFoldSplitter(5, 2), bs=8, num_workers=0)
+    seen = [float(x)*8 for xb,_ in dls.valid for x in xb]
+    assert seen==[*dls.valid_ds.items] and len(seen)==46
+    assert {*map(int, seen)}.isdisjoint(int(x*8) for xb,_ in dls.train for x in xb)
+    assert [*pickle.loads(pickle.dumps(dls.train_ds.items))]==[*dls.train_ds.items]
+
+def test_samples_without_the_field(tmp_path):
+    import io, tarfile
+    with tarfile.open(tmp_path/'a.tar', 'w') as tar:
+        for i in range(20):
+            for name,value in ((f'{i:03}.txt', 't'), (f'{i:03}.age.u1', i), (f'{i:03}.cls', i%3))[:3 if i%2 else 1]:
+                info = tarfile.TarInfo(name)
+                info.size = len(content:=str(value).encode())
+                tar.addfile(info, io.BytesIO(content))
+    from fastai_remote import index_shards
+    store = index_shards(tmp_path, num_workers=1, progress=False)
+    store = ShardStore(tmp_path)
+    items = get_remote_items(store)
+    assert [*items.where('age.u1', lambda ages: ages>10)]==[11,13,15,17,19]
+    assert [*items.where('cls', store.vocab[1] if store.vocab else 1)]==[1,7,13,19]
+    with pytest.raises(MissingSample, match='not every sample has this field'): FieldSplitter('age.u1')(items)
+
+def test_folds_of_shards_differ_by_one():
+    for sizes in ([7,0,3,20,1],[100]*3,[1]*10):
+        for n_folds in (2,3,5):
+            folds = [ShardFolds(sizes, n_folds, k, 4) for k in range(n_folds)]
+            n = sum(sizes)
+            valid = [f.valid[np.arange(len(f.valid))] for f in folds]
+            assert sorted(np.concatenate(valid))==list(range(n)) and max(map(len, valid))-min(map(len, valid))<=1
+            for f,v in zip(folds, valid): assert sorted([*f.train[np.arange(len(f.train))], *v])==list(range(n))
+            assert folds[0]==pickle.loads(pickle.dumps(folds[0]))!=folds[1]
+
+class Numbers(Store):
+    "Makes its values from the number"
+    def __init__(self, n):
+        self.manifest = Manifest('numbers', n, {'is_valid':{'codec':'i8','dtype':'i8'}, 'cls':{'codec':'cls','dtype':'u1'}},
+                                 vocab={'cls':list('abcdefgh')})
+    def read_values(self, numbers, fields):
+        return {f:(numbers%5==0).astype(np.int64) if f=='is_valid' else (numbers%8).astype(np.uint8) for f in fields}
+
+def memory(f):
+    "Bytes that `f` allocates at most, and its result"
+    tracemalloc.start()
+    try: return f(),tracemalloc.get_traced_memory()[1]
+    finally: tracemalloc.stop()
+
+@pytest.mark.parametrize('make', [
+    lambda items: items.where('cls', ['a','c']), lambda items: FieldSplitter()(items),
+    lambda items: KFoldSplitter(5, 1)(items),
+    *(pytest.param(make, marks=pytest.mark.slow) for make in (
+        lambda items: items.where('is_valid', True).where('cls', 'a'),
+        lambda items: KFoldSplitter(5, 1, stratify='cls')(items)))])
+def test_fifty_million_samples_take_a_bit_each(make):
+    n = 50_000_000
+    parts,peak = memory(lambda: make(get_remote_items(Numbers(n))))
+    assert peak<5*n/8, f'{peak/1e6:.0f} MB'
+    for part in parts if isinstance(parts, list) else [parts]:
+        _,peak = memory(lambda: part.numbers_at(np.random.default_rng(0).integers(0, len(part), 64)))
+        assert peak<2e6
+
+def test_labels_of_a_part_are_drawn_equally_often():
+    "The weights of `balance=` are those of the samples that are left, and not of all samples"
+    n = 2000
+    cls,age = np.arange(n, dtype=np.uint8)%2,np.arange(n, dtype='i8')
+    store = MemoryStore({'x.f4':np.arange(n, dtype='f4'), 'cls':cls, 'age':np.where(cls==0, age%20, 0)}, 'uneven',
+                        vocab={'cls':['a','b']})
+    store.manifest.counts = {'cls':[n//2, n//2]}
+    splitter = RandomStoreSplitter(0., 0)
+    dls = DataLoaders.from_store(store, 'x.f4', 'cls', where={'age':0}, balance='cls', splitter=splitter, bs=50, num_workers=0)
+    drawn = np.concatenate([y.numpy() for _,y in dls.train])
+    assert np.bincount(cls[[*dls.train_ds.items]]).tolist()==[100,1000] and .4<drawn.mean()<.6
+    assert np.allclose(get_remote_items(store).class_weights('cls'), store.class_weights('cls'))
+    with pytest.raises(ValueError, match="labels of 'age' are not counted"): dls.train_ds.items.class_weights('age')
