@@ -1699,6 +1699,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastai_remote.load.steps._xdecode': ('load/steps.html#_xdecode', 'fastai_remote/load/steps.py'),
                                           'fastai_remote.load.steps.ask_handler': ( 'load/steps.html#ask_handler',
                                                                                     'fastai_remote/load/steps.py'),
+                                          'fastai_remote.load.steps.decode_step': ( 'load/steps.html#decode_step',
+                                                                                    'fastai_remote/load/steps.py'),
                                           'fastai_remote.load.steps.ignore_and_continue': ( 'load/steps.html#ignore_and_continue',
                                                                                             'fastai_remote/load/steps.py'),
                                           'fastai_remote.load.steps.ignore_and_stop': ( 'load/steps.html#ignore_and_stop',

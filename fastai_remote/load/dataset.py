@@ -27,7 +27,7 @@ from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
 from ..store.base import Store
 
-# %% ../../nbs/load/12_dataset.ipynb #4e58a520
+# %% ../../nbs/load/12_dataset.ipynb #fa909f67
 class _Positions(list):
     "Positions of a batch, with what the worker that reads it has to know"
     prefetch = None   # arguments of the store's `prefetch`, where they change
@@ -218,7 +218,7 @@ class RemoteDataset(Pipeline, Dataset):
         for read in reads:
             samples,steps = self._samples(read)
             for number,sample in zip(read[0].tolist(), samples):
-                result = run_steps(self.store, number, sample, steps)
+                result = run_steps(self.store, number, sample, steps) if steps else sample
                 if not isinstance(result, Dropped): yield (self.store,number),result
                 elif result.stops: return
             if any(dropped.stops for dropped in read[2]): return

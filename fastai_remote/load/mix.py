@@ -77,7 +77,7 @@ class _MixSource(Source):
             return min(bisect(limits, draws.pop()*limits[-1]), len(left)-1)
         return choose
 
-# %% ../../nbs/load/14_mix.ipynb #1bcc1de5
+# %% ../../nbs/load/14_mix.ipynb #3c2a8898
 def mix(
     datasets, # `RemoteDataset`s and streams, each with its own steps; those that call `shuffle` are in random order
     weights:list=None, # How often each is drawn, positive numbers; default: their numbers of samples
@@ -89,11 +89,12 @@ def mix(
     rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
     world_size:int=None # Number of ranks; default: as `rank`
 )->RemoteStream:
-    """A stream of the samples of several datasets: each is drawn at random, with a probability in proportion to `weights`
+    """A stream of the samples of several datasets: the dataset of each sample is drawn at random, by `weights`
 
     Each dataset is divided between ranks and workers, like any other. An epoch depends on the seed, the number of the
     epoch, the ranks and the workers only, and `set_epoch` is that of any stream. For a fixed number of samples of each
-    dataset, mix `dataset.with_epoch(n)` or `dataset.repeat(k)` with `end='all'`. Raises `TypeError` and `ValueError`."""
+    dataset, mix `dataset.with_epoch(n)` or `dataset.repeat(k)` with `end='all'`. Raises `TypeError` for what is no
+    dataset, and `ValueError` for wrong weights, another `end`, or a stream that was made for another rank."""
     streams = _checked_streams(datasets, rank, world_size)
     if end not in ('all','first') and (isinstance(end, (bool,str,float)) or end is None or end<1):
         raise ValueError(f"end is 'all', 'first' or a number of samples, not {end!r}")

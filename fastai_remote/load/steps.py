@@ -6,7 +6,7 @@ Docs: page `load/steps`"""
 
 # %% auto #0
 __all__ = ['image_specs', 'METADATA', 'reraise_exception', 'ignore_and_continue', 'ignore_and_stop', 'warn_and_continue',
-           'warn_and_stop', 'ask_handler', 'Continue', 'Step', 'Dropped', 'run_steps', 'reading_plan']
+           'warn_and_stop', 'ask_handler', 'Continue', 'Step', 'decode_step', 'Dropped', 'run_steps', 'reading_plan']
 
 # %% ../../nbs/load/11_steps.ipynb #6a2b6b61
 import gzip, io, pickle, sys, time, warnings
@@ -94,7 +94,7 @@ def _picture(image, kind, mode, bits):
     if kind=='numpy': return array
     return torch.from_numpy(array if array.ndim==2 else np.ascontiguousarray(array.transpose(2, 0, 1)))
 
-# %% ../../nbs/load/11_steps.ipynb #93b6ec4d
+# %% ../../nbs/load/11_steps.ipynb #ac20006f
 class Continue:
     "What a decoder returns to pass other bytes to the decoders after it"
     def __init__(self,
@@ -116,14 +116,18 @@ def _is_continue(result):
     others = sys.modules.get('webdataset.autodecode')
     return isinstance(result, Continue) or (others is not None and isinstance(result, others.Continue))
 
-def _object(store, number, field, value, decoders, pre, post):
+def _object(store, number, field, value, decoders):
     "What the first of the decoders that knows field `field` makes of the bytes `value`"
     key,data = f'.{field}',value
-    for decoder in (*pre, *decoders, *post):
-        if isinstance(decoder, str): result = _by_codec(store, number, field, key, data, decoder or None)
-        else: result = decoder(key, data)
-        if _is_continue(result): key,data,field = result.key,result.data,None
-        elif result is not None: return result
+    for decoder in decoders:
+        if isinstance(decoder, str):
+            result = _by_codec(store, number, field, key, data, decoder or None)
+            if result is not None: return result
+            continue
+        result = decoder(key, data)
+        if result is None: continue
+        if not _is_continue(result): return result
+        key,data,field = result.key,result.data,None
     return data
 
 def _by_codec(store, number, field, key, data, spec):
@@ -139,12 +143,11 @@ def _by_codec(store, number, field, key, data, spec):
     if not entry or number is None: return _picture(codec.image(data), *image_specs[spec])
     return decode_value(store, number, field, data, lambda b: _picture(codec.image(b), *image_specs[spec]))
 
-def _decode(store, number, sample, *decoders, pre=(_gunzip,), post=('',), only=None):
+def _decode(store, number, sample, *decoders, only=None):
     "Step `decode`: the values of `sample` that are bytes become objects; the decoder `''` is the field's codec"
     _expect_dict('decode', sample)
-    def is_left(field, value):
-        return not isinstance(value, bytes) or field.startswith('__') or (only is not None and field not in only)
-    return {field:value if is_left(field, value) else _object(store, number, field, value, decoders, pre, post)
+    return {field:_object(store, number, field, value, decoders)
+            if isinstance(value, bytes) and field[:2]!='__' and (only is None or field in only) else value
             for field,value in sample.items()}
 
 def _expect_dict(name, sample):
@@ -152,7 +155,7 @@ def _expect_dict(name, sample):
     raise TypeError(f'{name} takes a sample that is a dict, not a {type(sample).__name__}: call it before to_tuple '
                     'and before batched')
 
-# %% ../../nbs/load/11_steps.ipynb #ab1a6523
+# %% ../../nbs/load/11_steps.ipynb #21d71095
 def _first(store, number, sample, group, missing_is_error=True):
     "The value of the first field of `group`, such as `jpg;png`, that `sample` has; raises `MissingSample`"
     names,is_optional = parse_field(group)
@@ -166,7 +169,7 @@ def _sample_name(store, number, sample):
     dataset = '' if store is None else f'{store.name}: '
     if number is not None: return f'{dataset}sample {number}'
     key = sample.get('__key__') if isinstance(sample, dict) else None
-    return f'{dataset}sample' if key is None else f'{dataset}sample with key {key!r}'
+    return f'{dataset}a sample' if key is None else f'{dataset}sample with key {key!r}'
 
 def _to_tuple(store, number, sample, *groups, missing_is_error=True, none_is_error=False):
     "Step `to_tuple`: of each group, such as `jpg;png`, the value of the first field that `sample` has"
@@ -266,7 +269,7 @@ def _select(store, number, sample, predicate):
 _steps = dict(decode=_decode, to_tuple=_to_tuple, map_tuple=_map_tuple, map=_map, map_dict=_map_dict, rename=_rename,
               rename_keys=_rename_keys, extract_keys=_extract_keys, xdecode=_xdecode, select=_select)
 
-# %% ../../nbs/load/11_steps.ipynb #2b3ed456
+# %% ../../nbs/load/11_steps.ipynb #fc2dba6b
 class Step:
     "A step of a dataset or stream: its name and arguments"
     def __init__(self,
@@ -302,6 +305,22 @@ class Step:
     def __repr__(self):
         def text(arg): return getattr(arg, '__name__', None) or repr(arg)
         return f".{self.label}({', '.join(map(text, self.shown))})"
+
+def decode_step(
+    decoders:tuple, # Image specs and functions; `None` for the codec of the field
+    pre:list=None, # Functions that are called before them; default: one for `.gz`
+    post:list=None, # Functions that are called after them; default: the codec of the field
+    only=None, # Names of fields, a list or separated by spaces; default: all
+    handler=None
+)->Step:
+    "The step `decode`; raises `ValueError` for an unknown spec"
+    decoders = tuple(decoder for decoder in decoders if decoder is not None)
+    for decoder in decoders:
+        if not callable(decoder) and decoder not in image_specs:
+            raise ValueError(f"decode knows {', '.join(image_specs)} and functions, not {decoder!r}")
+    options = {} if only is None else dict(only=frozenset(only.split() if isinstance(only, str) else only))
+    every = (*([_gunzip] if pre is None else pre), *decoders, *([''] if post is None else post))
+    return Step('decode', *every, handler=handler, shown=decoders, **options)
 
 def _restore_step(state):
     step = Step.__new__(Step)

@@ -7,7 +7,7 @@ Docs: page `load/stream`"""
 # %% auto #0
 __all__ = ['this_rank', 'share_of', 'Consumer', 'seed_of', 'Run', 'Pipeline', 'batch_arguments', 'Source', 'RemoteStream']
 
-# %% ../../nbs/load/11_stream.ipynb #9274d1a3
+# %% ../../nbs/load/11_stream.ipynb #991d7c40
 import itertools, multiprocessing.context, os
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info, IterableDataset
 
-from .steps import Dropped, image_specs, run_steps, Step
+from .steps import decode_step, Dropped, run_steps, Step
 
 # %% ../../nbs/load/11_stream.ipynb #5b6a2236
 def this_rank():
@@ -64,7 +64,7 @@ def seed_of(
     # SeedSequence does not see zeros at the end
     return int(np.random.SeedSequence((*numbers, len(numbers)+1)).generate_state(1, np.uint64)[0])
 
-# %% ../../nbs/load/11_stream.ipynb #bf64d949
+# %% ../../nbs/load/11_stream.ipynb #d42660e7
 @dataclass
 class Run:
     "One epoch of a stage in one process"
@@ -147,7 +147,8 @@ def _log_keys_stage(upstream, run, path):
     for k,(origin,sample) in enumerate(upstream(0)):
         key = sample.get('__key__') if isinstance(sample, dict) else None
         if key is None and origin is not None: key = origin[1]
-        with open(path, 'a', encoding='utf-8') as f: f.write(f'{k}\t{run.consumer.worker}\t{run.consumer.rank}\t{key}\n')
+        line = f'{k}\t{run.consumer.worker}\t{run.consumer.rank}\t{key}\n'
+        with open(path, 'a', encoding='utf-8') as f: f.write(line)
         yield origin,sample
 
 def _compose_stage(upstream, run, f):
@@ -167,7 +168,7 @@ def _sample_stage(upstream, step):
         if not isinstance(result, Dropped): yield origin,result
         elif result.stops: return
 
-# %% ../../nbs/load/11_stream.ipynb #6c09f1b8
+# %% ../../nbs/load/11_stream.ipynb #3be617e6
 def _group(field):
     "A group of fields: `jpg;png`, or a list of names"
     return field if isinstance(field, str) else ';'.join(field)
@@ -199,13 +200,7 @@ class Pipeline:
         handler=None # `handler(error)`, called if a value cannot be decoded; default: raise the error
     ):
         "Turn bytes into objects. Labels stay codes. Raises `ValueError` for an unknown spec."
-        decoders = tuple(d for d in decoders if d is not None)
-        for decoder in decoders:
-            if not callable(decoder) and decoder not in image_specs:
-                raise ValueError(f"decode knows {', '.join(image_specs)} and functions, not {decoder!r}")
-        options = {name:tuple(value) for name,value in (('pre',pre),('post',post)) if value is not None}
-        if only is not None: options['only'] = frozenset(only.split() if isinstance(only, str) else only)
-        return self._then(Step('decode', *decoders, handler=handler, **options))
+        return self._then(decode_step(decoders, pre, post, only, handler))
 
     def to_tuple(self,
         *fields:str, # Names of fields; for `jpg;png` the first that a sample has; for `txt?` `None` if it has none
@@ -415,8 +410,9 @@ def _checked_bounds(bounds):
         raise ValueError(f'slice takes stop, or start, stop and step, all at least 0, not {bounds}')
     return bounds
 
-# %% ../../nbs/load/11_stream.ipynb #d757fa26
-_MAX_WORKERS = 1024   # of a rank
+# %% ../../nbs/load/11_stream.ipynb #c4ac82e3
+_changes_number = 'slice','rsample','batched','unlisted','unbatched','compose'
+_MAX_WORKERS = 512   # of a rank
 
 class Source:
     "Where the samples of a stream come from"
@@ -560,5 +556,5 @@ class RemoteStream(Pipeline, IterableDataset):
                 n = float('inf') if nepochs<1 else None if n is None else n*nepochs
                 share = share_of(limit, rank, world_size) if limit>0 else None
                 if share is not None: n = share if n==float('inf') else None if n is None else min(n, share)
-            elif stage.may_drop or stage.name in ('slice','rsample','batched','unlisted','unbatched','compose'): n = None
+            elif stage.may_drop or stage.name in _changes_number: n = None
         return n
