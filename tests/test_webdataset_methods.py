@@ -1,7 +1,7 @@
 """WebDataset's methods on `RemoteDataset`: WebDataset's own tests of them, the same chains on both, and loaders
 
 A tar is made here. Many tests run one chain on `webdataset.WebDataset` and on `RemoteDataset` and compare the samples."""
-import gzip, io, itertools, json, pickle, random, shutil, sys, tarfile, threading
+import gzip, io, itertools, json, pickle, random, shutil, sys, tarfile, threading, warnings
 from collections import Counter
 from pathlib import Path
 
@@ -465,18 +465,40 @@ def test_every_sample_once_on_two_ranks(big, kind, workers):
         again = texts(ranks[0], workers)
         assert again==epochs[0][:len(again)]
 
-def test_new_orders_without_set_epoch(big):
-    "By torch's generator, or by the seed; also in persistent workers"
-    for seed in (None,5):
-        for workers in (0,2):
-            loader = DataLoader(big.shuffle(seed=seed), batch_size=None, num_workers=workers, persistent_workers=workers>0)
-            orders = [tuple(int(s[0]) for s in loader) for _ in range(3)]
-            assert len(set(orders))==3 and all(sorted(o)==list(range(230)) for o in orders)
+def test_new_orders_without_a_seed(big):
+    "By torch's generator; also in persistent workers, and whatever was read before in other processes"
+    for workers in (0,2):
+        stream = big.shuffle()
+        loader = DataLoader(stream, batch_size=None, num_workers=workers, persistent_workers=workers>0)
+        orders = []
+        for _ in range(3):
+            next(iter(stream))
+            orders.append(tuple(int(sample[0]) for sample in loader))
+        assert len(set(orders))==3 and all(sorted(o)==list(range(230)) for o in orders)
     torch.manual_seed(1)
     first = texts(big.shuffle(), 2)
     torch.manual_seed(1)
     assert texts(big.shuffle(), 2)==first and texts(big.shuffle(), 2)!=first
-    assert texts(big.shuffle(seed=1))==texts(big.shuffle(rng=None, seed=1))!=texts(big.shuffle(seed=2))
+
+@pytest.mark.parametrize('workers', [0,2])
+def test_orders_of_a_seed(big, workers):
+    "Of the seed and the epoch; a forgotten `set_epoch` is noticed, and all workers agree whatever was read before"
+    stream = big.shuffle(seed=5)
+    loader = DataLoader(stream, batch_size=None, num_workers=workers, persistent_workers=workers>0)
+    orders = []
+    for epoch in (0,1,0):
+        stream.set_epoch(epoch)
+        orders.append([int(sample[0]) for sample in loader])
+    assert orders[0]==orders[2]!=orders[1] and sorted(orders[0])==sorted(orders[1])==list(range(230))
+    if not workers:
+        with pytest.warns(UserWarning, match=r"shuffle\(\): this epoch has the same random order.*set_epoch"): again = texts(stream)
+        assert again==orders[0]
+    peeked = big.shuffle(seed=5)
+    next(iter(peeked))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert texts(peeked, workers)==orders[0]
+    assert texts(big.shuffle(seed=2))!=orders[0]
     assert texts(big.shuffle(rng=random.Random(4)))==texts(big.shuffle(rng=random.Random(4)))
 
 @pytest.mark.parametrize('workers', [0,2])
@@ -484,7 +506,7 @@ def test_several_ranks_need_set_epoch(big, workers):
     for make in (lambda ds: ds.shuffle(), lambda ds: ds.compose(identity).shuffle(9), lambda ds: ds.rsample(), lambda ds: mix([ds,ds])):
         rank = make(big)._with(rank=0, world_size=2)
         assert texts(rank, workers)
-        with fails(ValueError, 'call set_epoch'): texts(rank, workers)
+        with fails(ValueError, r'call set_epoch\(epoch\).*2 ranks'): texts(rank, workers)
         rank.set_epoch(1)
         assert texts(rank, workers)
     plain = big.stream(rank=0, world_size=2)
@@ -536,6 +558,7 @@ def test_slice_of_what_is_left_needs_one_process(big):
     some = big.select(second_is_zero).slice(5)
     assert texts(some)==texts(some, 1)==[0,3,6,9,12] or len(texts(some))==5
     with fails(ValueError, 'call slice before that step'): texts(some, 2)
+    with pytest.raises(TypeError, match='has no positions'): some[3]
     with pytest.raises(ValueError, match='call slice before'): list(some._with(rank=0, world_size=2))
 
 def test_fewer_samples_than_workers(big):
@@ -664,6 +687,7 @@ def measure(million):
     worker,size = read(million*1_000_000)
     return dict(parent=own()-before, worker=worker, pickle=size, MB=MB)
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform!='linux', reason='needs /proc')
 def test_fifty_million_samples_cost_nothing(interpreters):
     r = json.loads(interpreters.run(Path(__file__), 50, check=True).stdout.splitlines()[-1])

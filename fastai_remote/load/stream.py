@@ -7,8 +7,8 @@ Docs: page `load/stream`"""
 # %% auto #0
 __all__ = ['this_rank', 'share_of', 'Consumer', 'seed_of', 'Run', 'Pipeline', 'batch_arguments', 'Source', 'RemoteStream']
 
-# %% ../../nbs/load/11_stream.ipynb #991d7c40
-import itertools, multiprocessing.context, os
+# %% ../../nbs/load/11_stream.ipynb #d2c5f061
+import itertools, multiprocessing.context, os, warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +64,7 @@ def seed_of(
     # SeedSequence does not see zeros at the end
     return int(np.random.SeedSequence((*numbers, len(numbers)+1)).generate_state(1, np.uint64)[0])
 
-# %% ../../nbs/load/11_stream.ipynb #d42660e7
+# %% ../../nbs/load/11_stream.ipynb #8d7fbae8
 @dataclass
 class Run:
     "One epoch of a stage in one process"
@@ -144,12 +144,12 @@ def _unbatched_stage(upstream, run):
 
 def _log_keys_stage(upstream, run, path):
     "Append a line for each sample to the file at `path`: its position in this process, worker, rank and key"
-    for k,(origin,sample) in enumerate(upstream(0)):
-        key = sample.get('__key__') if isinstance(sample, dict) else None
-        if key is None and origin is not None: key = origin[1]
-        line = f'{k}\t{run.consumer.worker}\t{run.consumer.rank}\t{key}\n'
-        with open(path, 'a', encoding='utf-8') as f: f.write(line)
-        yield origin,sample
+    with open(path, 'a', encoding='utf-8', buffering=1) as f:   # line by line
+        for k,(origin,sample) in enumerate(upstream(0)):
+            key = sample.get('__key__') if isinstance(sample, dict) else None
+            if key is None and origin is not None: key = origin[1]
+            f.write(f'{k}\t{run.consumer.worker}\t{run.consumer.rank}\t{key}\n')
+            yield origin,sample
 
 def _compose_stage(upstream, run, f):
     "`f` is a function of an iterator that returns an iterator, or a `PipelineStage` of WebDataset"
@@ -410,9 +410,9 @@ def _checked_bounds(bounds):
         raise ValueError(f'slice takes stop, or start, stop and step, all at least 0, not {bounds}')
     return bounds
 
-# %% ../../nbs/load/11_stream.ipynb #c4ac82e3
+# %% ../../nbs/load/11_stream.ipynb #2ae5efff
 _changes_number = 'slice','rsample','batched','unlisted','unbatched','compose'
-_MAX_WORKERS = 512   # of a rank
+_SLOTS = 512   # workers of a rank of which a stream notices that they begin an epoch again
 
 class Source:
     "Where the samples of a stream come from"
@@ -443,15 +443,14 @@ class RemoteStream(Pipeline, IterableDataset):
         source:Source, # Where its samples come from
         seed:int=None, # Seed of the orders; default: drawn from torch's generator
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
-        world_size:int=None, # Number of ranks; default: as `rank`
-        state=None # The tensor of another stream, to have the same epochs
+        world_size:int=None # Number of ranks; default: as `rank`
     ):
         if world_size is not None and (rank is None or not 0<=rank<world_size):
             raise ValueError(f'want a rank below world_size, not {rank=}, {world_size=}')
         self.source,self.stages,self.seed,self.length = source,(),seed,None
         self.rank,self.world_size = rank,world_size
-        # Number of the epoch, then how often each worker has begun since `set_epoch`; persistent workers see both
-        self.state = torch.zeros(1+_MAX_WORKERS, dtype=torch.int64).share_memory_() if state is None else state
+        # Number of the epoch, then for each worker whether it has begun since `set_epoch`; persistent workers see both
+        self.state = torch.zeros(1+_SLOTS, dtype=torch.int64).share_memory_()
         self.times = 0   # epochs that began in this process
 
     def set_epoch(self,
@@ -473,6 +472,10 @@ class RemoteStream(Pipeline, IterableDataset):
         return state
 
     def __repr__(self): return repr(self.source)+''.join(map(repr, self.stages))
+
+    def __getitem__(self, i):
+        raise TypeError(f'{self!r} has no positions: iterate over it, or take dataset[i] before the method that made a '
+                        'stream of the dataset')
 
     def _stream(self): return self
 
@@ -500,22 +503,27 @@ class RemoteStream(Pipeline, IterableDataset):
     def __iter__(self):
         info = get_worker_info()
         worker,num_workers = (info.id,info.num_workers) if info else (0,1)
-        if num_workers>_MAX_WORKERS: raise ValueError(f'want at most {_MAX_WORKERS} workers, not {num_workers}')
         consumer = Consumer(*self.ranks, worker, num_workers)
         pairs = self.start(self._key(consumer, info), consumer)   # the key is drawn now, not with the first sample
         return (sample for _,sample in pairs)
 
     def _key(self, consumer, info):
         "What the random numbers of the epoch that begins depend on: the same in all workers and ranks"
-        begun = int(self.state[1+consumer.worker])
-        self.state[1+consumer.worker] += 1
+        slot = 1+consumer.worker%_SLOTS
+        is_again,self.state[slot] = bool(self.state[slot]),1
         self.times += 1   # because a persistent worker has the same `info.seed` in each epoch
-        if consumer.world_size>1 and begun and self.is_random:
-            raise ValueError(f'this epoch would have the order of the last one: call set_epoch(epoch) before each '
-                             f'epoch, as there are {consumer.world_size} ranks')
-        if self.seed is not None or consumer.world_size>1: return self.seed or 0,int(self.state[0]),begun
+        if self.seed is not None or consumer.world_size>1:
+            if is_again and self.is_random: self._complain(consumer)
+            return self.seed or 0,int(self.state[0])
         if info is None: return int(torch.empty((), dtype=torch.int64).random_()),
         return info.seed-info.id,self.times
+
+    def _complain(self, consumer):
+        "`set_epoch` was forgotten: raise an error if there are several ranks, and warn otherwise"
+        text = (f'{self!r}: this epoch has the same random order as the last one: call set_epoch(epoch) before each '
+                'epoch')
+        if consumer.world_size>1: raise ValueError(f'{text}, as there are {consumer.world_size} ranks')
+        warnings.warn(f'{text}, as the stream has a seed', stacklevel=3)
 
     @property
     def is_random(self)->bool:
