@@ -16,6 +16,7 @@ from fastai_remote import CorruptSample, MemoryStore, MissingSample, RemoteDatas
 from fastai_remote.load import steps
 from fastai_remote.load.mix import RandomMix, RoundRobin
 from fastai_remote.load.stream import RemoteStream
+from fastai_remote.order.base import Order
 
 wds = pytest.importorskip('webdataset')
 n = 47
@@ -533,6 +534,23 @@ def test_workers_that_are_spawned(big):
     stream = big.shuffle(seed=1, interleave=2).map(lambda sample: (int(sample[0]), 0)).listed(4).unlisted()
     got = [i for i,_ in DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context='spawn')]
     assert sorted(got)==list(range(230))
+
+def test_functions_that_are_pickled(ds):
+    "By name if pickle can find them there, otherwise with their code"
+    add = 7
+    chain = ds.to_tuple('cls').map(lambda o: o[0]+add).shuffle().map_dict(x=lambda v: v).with_epoch(3)
+    assert pickle.loads(pickle.dumps(chain.source.ds.steps[1])).args[0]((1,))==8
+    assert b'identity' in pickle.dumps(ds.map(identity)) and len(pickle.dumps(ds.map(identity)))<len(pickle.dumps(ds.map(lambda o: o)))
+
+@pytest.mark.parametrize('world_size,workers', [(1,3), (3,1), (4,2), (7,3)])
+def test_a_shuffle_of_shards_is_divided_exactly(world_size, workers):
+    from fastai_remote.order.ranks import worker_batches
+    from fastai_remote.order.shards import ShardPermutation
+    for sizes in ([20]*11+[10], [1,0,3], [100], [5,7,300,1]):
+        shares = [ShardPermutation(sizes, 3, 2, 4, workers, rank, world_size, equal=False) for rank in range(world_size)]
+        numbers = [np.concatenate([p[np.arange(0)], *worker_batches(Order(len(p), p), 4, w, workers)]) for p in shares for w in range(workers)]
+        assert sorted(np.concatenate(numbers))==list(range(sum(sizes)))
+        assert max(map(len, shares))-min(map(len, shares))<=1 and pickle.loads(pickle.dumps(shares[-1]))==shares[-1]
 
 def test_lengths(big):
     assert [len(big.stream(rank=rank, world_size=3)) for rank in range(3)]==[77,77,76]

@@ -8,9 +8,10 @@ Docs: page `load/steps`"""
 __all__ = ['image_specs', 'METADATA', 'reraise_exception', 'ignore_and_continue', 'ignore_and_stop', 'warn_and_continue',
            'warn_and_stop', 'ask_handler', 'Continue', 'Step', 'decode_step', 'Dropped', 'run_steps', 'reading_plan']
 
-# %% ../../nbs/load/11_steps.ipynb #6a2b6b61
-import gzip, io, pickle, sys, time, warnings
+# %% ../../nbs/load/11_steps.ipynb #e27c139e
+import gzip, io, sys, warnings
 from fnmatch import fnmatch
+from types import FunctionType
 
 import cloudpickle
 import numpy as np
@@ -269,7 +270,20 @@ def _select(store, number, sample, predicate):
 _steps = dict(decode=_decode, to_tuple=_to_tuple, map_tuple=_map_tuple, map=_map, map_dict=_map_dict, rename=_rename,
               rename_keys=_rename_keys, extract_keys=_extract_keys, xdecode=_xdecode, select=_select)
 
-# %% ../../nbs/load/11_steps.ipynb #fc2dba6b
+# %% ../../nbs/load/11_steps.ipynb #2bda8bd8
+class _ByValue:
+    "A function that is pickled with its code, by cloudpickle; it is unpickled as the function itself"
+    def __init__(self, f): self.f = f
+    def __reduce__(self): return cloudpickle.loads,(cloudpickle.dumps(self.f),)
+
+def _portable(value):
+    "`value` with `_ByValue` in place of functions that pickle cannot find by their names"
+    if isinstance(value, dict): return {k:_portable(v) for k,v in value.items()}
+    if type(value) in (list,tuple): return type(value)(map(_portable, value))
+    if not isinstance(value, FunctionType): return value
+    in_notebook = value.__module__=='__main__' and getattr(sys.modules['__main__'], '__file__', None) is None
+    return _ByValue(value) if in_notebook or '<' in value.__qualname__ else value   # such as '<lambda>'
+
 class Step:
     "A step of a dataset or stream: its name and arguments"
     def __init__(self,
@@ -285,11 +299,7 @@ class Step:
         self.name,self.args,self.kwargs,self.handler = name,args,kwargs,handler
         self.shown,self.label = args if shown is None else shown,label or name
 
-    def __reduce__(self):
-        state = vars(self)
-        try: pickle.dumps(state)
-        except Exception: return _unpickle_step,(cloudpickle.dumps(state),)   # such as a lambda function
-        return _restore_step,(state,)
+    def __getstate__(self): return _portable(vars(self))
 
     @property
     def is_for_samples(self)->bool:
@@ -321,13 +331,6 @@ def decode_step(
     options = {} if only is None else dict(only=frozenset(only.split() if isinstance(only, str) else only))
     every = (*([_gunzip] if pre is None else pre), *decoders, *([''] if post is None else post))
     return Step('decode', *every, handler=handler, shown=decoders, **options)
-
-def _restore_step(state):
-    step = Step.__new__(Step)
-    step.__dict__.update(state)
-    return step
-
-def _unpickle_step(pickled): return _restore_step(cloudpickle.loads(pickled))
 
 class Dropped:
     "Stands for a sample that a step has left out"
