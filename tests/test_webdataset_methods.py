@@ -398,6 +398,14 @@ def test_a_handler_for_damaged_samples(folder, tmp_path):
     assert len(list(RemoteDataset(damaged, handler=steps.ignore_and_stop).to_tuple('txt')))==5
     assert len(list(DataLoader(ds, batch_size=10)))==5
 
+def test_a_handler_for_bytes_that_cannot_be_decoded():
+    ds = RemoteDataset(MemoryStore({'png':[png(0), b'damaged', png(2)]}, 'pics'))
+    seen = []
+    assert len(list(ds.decode('pil', handler=lambda e: seen.append(e) or True)))==2
+    assert type(seen[0]) is CorruptSample and "pics: sample 1, field 'png'" in str(seen[0])
+    with pytest.raises(CorruptSample, match="sample 1, field 'png'"): list(ds.decode('pil'))
+    assert list(ds.to_tuple('nothing', missing_is_error=False))==[(None,)]*3
+
 # --- samples that are left out
 
 def test_an_index_of_a_sample_that_was_left_out(ds):
@@ -528,6 +536,29 @@ def test_ranks_of_the_environment(big, monkeypatch):
     with pytest.raises(ValueError, match='RANK is not'): list(stream)
     for wrong in (dict(rank=2, world_size=2), dict(world_size=2)):
         with pytest.raises(ValueError, match='rank below world_size'): big.stream(**wrong)
+
+RANK = """
+import sys, torch.distributed as dist
+from torch.utils.data import DataLoader
+from fastai_remote import RemoteDataset, ShardStore, mix
+rank,folder,meet = int(sys.argv[1]),sys.argv[2],sys.argv[3]
+ds = RemoteDataset(ShardStore(folder)).decode().to_tuple('txt', 'cls')
+streams = [ds.shuffle(), ds.select(lambda sample: True).shuffle().batched(16).unbatched(), mix([ds[:99].shuffle(), ds[99:]])]
+dist.init_process_group('gloo', init_method=meet, rank=rank, world_size=2)   # after the streams have been made
+for stream in streams:
+    for epoch in range(2):
+        stream.set_epoch(epoch)
+        print(*[text for text,_ in DataLoader(stream, batch_size=None, num_workers=2)])
+dist.destroy_process_group()
+"""
+@pytest.mark.slow
+def test_two_processes_with_gloo(big, tmp_path, interpreters):
+    "Every sample of two epochs is counted, over two processes with two workers each"
+    ranks = [interpreters.start(RANK, r, big.store.storage.url, f'file://{tmp_path}/meet', fastai=False) for r in range(2)]
+    a,b = ([[int(t) for t in line.split()] for line in rank.wait().stdout.splitlines()] for rank in ranks)
+    assert len(a)==len(b)==6
+    for x,y in zip(a, b): assert sorted(x+y)==list(range(230)) and abs(len(x)-len(y))<=2
+    assert a[0]!=a[1] and a[2]!=a[3] and a[4]!=a[5]
 
 def test_workers_that_are_spawned(big):
     "Lambda functions are pickled; a worker gets the rank of the process that starts it"
