@@ -432,6 +432,14 @@ def test_arguments_of_batched_have_both_names(ds):
         with pytest.raises(ValueError, match='want bs'): source.batched(0)
     assert repr(cls.batched(20).unbatched().with_epoch(3)).endswith(".to_tuple('cls').batched(20).unbatched().with_epoch(3)")
 
+def test_wrong_chains(ds):
+    for chain,message in ((lambda: ds.to_tuple('cls').decode(), 'decode takes a sample that is a dict, not a tuple'),
+            (lambda: ds.stream().to_tuple('cls').unbatched(), 'a int is no column'), (lambda: ds.stream().select(odd).map(len).unbatched(), 'not a int'),
+            (lambda: ds.stream().unlisted(), 'unlisted takes lists'), (lambda: ds.compose(3), 'functions of an iterator')):
+        with pytest.raises(TypeError, match=message): list(chain())
+    text = repr(ds.decode('pil', only='cls').select(odd).rename(a='txt').map_dict(a=len).listed(4))
+    assert text.endswith(".decode('pil').select(odd).rename(a='txt').map_dict(a=len).listed(4)")
+
 # --- loaders, workers, ranks
 
 @pytest.fixture(scope='module')

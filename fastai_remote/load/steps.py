@@ -270,7 +270,7 @@ def _select(store, number, sample, predicate):
 _steps = dict(decode=_decode, to_tuple=_to_tuple, map_tuple=_map_tuple, map=_map, map_dict=_map_dict, rename=_rename,
               rename_keys=_rename_keys, extract_keys=_extract_keys, xdecode=_xdecode, select=_select)
 
-# %% ../../nbs/load/11_steps.ipynb #2bda8bd8
+# %% ../../nbs/load/11_steps.ipynb #122aa616
 class _ByValue:
     "A function that is pickled with its code, by cloudpickle; it is unpickled as the function itself"
     def __init__(self, f): self.f = f
@@ -290,14 +290,14 @@ class Step:
         name:str, # Name of the method that added it
         *args, # Arguments
         handler=None, # `handler(error)`, see above
-        shown=None, # What `repr` shows as arguments; default: `args`
+        shown:list=None, # What `repr` shows as arguments, names of functions and texts; default: `args`
         label:str=None, # What `repr` shows as name; default: `name`
         **kwargs
     ):
         if handler is not None and not callable(handler):
             raise TypeError(f'{name}: handler is a function, such as warn_and_continue, not {handler!r}')
         self.name,self.args,self.kwargs,self.handler = name,args,kwargs,handler
-        self.shown,self.label = args if shown is None else shown,label or name
+        self.shown,self.label = shown,label or name
 
     def __getstate__(self): return _portable(vars(self))
 
@@ -313,8 +313,9 @@ class Step:
         return handles or self.name in ('map','select')
 
     def __repr__(self):
-        def text(arg): return getattr(arg, '__name__', None) or repr(arg)
-        return f".{self.label}({', '.join(map(text, self.shown))})"
+        shown = self.shown
+        if shown is None: shown = [getattr(arg, '__name__', None) or repr(arg) for arg in self.args]
+        return f".{self.label}({', '.join(map(str, shown))})"
 
 def decode_step(
     decoders:tuple, # Image specs and functions; `None` for the codec of the field
@@ -330,7 +331,8 @@ def decode_step(
             raise ValueError(f"decode knows {', '.join(image_specs)} and functions, not {decoder!r}")
     options = {} if only is None else dict(only=frozenset(only.split() if isinstance(only, str) else only))
     every = (*([_gunzip] if pre is None else pre), *decoders, *([''] if post is None else post))
-    return Step('decode', *every, handler=handler, shown=decoders, **options)
+    shown = [getattr(decoder, '__name__', None) or repr(decoder) for decoder in decoders]
+    return Step('decode', *every, handler=handler, shown=shown, **options)
 
 class Dropped:
     "Stands for a sample that a step has left out"

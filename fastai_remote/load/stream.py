@@ -64,7 +64,7 @@ def seed_of(
     # SeedSequence does not see zeros at the end
     return int(np.random.SeedSequence((*numbers, len(numbers)+1)).generate_state(1, np.uint64)[0])
 
-# %% ../../nbs/load/11_stream.ipynb #8d7fbae8
+# %% ../../nbs/load/11_stream.ipynb #0d320f8f
 @dataclass
 class Run:
     "One epoch of a stage in one process"
@@ -138,6 +138,8 @@ def _unbatched_stage(upstream, run):
         if not is_dict and not isinstance(batch, (list,tuple)):
             raise TypeError(f'unbatched takes a tuple, list or dict of columns, not a {type(batch).__name__}')
         columns = list(batch.values() if is_dict else batch)
+        wrong = [column for column in columns if getattr(column, 'ndim', 1)==0 or not hasattr(column, '__len__')]
+        if wrong: raise TypeError(f'unbatched takes batches; a {type(wrong[0]).__name__} is no column of one')
         sizes = {len(column) for column in columns}
         if len(sizes)>1: raise ValueError(f'unbatched: columns of different lengths {sorted(sizes)}')
         for row in zip(*columns): yield None,dict(zip(batch, row)) if is_dict else row
@@ -168,7 +170,7 @@ def _sample_stage(upstream, step):
         if not isinstance(result, Dropped): yield origin,result
         elif result.stops: return
 
-# %% ../../nbs/load/11_stream.ipynb #3be617e6
+# %% ../../nbs/load/11_stream.ipynb #d7acf2b6
 def _group(field):
     "A group of fields: `jpg;png`, or a list of names"
     return field if isinstance(field, str) else ';'.join(field)
@@ -237,7 +239,8 @@ class Pipeline:
     ):
         "Call the function of each field with its value. Raises `KeyError` for a sample without the field."
         if not functions: raise ValueError('map_dict takes functions by name, such as map_dict(jpg=f)')
-        return self._then(Step('map_dict', functions, handler=handler))
+        shown = [f"{field}={getattr(f, '__name__', f)}" for field,f in functions.items()]
+        return self._then(Step('map_dict', functions, handler=handler, shown=shown))
 
     def rename(self,
         handler=None, # `handler(error)`, called if a sample lacks a field; default: raise the error
@@ -246,7 +249,7 @@ class Pipeline:
     ):
         "Rename fields. Raises `UnknownField`, and `MissingSample` for a sample that has none of the fields."
         names = {new:_group(field) for new,field in names.items()}
-        shown = [f'{new}={group}' for new,group in names.items()]
+        shown = [f'{new}={group!r}' for new,group in names.items()]
         return self._then(Step('rename', keep, names, handler=handler, shown=shown))
 
     def rename_keys(self,
@@ -410,7 +413,7 @@ def _checked_bounds(bounds):
         raise ValueError(f'slice takes stop, or start, stop and step, all at least 0, not {bounds}')
     return bounds
 
-# %% ../../nbs/load/11_stream.ipynb #2ae5efff
+# %% ../../nbs/load/11_stream.ipynb #67687f42
 _changes_number = 'slice','rsample','batched','unlisted','unbatched','compose'
 _SLOTS = 512   # workers of a rank of which a stream notices that they begin an epoch again
 
@@ -423,7 +426,7 @@ class Source:
         raise NotImplementedError
 
     def count(self, rank:int, world_size:int)->int:
-        "The number of samples of a rank in an epoch; `None` if it is not known, `math.inf` if there is no end"
+        "The number of samples of a rank in an epoch; `None` if it is not known, infinity if there is no end"
 
     def then(self, step:Step):
         "A source with one more step for each sample, or `None`: the step becomes a stage"
@@ -540,7 +543,7 @@ class RemoteStream(Pipeline, IterableDataset):
         if not depth: return iter(self.source.run(key, consumer))
         stage = self.stages[depth-1]
         def upstream(k): return self.start((*key, depth, k) if k else key, consumer, depth-1)
-        if stage.is_for_samples and stage.name not in _stages: return _sample_stage(upstream, stage)
+        if stage.is_for_samples: return _sample_stage(upstream, stage)
         return iter(_stages[stage.name](upstream, Run(consumer, key, depth), *stage.args))
 
     def __len__(self):
