@@ -41,6 +41,7 @@ _names = {
     'load.fetch': 'Fetch',
     'load.loader': 'RemoteDL',
     'load.dataset': 'RemoteDataset',
+    'load.mix': 'mix',
     'block': 'FieldSplitter KFoldSplitter MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
 }
 _module_of = {name: module for module,names in _names.items() for name in names.split()}

@@ -9,7 +9,7 @@ from fastai_remote import *
 
 METHODS = [DataLoaders.from_store, DataLoaders.from_redis, DataLoaders.from_shards, *(getattr(c, m) for c,ms in {
     Store:'get_many map resize copy verify mean_image class_counts class_weights', RedisStore:'delete abandon unfinished rename from_keys names failures',
-    ShardStore:'delete abandon unfinished failures shuffle_quality', RemoteDataset:'batches batched'}.items() for m in ms.split())]
+    ShardStore:'delete abandon unfinished failures shuffle_quality', RemoteDataset:'batches batched stream shuffle decode to_tuple map select with_epoch'}.items() for m in ms.split())]
 PUBLIC = [o for n in fastai_remote.__all__ if callable(o:=getattr(fastai_remote, n)) and not (isinstance(o, type) and issubclass(o, Exception))]+METHODS
 
 def parameters(o):

@@ -15,7 +15,8 @@ from fastai_remote.store.base import MemoryStore
 from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.run import to_redis
 from fastai_remote.store.redis import RedisStore
-from fastai_remote.load.dataset import RemoteDataset, _specs
+from fastai_remote.load.dataset import RemoteDataset
+from fastai_remote.load.steps import image_specs as _specs
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.store.prefetch import WholeShards

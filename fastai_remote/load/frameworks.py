@@ -11,14 +11,16 @@ __all__ = ['divided_batches', 'prepare_for_accelerate', 'prepare_for_ray', 'chec
 import inspect
 
 from .dataset import BatchedDataset, RemoteBatches
+from .stream import RemoteStream
 
 # %% ../../nbs/load/14_frameworks.ipynb #33b2d9b9
 def divided_batches(
     loader # A torch `DataLoader`, or what a framework made of one
-): # `RemoteBatches`, `BatchedDataset`, or `None` for any other loader
+): # `RemoteBatches`, `BatchedDataset`, `RemoteStream`, or `None` for any other loader
     "What divides the batches of `loader` among the ranks; raises `ValueError` for batches of batches"
     batches,dataset = getattr(loader, 'batch_sampler', None),getattr(loader, 'dataset', None)
     if isinstance(batches, RemoteBatches): return batches
+    if isinstance(dataset, RemoteStream): return dataset
     if not isinstance(dataset, BatchedDataset): return
     if loader.batch_size is not None:
         raise ValueError(f'{dataset.ds.store.name}: ds.batched(…) yields whole batches, and this loader would make '
@@ -37,9 +39,10 @@ def prepare_for_accelerate(
     batches = divided_batches(arguments['dataloader'])
     if batches is None: return stock(**arguments)
     n = arguments.get('num_processes')
-    if n is not None and arguments.get('torch_device_mesh') is None and n!=batches.world_size:
-        raise ValueError(f'{batches.ds.store.name}: these batches are divided among {batches.world_size} ranks, and '
-                         f'accelerate has {n}: leave out rank= and world_size=')
+    world_size = batches.ranks[1] if isinstance(batches, RemoteStream) else batches.world_size
+    if n is not None and arguments.get('torch_device_mesh') is None and n!=world_size:
+        raise ValueError(f'{batches!r}: these samples are divided among {world_size} ranks, and accelerate has {n}: '
+                         'leave out rank= and world_size=')
     arguments.update(num_processes=1, process_index=0, split_batches=False, dispatch_batches=False)
     arguments.pop('torch_device_mesh', None)
     return stock(**arguments)
@@ -60,5 +63,5 @@ def check_undivided(
     "Raises `ValueError` if the batches of `loader` are divided among the ranks already"
     batches = divided_batches(loader)
     if batches is None: return
-    raise ValueError(f'{batches.ds.store.name}: learn.distrib_ctx() would divide a torch DataLoader of a RemoteDataset '
+    raise ValueError(f'{batches!r}: learn.distrib_ctx() would divide a torch DataLoader of a RemoteDataset '
                      'again: make the loaders of a Learner by DataLoaders.from_store')

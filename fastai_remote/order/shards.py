@@ -52,30 +52,33 @@ class ShardPermutation(_PositionMap):
         bs:int=64, # Samples per batch
         num_workers:int=1, # Workers, which make batches in turn; 0 counts as 1
         rank:int=0, # This rank
-        world_size:int=1, # Number of ranks; they have equally many positions, so a few samples may come twice
+        world_size:int=1, # Number of ranks
+        equal:bool=True, # Give all ranks equally many positions, so that a few samples may come twice?
     ):
         if interleave<1 or bs<1 or num_workers<0 or not 0<=rank<world_size:
             raise ValueError('interleave and bs must be at least 1, num_workers at least 0, and rank below world_size, '
                              f'not {interleave=}, {bs=}, {num_workers=}, {rank=}, {world_size=}')
         self.sizes,self.seed,self.interleave,self.bs = _check_sizes(sizes),int(seed),interleave,bs
-        self.num_workers,self.rank,self.world_size = max(num_workers, 1),rank,world_size
+        self.num_workers,self.rank,self.world_size,self.equal = max(num_workers, 1),rank,world_size,equal
         filled = np.flatnonzero(self.sizes)
         self.shard_order = filled[Permutation(len(filled), self.seed)[np.arange(len(filled))]]   # numbers of shards
         # The first sample of each shard of `shard_order`: its number in the store, its place in the sequence.
         self.stored_starts = _starts(self.sizes)[self.shard_order]
         self.sequence_starts = _starts(self.sizes[self.shard_order])
         self.n = int(self.sequence_starts[-1])
-        self.length = -(-self.n//world_size)
+        self.length = -(-self.n//world_size) if equal else self.n//world_size+(rank<self.n%world_size)
+        start = rank*self.length if equal else rank*(self.n//world_size)+min(rank, self.n%world_size)
         workers = np.arange(self.num_workers)
         batches,rest = divmod(self.length, bs)
         whole_batches = (batches+self.num_workers-1-workers)//self.num_workers
         self.counts = whole_batches*bs + rest*(workers==batches%self.num_workers)   # samples of each worker
-        self.worker_starts = rank*self.length+_starts(self.counts)                  # their places in the sequence
+        self.worker_starts = start+_starts(self.counts)                             # their places in the sequence
         self.first_shards = self._shard_index(self.worker_starts)
         self._group = lru_cache(2*self.num_workers)(self._group)
 
     def __reduce__(self):
-        return type(self),(self.sizes,self.seed,self.interleave,self.bs,self.num_workers,self.rank,self.world_size)
+        return type(self),(self.sizes,self.seed,self.interleave,self.bs,self.num_workers,self.rank,self.world_size,
+                           self.equal)
 
     def __len__(self): return self.length
 
