@@ -1,5 +1,5 @@
 "Every kind of sample with images: the block that its fields get, the same training as with stock fastai, pictures"
-import random
+import os, random
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,7 +10,7 @@ from fastai.vision.all import *
 
 from fastai_remote import *
 from fastai_remote.load.kinds import FieldChoice, kind_of
-from fastai_remote.load.loader import Hidden, ImageRow
+from fastai_remote.load.loader import SeveralInputs
 from fastai_remote.order.base import Order
 
 N,CODES,SHAPES = 20,['ground','disc','square'],['disc','square']
@@ -108,7 +108,7 @@ CASES = {
     'mask':('png', 'mask.png', [MaskBlock(CODES)], Segment, None),
     'points':('png', 'points.npy', [PointBlock], lambda: Small(4, 2, 2), None),
     'boxes':('png', ['boxes.npy','labels'], BOXES, Detector, DetectionLoss()),
-    'one number':('png', 'age.f4', [RegressionBlock], lambda: Small(1), None),
+    'one number':('png', 'age.f4', [RegressionBlock], lambda: Small(1, 1), None),
     'several numbers':('png', 'xy.npy', [RegressionBlock], lambda: Small(3, 3), None),
     'pair of images':(['png','other.png'], 'same.cls', [CategoryBlock], lambda: Small(2, 2), None)}
 
@@ -158,6 +158,10 @@ MORE = {'boxes without labels':('png', 'boxes.npy', [], lambda: Small(12, 3, 4),
         'image and numbers':(['png','xy.npy','age.f4'], 'cls', [], lambda: Several(), None),
         'image and caption':(['png','caption.txt'], 'cls', [], lambda: Captioned(), None)}
 
+def save(kind, what):
+    "Keep the picture, if a folder for pictures is given: to be looked at"
+    if 'SHOW_IN' in os.environ: plt.savefig(f"{os.environ['SHOW_IN']}/{kind} {what}.png", dpi=60)
+
 class Several(Module):
     "An image and numbers"
     def __init__(self): self.image,self.numbers = Small(3, 3),nn.Linear(4, 3)
@@ -174,12 +178,14 @@ def test_everything_that_a_user_does(store, kind, tmp_path):
     x,y,_,make,loss = {**CASES, **MORE}[kind]
     dls = from_store(store, x, y)
     dls.show_batch()
-    shown_at = plt.gcf().axes
-    assert len(shown_at)==9 and all(ax.images for ax in shown_at[:6])
+    assert len(plt.gcf().axes)==6 and all(len(ax.images)==(2 if kind=='mask' else 1) for ax in plt.gcf().axes)
+    save(kind, 'batch')
     learn = Learner(dls, make(), loss_func=loss, path=tmp_path)
     with learn.no_bar(), learn.no_logging():
         learn.fit(1)
         learn.show_results(max_n=2)
+        assert all(ax.images for ax in plt.gcf().axes)
+        save(kind, 'results')
         learn.export(tmp_path/'learner.pkl')
         again = load_learner(tmp_path/'learner.pkl')
         if kind=='image and caption': return   # fastai cannot join texts, which `predict` would do
