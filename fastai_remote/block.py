@@ -32,7 +32,7 @@ from .codec.stats import ImageStats
 from .core import UnknownField
 from .load.fetch import Fetch
 from .load.items import default_field, get_remote_items, holds_masks, RemoteItems
-from .load.kinds import FieldChoice, is_boxes, kind_of
+from .load.kinds import FieldChoice, is_boxes, kind_of, ShownText
 from .load.loader import RemoteDL
 from .order.base import SplitOrder
 from .order.permutation import Permutation
@@ -300,7 +300,7 @@ def _check_arguments(dsets, dl_type, kwargs):
 def _check_targets(dsets):
     "Raise `ValueError` for a target that training cannot use: sample numbers as labels, or text"
     for tl in getattr(dsets, 'tls', [])[getattr(dsets, 'n_inp', 0):]:
-        first,*others = [t for t in tl.tfms.fs if t.name!='noop'] or [None]
+        first,*others = [t for t in tl.tfms.fs if t.name!='noop' and not isinstance(t, ShownText)] or [None]
         if isinstance(first, Categorize) and isinstance(tl.items, RemoteItems):
             raise ValueError('CategoryBlock without get_y takes the items for labels, and these are sample numbers: '
                              "give RedisBlock('cls') in its place, or get_y=Fetch('cls')")
