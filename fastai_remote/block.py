@@ -172,7 +172,7 @@ def from_store(cls:DataLoaders,
     if not targets:
         raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
     for field in inputs+targets: store.get_many([], field)   # raises `UnknownField`
-    types = {**_types_of_box_labels(store, targets, types), **types}
+    types = {**types, **_types_of_box_labels(store, targets, types)}
     if splitter is None:
         valid = next((name for name in _valid_names if name in store.splits), None)
         has_splits = 'train' in store.splits and valid is not None
@@ -196,7 +196,8 @@ def _default_targets(store):
 def _types_of_box_labels(store, targets, types):
     "`{field: type}` of the targets with labels: these belong to the boxes if there are boxes among the targets"
     if not any(is_boxes(FieldChoice(field, store, types.get(field))) for field in targets): return {}
-    return {field:LabeledBBox for field in targets if store.field_entry(field)['codec']=='labels'}
+    return {field:LabeledBBox for field in targets
+            if types.get(field) is None and store.field_entry(field)['codec']=='labels'}
 
 def _is_image_field(store, field):
     "Does `field` hold images other than masks?"

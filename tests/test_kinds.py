@@ -193,3 +193,148 @@ def test_everything_that_a_user_does(store, kind, tmp_path):
         given = {field:SAMPLES[2][field] for field in L(list(x) if isinstance(x, dict) else x)}
         c = learn.predict(given)
     assert str(a)==str(b)==str(c)
+
+# --- targets and the transforms of their image
+
+def bright(i):
+    "A bright rectangle, its mask, its box and its centre"
+    rng = np.random.default_rng(i)
+    x,y,w,h = (int(o) for o in rng.integers((14,14,8,8), (20,20,14,14)))
+    pixels,codes = rng.integers(0, 40, (48,48+i%3,3)).astype(np.uint8),np.zeros((48,48+i%3), np.uint8)
+    pixels[y:y+h,x:x+w],codes[y:y+h,x:x+w] = 255,1
+    return {'png':Image.fromarray(pixels), 'mask.png':Image.fromarray(codes), 'boxes.npy':[[x,y,x+w,y+h]],
+            'points.npy':[[x+w/2,y+h/2]]}
+
+TFMS = {'flip':dict(batch_tfms=Flip(p=1)), 'zoom':dict(batch_tfms=Zoom(1.3, 1.3, p=1)), 
+        'crop':dict(item_tfms=RandomResizedCrop(40, min_scale=.8)), 'squish':dict(item_tfms=Resize(40, ResizeMethod.Squish)),
+        'all':dict(item_tfms=RandomResizedCrop(44, min_scale=.8), batch_tfms=[Flip(p=1), Zoom(1.2, 1.2, p=1)])}
+
+@pytest.mark.parametrize('tfms', TFMS)
+def test_targets_follow_the_transforms_of_their_image(server, tfms):
+    if 'bright' not in RedisStore.names(server.url): to_redis(range(12), server.url, 'bright', bright, num_workers=1, progress=False)
+    store = RedisStore(server.url, 'bright')
+    options = {'item_tfms':Resize(40), **TFMS[tfms]}
+    dls = DataLoaders.from_store(store, y=['mask.png','points.npy','boxes.npy'], valid_pct=0, bs=12, num_workers=0, device='cpu', **options)
+    seen = 0
+    for images,masks,points,boxes in [dls.train.one_batch() for _ in range(2)]:
+        size = images.shape[-1]
+        for image,mask,point,box in zip(images, masks, points, boxes):
+            lit = (image.mean(0)>.6).numpy()
+            rows,columns = np.flatnonzero(lit.any(1)),np.flatnonzero(lit.any(0))
+            if min(rows[0], columns[0])==0 or max(rows[-1], columns[-1])==size-1: continue   # cut off by the transform
+            expected = np.array([columns[0], rows[0], columns[-1]+1, rows[-1]+1])
+            found = (box.numpy()[0]+1)*size/2
+            assert np.abs(found-expected).max()<=2, (found,expected)
+            assert np.abs((point.numpy()[0]+1)*size/2-(expected[:2]+expected[2:])/2).max()<=2
+            assert (lit!=(mask.numpy()>0)).mean()<.06
+            seen += 1
+    assert seen>=8
+
+def test_boxes_that_leave_the_image_are_clipped_and_dropped(server):
+    "As fastai's `bb_pad` does, and with their labels"
+    def corners(i): return {'png':Image.new('RGB', (40,20)), 'boxes.npy':[[0,0,6,6],[16,4,24,12],[8,2,20,10]][:i], 'labels':['a','b','a'][:i]}
+    to_redis(range(4), server.url, 'corners', corners, shuffle=False, num_workers=1, progress=False)
+    dls = DataLoaders.from_store(RedisStore(server.url, 'corners'), valid_pct=0, item_tfms=Resize(20), bs=4, num_workers=0, device='cpu')
+    boxes,labels = dls.test_dl([0,1,2,3], with_labels=True).one_batch()[1:]   # cropped at the centre
+    assert boxes.shape==(4,2,4) and labels.tolist()==[[0,0],[0,0],[2,0],[2,1]] and labels.dtype==torch.int64
+    assert torch.allclose((boxes[3]+1)*10, tensor([[6.,4,14,12],[0,2,10,10]]))   # the image is cut from 10 to 30
+
+# --- which block a field gets
+
+FIELDS = {'jpg':'image', 'strokes':'image', 'mask.png':'mask', 'small.mask.npy':'mask', 'cls':'category', 'labels':'multi-category', 'age.f4':'one number',
+          'xy.npy':'several numbers', 'points.npy':'points', 'face.keypoints.npz':'points', 'landmarks.json':'points', 'boxes.npy':'bounding boxes', 'bboxes.json':'bounding boxes',
+          'bbox.xywh.npy':'bounding boxes', 'boxes.labels':'labels of boxes', 'caption.txt':'caption', 'about.json':'any other value', 'checkpoints.npy':'several numbers'}
+
+@pytest.mark.parametrize('field', FIELDS)
+def test_the_name_of_a_field_says_what_it_holds(field): assert kind_of(FieldChoice(field)).name==FIELDS[field]
+
+TYPES = {PILImage:'image', PILImageBW:'grayscale image', PILMask:'mask', TensorPoint:'points', TensorBBox:'bounding boxes', LabeledBBox:'labels of boxes', Tensor:'several numbers'}
+
+@pytest.mark.parametrize('kind', TYPES)
+def test_a_type_says_what_a_field_holds(kind): assert kind_of(FieldChoice('any', img_cls=kind)).name==TYPES[kind]
+
+def test_drawings_with_times_are_points_only_if_they_are_to_be_sequences():
+    assert kind_of(FieldChoice('points.npy', draw=StrokeSequence())).name=='drawing as a sequence'
+    assert kind_of(FieldChoice('points.npy', draw=Rasterise())).name=='points'
+
+@pytest.mark.parametrize('kind', [int, TensorCategory, 'PILMask'])
+def test_other_types_are_refused(kind):
+    with pytest.raises(TypeError, match=r"RedisBlock\('any'\): img_cls takes a type of image, such as PILImageBW or PILMask, TensorPoint"):
+        kind_of(FieldChoice('any', img_cls=kind))
+
+def odd(i):
+    "Arrays whose names say nothing, or the wrong thing"
+    return {'png':Image.new('RGB', (30,20)), 'cls':'ab'[i%2], 'pts.npy':np.float32([[1,2],[3,4]]), 'corners.npy':np.float32([[1,2,9,9]]), 'names.labels':['a'], 'points.npy':np.zeros((5,3), np.float32),
+            'boxes.npy':np.float32([[10,10,5,5]]), 'bbox.xywh.npy':np.float32([10,8,5,6]), 'keypoints.npy':np.float32([1,2,3]), 'landmarks.npy':np.float32([1,2,3,4]), 'few.labels':['a','b'], 'boxes.json':[[1,2],[3]],
+            'caption.txt':'a text', 'bboxes.txt':'1 2 3 4'}
+
+@pytest.fixture(scope='module')
+def odd_store(server):
+    to_redis(range(10), server.url, 'odd', odd, num_workers=1, progress=False)
+    return RedisStore(server.url, 'odd')
+
+def batch(store, *blocks, **kwargs):
+    block = DataBlock((RedisBlock, *blocks), n_inp=1, get_items=get_remote_items, splitter=RandomStoreSplitter())
+    return block.dataloaders(store, bs=4, num_workers=0, device='cpu', **kwargs).one_batch()
+
+def test_types_that_a_user_chooses(odd_store):
+    _,points = batch(odd_store, RedisBlock(odd_store, 'pts.npy', TensorPoint))
+    assert type(points) is TensorPoint and torch.allclose(points[0], tensor([[1,2],[3,4]])*2/tensor([30.,20])-1)
+    _,boxes,labels = batch(odd_store, RedisBlock(odd_store, 'corners.npy', TensorBBox), RedisBlock(odd_store, 'names.labels', LabeledBBox))
+    assert type(boxes) is TensorBBox and boxes.shape==(4,1,4) and labels.tolist()==[[1]]*4
+    dls = DataLoaders.from_store(odd_store, y={'corners.npy':TensorBBox, 'names.labels':None}, bs=4, num_workers=0, device='cpu')
+    assert dls.one_batch()[2].tolist()==[[1]]*4 and dls.vocab==['#na#','a']
+    assert batch(odd_store, RedisBlock(odd_store, 'points.npy', Tensor))[1].shape==(4,5,3)
+    grey,_ = DataLoaders.from_store(odd_store, x={'png':PILImageBW}, y='cls', bs=4, num_workers=0).one_batch()
+    assert type(grey) is TensorImageBW and grey.shape==(4,1,20,30)
+
+def test_boxes_with_sizes_become_corners(odd_store):
+    _,boxes = batch(odd_store, RedisBlock(odd_store, 'bbox.xywh.npy'))
+    assert torch.allclose(boxes[0,0], tensor([10.,8,15,14])*2/tensor([30.,20,30,20])-1)
+    assert batch(odd_store, RedisBlock(odd_store, 'landmarks.npy'))[1].shape==(4,2,2)
+
+WRONG = {'points.npy':r"field 'points.npy': an array of shape \(5, 3\), while points have the shape \(n, 2\): points with times take draw=StrokeSequence\(…\), and arrays that are no points take the type Tensor",
+         'keypoints.npy':r"field 'keypoints.npy': an array of shape \(3,\), while points", 'boxes.json':r"field 'boxes.json': boxes are numbers, not \[\[1, 2\], \[3\]\]",
+         'boxes.npy':r"field 'boxes.npy': box 0 is \[10.0, 10.0, 5.0, 5.0\], which ends before it begins: .*needs a part xywh"}
+
+@pytest.mark.parametrize('num_workers', [0, 1])
+@pytest.mark.parametrize('field', WRONG)
+def test_arrays_of_another_shape_are_errors_that_name_the_sample(odd_store, field, num_workers):
+    if num_workers and field!='boxes.npy': return
+    block = DataBlock((RedisBlock, RedisBlock(odd_store, field)), get_items=get_remote_items, splitter=RandomStoreSplitter())
+    with fails(ValueError, match=r'odd: sample \d+, '+WRONG[field]): block.dataloaders(odd_store, bs=4, num_workers=num_workers).one_batch()
+
+def test_boxes_and_labels_of_different_numbers_are_an_error(odd_store):
+    with fails(ValueError, match='item 0 of a batch has 1 boxes and 2 labels: each box needs one label, in the order of the boxes'):
+        batch(odd_store, RedisBlock(odd_store, 'corners.npy', TensorBBox), RedisBlock(odd_store, 'few.labels', LabeledBBox))
+
+def test_boxes_and_their_labels_are_the_default_target_if_there_is_no_category(store, server):
+    assert DataLoaders.from_store(store, bs=4, item_tfms=Resize(16), num_workers=0).vocab==['disc','ground','square']   # `cls`
+    for labels in 'labels','boxes.labels':
+        to_redis(range(8), server.url, 'detect', lambda i: {'png':Image.new('RGB', (9,9)), labels:['b','a','b'], 'boxes.npy':[[0,0,5,5]]*3}, num_workers=1, progress=False, overwrite=True)
+        dls = DataLoaders.from_redis(server.url, 'detect', bs=4, num_workers=0)
+        assert dls.vocab==['#na#','a','b'] and dls.one_batch()[2].tolist()==[[2,1,2]]*4
+        dls = DataLoaders.from_redis(server.url, 'detect', y=labels, bs=4, num_workers=0)
+        assert (dls.vocab==['a','b'])==(labels=='labels')
+
+@pytest.mark.parametrize('where', ['redis','shards'])
+def test_labels_of_boxes_keep_their_order_and_repetitions(store, where):
+    assert [store[i]['labels'] for i in range(N)]==[o['labels'] for o in SAMPLES]
+
+# --- messages that say what to do
+
+def test_a_number_that_is_no_image_is_shown(odd_store, stores):
+    with fails(CorruptSample, match=r"sample \d+, field 'age.f4': the number .*1.5.* that PILImage cannot read"):
+        Fetch('age.f4', stores['redis'], PILImage)(3)
+
+@pytest.mark.parametrize('argument', ['get_y','get_x','blocks','getters','get_items'])
+def test_arguments_of_a_data_block_are_named(odd_store, argument):
+    with pytest.raises(TypeError, match=f"knows no '{argument}', which is an argument of DataBlock: .*{argument}=….*x= and y= of from_store"):
+        DataLoaders.from_store(odd_store, **{argument:[]})
+
+def test_a_field_is_no_sample(store):
+    with pytest.raises(TypeError, match=r"shapes: store\[i\] is sample number i, not field 'cls': get_many\(numbers, 'cls'\) reads a field"): store['cls']
+    with pytest.raises(TypeError, match=r'for a list of numbers: get_many'): store[[1,2]]
+    with pytest.raises(TypeError, match="a position is an integer, not the str 'cls'"): get_remote_items(store)['cls']
+    with pytest.raises(TypeError, match="a position is an integer, not the str 'cls'"): RemoteDataset(store)['cls']
+    assert len(DataLoaders.from_store(store, bs=4, num_workers=0).train_ds[[1,2]])==2
