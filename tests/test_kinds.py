@@ -9,7 +9,7 @@ from conftest import fails
 from fastai.vision.all import *
 
 from fastai_remote import *
-from fastai_remote.load.kinds import FieldChoice, kind_of
+from fastai_remote.load.kinds import FieldChoice, kind_of, KINDS
 from fastai_remote.load.loader import SeveralInputs
 from fastai_remote.order.base import Order
 
@@ -148,6 +148,8 @@ def test_losses_are_those_of_stock_fastai(store, files, kind):
     theirs = stock(files, x, y, blocks, [list(ds.items) for ds in ours], None)
     a,b = trained(ours, make, loss),trained(theirs, make, loss)
     assert len(a)==len(b)==2+1 and a==b and all(np.isfinite(a))
+    expected = next((o.loss for o in KINDS if o.name==kind), '')   # what the table says
+    assert not expected or str(ours.loss_func)==str(globals()[expected]())
     assert str(ours.loss_func)==str(theirs.loss_func) and get_c(ours)==get_c(theirs)
     vocab = getattr(theirs, 'vocab', None)
     if vocab is not None: assert list(ours.vocab)==list(vocab)
@@ -338,3 +340,16 @@ def test_a_field_is_no_sample(store):
     with pytest.raises(TypeError, match="a position is an integer, not the str 'cls'"): get_remote_items(store)['cls']
     with pytest.raises(TypeError, match="a position is an integer, not the str 'cls'"): RemoteDataset(store)['cls']
     assert len(DataLoaders.from_store(store, bs=4, num_workers=0).train_ds[[1,2]])==2
+
+def test_the_table_of_the_guide_is_what_the_code_says():
+    import importlib.util
+    spec = importlib.util.spec_from_file_location('kinds_tool', Path(__file__).parents[1]/'tools/kinds.py')
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = tool.PAGE.read_text(encoding='utf-8')
+    assert page.count('| **')==len(KINDS) and tool.text(page)==page, 'run `make kinds`'
+
+@pytest.mark.parametrize('kind', [k for k in KINDS if k.example!='strokes'], ids=lambda k: k.name)
+def test_the_example_of_a_kind_is_of_this_kind(kind):
+    chosen = {'grayscale image':PILImageBW}.get(kind.name)
+    assert kind_of(FieldChoice(kind.example, img_cls=chosen)) is kind

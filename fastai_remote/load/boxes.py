@@ -66,7 +66,7 @@ class StoreBoxLabels(StoreMultiCategorize):
 def pad_boxes(
     samples:list # Tuples, some of whose items are `TensorBBox`, followed by a `TensorMultiCategory` if they have labels
 )->list: # The same, with the same number of boxes in each
-    "Clips the boxes of a batch and pads them, as `bb_pad` does; raises `ValueError` if boxes and labels differ in number"
+    "Clips the boxes of a batch and pads them, as `bb_pad`; raises `ValueError` if boxes and labels differ in number"
     kinds = [type(value) for value in samples[0]]
     places = [k for k,kind in enumerate(kinds) if kind is TensorBBox]
     labelled = {k for k in places if kinds[k+1:k+2]==[TensorMultiCategory]}
@@ -82,8 +82,8 @@ def _with_whole_numbers(sample, labelled, n):
     for k in labelled:
         n_boxes,n_labels = len(sample[k]),len(sample[k+1])
         if n_boxes!=n_labels:
-            raise ValueError(f'item {n} of a batch has {n_boxes} boxes and {n_labels} labels: each box needs one label, '
-                             'in the order of the boxes')
+            raise ValueError(f'item {n} of a batch has {n_boxes} boxes and {n_labels} labels: each box needs one '
+                             'label, in the order of the boxes')
         sample[k+1] = sample[k+1].long()
     return tuple(sample)
 

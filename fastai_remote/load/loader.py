@@ -304,8 +304,8 @@ class RemoteDL(TfmdDL):
         columns = [torch.arange(len(values)) if k in texts else values for k,values in enumerate(b)]
         samples = [tuple(b[k][int(value)] if k in texts else value for k,value in enumerate(sample))
                    for sample in batch_to_samples(type(b)(columns), max_n=max_n)]
-        decode = compose(self.before_batch.decode, self.after_item.decode, partial(getcallable(self.dataset, 'decode'), full=full))
-        return L(samples).map(decode)
+        of_dataset = partial(getcallable(self.dataset, 'decode'), full=full)
+        return L(samples).map(compose(self.before_batch.decode, self.after_item.decode, of_dataset))
 
     def show_batch(self, b=None, max_n=9, ctxs=None, show=True, unique=False, **kwargs):
         self._joins_inputs = show
@@ -314,8 +314,8 @@ class RemoteDL(TfmdDL):
 
     def _pre_show_batch(self, b, max_n=9):
         x,y,samples = super()._pre_show_batch(b, max_n)
-        # The type of `x` decides how a batch is shown
-        return (x[0],y,joined_inputs(samples, self.n_inp)) if self._joins_inputs and _is_image_first(x) else (x,y,samples)
+        if not self._joins_inputs or not _is_image_first(x): return x,y,samples
+        return x[0],y,joined_inputs(samples, self.n_inp)   # the type of the first input decides how a batch is shown
 
     def show_results(self, b, out, max_n=9, ctxs=None, show=True, **kwargs):
         x,y,samples,outs = result = super().show_results(b, out, max_n, ctxs, False, **kwargs)

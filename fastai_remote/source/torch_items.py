@@ -252,7 +252,7 @@ _FIELDS = {'CelebA':_fields_of_celeba, 'WIDERFace':lambda dataset: {"[1]['bbox']
 
 @dataclass
 class _AnnotatedBoxes:
-    "item -> `{field: value}`: the boxes, and the names of their classes, in the annotations of a dataset of torchvision"
+    "item -> `{field: value}`: the boxes in the annotations of torchvision, and the names of their classes"
     objects:object # `objects(target, names)` -> list of (corners, label)
     names:dict=None # `{number of a class: its name}`
 
@@ -521,8 +521,8 @@ class _LoadSample(_LoadItem):
         return self.to_sample(item, files)
 
 # What the report says of datasets of torchvision
-_BOXES_NOTE = ('the boxes of the annotations are stored as boxes.npy, in pixels (x1, y1, x2, y2), and the names of their '
-               'classes as boxes.labels')
+_BOXES_NOTE = ('the boxes of the annotations are stored as boxes.npy, in pixels (x1, y1, x2, y2), and the names of '
+               'their classes as boxes.labels')
 _NOTES = {'CocoCaptions':None, 'CocoDetection':'class names are left out: annotations have a category_id, and '
           'dataset.coco.cats has its name; fn= can put it into each'}
 
