@@ -6,6 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fastai.data.all import DataLoaders, Datasets, MultiCategorize
+from fastai.torch_core import TensorMultiCategory
+from fastai.vision.augment import Resize
+from fastai.vision.core import PILImage, TensorBBox, TensorPoint
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
@@ -862,3 +866,24 @@ def test_messages_name_the_field_and_what_to_do():
     for field in 'age.f4','cls','id':
         store,report = in_memory([{field:1}]*20+[{field:None}])
         assert f"field {field!r} is None in this sample" in report.failures[0][1] and '.json' in report.failures[0][1]
+
+# --- boxes and points train in one line
+
+IN_ONE_LINE = {'CocoDetection':(coco(tv.CocoDetection), None, [TensorBBox,TensorMultiCategory]), 'VOCDetection':(voc(tv.VOCDetection), None, [TensorBBox,TensorMultiCategory]),
+               'Kitti':(kitti, None, [TensorBBox,TensorMultiCategory]), 'WIDERFace':(wider_face('train'), 'bbox.xywh.npy', [TensorBBox]),
+               'CelebA boxes':(lambda root: celeba(root, 'bbox'), 'bbox.xywh.npy', [TensorBBox]), 'CelebA landmarks':(lambda root: celeba(root, 'landmarks'), 'landmarks.npy', [TensorPoint])}
+
+@pytest.mark.parametrize('name', IN_ONE_LINE)
+def test_boxes_and_points_train_in_one_line(name, tmp_path):
+    build,y,types = IN_ONE_LINE[name]
+    store,_ = in_memory(build(tmp_path))
+    targets = DataLoaders.from_store(store, y=y, bs=2, num_workers=0, device='cpu', valid_pct=0, item_tfms=Resize(8)).one_batch()[1:]
+    assert [type(o) for o in targets]==types and all(torch.isfinite(o).all() for o in targets)
+
+def test_boxes_and_points_of_fastai_keep_their_meaning():
+    annotated = [([[1,1,5,5],[2,2,6,6]], ['b','b']), ([[0,0,4,4]], ['a'])]*3
+    dsets = Datasets(list(range(6)), [[lambda i: PILImage.create(photo(i))],[lambda i: annotated[i][0], TensorBBox.create],[lambda i: annotated[i][1], MultiCategorize(add_na=True)],[lambda i: [[i,i]], TensorPoint.create]], n_inp=1)
+    store,_ = in_memory(dsets)
+    assert store.fields==['png','boxes.npy','labels','points.npy'] and [store[i]['labels'] for i in (0,1)]==[['b','b'],['a']]
+    dls = DataLoaders.from_store(store, bs=2, num_workers=0, device='cpu', valid_pct=0, item_tfms=Resize(8))
+    assert dls.vocab==['#na#','a','b'] and dls.test_dl([0,1], with_labels=True).one_batch()[2].tolist()==[[2,2],[1,0]]

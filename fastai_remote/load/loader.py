@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from fastai.data.core import show_results, TfmdDL
 from fastai.data.load import SkipItemException
 from fastai.torch_core import batch_to_samples, show_image, TensorImage
+from fastai.vision.core import LabeledBBox
 from fastai.vision.data import get_grid
 from fastcore.basics import compose, fastuple, getcallable, merge, store_attr
 from fastcore.foundation import L
@@ -70,7 +71,8 @@ def show_beside(
     axes = get_grid(n, ncols=1, figsize=figsize, double=True, title='Target/Prediction')
     for k,(sample,out) in enumerate(zip(samples[:n], outs[:n])):
         for values,axis in ((sample,axes[2*k]),((sample[0],*out),axes[2*k+1])):
-            for value in values: value.show(ctx=axis, **kwargs)
+            for value,after in zip(values, (*values[1:], None)):
+                if not isinstance(after, LabeledBBox): value.show(ctx=axis, **kwargs)   # it shows the boxes, too
     return axes
 
 # %% ../../nbs/load/10_loader.ipynb #f949b0a4
