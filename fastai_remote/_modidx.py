@@ -1097,6 +1097,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastai_remote/load/boxes.py'),
                                           'fastai_remote.load.boxes.StoreBoxLabels.setups': ( 'load/boxes.html#storeboxlabels.setups',
                                                                                               'fastai_remote/load/boxes.py'),
+                                          'fastai_remote.load.boxes._are_numbers': ( 'load/boxes.html#_are_numbers',
+                                                                                     'fastai_remote/load/boxes.py'),
                                           'fastai_remote.load.boxes._padded_at': ( 'load/boxes.html#_padded_at',
                                                                                    'fastai_remote/load/boxes.py'),
                                           'fastai_remote.load.boxes._rows': ('load/boxes.html#_rows', 'fastai_remote/load/boxes.py'),

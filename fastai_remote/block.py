@@ -194,10 +194,13 @@ def _default_targets(store):
     return ['labels'] if 'labels' in store.fields else []
 
 def _types_of_box_labels(store, targets, types):
-    "`{field: type}` of the targets with labels: these belong to the boxes if there are boxes among the targets"
-    if not any(is_boxes(FieldChoice(field, store, types.get(field))) for field in targets): return {}
-    return {field:LabeledBBox for field in targets
-            if types.get(field) is None and store.field_entry(field)['codec']=='labels'}
+    "`{field: type}` of the targets with a list of labels that follow boxes: these belong to the boxes"
+    boxes = [is_boxes(FieldChoice(field, store, types.get(field))) for field in targets]
+    labels = [types.get(field) is None and store.field_entry(field)['codec']=='labels' for field in targets]
+    found = {field:LabeledBBox for k,field in enumerate(targets) if labels[k] and k and boxes[k-1]}
+    if any(boxes) and any(labels) and not found:
+        raise ValueError(f'{store.name}: y={list(targets)!r}: the labels of boxes come right after the boxes')
+    return found
 
 def _is_image_field(store, field):
     "Does `field` hold images other than masks?"

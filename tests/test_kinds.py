@@ -353,3 +353,13 @@ def test_the_table_of_the_guide_is_what_the_code_says():
 def test_the_example_of_a_kind_is_of_this_kind(kind):
     chosen = {'grayscale image':PILImageBW}.get(kind.name)
     assert kind_of(FieldChoice(kind.example, img_cls=chosen)) is kind
+
+def test_labels_come_after_their_boxes(store):
+    with pytest.raises(ValueError, match=r"shapes: y=\['labels', 'boxes.npy'\]: the labels of boxes come right after the boxes"):
+        from_store(store, 'png', ['labels','boxes.npy'])
+
+def test_a_multi_category_after_boxes_is_left_alone(stores):
+    store = stores['redis']
+    block = DataBlock((RedisBlock, RedisBlock(store, 'boxes.npy'), RedisBlock(store, 'labels')), n_inp=1, get_items=get_remote_items, splitter=RandomStoreSplitter(), item_tfms=Resize(16))
+    _,boxes,labels = block.dataloaders(store, bs=8, num_workers=0, device='cpu').one_batch()
+    assert boxes.shape[0]==8 and labels.shape==(8,2) and labels.dtype==torch.float32

@@ -69,12 +69,16 @@ def pad_boxes(
     "Clips the boxes of a batch and pads them, as `bb_pad`; raises `ValueError` if boxes and labels differ in number"
     kinds = [type(value) for value in samples[0]]
     places = [k for k,kind in enumerate(kinds) if kind is TensorBBox]
-    labelled = {k for k in places if kinds[k+1:k+2]==[TensorMultiCategory]}
     if not places: return samples
+    labelled = {k for k in places if kinds[k+1:k+2]==[TensorMultiCategory] and _are_numbers(samples, k+1)}
     samples = [_with_whole_numbers(sample, labelled, n) for n,sample in enumerate(samples)]
     if len(kinds)==3 and labelled=={1}: return bb_pad(samples)
     for k in places: samples = _padded_at(samples, k, k in labelled)
     return samples
+
+def _are_numbers(samples, k):
+    "Are items `k` numbers of labels, and not rows of zeros and ones, which are floats?"
+    return all(len(sample[k])==0 or not sample[k].is_floating_point() for sample in samples)
 
 def _with_whole_numbers(sample, labelled, n):
     "A sample whose lists of labels contain integers, also if they are empty"
