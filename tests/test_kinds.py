@@ -363,3 +363,7 @@ def test_a_multi_category_after_boxes_is_left_alone(stores):
     block = DataBlock((RedisBlock, RedisBlock(store, 'boxes.npy'), RedisBlock(store, 'labels')), n_inp=1, get_items=get_remote_items, splitter=RandomStoreSplitter(), item_tfms=Resize(16))
     _,boxes,labels = block.dataloaders(store, bs=8, num_workers=0, device='cpu').one_batch()
     assert boxes.shape[0]==8 and labels.shape==(8,2) and labels.dtype==torch.float32
+
+def test_two_workers_give_the_same_boxes(stores):
+    alone,with_workers = [from_store(stores['redis'], 'png', ['boxes.npy','labels'], num_workers=n).valid for n in (0,2)]
+    for a,b in zip(alone, with_workers): assert all(torch.equal(p, q) and type(p) is type(q) for p,q in zip(a, b))
