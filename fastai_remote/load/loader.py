@@ -9,12 +9,14 @@ __all__ = ['RemoteDL']
 
 # %% ../../nbs/load/10_loader.ipynb #9ece4269
 import collections, gc, random, warnings
+from copy import copy
 from multiprocessing import get_context
 from threading import Thread
 
 import torch
 from fastai.data.core import TfmdDL
 from fastai.data.load import SkipItemException
+from fastai.text.data import Numericalize
 from fastcore.basics import merge, store_attr
 from fastcore.foundation import L
 from fasttransform import compose_tfms
@@ -29,6 +31,7 @@ from .path import BatchPipeline, decide_path
 from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
 from .shared_buffers import SharedBuffers
 from ..order.base import Order, WeightedOrder
+from ..order.lengths import LongestFirst, SortedWindows
 from ..order.permutation import Permutation
 from ..order.ranks import shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
@@ -41,6 +44,7 @@ class RemoteDL(TfmdDL):
 
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
     _path = _report = _buffers = None   # of this epoch: its `BatchPath`, the bad samples, its `SharedBuffers`
+    _known_lengths = None   # what `lengths` returned for the dataset
     def __init__(self,
         dataset, # `Datasets` over `RemoteItems`; any other dataset works as with `TfmdDL`
         bs:int=64, # Samples per batch
@@ -59,13 +63,19 @@ class RemoteDL(TfmdDL):
         reducing_gap:float=None,
         # Field whose labels are drawn equally often, with replacement, if `shuffle`; or `(field, weight of each label)`
         balance:str|tuple=None,
+        # `lengths(dataset)` -> length of each sample, as `SortedWindows` takes them. Samples of similar lengths then
+        # share a batch, as in fastai's `SortedDL`. Blocks for texts set this; `None`: the order does not depend on it
+        lengths=None,
         **kwargs # As `TfmdDL`
     ):
+        if lengths is not None and not callable(lengths):
+            raise TypeError('lengths takes a function of the dataset that returns the length of each sample, '
+                            f'not a {type(lengths).__name__}')
         if reducing_gap is not None and not reducing_gap>=1:
             raise ValueError(f'reducing_gap must be 1.0 or more, or None, not {reducing_gap!r}')
         if on_bad not in ('raise','replace','skip'):
             raise ValueError(f"on_bad must be 'raise', 'replace' or 'skip', not {on_bad!r}")
-        store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap')
+        store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap,lengths')
         _read_from_own_stores(dataset)
         _only_targets_define(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
@@ -98,10 +108,24 @@ class RemoteDL(TfmdDL):
     def get_idxs(self):
         if not self.indexed or self.n is None: return super().get_idxs()
         if self.shuffle and self.balance is not None: return self._balanced()
-        if self.shuffle and (sizes:=self._sizes) is not None:
-            seed,workers = self.rng.getrandbits(63),self.fake_l.num_workers
-            return Order(self.n, ShardPermutation(sizes, seed, self.interleave, self.bs or 1, workers))
-        return self.shuffle_fn(Order(self.n)) if self.shuffle else Order(self.n)
+        if self.lengths is not None: return self._by_length()
+        if not self.shuffle: return Order(self.n)
+        return self.shuffle_fn(Order(self.n)) if self._sizes is None else Order(self.n, self._shuffled_shards())
+
+    def _shuffled_shards(self):
+        "A new shuffled order in which each worker reads whole shards"
+        seed,workers = self.rng.getrandbits(63),self.fake_l.num_workers
+        return ShardPermutation(self._sizes, seed, self.interleave, self.bs or 1, workers)
+
+    def _by_length(self):
+        "The order of fastai's `SortedDL`: in training similar lengths share a batch; otherwise the longest come first"
+        if self._known_lengths is None: self._known_lengths = self.lengths(self.dataset)
+        if not self.shuffle: return Order(self.n, LongestFirst(self._known_lengths, self.n))
+        in_shards = self._sizes is not None
+        base = self._shuffled_shards() if in_shards else Permutation(self.n, self.rng.getrandbits(63))
+        lanes = max(1, self.fake_l.num_workers) if in_shards else None
+        seed = self.rng.getrandbits(63)
+        return Order(self.n, SortedWindows(base, self.n, self._known_lengths, self.bs or 1, seed, lanes))
 
     def _balanced(self):
         "An order in which labels are drawn according to `balance`"
@@ -177,6 +201,7 @@ class RemoteDL(TfmdDL):
         order,items = self._DataLoader__idxs,getattr(self.dataset, 'items', None)
         if self._sizes is None or not reads_whole_shards(items): return
         perm = shard_permutation_of(order)
+        if perm is None and self.lengths is not None: return   # the longest first, whichever shards they are in
         return ShardsInOrder(items) if perm is None else ShuffledShards(items.store, perm, self.offs)
 
     def _note(self, number):
@@ -275,20 +300,22 @@ class RemoteDL(TfmdDL):
 _own_methods = {name:getattr(RemoteDL, name) for name in
                 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 _stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
-_own_options = 'prefetch threads check balance interleave on_bad reducing_gap'.split()
+_own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths'.split()
 
 def _read_from_own_stores(dataset):
     "Make pipelines read from the store of their items where that is another one than in training, as in a test set"
     for tl in getattr(dataset, 'tls', [dataset]):
         fetch,store = fetch_of(tl),getattr(getattr(tl, 'items', None), 'store', None)
         if fetch is None or store is None or not fetch.follow or fetch.store is store: continue
-        new = Fetch(fetch.field, store, fetch.img_cls, fetch.draw)
-        new.follow = True
+        new = copy(fetch)
+        new.bind(store)
         tl.tfms.fs = L(new)+tl.tfms.fs[1:]
 
 def _only_targets_define(dataset):
     "Have the loss, `c` and the vocabulary defined by targets only, not by inputs"
-    for tl in getattr(dataset, 'tls', [])[:getattr(dataset, 'n_inp', 0)]: tl.c = tl.vocab = tl.loss_func = None
+    for tl in getattr(dataset, 'tls', [])[:getattr(dataset, 'n_inp', 0)]:
+        # fastai's models for texts take the vocabulary of the texts from here
+        if not any(isinstance(t, Numericalize) for t in tl.tfms.fs): tl.c = tl.vocab = tl.loss_func = None
 
 def _map_tuple(f, o):
     "`f` of `o`, or of each element if `o` is a tuple but not a namedtuple"
