@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from fastai.data.block import DataBlock, TransformBlock
 from fastai.data.core import DataLoaders, Datasets, FilteredBase, TfmdDL
 from fastai.data.transforms import Categorize, Normalize
+from fastai.text.data import Numericalize
 from fastai.torch_core import get_first, TensorImage
 from fastai.vision.core import PILImage
 from fastcore.basics import patch, patch_to
@@ -34,6 +35,7 @@ from .load.fetch import Fetch
 from .load.items import default_field, get_remote_items, holds_masks, RemoteItems
 from .load.kinds import FieldChoice, kind_of
 from .load.loader import RemoteDL
+from .load.texts import StoreTokenizer, TextOptions
 from .order.base import SplitOrder
 from .order.permutation import Permutation
 from .order.shards import ShardSplit
@@ -85,6 +87,7 @@ def RedisBlock(
     # Type of the image: `PILImage`, `PILImageBW` or `PILMask`; default: `PILMask` for a mask, else `PILImage`
     img_cls:type=None,
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
+    text:TextOptions=None, # How texts become numbers, and for which kind of model; default: `TextOptions()`
 )->TransformBlock:
     """A `TransformBlock` for a field of any store: image, mask, category, labels, numbers or text
 
@@ -101,7 +104,7 @@ def RedisBlock(
         raise ValueError(f'RedisBlock({field!r}): a block needs a value of each sample: leave out the ?, and restrict '
                          f'the items to samples that have one, by having={field.removesuffix("?")!r}')
     if store is not None: store.field_entry(field)   # raises `UnknownField`
-    choice = FieldChoice(field, store, img_cls, draw)
+    choice = FieldChoice(field, store, img_cls, draw, text)
     return kind_of(choice).block(choice, RemoteDL)
 
 ShardBlock = RedisBlock   # the same function: it works for every store
@@ -150,6 +153,7 @@ def from_store(cls:DataLoaders,
     seed:int=None, # Seed of a random split
     img_cls:type=PILImage, # Type of the images
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
+    text:TextOptions=None, # How texts become numbers, and for which kind of model; default: `TextOptions()`
     # Normalize by the store's own statistics, to train from scratch? `vision_learner` adds those of a pretrained body
     normalize:bool=False,
     item_tfms=None, # Transforms of an item
@@ -164,15 +168,18 @@ def from_store(cls:DataLoaders,
         raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
                         f'not a {type(store).__name__}')
     inputs = L(x or default_field(store))
-    targets = L(y or next((f for f in ('cls','labels') if f in store.fields), None))
-    if not targets:
+    is_lm = text is not None and text.is_lm
+    if is_lm and y is not None: raise ValueError(f'TextOptions(is_lm=True): a language model has no target y={y!r}')
+    targets = L(None if is_lm else y or next((f for f in ('cls','labels') if f in store.fields), None))
+    if not targets and not is_lm:
         raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
     for field in inputs+targets: store.get_many([], field)   # raises `UnknownField`
     if splitter is None:
         valid = next((name for name in _valid_names if name in store.splits), None)
         has_splits = 'train' in store.splits and valid is not None
         splitter = StoreSplitter(valid=valid) if has_splits else RandomStoreSplitter(valid_pct, seed)
-    def block(field): return RedisBlock(store, field, img_cls if _is_image_field(store, field) else None, draw)
+    def block(field): return RedisBlock(store, field, img_cls if _is_image_field(store, field) else None, draw,
+                                        text)
     if normalize: batch_tfms = _normalized(store, inputs, img_cls, draw, L(batch_tfms))
     get_items = get_remote_items if having is None else partial(get_remote_items, having=having)
     dblock = DataBlock(blocks=[block(field) for field in inputs+targets], n_inp=len(inputs), get_items=get_items,
@@ -277,7 +284,8 @@ def _check_arguments(dsets, dl_type, kwargs):
 def _check_targets(dsets):
     "Raise `ValueError` for a target that training cannot use: sample numbers as labels, or text"
     for tl in getattr(dsets, 'tls', [])[getattr(dsets, 'n_inp', 0):]:
-        first,*others = [t for t in tl.tfms.fs if t.name!='noop'] or [None]
+        idle = StoreTokenizer,Numericalize   # the block adds these to a text, and they make it no target either
+        first,*others = [t for t in tl.tfms.fs if t.name!='noop' and not isinstance(t, idle)] or [None]
         if isinstance(first, Categorize) and isinstance(tl.items, RemoteItems):
             raise ValueError('CategoryBlock without get_y takes the items for labels, and these are sample numbers: '
                              "give RedisBlock('cls') in its place, or get_y=Fetch('cls')")

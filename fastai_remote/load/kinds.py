@@ -24,6 +24,7 @@ from .fetch import Fetch
 from .items import holds_masks
 from .sequences import is_points, pad_strokes, ToStrokes
 from .targets import ArraySetup, MaskCodes, StoreCategorize, StoreMultiCategorize
+from .texts import is_tokens, RemoteLMDL, StoredTokens, TextOptions
 from ..store.base import Store
 
 # %% ../../nbs/load/18_kinds.ipynb #58899daf
@@ -34,6 +35,7 @@ class FieldChoice:
     store:Store=None # `None` if the block gets its store later
     img_cls:type=None # Type that the user chose; `None` if none was chosen
     draw:Rasterise|StrokeSequence=None # How to draw strokes, or to make sequences of them
+    text:TextOptions=None # How texts become numbers; default: `TextOptions()`
 
     @property
     def codec(self)->str:
@@ -68,13 +70,17 @@ class Kind:
     item_tfms:tuple=() # Transforms of an item, which the block adds
     batch_tfms:tuple=(IntToFloatTensor,) # Transforms of a batch, which the block adds
     before_batch:Callable=None # What makes the items of a batch equally long
+    loader:Callable=None # `loader(choice)` -> `{argument of the loader: value}`, besides `before_batch`
+    dl_type:Callable=None # `dl_type(choice)` -> type of the loaders; default: the one that `block` is given
 
     def block(self,
         choice:FieldChoice, # The field
         dl_type:type # Type of the loaders
     )->TransformBlock:
         "The block for a field of this kind"
-        options = None if self.before_batch is None else {'before_batch':self.before_batch}
+        options = {} if self.before_batch is None else {'before_batch':self.before_batch}
+        if self.loader: options.update(self.loader(choice))
+        if self.dl_type: dl_type = self.dl_type(choice) or dl_type
         return TransformBlock(type_tfms=FreshTransforms(self.type_tfms(choice)), item_tfms=list(self.item_tfms),
                               batch_tfms=list(self.batch_tfms), dl_type=dl_type, dls_kwargs=options)
 
@@ -110,6 +116,19 @@ def _image_or_mask(choice):
 
 def _value(choice, *tfms): return [Fetch(choice.field, choice.store), *tfms]
 
+def _text_options(choice): return choice.text or TextOptions()
+
+def _text(choice):
+    text = _text_options(choice)
+    return _value(choice, text.tokenizer(), text.numericalize(), *text.after_numbers())
+
+def _tokens(choice):
+    text = _text_options(choice)
+    return _value(choice, StoredTokens(text.vocab), *text.after_numbers())
+
+_of_texts = dict(batch_tfms=(), loader=lambda choice: _text_options(choice).loader_options(),
+                 dl_type=lambda choice: RemoteLMDL if _text_options(choice).is_lm else None)
+
 KINDS = [   # the first that fits a field is used, so special kinds come before general ones
     Kind('drawing as a sequence', 'strokes', 'TensorStrokes',
          '`draw=StrokeSequence(…)`, and the codec `strokes` or points with times in `points.npy`', '',
@@ -126,12 +145,15 @@ KINDS = [   # the first that fits a field is used, so special kinds come before 
     Kind('multi-category', 'labels', 'TensorMultiCategory', 'the codec `labels`', 'BCEWithLogitsLossFlat',
          lambda choice: choice.codec=='labels',
          lambda choice: _value(choice, StoreMultiCategorize(choice.field), OneHotEncode())),
+    Kind('text', 'txt', 'TensorText', 'the codec `txt`', '', lambda choice: choice.codec=='txt', _text, **_of_texts),
+    Kind('tokens', 'tokens.npy', 'TensorText', 'a part `tokens` of the name, and the codec `npy`', '',
+         lambda choice: choice.field is not None and is_tokens(choice.field), _tokens, **_of_texts),
     Kind('several numbers', 'xy.npy', 'Tensor', 'the codec `npy` or `npz`', 'MSELossFlat',
          lambda choice: choice.codec in ('npy','npz'), lambda choice: _value(choice, ArraySetup())),
     Kind('one number', 'age.f4', 'Tensor', 'a codec of numbers', 'MSELossFlat',
          lambda choice: get_codec(choice.codec).dtype is not None,
          lambda choice: _value(choice, RegressionSetup())),
-    Kind('any other value', 'json', 'the value', 'the codec `txt`, `json` or `bin`, or one of your own', '',
+    Kind('any other value', 'json', 'the value', 'the codec `json` or `bin`, or one of your own', '',
          lambda choice: True, _value)]
 
 def kind_of(
