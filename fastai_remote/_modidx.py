@@ -1722,6 +1722,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts._measured_by': ( 'load/texts.html#_measured_by',
                                                                                      'fastai_remote/load/texts.py'),
+                                          'fastai_remote.load.texts._repair_show_results': ( 'load/texts.html#_repair_show_results',
+                                                                                             'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts._tokens_of': ( 'load/texts.html#_tokens_of',
                                                                                    'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.is_tokens': ( 'load/texts.html#is_tokens',

@@ -14,16 +14,20 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
+import fastai.data.core
 import numpy as np
+import pandas as pd
 import torch
 from fastai.text.core import Tokenizer, TokenizeWithRules, WordTokenizer
 from fastai.text.data import LMTensorText, Numericalize, Pad_Chunk, reverse_text, TensorText
-from fastai.torch_core import TitledStr
+from fastai.torch_core import display_df, get_empty_df, TitledStr
 from fastcore.basics import chunked
+from fastcore.foundation import L
 from fastcore.meta import delegates
 from fasttransform import compose_tfms
 from torch.utils.data import get_worker_info
 
+from ..imported import when_imported
 from .batch import BatchReader, fetch_of, StoreInputs
 from .fetch import Fetch
 from .items import get_remote_items, RemoteItems
@@ -390,3 +394,19 @@ class _Tokens:
     def __init__(self, dataset): self.dataset = dataset
     def __len__(self): return len(self.dataset)
     def __getitem__(self, k): return _first(self.dataset[k])
+
+# %% ../../nbs/load/16_texts.ipynb #cef534a2
+def _repair_show_results(module):
+    "Make `show_results` of texts work, in the versions of fastai where it calls `show_results[object]`"
+    show_results = fastai.data.core.show_results
+    if hasattr(type(show_results), '__getitem__'): return
+    @show_results.dispatch
+    def show_results(x:TensorText, y, samples, outs, ctxs=None, max_n=10, trunc_at=150, **kwargs):
+        if ctxs is None: ctxs = get_empty_df(min(len(samples), max_n))
+        samples = L((sample[0].truncate(trunc_at),*sample[1:]) for sample in samples)
+        stock = fastai.data.core.show_results._resolve_method_with_cache((object,object,object,object))[0]
+        ctxs = stock(x, y, samples, outs, ctxs=ctxs, max_n=max_n, **kwargs)
+        display_df(pd.DataFrame(ctxs))
+        return ctxs
+
+when_imported('fastai.text.learner', _repair_show_results)
