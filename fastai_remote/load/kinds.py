@@ -20,6 +20,7 @@ from fastcore.foundation import L
 from ..codec.fields import get_codec, is_image, is_mask
 from ..codec.raster import Rasterise
 from ..codec.sequences import StrokeSequence
+from .audio import FetchAudio, is_audio, pad_audio
 from .fetch import Fetch
 from .items import holds_masks
 from .sequences import is_points, pad_strokes, ToStrokes
@@ -133,6 +134,10 @@ KINDS = [   # the first that fits a field is used, so special kinds come before 
     Kind('drawing as a sequence', 'strokes', 'TensorStrokes',
          '`draw=StrokeSequence(…)`, and the codec `strokes` or points with times in `points.npy`', '',
          _is_drawing, _sequence, batch_tfms=(), before_batch=pad_strokes),
+    Kind('audio', 'wav', 'TensorAudio',
+         'a name that ends in `wav`, `flac`, `mp3`, `ogg`, `opus` or `m4a`, or has a part `audio` and is `npy`', '',
+         lambda choice: choice.field is not None and choice.img_cls is None and is_audio(choice.field),
+         lambda choice: [FetchAudio(choice.field, choice.store)], batch_tfms=(), before_batch=pad_audio),
     Kind('mask', 'mask.png', 'TensorMask',
          'a part `mask` of the name, or an image with a vocabulary, or the type `PILMask`', 'CrossEntropyLossFlat',
          _is_mask_field, lambda choice: [_image(choice, choice.img_cls or PILMask), MaskCodes()]),
