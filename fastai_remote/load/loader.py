@@ -8,15 +8,18 @@ Docs: page `load/loader`"""
 __all__ = ['RemoteDL']
 
 # %% ../../nbs/load/10_loader.ipynb #9ece4269
-import collections, gc, random, warnings
+import collections, gc, random, textwrap, warnings
 from copy import copy
 from multiprocessing import get_context
 from threading import Thread
 
+import pandas as pd
 import torch
-from fastai.data.core import TfmdDL
+from fastai.data.core import show_batch, show_results, TfmdDL
 from fastai.data.load import SkipItemException
 from fastai.text.data import Numericalize
+from fastai.torch_core import display_df, TensorImage, TitledFloat, TitledInt, TitledStr, TitledTuple
+from fastai.vision.data import get_grid
 from fastcore.basics import merge, store_attr
 from fastcore.foundation import L
 from fasttransform import compose_tfms
@@ -102,6 +105,39 @@ class RemoteDL(TfmdDL):
     def explain(self)->str:
         "How the batches are built, and what prevents a faster way, in one sentence"
         return decide_path(self).explain(self.after_item)
+
+    # What is shown
+
+    def show_batch(self, b=None, max_n=9, ctxs=None, show=True, unique=False, **kwargs):
+        "As in fastai; numbers are shown as a table, and images that have texts in a grid"
+        if not show or unique or ctxs is not None: return super().show_batch(b, max_n, ctxs, show, unique, **kwargs)
+        x,y,samples = self._pre_show_batch(self.one_batch() if b is None else b, max_n)
+        if not self._shown(samples, max_n): show_batch(x, y, samples, ctxs=None, max_n=max_n, **kwargs)
+
+    def show_results(self, b, out, max_n=9, ctxs=None, show=True, **kwargs):
+        "As in fastai; numbers are shown as a table, and images that have texts in a grid"
+        res = super().show_results(b, out, max_n, show=False)
+        if not show: return res
+        if ctxs is not None or not self._shown(res[2], max_n, res[3]):
+            show_results(*res, ctxs=ctxs, max_n=max_n, **kwargs)
+
+    def _shown(self, samples, max_n, outs=None):
+        "Show decoded samples, with predictions `outs`, if they are all numbers, or images with texts. Was this done?"
+        if samples is None: return False
+        rows = [(*sample, *(outs[k] if outs is not None else ())) for k,sample in enumerate(samples[:max_n])]
+        if all(isinstance(value, (TitledFloat,TitledInt,TitledTuple)) for row in rows for value in row):
+            fields = [getattr(fetch_of(tl), 'field', f'value {k}') for k,tl in enumerate(self.dataset.tls)]
+            columns = fields if outs is None else fields+[f'predicted {field}' for field in fields[self.n_inp:]]
+            display_df(pd.DataFrame([list(map(_unwrapped, row)) for row in rows], columns=columns))
+            return True
+        if not rows or not isinstance(rows[0][0], TensorImage): return False
+        if not any(type(value) is TitledStr for value in rows[0]): return False
+        columns = min(len(rows), 3)
+        n_rows = -(-len(rows)//columns)
+        ctxs = get_grid(len(rows), nrows=n_rows, ncols=columns, figsize=(4*columns,4*n_rows))
+        for row,ctx in zip(rows, ctxs):
+            for value in row: ctx = _wrapped(value).show(ctx=ctx)
+        return True
 
     # Order: which positions a batch has
 
@@ -316,6 +352,15 @@ def _only_targets_define(dataset):
     for tl in getattr(dataset, 'tls', [])[:getattr(dataset, 'n_inp', 0)]:
         # fastai's models for texts take the vocabulary of the texts from here
         if not any(isinstance(t, Numericalize) for t in tl.tfms.fs): tl.c = tl.vocab = tl.loss_func = None
+
+def _unwrapped(number):
+    "What a table shows for a number, or for several"
+    if not isinstance(number, tuple): return number.real
+    return tuple(float(f'{v:.4g}') for v in number) if len(number)!=1 else float(number[0])
+
+def _wrapped(value, width=40, longest=240):
+    "`value`, where a text is divided into lines"
+    return TitledStr(textwrap.fill(value[:longest], width)) if type(value) is TitledStr else value
 
 def _map_tuple(f, o):
     "`f` of `o`, or of each element if `o` is a tuple but not a namedtuple"

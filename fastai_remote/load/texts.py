@@ -222,6 +222,7 @@ class StoredTokens(_Measured, Numericalize):
     ):
         super().__init__(vocab)
 
+    input_types = (list,np.ndarray,torch.Tensor)
     numericalize = property(lambda self: self)   # as fastai finds its `Numericalize` by its name
     sep = ' '
 
