@@ -1663,6 +1663,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.RemoteLMDL._read_in_advance': ( 'load/texts.html#remotelmdl._read_in_advance',
                                                                                                     'fastai_remote/load/texts.py'),
+                                          'fastai_remote.load.texts.RemoteLMDL._shown': ( 'load/texts.html#remotelmdl._shown',
+                                                                                          'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.RemoteLMDL._text': ( 'load/texts.html#remotelmdl._text',
                                                                                          'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.RemoteLMDL.create_batches': ( 'load/texts.html#remotelmdl.create_batches',

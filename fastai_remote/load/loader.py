@@ -137,6 +137,7 @@ class RemoteDL(TfmdDL):
         ctxs = get_grid(len(rows), nrows=n_rows, ncols=columns, figsize=(4*columns,4*n_rows))
         for row,ctx in zip(rows, ctxs):
             for value in row: ctx = _wrapped(value).show(ctx=ctx)
+        ctxs[0].figure.tight_layout()
         return True
 
     # Order: which positions a batch has
@@ -358,7 +359,7 @@ def _unwrapped(number):
     if not isinstance(number, tuple): return number.real
     return tuple(float(f'{v:.4g}') for v in number) if len(number)!=1 else float(number[0])
 
-def _wrapped(value, width=40, longest=240):
+def _wrapped(value, width=32, longest=160):
     "`value`, where a text is divided into lines"
     return TitledStr(textwrap.fill(value[:longest], width)) if type(value) is TitledStr else value
 

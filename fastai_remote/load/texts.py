@@ -388,6 +388,13 @@ class RemoteLMDL(RemoteDL):
         raise ValueError(f'{names}: the text at position {position} has {len(text)} tokens, and {counted} were counted '
                          'before: a language model needs a tokenizer and transforms that always do the same')
 
+    def _shown(self, samples, max_n, outs=None):
+        "As in `RemoteDL`; without predictions, texts and targets are shown as a table"
+        if samples is None or outs is not None: return False
+        rows = [[str(value)[:150] for value in sample] for sample in samples[:max_n]]
+        display_df(pd.DataFrame(rows, columns=['text','target']))
+        return True
+
 def _first(item): return item[0] if isinstance(item, tuple) else item
 
 class _Tokens:
