@@ -64,7 +64,8 @@ def read_audio(
     if b[:4]==b'RIFF' and b[8:12]==b'WAVE':
         try: return _read_wav(b)
         except (wave.Error,EOFError) as e:
-            if 'unknown format' not in str(e): raise ValueError(f'a damaged wav file: {e or type(e).__name__}') from None
+            is_damaged = 'unknown format' not in str(e)
+            if is_damaged: raise ValueError(f'a damaged wav file: {e or type(e).__name__}') from None
     if find_spec('soundfile'):
         import soundfile
         try: values,rate = soundfile.read(io.BytesIO(b), dtype='float32', always_2d=True)
@@ -75,8 +76,8 @@ def read_audio(
         values,rate = torchaudio.load(io.BytesIO(b))
         return values.numpy(),rate
     raise ImportError(f'a recording that begins with {b[:4]!r} needs a decoder: install soundfile (pip install '
-                      'soundfile), or register_codec one of your own for the field, which returns arrays; only wav files '
-                      'with whole numbers need none')
+                      'soundfile), or register a codec of your own for the field (register_codec), which returns '
+                      'arrays; only wav files with whole numbers need none')
 
 # %% ../../nbs/load/17_audio.ipynb #d64fb93f
 class TensorAudio(TensorBase):
@@ -125,14 +126,17 @@ def _audio_of(o):
     if isinstance(o, (str,Path)): o = Path(o).read_bytes()
     values,rate = read_audio(o) if isinstance(o, bytes) else (audio_floats(np.asarray(o)),None)
     if values.ndim==1: values = values[None]
-    if values.ndim!=2: raise ValueError(f'a recording has the shape (values,) or (channels, values), not {values.shape}')
+    if values.ndim!=2:
+        raise ValueError(f'a recording has the shape (values,) or (channels, values), not {values.shape}')
     res = TensorAudio(torch.from_numpy(np.ascontiguousarray(values)))
     res.rate = rate
     return res
 
 # %% ../../nbs/load/17_audio.ipynb #3cd5e080
 class CropAudio(RandTransform):
-    "Crops recordings to `n` values, at random in training and otherwise in the middle; shorter ones get zeros at the end"
+    """Crops recordings to `n` values, at random in training and otherwise in the middle
+
+    Shorter ones get zeros at the end."""
     split_idx = None
     def __init__(self,
         n:int, # Values per channel
@@ -165,8 +169,8 @@ def pad_audio(
         column = [sample[k] for sample in samples]
         for what,found in (('values per second',{x.rate for x in column}), ('channels',{x.shape[0] for x in column})):
             if len(found)>1:
-                raise ValueError(f'recordings of one batch have different {what} ({sorted(found, key=str)}): convert them '
-                                 'by fn= when they are written, or by an item transform')
+                raise ValueError(f'recordings of one batch have different {what} ({sorted(found, key=str)}): convert '
+                                 'them by fn= when they are written, or by an item transform')
         longest = max(x.shape[-1] for x in column)
         for sample in samples: sample[k] = _padded(sample[k], longest)
     return [tuple(sample) for sample in samples]
@@ -187,7 +191,8 @@ def show_batch(x:TensorAudio, y, samples, ctxs=None, max_n=9, nrows=None, ncols=
 @show_results.dispatch
 def show_results(x:TensorAudio, y, samples, outs, ctxs=None, max_n=9, nrows=None, ncols=None, figsize=None, **kwargs):
     if ctxs is None: ctxs = _audio_grid(len(samples), max_n, nrows, ncols, figsize)
-    for column in (*(samples.itemgot(i) for i in range(len(samples[0]))), *(outs.itemgot(i) for i in range(len(outs[0])))):
-        ctxs = [value.show(ctx=ctx, **kwargs) for value,ctx,_ in zip(column, ctxs, range(max_n))]
+    for rows in (samples, outs):
+        for i in range(len(rows[0])):
+            ctxs = [value.show(ctx=ctx, **kwargs) for value,ctx,_ in zip(rows.itemgot(i), ctxs, range(max_n))]
     plt.tight_layout()
     return ctxs

@@ -67,7 +67,7 @@ class RemoteDL(TfmdDL):
         # Field whose labels are drawn equally often, with replacement, if `shuffle`; or `(field, weight of each label)`
         balance:str|tuple=None,
         # `lengths(dataset)` -> length of each sample, as `SortedWindows` takes them. Samples of similar lengths then
-        # share a batch, as in fastai's `SortedDL`. Blocks for texts set this; `None`: the order does not depend on it
+        # share a batch, as in fastai's `SortedDL`. Blocks for texts set this. If it is or returns `None`: any order
         lengths=None,
         **kwargs # As `TfmdDL`
     ):
@@ -145,7 +145,8 @@ class RemoteDL(TfmdDL):
     def get_idxs(self):
         if not self.indexed or self.n is None: return super().get_idxs()
         if self.shuffle and self.balance is not None: return self._balanced()
-        if self.lengths is not None: return self._by_length()
+        if self.lengths is not None and self._known_lengths is None: self._known_lengths = self.lengths(self.dataset)
+        if self._known_lengths is not None: return self._by_length()
         if not self.shuffle: return Order(self.n)
         return self.shuffle_fn(Order(self.n)) if self._sizes is None else Order(self.n, self._shuffled_shards())
 
@@ -156,7 +157,6 @@ class RemoteDL(TfmdDL):
 
     def _by_length(self):
         "The order of fastai's `SortedDL`: in training similar lengths share a batch; otherwise the longest come first"
-        if self._known_lengths is None: self._known_lengths = self.lengths(self.dataset)
         if not self.shuffle: return Order(self.n, LongestFirst(self._known_lengths, self.n))
         in_shards = self._sizes is not None
         base = self._shuffled_shards() if in_shards else Permutation(self.n, self.rng.getrandbits(63))
@@ -238,7 +238,7 @@ class RemoteDL(TfmdDL):
         order,items = self._DataLoader__idxs,getattr(self.dataset, 'items', None)
         if self._sizes is None or not reads_whole_shards(items): return
         perm = shard_permutation_of(order)
-        if perm is None and self.lengths is not None: return   # the longest first, whichever shards they are in
+        if perm is None and self._known_lengths is not None: return   # the longest first, whichever shards they are in
         return ShardsInOrder(items) if perm is None else ShuffledShards(items.store, perm, self.offs)
 
     def _note(self, number):
