@@ -40,6 +40,8 @@ _names = {
     'load.fetch': 'Fetch',
     'load.loader': 'RemoteDL',
     'load.dataset': 'RemoteDataset',
+    'load.texts': 'TextOptions tokenize_store',
+    'load.audio': 'CropAudio',
     'block': 'MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
 }
 _module_of = {name: module for module,names in _names.items() for name in names.split()}

@@ -20,7 +20,7 @@ from fastai_remote.codec.fields import _codecs, register_codec
 from fastai_remote.load.audio import CropAudio, pad_audio, read_audio, TensorAudio
 from fastai_remote.load.texts import RemoteLMDL, TextOptions, tokenize_store
 from fastai_remote.order.base import Order
-from fastai_remote.order.lengths import LongestFirst, SortedWindows, TokenSequence
+from fastai_remote.order.lengths import longest_of, LongestFirst, SortedWindows
 
 N,N_VALID = 96,24
 
@@ -109,7 +109,7 @@ def test_orders_by_length_are_those_of_SortedDL(n, monkeypatch):
         if isinstance(o, int): return shuffled[np.arange(n)]
         return np.array(o)[batches[np.arange(len(o))]]
     monkeypatch.setattr(np.random, 'permutation', permutation)
-    assert SortedWindows(shuffled, n, lengths, bs, 2)[np.arange(n)].tolist()==list(dl.shuffle_fn(None))
+    assert SortedWindows(shuffled, n, lengths, bs, 2, longest=longest_of(lengths, n))[np.arange(n)].tolist()==list(dl.shuffle_fn(None))
     assert LongestFirst(lengths, n)[np.arange(n)].tolist()==dl.get_idxs()
 
 def test_with_shards_the_batches_of_a_worker_stay_with_it():
@@ -294,11 +294,14 @@ def test_stored_tokens_give_the_batches_of_texts(stores, server, tmp_path, table
     again = load_learner(tmp_path/'t.pkl')
     assert torch.equal(quietly(again.predict, numbers, learn=again)[2], predicted[0])
 
-def test_tokens_become_a_new_field(server):
+def test_tokens_become_a_new_field(server, monkeypatch):
     to_redis(samples(), server.url, 'grown', num_workers=1, progress=False)
     store = tokenize_store(RedisStore(server.url, 'grown'), text=TOK, num_workers=1, progress=False)
     assert store.fields==['txt','cls','tokens.npy','tokens_length.i4']
     assert [len(store[i]['tokens.npy']) for i in range(5)]==store.get_many(range(5), 'tokens_length.i4')['tokens_length.i4'].tolist()
+    monkeypatch.setattr(texts_module, '_measured', None)   # the lengths are read, and no tokens are
+    sizes = [int((row!=1).sum()) for x,_ in our_dls(store, x='tokens.npy').valid for row in x]
+    assert sizes==sorted(sizes, reverse=True)
 
 def test_tokens_without_a_vocabulary_or_lengths(server, tables):
     rng = np.random.default_rng(0)

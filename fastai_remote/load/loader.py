@@ -34,7 +34,7 @@ from .path import BatchPipeline, decide_path
 from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
 from .shared_buffers import SharedBuffers
 from ..order.base import Order, WeightedOrder
-from ..order.lengths import LongestFirst, SortedWindows
+from ..order.lengths import longest_of, LongestFirst, SortedWindows
 from ..order.permutation import Permutation
 from ..order.ranks import shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
@@ -47,7 +47,7 @@ class RemoteDL(TfmdDL):
 
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
     _path = _report = _buffers = None   # of this epoch: its `BatchPath`, the bad samples, its `SharedBuffers`
-    _known_lengths = None   # what `lengths` returned for the dataset
+    _known_lengths = _longest = None   # what `lengths` returned for the dataset; the position of the longest sample
     def __init__(self,
         dataset, # `Datasets` over `RemoteItems`; any other dataset works as with `TfmdDL`
         bs:int=64, # Samples per batch
@@ -160,9 +160,10 @@ class RemoteDL(TfmdDL):
         if not self.shuffle: return Order(self.n, LongestFirst(self._known_lengths, self.n))
         in_shards = self._sizes is not None
         base = self._shuffled_shards() if in_shards else Permutation(self.n, self.rng.getrandbits(63))
+        if self._longest is None and not in_shards: self._longest = longest_of(self._known_lengths, self.n)
         lanes = max(1, self.fake_l.num_workers) if in_shards else None
-        seed = self.rng.getrandbits(63)
-        return Order(self.n, SortedWindows(base, self.n, self._known_lengths, self.bs or 1, seed, lanes))
+        longest,seed = None if in_shards else self._longest,self.rng.getrandbits(63)
+        return Order(self.n, SortedWindows(base, self.n, self._known_lengths, self.bs or 1, seed, lanes, longest))
 
     def _balanced(self):
         "An order in which labels are drawn according to `balance`"

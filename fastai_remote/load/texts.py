@@ -29,6 +29,7 @@ from torch.utils.data import get_worker_info
 
 from ..imported import when_imported
 from .batch import BatchReader, fetch_of, StoreInputs
+from .equivalence import is_idle
 from .fetch import Fetch
 from .items import get_remote_items, RemoteItems
 from .loader import RemoteDL
@@ -151,7 +152,7 @@ def _before(tl, t):
     "The `Fetch` of the pipeline of `tl`, and the transforms between it and transform `t`"
     tfms = list(tl.tfms.fs)
     at = next((k for k,o in enumerate(tfms) if o is t), len(tfms))
-    return tfms[0],tfms[1:at]
+    return tfms[0],[t for t in tfms[1:at] if not is_idle(t)]
 
 def text_lengths(
     dataset # `Datasets` or `TfmdLists`
