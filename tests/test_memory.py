@@ -171,7 +171,7 @@ def tokens(n):
 
 def language_model(n):
     "`DataLoaders` of a language model of `n` texts"
-    return token_loaders(n, is_lm=True)
+    return token_loaders(n, is_lm=True, seq_len=16)
 
 @pytest.mark.parametrize('loaders,each', [('tokens',6), ('language_model',4)])
 def test_texts_cost_their_lengths_and_the_order_of_the_validation_set(loaders, each, interpreters):
