@@ -7,7 +7,7 @@ EXTRAS ?= test
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow test-all test-more coverage fuzz sanitize lint export nbs readme docs bench faults sources test-servers soak clean
+.PHONY: setup demo test test-slow test-all test-more coverage fuzz sanitize lint export nbs readme docs bench faults sources kinds test-servers soak clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -86,6 +86,9 @@ faults: setup  # each fault during an epoch or an ingest, for the table of the g
 
 sources: setup  # each kind of source to Redis and to shards, for the table of the guide
 	$(PY) -W ignore tests/source_table.py
+
+kinds: setup  # the table of kinds of samples in the guide
+	$(PY) -W ignore tools/kinds.py
 
 # FASTAI_REMOTE_SERVERS=/path/to/redis-server:/path/to/valkey-server adds servers to those that are installed
 test-servers: setup  # Redis 6.2, 7, 8 and Valkey 8, 9, with and without TLS, as far as they are here; it says which

@@ -20,7 +20,7 @@ from fastai.data.core import DataLoaders, Datasets, FilteredBase, TfmdDL
 from fastai.data.transforms import Categorize, Normalize
 from fastai.text.data import Numericalize
 from fastai.torch_core import get_first, TensorImage
-from fastai.vision.core import PILImage
+from fastai.vision.core import LabeledBBox, PILImage
 from fastcore.basics import patch, patch_to
 from fastcore.foundation import L
 from fastcore.meta import delegates
@@ -33,7 +33,7 @@ from .codec.stats import ImageStats
 from .core import UnknownField
 from .load.fetch import Fetch
 from .load.items import default_field, get_remote_items, holds_masks, RemoteItems
-from .load.kinds import FieldChoice, kind_of
+from .load.kinds import FieldChoice, is_boxes, kind_of
 from .load.loader import RemoteDL
 from .load.texts import StoreTokenizer, TextOptions
 from .order.base import SplitOrder
@@ -84,15 +84,16 @@ def RandomStoreSplitter(
 def RedisBlock(
     store:Store|str=None, # Store to read from; default: the store of the items. A `str` is the field
     field:str=None, # Field to read, or alternatives, `jpg;png`; default: the first that holds images
-    # Type of the image: `PILImage`, `PILImageBW` or `PILMask`; default: `PILMask` for a mask, else `PILImage`
+    # Type of the value: `PILImage`, `PILImageBW`, `PILMask`, `TensorPoint`, `TensorBBox`, `LabeledBBox` (labels of
+    # boxes) or `Tensor` (numbers); default: by the name and the codec of the field
     img_cls:type=None,
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
     text:TextOptions=None, # How texts become numbers, and for which kind of model; default: `TextOptions()`
 )->TransformBlock:
-    """A `TransformBlock` for a field of any store: image, mask, category, labels, numbers or text
+    """A `TransformBlock` for a field of any store, as the table of kinds says
 
-    Raises `UnknownField` if the store has no such field, and `ValueError` if a field's name does not say what it holds
-    and there is no store to ask."""
+    Raises `UnknownField` if the store has no such field, `ValueError` if a field's name does not say what it holds
+    and there is no store to ask, and `TypeError` for a type that is none of a value."""
     if isinstance(store, str):
         if isinstance(field, type) and img_cls is None: field,img_cls = None,field   # RedisBlock('mask.png', PILMask)
         if field is not None:
@@ -144,8 +145,10 @@ _valid_names = 'valid','validation','val','test'
 @delegates(DataLoaders.from_dblock)
 def from_store(cls:DataLoaders,
     store:Store, # A `RedisStore`, `ShardStore`, `TieredStore` or any other
-    x:str|list=None, # Field, or fields, of the input; default: the first that holds images
-    y:str|list=None, # Field, or fields, of the target; default: `cls`, or `labels`
+    # Field, or fields, of the input, or `{field: type}` as for `RedisBlock`; default: the first that holds images
+    x:str|list|dict=None,
+    # Field, or fields, of the target, or `{field: type}`; default: `cls`, or boxes and their labels, or `labels`
+    y:str|list|dict=None,
     having:str|list=None, # Only samples that have this field, one of `jpg;png`, or all fields of a list; default: all
     # Default: the store's splits `train` and `valid` (or `validation`, `val`, `test`), else a random split
     splitter=None,
@@ -167,24 +170,41 @@ def from_store(cls:DataLoaders,
     if not isinstance(store, Store):
         raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
                         f'not a {type(store).__name__}')
-    inputs = L(x or default_field(store))
     is_lm = text is not None and text.is_lm
     if is_lm and y is not None: raise ValueError(f'TextOptions(is_lm=True): a language model has no target y={y!r}')
-    targets = L(None if is_lm else y or next((f for f in ('cls','labels') if f in store.fields), None))
+    x,y = x or default_field(store),None if is_lm else y or _default_targets(store)
+    types = {field:kind for fields in (x,y) if isinstance(fields, dict) for field,kind in fields.items()}
+    inputs,targets = [L(list(fields) if isinstance(fields, dict) else fields) for fields in (x,y)]
     if not targets and not is_lm:
         raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
     for field in inputs+targets: store.get_many([], field)   # raises `UnknownField`
+    types = {**types, **_types_of_box_labels(store, targets, types)}
     if splitter is None:
         valid = next((name for name in _valid_names if name in store.splits), None)
         has_splits = 'train' in store.splits and valid is not None
         splitter = StoreSplitter(valid=valid) if has_splits else RandomStoreSplitter(valid_pct, seed)
-    def block(field): return RedisBlock(store, field, img_cls if _is_image_field(store, field) else None, draw,
-                                        text)
+    def block(field):
+        img_type = types.get(field) or (img_cls if _is_image_field(store, field) else None)
+        return RedisBlock(store, field, img_type, draw, text)
     if normalize: batch_tfms = _normalized(store, inputs, img_cls, draw, L(batch_tfms))
     get_items = get_remote_items if having is None else partial(get_remote_items, having=having)
     dblock = DataBlock(blocks=[block(field) for field in inputs+targets], n_inp=len(inputs), get_items=get_items,
                        splitter=splitter, item_tfms=item_tfms, batch_tfms=batch_tfms)
     return cls.from_dblock(dblock, store, **kwargs)
+
+def _default_targets(store):
+    "The fields of the target if the user names none"
+    if 'cls' in store.fields: return ['cls']
+    boxes = [field for field in store.fields if is_boxes(FieldChoice(field, store))]
+    labels = [field for field in store.fields if store.field_entry(field)['codec']=='labels']
+    if len(boxes)==1 and len(labels)==1: return boxes+labels
+    return ['labels'] if 'labels' in store.fields else []
+
+def _types_of_box_labels(store, targets, types):
+    "`{field: type}` of the targets with labels: these belong to the boxes if there are boxes among the targets"
+    if not any(is_boxes(FieldChoice(field, store, types.get(field))) for field in targets): return {}
+    return {field:LabeledBBox for field in targets
+            if types.get(field) is None and store.field_entry(field)['codec']=='labels'}
 
 def _is_image_field(store, field):
     "Does `field` hold images other than masks?"
@@ -277,6 +297,10 @@ def _check_arguments(dsets, dl_type, kwargs):
     known = {name for f in [dsets._orig_dataloaders, *inits] for name in inspect.signature(f).parameters}
     unknown = [name for name in kwargs if name.removeprefix('val_') not in known]
     if not unknown: return
+    if unknown[0] in inspect.signature(DataBlock.__init__).parameters or unknown[0] in DataBlock._methods:
+        raise TypeError(f"{dl_type.__name__} knows no {unknown[0]!r}, which is an argument of DataBlock: give it to "
+                        f"DataBlock((RedisBlock(…), RedisBlock(…)), {unknown[0]}=…), or name fields of the store as "
+                        'x= and y= of from_store')
     similar = difflib.get_close_matches(unknown[0], known, 1)
     hint = f'; did you mean {similar[0]!r}?' if similar else ''
     raise TypeError(f"{dl_type.__name__} knows no {', '.join(map(repr, unknown))}{hint}")

@@ -91,6 +91,8 @@ learner::test_as_stock_fastai\[(in process-Pillow|two workers-C)\]
 batches::test_one_channel_until_floats.*num_workers': 2.*
 equivalence::test_(extended_to_tensor.*-2\]|what_a_user_does_to_fastai_is_done.ToTensor on PILImage.)
 block::test_arrays_and_numbers_as_inputs\[shards-.*DataBlock\]
+kinds::test_everything_that_a_user_does\[shards-.*
+kinds::test_losses_are_those_of_stock_fastai\[shards-(multi-category|one number|several numbers|pair of images).*
 secrets::test_refusals_of_the_web.*\[(400|404|418)\]
 fastai_api::.*(resnet|MixUp).*
 fastai_api::.*-shards\]

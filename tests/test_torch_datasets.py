@@ -208,7 +208,7 @@ def cityscapes(root, kinds='semantic'):
     return tv.Cityscapes(root, target_type=kinds)
 
 XML = '''<annotation><filename>{i}.jpg</filename>{objects}</annotation>'''
-OBJECT = '<object><name>dog</name><bndbox><xmin>1</xmin><ymax>{k}</ymax></bndbox></object>'
+OBJECT = '<object><name>dog</name><bndbox><xmin>1</xmin><ymin>0</ymin><xmax>8</xmax><ymax>{k}</ymax></bndbox></object>'
 
 def voc(cls):
     def build(root):
@@ -496,6 +496,8 @@ def middlebury(root):
 
 # name: builder, fields, class names (or None), fields that keep the bytes of files
 IMAGE,FLOW,STEREO = ['jpg','cls'],['png','1.png','npy'],['png','1.png','npy']
+BOXES = ['boxes.npy','boxes.labels']   # made of annotations
+
 DATASETS = {
     'MNIST':(mnist(tv.MNIST), ['png','cls'], tv.MNIST.classes, []), 'FashionMNIST':(mnist(tv.FashionMNIST), ['png','cls'], tv.FashionMNIST.classes, []),
     'KMNIST':(mnist(tv.KMNIST), ['png','cls'], tv.KMNIST.classes, []), 'EMNIST':(emnist, ['png','cls'], tv.EMNIST.classes_split_dict['letters'], []),
@@ -514,20 +516,20 @@ DATASETS = {
     'Caltech101':(caltech101, IMAGE, ['ant','bass'], ['jpg']),
     'Caltech101 contours':(lambda root: caltech101(root, ['category','annotation']), [*IMAGE,'npy'], ['ant','bass'], ['jpg']),
     'Caltech256':(caltech256, IMAGE, ['001.ak47','002.flag'], ['jpg']), 'CelebA':(celeba, ['jpg','npy'], None, ['jpg']),
-    'CelebA all':(lambda root: celeba(root, ['attr','identity','bbox','landmarks']), ['jpg','npy','cls','1.2.npy','1.3.npy'], None, ['jpg']),
+    'CelebA all':(lambda root: celeba(root, ['attr','identity','bbox','landmarks']), ['jpg','npy','cls','bbox.xywh.npy','landmarks.npy'], None, ['jpg']),
     'Cityscapes':(cityscapes, ['png','mask.png'], None, ['png','mask.png']),
     'Cityscapes instances':(lambda root: cityscapes(root, ['instance','polygon']), ['png','mask.png','json'], None, ['png','mask.png']),
-    'VOCSegmentation':(voc(tv.VOCSegmentation), ['jpg','mask.png'], None, ['jpg']), 'VOCDetection':(voc(tv.VOCDetection), ['jpg','json'], None, ['jpg']),
-    'CocoDetection':(coco(tv.CocoDetection), ['jpg','json'], None, ['jpg']), 'CocoCaptions':(coco(tv.CocoCaptions), ['jpg','captions.json'], None, ['jpg']),
+    'VOCSegmentation':(voc(tv.VOCSegmentation), ['jpg','mask.png'], None, ['jpg']), 'VOCDetection':(voc(tv.VOCDetection), ['jpg','json',*BOXES], None, ['jpg']),
+    'CocoDetection':(coco(tv.CocoDetection), ['jpg','json',*BOXES], None, ['jpg']), 'CocoCaptions':(coco(tv.CocoCaptions), ['jpg','captions.json'], None, ['jpg']),
     'SBDataset':(sbd, ['jpg','mask.png'], None, ['jpg']), 'SBDataset boundaries':(lambda root: sbd(root, 'boundaries'), ['jpg','npy'], None, ['jpg']),
     'Flickr8k':(flickr8k, ['jpg','captions.json'], None, ['jpg']), 'Flickr30k':(flickr30k, ['jpg','captions.json'], None, ['jpg']), 'SBU':(sbu, ['jpg','caption.txt'], None, ['jpg']),
     'LFWPeople':(lfw_people, IMAGE, ['Ann','Bob'], ['jpg']), 'LFWPairs':(lfw_pairs, ['jpg','1.jpg','cls'], None, ['jpg','1.jpg']),
     'PCAM':(pcam, ['png','cls'], None, []), 'Places365':(places, IMAGE, ['/a/airfield','/a/alley'], ['jpg']),
     'ImageNet':(imagenet, IMAGE, ['tench, Tinca tinca','goldfish'], ['jpg']),
-    'Kitti':(kitti, ['png','json'], None, ['png']), 'Kitti test':(lambda root: kitti(root, False), ['png'], None, ['png']),
+    'Kitti':(kitti, ['png','json',*BOXES], None, ['png']), 'Kitti test':(lambda root: kitti(root, False), ['png'], None, ['png']),
     'Country211':(country, IMAGE, ['AT','DE'], ['jpg']), 'RenderedSST2':(sst, ['png','cls'], ['negative','positive'], ['png']),
     'SUN397':(sun, IMAGE, ['abbey','alley'], ['jpg']), 'SEMEION':(semeion, ['png','cls'], None, []),
-    'WIDERFace':(wider_face('train'), ['jpg','bbox','blur','expression','illumination','occlusion','pose','invalid'], None, ['jpg']),
+    'WIDERFace':(wider_face('train'), ['jpg','bbox.xywh.npy','blur','expression','illumination','occlusion','pose','invalid'], None, ['jpg']),
     'WIDERFace test':(wider_face('test'), ['jpg'], None, ['jpg']),
     'Imagenette':(imagenette, IMAGE, ['tench, Tinca tinca','English springer, English springer spaniel'], ['jpg']),
     'FER2013':(fer, ['png','cls'], None, []), 'FER2013 test':(lambda root: fer(root, 'test'), ['png'], None, []),
@@ -585,7 +587,7 @@ def test_datasets_of_torchvision(name, tmp_path):
     elif 'cls' in fields: assert all(isinstance(label, int) for label in store.vocab)
     for i in range(len(dataset)):
         values = [value for _,_,value in flat_items(dataset[i]) if value is not None]
-        assert len(values)==len(fields)
+        assert len(values)==len([field for field in fields if field not in BOXES])
         for field,value in zip(fields, values): assert same(store[i][field], value, names), (i,field)
     contents = {path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
     for field in fields:
@@ -706,7 +708,7 @@ Pair = namedtuple('Pair', 'image target')
 ITEMS = {
     'boxes of any length':(lambda i: (photo(i), boxes(i%3)), ['png','npy']),
     'a dict of tensors':(lambda i: (photo(i), {'boxes':boxes(i%3), 'labels':torch.arange(i%3), 'image_id':torch.tensor(i), 'area':torch.ones(i%3)}),
-                         ['png','boxes','labels.npy','image_id','area']),
+                         ['png','boxes','labels','image_id','area']),
     'only a dict':(lambda i: {'x':torch.ones(2, i), 'y':torch.tensor(i), 'z':{'a':torch.ones(i), 'b':i/7}}, ['x','y','z.a','z.b']),
     'tensors':(lambda i: (torch.ones(3), torch.ones(i), torch.tensor(i)), ['npy','1.npy','cls']),
     'nested':(lambda i: (photo(i), (i, (torch.ones(i), i/2))), ['png','cls','npy','target.f4']),
@@ -732,6 +734,7 @@ def test_items(name):
         values = [value for _,_,value in flat_items(dataset[i]) if value is not None]
         for field,value in zip(fields, values):
             if isinstance(value, float): value = np.float32(value) if field.endswith('f4') else value
+            if field=='labels' and isinstance(value, torch.Tensor): value = value.tolist()
             assert same(store[i][field], value, None), field
 
 def check_mixed(dataset):
@@ -772,7 +775,28 @@ def test_coco_in_parts(tmp_path):
     "Captions are captions in a part of the dataset, too; a line says where the names of the categories are"
     captions = Subset(coco(tv.CocoCaptions)(tmp_path), [1,3])
     assert in_memory(captions)[0].fields==['jpg','captions.json'] and in_memory(ConcatDataset([captions,captions]))[0].fields==['jpg','captions.json']
-    assert 'dataset.coco.cats' in repr(in_memory(coco(tv.CocoDetection)(tmp_path))[1])
+    dataset = coco(tv.CocoDetection)(tmp_path)
+    assert 'boxes.labels' in repr(in_memory(dataset)[1])
+    dataset = tv.CocoDetection(tmp_path, str(tmp_path/'ann.json'), transform=lambda image: image.resize((4,4)))
+    store,report = in_memory(dataset)
+    assert 'dataset.coco.cats' in repr(report) and store.fields==['png','json']
+
+# `{name: (builder, boxes of sample 2, their labels)}`
+ANNOTATED = {'CocoDetection':(coco(tv.CocoDetection), [[1,2,4.5,2],[1,2,4.5,3]], ['dog','dog']),
+             'Kitti':(kitti, [[1,2,3,4]]*2, ['Car','Car']),
+             'VOCDetection':(voc(tv.VOCDetection), [[1,0,8,0],[1,0,8,1]], ['dog','dog'])}
+
+@pytest.mark.parametrize('name', ANNOTATED)
+def test_annotated_boxes_are_corners_and_names(name, tmp_path):
+    "In parts of a dataset, too; a sample may have none"
+    build,boxes,labels = ANNOTATED[name]
+    dataset = build(tmp_path)
+    store,_ = in_memory(ConcatDataset([Subset(dataset, [0,2]), Subset(dataset, [1,3])]))
+    by_number = {len(o['boxes.labels']):o for o in store[:]}   # some datasets list their files in any order
+    none,two = by_number[0],by_number[2]
+    assert none['boxes.npy'].shape==(0,4) and none['boxes.labels']==[]
+    assert two['boxes.npy'].tolist()==boxes and two['boxes.labels']==labels and len(labels)==2
+    assert store.manifest.vocab=={'boxes.labels':sorted(set(labels))}
 
 def test_a_key_called_label():
     "is the class of the sample, with the names that the dataset has"

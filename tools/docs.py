@@ -20,7 +20,7 @@ package = 'fastai_remote'
 # In the order of the layers: a package imports only from packages before it.
 PACKAGES = 'core imported parallel order codec store write source ingest load block cli'.split()
 
-GUIDE = ['quick_start', 'command_line', 'sources', 'drawings', 'shards', 'training', 'changing', 'failures', 'servers', 'sizing',
+GUIDE = ['quick_start', 'command_line', 'sources', 'drawings', 'shards', 'training', 'kinds', 'changing', 'failures', 'servers', 'sizing',
          'credentials', 'when_not']
 HOW = ['how_it_works', 'interfaces', 'formats']
 

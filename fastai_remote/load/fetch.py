@@ -41,10 +41,12 @@ class Fetch(DisplayedTransform):
         store:Store=None, # Store to read from; default: the store of the items
         img_cls:type=None, # Type of the image: `PILImage`, `PILImageBW` or `PILMask`; default: images stay bytes
         draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
+        # `convert(value)` -> what to use in place of a decoded value. Its `ValueError` gets the sample's name
+        convert=None
     ):
         if draw is not None and not isinstance(draw, (Rasterise,StrokeSequence)):
             raise TypeError(f'draw takes a Rasterise(…) or a StrokeSequence(…), not {draw!r}')
-        self.field,self.store,self.img_cls,self.draw = field,store,img_cls,draw
+        self.field,self.store,self.img_cls,self.draw,self.convert = field,store,img_cls,draw,convert
         self.values = {}   # `{sample number: value}` of the batch that a loader is making
         self.follow = store is None   # read from the store of the items, whichever that is?
         image_types = (bytes,str,Path,np.ndarray,Tensor,Image.Image) if img_cls is not None else ()
@@ -89,7 +91,7 @@ class Fetch(DisplayedTransform):
         if isinstance(x, dict):
             field = next((name for name in parse_field(self.field)[0] if name in x), None)
             if field is None: raise KeyError(f"no {self.field!r} in a sample with {', '.join(x)}")
-            x = x[field]
+            x = x[field] if self.convert is None else self._converted(x[field], 'a sample')
         if isinstance(x, Store): raise TypeError(f'{x!r} is no item: give get_remote_items(store)')
         if self.draw is not None: x = self._drawn(x)
         if self.img_cls is None: return x
@@ -108,8 +110,10 @@ class Fetch(DisplayedTransform):
         "The object of sample `number`; raises `CorruptSample`, and what `get_many` raises if the value has to be read"
         value = self.values.get(number)
         if value is None: value = self.store.get_many([number], self.field, check=True)[self.field][0]
-        if self.img_cls is None and not is_image(self.codec.name): return self.store.decode(number, self.field, value)
-        fail = partial(self._corrupt, number, len(value) if isinstance(value, bytes) else 0)
+        if self.img_cls is None and not is_image(self.codec.name):
+            value = self.store.decode(number, self.field, value)
+            return value if self.convert is None else self._converted(value, f'sample {number}')
+        fail = partial(self._corrupt, number, value)
         return decode_value(self.store, number, self.field, value, partial(self._image, fail), fail)
 
     def _image(self, fail, value):
@@ -128,8 +132,14 @@ class Fetch(DisplayedTransform):
         if self.draw: return self.draw.create(value)
         return picture_of(codec, value) if self.img_cls else codec.image(value)
 
-    def _corrupt(self, number, size, cause):
+    def _converted(self, value, sample):
+        "`convert(value)`; raises its `ValueError` with the names of the dataset, the sample and the field"
+        try: return self.convert(value)
+        except ValueError as e: raise ValueError(f'{self.store.name}: {sample}, field {self.field!r}: {e}') from None
+
+    def _corrupt(self, number, value, cause):
         reader = getattr(self.img_cls, '__name__', self.codec.name)
-        return corrupt_value(self.store, number, self.field, cause, f': {size} bytes that {reader} cannot read')
+        what = f'{len(value)} bytes' if isinstance(value, bytes) else f'the number {value!r}'
+        return corrupt_value(self.store, number, self.field, cause, f': {what} that {reader} cannot read')
 
     def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k!='undecoded'} | {'values':{}}

@@ -414,7 +414,7 @@ class RemoteLMDL(RemoteDL):
         raise ValueError(f'{names}: the text at position {position} has {len(text)} tokens, and {counted} were counted '
                          'before: a language model needs a tokenizer and transforms that always do the same')
 
-    def _shown(self, samples, max_n, outs=None):
+    def _shown_as_table(self, samples, max_n, outs=None):
         "As in `RemoteDL`; without predictions, texts and targets are shown as a table"
         if samples is None or outs is not None: return False
         rows = [[str(value)[:150] for value in sample] for sample in samples[:max_n]]

@@ -180,6 +180,7 @@ def _maker_of(tl, allocate, options):
     fetch,*tfms = tl.tfms.fs
     tfms = [t for t in tfms if not is_idle(t)]
     if type(fetch) is not Fetch: return None,f'a pipeline begins with {type(fetch).__name__}, not with Fetch'
+    if fetch.convert is not None: return None,f'the values of {fetch.field!r} are converted'
     if fetch.img_cls is not None:
         why = _why_no_images(fetch, tfms)
         return (None,why) if why else (_ImageMaker(fetch, allocate, options),fetch.img_cls)

@@ -212,6 +212,7 @@ class _Place:
     formats:set = field(default_factory=set) # Fields for the files of images; `None` for images of no file
     modes:set = field(default_factory=set) # Of images
     types:set = field(default_factory=set) # Names of the types of the values
+    are_codes:bool = True # Are all values lists of integers?
     field:str = None # That stores it
 
     def look(self, value, files):
@@ -220,6 +221,7 @@ class _Place:
         if kind is None: return
         self.kinds.add(kind)
         self.types.add(type(value).__name__)
+        self.are_codes &= kind=='npy' and np.ndim(value)==1 and np.asarray(value).dtype.kind in 'iu'
         if kind!='image': return
         found = original_file(value, files)
         self.formats.add(found and _format_field(found[1]))
@@ -238,6 +240,60 @@ def _format_field(image): return {'JPEG':'jpg', 'MPO':'jpg', 'PNG':'png', 'WEBP'
 
 # %% ../../nbs/source/10_torch_items.ipynb #4afc01ed
 _MASK_MODES = 'P','1','I','I;16'
+_TYPE_FIELDS = {'TensorBBox':'boxes.npy', 'TensorPoint':'points.npy'}   # of fastai
+
+def _fields_of_celeba(dataset):
+    "`{place: field}` of the targets of CelebA whose meaning their shape does not tell"
+    names,kinds = {'bbox':'bbox.xywh.npy', 'landmarks':'landmarks.npy'},dataset.target_type
+    return {'[1]' if len(kinds)==1 else f'[1][{k}]':names[kind] for k,kind in enumerate(kinds) if kind in names}
+
+# Datasets of torchvision, and `{place: field}` where boxes are (x, y, width, height), or arrays are points
+_FIELDS = {'CelebA':_fields_of_celeba, 'WIDERFace':lambda dataset: {"[1]['bbox']":'bbox.xywh.npy'}}
+
+@dataclass
+class _AnnotatedBoxes:
+    "item -> `{field: value}`: the boxes in the annotations of torchvision, and the names of their classes"
+    objects:object # `objects(target, names)` -> list of (corners, label)
+    names:dict=None # `{number of a class: its name}`
+
+    def __call__(self, item):
+        found = self.objects(item[1] or [], self.names)
+        boxes = np.array([box for box,_ in found], np.float32).reshape(-1, 4)
+        return {'boxes.npy':boxes, 'boxes.labels':[label for _,label in found]}
+
+def _coco_objects(target, names):
+    def corners(x, y, w, h): return x,y,x+w,y+h
+    return [(corners(*o['bbox']), names.get(o['category_id'], o['category_id'])) for o in target]
+
+def _voc_objects(target, names):
+    def corners(box): return [float(box[side]) for side in ('xmin','ymin','xmax','ymax')]
+    return [(corners(o['bndbox']), o['name']) for o in target['annotation'].get('object', [])]
+
+def _kitti_objects(target, names): return [(o['bbox'], o['type']) for o in target]
+
+def _coco_boxes(dataset):
+    names = {number:category['name'] for number,category in dataset.coco.cats.items()}
+    return _AnnotatedBoxes(_coco_objects, names)
+
+# Datasets of torchvision, and what makes boxes and labels of their items
+_BOXES = {'CocoCaptions':lambda dataset: None, 'CocoDetection':_coco_boxes,
+          'VOCDetection':lambda dataset: _AnnotatedBoxes(_voc_objects),
+          'Kitti':lambda dataset: _AnnotatedBoxes(_kitti_objects) if dataset.train else None}
+
+def _known_fields(dataset):
+    "`{place: field}`, see `_FIELDS`"
+    find = _find_torchvision(_FIELDS, dataset)
+    return find(dataset) if find and getattr(dataset, 'target_transform', None) is None else None
+
+def _known_boxes(dataset):
+    "What makes boxes of the items of a dataset, see `_BOXES`; `None` if a transform may have moved what they surround"
+    find = _find_torchvision(_BOXES, dataset)
+    return find(dataset) if find and getattr(dataset, 'transforms', None) is None else None
+
+def _common_value(function, datasets):
+    "`function` of each of `datasets` if it is the same for all, else `None`"
+    values = [function(dataset) for dataset in datasets]
+    return values[0] if values and all(value==values[0] for value in values) else None
 
 class ItemLayout:
     """Which values of an item of a dataset are stored in which fields
@@ -255,6 +311,9 @@ class ItemLayout:
                 except Exception as e: self.error = self.error or e   # the item is a failed sample later
         self.places = {place:p for place,p in self.places.items() if p.kinds}
         self.extensions = set.union(set(), *map(_file_formats, datasets))
+        parts = [part for dataset in datasets for part in _innermost(dataset)]
+        self.known_fields = _common_value(_known_fields, parts) or {}
+        self.boxes = _common_value(_known_boxes, parts)
         for p in self.places.values(): self._choose_field(p)
 
     def _look(self, dataset, i):
@@ -272,7 +331,10 @@ class ItemLayout:
         elif self._is_mask(p): extension = 'mask.png'
         else: extension = self._image_field(p)
         position = p.place.strip('[]').replace('][', '.')
-        if p.name:
+        known = self.known_fields.get(p.place) or next((_TYPE_FIELDS[t] for t in p.types if t in _TYPE_FIELDS), None)
+        if self._are_box_labels(p): known = 'labels'
+        if known and known not in taken: p.field = known
+        elif p.name:
             p.field = 'cls' if p.name=='label' and p.kind=='cls' and 'cls' not in taken else _field_of_key(p, extension)
             while p.field in taken: p.field = f'_{p.field}'
         elif p.kind=='f4': p.field = 'target.f4' if 'target.f4' not in taken else f'{position}.f4'
@@ -283,6 +345,10 @@ class ItemLayout:
         if 'PILMask' in p.types: return True
         if p.name or p is images[0]: return False
         return p.modes<=set(_MASK_MODES) or p.modes=={'L'} and 'L' not in images[0].modes
+
+    def _are_box_labels(self, p):
+        "Are these the numbers of the classes of boxes, as for the detection models of torchvision?"
+        return p.name=='labels' and p.are_codes and any(o.name=='boxes' for o in self.places.values())
 
     def _image_field(self, p):
         if p.formats=={None}: return 'png'
@@ -326,7 +392,7 @@ class _ItemSample:
         layout:ItemLayout,
         names:list=None, # Of the classes, for lists of their numbers
     ):
-        self.names = names
+        self.names,self.boxes = names,layout.boxes
         self.places = {p.place:p for p in layout.places.values()}
 
     def __call__(self, item, files):
@@ -340,12 +406,13 @@ class _ItemSample:
             sample[p.field] = self._value(p, value, files)
         missing = [place for place,p in self.places.items() if p.field not in sample]
         if missing: raise ValueError(f'item{missing[0]} is missing, which other items have')
-        return sample
+        return sample if self.boxes is None else {**sample, **self.boxes(item)}
 
     def _value(self, p, value, files):
         if value is None and not p.field.endswith('json'):
             raise ValueError(f'item{p.place} is None, which field {p.field!r} cannot store')
         if p.kind=='image': return _image_value(p, value, files)
+        if p.kind=='npy' and p.field=='labels': return np.asarray(value).tolist()
         if type(value).__name__=='TensorMultiCategory': return self._labels(value)
         if p.kind=='cls' and hasattr(value, 'item'): value = value.item()
         if p.field=='cls' and value==-1 and self.names:
@@ -408,6 +475,7 @@ class DatasetSource(IndexedSource):
         names,reason = self.names
         advice = [f'{reason}; vocab= names them'] if reason else []
         notes = {_find_torchvision(_NOTES, part) for part in _innermost(self.items)}-{None}
+        if self.layout.boxes is not None: notes = {_BOXES_NOTE}
         return [*advice, *notes, *self.layout.notes]
 
     def __len__(self): return len(self.items)
@@ -453,6 +521,8 @@ class _LoadSample(_LoadItem):
         return self.to_sample(item, files)
 
 # What the report says of datasets of torchvision
+_BOXES_NOTE = ('the boxes of the annotations are stored as boxes.npy, in pixels (x1, y1, x2, y2), and the names of '
+               'their classes as boxes.labels')
 _NOTES = {'CocoCaptions':None, 'CocoDetection':'class names are left out: annotations have a category_id, and '
           'dataset.coco.cats has its name; fn= can put it into each'}
 

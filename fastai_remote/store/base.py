@@ -413,6 +413,9 @@ def __getitem__(self:Store,
 
     Raises `IndexError`, `TypeError`, and what `get_many` raises."""
     if isinstance(i, slice): return [self[k] for k in range(len(self))[i]]
+    if isinstance(i, str):
+        raise TypeError(f'{self.name}: store[i] is sample number i, not field {i!r}: '
+                        f'get_many(numbers, {i!r}) reads a field of many samples')
     number = int_index(i)
     if number is None:
         raise TypeError(f'{self.name}: store[i] is one sample, or a list of them for a slice; '
