@@ -1565,6 +1565,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader._read_from_own_stores': ( 'load/loader.html#_read_from_own_stores',
                                                                                                 'fastai_remote/load/loader.py'),
+                                           'fastai_remote.load.loader._room_for_texts': ( 'load/loader.html#_room_for_texts',
+                                                                                          'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader._unwrapped': ( 'load/loader.html#_unwrapped',
                                                                                      'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader._use_one_core': ( 'load/loader.html#_use_one_core',

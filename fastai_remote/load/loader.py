@@ -8,7 +8,7 @@ Docs: page `load/loader`"""
 __all__ = ['SeveralInputs', 'joined_inputs', 'show_beside', 'RemoteDL']
 
 # %% ../../nbs/load/10_loader.ipynb #9ece4269
-import collections, gc, random, textwrap, warnings
+import collections, gc, math, random, textwrap, warnings
 from copy import copy
 from functools import partial
 from multiprocessing import get_context
@@ -56,7 +56,7 @@ class SeveralInputs(fastuple):
             if not isinstance(value, TensorImage): ctx = _wrapped(value).show(ctx=ctx)
         return ctx
 
-def _wrapped(value, width=32, longest=160):
+def _wrapped(value, width=32, longest=96):
     "`value`, where a text is divided into lines"
     return TitledStr(textwrap.fill(value[:longest], width)) if type(value) is TitledStr else value
 
@@ -342,7 +342,9 @@ class RemoteDL(TfmdDL):
     def show_batch(self, b=None, max_n=9, ctxs=None, show=True, unique=False, **kwargs):
         if show and not unique and ctxs is None:
             if b is None: b = self.one_batch()
-            if self._shown_as_table(self._pre_show_batch(b, max_n)[2], max_n): return
+            samples = self._pre_show_batch(b, max_n)[2]
+            if self._shown_as_table(samples, max_n): return
+            kwargs = {**_room_for_texts(samples, max_n), **kwargs}
         self._joins_inputs = show
         try: return super().show_batch(b, max_n, ctxs, show, unique, **kwargs)
         finally: self._joins_inputs = False
@@ -356,6 +358,7 @@ class RemoteDL(TfmdDL):
         x,y,samples,outs = result = super().show_results(b, out, max_n, ctxs, False, **kwargs)
         if not show: return result
         if ctxs is None and self._shown_as_table(samples, max_n, outs): return
+        if ctxs is None: kwargs = {**_room_for_texts(samples, max_n), **kwargs}
         if _is_image_first(x): x,samples = x[0],joined_inputs(samples, self.n_inp)
         # fastai's function for images with a target of any other type raises an error
         method = show_results._resolve_method_with_cache((x, y, samples, outs))[0]
@@ -415,6 +418,14 @@ def _unwrapped(number):
     "What a table shows for a number, or for several"
     if not isinstance(number, tuple): return number.real
     return tuple(float(f'{v:.4g}') for v in number) if len(number)!=1 else float(number[0])
+
+def _room_for_texts(samples, max_n):
+    "`{'figsize': size in inches}` for images that have texts as titles; else an empty dict"
+    is_captioned = samples is not None and len(samples) and isinstance(samples[0][0], TensorImage)
+    if not is_captioned or not any(type(value) is TitledStr for value in samples[0]): return {}
+    n = min(len(samples), max_n)
+    columns = max(2, math.ceil(math.sqrt(n)))
+    return {'figsize':(4*columns,5*math.ceil(n/columns))}
 
 def _is_image_first(x): return isinstance(x, (tuple,list)) and len(x)>1 and isinstance(x[0], TensorImage)
 
