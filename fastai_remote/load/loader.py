@@ -370,7 +370,8 @@ class RemoteDL(TfmdDL):
         "Show decoded samples, with predictions `outs`, as a table if all values are numbers. Was this done?"
         if samples is None: return False
         rows = [(*sample, *(outs[k] if outs is not None else ())) for k,sample in enumerate(samples[:max_n])]
-        if not all(isinstance(value, (TitledFloat,TitledInt,TitledTuple)) for row in rows for value in row): return False
+        shown = TitledFloat,TitledInt,TitledTuple
+        if not all(isinstance(value, shown) for row in rows for value in row): return False
         fields = [getattr(fetch_of(tl), 'field', f'value {k}') for k,tl in enumerate(self.dataset.tls)]
         columns = fields if outs is None else fields+[f'predicted {field}' for field in fields[self.n_inp:]]
         display_df(pd.DataFrame([list(map(_unwrapped, row)) for row in rows], columns=columns))
