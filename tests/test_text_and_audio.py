@@ -21,6 +21,8 @@ from fastai_remote.load.audio import CropAudio, pad_audio, read_audio, TensorAud
 from fastai_remote.load.texts import RemoteLMDL, TextOptions, tokenize_store
 from fastai_remote.order.base import Order
 from fastai_remote.order.lengths import longest_of, LongestFirst, SortedWindows
+from fastai_remote.order.ranks import rank_share
+from fastai_remote.order.shards import ShardPermutation
 
 N,N_VALID = 96,24
 
@@ -122,6 +124,16 @@ def test_with_shards_the_batches_of_a_worker_stay_with_it():
         visited = np.concatenate([got[start:start+bs] for start in starts])
         assert sorted(visited)==sorted(mine) and list(visited)!=list(mine)
         for k in range(0, len(mine), 10*bs): assert sorted(visited[k:k+10*bs])==sorted(mine[k:k+10*bs])
+
+def test_ranks_share_an_order_by_length():
+    sizes = np.array([40,60,50,53])
+    n,lengths = int(sizes.sum()),np.random.default_rng(0).integers(1, 60, sizes.sum())
+    for base,lanes in ((Permutation(n, 1),None), (ShardPermutation(sizes, 1, 2, 4, 2),2)):
+        order = Order(n, SortedWindows(base, n, lengths, 4, 5, lanes))
+        shares = [rank_share(order, rank, 2, consecutive=True)[np.arange(-(-n//2))] for rank in range(2)]
+        assert set(np.concatenate(shares).tolist())==set(range(n)) and len(np.unique(shares[0]))==-(-n//2)
+        mean_spread = np.mean([np.ptp(lengths[share[k:k+4]]) for share in shares for k in range(0, len(share), 4)])
+        assert mean_spread<15
 
 # Classifiers of texts
 
