@@ -42,6 +42,8 @@ _names = {
     'load.loader': 'RemoteDL',
     'load.dataset': 'RemoteDataset',
     'load.mix': 'mix',
+    'load.texts': 'TextOptions tokenize_store',
+    'load.audio': 'CropAudio',
     'block': 'FieldSplitter KFoldSplitter MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
 }
 _module_of = {name: module for module,names in _names.items() for name in names.split()}

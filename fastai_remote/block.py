@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from fastai.data.block import DataBlock, TransformBlock
 from fastai.data.core import DataLoaders, Datasets, FilteredBase, TfmdDL
 from fastai.data.transforms import Categorize, Normalize
+from fastai.text.data import Numericalize
 from fastai.torch_core import get_first, TensorImage
 from fastai.vision.core import LabeledBBox, PILImage
 from fastcore.basics import patch, patch_to
@@ -33,8 +34,9 @@ from .core import UnknownField
 from .load.fetch import Fetch
 from .load.items import (
     default_field, field_masks, field_values, get_remote_items, holds_masks, RemoteItems, SampleSelection)
-from .load.kinds import FieldChoice, is_boxes, kind_of, ShownText
+from .load.kinds import FieldChoice, is_boxes, kind_of
 from .load.loader import RemoteDL
+from .load.texts import StoreTokenizer, TextOptions
 from .order.base import SplitOrder
 from .order.permutation import Permutation
 from .order.ranks import Modulo
@@ -160,6 +162,7 @@ def RedisBlock(
     # boxes) or `Tensor` (numbers); default: by the name and the codec of the field
     img_cls:type=None,
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
+    text:TextOptions=None, # How texts become numbers, and for which kind of model; default: `TextOptions()`
 )->TransformBlock:
     """A `TransformBlock` for a field of any store, as the table of kinds says
 
@@ -176,7 +179,7 @@ def RedisBlock(
         raise ValueError(f'RedisBlock({field!r}): a block needs a value of each sample: leave out the ?, and restrict '
                          f'the items to samples that have one, by having={field.removesuffix("?")!r}')
     if store is not None: store.field_entry(field)   # raises `UnknownField`
-    choice = FieldChoice(field, store, img_cls, draw)
+    choice = FieldChoice(field, store, img_cls, draw, text)
     return kind_of(choice).block(choice, RemoteDL)
 
 ShardBlock = RedisBlock   # the same function: it works for every store
@@ -229,6 +232,7 @@ def from_store(cls:DataLoaders,
     seed:int=None, # Seed of a random split
     img_cls:type=PILImage, # Type of the images
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
+    text:TextOptions=None, # How texts become numbers, and for which kind of model; default: `TextOptions()`
     # Normalize by the store's own statistics, to train from scratch? `vision_learner` adds those of a pretrained body
     normalize:bool=False,
     item_tfms=None, # Transforms of an item
@@ -242,10 +246,12 @@ def from_store(cls:DataLoaders,
     if not isinstance(store, Store):
         raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
                         f'not a {type(store).__name__}')
-    x,y = x or default_field(store),y or _default_targets(store)
+    is_lm = text is not None and text.is_lm
+    if is_lm and y is not None: raise ValueError(f'TextOptions(is_lm=True): a language model has no target y={y!r}')
+    x,y = x or default_field(store),None if is_lm else y or _default_targets(store)
     types = {field:kind for fields in (x,y) if isinstance(fields, dict) for field,kind in fields.items()}
     inputs,targets = [L(list(fields) if isinstance(fields, dict) else fields) for fields in (x,y)]
-    if not targets:
+    if not targets and not is_lm:
         raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
     for field in inputs+targets: store.get_many([], field)   # raises `UnknownField`
     types = {**types, **_types_of_box_labels(store, targets, types)}
@@ -254,7 +260,8 @@ def from_store(cls:DataLoaders,
         has_splits = 'train' in store.splits and valid is not None
         splitter = StoreSplitter(valid=valid) if has_splits else RandomStoreSplitter(valid_pct, seed)
     def block(field):
-        return RedisBlock(store, field, types.get(field) or (img_cls if _is_image_field(store, field) else None), draw)
+        img_type = types.get(field) or (img_cls if _is_image_field(store, field) else None)
+        return RedisBlock(store, field, img_type, draw, text)
     if normalize: batch_tfms = _normalized(store, inputs, img_cls, draw, L(batch_tfms))
     options = {name:value for name,value in (('having',having),('where',where)) if value is not None}
     get_items = partial(get_remote_items, **options) if options else get_remote_items
@@ -381,7 +388,8 @@ def _check_arguments(dsets, dl_type, kwargs):
 def _check_targets(dsets):
     "Raise `ValueError` for a target that training cannot use: sample numbers as labels, or text"
     for tl in getattr(dsets, 'tls', [])[getattr(dsets, 'n_inp', 0):]:
-        first,*others = [t for t in tl.tfms.fs if t.name!='noop' and not isinstance(t, ShownText)] or [None]
+        idle = StoreTokenizer,Numericalize   # the block adds these to a text, and they make it no target either
+        first,*others = [t for t in tl.tfms.fs if t.name!='noop' and not isinstance(t, idle)] or [None]
         if isinstance(first, Categorize) and isinstance(tl.items, RemoteItems):
             raise ValueError('CategoryBlock without get_y takes the items for labels, and these are sample numbers: '
                              "give RedisBlock('cls') in its place, or get_y=Fetch('cls')")

@@ -145,6 +145,40 @@ def tiered(n):
     store = TieredStore(_servers[0].url, shard_numbers(n))
     return block.dataloaders(store, bs=64, num_workers=2), get_remote_items(store)
 
+class Tokens(Numbers):
+    "Texts as stored tokens, with their lengths"
+    def __init__(self, n):
+        np.save(f:=io.BytesIO(), np.arange(2, 42, dtype=np.uint16))
+        self.npy = f.getvalue()
+        self.manifest = Manifest('tokens', n, {'tokens.npy':{'codec':'npy','dtype':None},
+            'tokens_length.i4':{'codec':'i4','dtype':'i4'}, 'cls':{'codec':'cls','dtype':'u1'}},
+            vocab={'cls':list('abcdefgh'), 'tokens.npy':[f'w{k}' for k in range(42)]})
+    def read_values(self, idxs, fields):
+        made = {'cls':(idxs%8).astype(np.uint8), 'tokens_length.i4':np.full(len(idxs), 40, np.int32)}
+        return {f:made[f] if f in made else [self.npy]*len(idxs) for f in fields}
+
+def token_loaders(n, **options):
+    from fastai.vision.all import DataLoaders
+    from fastai_remote import TextOptions, get_remote_items
+    import fastai_remote.block
+    store = Tokens(n)
+    return DataLoaders.from_store(store, x='tokens.npy', text=TextOptions(**options), bs=64, num_workers=2),get_remote_items(
+        store)[:1000]
+
+def tokens(n):
+    "`DataLoaders` of a classifier of `n` texts"
+    return token_loaders(n)
+
+def language_model(n):
+    "`DataLoaders` of a language model of `n` texts"
+    return token_loaders(n, is_lm=True, seq_len=16)
+
+@pytest.mark.parametrize('loaders,each', [('tokens',6), ('language_model',4)])
+def test_texts_cost_their_lengths_and_the_order_of_the_validation_set(loaders, each, interpreters):
+    "4 bytes a sample, and for a classifier, whose validation set is sorted, 4 a sample of that"
+    f = json.loads(interpreters.run(Path(__file__), 50, loaders, check=True).stdout.splitlines()[-1])
+    assert f['parent']<each*50*million+30*MB and max(f['growth'])<20*MB and f['export']<MB, f
+
 @pytest.mark.parametrize('loaders', ['shards','tiered'])
 def test_shards_cost_as_little(loaders, interpreters):
     f = json.loads(interpreters.run(Path(__file__), 50, loaders, check=True).stdout.splitlines()[-1])

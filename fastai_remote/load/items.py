@@ -294,11 +294,14 @@ def _number_matcher(store, field, dtype, values):
 
 # %% ../../nbs/load/02_items.ipynb #df48b41a
 def default_field(store:Store)->str:
-    """The first field of `store` that holds images other than masks; else the first with images; else the first
+    """The first field of `store` that holds images other than masks; else the first with images; else with text
 
-    If samples may lack it, fields with images in other formats are alternatives: `jpg;png`."""
+    Without these, it is the first that is neither labels nor names of samples; or the first. If samples may lack it,
+    fields with images in other formats are alternatives: `jpg;png`."""
     images = [f for f in store.fields if is_image(store.manifest.fields[f]['codec'])]
-    field = next((f for f in images if not holds_masks(store, f)), (images or store.fields)[0])
+    others = [f for f in store.fields if f!='key.txt' and store.manifest.fields[f]['codec'] not in ('cls','labels')]
+    others.sort(key=lambda f: store.manifest.fields[f]['codec']!='txt')   # texts come first
+    field = next((f for f in images if not holds_masks(store, f)), (images or others or store.fields)[0])
     if field not in images or not store.may_lack(field): return field
     stem,codec = field.rpartition('.')[0],get_codec(store.manifest.fields[field]['codec'])
     if not isinstance(codec, ImageCodec): return field

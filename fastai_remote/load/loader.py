@@ -8,16 +8,20 @@ Docs: page `load/loader`"""
 __all__ = ['SeveralInputs', 'joined_inputs', 'show_beside', 'RemoteDL']
 
 # %% ../../nbs/load/10_loader.ipynb #9ece4269
-import collections, gc, random, warnings
+import collections, gc, math, random, textwrap, warnings
+from copy import copy
 from functools import partial
 from multiprocessing import get_context
 from threading import Thread
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from fastai.data.core import show_results, TfmdDL
 from fastai.data.load import SkipItemException
-from fastai.torch_core import batch_to_samples, show_image, TensorImage
+from fastai.text.data import Numericalize
+from fastai.torch_core import (
+    batch_to_samples, display_df, show_image, TensorImage, TitledFloat, TitledInt, TitledStr, TitledTuple)
 from fastai.vision.core import LabeledBBox
 from fastai.vision.data import get_grid
 from fastcore.basics import compose, fastuple, getcallable, merge, store_attr
@@ -34,6 +38,7 @@ from .path import BatchPipeline, decide_path
 from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
 from .shared_buffers import SharedBuffers
 from ..order.base import Order, WeightedOrder
+from ..order.lengths import longest_of, LongestFirst, SortedWindows
 from ..order.permutation import Permutation
 from ..order.ranks import shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
@@ -49,8 +54,12 @@ class SeveralInputs(fastuple):
         row = torch.cat([part.as_subclass(torch.Tensor) for part in parts], 2)
         ctx = show_image(row, ctx=ctx, **{**images[0]._show_args, **kwargs})
         for value in self:
-            if not isinstance(value, TensorImage): ctx = value.show(ctx=ctx)
+            if not isinstance(value, TensorImage): ctx = _wrapped(value).show(ctx=ctx)
         return ctx
+
+def _wrapped(value, width=32, longest=96):
+    "`value`, where a text is divided into lines"
+    return TitledStr(textwrap.fill(value[:longest], width)) if type(value) is TitledStr else value
 
 def joined_inputs(
     samples:L, # Decoded samples
@@ -84,6 +93,7 @@ class RemoteDL(TfmdDL):
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
     _joins_inputs = False   # while a batch is shown
     _path = _report = _buffers = None   # of this epoch: its `BatchPath`, the bad samples, its `SharedBuffers`
+    _known_lengths = _longest = None   # what `lengths` returned for the dataset; the position of the longest sample
     def __init__(self,
         dataset, # `Datasets` over `RemoteItems`; any other dataset works as with `TfmdDL`
         bs:int=64, # Samples per batch
@@ -102,13 +112,19 @@ class RemoteDL(TfmdDL):
         reducing_gap:float=None,
         # Field whose labels are drawn equally often, with replacement, if `shuffle`; or `(field, weight of each label)`
         balance:str|tuple=None,
+        # `lengths(dataset)` -> length of each sample, as `SortedWindows` takes them. Samples of similar lengths then
+        # share a batch, as in fastai's `SortedDL`. Blocks for texts set this. If it is or returns `None`: any order
+        lengths=None,
         **kwargs # As `TfmdDL`
     ):
+        if lengths is not None and not callable(lengths):
+            raise TypeError('lengths takes a function of the dataset that returns the length of each sample, '
+                            f'not a {type(lengths).__name__}')
         if reducing_gap is not None and not reducing_gap>=1:
             raise ValueError(f'reducing_gap must be 1.0 or more, or None, not {reducing_gap!r}')
         if on_bad not in ('raise','replace','skip'):
             raise ValueError(f"on_bad must be 'raise', 'replace' or 'skip', not {on_bad!r}")
-        store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap')
+        store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap,lengths')
         _read_from_own_stores(dataset)
         _only_targets_define(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
@@ -141,10 +157,25 @@ class RemoteDL(TfmdDL):
     def get_idxs(self):
         if not self.indexed or self.n is None: return super().get_idxs()
         if self.shuffle and self.balance is not None: return self._balanced()
-        if self.shuffle and (sizes:=self._sizes) is not None:
-            seed,workers = self.rng.getrandbits(63),self.fake_l.num_workers
-            return Order(self.n, ShardPermutation(sizes, seed, self.interleave, self.bs or 1, workers))
-        return self.shuffle_fn(Order(self.n)) if self.shuffle else Order(self.n)
+        if self.lengths is not None and self._known_lengths is None: self._known_lengths = self.lengths(self.dataset)
+        if self._known_lengths is not None: return self._by_length()
+        if not self.shuffle: return Order(self.n)
+        return self.shuffle_fn(Order(self.n)) if self._sizes is None else Order(self.n, self._shuffled_shards())
+
+    def _shuffled_shards(self):
+        "A new shuffled order in which each worker reads whole shards"
+        seed,workers = self.rng.getrandbits(63),self.fake_l.num_workers
+        return ShardPermutation(self._sizes, seed, self.interleave, self.bs or 1, workers)
+
+    def _by_length(self):
+        "The order of fastai's `SortedDL`: in training similar lengths share a batch; otherwise the longest come first"
+        if not self.shuffle: return Order(self.n, LongestFirst(self._known_lengths, self.n))
+        in_shards = self._sizes is not None
+        base = self._shuffled_shards() if in_shards else Permutation(self.n, self.rng.getrandbits(63))
+        if self._longest is None and not in_shards: self._longest = longest_of(self._known_lengths, self.n)
+        lanes = max(1, self.fake_l.num_workers) if in_shards else None
+        longest,seed = None if in_shards else self._longest,self.rng.getrandbits(63)
+        return Order(self.n, SortedWindows(base, self.n, self._known_lengths, self.bs or 1, seed, lanes, longest))
 
     def _balanced(self):
         "An order in which labels are drawn according to `balance`"
@@ -220,6 +251,7 @@ class RemoteDL(TfmdDL):
         order,items = self._DataLoader__idxs,getattr(self.dataset, 'items', None)
         if self._sizes is None or not reads_whole_shards(items): return
         perm = shard_permutation_of(order)
+        if perm is None and self._known_lengths is not None: return   # the longest first, whichever shards they are in
         return ShardsInOrder(items) if perm is None else ShuffledShards(items.store, perm, self.offs)
 
     def _note(self, number):
@@ -310,6 +342,11 @@ class RemoteDL(TfmdDL):
         return L(samples).map(compose(self.before_batch.decode, self.after_item.decode, of_dataset))
 
     def show_batch(self, b=None, max_n=9, ctxs=None, show=True, unique=False, **kwargs):
+        if show and not unique and ctxs is None:
+            if b is None: b = self.one_batch()
+            samples = self._pre_show_batch(b, max_n)[2]
+            if self._shown_as_table(samples, max_n): return
+            kwargs = {**_room_for_texts(samples, max_n), **kwargs}
         self._joins_inputs = show
         try: return super().show_batch(b, max_n, ctxs, show, unique, **kwargs)
         finally: self._joins_inputs = False
@@ -322,12 +359,25 @@ class RemoteDL(TfmdDL):
     def show_results(self, b, out, max_n=9, ctxs=None, show=True, **kwargs):
         x,y,samples,outs = result = super().show_results(b, out, max_n, ctxs, False, **kwargs)
         if not show: return result
+        if ctxs is None and self._shown_as_table(samples, max_n, outs): return
+        if ctxs is None: kwargs = {**_room_for_texts(samples, max_n), **kwargs}
         if _is_image_first(x): x,samples = x[0],joined_inputs(samples, self.n_inp)
         # fastai's function for images with a target of any other type raises an error
         method = show_results._resolve_method_with_cache((x, y, samples, outs))[0]
         is_broken = method.__module__=='fastai.vision.learner' and 'y' not in method.__annotations__
         if is_broken: show_beside(samples, outs, max_n, **kwargs)
         else: show_results(x, y, samples, outs, ctxs=ctxs, max_n=max_n, **kwargs)
+
+    def _shown_as_table(self, samples, max_n, outs=None):
+        "Show decoded samples, with predictions `outs`, as a table if all values are numbers. Was this done?"
+        if samples is None: return False
+        rows = [(*sample, *(outs[k] if outs is not None else ())) for k,sample in enumerate(samples[:max_n])]
+        shown = TitledFloat,TitledInt,TitledTuple
+        if not all(isinstance(value, shown) for row in rows for value in row): return False
+        fields = [getattr(fetch_of(tl), 'field', f'value {k}') for k,tl in enumerate(self.dataset.tls)]
+        columns = fields if outs is None else fields+[f'predicted {field}' for field in fields[self.n_inp:]]
+        display_df(pd.DataFrame([list(map(_unwrapped, row)) for row in rows], columns=columns))
+        return True
 
     # After an epoch
 
@@ -350,20 +400,35 @@ class RemoteDL(TfmdDL):
 _own_methods = {name:getattr(RemoteDL, name) for name in
                 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 _stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
-_own_options = 'prefetch threads check balance interleave on_bad reducing_gap'.split()
+_own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths'.split()
 
 def _read_from_own_stores(dataset):
     "Make pipelines read from the store of their items where that is another one than in training, as in a test set"
     for tl in getattr(dataset, 'tls', [dataset]):
         fetch,store = fetch_of(tl),getattr(getattr(tl, 'items', None), 'store', None)
         if fetch is None or store is None or not fetch.follow or fetch.store is store: continue
-        new = Fetch(fetch.field, store, fetch.img_cls, fetch.draw, fetch.convert)
-        new.follow = True
+        new = copy(fetch)
+        new.bind(store)
         tl.tfms.fs = L(new)+tl.tfms.fs[1:]
 
 def _only_targets_define(dataset):
     "Have the loss, `c` and the vocabulary defined by targets only, not by inputs"
-    for tl in getattr(dataset, 'tls', [])[:getattr(dataset, 'n_inp', 0)]: tl.c = tl.vocab = tl.loss_func = None
+    for tl in getattr(dataset, 'tls', [])[:getattr(dataset, 'n_inp', 0)]:
+        # fastai's models for texts take the vocabulary of the texts from here
+        if not any(isinstance(t, Numericalize) for t in tl.tfms.fs): tl.c = tl.vocab = tl.loss_func = None
+
+def _unwrapped(number):
+    "What a table shows for a number, or for several"
+    if not isinstance(number, tuple): return number.real
+    return tuple(float(f'{v:.4g}') for v in number) if len(number)!=1 else float(number[0])
+
+def _room_for_texts(samples, max_n):
+    "`{'figsize': size in inches}` for images that have texts as titles; else an empty dict"
+    is_captioned = samples is not None and len(samples) and isinstance(samples[0][0], TensorImage)
+    if not is_captioned or not any(type(value) is TitledStr for value in samples[0]): return {}
+    n = min(len(samples), max_n)
+    columns = max(2, math.ceil(math.sqrt(n)))
+    return {'figsize':(4*columns,5*math.ceil(n/columns))}
 
 def _is_image_first(x): return isinstance(x, (tuple,list)) and len(x)>1 and isinstance(x[0], TensorImage)
 

@@ -1,0 +1,507 @@
+"""Texts, tokens, recordings, numbers and captions: the same batches and losses as stock fastai, shown, trained, exported"""
+import io, wave
+from importlib.util import find_spec
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fastai.text.all import *
+from fastai.vision.all import PILImage
+from joblib import parallel_config
+
+import fastai_remote.load.loader as loader_module
+import fastai_remote.load.texts as texts_module
+from conftest import fails
+from fastai_remote import *
+from fastai_remote.codec.base import Codec
+from fastai_remote.codec.fields import _codecs, register_codec
+from fastai_remote.load.audio import CropAudio, pad_audio, read_audio, TensorAudio
+from fastai_remote.load.texts import RemoteLMDL, TextOptions, tokenize_store
+from fastai_remote.order.base import Order
+from fastai_remote.order.lengths import longest_of, LongestFirst, SortedWindows
+from fastai_remote.order.ranks import rank_share
+from fastai_remote.order.shards import ShardPermutation
+
+N,N_VALID = 96,24
+
+def some_texts():
+    rng = np.random.default_rng(0)
+    words = [f'w{k}' for k in range(40)]
+    def text(i): return ' '.join(rng.choice(words, rng.integers(1, 25)))+(' Good' if i%2 else ' bad  <br />!')
+    return [text(i) for i in range(N)]
+
+TEXTS,LABELS = some_texts(),[['neg','pos'][i%2] for i in range(N)]
+SPLITS = {'train':None, 'valid':N_VALID}
+TOK = TextOptions(tok=BaseTokenizer(), seq_len=16)
+LM = TextOptions(tok=BaseTokenizer(), seq_len=8, is_lm=True)
+
+def samples(): return [dict(txt=text, cls=label) for text,label in zip(TEXTS, LABELS)]
+
+@pytest.fixture(scope='module')
+def stores(server, tmp_path_factory):
+    "The texts in Redis and in shards, with the splits `train` and `valid`"
+    folder = tmp_path_factory.mktemp('texts')/'shards'
+    options = dict(num_workers=1, progress=False, splits=SPLITS, shuffle=False)
+    to_redis(samples(), server.url, 'texts', **options)
+    to_shards(samples(), folder, maxcount=12, **options)
+    return {'redis':RedisStore(server.url, 'texts'), 'shards':ShardStore(folder)}
+
+@pytest.fixture(scope='module')
+def store(stores): return stores['redis']
+
+def stock_dls(store, **kwargs):
+    "Stock fastai's loaders of the same texts, in the order of the store"
+    table = pd.DataFrame(dict(text=[store[i]['txt'] for i in range(N)], label=[store[i]['cls'] for i in range(N)]))
+    table['valid'] = np.arange(N)>=store.splits['valid'][0]
+    return TextDataLoaders.from_df(table, text_col='text', label_col='label', valid_col='valid', tok_tfm=BaseTokenizer(),
+                                   num_workers=0, bs=8, **kwargs)
+
+def our_dls(store, text=TOK, **kwargs):
+    return DataLoaders.from_store(store, text=text, **{'num_workers':0, 'bs':8, **kwargs})
+
+def same(a, b):
+    "Are two batches the same, with the same types?"
+    return all(type(x)==type(y) and torch.equal(x, y) for x,y in zip(a, b, strict=True))
+
+def same_epochs(a, b):
+    a,b = list(a),list(b)
+    return len(a)==len(b)>0 and all(map(same, a, b))
+
+def losses(learn, epochs=2):
+    with learn.no_bar(), learn.no_logging(): learn.fit(epochs, 1e-2)
+    return [float(v) for row in learn.recorder.values for v in row]+[float(loss) for loss in learn.recorder.losses]
+
+def quietly(f, *args, learn=None, **kwargs):
+    with learn.no_bar(), learn.no_logging(): return f(*args, **kwargs)
+
+class Averages(Module):
+    "A small classifier of texts: the sum of embeddings, in which padding is 0"
+    def __init__(self, n): self.embed,self.out = nn.Embedding(n, 8, padding_idx=1),nn.Linear(8, 2)
+    def forward(self, x): return self.out(self.embed(x).sum(1))
+
+def averages(dls, **kwargs):
+    set_seed(1, True)
+    return Learner(dls, Averages(len(dls.vocab[0])), loss_func=CrossEntropyLossFlat(), metrics=accuracy, **kwargs)
+
+def small(config):
+    config = config.copy()
+    config.update(emb_sz=8, n_hid=8, n_layers=1)
+    return config
+
+@pytest.fixture
+def tables(monkeypatch):
+    "The tables that are shown"
+    shown = []
+    def keep(table): shown.append(table)
+    import fastai.text.data, fastai.text.learner
+    for module in (loader_module, texts_module, fastai.text.data, fastai.text.learner):
+        monkeypatch.setattr(module, 'display_df', keep)
+    return shown
+
+# Orders
+
+@pytest.mark.parametrize('n', [1,2,5,130,1000])
+def test_orders_by_length_are_those_of_SortedDL(n, monkeypatch):
+    lengths,bs = np.random.default_rng(n).integers(1, 60, n).astype(np.int32),2
+    shuffled,batches = Permutation(n, 1),Permutation(max(0, -(-n//bs)-2), 2)
+    dl = SortedDL([(torch.zeros(1),)]*n, res=lengths.tolist(), bs=bs)
+    def permutation(o):   # NumPy's, which shuffles the samples and then the batches
+        if isinstance(o, int): return shuffled[np.arange(n)]
+        return np.array(o)[batches[np.arange(len(o))]]
+    monkeypatch.setattr(np.random, 'permutation', permutation)
+    assert SortedWindows(shuffled, n, lengths, bs, 2, longest=longest_of(lengths, n))[np.arange(n)].tolist()==list(dl.shuffle_fn(None))
+    assert LongestFirst(lengths, n)[np.arange(n)].tolist()==dl.get_idxs()
+
+def test_with_shards_the_batches_of_a_worker_stay_with_it():
+    n,bs,workers = 1003,4,3
+    lengths,base = np.random.default_rng(0).integers(1, 60, n),Order(n)
+    got = SortedWindows(base, n, lengths, bs, 5, lanes=workers, window=10)[np.arange(n)]
+    for worker in range(workers):
+        starts = range(worker*bs, n, workers*bs)
+        mine = np.concatenate([np.arange(n)[start:start+bs] for start in starts])
+        visited = np.concatenate([got[start:start+bs] for start in starts])
+        assert sorted(visited)==sorted(mine) and list(visited)!=list(mine)
+        for k in range(0, len(mine), 10*bs): assert sorted(visited[k:k+10*bs])==sorted(mine[k:k+10*bs])
+
+def test_ranks_share_an_order_by_length():
+    sizes = np.array([40,60,50,53])
+    n,lengths = int(sizes.sum()),np.random.default_rng(0).integers(1, 60, sizes.sum())
+    for base,lanes in ((Permutation(n, 1),None), (ShardPermutation(sizes, 1, 2, 4, 2),2)):
+        order = Order(n, SortedWindows(base, n, lengths, 4, 5, lanes))
+        shares = [rank_share(order, rank, 2, consecutive=True)[np.arange(-(-n//2))] for rank in range(2)]
+        assert set(np.concatenate(shares).tolist())==set(range(n)) and len(np.unique(shares[0]))==-(-n//2)
+        mean_spread = np.mean([np.ptp(lengths[share[k:k+4]]) for share in shares for k in range(0, len(share), 4)])
+        assert mean_spread<15
+
+# Classifiers of texts
+
+@pytest.mark.parametrize('kind', ['redis','shards'])
+def test_batches_are_those_of_stock_fastai(stores, kind):
+    stock,ours = stock_dls(stores[kind], seq_len=16),our_dls(stores[kind])
+    assert ours.vocab[0]==stock.vocab[0] and list(ours.vocab[1])==list(stock.vocab[1])
+    assert same_epochs(ours.valid, stock.valid)
+    order = list(ours.train.get_idxs())
+    assert sorted(order)==list(range(N-N_VALID)) and order!=list(ours.train.get_idxs())
+    ours.train.get_idxs = stock.train.get_idxs = lambda: order
+    assert same_epochs(ours.train, stock.train)
+
+def test_losses_are_those_of_stock_fastai(store):
+    found = []
+    for dls in (stock_dls(store, seq_len=16), our_dls(store)):
+        dls.train.get_idxs = lambda: list(range(N-N_VALID))
+        set_seed(1, True)
+        learn = text_classifier_learner(dls, AWD_LSTM, config=small(awd_lstm_clas_config), pretrained=False, seq_len=16,
+                                        metrics=accuracy)
+        found.append(losses(learn))
+    assert found[0]==found[1]
+
+@pytest.mark.parametrize('text', [TOK,LM], ids=['classifier','language_model'])
+def test_workers_make_the_same_batches(store, text):
+    dls = our_dls(store, text)
+    dls.train.shuffle = False
+    assert same_epochs(dls.train, dls.train.new(num_workers=2, prefetch=0))
+
+def test_similar_lengths_share_a_batch_and_the_longest_comes_first(store):
+    dls = our_dls(store)
+    shapes = [len(x[0]) for x,_ in dls.train]
+    assert shapes[0]==max(len(o[0]) for o in dls.train_ds)
+    padding = [int((x==1).sum()) for x,_ in dls.train],[int((x==1).sum()) for x,_ in dls.train.new(lengths=None)]
+    assert sum(padding[0])<sum(padding[1])/2
+    with fails(TypeError, 'function of the dataset'): dls.train.new(lengths=[1])
+
+def test_a_classifier_is_shown_trained_and_exported(store, tables, tmp_path):
+    dls = our_dls(store)
+    learn = averages(dls, path=tmp_path)
+    dls.show_batch(max_n=3)
+    losses(learn, 1)
+    quietly(learn.show_results, max_n=3, learn=learn)
+    assert [list(table.columns) for table in tables]==[['text','category'], ['text','category','category_']]
+    assert tables[0].text[0].startswith('xxbos ') and len(tables[0])==3
+    predicted = [quietly(learn.predict, o, learn=learn)[2] for o in (store[5]['txt'], 5, {'txt':store[5]['txt']})]
+    assert all(torch.equal(o, predicted[0]) for o in predicted)
+    learn.export('a.pkl')
+    again = load_learner(tmp_path/'a.pkl')
+    assert torch.equal(quietly(again.predict, store[5]['txt'], learn=again)[2], predicted[0])
+
+def test_test_items_of_any_kind(stores):
+    learn = averages(our_dls(stores['redis']))
+    lists = TEXTS[:9],get_remote_items(stores['shards'])[:9],[dict(txt=text) for text in TEXTS[:9]]
+    predictions = [quietly(learn.get_preds, dl=learn.dls.test_dl(items), learn=learn)[0] for items in lists]
+    want = [quietly(learn.predict, TEXTS[k], learn=learn)[2] for k in range(9)]
+    shown = [stores['shards'][k]['txt'] for k in range(9)]
+    assert shown==TEXTS[:9]
+    for found in predictions: torch.testing.assert_close(found, torch.stack(want))
+
+def test_options_are_those_of_TextBlock(store):
+    kwargs = dict(min_freq=1, max_vocab=24)
+    table = pd.DataFrame(dict(text=TEXTS, label=LABELS))
+    block = DataBlock((TextBlock.from_df('text', tok=BaseTokenizer(), rules=[str.lower], backwards=True, **kwargs), CategoryBlock),
+                      get_x=ColReader('text'), get_y=ColReader('label'), splitter=IndexSplitter(range(N-N_VALID, N)))
+    stock = block.dataloaders(table, bs=8, num_workers=0)
+    ours = our_dls(store, TextOptions(tok=BaseTokenizer(), rules=[str.lower], backwards=True, **kwargs))
+    assert ours.vocab[0]==stock.vocab[0] and same_epochs(ours.valid, stock.valid)
+    given = our_dls(store, TextOptions(tok=BaseTokenizer(), vocab=stock.vocab[0], rules=[str.lower], backwards=True))
+    assert same_epochs(given.valid, stock.valid)
+
+def test_a_DataBlock_with_getters_and_any_other_block(store):
+    block = DataBlock((RedisBlock('txt', text=TOK), CategoryBlock(vocab=['neg','pos'])), get_items=get_remote_items,
+                      get_x=lambda text: text.replace('w', 'v'), get_y=Fetch('cls'), splitter=StoreSplitter())
+    dls = block.dataloaders(store, bs=8, num_workers=0)
+    assert 'v3' in dls.vocab[0] and 'w3' not in dls.vocab[0]
+    lengths = [int((row!=1).sum()) for x,_ in dls.valid for row in x]
+    assert lengths==sorted(lengths, reverse=True) and len(lengths)==N_VALID
+
+def test_counts_of_many_workers_are_those_of_one(store, monkeypatch):
+    one = our_dls(store)
+    monkeypatch.setattr(texts_module, '_SERIAL', 0)
+    monkeypatch.setattr(texts_module, '_BLOCK', 5)
+    with parallel_config('threading', n_jobs=4): many = our_dls(store)
+    assert many.vocab[0]==one.vocab[0] and same_epochs(many.valid, one.valid)
+
+class Trained:
+    "A tokenizer that is trained on all texts, as fastai's for sentencepiece is"
+    def setup(self, items, rules=None): self.seen = len(items),sum(len(text) for text in items)
+    def __call__(self, items): return (text.split() for text in items)
+
+def test_a_tokenizer_that_is_trained_gets_all_texts(store):
+    tok = Trained()
+    our_dls(store, TextOptions(tok=tok))
+    assert tok.seen==(N, sum(map(len, TEXTS)))
+
+def test_only_samples_that_are_used_are_counted(server):
+    records = [dict(txt=f'a{i} b', cls='x') if i%2 else dict(cls='y') for i in range(20)]
+    to_redis([{**o, 'txt':o.get('txt', 'zzz')} for o in records], server.url, 'half', num_workers=1, progress=False)
+    dls = our_dls(RedisStore(server.url, 'half'), TextOptions(tok=BaseTokenizer(), min_freq=1),
+                  splitter=lambda items: (list(range(5)), list(range(5, 9))))
+    assert sum(len(y) for _,y in dls.valid)==4
+
+# Language models
+
+def test_a_language_model_has_the_batches_of_stock_fastai(stores):
+    for store in stores.values():
+        stock,ours = stock_dls(store, is_lm=True, seq_len=8),our_dls(store, LM)
+        assert type(ours.train) is RemoteLMDL and ours.vocab==stock.vocab and len(ours.train)==len(stock.train)
+        assert same_epochs(ours.valid, stock.valid)
+        first = list(ours.train)
+        order = ours.train._sequence.base[np.arange(N-N_VALID)].tolist()
+        assert sorted(order)==list(range(N-N_VALID))!=order
+        stock.train.shuffle = False
+        stock.train.items.idxs[:] = order
+        stock.train.make_chunks()
+        assert same_epochs(first, stock.train)
+        assert not same(first[0], next(iter(ours.train)))
+
+def test_a_language_model_is_trained_as_in_stock_fastai_and_writes_texts(store, tables, tmp_path):
+    found = []
+    for dls in (stock_dls(store, is_lm=True, seq_len=8), our_dls(store, LM)):
+        dls.train.shuffle = False
+        set_seed(1, True)
+        learn = language_model_learner(dls, AWD_LSTM, config=small(awd_lstm_lm_config), pretrained=False, path=tmp_path)
+        found.append(losses(learn, 1))
+        set_seed(2, True)
+        found[-1].append(learn.predict('w1 w2', 4, no_bar=True))
+    assert found[0]==found[1] and len(found[0][-1].split())>=4
+    dls.show_batch(max_n=2)
+    quietly(learn.show_results, max_n=2, learn=learn)
+    assert [list(table.columns) for table in tables]==[['text','target'], ['input','target','pred']]
+    learn.export('lm.pkl')
+    again = load_learner(tmp_path/'lm.pkl')
+    set_seed(2, True)
+    assert again.predict('w1 w2', 4, no_bar=True)==found[0][-1]
+
+def test_what_a_language_model_cannot_do_is_an_error(store):
+    with fails(ValueError, "no target y='cls'"): our_dls(store, LM, y='cls')
+    with fails(ValueError, "on_bad='skip'"): our_dls(store, LM, on_bad='skip')
+    class Random:
+        def __call__(self, items): return (text.split()[:random.randint(1, 3)] for text in items)
+    random.seed(0)
+    with fails(ValueError, 'tokens, and .* were counted'): list(our_dls(store, TextOptions(tok=Random(), is_lm=True, seq_len=4)).train)
+
+def test_text_is_no_target(store):
+    with fails(ValueError, "field 'txt' .txt. is no target"): our_dls(store, x='cls', y='txt')
+
+# Tokens
+
+def test_stored_tokens_give_the_batches_of_texts(stores, server, tmp_path, tables):
+    options = dict(text=TOK, num_workers=1, progress=False)
+    tokenize_store(stores['redis'], server.url, 'tokens', splits=None, **options)
+    tokenize_store(stores['shards'], tmp_path/'tokens', **options)
+    for store,texts in ((RedisStore(server.url, 'tokens'),stores['redis']), (ShardStore(tmp_path/'tokens'),stores['shards'])):
+        assert store[0]['tokens.npy'].dtype==np.uint16 and store.fields[-2:]==['tokens.npy','tokens_length.i4']
+        tokens,text = our_dls(store, x='tokens.npy'),our_dls(texts)
+        assert tokens.vocab[0]==text.vocab[0] and same_epochs(tokens.valid, our_dls(texts, TextOptions(tok=BaseTokenizer())).valid)
+        lm = TextOptions(is_lm=True, seq_len=8)
+        assert same_epochs(our_dls(store, lm, x='tokens.npy').valid, our_dls(texts, LM).valid)
+    learn = averages(tokens, path=tmp_path)
+    losses(learn, 1)
+    tokens.show_batch(max_n=2)
+    quietly(learn.show_results, max_n=2, learn=learn)
+    assert tables[0].text[0].startswith('xxbos w')
+    numbers = store[3]['tokens.npy']
+    predicted = [quietly(learn.predict, o, learn=learn)[2] for o in (3, numbers, numbers.tolist(), {'tokens.npy':numbers})]
+    assert all(torch.equal(o, predicted[0]) for o in predicted)
+    learn.export('t.pkl')
+    again = load_learner(tmp_path/'t.pkl')
+    assert torch.equal(quietly(again.predict, numbers, learn=again)[2], predicted[0])
+
+def test_tokens_become_a_new_field(server, monkeypatch):
+    to_redis(samples(), server.url, 'grown', num_workers=1, progress=False)
+    store = tokenize_store(RedisStore(server.url, 'grown'), text=TOK, num_workers=1, progress=False)
+    assert store.fields==['txt','cls','tokens.npy','tokens_length.i4']
+    assert [len(store[i]['tokens.npy']) for i in range(5)]==store.get_many(range(5), 'tokens_length.i4')['tokens_length.i4'].tolist()
+    monkeypatch.setattr(texts_module, '_measured', None)   # the lengths are read, and no tokens are
+    sizes = [int((row!=1).sum()) for x,_ in our_dls(store, x='tokens.npy').valid for row in x]
+    assert sizes==sorted(sizes, reverse=True)
+
+def test_tokens_without_a_vocabulary_or_lengths(server, tables):
+    rng = np.random.default_rng(0)
+    records = [{'tokens.npy':rng.integers(2, 30, rng.integers(1, 12)), 'cls':int(i%2)} for i in range(30)]
+    to_redis(records, server.url, 'plain_tokens', num_workers=1, progress=False, shuffle=False)
+    store = RedisStore(server.url, 'plain_tokens')
+    dls = DataLoaders.from_store(store, x='tokens.npy', bs=4, num_workers=0)
+    dls.show_batch(max_n=2)
+    assert all(set(text)<=set('0123456789 ') for text in tables[0].text)
+    sizes = [int((row!=1).sum()) for x,_ in dls.valid for row in x]
+    assert sizes==sorted(sizes, reverse=True)
+    to_redis([{**o, 'tokens.npy':np.ones((2,2))} for o in records], server.url, 'wrong_tokens', num_workers=1, progress=False)
+    with fails(ValueError, 'whole numbers in an array of one dimension'):
+        list(DataLoaders.from_store(RedisStore(server.url, 'wrong_tokens'), x='tokens.npy', bs=4, num_workers=0, lengths=None).train)
+
+# Tables and HuggingFace datasets with texts train in one line
+
+def test_sources_with_texts(server, tmp_path):
+    datasets = pytest.importorskip('datasets')
+    pd.DataFrame(dict(label=LABELS, text=TEXTS)).to_csv(tmp_path/'a.csv', index=False)
+    features = datasets.Features(dict(text=datasets.Value('string'), label=datasets.ClassLabel(names=['neg','pos'])))
+    hf = datasets.Dataset.from_dict(dict(text=TEXTS, label=[i%2 for i in range(N)]), features=features)
+    for name,source in (('csv',csv_samples(tmp_path/'a.csv', fields={'label':'cls', 'text':'txt'})), ('hf',hf_samples(hf))):
+        to_redis(source, server.url, name, num_workers=1, progress=False)
+        x,y = our_dls(RedisStore(server.url, name)).one_batch()
+        assert type(x) is TensorText and x.shape[0]==8
+
+# Recordings
+
+def tones(n=24):
+    rng = np.random.default_rng(0)
+    def tone(i): return 20000*np.sin(np.arange(rng.integers(300, 900))*(.05+.2*(i%2)))
+    return [tone(i).astype(np.int16) for i in range(n)]
+
+TONES = tones()
+
+def wav_file(values, rate=8000, width=2):
+    "A wav file of an array of shape (channels, values), which holds the bytes of numbers of `width` bytes"
+    with wave.open(f:=io.BytesIO(), 'wb') as w:
+        w.setparams((len(values), width, rate, 0, 'NONE', ''))
+        w.writeframes(np.ascontiguousarray(values.T).tobytes())
+    return f.getvalue()
+
+@pytest.fixture(scope='module')
+def audio(server):
+    records = [{'wav':wav_file(tone[None]), 'audio.npy':tone, 'cls':['low','high'][i%2]} for i,tone in enumerate(TONES)]
+    to_redis(records, server.url, 'audio', num_workers=1, progress=False, shuffle=False)
+    return RedisStore(server.url, 'audio')
+
+def test_wav_files_are_read_as_soundfile_reads_them():
+    values = np.array([[0,127,-128,5],[1,2,3,-4]])
+    for width,dtype in ((1,'u1'),(2,'<i2'),(4,'<i4')):
+        offset = 128 if width==1 else 0
+        stored = (values+offset).astype(dtype) if width==1 else (values*(1<<8*(width-1))).astype(dtype)
+        found,rate = read_audio(wav_file(stored, 16000, width))
+        assert rate==16000 and found.dtype==np.float32 and np.array_equal(found, (values/128).astype(np.float32))
+    three = np.ascontiguousarray(values.T.astype('<i4')<<16).view(np.uint8).reshape(4, 2, 4)[...,:3]
+    with wave.open(f:=io.BytesIO(), 'wb') as w:
+        w.setparams((2, 3, 8000, 0, 'NONE', ''))
+        w.writeframes(three.tobytes())
+    assert np.array_equal(read_audio(f.getvalue())[0], (values/128).astype(np.float32))
+
+@pytest.mark.parametrize('field', ['wav','audio.npy'])
+def test_recordings_train_as_in_plain_torch_and_are_shown_and_exported(audio, field, tmp_path):
+    def net():
+        set_seed(1, True)
+        return nn.Sequential(nn.Conv1d(1, 4, 9, 4), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2))
+    dls = DataLoaders.from_store(audio, x=field, y='cls', bs=8, num_workers=0, seed=1)
+    numbers = list(dls.train_ds.items)
+    dls.train.get_idxs = lambda: list(range(len(numbers)))
+    found = []
+    class Losses(Callback):
+        def after_loss(self):
+            if self.training: found.append(float(self.loss.detach()))
+    learn = Learner(dls, net(), loss_func=nn.CrossEntropyLoss(), opt_func=partial(OptimWrapper, opt=torch.optim.SGD),
+                    cbs=Losses())
+    losses(learn, 2)
+
+    model,want = net(),[]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for k in [*range(0, len(numbers)//8*8, 8)]*2:
+        batch = [torch.from_numpy(TONES[i].astype(np.float32)/32768) for i in numbers[k:k+8]]
+        x = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)[:,None]
+        loss = nn.functional.cross_entropy(model(x), torch.tensor([audio.vocab.index(['low','high'][i%2]) for i in numbers[k:k+8]]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        want.append(float(loss.detach()))
+    assert found==want
+
+    dls = DataLoaders.from_store(audio, x=field, y='cls', bs=8, num_workers=0, item_tfms=CropAudio(256))
+    learn = Learner(dls, net(), path=tmp_path)
+    losses(learn, 1)
+    dls.show_batch(max_n=4)
+    axes = plt.gcf().axes[:4]
+    assert [len(ax.lines[0].get_ydata()) for ax in axes]==[256]*4 and all(ax.get_title() in ('low','high') for ax in axes)
+    assert axes[0].get_xlabel()==('seconds' if field=='wav' else 'values')
+    quietly(learn.show_results, max_n=4, learn=learn)
+    assert all(len(ax.get_title().split('\n'))==2 for ax in plt.gcf().axes[:4])
+    plt.close('all')
+    file = tmp_path/'a.wav'
+    file.write_bytes(wav_file(TONES[3][None]))
+    inputs = 3,{field:TONES[3]},TONES[3],torch.from_numpy(TONES[3]),file,str(file),file.read_bytes()
+    predicted = [quietly(learn.predict, o, learn=learn)[2] for o in inputs]
+    assert all(torch.equal(o, predicted[0]) for o in predicted)
+    learn.export('a.pkl')
+    again = load_learner(tmp_path/'a.pkl')
+    assert torch.equal(quietly(again.predict, TONES[3], learn=again)[2], predicted[0])
+
+def test_crops_are_random_in_training_only(audio):
+    dls = DataLoaders.from_store(audio, x='wav', bs=4, num_workers=0, item_tfms=CropAudio(100))
+    assert same_epochs(dls.valid, dls.valid) and dls.one_batch()[0].shape==(4,1,100)
+    long = TensorAudio(torch.arange(1000.)[None])
+    starts = {int(CropAudio(10)(long, split_idx=0)[0,0]) for _ in range(20)}
+    assert len(starts)>10 and int(CropAudio(10)(long, split_idx=1)[0,0])==495
+
+def test_recordings_that_cannot_be_read_are_named(server):
+    records = [dict(wav=wav_file(TONES[0][None])[:-2], flac=b'fLaC....', cls='a') for _ in range(8)]
+    to_redis(records, server.url, 'damaged', num_workers=1, progress=False)
+    store = RedisStore(server.url, 'damaged')
+    with fails(CorruptSample, r"damaged: sample \d+, field 'wav'.*promises"): DataLoaders.from_store(store, x='wav', bs=2, num_workers=0).one_batch()
+    if not (find_spec('soundfile') or find_spec('torchaudio')):
+        with fails(ImportError, 'pip install soundfile'): DataLoaders.from_store(store, x='flac', bs=2, num_workers=0).one_batch()
+    audio = [TensorAudio(torch.zeros(1, 5)),TensorAudio(torch.zeros(1, 5)),TensorAudio(torch.zeros(2, 5))]
+    audio[1].rate = 8000
+    with pytest.raises(ValueError, match='different values per second'): pad_audio([(x,) for x in audio[:2]])
+    with pytest.raises(ValueError, match='different channels'): pad_audio([(x,) for x in audio[::2]])
+
+class ReversedAudio(Codec):
+    "A codec of its own for recordings: their values as bytes, from back to front"
+    def pack(self, o): return np.asarray(o, np.int16)[::-1].tobytes()
+    def unpack(self, b): return np.frombuffer(b, np.int16)[::-1]
+
+def test_a_codec_of_its_own_decodes_recordings(server):
+    register_codec(ReversedAudio('flac'))
+    try:
+        to_redis([dict(flac=tone, cls='a') for tone in TONES[:8]], server.url, 'own_codec', num_workers=1, progress=False, shuffle=False)
+        dls = DataLoaders.from_store(RedisStore(server.url, 'own_codec'), x='flac', bs=2, num_workers=0)
+        x = dls.train_ds[0][0]
+        assert torch.equal(x.as_subclass(torch.Tensor)[0], torch.from_numpy(TONES[dls.train_ds.items[0]]/np.float32(32768)))
+    finally: del _codecs['flac']
+
+# Numbers, and images with captions
+
+@pytest.fixture(scope='module')
+def table(server):
+    rng = np.random.default_rng(0)
+    records = [{'a.f4':float(i), 'b.f4':i*.5, 'v.npy':np.arange(3.)+i, 'txt':TEXTS[i], 'cls':LABELS[i],
+                'png':PILImage.create(rng.integers(0, 255, (8,8,3), dtype=np.uint8))} for i in range(40)]
+    to_redis(records, server.url, 'table', num_workers=1, progress=False)
+    return RedisStore(server.url, 'table')
+
+class Sum(Module):
+    def __init__(self, n_in, n_out): self.linear = nn.Linear(n_in, n_out)
+    def forward(self, *x): return self.linear(torch.cat([o.reshape(len(o), -1) for o in x], 1))
+
+@pytest.mark.parametrize('x,y,n_in,n_out', [('a.f4','b.f4',1,1), (['a.f4','b.f4'],'v.npy',2,3), ('v.npy','a.f4',3,1)])
+def test_numbers_are_shown_fitted_and_predicted(table, x, y, n_in, n_out, tables, tmp_path):
+    dls = DataLoaders.from_store(table, x=x, y=y, bs=4, num_workers=0)
+    learn = Learner(dls, Sum(n_in, n_out), path=tmp_path)
+    losses(learn, 1)
+    dls.show_batch(max_n=3)
+    quietly(learn.show_results, max_n=3, learn=learn)
+    assert list(tables[0].columns)==[*L(x), y] and list(tables[1].columns)==[*L(x), y, f'predicted {y}'] and len(tables[0])==3
+    shown = tables[0].iloc[0]
+    for field in [*L(x), y]: assert np.ravel(shown[field]).tolist()[-1]>=0
+    predicted = quietly(learn.predict, 3, learn=learn)[2]
+    assert len(predicted)==n_out and torch.equal(quietly(learn.predict, table[3], learn=learn)[2], predicted)
+    learn.export('a.pkl')
+    again = load_learner(tmp_path/'a.pkl')
+    assert torch.equal(quietly(again.predict, 3, learn=again)[2], predicted)
+
+class Captioned(Module):
+    def __init__(self, n): self.embed,self.out = nn.Embedding(n, 8),nn.Linear(11, 2)
+    def forward(self, image, text): return self.out(torch.cat([image.mean((2,3)), self.embed(text).mean(1)], 1))
+
+def test_images_with_captions(table, tmp_path):
+    dls = DataLoaders.from_store(table, x=['png','txt'], y='cls', text=TOK, bs=4, num_workers=0)
+    assert [type(o).__name__ for o in dls.one_batch()]==['TensorImage','TensorText','TensorCategory']
+    learn = Learner(dls, Captioned(len(dls.vocab[0])), loss_func=CrossEntropyLossFlat(), path=tmp_path)
+    losses(learn, 1)
+    dls.show_batch(max_n=2)
+    title = plt.gcf().axes[0].get_title()
+    assert title.startswith('xxbos') and title.split('\n')[-1] in ('neg','pos')
+    quietly(learn.show_results, max_n=2, learn=learn)
+    plt.close('all')
+    predicted = quietly(learn.predict, 3, learn=learn)[2]
+    assert torch.equal(quietly(learn.predict, table[3], learn=learn)[2], predicted)
+    learn.export('a.pkl')
+    again = load_learner(tmp_path/'a.pkl')
+    assert torch.equal(quietly(again.predict, 3, learn=again)[2], predicted)
