@@ -147,8 +147,9 @@ def test_batches_are_those_of_stock_fastai(stores, kind):
     ours.train.get_idxs = stock.train.get_idxs = lambda: order
     assert same_epochs(ours.train, stock.train)
 
-def test_losses_are_those_of_stock_fastai(store):
-    found = []
+@pytest.mark.parametrize('kind', ['redis','shards'])
+def test_losses_are_those_of_stock_fastai(stores, kind):
+    store,found = stores[kind],[]
     for dls in (stock_dls(store, seq_len=16), our_dls(store)):
         dls.train.get_idxs = lambda: list(range(N-N_VALID))
         set_seed(1, True)
@@ -253,8 +254,9 @@ def test_a_language_model_has_the_batches_of_stock_fastai(stores):
         assert same_epochs(first, stock.train)
         assert not same(first[0], next(iter(ours.train)))
 
-def test_a_language_model_is_trained_as_in_stock_fastai_and_writes_texts(store, tables, tmp_path):
-    found = []
+@pytest.mark.parametrize('kind', ['redis','shards'])
+def test_a_language_model_is_trained_as_in_stock_fastai_and_writes_texts(stores, kind, tables, tmp_path):
+    store,found = stores[kind],[]
     for dls in (stock_dls(store, is_lm=True, seq_len=8), our_dls(store, LM)):
         dls.train.shuffle = False
         set_seed(1, True)
@@ -357,10 +359,11 @@ def wav_file(values, rate=8000, width=2):
         w.writeframes(np.ascontiguousarray(values.T).tobytes())
     return f.getvalue()
 
+RECORDS = [{'wav':wav_file(tone[None]), 'audio.npy':tone, 'cls':['low','high'][i%2]} for i,tone in enumerate(TONES)]
+
 @pytest.fixture(scope='module')
 def audio(server):
-    records = [{'wav':wav_file(tone[None]), 'audio.npy':tone, 'cls':['low','high'][i%2]} for i,tone in enumerate(TONES)]
-    to_redis(records, server.url, 'audio', num_workers=1, progress=False, shuffle=False)
+    to_redis(RECORDS, server.url, 'audio', num_workers=1, progress=False, shuffle=False)
     return RedisStore(server.url, 'audio')
 
 def test_wav_files_are_read_as_soundfile_reads_them():
@@ -376,8 +379,11 @@ def test_wav_files_are_read_as_soundfile_reads_them():
         w.writeframes(three.tobytes())
     assert np.array_equal(read_audio(f.getvalue())[0], (values/128).astype(np.float32))
 
-@pytest.mark.parametrize('field', ['wav','audio.npy'])
-def test_recordings_train_as_in_plain_torch_and_are_shown_and_exported(audio, field, tmp_path):
+@pytest.mark.parametrize('field,in_shards', [('wav',False), ('audio.npy',False), ('wav',True), ('audio.npy',True)])
+def test_recordings_train_as_in_plain_torch_and_are_shown_and_exported(audio, field, in_shards, tmp_path):
+    if in_shards:
+        to_shards(RECORDS, tmp_path/'audio', maxcount=7, num_workers=1, progress=False, shuffle=False)
+        audio = ShardStore(tmp_path/'audio')
     def net():
         set_seed(1, True)
         return nn.Sequential(nn.Conv1d(1, 4, 9, 4), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2))
