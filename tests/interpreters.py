@@ -6,7 +6,7 @@ import itertools, json, os, signal, subprocess, sys
 
 # The process with torch, and its fork with fastai. Each line that it reads is a call, each that it writes an exit code.
 _SERVER = '''
-import atexit, gc, json, os, random, select, sys, threading, time, traceback, types
+import atexit, gc, json, os, random, select, signal, sys, threading, time, traceback, types
 import numpy, matplotlib.pyplot, pandas, scipy.ndimage, torch, torchvision
 
 def become(call):
@@ -38,6 +38,11 @@ def become(call):
     sys.stderr.flush()
     os._exit(code)
 
+def kill_group(pid):
+    "Kill a fork and all that it has started"
+    try: os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError): pass
+
 def serve(requests):
     "Answer the calls that come through a pipe, until it is closed"
     assert not [m for m in sys.modules if m.split('.')[0]=='fastai_remote']
@@ -48,6 +53,8 @@ def serve(requests):
         if is_open and select.select([requests], [], [], .002 if running else None)[0]:
             more = os.read(requests, 1<<20)
             is_open = bool(more)
+            if not is_open:   # the tests have ended, or were killed: nobody waits for what still runs
+                for pid in running: kill_group(pid)
             *calls,lines = (lines+more).split(b'\\n')
             for line in calls:
                 call = json.loads(line)
@@ -62,7 +69,9 @@ def serve(requests):
         elif not is_open: time.sleep(.002)
         for pid in list(running):
             ended,status = os.waitpid(pid, os.WNOHANG)
-            if ended: say(running.pop(pid), 'code', os.waitstatus_to_exitcode(status))
+            if not ended: continue
+            number = running.pop(pid)
+            if is_open: say(number, 'code', os.waitstatus_to_exitcode(status))
     if with_fastai is not None:
         os.close(with_fastai)
         os.wait()
