@@ -446,6 +446,24 @@ def test_values_that_an_edit_does_not_change_stay_byte_for_byte(server):
         assert [i for i in range(6) if after[field][i]!=stored[field][i]]==changed.get(field, []), field
     assert after['jpg'][2]==noise(99)
 
+@pytest.mark.parametrize('in_shards', [False,True])
+def test_statistics_of_images_are_those_of_all(server, tmp_path, in_shards):
+    "Up to rounding, also where grey images are appended to coloured ones"
+    def row(i):
+        pixels = np.random.default_rng(i).integers(0, 50+i*6, (6+i,9,3)).astype(np.uint8)
+        return {'png':Image.fromarray(pixels if i<20 else pixels[...,0])}
+    def written(rows, name):
+        if in_shards: to_shards(rows, tmp_path/name, shuffle=False, chunk=8, **one)
+        else: to_redis(rows, server.url, name, shuffle=False, overwrite=True, chunk=8, **one)
+        return ShardStore(tmp_path/name) if in_shards else RedisStore(server.url, name)
+    rows = [row(i) for i in range(30)]
+    store = written(rows[:12], 'grown').append(rows[12:], chunk=8, **one)
+    want,found = written(rows, 'whole').image_stats(),store.image_stats()
+    assert {k:want[k] for k in ('n','width','height')}=={k:found[k] for k in ('n','width','height')}
+    for k in ('mean','std','grey'): assert np.abs(np.subtract(want[k], found[k])).max()<1e-4
+    difference = np.asarray(store.mean_image(), int)-np.asarray(written(rows, 'again').mean_image(), int)
+    assert np.abs(difference).max()<=1
+
 def test_rename_and_overwrite(server):
     store = put(server.url, name='first').append(samples(30, 34), **one).edit(drop=[0])
     want = rows(store)

@@ -20,7 +20,7 @@ from ..store.redis_parts import DatasetPart, run_table_keys, RunTable
 from .redis import RedisWriter
 from .redis_state import value_keys
 from fastai_remote.write.revision import (
-    add_labels, AddFields, Append, Change, Edit, forget_fields, grown_splits, shrunk_splits, subtract_counts,
+    add_labels, add_stats, AddFields, Append, Change, Edit, forget_fields, grown_splits, shrunk_splits, subtract_counts,
     wider_dtype)
 
 # %% ../../nbs/write/06_redis_reviser.ipynb #602b9021
@@ -124,6 +124,7 @@ def _append(version, store, part, change):
         if split: splits[split] = span
     version.manifest.splits,version.manifest.appended = splits,[*store.manifest.appended, change.signature]
     add_labels(version.manifest, part)
+    add_stats(version.manifest, len(store), part)
 
 def _add_fields(version, store, part, change):
     table = RunTable.whole(part.n, version.add_part(part))

@@ -6,11 +6,12 @@ Docs: page `write/revision`"""
 
 # %% auto #0
 __all__ = ['Change', 'Append', 'AddFields', 'Edit', 'check_fields', 'grown_splits', 'shrunk_splits', 'subtract_counts',
-           'add_labels', 'wider_dtype', 'forget_fields']
+           'add_labels', 'add_stats', 'wider_dtype', 'forget_fields']
 
 # %% ../../nbs/write/01_revision.ipynb #c09c73cc
 import numpy as np
 
+from ..codec.stats import joined_summary
 from ..core import Manifest, StoreExists
 from ..store.base import Store
 
@@ -142,6 +143,17 @@ def add_labels(
         elif not known and field in part.counts: counts[field] = part.counts[field]
         else: counts.pop(field, None)
     manifest.vocab,manifest.counts = vocab,counts
+
+def add_stats(
+    manifest:Manifest, # Of the new version
+    n:int, # Samples of the version before
+    part:Manifest # What was appended
+):
+    "Adds the statistics of the images of a part"
+    for field,more in part.stats.items():
+        known = manifest.stats.get(field)
+        if known is not None: more = joined_summary(known, n, more, part.n)
+        manifest.stats = {**manifest.stats, field:more}
 
 def wider_dtype(
     name:str, # Name of the dataset

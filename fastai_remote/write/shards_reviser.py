@@ -22,8 +22,9 @@ from ..store.shard_index import (
     INDEX_FOLDER, index_name, joined_tables, pack_index, ShardManifest, ShardTable)
 from ..store.shards import ShardStore
 from ..store.storage import Storage
-from .revision import (
-    add_labels, Append, Change, check_fields, forget_fields, grown_splits, shrunk_splits, subtract_counts, wider_dtype)
+from fastai_remote.write.revision import (
+    add_labels, add_stats, Append, Change, check_fields, forget_fields, grown_splits, shrunk_splits, subtract_counts,
+    wider_dtype)
 from .shards import ShardWriter
 
 # %% ../../nbs/write/09_shards_reviser.ipynb #f4b04c99
@@ -72,6 +73,7 @@ class ShardReviser(ShardWriter):
         revised.prefix,revised.generation,revised.splits = manifest.prefix,manifest.generation,splits
         revised.appended = [*revised.appended, self.change.signature]
         add_labels(revised, manifest)
+        add_stats(revised, len(store), manifest)
         counts = store.field_counts
         for field,spec in manifest.fields.items():
             known = revised.fields[field] = dict(revised.fields[field])
