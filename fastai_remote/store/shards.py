@@ -62,7 +62,7 @@ class _ProcessState:
 class ShardStore(Store):
     "A dataset in tar shards, in a folder on a disk or on object storage"
     _manifest = None # For `repr`, if `__init__` fails
-    _is_index = False # For pickles of earlier versions
+    _is_index,_overlays = False,None # For pickles of earlier versions
     home = '' # Where manifest, indices and failures are: '' for the folder itself, or `INDEX_FOLDER` and '/'
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
