@@ -82,6 +82,7 @@ def loaders():
     loader = accelerator.prepare(loader)
     yield 'batches', loader
     yield 'batched', accelerator.prepare(DataLoader(ds.batched(8), batch_size=None, num_workers=1))
+    yield 'stream', accelerator.prepare(DataLoader(ds.shuffle(seed=1), batch_size=8, num_workers=1))
     yield 'shuffle', accelerator.prepare(DataLoader(ds, batch_size=8, shuffle=True))
     for name,options in dict(dispatch=dict(dispatch_batches=True), uneven=dict(even_batches=False)).items():
         other = Accelerator(dataloader_config=DataLoaderConfiguration(**options))
@@ -102,6 +103,8 @@ def test_accelerate(two_ranks):
     pytest.importorskip('accelerate')
     a,b = two_ranks(ACCELERATE)
     errors = a.pop('errors')
+    streams = list(zip(a.pop('stream'), b.pop('stream')))   # without repeats, so one rank has one sample more
+    assert all(sorted(one+other)==list(range(N)) for one,other in streams) and streams[0]!=streams[1]
     assert 'batches of 1 of them: DataLoader(ds.batched(…), batch_size=None)' in errors[0]
     assert 'divided among 1 ranks, and accelerate has 2' in errors[1]
     for name in a:
