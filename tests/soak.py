@@ -137,7 +137,8 @@ def hand_over(backend, rng):
     before = backend.server
     try: backend.hand_over()
     except redis.ResponseError: return   # the sentinels are still busy with an earlier failover
-    wait_for(lambda: backend.servers[0] is not before, 60)
+    try: wait_for(lambda: backend.servers[0] is not before, 20)
+    except AssertionError: pass   # the sentinels began a failover, and gave it up
 
 def refuse(backend, rng):
     backend.proxy.refuse()
