@@ -594,7 +594,7 @@ def new_epoch(self:ShardStore):
     Those that came over the network are in memory only, and stay."""
     state = self._state
     if state.indices and (self.storage.local or self.cache is not None): state.forget_all()
-    self.overlays.new_epoch()
+    if self._overlays is not None: self._overlays.new_epoch()
 
 @patch
 def check_rest(self:ShardStore):

@@ -751,14 +751,15 @@ def publish(self:ShardWriter,
         keep = files_of(manifest)
         remove_own_files(self.storage, [name for name in self.storage.names() if name not in keep])
     else: self._remove_indices()
-    self.remove_overlays({overlay['folder'] for overlay in manifest.overlays if overlay})
+    self.remove_overlays(manifest)
     self.remove_state()
 
 @patch
 def remove_overlays(self:ShardWriter,
-    keep=() # Names of folders
+    manifest:ShardManifest=None # Of the version whose overlays stay; default: all are removed
 ):
     "Removes the overlays of versions that were replaced, and those of calls that did not finish"
+    keep = {overlay['folder'] for overlay in manifest.overlays if overlay} if manifest else ()
     for folder in self.storage.names():
         if not OVERLAY_FOLDER.fullmatch(folder) or folder in keep: continue
         writer = ShardWriter(self.storage.subfolder(folder))

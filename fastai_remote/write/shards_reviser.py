@@ -185,9 +185,10 @@ def edit(self:ShardReviser,
     """Writes the indices of the shards in which samples change, and makes `manifest` that of the new version
 
     `check_edit` was called before."""
-    store,change,places = self.store,self.change,{}
+    store,change,places = self.store,self.change,{}   # places: `{field: (overlay, numbers of the changed samples)}`
     for field,overlay in (overlays or {}).items():
-        places[field] = self.add_overlay(manifest, overlay, [field])
+        numbers = np.sort(np.array(list(change.values[field]), np.int64))
+        places[field] = self.add_overlay(manifest, overlay, [field]),numbers
         if field not in manifest.vocab: continue
         known = manifest.vocab[field]
         manifest.vocab[field] = [*known, *(label for label in overlay.manifest.vocab[field] if label not in set(known))]
@@ -201,13 +202,14 @@ def edit(self:ShardReviser,
         columns,labels = {name:column.copy() for name,column in index.columns.items()},dict(index.labels)
         first,end = store.shards.starts[u],store.shards.starts[u+1]
         for field,values in change.values.items():
+            if field in places:
+                overlay,numbers = places[field]
+                low,high = np.searchsorted(numbers, [first,end])
+                at = numbers[low:high]-first
+                if len(at): set_overlay(columns, field, overlay, np.arange(low, high), at, index.n)
+                continue
             here = {number-first:value for number,value in values.items() if first<=number<end}
-            if not here: continue
-            if field not in places: self._set_values(manifest, field, columns, labels, here)
-            else:
-                at = np.sort(np.array(list(here), np.int64))
-                numbers = np.searchsorted(np.sort(np.array(list(values), np.int64)), at+first)
-                set_overlay(columns, field, places[field], numbers, at, index.n)
+            if here: self._set_values(manifest, field, columns, labels, here)
         keep = np.ones(index.n, bool)
         keep[change.dropped[(change.dropped>=first)&(change.dropped<end)]-first] = False
         for field in store.fields:
