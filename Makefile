@@ -52,6 +52,7 @@ sanitize: setup  # the C modules under AddressSanitizer and UndefinedBehaviorSan
 
 lint: setup
 	$(VENV)/bin/ruff check --quiet --select F,E9,B --ignore F401,F403,F405,B905,B023,B007 fastai_remote tests tools demo.py setup.py
+	$(VENV)/bin/ruff check --quiet --select F401 --exclude __init__.py fastai_remote
 
 export: setup  # notebooks to modules, and both clean
 	$(VENV)/bin/nbdev-export

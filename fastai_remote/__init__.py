@@ -44,7 +44,9 @@ _names = {
     'load.mix': 'mix',
     'load.texts': 'TextOptions tokenize_store',
     'load.audio': 'CropAudio',
-    'block': 'FieldSplitter KFoldSplitter MeanImage RandomStoreSplitter RedisBlock ShardBlock StoreSplitter',
+    'load.splitters': 'FieldSplitter KFoldSplitter RandomStoreSplitter StoreSplitter',
+    'load.normalize': 'MeanImage',
+    'block': 'RedisBlock ShardBlock',
 }
 _module_of = {name: module for module,names in _names.items() for name in names.split()}
 __all__ = sorted(_module_of)

@@ -11,7 +11,7 @@ from PIL import Image
 from fastai_remote import (
     IngestError, MissingSample, RedisBlock, RedisStore, RemoteDataset, ShardBlock, ShardStore, StoreSplitter,
     RandomStoreSplitter, UnknownField, get_remote_items, index_shards, tar_samples, to_redis, to_shards)
-from fastai_remote.load.items import SampleSelection, default_field
+from fastai_remote.load.items import SampleSelection
 from fastai_remote.testing import *
 
 OPTIONS = dict(num_workers=1, progress=False)
@@ -52,7 +52,7 @@ def photos(tmp_path_factory):
 
 def test_an_epoch_of_samples_that_have_a_field(photos):
     "Alternatives are one input, and splits are those of the samples that are left"
-    assert default_field(photos)=='png;jpg' and photos.field_counts=={'png':20, 'cls':40, 'txt':15, 'jpg':40}
+    assert photos.default_field=='png;jpg' and photos.field_counts=={'png':20, 'cls':40, 'txt':15, 'jpg':40}
     with pytest.raises(MissingSample, match="first .*having='cls' restricts"): list(DataLoaders.from_shards(photos.storage.url, bs=60, num_workers=0, valid_pct=.01, splitter=RandomStoreSplitter(.01)).train)
     dls = DataLoaders.from_store(photos, having='cls', bs=8, num_workers=0)
     assert (len(dls.train_ds),len(dls.valid_ds))==(20,20)

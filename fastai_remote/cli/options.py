@@ -13,7 +13,7 @@ from inspect import Parameter
 
 from fastcore.docments import docments
 
-from .terminal import UsageError, USAGE
+from .terminal import UsageError
 
 # %% ../../nbs/cli/03_options.ipynb #b27feac8
 def _number(text):

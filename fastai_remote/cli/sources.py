@@ -11,7 +11,6 @@ __all__ = ['KINDS', 'FolderLabel', 'PatternLabel', 'read_label', 'Kind', 'saved_
 # %% ../../nbs/cli/02_sources.ipynb #cb9df95b
 import os, re
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from inspect import signature
 from itertools import islice

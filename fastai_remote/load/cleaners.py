@@ -16,7 +16,7 @@ from fastai.vision.core import PILImage
 from fastcore.foundation import L
 
 from .fetch import Fetch
-from .items import holds_masks, RemoteItems
+from .items import RemoteItems
 
 # %% ../../nbs/load/17_cleaners.ipynb #fdcfc783
 class RemoteImage(int):
@@ -76,7 +76,7 @@ def _image_fetch(dataset):
     if not isinstance(getattr(dataset, 'items', None), RemoteItems): return None
     firsts = [tl.tfms.fs[0] for tl in getattr(dataset, 'tls', [dataset]) if tl.tfms.fs]
     fetches = [f for f in firsts if isinstance(f, Fetch)]
-    return next((f for f in fetches if f.img_cls is not None and not holds_masks(f.store, f.field)), None)
+    return next((f for f in fetches if f.img_cls is not None and not f.store.holds_masks(f.field)), None)
 
 def fit_cleaners(
     widgets # The module `fastai.vision.widgets`

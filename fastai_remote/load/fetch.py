@@ -23,7 +23,6 @@ from ..codec.images import ImageCodec
 from ..codec.raster import Rasterise
 from ..codec.sequences import StrokeSequence
 from ..codec.strokes import simplify
-from .items import default_field
 from .lazy_image import create_image, open_image, picture_of
 from ..store.base import corrupt_value, decode_value, parse_field, Store
 
@@ -60,7 +59,7 @@ class Fetch(DisplayedTransform):
             raise ValueError(f'Fetch({self.field!r}) knows no store: use get_items=get_remote_items, '
                              'or Fetch(field, store)')
         self.follow = self.follow or self.store==store
-        if self.field is None: self.field = default_field(self.store)
+        if self.field is None: self.field = self.store.default_field
         self.store.field_entry(self.field)   # raises `UnknownField`
         if self.codec.name=='strokes':
             self.draw = self.draw or Rasterise()

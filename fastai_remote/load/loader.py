@@ -31,7 +31,6 @@ from fasttransform.cast import retain_type
 from torch.utils.data import get_worker_info
 
 from .batch import BatchReader, fetch_of, StoreInputs
-from .fetch import Fetch
 from .items import RemoteItems
 from .lazy_image import EncodedImage
 from .path import BatchPipeline, decide_path

@@ -17,7 +17,6 @@ from fasttransform import compose_tfms
 
 from .equivalence import watch
 from .fetch import Fetch
-from .items import holds_masks
 
 # %% ../../nbs/load/18_targets.ipynb #40211650
 class StoreCategorize(Categorize):
@@ -88,7 +87,7 @@ class MaskCodes(AddMaskCodes):
     def setups(self, tl):
         fetch = next(t for t in tl.tfms.fs if isinstance(t, Fetch))
         if self.decide:
-            if not holds_masks(fetch.store, fetch.field): return
+            if not fetch.store.holds_masks(fetch.field): return
             fetch.img_cls = PILMask
         self.loss_func = CrossEntropyLossFlat(axis=1)   # which fastai takes from `PILMask.create`
         if vocab:=fetch.store.manifest.vocab.get(fetch.field): self.codes,self.vocab,self.c = vocab,vocab,len(vocab)

@@ -28,7 +28,7 @@ from fasttransform import compose_tfms
 from torch.utils.data import get_worker_info
 
 from ..imported import when_imported
-from .batch import BatchReader, fetch_of, StoreInputs
+from .batch import BatchReader, StoreInputs
 from .equivalence import is_idle
 from .fetch import Fetch
 from .items import get_remote_items, RemoteItems

@@ -8,7 +8,7 @@ Docs: page `source/huggingface`"""
 __all__ = ['file_format', 'plan_columns', 'HFSource', 'is_huggingface', 'hf_samples', 'agree']
 
 # %% ../../nbs/source/08_huggingface.ipynb #ce1911ed
-import hashlib, json, os, re, sys, tempfile
+import json, os, re, sys, tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial

@@ -8,7 +8,7 @@ Docs: page `source/tables`"""
 __all__ = ['CSV_EXTENSIONS', 'list_files', 'file_stamps', 'open_text', 'csv_samples']
 
 # %% ../../nbs/source/04_tables.ipynb #7739d4b3
-import csv, gzip, lzma, os
+import csv, gzip, lzma
 from functools import cached_property
 from itertools import islice
 from pathlib import Path

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from fastcore.basics import listify, patch
 
-from ..codec.fields import get_codec
+from ..codec.fields import get_codec, is_image, is_mask
 from ..codec.images import ImageCodec
 from ..core import (
     CorruptSample, crc32s, html_table, image_sizes_str, int_index, Manifest, MissingSample, packed_crcs, size_str,
@@ -365,6 +365,30 @@ class MemoryStore(Store):
     def read_values(self, numbers, fields):
         def pick(column): return [column[i] for i in numbers.tolist()] if isinstance(column, list) else column[numbers]
         return {f:pick(self.columns[f]) for f in fields}
+
+# %% ../../nbs/store/01_base.ipynb #efa8a2d6
+@patch
+def holds_masks(self:Store,
+    field:str # One of its fields, or alternatives such as `jpg;png`
+)->bool:
+    "Does `field` hold masks? Decided by its name, or by its vocabulary."
+    return is_mask(field, self.field_entry(field)['codec'], self.manifest.vocab.get(field))
+
+@patch(as_prop=True)
+def default_field(self:Store)->str:
+    """The first field that holds images other than masks; else the first with images; else with text
+
+    Without these, it is the first that is neither labels nor names of samples; or the first. If samples may lack it,
+    fields with images in other formats are alternatives: `jpg;png`."""
+    codecs = {field:self.manifest.fields[field]['codec'] for field in self.fields}
+    images = [field for field in codecs if is_image(codecs[field])]
+    others = [field for field in codecs if field!='key.txt' and codecs[field] not in ('cls','labels')]
+    others.sort(key=lambda field: codecs[field]!='txt')   # texts come first
+    found = next((field for field in images if not self.holds_masks(field)), (images or others or self.fields)[0])
+    if found not in images or not self.may_lack(found): return found
+    stem,codec = found.rpartition('.')[0],get_codec(codecs[found])
+    if not isinstance(codec, ImageCodec): return found
+    return ';'.join(f for f in images if f.rpartition('.')[0]==stem and isinstance(get_codec(f), ImageCodec))
 
 # %% ../../nbs/store/01_base.ipynb #b964316c
 def corrupt_value(

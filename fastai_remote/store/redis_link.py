@@ -16,7 +16,7 @@ import redis
 from fastcore.basics import patch
 from redis.crc import key_slot
 
-from ..core import StoreError, StoreFull, StoreUnavailable
+from ..core import StoreError, StoreFull
 from .address import (
     concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
 from .connection import Opener, Retries

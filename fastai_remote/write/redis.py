@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from fastai_remote.core import (
-    CorruptSample, Manifest, packed_crcs, seal, StoreBusy, StoreError, StoreExists, StoreNotFound,
+    CorruptSample, Manifest, packed_crcs, seal, StoreError, StoreExists, StoreNotFound,
     StoreUnavailable)
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
