@@ -4240,6 +4240,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                           'fastai_remote/store/redis_layout.py'),
                                                   'fastai_remote.store.redis_layout._bitfield_type': ( 'store/redis_layout.html#_bitfield_type',
                                                                                                        'fastai_remote/store/redis_layout.py'),
+                                                  'fastai_remote.store.redis_layout._by_chunk': ( 'store/redis_layout.html#_by_chunk',
+                                                                                                  'fastai_remote/store/redis_layout.py'),
                                                   'fastai_remote.store.redis_layout._even_tags': ( 'store/redis_layout.html#_even_tags',
                                                                                                    'fastai_remote/store/redis_layout.py'),
                                                   'fastai_remote.store.redis_layout._split_elements': ( 'store/redis_layout.html#_split_elements',

@@ -239,7 +239,7 @@ class RedisStore(Store):
         if head!=manifest.head: raise self.replaced_error(exists=bool(head))
         for f in variable:
             result[f] = fill_places(len(ids), places[f], replies)
-            self._mean_bytes[f] = sum(len(value) for value in result[f] if value)/len(ids)
+            self._mean_bytes[f] = sum(map(len, filter(None, result[f])))/len(ids)
         for f,entry in fixed.items():
             result[f],gaps = np.zeros(len(ids), entry['dtype']),[]
             for read in reads[f]: gaps += read.unpack(replies, result[f], checksums.get(f), numbers)

@@ -72,6 +72,12 @@ def element_dtype(dtype)->np.dtype:
     "An element of a packed field with checksums: a structure with `value` and `crc`, big-endian"
     return np.dtype([('value', np.dtype(dtype).newbyteorder('>')), ('crc', '>u4')])
 
+def _by_chunk(numbers):
+    "`(chunk, places in numbers)` of each chunk of samples that share a key"
+    chunks = numbers>>KEY_BITS
+    if len(chunks) and (chunks==chunks[0]).all(): return [(int(chunks[0]), np.arange(len(numbers)))]   # much faster
+    return [(chunk, np.flatnonzero(chunks==chunk)) for chunk in np.unique(chunks).tolist()]
+
 def packed_reads(
     layout, # `key_layout` of the dataset
     field:str, # Name of a fixed-width field
@@ -86,8 +92,7 @@ def packed_reads(
     # BITFIELD reads integers of up to 64 bits, unsigned ones of up to 63
     if check: kind = 'i64+u32' if width==8 else 'i64' if width==4 else f'u{8*size}'
     commands,reads = [],[]
-    for chunk in np.unique(numbers>>KEY_BITS).tolist():
-        places = np.flatnonzero(numbers>>KEY_BITS==chunk)
+    for chunk,places in _by_chunk(numbers):
         key,positions = layout.packed(field, chunk),(numbers[places]&((1<<KEY_BITS)-1))
         first,last = int(positions.min()),int(positions.max())
         if last-first<8*len(positions):   # close together: copying a range is faster than naming each element

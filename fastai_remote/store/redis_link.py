@@ -312,7 +312,9 @@ def fill_places(
     "The values in the order of their keys"
     values = [None]*n
     for at in places:
-        for k,value in zip(at, next(replies)): values[k] = value
+        if isinstance(at, range): values[at.start:at.stop] = next(replies)
+        else:
+            for k,value in zip(at, next(replies)): values[k] = value
     return values
 
 @patch

@@ -54,7 +54,10 @@ class _TimedSocket:
     It limits how much is received, and looks for lists that are too long where integers are: at the end of what was
     received, and at its beginning. A value may look the same, so then the answer is requested again, to be parsed
     carefully."""
-    def __init__(self, sock): self._sock,self._timeout,self._last = sock,sock.gettimeout(),b''
+    def __init__(self, sock):
+        self._sock,self._timeout = sock,sock.gettimeout()
+        self._limit = self._timeout   # what the socket has now
+        self._last = b''   # the last bytes that were received
     def __getattr__(self, name): return getattr(self._sock, name)
     def settimeout(self, timeout): self._timeout = timeout
 
@@ -62,7 +65,8 @@ class _TimedSocket:
         "Limit the next operation, and raise `TimeoutError` if no time is left"
         seconds = _limited(self._timeout)
         if seconds is not None and seconds<=0 and self._timeout!=0: raise socket.timeout('the time is over')
-        self._sock.settimeout(seconds)
+        if seconds!=self._limit: self._sock.settimeout(seconds)   # a system call
+        self._limit = seconds
 
     def recv_into(self, *args):
         self._set_limit()
