@@ -493,7 +493,7 @@ def texts(stream, workers=0, **kwargs):
 def test_every_sample_once_on_two_ranks(big, kind, workers):
     make,size = STREAMS[kind]
     for world_size in (1,2) if not workers else (2,):
-        ranks = [make(big)._with(rank=rank, world_size=world_size, seed=3) for rank in range(world_size)]
+        ranks = [make(big)._with(given_rank=(rank, world_size), seed=3) for rank in range(world_size)]
         epochs = []
         for epoch in range(2):
             for rank in ranks: rank.set_epoch(epoch)
@@ -521,7 +521,7 @@ def test_shares_of_any_number_of_processes(big, size):
             times = Counter(sample for rank in shares for worker in rank for sample in worker)
             assert sum(times.values())==sizes.get(kind, size) and set(times.values())<={3 if kind==5 else 1}
             if kind==3: continue
-            for rank,share in enumerate(shares): assert len(stream._with(rank=rank, world_size=world_size))==sum(map(len, share))
+            for rank,share in enumerate(shares): assert len(stream._with(given_rank=(rank, world_size)))==sum(map(len, share))
 
 def test_new_orders_without_a_seed(big):
     "By torch's generator; also in persistent workers, and whatever was read before in other processes"
@@ -563,7 +563,7 @@ def test_orders_of_a_seed(big, workers):
 def test_several_ranks_need_set_epoch(big, workers):
     chains = lambda ds: ds.shuffle(), lambda ds: mix([ds,ds]), lambda ds: ds.compose(identity).shuffle(9), lambda ds: ds.rsample()
     for make in chains[:1] if workers else chains:
-        rank = make(big)._with(rank=0, world_size=2)
+        rank = make(big)._with(given_rank=(0, 2))
         assert texts(rank, workers)
         with fails(ValueError, r'call set_epoch\(epoch\).*2 ranks'): texts(rank, workers)
         rank.set_epoch(1)
@@ -635,7 +635,7 @@ def test_a_shuffle_of_shards_is_divided_exactly(world_size, workers):
 
 def test_lengths(big):
     assert [len(big.stream(rank=rank, world_size=3)) for rank in range(3)]==[77,77,76]
-    assert [len(big.with_epoch(10)._with(rank=rank, world_size=3)) for rank in range(3)]==[4,3,3]
+    assert [len(big.with_epoch(10)._with(given_rank=(rank, 3))) for rank in range(3)]==[4,3,3]
     assert len(big.batched(16).repeat(2))==30 and len(list(big.batched(16).repeat(2)))==30 and len(big.shuffle().batched(16))==15
     for unknown in (big.map(identity).shuffle(), big.shuffle().listed(4), big.select(bool), big.rsample(), big.repeat()):
         with pytest.raises(TypeError, match='not known'): len(unknown)
@@ -645,7 +645,7 @@ def test_lengths(big):
 def test_with_epoch_is_divided(big, workers):
     "So many results of all ranks and workers together, in passes with orders of their own"
     for size in (100,500):
-        got = [texts(big.shuffle().with_epoch(size)._with(rank=rank, world_size=2), workers) for rank in range(2)]
+        got = [texts(big.shuffle().with_epoch(size)._with(given_rank=(rank, 2)), workers) for rank in range(2)]
         assert [len(o) for o in got]==[size//2]*2
         times = Counter(sum(got, []))
         if size==100: assert max(times.values())==1
@@ -658,7 +658,7 @@ def test_slice_of_what_is_left_needs_one_process(big):
     assert texts(some)==texts(some, 1)==[0,3,6,9,12] or len(texts(some))==5
     with fails(ValueError, 'call slice before that step'): texts(some, 2)
     with pytest.raises(TypeError, match='has no positions'): some[3]
-    with pytest.raises(ValueError, match='call slice before'): list(some._with(rank=0, world_size=2))
+    with pytest.raises(ValueError, match='call slice before'): list(some._with(given_rank=(0, 2)))
 
 def test_fewer_samples_than_workers(big):
     assert texts(big[:1].stream(), 2)==texts(big[:1].batched(4).unbatched(), 2)!=[]
