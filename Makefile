@@ -19,28 +19,28 @@ $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
 demo: setup  # make demo [DATA=folder] [LABELS=labels.csv or a regular expression]
 	$(PY) -W ignore demo.py $(if $(DATA),--data '$(DATA)') $(if $(LABELS),--labels '$(value LABELS)')
 
-# Two processes; one that has run out of tests takes some from the other.
+# More processes than the two cores of CI, as many tests wait; one that has run out of tests takes some from the others.
 # Compiled tests are kept, whatever the environment says: pytest takes seconds to compile them.
 NEW_ENV = env -u PYTHONDONTWRITEBYTECODE
-PYTEST = $(NEW_ENV) $(PY) -m pytest $(or $(ARGS),-n 2 --dist worksteal)
+PYTEST = $(NEW_ENV) $(PY) -m pytest
 
 test: setup  # make test [ARGS='-k memory']: all but the slow ones, in less than four minutes
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) $(or $(ARGS),-n 3 --dist worksteal) -m 'not slow'
 
-test-slow: setup  # the others
-	$(PYTEST) -m slow
+test-slow: setup  # the others, which are named in tests/slow.txt
+	$(PYTEST) $(or $(ARGS),-n 4 --dist worksteal) -m slow
 
 test-all: setup  # all tests, in less than half an hour
-	$(PYTEST)
+	$(PYTEST) $(or $(ARGS),-n 4 --dist worksteal)
 
 test-more: setup  # 20 times as many examples of Hypothesis, other ones in each run; and 2,000 pipelines
-	$(PYTEST) -m hypothesis --hypothesis-profile=more --timeout=7200
-	PIPELINES=2000 $(PYTEST) -k any_pipeline --timeout=7200
+	$(PYTEST) $(or $(ARGS),-n 2) -m hypothesis --hypothesis-profile=more --timeout=7200
+	PIPELINES=2000 $(PYTEST) $(or $(ARGS),-n 2) -k any_pipeline --timeout=7200
 
 # Subprocesses, forks and notebooks are measured, too. Each writes a file of its own; `combine` puts them together.
-coverage: setup  # `make test`, and the share of Python lines that it runs: `make coverage test-slow` runs all tests
+coverage: setup  # `make test` with all notebooks, and the share of Python lines that this runs
 	rm -f .coverage .coverage.*
-	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=ctrace $(NEW_ENV) $(PY) -m coverage run -m pytest $(or $(ARGS),-n 2 --dist worksteal) -m 'not slow'
+	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=ctrace $(NEW_ENV) $(PY) -m coverage run -m pytest $(or $(ARGS),-n 3 --dist worksteal) -m 'not slow or notebook'
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=95
 

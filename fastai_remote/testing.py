@@ -192,7 +192,7 @@ class SourceTests:
 
 # %% ../nbs/04_testing.ipynb #8710666e
 class CodecTests:
-    "Tests of a `Codec`. A subclass sets `codec`, `values` and `wrong`"
+    "Tests of a `Codec`. A subclass sets `codec`, `values` to encode, and `wrong`, objects that must be refused"
     codec:Codec = None
     values:list = [] # Objects that the codec stores
     wrong:list = [] # Objects that it refuses

@@ -1,6 +1,7 @@
 "A private Redis, a folder of images, and a store made of them, for all tests; and how the tests are run"
 import gc, os, re, signal, time, traceback, warnings, zlib
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 warnings.filterwarnings('ignore', category=FutureWarning)
 os.environ.setdefault('MPLBACKEND', 'agg')
@@ -38,79 +39,15 @@ def examples(n):
     "Settings of a Hypothesis test: `n` examples, and 20 times as many with `--hypothesis-profile=more`"
     return settings(max_examples=n*20 if settings.get_current_profile_name()=='more' else n)
 
-# Tests of `make test-all` only: whole files, then those that take seconds, or repeat what a quick test does with
-# another store, another number of workers or a new Python. Regular expressions for `file::test[parameters]`.
-SLOW = re.compile("|".join(r"""
-(engines|kills|shard_kills|spark|distributed|memory|startup|s3servers)::.*
-docs::test_the_site_builds.*
-s3::(?!test_(there_\w+|epochs|ways_in.*options|index.*None|damaged_s\w+|line_breaks.*False-reset|\w+_kept)\b.*moto).*
-s3::.*swift.*
-s3::test_epochs\[moto-(True-0|False-2)\]
-nbs::.*\[(tutorials/(?!fastai_api)|01_imported).*
-package::test_(wheel|methods_that_fastai_is_to_get).*
-package::test_(loaders_have_their_methods.*\[(?!from fastai.vision.all import \*; from)).*
-batches::test_transforms.*num_workers': (1|2).*
-batches::test_transforms\[shards.*threads.*
-batches::test_transforms\[(redis-\[(CropPad|RandomCrop).*threads|shards-\[(CropPad|RandomCrop)).*
-equivalence::test_(photographs.*-2\]|photographs.*\[(128|224).*|kinds_of_images.*|.*\[2\])
-equivalence::test_(a_broken_fast_path.*(crop|flip|pictures).*)
-equivalence::test_any_pipeline\[[1-9].*
-equivalence::test_what_a_user_does.*\[Image\.(crop|transpose|copy|flip_lr|crop_pad|_do_crop_pad)\]
-equivalence::test_what_a_user_does.*\[PILBase\.(resize|transpose|copy|flip_lr|crop_pad|_do_crop_pad|create)\]
-equivalence::test_what_a_user_does.*\[PILImage\.(load|_new|copy|flip_lr|_do_crop_pad)\]
-equivalence::test_what_a_user_does.*\[((CropPad|RandomCrop) on PILImage|(ToTensor|FlipItem) on TensorCategory)\]
-equivalence::test_what_a_user_does.*\[(ToTensor on Plain|OneHotEncode on .*)\]
-equivalence::test_what_a_user_does.*\[(TfmdDL\.do_item|DataLoader\.do_batch|TfmdLists\._after_item|random randint)\]
-equivalence::test_what_a_user_does.*\[(vision\.augment _get_sz)\]
-equivalence::test_what_a_user_does.*\[(flip_in_validation|to_tensor_in_training|open_args_in_place)\]
-equivalence::test_what_a_user_does.*\[(RandomResizedCrop\.before_call)\]
-equivalence::test_what_a_user_does.*\[(Resize|RandomResizedCrop|CropPad|RandomCrop) on PILBase\]
-equivalence::test_what_a_user_does.*\[(IntToFloatTensor on Tensor(ImageBW|Category)|RegressionSetup on int)\]
-equivalence::test_what_a_user_does.*\[(FlipItem on Image)\]
-equivalence::test_what_a_user_does.*\[((Resize|DihedralItem)\.before_call|Transform\._call|Transform\._do_call)\]
-equivalence::test_what_a_user_does.*\[(DataLoader\.(do_item|create_batch))\]
-equivalence::test_what_a_user_does.*\[(Image\.(load|_new)|PILImage\.(resize|transpose|crop)|PILBase\.crop|flip_order)\]
-equivalence::test_what_a_user_does.*\[((FlipItem|ToTensor) on PILBase|DihedralItem on PILImage)\]
-equivalence::test_what_a_user_does.*\[(ToTensor on TensorImage)\]
-equivalence::test_what_a_user_does.*\[(IntToFloatTensor on TensorMask|RegressionSetup on float)\]
-equivalence::test_what_a_user_does.*\[(MultiCategorize on list)\]
-equivalence::test_what_a_user_does.*\[(data\.load (default_collate|retain_types)|vision\.core image2tensor)\]
-equivalence::test_what_a_user_does.*\[(TfmdDL\.create_batch)\]
-equivalence::test_what_a_user_does.*\[(RandTransform\.__call__|Pipeline\.__call__|DataLoader\.(retain|chunkify))\]
-equivalence::test_(arguments_and_subclasses|functions_that_fastai_calls|two_labels_swapped_in_the_store).*
-remote_dataset::test_(the_script_of|fifty_million|start_methods\[(spawn|forkserver)|two_processes).*
-remote_dataset::test_(ranks_have.*(remote|local)|once_an_epoch\[(remote|memory).*-(1|3)).*
-remote_dataset::test_(once_an_epoch\[(local|redis).*-1|once_an_epoch\[(local-iterable|redis-map_style)-3).*
-checksums::test_(every_flipped_bit_is_found|no_flipped_bit_of_an_unfinished).*
-shard_checksums::test_(each_flipped_bit_is_found.*tar|each_flipped_bit_in_the_cache).*
-shard_checksums::test_(each_flipped_bit_is_found.*idx-bits0).*
-cache::test_(killed_anywhere|killed_download|bound).*
-cleaners::test_whenever_the_widgets.*
-learner::test_(start_methods|export_and_load_elsewhere\[(?!redis-in)|trains.*two workers).*
-learner::.*tiered.*
-learner::.*\[(redis-two workers|shards-in process).*
-learner::test_as_stock_fastai\[(in process-Pillow|two workers-C)\]
-batches::test_one_channel_until_floats.*num_workers': 2.*
-equivalence::test_(extended_to_tensor.*-2\]|what_a_user_does_to_fastai_is_done.ToTensor on PILImage.)
-block::test_arrays_and_numbers_as_inputs\[shards-.*DataBlock\]
-kinds::test_everything_that_a_user_does\[shards-.*
-kinds::test_losses_are_those_of_stock_fastai\[shards-(multi-category|one number|several numbers|pair of images).*
-secrets::test_refusals_of_the_web.*\[(400|404|418)\]
-fastai_api::.*(resnet|MixUp).*
-fastai_api::.*-shards\]
-faults::test_(closed_port\[from_redis|stopped_server\[0|restart_in_epoch\[0|password_reaches_workers).*
-faults::test_(dies_at_each_request|server_set_back|killed_again|line_cut_in_ingest).*
-shards::test_(each_once_in_workers.*(spawn|3-fork)|worker_dies_with_a_cache|names_of_folders\[(with space|dots|a/b)).*
-sources::test_(tar_memory|room.*half|room\[(uneven|labels)).*
-ingest::test_(dataset_in_two_workers|too_many_integers).*
-tables::test_(types_values.*shards-(?!parquet)|images_labels.*shards-(?!csv)|missing_values.*shards).*
-arrays::test_(rows_of_arrays.*shards-(?!h5_path)|workers_open_the_files.*(part_of_a_map|h5_chunks|zarr_memory)).*
-""".split("\n")[1:-1]))
+# Tests of `make test-slow` and `make test-all` only
+_lines = (Path(__file__).parent/'slow.txt').read_text().splitlines()
+SLOW = re.compile('|'.join(line for line in _lines if line and not line.startswith('#')))
 
 def pytest_collection_modifyitems(config, items):
     for item in items:
         name = f"{item.path.stem.removeprefix('test_')}::{item.nodeid.split('::', 1)[1]}"
         if SLOW.fullmatch(name): item.add_marker(pytest.mark.slow)
+        if item.path.stem=='test_nbs': item.add_marker(pytest.mark.notebook)
     items.sort(key=lambda item: item.path.stem!='test_soak')   # the longest first, so that the others run beside it
     part,_,parts = os.environ.get('SLOW_PART', '').partition('/')
     if not parts: return

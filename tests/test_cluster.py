@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from redis.crc import key_slot
 
-from clusters import LocalCluster
+from clusters import cluster, emptied, LocalCluster
 from fastai_remote import (MissingSample, RedisStore, ShardStore, StoreBusy, StoreExists, StoreNotFound, StoreUnavailable, TieredStore, to_redis,
     to_shards)
 from fastai_remote.store.redis_link import RedisLink
@@ -14,16 +14,6 @@ from fastai_remote.store.redis_layout import key_layout
 from fastai_remote.write.redis import RedisWriter
 
 N = 400
-
-@pytest.fixture(scope='module')
-def cluster():
-    with LocalCluster(3) as c: yield c
-
-@pytest.fixture(autouse=True)
-def emptied(request):
-    if 'cluster' not in request.fixturenames: return
-    c = request.getfixturevalue('cluster')
-    for k in range(c.n_masters): c.client(k).flushall()
 
 def sample(i): return {'x.bin':np.random.default_rng(i).bytes(100+i%50), 'txt':f'sample {i}', 'id.i4':i, 'cls':'abc'[i%3]}
 def samples(n=N): return [sample(i) for i in range(n)]

@@ -4,7 +4,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from clusters import LocalCluster, SLOTS
+from clusters import cluster, emptied, SLOTS
 from conftest import wait_for
 from fault_backends import NetworkFaults
 from fastai_remote import (MissingSample, RedisStore, redis_server, StoreBusy, StoreError, StoreFull, StoreUnavailable, to_redis)
@@ -15,16 +15,6 @@ from fastai_remote.write.redis_state import LOCKS_KEY
 
 N = 240
 one = dict(num_workers=1, progress=False, chunk=16, shuffle=False)
-
-@pytest.fixture(scope='module')
-def cluster():
-    with LocalCluster(3) as c: yield c
-
-@pytest.fixture(autouse=True)
-def emptied(request):
-    if 'cluster' not in request.fixturenames: return
-    cluster = request.getfixturevalue('cluster')
-    for k in range(3): cluster.client(k).flushall()
 
 def items(n=N): return [{'txt':f'text {i}' if i%5 else '', 'id.i4':i, 'cls':'abc'[i%3], 'y.f4':i/4} for i in range(n)]
 

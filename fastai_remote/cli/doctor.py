@@ -207,8 +207,12 @@ _TRAIN = ('GET',),('MGET',),('GETRANGE',0,0),('BITFIELD_RO','GET','u1',0),('STRL
 _WRITE = (('SET','a'), ('MSET','a'), ('SETRANGE',0,'a'), ('DEL',), ('UNLINK',), ('HSET','a','b'), ('HDEL','a'),
           ('HLEN',), ('INCRBY',1), ('SETBIT',0,0), ('EXPIRE',1))
 
-def _missing_rights(client, commands, in_transaction):
-    "What the access list of the user lacks for `commands`; nothing is changed"
+def _missing_rights(
+    client, # A `redis.Redis`
+    commands, # Tuples of a name and arguments
+    in_transaction # Are they run between MULTI and EXEC?
+):
+    "Returns the rights that the user lacks for `commands`, such as `+set`, a list; nothing is changed"
     refused,client = [],client.client()   # one connection
     def run(*command):
         client.connection.send_packed_command([hiredis.pack_command(command)])

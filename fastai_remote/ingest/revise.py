@@ -86,10 +86,10 @@ def _encoded_shard(
     part, # Its samples: an iterable of `(name, raw)`
     load, # raw -> sample
     fn, # sample -> sample
-    fields, # Of the plan
-    vocab # Of the plan
+    fields, # Fields that are added or changed, `{name: entry}` as in the manifest
+    vocab # `{field: list of labels}`
 ):
-    "The number of the shard, and the columns of new fields; raises `IngestError`"
+    "`u`, and the encoded values of the new fields, `{field: list}`; raises `IngestError`"
     columns = Columns(fields, vocab)
     for number,(name,raw) in enumerate(part):
         try: columns.add(number, convert(load, fn, raw))

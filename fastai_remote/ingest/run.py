@@ -271,9 +271,9 @@ def _plan(job, vocab, options):
     if options.vocab is not None: check_vocab(vocab, fields)
     if options.chunk is None and job.n: job.chunk = job.writer.chunk(job.n, sample_bytes, options.num_workers)
     plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
-    told = (job.source.fingerprint(), fn_fingerprint(options.fn), options.seed, options.shuffle, *plan.items(),
-            *job.signature())
-    signature = hashlib.sha256(repr(told).encode()).hexdigest()
+    identity = (job.source.fingerprint(), fn_fingerprint(options.fn), options.seed, options.shuffle, *plan.items(),
+                *job.signature())
+    signature = hashlib.sha256(repr(identity).encode()).hexdigest()
     return dict(plan, signature=signature, chunk=job.chunk, stats=stats_field(fields, vocab), open=job.n==0)
 
 def _source_notes(source, fields, options):

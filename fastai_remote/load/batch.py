@@ -95,7 +95,7 @@ class StoreInputs:
             yield position
 
     def release(self):
-        "Make the pipelines forget the values of a batch"
+        "Forget the values of the last batch, so that its memory can be used again"
         for fetch in self.fetches: fetch.values = {}
         for items in self.same_items(): items.known = {}
 
@@ -161,7 +161,10 @@ class BatchReader:
         return Batch(positions, numbers, unique, values)
 
     def _value_or_other(self, number, tries=100):
-        "The values of sample `number`, or of its replacement, which is another of the same items; `None` to skip it"
+        """The values of sample `number`; if it cannot be read, those of another of the same items, or `None`
+
+        `on_bad='skip'` gives `None`. Otherwise items are tried in a random order that depends on `number`. Raises the
+        error of the last of `tries` items."""
         items,other = self.inputs.items,number
         for k in range(tries):
             try: values = [v[0] for v in self._values([other])]

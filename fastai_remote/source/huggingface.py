@@ -158,7 +158,10 @@ _MAIN_KINDS = 'Image','Audio','Video','ClassLabel','labels'
 _MAIN_NAMES = 'image','img','label','labels','audio','video'
 
 def _main_columns(columns):
-    "Names of the columns whose field has no name but its extension: one of each kind, the first if none is called so"
+    """The set of names of the main columns: one with images, one with labels, one with text, …
+
+    Their fields are called `jpg`, `cls`, `txt`, …; those of other columns begin with the name of the column. Of each
+    kind, it is the column with a usual name, such as `image` or `label`, else the first."""
     found = {}
     for column in sorted(columns, key=lambda c: c.name.lower() not in _MAIN_NAMES):
         kind = 'labels' if _is_labels(column.feature) else _kind(column.feature)
@@ -253,9 +256,9 @@ class HFSource:
     def load(self): return _LoadRow(self.used)
 
     def rename(self,
-        fields:dict # `{column: field}`
+        fields:dict # `{column: field}`; other columns keep theirs
     ):
-        "Store columns in other fields"
+        "Change the fields that columns of this source are stored in"
         for column in self.columns: column.field = fields.get(column.name, column.field)
         self._after_columns()
 

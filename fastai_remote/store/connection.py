@@ -140,7 +140,7 @@ def call_in_thread(
         try: outcome.append((f(), None))
         except BaseException as e: outcome.append((None, e))
         is_done.set()
-    threading.Thread(target=run, daemon=True, name='storage').start()
+    threading.Thread(target=run, daemon=True, name='fastai_remote call').start()
     if not is_done.wait(seconds): raise DeadlinePassed
     result,error = outcome.pop()
     try:

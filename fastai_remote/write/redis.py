@@ -418,7 +418,7 @@ def remove(self:RedisWriter,
     finally: self.close()
 
 def _keys_of(manifest):
-    "Returns the ranges of all keys of a dataset, except that of its manifest"
+    "Returns all keys of a dataset but its manifest's, as ranges: `[start of the key, first, stop, step]`"
     keys = [span for part in parts_of(manifest) for span in value_keys(part.layout, part.fields, part.n)]
     return [*keys, *run_table_keys(manifest)]
 
@@ -552,10 +552,12 @@ def _check_moved(self:RedisWriter, n):
 
 @patch
 def publish(self:RedisWriter,
-    manifest:Manifest, # What was written, or `None`
-    run:str, # As in `RedisLock.transaction_if`
+    manifest:Manifest, # Of the samples that were written; `None` for a change that writes none, such as `drop`
+    run:str, # The server that must still run, as in `RedisLock.transaction_if`
 )->Manifest:
-    "Replaces the manifest, ends the ingest, and removes what is no longer needed; returns the new manifest"
+    """Replaces the manifest in one transaction, ends the ingest, and removes the keys of the version before
+
+    Returns the new manifest. Raises `ServerRestarted` if the server has lost it."""
     manifest,extra,garbage = self.revised(manifest)
     manifest.uid,plan = uuid.uuid4().hex,self.plan
     if plan: garbage = [*staged_keys(self.layout, plan['fields'], plan['n']), *garbage]
@@ -754,7 +756,7 @@ def _distinct_integers(arrays):
 
 @patch
 def _labels(self:RedisWriter, field):
-    "Returns all labels of `field` that workers have stored, sorted; raises `CorruptSample`"
+    "Returns all labels of `field` that workers have found so far, sorted; raises `CorruptSample` if one is damaged"
     key,labels = self.keys.labels(field),[]
     for stored in self.link.call(lambda c: c.smembers(key)):
         try: labels.append(unseal_label(stored))

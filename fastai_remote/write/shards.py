@@ -23,7 +23,7 @@ from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import StoreBusy, StoreError, StoreExists, UnsupportedFormat
 from ..store.shard_index import (
-    INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, LABELS_KIND, OVERLAY_FOLDER, pack_labels, SummingFile, index_name,
+    INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, LABELS_KIND, is_overlay_folder, pack_labels, SummingFile, index_name,
     ShardFile, ShardManifest, ShardTable)
 from ..store.storage import Storage
 from fastai_remote.write.base import (
@@ -761,7 +761,7 @@ def remove_overlays(self:ShardWriter,
     "Removes the overlays of versions that were replaced, and those of calls that did not finish"
     keep = {overlay['folder'] for overlay in manifest.overlays if overlay} if manifest else ()
     for folder in self.storage.names():
-        if not OVERLAY_FOLDER.fullmatch(folder) or folder in keep: continue
+        if not is_overlay_folder(folder) or folder in keep: continue
         writer = ShardWriter(self.storage.subfolder(folder))
         storage = writer.storage
         storage.remove(['manifest.json'])

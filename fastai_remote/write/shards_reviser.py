@@ -19,7 +19,7 @@ from ..codec.fields import get_codec
 from ..codec.numbers import narrow
 from ..core import StoreExists
 from ..store.shard_index import (
-    INDEX_FOLDER, index_name, joined_tables, pack_index, ShardManifest, ShardTable)
+    INDEX_FOLDER, index_name, joined_tables, overlay_folder, pack_index, ShardManifest, ShardTable)
 from ..store.shards import ShardStore
 from ..store.storage import Storage
 from fastai_remote.write.revision import (
@@ -93,7 +93,7 @@ class ShardReviser(ShardWriter):
         k:int # Overlays of this version are counted from 0
     )->Storage:
         "Returns the folder of a new overlay, while there is the lock"
-        return self.storage.subfolder(f'.overlay-{self.version}-{k}')
+        return self.storage.subfolder(overlay_folder(self.version, k))
 
     def add_overlay(self,
         manifest:ShardManifest, # Of the new version
