@@ -102,7 +102,9 @@ def test_pickles_are_under_1_MB(figures): assert max(figures[50]['pickle'], figu
 def test_a_million_costs_the_same(figures):
     a,b = figures[1],figures[50]
     assert abs(b['parent']-a['parent'])<15*MB, figures
-    assert abs(max(b['workers'])-max(a['workers']))<8*MB, figures
+    # By chance, a worker copies memory that it shares with its parent, whatever the number of samples
+    assert abs(min(b['workers'])-min(a['workers']))<8*MB, figures
+    assert max(b['workers'])-max(a['workers'])<8*MB, figures
     assert b['pickle']-a['pickle']<1000, figures
 
 def shard_numbers(n):

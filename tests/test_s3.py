@@ -321,7 +321,7 @@ def test_busy_requests_are_bounded(s3, proxy):
 @pytest.mark.parametrize('code', [(503,'SlowDown'),(500,'InternalError'),(503,'ServiceUnavailable')])
 def test_busy_for_ever(s3, proxy, code):
     "`StoreUnavailable` when the time stated is over: address, attempts, seconds"
-    store = opened(s3, proxy, timeout=1.5)
+    store = opened(s3, proxy, timeout=6)
     store.get_many([0], 'id')
     proxy.fail(*code, n=INF)
     with in_time(), pytest.raises(StoreUnavailable,
@@ -332,7 +332,7 @@ def test_busy_for_ever(s3, proxy, code):
 
 def test_busy_for_ever_in_loader(s3, proxy, num_workers=2):
     "The same out of the loader and its workers"
-    dls = loaders(opened(s3, proxy, timeout=1.5), num_workers=num_workers)
+    dls = loaders(opened(s3, proxy, timeout=6), num_workers=num_workers)
     dls.one_batch()
     proxy.fail(503, 'SlowDown', n=INF)
     with in_time(), fails(StoreUnavailable, r'\d+ attempts? in \d+\.\d s'): epoch(dls)
@@ -697,7 +697,7 @@ def test_index(s3, foreign, proxy, fault):
 def test_index_never_whole(s3, foreign, proxy):
     "Answers that stay short are not taken for the end of a shard"
     proxy.short(3000, n=INF, match='part-1.tar')
-    with pytest.raises(StoreUnavailable, match='part-1.tar: .* bytes came of'): indexed(s3, foreign, proxy, timeout=2)
+    with pytest.raises(StoreUnavailable, match='part-1.tar: .* bytes came of'): indexed(s3, foreign, proxy, timeout=6)
     with pytest.raises(StoreNotFound): opened(s3, folder=foreign)
     proxy.clear()
     assert indexed(s3, foreign, proxy).written==3*EACH
