@@ -81,7 +81,7 @@ class RemoteItems(Order):
     def _new(self, r, *maps): return type(self)(self.store, r, *maps)
 
     def __getitem__(self, i):
-        "For a position the number of a sample, an `int`; for a slice, list, array or `Order` of positions `RemoteItems`"
+        "The number of a sample, an `int`, for a position; `RemoteItems` for a slice, list, array or `Order` of them"
         if type(i) is int and (number:=self.known.get(i)) is not None: return number
         res = super().__getitem__(i)
         return self._new(len(res), res) if isinstance(res, np.ndarray) else res
