@@ -3921,6 +3921,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.decode_value': ( 'store/base.html#decode_value',
                                                                                      'fastai_remote/store/base.py'),
+                                          'fastai_remote.store.base.keep_freed_memory': ( 'store/base.html#keep_freed_memory',
+                                                                                          'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.parse_field': ( 'store/base.html#parse_field',
                                                                                     'fastai_remote/store/base.py')},
             'fastai_remote.store.bounded': { 'fastai_remote.store.bounded.Deadline': ( 'store/bounded.html#deadline',
