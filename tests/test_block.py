@@ -285,3 +285,10 @@ def test_what_cannot_be_normalised_is_refused(store):
     with pytest.raises(ValueError, match='no statistics of .*wave.npy'): from_store(store, x='wave.npy', normalize=True)
     with pytest.raises(ValueError, match="one image a sample, not for 'jpg', 'plain.png'"): from_store(store, x=['jpg','plain.png'], normalize=True)
     assert len(norms(from_store(store, x=['jpg','plain.png'], normalize=True, batch_tfms=Normalize.from_stats(*imagenet_stats, cuda=False))))==1
+
+def test_statistics_are_those_of_what_the_model_sees(store):
+    "Of one channel for a grayscale image, however the type was chosen; and masks are not normalised"
+    grey = store.image_stats('jpg')['grey'][0]
+    for kw in dict(img_cls=PILImageBW),dict(x={'jpg':PILImageBW}),dict(x={'jpg':PILImageBW, 'plain.png':PILMask}):
+        norm, = norms(from_store(store, item_tfms=Resize(32), normalize=True, **kw))
+        assert torch.allclose(norm.mean.flatten(), tensor(grey))
