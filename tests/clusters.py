@@ -2,7 +2,6 @@
 import shutil, socket, subprocess, tempfile, time
 from pathlib import Path
 
-import pytest
 import redis
 
 from fastai_remote.store.server import find_server, redis_server
@@ -142,14 +141,3 @@ class Sentinels(Pair):
             process.wait(60)
         super().__exit__(*args)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-@pytest.fixture(scope='module')
-def cluster():
-    with LocalCluster(3) as cluster: yield cluster
-
-@pytest.fixture(autouse=True)
-def emptied(request):
-    "Each test begins with a cluster that is empty"
-    if 'cluster' not in request.fixturenames: return
-    cluster = request.getfixturevalue('cluster')
-    for k in range(cluster.n_masters): cluster.client(k).flushall()

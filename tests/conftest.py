@@ -21,6 +21,7 @@ from fastai_remote.store.server import redis_server
 from fastai_remote.source.files import image_samples
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write import shards as shard_writer
+from clusters import LocalCluster
 from interpreters import Interpreters
 
 # A process that a shell starts in the background ignores SIGINT, and so do its children: tests that interrupt them
@@ -86,6 +87,16 @@ def draw(i):
     elif i%3==1: a[:,w//3:w//2] = 230
     else: a[h//4:h//2,w//4:w//2] = 230
     return Image.fromarray(a)
+
+@pytest.fixture(scope='module')
+def running_cluster():
+    with LocalCluster(3) as cluster: yield cluster
+
+@pytest.fixture
+def cluster(running_cluster):
+    "A Redis Cluster of three masters, which is empty"
+    for k in range(running_cluster.n_masters): running_cluster.client(k).flushall()
+    return running_cluster
 
 @pytest.fixture(scope='session')
 def images(tmp_path_factory):

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from redis.crc import key_slot
 
-from clusters import cluster, emptied, LocalCluster
+from conftest import examples
+from clusters import LocalCluster
 from fastai_remote import (MissingSample, RedisStore, ShardStore, StoreBusy, StoreExists, StoreNotFound, StoreUnavailable, TieredStore, to_redis,
     to_shards)
 from fastai_remote.store.redis_link import RedisLink
@@ -225,3 +227,13 @@ def test_a_dataset_of_a_single_server_is_read_from_a_cluster_and_the_other_way_r
     for k in range(3):
         for key in cluster.client(k).scan_iter('{d*'): two.restore(key, 0, cluster.client(k).dump(key))
     assert contents(RedisStore(fresh.url, 'd'))==contents(single)
+
+@examples(60)
+@given(st.lists(st.text('{}a:1', max_size=6), min_size=1, max_size=40))
+def test_a_command_has_keys_of_one_slot(keys):
+    "By the rule of Redis: the text in the first braces decides, unless it is empty"
+    link = RedisLink('redis://127.0.0.1:1,127.0.0.1:2')
+    commands,places = link.value_reads(keys, 10)
+    assert sorted(k for place in places for k in place)==list(range(len(keys)))
+    for (name,*parts),place in zip(commands, places):
+        assert name=='MGET' and parts==[keys[k] for k in place] and len({key_slot(key.encode()) for key in parts})==1

@@ -4,7 +4,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from clusters import cluster, emptied, SLOTS
+from clusters import SLOTS
 from conftest import wait_for
 from fault_backends import NetworkFaults
 from fastai_remote import (MissingSample, RedisStore, redis_server, StoreBusy, StoreError, StoreFull, StoreUnavailable, to_redis)

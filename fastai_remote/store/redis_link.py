@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import numpy as np
 import redis
 from fastcore.basics import patch
-from redis.crc import key_slot
 
 from ..core import StoreError, StoreFull
 from .address import (
@@ -301,6 +300,12 @@ def keep_freed_memory():
 
 REPLY_BYTES = 32_000,400_000   # least and most bytes of a reply: enough to cost little, short enough to overlap
 
+def _hash_tag(key):
+    "What decides about the slot of `key` in a cluster: the text in its first braces, or all of it if there is none"
+    start = key.find('{')
+    end = key.find('}', start+1)
+    return key[start+1:end] if 0<=start<end-1 else key
+
 @patch
 def value_reads(self:RedisLink,
     keys:list, # Keys of values
@@ -313,9 +318,9 @@ def value_reads(self:RedisLink,
     if not self.is_cluster:
         places = [range(k, min(k+step, len(keys))) for k in range(0, len(keys), step)]
         return [('MGET', *keys[place.start:place.stop]) for place in places],places
-    by_slot = {}   # one command can only read keys of one slot
-    for k,key in enumerate(keys): by_slot.setdefault(key_slot(key.encode()), []).append(k)
-    places = [at[k:k+step] for at in by_slot.values() for k in range(0, len(at), step)]
+    by_tag = {}   # one command can only read keys of one slot
+    for k,key in enumerate(keys): by_tag.setdefault(_hash_tag(key), []).append(k)
+    places = [at[k:k+step] for at in by_tag.values() for k in range(0, len(at), step)]
     return [('MGET', *(keys[k] for k in place)) for place in places],places
 
 def fill_places(
