@@ -103,7 +103,7 @@ class Epochs:
     world_size = property(lambda self: self.ranks[1])
 
     def __getstate__(self):
-        try: self.ranks
+        try: _ = self.ranks   # looked up now, for a worker that is spawned
         except ValueError: pass   # raised again when this is used
         return self.__dict__.copy()
 
