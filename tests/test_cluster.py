@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from redis.crc import key_slot
 
-from conftest import examples
+from conftest import examples, wait_for
 from clusters import LocalCluster
 from fastai_remote import (MissingSample, RedisStore, ShardStore, StoreBusy, StoreExists, StoreNotFound, StoreUnavailable, TieredStore, to_redis,
     to_shards)
@@ -202,7 +202,10 @@ def test_shards_before_a_cluster(cluster, tmp_path):
     want = [t.encode() for t in (f'sample {i}' for i in range(N))]
     order = np.arange(N)
     assert store.get_many(order, 'txt')['txt']==want
-    assert store.flush() and store.get_many(order, 'txt')['txt']==want and store.hits['from_redis']>=N-64
+    def is_kept():   # a cluster that takes longer than a quarter of a second to answer is left alone for a while
+        assert store.flush() and store.get_many(order, 'txt')['txt']==want
+        return store.hits['from_redis']>=N-64
+    wait_for(is_kept)
     assert store.held()>.9
     store.clear()
     assert not [k for keys in keys_of(cluster) for k in keys]
