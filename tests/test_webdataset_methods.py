@@ -3,6 +3,7 @@
 A tar is made here. Many tests run one chain on `webdataset.WebDataset` and on `RemoteDataset` and compare the samples."""
 import gzip, io, itertools, json, pickle, random, shutil, sys, tarfile, threading, warnings
 from collections import Counter
+from multiprocessing import context
 from pathlib import Path
 
 import numpy as np
@@ -586,6 +587,16 @@ def test_ranks_of_the_environment(big, monkeypatch):
     with pytest.raises(ValueError, match='RANK is not'): list(stream)
     for wrong in (dict(rank=2, world_size=2), dict(world_size=2)):
         with pytest.raises(ValueError, match='rank below world_size'): big.stream(**wrong)
+
+def test_a_rank_that_is_spawned_finds_out_which_one_it_is(big, monkeypatch):
+    "As with `torch.multiprocessing.spawn`: the process that pickles a stream or batches is no rank itself"
+    made = big.shuffle(),big.batched(16),big.batches(16)
+    context.set_spawning_popen(object())
+    try: pickled = pickle.dumps(made)
+    finally: context.set_spawning_popen(None)
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    monkeypatch.setenv('RANK', '1')
+    assert [epochs.ranks for epochs in pickle.loads(pickled)]==[(1,2)]*3
 
 RANK = """
 import sys, torch.distributed as dist
