@@ -37,7 +37,7 @@ from ..store.base import Store
 class FieldChoice:
     """A field that a block is asked for, with the options of `RedisBlock`, and what is known of the field
 
-    Raises `UnknownField` if the store has no such field, and `ValueError` if samples may lack it."""
+    Raises `UnknownField` if the store has no such field, and `ValueError` for an optional one, such as `txt?`."""
     field:str # Name of the field, or alternatives such as `jpg;png`; `None`: the first that holds images
     store:Store=None # `None` if the block gets its store later
     img_cls:type=None # Type that the user chose; `None` if none was chosen

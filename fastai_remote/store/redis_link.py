@@ -292,10 +292,11 @@ def send(self:RedisLink,
 def keep_freed_memory():
     """Let glibc's malloc keep up to 64 MB of freed memory in this process, for the next batch
 
-    Otherwise it returns the memory of a large batch to the system, which clears each page again for the next one; that
-    takes longer than reading values of 100 KB. glibc keeps more after a large block has been freed, up to 32 MB. So
-    one is allocated, whose pages are never touched. Settings of the user, such as `MALLOC_TRIM_THRESHOLD_`, are
-    respected. Forked processes inherit the effect; other memory allocators are not affected."""
+    By default, glibc returns the memory of a large batch to the system when it is freed. The system then clears each
+    page again for the next batch, which takes longer than reading values of 100 KB. The larger a block is that a
+    process has freed, the more memory glibc keeps; 32 MB is the largest that counts. So this allocates and frees such
+    a block, and never touches its pages. Settings of the user, such as `MALLOC_TRIM_THRESHOLD_`, still apply. Forked
+    processes inherit the effect. Other memory allocators are not affected."""
     np.empty((32<<20)-(8<<10), np.uint8)   # freed at once
 
 REPLY_BYTES = 32_000,400_000   # least and most bytes of a reply: enough to cost little, short enough to overlap
