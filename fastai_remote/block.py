@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from fastai.data.block import DataBlock, TransformBlock
-from fastai.data.core import DataLoaders, Datasets, FilteredBase, TfmdDL
+from fastai.data.core import DataLoaders, Datasets, FilteredBase, TfmdDL, TfmdLists
 from fastai.data.transforms import Categorize
 from fastai.text.data import Numericalize
 from fastai.torch_core import get_first
@@ -24,6 +24,7 @@ from fastcore.meta import delegates
 
 from .codec.raster import Rasterise
 from .codec.sequences import StrokeSequence
+from .load.batch import fetch_of, first_or_other
 from .load.fetch import Fetch
 from .load.items import get_remote_items, RemoteItems
 from .load.kinds import choose_fields, FieldChoice, kind_of
@@ -76,10 +77,11 @@ def from_store(cls:DataLoaders,
     having:str|list=None, # Only samples that have this field, one of `jpg;png`, or all fields of a list; default: all
     # Only samples with these values, such as `{'cls': ['cat','dog']}`, as in `RemoteItems.where`. The vocabulary stays
     where:dict=None,
-    # Default: the store's splits `train` and `valid` (or `validation`, `val`, `test`), else a random split
+    # Default: the store's splits `train` and `valid` (or `validation`, `val`, `test`), else a random split; it warns if
+    # that would mix splits of other names, and raises `ValueError` if it would train on a split `test`
     splitter=None,
     valid_pct:float=0.2, # Share of the samples for validation in a random split, 0 to 1
-    seed:int=None, # Seed of a random split
+    seed:int=0, # Seed of a random split
     img_cls:type=PILImage, # Type of the images
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them; default: `Rasterise()`
     text:TextOptions=None, # How texts become numbers, and for which kind of model; default: `TextOptions()`
@@ -123,7 +125,10 @@ def from_redis(cls:DataLoaders,
         shown = public_url(str(url))
         raise ValueError(f'{"the url" if "@" in shown else shown}: no Redis server (redis://, rediss:// or unix://); '
                          'a folder of shards is for from_shards')
-    return cls.from_store(RedisStore(url, name, timeout=timeout, read_from=read_from), **kwargs)
+    # a `RedisLink` has options of its own, and refuses others
+    options = {option:value for option,value,default in (('timeout',timeout,20.), ('read_from',read_from,'master'))
+               if value!=default}
+    return cls.from_store(RedisStore(url, name, **options), **kwargs)
 
 @patch(cls_method=True)
 @delegates(DataLoaders.from_store, but=['store'])
@@ -188,6 +193,15 @@ def _check_targets(dsets):
             f"(store.map(lambda o: {{**o, 'cls':o[{field!r}]}}, name='new_name') makes one), "
             f'or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({field!r})')
 
+@patch_to(TfmdLists)
+@wraps(TfmdLists.setup)
+def setup(self, train_setup=True):
+    # As in fastai, which looks at the first training sample to find out types: another one will do if that one is bad
+    fetch,train = fetch_of(self),self.subset(0) if isinstance(self.items, RemoteItems) else ()
+    if fetch is None or not len(train): return self._orig_setup(train_setup)
+    fetch.setups(train)   # chooses the store, so that the sample can be read
+    with first_or_other(train): self._orig_setup(train_setup)
+
 @patch
 @delegates(TfmdDL.__init__)
 def test_dl(self:DataLoaders,
@@ -196,9 +210,13 @@ def test_dl(self:DataLoaders,
     with_labels:bool=False, # Do the items have labels? Sample numbers and dicts have
     **kwargs
 ):
-    "As in fastai. Raises `TypeError` if labels come from a store and the items have none."
+    """As in fastai. Raises `TypeError` if labels come from a store and the items have none
+
+    For a missing or damaged sample it raises an error also where training skips such samples."""
     if with_labels and rm_type_tfms is None: _check_labelled(self.valid_ds, test_items)
-    return self._orig_test_dl(test_items, rm_type_tfms, with_labels, **kwargs)
+    dl = self._orig_test_dl(test_items, rm_type_tfms, with_labels, **kwargs)
+    if isinstance(dl, RemoteDL): dl.in_place = 'on_bad' not in kwargs
+    return dl
 
 def _check_labelled(dsets, items):
     "Raise `TypeError` if the targets of `dsets` are read from a store, and `items` are not of a store and have none"

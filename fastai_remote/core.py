@@ -55,7 +55,8 @@ _dtypes = 'i1','i2','i4','i8','u1','u2','u4','u8','f2','f4','f8'
 
 def _is_field(o):
     if not isinstance(o, dict) or not isinstance(o.get('codec'), str): return False
-    return o.get('check') in (None, 'u4') and o.get('dtype', 0) in (None, *_dtypes)
+    n = o.get('n', 0)
+    return o.get('check') in (None, 'u4') and o.get('dtype', 0) in (None, *_dtypes) and type(n) is int and n>=0
 
 _part_types = dict(prefix=str, tags=int, n=int, fields=dict, failed=int)
 
@@ -89,7 +90,7 @@ class Manifest:
     name:str # Name of the dataset
     n:int # Number of samples; they are numbered from 0 to n-1
     # `{field: {'codec': name of the codec, 'dtype': numpy dtype of a fixed-width field, else None,
-    # 'check': 'u4' if a crc32 follows each value}}`
+    # 'check': 'u4' if a crc32 follows each value, 'n': number of samples that have the field, if not all do}}`
     fields:dict
     splits:dict = field(default_factory=dict) # `{split: [start, stop]}`: ranges of sample numbers
     vocab:dict = field(default_factory=dict) # `{field: list of labels}`; a stored code is an index into the list
@@ -131,20 +132,20 @@ class Manifest:
 
     @classmethod
     def from_json(cls,
-        s:str|bytes, # The stored JSON
+        text:str|bytes, # The stored JSON
         where:str='manifest', # Name for error messages
     ):
-        "The manifest in `s`; raises `UnsupportedFormat`, or `CorruptSample` if the checksum does not match"
-        try: d = json.loads(s)
-        except (ValueError,RecursionError): raise UnsupportedFormat(f'{where}: not a manifest: {s[:40]!r}') from None
-        cls._check(d, where)
-        cls._restore_order(d)
-        manifest = cls(**{k:v for k,v in d.items() if k in cls.__dataclass_fields__})
-        s = s.encode() if isinstance(s, str) else bytes(s)
+        "The manifest in `text`; raises `UnsupportedFormat`, or `CorruptSample` if the checksum does not match"
+        try: content = json.loads(text)
+        except (ValueError,RecursionError): raise UnsupportedFormat(f'{where}: not a manifest: {text[:40]!r}') from None
+        cls._check(content, where)
+        cls._restore_order(content)
+        manifest = cls(**{k:v for k,v in content.items() if k in cls.__dataclass_fields__})
+        text = text.encode() if isinstance(text, str) else bytes(text)
         if manifest.uid:
             # The bytes that are there: another tool may have formatted the JSON in another way.
-            head = re.search(rb'"uid"\s*:\s*"%s"' % re.escape(manifest.uid.encode()), s)
-            if head: manifest._head = s[:head.end()]
+            head = re.search(rb'"uid"\s*:\s*"%s"' % re.escape(manifest.uid.encode()), text)
+            if head: manifest._head = text[:head.end()]
         return manifest
 
     @staticmethod
@@ -156,28 +157,30 @@ class Manifest:
                 d[key] = {name:d[key][name] for name in names}
 
     @classmethod
-    def _check(cls, d, where):
-        "Raise an error unless `d` is a manifest that this version can read, with the right checksum and types"
-        if not isinstance(d, dict) or type(d.get('format')) is not int:
-            raise UnsupportedFormat(f'{where}: not a manifest: it has no format number: {str(d)[:60]!r}')
-        version = d['format']
+    def _check(cls, content, where):
+        "Raise an error unless `content` is a manifest that this version can read, with the right checksum and types"
+        if not isinstance(content, dict) or type(content.get('format')) is not int:
+            raise UnsupportedFormat(f'{where}: not a manifest: it has no format number: {str(content)[:60]!r}')
+        version = content['format']
         if version>cls._format:
             raise UnsupportedFormat(f'{where}: format {version}; this version reads up to {cls._format}: '
                                     'upgrade fastai_remote')
         if version<1: raise UnsupportedFormat(f'{where}: damaged: there is no format {version}')
-        is_sealed = 'crc' in d or version>=cls._sealed
-        if is_sealed and d.get('crc')!=sum_content(d) and d.get('crc')!=_sum_json(d):   # the latter until version 0.1
+        is_sealed = 'crc' in content or version>=cls._sealed
+        crc = content.get('crc')
+        if is_sealed and crc!=sum_content(content) and crc!=_sum_json(content):   # the latter until version 0.1
             raise CorruptSample(f'{where}: the manifest does not match its checksum: it was damaged or changed after '
                                 'it was written; restore it from a copy, or ingest the dataset again')
         attributes = cls.__dataclass_fields__
-        bad = [k for k in ('name','n','fields') if k not in d]
-        bad += [k for k,o in attributes.items() if k in d and not isinstance(d[k], o.type)]
+        bad = [name for name in ('name','n','fields') if name not in content]
+        bad += [name for name,attribute in attributes.items()
+                if name in content and not isinstance(content[name], attribute.type)]
         if not bad:
-            values = [(k,f,o) for k in _is_valid for f,o in d.get(k, {}).items()]
-            bad = [f'{k} {f!r}' for k,f,o in values if not _is_valid[k](o)]
-            bad += [f'part {k}' for k,part in enumerate(d.get('parts', ())) if not _is_part(part)]
-            if d.get('parts') and not _are_runs(d): bad += ['runs']
-        if bad or not 0<=d['n']<1<<62:
+            values = [(name,field,value) for name in _is_valid for field,value in content.get(name, {}).items()]
+            bad = [f'{name} {field!r}' for name,field,value in values if not _is_valid[name](value)]
+            bad += [f'part {number}' for number,part in enumerate(content.get('parts', ())) if not _is_part(part)]
+            if content.get('parts') and not _are_runs(content): bad += ['runs']
+        if bad or not 0<=content['n']<1<<62:
             raise UnsupportedFormat(f"{where}: damaged: missing or invalid: {', '.join(bad) or 'n'}")
 
     def altered(self,

@@ -1,9 +1,11 @@
 "Arrays as the world has them: NumPy, memory maps, HDF5, zarr, tensors; opened in the workers, or the error says what to do"
-import io, pickle
+import io, pickle, re
 
 import h5py
 import joblib
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import torch
 import zarr
@@ -154,6 +156,52 @@ def test_clear_refusals(put, tmp_path):
 def test_dicts_of_splits_stay_splits(put):
     store,_ = put({'train':PIXELS[:30], 'valid':PIXELS[30:]})
     assert store.splits=={'train':[0,30],'valid':[30,40]}
+
+@pytest.mark.parametrize('source', [{'txt':['a b','c d'], 'cls':['x','y']}, {'txt':('a b','c d'), 'cls':np.array(['x','y'])}, {'id':range(2), 'v.f4':torch.tensor([1.,2.])},
+    {'bin':[b'ab',b'\xff'], 'cls':['x','y']}, {'npy':[[1,2],[3,4]], 'cls':[0,1]}, {'json':[{'a':1},{'b':2}], 'cls':['x','y']},
+    {'txt':pd.Series(['a b','c d'], index=[1,0]), 'cls':pd.Categorical(['x','y'])}, {'cls':['x','y']}], ids=lambda o: ' '.join(o))
+def test_a_dict_of_lists_is_one_of_columns(put, source):
+    "Lists under the names of codecs are columns, and not splits: the same samples as a list of dicts gives"
+    store,_ = put(source, shuffle=False)
+    columns = {field:list(values) for field,values in source.items()}
+    rows,_ = put([{field:values[i] for field,values in columns.items()} for i in range(2)], 'rows', shuffle=False)
+    assert not store.splits and len(store)==2 and store.manifest.fields==rows.manifest.fields
+    for got,want in zip(samples(store), samples(rows)):
+        for field in want: np.testing.assert_array_equal(got[field], want[field])
+
+@pytest.mark.parametrize('source,why', [({'txt':['a','b'], 'cls':['x']}, "there are 2 in 'txt', 1 in 'cls'"), ({'txt':['a'], 'label':['x']}, "'label' names none"),
+    ({'train':range(2), 'raw':range(3)}, "'train' names none"), ({'txt':{0:'a'}, 'cls':{0:'x'}}, "'txt' is of type dict"), ({'txt':'ab', 'cls':['x','y']}, "'txt' is of type str"),
+    ({'txt':(o for o in 'ab'), 'cls':['x','y']}, "'txt' is of type generator"), ({'cls':5}, "'cls' is of type int"), ({'raw':[{'txt':'a'}], 'cls':['x']}, "'raw' is of type list")])
+def test_what_could_be_columns_or_splits_is_an_error(source, why):
+    with pytest.raises(ValueError, match=rf'{why}.*array_samples.*\{{split: source\}} with names of splits that are not those of codecs'): as_source(source)
+
+def test_splits_that_are_called_like_codecs(put):
+    "Sources of samples are no columns, whatever they are called"
+    for name in 'txt','img':
+        for make in (lambda o: [{'txt':o}]), (lambda o: pd.DataFrame({'txt':[o]})), (lambda o: TensorDataset(torch.tensor([ord(o)]))):
+            store,_ = put({'raw':make('a'), name:make('b')})
+            assert store.splits=={'raw':[0,1], name:[1,2]}
+    assert put({'raw':[{'txt':'a'}], 'train':[{'txt':'b'}]})[0].splits=={'raw':[0,1], 'train':[1,2]}
+    assert put({'train':['a','b'], 'valid':['c']})[0].splits=={'train':[0,2], 'valid':[2,3]}
+
+@pytest.mark.parametrize('field,values', [('v.f4',np.ma.array([1.,999.,3.], mask=[0,1,0])), ('cls',np.ma.array([1,0,3], mask=[0,1,0])), ('v.f4',[1.,np.ma.masked,3.]),
+    ('cls',np.ma.array(['a','b','c'], mask=[0,1,0])), ('npy',np.ma.array(np.ones((3,4,4), np.uint8), mask=np.arange(48).reshape(3, 4, 4)==20)),
+    ('v.f4',pd.Series([1,None,3], dtype='Int64')), ('v.f4',pl.Series([1,None,3]))], ids='float int list text pixels pandas polars'.split())
+def test_a_masked_value_is_a_failed_sample(put, field, values):
+    "A value that is not there, in arrays that say so, is not replaced by another one"
+    for source in {field:values, 'id':[0,1,2]},array_samples({'x':values}),array_samples({'x':values}, fields={'x':field}):
+        store,report = put(source, shuffle=False, max_failed=1)
+        (name,reason), = report.failures
+        assert len(store)==2 and name=='row 1' and re.search('column .*(nothing in this row|whose mask would be lost)', reason), reason
+
+def test_masked_labels_and_pixels(put):
+    "Also one by one, where the label is a number of the vocabulary, and where an array becomes an image"
+    store,report = put([{'cls':o} for o in np.ma.array([0,1,0], mask=[0,0,1])], vocab=[0,1], shuffle=False)
+    assert [o['cls'] for o in samples(store)]==[0,1] and 'cls: a masked array' in report.failures[0][1]
+    pixels = np.ma.array(np.ones((4,4), np.uint8), mask=np.eye(4))
+    for field in 'png','jpg','raw','bits':
+        with pytest.raises(IngestError, match='a masked array, whose mask would be lost'): put([{field:pixels}])
+        put([{field:np.ma.array(np.ones((4,4), np.uint8))}], field)
 
 def test_fingerprints(tmp_path):
     "The same for the same data, and another one for other data"

@@ -8,10 +8,11 @@ from fasttransform import Transform
 
 from fastai_remote import *
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.core import CorruptSample
+from fastai_remote.core import CorruptSample, MissingSample
 from fastai_remote.store.base import MemoryStore
 from fastai_remote.load.whole import WholeBatches
 from fastai_remote.load import loader
+from fastai_remote.load.batch import fetch_of
 from fastai_remote.load.loader import RemoteDL
 from fastai_remote.load.path import BatchPath
 from fastai_remote.order.base import SplitOrder
@@ -271,6 +272,79 @@ def test_a_damaged_sample_is_replaced(server, made):
         assert 7 not in [int(k) for b in got for k in b[2]] and all(int(k)==int(x[0,0,0]) for b in got
             for x,k in zip(b[0], b[2]))
     assert all(made)
+
+def own_transform(): return Transform(lambda x: x, order=2)   # it keeps batches from being built as a whole
+
+def ordered(o): return [list(range(15)), SplitOrder(range(15, 20))]
+
+@pytest.fixture
+def lacking(server):
+    "A function that opens a dataset of 20 samples without the pictures of some"
+    def opened(*bad):
+        to_redis(list(range(20)), server.url, 'lacking', lambda i: {'png':Image.new('L', (8,8), i), 'cls':'ab'[i%2]},
+            num_workers=1, shuffle=False, progress=False, overwrite=True)
+        s = RedisStore(server.url, 'lacking')
+        for i in bad: s.link.call(lambda c: c.delete(f'{s.manifest.prefix}:png:{i}'))
+        return s
+    return opened
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+@pytest.mark.parametrize('on_bad', ['replace','skip'])
+@pytest.mark.parametrize('tfms', [None,own_transform()])
+def test_a_dataset_never_shows_the_stand_in_of_a_batch(lacking, on_bad, tfms):
+    "Neither in the midst of an epoch, nor when a loader was left early, nor after the epoch"
+    ds = (dls:=loaders(lacking(5), 'png', splitter=ordered, on_bad=on_bad, item_tfms=tfms, shuffle=False)).train_ds
+    def check():
+        with fails(MissingSample, match='lacking: sample 5 is missing'): ds[5]
+        assert [fetch_of(tl).values for tl in ds.tls]==[{},{}] and not ds.items.known
+    check()
+    assert len(dls.one_batch()[0])==8-(on_bad=='skip')
+    check()
+    for batch in dls.train: check()
+    check()
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+@pytest.mark.parametrize('on_bad', ['replace','skip'])
+@pytest.mark.parametrize('tfms', [None,own_transform()])
+def test_the_first_sample_may_be_bad(lacking, on_bad, tfms):
+    "In training, in validation and in both; for a regression, too, whose block looks at the first target"
+    store = lacking(0, 15)
+    dls = loaders(store, 'png', splitter=ordered, on_bad=on_bad, item_tfms=tfms, shuffle=False, drop_last=False)
+    numbers = [[int(k) for b in batches(dl, False) for k in b[0][:,0,0,0]] for dl in dls]
+    if on_bad=='skip': assert numbers==[list(range(1, 15)),list(range(16, 20))]
+    else: assert numbers[0][1:]==list(range(1, 15)) and 0<numbers[0][0]<15 and len(numbers[1])==5
+    assert dls.n_inp==1 and not any(fetch_of(tl).values for dl in dls for tl in dl.dataset.tls)
+    with fails(MissingSample, match='lacking: sample 0 is missing'): loaders(store, 'png', splitter=ordered)
+    with fails(MissingSample, match='lacking: sample'):   # and none can take its place
+        loaders(lacking(*range(20)), 'png', splitter=ordered, on_bad=on_bad)
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+def test_predictions_are_never_shifted(lacking):
+    "Where results belong to samples by position, a bad sample is not skipped, but an error that names it"
+    def learner(on_bad):
+        dls = loaders(lacking(17), 'png', splitter=ordered, on_bad=on_bad)
+        return Learner(dls, nn.Sequential(Flatten(), nn.Linear(192, 2)), loss_func=CrossEntropyLossFlat())
+    learn = learner('skip')
+    items = learn.dls.valid_ds.items
+    calls = [lambda: learn.get_preds(), lambda: learn.tta(n=1), lambda: learn.predict(17),
+             lambda: learn.get_preds(dl=learn.dls.test_dl(items)), lambda: list(learn.dls.test_dl(items)),
+             lambda: learn.get_preds(dl=learn.dls.test_dl(items), reorder=False),
+             lambda: learn.get_preds(dl=learn.dls.test_dl(items, on_bad='skip'))]
+    with learn.no_bar(), learn.no_logging():
+        for call in calls:
+            with fails(MissingSample, match='lacking: .*17') as e: call()
+            assert e.value.__notes__==[loader._not_skipped]
+        assert len(learn.validate())==1 and sum(len(b[0]) for b in learn.dls.valid)==4
+        assert len(learn.get_preds(reorder=False)[0])==4
+        assert len(learn.get_preds(dl=learn.dls.test_dl([15,16,18]))[0])==3
+        learn.fit(1)
+    learn = learner('replace')
+    with learn.no_bar(): assert len(learn.get_preds()[0])==5
+
+@pytest.mark.parametrize('n', [1,3])
+def test_weights_for_other_labels_are_refused(lacking, n):
+    with fails(ValueError, match=f"lacking: balance= has {n} weights, but field 'cls' has 2 labels"):
+        loaders(lacking(), 'png', balance=('cls', [1]*n))
 
 def test_indices(store, made):
     "A splitter that lists indices is no hindrance"

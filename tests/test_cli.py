@@ -7,7 +7,7 @@ from PIL import Image
 
 from clusters import LocalCluster
 from conftest import class_of, HOLD, holding, kill, wait_for
-from fastai_remote import RedisStore, ShardStore, csv_samples, image_samples, to_redis, to_shards
+from fastai_remote import RedisStore, ShardStore, csv_samples, image_samples, index_shards, to_redis, to_shards
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.store.server import redis_server
@@ -578,3 +578,21 @@ def test_the_examples_of_the_guide_run(images, tmp_path):
         assert p.returncode==0, p.stdout[-2000:]+p.stderr[-2000:]
         assert RedisStore.names(s.url)==['pets','texts'] and "['pets', 'texts']" in p.stdout
     assert {f.name for f in (tmp_path/'shards').iterdir()}=={'two','tars','drawings','pets'}
+
+def test_tars_of_others_are_found(tmp_path, result, cli):
+    "Their dataset is in a folder of our own among them"
+    (tmp_path/'theirs').mkdir()
+    with tarfile.open(tmp_path/'theirs/a.tar', 'w') as tar:
+        info = tarfile.TarInfo('1.txt')
+        info.size = 4
+        tar.addfile(info, io.BytesIO(b'text'))
+    index_shards(tmp_path/'theirs', num_workers=1, progress=False)
+    for folder in (tmp_path, tmp_path/'theirs'): assert [o['samples'] for o in result('ls', folder)['datasets']]==[1]
+    assert '1 samples' in cli('doctor', tmp_path/'theirs')[1]
+
+def test_the_endings_of_files_are_those_that_the_sources_read():
+    from fastai_remote.cli.sources import KINDS
+    from fastai_remote.source import arrays, frames, tables, tars
+    known = dict(csv=tables.CSV_EXTENSIONS, tars=tars.TAR_EXTENSIONS, parquet=frames._PARQUET+frames._ARROW,
+                 arrays=arrays._ARRAY_FILES)
+    assert {kind:KINDS[kind].suffixes for kind in known}==known

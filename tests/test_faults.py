@@ -3,6 +3,7 @@ import io, json, os, pickle, random, re, shutil, signal, socket, struct, subproc
 import zipfile, zlib
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
@@ -487,17 +488,17 @@ def test_server_set_back(two, monkeypatch):
 
 def test_failed_on_second_try(fresh):
     "A sample that a killed run had written, and that fails now, leaves no key behind"
-    state = {'run':1}
+    state = SimpleNamespace(run=1)   # data that changes would make `fn` another function
     def fn(o):
-        if state['run']==1 and o['id']==15: raise KeyboardInterrupt
-        if state['run']==2 and o['id']>=14: raise ValueError('gone since')
+        if state.run==1 and o['id']==15: raise KeyboardInterrupt
+        if state.run==2 and o['id']>=14: raise ValueError('gone since')
         return {'bin':o['id'].to_bytes(1, 'big')*(5_000_000 if o['id']==14 else 9)}   # five million: written at once
     def act():
         return to_redis([{'id':i} for i in range(16)], fresh.url, 'd', fn=fn, shuffle=False, num_workers=1,
             progress=False)
     with pytest.raises(KeyboardInterrupt): act()
     assert client(fresh).exists('d:bin:14')
-    state['run'] = 2
+    state.run = 2
     assert (act().written,len(RedisStore(fresh.url, 'd')))==(14,14)
     assert keys(fresh)==sorted(['d:bin.crc#0','d:~failures#0','d:meta','fastai_remote:names',
         *(f'd:bin:{i}' for i in range(14))])

@@ -317,7 +317,10 @@ def test_indexing_again_reads_new_shards_only(tmp_path):
     tar(d/'b.tar', members(10, 14))
     tar(d/'d/e.tar', members(40, 42)+[('42.cls', b'7'), ('42.new.txt', b'y')])
     kept = {name:(d/name).read_bytes() for name in ('a.tar','c.tar')}
-    for name,content in kept.items(): (d/name).write_bytes(bytes(len(content)))   # as long, and nothing is there to read
+    for name,content in kept.items():   # as long, of the same time, and nothing is there to read
+        time = (d/name).stat().st_mtime_ns
+        (d/name).write_bytes(bytes(len(content)))
+        os.utime(d/name, ns=(time,time))
     store,report = index(d)
     for name,content in kept.items(): (d/name).write_bytes(content)
     whole,_ = index(d, to=tmp_path/'anew')
@@ -333,6 +336,44 @@ def test_indexing_again_reads_new_shards_only(tmp_path):
     (d/'a.tar').unlink()
     with pytest.raises(StoreExists, match='a.tar is indexed, and not among'): index(d)
     assert len(index(d, overwrite=True)[0])==len(store)-10+2
+
+@pytest.mark.parametrize('num_workers', [1,2])
+@pytest.mark.parametrize('mode', ['w','w:gz'])
+def test_a_label_that_has_changed_is_noticed_when_tars_are_added(tmp_path, num_workers, mode):
+    "though the tar is as long as it was; a copy, whose time is another, is none"
+    d,name = tmp_path/'w',f"a.tar{mode[2:] and '.gz'}"
+    def write(labels):
+        path = tar(d/name, [(f'{i}.cls', label) for i,label in enumerate(labels)], mode)
+        size = path.stat().st_size
+        with open(path, 'ab') as file: file.write(bytes(4096-size%4096))   # zeros are padding
+    write([b'1',b'2'])
+    index(d)
+    first = tmp_path/'copy'
+    shutil.copytree(d, first, copy_function=shutil.copyfile)
+    for folder in d,first: tar(folder/'b.tar', [('5.cls', b'5')])
+    store,_ = index(first, num_workers=num_workers)
+    assert store.vocab==[1,2,5] and store.verify(num_workers=1).bad==0
+    write([b'1',b'3'])
+    for _ in range(2):
+        with pytest.raises(StoreExists, match=f'{name} has changed since it was indexed: .* overwrite=True'): index(d, num_workers=num_workers)
+    assert ShardStore(d).vocab==[1,2]
+    assert index(d, overwrite=True, num_workers=num_workers)[0].vocab==[1,3,5]
+
+def test_storages_that_tell_no_time_are_compared_by_size(tmp_path, monkeypatch):
+    from fsspec.implementations.local import LocalFileSystem
+    info = LocalFileSystem.info
+    monkeypatch.setattr(LocalFileSystem, 'info', lambda self, path, **kwargs: {key:value for key,value in info(self, path, **kwargs).items() if key not in ('mtime','created')})
+    tar(tmp_path/'w/a.tar', samples(0, 5))
+    index(tmp_path/'w')
+    tar(tmp_path/'w/b.tar', samples(5, 9))
+    assert len(index(tmp_path/'w')[0])==9
+
+def test_verify_says_that_labels_are_those_of_the_index(tmp_path):
+    tar(tmp_path/'a.tar', [('0.cls', b'1'),('1.cls', b'2')])
+    index(tmp_path)
+    tar(tmp_path/'a.tar', [('0.cls', b'1'),('1.cls', b'3')])
+    report = ShardStore(tmp_path).verify(num_workers=1)
+    assert report.bad==1 and 'labels and numbers of the index, which may be others than in the shard' in report.rest[0][1]
 
 def test_an_interrupted_addition_leaves_the_index_as_it_was(tmp_path, monkeypatch):
     from fastai_remote.write.shards import ShardWriter

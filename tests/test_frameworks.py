@@ -120,10 +120,11 @@ def test_batches_made_before_the_ranks_are_known(path, monkeypatch):
     assert [len(o) for o in made]==[9,9] and len(given)==26 and (made[0].rank,made[0].world_size)==(1,3)
     assert sum(len(x) for x,_ in DataLoader(made[1], batch_size=None, num_workers=1))==N//3
 
+@pytest.mark.parametrize('options', [dict(rank=0, world_size=2), dict(seed=5)], ids=['ranks','seed'])
 @pytest.mark.parametrize('kind', ['batches','batched'])
-def test_the_same_order_again_warns(path, kind):
+def test_the_same_order_again_warns(path, kind, options):
     ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
-    batches = getattr(ds, kind)(8, rank=0, world_size=2)
+    batches = getattr(ds, kind)(8, **options)
     loader = DataLoader(ds, batch_sampler=batches) if kind=='batches' else DataLoader(batches, batch_size=None)
     with warnings.catch_warnings():
         warnings.simplefilter('error')

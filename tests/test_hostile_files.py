@@ -100,7 +100,12 @@ BOMBS = {
     'program.eps': lambda: b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n%%EndComments\n{} loop\n%%EOF\n',
     'within.blp': lambda: b'BLP1'+bytes(100)}
 
-def cost(f, deadline=25):
+def cost(f):
+    "As `cost_once`; if that takes long, because a neighbour uses the same core, the cheaper one of two measurements"
+    first = cost_once(f)
+    return first if first[1]<1 else min(first, cost_once(f), key=lambda measured: measured[1])
+
+def cost_once(f, deadline=25):
     "What `f()` raises, its CPU time in seconds and the memory that it took in MB, measured in a process of its own, which is ended after 20 s of CPU time"
     read,write = os.pipe()
     if (pid := os.fork())==0:

@@ -58,6 +58,14 @@ def test_masks_and_nothing(taken):
     mask = [k in (1,2) for k in range(len(items))]
     for m in mask,np.array(mask),torch.tensor(mask): assert list(items[m])==[items[1],items[2]]
     for i in [],np.array([], int),slice(0): assert list(items[i])==[]
+    for m in mask[1:],[*mask,True],np.array([], bool),torch.ones(3, dtype=torch.bool):
+        with pytest.raises(IndexError, match=f'a mask must have {len(items)} values'): items[m]
+    for i in np.array([2**64-1], np.uint64),[2**63]:
+        with pytest.raises(IndexError, match='out of range'): items[i]
+
+@pytest.mark.parametrize('numbers', [0, np.array(0), [[0,1]], [[0],[1,2]], np.zeros((2,2), int), {1}, 'one', None], ids=str)
+def test_what_are_no_sample_numbers_is_refused(redis_pics, numbers):
+    with pytest.raises(TypeError, match=f'{redis_pics.name}: sample numbers must be a list or an array with one number'): redis_pics.get_many(numbers, 'cls')
 
 @pytest.mark.parametrize('i', [[1.5,2.], np.array([1.,2.]), ['a']], ids=str)
 def test_fractions_are_not_cut_off(taken, i):

@@ -272,6 +272,13 @@ def test_all_fail(put, server, tmp_path):
     for k in range(20): Image.new('L', (9,9), k).save(tmp_path/f'{k}.jpg')
     assert len(put(image_samples(tmp_path))[0])==20
 
+def test_samples_without_fields(put):
+    "An empty dict is no sample: said if there are only such ones, and otherwise a failure"
+    with pytest.raises(IngestError, match='none of the first 3 .*item 0: ValueError: a sample without fields: it, or what fn returns, is a dict'):
+        put(list(range(3)), fn=lambda i: {}, shuffle=False)
+    store,report = put(list(range(3)), 'some', fn=lambda i: {'txt':str(i)} if i else {}, shuffle=False)
+    assert report.failures==[('item 0','ValueError: fields none; the first sample had txt')] and len(store)==2
+
 @pytest.mark.parametrize('src', [[],{'train':[], 'valid':[]},{},pd.DataFrame({'cls':[]}),np.zeros((0,3))], ids=['list','splits','no splits','rows','array'])
 def test_empty(put, server, src):
     "An empty source is one, and nothing is written"

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import redis
+import torch
 from PIL import Image
 
 from conftest import HOLD, dies_at, holding, kill, wait_for
@@ -549,14 +550,65 @@ def versions():
     def closed(k):
         f = inner(k)
         return lambda o: f(o)
+    def table(k):
+        names = {'a':k}
+        return lambda o: {'id':names['a']}
+    def assigned(k):
+        names = {'a':k}
+        def fn(o):
+            sample = dict(o)
+            sample['id'] = names['a']
+            sample.update(id=names['a'])
+            return sample
+        return fn
+    def numbers(k):
+        table = np.arange(5000)
+        table[2500] = k
+        return lambda o: {'id':table[o['id']]}
+    def series(k):
+        table = pd.Series(['a','b',str(k)])
+        return lambda o: {'id':table[o['id']]}
+    def tensor(k):
+        table = torch.tensor([1,2,k])
+        return lambda o: {'id':table[o['id']]}
+    def several(k):
+        names = [{'a':{k}}]
+        return lambda o: {'id':names[0]}
     def method(k): return type('Fn', (), {'__call__':lambda self, o: self.one(o), 'one':(lambda self, o: {'id':7}) if k==1 else lambda self, o: {'id':8}})()
-    return {f.__name__:(f(1),f(2)) for f in (kw,closed,method)}
+    def of_module(code):
+        "The last function of a module that contains this code"
+        exec(code, module:={'__name__':'of_a_user'})
+        return module['fn']
+    def helper(k): return of_module(f'def label(o): return {k}\ndef fn(o): return dict(id=label(o))')
+    def variable(k): return of_module(f'names = dict(a=[{k}])\ndef fn(o): return dict(id=names)')
+    def inside(k): return of_module(f'names = dict(a=[{k}])\ndef fn(o): return dict(id=[names for _ in o])')
+    def mutual(k): return of_module(f'def odd(o): return fn(o) if o else {k}\ndef fn(o): return odd(o-1)')
+    return {f.__name__:(f(1),f(2)) for f in (kw,closed,table,assigned,numbers,series,tensor,several,method,helper,variable,inside,mutual)}
 
 @pytest.mark.parametrize('which', versions())
 def test_fn_changed(which):
     "An fn that differs in what it holds on to is another"
     a,b = versions()[which]
     assert fn_fingerprint(a)!=fn_fingerprint(b) and fn_fingerprint(a)==fn_fingerprint(versions()[which][0])
+
+def counting():
+    "Functions that change what they name, in each of the ways that there are"
+    seen,totals,left,count = [],{},np.array([5]),0
+    def append(o): seen.append(o)
+    def store(o): totals[o] = 1
+    def subtract(o): left[0] -= 1
+    def replace(o):
+        nonlocal count
+        count += 1
+    def inner(o): return [seen.append(x) for x in o]
+    return seen,totals,left,(append,store,subtract,replace,inner)
+
+def test_what_a_function_changes_does_not_make_it_another():
+    "An interrupted ingest in this process is continued by the same call"
+    seen,totals,left,functions = counting()
+    before = [fn_fingerprint(f) for f in functions]
+    for f in functions: f([1] if f.__name__=='inner' else 1)
+    assert seen and totals and left[0]==4 and [fn_fingerprint(f) for f in functions]==before
 
 def test_known_other_chunk(fresh):
     "Another size of chunks is no other ingest: the one begun with stays"

@@ -87,6 +87,35 @@ def test_a_field_of_this_name_is_stored_under_another(tmp_path, server):
         assert put().written==1
     for store in (RedisStore(server.url, 'crc'), ShardStore(tmp_path/'d')): assert values(store)=={'x':[b'1'], 'x_crc.i8':[7]}
 
+# Fields whose members in a shard could not be told apart
+
+ALIKE = {'label and text':({'cls':'cat', 'cls.txt':'a caption'}, "'cls' and 'cls.txt' .* as 'cls.txt'"), 'number and JSON':({'age.f4':3., 'age.f4.json':[1]}, "'age.f4' and 'age.f4.json'"),
+         'capitals':({'X.txt':'a', 'x.txt':'b'}, "'X.txt' and 'x.txt'"), 'folder':({'a/b.txt':'x', 'c.txt':'y'}, "'a/b.txt' .* no / and no NUL"), 'NUL':({'a\0b.txt':'x'}, r"'a\\x00b.txt' .* no NUL")}
+
+@pytest.mark.parametrize('what', ALIKE)
+def test_members_that_webdataset_would_mistake_are_refused(what, tmp_path, server):
+    "wherever shards are written; Redis has such names"
+    sample,reason = ALIKE[what]
+    def refuse(call):
+        with pytest.raises(ValueError, match=reason): call()
+    refuse(lambda: to_shards([sample]*2, tmp_path/'d', **OPTIONS))
+    refuse(lambda: to_shards(iter([sample]*2), tmp_path/'d', **OPTIONS))
+    assert not (tmp_path/'d').exists() or not os.listdir(tmp_path/'d')
+    to_redis([sample]*2, server.url, 'alike', overwrite=True, **OPTIONS)
+    store = RedisStore(server.url, 'alike')
+    assert store[1]==sample and store.verify(num_workers=1).bad==0
+    refuse(lambda: store.map(dict, tmp_path/'e', vocab={}, **OPTIONS))
+    if 'cls' in sample:   # a copy has codes, `cls`, beside the texts
+        store.copy(tmp_path/'copy', **OPTIONS)
+        assert ShardStore(tmp_path/'copy')[1]==sample and {member.partition('.')[2] for member in tarfile.open(tmp_path/'copy/shard-000000.tar').getnames()}=={'cls','cls.txt'}
+        return
+    refuse(lambda: store.copy(tmp_path/'copy', **OPTIONS))
+    if len(sample)<2: return
+    (first,value),(second,more) = sample.items() if what!='folder' else list(sample.items())[::-1]
+    to_shards([{first:value}]*2, tmp_path/'s', **OPTIONS)
+    refuse(lambda: ShardStore(tmp_path/'s').add_fields(lambda sample: {second:more}, **OPTIONS))
+    assert ShardStore(tmp_path/'s').fields==[first]
+
 # A manifest that jq has formatted
 
 def whole_floats(o):

@@ -6,9 +6,12 @@ import pytest
 from conftest import examples
 from hypothesis import example, given, strategies as st
 
+from fastai_remote.load.items import SampleSelection
 from fastai_remote.order.base import Order, SplitOrder
+from fastai_remote.order.lengths import LongestFirst, SortedWindows
 from fastai_remote.order.permutation import BlockPermutation, Permutation
 from fastai_remote.order.ranks import rank_share, worker_batches
+from fastai_remote.order.shards import ShardPermutation
 
 seeds = st.integers(0, 2**63)
 
@@ -33,6 +36,19 @@ def test_bad_n():
         with pytest.raises(ValueError): Permutation(n)
     for i in (-1, 10_000):
         with pytest.raises(IndexError): Permutation(10_000, 1)[i]
+
+@pytest.mark.parametrize('make', [lambda: Permutation(10), lambda: Permutation(5000), lambda: BlockPermutation(500, 7, parts=[100,400]),
+    lambda: LongestFirst(np.arange(9), 9), lambda: SortedWindows(Permutation(90), 90, np.arange(90), 8), lambda: SampleSelection([np.arange(5000)%7==3]),
+    lambda: ShardPermutation([50,60])], ids=['table','computed','blocks','longest','sorted','selection','shards'])
+def test_positions_outside_are_an_error(make):
+    order = make()
+    n = len(order)
+    for i in (-1, -n, n, n+1000, 2*n, 8192, 2**63):
+        with pytest.raises(IndexError, match=r'not in \[0, '): order[i]
+    for i in ([-1], [0,n], [n+1000], [9000], np.array([2**64-1], np.uint64), np.array([-2**63])):
+        with pytest.raises(IndexError, match=r'not all in \[0, '): order[i]
+    with pytest.raises(TypeError, match='must be integers'): order[[.5]]
+    assert order[[]].tolist()==[] and order[[n-1,0]].tolist()==[order[n-1],order[np.uint8(0)]]
 
 def test_same_in_another_process():
     code = 'from fastai_remote.order.permutation import Permutation; import numpy as np; print(Permutation(10**9, 5)[np.arange(5)].tolist())'

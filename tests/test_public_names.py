@@ -54,3 +54,18 @@ def test_repr_of_a_folder_that_was_unpickled_asks_nobody(tmp_path):
     b = pickle.dumps(ShardStore(d))
     for f in d.iterdir(): f.unlink()
     assert repr(pickle.loads(b))==f"ShardStore({str(d)!r}, not read yet)"
+
+def test_options_beside_a_link_are_refused(tmp_path):
+    "A link and a storage have their own, which are not changed: they may be shared"
+    from fastai_remote.store.redis_link import RedisLink
+    from fastai_remote.store.storage import Storage
+    link = RedisLink('redis://127.0.0.1:1', timeout=.1)
+    calls = (lambda **kw: RedisStore(link, 'd', **kw), lambda **kw: DataLoaders.from_redis(link, 'd', **kw),
+             lambda **kw: to_redis([{'id':1}], link, 'd', **kw), lambda **kw: RedisStore.names(link, **kw))
+    for call in calls:
+        with pytest.raises(TypeError, match='timeout: a RedisLink has its own'): call(timeout=3)
+        with pytest.raises(StoreUnavailable): call()
+    with pytest.raises(TypeError, match='storage_options'): ShardStore(Storage(tmp_path), storage_options={'key':'a'})
+
+def test_all_errors_have_one_base():
+    assert issubclass(IngestError, StoreError)

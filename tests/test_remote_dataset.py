@@ -273,8 +273,9 @@ def test_wrong_arguments(memory):
     for args in ((3,), ({'key':'very secret'},), (memory,'b','f')):
         with pytest.raises(TypeError) as e: RemoteDataset(*args)
         assert 'secret' not in str(e.value)
-    for kw in (dict(bs=0), dict(interleave=0), dict(rank=2, world_size=2), dict(world_size=2)):
-        wanted = 'want a rank below world_size' if 'world_size' in kw else 'want bs'
+    rank = 'want a rank below world_size'
+    for kw,wanted in ((dict(bs=0), 'want bs of at least 1, not 0'), (dict(rank=2, world_size=2), rank),
+                      (dict(interleave=0), 'want interleave of at least 1, not 0'), (dict(world_size=2), rank)):
         with expect_fail(ValueError, contains=wanted): chain(memory).batched(**kw)
     with expect_fail(ValueError, contains="not 'jpeg'"): RemoteDataset(memory).decode('jpeg')
     assert repr(RemoteDataset(memory).to_tuple('txt').map_tuple(

@@ -5,6 +5,7 @@ import pytest
 import redis
 
 from fastai_remote import StoreUnavailable
+from fastai_remote.store.connection import Retries
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
 
@@ -74,3 +75,18 @@ def test_an_operation_that_works_again_is_not_repeated(clock, what):
 def test_a_pickle_keeps_the_timeout(what):
     place = OPENERS[what][0](timeout=1.5)
     assert pickle.loads(pickle.dumps(place)).timeout==1.5
+
+def test_a_process_that_stands_still_before_a_pause(clock, monkeypatch):
+    "A busy machine may stop it between the decision to pause and the pause, for longer than is left: pauses are never negative"
+    def sleep(seconds):
+        if seconds<0: raise ValueError('sleep length must be non-negative')
+        Clock.sleep(clock, seconds)
+    class Slow(Retries):
+        def _judge(self, error, handle):
+            result = super()._judge(error, handle)
+            clock.now += .6
+            return result
+    monkeypatch.setattr(time, 'sleep', sleep)
+    retries = Slow('redis://somewhere', 1., pause=.02, longest_pause=1.)
+    def attempt(): raise ConnectionError('nobody there')
+    with pytest.raises(StoreUnavailable, match='nobody there'): retries.call(attempt, lambda error: True)

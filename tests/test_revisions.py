@@ -3,6 +3,8 @@ import base64, io, json, os, random, re, shutil, tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import redis
 from fastai.vision.all import DataLoaders
@@ -12,7 +14,7 @@ from PIL import Image
 from clusters import LocalCluster
 from conftest import dies_at, examples
 from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, TieredStore, UnknownField,
-    UnsupportedFormat, index_shards, to_redis, to_shards)
+    UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
 from fastai_remote.store.redis_parts import RunTable, TooManyRuns
 
@@ -252,6 +254,23 @@ def test_shards_of_others_are_edited(tmp_path):
     ShardStore.delete(tmp_path/'d')
     assert {p.name for p in (tmp_path/'d').iterdir()}=={'0.tar','1.tar','2.tar'}
 
+def test_values_that_samples_lacked(tmp_path):
+    "An edit may give them to samples of shards of others; it counts these, and what is dropped"
+    import webdataset
+    (tmp_path/'d').mkdir()
+    for k in range(2):
+        with webdataset.TarWriter(str(tmp_path/'d'/f'{k}.tar')) as tar:
+            for i in range(4): tar.write({'__key__':f'k{4*k+i}', 'txt':'t', **({'v.f4':b'1', 'cls':i//2, 'a.txt':'a'} if i%2 else {})})
+    index_shards(tmp_path/'d', num_workers=1, progress=False)
+    store = ShardStore(tmp_path/'d').edit(drop=[7], set={'v.f4':{0:2., 1:3., 2:2.}, 'a.txt':{4:'b', 5:'b'}})
+    assert store.field_counts=={**store.field_counts, 'v.f4':5, 'a.txt':4, 'cls':3} and store.may_lack('v.f4')
+    store = store.edit(set={'v.f4':{4:2., 6:2.}})
+    assert store.field_counts['v.f4']==7 and not store.may_lack('v.f4') and store.get_many(range(7), 'v.f4')['v.f4'].tolist()==[2,3,2,1,2,1,2]
+    counts = store.class_counts() if 'cls' in store.manifest.counts else None
+    store = store.edit(drop=[4], set={'cls':{0:0, 1:1, 2:1}})
+    assert store.get_many(range(6), 'cls?')['cls?']==[0,1,1,1,0,None] and store.field_counts['cls']==5 and verified(store)
+    if counts is not None: assert store.class_counts()=={0:2, 1:3}
+
 def test_a_killed_change_of_shards(tmp_path):
     "At each moment, readers see the version before or the one after, and the same call finishes it"
     def edited(folder): return ShardStore(folder).edit(drop=[1,5], set={'cls':{3:'z'}})
@@ -337,6 +356,34 @@ def test_a_source_is_appended_once(server):
     with pytest.raises(StoreExists, match='these samples were appended before.*again=True'): store.append(samples(30, 34), **one)
     assert len(store.append(samples(30, 34), again=True, **one))==38
 
+def test_other_samples_were_not_appended_before(server, tmp_path):
+    "Only a source whose data are known to be the same is refused"
+    def read(day): yield from ({'png':Image.new('L', (2,2), day), 'txt':f'{day} {i}'} for i in range(5))
+    class Dataset:
+        def __init__(self, day): self.rows = list(read(day))
+        def __len__(self): return 5
+        def __getitem__(self, i): return self.rows[i]
+    to_redis(read(0), server.url, 'days', **one)
+    store = RedisStore(server.url, 'days')
+    for kind in (read, lambda day: list(read(day)), Dataset):
+        for day in (1,2,2): store = store.append(kind(day), **one)
+    assert len(store)==50
+    for day in 'ab':
+        (tmp_path/day).mkdir()
+        Image.new('L', (2,2), ord(day)).save(tmp_path/day/'0.png')
+        store = store.append(image_samples(tmp_path/day), lambda o: {**o, 'txt':'file'}, **one)
+        with pytest.raises(StoreExists, match='appended before'): store.append(image_samples(tmp_path/day), lambda o: {**o, 'txt':'file'}, **one)
+    assert [png[-1] for png in np.array(store.get_many([50,51], 'png', decode=True)['png'])[:,0]]==[97,98]
+
+@pytest.mark.parametrize('change', [{'txt':'b'}, {'cls':'c'}, {'x.npy':np.zeros(3)}, {'x.npy':np.full((1,3), 7)}, {'id.i4':8}])
+def test_lists_are_recognised_by_all_of_their_items(server, change):
+    rows = samples(0, 300)
+    store = put(server.url, 1, name='all', overwrite=True).append(rows, **one)
+    rows[7] = {**rows[7], **change}
+    store = store.append(rows, **one)
+    with pytest.raises(StoreExists, match='appended before'): store.append([dict(row) for row in rows], **one)
+    assert len(store)==601
+
 def test_codes_of_a_source_with_classes_are_translated(server):
     store = to_redis([('x','a'),('y','b')], server.url, 'c', lambda o: {'txt':o[0], 'cls':o[1]}, shuffle=False, **one) and RedisStore(server.url, 'c')
     class Source:
@@ -395,6 +442,47 @@ def test_an_edit_that_makes_no_sense(server):
     with pytest.raises(IngestError, match='zero'): store.add_fields(lambda o: 1/0, **one)
     with pytest.raises(Exception, match='bool|number|label'): store.edit(set={'id.i4':{1:'text'}})
     assert store.edit() is store and verified(RedisStore(server.url, 'e')) and store[0]
+
+def test_a_change_that_failed_leaves_nothing(server):
+    "Each sample needs a value, so the same call could not go on; another one is not in the way of it"
+    store = put(server.url, 100, name='left')
+    there = keys(server)
+    def fails(o): return {'y.i4':1 if o['txt']!='sample 5' else 1/0}
+    with pytest.raises(IngestError, match=r'left: each sample needs a value, so nothing has changed:\n  sample 5: ZeroDivisionError'): store.add_fields(fails, **one)
+    with pytest.raises(IngestError, match='each sample needs a value'): store.edit(set={'id.i4':{1:3, 2:10**12}})
+    assert keys(server)==there and not RedisStore.unfinished(server.url)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_failed'"): store.add_fields(fails, max_failed=3, **one)
+    assert store.edit(set={'txt':{0:'new'}})[0]['txt']=='new'
+
+@pytest.mark.parametrize('in_shards', [False,True])
+def test_a_change_that_was_killed_is_in_the_way_of_others(server, tmp_path, in_shards):
+    "The message names the call that drops it: an edit has no overwrite="
+    def killed(o): raise KeyboardInterrupt
+    if in_shards: to_shards(samples(0, 9), tmp_path/'d', **one)
+    store = ShardStore(tmp_path/'d') if in_shards else put(server.url, name='way')
+    with pytest.raises(KeyboardInterrupt): store.append(samples(30, 200), fn=lambda o: o if o['id.i4']<190 else killed(o), shuffle=False, chunk=50, **one)
+    for change in (lambda: store.edit(set={'txt':{0:'new'}}), lambda: store.add_fields({'y.txt':['a']*len(store)}), lambda: store.append([sample(1)], **one)):
+        with pytest.raises(StoreExists, match=r'unfinished ingest.*Store\.abandon\(') as e: change()
+        assert 'overwrite' not in str(e.value)
+    (ShardStore.abandon(tmp_path/'d') if in_shards else RedisStore.abandon(server.url, 'way'))
+    assert store.edit(set={'txt':{0:'new'}})[0]['txt']=='new'
+
+@pytest.mark.parametrize('in_shards', [False,True])
+def test_columns_are_added_by_position(server, tmp_path, in_shards):
+    "Whatever labels a column has; what has no position, and options that a column does not have, are errors"
+    rows = [{'txt':o} for o in 'abc']
+    if in_shards: to_shards(rows, tmp_path/'d', shuffle=False, **one)
+    else: to_redis(rows, server.url, 'pos', shuffle=False, overwrite=True, **one)
+    def opened(): return ShardStore(tmp_path/'d') if in_shards else RedisStore(server.url, 'pos')
+    columns = (pd.Series([1,2,3], index=[2,0,1]), pd.Series([1,2,3], index=list('cab')), pd.Index([1,2,3]), pd.Categorical([1,2,3]), pd.array([1,2,3], dtype='Int32'), pl.Series([1,2,3]),
+               (1,2,3), range(1,4), np.ma.array([1,2,3]))
+    store = opened().add_fields({f'n{k}.i4':values for k,values in enumerate(columns)} | {'up.txt':pd.Series(list('ABC'), index=[2,1,0])}, **one)
+    for i in range(3): assert {v for f,v in store[i].items() if f[0]=='n'}=={i+1} and store[i]['up.txt']=='ABC'[i]
+    for values in 'abc',{0:1, 1:2, 2:3},{1,2,3},5,(o for o in 'abc'),pd.DataFrame({0:[1,2,3]}):
+        with pytest.raises(TypeError, match="'x.json': want a list or an array with a value for each sample, not of type"): store.add_fields({'x.json':values}, **one)
+    with pytest.raises(TypeError, match='fields= names what a function gets of each sample'): store.add_fields({'x.i4':[1,2,3]}, fields=['txt'], **one)
+    with pytest.raises(IngestError, match='a sample without fields'): store.add_fields(lambda o: {}, **one)
+    with pytest.raises(IngestError, match='sample 1.*masked'): store.add_fields({'x.i4':np.ma.array([1,2,3], mask=[0,1,0])}, **one)
 
 def test_memory_of_what_is_dropped_is_freed(server):
     to_redis([{'x.bin':bytes([i])*10_000} for i in range(100)], server.url, 'free', shuffle=False, **one)
@@ -463,6 +551,34 @@ def test_statistics_of_images_are_those_of_all(server, tmp_path, in_shards):
     for k in ('mean','std','grey'): assert np.abs(np.subtract(want[k], found[k])).max()<1e-4
     difference = np.asarray(store.mean_image(), int)-np.asarray(written(rows, 'again').mean_image(), int)
     assert np.abs(difference).max()<=1
+
+@pytest.mark.parametrize('in_shards', [False,True])
+def test_statistics_of_images_that_an_edit_changed(server, tmp_path, in_shards):
+    "They would be those of the images before; an edit of labels, and an appended part, leave what is true"
+    def row(value, label='a'): return {'png':Image.new('RGB', (8,8), (value,)*3), 'cls':label}
+    if in_shards: to_shards([row(10)]*6, tmp_path/'d', **one)
+    else: to_redis([row(10)]*6, server.url, 'st', **one)
+    def opened(): return ShardStore(tmp_path/'d') if in_shards else RedisStore(server.url, 'st')
+    store = opened().edit(set={'cls':{1:'b'}})
+    assert store.stats==([.03922]*3, [0.]*3)
+    store = store.append([{'cls':'b', 'png':Image.new('RGB', (8,8), (20,)*3)}]*6, **one)
+    assert np.allclose(store.stats[0], 15/255, atol=1e-4)
+    for change in (dict(drop=[3]), dict(set={'png':{0:Image.new('RGB', (8,8))}})):
+        store = opened().edit(**change)
+        assert not store.manifest.stats
+        for wanted in (lambda: store.stats, store.mean_image, lambda: DataLoaders.from_store(store, normalize=True, num_workers=0)):
+            with pytest.raises(ValueError, match=r'no statistics.*an edit that changes or drops images.*store\.copy'): wanted()
+    store = store.append([row(200)]*3, **one)
+    assert not store.manifest.stats   # not those of the last three only
+    if in_shards: store.copy(tmp_path/'copy', **one)
+    else: store.copy(server.url, 'copy', **one)
+    assert (ShardStore(tmp_path/'copy') if in_shards else RedisStore(server.url, 'copy')).image_stats()['n']==len(store)==14
+
+def test_statistics_of_a_part_are_those_of_the_same_field(server):
+    def row(*names): return {name:Image.new('L', (4,4), 50 if name=='a.png' else 100) for name in names}
+    to_redis([row('a.png', 'b.png')]*4, server.url, 'of_two', **one)
+    store = RedisStore(server.url, 'of_two').append([row('b.png', 'a.png')]*4, **one)
+    assert store.manifest.stats.keys()=={'a.png'} and store.stats[0]==[.19608] and store.image_stats()['n']==8
 
 def test_rename_and_overwrite(server):
     store = put(server.url, name='first').append(samples(30, 34), **one).edit(drop=[0])

@@ -2,6 +2,7 @@
 import base64, copy, http.server, inspect, io, logging, os, pickle, socket, threading, traceback
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 pytest.importorskip('s3fs')
@@ -13,7 +14,9 @@ from fsspec.implementations.http import HTTPFileSystem
 from s3fs import S3FileSystem
 
 import fastai_remote.block
-from fastai_remote import RedisStore, s3_options, ShardStore, StoreUnavailable, to_redis, to_shards
+from fastai_remote import (array_samples, csv_samples, drawing_samples, image_samples, img2dataset_samples, RedisStore, s3_options,
+    ShardStore, StoreUnavailable, table_samples, tar_samples, to_redis, to_shards)
+from fastai_remote.source.datasets import as_source
 from fastai_remote.store.address import hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions, without_secrets
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
@@ -285,6 +288,30 @@ def test_workers_get_secrets_neither_as_arguments_nor_in_their_environment(signe
     store = ShardStore(signed.secret_urls[0], timeout=5, cache=None)
     with ProcessPoolExecutor(1, get_context(method)) as workers: can_read,own,shown = workers.submit(_in_worker, store.opener()).result()
     assert can_read and not has_marker(own, shown)
+
+@pytest.mark.parametrize('ending', [f'?sig={MARKER}', ''])
+@pytest.mark.parametrize('as_path', [str, Path, lambda url: [url]])
+def test_sources_of_files_do_not_repeat_secrets_of_urls(ending, as_path, tmp_path):
+    "They read files of this computer, and say so"
+    makers = {'tar':tar_samples, 'csv':csv_samples, 'jpg':image_samples, 'npy':array_samples, 'ndjson':drawing_samples,
+              'zip':img2dataset_samples, 'feather':table_samples, 'parquet':table_samples, '':as_source, 'png':as_source}
+    for suffix,make in makers.items():
+        if as_path is not str and make in (array_samples,as_source): continue   # a list may be values
+        for login in (f'me:{MARKER}@', f'{MARKER}@', f'me:a/{MARKER}@', ''):
+            for scheme in ('https','s3','simplecache::https'):
+                if not login and not ending: continue
+                if scheme=='s3' and make is table_samples and not ending: continue   # pyarrow would look for the bucket
+                url = f'{scheme}://{login}127.0.0.1:1/x.{suffix}{ending}'
+                shown = []
+                try: make(as_path(url))
+                except Exception as e: shown = [str(e), repr(e), ''.join(traceback.format_exception(e))]
+                shown = [text.replace(__file__, '') for text in shown]
+                assert shown and not has_marker(*shown), (make, url)
+    with pytest.raises(FileNotFoundError, match='^https://host/a.tar: an address: only files of this computer'):
+        tar_samples(f'https://me:{MARKER}@host/a.tar?sig={MARKER}')
+    (tmp_path/'https:').mkdir()
+    (tmp_path/'https:'/'a.csv').write_text('a\n1\n')
+    assert len(csv_samples(f'{tmp_path}/https://a.csv').files)==1
 
 def test_indexing_and_another_folder_on_the_same_host(signed, tmp_path):
     "The manifest that is written has no secret; the password goes to the shards on the same host"

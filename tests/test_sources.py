@@ -4,6 +4,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import redis
 from fastai.data.core import DataLoaders
@@ -56,11 +57,15 @@ def test_csv_rows(put, tmp_path, ext, opened, encoding):
     assert (rep.failed,s.fields)==(0,['txt','labels.txt']) and [[o['txt'],o['labels.txt']] for o in rows(s)]==wild
 
 def test_csv_bad_rows(put, tmp_path):
-    "Rows too short or too long are failures with their line; blank lines are none"
-    (tmp_path/'a.csv').write_text('txt,cls\na,x\nb\n\nc,y,z\n"d\nd",x\n,\n"e",y\n')
+    "Rows too short or too long, or without a label, are failures with their line; blank lines are none"
+    (tmp_path/'a.csv').write_text('txt,cls\na,x\nb\n\nc,y,z\n"d\nd",x\n,\n"e",y\n,x\n')
     s,rep = put(csv_samples(tmp_path/'a.csv'))
-    assert [o['txt'] for o in rows(s)]==[['a',0,0,'d\nd','','e'][i] for i in dense(6, (1,2))] and s.vocab==['','x','y']
-    assert rep.failures==[('a.csv:3','ValueError: 1 columns where the header has 2'), ('a.csv:5','ValueError: 3 columns where the header has 2')]
+    assert [o['txt'] for o in rows(s)]==[['a',0,0,'d\nd',0,'e',''][i] for i in dense(7, (1,2,4))] and s.vocab==['x','y']
+    assert rep.failures==[('a.csv:3','ValueError: 1 columns where the header has 2'), ('a.csv:5','ValueError: 3 columns where the header has 2'),
+                          ('a.csv:8',"ValueError: column 'cls': nothing in this row (''): fill it in, or leave out the row or the column")]
+    for source in csv_samples(tmp_path/'a.csv', label_col='cls'),csv_samples(tmp_path/'a.csv', fields={'txt':'txt', 'cls':'cls'}):
+        assert put(source, overwrite=True)[1].failures==rep.failures
+    assert put(pd.DataFrame({'cls':['','x']}), overwrite=True)[0].vocab==['','x']   # here the table says that it is a label
 
 def test_csv_images(put, tmp_path):
     "Images that a column names: labels, several labels, a suffix, columns by number; files that are gone are failures"

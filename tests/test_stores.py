@@ -11,8 +11,8 @@ from fastcore.test import expect_fail
 from redis.connection import HiredisRespSerializer
 
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.core import CorruptSample, MissingSample, UnknownField
-from fastai_remote.store.base import MemoryStore
+from fastai_remote.core import CorruptSample, Manifest, MissingSample, UnknownField
+from fastai_remote.store.base import MemoryStore, Store
 from fastai_remote.ingest.run import to_redis
 from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.shards import ShardStore
@@ -169,3 +169,12 @@ def test_requests_packed_by_hand_are_those_of_redis_py(server, name, dtype, chec
         want = plain.pack(cmd, key, *(a for i in rest[1] for a in gets(rest[0], i))) if rest else plain.pack(cmd, key)
         assert b''.join(packer.pack(cmd, key, *rest))==b''.join(want)
     for args in (('MGET', f'{name}:x:1', f'{name}:x:2'), ('CONFIG GET', 'maxmemory'), ('SET', name, bytearray(b'x'))): assert packer.pack(*args)==plain.pack(*args)
+
+def test_what_has_no_checksums_is_named():
+    "Also in a store of a user, whose numbers nothing covers"
+    store = MemoryStore({'txt':[b'a',b'b'], 'value.f4':np.zeros(2, 'f4')})
+    assert store.unchecked==['value.f4'] and 'value.f4' in repr(store.verify(num_workers=1))
+    class Numbers(Store):
+        def __init__(self): self.manifest = Manifest('numbers', 3, {'value.i4':{'codec':'i4', 'dtype':'i4'}}).stamp()
+        def read_values(self, numbers, fields): return {field:numbers.astype('i4') for field in fields}
+    assert Numbers().unchecked==['value.i4'] and 'value.i4' in repr(Numbers().verify(num_workers=1))

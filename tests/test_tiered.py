@@ -17,7 +17,7 @@ from fastai_remote.store.shards import ShardStore
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.source.files import image_samples
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.store.tiered import TieredStore
+from fastai_remote.store import tiered
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*(come from the shards|Redis is full|Redis takes no samples)')
 n,each = 400,50
@@ -45,6 +45,10 @@ class Asked(ShardStore):
         if any(self.manifest.fields[f]['dtype'] is None for f in fields): self.asked += [int(i) for i in idxs]
         return super().read_values(idxs, fields)
     def prefetch(self, shards, wait=False): self.wanted.append((shards, wait))
+
+def TieredStore(*args, redis_timeout=3., **kwargs):
+    "A store that waits long enough for a server that is there, however busy the machine is"
+    return tiered.TieredStore(*args, redis_timeout=redis_timeout, **kwargs)
 
 def client(server): return redis.Redis.from_url(server.url)
 def again(store): store._redis.paused.clear()   # as if the pause were over
@@ -165,7 +169,7 @@ def closed_url(fresh):
 
 def test_never_there(closed_url, folder):
     "Said once, and asked no more than now and then"
-    store = TieredStore(closed_url, ShardStore(folder))
+    store = tiered.TieredStore(closed_url, ShardStore(folder))
     with said() as w, in_time():
         for k in range(3): assert epoch(store, k)
     assert len(w)==1 and 'texts: samples come from the shards' in str(w[0]) and store.hits['from_redis']==0 and store.held() is None
@@ -173,7 +177,7 @@ def test_never_there(closed_url, folder):
     with expect_fail(StoreUnavailable): store.warm(num_workers=1)
 
 def test_killed_and_back_in_mid_epoch(fresh, folder):
-    store = TieredStore(fresh.url, ShardStore(folder))
+    store = TieredStore(fresh.url, ShardStore(folder), redis_timeout=1)
     assert epoch(store) and store.flush(120)
     p,had = np.random.default_rng(3).permutation(n).tolist(),[]
     for k in range(0, n, 20):
@@ -187,7 +191,7 @@ def test_killed_and_back_in_mid_epoch(fresh, folder):
 
 def test_stopped(fresh, folder):
     "A server that takes the connection and says nothing costs one time-out, then nothing for a while; the queue stays in its bounds"
-    store = TieredStore(fresh.url, ShardStore(folder), queue=10_000, socket_timeout=.2)
+    store = tiered.TieredStore(fresh.url, ShardStore(folder), queue=10_000, socket_timeout=.2)
     assert right(store, range(10)) and store.flush(120)
     os.kill(fresh.proc.pid, signal.SIGSTOP)
     try:
@@ -311,7 +315,7 @@ def test_ahead_skips_what_redis_holds(fresh, folder):
     assert shards.wanted[-1]==([],False)
 
 def test_ahead_of_a_dead_server(closed_url, folder):
-    store = TieredStore(closed_url, shards:=Asked(folder))
+    store = tiered.TieredStore(closed_url, shards:=Asked(folder))
     store.prefetch([1,2])
     assert shards.wanted==[([1,2],False)]
 

@@ -4,7 +4,7 @@ import base64, contextlib, http.server, json, os, pickle, re, shutil, socket, th
 import numpy as np
 import pytest
 
-from fastai_remote.core import StoreNotFound, sum_content, UnsupportedFormat
+from fastai_remote.core import Manifest, StoreNotFound, sum_content, UnsupportedFormat
 from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.run import ingest
 from fastai_remote.ingest.shards import to_shards
@@ -167,3 +167,9 @@ def test_folders_that_link_to_each_other_are_searched_once_each_way(tmp_path):
         (tmp_path/name/'other').symlink_to(f'../{other}')
     found = [str(p.relative_to(tmp_path)) for p in image_samples(tmp_path).paths]
     assert found==['a/a.jpg', 'a/other/b.jpg', 'b/b.jpg', 'b/other/a.jpg']
+
+@pytest.mark.parametrize('n', ['many', -1, 1.5, None, True])
+def test_the_number_of_samples_that_have_a_field(n):
+    fields = {'txt':{'codec':'txt', 'dtype':None, 'n':n}}
+    with pytest.raises(UnsupportedFormat, match="invalid: fields 'txt'"):
+        Manifest.from_json(json.dumps({'format':1, 'name':'d', 'n':3, 'fields':fields}))

@@ -1,5 +1,5 @@
 "What goes in comes back the same, or is a failed sample with a reason: numbers, JSON, arrays, text, labels, masks"
-import decimal, fractions, json, math, os, tarfile, io
+import decimal, fractions, gzip, io, json, math, os, shutil, tarfile
 from datetime import datetime
 from itertools import count
 
@@ -183,6 +183,66 @@ def test_text_labels_of_others_that_look_like_numbers(tmp_path):
             t.addfile(m, io.BytesIO(c))
     index_shards(tmp_path, num_workers=1, progress=False)
     assert values(ShardStore(tmp_path), 'cls')==['agent','007','7']
+
+def _tar_of_labels(path, labels, extension='cls'):
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, 'w') as t:
+        for i,label in enumerate(labels):
+            for ext,content in (('txt',b'%d' % i), (extension,label)):
+                if content is None: continue
+                (m:=tarfile.TarInfo(f'{path.stem}-{i:03}.{ext}')).size = len(content)
+                t.addfile(m, io.BytesIO(content))
+    return path
+
+LABELS_OF_OTHERS = {'padded':([b'007',b'7',b'08'], ['007','7','08']), 'lines':([b'7\n',b'7',b' 8\r\n'], [7,7,8]), 'odd':(['007'.encode(),b' 7\n',b'1_0','٣'.encode()], ['007',' 7\n','1_0','٣']),
+                    'number first':([b'7',b'7\n',b'007'], ['7','7\n','007']), 'spaces':([b' a',b'a',b'a\n'], [' a','a','a\n']), 'zeros':([b'0',b'-0',b'-1'], ['0','-0','-1']),
+                    'large':([b'9223372036854775807',b'-9223372036854775808'], [2**63-1,-2**63]), 'too large':([b'9223372036854775808',b'1'], ['9223372036854775808','1'])}
+
+@pytest.mark.parametrize('what', LABELS_OF_OTHERS)
+@pytest.mark.parametrize('mode', ['w','w:gz'])
+def test_both_readers_of_tars_agree_on_labels(tmp_path, what, mode):
+    "and no two labels become one, except integers with white space around them"
+    contents,want = LABELS_OF_OTHERS[what]
+    path = _tar_of_labels(tmp_path/'w/a.tar', contents)
+    if mode!='w': path.write_bytes(gzip.compress(path.read_bytes()))
+    report = index_shards(tmp_path/'w', num_workers=1, progress=False)
+    copied = to_shards(tar_samples(path), tmp_path/'d', num_workers=1, progress=False, shuffle=False)
+    assert (report.failed,copied.failed)==(0,0)
+    for store in ShardStore(tmp_path/'w'),ShardStore(tmp_path/'d'): assert values(store, 'cls')==want and store.vocab==sorted(set(want))
+
+@pytest.mark.parametrize('labels', [['007','7','08'],['7','8','10'],[' a','a','a\n'],['7','7\n',' 7'],['']], ids=str)
+def test_labels_in_our_own_shards_stay_as_they_are(tmp_path, labels):
+    "Members `cls.txt` are text, whatever they look like; also where the first shard has none"
+    to_shards([{'cls':label, 'txt':repr(label)} for label in labels], tmp_path/'d', num_workers=1, progress=False, shuffle=False)
+    own = [ShardStore(tmp_path/'d')]
+    tar, = (tmp_path/'d').glob('*.tar')
+    for name,extra in (('alone',[]), ('late',['a.tar'])):
+        for other in extra: _tar_of_labels(tmp_path/name/other, [None]*2)
+        (tmp_path/name).mkdir(exist_ok=True)
+        shutil.copy(tar, tmp_path/name)
+        assert index_shards(tmp_path/name, num_workers=2, progress=False).failed==0
+        own.append(ShardStore(tmp_path/name))
+    assert to_shards(tar_samples(tar), tmp_path/'copy', num_workers=1, progress=False, shuffle=False).failed==0
+    own.append(ShardStore(tmp_path/'copy'))
+    for store in own:
+        assert store.vocab==sorted(labels)
+        numbers = [i for i in range(len(store)) if store.manifest.n==len(labels) or i>=2]
+        assert store.get_many(numbers, 'cls', decode=True)['cls']==labels
+
+def test_labels_that_occur_late(tmp_path):
+    "Integers are integers if all of the field are, and none of them is text by name; with text among them, all are as they were"
+    for k,(contents,extension,want) in enumerate([([b'7',b'7\n',b'-1'],'cls',[7,7,-1]), ([b'7',b'7\n',b'07'],'cls',['7','7\n','07']), ([b'7',b'8'],'cls.txt',['7','8'])]):
+        _tar_of_labels(tmp_path/f'{k}/a.tar', [None]*2)
+        _tar_of_labels(tmp_path/f'{k}/b.tar', contents, extension)
+        _tar_of_labels(tmp_path/f'{k}/c.tar', [b'5'])
+        index_shards(tmp_path/f'{k}', num_workers=1, progress=False)
+        store,want = ShardStore(tmp_path/f'{k}'),[*want, 5 if want[0]==7 else '5']
+        assert store.get_many(range(2, len(store)), 'cls', decode=True)['cls']==want and store.vocab==sorted(set(want))
+
+def test_text_after_numbers_is_a_failed_sample_for_both_readers(tmp_path):
+    path = _tar_of_labels(tmp_path/'w/a.tar', [b'%d' % (i%9) for i in range(120)]+[b'007'])
+    rep = [index_shards(tmp_path/'w', num_workers=1, progress=False), to_shards(tar_samples(path), tmp_path/'d', num_workers=1, progress=False)]
+    assert [(r.written,r.failed) for r in rep]==[(120,1)]*2 and all("'007'" in r.failures[0][1] for r in rep)
 
 # --- labels
 

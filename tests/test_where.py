@@ -1,12 +1,13 @@
 "Parts of a dataset that are chosen by the values of a field: `where`, `FieldSplitter` and `KFoldSplitter`"
-import pickle, tracemalloc
+import pickle, tracemalloc, warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders
-from fastai.data.transforms import ColReader, ColSplitter
+from fastai.data.transforms import ColReader, ColSplitter, RandomSplitter
+from fastcore.foundation import L
 
 from fastai_remote import (
     FieldSplitter, get_remote_items, KFoldSplitter, MemoryStore, MissingSample, Permutation, RandomStoreSplitter, RedisBlock,
@@ -14,7 +15,8 @@ from fastai_remote import (
 from fastai_remote.core import Manifest
 from fastai_remote.load.items import SampleSelection
 from fastai_remote.load.prefetch import reads_whole_shards
-from fastai_remote.order.base import Order
+from fastai_remote.load.splitters import default_splitter
+from fastai_remote.order.base import Order, SplitOrder
 from fastai_remote.order.shards import ShardFolds
 from fastai_remote.store.base import Store
 
@@ -76,6 +78,33 @@ def test_wrong_arguments(data):
     with pytest.raises(TypeError, match="field 'age' holds numbers .*, not 'cat'"): items.where('age', 'cat')
     with pytest.raises(ValueError, match=r"none of 230 items has \[200, 300\] in 'age'"): items.where('age', [200,300])
     with pytest.raises(ValueError, match='must return a bool for each value, not int64'): items.where('age', lambda ages: ages*2)
+
+whole = np.array([0, 1, 7, 100, 127, 2**24+1, 2**53-1, 2**53, 2**53+1, 2**63-1])
+odd_values = [*whole.tolist(), -1, -128, -2**63, 2**63, 2**63+1, 2**64-1, 2**64, 10**400, .5, .1, 7., -1., 2.**53, 2.**63, 2.**64,
+              float('inf'), float('nan'), True, np.float32(.1), np.uint64(2**63), np.int64(2**53+1)]
+odd_ranges = [range(-5, 8), range(7, -9, -2), range(2**53+1, 2**70, 2), range(2**63, 2**64), range(-10**30, 10**30), range(0, 10**30, 10**29), range(0)]
+
+@pytest.mark.parametrize('dtype', ['i1','i2','i4','i8','u1','u2','u4','u8','f2','f4','f8','bool'])
+def test_numbers_are_compared_exactly(dtype):
+    "As Python compares numbers, not as 64-bit floats; a fraction is rounded to the width of the field, as the stored one was"
+    kind = np.dtype(dtype).kind
+    limits = [] if kind in 'fb' else [np.iinfo(dtype).min, np.iinfo(dtype).max]
+    extra = {'f':[.1, .5, np.inf, -np.inf, np.nan, 2.**15, 2.**53, 2.**63, -2.**63], 'b':[True]}.get(kind, limits)
+    if dtype=='u8': extra = [*extra, 2**63, 2**63+1]
+    some = [v for v in whole.tolist() if kind in 'fb' or v<=limits[1]]
+    with np.errstate(over='ignore'): stored = np.array([*some, *extra], object).astype(dtype)
+    items = get_remote_items(MemoryStore({f'x.{dtype}':stored}, 'd'))
+    def found(values):
+        try: return [*items.where(f'x.{dtype}', values)]
+        except ValueError as e: return [] if 'none of' in str(e) else 1/0
+    for value in odd_values:
+        want = value.item() if hasattr(value, 'item') else value
+        if kind=='f' and type(want) is float:
+            with np.errstate(over='ignore'): rounded = stored.dtype.type(want).item()
+            want = None if np.isinf(rounded) and not np.isinf(want) else rounded
+        assert found([value])==found(value)==[k for k,v in enumerate(stored.tolist()) if v==want], value
+        assert found([value, 1])==[k for k,v in enumerate(stored.tolist()) if v in (want, 1)], value
+    for values in odd_ranges: assert found(values)==[k for k,v in enumerate(stored.tolist()) if v in values], values
 
 def test_loaders_of_a_part(data):
     "Splits of the store are those of the samples that are left; the vocabulary stays that of the store"
@@ -141,7 +170,7 @@ def test_each_sample_is_in_one_validation_fold(data, n_folds, stratify):
 
 def test_folds_as_arguments(data):
     items = get_remote_items(data)
-    for bad in ((1,0),(5,5),(5,-1)):
+    for bad in ((1,0),(5,5),(5,-1),(5,.5),(2.5,0)):
         with pytest.raises(ValueError, match='n_folds'): KFoldSplitter(*bad)
     with pytest.raises(ValueError, match='3 items cannot be divided into 5'): KFoldSplitter()(items[:3])
     with pytest.raises(TypeError, match="one label for each sample, and 'age' holds"): KFoldSplitter(stratify='age')(items)
@@ -219,3 +248,39 @@ def test_labels_of_a_part_are_drawn_equally_often():
     assert np.bincount(cls[[*dls.train_ds.items]]).tolist()==[100,1000] and .4<drawn.mean()<.6
     assert np.allclose(get_remote_items(store).class_weights('cls'), store.class_weights('cls'))
     with pytest.raises(ValueError, match="labels of 'age' are not counted"): dls.train_ds.items.class_weights('age')
+
+@pytest.mark.parametrize('items', [pd.DataFrame({'n':range(40)}, index=range(100, 140)), pd.Series(range(40)), np.arange(40), list(range(40)), L(range(40)), range(40)],
+    ids=lambda items: type(items).__name__)
+def test_random_splits_of_items_that_are_not_of_a_store(items):
+    "As fastai's `RandomSplitter` divides them: no item is in both parts"
+    for splitter in (RandomSplitter(.2, seed=1), RandomStoreSplitter(.2, 1), KFoldSplitter(5, 3, 1)):
+        dsets = DataBlock(splitter=splitter).datasets(items)
+        assert [len(dsets.train),len(dsets.valid)]==[32,8] and set(splitter(items)[0]).isdisjoint(splitter(items)[1])
+    want = RandomStoreSplitter(.2, 1)(Order(40))   # the same samples, which are computed for a store
+    assert isinstance(want[0], SplitOrder) and [[*part] for part in want]==RandomStoreSplitter(.2, 1)(items)
+    if isinstance(items, (pd.DataFrame,pd.Series)):   # which would take it for a slice of everything
+        with pytest.raises(TypeError, match='only items of a store'): items.iloc[want[0]]
+
+@pytest.mark.parametrize('valid_pct', [-.1, 20, 1.01, float('nan')])
+def test_a_wrong_valid_pct_is_refused_at_once(valid_pct):
+    store = MemoryStore({'x.f4':np.zeros(10)}, 'd', splits={'train':[0,5], 'valid':[5,10]})
+    for f in (lambda: RandomStoreSplitter(valid_pct), lambda: DataLoaders.from_store(store, 'x.f4', 'x.f4', valid_pct=valid_pct)):
+        with pytest.raises(ValueError, match='valid_pct must lie in 0..1'): f()
+
+@pytest.mark.parametrize('splits,want', [
+    ('train valid', 'train valid'), ('train valid test', 'train valid'), ('Train Valid', 'Train Valid'), ('TRAIN Test', 'TRAIN Test'), ('train val Validation', 'train val'),
+    ('train test Valid', 'train test'), ('Training Train train dev test', 'train test'), ('', None), ('train', None), ('all', None),
+    ('train dev', "splits are 'train', 'dev', and none is called 'valid' or"), ('a b', "none is called 'train': they are ignored"), ('training valid', "none is called 'train'"),
+    ('valid', "none is called 'train'"), ('training test', "train on samples of 'test'"), ('Test', "train on samples of 'Test'"), ('valid test', "train on samples of 'test'")])
+def test_the_default_splitter_never_ignores_splits_silently(splits, want):
+    names = splits.split()
+    store = MemoryStore({'x.f4':np.zeros(60)}, 'd', splits={name:[10*k,10*k+10] for k,name in enumerate(names)})
+    found = lambda: [[*part] for part in default_splitter(store)(get_remote_items(store))]
+    at_random = [[*part] for part in RandomStoreSplitter()(get_remote_items(store))]
+    if want and 'train on' in want:
+        with pytest.raises(ValueError, match=want): found()
+    elif want and 'none is called' in want:
+        with pytest.warns(UserWarning, match=rf'^d: the .*{want}.*StoreSplitter\('): assert found()==at_random
+    else:
+        with warnings.catch_warnings(action='error'): got = found()
+        assert got==([[*range(*store.splits[name])] for name in want.split()] if want else at_random)

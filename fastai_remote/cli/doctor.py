@@ -240,7 +240,7 @@ def check_folder(
     "Yields a `Finding` for each thing to know about a folder of shards; raises `StoreUnavailable`"
     storage = place.storage
     names = storage.names()
-    is_there = 'manifest.json' in names
+    is_there = place.has_dataset
     yield ok('folder', f"{storage.url} has {len(names):,} files{' and a dataset' if is_there else ', and no dataset'}")
     if storage.local:
         there = storage.path()

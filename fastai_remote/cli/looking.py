@@ -41,7 +41,7 @@ def _redis_places(place):
 def _shard_places(place):
     "The folder itself, or those of its folders that contain a dataset"
     from fastai_remote.cli.places import Place
-    if 'manifest.json' in place.storage.names():
+    if place.has_dataset:
         yield place
         return
     found = place.storage.call(lambda fs: fs.ls(place.storage.path(), detail=True), extra=10*place.timeout)
@@ -49,7 +49,7 @@ def _shard_places(place):
         folder = path.rstrip('/').rpartition('/')[2]
         one = Place([f"{place.words[0].rstrip('/')}/{folder}"], f"{place.url.rstrip('/')}/{folder}", None,
                     place.timeout, place.storage_options)
-        if 'manifest.json' in one.storage.names(): yield one
+        if one.has_dataset: yield one
 
 def table(
     rows:list # Lists of texts; the first row is the head

@@ -207,8 +207,7 @@ def with_notes(
 def is_ours(error:Exception)->bool:
     "Is the message of `error` a sentence, so that the name of its class says nothing more?"
     from fastai_remote.core import StoreError
-    from fastai_remote.ingest.report import IngestError
-    return isinstance(error, (StoreError,IngestError,FileNotFoundError))
+    return isinstance(error, (StoreError,FileNotFoundError))
 
 def main(
     argv:list=None # Arguments; default: those of the program

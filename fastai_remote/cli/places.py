@@ -95,6 +95,12 @@ class Place:
         if self._storage is None: self._storage = as_storage(self.url, self.timeout, self.storage_options)
         return self._storage
 
+    @property
+    def has_dataset(self)->bool:
+        "Is there a dataset in this folder of shards? Its manifest may be among tars of others, in a folder of our own"
+        from fastai_remote.store.shard_index import INDEX_FOLDER
+        return any('manifest.json' in self.storage.names(folder) for folder in ('', INDEX_FOLDER))
+
     def store(self):
         "The dataset; raises `StoreNotFound`"
         if self.is_redis:

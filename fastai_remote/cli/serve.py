@@ -129,8 +129,9 @@ def serve(
 
     Raises `StoreBusy` if the folder is served already, and `StoreError` if the server ends by itself."""
     stop = threading.Event()
-    signals = [o for o in (signal.SIGINT,signal.SIGTERM,signal.SIGHUP) if signal.getsignal(o)!=signal.SIG_IGN]   # nohup
-    before = {o:signal.signal(o, lambda *a: stop.set()) for o in signals}
+    signals = [signum for signum in (signal.SIGINT,signal.SIGTERM,signal.SIGHUP)
+               if signal.getsignal(signum)!=signal.SIG_IGN]   # nohup
+    before = {signum:signal.signal(signum, lambda *a: stop.set()) for signum in signals}
     try:
         with serving(folder, port, memory) as server:
             wait_until_loaded(server, stop)
@@ -138,4 +139,4 @@ def serve(
             while not stop.wait(.2): _check_alive(server)
             stop_server(server, stop, say)
     finally:
-        for o,handler in before.items(): signal.signal(o, handler)
+        for signum,handler in before.items(): signal.signal(signum, handler)

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from .terminal import UsageError
+from ..source.base import refuse_address
 from ..source.files import IMAGE_EXTENSIONS
 
 # %% ../../nbs/cli/02_sources.ipynb #2befb4ff
@@ -68,11 +69,15 @@ class Kind:
 
 KINDS = { # a kind of source is one line here
     'images': Kind('image files', 'source.files', 'image_samples', tuple(IMAGE_EXTENSIONS)),
-    'csv': Kind('CSV files', 'source.tables', 'csv_samples', ('.csv','.csv.gz','.csv.xz')),
+    'csv': Kind('CSV files', 'source.tables', 'csv_samples',
+                ('.csv','.tsv','.csv.gz','.tsv.gz','.csv.xz','.tsv.xz')),
     'drawings': Kind('Quick, Draw! files', 'source.drawings', 'drawing_samples', ('.ndjson','.ndjson.gz','.ndjson.xz')),
-    'tars': Kind('WebDataset tars', 'source.tars', 'tar_samples', ('.tar','.tar.gz','.tgz','.tar.xz')),
-    'parquet': Kind('parquet files', 'source.frames', 'table_samples', ('.parquet','.arrow','.feather')),
-    'arrays': Kind('files of arrays', 'source.arrays', 'array_samples', ('.npy','.npz','.h5','.hdf5','.zarr')),
+    'tars': Kind('WebDataset tars', 'source.tars', 'tar_samples',
+                 ('.tar','.tar.gz','.tgz','.tar.xz','.txz','.tar.zst','.tzst','.tar.bz2','.tbz2')),
+    'parquet': Kind('parquet files', 'source.frames', 'table_samples',
+                    ('.parquet','.pq','.arrow','.feather','.ipc')),
+    'arrays': Kind('files of arrays', 'source.arrays', 'array_samples',
+                   ('.npy','.npz','.h5','.hdf5','.hdf','.zarr')),
     'img2dataset': Kind('what img2dataset has downloaded', 'source.img2dataset', 'img2dataset_samples', (),
                         ('*_stats.json',)),
     'huggingface': Kind('a folder that `save_to_disk` of HuggingFace datasets has written', 'cli.sources',
@@ -105,13 +110,14 @@ def kind_of(
     """The kind of source that reads `path`, by the names of files
 
     Raises `UsageError`, which names the kinds that fit, and `FileNotFoundError` if there is nothing."""
+    refuse_address(path)
     path = Path(path)
     if path.is_dir():
-        for kind,o in KINDS.items():
-            if any(next(path.glob(marker), None) for marker in o.markers): return kind
+        for kind,reader in KINDS.items():
+            if any(next(path.glob(marker), None) for marker in reader.markers): return kind
         names = list(islice(_files_in(path), n))
     else: names = [path.name]
-    found = {kind:f for kind,o in KINDS.items() for f in [next(filter(o.has, names), None)] if f is not None}
+    found = {kind:f for kind,reader in KINDS.items() for f in [next(filter(reader.has, names), None)] if f is not None}
     for first,second in _BESIDE:
         if first in found: found.pop(second, None)
     if len(found)==1: return next(iter(found))
@@ -119,7 +125,7 @@ def kind_of(
         files = ', '.join(f'{kind}: {os.path.relpath(f, path)}' for kind,f in found.items())
         raise UsageError(f'{path} has files of several kinds ({files}); --kind says which to read')
     if not path.exists(): raise FileNotFoundError(f'{path}: no such file or folder')
-    suffixes = ', '.join(s for o in KINDS.values() for s in o.suffixes)
+    suffixes = ', '.join(s for reader in KINDS.values() for s in reader.suffixes)
     raise UsageError(f'{path}: what is this? Known are {suffixes}, and folders of them. --kind says how to read it, '
                      'and a source in Python reads anything')
 

@@ -77,15 +77,15 @@ def mask_image(
 
 def infer_codec(
     field:str, # Name of the field
-    o, # A value of the field
+    value, # A value of the field
 )->str: # Name of a codec
-    "Choose the codec of `field`: by its name if that is the name of a codec, else by the type of the value `o`"
+    "Choose the codec of `field`: by its name if that is the name of a codec, else by the type of `value`"
     if get_codec(field): return field.rsplit('.', 1)[-1].lower()
-    if isinstance(o, Image.Image): return 'png'
-    if isinstance(o, (bytes,bytearray)): return 'bin'
-    if isinstance(o, str): return 'txt'
-    if isinstance(o, (list,tuple)) and o and all(isinstance(x, str) for x in o): return 'labels'
-    if hasattr(o, 'shape') and o.shape!=(): return 'npy'
-    if hasattr(o, 'item'): o = o.item()
-    if isinstance(o, (bool,int)): return 'i8'
-    return 'f8' if isinstance(o, float) else 'json'
+    if isinstance(value, Image.Image): return 'png'
+    if isinstance(value, (bytes,bytearray)): return 'bin'
+    if isinstance(value, str): return 'txt'
+    if isinstance(value, (list,tuple)) and value and all(isinstance(x, str) for x in value): return 'labels'
+    if hasattr(value, 'shape') and value.shape!=(): return 'npy'
+    if hasattr(value, 'item'): value = value.item()
+    if isinstance(value, (bool,int)): return 'i8'
+    return 'f8' if isinstance(value, float) else 'json'

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageFile
 from fastcore.basics import store_attr
 
-from .arrays import from_pixels
+from .arrays import from_pixels, refuse_mask
 from .base import Codec, Encoded
 
 # %% ../../nbs/codec/03_images.ipynb #48fd3c2d
@@ -32,16 +32,16 @@ def max_pixels()->int: # `None`: there is no limit
     To change the limit, change `Image.MAX_IMAGE_PIXELS`, as for stock fastai. `None` removes it."""
     return Image.MAX_IMAGE_PIXELS and 2*Image.MAX_IMAGE_PIXELS
 
-def _check_scans(b):
-    "Raise `ValueError` if JPEG `b` has more than `MAX_SCANS` scans, each of which is decoded for all pixels"
-    if b.count(b'\xff\xda')<=MAX_SCANS: return
+def _check_scans(content):
+    "Raise `ValueError` if a JPEG has more than `MAX_SCANS` scans, each of which is decoded for all pixels"
+    if content.count(b'\xff\xda')<=MAX_SCANS: return
     at,scans = 2,0   # what looks like a scan may also lie within a segment, or behind the end of the image
-    while (found := _JPEG_MARKER.search(b, at)) and b[found.start()+1]!=_END_OF_IMAGE:
-        scans += b[found.start()+1]==_START_OF_SCAN
+    while (found := _JPEG_MARKER.search(content, at)) and content[found.start()+1]!=_END_OF_IMAGE:
+        scans += content[found.start()+1]==_START_OF_SCAN
         if scans>MAX_SCANS:
             raise ValueError(f'a JPEG of more than {MAX_SCANS} scans, which may take very long to decode; '
                              'codec.images.MAX_SCANS is the limit')
-        at = found.end()+int.from_bytes(b[found.end():found.end()+2], 'big')
+        at = found.end()+int.from_bytes(content[found.end():found.end()+2], 'big')
 
 def _check_tiles(b):
     "Raise `ValueError` if TIFF `b` has tiles that are much larger than the image: they are decoded as a whole"
@@ -286,15 +286,16 @@ class RawCodec(Codec):
         return np.asarray(im)
 
     def _pixels_of_array(self, o):
-        a = np.asarray(o)
-        if a.dtype==bool: a = a*np.uint8(255)
-        if a.dtype!=np.uint8:
-            found = a.dtype if a.ndim else type(o).__name__
+        refuse_mask(o, self.name)
+        pixels = np.asarray(o)
+        if pixels.dtype==bool: pixels = pixels*np.uint8(255)
+        if pixels.dtype!=np.uint8:
+            found = pixels.dtype if pixels.ndim else type(o).__name__
             raise TypeError(f'{self.name}: want an image or uint8 pixels, got {found}')
-        if a.ndim==3 and a.shape[2]==1: a = a[...,0]
-        if a.ndim!=2 and a.shape[2:]!=(3,):
-            raise ValueError(f'{self.name}: want pixels of shape (h,w), (h,w,1) or (h,w,3), got {a.shape}')
-        return a
+        if pixels.ndim==3 and pixels.shape[2]==1: pixels = pixels[...,0]
+        if pixels.ndim!=2 and pixels.shape[2:]!=(3,):
+            raise ValueError(f'{self.name}: want pixels of shape (h,w), (h,w,1) or (h,w,3), got {pixels.shape}')
+        return pixels
 
     def pack(self, o):
         a = self._pixels(o)

@@ -26,22 +26,22 @@ _FRAMES = 0xC0,0xC1,0xC2   # baseline, extended, progressive
 _OTHER_FRAMES = set(range(0xC3, 0xD0))-{0xC4,0xC8,0xCC}   # lossless, arithmetic coding and others
 
 def jpeg_header(
-    b:bytes, # The contents of a file
+    content:bytes, # The contents of a file
 )->tuple: # `(width, height, channels)`, with 1 or 3 channels; `None` if it is not a JPEG, or a rare kind of JPEG
     "Size and number of channels of a JPEG, read from its header"
-    if b[:3]!=b'\xff\xd8\xff': return None
-    i,n = 2,len(b)
-    while i+9<n and b[i]==0xFF:   # each segment: 0xFF, marker, two bytes of length, contents
-        marker = b[i+1]
+    if content[:3]!=b'\xff\xd8\xff': return None
+    i,n = 2,len(content)
+    while i+9<n and content[i]==0xFF:   # each segment: 0xFF, marker, two bytes of length, contents
+        marker = content[i+1]
         if marker==0xFF:   # padding
             i += 1
             continue
         if marker in _FRAMES:   # bits per channel, height, width, channels
-            bits,channels = b[i+4],b[i+9]
+            bits,channels = content[i+4],content[i+9]
             if bits!=8 or channels not in (1,3): return None
-            return (b[i+7]<<8)+b[i+8], (b[i+5]<<8)+b[i+6], channels
+            return (content[i+7]<<8)+content[i+8], (content[i+5]<<8)+content[i+6], channels
         if marker in (_START_OF_SCAN,_END_OF_IMAGE) or marker in _OTHER_FRAMES: return None
-        i += 2+(b[i+2]<<8)+b[i+3]
+        i += 2+(content[i+2]<<8)+content[i+3]
 
 # %% ../../nbs/codec/09_pixels.ipynb #f6fd12cf
 class JpegSource:

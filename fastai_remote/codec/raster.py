@@ -145,7 +145,7 @@ def _draw_in_c(drawings, pen, time, empty):
     "`rasterise_batch` with the C module"
     packed = [bytes(d) if isinstance(d, (bytes,bytearray,memoryview)) else pack_strokes(d) for d in drawings]
     colours = None
-    if time is not None: colours = _colours([len(unpack_strokes(b)) for b in packed], time).astype(np.uint8)
+    if time is not None: colours = _colours([len(unpack_strokes(strokes)) for strokes in packed], time).astype(np.uint8)
     channels = 3 if time=='colour' else 1
     nbytes = pen.size**2*len(packed)*channels
     out = np.empty(nbytes, np.uint8) if empty is None else empty(nbytes)
@@ -153,7 +153,7 @@ def _draw_in_c(drawings, pen, time, empty):
         _pixels.draw(packed, out, pen.size, pen.radius, pen.reach, pen.scale, pen.shift, pen.antialias, channels,
             colours)
     except ValueError:
-        for b in packed: unpack_strokes(b)   # raises an error that says what is wrong
+        for strokes in packed: unpack_strokes(strokes)   # raises an error that says what is wrong
         raise
     return out.reshape(len(packed), pen.size, pen.size, *[3]*(channels==3))
 

@@ -55,14 +55,14 @@ class StrokeSequence:
 
     def _steps(self, points, lifted):
         points,lifted = points[:self.max_len],lifted[:self.max_len]
-        n,k = points.shape
-        steps = np.zeros((n+(self.fmt==5), k+self.fmt-2), np.float32)
-        steps[:n,:k] = np.diff(points, axis=0, prepend=0)
+        n,dims = points.shape
+        steps = np.zeros((n+(self.fmt==5), dims+self.fmt-2), np.float32)
+        steps[:n,:dims] = np.diff(points, axis=0, prepend=0)
         steps[:n,:2] *= self.scale
-        steps[:n,2:k] /= 1000
-        steps[:n,k+(self.fmt==5)] = lifted
+        steps[:n,2:dims] /= 1000
+        steps[:n,dims+(self.fmt==5)] = lifted
         if self.fmt==5:
-            steps[:n,k] = ~lifted
+            steps[:n,dims] = ~lifted
             steps[n,-1] = 1
         return steps
 

@@ -34,14 +34,14 @@ def _as_stroke(o, i):
     if _is_pair_of_lists(o):   # the usual case, as from JSON; `bytearray` accepts only whole numbers from 0 to 255
         try: return np.frombuffer(bytearray(o[0]+o[1]), np.uint8).reshape(2, -1)
         except (TypeError,ValueError): pass
-    try: a = np.asarray(o)
+    try: points = np.asarray(o)
     except ValueError: raise ValueError(f'stroke {i}: x and y differ in length') from None
-    if a.ndim!=2 or len(a)!=2 or not a.shape[1]:
-        raise ValueError(f'stroke {i}: want shape (2,n), n at least 1, got {a.shape}')
-    if a.dtype.kind not in 'iuf' or not (a.min()>=0 and a.max()<=255):
+    if points.ndim!=2 or len(points)!=2 or not points.shape[1]:
+        raise ValueError(f'stroke {i}: want shape (2,n), n at least 1, got {points.shape}')
+    if points.dtype.kind not in 'iuf' or not (points.min()>=0 and points.max()<=255):
         raise ValueError(f'stroke {i}: want numbers from 0 to 255; simplify(…) makes them')
-    stroke = a.astype(np.uint8)
-    if not (a==stroke).all():
+    stroke = points.astype(np.uint8)
+    if not (points==stroke).all():
         raise ValueError(f'stroke {i}: want whole numbers from 0 to 255; simplify(…) makes them')
     return stroke
 
@@ -75,23 +75,23 @@ def pack_strokes(
     return b''.join([_pack_number(s.shape[1])+s.tobytes() for s in as_strokes(strokes)])
 
 def unpack_strokes(
-    b:bytes # The bytes of `pack_strokes`
+    content:bytes # The bytes of `pack_strokes`
 )->list: # `uint8` arrays of shape (2,n)
-    "The strokes in `b`; raises `ValueError` if it is truncated or damaged"
-    end = len(b)
+    "The strokes in `content`; raises `ValueError` if it is truncated or damaged"
+    end = len(content)
     if not end: raise ValueError('strokes: no bytes')
-    a = np.frombuffer(bytearray(b), np.uint8)
+    points = np.frombuffer(bytearray(content), np.uint8)
     i,strokes = 0,[]
     while i<end:
-        n = b[i]
+        n = content[i]
         i += 1
-        if n>127: n,i = _unpack_number(b, i-1)
+        if n>127: n,i = _unpack_number(content, i-1)
         if not n: raise ValueError(f'strokes: stroke {len(strokes)} has no points, at byte {i-1} of {end}')
         j = i+2*n
         if j>end:
             raise ValueError(f'strokes: stroke {len(strokes)} needs {2*n} bytes from byte {i} on, '
                              f'but there are {end-i}: truncated or damaged')
-        strokes.append(a[i:j].reshape(2, n))
+        strokes.append(points[i:j].reshape(2, n))
         i = j
     return strokes
 

@@ -6,7 +6,7 @@ Docs: page `ingest/chunk`"""
 
 # %% auto #0
 __all__ = ['WRITE_BYTES', 'as_vocab', 'check_vocab', 'has_codes', 'check_codes', 'plan_fields', 'stats_field', 'stored_fields',
-           'Columns', 'write_chunk', 'failure_reason', 'part_fingerprint', 'convert']
+           'plain_label', 'Columns', 'write_chunk', 'failure_reason', 'part_fingerprint', 'convert']
 
 # %% ../../nbs/ingest/00_chunk.ipynb #cf8f9f1f
 import hashlib
@@ -14,7 +14,7 @@ import hashlib
 import numpy as np
 from fastcore.basics import store_attr
 
-from ..codec.arrays import NpyCodec, NpzCodec
+from ..codec.arrays import NpyCodec, NpzCodec, refuse_mask
 from ..codec.base import Codec, Encoded, utf8
 from ..codec.fields import get_codec, infer_codec, is_image, is_mask
 from ..codec.numbers import narrow
@@ -92,6 +92,7 @@ def plan_fields(
 )->dict: # `{field: {'codec', 'dtype', …}}`; `staged` marks labels whose codes are not known until all are seen
     "How each field of a dataset is stored; raises `ValueError` for names that cannot be stored"
     res = {}
+    if not sample: raise ValueError('a sample without fields: it, or what fn returns, is a dict {field: value}')
     for field,value in sample.items():
         utf8(field)
         if any(c in field for c in ':#~@ ') or not field or field.endswith('.crc'):
@@ -128,6 +129,15 @@ def stored_fields(
 
 WRITE_BYTES = 4_000_000   # bytes per write: so large that round trips cost little, and small enough for any server
 
+def plain_label(
+    field:str, # Name of the field, for the message
+    label # A text or a number, also as a tensor or an array without dimensions
+):
+    "`label` as a value of Python, which is found in a dict of labels; raises `ValueError` for a masked one"
+    if getattr(label, 'shape', None)!=(): return label
+    refuse_mask(label, field)
+    return label.item()
+
 class Columns:
     "Encoded samples that are not written yet, field by field"
     def __init__(self,
@@ -160,7 +170,7 @@ class Columns:
         key = sample.get('__key__')
         sample = stored_fields(sample, 'key.txt' if 'key.txt' in self.values and 'key.txt' not in sample else None)
         if sample.keys()!=self.values.keys():
-            raise ValueError(f"fields {', '.join(sample)}; the first sample had {', '.join(self.values)}")
+            raise ValueError(f"fields {', '.join(sample) or 'none'}; the first sample had {', '.join(self.values)}")
         if self.names_samples and key is not None:
             check_key(key)
             if key==self.last_key: raise ValueError(f'__key__ {key!r}: two samples in a row have this key')
@@ -208,7 +218,7 @@ class Columns:
 
     def _encode_label(self, field, label, labels):
         "The code of `label`; or the label itself, while the vocabulary is not known"
-        if getattr(label, 'shape', None)==(): label = label.item()   # a tensor or array would not be found in a dict
+        label = plain_label(field, label)
         if field in self.codes: return self._code(field, label)
         is_text = self.fields[field]['text']
         if isinstance(label, str)!=is_text:

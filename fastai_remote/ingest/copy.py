@@ -64,7 +64,7 @@ def resize_store(
                          'arrays of pixels')
     before = codecs[field]
     if before=='strokes':
-        raise ValueError(f'{store.name}: strokes have no size; store.map(Rasterise({size}), name) draws them')
+        raise ValueError(f'{store.name}: strokes have no size; store.map(Rasterise({size}), name=…) draws them')
     if codec is None: codec = before if before=='raw' or getattr(get_codec(before), 'fmt', None) else 'png'
     return map_store(store, shrink(size, quality, codec, [field]), url, name, **kwargs)
 

@@ -17,7 +17,7 @@ import numpy as np
 from fastcore.imports import IN_NOTEBOOK
 
 from ..core import size_str, StoreFull
-from .report import SHOWN_FAILURES, FailureLimit, IngestError, IngestReport
+from .report import SHOWN_FAILURES, FailureLimit, IngestError, IngestReport, SamplesMissing
 from ..parallel import parallel_map
 from ..write.base import ChunksLost, ServerRestarted, Writer
 
@@ -76,6 +76,9 @@ def run_ingest(
 )->IngestReport:
     "Write the chunks of `job` that are not written yet, in parallel, and commit; raises `IngestError`, `StoreFull`"
     try: return _run(job, writer, num_workers, limit, progress, tries)
+    except (NothingWritten,SamplesMissing):   # the same call would fail in the same way
+        writer.drop()
+        raise
     except StoreFull as e:
         raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, '
                         f'or {writer.how_to_abandon()}') from e
@@ -96,9 +99,6 @@ def _run(job, writer, num_workers, limit, progress, tries):
         marks = _count_records(writer, report)
         if (marks==0).any(): continue
         try: commit_ingest(writer, report, limit, job.verb)
-        except NothingWritten:
-            writer.drop()
-            raise
         except ChunksLost:
             marks = _count_records(writer, IngestReport(report.name, report.url))
             continue

@@ -27,7 +27,7 @@ from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
 from ..source.base import storable
 from ..source.tars import (
-    DamagedTar, expand_braces, group_members, parse_number, TAR_EXTENSIONS, tar_members, Uncompressed)
+    DamagedTar, expand_braces, group_members, is_text_label, parse_number, TAR_EXTENSIONS, tar_members, Uncompressed)
 from ..store.address import concealed
 from ..store.bounded import is_http
 from fastai_remote.store.shard_index import (
@@ -50,7 +50,7 @@ class _StoredFile:
         self.crc,self.size = 0,0   # checksum and number of the bytes that were read
         if storage.local: os.close(open_regular(storage.path(name)))
         # The size is asked for, because a short answer may end where a member ends, and would look complete.
-        self.total = storage.call(lambda fs: fs.size(storage.path(name)))
+        self.total,self.stamp = storage.size_and_stamp(name)
         pieces = self._pieces()
         first = next(pieces, b'')
         self.compression = compression_of(first[:16])
@@ -106,7 +106,7 @@ class _ShardFields:
                 continue
             spec = self.specs.get(field) or self._add(field)
             if spec['dtype'] is not None:
-                values[field] = _number_or_label(field, spec, member.content)
+                values[field] = _number_or_label(field, spec, member)
                 continue
             if member.size>_MAX_VALUE: raise ValueError(f'{field}: {member.size:,} bytes; a value has less than 4 GiB')
             spans[field] = member.start,member.size,zlib.crc32(member.content)
@@ -132,13 +132,15 @@ def _too_many_fields(where, fields):
     return (f'{where}: more than {_MAX_FIELDS} different fields, such as {examples}: WebDataset takes what follows the '
             'first dot of a name for the field, so that a dot must not be a part of the names of samples')
 
-def _number_or_label(field, spec, content):
+def _number_or_label(field, spec, member):
     "The value of a field of fixed width; raises `TypeError` for a text where the first samples had numbers"
-    if spec.get('text'):   # of labels that are text, 007 is one
-        label = content.decode().strip()
+    is_text = spec['codec']=='cls' and is_text_label(member)
+    if spec.get('text'):
+        if is_text: spec.pop('late', None)   # no integers, also if all of them look like that
+        label = parse_number(field, member.content, True)
         utf8(label)
         return label
-    value = parse_number(field, content)
+    value = parse_number(field, member.content, is_text)
     if isinstance(value, str): raise TypeError(f'{field} {value!r}: the first samples had numbers')
     number = get_codec(spec['codec']).to_num(value)
     return int(number) if spec.get('staged') else number
@@ -151,15 +153,18 @@ def _labels(content):
 def index_shard(
     open_writer, # Makes the writer in this process
     source:dict, # Arguments of the `Storage` that contains the shards
-    k:int, # Number of the shard
+    chunk:int, # Number of the chunk: each shard is one
     part, # Its name; or, if it was indexed before, its row in the table of shards, a list that begins with its name
 )->dict: # The record of the shard: numbers of samples, bytes and failures
-    "Index one shard; raises `StoreUnavailable`, and `IngestError` if there are too many fields"
+    """Index one shard; raises `StoreUnavailable`, and `IngestError` if there are too many fields
+
+    Raises `StoreExists` if the shard was indexed before, and has changed."""
     writer = open_writer()
-    if not isinstance(part, str): return _keep_shard(writer, k, part)
-    name,file = part,_StoredFile(Storage(**source), part)
+    storage = Storage(**source)
+    if not isinstance(part, str): return _keep_shard(writer, storage, chunk, part)
+    name,file = part,_StoredFile(storage, part)
     fields = writer.plan['fields']
-    image_field = writer.plan['stats'] if has_stats(k) else None   # whose images are counted
+    image_field = writer.plan['stats'] if has_stats(chunk) else None   # whose images are counted
     found,left_out = _ShardFields(fields, f"{writer.url}: {name}"),Counter()
     columns,stats,failures,nbytes,key = found.columns,ImageStats() if image_field else None,[],0,None
     usual = {f for f in fields if not f.endswith('.crc')}   # the fields of the sample before
@@ -189,27 +194,42 @@ def index_shard(
                   notes=dict(found.notes+left_out))
     labels = {field:sorted(texts) for field,texts in writer.seen.items()}
     counts = {field:list(numbers.items()) for field,numbers in writer.counts.items()}
-    index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields))
+    index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields,
+                                        stamp=file.stamp))
     writer.storage.write(index_name(name), index)
     size = file.content.position   # of the tar, uncompressed
     writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
                           COMPRESSIONS.index(file.compression)])
-    writer.done(k, record, failures, stats.to_bytes() if stats else b'')
+    writer.done(chunk, record, failures, stats.to_bytes() if stats else b'')
     return record
 
-def _keep_shard(writer, k, row):
-    "Records a shard that was indexed before, from its index; returns the record; raises `CorruptSample`"
+def _keep_shard(writer, source, k, row):
+    """Records a shard that was indexed before, from its index; returns the record
+
+    Raises `CorruptSample`, and `StoreExists` if the shard is another now."""
     name,content = row[0],writer.storage.read(index_name(row[0]))
     if zlib.crc32(content)!=row[6]:
         raise CorruptSample(f'{writer.url}: {index_name(name)}: {len(content):,} bytes that do not match their '
                             'checksum; overwrite=True indexes all shards anew')
     record = ShardIndex(content, index_name(name)).record
-    failures,_ = record.pop('failures'),record.pop('plan')
+    failures,_,stamp = record.pop('failures'),record.pop('plan'),record.pop('stamp', None)
+    _check_unchanged(source, name, stamp, row[3])
     writer.seen = {field:set(texts) for field,texts in record.pop('labels').items()}
     writer.counts = {field:dict(map(tuple, numbers)) for field,numbers in record.pop('counts').items()}
     writer.shards.append(row)
     writer.done(k, record, failures)
     return record
+
+def _check_unchanged(source, name, stamp, crc):
+    """Raises `StoreExists` if the bytes of a shard do not match the checksum `crc` that they had when it was indexed
+
+    They are read only if the shard's stamp is not the one it had: a copy of a shard has another stamp, too."""
+    if source.size_and_stamp(name)[1]==stamp: return
+    file = _StoredFile(source, name)
+    file.content.drain()
+    if file.crc!=crc:
+        raise StoreExists(f'{source.url}: {name} has changed since it was indexed: its {file.size:,} bytes do not '
+                          'match their checksum; overwrite=True indexes all shards anew')
 
 def _count(writer, fields, values, members):
     "Counts the labels of a sample in `writer`, which needs them for the vocabulary"
@@ -253,7 +273,7 @@ def _sound_values(members):
     "Yields `(field, value)`, without members that make their sample a failed one; bytes for what is no number or text"
     for field,member in members.items():
         if member.error is not None or not _is_nameable(field): continue
-        try: yield field,parse_number(field, member.content)
+        try: yield field,parse_number(field, member.content, is_text_label(member))
         except ValueError:
             if get_codec(field).name!='cls': yield field,member.content
 
@@ -300,7 +320,7 @@ class _KnownShards:
         if self.table.version is not None:
             raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what '
                               'was changed')
-        self.positions = {self.table.name(u):u for u in range(len(self.table))}
+        self.positions = {self.table.name(shard):shard for shard in range(len(self.table))}
         there = set(names)
         lost = next((name for name in self.positions if name not in there), None)
         if lost is not None:
@@ -322,11 +342,11 @@ class _KnownShards:
 
     def row(self, name:str)->list: # `None` if the shard is new
         "The row of a shard in the table, as records have it"
-        u,table = self.positions.get(name),getattr(self, 'table', None)
-        if u is None: return None
-        kind = 0 if table.kind is None else int(table.kind[u])
-        return [name, *(int(column[u]) for column in (table.n, table.size, table.crc, table.idx)), table.whole(u),
-                int(table.icrc[u]), kind]
+        shard,table = self.positions.get(name),getattr(self, 'table', None)
+        if shard is None: return None
+        kind = 0 if table.kind is None else int(table.kind[shard])
+        counts = [int(column[shard]) for column in (table.n, table.size, table.crc, table.idx)]
+        return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind]
 
 def _earlier_index(source, overwrite):
     """Returns the files of an index that an earlier version has written beside the shards, and that is replaced
@@ -367,7 +387,9 @@ def index_shards(
 
     The shards may be compressed with gzip, xz, bzip2 or zstd. Neither they nor other files beside them are changed.
     Members are grouped into samples by WebDataset's rules, and samples may have different fields. Where an index is
-    there already, only shards that are new are read, and added. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
+    there already, only shards that are new are read, and added; that another has changed since is noticed by its size,
+    its ETag or its time, and is an error. Labels are integers (`cls`) or text (`cls.txt`); if one of the first hundred
+    is no integer, such as `007`, all are text, as they are. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
     `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
@@ -382,8 +404,9 @@ def index_shards(
     known = _KnownShards(writer, source, names, overwrite)
     def plan():
         sizes = [source.call(lambda fs: fs.size(source.path(name))) for name in names[:100]]
-        signature = hashlib.sha256(repr((names, sizes, splits)).encode()).hexdigest()
         earlier = known.dataset
+        identity = names,sizes,splits,earlier and earlier.uid   # what was kept of an earlier index is not read anew
+        signature = hashlib.sha256(repr(identity).encode()).hexdigest()
         fields = _fields_of(source, names) if earlier is None else known.fields
         # Statistics are of a sample of the images anyway: they stay those of the shards that were indexed first.
         stats = dict(stats=stats_field(fields)) if earlier is None else dict(stats=None, kept_stats=earlier.stats)

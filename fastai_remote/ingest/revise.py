@@ -17,12 +17,14 @@ from fastcore.basics import listify
 from ..codec.fields import get_codec
 from ..codec.numbers import narrow
 from ..core import StoreError, UnknownField
-from .chunk import as_vocab, Columns, convert, failure_reason, plan_fields
+from .chunk import as_vocab, Columns, convert, failure_reason, plain_label, plan_fields
 from .report import IngestError
 from .run import ingest
 from ..parallel import parallel_map
+from ..source.arrays import by_position
 from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr, storable
 from ..source.datasets import as_source, stored_samples, stored_values
+from ..source.tars import check_members
 from ..store.base import Store
 from ..store.shards import ShardStore
 from ..write.revision import AddFields, Append, Edit
@@ -48,7 +50,7 @@ class _NamedLabels:
 
     def _label(self, field, label):
         "The label that `label`, which may be a code, stands for; raises `ValueError`"
-        if getattr(label, 'shape', None)==(): label = label.item()   # of a tensor or an array
+        label = plain_label(field, label)
         if label in self.known[field]: return label
         labels = self.vocab[field]
         if isinstance(label, int) and 0<=label<len(labels): return labels[label]
@@ -66,7 +68,8 @@ def append_samples(
     Labels that the dataset does not have yet get the next codes, so that those of a trained model stay the same. The
     new version becomes visible at once, when all is written, and shares the samples of the version before. A call that
     was interrupted is continued by the same call. Raises `ValueError` if fields or splits do not fit, `StoreExists` if
-    the source was appended before, and what `to_redis` raises."""
+    the source was appended before, and what `to_redis` raises. Files, tables and lists of plain data are recognised;
+    generators, datasets of PyTorch and lists of other objects are not, and are appended again."""
     source = as_source(source)
     if bool(source.splits or source.srcs)!=bool(store.splits):
         has = f"has the splits {', '.join(store.splits)}" if store.splits else 'has no splits'
@@ -77,24 +80,25 @@ def append_samples(
     vocab = {field:labels for field,labels in store.manifest.vocab.items() if codecs[field] not in ('cls','labels')}
     named = {field:labels for field,labels in as_vocab(source.vocab).items() if codecs.get(field)=='cls'}
     if named: fn = _NamedLabels(fn, named)
-    ingest(source, store.reviser(Append(again)), fn, vocab=vocab, **options)
+    # where it is not sure that the data are the same, nothing is refused
+    ingest(source, store.reviser(Append(again or not source.is_identified)), fn, vocab=vocab, **options)
     return store.reopened()
 
 # %% ../../nbs/ingest/07_revise.ipynb #addidx01
 def _encoded_shard(
-    u, # Number of a shard
+    shard, # Number of a shard
     part, # Its samples: an iterable of `(name, raw)`
     load, # raw -> sample
     fn, # sample -> sample
     fields, # Fields that are added or changed, `{name: entry}` as in the manifest
     vocab # `{field: list of labels}`
 ):
-    "`u`, and the encoded values of the new fields, `{field: list}`; raises `IngestError`"
+    "The number of the shard, and the encoded values of the new fields, `{field: list}`; raises `IngestError`"
     columns = Columns(fields, vocab)
     for number,(name,raw) in enumerate(part):
         try: columns.add(number, convert(load, fn, raw))
         except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
-    return u,columns.columns(hashed=False)
+    return shard,columns.columns(hashed=False)
 
 def _write_overlay(reviser, k, source, fn, **options):
     "Writes the `k`-th overlay of a new version, and returns its store; raises `IngestError`"
@@ -117,12 +121,12 @@ def _add_overlay(reviser, manifest, overlay):
     in_overlay = [field for field in overlay.fields if added.fields[field]['dtype'] is None]
     position,starts = reviser.add_overlay(manifest, overlay, in_overlay),reviser.store.shards.starts.tolist()
     for name in ('fields','vocab','counts','stats'): getattr(manifest, name).update(getattr(added, name))
-    for u,(start,stop) in enumerate(zip(starts, starts[1:])):
+    for shard,(start,stop) in enumerate(zip(starts, starts[1:])):
         columns,numbers = {},np.arange(start, stop)
         for field in overlay.fields:
             if field in in_overlay: set_overlay(columns, field, position, numbers, np.arange(stop-start), stop-start)
             else: columns[field] = overlay.get_many(numbers, field, check=True)[field]
-        reviser.add_columns(u, columns, {})
+        reviser.add_columns(shard, columns, {})
 
 def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, progress=None):
     """`add_fields` for shards, which are not changed
@@ -135,6 +139,7 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
     try: fields = plan_fields(convert(load, fn, raw), vocab, source.codecs)
     except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
     reviser.change.check(store, {'fields':fields})
+    check_members(store.name, fields, store.manifest.fields)
     if any(spec['dtype'] is None for spec in fields.values()):
         source.splits = None   # sample i of the overlay belongs to sample i of the dataset
         with reviser.revising() as manifest:
@@ -143,14 +148,14 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
             _add_overlay(reviser, manifest, overlay)
         return
     starts = store.shards.starts
-    tasks = ((u, source.read(np.arange(start, stop)), load, fn, fields, vocab)
-             for u,(start,stop) in enumerate(zip(starts.tolist(), starts[1:].tolist())))
+    tasks = ((shard, source.read(np.arange(start, stop)), load, fn, fields, vocab)
+             for shard,(start,stop) in enumerate(zip(starts.tolist(), starts[1:].tolist())))
     with reviser.revising() as manifest:
         labels_of = {field:{} for field,spec in fields.items() if spec.get('staged')} # `{label: samples}`
         manifest.vocab |= {field:labels for field,labels in vocab.items() if field in fields}
         counts = {field:np.zeros(len(vocab[field]), np.int64) for field in vocab if field in fields}
-        for u,columns in parallel_map(_encoded_shard, tasks, num_workers):
-            reviser.add_columns(u, columns, labels_of)
+        for shard,columns in parallel_map(_encoded_shard, tasks, num_workers):
+            reviser.add_columns(shard, columns, labels_of)
             for field in counts: counts[field] += np.bincount(columns[field], minlength=len(counts[field]))
         manifest.counts |= {field:numbers.tolist() for field,numbers in counts.items()}
         for field,spec in fields.items():
@@ -167,6 +172,7 @@ class _Columns(IndexedSource):
         arrays:dict, # `{field: array or list}`, with an entry for each sample
         n:int # Samples
     ):
+        arrays = {field:by_position(field, values) for field,values in arrays.items()}
         for field,values in arrays.items():
             if len(values)!=n: raise ValueError(f'{field!r} has {len(values):,} values, for {n:,} samples')
         self.arrays,self.n = arrays,n
@@ -189,18 +195,24 @@ def add_fields(
     # or list}` with a value for each sample
     fn,
     fields:list=None, # Fields that `fn` gets; default: all
-    **options # `num_workers`, `vocab`, `chunk` and `progress`, as for `to_redis`
+    num_workers:int=None, # As for `to_redis`, like those below
+    vocab:list|dict=None,
+    chunk:int=None,
+    progress:bool=None
 )->Store: # The new version
     """Add fields to all samples of a dataset: predictions, embeddings, the images in another size
 
     The new version becomes visible at once, when all is written, and shares what was there before. A call that was
-    interrupted is continued by the same call. Raises `ValueError` if there are fields of these names, `IngestError` if
-    `fn` fails for a sample, and what `to_redis` raises."""
+    interrupted is continued by the same call. Each sample needs a value: if `fn` fails for one, `IngestError` is raised,
+    and nothing is kept. Raises `ValueError` if there are fields of these names, and what `to_redis` raises."""
     if callable(fn): source = stored_samples(store, fields)
+    elif isinstance(fn, dict) and fields is not None:
+        raise TypeError('fields= names what a function gets of each sample; the values of a dict are added as they are')
     elif isinstance(fn, dict): source,fn = _Columns(fn, len(store)),None
     else: raise TypeError(f'want a function of a sample, or a dict of arrays, not {type(fn).__name__}')
+    options = dict(vocab=vocab or {}, num_workers=num_workers, chunk=chunk, progress=progress)
     if store.shards is not None: _add_to_shards(store, source, fn, **options)
-    else: ingest(source, store.reviser(AddFields()), fn, shuffle=False, max_failed=0, **{'vocab':{}, **options})
+    else: ingest(source, store.reviser(AddFields()), fn, shuffle=False, max_failed=0, **options)
     return store.reopened()
 
 def drop_fields(
@@ -253,8 +265,9 @@ def edit_samples(
     """Remove samples of a dataset, and change values of others
 
     The samples behind one that is removed move up, so that numbers stay dense. New labels get the next codes. The new
-    version becomes visible at once, and shares what has not changed. Raises `IndexError` for a sample that does not
-    exist, `UnknownField`, `ValueError` if a sample is to be removed and changed, or if no sample would be left."""
+    version has no statistics of images that change or are removed. It becomes visible at once, and shares what has not
+    changed. Raises `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value that cannot
+    be stored, `ValueError` if a sample is to be removed and changed, or if no sample would be left."""
     drop = np.unique(store.check_numbers(list(drop)))
     values = {field:dict(zip(store.check_numbers(list(changed)).tolist(), changed.values()))
               for field,changed in (set or {}).items() if changed}

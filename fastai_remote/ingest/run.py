@@ -118,9 +118,9 @@ class IndexedJob(SourceJob):
 
     def chunks(self, marks):
         size = self.writer.plan['chunk']
-        for k in np.flatnonzero(marks==0).tolist():
-            numbers = np.arange(k*size, min(self.n, (k+1)*size))
-            yield k, self.source.read(self.positions(numbers))
+        for chunk in np.flatnonzero(marks==0).tolist():
+            numbers = np.arange(chunk*size, min(self.n, (chunk+1)*size))
+            yield chunk, self.source.read(self.positions(numbers))
 
 class StreamJob(SourceJob):
     "Writes a `StreamedSource`: its parts are the chunks, and those that an earlier run has written are passed over"
@@ -155,16 +155,16 @@ class StreamJob(SourceJob):
         return self.source.stream(self.chunk)
 
     def chunks(self, marks):
-        splits,size,end,k = {},self.chunk,0,-1
-        for k,part in enumerate(self._stream()):
-            end = k*size+len(part)
-            if isinstance(part, SplitPart): splits.setdefault(part.split, [k*size,0])[1] = (k+1)*size
-            if k<len(marks) and marks[k]:
-                if part_fingerprint(part)!=marks[k]: raise self._changed(f'chunk {k} is another')
+        splits,size,end,chunk = {},self.chunk,0,-1
+        for chunk,part in enumerate(self._stream()):
+            end = chunk*size+len(part)
+            if isinstance(part, SplitPart): splits.setdefault(part.split, [chunk*size,0])[1] = (chunk+1)*size
+            if chunk<len(marks) and marks[chunk]:
+                if part_fingerprint(part)!=marks[chunk]: raise self._changed(f'chunk {chunk} is another')
                 continue
-            if end>self.writer.plan['n']: self.writer.extend(2*(k+32)*size)
-            yield k, part
-        if (marks[k+1:]!=0).any(): raise self._changed('it is shorter')
+            if end>self.writer.plan['n']: self.writer.extend(2*(chunk+32)*size)
+            yield chunk, part
+        if (marks[chunk+1:]!=0).any(): raise self._changed('it is shorter')
         if splits: splits[part.split][1] = end
         self.end = end,self._all_splits(splits)
 

@@ -58,24 +58,24 @@ def _read_wav(b):
     return audio_floats(a.reshape(-1, channels).T),rate
 
 def read_audio(
-    b:bytes # A recording as a file
+    content:bytes # A recording as a file
 )->tuple: # (float32 array of shape (channels, values), values per second)
     "Decode a recording; raises `ValueError` if it is damaged, and `ImportError` if another package is needed"
-    if b[:4]==b'RIFF' and b[8:12]==b'WAVE':
-        try: return _read_wav(b)
+    if content[:4]==b'RIFF' and content[8:12]==b'WAVE':
+        try: return _read_wav(content)
         except (wave.Error,EOFError) as e:
             is_damaged = 'unknown format' not in str(e)
             if is_damaged: raise ValueError(f'a damaged wav file: {e or type(e).__name__}') from None
     if find_spec('soundfile'):
         import soundfile
-        try: values,rate = soundfile.read(io.BytesIO(b), dtype='float32', always_2d=True)
+        try: values,rate = soundfile.read(io.BytesIO(content), dtype='float32', always_2d=True)
         except soundfile.LibsndfileError as e: raise ValueError(f'soundfile: {e}') from None
         return values.T,rate
     if find_spec('torchaudio'):
         import torchaudio
-        values,rate = torchaudio.load(io.BytesIO(b))
+        values,rate = torchaudio.load(io.BytesIO(content))
         return values.numpy(),rate
-    raise ImportError(f'a recording that begins with {b[:4]!r} needs a decoder: install soundfile (pip install '
+    raise ImportError(f'a recording that begins with {content[:4]!r} needs a decoder: install soundfile (pip install '
                       'soundfile), or register a codec of your own for the field (register_codec), which returns '
                       'arrays; only wav files with whole numbers need none')
 
@@ -164,15 +164,15 @@ def pad_audio(
 )->list: # The same, with recordings of one length
     "Pads the recordings of a batch with zeros at their ends; raises `ValueError` if they do not fit together"
     samples = [list(sample) for sample in samples]
-    for k,first in enumerate(samples[0]):
+    for position,first in enumerate(samples[0]):
         if not isinstance(first, TensorAudio): continue
-        column = [sample[k] for sample in samples]
+        column = [sample[position] for sample in samples]
         for what,found in (('values per second',{x.rate for x in column}), ('channels',{x.shape[0] for x in column})):
             if len(found)>1:
                 raise ValueError(f'recordings of one batch have different {what} ({sorted(found, key=str)}): convert '
                                  'them by fn= when they are written, or by an item transform')
         longest = max(x.shape[-1] for x in column)
-        for sample in samples: sample[k] = _padded(sample[k], longest)
+        for sample in samples: sample[position] = _padded(sample[position], longest)
     return [tuple(sample) for sample in samples]
 
 def _audio_grid(n, max_n, nrows, ncols, figsize):

@@ -240,6 +240,13 @@ class RemoteDataset(Pipeline, Dataset):
             while waiting: yield waiting.popleft()()
 
 # %% ../../nbs/load/15_dataset.ipynb #232fe715
+def _check_interleave(interleave):
+    if interleave is not None and interleave<1: raise ValueError(f'want interleave of at least 1, not {interleave}')
+
+def _shard_sizes(source):
+    "How many samples of `source.ds` lie in each shard; `None` if shuffling does not go shard by shard"
+    return source.ds.items.shard_sizes if source.interleave is not None and len(source.ds) else None
+
 class _BatchEpochs(Epochs):
     "The order of the batches of each epoch"
     def __init__(self,
@@ -253,15 +260,10 @@ class _BatchEpochs(Epochs):
         world_size:int=None, # Number of ranks; default: as `rank`
     ):
         super().__init__(seed, rank, world_size)
-        if bs<1 or interleave is not None and interleave<1:
-            raise ValueError(f'want bs and interleave of at least 1, not {bs=}, {interleave=}')
+        if bs<1: raise ValueError(f'want bs of at least 1, not {bs}')
+        _check_interleave(interleave)
         self.ds,self.bs,self.shuffle,self.interleave,self.drop_last = ds,bs,shuffle,interleave,drop_last
         self.finished = torch.tensor(-1).share_memory_()   # number of the last epoch that was read to its end
-
-    @property
-    def sizes(self)->np.ndarray: # Shape (shards,); or `None`
-        "How many samples of this dataset lie in each shard; `None` if shuffling does not go shard by shard"
-        return self.ds.items.shard_sizes if self.interleave is not None and len(self.ds) else None
 
     def __len__(self):
         n = -(-len(self.ds)//self.world_size)
@@ -270,7 +272,8 @@ class _BatchEpochs(Epochs):
     def _seed(self):
         "Seed of the epoch that begins: the same in all workers and in all ranks"
         info = get_worker_info()
-        if (info is None or info.id==0) and self.shuffle and self.world_size>1 and int(self.finished)==self.epoch:
+        is_chosen = self.seed is not None or self.world_size>1   # the order depends on `set_epoch`
+        if (info is None or info.id==0) and self.shuffle and is_chosen and int(self.finished)==self.epoch:
             warnings.warn(f'{self.ds.store.name}: epoch {self.epoch} is read again, in the same order as before: '
                           'call set_epoch(number) of the batches before each epoch', stacklevel=4)
         return int(np.random.SeedSequence(self.draw_key()).generate_state(1, np.uint64)[0])
@@ -279,14 +282,14 @@ class _BatchEpochs(Epochs):
         "Positions in the order of this rank's epoch"
         n = len(self.ds)
         if not self.shuffle: order = Order(n)
-        elif self.sizes is None: order = Order(n, Permutation(n, seed))
+        elif (sizes:=_shard_sizes(self)) is None: order = Order(n, Permutation(n, seed))
         else:
             self.ds.store.check_cache(workers, 2*self.interleave)
-            order = Order(n, ShardPermutation(self.sizes, seed, self.interleave, self.bs, workers))
+            order = Order(n, ShardPermutation(sizes, seed, self.interleave, self.bs, workers))
         return rank_share(order, self.rank, self.world_size)[:len(self)*self.bs]
 
     def _shard_prefetch(self, order, worker, given=0):
-        return _shard_prefetch(self.ds, self.sizes, order, worker, given)
+        return _shard_prefetch(self.ds, _shard_sizes(self), order, worker, given)
 
 def _shard_prefetch(ds, sizes, order, worker, given=0):
     """Called with each batch of `worker`, it returns the arguments of the store's `prefetch`, or `None`
@@ -458,7 +461,7 @@ class SampleSource(Source):
         interleave:int=4, # As in `RemoteDataset.stream`
         parts:tuple=() # Slices of the order, applied one after the other
     ):
-        if interleave is not None and interleave<1: raise ValueError(f'want interleave of at least 1, not {interleave}')
+        _check_interleave(interleave)
         self.ds,self.shuffle,self.resampled,self.interleave,self.parts = ds,shuffle,resampled,interleave,parts
 
     @property
@@ -497,21 +500,17 @@ class SampleSource(Source):
         # few samples are divided into smaller parts, so that all workers get some
         n = max(1, min(_READ, self._size()//(8*consumer.count)))
         order = self._order(seed_of(*key), consumer, n)
-        prefetch = _shard_prefetch(self.ds, None if self.parts or self.resampled else self._sizes(), order,
+        prefetch = _shard_prefetch(self.ds, None if self.parts or self.resampled else _shard_sizes(self), order,
                                    consumer.worker)
         batches = worker_batches(order, n, consumer.worker, consumer.num_workers)
         return self.ds.pairs(self.ds.read_ahead(batches, prefetch))
-
-    def _sizes(self):
-        "Samples in each shard; `None` if the order does not go shard by shard"
-        return self.ds.items.shard_sizes if self.interleave is not None and len(self.ds) else None
 
     def _order(self, seed, consumer, n_read):
         "The positions that a rank reads"
         n = len(self.ds)
         if self.resampled: order = Order(1<<60 if n else 0, _Draws(n, seed))
         elif not self.shuffle: order = Order(n)
-        elif (sizes:=self._sizes()) is None: order = Order(n, Permutation(n, seed))
+        elif (sizes:=_shard_sizes(self)) is None: order = Order(n, Permutation(n, seed))
         elif self.parts: order = Order(n, ShardPermutation(sizes, seed, self.interleave))
         else:
             self.ds.store.check_cache(consumer.num_workers, 2*self.interleave)

@@ -204,22 +204,22 @@ def why_changed(*classes)->str:
     return next((why for cls in classes if (why:=_watched[cls].change())), '')
 
 def why_unknown(
-    t:Transform, # A transform
+    transform:Transform, # A transform
     types:tuple, # Its type must be exactly one of these
     *values:type # Types of the values that it will see
 )->str: # Empty if it is certain
-    "Why it is not certain that `t` does with such values what fastai's code does"
-    cls,name = type(t),_name_of(t)
+    "Why it is not certain that `transform` does with such values what fastai's code does"
+    cls,name = type(transform),_name_of(transform)
     if cls not in types:
         if types is _image_tfms: return f'{name} is not a transform that images can pass undecoded'
         return f'{name} is not {" or ".join(c.__name__ for c in types)}'
     watched = _watched[cls]
     if why:=watched.change(): return why
-    for attribute in vars(t):
+    for attribute in vars(transform):
         shipped = watched.seen.get(attribute)
         if callable(shipped) or isinstance(shipped, (property,Function)):
             return f'{name}.{attribute} was replaced on the object'
-    return next((why for x in values if (why:=_why_other_implementation(t, x))), '')
+    return next((why for x in values if (why:=_why_other_implementation(transform, x))), '')
 
 def _why_other_implementation(t, x):
     "Why the implementation that `t` has for values of type `x` is not certainly fastai's; empty if it is"

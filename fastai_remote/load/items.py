@@ -13,14 +13,16 @@ import difflib
 import numpy as np
 from fastcore.basics import listify
 
+from ..codec.numbers import FixedCodec
 from ..order.base import Order
+from ..order.permutation import MASK64, PositionMap
 from ..order.shards import SplitPart
 from ..store.base import balanced_weights, Store
 
 # %% ../../nbs/load/02_items.ipynb #3fd7a2d5
 _BLOCK = 2048   # samples whose bits are looked at together
 
-class SampleSelection:
+class SampleSelection(PositionMap):
     "Numbers that were selected from `range(n)`, in ascending order: a bit for each of the `n`"
     def __init__(self,
         parts, # Iterable of bool arrays, which together have `n` values: is this number selected?
@@ -43,12 +45,7 @@ class SampleSelection:
         "The numbers that are not selected"
         return SampleSelection(np.unpackbits(block)[:self.n-k*_BLOCK]==0 for k,block in enumerate(self.bits))
 
-    def __getitem__(self,
-        i # Position, or array of positions, in [0, len)
-    ): # `int` for an int, int64 array for an array
-        "The selected number at position `i`"
-        if isinstance(i, (int,np.integer)): return int(self[np.array([i])][0])
-        positions = np.asarray(i, np.int64)
+    def _at(self, positions):
         blocks = np.searchsorted(self.starts, positions, 'right')-1
         numbers = np.empty(len(positions), np.int64)
         for block in np.unique(blocks).tolist():
@@ -274,8 +271,25 @@ def _wanted_labels(store, field, vocab, values):
 
 def _in_range(values, wanted):
     "Which of `values` are in `wanted`, an ascending range"
-    wide = values.astype(float if values.dtype.kind=='f' else np.int64)
-    return (wide>=wanted.start)&(wide<wanted.stop)&((wide-wanted.start)%wanted.step==0)
+    if values.dtype.kind=='f':
+        wide = values.astype(float)
+        mask = (wide==np.floor(wide))&(abs(wide)<2.**63)
+        mask[mask] = _in_range(wide[mask].astype(np.int64), wanted)
+        for k in np.flatnonzero(np.isfinite(wide)&(abs(wide)>=2.**63)): mask[k] = int(wide[k]) in wanted
+        return mask
+    values = values.astype(np.uint64 if values.dtype.kind=='u' else np.int64)
+    limits = np.iinfo(values.dtype)
+    first = max(0, -((wanted.start-limits.min)//wanted.step))   # steps to the first number that the field can hold
+    wanted = range(wanted.start+first*wanted.step, min(wanted.stop, limits.max+1), wanted.step)
+    if not wanted: return np.zeros(len(values), bool)
+    steps = values.astype(np.uint64)-np.uint64(wanted.start&MASK64)   # a difference of int64 may need 64 bits
+    return (values>=wanted.start)&(values<=wanted[-1])&(steps%np.uint64(min(wanted.step, MASK64))==0)
+
+def _stored_number(codec, value):
+    "`value` as `codec`, a `FixedCodec`, stores it; `None` if it cannot, so that no sample has this value"
+    if codec.dtype.kind in 'iu' and isinstance(value, (float,np.floating)) and value.is_integer(): value = int(value)
+    try: return codec.to_num(value)
+    except ValueError: return None
 
 def _number_matcher(store, field, dtype, values):
     "As `_matcher`, for a field of numbers"
@@ -284,8 +298,10 @@ def _number_matcher(store, field, dtype, values):
         ascending = values if values.step>0 else values[::-1]
         return lambda numbers, stored: _in_range(np.asarray(stored), ascending)
     wanted = _listed(values)
-    if not all(isinstance(value, (bool,int,float,np.number,np.bool_)) for value in wanted):
+    if not all(isinstance(value, (int,float,np.integer,np.floating,np.bool_)) for value in wanted):
         raise TypeError(f'{store.name}: field {field!r} holds numbers ({dtype}), not {_shown(values)}')
-    # A fraction such as 0.1 was rounded to the width of the field when it was stored
-    wanted = np.array(wanted, dtype if dtype.kind=='f' else None)
+    # A fraction such as 0.1 was rounded to the width of the field when it was stored; other numbers are stored exactly
+    codec = FixedCodec(field, np.uint8 if dtype==bool else dtype)
+    stored = [_stored_number(codec, value) for value in wanted]
+    wanted = np.array([number for number in stored if number is not None], codec.dtype)
     return lambda numbers, stored: np.isin(np.asarray(stored), wanted)

@@ -148,18 +148,18 @@ def open_image(
     plan = PixelPlan(source, (0,0,*source.size))
     return _new_image(_encoded_types[img_cls], plan, mode, fail, info)
 
-def _source_of(o, mode, reducing_gap):
-    "What to read the pixels of `o` from: a `JpegSource`, a Pillow image, or `o` itself if it is pixels of `mode`"
-    if isinstance(o, np.ndarray):
-        channels = 1 if o.ndim==2 else o.shape[2]
-        return o if channels==len(mode) else Image.fromarray(o)
-    if not isinstance(o, bytes): return o
-    header = jpeg_header(o)
-    if not header: return _load_file(o)
+def _source_of(content, mode, reducing_gap):
+    "What to read the pixels from: a `JpegSource`, a Pillow image, or `content` itself if it is pixels of `mode`"
+    if isinstance(content, np.ndarray):
+        channels = 1 if content.ndim==2 else content.shape[2]
+        return content if channels==len(mode) else Image.fromarray(content)
+    if not isinstance(content, bytes): return content
+    header = jpeg_header(content)
+    if not header: return _load_file(content)
     width,height,channels = header[:3]
     too_large = width*height>(Image.MAX_IMAGE_PIXELS or math.inf)   # `load_image` warns or raises
-    if too_large or not (mode=='RGB' or channels==1): return _load_file(o)
-    return JpegSource(o, (width,height), len(mode), reducing_gap)
+    if too_large or not (mode=='RGB' or channels==1): return _load_file(content)
+    return JpegSource(content, (width,height), len(mode), reducing_gap)
 
 def _load_file(b):
     "fastai's `load_image` of an image file, unless it would take too much time or memory; raises `ValueError`"

@@ -30,7 +30,8 @@ from fasttransform import compose_tfms
 from fasttransform.cast import retain_type
 from torch.utils.data import get_worker_info
 
-from .batch import BatchReader, fetch_of, StoreInputs
+from ..core import CorruptSample, MissingSample
+from .batch import BatchReader, fetch_of, first_or_other, StoreInputs
 from .items import RemoteItems
 from .lazy_image import EncodedImage
 from .path import BatchPipeline, decide_path
@@ -85,6 +86,8 @@ def show_beside(
 
 # %% ../../nbs/load/10_loader.ipynb #f949b0a4
 _max_reported = 100   # samples that each worker names in the report
+_not_skipped = ("on_bad='skip' leaves out no sample here, because the results belong to samples by their position; "
+                "on_bad='replace' would use another sample in its place")
 
 class RemoteDL(TfmdDL):
     """`TfmdDL` over a remote store: the order is computed, a batch is one request, the next batches are read in advance
@@ -92,6 +95,7 @@ class RemoteDL(TfmdDL):
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
     _joins_inputs = False   # while a batch is shown
     _path = _report = _buffers = None   # of this epoch: its `BatchPath`, the bad samples, its `SharedBuffers`
+    in_place = False   # do results belong to samples by position, so that none may be skipped?
     _known_lengths = _longest = None   # what `lengths` returned for the dataset; the position of the longest sample
     def __init__(self,
         dataset, # `Datasets` over `RemoteItems`; any other dataset works as with `TfmdDL`
@@ -104,7 +108,7 @@ class RemoteDL(TfmdDL):
         check:bool=True, # Compare the checksums of what is read?
         interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
         # For a missing or damaged sample: `raise` an error, `replace` it by another one, always the same, or `skip` it.
-        # `replaced` has the numbers
+        # `replaced` has the numbers. `get_preds` and `test_dl` skip none, but raise an error: results would be shifted
         on_bad:str='raise',
         # As in Pillow's `thumbnail`, usually 2.0 or 3.0: decode JPEGs at a half, quarter or eighth of their size where
         # that is still so many times the wanted size. It is faster, but the pixels differ from stock fastai's
@@ -130,6 +134,7 @@ class RemoteDL(TfmdDL):
         BatchPipeline.of(self.after_batch)
         if kwargs.get('verbose'): print(self.explain())
         if isinstance(balance, str): self.stores[0].class_weights(balance)   # raises here if labels are not counted
+        if isinstance(balance, tuple) and shuffle: _check_weights(self.dataset.items, *balance)
         if shuffle and self._sizes is not None:
             self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*interleave)
 
@@ -140,7 +145,14 @@ class RemoteDL(TfmdDL):
         keep = dict(persistent_workers=self.fake_l.persistent_workers)
         if issubclass(cls or type(self), RemoteDL): keep.update({name:getattr(self, name) for name in _own_options})
         if dataset is None and self.n is not None: keep['n'] = self.n
-        return super().new(dataset, cls, **merge(keep, kwargs))
+        res = super().new(dataset, cls, **merge(keep, kwargs))
+        # `get_preds` gives the order, and puts the predictions back in place by it
+        if isinstance(res, RemoteDL): res.in_place = 'get_idxs' in kwargs or dataset is None and self.in_place
+        return res
+
+    def _one_pass(self):
+        if self.on_bad=='raise' or not self.indexed or not StoreInputs(self.dataset).fetches: return super()._one_pass()
+        with first_or_other(self.dataset, self.check): super()._one_pass()
 
     @property
     def stores(self)->list:
@@ -242,8 +254,13 @@ class RemoteDL(TfmdDL):
     def _fetched(self, inputs, positions):
         "`Batch`es of `positions`, with their values"
         report = self._note if self._report is not None else None
-        reader = BatchReader(inputs, self.check, self.prefetch, self._shard_prefetch(), self.on_bad, report)
-        return reader.batches(positions, self.bs or 1)
+        skips = self.on_bad=='skip' and not self.in_place
+        on_bad = 'raise' if self.on_bad=='skip' and not skips else self.on_bad
+        reader = BatchReader(inputs, self.check, self.prefetch, self._shard_prefetch(), on_bad, report)
+        try: yield from reader.batches(positions, self.bs or 1)
+        except (CorruptSample,MissingSample) as e:
+            if self.on_bad=='skip' and not skips: e.add_note(_not_skipped)
+            raise
 
     def _shard_prefetch(self):
         "`shards` for `BatchReader`: which shards the store fetches next; `None` if samples are read one by one"
@@ -266,9 +283,10 @@ class RemoteDL(TfmdDL):
         "Batches that fastai builds item by item"
         stock = super().create_batches
         if self.on_bad=='skip':   # each batch alone, so that it stays smaller by what is skipped
-            for batch in batches: yield from stock(inputs.positions_of(batch))
-        else: yield from stock(position for batch in batches for position in inputs.positions_of(batch))
-        inputs.release()
+            for batch in batches: yield from inputs.released(stock(inputs.positions_of(batch)))
+        else:
+            positions = (position for batch in batches for position in inputs.positions_of(batch))
+            yield from inputs.released(stock(positions))
 
     def do_item(self, s):
         path = self._path
@@ -300,7 +318,7 @@ class RemoteDL(TfmdDL):
                 return
             if not given_up: random.setstate(state)
             given_up = True
-            yield from super(RemoteDL, self).create_batches(inputs.positions_of(batch))
+            yield from inputs.released(super(RemoteDL, self).create_batches(inputs.positions_of(batch)))
         with FetchThreads(self.threads, _use_one_core) as submit:
             for batch in batches:
                 if not batch.positions: continue   # all of its samples were skipped
@@ -311,7 +329,6 @@ class RemoteDL(TfmdDL):
                 waiting.append((submit(whole.finish, begun), state, batch))
                 if len(waiting)>self.threads: yield from finished(*waiting.popleft())
             while waiting: yield from finished(*waiting.popleft())
-        inputs.release()
 
     def floats_next(self)->bool:
         "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"
@@ -400,6 +417,13 @@ _own_methods = {name:getattr(RemoteDL, name) for name in
                 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 _stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
 _own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths'.split()
+
+def _check_weights(items, field, weights):
+    "Raise `ValueError` if there is not one weight for each label of `field`"
+    labels = items.store.manifest.vocab.get(field) if isinstance(items, RemoteItems) else None
+    if labels is None or weights is None or len(weights)==len(labels): return
+    raise ValueError(f'{items.store.name}: balance= has {len(weights)} weights, but field {field!r} has '
+                     f'{len(labels)} labels: one weight for each label, in the order of the vocabulary')
 
 def _read_from_own_stores(dataset):
     "Make pipelines read from the store of their items where that is another one than in training, as in a test set"

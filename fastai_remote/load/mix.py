@@ -35,22 +35,22 @@ class _MixSource(Source):
 
     def run(self, key, consumer):
         weights = [1]*len(self.streams) if self.weights=='in turn' else list(self.weights)
-        members = [self._member(k, key, consumer, 0) for k in range(len(self.streams))]
+        members = [self._member(member, key, consumer, 0) for member in range(len(self.streams))]
         choose = self._in_turn if self.weights=='in turn' else self._at_random(key, consumer)
         left,passes,given = list(range(len(members))),[0]*len(members),0
         limit = None if isinstance(self.end, str) else consumer.share(self.end)
         last = -1   # place in `left` of the last sample
         while left and given!=limit:
             last = choose(left, last, weights)
-            k = left[last]
-            pair = next(members[k], None)
+            member = left[last]
+            pair = next(members[member], None)
             if pair is None and limit is not None:   # it starts again
-                passes[k] += 1
-                members[k] = self._member(k, key, consumer, passes[k])
-                pair = next(members[k], None)
+                passes[member] += 1
+                members[member] = self._member(member, key, consumer, passes[member])
+                pair = next(members[member], None)
                 if pair is None:
-                    raise ValueError(f'nothing to repeat of {self.streams[k]!r} for worker {consumer.worker} of rank '
-                                     f'{consumer.rank}: are there fewer samples than workers and ranks together?')
+                    raise ValueError(f'nothing to repeat of {self.streams[member]!r} for worker {consumer.worker} of '
+                                     f'rank {consumer.rank}: are there fewer samples than workers and ranks together?')
             if pair is not None:
                 given += 1
                 yield pair

@@ -20,7 +20,7 @@ from ..codec.sequences import StrokeSequence
 from ..codec.stats import ImageStats
 from .kinds import FieldChoice
 from ..order.permutation import Permutation
-from ..store.base import Store
+from ..store.base import HOW_TO_GET_STATS, Store
 
 # %% ../../nbs/load/25_normalize.ipynb #2b065418
 class MeanImage(DisplayedTransform):
@@ -70,8 +70,8 @@ def add_normalize(
     stats = _stats_of(images[0]) if images else None
     if stats is None:
         names = ', '.join(repr(choice.field) for choice in images or inputs)
-        raise ValueError(f'{name}: normalize=True, but there are no statistics of {names}: '
-                         'they are gathered when images go in; give batch_tfms=Normalize.from_stats(…)')
+        raise ValueError(f'{name}: normalize=True, but there are no statistics of {names}: {HOW_TO_GET_STATS}, or give '
+                         'batch_tfms=Normalize.from_stats(…)')
     is_grey = getattr(images[0].img_cls, '_open_args', {}).get('mode')=='L'
     mean,std = [[value] for value in stats['grey']] if is_grey else (stats['mean'],stats['std'])
     return tfms+Normalize.from_stats(mean, [max(value, 1e-3) for value in std], cuda=False)

@@ -8,12 +8,13 @@ Docs: page `load/splitters`"""
 __all__ = ['StoreSplitter', 'RandomStoreSplitter', 'FieldSplitter', 'KFoldSplitter', 'default_splitter']
 
 # %% ../../nbs/load/24_splitters.ipynb #09d854d5
+import warnings
 from functools import lru_cache
 
 import numpy as np
 
 from .items import field_masks, field_values, RemoteItems, SampleSelection
-from ..order.base import SplitOrder
+from ..order.base import Order, SplitOrder
 from ..order.permutation import Permutation
 from ..order.ranks import Modulo
 from ..order.shards import ShardFolds, ShardSplit
@@ -37,11 +38,19 @@ def StoreSplitter(
         return [SplitOrder(range(*items.before(splits[name]).tolist())) for name in (train,valid)]
     return _inner
 
+def _parts_of(items, *parts):
+    "`parts`, each a `SplitOrder`, for `items`; other items than those of a store need them as lists of positions"
+    return list(parts) if isinstance(items, Order) else [list(part) for part in parts]
+
 def RandomStoreSplitter(
     valid_pct:float=0.2, # Share of the samples for validation, 0 to 1
-    seed:int=None, # Any int; default: 0, so that every session gets the same split
+    seed:int=0, # Any int; every session gets the same split for the same one
 ):
-    "A `splitter` for `DataBlock` that splits at random, in constant memory; a store with shards shard by shard"
+    """A `splitter` for `DataBlock` that splits at random; a store with shards shard by shard
+
+    It takes constant memory for a store, and a list of positions for other items, such as a list or a DataFrame. Raises
+    `ValueError` for a wrong `valid_pct`."""
+    if not 0<=valid_pct<=1: raise ValueError(f'valid_pct must lie in 0..1, not {valid_pct}')
     def _inner(items):
         n,key = len(items),0 if seed is None else seed
         sizes = items.shard_sizes if isinstance(items, RemoteItems) and items.is_complete else None
@@ -49,7 +58,7 @@ def RandomStoreSplitter(
             split = ShardSplit(sizes, valid_pct, key)
             return [SplitOrder(range(len(half)), half) for half in (split.train,split.valid)]
         perm,cut = Permutation(n, key),int(valid_pct*n)
-        return [SplitOrder(range(cut, n), perm), SplitOrder(range(cut), perm)]
+        return _parts_of(items, SplitOrder(range(cut, n), perm), SplitOrder(range(cut), perm))
     return _inner
 
 # %% ../../nbs/load/24_splitters.ipynb #f57208cd
@@ -82,15 +91,16 @@ def _split_by(valid):
 def KFoldSplitter(
     n_folds:int=5, # Number of folds, at least 2
     fold:int=0, # The fold that is for validation, 0 to `n_folds-1`; all others are for training
-    seed:int=None, # Any int; default: 0, so that every session gets the same folds
+    seed:int=0, # Any int; every session gets the same folds for the same one
     stratify:str=None, # Field with one label for each sample; each label is divided equally among the folds
 ):
-    """A `splitter` for `DataBlock` for cross-validation: each sample is in exactly one fold, in constant memory
+    """A `splitter` for `DataBlock` for cross-validation: each sample is in exactly one fold
 
-    Folds differ by one sample at most; with `stratify`, so do the numbers of samples with each label. Without it, each
-    shard of a store with shards gives its share to each fold. Raises `ValueError` for wrong numbers, `TypeError` if
+    It takes constant memory for a store, and a list of positions for other items, such as a list or a DataFrame. Folds
+    differ by one sample at most; with `stratify`, so do the numbers of samples with each label. Without it, each shard
+    of a store with shards gives its share to each fold. Raises `ValueError` for wrong numbers, `TypeError` if
     `stratify` is no field with labels, and `UnknownField`."""
-    if not (n_folds>=2 and 0<=fold<n_folds):
+    if not (all(isinstance(k, (int,np.integer)) for k in (n_folds,fold)) and n_folds>=2 and 0<=fold<n_folds):
         raise ValueError(f'want n_folds of at least 2, and a fold from 0 to n_folds-1, not {n_folds=}, {fold=}')
     def _inner(items):
         n,key = len(items),0 if seed is None else seed
@@ -101,7 +111,7 @@ def KFoldSplitter(
             split = ShardFolds(sizes, n_folds, fold, key)
             return [SplitOrder(range(len(part)), part) for part in (split.train,split.valid)]
         perm,start,stop = Permutation(n, key),n*fold//n_folds,n*(fold+1)//n_folds
-        return [SplitOrder(range(stop, n+start), Modulo(n), perm), SplitOrder(range(start, stop), perm)]
+        return _parts_of(items, SplitOrder(range(stop, n+start), Modulo(n), perm), SplitOrder(range(start, stop), perm))
     return _inner
 
 def _stratified(items, field, n_folds, fold, seed):
@@ -134,9 +144,28 @@ _valid_names = 'valid','validation','val','test'
 def default_splitter(
     store:Store,
     valid_pct:float=0.2, # As of `RandomStoreSplitter`, which is used if the store has no splits
-    seed:int=None # As of `RandomStoreSplitter`
+    seed:int=0 # As of `RandomStoreSplitter`
 ): # A `splitter` for `DataBlock`
-    "`StoreSplitter` if the store has a split `train` and one for validation, else `RandomStoreSplitter`"
-    valid = next((name for name in _valid_names if name in store.splits), None)
-    has_splits = 'train' in store.splits and valid is not None
-    return StoreSplitter(valid=valid) if has_splits else RandomStoreSplitter(valid_pct, seed)
+    """`StoreSplitter` if the store has a split `train` and one for validation, else `RandomStoreSplitter`
+
+    The names may also be written `Train` or `VALID`. Warns if a random split would mix splits of the store; raises
+    `ValueError` if it would train on a split `test`, and for a wrong `valid_pct`."""
+    at_random,splits = RandomStoreSplitter(valid_pct, seed),store.splits
+    train,valid = _first_named(splits, ['train']),_first_named(splits, _valid_names)
+    if train is not None and valid is not None: return StoreSplitter(train, valid)
+    test = _first_named(splits, ['test'])
+    if valid is None and len(splits)<2: return at_random
+    names = ', '.join(map(repr, splits))
+    missing = "'train'" if train is None else ' or '.join(map(repr, _valid_names))
+    choice = ('splitter=StoreSplitter(train=…, valid=…) says which to use, and splitter=RandomStoreSplitter() divides '
+              'all samples at random')
+    found = f'{store.name}: the splits are {names}, and none is called {missing}'
+    if test is not None: raise ValueError(f'{found}: a random split would train on samples of {test!r}; {choice}')
+    warnings.warn(f'{found}: they are ignored, and all samples are divided at random; {choice}', stacklevel=3)
+    return at_random
+
+def _first_named(splits, names):
+    "The first of `names` that is in `splits`; if there is none, in capitals or partly so; `None` without either"
+    lower = {split.lower():split for split in splits}
+    exact = next((name for name in names if name in splits), None)
+    return exact or next((lower[name] for name in names if name in lower), None)

@@ -358,7 +358,7 @@ class Pipeline:
 def batch_arguments(bs, collate, collation_fn, batchsize):
     "`bs` and `collate` of `batched`, which both have two names; raises `ValueError`"
     bs = bs if batchsize is None else batchsize
-    if bs<1: raise ValueError(f'want bs of at least 1, not {bs=}')
+    if bs<1: raise ValueError(f'want bs of at least 1, not {bs}')
     return bs,collate if collation_fn is default_collate else collation_fn
 
 def _checked_bounds(bounds):

@@ -382,6 +382,7 @@ class RemoteLMDL(RemoteDL):
             for numbers,positions,read in self._read_in_advance(reader, samps):
                 texts,batch = self._texts or {},read()
                 new = {p:_first(self.dataset[p]) for p in inputs.positions_of(batch)}
+                inputs.release()
                 self._texts = {p:new[p] if p in new else texts[p] for p in positions}
                 yield from stock(numbers)
         finally:

@@ -39,18 +39,19 @@ class _TensorMaker:
         "The tensor of the result of `begin`; `None`, or any exception, if the items have to be made one by one"
         raise NotImplementedError
 
-def _plain_png(b):
+def _plain_png(content):
     "(size, mode, compressed pixels) of a PNG of 8 bits with one or three channels and no other data; else `None`"
-    is_plain = b[:4]==b'\x89PNG' and b[37:41]==b'IDAT' and b[24]==8 and not b[28] and b[25] in (0,2)
-    if not is_plain: return
-    width,height = struct.unpack('>II', b[16:24])
+    if content[:4]!=b'\x89PNG' or content[37:41]!=b'IDAT': return
+    bits,colour,is_interlaced = content[24],content[25],content[28]
+    if bits!=8 or colour not in (0,2) or is_interlaced: return
+    width,height = struct.unpack('>II', content[16:24])
     start,parts = 33,[]   # after the header; a chunk is its length, its type, its data and a checksum
-    while b[start+4:start+8]==b'IDAT':
-        length = int.from_bytes(b[start:start+4], 'big')
-        parts.append(b[start+8:start+8+length])
+    while content[start+4:start+8]==b'IDAT':
+        length = int.from_bytes(content[start:start+4], 'big')
+        parts.append(content[start+8:start+8+length])
         start += length+12
-    if b[start+4:start+8]!=b'IEND' or not 0<width*height<=(Image.MAX_IMAGE_PIXELS or 1<<62): return
-    return (width,height),'L' if b[25]==0 else 'RGB',b''.join(parts)
+    if content[start+4:start+8]!=b'IEND' or not 0<width*height<=(Image.MAX_IMAGE_PIXELS or 1<<62): return
+    return (width,height),'L' if colour==0 else 'RGB',b''.join(parts)
 
 def _pixels(image):
     "Pixels of an image, shape (height, width) or (height, width, channels)"
@@ -178,7 +179,7 @@ class _NumberMaker(_TensorMaker):
 def _maker_of(tl, allocate, options):
     "(maker of the tensors of pipeline `tl`, type of its values), or (`None`, reason why there is none)"
     fetch,*tfms = tl.tfms.fs
-    tfms = [t for t in tfms if not is_idle(t)]
+    tfms = [tfm for tfm in tfms if not is_idle(tfm)]
     if type(fetch) is not Fetch: return None,f'a pipeline begins with {type(fetch).__name__}, not with Fetch'
     if fetch.convert is not None: return None,f'the values of {fetch.field!r} are converted'
     if fetch.img_cls is not None:
@@ -186,13 +187,13 @@ def _maker_of(tl, allocate, options):
         return (None,why) if why else (_ImageMaker(fetch, allocate, options),fetch.img_cls)
     if len(tfms)!=1 or fetch.codec.dtype is None:
         return None,f'{fetch.field!r} is neither an image, a category nor a number with one transform'
-    t = tfms[0]
-    if t.split_idx is not None: return None,f'{t.name} has a split_idx'
-    if fetch.codec.name=='cls' and type(t) is not RegressionSetup:
-        why = why_unknown(t, category_tfms(), str, int)
-        if not why and type(t.vocab) is not CategoryMap: why = f'{t.name} has a vocabulary of its own kind'
-        return (None,why) if why else (_CategoryMaker(fetch, t.vocab),TensorCategory)
-    why = why_unknown(t, (RegressionSetup,), int, float)
+    tfm = tfms[0]
+    if tfm.split_idx is not None: return None,f'{tfm.name} has a split_idx'
+    if fetch.codec.name=='cls' and type(tfm) is not RegressionSetup:
+        why = why_unknown(tfm, category_tfms(), str, int)
+        if not why and type(tfm.vocab) is not CategoryMap: why = f'{tfm.name} has a vocabulary of its own kind'
+        return (None,why) if why else (_CategoryMaker(fetch, tfm.vocab),TensorCategory)
+    why = why_unknown(tfm, (RegressionSetup,), int, float)
     return (None,why) if why else (_NumberMaker(),torch.Tensor)
 
 def _why_no_images(fetch, tfms):

@@ -64,10 +64,13 @@ class Order:
         "The numbers at many positions; raises `TypeError` for fractions and `IndexError`"
         pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
         if len(pos) and pos.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {pos.dtype}')
-        pos = np.flatnonzero(pos) if pos.dtype==bool else pos.astype(np.int64)
         n = len(self)
+        if pos.dtype==bool:
+            if pos.shape!=(n,): raise IndexError(f'a mask must have {n} values, one per position, not {pos.shape}')
+            pos = np.flatnonzero(pos)
         if len(pos) and (pos.min()<-n or pos.max()>=n):
             raise IndexError(f'positions {pos.min()}..{pos.max()} are out of range: there are {n}')
+        pos = pos.astype(np.int64)
         return self._at(_apply(self.positions, np.where(pos<0, pos+n, pos)))
 
     def __iter__(self):
@@ -137,10 +140,15 @@ class WeightedOrder(Order):
         return numbers,(mix64(hashes, np.uint64(MIX_A))>>np.uint64(11)).astype(float)/(1<<53)
 
 # %% ../../nbs/order/01_base.ipynb #15eea627
+def _is_no_slice(self):
+    "What would take a `SplitOrder` for a real slice, as pandas does, would take all items instead of some"
+    raise TypeError('this split is computed: only items of a store, and other `Order`s, can be divided by it; '
+                    'list(split) has the positions')
+
 class SplitOrder(Order):
     """Positions of a split: an `Order` that passes `isinstance(o, slice)`
 
     fastai copies any other split into a list of ints. It leaves slices as they are."""
     __class__ = property(lambda self: slice)
-    start = stop = step = property(lambda self: None)
+    start = stop = step = property(_is_no_slice)
     def __reduce__(self): return SplitOrder,(self.positions,*self.maps)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .permutation import MASK64, MIX_A, mix64_int, Permutation
+from .permutation import MASK64, MIX_A, mix64_int, Permutation, PositionMap
 
 # %% ../../nbs/order/04_lengths.ipynb #c7f4dc7c
 _BLOCK = 1<<18   # samples that are looked at together
@@ -21,7 +21,7 @@ def _blocks(n):
     "Ranges of positions that cover `range(n)`"
     return (np.arange(start, min(start+_BLOCK, n)) for start in range(0, n, _BLOCK))
 
-class LongestFirst:
+class LongestFirst(PositionMap):
     "A map from positions to samples, from the longest to the shortest; it stores four bytes per sample"
     def __init__(self,
         lengths, # Length of each sample, as an array or as an object that returns an array for an array of positions
@@ -45,12 +45,7 @@ class LongestFirst:
 
     def __len__(self): return len(self.numbers)
 
-    def __getitem__(self,
-        i, # Position, or array of positions, in [0, len)
-    ): # `int` for an int, int64 array for an array
-        "The number at position `i`"
-        if isinstance(i, (int,np.integer)): return int(self.numbers[i])
-        return self.numbers[np.asarray(i, np.int64)].astype(np.int64)
+    def _at(self, i): return self.numbers[i].astype(np.int64)
 
 # %% ../../nbs/order/04_lengths.ipynb #f62d0ed5
 def longest_of(
@@ -65,7 +60,7 @@ def longest_of(
         if best is None or sizes[k]>best_length: best,best_length = int(block[k]),sizes[k]
     return best
 
-class SortedWindows:
+class SortedWindows(PositionMap):
     "A shuffled order whose batches have samples of similar lengths, as fastai's `SortedDL` has it; it stores nothing"
     def __init__(self,
         base, # The shuffled order: a map from positions to samples
@@ -130,12 +125,7 @@ class SortedWindows:
         key = mix64_int(mix64_int(self.seed&MASK64, MIX_A)^lane, window[1])
         return window,int(Permutation(shuffled, key)[index])
 
-    def __getitem__(self,
-        i, # Position, or array of positions, in [0, n)
-    ): # `int` for an int, int64 array for an array
-        "The sample at position `i`"
-        if isinstance(i, (int,np.integer)): return int(self[np.array([i])][0])
-        i = np.asarray(i, np.int64)
+    def _at(self, i):
         numbers = np.empty(len(i), np.int64)
         batches,offsets = np.divmod(i, self.bs)
         for batch in np.unique(batches).tolist():

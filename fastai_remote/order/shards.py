@@ -12,7 +12,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from .permutation import MIX_A, MIX_B, MASK64, mix64, mix64_int, Permutation
+from .permutation import MIX_A, MIX_B, MASK64, mix64, mix64_int, Permutation, PositionMap
 
 # %% ../../nbs/order/02_shards.ipynb #aed00f86
 def _starts(sizes): return np.concatenate([[0], np.cumsum(sizes)])
@@ -25,20 +25,7 @@ def _check_sizes(sizes):
     if len(bad): raise ValueError(f'a shard has 0 to 2**31 samples, not {bad[0]:,}')
     return sizes
 
-class _PositionMap:
-    "A map from positions to numbers, which a subclass computes in `_at`"
-    def __getitem__(self,
-        i, # Position, or array of positions, in [0, len)
-    ): # `int` for an int, int64 array of the same length for an array
-        "The number at position `i`; raises `IndexError`"
-        if isinstance(i, (int,np.integer)): return int(self[np.array([i])][0])
-        i = np.asarray(i, np.int64)
-        if not len(i): return i.copy()
-        if i.min()<0 or i.max()>=len(self):
-            raise IndexError(f'positions {i.min()}..{i.max()} are not all in [0, {len(self)})')
-        return self._at(i)
-
-class ShardPermutation(_PositionMap):
+class ShardPermutation(PositionMap):
     """A shuffle of the samples of all shards, in which a worker needs only `interleave` shards at a time
 
     The shards are shuffled and laid end to end. This sequence is divided into consecutive parts: one per rank and
@@ -160,7 +147,7 @@ def _steps(sizes, hashes):
     while (bad:=np.gcd(steps, sizes)>1).any(): steps[bad] += 1
     return steps
 
-class SplitPart(_PositionMap):
+class SplitPart(PositionMap):
     "One part of a `ShardSplit`: a map from positions to sample numbers, in the order of shards"
     def __init__(self,
         split, # The `ShardSplit`

@@ -17,8 +17,9 @@ from uuid import UUID
 
 import numpy as np
 
+from ..codec.arrays import refuse_mask
 from ..codec.fields import get_codec, is_image
-from .base import read_file
+from .base import read_file, refuse_address
 from .files import IMAGE_EXTENSIONS
 
 # %% ../../nbs/source/03_columns.ipynb #365677c1
@@ -126,9 +127,10 @@ class Column:
         value = row[name]
         is_number = self.kind=='number' and codec is None or codec is not None and getattr(codec.dtype, 'kind', '')=='f'
         empty = is_missing(value) or _is_nan(value) and not is_number
-        if self.asked and self.kind=='cell' and value=='' and getattr(codec, 'dtype', None) is not None: empty = True
+        if self.kind=='cell' and not value.strip() and getattr(codec, 'dtype', None) is not None: empty = True
         if isinstance(value, dict) and self.kind=='file': empty = value['bytes'] is None and value['path'] is None
         if empty: raise ValueError(f'nothing in this row ({value!r}): fill it in, or leave out the row or the column')
+        refuse_mask(value, 'this row')
         return value
 
     def _text(self, text, codec, folder, suff):
@@ -164,6 +166,7 @@ def _read(folder, path):
     "The bytes of a file; raises `OSError`, with advice if there is no such file and no folder was given"
     try: return read_file(os.path.join(folder, path))
     except FileNotFoundError as e:
+        refuse_address(path)
         if folder: raise
         raise FileNotFoundError(e.errno, f'{e.strerror} (folder= says where the files are)', path) from None
 
@@ -283,19 +286,19 @@ class TablePlan:
         return LoadRow(self.columns, o.folder, o.suff, exact=not o.asked and len(self.columns)==len(self.types))
 
     def _asked(self):
-        o,names = self.options,list(self.types)
+        options,names = self.options,list(self.types)
         def found(column):
             is_several = isinstance(column, tuple) and column not in self.types   # pandas has tuples as names, too
             return tuple(map(found, column)) if is_several else column_name(column, names)
-        for column,field in (o.fields or {}).items(): self._add(found(column), field, asked=True)
-        if o.fn_col is not None:
-            name = found(o.fn_col)
+        for column,field in (options.fields or {}).items(): self._add(found(column), field, asked=True)
+        if options.fn_col is not None:
+            name = found(options.fn_col)
             texts = [row[name] for row in self.rows if isinstance(row[name], str)]
             if self.rows and not texts:
                 raise ValueError(f'column {name!r} has no names of files; fields={{{name!r}: …}} stores its values')
-            endings = {IMAGE_EXTENSIONS.get(os.path.splitext(text+o.suff)[1].lower(), 'img') for text in texts}
+            endings = {IMAGE_EXTENSIONS.get(os.path.splitext(text+options.suff)[1].lower(), 'img') for text in texts}
             self._add(name, endings.pop() if len(endings)==1 else 'img', asked=True)
-        if o.label_col is not None: self._label(found(o.label_col))
+        if options.label_col is not None: self._label(found(options.label_col))
 
     def _label(self, name):
         is_several = isinstance(name, tuple) and name not in self.types
@@ -358,15 +361,17 @@ class TablePlan:
 
     def _advise(self):
         "Notes on columns that are more than the text or the number that is stored"
-        has_label = any((self.codecs.get(c.field) or c.field.rsplit('.')[-1]) in ('cls','labels') for c in self.columns)
-        for c in self.columns:
-            values = [row[c.name] for row in self.rows]
+        has_label = any((self.codecs.get(column.field) or column.field.rsplit('.')[-1]) in ('cls','labels')
+                        for column in self.columns)
+        for column in self.columns:
+            values = [row[column.name] for row in self.rows]
             paths = [v for v in values if isinstance(v, str) and os.path.splitext(v)[1].lower() in IMAGE_EXTENSIONS]
-            if get_codec(c.field) is None and paths and len(paths)==len(values):
-                self.notes.append(f'column {c.name!r} names image files and is stored as text: fn_col={c.name!r}, '
-                                  'with folder=, reads the files')
-            if not has_label and str(c.name).lower() in _LABEL_NAMES and c.kind!='array':
-                self.notes.append(f'column {c.name!r} is stored as it is: label_col={c.name!r} makes it the label')
+            if get_codec(column.field) is None and paths and len(paths)==len(values):
+                self.notes.append(f'column {column.name!r} names image files and is stored as text: '
+                                  f'fn_col={column.name!r}, with folder=, reads the files')
+            if not has_label and str(column.name).lower() in _LABEL_NAMES and column.kind!='array':
+                self.notes.append(f'column {column.name!r} is stored as it is: label_col={column.name!r} makes it the '
+                                  'label')
 
 def _format_of(value):
     "The field for an image file, given as bytes or as a dict of `bytes` and `path`; `None` if it is no image"

@@ -10,8 +10,10 @@ __all__ = ['stored_samples', 'stored_values', 'as_source']
 # %% ../../nbs/source/11_datasets.ipynb #8b54392a
 import hashlib, os
 from collections.abc import Iterator
+from datetime import date, time
+from functools import cached_property
 from inspect import getgeneratorstate
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import GeneratorType
 
 import numpy as np
@@ -21,7 +23,8 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import IndexedSource, Source, SplitPart, stable_repr, StreamedSource, unchanged
+from .base import (
+    IndexedSource, refuse_address, shown_path, Source, SplitPart, stable_repr, StreamedSource, unchanged)
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import IMAGE_EXTENSIONS, image_samples
 from .frames import is_table, is_table_path, table_samples
@@ -35,16 +38,47 @@ class _Items(IndexedSource):
     def __init__(self, items): self.items = items
     def __len__(self): return len(self.items)
     def read(self, numbers): return [(f'item {i}', self.items[i]) for i in numbers.tolist()]
+    @cached_property
+    def _digest(self):
+        "A hash of all items; `None` if there are others than plain data, which may be large, or look like one another"
+        hashed = hashlib.sha256()
+        if isinstance(self.items, np.memmap): return None
+        try:
+            if isinstance(self.items, np.ndarray): hashed.update(repr(_plain(self.items)).encode())
+            else:
+                for item in self.items: hashed.update(repr(_plain(item)).encode('utf-8', 'backslashreplace')+b'\n')
+        except (TypeError,ValueError,RecursionError): return None   # `ValueError`: of integers with thousands of digits
+        return hashed.hexdigest()
+
+    @property
+    def is_identified(self): return self._digest is not None
     def fingerprint(self):
         n = len(self)
+        if self.is_identified: return n,self._digest
         some = np.unique(np.linspace(0, max(0, n-1), 100).round())[:n]   # up to 100 items, evenly spaced
         text = ''.join(stable_repr(self.items[int(i)]) for i in some)
         return n,hashlib.sha256(text.encode()).hexdigest()
+
+_PLAIN = str,int,float,bool,bytes,type(None),complex,np.generic,date,time,PurePath
+_usual = frozenset(_PLAIN)   # quicker to ask for
+
+def _plain(o):
+    "`o` with hashes in place of arrays, so that its `repr` tells all of it; raises `TypeError` unless it is plain data"
+    kind = type(o)
+    if kind in _usual: return o
+    if kind is not dict and isinstance(o, _PLAIN): return o
+    if isinstance(o, dict): return {key:_plain(value) for key,value in o.items()}
+    if isinstance(o, (list,tuple)): return type(o).__name__,[_plain(value) for value in o]
+    if isinstance(o, np.ndarray) and not o.dtype.hasobject:
+        return str(o.dtype),o.shape,hashlib.sha256(np.ascontiguousarray(o)).hexdigest()
+    raise TypeError(type(o).__name__)
 
 # %% ../../nbs/source/11_datasets.ipynb #583257cf
 class _LabelsOfSplits:
     "What sources of several splits have in common: the vocabulary, and what the report says of it"
     srcs:dict # `{split: source}`
+    @property
+    def is_identified(self): return all(s.is_identified for s in self.srcs.values())
     @property
     def vocab(self):
         "Labels of all splits; raises `ValueError` if a number would mean different classes in different splits"
@@ -114,6 +148,7 @@ class _LoadSplit:
 
 class _Stream(StreamedSource):
     "A source of what an iterable yields"
+    is_identified = False
     def __init__(self, items):
         if isinstance(items, GeneratorType) and getgeneratorstate(items)!='GEN_CREATED':
             raise ValueError(f'{items.__qualname__}: this generator has been read from already; make a new one')
@@ -289,6 +324,7 @@ def _from_list(items):
 def _from_path(o):
     if is_table_path(o): return table_samples(o)
     if is_array_path(o): return array_samples(o)
+    refuse_address(o)
     raise TypeError(f'{str(o)!r} is a path: say what it holds: image_samples(…), drawing_samples(…), '
                     'table_samples(…), array_samples(…), csv_samples(…), tar_samples(…)')
 
@@ -326,9 +362,10 @@ def _are_image_paths(items):
     first = is_path(items[0])
     for i,o in enumerate(items):
         if is_path(o)!=first:
-            raise TypeError(f'item {i} is {o!r}, and item 0 {items[0]!r}: paths of images and other things; '
+            other,one = (shown_path(item) if isinstance(item, str) else item for item in (o, items[0]))
+            raise TypeError(f'item {i} is {other!r}, and item 0 {one!r}: paths of images and other things; '
                             'image_samples(…) takes paths, and a list of dicts says what is what')
         if first and '://' in o:
-            raise TypeError(f'{o}: an address, not a file: download it first, or give an fn that does, and a list '
+            raise TypeError(f'{shown_path(o)}: an address, not a file: download it first, or give an fn that does, and a list '
                             'of dicts')
     return first

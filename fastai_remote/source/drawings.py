@@ -20,7 +20,7 @@ from fastcore.basics import store_attr
 
 from ..codec.raster import Rasterise
 from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
-from .base import IndexedSource, Source, StreamedSource
+from .base import IndexedSource, require, Source, StreamedSource
 from .tables import open_text
 
 # %% ../../nbs/source/12_drawings.ipynb #eaf14235
@@ -327,15 +327,15 @@ class _Part:
         "`(name, header, line)` of each sample. Each block is read once, in the order of the files"
         rows,order = [None]*len(line),which.argsort(kind='stable')
         ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
-        opened = f = None
+        opened = file = None
         with ExitStack() as stack:
             for i,j in zip([0,*ends.tolist()], ends.tolist()):
                 path,header,first,start,stop = self.blocks[which[order[i]]]
                 if path!=opened:
                     stack.close()
-                    opened,f = path,stack.enter_context(open(path, 'rb'))
-                f.seek(start)
-                lines = f.read(stop-start).split(b'\n')
+                    opened,file = path,stack.enter_context(open(path, 'rb'))
+                file.seek(start)
+                lines = file.read(stop-start).split(b'\n')
                 for k in order[i:j].tolist():
                     text = lines[line[k]] if line[k]<len(lines) else b''
                     rows[k] = f'{os.path.basename(path)}:{first+line[k]}',header,text
@@ -483,8 +483,7 @@ def drawing_samples(
     Raises `FileNotFoundError`, and `ValueError` for files that do not contain drawings."""
     if field not in ('strokes','png'): raise ValueError(f"field must be 'strokes' or 'png', not {field!r}")
     paths,root = _drawing_files(files)
-    missing = [p for p in paths if not p.is_file()]
-    if missing: raise FileNotFoundError(f'{missing[0]}: no such file')
+    for path in paths: require(path, path.is_file())
     raster = Rasterise(size, width, antialias, time) if field=='png' else None
     source = _IndexedDrawings if all(map(_is_plain, paths)) else _StreamedDrawings
     if isinstance(keep, str): keep = [keep]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import store_attr
 
-from .base import fn_fingerprint, IndexedSource, read_file, storable
+from .base import fn_fingerprint, IndexedSource, read_file, refuse_address, require, storable
 
 # %% ../../nbs/source/01_files.ipynb #feb89fc8
 class PathList:
@@ -121,12 +121,12 @@ class image_samples(IndexedSource):
     ):
         if label is not None and not callable(label): raise TypeError(f'label is a function of a path, not {label!r}')
         is_folder = isinstance(files, (str,Path))
-        if is_folder and not Path(files).is_dir(): raise FileNotFoundError(f'{files}: no such folder')
+        if is_folder: require(files, Path(files).is_dir(), 'folder')
         if splits is not None and not is_folder:
             raise TypeError('splits= names folders below a folder; for lists of files, give {split: image_samples(…)}')
         self.label,self.keep = label,path
         self.paths,fields = PathList(files if is_folder else ''),set()
-        if splits is None: self._add(_image_files(files) if is_folder else map(str, files), files, fields)
+        if splits is None: self._add(_image_files(files) if is_folder else _local(files), files, fields)
         else: self.splits = self._add_splits(files, splits, fields)
         self.field = field or (fields.pop() if len(fields)==1 else 'img')
 
@@ -143,7 +143,7 @@ class image_samples(IndexedSource):
         ranges = {}
         for split,name in (splits if isinstance(splits, dict) else {name:name for name in splits}).items():
             start,where = len(self.paths),Path(folder)/name
-            if not where.is_dir(): raise FileNotFoundError(f'{where}: no such folder')
+            require(where, where.is_dir(), 'folder')
             self._add(_image_files(where, f'{name}/'), where, fields)
             ranges[split] = [start,len(self.paths)]
         return ranges
@@ -179,8 +179,16 @@ class image_samples(IndexedSource):
     def iloc(self): return self
     itertuples = __iter__
 
-    def fingerprint(self): return self.paths.fingerprint(),self.field,self.keep,fn_fingerprint(self.label)
+    def fingerprint(self):
+        where = os.path.abspath(self.paths[0])   # in other folders there may be files of the same names
+        return where,self.paths.fingerprint(),self.field,self.keep,fn_fingerprint(self.label)
     def __repr__(self): return f'image_samples({len(self):,} files in {self.paths.root}, field {self.field!r})'
+
+def _local(paths):
+    "Yields `paths` as text; raises `FileNotFoundError` for a URL"
+    for path in map(str, paths):
+        if ':/' in path: refuse_address(path)
+        yield path
 
 class _LoadFile:
     "raw -> sample: reads the file"

@@ -17,9 +17,10 @@ import numpy as np
 from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import IndexedSource, stable_repr, StreamedSource, unchanged
+from .base import IndexedSource, require, shown_path, stable_repr, StreamedSource, unchanged
 from .columns import ColumnOptions, ColumnType, SplitNames, TablePlan
 from .tables import CSV_EXTENSIONS, csv_samples, list_files
+from ..store.address import secret_texts, without_secrets
 
 # %% ../../nbs/source/05_frames.ipynb #5733da2a
 class _Planned:
@@ -97,15 +98,22 @@ class _PandasTable(Table):
         return table.iloc[numbers].to_dict('records')
     def _values(self, name): return self.table[name].tolist()
 
-    def _stamp(self):
+    @cached_property
+    def _digest(self):
+        "A hash of all rows; `None` if there are lists or dicts, which have no hash"
         from pandas.util import hash_pandas_object
         hashed,part = hashlib.sha256(),1<<18
         try:
             for k in range(0, len(self), part):
                 hashed.update(hash_pandas_object(self.table.iloc[k:k+part], index=False).to_numpy().tobytes())
-        except TypeError:   # lists and dicts have no hash
-            hashed.update(str(self.table.iloc[[0,-1]].to_dict('records')).encode())
+        except TypeError: return None
         return hashed.hexdigest()
+
+    @property
+    def is_identified(self): return self._digest is not None
+    def _stamp(self):
+        if self.is_identified: return self._digest
+        return hashlib.sha256(str(self.table.iloc[[0,-1]].to_dict('records')).encode()).hexdigest()
 
 def _pandas_type(dtype):
     "The `ColumnType` of a column of pandas"
@@ -129,11 +137,18 @@ class _PolarsTable(Table):
         table = self.table[numbers] if names is None else self.table.select(names)[numbers]
         return polars_rows(table)
     def _values(self, name): return self.table[name].to_list()
+    @cached_property
+    def _digest(self):
+        "A hash of all rows; `None` if polars has no hash of their types, such as objects"
+        try: return hashlib.sha256(self.table.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
+        except Exception: return None
+
+    @property
+    def is_identified(self): return self._digest is not None
     def _stamp(self):
         n = len(self)
-        try: return hashlib.sha256(self.table.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
-        except Exception:   # polars has no hash of some types, such as objects
-            return stable_repr(self._rows(np.unique([0, n//2, max(0, n-1)]), None)) if n else ''
+        if self.is_identified: return self._digest
+        return stable_repr(self._rows(np.unique([0, n//2, max(0, n-1)]), None)) if n else ''
 
 def polars_rows(table)->list:
     "The rows of a DataFrame of polars as dicts; times with nanoseconds, which Python does not have, as text"
@@ -169,6 +184,7 @@ class _ArrowTable(Table):
     def _rows(self, numbers, names):
         return arrow_rows(self.table if names is None else self.table.select(names), numbers)
     def _values(self, name): return self.table[name].to_pylist()
+    is_identified = False   # by some of its rows
     def _stamp(self):
         n = len(self)
         some = np.unique(np.linspace(0, max(0, n-1), 100).round()).astype(int)[:n]
@@ -440,6 +456,7 @@ class _RowStream(_Planned, StreamedSource):
                 i += 1
 
     def stream(self, size): return chunked(self._named_rows(), size)
+    is_identified = False
     def fingerprint(self): return self.stamp,self.options
     def __repr__(self): return 'table_samples(a stream of rows)'
 
@@ -524,16 +541,22 @@ def _from_files(files, options):
         return csv_samples(files, o.fn_col, o.label_col, o.label_delim, o.folder, o.suff, fields=o.fields,
                            valid_col=o.valid_col)
     is_url = '://' in first
-    if not is_url and not Path(first).exists(): raise FileNotFoundError(f'{first}: no such file')
+    if not is_url: require(first, Path(first).exists())
     if not is_url and not Path(first).is_dir() and not is_table_path(first):
         raise ValueError(f"{first}: not a table by its name: {', '.join(_PARQUET+CSV_EXTENSIONS+_ARROW)}")
     dataset = _import_arrow(first)
     paths = list(map(str, list_files(files, _PARQUET))) if not is_url else files
     kind = 'feather' if first.lower().endswith(_ARROW) else 'parquet'
-    return _from_arrow(dataset(paths, format=kind, partitioning='hive'), options)
+    try: return _from_arrow(dataset(paths, format=kind, partitioning='hive'), options)
+    except Exception as e:
+        if not is_url: raise
+        urls = list(map(str, L(files)))
+        secrets = [secret for url in urls for secret in secret_texts({}, url)]
+        failure = without_secrets(e, [url for url in urls if shown_path(url)!=url]+secrets)
+    raise failure
 
 def _import_arrow(path):
     try: from pyarrow.dataset import dataset
     except ImportError as e:
-        raise ImportError(f'{path}: pyarrow reads such files: pip install fastai_remote[tables]') from e
+        raise ImportError(f'{shown_path(path)}: pyarrow reads such files: pip install fastai_remote[tables]') from e
     return dataset

@@ -388,6 +388,7 @@ class _StreamSource(HFSource, StreamedSource):
         rows = ((f'row {i}', {name:row[name] for name in names}) for i,row in enumerate(self.dataset))
         return chunked(rows, size)
 
+    is_identified = False   # by the name of a dataset, of which it may be any part
     def fingerprint(self):
         info = self.dataset.info
         return info.dataset_name,info.config_name,str(info.splits and self.dataset.split),repr(self.dataset.features), \

@@ -16,7 +16,7 @@ from pathlib import Path
 from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import SplitPart, StreamedSource, unchanged
+from .base import require, SplitPart, StreamedSource, unchanged
 from .columns import ColumnOptions, ColumnType, split_of, SplitNames, TablePlan
 
 # %% ../../nbs/source/04_tables.ipynb #7a8a5e0a
@@ -30,8 +30,7 @@ def list_files(
         paths = sorted(p for p in found if p.name.lower().endswith(extensions) and not p.name.startswith('.'))
     else: paths = [Path(p) for p in L(files)]
     if not paths: raise FileNotFoundError(f"{files}: no files ({', '.join(extensions)})")
-    missing = [p for p in paths if not p.is_file()]
-    if missing: raise FileNotFoundError(f'{missing[0]}: no such file')
+    for path in paths: require(path, path.is_file())
     return paths
 
 def file_stamps(paths:list)->list:

@@ -187,25 +187,25 @@ def flat_items(
             yield from flat_items(value, f'{name}.{key}'.strip('.'), f'{place}[{key!r}]')
     else: yield place,name,item
 
-def _kind_of(o):
+def _kind_of(value):
     "What kind of value a dataset returned: the last part of the name of a field for it"
-    if o is None: return None
-    if isinstance(o, Image.Image): return 'image'
-    if isinstance(o, (bytes,bytearray)): return 'bin'
-    if isinstance(o, str): return 'cls'
-    if type(o).__name__=='TensorMultiCategory': return 'labels'   # of fastai
-    if _is_array(o): return 'npy'
-    number = o.item() if hasattr(o, 'item') else o
+    if value is None: return None
+    if isinstance(value, Image.Image): return 'image'
+    if isinstance(value, (bytes,bytearray)): return 'bin'
+    if isinstance(value, str): return 'cls'
+    if type(value).__name__=='TensorMultiCategory': return 'labels'   # of fastai
+    if _is_array(value): return 'npy'
+    number = value.item() if hasattr(value, 'item') else value
     if isinstance(number, (bool,int)): return 'cls'
     if isinstance(number, float): return 'f4'
-    if isinstance(o, (list,tuple)) and not o: return 'empty'
-    if isinstance(o, (list,tuple)) and all(isinstance(x, str) for x in o): return 'labels'
-    if isinstance(o, (list,tuple,Mapping)): return 'json'
-    raise TypeError(f'no field for a {type(o).__name__}: give fn=, a function that returns a dict of fields')
+    if isinstance(value, (list,tuple)) and not value: return 'empty'
+    if isinstance(value, (list,tuple)) and all(isinstance(x, str) for x in value): return 'labels'
+    if isinstance(value, (list,tuple,Mapping)): return 'json'
+    raise TypeError(f'no field for a {type(value).__name__}: give fn=, a function that returns a dict of fields')
 
 @dataclass
-class _Place:
-    "A place in the items of a dataset: what it holds, and the field that stores it"
+class _ItemPart:
+    "A part of the items of a dataset: where it is, what it holds, and the field that stores it"
     place:str # Such as `[1]`, or `['boxes']`
     name:str # Key of a dict; '' in a tuple
     kinds:set = field(default_factory=set) # What `_kind_of` returned
@@ -304,17 +304,17 @@ class ItemLayout:
         datasets:list, # The splits of one dataset
         looks:int=10, # Items of each that are looked at
     ):
-        self.places,self.error = {},None
+        self.parts,self.error = {},None
         for dataset in datasets:
             for i in np.unique(np.linspace(0, max(0, len(dataset)-1), looks).astype(int))[:len(dataset)].tolist():
                 try: self._look(dataset, i)
                 except Exception as e: self.error = self.error or e   # the item is a failed sample later
-        self.places = {place:p for place,p in self.places.items() if p.kinds}
+        self.parts = {place:part for place,part in self.parts.items() if part.kinds}
         self.extensions = set.union(set(), *map(_file_formats, datasets))
         parts = [part for dataset in datasets for part in _innermost(dataset)]
         self.known_fields = _common_value(_known_fields, parts) or {}
         self.boxes = _common_value(_known_boxes, parts)
-        for p in self.places.values(): self._choose_field(p)
+        for part in self.parts.values(): self._choose_field(part)
 
     def _look(self, dataset, i):
         with opened_files() as files: item = dataset[i]
@@ -323,54 +323,56 @@ class ItemLayout:
         for _,_,value in found: _kind_of(value)   # raises an error before anything is kept of this item
         for place,name,value in found:
             if captions and place=='[1]': name = captions
-            self.places.setdefault(place, _Place(place, name)).look(value, files)
+            self.parts.setdefault(place, _ItemPart(place, name)).look(value, files)
 
-    def _choose_field(self, p):
-        taken = {o.field for o in self.places.values()}
-        if p.kind!='image': extension = p.kind
-        elif self._is_mask(p): extension = 'mask.png'
-        else: extension = self._image_field(p)
-        position = p.place.strip('[]').replace('][', '.')
-        known = self.known_fields.get(p.place) or next((_TYPE_FIELDS[t] for t in p.types if t in _TYPE_FIELDS), None)
-        if self._are_box_labels(p): known = 'labels'
-        if known and known not in taken: p.field = known
-        elif p.name:
-            p.field = 'cls' if p.name=='label' and p.kind=='cls' and 'cls' not in taken else _field_of_key(p, extension)
-            while p.field in taken: p.field = f'_{p.field}'
-        elif p.kind=='f4': p.field = 'target.f4' if 'target.f4' not in taken else f'{position}.f4'
-        else: p.field = extension if extension not in taken else f"{position}.{extension.split('.')[-1]}"
+    def _choose_field(self, part):
+        taken = {other.field for other in self.parts.values()}
+        if part.kind!='image': extension = part.kind
+        elif self._is_mask(part): extension = 'mask.png'
+        else: extension = self._image_field(part)
+        position = part.place.strip('[]').replace('][', '.')
+        known = self.known_fields.get(part.place)
+        known = known or next((_TYPE_FIELDS[name] for name in part.types if name in _TYPE_FIELDS), None)
+        if self._are_box_labels(part): known = 'labels'
+        if known and known not in taken: part.field = known
+        elif part.name:
+            is_label = part.name=='label' and part.kind=='cls' and 'cls' not in taken
+            part.field = 'cls' if is_label else _field_of_key(part, extension)
+            while part.field in taken: part.field = f'_{part.field}'
+        elif part.kind=='f4': part.field = 'target.f4' if 'target.f4' not in taken else f'{position}.f4'
+        else: part.field = extension if extension not in taken else f"{position}.{extension.split('.')[-1]}"
 
-    def _is_mask(self, p):
-        images = [o for o in self.places.values() if 'image' in o.kinds]
-        if 'PILMask' in p.types: return True
-        if p.name or p is images[0]: return False
-        return p.modes<=set(_MASK_MODES) or p.modes=={'L'} and 'L' not in images[0].modes
+    def _is_mask(self, part):
+        images = [o for o in self.parts.values() if 'image' in o.kinds]
+        if 'PILMask' in part.types: return True
+        if part.name or part is images[0]: return False
+        return part.modes<=set(_MASK_MODES) or part.modes=={'L'} and 'L' not in images[0].modes
 
-    def _are_box_labels(self, p):
+    def _are_box_labels(self, part):
         "Are these the numbers of the classes of boxes, as for the detection models of torchvision?"
-        return p.name=='labels' and p.are_codes and any(o.name=='boxes' for o in self.places.values())
+        return part.name=='labels' and part.are_codes and any(o.name=='boxes' for o in self.parts.values())
 
-    def _image_field(self, p):
-        if p.formats=={None}: return 'png'
-        formats = p.formats|(self.extensions if p.place in ('','[0]') else set())
+    def _image_field(self, part):
+        if part.formats=={None}: return 'png'
+        formats = part.formats|(self.extensions if part.place in ('','[0]') else set())
         return next(iter(formats)) if len(formats)==1 else 'img'
 
     @property
     def notes(self)->list:
         "What the report says: where the values of an item are, if the fields are not called as usual"
-        listed = ', '.join(f"item{p.place} -> {p.field}" for p in self.places.values())
-        unusual = any(p.field.split('.')[0].isdigit() or p.name=='label' for p in self.places.values())
+        listed = ', '.join(f"item{part.place} -> {part.field}" for part in self.parts.values())
+        unusual = any(part.field.split('.')[0].isdigit() or part.name=='label' for part in self.parts.values())
         return [f'values are stored as fields: {listed}'] if unusual else []
 
-def _field_of_key(p, extension):
+def _field_of_key(part, extension):
     """The field for a value of a dict: its key, if that says how to store it or if the type of the value does
 
     Images, lists and dicts get an extension. So do arrays, if the key alone is the name of a codec for other values."""
-    name = ''.join('_' if c in ':#~@ /' else c for c in p.name)
+    name = ''.join('_' if c in ':#~@ /' else c for c in part.name)
     codec = get_codec(name)
-    if codec is None: return f"{name}.{extension.split('.')[-1]}" if p.kind in ('image','json','txt') else name
+    if codec is None: return f"{name}.{extension.split('.')[-1]}" if part.kind in ('image','json','txt') else name
     no_arrays = codec.dtype is not None or codec.name in ('txt','labels','json')
-    return f'{name}.npy' if p.kind=='npy' and no_arrays else name
+    return f'{name}.npy' if part.kind=='npy' and no_arrays else name
 
 # Datasets of torchvision whose second value is one caption or several, and not labels
 _CAPTIONS = {'CocoCaptions':'captions', 'Flickr8k':'captions', 'Flickr30k':'captions', 'SBU':'caption'}
@@ -393,31 +395,31 @@ class _ItemSample:
         names:list=None, # Of the classes, for lists of their numbers
     ):
         self.names,self.boxes = names,layout.boxes
-        self.places = {p.place:p for p in layout.places.values()}
+        self.parts = {part.place:part for part in layout.parts.values()}
 
     def __call__(self, item, files):
         sample = {}
         for place,_,value in flat_items(item):
-            if place not in self.places:
+            if place not in self.parts:
                 if value is None: continue
                 raise ValueError(f'item{place} is a {type(value).__name__}, which other items do not have: give fn=, '
                                  'a function that returns a dict of fields')
-            p = self.places[place]
-            sample[p.field] = self._value(p, value, files)
-        missing = [place for place,p in self.places.items() if p.field not in sample]
+            part = self.parts[place]
+            sample[part.field] = self._value(part, value, files)
+        missing = [place for place,part in self.parts.items() if part.field not in sample]
         if missing: raise ValueError(f'item{missing[0]} is missing, which other items have')
         return sample if self.boxes is None else {**sample, **self.boxes(item)}
 
-    def _value(self, p, value, files):
-        if value is None and not p.field.endswith('json'):
-            raise ValueError(f'item{p.place} is None, which field {p.field!r} cannot store')
-        if p.kind=='image': return _image_value(p, value, files)
-        if p.kind=='npy' and p.field=='labels': return np.asarray(value).tolist()
+    def _value(self, part, value, files):
+        if value is None and not part.field.endswith('json'):
+            raise ValueError(f'item{part.place} is None, which field {part.field!r} cannot store')
+        if part.kind=='image': return _image_value(part, value, files)
+        if part.kind=='npy' and part.field=='labels': return np.asarray(value).tolist()
         if type(value).__name__=='TensorMultiCategory': return self._labels(value)
-        if p.kind=='cls' and hasattr(value, 'item'): value = value.item()
-        if p.field=='cls' and value==-1 and self.names:
-            raise ValueError(f'item{p.place} is -1, which marks a sample without a label: leave such samples out')
-        return as_json(value) if p.kind=='json' else value
+        if part.kind=='cls' and hasattr(value, 'item'): value = value.item()
+        if part.field=='cls' and value==-1 and self.names:
+            raise ValueError(f'item{part.place} is -1, which marks a sample without a label: leave such samples out')
+        return as_json(value) if part.kind=='json' else value
 
     def _labels(self, value):
         "The names of the classes in a tensor of fastai: a row of zeros and ones, or numbers of classes"
@@ -425,17 +427,17 @@ class _ItemSample:
         if numbers.dtype.kind=='f': numbers = np.flatnonzero(numbers)
         return [self.names[k] if self.names else int(k) for k in numbers.tolist()]
 
-def _image_value(p, image, files):
+def _image_value(part, image, files):
     "The file of an image if there is one, or else the image; a mask with a palette as its codes"
     if not isinstance(image, Image.Image): return image
-    if 'mask' in p.field.split('.') and image.mode in ('P','1'):
+    if 'mask' in part.field.split('.') and image.mode in ('P','1'):
         return Image.fromarray(np.asarray(image).astype(np.uint8))
     found = original_file(image, files)
-    fmt,codec = found and _format_field(found[1]),p.field.rsplit('.', 1)[-1].lower()
+    fmt,codec = found and _format_field(found[1]),part.field.rsplit('.', 1)[-1].lower()
     if found and codec in (fmt,'img'): return Encoded.of(found[0], codec, found[1])
-    if codec!='jpg' or p.name.endswith('jpg'): return image
+    if codec!='jpg' or part.name.endswith('jpg'): return image
     what = f'a file of another format ({fmt})' if found else 'not as it is in a file'
-    raise ValueError(f'item{p.place} is {what}, while the images that were looked at are JPEG files; '
+    raise ValueError(f'item{part.place} is {what}, while the images that were looked at are JPEG files; '
                      "fn=lambda item: {'img': item[0], 'cls': item[1]} stores both")
 
 # %% ../../nbs/source/10_torch_items.ipynb #1323d9a0
@@ -464,7 +466,7 @@ class DatasetSource(IndexedSource):
         names,reason = self.names
         if isinstance(reason, Exception): raise reason
         if not names: return None
-        fields = {p.field:p for p in self.layout.places.values()}
+        fields = {part.field:part for part in self.layout.parts.values()}
         if 'cls' in fields: return {'cls':names}
         if 'labels' in fields and 'TensorMultiCategory' in fields['labels'].types: return {'labels':names}
         if 'mask.png' in fields and 'PILMask' in fields['mask.png'].types: return {'mask.png':names}
@@ -484,7 +486,7 @@ class DatasetSource(IndexedSource):
     def load(self): return _LoadItem(self._write())
     @property
     def as_is(self):
-        if not self.layout.places: return None   # no item could be read: errors say why
+        if not self.layout.parts: return None   # no item could be read: errors say why
         return _LoadSample(self._write(), _ItemSample(self.layout, self.names[0]))
 
     def share_layout(self,
@@ -502,6 +504,7 @@ class DatasetSource(IndexedSource):
     @property
     def _file(self): return os.path.join(self.folder.name, 'dataset')
 
+    is_identified = False   # by three items, which may look like others
     def fingerprint(self):
         n = len(self)
         text = ''.join(stable_repr(self.items[i]) for i in sorted({0, n//2, n-1}) if 0<=i<n)

@@ -89,7 +89,7 @@ class Retries:
                 try: raise failure   # here, where nothing refers to the error of the library
                 finally: del failure   # its traceback refers to this frame
             if not pauses: continue
-            time.sleep(min(pause, .75*self.remaining())*random.uniform(.5, 1))
+            time.sleep(max(0, min(pause, .75*self.remaining()))*random.uniform(.5, 1))
             pause = min(2*pause, self.longest_pause)
 
     def _judge(self, error, handle):

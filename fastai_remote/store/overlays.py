@@ -89,8 +89,8 @@ class Overlays:
         shard_of,position = store.shards.at(numbers)
         shards = np.unique(shard_of).tolist()
         overlay,there = np.zeros(len(numbers), np.int64),numbers.astype(np.int64)
-        for u,index in store.indices(shards).items():
-            here = np.flatnonzero(shard_of==u)
+        for shard,index in store.indices(shards).items():
+            here = np.flatnonzero(shard_of==shard)
             overlays,samples = index.in_overlays(field, position[here])
             overlay[here] = overlays
             there[here] = np.where(overlays>0, samples, there[here])
@@ -132,9 +132,9 @@ class Overlays:
     def prefetch(self, shards, wait):
         "As `ShardStore.prefetch`: what the samples of `shards` have in overlays"
         indices,wanted = self.store.indices(shards),{}
-        for u in shards:
+        for shard in shards:
             for field in self.fields:
-                overlays,samples = indices[u].in_overlays(field, np.arange(indices[u].n))
+                overlays,samples = indices[shard].in_overlays(field, np.arange(indices[shard].n))
                 for k in np.unique(overlays[overlays>0]).tolist():
                     wanted.setdefault(k, []).append(samples[overlays==k])
         for k,samples in wanted.items():

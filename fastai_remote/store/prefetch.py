@@ -38,35 +38,35 @@ class WholeShards:
         self.dropped = Counter() # Number of damaged copies of each shard
 
     def get(self,
-        u:int # Number of the shard
+        shard:int # Number of the shard
     )->_File: # `None` if the shard is not on this machine
-        "Shard `u` as an open file; raises `MissingSample`, `StoreNotFound`"
+        "A shard as an open file; raises `MissingSample`, `StoreNotFound`"
         with self.lock:
-            if u in self.files:
-                self.files.move_to_end(u)
-                return self.files[u]
+            if shard in self.files:
+                self.files.move_to_end(shard)
+                return self.files[shard]
         store = self.store
-        if store.in_place(u):
-            try: fd = open_regular(store.tars.path(store.table.name(u)))
-            except FileNotFoundError: raise store.missing_shard_error(u) from None
+        if store.in_place(shard):
+            try: fd = open_regular(store.tars.path(store.table.name(shard)))
+            except FileNotFoundError: raise store.missing_shard_error(shard) from None
             store.check_not_replaced(fd)
-        else: fd = None if store.cache is None else self._open_cached(u)
+        else: fd = None if store.cache is None else self._open_cached(shard)
         if fd is None: return
         with self.lock:
-            self.files[u] = _File(fd)
+            self.files[shard] = _File(fd)
             while len(self.files)>_MAX_FILES: self.files.popitem(last=False)
-            return self.files[u]
+            return self.files[shard]
 
-    def _open_cached(self, u):
-        "A descriptor of shard `u` in the cache; if the shard is wanted, and `wait` was given, waits for it"
+    def _open_cached(self, shard):
+        "A descriptor of a shard in the cache; if the shard is wanted, and `wait` was given, waits for it"
         with self.lock:
-            while self.wait and u in self.wanted and u not in self.failed:
-                if u in self.files: return os.dup(self.files[u].fd)
+            while self.wait and shard in self.wanted and shard not in self.failed:
+                if shard in self.files: return os.dup(self.files[shard].fd)
                 self.changed.wait(1)
         store = self.store
-        fd = store.cache.open(store.cache_key(store.table.name(u)), store.table.whole(u))
+        fd = store.cache.open(store.cache_key(store.table.name(shard)), store.table.whole(shard))
         if fd is not None: return fd
-        if store.table.compression(u): return self.fetch(u)   # a compressed shard cannot be read in parts
+        if store.table.compression(shard): return self.fetch(shard)   # a compressed shard cannot be read in parts
 
     def prefetch(self,
         shards:list, # Numbers of shards, in the order in which they will be used
@@ -78,7 +78,7 @@ class WholeShards:
             if self.wanted==shards: return
             self.wanted = list(shards)
             for known in self.files,self.failed:
-                for u in [u for u in known if u not in shards]: del known[u]
+                for shard in [shard for shard in known if shard not in shards]: del known[shard]
             self._start_thread()
 
     def _start_thread(self):
@@ -87,20 +87,20 @@ class WholeShards:
         self.thread.start()
 
     def drop(self,
-        u:int # Number of the shard
+        shard:int # Number of the shard
     ):
-        """Remove the copy of shard `u` that this process has open, which is damaged, from the cache
+        """Remove a shard's copy that this process has open, which is damaged, from the cache
 
         If the shard is wanted, it is fetched again, but only a limited number of times."""
-        with self.lock: file = None if self.store.in_place(u) else self.files.pop(u, None)
+        with self.lock: file = None if self.store.in_place(shard) else self.files.pop(shard, None)
         if file is None: return
-        store,name = self.store,self.store.table.name(u)
+        store,name = self.store,self.store.table.name(shard)
         removed = store.cache.drop(store.cache_key(name), file.fd)
         with self.lock:
-            self.dropped[u] += 1
-            if u in self.wanted and self.dropped[u]>_MAX_DAMAGED:
-                self.failed[u] = 'its copies in the cache are damaged again and again'
-            elif u in self.wanted: self._start_thread()
+            self.dropped[shard] += 1
+            if shard in self.wanted and self.dropped[shard]>_MAX_DAMAGED:
+                self.failed[shard] = 'its copies in the cache are damaged again and again'
+            elif shard in self.wanted: self._start_thread()
             self.changed.notify_all()
         what = ', and was removed' if removed else ', but cannot be removed'
         warnings.warn(f'{store.name}: the copy of {name} in the cache {store.cache.folder} is damaged{what}; '
@@ -109,52 +109,52 @@ class WholeShards:
     def _fetch_wanted(self):
         while True:
             with self.lock:
-                u = next((u for u in self.wanted if u not in self.files and u not in self.failed), None)
-                if u is None:
+                shard = next((s for s in self.wanted if s not in self.files and s not in self.failed), None)
+                if shard is None:
                     self.thread = None
                     return
             fd,reason = None,'the cache cannot keep it'
-            try: fd = self.fetch(u)
+            try: fd = self.fetch(shard)
             except Exception as e: reason = e   # whoever needs one of its samples gets the error then
             with self.lock:
                 file = None if fd is None else _File(fd)
-                if file is None: self.failed[u] = reason
-                elif u in self.wanted: self.files[u] = file
+                if file is None: self.failed[shard] = reason
+                elif shard in self.wanted: self.files[shard] = file
                 self.changed.notify_all()
 
     def fetch(self,
-        u:int # Number of the shard
+        shard:int # Number of the shard
     )->int: # `None` if the cache cannot keep the shard
-        "A descriptor of shard `u` in the cache, where it is fetched if necessary; raises what `download` raises"
+        "A descriptor of a shard in the cache, where it is fetched if necessary; raises what `download` raises"
         store = self.store
-        key = store.cache_key(store.table.name(u))
-        return store.cache.fetch(key, store.table.whole(u), partial(self.download, u))
+        key = store.cache_key(store.table.name(shard))
+        return store.cache.fetch(key, store.table.whole(shard), partial(self.download, shard))
 
     def download(self,
-        u:int, # Number of the shard
-        f, # A binary file to write to
+        shard:int, # Number of the shard
+        file, # A binary file to write to
         tries:int=3 # Transfers, if the bytes that come are not those that were indexed
     ):
-        "Write shard `u` to `f`, decompressed, and compare its checksum; raises `CorruptSample`, `StoreUnavailable`"
+        "Write a shard to `file`, decompressed, and compare its checksum; raises `CorruptSample`, `StoreUnavailable`"
         store,table = self.store,self.store.table
         for _ in range(tries):
-            f.seek(0)
-            f.truncate()
-            unpack = decompressor(table.compression(u)) or (lambda content: (content,))
+            file.seek(0)
+            file.truncate()
+            unpack = decompressor(table.compression(shard)) or (lambda content: (content,))
             crc = received = 0
-            for content in self.pieces(u):
+            for content in self.pieces(shard):
                 crc,received = zlib.crc32(content, crc),received+len(content)
-                for piece in unpack(content): f.write(piece)
-            if crc==table.crc[u]: return
-        size = int(table.size[u])
+                for piece in unpack(content): file.write(piece)
+            if crc==table.crc[shard]: return
+        size = int(table.size[shard])
         what = f'{received:,} of {size:,} bytes' if received<size else 'not the bytes that were indexed'
-        raise CorruptSample(f'{store.name}: shard {table.name(u)}: {what} ({tries} times)')
+        raise CorruptSample(f'{store.name}: shard {table.name(shard)}: {what} ({tries} times)')
 
     def pieces(self,
-        u:int # Number of the shard
+        shard:int # Number of the shard
     ): # Iterator of `bytes`
-        "The bytes of shard `u` as it is stored, to its end or to where it is cut off; raises `MissingSample`"
+        "The bytes of a shard as it is stored, to its end or to where it is cut off; raises `MissingSample`"
         table = self.store.table
-        for content in self.store.tars.parts(table.name(u), int(table.size[u])):
-            if content is None: raise self.store.missing_shard_error(u)
+        for content in self.store.tars.parts(table.name(shard), int(table.size[shard])):
+            if content is None: raise self.store.missing_shard_error(shard)
             yield content

@@ -213,38 +213,39 @@ class RedisStore(Store):
         if manifest.uid==self._uid: self._manifest = manifest
 
     def _request_values(self, numbers, fields, from_replica=False):
-        "Read values in one round trip; the checksums of a packed field `f` are returned as `f.crc`"
+        "Read values in one round trip; the checksums of a packed field are returned as `FIELD.crc`"
         manifest,ids = self.manifest,numbers.tolist()
         names = list(dict.fromkeys(f if f in manifest.fields else f.removesuffix('.crc') for f in fields))
-        variable = [f for f in names if manifest.fields[f]['dtype'] is None]
-        fixed = {f:manifest.fields[f] for f in names if f not in variable}
-        checksums = {f:np.zeros(len(ids), np.uint32) for f,entry in fixed.items() if entry.get('check')}
-        result = {f'{f}.crc':crcs for f,crcs in checksums.items()}
+        variable = [field for field in names if manifest.fields[field]['dtype'] is None]
+        fixed = {field:manifest.fields[field] for field in names if field not in variable}
+        checksums = {field:np.zeros(len(ids), np.uint32) for field,entry in fixed.items() if entry.get('check')}
+        result = {f'{field}.crc':crcs for field,crcs in checksums.items()}
         if not ids:
-            result |= {f:[] for f in variable}|{f:np.zeros(0, entry['dtype']) for f,entry in fixed.items()}
-            return {f:result[f] for f in fields}
+            result |= {field:[] for field in variable}
+            result |= {field:np.zeros(0, entry['dtype']) for field,entry in fixed.items()}
+            return {field:result[field] for field in fields}
         commands = [('GETRANGE', self.manifest_key, 0, len(manifest.head)-1)]
         places,reads = {},{}
-        for f in variable:
-            mean_bytes = self._mean_bytes.get(f, manifest.nbytes/max(manifest.n, 1))
-            more,places[f] = self.link.value_reads(self._value_keys(f, numbers), mean_bytes)
+        for field in variable:
+            mean_bytes = self._mean_bytes.get(field, manifest.nbytes/max(manifest.n, 1))
+            more,places[field] = self.link.value_reads(self._value_keys(field, numbers), mean_bytes)
             commands += more
-        for f in fixed:
-            reads[f] = [PackedRead(part, f, at, inside) for part,at,inside in self._groups(f, numbers)]
-            for read in reads[f]: commands += read.commands
+        for field in fixed:
+            reads[field] = [PackedRead(part, field, at, inside) for part,at,inside in self._groups(field, numbers)]
+            for read in reads[field]: commands += read.commands
         # no value is longer than all values together, whose number is only estimated after an edit
         longest = None if manifest.runs else manifest.nbytes
         replies = iter(self.link.send(commands, from_replica=from_replica, longest_value=longest))
         head = next(replies)
         if head!=manifest.head: raise self.replaced_error(exists=bool(head))
-        for f in variable:
-            result[f] = fill_places(len(ids), places[f], replies)
-            self._mean_bytes[f] = sum(map(len, filter(None, result[f])))/len(ids)
-        for f,entry in fixed.items():
-            result[f],gaps = np.zeros(len(ids), entry['dtype']),[]
-            for read in reads[f]: gaps += read.unpack(replies, result[f], checksums.get(f), numbers)
-            if gaps: self._raise_missing_packed(f, len(gaps), len(ids), ids[gaps[0]])
-        return {f:result[f] for f in fields}
+        for field in variable:
+            result[field] = fill_places(len(ids), places[field], replies)
+            self._mean_bytes[field] = sum(map(len, filter(None, result[field])))/len(ids)
+        for field,entry in fixed.items():
+            result[field],gaps = np.zeros(len(ids), entry['dtype']),[]
+            for read in reads[field]: gaps += read.unpack(replies, result[field], checksums.get(field), numbers)
+            if gaps: self._raise_missing_packed(field, len(gaps), len(ids), ids[gaps[0]])
+        return {field:result[field] for field in fields}
 
     def _raise_missing_packed(self, field, n_missing, n, first):
         raise MissingSample(f'{self.name}: {n_missing} of {n} values missing, first of sample {first} '
@@ -275,9 +276,7 @@ class RedisStore(Store):
     @property
     def unchecked(self)->list:
         "Names of what is stored without a checksum: fields, and in format 1 `manifest` and `failures`"
-        manifest = self.manifest
-        packed = [f for f in self.fields if manifest.fields[f]['dtype'] and not manifest.fields[f].get('check')]
-        return [*super().unchecked, *packed, *(['manifest','failures'] if manifest.format<2 else [])]
+        return [*super().unchecked, *(['manifest','failures'] if self.manifest.format<2 else [])]
 
     def check_rest(self):
         "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything"

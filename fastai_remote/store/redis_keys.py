@@ -49,15 +49,16 @@ class RedisKeys(RedisStore):
                 for i in ids for split,(start,stop) in spans if start<=i<stop]
 
     def read_values(self, numbers, fields):
-        ids,dtypes = numbers.tolist(),{f:self.manifest.fields[f]['dtype'] for f in fields}
-        if not ids: return {f:np.zeros(0, dtype) if dtype else [] for f,dtype in dtypes.items()}
+        ids,dtypes = numbers.tolist(),{field:self.manifest.fields[field]['dtype'] for field in fields}
+        if not ids: return {field:np.zeros(0, dtype) if dtype else [] for field,dtype in dtypes.items()}
         commands,places = [],{}
-        for f in fields:
-            more,places[f] = self.link.value_reads(self._keys(f, ids), self._mean_bytes.get(f, 10_000))
+        for field in fields:
+            more,places[field] = self.link.value_reads(self._keys(field, ids), self._mean_bytes.get(field, 10_000))
             commands += more
         replies = iter(self.link.send(commands))
-        result = {f:fill_places(len(ids), places[f], replies) for f in fields}
-        for f,values in result.items(): self._mean_bytes[f] = sum(len(value) for value in values if value)/len(ids)
+        result = {field:fill_places(len(ids), places[field], replies) for field in fields}
+        for field,values in result.items():
+            self._mean_bytes[field] = sum(len(value) for value in values if value)/len(ids)
         if 'cls' in result:
             stored = result['cls']
             if None in stored: self.raise_missing(numbers, 'cls', stored)

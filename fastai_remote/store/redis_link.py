@@ -177,8 +177,10 @@ def as_link(
     url:str|RedisLink, # A URL, or a link
     **kwargs # Arguments for a new `RedisLink`
 )->RedisLink:
-    "`url` if it is a `RedisLink`, else a new link to this URL"
+    "`url` if it is a `RedisLink`, else a new link to this URL; raises `TypeError` if a link gets arguments"
     url,kwargs = concealed(url),concealed(kwargs)
+    if isinstance(url, RedisLink) and kwargs:
+        raise TypeError(f"{', '.join(kwargs)}: a RedisLink has its own; give them to RedisLink(…)")
     return url if isinstance(url, RedisLink) else RedisLink(url, **kwargs)
 
 # %% ../../nbs/store/05_redis_link.ipynb #bf27051e

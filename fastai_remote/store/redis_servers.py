@@ -63,8 +63,9 @@ class _TimedSocket:
 
     def _set_limit(self):
         "Limit the next operation, and raise `TimeoutError` if no time is left"
-        seconds = _limited(self._timeout)
-        if seconds is not None and seconds<=0 and self._timeout!=0: raise socket.timeout('the time is over')
+        waits = self._timeout!=0
+        seconds = _limited(self._timeout) if waits else 0
+        if waits and seconds is not None and seconds<=0: raise socket.timeout('the time is over')
         if seconds!=self._limit: self._sock.settimeout(seconds)   # a system call
         self._limit = seconds
 

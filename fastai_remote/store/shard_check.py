@@ -51,13 +51,13 @@ def damaged_parts(
     if manifest: yield from _check_manifest(store)
     yield from _check_failures(store)
     yield from _check_labels(store)
-    for u in range(len(store.shards)):
-        yield from _check_index(store, u)
-        key = store.cache_key(store.table.name(u))
+    for shard in range(len(store.shards)):
+        yield from _check_index(store, shard)
+        key = store.cache_key(store.table.name(shard))
         fd = None if store.cache is None else store.cache.open(key)
         try:
-            expected = yield from _check_shard(store, u, fd is not None)
-            if fd is not None and expected is not None: yield from _check_copy(store, u, fd, expected)
+            expected = yield from _check_shard(store, shard, fd is not None)
+            if fd is not None and expected is not None: yield from _check_copy(store, shard, fd, expected)
         finally:
             if fd is not None: os.close(fd)
 
@@ -106,64 +106,66 @@ def _check_labels(store):
     reason = 'it is not there' if stored is None else 'it is not as it was written'
     yield 'labels.json',f'{store.name}: labels.json: {reason}; only other tools read it'
 
-def _check_index(store, u):
-    "The index of shard `u`, in the cache and where it is stored"
-    name = store.index_file(u)
+def _check_index(store, shard):
+    "The index of a shard, in the cache and where it is stored"
+    name = store.index_file(shard)
     if not store.storage.local and store.cache is not None:
-        try: store.cached_index(u)
+        try: store.cached_index(shard)
         except CorruptSample as e: yield name,f'{e}; it was removed there, and is fetched again'
     try:
-        if store.storage.local: store.local_index(u)
-        else: store.fetched_index(u)
+        if store.storage.local: store.local_index(shard)
+        else: store.fetched_index(shard)
     except (CorruptSample,MissingSample) as e: yield name,str(e)
 
-def _check_shard(store, u, has_copy):
-    "Shard `u` where it is stored; returns the checksum that a copy of it in the cache must have, `None` if unknown"
-    table,name,size = store.table,store.table.name(u),int(store.table.size[u])
-    compressed = table.compression(u)
+def _check_shard(store, shard, has_copy):
+    "A shard where it is stored; returns the checksum that a copy of it in the cache must have, `None` if unknown"
+    table,name,size = store.table,store.table.name(shard),int(store.table.size[shard])
+    compressed = table.compression(shard)
     unpack = decompressor(compressed) if has_copy else None
     crc = unpacked_crc = received = 0
     try:
-        for content in store.whole_shards.pieces(u):
+        for content in store.whole_shards.pieces(shard):
             crc,received = zlib.crc32(content, crc),received+len(content)
             for piece in unpack(content) if unpack else (): unpacked_crc = zlib.crc32(piece, unpacked_crc)
     except MissingSample as e:
         yield name,str(e)
         return
-    if crc==table.crc[u]: return unpacked_crc if unpack else crc
-    samples = f'samples {table.starts[u]:,} to {table.starts[u+1]-1:,}'
+    if crc==table.crc[shard]: return unpacked_crc if unpack else crc
+    samples = f'samples {table.starts[shard]:,} to {table.starts[shard+1]-1:,}'
     where = f'{store.name}: shard {name}, with {samples}'
     wrong = f'{where}: its {size:,} bytes do not match their checksum'
     if received<size: yield name,f'{where}: {received:,} of {size:,} bytes: it is cut off'
     elif compressed: yield name,f'{wrong}; it is compressed, so that all of it is suspect'
-    elif crc^int(table.crc[u])!=_damage_of_values(store, u):
-        yield name,(f"{wrong}, some of them outside the samples' values (headers, padding, or members that are not "
-                    'used): samples are read all the same, but `tar` and WebDataset may not read it')
-    return None if compressed else int(table.crc[u])
+    elif crc^int(table.crc[shard])!=_damage_of_values(store, shard):
+        yield name,(f"{wrong}, some of them outside the samples' values (headers, padding, members that are not used, "
+                    'or labels and numbers, which are read from the index): samples are read all the same, with the '
+                    'labels and numbers of the index, which may be others than in the shard; `tar` and WebDataset '
+                    'may not read it')
+    return None if compressed else int(table.crc[shard])
 
-def _damage_of_values(store, u, batch=256):
-    "How damaged values change the checksum of shard `u` (an exclusive or); None if its index is damaged, too"
+def _damage_of_values(store, shard, batch=256):
+    "How damaged values change the checksum of a shard (an exclusive or); None if its index is damaged, too"
     table,change = store.table,0
-    try: index = store.indices([u])[u]
+    try: index = store.indices([shard])[shard]
     except StoreError: return None
     for field in [f for f in store.fields if f'{f}@' in index.columns]:
-        for a in range(0, index.n, batch):
-            positions = np.arange(a, min(a+batch, index.n))
+        for first in range(0, index.n, batch):
+            positions = np.arange(first, min(first+batch, index.n))
             starts,lengths = index.spans(field, positions)
             exists = lengths>=0
             positions,starts,ends = positions[exists],starts[exists],(starts+lengths)[exists]
-            if (starts<0).any() or (ends>table.size[u]).any(): return None
-            got = store.read_in_shards(table.starts[u]+positions, [field,f'{field}.crc'], whole=False)
+            if (starts<0).any() or (ends>table.size[shard]).any(): return None
+            got = store.read_in_shards(table.starts[shard]+positions, [field,f'{field}.crc'], whole=False)
             for value,expected,end in zip(got[field], got[f'{field}.crc'].tolist(), ends.tolist()):
                 difference = zlib.crc32(value)^expected
-                if difference: change ^= moved(difference, int(table.size[u])-end)
+                if difference: change ^= moved(difference, int(table.size[shard])-end)
     return change
 
-def _check_copy(store, u, fd, expected):
-    "The copy of shard `u` in the cache, which is open as `fd`"
-    name,crc,size = store.table.name(u),0,0
+def _check_copy(store, shard, fd, expected):
+    "The copy of a shard in the cache, which is open as `fd`"
+    name,crc,size = store.table.name(shard),0,0
     while content:=os.pread(fd, _PART_BYTES, size): crc,size = zlib.crc32(content, crc),size+len(content)
-    if crc==expected and size==store.table.whole(u): return
+    if crc==expected and size==store.table.whole(shard): return
     removed = store.cache.drop(store.cache_key(name), fd)
     then = 'it was removed there, and is fetched again' if removed else 'it cannot be removed there'
     what = f'{store.name}: {name} in the cache {store.cache.folder}: its {size:,} bytes do not match their checksum'

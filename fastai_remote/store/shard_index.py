@@ -6,14 +6,13 @@ Docs: page `store/shard_index`"""
 
 # %% auto #0
 __all__ = ['INDEX_MAGIC', 'INTEGER_FIELDS', 'COMPRESSIONS', 'INDEX_SUFFIX', 'INDEX_FOLDER', 'LABELS_KIND', 'pack_index',
-           'ShardIndex', 'member', 'SummingFile', 'IndexColumns', 'ShardFile', 'Unzip', 'compression_of',
-           'decompressor', 'overlay_folder', 'is_overlay_folder', 'index_name', 'ShardTable', 'joined_tables',
-           'pack_labels', 'ShardManifest']
+           'ShardIndex', 'member', 'SummingFile', 'member_extension', 'IndexColumns', 'ShardFile', 'Unzip',
+           'compression_of', 'decompressor', 'overlay_folder', 'is_overlay_folder', 'index_name', 'ShardTable',
+           'joined_tables', 'pack_labels', 'ShardManifest']
 
 # %% ../../nbs/store/14_shard_index.ipynb #cd60bb66
-import base64, bz2, json, lzma, mmap, os, re, tarfile, zlib
+import base64, bz2, dataclasses, json, lzma, mmap, os, re, tarfile, zlib
 from array import array
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -236,6 +235,14 @@ def _extension(field, value):
     if isinstance(value, str): return '.txt'
     return '' if field.rsplit('.', 1)[-1].lower() in INTEGER_FIELDS else '.json'
 
+def member_extension(
+    field:str, # Name of a field
+    spec:dict, # Its entry in the plan of an ingest
+)->str: # What follows the key of a sample and a dot
+    "The name that a field has in shards"
+    if spec['dtype'] is None: return field
+    return field+_extension(field, '' if spec.get('staged') and spec['text'] else 0)
+
 def _is_checksum(name, fields): return name.endswith('.crc') and name.removesuffix('.crc') in fields
 
 class IndexColumns:
@@ -268,18 +275,18 @@ class IndexColumns:
         key:str # Key of the sample
     ):
         "Append a sample, which may lack fields"
-        for f,columns in self.spans.items():
-            for column,number in zip(columns, spans.get(f, (0,_NO_VALUE,0))): column.append(number)
-        for f,column in self.values.items():
-            value = values.get(f)
+        for field,columns in self.spans.items():
+            for column,number in zip(columns, spans.get(field, (0,_NO_VALUE,0))): column.append(number)
+        for field,column in self.values.items():
+            value = values.get(field)
             if value is None:
-                self.absent[f].append(self.n)
+                self.absent[field].append(self.n)
                 value = 0
-            elif isinstance(value, str) or self.fields[f].get('staged'):
-                codes = self.labels.setdefault(f, {})
+            elif isinstance(value, str) or self.fields[field].get('staged'):
+                codes = self.labels.setdefault(field, {})
                 value = codes.setdefault(value, len(codes))
             column.append(value)
-        for f in (*spans, *values): self.counts[f] += 1
+        for field in (*spans, *values): self.counts[field] += 1
         self.keys.append(key)
         self.n += 1
 
@@ -289,19 +296,19 @@ class IndexColumns:
     )->bytes:
         "The content of the index file"
         columns = {}
-        for f,(offsets,lengths,checksums) in self.spans.items():
-            if not self.counts[f] and self.n: continue
+        for field,(offsets,lengths,checksums) in self.spans.items():
+            if not self.counts[field] and self.n: continue
             offsets = _as_numpy(offsets)
             if not len(offsets) or offsets.max()<1<<32: offsets = offsets.astype('u4')
-            columns |= {f'{f}@':offsets, f'{f}#':_as_numpy(lengths), f'{f}.crc':_as_numpy(checksums)}
-        for f,values in self.values.items():
-            if not self.counts[f] and self.n: continue
-            columns[f] = _as_numpy(values).astype('u4' if f in self.labels else self.fields[f]['dtype'])
-            if len(self.absent[f]):
+            columns |= {f'{field}@':offsets, f'{field}#':_as_numpy(lengths), f'{field}.crc':_as_numpy(checksums)}
+        for field,values in self.values.items():
+            if not self.counts[field] and self.n: continue
+            columns[field] = _as_numpy(values).astype('u4' if field in self.labels else self.fields[field]['dtype'])
+            if len(self.absent[field]):
                 is_present = np.ones(self.n, np.uint8)
-                is_present[_as_numpy(self.absent[f])] = 0
-                columns[f'{f}?'] = is_present
-        return pack_index(columns, {f:list(codes) for f,codes in self.labels.items()}, shard, self.keys, self.n,
+                is_present[_as_numpy(self.absent[field])] = 0
+                columns[f'{field}?'] = is_present
+        return pack_index(columns, {field:list(codes) for field,codes in self.labels.items()}, shard, self.keys, self.n,
                           record)
 
 def _as_numpy(values): return np.frombuffer(values, values.typecode) if len(values) else np.zeros(0, values.typecode)
@@ -324,12 +331,12 @@ class ShardFile:
     ):
         "Append a sample"
         spans = {}
-        for f,value in values.items():
+        for field,value in values.items():
             content = value if isinstance(value, bytes) else str(value).encode()
-            header = _header(f'{key}.{f}{_extension(f, value)}', len(content))
-            if isinstance(value, bytes): spans[f] = self.size+len(header),len(value),crcs[f]
+            header = _header(f'{key}.{field}{_extension(field, value)}', len(content))
+            if isinstance(value, bytes): spans[field] = self.size+len(header),len(value),crcs[field]
             for part in (header, content, bytes(-len(content)%512)): self.out.write(part)
-        self.columns.add(spans, {f:value for f,value in values.items() if f not in spans}, key)
+        self.columns.add(spans, {field:value for field,value in values.items() if field not in spans}, key)
 
     def close(self):
         "Write the end of the archive, as the tar format requires it"
@@ -541,7 +548,7 @@ def joined_tables(
     order # Numbers of shards in the new table; those of the second table follow those of the first, and so on
 )->ShardTable:
     "A table of shards that are in several tables"
-    names,order = [table.name(s) for table in tables for s in range(len(table))],list(order)
+    names,order = [table.name(shard) for table in tables for shard in range(len(table))],list(order)
     def column(name):
         parts = [getattr(table, name) for table in tables]
         if all(part is None for part in parts): return None
@@ -549,7 +556,7 @@ def joined_tables(
         return np.concatenate(filled)[order]
     columns = {name:column(name) for name in _COLUMNS}
     if columns['version'] is None: columns['version'] = np.zeros(len(order), 'u4')
-    return ShardTable([names[s] for s in order], **columns)
+    return ShardTable([names[shard] for shard in order], **columns)
 
 def _fill(table, name):
     "What a column that `table` does not have means"
@@ -575,18 +582,18 @@ def _is_overlay(entry):
     if not isinstance(folder, str) or not isinstance(uid, str) or not isinstance(fields, list): return False
     return is_overlay_folder(folder) and all(isinstance(name, str) for name in fields)
 
-@dataclass
+@dataclasses.dataclass
 class ShardManifest(Manifest):
     "A `Manifest` with the table of shards"
     _format = 4 # Since format 3, the names of index files end in `INDEX_SUFFIX`; since format 4, there are overlays
     _optional = *Manifest._optional,'overlays'
 
-    shards:dict = field(default_factory=dict) # A packed `ShardTable`
+    shards:dict = dataclasses.field(default_factory=dict) # A packed `ShardTable`
     base:str = '' # Folder of the shards, if it is not that of the manifest
     failures_crc:int = -1 # Checksum of the file of failures; -1 if there is none, or an earlier version wrote it
     # Datasets with values that were added or changed: `{folder, uid, fields: names of the fields it is used for}`,
     # or `{}` for one that is not used any more. Indices have its position here, counted from 1
-    overlays:list = field(default_factory=list)
+    overlays:list = dataclasses.field(default_factory=list)
 
     def __post_init__(self):
         self.format = self.format or (4 if self.overlays else 3)   # an earlier version can read what has no overlays

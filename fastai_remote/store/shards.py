@@ -44,14 +44,14 @@ class _ProcessState:
     def keep(self, new, n):
         "Keep the indices `new`; if there are too many bytes, forget others, but not the last `n`"
         with self.lock:
-            for u,index in new.items():
-                self.forget(u)
-                self.indices[u] = index
+            for shard,index in new.items():
+                self.forget(shard)
+                self.indices[shard] = index
                 self.nbytes += len(index.buf)+_INDEX_OVERHEAD
             while self.nbytes>_MAX_INDEX_BYTES and len(self.indices)>n: self.forget(next(iter(self.indices)))
 
-    def forget(self, u):
-        index = self.indices.pop(u, None)
+    def forget(self, shard):
+        index = self.indices.pop(shard, None)
         if index is not None: self.nbytes -= len(index.buf)+_INDEX_OVERHEAD
 
     def forget_all(self):
@@ -160,9 +160,11 @@ class ShardStore(Store):
 
         In datasets of the first version, these are also the manifest, the headers of indices, which contain names of
         labels, and the failures."""
-        if self.shards.icrc is not None: return super().unchecked
+        # numbers and labels are in the indices, which have checksums
+        fields = [f for f in super().unchecked if self.manifest.fields[f]['dtype'] is None]
+        if self.shards.icrc is not None: return fields
         failures = ['failures'] if self.manifest.failed else []
-        return [*super().unchecked, 'manifest', 'headers of indices', *failures]
+        return [*fields, 'manifest', 'headers of indices', *failures]
 
     def _why_not_found(self, error):
         "The message when there is no manifest: what is there instead, and what to do"
@@ -245,17 +247,18 @@ def read_in_shards(self:ShardStore,
 )->dict:
     "As `read_values`, for values that are in no overlay"
     entries = self.manifest.fields
-    variable = [f for f in fields if entries[f]['dtype'] is None]
-    result = {f:[None]*len(numbers) if f in variable else np.zeros(len(numbers), entries[f]['dtype']) for f in fields}
+    variable = [field for field in fields if entries[field]['dtype'] is None]
+    result = {field:[None]*len(numbers) if field in variable else np.zeros(len(numbers), entries[field]['dtype'])
+              for field in fields}
     shard_of,position = self.table.at(numbers)
     shards,requests = np.unique(shard_of).tolist(),[]
     indices = self.indices(shards)
-    for u in shards:
-        places = np.flatnonzero(shard_of==u)
-        index,positions = indices[u],position[places]
-        for f in fields:
-            if f not in variable: self._read_numbers(index, f, positions, result, places)
-        if variable: requests += self._read_variable(u, index, places, positions, variable, numbers, result, whole)
+    for shard in shards:
+        places = np.flatnonzero(shard_of==shard)
+        index,positions = indices[shard],position[places]
+        for field in fields:
+            if field not in variable: self._read_numbers(index, field, positions, result, places)
+        if variable: requests += self._read_variable(shard, index, places, positions, variable, numbers, result, whole)
     if requests: self._read_spans(requests, numbers, result)
     return result
 
@@ -281,24 +284,24 @@ def _read_numbers(self:ShardStore, index, field, positions, result, places):
     for place,value in zip(places[is_present].tolist(), values): result[field][place] = value
 
 @patch
-def _read_variable(self:ShardStore, u, index, places, positions, fields, numbers, result, whole):
-    "Read values of shard `u` if it is on this machine; returns the spans for `_read_spans` to request if it is not"
-    size,requests = self.table.whole(u),[]
-    file = self.whole_shards.get(u) if whole or self.table.compression(u) else None
-    for f in fields:
-        starts,lengths = index.spans(f, positions)
+def _read_variable(self:ShardStore, shard, index, places, positions, fields, numbers, result, whole):
+    "Read values of a shard if it is on this machine; returns the spans for `_read_spans` to request if it is not"
+    size,requests = self.table.whole(shard),[]
+    file = self.whole_shards.get(shard) if whole or self.table.compression(shard) else None
+    for field in fields:
+        starts,lengths = index.spans(field, positions)
         for place,start,length in zip(places.tolist(), starts.tolist(), lengths.tolist()):
             if length<0: continue   # this sample has no such field
             if start<0 or start+length>size:   # an index that is damaged must not make us allocate memory
-                raise self._cut_off_error(numbers[place], f, max(0, min(length, size-start)), length)
+                raise self._cut_off_error(numbers[place], field, max(0, min(length, size-start)), length)
             value = None if file is None else os.pread(file.fd, length, start) if length else b''
-            if value is not None and len(value)<length and not self.in_place(u):   # the copy in the cache is cut off
-                self.whole_shards.drop(u)
-                file = self.whole_shards.get(u) if self.table.compression(u) else None
+            if value is not None and len(value)<length and not self.in_place(shard):   # the cache's copy is cut off
+                self.whole_shards.drop(shard)
+                file = self.whole_shards.get(shard) if self.table.compression(shard) else None
                 value = None if file is None else os.pread(file.fd, length, start)
-            if value is None: requests.append((u, start, length, f, place))
-            elif len(value)==length: result[f][place] = value
-            else: raise self._cut_off_error(numbers[place], f, len(value), length)
+            if value is None: requests.append((shard, start, length, field, place))
+            elif len(value)==length: result[field][place] = value
+            else: raise self._cut_off_error(numbers[place], field, len(value), length)
     return requests
 
 @patch
@@ -306,24 +309,25 @@ def _read_spans(self:ShardStore, requests, numbers, result):
     "Read spans `(shard, offset, length, field, place in the result)` over the network, neighbours in one request"
     table,joined = self.table,[]
     if self._any_compressed:
-        compressed = [u for u,*_ in requests if table.compression(u)]
+        compressed = [shard for shard,*_ in requests if table.compression(shard)]
         if compressed:
             raise StoreError(f'{self.name}: {table.name(compressed[0])} is compressed, and so read whole, '
                              f'into a cache: {self._why_not_cached()}')
     requests.sort(key=lambda request: request[:3])
-    for u,start,length,*_ in requests:
+    for shard,start,length,*_ in requests:
         end,last = start+length,joined[-1] if joined else None
-        if last and last[0]==u and start<=last[2]+_MAX_GAP and end-last[1]<=_MAX_SPAN: last[2] = max(last[2], end)
-        else: joined.append([u, start, end])
-    contents = self.tars.ranges([table.name(u) for u,_,_ in joined], [a for _,a,_ in joined], [b for _,_,b in joined])
-    k = 0
-    for u,start,length,f,place in requests:
-        while joined[k][0]!=u or start+length>joined[k][2]: k += 1
-        if contents[k] is None: raise self.missing_shard_error(u)
-        offset = start-joined[k][1]
-        value = contents[k][offset:offset+length]
-        if len(value)<length: raise self._cut_off_error(numbers[place], f, len(value), length)
-        result[f][place] = value
+        if last and last[0]==shard and start<=last[2]+_MAX_GAP and end-last[1]<=_MAX_SPAN: last[2] = max(last[2], end)
+        else: joined.append([shard, start, end])
+    shards,starts,ends = zip(*joined)
+    contents = self.tars.ranges(list(map(table.name, shards)), list(starts), list(ends))
+    group = 0
+    for shard,start,length,field,place in requests:
+        while joined[group][0]!=shard or start+length>joined[group][2]: group += 1
+        if contents[group] is None: raise self.missing_shard_error(shard)
+        offset = start-joined[group][1]
+        value = contents[group][offset:offset+length]
+        if len(value)<length: raise self._cut_off_error(numbers[place], field, len(value), length)
+        result[field][place] = value
 
 @patch
 def _why_not_cached(self:ShardStore):
@@ -345,11 +349,11 @@ def _cut_off_error(self:ShardStore, number, field, received, length):
 
 @patch
 def missing_shard_error(self:ShardStore,
-    u:int # Number of the shard
+    shard:int # Number of the shard
 )->StoreError: # `MissingSample`; or `StoreNotFound` if the dataset was replaced
-    "The error to raise when the file of shard `u` does not exist"
+    "The error to raise when the file of a shard does not exist"
     if self._is_replaced(): return self.replaced_error()
-    name,first,last = self.table.name(u),self.table.starts[u],self.table.starts[u+1]-1
+    name,first,last = self.table.name(shard),self.table.starts[shard],self.table.starts[shard+1]-1
     return MissingSample(f'{self.name}: shard {name} is not there, with samples {first:,} to {last:,}: '
                          f'{self.tars.url}/{name}')
 
@@ -393,7 +397,7 @@ def compare_in_shards(self:ShardStore, numbers, field, values, checksums):
         shards = np.unique(self.table.at(numbers[damaged])[0]).tolist()
         if all(map(self.in_place, shards)): break
         if not whole:
-            for u in shards: self.whole_shards.drop(u)
+            for shard in shards: self.whole_shards.drop(shard)
         again = self.read_in_shards(numbers[damaged], [field], whole)[field]
         for k,value in zip(damaged.tolist(), again): values[field][k] = value
         damaged = damaged[crc32s(again)!=checksums[damaged]]
@@ -403,13 +407,13 @@ def compare_in_shards(self:ShardStore, numbers, field, values, checksums):
 @patch
 def location(self:ShardStore, number, field):
     "As in `Store`: the shard, and the offset in it"
-    u,position = (int(o[0]) for o in self.shards.at(np.array([number])))
+    shard,position = (int(o[0]) for o in self.shards.at(np.array([number])))
     try:
-        index = self.indices([u])[u]
+        index = self.indices([shard])[shard]
         if index.in_overlays(field, np.array([position]))[0][0]: return ''
         (start,),(length,) = index.spans(field, np.array([position]))
     except StoreError: length = -1
-    return f' in {self.table.name(u)}'+(f' at byte {int(start):,}' if length>=0 else '')
+    return f' in {self.table.name(shard)}'+(f' at byte {int(start):,}' if length>=0 else '')
 
 @patch
 def why_missing(self:ShardStore): return 'the shard has no such field of it'
@@ -423,10 +427,10 @@ def keys(self:ShardStore, numbers):
     shard_of,position = self.table.at(numbers)
     shards = np.unique(shard_of).tolist()
     indices,result = self.indices(shards),[None]*len(numbers)
-    for u in shards:
-        places = np.flatnonzero(shard_of==u)
+    for shard in shards:
+        places = np.flatnonzero(shard_of==shard)
         order = np.argsort(position[places], kind='stable')   # neighbouring keys are compressed together
-        keys = indices[u].keys(position[places][order])
+        keys = indices[shard].keys(position[places][order])
         if keys is None: return Store.keys(self, numbers)
         for place,key in zip(places[order].tolist(), keys): result[place] = key
     return result
@@ -447,8 +451,8 @@ def shard_url(self:ShardStore,
     i:int # Sample number
 )->str: # Without secrets
     "The URL of the shard of sample `i`, which WebDataset calls `__url__`; raises `IndexError`"
-    u = int(self.shards.at(self.check_numbers([i]))[0][0])
-    return f'{self.tars.url}/{self.table.name(u)}'
+    shard = int(self.shards.at(self.check_numbers([i]))[0][0])
+    return f'{self.tars.url}/{self.table.name(shard)}'
 
 # %% ../../nbs/store/18_shards.ipynb #59dab2b6
 @patch
@@ -460,10 +464,10 @@ def cache_key(self:ShardStore,
 
 @patch
 def index_file(self:ShardStore,
-    u:int # Number of a shard
+    shard:int # Number of a shard
 )->str:
-    "Name of the index file of shard `u`"
-    return self.home+self.table.index_name(u, self.manifest.format)
+    "Name of the index file of a shard"
+    return self.home+self.table.index_name(shard, self.manifest.format)
 
 @patch
 def indices(self:ShardStore,
@@ -472,9 +476,9 @@ def indices(self:ShardStore,
     "The indices of `shards`, which are kept in memory; raises `CorruptSample`, `MissingSample`, `StoreUnavailable`"
     state = self._state
     with state.lock:
-        result = {u:state.indices[u] for u in shards if u in state.indices}
-        for u in result: state.indices.move_to_end(u)
-    missing = [u for u in shards if u not in result]
+        result = {shard:state.indices[shard] for shard in shards if shard in state.indices}
+        for shard in result: state.indices.move_to_end(shard)
+    missing = [shard for shard in shards if shard not in result]
     if missing:
         new = self._read_indices(missing)
         state.keep(new, len(shards))
@@ -484,31 +488,31 @@ def indices(self:ShardStore,
 @patch
 def _read_indices(self:ShardStore, shards):
     "The indices of `shards`, from the folder if it is on this machine, else from the cache or over the network"
-    if self.storage.local: return {u:self.local_index(u) for u in shards}
+    if self.storage.local: return {shard:self.local_index(shard) for shard in shards}
     result = {}
-    for u in shards if self.cache is not None else ():
-        try: index = self.cached_index(u)
+    for shard in shards if self.cache is not None else ():
+        try: index = self.cached_index(shard)
         except CorruptSample as e: warnings.warn(f'{e}; it is fetched again; is the disk failing?', stacklevel=2)
         else:
-            if index is not None: result[u] = index
-    return result|self._fetch_indices([u for u in shards if u not in result])
+            if index is not None: result[shard] = index
+    return result|self._fetch_indices([shard for shard in shards if shard not in result])
 
 @patch
-def _parse_index(self:ShardStore, u, content, where=''):
-    """The index of shard `u` with this `content`; raises `CorruptSample`
+def _parse_index(self:ShardStore, shard, content, where=''):
+    """The index of a shard with this `content`; raises `CorruptSample`
 
     `content` is a copy in memory, so what is compared with the checksum is what is used."""
-    table,file = self.table,f'{self.name}: {self.index_file(u)}{where}'
-    if table.icrc is not None and (len(content)!=table.idx[u] or zlib.crc32(content)!=table.icrc[u]):
-        samples = f'samples {table.starts[u]:,} to {table.starts[u+1]-1:,}'
-        about = f'the index of shard {table.name(u)}, with labels and places of {samples}'
-        size = f' (want {table.idx[u]:,} bytes)' if len(content)!=table.idx[u] else ''
+    table,file = self.table,f'{self.name}: {self.index_file(shard)}{where}'
+    if table.icrc is not None and (len(content)!=table.idx[shard] or zlib.crc32(content)!=table.icrc[shard]):
+        samples = f'samples {table.starts[shard]:,} to {table.starts[shard+1]-1:,}'
+        about = f'the index of shard {table.name(shard)}, with labels and places of {samples}'
+        size = f' (want {table.idx[shard]:,} bytes)' if len(content)!=table.idx[shard] else ''
         raise CorruptSample(f'{file}: {about}: {len(content):,} bytes that do not match their checksum{size}')
     index = ShardIndex(content, file)
     if table.icrc is None: index.check(file)   # earlier versions have a checksum of the columns, not of the header
-    if index.n!=table.n[u]:
-        raise CorruptSample(f'{file}: {index.n:,} samples, where the manifest has {table.n[u]:,}')
-    if index.shard not in (None, table.crc[u]): raise CorruptSample(f'{file}: the index of another shard')
+    if index.n!=table.n[shard]:
+        raise CorruptSample(f'{file}: {index.n:,} samples, where the manifest has {table.n[shard]:,}')
+    if index.shard not in (None, table.crc[shard]): raise CorruptSample(f'{file}: the index of another shard')
     return index
 
 @patch
@@ -518,44 +522,44 @@ def _damaged_index_error(self:ShardStore, error):
     return CorruptSample(f'{error}: damaged in {self.storage.url}; put back a copy of this file, or ingest again')
 
 @patch
-def _max_index_bytes(self:ShardStore, u): return int(self.table.idx[u])+_MAX_EXCESS
+def _max_index_bytes(self:ShardStore, shard): return int(self.table.idx[shard])+_MAX_EXCESS
 
 @patch
 def local_index(self:ShardStore,
-    u:int # Number of a shard
+    shard:int # Number of a shard
 )->ShardIndex:
-    "The index of shard `u` in the folder, which is on this machine; raises `CorruptSample`, `MissingSample`"
+    "The index of a shard in the folder, which is on this machine; raises `CorruptSample`, `MissingSample`"
     try:
-        with open(open_regular(self.storage.path(self.index_file(u))), 'rb') as f:
-            content = f.read(self._max_index_bytes(u))
-    except FileNotFoundError: raise self.missing_shard_error(u) from None
+        with open(open_regular(self.storage.path(self.index_file(shard))), 'rb') as f:
+            content = f.read(self._max_index_bytes(shard))
+    except FileNotFoundError: raise self.missing_shard_error(shard) from None
     if self.table.icrc is None: self.check_not_replaced()   # no checksum distinguishes it from another dataset's
-    try: return self._parse_index(u, content)
+    try: return self._parse_index(shard, content)
     except CorruptSample as e: raise self._damaged_index_error(e) from None
 
 @patch
-def _index_key(self:ShardStore, u):
+def _index_key(self:ShardStore, shard):
     "Name in the cache; where the manifest has no checksum of the index, the copy ends with one"
-    name = self.table.index_name(u, self.manifest.format)
+    name = self.table.index_name(shard, self.manifest.format)
     return self.cache_key(name)+('.crc' if self.table.icrc is None else '')
 
 @patch
 def cached_index(self:ShardStore,
-    u:int # Number of a shard
+    shard:int # Number of a shard
 )->ShardIndex: # `None` if it is not in the cache
-    "The index of shard `u` in the cache; if it is damaged, it is removed, and `CorruptSample` is raised"
-    key = self._index_key(u)
+    "The index of a shard in the cache; if it is damaged, it is removed, and `CorruptSample` is raised"
+    key = self._index_key(shard)
     fd = self.cache.open(key)
     if fd is None: return
-    with os.fdopen(fd, 'rb') as f:
-        content = f.read(self._max_index_bytes(u))
+    with os.fdopen(fd, 'rb') as file:
+        content = file.read(self._max_index_bytes(shard))
         where = f' in the cache {self.cache.folder}'
         try:
-            if self.table.icrc is not None: return self._parse_index(u, content, where)
+            if self.table.icrc is not None: return self._parse_index(shard, content, where)
             if _with_checksum(content[:-4])!=content:
-                raise CorruptSample(f'{self.name}: {self.index_file(u)}{where}: '
+                raise CorruptSample(f'{self.name}: {self.index_file(shard)}{where}: '
                                     f'{len(content):,} bytes that do not match their checksum')
-            return self._parse_index(u, content[:-4], where)
+            return self._parse_index(shard, content[:-4], where)
         except CorruptSample:
             self.cache.drop(key, fd)
             raise
@@ -566,26 +570,26 @@ def _with_checksum(content): return content+zlib.crc32(content).to_bytes(4, 'lit
 def _fetch_indices(self:ShardStore, shards, tries=3):
     "`{shard: ShardIndex}`, read over the network and put into the cache; one that comes damaged is requested again"
     result,damaged = {},[]
-    files,sizes = [self.index_file(u) for u in shards],[int(self.table.idx[u]) for u in shards]
-    for u,content in zip(shards, self.storage.ranges(files, [0]*len(shards), sizes)):
-        if content is None: raise self.missing_shard_error(u)
-        try: result[u] = self._parse_index(u, content)
+    files,sizes = [self.index_file(shard) for shard in shards],[int(self.table.idx[shard]) for shard in shards]
+    for shard,content in zip(shards, self.storage.ranges(files, [0]*len(shards), sizes)):
+        if content is None: raise self.missing_shard_error(shard)
+        try: result[shard] = self._parse_index(shard, content)
         except CorruptSample as e:
             if tries==1: raise self._damaged_index_error(e) from None
-            damaged.append(u)
+            damaged.append(shard)
             continue
         if self.cache is None: continue
         copy = _with_checksum(content) if self.table.icrc is None else content
-        fd = self.cache.fetch(self._index_key(u), len(copy), lambda f: f.write(copy))
+        fd = self.cache.fetch(self._index_key(shard), len(copy), lambda f: f.write(copy))
         if fd is not None: os.close(fd)
     return result|self._fetch_indices(damaged, tries-1) if damaged else result
 
 @patch
 def fetched_index(self:ShardStore,
-    u:int # Number of a shard
+    shard:int # Number of a shard
 )->ShardIndex:
-    "The index of shard `u`, read over the network; raises `CorruptSample`, `MissingSample`, `StoreUnavailable`"
-    return self._fetch_indices([u])[u]
+    "The index of a shard, read over the network; raises `CorruptSample`, `MissingSample`, `StoreUnavailable`"
+    return self._fetch_indices([shard])[shard]
 
 @patch
 def new_epoch(self:ShardStore):
@@ -616,10 +620,10 @@ def manifest_bytes(self:ShardStore)->bytes:
 # %% ../../nbs/store/18_shards.ipynb #26caab96
 @patch
 def in_place(self:ShardStore,
-    u:int # Number of a shard
+    shard:int # Number of a shard
 )->bool:
-    "Is shard `u` read where it is stored, without a copy in the cache?"
-    if not self.tars.local or (self._any_compressed and self.table.compression(u)): return False
+    "Is a shard read where it is stored, without a copy in the cache?"
+    if not self.tars.local or (self._any_compressed and self.table.compression(shard)): return False
     return self.cache is None or self._cache_setting is True
 
 @patch
@@ -673,8 +677,9 @@ def wids_index(self:ShardStore,
     "The description of the shards that WebDataset's indexed datasets (wids) need; raises `KeyError` for other splits"
     table = self.shards
     start,stop = self.splits[split] if split is not None else (0,len(self))
-    inside = [u for u in range(len(table)) if start<=table.starts[u]<stop and table.n[u]]
-    shards = [dict(url=table.name(u), nsamples=int(table.n[u]), filesize=int(table.size[u])) for u in inside]
+    inside = [shard for shard in range(len(table)) if start<=table.starts[shard]<stop and table.n[shard]]
+    shards = [dict(url=table.name(shard), nsamples=int(table.n[shard]), filesize=int(table.size[shard]))
+              for shard in inside]
     return {'__kind__':'wids-shard-index-v1', 'wids_version':1, 'name':self.name, 'shardlist':shards}
 
 # %% ../../nbs/store/18_shards.ipynb #16bea615

@@ -188,8 +188,10 @@ def as_storage(
     timeout:float=20., # As in `Storage`
     storage_options:dict=None # As in `Storage`
 )->Storage:
-    "`url` if it is a `Storage`, else a new one"
+    "`url` if it is a `Storage`, else a new one; raises `TypeError` if a `Storage` gets options"
     url,storage_options = concealed(url),concealed(storage_options)
+    if isinstance(url, Storage) and storage_options:
+        raise TypeError('storage_options: a Storage has its own; give them to Storage(…)')
     return url if isinstance(url, Storage) else Storage(url, timeout, storage_options)
 
 # %% ../../nbs/store/12_storage.ipynb #28044654
@@ -417,6 +419,18 @@ def _is_beyond_end(answer):
     if not isinstance(answer, Exception) or isinstance(answer, FileNotFoundError): return False
     return _error_code(answer) in ('InvalidRange','416') or getattr(answer, 'status', 0)==416
 
+# What tells, in the answers of fsspec's file systems, that a file was written again; the first that there is
+_stamps = 'ETag','etag','LastModified','Last-Modified','last_modified','mtime','last_write_time','created'
+
+@patch
+def size_and_stamp(self:Storage,
+    name:str # A file of the folder
+)->tuple: # Bytes; a text that is another when the file was written again, `None` if the storage does not tell
+    "The size of a file, and its ETag or time; raises `FileNotFoundError`, `StoreUnavailable`"
+    info = self.call(lambda fs: fs.info(self.path(name)))
+    stamp = next((f'{key} {info[key]}' for key in _stamps if info.get(key) is not None), None)
+    return info.get('size'),stamp
+
 @patch
 def names(self:Storage,
     folder:str='', # A folder in this one; default: this one
@@ -458,11 +472,11 @@ def create(self:Storage,
     An upload may take longer than the timeout: it may be as slow as 100 KB per second."""
     if not self.local:
         try:
-            with tempfile.NamedTemporaryFile(prefix='fr-') as f:
-                yield f
-                f.flush()
-                size = os.fstat(f.fileno()).st_size
-                self.call(lambda fs: fs.put_file(f.name, self.path(name)), extra=size/_slowest_upload)
+            with tempfile.NamedTemporaryFile(prefix='fr-') as file:
+                yield file
+                file.flush()
+                size = os.fstat(file.fileno()).st_size
+                self.call(lambda fs: fs.put_file(file.name, self.path(name)), extra=size/_slowest_upload)
         except OSError as e:
             if _is_full(e): raise StoreFull(f'{tempfile.gettempdir()}: no room for a temporary file: {e}') from e
             raise
@@ -472,7 +486,7 @@ def create(self:Storage,
     temporary = f'{path}.{os.getpid()}{time.monotonic_ns()}.part'
     try:
         self.call(lambda fs: fs.makedirs(os.path.dirname(path), exist_ok=True))
-        with open(temporary, 'wb') as f: yield f
+        with open(temporary, 'wb') as file: yield file
         os.replace(temporary, path)
     except OSError as e:
         if _is_full(e): raise StoreFull(f'{self.url}: no room: {e}') from e

@@ -126,7 +126,8 @@ class TieredStore(Store):
         store:Store, # The store that has all samples: a `ShardStore`
         ttl:float=None, # Seconds that Redis keeps a value; default: until it is evicted
         queue:int=64_000_000, # Bytes that may wait to be written to Redis, in each process
-        **kwargs # More for `RedisLink`; its timeouts are shortened
+        redis_timeout:float=.25, # Seconds that a read waits for Redis; then samples come from the shards
+        **kwargs # More for `RedisLink`, whose `timeout` is `redis_timeout`
     ):
         redis,kwargs = concealed(redis),concealed(kwargs)
         if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore):
@@ -135,9 +136,7 @@ class TieredStore(Store):
         self.store,self.ttl,self.queue = store,ttl,queue
         copy = redis if isinstance(redis, RedisStore) else None
         link = copy.link if copy else as_link(redis, **kwargs)
-        # the shards are there if Redis does not answer, so there is no reason to wait
-        timeouts = dict(timeout=min(.25, link.timeout), socket_timeout=min(2., link.socket_timeout))
-        self.link = RedisLink(**{**link.reveal(), **timeouts})
+        self.link = RedisLink(**{**link.reveal(), 'timeout':redis_timeout})
         self.prefix = copy.manifest.prefix if copy else _prefix_of(store.manifest)
         self.tags = copy.manifest.tags if copy else 0
         # key and first bytes of the copy's manifest, which are compared with every read
@@ -246,11 +245,11 @@ def _request(self:TieredStore, commands):
 @patch
 def read_values(self:TieredStore, numbers, fields):
     "As in `Store`: one request to Redis; values that it lacks, or has damaged, are read from the shards and queued"
-    kept,n = [f for f in fields if self._is_kept(f)],len(numbers)
-    others = [*(f for f in fields if f not in kept), *(f'{f}.crc' for f in kept)]
+    kept,n = [field for field in fields if self._is_kept(field)],len(numbers)
+    others = [*(field for field in fields if field not in kept), *(f'{field}.crc' for field in kept)]
     result = self.store.read_values(numbers, list(dict.fromkeys(others)))
-    if not kept or not n: return {f:[] if f in kept else result[f] for f in fields}
-    keys,checksums = self._keys(kept, numbers.tolist()),np.concatenate([result[f'{f}.crc'] for f in kept])
+    if not kept or not n: return {field:[] if field in kept else result[field] for field in fields}
+    keys,checksums = self._keys(kept, numbers.tolist()),np.concatenate([result[f'{field}.crc'] for field in kept])
     values = self._kept_values(keys)
     is_missing = np.fromiter((value is None for value in values), bool, len(values))
     lacking = (crc32s([value or b'' for value in values])!=checksums)|is_missing
@@ -260,8 +259,8 @@ def read_values(self:TieredStore, numbers, fields):
         self._read_lacking(numbers, places, kept, lacking, keys, checksums, values)
     n_lacking = int(lacking.sum())
     self._counts[os.getpid()%_SLOTS] += (len(values)-n_lacking, n_lacking)
-    result.update({f:values[k*n:(k+1)*n] for k,f in enumerate(kept)})
-    return {f:result[f] for f in fields}
+    result.update({field:values[k*n:(k+1)*n] for k,field in enumerate(kept)})
+    return {field:result[field] for field in fields}
 
 @patch
 def _kept_values(self:TieredStore, keys):
@@ -293,7 +292,7 @@ def _fetch_shards_of(self:TieredStore, numbers):
         if not any(state.held.values()): return
         state.held.update(dict.fromkeys(np.unique(self.shards.at(numbers)[0]).tolist(), False))
         shards,wait = state.prefetched
-        self.store.prefetch([u for u in shards if not state.held[u]], wait)
+        self.store.prefetch([shard for shard in shards if not state.held[shard]], wait)
 
 @patch
 def check_rest(self:TieredStore, step:int=512):
@@ -333,7 +332,7 @@ _SAMPLES_PER_SHARD = 8   # looked for in Redis, to decide whether it holds a sha
 def _is_held(self:TieredStore, numbers):
     "Boolean array: does Redis hold any field of each sample? None if Redis does not answer"
     fields = self._kept_fields
-    if not fields: return None
+    if not fields: return np.zeros(len(numbers), bool)
     replies = self._request([('EXISTS', key) for key in self._keys(fields, numbers.tolist())])
     return None if replies is None else np.array(replies, bool).reshape(len(fields), len(numbers)).any(0)
 
@@ -341,7 +340,7 @@ def _is_held(self:TieredStore, numbers):
 def held(self:TieredStore,
     n:int=1000, # Number of samples to look for, chosen at random
 )->float: # 0 to 1; `None` if Redis does not answer
-    "Estimate of the fraction of the samples that Redis holds"
+    "Estimate of the fraction of the samples of which Redis holds values; 0 if it keeps none of their fields"
     if len(self)>n: numbers = np.random.default_rng().integers(0, len(self), n)
     else: numbers = np.arange(len(self))
     is_held = self._is_held(numbers)
@@ -354,15 +353,15 @@ def prefetch(self:TieredStore,
 ):
     "Fetch in the background those of `shards` that Redis does not hold"
     state,held = self._redis,{}
-    for u in shards:
-        before = state.held.get(u)
+    for shard in shards:
+        before = state.held.get(shard)
         # what Redis lacked may have come since, so it is asked again when the list is another
-        if before or before is not None and shards==state.prefetched[0]: held[u] = before
-    todo = [u for u in shards if u not in held]
+        if before or before is not None and shards==state.prefetched[0]: held[shard] = before
+    todo = [shard for shard in shards if shard not in held]
     if todo: held.update(self._which_shards_are_held(todo))
     with state.cond:
         state.held,state.prefetched = held,(list(shards), wait)
-        self.store.prefetch([u for u in shards if not held[u]], wait)
+        self.store.prefetch([shard for shard in shards if not held[shard]], wait)
 
 @patch
 def _which_shards_are_held(self:TieredStore, shards):

@@ -137,6 +137,7 @@ class Writer:
     hashed:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
     chunk_split:str = None # Split of the chunk that is being written, where `plan['splits']` is not known yet
     names_samples:bool = False # Does `put` take the keys of samples, as column `__key__`, because they have names here?
+    needs_all:bool = False # Must each sample be written, so that nothing is kept if one fails?
     looks:int = 1 # Number of samples to convert before `begin`, so that `chunk` can estimate their size
 
     @property
@@ -244,6 +245,10 @@ class Writer:
     def how_to_abandon(self)->str:
         "Returns the call that drops an unfinished ingest, for a message"
         return 'drop()'
+
+    def how_to_replace(self)->str:
+        "Returns what lets `begin` drop an unfinished ingest of another source, for a message"
+        return 'overwrite=True'
 
 # %% ../../nbs/write/00_base.ipynb #8dc7ae53
 def finish_samples(

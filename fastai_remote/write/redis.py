@@ -105,7 +105,7 @@ class RedisWriter(Writer):
             else:
                 if earlier and not overwrite:
                     raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} from another source or fn is '
-                                      'there; repeat that one to finish it, or overwrite=True drops it')
+                                      f'there; repeat that one to finish it, or {self.how_to_replace()} drops it')
                 if earlier: self.drop(earlier)
                 self.plan = self._store_plan(plan, earlier)
             self.lock.fence(self.layout.starts)

@@ -84,19 +84,19 @@ def _switch_name(link, old, new, manifest):
     renamed = replace(manifest, name=new.name).to_json()
     if old.lock.tags: return _switch_in_cluster(link, old, new, manifest, renamed)
     watched = old.keys.lock,new.keys.lock,new.keys.manifest,new.keys.plan
-    def attempt(p):
-        old_token,new_token,there,plan = p.mget(watched)
+    def attempt(pipe):
+        old_token,new_token,there,plan = pipe.mget(watched)
         if _is_renamed(link, new.name, manifest, there, plan): return   # the reply was lost
         if (old_token,new_token)!=(old.lock.token,new.lock.token):
             raise StoreBusy(f'{old.name}: the lock was lost; try again')
-        generation = max(int(p.hget(GENERATIONS_KEY, old.name) or 0), manifest.generation)
-        p.multi()
-        p.set(new.keys.manifest, renamed)
-        p.delete(old.keys.manifest)
-        p.srem(NAMES_KEY, old.name)
-        p.sadd(NAMES_KEY, new.name)
-        p.hset(GENERATIONS_KEY, old.name, generation)
-        p.execute()
+        generation = max(int(pipe.hget(GENERATIONS_KEY, old.name) or 0), manifest.generation)
+        pipe.multi()
+        pipe.set(new.keys.manifest, renamed)
+        pipe.delete(old.keys.manifest)
+        pipe.srem(NAMES_KEY, old.name)
+        pipe.sadd(NAMES_KEY, new.name)
+        pipe.hset(GENERATIONS_KEY, old.name, generation)
+        pipe.execute()
     link.call(lambda client: watch(client, watched, attempt))
 
 def _is_renamed(link, name, manifest, there, plan):

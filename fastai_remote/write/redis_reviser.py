@@ -136,6 +136,7 @@ def _edit(version, store, part, change):
     if part is not None: _replace(version, store, part, change)
     if len(change.dropped): _drop(version, store, change.dropped)
     if change.drop_fields: _drop_fields(version, change.drop_fields)
+    change.forget_stats(version.manifest)
 
 def _replace(version, store, part, change):
     version.free(change.numbers, change.fields)
@@ -175,13 +176,16 @@ class RedisReviser(RedisWriter):
     ):
         super().__init__(store.link, store.name)
         self.store,self.change = store,change
+        self.needs_all = change.needs_all
 
+    def how_to_replace(self): return self.how_to_abandon()
     def check_dataset(self, dataset, overwrite):
         if dataset is None or dataset.uid!=self.store.manifest.uid: raise self.store.replaced_error(dataset is not None)
 
     def checked_plan(self, plan):
         self.change.check(self.store, plan)
-        return {**plan, 'signature':f"{self.store.manifest.uid} {plan['signature']}"}
+        return {**plan, 'stats':self.change.stats_field(self.store, plan),
+                'signature':f"{self.store.manifest.uid} {plan['signature']}"}
 
     def known_labels(self, field):
         if field not in self.store.fields: return []

@@ -18,14 +18,23 @@ from ..store.base import Store
 # %% ../../nbs/write/01_revision.ipynb #214f3866
 class Change:
     "What is to become of a dataset: the base class"
+    needs_all = True # Must each sample have a value, so that none may fail?
     def check(self,
         store:Store, # The version that is there
         plan:dict # The plan of what is to be written
     ):
         "Raises `ValueError` or `StoreExists` if what is to be written does not fit to the dataset"
 
+    def stats_field(self,
+        store:Store, # The version that is there
+        plan:dict # The plan of what is to be written
+    )->str:
+        "The field of which statistics of images are gathered, `None` for none"
+        return plan['stats']
+
 class Append(Change):
     "More samples, at the end of their splits"
+    needs_all = False
     def __init__(self,
         again:bool=False # May they come from a source that was appended before?
     ): self.again,self.signature = again,''
@@ -36,6 +45,8 @@ class Append(Change):
         if not self.again and self.signature in store.manifest.appended:
             raise StoreExists(f'{store.name}: these samples were appended before, with the same fn; again=True appends '
                               'them once more')
+
+    def stats_field(self, store, plan): return next(iter(store.manifest.stats), None)
 
 class AddFields(Change):
     "More fields of all samples"
@@ -61,6 +72,15 @@ class Edit(Change):
         return list(self.values)
 
     def check(self, store, plan): check_fields(store, plan['fields'], self.fields)
+
+    def forget_stats(self,
+        manifest:Manifest # Of the new version
+    ):
+        """Removes the statistics of images that change or are dropped
+
+        They are sums over some of the images, so the ones that are replaced cannot be subtracted."""
+        kept = {} if len(self.dropped) else manifest.stats
+        manifest.stats = {field:stats for field,stats in kept.items() if field not in self.values}
 
 def check_fields(
     store:Store, # The version that is there
@@ -117,12 +137,14 @@ def subtract_counts(
     fields, # Names of fields
     step:int=1<<18 # Samples that are read at a time
 ):
-    "Subtracts the labels that the samples `numbers` had from the counts of labels"
+    "Subtracts the labels that the samples `numbers` had, if they had any, from the counts of labels"
     for field in fields:
         if field not in manifest.counts: continue
         counts = np.array(manifest.counts[field], np.int64)
+        wanted = f'{field}?' if store.may_lack(field) else field
         for k in range(0, len(numbers), step):
-            codes = store.get_many(numbers[k:k+step], field, check=True)[field]
+            codes = store.get_many(numbers[k:k+step], wanted, check=True)[wanted]
+            codes = np.array([code for code in codes if code is not None], np.int64) if wanted!=field else codes
             counts -= np.bincount(codes, minlength=len(counts))
         manifest.counts = {**manifest.counts, field:counts.tolist()}
 
@@ -149,11 +171,9 @@ def add_stats(
     n:int, # Samples of the version before
     part:Manifest # What was appended
 ):
-    "Adds the statistics of the images of a part"
-    for field,more in part.stats.items():
-        known = manifest.stats.get(field)
-        if known is not None: more = joined_summary(known, n, more, part.n)
-        manifest.stats = {**manifest.stats, field:more}
+    "Adds the statistics of the images of a part; fields of which the version before has none stay without"
+    manifest.stats = {field:joined_summary(known, n, part.stats[field], part.n)
+                      for field,known in manifest.stats.items() if field in part.stats}
 
 def wider_dtype(
     name:str, # Name of the dataset

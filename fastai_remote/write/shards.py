@@ -22,6 +22,7 @@ from fastcore.basics import patch
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import StoreBusy, StoreError, StoreExists, UnsupportedFormat
+from ..source.tars import check_members, integer_of
 from ..store.shard_index import (
     INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, LABELS_KIND, is_overlay_folder, pack_labels, SummingFile, index_name,
     ShardFile, ShardManifest, ShardTable)
@@ -172,7 +173,7 @@ class ShardWriter(Writer):
         overwrite:bool=False, # Replace a dataset in this folder, or drop an unfinished ingest of another source?
         foreign:bool=False, # Were the shards written by others, and are they only to be indexed?
     )->dict: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
-        "Takes the lock and stores the plan; raises `StoreBusy`, `StoreExists`, `StoreError`"
+        "Takes the lock and stores the plan; raises `StoreBusy`, `StoreExists`, `StoreError`, `ValueError` for names"
         self.take_lock()
         try:
             dataset = self.committed()
@@ -183,13 +184,14 @@ class ShardWriter(Writer):
             if not foreign: self.remove_replaced(dataset, earlier, names)
             self._remove_begun()   # by processes that died
             plan = self.checked_plan(plan() if callable(plan) else plan)
+            if not foreign: check_members(self.url, plan['fields'])
             plan = {**plan, 'signature':f"{plan['signature']} {self.maxsize} {self.maxcount} {ShardManifest._format}"}
             generation = 1+(dataset.generation if dataset else 0)
             if earlier and earlier['signature']!=plan['signature']:
                 if not overwrite:
                     raise StoreExists(f'{self.url}: an unfinished ingest from another source or fn, with other splits, '
                                       'seed or vocab, or into shards of another size, is there; repeat that one to '
-                                      'finish it, or overwrite=True drops it')
+                                      f'finish it, or {self.how_to_replace()} drops it')
                 self.drop(earlier)
                 # a worker of the dropped ingest may still run: it must not know the names of the new shards
                 generation = max(generation, 1+earlier['generation'])
@@ -798,7 +800,8 @@ class _Totals:
         self.failed += record['failed']
         for field,(n,spec) in record.get('fields', {}).items():
             self.with_field[field] = self.with_field.get(field, 0)+n
-            self.fields.setdefault(field, spec)
+            if self.fields.setdefault(field, spec).get('late') and not spec.get('late'):
+                self.fields[field] = spec   # here its labels are known to be text
             if spec['dtype'] is None: self.fields.setdefault(f'{field}.crc', {'codec':'crc', 'dtype':'u4'})
         for name,*numbers in record['shards']:
             self.names.append(name)
@@ -845,9 +848,11 @@ def _add_labels(manifest, plan, totals):
 
 def _as_integers(counts):
     "Counts of labels that are texts; if all are integers, counts of integers"
-    if not all(re.fullmatch('-?[0-9]{1,18}', label) for label in counts): return counts
     result = {}
-    for label,n in counts.items(): result[int(label)] = result.get(int(label), 0)+n
+    for label,n in counts.items():
+        number = integer_of(label)
+        if number is None: return counts
+        result[number] = result.get(number, 0)+n
     return result
 
 def _add_shards(manifest, plan, totals):

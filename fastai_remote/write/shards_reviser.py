@@ -39,11 +39,13 @@ class ShardReviser(ShardWriter):
         storage = store.storage.subfolder(INDEX_FOLDER) if store.home else store.storage
         super().__init__(storage, name=store.name)
         self.store,self.change = store,change
+        self.needs_all = change.needs_all
         self.version,self.rows = 0,{} # Of the indices that are written; `{shard: its row in the table}` for these
         if store.manifest.format<3:
             raise TypeError(f'{store.name}: an earlier version has written these shards, which cannot be changed; '
                             'store.copy(url) writes new ones')
 
+    def how_to_replace(self): return self.how_to_abandon()
     def check_dataset(self, dataset, overwrite, foreign):
         if dataset is None or dataset.uid!=self.store.manifest.uid: raise self.store.replaced_error()
         if isinstance(self.change, Append) and not dataset.prefix:
@@ -51,7 +53,8 @@ class ShardReviser(ShardWriter):
 
     def checked_plan(self, plan):
         self.change.check(self.store, plan)
-        return {**plan, 'signature':f"{self.store.manifest.uid} {plan['signature']}", 'is_appended':True}
+        return {**plan, 'stats':self.change.stats_field(self.store, plan),
+                'signature':f"{self.store.manifest.uid} {plan['signature']}", 'is_appended':True}
 
     def earlier_failures(self):
         lines = (json.dumps(failure, ensure_ascii=False)+'\n' for failure in self.store.failures())
@@ -65,7 +68,8 @@ class ShardReviser(ShardWriter):
         for split,first,count,at,span in grown_splits(store, manifest):
             start,stop = store.splits.get(split, (len(store),)*2 if split else (0,len(store)))
             order += range(*np.searchsorted(table.starts[:-1], [start,stop]).tolist())
-            order += [len(table)+u for u in range(*np.searchsorted(new.starts[:-1], [first,first+count]).tolist())]
+            low,high = np.searchsorted(new.starts[:-1], [first,first+count]).tolist()
+            order += range(len(table)+low, len(table)+high)
             if split: splits[split] = span
         revised.shards = joined_tables([table, new], order).pack()
         revised.n,revised.nbytes = store.manifest.n+manifest.n,store.manifest.nbytes+manifest.nbytes
@@ -128,22 +132,22 @@ class ShardReviser(ShardWriter):
         finally: self.close()
 
     def write_index(self,
-        u:int, # Number of a shard
+        shard:int, # Number of a shard
         columns:dict, # `{column: array}`, as in `ShardIndex.columns`
         labels:dict, # `{field: list of labels}`, in the order of this shard's codes
         keys:list # Keys of the samples
     ):
         "Writes a new index of a shard, beside the one that is there"
         table = self.store.shards
-        content = pack_index(columns, labels, int(table.crc[u]), keys, len(keys))
-        with self.publishing(): self.storage.write(index_name(table.name(u), version=self.version), content)
-        self.rows[u] = dict(n=len(keys), idx=len(content), icrc=zlib.crc32(content), version=self.version)
+        content = pack_index(columns, labels, int(table.crc[shard]), keys, len(keys))
+        with self.publishing(): self.storage.write(index_name(table.name(shard), version=self.version), content)
+        self.rows[shard] = dict(n=len(keys), idx=len(content), icrc=zlib.crc32(content), version=self.version)
 
     def _new_table(self):
         "Returns the table of shards with the rows of new indices, without shards that have no samples any more"
         table = joined_tables([self.store.shards], range(len(self.store.shards)))
-        for u,row in self.rows.items():
-            for column,number in row.items(): getattr(table, column)[u] = number
+        for shard,row in self.rows.items():
+            for column,number in row.items(): getattr(table, column)[shard] = number
         return joined_tables([table], np.flatnonzero(table.n>0).tolist())
 
 def _forget_overlays(manifest):
@@ -197,11 +201,13 @@ def edit(self:ShardReviser,
     for field,values in change.values.items(): subtract_counts(manifest, store, np.array(list(values)), [field])
     subtract_counts(manifest, store, change.dropped, store.fields)
     with_field = dict(store.field_counts)
-    for u in np.unique(store.shards.at(changed)[0]).tolist():
-        index = store.indices([u])[u]
+    for shard in np.unique(store.shards.at(changed)[0]).tolist():
+        index = store.indices([shard])[shard]
         columns,labels = {name:column.copy() for name,column in index.columns.items()},dict(index.labels)
-        first,end = store.shards.starts[u],store.shards.starts[u+1]
+        first,end = store.shards.starts[shard],store.shards.starts[shard+1]
         for field,values in change.values.items():
+            changed_here = np.array([number-first for number in values if first<=number<end], np.int64)
+            with_field[field] += int((~index.has(field, changed_here)).sum())   # those that had no value
             if field in places:
                 overlay,numbers = places[field]
                 low,high = np.searchsorted(numbers, [first,end])
@@ -217,11 +223,14 @@ def edit(self:ShardReviser,
             lengths = columns.get(f'{field}#')
             if lengths is not None: manifest.nbytes -= int(index.spans(field, np.flatnonzero(~keep))[1].clip(0).sum())
         kept = np.flatnonzero(keep)
-        self.write_index(u, {name:column[keep] for name,column in columns.items()}, labels, index.keys(kept))
+        self.write_index(shard, {name:column[keep] for name,column in columns.items()}, labels, index.keys(kept))
     manifest.n -= len(change.dropped)
     manifest.splits = shrunk_splits(store.splits, change.dropped)
     for field,n in with_field.items():
-        if 'n' in manifest.fields[field]: manifest.fields[field] = {**manifest.fields[field], 'n':n}
+        if 'n' not in manifest.fields[field]: continue
+        spec = manifest.fields[field] = {**manifest.fields[field], 'n':n}
+        if n==manifest.n: del spec['n']
+    change.forget_stats(manifest)
     if change.drop_fields: _drop_fields(manifest, change.drop_fields)
 
 def _drop_fields(manifest, names):
@@ -275,12 +284,12 @@ def _set_values(self:ShardReviser, manifest, field, columns, labels, values):
 
 @patch
 def add_columns(self:ShardReviser,
-    u:int, # Number of a shard
+    shard:int, # Number of a shard
     columns:dict, # `{new field: array, or list of labels}`
     counts:dict # `{field: {label: number of samples}}`, to which those of this shard are added
 ):
     "Writes an index of a shard that has more columns"
-    index = self.store.indices([u])[u]
+    index = self.store.indices([shard])[shard]
     labels,new = dict(index.labels),{}
     for field,values in columns.items():
         if field not in counts:
@@ -291,4 +300,4 @@ def add_columns(self:ShardReviser,
         new[field] = np.array([codes.setdefault(label, len(codes)) for label in values], np.uint32)
         labels[field] = list(codes)
         for label in values: counts[field][label] = counts[field].get(label, 0)+1
-    self.write_index(u, {**index.columns, **new}, labels, index.keys(np.arange(index.n)))
+    self.write_index(shard, {**index.columns, **new}, labels, index.keys(np.arange(index.n)))
