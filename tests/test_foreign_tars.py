@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from fastai_remote import (
     CorruptSample, IngestError, MissingSample, RemoteDataset, ShardStore, StoreExists, StoreNotFound, StoreUnavailable, UnknownField,
     UnsupportedFormat, index_shards, tar_samples, to_shards)
-from fastai_remote.source.tars import expand_braces, field_of, split_name
+from fastai_remote.codec.webdataset import field_of, split_name
+from fastai_remote.source.tars import expand_braces
 from fastai_remote.store.shard_index import ShardManifest
 
 OPTIONS = dict(num_workers=1, progress=False)

@@ -610,6 +610,19 @@ def test_what_a_function_changes_does_not_make_it_another():
     for f in functions: f([1] if f.__name__=='inner' else 1)
     assert seen and totals and left[0]==4 and [fn_fingerprint(f) for f in functions]==before
 
+def test_an_fn_may_name_anything(tmp_path):
+    "Classes, modules, open files and sets of classes are identified, and left as they are"
+    kinds,names = {int, np.float32},{'image':Image.Image, 'lib':np}
+    with open(tmp_path/'log', 'wb') as log:
+        def fn(o): return kinds, names, io.BufferedWriter, Image, torch.nn, print, log, o
+        assert fn_fingerprint(fn)==fn_fingerprint(fn)
+        log.write(b'still open')
+    assert (tmp_path/'log').read_bytes()==b'still open'
+    def other(o): return kinds, names, io.BufferedWriter, Image, torch.nn, print, log, o
+    before = fn_fingerprint(other)
+    kinds.add(str)
+    assert fn_fingerprint(other)!=before
+
 def test_known_other_chunk(fresh):
     "Another size of chunks is no other ingest: the one begun with stays"
     with pytest.raises(KeyboardInterrupt): put(fresh, base, stop_after(50))

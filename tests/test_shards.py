@@ -425,15 +425,15 @@ def test_two_at_once(tmp_path):
 
 def test_lost_lock(tmp_path, monkeypatch):
     "A process that slept while another took over stops, and writes nothing into what the other has"
-    lost = {'at':34}
+    lost = SimpleNamespace(at=34)   # only its type belongs to the fingerprint of fn
     def fn(o):
-        if o['id']==lost['at']: lock(tmp_path/'d', id='other')
+        if o['id']==lost.at: lock(tmp_path/'d', id='other')
         return o
     with pytest.raises(StoreBusy, match='the lock was lost'): put(tmp_path/'d', items('a'), fn, shuffle=False, chunk=16)
     with pytest.raises(StoreNotFound): ShardStore(tmp_path/'d')
     assert 'shard-000002.tar' not in names(tmp_path/'d')
     lock(tmp_path/'d', pid=dead())
-    monkeypatch.setitem(lost, 'at', -1)
+    monkeypatch.setattr(lost, 'at', -1)
     assert put(tmp_path/'d', items('a'), fn, shuffle=False, chunk=16)[1].resumed==32
     sound(tmp_path/'d')
 

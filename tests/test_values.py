@@ -194,14 +194,20 @@ def _tar_of_labels(path, labels, extension='cls'):
                 t.addfile(m, io.BytesIO(content))
     return path
 
-LABELS_OF_OTHERS = {'padded':([b'007',b'7',b'08'], ['007','7','08']), 'lines':([b'7\n',b'7',b' 8\r\n'], [7,7,8]), 'odd':(['007'.encode(),b' 7\n',b'1_0','٣'.encode()], ['007',' 7\n','1_0','٣']),
-                    'number first':([b'7',b'7\n',b'007'], ['7','7\n','007']), 'spaces':([b' a',b'a',b'a\n'], [' a','a','a\n']), 'zeros':([b'0',b'-0',b'-1'], ['0','-0','-1']),
-                    'large':([b'9223372036854775807',b'-9223372036854775808'], [2**63-1,-2**63]), 'too large':([b'9223372036854775808',b'1'], ['9223372036854775808','1'])}
+LABELS_OF_OTHERS = {
+    'padded':([b'007',b'7',b'08'], ['007','7','08']),
+    'lines':([b'7\n',b'7',b' 8\r\n'], [7,7,8]),
+    'odd':(['007'.encode(),b' 7\n',b'1_0','٣'.encode()], ['007',' 7','1_0','٣']),
+    'number first':([b'7',b'7\n',b'007'], ['7','7','007']),
+    'spaces':([b' a',b'a',b'a ',b'a\n',b'a\r\n',b'b\n\n'], [' a','a','a ','a','a','b\n']),
+    'zeros':([b'0',b'-0',b'-1'], ['0','-0','-1']),
+    'large':([b'9223372036854775807',b'-9223372036854775808'], [2**63-1,-2**63]),
+    'too large':([b'9223372036854775808',b'1'], ['9223372036854775808','1'])}
 
 @pytest.mark.parametrize('what', LABELS_OF_OTHERS)
 @pytest.mark.parametrize('mode', ['w','w:gz'])
 def test_both_readers_of_tars_agree_on_labels(tmp_path, what, mode):
-    "and no two labels become one, except integers with white space around them"
+    "No two labels become one, except integers with white space around them, and a text with the end of its line"
     contents,want = LABELS_OF_OTHERS[what]
     path = _tar_of_labels(tmp_path/'w/a.tar', contents)
     if mode!='w': path.write_bytes(gzip.compress(path.read_bytes()))
@@ -231,7 +237,7 @@ def test_labels_in_our_own_shards_stay_as_they_are(tmp_path, labels):
 
 def test_labels_that_occur_late(tmp_path):
     "Integers are integers if all of the field are, and none of them is text by name; with text among them, all are as they were"
-    for k,(contents,extension,want) in enumerate([([b'7',b'7\n',b'-1'],'cls',[7,7,-1]), ([b'7',b'7\n',b'07'],'cls',['7','7\n','07']), ([b'7',b'8'],'cls.txt',['7','8'])]):
+    for k,(contents,extension,want) in enumerate([([b'7',b'7\n',b'-1'],'cls',[7,7,-1]), ([b'7',b'7\n',b'07'],'cls',['7','7','07']), ([b'7',b'8'],'cls.txt',['7','8'])]):
         _tar_of_labels(tmp_path/f'{k}/a.tar', [None]*2)
         _tar_of_labels(tmp_path/f'{k}/b.tar', contents, extension)
         _tar_of_labels(tmp_path/f'{k}/c.tar', [b'5'])

@@ -80,9 +80,10 @@ def test_wrong_arguments(data):
     with pytest.raises(ValueError, match='must return a bool for each value, not int64'): items.where('age', lambda ages: ages*2)
 
 whole = np.array([0, 1, 7, 100, 127, 2**24+1, 2**53-1, 2**53, 2**53+1, 2**63-1])
-odd_values = [*whole.tolist(), -1, -128, -2**63, 2**63, 2**63+1, 2**64-1, 2**64, 10**400, .5, .1, 7., -1., 2.**53, 2.**63, 2.**64,
-              float('inf'), float('nan'), True, np.float32(.1), np.uint64(2**63), np.int64(2**53+1)]
-odd_ranges = [range(-5, 8), range(7, -9, -2), range(2**53+1, 2**70, 2), range(2**63, 2**64), range(-10**30, 10**30), range(0, 10**30, 10**29), range(0)]
+odd_values = [*whole.tolist(), -1, -128, -2**63, 2**63, 2**63+1, 2**64-1, 2**64, 10**400, .5, .1, 7., -1., 2.**53,
+              2.**63, 2.**64, float('inf'), float('nan'), True, np.float32(.1), np.uint64(2**63), np.int64(2**53+1)]
+odd_ranges = [range(-5, 8), range(7, -9, -2), range(2**53+1, 2**70, 2), range(2**63, 2**64), range(-10**30, 10**30),
+              range(0, 10**30, 10**29), range(0)]
 
 @pytest.mark.parametrize('dtype', ['i1','i2','i4','i8','u1','u2','u4','u8','f2','f4','f8','bool'])
 def test_numbers_are_compared_exactly(dtype):
@@ -104,7 +105,9 @@ def test_numbers_are_compared_exactly(dtype):
             want = None if np.isinf(rounded) and not np.isinf(want) else rounded
         assert found([value])==found(value)==[k for k,v in enumerate(stored.tolist()) if v==want], value
         assert found([value, 1])==[k for k,v in enumerate(stored.tolist()) if v in (want, 1)], value
-    for values in odd_ranges: assert found(values)==[k for k,v in enumerate(stored.tolist()) if v in values], values
+    # A float is looked up as the integer that it equals: Python would go through the whole range
+    whole_values = [(k, int(v)) for k,v in enumerate(stored.tolist()) if np.isfinite(v) and v==int(v)]
+    for values in odd_ranges: assert found(values)==[k for k,v in whole_values if v in values], values
 
 def test_loaders_of_a_part(data):
     "Splits of the store are those of the samples that are left; the vocabulary stays that of the store"

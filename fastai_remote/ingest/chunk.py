@@ -19,9 +19,9 @@ from ..codec.base import Codec, Encoded, utf8
 from ..codec.fields import get_codec, infer_codec, is_image, is_mask
 from ..codec.numbers import narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
+from ..codec.webdataset import check_key
 from ..core import crc32s
 from ..source.base import as_sample, no_address, SplitPart, stable_repr, storable
-from ..source.tars import check_key
 from ..write.base import label_hash, label_texts, ServerRestarted
 
 # %% ../../nbs/ingest/00_chunk.ipynb #97baa991

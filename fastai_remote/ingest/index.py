@@ -20,14 +20,15 @@ from fastcore.basics import store_attr
 from ..codec.base import utf8
 from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
+from ..codec.webdataset import is_exact_label, parse_number
 from ..core import CorruptSample, StoreExists, StoreUnavailable, UnsupportedFormat
 from .chunk import failure_reason, plan_fields, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
 from ..source.base import storable
-from ..source.tars import (
-    DamagedTar, expand_braces, group_members, is_text_label, parse_number, TAR_EXTENSIONS, tar_members, Uncompressed)
+from ..source.tars import DamagedTar, expand_braces, group_members, TAR_EXTENSIONS, tar_members
+from ..source.tars import Uncompressed
 from ..store.address import concealed
 from ..store.bounded import is_http
 from fastai_remote.store.shard_index import (
@@ -134,13 +135,13 @@ def _too_many_fields(where, fields):
 
 def _number_or_label(field, spec, member):
     "The value of a field of fixed width; raises `TypeError` for a text where the first samples had numbers"
-    is_text = spec['codec']=='cls' and is_text_label(member)
+    is_exact = spec['codec']=='cls' and is_exact_label(member.name)
     if spec.get('text'):
-        if is_text: spec.pop('late', None)   # no integers, also if all of them look like that
-        label = parse_number(field, member.content, True)
+        if is_exact: spec.pop('late', None)   # no integers, also if all of them look like that
+        label = parse_number(field, member.content, True, is_exact)
         utf8(label)
         return label
-    value = parse_number(field, member.content, is_text)
+    value = parse_number(field, member.content, is_exact=is_exact)
     if isinstance(value, str): raise TypeError(f'{field} {value!r}: the first samples had numbers')
     number = get_codec(spec['codec']).to_num(value)
     return int(number) if spec.get('staged') else number
@@ -273,7 +274,7 @@ def _sound_values(members):
     "Yields `(field, value)`, without members that make their sample a failed one; bytes for what is no number or text"
     for field,member in members.items():
         if member.error is not None or not _is_nameable(field): continue
-        try: yield field,parse_number(field, member.content, is_text_label(member))
+        try: yield field,parse_number(field, member.content, is_exact=is_exact_label(member.name))
         except ValueError:
             if get_codec(field).name!='cls': yield field,member.content
 

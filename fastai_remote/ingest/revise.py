@@ -16,6 +16,7 @@ from fastcore.basics import listify
 
 from ..codec.fields import get_codec
 from ..codec.numbers import narrow
+from ..codec.webdataset import check_members
 from ..core import StoreError, UnknownField
 from .chunk import as_vocab, Columns, convert, failure_reason, plain_label, plan_fields
 from .report import IngestError
@@ -24,7 +25,6 @@ from ..parallel import parallel_map
 from ..source.arrays import by_position
 from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr, storable
 from ..source.datasets import as_source, stored_samples, stored_values
-from ..source.tars import check_members
 from ..store.base import Store
 from ..store.shards import ShardStore
 from ..write.revision import AddFields, Append, Edit
@@ -203,8 +203,8 @@ def add_fields(
     """Add fields to all samples of a dataset: predictions, embeddings, the images in another size
 
     The new version becomes visible at once, when all is written, and shares what was there before. A call that was
-    interrupted is continued by the same call. Each sample needs a value: if `fn` fails for one, `IngestError` is raised,
-    and nothing is kept. Raises `ValueError` if there are fields of these names, and what `to_redis` raises."""
+    interrupted is continued by the same call. Each sample needs a value: if `fn` fails for one, `IngestError` is
+    raised, and nothing is kept. Raises `ValueError` if there are fields of these names, and what `to_redis` raises."""
     if callable(fn): source = stored_samples(store, fields)
     elif isinstance(fn, dict) and fields is not None:
         raise TypeError('fields= names what a function gets of each sample; the values of a dict are added as they are')

@@ -20,7 +20,7 @@ import torch
 from ..codec.fields import get_codec, is_image
 from ..core import MissingSample, StoreError
 from ..store.base import decode_value, parse_field, Store
-from ..store.shard_index import INTEGER_FIELDS
+from ..codec.webdataset import INTEGER_FIELDS
 
 # %% ../../nbs/load/12_steps.ipynb #d176f165
 def reraise_exception(error):

@@ -9,7 +9,7 @@ __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 
            'as_json', 'unchanged', 'fn_fingerprint', 'Source', 'IndexedSource', 'StreamedSource', 'SplitPart']
 
 # %% ../../nbs/source/00_base.ipynb #de582b50
-import dis, errno, hashlib, os, re, stat
+import dis, errno, hashlib, os, re, stat, sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path, PurePath
@@ -154,8 +154,7 @@ def _held_values(fn, outer):
     def text(o):
         if not isinstance(o, FunctionType): return _data_text(o)
         return _fingerprint(o, [*outer, fn]) if o.__module__==fn.__module__ else f'{o.__module__}.{o.__qualname__}'
-    held = {name:text(o) for name,o in sorted(names.items()) if name not in changed}
-    return str({name:o for name,o in held.items() if o is not None})
+    return str({name:text(o) for name,o in sorted(names.items()) if name not in changed})
 
 _changing_methods = set('add append clear discard extend fill insert intersection_update pop popitem remove reverse '
                         'setdefault sort symmetric_difference_update update difference_update __setitem__'.split())
@@ -190,7 +189,7 @@ def _changed_in_line(steps):
     return changed
 
 def _data_text(o, outer=()):
-    "Identifies data; `None` for modules and classes, which their names identify, and the type of another object"
+    "Identifies data by its values, modules and classes by their names, and other objects by their types"
     if isinstance(o, (int,float,str,bytes,type(None),PurePath,np.generic)): return stable_repr(o)
     if any(o is x for x in outer): return '...'
     inside = (*outer, o)
@@ -202,14 +201,17 @@ def _data_text(o, outer=()):
         items = o.items() if isinstance(o, dict) else o
         hashes = (hashlib.sha256(_data_text(x, inside).encode()).digest() for x in items)
         return f'{type(o).__qualname__} {len(o)} {sum(int.from_bytes(x[:16], "big") for x in hashes)}'
-    if hasattr(o, 'detach'): o = o.detach().cpu().numpy()   # of torch
+    if isinstance(o, ModuleType): return o.__name__
+    if isinstance(o, type): return f'{o.__module__}.{o.__qualname__}'
+    torch = sys.modules.get('torch')   # a tensor exists only where torch is imported
+    if torch and isinstance(o, torch.Tensor): o = o.detach().cpu().numpy()
     if type(o).__module__.partition('.')[0]=='pandas' and hasattr(o, 'to_numpy'):
         return _data_text((o.to_numpy(), *(getattr(o, axis).to_numpy() for axis in ('index','columns')
                                            if hasattr(o, axis))), inside)
     if isinstance(o, np.ndarray):
         if o.dtype.hasobject: return _data_text(o.tolist(), inside)
         return f'{o.dtype} {o.shape} {hashlib.sha256(np.ascontiguousarray(o).data).hexdigest()}'
-    return None if isinstance(o, (ModuleType,type)) else f'{type(o).__module__}.{type(o).__qualname__}'
+    return f'{type(o).__module__}.{type(o).__qualname__}'
 
 def _code_text(code):
     "Byte code, names and constants of `code` as text; constants that are sets are sorted"

@@ -366,6 +366,6 @@ def _are_image_paths(items):
             raise TypeError(f'item {i} is {other!r}, and item 0 {one!r}: paths of images and other things; '
                             'image_samples(…) takes paths, and a list of dicts says what is what')
         if first and '://' in o:
-            raise TypeError(f'{shown_path(o)}: an address, not a file: download it first, or give an fn that does, and a list '
-                            'of dicts')
+            raise TypeError(f'{shown_path(o)}: an address, not a file: download it first, or give an fn that does, and '
+                            'a list of dicts')
     return first

@@ -21,8 +21,8 @@ from fastcore.basics import patch
 
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
+from ..codec.webdataset import check_members, integer_of
 from ..core import StoreBusy, StoreError, StoreExists, UnsupportedFormat
-from ..source.tars import check_members, integer_of
 from ..store.shard_index import (
     INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, LABELS_KIND, is_overlay_folder, pack_labels, SummingFile, index_name,
     ShardFile, ShardManifest, ShardTable)
