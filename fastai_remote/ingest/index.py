@@ -31,9 +31,8 @@ from ..source.tars import DamagedTar, expand_braces, group_members, TAR_EXTENSIO
 from ..source.tars import Uncompressed
 from ..store.address import concealed
 from ..store.bounded import is_http
-from fastai_remote.store.shard_index import (
-    compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER, INDEX_SUFFIX, index_name, IndexColumns, ShardIndex,
-    ShardTable)
+from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER
+from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
 from ..store.storage import as_storage, open_regular, Storage
 from ..write.base import label_texts
 from ..write.shards import own_files, ShardWriter

@@ -17,9 +17,8 @@ import numpy as np
 
 from ..codec.base import utf8
 from ..core import StoreExists
-from fastai_remote.ingest.chunk import (
-    Columns, as_vocab, check_vocab, convert, part_fingerprint, plan_fields, stats_field, stored_fields,
-    write_chunk)
+from .chunk import Columns, as_vocab, check_vocab, convert, part_fingerprint, plan_fields
+from .chunk import stats_field, stored_fields, write_chunk
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..order.permutation import BlockPermutation, Permutation

@@ -17,9 +17,8 @@ from fastcore.basics import listify, patch
 
 from ..codec.fields import get_codec, is_image, is_mask
 from ..codec.images import ImageCodec
-from ..core import (
-    CorruptSample, crc32s, html_table, image_sizes_str, int_index, Manifest, MissingSample, packed_crcs, size_str,
-    StoreError, UnknownField)
+from ..core import CorruptSample, crc32s, html_table, image_sizes_str, int_index, Manifest
+from ..core import MissingSample, packed_crcs, size_str, StoreError, UnknownField
 from .address import concealed
 
 # %% ../../nbs/store/01_base.ipynb #6857a2ce

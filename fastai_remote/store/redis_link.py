@@ -23,9 +23,8 @@ from .address import (
     concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
 from .connection import Opener, Retries
 from .redis_rights import explain_missing_right
-from fastai_remote.store.redis_servers import (
-    as_options, HugeList, nodes_in, open_servers, parse_carefully, redirections, refusals, ReplyTooLong, SingleServer,
-    this_call)
+from .redis_servers import as_options, HugeList, nodes_in, open_servers, parse_carefully
+from .redis_servers import redirections, refusals, ReplyTooLong, SingleServer, this_call
 
 # %% ../../nbs/store/05_redis_link.ipynb #85665f6c
 REDIS_SCHEMES = 'redis://','rediss://','unix://','redis+sentinel://','rediss+sentinel://'

@@ -19,22 +19,20 @@ from fastcore.basics import patch
 
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
-from fastai_remote.core import (
-    CorruptSample, Manifest, packed_crcs, seal, StoreError, StoreExists, StoreNotFound,
-    StoreUnavailable)
+from ..core import CorruptSample, Manifest, packed_crcs, seal, StoreError, StoreExists
+from ..core import StoreNotFound, StoreUnavailable
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
     element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
 from ..store.redis_link import RedisLink
 from ..store.redis_parts import parts_of, run_table_keys
-from fastai_remote.write.base import (
-    check_name, chunk_count, ChunksLost, fill_gaps, label_hash, labels_of_texts, MAX_CLASSES, progress_text,
-    ServerRestarted, Writer)
+from .base import check_name, chunk_count, ChunksLost, fill_gaps, label_hash
+from .base import labels_of_texts, MAX_CLASSES, progress_text, ServerRestarted, Writer
 from .redis_lock import RedisLock
 from .redis_lost import lost_of_range
-from .redis_state import (
-    generation_in, IngestKeys, INGESTS_KEY, packed_writes, parse_record, seal_label, seal_stats, staged_keys,
-    unseal, unseal_label, unseal_stats, value_keys, with_checks)
+from .redis_state import generation_in, IngestKeys, INGESTS_KEY, packed_writes
+from .redis_state import parse_record, seal_label, seal_stats, staged_keys, unseal
+from .redis_state import unseal_label, unseal_stats, value_keys, with_checks
 
 # %% ../../nbs/write/05_redis.ipynb #d3d19731
 class RedisWriter(Writer):

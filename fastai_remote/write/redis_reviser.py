@@ -19,9 +19,8 @@ from ..store.redis_layout import key_layout
 from ..store.redis_parts import DatasetPart, run_table_keys, RunTable
 from .redis import RedisWriter
 from .redis_state import value_keys
-from fastai_remote.write.revision import (
-    add_labels, add_stats, AddFields, Append, Change, Edit, forget_fields, grown_splits, shrunk_splits, subtract_counts,
-    wider_dtype)
+from .revision import add_labels, add_stats, AddFields, Append, Change, Edit, forget_fields
+from .revision import grown_splits, shrunk_splits, subtract_counts, wider_dtype
 
 # %% ../../nbs/write/06_redis_reviser.ipynb #602b9021
 MAX_UNUSED = 100_000   # ranges of keys that an edit frees; what is beyond stays until the dataset is copied or deleted

@@ -23,13 +23,12 @@ from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..codec.webdataset import check_members, integer_of
 from ..core import StoreBusy, StoreError, StoreExists, UnsupportedFormat
-from ..store.shard_index import (
-    INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, LABELS_KIND, is_overlay_folder, pack_labels, SummingFile, index_name,
-    ShardFile, ShardManifest, ShardTable)
+from ..store.shard_index import INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, LABELS_KIND
+from ..store.shard_index import is_overlay_folder, pack_labels, SummingFile, index_name, ShardFile
+from ..store.shard_index import ShardManifest, ShardTable
 from ..store.storage import Storage
-from fastai_remote.write.base import (
-    Writer, check_name, chunk_count, host_id, is_alive, labels_of_texts, LEASE_SECONDS, MAX_CLASSES, process_state,
-    progress_text)
+from .base import Writer, check_name, chunk_count, host_id, is_alive, labels_of_texts
+from .base import LEASE_SECONDS, MAX_CLASSES, process_state, progress_text
 
 # %% ../../nbs/write/08_shards.ipynb #30647ef7
 PLAN_FILE = '.ingest/plan.json'

@@ -22,9 +22,8 @@ from ..store.shard_index import (
     INDEX_FOLDER, index_name, joined_tables, overlay_folder, pack_index, ShardManifest, ShardTable)
 from ..store.shards import ShardStore
 from ..store.storage import Storage
-from fastai_remote.write.revision import (
-    add_labels, add_stats, Append, Change, check_fields, forget_fields, grown_splits, shrunk_splits, subtract_counts,
-    wider_dtype)
+from .revision import add_labels, add_stats, Append, Change, check_fields, forget_fields
+from .revision import grown_splits, shrunk_splits, subtract_counts, wider_dtype
 from .shards import ShardWriter
 
 # %% ../../nbs/write/09_shards_reviser.ipynb #f4b04c99
