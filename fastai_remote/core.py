@@ -83,7 +83,7 @@ _is_valid = dict(fields=_is_field,
 @dataclass
 class Manifest:
     "The description of a dataset: everything that is known about it except its samples"
-    _format = 4 # The newest format; the manifest of another kind of store can have a number of its own
+    newest_format = 4 # The newest format; the manifest of another kind of store can have a number of its own
     _sealed = 2 # Manifests of this format and of newer ones have a checksum
     _optional = 'tags','parts','runs','appended' # Attributes that are only written if they are not empty
 
@@ -113,7 +113,7 @@ class Manifest:
 
     def __post_init__(self):
         # an earlier version can read what does not need the newest format
-        self.format = self.format or min(self._format, 4 if self.parts else 3 if self.tags else 2)
+        self.format = self.format or min(self.newest_format, 4 if self.parts else 3 if self.tags else 2)
         self._head = None
 
     def to_json(self)->str:
@@ -162,8 +162,8 @@ class Manifest:
         if not isinstance(content, dict) or type(content.get('format')) is not int:
             raise UnsupportedFormat(f'{where}: not a manifest: it has no format number: {str(content)[:60]!r}')
         version = content['format']
-        if version>cls._format:
-            raise UnsupportedFormat(f'{where}: format {version}; this version reads up to {cls._format}: '
+        if version>cls.newest_format:
+            raise UnsupportedFormat(f'{where}: format {version}; this version reads up to {cls.newest_format}: '
                                     'upgrade fastai_remote')
         if version<1: raise UnsupportedFormat(f'{where}: damaged: there is no format {version}')
         is_sealed = 'crc' in content or version>=cls._sealed

@@ -621,7 +621,7 @@ def test_damage_is_noticed(server):
 def test_an_earlier_version_refuses_it(server):
     store = put(server.url, name='fmt').edit(drop=[4])
     assert store.manifest.format==4
-    class Earlier(Manifest): _format = 3
+    class Earlier(Manifest): newest_format = 3
     with pytest.raises(UnsupportedFormat, match='format 4; this version reads up to 3'): Earlier.from_json(client(server).get('fmt:meta'))
     for entry in ({'parts':[{'prefix':'x'}]}, {'runs':{}}, {'runs':{'key':'k', 'lengths':[1], 'crc':1, 'columns':{}}}):
         content = {**json.loads(client(server).get('fmt:meta')), **entry}

@@ -94,7 +94,7 @@ class RemoteDataset(Pipeline, Dataset):
         source = SampleSource(self, shuffle, resampled, interleave)
         return RemoteStream(source, self.seed if seed is None else seed, rank, world_size)
 
-    def _stream(self): return self.stream()
+    def as_stream(self): return self.stream()
 
     def slice(self, *bounds):
         stream = super().slice(*bounds)   # raises `ValueError`
@@ -416,8 +416,8 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
         if samples and not self.drop_last: yield self.collate(samples)
 
     def __repr__(self): return f'{self.ds!r}.batched({self.bs})'
-    def _stream(self): return RemoteStream(_BatchSource(self), self.seed, *(self.given_rank or (None,None)))
-    def _then(self, step): return self._stream()._then(step)
+    def as_stream(self): return RemoteStream(_BatchSource(self), self.seed, *(self.given_rank or (None,None)))
+    def _then(self, step): return self.as_stream()._then(step)
 
 def _until_stop(results):
     "What is not left out, up to the sample whose handler ends the epoch"

@@ -50,6 +50,11 @@ class EncodedImage:
     @im.setter
     def im(self, im): self._im = im
 
+    @property
+    def is_decoded(self)->bool:
+        "Are there pixels, or only encoded bytes and what is to be done to them?"
+        return self._plan is None
+
     def load(self):
         if self._plan is not None:
             pixels = np.ascontiguousarray(self.pixels().transpose(1, 2, 0))
@@ -199,7 +204,7 @@ def stack_images(
     `None` unless all images are encoded, of one type and of one size."""
     first = images[0]
     if not isinstance(first, EncodedImage): return
-    if any(type(o) is not type(first) or o._plan is None or o.size!=first.size for o in images): return
+    if any(type(o) is not type(first) or o.is_decoded or o.size!=first.size for o in images): return
     width,height = first.size
     batch = allocate((len(images), len(first.mode), height, width))
     for image,out in zip(images, batch.numpy()): image.pixels(out)

@@ -94,7 +94,7 @@ class RemoteDL(TfmdDL):
 
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
     _joins_inputs = False   # while a batch is shown
-    _path = _report = _buffers = None   # of this epoch: its `BatchPath`, the bad samples, its `SharedBuffers`
+    _path = _report = buffers = None   # of this epoch: its `BatchPath`, the bad samples, its `SharedBuffers`
     in_place = False   # do results belong to samples by position, so that none may be skipped?
     _known_lengths = _longest = None   # what `lengths` returned for the dataset; the position of the longest sample
     def __init__(self,
@@ -223,11 +223,11 @@ class RemoteDL(TfmdDL):
 
     def __iter__(self):
         buffers,pipeline = self._new_buffers(),self.after_batch
-        self._buffers = buffers
+        self.buffers = buffers
         if type(pipeline) is BatchPipeline: pipeline.fast = not pipeline.why_stock()
         try: yield from super().__iter__()
         finally:
-            if self._buffers is buffers: self._buffers = None   # otherwise another epoch has begun
+            if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
             if type(pipeline) is BatchPipeline: pipeline.fast = False
 
     def _new_buffers(self):

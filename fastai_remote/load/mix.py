@@ -116,7 +116,7 @@ def _checked_streams(datasets, rank=None, world_size=None):
     for dataset in datasets:
         if not isinstance(dataset, Pipeline):
             raise TypeError(f'mix takes RemoteDatasets and streams of them, not a {type(dataset).__name__}')
-    streams = [dataset._stream() for dataset in datasets]
+    streams = [dataset.as_stream() for dataset in datasets]
     for stream in streams:
         if stream.given_rank is None or stream.world_size==1: continue
         ranks = this_rank() if world_size is None else (rank,world_size)

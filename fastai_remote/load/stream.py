@@ -138,7 +138,9 @@ def _one_of(nsamples, nbatches, name):
 class Pipeline:
     "The methods of WebDataset, for `RemoteDataset` and for streams. Each returns a new dataset or stream."
     def _then(self, step): raise NotImplementedError
-    def _stream(self): raise NotImplementedError
+    def as_stream(self)->'RemoteStream':
+        "The stream that the methods add steps to"
+        raise NotImplementedError
 
     def __enter__(self): return self
     def __exit__(self, *exc): "Nothing has to be closed: WebDataset's `with` is accepted"
@@ -245,7 +247,7 @@ class Pipeline:
         handler=None # `handler(error)`, called if `predicate` fails; default: raise the error
     ):
         "A stream of the samples for which `predicate` is true"
-        return self._stream()._then(Step('select', predicate, handler=handler))
+        return self.as_stream()._then(Step('select', predicate, handler=handler))
 
     def shuffle(self,
         bufsize:int=1000, # Results that are drawn from together, where a buffer is needed; below 1: no shuffling
@@ -261,7 +263,7 @@ class Pipeline:
         of `bufsize`, as in WebDataset."""
         if bufsize<1: return self
         if rng is not None: seed = rng.getrandbits(62)
-        stream = self._stream()
+        stream = self.as_stream()
         if seed is not None: stream = stream._with(seed=seed)
         source = None if stream.stages else stream.source.shuffled(interleave)
         if source is not None: return stream._with(source=source)
@@ -275,7 +277,7 @@ class Pipeline:
         The positions count all ranks and workers together. After a step that may leave out samples, this needs a
         single process that reads, otherwise iterating raises `ValueError`."""
         bounds = _checked_bounds(bounds)
-        stream = self._stream()
+        stream = self.as_stream()
         source = None if stream.stages else stream.source.sliced(slice(*bounds))
         return stream._staged('slice', *bounds) if source is None else stream._with(source=source)
 
@@ -284,7 +286,7 @@ class Pipeline:
         nbatches:int=-1 # At most this many results, of all ranks and workers together; -1: all
     ):
         "A stream that goes over the samples several times in an epoch"
-        return self._stream()._staged('repeat', nepochs, nbatches)
+        return self.as_stream()._staged('repeat', nepochs, nbatches)
 
     def with_epoch(self,
         nsamples:int=-1, # Results per epoch, of all ranks and workers together
@@ -295,14 +297,14 @@ class Pipeline:
         Each epoch begins with a new pass. All ranks give equally many results if the number of ranks divides the
         number of results. A worker without any sample raises `ValueError`."""
         n = _one_of(nsamples, nbatches, 'with_epoch')
-        return self._stream()._staged('repeat', -1, n, shown=(n,), name='with_epoch')
+        return self.as_stream()._staged('repeat', -1, n, shown=(n,), name='with_epoch')
 
     def with_length(self,
         n:int, # What `len` returns
         silent:bool=True # For WebDataset's scripts: there is no warning
     ):
         "A stream of the same samples, whose `len` is `n` whatever its number of samples"
-        return self._stream()._with(length=n)
+        return self.as_stream()._with(length=n)
 
     def batched(self,
         bs:int=64, # Results per batch
@@ -313,7 +315,7 @@ class Pipeline:
     ):
         "A stream of batches, which each worker makes of its own samples"
         bs,collate = batch_arguments(bs, collate, collation_fn, batchsize)
-        return self._stream()._staged('batched', bs, collate, partial)
+        return self.as_stream()._staged('batched', bs, collate, partial)
 
     def listed(self,
         batchsize:int, # Results per list
@@ -321,34 +323,34 @@ class Pipeline:
     ):
         "A stream of lists, which are not collated"
         bs,_ = batch_arguments(batchsize, None, default_collate, None)
-        return self._stream()._staged('batched', bs, None, partial, shown=(bs,), name='listed')
+        return self.as_stream()._staged('batched', bs, None, partial, shown=(bs,), name='listed')
 
     def unbatched(self):
         "A stream of the samples of batches, which are tuples, lists or dicts of columns"
-        return self._stream()._staged('unbatched')
+        return self.as_stream()._staged('unbatched')
 
     def unlisted(self):
         "A stream of the elements of lists"
-        return self._stream()._staged('unlisted')
+        return self.as_stream()._staged('unlisted')
 
     def rsample(self,
         p:float=.5 # Probability of keeping a sample
     ):
         "A stream of samples that are drawn at random, without repeats"
         if not 0<=p<=1: raise ValueError(f'rsample takes a probability in 0..1, not {p}')
-        return self._stream()._staged('rsample', p)
+        return self.as_stream()._staged('rsample', p)
 
     def log_keys(self,
         logfile:str=None # A file, to which all processes append; default: none
     ):
         "A stream that writes a line for each sample: its position in the worker, worker, rank and key"
-        return self._stream()._staged('log_keys', str(logfile)) if logfile else self
+        return self.as_stream()._staged('log_keys', str(logfile)) if logfile else self
 
     def compose(self,
         *stages # Functions of an iterator of samples that return an iterator, or stages of WebDataset
     ):
         "A stream that passes through functions of your own; each process calls them with its share of the samples"
-        stream = self._stream()
+        stream = self.as_stream()
         for stage in stages:
             if not callable(stage) and not callable(getattr(stage, 'run', None)):
                 raise TypeError(f'compose takes functions of an iterator, not a {type(stage).__name__}')
@@ -417,7 +419,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         raise TypeError(f'{self!r} has no positions: iterate over it, or take dataset[i] before the method that made a '
                         'stream of the dataset')
 
-    def _stream(self): return self
+    def as_stream(self): return self
 
     def _with(self, **attributes):
         "A copy with other `attributes`, which has the same epochs"

@@ -80,7 +80,7 @@ class _ImageMaker(_TensorMaker):
 
     def _waits(self, image):
         "Is `image` still encoded? A padded one is not."
-        return isinstance(image, EncodedImage) and image._plan is not None
+        return isinstance(image, EncodedImage) and not image.is_decoded
 
     def __call__(self, values):
         if self.tfms:
@@ -212,7 +212,7 @@ class WholeBatches:
     def __init__(self,
         dl # A `RemoteDL`
     ):
-        self.makers,self.buffers,self.memory = [],dl._buffers,BatchMemory(3+dl.threads)
+        self.makers,self.buffers,self.memory = [],dl.buffers,BatchMemory(3+dl.threads)
         self.own = not dl.floats_next()
         self.why = self._setup(dl, {'reducing_gap':dl.reducing_gap})
 

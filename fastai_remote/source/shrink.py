@@ -15,7 +15,7 @@ from fastcore.basics import store_attr
 from ..codec.arrays import from_pixels
 from ..codec.base import Encoded
 from ..codec.fields import get_codec, is_image
-from ..codec.images import BitsCodec, ImageCodec, is_transparent, only_orientation, RawCodec
+from ..codec.images import BitsCodec, ImageCodec, is_transparent, load_pixels, only_orientation, RawCodec
 from .base import as_sample
 
 # %% ../../nbs/source/02_shrink.ipynb #76632bd8
@@ -62,7 +62,7 @@ class shrink:
         size = max(1, round(width*scale)),max(1, round(height*scale))
         if scale<1 and not isinstance(value, Image.Image):   # an image of the user may be needed again at its full size
             im.draft(None, size)
-        im = ImageCodec('img')._load(im)
+        im = load_pixels(im)
         exif = only_orientation(im)
         im,note = self._to_stored_mode(im)
         if scale<1:

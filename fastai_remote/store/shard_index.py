@@ -567,7 +567,7 @@ def _is_overlay(entry):
 @dataclasses.dataclass
 class ShardManifest(Manifest):
     "A `Manifest` with the table of shards"
-    _format = 4 # Since format 3, the names of index files end in `INDEX_SUFFIX`; since format 4, there are overlays
+    newest_format = 4 # Since format 3, names of index files end in `INDEX_SUFFIX`; since format 4, there are overlays
     _optional = *Manifest._optional,'overlays'
 
     shards:dict = dataclasses.field(default_factory=dict) # A packed `ShardTable`

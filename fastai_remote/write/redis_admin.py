@@ -64,13 +64,13 @@ def rename_dataset(
     name:str, # The new name
 )->RedisStore: # The dataset under its new name
     "Renames a dataset in one step, without moving its samples; raises `StoreExists`, `StoreNotFound`, `StoreBusy`"
-    old,new = RedisWriter(store.link, store._name),RedisWriter(store.link, name)
-    if name==store._name: return store
+    old,new = RedisWriter(store.link, store.name),RedisWriter(store.link, name)
+    if name==store.name: return store
     old.take_lock()
     try:
         new.take_lock()
         try:
-            manifest = read_manifest(store.link, store._name)
+            manifest = read_manifest(store.link, store.name)
             if manifest.uid!=store.manifest.uid: raise store.replaced_error()
             old.remove_garbage()
             new.remove_garbage()

@@ -184,7 +184,8 @@ class ShardWriter(Writer):
             self._remove_begun()   # by processes that died
             plan = self.checked_plan(plan() if callable(plan) else plan)
             if not foreign: check_members(self.url, plan['fields'])
-            plan = {**plan, 'signature':f"{plan['signature']} {self.maxsize} {self.maxcount} {ShardManifest._format}"}
+            sizes = f'{self.maxsize} {self.maxcount}'
+            plan = {**plan, 'signature':f"{plan['signature']} {sizes} {ShardManifest.newest_format}"}
             generation = 1+(dataset.generation if dataset else 0)
             if earlier and earlier['signature']!=plan['signature']:
                 if not overwrite:
