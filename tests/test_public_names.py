@@ -1,5 +1,5 @@
 "The same thing has the same name, default and place in all public signatures; a `repr` never waits for a server"
-import inspect, pickle
+import inspect, itertools, pickle
 
 import pytest
 from fastai.data.core import DataLoaders
@@ -37,6 +37,22 @@ def test_a_place_comes_before_a_name():
         if o in (IngestReport,VerifyReport): continue   # they hold results
         names = list(parameters(o))
         if {'url','name'}<=set(names): assert names.index('url')<names.index('name'), o
+
+# Pairs of arguments that a function has in another order than all others, with the reason
+OTHER_ORDERS = {
+    ('fn','url'):'Store.map, like map, begins with the function', ('fn','name'):'Store.map, like map, begins with the function',
+    ('splits','num_workers'):'index_shards: splits choose the shards', ('splits','overwrite'):'index_shards: splits choose the shards',
+    ('shuffle','num_workers'):'RemoteDL has the order of DataLoader'}
+
+def test_one_order_of_arguments():
+    "What two functions take by position, they take in the same order"
+    functions = [o for o in PUBLIC if o not in (IngestReport,VerifyReport,Fetch,MeanImage,ShardStore.shuffle_quality,Store.resize)]
+    found = {}
+    for o in functions:
+        names = [n for n,p in parameters(o).items() if p.kind is not p.KEYWORD_ONLY]
+        for pair in itertools.combinations(names, 2): found.setdefault(pair, []).append(o.__qualname__)
+    both = {(a,b):found[a,b] for a,b in found if (b,a) in found and (a,b) not in OTHER_ORDERS and (b,a) not in OTHER_ORDERS}
+    assert not both and all(pair in found and pair[::-1] in found for pair in OTHER_ORDERS)
 
 def test_the_url_is_called_so(): assert not [o for o in PUBLIC if {'server','address','host','path_or_url'}&set(parameters(o))]
 

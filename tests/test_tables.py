@@ -298,6 +298,7 @@ def test_clear_refusals(tmp_path):
         with pytest.raises((TypeError,ValueError,FileNotFoundError), match=match): as_source(o)
     with pytest.raises(ValueError, match="no column 'nope'; there are u, big"): put_nowhere(table_samples(path, fn_col='nope'))
     with pytest.raises(TypeError, match="fields is a dict, such as {'path':'jpg'"): table_samples(path, fields=['u'])
+    with pytest.raises(TypeError, match=r'fields= takes a dict \{column: field\}'): table_samples(path, {'u':'u.i4'})
     with pytest.raises(ValueError, match='column .u. has no names of files'): put_nowhere(table_samples(path, fn_col='u'))
     with pytest.raises(ValueError, match='column .text. has more than 100 values'):
         put_nowhere(table_samples(pd.DataFrame({'text':[f't{i}' for i in range(200)], 'x':range(200)}), valid_col='text'))

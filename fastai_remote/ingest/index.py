@@ -389,7 +389,7 @@ def index_shards(
     Members are grouped into samples by WebDataset's rules, and samples may have different fields. Where an index is
     there already, only shards that are new are read, and added; that another has changed since is noticed by its size,
     its ETag or its time, and is an error. Labels are integers (`cls`) or text (`cls.txt`); if one of the first hundred
-    is no integer, such as `007`, all are text, as they are. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
+    is no integer, such as `007`, all are text. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
     `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)

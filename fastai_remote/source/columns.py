@@ -234,6 +234,8 @@ class ColumnOptions:
         self.folder = str(self.folder)
         if self.fields is not None and not (isinstance(self.fields, dict) and self.fields):
             raise TypeError(f"fields is a dict, such as {{'path':'jpg', 'label':'cls'}}, not {self.fields!r}")
+        if isinstance(self.fn_col, dict) or isinstance(self.label_col, dict):
+            raise TypeError('fn_col and label_col name columns; fields= takes a dict {column: field}')
         if isinstance(self.label_col, list): self.label_col = tuple(self.label_col)
 
     @property

@@ -482,12 +482,12 @@ def table_samples(
     # A DataFrame of pandas or polars; a table, reader or dataset of Arrow; Parquet or CSV files: a path, a list of
     # paths, or a folder of Parquet files
     table,
-    fields:dict=None, # `{column: field}`, such as `{'path':'jpg', 'age':'age.f4'}`; other columns are left out
     fn_col:int|str=None, # Column with names of image files
     label_col:int|str|list=None, # Column with labels; several columns: an array of numbers, `target.npy`
     label_delim:str=None, # Separator of several labels in one cell
     folder:str|Path='', # Folder of the files that columns name
     suff:str='', # What to append to their names, such as '.jpg'
+    fields:dict=None, # `{column: field}`, such as `{'path':'jpg', 'age':'age.f4'}`; other columns are left out
     valid_col:int|str=None, # Column that is true for the validation set, or names the split of each row
 ): # A source
     """A source of the rows of a table; without `fields`, `fn_col` and `label_col` each column is a field
@@ -538,8 +538,7 @@ def _from_files(files, options):
     first = str(files if isinstance(files, (str,Path)) else files[0])
     if first.lower().endswith(CSV_EXTENSIONS):
         o = options
-        return csv_samples(files, o.fn_col, o.label_col, o.label_delim, o.folder, o.suff, fields=o.fields,
-                           valid_col=o.valid_col)
+        return csv_samples(files, o.fn_col, o.label_col, o.label_delim, o.folder, o.suff, o.fields, o.valid_col)
     is_url = '://' in first
     if not is_url: require(first, Path(first).exists())
     if not is_url and not Path(first).is_dir() and not is_table_path(first):

@@ -60,9 +60,9 @@ class csv_samples(StreamedSource):
         label_delim:str=None, # Separator of several labels in one cell; default: a cell is one label
         folder:str|Path='', # Folder of the image files
         suff:str='', # What to append to the names of image files, such as '.jpg'
-        delimiter:str=None, # Separator of columns; default: a tab in `.tsv` files, otherwise a comma
         fields:dict=None, # `{column: field}`, such as `{'path':'jpg', 'age':'age.f4'}`; other columns are left out
         valid_col:int|str=None, # Column that is true for the validation set, or names the split of each row
+        delimiter:str=None, # Separator of columns; default: a tab in `.tsv` files, otherwise a comma
     ):
         self.files = list_files(files, CSV_EXTENSIONS)
         self.delimiter = delimiter
