@@ -21,7 +21,7 @@ from ..codec.numbers import narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import check_key
 from ..core import crc32s
-from ..source.base import as_sample, no_address, SplitPart, stable_repr, storable
+from ..source.base import as_sample, no_address, SplitChunk, stable_repr, storable
 from ..write.base import label_hash, label_texts, ServerRestarted
 
 # %% ../../nbs/ingest/00_chunk.ipynb #97baa991
@@ -266,7 +266,7 @@ def write_chunk(
 )->dict: # The record of the chunk
     "Load, convert, encode and write the samples of one chunk; again if the server restarts meanwhile"
     writer = open_writer()
-    if stream and isinstance(part, SplitPart): writer.chunk_split = part.split
+    if stream and isinstance(part, SplitChunk): writer.chunk_split = part.split
     for _ in range(3):
         run = writer.server_run()
         record,failures,stats = _write_samples(writer, chunk, part, load, fn)

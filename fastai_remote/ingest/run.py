@@ -23,7 +23,7 @@ from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..order.permutation import BlockPermutation, Permutation
 from ..parallel import effective_workers
-from ..source.base import fn_fingerprint, SplitPart, storable, StreamedSource
+from ..source.base import fn_fingerprint, SplitChunk, storable, StreamedSource
 from ..source.datasets import as_source
 from ..store.address import concealed
 from ..store.redis_link import as_link
@@ -157,7 +157,7 @@ class StreamJob(SourceJob):
         splits,size,end,chunk = {},self.chunk,0,-1
         for chunk,part in enumerate(self._stream()):
             end = chunk*size+len(part)
-            if isinstance(part, SplitPart): splits.setdefault(part.split, [chunk*size,0])[1] = (chunk+1)*size
+            if isinstance(part, SplitChunk): splits.setdefault(part.split, [chunk*size,0])[1] = (chunk+1)*size
             if chunk<len(marks) and marks[chunk]:
                 if part_fingerprint(part)!=marks[chunk]: raise self._changed(f'chunk {chunk} is another')
                 continue

@@ -13,10 +13,10 @@ from bisect import bisect
 import numpy as np
 
 from .epochs import seed_of, share_of, this_rank
-from .stream import Pipeline, RemoteStream, Source
+from .stream import Pipeline, RemoteStream, StreamInput
 
 # %% ../../nbs/load/16_mix.ipynb #e2f448fb
-class _MixSource(Source):
+class _MixInput(StreamInput):
     "The samples of several streams"
     def __init__(self, streams, weights, end):
         self.streams,self.weights,self.end = streams,weights,end   # `weights` may be 'in turn'
@@ -107,7 +107,7 @@ def mix(
     weights = [float(weight) for weight in weights]
     if len(weights)!=len(streams) or not all(0<weight<float('inf') for weight in weights):
         raise ValueError(f'want a positive weight for each of {len(streams)} datasets, not {weights}')
-    return RemoteStream(_MixSource(streams, weights, end), seed, rank, world_size)
+    return RemoteStream(_MixInput(streams, weights, end), seed, rank, world_size)
 
 def _checked_streams(datasets, rank=None, world_size=None):
     "A stream of each of `datasets`; those that were made for a rank must be of this rank"
@@ -140,4 +140,4 @@ def RoundRobin(
     longest:bool=False # Go on until all have run out?
 )->RemoteStream:
     "A sample of each dataset in turn, until the first has run out, or all of them if `longest`"
-    return RemoteStream(_MixSource(_checked_streams(datasets), 'in turn', 'all' if longest else 'first'))
+    return RemoteStream(_MixInput(_checked_streams(datasets), 'in turn', 'all' if longest else 'first'))

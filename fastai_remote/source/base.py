@@ -6,7 +6,7 @@ Docs: page `source/base`"""
 
 # %% auto #0
 __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 'storable', 'no_address', 'stable_repr',
-           'as_json', 'unchanged', 'fn_fingerprint', 'Source', 'IndexedSource', 'StreamedSource', 'SplitPart']
+           'as_json', 'unchanged', 'fn_fingerprint', 'Source', 'IndexedSource', 'StreamedSource', 'SplitChunk']
 
 # %% ../../nbs/source/00_base.ipynb #de582b50
 import dis, errno, hashlib, os, re, stat, sys
@@ -271,7 +271,7 @@ class StreamedSource(Source):
         "The raw samples in parts, in the same order each time"
         raise NotImplementedError
 
-class SplitPart:
+class SplitChunk:
     "The raw samples of several splits, as `(split, raw)`"
     def __init__(self,
         parts # Iterable of `(split, samples of it)`; the samples are `(name, raw)`

@@ -24,7 +24,7 @@ from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
 from .base import (
-    IndexedSource, refuse_address, shown_path, Source, SplitPart, stable_repr, StreamedSource, unchanged)
+    IndexedSource, refuse_address, shown_path, Source, SplitChunk, stable_repr, StreamedSource, unchanged)
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import IMAGE_EXTENSIONS, image_samples
 from .frames import is_table, is_table_path, table_samples
@@ -119,7 +119,7 @@ class _Splits(_LabelsOfSplits, IndexedSource):
         for split,(start,stop) in self.splits.items():
             mine = numbers[(numbers>=start)&(numbers<stop)]
             if len(mine): parts.append((split, self.srcs[split].read(mine-start)))
-        return SplitPart(parts)
+        return SplitChunk(parts)
     @property
     def load(self): return _LoadSplit({split:s.load for split,s in self.srcs.items()})
     @property
@@ -167,7 +167,7 @@ class _StreamSplits(_LabelsOfSplits, StreamedSource):
     def stream(self, size):
         for split,source in self.srcs.items():
             parts = source.stream(size) if isinstance(source, StreamedSource) else _parts(source, size)
-            for part in parts: yield SplitPart([(split,part)])
+            for part in parts: yield SplitChunk([(split,part)])
     @property
     def as_is(self): return _as_is_by_split(self.srcs)
     @property

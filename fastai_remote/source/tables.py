@@ -16,7 +16,7 @@ from pathlib import Path
 from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import require, SplitPart, StreamedSource, unchanged
+from .base import require, SplitChunk, StreamedSource, unchanged
 from .columns import ColumnOptions, ColumnType, split_of, SplitNames, TablePlan
 
 # %% ../../nbs/source/04_tables.ipynb #7a8a5e0a
@@ -123,7 +123,7 @@ class csv_samples(StreamedSource):
 
     def stream(self, size):
         if not self.srcs: return chunked(self._rows(), size)
-        return (SplitPart([(split, part)]) for split in self.srcs for part in chunked(self._rows(split), size))
+        return (SplitChunk([(split, part)]) for split in self.srcs for part in chunked(self._rows(split), size))
 
     @property
     def load(self): return self._of_split(self.plan.load if self.options.asked else unchanged)

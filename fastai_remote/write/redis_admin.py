@@ -17,7 +17,7 @@ from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisStore
 from ..store.redis_link import as_link, RedisLink
 from .base import chunk_count
 from .redis import RedisWriter
-from .redis_state import IngestKeys, INGESTS_KEY, watch
+from .redis_state import IngestKeys, INGESTS_KEY, watched_transaction
 
 # %% ../../nbs/write/07_redis_admin.ipynb #27211d22
 def delete_dataset(
@@ -97,7 +97,7 @@ def _switch_name(link, old, new, manifest):
         pipe.sadd(NAMES_KEY, new.name)
         pipe.hset(GENERATIONS_KEY, old.name, generation)
         pipe.execute()
-    link.call(lambda client: watch(client, watched, attempt))
+    link.call(lambda client: watched_transaction(client, watched, attempt))
 
 def _is_renamed(link, name, manifest, there, plan):
     "Returns whether the manifest is under its new name; raises `StoreExists` if something else is there"

@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from ..core import StoreBusy
 from ..store.redis_link import RedisLink
 from .base import host_id, is_alive, LEASE_SECONDS, ServerRestarted
-from .redis_state import IngestKeys, lock_number, LOCKS_KEY, parse_lock, watch
+from .redis_state import IngestKeys, lock_number, LOCKS_KEY, parse_lock, watched_transaction
 
 # %% ../../nbs/write/03_redis_lock.ipynb #c3758c1d
 _held_locks = set() # Tokens of the locks that this process holds, or is taking
@@ -125,7 +125,7 @@ def transaction_if(self:RedisLock,
         p.multi()
         queue(p)
         return p.execute(raise_on_error=strict) or True
-    return self.link.call(lambda client: watch(client, [key], attempt), key=key)
+    return self.link.call(lambda client: watched_transaction(client, [key], attempt), key=key)
 
 @patch
 def transaction(self:RedisLock,
@@ -178,7 +178,7 @@ def fence(self:RedisLock,
             p.multi()
             p.set(fence, self.token)
             p.execute()
-        self.link.call(lambda client: watch(client, [fence], attempt), key=fence)
+        self.link.call(lambda client: watched_transaction(client, [fence], attempt), key=fence)
         self.fences.append(fence)
 
 @patch

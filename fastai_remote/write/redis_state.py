@@ -6,8 +6,8 @@ Docs: page `write/redis_state`"""
 
 # %% auto #0
 __all__ = ['INGESTS_KEY', 'LOCKS_KEY', 'IngestKeys', 'value_keys', 'staged_keys', 'with_checks', 'split_runs', 'packed_writes',
-           'unseal', 'seal_label', 'unseal_label', 'seal_stats', 'unseal_stats', 'parse_record', 'watch', 'parse_lock',
-           'lock_number', 'generation_in']
+           'unseal', 'seal_label', 'unseal_label', 'seal_stats', 'unseal_stats', 'parse_record', 'watched_transaction',
+           'parse_lock', 'lock_number', 'generation_in']
 
 # %% ../../nbs/write/02_redis_state.ipynb #1aa33510
 import json, re, zlib
@@ -173,7 +173,7 @@ def parse_record(
     is_intact = 'crc' not in record or record['crc']==sum_content(record) and record.get('chunk')==chunk
     return record if is_intact else None
 
-def watch(
+def watched_transaction(
     client, # A `redis.Redis`
     keys, # Keys that must not change meanwhile
     attempt # `attempt(pipeline)` reads, and may then call `multi`, queue commands and `execute`; may be called again
