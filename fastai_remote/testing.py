@@ -132,7 +132,7 @@ class WriterTests:
         first.begin(dict(plan))
         try: raises(StoreBusy, self.make().begin, dict(plan))
         finally:
-            first.drop()
+            first.abandon()
             first.close()
 
     def test_an_interrupted_ingest_is_resumed(self):

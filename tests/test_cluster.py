@@ -117,7 +117,7 @@ def test_a_holder_of_the_lock_that_slept_cannot_write(cluster):
     first.lock.fences.clear()
     with pytest.raises(StoreBusy): first.lock.fence(first.layout.starts)
     assert second.link.send([('GET', key) for key in second.layout.values('x', range(5))])==[b'2']*4+[None]
-    second.drop()
+    second.abandon()
     second.close()
     assert leftover(cluster)==set()
 

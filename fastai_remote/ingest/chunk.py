@@ -145,7 +145,7 @@ class Columns:
         vocab:dict, # Of the plan: `{field: list of labels}`
         stats_field:str=None, # Field whose images are counted; default: none
         check_value=None, # As `Writer.check_value`; default: every value can be written
-        names_samples:bool=False, # As `Writer.names_samples`: are the keys of samples columns?
+        takes_keys:bool=False, # As `Writer.takes_keys`: are the keys of samples columns?
     ):
         store_attr()
         self.last_key = None
@@ -171,7 +171,7 @@ class Columns:
         sample = stored_fields(sample, 'key.txt' if 'key.txt' in self.values and 'key.txt' not in sample else None)
         if sample.keys()!=self.values.keys():
             raise ValueError(f"fields {', '.join(sample) or 'none'}; the first sample had {', '.join(self.values)}")
-        if self.names_samples and key is not None:
+        if self.takes_keys and key is not None:
             check_key(key)
             if key==self.last_key: raise ValueError(f'__key__ {key!r}: two samples in a row have this key')
         labels = {}
@@ -240,7 +240,7 @@ class Columns:
         return code
 
     def columns(self,
-        hashed:bool=True, # Are labels whose codes are not known given as hashes? Else as they are.
+        as_hashes:bool=True, # Are labels whose codes are not known given as hashes? Else as they are.
     )->dict: # `{field: list of bytes or labels, or array}`
         "The samples as `Writer.put` takes them, with a checksum column for each field of bytes"
         res = {}
@@ -250,9 +250,9 @@ class Columns:
             elif not d.get('staged'): res[field] = np.array(values, d['dtype'])
             else:
                 if not d['text']: values = np.array(values, np.int64)
-                elif hashed: values = label_hash(values)
-                res[f'{field}~' if hashed else field] = values
-        if self.names_samples and any(key is not None for key in self.keys): res['__key__'] = self.keys
+                elif as_hashes: values = label_hash(values)
+                res[f'{field}~' if as_hashes else field] = values
+        if self.takes_keys and any(key is not None for key in self.keys): res['__key__'] = self.keys
         return res
 
 # %% ../../nbs/ingest/00_chunk.ipynb #8ba7705c
@@ -284,10 +284,10 @@ def _write_samples(writer, chunk, part, load, fn):
     "Write the samples of `part`; returns the record of the chunk, its failures, and the statistics of its images"
     plan = writer.plan
     counted = plan.get('stats') if has_stats(chunk) else None
-    columns = Columns(plan['fields'], plan['vocab'], counted, writer.check_value, writer.names_samples)
+    columns = Columns(plan['fields'], plan['vocab'], counted, writer.check_value, writer.takes_keys)
     record,failures = dict(ok=0, bytes=0, failed=0, gaps=[]),[]
     def flush():
-        writer.put(np.array(columns.numbers, np.int64), columns.columns(writer.hashed), columns.labels)
+        writer.put(np.array(columns.numbers, np.int64), columns.columns(writer.takes_label_hashes), columns.labels)
         record['ok'] += len(columns.numbers)
         record['bytes'] += columns.nbytes
         columns.clear()

@@ -77,7 +77,7 @@ def run_ingest(
     "Write the chunks of `job` that are not written yet, in parallel, and commit; raises `IngestError`, `StoreFull`"
     try: return _run(job, writer, num_workers, limit, progress, tries)
     except (NothingWritten,SamplesMissing):   # the same call would fail in the same way
-        writer.drop()
+        writer.abandon()
         raise
     except StoreFull as e:
         raise StoreFull(f'{writer.name}: {e}. Nothing of it is visible; make room and repeat the same call to go on, '

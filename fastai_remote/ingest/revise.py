@@ -98,7 +98,7 @@ def _encoded_shard(
     for number,(name,raw) in enumerate(part):
         try: columns.add(number, convert(load, fn, raw))
         except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
-    return shard,columns.columns(hashed=False)
+    return shard,columns.columns(as_hashes=False)
 
 def _write_overlay(reviser, k, source, fn, **options):
     "Writes the `k`-th overlay of a new version, and returns its store; raises `IngestError`"

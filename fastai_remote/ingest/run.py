@@ -288,7 +288,7 @@ def _source_notes(source, fields, options):
 def _first_samples(job, vocab, tries=100):
     "The fields of the first sample that can be encoded, and the bytes that the first few samples take, on average"
     writer,error,seen,fields,costs = job.writer,None,0,None,[]
-    key_field = None if writer.names_samples or job.source.implicit_keys else 'key.txt'
+    key_field = None if writer.takes_keys or job.source.implicit_keys else 'key.txt'
     for seen,(name,raw) in enumerate(job.first(tries), 1):
         try:
             sample = convert(job.load, job.fn, raw)
@@ -299,7 +299,7 @@ def _first_samples(job, vocab, tries=100):
             fields = sample_fields
             costs.append(writer.cost({field:values[0] for field,values in columns.values.items()}))
         except Exception as e: error = error or (name, e)
-        if len(costs)>=writer.looks: break
+        if len(costs)>=writer.n_examples: break
     if fields: return fields,sum(costs)/len(costs)
     if not seen: raise ValueError(f'{writer.name}: the source is empty')
     name,e = error

@@ -134,11 +134,11 @@ class Writer:
     chunks that are done. All methods raise `StoreUnavailable` if the place cannot be reached."""
     name:str = '' # Name of the dataset
     plan:dict = None # Set by `begin`: `n`, `chunk`, `fields`, `splits`, `vocab`, `signature`, `stats`, `open`
-    hashed:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
+    takes_label_hashes:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
     chunk_split:str = None # Split of the chunk that is being written, where `plan['splits']` is not known yet
-    names_samples:bool = False # Does `put` take the keys of samples, as column `__key__`, because they have names here?
+    takes_keys:bool = False # Does `put` take the keys of samples, as column `__key__`?
     needs_all:bool = False # Must each sample be written, so that nothing is kept if one fails?
-    looks:int = 1 # Number of samples to convert before `begin`, so that `chunk` can estimate their size
+    n_examples:int = 1 # Number of samples to convert before `begin`, so that `chunk` knows about how large they are
 
     @property
     def url(self)->str:
@@ -182,8 +182,8 @@ class Writer:
         "Fills gaps, encodes labels, and makes the dataset visible in one step; returns its manifest"
         raise NotImplementedError
 
-    def drop(self,
-        plan:dict=None # Plan of the ingest to drop; default: this one
+    def abandon(self,
+        plan:dict=None # Plan of the ingest to abandon; default: this one
     ):
         "Removes everything that an unfinished ingest has written"
         raise NotImplementedError
@@ -244,7 +244,7 @@ class Writer:
 
     def how_to_abandon(self)->str:
         "Returns the call that drops an unfinished ingest, for a message"
-        return 'drop()'
+        return 'abandon()'
 
     def how_to_replace(self)->str:
         "Returns what lets `begin` drop an unfinished ingest of another source, for a message"
@@ -321,7 +321,7 @@ class MemoryWriter(Writer):
 
     def records(self): return iter(sorted(self.chunks.items()))
     def failures(self): return (failure for chunk in sorted(self.failed) for failure in self.failed[chunk])
-    def drop(self, plan=None): self.plan = None
+    def abandon(self, plan=None): self.plan = None
     def close(self):
         if self.lock.locked(): self.lock.release()
     def opener(self): return lambda: self
@@ -330,5 +330,5 @@ class MemoryWriter(Writer):
         columns,splits,vocab = finish_samples(self.plan, self.samples, self.labels)
         codecs = {field:spec['codec'] for field,spec in self.plan['fields'].items()}
         self.store = MemoryStore(columns, self.name, vocab, splits, codecs, self.failures())
-        self.drop()
+        self.abandon()
         return self.store.manifest

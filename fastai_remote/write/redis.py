@@ -37,7 +37,7 @@ from .redis_state import unseal_label, unseal_stats, value_keys, with_checks
 # %% ../../nbs/write/05_redis.ipynb #d3d19731
 class RedisWriter(Writer):
     "Writes a dataset to Redis: call `begin`, then `put` and `done` from any process, then `commit` and `close`"
-    hashed = True
+    takes_label_hashes = True
 
     def __init__(self,
         link:RedisLink, # The server
@@ -104,7 +104,7 @@ class RedisWriter(Writer):
                 if earlier and not overwrite:
                     raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} from another source or fn is '
                                       f'there; repeat that one to finish it, or {self.how_to_replace()} drops it')
-                if earlier: self.drop(earlier)
+                if earlier: self.abandon(earlier)
                 self.plan = self._store_plan(plan, earlier)
             self.lock.fence(self.layout.starts)
         except BaseException:
@@ -345,8 +345,8 @@ def _garbage_ranges(self:RedisWriter, listed):
         return []
 
 @patch
-def drop(self:RedisWriter,
-    plan:dict=None # Plan of the ingest to drop; default: this one
+def abandon(self:RedisWriter,
+    plan:dict=None # Plan of the ingest to abandon; default: this one
 ):
     "Removes everything that an unfinished ingest has written; raises `StoreBusy`"
     plan = plan or self.plan
@@ -407,7 +407,7 @@ def remove(self:RedisWriter,
         self.remove_garbage()
         stored = self.link.call(lambda c: c.get(self.keys.plan))
         if stored:
-            try: self.drop(self.read_plan(stored))
+            try: self.abandon(self.read_plan(stored))
             except CorruptSample: self.forget()
         found = self._remove_dataset() if dataset else False
         if not stored and not found:

@@ -113,8 +113,8 @@ def read_labels(
 # %% ../../nbs/write/08_shards.ipynb #1d9c9e5f
 class ShardWriter(Writer):
     "Writes tar shards into a folder: call `begin`, then `put` and `done` from any process, then `commit` and `close`"
-    looks = 32
-    names_samples = True
+    n_examples = 32
+    takes_keys = True
 
     def __init__(self,
         storage:Storage, # The folder
@@ -192,7 +192,7 @@ class ShardWriter(Writer):
                     raise StoreExists(f'{self.url}: an unfinished ingest from another source or fn, with other splits, '
                                       'seed or vocab, or into shards of another size, is there; repeat that one to '
                                       f'finish it, or {self.how_to_replace()} drops it')
-                self.drop(earlier)
+                self.abandon(earlier)
                 # a worker of the dropped ingest may still run: it must not know the names of the new shards
                 generation = max(generation, 1+earlier['generation'])
                 earlier = None
@@ -679,8 +679,8 @@ def space(self:ShardWriter,
     return size/max(n, 1),*self.storage.free_space()
 
 @patch
-def drop(self:ShardWriter,
-    plan:dict=None # Plan of the ingest to drop; default: this one
+def abandon(self:ShardWriter,
+    plan:dict=None # Plan of the ingest to abandon; default: this one
 ):
     "Removes everything that an unfinished ingest has written"
     plan,names = plan or self.plan,self.storage.names()

@@ -103,7 +103,7 @@ def abandon_shards(
     except StoreError: plan = _plan_of_damaged(writer.storage, dataset)
     if not plan: raise StoreNotFound(f'{writer.url}: no unfinished ingest here')
     writer.take_lock()
-    try: writer.drop(plan)
+    try: writer.abandon(plan)
     finally:
         writer.close()
         _remove_empty_folders(writer.storage)
