@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from fastcore.basics import chunked
+from fastcore.foundation import L
 
 from ..core import CorruptSample, MissingSample
 from .fetch import Fetch
@@ -61,6 +62,16 @@ class StoreInputs:
         self.items = getattr(dataset, 'items', dataset)
         self.lists = getattr(dataset, 'tls', [dataset])   # the `TfmdLists`, one for each input and target
         self.fetches = [fetch for fetch in map(fetch_of, self.lists) if fetch is not None]
+        if not self._has_numbers(dataset): self.fetches = []
+
+    def _has_numbers(self, dataset):
+        """Are there sample numbers among the items, at the positions of `dataset`? Else no store has to be reached
+
+        A wrapper that passes on the attributes of a dataset may be longer than its items."""
+        try: same_length = dataset is self.items or len(dataset)==len(self.items)
+        except TypeError: return True   # an iterable dataset
+        is_list = isinstance(self.items, (list,L))
+        return same_length and not (is_list and not any(isinstance(o, (int,np.integer)) for o in self.items))
 
     @property
     def stores(self)->list:

@@ -180,7 +180,7 @@ def _implementation(t, x):
 
 _known_tfms = *_image_tfms,ToTensor,Categorize,RegressionSetup,IntToFloatTensor
 _value_types = PILImage,PILImageBW,PILMask,TensorCategory,torch.Tensor,TensorImage,TensorImageBW,str,int,float
-_tensor_names = '__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass'
+_tensor_names = '__new__ __init__ __torch_function__ _before_cast set_meta __reduce_ex__ as_subclass float div_'
 
 _watched = {cls:Watched(cls) for cls in (*_known_tfms, AddMaskCodes, Transform, Pipeline)}
 _watched |= {cls:Watched(cls) for cls in (PILImage,PILImageBW,PILMask)}

@@ -224,11 +224,11 @@ class RemoteDL(TfmdDL):
     def __iter__(self):
         buffers,pipeline = self._new_buffers(),self.after_batch
         self.buffers = buffers
-        if type(pipeline) is BatchPipeline: pipeline.fast = not pipeline.why_stock()
+        if type(pipeline) is BatchPipeline: pipeline.known = None if pipeline.why_stock() else pipeline.fs[0]
         try: yield from super().__iter__()
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
-            if type(pipeline) is BatchPipeline: pipeline.fast = False
+            if type(pipeline) is BatchPipeline: pipeline.known = None
 
     def _new_buffers(self):
         "`SharedBuffers` for an epoch with forked workers that build whole batches; else `None`"
@@ -297,9 +297,10 @@ class RemoteDL(TfmdDL):
             finally:
                 for fetch in path.fetches: fetch.undecoded = None
             tfms,split_idx = self.after_item.fs,self.after_item.split_idx
-            item = compose_tfms(item, tfms[:path.n_known], split_idx=split_idx)
+            n_known = path.n_known(tfms)
+            item = compose_tfms(item, tfms[:n_known], split_idx=split_idx)
             item = _map_tuple(lambda x: x.decoded() if isinstance(x, EncodedImage) else x, item)
-            return compose_tfms(item, tfms[path.n_known:], split_idx=split_idx)
+            return compose_tfms(item, tfms[n_known:], split_idx=split_idx)
         except SkipItemException: return None
 
     # Decode, transform, collate: whole batches
@@ -323,7 +324,7 @@ class RemoteDL(TfmdDL):
             for batch in batches:
                 if not batch.positions: continue   # all of its samples were skipped
                 state = random.getstate()
-                begun = None if given_up else whole.begin(batch.columns())
+                begun = None if given_up or whole.is_outdated(self) else whole.begin(batch.columns())
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
                 if len(batch.positions)<self.bs and self.drop_last and not given_up: continue
                 waiting.append((submit(whole.finish, begun), state, batch))

@@ -10,6 +10,8 @@ __all__ = ['BatchPipeline', 'BatchPath', 'decide_path']
 # %% ../../nbs/load/09_path.ipynb #829689c5
 from dataclasses import dataclass, field
 
+import numpy as np
+from fastai.data.core import Datasets, TfmdLists
 from fastai.data.transforms import IntToFloatTensor
 from fastai.torch_core import TensorImage, TensorImageBW
 from fastai.vision.core import PILImage, PILImageBW
@@ -17,7 +19,7 @@ from fasttransform import compose_tfms, Pipeline
 from fasttransform.cast import retain_type
 
 from .batch import fetch_of, StoreInputs
-from .equivalence import image_tfms, is_idle, why_image, why_stock_changed, why_unknown
+from .equivalence import image_tfms, is_idle, why_changed, why_image, why_stock_changed, why_unknown
 from .fetch import Fetch
 from .lazy_image import BatchMemory, int_to_float
 from .whole import WholeBatches
@@ -28,7 +30,7 @@ class BatchPipeline(Pipeline):
 
     Everything else is done as `Pipeline` does it."""
     memory = None   # the `BatchMemory` of the floats
-    fast = False   # true during an epoch at whose beginning `why_stock` was empty
+    known = None   # the first transform, during an epoch at whose beginning `why_stock` was empty
     @classmethod
     def of(cls,
         pipeline # The `after_batch` of a loader
@@ -40,19 +42,27 @@ class BatchPipeline(Pipeline):
     def why_stock(self)->str:
         "Why the first transform has to run as fastai's code; empty if it does not"
         if not self.fs: return 'there are no batch transforms'
-        return why_unknown(self.fs[0], (IntToFloatTensor,), TensorImage, TensorImageBW) or why_stock_changed()
+        types = TensorImage,TensorImageBW
+        return why_unknown(self.fs[0], (IntToFloatTensor,), *types) or why_stock_changed() or why_changed(*types)
 
     def __call__(self, o):
         is_images = type(o) is tuple and any(type(x) in (TensorImage,TensorImageBW) for x in o)
-        if not self.fast or not is_images: return super().__call__(o)
+        if self.known is None or not is_images: return super().__call__(o)
+        if not self.fs or self.fs[0] is not self.known:   # changed during the epoch
+            return super().__call__(tuple(map(_own_channels, o)))
         first,*others = self.fs
         if first.split_idx in (None, self.split_idx): o = tuple(self._floats(first, x) for x in o)
         return compose_tfms(o, others, split_idx=self.split_idx)
 
     def _floats(self, t, x):
         "What `t`, an `IntToFloatTensor`, makes of `x`"
-        if type(x) not in (TensorImage,TensorImageBW): return t(x, split_idx=self.split_idx)
+        if type(x) not in (TensorImage,TensorImageBW) or np.ndim(t.div): return t(x, split_idx=self.split_idx)
         return retain_type(int_to_float(x, t.div, self.memory), x)
+
+def _own_channels(x):
+    "`x`; a copy if it is a tensor of images whose channels are one and the same memory"
+    is_shared = type(x) in (TensorImage,TensorImageBW) and x.ndim==4 and x.shape[1]>1 and x.stride(1)==0
+    return x.contiguous() if is_shared else x
 
 # %% ../../nbs/load/09_path.ipynb #af35135c
 @dataclass
@@ -60,7 +70,7 @@ class BatchPath:
     "How a loader builds its batches in one epoch"
     whole:WholeBatches=None # Builds whole batches, if the result is certainly the same
     fetches:list=field(default_factory=list) # Otherwise: each `Fetch` whose images stay undecoded
-    n_known:int=0 # Number of item transforms that these images pass undecoded
+    known:tuple=() # The first item transforms, which these images pass undecoded
     why:str='' # What prevents whole batches
 
     def explain(self,
@@ -68,17 +78,24 @@ class BatchPath:
     )->str:
         "How the batches are built, and what prevents a faster way, in one sentence"
         if self.whole: return "Whole batches are built at once: all transforms of items are fastai's own, unchanged."
-        passed = [t for t in after_item.fs[:self.n_known] if not is_idle(t)] if self.fetches else []
+        passed = [t for t in self.known if not is_idle(t)] if self.fetches else []
         names = ', '.join(t.name.split(' -- ')[0] for t in passed)
         how = f'images stay undecoded through {names}' if names else "by fastai's own code"
         return f'Items are built one by one, {how}: {self.why}.'
+
+    def n_known(self,
+        item_tfms # The item transforms now, a list
+    )->int:
+        "Number of item transforms that images pass undecoded; 0 if the transforms were changed during the epoch"
+        is_same = len(item_tfms)>=len(self.known) and all(a is b for a,b in zip(item_tfms, self.known))
+        return len(self.known) if is_same else 0
 
 def decide_path(
     dl # A `RemoteDL`
 )->BatchPath:
     "How `dl` builds its batches. Stock fastai code does whatever is not certainly the same otherwise."
     inputs = StoreInputs(dl.dataset)
-    if not inputs.fetches: return BatchPath(why='the items do not come from a store')
+    if not inputs.fetches: return BatchPath(why='the items are not samples of a store')
     if why:=dl.why_not_stock(): return BatchPath(why=why)
     if type(dl.after_item) is not Pipeline or type(dl.before_batch) is not Pipeline:
         return BatchPath(why='after_item or before_batch is not a Pipeline')
@@ -87,7 +104,9 @@ def decide_path(
     why = whole.why or ('' if same_samples else 'the pipelines do not read the same samples')
     # A reason that names one of the user's transforms helps more than one about fastai, so it comes first
     if changed:=why_stock_changed(): return BatchPath(why=why or changed)
-    return _undecoded_path(inputs, dl.after_item.fs, why) if why else BatchPath(whole=whole)
+    if not why: return BatchPath(whole=whole)
+    is_known = type(dl.dataset) in (Datasets,TfmdLists) and all(type(tl) is TfmdLists for tl in inputs.lists)
+    return _undecoded_path(inputs, dl.after_item.fs, why) if is_known else BatchPath(why=why)
 
 def _undecoded_path(inputs, item_tfms, why):
     "The path of items whose images stay undecoded through the first item transforms, as long as these are known"
@@ -100,4 +119,4 @@ def _undecoded_path(inputs, item_tfms, why):
     def is_known(t): return is_idle(t) or not why_unknown(t, image_tfms(), *types)
     n_known = 0
     while fetches and n_known<len(item_tfms) and is_known(item_tfms[n_known]): n_known += 1
-    return BatchPath(None, fetches if n_known else [], n_known, why)
+    return BatchPath(None, fetches if n_known else [], tuple(item_tfms[:n_known]), why)

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 from PIL import Image
-from fastai.data.core import Datasets
+from fastai.data.core import Datasets, TfmdLists
 from fastai.data.transforms import CategoryMap, RegressionSetup, ToTensor
 from fastai.torch_core import TensorCategory
 from fastai.vision.core import PILMask
@@ -204,6 +204,11 @@ def _why_no_images(fetch, tfms):
     grey_of_colour = fetch.draw.time=='colour' and fetch.img_cls._open_args['mode']=='L'
     return f'{fetch.draw!r} draws {fetch.field!r}' if type(fetch.draw) is not Rasterise or grey_of_colour else ''
 
+def _transforms_of(dl):
+    "All transforms of `dl` that an item passes, and the pipelines that they are in"
+    pipelines = [dl.after_item, dl.before_batch, *(tl.tfms for tl in dl.dataset.tls)]
+    return [o for pipeline in pipelines for o in (pipeline, *getattr(pipeline, 'fs', ()))]
+
 class WholeBatches:
     """Makes the batches of a loader as a whole, where it is certain that stock fastai would make the same
 
@@ -220,6 +225,8 @@ class WholeBatches:
         "Choose a maker for each pipeline. Returns why this is not possible; empty if it is."
         dataset,after_item = dl.dataset,dl.after_item
         if type(dataset) is not Datasets: return f'the dataset is a {type(dataset).__name__}'
+        own = next((type(tl).__name__ for tl in dataset.tls if type(tl) is not TfmdLists), None)
+        if own: return f'the dataset has a {own}'
         if dl.before_batch.fs: return 'before_batch transforms see lists of items'
         if not after_item.fs: return 'there is no ToTensor'
         makers,types = [],[]
@@ -230,8 +237,15 @@ class WholeBatches:
             makers.append(maker)
             types.append(kind)
         if why:=_use_item_tfms(after_item, makers, types): return why
-        self.makers = makers
+        self.makers,self.transforms = makers,_transforms_of(dl)
         return ''
+
+    def is_outdated(self,
+        dl # The `RemoteDL`
+    )->bool:
+        "Have transforms been added, removed or replaced since this was made?"
+        now = _transforms_of(dl)
+        return len(now)!=len(self.transforms) or any(a is not b for a,b in zip(now, self.transforms))
 
     def __bool__(self): return len(self.makers)>0
 

@@ -52,6 +52,16 @@ static int can_decode(const struct jpeg_decompress_struct *info, int channels) {
     return channels == 3 && (info->jpeg_color_space == JCS_YCbCr || info->jpeg_color_space == JCS_RGB);
 }
 
+// Lacks a progressive file some bits of its coefficients, because scans are missing or damaged? libjpeg then smooths the
+// image. How it does this differs between versions, and depends on which blocks are decoded.
+static int is_incomplete(const struct jpeg_decompress_struct *info) {
+    if (!info->progressive_mode || !info->coef_bits) return 0;
+    for (int component = 0; component < info->num_components; component++)
+        for (int k = 0; k < DCTSIZE2; k++)
+            if (info->coef_bits[component][k] != 0) return 1;
+    return 0;
+}
+
 // Called while libjpeg reads a file of several scans. Each scan can cost as much time as the whole image, and take only
 // a few bytes. The caller decides about files of so many scans.
 static void limit_scans(j_common_ptr info) {
@@ -93,7 +103,11 @@ static int decode(const u8 *data, size_t length, Plan *plan, const int *region, 
                  colour_space(&info), channels);
         goto end;
     }
-    jpeg_start_decompress(&info);
+    jpeg_start_decompress(&info);   // Reads all scans of a progressive file
+    if (is_incomplete(&info)) {
+        snprintf(error, ERROR_LENGTH, "a progressive JPEG with missing scans cannot be decoded here");
+        goto end;
+    }
     int width = info.output_width;
     if (region[2] > width || region[3] > (int)info.output_height) {
         snprintf(error, ERROR_LENGTH, "region (%d, %d, %d, %d) lies outside the %d x %d image",
