@@ -266,11 +266,11 @@ def test_line_cut(fresh, pics, cut):
 # --- ingests that meet, die, or run out of room
 
 _script = HOLD + '''
-import sys, time
+import os, sys, time
 from fastai_remote import to_redis
-url,num_workers,pause = sys.argv[1],int(sys.argv[2]),float(sys.argv[3])
+url,num_workers = sys.argv[1],int(sys.argv[2])
 def fn(o):
-    time.sleep(pause)
+    time.sleep(float(os.environ.get('PAUSE', 0)))   # the value of a variable would make it another fn
     hold()
     i = o['id']
     if i%17==3 or i>200 and i%2: raise ValueError('no good')
@@ -287,9 +287,9 @@ def script(tmp_path):
     ps = []
     def go(server, num_workers=2, pause=0., hold=None):
         out = (tmp_path/f'{len(ps)}.out').open('w+')   # no pipe: the workers of a killed ingest would hold it open
-        args = [sys.executable, f, server.url, str(num_workers), str(pause)]
+        args = [sys.executable, f, server.url, str(num_workers)]
         ps.append(p:=subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True,
-            env=holding(hold, tmp_path/'go on')))
+            env={**holding(hold, tmp_path/'go on'), 'PAUSE':str(pause)}))
         p.said = lambda: (p.wait(500), Path(out.name).read_text())[1]
         return p
     yield go
@@ -309,7 +309,7 @@ def undisturbed(tmp_path_factory):
     "What the script's ingest leaves that meets no accident"
     (f:=tmp_path_factory.mktemp('undisturbed')/'ingest.py').write_text(_script)
     with redis_server() as s:
-        subprocess.run([sys.executable, f, s.url, '1', '0'], check=True, capture_output=True)
+        subprocess.run([sys.executable, f, s.url, '1'], check=True, capture_output=True)
         return whole(s.url),keys(s)
 
 def test_two_at_once(fresh, script, undisturbed, tmp_path):

@@ -155,12 +155,12 @@ def seen_tars(d): return {n:(d/n).read_bytes() for n in names(d) if n.endswith('
 # --- processes
 
 _script = HOLD + '''
-import sys, time
+import os, sys, time
 from fastai_remote import to_shards
-url,what,pause,num_workers = sys.argv[1],sys.argv[2],float(sys.argv[3]),int(sys.argv[4])
+url,what,num_workers = sys.argv[1],sys.argv[2],int(sys.argv[3])
 def fn(i):
     hold()
-    time.sleep(pause)
+    time.sleep(float(os.environ.get('PAUSE', 0)))   # the value of a variable would make it another fn
     if i%19==3: raise ValueError(f'no {i}')
     return {'txt':f'{what} {i}', 'cls':f'c{i%7}', 'id':i, 'labels':[f'l{i%3}',f'm{i%11}']}
 src = range(4000) if what!='other' else range(10_000, 14_000)
@@ -176,8 +176,8 @@ def script(tmp_path):
     ps = []
     def go(d, what='known', pause=0., num_workers=2, *more, hold=None):
         out = (tmp_path/f'{len(ps)}.out').open('w+')
-        args = [sys.executable, '-W', 'ignore', f, str(d), what, str(pause), str(num_workers), *more]
-        ps.append(p:=subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True, env=holding(hold, tmp_path/'go on')))
+        args = [sys.executable, '-W', 'ignore', f, str(d), what, str(num_workers), *more]
+        ps.append(p:=subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True, env={**holding(hold, tmp_path/'go on'), 'PAUSE':str(pause)}))
         p.said = lambda: (p.wait(500), Path(out.name).read_text())[1]
         return p
     yield go
@@ -193,7 +193,7 @@ def plain(tmp_path_factory):
     got = {}
     def get(what):
         if what not in got:
-            subprocess.run([sys.executable, f, str(t/what/'d'), what, '0', '1'], check=True, capture_output=True)
+            subprocess.run([sys.executable, f, str(t/what/'d'), what, '1'], check=True, capture_output=True)
             got[what] = seen(t/what/'d')
         return got[what]
     return get

@@ -57,7 +57,8 @@ class LabelsCodec(JsonCodec):
         if isinstance(o, str): raise TypeError(f'{self.name}: want a list of labels, got the str {o!r}')
         if isinstance(o, dict) or not hasattr(o, '__iter__'):
             raise TypeError(f'{self.name}: want a list of labels, got {o if o is None else type(o).__name__}')
-        labels = [x.item() if isinstance(x, np.generic) else x for x in o]
+        # NumPy would make an integer of a time with nanoseconds
+        labels = [x.item() if isinstance(x, np.generic) and x.dtype.kind not in 'mM' else x for x in o]
         if isinstance(o, (set,frozenset)): labels.sort(key=lambda label: (str(type(label)), label))
         self._check_labels(labels)
         return super().pack(labels)

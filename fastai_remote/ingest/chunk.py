@@ -28,15 +28,29 @@ from ..write.base import label_hash, label_texts, ServerRestarted
 def as_vocab(
     vocab:list|dict # Labels of `cls`, or `{field: labels}`; or None
 )->dict: # `{field: list of labels}`
-    "The vocabulary of each field; raises `ValueError` for labels that cannot be stored"
+    "The vocabulary of each field; raises `ValueError` for labels that cannot be stored, or that are there twice"
     if vocab is None: vocab = {}
     if not isinstance(vocab, dict): vocab = {'cls':vocab}
-    res = {field:list(labels) for field,labels in vocab.items()}
+    res = {field:[plain_label(field, label) for label in labels] for field,labels in vocab.items()}
     for field,labels in res.items():
         for label in (field, *labels):
             try: utf8(str(label))
             except ValueError as e: raise ValueError(f'vocab of {storable(field)!r}: {e}; rename it') from None
+        _check_labels(field, labels)
     return res
+
+def _check_labels(field, labels):
+    "Raises `ValueError` unless `labels` are texts and integers, each of them once; codes of masks may share a name"
+    wrong = next((label for label in labels if not isinstance(label, (str,int))), None)
+    if wrong is not None or None in labels:
+        raise ValueError(f'vocab of {field!r}: a label is a text or an integer, not {wrong!r}')
+    codec = get_codec(field)
+    if codec is not None and codec.name not in ('cls','labels'): return
+    codes = {}
+    for code,label in enumerate(labels):
+        if codes.setdefault(label, code)!=code:
+            raise ValueError(f'vocab of {field!r}: the label {label!r} is there twice, as codes {codes[label]} and '
+                             f'{code}: give vocab= with another name for one of them')
 
 def check_vocab(
     vocab:dict, # What the user gave, as `as_vocab` returns it
@@ -136,6 +150,8 @@ def plain_label(
     "`label` as a value of Python, which is found in a dict of labels; raises `ValueError` for a masked one"
     if getattr(label, 'shape', None)!=(): return label
     refuse_mask(label, field)
+    if isinstance(label, (np.datetime64,np.timedelta64)):   # NumPy would make an integer of nanoseconds
+        raise TypeError(f'label {label!r}: a label is a text or an integer: give str(label)')
     return label.item()
 
 class Columns:

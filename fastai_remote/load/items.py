@@ -136,12 +136,12 @@ class RemoteItems(Order):
     def class_weights(self,
         field:str='cls' # A field with one label for each sample
     )->np.ndarray: # float32, one for each label, in the order of the vocabulary
-        """Weights that give all labels the same influence, as `Store.class_weights`
+        """Weights that give all labels of these items the same influence, as `Store.class_weights` does for all samples
 
-        If samples were selected, the labels of what is left are counted; the field is read once for it. Raises
+        If these are not all samples of the store, but a split, the field is read once to count the labels. Raises
         `ValueError` if labels of `field` are not counted in the store."""
         weights = self.store.class_weights(field)
-        if not any(isinstance(m, SampleSelection) for m in self.maps): return weights
+        if len(self)==len(self.store) and self.is_complete: return weights
         known = self.__dict__.setdefault('_weights', {})
         if field not in known:
             values = field_values(self, field)
@@ -264,7 +264,8 @@ def _wanted_labels(store, field, vocab, values):
     known = set(vocab)
     unknown = [value for value in wanted if value not in known]
     if not unknown: return set(wanted)
-    similar = difflib.get_close_matches(str(unknown[0]), list(map(str, vocab)), 3)
+    texts = {str(label):label for label in vocab}
+    similar = [texts[text] for text in difflib.get_close_matches(str(unknown[0]), list(texts), 3)]
     hint = f"did you mean {' or '.join(map(repr, similar))}?" if similar else f'there are {len(vocab):,}, such as '
     if not similar: hint += ', '.join(map(repr, vocab[:5]))
     raise ValueError(f'{store.name}: no label {unknown[0]!r} in field {field!r}: {hint}')

@@ -378,7 +378,7 @@ def array_samples(
 
 def _columns(o, name=''):
     "`{name: ArrayColumn}` of whatever `array_samples` takes"
-    if isinstance(o, dict): return {k:c for name,array in o.items() for k,c in _columns(array, name).items()}
+    if isinstance(o, dict): return _columns_of_dict(o)
     if isinstance(o, (str,Path)): return _file_columns(Path(o))
     if _library(o)=='h5py': return _named(_h5(o), name)
     if _library(o)=='zarr': return _named(_zarr(o), name)
@@ -388,6 +388,16 @@ def _columns(o, name=''):
     if not _is_array(o) or _has_missing(o): return {name or 'cls':_ListColumn(by_position(name, o))}
     array = o if isinstance(o, np.ma.MaskedArray) and np.ma.is_masked(o) else np.asarray(o)
     return _in_memory(name or _default_name(array.dtype, array.ndim), array)
+
+def _columns_of_dict(arrays):
+    columns = {}
+    for name,array in arrays.items():
+        more = _columns(array, name)
+        twice = next((k for k in more if k in columns), None)
+        if twice is not None:
+            raise ValueError(f'two arrays are called {twice!r}; one of them is {name!r}, or a member of it')
+        columns |= more
+    return columns
 
 def _named(columns, name):
     "`columns`; if it is one, under `name`, if there is one"

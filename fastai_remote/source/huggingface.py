@@ -20,6 +20,7 @@ from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
 from .base import as_json, IndexedSource, read_file, StreamedSource
+from .columns import has_none
 
 # %% ../../nbs/source/08_huggingface.ipynb #db67048a
 # Formats by the first bytes of a file, and those that are recognised by the extension of their path
@@ -59,7 +60,9 @@ def _class_name(names, value):
 
 def _as_text(value): return value.isoformat() if hasattr(value, 'isoformat') else str(value)
 def _parsed(value): return json.loads(value) if isinstance(value, str) else as_json(value)
-def _array(dtype, value): return np.asarray(value, dtype)
+def _array(dtype, value):
+    if has_none(value): raise ValueError(f'a value is missing in the array {str(value)[:60]}')
+    return np.asarray(value, dtype)
 def _unchanged(value): return value
 
 def _each(convert, values): return [None if o is None else convert(o) for o in values]

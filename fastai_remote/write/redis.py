@@ -102,8 +102,9 @@ class RedisWriter(Writer):
             if earlier and earlier['signature']==plan['signature']: self.plan = earlier
             else:
                 if earlier and not overwrite:
-                    raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} from another source or fn is '
-                                      f'there; repeat that one to finish it, or {self.how_to_replace()} drops it')
+                    raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} from another source or fn, '
+                                      'or with other values of variables that fn uses, is there; repeat that one to '
+                                      f'finish it, or {self.how_to_replace()} drops it')
                 if earlier: self.abandon(earlier)
                 self.plan = self._store_plan(plan, earlier)
             self.lock.fence(self.layout.starts)

@@ -189,9 +189,9 @@ class ShardWriter(Writer):
             generation = 1+(dataset.generation if dataset else 0)
             if earlier and earlier['signature']!=plan['signature']:
                 if not overwrite:
-                    raise StoreExists(f'{self.url}: an unfinished ingest from another source or fn, with other splits, '
-                                      'seed or vocab, or into shards of another size, is there; repeat that one to '
-                                      f'finish it, or {self.how_to_replace()} drops it')
+                    raise StoreExists(f'{self.url}: an unfinished ingest from another source or fn, or with other '
+                                      'values of variables that fn uses, other splits, seed, vocab or sizes of shards, '
+                                      f'is there; repeat that one to finish it, or {self.how_to_replace()} drops it')
                 self.abandon(earlier)
                 # a worker of the dropped ingest may still run: it must not know the names of the new shards
                 generation = max(generation, 1+earlier['generation'])

@@ -1,0 +1,113 @@
+"What could be read in two ways, or would come back changed, is an error when it is written"
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from fastai.data.core import DataLoaders
+
+from fastai_remote import *
+
+polars = pytest.importorskip('polars')
+OPTIONS = dict(num_workers=1, progress=False, shuffle=False)
+
+class Birds:
+    "Two classes have one name"
+    classes = ['crane','owl','crane','gull']
+    def __len__(self): return 40
+    def __getitem__(self, i): return np.full(3, i), i%4
+
+def test_a_label_that_is_there_twice(server, tmp_path):
+    "Its codes could not be told apart. Names for all codes help"
+    match = "vocab of 'cls': the label 'crane' is there twice, as codes 0 and 2: give vocab= with another name"
+    for write in (lambda **kw: to_redis(Birds(), server.url, 'birds', **kw, **OPTIONS), lambda **kw: to_shards(Birds(), tmp_path/'d', **kw, **OPTIONS)):
+        with pytest.raises(ValueError, match=match): write()
+        with pytest.raises(ValueError, match=match): write(vocab=Birds.classes)
+        assert write(vocab=['crane (bird)','owl','crane (machine)','gull']).failed==0
+    for store in RedisStore(server.url, 'birds'),ShardStore(tmp_path/'d'):
+        assert store.class_counts()=={'crane (bird)':10, 'owl':10, 'crane (machine)':10, 'gull':10}
+    assert 'birds' in RedisStore.names(server.url)
+
+@pytest.mark.parametrize('vocab', [[('a',1),('b',2)], [.5,1.5], ['a',None], [['a'],['b']]], ids=str)
+def test_labels_are_texts_and_integers(tmp_path, vocab):
+    with pytest.raises(ValueError, match="vocab of 'cls': a label is a text or an integer, not"):
+        to_shards([{'cls':label if isinstance(label, (str,int)) else 'a'} for label in vocab], tmp_path/'d', vocab=vocab, **OPTIONS)
+    assert not (tmp_path/'d').exists() or not list((tmp_path/'d').glob('*.tar'))
+
+def test_labels_of_numpy(server):
+    to_redis([{'cls':3},{'cls':5}], server.url, 'numpy', vocab=np.array([3,5]), **OPTIONS)
+    to_redis([{'cls':'a'},{'cls':'b'}], server.url, 'texts', vocab=np.array(['a','b']), **OPTIONS)
+    assert RedisStore(server.url, 'numpy').vocab==[3,5] and RedisStore(server.url, 'texts').vocab==['a','b']
+    days = [np.datetime64('2020-01-01','ns'), np.datetime64('2021-01-01','D')]
+    for samples in ([{'cls':day} for day in days], [{'labels':[day]} for day in days]):
+        with pytest.raises(IngestError, match='a label is a (text or an integer|str or an int)'): to_redis(samples, server.url, 'days', **OPTIONS)
+
+def test_the_hint_shows_the_label(server):
+    to_redis([{'cls':1},{'cls':2}], server.url, 'hint', **OPTIONS)
+    with pytest.raises(ValueError, match="no label '1' in field 'cls': did you mean 1"): get_remote_items(RedisStore(server.url, 'hint')).where('cls', '1')
+
+@pytest.mark.parametrize('kind', ['redis','shards'])
+@pytest.mark.parametrize('split', ['splits','random'])
+def test_balance_counts_the_samples_of_the_split(server, tmp_path, kind, split):
+    "Training is balanced by its own labels, not by those of the validation set, too"
+    rows = {'train':[{'n.i4':i, 'cls':'b' if i<30 else 'a'} for i in range(300)],
+            'valid':[{'n.i4':i, 'cls':'b' if i<270 else 'a'} for i in range(300)]}
+    if split=='random': rows = rows['train']
+    name = f'balance {split}'
+    if kind=='redis': to_redis(rows, server.url, name, **OPTIONS)
+    else: to_shards(rows, tmp_path/'d', maxcount=50, **OPTIONS)
+    store = RedisStore(server.url, name) if kind=='redis' else ShardStore(tmp_path/'d')
+    splitter = None if split=='splits' else RandomStoreSplitter(.2, seed=1)
+    dls = DataLoaders.from_store(store, x='n.i4', y='cls', bs=50, num_workers=0, balance='cls', device='cpu', splitter=splitter, seed=1)
+    numbers = np.array([*dls.train.dataset.items])
+    codes = store.get_many(numbers, 'cls')['cls']
+    weights = dls.train.dataset.items.class_weights('cls')
+    assert np.allclose(weights[codes].mean(), 1) and np.allclose(weights[0]*(codes==0).sum(), weights[1]*(codes==1).sum())
+    drawn = torch.cat([y for _ in range(20) for _,y in dls.train]).bincount()
+    assert drawn.min()>.45*drawn.sum()
+
+@pytest.mark.parametrize('type', [pa.bool_(), pa.int32(), pa.float32()], ids=str)
+def test_a_value_that_is_missing_in_an_array(server, type):
+    "It is no False and no NaN"
+    table = pa.table({'f':pa.array([[1,0],[1,None]], pa.list_(pa.int8(), 2)).cast(pa.list_(type, 2))})
+    report = to_redis(table, server.url, f'missing {type}', max_failed=1, **OPTIONS)
+    assert report.failed==1 and 'missing' in next(iter(RedisStore(server.url, f'missing {type}').failures()))[1]
+    assert RedisStore(server.url, f'missing {type}')[0]['f'].tolist()==[1,0]
+
+TIMES = [123456789, 123456000, 0, 3_600_000_000_000+5, None]
+TEXTS = ['00:00:00.123456789','00:00:00.123456','00:00:00','01:00:00.000000005']
+
+@pytest.mark.parametrize('library', ['arrow','polars'])
+def test_nanoseconds_of_a_time_of_day(server, library):
+    times = pa.array(TIMES, pa.time64('ns'))
+    table = pa.table({'t':times, 'i':range(5)})
+    if library=='polars': table = polars.from_arrow(table)
+    report = to_redis(table, server.url, f'times {library}', max_failed=1, **OPTIONS)
+    store = RedisStore(server.url, f'times {library}')
+    assert report.failed==1 and [store[i]['t'] for i in range(4)]==TEXTS
+    nested = pa.table({'t':pa.array([[123456789]], pa.list_(pa.time64('ns')))})
+    if library=='polars': nested = polars.from_arrow(nested)
+    with pytest.raises(TypeError, match="column 't' has the type .*: nanoseconds in lists and structs are not kept"):
+        to_redis(nested, server.url, 'nested', **OPTIONS)
+
+def test_nested_times_of_polars(server):
+    "Microseconds are kept, nanoseconds are an error"
+    whole = polars.DataFrame({'t':[[datetime.datetime(2020, 1, 2, 3, 4, 5, 6)]]})
+    to_redis(whole, server.url, 'whole', **OPTIONS)
+    assert RedisStore(server.url, 'whole')[0]['t']==['2020-01-02T03:04:05.000006']
+    with pytest.raises(TypeError, match="column 't'.*nanoseconds"):
+        to_redis(whole.with_columns(polars.col('t').cast(polars.List(polars.Datetime('ns')))), server.url, 'ns', **OPTIONS)
+
+def test_a_tensor_with_permuted_dimensions(server):
+    storage = pa.array([[1,2,3,4,5,6]], pa.list_(pa.int32(), 6))
+    def table(**kw): return pa.table({'f':pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), [2,3], **kw), storage)})
+    with pytest.raises(TypeError, match="column 'f' is a tensor with permuted dimensions"): to_redis(table(permutation=[1,0]), server.url, 'permuted', **OPTIONS)
+    for k,kw in enumerate([{}, {'permutation':[0,1]}]):
+        to_redis(table(**kw), server.url, f'straight {k}', **OPTIONS)
+        assert RedisStore(server.url, f'straight {k}')[0]['f'].tolist()==[[1,2,3],[4,5,6]]
+
+def test_members_of_a_structured_array_replace_no_other_array(server):
+    records = np.array([(1,2)], dtype=[('cls','i4'),('b','i4')])
+    for arrays in ({'npy':records, 'cls':np.array([5])}, {'cls':np.array([5]), 'npy':records}):
+        with pytest.raises(ValueError, match="two arrays are called 'cls'"): to_redis(arrays, server.url, 'records', **OPTIONS)
