@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from conftest import HOLD, fails, holding, in_time, wait_for
+from conftest import HOLD, busy, fails, holding, in_time, wait_for
 pytest.importorskip('s3fs'); pytest.importorskip('moto'); pytest.importorskip('boto3')
 from PIL import Image
 from fastai.data.core import DataLoaders
@@ -552,7 +552,7 @@ def test_ingest_interrupted(s3, proxy, at, num_workers):
     to = f"stop-{num_workers}-{at.split('.')[-1].split('-')[0]}"
     proxy.fail(503, 'SlowDown', n=INF, match=lambda r: r.startswith('PUT ') and at in r)
     with in_time(), pytest.raises(StoreUnavailable, match=rf'{to}: .*SlowDown.*attempts?'):
-        make(s3, to, at=proxy, timeout=6, num_workers=num_workers)
+        make(s3, to, at=proxy, timeout=6*busy(), num_workers=num_workers)
     with pytest.raises(StoreNotFound, match='not finished'): opened(s3, folder=to)
     proxy.clear()
     rep = make(s3, to, at=proxy)
