@@ -298,8 +298,8 @@ class MemoryWriter(Writer):
             plan = plan() if callable(plan) else plan
             if self.plan is not None and self.plan['signature']!=plan['signature']:
                 if not overwrite:
-                    raise StoreExists(f'{self.url}: an unfinished ingest from another source or fn is here: repeat that '
-                                      'one, or abandon() it')
+                    raise StoreExists(f'{self.url}: an unfinished ingest from another source or fn is here: repeat '
+                                      'that one, or abandon() it')
                 self.plan = None
             if self.plan is None:
                 self.plan = plan
