@@ -52,8 +52,8 @@ static int can_decode(const struct jpeg_decompress_struct *info, int channels) {
     return channels == 3 && (info->jpeg_color_space == JCS_YCbCr || info->jpeg_color_space == JCS_RGB);
 }
 
-// Does a progressive file lack some bits of its coefficients, because scans are missing or damaged? libjpeg then smooths
-// the image. How it does this differs between versions, and depends on which blocks are decoded.
+// Does a progressive file lack bits of its coefficients, because scans are missing or damaged? libjpeg then smooths the
+// image. How it does this differs between versions, and depends on which blocks are decoded.
 static int is_incomplete(const struct jpeg_decompress_struct *info) {
     if (!info->progressive_mode || !info->coef_bits) return 0;
     for (int component = 0; component < info->num_components; component++)
