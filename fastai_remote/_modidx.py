@@ -3839,6 +3839,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                             'fastai_remote/source/torch_items.py'),
                                                   'fastai_remote.source.torch_items._common_value': ( 'source/torch_items.html#_common_value',
                                                                                                       'fastai_remote/source/torch_items.py'),
+                                                  'fastai_remote.source.torch_items._distinct': ( 'source/torch_items.html#_distinct',
+                                                                                                  'fastai_remote/source/torch_items.py'),
                                                   'fastai_remote.source.torch_items._field_of_key': ( 'source/torch_items.html#_field_of_key',
                                                                                                       'fastai_remote/source/torch_items.py'),
                                                   'fastai_remote.source.torch_items._fields_of_celeba': ( 'source/torch_items.html#_fields_of_celeba',

@@ -9,6 +9,7 @@ __all__ = ['class_names', 'opened_files', 'original_file', 'flat_items', 'ItemLa
 
 # %% ../../nbs/source/10_torch_items.ipynb #b0311336
 import hashlib, io, os, tempfile, threading
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ from .files import IMAGE_EXTENSIONS
 def class_names(dataset):
     """Returns `(names, reason)`: the names of the classes or `None`, and why existing names are not used or `None`
 
-    Looks through PyTorch's wrappers `Subset` and `ConcatDataset`, which do not change labels. If the parts of a
+    Classes of one name, such as the two cranes of ImageNet, get their numbers, `crane (134)`; the reason says so. Looks
+    through PyTorch's wrappers `Subset` and `ConcatDataset`, which do not change labels. If the parts of a
     concatenation have different classes, the reason is a `ValueError`, to be raised unless the user gives names."""
     if _is_torch_wrapper(dataset):
         parts = getattr(dataset, 'datasets', None)
@@ -45,7 +47,19 @@ def class_names(dataset):
         return None,f'class names are left out: {str(names)[:100]} are no names'
     if getattr(dataset, 'target_transform', None) is not None:
         return None,'class names are left out: target_transform may change the numbers that they belong to'
-    return names,None
+    if all(isinstance(o, int) for o in names) and names!=list(range(len(names))):
+        return None,ValueError(
+            f'the classes of {type(dataset).__name__} are numbers, {str(names)[:40]}, so that a label may be a class '
+            'or its position: vocab= with these numbers says that it is a class, and with texts that it is a position')
+    return _distinct(names)
+
+def _distinct(names):
+    "`(names, note)`: names that are there several times get the numbers of their classes"
+    counts = Counter(names)
+    distinct = [f'{name} ({code})' if counts[name]>1 else name for code,name in enumerate(names)]
+    changed = [new for name,new in zip(names, distinct) if new is not name]
+    if not changed: return names,None
+    return distinct,f"classes that share a name are called {', '.join(map(repr, changed[:4]))}"
 
 def _is_torch_wrapper(dataset):
     "Is it indexed by code of `torch.utils.data`, as `Subset` is? Other wrappers may change labels"
