@@ -41,9 +41,9 @@ def as_vocab(
 
 def _check_labels(field, labels):
     "Raises `ValueError` unless `labels` are texts and integers, each of them once; codes of masks may share a name"
-    wrong = next((label for label in labels if not isinstance(label, (str,int))), None)
-    if wrong is not None or None in labels:
-        raise ValueError(f'vocab of {field!r}: a label is a text or an integer, not {wrong!r}')
+    for label in labels:
+        if not isinstance(label, (str,int)):
+            raise ValueError(f'vocab of {field!r}: a label is a text or an integer, not {label!r}')
     codec = get_codec(field)
     if codec is not None and codec.name not in ('cls','labels'): return
     codes = {}

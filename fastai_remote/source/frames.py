@@ -217,14 +217,12 @@ def arrow_rows(table, numbers)->list:
     if isinstance(table, pa.RecordBatch): table = pa.Table.from_batches([table])
     table = table.take(pa.array(numbers, pa.int64()))
     for k,field in enumerate(table.schema):
-        if pa.types.is_time64(field.type) and field.type.unit=='ns':
-            texts = [o and short_time(o) for o in table.column(k).cast(pa.string()).to_pylist()]
-            table = table.set_column(k, field.name, pa.array(texts, pa.string()))
-        elif not pa.types.is_time64(field.type) and 'time64[ns]' in str(field.type):
-            raise TypeError(_inner_nanoseconds(field.name, field.type))
-        elif pa.types.is_timestamp(field.type) and field.type.unit=='ns':
-            texts = [o and o.replace(' ', 'T', 1) for o in table.column(k).cast(pa.string()).to_pylist()]
-            table = table.set_column(k, field.name, pa.array(texts, pa.string()))
+        is_time = pa.types.is_time64(field.type)
+        if not is_time and 'time64[ns]' in str(field.type): raise TypeError(_inner_nanoseconds(field.name, field.type))
+        if not (is_time or pa.types.is_timestamp(field.type)) or field.type.unit!='ns': continue
+        texts = table.column(k).cast(pa.string()).to_pylist()
+        texts = [text and (short_time(text) if is_time else text.replace(' ', 'T', 1)) for text in texts]
+        table = table.set_column(k, field.name, pa.array(texts, pa.string()))
     return table.to_pylist()
 
 def arrow_types(
@@ -236,7 +234,8 @@ def arrow_types(
     if twice: raise ValueError(f'two columns are called {twice[0]!r}')
     features,types = _features(schema),{}
     for k,field in enumerate(schema):
-        if list(getattr(field.type, 'permutation', None) or ())!=sorted(getattr(field.type, 'permutation', None) or ()):
+        permutation = list(getattr(field.type, 'permutation', None) or ())
+        if permutation!=sorted(permutation):
             raise TypeError(f'column {field.name!r} is a tensor with permuted dimensions ({field.type}): give its rows '
                             'as arrays')
         kind = _feature_type(features.get(field.name)) or arrow_type(field.type)

@@ -20,7 +20,7 @@ from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
 from .base import as_json, IndexedSource, read_file, StreamedSource
-from .columns import has_none
+from .columns import full_array
 
 # %% ../../nbs/source/08_huggingface.ipynb #db67048a
 # Formats by the first bytes of a file, and those that are recognised by the extension of their path
@@ -60,9 +60,6 @@ def _class_name(names, value):
 
 def _as_text(value): return value.isoformat() if hasattr(value, 'isoformat') else str(value)
 def _parsed(value): return json.loads(value) if isinstance(value, str) else as_json(value)
-def _array(dtype, value):
-    if has_none(value): raise ValueError(f'a value is missing in the array {str(value)[:60]}')
-    return np.asarray(value, dtype)
 def _unchanged(value): return value
 
 def _each(convert, values): return [None if o is None else convert(o) for o in values]
@@ -121,10 +118,10 @@ class _Column:
             is_number = codec is not None and codec.dtype is not None and codec.name!='cls'
             return _unchanged if is_number else partial(_class_name, self.feature.names)
         if _is_file(self.feature): return _content
-        if kind.startswith('Array'): return partial(_array, self.feature.dtype)
+        if kind.startswith('Array'): return partial(full_array, dtype=self.feature.dtype)
         if kind=='Json': return _parsed
         if kind=='Value': return _as_text if _DATES.match(self.feature.dtype) else _unchanged
-        if self.codec in ('npy','npz','npyimg','npzimg'): return partial(_array, _number_type(self.feature))
+        if self.codec in ('npy','npz','npyimg','npzimg'): return partial(full_array, dtype=_number_type(self.feature))
         return _nested(self.feature)
 
 def _number_type(feature):
