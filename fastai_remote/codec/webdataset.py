@@ -46,7 +46,10 @@ def check_key(
 # %% ../../nbs/codec/11_webdataset.ipynb #a3c65c29
 INTEGER_FIELDS = 'cls','id','index' # The last parts of field names that WebDataset and `datasets` read as integers
 
-def number_extension(field, value):
+def number_extension(
+    field:str, # Name of a field
+    value # Its value in a sample: bytes, a label as `str`, or a number
+)->str: # '', '.txt' or '.json'
     """What is appended to the name of a field in a shard, so that other tools read its value
 
     A label that is text becomes `cls.txt`. A number whose field other tools do not know becomes JSON: `age.f4.json`."""
@@ -64,10 +67,12 @@ def member_extension(
 
 def check_members(
     where:str, # Name or URL of the dataset, for messages
-    fields:dict, # Of the plan of an ingest
+    fields:dict, # `{field: entry}` of the plan of an ingest
     others:dict=None, # Fields that the samples have already
 ):
-    "Raise `ValueError` unless WebDataset tells `fields`, and `others` from them, by the names of members in shards"
+    """Raises `ValueError` if two fields would have the same name in shards, in small letters
+
+    So it does for a field whose name would not be read back, such as one with a slash."""
     known = {member_extension(field, spec).lower():field for field,spec in (others or {}).items()}
     for field,spec in fields.items():
         if field.endswith('.crc'): continue   # a checksum, which is in the index

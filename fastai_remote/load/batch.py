@@ -65,9 +65,10 @@ class StoreInputs:
         if not self._has_numbers(dataset): self.fetches = []
 
     def _has_numbers(self, dataset):
-        """Are there sample numbers among the items, at the positions of `dataset`? Else no store has to be reached
+        """Is one of the items a sample number? If not, no store is read
 
-        A wrapper that passes on the attributes of a dataset may be longer than its items."""
+        A wrapper that passes on the attributes of a dataset, but has another length, has positions of its own: its
+        items are read one by one."""
         try: same_length = dataset is self.items or len(dataset)==len(self.items)
         except TypeError: return True   # an iterable dataset
         is_list = isinstance(self.items, (list,L))
