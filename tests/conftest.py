@@ -20,7 +20,7 @@ from fastai_remote.store.shards import ShardStore
 from fastai_remote.store.server import redis_server
 from fastai_remote.source.files import image_samples
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.write import shards as shard_writer
+from fastai_remote.write import folder_lock
 from clusters import LocalCluster
 from interpreters import Interpreters
 
@@ -155,7 +155,7 @@ def nobody_else_writes(request):
     Except in `test_s3.py`, where two threads do. Other processes wait as ever."""
     with pytest.MonkeyPatch.context() as m:
         if request.module.__name__!='test_s3':
-            m.setattr(shard_writer, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
+            m.setattr(folder_lock, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
         yield
 
 @pytest.fixture

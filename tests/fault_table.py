@@ -672,8 +672,8 @@ DISK_FULL = r'''
 import json, subprocess, sys, time
 from types import SimpleNamespace
 from fault_backends import *
-from fastai_remote.write import shards
-shards.time = SimpleNamespace(time=time.time, sleep=lambda seconds: None)   # nobody else writes here
+from fastai_remote.write import folder_lock
+folder_lock.time = SimpleNamespace(time=time.time, sleep=lambda seconds: None)   # nobody else writes here
 disk,url,few,step,options = Path(sys.argv[1]),sys.argv[2],int(sys.argv[3]),int(sys.argv[4]),json.loads(sys.argv[5])
 errors,places,size = [],set(),4
 def written(): return sorted(str(path.relative_to(disk)) for path in disk.rglob('*') if path.is_file())

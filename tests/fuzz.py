@@ -21,7 +21,7 @@ from fastai_remote.store.redis_layout import element_dtype, unpack_replies
 from fastai_remote.store.shard_index import ShardIndex, ShardManifest
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.write.redis_state import generation_in, parse_lock, parse_record, unseal
-from fastai_remote.write.shards import unseal_json
+from fastai_remote.write.shard_files import unseal_json
 
 FOLDER = Path(__file__).parent/'data/fuzz'
 SECONDS,MEGABYTES = 2.,300   # What reading one input may cost: CPU time, memory

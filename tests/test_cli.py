@@ -513,6 +513,15 @@ def test_doctor_names_missing_rights_and_writes_nothing(kind, rule, fresh, monke
     code,out,_ = cli('doctor', 'env:OURS', 'cats')
     assert 'may not train from cats: its access list (ACL) needs ~cats:* ~cats@*' in out and client.dbsize()==0
 
+@pytest.mark.parametrize('right', ['exec','multi','watch','unwatch','expire'])
+def test_doctor_tries_each_command_that_a_writer_sends(right, fresh, monkeypatch, cli):
+    import redis
+    client,rule = redis.Redis.from_url(fresh.url),dict(RULES)['writer']
+    client.execute_command('ACL', 'SETUSER', 'most', 'on', '>mine', *rule.split(), f'-{right}')
+    monkeypatch.setenv('OURS', fresh.url.replace('unix://', 'unix://most:mine@'))
+    code,out,_ = cli('doctor', 'env:OURS', 'pets')
+    assert code==0 and f'may not write pets: its access list (ACL) needs +{right}' in out and client.dbsize()==0
+
 @pytest.mark.slow
 def test_doctor_looks_at_each_server_of_a_cluster(monkeypatch, cli):
     with LocalCluster() as cluster:

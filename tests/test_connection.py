@@ -80,11 +80,10 @@ def test_a_connection_is_recreated_with_its_secret_and_its_options():
 @pytest.mark.parametrize('make', [lambda d: RedisWriter(RedisLink('redis://:s3cret@localhost:1'), 'pets'), lambda d: ShardWriter(Storage(d), 1000, 5)])
 def test_each_chunk_has_a_writer_of_its_own_on_one_connection(make, tmp_path):
     writer = make(tmp_path)
-    def holder(w): return w.lock if isinstance(w, RedisWriter) else w   # what has the token
-    writer.plan,holder(writer).token = {'n':3},'token'
+    writer.plan,writer.lock.token = {'n':3},'token'
     opener = pickle.loads(pickle.dumps(writer.opener()))
     with ThreadPoolExecutor(4) as threads: one,*others = list(threads.map(lambda _: opener(), range(4)))
-    assert len({id(w) for w in (writer,one,*others)})==5 and (one.plan,holder(one).token,one.name)==({'n':3},'token',writer.name)
+    assert len({id(w) for w in (writer,one,*others)})==5 and (one.plan,one.lock.token,one.name)==({'n':3},'token',writer.name)
     again = opener()
     assert getattr(again, 'link', None) is getattr(opener(), 'link', None) and getattr(again, 'storage', None) is getattr(opener(), 'storage', None)
     assert 's3cret' not in repr(opener)

@@ -210,6 +210,19 @@ def test_a_state_of_other_batches(path):
         other.load_state_dict(loader.state_dict())
         with pytest.raises(ValueError, match=message): next(iter(other))
 
+@pytest.mark.parametrize('other', ['samples','shards'])
+def test_a_state_of_other_samples(path, tmp_path, other):
+    "There are as many of them"
+    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
+    if other=='samples': ds,again = ds[:100],ds[100:200]
+    else:
+        ShardStore(path).copy(tmp_path/'copy', maxcount=50, shuffle=False, num_workers=1, progress=False)
+        again = RemoteDataset(ShardStore(tmp_path/'copy')).to_tuple('x.f4', 'y.f4')
+    first,second = loader_of(ds, 'batches', 0),loader_of(again, 'batches', 0)
+    next(iter(first))
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match='of an epoch of other samples, or of samples in shards of other sizes'): next(iter(second))
+
 TORCHDATA = '''
 from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -19,7 +19,7 @@ from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.store.storage import Storage
 from fastai_remote.store.tiered import TieredStore
-from fastai_remote.write import shards as shard_writer
+from fastai_remote.write import folder_lock
 from fastai_remote.write.base import MemoryWriter
 
 N = 20
@@ -274,7 +274,7 @@ def test_a_cut_off_manifest_is_named(folder, size):
 
 @pytest.fixture
 def lease(monkeypatch):
-    monkeypatch.setattr(shard_writer, 'LEASE_SECONDS', 1.)
+    monkeypatch.setattr(folder_lock, 'LEASE_SECONDS', 1.)
 
 _shared_fn = HOLD+'''
 def fn(i):
@@ -297,7 +297,7 @@ def write(folder, n=12, **kw):
 def lock(folder, beat=1, host='elsewhere', seconds=0, **kw):
     "The lock of a process whose clock is wrong by so many seconds, on a file server whose clock is, too"
     (folder/'.ingest').mkdir(parents=True, exist_ok=True)
-    content = shard_writer.seal_json(dict(host=host, pid=os.getppid(), start=1, id='x', beat=beat, time=time.time()+seconds)|kw)
+    content = folder_lock.seal_json(dict(host=host, pid=os.getppid(), start=1, id='x', beat=beat, time=time.time()+seconds)|kw)
     (folder/'.ingest/new').write_bytes(content)
     os.utime(folder/'.ingest/new', (time.time()+seconds,)*2)
     os.replace(folder/'.ingest/new', folder/'.ingest/lock.json')
@@ -324,7 +324,7 @@ def test_clocks_of_others_do_not_matter(tmp_path, lease, seconds):
 def test_our_own_clock_may_jump(tmp_path, lease, monkeypatch):
     "Only the time that passes counts"
     jumps = iter(range(0, 10**9, 10_000))
-    monkeypatch.setattr(shard_writer, 'time', SimpleNamespace(time=lambda: float(next(jumps)), sleep=lambda s: None))
+    monkeypatch.setattr(folder_lock, 'time', SimpleNamespace(time=lambda: float(next(jumps)), sleep=lambda s: None))
     lock(tmp_path)
     started = time.monotonic()
     write(tmp_path)
@@ -332,27 +332,27 @@ def test_our_own_clock_may_jump(tmp_path, lease, monkeypatch):
 
 def test_the_number_of_a_dead_process_may_be_anothers_now(tmp_path):
     "No lease has to run out for a process that is known to be dead"
-    lock(tmp_path, host=shard_writer.host_id())   # our parent lives, but it was not started at tick 1
+    lock(tmp_path, host=folder_lock.host_id())   # our parent lives, but it was not started at tick 1
     started = time.monotonic()
     write(tmp_path)
-    assert time.monotonic()-started<shard_writer.LEASE_SECONDS/2
+    assert time.monotonic()-started<folder_lock.LEASE_SECONDS/2
 
 _other = '''
 import contextlib, os, signal, sys
 from fastai_remote import to_shards
-from fastai_remote.write import shards
+from fastai_remote.write import folder_lock
 folder,host,stop_at,flock = sys.argv[1:]
-shards.LEASE_SECONDS = .3
-if host: shards.host_id = lambda: host
+folder_lock.LEASE_SECONDS = .3
+if host: folder_lock.host_id = lambda: host
 @contextlib.contextmanager
 def nothing(self, create=False): yield False
-if flock=='no': shards.ShardWriter.exclusive = nothing
-checks,check = [0],shards.ShardWriter._check_lock
-def _check_lock(self):
+if flock=='no': folder_lock.FolderLock.exclusive = nothing
+checks,check = [0],folder_lock.FolderLock.check
+def checked(self):
     check(self)
     checks[0] += 1
     if str(checks[0])==stop_at: os.kill(os.getpid(), signal.SIGSTOP)   # it has just seen that it holds the lock
-shards.ShardWriter._check_lock = _check_lock
+folder_lock.FolderLock.check = checked
 import shared_fn
 to_shards(list(range(12)), folder, shared_fn.fn, chunk=4, maxcount=4, shuffle=False, num_workers=1, progress=False)
 '''
@@ -389,12 +389,12 @@ def test_a_killed_process_is_followed_at_once(tmp_path, other):
     wait(lambda: 'Z' in Path(f'/proc/{p.pid}/stat').read_text().rpartition(')')[2])
     started = time.monotonic()
     write(tmp_path/'d')
-    assert time.monotonic()-started<shard_writer.LEASE_SECONDS/2
+    assert time.monotonic()-started<folder_lock.LEASE_SECONDS/2
     assert ShardStore(tmp_path/'d').verify(num_workers=1).bad==0
 
 @pytest.mark.parametrize('host', ['','elsewhere'])
 def test_a_slow_process_keeps_its_lock(tmp_path, other, host, monkeypatch):
-    monkeypatch.setattr(shard_writer, 'LEASE_SECONDS', 3.)
+    monkeypatch.setattr(folder_lock, 'LEASE_SECONDS', 3.)
     p = other(tmp_path/'d', 18, host)
     wait(lambda: records(tmp_path/'d')==1)
     for _ in range(2):
@@ -438,7 +438,7 @@ def test_a_process_that_is_stopped_while_it_publishes_cannot_be_overtaken(tmp_pa
 def test_a_late_file_does_no_harm_where_there_is_no_flock(tmp_path, other, lease, k, monkeypatch):
     "as on object storage: it has a name of its own. (`they` and `us` write different samples, as a random `fn` would)"
     folder = tmp_path/'d'
-    monkeypatch.setattr(shard_writer, 'host_id', lambda: 'here')
+    monkeypatch.setattr(folder_lock, 'host_id', lambda: 'here')
     p = other(folder, stop_at=k, flock='no')
     wait(lambda: is_stopped(p))
     write(folder)

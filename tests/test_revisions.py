@@ -693,3 +693,9 @@ def test_edited_shards_of_this_version_stay_readable(tmp_path):
     want[2]['cls'],want[3]['id.i4'] = 'z',400
     assert expected(store[:])==want and store.splits=={'train':[0,15], 'valid':[15,20]} and verified(store)
     assert len(store.append({'train':want[:2]}, **one))==22
+
+def test_vocabularies_are_joined_in_time_that_grows_with_their_length():
+    "A set is made once, not once for each label: 50,000 labels would take minutes"
+    from fastai_remote.write.revision import joined_vocab
+    known,labels = list(range(0, 50_000)),list(range(49_990, 100_000))
+    assert joined_vocab(known, labels)==list(range(100_000))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import fastai_remote.block, fastai_remote.load.loader
 from fastai_remote import (CorruptSample, RandomStoreSplitter, RemoteDataset, ShardBlock, ShardStore, StoreError, TieredStore, UnsupportedFormat,
     get_remote_items, index_shards, redis_server, to_shards)
-from fastai_remote.write import shards as shard_writer
+from fastai_remote.write import folder_lock, shard_totals
 
 DATA = Path(__file__).parent/'data'
 mended = pytest.mark.filterwarnings('ignore:.*fetched again')   # said to whoever has a failing disk
@@ -401,7 +401,7 @@ def write(d): return to_shards(TINY, d, stops, num_workers=1, chunk=1, shuffle=F
 @pytest.mark.parametrize('name', ['chunk-000001.json','plan.json'])
 def test_flipped_bits_in_an_unfinished_ingest(tmp_path, monkeypatch, name):
     "A damaged record has its chunk written again; a damaged plan is refused, and can be abandoned. Nothing is lost, nothing changed"
-    monkeypatch.setattr(shard_writer, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))   # nobody else comes for the lock
+    monkeypatch.setattr(folder_lock, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))   # nobody else comes for the lock
     with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
         m.setenv('STOP', str(tmp_path/'one'/'d'))
         write(tmp_path/'one'/'d')
@@ -452,8 +452,8 @@ def test_codes_stay_codes_where_classes_are_named(tmp_path):
 
 def test_too_many_integers_are_values(tmp_path, monkeypatch):
     "Beyond 2**20 there is no vocabulary"
-    assert shard_writer.MAX_CLASSES==1<<20
-    monkeypatch.setattr(shard_writer, 'MAX_CLASSES', 5)
+    assert shard_totals.MAX_CLASSES==1<<20
+    monkeypatch.setattr(shard_totals, 'MAX_CLASSES', 5)
     for n in (5,6):
         to_shards([{'txt':'a', 'cls':10*i-20} for i in range(n)], tmp_path/f'{n}', num_workers=1, chunk=2, shuffle=False, progress=False)
         s = ShardStore(tmp_path/f'{n}')

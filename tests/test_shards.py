@@ -19,6 +19,7 @@ from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote import (CorruptSample, IngestError, MemoryStore, MissingSample, RandomStoreSplitter, RedisStore, ShardStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
     StoreSplitter, StoreUnavailable, UnsupportedFormat, csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples, to_redis, to_shards)
 from fastai_remote.write import shards as shard_writer
+from fastai_remote.write.base import host_id
 from fastai_remote.store.shard_index import IndexColumns, ShardIndex, ShardManifest, ShardTable, pack_index
 from fastai_remote.order.shards import ShardPermutation
 from fastai_remote.store.storage import Storage
@@ -393,7 +394,7 @@ def test_left_by_a_finished_ingest(tmp_path, what):
 
 def lock(d, **kw):
     (Path(d)/'.ingest').mkdir(parents=True, exist_ok=True)
-    (Path(d)/'.ingest/lock.json').write_text(json.dumps(dict(host=shard_writer.host_id(), pid=os.getppid(), id='x', time=time.time()) | kw))   # of another process, which lives
+    (Path(d)/'.ingest/lock.json').write_text(json.dumps(dict(host=host_id(), pid=os.getppid(), id='x', time=time.time()) | kw))   # of another process, which lives
 
 def dead():
     p = subprocess.Popen(['true'])

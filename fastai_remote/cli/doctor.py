@@ -217,7 +217,7 @@ def _missing_rights(
     def run(*command):
         client.connection.send_packed_command([hiredis.pack_command(command)])
         try: client.connection.read_response()
-        except redis.exceptions.NoPermissionError as e:
+        except (redis.exceptions.NoPermissionError,redis.exceptions.ExecAbortError) as e:   # the latter of EXEC
             if command[0]=='MEMORY': command = 'MEMORY USAGE',command[2]
             refused.append(re.search(r' needs (.*?) \(', missing_right(str(e), command))[1])
         except redis.ResponseError: pass   # a command that the server does not know, or a key of another node
@@ -226,6 +226,9 @@ def _missing_rights(
             run('WATCH', commands[0][1])
             run('UNWATCH')
             run('MULTI')
+            if '+multi' not in refused:
+                run('EXEC')   # of nothing
+                run('MULTI')
         if '+multi' not in refused:
             for command in commands: run(*command)
     finally:

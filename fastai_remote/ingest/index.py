@@ -35,7 +35,8 @@ from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDE
 from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
 from ..store.storage import as_storage, open_regular, Storage
 from ..write.base import label_texts
-from ..write.shards import own_files, ShardWriter
+from ..write.shard_files import own_files
+from ..write.shards import ShardWriter
 
 # %% ../../nbs/ingest/05_index.ipynb #243399dc
 class _StoredFile:

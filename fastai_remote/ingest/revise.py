@@ -272,7 +272,7 @@ def edit_samples(
     values = {field:dict(zip(store.check_numbers(list(changed)).tolist(), changed.values()))
               for field,changed in (set or {}).items() if changed}
     _known_fields(store, values)
-    both = [number for changed in values.values() for number in changed if number in drop]
+    both = [number for changed in values.values() for number in np.intersect1d(list(changed), drop).tolist()]
     if both: raise ValueError(f'{store.name}: sample {both[0]} is to be removed and changed')
     if len(drop)==len(store): raise ValueError(f'{store.name}: no sample would be left; delete the dataset')
     return _edit(store, values, drop) if len(drop) or values else store

@@ -8,7 +8,7 @@ Docs: page `load/dataset`"""
 __all__ = ['RemoteDataset', 'RemoteBatches', 'BatchedDataset', 'SampleInput']
 
 # %% ../../nbs/load/15_dataset.ipynb #c7401539
-import collections, copy, gc, itertools, warnings
+import collections, copy, gc, itertools, warnings, zlib
 
 import numpy as np
 import torch
@@ -303,6 +303,14 @@ def _shard_prefetch(ds, sizes, order, worker, given=0):
     return prefetch
 
 # %% ../../nbs/load/15_dataset.ipynb #55ba641b
+def _which_samples(source):
+    "A checksum of 4,096 of the sample numbers that `source` reads, and of the sizes of shards that are shuffled"
+    n = len(source.ds)
+    numbers = source.ds.items.numbers_at(np.linspace(0, n-1, min(n, 4096)).astype(np.int64))
+    sizes = _shard_sizes(source) if source.shuffle else None
+    crc = zlib.crc32(numbers.astype('<i8').tobytes())
+    return crc if sizes is None else zlib.crc32(sizes.astype('<i8').tobytes(), crc)
+
 class _EpochIterator:
     """The batches of one epoch, as an iterator with a state
 
@@ -333,17 +341,24 @@ class _EpochIterator:
 
     def state_dict(self)->dict:
         "The place in the epoch, and all that its order depends on"
-        return dict(self.options, seed=self.seed, count=self.count)
+        return dict(self.options, which=_which_samples(self.source), seed=self.seed, count=self.count)
 
     def load_state_dict(self,
         state:dict # What `state_dict` returned
     ):
-        "Continue at this place; raises `ValueError` if the order depends on something that has changed"
+        """Continue at this place
+
+        Raises `ValueError` if an option has changed, or the number of samples, which samples they are, or the sizes of
+        their shards. Other samples of the same numbers are not noticed: `edit` and `copy` keep the order."""
+        name = self.source.ds.store.name
         changed = [name for name,value in self.options.items() if state.get(name)!=value]
         if changed:
-            name = changed[0]
-            raise ValueError(f'{self.source.ds.store.name}: this state is of an epoch with {name}={state.get(name)}, '
-                             f'and cannot be continued with {name}={self.options[name]}')
+            option = changed[0]
+            raise ValueError(f'{name}: this state is of an epoch with {option}={state.get(option)}, '
+                             f'and cannot be continued with {option}={self.options[option]}')
+        if state.get('which')!=_which_samples(self.source):
+            raise ValueError(f'{name}: this state is of an epoch of other samples, or of samples in shards of other '
+                             'sizes, and cannot be continued with these')
         self.seed,self.count,self.iterator = state['seed'],state['count'],None
 
 # %% ../../nbs/load/15_dataset.ipynb #a48d65eb

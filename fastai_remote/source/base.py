@@ -6,7 +6,8 @@ Docs: page `source/base`"""
 
 # %% auto #0
 __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 'storable', 'no_address', 'stable_repr',
-           'as_json', 'unchanged', 'fn_fingerprint', 'Source', 'IndexedSource', 'StreamedSource', 'SplitChunk']
+           'as_json', 'unchanged', 'fn_fingerprint', 'mean_bytes', 'Source', 'IndexedSource', 'StreamedSource',
+           'SplitChunk']
 
 # %% ../../nbs/source/00_base.ipynb #de582b50
 import dis, errno, hashlib, os, re, stat, sys
@@ -222,6 +223,22 @@ def _code_text(code):
     return f'{code.co_code.hex()} {code.co_names} {[constant(o) for o in code.co_consts]}'
 
 # %% ../../nbs/source/00_base.ipynb #4980ce79
+def mean_bytes(
+    samples # Iterable of raw samples
+)->int:
+    "Returns about how many bytes a sample has on average, at least 1; the same in every process"
+    sizes = [_size(sample) for sample in samples]
+    return max(1, sum(sizes)//max(len(sizes), 1))
+
+def _size(o):
+    "About how many bytes `o` has when it is pickled"
+    if isinstance(o, (str,bytes,bytearray,memoryview)): return len(o)
+    if isinstance(o, Mapping): return sum(_size(value) for value in o.values())
+    if isinstance(o, (list,tuple)): return sum(map(_size, o))
+    if isinstance(o, Image.Image): return o.width*o.height*len(o.getbands())
+    nbytes = getattr(o, 'nbytes', None)   # of arrays and tensors
+    return nbytes if isinstance(nbytes, int) else 100
+
 class Source:
     """Where samples come from: the base class of `IndexedSource` and `StreamedSource`
 
@@ -236,6 +253,8 @@ class Source:
     notes:list = None # Remarks on labels for the report; `None`: nothing is said of labels that are numbers
     as_is_notes:list = () # Remarks for the report, on samples that no `fn` has changed
     chunk:int = None # Samples per chunk of a stream; default: chosen by the writer
+    # About how many bytes a raw sample of a stream has; default: unknown. A chunk of larger ones has fewer samples
+    raw_bytes:int = None
     # raw -> sample: `{field: value}`, or values that `fn` or `as_sample` makes a sample of
     load = staticmethod(unchanged)
     srcs:dict = {} # `{split: source}`, if this source consists of one source per split

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..codec.arrays import refuse_mask
 from ..codec.fields import get_codec, is_image
-from .base import read_file, refuse_address
+from .base import mean_bytes, read_file, refuse_address
 from .files import IMAGE_EXTENSIONS
 
 # %% ../../nbs/source/03_columns.ipynb #365677c1
@@ -285,6 +285,12 @@ class TablePlan:
     def names(self)->list:
         "The columns that are read"
         return list(dict.fromkeys(name for c in self.columns for name in c.names))
+
+    @property
+    def row_bytes(self)->int:
+        "About how many bytes a row has, of the columns that are read"
+        names = self.names if self.options.asked else list(self.types)
+        return mean_bytes({name:row[name] for name in names} for row in self.rows)
 
     @property
     def load(self)->LoadRow:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import date, time
 from functools import cached_property
 from inspect import getgeneratorstate
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from types import GeneratorType
 
@@ -24,7 +25,7 @@ from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
 from .base import (
-    IndexedSource, refuse_address, shown_path, Source, SplitChunk, stable_repr, StreamedSource, unchanged)
+    IndexedSource, mean_bytes, refuse_address, shown_path, Source, SplitChunk, stable_repr, StreamedSource, unchanged)
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import IMAGE_EXTENSIONS, image_samples
 from .frames import is_table, is_table_path, table_samples
@@ -152,8 +153,19 @@ class _Stream(StreamedSource):
     def __init__(self, items):
         if isinstance(items, GeneratorType) and getgeneratorstate(items)!='GEN_CREATED':
             raise ValueError(f'{items.__qualname__}: this generator has been read from already; make a new one')
-        self.items,self.once = items,isinstance(items, Iterator)
-    def stream(self, size): return chunked(((f'item {i}', o) for i,o in enumerate(self.items)), size)
+        self.items,self.once,self.started = items,isinstance(items, Iterator),None
+
+    @cached_property
+    def raw_bytes(self)->int:
+        items = iter(self.items)
+        first = list(islice(items, 8))
+        self.started = chain(first, items)   # `stream` continues here
+        return mean_bytes(first)
+
+    def stream(self, size):
+        items,self.started = self.started or self.items,None
+        return chunked(((f'item {i}', o) for i,o in enumerate(items)), size)
+
     def fingerprint(self): return type(self.items).__qualname__,getattr(self.items, '__qualname__', '')
 
 class _StreamSplits(_LabelsOfSplits, StreamedSource):
@@ -164,6 +176,11 @@ class _StreamSplits(_LabelsOfSplits, StreamedSource):
         self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
         self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
         self.implicit_keys = all(s.implicit_keys for s in srcs.values())
+
+    @cached_property
+    def raw_bytes(self)->int:
+        return max(source.raw_bytes or 0 for source in self.srcs.values() if isinstance(source, StreamedSource)) or None
+
     def stream(self, size):
         for split,source in self.srcs.items():
             parts = source.stream(size) if isinstance(source, StreamedSource) else _parts(source, size)

@@ -466,6 +466,9 @@ class _RowStream(_Planned, StreamedSource):
         if self.once: self.started = first,rest   # `stream` continues here
         return TablePlan(self.schema_types(first), [] if first is None else self.rows(first[:20]), self.options)
 
+    @property
+    def raw_bytes(self)->int: return self.plan.row_bytes
+
     def _open(self):
         batches = iter(self.batches())
         for first in batches:

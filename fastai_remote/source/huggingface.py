@@ -11,7 +11,7 @@ __all__ = ['file_format', 'plan_columns', 'HFSource', 'is_huggingface', 'hf_samp
 import json, os, re, sys, tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 
 import cloudpickle
@@ -19,7 +19,7 @@ import numpy as np
 from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
-from .base import as_json, IndexedSource, read_file, StreamedSource
+from .base import as_json, IndexedSource, mean_bytes, read_file, StreamedSource
 from .columns import full_array
 
 # %% ../../nbs/source/08_huggingface.ipynb #db67048a
@@ -382,6 +382,10 @@ class _StreamSource(HFSource, StreamedSource):
     def _formats(self, column):
         if self.head is None: self.head = list(islice(self.dataset, 20))
         return {_format_of(row[column]) for row in self.head if not _is_null(row[column])}
+
+    @cached_property
+    def raw_bytes(self)->int:
+        return mean_bytes({column.name:row[column.name] for column in self.used} for row in islice(self.dataset, 8))
 
     def stream(self, size):
         names = [c.name for c in self.used]

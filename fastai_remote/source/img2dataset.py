@@ -44,6 +44,8 @@ class img2dataset_samples(StreamedSource):
                 yield [(name, raw if isinstance(raw, Exception) else (str(table), raw)) for name,raw in part]
 
     @property
+    def raw_bytes(self)->int: return tar_samples(self.tars).raw_bytes
+    @property
     def load(self): return _LoadJoined(tar_samples([self.tars[0]], key=True).load, self.plan)
     @property
     def as_is_codecs(self): return self.plan.codecs if self.plan else {}

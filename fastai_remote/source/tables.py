@@ -68,6 +68,9 @@ class csv_samples(StreamedSource):
         self.delimiter = delimiter
         self.options = ColumnOptions(fields, fn_col, label_col, label_delim, folder, suff, valid_col)
 
+    @property
+    def raw_bytes(self)->int: return self.plan.row_bytes
+
     def _lines(self):
         "Yields `(path, header, line number, row)` for each row; a row that cannot be read is an exception"
         for path in self.files:

@@ -11,7 +11,7 @@ __all__ = ['TAR_EXTENSIONS', 'DamagedTar', 'TarMember', 'tar_members', 'group_me
 # %% ../../nbs/source/07_tars.ipynb #a1aca53a
 import os, re, tarfile
 from collections import Counter
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -235,6 +235,21 @@ class tar_samples(StreamedSource):
         key:bool=None,
     ):
         self.files,self.key,self.implicit_keys = list_files(expand_braces(files), TAR_EXTENSIONS),key,key is None
+
+    @cached_property
+    def raw_bytes(self)->int:
+        "Places in a tar that is not compressed are short; else as the first samples of the first compressed tar"
+        for path in self.files[:10]:
+            with open(path, 'rb') as file:
+                content = _local_content(file)
+                if content is None: continue
+                sizes = []
+                try:
+                    for _,fields in islice(group_members(tar_members(content)), 32):
+                        sizes.append(sum(len(member.content or b'') for member in fields.values()))
+                except DamagedTar: pass   # which is a failure when the samples are read
+                if sizes: return max(200, sum(sizes)//len(sizes))
+        return 200
 
     def _text_fields(self, n=100):
         """Fields with labels of which some are text, in the first `n` samples: then all of them are

@@ -217,7 +217,7 @@ class Writer:
     def stream_chunk(self,
         source # A `StreamedSource`
     )->int:
-        "Returns how many samples a chunk of a stream should have"
+        "Returns how many samples a chunk of a stream should have; `source.raw_bytes` tells how large they are"
         return source.chunk or 64
 
     def cost(self,

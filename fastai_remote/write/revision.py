@@ -6,7 +6,7 @@ Docs: page `write/revision`"""
 
 # %% auto #0
 __all__ = ['Change', 'Append', 'AddFields', 'Edit', 'check_fields', 'grown_splits', 'shrunk_splits', 'subtract_counts',
-           'add_labels', 'add_stats', 'wider_dtype', 'forget_fields']
+           'joined_vocab', 'add_labels', 'add_stats', 'wider_dtype', 'forget_fields']
 
 # %% ../../nbs/write/01_revision.ipynb #c09c73cc
 import numpy as np
@@ -148,6 +148,14 @@ def subtract_counts(
             counts -= np.bincount(codes, minlength=len(counts))
         manifest.counts = {**manifest.counts, field:counts.tolist()}
 
+def joined_vocab(
+    known:list, # Labels in the order of their codes
+    labels # Further labels, some of which may be known
+)->list:
+    "The labels of both; those that are known keep their codes"
+    there = set(known)
+    return [*known, *(label for label in labels if label not in there)]
+
 def add_labels(
     manifest:Manifest, # Of the new version
     part:Manifest # What was written
@@ -156,7 +164,7 @@ def add_labels(
     vocab,counts = dict(manifest.vocab),dict(manifest.counts)
     for field,labels in part.vocab.items():
         known = vocab.get(field, [])
-        vocab[field] = [*known, *(label for label in labels if label not in set(known))]
+        vocab[field] = joined_vocab(known, labels)
         if field in counts and field in part.counts:
             total = dict.fromkeys(vocab[field], 0)
             for some,numbers in ((known,counts[field]), (labels,part.counts[field])):
