@@ -25,7 +25,7 @@ from fastcore.meta import delegates
 from .codec.raster import Rasterise
 from .codec.sequences import StrokeSequence
 from .load.batch import fetch_of, first_or_other
-from .load.fetch import Fetch
+from .load.fetch_transform import Fetch
 from .load.items import get_remote_items, RemoteItems
 from .load.kinds import choose_fields, FieldChoice, kind_of
 from .load.loader import RemoteDL

@@ -14,7 +14,7 @@ from fastai_remote.load.whole import WholeBatches
 from fastai_remote.load import loader
 from fastai_remote.load.batch import fetch_of
 from fastai_remote.load.loader import RemoteDL
-from fastai_remote.load.path import BatchPath
+from fastai_remote.load.fast_path import BatchPath
 from fastai_remote.order.base import SplitOrder
 
 

@@ -601,7 +601,7 @@ def test_tars_of_others_are_found(tmp_path, result, cli):
 
 def test_the_endings_of_files_are_those_that_the_sources_read():
     from fastai_remote.cli.sources import KINDS
-    from fastai_remote.source import arrays, frames, tables, tars
-    known = dict(csv=tables.CSV_EXTENSIONS, tars=tars.TAR_EXTENSIONS, parquet=frames._PARQUET+frames._ARROW,
+    from fastai_remote.source import arrays, csv_files, frames, tars
+    known = dict(csv=csv_files.CSV_EXTENSIONS, tars=tars.TAR_EXTENSIONS, parquet=frames._PARQUET+frames._ARROW,
                  arrays=arrays._ARRAY_FILES)
     assert {kind:KINDS[kind].suffixes for kind in known}==known

@@ -13,12 +13,12 @@ from fastai_remote.core import CorruptSample
 from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.run import ingest
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.load.fetch import Fetch
+from fastai_remote.load.fetch_transform import Fetch
 from fastai_remote.load.lazy_image import open_image
 from fastai_remote.source.drawings import drawing_samples
 from fastai_remote.source.files import image_samples
 from fastai_remote.source.shrink import shrink
-from fastai_remote.source.tables import csv_samples
+from fastai_remote.source.csv_files import csv_samples
 from fastai_remote.source.tars import tar_samples
 from fastai_remote.store.base import MemoryStore
 from fastai_remote.store.cache import FileCache

@@ -72,7 +72,7 @@ def test_methods_that_fastai_is_to_get_import_nothing_by_themselves(python_with_
     code = '''import sys, fastai.data.core
 from fastai_remote import to_redis, RedisStore
 import fastai.vision.all
-heavy = 'fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fetch'
+heavy = 'fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fetch_transform'
 print([m for m in sys.modules if m in heavy])'''
     assert python_with_torch(code)=='[]'
 
@@ -135,7 +135,7 @@ def test_floors(module):
     [('store.redis',['fastai_remote.write.base'],[]),
     ('store.redis',['fastai_remote.store.shards.ShardStore','fastai_remote.store.shards'],[]),
     ('order.base',['fastai_remote.order.shards'],[]), ('store.redis',[],['fastai_remote.ingest.run']),
-    ('load.fetch',['fastai_remote.load.loader'],[])])
+    ('load.fetch_transform',['fastai_remote.load.loader'],[])])
 def test_a_wrong_import_is_found(module, at_once, later): assert wrong_imports(module, set(at_once), set(later))
 
 def test_relative_imports_are_seen():

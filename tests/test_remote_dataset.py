@@ -19,7 +19,7 @@ from fastai_remote.load.dataset import RemoteDataset
 from fastai_remote.load.steps import image_specs as _specs
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.prefetch import WholeShards
+from fastai_remote.store.whole_shards import WholeShards
 
 n,folder = 230,Path(__file__).parent
 def jpg(i):

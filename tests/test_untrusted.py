@@ -9,7 +9,7 @@ from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.run import ingest
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.source.files import image_samples
-from fastai_remote.source.tables import csv_samples
+from fastai_remote.source.csv_files import csv_samples
 from fastai_remote.store.shard_index import ShardTable
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.store.storage import Storage

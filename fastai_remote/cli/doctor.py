@@ -14,12 +14,11 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
-import hiredis
 import redis
 
 from .places import Place
 from ..core import size_str, StoreError
-from ..store.redis_rights import missing_right
+from ..store.redis_acl import missing_rights, READ_COMMANDS, WRITE_COMMANDS
 from ..store.server import find_server
 
 # %% ../../nbs/cli/04_doctor.ipynb #ab617f8c
@@ -191,50 +190,17 @@ def check_rights(
     "Yields a `Finding` for what the user of a connection may do with dataset `name`: train, list and verify, write"
     home,later = (f'{{{name}}}',f'{{{name}@9}}') if link.is_cluster else (name,f'{name}@9')
     key,value = f'{home}:doctor:0',f'{later}:doctor:0'
-    train = [(*command[:1], o, *command[1:]) for o in (key,value) for command in _TRAIN]
+    train = [(*command[:1], o, *command[1:]) for o in (key,value) for command in READ_COMMANDS]
     ours = 'fastai_remote:doctor'
     lists = [('EXISTS', key), ('HSCAN', key, 0), ('SMEMBERS', ours), ('SISMEMBER', ours, 'a'), ('HGET', ours, 'a')]
     lists.append(('INFO',))
-    writes = [(*command[:1], o, *command[1:]) for o in (key,value) for command in _WRITE]
+    writes = [(*command[:1], o, *command[1:]) for o in (key,value) for command in WRITE_COMMANDS]
     writes += [('RENAME', key, key), ('MEMORY', 'USAGE', key), ('SADD', ours, 'a'), ('SREM', ours, 'a')]
     writes += [('HSET', ours, 'a', 'b')]
     for what,commands,is_write in (('train from',train,False), ('list and verify',lists,False), ('write',writes,True)):
-        missing = link.call(lambda client: _missing_rights(client, commands, is_write), key=key)
+        missing = link.call(lambda client: missing_rights(client, commands, is_write), key=key)
         if not missing: yield ok('rights', f'this user may {what} {name}')
         else: yield note('rights', f"this user may not {what} {name}: its access list (ACL) needs {' '.join(missing)}")
-
-_TRAIN = ('GET',),('MGET',),('GETRANGE',0,0),('BITFIELD_RO','GET','u1',0),('STRLEN',)
-_WRITE = (('SET','a'), ('MSET','a'), ('SETRANGE',0,'a'), ('DEL',), ('UNLINK',), ('HSET','a','b'), ('HDEL','a'),
-          ('HLEN',), ('INCRBY',1), ('SETBIT',0,0), ('EXPIRE',1))
-
-def _missing_rights(
-    client, # A `redis.Redis`
-    commands, # Tuples of a name and arguments
-    in_transaction # Are they run between MULTI and EXEC?
-):
-    "Returns the rights that the user lacks for `commands`, such as `+set`, a list; nothing is changed"
-    refused,client = [],client.client()   # one connection
-    def run(*command):
-        client.connection.send_packed_command([hiredis.pack_command(command)])
-        try: client.connection.read_response()
-        except (redis.exceptions.NoPermissionError,redis.exceptions.ExecAbortError) as e:   # the latter of EXEC
-            if command[0]=='MEMORY': command = 'MEMORY USAGE',command[2]
-            refused.append(re.search(r' needs (.*?) \(', missing_right(str(e), command))[1])
-        except redis.ResponseError: pass   # a command that the server does not know, or a key of another node
-    try:
-        if in_transaction:
-            run('WATCH', commands[0][1])
-            run('UNWATCH')
-            run('MULTI')
-            if '+multi' not in refused:
-                run('EXEC')   # of nothing
-                run('MULTI')
-        if '+multi' not in refused:
-            for command in commands: run(*command)
-    finally:
-        client.connection.disconnect()   # this discards a transaction
-        client.close()
-    return list(dict.fromkeys(refused))
 
 # %% ../../nbs/cli/04_doctor.ipynb #bd187926
 def check_folder(

@@ -69,7 +69,7 @@ class SourceKind:
 
 KINDS = { # a kind of source is one line here
     'images': SourceKind('image files', 'source.files', 'image_samples', tuple(IMAGE_EXTENSIONS)),
-    'csv': SourceKind('CSV files', 'source.tables', 'csv_samples',
+    'csv': SourceKind('CSV files', 'source.csv_files', 'csv_samples',
                       ('.csv','.tsv','.csv.gz','.tsv.gz','.csv.xz','.tsv.xz')),
     'drawings': SourceKind('Quick, Draw! files', 'source.drawings', 'drawing_samples',
                            ('.ndjson','.ndjson.gz','.ndjson.xz')),

@@ -16,7 +16,7 @@ from .base import Encoded
 def as_strokes(
     o:list # Arrays or lists of shape (2,n) with whole numbers from 0 to 255, n at least 1
 )->list: # `uint8` arrays of shape (2,n)
-    "`o` as strokes; raises `ValueError` if it is not a drawing"
+    "A drawing as a list of strokes, `uint8` arrays of shape (2,n); raises `ValueError` if it is none"
     if not isinstance(o, (list,tuple)): raise ValueError(f'a drawing is a list of strokes, not a {type(o).__name__}')
     if not o: raise ValueError('a drawing has at least one stroke, not an empty list')
     return [stroke if _is_stroke(stroke) else _as_stroke(stroke, i) for i,stroke in enumerate(o)]

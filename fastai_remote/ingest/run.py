@@ -251,7 +251,9 @@ def ingest(
     fn=None, # `fn(sample)` -> sample, run in the workers
     **options # Other fields of `IngestOptions`
 )->IngestReport:
-    "Write `source` with `writer`; the general form of `to_redis` and `to_shards`"
+    """Write `source` with `writer`, which may be your own; returns an `IngestReport`
+
+    `to_redis` and `to_shards` call this, and take the same options. Raises what they raise."""
     options = IngestOptions(fn, **options)
     source = as_source(source)
     vocab = as_vocab(source.vocab if options.vocab is None else options.vocab)

@@ -23,7 +23,7 @@ from fastai.vision.augment import RandTransform
 from fastai.vision.data import get_grid, get_show_batch_func, show_batch
 
 from ..core import StoreError
-from .fetch import Fetch
+from .fetch_transform import Fetch
 from ..store.base import corrupt_value
 
 # %% ../../nbs/load/22_audio.ipynb #688df2fa

@@ -1,4 +1,4 @@
-"""One batch on its way from the store to the model: which samples, and their values
+"""Reads the values of each batch from the store, and gives them to the pipelines that make items of them
 
 Docs: page `load/batch`"""
 
@@ -17,7 +17,7 @@ from fastcore.basics import chunked
 from fastcore.foundation import L
 
 from ..core import CorruptSample, MissingSample
-from .fetch import Fetch
+from .fetch_transform import Fetch
 from .items import RemoteItems
 from .prefetch import FetchThreads
 from ..order.permutation import Permutation

@@ -15,7 +15,7 @@ from PIL import Image
 from fastai.vision.core import PILImage
 from fastcore.foundation import L
 
-from .fetch import Fetch
+from .fetch_transform import Fetch
 from .items import RemoteItems
 
 # %% ../../nbs/load/18_cleaners.ipynb #fdcfc783

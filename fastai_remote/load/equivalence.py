@@ -222,7 +222,7 @@ def why_unknown(
     return next((why for x in values if (why:=_why_other_implementation(transform, x))), '')
 
 def _why_other_implementation(t, x):
-    "Why the implementation that `t` has for values of type `x` is not certainly fastai's; empty if it is"
+    "Why other code than fastai's may run when `t` gets a value of class `x`; empty if it is certainly fastai's"
     now,name = _implementation(t, _example(x)),_name_of(t)
     if isinstance(now[0], Exception):
         return f'plum cannot tell what {name} does with a {x.__name__}: {type(now[0]).__name__}'

@@ -26,7 +26,7 @@ from ..codec.sequences import StrokeSequence
 from .audio import FetchAudio, is_audio, pad_audio
 from .boxes import as_boxes, as_points, as_sized_boxes, pad_boxes, StoreBoxLabels
 from ..core import UnknownField
-from .fetch import Fetch
+from .fetch_transform import Fetch
 from .sequences import is_points, pad_strokes, ToStrokes
 from .targets import ArraySetup, MaskCodes, StoreCategorize, StoreMultiCategorize
 from .texts import is_tokens, RemoteLMDL, StoredTokens, TextOptions

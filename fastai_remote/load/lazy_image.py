@@ -107,7 +107,7 @@ class EncodedImage:
         return self._with(self._plan.transpose(TURNS[method]))
 
     def _do_crop_pad(self, sz, tl, orig_sz, resize_mode=Image.Resampling.BILINEAR, resize_to=None, **kwargs):
-        "fastai's method. It is recorded if nothing has to be padded."
+        "As fastai's. A crop inside the image is only recorded, and done when the pixels are needed."
         (x,y),(w,h),(width,height) = tl,sz,self._size
         inside = x>=0 and y>=0 and x+w<=width and y+h<=height
         if self._plan is None or not inside or tuple(orig_sz)!=(width,height):

@@ -34,7 +34,7 @@ from ..core import CorruptSample, MissingSample
 from .batch import BatchReader, fetch_of, first_or_other, StoreInputs
 from .items import RemoteItems
 from .lazy_image import EncodedImage
-from .path import BatchPipeline, decide_path
+from .fast_path import BatchPipeline, decide_path
 from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
 from .shared_buffers import SharedBuffers
 from ..order.base import Order, WeightedOrder

@@ -12,7 +12,7 @@ from bisect import bisect
 
 import numpy as np
 
-from .epochs import seed_of, share_of, this_rank
+from .epochs import seed_of, share_of, rank_and_world_size
 from .stream import Pipeline, RemoteStream, StreamInput
 
 # %% ../../nbs/load/16_mix.ipynb #e2f448fb
@@ -119,7 +119,7 @@ def _checked_streams(datasets, rank=None, world_size=None):
     streams = [dataset.as_stream() for dataset in datasets]
     for stream in streams:
         if stream.given_rank is None or stream.world_size==1: continue
-        ranks = this_rank() if world_size is None else (rank,world_size)
+        ranks = rank_and_world_size() if world_size is None else (rank,world_size)
         if stream.ranks!=ranks:
             raise ValueError(f'{stream!r} is for rank {stream.rank} of {stream.world_size}, and this is rank '
                              f'{ranks[0]} of {ranks[1]}: give rank= and world_size= to mix')

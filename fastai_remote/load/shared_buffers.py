@@ -72,9 +72,10 @@ def _shared_array(workers, nbytes):
     return np.frombuffer(mmap.mmap(-1, workers*_n_buffers*nbytes), np.uint8).reshape(workers, _n_buffers, nbytes)
 
 class OutgoingTensor:
-    """A tensor of a batch that goes to the main process. Its pickle is cheap to send and unpickles as the tensor.
+    """A tensor on its way from a worker to the main process, which unpickles it as the tensor
 
-    One channel can stand for several equal ones. It is repeated in the main process."""
+    A small one is sent in the pickle, a larger one in shared memory. If all channels are equal, one is sent, and `open`
+    repeats it."""
     buffers = None   # the `SharedBuffers` of the epoch
     def __init__(self,
         x:torch.Tensor, # What is sent

@@ -16,7 +16,7 @@ from fastai.vision.core import AddMaskCodes, PILMask
 from fasttransform import compose_tfms
 
 from .equivalence import watch
-from .fetch import Fetch
+from .fetch_transform import Fetch
 
 # %% ../../nbs/load/19_targets.ipynb #40211650
 class StoreCategorize(Categorize):

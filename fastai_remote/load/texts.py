@@ -30,7 +30,7 @@ from torch.utils.data import get_worker_info
 from ..imported import when_imported
 from .batch import BatchReader, StoreInputs
 from .equivalence import is_idle
-from .fetch import Fetch
+from .fetch_transform import Fetch
 from .items import get_remote_items, RemoteItems
 from .loader import RemoteDL
 from .prefetch import FetchThreads

@@ -25,7 +25,7 @@ from ..codec.arrays import NpyImageCodec
 from ..codec.images import ImageCodec
 from ..codec.raster import Rasterise
 from .equivalence import category_tfms, image_tfms, is_idle, why_image, why_unknown
-from .fetch import Fetch
+from .fetch_transform import Fetch
 from .lazy_image import BatchMemory, EncodedImage, open_image, picture_of, stack_images
 from .shared_buffers import allocate, OutgoingTensor
 

@@ -206,7 +206,7 @@ def _in_json(value):
     return _as_stored(value)
 
 class LoadRow:
-    "row -> sample, by a list of `Column`"
+    "Makes a sample, `{field: value}`, of a row, `{column: cell}`, by a list of `Column`; runs in the workers"
     def __init__(self,
         columns:list, # Of `Column`
         folder:str='', # Folder of the files that columns name

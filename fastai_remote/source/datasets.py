@@ -231,7 +231,7 @@ class _StoredPart:
         for k in range(0, len(self), self.bs): yield from self._batch(store, self.numbers[k:k+self.bs])
 
     def _batch(self, store, numbers):
-        "Yields `(name, {field: value})`; if a sample is damaged or missing, an exception in its place"
+        "Yields `(name, {field: value})`, or `(name, exception)` for a sample that is damaged or missing"
         specs = {f'{f}?' if store.may_lack(f) else f:f for f in self.fields}
         try: columns = store.get_many(numbers, list(specs), check=True)
         except (CorruptSample,MissingSample) as e:

@@ -21,7 +21,7 @@ from fastcore.basics import store_attr
 from ..codec.raster import Rasterise
 from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
 from .base import IndexedSource, require, Source, StreamedSource
-from .tables import open_text
+from .files import open_text
 
 # %% ../../nbs/source/12_drawings.ipynb #eaf14235
 class _Lines:

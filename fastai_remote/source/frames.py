@@ -20,7 +20,8 @@ from fastcore.foundation import L
 
 from .base import IndexedSource, require, shown_path, stable_repr, StreamedSource, unchanged
 from .columns import ColumnOptions, ColumnType, SplitNames, TablePlan
-from .tables import CSV_EXTENSIONS, csv_samples, list_files
+from .csv_files import CSV_EXTENSIONS, csv_samples
+from .files import list_files
 from ..store.address import secret_texts, without_secrets
 
 # %% ../../nbs/source/05_frames.ipynb #5733da2a

@@ -258,7 +258,7 @@ class HFSource:
     def rename(self,
         fields:dict # `{column: field}`; other columns keep theirs
     ):
-        "Change the fields that columns of this source are stored in"
+        "Store columns in other fields from now on: `{column: field}`"
         for column in self.columns: column.field = fields.get(column.name, column.field)
         self._after_columns()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from .base import StreamedSource
 from .columns import ColumnOptions, TablePlan
 from .frames import arrow_rows, arrow_types
-from .tables import file_stamps, list_files
+from .files import file_stamps, list_files
 from .tars import tar_samples
 
 # %% ../../nbs/source/09_img2dataset.ipynb #77c81fa3
@@ -68,7 +68,7 @@ class img2dataset_samples(StreamedSource):
     def __repr__(self): return f'img2dataset_samples({len(self.tars):,} tars in {self.tars[0].parent})'
 
 def _download_counts(tar, table):
-    "`{status: number of rows}`, of one tar"
+    "How many rows of a tar have each status: by `_stats.json` of img2dataset, or else by the Parquet file `table`"
     stats = tar.with_name(f'{tar.stem}_stats.json')
     if stats.exists():
         found = json.loads(stats.read_text())

@@ -22,7 +22,7 @@ from ..codec.fields import get_codec
 from ..codec.webdataset import field_of, is_exact_label, parse_number, split_name
 from ..core import StoreError
 from .base import shown_path, StreamedSource
-from .tables import list_files, file_stamps
+from .files import list_files, file_stamps
 from ..store.shard_index import compression_of, decompressor
 
 # %% ../../nbs/source/07_tars.ipynb #3f71679c

@@ -300,7 +300,9 @@ class Store:
         values:dict, # `{field: values}`; a store that has another copy of a damaged value puts it here
         checksums:np.ndarray # The stored checksums of `values[field]`, uint32, shape (n,)
     ):
-        "Raise `CorruptSample` unless `values[field]` match their checksums"
+        """Raise `CorruptSample` unless `values[field]` match their checksums
+
+        A subclass may first read a damaged value again, and replace it in `values`."""
         stored = values[field]
         damaged = self.mismatches(numbers, stored, checksums)
         if not len(damaged): return
@@ -539,7 +541,7 @@ def resize(self:Store,
     codec:str=None, # How to store: `jpg`, `png`, `webp` or `raw`; default: unchanged, `png` for other codecs
     **kwargs # As in `map`
 ): # An `IngestReport`
-    "Make a dataset with smaller images; raises what `map` raises"
+    "Write a copy whose images have a shorter side of at most `size`; this dataset stays. Raises what `map` raises"
     url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import resize_store
     return resize_store(self, size, url, name, quality, field, codec, **kwargs)

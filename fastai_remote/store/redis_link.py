@@ -22,7 +22,7 @@ from ..core import StoreError, StoreFull
 from .address import (
     concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
 from .connection import Opener, Retries
-from .redis_rights import explain_missing_right
+from .redis_acl import explain_missing_right
 from .redis_servers import as_options, HugeList, nodes_in, open_servers, parse_carefully
 from .redis_servers import redirections, refusals, ReplyTooLong, SingleServer, this_call
 

@@ -21,7 +21,7 @@ from redis.sentinel import Sentinel
 
 from .address import SecretOptions
 from .connection import call_in_thread
-from .redis_rights import ExplainingClient, ExplainingCluster
+from .redis_acl import ExplainingClient, ExplainingCluster
 
 # %% ../../nbs/store/04_redis_servers.ipynb #d5ebc28d
 # `remaining()` is how many seconds the call of this thread has left, and `most_bytes` how much it may still receive

@@ -24,7 +24,7 @@ from .base import Store
 from .cache import FileCache
 from .connection import Opener
 from .overlays import Overlays
-from .prefetch import WholeShards
+from .whole_shards import WholeShards
 from .shard_check import damaged_parts
 from .shard_index import INDEX_FOLDER, ShardIndex, ShardManifest, ShardTable
 from .storage import as_storage, open_regular, Storage

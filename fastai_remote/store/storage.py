@@ -329,7 +329,7 @@ def open_regular(
 def read(self:Storage,
     name:str # A file of the folder
 )->bytes:
-    """The content of a file; over HTTP and from S3, at most 1 GiB (`store.bounded.MAX_FILE`)
+    """The content of a file; over HTTP and from S3, more than 1 GiB is an error (`store.bounded.MAX_FILE`)
 
     Raises `FileNotFoundError`, `StoreUnavailable`."""
     if self.local: os.close(open_regular(self.path(name)))

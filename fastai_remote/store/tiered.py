@@ -203,7 +203,7 @@ class TieredStore(Store):
     @property
     def _kept_fields(self): return [f for f in self.fields if self._is_kept(f)]
     def _is_kept(self, field):
-        "Are values of `field` kept in Redis? Those of fixed-width fields are in the indices of the shards"
+        "Are values of `field` kept in Redis? Only those that differ in length and have checksums"
         fields = self.manifest.fields
         return field in fields and fields[field]['dtype'] is None and f'{field}.crc' in fields
     def _keys(self, fields, ids):

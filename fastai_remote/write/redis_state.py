@@ -30,14 +30,14 @@ class IngestKeys:
         tags:int=0 # Hash tags of its layout; 0 on a single server
     ):
         name = home_of(name, tags)
-        self.manifest = f'{name}:meta'
-        self.garbage = f'{name}:garbage'
-        self.plan = f'{name}:ingest'
-        self.lock = f'{self.plan}:lock'
-        self.chunks = f'{self.plan}:chunks'
-        self.stats = f'{self.plan}:stats'
-        self.next_chunk = f'{self.plan}:next'
-        self.claims = f'{self.plan}:claims'
+        self.manifest = f'{name}:meta' # JSON; a dataset is visible if it is there
+        self.garbage = f'{name}:garbage' # JSON: ranges of keys that the dataset no longer needs
+        self.plan = f'{name}:ingest' # JSON
+        self.lock = f'{self.plan}:lock' # JSON: the process that leads; it expires
+        self.chunks = f'{self.plan}:chunks' # A hash: the record of each chunk that is written
+        self.stats = f'{self.plan}:stats' # A hash: the statistics of the images of each chunk
+        self.next_chunk = f'{self.plan}:next' # A counter: where Spark's partitions claim chunks
+        self.claims = f'{self.plan}:claims' # A bitmap: chunks that a partition has claimed
 
     def labels(self,
         field:str # A field with labels

@@ -61,7 +61,7 @@ class ShardReviser(ShardWriter):
         return ''.join(lines).encode('utf-8', 'surrogatepass')
 
     def revised(self, manifest):
-        "Returns the manifest of the version before with the shards of `manifest`, each after the others of its split"
+        "Returns the manifest of the version before plus the new shards, which come after the old ones of their split"
         store,table,new = self.store,self.store.shards,ShardTable.unpack(manifest.shards)
         revised = self._unchanged()
         order,splits = [],{}   # rows of both tables, those of the new one counted from the end of the other
@@ -161,17 +161,17 @@ def _forget_overlays(manifest):
 def set_overlay(
     columns:dict, # Of an index; columns are added to it
     field:str, # A variable-width field
-    position:int, # Of the overlay, counted from 1
-    numbers:np.ndarray, # Numbers of samples in the overlay, shape (k,)
-    at:np.ndarray, # Positions of samples in the shard, shape (k,)
+    overlay:int, # Which overlay, counted from 1
+    numbers_in_overlay:np.ndarray, # Numbers of the samples there, shape (k,)
+    positions_in_shard:np.ndarray, # Positions of the samples that get their values, shape (k,)
     n:int # Samples of the shard
 ):
     "Makes values of samples those that an overlay has"
-    for column,values in ((f'{field}>', numbers), (f'{field}>overlay', position)):
-        wanted = 'u2' if column.endswith('overlay') else 'u4' if np.max(numbers, initial=0)<1<<32 else 'u8'
+    for column,values in ((f'{field}>', numbers_in_overlay), (f'{field}>overlay', overlay)):
+        wanted = 'u2' if column.endswith('overlay') else 'u4' if np.max(numbers_in_overlay, initial=0)<1<<32 else 'u8'
         before = columns.get(column, np.zeros(n, wanted))
         columns[column] = before.astype(np.promote_types(before.dtype, wanted))
-        columns[column][at] = values
+        columns[column][positions_in_shard] = values
 
 # %% ../../nbs/write/12_shards_reviser.ipynb #163dbdf2
 @patch
