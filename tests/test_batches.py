@@ -410,3 +410,74 @@ def test_a_field_and_a_class_are_taken_for_what_they_are(store):
         splitter=both).dataloaders(store, bs=8, num_workers=0)
     assert type(dls.one_batch()[1]) is TensorMask
     with pytest.raises(TypeError, match="not the str 'a' and 'b'"): RedisBlock('a', 'b')
+
+def picture_and_label(dl):
+    "`(number that the picture shows, label)` of each sample of an epoch, batch by batch"
+    return [[(round(float(v)*255) if v.is_floating_point() else int(v), int(label)) for v,label in zip(x.flatten(1)[:,0], y)] for x,y in dl]
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+@pytest.mark.parametrize('num_workers', [0,2])
+@pytest.mark.parametrize('tfms', [None,own_transform()])
+@pytest.mark.parametrize('kind', ['getter','two stores','list'])
+def test_a_replaced_sample_is_replaced_for_all_pipelines(lacking, kind, tfms, num_workers):
+    "also where the label is computed from the item, comes from another store, or the items are a list"
+    store,n = lacking(3, 10),20
+    labels = MemoryStore({'y.i4':np.arange(n, dtype='i4')})
+    get_items = (lambda s: list(range(n))) if kind=='list' else get_remote_items
+    blocks = (RedisBlock('png') if kind!='list' else TransformBlock(type_tfms=[Fetch('png', store, PILImage)], item_tfms=ToTensor, dls_kwargs={}, batch_tfms=IntToFloatTensor),
+              TransformBlock(type_tfms=Fetch('y.i4', labels)) if kind=='two stores' else RegressionBlock)
+    block = DataBlock(blocks, get_items=get_items, get_y=None if kind=='two stores' else lambda number: number, splitter=lambda items: ([0,1], list(range(n))), item_tfms=tfms,
+                      dl_type=RemoteDL)
+    dls = block.dataloaders(store, bs=4, num_workers=num_workers, device='cpu', on_bad='replace')
+    pairs = sum(picture_and_label(dls.valid), [])
+    assert len(pairs)==n and all(picture==label for picture,label in pairs) and dls.valid.replaced==[3,10]
+    assert [label for _,label in pairs if label in (3,10)]==[] and [pair[0] for k,pair in enumerate(pairs) if k not in (3,10)]==[i for i in range(n) if i not in (3,10)]
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+@pytest.mark.parametrize('num_workers', [0,2])
+@pytest.mark.parametrize('tfms', [None,own_transform()])
+def test_only_bad_samples_are_skipped(lacking, tfms, num_workers):
+    "not their batches, although loaders for training leave out a last batch that is smaller"
+    every = lambda items: (SplitOrder(range(20)), [0,1])
+    dls = loaders(lacking(3, 10, 11), 'png', bs=4, splitter=every, on_bad='skip', item_tfms=tfms, num_workers=num_workers)
+    assert dls.train.drop_last
+    batches = picture_and_label(dls.train)
+    assert sum(map(len, batches))==17 and sorted(picture for batch in batches for picture,_ in batch)==[i for i in range(20) if i not in (3,10,11)]
+    assert len(batches)==5 and sum(len(batch)==4 for batch in batches)>=2
+    assert len([b for b in loaders(lacking(3), 'png', bs=8, splitter=every, on_bad='skip', item_tfms=tfms, num_workers=num_workers).train])==2   # of 20
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+@pytest.mark.parametrize('tfms', [None,own_transform()])
+@pytest.mark.parametrize('bad', [range(4), range(4, 8), range(16, 20), range(2, 14)])
+def test_batches_keep_their_order_if_all_samples_of_one_are_skipped(lacking, bad, tfms):
+    "Workers give batches in turn. One that has nothing to give must not lose its turn"
+    dls = loaders(lacking(*bad), 'png', bs=4, splitter=ordered, on_bad='skip', item_tfms=tfms, num_workers=2)
+    batches = picture_and_label(dls.valid)
+    assert [picture for batch in batches for picture,_ in batch]==[i for i in range(20) if i not in bad] and all(batches)
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+@pytest.mark.parametrize('num_workers', [0,2])
+@pytest.mark.parametrize('tfms', [None,own_transform()])
+@pytest.mark.parametrize('on_bad', ['raise','replace','skip'])
+def test_a_picture_that_cannot_be_decoded_is_a_damaged_sample(tmp_path, tfms, num_workers, on_bad):
+    "In tars of others, its checksum is right"
+    def jpg(i):
+        f = io.BytesIO()
+        Image.new('L', (32,32), i).save(f, 'JPEG')
+        return f.getvalue()[:-150] if i in (5,9) else f.getvalue()
+    with tarfile.open(tmp_path/'a.tar', 'w') as tar:
+        for i in range(20):
+            for name,content in ((f'{i:02}.jpg',jpg(i)),(f'{i:02}.cls',str(i).encode())):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    index_shards(tmp_path, num_workers=1, progress=False)
+    dls = loaders(ShardStore(tmp_path), 'jpg', bs=4, splitter=ordered, on_bad=on_bad, item_tfms=tfms, num_workers=num_workers)
+    if on_bad=='raise':
+        with fails(CorruptSample, match="sample 5, field 'jpg'"): list(dls.valid)
+        return
+    pairs = sum(picture_and_label(dls.valid), [])
+    assert all(abs(picture-label)<2 for picture,label in pairs) and dls.valid.replaced==[5,9]
+    assert len(pairs)==(20 if on_bad=='replace' else 18) and not {5,9}&{label for _,label in pairs}
+    if on_bad=='skip':
+        with fails(CorruptSample, match="sample 5, field 'jpg'"): list(dls.test_dl(dls.valid.items))

@@ -1,6 +1,7 @@
 "Two ranks train together: from Redis and from shards, each sample once an epoch, and every rank sees all predictions"
 import os, socket
 
+import numpy as np
 import pytest
 
 from fastai_remote.ingest.run import to_redis
@@ -31,13 +32,28 @@ if __name__=='__main__':
     with learn.no_bar(), learn.no_logging(), learn.distrib_ctx(cpu=True):
         learn.fit(2, 1e-6)
         epochs,preds = see.epochs,learn.get_preds()
-    Path(f'{out}/{rank_distrib()}.json').write_text(json.dumps(dict(epochs=epochs, y=preds[1].tolist())))
+        tta = learn.tta(n=1)[1]
+        test = learn.get_preds(dl=dls.test_dl(dls.valid.items[:37]))[0]
+        sign = float(learn.model.l.weight.sign())
+        def error(f):
+            try: f()
+            except ValueError as e: return str(e)
+        shuffled = error(lambda: learn.get_preds(dl=dls.train.new(drop_last=False)))
+        dls.train.on_bad = 'skip'
+        skipping = error(lambda: learn.fit(1))
+        dls.train.on_bad = 'raise'
+        balanced = DataLoaders.from_store(dls.train.stores[0], x='x.f4', y='cls', bs=8, num_workers=2, balance='cls', device='cpu')
+        learn = Learner(balanced, Scale(), loss_func=lambda p,y: p.mean()*0, cbs=(see:=See()))
+        with learn.no_bar(), learn.no_logging(), learn.distrib_ctx(cpu=True): learn.fit(1, 0.)
+    Path(f'{out}/{rank_distrib()}.json').write_text(json.dumps(dict(epochs=epochs, y=preds[1].tolist(), tta=tta.tolist(), test=test.tolist(),
+        shuffled=shuffled, skipping=skipping, sign=sign, balanced=see.epochs[0][0], items=[int(dls.valid_ds[k][1]) for k in range(len(dls.valid_ds))])))
 '''
 
 @pytest.mark.parametrize('store', ['redis','shards'])
 def test_two_ranks(store, server, tmp_path, interpreters):
     import json
-    src,where = [{'x.f4':i, 'y.f4':i} for i in range(N)],str(tmp_path/'numbers')
+    src = [{'x.f4':i, 'y.f4':i, 'cls':'rare' if i%10==0 else 'common'} for i in range(N)]
+    where = str(tmp_path/'numbers')
     if store=='redis': to_redis(src, where:=server.url, 'numbers', num_workers=1, progress=False, overwrite=True)
     else: to_shards(src, where, chunk=50, num_workers=1, progress=False)
     (tmp_path/'script.py').write_text(SCRIPT)
@@ -55,6 +71,15 @@ def test_two_ranks(store, server, tmp_path, interpreters):
         assert len(va)==len(vb)==50 and len({*va,*vb})==100
     assert a['epochs'][0]!=a['epochs'][1] and a['y']==b['y'] and sorted(map(int, a['y']))==sorted({*a['epochs'][0][1],
         *b['epochs'][0][1]})
+    # predictions are those of the items, in their order, although the ranks compute them in turn
+    items = [int(i) for i in a['items']]
+    for rank in (a,b):
+        assert [int(i) for i in rank['y']]==[int(i) for i in rank['tta']]==items and len(items)==100
+        assert len(rank['test'])==37 and np.argsort(np.array(rank['test'])*a['sign']).tolist()==np.argsort(items[:37]).tolist()
+        assert 'get_preds over several ranks needs the same order on each, and this loader is shuffled' in rank['shuffled']
+        assert "on_bad='skip' would give the ranks different numbers of samples" in rank['skipping']
+    draws = [*a['balanced'],*b['balanced']]
+    assert len(a['balanced'])==len(b['balanced']) and .35<np.mean([i%10==0 for i in draws])<.65 and a['balanced']!=b['balanced']
 
 def test_loaders_made_before_fastai_distributed_was_imported_are_divided_too(interpreters):
     code = """import sys

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from fastai_remote import RemoteDataset, ShardStore, to_shards
+from fastai_remote import mix, RemoteDataset, ShardStore, to_shards
 
 N = 201   # odd, so that two ranks need one sample twice
 HEAD = '''
@@ -222,6 +222,45 @@ def test_a_state_of_other_samples(path, tmp_path, other):
     next(iter(first))
     second.load_state_dict(first.state_dict())
     with pytest.raises(ValueError, match='of an epoch of other samples, or of samples in shards of other sizes'): next(iter(second))
+
+STREAMS = {
+    'shuffled': lambda ds: ds.shuffle(),
+    'select': lambda ds: ds.shuffle().select(lambda sample: int(sample[0])%3).batched(4),
+    'buffer': lambda ds: ds.stream(shuffle=True).batched(3).unbatched().shuffle(20),
+    'mix': lambda ds: mix([ds[:90].shuffle(), ds[90:].shuffle()]),
+    'weighted': lambda ds: mix([ds[:90], ds[90:].shuffle()], [1,5], end=300),
+    'repeat': lambda ds: ds.shuffle().repeat(2)}
+
+@pytest.mark.parametrize('workers', [0,2])
+@pytest.mark.parametrize('kind', STREAMS)
+def test_a_stream_continues_where_its_state_was_saved(path, kind, workers):
+    "in another process, with other random numbers: nothing is lost and nothing comes twice"
+    stateful = pytest.importorskip('torchdata.stateful_dataloader')
+    def loader():
+        stream = STREAMS[kind](RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4'))
+        return stateful.StatefulDataLoader(stream, batch_size=None if kind=='select' else 4, num_workers=workers)
+    for stop in (5,) if workers else (0,1,5,26):
+        torch.manual_seed(1)
+        first = loader()
+        batches = iter(first)
+        before = [numbers(next(batches)[0]) for _ in range(stop)]
+        state = json.loads(json.dumps(first.state_dict())) if not workers else first.state_dict()
+        rest = [numbers(x) for x,_ in batches]
+        torch.manual_seed(99)
+        again = loader()
+        again.load_state_dict(state)
+        assert [numbers(x) for x,_ in again]==rest and rest
+        seen = sum(before+rest, [])
+        assert kind=='weighted' or sorted(seen)==sorted(i for i in range(N) for _ in range(1+(kind=='repeat')) if kind!='select' or i%3)
+
+def test_a_state_of_another_stream(path):
+    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
+    batches = iter(ds.stream())
+    for _ in range(150): next(batches)
+    other = iter(ds[:100].stream())
+    with pytest.raises(ValueError, match='had at least 150 results in this process, and now there are 100'): other.load_state_dict(batches.state_dict())
+    with pytest.raises(ValueError, match='of an epoch with num_workers=3, and cannot be continued with num_workers=1'):
+        iter(ds.stream()).load_state_dict(batches.state_dict()|dict(num_workers=3))
 
 TORCHDATA = '''
 from torchdata.stateful_dataloader import StatefulDataLoader

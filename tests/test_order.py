@@ -7,7 +7,7 @@ from conftest import examples
 from hypothesis import example, given, strategies as st
 
 from fastai_remote.load.items import SampleSelection
-from fastai_remote.order.base import Order, SplitOrder
+from fastai_remote.order.base import Order, SplitOrder, WeightedOrder
 from fastai_remote.order.lengths import LongestFirst, SortedWindows
 from fastai_remote.order.permutation import BlockPermutation, Permutation
 from fastai_remote.order.ranks import rank_share, worker_batches
@@ -123,6 +123,28 @@ def test_consecutive_shares_are_those_of_fastai(n, world):
     repeated = (list(order)*world)[:length*world]
     for rank in range(world):
         assert list(rank_share(order, rank, world, consecutive=True))==repeated[rank*length:(rank+1)*length]
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 40), st.integers(1, 4))
+@examples(200)
+def test_batches_of_all_ranks_in_turn_have_the_order_of_the_epoch(n, world, bs, workers):
+    "as `get_preds` gathers them: batch 0 of each rank, then batch 1. What comes twice is at the end"
+    order = Order(n, Permutation(n, 3))
+    def batches(rank):
+        share = rank_share(order, rank, world, consecutive=True, bs=bs)
+        each = [[b.tolist() for b in worker_batches(share, bs, w, workers)] for w in range(workers)]
+        return [each[k%workers][k//workers] for k in range(sum(map(len, each)))]   # as torch's loader takes turns
+    ranks = [batches(rank) for rank in range(world)]
+    assert len({tuple(map(len, b)) for b in ranks})==1
+    gathered = [i for turn in zip(*ranks) for batch in turn for i in batch]
+    assert gathered[:n]==list(order) and len(gathered)-n<world
+    assert len(gathered)-n<=sum(len(b[-1]) for b in ranks)   # all in the last turn
+
+def test_ranks_draw_as_many_as_one_with_weights():
+    labels = np.arange(1000)%10
+    order = WeightedOrder(1000, lambda numbers: labels[numbers], [1]*9+[9], 3)
+    shares = [rank_share(order, rank, 3) for rank in range(3)]
+    assert [len(share) for share in shares]==[334]*3
+    assert [shares[k%3][k//3] for k in range(1000)]==list(order)
 
 def test_batches_are_the_same_however_many_are_computed_at_once():
     "Those of a batch at a time"

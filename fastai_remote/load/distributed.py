@@ -8,17 +8,23 @@ Docs: page `load/distributed`"""
 __all__ = ['RemoteDistributedDL', 'wrap_dl']
 
 # %% ../../nbs/load/11_distributed.ipynb #4c3a0214
-import random
+import random, zlib
 
+import numpy as np
 import torch
 from fastai.distributed import DistributedDL, DistributedTrainer
+from fastai.torch_core import apply, num_distrib
 
 from .loader import RemoteDL
+from ..order.base import Order
 from ..order.ranks import rank_share
 
 # %% ../../nbs/load/11_distributed.ipynb #d78a6e24
 class RemoteDistributedDL(DistributedDL):
-    "`DistributedDL` of a `RemoteDL`: the ranks agree on a seed, and each computes its own share of the epoch"
+    """`DistributedDL` of a `RemoteDL`: the ranks agree on a seed, and each computes its own share of the epoch
+
+    The ranks of `get_preds` read their batches in turn. So predictions, which fastai gathers batch by batch, have the
+    order of the samples."""
     def get_idxs(self):
         dl,seed = self.dl,torch.tensor([self.dl.rng.getrandbits(62)])
         if torch.distributed.is_initialized():
@@ -26,9 +32,19 @@ class RemoteDistributedDL(DistributedDL):
             torch.distributed.broadcast(seed, 0)
         dl.rng = random.Random(int(seed))
         order = dl.get_idxs()
-        share = rank_share(order, self.rank, self.world_size, consecutive=True)
+        if not isinstance(order, Order): order = Order(len(order), np.asarray(order, np.int64))
+        if dl.in_place: _check_same(order, dl)
+        bs = dl.bs or 1 if dl.in_place else None
+        share = rank_share(order, self.rank, self.world_size, consecutive=True, bs=bs)
         self.n,self.n_padded = len(order),len(share)*self.world_size   # for gathering predictions
         return share
+
+    def to_detach(self, b, cpu=True, gather=True):
+        if not gather or not self.dl.in_place or not hasattr(self, 'n_padded'): return super().to_detach(b, cpu, gather)
+        b = self._to_detach(b, cpu, gather)
+        is_last = self.i*self.world_size>=self.n_padded
+        repeated = self.n_padded-self.n if is_last else 0   # samples at the end that have come before
+        return apply(lambda x: x[:len(x)-repeated] if getattr(x, 'ndim', 0) else x, b)
 
     def sample(self): return RemoteDL.sample(self)
 
@@ -37,6 +53,18 @@ class RemoteDistributedDL(DistributedDL):
         self.dl._DataLoader__idxs,self.dl.offs,self.dl.num_workers = self._DataLoader__idxs,self.offs,self.num_workers
         yield from self.dl.create_batches(samps)
 
+def _check_same(order, dl):
+    "Raise `ValueError` if the ranks have different orders: `get_preds` drew them, in each rank by itself"
+    if not torch.distributed.is_initialized(): return
+    n = len(order)
+    some = order.numbers_at(np.linspace(0, n-1, min(n, 4096)).astype(np.int64))
+    checksums = [None]*torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(checksums, (n,zlib.crc32(some.tobytes())))
+    if len(set(checksums))>1:
+        names = ', '.join(store.name for store in dl.stores)
+        raise ValueError(f'{names}: get_preds over several ranks needs the same order on each, and this loader is '
+                         'shuffled: use dls.valid, dls.test_dl(…), or .new(shuffle=False)')
+
 def wrap_dl(
     trainer:DistributedTrainer, # The callback of `learn.distrib_ctx()`
     dl, # A loader of the `Learner`
@@ -44,4 +72,8 @@ def wrap_dl(
 ):
     "The loader that a rank uses in place of `dl`; `DistributedTrainer._wrap_dl` calls this"
     if not isinstance(dl, RemoteDL): return stock_wrap_dl(trainer, dl)
+    if dl.on_bad=='skip' and num_distrib()>1:
+        names = ', '.join(store.name for store in dl.stores)
+        raise ValueError(f"{names}: on_bad='skip' would give the ranks different numbers of samples, for which they would "
+                         "wait forever: use on_bad='replace' to train on several ranks")
     return RemoteDistributedDL(dl, device=trainer.learn.model.device)

@@ -18,7 +18,7 @@ from fastai.vision.core import PILImage, PILImageBW
 from fasttransform import compose_tfms, Pipeline
 from fasttransform.cast import retain_type
 
-from .batch import fetch_of, StoreInputs
+from .batch import fetch_of, NoSamples, StoreInputs
 from .equivalence import image_tfms, is_idle, why_changed, why_image, why_stock_changed, why_unknown
 from .fetch_transform import Fetch
 from .lazy_image import BatchMemory, int_to_float
@@ -46,6 +46,7 @@ class BatchPipeline(Pipeline):
         return why_unknown(self.fs[0], (IntToFloatTensor,), *types) or why_stock_changed() or why_changed(*types)
 
     def __call__(self, o):
+        if type(o) is NoSamples: return o
         is_images = type(o) is tuple and any(type(x) in (TensorImage,TensorImageBW) for x in o)
         if self.known is None or not is_images: return super().__call__(o)
         if not self.fs or self.fs[0] is not self.known:   # changed during the epoch

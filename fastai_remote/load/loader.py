@@ -31,7 +31,7 @@ from fasttransform.cast import retain_type
 from torch.utils.data import get_worker_info
 
 from ..core import CorruptSample, MissingSample
-from .batch import BatchReader, fetch_of, first_or_other, StoreInputs
+from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs
 from .items import RemoteItems
 from .lazy_image import EncodedImage
 from .fast_path import BatchPipeline, decide_path
@@ -95,6 +95,7 @@ class RemoteDL(TfmdDL):
     The methods are in the order in which a batch passes through them: order; fetch; then decode, transform, collate."""
     _joins_inputs = False   # while a batch is shown
     _path = _report = buffers = None   # of this epoch: its `BatchPath`, the bad samples, its `SharedBuffers`
+    _keeps_smaller = False   # while a batch is made that is smaller because samples were skipped
     in_place = False   # do results belong to samples by position, so that none may be skipped?
     _known_lengths = _longest = None   # what `lengths` returned for the dataset; the position of the longest sample
     def __init__(self,
@@ -225,7 +226,7 @@ class RemoteDL(TfmdDL):
         buffers,pipeline = self._new_buffers(),self.after_batch
         self.buffers = buffers
         if type(pipeline) is BatchPipeline: pipeline.known = None if pipeline.why_stock() else pipeline.fs[0]
-        try: yield from super().__iter__()
+        try: yield from (batch for batch in super().__iter__() if type(batch) is not NoSamples)
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
             if type(pipeline) is BatchPipeline: pipeline.known = None
@@ -281,16 +282,56 @@ class RemoteDL(TfmdDL):
 
     def _item_batches(self, inputs, batches):
         "Batches that fastai builds item by item"
-        stock = super().create_batches
-        if self.on_bad=='skip':   # each batch alone, so that it stays smaller by what is skipped
-            for batch in batches: yield from inputs.released(stock(inputs.positions_of(batch)))
+        if self.on_bad=='skip':
+            for batch in batches: yield from self._smaller_batch(inputs, batch)
         else:
             positions = (position for batch in batches for position in inputs.positions_of(batch))
-            yield from inputs.released(stock(positions))
+            yield from inputs.released(super().create_batches(positions))
+
+    def _smaller_batch(self, inputs, batch):
+        "A batch by itself, built item by item, which is smaller by the samples that are skipped"
+        self._keeps_smaller = batch.wanted==self.bs
+        made = False
+        try:
+            for result in inputs.released(super().create_batches(inputs.positions_of(batch))):
+                made = True
+                yield result
+        finally: self._keeps_smaller = False
+        if not made: yield from self._no_samples(batch)
+
+    def _no_samples(self, batch):
+        "What a worker sends in place of `batch`, all of whose samples were skipped"
+        is_dropped = batch.wanted<self.bs and self.drop_last
+        if get_worker_info() is not None and not is_dropped and type(self.after_batch) is BatchPipeline:
+            yield NoSamples()
+
+    def chunkify(self, b):
+        if not self._keeps_smaller: return super().chunkify(b)
+        drop_last,self.drop_last = self.drop_last,False
+        try: return super().chunkify(b)
+        finally: self.drop_last = drop_last
 
     def do_item(self, s):
+        "The item at a position. With `on_bad`, one that cannot be decoded is replaced, or `None`, which leaves it out."
+        if self.on_bad=='raise' or self._report is None: return self._item(s)
+        try: return self._item(s)
+        except (CorruptSample,MissingSample) as e: error = e
+        inputs = StoreInputs(self.dataset)
+        number = inputs.number_at(s) if inputs.fetches else None
+        if number is None: raise error
+        if self.on_bad=='skip' and self.in_place:
+            error.add_note(_not_skipped)
+            raise error
+        self._note(number)
+        if self.on_bad=='skip': return None
+        for position,_ in inputs.others(number):
+            try: return self._item(position)
+            except (CorruptSample,MissingSample) as e: error = e
+        raise error
+
+    def _item(self, s):
         path = self._path
-        if path is None or not path.fetches: return super().do_item(s)
+        if path is None or not path.fetches: return super().do_item(s)   # `None` for a `SkipItemException`
         try:
             for fetch in path.fetches: fetch.undecoded = {'reducing_gap':self.reducing_gap}
             try: item = self.create_item(s)
@@ -319,14 +360,17 @@ class RemoteDL(TfmdDL):
                 return
             if not given_up: random.setstate(state)
             given_up = True
-            yield from inputs.released(super(RemoteDL, self).create_batches(inputs.positions_of(batch)))
+            yield from self._item_batches(inputs, [batch])
         with FetchThreads(self.threads, _use_one_core) as submit:
             for batch in batches:
-                if not batch.positions: continue   # all of its samples were skipped
+                if not batch.positions:   # all of its samples were skipped
+                    while waiting: yield from finished(*waiting.popleft())
+                    yield from self._no_samples(batch)
+                    continue
                 state = random.getstate()
                 begun = None if given_up or whole.is_outdated(self) else whole.begin(batch.columns())
                 # Dropped only now, because the items of a dropped batch draw random numbers, too
-                if len(batch.positions)<self.bs and self.drop_last and not given_up: continue
+                if batch.wanted<self.bs and self.drop_last and not given_up: continue
                 waiting.append((submit(whole.finish, begun), state, batch))
                 if len(waiting)>self.threads: yield from finished(*waiting.popleft())
             while waiting: yield from finished(*waiting.popleft())

@@ -9,7 +9,7 @@ __all__ = ['Run', 'Pipeline', 'batch_arguments', 'StreamInput', 'RemoteStream']
 
 # %% ../../nbs/load/14_stream.ipynb #d2c5f061
 import itertools, warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -394,6 +394,41 @@ class StreamInput:
     def batched(self, stream, *args):
         "A dataset of batches whose number is known, or `None`: batches are a stage"
 
+class _StreamIterator:
+    """The results of one process in an epoch of a stream, as an iterator with a state
+
+    torchdata's `StatefulDataLoader` stores the state. Another process continues where it was, and reads again what
+    came before."""
+    def __init__(self, stream, key, consumer):
+        self.stream,self.key,self.consumer,self.count = stream,key,consumer,0
+        self.pairs = stream.start(key, consumer)
+
+    def __iter__(self): return self
+
+    def __next__(self):
+        _,sample = next(self.pairs)
+        self.count += 1
+        return sample
+
+    def state_dict(self)->dict:
+        "The place in the epoch, and the numbers that its random order depends on"
+        return dict(asdict(self.consumer), key=list(self.key), count=self.count)
+
+    def load_state_dict(self,
+        state:dict # What `state_dict` returned
+    ):
+        "Continue at this place; raises `ValueError` if there are other ranks or workers, or fewer results"
+        for name,value in asdict(self.consumer).items():
+            if state.get(name)!=value:
+                raise ValueError(f'{self.stream!r}: this state is of an epoch with {name}={state.get(name)}, and cannot '
+                                 f'be continued with {name}={value}')
+        self.key,self.count = tuple(state['key']),0
+        self.pairs = self.stream.start(self.key, self.consumer)
+        while self.count<state['count']:
+            if next(self, self) is self:
+                raise ValueError(f"{self.stream!r}: this state is of an epoch that had at least {state['count']} results "
+                                 f'in this process, and now there are {self.count}')
+
 class RemoteStream(Pipeline, Epochs, IterableDataset):
     """Samples one after the other, for a torch `DataLoader`: every sample once in an epoch, over all ranks and workers
 
@@ -447,8 +482,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         worker,num_workers = (info.id,info.num_workers) if info else (0,1)
         consumer = Consumer(*self.ranks, worker, num_workers)
         self._check_epoch(consumer)
-        pairs = self.start(self.draw_key(), consumer)   # the key is drawn now, not with the first sample
-        return (sample for _,sample in pairs)
+        return _StreamIterator(self, self.draw_key(), consumer)   # the key is drawn now, not with the first sample
 
     def _check_epoch(self, consumer):
         "If `set_epoch` was forgotten, raise an error if there are several ranks, and warn otherwise"

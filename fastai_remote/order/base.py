@@ -108,6 +108,12 @@ class WeightedOrder(Order):
 
     def _new(self, positions, *maps): raise TypeError('a `WeightedOrder` cannot be sliced or composed')
 
+    def at(self,
+        positions:range # Which draws
+    )->'WeightedOrder':
+        "The draws at `positions`, at least 0; there is no last one"
+        return WeightedOrder(self.n, self.labels, self.weights, self.seed, positions)
+
     def __getitem__(self, i):
         "An `int` for an int, an int64 array for a list, array or range of positions; raises `TypeError` for a slice"
         k = int_index(i)
@@ -118,7 +124,7 @@ class WeightedOrder(Order):
         tries:int=16, # Candidates per position in each round
     )->np.ndarray: # int64, one per position
         "The numbers at many positions; raises `ValueError` if labels with a weight are too rare to be drawn"
-        pos = np.asarray(i, np.uint64)
+        pos = _apply(self.positions, np.asarray(i)).astype(np.uint64)
         res = np.zeros(len(pos), np.int64)
         todo = np.arange(len(pos))   # indices of `pos` without an accepted candidate
         acceptance = self.weights/self.weights.max()
