@@ -17,7 +17,7 @@ def tar(path, n, size, mode='w'):
             file.addfile(info, io.BytesIO(np.random.default_rng(i).bytes(size)))
     return path
 
-def chunk(source, folder='/nowhere', **kw): return ShardWriter(Storage(folder), **kw).stream_chunk(source)
+def chunk(source, folder='/nowhere', **kw): return ShardWriter(Storage(folder), **kw).stream_chunk_size(source)
 
 def test_samples_that_are_sent_whole_make_smaller_chunks(tmp_path):
     places,contents = tar(tmp_path/'a.tar', 8, 100_000),tar(tmp_path/'a.tar.gz', 8, 100_000, 'w:gz')

@@ -246,11 +246,11 @@ ONLY_HERE = {'json','traceback','yes','kind','resize','help','port','memory','wo
 def functions_of(name):
     from fastai_remote.cli.doctor import check_machine
     from fastai_remote.cli.serve import serve
-    from fastai_remote.cli.sources import KINDS
+    from fastai_remote.cli.sources import SOURCE_KINDS
     from fastai_remote.ingest.copy import resize_store
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
-    sources,write = [kind.open for kind in KINDS.values()],[to_redis, to_shards]
+    sources,write = [kind.open for kind in SOURCE_KINDS.values()],[to_redis, to_shards]
     append = [RedisStore.append]
     if name in ('ingest','append'): return [*sources, *write, *append, shrink]
     return {'copy':write, 'resize':[*write, resize_store], 'verify':[verify_store, ShardStore, to_redis],
@@ -600,8 +600,8 @@ def test_tars_of_others_are_found(tmp_path, result, cli):
     assert '1 samples' in cli('doctor', tmp_path/'theirs')[1]
 
 def test_the_endings_of_files_are_those_that_the_sources_read():
-    from fastai_remote.cli.sources import KINDS
+    from fastai_remote.cli.sources import SOURCE_KINDS
     from fastai_remote.source import arrays, csv_files, frames, tars
     known = dict(csv=csv_files.CSV_EXTENSIONS, tars=tars.TAR_EXTENSIONS, parquet=frames._PARQUET+frames._ARROW,
                  arrays=arrays._ARRAY_FILES)
-    assert {kind:KINDS[kind].suffixes for kind in known}==known
+    assert {kind:SOURCE_KINDS[kind].suffixes for kind in known}==known

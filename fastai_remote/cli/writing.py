@@ -45,17 +45,17 @@ def write_options(
 
 def source_options(parser):
     "Add the options of the sources"
-    from fastai_remote.cli.sources import KINDS
+    from fastai_remote.cli.sources import SOURCE_KINDS
     group = parser.add_argument_group('options of the source')
-    kinds = '; '.join(f'{name}: {kind.what}' for name,kind in KINDS.items())
-    group.add_argument('--kind', choices=KINDS, help=f'What the source is; default: by the names of files ({kinds})')
+    kinds = '; '.join(f'{name}: {kind.what}' for name,kind in SOURCE_KINDS.items())
+    group.add_argument('--kind', choices=SOURCE_KINDS, help=f'What the source is; default: by the names of files ({kinds})')
     add_options(group, source_parameters())
 
 def source_parameters()->dict:
     "The options of all kinds of sources, except those that have the name of an option of writing"
-    from fastai_remote.cli.sources import KINDS
+    from fastai_remote.cli.sources import SOURCE_KINDS
     found = {}
-    for kind in KINDS.values():
+    for kind in SOURCE_KINDS.values():
         for name,parameter in parameters_of([kind.open]).items():
             if name not in found: found[name] = parameter
             elif parameter.docment not in found[name].docment:

@@ -103,7 +103,7 @@ class IndexedJob(SourceJob):
     "Writes an `IndexedSource`: chunks are ranges of numbers, and each is read from wherever its samples are"
     def __init__(self, source, writer, options):
         super().__init__(source, writer, options)
-        self.n,self.chunk = len(source),options.chunk
+        self.n,self.chunk_size = len(source),options.chunk
         if options.splits:
             self.splits = split_ranges(self.n, options.splits)
             ranges,parts = [(0,self.n)],[stop-start for start,stop in self.splits.values()]
@@ -129,14 +129,14 @@ class StreamJob(SourceJob):
         if options.splits:
             raise ValueError(f'{writer.name}: a stream cannot be divided at random: give {{split: source}}, or split '
                              'when reading, by RandomStoreSplitter()')
-        self.chunk = options.chunk or writer.stream_chunk(source)
+        self.chunk_size = options.chunk or writer.stream_chunk_size(source)
         self.parts,self.seen = None,None   # the stream that was begun by `first`, and the parts it has taken from it
 
-    def signature(self): return (self.chunk,)
+    def signature(self): return (self.chunk_size,)
     def n_chunks(self, marks): return None
 
     def first(self, k):
-        self.parts,self.seen = iter(self.source.stream(self.chunk)),[]
+        self.parts,self.seen = iter(self.source.stream(self.chunk_size)),[]
         def samples():
             for part in self.parts:
                 self.seen.append(part)
@@ -151,10 +151,10 @@ class StreamJob(SourceJob):
         if self.source.once:
             raise ServerRestarted(f'{self.writer.name}: the server lost chunks, and the source cannot be read a second '
                                   'time; repeat the same call to go on')
-        return self.source.stream(self.chunk)
+        return self.source.stream(self.chunk_size)
 
     def chunks(self, marks):
-        splits,size,end,chunk = {},self.chunk,0,-1
+        splits,size,end,chunk = {},self.chunk_size,0,-1
         for chunk,part in enumerate(self._stream()):
             end = chunk*size+len(part)
             if isinstance(part, SplitChunk): splits.setdefault(part.split, [chunk*size,0])[1] = (chunk+1)*size
@@ -270,12 +270,12 @@ def _plan(job, vocab, options):
     "The plan of a new ingest, for `Writer.begin`; its `signature` tells whether a later call is the same"
     fields,sample_bytes = _first_samples(job, vocab)
     if options.vocab is not None: check_vocab(vocab, fields)
-    if options.chunk is None and job.n: job.chunk = job.writer.chunk(job.n, sample_bytes, options.num_workers)
+    if options.chunk is None and job.n: job.chunk_size = job.writer.chunk_size(job.n, sample_bytes, options.num_workers)
     plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
     identity = (job.source.fingerprint(), fn_fingerprint(options.fn), options.seed, options.shuffle, *plan.items(),
                 *job.signature())
     signature = hashlib.sha256(repr(identity).encode()).hexdigest()
-    return dict(plan, signature=signature, chunk=job.chunk, stats=stats_field(fields, vocab), open=job.n==0)
+    return dict(plan, signature=signature, chunk=job.chunk_size, stats=stats_field(fields, vocab), open=job.n==0)
 
 def _source_notes(source, fields, options):
     "What the report says of labels that are numbers, and of class names that the source had"

@@ -252,7 +252,7 @@ class Source:
     implicit_keys:bool = False
     notes:list = None # Remarks on labels for the report; `None`: nothing is said of labels that are numbers
     as_is_notes:list = () # Remarks for the report, on samples that no `fn` has changed
-    chunk:int = None # Samples per chunk of a stream; default: chosen by the writer
+    chunk_size:int = None # Samples per chunk of a stream; default: chosen by the writer
     # About how many bytes a raw sample of a stream has; default: unknown. A chunk of larger ones has fewer samples
     raw_bytes:int = None
     # raw -> sample: `{field: value}`, or values that `fn` or `as_sample` makes a sample of

@@ -28,7 +28,7 @@ class csv_samples(StreamedSource):
     Without `fn_col`, `label_col` and `fields`, all columns are fields, and `fn` gets the cells as text. `stream` raises
     `ValueError` for a file without a header, with two columns of one name, or without a column that is asked for. A row
     that does not fit the header is a failed sample. With `valid_col`, the files are read once per split."""
-    chunk = 256
+    chunk_size = 256
     def __init__(self,
         files:str|Path|list, # A file, several, or a folder; with a header; plain, `.gz` or `.xz`
         fn_col:int|str=None, # Column with names of image files

@@ -418,7 +418,7 @@ class _IndexedDrawings(_Drawings, IndexedSource):
 
 class _StreamedDrawings(_Drawings, StreamedSource):
     "Drawings as a stream, from up to 16 files in turn, so that their classes are mixed"
-    chunk = 512
+    chunk_size = 512
     raw_bytes = 2048   # a line with a drawing
     def _lines(self, path):
         "Yields `(name, header, line)`; raises `OSError`, naming the file, if it is damaged"

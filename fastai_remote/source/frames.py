@@ -445,7 +445,7 @@ class _ParquetTable(Table):
 # %% ../../nbs/source/05_frames.ipynb #b6185ad8
 class _RowStream(_Planned, StreamedSource):
     "Rows that arrive in batches: a reader of Arrow, a lazy frame of polars, files that are read from front to back"
-    chunk = 256
+    chunk_size = 256
     def __init__(self,
         batches, # Called without arguments, returns an iterator over parts of the table
         schema_types, # Called with a part, returns `{column: ColumnType}`

@@ -26,7 +26,7 @@ class img2dataset_samples(StreamedSource):
     Beside each tar there may be a Parquet file with one row per image, also for images that could not be downloaded:
     the report counts those. `columns` adds columns of these rows, which are found by their key. Raises
     `FileNotFoundError`, `ValueError` for a column that does not exist, and `ImportError` without pyarrow."""
-    chunk = 64
+    chunk_size = 64
     implicit_keys = True   # keys of samples are kept where they take no space
     def __init__(self,
         files:str|Path|list, # The folder of the tars, or some of them

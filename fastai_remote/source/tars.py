@@ -225,7 +225,7 @@ class tar_samples(StreamedSource):
     A sample with a link, a device or a sparse file is a failed sample. If a tar is cut off, its complete samples are
     read, and a failure names it. If compressed data is damaged, `stream` raises `DamagedTar`: the checksum covers the
     whole file, and it can only be compared when all samples have been read."""
-    chunk = 64
+    chunk_size = 64
     def __init__(self,
         # A tar file or several, or a folder of them; braces such as `train-{000..099}.tar` are expanded. They may be
         # compressed with gzip, xz, bzip2 or zstd, whatever their names are.

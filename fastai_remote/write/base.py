@@ -6,11 +6,12 @@ Docs: page `write/base`"""
 
 # %% auto #0
 __all__ = ['MAX_CLASSES', 'LEASE_SECONDS', 'fill_gaps', 'label_hash', 'label_texts', 'labels_of_texts', 'check_name',
-           'ServerRestarted', 'ChunksLost', 'host_id', 'is_alive', 'process_state', 'chunk_count', 'progress_text',
-           'Writer', 'finish_samples', 'MemoryWriter']
+           'ServerRestarted', 'ChunksLost', 'host_id', 'is_alive', 'process_state', 'Plan', 'chunk_count',
+           'progress_text', 'Writer', 'finish_samples', 'MemoryWriter']
 
 # %% ../../nbs/write/00_base.ipynb #a2ab0f7b
 import hashlib, json, os, re, socket, threading
+from typing import TypedDict
 
 import numpy as np
 
@@ -107,14 +108,27 @@ def process_state(
     except (OSError,IndexError,ValueError): return None,None
 
 # %% ../../nbs/write/00_base.ipynb #0fe497f3
+class Plan(TypedDict, total=False):
+    """What an ingest is going to write: a dict that is stored as JSON until the dataset is committed
+
+    A writer may add entries of its own."""
+    n:int # Number of samples; of a stream, how many numbers have been given out so far
+    chunk:int # Samples per chunk
+    fields:dict # `{field: {'codec', 'dtype', …}}`; with `staged`, its labels become codes in `commit`
+    splits:dict # `{split: [start, stop]}`, before gaps are filled; `None`: none, or not known yet
+    vocab:dict # `{field: list of labels}`, where labels are known beforehand
+    stats:str # Field whose images are counted, or `None`
+    open:bool # Is it a stream, whose length is not known yet?
+    signature:str # Tells whether a later call is the same one, which continues
+
 def chunk_count(
-    plan:dict # The plan of an ingest: `n` samples in chunks of `chunk`
+    plan:Plan # The plan of an ingest: `n` samples in chunks of `chunk`
 )->int:
     "Returns how many chunks an ingest has; for a stream, how many it is known to have so far"
     return -(-plan['n']//plan['chunk'])
 
 def progress_text(
-    plan:dict, # The plan of an unfinished ingest; empty or `None` if there is none
+    plan:Plan, # The plan of an unfinished ingest; empty or `None` if there is none
     done:int, # Chunks that are written
 )->str:
     "Describes how far an ingest is, for a message; empty without a plan"
@@ -133,12 +147,12 @@ class Writer:
     After a kill at any point, the same calls continue: `begin` returns the plan of the earlier run, and `records` the
     chunks that are done. All methods raise `StoreUnavailable` if the place cannot be reached."""
     name:str = '' # Name of the dataset
-    plan:dict = None # Set by `begin`: `n`, `chunk`, `fields`, `splits`, `vocab`, `signature`, `stats`, `open`
+    plan:Plan = None # Set by `begin`
     takes_label_hashes:bool = False # Does `put` take the hashes of staged labels (`label_hash`) instead of the labels?
     chunk_split:str = None # Split of the chunk that is being written, where `plan['splits']` is not known yet
     takes_keys:bool = False # Does `put` take the keys of samples, as column `__key__`?
     needs_all:bool = False # Must each sample be written, so that nothing is kept if one fails?
-    n_examples:int = 1 # Number of samples to convert before `begin`, so that `chunk` knows about how large they are
+    n_examples:int = 1 # Number of samples to convert before `begin`, so that `chunk_size` knows about how large they are
 
     @property
     def url(self)->str:
@@ -146,9 +160,9 @@ class Writer:
         raise NotImplementedError
 
     def begin(self,
-        plan, # The plan, a dict, or a function that returns it, which is called while the lock is held
+        plan, # A `Plan`, or a function that returns it, which is called while the lock is held
         overwrite:bool=False, # Replace a dataset of this name, or drop an unfinished ingest of another source?
-    )->dict: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
+    )->Plan: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
         "Takes the lock and stores the plan; raises `StoreBusy`, `StoreExists`"
         raise NotImplementedError
 
@@ -183,7 +197,7 @@ class Writer:
         raise NotImplementedError
 
     def abandon(self,
-        plan:dict=None # Plan of the ingest to abandon; default: this one
+        plan:Plan=None # Of the ingest to abandon; default: this one
     ):
         "Removes everything that an unfinished ingest has written"
         raise NotImplementedError
@@ -206,7 +220,7 @@ class Writer:
         "Returns an ID of the current run of the server; if it changes, samples that were not saved may be lost"
         return ''
 
-    def chunk(self,
+    def chunk_size(self,
         n:int, # Samples in the source
         each:float, # Bytes per sample, estimated by `cost`
         num_workers:int, # Processes that will write
@@ -214,16 +228,16 @@ class Writer:
         "Returns how many samples a chunk should have"
         return max(16, min(1024, n//(num_workers*8)))
 
-    def stream_chunk(self,
+    def stream_chunk_size(self,
         source # A `StreamedSource`
     )->int:
         "Returns how many samples a chunk of a stream should have; `source.raw_bytes` tells how large they are"
-        return source.chunk or 64
+        return source.chunk_size or 64
 
     def cost(self,
         sample:dict # `{field: encoded value}`
     )->int:
-        "Returns the bytes that an encoded sample takes, for `chunk`"
+        "Returns the bytes that an encoded sample takes, for `chunk_size`"
         return 0
 
     def space(self,
@@ -252,7 +266,7 @@ class Writer:
 
 # %% ../../nbs/write/00_base.ipynb #8dc7ae53
 def finish_samples(
-    plan:dict, # The plan of the ingest
+    plan:Plan, # Of the ingest
     samples:dict, # `{number: {field: value}}` of the samples that were written, as `put` got them; is changed
     labels:dict, # `{field: set of labels}`, as `put` got them
 )->tuple: # `{field: list of bytes, or array}` without checksums, `{split: [start, stop]}`, `{field: list of labels}`

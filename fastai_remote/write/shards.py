@@ -66,12 +66,12 @@ class ShardWriter(Writer):
     def take_lock(self): self.lock.take(self.progress)
     def how_to_abandon(self)->str: return f'ShardStore.abandon({self.url!r})'
 
-    def chunk(self, n:int, each:float, num_workers:int)->int:
+    def chunk_size(self, n:int, each:float, num_workers:int)->int:
         "Returns how many samples fit into a shard, but at most an eighth of all `n`, or 64 if that is more"
         fitting = int(.85*self.maxsize/max(each, 1))   # .85, because `each` is an estimate
         return max(1, min(self.maxcount, fitting, max(64, -(-n//8))))
 
-    def stream_chunk(self, source)->int:
+    def stream_chunk_size(self, source)->int:
         "Returns how many samples of a stream fit into a shard, and into 64 MB when they are sent to a worker"
         fitting = int(min(self.maxsize, _CHUNK_BYTES))//source.raw_bytes if source.raw_bytes else 1024
         return min(self.maxcount, 16384, max(fitting, 1))
