@@ -118,7 +118,8 @@ def source_kind(
             if any(next(path.glob(marker), None) for marker in reader.markers): return kind
         names = list(islice(_files_in(path), n))
     else: names = [path.name]
-    found = {kind:f for kind,reader in SOURCE_KINDS.items() for f in [next(filter(reader.has, names), None)] if f is not None}
+    first_of = {kind:next(filter(reader.has, names), None) for kind,reader in SOURCE_KINDS.items()}
+    found = {kind:file for kind,file in first_of.items() if file is not None}
     for first,second in _BESIDE:
         if first in found: found.pop(second, None)
     if len(found)==1: return next(iter(found))

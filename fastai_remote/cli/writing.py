@@ -48,7 +48,8 @@ def source_options(parser):
     from fastai_remote.cli.sources import SOURCE_KINDS
     group = parser.add_argument_group('options of the source')
     kinds = '; '.join(f'{name}: {kind.what}' for name,kind in SOURCE_KINDS.items())
-    group.add_argument('--kind', choices=SOURCE_KINDS, help=f'What the source is; default: by the names of files ({kinds})')
+    group.add_argument('--kind', choices=SOURCE_KINDS,
+                       help=f'What the source is; default: by the names of files ({kinds})')
     add_options(group, source_parameters())
 
 def source_parameters()->dict:

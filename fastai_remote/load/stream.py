@@ -400,15 +400,23 @@ class _StreamIterator:
     torchdata's `StatefulDataLoader` stores the state. Another process continues where it was, and reads again what
     came before."""
     def __init__(self, stream, key, consumer):
-        self.stream,self.key,self.consumer,self.count = stream,key,consumer,0
-        self.pairs = stream.start(key, consumer)
+        self.stream,self.consumer = stream,consumer
+        self._start(key)
+
+    def _start(self, key):
+        self.key,self.count = key,0
+        self.samples = (sample for _,sample in self.stream.start(key, self.consumer))
 
     def __iter__(self): return self
 
     def __next__(self):
-        _,sample = next(self.pairs)
+        sample = next(self.samples)
         self.count += 1
         return sample
+
+    def close(self):
+        "Stop reading"
+        self.samples.close()
 
     def state_dict(self)->dict:
         "The place in the epoch, and the numbers that its random order depends on"
@@ -420,14 +428,13 @@ class _StreamIterator:
         "Continue at this place; raises `ValueError` if there are other ranks or workers, or fewer results"
         for name,value in asdict(self.consumer).items():
             if state.get(name)!=value:
-                raise ValueError(f'{self.stream!r}: this state is of an epoch with {name}={state.get(name)}, and cannot '
-                                 f'be continued with {name}={value}')
-        self.key,self.count = tuple(state['key']),0
-        self.pairs = self.stream.start(self.key, self.consumer)
+                raise ValueError(f'{self.stream!r}: this state is of an epoch with {name}={state.get(name)}, and '
+                                 f'cannot be continued with {name}={value}')
+        self._start(tuple(state['key']))
         while self.count<state['count']:
             if next(self, self) is self:
-                raise ValueError(f"{self.stream!r}: this state is of an epoch that had at least {state['count']} results "
-                                 f'in this process, and now there are {self.count}')
+                raise ValueError(f"{self.stream!r}: this state is of an epoch that had at least {state['count']} "
+                                 f'results in this process, and now there are {self.count}')
 
 class RemoteStream(Pipeline, Epochs, IterableDataset):
     """Samples one after the other, for a torch `DataLoader`: every sample once in an epoch, over all ranks and workers

@@ -20,8 +20,8 @@ def rank_share(
     rank:int, # This rank
     world_size:int, # Number of ranks
     consecutive:bool=False, # Give each rank consecutive positions instead of every `world_size`-th one?
-    # Give each rank `bs` positions in turn, so that the batches of all ranks, one after the other, have the order of the
-    # epoch; default: as `consecutive` says
+    # Give each rank `bs` positions in turn, so that the batches of all ranks, one after the other, have the order of
+    # the epoch; default: as `consecutive` says
     bs:int=None,
 )->Order: # ceil(len(order)/world_size) positions
     """The part of `order` that `rank` visits; all ranks get equally many positions
@@ -53,9 +53,9 @@ def shard_permutation_of(
     return next((m for m in maps if isinstance(m, ShardPermutation)), None)
 
 class BatchesInTurn:
-    """Maps positions in the share of a rank to positions in the epoch: batch `k` of a rank follows batch `k` of the rank
-    before
+    """Maps positions in the share of a rank to positions in the epoch
 
+    Batch `k` of a rank follows batch `k` of the rank before it.
     What is left after the last round, less than `world_size` batches, is divided evenly."""
     def __init__(self,
         n:int, # Positions in the epoch

@@ -152,7 +152,7 @@ class Writer:
     chunk_split:str = None # Split of the chunk that is being written, where `plan['splits']` is not known yet
     takes_keys:bool = False # Does `put` take the keys of samples, as column `__key__`?
     needs_all:bool = False # Must each sample be written, so that nothing is kept if one fails?
-    n_examples:int = 1 # Number of samples to convert before `begin`, so that `chunk_size` knows about how large they are
+    n_examples:int = 1 # Number of samples to convert before `begin`; their size is an argument of `chunk_size`
 
     @property
     def url(self)->str:
