@@ -1790,6 +1790,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader._use_one_core': ( 'load/loader.html#_use_one_core',
                                                                                         'fastai_remote/load/loader.py'),
+                                           'fastai_remote.load.loader._without_empty': ( 'load/loader.html#_without_empty',
+                                                                                         'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader._wrapped': ( 'load/loader.html#_wrapped',
                                                                                    'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader.joined_inputs': ( 'load/loader.html#joined_inputs',

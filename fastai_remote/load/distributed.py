@@ -74,6 +74,6 @@ def wrap_dl(
     if not isinstance(dl, RemoteDL): return stock_wrap_dl(trainer, dl)
     if dl.on_bad=='skip' and num_distrib()>1:
         names = ', '.join(store.name for store in dl.stores)
-        raise ValueError(f"{names}: on_bad='skip' would give the ranks different numbers of samples, and they would wait "
-                         "for each other: use on_bad='replace' to train on several ranks")
+        raise ValueError(f"{names}: on_bad='skip' would give the ranks different numbers of samples, and they would "
+                         "wait for each other: use on_bad='replace' to train on several ranks")
     return RemoteDistributedDL(dl, device=trainer.learn.model.device)

@@ -226,7 +226,8 @@ class RemoteDL(TfmdDL):
         buffers,pipeline = self._new_buffers(),self.after_batch
         self.buffers = buffers
         if type(pipeline) is BatchPipeline: pipeline.known = None if pipeline.why_stock() else pipeline.fs[0]
-        try: yield from (batch for batch in super().__iter__() if type(batch) is not NoSamples)
+        batches = super().__iter__()
+        try: yield from _without_empty(batches) if self.on_bad=='skip' else batches
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
             if type(pipeline) is BatchPipeline: pipeline.known = None
@@ -462,6 +463,12 @@ _own_methods = {name:getattr(RemoteDL, name) for name in
                 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 _stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
 _own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths'.split()
+
+def _without_empty(batches):
+    "Yields `batches` without those that have no samples. Holds none of them while the next one is made."
+    for batch in batches:
+        if type(batch) is not NoSamples: yield batch
+        del batch
 
 def _check_weights(items, field, weights):
     "Raise `ValueError` if there is not one weight for each label of `field`"
