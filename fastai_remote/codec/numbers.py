@@ -18,7 +18,9 @@ from .base import Codec
 
 # %% ../../nbs/codec/04_numbers.ipynb #bdd9d368
 def _is_whole(v):
-    "Is `v` a whole number that must not be rounded? A `float` may already have been rounded, so it is not"
+    """Is `v` an integer, or a `Decimal` or `Fraction` whose value is one? Such a number must not be rounded
+
+    A `float` may already have been rounded, so it never counts."""
     if isinstance(v, Decimal): return v.is_finite() and v==v.to_integral_value()
     return isinstance(v, (int,np.integer)) or isinstance(v, Fraction) and v.denominator==1
 

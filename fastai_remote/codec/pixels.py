@@ -164,7 +164,7 @@ def _columns_first(region, to, transposed):
     return (_new_order and height>new_height and height-new_height>2*(width-new_width))!=transposed
 
 def _shape(window, orientation):
-    "Height and width of the result"
+    "Height and width of `window`, (x0, y0, x1, y1), after `orientation`: three bools for transpose, flip x and flip y"
     width,height = window[2]-window[0],window[3]-window[1]
     return (width,height) if orientation[0] else (height,width)
 

@@ -1,4 +1,4 @@
-"""Checks that fastai's own code would run unchanged, which every fast path requires
+"""Single checks that fastai's own code would run unchanged, which every fast path requires
 
 Docs: page `load/equivalence`"""
 

@@ -38,7 +38,10 @@ def _slice_stage(upstream, run, *bounds):
     return itertools.islice(upstream(0), *bounds)
 
 def _repeat_stage(upstream, run, nepochs, nresults):
-    "`nepochs` passes, or endless ones for -1; together at most `nresults`, divided among all processes, unless -1"
+    """Yields the pairs of `upstream(k)`, which is pass `k`, for `nepochs` passes, or endlessly for -1
+
+    Unless `nresults` is -1, all processes together yield at most so many. Raises `ValueError` if an endless repeat has
+    an empty pass."""
     limit = run.consumer.share(nresults) if nresults>0 else None
     given = 0
     for k in range(nepochs) if nepochs>0 else itertools.count():

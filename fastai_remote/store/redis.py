@@ -81,7 +81,7 @@ def read_manifest(
     link:RedisLink, # The server
     name:str, # Name of the dataset
     tries:int=3, # Times to read a manifest that is damaged: it may have been damaged on its way
-    may_be_cluster:bool=True # Look for a dataset of a cluster too?
+    may_be_cluster:bool=True # Look under the key that the manifest has in a cluster, too?
 )->Manifest:
     "The manifest of dataset `name`; raises `StoreNotFound`, with a list of names, `UnsupportedFormat`, `CorruptSample`"
     def read():

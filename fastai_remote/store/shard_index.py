@@ -390,7 +390,9 @@ class _UnpackZstd:
     eof = property(lambda self: self.decoder.eof)
 
     def decompress(self, data, most):
-        "The content of the next bytes of `data`; the rest of `data` is in `unused_data`"
+        """The content of the next `step` bytes of `data`; the rest is in `unused_data`. Raises `ValueError` if damaged
+
+        `most`, the limit that `zlib` and `lzma` take, is not used: `step` is so small that the content is, too."""
         try: content = self.decoder.decompress(data[:self.step])
         except self.error as e: raise ValueError(str(e)) from None
         self.unused_data = self.decoder.unused_data+data[self.step:]

@@ -437,7 +437,7 @@ def keys(self:ShardStore, numbers):
 
 @patch
 def presence(self:ShardStore, field):
-    "As in `Store`: a part is a shard. Reads the indices, but none if all samples have the field."
+    "Yields a bool array per shard: which samples have `field`. Reads the indices, unless all samples have the field."
     names,_ = self.field_choice(field)
     if len(names)==1 and not self.may_lack(names[0]):
         yield from Store.presence(self, field)

@@ -191,7 +191,9 @@ def _continued(self:ShardWriter, plan):
 
 @patch
 def _store_plan(self:ShardWriter, plan, generation, foreign):
-    "Stores a new plan; returns it"
+    """Returns `plan` with its generation, the prefix of its files and the time, and stores it
+
+    Without a prefix, the plan says that the shards are `foreign`: others wrote them, and they are only indexed."""
     prefix = f"shard{generation if generation>1 else ''}"
     plan = {**plan, 'generation':generation, 'prefix':'' if foreign else prefix,
             'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
@@ -283,7 +285,9 @@ def _put(self:ShardWriter, numbers, columns, labels):
 
 @patch
 def _ensure_shard(self:ShardWriter, number, cost):
-    "Makes `open_shard` one that sample `number`, which takes `cost` bytes, belongs into"
+    """Opens a new shard for sample `number`, which takes `cost` bytes, unless the open one is of its split and has room
+
+    Counts the sample."""
     splits = self.plan['splits'] or {}
     split = next((split for split,(start,stop) in splits.items() if start<=number<stop), self.chunk_split)
     self.put_samples += 1
