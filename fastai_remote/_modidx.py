@@ -2418,6 +2418,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'fastai_remote/order/base.py'),
                                           'fastai_remote.order.base.Order._new': ( 'order/base.html#order._new',
                                                                                    'fastai_remote/order/base.py'),
+                                          'fastai_remote.order.base.Order.checksum': ( 'order/base.html#order.checksum',
+                                                                                       'fastai_remote/order/base.py'),
                                           'fastai_remote.order.base.Order.numbers_at': ( 'order/base.html#order.numbers_at',
                                                                                          'fastai_remote/order/base.py'),
                                           'fastai_remote.order.base.SplitOrder': ( 'order/base.html#splitorder',

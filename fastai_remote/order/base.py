@@ -8,6 +8,8 @@ Docs: page `order/base`"""
 __all__ = ['Order', 'WeightedOrder', 'SplitOrder']
 
 # %% ../../nbs/order/01_base.ipynb #989194a3
+import zlib
+
 import numpy as np
 
 from ..core import int_index
@@ -72,6 +74,11 @@ class Order:
             raise IndexError(f'positions {pos.min()}..{pos.max()} are out of range: there are {n}')
         pos = pos.astype(np.int64)
         return self._at(_apply(self.positions, np.where(pos<0, pos+n, pos)))
+
+    def checksum(self)->int:
+        "A crc32 of up to 4,096 of the numbers, evenly spaced: it tells most orders of one length apart"
+        positions = np.linspace(0, len(self)-1, min(len(self), 4096)).astype(np.int64)
+        return zlib.crc32(self.numbers_at(positions).astype('<i8').tobytes())
 
     def __iter__(self):
         for start in range(0, len(self), 4096):

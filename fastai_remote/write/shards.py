@@ -73,7 +73,8 @@ class ShardWriter(Writer):
 
     def stream_chunk_size(self, source)->int:
         "Returns how many samples of a stream fit into a shard, and into 64 MB when they are sent to a worker"
-        fitting = int(min(self.maxsize, _CHUNK_BYTES))//source.raw_bytes if source.raw_bytes else 1024
+        each = source.raw_bytes   # may read the first samples
+        fitting = int(min(self.maxsize, _CHUNK_BYTES))//each if each else 1024
         return min(self.maxcount, 16384, max(fitting, 1))
 
     def cost(self, sample:dict)->int:
