@@ -177,7 +177,7 @@ def _check_arguments(dsets, dl_type, kwargs):
     raise TypeError(f"{dl_type.__name__} knows no {', '.join(map(repr, unknown))}{hint}")
 
 def _check_targets(dsets):
-    "Raise `ValueError` for a target that training cannot use: sample numbers as labels, or text"
+    "Raise `ValueError` for a target that training cannot use: sample numbers as labels; text, JSON or bytes"
     for tl in getattr(dsets, 'tls', [])[getattr(dsets, 'n_inp', 0):]:
         idle = StoreTokenizer,Numericalize   # the block adds these to a text, and they make it no target either
         first,*others = [t for t in tl.tfms.fs if t.name!='noop' and not isinstance(t, idle)] or [None]

@@ -32,7 +32,7 @@ class CorruptSample(StoreError): "Stored bytes are damaged: those of a sample, o
 
 # %% ../nbs/00_core.ipynb #14d33f97
 def sum_content(
-    d:dict # Anything that JSON can represent
+    d:dict # With values that JSON can represent
 )->int: # crc32
     """Checksum of the content of `d` without its key `crc`; it does not depend on how the JSON is formatted
 
@@ -66,7 +66,7 @@ def _is_part(o):
     return min(o['tags'], o['n'], o['failed'])>=0 and all(map(_is_field, o['fields'].values()))
 
 def _are_runs(d):
-    "Do the `runs` of manifest `d` have a table for each field?"
+    "Whether the `runs` of `d`, the parsed JSON of a manifest, are of the right types and name a table for each field"
     runs = d.get('runs', {})
     lengths,columns = runs.get('lengths'),runs.get('columns')
     if not isinstance(runs.get('key'), str) or not isinstance(runs.get('crc'), int): return False
@@ -150,7 +150,9 @@ class Manifest:
 
     @staticmethod
     def _restore_order(d):
-        "Put the entries of each dict into their original order, in case another tool has sorted them"
+        """Put the entries of the dicts in `d`, a manifest's parsed JSON, into the order of `d['order']`; changes `d`
+
+        Another tool may have sorted them."""
         order = d.get('order')
         for key,names in order.items() if isinstance(order, dict) else ():
             if key in _is_valid and isinstance(names, list) and sorted(map(str, names))==sorted(d.get(key, {})):
@@ -158,7 +160,9 @@ class Manifest:
 
     @classmethod
     def _check(cls, content, where):
-        "Raise an error unless `content` is a manifest that this version can read, with the right checksum and types"
+        """Check that `content`, parsed JSON, is a manifest that this version reads, with the right checksum and types
+
+        Raises `CorruptSample` for another checksum, else `UnsupportedFormat`; messages begin with `where`."""
         if not isinstance(content, dict) or type(content.get('format')) is not int:
             raise UnsupportedFormat(f'{where}: not a manifest: it has no format number: {str(content)[:60]!r}')
         version = content['format']
@@ -186,7 +190,7 @@ class Manifest:
     def altered(self,
         s:bytes, # The JSON from which this manifest was read
     )->str: # What is wrong, or ''
-        """Whether a few bytes of `s` differ from what was written, although they mean the same, as `1e-05` and `1E-05`
+        """Finds up to 8 bytes of `s` that differ from what was written, but mean the same, as in `1e-05` and `1E-05`
 
         Such a change is damage. JSON that a tool has formatted in another way differs in length or in more bytes."""
         written = json.dumps(json.loads(s), ensure_ascii=False, separators=(',',':')).encode('utf-8', 'surrogatepass')
@@ -209,21 +213,23 @@ def crc32s(
 
 @cache
 def _crc_tables():
-    "16 tables of 256 numbers, as a flat array: what a byte adds to a crc32 if 0 to 15 more bytes follow it"
+    "What a byte adds to a crc32 if `k` more bytes follow it, 0 to 15: element `256*k+byte` of a uint32 array"
     tables = [[zlib.crc32(bytes([byte])+bytes(following))^zlib.crc32(bytes(1+following)) for byte in range(256)]
         for following in range(16)]
     return np.array(tables, np.uint32).ravel()
 
 def _little_endian(a):
-    "Array `a` as contiguous bytes, the least significant byte of each number first"
+    "Array `a` as a contiguous array with the least significant byte of each number first; `a` itself if it is one"
     is_little = sys.byteorder=='little' and a.dtype.isnative
     return np.ascontiguousarray(a if is_little else a.astype(a.dtype.newbyteorder('<')))
 
 @cache
 def _crc_offsets(number_bytes, width):
-    """Where the tables start, for the last `number_bytes` bytes of a sample number and `width` bytes of a value
+    """Where the tables of `_crc_tables` start for each byte of a message, and the crc32 of a message of zeros
 
-    Also returns the crc32 of as many zeros as a message has bytes, to which the bytes add."""
+    The message is a value of `width` bytes and a sample number of 8, of which only the last `number_bytes` are looked
+    up. Returns an int array of shape (number_bytes+width, 1), the number's bytes first, each from the least
+    significant on; and a `np.uint32`."""
     following = [*range(number_bytes), *range(8, 8+width)]
     return 256*np.array(following)[:,None],np.uint32(zlib.crc32(bytes(width+8)))
 

@@ -27,7 +27,7 @@ class _ImportHook:
         return spec
 
 def _with_calls(exec_module, name):
-    "`exec_module` of a loader, followed by the calls for module `name`"
+    "A function that calls `exec_module(module)`, a loader's, and then each function that waits for module `name`, once"
     def _inner(module):
         exec_module(module)
         for f in _waiting.pop(name, []): f(module)
@@ -73,6 +73,8 @@ def add_late_methods(
     names:list, # Names of the methods
     module:str # Module that adds them to `owner` when it is imported
 ):
-    "Give class `owner` the methods `names`, without importing `module` before one of them is used"
+    """Give class `owner` the methods `names`, without importing `module` before one of them is used
+
+    A method that the class or one of its base classes already has is left as it is."""
     for name in names:
         if not any(name in vars(c) for c in owner.__mro__): setattr(owner, name, LateMethod(owner, name, module))

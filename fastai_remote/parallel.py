@@ -19,7 +19,10 @@ from joblib.parallel import get_active_backend
 
 # %% ../nbs/02_parallel.ipynb #1ff4a154
 class _Failed:
-    "An error of a worker, as a value that can be pickled; its traceback becomes a note"
+    """An error of a worker, as a value that can be pickled
+
+    `error()` returns the exception, with the worker's traceback as a note; a `RuntimeError` with its message if the
+    exception cannot be pickled."""
     def __init__(self, error):
         self.note = 'In a worker:\n'+''.join(traceback.format_exception(error)).rstrip()
         try:
@@ -34,9 +37,10 @@ class _Failed:
         return error
 
 def _exit_with_parent():
-    """In a worker process of joblib: start a thread that ends the process when its parent was killed
+    """In a worker process of joblib's loky: start a thread that ends the process when its parent was killed
 
-    Ctrl-C in a terminal is sent to the workers too. They leave it to their parent, which ends them."""
+    Does so once per process, and nothing in other processes. Also ignores SIGINT: Ctrl-C in a terminal is sent to the
+    workers too, which leave it to their parent, which ends them."""
     if not current_process().name.startswith('Loky') or hasattr(_exit_with_parent, 'started'): return
     _exit_with_parent.started = True
     if threading.current_thread() is threading.main_thread(): signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -47,7 +51,9 @@ def _exit_with_parent():
     threading.Thread(target=watch, daemon=True).start()
 
 def _load(pickled):
-    "The unpickled function, one per thread: Dask may use several threads per worker, and `f` need not be thread-safe"
+    """The function in `pickled`, bytes of cloudpickle; a thread keeps the one that it has unpickled last
+
+    Each thread has its own: Dask may use several threads per worker, and `f` need not be thread-safe."""
     thread = threading.current_thread()
     if getattr(thread, '_task', (None,))[0]!=pickled: thread._task = pickled,cloudpickle.loads(pickled)
     return thread._task[1]
@@ -55,7 +61,7 @@ def _load(pickled):
 def _apply(f, x): return f(*x) if isinstance(x, tuple) else f(x)
 
 class _Task:
-    "`f` in a form that can be sent to workers. An error is returned as `_Failed`"
+    "`f` in a form that can be sent to workers. Called with an input, it returns the result, or an error as `_Failed`"
     def __init__(self, f): self.pickled = cloudpickle.dumps(f)
     def __call__(self, x):
         _exit_with_parent()
@@ -66,7 +72,7 @@ class _Task:
 def effective_workers(
     num_workers:int=None # The number that the caller asked for; default: that of the backend
 )->int: # A Dask cluster has the workers that it has, whatever `num_workers` says
-    "How many workers `parallel_map` uses"
+    "How many workers `parallel_map` uses; connects to Ray if that is the active backend"
     backend,n = get_active_backend()
     if _is_ray(backend): _connected_ray()
     return backend.effective_n_jobs(num_workers or n or -1)
@@ -87,9 +93,10 @@ def parallel_map(
     xs, # Iterable of inputs, read as workers need them
     num_workers:int=None, # Default: all workers of the active joblib backend, or one process per core without a backend
 ): # Generator of results, as they become available
-    """Apply `f` to each of `xs` with the active joblib backend
+    """Apply `f` to each of `xs` with the active joblib backend; results may come in another order than `xs`
 
-    An error of `f` is raised as it is, with the worker's traceback as a note."""
+    An error of `f` is raised as it is, with the traceback of the worker process as a note; one that cannot be pickled
+    is raised as a `RuntimeError` with its message."""
     backend,n = get_active_backend()[0],effective_workers(num_workers)
     if _is_ray(backend): results = _map_ray(backend, _Task(f), xs, n if n<effective_workers() else 2*n)
     elif n==1: return (_apply(f, x) for x in xs)
@@ -99,14 +106,14 @@ def parallel_map(
     return _raise_errors(results)
 
 def _raise_errors(results):
-    "Yield `results`, and raise the first error among them"
+    "Yield the items of the generator `results`, raise the error of the first `_Failed` among them, and close `results`"
     with closing(results):
         for result in results:
             if isinstance(result, _Failed): raise result.error()
             yield result
 
 def _map_stream(backend, task, xs, n):
-    "For backends that return a generator: results as they become available"
+    "For backends that return a generator: yields `task(x)` for `xs` as results become available, with `n` workers"
     parallel = Parallel(n, backend, 'generator_unordered', pre_dispatch='2*n_jobs', max_nbytes=None)
     results = parallel(delayed(task)(x) for x in xs)
     try:
@@ -116,7 +123,7 @@ def _map_stream(backend, task, xs, n):
         with warnings.catch_warnings(action='ignore'): results.close()
 
 def _map_rounds(backend, task, xs, n):
-    "For backends that return a list: a few inputs per worker at a time"
+    "For backends that return a list: yields `task(x)` for `xs` in order, a few inputs per worker at a time"
     xs = iter(xs)
     while inputs:=list(islice(xs, n*_inputs_per_round)):
         yield from Parallel(n, backend, max_nbytes=None)(delayed(task)(x) for x in inputs)
@@ -124,7 +131,7 @@ def _map_rounds(backend, task, xs, n):
 def _run(task, pickled): return task(cloudpickle.loads(pickled))
 
 def _map_ray(backend, task, xs, n):
-    "For Ray: `n` of Ray's tasks at a time"
+    "For Ray: yields `task(x)` for `xs` as results become available, with `n` of Ray's tasks at a time"
     ray,pending = _connected_ray(),[]
     run = ray.remote(_run).options(**(backend.ray_remote_args or {}))
     def next_result():

@@ -92,11 +92,11 @@ class WriterTests:
         "A writer. All calls in one test return writers for the same place, which is empty when the test begins"
         raise NotImplementedError
     def open(self)->Store:
-        "The dataset that was written"
+        "Opens the dataset that was written"
         raise NotImplementedError
 
     def write(self, source, fn=example, **kwargs):
-        "Write `source` with a new writer, in its order and in this process; returns the report"
+        "Write `source` with a new writer, in order and in this process; `kwargs`: as for `ingest`; returns the report"
         options = {'shuffle':False, 'num_workers':1, 'progress':False, **kwargs}
         return ingest(source, self.make(), fn, **options)
 
@@ -153,7 +153,7 @@ class SourceTests:
         raise NotImplementedError
 
     def samples(self, source:Source)->list:
-        "All samples of `source`"
+        "All samples of `source`, in its order, as `load` returns them"
         if isinstance(source, IndexedSource): parts = [source.read(np.arange(len(source)))]
         else: parts = source.stream(2)
         return [source.load(raw) for part in parts for _,raw in part]

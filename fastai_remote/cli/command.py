@@ -23,7 +23,7 @@ class Command:
     has_json:bool = True # Does it report something?
 
     def options(self, parser):
-        "Add the options of this command"
+        "Add the options of this command to `parser`"
     def run(self, args):
         "Do the work; raises `UsageError`, `Damage` and the errors of the package"
         raise NotImplementedError
@@ -54,18 +54,18 @@ def show(
     else: print(document if text is None else text)
 
 def _plain(o):
-    "`o` as JSON can express it"
+    "`o`, which `json` cannot express, as a number or a text"
     return o.item() if hasattr(o, 'item') else str(o)
 
 _PLACE_NAMES = 'timeout','storage_options'
 
 def add_place_options(parser):
-    "Add the options that say how a place is reached"
+    "Add the options `--timeout` and `--storage-options` to `parser`"
     from fastai_remote.store.shards import ShardStore
     add_options(parser, {k:o for k,o in parameters_of([ShardStore]).items() if k in _PLACE_NAMES})
 
 def places_of(args, n=1, **options):
-    "The places that the words of the command name"
+    "A list of the `n` places (`Place`) that `args.words` name; `options` as in `read_places`; raises `UsageError`"
     from fastai_remote.cli.places import read_places
     return read_places(args.words, n, **options, **given(args, _PLACE_NAMES))
 
@@ -85,7 +85,7 @@ class OnePlace(Command):
         raise NotImplementedError
 
 def add_progress(parser):
-    "Add the option `progress`"
+    "Add the option `progress` to `parser`; without it, `args` has no such attribute"
     from fastai_remote.ingest.shards import to_shards
     add_options(parser, {'progress':parameters_of([to_shards])['progress']})
 

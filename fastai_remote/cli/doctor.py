@@ -53,6 +53,7 @@ def installed()->dict: # `{package: version}`; `None` for one that is not instal
     return found
 
 def _check_versions():
+    "Yields findings about versions of packages and the machine"
     versions = installed()
     there = ', '.join(f'{name} {number}' for name,number in versions.items() if number)
     yield ok('versions', f'Python {platform.python_version()}, {there}')
@@ -60,6 +61,7 @@ def _check_versions():
     if not versions['hiredis']: yield note('hiredis', 'not installed: replies of Redis take 2.7 times as long to read')
 
 def _check_c_modules():
+    "Yields a finding for each C module: is it compiled?"
     for name,cost in _COST.items():
         if _has_c_module(name): yield ok(f'C module {name}', 'there')
         else:
@@ -69,12 +71,14 @@ def _check_c_modules():
                        'install fastai_remote again')
 
 def _where_jpeglib():
+    "Text that says where the header of libjpeg-turbo is, or how to install it"
     folders = ['/usr/include', '/usr/local/include', '/opt/homebrew/include', f'{sys.prefix}/include']
     folders += os.environ.get('CPATH', '').split(os.pathsep)
     found = [f for f in folders if f and os.path.exists(f'{f}/jpeglib.h')]
     return f'in {found[0]}' if found else 'not found (apt install libjpeg62-turbo-dev, or brew install jpeg-turbo)'
 
 def _check_limits():
+    "Yields findings about shared memory and the program of the Redis server"
     try: shm = os.statvfs('/dev/shm')
     except OSError: shm = None
     if shm:
@@ -107,7 +111,7 @@ def check_server(
     if place.name: yield from check_rights(link, place.name)
 
 def _check_settings(client):
-    "Yields findings about one server"
+    "Yields findings about the server of a `redis.Redis`: memory, saving and role"
     try: info = client.info('everything')
     except redis.RedisError as e:
         yield note('INFO', f'{e}: so the settings of the server are not known')
@@ -117,11 +121,14 @@ def _check_settings(client):
     yield from _check_role(info)
 
 def _config(client):
-    "Settings of the server; empty if this user may not read them"
+    "`{'save': text}`, the setting of snapshots of the server; empty if this user may not read it"
     try: return client.config_get('save')
     except redis.RedisError: return {}
 
 def _check_connection(link, key):
+    """Yields findings about a `RedisLink`: the time of an answer, password and TLS. `key` is what GET asks for
+
+    If the server is a node of a cluster, the link uses the cluster from now on. Raises `StoreUnavailable`."""
     def ask(client):
         try: client.get(key)
         except redis.exceptions.NoPermissionError: pass   # an answer, too
@@ -146,6 +153,7 @@ def _check_connection(link, key):
         yield note('TLS', 'the password and the data cross the network in clear: rediss:// encrypts them')
 
 def _check_memory(info):
+    "Yields findings about version and memory of a server; `info` is the dict of INFO"
     number,used,limit = info.get('redis_version', '?'),info.get('used_memory', 0),info.get('maxmemory', 0)
     name = f"Valkey {info['valkey_version']}" if 'valkey_version' in info else f'Redis {number}'
     is_old = [int(n) for n in re.findall(r'\d+', number)[:2]]<[6,2]
@@ -165,6 +173,7 @@ def _check_memory(info):
     else: yield ok('maxmemory', f'{size_str(used)} used of {size_str(limit)}')
 
 def _check_saving(info, config):
+    "Yields findings about how a server saves its data; `info` is the dict of INFO, `config` what `_config` returns"
     appends,save = info.get('aof_enabled', 0),config.get('save')
     if appends: yield ok('saving', 'each write is appended to a file (appendonly)')
     elif save is None: yield note('saving', 'snapshots, or nothing: this user may not CONFIG GET save')
@@ -177,6 +186,7 @@ def _check_saving(info, config):
     if info.get('loading'): yield note('loading', 'the server is still reading its data')
 
 def _check_role(info):
+    "Yields findings about a server that is a replica, else nothing; `info` is the dict of INFO"
     if info.get('role')=='slave':
         yield note('role', 'a replica: datasets can be read, but not written')
         if info.get('master_link_status')!='up':

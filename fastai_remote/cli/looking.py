@@ -17,20 +17,23 @@ from .terminal import Damage, in_shell, UsageError
 
 # %% ../../nbs/cli/08_looking.ipynb #4cd7f403
 def summary(manifest, **more)->dict:
-    "What `ls` and `info` show of a dataset"
+    "What `ls` and `info` show of a dataset: a dict for JSON, with the entries of `more`"
     return dict(name=manifest.name, samples=manifest.n, nbytes=manifest.nbytes, fields=_fields(manifest),
                 splits=manifest.splits, failed=manifest.failed, created=manifest.created, **more)
 
 def _fields(manifest): return [f for f in manifest.fields if not f.endswith('.crc')]
 
 def datasets_at(place):
-    "Yields a `summary` of each dataset on a server or below a folder, or a dict with the `error` of reading it"
+    """Yields a `summary` of each dataset at a `Place`: on a server, or in a folder or its folders
+
+    Where a dataset cannot be read, it is a dict of `name`, `error` and `words`. `words` name it on the command line."""
     from fastai_remote.core import StoreError
     for one in _redis_places(place) if place.is_redis else _shard_places(place):
         try: yield summary(one.store().manifest, words=one.words)
         except StoreError as e: yield dict(name=one.name or one.words[-1], error=str(e), words=one.words)
 
 def _redis_places(place):
+    "Yields a `Place` for each dataset on the server of `place`"
     from fastai_remote.cli.places import Place
     from fastai_remote.store.redis import RedisStore
     for name in RedisStore.names(place.link):
@@ -39,7 +42,7 @@ def _redis_places(place):
         yield one
 
 def _shard_places(place):
-    "The folder itself, or those of its folders that contain a dataset"
+    "Yields `place` itself if its folder contains a dataset, else a `Place` for each of its folders that does"
     from fastai_remote.cli.places import Place
     if place.has_dataset:
         yield place
@@ -87,7 +90,7 @@ class Ls(Command):
         show(args, dict(url=place.shown, datasets=found, unfinished=unfinished), '\n'.join(lines))
 
 def unfinished_text(
-    ingest:dict # As `unfinished` lists it
+    ingest:dict # An entry of `Place.unfinished()`
 )->str:
     "An unfinished ingest in words"
     of = 'of unknown length' if ingest['of'] is None else f"of {ingest['of']:,}"

@@ -141,7 +141,7 @@ examples:
   fastai_remote COMMAND -h'''
 
 def command_of(argv:list):
-    "The command and its arguments; raises `UsageError`"
+    "Returns `(command, arguments)` for `argv`, which is not empty; raises `UsageError` if there is no such command"
     name,*rest = argv
     if name in COMMANDS: return COMMANDS[name],rest
     close = get_close_matches(name, COMMANDS, 1)

@@ -71,7 +71,9 @@ _TEXTS = {
     'progress':'Show progress? Default: in a terminal'}
 
 def _reader(name, parameter):
-    "How the values of a parameter are read, and shown; `None` if a command line cannot express them"
+    """Returns `(read, metavar)` for a parameter of `docments`: what makes a value of a text, and what `-h` shows for it
+
+    `None` if a command line cannot express the values."""
     if name in _BY_NAME: return _BY_NAME[name]
     types = set(getattr(parameter.anno, '__args__', (parameter.anno,)))
     return next((reader for kinds,reader in _BY_TYPES if kinds<=types), None)
@@ -108,7 +110,7 @@ def add_options(
     parameters:dict, # As `parameters_of` returns them
     also:dict=None # `{name: other names}` of options
 ):
-    "Add an option for each of `parameters`; the namespace has those that are given"
+    "Add an option for each of `parameters`; the namespace has only those that are given"
     for name,parameter in parameters.items():
         flags = [flag(name), *(also or {}).get(name, ())]
         default = '' if parameter.default in (None,'',(),False) else f' (default: {parameter.default})'
@@ -131,6 +133,6 @@ def _as_type(read):
 def given(
     args, # Namespace of the parser
     names # Names of parameters
-)->dict:
+)->dict: # `{name: value}`
     "The options among `names` that the command line has"
     return {name:value for name,value in vars(args).items() if name in names}

@@ -34,6 +34,7 @@ def refuse_secret(
                          'password out and set FASTAI_REMOTE_PASSWORD')
 
 def _has_secret(url):
+    "Does the URL have a password, a signature or another secret?"
     if public_url(url)!=url: return True
     if not url.startswith(REDIS_SCHEMES) or '@' not in url: return False
     try: return split_secret(url)[1] is not None
@@ -65,7 +66,7 @@ def _with_known_password(url):
     return url
 
 def _server(parts):
-    "What identifies a server: scheme, nodes, and the path of a socket"
+    "`(scheme, nodes, path of a socket or '')` of a URL that `urlsplit` has split; nodes are texts `host:port`"
     nodes = [node if ':' in node else f'{node}:6379' for node in parts.netloc.rpartition('@')[2].lower().split(',')]
     return parts.scheme,nodes,parts.path if parts.scheme=='unix' else ''
 

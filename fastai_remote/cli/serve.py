@@ -27,7 +27,9 @@ URL_FILE = 'url'
 def url_file(
     folder:str|Path # Folder of the data; made if it is not there
 ):
-    "The open file with the URL of the server, locked: only one server uses the folder. Raises `StoreBusy`"
+    """Context manager: the open file with the URL of the server, locked, so that only one server uses the folder
+
+    In a new folder, the file is empty. Raises `StoreBusy`."""
     folder = Path(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(folder/URL_FILE, os.O_RDWR|os.O_CREAT|os.O_CLOEXEC|os.O_NOFOLLOW, 0o600)
@@ -44,7 +46,7 @@ def _free_port():
         return sock.getsockname()[1]
 
 def _check_port(port, folder):
-    "Raise `StoreBusy` if another program uses the port"
+    "Raise `StoreBusy`, which names `folder`, if TCP port `port` of this machine cannot be used"
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try: sock.bind(('127.0.0.1', port))
@@ -55,7 +57,7 @@ def _check_port(port, folder):
 def memory_setting(
     text:str # Bytes: a number, or one with a unit, such as `8gb`
 )->str:
-    "`text` if it is a size as Redis reads it; raises `ValueError`"
+    "`text` in small letters if it is a size as Redis reads it; raises `ValueError`"
     if not re.fullmatch(r'\d+(k|kb|m|mb|g|gb)?', text.lower()):
         raise ValueError(f'--memory is a number of bytes such as 500mb or 8gb, not {text!r}')
     return text.lower()
@@ -67,7 +69,9 @@ def serving(
     port:int=None, # TCP port on this machine; default: as before, and a free one at first
     memory:str=None # Bytes that the data may take, such as `8gb`; default: no limit
 ):
-    "The running server; raises `StoreBusy`, `StoreError` with the end of its log"
+    """Context manager: the running `RedisServer`, whose URL is in `URL_FILE` of the folder; stopped at the end
+
+    Raises `StoreBusy`, and `StoreError` with the end of the log."""
     conf = {} if memory is None else {'maxmemory':memory_setting(memory)}
     with url_file(folder) as file:
         saved = urlsplit(file.read().strip())
@@ -99,6 +103,7 @@ def wait_until_loaded(
             stop.wait(.1)
 
 def _check_alive(server):
+    "Raise `StoreError`, with the end of the log, if the process of a `RedisServer` has ended"
     if server.proc.poll() is None: return
     log = (server.dir/'server.log').read_text(errors='replace')[-800:]
     raise StoreError(f'{server.dir}: the server has ended: {log}')

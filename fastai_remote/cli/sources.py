@@ -37,7 +37,7 @@ class PatternLabel:
 
 def read_label(
     text:str # `folder`, or a regular expression with a group
-):
+): # path -> label
     "The function that `--label` stands for; raises `UsageError`"
     if text in ('folder','parent'): return FolderLabel()
     try: n = re.compile(text).groups

@@ -43,6 +43,7 @@ class Progress:
         total:int, # How many there are; `None` if nobody knows
         report, # Counts the samples
     ):
+        "Yields the records, and updates the line while they are processed; it is cleared at the end"
         self.started = time.monotonic()
         self.before = self.count(report)[0]   # by an earlier run that is resumed
         shown = 0.
@@ -71,6 +72,7 @@ class Progress:
         return ', '.join(parts)
 
     def _show(self, line):
+        "Replace the line of the terminal by `line`, cut off where the terminal ends"
         try: columns = os.get_terminal_size(self.file.fileno()).columns or 80   # 0: nobody has said how wide it is
         except (OSError,ValueError): columns = 80
         print(f'\r\x1b[K{line[:columns-1]}', end='', file=self.file, flush=True)

@@ -19,13 +19,13 @@ from .terminal import UsageError
 _NOT_OPTIONS = 'timeout','storage_options','progress'   # parameters that are added in another way
 
 def write_parameters()->dict:
-    "The options of writing, from `to_redis` and `to_shards`"
+    "The options of writing, `{name: parameter}` as `parameters_of` returns them for `to_redis` and `to_shards`"
     from fastai_remote.ingest.run import to_redis
     from fastai_remote.ingest.shards import to_shards
     return {k:o for k,o in parameters_of([to_redis, to_shards]).items() if k not in _NOT_OPTIONS}
 
 def add_write_options(parser, leave_out=()):
-    "Add the options of writing"
+    "Add the options of writing, except those of the names `leave_out`, to `parser`, or to a group of one"
     parameters = {k:o for k,o in write_parameters().items() if k not in leave_out}
     add_options(parser, parameters, also={'num_workers':['--workers']})
     add_progress(parser)
@@ -44,7 +44,7 @@ def write_options(
     return {**options, 'progress':progress_of(args, lambda report: (report.written, report.failed)) or False}
 
 def source_options(parser):
-    "Add the options of the sources"
+    "Add the options of the sources to `parser`, and `--kind`"
     from fastai_remote.cli.sources import SOURCE_KINDS
     group = parser.add_argument_group('options of the source')
     kinds = '; '.join(f'{name}: {kind.what}' for name,kind in SOURCE_KINDS.items())
@@ -53,7 +53,7 @@ def source_options(parser):
     add_options(group, source_parameters())
 
 def source_parameters()->dict:
-    "The options of all kinds of sources, except those that have the name of an option of writing"
+    "`{name: parameter}` of all kinds of sources, except those that have the name of an option of writing"
     from fastai_remote.cli.sources import SOURCE_KINDS
     found = {}
     for kind in SOURCE_KINDS.values():
@@ -64,7 +64,7 @@ def source_parameters()->dict:
     return {name:parameter for name,parameter in found.items() if name not in write_parameters()}
 
 def report_of(report)->dict:
-    "An `IngestReport` for JSON"
+    "An `IngestReport` as a dict for JSON, with `name` and `url`"
     return {'name':report.name, 'url':report.url, **asdict(report)}
 
 class Ingest(Command):
@@ -104,11 +104,11 @@ class Ingest(Command):
         show(args, *self.write(source, to, options))
 
     def more_options(self, args):
-        "Further arguments of the function that writes"
+        "Further arguments of the function that writes, `{name: value}`"
         return {'fn':self.fn(args)}
 
     def fn(self, args):
-        "The function that each sample passes through, or `None`"
+        "The function that each sample passes through, or `None`; raises `UsageError` for options that do not fit"
         from fastai_remote.source.shrink import shrink
         options = given(args, ('quality','codec'))
         fn = getattr(args, 'fn', None)
@@ -119,7 +119,7 @@ class Ingest(Command):
         return shrink(args.resize, **options)
 
     def write(self, source, to, options):
-        "Write `source` to the `Place` `to`; returns the report for JSON, and the text"
+        "Write `source` to the `Place` `to` with arguments `options`; returns `(document, text)` for `show`"
         from fastai_remote.ingest.run import to_redis
         from fastai_remote.ingest.shards import to_shards
         if to.is_redis: report = to_redis(source, to.link, to.name, **options)
@@ -162,7 +162,7 @@ class Copy(Command):
         show(args, report_of(report), report)
 
     def copy(self, args, store, to, options):
-        "Copy `store` to the `Place` `to`"
+        "Copy `store` to the `Place` `to` with arguments `options` of `Store.copy`; returns an `IngestReport`"
         return store.copy(to.link if to.is_redis else to.storage, to.name, **options)
 
 class Resize(Copy):

@@ -20,12 +20,14 @@ def refuse_mask(
     o, # Any value
     name:str # What it is, for the message
 ):
-    "Raise `ValueError` for a masked array, of which only the values would be stored"
+    "Raise `ValueError` for a masked array with masked elements, of which only the values would be stored"
     if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any():
         raise ValueError(f'{name}: a masked array, whose mask would be lost: give o.filled(…)')
 
 def _as_array(o, name):
-    "`o` as an array that contains everything in `o`; raises `TypeError` or `ValueError`"
+    """Array, tensor, image, number or nested list `o` as a NumPy array that contains everything in `o`
+
+    Raises `TypeError` or `ValueError`, whose messages begin with `name`."""
     if isinstance(o, (str,dict,set,frozenset)):
         raise TypeError(f'{name}: want an array, a tensor or numbers, got {type(o).__name__}')
     refuse_mask(o, name)
@@ -43,7 +45,7 @@ def _as_array(o, name):
     return array
 
 def _check_list(o, a, name):
-    "Raise `ValueError` if an element of list `o` has another value in array `a`, such as text or a rounded number"
+    "Raise `ValueError` if an element of list `o` became text, or was rounded, in `a`, the array that was made of `o`"
     if a.dtype.kind not in 'fcUS': return
     for x,y in zip(np.array(o, object).ravel(), a.ravel().tolist()):
         if a.dtype.kind in 'US' and x!=y: raise ValueError(f'{name}: {x!r} would become text, {y!r}')
@@ -79,7 +81,7 @@ class NpyCodec(Codec):
     def unpack(self, b): return _read_npy(io.BytesIO(b), len(b))
 
 class NpzCodec(Codec):
-    "Codec of one array or a dict of arrays, stored as a compressed npz file"
+    "Codec of one array, or of several as `{name: array}`, stored as a compressed npz file"
     def pack(self, o):
         if isinstance(o, dict): self._check_names(o)
         arrays = o if isinstance(o, dict) else {'arr_0':o}
@@ -88,7 +90,7 @@ class NpzCodec(Codec):
         return f.getvalue()
 
     def _check_names(self, arrays):
-        "Raise `ValueError` unless an npz file can store arrays under these names"
+        "Raise `ValueError` unless an npz file can store `{name: array}` and give it back under the same names"
         if list(arrays)==['arr_0']:
             raise ValueError(f"{self.name}: {{'arr_0': array}} would come back as the array alone: give that, "
                              "or another name")
@@ -99,7 +101,9 @@ class NpzCodec(Codec):
             utf8(name)
 
     def unpack(self, b):
-        "The arrays in `b`; raises `ValueError` if it is damaged, or if they have more than `MAX_ARRAY_BYTES`"
+        """`{name: array}`, or the array alone if its name is `arr_0` and it is the only one
+
+        Raises `ValueError` if `b` is damaged, or if the arrays have more than `MAX_ARRAY_BYTES`."""
         try:
             with zipfile.ZipFile(io.BytesIO(b)) as file: arrays = self._arrays(file)
         except (ValueError,MemoryError): raise
@@ -108,6 +112,7 @@ class NpzCodec(Codec):
         return arrays['arr_0'] if list(arrays)==['arr_0'] else arrays
 
     def _arrays(self, file):
+        "`{name: array}` of an open `ZipFile`; raises `ValueError` if they have more than `MAX_ARRAY_BYTES`"
         total = sum(member.file_size for member in file.infolist())
         if total>MAX_ARRAY_BYTES:
             raise ValueError(f'an npz file of {total:,} bytes when decompressed; codec.arrays.MAX_ARRAY_BYTES, '
@@ -122,15 +127,15 @@ class NpzCodec(Codec):
 def from_pixels(
     a # Array or tensor of shape (h,w), (h,w,1) or (h,w,channels)
 )->Image.Image:
-    "The Pillow image of an array or tensor"
+    "The Pillow image of an array or tensor; raises `ValueError` if it is masked, `TypeError` if no mode fits it"
     refuse_mask(a, 'pixels')
     a = np.asarray(a)
     return Image.fromarray(a[...,0] if a.ndim==3 and a.shape[-1]==1 else a)
 
 class NpyImageCodec(NpyCodec):
-    "Codec of pictures, stored as an npy file of their pixels"
+    "Codec of pictures, stored as an npy file of their pixels; values come back as an array, and `image` makes pictures"
     def image(self, b): return from_pixels(self.from_bytes(b))
 
 class NpzImageCodec(NpzCodec):
-    "Codec of pictures, stored as a compressed npz file of their pixels"
+    "Codec of pictures, stored as a compressed npz file of their pixels; values come back as an array, see `image`"
     image = NpyImageCodec.image

@@ -18,7 +18,7 @@ class Encoded(bytes):
     note = None # What was changed by encoding, if anything, for the report of an ingest
     @classmethod
     def of(cls, b:bytes, codec:str, im=None, note:str=None):
-        "`b` as `Encoded`"
+        "`b` as `Encoded`, for the codec of name `codec`; `note` is 'what was changed; advice', or `None`"
         res = cls(b)
         res.codec,res.im,res.note = codec,im,note
         return res

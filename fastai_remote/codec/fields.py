@@ -60,7 +60,8 @@ def is_mask(
 )->bool:
     """Does `field` contain segmentation masks?
 
-    It does if `mask` is a part of its name, as in `mask.png`. A field of pictures also does if it has a vocabulary."""
+    A field of pictures or arrays does if `mask` is a part of its name, between dots, as in `mask.png`. A field of
+    pictures also does if it has a vocabulary."""
     if is_image(codec): return bool(vocab) or 'mask' in field.split('.')
     return codec in ('npy','npz') and 'mask' in field.split('.')
 

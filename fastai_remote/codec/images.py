@@ -33,7 +33,7 @@ def max_pixels()->int: # `None`: there is no limit
     return Image.MAX_IMAGE_PIXELS and 2*Image.MAX_IMAGE_PIXELS
 
 def _check_scans(content):
-    "Raise `ValueError` if a JPEG has more than `MAX_SCANS` scans, each of which is decoded for all pixels"
+    "Raise `ValueError` if the JPEG in bytes `content` has more than `MAX_SCANS` scans: each is decoded for all pixels"
     if content.count(b'\xff\xda')<=MAX_SCANS: return
     at,scans = 2,0   # what looks like a scan may also lie within a segment, or behind the end of the image
     while (found := _JPEG_MARKER.search(content, at)) and content[found.start()+1]!=_END_OF_IMAGE:
@@ -44,7 +44,7 @@ def _check_scans(content):
         at = found.end()+int.from_bytes(content[found.end():found.end()+2], 'big')
 
 def _check_tiles(b):
-    "Raise `ValueError` if TIFF `b` has tiles that are much larger than the image: they are decoded as a whole"
+    "Raise `ValueError` if the TIFF in bytes `b` has tiles much larger than the image, which are decoded as a whole"
     try: im = Image.open(io.BytesIO(b))
     except Exception: return   # whoever decodes it gets the same error
     if im.format!='TIFF': return
@@ -94,14 +94,14 @@ def only_orientation(im:Image.Image)->bytes:
     return exif.tobytes()
 
 def _exif_of(im):
-    "EXIF for a copy of `im`: all of it if the file has an EXIF block that can be read, else only the orientation"
+    "EXIF, bytes, for a copy of `im`: all of it if the file has a block that can be read, else only the orientation"
     if 'exif' in im.info:
         try: return im.getexif().tobytes()
         except Exception: pass   # damaged
     return only_orientation(im)
 
 def _profile_of(im):
-    "The colour profile of `im`; `None` if there is none, or one for other kinds of pixels"
+    "The ICC colour profile of `im`, bytes; `None` if there is none, or one for another colour space than that of `im`"
     profile = im.info.get('icc_profile') or b''
     colour_space = {'L':b'GRAY', 'LA':b'GRAY', '1':b'GRAY', 'CMYK':b'CMYK'}.get(im.mode, b'RGB ')
     return profile if profile[16:20]==colour_space else None
@@ -120,7 +120,8 @@ class ImageCodec(Codec):
     """Codec of image files
 
     Bytes are stored as they are, after decoding them once as a check. An opened image is stored as the file that it was
-    opened from, if that has the same pixels; otherwise, and for arrays, it is encoded."""
+    opened from, if that has the same pixels; otherwise, and for arrays, it is encoded. Values come back as Pillow
+    images."""
     def __init__(self,
         name:str, # The last part of the names of its fields
         fmt:str=None, # Pillow's name of the only format that is accepted; default: any format, and PNG for new files
@@ -135,7 +136,7 @@ class ImageCodec(Codec):
         load_pixels(im)
 
     def pack(self, o):
-        "The file of image or `uint8` array `o`; raises `TypeError` or `ValueError` if the format cannot keep it"
+        "The `Encoded` file of image or `uint8` array `o`; raises `TypeError`, `ValueError` if a file cannot keep it"
         is_image = isinstance(o, Image.Image)
         if not is_image:
             dtype = np.asarray(o).dtype
@@ -148,7 +149,9 @@ class ImageCodec(Codec):
         return Encoded.of(self.encode(o), self.name, o, self._note(kind))
 
     def _note(self, kind):
-        "What the report of an ingest says about encoding this kind of image; `None` if nothing was lost"
+        """What the report of an ingest says about encoding images of `kind`; `None` if nothing was lost
+
+        `kind` is 'arrays of pixels', 'opened images' (with a format or metadata) or 'new images'."""
         if self.fmt=='JPEG':
             advice = 'give bytes to keep them as they are' if kind=='opened images' else 'png keeps them'
             return f'{kind} were re-encoded as JPEG, quality {self.quality}, which changes pixels; {advice}'
@@ -191,6 +194,7 @@ class ImageCodec(Codec):
                     "webp, or give im.convert('RGB')")
 
     def _png_cannot_keep(self, im):
+        "`cannot_keep` for PNG"
         if im.mode not in ('1','L','LA','P','RGB','RGBA','I') and not im.mode.startswith('I;16'):
             return f'PNG cannot keep a picture of mode {im.mode}: convert it to RGB first'
         if im.mode!='I': return None
@@ -199,7 +203,9 @@ class ImageCodec(Codec):
         return f'pixels from {limits[0]} to {limits[1]} do not fit the 16 bits of a PNG; an array of them fits npyimg'
 
     def _original(self, im):
-        "The bytes of the file that `im` was opened from; `None` if it is gone, of another format, or another picture"
+        """The bytes of the file that Pillow opened `im` from, if it still has the same pixels and metadata
+
+        `None` if it is gone, of another format than the codec's, or another picture, or if there was no file."""
         name,fmt = getattr(im, 'filename', None),getattr(im, 'format', None)
         if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return None
         if not isinstance(name, (str,bytes)) or not isfile(name): return None
@@ -252,7 +258,9 @@ class RawCodec(Codec):
     unpack = image
 
     def _open(self, b):
-        "The header of `b`: its two bytes, width and height; raises `ValueError`"
+        """Returns `(first, second, width, height)` from the header of `b`; raises `ValueError`
+
+        Of `raw`, the first two are the number of channels and 0; of `bits`, the two levels of grey."""
         if len(b)<_head.size or bytes(b[:3])!=self.magic:
             raise ValueError(f'not what {self.name} stores ({len(b)} bytes, begins {bytes(b[:8])!r})')
         _,version,first,second,width,height = _head.unpack_from(b)
@@ -261,6 +269,7 @@ class RawCodec(Codec):
         return first,second,width,height
 
     def _check_size(self, width, height):
+        "Raise `ValueError` unless both sides are from 1 to 65,535 pixels, and there are at most `max_pixels` of them"
         if not (0<width<1<<16 and 0<height<1<<16):
             raise ValueError(f'{width}x{height} pixels; want 1 to 65,535 a side')
         limit = max_pixels()
@@ -274,6 +283,7 @@ class RawCodec(Codec):
         return a
 
     def _pixels_of_image(self, im):
+        "`_pixels` of a Pillow image; raises `ValueError` for more than 8 bits, transparency or an EXIF orientation"
         if im.mode[0] in 'IF':
             raise ValueError(f'{self.name}: a picture of mode {im.mode} has more than 8 bits a pixel; '
                              'an array of them fits npyimg')
@@ -288,6 +298,7 @@ class RawCodec(Codec):
         return np.asarray(im)
 
     def _pixels_of_array(self, o):
+        "`_pixels` of an array or tensor: `uint8`, or bool, which becomes 0 and 255; raises `TypeError`, `ValueError`"
         refuse_mask(o, self.name)
         pixels = np.asarray(o)
         if pixels.dtype==bool: pixels = pixels*np.uint8(255)
@@ -325,6 +336,7 @@ class BitsCodec(RawCodec):
         return a
 
     def _open(self, b):
+        "Returns `(low, high, width, height)`: the two levels of grey, and the size; raises `ValueError`"
         low,high,width,height = super()._open(b)
         if low>high: raise ValueError(f'damaged {self.name}: levels {low} and {high}')
         return low,high,width,height

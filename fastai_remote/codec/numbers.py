@@ -25,7 +25,7 @@ def _is_whole(v):
     return isinstance(v, (int,np.integer)) or isinstance(v, Fraction) and v.denominator==1
 
 def _short(v):
-    "`v` for an error message, at most 40 characters"
+    "Number `v` as text for an error message, cut off after 40 characters"
     try: return str(v) if len(str(v))<=40 else f'{str(v)[:40]}…'
     except ValueError: return 'a number of thousands of digits'   # Python converts no more than 4,300 digits
 
@@ -50,20 +50,25 @@ class FixedCodec(Codec):
     def to_num(self, o):
         """`o` as it is stored; raises `ValueError` or `TypeError` if it would not come back the same
 
-        A fraction is rounded to the width of the field: a field such as `age.f4` asks for that. A whole number is
-        never rounded."""
+        `o` is a number, or an array or tensor without dimensions. Returns an `int`, or for a field of floats a NumPy
+        float of its dtype. A fraction is rounded to the width of the field: a field such as `age.f4` asks for that. A
+        whole number is never rounded."""
         if type(o) is int and self.low<=o<=self.high: return o
         if type(o) is float and -self.largest<=o<=self.largest: return self.dtype.type(o)
         v = self._number(o)
         return self._to_int(v) if self.dtype.kind in 'iu' else self._to_float(v)
 
     def _to_int(self, v):
+        "`v`, a result of `_number`, as an `int`; raises `ValueError` if it is no integer, or does not fit the dtype"
         limits = np.iinfo(self.dtype)
         if not isinstance(v, (int,np.integer)) or not limits.min<=v<=limits.max:
             raise ValueError(f'{self.name}: {_short(v)} does not fit {self.dtype}')
         return int(v)
 
     def _to_float(self, v):
+        """`v`, a result of `_number`, as a NumPy float of the dtype
+
+        Raises `ValueError` if it is too large for the dtype, or a whole number that would be rounded."""
         try:
             with np.errstate(over='ignore'):
                 res = self.dtype.type(v if isinstance(v, (float,np.floating)) else float(v))
@@ -91,7 +96,9 @@ class FixedCodec(Codec):
         return v
 
     def to_bytes(self, o): raise TypeError(f'{self.name}: fixed-width values are packed, not stored alone')
-    def from_bytes(self, b): return b.item() if hasattr(b, 'item') else b
+    def from_bytes(self, b):
+        "Stored number `b`, of NumPy or Python, as a number of Python"
+        return b.item() if hasattr(b, 'item') else b
 
 # %% ../../nbs/codec/04_numbers.ipynb #1a7e40dd
 def narrow(

@@ -67,12 +67,17 @@ class JpegSource:
         return 1
 
     def write(self, out, scale, *plan):
-        "Write the result to `out` with the C module; raises `ValueError` if that cannot be done"
+        """Write the result to array `out` with the C module; raises `ValueError` if that cannot be done
+
+        `plan`: region and crop, see `_scaled_box`, then size, whether the filter is bicubic, window and orientation,
+        as in `read_pixels`, and what `_columns_first` returns."""
         if _jpeg is None: raise ValueError('the C module `_jpeg` was not compiled')
         _jpeg.read(self.data, out, scale, self.channels, *plan)
 
     def image(self, region, scale)->Image.Image:
-        "`region` of the image at 1/`scale` of its size, decoded by Pillow"
+        """The part of the image that Pillow decodes at 1/`scale` of its size; mode L or RGB
+
+        `region` is (x0, y0, x1, y1) in pixels of the smaller image."""
         check_image(self.data)
         im = Image.open(io.BytesIO(self.data))
         if scale>1: im.draft(None, (-(-im.width//scale), -(-im.height//scale)))
@@ -82,7 +87,7 @@ class JpegSource:
         return im.crop(region)
 
 class PixelSource:
-    "A source for `read_pixels`: a Pillow image, or an array of shape (height, width) or (height, width, channels)"
+    "A source for `read_pixels`: a Pillow image, or a `uint8` array, (height, width) or (height, width, channels)"
     def __init__(self, pixels:Image.Image|np.ndarray):
         self.pixels = pixels
         if isinstance(pixels, Image.Image): self.size,self.channels = pixels.size,len(pixels.mode)
@@ -93,7 +98,9 @@ class PixelSource:
         return 1
 
     def write(self, out, scale, region, *plan):
-        "Write the result to `out` with the C module; raises `ValueError` if that cannot be done"
+        """Write the result to array `out` with the C module; raises `ValueError` if that cannot be done
+
+        `region` and `plan` as in `JpegSource.write`; `scale` is 1."""
         if _pixels is None: raise ValueError('the C module `_pixels` was not compiled')
         if isinstance(self.pixels, Image.Image):
             array = np.asarray(self.pixels.crop(region))
@@ -102,7 +109,7 @@ class PixelSource:
         _pixels.read(array, out, array.shape[1], self.channels, region, *plan)
 
     def image(self, region, scale):
-        "`region` as a Pillow image"
+        "Region (x0, y0, x1, y1) of the pixels as a Pillow image; `scale` is 1"
         if isinstance(self.pixels, Image.Image): return self.pixels.crop(region)
         x0,y0,x1,y1 = region
         shape = (y1-y0, x1-x0, 3) if self.channels==3 else (y1-y0, x1-x0)
@@ -149,7 +156,10 @@ def read_pixels(
     return out
 
 def _scaled_box(box, scale, size):
-    "For an image of `size` that is decoded at 1/`scale`: the region to decode for `box`, and what of it to resize"
+    """Returns `(region, crop)`, both (x0, y0, x1, y1), for an image of `size` that is decoded at 1/`scale`
+
+    `region` is what to decode for `box`, in whole pixels of the smaller image; `crop` is what to resize, in pixels of
+    `region`, which may be fractions. `size` is (width, height) of the image at full size."""
     if scale==1: return box,(0, 0, box[2]-box[0], box[3]-box[1])
     x0,y0 = box[0]//scale,box[1]//scale
     x1,y1 = (min(-(-end//scale), -(-n//scale)) for end,n in zip(box[2:], size))
@@ -157,7 +167,9 @@ def _scaled_box(box, scale, size):
     return (x0,y0,x1,y1),crop
 
 def _columns_first(region, to, transposed):
-    "Does this version of Pillow resize `region` in y before x? An image that was transposed has x and y swapped"
+    """Does this version of Pillow resize `region`, (x0, y0, x1, y1), to `to`, (width, height), in y before x?
+
+    If the image was `transposed` before it was resized, Pillow sees x and y swapped."""
     width,height = region[2]-region[0],region[3]-region[1]
     new_width,new_height = to
     if transposed: width,new_width,height,new_height = height,new_height,width,new_width
@@ -169,13 +181,13 @@ def _shape(window, orientation):
     return (width,height) if orientation[0] else (height,width)
 
 def _resize(im, to, resample, crop, transposed):
-    "Pillow's `resize` of `crop`; of the transposed image if `transposed`"
+    "`im.resize(to, resample, crop)`; if `transposed`, as of the transposed image, whose result is transposed back"
     if not transposed: return im.resize(to, resample, crop)
     crop = *crop[1::-1], *crop[:1:-1]
     return im.transpose(_T.TRANSPOSE).resize(to[::-1], resample, crop).transpose(_T.TRANSPOSE)
 
 def _oriented(im, channels, orientation):
-    "The pixels of `im`, shape (channels, height, width), transposed and flipped"
+    "The pixels of `im`, shape (channels, height, width), transposed and flipped by `orientation`, see `read_pixels`"
     transpose,flip_x,flip_y = orientation
     a = np.asarray(im).reshape(im.height, im.width, channels).transpose((2,1,0) if transpose else (2,0,1))
     return a[:,::-1 if flip_y else 1,::-1 if flip_x else 1]
@@ -193,7 +205,7 @@ class PixelPlan:
         self.window,self.orientation,self.transposed = window,orientation,transposed
 
     def new(self, **kw):
-        "A copy with other arguments"
+        "A copy in which arguments of `read_pixels` are replaced by `kw`"
         return PixelPlan(**{**self.__dict__, **kw})
 
     @property
@@ -203,7 +215,7 @@ class PixelPlan:
         return (y1-y0,x1-x0) if self.orientation[0] else (x1-x0,y1-y0)
 
     def crop(self, x0, y0, x1, y1):
-        "A plan that crops the result to a region of it"
+        "A new plan, which crops the result of this one to region (x0, y0, x1, y1) of it"
         transpose,flip_x,flip_y = self.orientation
         width,height = self.size
         if flip_x: x0,x1 = width-x1,width-x0
@@ -214,7 +226,7 @@ class PixelPlan:
         return self.new(box=region) if self.to is None else self.new(window=region)
 
     def resize(self, size, resample):
-        "A plan that resizes the result to `size`, (width, height); only one resize can be recorded"
+        "A new plan, which resizes the result of this one to `size`, (width, height); this one must not resize yet"
         transpose = self.orientation[0]
         to = tuple(size[::-1]) if transpose else tuple(size)
         return self.new(to=to, resample=resample, transposed=transpose)
@@ -228,5 +240,5 @@ class PixelPlan:
         return self.new(orientation=(transpose, flip_x!=('x' in ops), flip_y!=('y' in ops)))
 
     def pixels(self, out=None)->np.ndarray: # `uint8`, shape (channels, height, width)
-        "Carry out the plan"
+        "Carry out the plan; `out`: array for the result, default: a new one"
         return read_pixels(**self.__dict__, out=out)

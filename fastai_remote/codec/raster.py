@@ -22,7 +22,7 @@ except ImportError: _pixels = None   # there was no compiler at installation: Nu
 
 # %% ../../nbs/codec/07_raster.ipynb #36bb33be
 def _check_raster(size, width, time):
-    "Raise `ValueError` unless pictures can be drawn with these arguments"
+    "Raise `ValueError` unless pictures can be drawn with these arguments of `rasterise_batch`"
     if not isinstance(size, (int,np.integer)) or not 8<=size<=4096:
         raise ValueError(f'size must be from 8 to 4096 pixels, not {size}')
     if not 0<width<=32 or width*size/256>128:
@@ -31,7 +31,9 @@ def _check_raster(size, width, time):
     if time not in (None,'grey','colour'): raise ValueError(f"time must be None, 'grey' or 'colour', not {time!r}")
 
 def _colours(counts, time):
-    "The colour of each stroke, shape (strokes, channels), for drawings with `counts` strokes"
+    """The colour of each stroke, 0 to 255, shape (strokes, channels), for drawings with `counts` strokes, a list
+
+    `time` is 'grey', one channel, `uint16`, or 'colour', three, floats."""
     ages = [i/max(n-1, 1) for n in counts for i in range(n)]   # 0: the first stroke of a drawing, 1: the last one
     if time=='grey': return np.array([[255-170*age] for age in ages]).astype(np.uint16)
     return np.array([colorsys.hsv_to_rgb(.75*age, 1, 1) for age in ages])*255
@@ -40,7 +42,8 @@ class _Pen:
     """Draws strokes with NumPy, all points and segments of several drawings at once
 
     The C module computes the same, and its comments explain how. Distances are in pixels. For speed, some are computed
-    in fixed point, as 16-bit whole numbers: those from a line in units of 1/`one`, those along it of 1/`along`."""
+    in fixed point, as 16-bit whole numbers: those from a line in units of 1/`one`, those along it of 1/`along`. The
+    arguments are those of `rasterise_batch`."""
     def __init__(self, size, width, antialias):
         store_attr('size,antialias')
         self.scale = np.float32((size-width*size/256)/255)   # pixels per unit of the strokes
@@ -60,7 +63,7 @@ class _Pen:
         colours, # Shape (strokes, channels), or None for white
         out # Flat pictures with `guard` pixels before and after, uint8 of shape (channels, pixels)
     ):
-        "Draw all strokes"
+        "Draw all strokes of some drawings into `out`, which is zero or has been drawn in"
         first = np.arange(len(stroke_counts)).repeat(stroke_counts).repeat(counts)*self.size**2+self.guard
         stroke = np.arange(len(counts)).repeat(counts)
         self._discs(points, first, stroke, colours, out)
@@ -71,13 +74,17 @@ class _Pen:
         if len(k): self._segments(points[:,k], deltas[:,k], first[k], stroke[k], colours, out)
 
     def _ink(self, at, values, stroke, colours, out):
-        "Make the pixels at indices `at` of each channel at least as bright as `values`, which have the shape of `at`"
+        """Make pixels of `out` at indices `at` at least as bright as `values` in the colours of strokes
+
+        `values`, 0 to 255, have the shape of `at`; `stroke`: the row of `colours` for each place on the last axis."""
         for c,channel in enumerate(out):
             ink = values if colours is None else (values*colours[stroke,c]//255).astype(np.uint8)
             np.maximum.at(channel, at.ravel(), ink.ravel())
 
     def _discs(self, points, first, stroke, colours, out):
-        "Draw the disc around each point"
+        """Draw the disc around each point; `points`, `colours` and `out` as in `draw`
+
+        For each point, `first` is the index of the first pixel of its picture in `out`, and `stroke` its stroke."""
         corners = np.ceil(points-self.reach)
         offsets = self.disc[:,None].astype(np.float32)
         dx2,dy2 = ((corner-point+offsets)**2 for corner,point in zip(corners, points))
@@ -89,7 +96,9 @@ class _Pen:
         self._ink(at, ink, stroke, colours, out)
 
     def _segments(self, points, deltas, first, stroke, colours, out):
-        "Draw the lines from `points` to `points+deltas`, without round ends; for the formulas see `draw_segment` in C"
+        """Draw the lines from `points` to `points+deltas`, both (2, lines), without round ends; the rest as in `_discs`
+
+        For the formulas see `draw_segment` in C. No line may have length 0."""
         steep = (np.abs(deltas[1])>np.abs(deltas[0])).astype(np.intp)
         each = np.arange(len(steep))
         u,v = points[steep,each],points[1-steep,each]
@@ -114,7 +123,9 @@ class _Pen:
         self._ink(at, ink, None if colours is None else stroke.repeat(columns), colours, out)
 
     def _columns(self, floats, ints):
-        "The pixels of each column of each segment, and their ink, both of shape (rows, columns)"
+        """Returns indices of the pixels of each column of each segment, and their ink: arrays of shape (rows, columns)
+
+        `floats` (7, columns) and `ints` (4, columns) describe the columns, and are overwritten."""
         edge,slope,distance_per_pixel,position_per_pixel,position,position_slope,length = floats
         at,u_step,v_step,first_column = ints
         column = np.arange(len(at), dtype=np.int32)-first_column   # within its segment
@@ -142,7 +153,7 @@ class _Pen:
         return self.rows*v_step+at,ink
 
 def _draw_in_c(drawings, pen, time, empty):
-    "`rasterise_batch` with the C module"
+    "`rasterise_batch` with the C module; `pen` is a `_Pen`"
     packed = [bytes(d) if isinstance(d, (bytes,bytearray,memoryview)) else pack_strokes(d) for d in drawings]
     colours = None
     if time is not None: colours = _colours([len(unpack_strokes(strokes)) for strokes in packed], time).astype(np.uint8)
@@ -158,7 +169,9 @@ def _draw_in_c(drawings, pen, time, empty):
     return out.reshape(len(packed), pen.size, pen.size, *[3]*(channels==3))
 
 def _pixel_points(drawings, counts, stroke_counts, pen):
-    "x and y of all points in pixels, each drawing centred: float32 of shape (2, points)"
+    """x and y of all points in pixels, each drawing centred: float32 of shape (2, points)
+
+    `drawings` are lists of strokes; `counts` and `stroke_counts` as in `_Pen.draw`; `pen` is a `_Pen`."""
     points = np.concatenate([stroke for drawing in drawings for stroke in drawing], 1)
     starts = (counts.cumsum()-counts)[stroke_counts.cumsum()-stroke_counts]   # first point of each drawing
     low,high = np.minimum.reduceat(points, starts, axis=1),np.maximum.reduceat(points, starts, axis=1)
@@ -174,7 +187,7 @@ def rasterise_batch(
     time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
     empty=None, # Function that returns an array of so many bytes, to draw in; default: `np.empty`
 )->np.ndarray: # `uint8`, shape (len(drawings), size, size), with 'colour' (len(drawings), size, size, 3)
-    "Draw many drawings at once, white on black; raises `ValueError` for damaged drawings and other arguments"
+    "Draw many drawings at once, white on black; raises `ValueError` for damaged drawings and wrong arguments"
     _check_raster(size, width, time)
     pen = _Pen(size, width, antialias)
     if _pixels is not None: return _draw_in_c(drawings, pen, time, empty)
@@ -198,12 +211,12 @@ def rasterise(
     antialias:bool=True, # Are there levels of grey at the edges of the ink?
     time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
 )->np.ndarray: # `uint8`, shape (size, size), with 'colour' (size, size, 3)
-    "Draw one drawing, white on black; raises `ValueError` for a damaged drawing and other arguments"
+    "Draw one drawing, white on black; raises `ValueError` for a damaged drawing and wrong arguments"
     return rasterise_batch([strokes], size, width, antialias, time)[0]
 
 # %% ../../nbs/codec/07_raster.ipynb #e961c6df
 def _png(a):
-    "A PNG file of array `a`: one bit per pixel if it is `bool`, else 8 bits per channel, grey or RGB"
+    "A PNG file, bytes, of array `a`, (h,w) or (h,w,3): one bit per pixel if it is `bool`, else 8 bits per channel"
     height,width = a.shape[:2]
     if a.dtype==bool: bits,colour_type,rows = 1,0,np.packbits(a, axis=1)
     else: bits,colour_type,rows = 8,2 if a.ndim==3 else 0,a.reshape(height, -1)
@@ -226,11 +239,11 @@ class Rasterise:
         store_attr()
 
     def arrays(self, drawings:list, empty=None)->np.ndarray:
-        "The pictures of `drawings` as an array, see `rasterise_batch`"
+        "`rasterise_batch` of `drawings` with these arguments; `empty` as there"
         return rasterise_batch(drawings, self.size, self.width, self.antialias, self.time, empty)
 
     def pngs(self, drawings:list)->list:
-        "The pictures of `drawings` as bytes of PNG files"
+        "The pictures of `drawings`, bytes or strokes, as PNG files, `Encoded`"
         pictures = self.arrays(drawings)
         if not self.antialias and not self.time: pictures = pictures.view(bool)
         return [Encoded.of(_png(o), 'png') for o in pictures]

@@ -32,7 +32,7 @@ class StrokeSequence:
 
     def create(self,
         b:bytes|list # A drawing: stored bytes, or strokes of shape (2,n)
-    )->np.ndarray: # float32, shape (steps, `fmt`)
+    )->np.ndarray: # `float32`, shape (steps, `fmt`)
         "The sequence of one drawing; raises `ValueError` if it is damaged, or if times are asked for"
         if self.time:
             raise ValueError('strokes have no times; drawing_samples(…, times=True) keeps them in the field '
@@ -43,17 +43,18 @@ class StrokeSequence:
         return self._steps(np.concatenate(strokes, 1).T.astype(np.float64), lifted)
 
     def batch(self, drawings:list)->list:
-        "The sequences of `drawings`"
+        "The sequences of `drawings`, bytes or strokes, as `create` makes them"
         return [self.create(o) for o in drawings]
 
     def of_points(self,
         points:np.ndarray # Shape (n,4): x, y, milliseconds, 1 for the last point of a stroke
-    )->np.ndarray:
+    )->np.ndarray: # `float32`, shape (steps, `fmt`), with `time` one column more
         "The sequence of a drawing that is stored as points with times"
         points = np.asarray(points, np.float64)
         return self._steps(points[:,:3] if self.time else points[:,:2], points[:,3]>0)
 
     def _steps(self, points, lifted):
+        "The sequence of `points`, (n,2), or (n,3) with times; `lifted`, bool, marks the last point of each stroke"
         points,lifted = points[:self.max_len],lifted[:self.max_len]
         n,dims = points.shape
         steps = np.zeros((n+(self.fmt==5), dims+self.fmt-2), np.float32)

@@ -33,7 +33,7 @@ class ImageStats:
     def __len__(self): return int(self.head[0])
 
     def add(self, im:Image.Image):
-        "Measure image `im`"
+        "Add image `im`, of any mode, to the sums"
         if im.mode!='L': im = im.convert('L' if im.mode in ('1','I;16','LA') else 'RGB')
         moments = _moments(im)
         in_colour = len(moments)>1
@@ -53,7 +53,7 @@ class ImageStats:
         return self
 
     def to_bytes(self)->bytes:
-        "The sums as bytes, big-endian"
+        "The sums as bytes, big-endian, if there are at most 257 images: the sums of pixels have 16 bits there"
         return self.head.astype('>f8').tobytes()+self.image.astype('>u2').tobytes()
 
     @classmethod

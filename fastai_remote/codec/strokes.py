@@ -30,7 +30,7 @@ def _is_pair_of_lists(o):
     return isinstance(x, list) and isinstance(y, list) and len(x)==len(y)>0
 
 def _as_stroke(o, i):
-    "`o` as a stroke; raises `ValueError`, which calls it stroke `i`"
+    "`o`, of shape (2,n), as a stroke, a `uint8` array; raises `ValueError`, which calls it stroke `i`"
     if _is_pair_of_lists(o):   # the usual case, as from JSON; `bytearray` accepts only whole numbers from 0 to 255
         try: return np.frombuffer(bytearray(o[0]+o[1]), np.uint8).reshape(2, -1)
         except (TypeError,ValueError): pass
@@ -48,7 +48,7 @@ def _as_stroke(o, i):
 _one_byte = [bytes([n]) for n in range(128)]
 
 def _pack_number(n):
-    "Number `n` in base 128 (LEB128): the lowest digit first, all but the last with their highest bit set"
+    "Number `n` as bytes in base 128 (LEB128): the lowest digit first, all but the last with their highest bit set"
     if n<128: return _one_byte[n]
     b = bytearray()
     while n>127:
@@ -58,7 +58,7 @@ def _pack_number(n):
     return bytes(b)
 
 def _unpack_number(b, i):
-    "The number at byte `i` of `b`, and the position after it; raises `ValueError`"
+    "Returns `(number, index after it)` for the number at byte `i` of `b`, see `_pack_number`; raises `ValueError`"
     n = 0
     for k in range(5):
         if i+k>=len(b): raise ValueError(f'strokes: ends within the number of points, at byte {i+k}')
@@ -114,7 +114,9 @@ def flatten_drawings(
     return np.array(xs, float),np.array(ys, float),counts,stroke_counts
 
 def _align(x, y, counts, stroke_counts):
-    "Move each drawing so that its smallest x and y are 0, and scale it so that its largest value is 255"
+    """Returns x and y of all points, with each drawing moved to 0 and scaled so that its largest value is 255
+
+    The arguments are what `flatten_drawings` returns. Raises `ValueError` for points that are not finite."""
     starts = (counts.cumsum()-counts)[stroke_counts.cumsum()-stroke_counts]   # first point of each drawing
     points = np.diff(starts, append=len(x))
     x,y = (v-np.minimum.reduceat(v, starts).repeat(points) for v in (x, y))
@@ -127,7 +129,8 @@ def _resample(x, y, counts):
     """Points 1 pixel apart along each stroke, but only those that `_simplify_lines` may keep, and where strokes end
 
     Kept are the points before and after each original point, and the last point of each stroke. All strokes are laid
-    on one axis, on which each of them starts at a whole number. Returns x, y, and the end of each stroke."""
+    on one axis, on which each of them starts at a whole number. Returns x, y, and for each stroke the index after its
+    last point."""
     ends = counts.cumsum()
     starts = ends-counts
     position = np.zeros(len(x))
@@ -151,7 +154,10 @@ def _resample(x, y, counts):
     return np.interp(at, position, x),np.interp(at, position, y),last_index+1
 
 def _distances(x, y, first, last, inner, counts):
-    "The distance of points `inner` from the line through points `first` and `last`, each of which has `counts` of them"
+    """The distance of each of the points `inner` from its line, in units of `x` and `y`
+
+    Line k goes through points `first[k]` and `last[k]`, and the next `counts[k]` of `inner` belong to it. Points are
+    given by their indices."""
     x0,y0 = x[first],y[first]
     dx,dy = x[last]-x0,y[last]-y0
     length = np.hypot(dx, dy)

@@ -70,7 +70,7 @@ class LabelsCodec(JsonCodec):
         return b
 
     def _check_labels(self, labels):
-        "Raise `TypeError` unless `labels` is a list of `str` and `int`"
+        "Raise `TypeError` unless `labels` is a list of `str` and `int`, `ValueError` for text that is no valid Unicode"
         if not isinstance(labels, list):
             raise TypeError(f'{self.name}: want a list of labels, got {type(labels).__name__}')
         for label in labels:

@@ -21,7 +21,7 @@ _metadata_name = re.compile('__[^/]*__($|/)')
 
 def split_name(
     name:str # Name of a member, as WebDataset writes it: `folder/000012.left.jpg`
-)->tuple: # Key of the sample and extension: `folder/000012` and `left.jpg`; `(None, None)` for other files
+)->tuple: # Key of the sample, and extension in small letters: `folder/000012`, `left.jpg`; else `(None, None)`
     """The key and the extension in the name of a member, by WebDataset's rules
 
     Files without an extension, hidden files and files called `__…__` belong to no sample. WebDataset makes samples of
@@ -59,9 +59,9 @@ def number_extension(
 
 def member_extension(
     field:str, # Name of a field
-    spec:dict, # Its entry in the plan of an ingest
-)->str: # What follows the key of a sample and a dot
-    "The name that a field has in shards"
+    spec:dict, # Its entry in the plan of an ingest: `dtype`, and of labels without a vocabulary `staged` and `text`
+)->str: # Such as `jpg`, `cls.txt` for labels that are text, or `age.f4.json`
+    "The extension that a field has in shards: what follows the key of a sample and a dot"
     if spec['dtype'] is None: return field
     return field+number_extension(field, '' if spec.get('staged') and spec['text'] else 0)
 
@@ -109,7 +109,7 @@ def integer_of(
 def is_exact_label(
     name:str, # Of a member with a label
 )->bool:
-    "Is it `cls.txt`, whose text is the label as it is?"
+    "Does the name end in `.txt`, so that all of the text is the label?"
     return name.lower().endswith('.txt')
 
 def parse_number(

@@ -91,7 +91,9 @@ def check_codes(
                      'from 0: name all codes in vocab=, or give none')
 
 def _mask_codes(codec, encoded):
-    "The codes that `PILMask` reads from an image; those of more than 8 bits as they are, so that none is mistaken"
+    """The codes that `PILMask` reads from the encoded image, an array of shape (h, w)
+
+    Pixels of more than 8 bits that it would change are returned as they are, so that none is mistaken for a code."""
     image = getattr(encoded, 'im', None)
     if image is None or getattr(codec, 'fmt', None)=='JPEG':   # a JPEG has other pixels than the image it is made of
         image = codec.image(encoded)
@@ -126,7 +128,7 @@ def plan_fields(
     return res
 
 def stats_field(fields:dict, vocab:dict=None)->str:
-    "The field whose images are counted for the statistics: the first with images that are no masks; None without one"
+    "The field of which statistics of images are gathered: the first with images that are no masks; None without one"
     for field,d in fields.items():
         if is_image(d['codec']) and not is_mask(field, d['codec'], (vocab or {}).get(field)): return field
 
@@ -147,7 +149,9 @@ def plain_label(
     field:str, # Name of the field, for the message
     label # A text or a number, also as a tensor or an array without dimensions
 ):
-    "`label` as a value of Python, which is found in a dict of labels; raises `ValueError` for a masked one"
+    """`label` as a value of Python, which is found in a dict of labels
+
+    Raises `ValueError` for a masked one, and `TypeError` for a date of NumPy."""
     if getattr(label, 'shape', None)!=(): return label
     refuse_mask(label, field)
     if isinstance(label, (np.datetime64,np.timedelta64)):   # NumPy would make an integer of nanoseconds
@@ -159,7 +163,7 @@ class Columns:
     def __init__(self,
         fields:dict, # Of the plan: `{field: {'codec', 'dtype', …}}`
         vocab:dict, # Of the plan: `{field: list of labels}`
-        stats_field:str=None, # Field whose images are counted; default: none
+        stats_field:str=None, # Field of which statistics of images are gathered; default: none
         check_value=None, # As `Writer.check_value`; default: every value can be written
         takes_keys:bool=False, # As `Writer.takes_keys`: are the keys of samples columns?
     ):
@@ -182,7 +186,7 @@ class Columns:
         number:int, # Number of the sample
         sample:dict, # `{field: value}`
     ):
-        "Encode `sample`; raises what is wrong with it, and then keeps nothing of it"
+        "Encode `sample` and append it to the columns; raises what is wrong with it, and then keeps nothing of it"
         key = sample.get('__key__')
         sample = stored_fields(sample, 'key.txt' if 'key.txt' in self.values and 'key.txt' not in sample else None)
         if sample.keys()!=self.values.keys():
@@ -201,6 +205,7 @@ class Columns:
         self.last_key = key
 
     def _append(self, field, value):
+        "Append an encoded value to its column; count its bytes, and in `notes` what encoding has changed"
         note = getattr(value, 'note', None)
         if note:
             what,_,advice = note.partition('; ')
@@ -210,11 +215,14 @@ class Columns:
         self.nbytes += len(value) if isinstance(value, bytes) else self.width[field]
 
     def _count_image(self, value):
+        "Add the image in the encoded `value` to the statistics; does nothing if it is none"
         try: self.stats.add(getattr(value, 'im', None) or self.codecs[self.stats_field].image(value))
         except Exception: pass   # an array that is no image can be stored, but not counted
 
     def _encode(self, field, value, labels):
-        "What is stored for `value`; its labels are added to `labels`"
+        """What is stored for `value`: bytes; of a fixed-width field a number, a code or a label
+
+        Labels of the sample are entered into `labels`, `{field: set of str}`, as `Writer.put` takes them."""
         codec = self.codecs[field]
         if codec.dtype is not None:
             if value is None:
@@ -233,7 +241,9 @@ class Columns:
         return encoded
 
     def _encode_label(self, field, label, labels):
-        "The code of `label`; or the label itself, while the vocabulary is not known"
+        """The code of `label`; or the label itself, `str` or `int`, while the vocabulary is not known
+
+        Text is then entered into `labels`. Raises `TypeError` or `ValueError` for a wrong label."""
         label = plain_label(field, label)
         if field in self.codes: return self._code(field, label)
         is_text = self.fields[field]['text']
@@ -245,7 +255,7 @@ class Columns:
         return label
 
     def _code(self, field, label):
-        "The code of `label`, which is a label of the vocabulary, or a code already"
+        "The code of `label`, a label of the vocabulary, or a code already if labels are text; raises `ValueError`"
         codes = self.codes[field]
         if label in codes: return codes[label]
         if isinstance(label, str): raise ValueError(f'label {label!r} is not in the vocab of {field!r}')
@@ -258,7 +268,10 @@ class Columns:
     def columns(self,
         as_hashes:bool=True, # Are labels whose codes are not known given as hashes? Else as they are.
     )->dict: # `{field: list of bytes or labels, or array}`
-        "The samples as `Writer.put` takes them, with a checksum column for each field of bytes"
+        """The samples as `Writer.put` takes them, with a checksum column `FIELD.crc` for each field of bytes
+
+        With `as_hashes`, a field whose codes are not known is column `FIELD~`: `int64`, hashes of text or the integers.
+        Without, it is `FIELD`: a list of `str`, or integers as `int64`. Keys of samples are `__key__`, a list."""
         res = {}
         for field,values in self.values.items():
             d = self.fields[field]
@@ -279,8 +292,11 @@ def write_chunk(
     load, # raw -> sample
     fn, # sample -> sample
     stream:bool=False, # Is it a part of a stream, which may have fewer samples than numbers?
-)->dict: # The record of the chunk
-    "Load, convert, encode and write the samples of one chunk; again if the server restarts meanwhile"
+)->dict: # The record of the chunk, as in `Writer.done`; also `run`, what `server_run` returned
+    """Load, convert, encode and write the samples of one chunk; again if the server restarts meanwhile
+
+    Samples that cannot be converted become failures. In a stream, the record has a `mark`, `part_fingerprint`, and the
+    numbers that the part does not use are gaps. Raises `ServerRestarted` the third time."""
     writer = open_writer()
     if stream and isinstance(part, SplitChunk): writer.chunk_split = part.split
     for _ in range(3):
@@ -297,7 +313,9 @@ def write_chunk(
     raise error
 
 def _write_samples(writer, chunk, part, load, fn):
-    "Write the samples of `part`; returns the record of the chunk, its failures, and the statistics of its images"
+    """Write the samples of `part` with `writer.put`; returns the record, failures and statistics for `writer.done`
+
+    Failures are a list of `(sample, reason)`, and statistics are bytes."""
     plan = writer.plan
     counted = plan.get('stats') if has_stats(chunk) else None
     columns = Columns(plan['fields'], plan['vocab'], counted, writer.check_value, writer.takes_keys)
@@ -323,7 +341,7 @@ def failure_reason(e:Exception)->str: # At most 300 characters
     return no_address(storable(f'{type(e).__name__}: {e}'))[:300]
 
 def part_fingerprint(part)->int: # 1 to 2**62
-    "Tells parts of a stream apart: a hash of the length, the first and the last sample"
+    "Tells parts of a stream, iterables of `(name, raw)`, apart: a hash of the length, the first and the last sample"
     part = list(part)
     text = f'{len(part)} {stable_repr((part[0], part[-1]))}'
     return 1+(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], 'big')>>2)

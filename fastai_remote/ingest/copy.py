@@ -19,6 +19,7 @@ from ..store.redis_link import REDIS_SCHEMES, RedisLink
 
 # %% ../../nbs/ingest/06_copy.ipynb #5c36b616
 def _is_redis(url):
+    "Is `url` a `RedisLink` or the URL of a Redis server?"
     return isinstance(url, RedisLink) or str(url).startswith(REDIS_SCHEMES)
 
 def map_store(

@@ -29,14 +29,14 @@ class IngestJob:
     0 if the chunk has no record yet, and otherwise the `mark` of its record, or 1."""
     n:int = 0 # Samples of the source; 0 if nobody knows
     verb:str = 'converted' # What could not be done with samples that failed, for a message
-    notes:list = () # What the report says of the dataset as a whole
+    notes:list = () # What the report says of the dataset as a whole, `str`
 
     def write(self):
         "Returns the function `(chunk, part) -> record` that writes a chunk in a worker. It can be pickled."
         raise NotImplementedError
 
     def chunks(self, marks:np.ndarray):
-        "Yields `(chunk, part)` for each chunk that has no record yet; `part` is what `write` needs to know of it"
+        "Yields `(chunk, part)` for each chunk that has no record yet, the arguments of the function from `write`"
         raise NotImplementedError
 
     def n_chunks(self, marks:np.ndarray)->int:
@@ -52,7 +52,7 @@ def check_space(
     n:int, # Samples of the source
     written:int, # Samples written so far
     failed:int=0, # Samples that failed so far; of the others, as many are expected to fail
-)->int: # Bytes that the dataset will take
+)->int: # Bytes that the whole dataset will take, estimated
     "Raise `StoreFull` if the rest of the samples will not fit"
     chunk,_ = next(writer.records(), (0,None))
     size = writer.plan['chunk']
@@ -74,7 +74,10 @@ def run_ingest(
     progress:bool=None, # As in `IngestOptions`
     tries:int=3, # Rounds, if a server that crashed comes back without the last chunks
 )->IngestReport:
-    "Write the chunks of `job` that are not written yet, in parallel, and commit; raises `IngestError`, `StoreFull`"
+    """Write the chunks of `job` that are not written yet, in parallel, and commit
+
+    Raises `IngestError`, `StoreFull`, and `ServerRestarted` if the server loses chunks `tries` times. What is written
+    is kept, unless the same call would fail in the same way."""
     try: return _run(job, writer, num_workers, limit, progress, tries)
     except (NothingWritten,SamplesMissing):   # the same call would fail in the same way
         writer.abandon()
@@ -88,6 +91,7 @@ def run_ingest(
         raise
 
 def _run(job, writer, num_workers, limit, progress, tries):
+    "Do what `run_ingest` does, without what it does about errors; returns the report"
     started,report = time.monotonic(),IngestReport(writer.name, writer.url)
     marks = _count_records(writer, report, resumed=True)
     limit.check(writer, report, job.n)
@@ -114,7 +118,9 @@ def commit_ingest(
     limit:FailureLimit, # How many samples may fail
     verb:str='converted', # What could not be done with samples that failed
 ):
-    "Make the dataset visible, unless nothing was written or too many samples failed: then raise `IngestError`"
+    """Make the dataset visible, unless nothing was written or too many samples failed: then raise `IngestError`
+
+    Sets `report.failures`."""
     report.failures = list(islice(writer.failures(), SHOWN_FAILURES))
     if report.failed and not report.written:
         sample,reason = report.failures[0]
@@ -127,7 +133,9 @@ def commit_ingest(
 class NothingWritten(IngestError): "The source has no sample, or none that could be written"
 
 def _count_records(writer, report, resumed=False):
-    "The marks of all chunks; their records are counted in `report`"
+    """The `marks` of all chunks, an array as in `IngestJob`; their records are counted in `report`
+
+    `resumed`: did an earlier run write them?"""
     marks = np.zeros(-(-writer.plan['n']//writer.plan['chunk']), np.int64)
     for chunk,record in writer.records():
         marks[chunk] = record.get('mark', 1)
@@ -135,7 +143,7 @@ def _count_records(writer, report, resumed=False):
     return marks
 
 def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
-    "Write, in parallel, the chunks that have no record"
+    "Write, in parallel, the chunks that have no record, and count them in `report`; raises as `_count_results`"
     n_chunks = job.n_chunks(marks)
     # closing: when an error is raised, the workers stop at once, and not when the generator is collected
     with closing(parallel_map(job.write(), job.chunks(marks), num_workers)) as results:
@@ -144,7 +152,10 @@ def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
         for _ in records: pass
 
 def _count_results(results, job, writer, limit, report):
-    "Pass on the records of chunks as they are written; raise what forbids to go on"
+    """Yield the records from the iterator `results` as they come, and count them in `report`
+
+    Calls `job.after_restart` when it is due. Raises `IngestError` if too many samples failed, and `StoreFull` if there
+    will not be enough space, which is checked after the first record and noted in `report.needs`."""
     run = None
     for k,record in enumerate(results):
         report.add(record)
@@ -159,7 +170,7 @@ def show_progress(
     total:int, # How many there are; `None` if nobody knows
     report:IngestReport # Counts the samples
 ):
-    "Pass on `records` with a progress bar that shows what `report` counts"
+    "Yield `records`, with a progress bar that shows what `report` counts"
     from fastprogress.fastprogress import progress_bar   # takes 0.1 s and imports a web framework: not in every worker
     bar = progress_bar(records, total='noinfer' if total is None else total)
     for record in bar:

@@ -40,7 +40,9 @@ from ..write.shards import ShardWriter
 
 # %% ../../nbs/ingest/05_index.ipynb #243399dc
 class _StoredFile:
-    "A file of a `Storage`, read once from front to back; raises `StoreUnavailable` if it does not come whole"
+    """A file of a `Storage`, read once from front to back by `content`, which decompresses it
+
+    Raises `StoreUnavailable` if it does not come whole."""
     def __init__(self,
         storage:Storage, # The folder that has the file
         name:str, # Name of the file, which may be compressed
@@ -58,6 +60,7 @@ class _StoredFile:
         self.content = Uncompressed(_with_first(first, pieces), decompressor(self.compression))
 
     def _pieces(self):
+        "Yields the bytes of the file in pieces, and adds them to `crc` and `size`"
         for data in self.storage.parts(self.name, self.total, self.parallel, self.part):
             self.crc,self.size = zlib.crc32(data or b'', self.crc),self.size+len(data or b'')
             if data: yield data
@@ -77,7 +80,7 @@ def _is_nameable(field):
     return bool(field) and not any(c in field for c in ':#~@ ?;\0') and not field.endswith('.crc')
 
 def _late_field(field):
-    """How a field is stored that the first samples do not have: its name decides
+    """Returns the entry, as in a plan, of a field that the first samples do not have: its name decides
 
     Labels are kept as texts. Whether all of them are integers is known when all shards were read."""
     codec = get_codec(field)
@@ -86,7 +89,9 @@ def _late_field(field):
     return {'codec':codec.name, 'dtype':codec.dtype.str[1:]}
 
 class _ShardFields:
-    "The fields that occur in a shard: those of the plan, and others as they come"
+    """The fields that occur in a shard: those of the plan, and others as they come
+
+    `specs` has their entries, `columns` what the index stores, and `notes` counts remarks, `{text: samples}`."""
     def __init__(self,
         fields:dict, # Of the plan
         shard:str, # Name of the shard, for messages
@@ -97,7 +102,9 @@ class _ShardFields:
     def values(self, members):
         """Returns what an index stores of a sample: `{field: (offset, bytes, crc)}` and `{field: number or label}`
 
-        Raises `ValueError`, `TypeError` or `OverflowError` if the sample cannot be indexed."""
+        `members` is `{field: TarMember}`. Fields that are new in the shard are added, and those that cannot be named
+        are left out, with a remark. Raises `ValueError`, `TypeError` or `OverflowError` if the sample cannot be
+        indexed, and `IngestError` for too many fields."""
         spans,values,unnamed = {},{},[]
         for member in members.values():
             if member.error is not None: raise member.error
@@ -118,7 +125,7 @@ class _ShardFields:
         return spans,values
 
     def _add(self, field):
-        "The entry of a field that is new in this shard; raises `IngestError` if there are too many"
+        "Adds a field that is new in this shard, and returns its entry; raises `IngestError` if there are too many"
         if len(self.specs)>=_MAX_FIELDS: raise IngestError(_too_many_fields(self.shard, self.specs))
         spec = _late_field(utf8(field).decode())
         self.columns.add_field(field, spec)
@@ -129,12 +136,16 @@ class _ShardFields:
         return {field:[n,self.specs[field]] for field,n in self.columns.counts.items() if n}
 
 def _too_many_fields(where, fields):
+    "The message of the error for too many fields; `where` names the shard, and `fields` has their names"
     examples = ', '.join(map(repr, list(fields)[-3:]))
     return (f'{where}: more than {_MAX_FIELDS} different fields, such as {examples}: WebDataset takes what follows the '
             'first dot of a name for the field, so that a dot must not be a part of the names of samples')
 
 def _number_or_label(field, spec, member):
-    "The value of a field of fixed width; raises `TypeError` for a text where the first samples had numbers"
+    """Returns the value of a fixed-width field in a `TarMember`: a number, or a label, `int` or `str`
+
+    Removes `late` from the entry `spec` if the member is `cls.txt`, whose label is text. Raises `ValueError`, and
+    `TypeError` for a text where the first samples had numbers."""
     is_exact = spec['codec']=='cls' and is_exact_label(member.name)
     if spec.get('text'):
         if is_exact: spec.pop('late', None)   # no integers, also if all of them look like that
@@ -147,19 +158,20 @@ def _number_or_label(field, spec, member):
     return int(number) if spec.get('staged') else number
 
 def _labels(content):
-    "The labels in a value of codec `labels`; raises `ValueError` or `TypeError` if it is not a list of labels"
+    "Returns the set of `label_texts` of a value of codec `labels`, bytes; raises `ValueError`, `TypeError`"
     codec = get_codec('labels')
     return label_texts(codec.from_bytes(codec.to_bytes(content)))
 
 def index_shard(
-    open_writer, # Makes the writer in this process
+    open_writer, # Returns the `ShardWriter` in this process
     source:dict, # Arguments of the `Storage` that contains the shards
     chunk:int, # Number of the chunk: each shard is one
     part, # Its name; or, if it was indexed before, its row in the table of shards, a list that begins with its name
-)->dict: # The record of the shard: numbers of samples, bytes and failures
-    """Index one shard; raises `StoreUnavailable`, and `IngestError` if there are too many fields
+)->dict: # The record of the shard, as in `Writer.done`; also `fields` (as `_ShardFields.record`) and `notes`
+    """Write the index of one shard, and record the shard as a chunk
 
-    Raises `StoreExists` if the shard was indexed before, and has changed."""
+    Samples that cannot be indexed become failures. Raises `StoreUnavailable`, `IngestError` if there are too many
+    fields, and `StoreExists` if the shard was indexed before, and has changed."""
     writer = open_writer()
     storage = Storage(**source)
     if not isinstance(part, str): return _keep_shard(writer, storage, chunk, part)
@@ -205,9 +217,10 @@ def index_shard(
     return record
 
 def _keep_shard(writer, source, k, row):
-    """Records a shard that was indexed before, from its index; returns the record
+    """Records a shard that was indexed before as chunk `k`, from its index; returns the record, as `index_shard`
 
-    Raises `CorruptSample`, and `StoreExists` if the shard is another now."""
+    `source` is the `Storage` of the shards, and `row` is from `_KnownShards.row`. Raises `CorruptSample`, and
+    `StoreExists` if the shard is another now."""
     name,content = row[0],writer.storage.read(index_name(row[0]))
     if zlib.crc32(content)!=row[6]:
         raise CorruptSample(f'{writer.url}: {index_name(name)}: {len(content):,} bytes that do not match their '
@@ -233,7 +246,9 @@ def _check_unchanged(source, name, stamp, crc):
                           'match their checksum; overwrite=True indexes all shards anew')
 
 def _count(writer, fields, values, members):
-    "Counts the labels of a sample in `writer`, which needs them for the vocabulary"
+    """Counts the labels of a sample in `writer.counts`, and enters those of codec `labels` into `writer.seen`
+
+    `fields` is `{field: entry}`; `values` is `{field: number or label}`; `members` is `{field: TarMember}`."""
     for field,value in values.items():
         if fields[field]['codec']!='cls': continue
         counts = writer.counts.setdefault(field, {})
@@ -243,7 +258,10 @@ def _count(writer, fields, values, members):
             writer.seen.setdefault(field, set()).update(_labels(members[field].content))
 
 def _fields_of(storage, names, n=100):
-    "The fields of the first `n` samples of a shard, as a plan has them. Samples may lack fields; shards may be damaged"
+    """Returns the fields of the first `n` samples of the first shard that has samples, `{field: entry}` as in a plan
+
+    Looks at the first ten of the shards `names`, since some may be empty or damaged. Raises `IngestError` if none has a
+    sample, or if there are too many fields."""
     first,reason,left_out = {},'',Counter()
     for name in names[:10]:
         samples = group_members(tar_members(_StoredFile(storage, name, parallel=1).content), left_out=left_out)
@@ -259,7 +277,9 @@ def _fields_of(storage, names, n=100):
     raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{reason}")
 
 def _plan_fields(first):
-    "Fields as a plan has them; a field of numbers whose values are no numbers has text, or bytes"
+    """Returns the fields as a plan has them, `{field: entry}`, from `first`, `{field: value}`
+
+    A field with a name of numbers whose value is no number has text, or bytes."""
     fields = {}
     for field,value in first.items():
         codec = get_codec(field)
@@ -271,7 +291,9 @@ def _plan_fields(first):
     return fields
 
 def _sound_values(members):
-    "Yields `(field, value)`, without members that make their sample a failed one; bytes for what is no number or text"
+    """Yields `(field, value)` of a sample, `{field: TarMember}`: a number, a label, or the bytes
+
+    Members that make their sample a failed one, or that cannot be named, are left out."""
     for field,member in members.items():
         if member.error is not None or not _is_nameable(field): continue
         try: yield field,parse_number(field, member.content, is_exact=is_exact_label(member.name))
@@ -294,13 +316,16 @@ class ShardIndexJob(IngestJob):
 
     @property
     def notes(self):
-        "Fields that some samples lack"
+        "Returns a list of remarks, for the report, on fields that some samples lack; reads the committed manifest"
         dataset = self.writer.committed()
         return [f'{dataset.n-entry["n"]:,} of {dataset.n:,} samples have no {field!r}'
                 for field,entry in dataset.fields.items() if entry.get('n', dataset.n)<dataset.n]
 
 class _KnownShards:
-    "The shards that an earlier call has indexed, and that are still the same"
+    """The shards that an earlier call has indexed, and that are still the same
+
+    `positions` is `{name: number in the table}`, and empty if there are none; `dataset` is the manifest of their index,
+    or `None`; `fields` are those of its plan."""
     def __init__(self,
         writer:ShardWriter, # Of the index
         source:Storage, # The folder of the shards
@@ -334,6 +359,7 @@ class _KnownShards:
         self.fields = ShardIndex(first, index_name(known[0])).record['plan']
 
     def _compare_sizes(self, source, names):
+        "Raises `StoreExists` if one of the shards `names` has another size than when it was indexed"
         sizes = source.call(lambda fs: fs.sizes([source.path(name) for name in names]))
         for name,size in zip(names, sizes):
             indexed = int(self.table.size[self.positions[name]])
@@ -342,7 +368,7 @@ class _KnownShards:
                                   'overwrite=True indexes all shards anew')
 
     def row(self, name:str)->list: # `None` if the shard is new
-        "The row of a shard in the table, as records have it"
+        "The row of a shard in the table, a list as in `ShardWriter.shards`"
         shard,table = self.positions.get(name),getattr(self, 'table', None)
         if shard is None: return None
         kind = 0 if table.kind is None else int(table.kind[shard])
@@ -350,9 +376,10 @@ class _KnownShards:
         return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind]
 
 def _earlier_index(source, overwrite):
-    """Returns the files of an index that an earlier version has written beside the shards, and that is replaced
+    """Returns the names of the files, if any, of an index that an earlier version has written beside the shards
 
-    Raises `StoreExists` if they must not be, or if the shards are those of `to_shards`."""
+    They are to be removed when there is a new index. Raises `StoreExists` unless `overwrite`, or if the shards are
+    those of `to_shards`."""
     writer = ShardWriter(source)
     try: dataset = writer.committed()
     except UnsupportedFormat: return []   # `manifest.json` of another tool, which does not matter
@@ -426,7 +453,7 @@ def index_shards(
     finally: writer.close()
 
 def _source_of(url, timeout, storage_options):
-    """The folder of the shards, and the names that were given, `None` for all shards that are there
+    """The `Storage` of the folder of the shards, and a list of the names in it that were given, `None` for all of them
 
     The folder is the innermost one that has all of them. Raises `ValueError` if there is none."""
     if isinstance(url, Storage): return url,None
@@ -449,7 +476,9 @@ def _source_of(url, timeout, storage_options):
     return as_storage(concealed(folder), timeout, storage_options),['/'.join(part[depth:]) for part in parts]
 
 def _tars_in(source, to):
-    "The tars in the folder and its subfolders, without shards in subfolders that `to_shards` has written"
+    """Names of the tars in the folder and its subfolders, without shards in subfolders that `to_shards` has written
+
+    If the index is to be in the folder `to`, they are not left out."""
     files = source.files()
     own = {name.removesuffix(INDEX_SUFFIX) for name in files if name.endswith(INDEX_SUFFIX) and '/' in name}
     if to is not None: own = ()   # the index may be in the same folders
@@ -457,7 +486,11 @@ def _tars_in(source, to):
     return [name for name in files if is_tar(name) and name not in own]
 
 def _named(source, given, splits, to=None):
-    "Returns the names of the tars, split by split, and the range of each split among them, `{split: [start, stop]}`"
+    """Returns the names of the tars, split by split, and the range of each split among them, `{split: [start, stop]}`
+
+    `given` is a list of names, or `None` for all tars in `source`; `splits` is `{split: pattern}`. Without `splits`,
+    the ranges are `None`. Raises `FileNotFoundError` where there are no tars, `ValueError` for one that is named
+    twice."""
     tars = given
     if tars is None: tars = _tars_in(source, to)
     if not tars:

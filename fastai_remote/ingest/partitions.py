@@ -55,7 +55,7 @@ class PartitionWriter:
     def __getstate__(self): return dict(open_writer=self.open_writer, fn=self.fn)   # no connection, no lock
 
     def __call__(self, rows):
-        "Write `rows`; yields `(chunk, written, failed)`"
+        "Write `rows`, an iterable; yields `(chunk, written, failed)` for each chunk: its number, and counts of rows"
         writer = self.open_writer()
         for part in chunked(rows, writer.plan['chunk']):
             chunk = writer.claim()

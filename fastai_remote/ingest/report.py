@@ -41,7 +41,7 @@ class IngestReport:
         record:dict, # Of a chunk, as `Writer.done` takes it
         resumed:bool=False, # Did an earlier run write it?
     ):
-        "Count one chunk"
+        "Count one chunk in this report"
         self.written += record['ok']
         self.failed += record['failed']
         self.nbytes += record['bytes']
@@ -49,6 +49,7 @@ class IngestReport:
         if resumed: self.resumed += record['ok']
 
     def _remarks(self):
+        "The notes with their counts, a list of `str`"
         def singular(s):
             return s.replace('images were', 'image was').replace('arrays of pixels were', 'array of pixels was')
         def remark(note, count):
@@ -102,7 +103,7 @@ class FailureLimit:
         report:IngestReport, # What was written so far, and what failed
         n:int=0, # Samples of the source; 0 if nobody knows
     ):
-        "Raise `IngestError` if more samples have failed than may"
+        "Raise `IngestError` (`SamplesMissing` if all are needed) if more failed than may; then set `report.failures`"
         if not n and not self.is_count: return   # a fraction of an unknown number
         if not report.written and report.failed>=n>0: return   # all failed: the driver has another error for that
         allowed = self.allowed(n)

@@ -93,7 +93,7 @@ def _encoded_shard(
     fields, # Fields that are added or changed, `{name: entry}` as in the manifest
     vocab # `{field: list of labels}`
 ):
-    "The number of the shard, and the encoded values of the new fields, `{field: list}`; raises `IngestError`"
+    "The number of the shard, and the new fields as `Columns.columns(as_hashes=False)`; `IngestError` for a bad sample"
     columns = Columns(fields, vocab)
     for number,(name,raw) in enumerate(part):
         try: columns.add(number, convert(load, fn, raw))
@@ -101,7 +101,9 @@ def _encoded_shard(
     return shard,columns.columns(as_hashes=False)
 
 def _write_overlay(reviser, k, source, fn, **options):
-    "Writes the `k`-th overlay of a new version, and returns its store; raises `IngestError`"
+    """Writes the `k`-th overlay, counted from 0, of a new version from an `IndexedSource`, and returns its `ShardStore`
+
+    `options` are those of `ingest`. Raises `IngestError` if a sample has no value; then no overlay is left."""
     storage = reviser.overlay_storage(k)
     writer = ShardWriter(storage, name=f'{reviser.name}/{storage.name}')
     try: ingest(source, writer, fn, shuffle=False, max_failed=0, overwrite=True, **options)
@@ -116,7 +118,9 @@ def _write_overlay(reviser, k, source, fn, **options):
     return overlay
 
 def _add_overlay(reviser, manifest, overlay):
-    "Writes new indices, by which all fields of `overlay` belong to the dataset"
+    """Writes new indices, by which all fields of `overlay`, a `ShardStore`, belong to the dataset; changes `manifest`
+
+    Sample i of the overlay is sample i of the dataset. Fixed-width values are copied into the indices."""
     added = overlay.manifest
     in_overlay = [field for field in overlay.fields if added.fields[field]['dtype'] is None]
     position,starts = reviser.add_overlay(manifest, overlay, in_overlay),reviser.store.shards.starts.tolist()
@@ -129,7 +133,7 @@ def _add_overlay(reviser, manifest, overlay):
         reviser.add_columns(shard, columns, {})
 
 def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, progress=None):
-    """`add_fields` for shards, which are not changed
+    """`add_fields` for shards, which are not changed; `source` is an `IndexedSource` of all samples
 
     Numbers and labels are in the new indices. If there are other values, all new ones are written into an overlay, from
     which the indices get the numbers."""
@@ -167,7 +171,7 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
 
 # %% ../../nbs/ingest/07_revise.ipynb #cf359e81
 class _Columns(IndexedSource):
-    "A source of the rows of arrays"
+    "A source whose sample i has entry i of each of several arrays; raises `ValueError` if one has another length"
     def __init__(self,
         arrays:dict, # `{field: array or list}`, with an entry for each sample
         n:int # Samples
@@ -225,13 +229,16 @@ def drop_fields(
     return _edit(store, {}, np.zeros(0, np.int64), fields)
 
 def _known_fields(store, fields):
+    "Returns `fields`, names of fields, if `store` has all of them; else raises `UnknownField`"
     unknown = [field for field in fields if field not in store.fields]
     if unknown: raise UnknownField(f"{store.name}: no field {unknown[0]!r}; there are {', '.join(store.fields)}")
     return fields
 
 # %% ../../nbs/ingest/07_revise.ipynb #57f62fa1
 class _ChangedSamples(IndexedSource):
-    "A source of some fields of some samples: new values, and stored ones of fields that do not change"
+    """A source of the samples that an edit changes, in the order of their numbers, with the fields that it changes
+
+    Where a sample has no new value of such a field, the source has the stored one."""
     def __init__(self,
         store:Store, # The dataset
         edit:Edit # The new values
@@ -295,6 +302,7 @@ def _names_codes(store, field):
     return field in store.manifest.vocab and store.manifest.fields[field]['codec'] not in ('cls','labels')
 
 def _edit(store, values, drop, dropped_fields=()):
+    "Makes a new version of a dataset, and returns its store; `values`, `drop`, `dropped_fields`: as `Edit` takes them"
     edit = Edit(values, drop, dropped_fields)
     reviser = store.reviser(edit)
     if store.shards is not None: _edit_shards(store, reviser)

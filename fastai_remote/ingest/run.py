@@ -80,7 +80,7 @@ class SourcePositions:
 
 # %% ../../nbs/ingest/03_run.ipynb #e4d4616f
 class SourceJob(IngestJob):
-    "Writes the samples of a source"
+    "Writes the samples of a source; `options` are `IngestOptions`"
     splits:dict = None # `{split: [start, stop]}`; of a stream only known at its end
     is_stream:bool = False # Are numbers given as the samples come?
     def __init__(self, source, writer, options):
@@ -92,11 +92,11 @@ class SourceJob(IngestJob):
         return partial(write_chunk, self.writer.opener(), load=self.load, fn=self.fn, stream=self.is_stream)
 
     def first(self, k:int):
-        "Yields `(name, raw)` of the first `k` samples"
+        "Returns an iterator of `(name, raw)` of the first `k` samples that will be written, or fewer"
         raise NotImplementedError
 
     def signature(self)->tuple:
-        "Further values that must be the same for a later call to resume this ingest; see `_plan`"
+        "Further values that must be the same for a later call to resume this ingest; their `repr` counts, see `_plan`"
         return ()
 
 class IndexedJob(SourceJob):
@@ -144,7 +144,7 @@ class StreamJob(SourceJob):
         return islice(samples(), k)
 
     def _stream(self):
-        "The parts of the stream, from its beginning"
+        "Iterator of the parts of the stream, from its beginning; raises `ServerRestarted` if it cannot be read again"
         if self.seen is not None:   # a stream that can be read only once must go on where `first` has stopped
             seen,self.seen = self.seen,None
             return chain(seen, self.parts)
@@ -168,7 +168,9 @@ class StreamJob(SourceJob):
         self.end = end,self._all_splits(splits)
 
     def _all_splits(self, splits):
-        "`splits` in the order of the source, with an empty range for those without samples"
+        """`splits`, `{split: [start, stop]}`, in the order of the source; `None` if there are none
+
+        Those without samples have an empty range."""
         start = 0
         for name in self.source.srcs:
             splits[name] = splits.pop(name, [start,start])
@@ -267,7 +269,9 @@ def ingest(
     finally: writer.close()
 
 def _plan(job, vocab, options):
-    "The plan of a new ingest, for `Writer.begin`; its `signature` tells whether a later call is the same"
+    """The `Plan` of a new ingest, for `Writer.begin`; converts the first samples to find its fields
+
+    Sets `job.chunk_size` if `options` do not say it. Raises `ValueError`, `IngestError`."""
     fields,sample_bytes = _first_samples(job, vocab)
     if options.vocab is not None: check_vocab(vocab, fields)
     if options.chunk is None and job.n: job.chunk_size = job.writer.chunk_size(job.n, sample_bytes, options.num_workers)
@@ -278,7 +282,7 @@ def _plan(job, vocab, options):
     return dict(plan, signature=signature, chunk=job.chunk_size, stats=stats_field(fields, vocab), open=job.n==0)
 
 def _source_notes(source, fields, options):
-    "What the report says of labels that are numbers, and of class names that the source had"
+    "Remarks for the report, a list of `str`: on labels that are numbers, and on class names that the source had"
     if options.vocab is not None or source.notes is None: return []
     lost = [field for field in source.vocab or () if field not in fields]
     if lost: return [f'class names are left out: the samples have no field {lost[0]!r}']
@@ -288,7 +292,9 @@ def _source_notes(source, fields, options):
     return [*notes, "labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]
 
 def _first_samples(job, vocab, tries=100):
-    "The fields of the first sample that can be encoded, and the bytes that the first few samples take, on average"
+    """The fields of the first sample that can be encoded, as in a plan, and the mean `Writer.cost` of the first few
+
+    Raises `ValueError` if the source is empty, and `IngestError` if none of `tries` samples can be encoded."""
     writer,error,seen,fields,costs = job.writer,None,0,None,[]
     key_field = None if writer.takes_keys or job.source.implicit_keys else 'key.txt'
     for seen,(name,raw) in enumerate(job.first(tries), 1):

@@ -76,7 +76,9 @@ def verify_store(
     return report
 
 def _verify_range(opener, start, stop, batch=128):
-    "Check samples `start` to `stop`; returns how many there are, how many are bad, and the first of these"
+    """Check samples `start` to `stop`; returns how many there are, how many are bad, and the first of these
+
+    The latter are a list of `(sample number, reason)`, at most 100. `opener` opens the store in this process."""
     store,bad,failures = opener(),0,[]
     _check_samples(store, [])   # a manifest that cannot be read is no damage of samples
     for first in range(start, stop, batch):
@@ -91,7 +93,7 @@ def _verify_range(opener, start, stop, batch=128):
     return stop-start,bad,failures
 
 def _check_samples(store, numbers):
-    "Raise what is wrong with the first of the samples `numbers` that is missing or damaged"
+    "Read and decode the samples `numbers`; raises `MissingSample` or `CorruptSample` if one is missing or damaged"
     specs = {f'{name}?' if store.may_lack(name) else name:name for name in store.fields}
     for spec,values in store.get_many(numbers, list(specs), check=True).items():
         name = specs[spec]

@@ -46,7 +46,9 @@ def audio_floats(
     return (a/(1<<8*a.dtype.itemsize-1)).astype(np.float32)
 
 def _read_wav(b):
-    "(array of shape (channels, values), values per second) of a wav file with whole numbers; raises `ValueError`"
+    """(float32 array of shape (channels, values), values per second) of the bytes of a wav file with whole numbers
+
+    Raises `wave.Error` or `EOFError` for a damaged file or another format, and `ValueError` if values are missing."""
     with wave.open(io.BytesIO(b)) as f:
         channels,width,rate,n = f.getnchannels(),f.getsampwidth(),f.getframerate(),f.getnframes()
         frames = f.readframes(n)
@@ -122,7 +124,9 @@ class FetchAudio(Fetch):
         except Exception as e: raise corrupt_value(self.store, number, self.field, e) from e
 
 def _audio_of(o):
-    "The `TensorAudio` of a file, its bytes, or an array of shape (values,) or (channels, values)"
+    """The `TensorAudio` of a file, its bytes, or an array of shape (values,) or (channels, values)
+
+    An array has no `rate`. Raises `ValueError` for another shape, and what `read_audio` and `audio_floats` raise."""
     if isinstance(o, (str,Path)): o = Path(o).read_bytes()
     values,rate = read_audio(o) if isinstance(o, bytes) else (audio_floats(np.asarray(o)),None)
     if values.ndim==1: values = values[None]
@@ -154,7 +158,7 @@ class CropAudio(RandTransform):
         return x[:,start:start+self.n]
 
 def _padded(x, n):
-    "`x` with zeros at its end, so that it has `n` values"
+    "`TensorAudio` `x`, of at most `n` values per channel, with zeros at its end up to `n`"
     res = TensorAudio(F.pad(x.as_subclass(torch.Tensor), (0,n-x.shape[-1])))
     res.rate = x.rate
     return res
@@ -176,6 +180,7 @@ def pad_audio(
     return [tuple(sample) for sample in samples]
 
 def _audio_grid(n, max_n, nrows, ncols, figsize):
+    "List of axes for `n` recordings, at most `max_n`; `nrows`, `ncols` and `figsize` are chosen where they are `None`"
     n = min(n, max_n)
     ncols = ncols or min(n, 3)
     rows = nrows or -(-n//ncols)

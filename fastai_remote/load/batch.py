@@ -27,7 +27,7 @@ from ..order.permutation import Permutation
 class Batch:
     "One batch on its way from the store to the model: which samples, and what the stores hold for them"
     positions:list # Position of each sample in the dataset of the epoch; `None`s for an iterable dataset
-    numbers:list # Sample number in the store at each position
+    numbers:list # Sample number in the store at each position; items such as dicts have none
     unique:list # `numbers` without repeats, in order of first appearance
     values:list # For each `Fetch` of the pipelines: the values of the samples in `unique`, a list or an array
     wanted:int=None # Number of samples before some were skipped; default: that of `positions`
@@ -87,7 +87,9 @@ class StoreInputs:
         return list({id(fetch.store):fetch.store for fetch in self.fetches}.values())
 
     def same_items(self)->list:
-        "The items of all pipelines that have the same sample numbers at the same positions as those of the dataset"
+        """The `RemoteItems` of all pipelines that have the same sample numbers at the same positions as the dataset
+
+        Empty if the items of the dataset are not `RemoteItems`."""
         first = self.items
         if not isinstance(first, RemoteItems): return []
         def is_same(items):
@@ -97,14 +99,16 @@ class StoreInputs:
         return [items for items in (getattr(tl, 'items', None) for tl in self.lists) if is_same(items)]
 
     def numbers_at(self, positions)->list:
-        "The sample number at each of `positions`. Items that are not sample numbers, such as dicts, are left out."
+        """The sample number at each of `positions`; `None`, of an iterable dataset, counts as position 0
+
+        Items that are not sample numbers, such as dicts, are left out."""
         positions = [p or 0 for p in positions]
         if isinstance(self.items, RemoteItems): return self.items.numbers_at(positions).tolist()
         items = [self.items[p] for p in positions]
         return [int(o) for o in items if isinstance(o, (int,np.integer))]
 
     def number_at(self, position)->int:
-        "The sample number at `position`; `None` if there is none, as in an iterable dataset"
+        "The sample number at `position`; `None` without one, or if `position` is `None`, as of an iterable dataset"
         numbers = [] if position is None else self.numbers_at([position])
         return numbers[0] if numbers else None
 
@@ -177,7 +181,9 @@ class BatchReader:
         positions:list, # Of one batch
         shards=None # Arguments of the store's `prefetch`; default: it goes on fetching the same shards
     )->Batch:
-        "One batch, with one request per store; raises `MissingSample`, `CorruptSample`, `StoreUnavailable`"
+        """One batch, with one request per store; sample by sample if one is bad and `on_bad` is not 'raise'
+
+        Raises `MissingSample`, `CorruptSample`, `StoreUnavailable`."""
         if shards: self.inputs.items.store.prefetch(*shards)   # here, because the batches before are read by now
         numbers = self.inputs.numbers_at(positions)
         unique = list(dict.fromkeys(numbers))
@@ -189,7 +195,7 @@ class BatchReader:
         return self._without_bad(positions, numbers)
 
     def _values(self, numbers):
-        "For each `Fetch`: the values of samples `numbers`"
+        "For each `Fetch`: the values of samples `numbers`, a list or an array"
         fetches,values = self.inputs.fetches,{}
         for store in self.inputs.stores:
             fields = list(dict.fromkeys(fetch.field for fetch in fetches if fetch.store is store))
@@ -197,9 +203,10 @@ class BatchReader:
         return [values[id(fetch.store)][fetch.field] for fetch in fetches]
 
     def _without_bad(self, positions, numbers):
-        """A batch in which a sample is missing or damaged, read sample by sample
+        """The `Batch` of samples `numbers` at `positions`, where one is missing or damaged: read sample by sample
 
-        A sample that is replaced gets the position of the other one, so that all pipelines see the other one."""
+        A sample that is replaced gets the position of the other one, so that all pipelines see the other one. Skipped
+        samples are left out, and counted in `wanted`."""
         found = {number:self._sample_or_other(number) for number in dict.fromkeys(numbers)}
         used = [(position, *found[number]) for position,number in zip(positions, numbers) if found[number]]
         new_positions = [position if other is None else other for position,other,_,_ in used]
@@ -209,10 +216,10 @@ class BatchReader:
         return Batch(new_positions, [number for _,_,number,_ in used], list(values_of), values, len(positions))
 
     def _sample_or_other(self, number):
-        """`(None, number, values)` of sample `number`; `()` if it cannot be read and is to be skipped
+        """`(None, number, values)` of sample `number`, with a value for each `Fetch`; `()` if it is bad and skipped
 
-        If it is to be replaced: position, number and values of another one. Raises the error of the last one that was
-        tried."""
+        If it is bad and to be replaced: `(position, number, values)` of another one. Raises the error of the last one
+        that was tried."""
         try: return None,number,self._values_of(number)
         except (CorruptSample,MissingSample) as e: error = e
         if self.report: self.report(number)
@@ -229,7 +236,7 @@ def first_or_other(
     dataset, # `Datasets` or `TfmdLists` with at least one sample
     check:bool=True, # Compare checksums?
 ):
-    """Meanwhile the pipelines hold values for the first sample; those of another one if it is missing or damaged
+    """A context in which the pipelines hold values for the first sample; those of another one if it cannot be read
 
     For what fastai finds out from the first sample, such as types, any other one does as well."""
     inputs = StoreInputs(dataset)

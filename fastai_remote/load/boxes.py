@@ -43,7 +43,9 @@ def as_sized_boxes(
     return np.concatenate([boxes[:,:2], boxes[:,:2]+boxes[:,2:]], 1)
 
 def _rows(value, columns, what, advice):
-    "`value` as an array with so many columns"
+    """`value`, an array or list, as an array of numbers of shape (n, `columns`); one of one dimension is reshaped
+
+    Raises `ValueError` if that is not possible. Its message contains `what`, such as `boxes`, and `advice`."""
     try: array = np.asarray(value)
     except ValueError: array = np.zeros(0, object)   # lists of different lengths
     if array.dtype.kind not in 'biuf': raise ValueError(f'{what} are numbers, not {value!r:.100}')
@@ -77,11 +79,14 @@ def pad_boxes(
     return samples
 
 def _are_numbers(samples, k):
-    "Are items `k` numbers of labels, and not rows of zeros and ones, which are floats?"
+    "Are items `k` of all `samples` numbers of labels, and not rows of zeros and ones, which are floats?"
     return all(len(sample[k])==0 or not sample[k].is_floating_point() for sample in samples)
 
 def _with_whole_numbers(sample, labelled, n):
-    "A sample whose lists of labels contain integers, also if they are empty"
+    """Tuple `sample` with labels of boxes as int64, also where there are none
+
+    `labelled` has the positions in the tuple of the boxes that labels follow; `n` is the number of the sample in its
+    batch. Raises `ValueError` if it has more boxes than labels, or fewer."""
     sample = list(sample)
     for k in labelled:
         n_boxes,n_labels = len(sample[k]),len(sample[k+1])
@@ -92,7 +97,9 @@ def _with_whole_numbers(sample, labelled, n):
     return tuple(sample)
 
 def _padded_at(samples, k, has_labels):
-    "`samples` with as many boxes in item `k` of each, and labels in the next item if there are any"
+    """`samples` with equally many boxes in item `k` of each, and labels in the next item if `has_labels`
+
+    The boxes are clipped to the image, empty ones are removed, and zeros are added at the end."""
     def clipped(sample):
         labels = sample[k+1] if has_labels else TensorMultiCategory(torch.zeros(len(sample[k]), dtype=torch.int64))
         return clip_remove_empty(sample[k], labels)

@@ -34,7 +34,7 @@ class RemoteImage(int):
     def __str__(self): return f'{self!r}, which is not a file: {_advice}'
 
     def _opened(self):
-        "The image file as a stream; a PNG if the stored value is not an image file"
+        "The image file as an `io.BytesIO`, always the same one; a PNG if the stored value is not an image file"
         if self._file is None:
             fetch = self.fetch
             value = fetch.store.get_many([int(self)], fetch.field, check=True)[fetch.field][0]
@@ -81,7 +81,7 @@ def _image_fetch(dataset):
 def fit_cleaners(
     widgets # The module `fastai.vision.widgets`
 ):
-    "Make the cleaners of `widgets` open the images of stores"
+    "Make the cleaners of `widgets` open the images of stores, by replacing two of its functions; once is enough"
     stock_info,stock_set_fns = widgets._get_iw_info,widgets.ImagesCleaner.set_fns
     if hasattr(stock_info, '__wrapped__'): return   # this was called before
 

@@ -111,7 +111,9 @@ class RemoteDataset(Pipeline, Dataset):
         return self._with(steps=steps, **reading_plan(self.store, steps))
 
     def __getitem__(self, i):
-        "Sample `i`; for a slice a dataset of those samples"
+        """The sample at position `i`; for a slice a `RemoteDataset` of those samples
+
+        Raises `TypeError` for a list, and what `__getitems__` raises."""
         if isinstance(i, slice): return self._with(items=self.items[i])
         position = int_index(i)
         if position is None:
@@ -147,8 +149,8 @@ class RemoteDataset(Pipeline, Dataset):
     def read(self,
         positions, # Positions in this dataset
         shards=None # Arguments of the store's `prefetch`, or `None`
-    )->tuple: # (sample numbers, their values by field, `Dropped` of those that cannot be read)
-        "Read samples in one request"
+    )->tuple: # (array of sample numbers, `{field: values}`, list of `Dropped` for those that cannot be read)
+        "Read samples in one request; raises what `Store.get_many` raises, unless the handler decides otherwise"
         if shards: self.store.prefetch(*shards)
         numbers = self.items.numbers_at(positions)
         if self.handler is None: return numbers,self._values(numbers),[]
@@ -161,7 +163,9 @@ class RemoteDataset(Pipeline, Dataset):
         return self.store.get_many(numbers, self.fields, check=True)
 
     def _read_each(self, numbers):
-        "`read` where some samples cannot be read: the handler decides about each of them"
+        """The result of `read` where some of `numbers` cannot be read: the handler decides about each of them
+
+        Samples after one where the handler ends the epoch are not read."""
         good,dropped = [],[]
         for number in numbers.tolist():
             try: self._values(np.array([number]))
@@ -182,7 +186,9 @@ class RemoteDataset(Pipeline, Dataset):
         return [run_steps(self.store, *pair, steps) for pair in zip(read[0].tolist(), samples)]+read[2]
 
     def _samples(self, read):
-        "Iterator of the samples that have been read, and the steps that they still need"
+        """(iterator of the samples in `read`, a result of `read`; the steps that they still need)
+
+        The samples are dicts; tuples if the first step, `to_tuple`, is done for all of them together."""
         numbers,values,_ = read
         metadata = self._metadata_of(numbers)
         def is_ints(column): return isinstance(column, np.ndarray) and column.dtype.kind in 'iu'
@@ -209,7 +215,7 @@ class RemoteDataset(Pipeline, Dataset):
         return result
 
     def _sample(self, k, columns):
-        "The `k`-th sample as a dict, without the fields that it lacks"
+        "The `k`-th sample as a dict, without the fields that it lacks; `columns` is `{field: list or array}`"
         return {f:column[k] for f,column in columns.items() if column[k] is not None}
 
     def pairs(self,
@@ -244,11 +250,11 @@ def _check_interleave(interleave):
     if interleave is not None and interleave<1: raise ValueError(f'want interleave of at least 1, not {interleave}')
 
 def _shard_sizes(source):
-    "How many samples of `source.ds` lie in each shard; `None` if shuffling does not go shard by shard"
+    "How many samples of `source.ds` lie in each shard, an int64 array; `None` if shuffling does not go shard by shard"
     return source.ds.items.shard_sizes if source.interleave is not None and len(source.ds) else None
 
 class _BatchEpochs(Epochs):
-    "The order of the batches of each epoch"
+    "Base class of what yields batches: their order in each epoch"
     def __init__(self,
         ds:RemoteDataset, # What is read
         bs:int=64, # Samples per batch
@@ -270,7 +276,9 @@ class _BatchEpochs(Epochs):
         return n//self.bs if self.drop_last else -(-n//self.bs)
 
     def _seed(self):
-        "Seed of the epoch that begins: the same in all workers and in all ranks"
+        """Seed of the epoch that begins: the same in all workers and in all ranks
+
+        Warns if this epoch has been read to its end before, in the same order."""
         info = get_worker_info()
         is_chosen = self.seed is not None or self.world_size>1   # the order depends on `set_epoch`
         if (info is None or info.id==0) and self.shuffle and is_chosen and int(self.finished)==self.epoch:
@@ -279,7 +287,7 @@ class _BatchEpochs(Epochs):
         return int(np.random.SeedSequence(self.draw_key()).generate_state(1, np.uint64)[0])
 
     def _order(self, seed, workers):
-        "Positions in the order of this rank's epoch"
+        "`Order` of the positions that this rank, with `workers` workers, reads; raises what `check_cache` raises"
         n = len(self.ds)
         if not self.shuffle: order = Order(n)
         elif (sizes:=_shard_sizes(self)) is None: order = Order(n, Permutation(n, seed))
@@ -292,9 +300,10 @@ class _BatchEpochs(Epochs):
         return _shard_prefetch(self.ds, _shard_sizes(self), order, worker, given)
 
 def _shard_prefetch(ds, sizes, order, worker, given=0):
-    """Called with each batch of `worker`, it returns the arguments of the store's `prefetch`, or `None`
+    """A function to call with each batch of `worker`: it returns the arguments of the store's `prefetch`, or `None`
 
-    `given` is the number of samples that this worker read before."""
+    `sizes` is what `_shard_sizes` returns, or `None`; `order` is that of the rank; `given` is the number of samples
+    that this worker has read before."""
     if sizes is None or not reads_whole_shards(ds.items): return lambda positions: None
     perm = shard_permutation_of(order)
     if perm is None: return ShardsInOrder(ds.items)
@@ -304,7 +313,7 @@ def _shard_prefetch(ds, sizes, order, worker, given=0):
 
 # %% ../../nbs/load/15_dataset.ipynb #55ba641b
 def _which_samples(source):
-    "A checksum of 4,096 of the sample numbers that `source` reads, and of the sizes of shards that are shuffled"
+    "A crc32 of up to 4,096 of the sample numbers that `source` reads, and of the sizes of shards that are shuffled"
     sizes,crc = _shard_sizes(source) if source.shuffle else None,source.ds.items.checksum()
     return crc if sizes is None else zlib.crc32(sizes.astype('<i8').tobytes(), crc)
 
@@ -366,6 +375,7 @@ class RemoteBatches(_BatchEpochs, Sampler):
     def __iter__(self): return _EpochIterator(self, self._seed(), self._batches, 0, self.num_workers)
 
     def _batches(self, seed, first):
+        "Yields the `_Positions` of each batch of an epoch with this seed, from batch number `first` on"
         order,epoch,workers = self._order(seed, self.num_workers),self.times,self.num_workers
         self.ds.store.new_epoch()
         if shard_permutation_of(order) is None: prefetch = [lambda positions: None]*workers
@@ -413,6 +423,7 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
         return itertools.islice(batches, first-skipped, None)
 
     def _batches(self, seed, worker, num_workers, skipped):
+        "Yields the batches of `worker`, without reading the first `skipped`: 0 where steps may leave out samples"
         order,samples = self._order(seed, num_workers),[]
         batches = worker_batches(order[skipped*num_workers*self.bs:], self.bs, worker, num_workers)
         for read in self.ds.read_ahead(batches, self._shard_prefetch(order, worker, skipped*self.bs)):
@@ -432,7 +443,7 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
     def _then(self, step): return self.as_stream()._then(step)
 
 def _until_stop(results):
-    "What is not left out, up to the sample whose handler ends the epoch"
+    "Yields what is not left out of `results`, as of `RemoteDataset.results`, up to where a handler ends the epoch"
     for result in results:
         if not isinstance(result, Dropped): yield result
         elif result.stops: return
@@ -518,7 +529,7 @@ class SampleInput(StreamInput):
         return self.ds.pairs(self.ds.read_ahead(batches, prefetch))
 
     def _order(self, seed, consumer, n_read):
-        "The positions that a rank reads"
+        "`Order` of the positions that a rank reads, with `n_read` samples in a request; may raise as `check_cache`"
         n = len(self.ds)
         if self.resampled: order = Order(1<<60 if n else 0, _Draws(n, seed))
         elif not self.shuffle: order = Order(n)

@@ -40,6 +40,7 @@ class RemoteDistributedDL(DistributedDL):
         return share
 
     def to_detach(self, b, cpu=True, gather=True):
+        "As fastai's; results of `get_preds` are gathered in the order of the samples, without repeated ones at the end"
         if not gather or not self.dl.in_place or not hasattr(self, 'n_padded'): return super().to_detach(b, cpu, gather)
         b = self._to_detach(b, cpu, gather)
         is_last = self.i*self.world_size>=self.n_padded
@@ -68,7 +69,9 @@ def wrap_dl(
     dl, # A loader of the `Learner`
     stock_wrap_dl, # What fastai does: `DistributedTrainer._wrap_dl`
 ):
-    "The loader that a rank uses in place of `dl`; `DistributedTrainer._wrap_dl` calls this"
+    """The loader that a rank uses in place of `dl`; `DistributedTrainer._wrap_dl` calls this
+
+    Raises `ValueError` for a `RemoteDL` with `on_bad='skip'` on several ranks."""
     if not isinstance(dl, RemoteDL): return stock_wrap_dl(trainer, dl)
     if dl.on_bad=='skip' and num_distrib()>1:
         names = ', '.join(store.name for store in dl.stores)

@@ -109,7 +109,9 @@ class Epochs:
         return self.__dict__.copy()
 
     def draw_key(self)->tuple:
-        "What the random numbers of the epoch that begins depend on, ints; the same in all workers and ranks"
+        """What the random numbers of the epoch that begins depend on, ints; the same in all workers and ranks
+
+        Counts the epoch in `times`. Without a seed, a worker or several ranks, it draws from torch's generator."""
         info = get_worker_info()
         self.times += 1   # because a persistent worker has the same `info.seed` in each epoch
         if self.seed is not None or self.world_size>1: return self.seed or 0,self.epoch

@@ -43,7 +43,7 @@ _bookkeeping = set('''__dict__ __weakref__ __doc__ __module__ __annotations__ __
     __annotations_cache__'''.split())
 
 def _file_of(value):
-    "File of the code of `value`; `None` if that is not Python code"
+    "Path of the file with the code of `value`, such as a method or a property; `None` if that is not Python code"
     if isinstance(value, property): value = value.fget
     value = getattr(value, '__func__', value)   # of a classmethod or staticmethod
     if callable(value): value = inspect.unwrap(value)
@@ -116,13 +116,13 @@ def _globals_of(functions):
     return found
 
 def _names_in(code):
-    "Names that `code` uses, including the functions defined in it"
+    "Yields the names of globals and attributes that `code` uses, also in functions defined in it"
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType): yield from _names_in(constant)
 
 def _sources():
-    "The functions whose work the fast paths do themselves"
+    "List of the functions whose work the fast paths do themselves"
     encodes = [(ToTensor,PILImage), (ToTensor,PILMask), (Categorize,str), (RegressionSetup,float),
                (IntToFloatTensor,TensorImage)]
     loader = 'create_batches do_item do_batch chunkify create_item create_batch retain __iter__'
@@ -171,7 +171,9 @@ def _function_of(t):
     return f if isinstance(f, Function) else getattr(f, '_f', f)
 
 def _implementation(t, x):
-    "(function that `t` would call for `x`, type that its result is cast to); (`None`, `None`) if it leaves `x` alone"
+    """(function that `t` would call for value `x`, type that its result is cast to)
+
+    (`None`, `None`) if it leaves `x` alone, and (exception, `None`) if plum cannot tell."""
     f = _function_of(t)
     if not isinstance(f, Function): return f,None
     try: return f._resolve_method_with_cache((x,) if t.encodes is f else (t, x))

@@ -35,7 +35,7 @@ class BatchPipeline(Pipeline):
     def of(cls,
         pipeline # The `after_batch` of a loader
     ):
-        "Make `pipeline` one of these, unless it is of a class of its own"
+        "Change the class of `pipeline` to this one, unless it is of a class of its own"
         if type(pipeline) is Pipeline: pipeline.__class__,pipeline.memory = cls,BatchMemory()
         return pipeline
 
@@ -56,7 +56,7 @@ class BatchPipeline(Pipeline):
         return compose_tfms(o, others, split_idx=self.split_idx)
 
     def _floats(self, t, x):
-        "What `t`, an `IntToFloatTensor`, makes of `x`"
+        "What `t`, an `IntToFloatTensor`, makes of `x`, an element of a batch; floats of images are in reused memory"
         if type(x) not in (TensorImage,TensorImageBW) or np.ndim(t.div): return t(x, split_idx=self.split_idx)
         return retain_type(int_to_float(x, t.div, self.memory), x)
 
@@ -110,7 +110,9 @@ def decide_path(
     return _undecoded_path(inputs, dl.after_item.fs, why) if is_known else BatchPath(why=why)
 
 def _undecoded_path(inputs, item_tfms, why):
-    "The path of items whose images stay undecoded through the first item transforms, as long as these are known"
+    """`BatchPath` of items whose images stay undecoded through the first item transforms, as far as these are known
+
+    `why` is what prevents whole batches. No image stays undecoded if the first transform is not known."""
     def can_wait(tl):
         fetch = fetch_of(tl)
         if type(fetch) is not Fetch or fetch.img_cls not in (PILImage,PILImageBW): return False

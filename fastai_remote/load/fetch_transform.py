@@ -52,7 +52,9 @@ class Fetch(DisplayedTransform):
         self.input_types = (int,np.integer,dict)+image_types
 
     def setups(self, items):
-        "Choose the store and the field, if they are not set; raises `ValueError`, `UnknownField`"
+        """Choose the store and the field, if they are not set; `items` is a `TfmdLists`, whose `items` have the store
+
+        Raises `ValueError` if there is no store, and `UnknownField`."""
         store = getattr(getattr(items, 'items', None), 'store', None)
         if self.store is None and store is not None: self.bind(store)
         if self.store is None:
@@ -66,7 +68,7 @@ class Fetch(DisplayedTransform):
             self.input_types = (*self.input_types,list)
 
     def bind(self, store):
-        "Read from `store` from now on"
+        "Read from `store` from now on, and forget the values of the batch"
         self.store,self.values = store,{}
 
     @property
@@ -100,13 +102,17 @@ class Fetch(DisplayedTransform):
         except UnidentifiedImageError as e: raise UnidentifiedImageError(f'{x}: not an image') from e
 
     def _drawn(self, x):
-        "The picture of strokes `x`, given as a list or as stored bytes; `x` itself if it is anything else"
+        """What `draw` makes of strokes `x`, a list or stored bytes: a Pillow image, or an array for a `StrokeSequence`
+
+        Anything else, such as the bytes of an image file, is returned as it is."""
         if isinstance(x, list): return self.draw.create(simplify(x))
         try: return self.draw.create(x) if isinstance(x, bytes) else x
         except ValueError: return x   # an image file
 
     def _of_number(self, number):
-        "The object of sample `number`; raises `CorruptSample`, and what `get_many` raises if the value has to be read"
+        """The object of sample `number`: what `_image` returns for images, else the decoded and converted value
+
+        Raises `CorruptSample`, `ValueError` from `convert`, and what `get_many` raises if the value has to be read."""
         value = self.values.get(number)
         if value is None: value = self.store.get_many([number], self.field, check=True)[self.field][0]
         if self.img_cls is None and not is_image(self.codec.name):
@@ -116,7 +122,10 @@ class Fetch(DisplayedTransform):
         return decode_value(self.store, number, self.field, value, partial(self._image, fail), fail)
 
     def _image(self, fail, value):
-        "The image of a stored value. `fail` makes the exception to raise if decoding is put off and fails later."
+        """The image of a stored value, of type `img_cls`
+
+        Without `img_cls`, it is the bytes of an image file, or else what `_not_a_file` returns. `fail(exception)`
+        returns the exception to raise if decoding is put off and fails later."""
         codec = self.codec
         if type(codec) in (NpyCodec,NpzCodec):   # arrays become images only because the block asked for an image type
             to_image = mask_image if issubclass(self.img_cls, PILMask) else from_pixels
@@ -127,12 +136,14 @@ class Fetch(DisplayedTransform):
         return open_image(value, self.img_cls, fail, **self.undecoded)
 
     def _not_a_file(self, codec, value):
-        "The picture in bytes that are not an image file: a Pillow image, or an array if an image class opens it next"
+        """What is in the bytes `value` of `codec`, which are not an image file: what `draw` makes, if it is set
+
+        Otherwise a Pillow image; if `img_cls` opens it next, an array of pixels where the codec stores these."""
         if self.draw: return self.draw.create(value)
         return picture_of(codec, value) if self.img_cls else codec.image(value)
 
     def _converted(self, value, sample):
-        "`convert(value)`; raises its `ValueError` with the names of the dataset, the sample and the field"
+        "`convert(value)`; raises its `ValueError` with the names of the dataset, the field and `sample`: `sample 7`"
         try: return self.convert(value)
         except ValueError as e: raise ValueError(f'{self.store.name}: {sample}, field {self.field!r}: {e}') from None
 

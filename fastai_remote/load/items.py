@@ -42,7 +42,7 @@ class SampleSelection(PositionMap):
     def __len__(self): return int(self.starts[-1])
 
     def __invert__(self):
-        "The numbers that are not selected"
+        "A `SampleSelection` of the numbers that are not selected"
         return SampleSelection(np.unpackbits(block)[:self.n-k*_BLOCK]==0 for k,block in enumerate(self.bits))
 
     def _at(self, positions):
@@ -69,7 +69,7 @@ class RemoteItems(Order):
     known = {}   # `{position: sample number}` of the batch that a loader is making, computed all at once
     def __init__(self,
         store:Store, # The store that the samples are in
-        r:range|int=None, # Positions; default: all samples
+        r:range|int=None, # Positions, or `n` for `range(n)`; default: all samples
         *maps # What to apply to the positions, as in `Order`
     ):
         self.store = store
@@ -88,7 +88,7 @@ class RemoteItems(Order):
 
     @property
     def is_complete(self)->bool:
-        "Are these all samples of the store, or all that were selected by `having=` and `where`, in their order?"
+        "Are these all samples of the store, or all that `having=` and `where` selected, in the order of the store?"
         n = len(self.store)
         for m in reversed(self.maps):
             if isinstance(m, SampleSelection): n = len(m)
@@ -100,7 +100,8 @@ class RemoteItems(Order):
     )->np.ndarray: # int64, shape (k,)
         """How many of these items have a lower number than each of `numbers`
 
-        The result is `None` if the items are in another order than the samples of the store."""
+        The result is `None` if the items are in another order than the samples of the store. The items of a split by
+        shards are in the order of the shards only: it is `None` unless `numbers` are `store.shards.starts`."""
         numbers = np.asarray(numbers, np.int64)
         for m in (*reversed(self.maps), self.positions):
             if isinstance(m, SampleSelection): numbers = m.before(numbers)
@@ -118,8 +119,8 @@ class RemoteItems(Order):
 
     def where(self,
         field:str, # A field with labels, several labels or a number for each sample
-        # One value, a list, set or `range` of them; or a function of an array of values, or of labels, that returns
-        # a bool for each
+        # One value, a list, set or `range` of them; or a function that gets an array of stored values, or of all
+        # labels of the vocabulary, and returns a bool for each
         values
     ): # `RemoteItems`, in the same order
         """The items whose `field` has one of `values`; of several labels, one is enough
@@ -165,7 +166,9 @@ def get_remote_items(
     return items
 
 def _items_having(store, fields):
-    "The samples of `store` that have all `fields`"
+    """`RemoteItems` of the samples of `store` that have all `fields`, a list of names or alternatives such as `jpg;png`
+
+    Raises `UnknownField`, and `ValueError` if there is no such sample."""
     fields = [field for field in fields if ';' in field or store.may_lack(*store.field_choice(field)[0])]
     if not fields: return RemoteItems(store)
     parts = zip(*(store.presence(field) for field in fields))
@@ -183,8 +186,8 @@ def field_values(
 ): # Yields `(sample numbers, values)`
     """The values of `field` of all `items`, in their order, in parts of limited size
 
-    The values are an array of label codes or numbers. They are a list of lists for several labels, and a list if a
-    sample lacks the field."""
+    The values are an array of label codes or numbers, or a list of lists of labels. If `optional` and samples may lack
+    the field, they are always a list."""
     store = items.store
     is_fixed = store.field_entry(field)['dtype'] is not None   # raises `UnknownField`
     spec = f'{field}?' if optional and (';' in field or store.may_lack(field)) else field
@@ -216,7 +219,10 @@ def field_masks(
         yield mask
 
 def _matcher(store, field, values):
-    "A function of sample numbers and their stored values of `field` that returns which of them are among `values`"
+    """A function `matches(numbers, stored)` -> array of bool: which of the stored values are among `values`
+
+    `numbers` are the samples that have the values: codes, numbers, or lists of labels. `values` are as in
+    `RemoteItems.where`, and so are the errors."""
     entry,vocab = store.field_entry(field),store.manifest.vocab.get(field)
     if entry['codec']=='labels':
         wanted = _wanted_labels(store, field, vocab, values)
@@ -237,23 +243,25 @@ def _matcher(store, field, values):
     return matches
 
 def _listed(values):
-    "`values` as a list: one value, several, or an array of them"
+    "`values`, which are one value, several, or an array of them, as a list"
     return listify(values.tolist() if hasattr(values, 'tolist') else values)
 
 def _shown(values):
-    "`values` for a message"
+    "`values` of `where`, which may be a function, as text for a message"
     if callable(values): return f'values that {getattr(values, "__name__", "the function")} chooses'
     return f'{values!r:.100}'
 
 def _chosen_by(function, values):
-    "What `function` returns for an array of values; raises `ValueError` unless that is a bool for each"
+    "`function(values)` as an array of bool; raises `ValueError` unless it is one for each of `values`, an array"
     mask = np.asarray(function(values))
     if mask.dtype==bool and mask.shape==values.shape: return mask
     raise ValueError(f'{_shown(function)}: the function gets an array of shape {values.shape} and must return a bool '
                      f'for each value, not {mask.dtype} of shape {mask.shape}')
 
 def _wanted_labels(store, field, vocab, values):
-    "The set of labels that `values` are; raises `ValueError` for a label that is not in `vocab`"
+    """The set of the labels that `values`, as in `RemoteItems.where`, choose; `vocab` is a list, or `None`
+
+    Raises `ValueError` for a label that is not in `vocab`, and `TypeError` for a function if there is no `vocab`."""
     if callable(values):
         if vocab is None:
             raise TypeError(f'{store.name}: field {field!r} has no vocabulary for a function to choose from')
@@ -271,7 +279,7 @@ def _wanted_labels(store, field, vocab, values):
     raise ValueError(f'{store.name}: no label {unknown[0]!r} in field {field!r}: {hint}')
 
 def _in_range(values, wanted):
-    "Which of `values` are in `wanted`, an ascending range"
+    "Array of bool: which of `values`, an array of numbers, are in `wanted`, an ascending range"
     if values.dtype.kind=='f':
         wide = values.astype(float)
         mask = (wide==np.floor(wide))&(abs(wide)<2.**63)
@@ -293,7 +301,7 @@ def _stored_number(codec, value):
     except ValueError: return None
 
 def _number_matcher(store, field, dtype, values):
-    "As `_matcher`, for a field of numbers"
+    "As `_matcher`, for a field of numbers of type `dtype`; raises `TypeError` if `values` are something else"
     if callable(values): return lambda numbers, stored: _chosen_by(values, np.asarray(stored))
     if isinstance(values, range):
         ascending = values if values.step>0 else values[::-1]

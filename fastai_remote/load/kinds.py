@@ -69,7 +69,7 @@ class FieldChoice:
 
     @property
     def holds_images(self)->bool:
-        "Does the field of the store hold images other than masks?"
+        "Does the field hold images other than masks? There must be a `store`."
         return is_image(self.codec) and not self.store.holds_masks(self.field) and not self.is_type(PILMask)
 
     def is_type(self, *types)->bool:
@@ -88,7 +88,7 @@ class Kind:
     type_tfms:Callable # `type_tfms(choice)` -> list of transforms, of which the first reads the value
     item_tfms:tuple=() # Transforms of an item, which the block adds
     batch_tfms:tuple=(IntToFloatTensor,) # Transforms of a batch, which the block adds
-    before_batch:Callable=None # What makes the items of a batch equally long
+    before_batch:Callable=None # `before_batch(list of tuples)` -> the same, with items of equal length
     loader:Callable=None # `loader(choice)` -> `{argument of the loader: value}`, besides `before_batch`
     dl_type:Callable=None # `dl_type(choice)` -> type of the loaders; default: the one that `block` is given
 
@@ -109,7 +109,7 @@ class FreshTransforms(L):
 
 # %% ../../nbs/load/23_kinds.ipynb #4953ee53
 def _is_drawing(choice):
-    "Is this a field of strokes, or of points with times, to be made sequences of?"
+    "Is `choice`, a `FieldChoice`, a field of strokes or of points with times that becomes sequences?"
     if not isinstance(choice.draw, StrokeSequence) or choice.field is None: return False
     return is_points(choice.field) or choice.codec=='strokes'
 
@@ -118,13 +118,14 @@ def _sequence(choice):
     return [Fetch(choice.field, choice.store, draw=None if points else choice.draw), ToStrokes(choice.draw, points)]
 
 def _is_mask_field(choice):
+    "Does the field hold masks, by the type that was chosen, or else by its name, its codec and the store's vocabulary?"
     if choice.img_cls is not None: return choice.is_type(PILMask)
     if choice.field is None: return False
     if choice.store is None: return is_mask(choice.field, choice.codec)
     return choice.store.holds_masks(choice.field)
 
 def _image(choice, img_cls=None):
-    "Transforms that read an image, drawing strokes if these are stored"
+    "The `Fetch` that reads an image, as `img_cls`, else the type of `choice`, else `PILImage`; it draws strokes"
     draw = None if isinstance(choice.draw, StrokeSequence) else choice.draw
     return Fetch(choice.field, choice.store, img_cls or choice.img_cls or PILImage, draw)
 
@@ -136,7 +137,7 @@ def _image_or_mask(choice):
 def _value(choice, *tfms, convert=None): return [Fetch(choice.field, choice.store, convert=convert), *tfms]
 
 def _is_array_called(choice, names):
-    "Is this a field of arrays, or of lists in JSON, with one of `names` as a part of its name?"
+    "Is `choice` a field of arrays or JSON, without a chosen type, that has one of the set `names` in its name?"
     if choice.img_cls is not None or not names&set(choice.parts): return False
     return choice.codec in ('npy','npz','json')
 
@@ -243,7 +244,10 @@ def choose_fields(
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them
     text:TextOptions=None, # How texts become numbers; for a language model there is no target
 )->tuple: # A list of `FieldChoice` for the inputs, and one for the targets
-    "The fields that a model is trained with; raises `UnknownField`, `ValueError`"
+    """The fields that a model is trained with
+
+    Raises `UnknownField`, also if there is no target, and `ValueError` for an optional field, for a target of a
+    language model, and if labels of boxes do not follow their boxes."""
     is_lm = text is not None and text.is_lm
     if is_lm and y is not None: raise ValueError(f'TextOptions(is_lm=True): a language model has no target y={y!r}')
     x,y = x or store.default_field,[] if is_lm else y or _default_targets(store)
@@ -258,7 +262,7 @@ def choose_fields(
     return [*map(with_type, inputs)],[*map(with_type, _with_labels_of_boxes(targets))]
 
 def _default_targets(store):
-    "The fields of the target if the user names none"
+    "List of the names of the target's fields if the user names none; empty if `store` has none of the usual ones"
     if 'cls' in store.fields: return ['cls']
     boxes = [field for field in store.fields if is_boxes(FieldChoice(field, store))]
     labels = [field for field in store.fields if store.field_entry(field)['codec']=='labels']
@@ -266,7 +270,9 @@ def _default_targets(store):
     return ['labels'] if 'labels' in store.fields else []
 
 def _with_labels_of_boxes(targets):
-    "`targets`, where a list of labels that follows boxes becomes the labels of the boxes"
+    """`targets`, a list of `FieldChoice`, where a field of labels right after boxes gets the type `LabeledBBox`
+
+    Raises `ValueError` if there are boxes and labels, but never labels right after boxes."""
     boxes = [is_boxes(choice) for choice in targets]
     labels = [choice.img_cls is None and choice.codec=='labels' for choice in targets]
     found = [labels[k] and k>0 and boxes[k-1] for k in range(len(targets))]

@@ -64,7 +64,7 @@ class EncodedImage:
         return super().load()
 
     def decoded(self):
-        "The image that stock fastai would have here: decoded, of the stock type, with its `info`"
+        "Turns this object into the image that stock fastai would have: decoded, of its type, with `info`; returns it"
         self.load()
         info = self.info
         for name in ('_plan','fail','_info'): self.__dict__.pop(name, None)
@@ -85,7 +85,7 @@ class EncodedImage:
         except Exception as e: raise (self.fail(e) if self.fail else e) from e
 
     def _with(self, plan):
-        "A new image of the same file and mode, with another plan"
+        "A new image of the same file and mode, with another `PixelPlan`"
         return _new_image(type(self), plan, self._mode, self.fail, self._info)
 
     def crop(self, box=None):
@@ -126,13 +126,14 @@ class EncodedPILImageBW(EncodedImage, PILImageBW): "A `PILImageBW` that is decod
 _encoded_types = {PILImage:EncodedPILImage, PILImageBW:EncodedPILImageBW}
 
 def _new_image(cls, plan, mode, fail, info):
+    "A new `cls`, an `EncodedImage`, that is not decoded; `info` is a dict, or the bytes of the file to read it from"
     image = cls.__new__(cls)
     Image.Image.__init__(image)
     image._plan,image._mode,image._size,image.fail,image._info = plan,mode,plan.size,fail,info
     return image
 
 def _mode_of(img_cls):
-    "The mode in which `img_cls` opens files, or `None`"
+    "The mode in which `img_cls` opens files, such as `RGB`; `None` if it names none"
     return getattr(img_cls, '_open_args', {}).get('mode')
 
 def open_image(
@@ -154,7 +155,9 @@ def open_image(
     return _new_image(_encoded_types[img_cls], plan, mode, fail, info)
 
 def _source_of(content, mode, reducing_gap):
-    "What to read the pixels from: a `JpegSource`, a Pillow image, or `content` itself if it is pixels of `mode`"
+    """What to read the pixels of `content` from, which is as in `open_image`: a `JpegSource` or a Pillow image
+
+    An array with as many channels as `mode` is returned itself. Raises what `_load_file` raises."""
     if isinstance(content, np.ndarray):
         channels = 1 if content.ndim==2 else content.shape[2]
         return content if channels==len(mode) else Image.fromarray(content)
@@ -167,7 +170,7 @@ def _source_of(content, mode, reducing_gap):
     return JpegSource(content, (width,height), len(mode), reducing_gap)
 
 def _load_file(b):
-    "fastai's `load_image` of an image file, unless it would take too much time or memory; raises `ValueError`"
+    "fastai's `load_image` of the bytes of an image file; raises `ValueError` if it would take too much time or memory"
     check_image(b)
     return load_image(io.BytesIO(b))
 

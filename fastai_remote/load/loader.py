@@ -58,7 +58,7 @@ class SeveralInputs(fastuple):
         return ctx
 
 def _wrapped(value, width=32, longest=96):
-    "`value`, where a text is divided into lines"
+    "`value`; of a `TitledStr` the first `longest` characters, divided into lines of `width`"
     return TitledStr(textwrap.fill(value[:longest], width)) if type(value) is TitledStr else value
 
 def joined_inputs(
@@ -74,7 +74,7 @@ def show_beside(
     max_n:int=6, # Number of samples to show
     figsize:tuple=None, # Width and height in inches
     **kwargs
-):
+): # Axes, two for each sample
     "Show samples with their targets at the left and with the predictions at the right"
     n = min(len(samples), max_n)
     axes = get_grid(n, ncols=1, figsize=figsize, double=True, title='Target/Prediction')
@@ -175,12 +175,12 @@ class RemoteDL(TfmdDL):
         return self.shuffle_fn(Order(self.n)) if self._sizes is None else Order(self.n, self._shuffled_shards())
 
     def _shuffled_shards(self):
-        "A new shuffled order in which each worker reads whole shards"
+        "A new `ShardPermutation`, with a seed from `rng`: a shuffled order in which each worker reads whole shards"
         seed,workers = self.rng.getrandbits(63),self.fake_l.num_workers
         return ShardPermutation(self._sizes, seed, self.interleave, self.bs or 1, workers)
 
     def _by_length(self):
-        "The order of fastai's `SortedDL`: in training similar lengths share a batch; otherwise the longest come first"
+        "The `Order` of fastai's `SortedDL`: if shuffled, similar lengths share a batch; else the longest come first"
         if not self.shuffle: return Order(self.n, LongestFirst(self._known_lengths, self.n))
         in_shards = self._sizes is not None
         base = self._shuffled_shards() if in_shards else Permutation(self.n, self.rng.getrandbits(63))
@@ -190,7 +190,7 @@ class RemoteDL(TfmdDL):
         return Order(self.n, SortedWindows(base, self.n, self._known_lengths, self.bs or 1, seed, lanes, longest))
 
     def _balanced(self):
-        "An order in which labels are drawn according to `balance`"
+        "A `WeightedOrder` that draws labels according to `balance`; raises `TypeError` if the items are of no store"
         items = self.dataset.items
         if not isinstance(items, RemoteItems): raise TypeError('balance needs the items of a store')
         field,weights = self.balance if isinstance(self.balance, tuple) else (self.balance,None)
@@ -200,7 +200,7 @@ class RemoteDL(TfmdDL):
 
     @property
     def _sizes(self):
-        "Number of samples in each shard, if an epoch reads whole shards; else `None`"
+        "Number of samples in each shard, an int64 array, if an epoch reads whole shards; else `None`"
         if self.interleave is None or self.balance is not None or not self.indexed: return None
         items = getattr(self.dataset, 'items', None)
         sizes = items.shard_sizes if isinstance(items, RemoteItems) else None
@@ -254,7 +254,7 @@ class RemoteDL(TfmdDL):
     # Fetch: the values of a batch
 
     def _fetched(self, inputs, positions):
-        "`Batch`es of `positions`, with their values"
+        "Yields a `Batch`, with its values, for each `bs` of `positions`; `inputs` are the `StoreInputs` of the dataset"
         report = self._note if self._report is not None else None
         skips = self.on_bad=='skip' and not self.in_place
         on_bad = 'raise' if self.on_bad=='skip' and not skips else self.on_bad
@@ -265,7 +265,7 @@ class RemoteDL(TfmdDL):
             raise
 
     def _shard_prefetch(self):
-        "`shards` for `BatchReader`: which shards the store fetches next; `None` if samples are read one by one"
+        "The callable `shards` of `BatchReader`; `None` if samples are read one by one, or the longest come first"
         order,items = self._DataLoader__idxs,getattr(self.dataset, 'items', None)
         if self._sizes is None or not reads_whole_shards(items): return
         perm = shard_permutation_of(order)
@@ -282,7 +282,7 @@ class RemoteDL(TfmdDL):
     # Decode, transform, collate: item by item
 
     def _item_batches(self, inputs, batches):
-        "Batches that fastai builds item by item"
+        "Yields the batches that fastai builds item by item of `batches`, an iterable of `Batch`"
         if self.on_bad=='skip':
             for batch in batches: yield from self._smaller_batch(inputs, batch)
         else:
@@ -290,7 +290,7 @@ class RemoteDL(TfmdDL):
             yield from inputs.released(super().create_batches(positions))
 
     def _smaller_batch(self, inputs, batch):
-        "A batch by itself, built item by item, which is smaller by the samples that are skipped"
+        "Yields `batch`, built item by item, without skipped samples; what `_no_samples` yields if all are skipped"
         self._keeps_smaller = batch.wanted==self.bs
         made = False
         try:
@@ -301,7 +301,9 @@ class RemoteDL(TfmdDL):
         if not made: yield from self._no_samples(batch)
 
     def _no_samples(self, batch):
-        "What a worker sends in place of `batch`, all of whose samples were skipped"
+        """Yields `NoSamples` in place of `batch`, all of whose samples were skipped
+
+        Nothing outside a worker, for a batch that `drop_last` drops, or without a `BatchPipeline`."""
         is_dropped = batch.wanted<self.bs and self.drop_last
         if get_worker_info() is not None and not is_dropped and type(self.after_batch) is BatchPipeline:
             yield NoSamples()
@@ -331,6 +333,7 @@ class RemoteDL(TfmdDL):
         raise error
 
     def _item(self, s):
+        "As `TfmdDL.do_item`; if the path of the epoch says so, images stay undecoded through the first item transforms"
         path = self._path
         if path is None or not path.fetches: return super().do_item(s)   # `None` for a `SkipItemException`
         try:
@@ -348,9 +351,10 @@ class RemoteDL(TfmdDL):
     # Decode, transform, collate: whole batches
 
     def _whole_batches(self, whole, inputs, batches):
-        """Batches that are built as a whole. After the first one where that fails, all are built item by item.
+        """Yields the batches that `whole`, a `WholeBatches`, builds of `batches`, an iterable of `Batch`
 
-        These have the same values and draw the same random numbers."""
+        From the first one on where that fails, all are built item by item. These have the same values and draw the same
+        random numbers."""
         waiting = collections.deque()   # (function that waits for the result, random state before it, batch)
         given_up = False
         def finished(result, state, batch):
@@ -478,7 +482,9 @@ def _check_weights(items, field, weights):
                      f'{len(labels)} labels: one weight for each label, in the order of the vocabulary')
 
 def _read_from_own_stores(dataset):
-    "Make pipelines read from the store of their items where that is another one than in training, as in a test set"
+    """Make pipelines read from the store of their items where that is another one than in training, as in a test set
+
+    Each such pipeline of `dataset` gets a new `Fetch`. One that was given a store of its own stays."""
     for tl in getattr(dataset, 'tls', [dataset]):
         fetch,store = fetch_of(tl),getattr(getattr(tl, 'items', None), 'store', None)
         if fetch is None or store is None or not fetch.follow or fetch.store is store: continue
@@ -493,7 +499,7 @@ def _only_targets_define(dataset):
         if not any(isinstance(t, Numericalize) for t in tl.tfms.fs): tl.c = tl.vocab = tl.loss_func = None
 
 def _unwrapped(number):
-    "What a table shows for a number, or for several"
+    "What a table shows: an `int` or `float`; for a tuple, its floats with four digits each, or its only one as it is"
     if not isinstance(number, tuple): return number.real
     return tuple(float(f'{v:.4g}') for v in number) if len(number)!=1 else float(number[0])
 

@@ -17,7 +17,7 @@ from .stream import Pipeline, RemoteStream, StreamInput
 
 # %% ../../nbs/load/16_mix.ipynb #e2f448fb
 class _MixInput(StreamInput):
-    "The samples of several streams"
+    "The samples of several streams, as the source of a `RemoteStream`; `end` is as for `mix`"
     def __init__(self, streams, weights, end):
         self.streams,self.weights,self.end = streams,weights,end   # `weights` may be 'in turn'
 
@@ -60,7 +60,7 @@ class _MixInput(StreamInput):
                 last -= 1
 
     def _member(self, k, key, consumer, n_pass):
-        "Stream `k` in its `n_pass`-th pass of the epoch"
+        "Iterator of `(origin, sample)` of stream `k` in pass `n_pass` of the epoch, from 0, for `consumer`"
         stream = self.streams[k]
         own = () if stream.seed is None else (stream.seed,)
         return stream.start((*own, *key, k, n_pass), consumer)
@@ -68,7 +68,9 @@ class _MixInput(StreamInput):
     def _in_turn(self, left, last, weights): return (last+1)%len(left)
 
     def _at_random(self, key, consumer):
-        "A function that draws a place in `left`, by the weights of the streams"
+        """A function `choose(left, last, weights)` that draws an index of `left`, by the weights of the streams
+
+        `left` are the numbers of the streams that have samples left, and `last` is not used."""
         rng = np.random.default_rng(seed_of(*key, len(self.streams), consumer.rank, consumer.worker))
         bounds,draws = {},[]
         def choose(left, last, weights):
@@ -110,7 +112,10 @@ def mix(
     return RemoteStream(_MixInput(streams, weights, end), seed, rank, world_size)
 
 def _checked_streams(datasets, rank=None, world_size=None):
-    "A stream of each of `datasets`; those that were made for a rank must be of this rank"
+    """List of a stream of each of `datasets`
+
+    Raises `TypeError` for what is no dataset, and `ValueError` if there is none, or for a stream that was made for
+    another rank."""
     datasets = list(datasets)
     if not datasets: raise ValueError('mix takes at least one dataset')
     for dataset in datasets:

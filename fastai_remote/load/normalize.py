@@ -34,7 +34,7 @@ class MeanImage(DisplayedTransform):
         self.cache = {}   # `{(shape of an image, device): mean image as a tensor}`, for the latest batch only
 
     def _mean(self, x):
-        "The mean image as a tensor like the images of batch `x`"
+        "The mean image, scaled to the images of batch `x`: shape (1, channels, height, width), values in 0..1"
         key = tuple(x.shape[1:]),x.device
         if key not in self.cache:
             mean = np.array(self.im.convert('L' if x.shape[1]==1 else 'RGB'))
@@ -77,7 +77,9 @@ def add_normalize(
     return tfms+Normalize.from_stats(mean, [max(value, 1e-3) for value in std], cuda=False)
 
 def _stats_of(choice, n=256):
-    "Statistics of a field of images; those of `n` random samples if strokes are drawn. Raises `CorruptSample`."
+    """Statistics of a field of images, a dict as `image_stats` returns it; `None` if there are none
+
+    If strokes are drawn by `choice.draw`, those of `n` random samples. Raises `CorruptSample`."""
     store,stats = choice.store,choice.store.image_stats(choice.field)
     if stats is None or choice.draw is None or choice.codec!='strokes': return stats
     numbers,drawn = Permutation(len(store))[np.arange(min(n, len(store)))],ImageStats()

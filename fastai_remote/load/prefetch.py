@@ -52,7 +52,7 @@ class ShuffledShards:
         return shards, group>0 or self._is_quick(self.shards[:per_group], len(positions))
 
     def _is_quick(self, shards, n):
-        "Does it cost less to read `shards` as a whole than `n` single samples?"
+        "Does it cost less to read `shards`, an array of their numbers, as a whole than `n` single samples?"
         manifest = self.store.manifest
         sample_bytes = n*manifest.nbytes/max(1, manifest.n)
         return self.store.shards.size[shards].sum()<=READ_COST*sample_bytes
@@ -75,7 +75,9 @@ class ShardsInOrder:
         return [*used.tolist(), *after],wait
 
 class FetchThreads:
-    "Threads that work in advance. As a context manager it returns `submit`."
+    """Threads that work in advance. As a context manager it returns `submit`.
+
+    At the end of the context, what has not begun is cancelled; what runs goes on, and is not waited for."""
     def __init__(self,
         n:int, # Number of threads; with 0 the work is done when its result is asked for
         init=None # Called first in each thread

@@ -65,7 +65,7 @@ class ToStrokes(DisplayedTransform):
 def pad_strokes(
     samples:list # Tuples, some of whose items are `TensorStrokes`
 )->list: # The same, with sequences of one length
-    "Pads the drawings of a batch at their ends, with rows that say so if there are 5 columns, otherwise with zeros"
+    "Pads drawings at their ends, with rows 0, …, 0, 1 (no more steps) if there are 5 columns or more, else with zeros"
     samples = [list(sample) for sample in samples]
     for k in range(len(samples[0])):
         if not isinstance(samples[0][k], TensorStrokes): continue

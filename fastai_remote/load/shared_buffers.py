@@ -68,7 +68,7 @@ class SharedBuffers:
     def __reduce__(self): return type(None),()   # a spawned worker shares no memory
 
 def _shared_array(workers, nbytes):
-    "Bytes that forked processes share, shape (workers, _n_buffers, nbytes)"
+    "A `uint8` array of zeros that forked processes share, shape (workers, _n_buffers, nbytes)"
     return np.frombuffer(mmap.mmap(-1, workers*_n_buffers*nbytes), np.uint8).reshape(workers, _n_buffers, nbytes)
 
 class OutgoingTensor:
@@ -86,7 +86,7 @@ class OutgoingTensor:
         self.x,self.cls,self.channels,self.own = x,cls,channels,own
 
     def open(self,
-        memory:BatchMemory=None # Where channels are repeated
+        memory:BatchMemory=None # Allocates the result if channels are repeated with `own`; default: new memory
     )->torch.Tensor: # A `cls`
         "The tensor, with all its channels"
         x = self.x
@@ -105,6 +105,9 @@ class OutgoingTensor:
 def _from_array(array, *kind): return OutgoingTensor(torch.from_numpy(array), *kind).open()
 def _from_tensor(x, *kind): return OutgoingTensor(x, *kind).open()
 def _from_buffer(id, offset, shape, cls, channels, own):
+    """In the main process: the tensor that a worker left at `offset` of the `SharedBuffers` with number `id`
+
+    Its buffer is freed. The other arguments are those of `OutgoingTensor`, and the shape of its `x`."""
     buffers = _all_buffers[id]
     repeated = channels>1 and own   # `open` copies then
     res = OutgoingTensor(buffers.receive(offset, shape, not repeated), cls, channels, own).open(buffers.memory)

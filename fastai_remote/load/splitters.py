@@ -25,7 +25,10 @@ def StoreSplitter(
     train:str='train', # Name of the training split
     valid:str='valid', # Name of the validation split
 ):
-    "A `splitter` for `DataBlock` that uses the splits of the store; raises `TypeError`, `ValueError`"
+    """A `splitter` for `DataBlock` that uses the splits of the store
+
+    It raises `TypeError` for items of no store, and `ValueError` if there are no such splits, or if the items are
+    not `is_complete`."""
     def _inner(items):
         if not isinstance(items, RemoteItems): raise TypeError('StoreSplitter needs get_items=get_remote_items')
         store,splits = items.store,items.store.splits
@@ -39,12 +42,12 @@ def StoreSplitter(
     return _inner
 
 def _parts_of(items, *parts):
-    "`parts`, each a `SplitOrder`, for `items`; other items than those of a store need them as lists of positions"
+    "`parts`, each a `SplitOrder`, as a list if `items` is an `Order`; for other items a list of lists of positions"
     return list(parts) if isinstance(items, Order) else [list(part) for part in parts]
 
 def RandomStoreSplitter(
     valid_pct:float=0.2, # Share of the samples for validation, 0 to 1
-    seed:int=0, # Any int; every session gets the same split for the same one
+    seed:int=0, # Any int >= 0; every session gets the same split for the same one
 ):
     """A `splitter` for `DataBlock` that splits at random; a store with shards shard by shard
 
@@ -84,14 +87,14 @@ def _has_labels(store, field):
 def _is_true(values): return values.astype(bool)
 
 def _split_by(valid):
-    "The two parts of a split, given the positions of validation as a `SampleSelection`"
+    "The two parts of a split, `[train, valid]`, each a `SplitOrder`; `valid` is a `SampleSelection` of positions"
     return [SplitOrder(range(len(part)), part) for part in (~valid,valid)]
 
 # %% ../../nbs/load/24_splitters.ipynb #47b12f24
 def KFoldSplitter(
     n_folds:int=5, # Number of folds, at least 2
     fold:int=0, # The fold that is for validation, 0 to `n_folds-1`; all others are for training
-    seed:int=0, # Any int; every session gets the same folds for the same one
+    seed:int=0, # Any int >= 0; every session gets the same folds for the same one
     stratify:str=None, # Field with one label for each sample; each label is divided equally among the folds
 ):
     """A `splitter` for `DataBlock` for cross-validation: each sample is in exactly one fold
@@ -99,7 +102,7 @@ def KFoldSplitter(
     It takes constant memory for a store, and a list of positions for other items, such as a list or a DataFrame. Folds
     differ by one sample at most; with `stratify`, so do the numbers of samples with each label. Without it, each shard
     of a store with shards gives its share to each fold. Raises `ValueError` for wrong numbers, `TypeError` if
-    `stratify` is no field with labels, and `UnknownField`."""
+    `stratify` is no field with labels, `MissingSample` if a sample lacks it, and `UnknownField`."""
     if not (all(isinstance(k, (int,np.integer)) for k in (n_folds,fold)) and n_folds>=2 and 0<=fold<n_folds):
         raise ValueError(f'want n_folds of at least 2, and a fold from 0 to n_folds-1, not {n_folds=}, {fold=}')
     def _inner(items):
@@ -115,7 +118,9 @@ def KFoldSplitter(
     return _inner
 
 def _stratified(items, field, n_folds, fold, seed):
-    "Yields bool arrays: which `items` are in a fold, if each label of `field` is divided equally among the folds"
+    """Yields bool arrays: which `items` are in fold number `fold`, if each label is divided equally among the folds
+
+    Raises `TypeError` for items of no store, and if `field` has no labels, and `MissingSample`."""
     if not isinstance(items, RemoteItems): raise TypeError('KFoldSplitter(stratify=…) needs get_items=get_remote_items')
     store = items.store
     if store.field_entry(field)['codec']!='cls' or not store.manifest.vocab.get(field):
@@ -165,7 +170,7 @@ def default_splitter(
     return at_random
 
 def _first_named(splits, names):
-    "The first of `names` that is in `splits`; if there is none, in capitals or partly so; `None` without either"
+    "The first of `names`, in lower case, that is a split; else the first in other case, such as `Train`; else `None`"
     lower = {split.lower():split for split in splits}
     exact = next((name for name in names if name in splits), None)
     return exact or next((lower[name] for name in names if name in lower), None)

@@ -52,7 +52,7 @@ class _NamedError(Exception):
     def __repr__(self): return f'{type(self).__name__}({str(self)!r})'
 
 def _named_error(error, place):
-    "An error of the type of `error` whose text also names `place`"
+    "A copy of `error` whose text also names `place`, of a subclass of its type; a `_NamedError` if there can be none"
     kind = type(error)
     try:
         subclass = type(kind.__name__, (_NamedError,kind), {})
@@ -88,7 +88,10 @@ image_specs['torch'] = 'torch','RGB',''
 image_specs |= {'pil'+mode:('pil', mode.upper() or 'RGB', '') for mode in ('','l','rgb','rgba')}
 
 def _picture(image, kind, mode, bits):
-    "Pillow image `image` as WebDataset's `{kind}{mode}{bits}`"
+    """Pillow image `image` as `image_specs` says: in `mode`, and of a `kind`
+
+    'pil' is a Pillow image, 'numpy' an array of shape (h,w) or (h,w,channels), 'torch' a tensor of shape (h,w) or
+    (channels,h,w). With `bits` '8' they are `uint8`, with '' float32 in 0..1."""
     if image.mode!=mode: image = image.convert(mode)
     if kind=='pil': return image
     array = np.array(image) if bits else np.asarray(image, np.float32)/255
@@ -107,7 +110,7 @@ class Continue:
 _MAX_GUNZIPPED = 1<<30   # bytes; a longer value in a `.gz` field is damaged or hostile
 
 def _gunzip(key, data):
-    "Decoder of `.gz` fields"
+    "Decoder of `.gz` fields: a `Continue` with the content; `None` for another `key`. Raises `ValueError` above 1 GiB."
     if not key.endswith('.gz'): return None
     with gzip.open(io.BytesIO(data)) as f: content = f.read(_MAX_GUNZIPPED+1)
     if len(content)>_MAX_GUNZIPPED: raise ValueError(f'more than {_MAX_GUNZIPPED:,} bytes when it is decompressed')
@@ -118,7 +121,10 @@ def _is_continue(result):
     return isinstance(result, Continue) or (others is not None and isinstance(result, others.Continue))
 
 def _object(store, number, field, value, decoders):
-    "What the first of the decoders that knows field `field` makes of the bytes `value`"
+    """What the first of `decoders` that knows field `field` makes of the bytes `value`; `value` itself if none does
+
+    A decoder is `decoder(key, data)`, an image spec, or '' for the codec of the field. After a `Continue`, the others
+    get its key and data. `store` and `number` are `None` if they are not known."""
     key,data = f'.{field}',value
     for decoder in decoders:
         if isinstance(decoder, str):
@@ -132,7 +138,10 @@ def _object(store, number, field, value, decoders):
     return data
 
 def _by_codec(store, number, field, key, data, spec):
-    "The object that the codec of a field makes of `data`, or the picture for `spec`; `None` if this is not for it"
+    """The object that the codec of a field makes of `data`, or the picture for `spec`, one of `image_specs`
+
+    The codec is that of `field` in `store`, or else of `key`, such as `.jpg`. `None` if there is no codec for `data`,
+    or no picture. Raises `CorruptSample` for a sample of a store, and otherwise what the codec raises."""
     entry = None if store is None else store.manifest.fields.get(field)
     codec = get_codec(entry['codec'] if entry else key)
     if codec is None: return None
@@ -145,7 +154,9 @@ def _by_codec(store, number, field, key, data, spec):
     return decode_value(store, number, field, data, lambda b: _picture(codec.image(b), *image_specs[spec]))
 
 def _decode(store, number, sample, *decoders, only=None):
-    "Step `decode`: the values of `sample` that are bytes become objects; the decoder `''` is the field's codec"
+    """Step `decode`: a copy of dict `sample`, in which values that are bytes are decoded by `_object`
+
+    With `only`, a set of fields, those of other fields stay bytes."""
     _expect_dict('decode', sample)
     return {field:_object(store, number, field, value, decoders)
             if isinstance(value, bytes) and field[:2]!='__' and (only is None or field in only) else value
@@ -158,7 +169,10 @@ def _expect_dict(name, sample):
 
 # %% ../../nbs/load/12_steps.ipynb #21d71095
 def _first(store, number, sample, group, missing_is_error=True):
-    "The value of the first field of `group`, such as `jpg;png`, that `sample` has; raises `MissingSample`"
+    """The value of the first field of `group`, such as `jpg;png`, that the dict `sample` has
+
+    If it has none, `None` for an optional group, such as `txt?`, or unless `missing_is_error`; else raises
+    `MissingSample`."""
     names,is_optional = parse_field(group)
     field = next((f for f in names if f in sample), None)
     if field is not None or is_optional or not missing_is_error: return sample.get(field)
@@ -166,14 +180,16 @@ def _first(store, number, sample, group, missing_is_error=True):
     raise MissingSample(f'{_sample_name(store, number, sample)} has no {group!r}; it has {present}')
 
 def _sample_name(store, number, sample):
-    "Dataset and sample, for messages"
+    "The names of dataset and sample for messages, such as `pets: sample 7`; by its `__key__` if `number` is `None`"
     dataset = '' if store is None else f'{store.name}: '
     if number is not None: return f'{dataset}sample {number}'
     key = sample.get('__key__') if isinstance(sample, dict) else None
     return f'{dataset}a sample' if key is None else f'{dataset}sample with key {key!r}'
 
 def _to_tuple(store, number, sample, *groups, missing_is_error=True, none_is_error=False):
-    "Step `to_tuple`: of each group, such as `jpg;png`, the value of the first field that `sample` has"
+    """Step `to_tuple`: a tuple of the value of the first field that `sample` has of each group, such as `jpg;png`
+
+    Raises what `_first` raises, and with `none_is_error` `MissingSample` for a value that is `None`."""
     _expect_dict('to_tuple', sample)
     values = tuple(_first(store, number, sample, group, missing_is_error) for group in groups)
     if none_is_error:
@@ -182,7 +198,7 @@ def _to_tuple(store, number, sample, *groups, missing_is_error=True, none_is_err
     return values
 
 def _rename(store, number, sample, keep, names):
-    "Step `rename`: `names` is `{new name: group of fields}`"
+    "Step `rename`: `names` is `{new name: group of fields}`; other fields are in the result only with `keep`"
     _expect_dict('rename', sample)
     renamed = {new:_first(store, number, sample, group) for new,group in names.items()}
     if not keep: return renamed
@@ -190,7 +206,7 @@ def _rename(store, number, sample, keep, names):
     return {field:value for field,value in sample.items() if field not in used} | renamed
 
 def _map_dict(store, number, sample, functions):
-    "Step `map_dict`: `functions` is `{field: function}`"
+    "Step `map_dict`: a copy of `sample` with the results of `functions`, `{field: function}`; raises `KeyError`"
     _expect_dict('map_dict', sample)
     result = dict(sample)
     for field,f in functions.items():
@@ -201,7 +217,9 @@ def _map_dict(store, number, sample, functions):
     return result
 
 def _rename_keys(store, number, sample, patterns, keep_unselected, must_match, duplicate_is_error):
-    "Step `rename_keys`: `patterns` is a list of `(new name, pattern)`; the last pattern that matches is used"
+    """Step `rename_keys`: `patterns` is a list of `(new name, pattern)`; the last pattern that matches is used
+
+    Returns a dict. Raises `ValueError` for patterns without fields, or two fields of one name, if these are errors."""
     _expect_dict('rename_keys', sample)
     result,matched = {},set()
     for field,value in sample.items():
@@ -218,7 +236,9 @@ def _rename_keys(store, number, sample, patterns, keep_unselected, must_match, d
     return result
 
 def _extract_keys(store, number, sample, *patterns, duplicate_is_error=True, ignore_missing=False):
-    "Step `extract_keys`: a tuple of the values whose fields match `patterns`, such as `*.jpg;*.png`"
+    """Step `extract_keys`: a tuple of the first value whose field matches, for each pattern, such as `*.jpg;*.png`
+
+    Raises `ValueError` for a pattern that matches several fields, or none, if these are errors."""
     _expect_dict('extract_keys', sample)
     values = []
     for pattern in patterns:
@@ -230,7 +250,10 @@ def _extract_keys(store, number, sample, *patterns, duplicate_is_error=True, ign
     return tuple(values)
 
 def _xdecode(store, number, sample, decoders, must_decode):
-    "Step `xdecode`: `decoders` is a list of `(pattern, function of a binary file)`; the last that matches is used"
+    """Step `xdecode`: a copy of dict `sample` with decoded values in place of bytes
+
+    `decoders` is a list of `(pattern, function of a binary file)`, of which the last that matches is used; `False` as
+    function leaves the bytes. Otherwise the codec is used. Raises `ValueError` if there is none and `must_decode`."""
     _expect_dict('xdecode', sample)
     result = {}
     for field,value in sample.items():
@@ -248,13 +271,13 @@ def _xdecode(store, number, sample, decoders, must_decode):
 _DROP = object()   # what a step returns to leave out the sample
 
 def _map_tuple(store, number, values, *functions):
-    "Step `map_tuple`: each function called with its element"
+    "Step `map_tuple`: a tuple of what each function returns for its element; without one, or with `None`, the element"
     if len(functions)>len(values): raise ValueError(f'{len(functions)} functions for a tuple of {len(values)}')
     mapped = tuple(value if f is None else f(value) for f,value in zip(functions, values))
     return mapped+tuple(values[len(functions):])
 
 def _map(store, number, sample, function):
-    "Step `map`: `function` called with the sample"
+    "Step `map`: `function(sample)`, with the `__key__` of `sample` if both are dicts; `_DROP` if that is `None`"
     key = sample.get('__key__') if isinstance(sample, dict) else None
     result = function(sample)
     if result is None: return _DROP
@@ -262,7 +285,7 @@ def _map(store, number, sample, function):
     return result
 
 def _select(store, number, sample, predicate):
-    "Step `select`: the sample, if `predicate(sample)`"
+    "Step `select`: the sample if `predicate(sample)`, else `_DROP`"
     return sample if predicate(sample) else _DROP
 
 # Each step is called with the store, the number of the sample, what the step before it made, and its own arguments.
@@ -277,7 +300,7 @@ class _ByValue:
     def __reduce__(self): return cloudpickle.loads,(cloudpickle.dumps(self.f),)
 
 def _portable(value):
-    "`value` with `_ByValue` in place of functions that pickle cannot find by their names"
+    "`value`, also a nested dict, list or tuple, with `_ByValue` in place of functions that pickle cannot find by name"
     if isinstance(value, dict): return {k:_portable(v) for k,v in value.items()}
     if type(value) in (list,tuple): return type(value)(map(_portable, value))
     if not isinstance(value, FunctionType): return value
@@ -289,7 +312,7 @@ class Step:
     def __init__(self,
         name:str, # Name of the method that added it
         *args, # Arguments
-        handler=None, # `handler(error)`, see above
+        handler=None, # `handler(error)` -> go on?, as of `ask_handler`; others than functions raise `TypeError`
         shown:list=None, # What `repr` shows as arguments, names of functions and texts; default: `args`
         label:str=None, # What `repr` shows as name; default: `name`
         **kwargs
@@ -349,7 +372,9 @@ def run_steps(
     sample, # A dict, or what earlier steps made of it
     steps # `Step`s
 ):
-    "The result of `steps` for one sample, or a `Dropped`; an error gets a note that names the sample"
+    """The result of `steps` for one sample, or a `Dropped` if one leaves it out
+
+    The handler of a step decides about its errors. Without one they are raised, with a note that names the sample."""
     for step in steps:
         try: result = _steps[step.name](store, number, sample, *step.args, **step.kwargs)
         except Exception as error:
@@ -366,7 +391,9 @@ def reading_plan(
     store:Store,
     steps # `Step`s of a dataset
 )->dict:
-    "`fields` and `metadata` that `steps` need, and whether samples `may_lack` one of the fields; raises `UnknownField`"
+    """What `steps` need: `{'fields': names, 'may_lack': may a sample lack one?, 'metadata': those of METADATA}`
+
+    Raises `UnknownField` for a field that a step names, and the store has not."""
     in_shards = store.shards is not None
     everything = dict(fields=store.fields, may_lack=in_shards, metadata=METADATA)
     step = next((step for step in steps if step.name!='decode'), None)   # the first step that sees the sample

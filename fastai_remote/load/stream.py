@@ -31,6 +31,7 @@ class Run:
         return np.random.default_rng(seed_of(*self.key, self.depth, self.consumer.rank, self.consumer.worker))
 
 def _slice_stage(upstream, run, *bounds):
+    "`islice` of the pairs of `upstream(0)` by `bounds`; raises `ValueError` if several processes read"
     if run.consumer.count>1:
         raise ValueError('slice after a step that may leave out samples counts them, and several workers or ranks '
                          'cannot do that together: call slice before that step, use with_epoch(n), or read with at '
@@ -38,7 +39,7 @@ def _slice_stage(upstream, run, *bounds):
     return itertools.islice(upstream(0), *bounds)
 
 def _repeat_stage(upstream, run, nepochs, nresults):
-    """Yields the pairs of `upstream(k)`, which is pass `k`, for `nepochs` passes, or endlessly for -1
+    """Yields the pairs `(origin, sample)` of `upstream(k)`, which is pass `k`, for `nepochs` passes; -1: endlessly
 
     Unless `nresults` is -1, all processes together yield at most so many. Raises `ValueError` if an endless repeat has
     an empty pass."""
@@ -57,7 +58,7 @@ def _repeat_stage(upstream, run, nepochs, nresults):
                              'its share is left; are there fewer samples than workers and ranks together?')
 
 def _shuffle_stage(upstream, run, bufsize, initial):
-    "Each result is drawn from a buffer, which starts with `initial` samples and grows to `bufsize`"
+    "Yields the pairs of `upstream(0)`, drawn from a buffer that starts with `initial` of them and grows to `bufsize`"
     rng,buffer = run.rng(),[]
     wanted = min(initial, bufsize)   # results in the buffer before the next one is given
     for pair in upstream(0):
@@ -68,7 +69,7 @@ def _shuffle_stage(upstream, run, bufsize, initial):
     while buffer: yield _drawn(buffer, rng)
 
 def _drawn(buffer, rng):
-    "Remove an element of `buffer`, drawn at random"
+    "Removes an element of the list `buffer`, drawn at random, and returns it; changes the order of the others"
     k = int(rng.integers(len(buffer)))
     buffer[k],buffer[-1] = buffer[-1],buffer[k]
     return buffer.pop()
@@ -83,13 +84,16 @@ def _batched_stage(upstream, run, bs, collate, partial):
         if len(samples)==bs or partial: yield None,samples if collate is None else collate(samples)
 
 def _unlisted_stage(upstream, run):
+    "Yields `(None, element)` for each element of the lists of `upstream(0)`; raises `TypeError` for what is no list"
     for _,samples in upstream(0):
         if not isinstance(samples, list):
             raise TypeError(f'unlisted takes lists of samples, as listed makes them, not a {type(samples).__name__}')
         yield from ((None,sample) for sample in samples)
 
 def _unbatched_stage(upstream, run):
-    "The samples of batches that are tuples, lists or dicts of columns"
+    """Yields `(None, sample)` for each sample of the batches of `upstream(0)`: tuples, lists or dicts of columns
+
+    A sample is a tuple or a dict. Raises `TypeError` for other batches, `ValueError` if columns differ in length."""
     for _,batch in upstream(0):
         is_dict = isinstance(batch, dict)
         if not is_dict and not isinstance(batch, (list,tuple)):
@@ -102,7 +106,9 @@ def _unbatched_stage(upstream, run):
         for row in zip(*columns): yield None,dict(zip(batch, row)) if is_dict else row
 
 def _log_keys_stage(upstream, run, path):
-    "Append a line for each sample to the file at `path`: its position in this process, worker, rank and key"
+    """Yields the pairs of `upstream(0)`, and appends a line for each to the file at `path`
+
+    The line has its position in this process, worker, rank, and key or else sample number, separated by tabs."""
     with open(path, 'a', encoding='utf-8', buffering=1) as f:   # line by line
         for k,(origin,sample) in enumerate(upstream(0)):
             key = sample.get('__key__') if isinstance(sample, dict) else None
@@ -111,7 +117,9 @@ def _log_keys_stage(upstream, run, path):
             yield origin,sample
 
 def _compose_stage(upstream, run, f):
-    "`f` is a function of an iterator that returns an iterator, or a `PipelineStage` of WebDataset"
+    """Iterator of `(None, result)` for each result of `f` for the samples of `upstream(0)`
+
+    `f` is a function of an iterator that returns an iterator, or a `PipelineStage` of WebDataset."""
     samples = (sample for _,sample in upstream(0))
     return ((None,result) for result in (f(samples) if callable(f) else f.run(samples)))
 
@@ -120,7 +128,7 @@ _stages = dict(slice=_slice_stage, repeat=_repeat_stage, shuffle=_shuffle_stage,
                compose=_compose_stage)
 
 def _sample_stage(upstream, step):
-    "A step that processes one sample at a time"
+    "Yields the pairs of `upstream(0)` with what `step`, one for single samples, makes of them and does not leave out"
     for origin,sample in upstream(0):
         store,number = origin or (None,None)
         result = run_steps(store, number, sample, (step,))
@@ -129,11 +137,11 @@ def _sample_stage(upstream, step):
 
 # %% ../../nbs/load/14_stream.ipynb #d7acf2b6
 def _group(field):
-    "A group of fields: `jpg;png`, or a list of names"
+    "`field`, which is a group such as `jpg;png` or a list of names, as a group"
     return field if isinstance(field, str) else ';'.join(field)
 
 def _one_of(nsamples, nbatches, name):
-    "The one that is given; both count results"
+    "The larger of `nsamples` and `nbatches`, of which one is given; raises `ValueError` if it is below 1"
     n = max(nsamples, nbatches)
     if n<1: raise ValueError(f'{name} takes a number of results of at least 1, not {n}')
     return n
@@ -361,13 +369,15 @@ class Pipeline:
         return stream
 
 def batch_arguments(bs, collate, collation_fn, batchsize):
-    "`bs` and `collate` of `batched`, which both have two names; raises `ValueError`"
+    """`(bs, collate)` of `batched`, which both have two names: `batchsize` and `collation_fn` come first if given
+
+    Raises `ValueError` if `bs` is below 1."""
     bs = bs if batchsize is None else batchsize
     if bs<1: raise ValueError(f'want bs of at least 1, not {bs}')
     return bs,collate if collation_fn is default_collate else collation_fn
 
 def _checked_bounds(bounds):
-    "The arguments of `slice`, as of `itertools.islice`; raises `ValueError`"
+    "`bounds`, the tuple of arguments of `slice`; raises `ValueError` unless each of 1 to 3 is `None` or at least 0"
     if not 1<=len(bounds)<=3 or any(bound is not None and bound<0 for bound in bounds):
         raise ValueError(f'slice takes stop, or start, stop and step, all at least 0, not {bounds}')
     return bounds
@@ -381,7 +391,9 @@ class StreamInput:
     is_random = False # Does its order depend on the key?
 
     def run(self, key:tuple, consumer:Consumer):
-        "The share of `consumer`: an iterator of `(origin, sample)`; the random order depends on `key`"
+        """The share of `consumer`: an iterator of `(origin, sample)`; the random order depends on `key`, ints
+
+        `origin` is `(store, sample number)`, or `None` if it is not known."""
         raise NotImplementedError
 
     def count(self, rank:int, world_size:int)->int:
@@ -395,7 +407,7 @@ class StreamInput:
         "A source of a part of the samples, or `None`: they are counted as they come"
 
     def batched(self, stream, *args):
-        "A dataset of batches whose number is known, or `None`: batches are a stage"
+        "A dataset of batches whose number is known, or `None`: batches are a stage. `args` are `bs, collate, partial`."
 
 class _StreamIterator:
     """The results of one process in an epoch of a stream, as an iterator with a state
@@ -478,7 +490,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         return self._with(length=None if step.may_drop else self.length, **change)
 
     def _staged(self, stage, *args, name=None, shown=None):
-        "A copy with one more stage; `name` and `shown` are what `repr` shows"
+        "A copy with one more stage, a key of `_stages`, and its arguments; `name` and `shown` are what `repr` shows"
         return self._with(stages=(*self.stages, Step(stage, *args, shown=shown, label=name)))
 
     def batched(self, bs:int=64, collate=default_collate, partial:bool=True, collation_fn=default_collate,
@@ -495,7 +507,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         return _StreamIterator(self, self.draw_key(), consumer)   # the key is drawn now, not with the first sample
 
     def _check_epoch(self, consumer):
-        "If `set_epoch` was forgotten, raise an error if there are several ranks, and warn otherwise"
+        "If `set_epoch` was forgotten, raise `ValueError` if there are several ranks, and warn otherwise"
         slot = consumer.worker%_SLOTS
         is_again,self.has_begun[slot] = bool(self.has_begun[slot]),True
         if not is_again or not self.is_random or self.seed is None and consumer.world_size==1: return
@@ -513,7 +525,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         key:tuple, # What random numbers depend on
         consumer:Consumer,
         depth:int=None # Stages to run; default: all
-    ): # Iterator of `(origin, sample)`
+    ): # Iterator of `(origin, sample)`, as of `StreamInput.run`
         "The results of one process in an epoch"
         depth = len(self.stages) if depth is None else depth
         if not depth: return iter(self.source.run(key, consumer))
@@ -535,7 +547,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         rank:int, # A rank
         world_size:int # Number of ranks
     )->int:
-        "The number of results of a rank in an epoch; `None` if it is not known"
+        "The number of results of a rank in an epoch; `None` if it is not known, infinity if there is no end"
         n = self.source.count(rank, world_size)
         for stage in self.stages:
             if stage.name=='repeat':

@@ -53,7 +53,10 @@ StoreMultiCategorize.encodes = vars(MultiCategorize)['encodes']
 StoreMultiCategorize.decodes = vars(MultiCategorize)['decodes']
 
 def _vocab_of(tl, field, several=False):
-    "The store's labels of `field`, after `get_y` or `getters`. If these change a label, they are sorted, as in fastai."
+    """`CategoryMap` of the store's labels of `field`, after `get_y` or `getters` of `tl`, a `TfmdLists`
+
+    If these change a label, the labels are sorted, as in fastai. If `several`, they get and return lists of labels.
+    Raises `ValueError` if the store has no vocabulary of `field`, or if one of them fails."""
     tfms = list(tl.tfms.fs)
     at = next(k for k,t in enumerate(tfms) if isinstance(t, Fetch))
     store,getters = tfms[at].store,tfms[at+1:]
@@ -67,7 +70,9 @@ def _vocab_of(tl, field, several=False):
     except TypeError: return CategoryMap(made, sort=False)   # labels of several types cannot be sorted
 
 def _after_getters(store, field, label, getters):
-    "What transforms `getters`, which came with `get_y` or `getters`, make of a label"
+    """What the transforms `getters`, which came with `get_y` or `getters`, make of a label, or of a list of one label
+
+    Raises `ValueError` if one fails."""
     try: return compose_tfms(label, getters)
     except Exception as e:
         raise ValueError(
@@ -85,6 +90,7 @@ class MaskCodes(AddMaskCodes):
         self.decide = decide
 
     def setups(self, tl):
+        "Set the loss, and the codes and vocabulary if there is one; if `decide`, only for a field of masks"
         fetch = next(t for t in tl.tfms.fs if isinstance(t, Fetch))
         if self.decide:
             if not fetch.store.holds_masks(fetch.field): return

@@ -60,7 +60,7 @@ class TextOptions:
     def after_numbers(self): return [reverse_text] if self.backwards else []
 
     def loader_options(self)->dict:
-        "Arguments of the loader"
+        "Arguments of the loader, `{name: value}`"
         if self.is_lm: return {'seq_len':self.seq_len}
         return {'before_batch':PadTexts(seq_len=self.seq_len), 'lengths':text_lengths}
 
@@ -69,12 +69,16 @@ _SERIAL = 20_000 # With fewer samples, starting worker processes costs more than
 _BLOCK = 4096    # samples that a worker reads together
 
 def _measure(opener, field, getters, measure, k, numbers):
-    "In a worker: `k`, and what `measure` returns for the values of samples `numbers`, which `getters` have changed"
+    """In a worker: `(k, measure(list of values))` for the values of `field` of samples `numbers` after `getters`
+
+    `opener()` returns the store. `k` is the number of the block. Raises what `get_many` raises."""
     values = opener().get_many(numbers, field, check=True, decode=True)[field]
     return k,measure([compose_tfms(value, getters) for value in values])
 
 def _measured(fetch, getters, items, measure, num_workers=None):
-    "Yields (sample numbers, what `measure` returns for their values), in the order of `items`"
+    """Yields `(sample numbers, measure(list of their values))` for each block of `items`, in their order
+
+    The values are those that `fetch` reads, after `getters`. Several processes read them if there are many."""
     starts = range(0, len(items), _BLOCK)
     numbers = lambda k: items.numbers_at(range(starts[k], min(starts[k]+_BLOCK, len(items))))
     task = partial(_measure, fetch.store.opener(), fetch.field, list(getters), measure)
@@ -89,7 +93,7 @@ def _measured(fetch, getters, items, measure, num_workers=None):
 def _tokens_of(tok, rules, texts): return list(TokenizeWithRules(tok, rules)(texts))
 
 def _count_tokens(tok, rules, with_counter, texts):
-    "The number of tokens of each text, and a `Counter` of them"
+    "(number of tokens of each of `texts`, int32; `Counter` of all tokens, or `None` without `with_counter`)"
     tokens = _tokens_of(tok, rules, texts)
     counter = Counter(token for text in tokens for token in text) if with_counter else None
     return np.array([len(text) for text in tokens], np.int32),counter
@@ -123,7 +127,7 @@ class _Measured:
         return SampleLengths(tl.items, self._lengths[1])
 
     def _known(self, store):
-        "The array of the lengths of the samples of `store`"
+        "The int32 array of the lengths of all samples of `store`, by their numbers; -1 where they are not known yet"
         if self._lengths[0] is not store: self._lengths = store,np.full(len(store), -1, np.int32)
         return self._lengths[1]
 
@@ -132,7 +136,7 @@ class _Measured:
         getters:list, # Transforms between `fetch` and this one
         items:RemoteItems # Sample numbers
     ):
-        "Count the lengths of `items`, unless they are known"
+        "Count and keep the lengths of `items`, unless all are known; calls `add` with the `Counter` of each block"
         known = self._known(fetch.store)
         blocks = (range(start, min(start+(1<<18), len(items))) for start in range(0, len(items), 1<<18))
         if all((known[items.numbers_at(block)]>=0).all() for block in blocks): return
@@ -140,23 +144,23 @@ class _Measured:
             known[numbers] = lengths
             self.add(counter)
 
-    def add(self, counter): "Called with the `Counter` of each block of samples"
+    def add(self, counter): "Called with the `Counter` of each block of samples, or `None`"
 
     def measure(self):
-        "A function that returns (lengths, `Counter` or `None`) of a list of values"
+        "A function that returns (int32 array of lengths, `Counter` or `None`) of a list of values"
         raise NotImplementedError
 
     def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k not in ('_lengths','counter')}
 
 def _before(tl, t):
-    "The `Fetch` of the pipeline of `tl`, and the transforms between it and transform `t`"
+    "(first transform of the pipeline of `tl`, which is a `Fetch`; list of those between it and `t` that do anything)"
     tfms = list(tl.tfms.fs)
     at = next((k for k,o in enumerate(tfms) if o is t), len(tfms))
     return tfms[0],[t for t in tfms[1:at] if not is_idle(t)]
 
 def text_lengths(
     dataset # `Datasets` or `TfmdLists`
-)->SampleLengths: # Or an array; `None` if there are no texts
+)->SampleLengths: # Or an int32 array, for items of no store; `None` if there are no texts
     "The number of tokens of each text of `dataset`, for the `lengths` of `RemoteDL`"
     tl = next((tl for tl in getattr(dataset, 'tls', [dataset]) if _measured_by(tl) is not None), None)
     if tl is None: return
@@ -186,6 +190,9 @@ class StoreTokenizer(_Measured, Tokenizer):
     tokenizer = property(lambda self: self)   # as `dls.tokenizer` finds fastai's `Tokenizer` by its name
 
     def setups(self, dsets):
+        """Set up the tokenizer, and count the tokens of all items if `counts`
+
+        Does nothing for items of no store. Sets `is_idle` if their values are no texts."""
         fetch,getters = _before(dsets, self)
         if not isinstance(fetch, Fetch) or not isinstance(dsets.items, RemoteItems) or not len(dsets.items): return
         self.is_idle = not isinstance(compose_tfms(dsets.items[0], [fetch,*getters]), str)
@@ -211,6 +218,7 @@ class StoreNumericalize(Numericalize):
     input_types = (list,L)
     numericalize = property(lambda self: self)   # as fastai finds its `Numericalize` by its name
     def setups(self, dsets):
+        "Make the vocabulary of the `counter` of `dsets`, if there is one and no vocabulary yet"
         if self.vocab is not None or getattr(dsets, 'counter', None) is None: return
         stock = Numericalize(None, self.min_freq, self.max_vocab, self.special_toks)
         stock.setups(dsets)
@@ -268,6 +276,7 @@ class StoredTokens(_Measured, Numericalize):
     def measure(self): return _array_lengths
 
     def encodes(self, o):
+        "An int64 `TensorText` of an array or list of whole numbers; raises `ValueError` for anything else"
         numbers = np.asarray(o)
         if numbers.ndim!=1 or numbers.dtype.kind not in 'iu':
             raise ValueError(f'tokens are whole numbers in an array of one dimension, not {numbers.dtype} of shape '
@@ -308,7 +317,9 @@ class _Pipeline:
     tfms = property(lambda self: self)
 
 class _Tokenized:
-    "Adds the numbers of the tokens of a text to a sample"
+    """A function of a sample that adds the numbers of the tokens of its text, in field `to`, and how many they are
+
+    Without `keep` it returns only the new fields."""
     def __init__(self, field, to, tokenizer, numericalize, keep):
         self.field,self.to,self.tokenizer,self.numericalize,self.keep = field,to,tokenizer,numericalize,keep
     def __call__(self, sample):
@@ -352,7 +363,7 @@ class RemoteLMDL(RemoteDL):
 
     @property
     def items(self):
-        "The tokens of the texts"
+        "A sequence: the tokens, a tensor, of the text at each position"
         return _Tokens(self.dataset)
 
     def get_idxs(self):
@@ -365,7 +376,9 @@ class RemoteLMDL(RemoteDL):
         return TokenSequence(base, n, self._known_lengths)
 
     def _parts(self, k):
-        "The parts of texts that item `k` of the epoch consists of: one row of a batch, and the token after it"
+        """The parts of texts that item `k` of the epoch consists of: one row of a batch, and the token after it
+
+        A list of (position of the text, its first token, one after its last token). `None` counts as item 0."""
         if self._sequence is None: self._sequence = self._new_sequence()
         batch,row = divmod(k or 0, self.bs)
         length = self.last_len if (batch+1)*self.bs==self.n else self.seq_len
@@ -390,7 +403,9 @@ class RemoteLMDL(RemoteDL):
             inputs.release()
 
     def _read_in_advance(self, reader, samps):
-        "Yields, for each batch, its items, the positions of its texts, and a function that returns those not read yet"
+        """Yields, for each batch of `samps`: (list of its items, list of the positions of its texts, function)
+
+        The function waits for the `Batch` of those texts that the batch before does not have, and returns it."""
         waiting,before = collections.deque(),set()
         with FetchThreads(self.prefetch) as submit:
             for numbers in chunked(samps, self.bs):
@@ -407,7 +422,7 @@ class RemoteLMDL(RemoteDL):
         return LMTensorText(text[:-1]),text[1:]
 
     def _text(self, position):
-        "The tokens of the text at `position`; raises `ValueError` if they are not as many as were counted"
+        "The tokens, a tensor, of the text at `position`; raises `ValueError` if they are not as many as were counted"
         text = self._texts[position] if self._texts and position in self._texts else self.items[position]
         counted = int(self._known_lengths[np.array([position])][0])
         if len(text)==counted: return text

@@ -33,14 +33,18 @@ from .shared_buffers import allocate, OutgoingTensor
 class _TensorMaker:
     "Makes one tensor of the values of a batch in one pipeline"
     def begin(self, values):
-        "The part of the work that must happen in the order of the batches: transforms draw their random numbers"
+        """The part of the work that must happen in the order of the batches: transforms draw their random numbers
+
+        `values` are those of a batch, a list or an array. The result is for `__call__`."""
         return values
     def __call__(self, values)->OutgoingTensor:
         "The tensor of the result of `begin`; `None`, or any exception, if the items have to be made one by one"
         raise NotImplementedError
 
 def _plain_png(content):
-    "(size, mode, compressed pixels) of a PNG of 8 bits with one or three channels and no other data; else `None`"
+    """((width, height), `L` or `RGB`, compressed pixels) of the bytes of a PNG of 8 bits without other data
+
+    `None` for any other PNG or file."""
     if content[:4]!=b'\x89PNG' or content[37:41]!=b'IDAT': return
     bits,colour,is_interlaced = content[24],content[25],content[28]
     if bits!=8 or colour not in (0,2) or is_interlaced: return
@@ -54,7 +58,7 @@ def _plain_png(content):
     return (width,height),'L' if colour==0 else 'RGB',b''.join(parts)
 
 def _pixels(image):
-    "Pixels of an image, shape (height, width) or (height, width, channels)"
+    "Pixels of a Pillow image, which may be an `EncodedImage`: shape (height, width) or (height, width, channels)"
     return image.pixels().transpose(1, 2, 0) if isinstance(image, EncodedImage) else np.asarray(image)
 
 class _ImageMaker(_TensorMaker):
@@ -70,7 +74,9 @@ class _ImageMaker(_TensorMaker):
         self.headers = {}   # `{header of an npy file: an array that was read from such a file}`
 
     def begin(self, values):
-        "With item transforms: images that have been through these, as far as possible without their pixels"
+        """`values`; with item transforms, a list of images that have been through these, undecoded as far as possible
+
+        Raises what opening an image or a transform raises."""
         if not self.tfms: return values
         if self.codec.name=='strokes': values = list(self.fetch.draw.arrays(values))
         elif not isinstance(self.codec, ImageCodec): values = [picture_of(self.codec, b) for b in values]
@@ -93,7 +99,9 @@ class _ImageMaker(_TensorMaker):
         return OutgoingTensor(x[:,0] if is_mask else x, self.cls._tensor_cls, self.channels//x.shape[1])
 
     def _drawn(self, values):
-        "Drawings of strokes; grey ones are drawn into the tensor itself"
+        """Drawings of strokes as a tensor of bytes, shape (n, channels, height, width)
+
+        Grey ones are drawn into the tensor itself."""
         if self.fetch.draw.time=='colour': return self._stacked(list(self.fetch.draw.arrays(values)))
         tensors = []
         def empty(n):
@@ -104,7 +112,9 @@ class _ImageMaker(_TensorMaker):
         return tensors[0].view(-1)[start:start+array.size].view(len(array), 1, *array.shape[1:])
 
     def _joined_arrays(self, values):
-        "npy files with the same header, joined and cut all at once; `None` if this is not possible"
+        """The pixels of npy files with the same header, joined and cut all at once
+
+        A tensor of bytes, shape (n, channels, height, width); `None` if this is not possible."""
         if type(self.codec) is not NpyImageCodec: return
         first = values[0]
         start = 10+int.from_bytes(first[8:10], 'little')   # of the pixels
@@ -127,7 +137,9 @@ class _ImageMaker(_TensorMaker):
         return array.dtype==np.uint8 and array.size>0 and has_shape
 
     def _stacked(self, arrays, n=None):
-        "`arrays` of shape (height, width) or (height, width, channels) as one tensor; `None` if they differ in size"
+        """`arrays` of shape (height, width) or (height, width, channels) as a tensor (n, channels, height, width)
+
+        `n` is needed if `arrays` has no `len`. `None` if they differ in size."""
         out = None
         for k,array in enumerate(arrays):
             array = array[None] if array.ndim==2 else array.transpose(2, 0, 1)
@@ -142,7 +154,7 @@ class _ImageMaker(_TensorMaker):
         return out
 
     def _array(self, value):
-        "Pixels of one stored value, shape (height, width) or (height, width, channels)"
+        "Pixels of one stored value, a `uint8` array of shape (height, width) or (height, width, channels)"
         if isinstance(self.codec, ImageCodec):
             png = _plain_png(value)
             if png is None or png[1]=='RGB' and self.channels==1: return _pixels(open_image(value, self.cls))
@@ -177,7 +189,9 @@ class _NumberMaker(_TensorMaker):
 
 # %% ../../nbs/load/08_whole.ipynb #5c00d857
 def _maker_of(tl, allocate, options):
-    "(maker of the tensors of pipeline `tl`, type of its values), or (`None`, reason why there is none)"
+    """(maker of the tensors of pipeline `tl`, type of its values), or (`None`, reason why there is none)
+
+    `allocate` and `options` are as for `_ImageMaker`."""
     fetch,*tfms = tl.tfms.fs
     tfms = [tfm for tfm in tfms if not is_idle(tfm)]
     if type(fetch) is not Fetch: return None,f'a pipeline begins with {type(fetch).__name__}, not with Fetch'
@@ -205,7 +219,7 @@ def _why_no_images(fetch, tfms):
     return f'{fetch.draw!r} draws {fetch.field!r}' if type(fetch.draw) is not Rasterise or grey_of_colour else ''
 
 def _transforms_of(dl):
-    "All transforms of `dl` that an item passes, and the pipelines that they are in"
+    "List of all transforms of `dl` that an item passes, and of the pipelines that they are in"
     pipelines = [dl.after_item, dl.before_batch, *(tl.tfms for tl in dl.dataset.tls)]
     return [o for pipeline in pipelines for o in (pipeline, *getattr(pipeline, 'fs', ()))]
 
@@ -269,7 +283,9 @@ class WholeBatches:
         return tuple(outgoing)
 
 def _use_item_tfms(after_item, makers, types):
-    "Have the maker of the images apply the item transforms. Returns why this is not possible; empty if it is."
+    """Have the maker of the images apply the item transforms. Returns why this is not possible; empty if it is.
+
+    `makers` and `types` have what `_maker_of` returned for each pipeline."""
     active = [t for t in after_item.fs if not is_idle(t)]
     if not active: return 'there is no ToTensor'
     *tfms,last = active

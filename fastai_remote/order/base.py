@@ -17,12 +17,12 @@ from .permutation import MIX_A, MIX_B, MASK64, mix64
 
 # %% ../../nbs/order/01_base.ipynb #cc4d2125
 def _apply(mapping, x):
-    "What `mapping` has at `x`, an int or an int64 array"
+    "`mapping[x]` of a range, an array or a map such as `Permutation`: an `int` for an int, an array for an int64 array"
     if isinstance(x, int): return int(mapping[x])
     return mapping.start+x*mapping.step if isinstance(mapping, range) else mapping[x]
 
 def _count_from_end(i, n):
-    "Position `i` of `n` without a sign: -1 is the last; raises `IndexError`"
+    "Position `i` of `n` as one in [0, n): -1 becomes n-1; raises `IndexError` unless `i` is in [-n, n)"
     if not -n<=i<n: raise IndexError(f'position {i} is out of range: there are {n}')
     return i+n if i<0 else i
 
@@ -56,14 +56,14 @@ class Order:
         return self.numbers_at(i)
 
     def _at(self, x):
-        "Apply all maps to `x`, an int or an int64 array"
+        "What all maps make of `x`, one after the other: an `int` for an int, an array for an int64 array"
         for mapping in self.maps: x = _apply(mapping, x)
         return x
 
     def numbers_at(self,
         i # Positions: a range, a list or an array; or a mask, a bool array as long as the order
     )->np.ndarray: # int64, one per position
-        "The numbers at many positions; raises `TypeError` for fractions and `IndexError`"
+        "The numbers at many positions, of which negative ones count from the end; raises `TypeError`, `IndexError`"
         pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
         if len(pos) and pos.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {pos.dtype}')
         n = len(self)
@@ -118,16 +118,20 @@ class WeightedOrder(Order):
     def at(self,
         positions:range # Which draws
     )->'WeightedOrder':
-        "The draws at `positions`, at least 0; there is no last one"
+        """The draws at `positions`, which are at least 0, and may be larger than `n`: there is no last draw
+
+        They are positions among all draws, whatever positions this order has."""
         return WeightedOrder(self.n, self.labels, self.weights, self.seed, positions)
 
     def __getitem__(self, i):
-        "An `int` for an int, an int64 array for a list, array or range of positions; raises `TypeError` for a slice"
+        """An `int` for an int, an int64 array for a list, array or range of positions; raises `TypeError` for a slice
+
+        Positions are at least 0, and not checked."""
         k = int_index(i)
         return self.numbers_at(i) if k is None else int(self.numbers_at([k])[0])
 
     def numbers_at(self,
-        i, # Positions: a range, a list or an array
+        i, # Positions, at least 0: a range, a list or an array; unlike those of `Order`, they are not checked
         tries:int=16, # Candidates per position in each round
     )->np.ndarray: # int64, one per position
         "The numbers at many positions; raises `ValueError` if labels with a weight are too rare to be drawn"
@@ -146,7 +150,9 @@ class WeightedOrder(Order):
         raise ValueError(f'{1000*tries:,} draws met no label with a weight: these labels are too rare')
 
     def _candidates(self, pos, attempts):
-        "A number in `range(self.n)` and a float in [0, 1), both random, for each of `pos` and each of `attempts`"
+        """A number in `range(self.n)` and a float in [0, 1), both random, for each of `pos` and each of `attempts`
+
+        `pos` is uint64 of shape (k, 1), `attempts` uint64 of shape (m,); returns two arrays of shape (k, m)."""
         seed = np.uint64(self.seed&MASK64)
         hashes = mix64(mix64(seed^(pos*np.uint64(1<<16)+attempts), np.uint64(MIX_A)), np.uint64(MIX_B))
         numbers = (hashes%np.uint64(self.n)).astype(np.int64)
@@ -154,7 +160,7 @@ class WeightedOrder(Order):
 
 # %% ../../nbs/order/01_base.ipynb #15eea627
 def _is_no_slice(self):
-    "What would take a `SplitOrder` for a real slice, as pandas does, would take all items instead of some"
+    "Raise `TypeError`: code that takes a `SplitOrder` for a real slice, as pandas does, would select all items"
     raise TypeError('this split is computed: only items of a store, and other `Order`s, can be divided by it; '
                     'list(split) has the positions')
 

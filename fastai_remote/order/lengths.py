@@ -18,13 +18,14 @@ from .permutation import MASK64, MIX_A, mix64_int, Permutation, PositionMap
 _BLOCK = 1<<18   # samples that are looked at together
 
 def _blocks(n):
-    "Ranges of positions that cover `range(n)`"
+    "Yields int64 arrays of up to `_BLOCK` consecutive numbers, which together are `range(n)`"
     return (np.arange(start, min(start+_BLOCK, n)) for start in range(0, n, _BLOCK))
 
 class LongestFirst(PositionMap):
     "A map from positions to samples, from the longest to the shortest; it stores four bytes per sample"
     def __init__(self,
-        lengths, # Length of each sample, as an array or as an object that returns an array for an array of positions
+        # Length of each sample, an int: an array, or an object that returns an array for `lengths[array of samples]`
+        lengths,
         n:int, # Number of samples
     ):
         counts = np.zeros(1, np.int64)   # of samples of each length
@@ -91,14 +92,18 @@ class SortedWindows(PositionMap):
         return type(self)(base, n, *self.__reduce__()[1][2:])
 
     def _base_at(self, positions):
-        "The shuffled order, in which the longest sample has changed places with the first one"
+        """The samples at `positions` of the shuffled order, both int arrays
+
+        If `longest` is given, this sample and the first one have changed places."""
         numbers = np.asarray(self.base[positions])
         if self.longest is None: return numbers
         first = int(self.base[np.array([0])][0])
         return np.where(positions==0, self.longest, np.where(numbers==self.longest, first, numbers))
 
     def _batches_of(self, window):
-        "The batches in `window`, which is (lane, number of the window in this lane)"
+        """Numbers of the batches of `base`, an int array, whose samples are sorted together in `window`
+
+        `window` is `(lane, number of the window in this lane)`; the lane is 0 if there are no lanes."""
         lane,k = window
         lanes = self.lanes or 1
         rounds = np.arange(k*self.window, (k+1)*self.window)
@@ -106,13 +111,15 @@ class SortedWindows(PositionMap):
         return batches[batches<self.n_batches]
 
     def _sorted(self, window):
-        "The samples of a window, from the longest to the shortest"
+        "The samples of `window`, as in `_batches_of`, from the longest to the shortest, an int array"
         positions = (self._batches_of(window)[:,None]*self.bs+np.arange(self.bs)).ravel()
         numbers = self._base_at(positions[positions<self.n])
         return numbers[np.argsort(-np.asarray(self.lengths[numbers]).astype(np.int64), kind='stable')]
 
     def _place(self, batch):
-        "The window that `batch` of the epoch comes from, and its index among the batches of that window"
+        """The window that batch number `batch` of the epoch comes from, and its index among the sorted batches there
+
+        Returns `(window, index)`, with a `window` as in `_batches_of`."""
         if not self.lanes:
             if 0<batch<self.n_batches-1: batch = 1+int(self.batches[batch-1])
             return (0,batch//self.window),batch%self.window
@@ -158,15 +165,17 @@ class TokenSequence:
     def _sizes(self, positions): return np.asarray(self.lengths[np.asarray(self.base[positions])]).astype(np.int64)
 
     def _ends(self, group):
-        "Where each sample of a group ends, counted from the beginning of the sequence"
+        """Where each sample of group number `group`, of up to `step` samples, ends in the sequence, an int64 array
+
+        This is the position after its last token."""
         positions = np.arange(group*self.step, min((group+1)*self.step, self.n))
         return self.starts[group]+np.cumsum(self._sizes(positions))
 
     def parts(self,
         start:int, # First token
         stop:int # One after the last token
-    )->list: # Of (number of the sample, its first token, one after its last token)
-        "The parts of samples that tokens `start` to `stop` consist of"
+    )->list: # Of (number of the sample, first token of the part within the sample, one after the last)
+        "The parts of samples that tokens `start` to `stop` of the sequence consist of"
         parts,stop = [],min(stop, len(self))
         while start<stop:
             group = int(np.searchsorted(self.starts, start, 'right'))-1

@@ -39,7 +39,10 @@ def mix64_int(
 
 # %% ../../nbs/order/00_permutation.ipynb #5d9217bc
 class PositionMap:
-    "A map from positions to numbers, which a subclass computes in `_at`"
+    """A map from positions to numbers
+
+    A subclass defines `__len__`, and `_at`, which gets a non-empty int64 array of valid positions and returns their
+    numbers as an int64 array of the same length."""
     def __getitem__(self,
         i, # Position, or array of positions, in [0, len)
     ): # `int` for an int, int64 array of the same length for an array
@@ -82,7 +85,7 @@ class Permutation(PositionMap):
         return self._many(i.astype(np.uint64)).astype(np.int64)
 
     def _encrypt(self, x):
-        "One pass through the network: a bijection of the numbers of `sum(self.bits)` bits"
+        "`x`, a uint64 array, after one pass through the network: a bijection of the numbers of `sum(self.bits)` bits"
         left_bits,right_bits = self.bits
         left = x>>np.uint64(right_bits)
         right = x&np.uint64((1<<right_bits)-1)
@@ -92,13 +95,13 @@ class Permutation(PositionMap):
         return (left<<np.uint64(right_bits))|right
 
     def _many(self, x):
-        "The numbers at positions `x`, a uint64 array"
+        "The numbers at positions `x`, both uint64 arrays"
         x = self._encrypt(x)
         while (outside:=x>=self.n).any(): x[outside] = self._encrypt(x[outside])
         return x
 
     def _one(self, x):
-        "The number at position `x`; the same steps as `_encrypt` and `_many`, with Python ints"
+        "The number at position `x`, an `int`; the same steps as `_encrypt` and `_many`, with Python ints"
         if self.table is not None: return int(self.table[x])
         keys = self.keys.tolist()
         while True:
@@ -147,13 +150,16 @@ class BlockPermutation(PositionMap):
         return self._number(windows, offsets)
 
     def _before(self, part, windows):
-        "How many positions of `part` lie in windows before each of `windows`"
+        """How many positions of a part lie in the windows before each of `windows`
+
+        `part` is the index of a size in `parts`; `windows` an int or an int64 array of window numbers. Returns an int64
+        array of the same shape."""
         numbers = np.where(np.asarray(windows)>self.whole, self.n, windows*self.window)
         if part!=self.largest: return numbers*self.parts[part]//self.n
         return numbers-sum(self._before(o, windows) for o in range(len(self.parts)) if o!=part)
 
     def _place(self, part, j):
-        "The window of the `j`-th position of `part`, and the offset in it"
+        "The window, and the offset in it, of each of `j`, positions in part number `part`; all three are int64 arrays"
         size = self.parts[part]
         # An estimate by proportion; rounding can put it off by one.
         windows = (((j+1)*self.n+size-1)//size+self.window-1)//self.window-1
@@ -165,7 +171,7 @@ class BlockPermutation(PositionMap):
         return windows,j-self._before(part, windows)+others
 
     def _number(self, windows, offsets):
-        "The number at `offsets` of `windows`"
+        "The numbers at `offsets` in `windows`, int64 arrays of the same length as the result"
         numbers = windows*self.window
         whole = windows<self.whole
         # 7919 is a prime: each window starts elsewhere in the same inner order.

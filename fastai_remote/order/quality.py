@@ -16,7 +16,7 @@ from .permutation import Permutation
 
 # %% ../../nbs/order/03_quality.ipynb #d30cd4df
 def _times(ratio, word):
-    "`ratio` in words: 'as often as', or '4.4 times as often as'"
+    "`ratio` in words, with `word` 'often' or 'much': 'as often as' near 1.0, else '4.4 times as often as'"
     if .8<ratio<1.25: return f'as {word} as'
     digits = 2 if ratio<1 else 1 if ratio<10 else 0
     return f'{ratio:,.{digits}f} times as {word} as'
@@ -73,6 +73,7 @@ class ShuffleQuality:
         return figure
 
     def _histogram(self, axes):
+        "Draw the right plot, of `bars`, with labels and a legend into `axes` of matplotlib"
         values = np.concatenate(self.bars)
         if self.labels is not None:
             bins = np.arange(values.min(), values.max()+2)-.5
@@ -86,6 +87,7 @@ class ShuffleQuality:
         axes.legend(frameon=False)
 
     def _repr_png_(self):
+        "The plot as `bytes` of a PNG, for Jupyter"
         from io import BytesIO
         from PIL import Image
         plot,png = BytesIO(),BytesIO()
@@ -95,18 +97,18 @@ class ShuffleQuality:
 
 # %% ../../nbs/order/03_quality.ipynb #86ba8baf
 def _batches(order, bs, k, rng):
-    "The numbers of `k` random batches of `order`, or of all if there are fewer: shape (batches, bs)"
+    "The numbers in `k` random full batches of `order`, or in all if there are fewer: int array, shape (batches, bs)"
     whole = len(order)//bs
     positions = rng.choice(whole, min(whole, k), replace=False)[:,None]*bs+np.arange(bs)
     return np.asarray(order[positions.ravel()]).reshape(positions.shape)
 
 def _near_pairs(rows, distance):
-    "The number of pairs in a row that differ by at most `distance`, in all of `rows`; each row is sorted"
+    "How many pairs of numbers in the same row differ by at most `distance`; `rows` is 2-d, each row sorted"
     offsets = range(1, min(rows.shape[1], distance+1))
     return sum(int((rows[:,k:]-rows[:,:-k]<=distance).sum()) for k in offsets)
 
 def _pairs_in_both(a, b):
-    "The number of pairs that are in one row of `a` and in one row of `b`"
+    "How many pairs of numbers are in the same row of `a` and in the same row of `b`, 2-d arrays without repeats"
     _,i,j = np.intersect1d(a, b, return_indices=True)
     counts = np.unique(i//a.shape[1]*len(b)+j//b.shape[1], return_counts=True)[1]
     return int((counts*(counts-1)//2).sum())
@@ -152,7 +154,9 @@ def shuffle_quality(
     return res
 
 def _measure_labels(res, own, full, labels, n):
-    "Set `labels` and `bars` of `res` from batches of the order, `own`, and of a full shuffle, `full`"
+    """Set `labels` and `bars` of `res`, from batches of the order, `own`, and of a full shuffle, `full`
+
+    Both are sample numbers, shape (batches, bs); the function `labels` returns their label codes."""
     codes = np.concatenate([np.asarray(labels(o.ravel())) for o in (own, full)])
     codes = np.unique(codes, return_inverse=True)[1].ravel()
     classes = codes.max()+1

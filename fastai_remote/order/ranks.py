@@ -29,8 +29,9 @@ def rank_share(
     Where `len(order)` is no multiple of `world_size`, the first positions are visited again at the end. By default a
     rank gets every `world_size`-th position, as from torch's `DistributedSampler`. With `consecutive`, as in fastai's
     `DistributedDL`, a rank reads few shards, if the order is that of the shards. An order that is a `ShardPermutation`
-    is always divided by that: each rank reads shards of its own. Of a `WeightedOrder`, all ranks together make as many
-    draws as one."""
+    is always divided by that: each rank reads shards of its own. Of such an order, only the length, the
+    `ShardPermutation` and the `SortedWindows` count, and no other maps or positions. Of a `WeightedOrder`, all ranks
+    together make as many draws as one."""
     n = len(order)
     if not n or world_size==1: return order
     length = -(-n//world_size)
@@ -53,10 +54,11 @@ def shard_permutation_of(
     return next((m for m in maps if isinstance(m, ShardPermutation)), None)
 
 class BatchesInTurn:
-    """Maps positions in the share of a rank to positions in the epoch
+    """Maps positions in the share of a rank, an int or an array, to positions in the epoch
 
     Batch `k` of a rank follows batch `k` of the rank before it.
-    What is left after the last round, less than `world_size` batches, is divided evenly."""
+    What is left after the last round, less than `world_size` batches, is divided evenly. So that all ranks get equally
+    many, the last positions may be `n` or more, and begin again at 0 by `Modulo(n)`."""
     def __init__(self,
         n:int, # Positions in the epoch
         rank:int, # This rank
@@ -73,7 +75,7 @@ class BatchesInTurn:
         return turn*self.bs*self.world_size+self.rank*size+at
 
 class Modulo:
-    "Maps positions to positions modulo `n`"
+    "Maps positions, an int or an array, to positions modulo `n`"
     def __init__(self, n): self.n = n
     def __getitem__(self, i): return i%self.n
 
@@ -83,7 +85,7 @@ def worker_batches(
     worker:int=0, # This worker
     num_workers:int=1, # Number of workers
 ): # Iterator of int64 arrays, at most `bs` long
-    "The batches of `worker`, which gets every `num_workers`-th. A few batches are computed at a time."
+    "The sample numbers of each batch of `worker`, which gets every `num_workers`-th batch; computed a few at a time"
     starts = range(worker*bs, len(order), num_workers*bs)
     step = max(1, order.chunk_size//bs)   # batches that are computed at once
     for some in (starts[k:k+step] for k in range(0, len(starts), step)):

@@ -79,14 +79,14 @@ class ShardPermutation(PositionMap):
         return f'ShardPermutation({self.n:,} samples in {len(self.shard_order):,} shards, {arguments})'
 
     def _shard_index(self, places):
-        """The index in `shard_order` of the shard at each of `places` in the sequence
+        """The index in `shard_order` of the shard at each of `places` in the sequence, an int or an int64 array
 
         The sequence repeats: the last rank may go on at its start. Indices go on counting, so they are ascending."""
         repeats,places = np.divmod(places, max(self.n, 1))
         return repeats*len(self.shard_order)+np.searchsorted(self.sequence_starts, places, 'right')-1
 
     def _group(self, worker, group):
-        "The place in the sequence where a group of `worker` starts, and the permutation of its samples"
+        "Where group number `group` of `worker` starts in the sequence, an `int`, and the `Permutation` of its samples"
         indices = self.first_shards[worker]+np.array([group,group+1])*self.interleave
         repeats,indices = np.divmod(indices, len(self.shard_order))
         places = repeats*self.n+self.sequence_starts[indices]
@@ -137,10 +137,10 @@ def sizes_of(
 
 # %% ../../nbs/order/02_shards.ipynb #30d088a5
 def _steps(sizes, hashes):
-    """A step for each of `sizes`: near the golden section, and coprime to the size
+    """A step for each of `sizes`, int64 array: near the golden section, and coprime to the size
 
-    The hash chooses among a few neighbours of the golden section. Steps further away are near simple fractions of the
-    size, which would spread samples less evenly."""
+    The hash, one of `hashes`, uint64, chooses among a few neighbours of the golden section. Steps further away are
+    near simple fractions of the size, which would spread samples less evenly."""
     choices = np.minimum(sizes//128+1, 8)
     golden = np.rint(sizes*0.6180339887498949).astype(np.int64)
     steps = np.maximum(golden+(hashes%choices.astype(np.uint64)).astype(np.int64)-choices//2, 1)
@@ -200,7 +200,9 @@ class ShardSplit:
                 f'{self.valid_pct}, seed={self.seed})')
 
     def _numbers(self, shards, indices):
-        "The sample numbers at `indices` of `shards`, when each shard is visited in steps from a random start"
+        """The sample numbers at `indices` of `shards`, when each shard is visited in steps from a random start
+
+        All are int64 arrays of the same length; an index counts the steps in the shard."""
         sizes = self.sizes[shards]
         seed = np.uint64(mix64_int(self.seed&MASK64, MIX_A))
         hashes = mix64(mix64(shards.astype(np.uint64), seed), np.uint64(MIX_B))

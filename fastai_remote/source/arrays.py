@@ -32,7 +32,7 @@ class ArrayColumn:
 
     @contextmanager
     def opened(self):
-        "The array, while it is used. A file is closed afterwards, so that it can be written again"
+        "Context manager: the array. A file of HDF5 is closed afterwards, so that it can be written again"
         array = self.args[0] if self.opener is None else self.opener(*self.args)
         try: yield array
         finally:
@@ -48,7 +48,7 @@ class ArrayColumn:
         return [self._value(blocks[i//self.block][i%self.block]) for i in numbers.tolist()]
 
     def _blocks(self, numbers):
-        "`{number: block of rows}`; those that were read before are kept for a while, if the array is in a file"
+        "`{number of a block: array of its rows}` of a list of numbers; if there is an opener, the last ones are kept"
         blocks = {k:_last_blocks.pop((self.opener, self.args, k), None) for k in numbers} if self.opener else {}
         missing = [k for k in numbers if blocks.get(k) is None]
         if missing:
@@ -58,6 +58,7 @@ class ArrayColumn:
         return blocks
 
     def _keep(self, blocks):
+        "Add `blocks` to `_last_blocks`, and drop the oldest: 64 MB remain, or two blocks"
         _last_blocks.update({(self.opener, self.args, k):block for k,block in blocks.items()})
         while len(_last_blocks)>2 and sum(o.nbytes for o in _last_blocks.values())>64_000_000:
             del _last_blocks[next(iter(_last_blocks))]
@@ -67,12 +68,13 @@ class ArrayColumn:
         with self.opened() as array: return array.shape[0]
 
     def dtype(self)->tuple:
-        "dtype and shape of a row"
+        "Returns `(dtype, shape)` of a row"
         with self.opened() as array:
             dtype = array.dtype if self.member is None else array.dtype[self.member]
             return dtype.base,(*array.shape[1:], *dtype.shape)
 
     def _value(self, value):
+        "A row of the array as a value of the column: of `member`, without the file, `None` if masked, void as bytes"
         if self.member is not None: value = value[self.member]
         if value is np.ma.masked: return None
         if isinstance(value, np.memmap): value = np.array(value)   # without the file
@@ -102,6 +104,7 @@ def _stamp(path):
     return status.st_size,status.st_mtime_ns
 
 def _npy(path):
+    "`{name: ArrayColumn}` of an npy file; raises `ValueError` if it has objects"
     try: array = _open_npy(str(path), None)
     except ValueError as e:
         raise ValueError(f'{path}: {e}. If it holds Python objects, it is a pickle: load it yourself, if you trust it, '
@@ -109,6 +112,7 @@ def _npy(path):
     return _expanded(_default_name(array.dtype, array.ndim), array, ArrayColumn(_open_npy, (str(path), _stamp(path))))
 
 def _npz(path):
+    "`{name: ArrayColumn}` of an npz file, read into memory; raises `ValueError` if it has objects"
     columns = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in arrays.files:
@@ -119,7 +123,7 @@ def _npz(path):
     return columns
 
 def _memmap(name, array):
-    "Columns of a memory map, which workers open by its file; of a part of one that is not in one piece, in memory"
+    "`{name: ArrayColumn}` of a memory map, which workers open by its file; in memory if they cannot"
     root = array
     while isinstance(root.base, np.memmap): root = root.base
     in_file = array.filename is not None and array.flags.c_contiguous and root.mode!='c' and array.dtype.names is None
@@ -130,7 +134,7 @@ def _memmap(name, array):
     return {name:ArrayColumn(_open_memmap, (path, array.dtype, array.shape, offset, _stamp(path)))}
 
 def _h5(dataset, prefix=''):
-    "Columns of a file, group or dataset of h5py"
+    "`{name: ArrayColumn}` of a file, group or dataset of h5py; `prefix` is before each name. Raises `ValueError`"
     if not dataset: raise ValueError('the file of h5py is closed: give its path')
     path = dataset.file.filename
     if not isinstance(path, str) or not os.path.exists(path):
@@ -147,7 +151,7 @@ def _h5(dataset, prefix=''):
                      ArrayColumn(_open_h5, (path, dataset.name, _stamp(path)), block=block))
 
 def _zarr(array, prefix=''):
-    "Columns of a group or an array of zarr"
+    "`{name: ArrayColumn}` of a group or an array of zarr; `prefix` is before each name"
     if not hasattr(array, 'dtype'):
         members = sorted(array.members(), key=lambda member: member[0])   # their order is another one each time
         return {k:v for name,part in members for k,v in _zarr(part, f'{prefix}{name}/').items()}
@@ -161,6 +165,7 @@ def _zarr(array, prefix=''):
     return _expanded(name, array, column)
 
 def _zarr_column(root, path, block):
+    "The `ArrayColumn` of the array `path` in folder `root`, which is read by `block` rows"
     files = [os.path.join(root, path, name) for name in ('zarr.json','.zarray')]
     stamp = next((_stamp(f) for f in files if os.path.exists(f)), None)
     return ArrayColumn(_open_zarr, (root, path, stamp), block=block)
@@ -179,12 +184,12 @@ def _rows_per_mb(o): return min(1024, max(1, 2**20//max(1, o.dtype.itemsize*int(
 def _in_memory(name, array): return _expanded(name, array, ArrayColumn(None, (array,)))
 
 def _expanded(name, array, column):
-    "A column for each member of a compound dtype, or the column alone"
+    "`{member: ArrayColumn}` of the members of a compound dtype; `{name: column}` if `array` has another dtype"
     if array.dtype.names is None: return {name:column}
     return {member:ArrayColumn(column.opener, column.args, member, column.block) for member in array.dtype.names}
 
 def _default_name(dtype, ndim):
-    "The field of an array that has no name: what a list of its rows would have"
+    "The field of an array that has no name: `npy`, `target.f8` and the like for floats, or `cls`"
     if ndim>1: return 'npy'
     return f'target.f{dtype.itemsize}' if dtype.kind=='f' else 'cls'
 
@@ -246,7 +251,7 @@ def _could_be_pixels(name, t):
         len(t.shape)==2 or len(t.shape)==3 and t.shape[-1] in (1,3,4))
 
 def _wanted(columns, options):
-    "The names of the arrays that are used"
+    "List of the names of the `columns` that `options` ask for; of all if they ask for none, or if one is missing"
     if not options.asked: return list(columns)
     asked = [*(options.fields or {}), options.fn_col, options.label_col, options.valid_col]
     names = [name for o in asked if o is not None for name in (o if isinstance(o, tuple) else (o,))]
@@ -274,7 +279,10 @@ class _ArrayRows:
             for i,row in zip(numbers.tolist(), rows): yield f'row {i}',row
 
 def array_rows(columns, types, numbers, names=None)->list:
-    "Rows `numbers` as dicts; text is decoded, and files that were stored as arrays of bytes are bytes"
+    """Rows `numbers`, shape (n,), as dicts of the columns `names`, default: all
+
+    `columns` is `{name: ArrayColumn}`, `types` `{name: ColumnType}`. Text is decoded, and files that were stored as
+    arrays of bytes are bytes."""
     values = {}
     for name in names or columns:
         values[name] = columns[name].rows(numbers)
@@ -283,7 +291,7 @@ def array_rows(columns, types, numbers, names=None)->list:
     return [dict(zip(values, row)) for row in zip(*values.values())]
 
 def _array_type(column, n):
-    "The `ColumnType` of the rows of an array"
+    "The `ColumnType` of an `ArrayColumn` of `n` rows; of objects by the first 20"
     dtype,shape = column.dtype()
     names = _enum_names(dtype)
     if names and not shape: return ColumnType('codes', vocab=names, is_label=True)
@@ -302,7 +310,7 @@ def _is_image(o):
     return is_bytes and image_format(bytes(o[:16])) is not None
 
 def _enum_names(dtype):
-    "The names of the codes 0, 1, … of an enumeration of HDF5; `None` if it is none"
+    "List of the names of the codes 0, 1, … of an enumeration of HDF5; `None` for another dtype"
     codes = (dtype.metadata or {}).get('enum')
     if codes and sorted(codes.values())==list(range(len(codes))): return sorted(codes, key=codes.get)
 
@@ -331,13 +339,13 @@ def _is_list_of_dicts(o): return _is_list(o) and len(o)>0 and isinstance(o[0], M
 def _length(o): return o.shape[0] if _is_array(o) else len(o)
 
 def _is_column(name, o):
-    "Has `o` a value of a field for each row? A list of dicts is one of samples, unless the field stores dicts"
+    "Has `o` a value of field `name`, that of a codec, for each row? A list of dicts only if the field stores dicts"
     if _is_array(o): return True
     if _is_list_of_dicts(o): return _named_codec(name).name in ('json','npz','npzimg')
     return _is_list(o)
 
 def _has_samples(name, o):
-    "Is `o` a source of samples, and nothing else: a list of dicts, a table, a dataset, a store?"
+    "Is `o`, called like codec `name`, a source of samples and no column: a list of dicts, a table, a dataset, a store?"
     if _is_column(name, o): return False
     is_plain = isinstance(o, (Iterator,Mapping,Path)) or type(o).__module__=='builtins'
     return _is_list_of_dicts(o) or not is_plain
@@ -377,7 +385,7 @@ def array_samples(
     return _ArrayTable(columns, options, is_alone=not isinstance(arrays, dict) and _is_array(arrays))
 
 def _columns(o, name=''):
-    "`{name: ArrayColumn}` of whatever `array_samples` takes"
+    "`{name: ArrayColumn}` of whatever `array_samples` takes; `name`: that of an array in a dict; raises what it raises"
     if isinstance(o, dict): return _columns_of_dict(o)
     if isinstance(o, (str,Path)): return _file_columns(Path(o))
     if _library(o)=='h5py': return _named(_h5(o), name)
@@ -390,6 +398,7 @@ def _columns(o, name=''):
     return _in_memory(name or _default_name(array.dtype, array.ndim), array)
 
 def _columns_of_dict(arrays):
+    "`{name: ArrayColumn}` of all values of a dict; raises `ValueError` if two columns have one name"
     columns = {}
     for name,array in arrays.items():
         more = _columns(array, name)
@@ -400,11 +409,11 @@ def _columns_of_dict(arrays):
     return columns
 
 def _named(columns, name):
-    "`columns`; if it is one, under `name`, if there is one"
+    "`columns`, `{name: ArrayColumn}`; if there is only one, and `name` is not empty, under `name`"
     return dict(zip([name], columns.values())) if name and len(columns)==1 else columns
 
 def _has_missing(o):
-    "Has an array of pandas or polars missing values, of which NumPy would make `nan`?"
+    "Has `o`, an array with a dtype of pandas or polars, missing values, of which NumPy would make `nan`?"
     if isinstance(o.dtype, np.dtype): return False
     is_missing = getattr(o, 'isna', None) or getattr(o, 'is_null', None)
     return is_missing is not None and bool(is_missing().any())
@@ -426,6 +435,7 @@ def _of_tensor(o):
         raise TypeError(f'a tensor of {o.dtype}, which NumPy does not have ({e}): give .float()') from None
 
 def _file_columns(path):
+    "`{name: ArrayColumn}` of a file or folder of arrays; raises `FileNotFoundError`, `ValueError`, `ImportError`"
     require(path, path.exists())
     name = path.name.lower()
     if name.endswith('.npy'): return _npy(path)

@@ -121,13 +121,17 @@ def fn_fingerprint(
 )->str: # The same in every process, and another one if the function is changed
     """Identifies `fn` by its name, its code, its defaults, and the data and functions that its code names
 
-    These may be in its closure, or global variables of its module. Data are numbers, texts, paths, arrays, tensors,
-    pandas' tables, and lists, tuples, dicts and sets of these. What the code itself may change, such as a counter, is
-    left out, and of other objects only the type counts."""
+    These may be in its closure, or global variables of its module; functions of other modules count by their names.
+    Data are numbers, texts, paths, arrays, tensors, pandas' tables, and lists, tuples, dicts and sets of these. What
+    the code itself may change, such as a counter, is left out, and of other objects only the type counts. Defaults,
+    arguments of a `partial`, attributes of an object that is called, and the object of a method count by their
+    `repr`."""
     return _fingerprint(fn, [])
 
 def _fingerprint(fn, outer):
-    "`outer`: functions that are being identified, which may call each other"
+    """`fn_fingerprint` of `fn`, empty for `None`
+
+    `outer`: the functions that are being identified, a list; what they name is not looked at again."""
     if fn is None: return ''
     if isinstance(fn, partial): return f'{_fingerprint(fn.func, outer)} {stable_repr((fn.args, fn.keywords))}'
     if isinstance(fn, MethodType): return f'{_fingerprint(fn.__func__, outer)} {stable_repr(fn.__self__)}'
@@ -137,14 +141,14 @@ def _fingerprint(fn, outer):
     return f'{fn.__qualname__} {_held_values(fn, outer)} {defaults} {code}'
 
 def _object_fingerprint(fn, outer):
-    "Identifies an object that can be called by its attributes and by the code of all methods of its classes"
+    "Text that identifies an object that can be called, by its attributes and the code of all methods of its classes"
     methods = [f for cls in type(fn).__mro__ for _,f in sorted(vars(cls).items()) if hasattr(f, '__code__')]
     code = [(_code_text(f.__code__), _held_values(f, outer)) for f in methods]
     held = stable_repr(getattr(fn, '__dict__', fn))
     return f'{type(fn).__qualname__} {held} {hashlib.sha256(repr(code).encode()).hexdigest()}'
 
 def _held_values(fn, outer):
-    "Identifies what the code of `fn` names: `{name: text}`, as text"
+    "Identifies what the code of function `fn` names: `{name: text}`, as text; empty if `fn` is one of `outer`"
     if any(fn is o for o in outer): return ''
     names = {}
     for name,cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
@@ -161,7 +165,7 @@ _changing_methods = set('add append clear discard extend fill insert intersectio
                         'setdefault sort symmetric_difference_update update difference_update __setitem__'.split())
 
 def _names_in(code):
-    "The global names that `code` uses, and the names of what it may change: both sets, with those of inner functions"
+    "Returns `(used, changed)`, sets: the global names in `code` and inner functions, and names of what they may change"
     used,changed,lines = set(),set(),{}
     for step in dis.get_instructions(code):
         # Python 3.13 has instructions that load two variables
@@ -179,7 +183,7 @@ def _names_in(code):
 def _is_load(step): return step[0].startswith('LOAD_') and step[0] not in ('LOAD_METHOD','LOAD_ATTR')
 
 def _changed_in_line(steps):
-    "The names of what the steps `(instruction, name)` of a line may change; all names in it if that is not obvious"
+    "Set of names that the steps `(instruction, name)` of a line may change; all names in it if that is not obvious"
     changed,loaded = set(),{step[1] for step in steps if _is_load(step)}
     for k,(opname,name) in enumerate(steps):
         if opname in ('STORE_SUBSCR','DELETE_SUBSCR'): before = steps[max(k-2, 0):k]   # the container, the key
@@ -190,7 +194,9 @@ def _changed_in_line(steps):
     return changed
 
 def _data_text(o, outer=()):
-    "Identifies data by its values, modules and classes by their names, and other objects by their types"
+    """Text that identifies data by its values, modules and classes by their names, and other objects by their types
+
+    `outer`: the containers that `o` is in; one that contains itself is `...` there."""
     if isinstance(o, (int,float,str,bytes,type(None),PurePath,np.generic)): return stable_repr(o)
     if any(o is x for x in outer): return '...'
     inside = (*outer, o)
@@ -215,7 +221,7 @@ def _data_text(o, outer=()):
     return f'{type(o).__module__}.{type(o).__qualname__}'
 
 def _code_text(code):
-    "Byte code, names and constants of `code` as text; constants that are sets are sorted"
+    "Byte code, names and constants of a code object as text, also of those in it; constants that are sets are sorted"
     def constant(o):
         if isinstance(o, CodeType): return _code_text(o)
         if isinstance(o, frozenset): return str(sorted(map(repr, o)))
@@ -291,7 +297,9 @@ class StreamedSource(Source):
         raise NotImplementedError
 
 class SplitChunk:
-    "The raw samples of several splits, as `(split, raw)`"
+    """A part of a source with splits: an iterable with a length, as `IndexedSource.read` returns one
+
+    It yields `('split: name', (split, raw))`; an exception in place of `raw` stays as it is."""
     def __init__(self,
         parts # Iterable of `(split, samples of it)`; the samples are `(name, raw)`
     ): self.parts = list(parts)

@@ -103,7 +103,9 @@ class Column:
         return self.name if self.several else (self.name,)
 
     def value(self, row, folder, suff):
-        "The value of the field in `row`; raises `ValueError`, `TypeError`, `OSError`"
+        """The value of the field in `row`, `{column: cell}`; raises `ValueError`, `TypeError`, `OSError`
+
+        `folder` and `suff`: what comes before and after a path in a cell."""
         if self.several: return self._several([self._present(row, name) for name in self.names])
         codec = get_codec(self.field)
         value = self._present(row, self.name, codec)
@@ -123,6 +125,9 @@ class Column:
         return _as_stored(value)
 
     def _present(self, row, name, codec=None):
+        """The cell of column `name` in `row`; raises `ValueError` if there is no such column, or nothing in the cell
+
+        `codec`: that of the field, or `None`. `nan` is nothing, unless the field stores floats."""
         if name not in row: raise ValueError(f"no such column here; there are {', '.join(map(str, row))}")
         value = row[name]
         is_number = self.kind=='number' and codec is None or codec is not None and getattr(codec.dtype, 'kind', '')=='f'
@@ -134,7 +139,9 @@ class Column:
         return value
 
     def _text(self, text, codec, folder, suff):
-        "What a text stands for: itself, a number, labels, or the file that it names"
+        """What a text stands for: itself, a number, a list of labels, or the bytes of the file that it names
+
+        `codec`: that of the field, or `None`. Raises `ValueError`, `OSError`."""
         if self.delim: return [label for label in text.split(self.delim) if label]
         if codec is not None and codec.name=='labels' and self.asked:
             raise ValueError(f'{text[:40]!r} is one text, and not a list of labels: label_delim= separates several')
@@ -144,6 +151,7 @@ class Column:
         return text
 
     def _label(self, code):
+        "The label of a code, or a list of labels for a list of codes; raises `ValueError` if there is none"
         if isinstance(code, list): return [self._label(o) for o in code]
         if not 0<=code<len(self.vocab):
             raise ValueError(f'code {code} is not one of the {len(self.vocab)} classes'+' (no label)'*(code==-1))
@@ -154,7 +162,7 @@ class Column:
         return array.reshape(self.shape) if self.shape else array
 
     def _several(self, values):
-        "Numbers of several columns as an array, and labels of several columns as a list"
+        "Numbers of several columns as an array, labels as a list; raises `ValueError` if a number would be rounded"
         if self.dtype is None: return [_number(o) if self.kind=='cell' else o for o in values]
         if self.kind=='cell': values = list(map(_number, values))
         array = np.array(values, self.dtype)
@@ -173,7 +181,7 @@ def full_array(
 def _has_none(value): return isinstance(value, list) and any(o is None or _has_none(o) for o in value)
 
 def _read(folder, path):
-    "The bytes of a file; raises `OSError`, with advice if there is no such file and no folder was given"
+    "The bytes of file `path` in `folder`; raises `OSError`, with advice if it is not there and `folder` is empty"
     try: return read_file(os.path.join(folder, path))
     except FileNotFoundError as e:
         refuse_address(path)
@@ -181,13 +189,15 @@ def _read(folder, path):
         raise FileNotFoundError(e.errno, f'{e.strerror} (folder= says where the files are)', path) from None
 
 def _number(text):
-    "The number in `text`; raises `ValueError`"
+    "The number in `text` as `int` if it has only digits, else as `float`; raises `ValueError`"
     text = text.strip()
     try: return int(text) if re.fullmatch('[+-]?[0-9]+', text) else float(text)
     except ValueError: raise ValueError(f'{text[:40]!r} is no number') from None
 
 def _as_stored(value):
-    "`value` as a codec takes it: times become ISO 8601, decimal numbers text, and so do those in lists and dicts"
+    """`value` as a codec takes it: times become ISO 8601, decimal numbers text, and so do those in lists and dicts
+
+    Raises `TypeError` for durations, and for other values that have no field."""
     if isinstance(value, (datetime,date,time)): return value.isoformat()
     if isinstance(value, np.datetime64): return str(value)
     if isinstance(value, (Decimal,UUID)): return str(value)
@@ -215,6 +225,7 @@ class LoadRow:
     ): self.columns,self.folder,self.suff,self.exact = columns,folder,suff,exact
 
     def __call__(self, row):
+        "The sample of a row; raises `OSError` for a file, and `ValueError`, which names the column"
         if self.exact and len(row)!=len(self.columns):
             raise ValueError(f"columns {', '.join(map(str, row))}; the first row had "
                              f"{', '.join(str(c.name) for c in self.columns)}")
@@ -241,6 +252,7 @@ class ColumnOptions:
     valid_col:int|str = None # Column that says which split a row belongs to
 
     def __post_init__(self):
+        "Make a text of `folder` and a tuple of a list `label_col`; raises `TypeError` for options of other types"
         self.folder = str(self.folder)
         if self.fields is not None and not (isinstance(self.fields, dict) and self.fields):
             raise TypeError(f"fields is a dict, such as {{'path':'jpg', 'label':'cls'}}, not {self.fields!r}")
@@ -304,6 +316,7 @@ class TablePlan:
         return LoadRow(self.columns, o.folder, o.suff, exact=not o.asked and len(self.columns)==len(self.types))
 
     def _asked(self):
+        "Add the columns that the options name; raises `ValueError` if there is no such column"
         options,names = self.options,list(self.types)
         def found(column):
             is_several = isinstance(column, tuple) and column not in self.types   # pandas has tuples as names, too
@@ -319,6 +332,7 @@ class TablePlan:
         if options.label_col is not None: self._label(found(options.label_col))
 
     def _label(self, name):
+        "Add column `name` as field `cls` or `labels`; a tuple of columns as `labels`, or numbers as `target.npy`"
         is_several = isinstance(name, tuple) and name not in self.types
         if is_several and len(name)==1: (name,),is_several = name,False
         if is_several: return self._add(name, 'target.npy' if self._dtype(name) else 'labels', asked=True)
@@ -327,7 +341,7 @@ class TablePlan:
         self._add(name, 'labels' if several else 'cls', asked=True)
 
     def _dtype(self, names):
-        "dtype of an array of columns of numbers; `None` if one of them does not hold numbers"
+        "dtype, as text, of an array of the columns `names`; `None` if one of them does not hold numbers"
         types = [self.types[name] for name in names]
         if all(o.kind=='number' for o in types): return str(np.result_type(*[o.dtype for o in types]))
         if not all(o.kind in ('cell','object','number') for o in types): return None
@@ -336,7 +350,7 @@ class TablePlan:
         return 'float64'
 
     def _unasked(self, name, kind):
-        "Add a column as the field of its own name, or of one like it that can be stored"
+        "Add column `name` of `ColumnType` `kind` as the field of its name, or of one like it that can be stored"
         if kind.kind=='null': return self.notes.append(f'column {name!r} is left out: it has no values')
         field = kind.field or ('_'.join(map(str, name)) if isinstance(name, tuple) else str(name))
         stored = re.sub(r'[\s:#~@/\\]+', '_', field).strip('_') or 'column'
@@ -358,7 +372,7 @@ class TablePlan:
         return True
 
     def _image_formats(self, name, kind):
-        "`jpg`, `png` or `webp` if all images of a column have that format, else `img`; `None` if it has no images"
+        "`jpg`, `png` or `webp` if all images in the first rows of a column are that, else `img`; `None` without images"
         if kind.kind not in ('bytes','file','object'): return None
         found = {_format_of(row[name]) for row in self.rows if not is_missing(row[name])}
         if kind.field: found = {o or 'img' for o in found}
@@ -366,6 +380,9 @@ class TablePlan:
         return None if None in found else found.pop() if len(found)==1 else 'img'
 
     def _add(self, name, field, format=None, asked=False):
+        """Add a `Column` to `columns`, and what is known of its field to `codecs` and `vocab`
+
+        `name` may be a tuple of columns. `format` and `asked` are attributes of `Column`."""
         o,several = self.options,isinstance(name, tuple) and name not in self.types
         codec = get_codec(field)
         if several: kind = ColumnType('cell' if self.types[name[0]].kind=='cell' else 'object', dtype=self._dtype(name))
@@ -378,7 +395,7 @@ class TablePlan:
         if is_label and kind.vocab and not delim: self.vocab[field] = list(kind.vocab)
 
     def _advise(self):
-        "Notes on columns that are more than the text or the number that is stored"
+        "Add notes on columns that seem to be names of image files or labels, and are stored as they are"
         has_label = any((self.codecs.get(column.field) or column.field.rsplit('.')[-1]) in ('cls','labels')
                         for column in self.columns)
         for column in self.columns:

@@ -48,7 +48,7 @@ class csv_samples(StreamedSource):
     def raw_bytes(self)->int: return self.plan.row_bytes
 
     def _lines(self):
-        "Yields `(path, header, line number, row)` for each row; a row that cannot be read is an exception"
+        "Yields `(path, header, line number, row)`; a row is `{column: text}`, or an exception if it cannot be read"
         for path in self.files:
             # Bytes that are not UTF-8 become surrogates, which `_sound_rows` finds row by row.
             with open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
@@ -63,7 +63,7 @@ class csv_samples(StreamedSource):
                     yield path,header,rows.line_num,row
 
     def _rows(self, split=None):
-        "Yields `(name, raw)` for each row, or for each row of a split"
+        "Yields `(name, raw)` for each row, or for each row of a split; exceptions belong to the first split"
         o,plan,checked = self.options,None,None
         for path,header,line,row in self._lines():
             if header is not checked: plan,checked = self._plan(path, header),header
@@ -73,6 +73,7 @@ class csv_samples(StreamedSource):
             yield f'{path.name}:{line}',row
 
     def _plan(self, path, header, rows=()):
+        "The `TablePlan` for a file with these columns; raises `ValueError`, which names the file"
         try: return TablePlan({name:ColumnType('cell') for name in header}, rows, self.options)
         except ValueError as e:
             other = next((d for d in ';\t|' if len(header)==1 and d in header[0]), None)
@@ -93,7 +94,7 @@ class csv_samples(StreamedSource):
 
     @cached_property
     def srcs(self)->dict:
-        "`{split: None}` for each split that `valid_col` names"
+        "`{split: None}` for each split that `valid_col` names, by reading all rows; empty without `valid_col`"
         if self.options.valid_col is None: return {}
         splits = SplitNames(self.plan.split)
         for path,header,line,row in self._lines():
@@ -116,7 +117,7 @@ class csv_samples(StreamedSource):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
 
 def _check_header(path, header):
-    "Raise `ValueError` if there is no header, or if two columns have one name"
+    "Raise `ValueError` if there is no header, a list of texts, but `None`, or if two columns have one name"
     if header is None: raise ValueError(f'{path}: empty: no header')
     twice = [c for c in set(header) if header.count(c)>1]
     if twice: raise ValueError(f'{path}: two columns are called {twice[0]!r}')

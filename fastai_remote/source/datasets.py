@@ -41,7 +41,7 @@ class _Items(IndexedSource):
     def read(self, numbers): return [(f'item {i}', self.items[i]) for i in numbers.tolist()]
     @cached_property
     def _digest(self):
-        "A hash of all items; `None` if there are others than plain data, which may be large, or look like one another"
+        "A hash of all items, as text; `None` if some are not plain data: they may be large, or look like one another"
         hashed = hashlib.sha256()
         if isinstance(self.items, np.memmap): return None
         try:
@@ -82,7 +82,7 @@ class _LabelsOfSplits:
     def is_identified(self): return all(s.is_identified for s in self.srcs.values())
     @property
     def vocab(self):
-        "Labels of all splits; raises `ValueError` if a number would mean different classes in different splits"
+        "`{field: labels}` of all splits, or `None`; raises `ValueError` if a number would mean several classes"
         merged = _merged_vocab([s.vocab for s in self.srcs.values()])
         for source in self.srcs.values():
             if not isinstance(source, DatasetSource): continue
@@ -91,6 +91,7 @@ class _LabelsOfSplits:
         return merged
 
     def _refuse_classes(self, field):
+        "Raise `ValueError` for splits whose classes of `field` differ"
         classes = '; '.join(f'{split}: {s.vocab and s.vocab.get(field)}' for split,s in self.srcs.items())
         raise ValueError(f'splits with different classes: {classes[:300]}: a label that is a number would change its '
                          'meaning; give datasets of the same classes, labels as text, or vocab=')
@@ -128,13 +129,15 @@ class _Splits(_LabelsOfSplits, IndexedSource):
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
 def _merged_vocab(vocabs):
-    "The labels of all `vocabs`, field by field; if some are missing, the first that is not"
+    """`{field: labels}`: the labels of all `vocabs`, a list of such dicts, field by field, each label once
+
+    If some are `None` or empty, it is the first that is not, or `None`."""
     if not all(vocabs): return next((v for v in vocabs if v), None)
     fields = dict.fromkeys(field for v in vocabs for field in v)
     return {field:list(dict.fromkeys(label for v in vocabs for label in v.get(field, []))) for field in fields}
 
 def _as_is_by_split(srcs):
-    "`as_is` of sources by split; `None` if one has none"
+    "The `as_is` of a source of `{split: source}`: `(split, raw)` -> sample; `None` if one of them has none"
     if any(s.as_is is None for s in srcs.values()): return None
     return _LoadSplit({split:s.as_is for split,s in srcs.items()})
 
@@ -192,7 +195,7 @@ class _StreamSplits(_LabelsOfSplits, StreamedSource):
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
 def _parts(source, size):
-    "An indexed source as a stream"
+    "An iterator over the parts of an indexed source, of `size` samples each, as `StreamedSource.stream` yields them"
     return (source.read(np.arange(start, min(start+size, len(source)))) for start in range(0, len(source), size))
 
 # %% ../../nbs/source/11_datasets.ipynb #a30c615f
@@ -277,36 +280,37 @@ class _Decode:
 def _has(o, *members): return all(hasattr(o, member) for member in members)
 
 def _is_fastai_datasets(o):
-    "fastai's `Datasets` or `TfmdLists` with splits, and not one of these"
+    "Is `o` a `Datasets` or `TfmdLists` of fastai with splits, and not one of these splits?"
     if not _has(o, 'n_subsets', 'subset', 'splits') or getattr(o, 'split_idx', None) is not None: return False
     return not any(isinstance(split, slice) for split in o.splits)   # a slice of all: there are no splits
 
 def _is_path(o):
-    "A path alone: it does not say how to read what is there"
+    "Is `o` a path alone? It does not say how to read what is there"
     return isinstance(o, (str,Path))
 
 def _is_stream(o):
-    "Something that can be iterated over, but not indexed: a generator, a set, an `IterableDataset`"
+    "Can `o` be iterated over, but not indexed, as a generator, a set, an `IterableDataset`?"
     return not _has(o, '__len__', '__getitem__') and _has(o, '__iter__')
 
 def _is_opaque(o):
-    "Something that can be neither indexed nor iterated over"
+    "Can `o` not be indexed? After `_is_stream`: it cannot be iterated over either"
     return not _has(o, '__len__', '__getitem__')
 
 def _is_series(o):
-    "A Series of pandas; its own `[]` looks up the index, and not the position"
+    "Is `o` a Series of pandas? Its own `[]` looks up the index, and not the position"
     return _has(o, 'iloc', 'to_numpy')
 
 def _is_list(o):
-    "A list, a tuple, an array, or fastcore's `L`"
+    "Is `o` a list, a tuple, an array, or fastcore's `L`?"
     return isinstance(o, (list,tuple,np.ndarray)) or type(o).__name__=='L'
 
 def _is_loader(o):
-    "A `DataLoader` of PyTorch or fastai, or fastai's `DataLoaders`"
+    "Is `o` a `DataLoader` of PyTorch or fastai, or fastai's `DataLoaders`?"
     return any(cls.__name__ in ('DataLoader','DataLoaders') and cls.__module__.startswith(('torch.','fastai.'))
                for cls in type(o).__mro__)
 
 def _refuse_loader(o):
+    "Raise `TypeError`, which says what to give in place of a loader"
     name = type(o).__name__
     if hasattr(o, 'loaders'):
         raise TypeError(f"{name}: its loaders return batches of transformed samples. Give the samples themselves: "
@@ -318,12 +322,13 @@ def _from_datasets(o):
     return _Splits(_alike({split:DatasetSource(o.subset(k)) for k,split in zip(range(o.n_subsets), names)}))
 
 def _alike(srcs):
-    "Give all splits the same fields"
+    "Give all splits the same fields; returns `srcs`, `{split: source}`, which are changed; raises `ValueError`"
     datasets = [s for s in srcs.values() if isinstance(s, DatasetSource)]
     for s in datasets: s.share_layout(datasets)
     return agree(srcs)
 
 def _from_dict(splits):
+    "The source of `{split: anything that as_source takes}`; raises `TypeError` for splits of different kinds"
     srcs = _alike({str(split):_source_of_split(split, o) for split,o in splits.items()})
     if len({type(s.load) for s in srcs.values()})>1:
         raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
@@ -334,11 +339,13 @@ def _source_of_split(split, o):
     except (TypeError,ValueError) as e: raise type(e)(f'{split}: {e}') from e
 
 def _from_list(items):
+    "The source of a list or array, by its first item: paths of tables, paths of images, or other items"
     if len(items) and _is_path(items[0]) and is_table_path(items[0]): return table_samples(list(items))
     is_images = len(items) and (isinstance(items[0], Path) or _are_image_paths(items))
     return image_samples(items) if is_images else _Items(items)
 
 def _from_path(o):
+    "The source of a file of a table or of arrays, by its name; raises `TypeError` for other paths"
     if is_table_path(o): return table_samples(o)
     if is_array_path(o): return array_samples(o)
     refuse_address(o)

@@ -44,10 +44,10 @@ _STROKE = re.compile(rb'\[\[([^\]]*)\],\[([^\]]*)\],')   # x and y of a stroke; 
 _COMMA,_SEMICOLON,_ZERO,_POINT,_MINUS = b',;0.-'
 
 def _parse(line):
-    """Returns the JSON object in `line`; raises `ValueError`
+    """Returns the JSON object in `line`, bytes; raises `ValueError`
 
     If its strokes have times and are written without spaces, as in the published files, they stay text: `drawing` is a
-    tuple of the strokes, `(x, y)` each, and whether all numbers are digits only."""
+    tuple of the strokes, each `(x, y)` as bytes such as `1,2`, and whether no number has a sign or decimals."""
     start,end = line.find(b'"drawing":[[['),line.rfind(b']]]')
     text = line[start+11:end+2]   # the strokes, with their brackets
     strokes = _STROKE.findall(text) if 0<=start<end else []
@@ -58,9 +58,9 @@ def _parse(line):
     return drawing
 
 def _digits_to_ints(text, dtype=np.int32):
-    """Returns the whole numbers in `text`, each up to a `,` or `;`, as an array; raises `ValueError`
+    """Returns the whole numbers in `text`, each up to a `,` or `;`, as an array of `dtype`; raises `ValueError`
 
-    `text` is an array of bytes. Digits are added up from the last to the first, for all numbers at once."""
+    `text` is an array of `uint8`. Digits are added up from the last to the first, for all numbers at once."""
     ends = np.append(((text==_COMMA)|(text==_SEMICOLON)).nonzero()[0], len(text))
     lengths = np.diff(ends, prepend=-1)-1
     if lengths.max()>(9 if dtype is np.int32 else 18): raise ValueError('numbers too long')
@@ -76,8 +76,8 @@ def _digits_to_ints(text, dtype=np.int32):
 def _decimals_to_floats(text):
     """Returns the numbers in `text`, each up to a `,` or `;`, with signs and decimals, as an array of floats
 
-    They are read as whole numbers without their points, and divided by powers of ten. Raises `ValueError` if there is
-    anything else, such as an exponent."""
+    `text` is an array of `uint8`. The numbers are read as whole numbers without their points, and divided by powers of
+    ten. Raises `ValueError` if there is anything else, such as an exponent."""
     separator = (text==_COMMA)|(text==_SEMICOLON)
     digit = (text>=_ZERO)&(text!=_SEMICOLON)   # or a letter: `_digits_to_ints` refuses it
     points,minuses = (text==_POINT).nonzero()[0],(text==_MINUS).nonzero()[0]
@@ -131,7 +131,7 @@ class _LoadDrawing:
         return lines.samples[i]
 
     def many(self, lines):
-        "The samples of `lines`, stage by stage; an exception in place of each that cannot be decoded"
+        "List of the samples of a `_Lines`, stage by stage; a `ValueError` in place of each that cannot be decoded"
         samples = [self._tried(lambda one: [self._fields(*one[0])], [o])[0] for o in zip(lines.lines, lines.headers)]
         for stage in (self._simplified, *([self._drawn] if self.raster else [])):
             sound = [i for i,o in enumerate(samples) if not isinstance(o, Exception)]
@@ -139,7 +139,7 @@ class _LoadDrawing:
         return samples
 
     def _tried(self, stage, samples):
-        "`stage(samples)`. If it fails, tries each half, down to the sample at fault, which becomes an exception"
+        "List `stage(samples)`. If it fails, tries each half, down to the one at fault, which becomes a `ValueError`"
         try: return stage(samples) if samples else []
         except Exception as e:
             if len(samples)==1: return [e if isinstance(e, ValueError) else ValueError(f'{type(e).__name__}: {e}')]
@@ -147,7 +147,7 @@ class _LoadDrawing:
             return self._tried(stage, samples[:half])+self._tried(stage, samples[half:])
 
     def _fields(self, line, header):
-        "The fields in a line; strokes are as they were published. Raises `ValueError`"
+        "`{field: value}` of a line; field `strokes` has them as `_drawing_in` returns them. Raises `ValueError`"
         drawing = _drawing_in(line, header, as_text=not self.times)
         fields = {'strokes':drawing['drawing']}
         if self.label and 'word' in drawing: fields['cls'] = drawing['word']
@@ -161,7 +161,7 @@ class _LoadDrawing:
         return fields
 
     def _simplified(self, samples):
-        "`samples` with simplified strokes. Those that already are simplified stay as they are"
+        "List of `samples`, dicts, with simplified strokes: arrays, or bytes if `packed`. Simplified ones stay"
         texts = [i for i,o in enumerate(samples) if isinstance(o['strokes'], tuple)]
         whole = [i for i in texts if samples[i]['strokes'][1]]
         decimal = [i for i in texts if not samples[i]['strokes'][1]]
@@ -175,21 +175,21 @@ class _LoadDrawing:
         return res
 
     def _is_simplified(self, sample):
-        "Are the strokes without times, and do they fit the codec? Then they become arrays"
+        "Are the strokes without times, and do they fit the codec? Then they become arrays, in `sample`"
         if not all(len(stroke)==2 for stroke in sample['strokes']): return False
         try: sample['strokes'] = as_strokes(sample['strokes'])
         except ValueError: return False
         return True
 
     def _drawn(self, samples):
-        "`samples` with pictures in place of strokes"
+        "List of `samples`, dicts, with pictures, `png`, in place of `strokes`"
         pictures = self.raster.pngs([o['strokes'] for o in samples])
         return [{'png':png, **{k:v for k,v in o.items() if k!='strokes'}} for o,png in zip(samples, pictures)]
 
 _KEPT_FIELDS = {'countrycode':'countrycode.cls', 'timestamp':'timestamp.txt'}   # other columns have their own names
 
 def _points(strokes):
-    """All points of raw strokes, shape (n,4): x, y, time in ms, and 1 for the last point of a stroke
+    """All points of raw strokes, lists of x, y and times: shape (n,4), x, y, time in ms, 1 for the last of a stroke
 
     The array is float32, or float64 if float32 would round a number. Raises `ValueError` if there are no times."""
     if any(len(stroke)!=3 for stroke in strokes):
@@ -202,9 +202,9 @@ def _points(strokes):
     return small if (small==points).all() else points
 
 def _drawing_in(line, header, as_text=True):
-    """The columns or keys of a line, of which `drawing` is checked; raises `ValueError`
+    """`{column or key: value}` of a line, of which `drawing`, a list of strokes, is checked; raises `ValueError`
 
-    `as_text` permits strokes that stay text, see `_parse`."""
+    `header`: the columns of a CSV file, `None` for JSON. `as_text` permits strokes that stay text, see `_parse`."""
     if not line.strip(): raise ValueError('an empty line')
     if header is None: drawing = _parse(line) if as_text else json.loads(line)
     else:
@@ -231,7 +231,7 @@ def _is_drawing_file(path):
     return name.suffix.lower() in _EXTENSIONS and not path.name.startswith('.') and path.is_file()
 
 def _drawing_files(files):
-    "The files, and the folder that their names are relative to; raises `FileNotFoundError`"
+    "Returns `(paths, folder that names are relative to)`; raises `FileNotFoundError`, `ValueError` if there are none"
     if isinstance(files, (str,Path)):
         path = Path(files)
         if not path.is_dir(): return [path],path.parent
@@ -243,7 +243,7 @@ def _drawing_files(files):
     return paths,Path(os.path.commonpath([p.absolute().parent for p in paths]))
 
 def _header(path, line):
-    "The columns in `line`, the first of file `path`; `None` if it is JSON; raises `ValueError` if it is neither"
+    "List of columns in `line`, the first of file `path`; `None` if it is JSON; raises `ValueError` if it is neither"
     if line.lstrip()[:1] in (b'{',b''): return None
     try: header = next(csv.reader([line.decode('utf-8-sig').strip()]))
     except (UnicodeDecodeError,csv.Error,StopIteration): header = []
@@ -253,7 +253,9 @@ def _header(path, line):
     return header
 
 def _index(path, start, piece=1<<24):
-    "Offsets of each 64th line of a file from byte `start` on, and of the end of the last line; and the number of lines"
+    """Returns `(offsets, number of lines)` of a file from byte `start` on, where its first line begins
+
+    The offsets are those of each 64th line, and the end of the last line. `piece`: bytes that are read at a time."""
     with open(path, 'rb') as f:
         end = _end_of_text(f, start)
         if end<=start: return np.array([start]),0
@@ -269,7 +271,7 @@ def _index(path, start, piece=1<<24):
     return np.concatenate([*offsets, [end]]),n_lines
 
 def _end_of_text(f, start):
-    "The offset at which blank lines at the end of file `f` begin; at least `start`"
+    "The offset in bytes at which white space at the end of the binary file `f` begins; at least `start`"
     end = f.seek(0, 2)
     while end>start:
         begin = max(start, end-4096)
@@ -282,7 +284,9 @@ def _end_of_text(f, start):
 _WORD = re.compile(rb'"word": ?"([^"\\]*)"')
 
 def _word_in(line, header, name):
-    "The word of a drawing; `None` for a line that cannot be read; raises `ValueError` if the file has no words"
+    """The word of the drawing in `line`, bytes; `None` for a line that cannot be read
+
+    `header`: the columns of a CSV file, `None` for JSON. Raises `ValueError`, with `name`, if there is no word."""
     if header is None:
         found = _WORD.search(line)
         if found: return found[1].decode('utf-8', 'replace')
@@ -297,13 +301,15 @@ def _word_in(line, header, name):
     return word
 
 def _counted(counts, word, most):
-    "Is this one of the first `most` drawings of `word`? A line without a word is; it will be a failed sample"
+    "Is this one of the first `most` drawings of `word`, or is that `None`? Counts it in `counts`, a `Counter` of words"
     if word is None: return True
     counts[word] += 1
     return counts[word]<=most
 
 def _first_of_each(path, header, start, n, counts, most):
-    "The numbers of the lines of a file that hold one of the first `most` drawings of a word, int64"
+    """The numbers of the lines of a file that hold one of the first `most` drawings of a word, from 0 on, `int64`
+
+    `start`: offset of the first line; `n`: number of lines; `counts`: of the words of the files before, is updated."""
     used = array('q')
     with open(path, 'rb') as f:
         f.seek(start)
@@ -324,7 +330,7 @@ class _Part:
         for k in range(0, len(self), 4096):
             yield from self._lines_at(self.which[k:k+4096], self.line[k:k+4096].tolist())
     def _lines_at(self, which, line):
-        "`(name, header, line)` of each sample. Each block is read once, in the order of the files"
+        "List of `(name, header, line)` for some of `which` and `line`. Each block is read once, in the order of files"
         rows,order = [None]*len(line),which.argsort(kind='stable')
         ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
         opened = file = None
@@ -369,6 +375,7 @@ class _IndexedDrawings(_Drawings, IndexedSource):
     "Drawings by number, in files that are not compressed"
     block = _BLOCK
     def __init__(self, files, root, label, raster, *options):
+        "Reads all files once, to find their lines; raises `ValueError` if there are none, or for other content"
         super().__init__(files, root, label, raster, *options)
         self.headers,self.offsets,lengths,counts = [],[],[],Counter()   # one entry per file, but the counts of words
         self.lines = []   # the lines that are used, of each file: an array, or `None` for all from the first one on
@@ -421,7 +428,7 @@ class _StreamedDrawings(_Drawings, StreamedSource):
     chunk_size = 512
     raw_bytes = 2048   # a line with a drawing
     def _lines(self, path):
-        "Yields `(name, header, line)`; raises `OSError`, naming the file, if it is damaged"
+        "Yields `(name, header, line)`, without blank lines; raises `OSError`, naming the file, if it is damaged"
         header = None
         try:
             with open_text(path) as f:
@@ -434,7 +441,7 @@ class _StreamedDrawings(_Drawings, StreamedSource):
             raise OSError(f'{path}: truncated or damaged: {e}') from e
 
     def _rows(self, at_once=16):
-        "A line of each of 16 files in turn; a file that ends makes room for the next one"
+        "Yields `(name, header, line)`, of 16 files in turn; when a file ends, the next one takes its place"
         waiting = map(self._lines, self.files)
         turn = list(islice(waiting, at_once))
         while turn:
@@ -448,7 +455,7 @@ class _StreamedDrawings(_Drawings, StreamedSource):
             turn = [lines for lines in turn if lines is not None]
 
     def _used(self):
-        "The rows, without those beyond `max_per_class`"
+        "An iterator over what `_rows` yields, without drawings beyond `max_per_class`"
         if self.max_per_class is None: return self._rows()
         counts = Counter()
         return (row for row in self._rows() if _counted(counts, _word_in(row[2], row[1], row[0]), self.max_per_class))

@@ -34,12 +34,12 @@ def list_files(
     return paths
 
 def file_stamps(paths:list)->list:
-    "`(name, bytes, time of modification in ns)` of each file, to find out whether it is still the same"
+    "List of `(name, bytes, time of modification in ns)` of files, to find out whether they are still the same"
     stats = [p.stat() for p in paths]
     return [(p.name, stat.st_size, stat.st_mtime_ns) for p,stat in zip(paths, stats)]
 
 def open_text(path:Path, **kwargs):
-    "Open `path` for reading, through gzip or xz if its name ends in `.gz` or `.xz`; binary unless `mode` is given"
+    "File `path`, open for reading, through gzip or xz if it ends in `.gz` or `.xz`; binary unless `mode` is given"
     opener = {'.gz':gzip.open, '.xz':lzma.open}.get(path.suffix.lower(), open)
     return opener(path, **{'mode':'rb', **kwargs})
 
@@ -91,7 +91,7 @@ class SortedNames:
     def __iter__(self): return heapq.merge(*map(_unpacked, self.packed), sorted(self.names))
 
 def _unpacked(packed, size=4096):
-    "Yields the names in `packed`, of which it unpacks about `size` bytes at a time"
+    "Yields the names in `packed`, bytes with zero bytes between them, of which it unpacks about `size` at a time"
     start = 0
     while start<len(packed):
         end = packed.find(b'\0', start+size)
@@ -104,9 +104,10 @@ IMAGE_EXTENSIONS = {'.jpg':'jpg', '.jpeg':'jpg', '.png':'png', '.webp':'webp',
                     **{e:'img' for e in ('.bmp','.gif','.tif','.tiff','.ppm','.pgm')}}
 
 def _image_files(folder, prefix='', above=()):
-    """Yields the paths of image files below `folder`, relative to it, in sorted order. Hidden files are left out
+    """Yields the paths of image files below `folder`, `prefix` and then relative to it, in sorted order
 
-    Links to folders are followed, except to one of the folders `above`, which would be entered without end."""
+    Hidden files are left out. Links to folders are followed, except to one of the folders `above`, a set of
+    `(device, inode)`, which would be entered without end."""
     status = os.stat(folder)
     above = {*above, (status.st_dev, status.st_ino)}
     files,folders = SortedNames(),SortedNames()
@@ -123,7 +124,7 @@ def _image_files(folder, prefix='', above=()):
         else: yield prefix+name
 
 def _is_folder(entry, above):
-    "Is `entry` a folder to search? Not if it is a link to a folder of `above`, or a link that leads nowhere"
+    "Is `entry` of `os.scandir` a folder to search? Not if it is a link to one of `above`, or a link that leads nowhere"
     try:
         if not entry.is_dir(): return False
         if not entry.is_symlink(): return True
@@ -156,7 +157,7 @@ class image_samples(IndexedSource):
         self.field = field or (fields.pop() if len(fields)==1 else 'img')
 
     def _add(self, paths, where, fields):
-        "Add `paths`, and the fields for them to `fields`; raises `FileNotFoundError` if there are none"
+        "Add `paths`, texts, and the fields for them to the set `fields`; raises `FileNotFoundError` if there are none"
         n = len(self.paths)
         for p in paths:
             self.paths.append(p)
@@ -164,7 +165,7 @@ class image_samples(IndexedSource):
         if len(self.paths)==n: raise FileNotFoundError(f"{where}: no image files ({', '.join(IMAGE_EXTENSIONS)})")
 
     def _add_splits(self, folder, splits, fields):
-        "Add the files in the folders of `splits`; returns `{split: [start, stop]}`"
+        "Add the files in the folders of `splits`, and fields as `_add` does; returns `{split: [start, stop]}`"
         ranges = {}
         for split,name in (splits if isinstance(splits, dict) else {name:name for name in splits}).items():
             start,where = len(self.paths),Path(folder)/name
@@ -176,7 +177,9 @@ class image_samples(IndexedSource):
     def __len__(self): return len(self.paths)
 
     def _raw(self, i):
-        "Path and label of file `i`; the label function runs here, in the leading process"
+        """Returns `(name, raw)` of file `i` for `read`: `raw` is `(path, label or None)`, or an exception
+
+        The label function runs here, in the leading process."""
         path = self.paths[i]
         if not self.label: return path,(str(path), None)
         try: label = self.label(path)
@@ -216,7 +219,7 @@ def _local(paths):
         yield path
 
 class _LoadFile:
-    "raw -> sample: reads the file"
+    "raw -> sample: reads the file; `raw` is `(path, label or None)`"
     def __init__(self,
         field:str, # Field for the image
         label:bool, # Is there a label?

@@ -60,7 +60,7 @@ class Table(_Planned, IndexedSource):
 
     @cached_property
     def _split_codes(self):
-        "The names of the splits, and for each row the position of its split in them"
+        "Returns `(names, codes)`: names of the splits; for each row the position of its split in them, `uint8`, (n,)"
         splits = SplitNames(self.plan.split)
         found = [splits(value, f'row {i}') for i,value in enumerate(self._values(splits.column))]
         code_of = {name:k for k,name in enumerate(splits.names)}
@@ -68,7 +68,7 @@ class Table(_Planned, IndexedSource):
 
     @cached_property
     def _order(self):
-        "The row of each sample, if rows are sorted by split"
+        "The row of each sample, shape (n,): rows are sorted by split; `None` without splits"
         return None if self.options.valid_col is None else self._split_codes[1].argsort(kind='stable')
 
     @cached_property
@@ -102,7 +102,7 @@ class _PandasTable(Table):
 
     @cached_property
     def _digest(self):
-        "A hash of all rows; `None` if there are lists or dicts, which have no hash"
+        "A hash of all rows, as text; `None` if there are lists or dicts, which have no hash"
         from pandas.util import hash_pandas_object
         hashed,part = hashlib.sha256(),1<<18
         try:
@@ -118,7 +118,7 @@ class _PandasTable(Table):
         return hashlib.sha256(str(self.table.iloc[[0,-1]].to_dict('records')).encode()).hexdigest()
 
 def _pandas_type(dtype):
-    "The `ColumnType` of a column of pandas"
+    "The `ColumnType` of a column of pandas, by its dtype"
     if type(dtype).__name__=='CategoricalDtype':
         labels = dtype.categories.tolist()
         kind = 'text' if all(isinstance(o, str) for o in labels) else 'number'
@@ -141,7 +141,7 @@ class _PolarsTable(Table):
     def _values(self, name): return self.table[name].to_list()
     @cached_property
     def _digest(self):
-        "A hash of all rows; `None` if polars has no hash of their types, such as objects"
+        "A hash of all rows, as text; `None` if polars has no hash of their types, such as objects"
         try: return hashlib.sha256(self.table.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
         except Exception: return None
 
@@ -153,7 +153,9 @@ class _PolarsTable(Table):
         return stable_repr(self._rows(np.unique([0, n//2, max(0, n-1)]), None)) if n else ''
 
 def polars_rows(table)->list:
-    "The rows of a DataFrame of polars as dicts; times with nanoseconds, which Python does not have, as text"
+    """The rows of a DataFrame of polars as dicts; times with nanoseconds, which Python does not have, as text
+
+    Raises `TypeError` for nanoseconds in lists and structs."""
     for name,dtype in table.schema.items():
         text = str(dtype)
         if text=='Time':
@@ -176,7 +178,7 @@ def _inner_nanoseconds(name, type):
             'microseconds of them')
 
 def _polars_type(dtype):
-    "The `ColumnType` of a column of polars"
+    "The `ColumnType` of a column of polars, by its dtype"
     name = str(dtype).split('(')[0]
     if name in ('String','Utf8'): return ColumnType('text')
     if name=='Enum': return ColumnType('text', vocab=list(dtype.categories), is_label=True)
@@ -213,7 +215,9 @@ class _ArrowTable(Table):
 def _dictionaries(table, k): return [chunk.dictionary for chunk in table.column(k).chunks]
 
 def arrow_rows(table, numbers)->list:
-    "Rows of a table of Arrow as dicts; times with nanoseconds, which Python does not have, as text"
+    """Rows `numbers` of a table or `RecordBatch` of Arrow as dicts; times with nanoseconds as text
+
+    Python has no nanoseconds. Raises `TypeError` for those in lists and structs."""
     import pyarrow as pa
     if isinstance(table, pa.RecordBatch): table = pa.Table.from_batches([table])
     table = table.take(pa.array(numbers, pa.int64()))
@@ -229,8 +233,10 @@ def arrow_rows(table, numbers)->list:
 def arrow_types(
     schema, # Of Arrow
     dictionaries:list, # For each column a function that returns its dictionaries, of all its parts
-)->dict:
-    "The `ColumnType` of each column; class names and images of HuggingFace datasets by their metadata"
+)->dict: # `{column: ColumnType}`
+    """The `ColumnType` of each column; class names and images of HuggingFace datasets by their metadata
+
+    Raises `ValueError` if two columns have one name, and `TypeError` for permuted tensors."""
     twice = [name for name in schema.names if schema.names.count(name)>1]
     if twice: raise ValueError(f'two columns are called {twice[0]!r}')
     features,types = _features(schema),{}
@@ -250,12 +256,12 @@ def arrow_types(
     return types
 
 def _features(schema):
-    "The features of a HuggingFace dataset, which are in the metadata of its Parquet and Arrow files"
+    "`{column: feature}` of a HuggingFace dataset, from the metadata of Parquet and Arrow files; empty if there is none"
     try: return json.loads((schema.metadata or {})[b'huggingface'])['info']['features'] or {}
     except (KeyError,ValueError,TypeError): return {}
 
 def _feature_type(feature)->ColumnType:
-    "The `ColumnType` of a feature that Arrow's type does not express; otherwise `None`"
+    "The `ColumnType` of a feature, a dict from `_features`, that Arrow's type does not express; otherwise `None`"
     if not isinstance(feature, dict): return None
     kind,names = feature.get('_type'),feature.get('names')
     if kind=='ClassLabel' and names: return ColumnType('codes', vocab=list(names), is_label=True)
@@ -335,6 +341,7 @@ class _GroupRows:
         for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256])
 
     def _rows(self, which, ranks):
+        "List of `(name, row)` for these elements of `which` and `ranks`"
         rows = [None]*len(which)
         for k in np.unique(which).tolist():
             group,split = self.groups[k]
@@ -346,13 +353,13 @@ class _GroupRows:
         return rows
 
     def _of_split(self, group, split):
-        "The numbers of the rows of a split in a row group"
+        "The numbers, within `_RowGroup` `group`, of the rows of `split`: an array"
         column = _RowGroup(*group.source[:5], group.first, group.source[5], [self.split]).read().column(0)
         names = SplitNames(self.split)
         return np.flatnonzero([names(value, group.path)==split for value in column.to_pylist()])
 
 def _common_schema(dataset, fragments):
-    "The schema that all files fit; raises `ValueError`"
+    "The schema of Arrow that all files, `fragments`, fit; raises `ValueError` if there is none"
     import pyarrow as pa
     schemas = [dataset.schema]
     for fragment in fragments:
@@ -365,8 +372,8 @@ def _common_schema(dataset, fragments):
 class _ParquetTable(Table):
     """The rows of Parquet files. Only the footers are read here: a worker reads the row groups that its samples are in
 
-    With a split column, that column is read here too. The splits of each row group are counted, and a worker finds the
-    k-th row of a split in its row group."""
+    Columns of categories are read here too, for their labels, and so is a split column: the splits of each row group
+    are counted, and a worker finds the k-th row of a split in its row group."""
     def __init__(self,
         dataset, # Of `pyarrow.dataset`, with the format Parquet
         options:ColumnOptions
@@ -393,6 +400,7 @@ class _ParquetTable(Table):
     def _columns(self, names): return (self._group(k, names).read() for k in range(len(self.sizes)))
 
     def _group(self, group, names):
+        "The `_RowGroup` with number `group`, counted over all files, and the columns `names`"
         file = int(np.searchsorted(self.starts, group, side='right'))-1
         first = int(self.sizes[self.starts[file]:group].sum())
         path,partition = self.files[file]
@@ -401,7 +409,9 @@ class _ParquetTable(Table):
 
     @cached_property
     def _counts(self):
-        "The names of the splits, and how many rows of each are in each row group: shape (row groups, splits)"
+        """Returns `(names, counts)`: names of the splits, and their rows in each row group, (row groups, splits)
+
+        Without a split column, the only name is `None`."""
         if self.options.valid_col is None: return [None],self.sizes[:,None]
         splits,counts = SplitNames(self.plan.split),[]
         for group,table in enumerate(self._columns([splits.column])):
@@ -421,6 +431,7 @@ class _ParquetTable(Table):
         return self._part(np.asarray(numbers, np.int64), names)
 
     def _part(self, numbers, names):
+        "The `_GroupRows` of samples `numbers`, with the columns `names`"
         splits,counts = self._counts
         ends = counts.T.ravel().cumsum()          # of each row group's rows, split by split
         place = ends.searchsorted(numbers, side='right')
@@ -471,12 +482,14 @@ class _RowStream(_Planned, StreamedSource):
     def raw_bytes(self)->int: return self.plan.row_bytes
 
     def _open(self):
+        "Returns `(first, rest)`: the first batch with rows, an iterator over the others; raises `ValueError` if empty"
         batches = iter(self.batches())
         for first in batches:
             if len(first): return first,batches
         raise ValueError('the source is empty')
 
     def _named_rows(self):
+        "Yields `(name, row)` for all rows; rows are dicts of the columns that are asked for"
         names,i = self.plan.names,0
         first,rest = self.started or self._open()
         for batch in chain([first], rest):
@@ -539,6 +552,7 @@ def table_samples(
 def _is_list_of_paths(o): return isinstance(o, (list,tuple,L)) and len(o) and all(isinstance(p, (str,Path)) for p in o)
 
 def _from_arrow(table, options):
+    "The source of a table, batch, reader or dataset of Arrow; raises `TypeError` for a `ParquetFile`"
     import pyarrow as pa
     if isinstance(table, pa.RecordBatch): table = pa.Table.from_batches([table])
     if isinstance(table, pa.Table): return _ArrowTable(table, options)
@@ -556,6 +570,7 @@ def _arrow_stream(batches, options, stamp, once=False):
     return _RowStream(batches, types, rows, options, stamp, once)
 
 def _from_lazy_frame(table, options):
+    "The `_RowStream` of a LazyFrame; raises `TypeError` if this version of polars cannot read it in parts"
     if not hasattr(table, 'collect_batches'):
         raise TypeError('a LazyFrame of this version of polars cannot be read in parts: give .collect(), or the path '
                         'of .sink_parquet(path)')
@@ -564,6 +579,9 @@ def _from_lazy_frame(table, options):
     return _RowStream(batches, types, polars_rows, options, table.explain())
 
 def _from_files(files, options):
+    """The source of CSV, Parquet or Arrow files: a path, a URL, or a list of them, or a folder of Parquet files
+
+    Raises `FileNotFoundError`, `ValueError`, `ImportError`, and for URLs what Arrow raises, without secrets."""
     first = str(files if isinstance(files, (str,Path)) else files[0])
     if first.lower().endswith(CSV_EXTENSIONS):
         o = options
@@ -584,6 +602,7 @@ def _from_files(files, options):
     raise failure
 
 def _import_arrow(path):
+    "The function `pyarrow.dataset.dataset`; raises `ImportError`, which names `path`"
     try: from pyarrow.dataset import dataset
     except ImportError as e:
         raise ImportError(f'{shown_path(path)}: pyarrow reads such files: pip install fastai_remote[tables]') from e

@@ -40,7 +40,9 @@ def file_format(
     return found or (extension if extension in _EXTENSIONS else None)
 
 def _content(value):
-    "The bytes of a value of an `Image`, `Audio` or similar column: the stored bytes, or the file at the stored path"
+    """The bytes of `{'bytes', 'path'}`, a value of an `Image`, `Audio` or similar column
+
+    They are the stored bytes, or else those of the file at the stored path. Raises `OSError`."""
     if value['bytes'] is not None: return value['bytes']
     path = value['path']
     if '://' not in path: return read_file(path)
@@ -125,7 +127,7 @@ class _Column:
         return _nested(self.feature)
 
 def _number_type(feature):
-    "The type of the numbers in nested lists; `None` if there are none"
+    "The name of the type of the numbers in nested lists, such as `int64`; `None` if they hold no numbers"
     while _is_list(feature): feature = _inner(feature)
     dtype = getattr(feature, 'dtype', None)
     return dtype if dtype in _NUMBERS else None
@@ -136,7 +138,7 @@ def _clean(name):
     return re.sub(r'[:#~@\s/\\]+', '_', name).strip('_.') or 'column'
 
 def _extension(feature, formats):
-    "The last part of the name of the field for `feature`; raises `TypeError` if no field fits"
+    "The last part of the name of the field for `feature`, whose files have `formats`, a set; raises `TypeError`"
     kind = _kind(feature)
     only = next(iter(formats)) if len(formats)==1 else None
     if kind=='ClassLabel': return 'cls'
@@ -158,9 +160,9 @@ _MAIN_KINDS = 'Image','Audio','Video','ClassLabel','labels'
 _MAIN_NAMES = 'image','img','label','labels','audio','video'
 
 def _main_columns(columns):
-    """The set of names of the main columns: one with images, one with labels, one with text, …
+    """The set of names of the main ones of `columns`, `_Column`s: one with images, one with sounds, one with classes, …
 
-    Their fields are called `jpg`, `cls`, `txt`, …; those of other columns begin with the name of the column. Of each
+    Their fields are called `jpg`, `flac`, `cls`, …; those of other columns begin with the name of the column. Of each
     kind, it is the column with a usual name, such as `image` or `label`, else the first."""
     found = {}
     for column in sorted(columns, key=lambda c: c.name.lower() not in _MAIN_NAMES):
@@ -175,7 +177,7 @@ def _main_columns(columns):
     return set(found.values())
 
 def _field_name(column, extension, is_main, taken):
-    "The name of the field for `column`; `taken` are the names of other fields"
+    "The name of the field for `column`, a `_Column`; `extension`: from `_extension`; `taken`: names of other fields"
     name = _clean(column.name)
     if is_main: field = 'cls' if _kind(column.feature)=='Value' else extension
     elif name=='text' and extension=='txt': field = 'txt'
@@ -224,6 +226,7 @@ class _LoadRow:
                 for name,field,keeps_null,convert in self.columns}
 
     def _value(self, name, value, keeps_null, convert):
+        "`convert(value)`, or `None` for null if `keeps_null`; raises `ValueError`, which names the column"
         if _is_null(value):
             if keeps_null: return None
             raise ValueError(f'column {name!r} has no value (null) here; hf_samples(dataset, fields={{{name!r}: None}})'
@@ -234,11 +237,13 @@ class _LoadRow:
 class HFSource:
     "What sources of HuggingFace datasets have in common: the columns, and the fields that store them"
     def _set_columns(self, features, fields, formats):
+        "Set the columns and what follows from them; the arguments are those of `plan_columns`"
         self.columns = plan_columns(features, fields, formats)
         self.used = [c for c in self.columns if c.field]
         self._after_columns()
 
     def _after_columns(self):
+        "Set `vocab` and `notes`, by the fields of the columns"
         self.vocab = {c.field:c.vocab for c in self.used if c.vocab} or None
         renamed = [f'{c.name} -> {c.field}' for c in self.used if c.name!=c.field]
         left_out = [c.name for c in self.columns if not c.field]
@@ -258,7 +263,7 @@ class HFSource:
     def rename(self,
         fields:dict # `{column: field}`; other columns keep theirs
     ):
-        "Store columns in other fields from now on: `{column: field}`"
+        "Store columns in other fields from now on"
         for column in self.columns: column.field = fields.get(column.name, column.field)
         self._after_columns()
 
@@ -285,7 +290,7 @@ def _write_arrow(table, path):
 
 @lru_cache(4)   # for several splits
 def _open_table(path):
-    "The table in the file of a `_TableFile`, which is opened once per process; raises `FileNotFoundError`"
+    "The table, of `datasets.table`, in the file of a `_TableFile`; opened once per process; raises `FileNotFoundError`"
     if not os.path.exists(path):
         raise FileNotFoundError(f'{path}: the table lies in the temporary folder of the process that leads, which '
                                 'this machine does not see: set TMPDIR there to a shared folder')
@@ -310,12 +315,12 @@ class _RowsPart:
                 yield f'row {number}',{name:column[i] for name,column in values.items()}
 
 def _read_rows(table, rows):
-    "`{column: list of values}` of the rows of a table"
+    "`{column: list of values}` of the rows `rows`, an array of positions, of a table of `datasets.table`"
     batch = table.fast_gather(rows.tolist())
     return {name:_column_values(batch.column(name)) for name in batch.column_names}
 
 def _column_values(column):
-    "The values of an Arrow column as Python objects; arrays as NumPy's"
+    "The values of an Arrow column as a list of Python objects; arrays as NumPy's"
     if not hasattr(column.type, 'value_type') or not hasattr(column.type, 'shape'): return column.to_pylist()
     rows = [chunk.slice(k, 1) for chunk in column.chunks for k in range(len(chunk))]
     return [None if row.null_count else row.to_numpy(zero_copy_only=False)[0] for row in rows]
@@ -331,11 +336,12 @@ class _TableSource(HFSource, IndexedSource):
         self._check_labels()
 
     def _formats(self, column):
+        "The formats of the files in a column, of the rows that are looked at: a set, see `_format_of`"
         values = _read_rows(self.dataset.data.select([column]), self._rows_of(self.looked_at))[column]
         return {_format_of(value) for value in values if not _is_null(value)}
 
     def _check_labels(self):
-        "Raise `ValueError` if there is no label at all"
+        "Raise `ValueError` if a column of labels has none in the rows that are looked at, at most 100"
         for column in self.used:
             if column.vocab is None or column.codec!='cls' or not len(self): continue
             values = _read_rows(self.dataset.data.select([column.name]), self._rows_of(self.looked_at))[column.name]
@@ -359,7 +365,7 @@ def _arrow(numbers):
     return pa.array(numbers)
 
 def _format_of(value):
-    "The format of a file in a column of images, sounds or videos; `None` if it is unknown, or cannot be read"
+    "The format of the file in `{'bytes', 'path'}`, see `file_format`; `None` if it is unknown, or cannot be read"
     start,path = value['bytes'],value['path']
     if start is None and '://' not in path:
         try:
@@ -380,6 +386,7 @@ class _StreamSource(HFSource, StreamedSource):
         self.head = None
 
     def _formats(self, column):
+        "The formats of the files in a column, of the first 20 rows: a set, see `_format_of`"
         if self.head is None: self.head = list(islice(self.dataset, 20))
         return {_format_of(row[column]) for row in self.head if not _is_null(row[column])}
 
@@ -447,7 +454,9 @@ def agree(
     return sources
 
 def _use_one_field(sources, name):
-    "Choose a field for column `name` that can hold the files of all splits; raises `ValueError` if it holds no files"
+    """Let all `sources`, `{split: HFSource}`, store column `name` in a field that can hold the files of all splits
+
+    Raises `ValueError` if the column holds no files."""
     features = [next(c.feature for c in s.used if c.name==name) for s in sources.values()]
     kinds = {_kind(feature) for feature in features}
     if len(kinds)>1 or not _is_file(features[0]):

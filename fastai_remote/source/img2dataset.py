@@ -68,7 +68,7 @@ class img2dataset_samples(StreamedSource):
     def __repr__(self): return f'img2dataset_samples({len(self.tars):,} tars in {self.tars[0].parent})'
 
 def _download_counts(tar, table):
-    "How many rows of a tar have each status: by `_stats.json` of img2dataset, or else by the Parquet file `table`"
+    "`{status: number of rows}` of a tar, by `_stats.json` of img2dataset, else by Parquet file `table`; may be empty"
     stats = tar.with_name(f'{tar.stem}_stats.json')
     if stats.exists():
         found = json.loads(stats.read_text())
@@ -81,7 +81,9 @@ def _download_counts(tar, table):
         return Counter(file.read(['status']).column(0).to_pylist())
 
 def _plan(tables, fields):
-    "The `TablePlan` of the columns that are added; raises `FileNotFoundError`, `ImportError`, `ValueError`"
+    """The `TablePlan` of the columns that are added, by the first of the Parquet files `tables`
+
+    `fields` is `{column: field}`. Raises `FileNotFoundError`, `ImportError`, `ValueError`."""
     missing = next((path for path in tables if not path.exists()), None)
     if missing: raise FileNotFoundError(f'{missing}: no such file, from which columns= would be read')
     try: from pyarrow.parquet import ParquetFile
@@ -95,7 +97,7 @@ def _plan(tables, fields):
 
 @lru_cache(1)
 def _rows_by_key(path, names):
-    "`(table, {key: row number})` of a Parquet file, the last of which a process keeps: its tar is read in order"
+    "`(table, {key: row number})` of a Parquet file; `names`: columns, a tuple. A process keeps the last result"
     from pyarrow.parquet import ParquetFile
     with ParquetFile(path) as file: table = file.read(list(dict.fromkeys(['key', *names])), use_threads=False)
     return table,{str(key):i for i,key in enumerate(table.column('key').to_pylist())}
@@ -108,6 +110,7 @@ class _LoadJoined:
     ): self.load,self.names,self.row = load,tuple(plan.names) if plan else (),plan.load if plan else None
 
     def __call__(self, table_raw):
+        "The sample with the columns of its row; raises `ValueError` if the file has no row with its key"
         path,raw = table_raw
         sample = self.load(raw)
         key = sample.get('__key__') or sample.pop('key.txt')

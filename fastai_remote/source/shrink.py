@@ -51,7 +51,9 @@ class shrink:
     def _new_name(self, field): return '.'.join([*field.split('.')[:-1], self.codec])
 
     def _one(self, value, field='img'):
-        "Shrinks one image: an opened one, encoded bytes, or an array"
+        """Shrinks one image: an opened one, encoded bytes, or an array; `field` tells how bytes are encoded
+
+        Returns the bytes to store, or `value` itself if it is small enough, and encoded as it should be."""
         out = get_codec(self.codec)
         im = _open(value, field)
         width,height = im.size
@@ -73,13 +75,13 @@ class shrink:
         return Encoded.of(out.to_bytes(im), self.codec, im, note) if note else out.to_bytes(im)
 
     def _can_stay(self, value, field, im, out):
-        "Are these the bytes of an image in the format of codec `out`?"
+        "Is `value` of `field`, which was opened as `im`, bytes in the format of codec `out`?"
         if not isinstance(value, bytes): return False
         if _has_pixels(field): return get_codec(field) is out
         return isinstance(out, ImageCodec) and im.format==out.fmt
 
     def _to_stored_mode(self, im):
-        "`im` in a mode that the codec stores, as fastai would open it; and a note on what is lost, or `None`"
+        "Returns `im` in a mode that the codec stores, as fastai would open it, and a note on what is lost, or `None`"
         if im.mode[0] in 'IF': return im,None   # 16 bits: the codec decides whether it can store them
         if self.codec in ('png','webp'): return im.convert('RGB') if im.mode in ('CMYK','YCbCr','HSV') else im,None
         note = "images lost their transparency; shrink(…, codec='png') keeps it" if is_transparent(im) else None
@@ -100,7 +102,7 @@ def _has_pixels(field):
     return is_image(field) and not isinstance(get_codec(field), ImageCodec)
 
 def _open(value, field):
-    "`value` of `field` as an image; the pixels of an image file are not decoded yet"
+    "`value` of `field`, an image, bytes or an array, as a Pillow image; image files are not decoded yet"
     if isinstance(value, Image.Image): return value
     if not isinstance(value, (bytes,bytearray)): return from_pixels(value)
     return get_codec(field).image(value) if _has_pixels(field) else ImageCodec('img')._open(value)

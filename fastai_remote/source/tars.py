@@ -66,6 +66,7 @@ class _StrictTarInfo(tarfile.TarInfo):
         return super()._proc_member(tar)
 
 class _StrictTarFile(tarfile.TarFile):
+    "A tar file with the headers of `_StrictTarInfo`, and what they count"
     tarinfo = _StrictTarInfo
     zeros_at = None # Offset of the last block of zeros
     headers = 0 # Extended headers since the last member
@@ -155,7 +156,7 @@ def group_members(
     if unusable: yield other,_by_field(unusable)
 
 def _add_member(fields, extension, member):
-    "Adds a member to those of its sample"
+    "Adds a member to `fields`, `{extension: TarMember}` of its sample; with an `error` if the extension is there twice"
     first = fields.get(extension)
     if first is not None and member.error is None and first.error is None:
         error = ValueError(f'{member.name}: this member is there twice in one sample, at bytes {first.start:,} and '
@@ -164,7 +165,7 @@ def _add_member(fields, extension, member):
     fields[extension] = member if first is None or first.error is None else first
 
 def _kind_of(name):
-    "Why a file belongs to no sample, for a report"
+    "Text that says why the file called `name` belongs to no sample, for a report"
     base = name.rpartition('/')[2]
     if base.startswith('.'): return 'hidden files in tars were left out'
     return "files in tars whose names have no extension, or are `__…__`, were left out"
@@ -181,7 +182,7 @@ class Uncompressed:
 
     @property
     def damage(self):
-        "What is wrong with the compressed data, or `None`. The checksum is at its end: `drain` compares it"
+        "The exception for damaged compressed data, or `None`. The checksum is at its end: `drain` compares it"
         return None if self.decompress is None else self.decompress.bad
 
     def read(self, n:int)->bytes:
@@ -238,7 +239,7 @@ class tar_samples(StreamedSource):
 
     @cached_property
     def raw_bytes(self)->int:
-        "Places in a tar that is not compressed are short; else as the first samples of the first compressed tar"
+        "200 if no tar is compressed, as places in tars are short; else the mean of first samples of a compressed tar"
         for path in self.files[:10]:
             with open(path, 'rb') as file:
                 content = _local_content(file)
@@ -252,7 +253,7 @@ class tar_samples(StreamedSource):
         return 200
 
     def _text_fields(self, n=100):
-        """Fields with labels of which some are text, in the first `n` samples: then all of them are
+        """Set of fields with labels of which some are text, in the first `n` samples of a tar: then all of them are
 
         So does `index_shards` decide it, whatever comes later."""
         for path in self.files[:10]:
@@ -269,6 +270,7 @@ class tar_samples(StreamedSource):
         return set()
 
     def _samples(self):
+        "Yields `(name, raw)` for each sample; raises `DamagedTar` for damaged compressed data"
         text_fields = self._text_fields()
         usual = set()   # the fields of the sample before
         def is_complete(fields): return usual<=fields.keys()
@@ -285,7 +287,10 @@ class tar_samples(StreamedSource):
                 if content is not None: _check_compressed(path, content)
 
     def _raw(self, path, key, fields, text_fields):
-        "What is sent to a worker: the place of each value, or the value itself if the tar is compressed"
+        """What is sent to a worker: the error of a member, if one has any, or a tuple
+
+        It consists of path, key or `None`, `{field: (start, size)}`, with the content in place of these if the tar is
+        compressed, the fields with labels that are text, and those for which `is_exact_label` holds."""
         for member in fields.values():
             if member.error is not None: return member.error
         parts = {f:(m.start, m.size) if m.content is None else m.content for f,m in fields.items()}
@@ -304,27 +309,27 @@ def _is_label(field):
     return codec is not None and codec.name=='cls'
 
 def _has_text_label(file, field, member):
-    "Is a member of the tar `file` a label that is text?"
+    "Is `member` of the tar `file`, in field `field`, a label that is text? A damaged one is not"
     if member.error is not None or not _is_label(field): return False
     content = _read_at(file, member.start, member.size) if member.content is None else member.content
     try: return isinstance(parse_number(field, content, is_exact=is_exact_label(member.name)), str)
     except ValueError: return False   # its sample will fail
 
 def _local_content(file):
-    "The content of the open file `file` if it is compressed, else `None`"
+    "`Uncompressed` content of the open file `file`, read from its start, if it is compressed, else `None`"
     decompress = decompressor(compression_of(file.read(16)))
     file.seek(0)
     return None if decompress is None else Uncompressed(iter(partial(file.read, 1<<18), b''), decompress)
 
 def _check_compressed(path, content):
-    "Read `content` to its end; raises `DamagedTar` if the compressed data is damaged"
+    "Read `content`, an `Uncompressed`, to its end; raises `DamagedTar` if the compressed data is damaged"
     content.drain()
     if content.damage is None: return
     raise DamagedTar(f'{path}: damaged compressed data: {content.damage}. None of its samples can be trusted: '
                      'replace the file, or leave it out')
 
 def _load_members(raw):
-    "raw -> sample; raises `OSError` if the tar has become shorter"
+    "raw, see `tar_samples._raw`, -> sample; raises `OSError` if the tar has become shorter, `ValueError` for a number"
     path,key,parts,texts,exact = raw
     values = {f:v for f,v in parts.items() if isinstance(v, bytes)}
     if len(values)<len(parts):
@@ -335,6 +340,7 @@ def _load_members(raw):
     return {**sample, '__key__':key} if key else sample
 
 def _read_at(tar, start, size):
+    "`size` bytes of the open file `tar` at offset `start`; raises `DamagedTar` if there are fewer"
     tar.seek(start)
     value = tar.read(size)
     if len(value)<size:

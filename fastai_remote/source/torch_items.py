@@ -28,7 +28,7 @@ from .files import IMAGE_EXTENSIONS
 
 # %% ../../nbs/source/10_torch_items.ipynb #a5a030ab
 def class_names(dataset):
-    """Returns `(names, reason)`: the names of the classes or `None`, and why existing names are not used or `None`
+    """Returns `(names, reason)`: a list of names of classes or `None`, and why existing names are not used or `None`
 
     Classes of one name, such as the two cranes of ImageNet, get their numbers, `crane (134)`; the reason says so. Looks
     through PyTorch's wrappers `Subset` and `ConcatDataset`, which do not change labels. If the parts of a
@@ -54,7 +54,7 @@ def class_names(dataset):
     return _distinct(names)
 
 def _distinct(names):
-    "`(names, note)`: names that are there several times get the numbers of their classes"
+    "Returns `(names, note or None)`: names that are there several times get the numbers of their classes"
     counts = Counter(names)
     distinct = [f'{name} ({code})' if counts[name]>1 else name for code,name in enumerate(names)]
     changed = [new for name,new in zip(names, distinct) if new is not name]
@@ -62,7 +62,7 @@ def _distinct(names):
     return distinct,f"classes that share a name are called {', '.join(map(repr, changed[:4]))}"
 
 def _is_torch_wrapper(dataset):
-    "Is it indexed by code of `torch.utils.data`, as `Subset` is? Other wrappers may change labels"
+    "Is `dataset` indexed by code of `torch.utils.data`, as `Subset` is? Other wrappers may change labels"
     method = getattr(type(dataset), '__getitem__', None)
     return getattr(method, '__module__', '').startswith('torch.utils.data')
 
@@ -81,7 +81,7 @@ def _own_class_names(dataset):
         return sorted(numbers, key=numbers.get)
 
 def _innermost(dataset):
-    "Yields the datasets in PyTorch's wrappers `Subset` and `ConcatDataset`"
+    "Yields the datasets in PyTorch's wrappers `Subset` and `ConcatDataset`; a dataset without a wrapper itself"
     parts = getattr(dataset, 'datasets', None) if _is_torch_wrapper(dataset) else None
     if isinstance(parts, list):
         for part in parts: yield from _innermost(part)
@@ -89,7 +89,7 @@ def _innermost(dataset):
     else: yield dataset
 
 def _find_torchvision(table, dataset):
-    "The entry of `table` for the class of a dataset of torchvision, or for one of its base classes; else `None`"
+    "The entry of `{class name: entry}` for the class of a dataset of torchvision, or for a base class; else `None`"
     classes = [c for c in type(dataset).__mro__ if c.__module__.startswith('torchvision.')]
     return next((table[c.__name__] for c in classes if c.__name__ in table), None)
 
@@ -98,6 +98,7 @@ def _names_of_pets(dataset):
     return next((kinds[kind] for kind in dataset._target_types if kind in kinds), None)
 
 def _names_of_species(dataset):
+    "Names of the classes of `INaturalist`, for its first type of targets; `None` if there are none"
     kind = dataset.target_type[0]
     if kind=='full': return dataset.all_categories
     index = dataset.categories_index.get(kind, {})
@@ -108,7 +109,7 @@ _SPECIAL_NAMES = {'OxfordIIITPet':_names_of_pets, 'INaturalist':_names_of_specie
                   'Omniglot':lambda dataset: dataset._characters}
 
 def _common_class_names(datasets):
-    "`class_names` of a concatenation of `datasets`"
+    "`(names, reason)`, see `class_names`, of a concatenation of `datasets`"
     found = [class_names(o) for o in datasets]
     if all(o==found[0] for o in found): return found[0]
     first = ', '.join(str(names and names[:3]) for names,_ in found[:3])
@@ -130,7 +131,9 @@ def _open_and_record(fp, *args, **kwargs):
 
 @contextmanager
 def opened_files():
-    "Returns a list, to which each file is added that `PIL.Image.open` opens within this block, in this thread"
+    """Context manager: a list, to which each file is added that `PIL.Image.open` opens in this block and thread
+
+    Its elements are what `open` was called with: paths, or open files."""
     global _open_image,_n_recording
     with _lock:
         if _n_recording==0: _open_image,Image.open = Image.open,_open_and_record
@@ -144,7 +147,7 @@ def opened_files():
             if _n_recording==0: Image.open = _open_image
 
 def _bytes_of(fp):
-    "What is in the file that Pillow was given: a path, an open file, or a `BytesIO`; `None` if it cannot be read again"
+    "The bytes of what Pillow was given: a path, an open file, or a `BytesIO`; `None` if they cannot be read again"
     path = fp if isinstance(fp, (str,bytes,os.PathLike)) else getattr(fp, 'name', None)
     try:
         if isinstance(path, (str,bytes,os.PathLike)): return read_file(path)
@@ -169,7 +172,7 @@ def original_file(
         except Exception: continue   # a damaged file: Pillow raises many kinds of errors
 
 def _same_pixels(opened, image):
-    "Is `image` what is in the file, or a conversion to RGB, or from black and white to grey?"
+    "Is `image` what is in the file, `opened`, or a conversion of it to RGB, or from black and white to grey?"
     if opened.mode==image.mode:
         return opened.tobytes()==image.tobytes() and opened.getpalette()==image.getpalette()
     if (opened.mode,image.mode)!=('1','L') and image.mode!='RGB': return False
@@ -180,7 +183,7 @@ def _is_array(o): return getattr(o, 'shape', ()) not in ((),) and not isinstance
 def _is_namedtuple(o): return isinstance(o, tuple) and hasattr(o, '_asdict')
 
 def _has_arrays(o):
-    "Are there arrays, tensors or images in a dict?"
+    "Is `o` an array, a tensor, an image or a scalar of NumPy or PyTorch, or a dict with one of these in it?"
     if isinstance(o, Mapping): return any(_has_arrays(value) for value in o.values())
     return _is_array(o) or isinstance(o, Image.Image) or hasattr(o, 'item')
 
@@ -202,7 +205,9 @@ def flat_items(
     else: yield place,name,item
 
 def _kind_of(value):
-    "What kind of value a dataset returned: the last part of the name of a field for it"
+    """What kind of value a dataset returned: mostly the last part of the name of a field for it, such as `npy`
+
+    Also 'image', 'empty' for a list without values, and `None` for `None`. Raises `TypeError` if no field fits."""
     if value is None: return None
     if isinstance(value, Image.Image): return 'image'
     if isinstance(value, (bytes,bytearray)): return 'bin'
@@ -230,7 +235,7 @@ class _ItemPart:
     field:str = None # That stores it
 
     def look(self, value, files):
-        "Look at a value"
+        "Add what `value` shows to the attributes; `files`: what the dataset has opened for it, see `opened_files`"
         kind = _kind_of(value)
         if kind is None: return
         self.kinds.add(kind)
@@ -243,7 +248,7 @@ class _ItemPart:
 
     @property
     def kind(self):
-        "The kind of its values; lists that are all empty, or of several kinds, are JSON"
+        "The kind of its values, as of `_kind_of`; lists that are all empty, and values of several kinds, are `json`"
         kinds = self.kinds-{'empty'}
         if kinds=={'labels'} and self.name=='captions': return 'json'
         if kinds=={'cls'} and self.name=='caption': return 'txt'
@@ -295,12 +300,14 @@ _BOXES = {'CocoCaptions':lambda dataset: None, 'CocoDetection':_coco_boxes,
           'Kitti':lambda dataset: _AnnotatedBoxes(_kitti_objects) if dataset.train else None}
 
 def _known_fields(dataset):
-    "`{place: field}`, see `_FIELDS`"
+    "`{place: field}`, see `_FIELDS`; `None` for other datasets, and with a `target_transform`"
     find = _find_torchvision(_FIELDS, dataset)
     return find(dataset) if find and getattr(dataset, 'target_transform', None) is None else None
 
 def _known_boxes(dataset):
-    "What makes boxes of the items of a dataset, see `_BOXES`; `None` if a transform may have moved what they surround"
+    """The `_AnnotatedBoxes` of a dataset, see `_BOXES`
+
+    `None` for other datasets, and if a transform may have moved what the boxes surround."""
     find = _find_torchvision(_BOXES, dataset)
     return find(dataset) if find and getattr(dataset, 'transforms', None) is None else None
 
@@ -312,8 +319,9 @@ def _common_value(function, datasets):
 class ItemLayout:
     """Which values of an item of a dataset are stored in which fields
 
-    It is decided by some items, evenly spaced, so that all samples have the same fields. Raises `TypeError` if an item
-    has a value that no field can store."""
+    It is decided by some items, evenly spaced, so that all samples have the same fields. `parts` is
+    `{place: _ItemPart}`. Items that cannot be read, or have a value that no field can store, are passed over; `error`
+    is the first exception."""
     def __init__(self,
         datasets:list, # The splits of one dataset
         looks:int=10, # Items of each that are looked at
@@ -331,6 +339,7 @@ class ItemLayout:
         for part in self.parts.values(): self._choose_field(part)
 
     def _look(self, dataset, i):
+        "Add what item `i` shows to `parts`; raises what the dataset raises, and `TypeError` if no field fits"
         with opened_files() as files: item = dataset[i]
         captions = _find_torchvision(_CAPTIONS, next(_innermost(dataset), dataset))
         found = list(flat_items(item))
@@ -340,6 +349,7 @@ class ItemLayout:
             self.parts.setdefault(place, _ItemPart(place, name)).look(value, files)
 
     def _choose_field(self, part):
+        "Set `part.field`, by its kind, its key, and what is known of the dataset"
         taken = {other.field for other in self.parts.values()}
         if part.kind!='image': extension = part.kind
         elif self._is_mask(part): extension = 'mask.png'
@@ -357,23 +367,25 @@ class ItemLayout:
         else: part.field = extension if extension not in taken else f"{position}.{extension.split('.')[-1]}"
 
     def _is_mask(self, part):
+        "Are the images of `part` masks: a `PILMask`, or in a tuple a later image whose modes are those of masks?"
         images = [o for o in self.parts.values() if 'image' in o.kinds]
         if 'PILMask' in part.types: return True
         if part.name or part is images[0]: return False
         return part.modes<=set(_MASK_MODES) or part.modes=={'L'} and 'L' not in images[0].modes
 
     def _are_box_labels(self, part):
-        "Are these the numbers of the classes of boxes, as for the detection models of torchvision?"
+        "Is `part` the numbers of the classes of boxes, as for the detection models of torchvision?"
         return part.name=='labels' and part.are_codes and any(o.name=='boxes' for o in self.parts.values())
 
     def _image_field(self, part):
+        "The field for images: that of the format of their files, `img` for several formats, `png` without files"
         if part.formats=={None}: return 'png'
         formats = part.formats|(self.extensions if part.place in ('','[0]') else set())
         return next(iter(formats)) if len(formats)==1 else 'img'
 
     @property
     def notes(self)->list:
-        "What the report says: where the values of an item are, if the fields are not called as usual"
+        "What the report says: where the values of an item are, if the fields are not called as usual; else empty"
         listed = ', '.join(f"item{part.place} -> {part.field}" for part in self.parts.values())
         unusual = any(part.field.split('.')[0].isdigit() or part.name=='label' for part in self.parts.values())
         return [f'values are stored as fields: {listed}'] if unusual else []
@@ -381,7 +393,8 @@ class ItemLayout:
 def _field_of_key(part, extension):
     """The field for a value of a dict: its key, if that says how to store it or if the type of the value does
 
-    Images, lists and dicts get an extension. So do arrays, if the key alone is the name of a codec for other values."""
+    Images, lists and dicts get `extension`. Arrays get `npy` if the key alone is the name of a codec for other
+    values."""
     name = ''.join('_' if c in ':#~@ /' else c for c in part.name)
     codec = get_codec(name)
     if codec is None: return f"{name}.{extension.split('.')[-1]}" if part.kind in ('image','json','txt') else name
@@ -392,7 +405,7 @@ def _field_of_key(part, extension):
 _CAPTIONS = {'CocoCaptions':'captions', 'Flickr8k':'captions', 'Flickr30k':'captions', 'SBU':'caption'}
 
 def _file_formats(dataset):
-    "The fields for the files that torchvision's `ImageFolder` lists"
+    "Set of the fields for the files that torchvision's `ImageFolder` lists; empty for other datasets"
     extensions = set()
     for part in _innermost(dataset):
         listed = getattr(part, 'samples', None) if hasattr(part, 'loader') else None
@@ -412,6 +425,9 @@ class _ItemSample:
         self.parts = {part.place:part for part in layout.parts.values()}
 
     def __call__(self, item, files):
+        """The sample of `item`; `files`: what the dataset has opened for it, see `opened_files`
+
+        Raises `ValueError` for an item that lacks a value, or has one that the others do not have."""
         sample = {}
         for place,_,value in flat_items(item):
             if place not in self.parts:
@@ -425,6 +441,7 @@ class _ItemSample:
         return sample if self.boxes is None else {**sample, **self.boxes(item)}
 
     def _value(self, part, value, files):
+        "What the field of `part` stores for `value`; raises `ValueError` for `None`, -1 as a class, and some images"
         if value is None and not part.field.endswith('json'):
             raise ValueError(f'item{part.place} is None, which field {part.field!r} cannot store')
         if part.kind=='image': return _image_value(part, value, files)
@@ -436,13 +453,16 @@ class _ItemSample:
         return as_json(value) if part.kind=='json' else value
 
     def _labels(self, value):
-        "The names of the classes in a tensor of fastai: a row of zeros and ones, or numbers of classes"
+        "List of the classes in a tensor of fastai, zeros and ones or numbers; as names, or numbers without names"
         numbers = value.numpy()
         if numbers.dtype.kind=='f': numbers = np.flatnonzero(numbers)
         return [self.names[k] if self.names else int(k) for k in numbers.tolist()]
 
 def _image_value(part, image, files):
-    "The file of an image if there is one, or else the image; a mask with a palette as its codes"
+    """The file of an image, as `Encoded`, if it is in `files` and fits the field, else the image
+
+    A mask with a palette or two colours becomes an image of its codes. Raises `ValueError` if the field is that of
+    JPEG files, and there is none for this image."""
     if not isinstance(image, Image.Image): return image
     if 'mask' in part.field.split('.') and image.mode in ('P','1'):
         return Image.fromarray(np.asarray(image).astype(np.uint8))
@@ -510,7 +530,7 @@ class DatasetSource(IndexedSource):
         self.siblings = sources
 
     def _write(self):
-        "Write the dataset to a file, unless it is there; returns the path"
+        "Write the dataset to a temporary file, unless that was done before; returns its path"
         if self.folder is None:
             self.folder = tempfile.TemporaryDirectory(prefix='fr-dataset-')
             with open(self._file, 'wb') as f: cloudpickle.dump(self.items, f)   # only our own workers read it

@@ -71,6 +71,7 @@ def public_url(
     return '::'.join(_public_link(link) for link in url.split('::'))
 
 def _public_link(url):
+    "`url`, one URL of a chain, as `public_url` returns it"
     link = _link.fullmatch(url)
     if not link: return url
     scheme,login,host,rest = link['scheme'],link['login'] or '',link['host'],link['rest']
@@ -104,7 +105,7 @@ def concealed(
 def secret_texts(
     options, # Options of a connection, or a value of one
     url:str='', # The address, with its secrets
-)->list:
+)->list: # Of `Secret`, longest first
     "The texts that messages must not show: all that is in `options` and `url` and is not public"
     found = list(_texts(options))
     for link in map(_link.fullmatch, url.split('::')):
@@ -119,7 +120,10 @@ def secret_texts(
     return [Secret(text) for text in sorted(found, key=len, reverse=True)]
 
 def _texts(value):
-    "All texts in an option that is not public"
+    """Yields all texts in `value`, a dict of options, or a value of an option that is not public
+
+    Of a dict, those in public options are left out, except for secrets in their URLs. A list of two texts also gives
+    `first:second`, as they may be user and password."""
     if isinstance(value, str): yield value
     elif isinstance(value, bytes): yield value.decode(errors='replace')
     elif isinstance(value, dict):
@@ -135,7 +139,7 @@ def hide(
     text:str, # A message
     secrets # Texts, longest first
 )->str:
-    "`text` with `***` in place of `secrets`"
+    "`text` with `***` in place of `secrets`; one of up to 3 characters is replaced only where it is a whole word"
     for secret in secrets:
         if len(secret)>3: text = text.replace(secret, '***')
         else: text = re.sub(rf'(?<!\w){re.escape(secret)}(?!\w)', '***', text)
@@ -147,7 +151,8 @@ def without_secrets(
 )->Exception:
     """`error`, or a copy of it if it contains secrets, without the traceback of the library that raised it
 
-    The traceback contains the local variables of the library. The same applies to the causes of the error."""
+    The traceback contains the local variables of the library. The same applies to the causes of the error. Changes
+    `error`: its traceback, context and cause. A `StoreError` is never copied: its message has no secrets."""
     cause = error.__cause__
     if not isinstance(error, StoreError) and hide(_all_texts(error), secrets)!=_all_texts(error):
         error = _copied(error, hide(str(error), secrets))
@@ -156,12 +161,12 @@ def without_secrets(
     return error
 
 def _all_texts(error):
-    "All that an error shows"
+    "All that `error` shows, as a text: its message, `repr` and attributes; '' if these raise an error"
     try: return f'{error}\n{error!r}\n{vars(error)!r}'
     except Exception: return ''
 
 def _copied(error, text):
-    "An error of the same type that has only a text"
+    "A new error with the message `text`: of the type of `error`, or of its nearest base class that takes only a text"
     for kind in type(error).__mro__:
         try: copy = kind(text)
         except Exception: continue   # it needs other arguments

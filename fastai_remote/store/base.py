@@ -78,7 +78,7 @@ class Store:
         "Called in each process when an epoch begins; a store that keeps checked files open forgets them here"
 
     def failures(self):
-        "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`"
+        "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`, two texts"
         return iter(())
 
     @property
@@ -88,7 +88,9 @@ class Store:
         return [f for f in self.fields if f'{f}.crc' not in fields and not fields[f].get('check')]
 
     def check_rest(self):
-        "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything"
+        """Yields (what, reason), two texts, for each damaged byte range outside the samples' values; reads everything
+
+        By default, only the manifest is checked, if it is stored."""
         stored = self.manifest_bytes()
         if stored is None: return
         try: reason = type(self.manifest).from_json(stored, f'{self.name}').altered(stored)
@@ -209,7 +211,9 @@ class Store:
         return values
 
     def _get_choices(self, numbers, fields, choices, check, decode):
-        "`get_many` where some of `fields` are alternatives or optional; `choices` has what `field_choice` returns"
+        """`get_many` where some of `fields`, the keys of `choices`, are alternatives or optional
+
+        `choices` has what `field_choice` returns for each of them."""
         choices = {f:choices.get(f, ([f],False)) for f in fields}
         values = self.read_present(numbers, list(dict.fromkeys(name for names,_ in choices.values() for name in names)),
                                    check)
@@ -322,6 +326,7 @@ class Store:
         return f"{type(self).__name__}({self.name!r}, {len(self):,} samples, fields {', '.join(self.fields)})"
 
     def _repr_html_(self):
+        "The table that Jupyter shows, HTML"
         manifest = self.manifest
         rows = {'samples':f'{len(self):,}', **{f:self._field_summary(f) for f in self.fields}}
         rows |= {f'split {split}':f'{start:,} to {stop:,}' for split,(start,stop) in self.splits.items()}
@@ -331,6 +336,7 @@ class Store:
         return html_table(self.name, rows)
 
     def _field_summary(self, field):
+        "Codec, type, number of labels and number of samples of `field`, as a text"
         entry,labels = self.manifest.fields[field],self.manifest.vocab.get(field)
         dtype = f" ({entry['dtype']})" if entry['dtype'] else ''
         summary = f"{entry['codec']}{dtype}" + (f', {len(labels):,} labels' if labels else '')
@@ -497,9 +503,9 @@ def class_counts(self:Store,
     return dict(zip(self.manifest.vocab[field], counts[field]))
 
 def balanced_weights(
-    counts # Number of samples of each label
+    counts # Number of samples of each label: a list or an array, in the order of the label codes
 )->np.ndarray: # float32, one for each label; the mean over samples is 1
-    "Weights that give all labels the same influence: samples / (labels * samples with this label)"
+    "Weights that give all labels the same influence: samples / (labels * samples with this label); 0 without samples"
     counts = np.array(counts, float)
     weights = np.divide(counts.sum(), (counts>0).sum()*counts, out=np.zeros_like(counts), where=counts>0)
     return weights.astype(np.float32)

@@ -60,7 +60,7 @@ async def read_limited(
 # %% ../../nbs/store/11_bounded.ipynb #fd47d1d8
 @functools.cache
 def _limited_response():
-    "The class of answers of aiohttp, with a limit; aiohttp is only imported for HTTP"
+    "A subclass of `aiohttp.ClientResponse` that limits its body by `bytes_to_read`; aiohttp is only imported for HTTP"
     import aiohttp
     class LimitedResponse(aiohttp.ClientResponse):
         limited_body = None
@@ -98,7 +98,7 @@ async def _remove_credentials(session, context, redirect):
         redirect.headers.popall(name)
 
 def _with_headers(options):
-    "`options` of a session or a request, with its password and its cookies as headers"
+    "A copy of `options` of a session or a request, in which `auth` and `cookies` are put into the dict `headers`"
     import aiohttp
     options = dict(options)
     headers,auth = dict(options.pop('headers', None) or {}),options.pop('auth', None)
@@ -110,11 +110,14 @@ def _with_headers(options):
     return {**options, 'headers':headers}
 
 def _hide_in_log(record):
-    "Filter of the log of fsspec, in which URLs are written with the signature"
+    "Filter of the log of fsspec, which has URLs with the signature: makes them public in `record`; returns `True`"
     record.msg,record.args = re.sub(r'\w[\w+.-]*://\S+', lambda url: public_url(url[0]), record.getMessage()),()
     return True
 
 def _http_options(options, timeout):
+    """`options` for fsspec's HTTP file system, with limits of bodies, of headers after a redirect, and of times
+
+    The times are `_waits(timeout)`. A `timeout` or `response_class` in its `client_kwargs` takes precedence."""
     import aiohttp
     options,client = _with_headers(options),_with_headers(options.get('client_kwargs') or {})
     options['headers'].setdefault('Accept-Encoding', 'identity')
@@ -126,7 +129,9 @@ def _http_options(options, timeout):
     return {**options, 'client_kwargs':{'timeout':limits, 'response_class':_limited_response(), **client}}
 
 def _waits(timeout):
-    "Seconds to wait for a connection, and for the next bytes: a second attempt must be possible"
+    """Seconds to wait for a connection, and for the next bytes, in a call of `timeout` seconds
+
+    They are so short that a second attempt is possible."""
     wait = max(1., timeout/2)
     return min(5., wait),min(20., wait)
 
@@ -136,7 +141,7 @@ _s3_config = dict(request_checksum_calculation='when_required', response_checksu
 
 @functools.cache
 def _limited_s3():
-    "The file system for S3, with a limit; s3fs is only imported for S3"
+    "A subclass of `S3FileSystem` that limits answers by `bytes_to_read`; raises `ImportError` without s3fs"
     from s3fs import S3FileSystem
     class LimitedS3FileSystem(S3FileSystem):
         async def _cat_file(self, path, version_id=None, start=None, end=None, **kwargs):
@@ -182,7 +187,7 @@ def open_folder(
     url:str, # A path, or any fsspec URL
     options:dict, # For fsspec's file system
     timeout:float, # Seconds for a call with all its attempts
-)->tuple:
+)->tuple: # An fsspec file system; the path of the folder in it, `str`
     """The file system of `url`, and what it calls this folder
 
     Raises `ImportError` if a library is missing, `ValueError` or `TypeError` for options that do not exist."""
@@ -191,6 +196,7 @@ def open_folder(
     return client,root
 
 def _open_folder(url, options, timeout):
+    "As `open_folder`, but the client is not kept in `_clients`"
     options = SecretOptions({**options, 'skip_instance_cache':True, 'use_listings_cache':False})
     if 'http' in url: logging.getLogger('fsspec.http').addFilter(_hide_in_log)
     try:
@@ -205,7 +211,9 @@ def _open_folder(url, options, timeout):
 
 # %% ../../nbs/store/11_bounded.ipynb #6b380780
 class Deadline:
-    "A file system all of whose calls end at a deadline with `DeadlinePassed`"
+    """A file system all of whose calls end at a deadline with `DeadlinePassed`
+
+    `is_abandoned` is true when a call still runs in a thread after that."""
     def __init__(self,
         fs:fsspec.AbstractFileSystem, # A file system
         deadline:float, # As `time.monotonic()` will be then
@@ -225,6 +233,7 @@ class Deadline:
         return call
 
     def _call_in_thread(self, f, seconds):
+        "As `call_in_thread`; sets `is_abandoned` if the call does not return in time"
         try: return call_in_thread(f, seconds)
         except DeadlinePassed:
             self.is_abandoned = True

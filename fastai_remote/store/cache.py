@@ -29,7 +29,9 @@ os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, a
 
 @contextmanager
 def _opened(path, flags=os.O_RDWR|os.O_CREAT):
-    "Open a file in order to lock it; makes its folder, again if another process removes it at the same moment"
+    """Context manager: the descriptor of `path`, opened in order to lock it, and closed at the end
+
+    Makes its folder, again if another process removes it at the same moment; with `os.O_RDONLY`, nothing is made."""
     for tries_left in reversed(range(99)):
         try:
             if flags: os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -52,13 +54,17 @@ def _same(fd, path):
     except (FileNotFoundError, NotADirectoryError): return False
 
 def _alone(fd, path):
-    "Lock `path`, which is open as `fd`, if nobody else has locked it. Returns whether it is ours now"
+    """Lock `path`, which is open as `fd`, if nobody else has locked it. Returns whether it is ours now
+
+    It is not if `path` is another file by now. Raises `OSError` if the disk has no locks."""
     try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
     except BlockingIOError: return False
     return _same(fd, path)
 
 def _open_shared(path, size=None):
-    "Descriptor of the file at `path`, with a reader's lock; None if it does not exist or does not have `size` bytes"
+    """Descriptor of the file at `path`, with a reader's lock; None if it does not exist or does not have `size` bytes
+
+    Also None if it cannot be locked. Sets its time of use."""
     fd,valid = None,False
     try:
         fd = os.open(path, os.O_RDONLY|os.O_NOFOLLOW|os.O_NONBLOCK)
@@ -112,7 +118,7 @@ class FileCache:
         return sum(size for _,size,_ in files), sum(not path.endswith('.part') for _,_,path in files)
 
     def _files(self, tidy=False):
-        "`(time of use, size, path)` of each file and each part; removes empty folders if `tidy`"
+        "List of `(time of use in ns, bytes, path)` of each file and each part; removes empty folders if `tidy`"
         result = []
         for folder,subfolders,names in os.walk(self.folder):
             for path in (f'{folder}/{name}' for name in names if name[0]!='.'):
@@ -124,6 +130,7 @@ class FileCache:
         return result
 
     def _path(self, key):
+        "Path of the file `key`; raises `ValueError` if this is not a valid name, such as 'uid/shard-000000.tar'"
         valid = isinstance(key, str) and '\0' not in key and not key.endswith('.part')
         if not valid or any(not part or part[0]=='.' for part in key.split('/')):
             raise ValueError(f"{key!r} cannot name a file of a cache: 'uid/shard-000000.tar' could")
@@ -142,7 +149,7 @@ class FileCache:
 @patch
 @contextmanager
 def _locked(self:FileCache):
-    "Hold the lock of the folder"
+    "Context manager: wait for the lock of the folder, and hold it"
     while True:
         lock = f'{self.folder}/.lock'
         with _opened(lock) as fd:
@@ -153,7 +160,7 @@ def _locked(self:FileCache):
 
 @patch
 def _remove(self:FileCache, path):
-    "Remove a file, and the folders that are empty then"
+    "Remove the file at `path`, and the folders that are empty then; what cannot be removed stays"
     try:
         os.unlink(path)
         folder = os.path.dirname(path)
@@ -171,7 +178,9 @@ def _remove_unused(self:FileCache, path):
 
 @patch
 def _shrink(self:FileCache, size):
-    "Remove parts that nobody writes, and least recently used files until `size` bytes are left. Returns how many are"
+    """Remove parts that nobody writes, and least recently used files until at most `size` bytes are left
+
+    Files in use stay. Returns how many bytes are left."""
     files = sorted(self._files(tidy=True), key=lambda file: (not file[2].endswith('.part'), file[0]))
     used = sum(n for _,n,_ in files)
     for _,n,path in files:
@@ -180,7 +189,9 @@ def _shrink(self:FileCache, size):
 
 @patch
 def _reserve(self:FileCache, fd, size):
-    "Make `size` bytes available for the part that is open as `fd`; raises `OSError`"
+    """Make `size` bytes available for the part that is open as `fd`, and make it as long
+
+    Removes least recently used files. Raises `OSError` if too many are in use, or the disk is full."""
     with self._locked():
         os.ftruncate(fd, 0)   # remove what a process that died has written
         used = self._shrink(self.size-size)
@@ -283,6 +294,7 @@ def fetch(self:FileCache,
 
 @patch
 def _warn_once(self:FileCache, what, error):
+    "Warn that `what`, a text, cannot be kept because of `error`, an `OSError`; once per folder and `errno`"
     if (self.folder, error.errno) in _warned: return
     _warned.add((self.folder, error.errno))
     text = f'{what} cannot be kept, reading goes on without the cache: {error.strerror}; {self!r}'
@@ -291,7 +303,9 @@ def _warn_once(self:FileCache, what, error):
 @patch
 @contextmanager
 def _part(self:FileCache, path):
-    "Lock the part `path` and give its descriptor; or wait while another process has it, and give None"
+    """Context manager: the descriptor of the part `path`, locked; or None, after another process has released it
+
+    At the end, a locked part that still has this name is removed."""
     with _opened(path) as fd:
         is_ours = False
         try:
@@ -307,7 +321,9 @@ def _part(self:FileCache, path):
 
 @patch
 def _finish(self:FileCache, fd, path):
-    "Give a complete part its name, and return a descriptor of it"
+    """Rename the complete part of `path`, which is open as `fd`, to `path`, and return a new descriptor of it
+
+    Raises `OSError` if the part was removed."""
     os.fsync(fd)   # after a power cut, a file that has its name must have its bytes
     with self._locked():   # nobody can remove it while the lock changes
         if not _same(fd, path+'.part'): raise OSError(errno.ENOENT, 'it was removed while it came')

@@ -17,7 +17,7 @@ from .address import hide, Secret, SecretOptions, without_secrets
 _opened = {}   # `{function: (key, object)}`: what openers have made in this process
 
 def _content(value):
-    "All of a value as text, with secrets"
+    "`value`, an argument of an `Opener`, as a text, with secrets; another `Opener` by its key"
     if isinstance(value, Opener): return repr(value.key())
     if isinstance(value, dict): return f"{{{', '.join(f'{k!r}: {_content(v)}' for k,v in value.items())}}}"
     return repr(str(value) if isinstance(value, str) else value)
@@ -34,12 +34,14 @@ class Opener:
         **state # Arguments of `function`; an argument that is an `Opener` is called in the worker
     ): self.function,self.name,self.state = function,name,SecretOptions(state)
 
-    def key(self)->tuple:
+    def key(self)->tuple: # The function; sha256 in hex
         "The function and a checksum of its arguments: equal for two openers of the same object"
         return self.function,hashlib.sha256(_content(self.state).encode()).hexdigest()
 
     def __call__(self):
-        "`function(**state)`, or the object that the last call in this process returned, if the arguments were the same"
+        """`function(**state)`, or the object made last in this process, if the arguments were the same
+
+        For each function, one object is kept."""
         key = self.key()
         made_for,obj = _opened.get(self.function, (None,None))
         if made_for!=key:
@@ -93,7 +95,9 @@ class Retries:
             pause = min(2*pause, self.longest_pause)
 
     def _judge(self, error, handle):
-        "The error to raise, or None if another attempt is due; whether there is a pause before it"
+        """The error to raise, or None if another attempt is due; and whether there is a pause before it, a bool
+
+        `error` is what the attempt raised, and `handle` as in `call`."""
         try:
             pauses = handle(error)
             # an attempt that was cut off by the deadline tells less than the one before it

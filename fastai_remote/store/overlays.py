@@ -57,7 +57,9 @@ class Overlays:
                 for what,reason in dataset.check_rest(): yield f'{folder}/{what}',reason
 
     def _dataset(self, k):
-        "The store of the `k`-th overlay, counted from 1; raises `CorruptSample`, `MissingSample`, `StoreUnavailable`"
+        """The `ShardStore` of the `k`-th overlay, counted from 1, which stays open
+
+        Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
         if k not in self._opened:
             store,entry = self.store,self.entries[k-1] if k<=len(self.entries) else {}
             if not entry: raise CorruptSample(f'{store.name}: a damaged index: there is no overlay {k}')
@@ -69,7 +71,10 @@ class Overlays:
 
     @contextmanager
     def _explained(self, numbers=()):
-        "Errors of an overlay name the dataset, and the sample if it is only one"
+        """Context manager: errors of an overlay in the block name the dataset, and the sample if it is only one
+
+        `numbers` are the sample numbers that are read. `CorruptSample` and `UnsupportedFormat` become `CorruptSample`;
+        `StoreNotFound` becomes `MissingSample`, unless the whole dataset was replaced."""
         which = f'sample {numbers[0]}, ' if len(numbers)==1 else ''
         try: yield
         except (CorruptSample,MissingSample,UnsupportedFormat) as e:
@@ -143,7 +148,7 @@ class Overlays:
             dataset.prefetch(list(dict.fromkeys(shard_of.tolist())), wait)
 
 def _put(result, positions, values):
-    "Put `values` at `positions` of `result`, which is an array or a list"
+    "Put `values` at `positions`, an int array, of `result`, which is an array or a list, and is changed"
     if isinstance(result, np.ndarray): result[positions] = values
     else:
         for position,value in zip(positions.tolist(), values): result[position] = value

@@ -117,6 +117,7 @@ def _why_gone(link:RedisLink)->str:
             'set noeviction and ingest again')
 
 def _names(link):
+    "Sorted names of the datasets of a server or cluster; in a cluster, of those whose manifest is there"
     names = sorted(name.decode(errors='replace') for name in link.call(lambda client: client.smembers(NAMES_KEY)))
     if not link.is_cluster: return names
     # in a cluster, a name is listed shortly before its dataset is there
@@ -159,7 +160,9 @@ class RedisStore(Store):
 
     @property
     def manifest(self)->Manifest:
-        "The manifest; raises `StoreNotFound` if the dataset was replaced since the store was made"
+        """The manifest; raises `StoreNotFound` if there is none, or the dataset was replaced since the store was made
+
+        Also raises `UnsupportedFormat`, `CorruptSample`, `StoreUnavailable`."""
         if self._manifest is None:
             manifest = read_manifest(self.link, self._name)
             if self._uid not in (None, manifest.uid): raise self.replaced_error()
@@ -172,20 +175,23 @@ class RedisStore(Store):
         return parts_of(self.manifest)
 
     @property
-    def run_tables(self)->list: # Of `RunTable`; the number of that of a field is in the manifest
-        "Where the samples of a dataset in several parts are; raises `CorruptSample`"
+    def run_tables(self)->list: # Of `RunTable`; `manifest.runs['columns']` has the index of that of a field
+        "Where the samples of a dataset in several parts are; empty for one part; raises `CorruptSample`"
         if self._run_tables is None: self._run_tables = read_run_tables(self.link, self.manifest)
         return self._run_tables
 
     def _groups(self, field, numbers):
-        "The samples `numbers` by the part that has them: `(part, places in numbers, their numbers in the part)`"
+        """The samples `numbers` by the part that has `field` of them
+
+        A list of `(DatasetPart, places in numbers, their numbers in the part)`. The places are an int array, or
+        `slice(None)` if the dataset has only one part."""
         parts,runs = self.parts,self.manifest.runs
         if not runs: return [(parts[0], slice(None), numbers)]
         table = self.run_tables[runs['columns'][field]]
         return [(parts[part], places, inside) for part,places,inside in table.groups(numbers)]
 
     def _value_keys(self, field, numbers):
-        "The keys of the values of samples `numbers`, in their order"
+        "The keys of the values of a variable-width field of the samples `numbers`, in their order: a list of `str`"
         groups = self._groups(field, numbers)
         keys = [part.layout.values(field, inside.tolist()) for part,_,inside in groups]
         if len(groups)==1: return keys[0]
@@ -199,7 +205,9 @@ class RedisStore(Store):
         return f'{home_of(self._name, self.manifest.tags)}:meta'
 
     def read_values(self, numbers, fields, tries=4):
-        "As in `Store`; a reply that reports a missing value or another dataset may be damaged, and is requested again"
+        """As in `Store`; a reply that reports a missing value or another dataset may be damaged, and is requested again
+
+        It is requested up to `tries` times more. Then raises `StoreNotFound` if the dataset was replaced."""
         for k in range(tries):
             try: return self._request_values(numbers, fields, from_replica=not k)
             except MissingSample: pass
@@ -207,13 +215,18 @@ class RedisStore(Store):
         return self._request_values(numbers, fields)
 
     def _reload_manifest(self):
-        "Read the manifest again: its JSON may be laid out differently now. Raises `CorruptSample` if it is damaged"
+        """Read the manifest again, as its JSON may be laid out differently now, and keep it if it is of this version
+
+        Raises `CorruptSample`, `UnsupportedFormat` if it is damaged."""
         try: manifest = read_manifest(self.link, self._name)
         except StoreNotFound: return
         if manifest.uid==self._uid: self._manifest = manifest
 
     def _request_values(self, numbers, fields, from_replica=False):
-        "Read values in one round trip; the checksums of a packed field are returned as `FIELD.crc`"
+        """As `read_values`, in one round trip; the checksums of a packed field are returned as `FIELD.crc`
+
+        Raises `StoreNotFound` if the dataset was replaced, and `MissingSample` for a missing value of fixed width. In
+        lists, a missing value is `None`."""
         manifest,ids = self.manifest,numbers.tolist()
         names = list(dict.fromkeys(f if f in manifest.fields else f.removesuffix('.crc') for f in fields))
         variable = [field for field in names if manifest.fields[field]['dtype'] is None]
@@ -292,7 +305,10 @@ class RedisStore(Store):
         except CorruptSample as e: yield self.manifest.runs['key'],str(e)
 
     def _check_names(self):
-        "Is the name listed? If the dataset was renamed, are its keys safe from the next dataset of the old name?"
+        """Yields `(key, reason)` for what is wrong about the name of the dataset
+
+        The name must be listed in `NAMES_KEY`. If the dataset was renamed, the next dataset of the old name must not
+        get the same keys."""
         manifest = self.manifest
         if not self.link.call(lambda client: client.sismember(NAMES_KEY, self._name)):
             yield NAMES_KEY,f'{self._name!r} is not in this set, from which names of datasets are listed'
@@ -304,7 +320,9 @@ class RedisStore(Store):
                                    f'a new dataset called {old_name!r} would overwrite this one')
 
     def _check_ends(self, part, step=1<<22):
-        "Finds bytes other than zero behind the last sample of a part, in the keys of packed fields"
+        """Yields `(key, reason)` for bytes other than zero behind the last sample of a part, in keys of packed fields
+
+        `part` is a `DatasetPart`. `step` bytes are read at a time."""
         ends = {}
         for field,entry in part.fields.items():
             if entry['dtype'] is None: continue
@@ -321,7 +339,7 @@ class RedisStore(Store):
                 break
 
     def _check_failures(self, part):
-        "Are the failures of each chunk of a part readable, and as many as the manifest says?"
+        "Yields `(key, reason)` unless the failures of a `DatasetPart` can be read, and are as many as it has `failed`"
         key,count,seen = part.layout.failures,0,bytearray()   # a byte per chunk
         try:
             for chunk,stored in scan_hash(self.link, key, 4):
@@ -381,7 +399,9 @@ def reopened(self:RedisStore)->RedisStore:
 def rename(self:RedisStore,
     name:str, # The new name
 )->RedisStore:
-    "Rename this dataset at once; its samples are not copied. Raises `StoreExists`, `StoreBusy`"
+    """Rename this dataset at once; its samples are not copied. Returns the dataset under its new name
+
+    Stores that were opened before raise `StoreNotFound`. Raises `StoreExists`, `StoreBusy`, `StoreNotFound`."""
     from fastai_remote.write.redis_admin import rename_dataset
     return rename_dataset(self, name)
 

@@ -29,7 +29,7 @@ def key_pattern(
 
 def missing_right(
     reply:str, # What the server answered
-    command:tuple # The command and its arguments
+    command:tuple # The command and its arguments; without them, the right is that to the command
 )->str:
     "A sentence that names the right which the user of a connection lacks"
     name = str(command[0]).upper()
@@ -50,6 +50,7 @@ def explain_missing_right(
     error.args = (missing_right(str(error), command),)
 
 class _ExplainingPipeline(redis.client.Pipeline):
+    "A pipeline of `ExplainingClient`, with such errors, too"
     def immediate_execute_command(self, *args, **options):
         try: return super().immediate_execute_command(*args, **options)
         except redis.exceptions.NoPermissionError as error:
@@ -102,10 +103,13 @@ WRITE_COMMANDS = (('SET','a'), ('MSET','a'), ('SETRANGE',0,'a'), ('DEL',), ('UNL
 
 def missing_rights(
     client, # A `redis.Redis`
-    commands, # Tuples of a name and arguments
-    in_transaction # Are they run between MULTI and EXEC?
+    commands, # Tuples of a name and arguments; in a transaction, the first argument of the first one is a key
+    in_transaction # Only queue them after MULTI, and discard them? Commands that write must not be sent without
 ):
-    "Returns the rights that the user lacks for `commands`, such as `+set`, a list; nothing is changed"
+    """Returns the rights that the user lacks for `commands`, such as `+set` or `~pets:*`: a list of texts
+
+    In a transaction, nothing is changed, and WATCH, UNWATCH, MULTI and EXEC are tried, too. Without the right to MULTI,
+    `commands` are not tried."""
     refused,client = [],client.client()   # one connection
     def run(*command):
         client.connection.send_packed_command([hiredis.pack_command(command)])

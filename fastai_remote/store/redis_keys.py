@@ -44,6 +44,7 @@ class RedisKeys(RedisStore):
     def manifest(self): return self._manifest
 
     def _keys(self, field, ids):
+        "The keys of `field`, `x` or `cls`, of the samples `ids`, a list of numbers, in their order"
         pattern,spans = self._patterns[field],self._splits.items()
         return [pattern.format(i-start+self._start, split=split)
                 for i in ids for split,(start,stop) in spans if start<=i<stop]
@@ -66,6 +67,7 @@ class RedisKeys(RedisStore):
         return result
 
     def _code(self, number, stored):
+        "The label code of sample `number` in `stored`, the `bytes` in Redis; raises `CorruptSample`"
         if stored.isdigit() and int(stored)<len(self.vocab): return int(stored)
         key = self._keys('cls', [number])[0]
         raise CorruptSample(f'{self.name}: sample {number}: {key} holds {stored[:20]!r}, '
@@ -82,6 +84,7 @@ class RedisKeys(RedisStore):
     def __getstate__(self): return dict(self.__dict__)
 
 def _check_pattern(pattern, has_splits):
+    "Raise `ValueError` unless `pattern` contains `{}`, and `{split}` if there are several splits"
     if '{}' in pattern and (not has_splits or '{split}' in pattern): return
     hint = ', and {split} where there are splits' if has_splits else ''
     raise ValueError(f'{pattern!r}: a pattern has {{}} for the number{hint}')

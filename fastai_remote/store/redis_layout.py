@@ -18,13 +18,13 @@ from redis.crc import key_slot, REDIS_CLUSTER_HASH_SLOTS
 KEY_BITS = 24   # a key of a packed field contains the values of 2**24 samples
 
 def _bitfield_type(dtype):
-    "BITFIELD's name of an integer type as wide as `dtype`, and the numpy type of its replies"
+    "BITFIELD's name of an integer type as wide as `dtype`, and its numpy type: `('u16', np.dtype('u2'))` for 'f2'"
     dtype = np.dtype(dtype)
     kind = 'i' if dtype.kind=='i' or dtype.itemsize==8 else 'u'
     return f'{kind}{8*dtype.itemsize}', np.dtype(f'{kind}{dtype.itemsize}')
 
 def _even_tags(prefix, n):
-    "`n` hash tags that begin with `prefix`, whose slots are spread evenly over those of a cluster"
+    "`n` hash tags, a list of `str` such as 'pets@2.17', whose slots are spread evenly over those of a cluster"
     tags,number = {},0
     while len(tags)<n:
         tag = f'{prefix}.{number}'
@@ -44,13 +44,13 @@ class _KeyLayout:
         self.failures = f'{{{base}}}{at}{generation}:~failures#0' if tags else f'{prefix}:~failures#0'
 
     def values(self, field, numbers)->list:
-        "The keys of the values of samples `numbers`, a list"
+        "The keys of the values of `field` of the samples `numbers`, a list of ints, in their order"
         starts,n = self.starts,len(self.starts)
         if n==1: return [f'{self.prefix}:{field}:{i}' for i in numbers]
         return [f'{starts[i%n]}:{field}:{i}' for i in numbers]
 
     def packed(self, field, chunk)->str:
-        "The key of the values of a fixed-width field, for samples from `chunk<<KEY_BITS` on"
+        "The key of the values of a fixed-width field, for the `1<<KEY_BITS` samples from `chunk<<KEY_BITS` on"
         starts = self.starts
         return f'{starts[(zlib.crc32(field.encode())+chunk)%len(starts)]}:{field}#{chunk}'
 
@@ -73,7 +73,7 @@ def element_dtype(dtype)->np.dtype:
     return np.dtype([('value', np.dtype(dtype).newbyteorder('>')), ('crc', '>u4')])
 
 def _by_chunk(numbers):
-    "`(chunk, places in numbers)` of each chunk of samples that share a key"
+    "List of `(chunk, places in numbers)` for samples that share a key, as in `packed`; the places are an int array"
     chunks = numbers>>KEY_BITS
     if len(chunks) and (chunks==chunks[0]).all(): return [(int(chunks[0]), np.arange(len(numbers)))]   # much faster
     return [(chunk, np.flatnonzero(chunks==chunk)) for chunk in np.unique(chunks).tolist()]
@@ -137,5 +137,7 @@ def unpack_replies(
     return values.view(np.dtype(dtype)), missing
 
 def _split_elements(reply, width):
-    "Values of `width` bytes and checksums in a reply of BITFIELD: pairs of integers, or one integer for both"
+    """Values of `width` bytes, and their checksums: two int64 arrays of the same length
+
+    In `reply`, an int64 array of what BITFIELD returned, they are pairs of integers, or one integer for both."""
     return (reply[::2],reply[1::2]) if width==8 else (reply>>32, reply&0xffffffff)

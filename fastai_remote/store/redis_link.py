@@ -40,7 +40,7 @@ def split_secret(
     return result
 
 def _split_secret(url):
-    "The result of `split_secret`, or the error to raise"
+    "The result of `split_secret`, or the `ValueError` that it raises; this one is returned"
     try:
         parts = urlsplit(url)
         # `port` raises if it is not a number
@@ -192,7 +192,7 @@ _temporary_classes = (redis.exceptions.MasterDownError, redis.exceptions.Cluster
     redis.exceptions.TryAgainError, redis.exceptions.ClusterError, redis.exceptions.RedisClusterException)
 
 def _drop_command(error):
-    "Remove the command that redis-py quotes before the server's reply, since it may contain values of the user"
+    "Remove from `error.args` the command that redis-py quotes before the reply: it may contain values of the user"
     if not error.args or not isinstance(error.args[0], str): return
     error.args = re.sub(r'Command # .*? of pipeline caused error: ', '', error.args[0], count=1, flags=re.S),
 
@@ -260,7 +260,7 @@ def _check_reply(command, reply):
     if not is_right: raise redis.InvalidResponse(f'another reply than that to {name}: {str(reply)[:40]}')
 
 def _most_bytes(command, longest_value):
-    "The bytes that a reply to `command` can have"
+    "How many bytes the reply to `command`, a tuple as for `send`, can have; `longest_value` as in `send`"
     name = command[0]
     if name=='MGET': return (len(command)-1)*(longest_value+32)
     if name=='BITFIELD_RO': return 64*len(command[3])
@@ -312,7 +312,7 @@ def _hash_tag(key):
 def value_reads(self:RedisLink,
     keys:list, # Keys of values
     mean_bytes:float # Bytes of a value, roughly
-)->tuple: # Commands for `send`; for each, the places in `keys` of the values in its reply
+)->tuple: # Commands for `send`; for each, the places in `keys` of the values in its reply, a `range` or a list
     "The commands that read values: about 16, or fewer if their replies would have less than `REPLY_BYTES`, or more"
     mean_bytes,(least,most) = max(mean_bytes, 1),REPLY_BYTES
     if mean_bytes*len(keys)>1<<20: keep_freed_memory()
@@ -344,14 +344,17 @@ def _secret_texts(self:RedisLink):
 
 @patch
 def _advice(self:RedisLink):
-    "What to do, for the end of a message, if this was loaded from a pickle"
+    "What to do, for the end of a message, if this was loaded from a saved pickle; '' if not"
     if not self.was_saved: return ''
     lost = f"; not kept in the export: {', '.join(self._not_kept)}" if self._not_kept else ''
     return f'{lost}; an export finds another server by FASTAI_REMOTE_URL'
 
 @patch
 def _handle(self:RedisLink, error, retries):
-    "True if another attempt may succeed; else raises"
+    """Whether to pause before another attempt, if one may succeed; as `handle` of `Retries.call`
+
+    If not, raises `StoreFull`, `StoreUnavailable`, `StoreError`, or `error` itself. A redirection, and a reply that has
+    to be parsed carefully, change how this link connects next."""
     if isinstance(error, redis.RedisError): _drop_command(error)
     if isinstance(error, redis.OutOfMemoryError): raise StoreFull(self._why_full(error)) from error
     if _is_odd_login(error): return True
@@ -387,6 +390,7 @@ def _handle(self:RedisLink, error, retries):
 
 @patch
 def _why_full(self:RedisLink, error):
+    "The message of `StoreFull`: used memory and policy of the master that is most nearly full, and `error`"
     try: nodes = [master.info('memory') for master in self.servers.masters()]
     except redis.RedisError: nodes = [{}]
     def used_part(memory): return memory.get('used_memory', 0)/memory['maxmemory'] if memory.get('maxmemory') else 0

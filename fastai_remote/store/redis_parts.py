@@ -70,13 +70,17 @@ class RunTable:
             yield part,places,inside[places]
 
     def _split(self, numbers):
-        "Starts of runs such that each of `numbers`, and each run of this table, begins one; their parts and firsts"
+        """Starts of runs such that each of `numbers`, and each run of this table, begins one; their parts and firsts
+
+        Three int64 arrays of the same length. Numbers that are not in [0, n) are ignored."""
         starts = np.unique(np.concatenate([self.starts, numbers[(numbers>=0)&(numbers<self.n)]]))
         return starts,*self.locate(starts)
 
     @classmethod
     def _joined(cls, lengths, parts, firsts):
-        "A table of runs of these lengths, with neighbours made one where they continue each other"
+        """A table of runs with these lengths, parts and firsts, three int64 arrays, in the order of the samples
+
+        Runs of length 0 are left out, and neighbours are made one where they continue each other."""
         kept = lengths>0
         lengths,parts,firsts = lengths[kept],parts[kept],firsts[kept]
         continues = (parts[1:]==parts[:-1])&(firsts[1:]==firsts[:-1]+lengths[:-1])
@@ -154,7 +158,9 @@ def parts_of(
 def run_table_keys(
     manifest:Manifest
 )->list: # Of `[start of the key, first, stop, step]`
-    "The key of the tables of runs, as a range of keys; none if there is only one part"
+    """The key of the tables of runs, as a list of one range of keys; empty if there is only one part
+
+    A range is the keys that consist of the start and a number of `range(first, stop, step)`."""
     if not manifest.runs: return []
     start,_,generation = manifest.runs['key'].rpartition('#')
     return [[f'{start}#', int(generation), int(generation)+1, 1]]
@@ -195,8 +201,8 @@ class PackedRead:
     def unpack(self,
         replies, # Iterator of replies; only those to `commands` are taken from it
         values:np.ndarray, # Of all samples of the request; those read here are filled in
-        checksums:np.ndarray, # Likewise, or None
-        numbers:np.ndarray # Sample numbers of the request
+        checksums:np.ndarray, # Likewise, uint32; `None` if the field has none
+        numbers:np.ndarray # Sample numbers of the whole request, in the dataset
     )->list: # Places in the request for which there is no value
         "Fill in the values that were read, and their checksums"
         crcs = np.zeros(len(self.numbers), np.uint32) if self.check else None
@@ -206,7 +212,10 @@ class PackedRead:
         return np.arange(len(numbers))[self.places][gaps].tolist() if gaps else []
 
     def _translated(self, found, crcs, dtype, numbers):
-        """The checksums that the values have under their numbers in the dataset, and with its type
+        """The checksums that the values have under their numbers in the dataset, and with its type: uint32, shape (k,)
+
+        `found` and `crcs` are the values and checksums of the part, shape (k,); `dtype` is the type of the field in the
+        dataset, and `numbers` are those of the whole request.
 
         A checksum that does not match a value in the part does not match it afterwards either, as both differ by the
         same bits."""

@@ -30,7 +30,7 @@ this_call = threading.local()
 class ReplyTooLong(redis.InvalidResponse): "The server sends more than what was asked for"
 
 def _count_received(n):
-    "Raise `ReplyTooLong` if the call of this thread has received more than `this_call.most_bytes`"
+    "Subtract `n` bytes from `this_call.most_bytes`, if it is set; raise `ReplyTooLong` if fewer are left"
     left = getattr(this_call, 'most_bytes', None)
     if left is None: return
     this_call.most_bytes = left-n
@@ -62,7 +62,7 @@ class _TimedSocket:
     def settimeout(self, timeout): self._timeout = timeout
 
     def _set_limit(self):
-        "Limit the next operation, and raise `TimeoutError` if no time is left"
+        "Set the timeout of the socket for the next operation; raise `TimeoutError` if the call has no time left"
         waits = self._timeout!=0
         seconds = _limited(self._timeout) if waits else 0
         if waits and seconds is not None and seconds<=0: raise socket.timeout('the time is over')
@@ -91,7 +91,9 @@ class _TimedSocket:
         return self._sock.sendall(*args)
 
 def _limited(seconds):
-    "`seconds`, or the time that the call of this thread has left, if that is less; `None` means no limit"
+    """`seconds`, or the time that the call of this thread has left, if that is less; `None` means no limit
+
+    Negative after the deadline."""
     remaining = getattr(this_call, 'remaining', None)
     if remaining is None: return seconds
     return remaining() if seconds is None else min(seconds, remaining())
@@ -136,7 +138,9 @@ _connections = {'redis':_Connection, 'rediss':_TLSConnection, 'unix':_UnixConnec
 
 # %% ../../nbs/store/04_redis_servers.ipynb #162f69ce
 def _gets(kind, positions):
-    "The arguments of BITFIELD_RO that read the elements at `positions`: tuples of `GET`, a type and an offset"
+    """The arguments of BITFIELD_RO that read the elements at `positions`: a list of `('GET', type, offset)`
+
+    Of a `kind` such as 'i64+u32', see `_Packer`, each element takes two of them."""
     if '+' not in kind: return [('GET', kind, f'#{i}') for i in positions]
     first,second = kind.split('+')
     width = int(first[1:])
@@ -158,7 +162,7 @@ class _Packer(redis.connection.HiredisRespSerializer):
         return [self._command(2+3*len(positions), key, gets)]
 
     def _pack_pairs(self, key, first, second, positions):
-        "The command for elements of two values of types `first` and `second`, which are read by their offsets in bits"
+        "The command, `bytes`, for elements of two values of types `first` and `second`, read by their offsets in bits"
         width = int(first[1:])
         size = width+int(second[1:])
         get_first,get_second = (f'$3\r\nGET\r\n${len(kind)}\r\n{kind}\r\n$' for kind in (first,second))
@@ -173,9 +177,9 @@ _packer = _Packer()
 
 # %% ../../nbs/store/04_redis_servers.ipynb #4e0c4ffc
 def _exchange(requests):
-    """Send the commands of all `requests`, `(pool, commands)`, then read the replies
+    """Send the commands of all `requests`, a list of `(connection pool, commands)`, then read the replies
 
-    Returns a list of replies for each request. A reply that is an error is an exception in the list."""
+    Returns a list of replies for each request. A reply that is an error is a `redis.ResponseError` in the list."""
     connections = []
     try:
         for pool,commands in requests:
@@ -199,7 +203,7 @@ refusals = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redi
              redis.exceptions.AuthenticationWrongNumberOfArgsError)
 
 def _refusal_in(error):
-    "The refusal that led to `error`; None if there is none"
+    "`error`, or the first of its causes, that is one of `refusals`; None if there is none"
     while error is not None and not isinstance(error, refusals): error = error.__cause__ or error.__context__
     return error
 
@@ -216,7 +220,7 @@ def _client(url, options):
     return ExplainingClient.from_url(url, **{**own, **options})
 
 def _with_node(url, host, port):
-    "`url` with another host and port"
+    "`url` with another host and port; `unix://` becomes `redis://`"
     parts = urlsplit(url)
     if parts.scheme=='unix': parts = parts._replace(scheme='redis', path='')
     login,at,_ = parts.netloc.rpartition('@')
@@ -259,11 +263,11 @@ class SingleServer:
         return self._ask_masters(commands)
 
     def _ask_masters(self, commands):
-        "The replies of the masters"
+        "The replies of the masters, as those of `send`"
         return _exchange([(self.client.connection_pool, commands)])[0]
 
     def _ask_replicas(self, commands):
-        "The replies of a replica, the same one as before or one chosen at random; None if there is none"
+        "The replies of a replica, as those of `send`: the one asked before or a random one; None if there is none"
         if self._replica is None:
             nodes = self._replicas()
             if not nodes: return None
@@ -271,7 +275,7 @@ class SingleServer:
         return _exchange([(self._replica.connection_pool, commands)])[0]
 
     def _replicas(self):
-        "The addresses of the replicas that are online, `(host, port)`"
+        "The addresses of the replicas that are online, a list of `(host, port)`"
         found = self.client.info('replication')
         replicas = [found[name] for name in found if re.fullmatch(r'slave\d+', name)]
         return [(replica['ip'], replica['port']) for replica in replicas if replica['state']=='online']
@@ -349,6 +353,7 @@ class ClusterServers(SingleServer):
 
     def node_client(self, key): return self._client_of(self.client.get_node_from_key(key))
     def _client_of(self, node):
+        "A client for `node`, a `ClusterNode` of redis-py; it is kept as long as the node has the same connections"
         pool = self.client.get_redis_connection(node).connection_pool
         client = self._clients.get(node.name)
         if client is None or client.connection_pool is not pool:
@@ -359,7 +364,7 @@ class ClusterServers(SingleServer):
         return [self._client_of(node) for node in sorted(self.client.get_primaries(), key=lambda node: node.name)]
 
     def _replica_of(self, key):
-        "A client for the replica of the node that has `key`; None if there is none"
+        "A client, which is kept, for a replica of the node that has `key`; None if there is none"
         node = self.client.get_node_from_key(key, replica=True)
         if node is None: return None
         if node.name not in self._replica_clients:
@@ -376,7 +381,7 @@ class ClusterServers(SingleServer):
                 for command,reply in zip(commands, replies)]
 
     def _send_to_nodes(self, commands, client_of):
-        "Send each command to the node that `client_of` its key"
+        "Send each command to the server of `client_of(key)`, a `redis.Redis`; returns the replies, as those of `send`"
         by_pool = {}
         for k,command in enumerate(commands):
             by_pool.setdefault(client_of(command[1]).connection_pool, []).append(k)
@@ -387,14 +392,14 @@ class ClusterServers(SingleServer):
         return replies
 
     def _redirected(self, command):
-        "The reply to a command whose keys are on another node now, or are being moved, one key at a time"
+        "The reply to a command whose keys are on another node now, or are being moved, one by one; errors are raised"
         name,key,*rest = command
         if name=='MGET': return [self.client.execute_command('GET', key) for key in command[1:]]
         if name=='BITFIELD_RO': rest = [argument for get in _gets(*rest) for argument in get]
         return self.client.execute_command(name, key, *rest)
 
 def _connect_read_only(connection):
-    "A replica in a cluster answers only after this command"
+    "Called by redis-py for a new connection: a replica in a cluster answers only after the command READONLY"
     connection.on_connect()
     connection.send_command('READONLY')
     connection.read_response()
@@ -406,7 +411,7 @@ def open_servers(
     sentinel_secret:str=None, # As in `SentinelServers`
     cluster_nodes:list=None # Nodes of the cluster that are known, if it is one
 )->SingleServer:
-    "Connect to what `url` names; raises errors of redis-py"
+    "The servers that `url` names; Sentinel and a cluster are asked for them at once; raises errors of redis-py"
     if '+sentinel' in urlsplit(url).scheme: return SentinelServers(url, options, sentinel_secret)
     if cluster_nodes: return ClusterServers(url, options, cluster_nodes)
     return SingleServer(url, options)

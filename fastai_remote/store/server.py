@@ -31,12 +31,12 @@ def find_server()->str:
     return str(get_binary_path())
 
 def _config_value(name, value):
-    "`value` as redis.conf takes it"
+    "`value` of the setting `name` as a text for redis.conf: in quotes, except for `save`"
     if name=='save' and value: return value
     return '"' + str(value).replace('\\', '\\\\').replace('"', '\\"') + '"'
 
 def _popen(*args, **kwargs):
-    """`Popen` in a thread that never ends
+    """A `subprocess.Popen`, made in a thread that never ends; raises what it raises
 
     The kernel sends a child the signal of PR_SET_PDEATHSIG when the thread that started it ends, not its process."""
     results = SimpleQueue()
@@ -56,7 +56,9 @@ def _die_with_parent():
 _APPEND_ONLY = 'appendonlydir','appendonly.aof'   # of Redis 7 and later; of older versions
 
 def _private_folder(path):
-    "The folder `path`, made if it is not there; only its owner may read what is written there"
+    """The folder `path`, a `Path`, made if it is not there; only its owner may read what is written there
+
+    A folder of another user, or with files that are not a server's, keeps its mode."""
     folder,ours = Path(path).resolve(),{'dump.rdb','server.log','url',*_APPEND_ONLY}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = {entry.name for entry in folder.iterdir()}

@@ -20,7 +20,7 @@ from .shard_index import decompressor, pack_labels, ShardManifest, ShardTable
 _POLYNOMIAL = 0xEDB88320   # of crc32, with the lowest power in the highest bit
 
 def _multiply(a, b):
-    "Product of two polynomials, modulo that of crc32"
+    "Product of two polynomials modulo that of crc32, all ints of 32 bits with the lowest power in the highest bit"
     result = 0
     for k in range(31, -1, -1):
         if a>>k&1: result ^= b
@@ -44,7 +44,7 @@ _PART_BYTES = 1<<22   # bytes read at a time
 def damaged_parts(
     store, # A `ShardStore`
     manifest:bool=True # Check the manifest, too?
-): # Iterator of `(what, reason)`
+): # Iterator of `(what, reason)`: the name of a file, and a text
     """Finds damage in the files of a dataset and in its copies in the cache, except for damage within values
 
     Damaged copies are removed from the cache. Raises `StoreUnavailable`, `StoreNotFound`."""
@@ -62,7 +62,9 @@ def damaged_parts(
             if fd is not None: os.close(fd)
 
 def _check_manifest(store):
-    "The manifest is in memory: is the file still the one that was read?"
+    """Yields `(what, reason)`, as `damaged_parts`, if the file of the manifest is not the one that was read
+
+    Raises `StoreNotFound` if it is that of another dataset."""
     stored = store.manifest_bytes()
     if zlib.crc32(stored)==store.manifest_crc: return
     reason = 'it has changed since it was opened'
@@ -75,13 +77,13 @@ def _check_manifest(store):
     yield 'manifest.json',f'{store.name}: manifest.json: {reason}: {advice}'
 
 def _is_same(manifest, store):
-    "Has `manifest` the content of the one that `store` has read?"
+    "Has `manifest`, a `ShardManifest` that was just parsed, the content of the one that `store` has read?"
     try: table = ShardTable.unpack(manifest.shards)
     except (ValueError,KeyError,TypeError,zlib.error): return False
     return replace(manifest, shards={})==store.manifest and table.pack()==store.shards.pack()
 
 def _check_failures(store):
-    "The file of failures, if there should be one"
+    "Yields `(what, reason)`, as `damaged_parts`, for the file of failures, if there should be one"
     manifest = store.manifest
     if not manifest.failed and manifest.failures_crc<0: return
     crc = size = 0
@@ -97,7 +99,7 @@ def _check_failures(store):
     if reason: yield manifest.failures,f'{what}: {reason}; samples are not affected'
 
 def _check_labels(store):
-    "The labels for other tools, which must be those of the manifest"
+    "Yields `(what, reason)`, as `damaged_parts`, unless the labels for other tools are those of the manifest"
     manifest = store.manifest
     expected = pack_labels(manifest.vocab) if manifest.prefix and manifest.format>2 else b''
     if not expected: return
@@ -107,7 +109,9 @@ def _check_labels(store):
     yield 'labels.json',f'{store.name}: labels.json: {reason}; only other tools read it'
 
 def _check_index(store, shard):
-    "The index of a shard, in the cache and where it is stored"
+    """Yields `(what, reason)`, as `damaged_parts`, for the index of a shard, where it is stored and in the cache
+
+    A damaged copy is removed from the cache."""
     name = store.index_file(shard)
     if not store.storage.local and store.cache is not None:
         try: store.cached_index(shard)
@@ -118,7 +122,10 @@ def _check_index(store, shard):
     except (CorruptSample,MissingSample) as e: yield name,str(e)
 
 def _check_shard(store, shard, has_copy):
-    "A shard where it is stored; returns the checksum that a copy of it in the cache must have, `None` if unknown"
+    """Yields `(what, reason)`, as `damaged_parts`, for shard number `shard` where it is stored
+
+    `has_copy` says whether it is in the cache, too. Returns the checksum that this copy must have, decompressed; `None`
+    if unknown."""
     table,name,size = store.table,store.table.name(shard),int(store.table.size[shard])
     compressed = table.compression(shard)
     unpack = decompressor(compressed) if has_copy else None
@@ -144,7 +151,7 @@ def _check_shard(store, shard, has_copy):
     return None if compressed else int(table.crc[shard])
 
 def _damage_of_values(store, shard, batch=256):
-    "How damaged values change the checksum of a shard (an exclusive or); None if its index is damaged, too"
+    "How damaged values change the checksum of a shard, an exclusive or: an `int`; None if its index is damaged, too"
     table,change = store.table,0
     try: index = store.indices([shard])[shard]
     except StoreError: return None
@@ -162,7 +169,9 @@ def _damage_of_values(store, shard, batch=256):
     return change
 
 def _check_copy(store, shard, fd, expected):
-    "The copy of a shard in the cache, which is open as `fd`"
+    """Yields `(what, reason)`, as `damaged_parts`, unless the copy of a shard in the cache has the checksum `expected`
+
+    It is open as `fd`, and is removed if it is damaged."""
     name,crc,size = store.table.name(shard),0,0
     while content:=os.pread(fd, _PART_BYTES, size): crc,size = zlib.crc32(content, crc),size+len(content)
     if crc==expected and size==store.table.whole(shard): return

@@ -28,7 +28,7 @@ _KEY_BYTES,_KEY_ENDS = '__key__','__key__ ends'   # entries of the header: the c
 _MAX_BLOCK = 1<<24   # bytes of the keys of one block
 
 def _pack_keys(keys):
-    "The compressed keys of samples, block by block, and the end of each block"
+    "The compressed `keys` of samples, block by block, `bytes`, and where each block ends in them, a uint32 array"
     blocks = [zlib.compress('\0'.join(keys[k:k+_KEYS_PER_BLOCK]).encode('utf-8', 'surrogateescape'))
               for k in range(0, len(keys), _KEYS_PER_BLOCK)]
     return b''.join(blocks),np.cumsum([len(block) for block in blocks], dtype=np.uint32)
@@ -77,6 +77,9 @@ class ShardIndex:
         self.codes,self.where = {},where
 
     def _read_header(self, where):
+        """Set the attributes from the header of `buf`
+
+        Raises `UnsupportedFormat`; for a damaged header, `ValueError` and other errors, which `__init__` translates."""
         buf,start = self.buf,len(INDEX_MAGIC)+4
         if buf[:len(INDEX_MAGIC)]!=INDEX_MAGIC: raise ValueError('not an index')
         length = int.from_bytes(buf[start-4:start], 'little')
@@ -135,6 +138,7 @@ class ShardIndex:
         return self._has_in_shard(f, i)|(self.in_overlays(f, i)[0]>0)
 
     def _has_in_shard(self, f, i):
+        "As `has`, without overlays"
         for column,is_present in ((f'{f}#', lambda lengths: lengths!=_NO_VALUE), (f'{f}?', lambda flags: flags!=0)):
             if column in self.columns: return is_present(self.columns[column][i])
         return np.full(len(i), f in self.columns)
@@ -167,7 +171,7 @@ class ShardIndex:
             raise CorruptSample(f'{self.where}: a damaged index, or one without a record: {e}') from None
 
     def _keys_of(self, block):
-        "The keys of a block"
+        "The keys of block number `block`, a list of `str`; raises `IndexError`, `ValueError`, `zlib.error` for damage"
         last,keys = self._key_block
         if last==block: return keys
         start = int(self.key_ends[block-1]) if block else 0
@@ -195,7 +199,9 @@ class ShardIndex:
             raise CorruptSample(f'{self.where}: a damaged index: {f!r}: {type(e).__name__}: {e}') from None
 
     def _translation(self, f, codes):
-        "Array that translates codes of this shard into those of the dataset"
+        """int64 array that translates codes of `f` in this shard, its indices, into those of the dataset
+
+        `codes` as in `values`. Raises `KeyError`, `ValueError`, `TypeError` for other labels."""
         labels = self.labels[f]
         # Labels of a field that first occurs late are text in an index, also if all labels of the dataset are integers.
         if codes: return np.array([codes[label] if label in codes else codes[int(label)] for label in labels], np.int64)
@@ -212,7 +218,9 @@ def member(
     return b''.join((_header(name, len(b)), b, bytes(-len(b)%512)))
 
 def _header(name, size):
-    "The header of a member in the ustar format; names that do not fit are written as GNU tar does"
+    """The header, `bytes`, of a member of `size` bytes, in the ustar format
+
+    Names that do not fit are written as GNU tar does, with more blocks before the header."""
     info = tarfile.TarInfo(name)
     info.size = size
     try: return info.tobuf(tarfile.USTAR_FORMAT, 'utf-8', 'surrogateescape')
@@ -296,7 +304,7 @@ class IndexColumns:
 def _as_numpy(values): return np.frombuffer(values, values.typecode) if len(values) else np.zeros(0, values.typecode)
 
 class ShardFile:
-    "A shard that is being written: appends samples to a tar, and keeps the columns of its index"
+    "A shard that is being written: appends samples to a tar, and keeps the columns of its index, an `IndexColumns`"
     def __init__(self,
         f, # A binary file
         fields:dict # `{field: entry}`, as in the manifest
@@ -342,6 +350,7 @@ class Unzip:
         except zlib.error as e: self.bad = e
 
     def _step(self, compressed, most):
+        "Yields the content of `compressed`, in pieces of at most `most` bytes, some of them empty; raises `zlib.error`"
         piece = compressed
         while compressed or len(piece)==most:   # after a piece of full size, the decoder may hold more
             if self.decoder.eof:
@@ -508,7 +517,7 @@ class ShardTable:
         return shards,idxs-self.starts[shards]
 
     def pack(self)->dict:
-        "The table as JSON can store it"
+        "`{column: text}` for JSON: the columns that there are, compressed and in base64"
         columns = {k:getattr(self, k) for k in ('text',*_COLUMNS)}
         return {k:_pack(column) for k,column in columns.items() if column is not None}
 
@@ -543,7 +552,7 @@ def joined_tables(
     return ShardTable([names[shard] for shard in order], **columns)
 
 def _fill(table, name):
-    "What a column that `table` does not have means"
+    "The array, a value per shard, that stands for column `name` of `_COLUMNS`, which `table` does not have"
     if name=='raw': return table.size
     if name=='kind': return np.array([COMPRESSIONS.index(table.compression(s)) for s in range(len(table))], 'u1')
     return np.zeros(len(table), 'u4')
@@ -559,7 +568,7 @@ def pack_labels(
     return content.encode('utf-8', 'surrogatepass')
 
 def _is_overlay(entry):
-    "Is this an entry of `overlays`, with a folder that is beside the manifest?"
+    "Is `entry` a valid one of `overlays` in `ShardManifest`: `{}`, or with a folder that is beside the manifest?"
     if entry=={}: return True
     if not isinstance(entry, dict): return False
     folder,uid,fields = (entry.get(key) for key in ('folder','uid','fields'))

@@ -42,7 +42,7 @@ class _ProcessState:
         self.indices,self.nbytes = OrderedDict(),0 # `{shard: ShardIndex}`, least recently used first, and their bytes
 
     def keep(self, new, n):
-        "Keep the indices `new`; if there are too many bytes, forget others, but not the last `n`"
+        "Keep `new`, `{shard: ShardIndex}`; beyond `_MAX_INDEX_BYTES`, forget the least recently used, but keep `n`"
         with self.lock:
             for shard,index in new.items():
                 self.forget(shard)
@@ -98,10 +98,10 @@ class ShardStore(Store):
         return self._manifest
 
     def _find_manifest(self):
-        """Returns the manifest, its content and its path; sets `home`
+        """Returns the `ShardManifest`, its content as `bytes`, and its path; sets `home` and `_is_index`
 
         It lies in the folder itself or, if the shards are of others, in a folder of our own there. A `manifest.json` of
-        another tool does not matter then."""
+        another tool does not matter then. Raises `StoreNotFound`, `UnsupportedFormat`, `CorruptSample`."""
         error = None
         for home in (f'{INDEX_FOLDER}/', '') if self._is_index else ('', f'{INDEX_FOLDER}/'):
             self.home = home
@@ -121,6 +121,9 @@ class ShardStore(Store):
         raise StoreNotFound(self._why_not_found(error)) from error
 
     def _read_manifest(self):
+        """Returns the manifest, with empty `shards`; sets `table`, `tars`, `manifest_crc` and `_uid`
+
+        Raises `StoreNotFound`, also if the dataset was replaced, `UnsupportedFormat`, `CorruptSample`."""
         manifest,content,where = self._find_manifest()
         self.manifest_crc = zlib.crc32(content)
         if self._uid not in (None, manifest.uid): raise self.replaced_error()
@@ -167,7 +170,7 @@ class ShardStore(Store):
         return [*fields, 'manifest', 'headers of indices', *failures]
 
     def _why_not_found(self, error):
-        "The message when there is no manifest: what is there instead, and what to do"
+        "The message when there is no manifest, as `error` says: what is there instead, and what to do"
         start = f'{self.storage.url}: no dataset here'
         if 'bucket' in str(error).lower(): return f'{start}: {error}'
         names = self.storage.names(extra=0)
@@ -264,9 +267,10 @@ def read_in_shards(self:ShardStore,
 
 @patch
 def _read_numbers(self:ShardStore, index, field, positions, result, places):
-    """Put the values of a fixed-width field at `places` of `result[field]`, a list once a sample has none
+    """Put the values of a fixed-width field at `places` of `result[field]`
 
-    The checksum of a value that is not there is 0."""
+    `positions` are those of the samples in the shard with this `ShardIndex`; both are int arrays of the same length. If
+    a sample has no value, `result[field]` is made a list with `None`; the checksum of such a value is 0."""
     dtype,is_array = self.manifest.fields[field]['dtype'],isinstance(result[field], np.ndarray)
     is_everywhere = field in index.columns and f'{field}?' not in index.columns
     is_present = None if is_everywhere else index.has(field, positions)
@@ -285,7 +289,11 @@ def _read_numbers(self:ShardStore, index, field, positions, result, places):
 
 @patch
 def _read_variable(self:ShardStore, shard, index, places, positions, fields, numbers, result, whole):
-    "Read values of a shard if it is on this machine; returns the spans for `_read_spans` to request if it is not"
+    """Put the values of variable-width `fields` of a shard into `result`, if it is on this machine
+
+    `places` and `positions` as in `_read_numbers`; `numbers` are those of the whole request, `whole` as in
+    `read_values`. Returns a list of what has to be requested, `(shard, offset, length, field, place)`, for
+    `_read_spans`. Raises `CorruptSample`."""
     size,requests = self.table.whole(shard),[]
     file = self.whole_shards.get(shard) if whole or self.table.compression(shard) else None
     for field in fields:
@@ -306,7 +314,10 @@ def _read_variable(self:ShardStore, shard, index, places, positions, fields, num
 
 @patch
 def _read_spans(self:ShardStore, requests, numbers, result):
-    "Read spans `(shard, offset, length, field, place in the result)` over the network, neighbours in one request"
+    """Read `requests`, a list of `(shard, offset, length, field, place)`, over the network, neighbours in one request
+
+    Puts each value at its place in `result[field]`, and sorts `requests`. Raises `MissingSample`, `CorruptSample`,
+    `StoreNotFound`, and `StoreError` for a compressed shard, which cannot be read in parts."""
     table,joined = self.table,[]
     if self._any_compressed:
         compressed = [shard for shard,*_ in requests if table.compression(shard)]
@@ -343,6 +354,7 @@ def _codes(self:ShardStore, field):
 
 @patch
 def _cut_off_error(self:ShardStore, number, field, received, length):
+    "The `CorruptSample` for a value of which `received` of `length` bytes came; `StoreNotFound` if it was replaced"
     if self._is_replaced(): return self.replaced_error()
     return CorruptSample(f'{self.name}: sample {number}, field {field!r}{self.location(number, field)}: '
                          f'{received:,} of {length:,} bytes: the shard is cut off, or not the one that was indexed')
@@ -437,7 +449,7 @@ def keys(self:ShardStore, numbers):
 
 @patch
 def presence(self:ShardStore, field):
-    "Yields a bool array per shard: which samples have `field`. Reads the indices, unless all samples have the field."
+    "As in `Store`; reads the indices, a part being a shard, unless `field` is one that all samples have"
     names,_ = self.field_choice(field)
     if len(names)==1 and not self.may_lack(names[0]):
         yield from Store.presence(self, field)
@@ -487,7 +499,9 @@ def indices(self:ShardStore,
 
 @patch
 def _read_indices(self:ShardStore, shards):
-    "The indices of `shards`, from the folder if it is on this machine, else from the cache or over the network"
+    """`{shard: ShardIndex}`, from the folder if it is on this machine, else from the cache or over the network
+
+    The shards may be in another order. Warns of damaged indices in the cache; raises what `indices` raises."""
     if self.storage.local: return {shard:self.local_index(shard) for shard in shards}
     result = {}
     for shard in shards if self.cache is not None else ():
@@ -499,7 +513,7 @@ def _read_indices(self:ShardStore, shards):
 
 @patch
 def _parse_index(self:ShardStore, shard, content, where=''):
-    """The index of a shard with this `content`; raises `CorruptSample`
+    """The `ShardIndex` in `content`, the bytes of its file; raises `CorruptSample`, which names the file and `where`
 
     `content` is a copy in memory, so what is compared with the checksum is what is used."""
     table,file = self.table,f'{self.name}: {self.index_file(shard)}{where}'
@@ -517,7 +531,7 @@ def _parse_index(self:ShardStore, shard, content, where=''):
 
 @patch
 def _damaged_index_error(self:ShardStore, error):
-    "The error to raise when an index is damaged where it is stored"
+    "The error to raise when an index is damaged where it is stored, as `error` says; `StoreNotFound` if replaced"
     if self._is_replaced(): return self.replaced_error()
     return CorruptSample(f'{error}: damaged in {self.storage.url}; put back a copy of this file, or ingest again')
 
@@ -539,7 +553,7 @@ def local_index(self:ShardStore,
 
 @patch
 def _index_key(self:ShardStore, shard):
-    "Name in the cache; where the manifest has no checksum of the index, the copy ends with one"
+    "Name of an index in the cache; where the manifest has no checksum of the index, the copy ends with one"
     name = self.table.index_name(shard, self.manifest.format)
     return self.cache_key(name)+('.crc' if self.table.icrc is None else '')
 
@@ -568,7 +582,9 @@ def _with_checksum(content): return content+zlib.crc32(content).to_bytes(4, 'lit
 
 @patch
 def _fetch_indices(self:ShardStore, shards, tries=3):
-    "`{shard: ShardIndex}`, read over the network and put into the cache; one that comes damaged is requested again"
+    """`{shard: ShardIndex}`, read over the network and put into the cache; one that comes damaged is requested again
+
+    It is read `tries` times at most. Raises what `fetched_index` raises."""
     result,damaged = {},[]
     files,sizes = [self.index_file(shard) for shard in shards],[int(self.table.idx[shard]) for shard in shards]
     for shard,content in zip(shards, self.storage.ranges(files, [0]*len(shards), sizes)):
@@ -654,7 +670,7 @@ def shuffle_quality(self:ShardStore,
     interleave:int=4, # Shards that are shuffled together; `None`: all of them
     bs:int=64, # Samples per batch
     num_workers:int=1, # Processes that make batches
-    field:str=None, # Field with labels; default: `cls`, if there is one; the indices of its shards are read
+    field:str=None, # Field with labels; default: the first with codec `cls`; the indices of its shards are read
     batches:int=200, # Batches to look at
 )->ShuffleQuality: # Shows itself as text and as a picture
     """Measure how well epochs of these shards are shuffled, compared with a full shuffle

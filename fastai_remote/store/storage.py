@@ -156,7 +156,9 @@ class Storage:
 def _scheme(url): return url.split('://')[0].split('::')[0] if '://' in url else ''
 
 def _host(url):
-    "Scheme, host and port of `url`; a bucket is no host, and lies where the options say"
+    """`(scheme, host, port)` of `url`, or its scheme alone if it names no host
+
+    A bucket is no host, and lies where the options say."""
     parts = urlsplit(url)
     has_host = _scheme(url) in ('http','https','ftp','sftp','ssh','smb')
     return (_scheme(url),parts.hostname,parts.port) if has_host else _scheme(url)
@@ -167,7 +169,9 @@ def _is_address(url):
     return not any(re.search(r':\D', re.sub(r'\[.*?\]', '', host)) for host in hosts)
 
 def _split_url(url):
-    "The URL that may be shown; the URL for fsspec; options with its user and password. A plain path becomes absolute"
+    """The URL that may be shown; the URL for fsspec, a `Secret`; `SecretOptions` with its user and password, or empty
+
+    A plain path becomes absolute."""
     if _scheme(url) in ('','file','local'):
         url = os.path.abspath(os.path.expanduser(url.split('://', 1)[-1]))
         return url,Secret(url),SecretOptions()
@@ -203,7 +207,7 @@ _credential_codes = 'InvalidToken','TokenRefreshRequired','AuthorizationHeaderMa
 _path_errors = FileNotFoundError,FileExistsError,NotADirectoryError,IsADirectoryError
 
 def _error_code(error):
-    "The server's code of an error, such as 'NoSuchBucket'; empty or None if there is none"
+    "The server's code of an error of botocore or its cause, such as 'NoSuchBucket'; '' or None if there is none"
     error = error.__cause__ or error
     return getattr(error, 'response', None) and error.response.get('Error', {}).get('Code', '')
 
@@ -259,7 +263,9 @@ def call(self:Storage,
 
 @patch
 def _call_until(self:Storage, deadline, f):
-    "`f(fs)`; raises `DeadlinePassed`"
+    """The result of `f(fs)`; raises `DeadlinePassed` at `deadline`, a time of `time.monotonic()`, and what `f` raises
+
+    A local folder has no deadline."""
     if self.local: return f(self.fs)
     # some file systems connect when they are made
     if self._client[0]!=os.getpid() and not opens_at_once(self.url):
@@ -272,7 +278,7 @@ def _call_until(self:Storage, deadline, f):
 
 @patch
 def _advice(self:Storage):
-    "What to do, for the end of a message, if this was loaded from a pickle"
+    "What to do, for the end of a message, if this was loaded from a pickle that lacks secrets; else ''"
     if not self._not_kept: return ''
     return (f"; secrets are not kept in exports (here: {', '.join(self._not_kept)}): set the usual environment "
             '(AWS_ACCESS_KEY_ID, …) or FASTAI_REMOTE_URL, or open it again with these options')
@@ -282,14 +288,16 @@ def _is_refused(self:Storage, error): return _is_refusal(error) and not self.loc
 
 @patch
 def _forget_client(self:Storage, client):
-    "Connect anew when used next, unless another thread has done so already"
+    "Connect anew when used next, unless `client` is no longer this storage's, as another thread has done so already"
     if self._client[1] is not client: return
     _abandoned_clients.append(client)
     self._client = 0,None
 
 @patch
 def _handle(self:Storage, error, retries):
-    "True if another attempt may succeed; else raises"
+    """True, to pause before another attempt, if one may succeed; as `handle` of `Retries.call`
+
+    If not, raises `StoreFull`, `StoreNotFound`, `StoreUnavailable`, or `error` itself."""
     if isinstance(error, UnusableAnswer): raise retries.unavailable(str(error)) from error
     if _is_full(error): raise StoreFull(f'{self.url}: no room: {retries.hide(str(error))}') from error
     if isinstance(error, FileNotFoundError) and _error_code(error)=='NoSuchBucket':
@@ -361,7 +369,10 @@ def ranges(self:Storage,
 
 @patch
 def _read_group(self:Storage, todo, names, starts, ends, tries, result):
-    "Put the ranges with the numbers `todo` into `result`; one deadline for all tries"
+    """Put the ranges with the indices `todo` into `result`, a list; one deadline for all tries
+
+    The other arguments as in `ranges`. Indices are removed from `todo` when they are complete, or the file does not
+    exist; what is not there stays `None`. Raises `StoreUnavailable`."""
     def ask(fs):
         limit = {'batch_size':_ranges_at_once} if fs.async_impl else {}
         files = [self.path(names[k]) for k in todo]

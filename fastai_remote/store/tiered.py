@@ -65,7 +65,7 @@ class _RedisState:
         warnings.warn(f'{self.name}: {what} from time to time: {error}', stacklevel=2)
 
     def put(self, items):
-        "Queue `(key, value)` pairs; those that would exceed the limit are dropped"
+        "Queue `(key, value)` pairs; those beyond the limit, and all while Redis is left alone, are dropped"
         with self.cond:
             if self.is_paused('read') or self.is_paused('write'): return
             for key,value in items:
@@ -79,6 +79,7 @@ class _RedisState:
             self.cond.notify_all()
 
     def _write_queue(self):
+        "Run by the thread: write the queue, and end when it has been empty for a second; an error drops all of it"
         while True:
             with self.cond:
                 if not self.cond.wait_for(lambda: self.todo, 1):
@@ -98,7 +99,7 @@ class _RedisState:
                 self.cond.notify_all()
 
     def _write(self, items):
-        "Write `(key, value)` pairs in one round trip. Returns whether it succeeded"
+        "Write a list of `(key, value)` in one round trip. Returns whether it succeeded; if not, `failed` was called"
         milliseconds = None if self.ttl is None else max(1, int(1000*self.ttl))
         expiry = () if milliseconds is None else ('PX', milliseconds)
         try: self.link.send([('SET', key, value, *expiry) for key,value in items])
@@ -109,7 +110,7 @@ class _RedisState:
         return True
 
     def flush(self, timeout):
-        "Wait until the queue is empty. Returns whether it is"
+        "Wait until the queue has been written or dropped, for at most `timeout` seconds. Returns whether it has"
         with self.cond: return self.cond.wait_for(lambda: not self.size, timeout)
 
 def _flush_at_exit(ref, timeout=1.):
@@ -207,6 +208,7 @@ class TieredStore(Store):
         fields = self.manifest.fields
         return field in fields and fields[field]['dtype'] is None and f'{field}.crc' in fields
     def _keys(self, fields, ids):
+        "The keys of the values of `ids`, sample numbers: those of the first field, then those of the next, a list"
         layout = key_layout(self.prefix, self.tags)
         return [key for f in fields for key in layout.values(f, ids)]
 
@@ -227,7 +229,9 @@ def _open_store(**state):
 # %% ../../nbs/store/19_tiered.ipynb #cb1c1156
 @patch
 def _request(self:TieredStore, commands):
-    "Replies to `commands`; None if Redis does not answer, or is left alone for a while"
+    """The replies to `commands`, as those of `RedisLink.send`; None if Redis fails, or is left alone for a while
+
+    Redis has also failed if the dataset in it, of which this uses the keys, is not the same any more."""
     state = self._redis
     if state.is_paused('read'): return
     if self.guard: commands = [('GETRANGE', self.guard[0], 0, len(self.guard[1])-1), *commands]
@@ -275,7 +279,10 @@ def _kept_values(self:TieredStore, keys):
 
 @patch
 def _read_lacking(self:TieredStore, numbers, places, fields, lacking, keys, checksums, values):
-    "Put values of the samples at `places`, from the shards, into `values` where they are `lacking`, and queue them"
+    """Put values of the samples at `places`, from the shards, into `values` where they are `lacking`, and queue them
+
+    `places` are positions in `numbers`. The last four arguments have one element per field and sample, field by field;
+    `values` is a list, `lacking` a bool array. Only values that match their checksums are queued."""
     new,queued,n = self.store.read_values(numbers[places], fields),[],len(numbers)
     for k,f in enumerate(fields):
         for at,value in zip((k*n+places).tolist(), new[f]):
@@ -286,7 +293,7 @@ def _read_lacking(self:TieredStore, numbers, places, fields, lacking, keys, chec
 
 @patch
 def _fetch_shards_of(self:TieredStore, numbers):
-    "Redis was expected to hold these samples, and does not: prefetch their shards after all"
+    "Redis was expected to hold the samples `numbers`, and does not: prefetch their shards after all"
     state = self._redis
     with state.cond:
         if not any(state.held.values()): return
@@ -306,7 +313,7 @@ def check_rest(self:TieredStore, step:int=512):
 
 @patch
 def _check_kept(self:TieredStore, field, numbers):
-    "Check the values that Redis keeps of these samples, and replace those that are damaged"
+    "Yields `(key, reason)` for each damaged value of `field` that Redis keeps of samples `numbers`, and replaces it"
     keys = self._keys([field], numbers.tolist())
     values = self._kept_values(keys)
     try: checksums = self.store.read_values(numbers, [f'{field}.crc'])[f'{field}.crc'].tolist()
@@ -330,7 +337,7 @@ _SAMPLES_PER_SHARD = 8   # looked for in Redis, to decide whether it holds a sha
 
 @patch
 def _is_held(self:TieredStore, numbers):
-    "Boolean array: does Redis hold any field of each sample? None if Redis does not answer"
+    "Bool array: does Redis hold any field of each of the samples `numbers`? None if Redis does not answer"
     fields = self._kept_fields
     if not fields: return np.zeros(len(numbers), bool)
     replies = self._request([('EXISTS', key) for key in self._keys(fields, numbers.tolist())])
@@ -365,7 +372,9 @@ def prefetch(self:TieredStore,
 
 @patch
 def _which_shards_are_held(self:TieredStore, shards):
-    "`{shard: does Redis hold it?}`: all but one of some samples, chosen at random, must be there"
+    """`{shard: does Redis hold it?}`: of some samples, chosen at random, at most one may be missing
+
+    False for all if Redis does not answer."""
     table,n = self.shards,_SAMPLES_PER_SHARD
     sizes = np.maximum(1, table.n[shards]).repeat(n)
     is_held = self._is_held(table.starts[shards].repeat(n)+np.random.default_rng().integers(0, sizes))
@@ -385,6 +394,9 @@ def warm(self:TieredStore,
     return self.held()
 
 def _warm_chunk(opener, start, stop):
+    """Called in a worker: read samples `start` to `stop-1` of the `TieredStore` of `opener`, and write them to Redis
+
+    Raises the error of Redis if it cannot be read or written."""
     store = opener()
     # so many samples that their values take a quarter of the queue
     batch = max(1, min(128, store.queue*len(store)//(4*(store.manifest.nbytes+1))))
@@ -410,7 +422,9 @@ def clear(self:TieredStore,
 
 @patch
 def _check_copy(self:TieredStore, copy, n=64):
-    "Raise `ValueError` if `copy` is no copy of this dataset: values would be written into another dataset"
+    """Raise `ValueError` if `copy`, a `RedisStore`, is no copy of this dataset, but another dataset
+
+    Compares the manifests, and up to `n` samples. Raises `StoreUnavailable`."""
     fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
     if copy.manifest.parts: raise ValueError(f'{what}: it was appended to or edited; copy it, by {copy.name}.copy(…)')
     if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')

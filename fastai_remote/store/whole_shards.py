@@ -39,7 +39,7 @@ class WholeShards:
 
     def get(self,
         shard:int # Number of the shard
-    )->_File: # `None` if the shard is not on this machine
+    )->_File: # With the descriptor `fd`; `None` if the shard is not on this machine
         "A shard as an open file; raises `MissingSample`, `StoreNotFound`"
         with self.lock:
             if shard in self.files:
@@ -58,7 +58,9 @@ class WholeShards:
             return self.files[shard]
 
     def _open_cached(self, shard):
-        "A descriptor of a shard in the cache; if the shard is wanted, and `wait` was given, waits for it"
+        """A descriptor of a shard in the cache; None if it is not there
+
+        If the shard is wanted, and `wait` was given, waits for it. A compressed shard is fetched in any case."""
         with self.lock:
             while self.wait and shard in self.wanted and shard not in self.failed:
                 if shard in self.files: return os.dup(self.files[shard].fd)
@@ -107,6 +109,9 @@ class WholeShards:
                       'what it holds is fetched again; is the disk failing?', stacklevel=2)
 
     def _fetch_wanted(self):
+        """Run by the thread: fetch the wanted shards one after the other into `files`, and end when none is left
+
+        A shard that cannot be fetched is put into `failed`."""
         while True:
             with self.lock:
                 shard = next((s for s in self.wanted if s not in self.files and s not in self.failed), None)

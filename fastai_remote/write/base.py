@@ -23,10 +23,11 @@ from ..store.base import MemoryStore
 def fill_gaps(
     splits:dict, # `{split: [start, stop]}`: consecutive ranges of sample numbers that begin at 0
     gaps:np.ndarray, # Numbers without a sample, ascending, `int64`
-)->tuple: # `(new_splits, moves)`; `moves` has a pair `(sources, targets)` of `int64` arrays for each split
+)->tuple: # `(new_splits, moves)`: a dict as `splits`; a list of `(sources, targets)`, sample numbers, for each split
     """Returns the splits without gaps, and which samples to move where to close them
 
-    Only numbers without a sample, or whose sample has moved before, become targets. So no move overwrites a sample."""
+    `sources` and `targets` are `int64` arrays of the same length, and the moves are made split by split. Only numbers
+    without a sample, or whose sample has moved before, become targets. So no move overwrites a sample."""
     new_splits,moves = {},[]
     new_start = 0
     for split,(start,stop) in splits.items():
@@ -76,14 +77,15 @@ def check_name(
 
 # %% ../../nbs/write/00_base.ipynb #9b5dcfae
 class ServerRestarted(StoreUnavailable): "The server restarted during an ingest and may have lost recent samples"
-class ChunksLost(ServerRestarted): "A commit found chunks that have to be written again, before it changed anything"
+class ChunksLost(ServerRestarted): "A commit found chunks to write again: they have no records now. It moved no sample"
 
 LEASE_SECONDS = 30 # A lock that was not renewed for so long may be taken over
 
 def host_id()->str:
-    """Returns what identifies the numbers of processes here: host name, start of the machine, and PID namespace
+    """Returns an ID of the machine and PID namespace in which process IDs are unique
 
-    Machines may share a name, and so may containers."""
+    It consists of host name, boot ID and namespace, separated by spaces, because machines and containers may share a
+    host name. Where `/proc` cannot be read, it is only the host name."""
     try:
         with open('/proc/sys/kernel/random/boot_id') as f: boot = f.read().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -92,7 +94,7 @@ def host_id()->str:
 def is_alive(
     pid:int # Process ID
 )->bool:
-    "Returns whether a process `pid` runs on this machine"
+    "Returns whether a process `pid` exists on this machine; one of another user and a zombie count"
     try: os.kill(pid, 0)
     except ProcessLookupError: return False
     except PermissionError: pass   # it runs, and belongs to another user
@@ -100,8 +102,8 @@ def is_alive(
 
 def process_state(
     pid:int # Process ID
-)->tuple: # Ticks from the start of the machine to that of the process, and its state as in `ps`; `None` if unknown
-    "Returns when a process of this machine was started, which tells it from an earlier one with its number"
+)->tuple: # `(start, state)`: clock ticks since boot, `int`; the letter that `ps` shows; `(None, None)` if unknown
+    "Returns when a process was started, which tells it from an earlier one with its ID, and its state"
     try:
         with open(f'/proc/{pid}/stat', 'rb') as f: fields = f.read().rpartition(b')')[2].split()
         return int(fields[19]),fields[0].decode()
@@ -112,26 +114,26 @@ class Plan(TypedDict, total=False):
     """What an ingest is going to write: a dict that is stored as JSON until the dataset is committed
 
     A writer may add entries of its own."""
-    n:int # Number of samples; of a stream, how many numbers have been given out so far
+    n:int # Number of samples; of a stream that has not ended, what `extend` has set so far, or 0
     chunk:int # Samples per chunk
-    fields:dict # `{field: {'codec', 'dtype', …}}`; with `staged`, its labels become codes in `commit`
+    fields:dict # `{field: {'codec', 'dtype', …}}`; labels of an entry with `staged` become codes in `commit`
     splits:dict # `{split: [start, stop]}`, before gaps are filled; `None`: none, or not known yet
     vocab:dict # `{field: list of labels}`, where labels are known beforehand
-    stats:str # Field whose images are counted, or `None`
+    stats:str # Field of which statistics of images are gathered, or `None`
     open:bool # Is it a stream, whose length is not known yet?
-    signature:str # Tells whether a later call is the same one, which continues
+    signature:str # Identifies the call: a later call with the same signature continues the ingest
 
 def chunk_count(
     plan:Plan # The plan of an ingest: `n` samples in chunks of `chunk`
 )->int:
-    "Returns how many chunks an ingest has; for a stream, how many it is known to have so far"
+    "Returns how many chunks an ingest has; for a stream that has not ended, those of its `n` so far"
     return -(-plan['n']//plan['chunk'])
 
 def progress_text(
     plan:Plan, # The plan of an unfinished ingest; empty or `None` if there is none
     done:int, # Chunks that are written
 )->str:
-    "Describes how far an ingest is, for a message; empty without a plan"
+    "Returns how far an ingest is, for a message: ' (3 of 10 chunks done)'; '' without a plan"
     if not plan: return ''
     at_least = 'at least ' if plan.get('open') else ''
     return f' ({done:,} of {at_least}{chunk_count(plan):,} chunks done)'
@@ -168,15 +170,20 @@ class Writer:
 
     def put(self,
         numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
-        columns:dict, # `{field: list of bytes, or array}`, each of length n
-        labels:dict=None, # `{field: set of labels}` for fields whose vocabulary is not known yet
+        columns:dict, # `{field: list of bytes or labels, or array}`, each of length n
+        # Labels of these samples, `{field: set of str}`: of a staged field of text; of codec `labels`, as `label_texts`
+        labels:dict=None,
     ):
-        "Writes samples; it is safe to repeat the call"
+        """Writes samples; it is safe to repeat the call
+
+        `columns` also has a column `FIELD.crc` of checksums for each field of bytes, and `__key__` if `takes_keys`. If
+        `takes_label_hashes`, the column of a staged field is called `FIELD~`, and is an `int64` array."""
         raise NotImplementedError
 
     def done(self,
         chunk:int, # Number of the chunk
-        record:dict, # `ok`, `failed` (samples), `bytes`, `gaps` (numbers without a sample), and further entries to keep
+        # `ok` and `failed` (counts of samples), `bytes`, `gaps` (list of numbers without a sample), and entries to keep
+        record:dict,
         failures:list=(), # `(sample, reason)` of each sample that failed, both `str`
         stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
         run:str=None, # What `server_run` returned when the chunk began
@@ -185,15 +192,15 @@ class Writer:
         raise NotImplementedError
 
     def records(self):
-        "Returns an iterator of `(chunk, record)` for the chunks that are done"
+        "Returns an iterator of `(chunk, record)` for the chunks that are done, in any order; see `done`"
         raise NotImplementedError
 
     def failures(self):
-        "Returns an iterator of `(sample, reason)` for the samples that could not be converted"
+        "Returns an iterator of `(sample, reason)`, both `str`, for the samples that could not be converted"
         raise NotImplementedError
 
     def commit(self):
-        "Fills gaps, encodes labels, and makes the dataset visible in one step; returns its manifest"
+        "Fills gaps, encodes labels, and makes the dataset visible in one step; returns its `Manifest`"
         raise NotImplementedError
 
     def abandon(self,
@@ -204,14 +211,14 @@ class Writer:
 
     def close(self): "Releases the lock"
     def opener(self):
-        "Something to pickle, and to call for this writer in a worker"
+        "Returns a callable that can be pickled; called in a worker, it returns a writer of the same ingest"
         raise NotImplementedError
 
     # The methods below have defaults
 
     def extend(self,
         n:int, # Samples with numbers below `n` may be written from now on
-        **changes # Further changes of the plan
+        **changes # Further entries of the plan to replace
     ):
         "Changes the plan of a stream, whose length was not known when it began"
         self.plan = {**self.plan, 'n':n, **changes}
@@ -243,7 +250,7 @@ class Writer:
     def space(self,
         numbers, # Sample numbers that are written
     )->tuple: # Bytes per sample, free bytes, total bytes; the last two are `None` if they are not known
-        "Returns how much space the samples `numbers` take, and how much is left"
+        "Returns how much space a sample takes, measured on the samples `numbers`, and how much is left"
         return 0,None,None
 
     def check_value(self,
@@ -253,7 +260,7 @@ class Writer:
         "Raises `ValueError` if the place cannot hold `value`, so that its sample fails; the message names the limit"
 
     def progress(self)->str:
-        "Describes how far an unfinished ingest is, for a message; empty if that is not known"
+        "Returns how far an unfinished ingest is, as `progress_text`; '' if that is not known"
         return ''
 
     def how_to_abandon(self)->str:

@@ -23,7 +23,9 @@ _held_locks = set() # IDs of the locks that this process holds; one with another
 _never = threading.Event() # To wait, also in tests that let no time pass
 
 class FolderLock:
-    "The right to write a dataset in a folder; the process that holds it leads, its workers have copies of this object"
+    """The right to write a dataset in a folder: a file there that the process which leads renews
+
+    Its workers have copies of this object with the same `token`."""
     def __init__(self,
         storage:Storage, # The folder
         token:str=None, # ID of the lock; default: `take` chooses it
@@ -41,11 +43,11 @@ class FolderLock:
     def exclusive(self,
         create:bool=False # Make the folder `.ingest` if it does not exist?
     ):
-        """Excludes other processes that check or change the lock; gives whether the storage can do that
+        """A context in which no other process checks or changes the lock; yields whether the storage can do that
 
         Between a check of the lock and what depends on it, this process may be stopped for a long time. So the folder
-        `.ingest` is locked with `flock`, which object stores and some file servers do not have. Raises
-        `StoreBusy`."""
+        `.ingest` is locked with `flock`, which object stores and some file servers do not have. Raises `StoreBusy` if
+        another process keeps it locked for `LEASE_SECONDS`."""
         folder = self.storage.path('.ingest') if self.storage.local else None
         if folder is None:
             yield False
@@ -54,9 +56,12 @@ class FolderLock:
             yield _lock_folder(folder, stack, self.url, create)
 
     def take(self,
-        progress=None # Called without arguments, returns how far the holder is, for the message
+        progress=None # Called without arguments, returns how far the holder is, as `progress_text`
     ):
-        "Takes the lock, and renews it in a thread until `close`; raises `StoreBusy`"
+        """Takes the lock, and renews it in a thread until `close`; raises `StoreBusy`
+
+        Sets `token` and `is_fenced`. Waits for `LEASE_SECONDS` if it cannot know otherwise whether a holder is at
+        work."""
         watched = self._await(self.holder(), progress)
         me = dict(host=host_id(), pid=os.getpid(), start=process_state(os.getpid())[0], id=uuid.uuid4().hex)
         self.token,self.beats = me['id'],0
@@ -83,6 +88,8 @@ class FolderLock:
     def _await(self, holder, progress):
         """Waits until the lock of `holder` may be taken, and returns `holder`; raises `StoreBusy` if it is at work
 
+        `holder` is what the method `holder` returned, and `progress` is as in `take`. `None` is returned at once.
+
         If nobody can know, because the holder is on another machine or stopped, the lock is watched. No clock but that
         of this process is used: a holder that has not renewed its lock for `LEASE_SECONDS` is taken to be dead."""
         if not holder: return None
@@ -99,7 +106,7 @@ class FolderLock:
         return self._is_renewed(holder, LEASE_SECONDS/3) if running is None else running
 
     def _is_renewed(self, holder, seconds):
-        "Returns whether the lock changes within `seconds`; one that is released does not count"
+        "Returns whether the stored lock becomes another than `holder` within `seconds`; `False` if it is released"
         started = monotonic()
         while monotonic()-started<seconds:
             _never.wait(LEASE_SECONDS/60)
@@ -108,7 +115,9 @@ class FolderLock:
         return False
 
     def _renew(self, write):
-        "Renews the lock with `write` until `close`, or until another process has taken it"
+        """Runs in a thread: renews the lock by `write()` at regular times, until `close`
+
+        Ends if another process has the lock, and sets `lost`."""
         while not self.stop.wait(LEASE_SECONDS/6):
             try:
                 with self.exclusive():
@@ -119,7 +128,7 @@ class FolderLock:
             except Exception: pass   # the next turn tries again
 
     def holder(self)->dict: # `host`, `pid`, `start` of the process, `id`, `beat` (counts renewals), `time`
-        "Returns who holds the lock, or `None`"
+        "Returns what the file of the lock says of its holder; `None` if there is no such file, or a damaged one"
         try: holder = unseal_json(self.storage.read(LOCK_FILE))
         except (FileNotFoundError,ValueError,RecursionError): return None
         is_whole = all(type(holder.get(key)) is kind for key,kind in (('host',str), ('pid',int), ('id',str)))
@@ -135,7 +144,9 @@ class FolderLock:
 
     @contextmanager
     def publishing(self):
-        "For the files of the holder of the lock; raises `StoreBusy` before or afterwards if the lock was lost"
+        """A context in which the holder of the lock publishes files: it is `exclusive`
+
+        Raises `StoreBusy` if the lock was lost: before the block, or in place of an error of the storage in it."""
         with self.exclusive():
             self.check()
             try: yield
@@ -144,9 +155,9 @@ class FolderLock:
                 raise
 
     def close(self,
-        clean_up=None # Called without arguments while the lock is still held
+        clean_up=None # Called without arguments before the release, unless the lock was lost
     ):
-        "Releases the lock"
+        "Releases the lock; errors of the storage are ignored, since the lease will end"
         self.stop.set()
         _held_locks.discard(self.token)
         try:
@@ -158,7 +169,10 @@ class FolderLock:
         except (OSError,StoreError): pass   # the folder is not empty, or the storage is away: the lease will end
 
 def _is_at_work(holder):
-    "Returns whether the process that has written `holder` is at work; `None` if that cannot be known here"
+    """Returns whether the process that has written `holder` is at work; `None` if that cannot be known here
+
+    `holder` is a dict as from `FolderLock.holder`. It cannot be known of a process on another machine, of one that is
+    stopped, and of one that this user may not see. For locks of earlier versions, it returns `_is_in_force`."""
     if 'beat' not in holder: return _is_in_force(holder)
     if holder['host']!=host_id(): return None
     if holder['pid']==os.getpid(): return holder['id'] in _held_locks
@@ -169,13 +183,19 @@ def _is_at_work(holder):
     return None if state in 'Tt' else True
 
 def _is_in_force(holder):
-    "Returns whether a lock that an earlier version has written, with a time, excludes others"
+    """Returns whether `holder`, a lock of an earlier version, which has no `beat`, excludes others
+
+    It does for `LEASE_SECONDS` after its `time`, unless a process of this machine had it that has ended or released
+    it."""
     if time.time()-holder['time']>=LEASE_SECONDS: return False
     if holder['host']!=host_id(): return True
     return holder['id'] in _held_locks if holder['pid']==os.getpid() else is_alive(holder['pid'])
 
 def _lock_folder(folder, stack, url, create):
-    "Locks `folder` until `stack` is closed; returns whether the file system can do that; raises `StoreBusy`"
+    """Locks `folder` with `flock` until `stack`, an `ExitStack`, is closed; returns whether that is possible
+
+    It is not if the file system cannot do it, or if the folder does not exist and `create` is false. Waits while
+    another process has it locked, and raises `StoreBusy` after `LEASE_SECONDS`; `url` is for the message."""
     started = monotonic()
     while True:
         try:
@@ -200,5 +220,6 @@ def _lock_folder(folder, stack, url, create):
             return True
 
 def _is_folder(fd, folder):
+    "Returns whether the descriptor `fd` is that of the folder which is at the path `folder` now"
     try: return os.path.samestat(os.fstat(fd), os.stat(folder))
     except FileNotFoundError: return False

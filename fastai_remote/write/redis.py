@@ -60,7 +60,7 @@ class RedisWriter(Writer):
 
     @property
     def layout(self):
-        "The names of the keys of the values, `key_layout`"
+        "What names the keys of the values: `key_layout` of the plan"
         return key_layout(self.plan['prefix'], self.plan.get('tags', 0))
 
     def server_run(self): return self.lock.server_run()
@@ -125,21 +125,21 @@ class RedisWriter(Writer):
                               f'{dataset.created}); overwrite=True replaces it')
 
     def checked_plan(self,
-        plan:dict
+        plan:dict # As `begin` got it
     )->dict:
-        "Returns the plan of a new ingest; raises `ValueError` if it does not fit to what is there"
+        "Returns `plan`, or a changed copy; raises `ValueError` or `StoreExists` if it does not fit to what is there"
         return plan
 
     def known_labels(self,
         field:str # A field with labels
     )->list:
-        "Returns the labels that have the first codes; `None` if numbers are stored as they are, and not as labels"
+        "Returns the labels that have codes already, in their order; `None` if integers are stored without codes"
         return []
 
     def revised(self,
         manifest:Manifest # What was written
     )->tuple: # The manifest to store; `{key: bytes}` to store with it; keys that it does not need, as `value_keys`
-        "Returns the dataset that a commit makes visible"
+        "Returns what a commit makes visible, and what it removes; raises `ServerRestarted` if it was committed already"
         replaced = self.committed(True)
         if replaced and replaced.generation>=manifest.generation:   # its keys are the ones that were written
             raise ServerRestarted(f'{self.url}: the server restarted while {self.name!r} was committed; '
@@ -149,7 +149,7 @@ class RedisWriter(Writer):
 # %% ../../nbs/write/05_redis.ipynb #9cfaf5fe
 @patch
 def _check_eviction(self:RedisWriter):
-    "Raises `StoreError` if the server may drop keys"
+    "Raises `StoreError` if a server may drop keys when it is full: it has a limit, and a policy `allkeys-…`"
     for memory in self._memory():
         policy = memory.get('maxmemory_policy', '')
         if not memory.get('maxmemory') or not policy.startswith('allkeys'): continue
@@ -158,7 +158,7 @@ def _check_eviction(self:RedisWriter):
 
 @patch
 def _memory(self:RedisWriter):
-    "Returns what `INFO memory` says, for each master of a cluster"
+    "Returns what `INFO memory` says, a list of dicts: one for each master of a cluster, or for the single server"
     return self.link.call(lambda _: [master.info('memory') for master in self.link.servers.masters()])
 
 @patch
@@ -171,7 +171,9 @@ def read_plan(self:RedisWriter,
 
 @patch
 def _earlier_plan(self:RedisWriter, overwrite):
-    "Returns the plan of an unfinished ingest, or `None`; one that is damaged is dropped if `overwrite`"
+    """Returns the plan of an unfinished ingest, or `None`; raises `CorruptSample` if it is damaged
+
+    With `overwrite`, it drops an ingest whose plan is damaged and returns `None`."""
     stored = self.link.call(lambda c: c.get(self.keys.plan))
     if not stored: return None
     try: return self.read_plan(stored)
@@ -182,7 +184,10 @@ def _earlier_plan(self:RedisWriter, overwrite):
 
 @patch
 def _store_plan(self:RedisWriter, plan, earlier):
-    "Stores a new plan, with a generation that neither a dataset nor the ingest `earlier` has used; returns it"
+    """Returns `plan` with `check` of its fields, `generation`, `prefix`, `tags` and `began`, and stores it
+
+    Neither a dataset nor the ingest whose plan is `earlier`, which may be `None`, has used the generation. Deletes the
+    records, statistics, labels and failures that an earlier ingest may have left."""
     generation = max(self.next_generation(), 1+earlier['generation'] if earlier else 0)
     plan = {**plan, 'fields':with_checks(plan['fields']), 'generation':generation,
             'prefix':self.name if generation==1 else f'{self.name}@{generation}', 'tags':self.lock.tags,
@@ -197,7 +202,9 @@ def _store_plan(self:RedisWriter, plan, earlier):
 def committed(self:RedisWriter,
     accept_damage:bool=False # Is a damaged manifest as good as none?
 )->Manifest:
-    "Returns the manifest of the dataset, or `None` if there is none; also if it is damaged and `accept_damage`"
+    """Returns the manifest of the dataset, or `None` if there is none; raises `CorruptSample` if it is damaged
+
+    With `accept_damage`, it warns of the damage and returns `None`."""
     try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.lock.tags))
     except StoreNotFound: return None
     except CorruptSample:
@@ -218,7 +225,10 @@ def next_generation(self:RedisWriter)->int:
 
 @patch
 def _renamed_generation(self:RedisWriter):
-    "Returns the last generation of this name whose keys belong to a dataset that was renamed; 0 if there is none"
+    """Returns the last generation of this name that is noted as used; 0 if there is none; raises `CorruptSample`
+
+    It is noted when a dataset is renamed, or an ingest whose plan is damaged is dropped; in a cluster also when an
+    ingest is abandoned or a dataset is deleted."""
     stored = self.link.call(lambda c: c.hget(GENERATIONS_KEY, self.name)) or b'0'
     if stored.isdigit(): return int(stored)
     raise CorruptSample(f'{self.url}: {GENERATIONS_KEY} has {stored[:20]!r} for {self.name!r}, where a number '
@@ -226,7 +236,9 @@ def _renamed_generation(self:RedisWriter):
 
 # %% ../../nbs/write/05_redis.ipynb #dbf44658
 def _open_writer(open_link, name, plan, token, tags):
-    "Returns a new writer, which uses the connection that all writers of this process share"
+    """Returns a new writer, which uses the connection that all writers of this process share
+
+    `open_link` is what `RedisLink.opener` returned; `token` and `tags` are those of the leader's lock."""
     writer = RedisWriter(open_link(), name)
     writer.plan,writer.lock = plan,RedisLock(writer.link, name, token, tags)
     return writer
@@ -235,10 +247,10 @@ def _open_writer(open_link, name, plan, token, tags):
 @patch
 def put(self:RedisWriter,
     numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
-    columns:dict, # `{field: list of bytes, or array}`, each of length n
-    labels:dict=None, # `{field: set of labels}` for fields whose vocabulary is not known yet
+    columns:dict, # `{field: list of bytes, or array}`, each of length n; staged values are in column `FIELD~`
+    labels:dict=None, # `{field: set of str}`, as in `Writer.put`
 ):
-    "Writes samples in one transaction; raises `StoreFull`, `StoreBusy`"
+    "Writes samples in one transaction, in a cluster in one per slot; raises `StoreFull`, `StoreBusy`"
     if not len(numbers): return
     layout,fields,commands = self.layout,self.plan['fields'],[]
     for field,values in columns.items():
@@ -257,12 +269,12 @@ def put(self:RedisWriter,
 @patch
 def done(self:RedisWriter,
     chunk:int, # Number of the chunk
-    record:dict, # `ok`, `failed` (samples), `bytes`, `gaps` (numbers without a sample), and further entries to keep
+    record:dict, # As in `Writer.done`
     failures:list=(), # `(sample, reason)` of each sample that failed, both `str`
     stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
     run:str=None, # What `server_run` returned when the chunk began
 ):
-    "Records that a chunk is written; raises `ServerRestarted`, `StoreBusy`"
+    "Records that a chunk is written, and removes values of bytes in its `gaps`; raises `ServerRestarted`, `StoreBusy`"
     layout,fields = self.layout,self.plan['fields']
     # an earlier run that was killed may have written a value of a sample that fails now
     commands = [('UNLINK', key) for field,spec in fields.items() if spec['dtype'] is None
@@ -274,7 +286,7 @@ def done(self:RedisWriter,
 
 @patch
 def records(self:RedisWriter):
-    """Returns an iterator of `(chunk, record)` for the chunks that are done; raises `CorruptSample`
+    """Returns an iterator of `(chunk, record)` for the chunks that are done, in any order; raises `CorruptSample`
 
     A chunk whose record is damaged is left out, so that it is written again. If samples have been moved already, that
     is not possible, and it is an error."""
@@ -291,13 +303,13 @@ def records(self:RedisWriter):
 
 @patch
 def failures(self:RedisWriter):
-    "What could not be converted, as an iterator of `(sample, reason)`; raises `CorruptSample`"
+    "What could not be converted, as an iterator of `(sample, reason)`, both `str`; raises `CorruptSample`"
     return read_failures(self.link, self.layout, self.name, f' ({self.how_to_abandon()} drops what is there)')
 
 @patch
 def extend(self:RedisWriter,
     n:int, # Samples with numbers below `n` may be written from now on
-    **changes # Further changes of the plan
+    **changes # Further entries of the plan to replace
 ):
     "Changes the plan of a stream, whose length was not known when it began; raises `StoreBusy`"
     self.plan = {**self.plan, 'n':n, **changes}
@@ -325,7 +337,9 @@ def remove_garbage(self:RedisWriter,
 
 @patch
 def _unlink_garbage(self:RedisWriter, key, listed, names, run):
-    "Unlinks keys if `key` still holds the list of garbage; returns whether it does"
+    """Unlinks the keys `names` if `key` still holds `listed`, the list of garbage; returns a true value if it does
+
+    Raises `ServerRestarted` if `run` is not the current run of the server."""
     if not self.lock.tags: return self.lock.transaction_if(key, listed, lambda p: p.unlink(*names), run)
     if self.link.call(lambda c: c.get(key))!=listed: return False
     if names[0][0]=='{': self.lock.write([('UNLINK', *names)], run)
@@ -334,7 +348,9 @@ def _unlink_garbage(self:RedisWriter, key, listed, names, run):
 
 @patch
 def _garbage_ranges(self:RedisWriter, listed):
-    "Returns the ranges of keys to remove; none if the list is damaged, because the keys may be those of other datasets"
+    """Returns a list of the ranges of keys in `listed`, the stored garbage: `(start of the key, first, stop, step)`
+
+    If it is damaged, this warns and returns none, because the keys may be those of other datasets."""
     try:
         content = json.loads(listed)
         ranges = content if isinstance(content, list) else unseal(listed, self.keys.garbage)['ranges']
@@ -365,7 +381,7 @@ def abandon(self:RedisWriter,
 def retire(self:RedisWriter,
     generation:int # The last generation whose keys were written
 ):
-    """In a cluster, sees to it that no keys of this generation are written again
+    """In a cluster, notes this generation as used, so that its keys are not written again; else does nothing
 
     Else a replica that is behind could have values of the old dataset, and another one the manifest of the new."""
     if not self.lock.tags: return
@@ -423,7 +439,7 @@ def _keys_of(manifest):
 
 @patch
 def _remove_dataset(self:RedisWriter):
-    "Removes the dataset, even if its manifest is damaged; returns whether there was one"
+    "Removes the dataset, also if its manifest is damaged (its values stay then); returns whether there was one"
     manifest = self.committed(True)
     if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
     if manifest: self.retire(manifest.generation)
@@ -446,7 +462,7 @@ def claim(self:RedisWriter)->int:
 
 @patch
 def claimed(self:RedisWriter)->int:
-    "Returns how many chunk numbers were claimed"
+    "Returns the number of chunks that were claimed: all their numbers are below it"
     counter,claims = self.link.send([('GET', self.keys.next_chunk), ('GET', self.keys.claims)])
     # if the counter was damaged, the bits still show which numbers were claimed
     taken = np.flatnonzero(np.unpackbits(np.frombuffer(claims or b'', np.uint8)))
@@ -487,7 +503,8 @@ def space(self:RedisWriter,
 def commit(self:RedisWriter)->Manifest:
     """Fills gaps, encodes labels, and makes the dataset visible in one step; returns its manifest
 
-    The dataset that it replaces is removed. Raises `ServerRestarted`, `StoreBusy`, `CorruptSample`."""
+    The dataset that it replaces is removed. Raises `ServerRestarted` (also `ChunksLost`), `StoreBusy`, `CorruptSample`,
+    and `StoreError` for values that are lost."""
     plan,run = self.plan,self.server_run()
     stats = self._image_stats()   # before samples move: if statistics are damaged, their chunks are written again
     gaps,nbytes,failed = self._sum_records()
@@ -509,7 +526,9 @@ def commit(self:RedisWriter)->Manifest:
 
 @patch
 def _sum_records(self:RedisWriter):
-    "Returns all gaps, ascending, the sum of bytes and of failures; raises `ChunksLost` if chunks are missing"
+    """Returns the gaps of all records, an ascending `int64` array, and the sums of their bytes and of their failures
+
+    Raises `ChunksLost` if chunks have no record."""
     gaps,nbytes,failed,missing = array('q'),0,0,chunk_count(self.plan)
     for _,record in self.records():
         gaps.extend(record['gaps'])
@@ -523,10 +542,11 @@ def _sum_records(self:RedisWriter):
 
 @patch
 def _rewrite_lost_chunks(self:RedisWriter, gaps, run):
-    """Removes the records of chunks of which a node of a cluster has lost values, and raises `ChunksLost`
+    """Removes the records of chunks of which values are lost, if there are any, and raises `ChunksLost`
 
-    So it does on a single server that was full and has dropped keys, though that was forbidden when the ingest began.
-    The next run writes these chunks again. After samples have been moved, `_check_moved` looks for them instead."""
+    It looks for them in a cluster, of which a node may have lost values, and on a single server that was full and has
+    dropped keys. `gaps` are the numbers without a sample, ascending. The next run writes these chunks again. After
+    samples have been moved, it does nothing, and `_check_moved` looks for lost values instead."""
     plan = self.plan
     if 'moved' in plan or not (self.layout.tags or self._has_evicted()): return
     lost = lost_of_range(self.link, self.layout, plan['fields'], plan['n'], gaps)
@@ -544,7 +564,7 @@ def _has_evicted(self:RedisWriter):
 
 @patch
 def _check_moved(self:RedisWriter, n):
-    "Raises `StoreError` if a node of a cluster has lost one of the `n` samples while gaps were filled"
+    "Raises `StoreError` if values of the first `n` samples were lost, in a cluster or by a full server, during moves"
     if not self.layout.tags and not self._has_evicted(): return
     for numbers in lost_of_range(self.link, self.layout, self.plan['fields'], n):
         raise self._lost(f'values of sample {numbers[0]:,} and others')
@@ -592,10 +612,10 @@ def _wait_for_replicas(self:RedisWriter, seconds=10):
 
 @patch
 def _image_stats(self:RedisWriter):
-    """Returns the statistics of all chunks as `stats` of the manifest, added in the order of the chunks
+    """Returns the statistics of all chunks as `stats` of the manifest, `{field: summary}`; `{}` if there are none
 
-    If some are damaged, the records of their chunks are removed, and `ChunksLost` is raised: the next run writes
-    these chunks again. If that is too late, it raises `CorruptSample`."""
+    They are added in the order of the chunks. If some are damaged, the records of their chunks are removed, and
+    `ChunksLost` is raised: the next run writes these chunks again. If that is too late, it raises `CorruptSample`."""
     parts = {chunk:unseal_stats(chunk, stored) for chunk,stored in scan_hash(self.link, self.keys.stats)}
     if not parts: return {}
     damaged = [chunk for chunk,stats in parts.items() if stats is None]
@@ -611,20 +631,20 @@ def _image_stats(self:RedisWriter):
 
 @patch
 def _damaged(self:RedisWriter, what):
-    "Returns the error for stored state that is damaged, and the advice for it"
+    "Returns a `CorruptSample` which says that the stored state `what` (text) is damaged, and what to do"
     return CorruptSample(f'{self.name}: {what} in {self.url} is damaged: {self.how_to_abandon()} drops what is there, '
                          'then ingest again')
 
 @patch
 def _lost(self:RedisWriter, what):
-    "Returns the error for values that are gone, and the advice for it"
+    "Returns a `StoreError` which says that the server lost `what` (text), and what to do"
     return StoreError(f'{self.name}: the server lost {what}; {self.how_to_abandon()} drops what is there, then ingest '
                       'again')
 
 # %% ../../nbs/write/05_redis.ipynb #e55b1aeb
 @patch
 def _fill_gaps(self:RedisWriter, moves, run):
-    "Makes the moves of `fill_gaps`, split by split, and notes in the plan how many splits are done"
+    "Makes those of the `moves`, as from `fill_gaps`, that are not made yet; notes in the plan how many splits are done"
     if 'moved' not in self.plan and any(len(sources) for sources,_ in moves): self._note_moved(0, run)
     for k,(sources,targets) in enumerate(moves):
         # the moves of a split can be repeated, but not after those of the next split
@@ -634,7 +654,7 @@ def _fill_gaps(self:RedisWriter, moves, run):
 
 @patch
 def _note_moved(self:RedisWriter, moved, run):
-    "Stores in the plan that `moved` splits have no gaps any more"
+    "Stores in the plan that the first `moved` splits have no gaps any more"
     plan = {**self.plan, 'moved':moved}
     self.lock.transaction(lambda p: p.set(self.keys.plan, seal(plan)), run)
     self.plan = plan
@@ -657,7 +677,7 @@ def _move(self:RedisWriter, sources, targets, run, step=500):
 
 @patch
 def _rename(self:RedisWriter, pairs, run):
-    "Renames keys; one that is not there was renamed before"
+    "Renames keys, `pairs` of `(old, new)`, in one transaction; one that is not there was renamed before"
     def queue(p):
         for old,new in pairs: p.rename(old, new)
     replies = self.lock.transaction(queue, run, strict=False)
@@ -675,7 +695,9 @@ def _copy_and_remove(self:RedisWriter, pairs, run, step=16):
 
 @patch
 def _move_packed(self:RedisWriter, field, spec, sources, targets, run, tries=3):
-    "Copies packed values of `field`, with checksums for their new numbers; raises `CorruptSample`"
+    """Copies packed values from the numbers `sources` to `targets`, with new checksums; raises `CorruptSample`
+
+    `field` ends in `~` for staged values; `spec` is the entry of the field in the plan."""
     layout,dtype,check = self.layout,spec['dtype'],spec.get('check')
     commands,reads = packed_reads(layout, field, dtype, sources, check)
     for _ in range(tries):   # a reply may be damaged on its way
@@ -691,7 +713,9 @@ def _move_packed(self:RedisWriter, field, spec, sources, targets, run, tries=3):
 
 @patch
 def _clear_ends(self:RedisWriter, n, run, step=1<<22):
-    "Overwrites packed values after the last of `n` samples with zeros, and removes keys that hold nothing else"
+    """Overwrites packed values after the last of `n` samples with zeros, and removes keys that hold nothing else
+
+    Staged fields are left out: their codes are not written yet."""
     for field,spec in self.plan['fields'].items():
         if spec['dtype'] is None or spec.get('staged'): continue
         for key_number in range(n>>KEY_BITS, 1+(self.plan['n']>>KEY_BITS)):
@@ -708,7 +732,9 @@ def _clear_ends(self:RedisWriter, n, run, step=1<<22):
 # %% ../../nbs/write/05_redis.ipynb #5d96611f
 @patch
 def _encode_staged(self:RedisWriter, field, spec, manifest, run):
-    "Writes the codes of a staged label field, adds its vocabulary and counts to `manifest`; returns its new spec"
+    """Writes the codes of a staged label field, and adds its vocabulary and counts to `manifest`
+
+    `spec` is its entry in the plan. Returns the entry of the manifest: `codec`, `dtype` and `check`."""
     vocab,dtype,encode = self._label_encoder(field, spec, manifest.n)
     counts = np.zeros(len(vocab or ()), np.int64)
     for start,staged in self._scan(f'{field}~', spec, manifest.n):
@@ -723,9 +749,11 @@ def _encode_staged(self:RedisWriter, field, spec, manifest, run):
 
 @patch
 def _label_encoder(self:RedisWriter, field, spec, n):
-    """Returns the vocabulary of a staged field, the dtype of its codes, and a function from staged values to codes
+    """Returns the vocabulary (list) of a staged field, the dtype of its codes, and a function that encodes
 
-    The vocabulary is `None` for integers that are too many to be classes; these are stored as they are."""
+    The function returns the array of codes for an array of staged values. The vocabulary is `None` for integers that
+    are stored as they are: they are too many to be classes, or those of the dataset are. Raises `StoreError` if labels
+    are lost, `ValueError` if two have the same hash."""
     labels,known = self._labels(field),self.known_labels(field)
     if spec.get('text') and not labels: raise self._lost(f'labels of {field!r}')
     if not labels:
@@ -745,7 +773,9 @@ def _label_encoder(self:RedisWriter, field, spec, n):
     return labels,narrow(0, len(labels)-1),encode
 
 def _distinct_integers(arrays):
-    "Returns the narrowest dtype for all integers, and the distinct ones, ascending; `None` if these are too many"
+    """Returns the narrowest dtype for all integers in `arrays`, and the distinct ones, an ascending array
+
+    The latter is `None` if there are more than `MAX_CLASSES`. `arrays` is an iterable of arrays that are not empty."""
     lowest,highest,distinct = 0,0,np.zeros(0, np.int64)
     for values in arrays:
         lowest,highest = min(lowest, int(values.min())),max(highest, int(values.max()))
@@ -755,7 +785,7 @@ def _distinct_integers(arrays):
 
 @patch
 def _labels(self:RedisWriter, field):
-    "Returns all labels of `field` that workers have found so far, sorted; raises `CorruptSample` if one is damaged"
+    "Returns all labels of `field` as `put` got them, a sorted list of `str`; raises `CorruptSample` if one is damaged"
     key,labels = self.keys.labels(field),[]
     for stored in self.link.call(lambda c: c.smembers(key)):
         try: labels.append(unseal_label(stored))
@@ -765,19 +795,22 @@ def _labels(self:RedisWriter, field):
 
 @patch
 def _count_codes(self:RedisWriter, field, spec, manifest):
-    "Returns how many samples have each label of `field`, whose vocabulary was given"
+    "Returns how many samples have each label of `field`, whose vocabulary was given: a list in the order of codes"
     counts = np.zeros(len(manifest.vocab[field]), np.int64)
     for _,codes in self._scan(field, spec, manifest.n): counts += np.bincount(codes, minlength=len(counts))
     return counts.tolist()
 
 @patch
 def _scan(self:RedisWriter, field, spec, n, step=1<<19):
-    "Returns an iterator of `(first number, array)` over `n` packed values; raises `CorruptSample`, `StoreError`"
+    """Returns an iterator of `(first number, array)` over the packed values of the first `n` samples, in parts
+
+    `field` ends in `~` for staged values; `spec` is the entry of the field in the plan. Raises `CorruptSample`, and
+    `StoreError` if values are lost."""
     for start in range(0, n, step): yield start,self._read_packed(field, spec, start, min(step, n-start))
 
 @patch
 def _read_packed(self:RedisWriter, field, spec, start, count, tries=3):
-    "Returns `count` values of packed `field`, all in one key, from number `start` on; raises as `_scan`"
+    "Returns an array of `count` packed values, all in one key, from number `start` on; the rest is as in `_scan`"
     size,dtype = element_size(spec),np.dtype(spec['dtype'])
     key = self.layout.packed(field, start>>KEY_BITS)
     offset = (start&((1<<KEY_BITS)-1))*size

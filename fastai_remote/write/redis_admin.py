@@ -32,7 +32,9 @@ def delete_dataset(
 def unfinished_ingests(
     url:str|RedisLink, # The server
 )->list: # Of dicts: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (ISO 8601, UTC); `running`
-    "Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it"
+    """Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it
+
+    If the plan of one is damaged, `of` is 0, and `began` is ''."""
     url = concealed(url)
     link = as_link(url)
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
@@ -41,6 +43,7 @@ def unfinished_ingests(
     return [ingest for ingest in ingests if ingest['began'] or not link.is_cluster]
 
 def _describe_ingest(link, name):
+    "Returns the dict of `unfinished_ingests` for one name"
     def read(keys): return link.send([('GET', keys.plan), ('HLEN', keys.chunks), ('EXISTS', keys.lock)])
     stored,done,is_locked = read(IngestKeys(name))
     if stored is None and link.is_cluster: stored,done,is_locked = read(IngestKeys(name, tags=1))
@@ -80,7 +83,9 @@ def rename_dataset(
     return type(store)(store.link, name)
 
 def _switch_name(link, old, new, manifest):
-    "Replaces the manifest of writer `old` by one of writer `new`, while both hold their locks"
+    """Stores `manifest`, that of writer `old`, under the name of writer `new`, and removes it under the old name
+
+    Both writers hold their locks. It is one transaction, except in a cluster. Raises `StoreBusy`, `StoreExists`."""
     renamed = replace(manifest, name=new.name).to_json()
     if old.lock.tags: return _switch_in_cluster(link, old, new, manifest, renamed)
     watched = old.keys.lock,new.keys.lock,new.keys.manifest,new.keys.plan
@@ -100,16 +105,18 @@ def _switch_name(link, old, new, manifest):
     link.call(lambda client: watched_transaction(client, watched, attempt))
 
 def _is_renamed(link, name, manifest, there, plan):
-    "Returns whether the manifest is under its new name; raises `StoreExists` if something else is there"
+    """Returns whether `manifest` is under its new name `name`; raises `StoreExists` if something else is there
+
+    `there` and `plan` are what the keys of the manifest and of the plan hold under that name: bytes or `None`."""
     if there and Manifest.from_json(there).uid==manifest.uid: return True
     if not there and not plan: return False
     what = '' if there else ', an unfinished ingest'
     raise StoreExists(f'{link.url}: {name!r} is there already{what}')
 
 def _switch_in_cluster(link, old, new, manifest, renamed):
-    """Does the steps one after the other, as the names are on different nodes; for a moment the dataset has both names
+    """Does what `_switch_name` does step by step, as the names are on different nodes; `renamed` is the new JSON
 
-    If it is interrupted, the same call finishes it."""
+    For a moment the dataset has both names. If it is interrupted, the same call finishes it."""
     there,plan = link.send([('GET', new.keys.manifest), ('GET', new.keys.plan)])
     is_renamed = _is_renamed(link, new.name, manifest, there, plan)
     old.retire(manifest.generation)

@@ -22,7 +22,7 @@ from .redis_state import IngestKeys, lock_number, LOCKS_KEY, parse_lock, watched
 _held_locks = set() # Tokens of the locks that this process holds, or is taking
 
 def _is_held(token, pid):
-    "Is process `pid` of this machine alive, and does it hold the lock? It may have failed to release it"
+    "Returns whether process `pid` of this machine holds `token`: if it is another one than this, whether it is alive"
     return token in _held_locks if pid==os.getpid() else is_alive(pid)
 
 class RedisLock:
@@ -39,9 +39,9 @@ class RedisLock:
         self.fences = [] # Keys that hold copies of the token
 
     def take(self,
-        progress=None # Called without arguments, returns how far the holder is, for the message
+        progress=None # Called without arguments, returns how far the holder is, as `progress_text`
     ):
-        "Takes the lock, and renews its lease in a thread until `close`; raises `StoreBusy`"
+        "Takes the lock, and renews its lease in a thread until `close`; sets `token` and `tags`; raises `StoreBusy`"
         self.tags,self.fences = self._choose_tags(),[]
         self.keys = IngestKeys(self.name, self.tags)
         key,host = self.keys.lock,host_id()
@@ -84,14 +84,14 @@ class RedisLock:
         return masters*max(2, -(-12//masters)) if masters else 0
 
     def _renew(self):
-        "Renews the lease until `close`"
+        "Runs in a thread: renews the lease regularly until `close`"
         key = self.keys.lock
         while not self.stop.wait(LEASE_SECONDS/3):
             try: self.transaction_if(key, self.token, lambda p: p.expire(key, LEASE_SECONDS))
             except Exception: pass   # the next turn tries again; writes notice a lock that is lost
 
     def close(self):
-        "Releases the lock"
+        "Releases the lock, and removes its copies, where they are still this one's"
         self.stop.set()
         _held_locks.discard(self.token)
         for key in [*self.fences, self.keys.lock]: self.transaction_if(key, self.token, lambda p: p.delete(key))

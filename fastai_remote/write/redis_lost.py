@@ -16,7 +16,7 @@ from ..store.redis_link import RedisLink
 
 # %% ../../nbs/write/04_redis_lost.ipynb #448986b9
 def _lost_of_field(link, layout, field, spec, numbers):
-    "Those of the samples `numbers` that have no value of `field`, or a packed one that does not match its checksum"
+    "Does what `lost_samples` does for one field, whose entry in the plan is `spec`, and once; returns an `int64` array"
     if spec['dtype'] is None: return _without_key(link, layout, field, numbers)
     check = spec.get('check')
     commands,reads = packed_reads(layout, f'{field}~' if spec.get('staged') else field, spec['dtype'], numbers, check)
@@ -30,7 +30,7 @@ def _lost_of_field(link, layout, field, spec, numbers):
     return unsure[np.array(lengths, np.int64)>0]
 
 def _without_key(link, layout, field, numbers):
-    "Those of the samples `numbers` that have no key for the value of `field`"
+    "Those of the samples `numbers`, an array, that have no key for the value of `field`: an ascending array"
     groups = [numbers[numbers%len(layout.starts)==k] for k in range(len(layout.starts))]
     groups = [group for group in groups if len(group)]
     counts = link.send([('EXISTS', *layout.values(field, group.tolist())) for group in groups])
@@ -41,7 +41,7 @@ def _without_key(link, layout, field, numbers):
     return unsure[np.array(exist)==0]
 
 def lost_samples(
-    link:RedisLink, # The cluster
+    link:RedisLink, # The cluster or server
     layout, # `key_layout` of the dataset
     fields:dict, # `fields` of a plan
     numbers:np.ndarray, # Sample numbers, ascending, `int64`
@@ -57,14 +57,14 @@ def lost_samples(
     return lost
 
 def lost_of_range(
-    link:RedisLink, # The cluster
+    link:RedisLink, # The cluster or server
     layout, # `key_layout` of the dataset
     fields:dict, # `fields` of a plan
     n:int, # Sample numbers below `n` are looked for
     gaps:np.ndarray=(), # Numbers without a sample, ascending
     step:int=1<<13 # Samples that are looked for at a time
-): # Iterator of arrays of sample numbers, ascending
-    "Finds lost samples among all; memory does not grow with `n`"
+): # Iterator of arrays of sample numbers, ascending and not empty
+    "Finds the lost samples of a whole dataset, as `lost_samples` does; memory does not grow with `n`"
     for start in range(0, n, step):
         numbers = np.setdiff1d(np.arange(start, min(start+step, n)), gaps, assume_unique=True)
         lost = lost_samples(link, layout, fields, numbers)

@@ -42,7 +42,7 @@ class NewVersion:
         fields, # Names of fields
         change # `change(RunTable)` -> RunTable
     ):
-        "Replace the tables of `fields`"
+        "Replaces the tables of `fields` by what `change` returns for them; fields that share a table share the new one"
         changed = {}   # columns share tables
         for field in fields:
             table = self.columns[field]
@@ -53,7 +53,9 @@ class NewVersion:
         numbers:np.ndarray, # Sample numbers of the version before, ascending
         fields # Fields whose values are not needed any more
     ):
-        "Note that values are not needed any more; fixed-width ones stay where they are"
+        """Adds the keys of values that are not needed any more to `unused`, and subtracts about their bytes
+
+        Fixed-width values stay where they are."""
         for field in fields:
             if self.fields[field]['dtype'] is not None: continue
             self.manifest.nbytes -= round(self.mean_bytes[field]*len(numbers))
@@ -61,6 +63,9 @@ class NewVersion:
                 self._free_values(self.parts[part].layout, field, np.sort(inside))
 
     def _free_values(self, layout, field, numbers):
+        """Adds the keys of `field` for the samples `numbers` of a part, ascending and not empty, to `unused`
+
+        Does nothing if there would be more than `MAX_UNUSED` ranges. `layout` is the `key_layout` of the part."""
         ends = np.flatnonzero(np.diff(numbers)!=1)+1
         firsts,stops = numbers[[0,*ends]],numbers[[*(ends-1), len(numbers)-1]]+1
         if len(self.unused)+len(firsts)*len(layout.starts)>MAX_UNUSED: return
@@ -73,7 +78,7 @@ class NewVersion:
     def add_part(self,
         part:Manifest # What was written
     )->int: # Its number
-        "Add a part"
+        "Adds a part to `parts`, and its bytes and failures to the manifest; samples belong to it when tables say so"
         fields = {field:dict(spec) for field,spec in part.fields.items()}
         self.parts = [*self.parts, DatasetPart(key_layout(part.prefix, part.tags), fields, part.n, part.failed)]
         self.manifest.nbytes += part.nbytes
@@ -85,14 +90,14 @@ class NewVersion:
         field:str, # A field that the new part has too
         spec:dict # Its entry in the new part
     ):
-        "Give `field` a type that has the values of all its parts"
+        "Gives `field` a type that has the values of all its parts; raises `ValueError` if there is none"
         before = self.fields[field]
         self.fields[field] = {**before, 'dtype':wider_dtype(self.manifest.name, field, before['dtype'], spec['dtype'])}
 
     def finish(self,
         key:str # Where the tables of runs are to be stored, `NAME:~runs#GENERATION`
     )->tuple: # The manifest; `{key: bytes}` to store with it
-        "What to store"
+        "Completes the manifest: fields, number of samples, parts and runs; returns what to store for this version"
         tables,columns = [],{}
         for field in self.fields:
             table = self.columns[field]
@@ -108,7 +113,7 @@ class NewVersion:
         return replace(manifest, format=0), {key:stored}
 
 def _mean_bytes(store, n=256):
-    "The mean length of the values of each variable-width field, of some samples"
+    "Returns the mean length of the values of each variable-width field, `{field: bytes}`, of at most `n` samples"
     fields = [field for field in store.fields if store.manifest.fields[field]['dtype'] is None]
     if not len(store) or not fields: return dict.fromkeys(fields, 0)
     numbers = np.unique(np.linspace(0, len(store)-1, n).astype(np.int64))
@@ -116,6 +121,9 @@ def _mean_bytes(store, n=256):
 
 # %% ../../nbs/write/06_redis_reviser.ipynb #2627921e
 def _append(version, store, part, change):
+    """Adds the samples of `part`, the `Manifest` of what was written, to `version`, at the ends of their splits
+
+    `version` is the `NewVersion` that is changed, `store` the version that is there, and `change` an `Append`."""
     number,splits = version.add_part(part),{}
     for field,spec in part.fields.items(): version.widen(field, spec)
     for split,first,count,at,span in grown_splits(store, part):
@@ -126,18 +134,21 @@ def _append(version, store, part, change):
     add_stats(version.manifest, len(store), part)
 
 def _add_fields(version, store, part, change):
+    "Adds the fields of `part`, which has a value for each sample, to `version`; parameters as in `_append`"
     table = RunTable.whole(part.n, version.add_part(part))
     for field,spec in part.fields.items(): version.fields[field],version.columns[field] = dict(spec),table
     for name in ('vocab','counts','stats'):
         setattr(version.manifest, name, {**getattr(version.manifest, name), **getattr(part, name)})
 
 def _edit(version, store, part, change):
+    "Changes `version` as `change`, an `Edit`, says; `part` is `None` if it has no new values; the rest as in `_append`"
     if part is not None: _replace(version, store, part, change)
     if len(change.dropped): _drop(version, store, change.dropped)
     if change.drop_fields: _drop_fields(version, change.drop_fields)
     change.forget_stats(version.manifest)
 
 def _replace(version, store, part, change):
+    "Puts the samples of `part` in place of the samples `change.numbers`, for its fields; parameters as in `_append`"
     version.free(change.numbers, change.fields)
     number,manifest = version.add_part(part),version.manifest
     for field,spec in part.fields.items(): version.widen(field, spec)
@@ -146,12 +157,14 @@ def _replace(version, store, part, change):
     add_labels(manifest, part)
 
 def _drop(version, store, numbers):
+    "Removes samples from `version`; `numbers`, an ascending array, are their numbers in `store`, the version before"
     version.free(numbers, version.fields)
     subtract_counts(version.manifest, store, numbers, store.fields)
     version.change_columns(version.fields, lambda table: table.drop(numbers))
     version.manifest.splits = shrunk_splits(store.splits, numbers)
 
 def _drop_fields(version, names):
+    "Removes the fields `names`, and their checksums, from `version`, a `NewVersion`, and from its parts"
     fields = {name for field in names for name in (field,f'{field}.crc') if name in version.fields}
     for part in version.parts:
         dropped = {field:spec for field,spec in part.fields.items() if field in fields}
@@ -200,7 +213,9 @@ class RedisReviser(RedisWriter):
         return revised, stored, [*version.unused, *run_table_keys(self.store.manifest)]
 
     def revise(self):
-        "Makes the new version if nothing has to be written; raises `StoreBusy`, `StoreNotFound`, `StoreExists`"
+        """Makes the new version of a change for which no samples have to be written; takes and releases the lock
+
+        Raises `StoreBusy`, `StoreNotFound`, and `StoreExists` if an ingest was begun and not finished."""
         self.take_lock()
         try:
             self.remove_garbage()

@@ -67,6 +67,7 @@ def value_keys(
     return ranges
 
 def _packed_ranges(layout, field, n):
+    "Returns the ranges of the keys of a packed field with values of `n` samples, as `value_keys`"
     starts = [layout.packed(field, chunk).removesuffix(str(chunk)) for chunk in range(1+(n>>KEY_BITS))]
     return [[start, chunk, chunk+1, 1] for chunk,start in enumerate(starts)]
 
@@ -91,7 +92,7 @@ def with_checks(
 def split_runs(
     numbers:np.ndarray # Sample numbers, ascending
 )->list: # Of index arrays into `numbers`
-    "Splits where numbers are not consecutive, and where the next one belongs into another key"
+    "Returns the runs of consecutive numbers whose packed values are in the same key"
     key_of = numbers>>KEY_BITS
     is_break = (np.diff(numbers)!=1)|(key_of[1:]!=key_of[:-1])
     return np.split(np.arange(len(numbers)), np.flatnonzero(is_break)+1)
@@ -134,7 +135,7 @@ def unseal(
     return content
 
 def seal_label(
-    label:str
+    label:str # Of the set that `put` got for a field
 )->bytes: # The crc32 of the label, 4 bytes, then its UTF-8
     "Returns a label as it is stored in a set on the server"
     utf8 = label.encode()
@@ -191,7 +192,7 @@ def watched_transaction(
 
 def parse_lock(
     token:bytes # What the lock holds
-)->dict: # `host` and `pid`, `unknown` if it is damaged
+)->dict: # `host`, `pid`, `id`, in a cluster `number`; `host` and `pid` are 'unknown' if it is damaged
     "Returns who holds a lock"
     unknown = {'host':'unknown', 'pid':'unknown'}
     try: return {**unknown, **json.loads(token)}
@@ -206,7 +207,7 @@ def lock_number(
 
 def generation_in(
     manifest:bytes # JSON of a manifest, possibly damaged; may be empty
-)->int: # 0 if it has none
-    "Returns the generation that a manifest names"
+)->int: # 0 if it names none
+    "Returns the generation that a manifest names, without parsing it"
     found = re.search(rb'"generation"\s*:\s*([0-9]{1,9})', manifest)
     return int(found[1]) if found else 0

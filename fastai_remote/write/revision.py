@@ -29,7 +29,7 @@ class Change:
         store:Store, # The version that is there
         plan:dict # The plan of what is to be written
     )->str:
-        "The field of which statistics of images are gathered, `None` for none"
+        "The field of which statistics of the new images are gathered, `None` for none"
         return plan['stats']
 
 class Append(Change):
@@ -55,7 +55,7 @@ class AddFields(Change):
         if there: raise ValueError(f'{store.name}: there is a field {there[0]!r} already; drop_fields drops it')
 
 class Edit(Change):
-    "Other values of some fields of some samples; and without some samples, and without some fields"
+    "Changes values of some samples, drops samples, and drops fields"
     def __init__(self,
         values:dict, # `{field: {sample number: new value}}`
         drop:np.ndarray, # Samples to drop, ascending
@@ -68,7 +68,7 @@ class Edit(Change):
 
     @property
     def fields(self)->list:
-        "Fields whose values are others"
+        "Names of the fields of which values change"
         return list(self.values)
 
     def check(self, store, plan): check_fields(store, plan['fields'], self.fields)
@@ -76,7 +76,7 @@ class Edit(Change):
     def forget_stats(self,
         manifest:Manifest # Of the new version
     ):
-        """Removes the statistics of images that change or are dropped
+        """Removes the statistics of fields whose images change; those of all fields if samples are dropped
 
         They are sums over some of the images, so the ones that are replaced cannot be subtracted."""
         kept = {} if len(self.dropped) else manifest.stats
@@ -112,10 +112,10 @@ def grown_splits(
     store:Store, # The version that is there
     part:Manifest # What was appended
 ): # Yields `(split, first, count, at, span)`
-    """Where appended samples go: `count` of them, from `first` on, become samples `at`, `at`+1, … of a split
+    """Where appended samples go: `count` of them, from number `first` of `part` on, become samples `at`, `at`+1, …
 
-    `at` is a number in the new version, and `span` the range of the split there. Without splits, the only split is
-    ''."""
+    `at` is a number in the new version, and `span`, `[start, stop]`, the range of the split there. Splits come in the
+    order of the new version, also those without new samples. Without splits, the only split is ''."""
     new,spans,shift = part.splits or {'':[0,part.n]},dict(store.splits or {'':[0,len(store)]}),0
     for split in new: spans.setdefault(split, [len(store),len(store)])
     for split,(start,stop) in spans.items():
@@ -126,18 +126,18 @@ def grown_splits(
 def shrunk_splits(
     splits:dict, # `{split: [start, stop]}`
     dropped:np.ndarray # Samples that are dropped, ascending
-)->dict:
-    "The splits without some samples"
+)->dict: # `{split: [start, stop]}` in the new version
+    "The splits without some samples, which are numbered without gaps"
     return {split:[int(i-np.searchsorted(dropped, i)) for i in span] for split,span in splits.items()}
 
 def subtract_counts(
     manifest:Manifest, # Of the new version
     store:Store, # The version before
-    numbers:np.ndarray, # Sample numbers
-    fields, # Names of fields
+    numbers:np.ndarray, # Sample numbers in the version before
+    fields, # Names of fields; those without counts are ignored
     step:int=1<<18 # Samples that are read at a time
 ):
-    "Subtracts the labels that the samples `numbers` had, if they had any, from the counts of labels"
+    "Subtracts the labels that the samples `numbers` had, if they had any, from `manifest.counts`"
     for field in fields:
         if field not in manifest.counts: continue
         counts = np.array(manifest.counts[field], np.int64)
@@ -160,7 +160,9 @@ def add_labels(
     manifest:Manifest, # Of the new version
     part:Manifest # What was written
 ):
-    "Adds the vocabularies and the counts of a part"
+    """Adds the vocabularies and the counts of a part to `manifest`; labels that are new get the next codes
+
+    Counts of a field are removed if `part` does not have them, or if the version before has labels without counts."""
     vocab,counts = dict(manifest.vocab),dict(manifest.counts)
     for field,labels in part.vocab.items():
         known = vocab.get(field, [])
@@ -179,7 +181,7 @@ def add_stats(
     n:int, # Samples of the version before
     part:Manifest # What was appended
 ):
-    "Adds the statistics of the images of a part; fields of which the version before has none stay without"
+    "Adds the statistics of the images of a part to `manifest.stats`; fields that lack them on one side have none then"
     manifest.stats = {field:joined_summary(known, n, part.stats[field], part.n)
                       for field,known in manifest.stats.items() if field in part.stats}
 
@@ -188,8 +190,8 @@ def wider_dtype(
     field:str, # A field
     dtype:str, # Its type so far; `None` if its values differ in length
     new_dtype:str # The type of what is new
-)->str:
-    "A type that has the values of both; raises `ValueError`"
+)->str: # numpy dtype; `None` if both are
+    "`dtype` if both are the same, else an integer type that has the values of both; raises `ValueError`"
     if dtype==new_dtype: return dtype
     wider = np.promote_types(dtype, new_dtype)
     if wider.kind not in 'iu':
@@ -201,6 +203,6 @@ def forget_fields(
     manifest:Manifest, # Of the new version
     fields # Names of fields
 ):
-    "Removes what the manifest knows of the labels and the images of `fields`"
+    "Removes vocabularies, counts of labels and statistics of images of `fields` from the manifest"
     for name in ('vocab','counts','stats'):
         setattr(manifest, name, {f:o for f,o in getattr(manifest, name).items() if f not in fields})

@@ -61,7 +61,7 @@ def generation_of(
     return int(found[1] or 1) if found else None
 
 def _index_of(name):
-    "The index files, of this version and of earlier ones, that a shard may have; of an index file, itself"
+    "Returns the names of the index files, of this and earlier formats, that a shard may have; of an index, its own"
     return (name,) if name.endswith(('.idx',INDEX_SUFFIX)) else (index_name(name), index_name(name, 2))
 
 def own_files(

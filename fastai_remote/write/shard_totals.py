@@ -21,7 +21,7 @@ from .base import labels_of_texts, MAX_CLASSES
 
 # %% ../../nbs/write/10_shard_totals.ipynb #a1f00026
 class ShardTotals:
-    "The sums of the records of all chunks"
+    "Adds up the records of all chunks, in their order, and describes the dataset in its manifest"
     def __init__(self,
         fields:dict, # Of the plan: `{field: {'codec', 'dtype', …}}`
     ):
@@ -36,7 +36,7 @@ class ShardTotals:
     def add(self,
         record:dict, # Of the next chunk, as `ShardWriter.records` returns it
     ):
-        "Adds the record of the next chunk"
+        "Adds a record to the totals"
         self.chunks += 1
         self.ok += record['ok']
         self.nbytes += record['bytes']
@@ -55,7 +55,9 @@ class ShardTotals:
         if record['stats']: self.stats += ImageStats.from_bytes(base64.b64decode(record['stats']))
 
     def _add_counts(self, field, pairs):
-        "Adds `(label, number of samples)` pairs to the counts of the labels of `field`"
+        """Adds `(label, number of samples)` pairs to the counts of the labels of `field`
+
+        When there are more than `MAX_CLASSES` integers, only their range is kept from then on."""
         counts = self.counts.setdefault(field, {})
         if isinstance(counts, _IntegerRange):
             counts.extend(label for label,_ in pairs)
@@ -69,7 +71,7 @@ class ShardTotals:
         manifest:ShardManifest, # Is changed
         plan:dict, # The plan of the ingest
     ):
-        "Makes `manifest` that of the dataset: with its size, fields, vocabularies, counts, shards and splits"
+        "Completes `manifest`: size, failures, statistics, fields, vocabularies, counts, table of shards, and splits"
         manifest.n,manifest.nbytes,manifest.failed = self.ok,self.nbytes,self.failed
         manifest.stats = plan.get('kept_stats') or {}
         if len(self.stats): manifest.stats = {plan['stats']:self.stats.summary()}
@@ -84,7 +86,9 @@ class _IntegerRange:
         for i in integers: self.lowest,self.highest = min(self.lowest, i),max(self.highest, i)
 
 def _manifest_fields(totals):
-    "The fields as a manifest has them; if samples may have different fields, with the number of samples that have each"
+    """Returns the fields as a manifest has them, `{field: {'codec', 'dtype'}}`
+
+    If samples may have different fields, entries also have `n`, the number of samples that have the field."""
     result,counts = {},totals.with_field
     for field,spec in totals.fields.items():
         if counts and field.removesuffix('.crc') not in counts: continue   # only in samples that failed
@@ -111,7 +115,7 @@ def _add_labels(manifest, totals):
             manifest.vocab[field] = labels_of_texts(totals.labels.get(field, ()))
 
 def _as_integers(counts):
-    "Counts of labels that are texts; if all are integers, counts of integers"
+    "Returns `counts`, `{label: samples}` of labels that are texts; with `int` as labels if all of them are integers"
     result = {}
     for label,n in counts.items():
         number = integer_of(label)

@@ -57,7 +57,7 @@ class ShardWriter(Writer):
         self.open_shard = None # A `ShardFile`, or `None`
         # Rows: name, samples, bytes, crc32, bytes of the index, uncompressed bytes, crc32 of the index, compression
         self.shards = []
-        self.seen = {} # `{field: set of label texts}` for fields with several labels
+        self.seen = {} # `{field: set of labels}`, as `put` got them
         self.counts = {} # `{field: {label: samples}}` for fields with one label
         self.put_samples,self.put_bytes = 0,0
 
@@ -137,19 +137,19 @@ class ShardWriter(Writer):
                               'overwrite=True replaces it')
 
     def checked_plan(self,
-        plan:dict
+        plan:dict # As `begin` got it
     )->dict:
-        "Returns the plan of a new ingest; raises `ValueError` if it does not fit to what is there"
+        "Returns `plan`, or a changed copy; raises `ValueError` or `StoreExists` if it does not fit to what is there"
         return plan
 
     def earlier_failures(self)->bytes:
-        "Returns the content of the file of failures of what is there, if it is a part of the new version"
+        "Returns the content of the file of failures of the version before, if the new one has its samples; else b''"
         return b''
 
     def revised(self,
         manifest:ShardManifest # Of what was written
     )->ShardManifest:
-        "Returns the manifest that a commit publishes"
+        "Returns the manifest that a commit publishes; here `manifest` itself"
         return manifest
 
 def _member_bytes(value):
@@ -159,7 +159,7 @@ def _member_bytes(value):
 # %% ../../nbs/write/11_shards.ipynb #30d8248d
 @patch
 def _check_folder(self:ShardWriter, dataset, earlier, names, foreign):
-    "Raises `StoreExists` if the folder holds shards or files of others"
+    "Raises `StoreExists` if the folder holds shards or files of others; parameters as in `remove_replaced` and `begin`"
     is_index = (dataset and not dataset.prefix) or (earlier and not earlier['prefix'])
     if not foreign and not is_index:
         is_index = {'manifest.json','.ingest'}&set(self.storage.names(INDEX_FOLDER))
@@ -181,10 +181,10 @@ def _check_names(self:ShardWriter, generation):
 
 @patch
 def _continued(self:ShardWriter, plan):
-    """Returns the plan of an earlier run, to be continued
+    """Returns the plan of an earlier run, to be continued; if others may still write, with one more in `takeovers`
 
     Perhaps a process of that run was only stopped, and publishes a file later. So the new files get other names, where
-    it cannot be prevented."""
+    it cannot be prevented, and the changed plan is stored."""
     if self.lock.is_fenced: return plan
     plan = {**plan, 'takeovers':plan.get('takeovers', 0)+1}
     self.storage.write(PLAN_FILE, seal_json(plan))
@@ -203,7 +203,7 @@ def _store_plan(self:ShardWriter, plan, generation, foreign):
 
 @patch
 def committed(self:ShardWriter)->ShardManifest:
-    "Returns the manifest of the dataset in the folder, or `None`"
+    "Returns the manifest of the dataset in the folder, or `None`; raises `UnsupportedFormat`, `CorruptSample`"
     try: return ShardManifest.from_json(self.storage.read('manifest.json'), f'{self.url}/manifest.json')
     except FileNotFoundError: return None
     except UnsupportedFormat as e:
@@ -223,7 +223,7 @@ def unfinished_plan(self:ShardWriter,
 
 @patch
 def remove_state(self:ShardWriter):
-    "Removes all files of an ingest except the lock"
+    "Removes the plan and the records of an ingest from `.ingest`, and unfinished files there; not the lock"
     self.storage.remove([f'.ingest/{name}' for name in self.storage.names('.ingest') if STATE_FILE.match(name)])
 
 @patch
@@ -239,7 +239,9 @@ def remove_replaced(self:ShardWriter,
 
 # %% ../../nbs/write/11_shards.ipynb #d7378f93
 def _open_writer(open_storage, maxsize, maxcount, name, plan, token):
-    "Returns a new writer, which uses the connection that all writers of this process share"
+    """Returns a new writer, which uses the connection that all writers of this process share
+
+    `open_storage` is what `Storage.opener` returned; `token` is that of the leader's lock."""
     writer = ShardWriter(open_storage(), maxsize, maxcount, name)
     writer.plan,writer.lock.token = plan,token
     return writer
@@ -253,10 +255,10 @@ def opener(self:ShardWriter):
 @patch
 def put(self:ShardWriter,
     numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
-    columns:dict, # `{field: list of bytes or labels, or array}`, each of length n
-    labels:dict=None, # `{field: set of label texts}` of fields that hold several labels
+    columns:dict, # `{field: list of bytes or labels, or array}`, each of length n, as in `Writer.put`
+    labels:dict=None, # `{field: set of str}`, as in `Writer.put`
 ):
-    "Appends samples to the open shard; raises `StoreFull`, `StoreBusy`"
+    "Appends samples to the open shard, and begins new ones where needed; raises `StoreFull`, `StoreBusy`"
     try: self._put(numbers, columns, labels)
     except BaseException:
         # closes the file without publishing it, and turns an error of the disk into `StoreFull`
@@ -265,6 +267,7 @@ def put(self:ShardWriter,
 
 @patch
 def _put(self:ShardWriter, numbers, columns, labels):
+    "Does what `put` does, but leaves the file of the open shard open if it raises an error"
     fields = self.plan['fields']
     def is_checksum(field): return field.endswith('.crc') and field.removesuffix('.crc') in fields
     values_of = {field:columns[field] if isinstance(columns[field], list) else columns[field].tolist()
@@ -302,7 +305,7 @@ def _ensure_shard(self:ShardWriter, number, cost):
     self.open_shard = ShardFile(file, self.plan['fields'])
 
 def _name_part(split):
-    "The part of the name of a shard that tells its split; empty if the split's name has other than plain characters"
+    "The part of the name of a shard that tells its split, 'train-'; empty without one, or if it has other characters"
     return f'{split}-' if split and re.fullmatch('[A-Za-z][A-Za-z0-9_]{0,63}', split) else ''
 
 @patch
@@ -319,7 +322,7 @@ def _is_full(self:ShardWriter, cost):
 
 @patch
 def _close_shard(self:ShardWriter):
-    "Publishes the open shard and its index; raises `StoreBusy` if the lock was lost, `StoreFull`"
+    "Publishes the open shard, if any, and its index; adds its row to `shards`; raises `StoreBusy`, `StoreFull`"
     shard = self.open_shard
     if not shard: return
     with self.lock.publishing():
@@ -333,7 +336,7 @@ def _close_shard(self:ShardWriter):
 @patch
 def done(self:ShardWriter,
     chunk:int, # Number of the chunk
-    record:dict, # `ok`, `failed` (samples), `bytes`, `gaps` (numbers without a sample), and further entries to keep
+    record:dict, # As in `Writer.done`
     failures:list=(), # `(sample, reason)` of each sample that failed, both `str`
     stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
     run:str=None, # Not used: files do not get lost when a server restarts
@@ -357,7 +360,11 @@ def _as_ranges(numbers):
 def records(self:ShardWriter,
     step:int=64, # Records to read at once from an object store
 ):
-    "Returns an iterator of `(chunk, record)`, in order, for the chunks that are done and whose record is not damaged"
+    """Returns an iterator of `(chunk, record)`, in order, for the chunks that are done and whose record is not damaged
+
+    A record is what `done` got, with `gaps` as a list of ranges `[start, stop]`, and with `shards` (rows as the writer
+    has them), `labels` (`{field: list}`), `counts` (`{field: [[label, samples], …]}`), `failures`, and `stats`
+    (base64)."""
     names = sorted(filter(RECORD_FILE.match, self.storage.names('.ingest')), key=record_number)
     for i in range(0, len(names), step):
         page = names[i:i+step]
@@ -371,24 +378,25 @@ def records(self:ShardWriter,
 
 @patch
 def _read_record(self:ShardWriter, file):
+    "Returns the bytes of a file of the folder; `None` if it is not there"
     try: return self.storage.read(file)
     except FileNotFoundError: return None   # removed by a process that has taken over
 
 def _parse_record(content):
-    "Returns the record in `content`, or `None` if it is damaged or missing"
+    "Returns the record in `content`, bytes or `None`; `None` if it is damaged or missing"
     if content is None: return None
     try: return unseal_json(content)
     except (ValueError,RecursionError): return None
 
 @patch
 def failures(self:ShardWriter):
-    "Returns an iterator of `(sample, reason)` for the samples that could not be converted"
+    "Returns an iterator of `(sample, reason)`, both `str`, for the samples that could not be converted"
     for _,record in self.records(): yield from map(tuple, record['failures'])
 
 @patch
 def extend(self:ShardWriter,
     n:int, # Samples with numbers below `n` may be written from now on
-    **changes # Further changes of the plan
+    **changes # Further entries of the plan to replace
 ):
     "Changes the plan of a stream, whose length was not known when it began; raises `StoreBusy`"
     self.plan = {**self.plan, 'n':n, **changes}
@@ -397,8 +405,8 @@ def extend(self:ShardWriter,
 @patch
 def space(self:ShardWriter,
     numbers, # Not used: the size is the average of all samples written so far
-)->tuple: # Bytes per sample, in tar and index; free bytes; total bytes
-    "Returns how much space samples take, and how much is left"
+)->tuple: # Bytes per sample, in tar and index; free bytes; total bytes; the last two are `None` on object storage
+    "Returns how much space a sample takes, and how much is left"
     size,n = 0,0
     for _,record in self.records():
         n += record['ok']
@@ -409,7 +417,7 @@ def space(self:ShardWriter,
 def abandon(self:ShardWriter,
     plan:dict=None # Plan of the ingest to abandon; default: this one
 ):
-    "Removes everything that an unfinished ingest has written"
+    "Removes everything that an unfinished ingest has written: shards, or index files of others' shards, and its state"
     plan,names = plan or self.plan,self.storage.names()
     self.storage.remove([name for name in names if PART_FILE.match(name)])
     failures = f"{plan['prefix']}-failures.json"
@@ -499,7 +507,7 @@ def remove_overlays(self:ShardWriter,
 
 @patch
 def _write_labels(self:ShardWriter, manifest):
-    "Writes the labels of all fields to `labels.json`, for other tools; removes our file if there are none"
+    "Writes `manifest.vocab` to `labels.json`, for other tools; removes our file if there are no labels"
     content = pack_labels(manifest.vocab)
     if content: self.storage.write('labels.json', content)
     elif read_labels(self.storage) is not None: self.storage.remove(['labels.json'])

@@ -82,7 +82,10 @@ def unfinished_shards(
     url:str|Storage, # The folder
     storage_options:dict=None # For fsspec's file system, as in `to_shards`
 )->list: # Of at most one dict: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (UTC); `running`
-    "Returns the ingest that was begun here and not committed; the same call continues it, `abandon` drops it"
+    """Returns the ingest that was begun here and not committed; the same call continues it, `abandon` drops it
+
+    May wait for some seconds, to see whether a process of another machine is running. Raises `StoreError` if the plan
+    is damaged."""
     url,storage_options = concealed(url),concealed(storage_options)
     writer = _writer(as_storage(url, storage_options=storage_options))
     plan = writer.unfinished_plan(writer.committed())
@@ -110,9 +113,11 @@ def abandon_shards(
         _remove_empty_folders(writer.storage)
 
 def _plan_of_damaged(storage, dataset):
-    """Returns what a damaged plan still tells about the files of its ingest, for `drop`
+    """Returns what a damaged plan still tells about the files of its ingest, for `ShardWriter.abandon`
 
-    Generation and prefix must fit together, and must not be those of the dataset. Otherwise no file is removed."""
+    It is a dict of `generation` and `prefix`. They must fit together, and must not be those of the dataset, whose
+    manifest is `dataset` or `None`. Otherwise they are 0 and '', so that no shard is removed, and this warns of shards
+    that stay."""
     text = storage.read(PLAN_FILE)
     generation,prefix = re.search(rb'"generation": (\d+)[,}]', text),re.search(rb'"prefix": "(shard\d*)"[,}]', text)
     if generation and prefix and (not dataset or int(generation[1])>dataset.generation):

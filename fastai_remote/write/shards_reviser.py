@@ -96,7 +96,7 @@ class ShardReviser(ShardWriter):
     def overlay_storage(self,
         k:int # Overlays of this version are counted from 0
     )->Storage:
-        "Returns the folder of a new overlay, while there is the lock"
+        "Returns the folder of a new overlay; for use inside `revising`, which sets the version"
         return self.storage.subfolder(overlay_folder(self.version, k))
 
     def add_overlay(self,
@@ -104,7 +104,7 @@ class ShardReviser(ShardWriter):
         overlay:ShardStore, # A dataset in `overlay_storage(k)`
         fields:list # The fields whose values are used
     )->int: # Its position, counted from 1
-        "Makes a dataset an overlay of the new version; `set_overlay` says which values it has"
+        "Enters a dataset into `manifest` as an overlay; `set_overlay` says in the indices which values it has"
         manifest.overlays.append(dict(folder=overlay.storage.name, uid=overlay.manifest.uid, fields=list(fields)))
         manifest.nbytes += overlay.manifest.nbytes
         manifest.format = 4
@@ -112,10 +112,10 @@ class ShardReviser(ShardWriter):
 
     @contextmanager
     def revising(self):
-        """Takes the lock, gives the manifest of the next version, and publishes it
+        """A context that takes the lock, yields the manifest of the next version, and publishes it at the end
 
-        Meanwhile, `write_index` may be called. Raises `StoreBusy`, `StoreNotFound`, and `StoreExists` if an ingest has
-        been begun here."""
+        In the block, the manifest may be changed, and `write_index` called. If the block raises an error, nothing is
+        published. Raises `StoreBusy`, `StoreNotFound`, and `StoreExists` if an ingest has been begun here."""
         self.take_lock()
         try:
             dataset = self.committed()
@@ -137,14 +137,14 @@ class ShardReviser(ShardWriter):
         labels:dict, # `{field: list of labels}`, in the order of this shard's codes
         keys:list # Keys of the samples
     ):
-        "Writes a new index of a shard, beside the one that is there"
+        "Writes a new index of a shard, beside the one that is there, and notes it in `rows` for the new table"
         table = self.store.shards
         content = pack_index(columns, labels, int(table.crc[shard]), keys, len(keys))
         with self.lock.publishing(): self.storage.write(index_name(table.name(shard), version=self.version), content)
         self.rows[shard] = dict(n=len(keys), idx=len(content), icrc=zlib.crc32(content), version=self.version)
 
     def _new_table(self):
-        "Returns the table of shards with the rows of new indices, without shards that have no samples any more"
+        "Returns the `ShardTable` with the rows of new indices, without shards that have no samples any more"
         table = joined_tables([self.store.shards], range(len(self.store.shards)))
         for shard,row in self.rows.items():
             for column,number in row.items(): getattr(table, column)[shard] = number
@@ -166,7 +166,7 @@ def set_overlay(
     positions_in_shard:np.ndarray, # Positions of the samples that get their values, shape (k,)
     n:int # Samples of the shard
 ):
-    "Makes values of samples those that an overlay has"
+    "Sets in `columns`, in `FIELD>` and `FIELD>overlay`, that an overlay has the values of some samples"
     for column,values in ((f'{field}>', numbers_in_overlay), (f'{field}>overlay', overlay)):
         wanted = 'u2' if column.endswith('overlay') else 'u4' if np.max(numbers_in_overlay, initial=0)<1<<32 else 'u8'
         before = columns.get(column, np.zeros(n, wanted))
@@ -233,13 +233,15 @@ def edit(self:ShardReviser,
     if change.drop_fields: _drop_fields(manifest, change.drop_fields)
 
 def _drop_fields(manifest, names):
-    "Forgets fields; their values stay in the shards"
+    "Removes fields from `manifest`, with what it knows of their labels and images; values stay in the shards"
     fields = {name for field in names for name in (field,f'{field}.crc')}
     manifest.fields = {field:spec for field,spec in manifest.fields.items() if field not in fields}
     forget_fields(manifest, fields)
 
 def _planned(store, field, values):
-    "Returns the entry of a plan for new values of a field; raises `TypeError` if labels are of two kinds"
+    """Returns the entry that a plan would have for `values`, `{sample number: new value}` of a field
+
+    Raises `TypeError` if they are labels of two kinds, text and numbers."""
     spec = store.manifest.fields[field]
     if spec['codec']!='cls': return dict(codec=spec['codec'], dtype=spec['dtype'])
     kinds = {isinstance(value, str) for value in values.values()}
@@ -247,7 +249,9 @@ def _planned(store, field, values):
     return dict(codec='cls', dtype='i8', staged=True, text=kinds.pop())
 
 def _add_new_labels(manifest, field, values):
-    "Adds new labels to the vocabulary of the new version, and the new values to its counts"
+    """Adds labels of `values`, `{sample number: label}`, to the vocabulary in `manifest`, and the samples to its counts
+
+    Does nothing for a field without a vocabulary, or with another codec than `cls`."""
     if manifest.fields[field]['codec']!='cls' or field not in manifest.vocab: return
     known = manifest.vocab[field]
     new = sorted(set(values.values())-set(known))
@@ -261,7 +265,9 @@ def _add_new_labels(manifest, field, values):
 
 @patch
 def _set_values(self:ShardReviser, manifest, field, columns, labels, values):
-    "Changes values of a fixed-width field in the columns of an index: `{position in the shard: value}`"
+    """Changes values of a fixed-width field in `columns` of an index: `values` is `{position in the shard: value}`
+
+    `labels`, those of the index, get labels that are new to the shard."""
     codec,vocab = get_codec(manifest.fields[field]['codec']),manifest.vocab.get(field)
     if field in labels:
         known = {label:code for code,label in enumerate(labels[field])}
@@ -285,9 +291,10 @@ def _set_values(self:ShardReviser, manifest, field, columns, labels, values):
 def add_columns(self:ShardReviser,
     shard:int, # Number of a shard
     columns:dict, # `{new field: array, or list of labels}`
-    counts:dict # `{field: {label: number of samples}}`, to which those of this shard are added
+    # `{field: {label: number of samples}}` for the new fields with labels, to which the samples of this shard are added
+    counts:dict
 ):
-    "Writes an index of a shard that has more columns"
+    "Writes an index of a shard that has the columns of the one that is there, and `columns`"
     index = self.store.indices([shard])[shard]
     labels,new = dict(index.labels),{}
     for field,values in columns.items():
