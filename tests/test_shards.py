@@ -468,6 +468,19 @@ def test_names_of_folders(tmp_path, name):
     sound(tmp_path/name)
     for o in (tmp_path/name, str(tmp_path/name)+'/', Storage(tmp_path/name), *([f'file://{tmp_path/name}'] if '?' not in name else [])): assert sorted(values(ShardStore(o), 'id'))==list(range(150))
 
+@pytest.mark.parametrize('url,name', [('/data/a?b','a?b'), ('/data/a#b/','a#b'), ('a?b','a?b'), ('/x?y/a','a'), ('file:///data/a?b','a?b'), ('s3://bucket/a?b','a?b'),
+    ('memory://a#b','a#b'), ('https://host/d/a?signature=x','a'), ('https://host/a/?x=b/c#d','a'), ('simplecache::https://host/a?x=b','a')])
+def test_the_name_of_a_dataset_is_that_of_its_folder(url, name):
+    "A question mark is a letter, except in URLs of the web"
+    assert Storage(url).name==name
+
+def test_a_folder_whose_name_no_dataset_may_have_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"'a\?b' cannot name a dataset"): put(tmp_path/'a?b', items('a'))
+    tar(tmp_path/'0.tar', [('0.txt', b'a')])
+    (tmp_path/'c?d').mkdir()
+    shutil.move(tmp_path/'0.tar', tmp_path/'c?d/0.tar')
+    with pytest.raises(ValueError, match=r"'c\?d' cannot name a dataset"): index(tmp_path/'c?d')
+
 def test_relative_and_home(tmp_path, monkeypatch):
     "A relative path is that of the caller, in workers with another working directory too; `~` is home"
     monkeypatch.chdir(tmp_path)
