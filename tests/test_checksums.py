@@ -126,7 +126,8 @@ def test_a_format_number_that_was_changed_is_damage(number):
     "The checksum shows that it is not a newer format"
     content = json.loads(Manifest('d', 3, {}).to_json())
     assert content['format']==2
-    with pytest.raises(CorruptSample, match='d: .*does not match its checksum'): Manifest.from_json(json.dumps({**content, 'format':number}).encode(), 'd')
+    changed = json.dumps({**content, 'format':number}).encode()
+    with pytest.raises(CorruptSample, match='d: .*does not match its checksum'): Manifest.from_json(changed, 'd')
     newer = seal({**content, 'format':99})
     with pytest.raises(UnsupportedFormat, match='format 99.*upgrade'): Manifest.from_json(newer.encode(), 'd')
 

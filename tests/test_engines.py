@@ -171,7 +171,10 @@ def test_no_workers_are_this_process(engine):
 
 def test_an_ingest_without_workers(files, fresh):
     pids = []
-    rep = to_redis(range(50), fresh.url, 'numbers', fn=lambda i: pids.append(os.getpid()) or {'txt':str(i)}, num_workers=0, progress=False)
+    def sample(i):
+        pids.append(os.getpid())
+        return {'txt':str(i)}
+    rep = to_redis(range(50), fresh.url, 'numbers', fn=sample, num_workers=0, progress=False)
     assert rep.written==50 and set(pids)=={os.getpid()}
     assert RedisStore(fresh.url, 'numbers').verify(num_workers=0).bad==0
 

@@ -212,7 +212,8 @@ def test_errors_of_redis_do_not_repeat_secrets(rude):
             assert (shown:=shown_when_failing(f)) and not has_marker(*shown)
         if not options: assert not has_marker(*shown_when_failing(lambda: DataLoaders.from_redis(url, 'pets', timeout=.1)))
 
-@pytest.mark.parametrize('says', ['ERR unknown command', 'OOM command not allowed', 'NOPERM no permissions', 'ERR', 'MOVED 1 127.0.0.1:1', 'BUSY', 'NOAUTH', 'EXECABORT'])
+@pytest.mark.parametrize('says', ['ERR unknown command', 'OOM command not allowed', 'NOPERM no permissions', 'ERR',
+                                  'MOVED 1 127.0.0.1:1', 'BUSY', 'NOAUTH', 'EXECABORT'])
 def test_whatever_redis_refuses_secrets_are_not_repeated(says):
     with rude_server(b'-'+says.encode()+b', with args beginning with: ') as port:
         for options in dict(secret=MARKER), dict(username='me', secret=MARKER):

@@ -468,8 +468,9 @@ def test_names_of_folders(tmp_path, name):
     sound(tmp_path/name)
     for o in (tmp_path/name, str(tmp_path/name)+'/', Storage(tmp_path/name), *([f'file://{tmp_path/name}'] if '?' not in name else [])): assert sorted(values(ShardStore(o), 'id'))==list(range(150))
 
-@pytest.mark.parametrize('url,name', [('/data/a?b','a?b'), ('/data/a#b/','a#b'), ('a?b','a?b'), ('/x?y/a','a'), ('file:///data/a?b','a?b'), ('s3://bucket/a?b','a?b'),
-    ('memory://a#b','a#b'), ('https://host/d/a?signature=x','a'), ('https://host/a/?x=b/c#d','a'), ('simplecache::https://host/a?x=b','a')])
+@pytest.mark.parametrize('url,name', [('/data/a?b','a?b'), ('/data/a#b/','a#b'), ('a?b','a?b'), ('/x?y/a','a'),
+    ('file:///data/a?b','a?b'), ('s3://bucket/a?b','a?b'), ('memory://a#b','a#b'), ('https://host/d/a?signature=x','a'),
+    ('https://host/a/?x=b/c#d','a'), ('simplecache::https://host/a?x=b','a')])
 def test_the_name_of_a_dataset_is_that_of_its_folder(url, name):
     "A question mark is a letter, except in URLs of the web"
     assert Storage(url).name==name
@@ -683,7 +684,7 @@ def partial(tmp_path_factory):
 
 FIELDS = ['txt','cls','note.txt?','note.txt;txt']
 READS = {
-    'values': lambda store, numbers: store.get_many(numbers, FIELDS),
+    'values': lambda store, numbers: {f:list(o) for f,o in store.get_many(numbers, FIELDS).items()},
     'numbers': lambda store, numbers: store.get_many(numbers, 'cls')['cls'].tolist(),
     'keys': lambda store, numbers: store.keys(numbers),
     'sample': lambda store, numbers: store[numbers[0]],
@@ -694,11 +695,9 @@ READS = {
     'epoch': lambda store, numbers: store.new_epoch()}
 some_numbers = st.lists(st.integers(0, 39), min_size=1, max_size=5)
 
-def plain(result):
-    return {k:[bytes(v) if isinstance(v, bytes) else int(v) if isinstance(v, np.integer) else v for v in values]
-            for k,values in result.items()} if isinstance(result, dict) and 'txt' in result and isinstance(result['txt'], (list,np.ndarray)) else result
+some_reads = st.lists(st.tuples(st.sampled_from(sorted(READS)), some_numbers), min_size=1, max_size=4)
 
-@given(kind=st.sampled_from(['local','remote','cached']), reads=st.lists(st.tuples(st.sampled_from(sorted(READS)), some_numbers), min_size=1, max_size=4))
+@given(kind=st.sampled_from(['local','remote','cached']), reads=some_reads)
 @examples(60)
 @example(kind='local', reads=[('sample', [35]), ('having', [0])])
 @example(kind='remote', reads=[('values', [35, 12]), ('presence', [0]), ('values', [35, 5, 12, 0])])
@@ -709,7 +708,7 @@ def test_what_is_read_does_not_depend_on_what_was_read_before(partial, tmp_path_
     cache = str(tmp_path_factory.mktemp('cache')) if kind=='cached' else None
     store = ShardStore(folder, cache=cache)
     for name,numbers in reads:
-        assert plain(READS[name](store, numbers))==plain(READS[name](ShardStore(folder, cache=None), numbers)), name
+        assert READS[name](store, numbers)==READS[name](ShardStore(folder, cache=None), numbers), name
     assert list(get_remote_items(store, having='note.txt'))==list(range(20))
 
 def test_a_missing_index_is_named_and_not_its_shard(partial, tmp_path):
@@ -720,17 +719,19 @@ def test_a_missing_index_is_named_and_not_its_shard(partial, tmp_path):
     (folder/name).unlink()
     memory.put(str(folder), f'/{tmp_path.name}', recursive=True)
     for url in (folder, f'memory://{tmp_path.name}'):
-        with pytest.raises(MissingSample, match=rf'{re.escape(name)}, the index of shard 2.tar.*samples 20 to 29.*is not there'):
-            ShardStore(url, cache=None).get_many([25], 'txt')
+        message = rf'{re.escape(name)}, the index of shard 2.tar.*samples 20 to 29.*is not there'
+        with pytest.raises(MissingSample, match=message): ShardStore(url, cache=None).get_many([25], 'txt')
     memory.rm(f'/{tmp_path.name}', recursive=True)
     (folder/'1.tar').unlink()
     with pytest.raises(MissingSample, match='shard 1.tar is not there, with samples 10 to 19'):
         ShardStore(folder, cache=None).get_many([12], 'txt')
 
-@pytest.mark.parametrize('call', [lambda s: s.in_place(0), lambda s: s.index_file(0), lambda s: s.check_cache(1, 1), lambda s: s.keys([0]),
-    lambda s: s.indices([0])[0].n, lambda s: s.local_index(0).n, lambda s: s.manifest_crc, lambda s: s.tars.url, lambda s: len(s.table),
-    lambda s: str(s.missing_shard_error(0)), lambda s: s.cache_key('a'), lambda s: s.location(0, 'txt'), lambda s: s.cache is None,
-    lambda s: s.whole_shards.get(0) is None, lambda s: s.check_not_replaced(), lambda s: len(s.manifest_bytes()), lambda s: len(list(s.failures()))])
+@pytest.mark.parametrize('call', [
+    lambda s: s.in_place(0), lambda s: s.index_file(0), lambda s: s.check_cache(1, 1), lambda s: s.keys([0]),
+    lambda s: s.indices([0])[0].n, lambda s: s.local_index(0).n, lambda s: s.manifest_crc, lambda s: s.tars.url,
+    lambda s: len(s.table), lambda s: str(s.missing_shard_error(0)), lambda s: s.cache_key('a'),
+    lambda s: s.location(0, 'txt'), lambda s: s.cache is None, lambda s: s.whole_shards.get(0) is None,
+    lambda s: s.check_not_replaced(), lambda s: len(s.manifest_bytes()), lambda s: len(list(s.failures()))])
 def test_an_unpickled_store_is_complete(partial, call):
     store = ShardStore(partial.local, cache=None)
     assert call(pickle.loads(pickle.dumps(store)))==call(store)

@@ -107,12 +107,17 @@ def test_a_field_may_be_named_twice(store):
     assert list(both['txt.crc'])==[zlib.crc32(b'picture 3'), zlib.crc32(b'picture 1')]
 
 def test_a_slice_is_read_in_few_requests(store, monkeypatch):
-    def same(a, b): return a.keys()==b.keys() and a['png'].tobytes()==b['png'].tobytes() and all(a[f]==b[f] for f in a if f!='png')
+    def same(a, b):
+        others = a.keys()-{'png'}
+        return a.keys()==b.keys() and a['png'].tobytes()==b['png'].tobytes() and all(a[f]==b[f] for f in others)
     for part in slice(None), slice(3, 9), slice(-1, None, -7), slice(5, 5), slice(100, 200):
         samples = store[part]
         assert len(samples)==len(range(n)[part]) and all(same(o, store[i]) for o,i in zip(samples, range(n)[part]))
     requests,read = [],type(store).get_many
-    monkeypatch.setattr(type(store), 'get_many', lambda self, numbers, *args, **kwargs: requests.append(len(numbers)) or read(self, numbers, *args, **kwargs))
+    def get_many(self, numbers, *args, **kwargs):
+        requests.append(len(numbers))
+        return read(self, numbers, *args, **kwargs)
+    monkeypatch.setattr(type(store), 'get_many', get_many)
     store[:]
     assert requests==[n]
     monkeypatch.setattr(store.manifest, 'nbytes', n*(5<<20))   # large samples: few at a time

@@ -648,7 +648,7 @@ def reviser(self:Store,
 
 @patch
 def verify(self:Store,
-    num_workers:int=None, # Processes; default: one per core, or as many as the active joblib backend has
+    num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
     chunk:int=2048, # Samples that a worker reads per call
     progress=None, # As in `verify_store`
 ): # A `VerifyReport`

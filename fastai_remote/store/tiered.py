@@ -384,7 +384,7 @@ def _which_shards_are_held(self:TieredStore, shards):
 # %% ../../nbs/store/19_tiered.ipynb #0dfde285
 @patch
 def warm(self:TieredStore,
-    num_workers:int=None, # Processes; default: one per core, or as many as the active joblib backend has
+    num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
     chunk:int=2048, # Samples that a worker reads per call
 )->float: # Fraction of the samples that Redis holds then
     "Read all samples, so that Redis holds them; raises `StoreUnavailable`, `StoreFull`"
