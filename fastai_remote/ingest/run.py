@@ -274,7 +274,8 @@ def _plan(job, vocab, options):
     Sets `job.chunk_size` if `options` do not say it. Raises `ValueError`, `IngestError`."""
     fields,sample_bytes = _first_samples(job, vocab)
     if options.vocab is not None: check_vocab(vocab, fields)
-    if options.chunk is None and job.n: job.chunk_size = job.writer.chunk_size(job.n, sample_bytes, max(1, options.num_workers))
+    if options.chunk is None and job.n:
+        job.chunk_size = job.writer.chunk_size(job.n, sample_bytes, max(1, options.num_workers))
     plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
     identity = (job.source.fingerprint(), fn_fingerprint(options.fn), options.seed, options.shuffle, *plan.items(),
                 *job.signature())

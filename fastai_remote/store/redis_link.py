@@ -356,7 +356,8 @@ def _handle(self:RedisLink, error, retries):
     If not, raises `StoreFull`, `StoreUnavailable`, `StoreError`, or `error` itself. A redirection, and a reply that has
     to be parsed carefully, change how this link connects next."""
     if isinstance(error, redis.RedisError): _drop_command(error)
-    if isinstance(error, redis.OutOfMemoryError): raise StoreFull(f'{self.url}: {retries.hide(self._why_full(error))}') from error
+    if isinstance(error, redis.OutOfMemoryError):
+        raise StoreFull(f'{self.url}: {retries.hide(self._why_full(error))}') from error
     if _is_odd_login(error): return True
     if isinstance(error, _doubtful_refusals) and self.has_answered and retries.attempts<_DOUBTS: return True
     if isinstance(error, refusals):
@@ -390,7 +391,7 @@ def _handle(self:RedisLink, error, retries):
 
 @patch
 def _why_full(self:RedisLink, error):
-    "The message of `StoreFull`, without the address: used memory and policy of the master that is most nearly full, and `error`"
+    "Why the server has no room: used memory and policy of the master that is most nearly full, and `error`"
     try: nodes = [master.info('memory') for master in self.servers.masters()]
     except redis.RedisError: nodes = [{}]
     def used_part(memory): return memory.get('used_memory', 0)/memory['maxmemory'] if memory.get('maxmemory') else 0
