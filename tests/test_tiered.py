@@ -364,8 +364,8 @@ def test_a_copy_with_only_labels_and_numbers(fresh, tmp_path):
     to_shards([{'cls':'ab'[i%2], 'id':i} for i in range(20)], tmp_path/'d', **one)
     shards = ShardStore(tmp_path/'d')
     to_redis(shards, fresh.url, 'd', **one)
-    for redis in RedisStore(fresh.url, 'd'), fresh.url:
-        store = TieredStore(redis, shards)
+    for address in RedisStore(fresh.url, 'd'), fresh.url:
+        store = TieredStore(address, shards)
         assert store.get_many(range(20), 'id')['id'].tolist()==list(range(20)) and store[3]=={'cls':'b', 'id':3}
         assert store.held()==0 and store.warm(num_workers=1)==0 and list(store.check_rest())==[]
     to_redis([{'cls':'a', 'id':1}], fresh.url, 'short', **one)
