@@ -49,7 +49,7 @@ def _sum_json(d):
 
 def _has_checksum(d):
     "Does the content of `d` match the checksum under its key `crc`?"
-    return d.get('crc') in (sum_content(d), _sum_json(d))   # the latter until version 0.1
+    return d.get('crc')==sum_content(d) or d.get('crc')==_sum_json(d)   # the latter until version 0.1
 
 def seal(d:dict)->str:
     "`d` as JSON, with the checksum of its content under `crc`"
