@@ -25,7 +25,7 @@ class StoreNotFound(StoreError): "There is no committed dataset of that name"
 class StoreExists(StoreError): "There is already a dataset, or an unfinished ingest, of that name"
 class StoreBusy(StoreError): "Another ingest is writing a dataset of that name right now"
 class StoreFull(StoreError): "There is no space left where the dataset is written"
-class UnsupportedFormat(StoreError): "The dataset was written in a format that this version cannot read"
+class UnsupportedFormat(StoreError): "The format is newer than this version, or the manifest is damaged beyond reading"
 class UnknownField(StoreError): "The dataset has no such field"
 class MissingSample(StoreError): "A value that the dataset should have is not there"
 class CorruptSample(StoreError): "Stored bytes are damaged: those of a sample, or those that describe the dataset"
@@ -46,6 +46,10 @@ def _shortest(text):
 def _sum_json(d):
     content = {k:v for k,v in d.items() if k!='crc'}
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(',',':')).encode())
+
+def _has_checksum(d):
+    "Does the content of `d` match the checksum under its key `crc`?"
+    return d.get('crc')==sum_content(d) or d.get('crc')==_sum_json(d)   # the latter until version 0.1
 
 def seal(d:dict)->str:
     "`d` as JSON, with the checksum of its content under `crc`"
@@ -166,15 +170,17 @@ class Manifest:
         if not isinstance(content, dict) or type(content.get('format')) is not int:
             raise UnsupportedFormat(f'{where}: not a manifest: it has no format number: {str(content)[:60]!r}')
         version = content['format']
+        is_known = 1<=version<=cls.newest_format
+        damaged = CorruptSample(f'{where}: the manifest does not match its checksum: it was damaged or changed after '
+                                'it was written; restore it from a copy, or ingest the dataset again')
+        others = range(1, cls.newest_format+1) if 'crc' in content and not is_known else ()
+        if any(_has_checksum({**content, 'format':other}) for other in others): raise damaged   # only `format` differs
         if version>cls.newest_format:
             raise UnsupportedFormat(f'{where}: format {version}; this version reads up to {cls.newest_format}: '
                                     'upgrade fastai_remote')
         if version<1: raise UnsupportedFormat(f'{where}: damaged: there is no format {version}')
         is_sealed = 'crc' in content or version>=cls._sealed
-        crc = content.get('crc')
-        if is_sealed and crc!=sum_content(content) and crc!=_sum_json(content):   # the latter until version 0.1
-            raise CorruptSample(f'{where}: the manifest does not match its checksum: it was damaged or changed after '
-                                'it was written; restore it from a copy, or ingest the dataset again')
+        if is_sealed and not _has_checksum(content): raise damaged
         attributes = cls.__dataclass_fields__
         bad = [name for name in ('name','n','fields') if name not in content]
         bad += [name for name,attribute in attributes.items()
@@ -262,7 +268,7 @@ def packed_crcs(
 def size_str(n:int)->str:
     "A number of bytes for people: '2.2 KB'"
     for unit in ('B','KB','MB','GB'):
-        if n<1000: return f'{n:.1f} {unit}' if unit!='B' and n<100 else f'{n:.0f} {unit}'
+        if round(n)<1000: return f'{n:.1f} {unit}' if unit!='B' and round(n, 1)<100 else f'{n:.0f} {unit}'
         n /= 1000
     return f'{n:.1f} TB'
 

@@ -71,8 +71,9 @@ class _Task:
 # %% ../nbs/02_parallel.ipynb #b8883636
 def effective_workers(
     num_workers:int=None # The number that the caller asked for; default: that of the backend
-)->int: # A Dask cluster has the workers that it has, whatever `num_workers` says
+)->int: # 0 for 0. Otherwise, a Dask cluster has the workers that it has, whatever `num_workers` says
     "How many workers `parallel_map` uses; connects to Ray if that is the active backend"
+    if num_workers==0: return 0
     backend,n = get_active_backend()
     if _is_ray(backend): _connected_ray()
     return backend.effective_n_jobs(num_workers or n or -1)
@@ -91,13 +92,16 @@ _inputs_per_round = 4   # per worker: few enough to hold, and enough that waitin
 def parallel_map(
     f, # Called in the workers: `f(*x)` if the input is a tuple, else `f(x)`
     xs, # Iterable of inputs, read as workers need them
-    num_workers:int=None, # Default: all workers of the active joblib backend, or one process per core without a backend
+    # 0: do the work in this process. Default: all workers of the active joblib backend, or one process per core without
+    # a backend
+    num_workers:int=None,
 ): # Generator of results, as they become available
     """Apply `f` to each of `xs` with the active joblib backend; results may come in another order than `xs`
 
     An error of `f` is raised as it is, with the traceback of the worker process as a note; one that cannot be pickled
     is raised as a `RuntimeError` with its message."""
     backend,n = get_active_backend()[0],effective_workers(num_workers)
+    if n==0: return (_apply(f, x) for x in xs)
     if _is_ray(backend): results = _map_ray(backend, _Task(f), xs, n if n<effective_workers() else 2*n)
     elif n==1: return (_apply(f, x) for x in xs)
     elif getattr(backend, 'uses_threads', False): return _map_stream(backend, lambda x: _apply(f, x), xs, n)

@@ -11,7 +11,7 @@ from PIL import Image
 import fastai_remote.block
 from conftest import fails, in_time
 from fastai_remote import CorruptSample, MissingSample, StoreError, StoreNotFound, UnsupportedFormat, to_redis
-from fastai_remote.core import Manifest
+from fastai_remote.core import Manifest, seal
 from fastai_remote.store.base import MemoryStore
 from fastai_remote.store.redis import RedisStore
 from fastai_remote.load.dataset import RemoteDataset
@@ -120,6 +120,16 @@ def test_a_changed_manifest_is_refused(fresh, tiny, change):
     c = client(fresh)
     c.set('d:meta', json.dumps({**json.loads(c.get('d:meta')), **change}))
     with pytest.raises((CorruptSample,UnsupportedFormat), match='d: '): RedisStore(fresh.url, 'd')
+
+@pytest.mark.parametrize('number', [0, -1, 1, 3, 5, 6, 99])
+def test_a_format_number_that_was_changed_is_damage(number):
+    "The checksum shows that it is not a newer format"
+    content = json.loads(Manifest('d', 3, {}).to_json())
+    assert content['format']==2
+    changed = json.dumps({**content, 'format':number}).encode()
+    with pytest.raises(CorruptSample, match='d: .*does not match its checksum'): Manifest.from_json(changed, 'd')
+    newer = seal({**content, 'format':99})
+    with pytest.raises(UnsupportedFormat, match='format 99.*upgrade'): Manifest.from_json(newer.encode(), 'd')
 
 def test_a_manifest_without_its_checksum_is_refused(fresh, tiny):
     c = client(fresh)

@@ -164,6 +164,20 @@ def test_workers(engine):
     with on(engine): pids = set(parallel_map(lambda _: (time.sleep(.05), os.getpid())[1], range(12)))
     assert pids=={os.getpid()} if engine=='threading' else os.getpid() not in pids
 
+def test_no_workers_are_this_process(engine):
+    "as `num_workers=0` is for fastai and PyTorch"
+    with joblib.parallel_config(engine): assert effective_workers(0)==0
+    with on(engine): assert set(parallel_map(lambda _: os.getpid(), range(4), num_workers=0))=={os.getpid()}
+
+def test_an_ingest_without_workers(files, fresh):
+    pids = []
+    def sample(i):
+        pids.append(os.getpid())
+        return {'txt':str(i)}
+    rep = to_redis(range(50), fresh.url, 'numbers', fn=sample, num_workers=0, progress=False)
+    assert rep.written==50 and set(pids)=={os.getpid()}
+    assert RedisStore(fresh.url, 'numbers').verify(num_workers=0).bad==0
+
 def test_fn_raises(engine, files, fresh):
     "What `fn` raises in a worker is a failure with its reason; if it raises always, an error that says so"
     rep = ingest(fresh.url, files, engine, Fussy({'0/003.png','1/097.png'}))

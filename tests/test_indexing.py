@@ -34,7 +34,6 @@ def test_one_position(taken, where, i):
 
 @pytest.mark.parametrize('where', WHERE)
 def test_negative_positions_count_from_the_end(taken, where):
-    if where=='WeightedOrder': return   # its draws have no end
     for i in -2,np.int64(-2),torch.tensor(-2): assert plain(taken[where][i])==plain(taken[where][len(taken[where])-2])
     for i in len(taken[where]),torch.tensor(len(taken[where])),np.array(-len(taken[where])-1):
         with pytest.raises(IndexError): taken[where][i]
@@ -67,9 +66,23 @@ def test_masks_and_nothing(taken):
 def test_what_are_no_sample_numbers_is_refused(redis_pics, numbers):
     with pytest.raises(TypeError, match=f'{redis_pics.name}: sample numbers must be a list or an array with one number'): redis_pics.get_many(numbers, 'cls')
 
+@pytest.mark.parametrize('where', ['items','Order','WeightedOrder'])
 @pytest.mark.parametrize('i', [[1.5,2.], np.array([1.,2.]), ['a']], ids=str)
-def test_fractions_are_not_cut_off(taken, i):
-    with pytest.raises(TypeError, match='positions must be integers'): taken['items'][i]
+def test_fractions_are_not_cut_off(taken, where, i):
+    with pytest.raises(TypeError, match='positions must be integers'): taken[where][i]
+
+def test_positions_of_an_order_with_weights_are_those_of_any_order(taken):
+    order = taken['WeightedOrder']
+    draws = list(order)
+    assert len(draws)==60 and order[[0,-1,59]].tolist()==[draws[0],draws[59],draws[59]]
+    assert order.numbers_at(np.arange(60)%7==3).tolist()==draws[3::7]
+    for wrong in ([60], [-61], range(50, 61)):
+        with pytest.raises(IndexError, match='out of range'): order[wrong]
+    with pytest.raises(IndexError, match='a mask must have 60 values'): order[[True,False]]
+    with pytest.raises(TypeError, match='sliced'): order[1:3]
+    with pytest.raises(TypeError, match='sliced'): order[Order(3)]
+    later = order.at(range(58, 70, 2))   # there is no last draw
+    assert list(later[[0,-1]])==[draws[58],order.at(range(68, 69))[0]] and len(later)==6
 
 @pytest.mark.parametrize('i', [[1,2], (1,2), np.array([1,2]), torch.tensor([1,2])], ids=str)
 def test_one_at_a_time_where_only_one_can_be_had(taken, i):

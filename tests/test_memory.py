@@ -120,7 +120,7 @@ def shard_numbers(n):
             self._numbers,self._manifest,self._uid,self._cache,self._process_state = Numbers(self.n),Numbers(
                 self.n).manifest,'',(None,),None
             self._manifest.fields['png.crc'],self._manifest.overlays = {'codec':'crc','dtype':'u4'},[]
-            self.table = ShardTable([f'shard-{i:06}.tar' for i in range(k)],
+            self._table = ShardTable([f'shard-{i:06}.tar' for i in range(k)],
                 np.diff(np.minimum(np.arange(k+1)*1000, self.n)), np.full(k, 10**7), np.zeros(k), np.full(k, 20_000))
         manifest = property(lambda self: self._manifest)
         def read_values(self, idxs, fields):

@@ -1,6 +1,7 @@
 "Secrets are used, and nothing else: each option of each library gets a marker, which is searched wherever it could show"
 import base64, copy, http.server, inspect, io, logging, os, pickle, socket, threading, traceback
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -180,8 +181,8 @@ def test_errors_of_unusual_options_do_not_repeat_them(place):
         failed += 1
     assert failed>=(4 if place=='ftp' else 10)
 
-@pytest.fixture
-def rude():
+@contextmanager
+def rude_server(says):
     "Speaks Redis, and answers each command with an error that repeats it"
     server = socket.create_server(('127.0.0.1', 0))
     def serve():
@@ -189,11 +190,14 @@ def rude():
             try: connection,_ = server.accept()
             except OSError: return
             asked = connection.recv(10_000).replace(b'\r\n', b' ')
-            connection.sendall(server_says+asked+b'\r\n')
+            connection.sendall(says+asked+b'\r\n')
             connection.close()
-    server_says = b'-WRONGPASS '
     threading.Thread(target=serve, daemon=True).start()
     with server: yield server.getsockname()[1]
+
+@pytest.fixture
+def rude():
+    with rude_server(b'-WRONGPASS ') as port: yield port
 
 class Provider(redis.CredentialProvider):
     def __init__(self, password=MARKER): self.password = password
@@ -207,6 +211,21 @@ def test_errors_of_redis_do_not_repeat_secrets(rude):
                 lambda: RedisStore.delete(RedisLink(url, .03, **options), 'pets'), lambda: RedisStore.from_keys(url, 'x:{}', n=3, timeout=.03, **options).get_many([0])):
             assert (shown:=shown_when_failing(f)) and not has_marker(*shown)
         if not options: assert not has_marker(*shown_when_failing(lambda: DataLoaders.from_redis(url, 'pets', timeout=.1)))
+
+@pytest.mark.parametrize('says', ['ERR unknown command', 'OOM command not allowed', 'NOPERM no permissions', 'ERR',
+                                  'MOVED 1 127.0.0.1:1', 'BUSY', 'NOAUTH', 'EXECABORT'])
+def test_whatever_redis_refuses_secrets_are_not_repeated(says):
+    with rude_server(b'-'+says.encode()+b', with args beginning with: ') as port:
+        for options in dict(secret=MARKER), dict(username='me', secret=MARKER):
+            for f in (lambda link: link.send([('GET','a')]), lambda link: link.call(lambda client: client.ping())):
+                shown = shown_when_failing(lambda: f(RedisLink(f'redis://127.0.0.1:{port}', timeout=1, **options)))
+                assert shown and not has_marker(*shown)
+
+def test_a_server_that_does_not_know_auth_does_not_make_the_password_public():
+    with redis_server(**{'rename-command AUTH':''}) as server:
+        url = f"unix://:{MARKER}@{server.socket}"
+        shown = shown_when_failing(lambda: RedisLink(url).send([('GET','a')]))
+        assert shown and not has_marker(*shown)
 
 @pytest.mark.slow
 def test_errors_of_unusual_options_of_redis_do_not_repeat_them(rude):

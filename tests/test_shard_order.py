@@ -7,6 +7,7 @@ from conftest import examples
 from hypothesis import example, given, strategies as st
 
 from fastai_remote.order.base import Order, SplitOrder
+from fastai_remote.order.lengths import SortedWindows
 from fastai_remote.order.permutation import Permutation
 from fastai_remote.order.ranks import rank_share, shard_permutation_of, worker_batches
 from fastai_remote.order.shards import ShardPermutation, ShardSplit, sizes_of
@@ -53,6 +54,22 @@ def test_an_order_of_shards_is_divided_by_shards(consecutive):
         share = rank_share(order, rank, 2, consecutive)
         want = ShardPermutation([10]*4, 1, interleave=1, bs=4, num_workers=2, rank=rank, world_size=2)
         assert shard_permutation_of(share)==want and list(share)==whole(want).tolist()
+
+def test_maps_after_the_shards_are_applied_to_the_share_of_a_rank():
+    perm,numbers = ShardPermutation([10]*4, 1, interleave=1, bs=4, num_workers=2),np.arange(1000, 1040)
+    windows = SortedWindows(perm, 40, np.arange(40), 4)
+    for first in perm,windows:
+        for rank in range(2):
+            plain,mapped = (rank_share(Order(40, first, *maps), rank, 2) for maps in ((), (numbers,)))
+            assert list(mapped)==[1000+i for i in plain] and shard_permutation_of(mapped)==shard_permutation_of(plain)
+    assert list(rank_share(Order(38, perm), 1, 2))==list(rank_share(Order(40, perm), 1, 2))[:19]
+
+def test_what_cannot_be_divided_by_shards_is_refused():
+    order = Order(40, ShardPermutation([10]*4, 1, interleave=1, bs=4, num_workers=2))
+    for part in order[20:], order[::2], order[::-1], order[Order(40, Permutation(40, 1))]:
+        with pytest.raises(ValueError, match='divided by its shards.*rank_share'): rank_share(part, 0, 2)
+        assert rank_share(part, 0, 1) is part
+    with pytest.raises(ValueError, match='a share of 2 ranks'): rank_share(rank_share(order, 0, 2), 0, 2)
 
 @given(some_sizes.filter(any), seeds, st.integers(1, 5), st.integers(1, 9), st.integers(0, 4), st.data())
 @examples(100)

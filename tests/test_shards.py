@@ -17,7 +17,7 @@ from PIL import Image
 
 from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote import (CorruptSample, IngestError, MemoryStore, MissingSample, RandomStoreSplitter, RedisStore, ShardStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
-    StoreSplitter, StoreUnavailable, UnsupportedFormat, csv_samples, drawing_samples, image_samples, index_shards, shrink, tar_samples, to_redis, to_shards)
+    StoreSplitter, StoreUnavailable, UnsupportedFormat, csv_samples, drawing_samples, get_remote_items, image_samples, index_shards, shrink, tar_samples, to_redis, to_shards)
 from fastai_remote.write import shards as shard_writer
 from fastai_remote.write.base import host_id
 from fastai_remote.store.shard_index import IndexColumns, ShardIndex, ShardManifest, ShardTable, pack_index
@@ -468,6 +468,20 @@ def test_names_of_folders(tmp_path, name):
     sound(tmp_path/name)
     for o in (tmp_path/name, str(tmp_path/name)+'/', Storage(tmp_path/name), *([f'file://{tmp_path/name}'] if '?' not in name else [])): assert sorted(values(ShardStore(o), 'id'))==list(range(150))
 
+@pytest.mark.parametrize('url,name', [('/data/a?b','a?b'), ('/data/a#b/','a#b'), ('a?b','a?b'), ('/x?y/a','a'),
+    ('file:///data/a?b','a?b'), ('s3://bucket/a?b','a?b'), ('memory://a#b','a#b'), ('https://host/d/a?signature=x','a'),
+    ('https://host/a/?x=b/c#d','a'), ('simplecache::https://host/a?x=b','a')])
+def test_the_name_of_a_dataset_is_that_of_its_folder(url, name):
+    "A question mark is a letter, except in URLs of the web"
+    assert Storage(url).name==name
+
+def test_a_folder_whose_name_no_dataset_may_have_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"'a\?b' cannot name a dataset"): put(tmp_path/'a?b', items('a'))
+    tar(tmp_path/'0.tar', [('0.txt', b'a')])
+    (tmp_path/'c?d').mkdir()
+    shutil.move(tmp_path/'0.tar', tmp_path/'c?d/0.tar')
+    with pytest.raises(ValueError, match=r"'c\?d' cannot name a dataset"): index(tmp_path/'c?d')
+
 def test_relative_and_home(tmp_path, monkeypatch):
     "A relative path is that of the caller, in workers with another working directory too; `~` is home"
     monkeypatch.chdir(tmp_path)
@@ -650,6 +664,87 @@ def test_sparse(tmp_path):
     s,rep = index(tmp_path/'w')
     got = [bytes(o) for o in s.get_many(range(len(s)), 'bin')['bin']]
     assert got==[b'zero',b'two']*3 and rep.failed==3
+
+@pytest.fixture(scope='module')
+def partial(tmp_path_factory):
+    "Four tars of ten samples, of which those of the first two have notes; two texts and a label were changed since"
+    folder = tmp_path_factory.mktemp('partial')/'d'
+    folder.mkdir()
+    for shard in range(4):
+        numbers = range(10*shard, 10*shard+10)
+        members = [(i, 'txt', f'text {i}') for i in numbers]+[(i, 'cls', str(i%3)) for i in numbers]
+        if shard<2: members += [(i, 'note.txt', f'note {i}') for i in numbers]
+        tar(folder/f'{shard}.tar', [(f'{i:03}.{ext}', text.encode()) for i,ext,text in sorted(members)])
+    index(folder)
+    ShardStore(folder).edit(set={'txt':{5:'changed', 31:'changed too'}, 'cls':{12:0}})
+    memory = fsspec.filesystem('memory')
+    memory.put(str(folder), f'/{folder.parent.name}', recursive=True)
+    yield SimpleNamespace(local=str(folder), remote=f'memory://{folder.parent.name}')
+    memory.rm(f'/{folder.parent.name}', recursive=True)
+
+FIELDS = ['txt','cls','note.txt?','note.txt;txt']
+READS = {
+    'values': lambda store, numbers: {f:list(o) for f,o in store.get_many(numbers, FIELDS).items()},
+    'numbers': lambda store, numbers: store.get_many(numbers, 'cls')['cls'].tolist(),
+    'keys': lambda store, numbers: store.keys(numbers),
+    'sample': lambda store, numbers: store[numbers[0]],
+    'presence': lambda store, numbers: np.concatenate(list(store.presence('note.txt'))).tolist(),
+    'having': lambda store, numbers: list(get_remote_items(store, having='note.txt')),
+    'where': lambda store, numbers: list(get_remote_items(store).where('cls', store.vocab[:1])),
+    'prefetch': lambda store, numbers: store.prefetch(np.unique(np.array(numbers)//10).tolist()),
+    'epoch': lambda store, numbers: store.new_epoch()}
+some_numbers = st.lists(st.integers(0, 39), min_size=1, max_size=5)
+
+some_reads = st.lists(st.tuples(st.sampled_from(sorted(READS)), some_numbers), min_size=1, max_size=4)
+
+@given(kind=st.sampled_from(['local','remote','cached']), reads=some_reads)
+@examples(60)
+@example(kind='local', reads=[('sample', [35]), ('having', [0])])
+@example(kind='remote', reads=[('values', [35, 12]), ('presence', [0]), ('values', [35, 5, 12, 0])])
+@example(kind='cached', reads=[('values', [35]), ('epoch', [0]), ('presence', [0])])
+def test_what_is_read_does_not_depend_on_what_was_read_before(partial, tmp_path_factory, kind, reads):
+    "An index is in memory, in the cache or on the server; results come in the order of the samples all the same"
+    folder = partial.local if kind=='local' else partial.remote
+    cache = str(tmp_path_factory.mktemp('cache')) if kind=='cached' else None
+    store = ShardStore(folder, cache=cache)
+    for name,numbers in reads:
+        assert READS[name](store, numbers)==READS[name](ShardStore(folder, cache=None), numbers), name
+    assert list(get_remote_items(store, having='note.txt'))==list(range(20))
+
+def test_a_missing_index_is_named_and_not_its_shard(partial, tmp_path):
+    folder = tmp_path/'d'
+    shutil.copytree(partial.local, folder)
+    memory = fsspec.filesystem('memory')
+    name = ShardStore(folder).index_file(2)
+    (folder/name).unlink()
+    memory.put(str(folder), f'/{tmp_path.name}', recursive=True)
+    for url in (folder, f'memory://{tmp_path.name}'):
+        message = rf'{re.escape(name)}, the index of shard 2.tar.*samples 20 to 29.*is not there'
+        with pytest.raises(MissingSample, match=message): ShardStore(url, cache=None).get_many([25], 'txt')
+    memory.rm(f'/{tmp_path.name}', recursive=True)
+    (folder/'1.tar').unlink()
+    with pytest.raises(MissingSample, match='shard 1.tar is not there, with samples 10 to 19'):
+        ShardStore(folder, cache=None).get_many([12], 'txt')
+
+@pytest.mark.parametrize('call', [
+    lambda s: s.in_place(0), lambda s: s.index_file(0), lambda s: s.check_cache(1, 1), lambda s: s.keys([0]),
+    lambda s: s.indices([0])[0].n, lambda s: s.local_index(0).n, lambda s: s.manifest_crc, lambda s: s.tars.url,
+    lambda s: len(s.table), lambda s: str(s.missing_shard_error(0)), lambda s: s.cache_key('a'),
+    lambda s: s.location(0, 'txt'), lambda s: s.cache is None, lambda s: s.whole_shards.get(0) is None,
+    lambda s: s.check_not_replaced(), lambda s: len(s.manifest_bytes()), lambda s: len(list(s.failures()))])
+def test_an_unpickled_store_is_complete(partial, call):
+    store = ShardStore(partial.local, cache=None)
+    assert call(pickle.loads(pickle.dumps(store)))==call(store)
+
+def test_shuffle_quality_where_only_some_samples_have_labels(tmp_path):
+    for shard in range(2):
+        numbers = range(20*shard, 20*shard+20)
+        members = [(f'{i:03}.{ext}', b'%d' % (i%3)) for i in numbers for ext in ('cls','txt') if ext=='txt' or i%4]
+        tar(tmp_path/f'{shard}.tar', members)
+    store,_ = index(tmp_path)
+    assert store.may_lack('cls')
+    for options in {}, {'field':'cls'}, {'field':'cls?'}:
+        assert .5<store.shuffle_quality(bs=4, interleave=None, **options).labels<2
 
 def test_twice_in_a_sample(tmp_path):
     "A name that is there twice makes a failed sample, which names both places; WebDataset raises an error, too"

@@ -29,6 +29,11 @@ def test_several_fields_add_up():
     assert redis_memory(10, 100, [1,4])-redis_memory(10, 100)==10*(1+4+4+4)
     assert servers_needed(100, 100, spare=0)==1 and servers_needed(100, 100)==2 and servers_needed(750, 1000)==1
 
+@pytest.mark.parametrize('n,text', [(0,'0 B'), (999,'999 B'), (999.6,'1.0 KB'), (1000,'1.0 KB'), (99_949,'99.9 KB'),
+    (99_960,'100 KB'), (999_499,'999 KB'), (999_600,'1.0 MB'), (1e6,'1.0 MB'),
+    (999_600_000,'1.0 GB'), (999_600_000_000,'1.0 TB'), (1e15,'1000.0 TB')])
+def test_sizes_are_rounded_to_the_next_unit(n, text): assert size_str(n)==text
+
 def test_the_table_of_the_guide_is_what_the_function_says():
     page = (Path(__file__).parent.parent/'nbs/guide/sizing.md').read_text(encoding='utf-8')
     rows = re.findall(r'^\| [^|]+ \| ([\d,]+) \| ([\d,]+) bytes \| ([\d.]+ [kMGT]?B) \| (\d+) \|$', page, flags=re.M)

@@ -96,6 +96,44 @@ def test_a_sample_as_objects(store):
     assert s['txt']=='picture 36' and s['cls']==LABELS[0] and 'png.crc' not in s and len(list(iter(store)))==n
     with expect_fail(IndexError): store[n]
 
+def test_a_field_may_be_named_twice(store):
+    once = store.get_many([3,1], ['png','cls'])
+    twice = store.get_many([3,1], ['png','cls','png','cls'])
+    assert list(twice)==['png','cls'] and twice['png']==once['png'] and list(twice['cls'])==list(once['cls'])
+    assert store.get_many([3], ['txt','txt'], decode=True)=={'txt':['picture 3']}
+    both = store.get_many([3,1], ['png','png.crc','none;txt','txt.crc','txt.crc'])
+    assert both['png']==once['png'] and list(both['png.crc'])==list(map(zlib.crc32, both['png']))
+    assert [bytes(b) for b in both['none;txt']]==[b'picture 3', b'picture 1']
+    assert list(both['txt.crc'])==[zlib.crc32(b'picture 3'), zlib.crc32(b'picture 1')]
+
+def test_a_slice_is_read_in_few_requests(store, monkeypatch):
+    def same(a, b):
+        others = a.keys()-{'png'}
+        return a.keys()==b.keys() and a['png'].tobytes()==b['png'].tobytes() and all(a[f]==b[f] for f in others)
+    for part in slice(None), slice(3, 9), slice(-1, None, -7), slice(5, 5), slice(100, 200):
+        samples = store[part]
+        assert len(samples)==len(range(n)[part]) and all(same(o, store[i]) for o,i in zip(samples, range(n)[part]))
+    requests,read = [],type(store).get_many
+    def get_many(self, numbers, *args, **kwargs):
+        requests.append(len(numbers))
+        return read(self, numbers, *args, **kwargs)
+    monkeypatch.setattr(type(store), 'get_many', get_many)
+    store[:]
+    assert requests==[n]
+    monkeypatch.setattr(store.manifest, 'nbytes', n*(5<<20))   # large samples: few at a time
+    requests.clear()
+    store[:20]
+    assert sum(requests)==20 and max(requests)==6
+
+def test_an_error_in_a_slice_is_that_of_the_sample():
+    store = MemoryStore({'txt':[b'a']*30, 'other.txt':[b'b']*30}, 'texts')
+    damage(store, 25, 'txt', b'c')
+    damage(store, 7, 'other.txt', None)
+    for k,kind,part in ((7, MissingSample, slice(30)), (25, CorruptSample, slice(10, 30))):
+        with pytest.raises(kind) as one: store[k]
+        with pytest.raises(kind) as many: store[part]
+        assert str(many.value)==str(one.value)
+
 def test_numbers_out_of_range(store):
     for i in (-1, n):
         with expect_fail(IndexError, contains=f'no sample {i}; there are 37'): store.get_many([0,i], 'txt')

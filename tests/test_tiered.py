@@ -358,6 +358,19 @@ def test_a_copy_in_redis(fresh, folder):
     to_redis([{'txt':'a'}], fresh.url, 'short', **one)
     with expect_fail(ValueError, regex='short in .* is no copy of texts: 1 samples, not 400'): TieredStore(RedisStore(fresh.url, 'short'), shards)
 
+def test_a_copy_with_only_labels_and_numbers(fresh, tmp_path):
+    "Redis keeps none of its values, so there are none to compare"
+    from fastai_remote.ingest.run import to_redis
+    to_shards([{'cls':'ab'[i%2], 'id':i} for i in range(20)], tmp_path/'d', **one)
+    shards = ShardStore(tmp_path/'d')
+    to_redis(shards, fresh.url, 'd', **one)
+    for address in RedisStore(fresh.url, 'd'), fresh.url:
+        store = TieredStore(address, shards)
+        assert store.get_many(range(20), 'id')['id'].tolist()==list(range(20)) and store[3]=={'cls':'b', 'id':3}
+        assert store.held()==0 and store.warm(num_workers=1)==0 and list(store.check_rest())==[]
+    to_redis([{'cls':'a', 'id':1}], fresh.url, 'short', **one)
+    with expect_fail(ValueError, contains='1 samples, not 20'): TieredStore(RedisStore(fresh.url, 'short'), shards)
+
 def test_ttl_and_clear(fresh, folder):
     store,c = TieredStore(fresh.url, ShardStore(folder), ttl=100),client(fresh)
     store.warm(num_workers=1)

@@ -402,7 +402,7 @@ def index_shards(
     to:str=None,
     # `{split: pattern of paths}`, such as `{'train':'train/*', 'valid':'val-*'}`; default: all shards, without splits
     splits:dict=None,
-    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     overwrite:bool=False, # Index all shards anew, and replace the manifest and indices that are there?
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`

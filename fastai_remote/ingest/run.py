@@ -193,7 +193,7 @@ class StreamJob(SourceJob):
 class IngestOptions:
     "Options of `to_redis` and `to_shards` that do not depend on the kind of store"
     fn:callable = None # `fn(sample)` -> sample, run in the workers
-    num_workers:int = None # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int = None # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     vocab:list|dict = None # Labels in the order of their codes (of `cls`; else `{field: labels}`)
     overwrite:bool = False # Replace a dataset that is there?
     splits:dict = None # As `split_ranges` takes them
@@ -218,7 +218,7 @@ def to_redis(
     url:str, # `redis://`, `rediss://` or `unix://`
     name:str, # Name of the dataset
     fn=None, # `fn(sample)` -> sample, run in the workers
-    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     # Labels in the order of their codes (of `cls`; for other fields `{field: labels}`); default: all there are, sorted
     vocab:list|dict=None,
     overwrite:bool=False, # Replace a dataset of this name?
@@ -274,7 +274,8 @@ def _plan(job, vocab, options):
     Sets `job.chunk_size` if `options` do not say it. Raises `ValueError`, `IngestError`."""
     fields,sample_bytes = _first_samples(job, vocab)
     if options.vocab is not None: check_vocab(vocab, fields)
-    if options.chunk is None and job.n: job.chunk_size = job.writer.chunk_size(job.n, sample_bytes, options.num_workers)
+    if options.chunk is None and job.n:
+        job.chunk_size = job.writer.chunk_size(job.n, sample_bytes, max(1, options.num_workers))
     plan = dict(n=job.n, fields=fields, splits=job.splits, vocab=vocab)
     identity = (job.source.fingerprint(), fn_fingerprint(options.fn), options.seed, options.shuffle, *plan.items(),
                 *job.signature())

@@ -21,7 +21,7 @@ def to_shards(
     source,
     url:str|Storage, # A folder: a path, or any fsspec URL, such as `s3://bucket/pets`
     fn=None, # `fn(sample)` -> sample, run in the workers
-    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     maxsize:float=1e8, # Bytes that a shard may have
     maxcount:int=100_000, # Samples that a shard may have
     # Labels in the order of their codes (of `cls`; for other fields `{field: labels}`); default: all there are, sorted

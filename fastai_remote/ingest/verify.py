@@ -53,7 +53,7 @@ class VerifyReport:
 
 def verify_store(
     store:Store, # The dataset to check
-    num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
+    num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     chunk:int=2048, # Samples per task of a worker
     progress=None, # `progress(results, total, report)` passes results of tasks on and shows something; default: nothing
 )->VerifyReport:

@@ -63,7 +63,7 @@ class Order:
     def numbers_at(self,
         i # Positions: a range, a list or an array; or a mask, a bool array as long as the order
     )->np.ndarray: # int64, one per position
-        "The numbers at many positions, of which negative ones count from the end; raises `TypeError`, `IndexError`"
+        "The numbers at many positions, of which negative ones count from the end; raises what `order[i]` raises"
         pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
         if len(pos) and pos.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {pos.dtype}')
         n = len(self)
@@ -123,26 +123,19 @@ class WeightedOrder(Order):
         They are positions among all draws, whatever positions this order has."""
         return WeightedOrder(self.n, self.labels, self.weights, self.seed, positions)
 
-    def __getitem__(self, i):
-        """An `int` for an int, an int64 array for a list, array or range of positions; raises `TypeError` for a slice
+    def _at(self, x, tries=16):
+        """The number of each of the draws `x`, an int or an int64 array; each round has `tries` candidates per draw
 
-        Positions are at least 0, and not checked."""
-        k = int_index(i)
-        return self.numbers_at(i) if k is None else int(self.numbers_at([k])[0])
-
-    def numbers_at(self,
-        i, # Positions, at least 0: a range, a list or an array; unlike those of `Order`, they are not checked
-        tries:int=16, # Candidates per position in each round
-    )->np.ndarray: # int64, one per position
-        "The numbers at many positions; raises `ValueError` if labels with a weight are too rare to be drawn"
-        pos = _apply(self.positions, np.asarray(i)).astype(np.uint64)
-        res = np.zeros(len(pos), np.int64)
-        todo = np.arange(len(pos))   # indices of `pos` without an accepted candidate
+        Raises `ValueError` if labels with a weight are too rare to be drawn."""
+        if isinstance(x, int): return int(self._at(np.array([x]), tries)[0])
+        draws = x.astype(np.uint64)
+        res = np.zeros(len(draws), np.int64)
+        todo = np.arange(len(draws))   # indices of `draws` without an accepted candidate
         acceptance = self.weights/self.weights.max()
         for k in range(1000):
             if not len(todo): return res
             attempts = np.arange(k*tries, (k+1)*tries, dtype=np.uint64)
-            candidates,chance = self._candidates(pos[todo,None], attempts)
+            candidates,chance = self._candidates(draws[todo,None], attempts)
             accepted = chance<acceptance[self.labels(candidates.ravel()).reshape(candidates.shape)]
             done = accepted.any(1)
             res[todo[done]] = candidates[done, accepted[done].argmax(1)]

@@ -29,21 +29,33 @@ def rank_share(
     Where `len(order)` is no multiple of `world_size`, the first positions are visited again at the end. By default a
     rank gets every `world_size`-th position, as from torch's `DistributedSampler`. With `consecutive`, as in fastai's
     `DistributedDL`, a rank reads few shards, if the order is that of the shards. An order that is a `ShardPermutation`
-    is always divided by that: each rank reads shards of its own. Of such an order, only the length, the
-    `ShardPermutation` and the `SortedWindows` count, and no other maps or positions. Of a `WeightedOrder`, all ranks
-    together make as many draws as one."""
+    is always divided by that: each rank reads shards of its own. So it must begin at position 0, and the
+    `ShardPermutation`, or the `SortedWindows` of one, must be its first map; for other parts of such an order, and for
+    the share of a rank, `ValueError` is raised. Of a `WeightedOrder`, all ranks together make as many draws as
+    one."""
     n = len(order)
     if not n or world_size==1: return order
     length = -(-n//world_size)
     if isinstance(order, WeightedOrder): return order.at(range(rank, rank+length*world_size, world_size))
     perm = shard_permutation_of(order)
     if perm is not None:
+        _check_divisible(order, perm)
         share = ShardPermutation(perm.sizes, perm.seed, perm.interleave, perm.bs, perm.num_workers, rank, world_size)
-        by_length = next((m for m in order.maps if isinstance(m, SortedWindows)), None)
-        return Order(length, share if by_length is None else by_length.over(share, length))
+        first,*others = order.maps
+        return Order(length, first.over(share, length) if isinstance(first, SortedWindows) else share, *others)
     if bs: return order[Order(length, BatchesInTurn(n, rank, world_size, bs), Modulo(n))]
     positions = range(rank*length, (rank+1)*length) if consecutive else range(rank, rank+length*world_size, world_size)
     return order[Order(positions, Modulo(n))]
+
+def _check_divisible(order, perm):
+    "Raise `ValueError` unless `order`, which is computed by the `ShardPermutation` `perm`, can be divided by shards"
+    if perm.world_size>1: raise ValueError(f'{perm!r} is a share of {perm.world_size} ranks: it cannot be shared again')
+    positions,first = order.positions,order.maps[0]
+    is_first = first is perm or isinstance(first, SortedWindows) and first.base is perm
+    if is_first and isinstance(positions, range) and positions.start==0 and positions.step==1: return
+    what = f'{positions!r} of it' if is_first else f'what a {type(first).__name__} selects of it'
+    raise ValueError(f'an order of shards is divided by its shards, from its beginning, and not {what}: divide it '
+                     'first, and take a part of rank_share(order, rank, world_size)')
 
 def shard_permutation_of(
     order # An `Order`, or anything else

@@ -130,7 +130,7 @@ class Store:
         Where samples have different fields, `jpg;png` reads the first of these fields that a sample has, and `txt?`
         reads `None` if a sample has no `txt`. The results are lists, under these names. Raises `UnknownField`,
         `IndexError`, `MissingSample` and `CorruptSample`."""
-        numbers,fields,known = self.check_numbers(numbers),listify(fields),self.manifest.fields
+        numbers,fields,known = self.check_numbers(numbers),list(dict.fromkeys(listify(fields))),self.manifest.fields
         choices = {field:self.field_choice(field) for field in fields if field not in known}   # raises `UnknownField`
         if choices: return self._get_choices(numbers, fields, choices, check, decode)
         has_checksums = [field for field in fields if f'{field}.crc' in known or known[field].get('check')]
@@ -200,7 +200,7 @@ class Store:
         checksums = [f'{f}.crc' for f in fields if check and (f'{f}.crc' in known or known[f].get('check'))]
         values = self.read_values(numbers, list(dict.fromkeys([*fields, *checksums])))
         for name in checksums:
-            field,expected = name.removesuffix('.crc'),values.pop(name)
+            field,expected = name.removesuffix('.crc'),values[name] if name in fields else values.pop(name)
             at = [k for k,value in enumerate(values[field]) if value is not None]
             if len(at)==len(numbers):
                 self.compare_checksums(numbers, field, values, expected)
@@ -438,6 +438,27 @@ def decode(self:Store,
         raise corrupt_value(self, i, field, f'code {res}, but there are {len(labels)} labels', '')
     return labels[res]
 
+_samples_at_once,_bytes_at_once = 64,1<<25   # that a slice requests, roughly
+
+@patch
+def _read_samples(self:Store, numbers):
+    "The samples `numbers`, valid ones, decoded, as a list of `{field: object}`; raises what `get_many` raises"
+    specs = {f'{field}?' if self.may_lack(field) else field:field for field in self.fields}
+    values = self.get_many(numbers, list(specs), decode=True)
+    return [{specs[spec]:objects[k] for spec,objects in values.items() if objects[k] is not None or spec in self.fields}
+            for k in range(len(numbers))]
+
+@patch
+def _read_slice(self:Store, numbers):
+    "As `_read_samples`, for a range of any length, in a few requests; an error is that of the first sample with one"
+    step = max(1, min(_samples_at_once, _bytes_at_once*len(self)//max(self.manifest.nbytes, 1)))
+    result = []
+    for some in (numbers[k:k+step] for k in range(0, len(numbers), step)):
+        try: result += self._read_samples(some)
+        except (CorruptSample,MissingSample):
+            for number in some: result += self._read_samples([number])
+    return result
+
 @patch
 def __getitem__(self:Store,
     i:int # Sample number, from -n to n-1; or a slice
@@ -445,7 +466,7 @@ def __getitem__(self:Store,
     """Sample `i`, decoded, with the fields that it has
 
     Raises `IndexError`, `TypeError`, and what `get_many` raises."""
-    if isinstance(i, slice): return [self[k] for k in range(len(self))[i]]
+    if isinstance(i, slice): return self._read_slice(range(len(self))[i])
     if isinstance(i, str):
         raise TypeError(f'{self.name}: store[i] is sample number i, not field {i!r}: '
                         f'get_many(numbers, {i!r}) reads a field of many samples')
@@ -454,9 +475,7 @@ def __getitem__(self:Store,
         raise TypeError(f'{self.name}: store[i] is one sample, or a list of them for a slice; '
                         f'for a {type(i).__name__} of numbers: get_many(numbers, fields)')
     if not -len(self)<=number<len(self): raise IndexError(f'{self.name}: no sample {number}; there are {len(self)}')
-    specs = {f'{field}?' if self.may_lack(field) else field:field for field in self.fields}
-    values = self.get_many([number%len(self)], list(specs), decode=True)
-    return {specs[spec]:objects[0] for spec,objects in values.items() if objects[0] is not None or spec in self.fields}
+    return self._read_samples([number%len(self)])[0]
 
 # %% ../../nbs/store/01_base.ipynb #7f995bff
 HOW_TO_GET_STATS = ('they are gathered when images go in, and an edit that changes or drops images forgets them; '
@@ -629,7 +648,7 @@ def reviser(self:Store,
 
 @patch
 def verify(self:Store,
-    num_workers:int=None, # Processes; default: one per core, or as many as the active joblib backend has
+    num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
     chunk:int=2048, # Samples that a worker reads per call
     progress=None, # As in `verify_store`
 ): # A `VerifyReport`

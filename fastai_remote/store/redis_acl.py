@@ -76,24 +76,21 @@ class _ExplainingPipeline(redis.client.Pipeline):
             explain_missing_right(error, ('UNWATCH',))
             raise
 
-class ExplainingClient(redis.Redis):
-    "A client of Redis whose errors about missing rights name the command and the pattern of keys"
+class _Explaining:
+    "Comes before a client of redis-py among the base classes of a client that explains missing rights"
     def execute_command(self, *args, **options):
         try: return super().execute_command(*args, **options)
         except redis.exceptions.NoPermissionError as error:
             explain_missing_right(error, args)
             raise
 
+class ExplainingClient(_Explaining, redis.Redis):
+    "A client of Redis whose errors about missing rights name the command and the pattern of keys"
     def pipeline(self, transaction=True, shard_hint=None):
         return _ExplainingPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
-class ExplainingCluster(redis.RedisCluster):
+class ExplainingCluster(_Explaining, redis.RedisCluster):
     "The same for a cluster"
-    def execute_command(self, *args, **options):
-        try: return super().execute_command(*args, **options)
-        except redis.exceptions.NoPermissionError as error:
-            explain_missing_right(error, args)
-            raise
 
 # %% ../../nbs/store/03_redis_acl.ipynb #a1f00033
 # What is sent to train, and to write: the name of a command and the arguments after its key

@@ -356,7 +356,8 @@ def _handle(self:RedisLink, error, retries):
     If not, raises `StoreFull`, `StoreUnavailable`, `StoreError`, or `error` itself. A redirection, and a reply that has
     to be parsed carefully, change how this link connects next."""
     if isinstance(error, redis.RedisError): _drop_command(error)
-    if isinstance(error, redis.OutOfMemoryError): raise StoreFull(self._why_full(error)) from error
+    if isinstance(error, redis.OutOfMemoryError):
+        raise StoreFull(f'{self.url}: {retries.hide(self._why_full(error))}') from error
     if _is_odd_login(error): return True
     if isinstance(error, _doubtful_refusals) and self.has_answered and retries.attempts<_DOUBTS: return True
     if isinstance(error, refusals):
@@ -382,7 +383,7 @@ def _handle(self:RedisLink, error, retries):
         return True
     if isinstance(error, redis.RedisError):
         if retries.attempts<_DOUBTS: return True   # the command may have been damaged on its way
-        raise StoreError(f'{self.url}: the server refused a command: {error}') from error
+        raise StoreError(f'{self.url}: the server refused a command: {retries.hide(str(error))}') from error
     if isinstance(error, _parsing_errors) and self.has_answered:
         if retries.attempts<_DOUBTS: return True
         raise retries.unavailable(f'cannot understand an answer: {type(error).__name__}: {error}') from error
@@ -390,11 +391,10 @@ def _handle(self:RedisLink, error, retries):
 
 @patch
 def _why_full(self:RedisLink, error):
-    "The message of `StoreFull`: used memory and policy of the master that is most nearly full, and `error`"
+    "Why the server has no room: used memory and policy of the master that is most nearly full, and `error`"
     try: nodes = [master.info('memory') for master in self.servers.masters()]
     except redis.RedisError: nodes = [{}]
     def used_part(memory): return memory.get('used_memory', 0)/memory['maxmemory'] if memory.get('maxmemory') else 0
     memory = max(nodes, key=used_part)   # of a cluster's nodes, the one that is full
     used,limit,policy = (memory.get(k) for k in ('used_memory_human','maxmemory_human','maxmemory_policy'))
-    return (f'{self.url}: the server has no room: {used} of maxmemory {limit} used, policy {policy} '
-            f'({error})')
+    return f'the server has no room: {used} of maxmemory {limit} used, policy {policy} ({error})'

@@ -63,7 +63,7 @@ class ShardStore(Store):
     "A dataset in tar shards, in a folder on a disk or on object storage"
     _manifest = None # For `repr`, if `__init__` fails
     _is_index,_overlays = False,None # For pickles of earlier versions
-    home = '' # Where manifest, indices and failures are: '' for the folder itself, or `INDEX_FOLDER` and '/'
+    _home = '' # As `home`, once the manifest was read
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
         # Folder in which to keep whole shards of remote storage, or of a slow disk; `True`: the usual folder, for
@@ -97,40 +97,63 @@ class ShardStore(Store):
         if self._manifest is None: self._manifest = self._read_manifest()
         return self._manifest
 
+    # What is read with the manifest
+
+    @property
+    def home(self)->str:
+        "Where manifest, indices and failures are: '' for the folder itself, or `INDEX_FOLDER` and '/'"
+        return self.manifest and self._home
+
+    @property
+    def shards(self)->ShardTable:
+        "The table of shards"
+        return self.manifest and self._table
+    table = shards
+
+    @property
+    def manifest_crc(self)->int:
+        "The crc32 of the manifest as it was stored when it was read"
+        return self.manifest and self._manifest_crc
+
+    @property
+    def tars(self)->Storage:
+        "The folder of the shards"
+        return self._shards_storage or self.storage
+
     def _find_manifest(self):
-        """Returns the `ShardManifest`, its content as `bytes`, and its path; sets `home` and `_is_index`
+        """Returns the `ShardManifest`, its content as `bytes`, and its path; sets `_home` and `_is_index`
 
         It lies in the folder itself or, if the shards are of others, in a folder of our own there. A `manifest.json` of
         another tool does not matter then. Raises `StoreNotFound`, `UnsupportedFormat`, `CorruptSample`."""
         error = None
         for home in (f'{INDEX_FOLDER}/', '') if self._is_index else ('', f'{INDEX_FOLDER}/'):
-            self.home = home
-            where = f'{self.storage.url}/{self.home}manifest.json'
+            self._home = home
+            where = f'{self.storage.url}/{home}manifest.json'
             try:
-                content = self.storage.read(f'{self.home}manifest.json')
+                content = self.storage.read(f'{home}manifest.json')
                 manifest = ShardManifest.from_json(content, where)
                 if not manifest.shards: raise UnsupportedFormat(f'{where}: not a manifest of shards')
-                self._is_index = self.home!=''
+                self._is_index = home!=''
                 return manifest,content,where
             except (FileNotFoundError,NotADirectoryError) as e:
                 if error is None: error = e
             except UnsupportedFormat as e:
                 if not isinstance(error, StoreError): error = e
-        self.home = ''
+        self._home = ''
         if isinstance(error, StoreError): raise error
         raise StoreNotFound(self._why_not_found(error)) from error
 
     def _read_manifest(self):
-        """Returns the manifest, with empty `shards`; sets `table`, `tars`, `manifest_crc` and `_uid`
+        """Returns the manifest, with empty `shards`; sets `_table`, `_manifest_crc` and `_uid`
 
         Raises `StoreNotFound`, also if the dataset was replaced, `UnsupportedFormat`, `CorruptSample`."""
         manifest,content,where = self._find_manifest()
-        self.manifest_crc = zlib.crc32(content)
+        self._manifest_crc = zlib.crc32(content)
         if self._uid not in (None, manifest.uid): raise self.replaced_error()
-        try: self.table,manifest.shards = ShardTable.unpack(manifest.shards),{}
+        try: self._table,manifest.shards = ShardTable.unpack(manifest.shards),{}
         except (ValueError,KeyError,TypeError,MemoryError,zlib.error) as e:
             raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
-        n = self.table.starts[-1]
+        n = self._table.starts[-1]
         if n!=manifest.n:
             raise UnsupportedFormat(f'{where}: damaged: {manifest.n:,} samples, of which {n:,} are in shards')
         if self._uid is not None or manifest.uid: self._uid = manifest.uid
@@ -140,16 +163,10 @@ class ShardStore(Store):
             raise StoreNotFound(f'{where}: the shards are not beside their manifest, which says that they are in '
                                 f'{manifest.base!r}. They are only read where the reader says: if that is the place, '
                                 f'give ShardStore({self.storage.url!r}, shards_url={manifest.base!r})')
-        self.tars = self._shards_storage or self.storage
         return manifest
 
     @property
     def has_keys(self)->bool: return self.manifest.format>2 or super().has_keys
-
-    @property
-    def shards(self)->ShardTable:
-        "The table of shards"
-        return self.manifest and self.table
 
     @property
     def overlays(self)->Overlays:
@@ -373,7 +390,7 @@ def missing_shard_error(self:ShardStore,
 def _is_replaced(self:ShardStore):
     "Is there another dataset now, or none?"
     if not self._uid: return False
-    head,file = self._manifest.head,f'{self.home}manifest.json'
+    head,file = self.manifest.head,f'{self.home}manifest.json'
     if self.storage.ranges([file], [0], [len(head)])==[head]: return False
     # another tool may have formatted the manifest anew
     try: return ShardManifest.from_json(self.storage.read(file)).uid!=self._uid
@@ -484,7 +501,7 @@ def index_file(self:ShardStore,
 @patch
 def indices(self:ShardStore,
     shards:list # Numbers of shards
-)->dict: # `{shard: ShardIndex}`
+)->dict: # `{shard: ShardIndex}`, in the order of `shards`
     "The indices of `shards`, which are kept in memory; raises `CorruptSample`, `MissingSample`, `StoreUnavailable`"
     state = self._state
     with state.lock:
@@ -495,7 +512,7 @@ def indices(self:ShardStore,
         new = self._read_indices(missing)
         state.keep(new, len(shards))
         result |= new
-    return result
+    return {shard:result[shard] for shard in shards}
 
 @patch
 def _read_indices(self:ShardStore, shards):
@@ -536,6 +553,16 @@ def _damaged_index_error(self:ShardStore, error):
     return CorruptSample(f'{error}: damaged in {self.storage.url}; put back a copy of this file, or ingest again')
 
 @patch
+def _missing_index_error(self:ShardStore, shard):
+    "The error to raise when the file of an index does not exist: `MissingSample`; `StoreNotFound` if replaced"
+    if self._is_replaced(): return self.replaced_error()
+    table,file = self.table,self.index_file(shard)
+    samples = f'samples {table.starts[shard]:,} to {table.starts[shard+1]-1:,}'
+    return MissingSample(f'{self.name}: {file}, the index of shard {table.name(shard)}, with labels and places of '
+                         f'{samples}, is not there: {self.storage.url}/{file}; put back a copy of this file, or ingest '
+                         'again')
+
+@patch
 def _max_index_bytes(self:ShardStore, shard): return int(self.table.idx[shard])+_MAX_EXCESS
 
 @patch
@@ -546,7 +573,7 @@ def local_index(self:ShardStore,
     try:
         with open(open_regular(self.storage.path(self.index_file(shard))), 'rb') as f:
             content = f.read(self._max_index_bytes(shard))
-    except FileNotFoundError: raise self.missing_shard_error(shard) from None
+    except FileNotFoundError: raise self._missing_index_error(shard) from None
     if self.table.icrc is None: self.check_not_replaced()   # no checksum distinguishes it from another dataset's
     try: return self._parse_index(shard, content)
     except CorruptSample as e: raise self._damaged_index_error(e) from None
@@ -588,7 +615,7 @@ def _fetch_indices(self:ShardStore, shards, tries=3):
     result,damaged = {},[]
     files,sizes = [self.index_file(shard) for shard in shards],[int(self.table.idx[shard]) for shard in shards]
     for shard,content in zip(shards, self.storage.ranges(files, [0]*len(shards), sizes)):
-        if content is None: raise self.missing_shard_error(shard)
+        if content is None: raise self._missing_index_error(shard)
         try: result[shard] = self._parse_index(shard, content)
         except CorruptSample as e:
             if tries==1: raise self._damaged_index_error(e) from None
@@ -670,7 +697,9 @@ def shuffle_quality(self:ShardStore,
     interleave:int=4, # Shards that are shuffled together; `None`: all of them
     bs:int=64, # Samples per batch
     num_workers:int=1, # Processes that make batches
-    field:str=None, # Field with labels; default: the first with codec `cls`; the indices of its shards are read
+    # Field with labels; default: the first with codec `cls`; the indices of its shards are read. Samples without it
+    # count as a class of their own
+    field:str=None,
     batches:int=200, # Batches to look at
 )->ShuffleQuality: # Shows itself as text and as a picture
     """Measure how well epochs of these shards are shuffled, compared with a full shuffle
@@ -683,7 +712,9 @@ def shuffle_quality(self:ShardStore,
     def order(seed):
         if interleave is None: return Permutation(len(self), seed)
         return ShardPermutation(table.n, seed, interleave, bs, num_workers)
-    def labels(numbers): return self.get_many(numbers, field)[field]
+    def labels(numbers):
+        spec = f'{field}?' if field in self.fields and self.may_lack(field) else field
+        return [-1 if code is None else code for code in self.get_many(numbers, spec)[spec]]
     return measure_shuffle(order, len(self), bs, None if field is None else labels, table.starts, batches)
 
 @patch

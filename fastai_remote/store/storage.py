@@ -116,7 +116,7 @@ class Storage:
     @property
     def name(self)->str:
         "The last part of the path"
-        return re.split('[/?#]', self.url.rstrip('/'))[-1]
+        return self.url.rstrip('/').rsplit('/', 1)[-1]   # in `url`, which is public, there is no query
 
     def path(self,
         name:str='' # A file of the folder; default: the folder itself

@@ -384,7 +384,7 @@ def _which_shards_are_held(self:TieredStore, shards):
 # %% ../../nbs/store/19_tiered.ipynb #0dfde285
 @patch
 def warm(self:TieredStore,
-    num_workers:int=None, # Processes; default: one per core, or as many as the active joblib backend has
+    num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
     chunk:int=2048, # Samples that a worker reads per call
 )->float: # Fraction of the samples that Redis holds then
     "Read all samples, so that Redis holds them; raises `StoreUnavailable`, `StoreFull`"
@@ -430,6 +430,7 @@ def _check_copy(self:TieredStore, copy, n=64):
     if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')
     different = [f for f in fields if copy.manifest.fields.get(f)!=self.manifest.fields[f]]
     if different: raise ValueError(f'{what}: field {different[0]!r} is not the same, or not there')
+    if not fields: return   # Redis keeps no values of this dataset
     numbers = np.linspace(0, len(self)-1, min(n, len(self))).astype(np.int64)
     checksums = self.store.read_values(numbers, [f'{f}.crc' for f in fields])
     checksums = np.concatenate(list(checksums.values()))
