@@ -99,9 +99,9 @@ def from_store(cls:DataLoaders,
         raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
                         f'not a {type(store).__name__}')
     inputs,targets = choose_fields(store, x, y, img_cls, draw, text)
-    if normalize: batch_tfms = add_normalize(inputs, batch_tfms)
     options = {name:value for name,value in (('having',having),('where',where)) if value is not None}
     get_items = partial(get_remote_items, **options) if options else get_remote_items
+    if normalize: batch_tfms = add_normalize(inputs, batch_tfms, get_items)
     dblock = DataBlock(blocks=[_block_of(choice) for choice in inputs+targets], n_inp=len(inputs), get_items=get_items,
                        splitter=splitter or default_splitter(store, valid_pct, seed), item_tfms=item_tfms,
                        batch_tfms=batch_tfms)

@@ -1,5 +1,5 @@
 "Batches made at once are those made item by item: bits, types, shapes, strides, errors, requests"
-import io, tarfile
+import io, tarfile, threading
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from fastai_remote.core import CorruptSample, MissingSample
 from fastai_remote.store.base import MemoryStore
 from fastai_remote.load.whole import WholeBatches
 from fastai_remote.load import loader
-from fastai_remote.load.batch import fetch_of
+from fastai_remote.load.batch import BatchReader, fetch_of, StoreInputs
 from fastai_remote.load.loader import RemoteDL
 from fastai_remote.load.fast_path import BatchPath
 from fastai_remote.order.base import SplitOrder
@@ -485,3 +485,18 @@ def test_a_picture_that_cannot_be_decoded_is_a_damaged_sample(tmp_path, tfms, nu
     assert len(pairs)==(20 if on_bad=='replace' else 18) and not {5,9}&{label for _,label in pairs}
     if on_bad=='skip':
         with fails(CorruptSample, match="sample 5, field 'jpg'"): list(dls.test_dl(dls.valid.items))
+
+def test_bad_samples_are_reported_by_the_thread_that_takes_the_batches():
+    "Several threads read in advance, and would overwrite each other's report"
+    class Bad(MemoryStore):
+        def read_values(self, numbers, fields):
+            if (numbers%3==0).any(): raise MissingSample('gone')
+            return super().read_values(numbers, fields)
+    store = Bad({'x.f4':np.arange(60, dtype='f4')})
+    dataset = TfmdLists(get_remote_items(store), [Fetch('x.f4', store)], do_setup=False)
+    for on_bad in 'skip','replace':
+        reported = []
+        def report(number): reported.append((number, threading.get_ident()))
+        reader = BatchReader(StoreInputs(dataset), True, 3, on_bad=on_bad, report=report)
+        assert [len(batch.positions) for batch in reader.batches(range(60), 6)]==[4 if on_bad=='skip' else 6]*10
+        assert reported==[(number, threading.get_ident()) for number in range(0, 60, 3)]

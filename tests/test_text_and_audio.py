@@ -1,5 +1,5 @@
 """Texts, tokens, recordings, numbers and captions: the same batches and losses as stock fastai, shown, trained, exported"""
-import io, wave
+import io, struct, wave
 from importlib.util import find_spec
 
 import matplotlib.pyplot as plt
@@ -511,3 +511,8 @@ def test_images_with_captions(table, tmp_path):
     learn.export('a.pkl')
     again = load_learner(tmp_path/'a.pkl')
     assert torch.equal(quietly(again.predict, 3, learn=again)[2], predicted)
+
+def test_a_wav_file_of_64_bits_needs_another_package(tmp_path):
+    width = 8
+    header = struct.pack('<4sI4s4sIHHIIHH4sI', b'RIFF', 36+4*width, b'WAVE', b'fmt ', 16, 1, 1, 8000, 8000*width, width, 8*width, b'data', 4*width)
+    with pytest.raises((ImportError,ValueError), match='needs a decoder: install soundfile|soundfile: '): read_audio(header+bytes(4*width))

@@ -331,6 +331,9 @@ def test_xdecode(ds):
     with pytest.raises(ValueError, match="no decoder for 'wnid'"): count(ds.xdecode(png=identity))
     upper = ds.to_tuple('txt').map(lambda o: {'file.custom':o[0]}).xdecode(('*.custom', lambda f: f.read().upper()))
     assert upper[1]['file.custom']==b'TEXT 1'
+    def numbers(samples): return ({'x.f4':b'1.5', 'no.json':b'null'} for _ in samples)
+    with pytest.raises(ValueError, match="no decoder for 'x.f4'"): count(ds.compose(numbers).xdecode())
+    assert next(iter(ds.compose(numbers).xdecode(must_decode=False)))=={'x.f4':b'1.5', 'no.json':None}
 
 def test_extract_and_rename_errors(ds):
     with pytest.raises(ValueError, match='no field matches'): ds.extract_keys('gif')[0]

@@ -18,13 +18,13 @@ from fastai.vision.core import PILMask
 from fasttransform import DisplayedTransform
 
 from ..codec.arrays import from_pixels, NpyCodec, NpzCodec
-from ..codec.fields import get_codec, is_image, mask_image
+from ..codec.fields import is_image, mask_image
 from ..codec.images import ImageCodec
 from ..codec.raster import Rasterise
 from ..codec.sequences import StrokeSequence
 from ..codec.strokes import simplify
 from .lazy_image import create_image, open_image, picture_of
-from ..store.base import corrupt_value, decode_value, parse_field, Store
+from ..store.base import corrupt_value, decode_value, field_codec, parse_field, Store
 
 # %% ../../nbs/load/03_fetch_transform.ipynb #7f4b135a
 class Fetch(DisplayedTransform):
@@ -73,8 +73,8 @@ class Fetch(DisplayedTransform):
 
     @property
     def codec(self):
-        "The codec of the field"
-        return get_codec(self.store.field_entry(self.field)['codec'])
+        "The codec of the field; raises what `field_codec` raises"
+        return field_codec(self.store, self.field)
 
     def receive(self,
         values:dict # `{sample number: stored value}` of a batch
