@@ -13,6 +13,7 @@ from functools import partial, wraps
 from pathlib import Path
 
 import numpy as np
+import torch
 from fastai.data.block import DataBlock, TransformBlock
 from fastai.data.core import DataLoaders, Datasets, FilteredBase, TfmdDL, TfmdLists
 from fastai.data.transforms import Categorize
@@ -25,7 +26,7 @@ from fastcore.meta import delegates
 from .codec.raster import Rasterise
 from .codec.sequences import StrokeSequence
 from .load.batch import fetch_of, first_or_other
-from .load.fetch_transform import Fetch
+from .load.fetch_transform import Fetch, NO_SAMPLE_NUMBER
 from .load.items import get_remote_items, RemoteItems
 from .load.kinds import choose_fields, FieldChoice, kind_of
 from .load.loader import RemoteDL
@@ -225,6 +226,7 @@ def _check_labelled(dsets, items):
     firsts = [tl.tfms.fs[0] for tl in dsets.tls[dsets.n_inp:] if tl.tfms.fs]
     fetch = next((t for t in firsts if isinstance(t, Fetch)), None)
     if fetch is None or isinstance(item, (int,np.integer,dict)): return
+    if isinstance(item, torch.Tensor) and item.ndim==0: raise TypeError(NO_SAMPLE_NUMBER)
     field = fetch.field
     raise TypeError(
         f'with_labels=True: a {type(item).__name__} has no label; this loader reads {field!r} of {fetch.store.name}. '

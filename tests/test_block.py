@@ -247,6 +247,14 @@ def test_arrays_and_numbers_as_inputs(store, x, how, tmp_path):
         loaded = load_learner(tmp_path/'export.pkl')
         with loaded.no_bar(): assert torch.allclose(loaded.predict(item)[2], ps, atol=1e-5) and loaded.dls.vocab==['a','b','c']
 
+def test_a_tensor_of_sample_numbers_is_refused_with_advice(store):
+    dls = from_store(store, item_tfms=Resize(8))
+    for items in tensor([3,4]),[tensor(3)]:
+        for with_labels in True,False:
+            with pytest.raises(TypeError, match=r'no sample number.*\.tolist\(\)'):
+                dls.test_dl(items, with_labels=with_labels).one_batch()
+    assert len(dls.test_dl(tensor([3,4]).tolist(), with_labels=True).one_batch()[1])==2
+
 def test_numbers_as_inputs_and_targets(store):
     dls = from_store(store, x='wave.npy', y=['age.f4'])
     assert dls.c==1 and isinstance(dls.loss_func.func, nn.MSELoss) and not hasattr(dls, 'vocab')

@@ -70,7 +70,7 @@ class StoreInputs:
         self.items = getattr(dataset, 'items', dataset)
         self.lists = getattr(dataset, 'tls', [dataset])   # the `TfmdLists`, one for each input and target
         self.fetches = [fetch for fetch in map(fetch_of, self.lists) if fetch is not None]
-        if not self._has_numbers(dataset): self.fetches = []
+        if self.fetches and not self._has_numbers(dataset): self.fetches = []
 
     def _has_numbers(self, dataset):
         """Is one of the items a sample number? If not, no store is read
