@@ -527,8 +527,8 @@ def test_damaged_texts_are_replaced_or_skipped(on_bad, x):
     columns['tokens.npy'] = [get_codec('npy').to_bytes(np.arange(1+i%7, dtype=np.uint16)) for i in range(60)]
     store = MemoryStore(columns, 'texts', vocab={'cls':['a','b'], 'tokens.npy':list('abcdefg')})
     for number in 7,31: store.columns[x][number] = b'damaged'
-    dls = DataLoaders.from_store(store, x=x, text=TextOptions(tok=BaseTokenizer(), vocab=['xxunk','xxpad','some','text']),
-                                 on_bad=on_bad, bs=8, num_workers=0, valid_pct=0.2)
+    text = TextOptions(tok=BaseTokenizer(), vocab=['xxunk','xxpad','some','text'])
+    dls = DataLoaders.from_store(store, x=x, text=text, on_bad=on_bad, bs=8, num_workers=0, valid_pct=0.2)
     seen = 0
     for dl in dls:
         with warnings.catch_warnings(action='ignore'): seen += sum(len(y) for _,y in dl.new(drop_last=False))
@@ -541,4 +541,5 @@ def test_a_damaged_text_is_an_error_with_advice_while_the_vocabulary_is_counted(
     with fails(CorruptSample, match=r'sample 7.*') as e:
         DataLoaders.from_store(store, x='txt', text=TextOptions(tok=BaseTokenizer()), on_bad='skip', num_workers=0)
     assert 'on_bad= does not apply' in e.value.__notes__[0] and 'vocab=' in e.value.__notes__[0]
-    with fails(CorruptSample): DataLoaders.from_store(store, text=TextOptions(tok=BaseTokenizer(), vocab=['some'], is_lm=True))
+    lm = TextOptions(tok=BaseTokenizer(), vocab=['some'], is_lm=True)
+    with fails(CorruptSample): DataLoaders.from_store(store, text=lm)
