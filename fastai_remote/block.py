@@ -13,6 +13,7 @@ from functools import partial, wraps
 from pathlib import Path
 
 import numpy as np
+import torch
 from fastai.data.block import DataBlock, TransformBlock
 from fastai.data.core import DataLoaders, Datasets, FilteredBase, TfmdDL, TfmdLists
 from fastai.data.transforms import Categorize
@@ -25,7 +26,7 @@ from fastcore.meta import delegates
 from .codec.raster import Rasterise
 from .codec.sequences import StrokeSequence
 from .load.batch import fetch_of, first_or_other
-from .load.fetch_transform import Fetch
+from .load.fetch_transform import Fetch, NO_SAMPLE_NUMBER
 from .load.items import get_remote_items, RemoteItems
 from .load.kinds import choose_fields, FieldChoice, kind_of
 from .load.loader import RemoteDL
@@ -99,9 +100,9 @@ def from_store(cls:DataLoaders,
         raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
                         f'not a {type(store).__name__}')
     inputs,targets = choose_fields(store, x, y, img_cls, draw, text)
-    if normalize: batch_tfms = add_normalize(inputs, batch_tfms)
     options = {name:value for name,value in (('having',having),('where',where)) if value is not None}
     get_items = partial(get_remote_items, **options) if options else get_remote_items
+    if normalize: batch_tfms = add_normalize(inputs, batch_tfms, get_items)
     dblock = DataBlock(blocks=[_block_of(choice) for choice in inputs+targets], n_inp=len(inputs), get_items=get_items,
                        splitter=splitter or default_splitter(store, valid_pct, seed), item_tfms=item_tfms,
                        batch_tfms=batch_tfms)
@@ -225,6 +226,7 @@ def _check_labelled(dsets, items):
     firsts = [tl.tfms.fs[0] for tl in dsets.tls[dsets.n_inp:] if tl.tfms.fs]
     fetch = next((t for t in firsts if isinstance(t, Fetch)), None)
     if fetch is None or isinstance(item, (int,np.integer,dict)): return
+    if isinstance(item, torch.Tensor) and item.ndim==0: raise TypeError(NO_SAMPLE_NUMBER)
     field = fetch.field
     raise TypeError(
         f'with_labels=True: a {type(item).__name__} has no label; this loader reads {field!r} of {fetch.store.name}. '

@@ -1,5 +1,5 @@
 "Batches made at once are those made item by item: bits, types, shapes, strides, errors, requests"
-import io, tarfile
+import io, tarfile, threading
 
 import numpy as np
 import pytest
@@ -14,9 +14,10 @@ from fastai_remote.core import CorruptSample, MissingSample
 from fastai_remote.store.base import MemoryStore
 from fastai_remote.load.whole import WholeBatches
 from fastai_remote.load import loader
-from fastai_remote.load.batch import fetch_of
+from fastai_remote.load.batch import BatchReader, fetch_of, StoreInputs
 from fastai_remote.load.loader import RemoteDL
 from fastai_remote.load.fast_path import BatchPath
+from fastai_remote.load.shared_buffers import SharedBuffers
 from fastai_remote.order.base import SplitOrder
 
 
@@ -485,3 +486,56 @@ def test_a_picture_that_cannot_be_decoded_is_a_damaged_sample(tmp_path, tfms, nu
     assert len(pairs)==(20 if on_bad=='replace' else 18) and not {5,9}&{label for _,label in pairs}
     if on_bad=='skip':
         with fails(CorruptSample, match="sample 5, field 'jpg'"): list(dls.test_dl(dls.valid.items))
+
+def test_buffers_of_batches_that_begin_with_a_grey_image_are_freed():
+    "Its pixels are repeated when the first image in colour comes"
+    def png(i):
+        image = Image.new('RGB' if i%16 else 'L', (300,300), (i,0,2*i) if i%16 else 9)
+        image.save(f:=io.BytesIO(), 'PNG', compress_level=1)
+        return f.getvalue()
+    store = MemoryStore({'png':[png(i) for i in range(96)], 'cls':np.arange(96)%2}, 'grey', vocab={'cls':['a','b']})
+    options = dict(splitter=lambda items: [items, items], bs=16, device='cpu')
+    alone,dl = [DataLoaders.from_store(store, num_workers=n, **options).valid for n in (0,1)]
+    batches = iter(dl)
+    found = [next(batches)]
+    buffers = dl.buffers
+    found += batches
+    assert buffers is not None and buffers.busy.sum()==0
+    assert all(torch.equal(a[0], b[0]) for a,b in zip(alone, found, strict=True))
+
+def test_threads_of_a_worker_never_get_the_same_buffer(monkeypatch):
+    buffers,find,start = SharedBuffers(1),np.flatnonzero,threading.Barrier(4)
+    def slow(*args):
+        free = find(*args)
+        threading.Event().wait(.05)
+        return free
+    monkeypatch.setattr(np, 'flatnonzero', slow)
+    found = []
+    def allocate():
+        start.wait()
+        found.append(buffers.allocate(0, 10).ctypes.data)
+    threads = [threading.Thread(target=allocate) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert len(set(found))==4
+
+def test_a_list_without_a_store_is_not_searched_for_sample_numbers():
+    class Unsearched(list):
+        def __iter__(self): raise AssertionError('searched')
+    dataset = TfmdLists(Unsearched('ab'), [str.upper], do_setup=False)
+    assert StoreInputs(dataset).stores==[]
+
+def test_bad_samples_are_reported_by_the_thread_that_takes_the_batches():
+    "Several threads read in advance, and would overwrite each other's report"
+    class Bad(MemoryStore):
+        def read_values(self, numbers, fields):
+            if (numbers%3==0).any(): raise MissingSample('gone')
+            return super().read_values(numbers, fields)
+    store = Bad({'x.f4':np.arange(60, dtype='f4')})
+    dataset = TfmdLists(get_remote_items(store), [Fetch('x.f4', store)], do_setup=False)
+    for on_bad in 'skip','replace':
+        reported = []
+        def report(number): reported.append((number, threading.get_ident()))
+        reader = BatchReader(StoreInputs(dataset), True, 3, on_bad=on_bad, report=report)
+        assert [len(batch.positions) for batch in reader.batches(range(60), 6)]==[4 if on_bad=='skip' else 6]*10
+        assert reported==[(number, threading.get_ident()) for number in range(0, 60, 3)]

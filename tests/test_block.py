@@ -6,6 +6,8 @@ import torch
 from fastai.vision.all import *
 
 from fastai_remote import *
+from fastai_remote.codec.base import Codec
+from fastai_remote.codec.fields import _codecs, register_codec
 
 
 CODES = ['sky','sea','land']
@@ -245,6 +247,14 @@ def test_arrays_and_numbers_as_inputs(store, x, how, tmp_path):
         loaded = load_learner(tmp_path/'export.pkl')
         with loaded.no_bar(): assert torch.allclose(loaded.predict(item)[2], ps, atol=1e-5) and loaded.dls.vocab==['a','b','c']
 
+def test_a_tensor_of_sample_numbers_is_refused_with_advice(store):
+    dls = from_store(store, item_tfms=Resize(8))
+    for items in tensor([3,4]),[tensor(3)]:
+        for with_labels in True,False:
+            with pytest.raises(TypeError, match=r'no sample number.*\.tolist\(\)'):
+                dls.test_dl(items, with_labels=with_labels).one_batch()
+    assert len(dls.test_dl(tensor([3,4]).tolist(), with_labels=True).one_batch()[1])==2
+
 def test_numbers_as_inputs_and_targets(store):
     dls = from_store(store, x='wave.npy', y=['age.f4'])
     assert dls.c==1 and isinstance(dls.loss_func.func, nn.MSELoss) and not hasattr(dls, 'vocab')
@@ -292,3 +302,21 @@ def test_statistics_are_those_of_what_the_model_sees(store):
     for kw in dict(img_cls=PILImageBW),dict(x={'jpg':PILImageBW}),dict(x={'jpg':PILImageBW, 'plain.png':PILMask}):
         norm, = norms(from_store(store, item_tfms=Resize(32), normalize=True, **kw))
         assert torch.allclose(norm.mean.flatten(), tensor(grey))
+
+def test_a_codec_that_is_not_registered_is_named(server):
+    class Reversed(Codec):
+        def pack(self, o): return o[::-1].encode()
+        def unpack(self, b): return b.decode()[::-1]
+    register_codec(Reversed('reversed'))
+    samples = [{'word.reversed':f'{i}', 'cls':'ab'[i%2]} for i in range(8)]
+    to_redis(samples, server.url, 'own codec', num_workers=1, progress=False, shuffle=False, overwrite=True)
+    store = RedisStore(server.url, 'own codec')
+    assert store[3]['word.reversed']=='3' and RemoteDataset(store).decode()[3]['word.reversed']=='3'
+    del _codecs['reversed']
+    error = r"own codec: field 'word.reversed' has the codec 'reversed', .*register_codec"
+    for use in (lambda: store[0], lambda: RedisBlock(store, 'word.reversed'),
+                lambda: from_store(store, x='word.reversed', num_workers=0), lambda: RemoteDataset(store).decode()[0],
+                lambda: Fetch('word.reversed', store)(0)):
+        with pytest.raises(ValueError, match=error): use()
+    assert RemoteDataset(store)[0]['word.reversed']==b'0' and store.get_many([0], 'cls', decode=True)=={'cls':['a']}
+    assert RemoteDataset(store).decode(lambda key, data: key)[0]['word.reversed']=='.word.reversed'

@@ -9,6 +9,7 @@ from conftest import fails
 from fastai.vision.all import *
 
 from fastai_remote import *
+from fastai_remote.load.boxes import as_sized_boxes
 from fastai_remote.load.kinds import FieldChoice, kind_of, KINDS
 from fastai_remote.load.loader import SeveralInputs
 from fastai_remote.order.base import Order
@@ -288,6 +289,12 @@ def test_types_that_a_user_chooses(odd_store):
     assert batch(odd_store, RedisBlock(odd_store, 'points.npy', Tensor))[1].shape==(4,5,3)
     grey,_ = DataLoaders.from_store(odd_store, x={'png':PILImageBW}, y='cls', bs=4, num_workers=0).one_batch()
     assert type(grey) is TensorImageBW and grey.shape==(4,1,20,30)
+
+@pytest.mark.parametrize('dtype', ['u1','i1','u2','i2','f2','f4','i8'])
+def test_corners_of_narrow_numbers_do_not_overflow(dtype):
+    large = {'i1':(100,100), 'u2':(65_000,1000), 'i2':(32_000,1000), 'f2':(2048,3)}
+    x,width = large.get(dtype, (200,100))
+    assert as_sized_boxes(np.array([[x,10,width,50]], dtype)).tolist()==[[x,10,x+width,60]]
 
 def test_boxes_with_sizes_become_corners(odd_store):
     _,boxes = batch(odd_store, RedisBlock(odd_store, 'bbox.xywh.npy'))

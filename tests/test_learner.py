@@ -1,5 +1,5 @@
 "All that a fastai user does with a Learner works over a store, with and without workers"
-import io, json, os, pickle, random, subprocess, sys, textwrap
+import io, json, os, pickle, random, subprocess, sys, tarfile, textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,6 +10,7 @@ from fastai.data.load import SkipItemException
 from fastai.vision.all import *
 
 from fastai_remote import *
+from fastai_remote.codec.fields import get_codec
 from fastai_remote.order.base import Order
 from fastai_remote.codec.raster import rasterise
 from fastai_remote.store.redis_link import RedisLink
@@ -399,6 +400,20 @@ def test_strokes_normalized(server, draw):
     x = DataLoaders.from_redis(server.url, 'scribbles', bs=96, num_workers=0, draw=draw, valid_pct=0.,
         normalize=True).one_batch()[0]
     assert x.mean((0,2,3)).abs().max()<.1 and (x.std((0,2,3))-1).abs().max()<.15
+
+def test_strokes_that_only_some_samples_have_are_normalized(tmp_path):
+    "The statistics are those of the samples that `having` and `where` select"
+    with tarfile.open(tmp_path/'a.tar', 'w') as tar:
+        for i in range(60):
+            strokes = get_codec('strokes').to_bytes([np.uint8([[10,200,i],[10,i,200]])]*(1+i%2))
+            for field,content in (('cls',b'ab'[i%2:i%2+1]), ('strokes',strokes))[:2 if i%3 else 1]:
+                (member:=tarfile.TarInfo(f'{i:03}.{field}')).size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    index_shards(tmp_path, num_workers=1, progress=False)
+    store,options = ShardStore(tmp_path),dict(x='strokes', having='strokes', draw=Rasterise(32), num_workers=0, bs=16)
+    both,a = [DataLoaders.from_store(store, normalize=True, where=where, **options) for where in (None,{'cls':'a'})]
+    mean = lambda dls: next(t for t in dls.after_batch.fs if isinstance(t, Normalize)).mean.item()
+    assert both.one_batch()[0].shape==(16,3,32,32) and mean(both)!=mean(a)
 
 def test_damaged_strokes(server, workers):
     "A damaged drawing in a batch names dataset and sample"

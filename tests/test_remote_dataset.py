@@ -275,8 +275,11 @@ def test_wrong_arguments(memory):
         assert 'secret' not in str(e.value)
     rank = 'want a rank below world_size'
     for kw,wanted in ((dict(bs=0), 'want bs of at least 1, not 0'), (dict(rank=2, world_size=2), rank),
-                      (dict(interleave=0), 'want interleave of at least 1, not 0'), (dict(world_size=2), rank)):
+                      (dict(interleave=0), 'want interleave of at least 1, not 0'), (dict(world_size=2), rank),
+                      (dict(rank=1), rank)):
         with expect_fail(ValueError, contains=wanted): chain(memory).batched(**kw)
+    for method in chain(memory).stream,chain(memory).batches:
+        with expect_fail(ValueError, contains=rank): method(rank=1)
     with expect_fail(ValueError, contains="not 'jpeg'"): RemoteDataset(memory).decode('jpeg')
     assert repr(RemoteDataset(memory).to_tuple('txt').map_tuple(
         number))=="RemoteDataset('mem', 230 samples).to_tuple('txt').map_tuple(number)"

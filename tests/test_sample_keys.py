@@ -68,6 +68,17 @@ def test_an_epoch_of_samples_that_have_a_field(photos):
     with pytest.raises(UnknownField, match="no field 'x'"): get_remote_items(photos, having='x')
     with pytest.raises(ValueError, match='alternatives of different kinds .jpg, txt.'): RedisBlock(photos, 'jpg;txt')
 
+def test_several_fields_are_combined_where_one_is_in_all_samples(photos, tmp_path):
+    "The parts in which a store says which samples have a field may differ from field to field"
+    def fields(i): return ['jpg', *(['txt'] if i%3 else []), *(['png'] if i<10 else [])]
+    for shard in range(3):
+        numbers = range(20*shard, min(20*shard+20, 50))
+        tar(tmp_path/f'{shard}.tar', [(f'{i:03}.{field}', image(i, 'JPEG')) for i in numbers for field in fields(i)])
+    index_shards(tmp_path, **OPTIONS)
+    store = ShardStore(tmp_path)
+    assert [*get_remote_items(store, having=['jpg;gif','txt'])]==[i for i in range(50) if i%3]
+    assert [*get_remote_items(store, having=['jpg;png','txt','png'])]==[i for i in range(10) if i%3]
+
 def test_items_of_a_selection(photos):
     items = get_remote_items(photos, having='txt')
     assert [*items]==list(range(0, 60, 4)) and items.shard_sizes.tolist()==[5,5,5] and items.is_complete and not items[2:].is_complete

@@ -1,5 +1,5 @@
 """Texts, tokens, recordings, numbers and captions: the same batches and losses as stock fastai, shown, trained, exported"""
-import io, wave
+import io, struct, warnings, wave
 from importlib.util import find_spec
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ import fastai_remote.load.texts as texts_module
 from conftest import fails
 from fastai_remote import *
 from fastai_remote.codec.base import Codec
-from fastai_remote.codec.fields import _codecs, register_codec
+from fastai_remote.codec.fields import _codecs, get_codec, register_codec
 from fastai_remote.load.audio import CropAudio, pad_audio, read_audio, TensorAudio
 from fastai_remote.load.texts import RemoteLMDL, TextOptions, tokenize_store
 from fastai_remote.order.base import Order
@@ -511,3 +511,35 @@ def test_images_with_captions(table, tmp_path):
     learn.export('a.pkl')
     again = load_learner(tmp_path/'a.pkl')
     assert torch.equal(quietly(again.predict, 3, learn=again)[2], predicted)
+
+def test_a_wav_file_of_64_bits_needs_another_package(tmp_path):
+    width = 8
+    header = struct.pack('<4sI4s4sIHHIIHH4sI', b'RIFF', 36+4*width, b'WAVE', b'fmt ', 16, 1, 1, 8000, 8000*width, width,
+                         8*width, b'data', 4*width)
+    with pytest.raises((ImportError,ValueError), match='needs a decoder: install soundfile|soundfile: '):
+        read_audio(header+bytes(4*width))
+
+@pytest.mark.parametrize('x', ['txt','tokens.npy'])
+@pytest.mark.parametrize('on_bad', ['replace','skip'])
+def test_damaged_texts_are_replaced_or_skipped(on_bad, x):
+    "The length of a damaged text counts as 0, so that the order is known before the text is read"
+    columns = {'txt':[f'some text {"more "*(i%7)}'.encode() for i in range(60)], 'cls':np.arange(60)%2}
+    columns['tokens.npy'] = [get_codec('npy').to_bytes(np.arange(1+i%7, dtype=np.uint16)) for i in range(60)]
+    store = MemoryStore(columns, 'texts', vocab={'cls':['a','b'], 'tokens.npy':list('abcdefg')})
+    for number in 7,31: store.columns[x][number] = b'damaged'
+    text = TextOptions(tok=BaseTokenizer(), vocab=['xxunk','xxpad','some','text'])
+    dls = DataLoaders.from_store(store, x=x, text=text, on_bad=on_bad, bs=8, num_workers=0, valid_pct=0.2)
+    seen = 0
+    for dl in dls:
+        with warnings.catch_warnings(action='ignore'): seen += sum(len(y) for _,y in dl.new(drop_last=False))
+    assert seen==(60 if on_bad=='replace' else 58)
+    with pytest.raises(CorruptSample): [batch for dl in dls for batch in dl.new(drop_last=False, on_bad='raise')]
+
+def test_a_damaged_text_is_an_error_with_advice_while_the_vocabulary_is_counted():
+    store = MemoryStore({'txt':[b'some text']*60, 'cls':np.arange(60)%2}, 'texts', vocab={'cls':['a','b']})
+    store.columns['txt'][7] = b'damaged'
+    with fails(CorruptSample, match=r'sample 7.*') as e:
+        DataLoaders.from_store(store, x='txt', text=TextOptions(tok=BaseTokenizer()), on_bad='skip', num_workers=0)
+    assert 'on_bad= does not apply' in e.value.__notes__[0] and 'vocab=' in e.value.__notes__[0]
+    lm = TextOptions(tok=BaseTokenizer(), vocab=['some'], is_lm=True)
+    with fails(CorruptSample): DataLoaders.from_store(store, text=lm)

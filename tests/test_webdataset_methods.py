@@ -324,6 +324,19 @@ def test_repeat(ds):
     assert count(ds.to_tuple('wnid', 'cls').batched(2).repeat(nbatches=20))==20
     assert count(ds.to_tuple('cls').repeat(), 200)==200
 
+@pytest.mark.parametrize('workers', [0,2])
+def test_repeat_up_to_a_number_has_a_length_only_where_it_is_certain(workers):
+    "Workers divide the limit evenly, but not the samples, which are read in blocks"
+    dataset = RemoteDataset(MemoryStore({'x.f4':np.arange(1000, dtype='f4')}))
+    for nepochs,limit in (1,1000),(2,2000),(2,5000):
+        stream = dataset.repeat(nepochs, limit)
+        assert len(list(DataLoader(stream, batch_size=None, num_workers=workers)))==len(stream)==1000*nepochs
+        ranks = [stream._with(given_rank=(rank,3)) for rank in range(3)]
+        results = [len(list(DataLoader(part, batch_size=None, num_workers=workers))) for part in ranks]
+        assert results==[*map(len, ranks)] and sum(results)==1000*nepochs
+    with pytest.raises(TypeError, match='not known'): len(dataset.repeat(1, 999))
+    assert len(dataset.repeat(-1, 999))==999
+
 def test_xdecode(ds):
     stream = ds.xdecode(png=lambda f: np.array(PIL.Image.open(f)), cls=lambda f: int(f.read()), must_decode=False)
     sample = next(iter(stream))
@@ -331,6 +344,9 @@ def test_xdecode(ds):
     with pytest.raises(ValueError, match="no decoder for 'wnid'"): count(ds.xdecode(png=identity))
     upper = ds.to_tuple('txt').map(lambda o: {'file.custom':o[0]}).xdecode(('*.custom', lambda f: f.read().upper()))
     assert upper[1]['file.custom']==b'TEXT 1'
+    def numbers(samples): return ({'x.f4':b'1.5', 'no.json':b'null'} for _ in samples)
+    with pytest.raises(ValueError, match="no decoder for 'x.f4'"): count(ds.compose(numbers).xdecode())
+    assert next(iter(ds.compose(numbers).xdecode(must_decode=False)))=={'x.f4':b'1.5', 'no.json':None}
 
 def test_extract_and_rename_errors(ds):
     with pytest.raises(ValueError, match='no field matches'): ds.extract_keys('gif')[0]

@@ -287,3 +287,12 @@ def test_the_default_splitter_never_ignores_splits_silently(splits, want):
     else:
         with warnings.catch_warnings(action='error'): got = found()
         assert got==([[*range(*store.splits[name])] for name in want.split()] if want else at_random)
+
+@pytest.mark.parametrize('spec', ['{}?','{};nothing','{};nothing?'])
+def test_optional_fields_and_alternatives_are_chosen_by_as_well(data, spec):
+    items = get_remote_items(data)
+    for field,values in ('age',[3,5,8]),('cls','cow'),('labels','red'):
+        assert [*items.where(spec.format(field), values)]==[*items.where(field, values)]
+        assert [*get_remote_items(data, where={spec.format(field):values})]==[*items.where(field, values)]
+    with pytest.raises(ValueError, match='no label .pig. in field'): items.where(spec.format('cls'), 'pig')
+    with pytest.raises(UnknownField): items.where(spec.format('no'), 1)

@@ -46,11 +46,12 @@ def audio_floats(
     return (a/(1<<8*a.dtype.itemsize-1)).astype(np.float32)
 
 def _read_wav(b):
-    """(float32 array of shape (channels, values), values per second) of the bytes of a wav file with whole numbers
+    """(float32 array of shape (channels, values), values per second) of a wav file with whole numbers of 8 to 32 bits
 
     Raises `wave.Error` or `EOFError` for a damaged file or another format, and `ValueError` if values are missing."""
     with wave.open(io.BytesIO(b)) as f:
         channels,width,rate,n = f.getnchannels(),f.getsampwidth(),f.getframerate(),f.getnframes()
+        if width>4: raise wave.Error(f'unknown format: whole numbers of {8*width} bits')
         frames = f.readframes(n)
     if len(frames)!=n*channels*width:
         raise ValueError(f'the header of the wav file promises {n:,} values, and {len(frames)//(channels*width):,} are '
@@ -79,7 +80,7 @@ def read_audio(
         return values.numpy(),rate
     raise ImportError(f'a recording that begins with {content[:4]!r} needs a decoder: install soundfile (pip install '
                       'soundfile), or register a codec of your own for the field (register_codec), which returns '
-                      'arrays; only wav files with whole numbers need none')
+                      'arrays; only wav files with whole numbers of up to 32 bits need none')
 
 # %% ../../nbs/load/22_audio.ipynb #d64fb93f
 class TensorAudio(TensorBase):

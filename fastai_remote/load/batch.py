@@ -31,6 +31,7 @@ class Batch:
     unique:list # `numbers` without repeats, in order of first appearance
     values:list # For each `Fetch` of the pipelines: the values of the samples in `unique`, a list or an array
     wanted:int=None # Number of samples before some were skipped; default: that of `positions`
+    bad:tuple=() # Numbers of samples that were replaced or skipped
 
     def __post_init__(self):
         if self.wanted is None: self.wanted = len(self.positions)
@@ -69,7 +70,7 @@ class StoreInputs:
         self.items = getattr(dataset, 'items', dataset)
         self.lists = getattr(dataset, 'tls', [dataset])   # the `TfmdLists`, one for each input and target
         self.fetches = [fetch for fetch in map(fetch_of, self.lists) if fetch is not None]
-        if not self._has_numbers(dataset): self.fetches = []
+        if self.fetches and not self._has_numbers(dataset): self.fetches = []
 
     def _has_numbers(self, dataset):
         """Is one of the items a sample number? If not, no store is read
@@ -160,7 +161,7 @@ class BatchReader:
         # `shards(positions of a batch)` -> arguments of the store's `prefetch`, or `None`; default: always `None`
         shards=None,
         on_bad:str='raise', # For a missing or damaged sample: `raise`, `replace` it by another one, or `skip` it
-        report=None, # Called with the number of each sample that is replaced or skipped
+        report=None, # Called by `batches` with the number of each sample that is replaced or skipped
     ):
         self.inputs,self.check,self.prefetch,self.on_bad,self.report = inputs,check,prefetch,on_bad,report
         self.shards = shards or (lambda positions: None)
@@ -174,8 +175,14 @@ class BatchReader:
         with FetchThreads(self.prefetch) as submit:
             for part in chunked(positions, bs):
                 waiting.append(submit(self.read, part, self.shards(part)))
-                if len(waiting)>self.prefetch: yield waiting.popleft()()
-            for result in waiting: yield result()
+                if len(waiting)>self.prefetch: yield self._reported(waiting.popleft()())
+            for result in waiting: yield self._reported(result())
+
+    def _reported(self, batch):
+        "`batch`, after `report` was called; not in the threads that read, as several of these may do it at a time"
+        if self.report:
+            for number in batch.bad: self.report(number)
+        return batch
 
     def read(self,
         positions:list, # Of one batch
@@ -208,12 +215,13 @@ class BatchReader:
         A sample that is replaced gets the position of the other one, so that all pipelines see the other one. Skipped
         samples are left out, and counted in `wanted`."""
         found = {number:self._sample_or_other(number) for number in dict.fromkeys(numbers)}
+        bad = tuple(number for number,result in found.items() if not result or result[0] is not None)
         used = [(position, *found[number]) for position,number in zip(positions, numbers) if found[number]]
         new_positions = [position if other is None else other for position,other,_,_ in used]
         values_of = {number:values for _,_,number,values in used}
         columns = zip(*values_of.values()) if used else [[] for _ in self.inputs.fetches]
         values = [np.array(v) if len(v) and isinstance(v[0], np.generic) else list(v) for v in columns]
-        return Batch(new_positions, [number for _,_,number,_ in used], list(values_of), values, len(positions))
+        return Batch(new_positions, [number for _,_,number,_ in used], list(values_of), values, len(positions), bad)
 
     def _sample_or_other(self, number):
         """`(None, number, values)` of sample `number`, with a value for each `Fetch`; `()` if it is bad and skipped
@@ -222,7 +230,6 @@ class BatchReader:
         that was tried."""
         try: return None,number,self._values_of(number)
         except (CorruptSample,MissingSample) as e: error = e
-        if self.report: self.report(number)
         if self.on_bad=='skip': return ()
         for position,other in self.inputs.others(number):
             try: return position,other,self._values_of(other)

@@ -36,10 +36,11 @@ def as_boxes(
 
 def as_sized_boxes(
     value # Array or list of (x, y, width, height) in pixels, shape (n,4), or their numbers in a row, shape (4n,)
-)->np.ndarray: # Corners (x1, y1, x2, y2), shape (n,4)
+)->np.ndarray: # Corners (x1, y1, x2, y2), float64, shape (n,4)
     "Boxes in an image; raises `ValueError` for another shape, or for a negative size"
     boxes = _rows(value, 4, 'boxes', 'a box is (x, y, width, height)')
     if (boxes[:,2:]<0).any(): raise ValueError(f'a box with a negative width or height: {boxes.tolist()}')
+    boxes = boxes.astype(np.float64)   # a sum may not fit into the stored type
     return np.concatenate([boxes[:,:2], boxes[:,:2]+boxes[:,2:]], 1)
 
 def _rows(value, columns, what, advice):

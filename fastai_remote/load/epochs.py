@@ -70,8 +70,8 @@ class Epochs:
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
         world_size:int=None # Number of ranks; default: as `rank`
     ):
-        if world_size is not None and (rank is None or not 0<=rank<world_size):
-            raise ValueError(f'want a rank below world_size, not {rank=}, {world_size=}')
+        if (rank,world_size)!=(None,None) and (rank is None or world_size is None or not 0<=rank<world_size):
+            raise ValueError(f'want a rank below world_size, not {rank=}, {world_size=}: give both or none')
         self.seed = seed
         self.given_rank = None if world_size is None else (rank,world_size)
         self.found_rank = None   # what `rank_and_world_size` returned last

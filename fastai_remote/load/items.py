@@ -8,7 +8,8 @@ Docs: page `load/items`"""
 __all__ = ['SampleSelection', 'RemoteItems', 'get_remote_items', 'field_values', 'field_masks']
 
 # %% ../../nbs/load/02_items.ipynb #828fbaf7
-import difflib
+import difflib, operator
+from functools import reduce
 
 import numpy as np
 from fastcore.basics import listify
@@ -53,6 +54,11 @@ class SampleSelection(PositionMap):
             selected = np.flatnonzero(np.unpackbits(self.bits[block]))
             numbers[places] = block*_BLOCK+selected[positions[places]-self.starts[block]]
         return numbers
+
+    def __and__(self, other):
+        "A `SampleSelection` of the numbers that both have selected; `other` is of the same `n`"
+        both = (np.unpackbits(a&b) for a,b in zip(self.bits, other.bits))
+        return SampleSelection(bits[:self.n-k*_BLOCK]==1 for k,bits in enumerate(both))
 
     def before(self,
         numbers:np.ndarray # Numbers from 0 to `n`, shape (k,)
@@ -118,7 +124,8 @@ class RemoteItems(Order):
         return None if starts is None else np.diff(starts)
 
     def where(self,
-        field:str, # A field with labels, several labels or a number for each sample
+        # A field with labels, several labels or a number for each sample; of numbers also alternatives, `age.i1;age.i2`
+        field:str,
         # One value, a list, set or `range` of them; or a function that gets an array of stored values, or of all
         # labels of the vocabulary, and returns a bool for each
         values
@@ -171,14 +178,17 @@ def _items_having(store, fields):
     Raises `UnknownField`, and `ValueError` if there is no such sample."""
     fields = [field for field in fields if ';' in field or store.may_lack(*store.field_choice(field)[0])]
     if not fields: return RemoteItems(store)
-    parts = zip(*(store.presence(field) for field in fields))
-    selection = SampleSelection(np.logical_and.reduce(part) for part in parts)
+    selection = reduce(operator.and_, (SampleSelection(store.presence(field)) for field in fields))
     if not len(selection):
         wanted = ' and '.join(map(repr, fields))
         raise ValueError(f'{store.name}: no sample has {wanted}; samples that have each field: {store.field_counts}')
     return RemoteItems(store, len(selection), selection)
 
 # %% ../../nbs/load/02_items.ipynb #c5aef818
+def _known_names(store, field):
+    "The fields that `store` has of `field`, such as `jpg;png` or `txt?`, without the `?`; raises `UnknownField`"
+    return ';'.join(store.field_choice(field)[0])
+
 def field_values(
     items:RemoteItems,
     field:str, # A field with labels, several labels or a number for each sample
@@ -189,6 +199,7 @@ def field_values(
     The values are an array of label codes or numbers, or a list of lists of labels. If `optional` and samples may lack
     the field, they are always a list."""
     store = items.store
+    field = _known_names(store, field)
     is_fixed = store.field_entry(field)['dtype'] is not None   # raises `UnknownField`
     spec = f'{field}?' if optional and (';' in field or store.may_lack(field)) else field
     at_once = 1<<16 if is_fixed else 1<<12
@@ -223,6 +234,7 @@ def _matcher(store, field, values):
 
     `numbers` are the samples that have the values: codes, numbers, or lists of labels. `values` are as in
     `RemoteItems.where`, and so are the errors."""
+    field = _known_names(store, field)
     entry,vocab = store.field_entry(field),store.manifest.vocab.get(field)
     if entry['codec']=='labels':
         wanted = _wanted_labels(store, field, vocab, values)

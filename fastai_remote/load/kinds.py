@@ -30,7 +30,7 @@ from .fetch_transform import Fetch
 from .sequences import is_points, pad_strokes, ToStrokes
 from .targets import ArraySetup, MaskCodes, StoreCategorize, StoreMultiCategorize
 from .texts import is_tokens, RemoteLMDL, StoredTokens, TextOptions
-from ..store.base import Store
+from ..store.base import field_codec, Store
 
 # %% ../../nbs/load/23_kinds.ipynb #58899daf
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FieldChoice:
     @property
     def codec(self)->str:
         "Name of the codec, from the store, or from the field's name without one; raises `UnknownField`, `ValueError`"
-        if self.store is not None: return self.store.field_entry(self.field)['codec']
+        if self.store is not None: return field_codec(self.store, self.field).name
         if self.field is None or self.img_cls is not None: return 'img'
         if ';' in self.field and all(is_image(name) for name in self.field.split(';')): return 'img'
         if get_codec(self.field): return self.field.rsplit('.', 1)[-1].lower()
@@ -178,7 +178,8 @@ KINDS = [   # the first that fits a field is used, so special kinds come before 
          '`draw=StrokeSequence(…)`, and the codec `strokes` or points with times in `points.npy`', '',
          _is_drawing, _sequence, batch_tfms=(), before_batch=pad_strokes),
     Kind('audio', 'wav', 'TensorAudio',
-         'a name that ends in `wav`, `flac`, `mp3`, `ogg`, `opus` or `m4a`, or has a part `audio` and is `npy`', '',
+         'a name that ends in `wav`, `flac`, `mp3`, `ogg`, `opus` or `m4a`, or has a part `audio` and is `npy` '
+         'or `npz`', '',
          lambda choice: choice.field is not None and choice.img_cls is None and is_audio(choice.field),
          lambda choice: [FetchAudio(choice.field, choice.store)], batch_tfms=(), before_batch=pad_audio),
     Kind('mask', 'mask.png', 'TensorMask',
@@ -196,7 +197,7 @@ KINDS = [   # the first that fits a field is used, so special kinds come before 
          'an array, or a list in JSON, with a part `points`, `keypoints` or `landmarks` of the name, or the type '
          '`TensorPoint`; shape (n,2), (x, y) in pixels', 'MSELossFlat',
          _is_points, lambda choice: _value(choice, TensorPoint.create, convert=as_points), item_tfms=(PointScaler,)),
-    Kind('tokens', 'tokens.npy', 'TensorText', 'an array with a part `tokens` of the name', '',
+    Kind('tokens', 'tokens.npy', 'TensorText', 'the codec `npy` and a part `tokens` of the name', '',
          lambda choice: choice.field is not None and choice.img_cls is None and is_tokens(choice.field), _tokens,
          **_of_texts),
     Kind('several numbers', 'xy.npy', 'Tensor', 'the codec `npy` or `npz`, or the type `Tensor`', 'MSELossFlat',

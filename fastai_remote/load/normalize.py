@@ -18,6 +18,7 @@ from fasttransform import DisplayedTransform
 
 from ..codec.sequences import StrokeSequence
 from ..codec.stats import ImageStats
+from .items import get_remote_items
 from .kinds import FieldChoice
 from ..order.permutation import Permutation
 from ..store.base import HOW_TO_GET_STATS, Store
@@ -52,6 +53,7 @@ class MeanImage(DisplayedTransform):
 def add_normalize(
     inputs:list[FieldChoice], # Of which one holds images
     batch_tfms=None, # Transforms of a batch
+    get_items=get_remote_items, # `get_items(store)` -> `RemoteItems` that are trained with
 )->L:
     """`batch_tfms` with a `Normalize` by the statistics of the store, unless there is one or a `MeanImage`
 
@@ -67,7 +69,7 @@ def add_normalize(
         names = ', '.join(repr(choice.field) for choice in images)
         raise ValueError(f'{name}: normalize=True is for one image a sample, not for {names}: '
                          'give batch_tfms=Normalize.from_stats(…)')
-    stats = _stats_of(images[0]) if images else None
+    stats = _stats_of(images[0], get_items) if images else None
     if stats is None:
         names = ', '.join(repr(choice.field) for choice in images or inputs)
         raise ValueError(f'{name}: normalize=True, but there are no statistics of {names}: {HOW_TO_GET_STATS}, or give '
@@ -76,12 +78,13 @@ def add_normalize(
     mean,std = [[value] for value in stats['grey']] if is_grey else (stats['mean'],stats['std'])
     return tfms+Normalize.from_stats(mean, [max(value, 1e-3) for value in std], cuda=False)
 
-def _stats_of(choice, n=256):
+def _stats_of(choice, get_items, n=256):
     """Statistics of a field of images, a dict as `image_stats` returns it; `None` if there are none
 
-    If strokes are drawn by `choice.draw`, those of `n` random samples. Raises `CorruptSample`."""
+    If strokes are drawn by `choice.draw`, those of `n` random samples of `get_items(store)`. Raises `CorruptSample`."""
     store,stats = choice.store,choice.store.image_stats(choice.field)
     if stats is None or choice.draw is None or choice.codec!='strokes': return stats
-    numbers,drawn = Permutation(len(store))[np.arange(min(n, len(store)))],ImageStats()
+    items,drawn = get_items(store),ImageStats()
+    numbers = items.numbers_at(Permutation(len(items))[np.arange(min(n, len(items)))])
     for value in store.get_many(numbers, choice.field, check=True)[choice.field]: drawn.add(choice.draw.create(value))
     return drawn.summary() if len(drawn) else stats

@@ -19,7 +19,7 @@ import torch
 
 from ..codec.fields import get_codec, is_image
 from ..core import MissingSample, StoreError
-from ..store.base import decode_value, parse_field, Store
+from ..store.base import decode_value, field_codec, parse_field, Store
 from ..codec.webdataset import INTEGER_FIELDS
 
 # %% ../../nbs/load/12_steps.ipynb #d176f165
@@ -141,17 +141,23 @@ def _by_codec(store, number, field, key, data, spec):
     """The object that the codec of a field makes of `data`, or the picture for `spec`, one of `image_specs`
 
     The codec is that of `field` in `store`, or else of `key`, such as `.jpg`. `None` if there is no codec for `data`,
-    or no picture. Raises `CorruptSample` for a sample of a store, and otherwise what the codec raises."""
+    or no picture. Raises `CorruptSample` for a sample of a store, what `field_codec` raises if there is no `spec`, and
+    otherwise what the codec raises."""
     entry = None if store is None else store.manifest.fields.get(field)
     codec = get_codec(entry['codec'] if entry else key)
+    if codec is None and entry and spec is None: field_codec(store, field)   # raises `ValueError`
     if codec is None: return None
     if spec is None:
         if entry and number is not None: return store.decode(number, field, data)
-        if codec.dtype is None: return codec.from_bytes(data)
-        return int(data) if codec.name in INTEGER_FIELDS else None
+        if not _makes_objects(codec): return None
+        return codec.from_bytes(data) if codec.dtype is None else int(data)
     if not is_image(codec.name): return None
     if not entry or number is None: return _picture(codec.image(data), *image_specs[spec])
     return decode_value(store, number, field, data, lambda b: _picture(codec.image(b), *image_specs[spec]))
+
+def _makes_objects(codec):
+    "Does `codec`, which may be `None`, make objects of bytes that are not in a store?"
+    return codec is not None and (codec.dtype is None or codec.name in INTEGER_FIELDS)
 
 def _decode(store, number, sample, *decoders, only=None):
     """Step `decode`: a copy of dict `sample`, in which values that are bytes are decoded by `_object`
@@ -263,7 +269,7 @@ def _xdecode(store, number, sample, decoders, must_decode):
         matching = [f for pattern,f in decoders if fnmatch(name, pattern) or fnmatch(f'.{name}', pattern)]
         if matching:
             if matching[-1] is not False: result[field] = matching[-1](io.BytesIO(value))
-        elif get_codec(field) is not None: result[field] = _by_codec(store, number, field, f'.{field}', value, None)
+        elif _makes_objects(get_codec(field)): result[field] = _by_codec(store, number, field, f'.{field}', value, None)
         elif must_decode: raise ValueError(f'no decoder for {field!r}; must_decode=False leaves it as it is')
     return result
 

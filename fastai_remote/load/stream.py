@@ -25,6 +25,7 @@ class Run:
     consumer:Consumer
     key:tuple # What the random numbers of the epoch depend on, ints; the same in all processes
     depth:int # Number of stages before this one
+    size:int=None # Results of all ranks that this stage gets in one pass; `None` if that is not known
 
     def rng(self)->np.random.Generator:
         "Random numbers of this process, stage and epoch"
@@ -38,12 +39,18 @@ def _slice_stage(upstream, run, *bounds):
                          'most one worker')
     return itertools.islice(upstream(0), *bounds)
 
+def _is_limited(size, nepochs, nresults):
+    """May a repeat of `size` samples (`None`: unknown) end because of `nresults`, and not after `nepochs` passes?
+
+    If not, no process has a limit: their limits differ by one at most, and their numbers of samples by more."""
+    return nresults>0 and (nepochs<1 or size is None or size*nepochs>nresults)
+
 def _repeat_stage(upstream, run, nepochs, nresults):
     """Yields the pairs `(origin, sample)` of `upstream(k)`, which is pass `k`, for `nepochs` passes; -1: endlessly
 
     Unless `nresults` is -1, all processes together yield at most so many. Raises `ValueError` if an endless repeat has
     an empty pass."""
-    limit = run.consumer.share(nresults) if nresults>0 else None
+    limit = run.consumer.share(nresults) if _is_limited(run.size, nepochs, nresults) else None
     given = 0
     for k in range(nepochs) if nepochs>0 else itertools.count():
         before = given
@@ -532,7 +539,8 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         stage = self.stages[depth-1]
         def upstream(k): return self.start((*key, depth, k) if k else key, consumer, depth-1)
         if stage.is_for_samples: return _sample_stage(upstream, stage)
-        return iter(_stages[stage.name](upstream, Run(consumer, key, depth), *stage.args))
+        run = Run(consumer, key, depth, self._size(consumer.world_size, depth-1))
+        return iter(_stages[stage.name](upstream, run, *stage.args))
 
     def __len__(self):
         "The number of results of this rank in an epoch; raises `TypeError` if it is not known"
@@ -543,17 +551,24 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
                             'what len returns, and with_epoch(n) makes epochs of n results')
         return n
 
+    def _size(self, world_size, depth):
+        "The number of results of all ranks together after `depth` stages, in one pass; `None` if it is not known"
+        counts = [self.count(rank, world_size, depth) for rank in range(world_size)]
+        return None if None in counts else sum(counts)
+
     def count(self,
         rank:int, # A rank
-        world_size:int # Number of ranks
+        world_size:int, # Number of ranks
+        depth:int=None # Stages that count; default: all
     )->int:
         "The number of results of a rank in an epoch; `None` if it is not known, infinity if there is no end"
         n = self.source.count(rank, world_size)
-        for stage in self.stages:
+        for k,stage in enumerate(self.stages[:depth]):
             if stage.name=='repeat':
                 nepochs,limit = stage.args
                 n = float('inf') if nepochs<1 else None if n is None else n*nepochs
-                share = share_of(limit, rank, world_size) if limit>0 else None
-                if share is not None: n = share if n==float('inf') else None if n is None else min(n, share)
+                # With a limit and an end, a worker may have fewer samples than its part of the limit
+                if _is_limited(self._size(world_size, k), nepochs, limit):
+                    n = share_of(limit, rank, world_size) if n==float('inf') else None
             elif stage.may_drop or stage.name in _changes_number: n = None
         return n

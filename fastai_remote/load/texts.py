@@ -27,6 +27,7 @@ from fastcore.meta import delegates
 from fasttransform import compose_tfms
 from torch.utils.data import get_worker_info
 
+from ..core import CorruptSample, MissingSample
 from ..imported import when_imported
 from .batch import BatchReader, StoreInputs
 from .equivalence import is_idle
@@ -62,32 +63,48 @@ class TextOptions:
     def loader_options(self)->dict:
         "Arguments of the loader, `{name: value}`"
         if self.is_lm: return {'seq_len':self.seq_len}
-        return {'before_batch':PadTexts(seq_len=self.seq_len), 'lengths':text_lengths}
+        return {'before_batch':PadTexts(seq_len=self.seq_len), 'lengths':partial(text_lengths, skips_bad=True)}
 
 # %% ../../nbs/load/21_texts.ipynb #f2ad4f28
 _SERIAL = 20_000 # With fewer samples, starting worker processes costs more than it saves
 _BLOCK = 4096    # samples that a worker reads together
 
-def _measure(opener, field, getters, measure, k, numbers):
-    """In a worker: `(k, measure(list of values))` for the values of `field` of samples `numbers` after `getters`
+def _read(store, field, numbers, skips_bad, decode=False):
+    """(sample numbers, their values of `field`), of all `numbers`, an array
 
-    `opener()` returns the store. `k` is the number of the block. Raises what `get_many` raises."""
-    values = opener().get_many(numbers, field, check=True, decode=True)[field]
-    return k,measure([compose_tfms(value, getters) for value in values])
+    If `skips_bad`, those that are missing or damaged are left out; otherwise raises what `get_many` raises."""
+    def values_of(some): return store.get_many(some, field, check=True, decode=decode)[field]
+    try: return numbers,values_of(numbers)
+    except (CorruptSample,MissingSample):
+        if not skips_bad: raise
+    readable,values = [],[]
+    for number in numbers.tolist():
+        try: values += [*values_of([number])]
+        except (CorruptSample,MissingSample): continue
+        readable.append(number)
+    return np.array(readable, np.int64),values
 
-def _measured(fetch, getters, items, measure, num_workers=None):
+def _measure(opener, field, getters, measure, skips_bad, k, numbers):
+    """In a worker: `(k, (sample numbers, measure(list of values)))` for the values that `_read` reads, after `getters`
+
+    `opener()` returns the store. `k` is the number of the block. Raises what `_read` raises."""
+    numbers,values = _read(opener(), field, numbers, skips_bad, decode=True)
+    return k,(numbers,measure([compose_tfms(value, getters) for value in values]))
+
+def _measured(fetch, getters, items, measure, num_workers=None, skips_bad=False):
     """Yields `(sample numbers, measure(list of their values))` for each block of `items`, in their order
 
-    The values are those that `fetch` reads, after `getters`. Several processes read them if there are many."""
+    The values are those that `fetch` reads, after `getters`. Several processes read them if there are many. Missing
+    and damaged ones are left out if `skips_bad`, and raise an error otherwise."""
     starts = range(0, len(items), _BLOCK)
     numbers = lambda k: items.numbers_at(range(starts[k], min(starts[k]+_BLOCK, len(items))))
-    task = partial(_measure, fetch.store.opener(), fetch.field, list(getters), measure)
+    task = partial(_measure, fetch.store.opener(), fetch.field, list(getters), measure, skips_bad)
     if len(items)<=_SERIAL: num_workers = 1
     waiting,expected = {},0   # results that have come before an earlier one
     for k,result in parallel_map(task, ((k, numbers(k)) for k in range(len(starts))), num_workers):
         waiting[k] = result
         while expected in waiting:
-            yield numbers(expected),waiting.pop(expected)
+            yield waiting.pop(expected)
             expected += 1
 
 def _tokens_of(tok, rules, texts): return list(TokenizeWithRules(tok, rules)(texts))
@@ -104,7 +121,7 @@ class SampleLengths:
     "The length of the sample at each position of `items`"
     def __init__(self,
         items:RemoteItems, # Sample numbers
-        by_number:np.ndarray, # Length of each sample of the store, int32
+        by_number:np.ndarray, # Length of each sample of the store, int32; those below 0 count as 0
     ):
         self.items,self.by_number = items,by_number
     def __len__(self): return len(self.items)
@@ -112,18 +129,19 @@ class SampleLengths:
         positions:np.ndarray # int64
     )->np.ndarray: # int32
         "Lengths at `positions`"
-        return self.by_number[self.items.numbers_at(positions)]
+        return np.maximum(self.by_number[self.items.numbers_at(positions)], 0)
 
 class _Measured:
     "Base of transforms that know the lengths of samples; these are not pickled"
     is_idle = False   # does a getter make something else of each text, so that there is nothing to do?
     _lengths = None,None   # a store, and the length of each of its samples, -1 where it is not known
     def lengths_of(self,
-        tl # A `TfmdLists` over `RemoteItems` whose pipeline has this transform
+        tl, # A `TfmdLists` over `RemoteItems` whose pipeline has this transform
+        skips_bad:bool=False # Is the length of a sample that is missing or damaged 0? Otherwise it is an error
     )->SampleLengths:
         "The lengths of the items of `tl`; those that are not known yet are counted"
         fetch,getters = _before(tl, self)
-        self.count(fetch, getters, tl.items)
+        self.count(fetch, getters, tl.items, skips_bad)
         return SampleLengths(tl.items, self._lengths[1])
 
     def _known(self, store):
@@ -134,13 +152,14 @@ class _Measured:
     def count(self,
         fetch:Fetch, # What reads the samples
         getters:list, # Transforms between `fetch` and this one
-        items:RemoteItems # Sample numbers
+        items:RemoteItems, # Sample numbers
+        skips_bad:bool=False # Leave out samples that are missing or damaged?
     ):
         "Count and keep the lengths of `items`, unless all are known; calls `add` with the `Counter` of each block"
         known = self._known(fetch.store)
         blocks = (range(start, min(start+(1<<18), len(items))) for start in range(0, len(items), 1<<18))
         if all((known[items.numbers_at(block)]>=0).all() for block in blocks): return
-        for numbers,(lengths,counter) in _measured(fetch, getters, items, self.measure()):
+        for numbers,(lengths,counter) in _measured(fetch, getters, items, self.measure(), None, skips_bad):
             known[numbers] = lengths
             self.add(counter)
 
@@ -159,12 +178,14 @@ def _before(tl, t):
     return tfms[0],[t for t in tfms[1:at] if not is_idle(t)]
 
 def text_lengths(
-    dataset # `Datasets` or `TfmdLists`
+    dataset, # `Datasets` or `TfmdLists`
+    # Is the length of a text that is missing or damaged 0? Reading it then does what `on_bad` says
+    skips_bad:bool=False
 )->SampleLengths: # Or an int32 array, for items of no store; `None` if there are no texts
     "The number of tokens of each text of `dataset`, for the `lengths` of `RemoteDL`"
     tl = next((tl for tl in getattr(dataset, 'tls', [dataset]) if _measured_by(tl) is not None), None)
     if tl is None: return
-    if isinstance(tl.items, RemoteItems): return _measured_by(tl).lengths_of(tl)
+    if isinstance(tl.items, RemoteItems): return _measured_by(tl).lengths_of(tl, skips_bad)
     return np.array([len(tl[k]) for k in range(len(tl))], np.int32)
 
 def _measured_by(tl): return next((t for t in tl.tfms.fs if isinstance(t, _Measured) and not t.is_idle), None)
@@ -197,10 +218,15 @@ class StoreTokenizer(_Measured, Tokenizer):
         if not isinstance(fetch, Fetch) or not isinstance(dsets.items, RemoteItems) or not len(dsets.items): return
         self.is_idle = not isinstance(compose_tfms(dsets.items[0], [fetch,*getters]), str)
         if self.is_idle: return
-        if hasattr(self.tok, 'setup'): self.tok.setup(_Values(fetch, getters, dsets.items), self.rules)
-        if not self.counts: return
-        self.counter = Counter()
-        self.count(fetch, getters, dsets.items)
+        try:
+            if hasattr(self.tok, 'setup'): self.tok.setup(_Values(fetch, getters, dsets.items), self.rules)
+            if not self.counts: return
+            self.counter = Counter()
+            self.count(fetch, getters, dsets.items)
+        except (CorruptSample,MissingSample) as e:
+            e.add_note('on_bad= does not apply while the vocabulary is counted: give TextOptions(vocab=[…]), or leave '
+                       'the sample out with store.edit(drop=[…])')
+            raise
 
     def measure(self): return partial(_count_tokens, self.tok, self.rules, self.counter is not None)
     def add(self, counter):
@@ -264,14 +290,15 @@ class StoredTokens(_Measured, Numericalize):
         fetch,_ = _before(dsets, self)
         self.vocab = fetch.store.manifest.vocab.get(fetch.field)
 
-    def count(self, fetch, getters, items):
+    def count(self, fetch, getters, items, skips_bad=False):
         "As `_Measured`; the lengths are read if the store has them"
         field,known = length_field(fetch.field),self._known(fetch.store)
-        if field not in fetch.store.fields or getters: return super().count(fetch, getters, items)
+        if field not in fetch.store.fields or getters: return super().count(fetch, getters, items, skips_bad)
         for start in range(0, len(items), 1<<16):
             numbers = items.numbers_at(range(start, min(start+(1<<16), len(items))))
             numbers = numbers[known[numbers]<0]
-            if len(numbers): known[numbers] = fetch.store.get_many(numbers, field, check=True)[field]
+            numbers,lengths = _read(fetch.store, field, numbers, skips_bad)
+            if len(numbers): known[numbers] = lengths
 
     def measure(self): return _array_lengths
 

@@ -27,7 +27,7 @@ from ..codec.raster import Rasterise
 from .equivalence import category_tfms, image_tfms, is_idle, why_image, why_unknown
 from .fetch_transform import Fetch
 from .lazy_image import BatchMemory, EncodedImage, open_image, picture_of, stack_images
-from .shared_buffers import allocate, OutgoingTensor
+from .shared_buffers import allocate, give_up, OutgoingTensor
 
 # %% ../../nbs/load/08_whole.ipynb #1ad919e2
 class _TensorMaker:
@@ -67,9 +67,11 @@ class _ImageMaker(_TensorMaker):
     def __init__(self,
         fetch, # The `Fetch` of the pipeline
         allocate, # `allocate(shape)` -> tensor of bytes
+        give_up, # `give_up(x)`, called with such a tensor that is not sent
         options # Options of `open_image`
     ):
-        self.fetch,self.codec,self.cls,self.allocate,self.options = fetch,fetch.codec,fetch.img_cls,allocate,options
+        self.fetch,self.codec,self.cls,self.options = fetch,fetch.codec,fetch.img_cls,options
+        self.allocate,self.give_up = allocate,give_up
         self.channels = 3 if self.cls._open_args['mode']=='RGB' else 1
         self.headers = {}   # `{header of an npy file: an array that was read from such a file}`
 
@@ -146,9 +148,13 @@ class _ImageMaker(_TensorMaker):
             if out is None:
                 out = self.allocate((n or len(arrays), *array.shape))
                 view = out.numpy()
-            if array.shape[1:]!=view.shape[2:]: return
+            if array.shape[1:]!=view.shape[2:]:
+                self.give_up(out)
+                return
             if len(array)>view.shape[1]:   # the first one in colour, after grey ones
-                out = out.repeat(1, 3, 1, 1)
+                grey,out = out,self.allocate((len(out), 3, *out.shape[2:]))
+                out[:k] = grey[:k]
+                self.give_up(grey)
                 view = out.numpy()
             view[k] = array
         return out
@@ -188,17 +194,17 @@ class _NumberMaker(_TensorMaker):
         return OutgoingTensor(torch.from_numpy(wide).float(), torch.Tensor)
 
 # %% ../../nbs/load/08_whole.ipynb #5c00d857
-def _maker_of(tl, allocate, options):
+def _maker_of(tl, allocate, give_up, options):
     """(maker of the tensors of pipeline `tl`, type of its values), or (`None`, reason why there is none)
 
-    `allocate` and `options` are as for `_ImageMaker`."""
+    The other arguments are as for `_ImageMaker`."""
     fetch,*tfms = tl.tfms.fs
     tfms = [tfm for tfm in tfms if not is_idle(tfm)]
     if type(fetch) is not Fetch: return None,f'a pipeline begins with {type(fetch).__name__}, not with Fetch'
     if fetch.convert is not None: return None,f'the values of {fetch.field!r} are converted'
     if fetch.img_cls is not None:
         why = _why_no_images(fetch, tfms)
-        return (None,why) if why else (_ImageMaker(fetch, allocate, options),fetch.img_cls)
+        return (None,why) if why else (_ImageMaker(fetch, allocate, give_up, options),fetch.img_cls)
     if len(tfms)!=1 or fetch.codec.dtype is None:
         return None,f'{fetch.field!r} is neither an image, a category nor a number with one transform'
     tfm = tfms[0]
@@ -246,7 +252,7 @@ class WholeBatches:
         makers,types = [],[]
         for tl in dataset.tls:
             new_bytes = partial(allocate, memory=self.memory, buffers=self.buffers, worker=dl.offs)
-            maker,kind = _maker_of(tl, new_bytes, options)
+            maker,kind = _maker_of(tl, new_bytes, partial(give_up, buffers=self.buffers), options)
             if maker is None: return kind
             makers.append(maker)
             types.append(kind)
