@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from conftest import HOLD, dies_at, holding, kill, wait_for
-from fastai_remote import RedisStore, StoreBusy, StoreExists, StoreNotFound, image_samples, redis_server, to_redis
+from fastai_remote import RedisStore, StoreBusy, StoreExists, StoreNotFound, StoreUnavailable, image_samples, redis_server, to_redis
 from fastai_remote.ingest.report import IngestError
 from fastai_remote.source.base import fn_fingerprint
 from fastai_remote.write.redis import RedisWriter
@@ -517,6 +517,18 @@ def test_commit_of_partitions_may_be_repeated(fresh):
         with pytest.raises(IngestError): w.commit(records)
         records += list(w(range(40, 48)))
         assert w.commit(records, max_failed=.5).written==24
+
+@pytest.mark.parametrize('error', [KeyboardInterrupt,StoreUnavailable])
+def test_a_lock_whose_taking_was_interrupted_is_taken_at_once(fresh, error, monkeypatch):
+    original = RedisLink.call
+    def call(self, f, *args, **kwargs):
+        result = original(self, f, *args, **kwargs)
+        if f.__name__!='acquire': return result
+        monkeypatch.setattr(RedisLink, 'call', original)
+        raise error('no answer')
+    monkeypatch.setattr(RedisLink, 'call', call)
+    with pytest.raises(error): to_redis([{'id':1}], fresh.url, 'd', **one)
+    to_redis([{'id':1}], fresh.url, 'd', **one)
 
 def test_set_back_and_abandoned(fresh):
     "A server set back to when less of a stream was planned, and an ingest that went on from there and died: no key is left when it is abandoned"
