@@ -900,6 +900,43 @@ def test_indexing_goes_on(tmp_path):
     assert names(d)==sorted(['.fastai_remote', '.fastai_remote/manifest.json', *(f'{k}.tar' for k in range(6)),
                              *(f'.fastai_remote/{k}.tar.fastai_remote' for k in range(6))])
 
+@pytest.mark.parametrize('k', [1,120])
+@pytest.mark.parametrize('size', ['same','other'])
+def test_a_tar_that_changes_before_an_interrupted_index_goes_on_is_noticed(tmp_path, k, size):
+    "Whichever it is; `abandon` makes the index begin anew"
+    d = tmp_path/'w'
+    d.mkdir()
+    for i in range(130): tar(d/f'{i:03}.tar', [('0.txt', b'old')])
+    written = []
+    def stop(self, *a, **kw):
+        if len(written)==125: raise KeyboardInterrupt
+        written.append(original(self, *a, **kw))
+    with pytest.MonkeyPatch.context() as m:
+        original = shard_writer.ShardWriter.done
+        m.setattr(shard_writer.ShardWriter, 'done', stop)
+        with pytest.raises(KeyboardInterrupt): index(d)
+    tar(d/f'{k:03}.tar', [('0.txt', b'new' if size=='same' else b'n'*20_000)])
+    os.utime(d/f'{k:03}.tar', (1,1))
+    with pytest.raises(StoreExists, match=f'{k:03}.tar has changed' if size=='same' else 'unfinished ingest from another source'): index(d)
+    ShardStore.abandon(d)
+    assert values(index(d)[0], 'txt')[k][:1]=='n'
+
+def test_only_finished_records_are_counted(tmp_path):
+    interrupted(tmp_path/'d')
+    n = ShardStore.unfinished(tmp_path/'d')[0]['chunks']
+    (tmp_path/'d/.ingest/chunk-000090.json.123.part').write_text('{')
+    assert ShardStore.unfinished(tmp_path/'d')[0]['chunks']==n>0
+
+def test_a_timeout_beside_a_storage_is_refused(tmp_path):
+    "It has its own, as it has its own options"
+    (d:=tmp_path/'w').mkdir()
+    tar(d/'0.tar', [('0.txt', b'a')])
+    for call in (lambda: to_shards([1], Storage(tmp_path/'d'), timeout=5), lambda: index_shards(Storage(d), timeout=5),
+                 lambda: ShardStore(Storage(d), timeout=5)):
+        with pytest.raises(TypeError, match='timeout: a Storage has its own'): call()
+    with pytest.raises(TypeError, match='storage_options: a Storage has its own'): index_shards(Storage(d), storage_options={'a':1})
+    assert index_shards(Storage(d, timeout=7), num_workers=1, progress=False).written==1
+
 # --- files of format 1, for ever
 
 def golden(i):

@@ -169,7 +169,7 @@ def with_progress(
     total:int, # How many records there are; `None` if nobody knows
     report:IngestReport # Counts the samples
 ):
-    "Return an iterable of `records` that shows progress, if `progress` asks for it; by default in a notebook or terminal"
+    "Return an iterable of `records` which shows progress if `progress` asks for it"
     if progress is None: progress = IN_NOTEBOOK or sys.stdout.isatty()
     if not progress: return records
     return (progress if callable(progress) else show_progress)(records, total, report)

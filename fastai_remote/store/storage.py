@@ -189,14 +189,16 @@ def _split_url(url):
 
 def as_storage(
     url:str|Storage, # A path or URL, or a `Storage`
-    timeout:float=20., # As in `Storage`
+    timeout:float=None, # As in `Storage`
     storage_options:dict=None # As in `Storage`
 )->Storage:
-    "`url` if it is a `Storage`, else a new one; raises `TypeError` if a `Storage` gets options"
+    "`url` if it is a `Storage`, else a new one; raises `TypeError` if a `Storage` gets a timeout or options"
     url,storage_options = concealed(url),concealed(storage_options)
-    if isinstance(url, Storage) and storage_options:
-        raise TypeError('storage_options: a Storage has its own; give them to Storage(…)')
-    return url if isinstance(url, Storage) else Storage(url, timeout, storage_options)
+    if not isinstance(url, Storage): return Storage(url, 20. if timeout is None else timeout, storage_options)
+    options = dict(timeout=timeout, storage_options=storage_options or None)
+    given = [name for name,value in options.items() if value is not None]
+    if given: raise TypeError(f"{', '.join(given)}: a Storage has its own; give them to Storage(…)")
+    return url
 
 # %% ../../nbs/store/12_storage.ipynb #28044654
 _temporary_errnos = {errno.EBUSY, errno.EIO, errno.EAGAIN, errno.EPIPE, errno.ECONNREFUSED, errno.ECONNRESET,

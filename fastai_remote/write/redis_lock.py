@@ -13,7 +13,7 @@ import json, os, re, threading, uuid
 import redis
 from fastcore.basics import patch
 
-from ..core import StoreBusy
+from ..core import StoreBusy, StoreError
 from ..store.redis_link import RedisLink
 from .base import host_id, is_alive, LEASE_SECONDS, ServerRestarted
 from .redis_state import IngestKeys, lock_number, LOCKS_KEY, parse_lock, watched_transaction
@@ -99,10 +99,15 @@ class RedisLock:
             except Exception: pass   # the next turn tries again; writes notice a lock that is lost
 
     def close(self):
-        "Releases the lock, and removes its copies, where they are still this one's"
+        """Releases the lock, and removes its copies, where they are still this one's
+
+        Does not wait long for a server that is away, and raises no error of it, since the lease will end."""
         self.stop.set()
         _held_locks.discard(self.token)
-        for key in [*self.fences, self.keys.lock]: self.transaction_if(key, self.token, lambda p: p.delete(key))
+        def release(_):
+            for key in [*self.fences, self.keys.lock]: self.transaction_if(key, self.token, lambda p: p.delete(key))
+        try: self.link.call(release, timeout=min(self.link.timeout, 5.))
+        except StoreError: pass
 
     def server_run(self)->str:
         "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters"
