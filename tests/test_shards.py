@@ -921,6 +921,21 @@ def test_a_tar_that_changes_before_an_interrupted_index_goes_on_is_noticed(tmp_p
     ShardStore.abandon(d)
     assert values(index(d)[0], 'txt')[k][:1]=='n'
 
+def test_an_index_that_another_call_has_extended_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+    d,original = tmp_path/'w',shard_writer.ShardWriter.take_lock
+    d.mkdir()
+    for k in range(2): tar(d/f'{k}.tar', [('0.txt', b'a')])
+    index(d)
+    tar(d/'2.tar', [('0.txt', b'a')])
+    def extend_first(self):
+        monkeypatch.setattr(shard_writer.ShardWriter, 'take_lock', original)
+        tar(d/'3.tar', [('0.txt', b'a')])
+        index(d)
+        original(self)
+    monkeypatch.setattr(shard_writer.ShardWriter, 'take_lock', extend_first)
+    with pytest.raises(StoreExists, match='another process has just changed this index; repeat the same call'): index(d)
+    assert len(ShardStore(d))==4
+
 def test_only_finished_records_are_counted(tmp_path):
     interrupted(tmp_path/'d')
     n = ShardStore.unfinished(tmp_path/'d')[0]['chunks']

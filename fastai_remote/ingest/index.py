@@ -22,7 +22,7 @@ from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import is_exact_label, parse_number
 from ..core import CorruptSample, StoreExists, StoreUnavailable, UnsupportedFormat
-from .chunk import failure_reason, plan_fields, stats_field
+from .chunk import can_name_field, failure_reason, plan_fields, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
@@ -75,10 +75,6 @@ def _with_first(first, pieces):
 _MAX_VALUE = (1<<32)-2   # bytes; an index has 32 bits for a length, and the largest number means that there is no value
 _MAX_FIELDS = 256   # fields of a dataset
 
-def _is_nameable(field):
-    "Can a field have this name? See `plan_fields`; in a store, `;` and `?` say how to read fields"
-    return bool(field) and not any(c in field for c in ':#~@ ?;\0') and not field.endswith('.crc')
-
 def _late_field(field):
     """Returns the entry, as in a plan, of a field that the first samples do not have: its name decides
 
@@ -109,7 +105,7 @@ class _ShardFields:
         for member in members.values():
             if member.error is not None: raise member.error
         for field,member in members.items():
-            if not _is_nameable(field):
+            if not can_name_field(field):
                 unnamed.append(field)
                 continue
             spec = self.specs.get(field) or self._add(field)
@@ -121,7 +117,7 @@ class _ShardFields:
             if spec['codec']=='labels': _labels(member.content)
         for field in unnamed:
             self.notes[f'values were left out whose extension {field[:60]!r} cannot name a field (a space, or one of '
-                       ': # ~ @ ? ; or .crc at the end)'] += 1
+                       ': # ~ @ ? ; or .crc at the end); tar_samples with fn= can rename it'] += 1
         return spans,values
 
     def _add(self, field):
@@ -295,7 +291,7 @@ def _sound_values(members):
 
     Members that make their sample a failed one, or that cannot be named, are left out."""
     for field,member in members.items():
-        if member.error is not None or not _is_nameable(field): continue
+        if member.error is not None or not can_name_field(field): continue
         try: yield field,parse_number(field, member.content, is_exact=is_exact_label(member.name))
         except ValueError:
             if get_codec(field).name!='cls': yield field,member.content
@@ -427,7 +423,8 @@ def index_shards(
     """Index tar shards that others wrote, so that `ShardStore` can open them
 
     The shards may be compressed with gzip, xz, bzip2 or zstd. Neither they nor other files beside them are changed.
-    Members are grouped into samples by WebDataset's rules, and samples may have different fields. Where an index is
+    Members are grouped into samples by WebDataset's rules, and samples may have different fields. A member whose
+    extension cannot name a field is left out, and the report says so; `tar_samples` with `fn` can rename it. Where an index is
     there already, only shards that are new are read, and added; that another has changed since is noticed by its size,
     its ETag or its time, and is an error. Labels are integers (`cls`) or text (`cls.txt`); if one of the first hundred
     is no integer, such as `007`, all are text. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
@@ -446,6 +443,8 @@ def index_shards(
     def plan():
         sizes = _sizes(source, names)
         earlier = known.dataset
+        if earlier is not None and getattr(writer.committed(), 'uid', None)!=earlier.uid:   # nobody else can write now
+            raise StoreExists(f'{writer.url}: another process has just changed this index; repeat the same call')
         identity = names,sizes,splits,earlier and earlier.uid   # what was kept of an earlier index is not read anew
         signature = hashlib.sha256(repr(identity).encode()).hexdigest()
         fields = _fields_of(source, names) if earlier is None else known.fields
