@@ -895,6 +895,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastai_remote/ingest/index.py'),
                                             'fastai_remote.ingest.index._is_hidden': ( 'ingest/index.html#_is_hidden',
                                                                                        'fastai_remote/ingest/index.py'),
+                                            'fastai_remote.ingest.index._is_nameable': ( 'ingest/index.html#_is_nameable',
+                                                                                         'fastai_remote/ingest/index.py'),
                                             'fastai_remote.ingest.index._keep_shard': ( 'ingest/index.html#_keep_shard',
                                                                                         'fastai_remote/ingest/index.py'),
                                             'fastai_remote.ingest.index._labels': ( 'ingest/index.html#_labels',

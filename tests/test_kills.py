@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from conftest import HOLD, dies_at, holding, kill, wait_for
-from fastai_remote import CorruptSample, RedisStore, StoreBusy, StoreExists, StoreNotFound, StoreUnavailable, image_samples, redis_server, to_redis
+from fastai_remote import CorruptSample, RedisStore, StoreBusy, StoreExists, StoreNotFound, StoreUnavailable
+from fastai_remote import image_samples, redis_server, to_redis
 from fastai_remote.ingest.report import IngestError
 from fastai_remote.source.base import fn_fingerprint
 from fastai_remote.write.redis import RedisWriter
@@ -526,14 +527,16 @@ def test_an_interrupt_stays_one_while_the_server_is_away():
             server.kill()
             raise KeyboardInterrupt
         started = time.monotonic()
-        with pytest.raises(KeyboardInterrupt) as caught: to_redis(list(range(100)), server.url, 'd', fn, chunk=8, shuffle=False, **one)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            to_redis(list(range(100)), server.url, 'd', fn, chunk=8, shuffle=False, **one)
         assert time.monotonic()-started<15
     assert 'd: what is written is kept: repeat the same call to go on' in caught.value.__notes__[0]
 
 def test_a_damaged_number_of_generations_is_named_by_rename(fresh):
     to_redis([{'id':1}], fresh.url, 'a', **one)
     client(fresh).hset('fastai_remote:generations', 'a', b'1x')
-    with pytest.raises(CorruptSample, match="fastai_remote:generations has b'1x' for 'a'"): RedisStore(fresh.url, 'a').rename('b')
+    with pytest.raises(CorruptSample, match="fastai_remote:generations has b'1x' for 'a'"):
+        RedisStore(fresh.url, 'a').rename('b')
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt,StoreUnavailable])
 def test_a_lock_whose_taking_was_interrupted_is_taken_at_once(fresh, error, monkeypatch):

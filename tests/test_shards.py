@@ -917,7 +917,8 @@ def test_a_tar_that_changes_before_an_interrupted_index_goes_on_is_noticed(tmp_p
         with pytest.raises(KeyboardInterrupt): index(d)
     tar(d/f'{k:03}.tar', [('0.txt', b'new' if size=='same' else b'n'*20_000)])
     os.utime(d/f'{k:03}.tar', (1,1))
-    with pytest.raises(StoreExists, match=f'{k:03}.tar has changed' if size=='same' else 'unfinished ingest from another source'): index(d)
+    message = f'{k:03}.tar has changed' if size=='same' else 'unfinished ingest from another source'
+    with pytest.raises(StoreExists, match=message): index(d)
     ShardStore.abandon(d)
     assert values(index(d)[0], 'txt')[k][:1]=='n'
 
@@ -949,7 +950,8 @@ def test_a_timeout_beside_a_storage_is_refused(tmp_path):
     for call in (lambda: to_shards([1], Storage(tmp_path/'d'), timeout=5), lambda: index_shards(Storage(d), timeout=5),
                  lambda: ShardStore(Storage(d), timeout=5)):
         with pytest.raises(TypeError, match='timeout: a Storage has its own'): call()
-    with pytest.raises(TypeError, match='storage_options: a Storage has its own'): index_shards(Storage(d), storage_options={'a':1})
+    with pytest.raises(TypeError, match='storage_options: a Storage has its own'):
+        index_shards(Storage(d), storage_options={'a':1})
     assert index_shards(Storage(d, timeout=7), num_workers=1, progress=False).written==1
 
 # --- files of format 1, for ever

@@ -259,7 +259,7 @@ def test_an_ingest_of_damaged_compressed_data_makes_nothing_visible(tmp_path):
 
 @pytest.mark.parametrize('extension', ['left image.png','a:b','what?','a;b.txt','x.crc'])
 def test_an_extension_that_cannot_name_a_field(tmp_path, extension):
-    "`index_shards` leaves the member out, and says so; in `tar_samples` the sample fails, unless `fn` renames the field"
+    "`index_shards` leaves it out, and says so; in `tar_samples` the sample fails, unless `fn` renames the field"
     (d:=tmp_path/'d').mkdir()
     with tarfile.open(d/'a.tar', 'w') as tar:
         for name in ('0.txt',f'0.{extension}'):
@@ -269,6 +269,8 @@ def test_an_extension_that_cannot_name_a_field(tmp_path, extension):
     report = index_shards(d, num_workers=1, progress=False)
     assert report.written==1 and any(repr(extension) in note and 'left out' in note for note in report.notes)
     assert ShardStore(d).fields==['txt']
-    with pytest.raises(IngestError, match='cannot name a field'): to_shards(tar_samples(d), tmp_path/'e', num_workers=1, progress=False)
-    to_shards(tar_samples(d), tmp_path/'e', lambda o: {'txt':o['txt'], 'b.txt':str(o[extension])}, num_workers=1, progress=False)
+    with pytest.raises(IngestError, match='cannot name a field'):
+        to_shards(tar_samples(d), tmp_path/'e', num_workers=1, progress=False)
+    def fn(o): return {'txt':o['txt'], 'b.txt':str(o[extension])}
+    to_shards(tar_samples(d), tmp_path/'e', fn, num_workers=1, progress=False)
     assert ShardStore(tmp_path/'e').fields==['txt','b.txt']

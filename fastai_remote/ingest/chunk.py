@@ -103,7 +103,7 @@ def _mask_codes(codec, encoded):
 
 def can_name_field(field:str)->bool:
     "Can a field have this name? Keys and columns have `:#~@ ` and `.crc`, and `?` and `;` say how to read fields"
-    return bool(field) and not any(c in field for c in ':#~@ ?;\0') and not field.endswith('.crc')
+    return bool(field) and not any(c in field for c in ':#~@ ?;') and not field.endswith('.crc')
 
 def plan_fields(
     sample:dict, # A converted sample
@@ -116,8 +116,8 @@ def plan_fields(
     for field,value in sample.items():
         utf8(field)
         if not can_name_field(field):
-            raise ValueError(f'{field!r} cannot name a field: no space, none of : # ~ @ ? ; and NUL, and no .crc at '
-                             'the end, where checksums are; rename it, for instance in fn')
+            raise ValueError(f'{field!r} cannot name a field: no space, none of : # ~ @ ? ;, and no .crc at the end, '
+                             'where checksums are; rename it, for instance in fn')
         known = get_codec(field) or field not in (codecs or {})
         codec = infer_codec(field, value) if known else codecs[field]
         dtype = get_codec(codec).dtype

@@ -75,6 +75,8 @@ def _with_first(first, pieces):
 _MAX_VALUE = (1<<32)-2   # bytes; an index has 32 bits for a length, and the largest number means that there is no value
 _MAX_FIELDS = 256   # fields of a dataset
 
+def _is_nameable(field): return can_name_field(field) and '\0' not in field
+
 def _late_field(field):
     """Returns the entry, as in a plan, of a field that the first samples do not have: its name decides
 
@@ -105,7 +107,7 @@ class _ShardFields:
         for member in members.values():
             if member.error is not None: raise member.error
         for field,member in members.items():
-            if not can_name_field(field):
+            if not _is_nameable(field):
                 unnamed.append(field)
                 continue
             spec = self.specs.get(field) or self._add(field)
@@ -291,7 +293,7 @@ def _sound_values(members):
 
     Members that make their sample a failed one, or that cannot be named, are left out."""
     for field,member in members.items():
-        if member.error is not None or not can_name_field(field): continue
+        if member.error is not None or not _is_nameable(field): continue
         try: yield field,parse_number(field, member.content, is_exact=is_exact_label(member.name))
         except ValueError:
             if get_codec(field).name!='cls': yield field,member.content
@@ -414,7 +416,7 @@ def index_shards(
     num_workers:int=None, # Processes; default: one a core, or as many as the joblib backend in force has
     overwrite:bool=False, # Index all shards anew, and replace the manifest and indices that are there?
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
-    timeout:float=None, # Seconds over all attempts before `StoreUnavailable`; default: 20, or those of a `Storage`
+    timeout:float=20., # Seconds over all attempts before `StoreUnavailable`; a `Storage` has its own
     # Samples that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
     max_failed:int|float=None,
     # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or what `s3_options` returns
@@ -424,10 +426,10 @@ def index_shards(
 
     The shards may be compressed with gzip, xz, bzip2 or zstd. Neither they nor other files beside them are changed.
     Members are grouped into samples by WebDataset's rules, and samples may have different fields. A member whose
-    extension cannot name a field is left out, and the report says so; `tar_samples` with `fn` can rename it. Where an index is
-    there already, only shards that are new are read, and added; that another has changed since is noticed by its size,
-    its ETag or its time, and is an error. Labels are integers (`cls`) or text (`cls.txt`); if one of the first hundred
-    is no integer, such as `007`, all are text. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
+    extension cannot name a field is left out, and the report says so; `tar_samples` with `fn` can rename it. Where an
+    index is there already, only shards that are new are read, and added; that another has changed since is noticed by
+    its size, its ETag or its time, and is an error. Labels are integers (`cls`) or text (`cls.txt`); if one of the
+    first hundred is no integer, such as `007`, all are text. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
     `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)

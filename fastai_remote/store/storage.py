@@ -189,15 +189,15 @@ def _split_url(url):
 
 def as_storage(
     url:str|Storage, # A path or URL, or a `Storage`
-    timeout:float=None, # As in `Storage`
+    timeout:float=20., # As in `Storage`
     storage_options:dict=None # As in `Storage`
 )->Storage:
-    "`url` if it is a `Storage`, else a new one; raises `TypeError` if a `Storage` gets a timeout or options"
+    "`url` if it is a `Storage`, else a new one; raises `TypeError` if a `Storage` gets another timeout, or options"
     url,storage_options = concealed(url),concealed(storage_options)
-    if not isinstance(url, Storage): return Storage(url, 20. if timeout is None else timeout, storage_options)
-    options = dict(timeout=timeout, storage_options=storage_options or None)
-    given = [name for name,value in options.items() if value is not None]
-    if given: raise TypeError(f"{', '.join(given)}: a Storage has its own; give them to Storage(…)")
+    if not isinstance(url, Storage): return Storage(url, timeout, storage_options)
+    is_other = dict(timeout=timeout not in (20., url.timeout), storage_options=bool(storage_options))
+    given = ', '.join(option for option,other in is_other.items() if other)
+    if given: raise TypeError(f'{given}: a Storage has its own; give them to Storage(…)')
     return url
 
 # %% ../../nbs/store/12_storage.ipynb #28044654
