@@ -137,7 +137,7 @@ def from_shards(cls:DataLoaders,
     url:str, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
     cache:bool|str=True, # Folder to keep whole shards of a remote store in; `True`: the default one; `None`: no cache
     cache_size:int=None, # Bytes that the cache may take; default: half of the free space
-    timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
+    timeout:float=20., # Seconds over all attempts before `StoreUnavailable`; a `Storage` has its own
     # Options of fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
     storage_options:dict=None,
     shards_url:str=None, # Folder of the shards, if they are not beside the manifest

@@ -15,6 +15,7 @@ from PIL import Image
 from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote.source.base import IndexedSource
 from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
+from fastai_remote.ingest.run import split_ranges
 from fastai_remote.write.base import fill_gaps
 from fastai_remote.write.redis_state import packed_writes, split_runs
 from fastai_remote.store.redis_link import RedisLink
@@ -490,3 +491,13 @@ def test_packed_boundary(server, dtype, check):
     commands,plan = packed_reads(key_layout('b'), 'f', dtype, np.array([(1<<KEY_BITS)+6,(1<<KEY_BITS)-1,(2<<KEY_BITS)+1]), check)
     assert unpack_replies(plan, iter(link.send(commands)), dtype, 3, crcs(3))[1]==[0,2]
     c.delete('b:f#0', 'b:f#1')
+
+@pytest.mark.parametrize('n,splits,sizes', [
+    (7, {'a':.5, 'b':.5, 'c':None}, [3,4,0]), (7, {f's{k}':.1 for k in range(10)}, [0,0,0,1,1,1,1,1,1,1]),
+    (7, {'a':3, 'b':.5, 'c':None}, [3,4,0]), (7, {'a':.5, 'b':.5}, [3,4]), (10, {'a':.3, 'b':None}, [3,7])])
+def test_fractions_that_are_rounded_up_fit(n, splits, sizes):
+    "What is too much is taken from the largest; no split has less than nothing"
+    assert [stop-start for start,stop in split_ranges(n, splits).values()]==sizes
+
+def test_fractions_that_are_too_large_are_refused():
+    with pytest.raises(ValueError, match='take 8 samples of 7'): split_ranges(7, {'a':.6, 'b':.6, 'c':None})

@@ -17,6 +17,8 @@ from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, Sto
     UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
 from fastai_remote.store.redis_parts import RunTable, TooManyRuns
+from fastai_remote.write import redis_lost
+from fastai_remote.write.revision import Edit
 
 one = dict(num_workers=1, progress=False)
 
@@ -699,3 +701,55 @@ def test_vocabularies_are_joined_in_time_that_grows_with_their_length():
     from fastai_remote.write.revision import joined_vocab
     known,labels = list(range(0, 50_000)),list(range(49_990, 100_000))
     assert joined_vocab(known, labels)==list(range(100_000))
+
+@pytest.fixture(params=['redis','shards'])
+def opened_30(request, tmp_path):
+    "A dataset of 30 samples, in Redis or in several shards"
+    if request.param=='redis': return put(request.getfixturevalue('server').url, name='thirty', overwrite=True)
+    to_shards(samples(0, 30), tmp_path/'d', shuffle=False, chunk=5, **one)
+    return ShardStore(tmp_path/'d')
+
+@pytest.mark.parametrize('values', [{1:5}, {0:'ok', 1:5}])
+def test_a_new_value_that_cannot_be_stored_is_named(opened_30, values):
+    "Also if it is not the first one"
+    with pytest.raises(IngestError, match='sample 1: .*TypeError|sample 1: .*int'): opened_30.edit(set={'txt':values})
+
+def test_a_vocabulary_of_no_new_field_is_refused(opened_30):
+    with pytest.raises(ValueError, match="vocab= names labels of 'z.cls', but the samples have no such field"):
+        opened_30.add_fields({'y.cls':[0]*30}, vocab={'z.cls':['a','b']}, **one)
+    assert opened_30.reopened().fields==opened_30.fields
+
+def test_progress_of_new_numbers_is_shown(opened_30):
+    totals = []
+    def show(records, total, report):
+        totals.append(total)
+        yield from records
+        assert report.written==30
+    opened_30.add_fields({'y.i4':list(range(30))}, num_workers=1, progress=show)
+    assert len(totals)==1 and totals[0]>0
+
+def test_each_edited_sample_is_looked_at_once(tmp_path):
+    "Not once for each shard"
+    to_shards(samples(0, 30), tmp_path/'d', shuffle=False, chunk=1, **one)
+    class Counted(int):
+        compared = 0
+        def __le__(self, other): Counted.compared += 1; return int(self)<=other
+        def __ge__(self, other): Counted.compared += 1; return int(self)>=other
+        def __sub__(self, other): Counted.compared += 1; return int(self)-other
+    store = ShardStore(tmp_path/'d')
+    reviser = store.reviser(Edit({'id.i4':{Counted(i):i+100 for i in range(30)}}, np.zeros(0, np.int64)))
+    with reviser.revising() as manifest: reviser.edit(manifest)
+    assert Counted.compared<=30
+    assert [row['id.i4'] for row in rows(store.reopened())]==list(range(100, 130))
+
+def test_lost_values_are_looked_for_among_the_gaps_nearby(monkeypatch):
+    n,compared = 100_000,[]
+    original = np.setdiff1d
+    def setdiff1d(numbers, gaps, **kw):
+        compared.append(len(gaps))
+        return original(numbers, gaps, **kw)
+    monkeypatch.setattr(np, 'setdiff1d', setdiff1d)
+    monkeypatch.setattr(redis_lost, 'lost_samples', lambda link, layout, fields, numbers: numbers)
+    gaps = np.arange(0, n, 3)
+    lost = np.concatenate(list(redis_lost.lost_of_range(None, None, {}, n, gaps, step=1000)))
+    assert lost.tolist()==[i for i in range(n) if i%3] and sum(compared)==len(gaps)

@@ -20,6 +20,7 @@ from fastai_remote import (CorruptSample, IngestError, MemoryStore, MissingSampl
     StoreSplitter, StoreUnavailable, UnsupportedFormat, csv_samples, drawing_samples, get_remote_items, image_samples, index_shards, shrink, tar_samples, to_redis, to_shards)
 from fastai_remote.write import shards as shard_writer
 from fastai_remote.write.base import host_id
+from fastai_remote.write.folder_lock import FolderLock
 from fastai_remote.store.shard_index import IndexColumns, ShardIndex, ShardManifest, ShardTable, pack_index
 from fastai_remote.order.shards import ShardPermutation
 from fastai_remote.store.storage import Storage
@@ -323,6 +324,73 @@ def test_overwrite(tmp_path):
         s,_ = put(tmp_path/'d', items(w, 50+k), overwrite=True)
         sound(tmp_path/'d')
         assert (s.manifest.generation,{o.split()[0] for o in values(s, 'txt')},s.shards.name(0))==(k,{w},f'shard{k}-000000.tar')
+
+def stops_at_60(i):
+    if i==60: raise KeyboardInterrupt
+    return {'txt':f'{i}'}
+
+def interrupted(folder, **kw):
+    "An ingest of 100 samples, in chunks of 8, that is interrupted at sample 60"
+    with pytest.raises(KeyboardInterrupt): put(folder, list(range(100)), stops_at_60, shuffle=False, chunk=8, **kw)
+
+@pytest.mark.parametrize('act', [ShardStore.abandon,ShardStore.delete])
+def test_an_ingest_that_ends_while_it_is_abandoned_keeps_its_dataset(tmp_path, act, monkeypatch):
+    "What is to be removed is read when nobody else can write any more; a dataset is deleted whole"
+    d,original = tmp_path/'d',shard_writer.ShardWriter.take_lock
+    interrupted(d)
+    def commit_first(self):
+        monkeypatch.setattr(shard_writer.ShardWriter, 'take_lock', original)
+        ShardStore.abandon(d)
+        put(d, items('a'))
+        original(self)
+    monkeypatch.setattr(shard_writer.ShardWriter, 'take_lock', commit_first)
+    if act==ShardStore.abandon:
+        with pytest.raises(StoreNotFound, match='no unfinished ingest'): act(d)
+        sound(d)
+    else:
+        act(d)
+        assert not d.exists()
+
+@pytest.mark.parametrize('plan', ['{"n": 4', '', '{"generation": 1, "prefix": "shard2", '])
+@pytest.mark.parametrize('old', [False,True])
+def test_shards_of_a_damaged_plan_stay_whole(tmp_path, plan, old):
+    "`abandon` warns of them, and they keep the indices by which they are known as ours; a dataset stays as it is"
+    d = tmp_path/'d'
+    if old: put(d, items('a'))
+    interrupted(d, overwrite=old)
+    before = names(d)
+    (d/'.ingest/plan.json').write_text(plan)
+    with pytest.warns(UserWarning, match='these stay: shard'): ShardStore.abandon(d)
+    assert names(d)==[name for name in before if not name.startswith('.ingest')]
+    if old: assert len(ShardStore(d))==60
+
+def test_indices_of_a_damaged_plan_are_removed(tmp_path):
+    "Those of tars of others, which are in a folder of their own"
+    d = tmp_path/'d'
+    d.mkdir()
+    for k in range(3): tar(d/f'shard-{k:06}.tar', [(f'{k}-{i}.txt', f'{k} {i}'.encode()) for i in range(5)])
+    before = names(d)
+    def stop(self, *a, **kw): raise KeyboardInterrupt
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(shard_writer.ShardWriter, 'commit', stop)
+        with pytest.raises(KeyboardInterrupt): index(d)
+    (d/'.fastai_remote/.ingest/plan.json').write_text('{"n": 4')
+    ShardStore.abandon(d)
+    assert names(d)==before
+
+@pytest.mark.parametrize('error', [KeyboardInterrupt,StoreUnavailable])
+def test_a_lock_that_could_not_be_taken_excludes_nobody(tmp_path, error, monkeypatch):
+    "Also if the error came after its file was written"
+    d = tmp_path/'d'
+    original = FolderLock._is_holder
+    def fail(self):
+        monkeypatch.setattr(FolderLock, '_is_holder', original)
+        raise error('no answer')
+    monkeypatch.setattr(FolderLock, '_is_holder', fail)
+    with pytest.raises(error): put(d, items('a'))
+    assert not (d/'.ingest').exists()
+    put(d, items('a'))
+    sound(d)
 
 @pytest.mark.parametrize('delete', [False,True])
 def test_overwrite_under_readers(tmp_path, delete):
@@ -926,6 +994,60 @@ def test_indexing_goes_on(tmp_path):
     assert (rep.written,rep.resumed)==(30,15) and values(s, 'txt')==[f'{k} {i}' for k in range(6) for i in range(5)]
     assert names(d)==sorted(['.fastai_remote', '.fastai_remote/manifest.json', *(f'{k}.tar' for k in range(6)),
                              *(f'.fastai_remote/{k}.tar.fastai_remote' for k in range(6))])
+
+@pytest.mark.parametrize('k', [1,120])
+@pytest.mark.parametrize('size', ['same','other'])
+def test_a_tar_that_changes_before_an_interrupted_index_goes_on_is_noticed(tmp_path, k, size):
+    "Whichever it is; `abandon` makes the index begin anew"
+    d = tmp_path/'w'
+    d.mkdir()
+    for i in range(130): tar(d/f'{i:03}.tar', [('0.txt', b'old')])
+    written = []
+    def stop(self, *a, **kw):
+        if len(written)==125: raise KeyboardInterrupt
+        written.append(original(self, *a, **kw))
+    with pytest.MonkeyPatch.context() as m:
+        original = shard_writer.ShardWriter.done
+        m.setattr(shard_writer.ShardWriter, 'done', stop)
+        with pytest.raises(KeyboardInterrupt): index(d)
+    tar(d/f'{k:03}.tar', [('0.txt', b'new' if size=='same' else b'n'*20_000)])
+    os.utime(d/f'{k:03}.tar', (1,1))
+    message = f'{k:03}.tar has changed' if size=='same' else 'unfinished ingest from another source'
+    with pytest.raises(StoreExists, match=message): index(d)
+    ShardStore.abandon(d)
+    assert values(index(d)[0], 'txt')[k][:1]=='n'
+
+def test_an_index_that_another_call_has_extended_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+    d,original = tmp_path/'w',shard_writer.ShardWriter.take_lock
+    d.mkdir()
+    for k in range(2): tar(d/f'{k}.tar', [('0.txt', b'a')])
+    index(d)
+    tar(d/'2.tar', [('0.txt', b'a')])
+    def extend_first(self):
+        monkeypatch.setattr(shard_writer.ShardWriter, 'take_lock', original)
+        tar(d/'3.tar', [('0.txt', b'a')])
+        index(d)
+        original(self)
+    monkeypatch.setattr(shard_writer.ShardWriter, 'take_lock', extend_first)
+    with pytest.raises(StoreExists, match='another process has just changed this index; repeat the same call'): index(d)
+    assert len(ShardStore(d))==4
+
+def test_only_finished_records_are_counted(tmp_path):
+    interrupted(tmp_path/'d')
+    n = ShardStore.unfinished(tmp_path/'d')[0]['chunks']
+    (tmp_path/'d/.ingest/chunk-000090.json.123.part').write_text('{')
+    assert ShardStore.unfinished(tmp_path/'d')[0]['chunks']==n>0
+
+def test_a_timeout_beside_a_storage_is_refused(tmp_path):
+    "It has its own, as it has its own options"
+    (d:=tmp_path/'w').mkdir()
+    tar(d/'0.tar', [('0.txt', b'a')])
+    for call in (lambda: to_shards([1], Storage(tmp_path/'d'), timeout=5), lambda: index_shards(Storage(d), timeout=5),
+                 lambda: ShardStore(Storage(d), timeout=5)):
+        with pytest.raises(TypeError, match='timeout: a Storage has its own'): call()
+    with pytest.raises(TypeError, match='storage_options: a Storage has its own'):
+        index_shards(Storage(d), storage_options={'a':1})
+    assert index_shards(Storage(d, timeout=7), num_workers=1, progress=False).written==1
 
 # --- files of format 1, for ever
 

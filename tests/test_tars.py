@@ -1,9 +1,9 @@
 "Unusual tars: `tar_samples` and `index_shards` read the same samples from them"
-import bz2, gzip, lzma, shutil, subprocess, tarfile, tracemalloc
+import bz2, gzip, io, lzma, shutil, subprocess, tarfile, tracemalloc
 
 import pytest
 
-from fastai_remote import ShardStore, index_shards, tar_samples
+from fastai_remote import IngestError, ShardStore, index_shards, tar_samples, to_shards
 from fastai_remote.ingest.run import ingest
 from fastai_remote.source.tars import DamagedTar, tar_members
 from fastai_remote.write.base import MemoryWriter
@@ -256,3 +256,21 @@ def test_an_ingest_of_damaged_compressed_data_makes_nothing_visible(tmp_path):
     with pytest.raises(DamagedTar, match='a.tar.gz: damaged compressed data'):
         ingest(tar_samples(tmp_path), writer, num_workers=1, progress=False)
     assert writer.store is None
+
+@pytest.mark.parametrize('extension', ['left image.png','a:b','what?','a;b.txt','x.crc'])
+def test_an_extension_that_cannot_name_a_field(tmp_path, extension):
+    "`index_shards` leaves it out, and says so; in `tar_samples` the sample fails, unless `fn` renames the field"
+    (d:=tmp_path/'d').mkdir()
+    with tarfile.open(d/'a.tar', 'w') as tar:
+        for name in ('0.txt',f'0.{extension}'):
+            info = tarfile.TarInfo(name)
+            info.size = 4
+            tar.addfile(info, io.BytesIO(b'text'))
+    report = index_shards(d, num_workers=1, progress=False)
+    assert report.written==1 and any(repr(extension) in note and 'left out' in note for note in report.notes)
+    assert ShardStore(d).fields==['txt']
+    with pytest.raises(IngestError, match='cannot name a field'):
+        to_shards(tar_samples(d), tmp_path/'e', num_workers=1, progress=False)
+    def fn(o): return {'txt':o['txt'], 'b.txt':str(o[extension])}
+    to_shards(tar_samples(d), tmp_path/'e', fn, num_workers=1, progress=False)
+    assert ShardStore(tmp_path/'e').fields==['txt','b.txt']

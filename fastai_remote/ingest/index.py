@@ -22,7 +22,7 @@ from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import is_exact_label, parse_number
 from ..core import CorruptSample, StoreExists, StoreUnavailable, UnsupportedFormat
-from .chunk import failure_reason, plan_fields, stats_field
+from .chunk import can_name_field, failure_reason, plan_fields, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
@@ -75,9 +75,7 @@ def _with_first(first, pieces):
 _MAX_VALUE = (1<<32)-2   # bytes; an index has 32 bits for a length, and the largest number means that there is no value
 _MAX_FIELDS = 256   # fields of a dataset
 
-def _is_nameable(field):
-    "Can a field have this name? See `plan_fields`; in a store, `;` and `?` say how to read fields"
-    return bool(field) and not any(c in field for c in ':#~@ ?;\0') and not field.endswith('.crc')
+def _is_nameable(field): return can_name_field(field) and '\0' not in field
 
 def _late_field(field):
     """Returns the entry, as in a plan, of a field that the first samples do not have: its name decides
@@ -121,7 +119,7 @@ class _ShardFields:
             if spec['codec']=='labels': _labels(member.content)
         for field in unnamed:
             self.notes[f'values were left out whose extension {field[:60]!r} cannot name a field (a space, or one of '
-                       ': # ~ @ ? ; or .crc at the end)'] += 1
+                       ': # ~ @ ? ; or .crc at the end); tar_samples with fn= can rename it'] += 1
         return spans,values
 
     def _add(self, field):
@@ -167,7 +165,7 @@ def index_shard(
     source:dict, # Arguments of the `Storage` that contains the shards
     chunk:int, # Number of the chunk: each shard is one
     part, # Its name; or, if it was indexed before, its row in the table of shards, a list that begins with its name
-)->dict: # The record of the shard, as in `Writer.done`; also `fields` (as `_ShardFields.record`) and `notes`
+)->dict: # The record of the shard, as in `Writer.done`; also `fields` (as `_ShardFields.record`), `notes` and `stamp`
     """Write the index of one shard, and record the shard as a chunk
 
     Samples that cannot be indexed become failures. Raises `StoreUnavailable`, `IngestError` if there are too many
@@ -204,11 +202,10 @@ def index_shard(
         writer.counts,writer.seen = {},{}
         failures = [(name, f'damaged compressed data: {file.content.damage}. None of its samples can be trusted')]
     record = dict(ok=columns.n, bytes=nbytes, failed=len(failures), gaps=[], fields=found.record(),
-                  notes=dict(found.notes+left_out))
+                  notes=dict(found.notes+left_out), stamp=file.stamp)
     labels = {field:sorted(texts) for field,texts in writer.seen.items()}
     counts = {field:list(numbers.items()) for field,numbers in writer.counts.items()}
-    index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields,
-                                        stamp=file.stamp))
+    index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields))
     writer.storage.write(index_name(name), index)
     size = file.content.position   # of the tar, uncompressed
     writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
@@ -226,24 +223,25 @@ def _keep_shard(writer, source, k, row):
         raise CorruptSample(f'{writer.url}: {index_name(name)}: {len(content):,} bytes that do not match their '
                             'checksum; overwrite=True indexes all shards anew')
     record = ShardIndex(content, index_name(name)).record
-    failures,_,stamp = record.pop('failures'),record.pop('plan'),record.pop('stamp', None)
-    _check_unchanged(source, name, stamp, row[3])
+    failures,_ = record.pop('failures'),record.pop('plan')
+    _check_unchanged(source, name, record.get('stamp'), row[3])
     writer.seen = {field:set(texts) for field,texts in record.pop('labels').items()}
     writer.counts = {field:dict(map(tuple, numbers)) for field,numbers in record.pop('counts').items()}
     writer.shards.append(row)
     writer.done(k, record, failures)
     return record
 
-def _check_unchanged(source, name, stamp, crc):
+def _check_unchanged(source, name, stamp, crc, advice='overwrite=True indexes all shards anew'):
     """Raises `StoreExists` if the bytes of a shard do not match the checksum `crc` that they had when it was indexed
 
-    They are read only if the shard's stamp is not the one it had: a copy of a shard has another stamp, too."""
+    `advice` ends the message. The bytes are read only if the shard's stamp is not the one it had: a copy of a shard has
+    another stamp, too."""
     if source.size_and_stamp(name)[1]==stamp: return
     file = _StoredFile(source, name)
     file.content.drain()
     if file.crc!=crc:
         raise StoreExists(f'{source.url}: {name} has changed since it was indexed: its {file.size:,} bytes do not '
-                          'match their checksum; overwrite=True indexes all shards anew')
+                          f'match their checksum; {advice}')
 
 def _count(writer, fields, values, members):
     """Counts the labels of a sample in `writer.counts`, and enters those of codec `labels` into `writer.seen`
@@ -353,15 +351,14 @@ class _KnownShards:
             raise StoreExists(f'{where}: {lost} is indexed, and not among the {len(names):,} shards that are there '
                               'now; overwrite=True indexes these anew')
         known = list(self.positions)
-        for k in range(0, len(known), 1000): self._compare_sizes(source, known[k:k+1000])
+        self._compare_sizes(source, known)
         self.is_complete = len(known)==len(names) # Is no shard new?
         first = writer.storage.read(index_name(known[0]))
         self.fields = ShardIndex(first, index_name(known[0])).record['plan']
 
     def _compare_sizes(self, source, names):
         "Raises `StoreExists` if one of the shards `names` has another size than when it was indexed"
-        sizes = source.call(lambda fs: fs.sizes([source.path(name) for name in names]))
-        for name,size in zip(names, sizes):
+        for name,size in zip(names, _sizes(source, names)):
             indexed = int(self.table.size[self.positions[name]])
             if size!=indexed:
                 raise StoreExists(f'{source.url}: {name} has {size:,} bytes, and had {indexed:,} when it was indexed; '
@@ -374,6 +371,20 @@ class _KnownShards:
         kind = 0 if table.kind is None else int(table.kind[shard])
         counts = [int(column[shard]) for column in (table.n, table.size, table.crc, table.idx)]
         return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind]
+
+def _sizes(source, names, step=1000):
+    "Returns the sizes in bytes of the files `names` of the `Storage` `source`, a list"
+    pages = [[source.path(name) for name in names[k:k+step]] for k in range(0, len(names), step)]
+    return [size for page in pages for size in source.call(lambda fs: fs.sizes(page))]
+
+def _check_recorded(writer, source):
+    """Raises `StoreExists` if a shard that an interrupted run has indexed is another now
+
+    `source` is the `Storage` of the shards. Its size is a part of the signature of the ingest already."""
+    for _,record in writer.records():
+        for name,_,_,crc,*_ in record['shards']:
+            advice = f'{writer.how_to_abandon()} drops what an interrupted run has indexed'
+            _check_unchanged(source, name, record.get('stamp'), crc, advice)
 
 def _earlier_index(source, overwrite):
     """Returns the names of the files, if any, of an index that an earlier version has written beside the shards
@@ -405,7 +416,7 @@ def index_shards(
     num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     overwrite:bool=False, # Index all shards anew, and replace the manifest and indices that are there?
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
-    timeout:float=20., # Seconds over all attempts before `StoreUnavailable`
+    timeout:float=20., # Seconds over all attempts before `StoreUnavailable`; a `Storage` has its own
     # Samples that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
     max_failed:int|float=None,
     # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or what `s3_options` returns
@@ -414,10 +425,11 @@ def index_shards(
     """Index tar shards that others wrote, so that `ShardStore` can open them
 
     The shards may be compressed with gzip, xz, bzip2 or zstd. Neither they nor other files beside them are changed.
-    Members are grouped into samples by WebDataset's rules, and samples may have different fields. Where an index is
-    there already, only shards that are new are read, and added; that another has changed since is noticed by its size,
-    its ETag or its time, and is an error. Labels are integers (`cls`) or text (`cls.txt`); if one of the first hundred
-    is no integer, such as `007`, all are text. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
+    Members are grouped into samples by WebDataset's rules, and samples may have different fields. A member whose
+    extension cannot name a field is left out, and the report says so; `tar_samples` with `fn` can rename it. Where an
+    index is there already, only shards that are new are read, and added; that another has changed since is noticed by
+    its size, its ETag or its time, and is an error. Labels are integers (`cls`) or text (`cls.txt`); if one of the
+    first hundred is no integer, such as `007`, all are text. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
     `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
@@ -431,8 +443,10 @@ def index_shards(
     replaced = _earlier_index(source, overwrite) if to is None else []
     known = _KnownShards(writer, source, names, overwrite)
     def plan():
-        sizes = [source.call(lambda fs: fs.size(source.path(name))) for name in names[:100]]
+        sizes = _sizes(source, names)
         earlier = known.dataset
+        if earlier is not None and getattr(writer.committed(), 'uid', None)!=earlier.uid:   # nobody else can write now
+            raise StoreExists(f'{writer.url}: another process has just changed this index; repeat the same call')
         identity = names,sizes,splits,earlier and earlier.uid   # what was kept of an earlier index is not read anew
         signature = hashlib.sha256(repr(identity).encode()).hexdigest()
         fields = _fields_of(source, names) if earlier is None else known.fields
@@ -447,6 +461,7 @@ def index_shards(
                           'overwrite=True indexes all of them anew') from e
     job = ShardIndexJob(writer, source, names, known)
     try:
+        _check_recorded(writer, source)
         report = run_ingest(job, writer, effective_workers(num_workers), limit, progress)
         source.remove(replaced)
         return report
@@ -456,7 +471,7 @@ def _source_of(url, timeout, storage_options):
     """The `Storage` of the folder of the shards, and a list of the names in it that were given, `None` for all of them
 
     The folder is the innermost one that has all of them. Raises `ValueError` if there is none."""
-    if isinstance(url, Storage): return url,None
+    if isinstance(url, Storage): return as_storage(url, timeout, storage_options),None
     given = expand_braces(url)
     if not isinstance(given, list):
         if not str(given).lower().endswith(TAR_EXTENSIONS) or os.path.isdir(str(given)):

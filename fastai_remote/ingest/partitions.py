@@ -69,11 +69,14 @@ class PartitionWriter:
     )->IngestReport:
         """Make a dataset of the chunks that `records` name; those of attempts that died are removed
 
-        Raises what `to_redis` raises. After an `IngestError` it may be called again, with a higher `max_failed`."""
+        Attempts that are still running cannot write any more: they raise `StoreBusy`. Raises what `to_redis` raises.
+        After an `IngestError` it may be called again, with a higher `max_failed`."""
         limit = self.limit if max_failed is None else FailureLimit(max_failed)
         writer,kept = self.writer,{int(chunk) for chunk,*_ in records}
+        writer.lock.exclude_copies(writer.layout.starts)
         n_chunks = writer.claimed()
         writer.extend(n_chunks*writer.plan['chunk'], open=False)
+        self.open_writer = writer.opener()
         for chunk in range(n_chunks):
             if chunk not in kept: writer.undo(chunk)
         report = IngestReport(writer.name, writer.url)

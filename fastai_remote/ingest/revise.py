@@ -18,8 +18,9 @@ from ..codec.fields import get_codec
 from ..codec.numbers import narrow
 from ..codec.webdataset import check_members
 from ..core import StoreError, UnknownField
-from .chunk import as_vocab, Columns, convert, failure_reason, plain_label, plan_fields
-from .report import IngestError
+from .chunk import as_vocab, check_vocab, Columns, convert, failure_reason, plain_label, plan_fields
+from .driver import with_progress
+from .report import IngestError, IngestReport
 from .run import ingest
 from ..parallel import parallel_map
 from ..source.arrays import by_position
@@ -142,6 +143,7 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
     (name,raw), = source.read(np.array([0]))
     try: fields = plan_fields(convert(load, fn, raw), vocab, source.codecs)
     except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
+    check_vocab(vocab, fields)
     reviser.change.check(store, {'fields':fields})
     check_members(store.name, fields, store.manifest.fields)
     if any(spec['dtype'] is None for spec in fields.values()):
@@ -158,16 +160,18 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
         labels_of = {field:{} for field,spec in fields.items() if spec.get('staged')} # `{label: samples}`
         manifest.vocab |= {field:labels for field,labels in vocab.items() if field in fields}
         counts = {field:np.zeros(len(vocab[field]), np.int64) for field in vocab if field in fields}
-        for shard,columns in parallel_map(_encoded_shard, tasks, num_workers):
+        results,report = parallel_map(_encoded_shard, tasks, num_workers),IngestReport(store.name, reviser.url)
+        for shard,columns in with_progress(results, progress, len(starts)-1, report):
             reviser.add_columns(shard, columns, labels_of)
+            report.written += int(starts[shard+1]-starts[shard])
             for field in counts: counts[field] += np.bincount(columns[field], minlength=len(counts[field]))
         manifest.counts |= {field:numbers.tolist() for field,numbers in counts.items()}
         for field,spec in fields.items():
             manifest.fields[field] = {'codec':spec['codec'], 'dtype':spec['dtype']}
             if field not in labels_of: continue
-            vocab = manifest.vocab[field] = sorted(labels_of[field])
-            manifest.counts[field] = [labels_of[field][label] for label in vocab]
-            manifest.fields[field]['dtype'] = narrow(0, max(len(vocab)-1, 0))
+            labels = manifest.vocab[field] = sorted(labels_of[field])
+            manifest.counts[field] = [labels_of[field][label] for label in labels]
+            manifest.fields[field]['dtype'] = narrow(0, max(len(labels)-1, 0))
 
 # %% ../../nbs/ingest/07_revise.ipynb #cf359e81
 class _Columns(IndexedSource):
@@ -201,7 +205,7 @@ def add_fields(
     fields:list=None, # Fields that `fn` gets; default: all
     num_workers:int=None, # As for `to_redis`, like those below
     vocab:list|dict=None,
-    chunk:int=None,
+    chunk:int=None, # For shards, only of values that are no numbers and no labels: these are written shard by shard
     progress:bool=None
 )->Store: # The new version
     """Add fields to all samples of a dataset: predictions, embeddings, the images in another size
@@ -259,10 +263,14 @@ class _ChangedSamples(IndexedSource):
         for field,changed in self.values.items():
             codec = get_codec(self.store.manifest.fields[field]['codec'])
             for number in sorted(changed):
-                value = changed[number]
                 digest.update(stable_repr((field, number)).encode())
-                digest.update(stable_repr(value).encode() if codec.dtype is not None else bytes(codec.to_bytes(value)))
+                digest.update(_content(codec, changed[number]))
         return digest.hexdigest()
+
+def _content(codec, value):
+    "Bytes that tell `value` from others: what `codec` stores, or a text of a number, and of what cannot be stored"
+    try: return stable_repr(value).encode() if codec.dtype is not None else bytes(codec.to_bytes(value))
+    except Exception: return stable_repr(value).encode()   # writing it fails, too, and that error names the sample
 
 def edit_samples(
     store:Store, # The dataset

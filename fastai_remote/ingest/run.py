@@ -46,6 +46,11 @@ def split_ranges(
     fractions = [size for size in splits.values() if isinstance(size, float)]
     sizes = {split:round(size*n) if isinstance(size, float) else size for split,size in splits.items()}
     rest = n-sum(size for size in sizes.values() if size is not None)
+    counts = sum(size for size in splits.values() if isinstance(size, int))
+    if rest<0 and counts+sum(fractions)*n<=n+1e-6*max(n, 1):   # what rounding took too much comes from the largest
+        for split in sorted((s for s in splits if isinstance(splits[s], float)), key=sizes.get, reverse=True):
+            too_many = min(sizes[split], -rest)
+            sizes[split],rest = sizes[split]-too_many,rest+too_many
     if len(fractions)==len(splits) and abs(sum(fractions)-1)<1e-6:   # the largest split gets what rounding left
         sizes[max(sizes, key=sizes.get)] += rest
         rest = 0

@@ -70,7 +70,7 @@ class ShardStore(Store):
         # remote storage; `None`: no cache, samples are read one by one
         cache:bool|str|FileCache=True,
         cache_size:int=None, # Bytes that the cache may take; default: half of what is free
-        timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`
+        timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`; a `Storage` has its own
         uid:str=None, # Identifier of the dataset that is expected; default: any
         # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
         storage_options:dict=None,

@@ -192,11 +192,13 @@ def as_storage(
     timeout:float=20., # As in `Storage`
     storage_options:dict=None # As in `Storage`
 )->Storage:
-    "`url` if it is a `Storage`, else a new one; raises `TypeError` if a `Storage` gets options"
+    "`url` if it is a `Storage`, else a new one; raises `TypeError` if a `Storage` gets another timeout, or options"
     url,storage_options = concealed(url),concealed(storage_options)
-    if isinstance(url, Storage) and storage_options:
-        raise TypeError('storage_options: a Storage has its own; give them to Storage(…)')
-    return url if isinstance(url, Storage) else Storage(url, timeout, storage_options)
+    if not isinstance(url, Storage): return Storage(url, timeout, storage_options)
+    is_other = dict(timeout=timeout not in (20., url.timeout), storage_options=bool(storage_options))
+    given = ', '.join(option for option,other in is_other.items() if other)
+    if given: raise TypeError(f'{given}: a Storage has its own; give them to Storage(…)')
+    return url
 
 # %% ../../nbs/store/12_storage.ipynb #28044654
 _temporary_errnos = {errno.EBUSY, errno.EIO, errno.EAGAIN, errno.EPIPE, errno.ECONNREFUSED, errno.ECONNRESET,

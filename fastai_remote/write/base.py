@@ -133,10 +133,10 @@ def progress_text(
     plan:Plan, # The plan of an unfinished ingest; empty or `None` if there is none
     done:int, # Chunks that are written
 )->str:
-    "Returns how far an ingest is, for a message: ' (3 of 10 chunks done)'; '' without a plan"
+    "Returns how far an ingest is: ' (3 of 10 chunks done)', of a stream ' (3 chunks done)', without a plan ''"
     if not plan: return ''
-    at_least = 'at least ' if plan.get('open') else ''
-    return f' ({done:,} of {at_least}{chunk_count(plan):,} chunks done)'
+    of = '' if plan.get('open') else f' of {chunk_count(plan):,}'   # numbers of a stream are reserved in advance
+    return f' ({done:,}{of} chunks done)'
 
 # %% ../../nbs/write/00_base.ipynb #ff3705b2
 class Writer:

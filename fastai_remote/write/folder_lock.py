@@ -69,6 +69,17 @@ class FolderLock:
         def write():
             self.beats += 1
             self.storage.write(LOCK_FILE, seal_json({**me, 'beat':self.beats, 'time':time.time()}))
+        try:
+            self._acquire(me, watched, write, progress)
+            threading.Thread(target=self._renew, args=(write,), daemon=True).start()
+        except BaseException:   # the file may be written: while this process lives, it would exclude all others
+            self.close()
+            raise
+
+    def _acquire(self, me, watched, write, progress):
+        """Writes the lock by `write()`, unless somebody has taken it since `watched` was read; raises `StoreBusy`
+
+        `me` and `watched` are dicts as from `holder`; `watched` may be `None`. Sets `is_fenced`."""
         with self.exclusive(create=True) as is_exclusive:
             earlier = self.holder()
             if earlier not in (None, watched): raise self._busy(earlier, progress)   # it has come in the meantime
@@ -79,7 +90,6 @@ class FolderLock:
         time.sleep(.2)   # a process that came at the same time has written by now; the last one has the lock
         if not self._is_holder():
             raise StoreBusy(f'{self.url}: another process has just begun to write here; try again when it is done')
-        threading.Thread(target=self._renew, args=(write,), daemon=True).start()
 
     def _busy(self, holder, progress):
         return StoreBusy(f"{self.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing here now"

@@ -83,9 +83,11 @@ class RedisWriter(Writer):
         return int(setting.get('proto-max-bulk-len', 512<<20))
 
     def progress(self)->str:
-        plan,done = self.link.send([('GET', self.keys.plan), ('HLEN', self.keys.chunks)])
-        try: return progress_text(json.loads(plan) if plan else None, done)
-        except ValueError: return ''   # the plan is damaged
+        def read(client): return client.get(self.keys.plan),client.hlen(self.keys.chunks)
+        try:
+            plan,done = self.link.call(read, timeout=min(self.link.timeout, 2.))
+            return progress_text(json.loads(plan) if plan else None, done)
+        except (StoreError,ValueError): return ''   # the server is away, or the plan is damaged
 
     def begin(self,
         plan, # The plan, a dict, or a function that returns it, which is called while the lock is held

@@ -85,16 +85,17 @@ def rename_dataset(
 def _switch_name(link, old, new, manifest):
     """Stores `manifest`, that of writer `old`, under the name of writer `new`, and removes it under the old name
 
-    Both writers hold their locks. It is one transaction, except in a cluster. Raises `StoreBusy`, `StoreExists`."""
+    Both writers hold their locks. It is one transaction, except in a cluster. Raises `StoreBusy`, `StoreExists`,
+    `CorruptSample`."""
     renamed = replace(manifest, name=new.name).to_json()
     if old.lock.tags: return _switch_in_cluster(link, old, new, manifest, renamed)
+    generation = old.next_generation()-1   # the last one that was used under the old name
     watched = old.keys.lock,new.keys.lock,new.keys.manifest,new.keys.plan
     def attempt(pipe):
         old_token,new_token,there,plan = pipe.mget(watched)
         if _is_renamed(link, new.name, manifest, there, plan): return   # the reply was lost
         if (old_token,new_token)!=(old.lock.token,new.lock.token):
             raise StoreBusy(f'{old.name}: the lock was lost; try again')
-        generation = max(int(pipe.hget(GENERATIONS_KEY, old.name) or 0), manifest.generation)
         pipe.multi()
         pipe.set(new.keys.manifest, renamed)
         pipe.delete(old.keys.manifest)

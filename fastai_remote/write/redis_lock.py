@@ -13,7 +13,7 @@ import json, os, re, threading, uuid
 import redis
 from fastcore.basics import patch
 
-from ..core import StoreBusy
+from ..core import StoreBusy, StoreError
 from ..store.redis_link import RedisLink
 from .base import host_id, is_alive, LEASE_SECONDS, ServerRestarted
 from .redis_state import IngestKeys, lock_number, LOCKS_KEY, parse_lock, watched_transaction
@@ -44,12 +44,24 @@ class RedisLock:
         "Takes the lock, and renews its lease in a thread until `close`; sets `token` and `tags`; raises `StoreBusy`"
         self.tags,self.fences = self._choose_tags(),[]
         self.keys = IngestKeys(self.name, self.tags)
-        key,host = self.keys.lock,host_id()
-        token = {'host':host, 'pid':os.getpid(), 'id':uuid.uuid4().hex}
-        # a later holder has a greater number, see `fence`
-        if self.tags: token['number'] = self.link.call(lambda c: c.incr(LOCKS_KEY))
-        self.token = json.dumps(token).encode()
+        self.token = self._new_token()
         _held_locks.add(self.token)
+        try: self._acquire(progress)
+        except BaseException:   # if the server has the token after all, the next one who comes removes it
+            _held_locks.discard(self.token)
+            raise
+        self.stop = threading.Event()
+        threading.Thread(target=self._renew, daemon=True).start()
+
+    def _new_token(self):
+        "Returns what the lock is to hold, JSON; in a cluster it has a number, which is greater for each later holder"
+        token = {'host':host_id(), 'pid':os.getpid(), 'id':uuid.uuid4().hex}
+        if self.tags: token['number'] = self.link.call(lambda c: c.incr(LOCKS_KEY))
+        return json.dumps(token).encode()
+
+    def _acquire(self, progress):
+        "Stores the token in the lock if nobody holds it; raises `StoreBusy`"
+        key = self.keys.lock
         def acquire(client):
             is_new = client.set(key, self.token, nx=True, ex=LEASE_SECONDS)
             return is_new or client.get(key)==self.token   # a reply may have been lost
@@ -58,13 +70,9 @@ class RedisLock:
             other_token = self.link.call(lambda c: c.get(key))
             if other_token is None: continue   # just released
             holder = parse_lock(other_token)   # a damaged one is waited for, until its lease ends
-            if holder['host']!=host or _is_held(other_token, holder['pid']):
-                _held_locks.discard(self.token)
-                raise self._busy(holder, progress)
+            if holder['host']!=host_id() or _is_held(other_token, holder['pid']): raise self._busy(holder, progress)
             self.transaction_if(key, other_token, lambda p: p.delete(key))
         else: raise StoreBusy(f'{self.link.url}: the lock on {self.name!r} keeps changing hands; try again')
-        self.stop = threading.Event()
-        threading.Thread(target=self._renew, daemon=True).start()
 
     def _busy(self, holder, progress):
         return StoreBusy(f"{self.link.url}: process {holder['pid']} on {holder['host'].split()[0]} is writing "
@@ -91,10 +99,15 @@ class RedisLock:
             except Exception: pass   # the next turn tries again; writes notice a lock that is lost
 
     def close(self):
-        "Releases the lock, and removes its copies, where they are still this one's"
+        """Releases the lock, and removes its copies, where they are still this one's
+
+        Does not wait long for a server that is away, and raises no error of it, since the lease will end."""
         self.stop.set()
         _held_locks.discard(self.token)
-        for key in [*self.fences, self.keys.lock]: self.transaction_if(key, self.token, lambda p: p.delete(key))
+        def release(_):
+            for key in [*self.fences, self.keys.lock]: self.transaction_if(key, self.token, lambda p: p.delete(key))
+        try: self.link.call(release, timeout=min(self.link.timeout, 5.))
+        except StoreError: pass
 
     def server_run(self)->str:
         "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters"
@@ -105,6 +118,23 @@ class RedisLock:
         "Returns the error for a write without the lock"
         return StoreBusy(f'{self.name}: the lock was lost (this process slept, another took over, or the server forgot '
                          'it); repeat the same call to finish')
+
+    def exclude_copies(self,
+        starts # As in `fence`
+    ):
+        "Changes the token, so that nobody writes under a copy of this object any more; raises `StoreBusy`"
+        key,old,new = self.keys.lock,self.token,self._new_token()
+        _held_locks.add(new)
+        try:
+            is_changed = self.transaction_if(key, old, lambda p: p.set(key, new, ex=LEASE_SECONDS))
+            # a reply may have been lost
+            if not is_changed and self.link.call(lambda c: c.get(key))!=new: raise self.lost()
+        except BaseException:
+            _held_locks.discard(new)
+            raise
+        self.token,self.fences = new,[]
+        _held_locks.discard(old)
+        self.fence(starts)
 
 # %% ../../nbs/write/03_redis_lock.ipynb #17a0056d
 @patch

@@ -65,7 +65,10 @@ def lost_of_range(
     step:int=1<<13 # Samples that are looked for at a time
 ): # Iterator of arrays of sample numbers, ascending and not empty
     "Finds the lost samples of a whole dataset, as `lost_samples` does; memory does not grow with `n`"
+    gaps = np.asarray(gaps, np.int64)
     for start in range(0, n, step):
-        numbers = np.setdiff1d(np.arange(start, min(start+step, n)), gaps, assume_unique=True)
+        stop = min(start+step, n)
+        low,high = np.searchsorted(gaps, [start,stop])
+        numbers = np.setdiff1d(np.arange(start, stop), gaps[low:high], assume_unique=True)
         lost = lost_samples(link, layout, fields, numbers)
         if len(lost): yield lost

@@ -82,11 +82,12 @@ class ShardWriter(Writer):
         return sum(map(_member_bytes, sample.values()))
 
     def progress(self)->str:
-        return progress_text(self.plan or self.unfinished_plan(), self.count_done())
+        try: return progress_text(self.plan or self.unfinished_plan(), self.count_done())
+        except StoreError: return ''   # the storage is away, or the plan is damaged
 
     def count_done(self)->int:
         "Returns how many chunks have a record"
-        return sum(name.startswith('chunk-') for name in self.storage.names('.ingest'))
+        return sum(bool(RECORD_FILE.match(name)) for name in self.storage.names('.ingest'))
 
     def begin(self,
         plan, # The plan, a dict, or a function that returns it, which is called while the lock is held

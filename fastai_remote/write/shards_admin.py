@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from ..core import StoreError, StoreNotFound, UnsupportedFormat
 from ..store.address import concealed
-from ..store.shard_index import INDEX_FOLDER, index_name, ShardTable
+from ..store.shard_index import INDEX_FOLDER, INDEX_SUFFIX, index_name, ShardTable
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
 from .shard_files import files_of, OWN_FILE, own_files
@@ -28,12 +28,12 @@ def delete_shards(
     "Removes a dataset, or what an unfinished ingest left; raises `StoreNotFound` if there is neither, `StoreBusy`"
     url,storage_options = concealed(url),concealed(storage_options)
     writer = _writer(as_storage(url, storage_options=storage_options))
-    storage,manifest = writer.storage,writer.committed()
-    plan = None if manifest else writer.unfinished_plan()
-    if not manifest and not plan: raise StoreNotFound(f'{storage.url}: no dataset here, and no unfinished ingest')
-    prefix = manifest.prefix if manifest else plan['prefix']
+    storage = writer.storage
+    _find(writer)   # where there is nothing, no lock is written
     writer.take_lock()
     try:
+        manifest,plan = _find(writer)   # others may have written until now
+        prefix = manifest.prefix if manifest else plan['prefix']
         if manifest and prefix:   # for the next call, if this process is killed
             rest = dict(signature='', n=0, chunk=1, generation=manifest.generation, prefix=prefix)
             storage.write(PLAN_FILE, seal_json(rest))
@@ -48,6 +48,13 @@ def delete_shards(
     finally:
         writer.close()
         _remove_empty_folders(storage)
+
+def _find(writer):
+    "Returns the manifest and `None`; or `None` and the plan of an unfinished ingest; raises `StoreNotFound`"
+    manifest = writer.committed()
+    plan = None if manifest else writer.unfinished_plan()
+    if not manifest and not plan: raise StoreNotFound(f'{writer.url}: no dataset here, and no unfinished ingest')
+    return manifest,plan
 
 def _writer(storage):
     "Returns a writer for the folder of the manifest: `storage`, or our own folder among shards of others"
@@ -102,30 +109,52 @@ def abandon_shards(
     "Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`"
     url,storage_options = concealed(url),concealed(storage_options)
     writer = _writer(as_storage(url, storage_options=storage_options))
-    dataset = writer.committed()
-    try: plan = writer.unfinished_plan(dataset)
-    except StoreError: plan = _plan_of_damaged(writer.storage, dataset)
-    if not plan: raise StoreNotFound(f'{writer.url}: no unfinished ingest here')
+    _find_unfinished(writer)   # where there is nothing, no lock is written
     writer.take_lock()
-    try: writer.abandon(plan)
+    try:
+        dataset,plan = _find_unfinished(writer)   # the ingest may have been committed until now
+        if plan is None: _abandon_damaged(writer, dataset)
+        else: writer.abandon(plan)
     finally:
         writer.close()
         _remove_empty_folders(writer.storage)
 
-def _plan_of_damaged(storage, dataset):
-    """Returns what a damaged plan still tells about the files of its ingest, for `ShardWriter.abandon`
+def _find_unfinished(writer):
+    """Returns the manifest of the dataset, or `None`, and the plan of the unfinished ingest beside it
 
-    It is a dict of `generation` and `prefix`. They must fit together, and must not be those of the dataset, whose
-    manifest is `dataset` or `None`. Otherwise they are 0 and '', so that no shard is removed, and this warns of shards
-    that stay."""
+    The plan is `None` if it is damaged, and a dict of `generation` and `prefix` if no more of it is sure. Raises
+    `StoreNotFound` if there is none."""
+    dataset = writer.committed()
+    try: plan = writer.unfinished_plan(dataset)
+    except StoreError: return dataset,_plan_of_damaged(writer.storage, dataset)
+    if not plan: raise StoreNotFound(f'{writer.url}: no unfinished ingest here')
+    return dataset,plan
+
+def _plan_of_damaged(storage, dataset):
+    """Returns what a damaged plan still tells about the files of its ingest: a dict of `generation` and `prefix`
+
+    They must fit together, and must not be those of the dataset, whose manifest is `dataset` or `None`. Otherwise this
+    returns `None`."""
     text = storage.read(PLAN_FILE)
     generation,prefix = re.search(rb'"generation": (\d+)[,}]', text),re.search(rb'"prefix": "(shard\d*)"[,}]', text)
-    if generation and prefix and (not dataset or int(generation[1])>dataset.generation):
-        if prefix[1]==b'shard'+(generation[1] if generation[1]!=b'1' else b''):
-            return dict(generation=int(generation[1]), prefix=prefix[1].decode())
-    found = [(name, OWN_FILE.match(name)) for name in own_files(storage, storage.names())]
-    rest = [name for name,match in found if match and (not dataset or int(match[1] or 1)!=dataset.generation)]
+    if not generation or not prefix or (dataset and int(generation[1])<=dataset.generation): return None
+    if prefix[1]!=b'shard'+(generation[1] if generation[1]!=b'1' else b''): return None
+    return dict(generation=int(generation[1]), prefix=prefix[1].decode())
+
+def _abandon_damaged(writer, dataset):
+    """Removes the state of an ingest whose plan tells nothing any more, and index files without a shard beside them
+
+    Nobody knows which shards are its own: they stay, with their index files, and this warns of them. `dataset` is the
+    manifest of the dataset, whose files stay, or `None`."""
+    storage,keep = writer.storage,files_of(dataset) if dataset else ()
+    names,files = storage.names(),storage.files()
+    storage.remove([name for name in names if PART_FILE.match(name)])
+    ours = own_files(storage, [name for name in files if name not in keep])
+    there = set(files)
+    def is_beside_shard(name): return re.sub(r'(\.\d+)?\.fastai_remote$', '', name) in there
+    storage.remove([name for name in ours if name.endswith(INDEX_SUFFIX) and not is_beside_shard(name)])
+    rest = [name for name in own_files(storage, storage.names()) if OWN_FILE.match(name) and name not in keep]
+    writer.remove_state()
     if rest:
         warnings.warn(f'{storage.url}: the plan of the unfinished ingest is damaged, so that nobody knows which files '
                       f'are its own; these stay: {", ".join(rest[:10])}', stacklevel=3)
-    return dict(generation=0, prefix='')

@@ -189,48 +189,57 @@ def edit(self:ShardReviser,
     """Writes the indices of the shards in which samples change, and makes `manifest` that of the new version
 
     `check_edit` was called before."""
-    store,change,places = self.store,self.change,{}   # places: `{field: (overlay, numbers of the changed samples)}`
+    store,change,positions = self.store,self.change,{}   # positions: `{field: which overlay, counted from 1}`
+    changes = {field:_in_order(values) for field,values in change.values.items()}
     for field,overlay in (overlays or {}).items():
-        numbers = np.sort(np.array(list(change.values[field]), np.int64))
-        places[field] = self.add_overlay(manifest, overlay, [field]),numbers
+        positions[field] = self.add_overlay(manifest, overlay, [field])
         if field not in manifest.vocab: continue
         manifest.vocab[field] = joined_vocab(manifest.vocab[field], overlay.manifest.vocab[field])
     for field,values in change.values.items(): _add_new_labels(manifest, field, values)
-    changed = np.union1d(change.numbers, change.dropped)
-    for field,values in change.values.items(): subtract_counts(manifest, store, np.array(list(values)), [field])
+    for field,(numbers,_) in changes.items(): subtract_counts(manifest, store, numbers, [field])
     subtract_counts(manifest, store, change.dropped, store.fields)
-    with_field = dict(store.field_counts)
+    field_counts,changed = dict(store.field_counts),np.union1d(change.numbers, change.dropped)
     for shard in np.unique(store.shards.at(changed)[0]).tolist():
-        index = store.indices([shard])[shard]
-        columns,labels = {name:column.copy() for name,column in index.columns.items()},dict(index.labels)
-        first,end = store.shards.starts[shard],store.shards.starts[shard+1]
-        for field,values in change.values.items():
-            changed_here = np.array([number-first for number in values if first<=number<end], np.int64)
-            with_field[field] += int((~index.has(field, changed_here)).sum())   # those that had no value
-            if field in places:
-                overlay,numbers = places[field]
-                low,high = np.searchsorted(numbers, [first,end])
-                at = numbers[low:high]-first
-                if len(at): set_overlay(columns, field, overlay, np.arange(low, high), at, index.n)
-                continue
-            here = {number-first:value for number,value in values.items() if first<=number<end}
-            if here: self._set_values(manifest, field, columns, labels, here)
-        keep = np.ones(index.n, bool)
-        keep[change.dropped[(change.dropped>=first)&(change.dropped<end)]-first] = False
-        for field in store.fields:
-            with_field[field] -= int(index.has(field)[~keep].sum())
-            lengths = columns.get(f'{field}#')
-            if lengths is not None: manifest.nbytes -= int(index.spans(field, np.flatnonzero(~keep))[1].clip(0).sum())
-        kept = np.flatnonzero(keep)
-        self.write_index(shard, {name:column[keep] for name,column in columns.items()}, labels, index.keys(kept))
+        self._edit_shard(manifest, shard, changes, positions, field_counts)
     manifest.n -= len(change.dropped)
     manifest.splits = shrunk_splits(store.splits, change.dropped)
-    for field,n in with_field.items():
+    for field,n in field_counts.items():
         if 'n' not in manifest.fields[field]: continue
         spec = manifest.fields[field] = {**manifest.fields[field], 'n':n}
         if n==manifest.n: del spec['n']
     change.forget_stats(manifest)
     if change.drop_fields: _drop_fields(manifest, change.drop_fields)
+
+def _in_order(values):
+    "Returns the sample numbers of `{sample number: new value}`, an ascending array, and a list of the values"
+    numbers = sorted(values)
+    return np.array(numbers, np.int64),[values[number] for number in numbers]
+
+@patch
+def _edit_shard(self:ShardReviser, manifest, shard, changes, overlays, field_counts):
+    """Writes a new index of a shard, with the new values, and without the samples that are dropped
+
+    `changes` is `{field: (numbers, values)}`, as from `_in_order`, and `overlays` is `{field: which overlay has the
+    values}`. Changes `manifest.nbytes`, and `field_counts`, `{field: samples that have it}`."""
+    index = self.store.indices([shard])[shard]
+    columns,labels = {name:column.copy() for name,column in index.columns.items()},dict(index.labels)
+    first,end = self.store.shards.starts[shard:shard+2].tolist()
+    for field,(numbers,values) in changes.items():
+        low,high = np.searchsorted(numbers, [first,end]).tolist()
+        if low==high: continue
+        at = numbers[low:high]-first
+        field_counts[field] += int((~index.has(field, at)).sum())   # those that had no value
+        if field in overlays: set_overlay(columns, field, overlays[field], np.arange(low, high), at, index.n)
+        else: self._set_values(manifest, field, columns, labels, dict(zip(at.tolist(), values[low:high])))
+    low,high = np.searchsorted(self.change.dropped, [first,end])
+    keep = np.ones(index.n, bool)
+    keep[self.change.dropped[low:high]-first] = False
+    for field in self.store.fields:
+        field_counts[field] -= int(index.has(field)[~keep].sum())
+        lengths = columns.get(f'{field}#')
+        if lengths is not None: manifest.nbytes -= int(index.spans(field, np.flatnonzero(~keep))[1].clip(0).sum())
+    kept = np.flatnonzero(keep)
+    self.write_index(shard, {name:column[keep] for name,column in columns.items()}, labels, index.keys(kept))
 
 def _drop_fields(manifest, names):
     "Removes fields from `manifest`, with what it knows of their labels and images; values stay in the shards"
