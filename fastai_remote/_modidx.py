@@ -2764,6 +2764,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastai_remote/source/arrays.py'),
                                              'fastai_remote.source.arrays._file_columns': ( 'source/arrays.html#_file_columns',
                                                                                             'fastai_remote/source/arrays.py'),
+                                             'fastai_remote.source.arrays._folder_stamp': ( 'source/arrays.html#_folder_stamp',
+                                                                                            'fastai_remote/source/arrays.py'),
                                              'fastai_remote.source.arrays._h5': ( 'source/arrays.html#_h5',
                                                                                   'fastai_remote/source/arrays.py'),
                                              'fastai_remote.source.arrays._has_missing': ( 'source/arrays.html#_has_missing',
