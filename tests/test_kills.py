@@ -1,6 +1,7 @@
 "An ingest that is killed, doubled, cut off from its server, fed changed or damaged sources: whole in the end, or refused; and small whatever its size"
-import io, json, os, random, re, shutil, signal, subprocess, sys, time
+import functools, io, json, os, random, re, shutil, signal, subprocess, sys, time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -590,6 +591,44 @@ def test_fn_changed(which):
     "An fn that differs in what it holds on to is another"
     a,b = versions()[which]
     assert fn_fingerprint(a)!=fn_fingerprint(b) and fn_fingerprint(a)==fn_fingerprint(versions()[which][0])
+
+class Table:
+    "An object without a `repr` of its own"
+    def __init__(self, values): self.values = values
+    def __call__(self, o): return {'id':self.values[o['id']]}
+    def run(self, o): return self(o)
+
+@dataclass
+class Size:
+    values:object
+
+def scaled(o, by): return {'id':by}
+
+def arguments(k):
+    "Values of which a `repr` shows nothing or only a part; those for `k` 1 and 2 differ"
+    table = np.arange(10_000)
+    table[5000] = k
+    return dict(array=table, tensor=torch.tensor(table), in_a_list=[{'a':table}], function=lambda o: table, object=Table(k), nested=Table([Table(table)]), dataclass=Size(table),
+        image=Image.new('L', (4,4), k), pattern=re.compile('x'*300+str(k)), partial=functools.partial(scaled, by=table), method=Table(k).run, lookup={'a':k}.get)
+
+@pytest.mark.parametrize('which', arguments(1))
+def test_an_argument_that_changed_is_noticed_wherever_it_is(which):
+    "In a `partial`, a default, an attribute, the object of a method, a function in a closure; also far inside"
+    def made(k):
+        value = arguments(k)[which]
+        def default(o, x=value): return x
+        made_of = functools.partial(scaled, by=value)
+        methods = [Table(value).run]
+        return functools.partial(scaled, by=value), functools.partial(scaled, value), default, Table(value), Table(value).run, lambda o: made_of(o), lambda o: methods[0](o)
+    for a,b,same in zip(made(1), made(2), made(1), strict=True): assert fn_fingerprint(a)!=fn_fingerprint(b) and fn_fingerprint(a)==fn_fingerprint(same)
+
+def test_arguments_that_contain_themselves_are_identified():
+    table,values = Table(None),[]
+    table.values = table.run
+    values.append(values)
+    def default(o, x=None): return x
+    default.__defaults__ = default,
+    for fn in table, table.run, functools.partial(scaled, by=values), default: assert fn_fingerprint(fn)==fn_fingerprint(fn)
 
 def counting():
     "Functions that change what they name, in each of the ways that there are"

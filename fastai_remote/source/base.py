@@ -12,11 +12,13 @@ __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 
 # %% ../../nbs/source/00_base.ipynb #de582b50
 import dis, errno, hashlib, os, re, stat, sys
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import is_dataclass
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 
 import numpy as np
+from fastcore.foundation import L
 from PIL import Image
 
 from ..store.address import public_url
@@ -122,30 +124,52 @@ def fn_fingerprint(
     """Identifies `fn` by its name, its code, its defaults, and the data and functions that its code names
 
     These may be in its closure, or global variables of its module; functions of other modules count by their names.
-    Data are numbers, texts, paths, arrays, tensors, pandas' tables, and lists, tuples, dicts and sets of these. What
-    the code itself may change, such as a counter, is left out, and of other objects only the type counts. Defaults,
-    arguments of a `partial`, attributes of an object that is called, and the object of a method count by their
-    `repr`."""
-    return _fingerprint(fn, [])
+    Data are numbers, texts, patterns, paths, arrays, tensors, images, pandas' tables, and lists, tuples, dicts and sets
+    of these. What the code itself may change, such as a counter, is left out, and of other objects only the type
+    counts.
+
+    Defaults, arguments of a `partial`, attributes of an object that is called, and the object of a method count by
+    their values: functions by their code, and objects by their `repr`, or by their attributes if they have no `repr` of
+    their own, are dataclasses or can be called."""
+    return _fingerprint(fn, ())
 
 def _fingerprint(fn, outer):
     """`fn_fingerprint` of `fn`, empty for `None`
 
-    `outer`: the functions that are being identified, a list; what they name is not looked at again."""
+    `outer`: the functions, objects and containers that are being identified, a tuple; what they name or contain is not
+    looked at again."""
     if fn is None: return ''
-    if isinstance(fn, partial): return f'{_fingerprint(fn.func, outer)} {stable_repr((fn.args, fn.keywords))}'
-    if isinstance(fn, MethodType): return f'{_fingerprint(fn.__func__, outer)} {stable_repr(fn.__self__)}'
+    if isinstance(fn, partial): return f'{_fingerprint(fn.func, outer)} {_value_text((fn.args, fn.keywords), outer)}'
+    if isinstance(fn, MethodType): return f'{_fingerprint(fn.__func__, outer)} {_value_text(fn.__self__, outer)}'
+    if isinstance(fn, BuiltinMethodType): return f'{fn.__qualname__} {_value_text(fn.__self__, outer)}'
     if not hasattr(fn, '__code__'): return _object_fingerprint(fn, outer)
-    defaults = stable_repr((fn.__defaults__, fn.__kwdefaults__))
+    defaults = _value_text((fn.__defaults__, fn.__kwdefaults__), (*outer, fn))
     code = hashlib.sha256(_code_text(fn.__code__).encode()).hexdigest()
     return f'{fn.__qualname__} {_held_values(fn, outer)} {defaults} {code}'
 
 def _object_fingerprint(fn, outer):
     "Text that identifies an object that can be called, by its attributes and the code of all methods of its classes"
     methods = [f for cls in type(fn).__mro__ for _,f in sorted(vars(cls).items()) if hasattr(f, '__code__')]
-    code = [(_code_text(f.__code__), _held_values(f, outer)) for f in methods]
-    held = stable_repr(getattr(fn, '__dict__', fn))
-    return f'{type(fn).__qualname__} {held} {hashlib.sha256(repr(code).encode()).hexdigest()}'
+    code = [(_code_text(f.__code__), _held_values(f, (*outer, fn))) for f in methods]
+    return f'{_attributes_text(fn, outer)} {hashlib.sha256(repr(code).encode()).hexdigest()}'
+
+def _attributes_text(o, outer):
+    "Identifies an object by its type and its attributes, by its `repr` if it has none"
+    slots = [name for cls in type(o).__mro__ for name in L(vars(cls).get('__slots__')) if hasattr(o, name)]
+    attributes = {**{name:getattr(o, name) for name in slots}, **getattr(o, '__dict__', {})}
+    return f'{type(o).__qualname__} {_value_text(attributes, (*outer, o)) if attributes else stable_repr(o)}'
+
+def _value_text(o, outer):
+    "Identifies an argument, a default or an attribute: data by its values, functions by their code, and objects"
+    return _data_text(o, outer, _object_text)
+
+def _object_text(o, outer):
+    "Identifies an object that is no data by what `fn_fingerprint` says of arguments; `outer` as in `_fingerprint`"
+    if callable(o): return _fingerprint(o, outer)
+    has_repr = type(o).__repr__ is not object.__repr__ and not is_dataclass(o)
+    return f'{type(o).__qualname__} {stable_repr(o)}' if has_repr else _attributes_text(o, outer)
+
+def _type_text(o, outer): return f'{type(o).__module__}.{type(o).__qualname__}'
 
 def _held_values(fn, outer):
     "Identifies what the code of function `fn` names: `{name: text}`, as text; empty if `fn` is one of `outer`"
@@ -156,14 +180,18 @@ def _held_values(fn, outer):
         except ValueError: pass   # the name has no value yet
     used,changed = _names_in(fn.__code__)
     names |= {name:fn.__globals__[name] for name in used if name in fn.__globals__ and name not in names}
-    def text(o):
-        if not isinstance(o, FunctionType): return _data_text(o)
-        return _fingerprint(o, [*outer, fn]) if o.__module__==fn.__module__ else f'{o.__module__}.{o.__qualname__}'
-    return str({name:text(o) for name,o in sorted(names.items()) if name not in changed})
+    def text(o, inside):
+        "Functions of this module and what is made of functions count by their code, other objects by their types"
+        if isinstance(o, FunctionType) and o.__module__!=fn.__module__: return f'{o.__module__}.{o.__qualname__}'
+        is_function = isinstance(o, (FunctionType,partial,MethodType))
+        return _fingerprint(o, inside) if is_function else _type_text(o, inside)
+    inside = (*outer, fn)
+    return str({name:_data_text(o, inside, text) for name,o in sorted(names.items()) if name not in changed})
 
 _changing_methods = set('add append clear discard extend fill insert intersection_update pop popitem remove reverse '
                         'setdefault sort symmetric_difference_update update difference_update __setitem__'.split())
 
+@lru_cache(1024)
 def _names_in(code):
     "Returns `(used, changed)`, sets: the global names in `code` and inner functions, and names of what they may change"
     used,changed,lines = set(),set(),{}
@@ -193,32 +221,36 @@ def _changed_in_line(steps):
         changed |= {before[0][1]} if before and all(map(_is_load, before)) else loaded
     return changed
 
-def _data_text(o, outer=()):
-    """Text that identifies data by its values, modules and classes by their names, and other objects by their types
+def _data_text(o, outer, other):
+    """Text that identifies data by its values, modules and classes by their names
 
-    `outer`: the containers that `o` is in; one that contains itself is `...` there."""
-    if isinstance(o, (int,float,str,bytes,type(None),PurePath,np.generic)): return stable_repr(o)
+    `outer`: the containers and functions that `o` is in; one that contains itself is `...` there. `other(o, outer)`
+    returns the text for other objects."""
+    if isinstance(o, (int,float,complex,str,bytes,bytearray,range,slice,type(None),PurePath,np.generic)):
+        return stable_repr(o)
     if any(o is x for x in outer): return '...'
     inside = (*outer, o)
+    def text(x): return _data_text(x, inside, other)
     if isinstance(o, (list,tuple)):
         texts = hashlib.sha256()
-        for x in o: texts.update(f'{_data_text(x, inside)},'.encode())
+        for x in o: texts.update(f'{text(x)},'.encode())
         return f'{type(o).__qualname__} {len(o)} {texts.hexdigest()}'
     if isinstance(o, (dict,set,frozenset)):   # the order does not matter: that of a set differs from run to run
         items = o.items() if isinstance(o, dict) else o
-        hashes = (hashlib.sha256(_data_text(x, inside).encode()).digest() for x in items)
+        hashes = (hashlib.sha256(text(x).encode()).digest() for x in items)
         return f'{type(o).__qualname__} {len(o)} {sum(int.from_bytes(x[:16], "big") for x in hashes)}'
     if isinstance(o, ModuleType): return o.__name__
     if isinstance(o, type): return f'{o.__module__}.{o.__qualname__}'
+    if isinstance(o, re.Pattern): return text((o.pattern, o.flags))
+    if isinstance(o, Image.Image): return text((o.mode, o.size, o.getpalette(), o.tobytes()))
     torch = sys.modules.get('torch')   # a tensor exists only where torch is imported
     if torch and isinstance(o, torch.Tensor): o = o.detach().cpu().numpy()
     if type(o).__module__.partition('.')[0]=='pandas' and hasattr(o, 'to_numpy'):
-        return _data_text((o.to_numpy(), *(getattr(o, axis).to_numpy() for axis in ('index','columns')
-                                           if hasattr(o, axis))), inside)
+        return text((o.to_numpy(), *(getattr(o, axis).to_numpy() for axis in ('index','columns') if hasattr(o, axis))))
     if isinstance(o, np.ndarray):
-        if o.dtype.hasobject: return _data_text(o.tolist(), inside)
+        if o.dtype.hasobject: return text(o.tolist())
         return f'{o.dtype} {o.shape} {hashlib.sha256(np.ascontiguousarray(o).data).hexdigest()}'
-    return f'{type(o).__module__}.{type(o).__qualname__}'
+    return other(o, outer)
 
 def _code_text(code):
     "Byte code, names and constants of a code object as text, also of those in it; constants that are sets are sorted"
