@@ -609,7 +609,8 @@ def arguments(k):
     table = np.arange(10_000)
     table[5000] = k
     return dict(array=table, tensor=torch.tensor(table), in_a_list=[{'a':table}], function=lambda o: table, object=Table(k), nested=Table([Table(table)]), dataclass=Size(table),
-        image=Image.new('L', (4,4), k), pattern=re.compile('x'*300+str(k)), partial=functools.partial(scaled, by=table), method=Table(k).run, lookup={'a':k}.get)
+        image=Image.new('L', (4,4), k), times=np.array([k], 'M8[ns]'), half=torch.tensor([float(k)], dtype=torch.bfloat16), sparse=torch.tensor([0,k]).to_sparse(),
+        pattern=re.compile('x'*300+str(k)), partial=functools.partial(scaled, by=table), method=Table(k).run, lookup={'a':k}.get)
 
 @pytest.mark.parametrize('which', arguments(1))
 def test_an_argument_that_changed_is_noticed_wherever_it_is(which):
@@ -661,6 +662,23 @@ def test_an_fn_may_name_anything(tmp_path):
     before = fn_fingerprint(other)
     kinds.add(str)
     assert fn_fingerprint(other)!=before
+
+class Text:
+    "A raw sample that remembers what was made of it, and has no `repr` of its own"
+    def __init__(self, n): self.n,self.made = n,None
+
+def test_a_stream_whose_fn_changes_what_it_is_given_is_resumed(fresh):
+    "The parts are recognised by what they were before `fn` got them, and are told apart"
+    left = [50]
+    def fn(o):
+        left[0] -= 1
+        if not left[0]: raise KeyboardInterrupt
+        o.made = {'id':o.n}
+        return o.made
+    def write(first=0): return put(fresh, map(Text, range(first, 100)), fn)
+    with pytest.raises(KeyboardInterrupt): write()
+    with pytest.raises(StoreExists): write(1)
+    assert write().resumed==48
 
 def test_known_other_chunk(fresh):
     "Another size of chunks is no other ingest: the one begun with stays"

@@ -1,5 +1,5 @@
 "Tables as the world has them: pandas, polars, Arrow, Parquet and CSV; what they mean is kept, or an error says what to do"
-import io, pickle, re, tracemalloc
+import gzip, io, lzma, os, pickle, re, subprocess, sys, tracemalloc
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 
@@ -242,6 +242,22 @@ def test_a_table_that_changed_is_not_resumed(tmp_path, kind):
     other = table_samples(every_kind({**data, 'id':[*range(299),7]}, tmp_path/'x')[kind])
     assert repr(first)!=repr(other.fingerprint())
 
+_objects = '''
+import numpy as np, pandas as pd
+from PIL import Image
+from fastai_remote import table_samples
+class Anything: pass
+images = [Image.new('L', (3,3), i) for i in range(4)]
+for column in images, [np.arange(9000)+i for i in range(4)], [Anything() for _ in range(4)], [{'a','b','c'} for _ in range(4)]:
+    print(table_samples(pd.DataFrame({'x':column, 'n':range(4)})).fingerprint())
+'''
+
+def test_objects_in_a_table_are_the_same_in_another_process():
+    "No memory address and no order of a set gets into what an ingest is known by; of arrays all values count"
+    found = [subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, env={**os.environ, 'PYTHONHASHSEED':seed}).stdout
+             for code,seed in ((_objects,'1'), (_objects,'2'), (_objects.replace('(9000)+i', '(9000)*(i+1)'),'1'))]
+    assert found[0]==found[1] and [a==b for a,b in zip(found[0].split('\n'), found[2].split('\n'))]==[True,False,True,True,True]
+
 def test_interrupted_and_repeated(server, tmp_path):
     "After an interruption the same call goes on; with another order of fields it does not"
     pq.write_table(pa.table({'id':range(400), 'cls':['a','b']*200}), tmp_path/'a.parquet', row_group_size=50)
@@ -320,6 +336,16 @@ def test_csv_numbers_and_options(put, tmp_path):
     (tmp_path/'a.csv').write_text('id;age.f4;txt\n7;1.5;x\n8;2;y\n9;old;z\n')
     store,report = put(csv_samples(tmp_path/'a.csv', delimiter=';'))
     assert rows(store)==[{'id':7,'age.f4':1.5,'txt':'x'},{'id':8,'age.f4':2.,'txt':'y'}] and report.failures==[('a.csv:4',"ValueError: column 'age.f4': 'old' is no number")]
+
+@pytest.mark.parametrize('name,delimiter', [('a.TSV','\t'), ('a.tsv.GZ','\t'), ('a.Tsv.xz','\t'), ('a.tsv.old.csv',','), ('a.tsv.csv.gz',','), ('a.tsv.txt',','), ('a.CSV',',')])
+def test_the_end_of_the_name_decides_what_separates_columns(tmp_path, name, delimiter):
+    "In capitals, too, also in a file that has a header only; `.tsv` within the name means nothing"
+    opener = {'.gz':gzip.open, '.xz':lzma.open}.get((tmp_path/name).suffix.lower(), open)
+    for lines in [['a','b']], [['a','b'],['1','x'],['2','y']]:
+        with opener(tmp_path/name, 'wt') as f: f.write(''.join(delimiter.join(line)+'\n' for line in lines))
+        source = csv_samples(tmp_path/name)
+        assert [row for part in source.stream(9) for _,row in part]==[dict(zip('ab', line)) for line in lines[1:]]
+        assert [column.name for column in source.plan.columns]==['a','b']
 
 def test_what_fn_replaces_is_not_advised_on(put):
     "With `fn`, columns need not be fields; the report has no remarks on them"

@@ -31,6 +31,7 @@ class _Lines:
         headers:list, # For each, the columns of its CSV file; `None` for JSON
     ): self.lines,self.headers,self.samples = lines,headers,None
     def __reduce__(self): return _Lines,(self.lines, self.headers)
+    def __repr__(self): return f'_Lines({self.lines!r})'   # which identifies them after an interruption
 
 def _grouped(rows, size=256):
     "Yields `(name, raw)` for each `(name, header, line)`; `raw` consists of the line's `_Lines` and its place in them"

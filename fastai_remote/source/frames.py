@@ -102,20 +102,26 @@ class _PandasTable(Table):
 
     @cached_property
     def _digest(self):
-        "A hash of all rows, as text; `None` if there are lists or dicts, which have no hash"
+        "A hash of all rows, as text; `None` if there are objects that are not plain data, such as lists and images"
+        from pandas.api.types import infer_dtype
         from pandas.util import hash_pandas_object
+        kinds = {infer_dtype(self.table[name]) for name,dtype in self.table.dtypes.items() if dtype==object}
+        if kinds-_PLAIN_KINDS: return None
         hashed,part = hashlib.sha256(),1<<18
-        try:
-            for k in range(0, len(self), part):
-                hashed.update(hash_pandas_object(self.table.iloc[k:k+part], index=False).to_numpy().tobytes())
-        except TypeError: return None
+        for k in range(0, len(self), part):
+            hashed.update(hash_pandas_object(self.table.iloc[k:k+part], index=False).to_numpy().tobytes())
         return hashed.hexdigest()
 
     @property
     def is_identified(self): return self._digest is not None
     def _stamp(self):
         if self.is_identified: return self._digest
-        return hashlib.sha256(str(self.table.iloc[[0,-1]].to_dict('records')).encode()).hexdigest()
+        some = np.unique(np.linspace(0, len(self)-1, 100).round()).astype(int)
+        return hashlib.sha256(stable_repr(self._rows(some, None)).encode()).hexdigest()
+
+# Of columns of objects, as pandas calls them; of others it would hash the `repr`, with memory addresses
+_PLAIN_KINDS = {'string','bytes','floating','integer','mixed-integer-float','decimal','boolean','date','datetime',
+                'datetime64','time','timedelta','timedelta64','empty'}
 
 def _pandas_type(dtype):
     "The `ColumnType` of a column of pandas, by its dtype"
