@@ -3562,6 +3562,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastai_remote/source/frames.py'),
                                              'fastai_remote.source.frames._polars_type': ( 'source/frames.html#_polars_type',
                                                                                            'fastai_remote/source/frames.py'),
+                                             'fastai_remote.source.frames._splits_of_rows': ( 'source/frames.html#_splits_of_rows',
+                                                                                              'fastai_remote/source/frames.py'),
                                              'fastai_remote.source.frames.arrow_rows': ( 'source/frames.html#arrow_rows',
                                                                                          'fastai_remote/source/frames.py'),
                                              'fastai_remote.source.frames.arrow_type': ( 'source/frames.html#arrow_type',

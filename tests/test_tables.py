@@ -232,6 +232,41 @@ def test_parquet_splits_without_reading_all(tmp_path):
     assert sorted(found.values())==list(range(n)) and list(source.splits)==['train','valid','test']
     for name,(start,stop) in source.splits.items(): assert [found[i] for i in range(start, stop)]==[i for i in range(n) if ['train','valid','test'][i*7%11%3]==name]
 
+def test_splits_of_large_row_groups_do_not_make_reading_slow(tmp_path):
+    "A worker looks once for the rows of a split, whatever the size of the row group, and makes no object of each"
+    n = 300_000
+    table = pa.table({'id':range(n), 'part':pa.array(['train','valid',None,'test']).take(pa.array(np.arange(n)%4//2*3))})
+    pq.write_table(table, tmp_path/'a.parquet', row_group_size=n)
+    source = table_samples(tmp_path/'a.parquet', fields={'id':'id'}, valid_col='part')
+    tracemalloc.start()
+    part = source.read(np.arange(0, n, 30))
+    ids = [row['id'] for _,row in part]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert source.splits=={'train':[0,n//2],'test':[n//2,n]} and ids[:3]==[0,60,120] and peak<20_000_000
+    calls = []
+    part._of_split = lambda *a, f=part._of_split: calls.append(a) or f(*a)
+    assert len(list(part))==n//30 and len(calls)==2
+
+@pytest.mark.parametrize('kind', ['pandas','polars','arrow'])
+def test_splits_of_a_table_in_memory_are_found_in_flat_memory(kind):
+    "No list of the values of the whole split column"
+    n = 399_999
+    make = dict(pandas=pd.DataFrame, polars=pl.DataFrame, arrow=pa.table)[kind]
+    source = table_samples(make({'part':np.array(['b','train','valid'])[np.arange(n)%3].tolist()}), valid_col='part')
+    source.plan
+    tracemalloc.start()
+    assert source.splits=={'train':[0,n//3],'valid':[n//3,n//3*2],'b':[n//3*2,n]}
+    assert tracemalloc.get_traced_memory()[1]<12_000_000
+    tracemalloc.stop()
+    assert list(source.splits)==['train','valid','b'] and [source._order[source.splits[s][0]] for s in source.splits]==[1,2,0]
+
+def test_a_row_without_a_split_names_file_and_row(tmp_path):
+    for k,part in enumerate((['train']*9, ['train']*8+[None])): pq.write_table(pa.table({'id':range(9), 'part':part}), tmp_path/f'{k}.parquet', row_group_size=5)
+    with pytest.raises(ValueError, match="1.parquet: row 8: column 'part': nothing there"): table_samples(tmp_path, valid_col='part').splits
+    pq.write_table(pa.table({'id':[1], 'part':[[1]]}), tmp_path/'0.parquet')
+    with pytest.raises(ValueError, match=r"0.parquet: column 'part' has the type list<.*, which cannot name splits"): table_samples(tmp_path/'0.parquet', valid_col='part').splits
+
 @pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet'])
 def test_a_table_that_changed_is_not_resumed(tmp_path, kind):
     "The fingerprint of a table is the same in each process, and another one if a value changes"

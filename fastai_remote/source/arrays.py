@@ -227,7 +227,7 @@ class _ArrayTable(Table):
     def __len__(self): return self.n
     def _types(self): return {name:_array_type(c, self.n) for name,c in self.columns.items()}
     def _rows(self, numbers, names): return array_rows(self.columns, self.types, np.asarray(numbers), names)
-    def _values(self, name): return self.columns[name].rows(np.arange(self.n))
+    def _values(self, name, start, stop): return self.columns[name].rows(np.arange(start, stop))
 
     def read(self, numbers):
         if self._order is not None: numbers = self._order[numbers]

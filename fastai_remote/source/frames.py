@@ -10,7 +10,8 @@ __all__ = ['Table', 'polars_rows', 'short_time', 'arrow_rows', 'arrow_types', 'a
 
 # %% ../../nbs/source/05_frames.ipynb #94879cbc
 import hashlib, json, os, re
-from functools import cached_property, partial
+from collections import Counter
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class Table(_Planned, IndexedSource):
 
     def _types(self)->dict: raise NotImplementedError   # `{name of a column: ColumnType}`
     def _rows(self, numbers, names)->list: raise NotImplementedError   # rows as dicts; `names`: `None` for all columns
-    def _values(self, name)->list: raise NotImplementedError   # of a column
+    def _values(self, name, start, stop)->list: raise NotImplementedError   # of a column, of rows `start` to `stop`
     def _stamp(self): raise NotImplementedError   # whose `repr` identifies the data
     def __len__(self): return len(self.table)
 
@@ -61,10 +62,12 @@ class Table(_Planned, IndexedSource):
     @cached_property
     def _split_codes(self):
         "Returns `(names, codes)`: names of the splits; for each row the position of its split in them, `uint8`, (n,)"
-        splits = SplitNames(self.plan.split)
-        found = [splits(value, f'row {i}') for i,value in enumerate(self._values(splits.column))]
-        code_of = {name:k for k,name in enumerate(splits.names)}
-        return splits.names,np.array([code_of[name] for name in found], np.uint8)
+        splits,seen,codes,part = SplitNames(self.plan.split),{},np.zeros(len(self), np.uint8),1<<16
+        for start in range(0, len(self), part):   # so that there is never a Python object for each row
+            values = enumerate(self._values(splits.column, start, min(start+part, len(self))), start)
+            found = [seen.setdefault(splits(value, f'row {i}'), len(seen)) for i,value in values]
+            codes[start:start+part] = found
+        return splits.names,np.array([splits.names.index(name) for name in seen], np.uint8)[codes]
 
     @cached_property
     def _order(self):
@@ -98,7 +101,7 @@ class _PandasTable(Table):
     def _rows(self, numbers, names):
         table = self.table if names is None else self.table[names]
         return table.iloc[numbers].to_dict('records')
-    def _values(self, name): return self.table[name].tolist()
+    def _values(self, name, start, stop): return self.table[name].iloc[start:stop].tolist()
 
     @cached_property
     def _digest(self):
@@ -144,7 +147,7 @@ class _PolarsTable(Table):
     def _rows(self, numbers, names):
         table = self.table[numbers] if names is None else self.table.select(names)[numbers]
         return polars_rows(table)
-    def _values(self, name): return self.table[name].to_list()
+    def _values(self, name, start, stop): return self.table[name][start:stop].to_list()
     @cached_property
     def _digest(self):
         "A hash of all rows, as text; `None` if polars has no hash of their types, such as objects"
@@ -210,7 +213,7 @@ class _ArrowTable(Table):
         return arrow_types(self.table.schema, dictionaries)
     def _rows(self, numbers, names):
         return arrow_rows(self.table if names is None else self.table.select(names), numbers)
-    def _values(self, name): return self.table[name].to_pylist()
+    def _values(self, name, start, stop): return self.table[name].slice(start, stop-start).to_pylist()
     is_identified = False   # by some of its rows
     def _stamp(self):
         n = len(self)
@@ -344,25 +347,43 @@ class _GroupRows:
     def __len__(self): return len(self.which)
 
     def __iter__(self):
-        for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256])
+        of_split = lru_cache(16)(self._of_split)
+        for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256], of_split)
 
-    def _rows(self, which, ranks):
-        "List of `(name, row)` for these elements of `which` and `ranks`"
+    def _rows(self, which, ranks, of_split):
+        "List of `(name, row)` for these elements of `which` and `ranks`; `of_split` is `_of_split`, with a cache"
         rows = [None]*len(which)
         for k in np.unique(which).tolist():
             group,split = self.groups[k]
             mine = np.flatnonzero(which==k)
-            numbers = ranks[mine] if split is None else self._of_split(group, split)[ranks[mine]]
+            numbers = ranks[mine] if split is None else of_split(group, split)[ranks[mine]]
             name = os.path.basename(group.path)
             for i,number,row in zip(mine.tolist(), numbers.tolist(), arrow_rows(group.read(), numbers)):
                 rows[i] = f'{name}: row {group.first+number}',row
         return rows
 
     def _of_split(self, group, split):
-        "The numbers, within `_RowGroup` `group`, of the rows of `split`: an array"
+        "The numbers, within `_RowGroup` `group`, of the rows of `split`: an array, `int32`"
         column = _RowGroup(*group.source[:5], group.first, group.source[5], [self.split]).read().column(0)
-        names = SplitNames(self.split)
-        return np.flatnonzero([names(value, group.path)==split for value in column.to_pylist()])
+        names,codes = _splits_of_rows(column, SplitNames(self.split), group)
+        wanted = np.array([name==split for name in names], bool)
+        return np.flatnonzero(wanted[codes]).astype(np.int32)
+
+def _splits_of_rows(column, splits, group):
+    """Returns `(names, codes)`: names of splits, which may repeat, and for each row the position of its split in them
+
+    `column` is of Arrow, and is the split column of `_RowGroup` `group`; `splits` is `SplitNames`. Only values that
+    differ become Python objects. Raises `ValueError`."""
+    import pyarrow as pa
+    if pa.types.is_dictionary(column.type): column = column.cast(column.type.value_type)
+    try: encoded = column.dictionary_encode('encode').unify_dictionaries().combine_chunks()
+    except pa.ArrowNotImplementedError:
+        raise ValueError(f'{group.path}: column {splits.column!r} has the type {column.type}, which cannot name '
+                         'splits') from None
+    codes,file = encoded.indices.to_numpy(),os.path.basename(group.path)
+    names = [splits(value.as_py(), f'{file}: row {group.first+int((codes==k).argmax())}')
+             for k,value in enumerate(encoded.dictionary)]
+    return names,codes
 
 def _common_schema(dataset, fragments):
     "The schema of Arrow that all files, `fragments`, fit; raises `ValueError` if there is none"
@@ -420,10 +441,12 @@ class _ParquetTable(Table):
         Without a split column, the only name is `None`."""
         if self.options.valid_col is None: return [None],self.sizes[:,None]
         splits,counts = SplitNames(self.plan.split),[]
-        for group,table in enumerate(self._columns([splits.column])):
-            names = [splits(value, f'row {i}') for i,value in enumerate(table.column(0).to_pylist())]
-            counts.append({name:names.count(name) for name in set(names)})
-        return splits.names,np.array([[o.get(name, 0) for name in splits.names] for o in counts], np.int64)
+        for k in range(len(self.sizes)):
+            group = self._group(k, [splits.column])
+            names,codes = _splits_of_rows(group.read().column(0), splits, group)
+            counts.append(Counter())
+            for name,n in zip(names, np.bincount(codes, minlength=len(names)).tolist()): counts[-1][name] += n
+        return splits.names,np.array([[o[name] for name in splits.names] for o in counts], np.int64)
 
     @cached_property
     def splits(self):
