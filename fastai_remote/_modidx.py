@@ -3290,6 +3290,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastai_remote/source/drawings.py'),
                                                'fastai_remote.source.drawings._first_of_each': ( 'source/drawings.html#_first_of_each',
                                                                                                  'fastai_remote/source/drawings.py'),
+                                               'fastai_remote.source.drawings._flatten_digits': ( 'source/drawings.html#_flatten_digits',
+                                                                                                  'fastai_remote/source/drawings.py'),
                                                'fastai_remote.source.drawings._flatten_text': ( 'source/drawings.html#_flatten_text',
                                                                                                 'fastai_remote/source/drawings.py'),
                                                'fastai_remote.source.drawings._grouped': ( 'source/drawings.html#_grouped',
