@@ -453,7 +453,7 @@ def _file_columns(path):
     name = path.name.lower()
     if name.endswith('.npy'): return _npy(path)
     if name.endswith('.npz'): return _npz(path)
-    library = 'zarr' if name.endswith('.zarr') else 'h5py'
+    library = 'zarr' if name.endswith('.zarr') or path.is_dir() else 'h5py'
     try: module = __import__(library)
     except ImportError as e: raise ImportError(f'{path}: {library} reads such files: pip install {library}') from e
     if library=='zarr': return _zarr(module.open(str(path), mode='r'))
