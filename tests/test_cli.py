@@ -556,7 +556,7 @@ def test_doctor_looks_at_each_server_of_a_cluster(monkeypatch, cli):
         monkeypatch.setenv('FASTAI_REMOTE_PASSWORD', cluster.password)
         code,out,_ = cli('doctor', bare(cluster.servers[0]), 'pets')
         assert code==3 and '(a cluster)' in out and out.count('this user may write pets')==1
-        assert re.findall('(?m)^!.*', out)==[f'! maxmemory-policy of {cluster.servers[1].port}: allkeys-lru: a full server '
+        assert re.findall('(?m)^!.*', out)==[f'! maxmemory-policy of 127.0.0.1:{cluster.servers[1].port}: allkeys-lru: a full server '
                                             'drops samples. Set it to noeviction']
 
 def test_doctor_of_a_folder(tmp_path, images, cli):

@@ -29,7 +29,7 @@ def _field_of(value):
     Arrays and tensors are recognised by their `shape`, and scalars of NumPy and PyTorch by `item`, so that their
     libraries need not be imported."""
     if isinstance(value, Image.Image): return 'mask.png' if type(value).__name__=='PILMask' else 'png'
-    if isinstance(value, (bytes,bytearray)): return 'bin'
+    if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
     if isinstance(value, str): return 'cls'
     if isinstance(value, (list,tuple)) and all(isinstance(x, str) for x in value): return 'labels'
     if hasattr(value, 'shape') and value.shape!=(): return 'npy'
