@@ -229,15 +229,21 @@ def arrow_rows(table, numbers)->list:
     Python has no nanoseconds. Raises `TypeError` for those in lists and structs."""
     import pyarrow as pa
     if isinstance(table, pa.RecordBatch): table = pa.Table.from_batches([table])
-    table = table.take(pa.array(numbers, pa.int64()))
-    for k,field in enumerate(table.schema):
-        is_time = pa.types.is_time64(field.type)
-        if not is_time and 'time64[ns]' in str(field.type): raise TypeError(_inner_nanoseconds(field.name, field.type))
-        if not (is_time or pa.types.is_timestamp(field.type)) or field.type.unit!='ns': continue
-        texts = table.column(k).cast(pa.string()).to_pylist()
-        texts = [text and (short_time(text) if is_time else text.replace(' ', 'T', 1)) for text in texts]
-        table = table.set_column(k, field.name, pa.array(texts, pa.string()))
-    return table.to_pylist()
+    if not table.num_columns: return [{} for _ in numbers]
+    values = [_arrow_values(field, column, np.asarray(numbers)) for field,column in zip(table.schema, table.columns)]
+    return [dict(zip(table.column_names, row)) for row in zip(*values)]
+
+def _arrow_values(field, column, numbers):
+    "List of the values of a column of Arrow in the rows `numbers`; raises `TypeError` as `arrow_rows` does"
+    import pyarrow as pa
+    is_time = pa.types.is_time64(field.type)
+    if not is_time and 'time64[ns]' in str(field.type): raise TypeError(_inner_nanoseconds(field.name, field.type))
+    try: column = column.take(pa.array(numbers, pa.int64()))
+    except pa.ArrowNotImplementedError:   # of views, and of what is encoded by runs
+        return [column[i].as_py() for i in numbers.tolist()]
+    if not (is_time or pa.types.is_timestamp(field.type)) or field.type.unit!='ns': return column.to_pylist()
+    texts = column.cast(pa.string()).to_pylist()
+    return [text and (short_time(text) if is_time else text.replace(' ', 'T', 1)) for text in texts]
 
 def arrow_types(
     schema, # Of Arrow
@@ -286,7 +292,11 @@ def arrow_type(t)->ColumnType:
     import pyarrow as pa
     is_ = pa.types
     if isinstance(t, pa.FixedShapeTensorType): return ColumnType('array', str(t.value_type), tuple(t.shape))
-    if isinstance(t, pa.BaseExtensionType): return arrow_type(t.storage_type)
+    if isinstance(t, pa.BaseExtensionType):
+        return ColumnType('text') if t.extension_name=='arrow.uuid' else arrow_type(t.storage_type)
+    if is_.is_run_end_encoded(t):
+        kind = arrow_type(t.value_type)
+        return ColumnType('text') if kind.is_label else kind   # its labels are in no list
     if is_.is_dictionary(t):
         if _is_text(t.value_type) or is_.is_integer(t.value_type): return ColumnType('text', is_label=True)
         return ColumnType('object')
@@ -303,7 +313,8 @@ def arrow_type(t)->ColumnType:
         inner = arrow_type(t.value_type)
         if inner.kind=='number': return ColumnType('array', inner.dtype, (t.list_size,))
         if inner.kind=='array': return ColumnType('array', inner.dtype, (t.list_size, *inner.shape))
-    if is_.is_list(t) or is_.is_large_list(t): return ColumnType('labels' if _is_text(t.value_type) else 'list')
+    if is_.is_list(t) or is_.is_large_list(t) or is_.is_list_view(t) or is_.is_large_list_view(t):
+        return ColumnType('labels' if _is_text(t.value_type) else 'list')
     return ColumnType('list')
 
 def _is_text(t):
@@ -376,6 +387,7 @@ def _splits_of_rows(column, splits, group):
     differ become Python objects. Raises `ValueError`."""
     import pyarrow as pa
     if pa.types.is_dictionary(column.type): column = column.cast(column.type.value_type)
+    if pa.types.is_string_view(column.type): column = column.cast(pa.string())
     try: encoded = column.dictionary_encode('encode').unify_dictionaries().combine_chunks()
     except pa.ArrowNotImplementedError:
         raise ValueError(f'{group.path}: column {splits.column!r} has the type {column.type}, which cannot name '
@@ -612,6 +624,7 @@ def _from_files(files, options):
 
     Raises `FileNotFoundError`, `ValueError`, `ImportError`, and for URLs what Arrow raises, without secrets."""
     first = str(files if isinstance(files, (str,Path)) else files[0])
+    _check_one_kind([first] if isinstance(files, (str,Path)) else list(map(str, files)))
     if first.lower().endswith(CSV_EXTENSIONS):
         o = options
         return csv_samples(files, o.fn_col, o.label_col, o.label_delim, o.folder, o.suff, o.fields, o.valid_col)
@@ -629,6 +642,15 @@ def _from_files(files, options):
         secrets = [secret for url in urls for secret in secret_texts({}, url)]
         failure = without_secrets(e, [url for url in urls if shown_path(url)!=url]+secrets)
     raise failure
+
+def _check_one_kind(paths):
+    "Raise `ValueError` if some of `paths`, texts, are files of another kind than the first, by their names"
+    kinds = CSV_EXTENSIONS,_ARROW
+    def kind_of(path): return [path.lower().endswith(extensions) for extensions in kinds]
+    other = next((path for path in paths if kind_of(path)!=kind_of(paths[0])), None)
+    if other is not None:
+        raise ValueError(f'{shown_path(paths[0])} and {shown_path(other)} are files of different kinds: give a list of '
+                         'files of one kind')
 
 def _import_arrow(path):
     "The function `pyarrow.dataset.dataset`; raises `ImportError`, which names `path`"
