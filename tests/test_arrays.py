@@ -225,12 +225,14 @@ def test_zarr_in_a_store_that_is_no_folder_is_read_anew(tmp_path):
     "Nothing says whether its data changed: nothing is kept for another source, and `append` does not refuse it"
     values,fingerprints = [],[]
     for value in 1,2:
-        with zarr.storage.ZipStore(tmp_path/'a.zip', mode='w') as store: zarr.create_array(store, data=np.full(N, value))
+        with zarr.storage.ZipStore(tmp_path/'a.zip', mode='w') as store: zarr.create_array(store, data=np.full(N,
+            value))
         with zarr.storage.ZipStore(tmp_path/'a.zip', mode='r') as store:
             source = array_samples(zarr.open_array(store, mode='r'))
             values += [{row['cls'] for _,row in source.read(np.arange(N))}]
             fingerprints += [repr(source.fingerprint())]
-            assert not source.is_identified and repr(array_samples(zarr.open_array(store, mode='r')).fingerprint())==fingerprints[-1]
+            assert not source.is_identified and repr(array_samples(zarr.open_array(store,
+                mode='r')).fingerprint())==fingerprints[-1]
             assert pickle.loads(pickle.dumps(source.columns['cls'].args))==source.columns['cls'].args
     assert values==[{1},{2}] and len(set(fingerprints))==2
 

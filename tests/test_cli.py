@@ -133,7 +133,8 @@ def make_zarr(folder, images, version=3, name='data.zarr'):
 def make_zarr_2(folder, images): return make_zarr(folder, images, 2)
 def make_zarr_of_another_name(folder, images): return make_zarr(folder, images, name='arrays')
 
-@pytest.mark.parametrize('make', [make_csv, make_drawings, make_tars, make_parquet, make_huggingface, make_zarr, make_zarr_2,
+@pytest.mark.parametrize('make', [make_csv, make_drawings, make_tars, make_parquet, make_huggingface, make_zarr,
+    make_zarr_2,
     make_zarr_of_another_name])
 def test_each_kind_of_source_is_recognised_by_its_files(make, images, server, tmp_path, result):
     source,*words = make(tmp_path, images)
@@ -475,7 +476,8 @@ def test_a_second_signal_ends_the_waiting_for_a_server_that_saves(tmp_path):
         threading.Timer(1, signal.raise_signal, [signal.SIGINT]).start()
     servers,sent = [],[]
     began = time.monotonic()
-    with pytest.raises(StoreError, match='still saving its data, as process'): serve(tmp_path/'d', ready=ready, say=print)
+    with pytest.raises(StoreError, match='still saving its data, as process'): serve(tmp_path/'d', ready=ready,
+        say=print)
     server,send = servers[0]
     assert time.monotonic()-began<20 and server.proc.poll() is None and sent==[signal.SIGTERM]
     send(signal.SIGTERM)
@@ -556,7 +558,8 @@ def test_doctor_looks_at_each_server_of_a_cluster(monkeypatch, cli):
         monkeypatch.setenv('FASTAI_REMOTE_PASSWORD', cluster.password)
         code,out,_ = cli('doctor', bare(cluster.servers[0]), 'pets')
         assert code==3 and '(a cluster)' in out and out.count('this user may write pets')==1
-        assert re.findall('(?m)^!.*', out)==[f'! maxmemory-policy of 127.0.0.1:{cluster.servers[1].port}: allkeys-lru: a full server '
+        assert re.findall('(?m)^!.*',
+            out)==[f'! maxmemory-policy of 127.0.0.1:{cluster.servers[1].port}: allkeys-lru: a full server '
                                             'drops samples. Set it to noeviction']
 
 def test_doctor_of_a_folder(tmp_path, images, cli):

@@ -99,7 +99,8 @@ def test_a_jpeg_with_further_pictures_fits_jpg_only():
 
 def test_a_view_of_bytes_is_bytes():
     for o in b'abc',bytearray(b'abc'),memoryview(b'abc'):
-        assert infer_codec('data', o)=='bin' and list(as_sample((o, 1)))==['bin','cls'] and get_codec('bin').to_bytes(o)==b'abc'
+        assert infer_codec('data', o)=='bin' and list(as_sample((o,
+            1)))==['bin','cls'] and get_codec('bin').to_bytes(o)==b'abc'
 
 def test_what_is_not_black_and_white():
     a = np.array([[0,1],[2,1]], np.uint8)

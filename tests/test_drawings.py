@@ -294,7 +294,8 @@ def test_short_cut_is_the_same(tmp_path):
         for s,t,u in zip(x['strokes'], y['strokes'], simplify(d), strict=True): assert np.array_equal(s, t) and np.array_equal(s, u)
 
 @pytest.mark.parametrize('old,new', [(b'[[[1,2]', b'[[[1,,2]'), (b'[3,4]', b'[3]'), (b'[3,4]', b'[]'), (b'[3,4]', b'[3,x]'), (b'[3,4]', b'[3,[4]]'), (b'[[[1,2]', b'[[[1,-]'),
-    (b'[[[1,2]', b'[[1,2]'), (b'[[[1,2]', b'[[[1,99999999999x]'), (b'[[[1,2]', b'[[[1,1e999]'), (b']]]}', b']]'), (b'[[[1,2]', b'[[[1,2'), (b'"key_id"', b'"key"')])
+    (b'[[[1,2]', b'[[1,2]'), (b'[[[1,2]', b'[[[1,99999999999x]'), (b'[[[1,2]', b'[[[1,1e999]'), (b']]]}', b']]'),
+        (b'[[[1,2]', b'[[[1,2'), (b'"key_id"', b'"key"')])
 def test_short_cut_is_strict(tmp_path, old, new):
     good = tight(1, drawing=[[[1,2],[3,4],[5,6]],[[7,8],[9,9],[9,10]]])
     assert old in good
@@ -305,16 +306,20 @@ def test_short_cut_is_strict(tmp_path, old, new):
         else:
             with pytest.raises(ValueError): src.load(raw)
 
-@pytest.mark.parametrize('strokes', [b'[[[1, 2],[3, 4],[0, 5]]]', b'[[[1e1,2],[3,4],[0,5]]]', b'[[[1E1,2],[3,4e0],[0,5]]]', b'[[[1234567890,2],[3,4],[0,5]]]', b'[[[1,99999999999],[3,4],[0,5]]]', b'[[[ 1,2 ],[3,4],[0,5]],[[7],[8],[9]]]',
+@pytest.mark.parametrize('strokes', [b'[[[1, 2],[3, 4],[0, 5]]]', b'[[[1e1,2],[3,4],[0,5]]]',
+    b'[[[1E1,2],[3,4e0],[0,5]]]', b'[[[1234567890,2],[3,4],[0,5]]]', b'[[[1,99999999999],[3,4],[0,5]]]',
+        b'[[[ 1,2 ],[3,4],[0,5]],[[7],[8],[9]]]',
     b'[[[1.5, -2],[3,4],[0,5]]]', b'[[[0.12345678901234567890,2],[3,4],[0,5]]]', b'[[[-0,0.0],[3,4],[0,5]]]'])
 def test_numbers_are_read_however_json_writes_them(tmp_path, strokes):
     "Also beside drawings whose numbers are plain, and without a difference to what `json` reads"
     good = tight(1, drawing=[[[1,2],[3,4],[5,6]]])
-    other = json.dumps(dict(json.loads(good), drawing=0), separators=(',',':')).encode().replace(b'"drawing":0', b'"drawing":'+strokes)
+    other = json.dumps(dict(json.loads(good), drawing=0), separators=(',',':')).encode().replace(b'"drawing":0',
+        b'"drawing":'+strokes)
     (tmp_path/'a.ndjson').write_bytes(b'\n'.join([good]*5+[other]+[good]*5))
     found = drawing_samples(tmp_path)[:]
     for a,b in zip(found[5]['strokes'], simplify(json.loads(strokes)), strict=True): assert np.array_equal(a, b)
-    for k in {*range(11)}-{5}: assert all(np.array_equal(a, b) for a,b in zip(found[k]['strokes'], simplify([[[1,2],[3,4],[5,6]]]), strict=True))
+    for k in {*range(11)}-{5}: assert all(np.array_equal(a, b) for a,b in zip(found[k]['strokes'],
+        simplify([[[1,2],[3,4],[5,6]]]), strict=True))
 
 def test_blank_lines_are_the_same_in_plain_and_compressed_files(tmp_path):
     "Within a file each is a sample that fails; those at its end are none"
@@ -323,7 +328,8 @@ def test_blank_lines_are_the_same_in_plain_and_compressed_files(tmp_path):
     for name,op in (('b.ndjson.gz',gzip.open), ('b.ndjson.xz',lzma.open)):
         with op(tmp_path/name, 'wb') as f: f.write(lines)
     plain = drawing_samples(tmp_path/'a.ndjson')
-    for rows in (plain.read(np.arange(len(plain))), *([row for part in drawing_samples(tmp_path/name).stream(9) for row in part] for name in ('b.ndjson.gz','b.ndjson.xz'))):
+    for rows in (plain.read(np.arange(len(plain))),
+        *([row for part in drawing_samples(tmp_path/name).stream(9) for row in part] for name in ('b.ndjson.gz','b.ndjson.xz'))):
         results = []
         for name,raw in rows:
             try: results.append((name[-1], drawing_samples(tmp_path/'a.ndjson').load(raw)['id']-2**60))

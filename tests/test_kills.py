@@ -608,9 +608,12 @@ def arguments(k):
     "Values of which a `repr` shows nothing or only a part; those for `k` 1 and 2 differ"
     table = np.arange(10_000)
     table[5000] = k
-    return dict(array=table, tensor=torch.tensor(table), in_a_list=[{'a':table}], function=lambda o: table, object=Table(k), nested=Table([Table(table)]), dataclass=Size(table),
-        image=Image.new('L', (4,4), k), times=np.array([k], 'M8[ns]'), half=torch.tensor([float(k)], dtype=torch.bfloat16), sparse=torch.tensor([0,k]).to_sparse(),
-        pattern=re.compile('x'*300+str(k)), partial=functools.partial(scaled, by=table), method=Table(k).run, lookup={'a':k}.get)
+    return dict(array=table, tensor=torch.tensor(table), in_a_list=[{'a':table}], function=lambda o: table,
+        object=Table(k), nested=Table([Table(table)]), dataclass=Size(table),
+        image=Image.new('L', (4,4), k), times=np.array([k], 'M8[ns]'), half=torch.tensor([float(k)],
+            dtype=torch.bfloat16), sparse=torch.tensor([0,k]).to_sparse(),
+        pattern=re.compile('x'*300+str(k)), partial=functools.partial(scaled, by=table), method=Table(k).run,
+            lookup={'a':k}.get)
 
 @pytest.mark.parametrize('which', arguments(1))
 def test_an_argument_that_changed_is_noticed_wherever_it_is(which):
@@ -620,8 +623,10 @@ def test_an_argument_that_changed_is_noticed_wherever_it_is(which):
         def default(o, x=value): return x
         made_of = functools.partial(scaled, by=value)
         methods = [Table(value).run]
-        return functools.partial(scaled, by=value), functools.partial(scaled, value), default, Table(value), Table(value).run, lambda o: made_of(o), lambda o: methods[0](o)
-    for a,b,same in zip(made(1), made(2), made(1), strict=True): assert fn_fingerprint(a)!=fn_fingerprint(b) and fn_fingerprint(a)==fn_fingerprint(same)
+        return functools.partial(scaled, by=value), functools.partial(scaled,
+            value), default, Table(value), Table(value).run, lambda o: made_of(o), lambda o: methods[0](o)
+    for a,b,same in zip(made(1), made(2), made(1),
+        strict=True): assert fn_fingerprint(a)!=fn_fingerprint(b) and fn_fingerprint(a)==fn_fingerprint(same)
 
 def test_arguments_that_contain_themselves_are_identified():
     table,values = Table(None),[]
@@ -629,7 +634,8 @@ def test_arguments_that_contain_themselves_are_identified():
     values.append(values)
     def default(o, x=None): return x
     default.__defaults__ = default,
-    for fn in table, table.run, functools.partial(scaled, by=values), default: assert fn_fingerprint(fn)==fn_fingerprint(fn)
+    for fn in table, table.run, functools.partial(scaled,
+        by=values), default: assert fn_fingerprint(fn)==fn_fingerprint(fn)
 
 def counting():
     "Functions that change what they name, in each of the ways that there are"

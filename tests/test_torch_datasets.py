@@ -862,7 +862,8 @@ class Turning(Items):
     def __getitem__(self, i): return self.listed[i]+self.draw(), i
 
 OWN = np.random.default_rng()
-DRAWS = {'torch':lambda: torch.randn(3).numpy(), 'numpy':lambda: np.random.randn(3), 'python':lambda: random.random(), 'own':lambda: OWN.random(3), 'system':lambda: os.urandom(1)[0]/3+OWN.random()}
+DRAWS = {'torch':lambda: torch.randn(3).numpy(), 'numpy':lambda: np.random.randn(3), 'python':lambda: random.random(),
+    'own':lambda: OWN.random(3), 'system':lambda: os.urandom(1)[0]/3+OWN.random()}
 
 @pytest.mark.parametrize('draw', DRAWS)
 def test_a_dataset_with_random_transforms_is_recognised(draw):
@@ -881,7 +882,8 @@ def test_an_interrupted_ingest_of_random_items_goes_on(fresh):
         left[0] -= 1
         if not left[0]: raise KeyboardInterrupt
         return {'npy':item[0], 'id':item[1]}
-    def write(): return to_redis(Turning([np.zeros(3)]*40, draw=DRAWS['torch']), fresh.url, 'd', fn=fn, chunk=4, num_workers=1, progress=False)
+    def write(): return to_redis(Turning([np.zeros(3)]*40, draw=DRAWS['torch']), fresh.url, 'd', fn=fn, chunk=4,
+        num_workers=1, progress=False)
     with pytest.raises(KeyboardInterrupt): write()
     assert write().resumed>=12
 
