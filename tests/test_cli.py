@@ -8,7 +8,8 @@ from PIL import Image
 
 from clusters import LocalCluster
 from conftest import class_of, HOLD, holding, kill, wait_for
-from fastai_remote import RedisStore, ShardStore, StoreError, csv_samples, image_samples, index_shards, to_redis, to_shards
+from fastai_remote import RedisStore, ShardStore, StoreError, csv_samples, image_samples, index_shards, to_redis
+from fastai_remote import to_shards
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.store.server import redis_server
@@ -470,8 +471,8 @@ def test_a_second_signal_ends_the_waiting_for_a_server_that_saves(tmp_path):
     "The message names its process, which goes on saving; nobody waits for it, and it is told to stop only once"
     from fastai_remote.cli.serve import serve
     def ready(server):
-        before,server.proc.send_signal = server.proc.send_signal,lambda signum: sent.append(signum)   # it never ends: it saves
-        servers.append((server, before))
+        servers.append((server, server.proc.send_signal))
+        server.proc.send_signal = sent.append   # it never ends: it saves
         signal.raise_signal(signal.SIGINT)
         threading.Timer(1, signal.raise_signal, [signal.SIGINT]).start()
     servers,sent = [],[]

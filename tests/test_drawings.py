@@ -1,5 +1,6 @@
 "Drawings: the published recipe against a plain implementation, pixels against matplotlib's, files of all shapes"
 import csv, gzip, io, json, lzma, pickle, subprocess, sys
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -329,7 +330,7 @@ def test_blank_lines_are_the_same_in_plain_and_compressed_files(tmp_path):
         with op(tmp_path/name, 'wb') as f: f.write(lines)
     plain = drawing_samples(tmp_path/'a.ndjson')
     for rows in (plain.read(np.arange(len(plain))),
-        *([row for part in drawing_samples(tmp_path/name).stream(9) for row in part] for name in ('b.ndjson.gz','b.ndjson.xz'))):
+        *(chain.from_iterable(drawing_samples(tmp_path/name).stream(9)) for name in ('b.ndjson.gz','b.ndjson.xz'))):
         results = []
         for name,raw in rows:
             try: results.append((name[-1], drawing_samples(tmp_path/'a.ndjson').load(raw)['id']-2**60))

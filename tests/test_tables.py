@@ -213,7 +213,8 @@ def test_types_of_arrow_that_have_no_kernel(put, tmp_path, name, kind):
     store,report = put(source, max_failed=1)
     found = {o['n']:o['x'] for o in rows(store)}
     assert store.manifest.fields['x']['codec']==codec and found=={k:v for k,v in enumerate(values) if v is not None}
-    assert [reason for _,reason in report.failures]==["ValueError: column 'x': nothing in this row (None): fill it in, or leave out the row or the column"]*values.count(None)
+    assert len(report.failures)==values.count(None)
+    for _,reason in report.failures: assert reason.startswith("ValueError: column 'x': nothing in this row (None)")
 
 def test_files_of_several_kinds_are_refused(tmp_path):
     "The name of each file counts, and not only that of the first"
@@ -222,7 +223,8 @@ def test_files_of_several_kinds_are_refused(tmp_path):
         with pytest.raises(ValueError,
             match=f'{a.name} and .*{b.name} are files of different kinds'): table_samples([a,b])
     (tmp_path/'B.CSV').write_text('id,cls\n3,c\n')
-    assert [row['id'] for part in table_samples([made['csv'],tmp_path/'B.CSV']).stream(9) for _,row in part]==['1','2','3']
+    parts = table_samples([made['csv'],tmp_path/'B.CSV']).stream(9)
+    assert [row['id'] for part in parts for _,row in part]==['1','2','3']
 
 def test_splits_of_a_column_of_views(tmp_path):
     table = pa.table({'n':range(3), 'part':pa.array(['train','valid','train'], pa.string_view())})
@@ -305,7 +307,8 @@ def test_splits_of_a_table_in_memory_are_found_in_flat_memory(kind):
     assert source.splits=={'train':[0,n//3],'valid':[n//3,n//3*2],'b':[n//3*2,n]}
     assert tracemalloc.get_traced_memory()[1]<12_000_000
     tracemalloc.stop()
-    assert list(source.splits)==['train','valid','b'] and [source._order[source.splits[s][0]] for s in source.splits]==[1,2,0]
+    assert list(source.splits)==['train','valid','b']
+    assert [source._order[start] for start,_ in source.splits.values()]==[1,2,0]
 
 def test_a_row_without_a_split_names_file_and_row(tmp_path):
     for k,part in enumerate((['train']*9, ['train']*8+[None])): pq.write_table(pa.table({'id':range(9), 'part':part}),
@@ -314,7 +317,8 @@ def test_a_row_without_a_split_names_file_and_row(tmp_path):
         match="1.parquet: row 8: column 'part': nothing there"): print(table_samples(tmp_path, valid_col='part').splits)
     pq.write_table(pa.table({'id':[1], 'part':[[1]]}), tmp_path/'0.parquet')
     with pytest.raises(ValueError,
-        match=r"0.parquet: column 'part' has the type list<.*, which cannot name splits"): print(table_samples(tmp_path/'0.parquet', valid_col='part').splits)
+        match=r"0.parquet: column 'part' has the type list<.*, which cannot name splits"):
+        print(table_samples(tmp_path/'0.parquet', valid_col='part').splits)
 
 @pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet'])
 def test_a_table_that_changed_is_not_resumed(tmp_path, kind):
@@ -332,7 +336,8 @@ from PIL import Image
 from fastai_remote import table_samples
 class Anything: pass
 images = [Image.new('L', (3,3), i) for i in range(4)]
-for column in images, [np.arange(9000)+i for i in range(4)], [Anything() for _ in range(4)], [{'a','b','c'} for _ in range(4)]:
+arrays = [np.arange(9000)+i for i in range(4)]
+for column in images, arrays, [Anything() for _ in range(4)], [{'a','b','c'} for _ in range(4)]:
     print(table_samples(pd.DataFrame({'x':column, 'n':range(4)})).fingerprint())
 '''
 
