@@ -208,6 +208,34 @@ def test_fingerprints(tmp_path):
     for kind,arrays in in_files(tmp_path).items(): assert repr(as_source(arrays).fingerprint())==repr(as_source(arrays).fingerprint()), kind
     assert repr(as_source({'npy':PIXELS}).fingerprint())!=repr(as_source({'npy':PIXELS[::-1]}).fingerprint())
 
+def test_zarr_that_changed_in_place_is_read_anew(tmp_path):
+    "Only files of data change, and not the one that describes the array: neither its blocks nor its fingerprint stay"
+    array = zarr.create_array(tmp_path/'a.zarr', shape=(N,), chunks=(10,), dtype='i4')
+    fingerprints = []
+    for value in 1,2:
+        array[:] = value
+        source = array_samples(tmp_path/'a.zarr')
+        assert [row['cls'] for _,row in source.read(np.arange(N))]==[value]*N and source.is_identified
+        fingerprints += [repr(source.fingerprint())]
+    assert len(set(fingerprints))==2 and repr(array_samples(tmp_path/'a.zarr').fingerprint())==fingerprints[1]
+    array[N-1] = 3   # one block of several
+    assert repr(array_samples(tmp_path/'a.zarr').fingerprint()) not in fingerprints
+
+def test_zarr_in_a_store_that_is_no_folder_is_read_anew(tmp_path):
+    "Nothing says whether its data changed: nothing is kept for another source, and `append` does not refuse it"
+    values,fingerprints = [],[]
+    for value in 1,2:
+        with zarr.storage.ZipStore(tmp_path/'a.zip', mode='w') as store: zarr.create_array(store, data=np.full(N,
+            value))
+        with zarr.storage.ZipStore(tmp_path/'a.zip', mode='r') as store:
+            source = array_samples(zarr.open_array(store, mode='r'))
+            values += [{row['cls'] for _,row in source.read(np.arange(N))}]
+            fingerprints += [repr(source.fingerprint())]
+            assert not source.is_identified and repr(array_samples(zarr.open_array(store,
+                mode='r')).fingerprint())==fingerprints[-1]
+            assert pickle.loads(pickle.dumps(source.columns['cls'].args))==source.columns['cls'].args
+    assert values==[{1},{2}] and len(set(fingerprints))==2
+
 def test_the_file_can_be_written_again_afterwards(put, tmp_path):
     put(h5(tmp_path/'a.h5'))
     h5(tmp_path/'a.h5')

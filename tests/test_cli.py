@@ -1,13 +1,15 @@
 "The command line: what it writes, shows, refuses and returns; as functions where a process is not the point"
-import fcntl, io, json, os, pty, re, select, shutil, signal, subprocess, sys, tarfile, termios, time
+import fcntl, io, json, os, pty, re, select, shutil, signal, subprocess, sys, tarfile, termios, threading, time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from clusters import LocalCluster
 from conftest import class_of, HOLD, holding, kill, wait_for
-from fastai_remote import RedisStore, ShardStore, csv_samples, image_samples, index_shards, to_redis, to_shards
+from fastai_remote import RedisStore, ShardStore, StoreError, csv_samples, image_samples, index_shards, to_redis
+from fastai_remote import to_shards
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.store.server import redis_server
@@ -123,7 +125,18 @@ def make_huggingface(folder, images):
     (folder/'ours.py').write_text("def sample(row): return {'txt':row['txt'], 'cls':row['kind.txt']}")
     return folder/'saved','--fn',f'{folder}/ours.py:sample'
 
-@pytest.mark.parametrize('make', [make_csv, make_drawings, make_tars, make_parquet, make_huggingface])
+def make_zarr(folder, images, version=3, name='data.zarr'):
+    zarr = pytest.importorskip('zarr')
+    group = zarr.open_group(folder/name, mode='w', zarr_format=version)
+    group.create_array('npy', data=np.zeros((20,3), 'f4'), chunks=(7,3))
+    group.create_array('cls', data=np.arange(20)%3)
+    return folder/name,
+def make_zarr_2(folder, images): return make_zarr(folder, images, 2)
+def make_zarr_of_another_name(folder, images): return make_zarr(folder, images, name='arrays')
+
+@pytest.mark.parametrize('make', [make_csv, make_drawings, make_tars, make_parquet, make_huggingface, make_zarr,
+    make_zarr_2,
+    make_zarr_of_another_name])
 def test_each_kind_of_source_is_recognised_by_its_files(make, images, server, tmp_path, result):
     source,*words = make(tmp_path, images)
     assert result('ingest', source, server.url, make.__name__, *words, *FAST)['written']==20
@@ -454,6 +467,23 @@ def test_serve_keeps_data_url_and_secret(serving, tmp_path, images, result, cli)
     secret = url.split(':')[2].split('@')[0]
     assert secret not in Path(f"/proc/{p.pid}/cmdline").read_text()+Path(f"/proc/{said['pid']}/cmdline").read_text()
 
+def test_a_second_signal_ends_the_waiting_for_a_server_that_saves(tmp_path):
+    "The message names its process, which goes on saving; nobody waits for it, and it is told to stop only once"
+    from fastai_remote.cli.serve import serve
+    def ready(server):
+        servers.append((server, server.proc.send_signal))
+        server.proc.send_signal = sent.append   # it never ends: it saves
+        signal.raise_signal(signal.SIGINT)
+        threading.Timer(1, signal.raise_signal, [signal.SIGINT]).start()
+    servers,sent = [],[]
+    began = time.monotonic()
+    with pytest.raises(StoreError, match='still saving its data, as process'): serve(tmp_path/'d', ready=ready,
+        say=print)
+    server,send = servers[0]
+    assert time.monotonic()-began<20 and server.proc.poll() is None and sent==[signal.SIGTERM]
+    send(signal.SIGTERM)
+    assert server.proc.wait(30)==0
+
 def test_serve_in_a_terminal_tells_how_to_use_it(tmp_path):
     terminal = Terminal('serve', tmp_path/'my data')
     terminal.until('Ctrl-C stops')
@@ -529,7 +559,8 @@ def test_doctor_looks_at_each_server_of_a_cluster(monkeypatch, cli):
         monkeypatch.setenv('FASTAI_REMOTE_PASSWORD', cluster.password)
         code,out,_ = cli('doctor', bare(cluster.servers[0]), 'pets')
         assert code==3 and '(a cluster)' in out and out.count('this user may write pets')==1
-        assert re.findall('(?m)^!.*', out)==[f'! maxmemory-policy of {cluster.servers[1].port}: allkeys-lru: a full server '
+        assert re.findall('(?m)^!.*',
+            out)==[f'! maxmemory-policy of 127.0.0.1:{cluster.servers[1].port}: allkeys-lru: a full server '
                                             'drops samples. Set it to noeviction']
 
 def test_doctor_of_a_folder(tmp_path, images, cli):

@@ -15,8 +15,9 @@ import fastai_remote.block
 from conftest import class_of, examples
 from fastai_remote import CorruptSample, MemoryStore, Rasterise, RedisStore, RemoteDataset, ShardStore, image_samples, shrink, to_redis, to_shards
 from fastai_remote.codec.images import _head
-from fastai_remote.codec.fields import get_codec, is_image
+from fastai_remote.codec.fields import get_codec, infer_codec, is_image
 from fastai_remote.codec.raster import rasterise
+from fastai_remote.source.base import as_sample
 
 raw,bits = get_codec('pixels.raw'),get_codec('mask.bits')
 
@@ -88,6 +89,18 @@ def test_golden():
 def test_what_does_not_fit(o, err, says):
     with pytest.raises(err, match=says): raw.to_bytes(o)
     with pytest.raises(err, match=says.replace('raw', 'bits')): bits.to_bytes(o)
+
+def test_a_jpeg_with_further_pictures_fits_jpg_only():
+    "MPO, as phones write it, is a JPEG; it is no PNG and no WebP"
+    Image.new('RGB', (9,9)).save(b:=io.BytesIO(), 'MPO', save_all=True, append_images=[Image.new('RGB', (9,9))])
+    for field in 'jpg','img': assert get_codec(field).to_bytes(b.getvalue())==b.getvalue()
+    for field in 'png','webp':
+        with pytest.raises(ValueError, match=f'{field}: this is a MPO file'): get_codec(field).to_bytes(b.getvalue())
+
+def test_a_view_of_bytes_is_bytes():
+    for o in b'abc',bytearray(b'abc'),memoryview(b'abc'):
+        assert infer_codec('data', o)=='bin' and list(as_sample((o,
+            1)))==['bin','cls'] and get_codec('bin').to_bytes(o)==b'abc'
 
 def test_what_is_not_black_and_white():
     a = np.array([[0,1],[2,1]], np.uint8)

@@ -1,5 +1,6 @@
 "Drawings: the published recipe against a plain implementation, pixels against matplotlib's, files of all shapes"
 import csv, gzip, io, json, lzma, pickle, subprocess, sys
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -294,7 +295,8 @@ def test_short_cut_is_the_same(tmp_path):
         for s,t,u in zip(x['strokes'], y['strokes'], simplify(d), strict=True): assert np.array_equal(s, t) and np.array_equal(s, u)
 
 @pytest.mark.parametrize('old,new', [(b'[[[1,2]', b'[[[1,,2]'), (b'[3,4]', b'[3]'), (b'[3,4]', b'[]'), (b'[3,4]', b'[3,x]'), (b'[3,4]', b'[3,[4]]'), (b'[[[1,2]', b'[[[1,-]'),
-    (b'[[[1,2]', b'[[1,2]'), (b'[[[1,2]', b'[[[1,99999999999]'), (b'[[[1,2]', b'[[[1,1e999]'), (b']]]}', b']]'), (b'[[[1,2]', b'[[[1,2'), (b'"key_id"', b'"key"')])
+    (b'[[[1,2]', b'[[1,2]'), (b'[[[1,2]', b'[[[1,99999999999x]'), (b'[[[1,2]', b'[[[1,1e999]'), (b']]]}', b']]'),
+        (b'[[[1,2]', b'[[[1,2'), (b'"key_id"', b'"key"')])
 def test_short_cut_is_strict(tmp_path, old, new):
     good = tight(1, drawing=[[[1,2],[3,4],[5,6]],[[7,8],[9,9],[9,10]]])
     assert old in good
@@ -304,6 +306,36 @@ def test_short_cut_is_strict(tmp_path, old, new):
         if i!=9: assert len(src.load(raw)['strokes'])==2
         else:
             with pytest.raises(ValueError): src.load(raw)
+
+@pytest.mark.parametrize('strokes', [b'[[[1, 2],[3, 4],[0, 5]]]', b'[[[1e1,2],[3,4],[0,5]]]',
+    b'[[[1E1,2],[3,4e0],[0,5]]]', b'[[[1234567890,2],[3,4],[0,5]]]', b'[[[1,99999999999],[3,4],[0,5]]]',
+        b'[[[ 1,2 ],[3,4],[0,5]],[[7],[8],[9]]]',
+    b'[[[1.5, -2],[3,4],[0,5]]]', b'[[[0.12345678901234567890,2],[3,4],[0,5]]]', b'[[[-0,0.0],[3,4],[0,5]]]'])
+def test_numbers_are_read_however_json_writes_them(tmp_path, strokes):
+    "Also beside drawings whose numbers are plain, and without a difference to what `json` reads"
+    good = tight(1, drawing=[[[1,2],[3,4],[5,6]]])
+    other = json.dumps(dict(json.loads(good), drawing=0), separators=(',',':')).encode().replace(b'"drawing":0',
+        b'"drawing":'+strokes)
+    (tmp_path/'a.ndjson').write_bytes(b'\n'.join([good]*5+[other]+[good]*5))
+    found = drawing_samples(tmp_path)[:]
+    for a,b in zip(found[5]['strokes'], simplify(json.loads(strokes)), strict=True): assert np.array_equal(a, b)
+    for k in {*range(11)}-{5}: assert all(np.array_equal(a, b) for a,b in zip(found[k]['strokes'],
+        simplify([[[1,2],[3,4],[5,6]]]), strict=True))
+
+def test_blank_lines_are_the_same_in_plain_and_compressed_files(tmp_path):
+    "Within a file each is a sample that fails; those at its end are none"
+    lines = b'\n'.join([raw_line(0), b'', raw_line(1), b'  ', b'', raw_line(2), b'', b' '])+b'\n'
+    (tmp_path/'a.ndjson').write_bytes(lines)
+    for name,op in (('b.ndjson.gz',gzip.open), ('b.ndjson.xz',lzma.open)):
+        with op(tmp_path/name, 'wb') as f: f.write(lines)
+    plain = drawing_samples(tmp_path/'a.ndjson')
+    for rows in (plain.read(np.arange(len(plain))),
+        *(chain.from_iterable(drawing_samples(tmp_path/name).stream(9)) for name in ('b.ndjson.gz','b.ndjson.xz'))):
+        results = []
+        for name,raw in rows:
+            try: results.append((name[-1], drawing_samples(tmp_path/'a.ndjson').load(raw)['id']-2**60))
+            except ValueError as e: results.append((name[-1], str(e)))
+        assert results==[('1',0),('2','an empty line'),('3',1),('4','an empty line'),('5','an empty line'),('6',2)]
 
 def test_nothing_is_evaluated(tmp_path):
     (tmp_path/'a.csv').write_text('key_id,drawing\n1,"__import__(\'os\').system(\'touch /tmp/evil\')"\n')

@@ -546,6 +546,12 @@ class Pictures:
     def __getitem__(self, i): return Image.new('L', (3,3), i),i
 print(as_source(Pictures()).fingerprint(), as_source([(Image.new('L', (3,3)),0)]).fingerprint())
 print([fn_fingerprint(f) for f in (words, lambda o: [x for x in o], functools.partial(scale, k=2), Scale(2))])
+class Options: pass
+options = Options()
+options.keep = {'a','b','c'}
+for keep in {'a','b','c'}, [{'a':frozenset({'a','b','c'})}], ({'x','y'},{'z':{'a','b'}}), options:
+    def kept(o, k=keep): return k
+    print([fn_fingerprint(f) for f in (functools.partial(scale, k=keep), Scale(keep), Scale(keep).__call__, kept)])
 '''
 
 def test_same_in_another_process():

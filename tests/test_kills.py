@@ -1,6 +1,7 @@
 "An ingest that is killed, doubled, cut off from its server, fed changed or damaged sources: whole in the end, or refused; and small whatever its size"
-import io, json, os, pickle, random, re, shutil, signal, subprocess, sys, time
+import functools, io, json, os, pickle, random, re, shutil, signal, subprocess, sys, time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -660,6 +661,51 @@ def test_fn_changed(which):
     a,b = versions()[which]
     assert fn_fingerprint(a)!=fn_fingerprint(b) and fn_fingerprint(a)==fn_fingerprint(versions()[which][0])
 
+class Table:
+    "An object without a `repr` of its own"
+    def __init__(self, values): self.values = values
+    def __call__(self, o): return {'id':self.values[o['id']]}
+    def run(self, o): return self(o)
+
+@dataclass
+class Size:
+    values:object
+
+def scaled(o, by): return {'id':by}
+
+def arguments(k):
+    "Values of which a `repr` shows nothing or only a part; those for `k` 1 and 2 differ"
+    table = np.arange(10_000)
+    table[5000] = k
+    return dict(array=table, tensor=torch.tensor(table), in_a_list=[{'a':table}], function=lambda o: table,
+        object=Table(k), nested=Table([Table(table)]), dataclass=Size(table),
+        image=Image.new('L', (4,4), k), times=np.array([k], 'M8[ns]'), half=torch.tensor([float(k)],
+            dtype=torch.bfloat16), sparse=torch.tensor([0,k]).to_sparse(),
+        pattern=re.compile('x'*300+str(k)), partial=functools.partial(scaled, by=table), method=Table(k).run,
+            lookup={'a':k}.get)
+
+@pytest.mark.parametrize('which', arguments(1))
+def test_an_argument_that_changed_is_noticed_wherever_it_is(which):
+    "In a `partial`, a default, an attribute, the object of a method, a function in a closure; also far inside"
+    def made(k):
+        value = arguments(k)[which]
+        def default(o, x=value): return x
+        made_of = functools.partial(scaled, by=value)
+        methods = [Table(value).run]
+        return functools.partial(scaled, by=value), functools.partial(scaled,
+            value), default, Table(value), Table(value).run, lambda o: made_of(o), lambda o: methods[0](o)
+    for a,b,same in zip(made(1), made(2), made(1),
+        strict=True): assert fn_fingerprint(a)!=fn_fingerprint(b) and fn_fingerprint(a)==fn_fingerprint(same)
+
+def test_arguments_that_contain_themselves_are_identified():
+    table,values = Table(None),[]
+    table.values = table.run
+    values.append(values)
+    def default(o, x=None): return x
+    default.__defaults__ = default,
+    for fn in table, table.run, functools.partial(scaled,
+        by=values), default: assert fn_fingerprint(fn)==fn_fingerprint(fn)
+
 def counting():
     "Functions that change what they name, in each of the ways that there are"
     seen,totals,left,count = [],{},np.array([5]),0
@@ -691,6 +737,23 @@ def test_an_fn_may_name_anything(tmp_path):
     before = fn_fingerprint(other)
     kinds.add(str)
     assert fn_fingerprint(other)!=before
+
+class Text:
+    "A raw sample that remembers what was made of it, and has no `repr` of its own"
+    def __init__(self, n): self.n,self.made = n,None
+
+def test_a_stream_whose_fn_changes_what_it_is_given_is_resumed(fresh):
+    "The parts are recognised by what they were before `fn` got them, and are told apart"
+    left = [50]
+    def fn(o):
+        left[0] -= 1
+        if not left[0]: raise KeyboardInterrupt
+        o.made = {'id':o.n}
+        return o.made
+    def write(first=0): return put(fresh, map(Text, range(first, 100)), fn)
+    with pytest.raises(KeyboardInterrupt): write()
+    with pytest.raises(StoreExists): write(1)
+    assert write().resumed==48
 
 def test_known_other_chunk(fresh):
     "Another size of chunks is no other ingest: the one begun with stays"

@@ -1,5 +1,5 @@
 "Tables as the world has them: pandas, polars, Arrow, Parquet and CSV; what they mean is kept, or an error says what to do"
-import io, pickle, re, tracemalloc
+import gzip, io, lzma, os, pickle, re, subprocess, sys, tracemalloc, uuid
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 
@@ -184,6 +184,53 @@ def test_vectors_of_a_fixed_length_are_arrays(put):
     store,_ = put(pl.DataFrame({'emb':pl.Series(a.tolist(), dtype=pl.Array(pl.Float32, 6))}), shuffle=False)
     assert all((store[i]['emb']==a[i]).all() and store[i]['emb'].dtype==np.float32 for i in range(4))
 
+IDS = [uuid.UUID(int=i) for i in range(4)]
+ARROW_TYPES = dict(view=(pa.array(['a','b',None,'d'], pa.string_view()), 'txt', ['a','b',None,'d']),
+    bytes_view=(pa.array([b'a',b'b',b'c',b'd'], pa.binary_view()), 'bin', [b'a',b'b',b'c',b'd']),
+    runs=(pa.RunEndEncodedArray.from_arrays([2,4], ['x','y']), 'txt', ['x','x','y','y']),
+        number_runs=(pa.RunEndEncodedArray.from_arrays([3,4], pa.array([1,None], pa.int16())), 'i2', [1,1,1,None]),
+    label_runs=(pa.RunEndEncodedArray.from_arrays([2,4], pa.array(['x','y']).dictionary_encode()), 'txt',
+        ['x','x','y','y']),
+    views_in_lists=(pa.array([['a'],['b','c'],[],['d']], pa.list_(pa.string_view())), 'json',
+        [['a'],['b','c'],[],['d']]), list_view=(pa.array([['a'],['b','c'],[],['d']], pa.list_view(pa.string())),
+            'json', [['a'],['b','c'],[],['d']]),
+    categories=(pa.DictionaryArray.from_arrays(pa.array([0,1,1,0], pa.int8()), pa.array(['a','b'], pa.string_view())),
+        'cls', ['a','b','b','a']),
+    uuid=(pa.ExtensionArray.from_storage(pa.uuid(), pa.array([o.bytes for o in IDS], pa.binary(16))), 'txt',
+        list(map(str, IDS))))
+
+@pytest.mark.parametrize('name', ARROW_TYPES)
+@pytest.mark.parametrize('kind', ['table','batch','reader','parquet'])
+def test_types_of_arrow_that_have_no_kernel(put, tmp_path, name, kind):
+    "Views, runs and UUIDs are read as what they stand for; a value that is missing is a failed sample"
+    column,codec,values = ARROW_TYPES[name]
+    table = pa.table({'x':column, 'n':range(4)})
+    if kind=='parquet':
+        if 'runs' in name or name=='categories': pytest.skip('Parquet does not have this type')
+        pq.write_table(table, tmp_path/'a.parquet', row_group_size=3)
+    source = dict(table=lambda: table, batch=lambda: table.to_batches()[0],
+        reader=lambda: table_samples(table.to_reader()), parquet=lambda: tmp_path/'a.parquet')[kind]()
+    store,report = put(source, max_failed=1)
+    found = {o['n']:o['x'] for o in rows(store)}
+    assert store.manifest.fields['x']['codec']==codec and found=={k:v for k,v in enumerate(values) if v is not None}
+    assert len(report.failures)==values.count(None)
+    for _,reason in report.failures: assert reason.startswith("ValueError: column 'x': nothing in this row (None)")
+
+def test_files_of_several_kinds_are_refused(tmp_path):
+    "The name of each file counts, and not only that of the first"
+    made = every_kind(dict(id=[1,2], cls=['a','b']), tmp_path)
+    for a,b in ((made['csv'],tmp_path/'table.parquet'), (tmp_path/'table.parquet',made['tsv'])):
+        with pytest.raises(ValueError,
+            match=f'{a.name} and .*{b.name} are files of different kinds'): table_samples([a,b])
+    (tmp_path/'B.CSV').write_text('id,cls\n3,c\n')
+    parts = table_samples([made['csv'],tmp_path/'B.CSV']).stream(9)
+    assert [row['id'] for part in parts for _,row in part]==['1','2','3']
+
+def test_splits_of_a_column_of_views(tmp_path):
+    table = pa.table({'n':range(3), 'part':pa.array(['train','valid','train'], pa.string_view())})
+    pq.write_table(table, tmp_path/'a.parquet')
+    for o in table,tmp_path/'a.parquet': assert table_samples(o, valid_col='part').splits=={'train':[0,2],'valid':[2,3]}
+
 def test_parquet_of_huggingface(put, tmp_path):
     "Class names and images by the metadata that the files of the Hub have"
     features = {'image':{'_type':'Image'}, 'label':{'_type':'ClassLabel', 'names':KIND}, 'many':{'_type':'List', 'feature':{'_type':'ClassLabel', 'names':['p','q']}},
@@ -232,6 +279,47 @@ def test_parquet_splits_without_reading_all(tmp_path):
     assert sorted(found.values())==list(range(n)) and list(source.splits)==['train','valid','test']
     for name,(start,stop) in source.splits.items(): assert [found[i] for i in range(start, stop)]==[i for i in range(n) if ['train','valid','test'][i*7%11%3]==name]
 
+def test_splits_of_large_row_groups_do_not_make_reading_slow(tmp_path):
+    "A worker looks once for the rows of a split, whatever the size of the row group, and makes no object of each"
+    n = 300_000
+    table = pa.table({'id':range(n),
+        'part':pa.array(['train','valid',None,'test']).take(pa.array(np.arange(n)%4//2*3))})
+    pq.write_table(table, tmp_path/'a.parquet', row_group_size=n)
+    source = table_samples(tmp_path/'a.parquet', fields={'id':'id'}, valid_col='part')
+    tracemalloc.start()
+    part = source.read(np.arange(0, n, 30))
+    ids = [row['id'] for _,row in part]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert source.splits=={'train':[0,n//2],'test':[n//2,n]} and ids[:3]==[0,60,120] and peak<20_000_000
+    calls = []
+    part._of_split = lambda *a, f=part._of_split: calls.append(a) or f(*a)
+    assert len(list(part))==n//30 and len(calls)==2
+
+@pytest.mark.parametrize('kind', ['pandas','polars','arrow'])
+def test_splits_of_a_table_in_memory_are_found_in_flat_memory(kind):
+    "No list of the values of the whole split column"
+    n = 399_999
+    make = dict(pandas=pd.DataFrame, polars=pl.DataFrame, arrow=pa.table)[kind]
+    source = table_samples(make({'part':np.array(['b','train','valid'])[np.arange(n)%3].tolist()}), valid_col='part')
+    assert source.plan.split=='part'
+    tracemalloc.start()
+    assert source.splits=={'train':[0,n//3],'valid':[n//3,n//3*2],'b':[n//3*2,n]}
+    assert tracemalloc.get_traced_memory()[1]<12_000_000
+    tracemalloc.stop()
+    assert list(source.splits)==['train','valid','b']
+    assert [source._order[start] for start,_ in source.splits.values()]==[1,2,0]
+
+def test_a_row_without_a_split_names_file_and_row(tmp_path):
+    for k,part in enumerate((['train']*9, ['train']*8+[None])): pq.write_table(pa.table({'id':range(9), 'part':part}),
+        tmp_path/f'{k}.parquet', row_group_size=5)
+    with pytest.raises(ValueError,
+        match="1.parquet: row 8: column 'part': nothing there"): print(table_samples(tmp_path, valid_col='part').splits)
+    pq.write_table(pa.table({'id':[1], 'part':[[1]]}), tmp_path/'0.parquet')
+    with pytest.raises(ValueError,
+        match=r"0.parquet: column 'part' has the type list<.*, which cannot name splits"):
+        print(table_samples(tmp_path/'0.parquet', valid_col='part').splits)
+
 @pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet'])
 def test_a_table_that_changed_is_not_resumed(tmp_path, kind):
     "The fingerprint of a table is the same in each process, and another one if a value changes"
@@ -241,6 +329,25 @@ def test_a_table_that_changed_is_not_resumed(tmp_path, kind):
     (tmp_path/'x').mkdir()
     other = table_samples(every_kind({**data, 'id':[*range(299),7]}, tmp_path/'x')[kind])
     assert repr(first)!=repr(other.fingerprint())
+
+_objects = '''
+import numpy as np, pandas as pd
+from PIL import Image
+from fastai_remote import table_samples
+class Anything: pass
+images = [Image.new('L', (3,3), i) for i in range(4)]
+arrays = [np.arange(9000)+i for i in range(4)]
+for column in images, arrays, [Anything() for _ in range(4)], [{'a','b','c'} for _ in range(4)]:
+    print(table_samples(pd.DataFrame({'x':column, 'n':range(4)})).fingerprint())
+'''
+
+def test_objects_in_a_table_are_the_same_in_another_process():
+    "No memory address and no order of a set gets into what an ingest is known by; of arrays all values count"
+    found = [subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
+        env={**os.environ, 'PYTHONHASHSEED':seed}).stdout
+             for code,seed in ((_objects,'1'), (_objects,'2'), (_objects.replace('(9000)+i', '(9000)*(i+1)'),'1'))]
+    assert found[0]==found[1] and [a==b for a,b in zip(found[0].split('\n'),
+        found[2].split('\n'))]==[True,False,True,True,True]
 
 def test_interrupted_and_repeated(server, tmp_path):
     "After an interruption the same call goes on; with another order of fields it does not"
@@ -320,6 +427,17 @@ def test_csv_numbers_and_options(put, tmp_path):
     (tmp_path/'a.csv').write_text('id;age.f4;txt\n7;1.5;x\n8;2;y\n9;old;z\n')
     store,report = put(csv_samples(tmp_path/'a.csv', delimiter=';'))
     assert rows(store)==[{'id':7,'age.f4':1.5,'txt':'x'},{'id':8,'age.f4':2.,'txt':'y'}] and report.failures==[('a.csv:4',"ValueError: column 'age.f4': 'old' is no number")]
+
+@pytest.mark.parametrize('name,delimiter', [('a.TSV','\t'), ('a.tsv.GZ','\t'), ('a.Tsv.xz','\t'),
+    ('a.tsv.old.csv',','), ('a.tsv.csv.gz',','), ('a.tsv.txt',','), ('a.CSV',',')])
+def test_the_end_of_the_name_decides_what_separates_columns(tmp_path, name, delimiter):
+    "In capitals, too, also in a file that has a header only; `.tsv` within the name means nothing"
+    opener = {'.gz':gzip.open, '.xz':lzma.open}.get((tmp_path/name).suffix.lower(), open)
+    for lines in [['a','b']], [['a','b'],['1','x'],['2','y']]:
+        with opener(tmp_path/name, 'wt') as f: f.write(''.join(delimiter.join(line)+'\n' for line in lines))
+        source = csv_samples(tmp_path/name)
+        assert [row for part in source.stream(9) for _,row in part]==[dict(zip('ab', line)) for line in lines[1:]]
+        assert [column.name for column in source.plan.columns]==['a','b']
 
 def test_what_fn_replaces_is_not_advised_on(put):
     "With `fn`, columns need not be fields; the report has no remarks on them"

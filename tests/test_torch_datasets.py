@@ -1,5 +1,5 @@
 "Every dataset of torchvision that can be built from files, and others of PyTorch and fastai: what they return is stored"
-import bz2, json, os, pickle
+import bz2, json, os, pickle, random
 from collections import namedtuple
 from pathlib import Path
 
@@ -856,6 +856,44 @@ def test_loaders_name_what_to_give(folder):
         assert in_memory(dl.dataset)[0].fields==['jpg','cls']
     store,_ = in_memory({'train':dls.train_ds, 'valid':dls.valid_ds})
     assert store.vocab==['cat','dog'] and {split:b-a for split,(a,b) in store.splits.items()}=={'train':9, 'valid':3}
+
+class Turning(Items):
+    "Items with random changes, by the generator that `draw` asks"
+    def __getitem__(self, i): return self.listed[i]+self.draw(), i
+
+OWN = np.random.default_rng()
+DRAWS = {'torch':lambda: torch.randn(3).numpy(), 'numpy':lambda: np.random.randn(3), 'python':lambda: random.random(),
+    'own':lambda: OWN.random(3), 'system':lambda: os.urandom(1)[0]/3+OWN.random()}
+
+@pytest.mark.parametrize('draw', DRAWS)
+def test_a_dataset_with_random_transforms_is_recognised(draw):
+    "By items that are the same each time, with generators that begin anew; the generators of the user are not changed"
+    def source(change=0): return as_source(Turning([np.arange(3)+i+change for i in range(9)], draw=DRAWS[draw]))
+    states = random.getstate()[1],np.random.get_state()[1].tolist(),torch.get_rng_state().tolist()
+    first = source().fingerprint()
+    assert states==(random.getstate()[1],np.random.get_state()[1].tolist(),torch.get_rng_state().tolist())
+    torch.randn(3), np.random.randn(3), random.random()
+    assert source().fingerprint()==first
+    if draw in ('torch','numpy','python'): assert source(1).fingerprint()!=first
+
+def test_an_interrupted_ingest_of_random_items_goes_on(fresh):
+    left = [20]
+    def fn(item):
+        left[0] -= 1
+        if not left[0]: raise KeyboardInterrupt
+        return {'npy':item[0], 'id':item[1]}
+    def write(): return to_redis(Turning([np.zeros(3)]*40, draw=DRAWS['torch']), fresh.url, 'd', fn=fn, chunk=4,
+        num_workers=1, progress=False)
+    with pytest.raises(KeyboardInterrupt): write()
+    assert write().resumed>=12
+
+def test_items_that_cannot_be_looked_at_are_failed_samples_with_their_reasons():
+    class Damaged(Items):
+        def __getitem__(self, i):
+            if i in (0,4): raise OSError(f'item {i} is damaged')
+            return self.listed[i]
+    store,report = in_memory(Damaged([(photo(i), i) for i in range(9)]), max_failed=2)
+    assert len(store)==7 and [reason for _,reason in report.failures]==[f'OSError: item {i} is damaged' for i in (0,4)]
 
 def test_messages_name_the_field_and_what_to_do():
     "Some of the messages that did not: of NumPy on arrays of objects, and of a number that is None"

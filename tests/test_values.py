@@ -123,6 +123,22 @@ def test_arrays_whose_names_would_change_are_a_failed_sample(put, bad, says):
     s = fails(put, 'npz', [{'a':np.ones(2), 'b':[1]}, {}], bad, says)
     assert list(s[0]['npz'])==['a','b'] and s[1]['npz']=={}
 
+masked = np.ma.array([1,2], mask=[False,True])
+compound = np.ma.array([(1,2)], dtype=[('a',int),('b',int)], mask=[(False,True)])
+
+@pytest.mark.parametrize('field, bad, says', [('npy',[1,np.ma.masked],'mask would be lost'),
+    ('npy',[masked,masked],'mask would be lost'), ('npy',[[masked]],'mask would be lost'),
+        ('npy',compound,'mask would be lost'),
+    ('npz',{'a':[1,np.ma.masked]},'mask would be lost'), ('f4',masked,r'want one number, got shape \(2,\)'),
+        ('i4',compound,r'want one number, got shape \(1,\)'),
+            ('i4',masked[1],'got a masked one, which has no value: give a number'),
+    ('f4',np.ma.array(5, mask=True),'got a masked one'), ('i4',compound[0],'want a number, got')])
+def test_masked_values_are_refused_wherever_they_are(field, bad, says):
+    "Also in lists, of which NumPy would make numbers, and in arrays with members"
+    codec = get_codec(field)
+    with pytest.raises((ValueError,TypeError),
+        match=f'{field}: .*{says}'): codec.to_num(bad) if field in ('f4','i4') else codec.to_bytes(bad)
+
 def test_masks_of_arrays_are_not_dropped_silently(put):
     assert values(put([{'npy':np.ma.array([1,2], mask=[False,False])}])[0], 'npy')[0].tolist()==[1,2]
 

@@ -106,7 +106,8 @@ def check_server(
     masters = link.servers.masters()
     for client in masters:
         for finding in _check_settings(client):
-            if len(masters)>1: finding.what = f"{finding.what} of {client.get_connection_kwargs()['port']}"
+            node = client.get_connection_kwargs()
+            if len(masters)>1: finding.what = f"{finding.what} of {node['host']}:{node['port']}"
             yield finding
     if place.name: yield from check_rights(link, place.name)
 

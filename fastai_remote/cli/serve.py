@@ -63,6 +63,9 @@ def memory_setting(
     return text.lower()
 
 # %% ../../nbs/cli/05_serve.ipynb #3167e82f
+class _StillSaving(StoreError):
+    "The user does not wait until the server has saved its data"
+
 @contextmanager
 def serving(
     folder:str|Path, # Folder that keeps the data
@@ -71,6 +74,7 @@ def serving(
 ):
     """Context manager: the running `RedisServer`, whose URL is in `URL_FILE` of the folder; stopped at the end
 
+    If `stop_server` was told not to wait, the server goes on saving by itself, and ends then.
     Raises `StoreBusy`, and `StoreError` with the end of the log."""
     conf = {} if memory is None else {'maxmemory':memory_setting(memory)}
     with url_file(folder) as file:
@@ -81,13 +85,17 @@ def serving(
         if not (Path(folder)/'dump.rdb').exists(): conf |= dict(appendonly='yes', save='')
         try: server = redis_server(folder, port, **conf)
         except RuntimeError as e: raise StoreError(f'{folder}: the server did not start: {e}') from None
+        wait = True
         try:
             file.seek(0)
             file.truncate()
             file.write(server.url+'\n')
             file.flush()
             yield server
-        finally: server.close()
+        except _StillSaving:
+            wait = False
+            raise
+        finally: server.close(wait)
 
 def wait_until_loaded(
     server, # A `RedisServer`
@@ -120,8 +128,8 @@ def stop_server(
         if server.proc.poll() is not None: return
         if k==30: say(f'saving the data ({server.dir}/server.log)')
         if stop.wait(.1):
-            raise StoreError(f'{server.dir}: the server is still saving its data, as process {server.proc.pid}; '
-                             f'see {server.dir}/server.log')
+            raise _StillSaving(f'{server.dir}: the server is still saving its data, as process {server.proc.pid}; '
+                               f'see {server.dir}/server.log')
 
 def serve(
     folder:str|Path, # Folder that keeps the data

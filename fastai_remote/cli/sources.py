@@ -78,7 +78,8 @@ SOURCE_KINDS = { # a kind of source is one line here
     'parquet': SourceKind('parquet files', 'source.frames', 'table_samples',
                           ('.parquet','.pq','.arrow','.feather','.ipc')),
     'arrays': SourceKind('files of arrays', 'source.arrays', 'array_samples',
-                         ('.npy','.npz','.h5','.hdf5','.hdf','.zarr')),
+                         ('.npy','.npz','.h5','.hdf5','.hdf','.zarr'),
+                         ('zarr.json','.zarray','.zgroup')),   # of zarr, whose files are folders
     'img2dataset': SourceKind('what img2dataset has downloaded', 'source.img2dataset', 'img2dataset_samples', (),
                               ('*_stats.json',)),
     'huggingface': SourceKind('a folder that `save_to_disk` of HuggingFace datasets has written', 'cli.sources',

@@ -20,9 +20,18 @@ def refuse_mask(
     o, # Any value
     name:str # What it is, for the message
 ):
-    "Raise `ValueError` for a masked array with masked elements, of which only the values would be stored"
-    if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any():
+    """Raise `ValueError` for a masked array with masked elements, of which only the values would be stored
+
+    Also for a list, or lists in it, that contain one."""
+    if isinstance(o, np.ma.MaskedArray) and _has_true(np.ma.getmaskarray(o)):
         raise ValueError(f'{name}: a masked array, whose mask would be lost: give o.filled(…)')
+    if not isinstance(o, (list,tuple)): return
+    if any(issubclass(kind, (np.ma.MaskedArray,list,tuple)) for kind in set(map(type, o))):
+        for value in o: refuse_mask(value, name)
+
+def _has_true(mask):
+    "Is an element of `mask` true? It is of bool, or of a compound dtype of bools"
+    return any(_has_true(mask[name]) for name in mask.dtype.names) if mask.dtype.names else bool(mask.any())
 
 def _as_array(o, name):
     """Array, tensor, image, number or nested list `o` as a NumPy array that contains everything in `o`

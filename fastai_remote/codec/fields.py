@@ -83,7 +83,7 @@ def infer_codec(
     "Choose the codec of `field`: by its name if that is the name of a codec, else by the type of `value`"
     if get_codec(field): return field.rsplit('.', 1)[-1].lower()
     if isinstance(value, Image.Image): return 'png'
-    if isinstance(value, (bytes,bytearray)): return 'bin'
+    if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
     if isinstance(value, str): return 'txt'
     if isinstance(value, (list,tuple)) and value and all(isinstance(x, str) for x in value): return 'labels'
     if hasattr(value, 'shape') and value.shape!=(): return 'npy'

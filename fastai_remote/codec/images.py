@@ -131,9 +131,13 @@ class ImageCodec(Codec):
     def check(self, b):
         "Raise `ValueError` unless `b` is a complete image of the right format; a JPEG is decoded at 1/8 of its size"
         im = self._open(b)
-        if self.fmt and im.format not in (self.fmt, 'MPO'): raise ValueError(f'{self.name}: this is a {im.format} file')
+        if not self._accepts(im.format): raise ValueError(f'{self.name}: this is a {im.format} file')
         im.draft(None, (max(1, im.width//8), max(1, im.height//8)))
         load_pixels(im)
+
+    def _accepts(self, fmt):
+        "Can the fields hold files of a format, a name of Pillow? MPO is a JPEG that contains further pictures"
+        return self.fmt is None or fmt==self.fmt or (fmt, self.fmt)==('MPO', 'JPEG')
 
     def pack(self, o):
         "The `Encoded` file of image or `uint8` array `o`; raises `TypeError`, `ValueError` if a file cannot keep it"
@@ -209,7 +213,7 @@ class ImageCodec(Codec):
         name,fmt = getattr(im, 'filename', None),getattr(im, 'format', None)
         if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return None
         if not isinstance(name, (str,bytes)) or not isfile(name): return None
-        if self.fmt and fmt not in (self.fmt, 'MPO' if self.fmt=='JPEG' else self.fmt): return None
+        if not self._accepts(fmt): return None
         def everything(i):
             meta = i.info.get('icc_profile'),i.info.get('transparency'),dict(i.getexif()),i.getpalette()
             return type(i),i.format,i.mode,i.size,i.tobytes(),meta

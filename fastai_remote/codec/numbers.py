@@ -82,12 +82,13 @@ class FixedCodec(Codec):
         """`o` as an `int`, `float`, `Decimal`, `Fraction` or `np.longdouble`, whichever it is already
 
         An array or tensor without dimensions counts as a number. Raises `TypeError` or `ValueError` otherwise."""
-        if isinstance(o, np.ma.MaskedArray) and np.ma.getmaskarray(o).any():
-            raise ValueError(f'{self.name}: want a number, got a masked one')
         if getattr(o, 'shape', ()) not in ((),):
             raise ValueError(f'{self.name}: want one number, got shape {tuple(o.shape)}')
         if isinstance(o, (np.generic,np.ndarray)) and o.dtype.kind not in 'biufcUSO':
             raise TypeError(f'{self.name}: want a number, got {o!r} ({o.dtype})')
+        if isinstance(o, np.ma.MaskedArray) and o.mask:
+            raise ValueError(f'{self.name}: want a number, got a masked one, which has no value: give a number, or '
+                             'leave out the sample')
         v = o.item() if hasattr(o, 'item') else o
         if isinstance(v, (complex,np.complexfloating)):
             raise ValueError(f'{self.name}: {v} is complex, and would lose its imaginary part')

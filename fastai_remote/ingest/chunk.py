@@ -303,12 +303,13 @@ def write_chunk(
     numbers that the part does not use are gaps. Raises `ServerRestarted` the third time."""
     writer = open_writer()
     if stream and isinstance(part, SplitChunk): writer.chunk_split = part.split
+    mark = part_fingerprint(part) if stream else None   # before `load` and `fn`, which may change what they are given
     for _ in range(3):
         run = writer.server_run()
         record,failures,stats = _write_samples(writer, chunk, part, load, fn)
         if stream:
             size = writer.plan['chunk']
-            record['mark'] = part_fingerprint(part)
+            record['mark'] = mark
             record['gaps'] += range(chunk*size+len(part), (chunk+1)*size)
         try:
             writer.done(chunk, record, failures, stats, run)

@@ -12,11 +12,12 @@ import hashlib, os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 
 from ..codec.fields import get_codec
-from .base import require, stable_repr
+from .base import require, stable_repr, storable
 from .columns import ColumnOptions, ColumnType, image_format
 from .frames import Table
 
@@ -166,15 +167,25 @@ def _zarr(array, prefix=''):
 
 def _zarr_column(root, path, block):
     "The `ArrayColumn` of the array `path` in folder `root`, which is read by `block` rows"
-    files = [os.path.join(root, path, name) for name in ('zarr.json','.zarray')]
-    stamp = next((_stamp(f) for f in files if os.path.exists(f)), None)
-    return ArrayColumn(_open_zarr, (root, path, stamp), block=block)
+    return ArrayColumn(_open_zarr, (root, path, _folder_stamp(os.path.join(root, path))), block=block)
+
+def _folder_stamp(folder):
+    "A hash of names, sizes and times of modification of all files below `folder`: data may change in any of them"
+    hashed = hashlib.sha256()
+    for where,folders,names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(where, name)
+            hashed.update(storable(f'{os.path.relpath(path, folder)} {_stamp(path)}\n').encode())
+    return hashed.hexdigest()
 
 class _Remote:
-    "An array of zarr in a store that is not a folder; equal to another if both are read from the same place"
-    def __init__(self, array): self.array,self.place = array,f'{array.store} {array.path}'
-    def __hash__(self): return hash(self.place)
-    def __eq__(self, other): return isinstance(other, _Remote) and self.place==other.place
+    """An array of zarr in a store that is not a folder; equal only to its own copies, as in other processes
+
+    Another source may read other data from the same place, which has nothing that says when it changed."""
+    def __init__(self, array): self.array,self.place,self.token = array,f'{array.store} {array.path}',uuid4().hex
+    def __hash__(self): return hash(self.token)
+    def __eq__(self, other): return isinstance(other, _Remote) and self.token==other.token
     def __repr__(self): return self.place
 
 def _array_in(remote): return remote.array
@@ -216,7 +227,7 @@ class _ArrayTable(Table):
     def __len__(self): return self.n
     def _types(self): return {name:_array_type(c, self.n) for name,c in self.columns.items()}
     def _rows(self, numbers, names): return array_rows(self.columns, self.types, np.asarray(numbers), names)
-    def _values(self, name): return self.columns[name].rows(np.arange(self.n))
+    def _values(self, name, start, stop): return self.columns[name].rows(np.arange(start, stop))
 
     def read(self, numbers):
         if self._order is not None: numbers = self._order[numbers]
@@ -232,12 +243,14 @@ class _ArrayTable(Table):
         return [*self.plan.notes, *map(_advice_on_pixels, pixels)]
 
     @property
-    def is_identified(self): return self.in_files
+    def is_identified(self): return all(c.opener not in (None, _array_in) for c in self.columns.values())
     def _stamp(self):
-        if self.in_files: return [repr(c.args) for c in self.columns.values()]
-        some = np.unique(np.linspace(0, max(0, self.n-1), 100).round()).astype(int)[:self.n]
+        places = [repr(c.args) for c in self.columns.values()] if self.in_files else []
+        if self.is_identified: return places
+        n_rows = 3 if self.in_files else 100   # each may be in another block, which is fetched
+        some = np.unique(np.linspace(0, max(0, self.n-1), n_rows).round()).astype(int)[:self.n]
         values = [_bytes_of(value) for row in self._rows(some, None) for value in row.values()]
-        return hashlib.sha256(stable_repr(values).encode()).hexdigest()
+        return *places,hashlib.sha256(stable_repr(values).encode()).hexdigest()
     def __repr__(self): return f"array_samples({self.n:,} rows of {', '.join(self.columns)})"
 
 def _bytes_of(value): return value.tobytes() if isinstance(value, np.ndarray) and not value.dtype.hasobject else value
@@ -440,7 +453,7 @@ def _file_columns(path):
     name = path.name.lower()
     if name.endswith('.npy'): return _npy(path)
     if name.endswith('.npz'): return _npz(path)
-    library = 'zarr' if name.endswith('.zarr') else 'h5py'
+    library = 'zarr' if name.endswith('.zarr') or path.is_dir() else 'h5py'
     try: module = __import__(library)
     except ImportError as e: raise ImportError(f'{path}: {library} reads such files: pip install {library}') from e
     if library=='zarr': return _zarr(module.open(str(path), mode='r'))

@@ -47,12 +47,16 @@ class csv_samples(StreamedSource):
     @property
     def raw_bytes(self)->int: return self.plan.row_bytes
 
+    def _delimiter_of(self, path):
+        is_tsv = path.name.lower().removesuffix('.gz').removesuffix('.xz').endswith('.tsv')
+        return self.delimiter or ('\t' if is_tsv else ',')
+
     def _lines(self):
         "Yields `(path, header, line number, row)`; a row is `{column: text}`, or an exception if it cannot be read"
         for path in self.files:
             # Bytes that are not UTF-8 become surrogates, which `_sound_rows` finds row by row.
             with open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
-                rows = csv.reader(f, delimiter=self.delimiter or ('\t' if '.tsv' in path.suffixes else ','))
+                rows = csv.reader(f, delimiter=self._delimiter_of(path))
                 header = next(rows, None)
                 _check_header(path, header)
                 for row in _sound_rows(rows):
@@ -88,7 +92,7 @@ class csv_samples(StreamedSource):
         else:
             path = self.files[0]
             with open_text(path, mode='rt', newline='', encoding='utf-8-sig') as f:
-                header = next(csv.reader(f, delimiter=self.delimiter or ','), None)
+                header = next(csv.reader(f, delimiter=self._delimiter_of(path)), None)
             _check_header(path, header)
         return self._plan(path, header, [row for _,_,_,row in first if isinstance(row, dict)])
 

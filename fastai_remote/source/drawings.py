@@ -31,6 +31,7 @@ class _Lines:
         headers:list, # For each, the columns of its CSV file; `None` for JSON
     ): self.lines,self.headers,self.samples = lines,headers,None
     def __reduce__(self): return _Lines,(self.lines, self.headers)
+    def __repr__(self): return f'_Lines({self.lines!r})'   # which identifies them after an interruption
 
 def _grouped(rows, size=256):
     "Yields `(name, raw)` for each `(name, header, line)`; `raw` consists of the line's `_Lines` and its place in them"
@@ -94,7 +95,14 @@ def _decimals_to_floats(text):
     return sign*_digits_to_ints(text[digit|separator], np.int64)/10.**decimals
 
 def _flatten_text(drawings):
-    """Returns what `flatten_drawings` does, for drawings that `_parse` left as text; raises `ValueError`
+    "Returns what `flatten_drawings` does, for drawings that `_parse` left as text; raises `ValueError`"
+    try: return _flatten_digits(drawings)
+    except ValueError: pass   # such as spaces, exponents and long numbers
+    return flatten_drawings([[[json.loads(b'[%s]' % x), json.loads(b'[%s]' % y)] for x,y in strokes]
+                             for strokes,_ in drawings])
+
+def _flatten_digits(drawings):
+    """`_flatten_text` for numbers without exponents and spaces; raises `ValueError` for others
 
     All numbers are read at once: first the x of all strokes, then their y."""
     strokes = [stroke for strokes,_ in drawings for stroke in strokes]
@@ -103,10 +111,8 @@ def _flatten_text(drawings):
     is_stroke_end = b[(b==_COMMA)|(b==_SEMICOLON)]==_SEMICOLON   # for each separator
     n_points = np.diff(np.append(is_stroke_end.nonzero()[0], len(is_stroke_end)), prepend=-1).reshape(2, -1)
     if (n_points[0]!=n_points[1]).any(): raise ValueError('a stroke whose x and y differ in length')
-    if all(is_whole for _,is_whole in drawings): numbers = _digits_to_ints(b).astype(float)
-    else:
-        try: numbers = _decimals_to_floats(b)
-        except ValueError: numbers = np.array(json.loads(b'['+text.replace(b';', b',')+b']'), float)
+    is_whole = all(is_whole for _,is_whole in drawings)
+    numbers = _digits_to_ints(b).astype(float) if is_whole else _decimals_to_floats(b)
     if len(numbers)!=2*n_points[0].sum(): raise ValueError('a stroke without points')
     return *numbers.reshape(2, -1),n_points[0],np.array([len(strokes) for strokes,_ in drawings])
 
@@ -428,15 +434,20 @@ class _StreamedDrawings(_Drawings, StreamedSource):
     chunk_size = 512
     raw_bytes = 2048   # a line with a drawing
     def _lines(self, path):
-        "Yields `(name, header, line)`, without blank lines; raises `OSError`, naming the file, if it is damaged"
-        header = None
+        """Yields `(name, header, line)`, without blank lines at the end; raises `OSError`, naming a damaged file
+
+        As in a file that is not compressed, blank lines within it are samples, which fail."""
+        header,blank = None,[]
         try:
             with open_text(path) as f:
                 for k,line in enumerate(f, 1):
                     if k==1:
                         header = _header(path, line)
                         if header is not None: continue
-                    if line.strip(): yield f'{path.name}:{k}',header,line
+                    blank.append((f'{path.name}:{k}', header, line))
+                    if not line.strip(): continue
+                    yield from blank
+                    blank = []
         except (EOFError,OSError,lzma.LZMAError,zlib.error) as e:
             raise OSError(f'{path}: truncated or damaged: {e}') from e
 

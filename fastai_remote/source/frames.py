@@ -10,7 +10,8 @@ __all__ = ['Table', 'polars_rows', 'short_time', 'arrow_rows', 'arrow_types', 'a
 
 # %% ../../nbs/source/05_frames.ipynb #94879cbc
 import hashlib, json, os, re
-from functools import cached_property, partial
+from collections import Counter
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class Table(_Planned, IndexedSource):
 
     def _types(self)->dict: raise NotImplementedError   # `{name of a column: ColumnType}`
     def _rows(self, numbers, names)->list: raise NotImplementedError   # rows as dicts; `names`: `None` for all columns
-    def _values(self, name)->list: raise NotImplementedError   # of a column
+    def _values(self, name, start, stop)->list: raise NotImplementedError   # of a column, of rows `start` to `stop`
     def _stamp(self): raise NotImplementedError   # whose `repr` identifies the data
     def __len__(self): return len(self.table)
 
@@ -61,10 +62,12 @@ class Table(_Planned, IndexedSource):
     @cached_property
     def _split_codes(self):
         "Returns `(names, codes)`: names of the splits; for each row the position of its split in them, `uint8`, (n,)"
-        splits = SplitNames(self.plan.split)
-        found = [splits(value, f'row {i}') for i,value in enumerate(self._values(splits.column))]
-        code_of = {name:k for k,name in enumerate(splits.names)}
-        return splits.names,np.array([code_of[name] for name in found], np.uint8)
+        splits,seen,codes,part = SplitNames(self.plan.split),{},np.zeros(len(self), np.uint8),1<<16
+        for start in range(0, len(self), part):   # so that there is never a Python object for each row
+            values = enumerate(self._values(splits.column, start, min(start+part, len(self))), start)
+            found = [seen.setdefault(splits(value, f'row {i}'), len(seen)) for i,value in values]
+            codes[start:start+part] = found
+        return splits.names,np.array([splits.names.index(name) for name in seen], np.uint8)[codes]
 
     @cached_property
     def _order(self):
@@ -98,24 +101,30 @@ class _PandasTable(Table):
     def _rows(self, numbers, names):
         table = self.table if names is None else self.table[names]
         return table.iloc[numbers].to_dict('records')
-    def _values(self, name): return self.table[name].tolist()
+    def _values(self, name, start, stop): return self.table[name].iloc[start:stop].tolist()
 
     @cached_property
     def _digest(self):
-        "A hash of all rows, as text; `None` if there are lists or dicts, which have no hash"
+        "A hash of all rows, as text; `None` if there are objects that are not plain data, such as lists and images"
+        from pandas.api.types import infer_dtype
         from pandas.util import hash_pandas_object
+        kinds = {infer_dtype(self.table[name]) for name,dtype in self.table.dtypes.items() if dtype==object}
+        if kinds-_PLAIN_KINDS: return None
         hashed,part = hashlib.sha256(),1<<18
-        try:
-            for k in range(0, len(self), part):
-                hashed.update(hash_pandas_object(self.table.iloc[k:k+part], index=False).to_numpy().tobytes())
-        except TypeError: return None
+        for k in range(0, len(self), part):
+            hashed.update(hash_pandas_object(self.table.iloc[k:k+part], index=False).to_numpy().tobytes())
         return hashed.hexdigest()
 
     @property
     def is_identified(self): return self._digest is not None
     def _stamp(self):
         if self.is_identified: return self._digest
-        return hashlib.sha256(str(self.table.iloc[[0,-1]].to_dict('records')).encode()).hexdigest()
+        some = np.unique(np.linspace(0, len(self)-1, 100).round()).astype(int)
+        return hashlib.sha256(stable_repr(self._rows(some, None)).encode()).hexdigest()
+
+# Of columns of objects, as pandas calls them; of others it would hash the `repr`, with memory addresses
+_PLAIN_KINDS = {'string','bytes','floating','integer','mixed-integer-float','decimal','boolean','date','datetime',
+                'datetime64','time','timedelta','timedelta64','empty'}
 
 def _pandas_type(dtype):
     "The `ColumnType` of a column of pandas, by its dtype"
@@ -138,7 +147,7 @@ class _PolarsTable(Table):
     def _rows(self, numbers, names):
         table = self.table[numbers] if names is None else self.table.select(names)[numbers]
         return polars_rows(table)
-    def _values(self, name): return self.table[name].to_list()
+    def _values(self, name, start, stop): return self.table[name][start:stop].to_list()
     @cached_property
     def _digest(self):
         "A hash of all rows, as text; `None` if polars has no hash of their types, such as objects"
@@ -204,7 +213,7 @@ class _ArrowTable(Table):
         return arrow_types(self.table.schema, dictionaries)
     def _rows(self, numbers, names):
         return arrow_rows(self.table if names is None else self.table.select(names), numbers)
-    def _values(self, name): return self.table[name].to_pylist()
+    def _values(self, name, start, stop): return self.table[name].slice(start, stop-start).to_pylist()
     is_identified = False   # by some of its rows
     def _stamp(self):
         n = len(self)
@@ -220,15 +229,21 @@ def arrow_rows(table, numbers)->list:
     Python has no nanoseconds. Raises `TypeError` for those in lists and structs."""
     import pyarrow as pa
     if isinstance(table, pa.RecordBatch): table = pa.Table.from_batches([table])
-    table = table.take(pa.array(numbers, pa.int64()))
-    for k,field in enumerate(table.schema):
-        is_time = pa.types.is_time64(field.type)
-        if not is_time and 'time64[ns]' in str(field.type): raise TypeError(_inner_nanoseconds(field.name, field.type))
-        if not (is_time or pa.types.is_timestamp(field.type)) or field.type.unit!='ns': continue
-        texts = table.column(k).cast(pa.string()).to_pylist()
-        texts = [text and (short_time(text) if is_time else text.replace(' ', 'T', 1)) for text in texts]
-        table = table.set_column(k, field.name, pa.array(texts, pa.string()))
-    return table.to_pylist()
+    if not table.num_columns: return [{} for _ in numbers]
+    values = [_arrow_values(field, column, np.asarray(numbers)) for field,column in zip(table.schema, table.columns)]
+    return [dict(zip(table.column_names, row)) for row in zip(*values)]
+
+def _arrow_values(field, column, numbers):
+    "List of the values of a column of Arrow in the rows `numbers`; raises `TypeError` as `arrow_rows` does"
+    import pyarrow as pa
+    is_time = pa.types.is_time64(field.type)
+    if not is_time and 'time64[ns]' in str(field.type): raise TypeError(_inner_nanoseconds(field.name, field.type))
+    try: column = column.take(pa.array(numbers, pa.int64()))
+    except pa.ArrowNotImplementedError:   # of views, and of what is encoded by runs
+        return [column[i].as_py() for i in numbers.tolist()]
+    if not (is_time or pa.types.is_timestamp(field.type)) or field.type.unit!='ns': return column.to_pylist()
+    texts = column.cast(pa.string()).to_pylist()
+    return [text and (short_time(text) if is_time else text.replace(' ', 'T', 1)) for text in texts]
 
 def arrow_types(
     schema, # Of Arrow
@@ -277,7 +292,11 @@ def arrow_type(t)->ColumnType:
     import pyarrow as pa
     is_ = pa.types
     if isinstance(t, pa.FixedShapeTensorType): return ColumnType('array', str(t.value_type), tuple(t.shape))
-    if isinstance(t, pa.BaseExtensionType): return arrow_type(t.storage_type)
+    if isinstance(t, pa.BaseExtensionType):
+        return ColumnType('text') if t.extension_name=='arrow.uuid' else arrow_type(t.storage_type)
+    if is_.is_run_end_encoded(t):
+        kind = arrow_type(t.value_type)
+        return ColumnType('text') if kind.is_label else kind   # its labels are in no list
     if is_.is_dictionary(t):
         if _is_text(t.value_type) or is_.is_integer(t.value_type): return ColumnType('text', is_label=True)
         return ColumnType('object')
@@ -294,7 +313,8 @@ def arrow_type(t)->ColumnType:
         inner = arrow_type(t.value_type)
         if inner.kind=='number': return ColumnType('array', inner.dtype, (t.list_size,))
         if inner.kind=='array': return ColumnType('array', inner.dtype, (t.list_size, *inner.shape))
-    if is_.is_list(t) or is_.is_large_list(t): return ColumnType('labels' if _is_text(t.value_type) else 'list')
+    if is_.is_list(t) or is_.is_large_list(t) or is_.is_list_view(t) or is_.is_large_list_view(t):
+        return ColumnType('labels' if _is_text(t.value_type) else 'list')
     return ColumnType('list')
 
 def _is_text(t):
@@ -338,25 +358,44 @@ class _GroupRows:
     def __len__(self): return len(self.which)
 
     def __iter__(self):
-        for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256])
+        of_split = lru_cache(16)(self._of_split)
+        for k in range(0, len(self), 256): yield from self._rows(self.which[k:k+256], self.ranks[k:k+256], of_split)
 
-    def _rows(self, which, ranks):
-        "List of `(name, row)` for these elements of `which` and `ranks`"
+    def _rows(self, which, ranks, of_split):
+        "List of `(name, row)` for these elements of `which` and `ranks`; `of_split` is `_of_split`, with a cache"
         rows = [None]*len(which)
         for k in np.unique(which).tolist():
             group,split = self.groups[k]
             mine = np.flatnonzero(which==k)
-            numbers = ranks[mine] if split is None else self._of_split(group, split)[ranks[mine]]
+            numbers = ranks[mine] if split is None else of_split(group, split)[ranks[mine]]
             name = os.path.basename(group.path)
             for i,number,row in zip(mine.tolist(), numbers.tolist(), arrow_rows(group.read(), numbers)):
                 rows[i] = f'{name}: row {group.first+number}',row
         return rows
 
     def _of_split(self, group, split):
-        "The numbers, within `_RowGroup` `group`, of the rows of `split`: an array"
+        "The numbers, within `_RowGroup` `group`, of the rows of `split`: an array, `int32`"
         column = _RowGroup(*group.source[:5], group.first, group.source[5], [self.split]).read().column(0)
-        names = SplitNames(self.split)
-        return np.flatnonzero([names(value, group.path)==split for value in column.to_pylist()])
+        names,codes = _splits_of_rows(column, SplitNames(self.split), group)
+        wanted = np.array([name==split for name in names], bool)
+        return np.flatnonzero(wanted[codes]).astype(np.int32)
+
+def _splits_of_rows(column, splits, group):
+    """Returns `(names, codes)`: names of splits, which may repeat, and for each row the position of its split in them
+
+    `column` is of Arrow, and is the split column of `_RowGroup` `group`; `splits` is `SplitNames`. Only values that
+    differ become Python objects. Raises `ValueError`."""
+    import pyarrow as pa
+    if pa.types.is_dictionary(column.type): column = column.cast(column.type.value_type)
+    if pa.types.is_string_view(column.type): column = column.cast(pa.string())
+    try: encoded = column.dictionary_encode('encode').unify_dictionaries().combine_chunks()
+    except pa.ArrowNotImplementedError:
+        raise ValueError(f'{group.path}: column {splits.column!r} has the type {column.type}, which cannot name '
+                         'splits') from None
+    codes,file = encoded.indices.to_numpy(),os.path.basename(group.path)
+    names = [splits(value.as_py(), f'{file}: row {group.first+int((codes==k).argmax())}')
+             for k,value in enumerate(encoded.dictionary)]
+    return names,codes
 
 def _common_schema(dataset, fragments):
     "The schema of Arrow that all files, `fragments`, fit; raises `ValueError` if there is none"
@@ -414,10 +453,12 @@ class _ParquetTable(Table):
         Without a split column, the only name is `None`."""
         if self.options.valid_col is None: return [None],self.sizes[:,None]
         splits,counts = SplitNames(self.plan.split),[]
-        for group,table in enumerate(self._columns([splits.column])):
-            names = [splits(value, f'row {i}') for i,value in enumerate(table.column(0).to_pylist())]
-            counts.append({name:names.count(name) for name in set(names)})
-        return splits.names,np.array([[o.get(name, 0) for name in splits.names] for o in counts], np.int64)
+        for k in range(len(self.sizes)):
+            group = self._group(k, [splits.column])
+            names,codes = _splits_of_rows(group.read().column(0), splits, group)
+            counts.append(Counter())
+            for name,n in zip(names, np.bincount(codes, minlength=len(names)).tolist()): counts[-1][name] += n
+        return splits.names,np.array([[o[name] for name in splits.names] for o in counts], np.int64)
 
     @cached_property
     def splits(self):
@@ -583,6 +624,7 @@ def _from_files(files, options):
 
     Raises `FileNotFoundError`, `ValueError`, `ImportError`, and for URLs what Arrow raises, without secrets."""
     first = str(files if isinstance(files, (str,Path)) else files[0])
+    _check_one_kind([first] if isinstance(files, (str,Path)) else list(map(str, files)))
     if first.lower().endswith(CSV_EXTENSIONS):
         o = options
         return csv_samples(files, o.fn_col, o.label_col, o.label_delim, o.folder, o.suff, o.fields, o.valid_col)
@@ -600,6 +642,15 @@ def _from_files(files, options):
         secrets = [secret for url in urls for secret in secret_texts({}, url)]
         failure = without_secrets(e, [url for url in urls if shown_path(url)!=url]+secrets)
     raise failure
+
+def _check_one_kind(paths):
+    "Raise `ValueError` if some of `paths`, texts, are files of another kind than the first, by their names"
+    kinds = CSV_EXTENSIONS,_ARROW
+    def kind_of(path): return [path.lower().endswith(extensions) for extensions in kinds]
+    other = next((path for path in paths if kind_of(path)!=kind_of(paths[0])), None)
+    if other is not None:
+        raise ValueError(f'{shown_path(paths[0])} and {shown_path(other)} are files of different kinds: give a list of '
+                         'files of one kind')
 
 def _import_arrow(path):
     "The function `pyarrow.dataset.dataset`; raises `ImportError`, which names `path`"

@@ -8,10 +8,10 @@ Docs: page `source/torch_items`"""
 __all__ = ['class_names', 'opened_files', 'original_file', 'flat_items', 'ItemLayout', 'DatasetSource']
 
 # %% ../../nbs/source/10_torch_items.ipynb #b0311336
-import hashlib, io, os, tempfile, threading
+import hashlib, io, os, random, sys, tempfile, threading
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -210,7 +210,7 @@ def _kind_of(value):
     Also 'image', 'empty' for a list without values, and `None` for `None`. Raises `TypeError` if no field fits."""
     if value is None: return None
     if isinstance(value, Image.Image): return 'image'
-    if isinstance(value, (bytes,bytearray)): return 'bin'
+    if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
     if isinstance(value, str): return 'cls'
     if type(value).__name__=='TensorMultiCategory': return 'labels'   # of fastai
     if _is_array(value): return 'npy'
@@ -320,17 +320,16 @@ class ItemLayout:
     """Which values of an item of a dataset are stored in which fields
 
     It is decided by some items, evenly spaced, so that all samples have the same fields. `parts` is
-    `{place: _ItemPart}`. Items that cannot be read, or have a value that no field can store, are passed over; `error`
-    is the first exception."""
+    `{place: _ItemPart}`. Items that cannot be read, or have a value that no field can store, are passed over:
+    they are failed samples later."""
     def __init__(self,
         datasets:list, # The splits of one dataset
         looks:int=10, # Items of each that are looked at
     ):
-        self.parts,self.error = {},None
+        self.parts = {}
         for dataset in datasets:
             for i in np.unique(np.linspace(0, max(0, len(dataset)-1), looks).astype(int))[:len(dataset)].tolist():
-                try: self._look(dataset, i)
-                except Exception as e: self.error = self.error or e   # the item is a failed sample later
+                with suppress(Exception): self._look(dataset, i)
         self.parts = {place:part for place,part in self.parts.items() if part.kinds}
         self.extensions = set.union(set(), *map(_file_formats, datasets))
         parts = [part for dataset in datasets for part in _innermost(dataset)]
@@ -541,8 +540,32 @@ class DatasetSource(IndexedSource):
     is_identified = False   # by three items, which may look like others
     def fingerprint(self):
         n = len(self)
-        text = ''.join(stable_repr(self.items[i]) for i in sorted({0, n//2, n-1}) if 0<=i<n)
+        text = ''.join(self._item_text(i) for i in sorted({0, n//2, n-1}) if 0<=i<n)
         return n,type(self.items).__qualname__,hashlib.sha256(text.encode()).hexdigest()
+
+    def _item_text(self, i):
+        "Text that identifies item `i`; empty if the item is another one each time, although generators begin anew"
+        texts = {_item_repr(self.items, i) for _ in range(2)}
+        return texts.pop() if len(texts)==1 else ''
+
+def _item_repr(items, i):
+    with _seeded():
+        try: return stable_repr(items[i])
+        except Exception as e: return stable_repr(e)   # the item is a failed sample later
+
+@contextmanager
+def _seeded():
+    "Context manager: the random generators of Python, NumPy and PyTorch begin anew; afterwards they go on as before"
+    torch = sys.modules.get('torch')   # a dataset can use its generator only where it is imported
+    of_python,of_numpy,of_torch = random.getstate(),np.random.get_state(),torch and torch.get_rng_state()
+    random.seed(0)
+    np.random.seed(0)
+    if torch: torch.default_generator.manual_seed(0)
+    try: yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        if torch: torch.set_rng_state(of_torch)
 
 class _LoadItem:
     "raw -> item: indexes the dataset in `file`"

@@ -129,10 +129,12 @@ class RedisServer:
         self.proc.send_signal(sig)
         self.proc.wait(60)
 
-    def close(self):
+    def close(self,
+        wait:bool=True # Tell the server to stop, and wait until it has? Else it was told, and goes on saving by itself
+    ):
         "Stop the server, and remove data that is not to be kept"
         if os.getpid()!=self.owner: return
-        if self.proc.poll() is None: self.kill(signal.SIGTERM)
+        if wait and self.proc.poll() is None: self.kill(signal.SIGTERM)
         atexit.unregister(self.close)
         shutil.rmtree(self.socket.parent, ignore_errors=True)
         if not self.keep: shutil.rmtree(self.dir, ignore_errors=True)
