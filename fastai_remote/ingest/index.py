@@ -10,6 +10,7 @@ __all__ = ['index_shard', 'ShardIndexJob', 'index_shards']
 # %% ../../nbs/ingest/05_index.ipynb #aaf723b5
 import hashlib, os, zlib
 from collections import Counter
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
@@ -21,7 +22,7 @@ from ..codec.base import utf8
 from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import is_exact_label, parse_number
-from ..core import CorruptSample, StoreExists, StoreUnavailable, UnsupportedFormat
+from ..core import CorruptSample, StoreError, StoreExists, StoreUnavailable, UnsupportedFormat
 from .chunk import can_name_field, failure_reason, plan_fields, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
@@ -465,7 +466,8 @@ def index_shards(
         report = run_ingest(job, writer, effective_workers(num_workers), limit, progress)
         source.remove(replaced)
         return report
-    finally: writer.close()
+    finally:
+        with suppress(StoreError): writer.close()   # as in `ingest`
 
 def _source_of(url, timeout, storage_options):
     """The `Storage` of the folder of the shards, and a list of the names in it that were given, `None` for all of them

@@ -9,9 +9,11 @@ __all__ = ['PartitionWriter']
 
 # %% ../../nbs/ingest/09_partitions.ipynb #bfef0811
 import time, uuid
+from contextlib import suppress
 
 from fastcore.basics import chunked
 
+from ..core import StoreError
 from .chunk import as_vocab, check_vocab, convert, plan_fields, stats_field, write_chunk
 from .driver import commit_ingest
 from .report import FailureLimit, IngestReport
@@ -51,7 +53,8 @@ class PartitionWriter:
         self.open_writer,self.started = self.writer.opener(),time.monotonic()
         return self
 
-    def __exit__(self, *args): self.writer.close()
+    def __exit__(self, *args):
+        with suppress(StoreError): self.writer.close()   # as in `ingest`
     def __getstate__(self): return dict(open_writer=self.open_writer, fn=self.fn)   # no connection, no lock
 
     def __call__(self, rows):

@@ -9,6 +9,7 @@ __all__ = ['split_ranges', 'SourcePositions', 'SourceJob', 'IndexedJob', 'Stream
 
 # %% ../../nbs/ingest/03_run.ipynb #a07ea834
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -16,7 +17,7 @@ from itertools import chain, islice
 import numpy as np
 
 from ..codec.base import utf8
-from ..core import StoreExists
+from ..core import StoreError, StoreExists
 from .chunk import Columns, as_vocab, check_vocab, convert, part_fingerprint, plan_fields
 from .chunk import stats_field, stored_fields, write_chunk
 from .driver import IngestJob, run_ingest
@@ -271,7 +272,8 @@ def ingest(
     remarks = () if options.fn is not None else source.as_is_notes
     job.notes = [*_source_notes(source, writer.plan['fields'], options), *remarks]
     try: return run_ingest(job, writer, options.num_workers, options.limit, options.progress)
-    finally: writer.close()
+    finally:
+        with suppress(StoreError): writer.close()   # the lock ends by itself; what was written, or an error, counts
 
 def _plan(job, vocab, options):
     """The `Plan` of a new ingest, for `Writer.begin`; converts the first samples to find its fields

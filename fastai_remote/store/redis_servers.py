@@ -77,7 +77,7 @@ class _TimedSocket:
         buffer = args[0]
         start = self._last+bytes(buffer[:min(n, 64)])
         self._last = bytes(buffer[max(n-16, 0):n])
-        # The search takes 6 µs. Large values arrive in pieces of 30 KB, so it would take 50 µs for a value of 250 KB.
+        # With a search in each piece, receiving values of 250 KB takes 130 instead of 80 µs each, as measured.
         may_be_integers = n<8192 or _integers.fullmatch(self._last)
         if _huge_list.search(start) or may_be_integers and _huge_list.search(buffer, max(n-8192, 0), n):
             raise HugeList('a list that is longer than what was asked for')

@@ -209,7 +209,7 @@ class Writer:
         "Removes everything that an unfinished ingest has written"
         raise NotImplementedError
 
-    def close(self): "Releases the lock"
+    def close(self): "Releases the lock; may raise a `StoreError`, after which the lock ends by itself"
     def opener(self):
         "Returns a callable that can be pickled; called in a worker, it returns a writer of the same ingest"
         raise NotImplementedError

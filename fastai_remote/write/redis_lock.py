@@ -13,7 +13,7 @@ import json, os, re, threading, uuid
 import redis
 from fastcore.basics import patch
 
-from ..core import StoreBusy, StoreError
+from ..core import StoreBusy
 from ..store.redis_link import RedisLink
 from .base import host_id, is_alive, LEASE_SECONDS, ServerRestarted
 from .redis_state import IngestKeys, lock_number, LOCKS_KEY, parse_lock, watched_transaction
@@ -101,13 +101,12 @@ class RedisLock:
     def close(self):
         """Releases the lock, and removes its copies, where they are still this one's
 
-        Does not wait long for a server that is away, and raises no error of it, since the lease will end."""
+        Does not wait long for a server that is away. Raises `StoreUnavailable` then; the lease will end by itself."""
         self.stop.set()
         _held_locks.discard(self.token)
         def release(_):
             for key in [*self.fences, self.keys.lock]: self.transaction_if(key, self.token, lambda p: p.delete(key))
-        try: self.link.call(release, timeout=min(self.link.timeout, 5.))
-        except StoreError: pass
+        self.link.call(release, timeout=min(self.link.timeout, 5.))
 
     def server_run(self)->str:
         "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters"
