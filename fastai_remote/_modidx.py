@@ -1787,6 +1787,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader.RemoteDL.shuffle_fn': ( 'load/loader.html#remotedl.shuffle_fn',
                                                                                               'fastai_remote/load/loader.py'),
+                                           'fastai_remote.load.loader.RemoteDL.store_names': ( 'load/loader.html#remotedl.store_names',
+                                                                                               'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader.RemoteDL.stores': ( 'load/loader.html#remotedl.stores',
                                                                                           'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader.RemoteDL.why_not_stock': ( 'load/loader.html#remotedl.why_not_stock',

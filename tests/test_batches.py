@@ -443,13 +443,13 @@ def test_a_replaced_sample_is_replaced_for_all_pipelines(lacking, kind, tfms, nu
 @pytest.mark.parametrize('tfms', [None,own_transform()])
 def test_only_bad_samples_are_skipped(lacking, tfms, num_workers):
     "not their batches, although loaders for training leave out a last batch that is smaller"
-    every = lambda items: (SplitOrder(range(20)), [0,1])
-    dls = loaders(lacking(3, 10, 11), 'png', bs=4, splitter=every, on_bad='skip', item_tfms=tfms, num_workers=num_workers)
+    all_twenty = lambda items: (SplitOrder(range(20)), [0,1])
+    dls = loaders(lacking(3, 10, 11), 'png', bs=4, splitter=all_twenty, on_bad='skip', item_tfms=tfms, num_workers=num_workers)
     assert dls.train.drop_last
     batches = picture_and_label(dls.train)
     assert sum(map(len, batches))==17 and sorted(picture for batch in batches for picture,_ in batch)==[i for i in range(20) if i not in (3,10,11)]
     assert len(batches)==5 and sum(len(batch)==4 for batch in batches)>=2
-    assert len([b for b in loaders(lacking(3), 'png', bs=8, splitter=every, on_bad='skip', item_tfms=tfms, num_workers=num_workers).train])==2   # of 20
+    assert len([b for b in loaders(lacking(3), 'png', bs=8, splitter=all_twenty, on_bad='skip', item_tfms=tfms, num_workers=num_workers).train])==2   # of 20
 
 @pytest.mark.filterwarnings('ignore:.*were missing or damaged')
 @pytest.mark.parametrize('tfms', [None,own_transform()])

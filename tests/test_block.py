@@ -316,7 +316,8 @@ def test_a_codec_that_is_not_registered_is_named(server):
     error = r"own codec: field 'word.reversed' has the codec 'reversed', .*register_codec"
     for use in (lambda: store[0], lambda: RedisBlock(store, 'word.reversed'),
                 lambda: from_store(store, x='word.reversed', num_workers=0), lambda: RemoteDataset(store).decode()[0],
-                lambda: Fetch('word.reversed', store)(0)):
+                lambda: Fetch('word.reversed', store)(0), lambda: store.verify(num_workers=1),
+                lambda: store.edit(set={'word.reversed':{0:'x'}})):
         with pytest.raises(ValueError, match=error): use()
     assert RemoteDataset(store)[0]['word.reversed']==b'0' and store.get_many([0], 'cls', decode=True)=={'cls':['a']}
     assert RemoteDataset(store).decode(lambda key, data: key)[0]['word.reversed']=='.word.reversed'

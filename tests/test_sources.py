@@ -11,6 +11,7 @@ from fastai.data.core import DataLoaders
 from PIL import Image
 
 import fastai_remote.block
+from fastai_remote.source.datasets import as_source
 from fastai_remote.codec.base import Encoded
 from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisStore, StoreError, StoreFull, StoreNotFound, csv_samples, drawing_samples, redis_server, tar_samples,
     to_redis)
@@ -564,3 +565,11 @@ def test_evicting_server(policy, num_workers):
         def src(): yield from ({'bin':random.Random(i).randbytes(3000), 'id':i} for i in range(3000))
         with pytest.raises(StoreError): to_redis(src(), s.url, 'd', num_workers=num_workers, progress=False)
         with pytest.raises(StoreNotFound): RedisStore(s.url, 'd')
+
+def test_records_of_numpy_count_with_all_their_values():
+    "Their `repr` shows only the first and last elements of a long array"
+    def fingerprint(value):
+        rows = np.zeros(2, [('a','f4',(2000,))])
+        rows['a'][1,1000] = value
+        return as_source(list(rows)).fingerprint()
+    assert fingerprint(1)!=fingerprint(2) and fingerprint(1)==fingerprint(1)

@@ -142,7 +142,10 @@ def _count_records(writer, report, resumed=False):
     return marks
 
 def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
-    "Write, in parallel, the chunks that have no record, and count them in `report`; raises as `_count_results`"
+    """Write, in parallel, the chunks that have no record, and count them in `report`
+
+    `marks` is an array as in `IngestJob`, which is not updated; `limit` is a `FailureLimit`, and `progress` as in
+    `with_progress`. Raises what `_count_results`, `job.chunks` and the workers raise."""
     n_chunks = job.n_chunks(marks)
     # closing: when an error is raised, the workers stop at once, and not when the generator is collected
     with closing(parallel_map(job.write(), job.chunks(marks), num_workers)) as results:

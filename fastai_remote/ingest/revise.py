@@ -14,7 +14,6 @@ from itertools import islice
 import numpy as np
 from fastcore.basics import listify
 
-from ..codec.fields import get_codec
 from ..codec.numbers import narrow
 from ..codec.webdataset import check_members
 from ..core import StoreError, UnknownField
@@ -26,7 +25,7 @@ from ..parallel import parallel_map
 from ..source.arrays import by_position
 from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr, storable
 from ..source.datasets import as_source, stored_samples, stored_values
-from ..store.base import Store
+from ..store.base import field_codec, Store
 from ..store.shards import ShardStore
 from ..write.revision import AddFields, Append, Edit
 from ..write.shards import ShardWriter
@@ -34,7 +33,9 @@ from ..write.shards_reviser import set_overlay
 
 # %% ../../nbs/ingest/07_revise.ipynb #15f9bd2a
 class _NamedLabels:
-    "Applies `fn` to a sample, and replaces the codes of its labels by the labels"
+    """Applies `fn` to a sample, and replaces codes in the result by their labels; returns a dict
+
+    Labels of `vocab` stay as they are. Raises `ValueError` for what is neither a label nor a code of its field."""
     def __init__(self,
         fn, # As `to_redis` takes it
         vocab:dict # `{field: list of labels}` of the source
@@ -261,7 +262,7 @@ class _ChangedSamples(IndexedSource):
     def fingerprint(self):
         digest = hashlib.sha256()
         for field,changed in self.values.items():
-            codec = get_codec(self.store.manifest.fields[field]['codec'])
+            codec = field_codec(self.store, field)
             for number in sorted(changed):
                 digest.update(stable_repr((field, number)).encode())
                 digest.update(_content(codec, changed[number]))

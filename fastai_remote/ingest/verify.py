@@ -11,11 +11,10 @@ __all__ = ['VerifyReport', 'verify_store']
 import time
 from dataclasses import dataclass, field
 
-from ..codec.fields import get_codec
 from ..core import html_table, CorruptSample, MissingSample, StoreError, StoreNotFound, UnsupportedFormat
 from .report import SHOWN_FAILURES
 from ..parallel import parallel_map
-from ..store.base import decode_value, Store
+from ..store.base import decode_value, field_codec, Store
 
 # %% ../../nbs/ingest/08_verify.ipynb #95ce27dc
 @dataclass
@@ -97,7 +96,7 @@ def _check_samples(store, numbers):
     specs = {f'{name}?' if store.may_lack(name) else name:name for name in store.fields}
     for spec,values in store.get_many(numbers, list(specs), check=True).items():
         name = specs[spec]
-        codec = get_codec(store.manifest.fields[name]['codec'])
+        codec = field_codec(store, name)
         for number,value in zip(numbers, values):
             if value is None: continue   # samples may lack this field
             if codec.dtype is not None: store.decode(number, name, value)

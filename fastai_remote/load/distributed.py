@@ -60,9 +60,8 @@ def _check_same(order, dl):
     checksums = [None]*torch.distributed.get_world_size()
     torch.distributed.all_gather_object(checksums, (len(order),order.checksum()))
     if len(set(checksums))>1:
-        names = ', '.join(store.name for store in dl.stores)
-        raise ValueError(f'{names}: get_preds over several ranks needs the same order on each, and this loader is '
-                         'shuffled: use dls.valid, dls.test_dl(…), or .new(shuffle=False)')
+        raise ValueError(f'{dl.store_names}: get_preds over several ranks needs the same order on each, and this '
+                         'loader is shuffled: use dls.valid, dls.test_dl(…), or .new(shuffle=False)')
 
 def wrap_dl(
     trainer:DistributedTrainer, # The callback of `learn.distrib_ctx()`
@@ -74,7 +73,6 @@ def wrap_dl(
     Raises `ValueError` for a `RemoteDL` with `on_bad='skip'` on several ranks."""
     if not isinstance(dl, RemoteDL): return stock_wrap_dl(trainer, dl)
     if dl.on_bad=='skip' and num_distrib()>1:
-        names = ', '.join(store.name for store in dl.stores)
-        raise ValueError(f"{names}: on_bad='skip' would give the ranks different numbers of samples, and they would "
-                         "wait for each other: use on_bad='replace' to train on several ranks")
+        raise ValueError(f"{dl.store_names}: on_bad='skip' would give the ranks different numbers of samples, and they "
+                         "would wait for each other: use on_bad='replace' to train on several ranks")
     return RemoteDistributedDL(dl, device=trainer.learn.model.device)

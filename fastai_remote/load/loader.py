@@ -160,6 +160,11 @@ class RemoteDL(TfmdDL):
         "The stores that batches come from"
         return StoreInputs(self.dataset).stores
 
+    @property
+    def store_names(self)->str:
+        "The names of the stores, for messages"
+        return ', '.join(store.name for store in self.stores)
+
     def explain(self)->str:
         "How the batches are built, and what prevents a faster way, in one sentence"
         return decide_path(self).explain(self.after_item)
@@ -452,8 +457,7 @@ class RemoteDL(TfmdDL):
         count = 0 if self.on_bad=='raise' else int(self._report[:,0].sum())
         if not count: return
         what = 'and others took their place' if self.on_bad=='replace' else 'and were skipped'
-        names = ', '.join(store.name for store in self.stores)
-        message = f'{names}: {count} samples were missing or damaged, {what}, first {self.replaced[:5]}'
+        message = f'{self.store_names}: {count} samples were missing or damaged, {what}, first {self.replaced[:5]}'
         warnings.warn(message, stacklevel=3)
 
     @property

@@ -37,13 +37,15 @@ class MeanImage(DisplayedTransform):
     def _mean(self, x):
         "The mean image, scaled to the images of batch `x`: shape (1, channels, height, width), values in 0..1"
         key = tuple(x.shape[1:]),x.device
-        if key not in self.cache:
+        scaled = self.cache.get(key)
+        if scaled is None:
             mean = np.array(self.im.convert('L' if x.shape[1]==1 else 'RGB'))
             mean = torch.tensor(mean, dtype=torch.float32).div(255)
             mean = mean.reshape(1, *self.im.size[::-1], -1).permute(0, 3, 1, 2)
             mean = F.interpolate(mean, x.shape[-2:], mode='bilinear', align_corners=False)
-            self.cache = {key:mean.to(x.device)}
-        return self.cache[key].to(x.dtype)
+            scaled = mean.to(x.device)
+            self.cache = {key:scaled}   # one size at a time; other threads may have another
+        return scaled.to(x.dtype)
 
     def encodes(self, x:TensorImage): return x-TensorImage(self._mean(x))
     def decodes(self, x:TensorImage): return (x+TensorImage(self._mean(x))).clamp(0, 1)

@@ -453,9 +453,9 @@ class RemoteLMDL(RemoteDL):
         text = self._texts[position] if self._texts and position in self._texts else self.items[position]
         counted = int(self._known_lengths[np.array([position])][0])
         if len(text)==counted: return text
-        names = ', '.join(store.name for store in self.stores)
-        raise ValueError(f'{names}: the text at position {position} has {len(text)} tokens, and {counted} were counted '
-                         'before: a language model needs a tokenizer and transforms that always do the same')
+        raise ValueError(f'{self.store_names}: the text at position {position} has {len(text)} tokens, and {counted} '
+                         'were counted before: a language model needs a tokenizer and transforms that always do the '
+                         'same')
 
     def _shown_as_table(self, samples, max_n, outs=None):
         "As in `RemoteDL`; without predictions, texts and targets are shown as a table"

@@ -67,7 +67,8 @@ def _plain(o):
     "`o` with hashes in place of arrays, so that its `repr` tells all of it; raises `TypeError` unless it is plain data"
     kind = type(o)
     if kind in _usual: return o
-    if kind is not dict and isinstance(o, _PLAIN): return o
+    if isinstance(o, np.void): o = np.asarray(o)   # a record, of which `repr` shows only a part
+    elif kind is not dict and isinstance(o, _PLAIN): return o
     if isinstance(o, dict): return {key:_plain(value) for key,value in o.items()}
     if isinstance(o, (list,tuple)): return type(o).__name__,[_plain(value) for value in o]
     if isinstance(o, np.ndarray) and not o.dtype.hasobject:

@@ -237,7 +237,10 @@ def _is_drawing_file(path):
     return name.suffix.lower() in _EXTENSIONS and not path.name.startswith('.') and path.is_file()
 
 def _drawing_files(files):
-    "Returns `(paths, folder that names are relative to)`; raises `FileNotFoundError`, `ValueError` if there are none"
+    """Returns `(paths, folder that names are relative to)` of `files`: a file, a folder, or a list of files
+
+    A folder is searched with its subfolders. Raises `FileNotFoundError` if it has no drawings, and `ValueError` for an
+    empty list. Whether given files exist is not checked."""
     if isinstance(files, (str,Path)):
         path = Path(files)
         if not path.is_dir(): return [path],path.parent

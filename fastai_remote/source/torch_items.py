@@ -307,7 +307,7 @@ def _known_fields(dataset):
 def _known_boxes(dataset):
     """The `_AnnotatedBoxes` of a dataset, see `_BOXES`
 
-    `None` for other datasets, and if a transform may have moved what the boxes surround."""
+    `None` for other datasets, and if the dataset has any transform: it may move what the boxes surround."""
     find = _find_torchvision(_BOXES, dataset)
     return find(dataset) if find and getattr(dataset, 'transforms', None) is None else None
 

@@ -136,7 +136,7 @@ class RedisLink:
         return self.servers.client
 
     def use_cluster(self):
-        "From now on, this is known to be a cluster"
+        "From now on, this is known to be a cluster: forgets the connections, to connect as to a cluster when used next"
         self.is_cluster = True
         self._forget_servers()
 

@@ -418,7 +418,10 @@ def compare_checksums(self:ShardStore, numbers, field, values, checksums):
 
 @patch
 def compare_in_shards(self:ShardStore, numbers, field, values, checksums):
-    "As `compare_checksums`, for values that are in no overlay"
+    """Raises `CorruptSample` unless `values[field]` match `checksums`, as `compare_checksums`, but looks at no overlay
+
+    A value that does not match is read again first, and replaced in `values`, `{field: list of bytes}`. Raises
+    `StoreNotFound` if the dataset was replaced."""
     damaged = np.flatnonzero(crc32s(values[field])!=checksums)
     if not len(damaged): return
     self.check_not_replaced()

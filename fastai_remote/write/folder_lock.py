@@ -23,9 +23,10 @@ _held_locks = set() # IDs of the locks that this process holds; one with another
 _never = threading.Event() # To wait, also in tests that let no time pass
 
 class FolderLock:
-    """The right to write a dataset in a folder: a file there that the process which leads renews
+    """The right to write a dataset in a folder: a file there that the leading process renews, from `take` to `close`
 
-    Its workers have copies of this object with the same `token`."""
+    If it is not renewed for `LEASE_SECONDS`, another process may take it; `check` and `publishing` raise `StoreBusy`
+    then. The locks of its workers have the same `token`, and only check it."""
     def __init__(self,
         storage:Storage, # The folder
         token:str=None, # ID of the lock; default: `take` chooses it

@@ -141,7 +141,9 @@ def _add_fields(version, store, part, change):
         setattr(version.manifest, name, {**getattr(version.manifest, name), **getattr(part, name)})
 
 def _edit(version, store, part, change):
-    "Changes `version` as `change`, an `Edit`, says; `part` is `None` if it has no new values; the rest as in `_append`"
+    """Changes `version`, a `NewVersion`, as `change`, an `Edit`, says: replaces values, drops samples, drops fields
+
+    `store` is the version that is there, which stays. `part` is the manifest of the new values, `None` without any."""
     if part is not None: _replace(version, store, part, change)
     if len(change.dropped): _drop(version, store, change.dropped)
     if change.drop_fields: _drop_fields(version, change.drop_fields)
