@@ -16,11 +16,12 @@ from .strokes import as_strokes, unpack_strokes
 class StrokeSequence:
     """Turns drawings into sequences for recurrent networks, in the formats of sketch-rnn (Ha and Eck, 2017)
 
-    `create` and `batch` take strokes, `of_points` takes points with times. Each row is a step of the pen: dx and dy from
-    the point before, the first one from (0, 0), with `time` the seconds since then, and the state of the pen. `fmt=5`
-    has three states, one of which is 1: the pen draws on, it is lifted after this point, or the drawing has ended. The
-    last row is 0 but for a 1 at its end; padding, which is added when batches are made, is such rows. `fmt=3` has one
-    state, 1 if the pen is lifted after this point, and no row for the end. Points beyond `max_len` are cut off."""
+    `create` and `batch` take strokes, `of_points` takes points with times. Each row is a step of the pen: dx and dy
+    from the point before, the first one from (0, 0), with `time` the seconds since then, and the state of the pen.
+    `fmt=5` has three states, one of which is 1: the pen draws on, it is lifted after this point, or the drawing has
+    ended. The last row is 0 but for a 1 at its end; padding, which is added when batches are made, is such rows.
+    `fmt=3` has one state, 1 if the pen is lifted after this point, and no row for the end. Points beyond `max_len` are
+    cut off."""
     def __init__(self,
         fmt:int=5, # 5 or 3 columns
         scale:float=1., # What dx and dy are multiplied by
