@@ -645,9 +645,9 @@ def _from_files(files, options):
 
 def _check_one_kind(paths):
     "Raise `ValueError` if some of `paths`, texts, are files of another kind than the first, by their names"
-    kinds = CSV_EXTENSIONS,_ARROW
-    def kind_of(path): return [path.lower().endswith(extensions) for extensions in kinds]
-    other = next((path for path in paths if kind_of(path)!=kind_of(paths[0])), None)
+    def kind_of(path): return [path.lower().endswith(extensions) for extensions in (CSV_EXTENSIONS,_ARROW)]
+    kind = kind_of(paths[0])
+    other = next((path for path in paths if kind_of(path)!=kind), None)
     if other is not None:
         raise ValueError(f'{shown_path(paths[0])} and {shown_path(other)} are files of different kinds: give a list of '
                          'files of one kind')
