@@ -50,7 +50,10 @@ def spark_session():
     if not (shutil.which('java') or 'JAVA_HOME' in os.environ): pytest.skip('no Java for Spark')
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP='127.0.0.1')
     from pyspark import SparkContext
-    conf = {'spark.ui.enabled':'false', 'spark.ui.showConsoleProgress':'false', 'spark.driver.host':'127.0.0.1', 'spark.driver.memory':'1g', 'spark.sql.shuffle.partitions':2}
+    # compiling more than a little takes longer than such short tests
+    conf = {'spark.ui.enabled':'false', 'spark.ui.showConsoleProgress':'false', 'spark.driver.host':'127.0.0.1',
+        'spark.driver.memory':'1g', 'spark.sql.shuffle.partitions':2,
+        'spark.driver.extraJavaOptions':'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'}
     spark = sql.SparkSession.builder.master('local[2,4]').config(map=conf).getOrCreate()
     spark.sparkContext.setLogLevel('OFF')   # of errors that are meant to happen
     yield spark

@@ -111,6 +111,14 @@ def test_there_and_back(s3):
         *(f'shard-{k:06}.{e}' for k in range(8) for e in ('tar','tar.fastai_remote'))}
     with tarfile.open(fileobj=io.BytesIO(o['shard-000003.tar'])) as t: assert len(t.getnames())==3*EACH
 
+def test_what_botocore_knows_about_s3_is_read_once(s3, monkeypatch):
+    "Of two stores, the second makes its client without the files that describe the services of AWS"
+    from botocore.loaders import JSONFileLoader
+    assert opened(s3)[0]
+    def load_file(self, path): raise AssertionError(f'{path} is read again')
+    monkeypatch.setattr(JSONFileLoader, 'load_file', load_file)
+    assert opened(s3)[0]
+
 def test_two_writers(s3):
     "The same with two processes, byte for byte"
     assert make(s3, 'twice', num_workers=2).written==N

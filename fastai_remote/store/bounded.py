@@ -140,10 +140,33 @@ _s3_config = dict(request_checksum_calculation='when_required', response_checksu
                   retries={'total_max_attempts':1})
 
 @functools.cache
+def _loader(data_path):
+    "botocore's loader of its descriptions of services, which remembers them; `data_path`: botocore's setting, a `str`"
+    from botocore.loaders import create_loader
+    return create_loader(data_path)
+
+def _new_session(options):
+    """A session of aiobotocore with `options`, a dict
+
+    All sessions of this process, and those of processes that are forked from it, read the descriptions of S3 only once.
+    That takes longer than most requests."""
+    from aiobotocore.session import AioSession
+    session = AioSession(**options)
+    session.register_component('data_loader', _loader(session.get_config_variable('data_path')))
+    return session
+
+@functools.cache
 def _limited_s3():
-    "A subclass of `S3FileSystem` that limits answers by `bytes_to_read`; raises `ImportError` without s3fs"
+    """A subclass of `S3FileSystem` that limits answers by `bytes_to_read`, and makes its session by `_new_session`
+
+    Raises `ImportError` without s3fs."""
     from s3fs import S3FileSystem
     class LimitedS3FileSystem(S3FileSystem):
+        async def set_session(self, *args, **kwargs):
+            if self._s3 is None and self.session is None:
+                self.session = _new_session(self.kwargs)
+            return await super().set_session(*args, **kwargs)
+
         async def _cat_file(self, path, version_id=None, start=None, end=None, **kwargs):
             bucket,key,version = self.split_path(path)
             request = {'Bucket':bucket, 'Key':key}
