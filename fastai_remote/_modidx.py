@@ -6090,5 +6090,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                       'fastai_remote/write/shards_reviser.py'),
                                                     'fastai_remote.write.shards_reviser._planned': ( 'write/shards_reviser.html#_planned',
                                                                                                      'fastai_remote/write/shards_reviser.py'),
+                                                    'fastai_remote.write.shards_reviser._widen_for': ( 'write/shards_reviser.html#_widen_for',
+                                                                                                       'fastai_remote/write/shards_reviser.py'),
                                                     'fastai_remote.write.shards_reviser.set_overlay': ( 'write/shards_reviser.html#set_overlay',
                                                                                                         'fastai_remote/write/shards_reviser.py')}}}

@@ -396,10 +396,11 @@ def test_codes_of_a_source_with_classes_are_translated(server):
     store = store.append(Source(), lambda o: {'txt':o[0], 'cls':o[1]}, shuffle=False, **one)
     assert [row['cls'] for row in store]==['a','b','owl','b','a'] and store.vocab==['a','b','owl']
 
-def test_more_classes_than_fit_a_byte(server):
-    to_redis([{'cls':f'c{i:03}'} for i in range(200)], server.url, 'w', shuffle=False, **one)
-    store = RedisStore(server.url, 'w').append([{'cls':f'd{i:03}'} for i in range(200)], shuffle=False, **one)
-    assert [row['cls'] for row in store]==[f'c{i:03}' for i in range(200)]+[f'd{i:03}' for i in range(200)] and verified(store)
+@pytest.mark.parametrize('place', ['redis','shards'])
+def test_more_classes_than_fit_a_byte(server, tmp_path, place):
+    before,more = [{'cls':f'c{i:03}'} for i in range(200)],[{'cls':f'd{i:03}'} for i in range(200)]
+    store = put_in(place, before, server, tmp_path).append(more, shuffle=False, **one)
+    assert [row['cls'] for row in store]==[row['cls'] for row in before+more] and verified(store)
     assert store.manifest.fields['cls']['dtype']=='u2' and store.get_many(range(400), 'cls', check=True)['cls'].tolist()==list(range(400))
 
 @pytest.mark.parametrize('labels,more', [([3,1,2],[7,1]), ([10**9,5],[-3])])
@@ -408,12 +409,33 @@ def test_labels_that_are_numbers(server, labels, more):
     store = RedisStore(server.url, 'n').append([{'cls':label} for label in more], shuffle=False, **one)
     assert [row['cls'] for row in store]==labels+more and store.vocab==sorted(labels)+[label for label in more if label not in labels]
 
-def test_numbers_that_are_no_labels(server, monkeypatch):
-    "More than can be classes: they are stored as they are"
-    monkeypatch.setattr('fastai_remote.write.redis.MAX_CLASSES', 100)
-    to_redis(({'cls':7*i} for i in range(700)), server.url, 'many', **one)
-    store = RedisStore(server.url, 'many').append([{'cls':5},{'cls':10**6}], shuffle=False, **one)
-    assert [row['cls'] for row in store[-3:]]==[7*699,5,10**6] and not store.vocab
+def put_in(place, source, server, tmp_path, name='in'):
+    "A new dataset in Redis or in shards"
+    if place=='redis': return to_redis(source, server.url, name, overwrite=True, shuffle=False, **one) and RedisStore(server.url, name)
+    return to_shards(source, tmp_path/name, shuffle=False, **one) and ShardStore(tmp_path/name)
+
+@pytest.fixture(params=['redis','shards'])
+def integers(request, server, tmp_path, monkeypatch):
+    "A function that writes integer labels, of which at most 100 can be classes"
+    for module in ('redis','shard_totals'): monkeypatch.setattr(f'fastai_remote.write.{module}.MAX_CLASSES', 100)
+    return lambda labels: put_in(request.param, [{'cls':i} for i in labels], server, tmp_path, 'many')
+
+@pytest.mark.parametrize('more', [[5,10**6], [70_000], [-3], range(1000, 1200)])
+def test_numbers_that_are_no_labels(integers, more):
+    "More than can be classes: they are stored as they are, and those that are appended, too"
+    store = integers(range(0, 700, 5)).append([{'cls':i} for i in more], shuffle=False, **one)
+    assert [row['cls'] for row in store[:]]==[*range(0, 700, 5), *more] and not store.vocab and verified(store)
+
+def test_a_number_that_is_no_label_is_edited(integers):
+    store = integers(range(140)).edit(set={'cls':{3:10**6}})
+    assert [row['cls'] for row in store[:5]]==[0,1,2,10**6,4] and not store.vocab and verified(store)
+
+def test_more_numbers_than_can_be_labels_are_not_appended_to_labels(integers):
+    "They would be taken for codes of the labels that are there"
+    store = integers([10,20,30])
+    with pytest.raises(ValueError, match="many: 'cls' has 3 labels, and the new samples have more different integers"):
+        store.append([{'cls':i} for i in range(101)], shuffle=False, **one)
+    assert [row['cls'] for row in store.reopened()[:]]==[10,20,30]
 
 def test_failures_of_all_parts_are_named(server):
     def fn(o):
