@@ -169,8 +169,8 @@ def add_labels(
     labelled = [field for field,spec in part.fields.items() if spec['codec']=='cls']
     for field in labelled:
         if field in vocab and field not in part.vocab:
-            raise ValueError(f'{manifest.name}: {field!r} has {len(vocab[field]):,} labels, and the new samples have more '
-                             'different integers than can be labels: store them in another field, such as id.i8')
+            raise ValueError(f'{manifest.name}: {field!r} has {len(vocab[field]):,} labels, and the new samples have '
+                             'more different integers than can be labels: store them in another field, such as id.i8')
     values = [field for field in labelled if field not in vocab]
     for field,labels in part.vocab.items():
         if field in values: continue
