@@ -736,6 +736,37 @@ def test_a_new_value_that_cannot_be_stored_is_named(opened_30, values):
     "Also if it is not the first one"
     with pytest.raises(IngestError, match='sample 1: .*TypeError|sample 1: .*int'): opened_30.edit(set={'txt':values})
 
+@pytest.mark.parametrize('values', [{'id.i4':{1:'x'}}, {'id.i4':{1:None}}, {'id.i4':{0:1, 1:2**40}}, {'cls':{1:'a\ud800'}},
+    {'n.cls':{1:None}}, {'n.cls':{1:2.5}}, {'n.cls':{1:2**63}}, {'n.cls':{1:[1]}}], ids=str)
+def test_a_number_that_cannot_be_stored_is_named(opened_30, values):
+    store = opened_30.add_fields({'n.cls':[i%3 for i in range(30)]}, num_workers=1)
+    with pytest.raises(IngestError, match='sample 1: (TypeError|ValueError): '): store.edit(set=values)
+    assert rows(store.reopened())==rows(store)
+
+def test_labels_of_numpy_are_labels_in_an_edit(opened_30):
+    store = opened_30.add_fields({'n.cls':[i%3 for i in range(30)]}, num_workers=1)
+    store = store.edit(set={'n.cls':{0:np.array(7), 1:np.int64(2)}, 'cls':{0:np.str_('new')}})
+    assert store[0]['n.cls']==7 and store[1]['n.cls']==2 and store[0]['cls']=='new' and verified(store)
+    assert store.manifest.vocab['n.cls']==[0,1,2,7] and store.manifest.counts['n.cls']==[9,9,11,1]
+
+@pytest.mark.parametrize('change', [lambda s: s.edit(drop=5), lambda s: s.edit(drop=None), lambda s: s.edit(set=['txt']),
+    lambda s: s.edit(set={'txt':['a']*30}), lambda s: s.append([sample(1)], vocab=['a']), lambda s: s.append([sample(1)], splits={'a':1}),
+    lambda s: s.append([sample(1)], overwrite=True)])
+def test_arguments_of_another_form_are_refused(opened_30, change):
+    with pytest.raises(TypeError, match='^(d|thirty): (sample numbers must|set= is|append takes no)'): change(opened_30)
+    assert len(opened_30.reopened())==30
+
+def test_no_field_to_add(opened_30):
+    with pytest.raises(ValueError, match='there is no field to add'): opened_30.add_fields({})
+    with pytest.raises(UnknownField, match="no field 'nope'"): opened_30.add_fields(lambda o: {'y.txt':'a'}, fields=['nope'], **one)
+
+def test_a_number_is_no_code_where_labels_are_numbers(opened_30, tmp_path):
+    "Not of the source either: 1 is not 7, the second of its labels"
+    to_shards([{**sample(1), 'n.cls':label} for label in (3,7)], tmp_path/'more', **one)
+    store = opened_30.add_fields({'n.cls':[3]*30}, num_workers=1)
+    with pytest.raises(IngestError, match="label 1 is not in the vocab of 'n.cls'"):
+        store.append(ShardStore(tmp_path/'more'), lambda o: {**o, 'n.cls':1}, **one)
+
 def test_a_vocabulary_of_no_new_field_is_refused(opened_30):
     with pytest.raises(ValueError, match="vocab= names labels of 'z.cls', but the samples have no such field"):
         opened_30.add_fields({'y.cls':[0]*30}, vocab={'z.cls':['a','b']}, **one)

@@ -23,7 +23,7 @@ from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import is_exact_label, parse_number
 from ..core import CorruptSample, StoreError, StoreExists, StoreUnavailable, UnsupportedFormat
-from .chunk import can_name_field, failure_reason, plan_fields, stats_field
+from .chunk import can_name_field, failure_reason, plan_fields, split_names, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
@@ -517,8 +517,7 @@ def _named(source, given, splits, to=None):
     if len(set(tars))<len(tars): raise ValueError(f'{source.url}: {_first_repeated(tars)} is given twice')
     if not splits: return tars,None
     names,ranges = [],{}
-    for split,pattern in splits.items():
-        utf8(str(split))
+    for split,pattern in zip(split_names(splits), splits.values()):
         matching = [n for n in tars if fnmatchcase(n, pattern)]
         if not matching:
             raise FileNotFoundError(f"{source.url}: no tar is called {pattern!r}; there are {', '.join(tars[:10])}")

@@ -51,11 +51,12 @@ class _NamedLabels:
         return sample
 
     def _label(self, field, label):
-        "The label that `label`, which may be a code, stands for; raises `ValueError`"
+        "The label that `label`, which may be a code if labels are text, stands for; raises `ValueError`"
         label = plain_label(field, label)
         if label in self.known[field]: return label
         labels = self.vocab[field]
-        if isinstance(label, int) and 0<=label<len(labels): return labels[label]
+        # as in `Columns`: where labels are numbers themselves, a number that is not among them is no code
+        if isinstance(label, int) and 0<=label<len(labels) and isinstance(labels[label], str): return labels[label]
         raise ValueError(f'label {label!r} is not in the vocab of {field!r}, which has {len(labels)}')
 
 def append_samples(
@@ -72,6 +73,10 @@ def append_samples(
     was interrupted is continued by the same call. Raises `ValueError` if fields or splits do not fit, `StoreExists` if
     the source was appended before, and what `to_redis` raises. Files, tables and lists of plain data are recognised;
     generators, datasets of PyTorch and lists of other objects are not, and are appended again."""
+    more = options.keys()-{'num_workers','shuffle','seed','chunk','progress','max_failed'}
+    if more:
+        raise TypeError(f'{store.name}: append takes no {min(more)}=: splits and labels are those of the source, and '
+                        'nothing that is there is replaced')
     source = as_source(source)
     if bool(source.splits or source.srcs)!=bool(store.splits):
         has = f"has the splits {', '.join(store.splits)}" if store.splits else 'has no splits'
@@ -213,10 +218,12 @@ def add_fields(
 
     The new version becomes visible at once, when all is written, and shares what was there before. A call that was
     interrupted is continued by the same call. Each sample needs a value: if `fn` fails for one, `IngestError` is
-    raised, and nothing is kept. Raises `ValueError` if there are fields of these names, and what `to_redis` raises."""
-    if callable(fn): source = stored_samples(store, fields)
+    raised, and nothing is kept. Raises `ValueError` if there are fields of these names, `UnknownField` for other names
+    in `fields`, and what `to_redis` raises."""
+    if callable(fn): source = stored_samples(store, None if fields is None else _known_fields(store, listify(fields)))
     elif isinstance(fn, dict) and fields is not None:
         raise TypeError('fields= names what a function gets of each sample; the values of a dict are added as they are')
+    elif isinstance(fn, dict) and not fn: raise ValueError(f'{store.name}: an empty dict: there is no field to add')
     elif isinstance(fn, dict): source,fn = _Columns(fn, len(store)),None
     else: raise TypeError(f'want a function of a sample, or a dict of arrays, not {type(fn).__name__}')
     options = dict(vocab=vocab or {}, num_workers=num_workers, chunk=chunk, progress=progress)
@@ -284,7 +291,10 @@ def edit_samples(
     version has no statistics of images that change or are removed. It becomes visible at once, and shares what has not
     changed. Raises `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value that cannot
     be stored, `ValueError` if a sample is to be removed and changed, or if no sample would be left."""
-    drop = np.unique(store.check_numbers(list(drop)))
+    drop = np.unique(store.check_numbers(list(drop) if np.iterable(drop) else drop))
+    changes = list(set.values()) if isinstance(set, dict) else [set or {}]
+    if not all(isinstance(changed, dict) for changed in changes):
+        raise TypeError(f'{store.name}: set= is {{field: {{sample number: new value}}}}, not {set!r:.100}')
     values = {field:dict(zip(store.check_numbers(list(changed)).tolist(), changed.values()))
               for field,changed in (set or {}).items() if changed}
     _known_fields(store, values)
@@ -296,6 +306,9 @@ def edit_samples(
 def _edit_shards(store, reviser):
     "`edit_samples` for shards: new texts, images and arrays go into an overlay for each field"
     reviser.check_edit()
+    values = reviser.change.values
+    for field,changed in values.items():
+        if store.manifest.fields[field]['dtype'] is not None: values[field] = _as_stored(store, field, changed)
     with reviser.revising() as manifest:
         overlays = {}
         for field,values in reviser.change.values.items():
@@ -305,6 +318,21 @@ def _edit_shards(store, reviser):
             overlays[field] = _write_overlay(reviser, len(overlays), source, None, num_workers=1, vocab=vocab,
                                              progress=False)
         reviser.edit(manifest, overlays)
+
+def _as_stored(store, field, values):
+    """Returns `values`, `{sample number: new value}` of a fixed-width field, with each value as it is stored
+
+    That is a number, or a label, which a new code may be needed for. Raises `IngestError`, which names the sample."""
+    spec = dict(store.manifest.fields[field])
+    if spec['codec']=='cls': spec.update(dtype='i8', staged=True, text=isinstance(next(iter(values.values())), str))
+    columns = Columns({field:spec}, {})
+    for number,value in values.items():
+        try: columns.add(number, {field:value})
+        except Exception as e:
+            raise IngestError(f'{store.name}: each sample needs a value, so nothing has changed:\n  sample {number}: '
+                              f'{failure_reason(e)}') from e
+    stored = columns.columns(as_hashes=False)[field]
+    return dict(zip(values, stored if isinstance(stored, list) else stored.tolist()))
 
 def _names_codes(store, field):
     "Has `field` a vocabulary that names the codes of its pixels?"

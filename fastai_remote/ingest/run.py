@@ -16,10 +16,9 @@ from itertools import chain, islice
 
 import numpy as np
 
-from ..codec.base import utf8
 from ..core import StoreError, StoreExists
 from .chunk import Columns, as_vocab, check_vocab, convert, part_fingerprint, plan_fields
-from .chunk import stats_field, stored_fields, write_chunk
+from .chunk import split_names, stats_field, stored_fields, write_chunk
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..order.permutation import BlockPermutation, Permutation
@@ -39,8 +38,12 @@ def split_ranges(
     "Ranges for splits of given sizes; raises `TypeError`, `ValueError`"
     if not isinstance(splits, dict):
         raise TypeError(f"splits is a dict, such as {{'train':None, 'valid':.2}}, not {splits!r}")
-    for size in splits.values():
-        if size is not None and not 0<=size<=(1 if isinstance(size, float) else n):
+    # numbers of NumPy are counts and fractions, too
+    sizes = [size.item() if isinstance(size, np.generic) else size for size in splits.values()]
+    splits = dict(zip(split_names(splits), sizes))
+    for size in sizes:
+        is_number = isinstance(size, (int,float)) and not isinstance(size, bool)
+        if size is not None and not (is_number and 0<=size<=(1 if isinstance(size, float) else n)):
             raise ValueError(f'{splits}: a split has a number of samples, a fraction of them, or None for the rest, '
                              f'not {size}: there are {n:,}')
     if list(splits.values()).count(None)>1: raise ValueError(f'{splits}: only one split can have the rest')
@@ -265,7 +268,7 @@ def ingest(
     options = IngestOptions(fn, **options)
     source = as_source(source)
     vocab = as_vocab(source.vocab if options.vocab is None else options.vocab)
-    for split in (*(options.splits or ()), *(source.splits or ()), *source.srcs): utf8(str(split))
+    for splits in (source.splits or (), source.srcs): split_names(splits)
     job_class = StreamJob if isinstance(source, StreamedSource) else IndexedJob
     job = job_class(source, writer, options)
     writer.begin(partial(_plan, job, vocab, options), options.overwrite)
