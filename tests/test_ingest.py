@@ -13,10 +13,14 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from conftest import CLASSES, N, class_of, examples, wait_for
-from fastai_remote.source.base import IndexedSource
-from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
-from fastai_remote.ingest.run import split_ranges
-from fastai_remote.write.base import fill_gaps
+from fastai_remote.source.base import IndexedSource, StreamedSource
+from fastai_remote import (IngestError, RedisStore, ShardStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink,
+    to_redis)
+from fastai_remote.ingest.run import ingest, split_ranges
+from fastai_remote.store.storage import Storage
+from fastai_remote.write.base import ChunksLost, fill_gaps, MemoryWriter
+from fastai_remote.write.redis import RedisWriter
+from fastai_remote.write.shards import ShardWriter
 from fastai_remote.write.redis_state import packed_writes, split_runs
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.redis_layout import key_layout, KEY_BITS, packed_reads, unpack_replies
@@ -178,6 +182,76 @@ class Integers(IndexedSource):
     def read(self, idxs): return [(f'item {i}',i) for i in idxs.tolist()]
     def load(self, i): return {'cls':5*i-9}
     def fingerprint(self): return self.n
+
+class Parts(StreamedSource):
+    "A stream in parts of these lengths, whatever is asked for"
+    def __init__(self, *lengths): self.lengths = lengths
+    def stream(self, size):
+        for k,n in enumerate(self.lengths): yield [(f'{k} {i}',i) for i in range(n)]
+    def load(self, i): return {'id':i}
+    def fingerprint(self): return self.lengths
+
+class Short(Integers):
+    "It reads one sample less, or one more, than it was asked for"
+    def __init__(self, by): self.n,self.by = 10,by
+    def read(self, numbers): return [(f'item {i}',i) for i in range(len(numbers)+self.by*(len(numbers)>1))]
+
+@pytest.mark.parametrize('source,match', [(Short(-1), 'gave 3 samples, where 4 were asked for'), (Short(1), 'gave 5 samples, where 4'),
+    (Parts(4,5), r'stream\(4\) of the source gave a part of 5')])
+def test_a_source_that_gives_other_numbers_of_samples_than_asked_for(put, source, match):
+    with pytest.raises(ValueError, match=match): put(source, chunk=4, shuffle=False)
+
+def test_a_part_of_another_length_than_it_says(put):
+    class Source(Integers):
+        def read(self, numbers): return Longer([(f'item {i}',i) for i in numbers.tolist()])
+    class Longer(list):
+        def __iter__(self): return iter([*super().__iter__(), ('more',1)])
+    with pytest.raises(ValueError, match='the source gave 5 samples in a part whose length is 4'): put(Source(8), chunk=4, shuffle=False)
+
+def test_a_stream_may_have_empty_parts(put):
+    s,_ = put(Parts(2,0,1), chunk=4)
+    assert [o['id'] for o in s[:]]==[0,1,0]
+
+@pytest.fixture(params=['memory','redis','shards'])
+def new_writer(request, tmp_path):
+    "A function that returns a writer for one place, and what opens the dataset there"
+    if request.param=='memory':
+        writer = MemoryWriter()
+        return lambda: writer, lambda: writer.store
+    if request.param=='shards': return lambda: ShardWriter(Storage(tmp_path/'d')), lambda: ShardStore(tmp_path/'d')
+    url = request.getfixturevalue('server').url
+    RedisStore.delete(url, 'again') if 'again' in RedisStore.names(url) else None
+    return lambda: RedisWriter(RedisLink(url), 'again'), lambda: RedisStore(url, 'again')
+
+def plan_of_ids(n, chunk): return dict(signature='s', n=n, chunk=chunk, fields={'id':{'codec':'id', 'dtype':'i8'}}, splits=None, vocab={}, stats=None)
+
+@pytest.mark.parametrize('failing', [(False,True), (True,False), (True,True)], ids=str)
+def test_a_chunk_that_is_written_again_replaces_the_first(new_writer, failing):
+    "Its samples and its failures: a sample that failed before may not fail now, and another one may"
+    make,opened = new_writer
+    leader = make()
+    leader.begin(plan_of_ids(4, 4))
+    for k,fails in enumerate(failing):
+        writer,kept = leader.opener()(),np.arange(3 if fails else 4)
+        writer.put(kept, {'id':kept})
+        failures = [(f'sample 3 of {k}', 'fails')] if fails else []
+        writer.done(0, dict(ok=len(kept), bytes=8, failed=len(failures), gaps=[3] if fails else []), failures)
+    leader.commit()
+    leader.close()
+    assert [o['id'] for o in opened()[:]]==list(kept) and list(opened().failures())==failures
+
+def test_failures_of_chunks_that_were_lost_count_once():
+    "When they are written again: else there were too many"
+    class Losing(MemoryWriter):
+        lost = False
+        def commit(self):
+            if self.lost: return super().commit()
+            self.lost = True
+            del self.chunks[0]
+            raise ChunksLost('lost')
+    def fn(i): return {'id':1//i}
+    report = ingest(list(range(20)), Losing(), fn, chunk=4, shuffle=False, max_failed=1, num_workers=0, progress=False)
+    assert (report.written,report.failed)==(19,1)
 
 def test_labels(put):
     "Any number of labels a sample; the vocabulary is all there are, or the one given"

@@ -13,11 +13,12 @@ from PIL import Image
 
 from clusters import LocalCluster
 from conftest import dies_at, examples
-from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, TieredStore, UnknownField,
-    UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
+from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, StoreUnavailable, TieredStore,
+    UnknownField, UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
 from fastai_remote.store.redis_parts import RunTable, TooManyRuns
 from fastai_remote.write import redis_lost
+from fastai_remote.write.redis_lock import RedisLock
 from fastai_remote.write.revision import Edit
 
 one = dict(num_workers=1, progress=False)
@@ -418,7 +419,8 @@ def put_in(place, source, server, tmp_path, name='in'):
 def integers(request, server, tmp_path, monkeypatch):
     "A function that writes integer labels, of which at most 100 can be classes"
     for module in ('redis','shard_totals'): monkeypatch.setattr(f'fastai_remote.write.{module}.MAX_CLASSES', 100)
-    return lambda labels: put_in(request.param, [{'cls':i} for i in labels], server, tmp_path, 'many')
+    yield lambda labels: put_in(request.param, [{'cls':i} for i in labels], server, tmp_path, 'many')
+    client(server).flushdb()
 
 @pytest.mark.parametrize('more', [[5,10**6], [70_000], [-3], range(1000, 1200)])
 def test_numbers_that_are_no_labels(integers, more):
@@ -466,6 +468,28 @@ def test_an_edit_that_makes_no_sense(server):
     with pytest.raises(IngestError, match='zero'): store.add_fields(lambda o: 1/0, **one)
     with pytest.raises(Exception, match='bool|number|label'): store.edit(set={'id.i4':{1:'text'}})
     assert store.edit() is store and verified(RedisStore(server.url, 'e')) and store[0]
+
+@pytest.mark.parametrize('change', [dict(drop=[3]), dict(set={'txt':{3:'new'}}), dict(set={'cls':{3:'b'}})], ids=str)
+def test_a_sample_whose_value_is_missing_can_be_dropped_and_replaced(server, change):
+    name = f'lost {len(str(change))}'
+    store = put(server.url, 9, name=name)
+    client(server).delete(f'{name}:txt:3')
+    assert store.verify(num_workers=1).bad==1
+    edited = store.edit(**change)
+    assert edited.verify(num_workers=1).bad==(1 if 'cls' in change.get('set', {}) else 0) and edited[2]['txt']=='sample 2'
+
+def test_a_change_counts_although_its_lock_could_not_be_released(server, monkeypatch):
+    "The lock ends by itself; and an error of the change is not replaced by that of the lock"
+    def away(self): raise StoreUnavailable('away')
+    store = put(server.url, 9, name='away')
+    close = RedisLock.close
+    monkeypatch.setattr(RedisLock, 'close', lambda self: (close(self), away(self)))
+    assert len(store.edit(drop=[1]))==8
+    with pytest.raises(StoreExists, match='is there already'): put(server.url, 9, name='away')
+    with pytest.raises(StoreNotFound, match='no unfinished ingest'): RedisStore.abandon(server.url, 'away')
+    RedisStore(server.url, 'away').rename('away 2')
+    RedisStore.delete(server.url, 'away 2')
+    assert 'away 2' not in RedisStore.names(server.url)
 
 def test_a_change_that_failed_leaves_nothing(server):
     "Each sample needs a value, so the same call could not go on; another one is not in the way of it"

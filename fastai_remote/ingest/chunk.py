@@ -75,8 +75,8 @@ def check_vocab(
             raise ValueError(f"vocab= names codes of {field!r}, which holds bytes of no known kind (bin), so that they "
                              f"cannot be checked: call the field {field+'.png'!r}, or as its format is")
         if codec not in ('cls','labels') and not has_codes(codec):
-            raise ValueError(f'vocab= names labels of {field!r}, which has none: it is stored as {codec}; a field whose '
-                             'name ends in .cls has labels')
+            raise ValueError(f'vocab= names labels of {field!r}, which has none: it is stored as {codec}; a field '
+                             'whose name ends in .cls has labels')
 
 def split_names(
     splits # Names of splits
@@ -361,6 +361,9 @@ def _write_samples(writer, chunk, part, load, fn):
         if columns.nbytes>WRITE_BYTES: flush()
     flush()
     record['failed'] = len(failures)
+    if record['ok']+record['failed']!=len(part):
+        raise ValueError(f"{writer.name}: the source gave {record['ok']+record['failed']:,} samples in a part whose length "
+                         f'is {len(part):,}')
     if columns.notes: record['notes'] = columns.notes
     return record,failures,columns.stats.to_bytes() if columns.stats else b''
 
@@ -371,7 +374,7 @@ def failure_reason(e:Exception)->str: # At most 300 characters
 def part_fingerprint(part)->int: # 1 to 2**62
     "Tells parts of a stream, iterables of `(name, raw)`, apart: a hash of the length, the first and the last sample"
     part = list(part)
-    text = f'{len(part)} {stable_repr((part[0], part[-1]))}'
+    text = f'{len(part)} {stable_repr((part[0], part[-1]) if part else ())}'
     return 1+(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], 'big')>>2)
 
 def convert(

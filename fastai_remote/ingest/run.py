@@ -128,7 +128,12 @@ class IndexedJob(SourceJob):
         size = self.writer.plan['chunk']
         for chunk in np.flatnonzero(marks==0).tolist():
             numbers = np.arange(chunk*size, min(self.n, (chunk+1)*size))
-            yield chunk, self.source.read(self.positions(numbers))
+            part = self.source.read(self.positions(numbers))
+            if len(part)!=len(numbers):
+                raise ValueError(f'{self.writer.name}: read() of the source gave {len(part):,} samples, where '
+                                 f'{len(numbers):,} were asked for; a sample that cannot be read is an exception in its '
+                                 'place')
+            yield chunk, part
 
 class StreamJob(SourceJob):
     "Writes a `StreamedSource`: its parts are the chunks, and those that an earlier run has written are passed over"
@@ -165,6 +170,8 @@ class StreamJob(SourceJob):
     def chunks(self, marks):
         splits,size,end,chunk = {},self.chunk_size,0,-1
         for chunk,part in enumerate(self._stream()):
+            if len(part)>size:
+                raise ValueError(f'{self.writer.name}: stream({size}) of the source gave a part of {len(part):,} samples')
             end = chunk*size+len(part)
             if isinstance(part, SplitChunk): splits.setdefault(part.split, [chunk*size,0])[1] = (chunk+1)*size
             if chunk<len(marks) and marks[chunk]:

@@ -339,6 +339,7 @@ class MemoryWriter(Writer):
     def done(self, chunk, record, failures=(), stats=b'', run=None):
         self.chunks[chunk] = {**record, 'stats':stats}
         self.failed[chunk] = list(failures)
+        for number in record['gaps']: self.samples.pop(number, None)   # an earlier run may have written it
 
     def records(self): return iter(sorted(self.chunks.items()))
     def failures(self): return (failure for chunk in sorted(self.failed) for failure in self.failed[chunk])

@@ -10,6 +10,7 @@ __all__ = ['RedisWriter']
 # %% ../../nbs/write/05_redis.ipynb #ac91d44d
 import json, time, uuid, warnings
 from array import array
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 
@@ -86,8 +87,8 @@ class RedisWriter(Writer):
         def read(client): return client.get(self.keys.plan),client.hlen(self.keys.chunks)
         try:
             plan,done = self.link.call(read, timeout=min(self.link.timeout, 2.))
-            return progress_text(json.loads(plan) if plan else None, done)
-        except (StoreError,ValueError): return ''   # the server is away, or the plan is damaged
+            return progress_text(self.read_plan(plan) if plan else None, done)
+        except StoreError: return ''   # the server is away, or the plan is damaged
 
     def begin(self,
         plan, # The plan, a dict, or a function that returns it, which is called while the lock is held
@@ -111,7 +112,7 @@ class RedisWriter(Writer):
                 self.plan = self._store_plan(plan, earlier)
             self.lock.fence(self.layout.starts)
         except BaseException:
-            self.close()
+            with suppress(StoreError): self.close()   # the lock ends by itself; the error counts
             raise
         return self.plan
 
@@ -282,8 +283,10 @@ def done(self:RedisWriter,
     commands = [('UNLINK', key) for field,spec in fields.items() if spec['dtype'] is None
                 for key in layout.values(field, record['gaps'])]
     commands.append(('HSET', self.keys.chunks, chunk, seal({**record, 'chunk':chunk})))
-    if failures: commands.append(('HSET', layout.failures, chunk, seal({'chunk':chunk, 'failures':failures})))
-    if stats: commands.append(('HSET', self.keys.stats, chunk, seal_stats(chunk, stats)))
+    # and the chunk may have been written before, with other failures
+    for key,content in ((layout.failures, failures and seal({'chunk':chunk, 'failures':failures})),
+                        (self.keys.stats, stats and seal_stats(chunk, stats))):
+        commands.append(('HSET', key, chunk, content) if content else ('HDEL', key, chunk))
     self.lock.write(commands, run)
 
 @patch
@@ -432,7 +435,8 @@ def remove(self:RedisWriter,
         if not stored and not found:
             what = f'no dataset {self.name!r} to delete' if dataset else f'no unfinished ingest of {self.name!r}'
             raise StoreNotFound(f'{self.url}: {what}')
-    finally: self.close()
+    finally:
+        with suppress(StoreError): self.close()   # the lock ends by itself; what was removed, or an error, counts
 
 def _keys_of(manifest):
     "Returns all keys of a dataset but its manifest's, as ranges: `[start of the key, first, stop, step]`"
@@ -476,7 +480,6 @@ def undo(self:RedisWriter,
 ):
     "Records a chunk as empty, so that nothing it wrote counts; raises `StoreBusy`"
     size = self.plan['chunk']
-    self.lock.transaction(lambda p: p.hdel(self.keys.stats, chunk).hdel(self.layout.failures, chunk))
     gaps = list(range(chunk*size, (chunk+1)*size))
     self.done(chunk, dict(ok=0, bytes=0, failed=0, gaps=gaps), run=self.server_run())
 

@@ -8,10 +8,10 @@ Docs: page `write/redis_admin`"""
 __all__ = ['delete_dataset', 'unfinished_ingests', 'abandon_ingest', 'rename_dataset']
 
 # %% ../../nbs/write/07_redis_admin.ipynb #0b4d809b
-import json
+from contextlib import suppress
 from dataclasses import replace
 
-from ..core import Manifest, StoreBusy, StoreExists
+from ..core import CorruptSample, Manifest, StoreBusy, StoreError, StoreExists
 from ..store.address import concealed
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisStore
 from ..store.redis_link import as_link, RedisLink
@@ -24,7 +24,9 @@ def delete_dataset(
     url:str|RedisLink, # The server
     name:str, # Name of the dataset
 ):
-    "Removes a dataset and an unfinished ingest of its name; raises `StoreNotFound` if there is neither, `StoreBusy`"
+    """Removes a dataset, and an unfinished ingest of its name
+
+    Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove()
 
@@ -38,17 +40,16 @@ def unfinished_ingests(
     url = concealed(url)
     link = as_link(url)
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
-    ingests = [_describe_ingest(link, name) for name in names]
-    # in a cluster, a name is listed for a short time after its ingest has ended
-    return [ingest for ingest in ingests if ingest['began'] or not link.is_cluster]
+    return [ingest for ingest in (_describe_ingest(link, name) for name in names) if ingest]
 
 def _describe_ingest(link, name):
-    "Returns the dict of `unfinished_ingests` for one name"
+    "Returns the dict of `unfinished_ingests` for one name; `None` for an ingest that has ended"
     def read(keys): return link.send([('GET', keys.plan), ('HLEN', keys.chunks), ('EXISTS', keys.lock)])
     stored,done,is_locked = read(IngestKeys(name))
     if stored is None and link.is_cluster: stored,done,is_locked = read(IngestKeys(name, tags=1))
-    try: plan = json.loads(stored) if stored else {}
-    except ValueError: plan = {}   # damaged; `begin` and `abandon` say so
+    if stored is None and link.is_cluster: return None   # there, the name is listed for a short time after the end
+    try: plan = RedisWriter(link, name).read_plan(stored) if stored else {}
+    except CorruptSample: plan = {}   # `begin` and `abandon` say so
     chunks = 0
     if plan: chunks = None if plan.get('open') else chunk_count(plan)
     return dict(name=name, chunks=done, of=chunks, began=plan.get('began', ''), running=bool(is_locked))
@@ -78,8 +79,10 @@ def rename_dataset(
             old.remove_garbage()
             new.remove_garbage()
             _switch_name(store.link, old, new, manifest)
-        finally: new.close()
-    finally: old.close()
+        finally:
+            with suppress(StoreError): new.close()   # the lock ends by itself; the new name, or an error, counts
+    finally:
+        with suppress(StoreError): old.close()
     return type(store)(store.link, name)
 
 def _switch_name(link, old, new, manifest):
