@@ -1,5 +1,5 @@
 "`to_redis`, from every kind of source: nothing lost, nothing twice, gaps closed, failures named, no key left over"
-import random, re, threading, time, zlib
+import pickle, random, re, threading, time, zlib
 
 import numpy as np
 import pandas as pd
@@ -14,12 +14,13 @@ from PIL import Image
 
 from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote.source.base import IndexedSource, StreamedSource
-from fastai_remote import (IngestError, RedisStore, ShardStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink,
-    to_redis)
+from fastai_remote import (IngestError, RedisStore, ShardStore, StoreError, StoreExists, StoreNotFound, UnknownField, image_samples,
+    redis_server, shrink, to_redis)
 from fastai_remote.ingest.run import ingest, split_ranges
 from fastai_remote.store.storage import Storage
 from fastai_remote.write.base import ChunksLost, fill_gaps, MemoryWriter
 from fastai_remote.write.redis import RedisWriter
+from fastai_remote.write.revision import wider_dtype
 from fastai_remote.write.shards import ShardWriter
 from fastai_remote.write.redis_state import packed_writes, split_runs
 from fastai_remote.store.redis_link import RedisLink
@@ -252,6 +253,49 @@ def test_failures_of_chunks_that_were_lost_count_once():
     def fn(i): return {'id':1//i}
     report = ingest(list(range(20)), Losing(), fn, chunk=4, shuffle=False, max_failed=1, num_workers=0, progress=False)
     assert (report.written,report.failed)==(19,1)
+
+@pytest.mark.parametrize('chunk', [0, -1, 2.5, '4', True])
+def test_chunks_of_no_size(put, server, chunk):
+    with pytest.raises(ValueError, match='chunk is a number of samples, at least 1'): put([{'id':1}], chunk=chunk)
+    with pytest.raises(ValueError, match='chunk is a number of samples, at least 1'): RedisStore.writer(server.url, 'd', {'id':1}, chunk=chunk)
+    if isinstance(chunk, int) and chunk<1:
+        with pytest.raises(ValueError, match='chunk is a number of samples'): put([{'id':1}])[0].verify(num_workers=1, chunk=chunk)
+
+def test_a_chunk_of_numpy(put):
+    assert len(put([{'id':i} for i in range(9)], chunk=np.int64(4))[0])==9
+
+@pytest.mark.parametrize('size', [float('inf'), float('nan'), 0])
+def test_shards_of_no_size(tmp_path, size):
+    for limits in (dict(maxsize=size), dict(maxcount=size)):
+        with pytest.raises(ValueError, match='maxsize and maxcount are numbers of at least 1'): ShardWriter(Storage(tmp_path), **limits)
+
+def test_partitions_are_written_in_a_with_block(server):
+    write = RedisStore.writer(server.url, 'with', {'id':1})
+    for use in (lambda: list(write([{'id':1}])), lambda: write.commit([]), lambda: pickle.dumps(write)):
+        with pytest.raises(RuntimeError, match='with: use the writer in with'): use()
+    with pytest.raises(TypeError, match='fn must be a function'): RedisStore.writer(server.url, 'with', {'id':1}, fn=5)
+
+def test_chunks_of_partitions_that_the_server_has_lost(server):
+    "Also those that it does not know any more"
+    with RedisStore.writer(server.url, 'lost', {'id':1}, chunk=2) as write:
+        records = list(write([{'id':i} for i in range(6)]))
+        client(server).delete('lost:ingest:next', 'lost:ingest:claims')
+        with pytest.raises(StoreError, match="'lost' has no chunk 0: the server restarted and lost it"): write.commit(records)
+    assert 'lost' not in RedisStore.names(server.url)
+    RedisStore.abandon(server.url, 'lost')
+
+def test_names_of_fields_are_texts(put):
+    with pytest.raises(IngestError, match='TypeError: 0 cannot name a field: a name is a text'): put([{0:'a'}])
+    s,report = put([{'txt':'a'}, {0:'a'}], shuffle=False)
+    assert len(s)==1 and report.failures==[('item 1', 'ValueError: fields 0; the first sample had txt')]
+
+def test_a_copy_with_smaller_images_of_an_unknown_field(put, server):
+    with pytest.raises(UnknownField, match="no field 'nope'"): put([{'txt':'a'}])[0].resize(8, name='small', field='nope')
+
+def test_types_that_no_integer_has(server):
+    for types in (('f4','f8'), (None,'u1'), ('i8','u8')):
+        with pytest.raises(ValueError, match="d: 'x' has numbers of type .* no integer type has all"): wider_dtype('d', 'x', *types)
+    assert (wider_dtype('d', 'x', 'u1', 'i2'),wider_dtype('d', 'x', None, None))==('i2',None)
 
 def test_labels(put):
     "Any number of labels a sample; the vocabulary is all there are, or the one given"

@@ -16,6 +16,7 @@ from conftest import dies_at, examples
 from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, StoreUnavailable, TieredStore,
     UnknownField, UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
+from fastai_remote.ingest.revise import _Columns
 from fastai_remote.store.redis_parts import RunTable, TooManyRuns
 from fastai_remote.write import redis_lost
 from fastai_remote.write.redis_lock import RedisLock
@@ -779,6 +780,14 @@ def test_labels_of_numpy_are_labels_in_an_edit(opened_30):
 def test_arguments_of_another_form_are_refused(opened_30, change):
     with pytest.raises(TypeError, match='^(d|thirty): (sample numbers must|set= is|append takes no)'): change(opened_30)
     assert len(opened_30.reopened())==30
+
+@pytest.mark.parametrize('one,other', [(np.zeros((3,4), 'i4'), np.zeros((3,4), 'f4')), (np.zeros((3,4)), np.zeros((3,2,2))),
+    (np.array(['a','b','c'], object), np.array(['a','b','d'], object))], ids=['dtype','shape','objects'])
+def test_arrays_are_told_apart_by_what_they_hold(one, other):
+    "Where a call is resumed: by type and shape, too, and not by addresses"
+    def fingerprint(values): return _Columns({'x':values}, 3).fingerprint()
+    assert fingerprint(one)==fingerprint(one.copy())!=fingerprint(other)
+    assert fingerprint(np.array([1,2,3], 'M8[s]')) and fingerprint(np.array(['x'+c for c in 'abc'], object))==fingerprint(np.array(['x'+c for c in 'abc'], object))
 
 def test_no_field_to_add(opened_30):
     with pytest.raises(ValueError, match='there is no field to add'): opened_30.add_fields({})

@@ -137,6 +137,7 @@ def plan_fields(
     res = {}
     if not sample: raise ValueError('a sample without fields: it, or what fn returns, is a dict {field: value}')
     for field,value in sample.items():
+        if not isinstance(field, str): raise TypeError(f'{field!r} cannot name a field: a name is a text, such as jpg')
         utf8(field)
         if not can_name_field(field):
             raise ValueError(f'{field!r} cannot name a field: no space, none of : # ~ @ ? ;, and no .crc at the end, '
@@ -165,7 +166,7 @@ def stored_fields(
     key_field:str=None, # Field for the key of the sample; default: it is left out
 )->dict: # `sample` itself if there is nothing to change
     "The fields of `sample`, without what is called `__…__`: that describes where WebDataset has found the sample"
-    names = [name for name in sample if name.startswith('__') and name.endswith('__')]
+    names = [name for name in sample if str(name).startswith('__') and name.endswith('__')]
     if not names: return sample
     fields = {name:value for name,value in sample.items() if name not in names}
     return {**fields, key_field:sample['__key__']} if key_field and '__key__' in names else fields
@@ -217,7 +218,7 @@ class Columns:
         key = sample.get('__key__')
         sample = stored_fields(sample, 'key.txt' if 'key.txt' in self.values and 'key.txt' not in sample else None)
         if sample.keys()!=self.values.keys():
-            raise ValueError(f"fields {', '.join(sample) or 'none'}; the first sample had {', '.join(self.values)}")
+            raise ValueError(f"fields {', '.join(map(str, sample)) or 'none'}; the first sample had {', '.join(self.values)}")
         if self.takes_keys and key is not None:
             check_key(key)
             if key==self.last_key: raise ValueError(f'__key__ {key!r}: two samples in a row have this key')
@@ -361,9 +362,9 @@ def _write_samples(writer, chunk, part, load, fn):
         if columns.nbytes>WRITE_BYTES: flush()
     flush()
     record['failed'] = len(failures)
-    if record['ok']+record['failed']!=len(part):
-        raise ValueError(f"{writer.name}: the source gave {record['ok']+record['failed']:,} samples in a part whose length "
-                         f'is {len(part):,}')
+    given = record['ok']+record['failed']
+    if given!=len(part):
+        raise ValueError(f'{writer.name}: the source gave {given:,} samples in a part whose length is {len(part):,}')
     if columns.notes: record['notes'] = columns.notes
     return record,failures,columns.stats.to_bytes() if columns.stats else b''
 

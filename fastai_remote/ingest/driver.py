@@ -141,7 +141,7 @@ def _count_records(writer, report, resumed=False):
     return marks
 
 def _counted_again(writer, report):
-    "Returns a new report of the same ingest, which counts the records that are there now, and the `marks` of all chunks"
+    "Returns a new report of the same ingest, which counts the records that are there now, and the `marks` of chunks"
     report = IngestReport(report.name, report.url, resumed=report.resumed, needs=report.needs)
     return report,_count_records(writer, report)
 

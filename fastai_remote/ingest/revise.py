@@ -199,8 +199,11 @@ class _Columns(IndexedSource):
 
     def fingerprint(self):
         def digest(values):
-            if isinstance(values, np.ndarray): return hashlib.sha256(np.ascontiguousarray(values)).hexdigest()
-            return hashlib.sha256(stable_repr(values).encode()).hexdigest()
+            if not isinstance(values, np.ndarray) or values.dtype.hasobject:
+                return hashlib.sha256(stable_repr(list(values)).encode()).hexdigest()
+            digest = hashlib.sha256(f'{values.dtype} {values.shape} '.encode())
+            digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+            return digest.hexdigest()
         return {field:digest(values) for field,values in self.arrays.items()}
 
 def add_fields(

@@ -131,8 +131,8 @@ class IndexedJob(SourceJob):
             part = self.source.read(self.positions(numbers))
             if len(part)!=len(numbers):
                 raise ValueError(f'{self.writer.name}: read() of the source gave {len(part):,} samples, where '
-                                 f'{len(numbers):,} were asked for; a sample that cannot be read is an exception in its '
-                                 'place')
+                                 f'{len(numbers):,} were asked for; an exception stands for a sample that cannot be '
+                                 'read')
             yield chunk, part
 
 class StreamJob(SourceJob):
@@ -171,7 +171,8 @@ class StreamJob(SourceJob):
         splits,size,end,chunk = {},self.chunk_size,0,-1
         for chunk,part in enumerate(self._stream()):
             if len(part)>size:
-                raise ValueError(f'{self.writer.name}: stream({size}) of the source gave a part of {len(part):,} samples')
+                raise ValueError(f'{self.writer.name}: stream({size}) of the source gave a part of {len(part):,} '
+                                 'samples')
             end = chunk*size+len(part)
             if isinstance(part, SplitChunk): splits.setdefault(part.split, [chunk*size,0])[1] = (chunk+1)*size
             if chunk<len(marks) and marks[chunk]:
@@ -224,7 +225,10 @@ class IngestOptions:
         self.limit = FailureLimit(self.max_failed)
         if self.fn is not None and not callable(self.fn):
             raise TypeError(f'fn must be a function of a sample, not {self.fn!r}')
-        if self.chunk is not None and self.chunk<1: raise ValueError(f'chunk must be at least 1, not {self.chunk}')
+        is_number = isinstance(self.chunk, (int,np.integer)) and not isinstance(self.chunk, bool)
+        if self.chunk is not None and not (is_number and self.chunk>=1):
+            raise ValueError(f'chunk is a number of samples, at least 1, not {self.chunk!r}')
+        if self.chunk is not None: self.chunk = int(self.chunk)
         self.num_workers = effective_workers(self.num_workers)
 
 def to_redis(

@@ -200,10 +200,12 @@ def wider_dtype(
     dtype:str, # Its type so far; `None` if its values differ in length
     new_dtype:str # The type of what is new
 )->str: # numpy dtype; `None` if both are
-    "`dtype` if both are the same, else an integer type that has the values of both; raises `ValueError`"
+    """`dtype` if both are the same, else an integer type that has the values of both
+
+    Raises `ValueError` if there is none, as for two types of floats."""
     if dtype==new_dtype: return dtype
-    wider = np.promote_types(dtype, new_dtype)
-    if wider.kind not in 'iu':
+    wider = None if None in (dtype, new_dtype) else np.promote_types(dtype, new_dtype)
+    if wider is None or wider.kind not in 'iu':
         raise ValueError(f'{name}: {field!r} has numbers of type {dtype}, and the new ones need {new_dtype}: no '
                          'integer type has all of them')
     return wider.str[1:]

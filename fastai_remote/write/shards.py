@@ -45,8 +45,8 @@ class ShardWriter(Writer):
         maxcount:int=100_000, # Samples that a shard may have
         name:str=None, # Name of the dataset; default: that of the folder
     ):
-        if maxsize<1 or maxcount<1:
-            raise ValueError(f'maxsize and maxcount must be at least 1, not {maxsize} and {maxcount}')
+        if not (1<=maxsize<np.inf and 1<=maxcount<np.inf):
+            raise ValueError(f'maxsize and maxcount are numbers of at least 1, not {maxsize} and {maxcount}')
         self.storage = storage
         self.name = check_name(name or storage.name)
         self.maxsize,self.maxcount = int(maxsize),int(maxcount)
