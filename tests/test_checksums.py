@@ -15,6 +15,7 @@ from fastai_remote.core import Manifest, seal
 from fastai_remote.store.base import MemoryStore
 from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.write.base import is_alive
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.load.dataset import RemoteDataset
 from faultproxy import FaultProxy
@@ -424,6 +425,19 @@ def test_who_comes_second_is_told_so_also_if_the_plan_is_damaged(fresh, plan):
         unfinished, = RedisStore.unfinished(fresh.url)
         assert unfinished['name']=='d' and unfinished['of']==0 and unfinished['running'] and not unfinished['began']
     finally: writer.close()
+
+@pytest.mark.parametrize('damage', [lambda d: {**d, 'pid':'x'}, lambda d: {**d, 'pid':None}, lambda d: {'host':d['host']}, lambda d: {**d, 'host':5},
+    lambda d: {**d, 'host':''}, lambda d: [1], lambda d: {}])
+def test_a_damaged_lock_is_waited_for(fresh, damage):
+    "Until its lease ends, as that of another machine: nobody knows who has it"
+    writer = RedisWriter(RedisLink(fresh.url), 'd')
+    writer.begin(dict(n=1, chunk=1, fields={}, splits=None, vocab={}, signature='s', stats=None))
+    try:
+        client(fresh).set('d:ingest:lock', json.dumps(damage(json.loads(client(fresh).get('d:ingest:lock')))))
+        with pytest.raises(StoreBusy, match="process unknown on unknown is writing 'd' now"): RedisWriter(RedisLink(fresh.url), 'd').begin({})
+    finally: writer.close()
+
+def test_a_number_that_no_process_has(): assert not is_alive(1<<70)
 
 def test_damaged_records_of_chunks_are_written_again(fresh):
     go,c = interrupted(fresh),client(fresh)

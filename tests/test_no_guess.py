@@ -78,6 +78,10 @@ def test_sizes_of_splits_that_are_none(tmp_path, size):
     with pytest.raises(ValueError, match='a split has a number of samples, a fraction of them, or None for the rest, not'):
         to_shards([{'txt':'a'}]*10, tmp_path/'d', splits={'train':None, 'valid':size}, **OPTIONS)
 
+def test_a_label_that_is_a_list_is_named(tmp_path):
+    with pytest.raises(IngestError, match=r"TypeError: cls: label \['a'\]: a label is a text or an integer"):
+        to_shards([{'cls':['a']}], tmp_path/'d', vocab=['a','b'], **OPTIONS)
+
 def test_labels_of_numpy(server):
     to_redis([{'cls':3},{'cls':5}], server.url, 'numpy', vocab=np.array([3,5]), **OPTIONS)
     to_redis([{'cls':'a'},{'cls':'b'}], server.url, 'texts', vocab=np.array(['a','b']), **OPTIONS)

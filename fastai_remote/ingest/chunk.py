@@ -64,7 +64,7 @@ def check_vocab(
     vocab:dict, # What the user gave, as `as_vocab` returns it
     fields:dict, # As `plan_fields` returns them
 ):
-    "Raise `ValueError` for a vocabulary of a field that has no labels or codes"
+    "Raise `ValueError` for a vocabulary of a field that is not there, or that has no labels and can be no mask"
     have = ', '.join(field for field in fields if not field.endswith('.crc'))
     for field in vocab:
         if field not in fields:
@@ -99,7 +99,9 @@ def check_codes(
     field:str, # Its name, for the message
     n_labels:int, # Labels in its vocabulary
 ):
-    "Raise `ValueError` unless all values of a mask are codes from 0 to `n_labels`-1, as `PILMask` opens it"
+    """Raise `ValueError` unless all values of a mask are codes from 0 to `n_labels`-1, as `PILMask` opens it
+
+    Several arrays, a dict in a field `npz`, are not checked: they are no mask."""
     if isinstance(codec, (NpyCodec,NpzCodec)): codes = codec.from_bytes(encoded)
     else: codes,n_labels = _mask_codes(codec, encoded),min(n_labels, 256)   # a mask is opened with 8 bits
     if isinstance(codes, dict) or not codes.size: return
@@ -218,7 +220,8 @@ class Columns:
         key = sample.get('__key__')
         sample = stored_fields(sample, 'key.txt' if 'key.txt' in self.values and 'key.txt' not in sample else None)
         if sample.keys()!=self.values.keys():
-            raise ValueError(f"fields {', '.join(map(str, sample)) or 'none'}; the first sample had {', '.join(self.values)}")
+            given = ', '.join(map(str, sample)) or 'none'
+            raise ValueError(f"fields {given}; the first sample had {', '.join(self.values)}")
         if self.takes_keys and key is not None:
             check_key(key)
             if key==self.last_key: raise ValueError(f'__key__ {key!r}: two samples in a row have this key')
@@ -285,7 +288,9 @@ class Columns:
     def _code(self, field, label):
         "The code of `label`, a label of the vocabulary, or a code already if labels are text; raises `ValueError`"
         codes = self.codes[field]
-        if label in codes: return codes[label]
+        try: is_label = label in codes
+        except TypeError: raise TypeError(f'{field}: label {label!r:.60}: a label is a text or an integer') from None
+        if is_label: return codes[label]
         if isinstance(label, str): raise ValueError(f'label {label!r} is not in the vocab of {field!r}')
         code = int(self.codecs[field].to_num(label))
         # where labels are numbers themselves, a number that is not among them is no code

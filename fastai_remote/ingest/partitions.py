@@ -93,8 +93,8 @@ class PartitionWriter:
         n_chunks = writer.claimed()
         unknown = kept-set(range(n_chunks))
         if unknown:
-            raise ServerRestarted(f'{writer.url}: {writer.name!r} has no chunk {min(unknown)}: the server restarted and '
-                                  'lost it, or the record is of another writer; write all partitions again')
+            raise ServerRestarted(f'{writer.url}: {writer.name!r} has no chunk {min(unknown)}: the server restarted '
+                                  'and lost it, or the record is of another writer; write all partitions again')
         writer.extend(n_chunks*writer.plan['chunk'], open=False)
         self.open_writer = writer.opener()
         for chunk in range(n_chunks):

@@ -212,7 +212,7 @@ class IngestOptions:
     fn:callable = None # `fn(sample)` -> sample, run in the workers
     num_workers:int = None # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     vocab:list|dict = None # Labels in the order of their codes (of `cls`; else `{field: labels}`)
-    overwrite:bool = False # Replace a dataset that is there?
+    overwrite:bool = False # Replace a dataset, or drop an unfinished ingest of another source?
     splits:dict = None # As `split_ranges` takes them
     shuffle:bool = True # Shuffle on the way in, each split by itself?
     seed:int = 0 # Of the shuffle
@@ -241,8 +241,9 @@ def to_redis(
     num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     # Labels in the order of their codes (of `cls`; for other fields `{field: labels}`); default: all there are, sorted
     vocab:list|dict=None,
-    overwrite:bool=False, # Replace a dataset of this name?
-    # `{split: number of samples, or a fraction of them, or None for the rest}`, at random; default: the source's splits
+    overwrite:bool=False, # Replace a dataset, or drop an unfinished ingest of another source, of this name?
+    # `{split: number of samples, or a fraction of them, or None for the rest}`, at random, or without `shuffle` one
+    # after the other; default: the source's splits
     splits:dict=None,
     shuffle:bool=True, # Shuffle on the way in, each split by itself? A stream keeps its order.
     seed:int=0, # Seed of the shuffle

@@ -57,7 +57,7 @@ def label_hash(
 def label_texts(
     labels:list # Labels of one sample, `str` or `int`
 )->set: # Of `str`
-    "Returns the labels as JSON texts, in which 1 and '1' differ. They are kept this way until the vocabulary is known"
+    "Returns the labels as JSON texts, in which 1 and '1' differ: the form in which vocabularies are gathered"
     return {json.dumps(label, ensure_ascii=False) for label in labels}
 
 def labels_of_texts(
@@ -77,7 +77,7 @@ def check_name(
 
 # %% ../../nbs/write/00_base.ipynb #9b5dcfae
 class ServerRestarted(StoreUnavailable): "The server restarted during an ingest and may have lost recent samples"
-class ChunksLost(ServerRestarted): "A commit found chunks to write again: they have no records now. It moved no sample"
+class ChunksLost(ServerRestarted): "A commit found chunks to write again: they have no records now. It moved no sample."
 
 LEASE_SECONDS = 30 # A lock that was not renewed for so long may be taken over
 
@@ -96,7 +96,7 @@ def is_alive(
 )->bool:
     "Returns whether a process `pid` exists on this machine; one of another user and a zombie count"
     try: os.kill(pid, 0)
-    except ProcessLookupError: return False
+    except (ProcessLookupError,OverflowError): return False
     except PermissionError: pass   # it runs, and belongs to another user
     return True
 
@@ -140,7 +140,7 @@ def progress_text(
 
 # %% ../../nbs/write/00_base.ipynb #ff3705b2
 class Writer:
-    """The interface of writers. A writer writes one dataset, which becomes visible completely or not at all
+    """The interface of writers. A writer writes one dataset, which becomes visible completely or not at all.
 
     One process leads: it calls `begin`, and at the end `commit` and `close`. Any process may call `put` and `done`, on
     a writer that the callable from `opener` has made there. Samples are written under their numbers, in chunks of
@@ -299,7 +299,7 @@ def finish_samples(
     return columns,{split:span for split,span in splits.items() if split},vocab
 
 class MemoryWriter(Writer):
-    "The reference implementation: writes a dataset into memory, in one process. After `commit`, the dataset is `store`"
+    "The reference implementation: writes a dataset into memory, in one process. After `commit`, the dataset is `store`."
     def __init__(self,
         name:str='memory' # Name of the dataset
     ):

@@ -94,7 +94,10 @@ class RedisWriter(Writer):
         plan, # The plan, a dict, or a function that returns it, which is called while the lock is held
         overwrite:bool=False, # Replace a dataset of this name, or drop an unfinished ingest of another source?
     )->dict: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
-        "Takes the lock and stores the plan; raises `StoreBusy`, `StoreExists`, `CorruptSample`, `StoreError`"
+        """Takes the lock and stores the plan
+
+    Raises `StoreBusy`, `StoreExists`, `CorruptSample` if the earlier plan or the manifest is damaged, and `StoreError`
+    if the server drops keys when it is full."""
         self.take_lock()
         try:
             self.remove_garbage()
@@ -277,7 +280,9 @@ def done(self:RedisWriter,
     stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
     run:str=None, # What `server_run` returned when the chunk began
 ):
-    "Records that a chunk is written, and removes values of bytes in its `gaps`; raises `ServerRestarted`, `StoreBusy`"
+    """Records that a chunk is written, and removes values of bytes in its `gaps`
+
+    It replaces what was recorded of the chunk before, also its failures. Raises `ServerRestarted`, `StoreBusy`."""
     layout,fields = self.layout,self.plan['fields']
     # an earlier run that was killed may have written a value of a sample that fails now
     commands = [('UNLINK', key) for field,spec in fields.items() if spec['dtype'] is None
@@ -325,9 +330,10 @@ def extend(self:RedisWriter,
 def remove_garbage(self:RedisWriter,
     step:int=1000, # Keys per command
 ):
-    """Removes the keys listed as garbage; raises `ServerRestarted`
+    """Removes the keys listed as garbage; warns if the list is damaged, and leaves them there
 
-    A server that has restarted may have come back with an older state, which may need these keys."""
+    Raises `ServerRestarted`: a server that has restarted may have come back with an older state, which may need these
+    keys."""
     key,run = self.keys.garbage,self.server_run()
     listed = self.link.call(lambda c: c.get(key))
     if listed is None: return
@@ -386,9 +392,9 @@ def abandon(self:RedisWriter,
 def retire(self:RedisWriter,
     generation:int # The last generation whose keys were written
 ):
-    """In a cluster, notes this generation as used, so that its keys are not written again; else does nothing
+    """In a cluster, notes this generation as used, so that its keys are not written again; on a single server, nothing
 
-    Else a replica that is behind could have values of the old dataset, and another one the manifest of the new."""
+    If they were, a replica that is behind could have old values, and another one the manifest of the new dataset."""
     if not self.lock.tags: return
     generation = max(generation, self._renamed_generation())
     self.link.call(lambda c: c.hset(GENERATIONS_KEY, self.name, generation))

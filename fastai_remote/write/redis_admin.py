@@ -36,7 +36,8 @@ def unfinished_ingests(
 )->list: # Of dicts: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (ISO 8601, UTC); `running`
     """Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it
 
-    If the plan of one is damaged, `of` is 0, and `began` is ''."""
+    If the plan of one is damaged, `of` is 0, and `began` is ''. `running` says whether somebody has the lock of the name,
+    which a process that was killed has for up to 30 s."""
     url = concealed(url)
     link = as_link(url)
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
@@ -67,7 +68,9 @@ def rename_dataset(
     store:RedisStore, # The dataset
     name:str, # The new name
 )->RedisStore: # The dataset under its new name
-    "Renames a dataset in one step, without moving its samples; raises `StoreExists`, `StoreNotFound`, `StoreBusy`"
+    """Renames a dataset, without moving its samples, in one step; in a cluster, it has both names for a moment
+
+    Raises `StoreExists` if the new name is in use, `StoreNotFound` if the dataset was replaced, `StoreBusy`."""
     old,new = RedisWriter(store.link, store.name),RedisWriter(store.link, name)
     if name==store.name: return store
     old.take_lock()
