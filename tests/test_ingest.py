@@ -297,6 +297,11 @@ def test_types_that_no_integer_has(server):
         with pytest.raises(ValueError, match="d: 'x' has numbers of type .* no integer type has all"): wider_dtype('d', 'x', *types)
     assert (wider_dtype('d', 'x', 'u1', 'i2'),wider_dtype('d', 'x', None, None))==('i2',None)
 
+def test_numbers_that_are_no_labels_in_memory(monkeypatch):
+    monkeypatch.setattr('fastai_remote.write.base.MAX_CLASSES', 3)
+    ingest([{'cls':i} for i in (7,-1,300,9)], writer := MemoryWriter(), shuffle=False, num_workers=0, progress=False)
+    assert [o['cls'] for o in writer.store[:]]==[7,-1,300,9] and not writer.store.vocab
+
 def test_labels(put):
     "Any number of labels a sample; the vocabulary is all there are, or the one given"
     src = [{'id':0, 'labels':['b','ü']}, {'id':1, 'labels':[]}, {'id':2, 'labels':['a']}]

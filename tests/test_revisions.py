@@ -419,7 +419,7 @@ def put_in(place, source, server, tmp_path, name='in'):
 @pytest.fixture(params=['redis','shards'])
 def integers(request, server, tmp_path, monkeypatch):
     "A function that writes integer labels, of which at most 100 can be classes"
-    for module in ('redis','shard_totals'): monkeypatch.setattr(f'fastai_remote.write.{module}.MAX_CLASSES', 100)
+    for module in ('write.redis','write.shard_totals','ingest.revise'): monkeypatch.setattr(f'fastai_remote.{module}.MAX_CLASSES', 100)
     yield lambda labels: put_in(request.param, [{'cls':i} for i in labels], server, tmp_path, 'many')
     client(server).flushdb()
 
@@ -432,6 +432,12 @@ def test_numbers_that_are_no_labels(integers, more):
 def test_a_number_that_is_no_label_is_edited(integers):
     store = integers(range(140)).edit(set={'cls':{3:10**6}})
     assert [row['cls'] for row in store[:5]]==[0,1,2,10**6,4] and not store.vocab and verified(store)
+
+@pytest.mark.parametrize('last', [139, -5, 70_000])
+def test_numbers_that_are_no_labels_are_added(integers, last):
+    added = [*range(139), last]
+    store = integers([1,2]*70).add_fields({'n.cls':added}, num_workers=1)
+    assert [row['n.cls'] for row in store[:]]==added and 'n.cls' not in store.manifest.vocab and verified(store)
 
 def test_more_numbers_than_can_be_labels_are_not_appended_to_labels(integers):
     "They would be taken for codes of the labels that are there"

@@ -27,6 +27,7 @@ from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr,
 from ..source.datasets import as_source, stored_samples, stored_values
 from ..store.base import field_codec, Store
 from ..store.shards import ShardStore
+from ..write.base import MAX_CLASSES
 from ..write.revision import AddFields, Append, Edit
 from ..write.shards import ShardWriter
 from ..write.shards_reviser import set_overlay
@@ -175,7 +176,11 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
         for field,spec in fields.items():
             manifest.fields[field] = {'codec':spec['codec'], 'dtype':spec['dtype']}
             if field not in labels_of: continue
-            labels = manifest.vocab[field] = sorted(labels_of[field])
+            labels = sorted(labels_of[field])
+            if not spec['text'] and len(labels)>MAX_CLASSES:   # they are numbers, and have no codes
+                manifest.fields[field]['dtype'] = narrow(min(0, labels[0]), labels[-1])
+                continue
+            manifest.vocab[field] = labels
             manifest.counts[field] = [labels_of[field][label] for label in labels]
             manifest.fields[field]['dtype'] = narrow(0, max(len(labels)-1, 0))
 

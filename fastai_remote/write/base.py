@@ -277,7 +277,9 @@ def finish_samples(
     samples:dict, # `{number: {field: value}}` of the samples that were written, as `put` got them; is changed
     labels:dict, # `{field: set of labels}`, as `put` got them
 )->tuple: # `{field: list of bytes, or array}` without checksums, `{split: [start, stop]}`, `{field: list of labels}`
-    "Fills the gaps of a dataset in memory, and replaces labels by codes; returns columns, splits and vocabularies"
+    """Fills the gaps of a dataset in memory, and replaces labels by codes; returns columns, splits and vocabularies
+
+    More than `MAX_CLASSES` different integers stay as they are, without a vocabulary."""
     n,splits = plan['n'],plan['splits']
     gaps = np.array(sorted(set(range(n))-samples.keys()), np.int64)
     splits,moves = fill_gaps(splits or {'':[0,n]}, gaps)
@@ -288,7 +290,9 @@ def finish_samples(
     for field,spec in plan['fields'].items():
         if field.endswith('.crc'): continue
         values,dtype = [row[field] for row in rows],spec['dtype']
-        if spec.get('staged'):
+        if spec.get('staged') and not spec['text'] and len(set(values))>MAX_CLASSES:
+            dtype = narrow(min(0, *values), max(values))
+        elif spec.get('staged'):
             vocab[field] = sorted(set(values))
             codes = {label:code for code,label in enumerate(vocab[field])}
             values = [codes[label] for label in values]
@@ -299,7 +303,7 @@ def finish_samples(
     return columns,{split:span for split,span in splits.items() if split},vocab
 
 class MemoryWriter(Writer):
-    "The reference implementation: writes a dataset into memory, in one process. After `commit`, the dataset is `store`."
+    "The reference implementation: writes a dataset into memory, in one process. After `commit`, it is `store`."
     def __init__(self,
         name:str='memory' # Name of the dataset
     ):

@@ -36,8 +36,8 @@ def unfinished_ingests(
 )->list: # Of dicts: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (ISO 8601, UTC); `running`
     """Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it
 
-    If the plan of one is damaged, `of` is 0, and `began` is ''. `running` says whether somebody has the lock of the name,
-    which a process that was killed has for up to 30 s."""
+    If the plan of one is damaged, `of` is 0, and `began` is ''. `running` says whether somebody has the lock of the
+    name, which a process that was killed has for up to 30 s."""
     url = concealed(url)
     link = as_link(url)
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
