@@ -1024,6 +1024,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastai_remote/ingest/revise.py'),
                                              'fastai_remote.ingest.revise._names_codes': ( 'ingest/revise.html#_names_codes',
                                                                                            'fastai_remote/ingest/revise.py'),
+                                             'fastai_remote.ingest.revise._needed': ( 'ingest/revise.html#_needed',
+                                                                                      'fastai_remote/ingest/revise.py'),
                                              'fastai_remote.ingest.revise._write_overlay': ( 'ingest/revise.html#_write_overlay',
                                                                                              'fastai_remote/ingest/revise.py'),
                                              'fastai_remote.ingest.revise.add_fields': ( 'ingest/revise.html#add_fields',

@@ -240,6 +240,7 @@ def test_a_chunk_that_is_written_again_replaces_the_first(new_writer, failing):
     leader.commit()
     leader.close()
     assert [o['id'] for o in opened()[:]]==list(kept) and list(opened().failures())==failures
+    assert opened().manifest.failed==len(failures)
 
 def test_failures_of_chunks_that_were_lost_count_once():
     "When they are written again: else there were too many"

@@ -771,7 +771,8 @@ def test_a_new_value_that_cannot_be_stored_is_named(opened_30, values):
     {'n.cls':{1:None}}, {'n.cls':{1:2.5}}, {'n.cls':{1:2**63}}, {'n.cls':{1:[1]}}], ids=str)
 def test_a_number_that_cannot_be_stored_is_named(opened_30, values):
     store = opened_30.add_fields({'n.cls':[i%3 for i in range(30)]}, num_workers=1)
-    with pytest.raises(IngestError, match='sample 1: (TypeError|ValueError): '): store.edit(set=values)
+    with pytest.raises(IngestError, match='sample 1: (TypeError|ValueError): ') as e: store.edit(set=values)
+    if isinstance(store, ShardStore): assert str(e.value).startswith('d: each sample needs a value, so nothing has changed')
     assert rows(store.reopened())==rows(store)
 
 def test_labels_of_numpy_are_labels_in_an_edit(opened_30):
@@ -794,6 +795,16 @@ def test_arrays_are_told_apart_by_what_they_hold(one, other):
     def fingerprint(values): return _Columns({'x':values}, 3).fingerprint()
     assert fingerprint(one)==fingerprint(one.copy())!=fingerprint(other)
     assert fingerprint(np.array([1,2,3], 'M8[s]')) and fingerprint(np.array(['x'+c for c in 'abc'], object))==fingerprint(np.array(['x'+c for c in 'abc'], object))
+
+def test_one_value_is_no_column(opened_30):
+    with pytest.raises(TypeError, match="'y.f4' is one value, for 30 samples"): opened_30.add_fields({'y.f4':np.array(5.)})
+
+@pytest.mark.parametrize('last', [29, 0])
+def test_a_failure_of_new_numbers_names_the_dataset(tmp_path, last):
+    to_shards(samples(0, 30), tmp_path/'d', shuffle=False, chunk=5, **one)
+    values = [None if i==last else i for i in range(30)]
+    with pytest.raises(IngestError, match=f"^d: each sample needs a value, so nothing has changed:\n  sample {last}: TypeError: field 'y.i4' is None"):
+        ShardStore(tmp_path/'d').add_fields({'y.i4':values}, num_workers=1)
 
 def test_no_field_to_add(opened_30):
     with pytest.raises(ValueError, match='there is no field to add'): opened_30.add_fields({})

@@ -338,7 +338,7 @@ class _KnownShards:
         names:list, # Names of the shards that are there
         overwrite:bool, # Forget what was indexed earlier?
     ):
-        "Raises `StoreExists` if some are gone or have changed"
+        "Raises `StoreExists` if some are gone or have changed, and `CorruptSample` if the first index is damaged"
         self.positions,self.dataset,self.is_complete = {},writer.committed(),False
         if self.dataset is None or overwrite and not self.dataset.prefix:
             self.dataset = None

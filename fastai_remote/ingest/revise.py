@@ -93,7 +93,13 @@ def append_samples(
     return store.reopened()
 
 # %% ../../nbs/ingest/07_revise.ipynb #addidx01
+def _needed(dataset, sample, reason):
+    "Returns the error for a sample without a value: `dataset` and `sample` are names, and `reason` is an error"
+    return IngestError(f'{dataset}: each sample needs a value, so nothing has changed:\n  {storable(str(sample))}: '
+                       f'{failure_reason(reason)}')
+
 def _encoded_shard(
+    dataset, # Its name, for a message
     shard, # Number of a shard
     part, # Its samples: an iterable of `(name, raw)`
     load, # raw -> sample
@@ -105,7 +111,7 @@ def _encoded_shard(
     columns = Columns(fields, vocab)
     for number,(name,raw) in enumerate(part):
         try: columns.add(number, convert(load, fn, raw))
-        except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
+        except Exception as e: raise _needed(dataset, name, e) from e
     return shard,columns.columns(as_hashes=False)
 
 def _write_overlay(reviser, k, source, fn, **options):
@@ -149,7 +155,7 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
     reviser = store.reviser(AddFields())
     (name,raw), = source.read(np.array([0]))
     try: fields = plan_fields(convert(load, fn, raw), vocab, source.codecs)
-    except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
+    except Exception as e: raise _needed(store.name, name, e) from e
     check_vocab(vocab, fields)
     reviser.change.check(store, {'fields':fields})
     check_members(store.name, fields, store.manifest.fields)
@@ -161,7 +167,7 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
             _add_overlay(reviser, manifest, overlay)
         return
     starts = store.shards.starts
-    tasks = ((shard, source.read(np.arange(start, stop)), load, fn, fields, vocab)
+    tasks = ((store.name, shard, source.read(np.arange(start, stop)), load, fn, fields, vocab)
              for shard,(start,stop) in enumerate(zip(starts.tolist(), starts[1:].tolist())))
     with reviser.revising() as manifest:
         labels_of = {field:{} for field,spec in fields.items() if spec.get('staged')} # `{label: samples}`
@@ -186,13 +192,14 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
 
 # %% ../../nbs/ingest/07_revise.ipynb #cf359e81
 class _Columns(IndexedSource):
-    "A source whose sample i has entry i of each of several arrays; raises `ValueError` if one has another length"
+    "A source whose sample i has entry i of each array; raises `ValueError` or `TypeError` if there are not `n` entries"
     def __init__(self,
         arrays:dict, # `{field: array or list}`, with an entry for each sample
         n:int # Samples
     ):
         arrays = {field:by_position(field, values) for field,values in arrays.items()}
         for field,values in arrays.items():
+            if getattr(values, 'shape', None)==(): raise TypeError(f'{field!r} is one value, for {n:,} samples')
             if len(values)!=n: raise ValueError(f'{field!r} has {len(values):,} values, for {n:,} samples')
         self.arrays,self.n = arrays,n
 
@@ -336,9 +343,7 @@ def _as_stored(store, field, values):
     columns = Columns({field:spec}, {})
     for number,value in values.items():
         try: columns.add(number, {field:value})
-        except Exception as e:
-            raise IngestError(f'{store.name}: each sample needs a value, so nothing has changed:\n  sample {number}: '
-                              f'{failure_reason(e)}') from e
+        except Exception as e: raise _needed(store.name, f'sample {number}', e) from e
     stored = columns.columns(as_hashes=False)[field]
     return dict(zip(values, stored if isinstance(stored, list) else stored.tolist()))
 

@@ -355,6 +355,8 @@ class MemoryWriter(Writer):
     def commit(self):
         columns,splits,vocab = finish_samples(self.plan, self.samples, self.labels)
         codecs = {field:spec['codec'] for field,spec in self.plan['fields'].items()}
-        self.store = MemoryStore(columns, self.name, vocab, splits, codecs, self.failures())
+        failures = list(self.failures())
+        self.store = MemoryStore(columns, self.name, vocab, splits, codecs, failures)
+        self.store.manifest.failed = len(failures)
         self.abandon()
         return self.store.manifest
