@@ -245,7 +245,7 @@ def to_redis(
     # `{split: number of samples, or a fraction of them, or None for the rest}`, at random, or without `shuffle` one
     # after the other; default: the source's splits
     splits:dict=None,
-    shuffle:bool=True, # Shuffle on the way in, each split by itself? A stream keeps its order.
+    shuffle:bool=True, # Shuffle on the way in, each split by itself? A stream is not shuffled.
     seed:int=0, # Seed of the shuffle
     chunk:int=None, # Samples per chunk; default: depends on the size of the source
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
@@ -258,7 +258,8 @@ def to_redis(
     `fn` gets what the source gives: a dict of fields (image files as bytes, a row of a DataFrame as a dict), or an item
     of a list or dataset. It returns a dict of fields, which are named by WebDataset's extensions: `jpg`, `png`, `cls`,
     `txt`, `json`, `npy`, … `splits={'train':None, 'valid':.1}` divides the shuffled whole. A source that has splits
-    already is `{'train': source, 'valid': source}`.
+    already is `{'train': source, 'valid': source}`. Where a sample fails, and where a stream of a split ends, the last
+    samples of the split fill the gap: only then does `shuffle=False` not keep the order of the source.
 
     An ingest that was interrupted continues when the same call is repeated. So does one in which more than `max_failed`
     samples failed, with a higher limit. Raises `StoreExists`, `StoreBusy`, `StoreFull`, `StoreUnavailable`,
