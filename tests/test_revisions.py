@@ -806,6 +806,11 @@ def test_a_failure_of_new_numbers_names_the_dataset(tmp_path, last):
     with pytest.raises(IngestError, match=f"^d: each sample needs a value, so nothing has changed:\n  sample {last}: TypeError: field 'y.i4' is None"):
         ShardStore(tmp_path/'d').add_fields({'y.i4':values}, num_workers=1)
 
+def test_a_field_that_is_named_twice_is_dropped_once(server):
+    store = put(server.url, 9, name='twice')
+    other = put(server.url, 9, name='twice 2').drop_fields('txt', 'txt')
+    assert store.drop_fields('txt').manifest.nbytes==other.manifest.nbytes>0
+
 def test_no_field_to_add(opened_30):
     with pytest.raises(ValueError, match='there is no field to add'): opened_30.add_fields({})
     with pytest.raises(UnknownField, match="no field 'nope'"): opened_30.add_fields(lambda o: {'y.txt':'a'}, fields=['nope'], **one)

@@ -45,7 +45,7 @@ class PartitionWriter:
         url = concealed(url)
         self.writer,self.fn,self.overwrite = RedisWriter(as_link(url), name),fn,overwrite
         self.open_writer = None # Set while the ingest runs
-        options = IngestOptions(fn, chunk=chunk, max_failed=max_failed)
+        options = IngestOptions(fn, num_workers=0, chunk=chunk, max_failed=max_failed)
         self.limit,vocab = options.limit,as_vocab(vocab or None)
         fields = plan_fields(convert(unchanged, fn, sample), vocab)
         check_vocab(vocab, fields)
@@ -69,7 +69,7 @@ class PartitionWriter:
 
     def __call__(self, rows):
         "Write `rows`, an iterable; yields `(chunk, written, failed)` for each chunk: its number, and counts of rows"
-        if self.open_writer is None: self._check_begun()
+        self._check_begun()
         writer = self.open_writer()
         for part in chunked(rows, writer.plan['chunk']):
             chunk = writer.claim()

@@ -335,9 +335,9 @@ def _edit_shards(store, reviser):
         reviser.edit(manifest, overlays)
 
 def _as_stored(store, field, values):
-    """Returns `values`, `{sample number: new value}` of a fixed-width field, with each value as it is stored
+    """Returns `values`, `{sample number: new value}` of a fixed-width field, with numbers and labels of Python
 
-    That is a number, or a label, which a new code may be needed for. Raises `IngestError`, which names the sample."""
+    Raises `IngestError`, which names the sample, for one that cannot be stored."""
     spec = dict(store.manifest.fields[field])
     if spec['codec']=='cls': spec.update(dtype='i8', staged=True, text=isinstance(next(iter(values.values())), str))
     columns = Columns({field:spec}, {})

@@ -96,8 +96,8 @@ class RedisWriter(Writer):
     )->dict: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
         """Takes the lock and stores the plan
 
-    Raises `StoreBusy`, `StoreExists`, `CorruptSample` if the earlier plan or the manifest is damaged, and `StoreError`
-    if the server drops keys when it is full."""
+        Raises `StoreBusy`, `StoreExists`, `CorruptSample` if the earlier plan or the manifest is damaged, and
+        `StoreError` if the server drops keys when it is full."""
         self.take_lock()
         try:
             self.remove_garbage()

@@ -175,7 +175,7 @@ def _drop(version, store, numbers):
 def _drop_fields(version, names):
     "Removes the fields `names`, and their checksums, from `version`, a `NewVersion`, and from its parts"
     fields = {name for field in names for name in (field,f'{field}.crc') if name in version.fields}
-    for field in names:
+    for field in fields:
         if version.fields[field]['dtype'] is None:
             version.manifest.nbytes -= round(version.mean_bytes(field)*version.columns[field].n)
     for part in version.parts:
