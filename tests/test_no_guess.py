@@ -78,6 +78,18 @@ def test_sizes_of_splits_that_are_none(tmp_path, size):
     with pytest.raises(ValueError, match='a split has a number of samples, a fraction of them, or None for the rest, not'):
         to_shards([{'txt':'a'}]*10, tmp_path/'d', splits={'train':None, 'valid':size}, **OPTIONS)
 
+@pytest.mark.parametrize('plan', ['{"a":1}', '{"n":1,"chunk":0,"generation":1,"prefix":"shard","signature":""}', '{"n":"1"}', '[]', '{}'])
+@pytest.mark.parametrize('is_there', [False,True])
+def test_a_plan_of_another_kind_is_damaged(tmp_path, plan, is_there):
+    "It is said what drops it"
+    if is_there: to_shards([{'txt':'a'}], tmp_path/'d', **OPTIONS)
+    (tmp_path/'d'/'.ingest').mkdir(parents=True, exist_ok=True)
+    (tmp_path/'d'/'.ingest'/'plan.json').write_text(plan)
+    for call in (lambda: to_shards([{'txt':'a'}], tmp_path/'d', overwrite=True, **OPTIONS), lambda: ShardStore.unfinished(tmp_path/'d')):
+        with pytest.raises(StoreError, match='plan of an unfinished ingest, .ingest/plan.json, is damaged: .*ShardStore.abandon'): call()
+    ShardStore.abandon(tmp_path/'d')
+    to_shards([{'txt':'a'}], tmp_path/'d', overwrite=True, **OPTIONS)
+
 def test_a_label_that_is_a_list_is_named(tmp_path):
     with pytest.raises(IngestError, match=r"TypeError: cls: label \['a'\]: a label is a text or an integer"):
         to_shards([{'cls':['a']}], tmp_path/'d', vocab=['a','b'], **OPTIONS)
