@@ -10,10 +10,13 @@ from PIL import Image
 
 import fastai_remote.block
 from conftest import fails, in_time
-from fastai_remote import CorruptSample, MissingSample, StoreError, StoreNotFound, UnsupportedFormat, to_redis
+from fastai_remote import CorruptSample, MissingSample, StoreBusy, StoreError, StoreNotFound, UnsupportedFormat, to_redis
 from fastai_remote.core import Manifest, seal
 from fastai_remote.store.base import MemoryStore
 from fastai_remote.store.redis import RedisStore
+from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.write.base import is_alive
+from fastai_remote.write.redis import RedisWriter
 from fastai_remote.load.dataset import RemoteDataset
 from faultproxy import FaultProxy
 
@@ -406,9 +409,35 @@ def test_a_damaged_plan_is_refused_and_can_be_dropped(fresh):
     go,c = interrupted(fresh),client(fresh)
     c.set('d:ingest', c.get('d:ingest').replace(b'"n":10', b'"n":11'))
     with pytest.raises(CorruptSample, match=r"the plan of an unfinished ingest of 'd', d:ingest, \(RedisStore.abandon"): go()
+    assert [(o['name'],o['of'],o['began']) for o in RedisStore.unfinished(fresh.url)]==[('d',0,'')]
     with pytest.warns(UserWarning, match='is dropped'): RedisStore.abandon(fresh.url, 'd')
     go()
     assert len(content(fresh.url))==9 and not found(fresh.url) and RedisStore(fresh.url, 'd').manifest.prefix!='d'
+
+@pytest.mark.parametrize('plan', [b'[1]', b'{"n":10}', b'5', b'{"open":false,"began":"x"}', b'\xff'])
+def test_who_comes_second_is_told_so_also_if_the_plan_is_damaged(fresh, plan):
+    "Without how far the first one is"
+    writer = RedisWriter(RedisLink(fresh.url), 'd')
+    writer.begin(dict(n=1, chunk=1, fields={}, splits=None, vocab={}, signature='s', stats=None))
+    try:
+        client(fresh).set('d:ingest', plan)
+        with pytest.raises(StoreBusy, match="is writing 'd' now; if it is dead"): RedisWriter(RedisLink(fresh.url), 'd').begin({})
+        unfinished, = RedisStore.unfinished(fresh.url)
+        assert unfinished['name']=='d' and unfinished['of']==0 and unfinished['running'] and not unfinished['began']
+    finally: writer.close()
+
+@pytest.mark.parametrize('damage', [lambda d: {**d, 'pid':'x'}, lambda d: {**d, 'pid':None}, lambda d: {'host':d['host']}, lambda d: {**d, 'host':5},
+    lambda d: {**d, 'host':''}, lambda d: [1], lambda d: {}])
+def test_a_damaged_lock_is_waited_for(fresh, damage):
+    "Until its lease ends, as that of another machine: nobody knows who has it"
+    writer = RedisWriter(RedisLink(fresh.url), 'd')
+    writer.begin(dict(n=1, chunk=1, fields={}, splits=None, vocab={}, signature='s', stats=None))
+    try:
+        client(fresh).set('d:ingest:lock', json.dumps(damage(json.loads(client(fresh).get('d:ingest:lock')))))
+        with pytest.raises(StoreBusy, match="process unknown on unknown is writing 'd' now"): RedisWriter(RedisLink(fresh.url), 'd').begin({})
+    finally: writer.close()
+
+def test_a_number_that_no_process_has(): assert not is_alive(1<<70)
 
 def test_damaged_records_of_chunks_are_written_again(fresh):
     go,c = interrupted(fresh),client(fresh)

@@ -14,6 +14,7 @@ from fastai_remote import (MissingSample, RedisStore, ShardStore, StoreBusy, Sto
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.redis_layout import key_layout
 from fastai_remote.write.redis import RedisWriter
+from fastai_remote.write.redis_state import IngestKeys
 
 N = 400
 
@@ -98,6 +99,10 @@ def test_an_ingest_that_was_interrupted_is_finished_or_abandoned(cluster):
     with pytest.raises(KeyboardInterrupt): put(cluster.url, fn=dies)
     unfinished, = RedisStore.unfinished(cluster.url)
     assert unfinished['name']=='d' and 0<unfinished['chunks']<unfinished['of'] and not unfinished['running'] and RedisStore.names(cluster.url)==[]
+    link = RedisLink(cluster.url)
+    link.call(lambda c: c.set(IngestKeys('d', 1).plan, link.call(lambda c: c.get(IngestKeys('d', 1).plan)).replace(b'"n":', b'"m":')))
+    assert [(o['name'],o['of'],o['began']) for o in RedisStore.unfinished(cluster.url)]==[('d',0,'')]
+    link.call(lambda c: c.set(IngestKeys('d', 1).plan, link.call(lambda c: c.get(IngestKeys('d', 1).plan)).replace(b'"m":', b'"n":')))
     RedisStore.abandon(cluster.url, 'd')
     assert leftover(cluster)==set() and RedisStore.unfinished(cluster.url)==[]
     put(cluster.url)

@@ -360,6 +360,27 @@ def test_a_label_that_has_changed_is_noticed_when_tars_are_added(tmp_path, num_w
     assert ShardStore(d).vocab==[1,2]
     assert index(d, overwrite=True, num_workers=num_workers)[0].vocab==[1,3,5]
 
+@pytest.mark.parametrize('which', 'ab')
+@pytest.mark.parametrize('damage', [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:20]), lambda p: p.write_bytes(b'')])
+def test_an_index_that_is_gone_or_damaged_is_named_when_tars_are_added(tmp_path, which, damage):
+    d = tmp_path/'w'
+    for k,name in enumerate('ab'): tar(d/f'{name}.tar', samples(3*k, 3*k+3))
+    index(d)
+    damage(d/f'.fastai_remote/{which}.tar.fastai_remote')
+    tar(d/'c.tar', samples(6, 9))
+    with pytest.raises(CorruptSample, match=f'w.*{which}.tar.fastai_remote.*overwrite=True indexes all shards anew'): index(d)
+    assert len(index(d, overwrite=True)[0])==9
+
+@pytest.mark.parametrize('splits', ['train', {'train':5}, {'train':['a.tar']}, ['a*']], ids=str)
+def test_splits_of_another_form_are_refused(tmp_path, splits):
+    tar(tmp_path/'a.tar', samples(0, 3))
+    with pytest.raises(TypeError, match=r'splits is \{split: pattern of paths\}'): index(tmp_path, splits=splits)
+
+def test_the_report_counts_tars_that_are_in_no_split(tmp_path):
+    for name in 'abc': tar(tmp_path/f'{name}.tar', samples(0, 3))
+    assert '2 tars match no pattern of splits=, and are left out' in index(tmp_path, splits={'train':'a*'})[1].notes
+    assert not index(tmp_path, splits={'train':'a*', 'valid':'[bc]*'}, overwrite=True)[1].notes
+
 def test_storages_that_tell_no_time_are_compared_by_size(tmp_path, monkeypatch):
     from fsspec.implementations.local import LocalFileSystem
     info = LocalFileSystem.info

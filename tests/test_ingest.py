@@ -1,5 +1,5 @@
 "`to_redis`, from every kind of source: nothing lost, nothing twice, gaps closed, failures named, no key left over"
-import random, re, threading, time, zlib
+import pickle, random, re, threading, time, zlib
 
 import numpy as np
 import pandas as pd
@@ -13,10 +13,15 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from conftest import CLASSES, N, class_of, examples, wait_for
-from fastai_remote.source.base import IndexedSource
-from fastai_remote import IngestError, RedisStore, StoreError, StoreExists, StoreNotFound, image_samples, redis_server, shrink, to_redis
-from fastai_remote.ingest.run import split_ranges
-from fastai_remote.write.base import fill_gaps
+from fastai_remote.source.base import IndexedSource, StreamedSource
+from fastai_remote import (IngestError, RedisStore, ShardStore, StoreError, StoreExists, StoreNotFound, UnknownField, image_samples,
+    redis_server, shrink, to_redis)
+from fastai_remote.ingest.run import ingest, split_ranges
+from fastai_remote.store.storage import Storage
+from fastai_remote.write.base import ChunksLost, fill_gaps, MemoryWriter
+from fastai_remote.write.redis import RedisWriter
+from fastai_remote.write.revision import wider_dtype
+from fastai_remote.write.shards import ShardWriter
 from fastai_remote.write.redis_state import packed_writes, split_runs
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.redis_layout import key_layout, KEY_BITS, packed_reads, unpack_replies
@@ -178,6 +183,125 @@ class Integers(IndexedSource):
     def read(self, idxs): return [(f'item {i}',i) for i in idxs.tolist()]
     def load(self, i): return {'cls':5*i-9}
     def fingerprint(self): return self.n
+
+class Parts(StreamedSource):
+    "A stream in parts of these lengths, whatever is asked for"
+    def __init__(self, *lengths): self.lengths = lengths
+    def stream(self, size):
+        for k,n in enumerate(self.lengths): yield [(f'{k} {i}',i) for i in range(n)]
+    def load(self, i): return {'id':i}
+    def fingerprint(self): return self.lengths
+
+class Short(Integers):
+    "It reads one sample less, or one more, than it was asked for"
+    def __init__(self, by): self.n,self.by = 10,by
+    def read(self, numbers): return [(f'item {i}',i) for i in range(len(numbers)+self.by*(len(numbers)>1))]
+
+@pytest.mark.parametrize('source,match', [(Short(-1), 'gave 3 samples, where 4 were asked for'), (Short(1), 'gave 5 samples, where 4'),
+    (Parts(4,5), r'stream\(4\) of the source gave a part of 5')])
+def test_a_source_that_gives_other_numbers_of_samples_than_asked_for(put, source, match):
+    with pytest.raises(ValueError, match=match): put(source, chunk=4, shuffle=False)
+
+def test_a_part_of_another_length_than_it_says(put):
+    class Source(Integers):
+        def read(self, numbers): return Longer([(f'item {i}',i) for i in numbers.tolist()])
+    class Longer(list):
+        def __iter__(self): return iter([*super().__iter__(), ('more',1)])
+    with pytest.raises(ValueError, match='the source gave 5 samples in a part whose length is 4'): put(Source(8), chunk=4, shuffle=False)
+
+def test_a_stream_may_have_empty_parts(put):
+    s,_ = put(Parts(2,0,1), chunk=4)
+    assert [o['id'] for o in s[:]]==[0,1,0]
+
+@pytest.fixture(params=['memory','redis','shards'])
+def new_writer(request, tmp_path):
+    "A function that returns a writer for one place, and what opens the dataset there"
+    if request.param=='memory':
+        writer = MemoryWriter()
+        return lambda: writer, lambda: writer.store
+    if request.param=='shards': return lambda: ShardWriter(Storage(tmp_path/'d')), lambda: ShardStore(tmp_path/'d')
+    url = request.getfixturevalue('server').url
+    RedisStore.delete(url, 'again') if 'again' in RedisStore.names(url) else None
+    return lambda: RedisWriter(RedisLink(url), 'again'), lambda: RedisStore(url, 'again')
+
+def plan_of_ids(n, chunk): return dict(signature='s', n=n, chunk=chunk, fields={'id':{'codec':'id', 'dtype':'i8'}}, splits=None, vocab={}, stats=None)
+
+@pytest.mark.parametrize('failing', [(False,True), (True,False), (True,True)], ids=str)
+def test_a_chunk_that_is_written_again_replaces_the_first(new_writer, failing):
+    "Its samples and its failures: a sample that failed before may not fail now, and another one may"
+    make,opened = new_writer
+    leader = make()
+    leader.begin(plan_of_ids(4, 4))
+    for k,fails in enumerate(failing):
+        writer,kept = leader.opener()(),np.arange(3 if fails else 4)
+        writer.put(kept, {'id':kept})
+        failures = [(f'sample 3 of {k}', 'fails')] if fails else []
+        writer.done(0, dict(ok=len(kept), bytes=8, failed=len(failures), gaps=[3] if fails else []), failures)
+    leader.commit()
+    leader.close()
+    assert [o['id'] for o in opened()[:]]==list(kept) and list(opened().failures())==failures
+    assert opened().manifest.failed==len(failures)
+
+def test_failures_of_chunks_that_were_lost_count_once():
+    "When they are written again: else there were too many"
+    class Losing(MemoryWriter):
+        lost = False
+        def commit(self):
+            if self.lost: return super().commit()
+            self.lost = True
+            del self.chunks[0]
+            raise ChunksLost('lost')
+    def fn(i): return {'id':1//i}
+    report = ingest(list(range(20)), Losing(), fn, chunk=4, shuffle=False, max_failed=1, num_workers=0, progress=False)
+    assert (report.written,report.failed)==(19,1)
+
+@pytest.mark.parametrize('chunk', [0, -1, 2.5, '4', True])
+def test_chunks_of_no_size(put, server, chunk):
+    with pytest.raises(ValueError, match='chunk is a number of samples, at least 1'): put([{'id':1}], chunk=chunk)
+    with pytest.raises(ValueError, match='chunk is a number of samples, at least 1'): RedisStore.writer(server.url, 'd', {'id':1}, chunk=chunk)
+    if isinstance(chunk, int) and chunk<1:
+        with pytest.raises(ValueError, match='chunk is a number of samples'): put([{'id':1}])[0].verify(num_workers=1, chunk=chunk)
+
+def test_a_chunk_of_numpy(put):
+    assert len(put([{'id':i} for i in range(9)], chunk=np.int64(4))[0])==9
+
+@pytest.mark.parametrize('size', [float('inf'), float('nan'), 0])
+def test_shards_of_no_size(tmp_path, size):
+    for limits in (dict(maxsize=size), dict(maxcount=size)):
+        with pytest.raises(ValueError, match='maxsize and maxcount are numbers of at least 1'): ShardWriter(Storage(tmp_path), **limits)
+
+def test_partitions_are_written_in_a_with_block(server):
+    write = RedisStore.writer(server.url, 'with', {'id':1})
+    for use in (lambda: list(write([{'id':1}])), lambda: write.commit([]), lambda: pickle.dumps(write)):
+        with pytest.raises(RuntimeError, match='with: use the writer in with'): use()
+    with pytest.raises(TypeError, match='fn must be a function'): RedisStore.writer(server.url, 'with', {'id':1}, fn=5)
+
+def test_chunks_of_partitions_that_the_server_has_lost(server):
+    "Also those that it does not know any more"
+    with RedisStore.writer(server.url, 'lost', {'id':1}, chunk=2) as write:
+        records = list(write([{'id':i} for i in range(6)]))
+        client(server).delete('lost:ingest:next', 'lost:ingest:claims')
+        with pytest.raises(StoreError, match="'lost' has no chunk 0: the server restarted and lost it"): write.commit(records)
+    assert 'lost' not in RedisStore.names(server.url)
+    RedisStore.abandon(server.url, 'lost')
+
+def test_names_of_fields_are_texts(put):
+    with pytest.raises(IngestError, match='TypeError: 0 cannot name a field: a name is a text'): put([{0:'a'}])
+    s,report = put([{'txt':'a'}, {0:'a'}], shuffle=False)
+    assert len(s)==1 and report.failures==[('item 1', 'ValueError: fields 0; the first sample had txt')]
+
+def test_a_copy_with_smaller_images_of_an_unknown_field(put, server):
+    with pytest.raises(UnknownField, match="no field 'nope'"): put([{'txt':'a'}])[0].resize(8, name='small', field='nope')
+
+def test_types_that_no_integer_has(server):
+    for types in (('f4','f8'), (None,'u1'), ('i8','u8')):
+        with pytest.raises(ValueError, match="d: 'x' has numbers of type .* no integer type has all"): wider_dtype('d', 'x', *types)
+    assert (wider_dtype('d', 'x', 'u1', 'i2'),wider_dtype('d', 'x', None, None))==('i2',None)
+
+def test_numbers_that_are_no_labels_in_memory(monkeypatch):
+    monkeypatch.setattr('fastai_remote.write.base.MAX_CLASSES', 3)
+    ingest([{'cls':i} for i in (7,-1,300,9)], writer := MemoryWriter(), shuffle=False, num_workers=0, progress=False)
+    assert [o['cls'] for o in writer.store[:]]==[7,-1,300,9] and not writer.store.vocab
 
 def test_labels(put):
     "Any number of labels a sample; the vocabulary is all there are, or the one given"

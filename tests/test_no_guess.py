@@ -49,6 +49,51 @@ def test_labels_are_texts_and_integers(tmp_path, vocab):
         to_shards([{'cls':label if isinstance(label, (str,int)) else 'a'} for label in vocab], tmp_path/'d', vocab=vocab, **OPTIONS)
     assert not (tmp_path/'d').exists() or not list((tmp_path/'d').glob('*.tar'))
 
+@pytest.mark.parametrize('vocab', ['ab', {'a','b'}, {'cls':{0:'a', 1:'b'}}, {'cls':'ab'}, {'cls':5}, 5, b'ab'], ids=str)
+def test_a_vocabulary_has_an_order(tmp_path, vocab):
+    with pytest.raises(TypeError, match="vocab of 'cls': want a list of labels, in the order of their codes, not the"):
+        to_shards([{'cls':'a'},{'cls':'b'}], tmp_path/'d', vocab=vocab, **OPTIONS)
+
+@pytest.mark.parametrize('field,value', [('txt','a'), ('index',1), ('json',1)])
+def test_a_vocabulary_of_a_field_without_labels(tmp_path, field, value):
+    with pytest.raises(ValueError, match=f"names labels of '{field}', which has none: it is stored as {field}"):
+        to_shards([{field:value, 'cls':'a'}], tmp_path/'d', vocab={field:['a','b']}, **OPTIONS)
+
+@pytest.mark.parametrize('splits', [{1:.5, '1':.5}, {'':.5, 'valid':.5}, {'a\ud800':1.}], ids=ascii)
+def test_names_of_splits_that_cannot_be_told_apart(tmp_path, splits):
+    with pytest.raises(ValueError, match="two splits are called '1'|a split without a name|cannot be stored"):
+        to_shards([{'txt':'a'}]*2, tmp_path/'d', splits=splits, **OPTIONS)
+
+def test_a_source_of_a_split_without_a_name(tmp_path):
+    with pytest.raises(ValueError, match='a split without a name'):
+        to_shards({'':[{'txt':'a'}], 'valid':[{'txt':'b'}]}, tmp_path/'d', **OPTIONS)
+
+@pytest.mark.parametrize('size,n', [(np.float32(.25), 2), (np.float64(.25), 2), (np.int64(3), 3)])
+def test_sizes_of_splits_may_be_numbers_of_numpy(tmp_path, size, n):
+    to_shards([{'txt':'a'}]*10, tmp_path/'d', splits={0:None, 'valid':size}, **OPTIONS)
+    assert ShardStore(tmp_path/'d').splits=={'0':[0,10-n], 'valid':[10-n,10]}
+
+@pytest.mark.parametrize('size', ['3', True, [1], 1.5, -1, float('nan')])
+def test_sizes_of_splits_that_are_none(tmp_path, size):
+    with pytest.raises(ValueError, match='a split has a number of samples, a fraction of them, or None for the rest, not'):
+        to_shards([{'txt':'a'}]*10, tmp_path/'d', splits={'train':None, 'valid':size}, **OPTIONS)
+
+@pytest.mark.parametrize('plan', ['{"a":1}', '{"n":1,"chunk":0,"generation":1,"prefix":"shard","signature":""}', '{"n":"1"}', '[]', '{}'])
+@pytest.mark.parametrize('is_there', [False,True])
+def test_a_plan_of_another_kind_is_damaged(tmp_path, plan, is_there):
+    "It is said what drops it"
+    if is_there: to_shards([{'txt':'a'}], tmp_path/'d', **OPTIONS)
+    (tmp_path/'d'/'.ingest').mkdir(parents=True, exist_ok=True)
+    (tmp_path/'d'/'.ingest'/'plan.json').write_text(plan)
+    for call in (lambda: to_shards([{'txt':'a'}], tmp_path/'d', overwrite=True, **OPTIONS), lambda: ShardStore.unfinished(tmp_path/'d')):
+        with pytest.raises(StoreError, match='plan of an unfinished ingest, .ingest/plan.json, is damaged: .*ShardStore.abandon'): call()
+    ShardStore.abandon(tmp_path/'d')
+    to_shards([{'txt':'a'}], tmp_path/'d', overwrite=True, **OPTIONS)
+
+def test_a_label_that_is_a_list_is_named(tmp_path):
+    with pytest.raises(IngestError, match=r"TypeError: cls: label \['a'\]: a label is a text or an integer"):
+        to_shards([{'cls':['a']}], tmp_path/'d', vocab=['a','b'], **OPTIONS)
+
 def test_labels_of_numpy(server):
     to_redis([{'cls':3},{'cls':5}], server.url, 'numpy', vocab=np.array([3,5]), **OPTIONS)
     to_redis([{'cls':'a'},{'cls':'b'}], server.url, 'texts', vocab=np.array(['a','b']), **OPTIONS)

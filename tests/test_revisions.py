@@ -13,11 +13,13 @@ from PIL import Image
 
 from clusters import LocalCluster
 from conftest import dies_at, examples
-from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, TieredStore, UnknownField,
-    UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
+from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, StoreUnavailable, TieredStore,
+    UnknownField, UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
+from fastai_remote.ingest.revise import _Columns
 from fastai_remote.store.redis_parts import RunTable, TooManyRuns
 from fastai_remote.write import redis_lost
+from fastai_remote.write.redis_lock import RedisLock
 from fastai_remote.write.revision import Edit
 
 one = dict(num_workers=1, progress=False)
@@ -396,10 +398,11 @@ def test_codes_of_a_source_with_classes_are_translated(server):
     store = store.append(Source(), lambda o: {'txt':o[0], 'cls':o[1]}, shuffle=False, **one)
     assert [row['cls'] for row in store]==['a','b','owl','b','a'] and store.vocab==['a','b','owl']
 
-def test_more_classes_than_fit_a_byte(server):
-    to_redis([{'cls':f'c{i:03}'} for i in range(200)], server.url, 'w', shuffle=False, **one)
-    store = RedisStore(server.url, 'w').append([{'cls':f'd{i:03}'} for i in range(200)], shuffle=False, **one)
-    assert [row['cls'] for row in store]==[f'c{i:03}' for i in range(200)]+[f'd{i:03}' for i in range(200)] and verified(store)
+@pytest.mark.parametrize('place', ['redis','shards'])
+def test_more_classes_than_fit_a_byte(server, tmp_path, place):
+    before,more = [{'cls':f'c{i:03}'} for i in range(200)],[{'cls':f'd{i:03}'} for i in range(200)]
+    store = put_in(place, before, server, tmp_path).append(more, shuffle=False, **one)
+    assert [row['cls'] for row in store]==[row['cls'] for row in before+more] and verified(store)
     assert store.manifest.fields['cls']['dtype']=='u2' and store.get_many(range(400), 'cls', check=True)['cls'].tolist()==list(range(400))
 
 @pytest.mark.parametrize('labels,more', [([3,1,2],[7,1]), ([10**9,5],[-3])])
@@ -408,12 +411,40 @@ def test_labels_that_are_numbers(server, labels, more):
     store = RedisStore(server.url, 'n').append([{'cls':label} for label in more], shuffle=False, **one)
     assert [row['cls'] for row in store]==labels+more and store.vocab==sorted(labels)+[label for label in more if label not in labels]
 
-def test_numbers_that_are_no_labels(server, monkeypatch):
-    "More than can be classes: they are stored as they are"
-    monkeypatch.setattr('fastai_remote.write.redis.MAX_CLASSES', 100)
-    to_redis(({'cls':7*i} for i in range(700)), server.url, 'many', **one)
-    store = RedisStore(server.url, 'many').append([{'cls':5},{'cls':10**6}], shuffle=False, **one)
-    assert [row['cls'] for row in store[-3:]]==[7*699,5,10**6] and not store.vocab
+def put_in(place, source, server, tmp_path, name='in'):
+    "A new dataset in Redis or in shards"
+    if place=='redis': return to_redis(source, server.url, name, overwrite=True, shuffle=False, **one) and RedisStore(server.url, name)
+    return to_shards(source, tmp_path/name, shuffle=False, **one) and ShardStore(tmp_path/name)
+
+@pytest.fixture(params=['redis','shards'])
+def integers(request, server, tmp_path, monkeypatch):
+    "A function that writes integer labels, of which at most 100 can be classes"
+    for module in ('write.redis','write.shard_totals','ingest.revise'): monkeypatch.setattr(f'fastai_remote.{module}.MAX_CLASSES', 100)
+    yield lambda labels: put_in(request.param, [{'cls':i} for i in labels], server, tmp_path, 'many')
+    client(server).flushdb()
+
+@pytest.mark.parametrize('more', [[5,10**6], [70_000], [-3], range(1000, 1200)])
+def test_numbers_that_are_no_labels(integers, more):
+    "More than can be classes: they are stored as they are, and those that are appended, too"
+    store = integers(range(0, 700, 5)).append([{'cls':i} for i in more], shuffle=False, **one)
+    assert [row['cls'] for row in store[:]]==[*range(0, 700, 5), *more] and not store.vocab and verified(store)
+
+def test_a_number_that_is_no_label_is_edited(integers):
+    store = integers(range(140)).edit(set={'cls':{3:10**6}})
+    assert [row['cls'] for row in store[:5]]==[0,1,2,10**6,4] and not store.vocab and verified(store)
+
+@pytest.mark.parametrize('last', [139, -5, 70_000])
+def test_numbers_that_are_no_labels_are_added(integers, last):
+    added = [*range(139), last]
+    store = integers([1,2]*70).add_fields({'n.cls':added}, num_workers=1)
+    assert [row['n.cls'] for row in store[:]]==added and 'n.cls' not in store.manifest.vocab and verified(store)
+
+def test_more_numbers_than_can_be_labels_are_not_appended_to_labels(integers):
+    "They would be taken for codes of the labels that are there"
+    store = integers([10,20,30])
+    with pytest.raises(ValueError, match="many: 'cls' has 3 labels, and the new samples have more different integers"):
+        store.append([{'cls':i} for i in range(101)], shuffle=False, **one)
+    assert [row['cls'] for row in store.reopened()[:]]==[10,20,30]
 
 def test_failures_of_all_parts_are_named(server):
     def fn(o):
@@ -444,6 +475,28 @@ def test_an_edit_that_makes_no_sense(server):
     with pytest.raises(IngestError, match='zero'): store.add_fields(lambda o: 1/0, **one)
     with pytest.raises(Exception, match='bool|number|label'): store.edit(set={'id.i4':{1:'text'}})
     assert store.edit() is store and verified(RedisStore(server.url, 'e')) and store[0]
+
+@pytest.mark.parametrize('change', [dict(drop=[3]), dict(set={'txt':{3:'new'}}), dict(set={'cls':{3:'b'}})], ids=str)
+def test_a_sample_whose_value_is_missing_can_be_dropped_and_replaced(server, change):
+    name = f'lost {len(str(change))}'
+    store = put(server.url, 9, name=name)
+    client(server).delete(f'{name}:txt:3')
+    assert store.verify(num_workers=1).bad==1
+    edited = store.edit(**change)
+    assert edited.verify(num_workers=1).bad==(1 if 'cls' in change.get('set', {}) else 0) and edited[2]['txt']=='sample 2'
+
+def test_a_change_counts_although_its_lock_could_not_be_released(server, monkeypatch):
+    "The lock ends by itself; and an error of the change is not replaced by that of the lock"
+    def away(self): raise StoreUnavailable('away')
+    store = put(server.url, 9, name='away')
+    close = RedisLock.close
+    monkeypatch.setattr(RedisLock, 'close', lambda self: (close(self), away(self)))
+    assert len(store.edit(drop=[1]))==8
+    with pytest.raises(StoreExists, match='is there already'): put(server.url, 9, name='away')
+    with pytest.raises(StoreNotFound, match='no unfinished ingest'): RedisStore.abandon(server.url, 'away')
+    RedisStore(server.url, 'away').rename('away 2')
+    RedisStore.delete(server.url, 'away 2')
+    assert 'away 2' not in RedisStore.names(server.url)
 
 def test_a_change_that_failed_leaves_nothing(server):
     "Each sample needs a value, so the same call could not go on; another one is not in the way of it"
@@ -713,6 +766,61 @@ def opened_30(request, tmp_path):
 def test_a_new_value_that_cannot_be_stored_is_named(opened_30, values):
     "Also if it is not the first one"
     with pytest.raises(IngestError, match='sample 1: .*TypeError|sample 1: .*int'): opened_30.edit(set={'txt':values})
+
+@pytest.mark.parametrize('values', [{'id.i4':{1:'x'}}, {'id.i4':{1:None}}, {'id.i4':{0:1, 1:2**40}}, {'cls':{1:'a\ud800'}},
+    {'n.cls':{1:None}}, {'n.cls':{1:2.5}}, {'n.cls':{1:2**63}}, {'n.cls':{1:[1]}}], ids=str)
+def test_a_number_that_cannot_be_stored_is_named(opened_30, values):
+    store = opened_30.add_fields({'n.cls':[i%3 for i in range(30)]}, num_workers=1)
+    with pytest.raises(IngestError, match='sample 1: (TypeError|ValueError): ') as e: store.edit(set=values)
+    if isinstance(store, ShardStore): assert str(e.value).startswith('d: each sample needs a value, so nothing has changed')
+    assert rows(store.reopened())==rows(store)
+
+def test_labels_of_numpy_are_labels_in_an_edit(opened_30):
+    store = opened_30.add_fields({'n.cls':[i%3 for i in range(30)]}, num_workers=1)
+    store = store.edit(set={'n.cls':{0:np.array(7), 1:np.int64(2)}, 'cls':{0:np.str_('new')}})
+    assert store[0]['n.cls']==7 and store[1]['n.cls']==2 and store[0]['cls']=='new' and verified(store)
+    assert store.manifest.vocab['n.cls']==[0,1,2,7] and store.manifest.counts['n.cls']==[9,9,11,1]
+
+@pytest.mark.parametrize('change', [lambda s: s.edit(drop=5), lambda s: s.edit(drop=None), lambda s: s.edit(set=['txt']),
+    lambda s: s.edit(set={'txt':['a']*30}), lambda s: s.append([sample(1)], vocab=['a']), lambda s: s.append([sample(1)], splits={'a':1}),
+    lambda s: s.append([sample(1)], overwrite=True)])
+def test_arguments_of_another_form_are_refused(opened_30, change):
+    with pytest.raises(TypeError, match='^(d|thirty): (sample numbers must|set= is|append takes no)'): change(opened_30)
+    assert len(opened_30.reopened())==30
+
+@pytest.mark.parametrize('one,other', [(np.zeros((3,4), 'i4'), np.zeros((3,4), 'f4')), (np.zeros((3,4)), np.zeros((3,2,2))),
+    (np.array(['a','b','c'], object), np.array(['a','b','d'], object))], ids=['dtype','shape','objects'])
+def test_arrays_are_told_apart_by_what_they_hold(one, other):
+    "Where a call is resumed: by type and shape, too, and not by addresses"
+    def fingerprint(values): return _Columns({'x':values}, 3).fingerprint()
+    assert fingerprint(one)==fingerprint(one.copy())!=fingerprint(other)
+    assert fingerprint(np.array([1,2,3], 'M8[s]')) and fingerprint(np.array(['x'+c for c in 'abc'], object))==fingerprint(np.array(['x'+c for c in 'abc'], object))
+
+def test_one_value_is_no_column(opened_30):
+    with pytest.raises(TypeError, match="'y.f4' is one value, for 30 samples"): opened_30.add_fields({'y.f4':np.array(5.)})
+
+@pytest.mark.parametrize('last', [29, 0])
+def test_a_failure_of_new_numbers_names_the_dataset(tmp_path, last):
+    to_shards(samples(0, 30), tmp_path/'d', shuffle=False, chunk=5, **one)
+    values = [None if i==last else i for i in range(30)]
+    with pytest.raises(IngestError, match=f"^d: each sample needs a value, so nothing has changed:\n  sample {last}: TypeError: field 'y.i4' is None"):
+        ShardStore(tmp_path/'d').add_fields({'y.i4':values}, num_workers=1)
+
+def test_a_field_that_is_named_twice_is_dropped_once(server):
+    store = put(server.url, 9, name='twice')
+    other = put(server.url, 9, name='twice 2').drop_fields('txt', 'txt')
+    assert store.drop_fields('txt').manifest.nbytes==other.manifest.nbytes>0
+
+def test_no_field_to_add(opened_30):
+    with pytest.raises(ValueError, match='there is no field to add'): opened_30.add_fields({})
+    with pytest.raises(UnknownField, match="no field 'nope'"): opened_30.add_fields(lambda o: {'y.txt':'a'}, fields=['nope'], **one)
+
+def test_a_number_is_no_code_where_labels_are_numbers(opened_30, tmp_path):
+    "Not of the source either: 1 is not 7, the second of its labels"
+    to_shards([{**sample(1), 'n.cls':label} for label in (3,7)], tmp_path/'more', **one)
+    store = opened_30.add_fields({'n.cls':[3]*30}, num_workers=1)
+    with pytest.raises(IngestError, match="label 1 is not in the vocab of 'n.cls'"):
+        store.append(ShardStore(tmp_path/'more'), lambda o: {**o, 'n.cls':1}, **one)
 
 def test_a_vocabulary_of_no_new_field_is_refused(opened_30):
     with pytest.raises(ValueError, match="vocab= names labels of 'z.cls', but the samples have no such field"):

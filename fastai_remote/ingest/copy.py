@@ -56,14 +56,14 @@ def resize_store(
     codec:str=None, # How to store it: `jpg`, `png`, `webp` or `raw`; default: as before, and `png` for other formats
     **kwargs # As in `map_store`
 )->IngestReport:
-    "Make a dataset with smaller images"
+    "Make a dataset with smaller images; raises `UnknownField`, and what `map_store` raises"
     url,kwargs = concealed(url),concealed(kwargs)
     codecs = {name:d['codec'] for name,d in store.manifest.fields.items()}
     field = field or next((f for f in store.fields if is_image(codecs[f])), None)
     if field is None:
         raise ValueError(f"{store.name}: no field with images among {', '.join(store.fields)}; field= names one with "
                          'arrays of pixels')
-    before = codecs[field]
+    before = store.field_entry(field)['codec']
     if before=='strokes':
         raise ValueError(f'{store.name}: strokes have no size; store.map(Rasterise({size}), name=…) draws them')
     if codec is None: codec = before if before=='raw' or getattr(get_codec(before), 'fmt', None) else 'png'

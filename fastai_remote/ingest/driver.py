@@ -98,12 +98,11 @@ def _run(job, writer, num_workers, limit, progress, tries):
     for _ in range(tries):
         _write_chunks(job, writer, marks, num_workers, limit, progress, report)
         job.finish()
-        report = IngestReport(report.name, report.url, resumed=report.resumed, needs=report.needs)
-        marks = _count_records(writer, report)
+        report,marks = _counted_again(writer, report)
         if (marks==0).any(): continue
         try: commit_ingest(writer, report, limit, job.verb)
         except ChunksLost:
-            marks = _count_records(writer, IngestReport(report.name, report.url))
+            report,marks = _counted_again(writer, report)
             continue
         report.notes |= dict.fromkeys(job.notes, 0)
         report.seconds = time.monotonic()-started
@@ -140,6 +139,11 @@ def _count_records(writer, report, resumed=False):
         marks[chunk] = record.get('mark', 1)
         report.add(record, resumed)
     return marks
+
+def _counted_again(writer, report):
+    "Returns a new report of the same ingest, which counts the records that are there now, and the `marks` of chunks"
+    report = IngestReport(report.name, report.url, resumed=report.resumed, needs=report.needs)
+    return report,_count_records(writer, report)
 
 def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
     """Write, in parallel, the chunks that have no record, and count them in `report`

@@ -23,7 +23,7 @@ from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import is_exact_label, parse_number
 from ..core import CorruptSample, StoreError, StoreExists, StoreUnavailable, UnsupportedFormat
-from .chunk import can_name_field, failure_reason, plan_fields, stats_field
+from .chunk import can_name_field, failure_reason, plan_fields, split_names, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
@@ -219,11 +219,7 @@ def _keep_shard(writer, source, k, row):
 
     `source` is the `Storage` of the shards, and `row` is from `_KnownShards.row`. Raises `CorruptSample`, and
     `StoreExists` if the shard is another now."""
-    name,content = row[0],writer.storage.read(index_name(row[0]))
-    if zlib.crc32(content)!=row[6]:
-        raise CorruptSample(f'{writer.url}: {index_name(name)}: {len(content):,} bytes that do not match their '
-                            'checksum; overwrite=True indexes all shards anew')
-    record = ShardIndex(content, index_name(name)).record
+    name,record = row[0],_earlier_record(writer, row)
     failures,_ = record.pop('failures'),record.pop('plan')
     _check_unchanged(source, name, record.get('stamp'), row[3])
     writer.seen = {field:set(texts) for field,texts in record.pop('labels').items()}
@@ -231,6 +227,17 @@ def _keep_shard(writer, source, k, row):
     writer.shards.append(row)
     writer.done(k, record, failures)
     return record
+
+def _earlier_record(writer, row):
+    """Returns the record in the index of a shard that was indexed before, a dict; `row` is from `_KnownShards.row`
+
+    Raises `CorruptSample` if the index is damaged or gone."""
+    file,advice = index_name(row[0]),'overwrite=True indexes all shards anew'
+    try: content = writer.storage.read(file)
+    except FileNotFoundError: raise CorruptSample(f'{writer.url}: {file} is gone; {advice}') from None
+    if zlib.crc32(content)!=row[6]:
+        raise CorruptSample(f'{writer.url}: {file}: {len(content):,} bytes that do not match their checksum; {advice}')
+    return ShardIndex(content, file).record
 
 def _check_unchanged(source, name, stamp, crc, advice='overwrite=True indexes all shards anew'):
     """Raises `StoreExists` if the bytes of a shard do not match the checksum `crc` that they had when it was indexed
@@ -331,7 +338,7 @@ class _KnownShards:
         names:list, # Names of the shards that are there
         overwrite:bool, # Forget what was indexed earlier?
     ):
-        "Raises `StoreExists` if some are gone or have changed"
+        "Raises `StoreExists` if some are gone or have changed, and `CorruptSample` if the first index is damaged"
         self.positions,self.dataset,self.is_complete = {},writer.committed(),False
         if self.dataset is None or overwrite and not self.dataset.prefix:
             self.dataset = None
@@ -354,8 +361,7 @@ class _KnownShards:
         known = list(self.positions)
         self._compare_sizes(source, known)
         self.is_complete = len(known)==len(names) # Is no shard new?
-        first = writer.storage.read(index_name(known[0]))
-        self.fields = ShardIndex(first, index_name(known[0])).record['plan']
+        self.fields = _earlier_record(writer, self.row(known[0]))['plan']
 
     def _compare_sizes(self, source, names):
         "Raises `StoreExists` if one of the shards `names` has another size than when it was indexed"
@@ -440,7 +446,7 @@ def index_shards(
     if to is not None: target = as_storage(to, timeout, storage_options if '://' in str(to) else None)
     else: target = source.subfolder(INDEX_FOLDER)
     writer = ShardWriter(target, name=source.name if to is None else None)
-    names,ranges = _named(source, given, splits, to)
+    names,ranges,left_out = _named(source, given, splits, to)
     replaced = _earlier_index(source, overwrite) if to is None else []
     known = _KnownShards(writer, source, names, overwrite)
     def plan():
@@ -465,6 +471,7 @@ def index_shards(
         _check_recorded(writer, source)
         report = run_ingest(job, writer, effective_workers(num_workers), limit, progress)
         source.remove(replaced)
+        if left_out: report.notes[f'{left_out:,} tars match no pattern of splits=, and are left out'] = 0
         return report
     finally:
         with suppress(StoreError): writer.close()   # as in `ingest`
@@ -493,9 +500,10 @@ def _source_of(url, timeout, storage_options):
     return as_storage(concealed(folder), timeout, storage_options),['/'.join(part[depth:]) for part in parts]
 
 def _tars_in(source, to):
-    """Names of the tars in the folder and its subfolders, without shards in subfolders that `to_shards` has written
+    """Names of the tars in the folder `source` and its subfolders, relative to it and sorted; hidden ones are left out
 
-    If the index is to be in the folder `to`, they are not left out."""
+    If `to` is `None`, shards in subfolders that `to_shards` has written are left out, too: they have an index file
+    beside them. If the index goes to another folder, `to`, they are kept, since that may be what wrote these files."""
     files = source.files()
     own = {name.removesuffix(INDEX_SUFFIX) for name in files if name.endswith(INDEX_SUFFIX) and '/' in name}
     if to is not None: own = ()   # the index may be in the same folders
@@ -503,11 +511,13 @@ def _tars_in(source, to):
     return [name for name in files if is_tar(name) and name not in own]
 
 def _named(source, given, splits, to=None):
-    """Returns the names of the tars, split by split, and the range of each split among them, `{split: [start, stop]}`
+    """Returns the names of the tars, split by split, the range of each split, `{split: [start, stop]}`, and a number
 
-    `given` is a list of names, or `None` for all tars in `source`; `splits` is `{split: pattern}`. Without `splits`,
-    the ranges are `None`. Raises `FileNotFoundError` where there are no tars, `ValueError` for one that is named
-    twice."""
+    That is how many tars are in no split. `given` is a list of names, or `None` for all tars in `source`; `splits` is
+    `{split: pattern}`. Without `splits`, the ranges are `None`. Raises `FileNotFoundError` where there are no tars,
+    `ValueError` for one that is named twice, and `TypeError` for other `splits`."""
+    if splits and not (isinstance(splits, dict) and all(isinstance(pattern, str) for pattern in splits.values())):
+        raise TypeError(f"splits is {{split: pattern of paths}}, such as {{'train':'train/*'}}, not {splits!r:.100}")
     tars = given
     if tars is None: tars = _tars_in(source, to)
     if not tars:
@@ -515,10 +525,9 @@ def _named(source, given, splits, to=None):
         raise FileNotFoundError(f"{source.url}: no tars here{'; there are: '+', '.join(others) if others else ''}")
     for name in tars: utf8(name)
     if len(set(tars))<len(tars): raise ValueError(f'{source.url}: {_first_repeated(tars)} is given twice')
-    if not splits: return tars,None
+    if not splits: return tars,None,0
     names,ranges = [],{}
-    for split,pattern in splits.items():
-        utf8(str(split))
+    for split,pattern in zip(split_names(splits), splits.values()):
         matching = [n for n in tars if fnmatchcase(n, pattern)]
         if not matching:
             raise FileNotFoundError(f"{source.url}: no tar is called {pattern!r}; there are {', '.join(tars[:10])}")
@@ -526,7 +535,7 @@ def _named(source, given, splits, to=None):
         names += matching
     if len(set(names))<len(names):
         raise ValueError(f'{splits}: a shard is in two splits: {_first_repeated(names)}')
-    return names,ranges
+    return names,ranges,len(tars)-len(names)
 
 def _is_hidden(name): return name.rpartition('/')[2].startswith('.')
 

@@ -17,17 +17,19 @@ from ..core import StoreError
 from .chunk import as_vocab, check_vocab, convert, plan_fields, stats_field, write_chunk
 from .driver import commit_ingest
 from .report import FailureLimit, IngestReport
+from .run import IngestOptions
 from ..source.base import unchanged
 from ..store.address import concealed
 from ..store.redis_link import as_link, RedisLink
+from ..write.base import ServerRestarted
 from ..write.redis import RedisWriter
 
 # %% ../../nbs/ingest/09_partitions.ipynb #3096ec05
 class PartitionWriter:
     """Writes rows, one partition at a time, from any process
 
-    Call it with the rows of a partition, for example by Spark's `mapPartitions`. Give all that the calls yield to
-    `commit`."""
+    Use it in `with`: that takes the lock and begins the ingest. There, call it with the rows of a partition, for
+    example by Spark's `mapPartitions`, and give all that the calls yield to `commit`."""
     def __init__(self,
         url:str|RedisLink, # `redis://`, `rediss://` or `unix://`; the workers must reach it
         name:str, # Name of the dataset
@@ -42,10 +44,12 @@ class PartitionWriter:
     ):
         url = concealed(url)
         self.writer,self.fn,self.overwrite = RedisWriter(as_link(url), name),fn,overwrite
-        self.limit,vocab = FailureLimit(max_failed),as_vocab(vocab or None)
+        self.open_writer = None # Set while the ingest runs
+        options = IngestOptions(fn, num_workers=0, chunk=chunk, max_failed=max_failed)
+        self.limit,vocab = options.limit,as_vocab(vocab or None)
         fields = plan_fields(convert(unchanged, fn, sample), vocab)
         check_vocab(vocab, fields)
-        self.plan = dict(n=0, chunk=chunk, fields=fields, splits=None, vocab=vocab, signature=uuid.uuid4().hex,
+        self.plan = dict(n=0, chunk=options.chunk, fields=fields, splits=None, vocab=vocab, signature=uuid.uuid4().hex,
                          stats=stats_field(fields, vocab), open=True)
 
     def __enter__(self):
@@ -55,10 +59,17 @@ class PartitionWriter:
 
     def __exit__(self, *args):
         with suppress(StoreError): self.writer.close()   # as in `ingest`
-    def __getstate__(self): return dict(open_writer=self.open_writer, fn=self.fn)   # no connection, no lock
+    def __getstate__(self):   # no connection, no lock
+        self._check_begun()
+        return dict(open_writer=self.open_writer, fn=self.fn)
+
+    def _check_begun(self):
+        "Raises `RuntimeError` outside of `with`"
+        if self.open_writer is None: raise RuntimeError(f'{self.writer.name}: use the writer in with: … as write:')
 
     def __call__(self, rows):
         "Write `rows`, an iterable; yields `(chunk, written, failed)` for each chunk: its number, and counts of rows"
+        self._check_begun()
         writer = self.open_writer()
         for part in chunked(rows, writer.plan['chunk']):
             chunk = writer.claim()
@@ -73,11 +84,17 @@ class PartitionWriter:
         """Make a dataset of the chunks that `records` name; those of attempts that died are removed
 
         Attempts that are still running cannot write any more: they raise `StoreBusy`. Raises what `to_redis` raises.
-        After an `IngestError` it may be called again, with a higher `max_failed`."""
+        `ServerRestarted` means that chunks are lost. After an `IngestError` it may be called again, with a higher
+        `max_failed`."""
+        self._check_begun()
         limit = self.limit if max_failed is None else FailureLimit(max_failed)
         writer,kept = self.writer,{int(chunk) for chunk,*_ in records}
         writer.lock.exclude_copies(writer.layout.starts)
         n_chunks = writer.claimed()
+        unknown = kept-set(range(n_chunks))
+        if unknown:
+            raise ServerRestarted(f'{writer.url}: {writer.name!r} has no chunk {min(unknown)}: the server restarted '
+                                  'and lost it, or the record is of another writer; write all partitions again')
         writer.extend(n_chunks*writer.plan['chunk'], open=False)
         self.open_writer = writer.opener()
         for chunk in range(n_chunks):

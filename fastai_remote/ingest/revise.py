@@ -27,6 +27,7 @@ from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr,
 from ..source.datasets import as_source, stored_samples, stored_values
 from ..store.base import field_codec, Store
 from ..store.shards import ShardStore
+from ..write.base import MAX_CLASSES
 from ..write.revision import AddFields, Append, Edit
 from ..write.shards import ShardWriter
 from ..write.shards_reviser import set_overlay
@@ -51,11 +52,12 @@ class _NamedLabels:
         return sample
 
     def _label(self, field, label):
-        "The label that `label`, which may be a code, stands for; raises `ValueError`"
+        "The label that `label`, which may be a code if labels are text, stands for; raises `ValueError`"
         label = plain_label(field, label)
         if label in self.known[field]: return label
         labels = self.vocab[field]
-        if isinstance(label, int) and 0<=label<len(labels): return labels[label]
+        # as in `Columns`: where labels are numbers themselves, a number that is not among them is no code
+        if isinstance(label, int) and 0<=label<len(labels) and isinstance(labels[label], str): return labels[label]
         raise ValueError(f'label {label!r} is not in the vocab of {field!r}, which has {len(labels)}')
 
 def append_samples(
@@ -72,6 +74,10 @@ def append_samples(
     was interrupted is continued by the same call. Raises `ValueError` if fields or splits do not fit, `StoreExists` if
     the source was appended before, and what `to_redis` raises. Files, tables and lists of plain data are recognised;
     generators, datasets of PyTorch and lists of other objects are not, and are appended again."""
+    more = options.keys()-{'num_workers','shuffle','seed','chunk','progress','max_failed'}
+    if more:
+        raise TypeError(f'{store.name}: append takes no {min(more)}=: splits and labels are those of the source, and '
+                        'nothing that is there is replaced')
     source = as_source(source)
     if bool(source.splits or source.srcs)!=bool(store.splits):
         has = f"has the splits {', '.join(store.splits)}" if store.splits else 'has no splits'
@@ -87,7 +93,13 @@ def append_samples(
     return store.reopened()
 
 # %% ../../nbs/ingest/07_revise.ipynb #addidx01
+def _needed(dataset, sample, reason):
+    "Returns the error for a sample without a value: `dataset` and `sample` are names, and `reason` is an error"
+    return IngestError(f'{dataset}: each sample needs a value, so nothing has changed:\n  {storable(str(sample))}: '
+                       f'{failure_reason(reason)}')
+
 def _encoded_shard(
+    dataset, # Its name, for a message
     shard, # Number of a shard
     part, # Its samples: an iterable of `(name, raw)`
     load, # raw -> sample
@@ -99,7 +111,7 @@ def _encoded_shard(
     columns = Columns(fields, vocab)
     for number,(name,raw) in enumerate(part):
         try: columns.add(number, convert(load, fn, raw))
-        except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
+        except Exception as e: raise _needed(dataset, name, e) from e
     return shard,columns.columns(as_hashes=False)
 
 def _write_overlay(reviser, k, source, fn, **options):
@@ -143,7 +155,7 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
     reviser = store.reviser(AddFields())
     (name,raw), = source.read(np.array([0]))
     try: fields = plan_fields(convert(load, fn, raw), vocab, source.codecs)
-    except Exception as e: raise IngestError(f'{storable(str(name))}: {failure_reason(e)}') from e
+    except Exception as e: raise _needed(store.name, name, e) from e
     check_vocab(vocab, fields)
     reviser.change.check(store, {'fields':fields})
     check_members(store.name, fields, store.manifest.fields)
@@ -155,7 +167,7 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
             _add_overlay(reviser, manifest, overlay)
         return
     starts = store.shards.starts
-    tasks = ((shard, source.read(np.arange(start, stop)), load, fn, fields, vocab)
+    tasks = ((store.name, shard, source.read(np.arange(start, stop)), load, fn, fields, vocab)
              for shard,(start,stop) in enumerate(zip(starts.tolist(), starts[1:].tolist())))
     with reviser.revising() as manifest:
         labels_of = {field:{} for field,spec in fields.items() if spec.get('staged')} # `{label: samples}`
@@ -170,19 +182,24 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
         for field,spec in fields.items():
             manifest.fields[field] = {'codec':spec['codec'], 'dtype':spec['dtype']}
             if field not in labels_of: continue
-            labels = manifest.vocab[field] = sorted(labels_of[field])
+            labels = sorted(labels_of[field])
+            if not spec['text'] and len(labels)>MAX_CLASSES:   # they are numbers, and have no codes
+                manifest.fields[field]['dtype'] = narrow(min(0, labels[0]), labels[-1])
+                continue
+            manifest.vocab[field] = labels
             manifest.counts[field] = [labels_of[field][label] for label in labels]
             manifest.fields[field]['dtype'] = narrow(0, max(len(labels)-1, 0))
 
 # %% ../../nbs/ingest/07_revise.ipynb #cf359e81
 class _Columns(IndexedSource):
-    "A source whose sample i has entry i of each of several arrays; raises `ValueError` if one has another length"
+    "A source whose sample i has entry i of each array; raises `ValueError` or `TypeError` if there are not `n` entries"
     def __init__(self,
         arrays:dict, # `{field: array or list}`, with an entry for each sample
         n:int # Samples
     ):
         arrays = {field:by_position(field, values) for field,values in arrays.items()}
         for field,values in arrays.items():
+            if getattr(values, 'shape', None)==(): raise TypeError(f'{field!r} is one value, for {n:,} samples')
             if len(values)!=n: raise ValueError(f'{field!r} has {len(values):,} values, for {n:,} samples')
         self.arrays,self.n = arrays,n
 
@@ -194,8 +211,11 @@ class _Columns(IndexedSource):
 
     def fingerprint(self):
         def digest(values):
-            if isinstance(values, np.ndarray): return hashlib.sha256(np.ascontiguousarray(values)).hexdigest()
-            return hashlib.sha256(stable_repr(values).encode()).hexdigest()
+            if not isinstance(values, np.ndarray) or values.dtype.hasobject:
+                return hashlib.sha256(stable_repr(list(values)).encode()).hexdigest()
+            digest = hashlib.sha256(f'{values.dtype} {values.shape} '.encode())
+            digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+            return digest.hexdigest()
         return {field:digest(values) for field,values in self.arrays.items()}
 
 def add_fields(
@@ -213,10 +233,12 @@ def add_fields(
 
     The new version becomes visible at once, when all is written, and shares what was there before. A call that was
     interrupted is continued by the same call. Each sample needs a value: if `fn` fails for one, `IngestError` is
-    raised, and nothing is kept. Raises `ValueError` if there are fields of these names, and what `to_redis` raises."""
-    if callable(fn): source = stored_samples(store, fields)
+    raised, and nothing is kept. Raises `ValueError` if there are fields of these names, `UnknownField` for other names
+    in `fields`, and what `to_redis` raises."""
+    if callable(fn): source = stored_samples(store, None if fields is None else _known_fields(store, listify(fields)))
     elif isinstance(fn, dict) and fields is not None:
         raise TypeError('fields= names what a function gets of each sample; the values of a dict are added as they are')
+    elif isinstance(fn, dict) and not fn: raise ValueError(f'{store.name}: an empty dict: there is no field to add')
     elif isinstance(fn, dict): source,fn = _Columns(fn, len(store)),None
     else: raise TypeError(f'want a function of a sample, or a dict of arrays, not {type(fn).__name__}')
     options = dict(vocab=vocab or {}, num_workers=num_workers, chunk=chunk, progress=progress)
@@ -284,7 +306,10 @@ def edit_samples(
     version has no statistics of images that change or are removed. It becomes visible at once, and shares what has not
     changed. Raises `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value that cannot
     be stored, `ValueError` if a sample is to be removed and changed, or if no sample would be left."""
-    drop = np.unique(store.check_numbers(list(drop)))
+    drop = np.unique(store.check_numbers(list(drop) if np.iterable(drop) else drop))
+    changes = list(set.values()) if isinstance(set, dict) else [set or {}]
+    if not all(isinstance(changed, dict) for changed in changes):
+        raise TypeError(f'{store.name}: set= is {{field: {{sample number: new value}}}}, not {set!r:.100}')
     values = {field:dict(zip(store.check_numbers(list(changed)).tolist(), changed.values()))
               for field,changed in (set or {}).items() if changed}
     _known_fields(store, values)
@@ -296,6 +321,9 @@ def edit_samples(
 def _edit_shards(store, reviser):
     "`edit_samples` for shards: new texts, images and arrays go into an overlay for each field"
     reviser.check_edit()
+    values = reviser.change.values
+    for field,changed in values.items():
+        if store.manifest.fields[field]['dtype'] is not None: values[field] = _as_stored(store, field, changed)
     with reviser.revising() as manifest:
         overlays = {}
         for field,values in reviser.change.values.items():
@@ -305,6 +333,19 @@ def _edit_shards(store, reviser):
             overlays[field] = _write_overlay(reviser, len(overlays), source, None, num_workers=1, vocab=vocab,
                                              progress=False)
         reviser.edit(manifest, overlays)
+
+def _as_stored(store, field, values):
+    """Returns `values`, `{sample number: new value}` of a fixed-width field, with numbers and labels of Python
+
+    Raises `IngestError`, which names the sample, for one that cannot be stored."""
+    spec = dict(store.manifest.fields[field])
+    if spec['codec']=='cls': spec.update(dtype='i8', staged=True, text=isinstance(next(iter(values.values())), str))
+    columns = Columns({field:spec}, {})
+    for number,value in values.items():
+        try: columns.add(number, {field:value})
+        except Exception as e: raise _needed(store.name, f'sample {number}', e) from e
+    stored = columns.columns(as_hashes=False)[field]
+    return dict(zip(values, stored if isinstance(stored, list) else stored.tolist()))
 
 def _names_codes(store, field):
     "Has `field` a vocabulary that names the codes of its pixels?"

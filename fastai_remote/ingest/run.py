@@ -16,10 +16,9 @@ from itertools import chain, islice
 
 import numpy as np
 
-from ..codec.base import utf8
 from ..core import StoreError, StoreExists
 from .chunk import Columns, as_vocab, check_vocab, convert, part_fingerprint, plan_fields
-from .chunk import stats_field, stored_fields, write_chunk
+from .chunk import split_names, stats_field, stored_fields, write_chunk
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..order.permutation import BlockPermutation, Permutation
@@ -39,8 +38,12 @@ def split_ranges(
     "Ranges for splits of given sizes; raises `TypeError`, `ValueError`"
     if not isinstance(splits, dict):
         raise TypeError(f"splits is a dict, such as {{'train':None, 'valid':.2}}, not {splits!r}")
-    for size in splits.values():
-        if size is not None and not 0<=size<=(1 if isinstance(size, float) else n):
+    # numbers of NumPy are counts and fractions, too
+    sizes = [size.item() if isinstance(size, np.generic) else size for size in splits.values()]
+    splits = dict(zip(split_names(splits), sizes))
+    for size in sizes:
+        is_number = isinstance(size, (int,float)) and not isinstance(size, bool)
+        if size is not None and not (is_number and 0<=size<=(1 if isinstance(size, float) else n)):
             raise ValueError(f'{splits}: a split has a number of samples, a fraction of them, or None for the rest, '
                              f'not {size}: there are {n:,}')
     if list(splits.values()).count(None)>1: raise ValueError(f'{splits}: only one split can have the rest')
@@ -125,7 +128,12 @@ class IndexedJob(SourceJob):
         size = self.writer.plan['chunk']
         for chunk in np.flatnonzero(marks==0).tolist():
             numbers = np.arange(chunk*size, min(self.n, (chunk+1)*size))
-            yield chunk, self.source.read(self.positions(numbers))
+            part = self.source.read(self.positions(numbers))
+            if len(part)!=len(numbers):
+                raise ValueError(f'{self.writer.name}: read() of the source gave {len(part):,} samples, where '
+                                 f'{len(numbers):,} were asked for; an exception stands for a sample that cannot be '
+                                 'read')
+            yield chunk, part
 
 class StreamJob(SourceJob):
     "Writes a `StreamedSource`: its parts are the chunks, and those that an earlier run has written are passed over"
@@ -162,6 +170,9 @@ class StreamJob(SourceJob):
     def chunks(self, marks):
         splits,size,end,chunk = {},self.chunk_size,0,-1
         for chunk,part in enumerate(self._stream()):
+            if len(part)>size:
+                raise ValueError(f'{self.writer.name}: stream({size}) of the source gave a part of {len(part):,} '
+                                 'samples')
             end = chunk*size+len(part)
             if isinstance(part, SplitChunk): splits.setdefault(part.split, [chunk*size,0])[1] = (chunk+1)*size
             if chunk<len(marks) and marks[chunk]:
@@ -201,7 +212,7 @@ class IngestOptions:
     fn:callable = None # `fn(sample)` -> sample, run in the workers
     num_workers:int = None # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     vocab:list|dict = None # Labels in the order of their codes (of `cls`; else `{field: labels}`)
-    overwrite:bool = False # Replace a dataset that is there?
+    overwrite:bool = False # Replace a dataset, or drop an unfinished ingest of another source?
     splits:dict = None # As `split_ranges` takes them
     shuffle:bool = True # Shuffle on the way in, each split by itself?
     seed:int = 0 # Of the shuffle
@@ -214,7 +225,10 @@ class IngestOptions:
         self.limit = FailureLimit(self.max_failed)
         if self.fn is not None and not callable(self.fn):
             raise TypeError(f'fn must be a function of a sample, not {self.fn!r}')
-        if self.chunk is not None and self.chunk<1: raise ValueError(f'chunk must be at least 1, not {self.chunk}')
+        is_number = isinstance(self.chunk, (int,np.integer)) and not isinstance(self.chunk, bool)
+        if self.chunk is not None and not (is_number and self.chunk>=1):
+            raise ValueError(f'chunk is a number of samples, at least 1, not {self.chunk!r}')
+        if self.chunk is not None: self.chunk = int(self.chunk)
         self.num_workers = effective_workers(self.num_workers)
 
 def to_redis(
@@ -227,10 +241,11 @@ def to_redis(
     num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
     # Labels in the order of their codes (of `cls`; for other fields `{field: labels}`); default: all there are, sorted
     vocab:list|dict=None,
-    overwrite:bool=False, # Replace a dataset of this name?
-    # `{split: number of samples, or a fraction of them, or None for the rest}`, at random; default: the source's splits
+    overwrite:bool=False, # Replace a dataset, or drop an unfinished ingest of another source, of this name?
+    # `{split: number of samples, or a fraction of them, or None for the rest}`, at random, or without `shuffle` one
+    # after the other; default: the source's splits
     splits:dict=None,
-    shuffle:bool=True, # Shuffle on the way in, each split by itself? A stream keeps its order.
+    shuffle:bool=True, # Shuffle on the way in, each split by itself? A stream is not shuffled.
     seed:int=0, # Seed of the shuffle
     chunk:int=None, # Samples per chunk; default: depends on the size of the source
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
@@ -243,7 +258,8 @@ def to_redis(
     `fn` gets what the source gives: a dict of fields (image files as bytes, a row of a DataFrame as a dict), or an item
     of a list or dataset. It returns a dict of fields, which are named by WebDataset's extensions: `jpg`, `png`, `cls`,
     `txt`, `json`, `npy`, … `splits={'train':None, 'valid':.1}` divides the shuffled whole. A source that has splits
-    already is `{'train': source, 'valid': source}`.
+    already is `{'train': source, 'valid': source}`. `shuffle=False` keeps the order of the source, except that the last
+    samples of a split fill the gaps that failed samples, and the ends of streams, leave.
 
     An ingest that was interrupted continues when the same call is repeated. So does one in which more than `max_failed`
     samples failed, with a higher limit. Raises `StoreExists`, `StoreBusy`, `StoreFull`, `StoreUnavailable`,
@@ -265,7 +281,7 @@ def ingest(
     options = IngestOptions(fn, **options)
     source = as_source(source)
     vocab = as_vocab(source.vocab if options.vocab is None else options.vocab)
-    for split in (*(options.splits or ()), *(source.splits or ()), *source.srcs): utf8(str(split))
+    for splits in (source.splits or (), source.srcs): split_names(splits)
     job_class = StreamJob if isinstance(source, StreamedSource) else IndexedJob
     job = job_class(source, writer, options)
     writer.begin(partial(_plan, job, vocab, options), options.overwrite)

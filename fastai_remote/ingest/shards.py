@@ -26,8 +26,9 @@ def to_shards(
     maxcount:int=100_000, # Samples that a shard may have
     # Labels in the order of their codes (of `cls`; for other fields `{field: labels}`); default: all there are, sorted
     vocab:list|dict=None,
-    overwrite:bool=False, # Replace a dataset in this folder?
-    # `{split: number of samples, or a fraction of them, or None for the rest}`, at random; default: the source's splits
+    overwrite:bool=False, # Replace a dataset, or drop an unfinished ingest of another source, in this folder?
+    # `{split: number of samples, or a fraction of them, or None for the rest}`, at random, or without `shuffle` one
+    # after the other; default: the source's splits
     splits:dict=None,
     shuffle:bool=True, # Shuffle on the way in, each split by itself? A stream keeps its order.
     seed:int=0, # Seed of the shuffle

@@ -57,6 +57,7 @@ def verify_store(
     progress=None, # `progress(results, total, report)` passes results of tasks on and shows something; default: nothing
 )->VerifyReport:
     "Read all that is stored, compare its checksums, and decode the samples; raises `StoreUnavailable`"
+    if chunk<1: raise ValueError(f'chunk is a number of samples, at least 1, not {chunk}')
     report,started = VerifyReport(store.name, unchecked=list(store.unchecked)),time.monotonic()
     for what,reason in store.check_rest():
         report.bad += 1

@@ -57,7 +57,7 @@ def label_hash(
 def label_texts(
     labels:list # Labels of one sample, `str` or `int`
 )->set: # Of `str`
-    "Returns the labels as JSON texts, in which 1 and '1' differ. They are kept this way until the vocabulary is known"
+    "Returns the labels as JSON texts, in which 1 and '1' differ: the form in which vocabularies are gathered"
     return {json.dumps(label, ensure_ascii=False) for label in labels}
 
 def labels_of_texts(
@@ -77,7 +77,7 @@ def check_name(
 
 # %% ../../nbs/write/00_base.ipynb #9b5dcfae
 class ServerRestarted(StoreUnavailable): "The server restarted during an ingest and may have lost recent samples"
-class ChunksLost(ServerRestarted): "A commit found chunks to write again: they have no records now. It moved no sample"
+class ChunksLost(ServerRestarted): "A commit found chunks to write again: they have no records now. It moved no sample."
 
 LEASE_SECONDS = 30 # A lock that was not renewed for so long may be taken over
 
@@ -96,7 +96,7 @@ def is_alive(
 )->bool:
     "Returns whether a process `pid` exists on this machine; one of another user and a zombie count"
     try: os.kill(pid, 0)
-    except ProcessLookupError: return False
+    except (ProcessLookupError,OverflowError): return False
     except PermissionError: pass   # it runs, and belongs to another user
     return True
 
@@ -140,7 +140,7 @@ def progress_text(
 
 # %% ../../nbs/write/00_base.ipynb #ff3705b2
 class Writer:
-    """The interface of writers. A writer writes one dataset, which becomes visible completely or not at all
+    """The interface of writers. A writer writes one dataset, which becomes visible completely or not at all.
 
     One process leads: it calls `begin`, and at the end `commit` and `close`. Any process may call `put` and `done`, on
     a writer that the callable from `opener` has made there. Samples are written under their numbers, in chunks of
@@ -277,7 +277,9 @@ def finish_samples(
     samples:dict, # `{number: {field: value}}` of the samples that were written, as `put` got them; is changed
     labels:dict, # `{field: set of labels}`, as `put` got them
 )->tuple: # `{field: list of bytes, or array}` without checksums, `{split: [start, stop]}`, `{field: list of labels}`
-    "Fills the gaps of a dataset in memory, and replaces labels by codes; returns columns, splits and vocabularies"
+    """Fills the gaps of a dataset in memory, and replaces labels by codes; returns columns, splits and vocabularies
+
+    More than `MAX_CLASSES` different integers stay as they are, without a vocabulary."""
     n,splits = plan['n'],plan['splits']
     gaps = np.array(sorted(set(range(n))-samples.keys()), np.int64)
     splits,moves = fill_gaps(splits or {'':[0,n]}, gaps)
@@ -288,7 +290,9 @@ def finish_samples(
     for field,spec in plan['fields'].items():
         if field.endswith('.crc'): continue
         values,dtype = [row[field] for row in rows],spec['dtype']
-        if spec.get('staged'):
+        if spec.get('staged') and not spec['text'] and len(set(values))>MAX_CLASSES:
+            dtype = narrow(min(0, *values), max(values))
+        elif spec.get('staged'):
             vocab[field] = sorted(set(values))
             codes = {label:code for code,label in enumerate(vocab[field])}
             values = [codes[label] for label in values]
@@ -299,7 +303,7 @@ def finish_samples(
     return columns,{split:span for split,span in splits.items() if split},vocab
 
 class MemoryWriter(Writer):
-    "The reference implementation: writes a dataset into memory, in one process. After `commit`, the dataset is `store`"
+    "The reference implementation: writes a dataset into memory, in one process. After `commit`, it is `store`."
     def __init__(self,
         name:str='memory' # Name of the dataset
     ):
@@ -339,6 +343,7 @@ class MemoryWriter(Writer):
     def done(self, chunk, record, failures=(), stats=b'', run=None):
         self.chunks[chunk] = {**record, 'stats':stats}
         self.failed[chunk] = list(failures)
+        for number in record['gaps']: self.samples.pop(number, None)   # an earlier run may have written it
 
     def records(self): return iter(sorted(self.chunks.items()))
     def failures(self): return (failure for chunk in sorted(self.failed) for failure in self.failed[chunk])
@@ -350,6 +355,8 @@ class MemoryWriter(Writer):
     def commit(self):
         columns,splits,vocab = finish_samples(self.plan, self.samples, self.labels)
         codecs = {field:spec['codec'] for field,spec in self.plan['fields'].items()}
-        self.store = MemoryStore(columns, self.name, vocab, splits, codecs, self.failures())
+        failures = list(self.failures())
+        self.store = MemoryStore(columns, self.name, vocab, splits, codecs, failures)
+        self.store.manifest.failed = len(failures)
         self.abandon()
         return self.store.manifest

@@ -10,6 +10,7 @@ __all__ = ['RedisWriter']
 # %% ../../nbs/write/05_redis.ipynb #ac91d44d
 import json, time, uuid, warnings
 from array import array
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 
@@ -86,14 +87,17 @@ class RedisWriter(Writer):
         def read(client): return client.get(self.keys.plan),client.hlen(self.keys.chunks)
         try:
             plan,done = self.link.call(read, timeout=min(self.link.timeout, 2.))
-            return progress_text(json.loads(plan) if plan else None, done)
-        except (StoreError,ValueError): return ''   # the server is away, or the plan is damaged
+            return progress_text(self.read_plan(plan) if plan else None, done)
+        except StoreError: return ''   # the server is away, or the plan is damaged
 
     def begin(self,
         plan, # The plan, a dict, or a function that returns it, which is called while the lock is held
         overwrite:bool=False, # Replace a dataset of this name, or drop an unfinished ingest of another source?
     )->dict: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
-        "Takes the lock and stores the plan; raises `StoreBusy`, `StoreExists`, `CorruptSample`, `StoreError`"
+        """Takes the lock and stores the plan
+
+        Raises `StoreBusy`, `StoreExists`, `CorruptSample` if the earlier plan or the manifest is damaged, and
+        `StoreError` if the server drops keys when it is full."""
         self.take_lock()
         try:
             self.remove_garbage()
@@ -111,7 +115,7 @@ class RedisWriter(Writer):
                 self.plan = self._store_plan(plan, earlier)
             self.lock.fence(self.layout.starts)
         except BaseException:
-            self.close()
+            with suppress(StoreError): self.close()   # the lock ends by itself; the error counts
             raise
         return self.plan
 
@@ -276,14 +280,18 @@ def done(self:RedisWriter,
     stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
     run:str=None, # What `server_run` returned when the chunk began
 ):
-    "Records that a chunk is written, and removes values of bytes in its `gaps`; raises `ServerRestarted`, `StoreBusy`"
+    """Records that a chunk is written, and removes values of bytes in its `gaps`
+
+    It replaces what was recorded of the chunk before, also its failures. Raises `ServerRestarted`, `StoreBusy`."""
     layout,fields = self.layout,self.plan['fields']
     # an earlier run that was killed may have written a value of a sample that fails now
     commands = [('UNLINK', key) for field,spec in fields.items() if spec['dtype'] is None
                 for key in layout.values(field, record['gaps'])]
     commands.append(('HSET', self.keys.chunks, chunk, seal({**record, 'chunk':chunk})))
-    if failures: commands.append(('HSET', layout.failures, chunk, seal({'chunk':chunk, 'failures':failures})))
-    if stats: commands.append(('HSET', self.keys.stats, chunk, seal_stats(chunk, stats)))
+    # and the chunk may have been written before, with other failures
+    for key,content in ((layout.failures, failures and seal({'chunk':chunk, 'failures':failures})),
+                        (self.keys.stats, stats and seal_stats(chunk, stats))):
+        commands.append(('HSET', key, chunk, content) if content else ('HDEL', key, chunk))
     self.lock.write(commands, run)
 
 @patch
@@ -322,9 +330,10 @@ def extend(self:RedisWriter,
 def remove_garbage(self:RedisWriter,
     step:int=1000, # Keys per command
 ):
-    """Removes the keys listed as garbage; raises `ServerRestarted`
+    """Removes the keys listed as garbage; warns if the list is damaged, and leaves them there
 
-    A server that has restarted may have come back with an older state, which may need these keys."""
+    Raises `ServerRestarted`: a server that has restarted may have come back with an older state, which may need these
+    keys."""
     key,run = self.keys.garbage,self.server_run()
     listed = self.link.call(lambda c: c.get(key))
     if listed is None: return
@@ -383,9 +392,9 @@ def abandon(self:RedisWriter,
 def retire(self:RedisWriter,
     generation:int # The last generation whose keys were written
 ):
-    """In a cluster, notes this generation as used, so that its keys are not written again; else does nothing
+    """In a cluster, notes this generation as used, so that its keys are not written again; on a single server, nothing
 
-    Else a replica that is behind could have values of the old dataset, and another one the manifest of the new."""
+    If they were, a replica that is behind could have old values, and another one the manifest of the new dataset."""
     if not self.lock.tags: return
     generation = max(generation, self._renamed_generation())
     self.link.call(lambda c: c.hset(GENERATIONS_KEY, self.name, generation))
@@ -432,7 +441,8 @@ def remove(self:RedisWriter,
         if not stored and not found:
             what = f'no dataset {self.name!r} to delete' if dataset else f'no unfinished ingest of {self.name!r}'
             raise StoreNotFound(f'{self.url}: {what}')
-    finally: self.close()
+    finally:
+        with suppress(StoreError): self.close()   # the lock ends by itself; what was removed, or an error, counts
 
 def _keys_of(manifest):
     "Returns all keys of a dataset but its manifest's, as ranges: `[start of the key, first, stop, step]`"
@@ -476,7 +486,6 @@ def undo(self:RedisWriter,
 ):
     "Records a chunk as empty, so that nothing it wrote counts; raises `StoreBusy`"
     size = self.plan['chunk']
-    self.lock.transaction(lambda p: p.hdel(self.keys.stats, chunk).hdel(self.layout.failures, chunk))
     gaps = list(range(chunk*size, (chunk+1)*size))
     self.done(chunk, dict(ok=0, bytes=0, failed=0, gaps=gaps), run=self.server_run())
 

@@ -8,10 +8,10 @@ Docs: page `write/redis_admin`"""
 __all__ = ['delete_dataset', 'unfinished_ingests', 'abandon_ingest', 'rename_dataset']
 
 # %% ../../nbs/write/07_redis_admin.ipynb #0b4d809b
-import json
+from contextlib import suppress
 from dataclasses import replace
 
-from ..core import Manifest, StoreBusy, StoreExists
+from ..core import CorruptSample, Manifest, StoreBusy, StoreError, StoreExists
 from ..store.address import concealed
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisStore
 from ..store.redis_link import as_link, RedisLink
@@ -24,7 +24,9 @@ def delete_dataset(
     url:str|RedisLink, # The server
     name:str, # Name of the dataset
 ):
-    "Removes a dataset and an unfinished ingest of its name; raises `StoreNotFound` if there is neither, `StoreBusy`"
+    """Removes a dataset, and an unfinished ingest of its name
+
+    Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove()
 
@@ -34,21 +36,21 @@ def unfinished_ingests(
 )->list: # Of dicts: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (ISO 8601, UTC); `running`
     """Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it
 
-    If the plan of one is damaged, `of` is 0, and `began` is ''."""
+    If the plan of one is damaged, `of` is 0, and `began` is ''. `running` says whether somebody has the lock of the
+    name, which a process that was killed has for up to 30 s."""
     url = concealed(url)
     link = as_link(url)
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
-    ingests = [_describe_ingest(link, name) for name in names]
-    # in a cluster, a name is listed for a short time after its ingest has ended
-    return [ingest for ingest in ingests if ingest['began'] or not link.is_cluster]
+    return [ingest for ingest in (_describe_ingest(link, name) for name in names) if ingest]
 
 def _describe_ingest(link, name):
-    "Returns the dict of `unfinished_ingests` for one name"
+    "Returns the dict of `unfinished_ingests` for one name; `None` for an ingest that has ended"
     def read(keys): return link.send([('GET', keys.plan), ('HLEN', keys.chunks), ('EXISTS', keys.lock)])
     stored,done,is_locked = read(IngestKeys(name))
     if stored is None and link.is_cluster: stored,done,is_locked = read(IngestKeys(name, tags=1))
-    try: plan = json.loads(stored) if stored else {}
-    except ValueError: plan = {}   # damaged; `begin` and `abandon` say so
+    if stored is None and link.is_cluster: return None   # there, the name is listed for a short time after the end
+    try: plan = RedisWriter(link, name).read_plan(stored) if stored else {}
+    except CorruptSample: plan = {}   # `begin` and `abandon` say so
     chunks = 0
     if plan: chunks = None if plan.get('open') else chunk_count(plan)
     return dict(name=name, chunks=done, of=chunks, began=plan.get('began', ''), running=bool(is_locked))
@@ -66,7 +68,9 @@ def rename_dataset(
     store:RedisStore, # The dataset
     name:str, # The new name
 )->RedisStore: # The dataset under its new name
-    "Renames a dataset in one step, without moving its samples; raises `StoreExists`, `StoreNotFound`, `StoreBusy`"
+    """Renames a dataset, without moving its samples, in one step; in a cluster, it has both names for a moment
+
+    Raises `StoreExists` if the new name is in use, `StoreNotFound` if the dataset was replaced, `StoreBusy`."""
     old,new = RedisWriter(store.link, store.name),RedisWriter(store.link, name)
     if name==store.name: return store
     old.take_lock()
@@ -78,8 +82,10 @@ def rename_dataset(
             old.remove_garbage()
             new.remove_garbage()
             _switch_name(store.link, old, new, manifest)
-        finally: new.close()
-    finally: old.close()
+        finally:
+            with suppress(StoreError): new.close()   # the lock ends by itself; the new name, or an error, counts
+    finally:
+        with suppress(StoreError): old.close()
     return type(store)(store.link, name)
 
 def _switch_name(link, old, new, manifest):

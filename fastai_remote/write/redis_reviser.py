@@ -9,11 +9,12 @@ __all__ = ['MAX_UNUSED', 'NewVersion', 'RedisReviser']
 
 # %% ../../nbs/write/06_redis_reviser.ipynb #a10e2946
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
-from ..core import Manifest, StoreExists
+from ..core import Manifest, StoreError, StoreExists
 from ..store.redis import home_of, RedisStore
 from ..store.redis_layout import key_layout
 from ..store.redis_parts import DatasetPart, run_table_keys, RunTable
@@ -36,7 +37,20 @@ class NewVersion:
         number = store.manifest.runs.get('columns') or dict.fromkeys(self.fields, 0)
         self.columns = {field:tables[number[field]] for field in self.fields} # `{field: RunTable}`
         self.unused = [] # Keys that this version does not need, as `value_keys` returns them
-        self.mean_bytes = _mean_bytes(store)
+        self.link,self._mean_bytes = store.link,{}
+
+    def mean_bytes(self,
+        field:str, # A variable-width field
+        n:int=256 # How many samples to look at, at most
+    )->float:
+        "Returns the mean length of the values of a field; a value that is missing counts as empty"
+        if field not in self._mean_bytes:
+            table = self.columns[field]
+            numbers = np.unique(np.linspace(0, table.n-1, n).astype(np.int64))
+            keys = [key for part,_,inside in table.groups(numbers)
+                    for key in self.parts[part].layout.values(field, inside.tolist())]
+            self._mean_bytes[field] = sum(self.link.send([('STRLEN', key) for key in keys]))/len(keys)
+        return self._mean_bytes[field]
 
     def change_columns(self,
         fields, # Names of fields
@@ -58,7 +72,7 @@ class NewVersion:
         Fixed-width values stay where they are."""
         for field in fields:
             if self.fields[field]['dtype'] is not None: continue
-            self.manifest.nbytes -= round(self.mean_bytes[field]*len(numbers))
+            self.manifest.nbytes -= round(self.mean_bytes(field)*len(numbers))
             for part,_,inside in self.columns[field].groups(numbers):
                 self._free_values(self.parts[part].layout, field, np.sort(inside))
 
@@ -112,13 +126,6 @@ class NewVersion:
         manifest.runs = {'key':key, 'lengths':list(map(len, tables)), 'crc':zlib.crc32(stored), 'columns':columns}
         return replace(manifest, format=0), {key:stored}
 
-def _mean_bytes(store, n=256):
-    "Returns the mean length of the values of each variable-width field, `{field: bytes}`, of at most `n` samples"
-    fields = [field for field in store.fields if store.manifest.fields[field]['dtype'] is None]
-    if not len(store) or not fields: return dict.fromkeys(fields, 0)
-    numbers = np.unique(np.linspace(0, len(store)-1, n).astype(np.int64))
-    return {field:sum(map(len, values))/len(numbers) for field,values in store.get_many(numbers, fields).items()}
-
 # %% ../../nbs/write/06_redis_reviser.ipynb #2627921e
 def _append(version, store, part, change):
     """Adds the samples of `part`, the `Manifest` of what was written, to `version`, at the ends of their splits
@@ -168,13 +175,15 @@ def _drop(version, store, numbers):
 def _drop_fields(version, names):
     "Removes the fields `names`, and their checksums, from `version`, a `NewVersion`, and from its parts"
     fields = {name for field in names for name in (field,f'{field}.crc') if name in version.fields}
+    for field in fields:
+        if version.fields[field]['dtype'] is None:
+            version.manifest.nbytes -= round(version.mean_bytes(field)*version.columns[field].n)
     for part in version.parts:
         dropped = {field:spec for field,spec in part.fields.items() if field in fields}
         version.unused += value_keys(part.layout, dropped, part.n)[1:]   # without the failures of the part
     version.parts = [part._replace(fields={f:spec for f,spec in part.fields.items() if f not in fields})
                      for part in version.parts]
     version.fields = {f:spec for f,spec in version.fields.items() if f not in fields}
-    version.manifest.nbytes -= round(sum(version.mean_bytes.get(field, 0) for field in fields)*version.manifest.n)
     forget_fields(version.manifest, fields)
 
 _apply = {Append:_append, AddFields:_add_fields, Edit:_edit}
@@ -226,4 +235,5 @@ class RedisReviser(RedisWriter):
                 raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} is there; repeat the same call '
                                   f'to finish it, or {self.how_to_abandon()} drops it')
             self.publish(None, self.server_run())
-        finally: self.close()
+        finally:
+            with suppress(StoreError): self.close()   # the lock ends by itself; the new version, or an error, counts

@@ -195,8 +195,10 @@ def parse_lock(
 )->dict: # `host`, `pid`, `id`, in a cluster `number`; `host` and `pid` are 'unknown' if it is damaged
     "Returns who holds a lock"
     unknown = {'host':'unknown', 'pid':'unknown'}
-    try: return {**unknown, **json.loads(token)}
-    except (ValueError,TypeError): return unknown
+    try: holder = {**unknown, **json.loads(token)}
+    except (ValueError,TypeError,RecursionError): return unknown
+    is_whole = isinstance(holder['host'], str) and holder['host'].strip() and type(holder['pid']) is int
+    return holder if is_whole else {**holder, **unknown}
 
 def lock_number(
     token:bytes # What a lock in a cluster holds; `None` if it is free

@@ -162,9 +162,18 @@ def add_labels(
 ):
     """Adds the vocabularies and the counts of a part to `manifest`; labels that are new get the next codes
 
-    Counts of a field are removed if `part` does not have them, or if the version before has labels without counts."""
+    Counts of a field are removed if `part` does not have them, or if the version before has labels without counts.
+    Integers that were stored as values, without a vocabulary, do not get one. Raises `ValueError` if it is the part
+    that has no vocabulary of labels, because it has too many integers: they would be taken for codes."""
     vocab,counts = dict(manifest.vocab),dict(manifest.counts)
+    labelled = [field for field,spec in part.fields.items() if spec['codec']=='cls']
+    for field in labelled:
+        if field in vocab and field not in part.vocab:
+            raise ValueError(f'{manifest.name}: {field!r} has {len(vocab[field]):,} labels, and the new samples have '
+                             'more different integers than can be labels: store them in another field, such as id.i8')
+    values = [field for field in labelled if field not in vocab]
     for field,labels in part.vocab.items():
+        if field in values: continue
         known = vocab.get(field, [])
         vocab[field] = joined_vocab(known, labels)
         if field in counts and field in part.counts:
@@ -191,10 +200,12 @@ def wider_dtype(
     dtype:str, # Its type so far; `None` if its values differ in length
     new_dtype:str # The type of what is new
 )->str: # numpy dtype; `None` if both are
-    "`dtype` if both are the same, else an integer type that has the values of both; raises `ValueError`"
+    """`dtype` if both are the same, else an integer type that has the values of both
+
+    Raises `ValueError` if there is none, as for two types of floats."""
     if dtype==new_dtype: return dtype
-    wider = np.promote_types(dtype, new_dtype)
-    if wider.kind not in 'iu':
+    wider = None if None in (dtype, new_dtype) else np.promote_types(dtype, new_dtype)
+    if wider is None or wider.kind not in 'iu':
         raise ValueError(f'{name}: {field!r} has numbers of type {dtype}, and the new ones need {new_dtype}: no '
                          'integer type has all of them')
     return wider.str[1:]

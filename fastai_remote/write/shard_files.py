@@ -104,7 +104,7 @@ def read_labels(
 def files_of(
     manifest:ShardManifest # Of a dataset that `to_shards` has written
 )->set:
-    "Returns the names of all files of a dataset, except its manifest"
+    "Returns the names that files of a dataset may have, also shards of others; without its manifest and overlays"
     table = ShardTable.unpack(manifest.shards)
     shards = range(len(table))
     names = [table.name(s) for s in shards]

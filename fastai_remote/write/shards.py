@@ -32,6 +32,7 @@ from .shard_totals import ShardTotals
 # A chunk has fewer shards. If an ingest is taken over for the k-th time, its new shards are numbered from k times this,
 # so that no process of an earlier run, which may only be stopped, has shards of the same names
 _SHARDS_PER_CHUNK = 1_000_000
+_plan_entries = {'n':int, 'chunk':int, 'generation':int, 'prefix':str, 'signature':str} # Of each plan
 _CHUNK_BYTES = 64e6 # Of the raw samples of a stream: two chunks per worker wait in memory
 
 class ShardWriter(Writer):
@@ -45,8 +46,8 @@ class ShardWriter(Writer):
         maxcount:int=100_000, # Samples that a shard may have
         name:str=None, # Name of the dataset; default: that of the folder
     ):
-        if maxsize<1 or maxcount<1:
-            raise ValueError(f'maxsize and maxcount must be at least 1, not {maxsize} and {maxcount}')
+        if not (1<=maxsize<np.inf and 1<=maxcount<np.inf):
+            raise ValueError(f'maxsize and maxcount are numbers of at least 1, not {maxsize} and {maxcount}')
         self.storage = storage
         self.name = check_name(name or storage.name)
         self.maxsize,self.maxcount = int(maxsize),int(maxcount)
@@ -215,7 +216,10 @@ def unfinished_plan(self:ShardWriter,
     dataset:ShardManifest=None # The dataset in the folder; its own plan may not have been removed yet
 )->dict:
     "Returns the plan of an unfinished ingest, or `None`; raises `StoreError` if it is damaged"
-    try: plan = unseal_json(self.storage.read(PLAN_FILE))
+    try:
+        plan = unseal_json(self.storage.read(PLAN_FILE))
+        wrong = [key for key,kind in _plan_entries.items() if type(plan.get(key)) is not kind]
+        if wrong or plan['chunk']<1: raise ValueError(f"no valid {(wrong or ['chunk'])[0]!r}")
     except FileNotFoundError: return None
     except (ValueError,RecursionError) as e:
         raise StoreError(f'{self.url}: the plan of an unfinished ingest, {PLAN_FILE}, is damaged: {e}; '

@@ -25,7 +25,9 @@ def delete_shards(
     url:str|Storage, # The folder
     storage_options:dict=None # For fsspec's file system, as in `to_shards`
 ):
-    "Removes a dataset, or what an unfinished ingest left; raises `StoreNotFound` if there is neither, `StoreBusy`"
+    """Removes a dataset, and what an unfinished ingest left; of shards that others wrote, only the index
+
+    Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
     url,storage_options = concealed(url),concealed(storage_options)
     writer = _writer(as_storage(url, storage_options=storage_options))
     storage = writer.storage

@@ -82,6 +82,7 @@ class ShardReviser(ShardWriter):
         for field,spec in manifest.fields.items():
             known = revised.fields[field] = dict(revised.fields[field])
             known['dtype'] = wider_dtype(store.name, field, known['dtype'], spec['dtype'])
+            if spec['codec']=='cls': _widen_for(revised, field, manifest.vocab.get(field, ()))
             if field not in counts: continue   # checksums
             known['n'] = counts[field]+spec.get('n', manifest.n)
             if known['n']==revised.n: del known['n']
@@ -260,17 +261,25 @@ def _planned(store, field, values):
 def _add_new_labels(manifest, field, values):
     """Adds labels of `values`, `{sample number: label}`, to the vocabulary in `manifest`, and the samples to its counts
 
-    Does nothing for a field without a vocabulary, or with another codec than `cls`."""
-    if manifest.fields[field]['codec']!='cls' or field not in manifest.vocab: return
+    Widens the type of the field for them. Does nothing for a field with another codec than `cls`."""
+    if manifest.fields[field]['codec']!='cls': return
+    labels = set(values.values())
+    manifest.fields[field] = dict(manifest.fields[field])
+    if field not in manifest.vocab: return _widen_for(manifest, field, labels)
     known = manifest.vocab[field]
-    new = sorted(set(values.values())-set(known))
+    new = sorted(labels-set(known))
     vocab = manifest.vocab[field] = [*known, *new]
-    dtype = narrow(0, len(vocab)-1)
-    manifest.fields[field] = {**manifest.fields[field], 'dtype':dtype}
+    _widen_for(manifest, field, labels)
     if field not in manifest.counts: return
     counts = dict(zip(vocab, [*manifest.counts[field], *[0]*len(new)]))
     for label in values.values(): counts[label] += 1
     manifest.counts[field] = list(counts.values())
+
+def _widen_for(manifest, field, labels):
+    "Gives `field`, of codec `cls`, a type for the codes of its vocabulary; without one, for the integers `labels`, too"
+    vocab,spec = manifest.vocab.get(field),manifest.fields[field]
+    needed = narrow(min([0,*labels]), max([0,*labels])) if vocab is None else narrow(0, max(len(vocab)-1, 0))
+    spec['dtype'] = wider_dtype(manifest.name, field, spec['dtype'], needed)
 
 @patch
 def _set_values(self:ShardReviser, manifest, field, columns, labels, values):
