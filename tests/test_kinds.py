@@ -10,7 +10,7 @@ from fastai.vision.all import *
 
 from fastai_remote import *
 from fastai_remote.load.boxes import as_sized_boxes
-from fastai_remote.load.kinds import FieldChoice, kind_of, KINDS
+from fastai_remote.load.kinds import choose_fields, FieldChoice, kind_of, KINDS
 from fastai_remote.load.loader import SeveralInputs
 from fastai_remote.order.base import Order
 
@@ -249,6 +249,12 @@ FIELDS = {'jpg':'image', 'strokes':'image', 'mask.png':'mask', 'small.mask.npy':
 
 @pytest.mark.parametrize('field', FIELDS)
 def test_the_name_of_a_field_says_what_it_holds(field): assert kind_of(FieldChoice(field)).name==FIELDS[field]
+
+@pytest.mark.parametrize('y,kind', [({'png':PILImage}, PILImage), ('png', PILImage), ({'png':PILImageBW}, PILImageBW)])
+def test_a_field_is_input_and_target_with_a_type_each(y, kind):
+    "A model that colours grey images has one field twice"
+    inputs,targets = choose_fields(MemoryStore({'png':[b'']}), {'png':PILImageBW}, y)
+    assert [choice.img_cls for choice in inputs+targets]==[PILImageBW,kind]
 
 TYPES = {PILImage:'image', PILImageBW:'grayscale image', PILMask:'mask', TensorPoint:'points', TensorBBox:'bounding boxes', LabeledBBox:'labels of boxes', Tensor:'several numbers'}
 

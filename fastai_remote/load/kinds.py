@@ -239,7 +239,8 @@ def kinds_table()->str:
 # %% ../../nbs/load/23_kinds.ipynb #b4cf5e7f
 def choose_fields(
     store:Store,
-    x:str|list|dict=None, # Field, or fields, of the input, or `{field: type}`; default: the store's `default_field`
+    # Field, or fields, of the input, or `{field: type}`, where `None` is no type; default: the store's `default_field`
+    x:str|list|dict=None,
     y:str|list|dict=None, # The same of the target; default: `cls`, or boxes and their labels, or `labels`
     img_cls:type=PILImage, # Type of images for which the user chose none
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them
@@ -254,12 +255,12 @@ def choose_fields(
     x,y = x or store.default_field,[] if is_lm else y or _default_targets(store)
     if not y and not is_lm:
         raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
-    types = {field:chosen for fields in (x,y) if isinstance(fields, dict) for field,chosen in fields.items()}
-    def choices(fields):
-        return [FieldChoice(field, store, types.get(field), draw, text) for field in L(fields)]
+    def choices(fields):   # a field may be input and target, of different types
+        pairs = fields.items() if isinstance(fields, dict) else [(field, None) for field in L(fields)]
+        return [FieldChoice(field, store, chosen, draw, text) for field,chosen in pairs]
     def with_type(choice):
         return replace(choice, img_cls=img_cls) if choice.img_cls is None and choice.holds_images else choice
-    inputs,targets = [choices(list(fields) if isinstance(fields, dict) else fields) for fields in (x,y)]
+    inputs,targets = choices(x),choices(y)
     return [*map(with_type, inputs)],[*map(with_type, _with_labels_of_boxes(targets))]
 
 def _default_targets(store):
