@@ -397,7 +397,7 @@ def reading_plan(
     store:Store,
     steps # `Step`s of a dataset
 )->dict:
-    """What `steps` need: `{'fields': names, 'may_lack': may a sample lack one?, 'metadata': those of METADATA}`
+    """What `steps` need: `{'fields': names, 'may_lack': may a value be missing?, 'metadata': those of METADATA}`
 
     Raises `UnknownField` for a field that a step names, and the store has not."""
     in_shards = store.shards is not None
@@ -412,5 +412,7 @@ def reading_plan(
     if step.name=='rename' and step.args[0]: return everything
     fields = list(dict.fromkeys(field for names,_ in choices for field in names))
     is_choice = any(len(names)>1 or is_optional for names,is_optional in choices)
-    is_lenient = step.may_drop or not step.kwargs.get('missing_is_error', True)   # this sample alone is left out
-    return dict(fields=fields, may_lack=is_choice or is_lenient, metadata=tuple(m for m in METADATA if m in groups))
+    is_lenient = is_choice or not step.kwargs.get('missing_is_error', True)
+    # Of a field that no sample lacks, a value that is not there was lost: that is an error, or leaves out this sample
+    may_lack = step.may_drop or is_lenient and any(map(store.may_lack, fields))
+    return dict(fields=fields, may_lack=may_lack, metadata=tuple(m for m in METADATA if m in groups))
