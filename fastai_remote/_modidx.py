@@ -2169,6 +2169,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastai_remote/load/stream.py'),
                                            'fastai_remote.load.stream._checked_bounds': ( 'load/stream.html#_checked_bounds',
                                                                                           'fastai_remote/load/stream.py'),
+                                           'fastai_remote.load.stream._checked_pairs': ( 'load/stream.html#_checked_pairs',
+                                                                                         'fastai_remote/load/stream.py'),
                                            'fastai_remote.load.stream._compose_stage': ( 'load/stream.html#_compose_stage',
                                                                                          'fastai_remote/load/stream.py'),
                                            'fastai_remote.load.stream._drawn': ('load/stream.html#_drawn', 'fastai_remote/load/stream.py'),

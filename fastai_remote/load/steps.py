@@ -225,18 +225,17 @@ def _map_dict(store, number, sample, functions):
 def _rename_keys(store, number, sample, patterns, keep_unselected, must_match, duplicate_is_error):
     """Step `rename_keys`: `patterns` is a list of `(new name, pattern)`; the last pattern that matches is used
 
-    Returns a dict. Raises `ValueError` for patterns without fields, or two fields of one name, if these are errors."""
+    Returns a dict; of two fields of one name it has the first. Raises `ValueError` for patterns without fields, or two
+    fields of one name, if these are errors."""
     _expect_dict('rename_keys', sample)
     result,matched = {},set()
     for field,value in sample.items():
         name = field.rsplit('/', 1)[-1].lower()
-        new = next(((new,pattern) for new,pattern in reversed(patterns) if fnmatch(name, pattern)), None)
-        if new is None:
-            if keep_unselected: result[field] = value
-            continue
-        matched.add(new[1])
-        if new[0] not in result: result[new[0]] = value
-        elif duplicate_is_error: raise ValueError(f'two fields would be {new[0]!r}, of {list(sample)}')
+        new,pattern = next((pair for pair in reversed(patterns) if fnmatch(name, pair[1])), (field,None))
+        if pattern is None and not keep_unselected: continue
+        matched.add(pattern)
+        if new not in result: result[new] = value
+        elif duplicate_is_error: raise ValueError(f'two fields would be {new!r}, of {list(sample)}')
     lacking = [pattern for _,pattern in patterns if pattern not in matched]
     if must_match and lacking: raise ValueError(f'no field matches {lacking[0]!r}, of {list(sample)}')
     return result
@@ -278,6 +277,9 @@ _DROP = object()   # what a step returns to leave out the sample
 
 def _map_tuple(store, number, values, *functions):
     "Step `map_tuple`: a tuple of what each function returns for its element; without one, or with `None`, the element"
+    if not isinstance(values, (tuple,list)):
+        raise TypeError(f'map_tuple takes a sample that is a tuple, not a {type(values).__name__}: call to_tuple '
+                        'before')
     if len(functions)>len(values): raise ValueError(f'{len(functions)} functions for a tuple of {len(values)}')
     mapped = tuple(value if f is None else f(value) for f,value in zip(functions, values))
     return mapped+tuple(values[len(functions):])
@@ -356,7 +358,7 @@ def decode_step(
     "The step `decode`; raises `ValueError` for an unknown spec"
     decoders = tuple(decoder for decoder in decoders if decoder is not None)
     for decoder in decoders:
-        if not callable(decoder) and decoder not in image_specs:
+        if not callable(decoder) and not (isinstance(decoder, str) and decoder in image_specs):
             raise ValueError(f"decode knows {', '.join(image_specs)} and functions, not {decoder!r}")
     options = {} if only is None else dict(only=frozenset(only.split() if isinstance(only, str) else only))
     every = (*([_gunzip] if pre is None else pre), *decoders, *([''] if post is None else post))
