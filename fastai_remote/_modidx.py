@@ -1797,7 +1797,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader.SeveralInputs.show': ( 'load/loader.html#severalinputs.show',
                                                                                              'fastai_remote/load/loader.py'),
-                                           'fastai_remote.load.loader._check_weights': ( 'load/loader.html#_check_weights',
+                                           'fastai_remote.load.loader._check_balance': ( 'load/loader.html#_check_balance',
                                                                                          'fastai_remote/load/loader.py'),
                                            'fastai_remote.load.loader._is_image_first': ( 'load/loader.html#_is_image_first',
                                                                                           'fastai_remote/load/loader.py'),
