@@ -1582,6 +1582,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastai_remote/load/items.py'),
                                           'fastai_remote.load.items.SampleSelection.before': ( 'load/items.html#sampleselection.before',
                                                                                                'fastai_remote/load/items.py'),
+                                          'fastai_remote.load.items._check_codes': ( 'load/items.html#_check_codes',
+                                                                                     'fastai_remote/load/items.py'),
                                           'fastai_remote.load.items._chosen_by': ( 'load/items.html#_chosen_by',
                                                                                    'fastai_remote/load/items.py'),
                                           'fastai_remote.load.items._in_range': ( 'load/items.html#_in_range',
