@@ -17,7 +17,7 @@ from conftest import fails
 from fastai_remote import *
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import _codecs, get_codec, register_codec
-from fastai_remote.load.audio import CropAudio, pad_audio, read_audio, TensorAudio
+from fastai_remote.load.audio import audio_floats, CropAudio, pad_audio, read_audio, TensorAudio
 from fastai_remote.load.texts import RemoteLMDL, TextOptions, tokenize_store
 from fastai_remote.order.base import Order
 from fastai_remote.order.lengths import longest_of, LongestFirst, SortedWindows
@@ -317,6 +317,14 @@ def test_tokens_become_a_new_field(server, monkeypatch):
     sizes = [int((row!=1).sum()) for x,_ in our_dls(store, x='tokens.npy').valid for row in x]
     assert sizes==sorted(sizes, reverse=True)
 
+@pytest.mark.parametrize('field,codec', [('a.json','json'), ('x.f4','f4')])
+def test_only_texts_are_tokenized(field, codec):
+    store = MemoryStore({'a.json':[b'{}'], 'x.f4':np.zeros(1, 'f4'), 'txt':[b'a']}, 'd')
+    with fails(TypeError, f"d: field '{field}' holds {codec}, and no texts to tokenize"):
+        tokenize_store(store, field=field, text=TOK)
+    with fails(ValueError, 'd: no samples, so that there are no tokens to count'):
+        tokenize_store(MemoryStore({'txt':[]}, 'd'), text=TOK)
+
 def test_tokens_without_a_vocabulary_or_lengths(server, tables):
     rng = np.random.default_rng(0)
     records = [{'tokens.npy':rng.integers(2, 30, rng.integers(1, 12)), 'cls':int(i%2)} for i in range(30)]
@@ -365,6 +373,12 @@ RECORDS = [{'wav':wav_file(tone[None]), 'audio.npy':tone, 'cls':['low','high'][i
 def audio(server):
     to_redis(RECORDS, server.url, 'audio', num_workers=1, progress=False, shuffle=False)
     return RedisStore(server.url, 'audio')
+
+@pytest.mark.parametrize('dtype', ['i8','u2','u4','u8','?','c8'])
+def test_arrays_whose_scale_is_not_known_are_no_recordings(dtype):
+    "Python's integers have 64 bits in an array: divided by 2**63, a recording would be silence"
+    with fails(ValueError, f'floats, or whole numbers of 8 bits or signed ones of 16 or 32, not {np.dtype(dtype)}'):
+        audio_floats(np.array([1,0], dtype))
 
 def test_wav_files_are_read_as_soundfile_reads_them():
     values = np.array([[0,127,-128,5],[1,2,3,-4]])

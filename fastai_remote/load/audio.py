@@ -37,12 +37,16 @@ def is_audio(
     return parts[-1] in AUDIO_FILES or 'audio' in parts and parts[-1] in ('npy','npz')
 
 def audio_floats(
-    a:np.ndarray # Floats, or whole numbers of 8, 16 or 32 bits, of any shape
+    a:np.ndarray # Floats, whole numbers of 8 bits, or signed ones of 16 or 32 bits, of any shape
 )->np.ndarray: # float32, same shape
-    "`a` as 32-bit floats; whole numbers are scaled to [-1, 1]. Raises `ValueError` for other arrays."
+    """`a` as 32-bit floats; whole numbers are scaled to [-1, 1)
+
+    Those without a sign have their zero at 128. Raises `ValueError` for other arrays."""
     if a.dtype.kind=='f': return a.astype(np.float32)
     if a.dtype==np.uint8: return (a.astype(np.float32)-128)/128
-    if a.dtype.kind!='i': raise ValueError(f'a recording has floats or signed whole numbers, not {a.dtype}')
+    if a.dtype.kind!='i' or a.dtype.itemsize>4:
+        raise ValueError(f'a recording has floats, or whole numbers of 8 bits or signed ones of 16 or 32, not {a.dtype}: '
+                         'convert it when it is written, such as by .astype(np.float32)')
     return (a/(1<<8*a.dtype.itemsize-1)).astype(np.float32)
 
 def _read_wav(b):

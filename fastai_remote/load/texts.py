@@ -326,13 +326,18 @@ def tokenize_store(
 ): # An `IngestReport`; without `url` and `name`, the new version of the store
     """Store the numbers of the tokens of each text, in a new dataset, or without `url` and `name` in a new field
 
-    A new field needs a store in Redis. Raises `UnknownField`, and what `store.map` and `store.add_fields` raise."""
+    Raises `UnknownField`, `TypeError` for a field without texts, `ValueError` if there are no tokens to count, and what
+    `store.map` and `store.add_fields` raise."""
     text = text or TextOptions()
-    store.field_entry(field)   # raises `UnknownField`
+    entry = store.field_entry(field)   # raises `UnknownField`
     tokenizer,numericalize = text.tokenizer(),text.numericalize()
     tl = _Pipeline(get_remote_items(store), [Fetch(field, store)])
     tokenizer.setups(tl)
+    if tokenizer.is_idle:
+        raise TypeError(f"{store.name}: field {field!r} holds {entry['codec']}, and no texts to tokenize")
     numericalize.setups(tokenizer)
+    if numericalize.vocab is None:
+        raise ValueError(f'{store.name}: no samples, so that there are no tokens to count: give TextOptions(vocab=[…])')
     fn = _Tokenized(field, to, tokenizer, numericalize, keep=name is not None or url is not None)
     vocab = {**store.manifest.vocab, to:list(numericalize.vocab)} if fn.keep else {to:list(numericalize.vocab)}
     if not fn.keep: return store.add_fields(fn, fields=[field], vocab=vocab, **kwargs)
