@@ -2231,6 +2231,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                         'fastai_remote/load/targets.py'),
                                             'fastai_remote.load.targets._after_getters': ( 'load/targets.html#_after_getters',
                                                                                            'fastai_remote/load/targets.py'),
+                                            'fastai_remote.load.targets._fetch_in': ( 'load/targets.html#_fetch_in',
+                                                                                      'fastai_remote/load/targets.py'),
                                             'fastai_remote.load.targets._vocab_of': ( 'load/targets.html#_vocab_of',
                                                                                       'fastai_remote/load/targets.py')},
             'fastai_remote.load.texts': { 'fastai_remote.load.texts.PadTexts': ('load/texts.html#padtexts', 'fastai_remote/load/texts.py'),

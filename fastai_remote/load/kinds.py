@@ -37,7 +37,8 @@ from ..store.base import field_codec, Store
 class FieldChoice:
     """A field that a block is asked for, with the options of `RedisBlock`, and what is known of the field
 
-    Raises `UnknownField` if the store has no such field, and `ValueError` for an optional one, such as `txt?`."""
+    Raises `UnknownField` if the store has no such field, `ValueError` for an optional one, such as `txt?`, and
+    `TypeError` for a name that is no text."""
     field:str # Name of the field, or alternatives such as `jpg;png`; `None`: the first that holds images
     store:Store=None # `None` if the block gets its store later
     img_cls:type=None # Type that the user chose; `None` if none was chosen
@@ -46,6 +47,7 @@ class FieldChoice:
 
     def __post_init__(self):
         if self.field is None: return
+        if not isinstance(self.field, str): raise TypeError(f"a field is a name such as 'jpg', not {self.field!r:.100}")
         if self.store is not None: self.store.field_entry(self.field)   # raises `UnknownField`
         if self.field.endswith('?') and (self.store is None or self.field not in self.store.manifest.fields):
             raise ValueError(f'RedisBlock({self.field!r}): a block needs a value of each sample: leave out the ?, and '

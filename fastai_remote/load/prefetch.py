@@ -85,7 +85,9 @@ class FetchThreads:
         self.executor = ThreadPoolExecutor(n, thread_name_prefix='fetch', initializer=init) if n else None
 
     def submit(self, f, *args):
-        "Start `f(*args)`. Returns a function that waits for the result and returns it."
+        """Start `f(*args)` in one of the threads; returns a function that waits for the result and returns it
+
+        That function raises what `f` raises. With 0 threads, it calls `f(*args)` itself: call it only once."""
         return self.executor.submit(f, *args).result if self.executor else lambda: f(*args)
 
     def __enter__(self): return self.submit

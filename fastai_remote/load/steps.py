@@ -156,7 +156,9 @@ def _by_codec(store, number, field, key, data, spec):
     return decode_value(store, number, field, data, lambda b: _picture(codec.image(b), *image_specs[spec]))
 
 def _makes_objects(codec):
-    "Does `codec`, which may be `None`, make objects of bytes that are not in a store?"
+    """Can `codec` decode bytes of a sample that is in no store, such as what a function of the user has made?
+
+    False for `None`, and for numbers of a fixed width, except those of `INTEGER_FIELDS`, which are text such as b'12'."""
     return codec is not None and (codec.dtype is None or codec.name in INTEGER_FIELDS)
 
 def _decode(store, number, sample, *decoders, only=None):
