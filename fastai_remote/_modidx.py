@@ -1530,6 +1530,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                          'fastai_remote/load/fetch_transform.py'),
                                                     'fastai_remote.load.fetch_transform.Fetch._image': ( 'load/fetch_transform.html#fetch._image',
                                                                                                          'fastai_remote/load/fetch_transform.py'),
+                                                    'fastai_remote.load.fetch_transform.Fetch._lacks': ( 'load/fetch_transform.html#fetch._lacks',
+                                                                                                         'fastai_remote/load/fetch_transform.py'),
                                                     'fastai_remote.load.fetch_transform.Fetch._not_a_file': ( 'load/fetch_transform.html#fetch._not_a_file',
                                                                                                               'fastai_remote/load/fetch_transform.py'),
                                                     'fastai_remote.load.fetch_transform.Fetch._of_number': ( 'load/fetch_transform.html#fetch._of_number',

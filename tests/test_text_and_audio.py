@@ -374,6 +374,14 @@ def audio(server):
     to_redis(RECORDS, server.url, 'audio', num_workers=1, progress=False, shuffle=False)
     return RedisStore(server.url, 'audio')
 
+@pytest.mark.parametrize('content', [b'', b'RIFF', b'RIFF\0\0\0\0WAV'])
+def test_the_first_bytes_of_a_recording_are_damaged_and_need_no_package(content):
+    with fails(ValueError, f'a damaged recording of {len(content)} bytes'): read_audio(content)
+
+def test_a_crop_has_at_least_one_value():
+    for n in 0,-2,2.5:
+        with fails(ValueError, f'CropAudio takes a number of values of at least 1, not {n}'): CropAudio(n)
+
 @pytest.mark.parametrize('dtype', ['i8','u2','u4','u8','?','c8'])
 def test_arrays_whose_scale_is_not_known_are_no_recordings(dtype):
     "Python's integers have 64 bits in an array: divided by 2**63, a recording would be silence"

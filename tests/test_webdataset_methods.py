@@ -374,6 +374,8 @@ def test_arguments_that_are_no_such_thing(ds):
         ds.map_tuple(len)[0]
     for wrong in ['pil'],3:
         with pytest.raises(ValueError, match=f'decode knows .* and functions, not {wrong!r}'.replace('[', r'\[')): ds.decode(wrong)
+    for use in (lambda: ds.to_tuple('cls', 3), lambda: ds.to_tuple(['cls',None]), lambda: ds.rename(a=3)):
+        with pytest.raises(TypeError, match='a field is a name such as .*, or a list of names, not '): use()
     for bounds in (0,5,0),(2.5,),(-1,):
         for samples in ds,ds.select(identity),ds.shuffle():
             with pytest.raises(ValueError, match='slice takes'): samples.slice(*bounds)

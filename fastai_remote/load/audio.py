@@ -68,6 +68,8 @@ def read_audio(
     content:bytes # A recording as a file
 )->tuple: # (float32 array of shape (channels, values), values per second)
     "Decode a recording; raises `ValueError` if it is damaged, and `ImportError` if another package is needed"
+    if not content or content[:4]==b'RIFF' and len(content)<12:
+        raise ValueError(f'a damaged recording of {len(content)} bytes')
     if content[:4]==b'RIFF' and content[8:12]==b'WAVE':
         try: return _read_wav(content)
         except (wave.Error,EOFError) as e:
@@ -148,9 +150,11 @@ class CropAudio(RandTransform):
     Shorter ones get zeros at the end."""
     split_idx = None
     def __init__(self,
-        n:int, # Values per channel
-        **kwargs
+        n:int, # Values per channel, at least 1
+        **kwargs # As `RandTransform`
     ):
+        if not isinstance(n, (int,np.integer)) or n<1:
+            raise ValueError(f'CropAudio takes a number of values of at least 1, not {n}')
         super().__init__(**kwargs)
         self.n = n
 

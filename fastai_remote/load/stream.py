@@ -145,8 +145,10 @@ def _sample_stage(upstream, step):
 
 # %% ../../nbs/load/14_stream.ipynb #d7acf2b6
 def _group(field):
-    "`field`, which is a group such as `jpg;png` or a list of names, as a group"
-    return field if isinstance(field, str) else ';'.join(field)
+    "`field`, which is a group such as `jpg;png` or a list of names, as a group; raises `TypeError` for anything else"
+    names = field if isinstance(field, (list,tuple)) else [field]
+    if all(isinstance(name, str) for name in names): return ';'.join(names)
+    raise TypeError(f"a field is a name such as 'jpg', or a list of names, not {field!r:.100}")
 
 def _checked_pairs(pairs, what):
     "`pairs` as a list; raises `TypeError`, which begins with `what`, for one that is no tuple or list of two"
