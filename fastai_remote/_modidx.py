@@ -2310,6 +2310,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.TextOptions': ( 'load/texts.html#textoptions',
                                                                                     'fastai_remote/load/texts.py'),
+                                          'fastai_remote.load.texts.TextOptions.__post_init__': ( 'load/texts.html#textoptions.__post_init__',
+                                                                                                  'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.TextOptions.after_numbers': ( 'load/texts.html#textoptions.after_numbers',
                                                                                                   'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.TextOptions.loader_options': ( 'load/texts.html#textoptions.loader_options',

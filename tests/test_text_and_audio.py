@@ -317,6 +317,18 @@ def test_tokens_become_a_new_field(server, monkeypatch):
     sizes = [int((row!=1).sum()) for x,_ in our_dls(store, x='tokens.npy').valid for row in x]
     assert sizes==sorted(sizes, reverse=True)
 
+def test_options_of_texts_that_cannot_be_used():
+    store = MemoryStore({'txt':[b'a b c']*8, 'cls':np.zeros(8, 'u1')}, 'few', vocab={'cls':['a']})
+    for seq_len in 0,-1,2.5:
+        with fails(ValueError, f'seq_len must be at least 1, not {seq_len}'): TextOptions(seq_len=seq_len)
+    for wrong in {'is_lm':True},True:
+        for use in (lambda: our_dls(store, wrong), lambda: RedisBlock('txt', text=wrong)):
+            with fails(TypeError, r'text takes TextOptions\(…\), not '): use()
+    with fails(ValueError, r'few: \d+ tokens are too few for a batch with bs=64 rows: give a smaller bs='): our_dls(store, LM, bs=64)
+    dataset = our_dls(store, LM, bs=2).train_ds
+    for options in dict(bs=0),dict(bs=None),dict(seq_len=0):
+        with fails(ValueError, 'bs and seq_len must be at least 1, not bs='): RemoteLMDL(dataset, **options)
+
 @pytest.mark.parametrize('field,codec', [('a.json','json'), ('x.f4','f4')])
 def test_only_texts_are_tokenized(field, codec):
     store = MemoryStore({'a.json':[b'{}'], 'x.f4':np.zeros(1, 'f4'), 'txt':[b'a']}, 'd')

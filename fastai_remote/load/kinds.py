@@ -38,7 +38,7 @@ class FieldChoice:
     """A field that a block is asked for, with the options of `RedisBlock`, and what is known of the field
 
     Raises `UnknownField` if the store has no such field, `ValueError` for an optional one, such as `txt?`, and
-    `TypeError` for a name that is no text."""
+    `TypeError` for a name that is no `str`, or `text` that is no `TextOptions`."""
     field:str # Name of the field, or alternatives such as `jpg;png`; `None`: the first that holds images
     store:Store=None # `None` if the block gets its store later
     img_cls:type=None # Type that the user chose; `None` if none was chosen
@@ -46,6 +46,8 @@ class FieldChoice:
     text:TextOptions=None # How texts become numbers; default: `TextOptions()`
 
     def __post_init__(self):
+        if self.text is not None and not isinstance(self.text, TextOptions):
+            raise TypeError(f'text takes TextOptions(…), not {self.text!r:.100}')
         if self.field is None: return
         if not isinstance(self.field, str): raise TypeError(f"a field is a name such as 'jpg', not {self.field!r:.100}")
         if self.store is not None: self.store.field_entry(self.field)   # raises `UnknownField`
@@ -252,7 +254,7 @@ def choose_fields(
 
     Raises `UnknownField`, also if there is no target, and `ValueError` for an optional field, for a target of a
     language model, and if labels of boxes do not follow their boxes."""
-    is_lm = text is not None and text.is_lm
+    is_lm = isinstance(text, TextOptions) and text.is_lm
     if is_lm and y is not None: raise ValueError(f'TextOptions(is_lm=True): a language model has no target y={y!r}')
     x,y = x or store.default_field,[] if is_lm else y or _default_targets(store)
     if not y and not is_lm:

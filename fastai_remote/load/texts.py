@@ -54,6 +54,10 @@ class TextOptions:
     min_freq:int=3 # A token that occurs less often is not in the vocabulary
     max_vocab:int=60000 # Largest vocabulary
 
+    def __post_init__(self):
+        if not isinstance(self.seq_len, (int,np.integer)) or self.seq_len<1:
+            raise ValueError(f'seq_len must be at least 1, not {self.seq_len}')
+
     def tokenizer(self): return StoreTokenizer(self.tok, self.rules, counts=self.vocab is None)
 
     def numericalize(self): return StoreNumericalize(self.vocab, self.min_freq, self.max_vocab)
@@ -378,14 +382,14 @@ class RemoteLMDL(RemoteDL):
             if kwargs.get(option) not in (None,'raise'):
                 raise ValueError(f'{option}={kwargs[option]!r}: a language model reads all texts as one sequence, so '
                                  'that none can be left out, replaced or drawn')
+        if not bs or min(bs, seq_len)<1: raise ValueError(f'bs and seq_len must be at least 1, not {bs=}, {seq_len=}')
         self.seq_len = seq_len
         super().__init__(dataset, bs=bs, lengths=lengths or text_lengths, **kwargs)
         self._known_lengths = self.lengths(dataset)
-        starts = range(0, len(dataset), 1<<18)
-        total = sum(int(self._known_lengths[np.arange(start, min(start+(1<<18), len(dataset)))].sum(dtype=np.int64))
-                    for start in starts)
+        blocks = (np.arange(k, min(k+(1<<18), len(dataset))) for k in range(0, len(dataset), 1<<18))
+        self.n_tokens = sum(int(self._known_lengths[block].sum(dtype=np.int64)) for block in blocks)
         # The last token is only a target. What is left of less than a token for each row is not used.
-        self.row_length = max(0, total-1)//bs
+        self.row_length = max(0, self.n_tokens-1)//bs
         batches = -(-self.row_length//seq_len)
         self.last_len,self.n = self.row_length-(batches-1)*seq_len,batches*bs
 
@@ -449,6 +453,9 @@ class RemoteLMDL(RemoteDL):
             yield from waiting
 
     def create_item(self, k):
+        if not self.n:
+            raise ValueError(f'{self.store_names}: {self.n_tokens:,} tokens are too few for a batch with bs={self.bs} '
+                             'rows: give a smaller bs=')
         if (k or 0)>=self.n: raise IndexError(f'no item {k}: there are {self.n}')
         text = torch.cat([self._text(position)[start:stop] for position,start,stop in self._parts(k)])
         return LMTensorText(text[:-1]),text[1:]
