@@ -45,8 +45,8 @@ def audio_floats(
     if a.dtype.kind=='f': return a.astype(np.float32)
     if a.dtype==np.uint8: return (a.astype(np.float32)-128)/128
     if a.dtype.kind!='i' or a.dtype.itemsize>4:
-        raise ValueError(f'a recording has floats, or whole numbers of 8 bits or signed ones of 16 or 32, not {a.dtype}: '
-                         'convert it when it is written, such as by .astype(np.float32)')
+        raise ValueError('a recording has floats, or whole numbers of 8 bits or signed ones of 16 or 32, not '
+                         f'{a.dtype}: convert it when it is written, such as by .astype(np.float32)')
     return (a/(1<<8*a.dtype.itemsize-1)).astype(np.float32)
 
 def _read_wav(b):

@@ -91,7 +91,7 @@ class RemoteDataset(Pipeline, Dataset):
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
         world_size:int=None # Number of ranks; default: as `rank`
     )->RemoteStream:
-        "The samples one after the other, divided between ranks and workers; raises `ValueError`"
+        "The samples one after the other, divided between ranks and workers; raises `ValueError` for wrong arguments"
         source = SampleInput(self, shuffle, resampled, interleave)
         return RemoteStream(source, self.seed if seed is None else seed, rank, world_size)
 

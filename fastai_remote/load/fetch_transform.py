@@ -69,7 +69,8 @@ class Fetch(DisplayedTransform):
             self.input_types = (*self.input_types,list)
 
     def _lacks(self, what):
-        return ValueError(f'Fetch({self.field!r}) knows no {what}: use get_items=get_remote_items, or Fetch(field, store)')
+        return ValueError(f'Fetch({self.field!r}) knows no {what}: use get_items=get_remote_items, or '
+                          'Fetch(field, store)')
 
     def bind(self, store):
         "Read from `store` from now on, and forget the values of the batch"

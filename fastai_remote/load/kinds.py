@@ -57,7 +57,9 @@ class FieldChoice:
 
     @property
     def codec(self)->str:
-        "Name of the codec, from the store, or from the field's name without one; raises `UnknownField`, `ValueError`"
+        """Name of the codec: from the store; without one 'img' if a type was chosen, else from the field's name
+
+        Raises `UnknownField`, and `ValueError` if the name does not tell, or this process does not know the codec."""
         if self.store is not None: return field_codec(self.store, self.field).name
         if self.field is None or self.img_cls is not None: return 'img'
         if ';' in self.field and all(is_image(name) for name in self.field.split(';')): return 'img'

@@ -21,9 +21,11 @@ from ..store.base import Store
 READ_COST = 6
 
 def reads_whole_shards(
-    items:RemoteItems # Sample numbers in the order of shards
+    items:RemoteItems # Sample numbers
 )->bool:
-    "Are at least half of the samples of the shards used? Otherwise single samples are read, and no shards are fetched."
+    """Are the items in the order of shards, and at least half of the samples of those shards that they come from?
+
+    Otherwise single samples are read, and no shards are fetched."""
     sizes = items.shard_sizes
     return sizes is not None and 2*sizes.sum()>=items.store.shards.n[sizes>0].sum(dtype=np.int64)
 

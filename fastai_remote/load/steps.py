@@ -158,7 +158,7 @@ def _by_codec(store, number, field, key, data, spec):
 def _makes_objects(codec):
     """Can `codec` decode bytes of a sample that is in no store, such as what a function of the user has made?
 
-    False for `None`, and for numbers of a fixed width, except those of `INTEGER_FIELDS`, which are text such as b'12'."""
+    False for `None`, and for numbers of a fixed width, except `INTEGER_FIELDS`, which are text such as b'12'."""
     return codec is not None and (codec.dtype is None or codec.name in INTEGER_FIELDS)
 
 def _decode(store, number, sample, *decoders, only=None):
@@ -184,7 +184,7 @@ def _first(store, number, sample, group, missing_is_error=True):
     names,is_optional = parse_field(group)
     field = next((f for f in names if f in sample), None)
     if field is not None or is_optional or not missing_is_error: return sample.get(field)
-    present = ', '.join(map(repr, sample))
+    present = ', '.join(map(repr, sample)) or 'no field'
     raise MissingSample(f'{_sample_name(store, number, sample)} has no {group!r}; it has {present}')
 
 def _sample_name(store, number, sample):

@@ -34,9 +34,9 @@ class Run:
 def _slice_stage(upstream, run, *bounds):
     "`islice` of the pairs of `upstream(0)` by `bounds`; raises `ValueError` if several processes read"
     if run.consumer.count>1:
-        raise ValueError('slice after a step that may leave out samples counts them, and several workers or ranks '
-                         'cannot do that together: call slice before that step, use with_epoch(n), or read with at '
-                         'most one worker')
+        raise ValueError('slice after a step that may leave out samples, or after a method of streams, counts what '
+                         'comes, and several workers or ranks cannot do that together: call slice before that step, '
+                         'use with_epoch(n), or read with at most one worker')
     return itertools.islice(upstream(0), *bounds)
 
 def _is_limited(size, nepochs, nresults):
@@ -193,7 +193,10 @@ class Pipeline:
         missing_is_error:bool=True, # Otherwise a field that a sample lacks is `None`
         none_is_error:bool=False # Is a value that is `None` an error, too?
     ):
-        "Make a tuple of `fields`, or of `__key__` and `__url__`. Only these are read. Raises `UnknownField`."
+        """Make a tuple of `fields`, or of `__key__` and `__url__`
+
+        If it is the first step, or only `decode` comes before, only these are read, and a field that the store has not
+        raises `UnknownField`."""
         if len(fields)==1 and isinstance(fields[0], str): fields = fields[0].split()
         options = {} if missing_is_error else dict(missing_is_error=False)
         if none_is_error: options['none_is_error'] = True
@@ -249,21 +252,23 @@ class Pipeline:
 
     def extract_keys(self,
         *patterns:str, # Patterns of `fnmatch`, with alternatives: `*.jpg;*.png`
-        duplicate_is_error:bool=True, # Is it an error if several fields match a pattern?
+        duplicate_is_error:bool=True, # Is it an error if several fields match a pattern? Otherwise the first is used
         ignore_missing:bool=False, # Leave out patterns that match no field?
         handler=None # `handler(error)`; default: raise the error
     ):
-        "Make a tuple of the values whose fields match `patterns`. Raises `ValueError`."
+        "Make a tuple of the values whose fields match `patterns`. Raises `ValueError` as these arguments say."
         return self._then(Step('extract_keys', *patterns, duplicate_is_error=duplicate_is_error,
                                ignore_missing=ignore_missing, handler=handler))
 
     def xdecode(self,
-        *decoders, # Pairs of a pattern and a function of a binary file; `False` leaves the bytes
+        # Pairs of a pattern of `fnmatch` and a function of a binary file, or `False`, which leaves the bytes; the last
+        # that matches is used
+        *decoders,
         must_decode:bool=True, # Is it an error if bytes have neither a decoder nor a codec?
         handler=None, # `handler(error)`; default: raise the error
         **functions # The same by extension: `png=imread`
     ):
-        "Decode bytes by the name of their field, otherwise by the codec of that name. Raises `ValueError`."
+        "Decode bytes by the name of their field, or else by the codec of that name. Raises `ValueError` without both."
         pairs = _checked_pairs(decoders, "xdecode takes pairs such as ('*.png', imread)")
         pairs += [(f'*.{extension}', f) for extension,f in functions.items()]
         return self._then(Step('xdecode', pairs, must_decode, handler=handler))
@@ -302,8 +307,9 @@ class Pipeline:
     ):
         """Some of the samples of an epoch, by their positions
 
-        The positions count all ranks and workers together. After a step that may leave out samples, this needs a
-        single process that reads, otherwise iterating raises `ValueError`."""
+        The positions count all ranks and workers together. Once a step may leave out samples, and after a method other
+        than `shuffle` that has made a stream, such as `repeat`, samples are counted as they come. That needs a single
+        process that reads, otherwise iterating raises `ValueError`."""
         bounds = _checked_bounds(bounds)
         stream = self.as_stream()
         source = None if stream.stages else stream.source.sliced(slice(*bounds))

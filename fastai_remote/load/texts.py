@@ -44,12 +44,16 @@ from ..store.base import Store
 # %% ../../nbs/load/21_texts.ipynb #26963122
 @dataclass(frozen=True)
 class TextOptions:
-    "How a field of texts becomes numbers, with the names and the defaults of fastai's `TextBlock.from_df`"
+    """How a field of texts becomes numbers, with the names and the defaults of fastai's `TextBlock.from_df`
+
+    Raises `ValueError` for a wrong `seq_len`."""
     is_lm:bool=False # For a language model? Then a batch is a part of all texts, one after the other
     vocab:list=None # Tokens in the order of their numbers; default: counted over all items, once
     tok:object=None # Tokenizer, such as `BaseTokenizer()`; default: `WordTokenizer()`, which is spaCy's
     rules:list=None # Functions that are applied to a text before it is tokenized; default: fastai's
-    seq_len:int=72 # Tokens per step of a language model, or multiple to which texts are padded for a classifier
+    # Tokens per step of a language model, at least 1. For a classifier: the padding before a text is a multiple of it,
+    # and the rest comes after the text, as in fastai's `Pad_Chunk`
+    seq_len:int=72
     backwards:bool=False # Reverse the texts?
     min_freq:int=3 # A token that occurs less often is not in the vocabulary
     max_vocab:int=60000 # Largest vocabulary
