@@ -18,6 +18,7 @@ from fastai_remote import *
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import _codecs, get_codec, register_codec
 from fastai_remote.load.audio import audio_floats, CropAudio, pad_audio, read_audio, TensorAudio
+from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.texts import RemoteLMDL, TextOptions, tokenize_store
 from fastai_remote.order.base import Order
 from fastai_remote.order.lengths import longest_of, LongestFirst, SortedWindows
@@ -316,6 +317,18 @@ def test_tokens_become_a_new_field(server, monkeypatch):
     monkeypatch.setattr(texts_module, '_measured', None)   # the lengths are read, and no tokens are
     sizes = [int((row!=1).sum()) for x,_ in our_dls(store, x='tokens.npy').valid for row in x]
     assert sizes==sorted(sizes, reverse=True)
+
+@pytest.mark.parametrize('n', [8,9,10])
+@pytest.mark.parametrize('world_size,bs', [(2,3), (2,2), (3,2), (4,3)])
+def test_ranks_share_a_language_model_by_whole_batches(n, world_size, bs):
+    "Otherwise one rank may have rows of the last batch, which is shorter, beside others: it fails, and the others wait"
+    store = MemoryStore({'txt':[b'a b c d']*n}, 'lm')
+    options = TextOptions(is_lm=True, tok=BaseTokenizer(), seq_len=3, min_freq=1)
+    train = DataLoaders.from_store(store, 'txt', text=options, bs=bs, num_workers=0, device='cpu', valid_pct=0).train.new(shuffle=False)
+    batches = [x.tolist() for x,_ in train]
+    ranks = [[x.tolist() for x,_ in RemoteDistributedDL(train, rank, world_size)] for rank in range(world_size)]
+    each = -(-len(batches)//world_size)
+    assert sum(ranks, [])==(batches*2)[:each*world_size] and {len(rank) for rank in ranks}=={each}
 
 def test_options_of_texts_that_cannot_be_used():
     store = MemoryStore({'txt':[b'a b c']*8, 'cls':np.zeros(8, 'u1')}, 'few', vocab={'cls':['a']})

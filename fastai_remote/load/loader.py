@@ -41,7 +41,7 @@ from .shared_buffers import SharedBuffers
 from ..order.base import Order, WeightedOrder
 from ..order.lengths import longest_of, LongestFirst, SortedWindows
 from ..order.permutation import Permutation
-from ..order.ranks import shard_permutation_of, worker_batches
+from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
 
 # %% ../../nbs/load/10_loader.ipynb #ce14b661
@@ -216,6 +216,14 @@ class RemoteDL(TfmdDL):
         return sizes if sizes is not None and sizes.sum()==self.n else None
 
     def shuffle_fn(self, idxs): return idxs[Order(len(idxs), Permutation(len(idxs), self.rng.getrandbits(63)))]
+
+    def share(self,
+        order:Order, # What `get_idxs` returned
+        rank:int, # A rank
+        world_size:int # Number of ranks
+    )->Order:
+        "The part of an epoch that a rank reads: consecutive positions, or with `in_place` batches in turn"
+        return rank_share(order, rank, world_size, consecutive=True, bs=self.bs or 1 if self.in_place else None)
 
     def sample(self):
         order = self._DataLoader__idxs

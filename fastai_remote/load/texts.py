@@ -38,6 +38,7 @@ from .prefetch import FetchThreads
 from ..order.base import Order
 from ..order.lengths import TokenSequence
 from ..order.permutation import Permutation
+from ..order.ranks import Modulo
 from ..parallel import parallel_map
 from ..store.base import Store
 
@@ -409,6 +410,12 @@ class RemoteLMDL(RemoteDL):
     def get_idxs(self):
         self._sequence = self._new_sequence()
         return Order(self.n)
+
+    def share(self, order, rank, world_size):
+        "As in `RemoteDL`, but consecutive positions are whole batches: the last one is shorter, and each has its rows"
+        if self.in_place or not len(order): return super().share(order, rank, world_size)
+        length = self.bs*-(-len(order)//(self.bs*world_size))
+        return order[Order(range(rank*length, (rank+1)*length), Modulo(len(order)))]
 
     def _new_sequence(self):
         n = len(self.dataset)
