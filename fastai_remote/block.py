@@ -52,13 +52,15 @@ def RedisBlock(
     """A `TransformBlock` for a field of any store, as the table of kinds says
 
     Raises `UnknownField` if the store has no such field, `ValueError` if a field's name does not say what it holds
-    and there is no store to ask, and `TypeError` for a type that is none of a value."""
+    and there is no store to ask, and `TypeError` for what is no store, no field or no type of a value."""
     if isinstance(store, str):
         if isinstance(field, type) and img_cls is None: field,img_cls = None,field   # RedisBlock('mask.png', PILMask)
         if field is not None:
             raise TypeError('RedisBlock takes a store and a field, or a field: '
                             f'not the str {store!r} and {field!r}')
         store,field = None,store
+    if store is not None and not isinstance(store, Store):
+        raise TypeError(f'RedisBlock takes a store and a field, or a field: not {store!r:.100}')
     if store is not None and field is None: field = store.default_field
     return _block_of(FieldChoice(field, store, img_cls, draw, text))
 

@@ -349,6 +349,39 @@ def test_weights_for_other_labels_are_refused(lacking, n):
     with fails(ValueError, match=f"lacking: balance= has {n} weights, but field 'cls' has 2 labels"):
         loaders(lacking(), 'png', balance=('cls', [1]*n))
 
+def test_balance_is_for_what_is_trained_with():
+    "Files to predict, test sets without labels and inputs of another store are no reason to refuse a loader"
+    images,labels = {'png':[png_file(k) for k in range(20)]},{'cls':np.arange(20, dtype='u1')%2}
+    store,inputs,targets = (MemoryStore(o, name, vocab={'cls':['a','b']} if 'cls' in o else None)
+        for name,o in (('both',{**images,**labels}), ('inputs',images), ('targets',labels)))
+    for o in store,targets: o.manifest.counts = {'cls':[10,10]}
+    dls = loaders(store, 'png', balance='cls')
+    for items in [{'png':png_file(1)}],[png_file(1)],get_remote_items(inputs)[:1]:
+        assert dls.test_dl(items).one_batch()[0].shape==(1,3,8,8)
+    two = DataBlock((RedisBlock(inputs,'png'),RedisBlock('cls')), get_items=get_remote_items, splitter=RandomStoreSplitter())
+    x,y = two.dataloaders(targets, balance='cls', bs=8, num_workers=0, device='cpu').one_batch()
+    assert (x[:,0,0,0]*255).round().long().remainder(2).tolist()==y.tolist()
+
+def png_file(k):
+    Image.new('L', (8,8), k).save(f:=io.BytesIO(), 'PNG')
+    return f.getvalue()
+
+@pytest.mark.parametrize('options,error', [
+    (dict(balance=['cls',[1,1]]), "balance= takes a field, or a field and the weight of each of its labels, not .'cls', .1"),
+    (dict(balance=('cls',)), 'balance= takes a field, or'), (dict(balance=3), 'balance= takes a field, or'),
+    (dict(balance=('txt',[1,1])), "field with one label for each sample, and 'txt' holds txt"),
+    (dict(balance=('no',[1,1])), "no field 'no'"), (dict(balance='age.f4'), "labels of 'age.f4' are not counted"),
+    (dict(prefetch=-1), 'prefetch and threads must be at least 0, not prefetch=-1, threads=0'),
+    (dict(threads=-2), 'prefetch and threads must be at least 0, not prefetch=1, threads=-2'),
+    (dict(interleave=0), 'interleave must be at least 1, or None, not 0')])
+def test_wrong_options_are_refused_when_a_loader_is_made(options, error):
+    store = MemoryStore({'png':[b'']*9, 'cls':np.zeros(9, 'u1'), 'txt':[b'a']*9, 'age.f4':np.zeros(9, 'f4')}, vocab={'cls':['a','b']})
+    dataset = Datasets(get_remote_items(store), [[Fetch('txt')],[Fetch('cls')]])
+    with pytest.raises((TypeError,ValueError,UnknownField), match=error): RemoteDL(dataset, bs=2, shuffle=True, **options)
+
+def test_balance_needs_a_store():
+    with pytest.raises(TypeError, match='balance= needs the items of a store, not a list'): RemoteDL([1,2], shuffle=True, balance='cls')
+
 def test_indices(store, made):
     "A splitter that lists indices is no hindrance"
     dls = loaders(store, 'g.png', splitter=IndexSplitter(list(range(10, 20))))

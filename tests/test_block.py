@@ -8,6 +8,7 @@ from fastai.vision.all import *
 from fastai_remote import *
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import _codecs, register_codec
+from fastai_remote.load.targets import MaskCodes, StoreCategorize, StoreMultiCategorize
 
 
 CODES = ['sky','sea','land']
@@ -51,6 +52,21 @@ def from_store(store, **kwargs): return DataLoaders.from_store(store, **{**KW, '
 def labels_of(dl): return [int(o) for b in dl for o in b[-1]]
 
 # --- arguments
+
+def test_what_is_no_store_and_no_field_is_refused():
+    store = MemoryStore({'png':[b''], 'cls':np.zeros(1, 'u1')}, 'd', vocab={'cls':['a']})
+    for wrong in 3,PILImage,['png']:
+        with pytest.raises(TypeError, match='RedisBlock takes a store and a field, or a field: not '): RedisBlock(wrong)
+    for wrong in 3,PILMask,b'png':
+        for use in (lambda: RedisBlock(store, wrong), lambda: RedisBlock(field=wrong), lambda: from_store(store, x=wrong),
+                    lambda: from_store(store, y=[wrong])):
+            with pytest.raises(TypeError, match=r'a field is a name such as .*, not '): use()
+
+def test_a_pipeline_without_fetch_is_named():
+    items = get_remote_items(MemoryStore({'cls':np.zeros(2, 'u1')}, 'd', vocab={'cls':['a']}))
+    for tfm in StoreCategorize(),StoreMultiCategorize(),MaskCodes():
+        with pytest.raises(ValueError, match=f'{type(tfm).__name__} needs a Fetch before it'): TfmdLists(items, [tfm])
+    assert TfmdLists(['b'], [StoreCategorize(vocab=['a','b'])])[0]==1
 
 @pytest.mark.parametrize('way', ['from_redis','DataBlock','Datasets','ImageBlock'])
 def test_misspelt_argument_is_refused_where_it_is_typed(redis_rich, way):

@@ -9,8 +9,8 @@ from conftest import fails
 from fastai.vision.all import *
 
 from fastai_remote import *
-from fastai_remote.load.boxes import as_sized_boxes
-from fastai_remote.load.kinds import FieldChoice, kind_of, KINDS
+from fastai_remote.load.boxes import as_boxes, as_sized_boxes
+from fastai_remote.load.kinds import choose_fields, FieldChoice, kind_of, KINDS
 from fastai_remote.load.loader import SeveralInputs
 from fastai_remote.order.base import Order
 
@@ -250,6 +250,12 @@ FIELDS = {'jpg':'image', 'strokes':'image', 'mask.png':'mask', 'small.mask.npy':
 @pytest.mark.parametrize('field', FIELDS)
 def test_the_name_of_a_field_says_what_it_holds(field): assert kind_of(FieldChoice(field)).name==FIELDS[field]
 
+@pytest.mark.parametrize('y,kind', [({'png':PILImage}, PILImage), ('png', PILImage), ({'png':PILImageBW}, PILImageBW)])
+def test_a_field_is_input_and_target_with_a_type_each(y, kind):
+    "A model that colours grey images has one field twice"
+    inputs,targets = choose_fields(MemoryStore({'png':[b'']}), {'png':PILImageBW}, y)
+    assert [choice.img_cls for choice in inputs+targets]==[PILImageBW,kind]
+
 TYPES = {PILImage:'image', PILImageBW:'grayscale image', PILMask:'mask', TensorPoint:'points', TensorBBox:'bounding boxes', LabeledBBox:'labels of boxes', Tensor:'several numbers'}
 
 @pytest.mark.parametrize('kind', TYPES)
@@ -334,6 +340,18 @@ def test_labels_of_boxes_keep_their_order_and_repetitions(store, where):
 def test_a_number_that_is_no_image_is_shown(odd_store, stores):
     with fails(CorruptSample, match=r"sample \d+, field 'age.f4': the number .*1.5.* that PILImage cannot read"):
         Fetch('age.f4', stores['redis'], PILImage)(3)
+
+def test_a_text_that_is_no_image_is_named(stores):
+    with fails(CorruptSample, match="field 'caption.txt': 8 bytes that PILImage cannot read: the codec 'txt' stores no pictures"):
+        Fetch('caption.txt', stores['redis'], PILImage)(3)
+
+def test_a_fetch_that_was_never_set_up_says_what_it_lacks():
+    store = MemoryStore({'png':[b''], 'boxes.npy':[b'']}, 'd')
+    for use in (lambda: Fetch('png')(3), lambda: Fetch(img_cls=PILImage)(3), lambda: Fetch()({'png':b''}),
+                lambda: Fetch(store=store)({'png':b''}), lambda: Fetch(store=store)(0)):
+        with fails(ValueError, match=r"Fetch\(.* knows no (store|field): use get_items=get_remote_items, or Fetch\(field, store\)"): use()
+    with fails(ValueError, match="a sample, field 'boxes.npy': box 0 is"):
+        Fetch('boxes.npy', convert=as_boxes)({'boxes.npy':np.array([[5,5,0,0]])})
 
 @pytest.mark.parametrize('argument', ['get_y','get_x','blocks','getters','get_items'])
 def test_arguments_of_a_data_block_are_named(odd_store, argument):

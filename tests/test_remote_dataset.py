@@ -144,6 +144,12 @@ def test_ranks_of_torchrun(local, monkeypatch, make):
         source = getattr(ds, make)(16, seed=1)
         return nums(DataLoader(ds, batch_sampler=source) if make=='batches' else DataLoader(source, batch_size=None))
     assert sorted(i for rank in range(4) for i in numbers(rank))==sorted(nums(DataLoader(ds, batch_size=50)))
+    for rank,world_size in ('4','4'),('-1','4'),('0','0'),('first','4'),('0','many'):
+        monkeypatch.setenv('RANK', rank)
+        monkeypatch.setenv('WORLD_SIZE', world_size)
+        with pytest.raises(ValueError, match=f'RANK={rank} and WORLD_SIZE={world_size} .*give rank='):
+            len(getattr(ds, make)(16))
+    monkeypatch.setenv('WORLD_SIZE', '4')
     monkeypatch.delenv('RANK')
     with pytest.raises(ValueError, match='WORLD_SIZE=4 .*RANK is not'): len(getattr(ds, make)(16))
     assert len(getattr(ds, make)(16, rank=0, world_size=1))==13
@@ -207,7 +213,8 @@ def test_parts(store):
     assert ds[-1]==ds[n-1] and ds[10:][np.int64(5)]==ds[15] and len(ds[:0])==0==len(list(iterable(ds[:0], 0)))==len(
         list(map_style(ds[:0], 0)))
     with expect_fail(IndexError): ds[n]
-    with expect_fail(ValueError, contains='a part'): ds[:50].split('train')
+    for part in ds[:50],ds[::-1]:   # also all of it in another order
+        with expect_fail(ValueError, contains='a part'): part.split('train')
 
 def test_a_sample_without_steps(store):
     s = RemoteDataset(store)[7]
@@ -253,6 +260,18 @@ def test_alternatives(mixed):
     with expect_fail(MissingSample, contains="sample 2 has no 'png;json'"): ds.to_tuple('png;json')[2]
     with expect_fail(UnknownField, contains="no field 'webp;gif'"): ds.to_tuple('jpg;png', 'webp;gif')
 
+@pytest.mark.parametrize('fields,options', [('txt', {}), ('txt?', {}), ('txt;other.txt', {}), ('cls txt?', {}),
+                                            ('txt', dict(missing_is_error=False))])
+def test_a_value_that_was_lost_is_not_one_that_samples_may_lack(fields, options):
+    "Every sample has a text, says the manifest: `txt?` is no leave to train without one that was evicted"
+    store = MemoryStore({'txt':[b'a',b'b'], 'other.txt':[b'c',b'd'], 'cls':np.zeros(2, np.uint8)}, 'mem')
+    ds = RemoteDataset(store).to_tuple(fields, **options)
+    assert len(list(ds))==2
+    store.columns['txt'][1] = None
+    assert ds[0][-1]==b'a'
+    with expect_fail(MissingSample, contains="sample 1 is missing (field 'txt')"): ds[1]
+    assert len(list(RemoteDataset(store).to_tuple('txt', handler=lambda e: True)))==1
+
 @pytest.mark.parametrize('fields', ['jpg', 'jpg;png'])
 def test_damage_names_the_sample(mixed, fields):
     b = mixed.get_many([5], 'jpg')['jpg'][0]
@@ -278,6 +297,11 @@ def test_wrong_arguments(memory):
                       (dict(interleave=0), 'want interleave of at least 1, not 0'), (dict(world_size=2), rank),
                       (dict(rank=1), rank)):
         with expect_fail(ValueError, contains=wanted): chain(memory).batched(**kw)
+    with expect_fail(ValueError, contains='want interleave of at least 1, not 0'): chain(memory).shuffle(interleave=0)
+    for seed in -1,1.5,'7':
+        for make in chain(memory).batches,chain(memory).batched,chain(memory).stream,chain(memory).shuffle:
+            with expect_fail(ValueError, contains=f'want a seed of at least 0, or None, not {seed!r}'):
+                iter(make(seed=seed))
     for method in chain(memory).stream,chain(memory).batches:
         with expect_fail(ValueError, contains=rank): method(rank=1)
     with expect_fail(ValueError, contains="not 'jpeg'"): RemoteDataset(memory).decode('jpeg')

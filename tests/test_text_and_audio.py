@@ -17,7 +17,8 @@ from conftest import fails
 from fastai_remote import *
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import _codecs, get_codec, register_codec
-from fastai_remote.load.audio import CropAudio, pad_audio, read_audio, TensorAudio
+from fastai_remote.load.audio import audio_floats, CropAudio, pad_audio, read_audio, TensorAudio
+from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.texts import RemoteLMDL, TextOptions, tokenize_store
 from fastai_remote.order.base import Order
 from fastai_remote.order.lengths import longest_of, LongestFirst, SortedWindows
@@ -317,6 +318,38 @@ def test_tokens_become_a_new_field(server, monkeypatch):
     sizes = [int((row!=1).sum()) for x,_ in our_dls(store, x='tokens.npy').valid for row in x]
     assert sizes==sorted(sizes, reverse=True)
 
+@pytest.mark.parametrize('n', [8,9,10])
+@pytest.mark.parametrize('world_size,bs', [(2,3), (2,2), (3,2), (4,3)])
+def test_ranks_share_a_language_model_by_whole_batches(n, world_size, bs):
+    "Otherwise one rank may have rows of the last batch, which is shorter, beside others: it fails, and the others wait"
+    store = MemoryStore({'txt':[b'a b c d']*n}, 'lm')
+    options = TextOptions(is_lm=True, tok=BaseTokenizer(), seq_len=3, min_freq=1)
+    train = DataLoaders.from_store(store, 'txt', text=options, bs=bs, num_workers=0, device='cpu', valid_pct=0).train.new(shuffle=False)
+    batches = [x.tolist() for x,_ in train]
+    ranks = [[x.tolist() for x,_ in RemoteDistributedDL(train, rank, world_size)] for rank in range(world_size)]
+    each = -(-len(batches)//world_size)
+    assert sum(ranks, [])==(batches*2)[:each*world_size] and {len(rank) for rank in ranks}=={each}
+
+def test_options_of_texts_that_cannot_be_used():
+    store = MemoryStore({'txt':[b'a b c']*8, 'cls':np.zeros(8, 'u1')}, 'few', vocab={'cls':['a']})
+    for seq_len in 0,-1,2.5:
+        with fails(ValueError, f'seq_len must be at least 1, not {seq_len}'): TextOptions(seq_len=seq_len)
+    for wrong in {'is_lm':True},True:
+        for use in (lambda: our_dls(store, wrong), lambda: RedisBlock('txt', text=wrong)):
+            with fails(TypeError, r'text takes TextOptions\(…\), not '): use()
+    with fails(ValueError, r'few: \d+ tokens are too few for a batch with bs=64 rows: give a smaller bs='): our_dls(store, LM, bs=64)
+    dataset = our_dls(store, LM, bs=2).train_ds
+    for options in dict(bs=0),dict(bs=None),dict(seq_len=0):
+        with fails(ValueError, 'bs and seq_len must be at least 1, not bs='): RemoteLMDL(dataset, **options)
+
+@pytest.mark.parametrize('field,codec', [('a.json','json'), ('x.f4','f4')])
+def test_only_texts_are_tokenized(field, codec):
+    store = MemoryStore({'a.json':[b'{}'], 'x.f4':np.zeros(1, 'f4'), 'txt':[b'a']}, 'd')
+    with fails(TypeError, f"d: field '{field}' holds {codec}, and no texts to tokenize"):
+        tokenize_store(store, field=field, text=TOK)
+    with fails(ValueError, 'd: no samples, so that there are no tokens to count'):
+        tokenize_store(MemoryStore({'txt':[]}, 'd'), text=TOK)
+
 def test_tokens_without_a_vocabulary_or_lengths(server, tables):
     rng = np.random.default_rng(0)
     records = [{'tokens.npy':rng.integers(2, 30, rng.integers(1, 12)), 'cls':int(i%2)} for i in range(30)]
@@ -365,6 +398,20 @@ RECORDS = [{'wav':wav_file(tone[None]), 'audio.npy':tone, 'cls':['low','high'][i
 def audio(server):
     to_redis(RECORDS, server.url, 'audio', num_workers=1, progress=False, shuffle=False)
     return RedisStore(server.url, 'audio')
+
+@pytest.mark.parametrize('content', [b'', b'RIFF', b'RIFF\0\0\0\0WAV'])
+def test_the_first_bytes_of_a_recording_are_damaged_and_need_no_package(content):
+    with fails(ValueError, f'a damaged recording of {len(content)} bytes'): read_audio(content)
+
+def test_a_crop_has_at_least_one_value():
+    for n in 0,-2,2.5:
+        with fails(ValueError, f'CropAudio takes a number of values of at least 1, not {n}'): CropAudio(n)
+
+@pytest.mark.parametrize('dtype', ['i8','u2','u4','u8','?','c8'])
+def test_arrays_whose_scale_is_not_known_are_no_recordings(dtype):
+    "Python's integers have 64 bits in an array: divided by 2**63, a recording would be silence"
+    with fails(ValueError, f'floats, or whole numbers of 8 bits or signed ones of 16 or 32, not {np.dtype(dtype)}'):
+        audio_floats(np.array([1,0], dtype))
 
 def test_wav_files_are_read_as_soundfile_reads_them():
     values = np.array([[0,127,-128,5],[1,2,3,-4]])

@@ -353,6 +353,32 @@ def test_extract_and_rename_errors(ds):
     with pytest.raises(ValueError, match='several fields'): ds.extract_keys('*l*')[0]
     with pytest.raises(ValueError, match='no field matches'): ds.rename_keys(new='gif')[0]
     with pytest.raises(ValueError, match='two fields'): ds.rename_keys(new='*l*')[0]
+    two = RemoteDataset(MemoryStore({'txt':[b'a'], 'cls.txt':[b'b']}))
+    for pair in ('txt','cls.txt'),('cls.txt','txt'):   # the new name is that of another field, before or after it
+        for samples in two,two.map(lambda sample: dict(reversed(sample.items()))):
+            with pytest.raises(ValueError, match=f"two fields would be '{pair[0]}'"):
+                samples.rename_keys(pair, keep_unselected=True)[0]
+    for method in ds.rename_keys,ds.xdecode:
+        for wrong in 'png',('image','png','jpg'):
+            with pytest.raises(TypeError, match='takes pairs such as'): method(wrong)
+
+def test_columns_that_are_no_columns():
+    "Characters of a text, bytes of a file and keys of a dict are no samples"
+    ds = RemoteDataset(MemoryStore({'txt':[b'ab'], 'a.json':[b'{"b":1, "c":2}']}))
+    for samples in ds.to_tuple('txt','txt'),ds.decode().to_tuple('txt'),ds.decode().to_tuple('a.json'):
+        with pytest.raises(TypeError, match='unbatched takes batches; a (bytes|str|dict) is no column'):
+            list(samples.unbatched())
+
+def test_arguments_that_are_no_such_thing(ds):
+    with pytest.raises(TypeError, match='map_tuple takes a sample that is a tuple, not a dict: call to_tuple before'):
+        ds.map_tuple(len)[0]
+    for wrong in ['pil'],3:
+        with pytest.raises(ValueError, match=f'decode knows .* and functions, not {wrong!r}'.replace('[', r'\[')): ds.decode(wrong)
+    for use in (lambda: ds.to_tuple('cls', 3), lambda: ds.to_tuple(['cls',None]), lambda: ds.rename(a=3)):
+        with pytest.raises(TypeError, match='a field is a name such as .*, or a list of names, not '): use()
+    for bounds in (0,5,0),(2.5,),(-1,):
+        for samples in ds,ds.select(identity),ds.shuffle():
+            with pytest.raises(ValueError, match='slice takes'): samples.slice(*bounds)
 
 def test_log_keys(ds, tmp_path):
     log = tmp_path/'log'

@@ -10,7 +10,7 @@ from fastai.data.transforms import ColReader, ColSplitter, RandomSplitter
 from fastcore.foundation import L
 
 from fastai_remote import (
-    FieldSplitter, get_remote_items, KFoldSplitter, MemoryStore, MissingSample, Permutation, RandomStoreSplitter, RedisBlock,
+    CorruptSample, FieldSplitter, get_remote_items, KFoldSplitter, MemoryStore, MissingSample, Permutation, RandomStoreSplitter, RedisBlock,
     RedisStore, RemoteItems, ShardStore, StoreSplitter, to_redis, to_shards, UnknownField)
 from fastai_remote.core import Manifest
 from fastai_remote.load.items import SampleSelection
@@ -78,6 +78,29 @@ def test_wrong_arguments(data):
     with pytest.raises(TypeError, match="field 'age' holds numbers .*, not 'cat'"): items.where('age', 'cat')
     with pytest.raises(ValueError, match=r"none of 230 items has \[200, 300\] in 'age'"): items.where('age', [200,300])
     with pytest.raises(ValueError, match='must return a bool for each value, not int64'): items.where('age', lambda ages: ages*2)
+
+def test_arguments_that_are_no_such_thing(data):
+    for wrong in ['cls'],'cls',{'cls'}:
+        with pytest.raises(TypeError, match=r'where= takes a dict, \{field: values\}, not '): get_remote_items(data, where=wrong)
+    for field,wrong in ('cls',[['cat','dog']]),('cls',{'cat':1}),('labels',[['red']]):
+        with pytest.raises(TypeError, match=f'field {field!r} has labels, which are texts or integers, not '):
+            get_remote_items(data).where(field, wrong)
+
+def test_a_function_gets_labels_as_they_are():
+    "Texts and integers of one vocabulary stay what they are"
+    store = MemoryStore({'cls':np.array([0,1,2,1], 'u1')}, vocab={'cls':[1,'1',2]})
+    assert [*get_remote_items(store).where('cls', lambda labels: labels==1)]==[0]
+    assert [*get_remote_items(store).where('cls', lambda labels: labels=='1')]==[1,3]
+
+def test_a_code_outside_of_the_vocabulary_is_an_error_that_names_the_sample():
+    "Whatever reads the labels; counted, it would give more weights than labels"
+    store = MemoryStore({'cls':np.array([0,1,1,7], 'u1')}, 'd', vocab={'cls':['a','b']})
+    store.manifest.counts = {'cls':[1,2]}
+    items = get_remote_items(store)
+    for read in (lambda: items.where('cls', 'a'), lambda: items[1:].class_weights(), lambda: FieldSplitter('cls', 'a')(items),
+                 lambda: KFoldSplitter(2, stratify='cls')(items)):
+        with pytest.raises(CorruptSample, match="d: sample 3, field 'cls': code 7, but there are 2 labels"): read()
+    assert items[:3].class_weights().tolist()==[1.5,.75]
 
 whole = np.array([0, 1, 7, 100, 127, 2**24+1, 2**53-1, 2**53, 2**53+1, 2**63-1])
 odd_values = [*whole.tolist(), -1, -128, -2**63, 2**63, 2**63+1, 2**64-1, 2**64, 10**400, .5, .1, 7., -1., 2.**53,

@@ -37,12 +37,16 @@ def is_audio(
     return parts[-1] in AUDIO_FILES or 'audio' in parts and parts[-1] in ('npy','npz')
 
 def audio_floats(
-    a:np.ndarray # Floats, or whole numbers of 8, 16 or 32 bits, of any shape
+    a:np.ndarray # Floats, whole numbers of 8 bits, or signed ones of 16 or 32 bits, of any shape
 )->np.ndarray: # float32, same shape
-    "`a` as 32-bit floats; whole numbers are scaled to [-1, 1]. Raises `ValueError` for other arrays."
+    """`a` as 32-bit floats; whole numbers are scaled to [-1, 1)
+
+    Those without a sign have their zero at 128. Raises `ValueError` for other arrays."""
     if a.dtype.kind=='f': return a.astype(np.float32)
     if a.dtype==np.uint8: return (a.astype(np.float32)-128)/128
-    if a.dtype.kind!='i': raise ValueError(f'a recording has floats or signed whole numbers, not {a.dtype}')
+    if a.dtype.kind!='i' or a.dtype.itemsize>4:
+        raise ValueError('a recording has floats, or whole numbers of 8 bits or signed ones of 16 or 32, not '
+                         f'{a.dtype}: convert it when it is written, such as by .astype(np.float32)')
     return (a/(1<<8*a.dtype.itemsize-1)).astype(np.float32)
 
 def _read_wav(b):
@@ -64,6 +68,8 @@ def read_audio(
     content:bytes # A recording as a file
 )->tuple: # (float32 array of shape (channels, values), values per second)
     "Decode a recording; raises `ValueError` if it is damaged, and `ImportError` if another package is needed"
+    if not content or content[:4]==b'RIFF' and len(content)<12:
+        raise ValueError(f'a damaged recording of {len(content)} bytes')
     if content[:4]==b'RIFF' and content[8:12]==b'WAVE':
         try: return _read_wav(content)
         except (wave.Error,EOFError) as e:
@@ -144,9 +150,11 @@ class CropAudio(RandTransform):
     Shorter ones get zeros at the end."""
     split_idx = None
     def __init__(self,
-        n:int, # Values per channel
-        **kwargs
+        n:int, # Values per channel, at least 1
+        **kwargs # As `RandTransform`
     ):
+        if not isinstance(n, (int,np.integer)) or n<1:
+            raise ValueError(f'CropAudio takes a number of values of at least 1, not {n}')
         super().__init__(**kwargs)
         self.n = n
 

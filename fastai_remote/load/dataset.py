@@ -73,13 +73,14 @@ class RemoteDataset(Pipeline, Dataset):
     def split(self,
         name:str # Name of a split of the store
     ):
-        "The samples of split `name`; raises `KeyError`, and `ValueError` if this is already a part of the store"
+        "The samples of split `name`; raises `KeyError`, and `ValueError` unless these are all samples in their order"
         splits = self.store.splits
         if name not in splits:
             names = ', '.join(map(repr, splits)) or 'none'
             raise KeyError(f'{self.store.name}: no split {name!r}; there are: {names}')
-        if len(self)!=len(self.store):
-            raise ValueError(f'{self.store.name}: this is a part of the store already: call split before slicing')
+        if len(self)!=len(self.store) or not self.items.is_complete:
+            raise ValueError(f'{self.store.name}: this is a part of the store already, or all of it in another order: '
+                             'call split before slicing')
         return self[slice(*splits[name])]
 
     def stream(self,
@@ -90,7 +91,7 @@ class RemoteDataset(Pipeline, Dataset):
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
         world_size:int=None # Number of ranks; default: as `rank`
     )->RemoteStream:
-        "The samples one after the other, divided between ranks and workers; raises `ValueError`"
+        "The samples one after the other, divided between ranks and workers; raises `ValueError` for wrong arguments"
         source = SampleInput(self, shuffle, resampled, interleave)
         return RemoteStream(source, self.seed if seed is None else seed, rank, world_size)
 
@@ -498,6 +499,7 @@ class SampleInput(StreamInput):
     def then(self, step): return self._changed(ds=self.ds._then(step))
 
     def shuffled(self, interleave):
+        _check_interleave(interleave)
         if self.resampled: return self   # it is in random order
         return None if self.parts else self._changed(shuffle=True, interleave=interleave)
 

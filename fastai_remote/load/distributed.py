@@ -17,7 +17,6 @@ from fastai.torch_core import apply, num_distrib
 
 from .loader import RemoteDL
 from ..order.base import Order
-from ..order.ranks import rank_share
 
 # %% ../../nbs/load/11_distributed.ipynb #d78a6e24
 class RemoteDistributedDL(DistributedDL):
@@ -34,8 +33,7 @@ class RemoteDistributedDL(DistributedDL):
         order = dl.get_idxs()
         if not isinstance(order, Order): order = Order(len(order), np.asarray(order, np.int64))
         if dl.in_place: _check_same(order, dl)
-        bs = dl.bs or 1 if dl.in_place else None
-        share = rank_share(order, self.rank, self.world_size, consecutive=True, bs=bs)
+        share = dl.share(order, self.rank, self.world_size)
         self.n,self.n_padded = len(order),len(share)*self.world_size   # for gathering predictions
         return share
 

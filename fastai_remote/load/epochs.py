@@ -19,16 +19,20 @@ from torch.utils.data import get_worker_info
 def rank_and_world_size():
     """The rank of this process, and the number of ranks: of `torch.distributed`, or of the environment of `torchrun`
 
-    Without either, `(0, 1)`. Raises `ValueError` if the environment names ranks, but not which one this is."""
+    Without either, `(0, 1)`. Raises `ValueError` if the environment names ranks, but not which one this is, or if these
+    are not numbers of which `RANK` is the lower one."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(),distributed.get_world_size()
-    rank,world_size = os.environ.get('RANK'),int(os.environ.get('WORLD_SIZE') or 1)
-    if world_size==1: return 0,1
+    rank,world_size = os.environ.get('RANK'),os.environ.get('WORLD_SIZE') or '1'
+    if world_size=='1': return 0,1
+    advice = 'give rank= and world_size=, or call torch.distributed.init_process_group'
     if rank is None:
-        raise ValueError(f'WORLD_SIZE={world_size} is set in the environment, and RANK is not: give rank= and '
-                         'world_size=, or call torch.distributed.init_process_group')
-    return int(rank),world_size
+        raise ValueError(f'WORLD_SIZE={world_size} is set in the environment, and RANK is not: {advice}')
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank)<int(world_size)):
+        raise ValueError(f'RANK={rank} and WORLD_SIZE={world_size} in the environment are no rank below a number of '
+                         f'ranks: {advice}')
+    return int(rank),int(world_size)
 
 def share_of(
     n:int, # How many there are
@@ -111,7 +115,10 @@ class Epochs:
     def draw_key(self)->tuple:
         """What the random numbers of the epoch that begins depend on, ints; the same in all workers and ranks
 
-        Counts the epoch in `times`. Without a seed, a worker or several ranks, it draws from torch's generator."""
+        Counts the epoch in `times`. Without a seed, a worker or several ranks, it draws from torch's generator. Raises
+        `ValueError` for a seed that is no int of at least 0."""
+        if self.seed is not None and not (isinstance(self.seed, (int,np.integer)) and self.seed>=0):
+            raise ValueError(f'want a seed of at least 0, or None, not {self.seed!r}')
         info = get_worker_info()
         self.times += 1   # because a persistent worker has the same `info.seed` in each epoch
         if self.seed is not None or self.world_size>1: return self.seed or 0,self.epoch

@@ -50,13 +50,15 @@ def _file_of(value):
     return getattr(getattr(value, '__code__', None), 'co_filename', None)
 
 def is_shipped(value)->bool:
-    "Does the code of `value` come from fastai, a package below it, or Python itself? True if it is not Python code."
+    """Does the code of `value` come from fastai, a package that it uses, this package, or Python itself?
+
+    True also if it is not Python code. Of the packages, those in `_packages` count; NumPy is none of them."""
     file = _file_of(value)
     if file is None or file.startswith(_package_folders): return True
     return file.startswith(_python_folder) and '-packages' not in file
 
 class Watched:
-    "Remembers the attributes of a class and its bases when this package is imported, and finds later changes"
+    "Remembers the attributes that a class and its bases have when this is made, and finds later changes"
     def __init__(self,
         cls:type, # The class
         names:str=None, # Names of the attributes that matter, separated by spaces; default: all
@@ -149,7 +151,9 @@ def _why_other_version():
     return '' if is_known else 'this version of fastai is not one that fastai_remote knows'
 
 def why_functions_changed()->str:
-    "Which function whose work a fast path does, or variable of one, is not as fastai ships it; empty if all are"
+    """Which function whose work a fast path does, or variable of one, is not as fastai ships it; empty if all are
+
+    Not empty either for a version of fastai that is not known, or without its source text."""
     for variables,name,value in _functions:
         if variables.get(name) is not value or not is_shipped(value):
             return f"{variables['__name__']}.{name} was replaced"

@@ -60,15 +60,17 @@ class Fetch(DisplayedTransform):
         Raises `ValueError` if there is no store, and `UnknownField`."""
         store = getattr(getattr(items, 'items', None), 'store', None)
         if self.store is None and store is not None: self.bind(store)
-        if self.store is None:
-            raise ValueError(f'Fetch({self.field!r}) knows no store: use get_items=get_remote_items, '
-                             'or Fetch(field, store)')
+        if self.store is None: raise self._lacks('store')
         self.follow = self.follow or self.store==store
         if self.field is None: self.field = self.store.default_field
         self.store.field_entry(self.field)   # raises `UnknownField`
         if self.codec.name=='strokes':
             self.draw = self.draw or Rasterise()
             self.input_types = (*self.input_types,list)
+
+    def _lacks(self, what):
+        return ValueError(f'Fetch({self.field!r}) knows no {what}: use get_items=get_remote_items, or '
+                          'Fetch(field, store)')
 
     def bind(self, store):
         "Read from `store` from now on, and forget the values of the batch"
@@ -91,7 +93,10 @@ class Fetch(DisplayedTransform):
     def _call(self, nm, x, split_idx=None, **kwargs):
         # Dispatch on the type of `x` by `isinstance`: fastai's dispatch on `encodes` would cost 15 µs a value
         if nm!='encodes': return x
-        if isinstance(x, (int,np.integer)): return self._of_number(int(x))
+        is_number = isinstance(x, (int,np.integer))
+        if is_number and self.store is None: raise self._lacks('store')
+        if self.field is None and (is_number or isinstance(x, dict)): raise self._lacks('field')   # before `setups`
+        if is_number: return self._of_number(int(x))
         if isinstance(x, dict):
             field = next((name for name in parse_field(self.field)[0] if name in x), None)
             if field is None: raise KeyError(f"no {self.field!r} in a sample with {', '.join(x)}")
@@ -142,14 +147,19 @@ class Fetch(DisplayedTransform):
     def _not_a_file(self, codec, value):
         """What is in the bytes `value` of `codec`, which are not an image file: what `draw` makes, if it is set
 
-        Otherwise a Pillow image; if `img_cls` opens it next, an array of pixels where the codec stores these."""
+        Otherwise a Pillow image; if `img_cls` opens it next, an array of pixels where the codec stores these. Raises
+        `ValueError` if there is no picture, and what the codec raises."""
         if self.draw: return self.draw.create(value)
-        return picture_of(codec, value) if self.img_cls else codec.image(value)
+        picture = picture_of(codec, value) if self.img_cls else codec.image(value)
+        if picture is None: raise ValueError(f'the codec {codec.name!r} stores no pictures')
+        return picture
 
     def _converted(self, value, sample):
         "`convert(value)`; raises its `ValueError` with the names of the dataset, the field and `sample`: `sample 7`"
         try: return self.convert(value)
-        except ValueError as e: raise ValueError(f'{self.store.name}: {sample}, field {self.field!r}: {e}') from None
+        except ValueError as e:
+            name = '' if self.store is None else f'{self.store.name}: '
+            raise ValueError(f'{name}{sample}, field {self.field!r}: {e}') from None
 
     def _corrupt(self, number, value, cause):
         reader = getattr(self.img_cls, '__name__', self.codec.name)

@@ -9,6 +9,7 @@ __all__ = ['SampleSelection', 'RemoteItems', 'get_remote_items', 'field_values',
 
 # %% ../../nbs/load/02_items.ipynb #828fbaf7
 import difflib, operator
+from collections.abc import Hashable
 from functools import reduce
 
 import numpy as np
@@ -124,7 +125,8 @@ class RemoteItems(Order):
         return None if starts is None else np.diff(starts)
 
     def where(self,
-        # A field with labels, several labels or a number for each sample; of numbers also alternatives, `age.i1;age.i2`
+        # A field with labels, several labels or a number for each sample; of numbers of one type also alternatives,
+        # `age.i4;years.i4`
         field:str,
         # One value, a list, set or `range` of them; or a function that gets an array of stored values, or of all
         # labels of the vocabulary, and returns a bool for each
@@ -133,8 +135,8 @@ class RemoteItems(Order):
         """The items whose `field` has one of `values`; of several labels, one is enough
 
         The field is read once, and a bit per item is kept. A sample without this field is left out. Raises
-        `UnknownField`, `TypeError` for a field that is no label and no number, and `ValueError` for a label that is
-        not in the vocabulary, or if there is no such item."""
+        `UnknownField`, `TypeError` for a field that is no label and no number, or values that are neither,
+        `CorruptSample`, and `ValueError` for a label that is not in the vocabulary, or if there is no such item."""
         selection = SampleSelection(field_masks(self, field, values, optional=True))
         if not len(selection):
             raise ValueError(f'{self.store.name}: none of {len(self):,} items has {_shown(values)} in {field!r}')
@@ -164,10 +166,12 @@ def get_remote_items(
 )->RemoteItems:
     """All samples of `store`, as a `get_items` for `DataBlock`
 
-    `having` and `where` take a bit of memory per sample of the store. Raises `TypeError` for anything but a store,
-    `UnknownField`, `ValueError` if no sample has these fields, and what `RemoteItems.where` raises."""
+    `having` and `where` take a bit of memory per sample of the store. Raises `TypeError` for anything but a store and a
+    dict, `UnknownField`, `ValueError` if no sample has these fields, and what `RemoteItems.where` raises."""
     if not isinstance(store, Store):
         raise TypeError(f'want a store, such as RedisStore(url, name) or ShardStore(url), not a {type(store).__name__}')
+    if where is not None and not isinstance(where, dict):
+        raise TypeError(f'{store.name}: where= takes a dict, {{field: values}}, not {where!r:.100}')
     items = _items_having(store, listify(having))
     for field,values in (where or {}).items(): items = items.where(field, values)
     return items
@@ -197,7 +201,7 @@ def field_values(
     """The values of `field` of all `items`, in their order, in parts of limited size
 
     The values are an array of label codes or numbers, or a list of lists of labels. If `optional` and samples may lack
-    the field, they are always a list."""
+    the field, they are always a list. Raises `CorruptSample` for a code outside of the vocabulary."""
     store = items.store
     field = _known_names(store, field)
     is_fixed = store.field_entry(field)['dtype'] is not None   # raises `UnknownField`
@@ -208,9 +212,20 @@ def field_values(
         if (np.diff(numbers)>0).all(): ascending,places = numbers,None
         else: ascending,places = np.unique(numbers, return_inverse=True)   # neighbours are read together
         values = store.get_many(ascending, spec, decode=not is_fixed)[spec]
+        _check_codes(store, field, ascending, values)
         if places is None: yield numbers,values
         elif isinstance(values, np.ndarray): yield numbers,values[places]
         else: yield numbers,[values[place] for place in places.tolist()]
+
+def _check_codes(store, field, numbers, values):
+    """Raise `CorruptSample` if `values` of samples `numbers` are codes of labels, and one of them is none of a label
+
+    `values` are an array or a list; a `None` among them stands for a sample without the field."""
+    vocab = store.manifest.vocab.get(field)
+    if not vocab or store.field_entry(field)['codec']!='cls': return
+    codes = np.array([0 if code is None else code for code in values]) if isinstance(values, list) else values
+    bad = np.flatnonzero((codes<0)|(codes>=len(vocab)))
+    if len(bad): store.decode(int(numbers[bad[0]]), field, codes[bad[0]])   # raises `CorruptSample`
 
 def field_masks(
     items:RemoteItems,
@@ -221,24 +236,24 @@ def field_masks(
     "Which of `items` have one of `values` in `field`; raises what `RemoteItems.where` raises"
     store = items.store
     matches = _matcher(store, field, values)
-    for numbers,stored in field_values(items, field, optional):
-        if isinstance(stored, np.ndarray): mask = matches(numbers, stored)
+    for _,stored in field_values(items, field, optional):
+        if isinstance(stored, np.ndarray): mask = matches(stored)
         else:
             mask = np.zeros(len(stored), bool)
-            present = np.array([k for k,value in enumerate(stored) if value is not None], np.int64)
-            if len(present): mask[present] = matches(numbers[present], [stored[k] for k in present.tolist()])
+            present = [k for k,value in enumerate(stored) if value is not None]
+            if present: mask[present] = matches([stored[k] for k in present])
         yield mask
 
 def _matcher(store, field, values):
-    """A function `matches(numbers, stored)` -> array of bool: which of the stored values are among `values`
+    """A function `matches(stored)` -> array of bool: which of the stored values are among `values`
 
-    `numbers` are the samples that have the values: codes, numbers, or lists of labels. `values` are as in
+    The stored values are an array or list of codes or numbers, or a list of lists of labels. `values` are as in
     `RemoteItems.where`, and so are the errors."""
     field = _known_names(store, field)
     entry,vocab = store.field_entry(field),store.manifest.vocab.get(field)
     if entry['codec']=='labels':
         wanted = _wanted_labels(store, field, vocab, values)
-        return lambda numbers, lists: np.array([not wanted.isdisjoint(labels) for labels in lists], bool)
+        return lambda lists: np.array([not wanted.isdisjoint(labels) for labels in lists], bool)
     if entry['dtype'] is None:
         entries = store.manifest.fields
         names = [name for name in store.fields if entries[name]['dtype'] or entries[name]['codec']=='labels']
@@ -247,12 +262,7 @@ def _matcher(store, field, values):
     if not vocab: return _number_matcher(store, field, np.dtype(entry['dtype']), values)
     wanted = _wanted_labels(store, field, vocab, values)
     is_wanted = np.array([label in wanted for label in vocab])
-    def matches(numbers, codes):
-        codes = np.asarray(codes)
-        bad = np.flatnonzero((codes<0)|(codes>=len(vocab)))
-        if len(bad): store.decode(int(numbers[bad[0]]), field, codes[bad[0]])   # raises `CorruptSample`
-        return is_wanted[codes]
-    return matches
+    return lambda stored: is_wanted[np.asarray(stored)]
 
 def _listed(values):
     "`values`, which are one value, several, or an array of them, as a list"
@@ -273,13 +283,19 @@ def _chosen_by(function, values):
 def _wanted_labels(store, field, vocab, values):
     """The set of the labels that `values`, as in `RemoteItems.where`, choose; `vocab` is a list, or `None`
 
-    Raises `ValueError` for a label that is not in `vocab`, and `TypeError` for a function if there is no `vocab`."""
+    Raises `ValueError` for a label that is not in `vocab`, and `TypeError` for what is no label, and for a function if
+    there is no `vocab`."""
     if callable(values):
         if vocab is None:
             raise TypeError(f'{store.name}: field {field!r} has no vocabulary for a function to choose from')
-        mask = _chosen_by(values, np.array(vocab))
+        are_texts = {isinstance(label, str) for label in vocab}
+        # NumPy would make texts of the integers of a vocabulary that has both
+        mask = _chosen_by(values, np.array(vocab, object if len(are_texts)>1 else None))
         return {label for label,is_wanted in zip(vocab, mask) if is_wanted}
     wanted = _listed(values)
+    wrong = [value for value in wanted if not isinstance(value, Hashable)]
+    if wrong:
+        raise TypeError(f'{store.name}: field {field!r} has labels, which are texts or integers, not {wrong[0]!r:.100}')
     if vocab is None: return set(wanted)
     known = set(vocab)
     unknown = [value for value in wanted if value not in known]
@@ -314,10 +330,10 @@ def _stored_number(codec, value):
 
 def _number_matcher(store, field, dtype, values):
     "As `_matcher`, for a field of numbers of type `dtype`; raises `TypeError` if `values` are something else"
-    if callable(values): return lambda numbers, stored: _chosen_by(values, np.asarray(stored))
+    if callable(values): return lambda stored: _chosen_by(values, np.asarray(stored))
     if isinstance(values, range):
         ascending = values if values.step>0 else values[::-1]
-        return lambda numbers, stored: _in_range(np.asarray(stored), ascending)
+        return lambda stored: _in_range(np.asarray(stored), ascending)
     wanted = _listed(values)
     if not all(isinstance(value, (int,float,np.integer,np.floating,np.bool_)) for value in wanted):
         raise TypeError(f'{store.name}: field {field!r} holds numbers ({dtype}), not {_shown(values)}')
@@ -325,4 +341,4 @@ def _number_matcher(store, field, dtype, values):
     codec = FixedCodec(field, np.uint8 if dtype==bool else dtype)
     stored = [_stored_number(codec, value) for value in wanted]
     wanted = np.array([number for number in stored if number is not None], codec.dtype)
-    return lambda numbers, stored: np.isin(np.asarray(stored), wanted)
+    return lambda stored: np.isin(np.asarray(stored), wanted)

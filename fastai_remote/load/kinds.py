@@ -37,7 +37,8 @@ from ..store.base import field_codec, Store
 class FieldChoice:
     """A field that a block is asked for, with the options of `RedisBlock`, and what is known of the field
 
-    Raises `UnknownField` if the store has no such field, and `ValueError` for an optional one, such as `txt?`."""
+    Raises `UnknownField` if the store has no such field, `ValueError` for an optional one, such as `txt?`, and
+    `TypeError` for a name that is no `str`, or `text` that is no `TextOptions`."""
     field:str # Name of the field, or alternatives such as `jpg;png`; `None`: the first that holds images
     store:Store=None # `None` if the block gets its store later
     img_cls:type=None # Type that the user chose; `None` if none was chosen
@@ -45,7 +46,10 @@ class FieldChoice:
     text:TextOptions=None # How texts become numbers; default: `TextOptions()`
 
     def __post_init__(self):
+        if self.text is not None and not isinstance(self.text, TextOptions):
+            raise TypeError(f'text takes TextOptions(…), not {self.text!r:.100}')
         if self.field is None: return
+        if not isinstance(self.field, str): raise TypeError(f"a field is a name such as 'jpg', not {self.field!r:.100}")
         if self.store is not None: self.store.field_entry(self.field)   # raises `UnknownField`
         if self.field.endswith('?') and (self.store is None or self.field not in self.store.manifest.fields):
             raise ValueError(f'RedisBlock({self.field!r}): a block needs a value of each sample: leave out the ?, and '
@@ -53,7 +57,9 @@ class FieldChoice:
 
     @property
     def codec(self)->str:
-        "Name of the codec, from the store, or from the field's name without one; raises `UnknownField`, `ValueError`"
+        """Name of the codec: from the store; without one 'img' if a type was chosen, else from the field's name
+
+        Raises `UnknownField`, and `ValueError` if the name does not tell, or this process does not know the codec."""
         if self.store is not None: return field_codec(self.store, self.field).name
         if self.field is None or self.img_cls is not None: return 'img'
         if ';' in self.field and all(is_image(name) for name in self.field.split(';')): return 'img'
@@ -239,7 +245,8 @@ def kinds_table()->str:
 # %% ../../nbs/load/23_kinds.ipynb #b4cf5e7f
 def choose_fields(
     store:Store,
-    x:str|list|dict=None, # Field, or fields, of the input, or `{field: type}`; default: the store's `default_field`
+    # Field, or fields, of the input, or `{field: type}`, where `None` is no type; default: the store's `default_field`
+    x:str|list|dict=None,
     y:str|list|dict=None, # The same of the target; default: `cls`, or boxes and their labels, or `labels`
     img_cls:type=PILImage, # Type of images for which the user chose none
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them
@@ -249,17 +256,17 @@ def choose_fields(
 
     Raises `UnknownField`, also if there is no target, and `ValueError` for an optional field, for a target of a
     language model, and if labels of boxes do not follow their boxes."""
-    is_lm = text is not None and text.is_lm
+    is_lm = isinstance(text, TextOptions) and text.is_lm
     if is_lm and y is not None: raise ValueError(f'TextOptions(is_lm=True): a language model has no target y={y!r}')
     x,y = x or store.default_field,[] if is_lm else y or _default_targets(store)
     if not y and not is_lm:
         raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
-    types = {field:chosen for fields in (x,y) if isinstance(fields, dict) for field,chosen in fields.items()}
-    def choices(fields):
-        return [FieldChoice(field, store, types.get(field), draw, text) for field in L(fields)]
+    def choices(fields):   # a field may be input and target, of different types
+        pairs = fields.items() if isinstance(fields, dict) else [(field, None) for field in L(fields)]
+        return [FieldChoice(field, store, chosen, draw, text) for field,chosen in pairs]
     def with_type(choice):
         return replace(choice, img_cls=img_cls) if choice.img_cls is None and choice.holds_images else choice
-    inputs,targets = [choices(list(fields) if isinstance(fields, dict) else fields) for fields in (x,y)]
+    inputs,targets = choices(x),choices(y)
     return [*map(with_type, inputs)],[*map(with_type, _with_labels_of_boxes(targets))]
 
 def _default_targets(store):

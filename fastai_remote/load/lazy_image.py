@@ -52,7 +52,7 @@ class EncodedImage:
 
     @property
     def is_decoded(self)->bool:
-        "Are there pixels, or only encoded bytes and what is to be done to them?"
+        "Are there pixels? If not, there are only encoded bytes and what is to be done to them"
         return self._plan is None
 
     def load(self):
@@ -188,7 +188,7 @@ def create_image(
 def picture_of(
     codec:Codec, # A codec of pictures, but not of image files
     value:bytes # A stored value
-): # An `np.ndarray` or an `Image.Image`
+): # An `np.ndarray` or an `Image.Image`; `None` if `codec` stores no pictures
     "The picture in `value`: an array of pixels if `codec` stores these, which saves a copy, else a Pillow image"
     pixels = codec.array(value)
     return codec.image(value) if pixels is None else pixels

@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing import get_context
 from threading import Thread
 
+import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,7 @@ from .shared_buffers import SharedBuffers
 from ..order.base import Order, WeightedOrder
 from ..order.lengths import longest_of, LongestFirst, SortedWindows
 from ..order.permutation import Permutation
-from ..order.ranks import shard_permutation_of, worker_batches
+from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
 
 # %% ../../nbs/load/10_loader.ipynb #ce14b661
@@ -128,14 +129,17 @@ class RemoteDL(TfmdDL):
             raise ValueError(f'reducing_gap must be 1.0 or more, or None, not {reducing_gap!r}')
         if on_bad not in ('raise','replace','skip'):
             raise ValueError(f"on_bad must be 'raise', 'replace' or 'skip', not {on_bad!r}")
+        if min(prefetch, threads)<0:
+            raise ValueError(f'prefetch and threads must be at least 0, not {prefetch=}, {threads=}')
+        if interleave is not None and interleave<1:
+            raise ValueError(f'interleave must be at least 1, or None, not {interleave}')
         store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap,lengths')
         _read_from_own_stores(dataset)
         _only_targets_define(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
         BatchPipeline.of(self.after_batch)
         if kwargs.get('verbose'): print(self.explain())
-        if isinstance(balance, str): self.stores[0].class_weights(balance)   # raises here if labels are not counted
-        if isinstance(balance, tuple) and shuffle: _check_weights(self.dataset.items, *balance)
+        if balance is not None and shuffle: _check_balance(getattr(dataset, 'items', dataset), balance)
         if shuffle and self._sizes is not None:
             self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*interleave)
 
@@ -195,9 +199,9 @@ class RemoteDL(TfmdDL):
         return Order(self.n, SortedWindows(base, self.n, self._known_lengths, self.bs or 1, seed, lanes, longest))
 
     def _balanced(self):
-        "A `WeightedOrder` that draws labels according to `balance`; raises `TypeError` if the items are of no store"
-        items = self.dataset.items
-        if not isinstance(items, RemoteItems): raise TypeError('balance needs the items of a store')
+        "A `WeightedOrder` that draws labels according to `balance`; raises what `_check_balance` raises"
+        items = getattr(self.dataset, 'items', self.dataset)
+        _check_balance(items, self.balance)
         field,weights = self.balance if isinstance(self.balance, tuple) else (self.balance,None)
         if weights is None: weights = items.class_weights(field)
         def labels(positions): return items.store.get_many(items.numbers_at(positions), field, check=True)[field]
@@ -212,6 +216,14 @@ class RemoteDL(TfmdDL):
         return sizes if sizes is not None and sizes.sum()==self.n else None
 
     def shuffle_fn(self, idxs): return idxs[Order(len(idxs), Permutation(len(idxs), self.rng.getrandbits(63)))]
+
+    def share(self,
+        order:Order, # What `get_idxs` returned
+        rank:int, # A rank
+        world_size:int # Number of ranks
+    )->Order:
+        "The part of an epoch that a rank reads: consecutive positions, or with `in_place` batches in turn"
+        return rank_share(order, rank, world_size, consecutive=True, bs=self.bs or 1 if self.in_place else None)
 
     def sample(self):
         order = self._DataLoader__idxs
@@ -478,11 +490,25 @@ def _without_empty(batches):
         if type(batch) is not NoSamples: yield batch
         del batch
 
-def _check_weights(items, field, weights):
-    "Raise `ValueError` if there is not one weight for each label of `field`"
-    labels = items.store.manifest.vocab.get(field) if isinstance(items, RemoteItems) else None
+def _check_balance(items, balance):
+    """Raise an error unless labels of `items` can be drawn by `balance`, which is not `None`
+
+    `TypeError` if it is no field or pair, its field has no codes of labels, or the items are of no store; `ValueError`
+    if labels are not counted, or there is not one weight for each; `UnknownField`."""
+    if not isinstance(balance, str) and not (isinstance(balance, tuple) and len(balance)==2):
+        raise TypeError('balance= takes a field, or a field and the weight of each of its labels, not '
+                        f'{balance!r:.100}')
+    if not isinstance(items, RemoteItems):
+        raise TypeError(f'balance= needs the items of a store, not a {type(items).__name__}')
+    store = items.store
+    field,weights = (balance,None) if isinstance(balance, str) else balance
+    if weights is None: store.class_weights(field)
+    entry,labels = store.field_entry(field),store.manifest.vocab.get(field)
+    if entry['dtype'] is None or np.dtype(entry['dtype']).kind not in 'iu':
+        raise TypeError(f"{store.name}: balance= takes a field with one label for each sample, and {field!r} holds "
+                        f"{entry['codec']}")
     if labels is None or weights is None or len(weights)==len(labels): return
-    raise ValueError(f'{items.store.name}: balance= has {len(weights)} weights, but field {field!r} has '
+    raise ValueError(f'{store.name}: balance= has {len(weights)} weights, but field {field!r} has '
                      f'{len(labels)} labels: one weight for each label, in the order of the vocabulary')
 
 def _read_from_own_stores(dataset):

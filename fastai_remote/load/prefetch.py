@@ -21,9 +21,11 @@ from ..store.base import Store
 READ_COST = 6
 
 def reads_whole_shards(
-    items:RemoteItems # Sample numbers in the order of shards
+    items:RemoteItems # Sample numbers
 )->bool:
-    "Are at least half of the samples of the shards used? Otherwise single samples are read, and no shards are fetched."
+    """Are the items in the order of shards, and at least half of the samples of those shards that they come from?
+
+    Otherwise single samples are read, and no shards are fetched."""
     sizes = items.shard_sizes
     return sizes is not None and 2*sizes.sum()>=items.store.shards.n[sizes>0].sum(dtype=np.int64)
 
@@ -85,7 +87,9 @@ class FetchThreads:
         self.executor = ThreadPoolExecutor(n, thread_name_prefix='fetch', initializer=init) if n else None
 
     def submit(self, f, *args):
-        "Start `f(*args)`. Returns a function that waits for the result and returns it."
+        """Start `f(*args)` in one of the threads; returns a function that waits for the result and returns it
+
+        That function raises what `f` raises. With 0 threads, it calls `f(*args)` itself: call it only once."""
         return self.executor.submit(f, *args).result if self.executor else lambda: f(*args)
 
     def __enter__(self): return self.submit

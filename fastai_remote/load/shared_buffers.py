@@ -50,7 +50,7 @@ class SharedBuffers:
         return self.bytes[worker,free[0],:nbytes]
 
     def offset_of(self, x:torch.Tensor)->int:
-        "Where `x` begins in these buffers, in bytes; `None` if it is not in them"
+        "Where `x` begins in these buffers, in bytes; `None` if it is not in them, or not contiguous"
         offset = x.data_ptr()-self.bytes.ctypes.data
         return offset if 0<=offset<self.bytes.size and x.is_contiguous() else None
 

@@ -47,9 +47,9 @@ def _parts_of(items, *parts):
 
 def RandomStoreSplitter(
     valid_pct:float=0.2, # Share of the samples for validation, 0 to 1
-    seed:int=0, # Any int >= 0; every session gets the same split for the same one
+    seed:int=0, # Any int >= 0; every session gets the same split for the same one; `None` is 0
 ):
-    """A `splitter` for `DataBlock` that splits at random; a store with shards shard by shard
+    """A `splitter` for `DataBlock` that splits at random; all samples of a store with shards shard by shard
 
     It takes constant memory for a store, and a list of positions for other items, such as a list or a DataFrame. Raises
     `ValueError` for a wrong `valid_pct`."""
@@ -69,7 +69,7 @@ def FieldSplitter(
     field:str='is_valid', # A field with labels, several labels or a number for each sample
     on=None, # Values of validation samples, as in `RemoteItems.where`; default: all numbers other than 0
 ):
-    """A `splitter` for `DataBlock` that splits by the values of a field, in constant memory
+    """A `splitter` for `DataBlock` that splits by the values of a field; it keeps a bit per item
 
     It is fastai's `ColSplitter` for a store: both parts keep the order of the items. Raises `MissingSample` if a sample
     has no such field, and what `RemoteItems.where` raises."""
@@ -94,15 +94,16 @@ def _split_by(valid):
 def KFoldSplitter(
     n_folds:int=5, # Number of folds, at least 2
     fold:int=0, # The fold that is for validation, 0 to `n_folds-1`; all others are for training
-    seed:int=0, # Any int >= 0; every session gets the same folds for the same one
+    seed:int=0, # Any int >= 0; every session gets the same folds for the same one; `None` is 0
     stratify:str=None, # Field with one label for each sample; each label is divided equally among the folds
 ):
     """A `splitter` for `DataBlock` for cross-validation: each sample is in exactly one fold
 
-    It takes constant memory for a store, and a list of positions for other items, such as a list or a DataFrame. Folds
-    differ by one sample at most; with `stratify`, so do the numbers of samples with each label. Without it, each shard
-    of a store with shards gives its share to each fold. Raises `ValueError` for wrong numbers, `TypeError` if
-    `stratify` is no field with labels, `MissingSample` if a sample lacks it, and `UnknownField`."""
+    It takes constant memory for a store, or with `stratify` a bit per item; and a list of positions for other items,
+    such as a list or a DataFrame. Folds differ by one sample at most; with `stratify`, so do the numbers of samples
+    with each label. Without it, each shard of a store with shards gives its share to each fold, if the items are in the
+    order of the shards. Raises `ValueError` for wrong numbers, `TypeError` if `stratify` is no field with labels,
+    `MissingSample` if a sample lacks it, and `UnknownField`."""
     if not (all(isinstance(k, (int,np.integer)) for k in (n_folds,fold)) and n_folds>=2 and 0<=fold<n_folds):
         raise ValueError(f'want n_folds of at least 2, and a fold from 0 to n_folds-1, not {n_folds=}, {fold=}')
     def _inner(items):

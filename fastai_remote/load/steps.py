@@ -156,7 +156,9 @@ def _by_codec(store, number, field, key, data, spec):
     return decode_value(store, number, field, data, lambda b: _picture(codec.image(b), *image_specs[spec]))
 
 def _makes_objects(codec):
-    "Does `codec`, which may be `None`, make objects of bytes that are not in a store?"
+    """Can `codec` decode bytes of a sample that is in no store, such as what a function of the user has made?
+
+    False for `None`, and for numbers of a fixed width, except `INTEGER_FIELDS`, which are text such as b'12'."""
     return codec is not None and (codec.dtype is None or codec.name in INTEGER_FIELDS)
 
 def _decode(store, number, sample, *decoders, only=None):
@@ -182,7 +184,7 @@ def _first(store, number, sample, group, missing_is_error=True):
     names,is_optional = parse_field(group)
     field = next((f for f in names if f in sample), None)
     if field is not None or is_optional or not missing_is_error: return sample.get(field)
-    present = ', '.join(map(repr, sample))
+    present = ', '.join(map(repr, sample)) or 'no field'
     raise MissingSample(f'{_sample_name(store, number, sample)} has no {group!r}; it has {present}')
 
 def _sample_name(store, number, sample):
@@ -225,18 +227,17 @@ def _map_dict(store, number, sample, functions):
 def _rename_keys(store, number, sample, patterns, keep_unselected, must_match, duplicate_is_error):
     """Step `rename_keys`: `patterns` is a list of `(new name, pattern)`; the last pattern that matches is used
 
-    Returns a dict. Raises `ValueError` for patterns without fields, or two fields of one name, if these are errors."""
+    Returns a dict; of two fields of one name it has the first. Raises `ValueError` for patterns without fields, or two
+    fields of one name, if these are errors."""
     _expect_dict('rename_keys', sample)
     result,matched = {},set()
     for field,value in sample.items():
         name = field.rsplit('/', 1)[-1].lower()
-        new = next(((new,pattern) for new,pattern in reversed(patterns) if fnmatch(name, pattern)), None)
-        if new is None:
-            if keep_unselected: result[field] = value
-            continue
-        matched.add(new[1])
-        if new[0] not in result: result[new[0]] = value
-        elif duplicate_is_error: raise ValueError(f'two fields would be {new[0]!r}, of {list(sample)}')
+        new,pattern = next((pair for pair in reversed(patterns) if fnmatch(name, pair[1])), (field,None))
+        if pattern is None and not keep_unselected: continue
+        matched.add(pattern)
+        if new not in result: result[new] = value
+        elif duplicate_is_error: raise ValueError(f'two fields would be {new!r}, of {list(sample)}')
     lacking = [pattern for _,pattern in patterns if pattern not in matched]
     if must_match and lacking: raise ValueError(f'no field matches {lacking[0]!r}, of {list(sample)}')
     return result
@@ -278,6 +279,9 @@ _DROP = object()   # what a step returns to leave out the sample
 
 def _map_tuple(store, number, values, *functions):
     "Step `map_tuple`: a tuple of what each function returns for its element; without one, or with `None`, the element"
+    if not isinstance(values, (tuple,list)):
+        raise TypeError(f'map_tuple takes a sample that is a tuple, not a {type(values).__name__}: call to_tuple '
+                        'before')
     if len(functions)>len(values): raise ValueError(f'{len(functions)} functions for a tuple of {len(values)}')
     mapped = tuple(value if f is None else f(value) for f,value in zip(functions, values))
     return mapped+tuple(values[len(functions):])
@@ -356,7 +360,7 @@ def decode_step(
     "The step `decode`; raises `ValueError` for an unknown spec"
     decoders = tuple(decoder for decoder in decoders if decoder is not None)
     for decoder in decoders:
-        if not callable(decoder) and decoder not in image_specs:
+        if not callable(decoder) and not (isinstance(decoder, str) and decoder in image_specs):
             raise ValueError(f"decode knows {', '.join(image_specs)} and functions, not {decoder!r}")
     options = {} if only is None else dict(only=frozenset(only.split() if isinstance(only, str) else only))
     every = (*([_gunzip] if pre is None else pre), *decoders, *([''] if post is None else post))
@@ -397,7 +401,7 @@ def reading_plan(
     store:Store,
     steps # `Step`s of a dataset
 )->dict:
-    """What `steps` need: `{'fields': names, 'may_lack': may a sample lack one?, 'metadata': those of METADATA}`
+    """What `steps` need: `{'fields': names, 'may_lack': may a value be missing?, 'metadata': those of METADATA}`
 
     Raises `UnknownField` for a field that a step names, and the store has not."""
     in_shards = store.shards is not None
@@ -412,5 +416,7 @@ def reading_plan(
     if step.name=='rename' and step.args[0]: return everything
     fields = list(dict.fromkeys(field for names,_ in choices for field in names))
     is_choice = any(len(names)>1 or is_optional for names,is_optional in choices)
-    is_lenient = step.may_drop or not step.kwargs.get('missing_is_error', True)   # this sample alone is left out
-    return dict(fields=fields, may_lack=is_choice or is_lenient, metadata=tuple(m for m in METADATA if m in groups))
+    is_lenient = is_choice or not step.kwargs.get('missing_is_error', True)
+    # Of a field that no sample lacks, a value that is not there was lost: that is an error, or leaves out this sample
+    may_lack = step.may_drop or is_lenient and any(map(store.may_lack, fields))
+    return dict(fields=fields, may_lack=may_lack, metadata=tuple(m for m in METADATA if m in groups))

@@ -34,9 +34,9 @@ class Run:
 def _slice_stage(upstream, run, *bounds):
     "`islice` of the pairs of `upstream(0)` by `bounds`; raises `ValueError` if several processes read"
     if run.consumer.count>1:
-        raise ValueError('slice after a step that may leave out samples counts them, and several workers or ranks '
-                         'cannot do that together: call slice before that step, use with_epoch(n), or read with at '
-                         'most one worker')
+        raise ValueError('slice after a step that may leave out samples, or after a method of streams, counts what '
+                         'comes, and several workers or ranks cannot do that together: call slice before that step, '
+                         'use with_epoch(n), or read with at most one worker')
     return itertools.islice(upstream(0), *bounds)
 
 def _is_limited(size, nepochs, nresults):
@@ -46,10 +46,10 @@ def _is_limited(size, nepochs, nresults):
     return nresults>0 and (nepochs<1 or size is None or size*nepochs>nresults)
 
 def _repeat_stage(upstream, run, nepochs, nresults):
-    """Yields the pairs `(origin, sample)` of `upstream(k)`, which is pass `k`, for `nepochs` passes; -1: endlessly
+    """Yields the pairs `(origin, sample)` of `upstream(k)`, which is pass `k`, for `nepochs` passes; below 1: endlessly
 
-    Unless `nresults` is -1, all processes together yield at most so many. Raises `ValueError` if an endless repeat has
-    an empty pass."""
+    Unless `nresults` is below 1, all processes together yield at most so many. Raises `ValueError` if an endless repeat
+    has an empty pass."""
     limit = run.consumer.share(nresults) if _is_limited(run.size, nepochs, nresults) else None
     given = 0
     for k in range(nepochs) if nepochs>0 else itertools.count():
@@ -101,12 +101,13 @@ def _unbatched_stage(upstream, run):
     """Yields `(None, sample)` for each sample of the batches of `upstream(0)`: tuples, lists or dicts of columns
 
     A sample is a tuple or a dict. Raises `TypeError` for other batches, `ValueError` if columns differ in length."""
+    def is_column(o): return not isinstance(o, (str,bytes,dict)) and hasattr(o, '__len__') and getattr(o, 'ndim', 1)>0
     for _,batch in upstream(0):
         is_dict = isinstance(batch, dict)
         if not is_dict and not isinstance(batch, (list,tuple)):
             raise TypeError(f'unbatched takes a tuple, list or dict of columns, not a {type(batch).__name__}')
         columns = list(batch.values() if is_dict else batch)
-        wrong = [column for column in columns if getattr(column, 'ndim', 1)==0 or not hasattr(column, '__len__')]
+        wrong = [column for column in columns if not is_column(column)]
         if wrong: raise TypeError(f'unbatched takes batches; a {type(wrong[0]).__name__} is no column of one')
         sizes = {len(column) for column in columns}
         if len(sizes)>1: raise ValueError(f'unbatched: columns of different lengths {sorted(sizes)}')
@@ -144,8 +145,16 @@ def _sample_stage(upstream, step):
 
 # %% ../../nbs/load/14_stream.ipynb #d7acf2b6
 def _group(field):
-    "`field`, which is a group such as `jpg;png` or a list of names, as a group"
-    return field if isinstance(field, str) else ';'.join(field)
+    "`field`, which is a group such as `jpg;png` or a list of names, as a group; raises `TypeError` for anything else"
+    names = field if isinstance(field, (list,tuple)) else [field]
+    if all(isinstance(name, str) for name in names): return ';'.join(names)
+    raise TypeError(f"a field is a name such as 'jpg', or a list of names, not {field!r:.100}")
+
+def _checked_pairs(pairs, what):
+    "`pairs` as a list; raises `TypeError`, which begins with `what`, for one that is no tuple or list of two"
+    wrong = [pair for pair in pairs if not isinstance(pair, (tuple,list)) or len(pair)!=2]
+    if wrong: raise TypeError(f'{what}, not {wrong[0]!r}')
+    return list(pairs)
 
 def _one_of(nsamples, nbatches, name):
     "The larger of `nsamples` and `nbatches`, of which one is given; raises `ValueError` if it is below 1"
@@ -184,7 +193,10 @@ class Pipeline:
         missing_is_error:bool=True, # Otherwise a field that a sample lacks is `None`
         none_is_error:bool=False # Is a value that is `None` an error, too?
     ):
-        "Make a tuple of `fields`, or of `__key__` and `__url__`. Only these are read. Raises `UnknownField`."
+        """Make a tuple of `fields`, or of `__key__` and `__url__`
+
+        If it is the first step, or only `decode` comes before, only these are read, and a field that the store has not
+        raises `UnknownField`."""
         if len(fields)==1 and isinstance(fields[0], str): fields = fields[0].split()
         options = {} if missing_is_error else dict(missing_is_error=False)
         if none_is_error: options['none_is_error'] = True
@@ -227,35 +239,38 @@ class Pipeline:
         return self._then(Step('rename', keep, names, handler=handler, shown=shown))
 
     def rename_keys(self,
-        *patterns, # Pairs of a new name and a pattern, such as `('image', '*.jpg')`
+        *patterns, # Pairs of a new name and a pattern, such as `('image', 'jp*g')`; the last that matches is used
         keep_unselected:bool=False, # Keep the other fields?
         must_match:bool=True, # Is it an error if no field matches a pattern?
-        duplicate_is_error:bool=True, # Is it an error if two fields get the same name?
+        duplicate_is_error:bool=True, # Is it an error if two fields get the same name? Otherwise the first is kept
         handler=None, # `handler(error)`; default: raise the error
         **names # New names and patterns
     ):
-        "Rename the fields that match patterns of `fnmatch`. Raises `ValueError`."
-        pairs = [*patterns, *names.items()]
+        "Rename the fields whose names match patterns of `fnmatch`. Raises `ValueError`."
+        pairs = [*_checked_pairs(patterns, "rename_keys takes pairs such as ('image', 'jp*g')"), *names.items()]
         return self._then(Step('rename_keys', pairs, keep_unselected, must_match, duplicate_is_error, handler=handler))
 
     def extract_keys(self,
         *patterns:str, # Patterns of `fnmatch`, with alternatives: `*.jpg;*.png`
-        duplicate_is_error:bool=True, # Is it an error if several fields match a pattern?
+        duplicate_is_error:bool=True, # Is it an error if several fields match a pattern? Otherwise the first is used
         ignore_missing:bool=False, # Leave out patterns that match no field?
         handler=None # `handler(error)`; default: raise the error
     ):
-        "Make a tuple of the values whose fields match `patterns`. Raises `ValueError`."
+        "Make a tuple of the values whose fields match `patterns`. Raises `ValueError` as these arguments say."
         return self._then(Step('extract_keys', *patterns, duplicate_is_error=duplicate_is_error,
                                ignore_missing=ignore_missing, handler=handler))
 
     def xdecode(self,
-        *decoders, # Pairs of a pattern and a function of a binary file; `False` leaves the bytes
+        # Pairs of a pattern of `fnmatch` and a function of a binary file, or `False`, which leaves the bytes; the last
+        # that matches is used
+        *decoders,
         must_decode:bool=True, # Is it an error if bytes have neither a decoder nor a codec?
         handler=None, # `handler(error)`; default: raise the error
         **functions # The same by extension: `png=imread`
     ):
-        "Decode bytes by the name of their field, otherwise by the codec of that name. Raises `ValueError`."
-        pairs = [*decoders, *((f'*.{extension}', f) for extension,f in functions.items())]
+        "Decode bytes by the name of their field, or else by the codec of that name. Raises `ValueError` without both."
+        pairs = _checked_pairs(decoders, "xdecode takes pairs such as ('*.png', imread)")
+        pairs += [(f'*.{extension}', f) for extension,f in functions.items()]
         return self._then(Step('xdecode', pairs, must_decode, handler=handler))
 
     # The samples together
@@ -288,20 +303,21 @@ class Pipeline:
         return stream._staged('shuffle', bufsize, initial)
 
     def slice(self,
-        *bounds:int # `stop`, or `start, stop`, or `start, stop, step`, at least 0; `None` for no bound
+        *bounds:int # `stop`, or `start, stop`, or `start, stop, step`; start and stop at least 0, `None` for no bound
     ):
         """Some of the samples of an epoch, by their positions
 
-        The positions count all ranks and workers together. After a step that may leave out samples, this needs a
-        single process that reads, otherwise iterating raises `ValueError`."""
+        The positions count all ranks and workers together. Once a step may leave out samples, and after a method other
+        than `shuffle` that has made a stream, such as `repeat`, samples are counted as they come. That needs a single
+        process that reads, otherwise iterating raises `ValueError`."""
         bounds = _checked_bounds(bounds)
         stream = self.as_stream()
         source = None if stream.stages else stream.source.sliced(slice(*bounds))
         return stream._staged('slice', *bounds) if source is None else stream._with(source=source)
 
     def repeat(self,
-        nepochs:int=-1, # Passes over the samples, each in its own random order; -1: endless
-        nbatches:int=-1 # At most this many results, of all ranks and workers together; -1: all
+        nepochs:int=-1, # Passes over the samples, each in its own random order; below 1: endless
+        nbatches:int=-1 # At most this many results, of all ranks and workers together; below 1: all
     ):
         "A stream that goes over the samples several times in an epoch"
         return self.as_stream()._staged('repeat', nepochs, nbatches)
@@ -384,9 +400,12 @@ def batch_arguments(bs, collate, collation_fn, batchsize):
     return bs,collate if collation_fn is default_collate else collation_fn
 
 def _checked_bounds(bounds):
-    "`bounds`, the tuple of arguments of `slice`; raises `ValueError` unless each of 1 to 3 is `None` or at least 0"
-    if not 1<=len(bounds)<=3 or any(bound is not None and bound<0 for bound in bounds):
-        raise ValueError(f'slice takes stop, or start, stop and step, all at least 0, not {bounds}')
+    """`bounds`, the tuple of arguments of `slice`
+
+    Raises `ValueError` unless each of 1 to 3 is `None` or an int of at least 0, and a step of at least 1."""
+    is_good = all(bound is None or isinstance(bound, (int,np.integer)) and bound>=0 for bound in bounds)
+    if not 1<=len(bounds)<=3 or not is_good or bounds[2:]==(0,):
+        raise ValueError(f'slice takes stop, or start, stop and step, ints of at least 0, or 1 for step, not {bounds}')
     return bounds
 
 # %% ../../nbs/load/14_stream.ipynb #67687f42

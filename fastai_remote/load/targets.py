@@ -29,7 +29,7 @@ class StoreCategorize(Categorize):
         self.vocab = None if vocab is None else CategoryMap(vocab, sort=False)
 
     def setups(self, dsets):
-        if self.vocab is None: self.vocab = _vocab_of(dsets, self.field)
+        if self.vocab is None: self.vocab = _vocab_of(self, dsets)
         self.c = len(self.vocab)
 
 # The functions of fastai's class, so that types which a user registers with `Categorize` work here, too
@@ -47,18 +47,24 @@ class StoreMultiCategorize(MultiCategorize):
         self.vocab = None if vocab is None else CategoryMap(vocab, sort=False)
 
     def setups(self, dsets):
-        if self.vocab is None: self.vocab = _vocab_of(dsets, self.field, several=True)
+        if self.vocab is None: self.vocab = _vocab_of(self, dsets, several=True)
 
 StoreMultiCategorize.encodes = vars(MultiCategorize)['encodes']
 StoreMultiCategorize.decodes = vars(MultiCategorize)['decodes']
 
-def _vocab_of(tl, field, several=False):
-    """`CategoryMap` of the store's labels of `field`, after `get_y` or `getters` of `tl`, a `TfmdLists`
+def _fetch_in(t, tl):
+    "The index of the first `Fetch` in the pipeline of `tl`, a `TfmdLists`; raises `ValueError` if `t` finds none"
+    at = next((k for k,o in enumerate(tl.tfms.fs) if isinstance(o, Fetch)), None)
+    if at is None: raise ValueError(f'{type(t).__name__} needs a Fetch before it in the pipeline, to know the store')
+    return at
+
+def _vocab_of(t, tl, several=False):
+    """`CategoryMap` of the store's labels of field `t.field`, after `get_y` or `getters` of `tl`, a `TfmdLists`
 
     If these change a label, the labels are sorted, as in fastai. If `several`, they get and return lists of labels.
-    Raises `ValueError` if the store has no vocabulary of `field`, or if one of them fails."""
-    tfms = list(tl.tfms.fs)
-    at = next(k for k,t in enumerate(tfms) if isinstance(t, Fetch))
+    Raises `ValueError` if no `Fetch` comes before `t`, a transform, if the store has no vocabulary of the field, or if
+    `get_y` or one of `getters` fails."""
+    tfms,at,field = list(tl.tfms.fs),_fetch_in(t, tl),t.field
     store,getters = tfms[at].store,tfms[at+1:]
     labels = store.manifest.vocab.get(field)
     if not labels: raise ValueError(f'{store.name}: field {field!r} has no vocabulary; give vocab= at ingest')
@@ -91,7 +97,7 @@ class MaskCodes(AddMaskCodes):
 
     def setups(self, tl):
         "Set the loss, and the codes and vocabulary if there is one; if `decide`, only for a field of masks"
-        fetch = next(t for t in tl.tfms.fs if isinstance(t, Fetch))
+        fetch = tl.tfms.fs[_fetch_in(self, tl)]
         if self.decide:
             if not fetch.store.holds_masks(fetch.field): return
             fetch.img_cls = PILMask

@@ -38,21 +38,30 @@ from .prefetch import FetchThreads
 from ..order.base import Order
 from ..order.lengths import TokenSequence
 from ..order.permutation import Permutation
+from ..order.ranks import Modulo
 from ..parallel import parallel_map
 from ..store.base import Store
 
 # %% ../../nbs/load/21_texts.ipynb #26963122
 @dataclass(frozen=True)
 class TextOptions:
-    "How a field of texts becomes numbers, with the names and the defaults of fastai's `TextBlock.from_df`"
+    """How a field of texts becomes numbers, with the names and the defaults of fastai's `TextBlock.from_df`
+
+    Raises `ValueError` for a wrong `seq_len`."""
     is_lm:bool=False # For a language model? Then a batch is a part of all texts, one after the other
     vocab:list=None # Tokens in the order of their numbers; default: counted over all items, once
     tok:object=None # Tokenizer, such as `BaseTokenizer()`; default: `WordTokenizer()`, which is spaCy's
     rules:list=None # Functions that are applied to a text before it is tokenized; default: fastai's
-    seq_len:int=72 # Tokens per step of a language model, or multiple to which texts are padded for a classifier
+    # Tokens per step of a language model, at least 1. For a classifier: the padding before a text is a multiple of it,
+    # and the rest comes after the text, as in fastai's `Pad_Chunk`
+    seq_len:int=72
     backwards:bool=False # Reverse the texts?
     min_freq:int=3 # A token that occurs less often is not in the vocabulary
     max_vocab:int=60000 # Largest vocabulary
+
+    def __post_init__(self):
+        if not isinstance(self.seq_len, (int,np.integer)) or self.seq_len<1:
+            raise ValueError(f'seq_len must be at least 1, not {self.seq_len}')
 
     def tokenizer(self): return StoreTokenizer(self.tok, self.rules, counts=self.vocab is None)
 
@@ -326,13 +335,18 @@ def tokenize_store(
 ): # An `IngestReport`; without `url` and `name`, the new version of the store
     """Store the numbers of the tokens of each text, in a new dataset, or without `url` and `name` in a new field
 
-    A new field needs a store in Redis. Raises `UnknownField`, and what `store.map` and `store.add_fields` raise."""
+    Raises `UnknownField`, `TypeError` for a field without texts, `ValueError` if there are no tokens to count, and what
+    `store.map` and `store.add_fields` raise."""
     text = text or TextOptions()
-    store.field_entry(field)   # raises `UnknownField`
+    entry = store.field_entry(field)   # raises `UnknownField`
     tokenizer,numericalize = text.tokenizer(),text.numericalize()
     tl = _Pipeline(get_remote_items(store), [Fetch(field, store)])
     tokenizer.setups(tl)
+    if tokenizer.is_idle:
+        raise TypeError(f"{store.name}: field {field!r} holds {entry['codec']}, and no texts to tokenize")
     numericalize.setups(tokenizer)
+    if numericalize.vocab is None:
+        raise ValueError(f'{store.name}: no samples, so that there are no tokens to count: give TextOptions(vocab=[…])')
     fn = _Tokenized(field, to, tokenizer, numericalize, keep=name is not None or url is not None)
     vocab = {**store.manifest.vocab, to:list(numericalize.vocab)} if fn.keep else {to:list(numericalize.vocab)}
     if not fn.keep: return store.add_fields(fn, fields=[field], vocab=vocab, **kwargs)
@@ -373,14 +387,14 @@ class RemoteLMDL(RemoteDL):
             if kwargs.get(option) not in (None,'raise'):
                 raise ValueError(f'{option}={kwargs[option]!r}: a language model reads all texts as one sequence, so '
                                  'that none can be left out, replaced or drawn')
+        if not bs or min(bs, seq_len)<1: raise ValueError(f'bs and seq_len must be at least 1, not {bs=}, {seq_len=}')
         self.seq_len = seq_len
         super().__init__(dataset, bs=bs, lengths=lengths or text_lengths, **kwargs)
         self._known_lengths = self.lengths(dataset)
-        starts = range(0, len(dataset), 1<<18)
-        total = sum(int(self._known_lengths[np.arange(start, min(start+(1<<18), len(dataset)))].sum(dtype=np.int64))
-                    for start in starts)
+        blocks = (np.arange(k, min(k+(1<<18), len(dataset))) for k in range(0, len(dataset), 1<<18))
+        self.n_tokens = sum(int(self._known_lengths[block].sum(dtype=np.int64)) for block in blocks)
         # The last token is only a target. What is left of less than a token for each row is not used.
-        self.row_length = max(0, total-1)//bs
+        self.row_length = max(0, self.n_tokens-1)//bs
         batches = -(-self.row_length//seq_len)
         self.last_len,self.n = self.row_length-(batches-1)*seq_len,batches*bs
 
@@ -396,6 +410,12 @@ class RemoteLMDL(RemoteDL):
     def get_idxs(self):
         self._sequence = self._new_sequence()
         return Order(self.n)
+
+    def share(self, order, rank, world_size):
+        "As in `RemoteDL`, but consecutive positions are whole batches: the last one is shorter, and each has its rows"
+        if self.in_place or not len(order): return super().share(order, rank, world_size)
+        length = self.bs*-(-len(order)//(self.bs*world_size))
+        return order[Order(range(rank*length, (rank+1)*length), Modulo(len(order)))]
 
     def _new_sequence(self):
         n = len(self.dataset)
@@ -444,6 +464,9 @@ class RemoteLMDL(RemoteDL):
             yield from waiting
 
     def create_item(self, k):
+        if not self.n:
+            raise ValueError(f'{self.store_names}: {self.n_tokens:,} tokens are too few for a batch with bs={self.bs} '
+                             'rows: give a smaller bs=')
         if (k or 0)>=self.n: raise IndexError(f'no item {k}: there are {self.n}')
         text = torch.cat([self._text(position)[start:stop] for position,start,stop in self._parts(k)])
         return LMTensorText(text[:-1]),text[1:]
