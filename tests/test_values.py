@@ -13,6 +13,8 @@ from PIL import Image
 
 from fastai_remote import IngestError, RedisStore, ShardStore, csv_samples, image_samples, index_shards, redis_server, tar_samples, to_redis, to_shards
 from fastai_remote.codec.fields import get_codec
+from fastai_remote.codec.numbers import narrow
+from fastai_remote.codec.webdataset import parse_number
 
 @pytest.fixture(scope='module')
 def server():
@@ -351,3 +353,19 @@ def test_drawing_whose_number_would_change_is_a_failed_sample(put, tmp_path):
     (tmp_path/'a.ndjson').write_text('\n'.join(map(json.dumps, lines))+'\n')
     s,rep = put(drawing_samples(tmp_path/'a.ndjson'))
     assert (values(s, 'id'),rep.failed)==([5,6],2)
+
+def test_json_that_is_nested_too_deeply_is_refused():
+    deep = []
+    for _ in range(100_000): deep = [deep]
+    with pytest.raises(ValueError, match='json: lists or objects that are nested too deeply'):
+        get_codec('json').to_bytes(deep)
+
+def test_numbers_with_underscores_are_text():
+    "Python reads 1_000 as 1000; no table and no other tool does"
+    for text in b'1_000', b'1_0.5', b'':
+        with pytest.raises(ValueError, match='age.f4: .* is no number'): parse_number('age.f4', text)
+
+def test_narrowest_dtypes():
+    dtypes = [narrow(lo, hi) for lo,hi in ((0,255), (0,2**32-1), (0,2**32), (-1,127), (-1,128), (-2**63,2**63-1))]
+    assert dtypes==['u1','u4','i8','i1','i2','i8']
+    with pytest.raises(ValueError, match='do not fit 64 bits'): narrow(0, 2**63)

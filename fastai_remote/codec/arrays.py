@@ -136,9 +136,12 @@ class NpzCodec(Codec):
 def from_pixels(
     a # Array or tensor of shape (h,w), (h,w,1) or (h,w,channels)
 )->Image.Image:
-    "The Pillow image of an array or tensor; raises `ValueError` if it is masked, `TypeError` if no mode fits it"
+    """The Pillow image of an array or tensor
+
+    Raises `ValueError` if it is masked or has another number of dimensions, and `TypeError` if no mode fits it."""
     refuse_mask(a, 'pixels')
     a = np.asarray(a)
+    if a.ndim not in (2, 3): raise ValueError(f'want pixels of shape (h,w) or (h,w,channels), got {a.shape}')
     return Image.fromarray(a[...,0] if a.ndim==3 and a.shape[-1]==1 else a)
 
 class NpyImageCodec(NpyCodec):

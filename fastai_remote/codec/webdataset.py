@@ -131,6 +131,7 @@ def parse_number(
     text = text.strip()
     if re.fullmatch('-?[0-9]+', text): return int(text)
     if codec.dtype.kind!='f': return text
-    number = float(text)
+    try: number = float(text.replace('_', '?'))   # Python reads 1_000 as a number
+    except ValueError: raise ValueError(f'{field}: {text[:40]!r} is no number') from None
     if math.isinf(number) and 'inf' not in text.lower(): raise ValueError(f'{field}: {text[:40]} does not fit a float')
     return number
