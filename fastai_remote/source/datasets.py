@@ -76,11 +76,19 @@ def _plain(o):
     raise TypeError(type(o).__name__)
 
 # %% ../../nbs/source/11_datasets.ipynb #583257cf
-class _LabelsOfSplits:
-    "What sources of several splits have in common: the vocabulary, and what the report says of it"
+class _OfSplits:
+    "What sources of several splits have in common: what follows from the attributes of each"
     srcs:dict # `{split: source}`
     @property
     def is_identified(self): return all(s.is_identified for s in self.srcs.values())
+    @property
+    def implicit_keys(self): return all(s.implicit_keys for s in self.srcs.values())
+    @property
+    def codecs(self): return {field:codec for s in self.srcs.values() for field,codec in s.codecs.items()}
+    @property
+    def as_is_codecs(self): return {field:codec for s in self.srcs.values() for field,codec in s.as_is_codecs.items()}
+    @property
+    def as_is_notes(self): return list(dict.fromkeys(note for s in self.srcs.values() for note in s.as_is_notes))
     @property
     def vocab(self):
         "`{field: labels}` of all splits, or `None`; raises `ValueError` if a number would mean several classes"
@@ -102,27 +110,23 @@ class _LabelsOfSplits:
         found = [s.notes for s in self.srcs.values() if s.notes is not None]
         return list(dict.fromkeys(note for notes in found for note in notes)) if found else None
 
-class _Splits(_LabelsOfSplits, IndexedSource):
+class _Splits(_OfSplits, IndexedSource):
     "A source per split, one after the other"
     def __init__(self,
         srcs:dict # `{split: indexed source}`
     ):
         self.srcs,self.block = srcs,min((s.block or 0 for s in srcs.values()), default=0)
         self.interleave = min((s.interleave for s in srcs.values()), default=16)
-        self.implicit_keys = all(s.implicit_keys for s in srcs.values())
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {split:[start,stop] for split,start,stop in zip(self.srcs, ends, ends[1:])}
-        self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
-        self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
-        self.as_is_notes = list(dict.fromkeys(note for s in srcs.values() for note in s.as_is_notes))
 
     def __len__(self): return max((stop for _,stop in self.splits.values()), default=0)
     def read(self, numbers):
-        parts = []
-        for split,(start,stop) in self.splits.items():
-            mine = numbers[(numbers>=start)&(numbers<stop)]
-            if len(mine): parts.append((split, self.srcs[split].read(mine-start)))
-        return SplitChunk(parts)
+        splits = list(self.splits)
+        which = np.array([stop for _,stop in self.splits.values()]).searchsorted(numbers, side='right')
+        runs = np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(which))+1) if len(numbers) else []
+        parts = ((splits[which[run[0]]], numbers[run]) for run in runs)
+        return SplitChunk((split, self.srcs[split].read(mine-self.splits[split][0])) for split,mine in parts)
     @property
     def load(self): return _LoadSplit({split:s.load for split,s in self.srcs.items()})
     @property
@@ -167,19 +171,18 @@ class _Stream(StreamedSource):
         return mean_bytes(first)
 
     def stream(self, size):
+        self._begin()
         items,self.started = self.started or self.items,None
         return chunked(((f'item {i}', o) for i,o in enumerate(items)), size)
 
     def fingerprint(self): return type(self.items).__qualname__,getattr(self.items, '__qualname__', '')
 
-class _StreamSplits(_LabelsOfSplits, StreamedSource):
+class _StreamSplits(_OfSplits, StreamedSource):
     "A source per split, one after the other, of which at least one is a stream"
     def __init__(self,
         srcs:dict # `{split: source}`
     ):
         self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
-        self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
-        self.implicit_keys = all(s.implicit_keys for s in srcs.values())
 
     @cached_property
     def raw_bytes(self)->int:

@@ -148,6 +148,8 @@ class image_samples(IndexedSource):
         if label is not None and not callable(label): raise TypeError(f'label is a function of a path, not {label!r}')
         is_folder = isinstance(files, (str,Path))
         if is_folder: require(files, Path(files).is_dir(), 'folder')
+        if splits is not None and (isinstance(splits, str) or not splits):
+            raise TypeError(f'splits= is a list of folders or {{split: folder}}, not {splits!r}')
         if splits is not None and not is_folder:
             raise TypeError('splits= names folders below a folder; for lists of files, give {split: image_samples(…)}')
         self.label,self.keep = label,path

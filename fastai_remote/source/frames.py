@@ -151,8 +151,11 @@ class _PolarsTable(Table):
     @cached_property
     def _digest(self):
         "A hash of all rows, as text; `None` if polars has no hash of their types, such as objects"
-        try: return hashlib.sha256(self.table.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
+        try: hashes = self.table.hash_rows(seed=0).to_numpy()
         except Exception: return None
+        hashed = hashlib.sha256(repr(self.table.schema).encode())   # of an `Enum`, polars hashes the codes
+        hashed.update(hashes.tobytes())
+        return hashed.hexdigest()
 
     @property
     def is_identified(self): return self._digest is not None
@@ -517,7 +520,7 @@ class _RowStream(_Planned, StreamedSource):
         "Which fields the samples have, by the first batch"
         first,rest = self._open()
         if self.once: self.started = first,rest   # `stream` continues here
-        return TablePlan(self.schema_types(first), [] if first is None else self.rows(first[:20]), self.options)
+        return TablePlan(self.schema_types(first), self.rows(first[:20]), self.options)
 
     @property
     def raw_bytes(self)->int: return self.plan.row_bytes
@@ -538,7 +541,9 @@ class _RowStream(_Planned, StreamedSource):
                 yield f'row {i}',{name:row[name] for name in names} if self.options.asked else row
                 i += 1
 
-    def stream(self, size): return chunked(self._named_rows(), size)
+    def stream(self, size):
+        self._begin()
+        return chunked(self._named_rows(), size)
     is_identified = False
     def fingerprint(self): return self.stamp,self.options
     def __repr__(self): return 'table_samples(a stream of rows)'
