@@ -489,3 +489,18 @@ def test_cells_with_underscores_are_no_numbers(tmp_path):
     source = csv_samples(tmp_path/'a.csv', fields={'a':'a.f4'})
     with pytest.raises(ValueError, match="column 'a': '1_000' is no number"): source.load({'a':'1_000'})
     assert csv_samples(tmp_path/'a.csv', label_col=['a','b']).plan.columns[0].field=='labels'
+
+def test_times_of_pandas_with_nanoseconds_are_not_cut(put):
+    table = pa.table({'t':pa.array([1,1000,None], pa.time64('ns')), 'l':pa.array([[1]]*3, pa.list_(pa.time64('ns')))})
+    table = table.to_pandas(types_mapper=pd.ArrowDtype)
+    store,report = put(table[['t']])
+    assert {o['t'] for o in rows(store)}=={'00:00:00.000000001','00:00:00.000001'} and report.failed==1
+    with pytest.raises(TypeError, match="column 'l' has the type list.*nanoseconds in lists and structs are not kept"):
+        print(table_samples(table).plan)
+
+@pytest.mark.parametrize('content, why', [(b'\na,b\n1,2\n', 'empty: no header'), (b'caf\xe9,b\n1,2\n', 'the header is not UTF-8'),
+                                          ('a,b\n1,2\n'.encode('utf-16'), 'the header is not UTF-8')])
+def test_headers_that_are_none_are_refused(tmp_path, content, why):
+    (tmp_path/'a.csv').write_bytes(content)
+    for use in lambda s: s.plan, lambda s: list(s.stream(2)):
+        with pytest.raises(ValueError, match=f'a.csv: {why}'): use(csv_samples(tmp_path/'a.csv'))

@@ -369,3 +369,17 @@ def test_narrowest_dtypes():
     dtypes = [narrow(lo, hi) for lo,hi in ((0,255), (0,2**32-1), (0,2**32), (-1,127), (-1,128), (-2**63,2**63-1))]
     assert dtypes==['u1','u4','i8','i1','i2','i8']
     with pytest.raises(ValueError, match='do not fit 64 bits'): narrow(0, 2**63)
+
+@pytest.mark.parametrize('field', ['npy','npz'])
+def test_errors_of_arrays_name_the_field(field):
+    for bad in [[1,2],[3]], torch.ones(3, dtype=torch.bfloat16), torch.ones(3,3).to_sparse():
+        with pytest.raises((TypeError,ValueError), match=f'^{field}: '): get_codec(field).to_bytes(bad)
+    codec = get_codec(field)
+    assert codec.from_bytes(codec.to_bytes(torch.ones(2, requires_grad=True))).tolist()==[1,1]
+
+@pytest.mark.parametrize('field, size', [('jpg',65_501), ('webp',16_384)])
+def test_pictures_that_are_too_large_for_their_format_are_named(field, size):
+    for im in Image.new('L', (size,1)), Image.new('RGB', (1,size)):
+        with pytest.raises(ValueError, match=f'{field}: a picture of {im.width}x{im.height} pixels'):
+            get_codec(field).to_bytes(im)
+    assert get_codec(field).to_bytes(Image.new('L', (size-1,1)))

@@ -92,7 +92,7 @@ class csv_samples(StreamedSource):
         if first: path,header = first[0][:2]
         else:
             path = self.files[0]
-            with open_text(path, mode='rt', newline='', encoding='utf-8-sig') as f:
+            with open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
                 header = next(csv.reader(f, delimiter=self._delimiter_of(path)), None)
             _check_header(path, header)
         return self._plan(path, header, [row for _,_,_,row in first if isinstance(row, dict)])
@@ -122,8 +122,12 @@ class csv_samples(StreamedSource):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
 
 def _check_header(path, header):
-    "Raise `ValueError` if there is no header, a list of texts, but `None`, or if two columns have one name"
-    if header is None: raise ValueError(f'{path}: empty: no header')
+    """Raise `ValueError` if there is no header, or one that is not UTF-8, or if two columns have one name
+
+    `header`: a list of texts, which is empty for a blank line, or `None` for an empty file."""
+    if not header: raise ValueError(f'{path}: empty: no header')
+    if not all(map(_is_utf8, header)):
+        raise ValueError(f'{path}: the header is not UTF-8: save the file as UTF-8')
     twice = [c for c in set(header) if header.count(c)>1]
     if twice: raise ValueError(f'{path}: two columns are called {twice[0]!r}')
 
@@ -137,8 +141,9 @@ def _sound_rows(rows, path):
         except csv.Error as e:
             raise ValueError(f'{path}:{rows.line_num}: {e}: a quotation mark is missing, or the cell is that long: '
                              'then csv.field_size_limit(bytes) permits it') from None
-        is_utf8 = all(cell.isascii() or not any('\udc80'<=c<='\udcff' for c in cell) for cell in row)
-        yield row if is_utf8 else ValueError('not UTF-8')
+        yield row if all(map(_is_utf8, row)) else ValueError('not UTF-8')
+
+def _is_utf8(cell): return cell.isascii() or not any('\udc80'<=c<='\udcff' for c in cell)
 
 class _LoadOfSplit:
     "`(split, raw)` -> sample"

@@ -99,8 +99,13 @@ class _PandasTable(Table):
         if twice: raise ValueError(f'two columns are called {twice[0]!r}')
         return {name:_pandas_type(dtype) for name,dtype in zip(names, self.table.dtypes)}
     def _rows(self, numbers, names):
-        table = self.table if names is None else self.table[names]
-        return table.iloc[numbers].to_dict('records')
+        table = (self.table if names is None else self.table[names]).iloc[numbers]
+        rows = table.to_dict('records')
+        for name,dtype in table.dtypes.items():
+            arrow = getattr(dtype, 'pyarrow_dtype', None)
+            if arrow is None or 'time64[ns]' not in str(arrow): continue   # of which pandas drops the nanoseconds
+            for row,value in zip(rows, _time_values(name, arrow, table[name].array)): row[name] = value
+        return rows
     def _values(self, name, start, stop): return self.table[name].iloc[start:stop].tolist()
 
     @cached_property
@@ -121,6 +126,11 @@ class _PandasTable(Table):
         if self.is_identified: return self._digest
         some = np.unique(np.linspace(0, len(self)-1, 100).round()).astype(int)
         return hashlib.sha256(stable_repr(self._rows(some, None)).encode()).hexdigest()
+
+def _time_values(name, type, array):
+    "List of the values of an array of pandas with Arrow's `type` `time64[ns]`; raises `TypeError` as `arrow_rows` does"
+    import pyarrow as pa
+    return _arrow_values(pa.field(str(name), type), pa.array(array, type), np.arange(len(array)))
 
 # Of columns of objects, as pandas calls them; of others it would hash the `repr`, with memory addresses
 _PLAIN_KINDS = {'string','bytes','floating','integer','mixed-integer-float','decimal','boolean','date','datetime',
@@ -227,9 +237,10 @@ class _ArrowTable(Table):
 def _dictionaries(table, k): return [chunk.dictionary for chunk in table.column(k).chunks]
 
 def arrow_rows(table, numbers)->list:
-    """Rows `numbers` of a table or `RecordBatch` of Arrow as dicts; times with nanoseconds as text
+    """Rows `numbers` of a table or `RecordBatch` of Arrow as dicts
 
-    Python has no nanoseconds. Raises `TypeError` for those in lists and structs."""
+    Times of the day and timestamps with nanoseconds are text, as Python has none. In lists and structs, timestamps are
+    those of pandas, and times of the day with nanoseconds raise `TypeError`."""
     import pyarrow as pa
     if isinstance(table, pa.RecordBatch): table = pa.Table.from_batches([table])
     if not table.num_columns: return [{} for _ in numbers]
