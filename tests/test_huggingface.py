@@ -396,6 +396,7 @@ def test_times_with_nanoseconds_are_not_cut(kind):
 def test_chosen_fields_that_cannot_be_are_named():
     "Also if the user has chosen the field"
     binary = Dataset.from_dict({'b':[[b'x']]}, features=Features({'b':List(Value('binary'))}))
-    with pytest.raises(TypeError, match="column 'b': bytes inside of a list or a dict"): hf_samples(binary, {'b':'b.json'})
+    with pytest.raises(TypeError, match="column 'b': bytes inside of a list or a dict"):
+        hf_samples(binary, {'b':'b.json'})
     with pytest.raises(TypeError, match=r"fields=: 'label' is to be stored in 5, which is no name of a field"):
         hf_samples(pets(), {'label':5})

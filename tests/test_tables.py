@@ -498,8 +498,8 @@ def test_times_of_pandas_with_nanoseconds_are_not_cut(put):
     with pytest.raises(TypeError, match="column 'l' has the type list.*nanoseconds in lists and structs are not kept"):
         print(table_samples(table).plan)
 
-@pytest.mark.parametrize('content, why', [(b'\na,b\n1,2\n', 'empty: no header'), (b'caf\xe9,b\n1,2\n', 'the header is not UTF-8'),
-                                          ('a,b\n1,2\n'.encode('utf-16'), 'the header is not UTF-8')])
+@pytest.mark.parametrize('content, why', [(b'\na,b\n1,2\n', 'empty: no header'),
+    (b'caf\xe9,b\n1,2\n', 'the header is not UTF-8'), ('a,b\n1,2\n'.encode('utf-16'), 'the header is not UTF-8')])
 def test_headers_that_are_none_are_refused(tmp_path, content, why):
     (tmp_path/'a.csv').write_bytes(content)
     for use in lambda s: s.plan, lambda s: list(s.stream(2)):

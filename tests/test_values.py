@@ -2,6 +2,7 @@
 import decimal, fractions, gzip, io, json, math, os, shutil, tarfile
 from datetime import datetime
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from PIL import Image
 from fastai_remote import IngestError, RedisStore, ShardStore, csv_samples, image_samples, index_shards, redis_server, tar_samples, to_redis, to_shards
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.codec.numbers import narrow
+from fastai_remote.source.columns import full_array
 from fastai_remote.codec.webdataset import parse_number
 
 @pytest.fixture(scope='module')
@@ -383,3 +385,11 @@ def test_pictures_that_are_too_large_for_their_format_are_named(field, size):
         with pytest.raises(ValueError, match=f'{field}: a picture of {im.width}x{im.height} pixels'):
             get_codec(field).to_bytes(im)
     assert get_codec(field).to_bytes(Image.new('L', (size-1,1)))
+
+def test_lists_of_paths_contain_paths():
+    for bad in None, 5, b'a.jpg':
+        with pytest.raises(TypeError, match='item 1 is of type .*, and no path'): image_samples([Path('a.jpg'),bad])
+
+def test_missing_values_in_arrays_of_objects_are_none():
+    with pytest.raises(ValueError, match='a value is missing in the array'):
+        full_array(np.array([1,None], object), 'f4')

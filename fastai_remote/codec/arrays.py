@@ -41,7 +41,7 @@ def _as_array(o, name):
         raise TypeError(f'{name}: want an array, a tensor or numbers, got {type(o).__name__}')
     refuse_mask(o, name)
     try: array = np.asarray(o.detach() if hasattr(o, 'detach') else o)
-    except (TypeError,ValueError) as e: raise type(e)(f'{name}: {e}') from None
+    except (TypeError,ValueError) as e: raise ValueError(f'{name}: {e}') from None
     if array.dtype.hasobject:
         raise ValueError(f'{name}: want numbers, got an array of dtype object, which would be a pickle '
                          '(allow_pickle=False): give numbers of one type, and lists of one length, or store them '

@@ -191,7 +191,7 @@ class ImageCodec(Codec):
         if fmt=='PNG': return self._png_cannot_keep(im)
         limit = _MAX_SIDES.get(fmt)
         if limit and max(im.size)>limit:
-            return f'a picture of {im.width}x{im.height} pixels, where {fmt} has at most {limit:,} a side: store it as png'
+            return f'a picture of {im.width}x{im.height} pixels, and {fmt} has at most {limit:,} a side: png has more'
         if im.mode[0] in 'IF':
             return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: store it '
                     'as png, or an array as npyimg')

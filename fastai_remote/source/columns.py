@@ -67,7 +67,7 @@ _SIGNATURES = ((b'\xff\xd8\xff','jpg'), (b'\x89PNG\r\n\x1a\n','png'), (b'GIF8','
 
 def image_format(
     start:bytes # A file, or its first bytes
-)->str: # Field for such a file: `jpg`, `png`, `webp` or `img`; `None` if it is no image
+)->str: # Field for such a file: `jpg`, `png` or `webp`, or `img` for GIF, BMP and TIFF; `None` for any other file
     "The kind of an image file, by its first bytes"
     if start[:4]==b'RIFF' and start[8:12]==b'WEBP': return 'webp'
     return next((kind for signature,kind in _SIGNATURES if start.startswith(signature)), None)
@@ -178,7 +178,10 @@ def full_array(
     if _has_none(value): raise ValueError(f'a value is missing in the array {str(value)[:60]}')
     return np.array(value, dtype)
 
-def _has_none(value): return isinstance(value, list) and any(o is None or _has_none(o) for o in value)
+def _has_none(value):
+    "Is `None` in a list, in lists in it, or in an array of objects?"
+    if isinstance(value, np.ndarray) and value.dtype.hasobject: value = value.tolist()
+    return isinstance(value, list) and any(o is None or _has_none(o) for o in value)
 
 def _read(folder, path):
     "The bytes of file `path` in `folder`; raises `OSError`, with advice if it is not there and `folder` is empty"
@@ -425,8 +428,8 @@ _SPLIT_NAMES = {**dict.fromkeys(('true','1','1.0','val','validation'), 'valid'),
 
 def split_of(
     value # Of a column that says which split a row belongs to
-)->str: # `valid` for true values, `train` for false ones, and any other text is the name of a split
-    "The split that `value` means; raises `ValueError`"
+)->str: # `valid` for true values, `val` and `validation`, `train` for false values, and any other text is a name
+    "The split that `value` means; raises `ValueError` if there is nothing, or neither a text nor 0 or 1"
     if isinstance(value, np.generic): value = value.item()
     if is_missing(value) or _is_nan(value) or isinstance(value, str) and not value.strip():
         raise ValueError(f'nothing there ({value!r})')

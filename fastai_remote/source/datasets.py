@@ -340,7 +340,8 @@ def _from_dict(splits):
 
 def _source_of_split(split, o):
     try: return as_source(o)
-    except (TypeError,ValueError) as e: raise type(e)(f'{split}: {e}') from e
+    except TypeError as e: raise TypeError(f'{split}: {e}') from e
+    except ValueError as e: raise ValueError(f'{split}: {e}') from e
 
 def _from_list(items):
     "The source of a list or array, by its first item: paths of tables, paths of images, or other items"

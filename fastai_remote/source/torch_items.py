@@ -69,15 +69,17 @@ def _is_torch_wrapper(dataset):
 def _own_class_names(dataset):
     """The names of the classes of a dataset; `None` if it has none
 
-    They are in `vocab` (fastai), `classes`, `categories` or `class_to_idx` (torchvision)."""
+    They are in `vocab` (fastai), `classes`, `categories` or `class_to_idx` (torchvision). What has no order or is no
+    list there, such as a set or the number of classes, does not count."""
     special = _find_torchvision(_SPECIAL_NAMES, dataset)
     if special: return special(dataset)
     for name in 'vocab','classes','categories':
         names = getattr(dataset, name, None)
-        if isinstance(names, Mapping) or names is None: continue
-        if len(names): return names
+        is_list = hasattr(names, '__len__') and hasattr(names, '__getitem__') and not isinstance(names, (Mapping,str))
+        if is_list and len(names): return names
     numbers = getattr(dataset, 'class_to_idx', None)
-    if isinstance(numbers, dict) and sorted(numbers.values())==list(range(len(numbers))):
+    if not isinstance(numbers, dict) or not all(isinstance(o, (int,np.integer)) for o in numbers.values()): return None
+    if sorted(numbers.values())==list(range(len(numbers))):
         return sorted(numbers, key=numbers.get)
 
 def _innermost(dataset):
@@ -133,7 +135,7 @@ def _open_and_record(fp, *args, **kwargs):
 def opened_files():
     """Context manager: a list, to which each file is added that `PIL.Image.open` opens in this block and thread
 
-    Its elements are what `open` was called with: paths, or open files."""
+    Such blocks are not inside of one another. Its elements are what `open` was called with: paths, or open files."""
     global _open_image,_n_recording
     with _lock:
         if _n_recording==0: _open_image,Image.open = Image.open,_open_and_record
@@ -160,8 +162,8 @@ def original_file(
 ): # `(bytes, image)`, or `None`: the image was changed, or made otherwise
     """The file that `image` is the content of
 
-    The file is decoded again and compared, pixel by pixel. It may be grey, or have a palette, where the dataset
-    returns RGB, as fastai converts it."""
+    The file is decoded again and compared, pixel by pixel. It may be of any mode where the dataset returns RGB, as
+    fastai converts it, and black and white where the dataset returns grey."""
     for fp in files:
         content = _bytes_of(fp)
         if content is None: continue
