@@ -12,7 +12,7 @@ from fastai.data.core import DataLoaders
 from PIL import Image
 
 import fastai_remote.block
-from fastai_remote.source.datasets import as_source
+from fastai_remote.source.datasets import as_source, stored_samples
 from fastai_remote.source.base import stable_repr, StreamedSource
 from fastai_remote.source.files import image_samples
 from fastai_remote.source.tars import expand_braces
@@ -637,3 +637,13 @@ def test_names_with_braces_that_are_there_are_not_expanded(tmp_path):
 def test_splits_of_folders_are_a_list_or_a_dict(tmp_path):
     for splits in 'train', [], {}:
         with pytest.raises((TypeError,ValueError), match='splits= '): image_samples(tmp_path, splits=splits)
+
+def test_fields_of_a_store_count(put):
+    "A source of other fields of the same store is another source"
+    store,_ = put([{'txt':'a', 'id':i} for i in range(3)])
+    texts = [repr(stored_samples(store, fields).fingerprint()) for fields in (None, ['txt','id'], ['txt'], ['id'])]
+    assert len(set(texts))==3 and texts[0]==texts[1]
+
+def test_fields_that_a_store_does_not_have_are_named(put):
+    store,_ = put([{'txt':'a', 'id':i} for i in range(3)])
+    with pytest.raises(ValueError, match="no field 'nope'; there are txt, id"): stored_samples(store, ['txt','nope'])

@@ -504,3 +504,13 @@ def test_headers_that_are_none_are_refused(tmp_path, content, why):
     (tmp_path/'a.csv').write_bytes(content)
     for use in lambda s: s.plan, lambda s: list(s.stream(2)):
         with pytest.raises(ValueError, match=f'a.csv: {why}'): use(csv_samples(tmp_path/'a.csv'))
+
+@pytest.mark.parametrize('field', [5, None, '', ['x']])
+def test_fields_have_names(field):
+    with pytest.raises(TypeError, match=r"fields=: 'path' is to be stored in .*, which is no name of a field"):
+        table_samples(pd.DataFrame({'path':['a.jpg']}), fields={'path':field})
+
+def test_no_folder_is_none(tmp_path):
+    (tmp_path/'a.jpg').write_bytes(jpg(1))
+    source = table_samples(pd.DataFrame({'path':[str(tmp_path/'a.jpg')]}), fn_col='path', folder=None, suff=None)
+    assert source.load(source.read(np.arange(1))[0][1])=={'jpg':jpg(1)}

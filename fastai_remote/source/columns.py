@@ -255,10 +255,15 @@ class ColumnOptions:
     valid_col:int|str = None # Column that says which split a row belongs to
 
     def __post_init__(self):
-        "Make a text of `folder` and a tuple of a list `label_col`; raises `TypeError` for options of other types"
-        self.folder = str(self.folder)
+        """Make texts of `folder` and `suff`, empty ones of `None`, and a tuple of a list `label_col`
+
+        Raises `TypeError` for options of other types."""
+        self.folder,self.suff = ('' if o is None else str(o) for o in (self.folder, self.suff))
         if self.fields is not None and not (isinstance(self.fields, dict) and self.fields):
             raise TypeError(f"fields is a dict, such as {{'path':'jpg', 'label':'cls'}}, not {self.fields!r}")
+        for column,field in (self.fields or {}).items():
+            if not (isinstance(field, str) and field):
+                raise TypeError(f'fields=: {column!r} is to be stored in {field!r}, which is no name of a field')
         if isinstance(self.fn_col, dict) or isinstance(self.label_col, dict):
             raise TypeError('fn_col and label_col name columns; fields= takes a dict {column: field}')
         if isinstance(self.label_col, list): self.label_col = tuple(self.label_col)

@@ -206,7 +206,10 @@ def _parts(source, size):
 class _Stored(IndexedSource):
     "A source of the samples of a store"
     def __init__(self, store, fields=None):
-        self.store,self.splits,self.fields = store,store.splits or None,fields or store.fields
+        self.store,self.splits,self.fields = store,store.splits or None,list(fields or store.fields)
+        missing = next((field for field in self.fields if field not in store.fields), None)
+        if missing is not None:
+            raise ValueError(f"{store.name}: no field {missing!r}; there are {', '.join(store.fields)}")
         self.vocab = {f:labels for f,labels in store.manifest.vocab.items() if f in self.fields}
         self.codecs = {f:spec['codec'] for f,spec in store.manifest.fields.items()}
     def __len__(self): return len(self.store)
@@ -215,13 +218,13 @@ class _Stored(IndexedSource):
     def load(self): return _Decode(self.codecs)
     as_is = staticmethod(unchanged)
     implicit_keys = True
-    def fingerprint(self): return self.store.name,self.store.manifest.uid
+    def fingerprint(self): return self.store.name,self.store.manifest.uid,self.fields
 
 def stored_samples(
     store:Store, # A dataset
     fields:list=None # Fields to read; default: all
 )->IndexedSource:
-    "A source of the samples of a store"
+    "A source of the samples of a store; raises `ValueError` for a field that it does not have"
     return _Stored(store, fields)
 
 class _StoredPart:

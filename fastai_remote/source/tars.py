@@ -202,7 +202,7 @@ TAR_EXTENSIONS = '.tar','.tar.gz','.tgz','.tar.xz','.txz','.tar.zst','.tzst','.t
 def expand_braces(
     names, # A path or URL, or a list of them, with braces such as `{000..099}` or `{train,valid}`
 ): # `names` if there are no braces, or there is a file of this name, else a list; a `Path` stays a `Path`
-    "The names that braces stand for, as in a shell; raises `ValueError` for more than a million"
+    "The names that braces stand for, as in a shell; raises `ValueError` for a range of more than a million numbers"
     if isinstance(names, (list,tuple)):
         return [name for given in names for name in _listed(expand_braces(given))]
     found = re.search(r'\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}', str(names))

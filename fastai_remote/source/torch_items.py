@@ -447,17 +447,24 @@ class _ItemSample:
             raise ValueError(f'item{part.place} is None, which field {part.field!r} cannot store')
         if part.kind=='image': return _image_value(part, value, files)
         if part.kind=='npy' and part.field=='labels': return np.asarray(value).tolist()
-        if type(value).__name__=='TensorMultiCategory': return self._labels(value)
+        if type(value).__name__=='TensorMultiCategory': return self._labels(part, value)
         if part.kind=='cls' and hasattr(value, 'item'): value = value.item()
         if part.field=='cls' and value==-1 and self.names:
             raise ValueError(f'item{part.place} is -1, which marks a sample without a label: leave such samples out')
         return as_json(value) if part.kind=='json' else value
 
-    def _labels(self, value):
-        "List of the classes in a tensor of fastai, zeros and ones or numbers; as names, or numbers without names"
-        numbers = value.numpy()
-        if numbers.dtype.kind=='f': numbers = np.flatnonzero(numbers)
-        return [self.names[k] if self.names else int(k) for k in numbers.tolist()]
+    def _labels(self, part, value):
+        """List of the classes in a tensor of fastai: their names, or their numbers if there are no names
+
+        Floats are zeros and ones, and integers are numbers of classes. Raises `ValueError` for a class without a
+        name."""
+        codes = value.numpy()
+        codes = (np.flatnonzero(codes) if codes.dtype.kind=='f' else codes).tolist()
+        if not self.names: return codes
+        for code in codes:
+            if not 0<=code<len(self.names):
+                raise ValueError(f'item{part.place} has class {code}: there are {len(self.names)} names of classes')
+        return [self.names[code] for code in codes]
 
 def _image_value(part, image, files):
     """The file of an image, as `Encoded`, if it is in `files` and fits the field, else the image
