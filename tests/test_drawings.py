@@ -456,3 +456,14 @@ def test_a_line_that_is_too_long_for_csv_is_one_failed_sample(tmp_path):
     source = drawing_samples(tmp_path/'a.csv', max_per_class=5)
     assert len(source)==4 and ids(source, range(3))==[0,1,2]
     with pytest.raises(ValueError, match='field larger than field limit'): source[3]
+
+def test_only_a_drawing_of_the_line_itself_counts(tmp_path):
+    def load(text):
+        (tmp_path/'a.ndjson').write_text(text)
+        return drawing_samples(tmp_path/'a.ndjson')[0]
+    with pytest.raises(ValueError, match='no drawing or no key_id'):
+        load('{"other":{"drawing":[[[9,19],[9,9],[0,1]]]},"key_id":5}')
+    for key in '"5_1"','true','null','5.0','"x"':
+        with pytest.raises(ValueError, match='key_id .* is no whole number'):
+            load('{"key_id":%s,"drawing":[[[1,2],[3,4]]]}' % key)
+    assert [load('{"key_id":%s,"drawing":[[[1,2],[3,4]]]}' % key)['id'] for key in ('5','"5"','-7')]==[5,5,-7]

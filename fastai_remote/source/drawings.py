@@ -55,7 +55,8 @@ def _parse(line):
     # Each stroke has four opening brackets: its own and those of x, y and the times.
     if not strokes or not text.count(b'[')==text.count(b']')==4*len(strokes): return json.loads(line)
     drawing = json.loads(line[:start]+b'"drawing":0'+line[end+3:])
-    if isinstance(drawing, dict): drawing['drawing'] = tuple(strokes),b'.' not in text and b'-' not in text
+    if not isinstance(drawing, dict) or drawing.get('drawing')!=0: return json.loads(line)   # that of another dict
+    drawing['drawing'] = tuple(strokes),b'.' not in text and b'-' not in text
     return drawing
 
 def _digits_to_ints(text, dtype=np.int32):
@@ -159,7 +160,8 @@ class _LoadDrawing:
         drawing = _drawing_in(line, header, as_text=not self.times)
         fields = {'strokes':drawing['drawing']}
         if self.label and 'word' in drawing: fields['cls'] = drawing['word']
-        if isinstance(drawing['key_id'], float): raise ValueError(f"key_id {drawing['key_id']!r} is no whole number")
+        if not re.fullmatch(r'\s*-?[0-9]+\s*', str(drawing['key_id'])):
+            raise ValueError(f"key_id {drawing['key_id']!r} is no whole number")
         fields['id'] = int(drawing['key_id'])
         if 'recognized' in drawing: fields['recognized.u1'] = _recognized(drawing['recognized'])
         for column in self.keep:
