@@ -135,7 +135,7 @@ def _open_and_record(fp, *args, **kwargs):
 def opened_files():
     """Context manager: a list, to which each file is added that `PIL.Image.open` opens in this block and thread
 
-    Such blocks are not inside of one another. Its elements are what `open` was called with: paths, or open files."""
+    Such a block must not contain another one. Its elements are what `open` was called with: paths, or open files."""
     global _open_image,_n_recording
     with _lock:
         if _n_recording==0: _open_image,Image.open = Image.open,_open_and_record
