@@ -1,5 +1,5 @@
 "Arrays as the world has them: NumPy, memory maps, HDF5, zarr, tensors; opened in the workers, or the error says what to do"
-import io, pickle, re
+import io, pickle, re, zipfile
 
 import h5py
 import joblib
@@ -242,3 +242,69 @@ def test_the_file_can_be_written_again_afterwards(put, tmp_path):
 
 def test_one_value_has_no_rows():
     with pytest.raises(ValueError, match="array 'a' is one value, and has no rows"): array_samples({'a':np.array(3)})
+
+@pytest.mark.parametrize('kind', ['npz','h5','zarr','zarr in memory'])
+def test_two_arrays_with_one_name_are_refused(tmp_path, kind):
+    "Members of compound dtypes are columns by their own names: the last one would replace the others"
+    parts = {'train':np.zeros(3, [('x','f4'),('y','i8')]), 'valid':np.zeros(2, [('x','f4'),('y','i8')])}
+    if kind=='npz': np.savez(path := tmp_path/'t.npz', **parts)
+    elif kind=='h5':
+        with h5py.File(path := tmp_path/'t.h5', 'w') as f:
+            for name,values in parts.items(): f[name] = values
+    else:
+        path = zarr.open_group({} if 'memory' in kind else tmp_path/'t.zarr', mode='w')
+        for name,values in parts.items(): path.create_array(name, data=values)
+    with pytest.raises(ValueError, match="two arrays are called 'x'; one of them is 'valid'"): array_samples(path)
+
+def test_what_is_no_array_in_a_file_is_left_out(tmp_path):
+    np.savez(tmp_path/'x.npz', cls=np.arange(3), n=np.array(5))
+    with zipfile.ZipFile(tmp_path/'x.npz', 'a') as z: z.writestr('README', 'text')
+    with h5py.File(tmp_path/'x.h5', 'w') as f:
+        f['cls'],f['n'],f['dtype'] = np.arange(3),5,np.dtype('f4')
+        f['group/loop'] = h5py.SoftLink('/')
+        f['group/again'] = h5py.SoftLink('/group')
+    for name in 'x.npz','x.h5':
+        source = array_samples(tmp_path/name)
+        assert list(source.types)==['cls'] and len(source)==3
+
+def test_damaged_files_are_named(tmp_path):
+    np.savez_compressed(tmp_path/'a.npz', x=np.random.default_rng(0).random((300,2)))
+    np.save(tmp_path/'b.npy', np.array(3))
+    whole = (tmp_path/'a.npz').read_bytes()
+    files = {'empty.npy':b'', 'empty.npz':b'', 'cut.npz':whole[:200], 'changed.npz':whole[:300]+b'!'*100+whole[400:],
+             'other.npz':b'text', 'zip.npy':whole, 'array.npz':(tmp_path/'b.npy').read_bytes()}
+    for name,content in files.items():
+        (tmp_path/name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf'{name}.*damaged, or another kind of file'): array_samples(tmp_path/name)
+    with pytest.raises(ValueError, match='b.npy: one value, and no rows'): array_samples(tmp_path/'b.npy')
+    (tmp_path/'c.h5').write_bytes(b'text')
+    with pytest.raises(OSError, match='c.h5: '): array_samples(tmp_path/'c.h5')
+    with h5py.File(tmp_path/'d.h5', 'w') as f: f['a/link'] = h5py.SoftLink('/nowhere')
+    with pytest.raises(ValueError, match="d.h5: 'a/link' is a link to something that is not there"):
+        array_samples(tmp_path/'d.h5')
+
+def test_records_alone(tmp_path):
+    records = np.array([(1,2.),(3,4.)], [('cls','i4'),('age','f4')])
+    with h5py.File(tmp_path/'r.h5', 'w') as f: f['r'] = records
+    with h5py.File(tmp_path/'r.h5') as f:
+        for source in array_samples(records), array_samples(f['r']):
+            assert [source.load(raw) for _,raw in source.read(np.arange(2))]==[{'cls':1,'age':2.},{'cls':3,'age':4.}]
+
+def test_texts_in_bytes_name_splits(tmp_path):
+    names = [b'train',b'valid',b'train']
+    with h5py.File(tmp_path/'s.h5', 'w') as f: f['cls'],f['a'],f['b'] = np.arange(3),names,[o.decode() for o in names]
+    for arrays,column in (tmp_path/'s.h5','a'),(tmp_path/'s.h5','b'),({'cls':np.arange(3), 'a':np.array(names)},'a'):
+        source = array_samples(arrays, fields={'cls':'cls'}, valid_col=column)
+        assert source.splits=={'train':[0,2], 'valid':[2,3]}
+
+def test_text_that_is_not_utf8_is_one_failed_sample(put):
+    for field in 'cls','txt':
+        with pytest.raises(IngestError, match=r"row 1.*'b\\udcff' cannot be stored as UTF-8"):
+            put({field:np.array([b'a',b'b\xff',b'c'])}, max_failed=0)
+
+def test_only_bytes_become_bytes(put):
+    "`bytes(5)` would be five zeros"
+    png = io.BytesIO()
+    Image.fromarray(PIXELS[0]).save(png, 'PNG')
+    source = array_samples({'x':[png.getvalue()]*30+[5]}, fields={'x':'bin'})
+    with pytest.raises(IngestError, match='row 30'): put(source, max_failed=0)

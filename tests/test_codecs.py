@@ -1,5 +1,5 @@
 "`raw` and `bits`: whatever pixels go in come out, hostile bytes are refused, and a dataset of them is one of pictures"
-import io, zlib
+import io, re, zlib
 from pathlib import Path
 
 import numpy as np
@@ -217,3 +217,25 @@ def test_shrink_of_arrays(server):
     with pytest.raises(ValueError, match='NEAREST'): shrink(10, codec='bits')
     for c in ('npyimg','strokes','cls','tiff'):
         with pytest.raises(ValueError, match='codec must be jpg, png, webp, raw or bits'): shrink(10, codec=c)
+
+def test_shrink_loses_no_field():
+    "A new name that is there already would replace another value; so would a field that is not there go unnoticed"
+    im = Image.new('RGB', (40,40))
+    for fields,sample in (None,{'png':im, 'jpg':b'x'}), (['png','webp'],{'png':im, 'webp':im}):
+        with pytest.raises(ValueError, match="two fields would be called 'jpg'"): shrink(10, fields=fields)(sample)
+    with pytest.raises(ValueError, match="no image among the fields png"): shrink(10, fields=['a.png'])({'png':im})
+    assert list(shrink(10, fields='left.png')({'png':im, 'left.png':im}))==['png','left.jpg']
+
+def test_shrink_of_views_of_bytes():
+    "What is small enough stays the file that it is, whatever kind of bytes it comes in"
+    Image.effect_noise((40,30), 50).save(b:=io.BytesIO(), 'JPEG')
+    for kind in bytes,bytearray,memoryview:
+        assert shrink(30)({'jpg':kind(b.getvalue())})['jpg']==b.getvalue()
+        assert get_codec('jpg').image(shrink(15)({'jpg':kind(b.getvalue())})['jpg']).size==(20,15)
+
+@pytest.mark.parametrize('codec', ['jpg','png','webp','img'])
+@pytest.mark.parametrize('shape', [(), (784,), (1,2,2,3)])
+def test_pixels_of_other_shapes_are_no_picture(codec, shape):
+    "Pillow would make a picture one pixel wide of 784 numbers"
+    with pytest.raises(ValueError, match=rf"want pixels of shape \(h,w\).*got {re.escape(str(shape))}"):
+        get_codec(codec).to_bytes(np.zeros(shape, np.uint8))

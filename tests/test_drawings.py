@@ -419,3 +419,51 @@ def test_a_limit_needs_words_and_mixes_classes(tmp_path):
     assert len(src)==7 and ids(src, range(6))==[0,1,2,90,91,92]
     write_csv(tmp_path/'t.csv', range(5), test=True)
     with pytest.raises(ValueError, match='t.csv:2: max_per_class= needs the word of each drawing'): drawing_samples(tmp_path/'t.csv', max_per_class=3)
+
+@pytest.mark.parametrize('bad', [5, [5], [[1,2],[3,4]], [[[1]]], [[]], [[None,None]], [{'x':[1], 'y':[2]}],
+                                 [[['1','2'],['3','4']]], [['12','34']]])
+def test_what_is_no_drawing_is_refused(bad):
+    "Also text that looks like numbers; and there may be no drawings at all"
+    for function,o in (simplify,bad), (simplify_batch,[bad]):
+        with pytest.raises(ValueError, match='a drawing is a list of strokes|points that are no numbers'): function(o)
+    assert simplify_batch([])==[]
+
+def test_pictures_replace_no_other_field():
+    with pytest.raises(ValueError, match="two fields would be called 'png'"):
+        Rasterise()({'strokes':simplify(doodle(5)), 'png':b'x'})
+
+def test_no_batch_is_drawn_without_the_c_module(monkeypatch):
+    for module in fastai_remote.codec.raster._pixels,None:
+        monkeypatch.setattr(fastai_remote.codec.raster, '_pixels', module)
+        assert rasterise_batch([], 16).shape==(0,16,16) and rasterise_batch([], 16, time='colour').shape==(0,16,16,3)
+
+def test_what_recognized_means_is_not_guessed(tmp_path):
+    def load(value):
+        (tmp_path/'a.ndjson').write_text(json.dumps({'key_id':1, 'recognized':value, 'drawing':[[[1,2],[3,4]]]}))
+        return drawing_samples(tmp_path/'a.ndjson')[0]['recognized.u1']
+    assert [load(o) for o in (True,'True','TRUE','1',1,False,'false','0',0)]==[1,1,1,1,1,0,0,0,0]
+    for o in 'yes',None,2:
+        with pytest.raises(ValueError, match='recognized is .*, neither true nor false'): load(o)
+
+def test_kept_columns_replace_no_other_field(folder):
+    for keep in 'strokes','id','cls':
+        with pytest.raises(ValueError, match=f'keep=: {keep!r} is the name of a field'):
+            drawing_samples(folder, keep=[keep])
+
+def test_a_line_that_is_too_long_for_csv_is_one_failed_sample(tmp_path):
+    write_csv(tmp_path/'a.csv', range(3))
+    with open(tmp_path/'a.csv', 'a') as f: f.write('x'*200_000+'\n')
+    source = drawing_samples(tmp_path/'a.csv', max_per_class=5)
+    assert len(source)==4 and ids(source, range(3))==[0,1,2]
+    with pytest.raises(ValueError, match='field larger than field limit'): source[3]
+
+def test_only_a_drawing_of_the_line_itself_counts(tmp_path):
+    def load(text):
+        (tmp_path/'a.ndjson').write_text(text)
+        return drawing_samples(tmp_path/'a.ndjson')[0]
+    with pytest.raises(ValueError, match='no drawing or no key_id'):
+        load('{"other":{"drawing":[[[9,19],[9,9],[0,1]]]},"key_id":5}')
+    for key in '"5_1"','true','null','5.0','"x"':
+        with pytest.raises(ValueError, match='key_id .* is no whole number'):
+            load('{"key_id":%s,"drawing":[[[1,2],[3,4]]]}' % key)
+    assert [load('{"key_id":%s,"drawing":[[[1,2],[3,4]]]}' % key)['id'] for key in ('5','"5"','-7')]==[5,5,-7]

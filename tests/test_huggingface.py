@@ -5,6 +5,7 @@ os.environ.setdefault('HF_DATASETS_DISABLE_PROGRESS_BARS', '1')
 
 import joblib
 import numpy as np
+import pyarrow as pa
 import pytest
 datasets = pytest.importorskip('datasets')
 from datasets import (Array2D, Audio, ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset,
@@ -379,3 +380,23 @@ class TestTable(SourceTests):
 
 class TestStream(SourceTests):
     def make(self): return as_source(pets().to_iterable_dataset())
+
+@pytest.mark.parametrize('kind', ['table','stream'])
+def test_times_with_nanoseconds_are_not_cut(kind):
+    "Python's times have no nanoseconds, and Arrow drops them without a word"
+    dataset = Dataset(pa.table({'x':pa.array([1,1000], pa.time64('ns')), 'id':[0,1]}))
+    if kind=='table': assert [o['x.txt'] for o in in_memory(dataset)[0][:]]==['00:00:00.000000001','00:00:00.000001']
+    else:
+        with pytest.raises(TypeError, match="column 'x': a stream .* without their nanoseconds.*dataset.cast_column"):
+            hf_samples(dataset.to_iterable_dataset())
+    nested = Dataset(pa.table({'x':pa.array([[1]], pa.list_(pa.time64('ns')))}))
+    with pytest.raises(TypeError, match="column 'x': times with nanoseconds inside of a list or a dict"):
+        hf_samples(nested if kind=='table' else nested.to_iterable_dataset())
+
+def test_chosen_fields_that_cannot_be_are_named():
+    "Also if the user has chosen the field"
+    binary = Dataset.from_dict({'b':[[b'x']]}, features=Features({'b':List(Value('binary'))}))
+    with pytest.raises(TypeError, match="column 'b': bytes inside of a list or a dict"):
+        hf_samples(binary, {'b':'b.json'})
+    with pytest.raises(TypeError, match=r"fields=: 'label' is to be stored in 5, which is no name of a field"):
+        hf_samples(pets(), {'label':5})

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fastai_remote import img2dataset_samples, RedisStore, to_redis
+from fastai_remote import img2dataset_samples, IngestError, RedisStore, to_redis
 
 def jpg(i):
     Image.fromarray(np.full((8,9,3), i*3%256, np.uint8)).save(b:=io.BytesIO(), 'JPEG')
@@ -82,3 +82,8 @@ def test_resumed(server, tmp_path):
     with pytest.raises(KeyboardInterrupt): write()
     report = write()
     assert report.resumed>=8 and report.written==48 and RedisStore(server.url, 'stop')[47]['url']=='http://x/59.jpg'
+
+def test_columns_replace_no_field_of_the_tar(put, tmp_path):
+    folder = download(tmp_path/'a')
+    with pytest.raises(IngestError, match="column 'caption' and the tar both have the field 'txt'"):
+        put(img2dataset_samples(folder, columns={'caption':'txt'}), max_failed=0)

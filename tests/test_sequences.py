@@ -54,6 +54,8 @@ def test_refusals():
         with pytest.raises(ValueError, match=match): StrokeSequence(**kw)
     with pytest.raises(ValueError, match='strokes have no times.*points.npy'): StrokeSequence(time=True).create([[[1],[2]]])
     with pytest.raises(ValueError): StrokeSequence().create(b'\x05\x01')
+    with pytest.raises(ValueError, match=r'want points of shape \(n,4\), got \(3, 3\)'):
+        StrokeSequence().of_points(np.zeros((3,3)))
 
 @pytest.mark.parametrize('num_workers', [0,2])
 @pytest.mark.parametrize('field,width', [('strokes',5),('points.npy',6)])

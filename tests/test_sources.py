@@ -5,13 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import redis
 from fastai.data.core import DataLoaders
 from PIL import Image
 
 import fastai_remote.block
-from fastai_remote.source.datasets import as_source
+from fastai_remote.source.datasets import as_source, stored_samples
+from fastai_remote.source.base import stable_repr, StreamedSource
+from fastai_remote.source.files import image_samples
+from fastai_remote.source.tars import expand_braces
 from fastai_remote.codec.base import Encoded
 from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisStore, StoreError, StoreFull, StoreNotFound, csv_samples, drawing_samples, redis_server, tar_samples,
     to_redis)
@@ -573,3 +577,73 @@ def test_records_of_numpy_count_with_all_their_values():
         rows['a'][1,1000] = value
         return as_source(list(rows)).fingerprint()
     assert fingerprint(1)!=fingerprint(2) and fingerprint(1)==fingerprint(1)
+
+def test_records_as_arguments_count_with_all_their_values():
+    rows = np.zeros(2, [('a','f4',(2000,))])
+    rows['a'][1,1000] = 1
+    assert stable_repr(rows[0])!=stable_repr(rows[1]) and stable_repr(rows[0])==stable_repr(rows[0].copy())
+
+def test_a_long_cell_of_several_lines_makes_no_rows_of_its_own(tmp_path):
+    "After the limit of csv, its further lines would be taken for rows"
+    (tmp_path/'a.csv').write_text('txt\nshort\n"'+'\n'.join('x'*50_000 for _ in range(5))+'"\nlast\n')
+    with pytest.raises(ValueError, match=r'a.csv:5: .*csv.field_size_limit'):
+        list(csv_samples(tmp_path/'a.csv').stream(10))
+    before = csv.field_size_limit(1_000_000)
+    try: assert len(next(csv_samples(tmp_path/'a.csv').stream(10)))==3
+    finally: csv.field_size_limit(before)
+
+def test_columns_that_only_a_later_file_has_are_failed_samples(tmp_path):
+    "Also beside a column of splits, which is no field"
+    write_csv(tmp_path/'a.csv', ['txt','split'], [['a','train'],['b','valid']])
+    write_csv(tmp_path/'b.csv', ['txt','split','more'], [['c','train','d']])
+    for kw in {}, {'valid_col':'split'}:
+        source = csv_samples([tmp_path/'a.csv',tmp_path/'b.csv'], **kw)
+        loaded = 0
+        for _,raw in (row for part in source.stream(9) for row in part):
+            try: loaded += bool(source.as_is(raw))
+            except ValueError as e: assert "columns txt, split, more; the first row had txt, split" in str(e)
+        assert loaded==2
+
+def test_a_source_that_can_be_read_once_is_not_read_twice():
+    "What is left of it would be taken for all of it"
+    table = pa.table({'txt':[f'{i}' for i in range(10)]})
+    reader = pa.RecordBatchReader.from_batches(table.schema, table.to_batches(3))
+    for source in as_source(reader), as_source(i for i in range(10)), as_source(iter(range(10))):
+        assert source.raw_bytes and sum(map(len, source.stream(4)))==10
+        with pytest.raises(ValueError, match='can be read only once'): list(source.stream(4))
+
+def test_samples_of_several_splits_are_read_in_the_order_wanted():
+    source = as_source({split:[{'id':k+i} for i in range(3)] for split,k in (('train',0),('valid',3))})
+    part = source.read(np.array([4,0,5,1,2]))
+    assert len(part)==5 and [source.load(raw)['id'] for _,raw in part]==[4,0,5,1,2]
+    assert [name for name,_ in part][:2]==['valid: item 1','train: item 0']
+
+def test_splits_of_streams_keep_what_their_sources_say(tmp_path):
+    "Codecs of their fields, and remarks for the report"
+    class Stream(StreamedSource):
+        codecs = {'x':'json'}
+        def stream(self, size): yield [('0', {'x':'text'})]
+        def fingerprint(self): return 0
+    assert as_source({'train':Stream(), 'valid':Stream()}).codecs=={'x':'json'}
+    write_csv(tmp_path/'a.csv', ['label'], [['a']])
+    source = as_source({split:csv_samples(tmp_path/'a.csv') for split in ('train','valid')})
+    assert source.as_is_notes==["column 'label' is stored as it is: label_col='label' makes it the label"]
+
+def test_names_with_braces_that_are_there_are_not_expanded(tmp_path):
+    assert expand_braces(tmp_path/'a{0,1}.tar')==[tmp_path/'a0.tar',tmp_path/'a1.tar']
+    (tmp_path/'a{0,1}.tar').touch()
+    for path in tmp_path/'a{0,1}.tar', str(tmp_path/'a{0,1}.tar'): assert expand_braces(path)==path
+
+def test_splits_of_folders_are_a_list_or_a_dict(tmp_path):
+    for splits in 'train', [], {}:
+        with pytest.raises((TypeError,ValueError), match='splits= '): image_samples(tmp_path, splits=splits)
+
+def test_fields_of_a_store_count(put):
+    "A source of other fields of the same store is another source"
+    store,_ = put([{'txt':'a', 'id':i} for i in range(3)])
+    texts = [repr(stored_samples(store, fields).fingerprint()) for fields in (None, ['txt','id'], ['txt'], ['id'])]
+    assert len(set(texts))==3 and texts[0]==texts[1]
+
+def test_fields_that_a_store_does_not_have_are_named(put):
+    store,_ = put([{'txt':'a', 'id':i} for i in range(3)])
+    with pytest.raises(ValueError, match="no field 'nope'; there are txt, id"): stored_samples(store, ['txt','nope'])

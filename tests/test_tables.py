@@ -460,3 +460,57 @@ def test_what_has_no_field_names_its_column(put):
         with pytest.raises(IngestError, match=match): put(table)
     store,_ = put(pd.DataFrame([[1,2]], columns=pd.MultiIndex.from_tuples([('a','x'),('a','y')])))
     assert store[0]=={'a_x':1, 'a_y':2}
+
+@pytest.mark.parametrize('wrap', [lambda s: s, lambda s: s.reshape((-1,1)), lambda s: s.to_frame('k').to_struct('s')])
+def test_categories_of_polars_count_by_their_names(wrap):
+    "polars hashes their codes"
+    def fingerprint(labels):
+        return repr(table_samples(pl.DataFrame({'x':wrap(pl.Series(labels, dtype=pl.Enum(labels)))})).fingerprint())
+    assert fingerprint(['a','b'])==fingerprint(['a','b'])!=fingerprint(['x','y'])
+
+@pytest.mark.parametrize('options', [dict(fn_col=['path']), dict(fn_col='path', valid_col=['kind']), dict(fn_col=1.5)])
+def test_what_names_no_column_is_refused(options):
+    with pytest.raises(ValueError, match=r"no column .*; there are path, kind"):
+        source = table_samples(pd.DataFrame({'path':['a.jpg'], 'kind':['x']}), **options)
+        print(source.plan, source.splits)
+
+@pytest.mark.parametrize('value', [['a'], np.arange(2), '  ', {}])
+def test_values_that_name_no_split_are_refused(value):
+    source = table_samples(pd.DataFrame({'path':['a.jpg']*2, 'kind':['train',value]}), fn_col='path', valid_col='kind')
+    with pytest.raises(ValueError, match="row 1: column 'kind': "): print(source.splits)
+
+def test_separators_for_labels_of_several_columns_are_refused():
+    table = pd.DataFrame({'path':['a.jpg'], 'a':['x y'], 'b':['z']})
+    with pytest.raises(ValueError, match='label_delim= separates the labels in one column'):
+        print(table_samples(table, fn_col='path', label_col=['a','b'], label_delim=' ').plan)
+
+def test_cells_with_underscores_are_no_numbers(tmp_path):
+    (tmp_path/'a.csv').write_text('a,b\n1_000,2\n')
+    source = csv_samples(tmp_path/'a.csv', fields={'a':'a.f4'})
+    with pytest.raises(ValueError, match="column 'a': '1_000' is no number"): source.load({'a':'1_000'})
+    assert csv_samples(tmp_path/'a.csv', label_col=['a','b']).plan.columns[0].field=='labels'
+
+def test_times_of_pandas_with_nanoseconds_are_not_cut(put):
+    table = pa.table({'t':pa.array([1,1000,None], pa.time64('ns')), 'l':pa.array([[1]]*3, pa.list_(pa.time64('ns')))})
+    table = table.to_pandas(types_mapper=pd.ArrowDtype)
+    store,report = put(table[['t']])
+    assert {o['t'] for o in rows(store)}=={'00:00:00.000000001','00:00:00.000001'} and report.failed==1
+    with pytest.raises(TypeError, match="column 'l' has the type list.*nanoseconds in lists and structs are not kept"):
+        print(table_samples(table).plan)
+
+@pytest.mark.parametrize('content, why', [(b'\na,b\n1,2\n', 'empty: no header'),
+    (b'caf\xe9,b\n1,2\n', 'the header is not UTF-8'), ('a,b\n1,2\n'.encode('utf-16'), 'the header is not UTF-8')])
+def test_headers_that_are_none_are_refused(tmp_path, content, why):
+    (tmp_path/'a.csv').write_bytes(content)
+    for use in lambda s: s.plan, lambda s: list(s.stream(2)):
+        with pytest.raises(ValueError, match=f'a.csv: {why}'): use(csv_samples(tmp_path/'a.csv'))
+
+@pytest.mark.parametrize('field', [5, None, '', ['x']])
+def test_fields_have_names(field):
+    with pytest.raises(TypeError, match=r"fields=: 'path' is to be stored in .*, which is no name of a field"):
+        table_samples(pd.DataFrame({'path':['a.jpg']}), fields={'path':field})
+
+def test_no_folder_is_none(tmp_path):
+    (tmp_path/'a.jpg').write_bytes(jpg(1))
+    source = table_samples(pd.DataFrame({'path':[str(tmp_path/'a.jpg')]}), fn_col='path', folder=None, suff=None)
+    assert source.load(source.read(np.arange(1))[0][1])=={'jpg':jpg(1)}

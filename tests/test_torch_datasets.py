@@ -17,7 +17,7 @@ from conftest import draw
 from fastai_remote import IngestError, RedisStore, ShardStore, to_redis, to_shards
 from fastai_remote.ingest.run import ingest
 from fastai_remote.source.datasets import as_source
-from fastai_remote.source.torch_items import flat_items
+from fastai_remote.source.torch_items import _ItemSample, flat_items, ItemLayout
 from fastai_remote.write.base import MemoryWriter
 
 tv = pytest.importorskip('torchvision.datasets')
@@ -925,3 +925,29 @@ def test_boxes_and_points_of_fastai_keep_their_meaning():
     assert store.fields==['png','boxes.npy','labels','points.npy'] and [store[i]['labels'] for i in (0,1)]==[['b','b'],['a']]
     dls = DataLoaders.from_store(store, bs=2, num_workers=0, device='cpu', valid_pct=0, item_tfms=Resize(8))
     assert dls.vocab==['#na#','a','b'] and dls.test_dl([0,1], with_labels=True).one_batch()[2].tolist()==[[2,2],[1,0]]
+
+@pytest.mark.parametrize('attributes', [dict(classes=2), dict(classes='ab'), dict(classes={'a','b'}),
+    dict(vocab=object()), dict(classes=lambda: ['a','b']), dict(class_to_idx={'a':0, 'b':'x'}),
+    dict(class_to_idx={'a':0, 'b':[]})])
+def test_attributes_that_are_no_list_of_names_are_left_alone(attributes):
+    "Such as the number of classes, or a set, whose order is another one in each process"
+    class Numbers:
+        def __len__(self): return 4
+        def __getitem__(self, i): return np.zeros(2),i%2
+    dataset = Numbers()
+    dataset.__dict__.update(attributes)
+    assert as_source(dataset).vocab is None
+
+def test_an_error_in_a_split_names_it():
+    "Whatever its class, as some take several arguments"
+    class Broken(list):
+        def __len__(self): return len(b'\xff'.decode())
+    with pytest.raises(ValueError, match="valid: .*can't decode"): as_source({'train':[1], 'valid':Broken()})
+
+def test_classes_that_have_no_name_are_named():
+    "A number beyond the names of several labels"
+    layout = ItemLayout([[(TensorMultiCategory([0,1]),)]])
+    for labels in [0,2], [-1]:
+        with pytest.raises(ValueError, match=r"item\[0\] has class (2|-1): there are 2 names of classes"):
+            _ItemSample(layout, ['a','b'])((TensorMultiCategory(labels),), [])
+    assert _ItemSample(layout, ['a','b'])((TensorMultiCategory([1.,0.]),), [])=={'labels':['a']}

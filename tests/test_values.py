@@ -2,6 +2,7 @@
 import decimal, fractions, gzip, io, json, math, os, shutil, tarfile
 from datetime import datetime
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,9 @@ from PIL import Image
 
 from fastai_remote import IngestError, RedisStore, ShardStore, csv_samples, image_samples, index_shards, redis_server, tar_samples, to_redis, to_shards
 from fastai_remote.codec.fields import get_codec
+from fastai_remote.codec.numbers import narrow
+from fastai_remote.source.columns import full_array
+from fastai_remote.codec.webdataset import parse_number
 
 @pytest.fixture(scope='module')
 def server():
@@ -351,3 +355,41 @@ def test_drawing_whose_number_would_change_is_a_failed_sample(put, tmp_path):
     (tmp_path/'a.ndjson').write_text('\n'.join(map(json.dumps, lines))+'\n')
     s,rep = put(drawing_samples(tmp_path/'a.ndjson'))
     assert (values(s, 'id'),rep.failed)==([5,6],2)
+
+def test_json_that_is_nested_too_deeply_is_refused():
+    deep = []
+    for _ in range(100_000): deep = [deep]
+    with pytest.raises(ValueError, match='json: lists or objects that are nested too deeply'):
+        get_codec('json').to_bytes(deep)
+
+def test_numbers_with_underscores_are_text():
+    "Python reads 1_000 as 1000; no table and no other tool does"
+    for text in b'1_000', b'1_0.5', b'':
+        with pytest.raises(ValueError, match='age.f4: .* is no number'): parse_number('age.f4', text)
+
+def test_narrowest_dtypes():
+    dtypes = [narrow(lo, hi) for lo,hi in ((0,255), (0,2**32-1), (0,2**32), (-1,127), (-1,128), (-2**63,2**63-1))]
+    assert dtypes==['u1','u4','i8','i1','i2','i8']
+    with pytest.raises(ValueError, match='do not fit 64 bits'): narrow(0, 2**63)
+
+@pytest.mark.parametrize('field', ['npy','npz'])
+def test_errors_of_arrays_name_the_field(field):
+    for bad in [[1,2],[3]], torch.ones(3, dtype=torch.bfloat16), torch.ones(3,3).to_sparse():
+        with pytest.raises((TypeError,ValueError), match=f'^{field}: '): get_codec(field).to_bytes(bad)
+    codec = get_codec(field)
+    assert codec.from_bytes(codec.to_bytes(torch.ones(2, requires_grad=True))).tolist()==[1,1]
+
+@pytest.mark.parametrize('field, size', [('jpg',65_501), ('webp',16_384)])
+def test_pictures_that_are_too_large_for_their_format_are_named(field, size):
+    for im in Image.new('L', (size,1)), Image.new('RGB', (1,size)):
+        with pytest.raises(ValueError, match=f'{field}: a picture of {im.width}x{im.height} pixels'):
+            get_codec(field).to_bytes(im)
+    assert get_codec(field).to_bytes(Image.new('L', (size-1,1)))
+
+def test_lists_of_paths_contain_paths():
+    for bad in None, 5, b'a.jpg':
+        with pytest.raises(TypeError, match='item 1 is of type .*, and no path'): image_samples([Path('a.jpg'),bad])
+
+def test_missing_values_in_arrays_of_objects_are_none():
+    with pytest.raises(ValueError, match='a value is missing in the array'):
+        full_array(np.array([1,None], object), 'f4')

@@ -40,7 +40,8 @@ def _as_array(o, name):
     if isinstance(o, (str,dict,set,frozenset)):
         raise TypeError(f'{name}: want an array, a tensor or numbers, got {type(o).__name__}')
     refuse_mask(o, name)
-    array = np.asarray(o)
+    try: array = np.asarray(o.detach() if hasattr(o, 'detach') else o)
+    except (TypeError,ValueError) as e: raise ValueError(f'{name}: {e}') from None
     if array.dtype.hasobject:
         raise ValueError(f'{name}: want numbers, got an array of dtype object, which would be a pickle '
                          '(allow_pickle=False): give numbers of one type, and lists of one length, or store them '
@@ -136,9 +137,12 @@ class NpzCodec(Codec):
 def from_pixels(
     a # Array or tensor of shape (h,w), (h,w,1) or (h,w,channels)
 )->Image.Image:
-    "The Pillow image of an array or tensor; raises `ValueError` if it is masked, `TypeError` if no mode fits it"
+    """The Pillow image of an array or tensor
+
+    Raises `ValueError` if it is masked or has another number of dimensions, and `TypeError` if no mode fits it."""
     refuse_mask(a, 'pixels')
     a = np.asarray(a)
+    if a.ndim not in (2, 3): raise ValueError(f'want pixels of shape (h,w) or (h,w,channels), got {a.shape}')
     return Image.fromarray(a[...,0] if a.ndim==3 and a.shape[-1]==1 else a)
 
 class NpyImageCodec(NpyCodec):

@@ -116,6 +116,8 @@ def load_pixels(
         raise ValueError(f'damaged {im.format}: {e or type(e).__name__}') from None
     return im
 
+_MAX_SIDES = {'JPEG':65_500, 'WEBP':16_383} # Width and height that their libraries write, at most, pixels
+
 class ImageCodec(Codec):
     """Codec of image files
 
@@ -187,6 +189,9 @@ class ImageCodec(Codec):
         "Why a file of this format cannot keep the pixels of `im`; `None` if it can"
         fmt = self.fmt or 'PNG'
         if fmt=='PNG': return self._png_cannot_keep(im)
+        limit = _MAX_SIDES.get(fmt)
+        if limit and max(im.size)>limit:
+            return f'a picture of {im.width}x{im.height} pixels, and {fmt} has at most {limit:,} a side: png has more'
         if im.mode[0] in 'IF':
             return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: store it '
                     'as png, or an array as npyimg')

@@ -105,7 +105,10 @@ class FixedCodec(Codec):
 def narrow(
     lo:int, # Smallest number
     hi:int # Largest number
-)->str: # numpy dtype
-    "The narrowest integer dtype that can represent all numbers from `lo` to `hi`; unsigned if possible"
-    dtypes = 'u1','u2','u4','i1','i2','i4','i8'
-    return next(d for d in dtypes if np.iinfo(d).min<=lo and hi<=np.iinfo(d).max)
+)->str: # numpy dtype, such as 'u1'
+    """The narrowest dtype for all integers from `lo` to `hi`: 'u1', 'u2' or 'u4', else 'i1', 'i2', 'i4' or 'i8'
+
+    Raises `ValueError` if they do not fit 'i8'."""
+    for dtype in 'u1','u2','u4','i1','i2','i4','i8':
+        if np.iinfo(dtype).min<=lo and hi<=np.iinfo(dtype).max: return dtype
+    raise ValueError(f'integers from {lo} to {hi} do not fit 64 bits with a sign')

@@ -35,7 +35,7 @@ class StrokeSequence:
     def create(self,
         b:bytes|list # A drawing: stored bytes, or strokes of shape (2,n)
     )->np.ndarray: # `float32`, shape (steps, `fmt`)
-        "The sequence of one drawing; raises `ValueError` if it is damaged, or if times are asked for"
+        "The sequence of one drawing; raises `ValueError` if it is none or damaged, or if times are asked for"
         if self.time:
             raise ValueError('strokes have no times; drawing_samples(…, times=True) keeps them in the field '
                              "'points.npy'")
@@ -51,8 +51,9 @@ class StrokeSequence:
     def of_points(self,
         points:np.ndarray # Shape (n,4): x, y, milliseconds, 1 for the last point of a stroke
     )->np.ndarray: # `float32`, shape (steps, `fmt`), with `time` one column more
-        "The sequence of a drawing that is stored as points with times"
+        "The sequence of a drawing that is stored as points with times; raises `ValueError` for another shape"
         points = np.asarray(points, np.float64)
+        if points.ndim!=2 or points.shape[1]!=4: raise ValueError(f'want points of shape (n,4), got {points.shape}')
         return self._steps(points[:,:3] if self.time else points[:,:2], points[:,3]>0)
 
     def _steps(self, points, lifted):

@@ -33,7 +33,7 @@ class ImageStats:
     def __len__(self): return int(self.head[0])
 
     def add(self, im:Image.Image):
-        "Add image `im`, of any mode, to the sums"
+        "Add image `im` to the sums, as Pillow converts it to L or RGB: of 16 bits, what is above 255 becomes 255"
         if im.mode!='L': im = im.convert('L' if im.mode in ('1','I;16','LA') else 'RGB')
         moments = _moments(im)
         in_colour = len(moments)>1
@@ -82,7 +82,7 @@ class ImageStats:
         return res
 
     def summary(self)->dict:
-        """What is stored in the manifest
+        """What is stored in the manifest, for at least one image
 
         `n`: number of images; `mean`, `std`: one number per channel, in 0..1; `grey`: both, of the images as greyscale;
         `width`, `height`: smallest, mean, largest; `image`: the mean image, a PNG in base64."""

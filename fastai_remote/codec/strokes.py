@@ -100,18 +100,30 @@ def flatten_drawings(
     drawings:list # Each a list of strokes: lists of x, y and perhaps times
 )->tuple: # x and y of all points (float64), number of points of each stroke, number of strokes of each drawing
     "All points of all drawings in two arrays; raises `ValueError` if one of them is not a drawing"
-    strokes = [stroke for drawing in drawings for stroke in drawing]
     xs,ys = [],[]
-    for stroke in strokes:
-        xs += stroke[0]
-        ys += stroke[1]
-    counts = np.array([len(stroke[0]) for stroke in strokes])
-    stroke_counts = np.array([len(drawing) for drawing in drawings])
+    try:
+        strokes = [stroke for drawing in drawings for stroke in drawing]
+        for stroke in strokes:
+            xs += stroke[0]
+            ys += stroke[1]
+        counts = np.array([len(stroke[0]) for stroke in strokes])
+        stroke_counts = np.array([len(drawing) for drawing in drawings])
+    except (TypeError,LookupError): raise ValueError(_NO_DRAWING) from None
     if not len(stroke_counts) or not stroke_counts.all(): raise ValueError('a drawing without strokes')
     if not counts.all(): raise ValueError('a stroke without points')
     if len(xs)!=len(ys) or any(len(stroke[1])!=n for stroke,n in zip(strokes, counts.tolist())):
         raise ValueError('a stroke whose x and y differ in length')
-    return np.array(xs, float),np.array(ys, float),counts,stroke_counts
+    return _as_floats(xs),_as_floats(ys),counts,stroke_counts
+
+_NO_DRAWING = 'a drawing is a list of strokes, each a list of x, y and perhaps times'
+
+def _as_floats(numbers):
+    "List `numbers` as an array of floats; raises `ValueError` for text, of which NumPy would make numbers"
+    array = np.array(numbers)
+    try:
+        if array.dtype.kind in 'biufO' and array.ndim==1: return array.astype(float)
+    except TypeError: pass
+    raise ValueError('points that are no numbers')
 
 def _align(x, y, counts, stroke_counts):
     """Returns x and y of all points, with each drawing moved to 0 and scaled so that its largest value is 255
@@ -231,7 +243,7 @@ def simplify_batch(
     eps:float=2.0, # Points at most this far from the simplified line are removed, in pixels of a picture of size 256
 )->list: # For each drawing a list of `uint8` arrays of shape (2,n)
     "`simplify` many drawings at once, six times as fast; raises `ValueError` if one of them is not a drawing"
-    return simplify_flat(*flatten_drawings(drawings), eps)
+    return simplify_flat(*flatten_drawings(drawings), eps) if len(drawings) else []
 
 def simplify(
     drawing:list, # Strokes: lists of x, y and perhaps times
@@ -242,7 +254,11 @@ def simplify(
     The steps: align to the top left, scale to 255, resample with a spacing of 1 pixel, then the algorithm of Ramer
     (1972), Douglas and Peucker (1973). Strokes without times whose values are whole numbers from 0 to 255 are taken to
     be simplified already, and returned as they are."""
-    if all(len(stroke)==2 for stroke in drawing):
+    try:
+        has_times = any(len(stroke)!=2 for stroke in drawing)
+        points = [[list(stroke[0]),list(stroke[1])] for stroke in drawing]
+    except (TypeError,LookupError): raise ValueError(_NO_DRAWING) from None
+    if not has_times:
         try: return as_strokes(drawing)
         except ValueError: pass
-    return simplify_batch([[[list(stroke[0]),list(stroke[1])] for stroke in drawing]], eps)[0]
+    return simplify_batch([points], eps)[0]

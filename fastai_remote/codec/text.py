@@ -22,12 +22,15 @@ class TextCodec(Codec):
         return utf8(o)
     def unpack(self, b): return b.decode()
 
+_TOO_DEEP = 'lists or objects that are nested too deeply'
+
 class JsonCodec(Codec):
     """Codec of anything that JSON can represent
 
     `nan` and `inf` are stored as Python's `json` writes them. Tuples come back as lists."""
     def pack(self, o):
-        s = json.dumps(o, ensure_ascii=False, separators=(',',':'))   # raises an error if `o` contains itself
+        try: s = json.dumps(o, ensure_ascii=False, separators=(',',':'))   # raises an error if `o` contains itself
+        except RecursionError: raise ValueError(f'{self.name}: {_TOO_DEEP}') from None
         self._check_keys(o)
         return utf8(s)
 
@@ -45,7 +48,7 @@ class JsonCodec(Codec):
 
     def unpack(self, b):
         try: return json.loads(b)
-        except RecursionError: raise ValueError('lists or objects that are nested too deeply') from None
+        except RecursionError: raise ValueError(_TOO_DEEP) from None
 
     def check(self, b):
         try: self.from_bytes(b)

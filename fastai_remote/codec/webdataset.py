@@ -118,9 +118,10 @@ def parse_number(
     is_text:bool=False, # Is a label text, also if it looks like an integer?
     is_exact:bool=False, # Is a label all of the text, with the end of the line? See `is_exact_label`
 ): # The number or label as `int`, `float` or `str`; `value` itself if the field does not have a fixed width
-    """The value of a field whose numbers and labels are written as text, as WebDataset does; raises `ValueError`
+    """The value of a field whose numbers and labels are written as text, as WebDataset does
 
-    An integer has no leading zeros, so that `007` and `7` are two labels."""
+    A label with leading zeros is text, so that `007` and `7` are two labels. Raises `ValueError` for text that is no
+    number in a field of floats; in one of integers it is returned, and the codec refuses it."""
     codec = get_codec(field)
     if codec is None or codec.dtype is None: return value
     text = value.decode()
@@ -131,6 +132,7 @@ def parse_number(
     text = text.strip()
     if re.fullmatch('-?[0-9]+', text): return int(text)
     if codec.dtype.kind!='f': return text
-    number = float(text)
+    try: number = float(text.replace('_', '?'))   # Python reads 1_000 as a number
+    except ValueError: raise ValueError(f'{field}: {text[:40]!r} is no number') from None
     if math.isinf(number) and 'inf' not in text.lower(): raise ValueError(f'{field}: {text[:40]} does not fit a float')
     return number

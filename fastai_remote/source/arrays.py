@@ -104,24 +104,33 @@ def _stamp(path):
     status = os.stat(path)
     return status.st_size,status.st_mtime_ns
 
+@contextmanager
+def _reading(what):
+    "Context manager: errors of NumPy become a `ValueError` that names `what`, a path, and says what may be wrong"
+    try: yield
+    except (OSError,MemoryError): raise
+    except Exception as e:   # NumPy raises many kinds of errors for damaged bytes
+        raise ValueError(f'{what}: damaged, or another kind of file: {e or type(e).__name__}. If it holds Python '
+                         'objects, it is a pickle: load it yourself, if you trust it, and give a list, or a dict of '
+                         'arrays') from None
+
 def _npy(path):
-    "`{name: ArrayColumn}` of an npy file; raises `ValueError` if it has objects"
-    try: array = _open_npy(str(path), None)
-    except ValueError as e:
-        raise ValueError(f'{path}: {e}. If it holds Python objects, it is a pickle: load it yourself, if you trust it, '
-                         'and give a list') from None
+    "`{name: ArrayColumn}` of an npy file; raises `ValueError` if it has objects or one value, or cannot be read"
+    with _reading(path):
+        array = _open_npy(str(path), None)
+        shape = array.shape   # which a zip file does not have
+    if not shape: raise ValueError(f'{path}: one value, and no rows')
     return _expanded(_default_name(array.dtype, array.ndim), array, ArrayColumn(_open_npy, (str(path), _stamp(path))))
 
 def _npz(path):
-    "`{name: ArrayColumn}` of an npz file, read into memory; raises `ValueError` if it has objects"
-    columns = {}
-    with np.load(path, allow_pickle=False) as arrays:
-        for name in arrays.files:
-            try: columns |= _in_memory(name, arrays[name])
-            except ValueError as e:
-                raise ValueError(f'{path}: array {name!r}: {e}. If it holds Python objects, it is a pickle: load it '
-                                 'yourself, if you trust it, and give a dict of arrays') from None
-    return columns
+    """`{name: ArrayColumn}` of an npz file, read into memory; single values are left out
+
+    Raises `ValueError` if it has objects, is damaged, or has two columns of one name."""
+    arrays = {}
+    with _reading(path), np.load(path, allow_pickle=False) as file:
+        for name in file.files:
+            with _reading(f'array {name!r}'): arrays[name] = file[name]   # bytes, if it is no npy file
+    return _merged((name, _in_memory(name, array)) for name,array in arrays.items() if getattr(array, 'shape', None))
 
 def _memmap(name, array):
     "`{name: ArrayColumn}` of a memory map, which workers open by its file; in memory if they cannot"
@@ -134,8 +143,13 @@ def _memmap(name, array):
     path = str(array.filename)
     return {name:ArrayColumn(_open_memmap, (path, array.dtype, array.shape, offset, _stamp(path)))}
 
-def _h5(dataset, prefix=''):
-    "`{name: ArrayColumn}` of a file, group or dataset of h5py; `prefix` is before each name. Raises `ValueError`"
+def _h5(dataset, prefix='', above=()):
+    """`{name: ArrayColumn}` of a dataset of h5py, or of all datasets in a file or group of h5py and its subgroups
+
+    Names are paths such as `train/x`, after `prefix`, which is empty or ends in `/`; of a dataset, `prefix` is its name
+    and a `/`. A compound dtype gives a column for each member, by the member's name alone. Single values are left out,
+    and links to one of the groups `above`. Raises `ValueError` for two columns of one name, for links to what is not
+    there, and if workers cannot open the file: it is closed, in memory, or open for writing."""
     if not dataset: raise ValueError('the file of h5py is closed: give its path')
     path = dataset.file.filename
     if not isinstance(path, str) or not os.path.exists(path):
@@ -144,18 +158,23 @@ def _h5(dataset, prefix=''):
     if dataset.file.mode!='r':
         raise ValueError(f'{path}: open for writing, so that workers cannot open it: close it and give its path, or '
                          "open it with mode 'r'")
-    if not hasattr(dataset, 'dtype'):
-        return {k:v for name,part in dataset.items() for k,v in _h5(part, f'{prefix}{name}/').items()}
-    if not dataset.shape: return {}   # one value, such as an attribute
+    if hasattr(dataset, 'items'):
+        parts = {f'{prefix}{name}':part for name,part in dataset.items()}
+        lost = next((name for name,part in parts.items() if part is None), None)
+        if lost is not None:
+            raise ValueError(f'{path}: {lost!r} is a link to something that is not there: give {{name: file[name]}}')
+        above = *above,dataset
+        return _merged((name, _h5(part, f'{name}/', above)) for name,part in parts.items() if part not in above)
+    if not getattr(dataset, 'shape', None): return {}   # one value, such as an attribute, or a type without values
     block = dataset.chunks[0] if dataset.chunks else _rows_per_mb(dataset)
     return _expanded(prefix.strip('/') or _default_name(dataset.dtype, dataset.ndim), dataset,
                      ArrayColumn(_open_h5, (path, dataset.name, _stamp(path)), block=block))
 
 def _zarr(array, prefix=''):
-    "`{name: ArrayColumn}` of a group or an array of zarr; `prefix` is before each name"
+    "`{name: ArrayColumn}` of a group or an array of zarr, as `_h5` names them; raises `ValueError` for equal names"
     if not hasattr(array, 'dtype'):
         members = sorted(array.members(), key=lambda member: member[0])   # their order is another one each time
-        return {k:v for name,part in members for k,v in _zarr(part, f'{prefix}{name}/').items()}
+        return _merged((f'{prefix}{name}', _zarr(part, f'{prefix}{name}/')) for name,part in members)
     if not array.shape: return {}
     name = prefix.strip('/') or _default_name(array.dtype, array.ndim)
     block = (getattr(array, 'shards', None) or array.chunks)[0]
@@ -227,7 +246,8 @@ class _ArrayTable(Table):
     def __len__(self): return self.n
     def _types(self): return {name:_array_type(c, self.n) for name,c in self.columns.items()}
     def _rows(self, numbers, names): return array_rows(self.columns, self.types, np.asarray(numbers), names)
-    def _values(self, name, start, stop): return self.columns[name].rows(np.arange(start, stop))
+    def _values(self, name, start, stop):
+        return _values_of(self.columns[name], self.types[name], np.arange(start, stop))
 
     def read(self, numbers):
         if self._order is not None: numbers = self._order[numbers]
@@ -294,14 +314,19 @@ class _ArrayRows:
 def array_rows(columns, types, numbers, names=None)->list:
     """Rows `numbers`, shape (n,), as dicts of the columns `names`, default: all
 
-    `columns` is `{name: ArrayColumn}`, `types` `{name: ColumnType}`. Text is decoded, and files that were stored as
-    arrays of bytes are bytes."""
-    values = {}
-    for name in names or columns:
-        values[name] = columns[name].rows(numbers)
-        if types[name].kind=='text': values[name] = [o.decode() if isinstance(o, bytes) else o for o in values[name]]
-        if types[name].kind=='bytes': values[name] = [o if o is None else bytes(o) for o in values[name]]
+    `columns` is `{name: ArrayColumn}`, `types` `{name: ColumnType}`. Text is decoded, with surrogates for what is not
+    UTF-8, which no field stores. Files that were stored as arrays of bytes are bytes."""
+    values = {name:_values_of(columns[name], types[name], numbers) for name in names or columns}
     return [dict(zip(values, row)) for row in zip(*values.values())]
+
+def _values_of(column, kind, numbers):
+    "List of the values of rows `numbers` of an `ArrayColumn` of the `ColumnType` `kind`, see `array_rows`"
+    values = column.rows(numbers)
+    if kind.kind=='text': return [o.decode(errors='surrogateescape') if isinstance(o, bytes) else o for o in values]
+    if kind.kind=='bytes': return [o.tobytes() if _is_bytes_array(o) else o for o in values]
+    return values
+
+def _is_bytes_array(o): return isinstance(o, np.ndarray) and o.dtype==np.uint8 and o.ndim==1
 
 def _array_type(column, n):
     "The `ColumnType` of an `ArrayColumn` of `n` rows; of objects by the first 20"
@@ -319,8 +344,7 @@ def _array_type(column, n):
     return ColumnType('text' if is_text else 'object')
 
 def _is_image(o):
-    is_bytes = isinstance(o, bytes) or isinstance(o, np.ndarray) and o.dtype==np.uint8 and o.ndim==1
-    return is_bytes and image_format(bytes(o[:16])) is not None
+    return (isinstance(o, bytes) or _is_bytes_array(o)) and image_format(bytes(o[:16])) is not None
 
 def _enum_names(dtype):
     "List of the names of the codes 0, 1, … of an enumeration of HDF5; `None` for another dtype"
@@ -395,7 +419,8 @@ def array_samples(
     file are read into memory. Raises `ValueError` for arrays that workers cannot open, and for different lengths."""
     options = ColumnOptions(fields, label_col=label_col, valid_col=valid_col)
     columns = _columns(arrays)
-    return _ArrayTable(columns, options, is_alone=not isinstance(arrays, dict) and _is_array(arrays))
+    is_alone = not isinstance(arrays, dict) and _is_array(arrays) and getattr(arrays.dtype, 'names', None) is None
+    return _ArrayTable(columns, options, is_alone)
 
 def _columns(o, name=''):
     "`{name: ArrayColumn}` of whatever `array_samples` takes; `name`: that of an array in a dict; raises what it raises"
@@ -412,9 +437,14 @@ def _columns(o, name=''):
 
 def _columns_of_dict(arrays):
     "`{name: ArrayColumn}` of all values of a dict; raises `ValueError` if two columns have one name"
+    return _merged((name, _columns(array, name)) for name,array in arrays.items())
+
+def _merged(parts):
+    """`{name: ArrayColumn}` of all `parts`, each the name of an array and such a dict
+
+    Raises `ValueError` if two columns have one name."""
     columns = {}
-    for name,array in arrays.items():
-        more = _columns(array, name)
+    for name,more in parts:
         twice = next((k for k in more if k in columns), None)
         if twice is not None:
             raise ValueError(f'two arrays are called {twice!r}; one of them is {name!r}, or a member of it')
@@ -448,7 +478,7 @@ def _of_tensor(o):
         raise TypeError(f'a tensor of {o.dtype}, which NumPy does not have ({e}): give .float()') from None
 
 def _file_columns(path):
-    "`{name: ArrayColumn}` of a file or folder of arrays; raises `FileNotFoundError`, `ValueError`, `ImportError`"
+    "`{name: ArrayColumn}` of a file or folder of arrays; raises `OSError`, `ValueError`, `ImportError`"
     require(path, path.exists())
     name = path.name.lower()
     if name.endswith('.npy'): return _npy(path)
@@ -457,4 +487,6 @@ def _file_columns(path):
     try: module = __import__(library)
     except ImportError as e: raise ImportError(f'{path}: {library} reads such files: pip install {library}') from e
     if library=='zarr': return _zarr(module.open(str(path), mode='r'))
-    with module.File(path, 'r') as f: return _h5(f)
+    try: file = module.File(path, 'r')
+    except OSError as e: raise OSError(f'{path}: {e}') from None
+    with file: return _h5(file)

@@ -223,6 +223,7 @@ def _data_text(o, outer, other):
 
     `outer`: the containers and functions that `o` is in; one that contains itself is `...` there. `other(o, outer)`
     returns the text for other objects."""
+    if isinstance(o, np.void): o = np.asarray(o)   # a record, of which `repr` shows only a part
     if isinstance(o, (int,float,complex,str,bytes,bytearray,range,slice,type(None),PurePath,np.generic)):
         return _short_repr(o)
     if any(o is x for x in outer): return '...'
@@ -330,6 +331,13 @@ class IndexedSource(Source):
 class StreamedSource(Source):
     "A source that is read from front to back, and whose length is not known before its end"
     once:bool = False # Can it be read only once, as a generator?
+    _was_read:bool = False
+    def _begin(self):
+        "Raise `ValueError` if `once`, and this was called before: what is left would be taken for all of it"
+        if self.once and self._was_read:
+            raise ValueError('this source can be read only once, and was read before: make a new one')
+        self._was_read = True
+
     def stream(self,
         size:int # Samples per part, at most
     ): # Yields parts: iterables of `(name, raw)` with a length

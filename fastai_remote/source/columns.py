@@ -67,7 +67,7 @@ _SIGNATURES = ((b'\xff\xd8\xff','jpg'), (b'\x89PNG\r\n\x1a\n','png'), (b'GIF8','
 
 def image_format(
     start:bytes # A file, or its first bytes
-)->str: # Field for such a file: `jpg`, `png`, `webp` or `img`; `None` if it is no image
+)->str: # Field for such a file: `jpg`, `png` or `webp`, or `img` for GIF, BMP and TIFF; `None` for any other file
     "The kind of an image file, by its first bytes"
     if start[:4]==b'RIFF' and start[8:12]==b'WEBP': return 'webp'
     return next((kind for signature,kind in _SIGNATURES if start.startswith(signature)), None)
@@ -178,7 +178,10 @@ def full_array(
     if _has_none(value): raise ValueError(f'a value is missing in the array {str(value)[:60]}')
     return np.array(value, dtype)
 
-def _has_none(value): return isinstance(value, list) and any(o is None or _has_none(o) for o in value)
+def _has_none(value):
+    "Is `None` in a list, in lists in it, or in an array of objects?"
+    if isinstance(value, np.ndarray) and value.dtype.hasobject: value = value.tolist()
+    return isinstance(value, list) and any(o is None or _has_none(o) for o in value)
 
 def _read(folder, path):
     "The bytes of file `path` in `folder`; raises `OSError`, with advice if it is not there and `folder` is empty"
@@ -191,7 +194,7 @@ def _read(folder, path):
 def _number(text):
     "The number in `text` as `int` if it has only digits, else as `float`; raises `ValueError`"
     text = text.strip()
-    try: return int(text) if re.fullmatch('[+-]?[0-9]+', text) else float(text)
+    try: return int(text) if re.fullmatch('[+-]?[0-9]+', text) else float(text.replace('_', '?'))   # not 1_000
     except ValueError: raise ValueError(f'{text[:40]!r} is no number') from None
 
 def _as_stored(value):
@@ -221,14 +224,14 @@ class LoadRow:
         columns:list, # Of `Column`
         folder:str='', # Folder of the files that columns name
         suff:str='', # What to append to their names
-        exact:bool=False, # Is a row with other columns an error?
-    ): self.columns,self.folder,self.suff,self.exact = columns,folder,suff,exact
+        all_names:list=None, # Names of all columns of a row, if further ones are an error
+    ): self.columns,self.folder,self.suff,self.all_names = columns,folder,suff,all_names
 
     def __call__(self, row):
         "The sample of a row; raises `OSError` for a file, and `ValueError`, which names the column"
-        if self.exact and len(row)!=len(self.columns):
+        if self.all_names is not None and len(row)!=len(self.all_names):
             raise ValueError(f"columns {', '.join(map(str, row))}; the first row had "
-                             f"{', '.join(str(c.name) for c in self.columns)}")
+                             f"{', '.join(map(str, self.all_names))}")
         sample = {}
         for column in self.columns:
             try: sample[column.field] = column.value(row, self.folder, self.suff)
@@ -252,10 +255,15 @@ class ColumnOptions:
     valid_col:int|str = None # Column that says which split a row belongs to
 
     def __post_init__(self):
-        "Make a text of `folder` and a tuple of a list `label_col`; raises `TypeError` for options of other types"
-        self.folder = str(self.folder)
+        """Make texts of `folder` and `suff`, empty ones of `None`, and a tuple of a list `label_col`
+
+        Raises `TypeError` for options of other types."""
+        self.folder,self.suff = ('' if o is None else str(o) for o in (self.folder, self.suff))
         if self.fields is not None and not (isinstance(self.fields, dict) and self.fields):
             raise TypeError(f"fields is a dict, such as {{'path':'jpg', 'label':'cls'}}, not {self.fields!r}")
+        for column,field in (self.fields or {}).items():
+            if not (isinstance(field, str) and field):
+                raise TypeError(f'fields=: {column!r} is to be stored in {field!r}, which is no name of a field')
         if isinstance(self.fn_col, dict) or isinstance(self.label_col, dict):
             raise TypeError('fn_col and label_col name columns; fields= takes a dict {column: field}')
         if isinstance(self.label_col, list): self.label_col = tuple(self.label_col)
@@ -271,7 +279,7 @@ def column_name(
 ):
     "The name of a column; raises `ValueError` if there is no such column"
     if isinstance(column, str) or column in names: found = column if column in names else None
-    else: found = names[column] if 0<=column<len(names) else None
+    else: found = names[column] if isinstance(column, (int,np.integer)) and 0<=column<len(names) else None
     if found is None: raise ValueError(f"no column {column!r}; there are {', '.join(map(str, names))}")
     return found
 
@@ -313,7 +321,7 @@ class TablePlan:
             raise ValueError(f'columns {_shown(twice[0])} and {_shown(twice[1])} would both be the field '
                              f'{twice[0].field!r}: fields= gives each a name of its own')
         if not fields: raise ValueError('no columns with values')
-        return LoadRow(self.columns, o.folder, o.suff, exact=not o.asked and len(self.columns)==len(self.types))
+        return LoadRow(self.columns, o.folder, o.suff, None if o.asked else list(self.types))
 
     def _asked(self):
         "Add the columns that the options name; raises `ValueError` if there is no such column"
@@ -335,6 +343,8 @@ class TablePlan:
         "Add column `name` as field `cls` or `labels`; a tuple of columns as `labels`, or numbers as `target.npy`"
         is_several = isinstance(name, tuple) and name not in self.types
         if is_several and len(name)==1: (name,),is_several = name,False
+        if is_several and self.options.label_delim:
+            raise ValueError('label_delim= separates the labels in one column, and label_col= names several')
         if is_several: return self._add(name, 'target.npy' if self._dtype(name) else 'labels', asked=True)
         several = self.options.label_delim or self.types[name].kind in ('list','labels')
         several = several or any(isinstance(row[name], (list,tuple)) for row in self.rows)
@@ -345,7 +355,8 @@ class TablePlan:
         types = [self.types[name] for name in names]
         if all(o.kind=='number' for o in types): return str(np.result_type(*[o.dtype for o in types]))
         if not all(o.kind in ('cell','object','number') for o in types): return None
-        try: np.array([[float(row[name]) for name in names] for row in self.rows])
+        cells = (row[name] for row in self.rows for name in names)
+        try: np.array([float(_number(cell) if isinstance(cell, str) else cell) for cell in cells])
         except (TypeError,ValueError): return None
         return 'float64'
 
@@ -422,12 +433,14 @@ _SPLIT_NAMES = {**dict.fromkeys(('true','1','1.0','val','validation'), 'valid'),
 
 def split_of(
     value # Of a column that says which split a row belongs to
-)->str: # `valid` for true values, `train` for false ones, and any other text is the name of a split
-    "The split that `value` means; raises `ValueError`"
+)->str: # `valid` for true values, `val` and `validation`, `train` for false values, and any other text is a name
+    "The split that `value` means; raises `ValueError` if there is nothing, or neither a text nor 0 or 1"
     if isinstance(value, np.generic): value = value.item()
-    if is_missing(value) or _is_nan(value) or value=='': raise ValueError(f'nothing there ({value!r})')
+    if is_missing(value) or _is_nan(value) or isinstance(value, str) and not value.strip():
+        raise ValueError(f'nothing there ({value!r})')
     if isinstance(value, str): return _SPLIT_NAMES.get(value.strip().lower(), value)
-    if value not in (0, 1): raise ValueError(f'{value!r} is neither true nor false, nor the name of a split')
+    if not isinstance(value, (int,float,Decimal)) or value not in (0, 1):
+        raise ValueError(f'{value!r} is neither true nor false, nor the name of a split')
     return 'valid' if value else 'train'
 
 def ordered_splits(
@@ -449,7 +462,7 @@ class SplitNames:
     )->str:
         "The split of a row; raises `ValueError` if it has none, or if the column has more than 100 values"
         try: return self.split_of_value[value]
-        except KeyError: pass
+        except (KeyError,TypeError): pass   # `TypeError`: a list, which names no split
         try: split = split_of(value)
         except ValueError as e: raise ValueError(f'{row}: column {self.column!r}: {e}') from None
         self.split_of_value[value] = split

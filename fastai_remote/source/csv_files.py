@@ -26,8 +26,9 @@ class csv_samples(StreamedSource):
     """A source of the rows of CSV files: the images that a column names, or the rows as dicts
 
     Without `fn_col`, `label_col` and `fields`, all columns are fields, and `fn` gets the cells as text. `stream` raises
-    `ValueError` for a file without a header, with two columns of one name, or without a column that is asked for. A row
-    that does not fit the header is a failed sample. With `valid_col`, the files are read once per split."""
+    `ValueError` for a file without a header, with two columns of one name, without a column that is asked for, or with
+    a cell beyond the limit of Python's `csv`. A row that does not fit the header is a failed sample. With `valid_col`,
+    the files are read once per split."""
     chunk_size = 256
     def __init__(self,
         files:str|Path|list, # A file, several, or a folder; with a header; plain, `.gz` or `.xz`
@@ -59,7 +60,7 @@ class csv_samples(StreamedSource):
                 rows = csv.reader(f, delimiter=self._delimiter_of(path))
                 header = next(rows, None)
                 _check_header(path, header)
-                for row in _sound_rows(rows):
+                for row in _sound_rows(rows, path):
                     if not row: continue
                     if not isinstance(row, Exception):
                         if len(row)==len(header): row = dict(zip(header, row))
@@ -91,7 +92,7 @@ class csv_samples(StreamedSource):
         if first: path,header = first[0][:2]
         else:
             path = self.files[0]
-            with open_text(path, mode='rt', newline='', encoding='utf-8-sig') as f:
+            with open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
                 header = next(csv.reader(f, delimiter=self._delimiter_of(path)), None)
             _check_header(path, header)
         return self._plan(path, header, [row for _,_,_,row in first if isinstance(row, dict)])
@@ -121,21 +122,28 @@ class csv_samples(StreamedSource):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
 
 def _check_header(path, header):
-    "Raise `ValueError` if there is no header, a list of texts, but `None`, or if two columns have one name"
-    if header is None: raise ValueError(f'{path}: empty: no header')
+    """Raise `ValueError` if there is no header, or one that is not UTF-8, or if two columns have one name
+
+    `header`: a list of texts, which is empty for a blank line, or `None` for an empty file."""
+    if not header: raise ValueError(f'{path}: empty: no header')
+    if not all(map(_is_utf8, header)):
+        raise ValueError(f'{path}: the header is not UTF-8: save the file as UTF-8')
     twice = [c for c in set(header) if header.count(c)>1]
     if twice: raise ValueError(f'{path}: two columns are called {twice[0]!r}')
 
-def _sound_rows(rows):
-    "Yields each row of a CSV reader, or an exception in place of one that is damaged or not UTF-8"
+def _sound_rows(rows, path):
+    """Yields each row of the reader `rows` of CSV file `path`, or an exception in place of one that is not UTF-8
+
+    Raises `ValueError` for a cell beyond the limit of `csv`: whether the next line begins a row is unknown then."""
     while True:
         try: row = next(rows)
         except StopIteration: return
         except csv.Error as e:
-            yield ValueError(str(e))
-            continue
-        is_utf8 = all(cell.isascii() or not any('\udc80'<=c<='\udcff' for c in cell) for cell in row)
-        yield row if is_utf8 else ValueError('not UTF-8')
+            raise ValueError(f'{path}:{rows.line_num}: {e}: a quotation mark is missing, or the cell is that long: '
+                             'then csv.field_size_limit(bytes) permits it') from None
+        yield row if all(map(_is_utf8, row)) else ValueError('not UTF-8')
+
+def _is_utf8(cell): return cell.isascii() or not any('\udc80'<=c<='\udcff' for c in cell)
 
 class _LoadOfSplit:
     "`(split, raw)` -> sample"

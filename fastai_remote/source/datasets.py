@@ -76,11 +76,19 @@ def _plain(o):
     raise TypeError(type(o).__name__)
 
 # %% ../../nbs/source/11_datasets.ipynb #583257cf
-class _LabelsOfSplits:
-    "What sources of several splits have in common: the vocabulary, and what the report says of it"
+class _OfSplits:
+    "What sources of several splits have in common: what follows from the attributes of each"
     srcs:dict # `{split: source}`
     @property
     def is_identified(self): return all(s.is_identified for s in self.srcs.values())
+    @property
+    def implicit_keys(self): return all(s.implicit_keys for s in self.srcs.values())
+    @property
+    def codecs(self): return {field:codec for s in self.srcs.values() for field,codec in s.codecs.items()}
+    @property
+    def as_is_codecs(self): return {field:codec for s in self.srcs.values() for field,codec in s.as_is_codecs.items()}
+    @property
+    def as_is_notes(self): return list(dict.fromkeys(note for s in self.srcs.values() for note in s.as_is_notes))
     @property
     def vocab(self):
         "`{field: labels}` of all splits, or `None`; raises `ValueError` if a number would mean several classes"
@@ -102,27 +110,23 @@ class _LabelsOfSplits:
         found = [s.notes for s in self.srcs.values() if s.notes is not None]
         return list(dict.fromkeys(note for notes in found for note in notes)) if found else None
 
-class _Splits(_LabelsOfSplits, IndexedSource):
+class _Splits(_OfSplits, IndexedSource):
     "A source per split, one after the other"
     def __init__(self,
         srcs:dict # `{split: indexed source}`
     ):
         self.srcs,self.block = srcs,min((s.block or 0 for s in srcs.values()), default=0)
         self.interleave = min((s.interleave for s in srcs.values()), default=16)
-        self.implicit_keys = all(s.implicit_keys for s in srcs.values())
         ends = np.cumsum([0]+[len(s) for s in self.srcs.values()]).tolist()
         self.splits = {split:[start,stop] for split,start,stop in zip(self.srcs, ends, ends[1:])}
-        self.codecs = {f:c for s in srcs.values() for f,c in s.codecs.items()}
-        self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
-        self.as_is_notes = list(dict.fromkeys(note for s in srcs.values() for note in s.as_is_notes))
 
     def __len__(self): return max((stop for _,stop in self.splits.values()), default=0)
     def read(self, numbers):
-        parts = []
-        for split,(start,stop) in self.splits.items():
-            mine = numbers[(numbers>=start)&(numbers<stop)]
-            if len(mine): parts.append((split, self.srcs[split].read(mine-start)))
-        return SplitChunk(parts)
+        splits = list(self.splits)
+        which = np.array([stop for _,stop in self.splits.values()]).searchsorted(numbers, side='right')
+        runs = np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(which))+1) if len(numbers) else []
+        parts = ((splits[which[run[0]]], numbers[run]) for run in runs)
+        return SplitChunk((split, self.srcs[split].read(mine-self.splits[split][0])) for split,mine in parts)
     @property
     def load(self): return _LoadSplit({split:s.load for split,s in self.srcs.items()})
     @property
@@ -167,19 +171,18 @@ class _Stream(StreamedSource):
         return mean_bytes(first)
 
     def stream(self, size):
+        self._begin()
         items,self.started = self.started or self.items,None
         return chunked(((f'item {i}', o) for i,o in enumerate(items)), size)
 
     def fingerprint(self): return type(self.items).__qualname__,getattr(self.items, '__qualname__', '')
 
-class _StreamSplits(_LabelsOfSplits, StreamedSource):
+class _StreamSplits(_OfSplits, StreamedSource):
     "A source per split, one after the other, of which at least one is a stream"
     def __init__(self,
         srcs:dict # `{split: source}`
     ):
         self.srcs,self.once = srcs,any(isinstance(s, StreamedSource) and s.once for s in srcs.values())
-        self.as_is_codecs = {f:c for s in srcs.values() for f,c in s.as_is_codecs.items()}
-        self.implicit_keys = all(s.implicit_keys for s in srcs.values())
 
     @cached_property
     def raw_bytes(self)->int:
@@ -203,7 +206,10 @@ def _parts(source, size):
 class _Stored(IndexedSource):
     "A source of the samples of a store"
     def __init__(self, store, fields=None):
-        self.store,self.splits,self.fields = store,store.splits or None,fields or store.fields
+        self.store,self.splits,self.fields = store,store.splits or None,list(fields or store.fields)
+        missing = next((field for field in self.fields if field not in store.fields), None)
+        if missing is not None:
+            raise ValueError(f"{store.name}: no field {missing!r}; there are {', '.join(store.fields)}")
         self.vocab = {f:labels for f,labels in store.manifest.vocab.items() if f in self.fields}
         self.codecs = {f:spec['codec'] for f,spec in store.manifest.fields.items()}
     def __len__(self): return len(self.store)
@@ -212,13 +218,13 @@ class _Stored(IndexedSource):
     def load(self): return _Decode(self.codecs)
     as_is = staticmethod(unchanged)
     implicit_keys = True
-    def fingerprint(self): return self.store.name,self.store.manifest.uid
+    def fingerprint(self): return self.store.name,self.store.manifest.uid,self.fields
 
 def stored_samples(
     store:Store, # A dataset
     fields:list=None # Fields to read; default: all
 )->IndexedSource:
-    "A source of the samples of a store"
+    "A source of the samples of a store; raises `ValueError` for a field that it does not have"
     return _Stored(store, fields)
 
 class _StoredPart:
@@ -337,7 +343,8 @@ def _from_dict(splits):
 
 def _source_of_split(split, o):
     try: return as_source(o)
-    except (TypeError,ValueError) as e: raise type(e)(f'{split}: {e}') from e
+    except TypeError as e: raise TypeError(f'{split}: {e}') from e
+    except ValueError as e: raise ValueError(f'{split}: {e}') from e
 
 def _from_list(items):
     "The source of a list or array, by its first item: paths of tables, paths of images, or other items"

@@ -55,13 +55,16 @@ def _parse(line):
     # Each stroke has four opening brackets: its own and those of x, y and the times.
     if not strokes or not text.count(b'[')==text.count(b']')==4*len(strokes): return json.loads(line)
     drawing = json.loads(line[:start]+b'"drawing":0'+line[end+3:])
-    if isinstance(drawing, dict): drawing['drawing'] = tuple(strokes),b'.' not in text and b'-' not in text
+    if not isinstance(drawing, dict) or drawing.get('drawing')!=0: return json.loads(line)   # that of another dict
+    drawing['drawing'] = tuple(strokes),b'.' not in text and b'-' not in text
     return drawing
 
 def _digits_to_ints(text, dtype=np.int32):
-    """Returns the whole numbers in `text`, each up to a `,` or `;`, as an array of `dtype`; raises `ValueError`
+    """Returns the whole numbers in `text`, with a `,` or `;` between them, as an array of `dtype`
 
-    `text` is an array of `uint8`. Digits are added up from the last to the first, for all numbers at once."""
+    `text` is an array of `uint8`; `dtype` is `np.int32` for up to 9 digits, or `np.int64` for up to 18. Digits are
+    added up from the last to the first, for all numbers at once. Raises `ValueError` for more digits, for other
+    characters, and where a number is missing, such as after a separator at the end."""
     ends = np.append(((text==_COMMA)|(text==_SEMICOLON)).nonzero()[0], len(text))
     lengths = np.diff(ends, prepend=-1)-1
     if lengths.max()>(9 if dtype is np.int32 else 18): raise ValueError('numbers too long')
@@ -75,10 +78,10 @@ def _digits_to_ints(text, dtype=np.int32):
     return numbers
 
 def _decimals_to_floats(text):
-    """Returns the numbers in `text`, each up to a `,` or `;`, with signs and decimals, as an array of floats
+    """Returns the numbers in `text`, which may have signs and decimals, with `,` or `;` between them, as floats
 
     `text` is an array of `uint8`. The numbers are read as whole numbers without their points, and divided by powers of
-    ten. Raises `ValueError` if there is anything else, such as an exponent."""
+    ten. Raises `ValueError` if there is anything else, such as an exponent, and for more than 18 digits."""
     separator = (text==_COMMA)|(text==_SEMICOLON)
     digit = (text>=_ZERO)&(text!=_SEMICOLON)   # or a letter: `_digits_to_ints` refuses it
     points,minuses = (text==_POINT).nonzero()[0],(text==_MINUS).nonzero()[0]
@@ -157,9 +160,10 @@ class _LoadDrawing:
         drawing = _drawing_in(line, header, as_text=not self.times)
         fields = {'strokes':drawing['drawing']}
         if self.label and 'word' in drawing: fields['cls'] = drawing['word']
-        if isinstance(drawing['key_id'], float): raise ValueError(f"key_id {drawing['key_id']!r} is no whole number")
+        if not re.fullmatch(r'\s*-?[0-9]+\s*', str(drawing['key_id'])):
+            raise ValueError(f"key_id {drawing['key_id']!r} is no whole number")
         fields['id'] = int(drawing['key_id'])
-        if 'recognized' in drawing: fields['recognized.u1'] = int(drawing['recognized'] in (True,'True','true','1'))
+        if 'recognized' in drawing: fields['recognized.u1'] = _recognized(drawing['recognized'])
         for column in self.keep:
             if column not in drawing: raise ValueError(f"no {column!r} among {', '.join(drawing)}")
             fields[_KEPT_FIELDS.get(column, column)] = drawing[column]
@@ -192,7 +196,15 @@ class _LoadDrawing:
         pictures = self.raster.pngs([o['strokes'] for o in samples])
         return [{'png':png, **{k:v for k,v in o.items() if k!='strokes'}} for o,png in zip(samples, pictures)]
 
+def _recognized(value):
+    "1 for true and 0 for false, as JSON and CSV files may have them; raises `ValueError` for other values"
+    number = {'true':1, '1':1, 'false':0, '0':0}.get(str(value).lower())
+    if number is None: raise ValueError(f'recognized is {value!r:.40}, neither true nor false')
+    return number
+
 _KEPT_FIELDS = {'countrycode':'countrycode.cls', 'timestamp':'timestamp.txt'}   # other columns have their own names
+
+_OWN_FIELDS = 'strokes','png','cls','id','recognized.u1','points.npy'
 
 def _points(strokes):
     """All points of raw strokes, lists of x, y and times: shape (n,4), x, y, time in ms, 1 for the last of a stroke
@@ -303,7 +315,8 @@ def _word_in(line, header, name):
         except ValueError: return None
         word = drawing.get('word') if isinstance(drawing, dict) else None
     else:
-        row = next(csv.reader([line.decode('utf-8', 'replace')]), [])
+        try: row = next(csv.reader([line.decode('utf-8', 'replace')]), [])
+        except csv.Error: return None
         if len(row)!=len(header): return None
         word = dict(zip(header, row)).get('word')
     if word is None: raise ValueError(f'{name}: max_per_class= needs the word of each drawing, and there is none')
@@ -509,6 +522,8 @@ def drawing_samples(
     raster = Rasterise(size, width, antialias, time) if field=='png' else None
     source = _IndexedDrawings if all(map(_is_plain, paths)) else _StreamedDrawings
     if isinstance(keep, str): keep = [keep]
+    taken = next((name for name in keep if name in _OWN_FIELDS), None)
+    if taken is not None: raise ValueError(f'keep=: {taken!r} is the name of a field that is made of other columns')
     if max_per_class is not None and max_per_class<1:
         raise ValueError(f'max_per_class must be at least 1, not {max_per_class}')
     return source(paths, root, with_labels, raster, tuple(keep), bool(times), max_per_class)

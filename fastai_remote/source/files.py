@@ -134,9 +134,10 @@ def _is_folder(entry, above):
 
 # %% ../../nbs/source/01_files.ipynb #5c9df9f3
 class image_samples(IndexedSource):
-    """A source of image files: fields `jpg` (or `png`, `webp`, `img`), `cls` if there is a `label`, `path` if asked for
+    """A source of image files: field `jpg`, or `png`, `webp` or `img`, and `path` if asked for
 
-    The files are stored as they are. Raises `FileNotFoundError` if there are none."""
+    With `label`, also `cls`, or `labels` for a list. The files are stored as they are. Raises `FileNotFoundError` if
+    there are none; given paths are opened later."""
     def __init__(self,
         files:str|Path|list, # A folder, searched with its subfolders, or a list of paths
         label=None, # `label(path)` -> label, or a list of labels; default: no labels
@@ -148,6 +149,8 @@ class image_samples(IndexedSource):
         if label is not None and not callable(label): raise TypeError(f'label is a function of a path, not {label!r}')
         is_folder = isinstance(files, (str,Path))
         if is_folder: require(files, Path(files).is_dir(), 'folder')
+        if splits is not None and (isinstance(splits, str) or not splits):
+            raise TypeError(f'splits= is a list of folders or {{split: folder}}, not {splits!r}')
         if splits is not None and not is_folder:
             raise TypeError('splits= names folders below a folder; for lists of files, give {split: image_samples(…)}')
         self.label,self.keep = label,path
@@ -213,8 +216,11 @@ class image_samples(IndexedSource):
     def __repr__(self): return f'image_samples({len(self):,} files in {self.paths.root}, field {self.field!r})'
 
 def _local(paths):
-    "Yields `paths` as text; raises `FileNotFoundError` for a URL"
-    for path in map(str, paths):
+    "Yields `paths` as text; raises `FileNotFoundError` for a URL, and `TypeError` for what is no path"
+    for i,path in enumerate(paths):
+        if not isinstance(path, (str,os.PathLike)):
+            raise TypeError(f'item {i} is of type {type(path).__name__}, and no path')
+        path = str(path)
         if ':/' in path: refuse_address(path)
         yield path
 

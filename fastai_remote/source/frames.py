@@ -99,8 +99,13 @@ class _PandasTable(Table):
         if twice: raise ValueError(f'two columns are called {twice[0]!r}')
         return {name:_pandas_type(dtype) for name,dtype in zip(names, self.table.dtypes)}
     def _rows(self, numbers, names):
-        table = self.table if names is None else self.table[names]
-        return table.iloc[numbers].to_dict('records')
+        table = (self.table if names is None else self.table[names]).iloc[numbers]
+        rows = table.to_dict('records')
+        for name,dtype in table.dtypes.items():
+            arrow = getattr(dtype, 'pyarrow_dtype', None)
+            if arrow is None or 'time64[ns]' not in str(arrow): continue   # of which pandas drops the nanoseconds
+            for row,value in zip(rows, _time_values(name, arrow, table[name].array)): row[name] = value
+        return rows
     def _values(self, name, start, stop): return self.table[name].iloc[start:stop].tolist()
 
     @cached_property
@@ -121,6 +126,11 @@ class _PandasTable(Table):
         if self.is_identified: return self._digest
         some = np.unique(np.linspace(0, len(self)-1, 100).round()).astype(int)
         return hashlib.sha256(stable_repr(self._rows(some, None)).encode()).hexdigest()
+
+def _time_values(name, type, array):
+    "List of the values of an array of pandas with Arrow's `type` `time64[ns]`; raises `TypeError` as `arrow_rows` does"
+    import pyarrow as pa
+    return _arrow_values(pa.field(str(name), type), pa.array(array, type), np.arange(len(array)))
 
 # Of columns of objects, as pandas calls them; of others it would hash the `repr`, with memory addresses
 _PLAIN_KINDS = {'string','bytes','floating','integer','mixed-integer-float','decimal','boolean','date','datetime',
@@ -151,8 +161,11 @@ class _PolarsTable(Table):
     @cached_property
     def _digest(self):
         "A hash of all rows, as text; `None` if polars has no hash of their types, such as objects"
-        try: return hashlib.sha256(self.table.hash_rows(seed=0).to_numpy().tobytes()).hexdigest()
+        try: hashes = self.table.hash_rows(seed=0).to_numpy()
         except Exception: return None
+        hashed = hashlib.sha256(repr(self.table.schema).encode())   # of an `Enum`, polars hashes the codes
+        hashed.update(hashes.tobytes())
+        return hashed.hexdigest()
 
     @property
     def is_identified(self): return self._digest is not None
@@ -224,9 +237,10 @@ class _ArrowTable(Table):
 def _dictionaries(table, k): return [chunk.dictionary for chunk in table.column(k).chunks]
 
 def arrow_rows(table, numbers)->list:
-    """Rows `numbers` of a table or `RecordBatch` of Arrow as dicts; times with nanoseconds as text
+    """Rows `numbers` of a table or `RecordBatch` of Arrow as dicts
 
-    Python has no nanoseconds. Raises `TypeError` for those in lists and structs."""
+    Times of the day and timestamps with nanoseconds are text, as Python has none. In lists and structs, timestamps are
+    those of pandas, and times of the day with nanoseconds raise `TypeError`."""
     import pyarrow as pa
     if isinstance(table, pa.RecordBatch): table = pa.Table.from_batches([table])
     if not table.num_columns: return [{} for _ in numbers]
@@ -517,7 +531,7 @@ class _RowStream(_Planned, StreamedSource):
         "Which fields the samples have, by the first batch"
         first,rest = self._open()
         if self.once: self.started = first,rest   # `stream` continues here
-        return TablePlan(self.schema_types(first), [] if first is None else self.rows(first[:20]), self.options)
+        return TablePlan(self.schema_types(first), self.rows(first[:20]), self.options)
 
     @property
     def raw_bytes(self)->int: return self.plan.row_bytes
@@ -538,7 +552,9 @@ class _RowStream(_Planned, StreamedSource):
                 yield f'row {i}',{name:row[name] for name in names} if self.options.asked else row
                 i += 1
 
-    def stream(self, size): return chunked(self._named_rows(), size)
+    def stream(self, size):
+        self._begin()
+        return chunked(self._named_rows(), size)
     is_identified = False
     def fingerprint(self): return self.stamp,self.options
     def __repr__(self): return 'table_samples(a stream of rows)'

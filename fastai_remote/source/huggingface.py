@@ -21,6 +21,7 @@ from fastcore.basics import chunked, store_attr
 from ..codec.fields import get_codec
 from .base import as_json, IndexedSource, mean_bytes, read_file, StreamedSource
 from .columns import full_array
+from .frames import short_time
 
 # %% ../../nbs/source/08_huggingface.ipynb #db67048a
 # Formats by the first bytes of a file, and those that are recognised by the extension of their path
@@ -88,6 +89,7 @@ def _nested(feature):
     if _is_file(feature): raise TypeError(f'{_kind(feature)}s inside of a list or a dict')
     if _kind(feature)=='Value':
         if feature.dtype in _BYTES: raise TypeError('bytes inside of a list or a dict')
+        if feature.dtype=='time64[ns]': raise TypeError('times with nanoseconds inside of a list or a dict')
         return _as_text if _DATES.match(feature.dtype) else as_json
     if _is_list(feature): return partial(_each, _nested(_inner(feature)))
     if isinstance(feature, dict): return partial(_struct, {k:_nested(f) for k,f in feature.items()})
@@ -114,7 +116,9 @@ class _Column:
         if _is_labels(self.feature) and self.codec=='labels': return list(_inner(self.feature).names)
 
     def converter(self):
-        "The function that makes a value of the field from a value of the column; it can be pickled"
+        """Returns a function that makes a value of the field from a value of the column, and that can be pickled
+
+        Raises `TypeError` for lists and dicts with values that JSON cannot represent."""
         kind,codec = _kind(self.feature),get_codec(self.field)
         if kind=='ClassLabel':
             is_number = codec is not None and codec.dtype is not None and codec.name!='cls'
@@ -193,23 +197,32 @@ def plan_columns(
     "Chooses the field of each column; raises `TypeError` if there is none for a column, and `ValueError`"
     unknown = [name for name in fields if name not in features]
     if unknown: raise ValueError(f"no column {unknown[0]!r}; there are {', '.join(features)}")
+    for name,field in fields.items():
+        if field is not None and not (isinstance(field, str) and field):
+            raise TypeError(f'fields=: {name!r} is to be stored in {field!r}, which is no name of a field')
     columns = [_Column(name, feature, fields.get(name)) for name,feature in features.items()]
     taken = {c.field for c in columns if c.field}
     chosen = [c for c in columns if c.name not in fields and not _is_empty(c.feature)]
     main = _main_columns(chosen)
     for column in sorted(chosen, key=lambda c: c.name not in main):
         try: extension = _extension(column.feature, formats(column.name) if _is_file(column.feature) else set())
-        except TypeError as e:
-            raise TypeError(f'column {column.name!r}: {e}: there is no field for them. Leave the column out with '
-                            f'hf_samples(dataset, fields={{{column.name!r}: None}}), or convert it with dataset.map '
-                            'or dataset.cast_column') from None
+        except TypeError as e: raise _no_field(column, e) from None
         column.field = _field_name(column, extension, column.name in main, taken)
         taken.add(column.field)
+    for column in columns:
+        try: column.field and column.converter()
+        except TypeError as e: raise _no_field(column, e) from None
     names = [c.field for c in columns if c.field]
     twice = next((name for name in names if names.count(name)>1), None)
     if twice: raise ValueError(f'two columns have the field {twice!r}: give other names in fields=')
     if not names: raise ValueError(f"no column is left of {', '.join(features)}")
     return columns
+
+def _no_field(column, e):
+    "The `TypeError` for a `_Column` that no field can store, because of the exception `e`"
+    return TypeError(f'column {column.name!r}: {e}: there is no field for them. Leave the column out with '
+                     f'hf_samples(dataset, fields={{{column.name!r}: None}}), or convert it with dataset.map or '
+                     'dataset.cast_column')
 
 def _is_empty(feature): return getattr(feature, 'dtype', None)=='null'
 
@@ -320,7 +333,9 @@ def _read_rows(table, rows):
     return {name:_column_values(batch.column(name)) for name in batch.column_names}
 
 def _column_values(column):
-    "The values of an Arrow column as a list of Python objects; arrays as NumPy's"
+    "The values of an Arrow column as a list of Python objects; arrays as NumPy's, times with nanoseconds as text"
+    if str(column.type)=='time64[ns]':   # of which Arrow would drop the nanoseconds
+        return [text and short_time(text) for text in column.cast('string').to_pylist()]
     if not hasattr(column.type, 'value_type') or not hasattr(column.type, 'shape'): return column.to_pylist()
     rows = [chunk.slice(k, 1) for chunk in column.chunks for k in range(len(chunk))]
     return [None if row.null_count else row.to_numpy(zero_copy_only=False)[0] for row in rows]
@@ -384,6 +399,10 @@ class _StreamSource(HFSource, StreamedSource):
         self.dataset,self.head = dataset.with_format(None),None
         self._set_columns(features, fields, self._formats)
         self.head = None
+        for column in self.used:
+            if getattr(column.feature, 'dtype', None)=='time64[ns]':
+                raise TypeError(f'column {column.name!r}: a stream returns times without their nanoseconds: cast it, '
+                                "with dataset.cast_column(name, Value('time64[us]')), or give a table")
 
     def _formats(self, column):
         "The formats of the files in a column, of the first 20 rows: a set, see `_format_of`"

@@ -110,12 +110,15 @@ class _LoadJoined:
     ): self.load,self.names,self.row = load,tuple(plan.names) if plan else (),plan.load if plan else None
 
     def __call__(self, table_raw):
-        "The sample with the columns of its row; raises `ValueError` if the file has no row with its key"
+        "The sample with the columns of its row; raises `ValueError` for a field that both have, and if there is no row"
         path,raw = table_raw
         sample = self.load(raw)
-        key = sample.get('__key__') or sample.pop('key.txt')
         if not self.row: return sample
         table,rows = _rows_by_key(path, self.names)
-        key = key.rsplit('/', 1)[-1]
+        key = sample['__key__'].rsplit('/', 1)[-1]
         if key not in rows: raise ValueError(f'{path} has no row with the key {key!r}')
+        for column in self.row.columns:
+            if column.field in sample:
+                raise ValueError(f'column {column.name!r} and the tar both have the field {column.field!r}: '
+                                 f'columns={{{column.name!r}: field}} gives it another name')
         return {**sample, **self.row(arrow_rows(table, [rows[key]])[0])}

@@ -15,19 +15,21 @@ from fastcore.basics import store_attr
 from ..codec.arrays import from_pixels
 from ..codec.base import Encoded
 from ..codec.fields import get_codec, is_image
+from ..codec.raster import renamed_fields
 from ..codec.images import BitsCodec, ImageCodec, is_transparent, load_pixels, only_orientation, RawCodec
 from .base import as_sample
 
 # %% ../../nbs/source/02_shrink.ipynb #76632bd8
 class shrink:
-    """An `fn` that reduces images until the shorter side has `size` pixels; smaller ones stay as they are
+    """An `fn` that reduces images until the shorter side has `size` pixels
 
-    Raises `ValueError` for a sample without images, and for images that `codec` cannot keep."""
+    Smaller ones keep their size, and bytes in the format of `codec` stay as they are. Raises `ValueError` for a sample
+    that has none of the fields, for images that `codec` cannot keep, and if two fields would get one name."""
     def __init__(self,
         size:int, # Shorter side, pixels
         quality:int=90, # JPEG and WebP quality, 1 to 95
         codec:str='jpg', # Stored as `jpg`, `png`, `webp`, `raw` pixels, or `bits` (masks of two levels)
-        fields:list=None, # Image fields to shrink; default: the first one
+        fields:str|list=None, # One or more image fields to shrink; default: the first one
         resample:int=Image.Resampling.BILINEAR, # Pillow's filter; `NEAREST` for masks
     ):
         if not isinstance(size, (int,np.integer)) or size<1:
@@ -38,6 +40,7 @@ class shrink:
             raise ValueError(f'codec must be jpg, png, webp, raw or bits, not {codec!r}')
         if isinstance(out, BitsCodec) and resample!=Image.Resampling.NEAREST:
             raise ValueError("codec='bits' has no greys: it takes resample=Image.Resampling.NEAREST")
+        if isinstance(fields, str): fields = [fields]
         store_attr()
 
     def __call__(self,
@@ -45,15 +48,15 @@ class shrink:
     )->dict: # The sample with smaller images; their fields end in the name of `codec`
         sample = as_sample(sample)
         fields = self.fields or [f for f in sample if isinstance(get_codec(f), (ImageCodec,RawCodec))][:1]
-        if not fields: raise ValueError(f"no image among the fields {', '.join(sample)}")
-        return dict((self._new_name(f), self._one(v, f)) if f in fields else (f, v) for f,v in sample.items())
-
-    def _new_name(self, field): return '.'.join([*field.split('.')[:-1], self.codec])
+        if not any(f in sample for f in fields): raise ValueError(f"no image among the fields {', '.join(sample)}")
+        names = renamed_fields(sample, {f:self.codec for f in fields})
+        return {names[f]:self._one(v, f) if f in fields else v for f,v in sample.items()}
 
     def _one(self, value, field='img'):
         """Shrinks one image: an opened one, encoded bytes, or an array; `field` tells how bytes are encoded
 
         Returns the bytes to store, or `value` itself if it is small enough, and encoded as it should be."""
+        if isinstance(value, (bytearray,memoryview)): value = bytes(value)
         out = get_codec(self.codec)
         im = _open(value, field)
         width,height = im.size
@@ -104,5 +107,5 @@ def _has_pixels(field):
 def _open(value, field):
     "`value` of `field`, an image, bytes or an array, as a Pillow image; image files are not decoded yet"
     if isinstance(value, Image.Image): return value
-    if not isinstance(value, (bytes,bytearray)): return from_pixels(value)
+    if not isinstance(value, bytes): return from_pixels(value)
     return get_codec(field).image(value) if _has_pixels(field) else ImageCodec('img')._open(value)

@@ -30,7 +30,7 @@ class DamagedTar(OSError):
     "A tar that is damaged or cut off"
 
 class TarMember(NamedTuple):
-    "One file in a tar"
+    "One member of a tar that is no folder: a file, or a link or device, which `error` says"
     name:str # As the tar has it, such as `folder/000012.left.jpg`
     start:int # Offset of the content in the uncompressed tar, bytes
     size:int # Length of the content, bytes
@@ -201,12 +201,12 @@ TAR_EXTENSIONS = '.tar','.tar.gz','.tgz','.tar.xz','.txz','.tar.zst','.tzst','.t
 
 def expand_braces(
     names, # A path or URL, or a list of them, with braces such as `{000..099}` or `{train,valid}`
-): # `names` if there are no braces, else a list; a `Path` stays a `Path`
-    "The names that braces stand for, as in a shell; raises `ValueError` for more than a million"
+): # `names` if there are no braces, or there is a file of this name, else a list; a `Path` stays a `Path`
+    "The names that braces stand for, as in a shell; raises `ValueError` for a range of more than a million numbers"
     if isinstance(names, (list,tuple)):
         return [name for given in names for name in _listed(expand_braces(given))]
     found = re.search(r'\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}', str(names))
-    if not found or isinstance(names, str) and os.path.exists(names): return names
+    if not found or os.path.exists(names): return names
     first,last,choices = found.groups()
     if choices is not None: values = choices.split(',')
     else:

@@ -69,15 +69,17 @@ def _is_torch_wrapper(dataset):
 def _own_class_names(dataset):
     """The names of the classes of a dataset; `None` if it has none
 
-    They are in `vocab` (fastai), `classes`, `categories` or `class_to_idx` (torchvision)."""
+    They are in `vocab` (fastai), `classes`, `categories` or `class_to_idx` (torchvision). What has no order or is no
+    list there, such as a set or the number of classes, does not count."""
     special = _find_torchvision(_SPECIAL_NAMES, dataset)
     if special: return special(dataset)
     for name in 'vocab','classes','categories':
         names = getattr(dataset, name, None)
-        if isinstance(names, Mapping) or names is None: continue
-        if len(names): return names
+        is_list = hasattr(names, '__len__') and hasattr(names, '__getitem__') and not isinstance(names, (Mapping,str))
+        if is_list and len(names): return names
     numbers = getattr(dataset, 'class_to_idx', None)
-    if isinstance(numbers, dict) and sorted(numbers.values())==list(range(len(numbers))):
+    if not isinstance(numbers, dict) or not all(isinstance(o, (int,np.integer)) for o in numbers.values()): return None
+    if sorted(numbers.values())==list(range(len(numbers))):
         return sorted(numbers, key=numbers.get)
 
 def _innermost(dataset):
@@ -133,7 +135,7 @@ def _open_and_record(fp, *args, **kwargs):
 def opened_files():
     """Context manager: a list, to which each file is added that `PIL.Image.open` opens in this block and thread
 
-    Its elements are what `open` was called with: paths, or open files."""
+    Such a block must not contain another one. Its elements are what `open` was called with: paths, or open files."""
     global _open_image,_n_recording
     with _lock:
         if _n_recording==0: _open_image,Image.open = Image.open,_open_and_record
@@ -160,8 +162,8 @@ def original_file(
 ): # `(bytes, image)`, or `None`: the image was changed, or made otherwise
     """The file that `image` is the content of
 
-    The file is decoded again and compared, pixel by pixel. It may be grey, or have a palette, where the dataset
-    returns RGB, as fastai converts it."""
+    The file is decoded again and compared, pixel by pixel. It may be of any mode where the dataset returns RGB, as
+    fastai converts it, and black and white where the dataset returns grey."""
     for fp in files:
         content = _bytes_of(fp)
         if content is None: continue
@@ -445,17 +447,24 @@ class _ItemSample:
             raise ValueError(f'item{part.place} is None, which field {part.field!r} cannot store')
         if part.kind=='image': return _image_value(part, value, files)
         if part.kind=='npy' and part.field=='labels': return np.asarray(value).tolist()
-        if type(value).__name__=='TensorMultiCategory': return self._labels(value)
+        if type(value).__name__=='TensorMultiCategory': return self._labels(part, value)
         if part.kind=='cls' and hasattr(value, 'item'): value = value.item()
         if part.field=='cls' and value==-1 and self.names:
             raise ValueError(f'item{part.place} is -1, which marks a sample without a label: leave such samples out')
         return as_json(value) if part.kind=='json' else value
 
-    def _labels(self, value):
-        "List of the classes in a tensor of fastai, zeros and ones or numbers; as names, or numbers without names"
-        numbers = value.numpy()
-        if numbers.dtype.kind=='f': numbers = np.flatnonzero(numbers)
-        return [self.names[k] if self.names else int(k) for k in numbers.tolist()]
+    def _labels(self, part, value):
+        """List of the classes in a tensor of fastai: their names, or their numbers if there are no names
+
+        Floats are zeros and ones, and integers are numbers of classes. Raises `ValueError` for a class without a
+        name."""
+        codes = value.numpy()
+        codes = (np.flatnonzero(codes) if codes.dtype.kind=='f' else codes).tolist()
+        if not self.names: return codes
+        for code in codes:
+            if not 0<=code<len(self.names):
+                raise ValueError(f'item{part.place} has class {code}: there are {len(self.names)} names of classes')
+        return [self.names[code] for code in codes]
 
 def _image_value(part, image, files):
     """The file of an image, as `Encoded`, if it is in `files` and fits the field, else the image
