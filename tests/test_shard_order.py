@@ -10,7 +10,7 @@ from fastai_remote.order.base import Order, SplitOrder
 from fastai_remote.order.lengths import SortedWindows
 from fastai_remote.order.permutation import Permutation
 from fastai_remote.order.ranks import rank_share, shard_permutation_of, worker_batches
-from fastai_remote.order.shards import ShardPermutation, ShardSplit, sizes_of
+from fastai_remote.order.shards import ShardFolds, ShardPermutation, ShardSplit, sizes_of
 from fastai_remote.order.quality import shuffle_quality
 
 seeds,some_sizes = st.integers(0, 2**63),st.lists(st.one_of(st.integers(0, 3), st.integers(0, 60)), max_size=14)
@@ -285,3 +285,11 @@ def test_sizes_of(sizes, data):
     a = data.draw(st.integers(0, n)); b = data.draw(st.integers(a, n))
     got = sizes_of(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), a, b)
     assert np.array_equal(got, np.bincount(shard_of(sizes, np.arange(a, b)), minlength=len(sizes)))
+
+def test_folds_that_are_not_there_are_refused():
+    for n_folds,fold in ((2,2), (2,-1), (1,0), (0,0)):
+        with pytest.raises(ValueError, match='n_folds'): ShardFolds([10,10], n_folds, fold)
+
+def test_sizes_that_are_no_integers_are_refused():
+    with pytest.raises(ValueError, match='integers'): ShardPermutation([2.5,3])
+    assert len(ShardPermutation([]))==0

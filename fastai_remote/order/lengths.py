@@ -70,9 +70,11 @@ class SortedWindows(PositionMap):
         bs:int=64, # Samples per batch
         seed:int=0, # Any int >= 0, for the order of the batches
         lanes:int=None, # Workers that make batches in turn, if each reads shards of its own; default: they do not
-        longest:int=None, # What `longest_of` returns, to have this sample in the first batch; default: in any
+        # What `longest_of` returns, to have this sample in the first batch; not with `lanes`. Default: in any batch
+        longest:int=None,
         window:int=50, # Batches that are sorted together
     ):
+        if lanes and longest is not None: raise ValueError('with lanes, longest cannot be in the first batch')
         self.base,self.n,self.lengths,self.bs,self.seed = base,n,lengths,bs,seed
         self.lanes,self.longest,self.window = lanes,longest,window
         self.n_batches = -(-n//bs)
@@ -88,8 +90,8 @@ class SortedWindows(PositionMap):
         base, # Another shuffled order
         n:int, # Its length
     ):
-        "The same for another shuffled order, such as the share of a rank"
-        return type(self)(base, n, *self.__reduce__()[1][2:])
+        "The same without `longest` for another shuffled order, such as the share of a rank, which need not have it"
+        return type(self)(base, n, self.lengths, self.bs, self.seed, self.lanes, window=self.window)
 
     def _base_at(self, positions):
         """The samples at `positions` of the shuffled order, both int arrays
