@@ -217,7 +217,10 @@ def test_quality_of_little():
         q = shuffle_quality(lambda seed: ShardPermutation(sizes, seed), n, labels=lambda i: i*0, starts=np.cumsum([0,*sizes]))
         assert q.bs==min(n, 64) and q.labels==1 and 1<=q.span<=len(sizes) and repr(q)
         assert q._repr_png_()[:4]==b'\x89PNG'
+    assert shuffle_quality(Permutation(100), 100, bs=1)._repr_png_()[:4]==b'\x89PNG'
     with pytest.raises(ValueError, match='empty'): shuffle_quality(ShardPermutation([]), 0)
+    for bs in (0, -1):
+        with pytest.raises(ValueError, match=f'bs={bs}'): shuffle_quality(Permutation(9), 9, bs=bs)
 
 def test_quality_shows():
     n = 100_000
