@@ -219,6 +219,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'fastai_remote.cli.serve._check_port': ( 'cli/serve.html#_check_port',
                                                                                   'fastai_remote/cli/serve.py'),
                                          'fastai_remote.cli.serve._free_port': ('cli/serve.html#_free_port', 'fastai_remote/cli/serve.py'),
+                                         'fastai_remote.cli.serve._saved_login': ( 'cli/serve.html#_saved_login',
+                                                                                   'fastai_remote/cli/serve.py'),
                                          'fastai_remote.cli.serve.memory_setting': ( 'cli/serve.html#memory_setting',
                                                                                      'fastai_remote/cli/serve.py'),
                                          'fastai_remote.cli.serve.serve': ('cli/serve.html#serve', 'fastai_remote/cli/serve.py'),
