@@ -23,7 +23,7 @@ from ..source.files import IMAGE_EXTENSIONS
 # %% ../../nbs/cli/02_sources.ipynb #2befb4ff
 class FolderLabel:
     "The label of an image is the name of the folder that it is in"
-    def __call__(self, path): return Path(os.path.abspath(path)).parent.name   # `a.png` and `../a.png` have a folder, too
+    def __call__(self, path): return Path(os.path.abspath(path)).parent.name   # of `a.png` and `../a.png`, too
 
 class PatternLabel:
     "The label of an image is the first group of a regular expression that is found in its path"

@@ -17,11 +17,12 @@ from .permutation import MIX_A, MIX_B, MASK64, mix64
 
 # %% ../../nbs/order/01_base.ipynb #cc4d2125
 def _apply(mapping, x):
-    """`mapping[x]` of a range, an array or a map such as `Permutation`: an `int` for an int, an array for an int64 array
+    """`mapping[x]` of a range, an array or a map such as `Permutation`
 
-    Raises `IndexError` for what is no position of a range or an array; other maps check positions themselves."""
+    Returns an `int` for an int, and an array for an int64 array. Raises `IndexError` for what is no position of a range
+    or an array; other maps check positions themselves."""
     if isinstance(mapping, (range,np.ndarray)):
-        low,high = (x, x) if isinstance(x, int) else (x.min(initial=0), x.max(initial=-1))
+        low,high = (x, x) if isinstance(x, int) else (x.min(), x.max()) if len(x) else (0, -1)
         if low<0 or high>=len(mapping): _refuse_positions(low, high, len(mapping))
         if isinstance(mapping, range): return mapping.start+x*mapping.step
     return int(mapping[x]) if isinstance(x, int) else mapping[x]
@@ -74,7 +75,7 @@ class Order:
     )->np.ndarray: # int64, one per position
         "The numbers at many positions, of which negative ones count from the end; raises what `order[i]` raises"
         pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
-        if not pos.ndim: raise TypeError(f'positions are a list or an array of integers, not the {type(i).__name__} {i!r}')
+        if not pos.ndim: raise TypeError(f'positions are a list or array of integers, not the {type(i).__name__} {i!r}')
         if len(pos) and pos.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {pos.dtype}')
         n = len(self)
         if pos.dtype==bool:

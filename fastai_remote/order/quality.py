@@ -82,7 +82,8 @@ class ShuffleQuality:
             bins = np.geomspace(1, values.max(initial=2), 40)   # batches of one sample have no pairs
             text = dict(xlabel='distance of two samples in a batch, as stored', ylabel='% of pairs', xscale='log')
         looks = (dict(histtype='step', color='C0', lw=2, label='this order'), dict(color='.75', label='a full shuffle'))
-        for bars,look in zip(self.bars, looks): axes.hist(bars, bins, weights=np.full(len(bars), 100/max(len(bars), 1)), **look)
+        for bars,look in zip(self.bars, looks):
+            axes.hist(bars, bins, weights=np.full(len(bars), 100/max(len(bars), 1)), **look)
         axes.set(**text)
         axes.legend(frameon=False)
 
