@@ -22,7 +22,9 @@ def _blocks(n):
     return (np.arange(start, min(start+_BLOCK, n)) for start in range(0, n, _BLOCK))
 
 class LongestFirst(PositionMap):
-    "A map from positions to samples, from the longest to the shortest; it stores four bytes per sample"
+    """A map from positions to samples, from the longest to the shortest; equal lengths keep the order of the samples
+
+    It stores four bytes per sample, or eight from 2**31 samples on."""
     def __init__(self,
         # Length of each sample, an int: an array, or an object that returns an array for `lengths[array of samples]`
         lengths,
@@ -62,7 +64,9 @@ def longest_of(
     return best
 
 class SortedWindows(PositionMap):
-    "A shuffled order whose batches have samples of similar lengths, as fastai's `SortedDL` has it; it stores nothing"
+    """A shuffled order whose batches have samples of similar lengths, as fastai's `SortedDL` has it
+
+    It is computed, and keeps only a few windows in memory."""
     def __init__(self,
         base, # The shuffled order: a map from positions to samples
         n:int, # Number of samples
