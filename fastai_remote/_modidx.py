@@ -168,6 +168,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                            'fastai_remote.cli.options._one_or_list': ( 'cli/options.html#_one_or_list',
                                                                                        'fastai_remote/cli/options.py'),
                                            'fastai_remote.cli.options._pairs': ('cli/options.html#_pairs', 'fastai_remote/cli/options.py'),
+                                           'fastai_remote.cli.options._parts': ('cli/options.html#_parts', 'fastai_remote/cli/options.py'),
                                            'fastai_remote.cli.options._reader': ( 'cli/options.html#_reader',
                                                                                   'fastai_remote/cli/options.py'),
                                            'fastai_remote.cli.options._splits': ( 'cli/options.html#_splits',

@@ -161,6 +161,8 @@ def test_a_file_of_the_user_works_in_workers(server, tmp_path, result):
     (['resize', '²', '{out}', '{out}'], 'SIZE is missing'),
     (['ingest', '{images}', '{out}', '--splits', 'a=.5,b=.2,a=.3'], "'a' is there twice"),
     (['ingest', '{images}', '{out}', '--splits', '=.5,b'], "a name is missing"),
+    (['ingest', 'a.csv', '{out}', '--fields', 'age,path=jpg'], "no value for 'age'"),
+    (['ingest', 'a.csv', '{out}', '--fields', 'path='], "no value for 'path'"),
     (['ingest', '{images}', '{out}', '--fn', '{raises}:f'], 'ValueError: the reason'),
     (['ingest', '{images}', '{out}', '--fn', '{broken}:f'], 'SyntaxError'),
     (['ingest', '{images}', '{out}', '--fn', '{broken}.py:f'], 'FileNotFoundError'),
