@@ -75,7 +75,8 @@ def _are_runs(d):
     lengths,columns = runs.get('lengths'),runs.get('columns')
     if not isinstance(runs.get('key'), str) or not isinstance(runs.get('crc'), int): return False
     if not isinstance(lengths, list) or any(type(n) is not int or n<0 for n in lengths): return False
-    return isinstance(columns, dict) and all(columns.get(field) in range(len(lengths)) for field in d['fields'])
+    if not isinstance(columns, dict): return False
+    return all(type(columns.get(field)) is int and 0<=columns[field]<len(lengths) for field in d['fields'])
 
 # Whether a value of each dict in a manifest has the right type.
 _is_valid = dict(fields=_is_field,
@@ -113,7 +114,7 @@ class Manifest:
     generation:int = 1 # How many times a dataset of this name has been written
     uid:str = '' # Identifies this version of the dataset
     created:str = '' # Time of the commit, ISO 8601, UTC
-    format:int = 0 # Version of the format; default: the newest
+    format:int = 0 # Version of the format; default: the oldest one that can describe this dataset
 
     def __post_init__(self):
         # an earlier version can read what does not need the newest format
@@ -129,7 +130,7 @@ class Manifest:
 
     @property
     def head(self)->bytes:
-        """The beginning of the stored JSON, which contains `uid`
+        """The beginning of the stored JSON, up to the end of `uid`, or what `to_json` begins with
 
         Reading these few bytes is enough to check that the dataset is still the one that was opened."""
         return self._head or f'{{"uid":"{self.uid}"'.encode()
@@ -160,7 +161,7 @@ class Manifest:
         order = d.get('order')
         for key,names in order.items() if isinstance(order, dict) else ():
             if key in _is_valid and isinstance(names, list) and sorted(map(str, names))==sorted(d.get(key, {})):
-                d[key] = {name:d[key][name] for name in names}
+                d[key] = {str(name):d[key][str(name)] for name in names}
 
     @classmethod
     def _check(cls, content, where):
@@ -190,6 +191,9 @@ class Manifest:
             bad = [f'{name} {field!r}' for name,field,value in values if not _is_valid[name](value)]
             bad += [f'part {number}' for number,part in enumerate(content.get('parts', ())) if not _is_part(part)]
             if content.get('parts') and not _are_runs(content): bad += ['runs']
+        if not bad:
+            n,splits = content['n'],content.get('splits', {})
+            bad = [f'split {name!r}' for name,(start,stop) in splits.items() if not 0<=start<=stop<=n]
         if bad or not 0<=content['n']<1<<62:
             raise UnsupportedFormat(f"{where}: damaged: missing or invalid: {', '.join(bad) or 'n'}")
 

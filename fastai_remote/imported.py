@@ -42,7 +42,9 @@ def when_imported(
     name:str, # Name of a module
     f # Called once, with the module as its argument
 ):
-    "Call `f` when module `name` has been imported: now, if it already has"
+    """Call `f` when module `name` has been imported: now, if it already has
+
+    `f` is not called for an import that is going on in this moment, nor for a built-in module."""
     module = sys.modules.get(name)
     if _is_imported(module): return f(module)
     _waiting.setdefault(name, []).append(f)
@@ -52,7 +54,8 @@ def when_imported(
 class LateMethod:
     """A placeholder for a method that another module adds to a class
 
-    The first access imports that module, which replaces the placeholder by the method."""
+    The first access imports that module, which replaces the placeholder by the method. If the import fails, its error
+    is raised, and the placeholder stays."""
     def __init__(self,
         owner:type, # Class that the method belongs to
         name:str, # Name of the method
@@ -63,7 +66,7 @@ class LateMethod:
         # Not there while the module is imported: the module may access the name, too.
         if vars(self.owner).get(self.name) is self: delattr(self.owner, self.name)
         try: import_module(self.module)
-        except Exception:
+        except BaseException:   # Ctrl-C, too
             setattr(self.owner, self.name, self)
             raise
         return getattr(cls if obj is None else obj, self.name)

@@ -92,14 +92,14 @@ _inputs_per_round = 4   # per worker: few enough to hold, and enough that waitin
 def parallel_map(
     f, # Called in the workers: `f(*x)` if the input is a tuple, else `f(x)`
     xs, # Iterable of inputs, read as workers need them
-    # 0: do the work in this process. Default: all workers of the active joblib backend, or one process per core without
-    # a backend
+    # 0, or 1 except with Ray: do the work in this process. Default: all workers of the active joblib backend, or one
+    # process per core without a backend
     num_workers:int=None,
 ): # Generator of results, as they become available
     """Apply `f` to each of `xs` with the active joblib backend; results may come in another order than `xs`
 
     An error of `f` is raised as it is, with the traceback of the worker process as a note; one that cannot be pickled
-    is raised as a `RuntimeError` with its message."""
+    is raised as a `RuntimeError` with its message, and so is `StopIteration`."""
     backend,n = get_active_backend()[0],effective_workers(num_workers)
     if n==0: return (_apply(f, x) for x in xs)
     if _is_ray(backend): results = _map_ray(backend, _Task(f), xs, n if n<effective_workers() else 2*n)

@@ -37,7 +37,7 @@ def example(i:int)->dict:
 
 class StoreTests:
     "Tests of a `Store`. A subclass defines `make`"
-    n = 20 # Samples in the store that `make` returns
+    n = 20 # Samples in the store that `make` returns, at least 8
     def make(self)->Store:
         "A store of `example(i)` for i in `range(self.n)`, in this order"
         raise NotImplementedError
@@ -192,9 +192,9 @@ class SourceTests:
 
 # %% ../nbs/04_testing.ipynb #8710666e
 class CodecTests:
-    "Tests of a `Codec`. A subclass sets `codec`, `values` to encode, and `wrong`, objects that must be refused"
+    "Tests of a `Codec`. A subclass sets `codec` and `values`, and `wrong` if there are objects that it must refuse"
     codec:Codec = None
-    values:list = [] # Objects that the codec stores
+    values:list = [] # Objects that the codec stores, at least one
     wrong:list = [] # Objects that it refuses
 
     def same(self, read, written)->bool:
@@ -202,6 +202,7 @@ class CodecTests:
         return repr(read)==repr(written)
 
     def test_values_come_back_identical(self):
+        assert self.values, 'set `values` to objects that the codec stores'
         for o in self.values:
             if self.codec.dtype is None: assert self.same(self.codec.from_bytes(self.codec.to_bytes(o)), o)
             else: assert self.same(self.codec.from_bytes(self.codec.to_array([o])[0]), o)

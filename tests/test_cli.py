@@ -158,13 +158,26 @@ def test_a_file_of_the_user_works_in_workers(server, tmp_path, result):
     (['ls', '{out}', 'too', 'much'], 'too much'), (['info', 'redis://h'], 'name of the dataset is missing'),
     (['ls'], 'FASTAI_REMOTE_URL or REDIS_URL'), (['info', 'env:NOWHERE', 'pets'], 'NOWHERE, which is not set'),
     (['igest'], 'did you mean ingest?'), (['copy', '{out}'], '2 places are needed'), (['resize', '{out}'], 'SIZE is missing'),
-    (['serve'], 'one folder'), (['serve', '{out}', '--memory', 'lots'], 'such as 500mb'), (['rm', '{out}', '--nonsense'], 'nonsense'),
+    (['resize', '²', '{out}', '{out}'], 'SIZE is missing'),
+    (['ingest', '{images}', '{out}', '--splits', 'a=.5,b=.2,a=.3'], "'a' is there twice"),
+    (['ingest', '{images}', '{out}', '--splits', '=.5,b'], "a name is missing"),
+    (['ingest', 'a.csv', '{out}', '--fields', 'age,path=jpg'], "no value for 'age'"),
+    (['ingest', 'a.csv', '{out}', '--fields', 'path='], "no value for 'path'"),
+    (['ingest', '{images}', '{out}', '--fn', '{raises}:f'], 'ValueError: the reason'),
+    (['ingest', '{images}', '{out}', '--fn', '{broken}:f'], 'SyntaxError'),
+    (['ingest', '{images}', '{out}', '--fn', '{broken}.py:f'], 'FileNotFoundError'),
+    (['ingest', '{images}', '{out}', '--fn', 'json:nothing'], "no function 'nothing'"),
+    (['ingest', '{images}', '{out}', '--fn', 'json:codecs'], "no function 'codecs'"),
+    (['info'], 'a place is needed'), (['serve'], 'one folder'), (['serve', '{out}', '--memory', 'lots'], 'such as 500mb'), (['rm', '{out}', '--nonsense'], 'nonsense'),
     (['ls', '{out}', '--storage-options', '{{"secret": "hidden"}}'], 'may be secret')])
 def test_a_wrong_command_line_says_what_is_wrong(words, part, images, tmp_path, cli):
     for name in 'mixed','empty': (tmp_path/name).mkdir()
     shutil.copytree(images/'cat', tmp_path/'mixed/images')
     (tmp_path/'mixed/labels.csv').write_text('name,label\n')
     places = dict(images=images, out=tmp_path/'out', mixed=tmp_path/'mixed', empty=tmp_path/'empty')
+    for name,code in dict(raises="raise ValueError('the reason')", broken='def f(x) return x').items():
+        places[name] = tmp_path/f'{name}.py'
+        places[name].write_text(code)
     code,out,err = cli(*(word.format(**places) for word in words))
     assert code==2 and not out and part in err and 'hidden' not in err and len(err.splitlines())==2, err
     assert not (tmp_path/'out').exists()
@@ -629,6 +642,38 @@ def test_tars_of_others_are_found(tmp_path, result, cli):
     index_shards(tmp_path/'theirs', num_workers=1, progress=False)
     for folder in (tmp_path, tmp_path/'theirs'): assert [o['samples'] for o in result('ls', folder)['datasets']]==[1]
     assert '1 samples' in cli('doctor', tmp_path/'theirs')[1]
+
+def test_the_label_is_the_name_of_the_folder_however_the_path_is_written(tmp_path, monkeypatch):
+    from fastai_remote.cli.sources import FolderLabel
+    (tmp_path/'cat/small').mkdir(parents=True)
+    monkeypatch.chdir(tmp_path/'cat/small')
+    assert [FolderLabel()(Path(o)) for o in ('a.png', './a.png', '../a.png', '../../dog/a.png')]==['small','small','cat','dog']
+
+def test_a_file_of_the_user_may_have_the_name_of_a_package(tmp_path):
+    from fastai_remote.cli.sources import read_function
+    (tmp_path/'numpy.py').write_text('def f(x): return x+1')
+    assert read_function(f'{tmp_path}/numpy.py:f')(1)==2 and sys.modules['numpy'] is np
+
+def test_sources_that_cannot_be_chosen_are_usage_errors(tmp_path):
+    from fastai_remote.cli.sources import source_of
+    from fastai_remote.cli.terminal import UsageError
+    for arguments,part in ((tmp_path,'foo'), 'no kind .foo.*images, csv'), (([],), 'no source'), (([],'csv'), 'no source'):
+        with pytest.raises(UsageError, match=part): source_of(*arguments)
+
+def test_ls_finds_datasets_behind_links_and_says_that_a_folder_is_not_there(tmp_path, result, cli):
+    to_shards([{'txt':'a'}], tmp_path/'disk/pets', num_workers=1, progress=False)
+    (tmp_path/'all').mkdir()
+    (tmp_path/'all/cats').symlink_to(tmp_path/'disk/pets')
+    (tmp_path/'all/gone').symlink_to(tmp_path/'nowhere')
+    (tmp_path/'all/file').symlink_to(tmp_path/'disk/pets/manifest.json')
+    assert [o['words'] for o in result('ls', tmp_path/'all')['datasets']]==[[str(tmp_path/'all/cats')]]
+    assert cli('ls', tmp_path/'none')[2]==f"fastai_remote ls: {tmp_path/'none'}: no such folder\n"
+
+@pytest.mark.parametrize('text', ['my notes', 'https://user:hidden@host', 'redis://:a@127.0.0.1:abc', 'redis://:a@127.0.0.1:70000'])
+def test_serve_does_not_overwrite_a_file_that_is_not_its_own(text, tmp_path, cli):
+    (tmp_path/'url').write_text(text)
+    code,_,err = cli('serve', tmp_path)
+    assert code==1 and f"{tmp_path}/url is not the URL" in err and 'hidden' not in err and (tmp_path/'url').read_text()==text
 
 def test_the_endings_of_files_are_those_that_the_sources_read():
     from fastai_remote.cli.sources import SOURCE_KINDS

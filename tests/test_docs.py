@@ -163,6 +163,11 @@ def test_comments_above_and_beside_an_argument_describe_it():
     descriptions = [row.split(' | ')[-1].rstrip(' |') for row in table.splitlines()[2:]]
     assert descriptions==['First line, second line', 'Beside it', '']
 
+def test_a_signature_is_that_of_python():
+    import docs
+    for text in ('f(a, /, b=1, *c, d, **e)', 'f(a, *, b=1)', 'f(a, b=1, /)'):
+        assert docs.signature('f', docs.ast.parse(f'def {text}: pass').body[0])==text
+
 def test_a_broken_link_is_found(tmp_path):
     import docs
     (tmp_path/'a.html').write_text('<h1 id="here">A</h1> <a href="#here">here</a> <a href="b.html">b</a> '

@@ -372,6 +372,7 @@ def test_the_table_of_the_guide_is_what_the_code_says():
     spec.loader.exec_module(tool)
     page = tool.PAGE.read_text(encoding='utf-8')
     assert page.count('| **')==len(KINDS) and tool.text(page)==page, 'run `make kinds`'
+    with pytest.raises(ValueError, match='no place for the table'): tool.text('a page')
 
 @pytest.mark.parametrize('kind', [k for k in KINDS if k.example!='strokes'], ids=lambda k: k.name)
 def test_the_example_of_a_kind_is_of_this_kind(kind):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import HOLD, holding, kill, wait_for
-from fastai_remote.core import CorruptSample, Manifest, StoreBusy, StoreNotFound, sum_content, UnsupportedFormat
+from fastai_remote.core import CorruptSample, Manifest, StoreBusy, StoreNotFound, UnsupportedFormat, seal, sum_content
 from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.report import IngestError
 from fastai_remote.ingest.run import ingest, to_redis
@@ -448,3 +448,11 @@ def test_a_late_file_does_no_harm_where_there_is_no_flock(tmp_path, other, lease
     said = p.communicate(timeout=60)[1]
     assert 'StoreBusy' in said and p.returncode, said
     assert texts(folder)==want and ShardStore(folder).verify(num_workers=1).bad==0
+
+@pytest.mark.parametrize('change', [dict(splits={'train':[5,-2]}), dict(splits={'train':[0,4]}), dict(splits={'train':[2,1]}),
+    dict(format=4, parts=[dict(prefix='a', tags=0, n=3, fields={}, failed=0)], runs=dict(key='k', crc=1, lengths=[1], columns={'cls':0.0}))])
+def test_a_manifest_with_a_right_checksum_and_impossible_contents_is_refused(change):
+    manifest = Manifest('d', 3, {'cls':{'codec':'cls', 'dtype':'u1'}}, {'train':[0,3]}, {'1':['a'], '0':['b']}, uid='u')
+    content = json.loads(manifest.to_json())
+    assert list(Manifest.from_json(seal({**content, 'order':{'vocab':[0,1]}})).vocab)==['0','1']
+    with pytest.raises(UnsupportedFormat, match='damaged: .*(split .train.|runs)'): Manifest.from_json(seal({**content, **change}))

@@ -153,3 +153,51 @@ def test_batches_are_the_same_however_many_are_computed_at_once():
         for w in range(workers):
             want = [o.numbers_at(range(b, min(b+bs, n))).tolist() for b in range(w*bs, n, workers*bs)]
             assert [b.tolist() for b in worker_batches(o, bs, w, workers)]==want
+
+def test_a_split_of_more_items_than_there_are_is_an_error():
+    "and never the samples of another split"
+    train = Order(range(10, 20))
+    for split in (SplitOrder(range(8, 12)), Order(12), Order(1, np.array([-1])), Order(20)[8:12]):
+        for read in (list, lambda o: o[[0,-1]], lambda o: (o[0], o[-1])):
+            with pytest.raises(IndexError, match='there are 10'): read(train[split])
+    for last in (np.arange(10), range(10)):
+        for read in (list, lambda o: o[0]):
+            with pytest.raises(IndexError, match='there are 10'): read(Order(1, np.array([-1]), last))
+    assert list(train[SplitOrder(range(8, 10))])==[18, 19]
+
+def test_positions_that_are_no_list_are_refused():
+    for i in ({1,2}, {1:2}, iter([1])):
+        with pytest.raises(TypeError, match=f'the {type(i).__name__}'): Order(10)[i]
+    for i in (1.5, 'a', None, {1}):
+        with pytest.raises(TypeError, match=f'the {type(i).__name__}'): Permutation(10)[i]
+    assert Permutation(10)[np.array(3)]==Permutation(10)[3]
+
+def test_a_rank_that_is_not_there_is_an_error():
+    for order in (Order(10), WeightedOrder(10, lambda numbers: numbers, np.ones(10)), Order(10, ShardPermutation([10]))):
+        for rank,world in ((2,2), (-1,2), (1,1), (0,0)):
+            with pytest.raises(ValueError, match=f'rank {rank} of {world}'): rank_share(order, rank, world)
+
+def test_a_share_of_weighted_draws_is_not_shared_again():
+    order = WeightedOrder(20, lambda numbers: numbers%2, [1,2], 3)
+    with pytest.raises(ValueError, match='cannot be shared again'): rank_share(rank_share(order, 1, 2), 0, 2)
+
+def test_weights_and_labels_that_do_not_fit_are_errors():
+    for weights in ([1,np.inf], [1,np.nan], [-1,2], [0,0], []):
+        with pytest.raises(ValueError, match='weights'): WeightedOrder(10, lambda numbers: numbers%2, weights)
+    for code in (-1, 2):
+        with pytest.raises(ValueError, match=f'label code {code}.*2 weights'):
+            list(WeightedOrder(10, lambda numbers: np.full(len(numbers), code), [1,1]))
+
+def test_parts_that_are_not_all_numbers_are_refused():
+    for parts in ([3,4], [30,4], [-1,11]):
+        with pytest.raises(ValueError, match='parts'): BlockPermutation(10, 2, parts=parts)
+    for bad in (dict(block=0), dict(block=2, interleave=0), dict(block=2, n=1<<32, parts=[1<<31,1<<31])):
+        with pytest.raises(ValueError): BlockPermutation(**{'n':10, **bad})
+    assert len(BlockPermutation(1<<32, 1<<20)[[0, (1<<32)-1]])==2
+
+def test_the_longest_sample_is_in_one_share_only():
+    "a share of a rank need not have the sample that comes first in the whole order"
+    perm = ShardPermutation([20]*5, 1, 2, 4)
+    order = Order(100, SortedWindows(perm, 100, np.arange(100)[::-1].copy(), 4, longest=0))
+    assert order[0]==0 and sorted(i for rank in range(2) for i in rank_share(order, rank, 2))==list(range(100))
+    with pytest.raises(ValueError, match='lanes'): SortedWindows(perm, 100, np.arange(100), 4, lanes=2, longest=99)

@@ -87,6 +87,22 @@ for m in 'broken_module','absent_module':
     except Exception as e: print(e)'''
     assert python(code)=="its own\nNo module named 'absent_module'"
 
+def test_an_interrupted_import_can_be_repeated(tmp_path):
+    "Ctrl-C while torch is imported: the method is still there"
+    (tmp_path/'slow_module.py').write_text("""import sys
+if not hasattr(sys, 'tried'):
+    sys.tried = True
+    raise KeyboardInterrupt
+from __main__ import A
+A.go = lambda self: 'gone'""")
+    code = f'''import sys; sys.path.insert(0, {str(tmp_path)!r})
+from fastai_remote.imported import add_late_methods
+class A: pass
+add_late_methods(A, ['go'], 'slow_module')
+try: A().go()
+except KeyboardInterrupt: print(A().go())'''
+    assert python(code)=='gone'
+
 def imports_of(module):
     "The modules that a module imports when it is imported, and those that its functions import when they are called"
     path = root/'fastai_remote'/f"{module.replace('.', '/')}.py"

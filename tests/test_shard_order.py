@@ -10,7 +10,7 @@ from fastai_remote.order.base import Order, SplitOrder
 from fastai_remote.order.lengths import SortedWindows
 from fastai_remote.order.permutation import Permutation
 from fastai_remote.order.ranks import rank_share, shard_permutation_of, worker_batches
-from fastai_remote.order.shards import ShardPermutation, ShardSplit, sizes_of
+from fastai_remote.order.shards import ShardFolds, ShardPermutation, ShardSplit, sizes_of
 from fastai_remote.order.quality import shuffle_quality
 
 seeds,some_sizes = st.integers(0, 2**63),st.lists(st.one_of(st.integers(0, 3), st.integers(0, 60)), max_size=14)
@@ -217,7 +217,10 @@ def test_quality_of_little():
         q = shuffle_quality(lambda seed: ShardPermutation(sizes, seed), n, labels=lambda i: i*0, starts=np.cumsum([0,*sizes]))
         assert q.bs==min(n, 64) and q.labels==1 and 1<=q.span<=len(sizes) and repr(q)
         assert q._repr_png_()[:4]==b'\x89PNG'
+    assert shuffle_quality(Permutation(100), 100, bs=1)._repr_png_()[:4]==b'\x89PNG'
     with pytest.raises(ValueError, match='empty'): shuffle_quality(ShardPermutation([]), 0)
+    for bs in (0, -1):
+        with pytest.raises(ValueError, match=f'bs={bs}'): shuffle_quality(Permutation(9), 9, bs=bs)
 
 def test_quality_shows():
     n = 100_000
@@ -285,3 +288,11 @@ def test_sizes_of(sizes, data):
     a = data.draw(st.integers(0, n)); b = data.draw(st.integers(a, n))
     got = sizes_of(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), a, b)
     assert np.array_equal(got, np.bincount(shard_of(sizes, np.arange(a, b)), minlength=len(sizes)))
+
+def test_folds_that_are_not_there_are_refused():
+    for n_folds,fold in ((2,2), (2,-1), (1,0), (0,0)):
+        with pytest.raises(ValueError, match='n_folds'): ShardFolds([10,10], n_folds, fold)
+
+def test_sizes_that_are_no_integers_are_refused():
+    with pytest.raises(ValueError, match='integers'): ShardPermutation([2.5,3])
+    assert len(ShardPermutation([]))==0

@@ -92,6 +92,7 @@ def signature(
     arguments = node.args
     def with_default(arg, default): return arg.arg if default is None else f'{arg.arg}={ast.unparse(default)}'
     parts = [with_default(*pair) for pair in positional_arguments(arguments)]
+    if arguments.posonlyargs: parts.insert(len(arguments.posonlyargs), '/')
     if arguments.vararg: parts.append(f'*{arguments.vararg.arg}')
     elif arguments.kwonlyargs: parts.append('*')
     parts += [with_default(*pair) for pair in zip(arguments.kwonlyargs, arguments.kw_defaults)]
@@ -147,7 +148,7 @@ def patched_class(node)->str:
     return ast.unparse(annotation).split('|')[0].strip() if annotation else ''
 
 def definitions(source:str)->list:
-    "The public functions, classes and methods of a cell, as `(name, node)`"
+    "The public functions and classes of a cell, and their methods with a docstring, as `(name, node)`"
     found = []
     functions = (ast.FunctionDef,ast.AsyncFunctionDef)
     for node in ast.parse(source).body:

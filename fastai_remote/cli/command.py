@@ -20,7 +20,7 @@ class Command:
     "A command: its docstring describes it for `-h`"
     examples:str = '' # Shown by `-h`
     usage:str = '' # The words after the name of the command
-    has_json:bool = True # Does it report something?
+    has_json:bool = True # Has it the option `--json`?
 
     def options(self, parser):
         "Add the options of this command to `parser`"
@@ -47,9 +47,9 @@ class Command:
 def show(
     args, # Namespace of the parser
     document, # What JSON shows
-    text=None # What else is shown; default: `repr` of the document
+    text=None # What people see; default: the document
 ):
-    "Print the result of a command"
+    "Print the result of a command: `document` as JSON if there is the option `--json`, else `text`"
     if args.json: print(json.dumps(document, ensure_ascii=False, default=_plain))
     else: print(document if text is None else text)
 

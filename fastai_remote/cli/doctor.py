@@ -26,7 +26,7 @@ from ..store.server import find_server
 class Finding:
     "One thing that was looked at"
     what:str # Such as 'maxmemory-policy'
-    level:str # 'ok'; 'note': it costs something, or may; 'problem': data or an epoch will be lost
+    level:str # 'ok'; 'note': it costs something, or may; 'problem': data may be lost or read by others, or it fails
     text:str # What was found, and what to do
     def __str__(self): return f"{dict(ok=' ', note='-', problem='!')[self.level]} {self.what}: {self.text}"
 
@@ -100,7 +100,7 @@ def check_machine():
 def check_server(
     place:Place # A server; with a name, the rights on this dataset are checked too
 ):
-    "Yields a `Finding` for each thing to know about a Redis server; raises `StoreUnavailable`"
+    "Yields a `Finding` for each thing to know about a Redis server; raises `StoreUnavailable`, `UsageError`"
     link = place.link
     yield from _check_connection(link, f"{place.name or 'fastai_remote'}:meta")
     masters = link.servers.masters()

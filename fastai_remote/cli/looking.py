@@ -8,7 +8,7 @@ Docs: page `cli/looking`"""
 __all__ = ['summary', 'datasets_at', 'table', 'Ls', 'unfinished_text', 'Info', 'info_text', 'Verify', 'Failures', 'failures_at']
 
 # %% ../../nbs/cli/08_looking.ipynb #c85d6b73
-import json
+import json, os
 from dataclasses import asdict
 
 from .command import add_place_options, add_progress, Command, OnePlace, places_of, progress_of, show
@@ -42,13 +42,17 @@ def _redis_places(place):
         yield one
 
 def _shard_places(place):
-    "Yields `place` itself if its folder contains a dataset, else a `Place` for each of its folders that does"
+    """Yields `place` itself if its folder contains a dataset, else a `Place` for each of its folders that does
+
+    Raises `FileNotFoundError` if there is no such folder."""
     from fastai_remote.cli.places import Place
     if place.has_dataset:
         yield place
         return
-    found = place.storage.call(lambda fs: fs.ls(place.storage.path(), detail=True), extra=10*place.timeout)
-    for path in sorted(o['name'] for o in found if o['type']=='directory'):
+    try: found = place.storage.call(lambda fs: fs.ls(place.storage.path(), detail=True), extra=10*place.timeout)
+    except FileNotFoundError: raise FileNotFoundError(f'{place.shown}: no such folder') from None
+    def is_folder(o): return o['type']=='directory' or o.get('islink') and os.path.isdir(o['name'])
+    for path in sorted(o['name'] for o in found if is_folder(o)):
         folder = path.rstrip('/').rpartition('/')[2]
         one = Place([f"{place.words[0].rstrip('/')}/{folder}"], f"{place.url.rstrip('/')}/{folder}", None,
                     place.timeout, place.storage_options)

@@ -33,7 +33,7 @@ class Abandon(OnePlace):
         show(args, dict(abandoned=place.shown), f'abandoned: {place.shown}')
 
 class Rm(OnePlace):
-    """Remove a dataset, or what an unfinished ingest has written if there is no dataset.
+    """Remove a dataset, and what an unfinished ingest of its name has written.
 
     It asks before."""
     examples = """
@@ -60,8 +60,8 @@ class Rm(OnePlace):
 class Serve(Command):
     """Run a private Redis server that keeps its data in DIR, until Ctrl-C.
 
-    Only you can read DIR. Port and password are chosen at the first start and kept in DIR/url, so the URL stays the
-    same. The server accepts connections from this machine only."""
+    Only you can read what the server writes. Port and password are chosen at the first start and kept in DIR/url, so
+    the URL stays the same. The server accepts connections from this machine only."""
     usage = 'DIR'
     examples = """
       fastai_remote serve data/ --memory 8gb
@@ -163,7 +163,7 @@ def refuse_secrets(argv:list):
 def run(
     argv:list # Arguments of the program
 )->int: # The exit code
-    "Run a command; the errors that a user can do something about become one line"
+    "Run a command; errors become a line, unless there is the option `--traceback`; raises `BrokenPipeError`"
     words,prog,shows_traceback = (),'fastai_remote','--traceback' in argv
     try:
         refuse_secrets(argv)
@@ -212,7 +212,7 @@ def is_ours(error:Exception)->bool:
 def main(
     argv:list=None # Arguments; default: those of the program
 )->int: # The exit code
-    "The program `fastai_remote`; raises `SystemExit` only for `-h`"
+    "The program `fastai_remote`; raises `SystemExit` only for `-h`, and errors only with the option `--traceback`"
     try:
         code = run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()

@@ -29,14 +29,26 @@ def _one_or_list(text): return [*map(_number_or_text, _list(text))] if ',' in te
 
 def _list_or_pairs(text): return _pairs(text) if '=' in text else _list(text)
 
+def _parts(text):
+    "`a=b,c=d` as a dict; `c=` and `c` give `None`; raises `UsageError` for a name that is there twice, or missing"
+    found = {}
+    for name,_,value in (o.partition('=') for o in _list(text)):
+        name = name.strip()
+        if not name: raise UsageError(f'{text!r}: a name is missing before =')
+        if name in found: raise UsageError(f'{text!r}: {name!r} is there twice')
+        found[name] = value.strip() or None
+    return found
+
 def _pairs(text):
-    "`a=b,c=d` as a dict; `c=` and `c` give `None`"
-    parts = (o.partition('=') for o in _list(text))
-    return {name.strip():value.strip() or None for name,_,value in parts}
+    "`a=b,c=d` as a dict; raises `UsageError` for a name without a value, and what `_parts` raises"
+    found = _parts(text)
+    missing = [name for name,value in found.items() if value is None]
+    if missing: raise UsageError(f'{text!r}: there is no value for {missing[0]!r}: NAME=TEXT')
+    return found
 
 def _splits(text):
     "`train,valid=0.2` as `{'train': None, 'valid': 0.2}`"
-    return {split:None if size is None else _number(size) for split,size in _pairs(text).items()}
+    return {split:None if size is None else _number(size) for split,size in _parts(text).items()}
 
 def _label(text):
     from fastai_remote.cli.sources import read_label

@@ -103,7 +103,7 @@ class Place:
         return any('manifest.json' in self.storage.names(folder) for folder in ('', INDEX_FOLDER))
 
     def store(self):
-        "The dataset; raises `StoreNotFound`"
+        "The dataset, an opened `RedisStore` or `ShardStore`; raises `StoreNotFound` and other `StoreError`s"
         if self.is_redis:
             from fastai_remote.store.redis import RedisStore
             return RedisStore(self.link, self.name)
@@ -159,7 +159,9 @@ def read_places(
         elif place.is_redis and not (optional_name and len(places)==n-1):
             raise UsageError(f'{word}: the name of the dataset is missing: {word} NAME')
         places.append(place)
-    if len(places)<n: raise UsageError(f'{n} places are needed, each of them URL NAME in Redis or the folder of shards')
+    if len(places)<n:
+        what = 'a place is needed,' if n==1 else f'{n} places are needed, each of them'
+        raise UsageError(f'{what} URL NAME in Redis or the folder of shards')
     if rest: raise UsageError(f"{' '.join(rest)!r} is too much after {' '.join(w for p in places for w in p.words)}")
     return places
 

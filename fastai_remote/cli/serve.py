@@ -58,11 +58,23 @@ def memory_setting(
     text:str # Bytes: a number, or one with a unit, such as `8gb`
 )->str:
     "`text` in small letters if it is a size as Redis reads it; raises `ValueError`"
-    if not re.fullmatch(r'\d+(k|kb|m|mb|g|gb)?', text.lower()):
+    if not re.fullmatch(r'[0-9]+(k|kb|m|mb|g|gb)?', text.lower()):
         raise ValueError(f'--memory is a number of bytes such as 500mb or 8gb, not {text!r}')
     return text.lower()
 
 # %% ../../nbs/cli/05_serve.ipynb #3167e82f
+def _saved_login(url, file):
+    """The port and the password in `url`, or `None` each, if `url` is empty
+
+    Raises `StoreError`, which names `file`, if it is no URL of a server here, and may be a file of the user."""
+    if not url: return None,None
+    try:
+        parts = urlsplit(url)
+        if parts.scheme=='redis' and parts.port and parts.password: return parts.port,unquote(parts.password)
+    except ValueError: pass
+    raise StoreError(f'{file} is not the URL of a server that was served here: choose another folder, or, if this '
+                     'file is damaged, remove it: then port and password are chosen again')
+
 class _StillSaving(StoreError):
     "The user does not wait until the server has saved its data"
 
@@ -75,12 +87,13 @@ def serving(
     """Context manager: the running `RedisServer`, whose URL is in `URL_FILE` of the folder; stopped at the end
 
     If `stop_server` was told not to wait, the server goes on saving by itself, and ends then.
-    Raises `StoreBusy`, and `StoreError` with the end of the log."""
+    Raises `StoreBusy`, also if the port is used, `ValueError` for `memory`, and `StoreError` with the end of the log
+    or if there is another file where the URL is kept."""
     conf = {} if memory is None else {'maxmemory':memory_setting(memory)}
     with url_file(folder) as file:
-        saved = urlsplit(file.read().strip())
-        if saved.password: conf['requirepass'] = unquote(saved.password)
-        port = port or saved.port or _free_port()
+        saved_port,password = _saved_login(file.read().strip(), Path(folder)/URL_FILE)
+        if password: conf['requirepass'] = password
+        port = port or saved_port or _free_port()
         _check_port(port, folder)
         if not (Path(folder)/'dump.rdb').exists(): conf |= dict(appendonly='yes', save='')
         try: server = redis_server(folder, port, **conf)
@@ -140,7 +153,8 @@ def serve(
 ):
     """Run a private Redis server that keeps its data, until SIGINT, SIGTERM or SIGHUP
 
-    Raises `StoreBusy` if the folder is served already, and `StoreError` if the server ends by itself."""
+    Raises what `serving` raises, and `StoreError` if the server ends by itself, or still saves its data when a second
+    signal ends the waiting for it."""
     stop = threading.Event()
     signals = [signum for signum in (signal.SIGINT,signal.SIGTERM,signal.SIGHUP)
                if signal.getsignal(signum)!=signal.SIG_IGN]   # nohup

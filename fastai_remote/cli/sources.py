@@ -23,7 +23,7 @@ from ..source.files import IMAGE_EXTENSIONS
 # %% ../../nbs/cli/02_sources.ipynb #2befb4ff
 class FolderLabel:
     "The label of an image is the name of the folder that it is in"
-    def __call__(self, path): return Path(path).parent.name
+    def __call__(self, path): return Path(os.path.abspath(path)).parent.name   # of `a.png` and `../a.png`, too
 
 class PatternLabel:
     "The label of an image is the first group of a regular expression that is found in its path"
@@ -111,7 +111,8 @@ def source_kind(
 )->str: # A key of `SOURCE_KINDS`
     """The kind of source that reads `path`, by the names of files
 
-    Raises `UsageError`, which names the kinds that fit, and `FileNotFoundError` if there is nothing."""
+    A file whose name says the kind need not be there. Raises `UsageError` if several kinds fit, which it names, or
+    none, and `FileNotFoundError` if none fits since there is no such file."""
     refuse_address(path)
     path = Path(path)
     if path.is_dir():
@@ -138,8 +139,14 @@ def source_of(
     kind:str=None, # A key of `SOURCE_KINDS`; default: by the names of the files
     **options # Of the function of the kind, such as `label=` of `image_samples`
 ): # What `to_redis` takes
-    "The source that reads `path`; raises `UsageError` for an option that this kind of source does not have"
+    """The source that reads `path`
+
+    Raises `UsageError` for an option that this kind of source does not have, for files of several kinds or an unknown
+    one, and for no files; `FileNotFoundError`; and what the function of the kind raises."""
     paths = path if isinstance(path, list) else [path]
+    if not paths: raise UsageError('there is no source')
+    if kind is not None and kind not in SOURCE_KINDS:
+        raise UsageError(f"there is no kind {kind!r} of sources; there are {', '.join(SOURCE_KINDS)}")
     kinds = {kind or source_kind(o) for o in paths}
     if len(kinds)>1: raise UsageError(f"sources of one kind are needed, not {', '.join(sorted(kinds))}")
     kind, = kinds
@@ -153,7 +160,7 @@ def sources_of(
     words:list, # Paths, or `SPLIT=PATH` for each split
     **options # As in `source_of`
 ): # What `to_redis` takes
-    "The source that words of the command line name; a dict if they name splits"
+    "The source that words of the command line name; a dict if they name splits; raises what `source_of` raises"
     def split_of(word):
         split,equals,path = word.partition('=')
         return (split,path) if equals and re.fullmatch(r'\w+', split) and not os.path.exists(word) else (None,word)
@@ -169,18 +176,21 @@ def sources_of(
 def read_function(
     text:str # `file.py:name` or `module:name`
 ):
-    "The function that `--fn` names; raises `UsageError`"
+    "The function that `--fn` names; runs the file, or imports the module. Raises `UsageError`, also for errors in it"
     import importlib.util, sys
     import cloudpickle
     where,_,name = text.rpartition(':')
     if not where: raise UsageError(f'--fn is FILE.py:FUNCTION or MODULE:FUNCTION, not {text!r}')
     try:
         if where.endswith('.py'):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            # another name than that of the file, which may be that of a package that is imported later
+            spec = importlib.util.spec_from_file_location(f'_fn_{Path(where).stem}', where)
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)
             cloudpickle.register_pickle_by_value(module)   # workers cannot import it
         else: module = import_module(where)
-        return getattr(module, name)
-    except (ImportError,OSError,AttributeError) as e: raise UsageError(f'--fn {text}: {e}') from e
+    except Exception as e: raise UsageError(f'--fn {text}: {type(e).__name__}: {e}') from e
+    function = getattr(module, name, None)
+    if not callable(function): raise UsageError(f'--fn {text}: there is no function {name!r} in {where}')
+    return function

@@ -35,7 +35,7 @@ def write_options(
     args, # Namespace of the parser
     to # `Place` to write to
 )->dict: # Arguments for `to_redis` or `to_shards`
-    "The options of writing that the command line has; raises `UsageError` for one that this place does not have"
+    "The options of writing in the command line, and `progress`; raises `UsageError` for one that `to` does not have"
     from fastai_remote.ingest.run import to_redis
     from fastai_remote.ingest.shards import to_shards
     options = given(args, write_parameters())
@@ -129,7 +129,7 @@ class Ingest(Command):
 class Append(Ingest):
     """Add samples to a dataset, as a new version that becomes visible at once.
 
-    SOURCE and the options are those of `ingest`. Each sample goes to the end of its split."""
+    SOURCE and most options are those of `ingest`. Each sample goes to the end of its split."""
     examples = 'fastai_remote append more_images/ redis://localhost pets --label folder'
     leave_out = 'overwrite','splits','vocab','maxsize','maxcount'
     def options(self, parser):
@@ -178,7 +178,7 @@ class Resize(Copy):
         super().options(parser)
 
     def run(self, args):
-        if not args.words or not args.words[0].isdigit(): raise UsageError('SIZE is missing: a number of pixels')
+        if not args.words or not args.words[0].isdecimal(): raise UsageError('SIZE is missing: a number of pixels')
         args.size = int(args.words.pop(0))
         super().run(args)
 

@@ -17,9 +17,18 @@ from .permutation import MIX_A, MIX_B, MASK64, mix64
 
 # %% ../../nbs/order/01_base.ipynb #cc4d2125
 def _apply(mapping, x):
-    "`mapping[x]` of a range, an array or a map such as `Permutation`: an `int` for an int, an array for an int64 array"
-    if isinstance(x, int): return int(mapping[x])
-    return mapping.start+x*mapping.step if isinstance(mapping, range) else mapping[x]
+    """`mapping[x]` of a range, an array or a map such as `Permutation`
+
+    Returns an `int` for an int, and an array for an int64 array. Raises `IndexError` for what is no position of a range
+    or an array; other maps check positions themselves."""
+    if isinstance(mapping, (range,np.ndarray)):
+        low,high = (x, x) if isinstance(x, int) else (x.min(), x.max()) if len(x) else (0, -1)
+        if low<0 or high>=len(mapping): _refuse_positions(low, high, len(mapping))
+        if isinstance(mapping, range): return mapping.start+x*mapping.step
+    return int(mapping[x]) if isinstance(x, int) else mapping[x]
+
+def _refuse_positions(low, high, n):
+    raise IndexError(f'positions {low}..{high} are out of range: there are {n}')
 
 def _count_from_end(i, n):
     "Position `i` of `n` as one in [0, n): -1 becomes n-1; raises `IndexError` unless `i` is in [-n, n)"
@@ -29,7 +38,7 @@ def _count_from_end(i, n):
 class Order:
     """A sequence of ints that is computed: a range of positions, to which `maps` are applied one after the other
 
-    Slices and subsets are `Order`s too, so nothing that grows with the dataset is stored."""
+    Slices and subsets are `Order`s too. Only arrays among the maps are stored."""
     chunk_size = 1024 # Positions that `worker_batches` computes at once; 64 would take half as long as 1024
     def __init__(self,
         positions:range|int, # A range, or a number `n` for `range(n)`
@@ -48,7 +57,8 @@ class Order:
         """The number at position `i`, or a view
 
         Returns an `int` for an int, an `Order` for a slice or an `Order`, and an int64 array for a list or array of
-        positions. Negative positions count from the end. Raises `IndexError`, or `TypeError` for other types."""
+        positions. Negative positions count from the end, but not those that another `Order` consists of. Raises
+        `IndexError`, for positions of an `Order` when they are read, or `TypeError` for other types."""
         position = i if type(i) is int else None if isinstance(i, Order) else int_index(i)
         if position is not None: return self._at(self.positions[_count_from_end(position, len(self))])
         if isinstance(i, Order): return self._new(i.positions, *i.maps, self.positions, *self.maps)
@@ -65,15 +75,15 @@ class Order:
     )->np.ndarray: # int64, one per position
         "The numbers at many positions, of which negative ones count from the end; raises what `order[i]` raises"
         pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
+        if not pos.ndim: raise TypeError(f'positions are a list or array of integers, not the {type(i).__name__} {i!r}')
         if len(pos) and pos.dtype.kind not in 'iub': raise TypeError(f'positions must be integers, not {pos.dtype}')
         n = len(self)
         if pos.dtype==bool:
             if pos.shape!=(n,): raise IndexError(f'a mask must have {n} values, one per position, not {pos.shape}')
             pos = np.flatnonzero(pos)
-        if len(pos) and (pos.min()<-n or pos.max()>=n):
-            raise IndexError(f'positions {pos.min()}..{pos.max()} are out of range: there are {n}')
+        if len(pos) and (pos.min()<-n or pos.max()>=n): _refuse_positions(pos.min(), pos.max(), n)
         pos = pos.astype(np.int64)
-        return self._at(_apply(self.positions, np.where(pos<0, pos+n, pos)))
+        return self._at(self.positions.start+np.where(pos<0, pos+n, pos)*self.positions.step)
 
     def checksum(self)->int:
         "A crc32 of up to 4,096 of the numbers, evenly spaced: it tells most orders of one length apart"
@@ -103,13 +113,13 @@ class WeightedOrder(Order):
     def __init__(self,
         n:int, # How many numbers, and how many draws
         labels, # Function of an array of numbers that returns their label codes, an int array
-        weights:np.ndarray, # Weight of each label code, >= 0 and not all 0; others raise `ValueError`
+        weights:np.ndarray, # Weight of each label code, finite, >= 0 and not all 0; others raise `ValueError`
         seed:int=0, # Any int >= 0
         positions:range=None # Default: `range(n)`
     ):
         weights = np.asarray(weights, float)
-        if not (weights>=0).all() or not weights.any():
-            raise ValueError(f'weights must be at least 0 and not all 0, not {weights.tolist()[:10]}')
+        if not (np.isfinite(weights)&(weights>=0)).all() or not weights.any():
+            raise ValueError(f'weights must be finite, at least 0 and not all 0, not {weights.tolist()[:10]}')
         self.n,self.labels,self.weights,self.seed = n,labels,weights,seed
         super().__init__(n if positions is None else positions)
 
@@ -126,7 +136,7 @@ class WeightedOrder(Order):
     def _at(self, x, tries=16):
         """The number of each of the draws `x`, an int or an int64 array; each round has `tries` candidates per draw
 
-        Raises `ValueError` if labels with a weight are too rare to be drawn."""
+        Raises `ValueError` if labels with a weight are too rare to be drawn, or if a label has no weight."""
         if isinstance(x, int): return int(self._at(np.array([x]), tries)[0])
         draws = x.astype(np.uint64)
         res = np.zeros(len(draws), np.int64)
@@ -136,11 +146,19 @@ class WeightedOrder(Order):
             if not len(todo): return res
             attempts = np.arange(k*tries, (k+1)*tries, dtype=np.uint64)
             candidates,chance = self._candidates(draws[todo,None], attempts)
-            accepted = chance<acceptance[self.labels(candidates.ravel()).reshape(candidates.shape)]
+            accepted = chance<acceptance[self._codes(candidates.ravel()).reshape(candidates.shape)]
             done = accepted.any(1)
             res[todo[done]] = candidates[done, accepted[done].argmax(1)]
             todo = todo[~done]
         raise ValueError(f'{1000*tries:,} draws met no label with a weight: these labels are too rare')
+
+    def _codes(self, numbers):
+        "The label code of each of `numbers`; raises `ValueError` for a code without a weight"
+        codes = np.asarray(self.labels(numbers))
+        bad = (codes<0)|(codes>=len(self.weights))
+        if not bad.any(): return codes
+        k = int(bad.argmax())
+        raise ValueError(f'number {numbers[k]} has label code {codes[k]}, but there are {len(self.weights)} weights')
 
     def _candidates(self, pos, attempts):
         """A number in `range(self.n)` and a float in [0, 1), both random, for each of `pos` and each of `attempts`

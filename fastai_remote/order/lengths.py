@@ -22,7 +22,9 @@ def _blocks(n):
     return (np.arange(start, min(start+_BLOCK, n)) for start in range(0, n, _BLOCK))
 
 class LongestFirst(PositionMap):
-    "A map from positions to samples, from the longest to the shortest; it stores four bytes per sample"
+    """A map from positions to samples, from the longest to the shortest; equal lengths keep the order of the samples
+
+    It stores four bytes per sample, or eight from 2**31 samples on."""
     def __init__(self,
         # Length of each sample, an int: an array, or an object that returns an array for `lengths[array of samples]`
         lengths,
@@ -62,7 +64,9 @@ def longest_of(
     return best
 
 class SortedWindows(PositionMap):
-    "A shuffled order whose batches have samples of similar lengths, as fastai's `SortedDL` has it; it stores nothing"
+    """A shuffled order whose batches have samples of similar lengths, as fastai's `SortedDL` has it
+
+    It is computed, and keeps only a few windows in memory."""
     def __init__(self,
         base, # The shuffled order: a map from positions to samples
         n:int, # Number of samples
@@ -70,9 +74,11 @@ class SortedWindows(PositionMap):
         bs:int=64, # Samples per batch
         seed:int=0, # Any int >= 0, for the order of the batches
         lanes:int=None, # Workers that make batches in turn, if each reads shards of its own; default: they do not
-        longest:int=None, # What `longest_of` returns, to have this sample in the first batch; default: in any
+        # What `longest_of` returns, to have this sample in the first batch; not with `lanes`. Default: in any batch
+        longest:int=None,
         window:int=50, # Batches that are sorted together
     ):
+        if lanes and longest is not None: raise ValueError('with lanes, longest cannot be in the first batch')
         self.base,self.n,self.lengths,self.bs,self.seed = base,n,lengths,bs,seed
         self.lanes,self.longest,self.window = lanes,longest,window
         self.n_batches = -(-n//bs)
@@ -88,8 +94,8 @@ class SortedWindows(PositionMap):
         base, # Another shuffled order
         n:int, # Its length
     ):
-        "The same for another shuffled order, such as the share of a rank"
-        return type(self)(base, n, *self.__reduce__()[1][2:])
+        "The same without `longest` for another shuffled order, such as the share of a rank, which need not have it"
+        return type(self)(base, n, self.lengths, self.bs, self.seed, self.lanes, window=self.window)
 
     def _base_at(self, positions):
         """The samples at `positions` of the shuffled order, both int arrays

@@ -46,11 +46,13 @@ class PositionMap:
     def __getitem__(self,
         i, # Position, or array of positions, in [0, len)
     ): # `int` for an int, int64 array of the same length for an array
-        "The number at position `i`; raises `IndexError`, and `TypeError` for fractions"
-        if isinstance(i, (int,np.integer)):
+        "The number at position `i`; raises `IndexError`, and `TypeError` for what is no integer"
+        if getattr(i, 'ndim', None)==0: i = i.item()
+        if isinstance(i, int):
             if not 0<=i<len(self): raise IndexError(f'position {i} is not in [0, {len(self)})')
-            return self._one(int(i))
-        i = np.asarray(i)
+            return self._one(i)
+        given,i = i,np.asarray(i)
+        if not i.ndim: raise TypeError(f'a position is an integer, not the {type(given).__name__} {given!r}')
         if not len(i): return i.astype(np.int64)
         if i.dtype.kind not in 'iu': raise TypeError(f'positions must be integers, not {i.dtype}')
         if i.min()<0 or i.max()>=len(self):
@@ -62,8 +64,8 @@ class PositionMap:
 class Permutation(PositionMap):
     """A shuffle of `range(n)` that is computed instead of stored
 
-    It takes constant memory, has random access, and is the same for the same seed on every machine and in every
-    version. The method is a Feistel network with cycle walking (see the notebook)."""
+    It takes constant memory, has random access, and is the same for the same seed on every machine. The method is a
+    Feistel network with cycle walking (see the notebook); up to 4,096 numbers are shuffled by NumPy's `default_rng`."""
     def __init__(self,
         n:int, # How many numbers to shuffle, 0 to 2**40; others raise `ValueError`
         seed:int=0, # Any int >= 0
@@ -120,16 +122,19 @@ class BlockPermutation(PositionMap):
     The order of the blocks is shuffled. Then the numbers of `interleave` blocks in a row, a window, are shuffled
     together."""
     def __init__(self,
-        n:int, # How many numbers to shuffle
+        n:int, # How many numbers to shuffle; with several parts, at most 2**31
         block:int, # Consecutive numbers that stay together in a window
         seed:int=0, # Any int >= 0
         # Sizes of consecutive parts of the positions, such as train and valid. Each window is divided among the parts
-        # in proportion. Default: one part
+        # in proportion. They add up to `n`, or `ValueError` is raised. Default: one part
         parts:list=None,
         interleave:int=16, # Blocks per window
     ):
         self.n,self.block,self.window = n,block,block*interleave
         self.parts = list(parts or [n])
+        if block<1 or interleave<1: raise ValueError(f'want {block=} and {interleave=} of at least 1')
+        if sum(self.parts)!=n or min(self.parts)<0: raise ValueError(f'parts {self.parts} do not add up to {n=}')
+        if len(self.parts)>1 and n>1<<31: raise ValueError(f'{n=} is more than 2**31: too many to divide into parts')
         self.blocks = Permutation(n//block, seed)
         self.largest = int(np.argmax(self.parts))   # this part takes what rounding leaves of each window
         self.whole = n//self.window                 # windows of full size; the numbers after them are the tail

@@ -79,10 +79,11 @@ class ShuffleQuality:
             bins = np.arange(values.min(), values.max()+2)-.5
             text = dict(xlabel=f'samples of the most frequent class in a batch of {self.bs}', ylabel='% of batches')
         else:
-            bins = np.geomspace(1, max(values.max(), 2), 40)
+            bins = np.geomspace(1, values.max(initial=2), 40)   # batches of one sample have no pairs
             text = dict(xlabel='distance of two samples in a batch, as stored', ylabel='% of pairs', xscale='log')
         looks = (dict(histtype='step', color='C0', lw=2, label='this order'), dict(color='.75', label='a full shuffle'))
-        for bars,look in zip(self.bars, looks): axes.hist(bars, bins, weights=np.full(len(bars), 100/len(bars)), **look)
+        for bars,look in zip(self.bars, looks):
+            axes.hist(bars, bins, weights=np.full(len(bars), 100/max(len(bars), 1)), **look)
         axes.set(**text)
         axes.legend(frameon=False)
 
@@ -117,7 +118,7 @@ def _ratio(a, b): return float(a/b) if b else 1.
 
 def shuffle_quality(
     # What to measure: a `ShardPermutation` or an `Order`; or a function of a seed that returns one, then `again` is
-    # measured too
+    # measured too. Numbers that come often, as those of a `WeightedOrder`, make the ratios wrong
     order,
     n:int, # Number of samples of the dataset
     bs:int=64, # Samples per batch
@@ -126,10 +127,13 @@ def shuffle_quality(
     batches:int=200, # Number of batches to measure
     seed:int=0, # Chooses these batches; a function `order` is called with it and with `seed+1`
 )->ShuffleQuality:
-    "Compare batches of `order` with those of a full shuffle of `range(n)`; raises `ValueError` for an empty order"
+    """Compare batches of `order` with those of a full shuffle of `range(n)`
+
+    Raises `ValueError` for an empty order and for `bs` below 1."""
     rng = np.random.default_rng(seed)
     epoch = order(seed) if callable(order) else order
     full_shuffle = Permutation(n, seed)
+    if bs<1: raise ValueError(f'{bs=} must be at least 1')
     bs = min(bs, len(epoch), n)
     if not bs: raise ValueError('the order is empty: there is nothing to measure')
     own = _batches(epoch, bs, batches, rng)

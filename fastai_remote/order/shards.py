@@ -19,7 +19,9 @@ def _starts(sizes): return np.concatenate([[0], np.cumsum(sizes)])
 
 def _check_sizes(sizes):
     "`sizes` as an int64 array; raises `ValueError` if they cannot be sizes of shards"
-    sizes = np.asarray(sizes, np.int64)
+    sizes = np.asarray(sizes)
+    if sizes.size and sizes.dtype.kind not in 'iu': raise ValueError(f'sizes must be integers, not {sizes.dtype}')
+    sizes = sizes.astype(np.int64)
     if sizes.ndim!=1: raise ValueError(f'sizes must be a list with one number per shard, not of shape {sizes.shape}')
     bad = sizes[(sizes<0)|(sizes>1<<31)]
     if len(bad): raise ValueError(f'a shard has 0 to 2**31 samples, not {bad[0]:,}')
@@ -101,7 +103,7 @@ class ShardPermutation(PositionMap):
         groups = (self._shard_index(places)-self.first_shards[workers])//self.interleave
         keys = workers*(groups.max()+1)+groups
         by_key = np.argsort(keys, kind='stable')
-        for same in np.split(by_key, np.flatnonzero(np.diff(keys[by_key]))+1):   # a batch has one or two groups
+        for same in np.split(by_key, np.flatnonzero(np.diff(keys[by_key]))+1):   # few, unless shards are small
             start,permutation = self._group(int(workers[same[0]]), int(groups[same[0]]))
             places[same] = start+permutation[places[same]-start]
         places %= self.n
@@ -217,10 +219,12 @@ class ShardFolds(ShardSplit):
     Each shard gives its share to both parts, as in `ShardSplit`. Validation parts differ by one sample at most."""
     def __init__(self,
         sizes, # Number of samples of each shard
-        n_folds:int, # Number of splits, at least 2
-        fold:int, # Which of them, 0 to `n_folds-1`
+        n_folds:int, # Number of splits, at least 2; less raises `ValueError`
+        fold:int, # Which of them, 0 to `n_folds-1`; another one raises `ValueError`
         seed:int=0 # Any int >= 0
     ):
+        if n_folds<2 or not 0<=fold<n_folds:
+            raise ValueError(f'want n_folds of at least 2, and a fold from 0 to n_folds-1, not {n_folds=}, {fold=}')
         self.sizes,self.n_folds,self.fold,self.seed = _check_sizes(sizes),n_folds,fold,int(seed)
         self.starts = _starts(self.sizes)
         # If all samples are counted through, shard by shard, a fold gets every `n_folds`-th. In a shard, these are not
