@@ -724,10 +724,23 @@ def shuffle_quality(self:ShardStore,
 def wids_index(self:ShardStore,
     split:str=None, # Only the shards of this split; default: all
 )->dict: # What `json.dump` writes into a file beside the shards, for `wids.ShardListDataset`
-    "The description of the shards that WebDataset's indexed datasets (wids) need; raises `KeyError` for other splits"
+    """The description of the shards that WebDataset's indexed datasets (wids) need
+
+    Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples of another split,
+    or if the dataset was edited or got fields: what has changed is not in the tars."""
     table = self.shards
+    if self.overlays.fields or table.version is not None and table.version.any():
+        raise ValueError(f'{self.name}: some values were changed, dropped or added since the shards were written, and '
+                         'in the tars is what was there before: store.copy writes shards that other tools can read')
+    if split is not None and split not in self.splits:
+        raise KeyError(f"{self.name}: no split {split!r}; there are {', '.join(map(repr, self.splits)) or 'none'}")
     start,stop = self.splits[split] if split is not None else (0,len(self))
-    inside = [shard for shard in range(len(table)) if start<=table.starts[shard]<stop and table.n[shard]]
+    ends = table.starts[1:]
+    inside = np.flatnonzero((table.starts[:-1]<stop)&(ends>start)&(table.n>0)).tolist()
+    for shard in inside:
+        if table.starts[shard]>=start and ends[shard]<=stop: continue
+        raise ValueError(f'{self.name}: shard {table.name(shard)} has samples inside and outside of split {split!r}: '
+                         'wids_index() describes all shards')
     shards = [dict(url=table.name(shard), nsamples=int(table.n[shard]), filesize=int(table.size[shard]))
               for shard in inside]
     return {'__kind__':'wids-shard-index-v1', 'wids_version':1, 'name':self.name, 'shardlist':shards}

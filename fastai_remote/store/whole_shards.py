@@ -17,7 +17,7 @@ from .shard_index import decompressor
 from .storage import open_regular
 
 # %% ../../nbs/store/15_whole_shards.ipynb #744d054d
-_MAX_FILES = 64   # files that a process keeps open
+_MAX_FILES = 64   # files that a process keeps open, unless more of them are wanted
 _MAX_DAMAGED = 2   # times that a damaged copy is fetched again; then samples are read without a copy
 
 class _File:
@@ -53,9 +53,11 @@ class WholeShards:
         else: fd = None if store.cache is None else self._open_cached(shard)
         if fd is None: return
         with self.lock:
-            self.files[shard] = _File(fd)
-            while len(self.files)>_MAX_FILES: self.files.popitem(last=False)
-            return self.files[shard]
+            file = self.files[shard] = _File(fd)
+            # those that are wanted stay: who reads them waits until they are in `files`
+            others = [shard for shard in self.files if shard not in self.wanted]
+            for shard in others[:max(0, len(self.files)-_MAX_FILES)]: del self.files[shard]
+            return file
 
     def _open_cached(self, shard):
         """A descriptor of a shard in the cache; None if it is not there
