@@ -753,3 +753,14 @@ def test_lost_values_are_looked_for_among_the_gaps_nearby(monkeypatch):
     gaps = np.arange(0, n, 3)
     lost = np.concatenate(list(redis_lost.lost_of_range(None, None, {}, n, gaps, step=1000)))
     assert lost.tolist()==[i for i in range(n) if i%3] and sum(compared)==len(gaps)
+
+def test_a_store_that_has_not_read_where_samples_are_says_that_it_was_replaced(server):
+    "The key of the runs is gone then, which is no damage: damaged samples could be replaced by others, `on_bad='replace'`"
+    edited = put(server.url, name='not read').edit(drop=[1])
+    before = RedisStore(server.url, 'not read')
+    edited.edit(drop=[1])
+    with pytest.raises(StoreNotFound, match='not read: replaced since it was opened'): before.get_many([0], 'txt')
+    now = RedisStore(server.url, 'not read')
+    now.link.client.delete(now.manifest.runs['key'])
+    with pytest.raises(CorruptSample, match='runs#.* is gone'): now.get_many([0], 'txt')
+    RedisStore.delete(server.url, 'not read')

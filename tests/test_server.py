@@ -4,7 +4,8 @@ import os, stat
 import pytest
 import redis
 
-from fastai_remote.store.server import redis_server
+from fastai_remote.store import server as server_module
+from fastai_remote.store.server import find_server, redis_server
 
 def mode(path): return stat.S_IMODE(os.stat(path).st_mode)
 
@@ -63,3 +64,20 @@ def test_the_password_can_be_chosen_or_left_out():
         assert redis.Redis(port=server.port, password='mine').ping()
     with redis_server(port=-1, requirepass='') as server: assert redis.Redis(port=server.port).ping()
     with redis_server() as server: assert redis.Redis.from_url(server.url).ping() and '@' not in server.url
+
+def test_a_program_that_ends_at_once_is_an_error_with_its_log(tmp_path, monkeypatch):
+    "It may end before it has been told the settings"
+    program = tmp_path/'no-server'
+    program.write_text('#!/bin/sh\necho a library is missing\n')
+    program.chmod(0o700)
+    monkeypatch.setenv('REDIS_SERVER_BIN', str(program))
+    def popen(*args, start=server_module._popen, **kwargs):
+        process = start(*args, **kwargs)
+        process.wait()
+        return process
+    monkeypatch.setattr(server_module, '_popen', popen)
+    with pytest.raises(RuntimeError, match='no-server.* not start.*a library is missing'): redis_server()
+
+def test_a_program_that_was_chosen_and_is_not_there_is_an_error(monkeypatch):
+    monkeypatch.setenv('REDIS_SERVER_BIN', '/nowhere/redis-server')
+    with pytest.raises(FileNotFoundError, match='REDIS_SERVER_BIN.*/nowhere/redis-server'): find_server()

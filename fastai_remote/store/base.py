@@ -390,16 +390,17 @@ def default_field(self:Store)->str:
     """The first field that holds images other than masks; else the first with images; else with text
 
     Without these, it is the first that is neither labels nor names of samples; or the first. If samples may lack it,
-    fields with images in other formats are alternatives: `jpg;png`."""
+    fields of the same name with images in other formats are alternatives: `jpg;png`, or `a.jpg;a.png`."""
     codecs = {field:self.manifest.fields[field]['codec'] for field in self.fields}
     images = [field for field in codecs if is_image(codecs[field])]
     others = [field for field in codecs if field!='key.txt' and codecs[field] not in ('cls','labels')]
     others.sort(key=lambda field: codecs[field]!='txt')   # texts come first
     found = next((field for field in images if not self.holds_masks(field)), (images or others or self.fields)[0])
     if found not in images or not self.may_lack(found): return found
-    stem,codec = found.rpartition('.')[0],get_codec(codecs[found])
-    if not isinstance(codec, ImageCodec): return found
-    return ';'.join(f for f in images if f.rpartition('.')[0]==stem and isinstance(get_codec(f), ImageCodec))
+    stem,are_masks = found.rpartition('.')[0],self.holds_masks(found)
+    if not isinstance(get_codec(found), ImageCodec): return found   # also if it is not named after its codec
+    return ';'.join(field for field in images if field.rpartition('.')[0]==stem
+                    and isinstance(get_codec(field), ImageCodec) and self.holds_masks(field)==are_masks)
 
 # %% ../../nbs/store/01_base.ipynb #b964316c
 def corrupt_value(

@@ -74,8 +74,10 @@ def read_failures(
     advice:str='' # What to do about damage, for error messages
 ): # Iterator of `(sample, reason)`
     "What could not be converted when a dataset was written; raises `CorruptSample`"
-    key = layout.failures
-    for chunk,stored in scan_hash(link, key, 4): yield from parse_failures(chunk, stored, f'{name}: {key}{advice}')
+    key,seen = layout.failures,set()   # an item may come twice
+    for chunk,stored in scan_hash(link, key, 4):
+        if chunk not in seen: yield from parse_failures(chunk, stored, f'{name}: {key}{advice}')
+        seen.add(chunk)
 
 def read_manifest(
     link:RedisLink, # The server
@@ -176,8 +178,16 @@ class RedisStore(Store):
 
     @property
     def run_tables(self)->list: # Of `RunTable`; `manifest.runs['columns']` has the index of that of a field
-        "Where the samples of a dataset in several parts are; empty for one part; raises `CorruptSample`"
-        if self._run_tables is None: self._run_tables = read_run_tables(self.link, self.manifest)
+        """Where the samples of a dataset in several parts are; empty for one part
+
+        Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
+        if self._run_tables is None:
+            try: self._run_tables = read_run_tables(self.link, self.manifest)
+            except CorruptSample:
+                key,head = self.manifest_key,self.manifest.head
+                stored = self.link.call(lambda client: client.getrange(key, 0, len(head)-1))
+                if stored!=head: raise self.replaced_error(exists=bool(stored)) from None
+                raise
         return self._run_tables
 
     def _groups(self, field, numbers):
@@ -205,13 +215,17 @@ class RedisStore(Store):
         return f'{home_of(self._name, self.manifest.tags)}:meta'
 
     def read_values(self, numbers, fields, tries=4):
-        """As in `Store`; a reply that reports a missing value or another dataset may be damaged, and is requested again
+        """As in `Store`; a reply that reports another dataset, or that a number is missing, may be damaged
 
-        It is requested up to `tries` times more. Then raises `StoreNotFound` if the dataset was replaced."""
+        It is requested up to `tries` times more. Then raises `StoreNotFound` if the dataset was replaced, and
+        `MissingSample` for a missing value of fixed width. What a replica lacks is read from the master."""
         for k in range(tries):
-            try: return self._request_values(numbers, fields, from_replica=not k)
-            except MissingSample: pass
+            try: values = self._request_values(numbers, fields, from_replica=not k)
+            except MissingSample: continue
             except StoreNotFound: self._reload_manifest()
+            else:
+                may_be_there = k==0 and self.link.read_from=='replica'
+                if not (may_be_there and any(isinstance(o, list) and None in o for o in values.values())): return values
         return self._request_values(numbers, fields)
 
     def _reload_manifest(self):

@@ -164,7 +164,10 @@ def _host(url):
     return (_scheme(url),parts.hostname,parts.port) if has_host else _scheme(url)
 
 def _is_address(url):
-    "Are the ports in `url` numbers? They are not if a password contains a slash"
+    """Are the ports in `url` numbers? They are not if a password contains a slash
+
+    Nor is a URL valid whose password contains `::`, which ends a part of a chain."""
+    if re.search(r'://[^/?#]*::[^/?#]*@', re.sub(r'\[.*?\]', '', url)): return False
     hosts = re.findall(r'://(?:[^/?#]*@)?([^/?#]*)', url)
     return not any(re.search(r':\D', re.sub(r'\[.*?\]', '', host)) for host in hosts)
 

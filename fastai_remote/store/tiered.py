@@ -128,7 +128,7 @@ class TieredStore(Store):
         ttl:float=None, # Seconds that Redis keeps a value; default: until it is evicted
         queue:int=64_000_000, # Bytes that may wait to be written to Redis, in each process
         redis_timeout:float=.25, # Seconds that a read waits for Redis; then samples come from the shards
-        **kwargs # More for `RedisLink`, whose `timeout` is `redis_timeout`
+        **kwargs # More for a new `RedisLink`, whose `timeout` is `redis_timeout`
     ):
         redis,kwargs = concealed(redis),concealed(kwargs)
         if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore):
@@ -136,7 +136,7 @@ class TieredStore(Store):
                             f'not {type(redis).__name__} and {type(store).__name__}')
         self.store,self.ttl,self.queue = store,ttl,queue
         copy = redis if isinstance(redis, RedisStore) else None
-        link = copy.link if copy else as_link(redis, **kwargs)
+        link = as_link(copy.link if copy else redis, **kwargs)
         self.link = RedisLink(**{**link.reveal(), 'timeout':redis_timeout})
         self.prefix = copy.manifest.prefix if copy else _prefix_of(store.manifest)
         self.tags = copy.manifest.tags if copy else 0
@@ -402,8 +402,9 @@ def _warm_chunk(opener, start, stop):
     batch = max(1, min(128, store.queue*len(store)//(4*(store.manifest.nbytes+1))))
     state = store._redis
     state.paused.clear()
+    fields = [f'{field}?' if store.may_lack(field) else field for field in store._kept_fields]
     for k in range(start, stop, batch):
-        store.get_many(range(k, min(stop, k+batch)), store._kept_fields)
+        store.get_many(range(k, min(stop, k+batch)), fields)
         store.flush()
         for _,error in list(state.paused.values()): raise error
 

@@ -142,17 +142,22 @@ class WholeShards:
         file, # A binary file to write to
         tries:int=3 # Transfers, if the bytes that come are not those that were indexed
     ):
-        "Write a shard to `file`, decompressed, and compare its checksum; raises `CorruptSample`, `StoreUnavailable`"
+        """Write a shard to `file`, decompressed, and compare its checksum
+
+        Raises `CorruptSample`, `MissingSample`, `StoreNotFound` if the dataset was replaced, and `StoreUnavailable`."""
         store,table = self.store,self.store.table
         for _ in range(tries):
             file.seek(0)
             file.truncate()
             unpack = decompressor(table.compression(shard)) or (lambda content: (content,))
-            crc = received = 0
+            crc,received,left = 0,0,table.whole(shard)
             for content in self.pieces(shard):
                 crc,received = zlib.crc32(content, crc),received+len(content)
-                for piece in unpack(content): file.write(piece)
-            if crc==table.crc[shard]: return
+                for piece in unpack(content):
+                    left -= len(piece)
+                    if left<0: break   # more than `file` has a place for
+                    file.write(piece)
+            if crc==table.crc[shard] and not left: return
         size = int(table.size[shard])
         what = f'{received:,} of {size:,} bytes' if received<size else 'not the bytes that were indexed'
         raise CorruptSample(f'{store.name}: shard {table.name(shard)}: {what} ({tries} times)')
