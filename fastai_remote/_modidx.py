@@ -4085,6 +4085,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.Store._repr_html_': ( 'store/base.html#store._repr_html_',
                                                                                           'fastai_remote/store/base.py'),
+                                          'fastai_remote.store.base.Store._unknown_field_error': ( 'store/base.html#store._unknown_field_error',
+                                                                                                   'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.Store.add_fields': ( 'store/base.html#store.add_fields',
                                                                                          'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.Store.address': ( 'store/base.html#store.address',

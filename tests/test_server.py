@@ -1,5 +1,6 @@
 "The private server: nobody else can read what it holds"
 import os, stat
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -81,3 +82,15 @@ def test_a_program_that_ends_at_once_is_an_error_with_its_log(tmp_path, monkeypa
 def test_a_program_that_was_chosen_and_is_not_there_is_an_error(monkeypatch):
     monkeypatch.setenv('REDIS_SERVER_BIN', '/nowhere/redis-server')
     with pytest.raises(FileNotFoundError, match='REDIS_SERVER_BIN.*/nowhere/redis-server'): find_server()
+
+def test_a_server_may_load_its_data_for_any_time(monkeypatch):
+    "While it does, it answers"
+    answers = iter([redis.BusyLoadingError('loading')]*3)
+    class Client:
+        def __init__(self, **options): pass
+        def ping(self):
+            for error in answers: raise error
+    clock = iter(range(0, 10**6, 100))
+    monkeypatch.setattr(server_module, 'time', SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None))
+    monkeypatch.setattr(server_module.redis, 'Redis', Client)
+    with redis_server(): assert next(answers, None) is None

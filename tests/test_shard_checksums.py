@@ -497,3 +497,14 @@ def test_a_compressed_shard_that_became_longer_is_not_the_one_that_was_indexed(t
     store = ShardStore(folder, cache=str(tmp_path/'c'))
     write([bytes(1000)]*60, (folder/'a.tar.gz').stat().st_size)
     with pytest.raises(CorruptSample, match='w: shard a.tar.gz: not the bytes that were indexed'): store.get_many([0], 'bin')
+
+def test_a_list_of_failures_that_is_gone_is_not_an_empty_one(tiny, tmp_path):
+    "Also if the manifest has no checksum of it, as an earlier version wrote it"
+    shutil.copytree(tiny, tmp_path/'d')
+    store = ShardStore(tmp_path/'d')
+    assert store.manifest.failed
+    (tmp_path/'d/shard-failures.json').unlink()
+    store.manifest.failures_crc = -1
+    with pytest.raises(CorruptSample, match='shard-failures.json.*is not there'): list(store.failures())
+    store.manifest.failed = 0
+    assert list(store.failures())==[]

@@ -10,7 +10,7 @@ pytest.importorskip('s3fs')
 from conftest import busy, in_time
 from fastai_remote.core import StoreUnavailable
 from fastai_remote.store import bounded
-from fastai_remote.store.connection import Retries
+from fastai_remote.store.connection import DeadlinePassed, Retries
 from fastai_remote.store.storage import Storage
 
 CONTENT = bytes(range(256))*400
@@ -279,3 +279,10 @@ def test_clients_that_a_child_process_inherits_are_not_closed_there(kind):
                 assert pool.apply(_collect_and_read, [storage.opener()])==CONTENT
         finally: gc.enable()
         assert storage.read('a')==CONTENT
+
+def test_parts_that_do_not_come_are_an_error_however_small_they_are(tmp_path, monkeypatch):
+    storage = Storage(tmp_path)
+    def ranges(*args): raise StoreUnavailable('too late') from DeadlinePassed()
+    monkeypatch.setattr(storage, 'ranges', ranges)
+    for largest in (1000, 1<<20):
+        with pytest.raises(StoreUnavailable): list(storage.parts('a.tar', 10**6, largest=largest))

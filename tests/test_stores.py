@@ -140,6 +140,10 @@ def test_numbers_out_of_range(store):
         with expect_fail(IndexError, contains=f'no sample {i}; there are 37'): store.get_many([0,i], 'txt')
     with expect_fail(TypeError, contains='must be integers'): store.get_many([.5], 'txt')
 
+def test_statistics_that_are_not_there_are_those_of_a_field(store):
+    with expect_fail(UnknownField, contains="no field 'jpg'"): store.mean_image('jpg')
+    with expect_fail(ValueError, contains="no statistics of images of 'txt'"): store.mean_image('txt')
+
 def test_alternatives_of_the_default_field_are_pictures_of_the_same_thing():
     "Not masks, whose codec may be that of a picture; and a field that is not named after its codec has none"
     def default(fields, **kwargs):
@@ -152,6 +156,7 @@ def test_alternatives_of_the_default_field_are_pictures_of_the_same_thing():
 
 def test_unknown_field(store):
     with expect_fail(UnknownField, contains="all: no field 'jpg'; there are 'png'"): store.get_many([0], ['txt','jpg'])
+    with expect_fail(UnknownField, contains="all: no field 'jpg'; there are 'png'"): store.may_lack('jpg')
 
 def test_damage_is_noticed(store):
     was = store.get_many([4], 'txt')['txt'][0]

@@ -151,7 +151,7 @@ class RedisStore(Store):
         url:str, # The server
         **kwargs # As in `RedisStore`
     )->list:
-        "Names of the datasets at `url`"
+        "Names of the datasets at `url`, sorted; raises `StoreUnavailable`"
         url,kwargs = concealed(url),concealed(kwargs)
         return _names(as_link(url, **kwargs))
 
@@ -279,7 +279,9 @@ class RedisStore(Store):
                             f'(field {field!r}): {self.why_missing()}')
 
     def compare_checksums(self, numbers, field, values, checksums, tries=4):
-        "As in `Store`; a value that does not match is requested again, as it may have been damaged on its way"
+        """As in `Store`; a value that does not match is requested again, as it may have been damaged on its way
+
+        Changes `values[field]` and `checksums`. It is requested up to `tries` times."""
         for _ in range(tries):
             damaged = self.mismatches(numbers, values[field], checksums)
             if not len(damaged): return
@@ -306,7 +308,10 @@ class RedisStore(Store):
         return [*super().unchecked, *(['manifest','failures'] if self.manifest.format<2 else [])]
 
     def check_rest(self):
-        "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything"
+        """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
+
+        Reads the manifest, what is stored about the name, the failures, the tables of runs, and what is behind the last
+        numbers. `what` is a key, or 'manifest'. Values are not read: `verify` reads them."""
         manifest,key = self.manifest,self.manifest_key
         if not self.link.call(lambda client: client.exists(key)): yield key,str(self.replaced_error(exists=False))
         yield from super().check_rest()
@@ -424,7 +429,9 @@ def delete(cls:RedisStore,
     url:str|RedisLink, # The server
     name:str, # Name of the dataset
 ):
-    "Remove a dataset, or what an unfinished ingest has written; raises `StoreNotFound`, `StoreBusy`"
+    """Remove a dataset, and an unfinished ingest of its name
+
+    Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
     url = concealed(url)
     from fastai_remote.write.redis_admin import delete_dataset
     delete_dataset(url, name)

@@ -78,7 +78,7 @@ class RedisKeys(RedisStore):
 
     @property
     def unchecked(self)->list:
-        "All fields"
+        "Names of all fields, as nothing has a checksum"
         return self.fields
     def check_rest(self):
         "Yields nothing: only values are stored"

@@ -32,7 +32,7 @@ REDIS_SCHEMES = 'redis://','rediss://','unix://','redis+sentinel://','rediss+sen
 def split_secret(
     url:str, # `redis://`, `rediss://` (TLS) or `unix://`
 )->tuple: # The URL without its password; the password or None
-    "Separate the password from `url`; raises `ValueError`, without showing the password"
+    "Separate the password from `url`; raises `ValueError` for a malformed URL, without showing the password"
     result = _split_secret(url)
     if isinstance(result, ValueError):
         url = None   # a traceback may show it
@@ -59,6 +59,11 @@ def _split_secret(url):
     passwords = [k for k in query if 'password' in k]
     if passwords: return ValueError(f'{passwords[0]} cannot be given: only the password of the server is kept secret')
     netloc = f'{user}@{host}' if user else host
+    path = parts.path.strip('/')
+    database = path.partition('/')[2] if parts.scheme.endswith('+sentinel') else path
+    if database and not database.isdecimal() and parts.scheme!='unix':   # redis-py uses another one then
+        return ValueError(f'{parts.scheme}://{netloc}{parts.path}: want the number of a database, not {database!r}; '
+                          'the name of a dataset is an argument of its own')
     return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{urlencode(query, safe='/')}", concealed(secret)
 
 # %% ../../nbs/store/05_redis_link.ipynb #6d9d7c48
@@ -86,11 +91,11 @@ class RedisLink:
     ):
         url,secret,kwargs = concealed(url),concealed(secret),concealed(kwargs)
         if any('password' in k for k in kwargs): raise TypeError('a password goes into the URL, or into `secret`')
-        unknown = [k for k in kwargs if k not in _known_arguments]
-        if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
         if read_from not in ('master','replica'):
             raise ValueError(f"read_from={read_from!r}: want 'master' or 'replica'")
         url,secret_in_url = split_secret(url)
+        unknown = [k for k in (*kwargs, *dict(parse_qsl(urlsplit(url).query))) if k not in _known_arguments]
+        if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
         self.url = public_url(url)
         lost = set(urlsplit(url).query.split('&'))-set(urlsplit(self.url).query.split('&'))
         self.timeout,self.socket_timeout = timeout,socket_timeout

@@ -109,7 +109,7 @@ class RunTable:
         return self._joined(np.diff(starts, append=self.n), parts, firsts)
 
     def insert(self,
-        at:int, # The number that the first new sample gets
+        at:int, # The number that the first new sample gets, 0 to the number of samples
         part:int, # The part that the new samples are in
         first:int, # Number of the first of them in the part
         n:int # How many they are

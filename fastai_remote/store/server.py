@@ -102,7 +102,10 @@ class RedisServer:
         self.start()
 
     def start(self):
-        "Start the server, for the first time or after `kill`; raises `RuntimeError` with the end of its log"
+        """Start the server, for the first time or after `kill`, and wait until it answers; returns this object
+
+        Raises `RuntimeError` with the end of its log if it ends, or does not answer within a minute; while it loads its
+        data, there is no limit. Raises `FileNotFoundError` if there is no server program."""
         with open(self.dir/'server.log', 'ab', opener=partial(os.open, mode=0o600)) as log:
             self.proc = _popen([find_server(), '-'], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, umask=0o077, preexec_fn=_die_with_parent if sys.platform=='linux' else None)
@@ -115,8 +118,9 @@ class RedisServer:
                 redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)).ping()
                 return self
             except redis.AuthenticationError: return self
-            except redis.ConnectionError:
-                if self.proc.poll() is not None or time.monotonic()-began>60:
+            except redis.ConnectionError as error:
+                is_late = time.monotonic()-began>60 and not isinstance(error, redis.BusyLoadingError)
+                if is_late or self.proc.poll() is not None:
                     log = (self.dir/'server.log').read_text(errors='replace')[-800:]
                     raise RuntimeError(f'{self.proc.args[0]} did not start; its log ends with: {log}') from None
                 time.sleep(.005)

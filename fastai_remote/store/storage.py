@@ -24,7 +24,7 @@ from .connection import call_in_thread, DeadlinePassed, Opener, Retries
 
 # %% ../../nbs/store/12_storage.ipynb #9cb099d6
 class s3_options(SecretOptions):
-    "Options of an S3 server for `storage_options=`: endpoint, access key and secret, which are not shown or pickled"
+    "Options of an S3 server for `storage_options=`; the access key and its secret are not shown or pickled"
     def __init__(self,
         url:str, # The server, `http://host:port` or `https://…`
         access_key:str=None, # Default: the usual chain (environment, `~/.aws`, instance)
@@ -357,7 +357,8 @@ def ranges(self:Storage,
 )->list: # Of `bytes`, shorter than asked for where the file ends; `None` where there is no such file
     """Read ranges of files, many at the same time; raises `StoreUnavailable`
 
-    The timeout is for 32 MiB or 1024 ranges. More of them are read in several calls, with a deadline each."""
+    An empty range is `b''`, and its file is not looked for. The timeout is for 32 MiB or 1024 ranges. More of them are
+    read in several calls, with a deadline each."""
     # an empty range means the whole file to some clients, so it is not asked for
     result = [b'' if end<=start else None for start,end in zip(starts, ends)]
     group,size = [],0
@@ -419,7 +420,7 @@ def parts(self:Storage,
         began = time.monotonic()
         try: contents = self.ranges([name]*len(starts), starts, ends)
         except StoreUnavailable as e:
-            if part==_least_part or not isinstance(e.__cause__, DeadlinePassed): raise
+            if part<=_least_part or not isinstance(e.__cause__, DeadlinePassed): raise
             self._part_bytes = _least_part
             continue
         seconds = time.monotonic()-began
@@ -454,7 +455,7 @@ def names(self:Storage,
     # a folder with a million files takes a thousand requests
     extra:float=None,
 )->list:
-    "Names of the files in `folder`, sorted; empty if there is no such folder"
+    "Names of the files and folders in `folder`, sorted; empty if there is no such folder"
     if extra is None: extra = 10*self.timeout
     try: paths = self.call(lambda fs: fs.ls(self.path(folder), detail=False), extra=extra)
     except (FileNotFoundError,NotADirectoryError): return []

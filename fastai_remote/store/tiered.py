@@ -214,7 +214,7 @@ class TieredStore(Store):
 
     @property
     def hits(self)->dict: # `from_redis`, `from_shards`
-        "Number of values that this process, and those forked from it, have read from each place"
+        "How many values with checksums of their own, so no numbers, this process and those forked from it have read"
         return dict(zip(('from_redis','from_shards'), self._counts.sum(0).tolist()))
 
 def _prefix_of(manifest):
@@ -303,9 +303,10 @@ def _fetch_shards_of(self:TieredStore, numbers):
 
 @patch
 def check_rest(self:TieredStore, step:int=512):
-    """Yields (what, reason) for each damaged byte range outside the samples' values; reads everything
+    """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
-    Also for each damaged value in Redis, which is read from the shards again."""
+    These are what `check_rest` of the shards yields, and the damaged values in Redis, which are read from the shards
+    again; a value that Redis lacks is no damage."""
     yield from self.store.check_rest()
     for field in self._kept_fields:
         for start in range(0, len(self), step):
@@ -386,8 +387,8 @@ def _which_shards_are_held(self:TieredStore, shards):
 def warm(self:TieredStore,
     num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
     chunk:int=2048, # Samples that a worker reads per call
-)->float: # Fraction of the samples that Redis holds then
-    "Read all samples, so that Redis holds them; raises `StoreUnavailable`, `StoreFull`"
+)->float: # Fraction of the samples that Redis holds then, as `held` estimates it
+    "Read all samples, so that Redis holds them; raises `StoreUnavailable`, `StoreFull`, and what `get_many` raises"
     chunks = ((self.opener(), start, min(start+chunk, len(self))) for start in range(0, len(self), chunk))
     for _ in parallel_map(_warm_chunk, chunks, num_workers): pass
     self._redis.paused.clear()

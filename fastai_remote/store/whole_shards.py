@@ -40,7 +40,7 @@ class WholeShards:
     def get(self,
         shard:int # Number of the shard
     )->_File: # With the descriptor `fd`; `None` if the shard is not on this machine
-        "A shard as an open file; raises `MissingSample`, `StoreNotFound`"
+        "A shard as an open file; raises `MissingSample`, `StoreNotFound`, `StoreUnavailable`"
         with self.lock:
             if shard in self.files:
                 self.files.move_to_end(shard)
@@ -76,7 +76,7 @@ class WholeShards:
         shards:list, # Numbers of shards, in the order in which they will be used
         wait:bool # Wait for a shard of `shards` when one of its samples is read?
     ):
-        "Fetch `shards` in the background, and keep these open and no others"
+        "Fetch `shards` in the background, keep these open, and close those that are not among them"
         with self.lock:
             self.wait = wait
             if self.wanted==shards: return
