@@ -10,6 +10,7 @@ import pytest
 from fastai_remote.core import StoreUnavailable
 from fastai_remote.store import connection
 from fastai_remote.store.connection import Opener, Retries
+from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
 from fastai_remote.write.redis import RedisWriter
@@ -181,3 +182,9 @@ def test_urls_with_and_without_a_database(url): assert RedisLink(url).url==url
 
 def test_options_in_a_url_are_those_of_redis():
     with pytest.raises(TypeError, match="no argument is called 'tiemout'"): RedisLink('redis://localhost?tiemout=3&db=2')
+
+def test_a_name_in_place_of_a_url_is_shown():
+    with pytest.raises(ValueError, match="'pets': want a redis://"): RedisStore('pets', 'redis://localhost')
+    for url in ('me:s3cret@localhost', 'http://localhost?password=s3cret'):
+        with pytest.raises(ValueError, match='want a redis://|not a URL') as failed: RedisStore(url, 'pets')
+        assert 's3cret' not in str(failed.value)

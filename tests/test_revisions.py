@@ -1,5 +1,6 @@
 "Datasets that are appended to and edited: what they contain, who sees it and when, and what is shared and removed"
-import base64, io, json, os, random, re, shutil, tracemalloc
+import base64, io, json, os, random, re, shutil, tracemalloc, zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from conftest import dies_at, examples
 from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, TieredStore, UnknownField,
     UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
-from fastai_remote.store.redis_parts import RunTable, TooManyRuns
+from fastai_remote.store.redis_parts import read_run_tables, RunTable, TooManyRuns
 from fastai_remote.write import redis_lost
 from fastai_remote.write.revision import Edit
 
@@ -610,6 +611,13 @@ def test_damage_is_noticed(server):
     assert RedisStore(server.url, 'dam').verify(num_workers=1).bad
     c.delete(key)
     with pytest.raises(CorruptSample, match='is gone'): RedisStore(server.url, 'dam')[0]
+    manifest = store.manifest
+    for place,value in ((0, 1), (8*manifest.runs['lengths'][0], 9)):   # other runs, with the right checksum: where one begins; a part
+        wrong = bytearray(stored)
+        wrong[place] = value
+        c.set(key, bytes(wrong))
+        other = replace(manifest, runs={**manifest.runs, 'crc':zlib.crc32(wrong)})
+        with pytest.raises(CorruptSample, match=f'{key}.*damaged'): read_run_tables(store.link, other)
     c.set(key, stored)
     assert verified(RedisStore(server.url, 'dam'))
     numbers = c.get('dam:id.i4#0')

@@ -139,6 +139,8 @@ def test_numbers_out_of_range(store):
     for i in (-1, n):
         with expect_fail(IndexError, contains=f'no sample {i}; there are 37'): store.get_many([0,i], 'txt')
     with expect_fail(TypeError, contains='must be integers'): store.get_many([.5], 'txt')
+    with expect_fail(TypeError, contains='all: sample numbers must not be masked'): store.get_many(np.ma.array([0,1], mask=[0,1]), 'txt')
+    with expect_fail(TypeError, contains='all: a field is a text, not 5'): store.get_many([0], 5)
 
 def test_statistics_that_are_not_there_are_those_of_a_field(store):
     with expect_fail(UnknownField, contains="no field 'jpg'"): store.mean_image('jpg')

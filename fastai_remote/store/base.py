@@ -153,6 +153,7 @@ class Store:
     )->tuple: # Names of existing fields, and whether samples may lack all of them
         "The fields that are read for `field`, such as `jpg;png` or `txt?`; raises `UnknownField` if there is none"
         known = self.manifest.fields
+        if not isinstance(field, str): raise TypeError(f'{self.name}: a field is a text, not {field!r:.100}')
         if field in known: return [field],False
         names,is_optional = parse_field(field)
         names = [name for name in names if name in known]
@@ -267,6 +268,7 @@ class Store:
     def check_numbers(self, numbers)->np.ndarray:
         "`numbers` as int64 array; raises `TypeError` unless they are integers, `IndexError` unless all samples exist"
         given = numbers
+        if np.ma.is_masked(given): raise TypeError(f'{self.name}: sample numbers must not be masked')
         try: numbers = np.asarray(given)
         except ValueError: numbers = np.zeros((0,0))   # lists of different lengths
         if numbers.ndim!=1:

@@ -47,7 +47,7 @@ def _split_secret(url):
         valid = all(urlsplit(f'//{node}').port!=-1 for node in parts.netloc.rpartition('@')[2].split(','))
     except ValueError: valid = False
     if valid and f'{parts.scheme}://' not in REDIS_SCHEMES:
-        shown = 'the url' if '@' in url else repr(url)
+        shown = 'the url' if '@' in url or '?' in url else repr(str(url))   # it has no place for a secret
         return ValueError(f'{shown}: want a redis://, rediss:// or unix:// URL')
     if not valid or (parts.scheme!='unix' and '@' in parts.path+parts.query+parts.fragment):
         return ValueError('not a URL: the port must be a number, '
