@@ -363,3 +363,13 @@ def test_two_colons_in_a_password_or_an_address_do_not_end_a_url():
         assert not has_marker(public_url(url)) and has_marker(*secret_texts({}, url))
     assert public_url('zip://a.csv::simplecache::s3://bucket/b@c')=='zip://a.csv::simplecache::s3://bucket/b@c'
     assert not has_marker(repr(RedisLink(f'redis://:a::{MARKER}@[::1]:6379/2')))
+
+def test_the_url_of_the_environment_is_as_secret_as_one_that_is_given(monkeypatch):
+    link,storage = pickle.dumps(RedisLink('redis://host')),pickle.dumps(Storage('https://host/a'))
+    monkeypatch.setenv('FASTAI_REMOTE_URL', f'redis://there:1/2?username={MARKER}&socket_timeout=3')
+    there = pickle.loads(link)
+    assert there.url=='redis://there:1/2?socket_timeout=3' and there.reveal()['username']==MARKER and not has_marker(repr(there), repr(vars(there)))
+    for url,saved in ((f'redis://me:{MARKER}/x@host', link), (f'https://me:{MARKER}/x@host', storage)):
+        monkeypatch.setenv('FASTAI_REMOTE_URL', url)
+        with pytest.raises(ValueError, match='must be quoted') as failed: pickle.loads(saved)
+        assert not has_marker(str(failed.value))

@@ -70,6 +70,10 @@ def _split_secret(url):
 _connection_classes = redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection
 _known_arguments = {k for c in _connection_classes for k in inspect.signature(c.__init__).parameters}
 
+def _check_arguments(names):
+    unknown = [name for name in names if name not in _known_arguments]
+    if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
+
 class RedisLink:
     """The address of a Redis server, a cluster, or a group of sentinels, with one deadline for each call
 
@@ -93,13 +97,10 @@ class RedisLink:
         if any('password' in k for k in kwargs): raise TypeError('a password goes into the URL, or into `secret`')
         if read_from not in ('master','replica'):
             raise ValueError(f"read_from={read_from!r}: want 'master' or 'replica'")
-        url,secret_in_url = split_secret(url)
-        unknown = [k for k in (*kwargs, *dict(parse_qsl(urlsplit(url).query))) if k not in _known_arguments]
-        if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
-        self.url = public_url(url)
-        lost = set(urlsplit(url).query.split('&'))-set(urlsplit(self.url).query.split('&'))
+        _check_arguments(kwargs)
+        secret_in_url,hidden = self._use_url(url)
         self.timeout,self.socket_timeout = timeout,socket_timeout
-        self.kwargs = SecretOptions({**dict(parse_qsl('&'.join(lost))), **kwargs}) # More arguments for redis-py
+        self.kwargs = SecretOptions({**hidden, **kwargs}) # More arguments for redis-py
         self._secret = secret or secret_in_url
         self._needs_secret = False # Did a pickle that was saved without the password have one?
         self._not_kept = [] # Names of options that were not saved with the pickle from which this was loaded
@@ -108,6 +109,15 @@ class RedisLink:
         self._find_nodes()
         self.has_answered = False # Has a call succeeded?
         self.was_saved = False # Was this link loaded from a saved pickle?
+
+    def _use_url(self, url):
+        "Set `url` to the public part of `url`; returns the password or None, and a dict of the options that are secret"
+        url,secret = split_secret(url)
+        options = dict(parse_qsl(urlsplit(url).query))
+        _check_arguments(options)
+        self.url = public_url(url)
+        shown = dict(parse_qsl(urlsplit(self.url).query))
+        return secret,{name:value for name,value in options.items() if name not in shown}
 
     def _find_nodes(self):
         self._nodes = nodes_in(self.url) # Nodes of the cluster that are known, `(host, port)`
@@ -170,7 +180,9 @@ class RedisLink:
         url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of shards
         if not url.startswith(REDIS_SCHEMES): url = self._needs_secret and os.environ.get('REDIS_URL')
         if url and self._secret is None:
-            (self.url,self._secret),self._needs_secret = split_secret(url),False
+            self._secret,hidden = self._use_url(concealed(url))
+            self.kwargs.update(hidden)
+            self._needs_secret = False
             self._find_nodes()
 
     def __copy__(self): return self

@@ -55,9 +55,6 @@ class Storage:
         url,storage_options = Secret(os.fspath(url)),SecretOptions(storage_options or {})   # also in tracebacks
         if re.search(r'\.(tar|tar\.gz|tgz)/?$', url):
             raise ValueError(f'{public_url(url)}: give the folder that holds the tars')
-        if not _is_address(url):
-            raise ValueError('not a URL: the port must be a number, '
-                             'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
         self.url,self._secret_url,login = _split_url(url)
         self.timeout = timeout
         self._options = SecretOptions({**login, **storage_options})
@@ -174,7 +171,10 @@ def _is_address(url):
 def _split_url(url):
     """The URL that may be shown; the URL for fsspec, a `Secret`; `SecretOptions` with its user and password, or empty
 
-    A plain path becomes absolute."""
+    A plain path becomes absolute. Raises `ValueError` for a malformed URL, without showing it."""
+    if not _is_address(url):
+        raise ValueError('not a URL: the port must be a number, '
+                         'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
     if _scheme(url) in ('','file','local'):
         url = os.path.abspath(os.path.expanduser(url.split('://', 1)[-1]))
         return url,Secret(url),SecretOptions()
