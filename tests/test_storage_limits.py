@@ -3,6 +3,7 @@ that were asked for"""
 import contextlib, http.server, re, socket, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 pytest.importorskip('s3fs')
@@ -286,3 +287,8 @@ def test_parts_that_do_not_come_are_an_error_however_small_they_are(tmp_path, mo
     monkeypatch.setattr(storage, 'ranges', ranges)
     for largest in (1000, 1<<20):
         with pytest.raises(StoreUnavailable): list(storage.parts('a.tar', 10**6, largest=largest))
+
+def test_an_empty_path_is_not_the_current_folder():
+    "It may come from a variable that is not set"
+    with pytest.raises(ValueError, match="'' is no folder"): Storage('')
+    assert Storage('.').url==Storage(Path()).url==str(Path.cwd())

@@ -108,7 +108,7 @@ def secret_texts(
     options, # Options of a connection, or a value of one
     url:str='', # The address, with its secrets
 )->list: # Of `Secret`, longest first
-    "The texts that messages must not show: all that is in `options` and `url` and is not public"
+    "The texts that messages must not show: all in `options` and `url` that are not public, except numbers below 1000"
     found = list(_texts(options))
     for link in map(_link.fullmatch, _chain_link.split(url)):
         if not link or _public_link(link[0])==link[0]: continue

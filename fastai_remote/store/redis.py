@@ -460,7 +460,9 @@ def abandon(cls:RedisStore,
 @patch(cls_method=True)
 def from_keys(cls:RedisStore,
     url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`
-    x:str, # Pattern of the keys of values: `{}` stands for the number, `{split}` for the split
+    # Pattern of the keys of values: `{}` stands for the number, `{:05}` for the number with zeros before it, and
+    # `{split}` for the split
+    x:str,
     y:str=None, # Pattern of the keys of labels, each an integer as text
     n:int|dict=None, # Number of samples, or `{split: number of samples}`
     codec:str='npz', # Codec of the values: `npz` or `npy` (arrays), `jpg`, `png`, …

@@ -364,7 +364,7 @@ class Unzip:
 class _Decompress:
     """Decompresses xz, bzip2 or zstd piece by piece, as `Unzip` does for gzip
 
-    For damaged data, it ends early, and `bad` is a text that says what is wrong."""
+    For damaged data, it ends early, and `bad` is the error."""
     def __init__(self,
         new, # Called without arguments, makes a decompressor
         errors:tuple, # Exceptions that it raises for damaged data

@@ -672,7 +672,7 @@ def manifest_bytes(self:ShardStore)->bytes:
 def in_place(self:ShardStore,
     shard:int # Number of a shard
 )->bool:
-    "Is a shard read where it is stored, without a copy in the cache?"
+    "Is a shard a file on this machine that is read where it is stored, without a copy in the cache?"
     if not self.tars.local or (self._any_compressed and self.table.compression(shard)): return False
     return self.cache is None or self._cache_setting is True
 

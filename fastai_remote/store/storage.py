@@ -171,7 +171,8 @@ def _is_address(url):
 def _split_url(url):
     """The URL that may be shown; the URL for fsspec, a `Secret`; `SecretOptions` with its user and password, or empty
 
-    A plain path becomes absolute. Raises `ValueError` for a malformed URL, without showing it."""
+    A plain path becomes absolute. Raises `ValueError` for a malformed URL, without showing it, and for an empty one."""
+    if not url: raise ValueError("'' is no folder; '.' is the current one")
     if not _is_address(url):
         raise ValueError('not a URL: the port must be a number, '
                          'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
