@@ -409,3 +409,7 @@ def test_samples_that_lack_fields_are_warmed(fresh, tmp_path):
 def test_options_of_a_connection_that_is_there_are_refused(fresh, folder):
     copy = ShardStore(folder).copy(fresh.url, 'options', num_workers=0, progress=False) and RedisStore(fresh.url, 'options')
     with pytest.raises(TypeError, match='socket_timeout: a RedisLink has its own'): TieredStore(copy, ShardStore(folder), socket_timeout=1)
+
+@pytest.mark.parametrize('options,what', [(dict(timeout=3), 'timeout: .*redis_timeout='), (dict(ttl=0), 'ttl=0'), (dict(ttl=-1.), 'ttl=-1')])
+def test_times_that_would_not_be_those_that_are_meant(closed_url, folder, options, what):
+    with pytest.raises((TypeError,ValueError), match=what): TieredStore(closed_url, ShardStore(folder), **options)

@@ -125,7 +125,7 @@ class TieredStore(Store):
     def __init__(self,
         redis:str|RedisLink|RedisStore, # `redis://`, `rediss://` or `unix://`; or a copy of the dataset
         store:Store, # The store that has all samples: a `ShardStore`
-        ttl:float=None, # Seconds that Redis keeps a value; default: until it is evicted
+        ttl:float=None, # Seconds that Redis keeps a value, above 0; default: until it is evicted
         queue:int=64_000_000, # Bytes that may wait to be written to Redis, in each process
         redis_timeout:float=.25, # Seconds that a read waits for Redis; then samples come from the shards
         **kwargs # More for a new `RedisLink`, whose `timeout` is `redis_timeout`
@@ -134,6 +134,8 @@ class TieredStore(Store):
         if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore):
             raise TypeError("want TieredStore('redis://…', ShardStore(url)), "
                             f'not {type(redis).__name__} and {type(store).__name__}')
+        if 'timeout' in kwargs: raise TypeError('timeout: that of reads from Redis is redis_timeout=')
+        if ttl is not None and ttl<=0: raise ValueError(f'ttl={ttl}: want a number of seconds above 0, or None')
         self.store,self.ttl,self.queue = store,ttl,queue
         copy = redis if isinstance(redis, RedisStore) else None
         link = as_link(copy.link if copy else redis, **kwargs)
