@@ -5137,6 +5137,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage.Storage._is_refused': ( 'store/storage.html#storage._is_refused',
                                                                                                   'fastai_remote/store/storage.py'),
+                                             'fastai_remote.store.storage.Storage._list': ( 'store/storage.html#storage._list',
+                                                                                            'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage.Storage._read_group': ( 'store/storage.html#storage._read_group',
                                                                                                   'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage.Storage._remove_together': ( 'store/storage.html#storage._remove_together',

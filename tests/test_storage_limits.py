@@ -292,3 +292,14 @@ def test_an_empty_path_is_not_the_current_folder():
     "It may come from a variable that is not set"
     with pytest.raises(ValueError, match="'' is no folder"): Storage('')
     assert Storage('.').url==Storage(Path()).url==str(Path.cwd())
+
+def test_folders_on_the_web_have_names_and_are_no_files(tmp_path):
+    (tmp_path/'sub').mkdir()
+    for name in ('a.tar','sub/b.tar'): (tmp_path/name).write_bytes(b'')
+    handler = type('Quiet', (http.server.SimpleHTTPRequestHandler,), {'log_message':lambda *args: None})
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), partial(handler, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        web = Storage(f'http://127.0.0.1:{server.server_port}')
+        assert (web.names(),web.names('sub'),web.files())==(['a.tar','sub'],['b.tar'],['a.tar'])
+        server.shutdown()
+    assert Storage(tmp_path).names()==['a.tar','sub'] and Storage(tmp_path).files()==['a.tar','sub/b.tar']

@@ -458,14 +458,20 @@ def names(self:Storage,
 )->list:
     "Names of the files and folders in `folder`, sorted; empty if there is no such folder"
     if extra is None: extra = 10*self.timeout
-    try: paths = self.call(lambda fs: fs.ls(self.path(folder), detail=False), extra=extra)
+    return sorted(path.rstrip('/').rsplit('/', 1)[-1] for path in self._list(folder, extra))
+
+@patch
+def _list(self:Storage, folder, extra):
+    "The paths of what is in `folder`, a list; those of folders on the web end in `/`"
+    try: return self.call(lambda fs: fs.ls(self.path(folder), detail=False), extra=extra)
     except (FileNotFoundError,NotADirectoryError): return []
-    return sorted(path.rsplit('/', 1)[-1] for path in paths)
 
 @patch
 def files(self:Storage)->list: # Paths relative to this folder, sorted
     "The files in this folder and in the folders in it that are not hidden; over HTTP those in this folder only"
-    if is_http(self.url): return self.names()
+    if is_http(self.url):
+        paths = self._list('', 10*self.timeout)
+        return sorted(path.rsplit('/', 1)[-1] for path in paths if not path.endswith('/'))
     try: root,paths = self.call(lambda fs: (self.path().rstrip('/'), fs.find(self.path())), extra=10*self.timeout)
     except (FileNotFoundError,NotADirectoryError): return []
     names = [path[len(root)+1:] for path in paths if path.startswith(f'{root}/')]
