@@ -211,6 +211,8 @@ def test_the_index_for_wids_of_a_split_has_only_its_samples(tmp_path):
     store.manifest.splits['train'],store.manifest.splits['valid'] = [0,6],[6,9]
     for split in ('train','valid'):
         with pytest.raises(ValueError, match=f'd: shard b.tar has samples inside and outside of split .{split}.'): store.wids_index(split)
+    store.manifest.splits['valid'] = [6,6]
+    assert store.wids_index('valid')['shardlist']==[]
 
 def test_streams_have_their_split_in_names(tmp_path):
     to_shards({split:({'txt':f'{split} {i}'} for i in range(9)) for split in ('train','valid')}, tmp_path/'d', **OPTIONS)

@@ -740,7 +740,7 @@ def wids_index(self:ShardStore,
         raise KeyError(f"{self.name}: no split {split!r}; there are {', '.join(map(repr, self.splits)) or 'none'}")
     start,stop = self.splits[split] if split is not None else (0,len(self))
     ends = table.starts[1:]
-    inside = np.flatnonzero((table.starts[:-1]<stop)&(ends>start)&(table.n>0)).tolist()
+    inside = np.flatnonzero((table.starts[:-1]<stop)&(ends>start)&(table.n>0)).tolist() if start<stop else []
     for shard in inside:
         if table.starts[shard]>=start and ends[shard]<=stop: continue
         raise ValueError(f'{self.name}: shard {table.name(shard)} has samples inside and outside of split {split!r}: '
