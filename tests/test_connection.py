@@ -10,6 +10,7 @@ import pytest
 from fastai_remote.core import StoreUnavailable
 from fastai_remote.store import connection
 from fastai_remote.store.connection import Opener, Retries
+from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
 from fastai_remote.write.redis import RedisWriter
@@ -169,3 +170,21 @@ def test_another_attempt_starts_as_long_as_there_is_time(clock):
     retries = Retries('server', 7, pause=.1)
     with pytest.raises(StoreUnavailable, match=r'2 attempts in 8\.\d s'): retries.call(failing(ConnectionError(), ConnectionError(), takes=4, clock=clock), handle)
     assert retries.remaining()<0
+
+@pytest.mark.parametrize('url', ['redis://localhost/pets', 'redis://me:secret@localhost/1/2', 'redis://h1,h2/pets', 'redis+sentinel://h1,h2/main/pets'])
+def test_what_follows_the_host_is_the_number_of_a_database(url):
+    "redis-py uses database 0, or 12, for these"
+    with pytest.raises(ValueError, match='want the number of a database') as failed: RedisLink(url)
+    assert 'secret' not in str(failed.value)
+
+@pytest.mark.parametrize('url', ['redis://localhost', 'redis://localhost/', 'redis://localhost/3', 'unix:///tmp/a/socket?db=3', 'redis+sentinel://h1,h2/main', 'redis+sentinel://h1/main/3'])
+def test_urls_with_and_without_a_database(url): assert RedisLink(url).url==url
+
+def test_options_in_a_url_are_those_of_redis():
+    with pytest.raises(TypeError, match="no argument is called 'tiemout'"): RedisLink('redis://localhost?tiemout=3&db=2')
+
+def test_a_name_in_place_of_a_url_is_shown():
+    with pytest.raises(ValueError, match="'pets': want a redis://"): RedisStore('pets', 'redis://localhost')
+    for url in ('me:s3cret@localhost', 'http://localhost?password=s3cret'):
+        with pytest.raises(ValueError, match='want a redis://|not a URL') as failed: RedisStore(url, 'pets')
+        assert 's3cret' not in str(failed.value)

@@ -1,13 +1,17 @@
 "Replicas that are read from, and the servers that Sentinel names"
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import redis
+from redis.sentinel import Sentinel
 
 from clusters import LocalCluster, Pair, Sentinels
 from conftest import in_time, wait_for
 from fastai_remote import RedisStore, StoreUnavailable, to_redis
 from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.store.redis_servers import SentinelServers
 from fastai_remote.store.server import redis_server
 
 N = 120
@@ -41,6 +45,15 @@ def test_what_a_replica_lacks_is_read_from_the_master(pair):
     new = RedisStore(pair.master.url, 'd', read_from='replica')
     new.link.servers._replicas = lambda: [('127.0.0.1', pair.replica.port)]   # the master does not name it any more
     assert texts(new)==[f'new {i}' for i in range(N)] and reads(pair.b)>0
+
+def test_a_value_that_a_replica_lacks_is_read_from_the_master(pair):
+    "In a cluster, the replica of one node may have the manifest before that of another node has all values"
+    put(pair.master.url)
+    pair.sync()
+    store = RedisStore(pair.master.url, 'd', read_from='replica')
+    pair.b.config_set('replica-read-only', 'no')
+    pair.b.delete('d:txt:5')
+    assert texts(store)==[str(i) for i in range(N)] and reads(pair.b)>0
 
 def test_a_replica_that_is_away_does_not_matter(pair):
     put(pair.master.url)
@@ -110,3 +123,16 @@ def test_sentinels_that_are_away_or_know_no_such_server_are_errors_in_time():
     with in_time(8), pytest.raises(StoreUnavailable):
         RedisStore('redis+sentinel://127.0.0.1:1,127.0.0.1:2/drawings', 'd', timeout=1)
     with pytest.raises(ValueError, match='NAME'): RedisStore('redis+sentinel://127.0.0.1:1', 'd', timeout=1)
+
+def test_sentinels_that_do_not_answer_do_not_say_that_there_are_no_replicas():
+    "A writer would not wait for them then, just when a master has failed"
+    def away(name): raise redis.ConnectionError('away')
+    def no_replica(name): return []
+    def one(name): return [dict(ip='a', port=1, is_odown=False, is_sdown=False), dict(ip='b', port=1, is_odown=False, is_sdown=True)]
+    servers = SentinelServers.__new__(SentinelServers)
+    servers._sentinel,servers._name = Sentinel([]),'d'
+    for answers,count in (((away, one), 1), ((no_replica, one), 1), ((away, no_replica), 0)):
+        servers._sentinel.sentinels = [SimpleNamespace(sentinel_slaves=answer) for answer in answers]
+        assert servers.count_replicas()==count
+    servers._sentinel.sentinels = [SimpleNamespace(sentinel_slaves=away)]*3
+    with pytest.raises(redis.ConnectionError, match='no sentinel'): servers.count_replicas()

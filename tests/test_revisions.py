@@ -1,5 +1,6 @@
 "Datasets that are appended to and edited: what they contain, who sees it and when, and what is shared and removed"
-import base64, io, json, os, random, re, shutil, tracemalloc
+import base64, io, json, os, random, re, shutil, tracemalloc, zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, Sto
     UnknownField, UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
 from fastai_remote.ingest.revise import _Columns
-from fastai_remote.store.redis_parts import RunTable, TooManyRuns
+from fastai_remote.store.redis_parts import read_run_tables, RunTable, TooManyRuns
 from fastai_remote.write import redis_lost
 from fastai_remote.write.redis_lock import RedisLock
 from fastai_remote.write.revision import Edit
@@ -663,6 +664,13 @@ def test_damage_is_noticed(server):
     assert RedisStore(server.url, 'dam').verify(num_workers=1).bad
     c.delete(key)
     with pytest.raises(CorruptSample, match='is gone'): RedisStore(server.url, 'dam')[0]
+    manifest = store.manifest
+    for place,value in ((0, 1), (8*manifest.runs['lengths'][0], 9)):   # other runs, with the right checksum: where one begins; a part
+        wrong = bytearray(stored)
+        wrong[place] = value
+        c.set(key, bytes(wrong))
+        other = replace(manifest, runs={**manifest.runs, 'crc':zlib.crc32(wrong)})
+        with pytest.raises(CorruptSample, match=f'{key}.*damaged'): read_run_tables(store.link, other)
     c.set(key, stored)
     assert verified(RedisStore(server.url, 'dam'))
     numbers = c.get('dam:id.i4#0')
@@ -861,3 +869,14 @@ def test_lost_values_are_looked_for_among_the_gaps_nearby(monkeypatch):
     gaps = np.arange(0, n, 3)
     lost = np.concatenate(list(redis_lost.lost_of_range(None, None, {}, n, gaps, step=1000)))
     assert lost.tolist()==[i for i in range(n) if i%3] and sum(compared)==len(gaps)
+
+def test_a_store_that_has_not_read_where_samples_are_says_that_it_was_replaced(server):
+    "The key of the runs is gone then, which is no damage: damaged samples could be replaced by others, `on_bad='replace'`"
+    edited = put(server.url, name='not read').edit(drop=[1])
+    before = RedisStore(server.url, 'not read')
+    edited.edit(drop=[1])
+    with pytest.raises(StoreNotFound, match='not read: replaced since it was opened'): before.get_many([0], 'txt')
+    now = RedisStore(server.url, 'not read')
+    now.link.client.delete(now.manifest.runs['key'])
+    with pytest.raises(CorruptSample, match='runs#.* is gone'): now.get_many([0], 'txt')
+    RedisStore.delete(server.url, 'not read')

@@ -196,6 +196,24 @@ def test_an_index_for_wids(tmp_path):
             assert path.stat().st_size==shard['filesize'] and len(list(wds.WebDataset(str(path), shardshuffle=False)))==shard['nsamples']
             assert split is None or f'-{split}-' in path.name
 
+@pytest.mark.parametrize('change', [dict(drop=[1]), dict(set={'txt':{0:'other'}}), dict(set={'cls':{0:'b'}})])
+def test_there_is_no_index_for_wids_of_shards_that_have_other_samples(tmp_path, change):
+    "Other tools would read the samples of the tars: those that were dropped, and values from before the change"
+    to_shards([{'txt':f't{i}', 'cls':'ab'[i%2]} for i in range(10)], tmp_path/'d', maxcount=5, **OPTIONS)
+    with pytest.raises(ValueError, match='d: .* in the tars .* store.copy'): ShardStore(tmp_path/'d').edit(**change).wids_index()
+
+def test_the_index_for_wids_of_a_split_has_only_its_samples(tmp_path):
+    tar(tmp_path/'d/a.tar', [(f'{i}.txt', b'x') for i in range(4)])
+    tar(tmp_path/'d/b.tar', [(f'{i}.txt', b'x') for i in range(4, 9)])
+    index_shards(tmp_path/'d', splits={'train':'a.tar', 'valid':'b.tar'}, **OPTIONS)
+    store = ShardStore(tmp_path/'d')
+    with pytest.raises(KeyError, match="no split 'test'; there are 'train', 'valid'"): store.wids_index('test')
+    store.manifest.splits['train'],store.manifest.splits['valid'] = [0,6],[6,9]
+    for split in ('train','valid'):
+        with pytest.raises(ValueError, match=f'd: shard b.tar has samples inside and outside of split .{split}.'): store.wids_index(split)
+    store.manifest.splits['valid'] = [6,6]
+    assert store.wids_index('valid')['shardlist']==[]
+
 def test_streams_have_their_split_in_names(tmp_path):
     to_shards({split:({'txt':f'{split} {i}'} for i in range(9)) for split in ('train','valid')}, tmp_path/'d', **OPTIONS)
     assert [p.name for p in sorted((tmp_path/'d').glob('*.tar'))]==['shard-train-000000.tar','shard-valid-000001.tar']

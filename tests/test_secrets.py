@@ -119,7 +119,7 @@ def test_harmless_options_are_kept():
     assert pickle.loads(pickle.dumps(RedisLink('rediss://host', **options))).reveal().items()>=options.items()
 
 URLS = [f'https://me:{MARKER}@host/a', f'https://{MARKER}@host/a', f'http://host/a?sig={MARKER}', f'http://host/a#{MARKER}', f'sftp://me:{MARKER}@host/a', f'simplecache::https://me:{MARKER}@host/a', f'simplecache::https://host/a?sig={MARKER}&b=1',
-    f'blockcache::simplecache::ftp://me:{MARKER}@host/a', f'HTTPS://me:{MARKER}@host/a', f'https://me:{MARKER}@host', f'webdav://host/a?{MARKER}']
+    f'blockcache::simplecache::ftp://me:{MARKER}@host/a', f'HTTPS://me:{MARKER}@host/a', f'https://me:{MARKER}@host', f'webdav://host/a?{MARKER}', f'http://[::1]:80/host?sig={MARKER}', f'http://me:{MARKER}@[::1]/host', f'simplecache::http://[::1]/host?sig={MARKER}']
 
 @pytest.mark.parametrize('url', URLS)
 def test_urls_are_shown_and_saved_without_secrets(url):
@@ -129,7 +129,7 @@ def test_urls_are_shown_and_saved_without_secrets(url):
     assert pickle.loads(pickle.dumps(storage.opener()))().reveal()==storage.reveal()
     assert pickle.loads(pickle.dumps(storage))._not_kept
 
-@pytest.mark.parametrize('url', [f'https://me:{MARKER}/x@host/a', f'ftp://me:{MARKER}#@host/a', f'redis://me:{MARKER}/x@host', f'redis://host?ssl_password={MARKER}'])
+@pytest.mark.parametrize('url', [f'https://me:{MARKER}/x@host/a', f'ftp://me:{MARKER}#@host/a', f'redis://me:{MARKER}/x@host', f'redis://host?ssl_password={MARKER}', f'ftp://me:a::{MARKER}@host/a', f's3://me:{MARKER}::b@host/a'])
 def test_malformed_urls_are_not_repeated(url):
     for f in (lambda: Storage(url), lambda: ShardStore(url), lambda: RedisStore(url, 'pets'), lambda: to_redis([], url, 'pets'), lambda: to_shards([], url)):
         assert not has_marker(*shown_when_failing(f))
@@ -357,3 +357,19 @@ def test_secret_texts_and_dicts():
     assert repr(Secret(MARKER))=="'***'" and f'{Secret(MARKER)}'==MARKER and pickle.loads(pickle.dumps(Secret(MARKER)))==MARKER
     options = SecretOptions(key=MARKER, anon=True, client_kwargs={'region_name':'eu', 'new':MARKER})
     assert eval(repr(options))=={'key':'***', 'anon':True, 'client_kwargs':{'region_name':'eu'}} and pickle.loads(pickle.dumps(options))==options
+
+def test_two_colons_in_a_password_or_an_address_do_not_end_a_url():
+    for url in (f'redis://:a::{MARKER}@host', f'ftp://me:{MARKER}::b@host/a', f'redis://[::1]:6379/2?other={MARKER}'):
+        assert not has_marker(public_url(url)) and has_marker(*secret_texts({}, url))
+    assert public_url('zip://a.csv::simplecache::s3://bucket/b@c')=='zip://a.csv::simplecache::s3://bucket/b@c'
+    assert not has_marker(repr(RedisLink(f'redis://:a::{MARKER}@[::1]:6379/2')))
+
+def test_the_url_of_the_environment_is_as_secret_as_one_that_is_given(monkeypatch):
+    link,storage = pickle.dumps(RedisLink('redis://host')),pickle.dumps(Storage('https://host/a'))
+    monkeypatch.setenv('FASTAI_REMOTE_URL', f'redis://there:1/2?username={MARKER}&socket_timeout=3')
+    there = pickle.loads(link)
+    assert there.url=='redis://there:1/2?socket_timeout=3' and there.reveal()['username']==MARKER and not has_marker(repr(there), repr(vars(there)))
+    for url,saved in ((f'redis://me:{MARKER}/x@host', link), (f'https://me:{MARKER}/x@host', storage)):
+        monkeypatch.setenv('FASTAI_REMOTE_URL', url)
+        with pytest.raises(ValueError, match='must be quoted') as failed: pickle.loads(saved)
+        assert not has_marker(str(failed.value))

@@ -1,10 +1,12 @@
 "The private server: nobody else can read what it holds"
 import os, stat
+from types import SimpleNamespace
 
 import pytest
 import redis
 
-from fastai_remote.store.server import redis_server
+from fastai_remote.store import server as server_module
+from fastai_remote.store.server import find_server, redis_server
 
 def mode(path): return stat.S_IMODE(os.stat(path).st_mode)
 
@@ -63,3 +65,32 @@ def test_the_password_can_be_chosen_or_left_out():
         assert redis.Redis(port=server.port, password='mine').ping()
     with redis_server(port=-1, requirepass='') as server: assert redis.Redis(port=server.port).ping()
     with redis_server() as server: assert redis.Redis.from_url(server.url).ping() and '@' not in server.url
+
+def test_a_program_that_ends_at_once_is_an_error_with_its_log(tmp_path, monkeypatch):
+    "It may end before it has been told the settings"
+    program = tmp_path/'no-server'
+    program.write_text('#!/bin/sh\necho a library is missing\n')
+    program.chmod(0o700)
+    monkeypatch.setenv('REDIS_SERVER_BIN', str(program))
+    def popen(*args, start=server_module._popen, **kwargs):
+        process = start(*args, **kwargs)
+        process.wait()
+        return process
+    monkeypatch.setattr(server_module, '_popen', popen)
+    with pytest.raises(RuntimeError, match='no-server.* not start.*a library is missing'): redis_server()
+
+def test_a_program_that_was_chosen_and_is_not_there_is_an_error(monkeypatch):
+    monkeypatch.setenv('REDIS_SERVER_BIN', '/nowhere/redis-server')
+    with pytest.raises(FileNotFoundError, match='REDIS_SERVER_BIN.*/nowhere/redis-server'): find_server()
+
+def test_a_server_may_load_its_data_for_any_time(monkeypatch):
+    "While it does, it answers"
+    answers = iter([redis.BusyLoadingError('loading')]*3)
+    class Client:
+        def __init__(self, **options): pass
+        def ping(self):
+            for error in answers: raise error
+    clock = iter(range(0, 10**6, 100))
+    monkeypatch.setattr(server_module, 'time', SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None))
+    monkeypatch.setattr(server_module.redis, 'Redis', Client)
+    with redis_server(): assert next(answers, None) is None

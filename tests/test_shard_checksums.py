@@ -480,3 +480,31 @@ def test_a_loader_of_integer_labels(tmp_path):
     dls = DataLoaders.from_shards(str(tmp_path/'d'), bs=4, num_workers=0, device='cpu', valid_pct=.25, seed=1, item_tfms=Resize(32))
     assert dls.c==2 and list(dls.vocab)==[3,7]
     for _,y in dls.train: assert set(y.tolist())<={0,1}
+
+def test_a_compressed_shard_that_became_longer_is_not_the_one_that_was_indexed(tmp_path):
+    "It is as long as before, compressed; what it holds is more than the place that the cache has for it"
+    folder = tmp_path/'w'
+    folder.mkdir()
+    def write(contents, size=0):
+        with tarfile.open(fileobj=(file:=io.BytesIO()), mode='w') as tar:
+            for i,content in enumerate(contents):
+                info = tarfile.TarInfo(f'{i}.bin')
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+        (folder/'a.tar.gz').write_bytes(gzip.compress(file.getvalue()).ljust(size, b'\0'))
+    write([random.Random(i).randbytes(1000) for i in range(3)])
+    index_shards(folder, num_workers=0, progress=False)
+    store = ShardStore(folder, cache=str(tmp_path/'c'))
+    write([bytes(1000)]*60, (folder/'a.tar.gz').stat().st_size)
+    with pytest.raises(CorruptSample, match='w: shard a.tar.gz: not the bytes that were indexed'): store.get_many([0], 'bin')
+
+def test_a_list_of_failures_that_is_gone_is_not_an_empty_one(tiny, tmp_path):
+    "Also if the manifest has no checksum of it, as an earlier version wrote it"
+    shutil.copytree(tiny, tmp_path/'d')
+    store = ShardStore(tmp_path/'d')
+    assert store.manifest.failed
+    (tmp_path/'d/shard-failures.json').unlink()
+    store.manifest.failures_crc = -1
+    with pytest.raises(CorruptSample, match='shard-failures.json.*is not there'): list(store.failures())
+    store.manifest.failed = 0
+    assert list(store.failures())==[]

@@ -23,6 +23,7 @@ from fastai_remote.write.base import host_id
 from fastai_remote.write.folder_lock import FolderLock
 from fastai_remote.store.shard_index import IndexColumns, ShardIndex, ShardManifest, ShardTable, pack_index
 from fastai_remote.order.shards import ShardPermutation
+from fastai_remote.store.cache import FileCache
 from fastai_remote.store.storage import Storage
 
 DATA = Path(__file__).parent/'data'
@@ -1244,6 +1245,28 @@ def test_ranks(sizes, mix, bs, workers, world, seed):
     ps = [ShardPermutation(sizes, seed, mix, bs, workers, r, world) for r in range(world)]
     got = np.concatenate([p[np.arange(len(p))] for p in ps])
     assert {len(p) for p in ps}=={-(-n//world)} and set(got.tolist())==set(range(n)) and len(got)-n<world
+
+def test_a_wanted_shard_stays_open_however_many_others_are_read(tmp_path):
+    "More than the 64 files that are kept open are read between; a wanted shard that was closed would be waited for"
+    to_shards([{'txt':str(i)} for i in range(70)], tmp_path/'d', maxcount=1, shuffle=False, num_workers=0, progress=False)
+    store = ShardStore(tmp_path/'d', cache=str(tmp_path/'cache'))
+    for shards in (list(range(70)), [0,1]):
+        store.prefetch(shards, wait=True)
+        wait_for(lambda: store.whole_shards.thread is None)
+    texts = []
+    def read(): texts.extend(store.get_many([i], 'txt')['txt'][0] for i in (*range(2, 70), 0, 1))
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(5)
+    assert texts==[str(i).encode() for i in (*range(2, 70), 0, 1)] and len(store.whole_shards.files)==64
+
+def test_the_size_of_the_usual_cache_does_not_ask_for_one_of_a_local_folder(numbers, tmp_path):
+    "The shards would be copied into the home of the user"
+    store = ShardStore(numbers.storage.url, cache_size=10**6)
+    assert store.cache is None and store.in_place(0)
+    cache = FileCache(str(tmp_path))
+    assert ShardStore(numbers.storage.url, cache=cache).cache is cache
+    with pytest.raises(TypeError, match='cache_size: a FileCache has its own'): ShardStore(numbers.storage.url, cache=cache, cache_size=10**6)
 
 def test_cache_asked_for(numbers, tmp_path):
     "A cache that is given is used for a folder of this machine too (it may be a slow one): shards come ahead, whole, and stay"

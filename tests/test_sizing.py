@@ -29,6 +29,14 @@ def test_several_fields_add_up():
     assert redis_memory(10, 100, [1,4])-redis_memory(10, 100)==10*(1+4+4+4)
     assert servers_needed(100, 100, spare=0)==1 and servers_needed(100, 100)==2 and servers_needed(750, 1000)==1
 
+def test_numbers_may_be_those_of_numpy():
+    assert redis_memory(10, np.float32(100), np.int64(4))==redis_memory(10, 100, 4)==redis_memory(10, np.array([100]), np.array([4]))
+
+@pytest.mark.parametrize('spare', [25, 1, -.1])
+def test_what_stays_free_is_a_share(spare):
+    "In percent, it would give 0 servers"
+    with pytest.raises(ValueError, match=f'spare={spare}.*0 to below 1'): servers_needed(10**9, 10**9, spare)
+
 @pytest.mark.parametrize('n,text', [(0,'0 B'), (999,'999 B'), (999.6,'1.0 KB'), (1000,'1.0 KB'), (99_949,'99.9 KB'),
     (99_960,'100 KB'), (999_499,'999 KB'), (999_600,'1.0 MB'), (1e6,'1.0 MB'),
     (999_600_000,'1.0 GB'), (999_600_000_000,'1.0 TB'), (1e15,'1000.0 TB')])

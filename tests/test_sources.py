@@ -468,6 +468,20 @@ def test_from_keys_wrong(put, server):
     for kw in (dict(x='train:x', y=None, n=3), dict(x='{split}:{}', n={'a':1, 'b':2}, y='y:{}', vocab=['a']), dict(x='x:{}')):
         with pytest.raises(ValueError): RedisStore.from_keys(server.url, **kw)
 
+@pytest.mark.parametrize('given', [dict(x='x:{{}}'), dict(x='x:{}:{split}'), dict(x='x:{}:{other}'), dict(x='x:{}{}'), dict(x='x:{'), dict(n=-1), dict(n=2.5),
+    dict(n={'a':2, 'b':-1}, x='{split}{}'), dict(vocab=['a'])], ids=str)
+def test_from_keys_that_cannot_be_those_of_samples(server, given):
+    "Doubled braces are no place for a number: all samples would have one key"
+    with pytest.raises(ValueError, match='pattern|number of samples|vocab'): RedisStore.from_keys(server.url, **{'x':'x:{}', 'n':3, **given})
+
+def test_keys_of_others_are_named_as_they_are(server):
+    c = client(server)
+    c.set('{x}:07', b'seven')
+    c.set('y:7', b'9'*5000)   # more digits than Python converts
+    s = RedisStore.from_keys(server.url, '{{x}}:{:02}', 'y:{}', n={'all':9}, codec='bin', vocab=['a'], image=False)
+    assert s.get_many([7], 'x')['x']==[b'seven'] and s.key_location(7, 'x')==', in key {x}:07' and s.reopened() is s
+    with pytest.raises(CorruptSample, match='sample 7: y:7 holds'): s.get_many([7], 'cls')
+
 # --- statistics
 
 rng = np.random.default_rng(0)

@@ -3,6 +3,7 @@ that were asked for"""
 import contextlib, http.server, re, socket, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 pytest.importorskip('s3fs')
@@ -10,7 +11,7 @@ pytest.importorskip('s3fs')
 from conftest import busy, in_time
 from fastai_remote.core import StoreUnavailable
 from fastai_remote.store import bounded
-from fastai_remote.store.connection import Retries
+from fastai_remote.store.connection import DeadlinePassed, Retries
 from fastai_remote.store.storage import Storage
 
 CONTENT = bytes(range(256))*400
@@ -279,3 +280,26 @@ def test_clients_that_a_child_process_inherits_are_not_closed_there(kind):
                 assert pool.apply(_collect_and_read, [storage.opener()])==CONTENT
         finally: gc.enable()
         assert storage.read('a')==CONTENT
+
+def test_parts_that_do_not_come_are_an_error_however_small_they_are(tmp_path, monkeypatch):
+    storage = Storage(tmp_path)
+    def ranges(*args): raise StoreUnavailable('too late') from DeadlinePassed()
+    monkeypatch.setattr(storage, 'ranges', ranges)
+    for largest in (1000, 1<<20):
+        with pytest.raises(StoreUnavailable): list(storage.parts('a.tar', 10**6, largest=largest))
+
+def test_an_empty_path_is_not_the_current_folder():
+    "It may come from a variable that is not set"
+    with pytest.raises(ValueError, match="'' is no folder"): Storage('')
+    assert Storage('.').url==Storage(Path()).url==str(Path.cwd())
+
+def test_folders_on_the_web_have_names_and_are_no_files(tmp_path):
+    (tmp_path/'sub').mkdir()
+    for name in ('a.tar','sub/b.tar'): (tmp_path/name).write_bytes(b'')
+    handler = type('Quiet', (http.server.SimpleHTTPRequestHandler,), {'log_message':lambda *args: None})
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), partial(handler, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        web = Storage(f'http://127.0.0.1:{server.server_port}')
+        assert (web.names(),web.names('sub'),web.files())==(['a.tar','sub'],['b.tar'],['a.tar'])
+        server.shutdown()
+    assert Storage(tmp_path).names()==['a.tar','sub'] and Storage(tmp_path).files()==['a.tar','sub/b.tar']

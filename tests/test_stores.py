@@ -3,6 +3,7 @@ import atexit, copy, os, pickle, shutil, struct, tempfile, zlib
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fastai_remote.codec.fields import get_codec
 from fastai_remote.core import CorruptSample, Manifest, MissingSample, UnknownField
 from fastai_remote.store.base import MemoryStore, Store
 from fastai_remote.ingest.run import to_redis
-from fastai_remote.store.redis import RedisStore
+from fastai_remote.store.redis import read_failures, RedisStore
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.store.redis_link import RedisLink
@@ -138,9 +139,26 @@ def test_numbers_out_of_range(store):
     for i in (-1, n):
         with expect_fail(IndexError, contains=f'no sample {i}; there are 37'): store.get_many([0,i], 'txt')
     with expect_fail(TypeError, contains='must be integers'): store.get_many([.5], 'txt')
+    with expect_fail(TypeError, contains='all: sample numbers must not be masked'): store.get_many(np.ma.array([0,1], mask=[0,1]), 'txt')
+    with expect_fail(TypeError, contains='all: a field is a text, not 5'): store.get_many([0], 5)
+
+def test_statistics_that_are_not_there_are_those_of_a_field(store):
+    with expect_fail(UnknownField, contains="no field 'jpg'"): store.mean_image('jpg')
+    with expect_fail(ValueError, contains="no statistics of images of 'txt'"): store.mean_image('txt')
+
+def test_alternatives_of_the_default_field_are_pictures_of_the_same_thing():
+    "Not masks, whose codec may be that of a picture; and a field that is not named after its codec has none"
+    def default(fields, **kwargs):
+        store = MemoryStore({field:[b'x']*4 for field in fields}, **kwargs)
+        for field in fields: store.manifest.fields[field]['n'] = 3
+        return store.default_field
+    assert default(['jpg','png'])=='jpg;png' and default(['a.jpg','b.jpg','a.png'])=='a.jpg;a.png'
+    assert default(['jpg','png'], vocab={'png':['road','sky']})=='jpg'
+    assert default(['photo','sketch'], codecs={'photo':'jpg', 'sketch':'jpg'})=='photo'
 
 def test_unknown_field(store):
     with expect_fail(UnknownField, contains="all: no field 'jpg'; there are 'png'"): store.get_many([0], ['txt','jpg'])
+    with expect_fail(UnknownField, contains="all: no field 'jpg'; there are 'png'"): store.may_lack('jpg')
 
 def test_damage_is_noticed(store):
     was = store.get_many([4], 'txt')['txt'][0]
@@ -207,6 +225,12 @@ def test_requests_packed_by_hand_are_those_of_redis_py(server, name, dtype, chec
         want = plain.pack(cmd, key, *(a for i in rest[1] for a in gets(rest[0], i))) if rest else plain.pack(cmd, key)
         assert b''.join(packer.pack(cmd, key, *rest))==b''.join(want)
     for args in (('MGET', f'{name}:x:1', f'{name}:x:2'), ('CONFIG GET', 'maxmemory'), ('SET', name, bytearray(b'x'))): assert packer.pack(*args)==plain.pack(*args)
+
+def test_failures_that_redis_scans_twice_come_once():
+    "HSCAN may return an entry again while the server moves the table"
+    client = SimpleNamespace(hscan=lambda key, cursor, count: (0 if cursor else 5, {b'0':b'[["a","why"]]'}))
+    link = SimpleNamespace(url='redis://host', call=lambda f: f(client))
+    assert list(read_failures(link, key_layout('d'), 'd'))==[('a','why')]
 
 def test_what_has_no_checksums_is_named():
     "Also in a store of a user, whose numbers nothing covers"

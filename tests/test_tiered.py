@@ -1,5 +1,5 @@
 "Redis before shards: what is there comes from Redis, what is not from the shards, and no fault of Redis changes a batch"
-import os, pickle, signal, threading, time, warnings
+import io, os, pickle, signal, tarfile, threading, time, warnings
 from contextlib import contextmanager
 from multiprocessing import get_context
 
@@ -14,6 +14,7 @@ from fastai_remote.store.base import MemoryStore
 from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.server import redis_server
 from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.source.files import image_samples
 from fastai_remote.store.redis_link import RedisLink
@@ -394,3 +395,21 @@ def test_a_thread_that_ends_is_started_again(fresh, folder):
     right(store, range(10)); store.flush(120)
     wait_for(lambda: store._redis.thread is None)
     assert right(store, range(20)) and store.flush(120) and store.held(n)==20/n
+
+def test_samples_that_lack_fields_are_warmed(fresh, tmp_path):
+    with tarfile.open(tmp_path/'a.tar', 'w') as tar:
+        for i in range(10):
+            info = tarfile.TarInfo(f'{i}.{"txt" if i%2 else "json"}')
+            info.size = 2
+            tar.addfile(info, io.BytesIO(b'{}'))
+    index_shards(tmp_path, num_workers=0, progress=False)
+    store = TieredStore(fresh.url, ShardStore(tmp_path))
+    assert store.warm(0)==1. and len(client(fresh).keys(f'{store.prefix}:*'))==10
+
+def test_options_of_a_connection_that_is_there_are_refused(fresh, folder):
+    copy = ShardStore(folder).copy(fresh.url, 'options', num_workers=0, progress=False) and RedisStore(fresh.url, 'options')
+    with pytest.raises(TypeError, match='socket_timeout: a RedisLink has its own'): TieredStore(copy, ShardStore(folder), socket_timeout=1)
+
+@pytest.mark.parametrize('options,what', [(dict(timeout=3), 'timeout: .*redis_timeout='), (dict(ttl=0), 'ttl=0'), (dict(ttl=-1.), 'ttl=-1')])
+def test_times_that_would_not_be_those_that_are_meant(closed_url, folder, options, what):
+    with pytest.raises((TypeError,ValueError), match=what): TieredStore(closed_url, ShardStore(folder), **options)

@@ -173,3 +173,8 @@ def test_the_number_of_samples_that_have_a_field(n):
     fields = {'txt':{'codec':'txt', 'dtype':None, 'n':n}}
     with pytest.raises(UnsupportedFormat, match="invalid: fields 'txt'"):
         Manifest.from_json(json.dumps({'format':1, 'name':'d', 'n':3, 'fields':fields}))
+
+def test_names_that_are_no_text_are_refused():
+    column = np.ones(1, 'u4')
+    stored = ShardTable(b'a\xff.tar', column, column, column, column).pack()
+    with pytest.raises(ValueError, match='utf-8'): ShardTable.unpack(stored)

@@ -58,6 +58,8 @@ def hidden_names(
 
 _link = re.compile(r'(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<login>[^/?#]*@)?(?P<host>[^/?#]*)(?P<rest>.*)',
                    re.I|re.S)
+# Ends a part of a chain: `::`, but not in a password, or in the address of a host, such as `[::1]`
+_chain_link = re.compile(r'::(?![^/?#]*[]@])')
 _without_query = 's3','s3a','gs','gcs','memory'   # in names of their files, a question mark is a letter
 _redis = 'redis','rediss','unix','redis+sentinel','rediss+sentinel'
 
@@ -68,7 +70,7 @@ def public_url(
 
     The user remains, except in URLs of the web, where it may be a token. Of the part after a question mark, where a
     signature may be, only the harmless options of Redis remain."""
-    return '::'.join(_public_link(link) for link in url.split('::'))
+    return '::'.join(_public_link(link) for link in _chain_link.split(url))
 
 def _public_link(url):
     "`url`, one URL of a chain, as `public_url` returns it"
@@ -106,9 +108,9 @@ def secret_texts(
     options, # Options of a connection, or a value of one
     url:str='', # The address, with its secrets
 )->list: # Of `Secret`, longest first
-    "The texts that messages must not show: all that is in `options` and `url` and is not public"
+    "The texts that messages must not show: all in `options` and `url` that are not public, except numbers below 1000"
     found = list(_texts(options))
-    for link in map(_link.fullmatch, url.split('::')):
+    for link in map(_link.fullmatch, _chain_link.split(url)):
         if not link or _public_link(link[0])==link[0]: continue
         login,query = (link['login'] or '').rstrip('@'),''.join(re.split('[?#]', link['rest'], maxsplit=1)[1:])
         user,_,password = login.partition(':')

@@ -90,7 +90,7 @@ class Store:
         return [f for f in self.fields if f'{f}.crc' not in fields and not fields[f].get('check')]
 
     def check_rest(self):
-        """Yields (what, reason), two texts, for each damaged byte range outside the samples' values; reads everything
+        """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
         By default, only the manifest is checked, if it is stored."""
         stored = self.manifest_bytes()
@@ -131,7 +131,8 @@ class Store:
 
         Where samples have different fields, `jpg;png` reads the first of these fields that a sample has, and `txt?`
         reads `None` if a sample has no `txt`. The results are lists, under these names. Raises `UnknownField`,
-        `IndexError`, `MissingSample` and `CorruptSample`."""
+        `IndexError`, `TypeError` for numbers that are no integers, `MissingSample`, `CorruptSample`, and with `decode`
+        what `field_codec` raises."""
         numbers,fields,known = self.check_numbers(numbers),list(dict.fromkeys(listify(fields))),self.manifest.fields
         choices = {field:self.field_choice(field) for field in fields if field not in known}   # raises `UnknownField`
         if choices: return self._get_choices(numbers, fields, choices, check, decode)
@@ -152,16 +153,20 @@ class Store:
     )->tuple: # Names of existing fields, and whether samples may lack all of them
         "The fields that are read for `field`, such as `jpg;png` or `txt?`; raises `UnknownField` if there is none"
         known = self.manifest.fields
+        if not isinstance(field, str): raise TypeError(f'{self.name}: a field is a text, not {field!r:.100}')
         if field in known: return [field],False
         names,is_optional = parse_field(field)
         names = [name for name in names if name in known]
         if names: return names,is_optional
-        raise UnknownField(f"{self.name}: no field {field!r}; there are {', '.join(map(repr, self.fields))}")
+        raise self._unknown_field_error(field)
+
+    def _unknown_field_error(self, field):
+        return UnknownField(f"{self.name}: no field {field!r}; there are {', '.join(map(repr, self.fields))}")
 
     def field_entry(self,
         field:str # As `get_many` takes it
     )->dict: # `codec` and `dtype`, as in the manifest
-        """How the values of `field` are stored; the codec of alternatives that are images is `img`
+        """How the values of `field` are stored; for alternatives, the entry of the first, or the codec `img` for images
 
         Raises `UnknownField`, and `ValueError` for alternatives that are stored in different ways."""
         if field in self.manifest.fields: return self.manifest.fields[field]
@@ -177,7 +182,8 @@ class Store:
     def may_lack(self,
         field:str # Name of a field
     )->bool:
-        "Do some samples have no such field?"
+        "Do some samples have no such field? Raises `UnknownField`"
+        if field not in self.manifest.fields: raise self._unknown_field_error(field)
         return self.manifest.fields[field].get('n', len(self))<len(self)
 
     def presence(self,
@@ -262,6 +268,7 @@ class Store:
     def check_numbers(self, numbers)->np.ndarray:
         "`numbers` as int64 array; raises `TypeError` unless they are integers, `IndexError` unless all samples exist"
         given = numbers
+        if np.ma.is_masked(given): raise TypeError(f'{self.name}: sample numbers must not be masked')
         try: numbers = np.asarray(given)
         except ValueError: numbers = np.zeros((0,0))   # lists of different lengths
         if numbers.ndim!=1:
@@ -390,16 +397,17 @@ def default_field(self:Store)->str:
     """The first field that holds images other than masks; else the first with images; else with text
 
     Without these, it is the first that is neither labels nor names of samples; or the first. If samples may lack it,
-    fields with images in other formats are alternatives: `jpg;png`."""
+    fields of the same name with images in other formats are alternatives: `jpg;png`, or `a.jpg;a.png`."""
     codecs = {field:self.manifest.fields[field]['codec'] for field in self.fields}
     images = [field for field in codecs if is_image(codecs[field])]
     others = [field for field in codecs if field!='key.txt' and codecs[field] not in ('cls','labels')]
     others.sort(key=lambda field: codecs[field]!='txt')   # texts come first
     found = next((field for field in images if not self.holds_masks(field)), (images or others or self.fields)[0])
     if found not in images or not self.may_lack(found): return found
-    stem,codec = found.rpartition('.')[0],get_codec(codecs[found])
-    if not isinstance(codec, ImageCodec): return found
-    return ';'.join(f for f in images if f.rpartition('.')[0]==stem and isinstance(get_codec(f), ImageCodec))
+    stem,are_masks = found.rpartition('.')[0],self.holds_masks(found)
+    if not isinstance(get_codec(found), ImageCodec): return found   # also if it is not named after its codec
+    return ';'.join(field for field in images if field.rpartition('.')[0]==stem
+                    and isinstance(get_codec(field), ImageCodec) and self.holds_masks(field)==are_masks)
 
 # %% ../../nbs/store/01_base.ipynb #b964316c
 def corrupt_value(
@@ -445,7 +453,9 @@ def decode(self:Store,
     field:str, # Name of the field
     b, # The stored value: `bytes`, or a number
 ):
-    "The object stored as `b`, a label for a code; raises `CorruptSample`, which names dataset, sample and cause"
+    """The object stored as `b`, a label for a code
+
+    Raises `CorruptSample`, which names dataset, sample and cause, and what `field_codec` raises."""
     res = decode_value(self, i, field, b)
     labels = self.manifest.vocab.get(field) if self.field_entry(field)['codec']=='cls' else None
     if not labels: return res
@@ -505,9 +515,10 @@ def image_stats(self:Store,
     return stats.get(field) if field else next(iter(stats.values()), None)
 
 @patch
-def _no_stats(self:Store):
-    "Returns the error for statistics that are wanted where there are none"
-    return ValueError(f'{self.name}: no statistics of images in this dataset: {HOW_TO_GET_STATS}')
+def _no_stats(self:Store, field=None):
+    "Returns the error for statistics of `field`, or of any field, that are wanted where there are none"
+    place = f'of {field!r}' if field and field in self.fields else 'in this dataset'
+    return ValueError(f'{self.name}: no statistics of images {place}: {HOW_TO_GET_STATS}')
 
 @patch(as_prop=True)
 def stats(self:Store)->tuple: # Two lists, one number per channel, in 0..1
@@ -520,9 +531,10 @@ def stats(self:Store)->tuple: # Two lists, one number per channel, in 0..1
 def mean_image(self:Store,
     field:str=None, # Image field; default: the first that has statistics
 )->Image.Image: # 64x64, grey or RGB
-    "The mean of the images, each scaled to 64x64; raises `ValueError` if there is none"
+    "The mean of the images, each scaled to 64x64; raises `UnknownField`, and `ValueError` if there is none"
+    if field: self.field_choice(field)
     stats = self.image_stats(field)
-    if stats is None: raise self._no_stats()
+    if stats is None: raise self._no_stats(field)
     return Image.open(io.BytesIO(base64.b64decode(stats['image'])))
 
 @patch
@@ -539,7 +551,9 @@ def class_counts(self:Store,
 def balanced_weights(
     counts # Number of samples of each label: a list or an array, in the order of the label codes
 )->np.ndarray: # float32, one for each label; the mean over samples is 1
-    "Weights that give all labels the same influence: samples / (labels * samples with this label); 0 without samples"
+    """Weights that give all labels the same influence: samples / (labels that occur * samples with this label)
+
+    A label without samples has the weight 0."""
     counts = np.array(counts, float)
     weights = np.divide(counts.sum(), (counts>0).sum()*counts, out=np.zeros_like(counts), where=counts>0)
     return weights.astype(np.float32)
@@ -550,7 +564,8 @@ def class_weights(self:Store,
 )->np.ndarray: # float32, one for each label, in the order of the vocabulary; the mean over samples is 1
     """Weights that give all labels the same influence, for a loss or a sampler
 
-    The weight of a label is samples / (labels * samples with this label), and 0 for a label without samples."""
+    The weight of a label is samples / (labels that occur * samples with this label), and 0 for a label without samples.
+    Raises what `class_counts` raises."""
     return balanced_weights(list(self.class_counts(field).values()))
 
 # %% ../../nbs/store/01_base.ipynb #116c353c

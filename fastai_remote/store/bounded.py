@@ -129,9 +129,10 @@ def _http_options(options, timeout):
     return {**options, 'client_kwargs':{'timeout':limits, 'response_class':_limited_response(), **client}}
 
 def _waits(timeout):
-    """Seconds to wait for a connection, and for the next bytes, in a call of `timeout` seconds
+    """Returns for how many seconds to wait for a connection, and for the next bytes, in a call by HTTP or to S3
 
-    They are so short that a second attempt is possible."""
+    It is half of `timeout`, the seconds that the call may take, so that there can be a second attempt. But it is at
+    least 1, and at most 5 for a connection and 20 for bytes."""
     wait = max(1., timeout/2)
     return min(5., wait),min(20., wait)
 

@@ -268,7 +268,7 @@ def fetch(self:FileCache,
 )->int|None: # A descriptor, as from `open`
     """As `open`, but a file that does not exist is written first; one process writes, and all others wait for it
 
-    None, and a warning the first time, if the disk cannot keep the file."""
+    None, and a warning the first time, if the cache or its disk cannot keep the file. Raises what `write` raises."""
     path,part_file = self._path(key),None
     fd = _open_shared(path, size)
     if fd is not None: return fd

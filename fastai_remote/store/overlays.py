@@ -89,7 +89,9 @@ class Overlays:
         numbers:np.ndarray, # Sample numbers, shape (n,)
         field:str # One of `fields`
     ): # Yields `(store, positions in numbers, sample numbers in that store)`; the store is `None` for the shards
-        "Where the values of `field` are; raises `CorruptSample`"
+        """Where the values of `field` are
+
+        Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
         store = self.store
         shard_of,position = store.shards.at(numbers)
         shards = np.unique(shard_of).tolist()

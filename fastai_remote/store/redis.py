@@ -74,8 +74,10 @@ def read_failures(
     advice:str='' # What to do about damage, for error messages
 ): # Iterator of `(sample, reason)`
     "What could not be converted when a dataset was written; raises `CorruptSample`"
-    key = layout.failures
-    for chunk,stored in scan_hash(link, key, 4): yield from parse_failures(chunk, stored, f'{name}: {key}{advice}')
+    key,seen = layout.failures,set()   # an item may come twice
+    for chunk,stored in scan_hash(link, key, 4):
+        if chunk not in seen: yield from parse_failures(chunk, stored, f'{name}: {key}{advice}')
+        seen.add(chunk)
 
 def read_manifest(
     link:RedisLink, # The server
@@ -149,7 +151,7 @@ class RedisStore(Store):
         url:str, # The server
         **kwargs # As in `RedisStore`
     )->list:
-        "Names of the datasets at `url`"
+        "Names of the datasets at `url`, sorted; raises `StoreUnavailable`"
         url,kwargs = concealed(url),concealed(kwargs)
         return _names(as_link(url, **kwargs))
 
@@ -176,8 +178,16 @@ class RedisStore(Store):
 
     @property
     def run_tables(self)->list: # Of `RunTable`; `manifest.runs['columns']` has the index of that of a field
-        "Where the samples of a dataset in several parts are; empty for one part; raises `CorruptSample`"
-        if self._run_tables is None: self._run_tables = read_run_tables(self.link, self.manifest)
+        """Where the samples of a dataset in several parts are; empty for one part
+
+        Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
+        if self._run_tables is None:
+            try: self._run_tables = read_run_tables(self.link, self.manifest)
+            except CorruptSample:
+                key,head = self.manifest_key,self.manifest.head
+                stored = self.link.call(lambda client: client.getrange(key, 0, len(head)-1))
+                if stored!=head: raise self.replaced_error(exists=bool(stored)) from None
+                raise
         return self._run_tables
 
     def _groups(self, field, numbers):
@@ -205,13 +215,17 @@ class RedisStore(Store):
         return f'{home_of(self._name, self.manifest.tags)}:meta'
 
     def read_values(self, numbers, fields, tries=4):
-        """As in `Store`; a reply that reports a missing value or another dataset may be damaged, and is requested again
+        """As in `Store`; a reply that reports another dataset, or that a number is missing, may be damaged
 
-        It is requested up to `tries` times more. Then raises `StoreNotFound` if the dataset was replaced."""
+        It is requested up to `tries` times more. Then raises `StoreNotFound` if the dataset was replaced, and
+        `MissingSample` for a missing value of fixed width. What a replica lacks is read from the master."""
         for k in range(tries):
-            try: return self._request_values(numbers, fields, from_replica=not k)
-            except MissingSample: pass
+            try: values = self._request_values(numbers, fields, from_replica=not k)
+            except MissingSample: continue
             except StoreNotFound: self._reload_manifest()
+            else:
+                may_be_there = k==0 and self.link.read_from=='replica'
+                if not (may_be_there and any(isinstance(o, list) and None in o for o in values.values())): return values
         return self._request_values(numbers, fields)
 
     def _reload_manifest(self):
@@ -265,7 +279,9 @@ class RedisStore(Store):
                             f'(field {field!r}): {self.why_missing()}')
 
     def compare_checksums(self, numbers, field, values, checksums, tries=4):
-        "As in `Store`; a value that does not match is requested again, as it may have been damaged on its way"
+        """As in `Store`; a value that does not match is requested again, as it may have been damaged on its way
+
+        Changes `values[field]` and `checksums`. It is requested up to `tries` times."""
         for _ in range(tries):
             damaged = self.mismatches(numbers, values[field], checksums)
             if not len(damaged): return
@@ -292,7 +308,10 @@ class RedisStore(Store):
         return [*super().unchecked, *(['manifest','failures'] if self.manifest.format<2 else [])]
 
     def check_rest(self):
-        "Yields (what, reason) for each damaged byte range outside the samples' values; reads everything"
+        """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
+
+        Reads the manifest, what is stored about the name, the failures, the tables of runs, and what is behind the last
+        numbers. `what` is a key, or 'manifest'. Values are not read: `verify` reads them."""
         manifest,key = self.manifest,self.manifest_key
         if not self.link.call(lambda client: client.exists(key)): yield key,str(self.replaced_error(exists=False))
         yield from super().check_rest()
@@ -410,7 +429,9 @@ def delete(cls:RedisStore,
     url:str|RedisLink, # The server
     name:str, # Name of the dataset
 ):
-    "Remove a dataset, or what an unfinished ingest has written; raises `StoreNotFound`, `StoreBusy`"
+    """Remove a dataset, and an unfinished ingest of its name
+
+    Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
     url = concealed(url)
     from fastai_remote.write.redis_admin import delete_dataset
     delete_dataset(url, name)
@@ -439,7 +460,9 @@ def abandon(cls:RedisStore,
 @patch(cls_method=True)
 def from_keys(cls:RedisStore,
     url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`
-    x:str, # Pattern of the keys of values: `{}` stands for the number, `{split}` for the split
+    # Pattern of the keys of values: `{}` stands for the number, `{:05}` for the number with zeros before it, and
+    # `{split}` for the split
+    x:str,
     y:str=None, # Pattern of the keys of labels, each an integer as text
     n:int|dict=None, # Number of samples, or `{split: number of samples}`
     codec:str='npz', # Codec of the values: `npz` or `npy` (arrays), `jpg`, `png`, …

@@ -20,7 +20,7 @@ _ALL_KEYS = 'MGET','DEL','UNLINK','WATCH'   # commands whose arguments are all k
 def key_pattern(
     key:str # A key of a dataset
 )->str:
-    "The pattern of an access list that allows `key` and the other keys of its dataset"
+    "The pattern of an access list that allows `key`, and the keys of all versions of its dataset that begin alike"
     prefix = key.split(':')[0]
     if prefix[:1]=='{':   # in a cluster: `{NAME}`, `{NAME.3}` or `{NAME@2.3}`
         name,end = re.fullmatch(r'\{(.*?)(@\d+\.\d+|\.\d+)?(?:\}.*)?', prefix, re.S).groups()

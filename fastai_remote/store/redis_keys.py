@@ -26,9 +26,12 @@ class RedisKeys(RedisStore):
         url,kwargs = concealed(url),concealed(kwargs)
         self.link = as_link(url, **kwargs)
         if y is not None and not vocab: raise ValueError('labels need a vocab: the names of 0, 1, 2, …')
+        if y is None and vocab: raise ValueError(f'{x}: vocab= names labels; y=, the pattern of their keys, is missing')
         sizes = n if isinstance(n, dict) else {'':n}
         for pattern in (x,y):
-            if pattern is not None: _check_pattern(pattern, len(sizes)>1)
+            if pattern is not None: _check_pattern(pattern, list(sizes))
+        if any(not isinstance(size, (int,np.integer)) or size<0 for size in sizes.values()):
+            raise ValueError(f'{x}: n={n!r}: want the number of samples, or {{split: number of samples}}')
         ends = np.cumsum([0,*sizes.values()]).tolist()
         self._splits = {split:[start,stop] for split,start,stop in zip(sizes, ends, ends[1:])}
         self._name,self._patterns,self._start,self._mean_bytes = x,{'x':x, 'cls':y},start,{}
@@ -68,23 +71,32 @@ class RedisKeys(RedisStore):
 
     def _code(self, number, stored):
         "The label code of sample `number` in `stored`, the `bytes` in Redis; raises `CorruptSample`"
-        if stored.isdigit() and int(stored)<len(self.vocab): return int(stored)
+        if stored.isdigit() and len(stored)<16 and int(stored)<len(self.vocab): return int(stored)
         key = self._keys('cls', [number])[0]
         raise CorruptSample(f'{self.name}: sample {number}: {key} holds {stored[:20]!r}, '
                             f'not an int below {len(self.vocab)}')
 
     @property
     def unchecked(self)->list:
-        "All fields"
+        "Names of all fields, as nothing has a checksum"
         return self.fields
     def check_rest(self):
         "Yields nothing: only values are stored"
         return iter(())
+    def key_location(self, number, field): return f', in key {self._keys(field, [number])[0]}'
+    def reopened(self): return self
     def reviser(self, change): return Store.reviser(self, change)   # these keys are those of another program
     def __getstate__(self): return dict(self.__dict__)
 
-def _check_pattern(pattern, has_splits):
-    "Raise `ValueError` unless `pattern` contains `{}`, and `{split}` if there are several splits"
-    if '{}' in pattern and (not has_splits or '{split}' in pattern): return
-    hint = ', and {split} where there are splits' if has_splits else ''
+def _check_pattern(pattern, splits):
+    """Raise `ValueError` unless `pattern` has `{}`, `{split}` if there are several `splits`, and nothing else in braces
+
+    `splits` are their names; a single one may be '', and then `{split}` is an error."""
+    def is_used(values):
+        try: return len({pattern.format(number, split=split) for number,split in values})==2
+        except (LookupError,ValueError,AttributeError): return False
+    names_split = is_used([(1,'a'),(1,'b')])
+    is_right = names_split if len(splits)>1 else not names_split or splits!=['']
+    if is_used([(1,'a'),(2,'a')]) and is_right: return
+    hint = ', and {split} where there are splits, n={split: number of samples}'
     raise ValueError(f'{pattern!r}: a pattern has {{}} for the number{hint}')

@@ -110,8 +110,11 @@ def unpack_replies(
     dtype, # Type of the values
     n:int, # Number of values
     crcs:np.ndarray=None # Array to fill with the checksums, uint32, shape (n,), if there are checksums
-)->tuple: # The values, shape (n,); list of places in it for which there is no value, as the key is too short
-    "The values that the commands of `packed_reads` ask for"
+)->tuple: # The values, shape (n,); list of places in it for which there is no value
+    """The values that the commands of `packed_reads` ask for
+
+    There is no value where the key is too short. In the middle of a key, a value that was never written is 0; it is
+    listed as well if BITFIELD has read it with a checksum, and does not match the checksum otherwise."""
     raw_dtype = _bitfield_type(dtype)[1]
     width = raw_dtype.itemsize
     size = width if crcs is None else width+4

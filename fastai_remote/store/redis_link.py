@@ -32,7 +32,7 @@ REDIS_SCHEMES = 'redis://','rediss://','unix://','redis+sentinel://','rediss+sen
 def split_secret(
     url:str, # `redis://`, `rediss://` (TLS) or `unix://`
 )->tuple: # The URL without its password; the password or None
-    "Separate the password from `url`; raises `ValueError`, without showing the password"
+    "Separate the password from `url`; raises `ValueError` for a malformed URL, without showing the password"
     result = _split_secret(url)
     if isinstance(result, ValueError):
         url = None   # a traceback may show it
@@ -47,7 +47,7 @@ def _split_secret(url):
         valid = all(urlsplit(f'//{node}').port!=-1 for node in parts.netloc.rpartition('@')[2].split(','))
     except ValueError: valid = False
     if valid and f'{parts.scheme}://' not in REDIS_SCHEMES:
-        shown = 'the url' if '@' in url else repr(url)
+        shown = 'the url' if '@' in url or '?' in url else repr(str(url))   # it has no place for a secret
         return ValueError(f'{shown}: want a redis://, rediss:// or unix:// URL')
     if not valid or (parts.scheme!='unix' and '@' in parts.path+parts.query+parts.fragment):
         return ValueError('not a URL: the port must be a number, '
@@ -59,11 +59,20 @@ def _split_secret(url):
     passwords = [k for k in query if 'password' in k]
     if passwords: return ValueError(f'{passwords[0]} cannot be given: only the password of the server is kept secret')
     netloc = f'{user}@{host}' if user else host
+    path = parts.path.strip('/')
+    database = path.partition('/')[2] if parts.scheme.endswith('+sentinel') else path
+    if database and not database.isdecimal() and parts.scheme!='unix':   # redis-py uses another one then
+        return ValueError(f'{parts.scheme}://{netloc}{parts.path}: want the number of a database, not {database!r}; '
+                          'the name of a dataset is an argument of its own')
     return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{urlencode(query, safe='/')}", concealed(secret)
 
 # %% ../../nbs/store/05_redis_link.ipynb #6d9d7c48
 _connection_classes = redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection
 _known_arguments = {k for c in _connection_classes for k in inspect.signature(c.__init__).parameters}
+
+def _check_arguments(names):
+    unknown = [name for name in names if name not in _known_arguments]
+    if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
 
 class RedisLink:
     """The address of a Redis server, a cluster, or a group of sentinels, with one deadline for each call
@@ -86,15 +95,12 @@ class RedisLink:
     ):
         url,secret,kwargs = concealed(url),concealed(secret),concealed(kwargs)
         if any('password' in k for k in kwargs): raise TypeError('a password goes into the URL, or into `secret`')
-        unknown = [k for k in kwargs if k not in _known_arguments]
-        if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
         if read_from not in ('master','replica'):
             raise ValueError(f"read_from={read_from!r}: want 'master' or 'replica'")
-        url,secret_in_url = split_secret(url)
-        self.url = public_url(url)
-        lost = set(urlsplit(url).query.split('&'))-set(urlsplit(self.url).query.split('&'))
+        _check_arguments(kwargs)
+        secret_in_url,hidden = self._use_url(url)
         self.timeout,self.socket_timeout = timeout,socket_timeout
-        self.kwargs = SecretOptions({**dict(parse_qsl('&'.join(lost))), **kwargs}) # More arguments for redis-py
+        self.kwargs = SecretOptions({**hidden, **kwargs}) # More arguments for redis-py
         self._secret = secret or secret_in_url
         self._needs_secret = False # Did a pickle that was saved without the password have one?
         self._not_kept = [] # Names of options that were not saved with the pickle from which this was loaded
@@ -103,6 +109,15 @@ class RedisLink:
         self._find_nodes()
         self.has_answered = False # Has a call succeeded?
         self.was_saved = False # Was this link loaded from a saved pickle?
+
+    def _use_url(self, url):
+        "Set `url` to the public part of `url`; returns the password or None, and a dict of the options that are secret"
+        url,secret = split_secret(url)
+        options = dict(parse_qsl(urlsplit(url).query))
+        _check_arguments(options)
+        self.url = public_url(url)
+        shown = dict(parse_qsl(urlsplit(self.url).query))
+        return secret,{name:value for name,value in options.items() if name not in shown}
 
     def _find_nodes(self):
         self._nodes = nodes_in(self.url) # Nodes of the cluster that are known, `(host, port)`
@@ -165,7 +180,9 @@ class RedisLink:
         url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of shards
         if not url.startswith(REDIS_SCHEMES): url = self._needs_secret and os.environ.get('REDIS_URL')
         if url and self._secret is None:
-            (self.url,self._secret),self._needs_secret = split_secret(url),False
+            self._secret,hidden = self._use_url(concealed(url))
+            self.kwargs.update(hidden)
+            self._needs_secret = False
             self._find_nodes()
 
     def __copy__(self): return self

@@ -109,7 +109,7 @@ class RunTable:
         return self._joined(np.diff(starts, append=self.n), parts, firsts)
 
     def insert(self,
-        at:int, # The number that the first new sample gets
+        at:int, # The number that the first new sample gets, 0 to the number of samples
         part:int, # The part that the new samples are in
         first:int, # Number of the first of them in the part
         n:int # How many they are
@@ -181,7 +181,12 @@ def read_run_tables(
         what = f'{len(stored):,} bytes that do not match their checksum' if stored else 'gone'
         raise CorruptSample(f'{link.url}, {manifest.name}: the key {key}, which says where the samples are, is {what}: '
                             'damaged, or the dataset was replaced; ingest it again')
-    return [RunTable.from_bytes(stored[start:end], manifest.n) for start,end in zip(ends, ends[1:])]
+    try: tables = [RunTable.from_bytes(stored[start:end], manifest.n) for start,end in zip(ends, ends[1:])]
+    except ValueError as e: reason = str(e)
+    else: reason = 'a part that does not exist' if any((t.parts>=len(manifest.parts)).any() for t in tables) else ''
+    if not reason: return tables
+    raise CorruptSample(f'{link.url}, {manifest.name}: the key {key}, which says where the samples are, is damaged: '
+                        f'{reason}; ingest it again')
 
 # %% ../../nbs/store/07_redis_parts.ipynb #2b58a12d
 class PackedRead:

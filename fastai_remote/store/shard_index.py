@@ -364,7 +364,7 @@ class Unzip:
 class _Decompress:
     """Decompresses xz, bzip2 or zstd piece by piece, as `Unzip` does for gzip
 
-    For damaged data, it ends early, and `bad` is a text that says what is wrong."""
+    For damaged data, it ends early, and `bad` is the error."""
     def __init__(self,
         new, # Called without arguments, makes a decompressor
         errors:tuple, # Exceptions that it raises for damaged data
@@ -530,6 +530,7 @@ class ShardTable:
         if len({len(column) for column in columns.values()})>1: raise ValueError('columns of different lengths')
         if 'kind' in columns and (columns['kind']>=len(COMPRESSIONS)).any(): raise ValueError('an unknown compression')
         table = cls(_unpack(d['text']), **columns)
+        table.text.decode()   # raises `UnicodeDecodeError`, a `ValueError`
         unsafe = len(table) and _UNSAFE_NAME.search(table.text)
         if unsafe:
             k = table.text.count(b'\n', 0, unsafe.start()+(unsafe[0][:1]==b'\n'))
@@ -577,7 +578,7 @@ def _is_overlay(entry):
 
 @dataclasses.dataclass
 class ShardManifest(Manifest):
-    "A `Manifest` with the table of shards"
+    "A `Manifest` of a dataset in shards: with the table of shards, and overlays with values that were changed later"
     newest_format = 4 # Since format 3, names of index files end in `INDEX_SUFFIX`; since format 4, there are overlays
     _optional = *Manifest._optional,'overlays'
 

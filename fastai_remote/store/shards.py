@@ -69,7 +69,7 @@ class ShardStore(Store):
         # Folder in which to keep whole shards of remote storage, or of a slow disk; `True`: the usual folder, for
         # remote storage; `None`: no cache, samples are read one by one
         cache:bool|str|FileCache=True,
-        cache_size:int=None, # Bytes that the cache may take; default: half of what is free
+        cache_size:int=None, # Bytes that the cache may take, if there is one; default: as in `FileCache`
         timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`; a `Storage` has its own
         uid:str=None, # Identifier of the dataset that is expected; default: any
         # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
@@ -81,15 +81,18 @@ class ShardStore(Store):
         url,storage_options,shards_url = concealed(url),concealed(storage_options),concealed(shards_url)
         if isinstance(cache, dict):
             raise TypeError('cache takes a folder; options of a file system belong in storage_options=')
+        if cache_size is not None and isinstance(cache, FileCache):
+            raise TypeError('cache_size: a FileCache has its own; give it to FileCache(…)')
         self.storage = as_storage(url, timeout, storage_options)
         self._cache_setting,self._cache = cache or None,None
         self._shards_storage = None
         if shards_url is not None: self._shards_storage = self.storage.beside(shards_url)
-        if cache_size is not None and cache:
-            self._cache_setting = FileCache(None if cache is True else cache, cache_size)
         self._manifest,self._uid,self._process_state,self._label_codes,self._overlays = None,uid,None,{},None
         self._is_index = False # Look first where an index of others' shards is? Known once the manifest was read
         self._uid = self.manifest.uid
+        is_needed = cache is not True or self._any_compressed or not self.tars.local   # `True` is for remote storage
+        if cache_size is not None and cache and is_needed:
+            self._cache_setting = FileCache(None if cache is True else cache, cache_size)
 
     @property
     def manifest(self)->ShardManifest:
@@ -648,10 +651,11 @@ def new_epoch(self:ShardStore):
 
 @patch
 def check_rest(self:ShardStore):
-    """Yields (what, reason) for each damaged byte range outside the samples' values; reads everything
+    """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
-    These are the manifest, the file of failures, indices, shards, and the cache, from which damaged copies are
-    removed."""
+    Reads the manifest, the file of failures, indices, whole shards, and the cache, from which damaged copies are
+    removed. `what` is the name of a file. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset was
+    replaced."""
     found = list(Store.check_rest(self))
     yield from found
     yield from damaged_parts(self, manifest=not found)
@@ -668,7 +672,7 @@ def manifest_bytes(self:ShardStore)->bytes:
 def in_place(self:ShardStore,
     shard:int # Number of a shard
 )->bool:
-    "Is a shard read where it is stored, without a copy in the cache?"
+    "Is a shard a file on this machine that is read where it is stored, without a copy in the cache?"
     if not self.tars.local or (self._any_compressed and self.table.compression(shard)): return False
     return self.cache is None or self._cache_setting is True
 
@@ -677,7 +681,7 @@ def prefetch(self:ShardStore,
     shards:list, # Numbers of shards, in the order in which they will be used
     wait:bool=False, # Wait for a shard of `shards` when one of its samples is read?
 ):
-    "Fetch `shards` into the cache in the background, and keep these open and no others"
+    "Fetch `shards` into the cache in the background, keep these open, and close others; nothing without a cache"
     if self.cache is None: return
     self.whole_shards.prefetch(shards, wait)
     if self.overlays.fields: self.overlays.prefetch(shards, wait)
@@ -724,10 +728,23 @@ def shuffle_quality(self:ShardStore,
 def wids_index(self:ShardStore,
     split:str=None, # Only the shards of this split; default: all
 )->dict: # What `json.dump` writes into a file beside the shards, for `wids.ShardListDataset`
-    "The description of the shards that WebDataset's indexed datasets (wids) need; raises `KeyError` for other splits"
+    """The description of the shards that WebDataset's indexed datasets (wids) need
+
+    Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples of another split,
+    or if the dataset was edited or got fields: what has changed is not in the tars."""
     table = self.shards
+    if self.overlays.fields or table.version is not None and table.version.any():
+        raise ValueError(f'{self.name}: some values were changed, dropped or added since the shards were written, and '
+                         'in the tars is what was there before: store.copy writes shards that other tools can read')
+    if split is not None and split not in self.splits:
+        raise KeyError(f"{self.name}: no split {split!r}; there are {', '.join(map(repr, self.splits)) or 'none'}")
     start,stop = self.splits[split] if split is not None else (0,len(self))
-    inside = [shard for shard in range(len(table)) if start<=table.starts[shard]<stop and table.n[shard]]
+    ends = table.starts[1:]
+    inside = np.flatnonzero((table.starts[:-1]<stop)&(ends>start)&(table.n>0)).tolist() if start<stop else []
+    for shard in inside:
+        if table.starts[shard]>=start and ends[shard]<=stop: continue
+        raise ValueError(f'{self.name}: shard {table.name(shard)} has samples inside and outside of split {split!r}: '
+                         'wids_index() describes all shards')
     shards = [dict(url=table.name(shard), nsamples=int(table.n[shard]), filesize=int(table.size[shard]))
               for shard in inside]
     return {'__kind__':'wids-shard-index-v1', 'wids_version':1, 'name':self.name, 'shardlist':shards}
@@ -751,7 +768,7 @@ def failures(self:ShardStore):
     what = f'{self.name}: {name}, which says what was left out'
     try: content = self.storage.read(self.home+name)
     except FileNotFoundError:
-        if expected<0: return
+        if expected<0 and not self.manifest.failed: return
         raise CorruptSample(f'{what}, is not there') from None
     if expected>=0 and zlib.crc32(content)!=expected:
         raise CorruptSample(f'{what}: its {len(content):,} bytes do not match their checksum; '

@@ -24,7 +24,7 @@ from .connection import call_in_thread, DeadlinePassed, Opener, Retries
 
 # %% ../../nbs/store/12_storage.ipynb #9cb099d6
 class s3_options(SecretOptions):
-    "Options of an S3 server for `storage_options=`: endpoint, access key and secret, which are not shown or pickled"
+    "Options of an S3 server for `storage_options=`; the access key and its secret are not shown or pickled"
     def __init__(self,
         url:str, # The server, `http://host:port` or `https://…`
         access_key:str=None, # Default: the usual chain (environment, `~/.aws`, instance)
@@ -55,9 +55,6 @@ class Storage:
         url,storage_options = Secret(os.fspath(url)),SecretOptions(storage_options or {})   # also in tracebacks
         if re.search(r'\.(tar|tar\.gz|tgz)/?$', url):
             raise ValueError(f'{public_url(url)}: give the folder that holds the tars')
-        if not _is_address(url):
-            raise ValueError('not a URL: the port must be a number, '
-                             'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
         self.url,self._secret_url,login = _split_url(url)
         self.timeout = timeout
         self._options = SecretOptions({**login, **storage_options})
@@ -164,14 +161,21 @@ def _host(url):
     return (_scheme(url),parts.hostname,parts.port) if has_host else _scheme(url)
 
 def _is_address(url):
-    "Are the ports in `url` numbers? They are not if a password contains a slash"
+    """Are the ports in `url` numbers? They are not if a password contains a slash
+
+    Nor is a URL valid whose password contains `::`, which ends a part of a chain."""
+    if re.search(r'://[^/?#]*::[^/?#]*@', re.sub(r'\[.*?\]', '', url)): return False
     hosts = re.findall(r'://(?:[^/?#]*@)?([^/?#]*)', url)
     return not any(re.search(r':\D', re.sub(r'\[.*?\]', '', host)) for host in hosts)
 
 def _split_url(url):
     """The URL that may be shown; the URL for fsspec, a `Secret`; `SecretOptions` with its user and password, or empty
 
-    A plain path becomes absolute."""
+    A plain path becomes absolute. Raises `ValueError` for a malformed URL, without showing it, and for an empty one."""
+    if not url: raise ValueError("'' is no folder; '.' is the current one")
+    if not _is_address(url):
+        raise ValueError('not a URL: the port must be a number, '
+                         'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
     if _scheme(url) in ('','file','local'):
         url = os.path.abspath(os.path.expanduser(url.split('://', 1)[-1]))
         return url,Secret(url),SecretOptions()
@@ -354,7 +358,8 @@ def ranges(self:Storage,
 )->list: # Of `bytes`, shorter than asked for where the file ends; `None` where there is no such file
     """Read ranges of files, many at the same time; raises `StoreUnavailable`
 
-    The timeout is for 32 MiB or 1024 ranges. More of them are read in several calls, with a deadline each."""
+    An empty range is `b''`, and its file is not looked for. The timeout is for 32 MiB or 1024 ranges. More of them are
+    read in several calls, with a deadline each."""
     # an empty range means the whole file to some clients, so it is not asked for
     result = [b'' if end<=start else None for start,end in zip(starts, ends)]
     group,size = [],0
@@ -416,7 +421,7 @@ def parts(self:Storage,
         began = time.monotonic()
         try: contents = self.ranges([name]*len(starts), starts, ends)
         except StoreUnavailable as e:
-            if part==_least_part or not isinstance(e.__cause__, DeadlinePassed): raise
+            if part<=_least_part or not isinstance(e.__cause__, DeadlinePassed): raise
             self._part_bytes = _least_part
             continue
         seconds = time.monotonic()-began
@@ -451,16 +456,22 @@ def names(self:Storage,
     # a folder with a million files takes a thousand requests
     extra:float=None,
 )->list:
-    "Names of the files in `folder`, sorted; empty if there is no such folder"
+    "Names of the files and folders in `folder`, sorted; empty if there is no such folder"
     if extra is None: extra = 10*self.timeout
-    try: paths = self.call(lambda fs: fs.ls(self.path(folder), detail=False), extra=extra)
+    return sorted(path.rstrip('/').rsplit('/', 1)[-1] for path in self._list(folder, extra))
+
+@patch
+def _list(self:Storage, folder, extra):
+    "The paths of what is in `folder`, a list; those of folders on the web end in `/`"
+    try: return self.call(lambda fs: fs.ls(self.path(folder), detail=False), extra=extra)
     except (FileNotFoundError,NotADirectoryError): return []
-    return sorted(path.rsplit('/', 1)[-1] for path in paths)
 
 @patch
 def files(self:Storage)->list: # Paths relative to this folder, sorted
     "The files in this folder and in the folders in it that are not hidden; over HTTP those in this folder only"
-    if is_http(self.url): return self.names()
+    if is_http(self.url):
+        paths = self._list('', 10*self.timeout)
+        return sorted(path.rsplit('/', 1)[-1] for path in paths if not path.endswith('/'))
     try: root,paths = self.call(lambda fs: (self.path().rstrip('/'), fs.find(self.path())), extra=10*self.timeout)
     except (FileNotFoundError,NotADirectoryError): return []
     names = [path[len(root)+1:] for path in paths if path.startswith(f'{root}/')]

@@ -125,18 +125,20 @@ class TieredStore(Store):
     def __init__(self,
         redis:str|RedisLink|RedisStore, # `redis://`, `rediss://` or `unix://`; or a copy of the dataset
         store:Store, # The store that has all samples: a `ShardStore`
-        ttl:float=None, # Seconds that Redis keeps a value; default: until it is evicted
+        ttl:float=None, # Seconds that Redis keeps a value, above 0; default: until it is evicted
         queue:int=64_000_000, # Bytes that may wait to be written to Redis, in each process
         redis_timeout:float=.25, # Seconds that a read waits for Redis; then samples come from the shards
-        **kwargs # More for `RedisLink`, whose `timeout` is `redis_timeout`
+        **kwargs # More for a new `RedisLink`, whose `timeout` is `redis_timeout`
     ):
         redis,kwargs = concealed(redis),concealed(kwargs)
         if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore):
             raise TypeError("want TieredStore('redis://…', ShardStore(url)), "
                             f'not {type(redis).__name__} and {type(store).__name__}')
+        if 'timeout' in kwargs: raise TypeError('timeout: that of reads from Redis is redis_timeout=')
+        if ttl is not None and ttl<=0: raise ValueError(f'ttl={ttl}: want a number of seconds above 0, or None')
         self.store,self.ttl,self.queue = store,ttl,queue
         copy = redis if isinstance(redis, RedisStore) else None
-        link = copy.link if copy else as_link(redis, **kwargs)
+        link = as_link(copy.link if copy else redis, **kwargs)
         self.link = RedisLink(**{**link.reveal(), 'timeout':redis_timeout})
         self.prefix = copy.manifest.prefix if copy else _prefix_of(store.manifest)
         self.tags = copy.manifest.tags if copy else 0
@@ -214,7 +216,7 @@ class TieredStore(Store):
 
     @property
     def hits(self)->dict: # `from_redis`, `from_shards`
-        "Number of values that this process, and those forked from it, have read from each place"
+        "How many values with checksums of their own, so no numbers, this process and those forked from it have read"
         return dict(zip(('from_redis','from_shards'), self._counts.sum(0).tolist()))
 
 def _prefix_of(manifest):
@@ -303,9 +305,10 @@ def _fetch_shards_of(self:TieredStore, numbers):
 
 @patch
 def check_rest(self:TieredStore, step:int=512):
-    """Yields (what, reason) for each damaged byte range outside the samples' values; reads everything
+    """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
-    Also for each damaged value in Redis, which is read from the shards again."""
+    These are what `check_rest` of the shards yields, and the damaged values in Redis, which are read from the shards
+    again; a value that Redis lacks is no damage."""
     yield from self.store.check_rest()
     for field in self._kept_fields:
         for start in range(0, len(self), step):
@@ -386,8 +389,8 @@ def _which_shards_are_held(self:TieredStore, shards):
 def warm(self:TieredStore,
     num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the active joblib backend has
     chunk:int=2048, # Samples that a worker reads per call
-)->float: # Fraction of the samples that Redis holds then
-    "Read all samples, so that Redis holds them; raises `StoreUnavailable`, `StoreFull`"
+)->float: # Fraction of the samples that Redis holds then, as `held` estimates it
+    "Read all samples, so that Redis holds them; raises `StoreUnavailable`, `StoreFull`, and what `get_many` raises"
     chunks = ((self.opener(), start, min(start+chunk, len(self))) for start in range(0, len(self), chunk))
     for _ in parallel_map(_warm_chunk, chunks, num_workers): pass
     self._redis.paused.clear()
@@ -402,8 +405,9 @@ def _warm_chunk(opener, start, stop):
     batch = max(1, min(128, store.queue*len(store)//(4*(store.manifest.nbytes+1))))
     state = store._redis
     state.paused.clear()
+    fields = [f'{field}?' if store.may_lack(field) else field for field in store._kept_fields]
     for k in range(start, stop, batch):
-        store.get_many(range(k, min(stop, k+batch)), store._kept_fields)
+        store.get_many(range(k, min(stop, k+batch)), fields)
         store.flush()
         for _,error in list(state.paused.values()): raise error
 

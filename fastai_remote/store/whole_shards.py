@@ -17,7 +17,7 @@ from .shard_index import decompressor
 from .storage import open_regular
 
 # %% ../../nbs/store/15_whole_shards.ipynb #744d054d
-_MAX_FILES = 64   # files that a process keeps open
+_MAX_FILES = 64   # files that a process keeps open, unless more of them are wanted
 _MAX_DAMAGED = 2   # times that a damaged copy is fetched again; then samples are read without a copy
 
 class _File:
@@ -40,7 +40,7 @@ class WholeShards:
     def get(self,
         shard:int # Number of the shard
     )->_File: # With the descriptor `fd`; `None` if the shard is not on this machine
-        "A shard as an open file; raises `MissingSample`, `StoreNotFound`"
+        "A shard as an open file; raises `MissingSample`, `StoreNotFound`, `StoreUnavailable`"
         with self.lock:
             if shard in self.files:
                 self.files.move_to_end(shard)
@@ -53,9 +53,11 @@ class WholeShards:
         else: fd = None if store.cache is None else self._open_cached(shard)
         if fd is None: return
         with self.lock:
-            self.files[shard] = _File(fd)
-            while len(self.files)>_MAX_FILES: self.files.popitem(last=False)
-            return self.files[shard]
+            file = self.files[shard] = _File(fd)
+            # those that are wanted stay: who reads them waits until they are in `files`
+            others = [shard for shard in self.files if shard not in self.wanted]
+            for shard in others[:max(0, len(self.files)-_MAX_FILES)]: del self.files[shard]
+            return file
 
     def _open_cached(self, shard):
         """A descriptor of a shard in the cache; None if it is not there
@@ -74,7 +76,7 @@ class WholeShards:
         shards:list, # Numbers of shards, in the order in which they will be used
         wait:bool # Wait for a shard of `shards` when one of its samples is read?
     ):
-        "Fetch `shards` in the background, and keep these open and no others"
+        "Fetch `shards` in the background, keep these open, and close those that are not among them"
         with self.lock:
             self.wait = wait
             if self.wanted==shards: return
@@ -140,17 +142,22 @@ class WholeShards:
         file, # A binary file to write to
         tries:int=3 # Transfers, if the bytes that come are not those that were indexed
     ):
-        "Write a shard to `file`, decompressed, and compare its checksum; raises `CorruptSample`, `StoreUnavailable`"
+        """Write a shard to `file`, decompressed, and compare its checksum
+
+        Raises `CorruptSample`, `MissingSample`, `StoreNotFound` if the dataset was replaced, and `StoreUnavailable`."""
         store,table = self.store,self.store.table
         for _ in range(tries):
             file.seek(0)
             file.truncate()
             unpack = decompressor(table.compression(shard)) or (lambda content: (content,))
-            crc = received = 0
+            crc,received,left = 0,0,table.whole(shard)
             for content in self.pieces(shard):
                 crc,received = zlib.crc32(content, crc),received+len(content)
-                for piece in unpack(content): file.write(piece)
-            if crc==table.crc[shard]: return
+                for piece in unpack(content):
+                    left -= len(piece)
+                    if left<0: break   # more than `file` has a place for
+                    file.write(piece)
+            if crc==table.crc[shard] and not left: return
         size = int(table.size[shard])
         what = f'{received:,} of {size:,} bytes' if received<size else 'not the bytes that were indexed'
         raise CorruptSample(f'{store.name}: shard {table.name(shard)}: {what} ({tries} times)')
