@@ -134,5 +134,8 @@ def test_sentinels_that_do_not_answer_do_not_say_that_there_are_no_replicas():
     for answers,count in (((away, one), 1), ((no_replica, one), 1), ((away, no_replica), 0)):
         servers._sentinel.sentinels = [SimpleNamespace(sentinel_slaves=answer) for answer in answers]
         assert servers.count_replicas()==count
+    def may_not(name): raise redis.exceptions.NoPermissionError
+    servers._sentinel.sentinels = [SimpleNamespace(sentinel_slaves=may_not)]
+    assert servers.count_replicas()==0
     servers._sentinel.sentinels = [SimpleNamespace(sentinel_slaves=away)]*3
     with pytest.raises(redis.ConnectionError, match='no sentinel'): servers.count_replicas()

@@ -23,11 +23,11 @@ from ..codec.fields import get_codec
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import is_exact_label, parse_number
 from ..core import CorruptSample, StoreError, StoreExists, StoreUnavailable, UnsupportedFormat
-from .chunk import can_name_field, failure_reason, plan_fields, split_names, stats_field
+from .chunk import can_name_field, failure_reason, plan_fields, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
-from ..source.base import storable
+from ..source.base import split_names, storable
 from ..source.tars import DamagedTar, expand_braces, group_members, TAR_EXTENSIONS, tar_members
 from ..source.tars import Uncompressed
 from ..store.address import concealed

@@ -18,12 +18,12 @@ import numpy as np
 
 from ..core import StoreError, StoreExists
 from .chunk import Columns, as_vocab, check_vocab, convert, part_fingerprint, plan_fields
-from .chunk import split_names, stats_field, stored_fields, write_chunk
+from .chunk import stats_field, stored_fields, write_chunk
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..order.permutation import BlockPermutation, Permutation
 from ..parallel import effective_workers
-from ..source.base import fn_fingerprint, SplitChunk, storable, StreamedSource
+from ..source.base import fn_fingerprint, split_names, SplitChunk, storable, StreamedSource
 from ..source.datasets import as_source
 from ..store.address import concealed
 from ..store.redis_link import as_link

@@ -24,8 +24,8 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import (
-    IndexedSource, mean_bytes, refuse_address, shown_path, Source, SplitChunk, stable_repr, StreamedSource, unchanged)
+from .base import IndexedSource, mean_bytes, refuse_address, shown_path, Source, split_names, SplitChunk
+from .base import stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import IMAGE_EXTENSIONS, image_samples
 from .frames import is_table, is_table_path, table_samples
@@ -336,7 +336,8 @@ def _alike(srcs):
 
 def _from_dict(splits):
     "The source of `{split: anything that as_source takes}`; raises `TypeError` for splits of different kinds"
-    srcs = _alike({str(split):_source_of_split(split, o) for split,o in splits.items()})
+    names = split_names(splits)
+    srcs = _alike({name:_source_of_split(name, o) for name,o in zip(names, splits.values())})
     if len({type(s.load) for s in srcs.values()})>1:
         raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
     return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)

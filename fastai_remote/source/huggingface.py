@@ -19,7 +19,7 @@ import numpy as np
 from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
-from .base import as_json, IndexedSource, mean_bytes, read_file, StreamedSource
+from .base import as_json, IndexedSource, mean_bytes, read_file, split_names, StreamedSource
 from .columns import full_array
 from .frames import short_time
 
@@ -448,7 +448,8 @@ def hf_samples(
     Images, sounds and videos are stored as the files that they are, and classes by their names. `to_redis` and
     `to_shards` also take the dataset itself. Raises `TypeError` if there is no field for a column, and `ValueError`."""
     if isinstance(dataset, Mapping):
-        return agree({str(split):hf_samples(o, fields) for split,o in dataset.items()})
+        names = split_names(dataset)
+        return agree({name:hf_samples(o, fields) for name,o in zip(names, dataset.values())})
     if not is_huggingface(dataset):
         raise TypeError('hf_samples takes a dataset of HuggingFace without a transform of yours (with_transform), '
                         f'not a {type(dataset).__name__}')

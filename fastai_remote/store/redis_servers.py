@@ -310,10 +310,13 @@ class SentinelServers(SingleServer):
     def _replicas(self): return self._sentinel.discover_slaves(self._name)
 
     def count_replicas(self)->int:
-        "How many replicas are not down, says the first sentinel that knows any; an error of redis-py if none answers"
+        """How many replicas are not down, says the first sentinel that knows any
+
+        0 if this user may not ask. Raises `redis.ConnectionError` if no sentinel answers."""
         is_known = False
         for sentinel in self._sentinel.sentinels:
             try: replicas = self._sentinel.filter_slaves(sentinel.sentinel_slaves(self._name))
+            except redis.exceptions.NoPermissionError: replicas = []   # this user may not know
             except (redis.ConnectionError,redis.TimeoutError,redis.ResponseError): continue
             if replicas: return len(replicas)
             is_known = True
