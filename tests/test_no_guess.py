@@ -59,20 +59,15 @@ def test_a_vocabulary_of_a_field_without_labels(tmp_path, field, value):
     with pytest.raises(ValueError, match=f"names labels of '{field}', which has none: it is stored as {field}"):
         to_shards([{field:value, 'cls':'a'}], tmp_path/'d', vocab={field:['a','b']}, **OPTIONS)
 
-@pytest.mark.parametrize('names', [(1,'1'), ('','valid')], ids=str)
-def test_splits_of_a_source_that_cannot_be_told_apart(tmp_path, names):
-    source = {name:[{'id':i}] for i,name in enumerate(names)}
-    with pytest.raises(ValueError, match="two splits are called '1'|a split without a name"):
-        to_shards(source, tmp_path/'d', **OPTIONS)
-
 @pytest.mark.parametrize('splits', [{1:.5, '1':.5}, {'':.5, 'valid':.5}, {'a\ud800':1.}], ids=ascii)
 def test_names_of_splits_that_cannot_be_told_apart(tmp_path, splits):
     with pytest.raises(ValueError, match="two splits are called '1'|a split without a name|cannot be stored"):
         to_shards([{'txt':'a'}]*2, tmp_path/'d', splits=splits, **OPTIONS)
 
-def test_a_source_of_a_split_without_a_name(tmp_path):
-    with pytest.raises(ValueError, match='a split without a name'):
-        to_shards({'':[{'txt':'a'}], 'valid':[{'txt':'b'}]}, tmp_path/'d', **OPTIONS)
+@pytest.mark.parametrize('names', [(1,'1'), ('','valid')], ids=str)
+def test_names_of_splits_of_a_source(tmp_path, names):
+    with pytest.raises(ValueError, match="two splits are called '1'|a split without a name"):
+        to_shards({name:[{'txt':'a'}] for name in names}, tmp_path/'d', **OPTIONS)
 
 @pytest.mark.parametrize('size,n', [(np.float32(.25), 2), (np.float64(.25), 2), (np.int64(3), 3)])
 def test_sizes_of_splits_may_be_numbers_of_numpy(tmp_path, size, n):

@@ -24,8 +24,8 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import IndexedSource, mean_bytes, refuse_address, shown_path, Source, split_names, SplitChunk
-from .base import stable_repr, StreamedSource, unchanged
+from .base import IndexedSource, mean_bytes, refuse_address, shown_path, Source, split_names
+from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import IMAGE_EXTENSIONS, image_samples
 from .frames import is_table, is_table_path, table_samples
