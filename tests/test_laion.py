@@ -67,6 +67,11 @@ def test_what_does_not_fit_is_named(put, tmp_path):
     pq.write_table(table.slice(1), folder/'00001.parquet')
     store,report = put(img2dataset_samples(folder, columns=['url']))
     assert report.failed==1 and "00001.parquet has no row with the key '000010000'" in report.failures[0][1]
+    one = [folder/'00001.tar']   # its table is read again in this process
+    assert put(img2dataset_samples(one, columns=['url']))[1].failed==1
+    pq.write_table(pa.concat_tables([table, table.slice(1, 1)]), folder/'00001.parquet')
+    store,report = put(img2dataset_samples(one, columns=['url']))
+    assert report.failed==1 and "00001.parquet has several rows with the key '000010001'" in report.failures[0][1]
     (folder/'00002.parquet').unlink()
     with pytest.raises(FileNotFoundError, match='00002.parquet: no such file, from which columns= would be read'): img2dataset_samples(folder, columns=['url'])
     store,_ = put(img2dataset_samples(folder))

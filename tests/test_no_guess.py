@@ -64,6 +64,12 @@ def test_names_of_splits_that_cannot_be_told_apart(tmp_path, splits):
     with pytest.raises(ValueError, match="two splits are called '1'|a split without a name|cannot be stored"):
         to_shards([{'txt':'a'}]*2, tmp_path/'d', splits=splits, **OPTIONS)
 
+@pytest.mark.parametrize('value', [b'abc', bytearray(b'abc'), memoryview(b'abc'), np.array(3), np.float32(1)],
+    ids=lambda value: type(value).__name__)
+def test_one_value_is_no_source(tmp_path, value):
+    for source in value, {'train':value}:
+        with pytest.raises(TypeError, match='one value, and no samples'): to_shards(source, tmp_path/'d', **OPTIONS)
+
 @pytest.mark.parametrize('names', [(1,'1'), ('','valid')], ids=str)
 def test_names_of_splits_of_a_source(tmp_path, names):
     with pytest.raises(ValueError, match="two splits are called '1'|a split without a name"):

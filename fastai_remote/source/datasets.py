@@ -361,12 +361,19 @@ def _from_path(o):
     raise TypeError(f'{str(o)!r} is a path: say what it holds: image_samples(…), drawing_samples(…), '
                     'table_samples(…), array_samples(…), csv_samples(…), tar_samples(…)')
 
+def _is_one_value(o):
+    "Is `o` bytes, whose numbers are no samples, or an array of no dimension?"
+    return isinstance(o, (bytes,bytearray,memoryview)) or getattr(o, 'shape', None)==()
+
+def _refuse_value(o): raise TypeError(f'{type(o).__name__}: one value, and no samples: a list may hold it')
+
 def _refuse(o): raise TypeError(f'{type(o).__name__}: can be neither indexed nor gone through')
 
 _KINDS = (   # what an object may be, and what makes a source of it; the first that fits is used
     (lambda o: isinstance(o, Source), unchanged),
     (lambda o: isinstance(o, Store), _Stored),
     (_is_loader, _refuse_loader),
+    (_is_one_value, _refuse_value),
     (is_huggingface, hf_samples),
     (_is_fastai_datasets, _from_datasets),
     (is_dict_of_arrays, array_samples),

@@ -96,11 +96,15 @@ def _plan(tables, fields):
     except ValueError as e: raise ValueError(f'{tables[0]}: {e}') from None
 
 @lru_cache(1)
-def _rows_by_key(path, names):
-    "`(table, {key: row number})` of a Parquet file; `names`: columns, a tuple. A process keeps the last result"
+def _rows_by_key(path, names, stamp):
+    """`(table, {key: row number})` of a Parquet file; `names`: columns, a tuple. A process keeps the last result
+
+    `stamp` says which content the file has, see `file_stamps`. The row number is `None` for a key of several rows."""
     from pyarrow.parquet import ParquetFile
     with ParquetFile(path) as file: table = file.read(list(dict.fromkeys(['key', *names])), use_threads=False)
-    return table,{str(key):i for i,key in enumerate(table.column('key').to_pylist())}
+    rows = {}
+    for i,key in enumerate(map(str, table.column('key').to_pylist())): rows[key] = None if key in rows else i
+    return table,rows
 
 class _LoadJoined:
     "`(path of a Parquet file, raw of a tar)` -> sample"
@@ -110,13 +114,14 @@ class _LoadJoined:
     ): self.load,self.names,self.row = load,tuple(plan.names) if plan else (),plan.load if plan else None
 
     def __call__(self, table_raw):
-        "The sample with the columns of its row; raises `ValueError` for a field that both have, and if there is no row"
+        "The sample with the columns of its row; raises `ValueError` for a field that both have, without one row"
         path,raw = table_raw
         sample = self.load(raw)
         if not self.row: return sample
-        table,rows = _rows_by_key(path, self.names)
+        table,rows = _rows_by_key(path, self.names, *file_stamps([Path(path)]))
         key = sample['__key__'].rsplit('/', 1)[-1]
-        if key not in rows: raise ValueError(f'{path} has no row with the key {key!r}')
+        if rows.get(key) is None:
+            raise ValueError(f"{path} has {'several rows' if key in rows else 'no row'} with the key {key!r}")
         for column in self.row.columns:
             if column.field in sample:
                 raise ValueError(f'column {column.name!r} and the tar both have the field {column.field!r}: '
