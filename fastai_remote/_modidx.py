@@ -2202,6 +2202,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastai_remote/load/stream.py'),
                                            'fastai_remote.load.stream._log_keys_stage': ( 'load/stream.html#_log_keys_stage',
                                                                                           'fastai_remote/load/stream.py'),
+                                           'fastai_remote.load.stream._new_slots': ( 'load/stream.html#_new_slots',
+                                                                                     'fastai_remote/load/stream.py'),
                                            'fastai_remote.load.stream._one_of': ( 'load/stream.html#_one_of',
                                                                                   'fastai_remote/load/stream.py'),
                                            'fastai_remote.load.stream._repeat_stage': ( 'load/stream.html#_repeat_stage',

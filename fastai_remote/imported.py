@@ -55,7 +55,8 @@ class LateMethod:
     """A placeholder for a method that another module adds to a class
 
     The first access imports that module, which replaces the placeholder by the method. If the import fails, its error
-    is raised, and the placeholder stays."""
+    is raised, and the placeholder stays. While the module is imported, the class has no such method for the module
+    itself, and other threads wait."""
     def __init__(self,
         owner:type, # Class that the method belongs to
         name:str, # Name of the method
@@ -63,12 +64,9 @@ class LateMethod:
     ): self.owner,self.name,self.module = owner,name,module
 
     def __get__(self, obj, cls=None):
-        # Not there while the module is imported: the module may access the name, too.
-        if vars(self.owner).get(self.name) is self: delattr(self.owner, self.name)
-        try: import_module(self.module)
-        except BaseException:   # Ctrl-C, too
-            setattr(self.owner, self.name, self)
-            raise
+        import_module(self.module)   # returns at once if it is the module itself, which is imported now, that asks
+        if vars(self.owner).get(self.name) is self:
+            raise AttributeError(f'{self.owner.__name__} has no {self.name} before {self.module} has been imported')
         return getattr(cls if obj is None else obj, self.name)
 
 def add_late_methods(

@@ -103,6 +103,22 @@ try: A().go()
 except KeyboardInterrupt: print(A().go())'''
     assert python(code)=='gone'
 
+def test_threads_wait_for_a_late_method(tmp_path):
+    "The module takes a while, and looks for the method that it is about to replace, as fastcore's `patch` does"
+    (tmp_path/'slow_module.py').write_text("""import time
+from __main__ import A
+time.sleep(.2)
+before = getattr(A, 'go', None)
+A.go = lambda self: 'gone'""")
+    code = f'''import sys; sys.path.insert(0, {str(tmp_path)!r})
+from concurrent.futures import ThreadPoolExecutor
+from fastai_remote.imported import add_late_methods
+class A: pass
+add_late_methods(A, ['go'], 'slow_module')
+with ThreadPoolExecutor(4) as threads: print(*threads.map(lambda k: A().go(), range(4)))
+import slow_module; print(slow_module.before)'''
+    assert python(code)=='gone gone gone gone\nNone'
+
 def imports_of(module):
     "The modules that a module imports when it is imported, and those that its functions import when they are called"
     path = root/'fastai_remote'/f"{module.replace('.', '/')}.py"

@@ -951,3 +951,27 @@ def test_classes_that_have_no_name_are_named():
         with pytest.raises(ValueError, match=r"item\[0\] has class (2|-1): there are 2 names of classes"):
             _ItemSample(layout, ['a','b'])((TensorMultiCategory(labels),), [])
     assert _ItemSample(layout, ['a','b'])((TensorMultiCategory([1.,0.]),), [])=={'labels':['a']}
+
+class ImagesByKey(Dataset):
+    "Dicts with an image under `key`, opened from files whose formats differ"
+    def __init__(self, folder, key, formats): self.folder,self.key,self.formats = folder,key,formats
+    def __len__(self): return len(self.formats)
+    def __getitem__(self, i): return {self.key:Image.open(self.folder/f'{i}.{self.formats[i]}').convert('RGB')}
+
+@pytest.mark.parametrize('key', ['jpg','jpeg','photo.jpeg'])
+def test_files_of_jpeg_are_kept_whatever_the_field_is_called(tmp_path, key):
+    files = [picture(tmp_path/f'{i}.jpg', i) for i in range(N)]
+    store,_ = in_memory(ImagesByKey(tmp_path, key, ['jpg']*N))
+    assert store.fields==[key] and stored(store, key)==[file.read_bytes() for file in files]
+
+def test_a_key_that_ends_like_an_extension_is_no_choice_of_a_format(tmp_path):
+    "The field of `my_jpg` is `my_jpg.jpg` because files are JPEGs: a PNG among them is not encoded with loss"
+    formats = ['jpg','png']+['jpg']*38   # the second item is not among those that are looked at
+    for i,extension in enumerate(formats): picture(tmp_path/f'{i}.{extension}', i%7, size=(3,2))
+    _,report = in_memory(ImagesByKey(tmp_path, 'my_jpg', formats), max_failed=None)
+    assert report.failed==1 and 'a file of another format (png)' in str(report.failures)
+
+def test_a_vocabulary_that_is_given_hides_no_other_remark(tmp_path):
+    class WithNotes(type(as_source([{'cls':'a'}]))): notes = ['class names are odd; vocab= names them', 'and another thing']
+    report = in_memory(WithNotes([{'cls':'a'},{'cls':'b'}]), vocab=['a','b'])[1]
+    assert 'and another thing' in report.notes and 'odd' not in str(report.notes)

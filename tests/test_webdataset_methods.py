@@ -614,6 +614,15 @@ def test_several_ranks_need_set_epoch(big, workers):
     plain = big.stream(rank=0, world_size=2)
     assert texts(plain, workers)==texts(plain, workers)
 
+def test_streams_of_one_stream_are_read_in_one_epoch(big):
+    "They share the number of the epoch; each may be read once in it"
+    rank = big.shuffle()._with(given_rank=(0, 2))
+    both = rank.compose(identity),rank.compose(identity)
+    for epoch in range(2):
+        rank.set_epoch(epoch)
+        for stream in both: assert texts(stream)
+        with fails(ValueError, r'call set_epoch\(epoch\).*2 ranks'): texts(both[0])
+
 def test_ranks_of_the_environment(big, monkeypatch):
     "They are asked for when the epoch begins, not when the chain is written"
     stream = big.shuffle()

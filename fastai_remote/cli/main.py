@@ -163,7 +163,10 @@ def refuse_secrets(argv:list):
 def run(
     argv:list # Arguments of the program
 )->int: # The exit code
-    "Run a command; errors become a line, unless there is the option `--traceback`; raises `BrokenPipeError`"
+    """Run a command; an error becomes a message on stderr
+
+    With the option `--traceback`, errors are raised instead. Raises `BrokenPipeError` in any case, and `SystemExit` for
+    the option `-h` of a command."""
     words,prog,shows_traceback = (),'fastai_remote','--traceback' in argv
     try:
         refuse_secrets(argv)

@@ -142,7 +142,9 @@ class ImageCodec(Codec):
         return self.fmt is None or fmt==self.fmt or (fmt, self.fmt)==('MPO', 'JPEG')
 
     def pack(self, o):
-        "The `Encoded` file of image or `uint8` array `o`; raises `TypeError`, `ValueError` if a file cannot keep it"
+        """`o`, an image or a `uint8` array, as an `Encoded` file: the one that it was opened from, or else a new one
+
+        Raises `TypeError` for an array of another dtype, and `ValueError` if the format cannot keep the pixels."""
         is_image = isinstance(o, Image.Image)
         if not is_image:
             dtype = np.asarray(o).dtype

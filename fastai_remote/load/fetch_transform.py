@@ -84,7 +84,7 @@ class Fetch(DisplayedTransform):
     def receive(self,
         values:dict # `{sample number: stored value}` of a batch
     ):
-        "Keep the values of a batch, so that its items need no request. Strokes are drawn here, all at once."
+        "Keep the values of a batch: its items need no request. With `draw`, strokes are drawn here, all at once."
         if self.draw is not None:
             try: values = dict(zip(values, self.draw.batch(list(values.values()))))
             except ValueError: pass   # one is damaged: each is drawn alone, and this one raises `CorruptSample`

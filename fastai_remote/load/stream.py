@@ -31,6 +31,9 @@ class Run:
         "Random numbers of this process, stage and epoch"
         return np.random.default_rng(seed_of(*self.key, self.depth, self.consumer.rank, self.consumer.worker))
 
+# A stage is called with `upstream`, a `Run` and its own arguments. `upstream(k)` is an iterator of the pairs
+# `(origin, sample)` of the stages before, in pass `k`. Only `repeat` asks for other passes than 0.
+
 def _slice_stage(upstream, run, *bounds):
     "`islice` of the pairs of `upstream(0)` by `bounds`; raises `ValueError` if several processes read"
     if run.consumer.count>1:
@@ -116,7 +119,8 @@ def _unbatched_stage(upstream, run):
 def _log_keys_stage(upstream, run, path):
     """Yields the pairs of `upstream(0)`, and appends a line for each to the file at `path`
 
-    The line has its position in this process, worker, rank, and key or else sample number, separated by tabs."""
+    The line has the position of the sample in this process, the worker, the rank, and the key of the sample, or else
+    its number, separated by tabs."""
     with open(path, 'a', encoding='utf-8', buffering=1) as f:   # line by line
         for k,(origin,sample) in enumerate(upstream(0)):
             key = sample.get('__key__') if isinstance(sample, dict) else None
@@ -477,6 +481,12 @@ class _StreamIterator:
                 raise ValueError(f"{self.stream!r}: this state is of an epoch that had at least {state['count']} "
                                  f'results in this process, and now there are {self.count}')
 
+def _new_slots():
+    """For each worker of a stream how many calls of `set_epoch`, plus 1, there were when it last began an epoch
+
+    An int64 tensor in shared memory, so that it outlives workers; 0: it has begun none."""
+    return torch.zeros(_SLOTS, dtype=torch.int64).share_memory_()
+
 class RemoteStream(Pipeline, Epochs, IterableDataset):
     """Samples one after the other, for a torch `DataLoader`: every sample once in an epoch, over all ranks and workers
 
@@ -489,12 +499,13 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
     ):
         super().__init__(seed, rank, world_size)
         self.source,self.stages,self.length = source,(),None
-        # For each worker whether it has begun an epoch since `set_epoch`; persistent workers see it change
-        self.has_begun = torch.zeros(_SLOTS, dtype=torch.bool).share_memory_()
+        # Calls of `set_epoch`. Persistent workers see it change.
+        self.n_set = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.begun = _new_slots()
 
     def set_epoch(self, epoch:int):
         super().set_epoch(epoch)
-        self.has_begun.zero_()
+        self.n_set += 1
 
     def __repr__(self): return repr(self.source)+''.join(map(repr, self.stages))
 
@@ -505,9 +516,11 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
     def as_stream(self): return self
 
     def _with(self, **attributes):
-        "A copy with other `attributes`, which has the same epochs"
+        """A copy with other `attributes`; its `length` is unknown, unless `attributes` contain it
+
+        Both have the same seed, and share the number of the epoch: `set_epoch` of one of them holds for the other."""
         result = RemoteStream.__new__(RemoteStream)
-        result.__dict__.update(vars(self) | dict(length=None) | attributes)
+        result.__dict__.update(vars(self) | dict(length=None, begun=_new_slots()) | attributes)
         return result
 
     def _then(self, step):
@@ -534,8 +547,8 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
 
     def _check_epoch(self, consumer):
         "If `set_epoch` was forgotten, raise `ValueError` if there are several ranks, and warn otherwise"
-        slot = consumer.worker%_SLOTS
-        is_again,self.has_begun[slot] = bool(self.has_begun[slot]),True
+        slot,now = consumer.worker%_SLOTS,int(self.n_set)+1
+        is_again,self.begun[slot] = int(self.begun[slot])==now,now
         if not is_again or not self.is_random or self.seed is None and consumer.world_size==1: return
         text = (f'{self!r}: this epoch has the same random order as the last one: call set_epoch(epoch) before each '
                 'epoch')

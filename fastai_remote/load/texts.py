@@ -450,9 +450,10 @@ class RemoteLMDL(RemoteDL):
             inputs.release()
 
     def _read_in_advance(self, reader, samps):
-        """Yields, for each batch of `samps`: (list of its items, list of the positions of its texts, function)
+        """Yields `(numbers, positions, read)` for each batch of `samps`, which are numbers of items
 
-        The function waits for the `Batch` of those texts that the batch before does not have, and returns it."""
+        `numbers` are those of its items, and `positions` those of its texts in the dataset; both are lists. `read()`
+        waits for the `Batch` of those texts that the batch before does not have, and returns it."""
         waiting,before = collections.deque(),set()
         with FetchThreads(self.prefetch) as submit:
             for numbers in chunked(samps, self.bs):

@@ -57,7 +57,7 @@ class Order:
         """The number at position `i`, or a view
 
         Returns an `int` for an int, an `Order` for a slice or an `Order`, and an int64 array for a list or array of
-        positions. Negative positions count from the end, but not those that another `Order` consists of. Raises
+        positions, or a mask. Negative positions count from the end, but not those that another `Order` consists of. Raises
         `IndexError`, for positions of an `Order` when they are read, or `TypeError` for other types."""
         position = i if type(i) is int else None if isinstance(i, Order) else int_index(i)
         if position is not None: return self._at(self.positions[_count_from_end(position, len(self))])
@@ -176,9 +176,10 @@ def _is_no_slice(self):
                     'list(split) has the positions')
 
 class SplitOrder(Order):
-    """Positions of a split: an `Order` that passes `isinstance(o, slice)`
+    """Positions in a dataset that are one of its splits: an `Order` that passes `isinstance(o, slice)`
 
-    fastai copies any other split into a list of ints. It leaves slices as they are."""
+    fastai copies any other split into a list of ints. It leaves slices as they are. Reading `start`, `stop` or `step`
+    raises `TypeError`."""
     __class__ = property(lambda self: slice)
     start = stop = step = property(_is_no_slice)
     def __reduce__(self): return SplitOrder,(self.positions,*self.maps)

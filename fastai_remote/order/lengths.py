@@ -180,7 +180,7 @@ class TokenSequence:
     def parts(self,
         start:int, # First token
         stop:int # One after the last token
-    )->list: # Of (number of the sample, first token of the part within the sample, one after the last)
+    )->list: # Of (what `base` has for the sample, first token of the part within the sample, one after the last)
         "The parts of samples that tokens `start` to `stop` of the sequence consist of"
         parts,stop = [],min(stop, len(self))
         while start<stop:

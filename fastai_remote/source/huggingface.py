@@ -333,7 +333,10 @@ def _read_rows(table, rows):
     return {name:_column_values(batch.column(name)) for name in batch.column_names}
 
 def _column_values(column):
-    "The values of an Arrow column as a list of Python objects; arrays as NumPy's, times with nanoseconds as text"
+    """The values of an Arrow column as a list of Python objects
+
+    Values of `Array2D` and the like become NumPy's arrays, and lists stay lists. Times of the day with nanoseconds
+    become text."""
     if str(column.type)=='time64[ns]':   # of which Arrow would drop the nanoseconds
         return [text and short_time(text) for text in column.cast('string').to_pylist()]
     if not hasattr(column.type, 'value_type') or not hasattr(column.type, 'shape'): return column.to_pylist()

@@ -54,7 +54,9 @@ class img2dataset_samples(StreamedSource):
 
     @property
     def notes(self)->list:
-        "How many images could not be downloaded, by the statistics that img2dataset writes, or by the Parquet files"
+        """One remark: how many rows have no image, as it could not be downloaded or resized; `None` if all have one
+
+        This is taken from the statistics that img2dataset writes beside a tar, or else from its Parquet file."""
         counts = Counter()
         for tar,table in zip(self.tars, self.tables): counts.update(_download_counts(tar, table))
         failed = {k:n for k,n in counts.items() if k!='success' and n}

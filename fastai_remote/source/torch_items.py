@@ -467,17 +467,19 @@ class _ItemSample:
         return [self.names[code] for code in codes]
 
 def _image_value(part, image, files):
-    """The file of an image, as `Encoded`, if it is in `files` and fits the field, else the image
+    """What the field of `part`, an `_ItemPart`, stores for `image`: its file as `Encoded`, or else the image
 
-    A mask with a palette or two colours becomes an image of its codes. Raises `ValueError` if the field is that of
-    JPEG files, and there is none for this image."""
+    `files` is what the dataset opened for the item, a list as from `opened_files`. The file is taken if it has the same
+    pixels as the image, and a format that the field takes. A mask with a palette or two colours becomes an image of its
+    codes. Raises `ValueError` if the field was chosen because the images looked at are JPEG files, and this one has
+    none."""
     if not isinstance(image, Image.Image): return image
     if 'mask' in part.field.split('.') and image.mode in ('P','1'):
         return Image.fromarray(np.asarray(image).astype(np.uint8))
     found = original_file(image, files)
     fmt,codec = found and _format_field(found[1]),part.field.rsplit('.', 1)[-1].lower()
-    if found and codec in (fmt,'img'): return Encoded.of(found[0], codec, found[1])
-    if codec!='jpg' or part.name.endswith('jpg'): return image
+    if found and codec in (fmt,'img') or codec=='jpeg' and fmt=='jpg': return Encoded.of(found[0], codec, found[1])
+    if codec!='jpg' or part.name.rsplit('.', 1)[-1].lower()=='jpg': return image   # the user has chosen the field
     what = f'a file of another format ({fmt})' if found else 'not as it is in a file'
     raise ValueError(f'item{part.place} is {what}, while the images that were looked at are JPEG files; '
                      "fn=lambda item: {'img': item[0], 'cls': item[1]} stores both")

@@ -405,7 +405,7 @@ def failures(self:RedisStore):
 
 @patch
 def reviser(self:RedisStore, change):
-    "As in `Store`"
+    "As in `Store`: the `RedisReviser` that writes a new version of this dataset, by `change`, a `Change`"
     from fastai_remote.write.redis_reviser import RedisReviser
     return RedisReviser(self, change)
 

@@ -78,7 +78,8 @@ class RedisLink:
     """The address of a Redis server, a cluster, or a group of sentinels, with one deadline for each call
 
     Connects when it is first used, in each process by itself. Neither `repr` nor a saved pickle contains the
-    password. Whether the server belongs to a cluster is known after its first answer that says so."""
+    password. Several hosts are those of a cluster, unless they are sentinels. Whether a single one belongs to a cluster
+    is known after its first answer that says so."""
     url = '' # Address without password; for `repr`, if `__init__` fails
     def __init__(self,
         # `redis://`, `rediss://` (TLS) or `unix://`, with or without password; a cluster by one or several of its

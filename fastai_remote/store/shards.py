@@ -730,7 +730,7 @@ def wids_index(self:ShardStore,
 )->dict: # What `json.dump` writes into a file beside the shards, for `wids.ShardListDataset`
     """The description of the shards that WebDataset's indexed datasets (wids) need
 
-    Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples of another split,
+    Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples outside of `split`,
     or if the dataset was edited or got fields: what has changed is not in the tars."""
     table = self.shards
     if self.overlays.fields or table.version is not None and table.version.any():
@@ -752,7 +752,7 @@ def wids_index(self:ShardStore,
 # %% ../../nbs/store/18_shards.ipynb #16bea615
 @patch
 def reviser(self:ShardStore, change):
-    "As in `Store`"
+    "As in `Store`: the `ShardReviser` that writes a new version of this dataset, by `change`, a `Change`"
     from fastai_remote.write.shards_reviser import ShardReviser
     return ShardReviser(self, change)
 

@@ -815,8 +815,9 @@ def _count_codes(self:RedisWriter, field, spec, manifest):
 def _scan(self:RedisWriter, field, spec, n, step=1<<19):
     """Returns an iterator of `(first number, array)` over the packed values of the first `n` samples, in parts
 
-    `field` ends in `~` for staged values; `spec` is the entry of the field in the plan. Raises `CorruptSample`, and
-    `StoreError` if values are lost."""
+    A part has `step` values, a divisor of `2**KEY_BITS`, as it is read from one key. `field` ends in `~` for staged
+    values; `spec` is the entry of the field in the plan. Raises `CorruptSample`, and `StoreError` if values are
+    lost."""
     for start in range(0, n, step): yield start,self._read_packed(field, spec, start, min(step, n-start))
 
 @patch

@@ -310,7 +310,9 @@ def _ensure_shard(self:ShardWriter, number, cost):
     self.open_shard = ShardFile(file, self.plan['fields'])
 
 def _name_part(split):
-    "The part of the name of a shard that tells its split, 'train-'; empty without one, or if it has other characters"
+    """The part of the name of a shard that tells its split, such as `train-`
+
+    Empty without a split, or if its name is not a letter and then at most 63 ASCII letters, digits and underscores."""
     return f'{split}-' if split and re.fullmatch('[A-Za-z][A-Za-z0-9_]{0,63}', split) else ''
 
 @patch
