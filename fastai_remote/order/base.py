@@ -57,8 +57,8 @@ class Order:
         """The number at position `i`, or a view
 
         Returns an `int` for an int, an `Order` for a slice or an `Order`, and an int64 array for a list or array of
-        positions, or a mask. Negative positions count from the end, but not those that another `Order` consists of. Raises
-        `IndexError`, for positions of an `Order` when they are read, or `TypeError` for other types."""
+        positions, or a mask. Negative positions count from the end, but not those that another `Order` consists of.
+        Raises `IndexError`, for positions of an `Order` when they are read, or `TypeError` for other types."""
         position = i if type(i) is int else None if isinstance(i, Order) else int_index(i)
         if position is not None: return self._at(self.positions[_count_from_end(position, len(self))])
         if isinstance(i, Order): return self._new(i.positions, *i.maps, self.positions, *self.maps)

@@ -730,8 +730,8 @@ def wids_index(self:ShardStore,
 )->dict: # What `json.dump` writes into a file beside the shards, for `wids.ShardListDataset`
     """The description of the shards that WebDataset's indexed datasets (wids) need
 
-    Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples outside of `split`,
-    or if the dataset was edited or got fields: what has changed is not in the tars."""
+    Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples outside of
+    `split`, or if the dataset was edited or got fields: what has changed is not in the tars."""
     table = self.shards
     if self.overlays.fields or table.version is not None and table.version.any():
         raise ValueError(f'{self.name}: some values were changed, dropped or added since the shards were written, and '
