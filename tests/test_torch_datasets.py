@@ -972,6 +972,6 @@ def test_a_key_that_ends_like_an_extension_is_no_choice_of_a_format(tmp_path):
     assert report.failed==1 and 'a file of another format (png)' in str(report.failures)
 
 def test_a_vocabulary_that_is_given_hides_no_other_remark(tmp_path):
-    class WithNotes(type(as_source([{'cls':'a'}]))): notes = ['class names are odd; vocab= names them', 'and another thing']
+    class WithNotes(type(as_source([{'cls':'a'}]))): notes,label_notes = ['and another thing'],['class names are odd']
     report = in_memory(WithNotes([{'cls':'a'},{'cls':'b'}]), vocab=['a','b'])[1]
     assert 'and another thing' in report.notes and 'odd' not in str(report.notes)

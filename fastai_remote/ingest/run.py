@@ -306,17 +306,13 @@ def _plan(job, vocab, options):
     return dict(plan, signature=signature, chunk=job.chunk_size, stats=stats_field(fields, vocab), open=job.n==0)
 
 def _source_notes(source, fields, options):
-    """Remarks for the report, a list of `str`: those of the source, on labels that are numbers, and on lost class names
-
-    With `vocab=`, or if class names are lost, those of the source that advise `vocab=` are left out."""
-    if source.notes is None: return []
+    "Remarks for the report, a list of `str`: those of the source, and without `vocab=` those on labels"
     notes = list(source.notes)
-    lost = [field for field in source.vocab or () if field not in fields]
-    if options.vocab is not None or lost:
-        notes = [note for note in notes if not note.endswith('vocab= names them')]
     if options.vocab is not None: return notes
+    lost = [field for field in source.vocab or () if field not in fields]
     if lost: return [f'class names are left out: the samples have no field {lost[0]!r}', *notes]
-    label = fields.get('cls', {})
+    if source.label_notes is None: return notes
+    label,notes = fields.get('cls', {}),[*source.label_notes, *notes]
     is_explained = source.vocab or any(note.startswith('class names') for note in notes)
     if is_explained or not label.get('staged') or label['text']: return notes
     return [*notes, "labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]

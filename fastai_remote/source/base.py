@@ -310,7 +310,9 @@ class Source:
     as_is_codecs:dict = {} # The same, for samples that no `fn` has changed
     # Have samples a `__key__` that is only kept where it takes no space, in the names of members of shards?
     implicit_keys:bool = False
-    notes:list = None # Remarks on labels for the report; `None`: nothing is said of labels that are numbers
+    notes:list = () # Remarks for the report on anything but labels
+    # Remarks for the report on labels, looked at without `vocab=`; `None`: nothing is said of labels that are numbers
+    label_notes:list = None
     as_is_notes:list = () # Remarks for the report, on samples that no `fn` has changed
     chunk_size:int = None # Samples per chunk of a stream; default: chosen by the writer
     # About how many bytes a raw sample of a stream has; default: unknown. A chunk of larger ones has fewer samples

@@ -106,8 +106,10 @@ class _OfSplits:
                          'meaning; give datasets of the same classes, labels as text, or vocab=')
 
     @property
-    def notes(self):
-        found = [s.notes for s in self.srcs.values() if s.notes is not None]
+    def notes(self): return list(dict.fromkeys(note for s in self.srcs.values() for note in s.notes))
+    @property
+    def label_notes(self):
+        found = [notes for s in self.srcs.values() if (notes := s.label_notes) is not None]
         return list(dict.fromkeys(note for notes in found for note in notes)) if found else None
 
 class _Splits(_OfSplits, IndexedSource):

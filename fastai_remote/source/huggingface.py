@@ -255,6 +255,8 @@ class HFSource:
         self.used = [c for c in self.columns if c.field]
         self._after_columns()
 
+    label_notes = ()
+
     def _after_columns(self):
         "Set `vocab` and `notes`, by the fields of the columns"
         self.vocab = {c.field:c.vocab for c in self.used if c.vocab} or None

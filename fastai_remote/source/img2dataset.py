@@ -54,13 +54,13 @@ class img2dataset_samples(StreamedSource):
 
     @property
     def notes(self)->list:
-        """One remark: how many rows have no image, as it could not be downloaded or resized; `None` if all have one
+        """One remark: how many rows have no image, as it could not be downloaded or resized; empty if all have one
 
         This is taken from the statistics that img2dataset writes beside a tar, or else from its Parquet file."""
         counts = Counter()
         for tar,table in zip(self.tars, self.tables): counts.update(_download_counts(tar, table))
         failed = {k:n for k,n in counts.items() if k!='success' and n}
-        if not failed: return None
+        if not failed: return []
         reasons = ', '.join(f'{k} {n:,}' for k,n in sorted(failed.items()))
         return [f'{sum(failed.values()):,} of {counts.total():,} rows have no image: {reasons}']
 

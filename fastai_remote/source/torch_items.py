@@ -517,12 +517,15 @@ class DatasetSource(IndexedSource):
         return {'cls':names}
 
     @property
-    def notes(self):
+    def label_notes(self):
         names,reason = self.names
-        advice = [f'{reason}; vocab= names them'] if reason else []
+        return [f'{reason}; vocab= names them'] if reason else []
+
+    @property
+    def notes(self):
         notes = {_find_torchvision(_NOTES, part) for part in _innermost(self.items)}-{None}
         if self.layout.boxes is not None: notes = {_BOXES_NOTE}
-        return [*advice, *notes, *self.layout.notes]
+        return [*notes, *self.layout.notes]
 
     def __len__(self): return len(self.items)
     def read(self, numbers): return [(f'item {i}', i) for i in numbers.tolist()]
