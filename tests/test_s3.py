@@ -21,6 +21,7 @@ from fastai_remote import (CorruptSample, MissingSample, ShardStore, StoreBusy, 
     StoreUnavailable, UnsupportedFormat,
     index_shards, s3_options, to_shards)
 from fastai_remote.store.cache import FileCache
+from fastai_remote.store.storage import Storage
 from fastai_remote.write.shards import ShardWriter
 from s3proxy import S3Proxy
 from test_s3servers import open_server
@@ -110,6 +111,19 @@ def test_there_and_back(s3):
     assert set(o:=objects(s3, 'pets'))=={'manifest.json', 'labels.json',
         *(f'shard-{k:06}.{e}' for k in range(8) for e in ('tar','tar.fastai_remote'))}
     with tarfile.open(fileobj=io.BytesIO(o['shard-000003.tar'])) as t: assert len(t.getnames())==3*EACH
+
+def test_a_folder_whose_name_is_a_pattern_is_that_folder_alone(s3):
+    "Files are read, listed and removed by their names; `run1` matches `run[1]`"
+    for folder,content in (('run[1]',b'own'), ('run1',b'other'), ('run*',b'own'), ('run?',b'own')):
+        for name in 'ab': put(s3, folder, name, content)
+    for folder in ('run[1]','run*','run?'):
+        storage = Storage(url(s3, folder), storage_options=opts(s3))
+        assert storage.names()==storage.files()==['a','b'] and storage.read('a')==b'own'
+        assert storage.ranges(['a'], [0], [2])==[b'ow'] and storage.size_and_stamp('a')[0]==3
+        storage.write('c', b'c')
+        storage.remove(['a','b'])
+        assert storage.names()==['c'] and names(s3, 'run1')==['a','b']
+        storage.remove(['c'])
 
 def test_what_botocore_knows_about_s3_is_read_once(s3, monkeypatch):
     "Of two stores, the second makes its client without the files that describe the services of AWS"

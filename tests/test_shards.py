@@ -19,7 +19,8 @@ from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote import (CorruptSample, IngestError, MemoryStore, MissingSample, RandomStoreSplitter, RedisStore, ShardStore, StoreBusy, StoreError, StoreExists, StoreFull, StoreNotFound,
     StoreSplitter, StoreUnavailable, UnsupportedFormat, csv_samples, drawing_samples, get_remote_items, image_samples, index_shards, shrink, tar_samples, to_redis, to_shards)
 from fastai_remote.write import shards as shard_writer
-from fastai_remote.write.base import host_id
+from fastai_remote.write import folder_lock
+from fastai_remote.write.base import host_id, process_state
 from fastai_remote.write.folder_lock import FolderLock
 from fastai_remote.store.shard_index import IndexColumns, ShardIndex, ShardManifest, ShardTable, pack_index
 from fastai_remote.order.shards import ShardPermutation
@@ -484,6 +485,39 @@ def test_locks(tmp_path):
     (tmp_path/'e/.ingest/lock.json').write_text('{"host":')
     put(tmp_path/'e', items('a'))
     sound(tmp_path/'e')
+
+def test_a_lock_that_its_process_released_and_could_not_remove_ends_with_its_lease(tmp_path, monkeypatch):
+    "The process lives on; while it renews the lock, it is at work"
+    monkeypatch.setattr(folder_lock, 'LEASE_SECONDS', .6)
+    mine = FolderLock(Storage(tmp_path/'d'))
+    lock(tmp_path/'d', beat=1, start=process_state(os.getppid())[0], time=time.time()-1)
+    mine.take()
+    mine.close()
+    lock(tmp_path/'d', beat=1, start=process_state(os.getppid())[0], time=time.time()+60)   # before the clock was set
+    assert not mine.is_running(mine.holder())
+    other = FolderLock(mine.storage)
+    other.take()
+    monkeypatch.setattr(folder_lock, '_held_locks', set())
+    monkeypatch.setattr(folder_lock, 'host_id', lambda: 'elsewhere')
+    with pytest.raises(StoreBusy, match='is writing here now'): mine.take()
+    other.close()
+
+def test_a_process_forked_while_a_file_is_published_does_not_keep_the_folder_locked(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, 'LEASE_SECONDS', .2)
+    mine = FolderLock(Storage(tmp_path))
+    read,write = os.pipe()
+    with mine.exclusive(create=True) as is_exclusive:
+        child = os.fork()
+        if not child:
+            os.close(write)
+            os.read(read, 1)   # until the parent has tried
+            os._exit(0)
+    try:
+        with mine.exclusive() as is_exclusive: assert is_exclusive
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)
 
 def test_two_at_once(tmp_path):
     "Of two that come at the same moment one writes, and the other is told"
@@ -1267,6 +1301,35 @@ def test_the_size_of_the_usual_cache_does_not_ask_for_one_of_a_local_folder(numb
     cache = FileCache(str(tmp_path))
     assert ShardStore(numbers.storage.url, cache=cache).cache is cache
     with pytest.raises(TypeError, match='cache_size: a FileCache has its own'): ShardStore(numbers.storage.url, cache=cache, cache_size=10**6)
+
+def test_of_a_local_folder_only_compressed_shards_are_copied(tmp_path, monkeypatch):
+    "A damaged copy would spoil what is whole"
+    monkeypatch.setenv('FASTAI_REMOTE_CACHE', str(tmp_path/'usual'))
+    for name,mode in (('a.tar','w'), ('b.tar.gz','w:gz')):
+        (tmp_path/'d').mkdir(exist_ok=True)
+        with tarfile.open(tmp_path/'d'/name, mode) as tar:
+            tar.addfile(info:=tarfile.TarInfo('0.txt'), io.BytesIO(b''))
+    index_shards(tmp_path/'d', num_workers=0, progress=False)
+    store = ShardStore(tmp_path/'d', cache=True)
+    store.prefetch([0,1], wait=True)
+    wait_for(lambda: store.whole_shards.thread is None)
+    assert store.in_place(0) and sorted(store.whole_shards.files)==[1]
+    assert store.get_many([0,1], 'txt', check=True)['txt']==[b'',b'']
+
+def test_nobody_waits_for_shards_if_no_thread_can_be_started(tmp_path, monkeypatch):
+    to_shards([{'txt':'a'}], tmp_path/'d', num_workers=0, progress=False)
+    store = ShardStore(tmp_path/'d', cache=str(tmp_path/'cache'))
+    def start(thread): raise RuntimeError("can't start new thread")
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, 'start', start)
+        with pytest.raises(RuntimeError, match="can't start"): store.prefetch([0], wait=True)
+    texts = []
+    reader = threading.Thread(target=lambda: texts.append(store.get_many([0], 'txt')['txt']), daemon=True)
+    reader.start()
+    reader.join(5)
+    store.prefetch([0], wait=True)
+    wait_for(lambda: 0 in store.whole_shards.files)
+    assert texts==[[b'a']]
 
 def test_cache_asked_for(numbers, tmp_path):
     "A cache that is given is used for a folder of this machine too (it may be a slow one): shards come ahead, whole, and stay"

@@ -543,8 +543,10 @@ def remove(self:Storage,
 @patch
 def _remove_together(self:Storage, fs, names):
     "Remove files with one request, if the file system has such a request. Returns whether they are gone"
-    if not hasattr(fs, '_bulk_delete'): return False
-    try: fs.rm([self.path(name) for name in names])
+    paths = [self.path(name) for name in names]
+    # `rm` takes a path with one of these characters as a pattern, and removes files of other folders
+    if not hasattr(fs, '_bulk_delete') or re.search(r'[*?[]', ''.join(paths)): return False
+    try: fs.rm(paths)
     except DeadlinePassed: raise
     except OSError: return False   # the server may not support it, or a file may not exist
     return True

@@ -87,8 +87,13 @@ class WholeShards:
 
     def _start_thread(self):
         if self.thread is not None: return
-        self.thread = threading.Thread(target=self._fetch_wanted, daemon=True, name='shards')
-        self.thread.start()
+        thread = threading.Thread(target=self._fetch_wanted, daemon=True, name='shards')
+        try: thread.start()
+        except RuntimeError:   # the system has no thread left
+            self.wanted = []   # nobody may wait for shards that nothing fetches
+            self.changed.notify_all()
+            raise
+        self.thread = thread
 
     def drop(self,
         shard:int # Number of the shard
@@ -113,10 +118,11 @@ class WholeShards:
     def _fetch_wanted(self):
         """Run by the thread: fetch the wanted shards one after the other into `files`, and end when none is left
 
-        A shard that cannot be fetched is put into `failed`."""
+        Shards that are read in place are not fetched. A shard that cannot be fetched is put into `failed`."""
         while True:
             with self.lock:
-                shard = next((s for s in self.wanted if s not in self.files and s not in self.failed), None)
+                shard = next((s for s in self.wanted if s not in self.files and s not in self.failed
+                              and not self.store.in_place(s)), None)
                 if shard is None:
                     self.thread = None
                     return

@@ -101,7 +101,7 @@ class FolderLock:
 
         `holder` is what the method `holder` returned, and `progress` is as in `take`. `None` is returned at once.
 
-        If nobody can know, because the holder is on another machine or stopped, the lock is watched. No clock but that
+        If nobody can know, as of a holder that is on another machine or stopped, the lock is watched. No clock but that
         of this process is used: a holder that has not renewed its lock for `LEASE_SECONDS` is taken to be dead."""
         if not holder: return None
         running = _is_at_work(holder)
@@ -183,7 +183,9 @@ def _is_at_work(holder):
     """Returns whether the process that has written `holder` is at work; `None` if that cannot be known here
 
     `holder` is a dict as from `FolderLock.holder`. It cannot be known of a process on another machine, of one that is
-    stopped, and of one that this user may not see. For locks of earlier versions, it returns `_is_in_force`."""
+    stopped, of one that this user may not see, and of one that has not renewed the lock for `LEASE_SECONDS`: it may
+    have released the lock, and not been able to remove its file. For locks of earlier versions, it returns
+    `_is_in_force`."""
     if 'beat' not in holder: return _is_in_force(holder)
     if holder['host']!=host_id(): return None
     if holder['pid']==os.getpid(): return holder['id'] in _held_locks
@@ -191,7 +193,8 @@ def _is_at_work(holder):
     start,state = process_state(holder['pid'])
     if start is None: return None   # this user may not see it
     if start!=holder.get('start') or state in 'ZX': return False   # another process of this number, or it has ended
-    return None if state in 'Tt' else True
+    is_renewed = 0<=time.time()-holder['time']<LEASE_SECONDS
+    return True if is_renewed and state not in 'Tt' else None
 
 def _is_in_force(holder):
     """Returns whether `holder`, a lock of an earlier version, which has no `beat`, excludes others
@@ -226,6 +229,8 @@ def _lock_folder(folder, stack, url, create):
                 _never.wait(.01)
                 continue
             except OSError: return False
+            # `close` is not enough: a process that was forked meanwhile has the descriptor, too
+            closing.callback(fcntl.flock, fd, fcntl.LOCK_UN)
             if not _is_folder(fd, folder): continue
             stack.push(closing.pop_all())
             return True
