@@ -183,6 +183,11 @@ def test_urls_with_and_without_a_database(url): assert RedisLink(url).url==url
 def test_options_in_a_url_are_those_of_redis():
     with pytest.raises(TypeError, match="no argument is called 'tiemout'"): RedisLink('redis://localhost?tiemout=3&db=2')
 
+def test_values_are_never_decoded():
+    "They would be texts, and the errors would be those of a damaged answer"
+    for args,kwargs in ((['redis://localhost?decode_responses=True'], {}), ([], {'decode_responses':True})):
+        with pytest.raises(TypeError, match='decode_responses: leave it out'): RedisLink(*args, **kwargs)
+
 def test_a_name_in_place_of_a_url_is_shown():
     with pytest.raises(ValueError, match="'pets': want a redis://"): RedisStore('pets', 'redis://localhost')
     for url in ('me:s3cret@localhost', 'http://localhost?password=s3cret'):

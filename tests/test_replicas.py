@@ -11,7 +11,8 @@ from clusters import LocalCluster, Pair, Sentinels
 from conftest import in_time, wait_for
 from fastai_remote import RedisStore, StoreUnavailable, to_redis
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.store.redis_servers import SentinelServers
+from fastai_remote.store import redis_servers
+from fastai_remote.store.redis_servers import ClusterServers, SentinelServers
 from fastai_remote.store.server import redis_server
 
 N = 120
@@ -100,7 +101,31 @@ def test_replicas_of_a_cluster_are_read_from():
         c.servers[2].kill()
         assert texts(store)==want
 
+def test_each_replica_of_a_node_of_a_cluster_may_be_read_from(monkeypatch):
+    monkeypatch.setattr(redis_servers, '_client', lambda url, options: url)
+    nodes = [SimpleNamespace(name=host, host=host, port=1) for host in ('master','a','b')]
+    def servers(choice, slots):
+        servers = ClusterServers.__new__(ClusterServers)
+        servers.client = SimpleNamespace(keyslot=len, nodes_manager=SimpleNamespace(slots_cache=slots))
+        servers.url,servers.options,servers._replica_clients,servers._choice = 'redis://master:1',{},{},choice
+        return servers
+    asked = {servers(choice, {3:nodes})._replica_of('key') for choice in range(5)}
+    assert asked=={'redis://a:1','redis://b:1'}
+    assert servers(1, {3:nodes[:1]})._replica_of('key') is None and servers(1, {})._replica_of('key') is None
+
 # --- Sentinel
+
+def test_tls_options_in_the_url_are_those_of_the_sentinels_too(monkeypatch):
+    class Named:
+        def __init__(self, nodes, sentinel_kwargs): self.options = sentinel_kwargs
+        def discover_master(self, name): return '127.0.0.1',1
+    monkeypatch.setattr(redis_servers, 'Sentinel', Named)
+    url = 'rediss+sentinel://h1,h2:3/main?ssl_ca_certs=/ca.crt&ssl_check_hostname=False'
+    link = RedisLink(url, ssl_ca_certs='/other.crt', ssl_keyfile='/a.key')
+    options = link.servers._sentinel.options
+    of_server = link.client.connection_pool.connection_kwargs
+    for name,value in dict(ssl_ca_certs='/ca.crt', ssl_check_hostname=False, ssl_keyfile='/a.key', ssl=True).items():
+        assert options[name]==value and of_server.get(name, True)==value
 
 def test_sentinel_names_the_master_also_after_a_failover():
     with Sentinels() as s:

@@ -136,6 +136,21 @@ def test_a_thread_that_is_waited_for_returns_values_and_errors():
     assert storage.read('a')==b'content' and storage.names()==['a']
     with pytest.raises(FileNotFoundError): storage.read('b')
 
+def test_a_client_is_not_used_while_an_interrupted_call_still_uses_it(monkeypatch):
+    "After Ctrl-C in a notebook: the next call would read the rest of the answer"
+    storage,done = Storage('memory://limits', 5),threading.Event()
+    storage.write('a', b'content')
+    client = storage.fs
+    monkeypatch.setattr(client, 'cat_file', lambda path: done.wait(5))
+    def interrupted(f, seconds):
+        threading.Thread(target=f, daemon=True).start()
+        raise KeyboardInterrupt
+    with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+        context.setattr(bounded, 'call_in_thread', interrupted)
+        storage.read('a')
+    assert storage.read('a')==b'content' and storage.fs is not client
+    done.set()
+
 @pytest.mark.timeout(60)
 def test_a_steady_download_may_take_longer_than_the_timeout():
     "Each part has a deadline of its own, and parts become as small as the link is slow"

@@ -406,6 +406,45 @@ def test_samples_that_lack_fields_are_warmed(fresh, tmp_path):
     store = TieredStore(fresh.url, ShardStore(tmp_path))
     assert store.warm(0)==1. and len(client(fresh).keys(f'{store.prefix}:*'))==10
 
+def test_a_write_may_take_longer_than_a_read(fresh, folder):
+    "As on a slow network: a batch of values has the usual timeout of a link, and `warm` waits for it"
+    store = TieredStore(fresh.url, ShardStore(folder), redis_timeout=.5)
+    assert store.held()==0
+    client(fresh).client_pause(900, all=False)   # writes only
+    with said() as warned: assert store.warm(num_workers=0)==1.
+    assert not warned
+
+def test_samples_that_lack_a_field_are_no_sign_that_redis_lost_values(fresh, tmp_path):
+    "Their shards are not fetched again; those whose values are lost are"
+    with tarfile.open(tmp_path/'a.tar', 'w') as tar:
+        for i in range(20):
+            for field in ('json',) if i%2 else ('json','txt'):
+                info = tarfile.TarInfo(f'{i:02}.{field}')
+                info.size = 2
+                tar.addfile(info, io.BytesIO(b'{}'))
+    index_shards(tmp_path, num_workers=0, progress=False)
+    store = TieredStore(fresh.url, shards:=Asked(tmp_path))
+    assert store.warm(0)==1.
+    store.prefetch([0])
+    shards.wanted.clear()
+    store.get_many(range(20), ['txt?'])
+    assert not shards.wanted
+    client(fresh).flushall()
+    store.get_many(range(20), ['txt?'])
+    assert shards.wanted==[([0],False)]
+
+def test_a_thread_that_fails_while_another_succeeds(fresh, folder):
+    "What is known about pauses goes at any moment"
+    class Vanishing(dict):
+        def __contains__(self, kind): return self.pop(kind, None) is not None
+    state = TieredStore(fresh.url, ShardStore(folder))._redis
+    pause = time.monotonic()+60,StoreUnavailable('away')
+    state.paused = Vanishing(read=pause)
+    assert state.is_paused('read') in (True,False)
+    state.paused = {'read':pause}
+    state.failed('read', StoreUnavailable('away'))
+    assert state.failures=={'read':0}
+
 def test_options_of_a_connection_that_is_there_are_refused(fresh, folder):
     copy = ShardStore(folder).copy(fresh.url, 'options', num_workers=0, progress=False) and RedisStore(fresh.url, 'options')
     with pytest.raises(TypeError, match='socket_timeout: a RedisLink has its own'): TieredStore(copy, ShardStore(folder), socket_timeout=1)

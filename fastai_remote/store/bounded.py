@@ -237,7 +237,7 @@ def _open_folder(url, options, timeout):
 class Deadline:
     """A file system all of whose calls end at a deadline with `DeadlinePassed`
 
-    `is_abandoned` is true when a call still runs in a thread after that."""
+    `is_abandoned` is true while a call runs in a thread, also after the deadline, or after Ctrl-C."""
     def __init__(self,
         fs:fsspec.AbstractFileSystem, # A file system
         deadline:float, # As `time.monotonic()` will be then
@@ -257,8 +257,9 @@ class Deadline:
         return call
 
     def _call_in_thread(self, f, seconds):
-        "As `call_in_thread`; sets `is_abandoned` if the call does not return in time"
-        try: return call_in_thread(f, seconds)
-        except DeadlinePassed:
-            self.is_abandoned = True
-            raise
+        "As `call_in_thread`; sets `is_abandoned` if the call does not return in time, or the user interrupts it"
+        def run():
+            try: return f()
+            finally: self.is_abandoned = False
+        self.is_abandoned = True
+        return call_in_thread(run, seconds)

@@ -71,6 +71,8 @@ _connection_classes = redis.Redis, redis.Connection, redis.SSLConnection, redis.
 _known_arguments = {k for c in _connection_classes for k in inspect.signature(c.__init__).parameters}
 
 def _check_arguments(names):
+    if 'decode_responses' in names:
+        raise TypeError('decode_responses: leave it out, as values are read as the bytes that they are')
     unknown = [name for name in names if name not in _known_arguments]
     if unknown: raise TypeError(f"no argument is called {', '.join(map(repr, unknown))}")
 
@@ -290,7 +292,8 @@ def send(self:RedisLink,
     commands:list, # Of tuples: the name of a command, its key, and further arguments
     strict:bool=True, # Raise an error that is among the replies? Else it is returned among them
     from_replica:bool=False, # May a replica answer, if `read_from` is 'replica'?
-    longest_value:int=None # Bytes of the longest value that `MGET` can return; default: `LONGEST_VALUE`
+    longest_value:int=None, # Bytes of the longest value that `MGET` can return; default: `LONGEST_VALUE`
+    timeout:float=None # Seconds for all attempts together; default: the link's
 )->list: # The reply to each
     """Sends all commands before it reads the first reply, and repeats them as `call` does; they must be safe to repeat
 
@@ -305,7 +308,7 @@ def send(self:RedisLink,
             if not isinstance(reply, redis.ResponseError): _check_reply(command, reply)
         return replies
     most_bytes = sum(_most_bytes(command, longest_value or LONGEST_VALUE) for command in commands)
-    return self.call(exchange, most_bytes=most_bytes) if commands else []
+    return self.call(exchange, timeout, most_bytes=most_bytes) if commands else []
 
 @lru_cache(None)
 def keep_freed_memory():

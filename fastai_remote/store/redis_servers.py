@@ -299,7 +299,8 @@ class SentinelServers(SingleServer):
         seconds = options['socket_timeout']/len(nodes)   # one that is silent must not use up the time of the call
         kwargs = SecretOptions(password=sentinel_secret, socket_timeout=seconds, socket_connect_timeout=seconds,
                       retry=Retry(NoBackoff(), 0), ssl=self.scheme=='rediss')
-        kwargs |= {k:v for k,v in options.items() if k.startswith('ssl_')}
+        in_url = redis.connection.parse_url(self._url_of(url, *nodes[0]))
+        kwargs |= {k:v for k,v in {**options, **in_url}.items() if k.startswith('ssl_')}
         self._sentinel,self._name = Sentinel(nodes, sentinel_kwargs=kwargs),name
         super().__init__(self._url_of(url, *self._sentinel.discover_master(name)), options)
 
@@ -361,6 +362,7 @@ class ClusterServers(SingleServer):
             else: break
         else: raise _refusal_in(error) or error
         self.url,self.options,self._clients,self._replica_clients = url,options,{},{}
+        self._choice = random.randrange(1<<30)   # of replicas: this object asks one of each node
         found = [(node.host,node.port) for node in self.client.get_nodes()]
         self.nodes = [*dict.fromkeys([*nodes_in(url), *found])]
 
@@ -378,8 +380,9 @@ class ClusterServers(SingleServer):
 
     def _replica_of(self, key):
         "A client, which is kept, for a replica of the node that has `key`; None if there is none"
-        node = self.client.get_node_from_key(key, replica=True)
-        if node is None: return None
+        replicas = self.client.nodes_manager.slots_cache.get(self.client.keyslot(key), [])[1:]
+        if not replicas: return None
+        node = replicas[self._choice%len(replicas)]
         if node.name not in self._replica_clients:
             url = _with_node(self.url, node.host, node.port)
             self._replica_clients[node.name] = _client(url, {**self.options, 'redis_connect_func':_connect_read_only})

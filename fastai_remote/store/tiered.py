@@ -34,6 +34,7 @@ class _RedisState:
     "What one process knows about Redis, and its queue of values to write there"
     def __init__(self, store):
         self.link,self.name,self.ttl,self.limit = store.link,store.name,store.ttl,store.queue
+        self.write_timeout = store._write_timeout
         self.cond = threading.Condition()
         self.todo,self.size,self.thread = deque(),0,None # The queue of `(key, value)`, its bytes, and who writes it
         self.paused = {} # `{'read' or 'write': (end of the pause, error)}`
@@ -43,7 +44,9 @@ class _RedisState:
         self.prefetched = [],False # Arguments of the last `prefetch`
         Finalize(self, _flush_at_exit, (weakref.ref(self),), exitpriority=1)
 
-    def is_paused(self, kind): return kind in self.paused and time.monotonic()<self.paused[kind][0]
+    def is_paused(self, kind):
+        until,_ = self.paused.get(kind, (0.,None))   # at once: another thread may call `succeeded` at any time
+        return time.monotonic()<until
 
     def succeeded(self, kind):
         self.paused.pop(kind, None)
@@ -54,8 +57,9 @@ class _RedisState:
 
         `kind` is 'read' or 'write': these are paused separately. Each of them warns once."""
         # threads that fail at the same time count as one failure
-        if not self.is_paused(kind): self.failures[kind] = self.failures.get(kind, -1)+1
-        pause = min(_LONGEST_PAUSE, 2.**min(self.failures[kind], 9))
+        failures = max(0, self.failures.get(kind, -1)+(not self.is_paused(kind)))
+        self.failures[kind] = failures
+        pause = min(_LONGEST_PAUSE, 2.**min(failures, 9))
         self.paused[kind] = time.monotonic()+pause,error
         if kind in self.warned: return
         self.warned.add(kind)
@@ -102,7 +106,7 @@ class _RedisState:
         "Write a list of `(key, value)` in one round trip. Returns whether it succeeded; if not, `failed` was called"
         milliseconds = None if self.ttl is None else max(1, int(1000*self.ttl))
         expiry = () if milliseconds is None else ('PX', milliseconds)
-        try: self.link.send([('SET', key, value, *expiry) for key,value in items])
+        try: self.link.send([('SET', key, value, *expiry) for key,value in items], timeout=self.write_timeout)
         except StoreError as e:
             self.failed('write', e)
             return False
@@ -110,7 +114,9 @@ class _RedisState:
         return True
 
     def flush(self, timeout):
-        "Wait until the queue has been written or dropped, for at most `timeout` seconds. Returns whether it has"
+        """Wait until the queue has been written or dropped, for at most `timeout` seconds. Returns whether it has
+
+        `None`: as long as it takes, which is limited, since each write has a deadline."""
         with self.cond: return self.cond.wait_for(lambda: not self.size, timeout)
 
 def _flush_at_exit(ref, timeout=1.):
@@ -128,7 +134,7 @@ class TieredStore(Store):
         ttl:float=None, # Seconds that Redis keeps a value, above 0; default: until it is evicted
         queue:int=64_000_000, # Bytes that may wait to be written to Redis, in each process
         redis_timeout:float=.25, # Seconds that a read waits for Redis; then samples come from the shards
-        **kwargs # More for a new `RedisLink`, whose `timeout` is `redis_timeout`
+        **kwargs # More for a new `RedisLink`
     ):
         redis,kwargs = concealed(redis),concealed(kwargs)
         if not isinstance(store, Store) or isinstance(redis, Store) and not isinstance(redis, RedisStore):
@@ -140,6 +146,8 @@ class TieredStore(Store):
         copy = redis if isinstance(redis, RedisStore) else None
         link = as_link(copy.link if copy else redis, **kwargs)
         self.link = RedisLink(**{**link.reveal(), 'timeout':redis_timeout})
+        # Seconds for the values that are written at once, for which no batch waits
+        self._write_timeout = max(link.timeout, redis_timeout)
         self.prefix = copy.manifest.prefix if copy else _prefix_of(store.manifest)
         self.tags = copy.manifest.tags if copy else 0
         # key and first bytes of the copy's manifest, which are compared with every read
@@ -261,8 +269,11 @@ def read_values(self:TieredStore, numbers, fields):
     lacking = (crc32s([value or b'' for value in values])!=checksums)|is_missing
     places = np.flatnonzero(lacking.reshape(-1, n).any(0))
     if len(places):
-        if 8*len(places)>n: self._fetch_shards_of(numbers[places])
         self._read_lacking(numbers, places, kept, lacking, keys, checksums, values)
+        # Redis cannot hold values of an optional field that a sample has not
+        is_lost = lacking&np.fromiter((value is not None for value in values), bool, len(values))
+        lost = np.flatnonzero(is_lost.reshape(-1, n).any(0))
+        if 8*len(lost)>n: self._fetch_shards_of(numbers[lost])
     n_lacking = int(lacking.sum())
     self._counts[os.getpid()%_SLOTS] += (len(values)-n_lacking, n_lacking)
     result.update({field:values[k*n:(k+1)*n] for k,field in enumerate(kept)})
@@ -408,7 +419,7 @@ def _warm_chunk(opener, start, stop):
     fields = [f'{field}?' if store.may_lack(field) else field for field in store._kept_fields]
     for k in range(start, stop, batch):
         store.get_many(range(k, min(stop, k+batch)), fields)
-        store.flush()
+        state.flush(None)
         for _,error in list(state.paused.values()): raise error
 
 @patch
