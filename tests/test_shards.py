@@ -1308,7 +1308,7 @@ def test_of_a_local_folder_only_compressed_shards_are_copied(tmp_path, monkeypat
     for name,mode in (('a.tar','w'), ('b.tar.gz','w:gz')):
         (tmp_path/'d').mkdir(exist_ok=True)
         with tarfile.open(tmp_path/'d'/name, mode) as tar:
-            tar.addfile(info:=tarfile.TarInfo('0.txt'), io.BytesIO(b''))
+            tar.addfile(tarfile.TarInfo('0.txt'), io.BytesIO(b''))
     index_shards(tmp_path/'d', num_workers=0, progress=False)
     store = ShardStore(tmp_path/'d', cache=True)
     store.prefetch([0,1], wait=True)
