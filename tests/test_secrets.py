@@ -95,13 +95,13 @@ def test_no_option_of_a_file_system_is_shown_or_saved(place, kind):
         lost = hidden_names(options)
         assert lost and loaded._not_kept==lost and all(text in loaded._advice() for text in lost)
 
-def is_refused(name): return 'password' in name or name=='decode_responses'
+def is_no_option(name): return 'password' in name or name=='decode_responses'
 
 @pytest.mark.parametrize('kind', VALUES)
 def test_no_option_of_redis_is_shown_or_saved(kind):
     assert len(REDIS)>40
     for name in REDIS:
-        if is_allowed(name, VALUES[kind]) or is_refused(name) or name in ('retry','timeout','socket_timeout'): continue
+        if is_allowed(name, VALUES[kind]) or is_no_option(name) or name in ('retry','timeout','socket_timeout'): continue
         link = RedisLink('redis://localhost:1', **{name:VALUES[kind]})
         loaded = pickle.loads(pickle.dumps(link))
         for one in (link, loaded):
@@ -110,7 +110,7 @@ def test_no_option_of_redis_is_shown_or_saved(kind):
 
 def test_passwords_of_redis_are_refused_as_options_and_not_shown():
     for name in REDIS:
-        if not is_refused(name): continue
+        if not is_no_option(name): continue
         assert (shown:=shown_when_failing(lambda: RedisLink('redis://localhost:1', **{name:MARKER}))) and not has_marker(*shown)
 
 def test_harmless_options_are_kept():
