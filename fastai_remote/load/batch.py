@@ -146,9 +146,9 @@ class StoreInputs:
     ):
         "Yields what `batches` yields. Meanwhile the values are released, as the loader may never be asked to go on."
         while True:
-            try: batch = next(batches, None)
+            try: batch = next(batches)
+            except StopIteration: return
             finally: self.release()
-            if batch is None: return
             yield batch
 
 # %% ../../nbs/load/06_batch.ipynb #15d8f459
