@@ -1207,6 +1207,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastai_remote/load/batch.py'),
                                           'fastai_remote.load.batch.StoreInputs.stores': ( 'load/batch.html#storeinputs.stores',
                                                                                            'fastai_remote/load/batch.py'),
+                                          'fastai_remote.load.batch._first_success': ( 'load/batch.html#_first_success',
+                                                                                       'fastai_remote/load/batch.py'),
                                           'fastai_remote.load.batch._same_map': ( 'load/batch.html#_same_map',
                                                                                   'fastai_remote/load/batch.py'),
                                           'fastai_remote.load.batch.fetch_of': ('load/batch.html#fetch_of', 'fastai_remote/load/batch.py'),

@@ -322,6 +322,23 @@ def test_the_first_sample_may_be_bad(lacking, on_bad, tfms):
         loaders(lacking(*range(20)), 'png', splitter=ordered, on_bad=on_bad)
 
 @pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+@pytest.mark.parametrize('on_bad', ['replace','skip'])
+@pytest.mark.parametrize('tfms', [None,own_transform()])
+def test_the_first_sample_may_be_no_picture(on_bad, tfms):
+    "although its checksum is right; in training and in validation"
+    def store(*bad):
+        columns = {'png':[png_file(k)[:-40] if k in bad else png_file(k) for k in range(20)], 'cls':np.arange(20, dtype='u1')%2}
+        return MemoryStore(columns, 'cut', vocab={'cls':['a','b']})
+    options = dict(splitter=ordered, item_tfms=tfms, shuffle=False, drop_last=False)
+    dls = loaders(store(0, 15), 'png', on_bad=on_bad, **options)
+    numbers = [[int(k) for b in batches(dl, False) for k in b[0][:,0,0,0]] for dl in dls]
+    assert not {0,15}&set(sum(numbers, []))
+    assert numbers[0][on_bad=='replace':]==list(range(1, 15)) and len(numbers[1])==5-(on_bad=='skip')
+    assert not any(fetch_of(tl).values for dl in dls for tl in dl.dataset.tls)
+    with fails(CorruptSample, match="cut: sample 0, field 'png'"): loaders(store(0), 'png', **options).one_batch()
+    with fails(CorruptSample, match="cut: sample 0, field 'png'"): loaders(store(*range(20)), 'png', on_bad=on_bad, **options)
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
 def test_predictions_are_never_shifted(lacking):
     "Where results belong to samples by position, a bad sample is not skipped, but an error that names it"
     def learner(on_bad):

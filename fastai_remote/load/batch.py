@@ -8,7 +8,7 @@ Docs: page `load/batch`"""
 __all__ = ['Batch', 'NoSamples', 'fetch_of', 'StoreInputs', 'BatchReader', 'first_or_other']
 
 # %% ../../nbs/load/06_batch.ipynb #c1560626
-import collections
+import collections, itertools
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -243,14 +243,26 @@ def first_or_other(
     dataset, # `Datasets` or `TfmdLists` with at least one sample
     check:bool=True, # Compare checksums?
 ):
-    """A context in which the pipelines hold values for the first sample; those of another one if it cannot be read
+    """A context in which the pipelines hold values for the first sample; those of another one if it is bad
 
-    For what fastai finds out from the first sample, such as types, any other one does as well."""
+    For what fastai finds out from the first sample, such as types, any other one does as well. Raises `CorruptSample`
+    or `MissingSample`, of the first sample, if none can be read and decoded."""
     inputs = StoreInputs(dataset)
-    other = BatchReader(inputs, check, on_bad='replace').read([0])
-    try:
+    reader,numbers = BatchReader(inputs, check),inputs.numbers_at([0])
+    def hold(position):
         # under the number of the first sample, which is the one that fastai asks for
-        numbers = inputs.numbers_at([0])
-        next(inputs.positions_of(Batch([0], numbers, numbers, other.values)))
+        next(inputs.positions_of(Batch([0], numbers, numbers, reader.read([position]).values)))
+        for number in numbers:
+            for fetch in inputs.fetches: fetch(number)   # raises `CorruptSample` if it cannot be decoded
+    try:
+        _first_success(hold, itertools.chain([0], (other for n in numbers for other,_ in inputs.others(n))))
         yield
     finally: inputs.release()
+
+def _first_success(f, arguments):
+    "Call `f` with one of `arguments` after the other until it succeeds; raises the first error if it never does"
+    error = None
+    for argument in arguments:
+        try: return f(argument)
+        except (CorruptSample,MissingSample) as e: error = error or e
+    raise error
