@@ -1,5 +1,6 @@
 "Batches made at once are those made item by item: bits, types, shapes, strides, errors, requests"
 import io, pickle, tarfile, threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -651,6 +652,16 @@ def test_bad_samples_are_reported_whatever_before_iter_does(lacking, on_bad):
     dl = loaders(lacking(3), 'png', splitter=every, on_bad=on_bad, before_iter=noop).valid
     with pytest.warns(UserWarning, match='1 samples were missing or damaged'): list(dl)
     assert dl.replaced==[3]
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+def test_all_samples_of_a_batch_are_skipped_in_learn_distrib_ctx(lacking, monkeypatch):
+    "with one process"
+    monkeypatch.setenv('WORLD_SIZE', '1')
+    from fastai.distributed import DistributedTrainer
+    dl = loaders(lacking(*range(4, 8)), 'png', bs=4, splitter=every, on_bad='skip', num_workers=2).valid
+    trainer = SimpleNamespace(learn=SimpleNamespace(model=SimpleNamespace(device='cpu')))
+    batches = picture_and_label(DistributedTrainer._wrap_dl(trainer, dl))
+    assert [picture for batch in batches for picture,_ in batch]==[i for i in range(20) if i not in range(4, 8)]
 
 def test_batches_before_any_epoch(in_shards):
     "as in stock fastai: of positions that are given"

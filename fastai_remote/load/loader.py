@@ -32,7 +32,7 @@ from fasttransform.cast import retain_type
 from torch.utils.data import get_worker_info
 
 from ..core import CorruptSample, MissingSample
-from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs
+from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
 from .items import RemoteItems
 from .lazy_image import EncodedImage
 from .fast_path import BatchPipeline, decide_path
@@ -256,7 +256,7 @@ class RemoteDL(TfmdDL):
         self.buffers = buffers
         if type(pipeline) is BatchPipeline: pipeline.known = None if pipeline.why_stock() else pipeline.fs[0]
         batches = super().__iter__()
-        try: yield from _without_empty(batches) if self.on_bad=='skip' else batches
+        try: yield from without_empty(batches) if self.on_bad=='skip' else batches
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
             if type(pipeline) is BatchPipeline: pipeline.known = None
@@ -496,12 +496,6 @@ _own_methods = {name:getattr(RemoteDL, name) for name in
                 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 _stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
 _own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths'.split()
-
-def _without_empty(batches):
-    "Yields `batches` without those that have no samples. Holds none of them while the next one is made."
-    for batch in batches:
-        if type(batch) is not NoSamples: yield batch
-        del batch
 
 def _codes_at(items, field, positions):
     "The codes of the labels at `positions` of `items`, an array; a function that can be pickled, for spawned workers"
