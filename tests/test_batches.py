@@ -328,8 +328,8 @@ def test_the_first_sample_may_be_bad(lacking, on_bad, tfms):
 def test_the_first_sample_may_be_no_picture(on_bad, tfms):
     "although its checksum is right; in training and in validation"
     def store(*bad):
-        columns = {'png':[png_file(k)[:-40] if k in bad else png_file(k) for k in range(20)], 'cls':np.arange(20, dtype='u1')%2}
-        return MemoryStore(columns, 'cut', vocab={'cls':['a','b']})
+        pictures = [png_file(k)[:-40] if k in bad else png_file(k) for k in range(20)]
+        return MemoryStore({'png':pictures, 'cls':np.arange(20, dtype='u1')%2}, 'cut', vocab={'cls':['a','b']})
     options = dict(splitter=ordered, item_tfms=tfms, shuffle=False, drop_last=False)
     dls = loaders(store(0, 15), 'png', on_bad=on_bad, **options)
     numbers = [[int(k) for b in batches(dl, False) for k in b[0][:,0,0,0]] for dl in dls]
@@ -337,7 +337,8 @@ def test_the_first_sample_may_be_no_picture(on_bad, tfms):
     assert numbers[0][on_bad=='replace':]==list(range(1, 15)) and len(numbers[1])==5-(on_bad=='skip')
     assert not any(fetch_of(tl).values for dl in dls for tl in dl.dataset.tls)
     with fails(CorruptSample, match="cut: sample 0, field 'png'"): loaders(store(0), 'png', **options).one_batch()
-    with fails(CorruptSample, match="cut: sample 0, field 'png'"): loaders(store(*range(20)), 'png', on_bad=on_bad, **options)
+    with fails(CorruptSample, match="cut: sample 0, field 'png'"):
+        loaders(store(*range(20)), 'png', on_bad=on_bad, **options)
 
 @pytest.mark.filterwarnings('ignore:.*were missing or damaged')
 def test_predictions_are_never_shifted(lacking):
@@ -603,7 +604,8 @@ def in_shards(tmp_path_factory):
 def numbers_of(batches): return [int(x) for batch in batches for x in batch[0]]
 
 def loader_of_numbers(store, cls=RemoteDL, **kwargs):
-    return cls(Datasets(get_remote_items(store), [[Fetch('x.f4')],[Fetch('cls')]]), **{**dict(bs=8, num_workers=0), **kwargs})
+    dataset = Datasets(get_remote_items(store), [[Fetch('x.f4')],[Fetch('cls')]])
+    return cls(dataset, **{**dict(bs=8, num_workers=0), **kwargs})
 
 def backwards(positions): return list(positions)[::-1]
 

@@ -132,7 +132,8 @@ def test_meshes_of_accelerate(path, sizes, n):
         prepare_for_accelerate(prepare, loader(3), **arguments)
     assert prepare_for_accelerate(prepare, fitting, process_index=4//n-1, **arguments) is fitting
     for process in range(4//n, 4):
-        with pytest.raises(ValueError, match=f'{n} ranks, of which this is rank 0, .* of which this is rank {process*n//4}:'):
+        message = f'{n} ranks, of which this is rank 0, .* of which this is rank {process*n//4}:'
+        with pytest.raises(ValueError, match=message):
             prepare_for_accelerate(prepare, fitting, process_index=process, **arguments)
 
 def test_batches_made_before_the_ranks_are_known(path, monkeypatch):

@@ -656,7 +656,9 @@ def loader_texts(loader):
     "The numbers of the samples of an epoch; their texts come one by one or in tuples and lists"
     return [int(t) for text,_ in loader for t in ([text] if isinstance(text, str) else text)]
 
-@pytest.mark.parametrize('copied', [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))], ids=['copy','pickle'])
+def pickled(o): return pickle.loads(pickle.dumps(o))
+
+@pytest.mark.parametrize('copied', [copy.deepcopy, pickled])
 def test_persistent_workers_of_a_copy_get_new_epochs(big, copied):
     for made in map(copied, (big.shuffle(seed=1), big.batched(16, seed=1))):
         loader,orders = DataLoader(made, batch_size=None, num_workers=1, persistent_workers=True),[]

@@ -47,8 +47,8 @@ def prepare_for_accelerate(
     n,process,peers = arguments.get('num_processes'),arguments.get('process_index'),_peers(arguments)
     if n is not None and (n//peers!=batches.world_size or process is not None and process//peers!=batches.rank):
         advice = 'leave out rank= and world_size=' if peers==1 else (
-            f'give rank=accelerator.process_index//{peers} and world_size={n//peers}, as {peers} processes read the same '
-            'samples to divide the model or a sequence')
+            f'give rank=accelerator.process_index//{peers} and world_size={n//peers}, as {peers} processes read the '
+            'same samples to divide the model or a sequence')
         which = '' if process is None else f', of which this is rank {process//peers}'
         raise ValueError(f'{batches!r}: these samples are divided among {batches.world_size} ranks, of which this is '
                          f'rank {batches.rank}, and accelerate has {n//peers}{which}: {advice}')
