@@ -65,9 +65,11 @@ class LateMethod:
 
     def __get__(self, obj, cls=None):
         import_module(self.module)   # returns at once if it is the module itself, which is imported now, that asks
-        if vars(self.owner).get(self.name) is self:
+        method = vars(self.owner).get(self.name, self)
+        if method is self:
             raise AttributeError(f'{self.owner.__name__} has no {self.name} before {self.module} has been imported')
-        return getattr(cls if obj is None else obj, self.name)
+        # Not looked up by its name, as a subclass may have overridden it and be the one that asks
+        return method.__get__(obj, cls)
 
 def add_late_methods(
     owner:type, # Class that the methods belong to

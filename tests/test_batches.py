@@ -1,5 +1,6 @@
 "Batches made at once are those made item by item: bits, types, shapes, strides, errors, requests"
-import io, tarfile, threading
+import io, pickle, tarfile, threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -322,6 +323,24 @@ def test_the_first_sample_may_be_bad(lacking, on_bad, tfms):
         loaders(lacking(*range(20)), 'png', splitter=ordered, on_bad=on_bad)
 
 @pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+@pytest.mark.parametrize('on_bad', ['replace','skip'])
+@pytest.mark.parametrize('tfms', [None,own_transform()])
+def test_the_first_sample_may_be_no_picture(on_bad, tfms):
+    "although its checksum is right; in training and in validation"
+    def store(*bad):
+        pictures = [png_file(k)[:-40] if k in bad else png_file(k) for k in range(20)]
+        return MemoryStore({'png':pictures, 'cls':np.arange(20, dtype='u1')%2}, 'cut', vocab={'cls':['a','b']})
+    options = dict(splitter=ordered, item_tfms=tfms, shuffle=False, drop_last=False)
+    dls = loaders(store(0, 15), 'png', on_bad=on_bad, **options)
+    numbers = [[int(k) for b in batches(dl, False) for k in b[0][:,0,0,0]] for dl in dls]
+    assert not {0,15}&set(sum(numbers, []))
+    assert numbers[0][on_bad=='replace':]==list(range(1, 15)) and len(numbers[1])==5-(on_bad=='skip')
+    assert not any(fetch_of(tl).values for dl in dls for tl in dl.dataset.tls)
+    with fails(CorruptSample, match="cut: sample 0, field 'png'"): loaders(store(0), 'png', **options).one_batch()
+    with fails(CorruptSample, match="cut: sample 0, field 'png'"):
+        loaders(store(*range(20)), 'png', on_bad=on_bad, **options)
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
 def test_predictions_are_never_shifted(lacking):
     "Where results belong to samples by position, a bad sample is not skipped, but an error that names it"
     def learner(on_bad):
@@ -572,3 +591,83 @@ def test_bad_samples_are_reported_by_the_thread_that_takes_the_batches():
         reader = BatchReader(StoreInputs(dataset), True, 3, on_bad=on_bad, report=report)
         assert [len(batch.positions) for batch in reader.batches(range(60), 6)]==[4 if on_bad=='skip' else 6]*10
         assert reported==[(number, threading.get_ident()) for number in range(0, 60, 3)]
+
+# --- methods of a loader that are replaced or called from outside
+
+@pytest.fixture(scope='module')
+def in_shards(tmp_path_factory):
+    "60 numbers in shards of 10"
+    rows = [{'x.f4':i, 'cls':'ab'[i%2]} for i in range(60)]
+    to_shards(rows, d:=tmp_path_factory.mktemp('in_shards'), num_workers=1, maxcount=10, shuffle=False, progress=False)
+    return ShardStore(d)
+
+def numbers_of(batches): return [int(x) for batch in batches for x in batch[0]]
+
+def loader_of_numbers(store, cls=RemoteDL, **kwargs):
+    dataset = Datasets(get_remote_items(store), [[Fetch('x.f4')],[Fetch('cls')]])
+    return cls(dataset, **{**dict(bs=8, num_workers=0), **kwargs})
+
+def backwards(positions): return list(positions)[::-1]
+
+class BackwardsDL(RemoteDL):
+    def shuffle_fn(self, idxs): return backwards(idxs)
+
+@pytest.mark.parametrize('how', ['argument','attribute','override'])
+@pytest.mark.parametrize('options', [{},dict(lengths=lambda ds: np.arange(60))], ids=['shards','lengths'])
+def test_a_shuffle_of_ones_own_is_used(in_shards, options, how):
+    "also for shards and samples of similar lengths; an epoch that is not shuffled does not ask it"
+    cls = BackwardsDL if how=='override' else RemoteDL
+    if how=='argument': options = {**options,'shuffle_fn':backwards}
+    dl = loader_of_numbers(in_shards, cls, shuffle=True, **options)
+    if how=='attribute': dl.shuffle_fn = backwards
+    assert numbers_of(dl)==list(range(60))[::-1]
+    if not options.get('lengths'): assert numbers_of(dl.new(shuffle=False))==list(range(60))
+
+def test_a_shuffle_of_ones_own_does_not_go_with_balance(in_shards):
+    dl = loader_of_numbers(in_shards, BackwardsDL, shuffle=True, balance='cls')
+    with fails(ValueError, match='balance= draws the samples, and shuffle_fn was replaced'): next(iter(dl))
+    assert numbers_of(dl.new(balance=None))==list(range(60))[::-1]
+
+@pytest.mark.parametrize('on_bad', ['raise','skip'])
+def test_a_batch_may_be_none(in_shards, on_bad):
+    "as in stock fastai: it does not end the epoch"
+    def create_batch(samples): return None if int(samples[0][0])==8 else torch.tensor([x for x,_ in samples])
+    dl = loader_of_numbers(in_shards, create_batch=create_batch, on_bad=on_bad)
+    assert [batch is None for batch in dl]==[False,True]+[False]*6
+
+def test_the_order_of_balanced_labels_is_pickled(in_shards):
+    "for workers that are spawned"
+    order = loader_of_numbers(in_shards, shuffle=True, balance='cls').get_idxs()
+    assert list(pickle.loads(pickle.dumps(order)))==list(order)
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+@pytest.mark.parametrize('num_workers', [0,2])
+@pytest.mark.parametrize('on_bad', ['replace','skip'])
+def test_samples_one_by_one_may_be_bad(lacking, on_bad, num_workers):
+    dataset = Datasets(get_remote_items(lacking(3, 4)), [[Fetch('png', img_cls=PILImage)]])
+    dl = RemoteDL(dataset, bs=None, num_workers=num_workers, after_item=[ToTensor()], on_bad=on_bad)
+    shown = [int(x[0,0,0]) for x, in dl]
+    assert [i for i in shown if i not in (3,4)]==shown and len(shown)==(20 if on_bad=='replace' else 18)
+
+@pytest.mark.parametrize('on_bad', ['replace','skip'])
+def test_bad_samples_are_reported_whatever_before_iter_does(lacking, on_bad):
+    dl = loaders(lacking(3), 'png', splitter=every, on_bad=on_bad, before_iter=noop).valid
+    with pytest.warns(UserWarning, match='1 samples were missing or damaged'): list(dl)
+    assert dl.replaced==[3]
+
+@pytest.mark.filterwarnings('ignore:.*were missing or damaged')
+def test_all_samples_of_a_batch_are_skipped_in_learn_distrib_ctx(lacking, monkeypatch):
+    "with one process"
+    monkeypatch.setenv('WORLD_SIZE', '1')
+    from fastai.distributed import DistributedTrainer
+    dl = loaders(lacking(*range(4, 8)), 'png', bs=4, splitter=every, on_bad='skip', num_workers=2).valid
+    trainer = SimpleNamespace(learn=SimpleNamespace(model=SimpleNamespace(device='cpu')))
+    batches = picture_and_label(DistributedTrainer._wrap_dl(trainer, dl))
+    assert [picture for batch in batches for picture,_ in batch]==[i for i in range(20) if i not in range(4, 8)]
+
+def test_batches_before_any_epoch(in_shards):
+    "as in stock fastai: of positions that are given"
+    dl = loader_of_numbers(in_shards, bs=4, shuffle=True)
+    assert numbers_of(dl.create_batches([7,50,3,9,8,11]))==[7,50,3,9,8,11]
+    list(dl)
+    assert numbers_of(dl.create_batches([7,50,3,9,8,11]))==[7,50,3,9,8,11]

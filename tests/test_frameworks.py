@@ -1,7 +1,7 @@
 """Every framework reads each sample once per epoch, in two processes, in an order that differs between epochs
 
 Or it says clearly what to do. The scripts are those of the section "Other frameworks" of the guide."""
-import json, os, re, socket, subprocess, sys, warnings
+import json, math, os, re, socket, subprocess, sys, warnings
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastai_remote import mix, RemoteDataset, ShardStore, to_shards
+from fastai_remote.load.frameworks import prepare_for_accelerate
 
 N = 201   # odd, so that two ranks need one sample twice
 HEAD = '''
@@ -106,9 +107,34 @@ def test_accelerate(two_ranks):
     streams = list(zip(a.pop('stream'), b.pop('stream')))   # without repeats, so one rank has one sample more
     assert all(sorted(one+other)==list(range(N)) for one,other in streams) and streams[0]!=streams[1]
     assert 'batches of 1 of them: DataLoader(ds.batched(…), batch_size=None)' in errors[0]
-    assert 'divided among 1 ranks, and accelerate has 2' in errors[1]
+    assert 'divided among 1 ranks, of which this is rank 0, and accelerate has 2' in errors[1]
     for name in a:
         if name!='errors': each_once(a[name], b[name], twice=7 if name=='shuffle' else 1)
+
+class Mesh:
+    "What accelerate asks a `DeviceMesh` for: its names, and the size of each"
+    def __init__(self, **sizes): self.sizes,self.mesh_dim_names = sizes,tuple(sizes)
+    def __getitem__(self, name): return Mesh(**{name:self.sizes[name]})
+    def size(self): return math.prod(self.sizes.values())
+
+@pytest.mark.parametrize('sizes,n', [(dict(dp_replicate=2, dp_shard=2), 4), (dict(dp_shard=2, tp=2), 2),
+                                     (dict(cp=4), 1)])
+def test_meshes_of_accelerate(path, sizes, n):
+    "Ranks that divide a model or a sequence read the same samples, so these are divided among fewer ranks"
+    def prepare(dataloader, num_processes=None, process_index=None, torch_device_mesh=None, **kwargs):
+        assert torch_device_mesh is None and num_processes==1
+        return dataloader
+    def loader(k): return DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=k))
+    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
+    arguments = dict(num_processes=4, torch_device_mesh=Mesh(**sizes))
+    assert prepare_for_accelerate(prepare, fitting:=loader(n), **arguments) is fitting
+    with pytest.raises(ValueError, match=f'divided among 3 ranks, .*, and accelerate has {n}: .* world_size='):
+        prepare_for_accelerate(prepare, loader(3), **arguments)
+    assert prepare_for_accelerate(prepare, fitting, process_index=4//n-1, **arguments) is fitting
+    for process in range(4//n, 4):
+        message = f'{n} ranks, of which this is rank 0, .* of which this is rank {process*n//4}:'
+        with pytest.raises(ValueError, match=message):
+            prepare_for_accelerate(prepare, fitting, process_index=process, **arguments)
 
 def test_batches_made_before_the_ranks_are_known(path, monkeypatch):
     ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')

@@ -87,6 +87,28 @@ for m in 'broken_module','absent_module':
     except Exception as e: print(e)'''
     assert python(code)=="its own\nNo module named 'absent_module'"
 
+def test_an_override_may_be_the_first_that_calls_a_late_method(tmp_path):
+    "It runs once, whatever the kind of the method"
+    (tmp_path/'late_module.py').write_text("""from __main__ import A
+A.made = classmethod(lambda cls, n: (cls.__name__,n))
+A.go = lambda self, n: (type(self).__name__,n)
+A.size = property(lambda self: 3)""")
+    code = f'''import sys; sys.path.insert(0, {str(tmp_path)!r})
+from fastai_remote.imported import add_late_methods
+class A: pass
+class B(A):
+    @classmethod
+    def made(cls, n): return super().made(2*n)
+    def go(self, n): return super().go(2*n)
+    size = property(lambda self: 2*super(B, self).size)
+for call in lambda: B.made(1), lambda: B().go(1), lambda: B().size:
+    for name in ('made','go','size'):
+        if name in vars(A): delattr(A, name)
+    sys.modules.pop('late_module', None)
+    add_late_methods(A, ['made','go','size'], 'late_module')
+    print(call())'''
+    assert python(code).splitlines()==["('B', 2)","('B', 2)",'6']
+
 def test_an_interrupted_import_can_be_repeated(tmp_path):
     "Ctrl-C while torch is imported: the method is still there"
     (tmp_path/'slow_module.py').write_text("""import sys

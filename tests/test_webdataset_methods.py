@@ -1,7 +1,7 @@
 """WebDataset's methods on `RemoteDataset`: WebDataset's own tests of them, the same chains on both, and loaders
 
 A tar is made here. Many tests run one chain on `webdataset.WebDataset` and on `RemoteDataset` and compare the samples."""
-import gzip, io, itertools, json, pickle, random, shutil, sys, tarfile, threading, warnings
+import copy, gzip, io, itertools, json, multiprocessing, os, pickle, random, shutil, sys, tarfile, threading, warnings
 from collections import Counter
 from multiprocessing import context
 from pathlib import Path
@@ -622,6 +622,58 @@ def test_streams_of_one_stream_are_read_in_one_epoch(big):
         rank.set_epoch(epoch)
         for stream in both: assert texts(stream)
         with fails(ValueError, r'call set_epoch\(epoch\).*2 ranks'): texts(both[0])
+
+def forked(f, *args):
+    "What `f(*args)` returns in a process that is forked, and is no worker of a loader; or the `repr` of its error"
+    fork = multiprocessing.get_context('fork')
+    receiver,sender = fork.Pipe(False)
+    def run():
+        try: sender.send(f(*args))
+        except Exception as e: sender.send(repr(e))
+    (process:=fork.Process(target=run)).start()
+    result = receiver.recv()
+    process.join()
+    return result
+
+@pytest.mark.parametrize('kind', ['stream','batched'])
+def test_ranks_that_are_forked_have_epochs_of_their_own(big, kind):
+    "where the stream was made before; the workers of a rank have the epochs of the rank"
+    made = big.shuffle() if kind=='stream' else big.batched(10)
+    loader = DataLoader(made, batch_size=None, num_workers=1, persistent_workers=True)
+    def epochs(rank):
+        warnings.simplefilter('error')
+        os.environ.update(RANK=str(rank), WORLD_SIZE='2')
+        result = []
+        for epoch in range(2):
+            made.set_epoch(epoch)
+            result.append(loader_texts(loader))
+        return result
+    ranks = [forked(epochs, rank) for rank in range(2)]
+    for one,other in zip(*ranks): assert set(one)|set(other)==set(range(230)) and len(one+other)<=231
+    assert ranks[0][0]!=ranks[0][1] and made.epoch==0
+
+def loader_texts(loader):
+    "The numbers of the samples of an epoch; their texts come one by one or in tuples and lists"
+    return [int(t) for text,_ in loader for t in ([text] if isinstance(text, str) else text)]
+
+def pickled(o): return pickle.loads(pickle.dumps(o))
+
+@pytest.mark.parametrize('copied', [copy.deepcopy, pickled])
+def test_persistent_workers_of_a_copy_get_new_epochs(big, copied):
+    for made in map(copied, (big.shuffle(seed=1), big.batched(16, seed=1))):
+        loader,orders = DataLoader(made, batch_size=None, num_workers=1, persistent_workers=True),[]
+        for epoch in range(2):
+            made.set_epoch(epoch)
+            orders.append(loader_texts(loader))
+        assert orders[0]!=orders[1]
+
+def test_batches_of_a_stream_are_read_in_its_epoch(big):
+    stream = big.shuffle(seed=1)
+    batched = stream.batched(16)
+    family = stream,batched,batched.map(identity),batched.unbatched()
+    for epoch,one in enumerate(family, 3):
+        one.set_epoch(epoch)
+        assert [other.epoch for other in family]==[epoch]*4
 
 def test_ranks_of_the_environment(big, monkeypatch):
     "They are asked for when the epoch begins, not when the chain is written"

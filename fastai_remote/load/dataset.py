@@ -11,13 +11,12 @@ __all__ = ['RemoteDataset', 'RemoteBatches', 'BatchedDataset', 'SampleInput']
 import collections, copy, gc, itertools, warnings, zlib
 
 import numpy as np
-import torch
 from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch.utils.data import Dataset, default_collate, get_worker_info, IterableDataset, Sampler
 
 from ..core import CorruptSample, int_index, MissingSample
-from .epochs import Epochs, seed_of, share_of
+from .epochs import Epochs, seed_of, share_of, SharedNumbers
 from .items import get_remote_items
 from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
 from .steps import ask_handler, Dropped, reading_plan, run_steps, Step
@@ -270,7 +269,7 @@ class _BatchEpochs(Epochs):
         if bs<1: raise ValueError(f'want bs of at least 1, not {bs}')
         _check_interleave(interleave)
         self.ds,self.bs,self.shuffle,self.interleave,self.drop_last = ds,bs,shuffle,interleave,drop_last
-        self.finished = torch.tensor(-1).share_memory_()   # number of the last epoch that was read to its end
+        self.finished = SharedNumbers(1)   # number of the last epoch that was read to its end, plus 1; 0: none
 
     def __len__(self):
         n = -(-len(self.ds)//self.world_size)
@@ -282,7 +281,7 @@ class _BatchEpochs(Epochs):
         Warns if this epoch has been read to its end before, in the same order."""
         info = get_worker_info()
         is_chosen = self.seed is not None or self.world_size>1   # the order depends on `set_epoch`
-        if (info is None or info.id==0) and self.shuffle and is_chosen and int(self.finished)==self.epoch:
+        if (info is None or info.id==0) and self.shuffle and is_chosen and self.finished[0]==self.epoch+1:
             warnings.warn(f'{self.ds.store.name}: epoch {self.epoch} is read again, in the same order as before: '
                           'call set_epoch(number) of the batches before each epoch', stacklevel=4)
         return int(np.random.SeedSequence(self.draw_key()).generate_state(1, np.uint64)[0])
@@ -341,7 +340,7 @@ class _EpochIterator:
         if self.iterator is None: self.iterator = self.batches(self.seed, self.count)
         try: batch = next(self.iterator)
         except StopIteration:
-            self.source.finished.fill_(self.number)
+            self.source.finished[0] = self.number+1
             raise
         self.count += 1
         return batch
@@ -440,7 +439,11 @@ class BatchedDataset(Pipeline, _BatchEpochs, IterableDataset):
         if samples and not self.drop_last: yield self.collate(samples)
 
     def __repr__(self): return f'{self.ds!r}.batched({self.bs})'
-    def as_stream(self): return RemoteStream(_BatchInput(self), self.seed, *(self.given_rank or (None,None)))
+    def as_stream(self):
+        stream = RemoteStream(_BatchInput(self), self.seed, *(self.given_rank or (None,None)))
+        stream.numbers = self.numbers   # `set_epoch` of one of them holds for the other
+        return stream
+
     def _then(self, step): return self.as_stream()._then(step)
 
 def _until_stop(results):
@@ -509,8 +512,10 @@ class SampleInput(StreamInput):
     def batched(self, stream, bs, collate, partial):
         if self.resampled or self.parts or any(step.name=='select' for step in self.ds.steps): return None
         rank,world_size = stream.given_rank or (None,None)
-        return self.ds.batched(bs, collate, partial, shuffle=self.shuffle, seed=stream.seed, interleave=self.interleave,
-                               rank=rank, world_size=world_size)
+        result = self.ds.batched(bs, collate, partial, shuffle=self.shuffle, seed=stream.seed,
+                                 interleave=self.interleave, rank=rank, world_size=world_size)
+        result.numbers = stream.numbers   # `set_epoch` of one of them holds for the other
+        return result
 
     def count(self, rank, world_size):
         if self.resampled: return float('inf') if len(self.ds) else 0

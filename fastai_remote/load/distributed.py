@@ -15,6 +15,7 @@ import torch
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastai.torch_core import apply, num_distrib
 
+from .batch import NoSamples, without_empty
 from .loader import RemoteDL
 from ..order.base import Order
 
@@ -36,6 +37,9 @@ class RemoteDistributedDL(DistributedDL):
         share = dl.share(order, self.rank, self.world_size)
         self.n,self.n_padded = len(order),len(share)*self.world_size   # for gathering predictions
         return share
+
+    def after_batch(self, b): return b if type(b) is NoSamples else super().after_batch(b)
+    def __iter__(self): return without_empty(super().__iter__())
 
     def to_detach(self, b, cpu=True, gather=True):
         "As fastai's; results of `get_preds` are gathered in the order of the samples, without repeated ones at the end"

@@ -8,7 +8,7 @@ Docs: page `load/frameworks`"""
 __all__ = ['divided_batches', 'prepare_for_accelerate', 'prepare_for_ray', 'check_undivided']
 
 # %% ../../nbs/load/17_frameworks.ipynb #788934af
-import inspect
+import inspect, math
 
 from .dataset import BatchedDataset, RemoteBatches
 from .stream import RemoteStream
@@ -27,6 +27,12 @@ def divided_batches(
                          f'batches of {loader.batch_size} of them: DataLoader(ds.batched(…), batch_size=None)')
     return dataset
 
+def _peers(arguments):
+    "The number of processes that read the same samples, by the mesh in `arguments` of accelerate: those of a model"
+    mesh = arguments.get('torch_device_mesh')
+    names = () if mesh is None else mesh.mesh_dim_names
+    return math.prod(mesh[name].size() for name in ('tp','cp') if name in names)   # tensor and context parallelism
+
 def prepare_for_accelerate(
     stock, # `prepare_data_loader` of accelerate
     *args,
@@ -34,14 +40,18 @@ def prepare_for_accelerate(
 ):
     """As `stock`; a loader whose batches are divided is moved to the device, and gets epochs, but is not divided again
 
-    Raises `ValueError` if its batches are divided among another number of ranks."""
+    Raises `ValueError` if its batches are divided among another number of ranks, or are those of another rank."""
     arguments = inspect.signature(stock).bind(*args, **kwargs).arguments
     batches = divided_batches(arguments['dataloader'])
     if batches is None: return stock(**arguments)
-    n = arguments.get('num_processes')
-    if n is not None and arguments.get('torch_device_mesh') is None and n!=batches.world_size:
-        raise ValueError(f'{batches!r}: these samples are divided among {batches.world_size} ranks, and '
-                         f'accelerate has {n}: leave out rank= and world_size=')
+    n,process,peers = arguments.get('num_processes'),arguments.get('process_index'),_peers(arguments)
+    if n is not None and (n//peers!=batches.world_size or process is not None and process//peers!=batches.rank):
+        advice = 'leave out rank= and world_size=' if peers==1 else (
+            f'give rank=accelerator.process_index//{peers} and world_size={n//peers}, as {peers} processes read the '
+            'same samples to divide the model or a sequence')
+        which = '' if process is None else f', of which this is rank {process//peers}'
+        raise ValueError(f'{batches!r}: these samples are divided among {batches.world_size} ranks, of which this is '
+                         f'rank {batches.rank}, and accelerate has {n//peers}{which}: {advice}')
     arguments.update(num_processes=1, process_index=0, split_batches=False, dispatch_batches=False)
     arguments.pop('torch_device_mesh', None)
     return stock(**arguments)

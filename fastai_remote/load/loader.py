@@ -32,7 +32,7 @@ from fasttransform.cast import retain_type
 from torch.utils.data import get_worker_info
 
 from ..core import CorruptSample, MissingSample
-from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs
+from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
 from .items import RemoteItems
 from .lazy_image import EncodedImage
 from .fast_path import BatchPipeline, decide_path
@@ -178,10 +178,16 @@ class RemoteDL(TfmdDL):
     def get_idxs(self):
         if not self.indexed or self.n is None: return super().get_idxs()
         if self.shuffle and self.balance is not None: return self._balanced()
+        if self.shuffle and self._shuffles_otherwise: return self.shuffle_fn(Order(self.n))
         if self.lengths is not None and self._known_lengths is None: self._known_lengths = self.lengths(self.dataset)
         if self._known_lengths is not None: return self._by_length()
         if not self.shuffle: return Order(self.n)
         return self.shuffle_fn(Order(self.n)) if self._sizes is None else Order(self.n, self._shuffled_shards())
+
+    @property
+    def _shuffles_otherwise(self):
+        "Was `shuffle_fn` replaced, by an argument, an attribute or a subclass?"
+        return 'shuffle_fn' in vars(self) or type(self).shuffle_fn is not RemoteDL.shuffle_fn
 
     def _shuffled_shards(self):
         "A new `ShardPermutation`, with a seed from `rng`: a shuffled order in which each worker reads whole shards"
@@ -199,18 +205,23 @@ class RemoteDL(TfmdDL):
         return Order(self.n, SortedWindows(base, self.n, self._known_lengths, self.bs or 1, seed, lanes, longest))
 
     def _balanced(self):
-        "A `WeightedOrder` that draws labels according to `balance`; raises what `_check_balance` raises"
+        """A `WeightedOrder` that draws labels according to `balance`
+
+        Raises what `_check_balance` raises, and `ValueError` if `shuffle_fn` was replaced."""
         items = getattr(self.dataset, 'items', self.dataset)
         _check_balance(items, self.balance)
+        if self._shuffles_otherwise:
+            raise ValueError(f'{items.store.name}: balance= draws the samples, and shuffle_fn was replaced, which '
+                             'would put them in an order of its own: leave out one of them')
         field,weights = self.balance if isinstance(self.balance, tuple) else (self.balance,None)
         if weights is None: weights = items.class_weights(field)
-        def labels(positions): return items.store.get_many(items.numbers_at(positions), field, check=True)[field]
-        return WeightedOrder(self.n, labels, weights, self.rng.getrandbits(63))
+        return WeightedOrder(self.n, partial(_codes_at, items, field), weights, self.rng.getrandbits(63))
 
     @property
     def _sizes(self):
         "Number of samples in each shard, an int64 array, if an epoch reads whole shards; else `None`"
         if self.interleave is None or self.balance is not None or not self.indexed: return None
+        if self.shuffle and self._shuffles_otherwise: return None
         items = getattr(self.dataset, 'items', None)
         sizes = items.shard_sizes if isinstance(items, RemoteItems) else None
         return sizes if sizes is not None and sizes.sum()==self.n else None
@@ -233,18 +244,19 @@ class RemoteDL(TfmdDL):
 
     # An epoch, in the main process and then in each worker
 
-    def before_iter(self):
+    def randomize(self):
+        # Stock fastai calls it where an epoch begins. Unlike `before_iter`, it is no argument that users replace
         if self.on_bad!='raise':   # for each worker: how many samples were bad, then their numbers
             shape = max(1, self.fake_l.num_workers),1+_max_reported
             self._report = torch.zeros(shape, dtype=torch.int64).share_memory_()
-        super().before_iter()
+        super().randomize()
 
     def __iter__(self):
         buffers,pipeline = self._new_buffers(),self.after_batch
         self.buffers = buffers
         if type(pipeline) is BatchPipeline: pipeline.known = None if pipeline.why_stock() else pipeline.fs[0]
         batches = super().__iter__()
-        try: yield from _without_empty(batches) if self.on_bad=='skip' else batches
+        try: yield from without_empty(batches) if self.on_bad=='skip' else batches
         finally:
             if self.buffers is buffers: self.buffers = None   # otherwise another epoch has begun
             if type(pipeline) is BatchPipeline: pipeline.known = None
@@ -283,7 +295,8 @@ class RemoteDL(TfmdDL):
 
     def _shard_prefetch(self):
         "The callable `shards` of `BatchReader`; `None` if samples are read one by one, or the longest come first"
-        order,items = self._DataLoader__idxs,getattr(self.dataset, 'items', None)
+        # Without an epoch, fastai makes batches of positions that are given
+        order,items = getattr(self, '_DataLoader__idxs', None),getattr(self.dataset, 'items', None)
         if self._sizes is None or not reads_whole_shards(items): return
         perm = shard_permutation_of(order)
         if perm is None and self._known_lengths is not None: return   # the longest first, whichever shards they are in
@@ -321,7 +334,7 @@ class RemoteDL(TfmdDL):
         """Yields `NoSamples` in place of `batch`, all of whose samples were skipped
 
         Nothing outside a worker, for a batch that `drop_last` drops, or without a `BatchPipeline`."""
-        is_dropped = batch.wanted<self.bs and self.drop_last
+        is_dropped = self.drop_last and batch.wanted<self.bs
         if get_worker_info() is not None and not is_dropped and type(self.after_batch) is BatchPipeline:
             yield NoSamples()
 
@@ -484,11 +497,9 @@ _own_methods = {name:getattr(RemoteDL, name) for name in
 _stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
 _own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths'.split()
 
-def _without_empty(batches):
-    "Yields `batches` without those that have no samples. Holds none of them while the next one is made."
-    for batch in batches:
-        if type(batch) is not NoSamples: yield batch
-        del batch
+def _codes_at(items, field, positions):
+    "The codes of the labels at `positions` of `items`, an array; a function that can be pickled, for spawned workers"
+    return items.store.get_many(items.numbers_at(positions), field, check=True)[field]
 
 def _check_balance(items, balance):
     """Raise an error unless labels of `items` can be drawn by `balance`, which is not `None`

@@ -12,10 +12,9 @@ import itertools, warnings
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import torch
 from torch.utils.data import default_collate, get_worker_info, IterableDataset
 
-from .epochs import Consumer, Epochs, seed_of, share_of
+from .epochs import Consumer, Epochs, seed_of, share_of, SharedNumbers
 from .steps import decode_step, Dropped, run_steps, Step
 
 # %% ../../nbs/load/14_stream.ipynb #0d320f8f
@@ -481,12 +480,6 @@ class _StreamIterator:
                 raise ValueError(f"{self.stream!r}: this state is of an epoch that had at least {state['count']} "
                                  f'results in this process, and now there are {self.count}')
 
-def _new_slots():
-    """For each worker of a stream how many calls of `set_epoch`, plus 1, there were when it last began an epoch
-
-    An int64 tensor in shared memory, so that it outlives workers; 0: it has begun none."""
-    return torch.zeros(_SLOTS, dtype=torch.int64).share_memory_()
-
 class RemoteStream(Pipeline, Epochs, IterableDataset):
     """Samples one after the other, for a torch `DataLoader`: every sample once in an epoch, over all ranks and workers
 
@@ -499,13 +492,8 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
     ):
         super().__init__(seed, rank, world_size)
         self.source,self.stages,self.length = source,(),None
-        # Calls of `set_epoch`. Persistent workers see it change.
-        self.n_set = torch.zeros((), dtype=torch.int64).share_memory_()
-        self.begun = _new_slots()
-
-    def set_epoch(self, epoch:int):
-        super().set_epoch(epoch)
-        self.n_set += 1
+        # For each worker: how many calls of `set_epoch`, plus 1, there were when it last began an epoch; 0: it has none
+        self.begun = SharedNumbers(_SLOTS)
 
     def __repr__(self): return repr(self.source)+''.join(map(repr, self.stages))
 
@@ -520,7 +508,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
 
         Both have the same seed, and share the number of the epoch: `set_epoch` of one of them holds for the other."""
         result = RemoteStream.__new__(RemoteStream)
-        result.__dict__.update(vars(self) | dict(length=None, begun=_new_slots()) | attributes)
+        result.__dict__.update(vars(self) | dict(length=None, begun=SharedNumbers(_SLOTS)) | attributes)
         return result
 
     def _then(self, step):
@@ -547,8 +535,8 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
 
     def _check_epoch(self, consumer):
         "If `set_epoch` was forgotten, raise `ValueError` if there are several ranks, and warn otherwise"
-        slot,now = consumer.worker%_SLOTS,int(self.n_set)+1
-        is_again,self.begun[slot] = int(self.begun[slot])==now,now
+        slot,now = consumer.worker%_SLOTS,self.n_set+1
+        is_again,self.begun[slot] = self.begun[slot]==now,now
         if not is_again or not self.is_random or self.seed is None and consumer.world_size==1: return
         text = (f'{self!r}: this epoch has the same random order as the last one: call set_epoch(epoch) before each '
                 'epoch')
