@@ -1,13 +1,27 @@
-"Loaders that are changed during an epoch, wrapped or used without their store, and odd JPEGs, do what stock fastai does"
-import io
+"""Loaders that are changed, wrapped or used without their store, and odd images, do what stock fastai does
+
+A part of the changes happens during an epoch."""
+import io, zlib
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from fastai.vision.all import *
+from fasttransform import Pipeline, Transform
+from PIL import ImageOps, JpegImagePlugin, UnidentifiedImageError
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fastai_remote import *
+from fastai_remote.codec.arrays import NpyImageCodec
+from fastai_remote.codec.base import Codec
+from fastai_remote.codec.fields import register_codec
+from fastai_remote.core import CorruptSample
+from fastai_remote.load.equivalence import why_functions_changed
+from fastai_remote.load.lazy_image import open_image
+from fastai_remote.load.loader import RemoteDL
+from fastai_remote.load.whole import WholeBatches
+from fastai_remote.store.base import MemoryStore
 
 N = 20
 
@@ -185,3 +199,165 @@ def test_progressive_jpegs_that_lack_scans(server, tmp_path, kind):
             after_item = [item_tfms, ToTensor()] if item_tfms else [ToTensor()]
             results.append([x for x,_ in dls.train.new(after_item=after_item)])
         same(*results)
+
+# Datasets of a store, and fastai's own loader of the same dataset
+
+def png(pixels): return encoded(Image.fromarray(pixels), 'PNG')
+
+def encoded(image, format):
+    image.save(f:=io.BytesIO(), format)
+    return f.getvalue()
+
+def noise(i): return np.random.default_rng(i).integers(0, 256, (24,30,3), np.uint8)
+
+def memory_store(**values):
+    "A store of 8 samples: `cls`, and the values of each field"
+    values = {name.replace('_', '.'):value for name,value in values.items()}
+    return MemoryStore({**values, 'cls':np.arange(8)%2}, 'changed', vocab={'cls':['a','b']})
+
+def jpegs(): return memory_store(jpg=[encoded(Image.fromarray(noise(i)), 'JPEG') for i in range(8)])
+
+def labels(): return [Fetch('cls'),Categorize(vocab=['a','b'])]
+
+def loaders(store, *tfms, item=(), **kwargs):
+    "fastai's loader of the pipelines `tfms`, and that of this package"
+    dataset = Datasets(get_remote_items(store), tfms)
+    kwargs = {**dict(bs=4, num_workers=0, after_item=[*item,ToTensor()], after_batch=[IntToFloatTensor()]), **kwargs}
+    return [cls(dataset, **kwargs) for cls in (TfmdDL,RemoteDL)]
+
+def check(stock, ours):
+    "Fail if an epoch differs, with the same random numbers; returns the batches"
+    epochs = []
+    for dl in (stock,ours):
+        random.seed(0)
+        epochs.append(list(dl))
+    for a,b in zip(*epochs, strict=True): same(a, b)
+    return epochs[1]
+
+class Bgr(Codec):
+    "Pictures whose pixels are stored as blue, green and red"
+    def unpack(self, b): return np.frombuffer(b, np.uint8).reshape(4, 5, 3)
+    def image(self, b): return Image.fromarray(np.ascontiguousarray(self.unpack(b)[...,::-1]))
+
+class Negatives(NpyImageCodec):
+    def image(self, b): return Image.fromarray(255-self.from_bytes(b))
+
+@pytest.mark.parametrize('codec', [Bgr('bgr'),Negatives('negative')], ids=repr)
+def test_a_codec_of_a_user_makes_its_own_pictures(codec, monkeypatch):
+    register_codec(codec)
+    pixels = np.full((4,5,3), (10,20,30), np.uint8)
+    pack = codec.pack if codec.name=='negative' else np.ndarray.tobytes
+    store = memory_store(**{f'x_{codec.name}':[pack(pixels)]*8})
+    check(*loaders(store, [Fetch(f'x.{codec.name}', img_cls=PILImage)], labels()))
+
+class Batches(torch.utils.data.IterableDataset):
+    def __init__(self, dl): self.dl = dl
+    def __iter__(self):
+        for batch in self.dl: yield [o.clone() for o in batch]   # within the worker, they are tensors already
+
+@pytest.mark.parametrize('size', [16,300])
+def test_a_loader_within_a_worker_of_another_loader(size):
+    "Also where batches are larger than what goes through the pipe of a queue"
+    store = memory_store(png=[png(np.full((size,size,3), i, np.uint8)) for i in range(8)])
+    _,ours = loaders(store, [Fetch('png', img_cls=PILImage)], labels())
+    batches = list(torch.utils.data.DataLoader(Batches(ours), batch_size=None, num_workers=1))
+    assert len(batches)==2 and all(type(x) is TensorImage and type(y) is TensorCategory for x,y in batches)
+    for a,b in zip(batches, ours, strict=True): same(a, b)
+
+def negative_opener(fp, filename): return ImageOps.invert(JpegImagePlugin.jpeg_factory(fp, filename).convert('RGB'))
+def plus_100(batch, *, collate_fn_map=None): return torch.stack(batch)+100
+
+@pytest.mark.parametrize('item', [(),(Resize(16),),(Resize(16),Transform(lambda x: x, order=2))], ids=len)
+@pytest.mark.parametrize('what', ['collate function','opener','first opener'])
+def test_functions_registered_with_torch_and_pillow(what, item, monkeypatch):
+    store = jpegs()
+    dls = loaders(store, [Fetch('jpg', img_cls=PILImage)], labels(), item=item)
+    before = check(*dls)
+    if what=='collate function': monkeypatch.setitem(default_collate_fn_map, TensorCategory, plus_100)
+    else:
+        name = 'JPEG' if what=='opener' else 'MINE'
+        monkeypatch.setitem(Image.OPEN, name, (negative_opener,lambda prefix: prefix[:2]==b'\xff\xd8'))
+        monkeypatch.setattr(Image, 'ID', ['MINE']*(name=='MINE')+Image.ID)
+    after = check(*dls)
+    assert not all(torch.equal(x, y) for a,b in zip(before, after) for x,y in zip(a, b)), 'the change does not show'
+
+def test_openers_of_other_formats_change_nothing(monkeypatch):
+    "Pillow loads most of its plugins when it meets a file that the first ones do not open"
+    Image.init()
+    monkeypatch.setitem(Image.OPEN, 'MINE', (negative_opener,lambda prefix: prefix[:4]==b'mine'))
+    monkeypatch.setattr(Image, 'ID', ['MINE',*Image.ID])
+    assert why_functions_changed()==''
+
+def thumbnail(x):
+    assert type(x) is PILImage
+    x.thumbnail((10,8), Image.Resampling.BILINEAR, reducing_gap=None)
+    return x
+
+def test_a_fetch_of_two_pipelines_gives_transforms_of_a_user_images_of_fastai():
+    store,fetch = jpegs(),Fetch('jpg', img_cls=PILImage)
+    check(*loaders(store, [fetch], [fetch,thumbnail], item=[Resize(8)]))
+
+def test_pixels_that_pillow_sets_replace_those_that_were_not_decoded_yet():
+    content = encoded(Image.fromarray(noise(1)), 'JPEG')
+    stock,lazy = PILImage.create(content),open_image(content, PILImage)
+    for image in (stock,lazy): image.thumbnail((10,8), Image.Resampling.BILINEAR, reducing_gap=None)
+    assert lazy.is_decoded and lazy.size==stock.size and np.array_equal(lazy, stock)
+
+def test_arguments_of_opening_changed_in_place(monkeypatch):
+    store = memory_store(png=[png(noise(i)[...,0]) for i in range(8)])
+    dls = loaders(store, [Fetch('png', img_cls=PILImage)])
+    monkeypatch.setitem(PILImage._open_args, 'mode', 'RGBA')
+    assert check(*dls)[0][0].shape[1]==4 and 'PILImage._open_args was changed' in dls[1].explain()
+
+class Brighter(Pipeline):
+    def __call__(self, o):
+        o = super().__call__(o)
+        if not isinstance(o, Image.Image): return TensorCategory(1-o)
+        assert type(o) is PILImage
+        return PILImage.create(np.asarray(o)//2+128)
+
+@pytest.mark.parametrize('item', [(),(Resize(16),Transform(lambda x: x, order=2))], ids=len)
+@pytest.mark.parametrize('k', [0,1])
+@pytest.mark.parametrize('what', ['pipeline','_after_item'])
+def test_pipelines_of_a_dataset_that_were_replaced(what, k, item):
+    store = jpegs()
+    dls = loaders(store, [Fetch('jpg', img_cls=PILImage)], labels(), item=item)
+    before,tl = check(*dls),dls[0].dataset.tls[k]
+    if what=='pipeline': tl.tfms = Brighter(tl.tfms)
+    else: tl._after_item = Brighter(tl.tfms)
+    after = check(*dls)
+    assert not torch.equal(before[0][k], after[0][k]), 'the change does not show'
+
+@pytest.mark.parametrize('dtype', [torch.float16,torch.bfloat16,torch.float32,torch.float64], ids=str)
+def test_targets_are_rounded_to_the_default_dtype(dtype):
+    store = memory_store(age_f8=np.arange(8)+.1, n_i8=2**30+np.arange(8), png=[png(noise(i)) for i in range(8)])
+    targets = [[Fetch(field),RegressionSetup(c=1)] for field in ('age.f8','n.i8')]
+    dls = loaders(store, [Fetch('png', img_cls=PILImage)], *targets)
+    was = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        check(*dls)
+        assert ('Whole batches' in dls[1].explain())==(dtype in (torch.float32,torch.float64))
+    finally: torch.set_default_dtype(was)
+
+def with_checksum(content): return content[:29]+zlib.crc32(content[12:29]).to_bytes(4, 'big')+content[33:]
+
+def changed(content, at, to): return content[:at]+to+content[at+1:]
+
+@pytest.mark.parametrize('at,checksum', [(5,False), (19,False), (30,False), (27,True), (15,True)],
+    ids=['signature','width','checksum','filter method','name of the header'])
+def test_a_png_that_stock_cannot_identify_is_damaged(at, checksum):
+    content = png(noise(0))
+    broken = changed(content, at, bytes([content[at]^1]))
+    if checksum: broken = with_checksum(broken)
+    with pytest.raises(UnidentifiedImageError): PILImage.create(broken)
+    stock,ours = loaders(memory_store(png=[content]*5+[broken]+[content]*2), [Fetch('png', img_cls=PILImage)])
+    for dl in (stock,ours):
+        with pytest.raises(CorruptSample, match="changed: sample 5, field 'png'"): list(dl)
+
+def test_a_header_of_arrays_that_another_thread_replaces():
+    store = memory_store(x_npyimg=[NpyImageCodec('npyimg').pack(noise(i)) for i in range(8)])
+    maker = WholeBatches(loaders(store, [Fetch('x.npyimg', img_cls=PILImage)])[1]).makers[0]
+    maker.__class__ = type('Forgetful', (type(maker),), {'headers':property(lambda self: {}, lambda self, value: None)})
+    x = maker(store.get_many(range(8), 'x.npyimg')['x.npyimg'])
+    assert np.array_equal(x.x, np.stack([noise(i).transpose(2, 0, 1) for i in range(8)]))

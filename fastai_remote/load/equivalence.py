@@ -150,6 +150,28 @@ def _why_other_version():
     except (OSError,TypeError): return "fastai's source text cannot be read"
     return '' if is_known else 'this version of fastai is not one that fastai_remote knows'
 
+_collate = import_module('torch.utils.data._utils.collate')
+_collated_types = TensorImage,TensorImageBW,TensorMask,TensorCategory,torch.Tensor
+_starts = {'JPEG':b'\xff\xd8\xff'+bytes(13), 'PNG':b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'}   # of files, as Pillow reads them
+
+def _registered():
+    "`{what it does: function}` of the functions that are registered with torch and Pillow, which fast paths do without"
+    registry = _collate.default_collate_fn_map
+    def collates(cls): return registry.get(cls) or next((f for k,f in registry.items() if issubclass(cls, k)), None)
+    found = {f'collates a {cls.__name__}':collates(cls) for cls in _collated_types}
+    found |= {f'opens a {name} file':_opener(start) for name,start in _starts.items()}
+    return found | {f'decodes {name} data':PIL.Image.DECODERS.get(name) for name in ('jpeg','zip')}
+
+def _opener(start):
+    "The function with which `Image.open` opens a file whose first 16 bytes are `start`; `None` if there is none"
+    for name in PIL.Image.ID:
+        f,accepts = PIL.Image.OPEN.get(name, (None,None))
+        is_accepted = accepts(start) if accepts else True
+        if is_accepted and not isinstance(is_accepted, str): return f   # a text says why it is not
+
+PIL.Image.preinit()   # Pillow registers its openers when the first file is opened
+_shipped_registered = _registered()
+
 def why_functions_changed()->str:
     """Which function whose work a fast path does, or variable of one, is not as fastai ships it; empty if all are
 
@@ -157,6 +179,8 @@ def why_functions_changed()->str:
     for variables,name,value in _functions:
         if variables.get(name) is not value or not is_shipped(value):
             return f"{variables['__name__']}.{name} was replaced"
+    for what,function in _registered().items():
+        if function is not _shipped_registered[what] or not is_shipped(function): return f'what {what} was replaced'
     return _why_other_version()
 
 # %% ../../nbs/load/00_equivalence.ipynb #ee904fb2
@@ -261,6 +285,7 @@ def category_tfms()->tuple:
     "`Categorize` and this package's subclasses of it"
     return tuple(cls for cls in _watched if issubclass(cls, Categorize))
 
+_open_args = {cls:dict(cls._open_args) for cls in (PILImage,PILImageBW,PILMask)}   # which may be changed in place
 _open_mask = PILMask.create,_function_of(PILMask.create),_implementation(PILMask.create, b'')
 
 def why_mask_changed()->str:
@@ -273,4 +298,6 @@ def why_mask_changed()->str:
 def why_image(cls:type)->str:
     "Why images of type `cls` are not as fastai ships them; empty if they are"
     if cls not in (PILImage,PILImageBW,PILMask): return f'{cls.__name__} is an image class of your own'
-    return why_changed(cls) or (why_mask_changed() if cls is PILMask else '')
+    if why:=why_changed(cls): return why
+    if cls._open_args!=_open_args[cls]: return f'{cls.__name__}._open_args was changed'
+    return why_mask_changed() if cls is PILMask else ''

@@ -98,8 +98,7 @@ def decide_path(
     inputs = StoreInputs(dl.dataset)
     if not inputs.fetches: return BatchPath(why='the items are not samples of a store')
     if why:=dl.why_not_stock(): return BatchPath(why=why)
-    if type(dl.after_item) is not Pipeline or type(dl.before_batch) is not Pipeline:
-        return BatchPath(why='after_item or before_batch is not a Pipeline')
+    if why:=_why_other_pipelines(dl, inputs.lists): return BatchPath(why=why)
     whole = WholeBatches(dl)
     same_samples = len(inputs.same_items())==len(getattr(dl.dataset, 'tls', []))
     why = whole.why or ('' if same_samples else 'the pipelines do not read the same samples')
@@ -109,6 +108,16 @@ def decide_path(
     is_known = type(dl.dataset) in (Datasets,TfmdLists) and all(type(tl) is TfmdLists for tl in inputs.lists)
     return _undecoded_path(inputs, dl.after_item.fs, why) if is_known else BatchPath(why=why)
 
+def _why_other_pipelines(dl, lists):
+    "Which pipeline that an item of `dl` passes is not one of fastai; empty if all are. `lists` are its `TfmdLists`."
+    pipelines = {'after_item':dl.after_item, 'before_batch':dl.before_batch}
+    for k,tl in enumerate(lists):
+        if not isinstance(tl, TfmdLists): continue
+        if '_after_item' in vars(tl): return f'_after_item of pipeline {k} of the dataset was replaced on the object'
+        pipelines[f'pipeline {k} of the dataset'] = tl.tfms
+    wrong = next((name for name,pipeline in pipelines.items() if type(pipeline) is not Pipeline), None)
+    return f'{wrong} is a {type(pipelines[wrong]).__name__}, not a Pipeline' if wrong else ''
+
 def _undecoded_path(inputs, item_tfms, why):
     """`BatchPath` of items whose images stay undecoded through the first item transforms, as far as these are known
 
@@ -117,7 +126,8 @@ def _undecoded_path(inputs, item_tfms, why):
         fetch = fetch_of(tl)
         if type(fetch) is not Fetch or fetch.img_cls not in (PILImage,PILImageBW): return False
         return not why_image(fetch.img_cls) and all(map(is_idle, tl.tfms.fs[1:]))
-    fetches = [fetch_of(tl) for tl in inputs.lists if can_wait(tl)]
+    other = [fetch_of(tl) for tl in inputs.lists if not can_wait(tl)]   # a `Fetch` may be in several pipelines
+    fetches = [fetch for fetch in inputs.fetches if not any(fetch is o for o in other)]
     types = {fetch.img_cls for fetch in fetches}
     def is_known(t): return is_idle(t) or not why_unknown(t, image_tfms(), *types)
     n_known = 0

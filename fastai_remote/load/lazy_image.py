@@ -48,7 +48,7 @@ class EncodedImage:
         if self._plan is not None: self.load()
         return self._im
     @im.setter
-    def im(self, im): self._im = im
+    def im(self, im): self._im,self._plan = im,None   # Pillow may set it, as `thumbnail` does
 
     @property
     def is_decoded(self)->bool:

@@ -12,7 +12,6 @@ import itertools, math, mmap, threading, weakref
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from .lazy_image import BatchMemory
 
@@ -120,11 +119,11 @@ def allocate(
     shape:tuple,
     memory:BatchMemory, # For tensors that do not leave this process, and small ones
     buffers:SharedBuffers=None, # For large ones of a worker
-    worker:int=0 # Number of this worker
+    worker:int=None # Number of this worker; `None`: the tensor does not leave this process
 )->torch.Tensor: # `uint8`
     "An uninitialised tensor of bytes; a worker's large one lies in memory that the main process can read"
     nbytes = int(math.prod(shape))
-    if get_worker_info() is None or nbytes<=_max_in_pipe: return memory(shape)
+    if worker is None or nbytes<=_max_in_pipe: return memory(shape)
     array = None if buffers is None else buffers.allocate(worker, nbytes)
     if array is not None: return torch.from_numpy(array).view(shape)
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(nbytes)).view(shape)

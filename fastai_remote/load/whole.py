@@ -8,7 +8,7 @@ Docs: page `load/whole`"""
 __all__ = ['WholeBatches']
 
 # %% ../../nbs/load/08_whole.ipynb #f049d1b5
-import struct
+import struct, zlib
 from functools import partial
 
 import numpy as np
@@ -21,7 +21,7 @@ from fastai.vision.core import PILMask
 from fasttransform import compose_tfms
 from torch.utils.data import get_worker_info
 
-from ..codec.arrays import NpyImageCodec
+from ..codec.arrays import NpyCodec, NpyImageCodec, NpzCodec, NpzImageCodec
 from ..codec.images import ImageCodec
 from ..codec.raster import Rasterise
 from .equivalence import category_tfms, image_tfms, is_idle, why_image, why_unknown
@@ -30,6 +30,8 @@ from .lazy_image import BatchMemory, EncodedImage, open_image, picture_of, stack
 from .shared_buffers import allocate, give_up, OutgoingTensor
 
 # %% ../../nbs/load/08_whole.ipynb #1ad919e2
+_array_codecs = NpyCodec,NpzCodec,NpyImageCodec,NpzImageCodec   # what they decode is the pixels of their picture
+
 class _TensorMaker:
     "Makes one tensor of the values of a batch in one pipeline"
     def begin(self, values):
@@ -41,14 +43,16 @@ class _TensorMaker:
         "The tensor of the result of `begin`; `None`, or any exception, if the items have to be made one by one"
         raise NotImplementedError
 
+_png_start = b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'
+
 def _plain_png(content):
     """((width, height), `L` or `RGB`, compressed pixels) of the bytes of a PNG of 8 bits without other data
 
     `None` for any other PNG or file."""
-    if content[:4]!=b'\x89PNG' or content[37:41]!=b'IDAT': return
-    bits,colour,is_interlaced = content[24],content[25],content[28]
+    if content[:16]!=_png_start or content[37:41]!=b'IDAT': return
+    width,height,bits,colour,_,filters,is_interlaced,checksum = struct.unpack_from('>IIBBBBBI', content, 16)
     if bits!=8 or colour not in (0,2) or is_interlaced: return
-    width,height = struct.unpack('>II', content[16:24])
+    if filters or zlib.crc32(content[12:29])!=checksum: return   # Pillow cannot identify such a file
     start,parts = 33,[]   # after the header; a chunk is its length, its type, its data and a checksum
     while content[start+4:start+8]==b'IDAT':
         length = int.from_bytes(content[start:start+4], 'big')
@@ -122,8 +126,10 @@ class _ImageMaker(_TensorMaker):
         start = 10+int.from_bytes(first[8:10], 'little')   # of the pixels
         header,size = first[:start],len(first)
         if first[6:8]!=b'\1\0' or any(len(b)!=size or b[:start]!=header for b in values): return
-        if header not in self.headers: self.headers = {header:self.codec.from_bytes(first)}
-        like = self.headers[header]
+        like = self.headers.get(header)
+        if like is None:
+            like = self.codec.from_bytes(first)
+            self.headers = {header:like}   # other threads may do the same
         is_plain = like.dtype==np.uint8 and like.flags.c_contiguous and like.nbytes==size-start
         if not is_plain or not self._fits(like): return
         rows = np.frombuffer(b''.join(values), np.uint8).reshape(len(values), size)
@@ -167,8 +173,9 @@ class _ImageMaker(_TensorMaker):
             size,mode,data = png
             return np.asarray(Image.frombytes(mode, size, data, 'zip', mode, 0))
         array = self.codec.array(value)
-        if array is None: array = self.codec.from_bytes(value)
-        return array if self._fits(array) else _pixels(open_image(self.codec.image(value), self.cls))
+        if array is None and type(self.codec) in _array_codecs: array = self.codec.from_bytes(value)
+        if array is not None and self._fits(array): return array
+        return _pixels(open_image(picture_of(self.codec, value), self.cls))
 
 # %% ../../nbs/load/08_whole.ipynb #b8d3821c
 class _CategoryMaker(_TensorMaker):
@@ -214,6 +221,9 @@ def _maker_of(tl, allocate, give_up, options):
         if not why and type(tfm.vocab) is not CategoryMap: why = f'{tfm.name} has a vocabulary of its own kind'
         return (None,why) if why else (_CategoryMaker(fetch, tfm.vocab),TensorCategory)
     why = why_unknown(tfm, (RegressionSetup,), int, float)
+    default = torch.get_default_dtype()
+    if not why and np.dtype(fetch.codec.dtype).kind=='f' and default not in (torch.float32,torch.float64):
+        why = f'{tfm.name} rounds {fetch.field!r} to the default dtype, {default}'
     return (None,why) if why else (_NumberMaker(),torch.Tensor)
 
 def _why_no_images(fetch, tfms):
@@ -238,6 +248,8 @@ class WholeBatches:
         dl # A `RemoteDL`
     ):
         self.makers,self.buffers,self.memory = [],dl.buffers,BatchMemory(3+dl.threads)
+        # Its number, if this is a worker of `dl`: one without workers may be used in a worker of another loader
+        self.worker = dl.offs if dl.fake_l.num_workers and get_worker_info() is not None else None
         self.own = not dl.floats_next()
         self.why = self._setup(dl, {'reducing_gap':dl.reducing_gap})
 
@@ -251,7 +263,7 @@ class WholeBatches:
         if not after_item.fs: return 'there is no ToTensor'
         makers,types = [],[]
         for tl in dataset.tls:
-            new_bytes = partial(allocate, memory=self.memory, buffers=self.buffers, worker=dl.offs)
+            new_bytes = partial(allocate, memory=self.memory, buffers=self.buffers, worker=self.worker)
             maker,kind = _maker_of(tl, new_bytes, partial(give_up, buffers=self.buffers), options)
             if maker is None: return kind
             makers.append(maker)
@@ -278,14 +290,14 @@ class WholeBatches:
 
     def finish(self,
         begun:list # Result of `begin`
-    )->tuple: # A tensor for each pipeline, or in a worker an `OutgoingTensor`; `None` as in `begin`
+    )->tuple: # A tensor for each pipeline, or in a worker of the loader an `OutgoingTensor`; `None` as in `begin`
         "The batch"
         if begun is None: return
         try: outgoing = [maker(values) for maker,values in zip(self.makers, begun)]
         except Exception: return
         if None in outgoing: return
         for o in outgoing: o.buffers,o.own = self.buffers,self.own
-        if get_worker_info() is None: return tuple(o.open(self.memory) for o in outgoing)
+        if self.worker is None: return tuple(o.open(self.memory) for o in outgoing)
         return tuple(outgoing)
 
 def _use_item_tfms(after_item, makers, types):
