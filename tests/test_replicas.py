@@ -94,10 +94,12 @@ def test_replicas_of_a_cluster_are_read_from():
         store = RedisStore(c.url, 'd', read_from='replica')
         want = [str(i) for i in range(N)]
         texts(store)   # now it is known to be a cluster
-        before = [reads(c.client(k)) for k in range(4)]
-        assert texts(store)==want
-        after = [reads(c.client(k)) for k in range(4)]
-        assert after[:2]==before[:2] and after[2]>before[2] and after[3]>before[3]
+        def only_replicas_are_asked():   # but for some seconds after one of them was too busy to answer
+            before = [reads(c.client(k)) for k in range(4)]
+            assert texts(store)==want
+            after = [reads(c.client(k)) for k in range(4)]
+            return after[:2]==before[:2] and after[2]>before[2] and after[3]>before[3]
+        assert wait_for(only_replicas_are_asked)
         c.servers[2].kill()
         assert texts(store)==want
 
