@@ -277,6 +277,7 @@ def test_a_language_model_is_trained_as_in_stock_fastai_and_writes_texts(stores,
 def test_what_a_language_model_cannot_do_is_an_error(store):
     with fails(ValueError, "no target y='cls'"): our_dls(store, LM, y='cls')
     with fails(ValueError, "on_bad='skip'"): our_dls(store, LM, on_bad='skip')
+    with fails(ValueError, 'shuffle_fn=.*an order of your own'): our_dls(store, LM, shuffle_fn=list)
     class Random:
         def __call__(self, items): return (text.split()[:random.randint(1, 3)] for text in items)
     random.seed(0)

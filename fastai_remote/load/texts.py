@@ -383,10 +383,10 @@ class RemoteLMDL(RemoteDL):
         n:int=None, # Not used: it is computed
         **kwargs # As `RemoteDL`
     ):
-        for option in ('balance','on_bad'):
+        for option in ('balance','on_bad','shuffle_fn'):
             if kwargs.get(option) not in (None,'raise'):
                 raise ValueError(f'{option}={kwargs[option]!r}: a language model reads all texts as one sequence, so '
-                                 'that none can be left out, replaced or drawn')
+                                 'that none can be left out, replaced, drawn, or put in an order of your own')
         if not bs or min(bs, seq_len)<1: raise ValueError(f'bs and seq_len must be at least 1, not {bs=}, {seq_len=}')
         self.seq_len = seq_len
         super().__init__(dataset, bs=bs, lengths=lengths or text_lengths, **kwargs)
