@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
+from fastai_remote.codec import fields
 from fastai_remote.ingest.run import to_redis
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.store.redis import RedisStore
@@ -157,6 +158,15 @@ def nobody_else_writes(request):
         if request.module.__name__!='test_s3':
             m.setattr(folder_lock, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
         yield
+
+@pytest.fixture(autouse=True)
+def only_codecs_of_the_package():
+    "A codec that a test registers is gone after the test"
+    known = dict(fields._codecs)
+    yield
+    if fields._codecs!=known:
+        fields._codecs.clear()
+        fields._codecs.update(known)
 
 @pytest.fixture
 def fresh():

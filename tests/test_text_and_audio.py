@@ -16,7 +16,7 @@ import fastai_remote.load.texts as texts_module
 from conftest import fails
 from fastai_remote import *
 from fastai_remote.codec.base import Codec
-from fastai_remote.codec.fields import _codecs, get_codec, register_codec
+from fastai_remote.codec.fields import get_codec, register_codec
 from fastai_remote.load.audio import audio_floats, CropAudio, pad_audio, read_audio, TensorAudio
 from fastai_remote.load.distributed import RemoteDistributedDL
 from fastai_remote.load.texts import RemoteLMDL, TextOptions, tokenize_store
@@ -503,12 +503,10 @@ class ReversedAudio(Codec):
 
 def test_a_codec_of_its_own_decodes_recordings(server):
     register_codec(ReversedAudio('flac'))
-    try:
-        to_redis([dict(flac=tone, cls='a') for tone in TONES[:8]], server.url, 'own_codec', num_workers=1, progress=False, shuffle=False)
-        dls = DataLoaders.from_store(RedisStore(server.url, 'own_codec'), x='flac', bs=2, num_workers=0)
-        x = dls.train_ds[0][0]
-        assert torch.equal(x.as_subclass(torch.Tensor)[0], torch.from_numpy(TONES[dls.train_ds.items[0]]/np.float32(32768)))
-    finally: del _codecs['flac']
+    to_redis([dict(flac=tone, cls='a') for tone in TONES[:8]], server.url, 'own_codec', num_workers=1, progress=False, shuffle=False)
+    dls = DataLoaders.from_store(RedisStore(server.url, 'own_codec'), x='flac', bs=2, num_workers=0)
+    x = dls.train_ds[0][0]
+    assert torch.equal(x.as_subclass(torch.Tensor)[0], torch.from_numpy(TONES[dls.train_ds.items[0]]/np.float32(32768)))
 
 # Numbers, and images with captions
 
