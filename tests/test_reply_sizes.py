@@ -85,8 +85,11 @@ def test_a_value_is_read_that_is_longer_than_usual(url):
     assert len(RedisStore(url, 'long').get_many(range(10), 'x.bin')['x.bin'][0])==20_000_000
     assert len(RedisLink(url).send([('GETRANGE', 'long:x.bin:0', 0, -1)])[0])==20_000_000
 
-def test_one_flipped_bit_makes_a_list_of_an_integer(proxy, url):
-    "A checksum such as 3735928559; hiredis would reserve 30 GB and need a minute to free them"
+@pytest.mark.parametrize('sign', ['*','>','~','%','|'])
+def test_one_flipped_bit_makes_a_list_of_an_integer(proxy, url, sign):
+    """A checksum such as 3735928559; hiredis would reserve 30 GB and need a minute to free them
+
+    A bit turns the colon of an integer into the sign of a list or of a pushed message; others are for sets and maps."""
     store = RedisStore(url, 'd', timeout=20, socket_timeout=.3)
     numbers = np.array([3,40,63])   # far apart: they are read by BITFIELD_RO
     want = store.get_many(numbers, ['x.bin','id.i4'])
@@ -95,7 +98,7 @@ def test_one_flipped_bit_makes_a_list_of_an_integer(proxy, url):
         if at is None: return part
         proxy.damage = None
         proxy.hits += 1
-        return part[:at]+b'*'+part[at+1:]
+        return part[:at]+sign.encode()+part[at+1:]
     proxy.damage,proxy.hits = flip,0
     with in_time(5): got = store.get_many(numbers, ['x.bin','id.i4'])
     assert proxy.hits==1 and got['x.bin']==want['x.bin'] and (got['id.i4']==want['id.i4']).all()
@@ -103,11 +106,18 @@ def test_one_flipped_bit_makes_a_list_of_an_integer(proxy, url):
 @pytest.mark.parametrize('careful', [False,True])
 def test_values_that_look_like_lists_are_read(proxy, url, monkeypatch, careful):
     monkeypatch.setitem(redis_servers._parsers, 'careful', careful)
-    texts = [f'*{10**12+i}\r\n'*i for i in range(20)]
+    texts = [f'*{10**12+i}\r\n>{10**12+i}\r\n'*i for i in range(20)]
     to_redis([{'txt':text} for text in texts], url, 'lists', num_workers=1, progress=False, shuffle=False, overwrite=True)
     store = RedisStore(url, 'lists')
     assert [bytes(text).decode() for text in store.get_many(range(20), 'txt')['txt']]==texts
     assert redis_servers._parsers['careful']
+
+def test_numbers_after_signs_in_a_text_are_no_lists(proxy, url):
+    "An HTML page, or a table with bars"
+    texts = [f'<td>{10**12+i}</td> |{10**9}| %{10**8}~{10**8}' for i in range(20)]
+    to_redis([{'txt':text} for text in texts], url, 'pages', num_workers=1, progress=False, shuffle=False, overwrite=True)
+    assert [bytes(text).decode() for text in RedisStore(url, 'pages').get_many(range(20), 'txt')['txt']]==texts
+    assert not redis_servers._parsers['careful']
 
 PAGE_FAULTS = '''
 import resource, sys

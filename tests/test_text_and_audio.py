@@ -465,6 +465,8 @@ def test_recordings_train_as_in_plain_torch_and_are_shown_and_exported(audio, fi
     axes = plt.gcf().axes[:4]
     assert [len(ax.lines[0].get_ydata()) for ax in axes]==[256]*4 and all(ax.get_title() in ('low','high') for ax in axes)
     assert axes[0].get_xlabel()==('seconds' if field=='wav' else 'values')
+    dls.show_batch(max_n=8, nrows=2)
+    assert len([ax for ax in plt.gcf().axes if ax.lines])==8
     quietly(learn.show_results, max_n=4, learn=learn)
     assert all(len(ax.get_title().split('\n'))==2 for ax in plt.gcf().axes[:4])
     plt.close('all')

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from fastai_remote import IngestError, RedisStore, ShardStore, csv_samples, image_samples, index_shards, redis_server, tar_samples, to_redis, to_shards
+from fastai_remote.codec.base import Encoded
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.codec.numbers import narrow
 from fastai_remote.source.columns import full_array
@@ -111,6 +112,11 @@ def test_json_keeps_nan_and_makes_lists_of_tuples(put):
 def test_labels_that_are_none_are_a_failed_sample(put, bad, says):
     s = fails(put, 'labels', [['a','b'],[],('c',),np.array(['a'])], bad, says)
     assert values(s, 'labels')==[['a','b'],[],['c'],['a']] and s.vocab==['a','b','c']
+
+def test_bytes_that_another_codec_encoded_are_checked_as_labels():
+    for encoded in (Encoded.of(b'{"a":1}', 'json'), Encoded.of(b'[1.5]', 'json')):
+        with pytest.raises(TypeError, match='labels: '): get_codec('labels').to_bytes(encoded)
+    assert get_codec('labels').to_bytes(Encoded.of(b'["a"]', 'json'))==b'["a"]'
 
 def test_set_of_labels_is_stored_sorted(put):
     assert values(put([{'labels':{'b','c','a'}}])[0], 'labels')==[['a','b','c']]

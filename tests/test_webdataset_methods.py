@@ -652,6 +652,16 @@ def test_ranks_that_are_forked_have_epochs_of_their_own(big, kind):
     for one,other in zip(*ranks): assert set(one)|set(other)==set(range(230)) and len(one+other)<=231
     assert ranks[0][0]!=ranks[0][1] and made.epoch==0
 
+@pytest.mark.parametrize('kind', ['stream','batched'])
+def test_workers_that_start_before_a_forked_rank_names_an_epoch(big, kind):
+    made,want = (big.shuffle(seed=1) if kind=='stream' else big.batched(10, seed=1) for _ in range(2))
+    def orders(made):
+        loader = DataLoader(made, batch_size=None, num_workers=1, persistent_workers=True)
+        first = loader_texts(loader)
+        made.set_epoch(7)
+        return first,loader_texts(loader)
+    assert forked(orders, made)==orders(want)
+
 def loader_texts(loader):
     "The numbers of the samples of an epoch; their texts come one by one or in tuples and lists"
     return [int(t) for text,_ in loader for t in ([text] if isinstance(text, str) else text)]

@@ -68,8 +68,8 @@ class LabelsCodec(JsonCodec):
 
     def to_bytes(self, o):
         b = super().to_bytes(o)
-        given_as_bytes = isinstance(o, (bytes,bytearray,memoryview)) and not isinstance(o, Encoded)
-        if given_as_bytes: self._check_labels(self.from_bytes(b))
+        is_own = isinstance(o, Encoded) and o.codec==self.name
+        if isinstance(o, (bytes,bytearray,memoryview)) and not is_own: self._check_labels(self.from_bytes(b))
         return b
 
     def _check_labels(self, labels):

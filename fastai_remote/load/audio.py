@@ -191,7 +191,7 @@ def pad_audio(
 def _audio_grid(n, max_n, nrows, ncols, figsize):
     "List of axes for `n` recordings, at most `max_n`; `nrows`, `ncols` and `figsize` are chosen where they are `None`"
     n = min(n, max_n)
-    ncols = ncols or min(n, 3)
+    ncols = ncols or (-(-n//nrows) if nrows else min(n, 3))
     rows = nrows or -(-n//ncols)
     return get_grid(n, nrows=nrows, ncols=ncols, figsize=figsize or (4*ncols,2.2*rows))
 

@@ -10,6 +10,7 @@ __all__ = ['rank_and_world_size', 'share_of', 'Consumer', 'seed_of', 'SharedNumb
 # %% ../../nbs/load/13_epochs.ipynb #a3a9cdb1
 import multiprocessing, os
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -70,26 +71,36 @@ def seed_of(
 class SharedNumbers:
     """Integers in shared memory: workers of a torch `DataLoader` see it when their parent changes them
 
-    Any other process that is forked or spawned, such as a rank, gets numbers of its own when it first uses them."""
+    Any other process, such as a rank, gets numbers of its own when it first uses them, or forks a process itself: they
+    are what those of the process that made them are then."""
     def __init__(self,
         n:int # How many; all are 0 at first
-    ): self.tensor,self.pid = torch.zeros(n, dtype=torch.int64).share_memory_(),os.getpid()
+    ): self.__setstate__(dict(tensor=torch.zeros(n, dtype=torch.int64), pid=os.getpid()))
 
-    def _owned(self):
+    def own(self):
         "The tensor, which this process or the parent of this worker made"
         owners = [os.getpid()]
         if get_worker_info() is not None: owners.append(multiprocessing.parent_process().pid)
         if self.pid not in owners: self.tensor,self.pid = self.tensor.clone().share_memory_(),os.getpid()
         return self.tensor
 
-    def __getitem__(self, i): return int(self._owned()[i])
-    def __setitem__(self, i, value): self._owned()[i] = value
+    def __getitem__(self, i): return int(self.own()[i])
+    def __setitem__(self, i, value): self.own()[i] = value
 
-    def __getstate__(self): return dict(tensor=self._owned(), pid=self.pid)
+    def __getstate__(self): return dict(tensor=self.own(), pid=self.pid)
 
     def __setstate__(self, state):
         self.__dict__.update(state)
         if not self.tensor.is_shared(): self.tensor,self.pid = self.tensor.share_memory_(),os.getpid()   # a copy
+        _all_numbers.add(self)
+
+_all_numbers = WeakSet()
+
+def _own_all():
+    for numbers in list(_all_numbers): numbers.own()
+
+# Workers share the numbers of their parent: a rank that has not used its numbers must own them when it starts workers.
+os.register_at_fork(before=_own_all)
 
 class Epochs:
     "What is read in epochs, by several ranks and workers: a base class"
