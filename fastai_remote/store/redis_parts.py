@@ -92,7 +92,7 @@ class RunTable:
     def drop(self,
         numbers:np.ndarray # Sample numbers, ascending, without repetitions
     ):
-        "The table without the samples `numbers`; those behind them move up"
+        "A new table without the samples `numbers`; those behind them move up"
         starts,parts,firsts = self._split(np.concatenate([numbers, numbers+1]))
         lengths = np.diff(starts, append=self.n)
         lengths[np.isin(starts, numbers, assume_unique=True)] = 0
@@ -102,7 +102,7 @@ class RunTable:
         numbers:np.ndarray, # Sample numbers, ascending, without repetitions
         part:int # The part that has them now, under the numbers 0, 1, 2, …
     ):
-        "The table in which the samples `numbers` are in another part"
+        "A new table in which the samples `numbers` are in another part"
         starts,parts,firsts = self._split(np.concatenate([numbers, numbers+1]))
         at = np.searchsorted(starts, numbers)
         parts[at],firsts[at] = part,np.arange(len(numbers))
@@ -114,7 +114,7 @@ class RunTable:
         first:int, # Number of the first of them in the part
         n:int # How many they are
     ):
-        "The table with `n` more samples; those from `at` on move back"
+        "A new table with `n` more samples; those from `at` on move back"
         starts,parts,firsts = self._split(np.array([at]))
         k = np.searchsorted(starts, at)
         lengths = np.insert(np.diff(starts, append=self.n), k, n)
