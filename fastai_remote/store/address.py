@@ -91,7 +91,7 @@ def _public_link(url):
     return f"{scheme}://{user}{'@' if user else ''}{host}{rest}"
 
 class Secret(str):
-    "A text that `repr` does not show; as a `str`, it is the text"
+    "A `str` whose `repr` is `'***'`; used in any other way, it is the text"
     def __repr__(self): return "'***'"
 
 class SecretOptions(dict):
@@ -135,7 +135,7 @@ def _texts(value):
     """Yields all texts in `value`, a dict of options, or a value of an option that is not public
 
     Of a dict, those in public options are left out, except for secrets in their URLs. A list that begins with two texts
-    also gives `first:second`, as they may be user and password. Numbers are left out."""
+    also gives `first:second`, as they may be user and password. `bytes` are decoded, and numbers are left out."""
     if isinstance(value, str): yield value
     elif isinstance(value, bytes): yield value.decode(errors='replace')
     elif isinstance(value, dict):

@@ -529,8 +529,8 @@ def image_stats(self:Store,
     """Statistics of the images of `field`, gathered during ingest, as a dict
 
     `n` is the number of images that were measured. `mean` and `std` have a number for each channel, in 0..1, and `grey`
-    has both for the images as greyscale. `width` and `height` are the smallest, mean and largest. `image` is the mean
-    image, a PNG in base64."""
+    has both for the images as greyscale. `width` and `height` are lists of the smallest, mean and largest. `image` is
+    the mean image, a PNG in base64."""
     stats = self.manifest.stats
     return stats.get(field) if field else next(iter(stats.values()), None)
 

@@ -138,7 +138,7 @@ class FileCache:
         return f'{self.folder}/{key}'
 
     def opener(self)->Opener:
-        "Recreates this cache in a worker"
+        "An `Opener` that recreates this cache in a worker"
         return Opener(FileCache, self.folder, folder=self.folder, size=self._given_size)
     def __reduce__(self): return type(self),(self.folder, self._given_size)
     def __repr__(self):
@@ -242,7 +242,7 @@ class _Part(io.FileIO):
         self.written,self.end = 0,0 # Bytes written; end of the last one in the file
 
     def write(self, content):
-        "Write all of `content`; raises `OSError`"
+        "Write all of `content`, and return its length in bytes; raises `OSError`, also if more than `size` bytes come"
         content,done = memoryview(content).cast('B'),0
         if self.tell()+len(content)>self.size: raise OSError(f'{self.key}: more than its {self.size:,} bytes came')
         while done<len(content):

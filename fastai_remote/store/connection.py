@@ -35,7 +35,7 @@ class Opener:
     ): self.function,self.name,self.state = function,name,SecretOptions(state)
 
     def key(self)->tuple: # The function; sha256 in hex
-        "The function and a checksum of its arguments: equal for two openers of the same object"
+        "The function and a checksum of its arguments: equal for openers with the same ones, whatever their names"
         return self.function,hashlib.sha256(_content(self.state).encode()).hexdigest()
 
     def __call__(self):

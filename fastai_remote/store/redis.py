@@ -173,13 +173,13 @@ class RedisStore(Store):
         return self._manifest
 
     @property
-    def parts(self)->list: # Of `DatasetPart`; one, unless the dataset was appended to or edited
+    def parts(self)->list: # Of `DatasetPart`; one, unless samples or fields were added or changed
         "The parts that the samples are in"
         return parts_of(self.manifest)
 
     @property
     def run_tables(self)->list: # Of `RunTable`; `manifest.runs['columns']` has the index of that of a field
-        """Where the samples of a dataset in several parts are; empty for one part
+        """Where the samples are, if the dataset was changed after it was written, as by `append`; else an empty list
 
         Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
         if self._run_tables is None:
@@ -195,7 +195,7 @@ class RedisStore(Store):
         """The samples `numbers` by the part that has `field` of them
 
         A list of `(DatasetPart, places in numbers, their numbers in the part)`. The places are an int array, or
-        `slice(None)` if the dataset has only one part."""
+        `slice(None)` if the dataset has no `run_tables`."""
         parts,runs = self.parts,self.manifest.runs
         if not runs: return [(parts[0], slice(None), numbers)]
         table = self.run_tables[runs['columns'][field]]

@@ -136,7 +136,7 @@ class RedisLink:
                              **self.kwargs)
 
     def opener(self)->Opener:
-        "Recreates this link in a worker, password included"
+        "An `Opener` that recreates this link in a worker, password included"
         return Opener(RedisLink, self.url, **self.reveal())
 
     @property
@@ -418,7 +418,7 @@ def _handle(self:RedisLink, error, retries):
 
 @patch
 def _why_full(self:RedisLink, error):
-    "A text, why the server has no room: used memory and policy of the master that is most nearly full, and `error`"
+    "A text about a full server: used memory and policy of the master that is most nearly full, and `error`"
     try: nodes = [master.info('memory') for master in self.servers.masters()]
     except redis.RedisError: nodes = [{}]
     def used_part(memory): return memory.get('used_memory', 0)/memory['maxmemory'] if memory.get('maxmemory') else 0
