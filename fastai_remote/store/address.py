@@ -35,7 +35,9 @@ _containers = frozenset(('client_kwargs','config_kwargs','retries','s3'))   # op
 def public_options(
     options:dict # Options of a connection to any kind of server
 )->dict: # Only numbers, texts, booleans, `None`, and dicts of them
-    "The `options` that may be shown and saved: those on a list of harmless ones"
+    """A new dict with those of `options` that may be shown and saved: the ones on a list of harmless ones
+
+    URLs among the values are returned without their secrets. A dict of which nothing remains is left out."""
     result = {}
     for name,value in options.items():
         if name in _containers and isinstance(value, dict):
@@ -48,7 +50,9 @@ def public_options(
 def hidden_names(
     options:dict # Options of a connection
 )->list:
-    "Names of the `options` that are not shown and saved, as 'client_kwargs.headers'"
+    """Names of the `options` that `public_options` leaves out, such as 'client_kwargs.headers'
+
+    An option whose value is `None` is not among them, nor is one whose URL is shown without its secrets."""
     result = []
     for name,value in options.items():
         shown = public_options({name:value})
@@ -69,7 +73,8 @@ def public_url(
     """`url` without passwords and signatures; a text that is no URL is returned as it is
 
     The user remains, except in URLs of the web, where it may be a token. Of the part after a question mark, where a
-    signature may be, only the harmless options of Redis remain."""
+    signature may be, only the harmless options of Redis remain. In URLs of S3, Google Cloud Storage and `memory://`,
+    a question mark belongs to the name of a file, and remains."""
     return '::'.join(_public_link(link) for link in _chain_link.split(url))
 
 def _public_link(url):
@@ -86,11 +91,11 @@ def _public_link(url):
     return f"{scheme}://{user}{'@' if user else ''}{host}{rest}"
 
 class Secret(str):
-    "A text that `repr` does not show; as a `str`, it is the text"
+    "A `str` whose `repr` is `'***'`; used in any other way, it is the text"
     def __repr__(self): return "'***'"
 
 class SecretOptions(dict):
-    "Options of a connection, of which `repr` shows only those that are public; a pickle contains all"
+    "Options of a connection; `repr` and `str` show only the values that are public; a pickle contains all"
     def __repr__(self):
         hidden = {name:Secret(name) for name in self if hidden_names({name:self[name]})}
         return repr({**hidden, **public_options(self)})
@@ -99,7 +104,9 @@ class SecretOptions(dict):
 def concealed(
     value # An argument: a URL, or options
 ): # The same value as a `Secret` or `SecretOptions`; a value of another type is returned as it is
-    "For the first line of a function that gets a URL or options from a user: a traceback may show its variables"
+    """`value` with a `repr` that shows no secrets
+
+    For the first line of a function that gets a URL or options from a user: a traceback may show its variables."""
     if type(value) is str: return Secret(value)
     return SecretOptions(value) if type(value) is dict else value
 
@@ -108,7 +115,10 @@ def secret_texts(
     options, # Options of a connection, or a value of one
     url:str='', # The address, with its secrets
 )->list: # Of `Secret`, longest first
-    "The texts that messages must not show: all in `options` and `url` that are not public, except numbers below 1000"
+    """The texts that messages must not show: all in `options` and `url` that are not public, but none of up to 3 digits
+
+    Each is also returned with its percent codes decoded and, if it contains a colon, as base64. Of a part of `url` that
+    `public_url` changes, all values in its query are returned. Values that are no texts or `bytes` are left out."""
     found = list(_texts(options))
     for link in map(_link.fullmatch, _chain_link.split(url)):
         if not link or _public_link(link[0])==link[0]: continue
@@ -124,8 +134,8 @@ def secret_texts(
 def _texts(value):
     """Yields all texts in `value`, a dict of options, or a value of an option that is not public
 
-    Of a dict, those in public options are left out, except for secrets in their URLs. A list of two texts also gives
-    `first:second`, as they may be user and password."""
+    Of a dict, those in public options are left out, except for secrets in their URLs. A list that begins with two texts
+    also gives `first:second`, as they may be user and password. `bytes` are decoded, and numbers are left out."""
     if isinstance(value, str): yield value
     elif isinstance(value, bytes): yield value.decode(errors='replace')
     elif isinstance(value, dict):
@@ -153,8 +163,9 @@ def without_secrets(
 )->Exception:
     """`error`, or a copy of it if it contains secrets, without the traceback of the library that raised it
 
-    The traceback contains the local variables of the library. The same applies to the causes of the error. Changes
-    `error`: its traceback, context and cause. A `StoreError` is never copied: its message has no secrets."""
+    The traceback contains the local variables of the library. The same applies to the causes of the error. An error
+    that is not copied is changed: its traceback and context become `None`, and its cause the one without secrets. A
+    `StoreError` is never copied: its message has no secrets."""
     cause = error.__cause__
     if not isinstance(error, StoreError) and hide(_all_texts(error), secrets)!=_all_texts(error):
         error = _copied(error, hide(str(error), secrets))

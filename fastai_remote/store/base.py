@@ -36,8 +36,8 @@ class Store:
     """The interface of a store: one committed dataset, with samples numbered from 0
 
     A subclass sets `manifest` and defines `read_values`; everything else is built on these two. The members below
-    `read_values` have defaults that a subclass may override. A store can be pickled. The pickle contains the address
-    of the dataset, but no connection and no secret."""
+    `read_values` have defaults that a subclass may override. A store can be pickled. If the dataset is on a disk or a
+    server, a pickle that is saved contains its address, but no connection and no secret."""
     manifest:Manifest # Number of samples, fields, splits and vocabularies; read when it is first needed
     shards = None # Table of the shards (`ShardTable`) if the samples are stored in shards
 
@@ -59,7 +59,9 @@ class Store:
 
     @property
     def vocab(self)->list:
-        "Labels of field `cls`, or else of the first field that has labels; `manifest.vocab` has those of every field"
+        """Labels of field `cls`, or else of the first field that has labels; an empty list if none has
+
+        `manifest.vocab` has those of every field."""
         vocab = self.manifest.vocab
         return vocab.get('cls') or next(iter(vocab.values()), [])
 
@@ -77,7 +79,9 @@ class Store:
         return partial(_identity, self)
 
     def new_epoch(self):
-        "Called in each process when an epoch begins; a store that keeps checked files open forgets them here"
+        """Called in each process when an epoch begins; does nothing by default
+
+        A store that keeps checked files open forgets them here."""
 
     def failures(self):
         "What could not be converted when the dataset was made, as an iterator of `(sample, reason)`, two texts"
@@ -85,7 +89,7 @@ class Store:
 
     @property
     def unchecked(self)->list:
-        "Names of everything that is stored without a checksum: fields, and parts such as `manifest`"
+        "Names of what is stored without a checksum: fields and, in some stores, parts such as `manifest`"
         fields = self.manifest.fields
         return [f for f in self.fields if f'{f}.crc' not in fields and not fields[f].get('check')]
 
@@ -150,7 +154,7 @@ class Store:
 
     def field_choice(self,
         field:str # As `get_many` takes it
-    )->tuple: # Names of existing fields, and whether samples may lack all of them
+    )->tuple: # Names of existing fields, a list; `True` if `?` at the end allows samples to lack all of them
         "The fields that are read for `field`, such as `jpg;png` or `txt?`; raises `UnknownField` if there is none"
         known = self.manifest.fields
         if not isinstance(field, str): raise TypeError(f'{self.name}: a field is a text, not {field!r:.100}')
@@ -166,9 +170,10 @@ class Store:
     def field_entry(self,
         field:str # As `get_many` takes it
     )->dict: # `codec` and `dtype`, as in the manifest
-        """How the values of `field` are stored; for alternatives, the entry of the first, or the codec `img` for images
+        """How the values of `field` are stored; for alternatives with one codec, the entry of the first
 
-        Raises `UnknownField`, and `ValueError` for alternatives that are stored in different ways."""
+        For images in several formats, the codec is `img`. Raises `UnknownField`, and `ValueError` for other
+        alternatives with different codecs, and if several fields with labels are alternatives."""
         if field in self.manifest.fields: return self.manifest.fields[field]
         names,_ = self.field_choice(field)
         entries = [self.manifest.fields[name] for name in names]
@@ -189,7 +194,9 @@ class Store:
     def presence(self,
         field:str # A field, or alternatives such as `jpg;png`
     ): # Yields bool arrays, which together have a value for each sample
-        "Which samples have `field`, in the order of their numbers, in parts of limited size; raises `UnknownField`"
+        """Which samples have `field`, in the order of their numbers, in parts of limited size; raises `UnknownField`
+
+        By default, every value is `True`: a store in which samples may lack fields overrides this."""
         self.field_choice(field)
         for start in range(0, len(self), 1<<16): yield np.ones(min(1<<16, len(self)-start), bool)
 
@@ -266,7 +273,9 @@ class Store:
         raise UnknownField(f'{self.name}: the samples are not in shards, so there is no URL of one')
 
     def check_numbers(self, numbers)->np.ndarray:
-        "`numbers` as int64 array; raises `TypeError` unless they are integers, `IndexError` unless all samples exist"
+        """`numbers`, a list or an array of one dimension, as int64 array of shape (n,)
+
+        Raises `TypeError` unless they are integers, and `IndexError` unless they are in [0, number of samples)."""
         given = numbers
         if np.ma.is_masked(given): raise TypeError(f'{self.name}: sample numbers must not be masked')
         try: numbers = np.asarray(given)
@@ -345,7 +354,7 @@ class Store:
         return html_table(self.name, rows)
 
     def _field_summary(self, field):
-        "Codec, type, number of labels and number of samples of `field`, as a text"
+        "Codec and type of `field`, the number of labels if it has any, and of samples if some lack it, as a text"
         entry,labels = self.manifest.fields[field],self.manifest.vocab.get(field)
         dtype = f" ({entry['dtype']})" if entry['dtype'] else ''
         summary = f"{entry['codec']}{dtype}" + (f', {len(labels):,} labels' if labels else '')
@@ -425,7 +434,9 @@ def field_codec(
     store:Store,
     field:str # As `get_many` takes it
 )->Codec:
-    "The codec of a field; raises `UnknownField`, and `ValueError` if this process does not know the codec"
+    """The codec of a field
+
+    Raises what `Store.field_entry` raises, and `ValueError` if this process does not know the codec."""
     name = store.field_entry(field)['codec']
     codec = get_codec(name)
     if codec is not None: return codec
@@ -442,7 +453,8 @@ def decode_value(
 ):
     """The object that `decode` makes of a stored value
 
-    Raises `CorruptSample` if `decode` raises anything, and without `decode` also what `field_codec` raises."""
+    If `decode` raises an exception, raises the one that `fail` returns, by default a `CorruptSample`. Without `decode`,
+    also raises what `field_codec` raises."""
     if decode is None: decode = field_codec(store, field).from_bytes
     try: return decode(value)
     except Exception as e: raise (fail(e) if fail else corrupt_value(store, number, field, e)) from e
@@ -453,7 +465,7 @@ def decode(self:Store,
     field:str, # Name of the field
     b, # The stored value: `bytes`, or a number
 ):
-    """The object stored as `b`, a label for a code
+    """The object stored as `b`; of a field with codec `cls` that has a vocabulary, the label for the code
 
     Raises `CorruptSample`, which names dataset, sample and cause, and what `field_codec` raises."""
     res = decode_value(self, i, field, b)
@@ -467,7 +479,9 @@ _samples_at_once,_bytes_at_once = 64,1<<25   # that a slice requests, roughly
 
 @patch
 def _read_samples(self:Store, numbers):
-    "The samples `numbers`, valid ones, decoded, as a list of `{field: object}`; raises what `get_many` raises"
+    """A list of the decoded samples `numbers`, each `{field: object}` with the fields that it has
+
+    Raises what `get_many` raises."""
     specs = {f'{field}?' if self.may_lack(field) else field:field for field in self.fields}
     values = self.get_many(numbers, list(specs), decode=True)
     return [{specs[spec]:objects[k] for spec,objects in values.items() if objects[k] is not None or spec in self.fields}
@@ -475,7 +489,9 @@ def _read_samples(self:Store, numbers):
 
 @patch
 def _read_slice(self:Store, numbers):
-    "As `_read_samples`, for a range of any length, in a few requests; an error is that of the first sample with one"
+    """As `_read_samples`, for a range of any length, in requests of at most 64 samples and of limited size
+
+    A `CorruptSample` or `MissingSample` is that of the first sample with such an error."""
     step = max(1, min(_samples_at_once, _bytes_at_once*len(self)//max(self.manifest.nbytes, 1)))
     result = []
     for some in (numbers[k:k+step] for k in range(0, len(numbers), step)):
@@ -510,19 +526,25 @@ HOW_TO_GET_STATS = ('they are gathered when images go in, and an edit that chang
 def image_stats(self:Store,
     field:str=None, # Image field; default: the first that has statistics
 )->dict: # `n`, `mean`, `std`, `grey`, `width`, `height`, `image`; `None` if there are none
-    "Statistics of the images of `field`, gathered during ingest"
+    """Statistics of the images of `field`, gathered during ingest, as a dict
+
+    `n` is the number of images that were measured. `mean` and `std` have a number for each channel, in 0..1, and `grey`
+    has both for the images as greyscale. `width` and `height` are lists of the smallest, mean and largest. `image` is
+    the mean image, a PNG in base64."""
     stats = self.manifest.stats
     return stats.get(field) if field else next(iter(stats.values()), None)
 
 @patch
 def _no_stats(self:Store, field=None):
-    "Returns the error for statistics of `field`, or of any field, that are wanted where there are none"
+    "Returns the `ValueError` which says that there are no statistics of the images of `field`; `None`: of any field"
     place = f'of {field!r}' if field and field in self.fields else 'in this dataset'
     return ValueError(f'{self.name}: no statistics of images {place}: {HOW_TO_GET_STATS}')
 
 @patch(as_prop=True)
 def stats(self:Store)->tuple: # Two lists, one number per channel, in 0..1
-    "Mean and standard deviation of the image channels, for `Normalize.from_stats`; raises `ValueError` if unknown"
+    """Mean and standard deviation of the channels of images, for `Normalize.from_stats`
+
+    They are those of the first field that has statistics. Raises `ValueError` if none has."""
     stats = self.image_stats()
     if stats is None: raise self._no_stats()
     return stats['mean'],stats['std']
@@ -574,14 +596,14 @@ def map(self:Store,
     # `fn(sample)` -> sample. Images are encoded bytes, as from files; pixels are Pillow images; labels are labels;
     # all other fields are decoded
     fn,
-    url:str=None, # Destination: a Redis server or, for shards, a folder; default: the same server
-    name:str=None, # Name of the new dataset in Redis; shards are named after their folder
+    url:str=None, # Destination: a Redis server or, for shards, a folder; default: the server of a dataset in Redis
+    name:str=None, # Name of the new dataset, required in Redis; `None` for shards, which are named after their folder
     **kwargs # `num_workers`, `overwrite`, `max_failed`, `progress` and others for `to_redis` or `to_shards`
 ): # An `IngestReport`
     """Apply `fn` to each sample and write the results as a new dataset, in Redis or in shards
 
-    An image arrives as its file: `Image.open(io.BytesIO(sample['jpg']))`. Raises what `to_redis` and `to_shards`
-    raise."""
+    An image arrives as its file: `Image.open(io.BytesIO(sample['jpg']))`. Raises `TypeError` if `url` or `name` is
+    missing, and what `to_redis` and `to_shards` raise."""
     url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import map_store
     return map_store(self, fn, url, name, **kwargs)
@@ -596,7 +618,9 @@ def resize(self:Store,
     codec:str=None, # How to store: `jpg`, `png`, `webp` or `raw`; default: unchanged, `png` for other codecs
     **kwargs # As in `map`
 ): # An `IngestReport`
-    "Write a copy whose images have a shorter side of at most `size`; this dataset stays. Raises what `map` raises"
+    """Write a copy in which the images of one field have a shorter side of at most `size`; this dataset stays
+
+    Raises `UnknownField`, `ValueError` if no field holds images, and what `map` raises."""
     url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import resize_store
     return resize_store(self, size, url, name, quality, field, codec, **kwargs)
@@ -604,7 +628,7 @@ def resize(self:Store,
 @patch
 def copy(self:Store,
     url:str, # Destination: a Redis server or, for shards, a folder
-    name:str=None, # Name in Redis; default: the same
+    name:str=None, # Name in Redis; default: the same; `None` for shards
     **kwargs # As in `map`
 ): # An `IngestReport`
     "Copy the dataset byte for byte, and compare checksums on the way; raises what `map` raises"
@@ -638,9 +662,9 @@ def edit(self:Store,
 
     The samples behind one that is removed move up. Labels that are new get the next codes. If samples are removed, or
     images change, the new version has no `stats` of these images: `copy` writes a dataset that has them. The new
-    version becomes visible at once. Stores that were opened before raise `StoreNotFound`. Raises `IndexError` for a
-    sample that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a
-    sample is to be removed and changed, or none would be left."""
+    version becomes visible at once. Stores that were opened before raise `StoreNotFound`. If there is nothing to do,
+    returns this store. Raises `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value
+    that cannot be stored, and `ValueError` if a sample is to be removed and changed, or none would be left."""
     from fastai_remote.ingest.revise import edit_samples
     return edit_samples(self, drop, set)
 
@@ -649,14 +673,15 @@ def add_fields(self:Store,
     # `fn(sample)` -> `{new field: value}`, run in the workers on every sample, as in `map`; or `{new field: array or
     # list}`, with a value for each sample
     fn,
-    fields:list=None, # Fields that `fn` gets; default: all
+    fields:list=None, # Fields that the function `fn` gets; default: all
     **kwargs # `num_workers`, `vocab`, `chunk` and `progress`, as for `to_redis`
 ): # The new version, a `Store`
     """Add fields to all samples, such as predictions, embeddings, or the images in another size
 
     The new version becomes visible at once, when all is written. An interrupted call is continued by the same call;
     where only numbers and labels are added to shards, it begins anew. Each sample needs a value: if `fn` fails for
-    one, `IngestError` is raised, and nothing is kept. Raises `ValueError` if there are fields of these names."""
+    one, `IngestError` is raised, and nothing is kept. Raises `ValueError` if there are fields of these names, and
+    `UnknownField` for other names in `fields`."""
     from fastai_remote.ingest.revise import add_fields
     return add_fields(self, fn, fields, **kwargs)
 
@@ -672,7 +697,7 @@ def drop_fields(self:Store,
 def reviser(self:Store,
     change # A `Change`
 ): # A `Writer`
-    "What writes a new version of this dataset; raises `TypeError` if it cannot be changed"
+    "What writes a new version of this dataset; by default, raises `TypeError`, as the dataset cannot be changed"
     raise TypeError(f'{self.name}: a {type(self).__name__} cannot be changed; store.copy or store.map writes a new '
                     'dataset')
 

@@ -22,12 +22,15 @@ class UnusableAnswer(Exception):
     "A server sent more, or other bytes, than it was asked for"
 
 def bytes_to_read(
-    asked:str|None, # The header `Range` of the request: 'bytes=0-99'; `None` for a whole file
+    asked:str|None, # The header `Range` of the request, as 'bytes=0-99', with both ends; `None` for a whole file
     status:int, # Status of the answer, below 400
     content_range:str|None, # Its header `Content-Range`
     length:int|None, # Its header `Content-Length`
 )->int:
-    "The number of bytes that an answer may have; raises `UnusableAnswer` if they are not those that were asked for"
+    """The most bytes that the body of an answer may have; for a whole file, this is always `MAX_FILE`
+
+    Raises `UnusableAnswer` unless the headers show that the answer has only bytes that were asked for, and if a whole
+    file has more than `MAX_FILE`."""
     if not asked:
         if length is None or length<=MAX_FILE: return MAX_FILE
         raise UnusableAnswer(f'a file of {length:,} bytes, more than {MAX_FILE:,} bytes')
@@ -115,7 +118,7 @@ def _hide_in_log(record):
     return True
 
 def _http_options(options, timeout):
-    """`options` for fsspec's HTTP file system, with limits of bodies, of headers after a redirect, and of times
+    """A copy of `options` for fsspec's HTTP file system, with limits of bodies, headers after a redirect, and times
 
     The times are `_waits(timeout)`. A `timeout` or `response_class` in its `client_kwargs` takes precedence."""
     import aiohttp
@@ -142,7 +145,9 @@ _s3_config = dict(request_checksum_calculation='when_required', response_checksu
 
 @functools.cache
 def _loader(data_path):
-    "botocore's loader of its descriptions of services, which remembers them; `data_path`: botocore's setting, a `str`"
+    """botocore's loader of its descriptions of services, which remembers them
+
+    `data_path` is the setting of botocore: a `str`, or `None`, the default, for the usual folders."""
     from botocore.loaders import create_loader
     return create_loader(data_path)
 
@@ -210,7 +215,7 @@ def opens_at_once(
 def open_folder(
     url:str, # A path, or any fsspec URL
     options:dict, # For fsspec's file system
-    timeout:float, # Seconds for a call with all its attempts
+    timeout:float, # Seconds for a later call with all its attempts: over HTTP and to S3, limits the time of a wait
 )->tuple: # An fsspec file system; the path of the folder in it, `str`
     """The file system of `url`, and what it calls this folder
 
@@ -235,7 +240,7 @@ def _open_folder(url, options, timeout):
 
 # %% ../../nbs/store/11_bounded.ipynb #6b380780
 class Deadline:
-    """A file system all of whose calls end at a deadline with `DeadlinePassed`
+    """Wraps a file system: a call raises `DeadlinePassed` if it has not returned at the deadline
 
     `is_abandoned` is true while a call runs in a thread, also after the deadline, or after Ctrl-C."""
     def __init__(self,
@@ -257,7 +262,9 @@ class Deadline:
         return call
 
     def _call_in_thread(self, f, seconds):
-        "As `call_in_thread`; sets `is_abandoned` if the call does not return in time, or the user interrupts it"
+        """As `call_in_thread`; `is_abandoned` is true until `f` has ended
+
+        This may be later, if the call does not return in time, or the user interrupts it."""
         def run():
             try: return f()
             finally: self.is_abandoned = False

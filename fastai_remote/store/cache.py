@@ -83,7 +83,8 @@ def _open_shared(path, size=None):
 class FileCache:
     "Whole files on a local disk, up to a total size; the least recently used go first; processes share the folder"
     def __init__(self,
-        # Folder; default: `$FASTAI_REMOTE_CACHE`, else `fastai_remote` in `$XDG_CACHE_HOME` or ~/.cache
+        # Folder of its own, as other files in it may be removed, too; default: `$FASTAI_REMOTE_CACHE`, else
+        # `fastai_remote` in `$XDG_CACHE_HOME` or ~/.cache
         folder:str=None,
         # Bytes that it may hold; default: half of what would be free on that disk if it held nothing
         size:int=None,
@@ -137,7 +138,7 @@ class FileCache:
         return f'{self.folder}/{key}'
 
     def opener(self)->Opener:
-        "Recreates this cache in a worker"
+        "An `Opener` that recreates this cache in a worker"
         return Opener(FileCache, self.folder, folder=self.folder, size=self._given_size)
     def __reduce__(self): return type(self),(self.folder, self._given_size)
     def __repr__(self):
@@ -202,7 +203,7 @@ def _reserve(self:FileCache, fd, size):
 # %% ../../nbs/store/13_cache.ipynb #173bc403
 @patch
 def clear(self:FileCache):
-    "Remove all files that are not in use"
+    "Remove all files in the folder that are not in use; hidden ones stay"
     with self._locked(): self._shrink(-1)
 
 @patch
@@ -241,7 +242,7 @@ class _Part(io.FileIO):
         self.written,self.end = 0,0 # Bytes written; end of the last one in the file
 
     def write(self, content):
-        "Write all of `content`; raises `OSError`"
+        "Write all of `content`, and return its length in bytes; raises `OSError`, also if more than `size` bytes come"
         content,done = memoryview(content).cast('B'),0
         if self.tell()+len(content)>self.size: raise OSError(f'{self.key}: more than its {self.size:,} bytes came')
         while done<len(content):
@@ -268,7 +269,8 @@ def fetch(self:FileCache,
 )->int|None: # A descriptor, as from `open`
     """As `open`, but a file that does not exist is written first; one process writes, and all others wait for it
 
-    None, and a warning the first time, if the cache or its disk cannot keep the file. Raises what `write` raises."""
+    None, and a warning the first time, if the cache or its disk cannot keep the file. Raises what `write` raises, and
+    `OSError` if it does not write exactly `size` bytes."""
     path,part_file = self._path(key),None
     fd = _open_shared(path, size)
     if fd is not None: return fd

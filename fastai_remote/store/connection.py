@@ -26,7 +26,7 @@ class Opener:
     """Recreates an object in any process: pickle it, send it to a worker, and call it there
 
     It contains everything that the object needs, secrets included, so it is sent to workers and never saved.
-    Its `repr` shows only its name."""
+    Its `repr` shows only the name of the function, and `name`."""
     def __init__(self,
         function, # Makes the object; a class, or a function of a module, so that it can be pickled
         name:str, # What `repr` shows; must not contain a secret
@@ -35,7 +35,7 @@ class Opener:
     ): self.function,self.name,self.state = function,name,SecretOptions(state)
 
     def key(self)->tuple: # The function; sha256 in hex
-        "The function and a checksum of its arguments: equal for two openers of the same object"
+        "The function and a checksum of its arguments: equal for openers with the same ones, whatever their names"
         return self.function,hashlib.sha256(_content(self.state).encode()).hexdigest()
 
     def __call__(self):
@@ -56,8 +56,8 @@ class Retries:
     "Repeats one call until it succeeds, fails for good, or a deadline has passed"
     def __init__(self,
         server:str, # Address for error messages, without secrets
-        timeout:float, # Seconds for all attempts together
-        pause:float=.05, # Seconds before the second attempt; doubles with each attempt
+        timeout:float, # Seconds for all attempts together, from now on
+        pause:float=.05, # Seconds before the second attempt, times a random 0.5 to 1; doubles with each pause
         longest_pause:float=2., # Upper limit of a pause, in seconds
         # Returns the texts that error messages show as `***`, longest first, or a list of them. `None`: there are no
         # secrets, and errors keep their traceback
@@ -95,7 +95,7 @@ class Retries:
             pause = min(2*pause, self.longest_pause)
 
     def _judge(self, error, handle):
-        """The error to raise, or None if another attempt is due; and whether there is a pause before it, a bool
+        """A pair: the error to raise, or None if another attempt is due; whether there is a pause before it, a bool
 
         `error` is what the attempt raised, and `handle` as in `call`."""
         try:
@@ -135,9 +135,11 @@ class DeadlinePassed(TimeoutError):
 
 def call_in_thread(
     f, # Called without arguments, in a thread
-    seconds:float # Time for the call
+    seconds:float # Time for the call; if it is not above 0, `f` is not called
 ):
-    "The result of `f()`; raises `DeadlinePassed` if it does not return in time, and then leaves the thread alone"
+    """The result of `f()`; raises what `f` raises, and `DeadlinePassed` if it does not return in time
+
+    The thread is not stopped: `f` goes on in it after the time is over."""
     if seconds<=0: raise DeadlinePassed
     outcome,is_done = [],threading.Event()
     def run():

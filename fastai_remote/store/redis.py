@@ -162,9 +162,10 @@ class RedisStore(Store):
 
     @property
     def manifest(self)->Manifest:
-        """The manifest; raises `StoreNotFound` if there is none, or the dataset was replaced since the store was made
+        """The manifest; it is read when it is first needed, and kept
 
-        Also raises `UnsupportedFormat`, `CorruptSample`, `StoreUnavailable`."""
+        Raises `StoreNotFound` if there is none, or the dataset was replaced since the store was made,
+        `UnsupportedFormat`, `CorruptSample`, `StoreUnavailable`."""
         if self._manifest is None:
             manifest = read_manifest(self.link, self._name)
             if self._uid not in (None, manifest.uid): raise self.replaced_error()
@@ -172,13 +173,13 @@ class RedisStore(Store):
         return self._manifest
 
     @property
-    def parts(self)->list: # Of `DatasetPart`; one, unless the dataset was appended to or edited
+    def parts(self)->list: # Of `DatasetPart`; one, unless samples or fields were added or changed
         "The parts that the samples are in"
         return parts_of(self.manifest)
 
     @property
     def run_tables(self)->list: # Of `RunTable`; `manifest.runs['columns']` has the index of that of a field
-        """Where the samples of a dataset in several parts are; empty for one part
+        """Where the samples are, if the dataset was changed after it was written, as by `append`; else an empty list
 
         Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
         if self._run_tables is None:
@@ -194,7 +195,7 @@ class RedisStore(Store):
         """The samples `numbers` by the part that has `field` of them
 
         A list of `(DatasetPart, places in numbers, their numbers in the part)`. The places are an int array, or
-        `slice(None)` if the dataset has only one part."""
+        `slice(None)` if the dataset has no `run_tables`."""
         parts,runs = self.parts,self.manifest.runs
         if not runs: return [(parts[0], slice(None), numbers)]
         table = self.run_tables[runs['columns'][field]]
@@ -215,7 +216,7 @@ class RedisStore(Store):
         return f'{home_of(self._name, self.manifest.tags)}:meta'
 
     def read_values(self, numbers, fields, tries=4):
-        """As in `Store`; a reply that reports another dataset, or that a number is missing, may be damaged
+        """As in `Store`; a reply that reports another dataset, or lacks a value of fixed width, may be damaged
 
         It is requested up to `tries` times more. Then raises `StoreNotFound` if the dataset was replaced, and
         `MissingSample` for a missing value of fixed width. What a replica lacks is read from the master."""
@@ -231,7 +232,7 @@ class RedisStore(Store):
     def _reload_manifest(self):
         """Read the manifest again, as its JSON may be laid out differently now, and keep it if it is of this version
 
-        Raises `CorruptSample`, `UnsupportedFormat` if it is damaged."""
+        If there is none, nothing changes. Raises `CorruptSample`, `UnsupportedFormat` if it is damaged."""
         try: manifest = read_manifest(self.link, self._name)
         except StoreNotFound: return
         if manifest.uid==self._uid: self._manifest = manifest
@@ -310,8 +311,9 @@ class RedisStore(Store):
     def check_rest(self):
         """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
-        Reads the manifest, what is stored about the name, the failures, the tables of runs, and what is behind the last
-        numbers. `what` is a key, or 'manifest'. Values are not read: `verify` reads them."""
+        Reads the manifest and what is stored about the name; from format 2 on also the failures, the tables of runs,
+        and what is behind the last values of fixed width. `what` is a key, or 'manifest'. Values are not read: `verify`
+        reads them."""
         manifest,key = self.manifest,self.manifest_key
         if not self.link.call(lambda client: client.exists(key)): yield key,str(self.replaced_error(exists=False))
         yield from super().check_rest()
@@ -464,14 +466,14 @@ def from_keys(cls:RedisStore,
     # `{split}` for the split
     x:str,
     y:str=None, # Pattern of the keys of labels, each an integer as text
-    n:int|dict=None, # Number of samples, or `{split: number of samples}`
+    n:int|dict=None, # Number of samples, or `{split: number of samples}`; required
     codec:str='npz', # Codec of the values: `npz` or `npy` (arrays), `jpg`, `png`, …
     vocab:list=None, # Labels, in the order of the integers
     start:int=0, # The first number
     image:bool=True, # Are arrays images, of shape (h,w), (h,w,1) or (h,w,3)?
     **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
 )->Store: # A `RedisKeys`, with the fields `x`, and `cls` for labels
-    """Use values as a dataset that another program has written to Redis, one value and one label per key
+    """Use values as a dataset that another program has written to Redis, each value and each label under its own key
 
     Such a dataset has no checksums. Damage is noticed only if a value cannot be decoded, or a label is not the number
     of a class. `verify` says so. A copy, `store.copy(url, name)`, has checksums of what was read.

@@ -20,7 +20,9 @@ _ALL_KEYS = 'MGET','DEL','UNLINK','WATCH'   # commands whose arguments are all k
 def key_pattern(
     key:str # A key of a dataset
 )->str:
-    "The pattern of an access list that allows `key`, and the keys of all versions of its dataset that begin alike"
+    """The pattern of an access list that allows `key`, and the keys of all versions of its dataset that begin alike
+
+    It is `pets@*` for 'pets@2:jpg:7', `pets:*` for 'pets:meta', and `{pets.*` for '{pets.3}:jpg:7' in a cluster."""
     prefix = key.split(':')[0]
     if prefix[:1]=='{':   # in a cluster: `{NAME}`, `{NAME.3}` or `{NAME@2.3}`
         name,end = re.fullmatch(r'\{(.*?)(@\d+\.\d+|\.\d+)?(?:\}.*)?', prefix, re.S).groups()
@@ -29,9 +31,12 @@ def key_pattern(
 
 def missing_right(
     reply:str, # What the server answered
-    command:tuple # The command and its arguments; without them, the right is that to the command
+    command:tuple # The command and its arguments
 )->str:
-    "A sentence that names the right which the user of a connection lacks"
+    """A sentence that names the right which the user of a connection lacks
+
+    It is the right to the keys in `command`, such as `~pets:*`, if there are arguments and the reply speaks of keys,
+    and else the right to the command, such as `+get`."""
     name = str(command[0]).upper()
     if len(command)==1 or 'key' not in reply.split('command')[0]:
         right = name.lower().replace(' ', '|')
@@ -50,7 +55,7 @@ def explain_missing_right(
     error.args = (missing_right(str(error), command),)
 
 class _ExplainingPipeline(redis.client.Pipeline):
-    "A pipeline of `ExplainingClient`, with such errors, too"
+    "A pipeline of `ExplainingClient`: errors about missing rights name the command, or the pattern of keys"
     def immediate_execute_command(self, *args, **options):
         try: return super().immediate_execute_command(*args, **options)
         except redis.exceptions.NoPermissionError as error:
@@ -77,7 +82,9 @@ class _ExplainingPipeline(redis.client.Pipeline):
             raise
 
 class _Explaining:
-    "Comes before a client of redis-py among the base classes of a client that explains missing rights"
+    """Mixin for a client of redis-py: errors about missing rights name the command, or the pattern of keys
+
+    It comes before the client among the base classes."""
     def execute_command(self, *args, **options):
         try: return super().execute_command(*args, **options)
         except redis.exceptions.NoPermissionError as error:
@@ -85,12 +92,12 @@ class _Explaining:
             raise
 
 class ExplainingClient(_Explaining, redis.Redis):
-    "A client of Redis whose errors about missing rights name the command and the pattern of keys"
+    "A client of Redis whose errors about missing rights name the command, or the pattern of keys"
     def pipeline(self, transaction=True, shard_hint=None):
         return _ExplainingPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
 class ExplainingCluster(_Explaining, redis.RedisCluster):
-    "The same for a cluster"
+    "A client of a cluster whose errors about missing rights name the command, or the pattern of keys; not in pipelines"
 
 # %% ../../nbs/store/03_redis_acl.ipynb #a1f00033
 # What is sent to train, and to write: the name of a command and the arguments after its key

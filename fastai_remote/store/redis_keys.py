@@ -91,7 +91,8 @@ class RedisKeys(RedisStore):
 def _check_pattern(pattern, splits):
     """Raise `ValueError` unless `pattern` has `{}`, `{split}` if there are several `splits`, and nothing else in braces
 
-    `splits` are their names; a single one may be '', and then `{split}` is an error."""
+    `{}` may have a format, such as `{:05}`. `splits` is a list of names; a single one may be '', and then `{split}` is
+    an error."""
     def is_used(values):
         try: return len({pattern.format(number, split=split) for number,split in values})==2
         except (LookupError,ValueError,AttributeError): return False

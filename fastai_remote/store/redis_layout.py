@@ -35,8 +35,9 @@ def _even_tags(prefix, n):
 class _KeyLayout:
     """The names of the keys of one version of a dataset
 
-    On a single server they all begin with the same prefix. In a cluster they begin with one of several hash tags, for
-    example `{drawings.3}`: keys with the same tag are on the same node, and one command can read several of them."""
+    On a single server they all begin with the same prefix. In a cluster those of values begin with one of several hash
+    tags, for example `{drawings.3}`: keys with the same tag are on the same node, and one command can read several of
+    them."""
     def __init__(self, prefix, tags):
         self.prefix,self.tags = prefix,tags
         self.starts = [f'{{{tag}}}' for tag in _even_tags(prefix, tags)] if tags else [prefix]
@@ -113,8 +114,9 @@ def unpack_replies(
 )->tuple: # The values, shape (n,); list of places in it for which there is no value
     """The values that the commands of `packed_reads` ask for
 
-    There is no value where the key is too short. In the middle of a key, a value that was never written is 0; it is
-    listed as well if BITFIELD has read it with a checksum, and does not match the checksum otherwise."""
+    There is no value where the key is too short. In the middle of a key, a value that was never written is read as 0.
+    With checksums, it is listed as well if BITFIELD has read it, and else it does not match its checksum. Without them,
+    it cannot be told from a value of 0. Where a value is missing, the array has 0."""
     raw_dtype = _bitfield_type(dtype)[1]
     width = raw_dtype.itemsize
     size = width if crcs is None else width+4

@@ -30,7 +30,7 @@ from .redis_servers import redirections, refusals, ReplyTooLong, SingleServer, t
 REDIS_SCHEMES = 'redis://','rediss://','unix://','redis+sentinel://','rediss+sentinel://'
 
 def split_secret(
-    url:str, # `redis://`, `rediss://` (TLS) or `unix://`
+    url:str, # `redis://`, `rediss://` (TLS), `unix://`, `redis+sentinel://` or `rediss+sentinel://`
 )->tuple: # The URL without its password; the password or None
     "Separate the password from `url`; raises `ValueError` for a malformed URL, without showing the password"
     result = _split_secret(url)
@@ -40,7 +40,7 @@ def split_secret(
     return result
 
 def _split_secret(url):
-    "The result of `split_secret`, or the `ValueError` that it raises; this one is returned"
+    "As `split_secret`, but the `ValueError` for a malformed URL is returned, and not raised"
     try:
         parts = urlsplit(url)
         # `port` raises if it is not a number
@@ -114,7 +114,9 @@ class RedisLink:
         self.was_saved = False # Was this link loaded from a saved pickle?
 
     def _use_url(self, url):
-        "Set `url` to the public part of `url`; returns the password or None, and a dict of the options that are secret"
+        """Set `self.url` to `url` without its secrets; returns the password or None, and a dict of the secret options
+
+        Raises `ValueError` for a malformed URL, and `TypeError` for an option that cannot be given."""
         url,secret = split_secret(url)
         options = dict(parse_qsl(urlsplit(url).query))
         _check_arguments(options)
@@ -134,7 +136,7 @@ class RedisLink:
                              **self.kwargs)
 
     def opener(self)->Opener:
-        "Recreates this link in a worker, password included"
+        "An `Opener` that recreates this link in a worker, password included"
         return Opener(RedisLink, self.url, **self.reveal())
 
     @property
@@ -243,10 +245,12 @@ def call(self:RedisLink,
 ):
     """The result of `f(client)`, which is repeated with increasing pauses while the server is away or busy
 
-    Until the server has answered once, attempts start for at most 2 seconds: a wrong URL should not take twenty. It
-    ends within `timeout`, whatever the server does: an attempt that still waits for the server then is cut off.
-    Raises `StoreUnavailable` when the time is over or the server refuses access, `StoreFull`, and `StoreError` with
-    the reply of the server if it refuses the command."""
+    Without `timeout`, and until the server has answered once, attempts start for at most 2 seconds: a wrong URL should
+    not take twenty. It ends within `timeout`, whatever the server does: an attempt that still waits for the server then
+    is cut off. Raises `StoreUnavailable` when the time is over or the server refuses access, `StoreFull`, and
+    `StoreError` with the reply of the server if it refuses the command. Once the server has answered, an error such as
+    `ValueError` or `TypeError` in `f` is taken for a damaged answer: after 5 attempts, it becomes a
+    `StoreUnavailable`."""
     seconds = self.timeout if timeout is None else timeout
     outer = getattr(this_call, 'remaining', None)   # of a call that makes this one
     outer_bytes = getattr(this_call, 'most_bytes', None)
@@ -269,7 +273,7 @@ def call(self:RedisLink,
 _reply_types = {'GETRANGE':bytes, 'STRLEN':int, 'EXISTS':int, 'MGET':list, 'BITFIELD_RO':list}
 
 def _check_reply(command, reply):
-    "Raises `InvalidResponse` if `reply` is not what the command returns; then it was damaged on its way"
+    "Raises `InvalidResponse` if `reply` does not have the form that `command` returns: it was damaged on its way"
     name = command[0]
     is_right = isinstance(reply, _reply_types.get(name, object))
     if is_right and name=='MGET':
@@ -334,7 +338,9 @@ def value_reads(self:RedisLink,
     keys:list, # Keys of values
     mean_bytes:float # Bytes of a value, roughly
 )->tuple: # Commands for `send`; for each, the places in `keys` of the values in its reply, a `range` or a list
-    "The commands that read values: about 16, or fewer if their replies would have less than `REPLY_BYTES`, or more"
+    """The `MGET` commands that read values: about 16, or so many that each reply has a size within `REPLY_BYTES`
+
+    In a cluster there may be more, as each command reads keys of one hash tag only."""
     mean_bytes,(least,most) = max(mean_bytes, 1),REPLY_BYTES
     if mean_bytes*len(keys)>1<<20: keep_freed_memory()
     step = max(1, int(min(max(mean_bytes*len(keys)/16, least), most)/mean_bytes))
@@ -374,8 +380,8 @@ def _advice(self:RedisLink):
 def _handle(self:RedisLink, error, retries):
     """Whether to pause before another attempt, if one may succeed; as `handle` of `Retries.call`
 
-    If not, raises `StoreFull`, `StoreUnavailable`, `StoreError`, or `error` itself. A redirection, and a reply that has
-    to be parsed carefully, change how this link connects next."""
+    If not, raises `StoreFull`, `StoreUnavailable`, `StoreError`, or `error` itself. After a redirection, a reply that
+    has to be parsed carefully, or a temporary error of a cluster or of Sentinel, this link connects anew."""
     if isinstance(error, redis.RedisError): _drop_command(error)
     if isinstance(error, redis.OutOfMemoryError):
         raise StoreFull(f'{self.url}: {retries.hide(self._why_full(error))}') from error
@@ -412,7 +418,7 @@ def _handle(self:RedisLink, error, retries):
 
 @patch
 def _why_full(self:RedisLink, error):
-    "Why the server has no room: used memory and policy of the master that is most nearly full, and `error`"
+    "A text about a full server: used memory and policy of the master that is most nearly full, and `error`"
     try: nodes = [master.info('memory') for master in self.servers.masters()]
     except redis.RedisError: nodes = [{}]
     def used_part(memory): return memory.get('used_memory', 0)/memory['maxmemory'] if memory.get('maxmemory') else 0

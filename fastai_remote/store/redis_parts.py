@@ -23,14 +23,14 @@ MAX_RUNS = 1<<20   # runs of a table, which take 24 bytes each in every process
 class RunTable:
     """Where the samples of a dataset are, if it consists of several parts: runs of consecutive samples of a part
 
-    A table is not changed: `drop`, `replace` and `insert` return new ones."""
+    A table is not changed: `drop`, `replace` and `insert` return new ones, and may raise `TooManyRuns`."""
     def __init__(self,
         starts, # The number of the first sample of each run, ascending from 0, shape (k,)
         parts, # The part that each run is in, shape (k,)
         firsts, # The number that the first sample of each run has in its part, shape (k,)
         n:int # Number of samples
     ):
-        "Raises `ValueError` if these are no runs of `n` samples"
+        "Raises `ValueError` if these are no runs of `n` samples, and `TooManyRuns` if they are more than `MAX_RUNS`"
         self.starts,self.parts,self.firsts = (np.asarray(a, np.int64) for a in (starts,parts,firsts))
         self.n = n
         if not len(self.starts)==len(self.parts)==len(self.firsts): raise ValueError('columns of different lengths')
@@ -92,7 +92,7 @@ class RunTable:
     def drop(self,
         numbers:np.ndarray # Sample numbers, ascending, without repetitions
     ):
-        "The table without the samples `numbers`; those behind them move up"
+        "A new table without the samples `numbers`; those behind them move up"
         starts,parts,firsts = self._split(np.concatenate([numbers, numbers+1]))
         lengths = np.diff(starts, append=self.n)
         lengths[np.isin(starts, numbers, assume_unique=True)] = 0
@@ -102,7 +102,7 @@ class RunTable:
         numbers:np.ndarray, # Sample numbers, ascending, without repetitions
         part:int # The part that has them now, under the numbers 0, 1, 2, …
     ):
-        "The table in which the samples `numbers` are in another part"
+        "A new table in which the samples `numbers` are in another part"
         starts,parts,firsts = self._split(np.concatenate([numbers, numbers+1]))
         at = np.searchsorted(starts, numbers)
         parts[at],firsts[at] = part,np.arange(len(numbers))
@@ -114,7 +114,7 @@ class RunTable:
         first:int, # Number of the first of them in the part
         n:int # How many they are
     ):
-        "The table with `n` more samples; those from `at` on move back"
+        "A new table with `n` more samples; those from `at` on move back"
         starts,parts,firsts = self._split(np.array([at]))
         k = np.searchsorted(starts, at)
         lengths = np.insert(np.diff(starts, append=self.n), k, n)
@@ -149,7 +149,7 @@ class DatasetPart(NamedTuple):
 def parts_of(
     manifest:Manifest
 )->list: # Of `DatasetPart`
-    "The parts of a dataset; one, unless it was appended to or edited"
+    "The parts of a dataset; one, unless samples or fields were added or changed"
     if not manifest.parts:
         return [DatasetPart(key_layout(manifest.prefix, manifest.tags), manifest.fields, manifest.n, manifest.failed)]
     return [DatasetPart(key_layout(part['prefix'], part['tags']), part['fields'], part['n'], part['failed'])
@@ -158,7 +158,7 @@ def parts_of(
 def run_table_keys(
     manifest:Manifest
 )->list: # Of `[start of the key, first, stop, step]`
-    """The key of the tables of runs, as a list of one range of keys; empty if there is only one part
+    """The key of the tables of runs, as a list of one range of keys; empty if the dataset was never changed
 
     A range is the keys that consist of the start and a number of `range(first, stop, step)`."""
     if not manifest.runs: return []
@@ -167,10 +167,12 @@ def run_table_keys(
 
 def read_run_tables(
     link:RedisLink, # The server
-    manifest:Manifest, # Of a dataset that may have several parts
+    manifest:Manifest, # Of the dataset
     tries:int=2 # Times to read tables that are damaged: they may have been damaged on their way
-)->list: # Of `RunTable`; empty if there is only one part
-    "Where the samples of each column are; raises `CorruptSample`"
+)->list: # Of `RunTable`; empty if the dataset was never changed
+    """The tables that say where the samples are; `manifest.runs['columns']` has the index of that of a field
+
+    Raises `CorruptSample`."""
     runs = manifest.runs
     if not runs: return []
     key,ends = runs['key'],24*np.cumsum([0,*runs['lengths']])
