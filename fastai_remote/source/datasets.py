@@ -117,7 +117,7 @@ class _OfSplits:
         return list(dict.fromkeys(note for notes in found for note in notes)) if found else None
 
 class _Splits(_OfSplits, IndexedSource):
-    "An indexed source of the samples of one source per split, one split after the other; `raw` is `(split, raw)`"
+    "An indexed source of the samples of a source per split, one split after the other; raw samples are `(split, raw)`"
     def __init__(self,
         srcs:dict # `{split: indexed source}`
     ):
@@ -314,7 +314,7 @@ def _is_opaque(o):
     return not _has(o, '__len__', '__getitem__')
 
 def _is_series(o):
-    "Is `o` a Series of pandas? Its `[]` looks up the index, not the position. Asked after `is_table`, of DataFrames"
+    "Is `o` a Series of pandas? Its `[]` looks up the index, not the position. DataFrames were found before"
     return _has(o, 'iloc', 'to_numpy')
 
 def _is_list(o):

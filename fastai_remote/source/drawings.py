@@ -34,7 +34,7 @@ class _Lines:
     def __repr__(self): return f'_Lines({self.lines!r})'   # which identifies them after an interruption
 
 def _grouped(rows, size=256):
-    "Yields `(name, raw)` for each `(name, header, line)`; `raw` consists of the line's `_Lines` and its place in them"
+    "Yields `(name, raw)` for each `(name, header, line)`; `raw` is `(_Lines with the line, its position in them)`"
     rows = iter(rows)
     while part:=list(islice(rows, size)):
         lines = _Lines([line for _,_,line in part], [header for _,header,_ in part])

@@ -92,7 +92,7 @@ class Table(_Planned, IndexedSource):
 
 # %% ../../nbs/source/05_frames.ipynb #ccaff028
 class _PandasTable(Table):
-    "A DataFrame of pandas"
+    "A source of the rows of a DataFrame of pandas"
     def _types(self):
         names = list(self.table.columns)
         twice = [name for name in set(names) if names.count(name)>1]
@@ -152,7 +152,7 @@ def _pandas_type(dtype):
 
 # %% ../../nbs/source/05_frames.ipynb #b50fec74
 class _PolarsTable(Table):
-    "A DataFrame of polars"
+    "A source of the rows of a DataFrame of polars"
     def _types(self): return {name:_polars_type(dtype) for name,dtype in self.table.schema.items()}
     def _rows(self, numbers, names):
         table = self.table[numbers] if names is None else self.table.select(names)[numbers]
@@ -221,7 +221,7 @@ def _polars_type(dtype):
 
 # %% ../../nbs/source/05_frames.ipynb #1ffc3729
 class _ArrowTable(Table):
-    "A table of Arrow in memory"
+    "A source of the rows of a table of Arrow in memory"
     def _types(self):
         dictionaries = [partial(_dictionaries, self.table, k) for k in range(self.table.num_columns)]
         return arrow_types(self.table.schema, dictionaries)
@@ -512,7 +512,9 @@ class _ParquetTable(Table):
 
 # %% ../../nbs/source/05_frames.ipynb #b6185ad8
 class _RowStream(_Planned, StreamedSource):
-    "Rows that arrive in batches: a reader of Arrow, a lazy frame of polars, files that are read from front to back"
+    """Rows that arrive in batches: a reader of Arrow, a lazy frame of polars, files that are read from front to back
+
+    Raises `ValueError` if the options have a `valid_col`."""
     chunk_size = 256
     def __init__(self,
         batches, # Called without arguments, returns an iterator over parts of the table
@@ -597,11 +599,11 @@ def table_samples(
 ): # An `IndexedSource`; a `StreamedSource` for a reader, a LazyFrame, and files and datasets other than Parquet
     """A source of the rows of a table; without `fields`, `fn_col` and `label_col` each column is a field
 
-    Then `valid_col`, and columns of type null, are left out. Text in a field of files, such as
-    `jpg` or `npy`, is the path of a file, which is read. Categories bring their labels as vocabulary. A row in which a
-    value is missing is a failed sample. Parquet files are read by the workers, one row group at a time. `valid_col` is
-    an error for streams, except those of CSV files. Raises `TypeError`, `ValueError`, `FileNotFoundError`, and
-    `ImportError` for files that need pyarrow."""
+    Then `valid_col`, and columns of type null, are left out. Text in a field of files, such as `jpg` or `npy`, is the
+    path of a file, which is read. Categories bring their labels as vocabulary. A row in which a value is missing is a
+    failed sample. Parquet files are read by the workers, one row group at a time. Raises `TypeError`, `ValueError`,
+    also for `valid_col` with a stream that is not of CSV files, `FileNotFoundError`, and `ImportError` for files that
+    need pyarrow."""
     options = ColumnOptions(fields, fn_col, label_col, label_delim, folder, suff, valid_col)
     if isinstance(table, (str,Path)) or _is_list_of_paths(table): return _from_files(table, options)
     if _is_of(table, 'polars', 'DataFrame'): return _PolarsTable(table, options)

@@ -278,7 +278,9 @@ _FIELDS = {'CelebA':_fields_of_celeba, 'WIDERFace':lambda dataset: {"[1]['bbox']
 
 @dataclass
 class _AnnotatedBoxes:
-    "item -> `{field: value}`: the boxes in the annotations of torchvision, and the names of their classes"
+    """item -> `{field: value}`: the boxes in the annotations of torchvision, and the names of their classes
+
+    The fields are `boxes.npy`, corners x1, y1, x2, y2, `float32` of shape (n,4), and `boxes.labels`, a list."""
     objects:object # `objects(target, names)` -> list of (corners, label)
     names:dict=None # `{number of a class: its name}`
 
@@ -494,7 +496,7 @@ def _image_value(part, image, files):
 
 # %% ../../nbs/source/10_torch_items.ipynb #1323d9a0
 class DatasetSource(IndexedSource):
-    "A source of the samples of a map-style dataset. Each worker loads the dataset once, from a file, and indexes it"
+    "A source of the samples of a map-style dataset, which each worker loads from a temporary file, and indexes"
     def __init__(self, dataset):
         self.items,self._layout,self._names = dataset,None,None
         self.folder = None   # contains the file, once there is one
