@@ -154,6 +154,6 @@ def _sound_rows(rows, path):
 def _is_utf8(cell): return cell.isascii() or not any('\udc80'<=c<='\udcff' for c in cell)
 
 class _LoadOfSplit:
-    "`(split, raw)` -> sample"
+    "`(split, raw)` -> sample: `load(raw)`"
     def __init__(self, load): self.load = load
     def __call__(self, split_raw): return self.load(split_raw[1])

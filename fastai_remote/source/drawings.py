@@ -48,7 +48,7 @@ def _parse(line):
     """Returns the JSON value in `line`, bytes; raises `ValueError`
 
     If it is a dict whose `drawing` has strokes with times, written without spaces, as in the published files, they stay
-    text: `drawing` is then `(strokes, is_whole)`. The strokes are a list of `(x, y)`, both bytes such as `b'1,2'`, and
+    text: `drawing` is then `(strokes, is_whole)`. The strokes are a tuple of `(x, y)`, both bytes such as `b'1,2'`, and
     `is_whole` is true if no number has a sign or decimals."""
     start,end = line.find(b'"drawing":[[['),line.rfind(b']]]')
     text = line[start+11:end+2]   # the strokes, with their brackets
@@ -99,7 +99,7 @@ def _decimals_to_floats(text):
     return sign*_digits_to_ints(text[digit|separator], np.int64)/10.**decimals
 
 def _flatten_text(drawings):
-    "Returns what `flatten_drawings` does, for drawings that `_parse` left as text; raises `ValueError`"
+    "Returns the result of `flatten_drawings` for drawings that `_parse` left as text; raises `ValueError`"
     try: return _flatten_digits(drawings)
     except ValueError: pass   # such as spaces, exponents and long numbers
     return flatten_drawings([[[json.loads(b'[%s]' % x), json.loads(b'[%s]' % y)] for x,y in strokes]
@@ -358,7 +358,7 @@ class _Part:
         for k in range(0, len(self), 4096):
             yield from self._lines_at(self.which[k:k+4096], self.line[k:k+4096].tolist())
     def _lines_at(self, which, line):
-        "List of `(name, header, line)` for some of `which` and `line`. Each block is read once, in the order of files"
+        "List of `(name, header, line)` for some of `which` and `line`, in their order; each block is read once"
         rows,order = [None]*len(line),which.argsort(kind='stable')
         ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
         opened = file = None

@@ -108,7 +108,7 @@ IMAGE_EXTENSIONS = {'.jpg':'jpg', '.jpeg':'jpg', '.png':'png', '.webp':'webp',
                     **{e:'img' for e in ('.bmp','.gif','.tif','.tiff','.ppm','.pgm')}}
 
 def _image_files(folder, prefix='', above=()):
-    """Yields the paths of image files below `folder`, `str`: `prefix`, followed by the path relative to `folder`
+    """Yields the paths of the image files below `folder` as text: `prefix` and the path relative to `folder`
 
     In each folder, files and folders come in the order of their names; hidden ones are left out. Links to folders are
     followed, except to `folder` itself and the folders `above` it, `(device, inode)` of each, which would be entered

@@ -40,7 +40,7 @@ class _Planned:
     def as_is_notes(self): return self.plan.notes
 
 class Table(_Planned, IndexedSource):
-    "A source of the rows of a table in memory. A subclass defines `_types`, `_rows`, `_values` and `_stamp`"
+    "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows`, `_values` and `_stamp`"
     def __init__(self,
         table, # As the library has it
         options:ColumnOptions
