@@ -25,18 +25,20 @@ CSV_EXTENSIONS = '.csv','.tsv','.csv.gz','.tsv.gz','.csv.xz','.tsv.xz'
 class csv_samples(StreamedSource):
     """A source of the rows of CSV files: the images that a column names, or the rows as dicts
 
-    Without `fn_col`, `label_col` and `fields`, all columns are fields, and `fn` gets the cells as text. `stream` raises
-    `ValueError` for a file without a header, with two columns of one name, without a column that is asked for, or with
-    a cell beyond the limit of Python's `csv`. A row that does not fit the header is a failed sample. With `valid_col`,
-    the files are read once per split."""
+    Without `fn_col`, `label_col` and `fields`, all columns but `valid_col` are fields, and `fn` gets `{column: text}`.
+    `stream` raises `ValueError` for a file without a header, with two columns of one name, without a column that is
+    asked for, or with a cell beyond the limit of Python's `csv`. A row that does not fit the header is a failed sample.
+    With `valid_col`, the files are read once to find the splits, and then once per split. Raises
+    `FileNotFoundError`."""
     chunk_size = 256
     def __init__(self,
         files:str|Path|list, # A file, several, or a folder; with a header; plain, `.gz` or `.xz`
         fn_col:int|str=None, # Column with names of image files
-        label_col:int|str|list=None, # Column with labels; several columns: an array of numbers, `target.npy`
+        # Column with labels; several columns: an array of their numbers, `target.npy`, or a list of labels, `labels`
+        label_col:int|str|list=None,
         label_delim:str=None, # Separator of several labels in one cell; default: a cell is one label
-        folder:str|Path='', # Folder of the image files
-        suff:str='', # What to append to the names of image files, such as '.jpg'
+        folder:str|Path='', # Folder of the files that columns name
+        suff:str='', # What to append to their names, such as '.jpg'
         fields:dict=None, # `{column: field}`, such as `{'path':'jpg', 'age':'age.f4'}`; other columns are left out
         valid_col:int|str=None, # Column that is true for the validation set, or names the split of each row
         delimiter:str=None, # Separator of columns; default: a tab in `.tsv` files, otherwise a comma
@@ -53,7 +55,10 @@ class csv_samples(StreamedSource):
         return self.delimiter or ('\t' if is_tsv else ',')
 
     def _lines(self):
-        "Yields `(path, header, line number, row)`; a row is `{column: text}`, or an exception if it cannot be read"
+        """Yields `(path, header, line number, row)` for each row that is not empty; raises `ValueError`
+
+        `header` is the list of columns, the number is that of the row's last line, and `row` is `{column: text}`, or an
+        exception if it cannot be read."""
         for path in self.files:
             # Bytes that are not UTF-8 become surrogates, which `_sound_rows` finds row by row.
             with open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
@@ -68,7 +73,9 @@ class csv_samples(StreamedSource):
                     yield path,header,rows.line_num,row
 
     def _rows(self, split=None):
-        "Yields `(name, raw)` for each row, or for each row of a split; exceptions belong to the first split"
+        """Yields `(name, raw)` for each row, or for each row of `split`; exceptions belong to the first split
+
+        `raw` is `{column: text}` of the columns that are read, or the exception for a row that cannot be read."""
         o,plan,checked = self.options,None,None
         for path,header,line,row in self._lines():
             if header is not checked: plan,checked = self._plan(path, header),header
@@ -87,7 +94,7 @@ class csv_samples(StreamedSource):
 
     @cached_property
     def plan(self)->TablePlan:
-        "Which fields the samples have, by the header and the first rows of the first file"
+        "Which fields the samples have, by the header of the first file and the first 20 rows; raises `ValueError`"
         first = list(islice(self._lines(), 20))
         if first: path,header = first[0][:2]
         else:
@@ -134,7 +141,8 @@ def _check_header(path, header):
 def _sound_rows(rows, path):
     """Yields each row of the reader `rows` of CSV file `path`, or an exception in place of one that is not UTF-8
 
-    Raises `ValueError` for a cell beyond the limit of `csv`: whether the next line begins a row is unknown then."""
+    Raises `ValueError` for what `csv` refuses, such as a cell beyond its limit: whether the next line begins a row is
+    unknown then."""
     while True:
         try: row = next(rows)
         except StopIteration: return
@@ -146,6 +154,6 @@ def _sound_rows(rows, path):
 def _is_utf8(cell): return cell.isascii() or not any('\udc80'<=c<='\udcff' for c in cell)
 
 class _LoadOfSplit:
-    "`(split, raw)` -> sample"
+    "`(split, raw)` -> sample: `load(raw)`"
     def __init__(self, load): self.load = load
     def __call__(self, split_raw): return self.load(split_raw[1])

@@ -41,7 +41,9 @@ class _Items(IndexedSource):
     def read(self, numbers): return [(f'item {i}', self.items[i]) for i in numbers.tolist()]
     @cached_property
     def _digest(self):
-        "A hash of all items, as text; `None` if some are not plain data: they may be large, or look like one another"
+        """A hash of all items, as text; `None` for an `np.memmap`, and if some are not plain data
+
+        Such items may be large, or look like one another."""
         hashed = hashlib.sha256()
         if isinstance(self.items, np.memmap): return None
         try:
@@ -64,7 +66,9 @@ _PLAIN = str,int,float,bool,bytes,type(None),complex,np.generic,date,time,PurePa
 _usual = frozenset(_PLAIN)   # quicker to ask for
 
 def _plain(o):
-    "`o` with hashes in place of arrays, so that its `repr` tells all of it; raises `TypeError` unless it is plain data"
+    """A value whose `repr` tells all of `o`, at any depth; raises `TypeError` unless `o` is plain data
+
+    In place of arrays it has `(dtype, shape, hash)`, and in place of lists and tuples `(name of the type, list)`."""
     kind = type(o)
     if kind in _usual: return o
     if isinstance(o, np.void): o = np.asarray(o)   # a record, of which `repr` shows only a part
@@ -77,7 +81,7 @@ def _plain(o):
 
 # %% ../../nbs/source/11_datasets.ipynb #583257cf
 class _OfSplits:
-    "What sources of several splits have in common: what follows from the attributes of each"
+    "Base class of sources that consist of a source per split: their attributes, which follow from those of each"
     srcs:dict # `{split: source}`
     @property
     def is_identified(self): return all(s.is_identified for s in self.srcs.values())
@@ -113,7 +117,7 @@ class _OfSplits:
         return list(dict.fromkeys(note for notes in found for note in notes)) if found else None
 
 class _Splits(_OfSplits, IndexedSource):
-    "A source per split, one after the other"
+    "An indexed source of the samples of a source per split, one split after the other; raw samples are `(split, raw)`"
     def __init__(self,
         srcs:dict # `{split: indexed source}`
     ):
@@ -180,7 +184,7 @@ class _Stream(StreamedSource):
     def fingerprint(self): return type(self.items).__qualname__,getattr(self.items, '__qualname__', '')
 
 class _StreamSplits(_OfSplits, StreamedSource):
-    "A source per split, one after the other, of which at least one is a stream"
+    "A stream of the samples of one source per split, one split after the other; at least one of them is a stream"
     def __init__(self,
         srcs:dict # `{split: source}`
     ):
@@ -201,7 +205,7 @@ class _StreamSplits(_OfSplits, StreamedSource):
     def fingerprint(self): return {split:s.fingerprint() for split,s in self.srcs.items()}
 
 def _parts(source, size):
-    "An iterator over the parts of an indexed source, of `size` samples each, as `StreamedSource.stream` yields them"
+    "An iterator over the parts of an indexed source, of up to `size` samples, as `StreamedSource.stream` yields them"
     return (source.read(np.arange(start, min(start+size, len(source)))) for start in range(0, len(source), size))
 
 # %% ../../nbs/source/11_datasets.ipynb #a30c615f
@@ -230,9 +234,9 @@ def stored_samples(
     return _Stored(store, fields)
 
 class _StoredPart:
-    "Samples of a store. They are read where this is iterated over: in a worker"
+    "An iterable of `(name, raw)` for samples of a store, which are read when it is iterated over, in a worker"
     def __init__(self,
-        opener, # Opens the store
+        opener, # Called without arguments, opens the store
         numbers:np.ndarray, # Sample numbers, shape (n,)
         fields:list, # Fields to read
         bs:int=64, # Samples per round trip
@@ -243,7 +247,9 @@ class _StoredPart:
         for k in range(0, len(self), self.bs): yield from self._batch(store, self.numbers[k:k+self.bs])
 
     def _batch(self, store, numbers):
-        "Yields `(name, {field: value})`, or `(name, exception)` for a sample that is damaged or missing"
+        """Yields `(name, {field: value})`, or `(name, exception)` for a sample that is damaged or missing
+
+        Fields that a sample lacks are left out. If the shards have keys of samples, `__key__` is added."""
         specs = {f'{f}?' if store.may_lack(f) else f:f for f in self.fields}
         try: columns = store.get_many(numbers, list(specs), check=True)
         except (CorruptSample,MissingSample) as e:
@@ -260,8 +266,10 @@ def stored_values(
     store:Store, # A dataset
     field:str, # One of its fields
     values # What `get_many` returned for it, with `check=True`
-)->list: # `None` for a sample that has no such field
-    "Values of a field as a source gives them: labels, Python numbers, and bytes that are stored again as they are"
+)->list: # Of as many values; `None` in place of that of a sample that has no such field
+    """Values of a field as a source gives them: labels, Python numbers, and bytes that are stored again as they are
+
+    Bytes are `Encoded` if there are checksums of the field, which `get_many` compared."""
     manifest = store.manifest
     codec = manifest.fields[field]['codec']
     if isinstance(values, np.ndarray): values = values.tolist()
@@ -273,7 +281,7 @@ def stored_values(
     return each(lambda value: Encoded.of(value, codec)) if f'{field}.crc' in manifest.fields else values
 
 class _Decode:
-    "raw -> sample for `fn`: image files stay bytes, and all other values are decoded"
+    "raw -> sample for `fn`: image files stay bytes, all other bytes are decoded, and labels and numbers stay"
     def __init__(self,
         codecs:dict # `{field: name of its codec}`
     ): self.codecs = codecs
@@ -298,15 +306,15 @@ def _is_path(o):
     return isinstance(o, (str,Path))
 
 def _is_stream(o):
-    "Can `o` be iterated over, but not indexed, as a generator, a set, an `IterableDataset`?"
+    "Has `o` an `__iter__`, but not both `__len__` and `__getitem__`, as a generator, a set, an `IterableDataset`?"
     return not _has(o, '__len__', '__getitem__') and _has(o, '__iter__')
 
 def _is_opaque(o):
-    "Can `o` not be indexed? After `_is_stream`: it cannot be iterated over either"
+    "Does `o` lack `__len__` or `__getitem__`? Asked after `_is_stream`: it cannot be iterated over either"
     return not _has(o, '__len__', '__getitem__')
 
 def _is_series(o):
-    "Is `o` a Series of pandas? Its own `[]` looks up the index, and not the position"
+    "Is `o` a Series of pandas? Its `[]` looks up the index, not the position. DataFrames were found before"
     return _has(o, 'iloc', 'to_numpy')
 
 def _is_list(o):
@@ -331,7 +339,9 @@ def _from_datasets(o):
     return _Splits(_alike({split:DatasetSource(o.subset(k)) for k,split in zip(range(o.n_subsets), names)}))
 
 def _alike(srcs):
-    "Give all splits the same fields; returns `srcs`, `{split: source}`, which are changed; raises `ValueError`"
+    """Let the map-style or HuggingFace datasets in `srcs`, `{split: source}`, use the same fields in all splits
+
+    Changes these sources, and returns `srcs`. Raises `ValueError` as `agree` does."""
     datasets = [s for s in srcs.values() if isinstance(s, DatasetSource)]
     for s in datasets: s.share_layout(datasets)
     return agree(srcs)
@@ -356,7 +366,7 @@ def _from_list(items):
     return image_samples(items) if is_images else _Items(items)
 
 def _from_path(o):
-    "The source of a file of a table or of arrays, by its name; raises `TypeError` for other paths"
+    "The source of a file of a table or of arrays, by its name; raises `TypeError`, or `FileNotFoundError` for a URL"
     if is_table_path(o): return table_samples(o)
     if is_array_path(o): return array_samples(o)
     refuse_address(o)
@@ -390,14 +400,18 @@ _KINDS = (   # what an object may be, and what makes a source of it; the first t
     (lambda o: True, DatasetSource))   # it has a length and can be indexed
 
 def as_source(
-    o # A source, store, list, array, DataFrame, map-style dataset or iterator; paths of images; or a dict of splits
-)->Source:
+    # A source, store, list, array, DataFrame, map-style dataset or iterator; a list of paths of images; the path of a
+    # table or of arrays; or a dict of splits, `{split: one of these}`
+    o
+)->Source: # `o` itself if it is a source
     "The source of the samples in `o`; raises `TypeError` if it is none of these kinds"
     for is_kind,to_source in _KINDS:
         if is_kind(o): return to_source(o)
 
 def _are_image_paths(items):
-    "Are `items` strings that name image files? Raises `TypeError` if only some are, or if they are URLs"
+    """Are `items`, of which there is at least one, strings that name image files, by their extensions?
+
+    Raises `TypeError` if the first is a string and only some of them name images, or if one that does is a URL."""
     if isinstance(items, np.ndarray) and (items.dtype.kind not in 'UO' or items.ndim!=1): return False
     if not isinstance(items[0], str): return False
     def is_path(o): return isinstance(o, str) and os.path.splitext(o)[1].lower() in IMAGE_EXTENSIONS

@@ -34,7 +34,7 @@ class _Lines:
     def __repr__(self): return f'_Lines({self.lines!r})'   # which identifies them after an interruption
 
 def _grouped(rows, size=256):
-    "Yields `(name, raw)` for each `(name, header, line)`; `raw` consists of the line's `_Lines` and its place in them"
+    "Yields `(name, raw)` for each `(name, header, line)`; `raw` is `(_Lines with the line, its position in them)`"
     rows = iter(rows)
     while part:=list(islice(rows, size)):
         lines = _Lines([line for _,_,line in part], [header for _,header,_ in part])
@@ -45,10 +45,11 @@ _STROKE = re.compile(rb'\[\[([^\]]*)\],\[([^\]]*)\],')   # x and y of a stroke; 
 _COMMA,_SEMICOLON,_ZERO,_POINT,_MINUS = b',;0.-'
 
 def _parse(line):
-    """Returns the JSON object in `line`, bytes; raises `ValueError`
+    """Returns the JSON value in `line`, bytes; raises `ValueError`
 
-    If its strokes have times and are written without spaces, as in the published files, they stay text: `drawing` is a
-    tuple of the strokes, each `(x, y)` as bytes such as `1,2`, and whether no number has a sign or decimals."""
+    If it is a dict whose `drawing` has strokes with times, written without spaces, as in the published files, they stay
+    text: `drawing` is then `(strokes, is_whole)`. The strokes are a tuple of `(x, y)`, both bytes such as `b'1,2'`, and
+    `is_whole` is true if no number has a sign or decimals."""
     start,end = line.find(b'"drawing":[[['),line.rfind(b']]]')
     text = line[start+11:end+2]   # the strokes, with their brackets
     strokes = _STROKE.findall(text) if 0<=start<end else []
@@ -98,7 +99,7 @@ def _decimals_to_floats(text):
     return sign*_digits_to_ints(text[digit|separator], np.int64)/10.**decimals
 
 def _flatten_text(drawings):
-    "Returns what `flatten_drawings` does, for drawings that `_parse` left as text; raises `ValueError`"
+    "Returns the result of `flatten_drawings` for drawings that `_parse` left as text; raises `ValueError`"
     try: return _flatten_digits(drawings)
     except ValueError: pass   # such as spaces, exponents and long numbers
     return flatten_drawings([[[json.loads(b'[%s]' % x), json.loads(b'[%s]' % y)] for x,y in strokes]
@@ -171,7 +172,9 @@ class _LoadDrawing:
         return fields
 
     def _simplified(self, samples):
-        "List of `samples`, dicts, with simplified strokes: arrays, or bytes if `packed`. Simplified ones stay"
+        """List of `samples`, dicts, with simplified `strokes`: lists of arrays, or `Encoded` bytes if `packed`
+
+        Those that were simplified before stay, as lists of arrays in any case, also in `samples` itself."""
         texts = [i for i,o in enumerate(samples) if isinstance(o['strokes'], tuple)]
         whole = [i for i in texts if samples[i]['strokes'][1]]
         decimal = [i for i in texts if not samples[i]['strokes'][1]]
@@ -264,7 +267,7 @@ def _drawing_files(files):
     return paths,Path(os.path.commonpath([p.absolute().parent for p in paths]))
 
 def _header(path, line):
-    "List of columns in `line`, the first of file `path`; `None` if it is JSON; raises `ValueError` if it is neither"
+    "List of columns in `line`, the first of file `path`; `None` if it is JSON or blank; else raises `ValueError`"
     if line.lstrip()[:1] in (b'{',b''): return None
     try: header = next(csv.reader([line.decode('utf-8-sig').strip()]))
     except (UnicodeDecodeError,csv.Error,StopIteration): header = []
@@ -276,7 +279,8 @@ def _header(path, line):
 def _index(path, start, piece=1<<24):
     """Returns `(offsets, number of lines)` of a file from byte `start` on, where its first line begins
 
-    The offsets are those of each 64th line, and the end of the last line. `piece`: bytes that are read at a time."""
+    The offsets are an array: the starts of the first line and of each 64th after it, and the end of the last line,
+    without white space at the end of the file. `piece`: bytes that are read at a time."""
     with open(path, 'rb') as f:
         end = _end_of_text(f, start)
         if end<=start: return np.array([start]),0
@@ -323,7 +327,9 @@ def _word_in(line, header, name):
     return word
 
 def _counted(counts, word, most):
-    "Is this one of the first `most` drawings of `word`, or is that `None`? Counts it in `counts`, a `Counter` of words"
+    """Is this one of the first `most` drawings of `word`? True for the word `None`
+
+    Counts the drawing in `counts`, a `Counter` of words."""
     if word is None: return True
     counts[word] += 1
     return counts[word]<=most
@@ -340,7 +346,7 @@ def _first_of_each(path, header, start, n, counts, most):
     return np.array(used, np.int64)
 
 class _Part:
-    "Lines of files. They are read where this is iterated over: in a worker"
+    "An iterable of `(name, raw)`, as of `_grouped`, for lines of files, which are read when it is iterated over"
     def __init__(self,
         blocks:list, # `(file, columns or None, number of its first line, from byte, to byte)`
         which:np.ndarray, # The block of each sample, shape (n,)
@@ -352,7 +358,7 @@ class _Part:
         for k in range(0, len(self), 4096):
             yield from self._lines_at(self.which[k:k+4096], self.line[k:k+4096].tolist())
     def _lines_at(self, which, line):
-        "List of `(name, header, line)` for some of `which` and `line`. Each block is read once, in the order of files"
+        "List of `(name, header, line)` for some of `which` and `line`, in their order; each block is read once"
         rows,order = [None]*len(line),which.argsort(kind='stable')
         ends = np.flatnonzero(np.diff(which[order], append=-1))+1   # of the samples of each block, in `order`
         opened = file = None
@@ -397,7 +403,9 @@ class _IndexedDrawings(_Drawings, IndexedSource):
     "Drawings by number, in files that are not compressed"
     block = _BLOCK
     def __init__(self, files, root, label, raster, *options):
-        "Reads all files once, to find their lines; raises `ValueError` if there are none, or for other content"
+        """Reads all files to find their lines; raises `ValueError` if there are none, or for other content
+
+        `options` are the last three parameters of `_Drawings`."""
         super().__init__(files, root, label, raster, *options)
         self.headers,self.offsets,lengths,counts = [],[],[],Counter()   # one entry per file, but the counts of words
         self.lines = []   # the lines that are used, of each file: an array, or `None` for all from the first one on
@@ -513,9 +521,10 @@ def drawing_samples(
     """A source of Quick, Draw! files: fields `strokes` or `png`, `cls`, `id`, `recognized.u1`
 
     `points.npy` has shape (n,4): x, y, time in milliseconds, and 1 for the last point of a stroke, else 0; as float32,
-    or as float64 if a number needs it. With `max_per_class`, the words of all lines are read beforehand.
+    or as float64 if a number needs it. With `max_per_class`, the words of all lines are read beforehand; in a stream,
+    as it is read. Raw drawings are simplified, as the published ones were, also for pictures of them.
 
-    Raises `FileNotFoundError`, and `ValueError` for files that do not contain drawings."""
+    Raises `FileNotFoundError`, and `ValueError` for wrong arguments and for files that do not contain drawings."""
     if field not in ('strokes','png'): raise ValueError(f"field must be 'strokes' or 'png', not {field!r}")
     paths,root = _drawing_files(files)
     for path in paths: require(path, path.is_file())

@@ -22,9 +22,11 @@ from .base import fn_fingerprint, IndexedSource, read_file, refuse_address, requ
 # %% ../../nbs/source/01_files.ipynb #7a8a5e0a
 def list_files(
     files:str|Path|list, # A folder, which is searched with its subfolders; a file, or a list of files
-    extensions:tuple, # What the names of files in a folder end in
+    extensions:tuple, # What the names of files in a folder end in, in small letters
 )->list: # Paths; those of a folder are sorted
-    "The files that are meant by `files`; raises `FileNotFoundError`"
+    """The files that are meant by `files`; raises `FileNotFoundError` if there are none, or if one is not there
+
+    `extensions` only select files in a folder, where files whose names begin with a dot are left out."""
     if isinstance(files, (str,Path)) and Path(files).is_dir():
         found = Path(files).rglob('*')
         paths = sorted(p for p in found if p.name.lower().endswith(extensions) and not p.name.startswith('.'))
@@ -45,13 +47,15 @@ def open_text(path:Path, **kwargs):
 
 # %% ../../nbs/source/01_files.ipynb #feb89fc8
 class PathList:
-    "A list of paths below `root`, packed: the bytes of each path, and 8 bytes more"
+    """A list of paths, packed: it takes the bytes of each path, and 8 bytes more
+
+    `paths[i]` is a `Path`, of `root` and what was appended; `i` is from 0 on, and not negative or a slice."""
     def __init__(self,
         root:str|Path='.' # Folder that the paths are relative to
     ): self.root,self.blob,self.ends = Path(root),bytearray(),array('q', [0])
 
     def append(self,
-        path:str # Relative to the root
+        path:str # Relative to the root, or absolute
     ):
         "Add `path`"
         try: self.blob += os.fsencode(path)
@@ -65,7 +69,7 @@ class PathList:
         return self.root/os.fsdecode(bytes(self.blob[self.ends[i]:self.ends[i+1]]))
     def __repr__(self): return f'PathList({len(self)} in {self.root})'
     def fingerprint(self)->str:
-        "A hash of all paths"
+        "A hash, as text, of all paths as they were appended, without the root"
         hashed = hashlib.sha256(self.blob)
         hashed.update(self.ends)
         return hashed.hexdigest()
@@ -91,7 +95,7 @@ class SortedNames:
     def __iter__(self): return heapq.merge(*map(_unpacked, self.packed), sorted(self.names))
 
 def _unpacked(packed, size=4096):
-    "Yields the names in `packed`, bytes with zero bytes between them, of which it unpacks about `size` at a time"
+    "Yields the names, `str`, in `packed`: bytes with zero bytes between names; unpacks about `size` bytes at a time"
     start = 0
     while start<len(packed):
         end = packed.find(b'\0', start+size)
@@ -104,10 +108,11 @@ IMAGE_EXTENSIONS = {'.jpg':'jpg', '.jpeg':'jpg', '.png':'png', '.webp':'webp',
                     **{e:'img' for e in ('.bmp','.gif','.tif','.tiff','.ppm','.pgm')}}
 
 def _image_files(folder, prefix='', above=()):
-    """Yields the paths of image files below `folder`, `prefix` and then relative to it, in sorted order
+    """Yields the paths of the image files below `folder` as text: `prefix` and the path relative to `folder`
 
-    Hidden files are left out. Links to folders are followed, except to one of the folders `above`, a set of
-    `(device, inode)`, which would be entered without end."""
+    In each folder, files and folders come in the order of their names; hidden ones are left out. Links to folders are
+    followed, except to `folder` itself and the folders `above` it, `(device, inode)` of each, which would be entered
+    without end."""
     status = os.stat(folder)
     above = {*above, (status.st_dev, status.st_ino)}
     files,folders = SortedNames(),SortedNames()
@@ -136,13 +141,14 @@ def _is_folder(entry, above):
 class image_samples(IndexedSource):
     """A source of image files: field `jpg`, or `png`, `webp` or `img`, and `path` if asked for
 
-    With `label`, also `cls`, or `labels` for a list. The files are stored as they are. Raises `FileNotFoundError` if
-    there are none; given paths are opened later."""
+    With `label`, also `cls`, or `labels` for a list. The files are stored as they are. Raises `TypeError`, and
+    `FileNotFoundError` if there is no such folder or no image, or for URLs. Given paths are opened later: one that is
+    not there is a failed sample, and so is a file for which `label` fails or returns `None`."""
     def __init__(self,
         files:str|Path|list, # A folder, searched with its subfolders, or a list of paths
-        label=None, # `label(path)` -> label, or a list of labels; default: no labels
+        label=None, # `label(path)`, of a `Path` -> label, or a list of labels; default: no labels
         field:str=None, # Field for the image; default: by the extensions of the files
-        path:bool=False, # Keep the path, relative to the folder, as field `path`?
+        path:bool=False, # Keep the path as field `path`? It is relative to the folder; of a list, to the current folder
         # Folders of the splits, such as ['train','valid'], or `{split: folder}`; other folders are left out
         splits:list|dict=None,
     ):
@@ -180,9 +186,10 @@ class image_samples(IndexedSource):
     def __len__(self): return len(self.paths)
 
     def _raw(self, i):
-        """Returns `(name, raw)` of file `i` for `read`: `raw` is `(path, label or None)`, or an exception
+        """Returns `(path, raw)` of file `i` for `read`; `raw` is `(path as str, label or None)`, or an exception
 
-        The label function runs here, in the leading process."""
+        The label function runs here, in the leading process. The exception is what it raises, or a `ValueError` if it
+        returns `None`."""
         path = self.paths[i]
         if not self.label: return path,(str(path), None)
         try: label = self.label(path)

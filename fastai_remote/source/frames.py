@@ -40,7 +40,7 @@ class _Planned:
     def as_is_notes(self): return self.plan.notes
 
 class Table(_Planned, IndexedSource):
-    "A source of the rows of a table in memory. A subclass defines `_types`, `_rows`, `_values` and `_stamp`"
+    "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows`, `_values` and `_stamp`"
     def __init__(self,
         table, # As the library has it
         options:ColumnOptions
@@ -92,7 +92,7 @@ class Table(_Planned, IndexedSource):
 
 # %% ../../nbs/source/05_frames.ipynb #ccaff028
 class _PandasTable(Table):
-    "A DataFrame of pandas"
+    "A source of the rows of a DataFrame of pandas"
     def _types(self):
         names = list(self.table.columns)
         twice = [name for name in set(names) if names.count(name)>1]
@@ -128,7 +128,7 @@ class _PandasTable(Table):
         return hashlib.sha256(stable_repr(self._rows(some, None)).encode()).hexdigest()
 
 def _time_values(name, type, array):
-    "List of the values of an array of pandas with Arrow's `type` `time64[ns]`; raises `TypeError` as `arrow_rows` does"
+    "List of the times, as text, in an array of pandas of Arrow's `type` `time64[ns]`; `TypeError` if they are nested"
     import pyarrow as pa
     return _arrow_values(pa.field(str(name), type), pa.array(array, type), np.arange(len(array)))
 
@@ -152,7 +152,7 @@ def _pandas_type(dtype):
 
 # %% ../../nbs/source/05_frames.ipynb #b50fec74
 class _PolarsTable(Table):
-    "A DataFrame of polars"
+    "A source of the rows of a DataFrame of polars"
     def _types(self): return {name:_polars_type(dtype) for name,dtype in self.table.schema.items()}
     def _rows(self, numbers, names):
         table = self.table[numbers] if names is None else self.table.select(names)[numbers]
@@ -175,9 +175,10 @@ class _PolarsTable(Table):
         return stable_repr(self._rows(np.unique([0, n//2, max(0, n-1)]), None)) if n else ''
 
 def polars_rows(table)->list:
-    """The rows of a DataFrame of polars as dicts; times with nanoseconds, which Python does not have, as text
+    """The rows of a DataFrame of polars as dicts; times in nanoseconds, which Python does not have, as text
 
-    Raises `TypeError` for nanoseconds in lists and structs."""
+    These are all values of `Time`, and of `Datetime` whose unit is nanoseconds. Raises `TypeError` for columns of lists
+    or structs with these types."""
     for name,dtype in table.schema.items():
         text = str(dtype)
         if text=='Time':
@@ -220,7 +221,7 @@ def _polars_type(dtype):
 
 # %% ../../nbs/source/05_frames.ipynb #1ffc3729
 class _ArrowTable(Table):
-    "A table of Arrow in memory"
+    "A source of the rows of a table of Arrow in memory"
     def _types(self):
         dictionaries = [partial(_dictionaries, self.table, k) for k in range(self.table.num_columns)]
         return arrow_types(self.table.schema, dictionaries)
@@ -239,8 +240,8 @@ def _dictionaries(table, k): return [chunk.dictionary for chunk in table.column(
 def arrow_rows(table, numbers)->list:
     """Rows `numbers` of a table or `RecordBatch` of Arrow as dicts
 
-    Times of the day and timestamps with nanoseconds are text, as Python has none. In lists and structs, timestamps are
-    those of pandas, and times of the day with nanoseconds raise `TypeError`."""
+    Times of the day and timestamps whose unit is nanoseconds are text, as Python has none. In lists and structs, such
+    timestamps are those of pandas, and such times of the day raise `TypeError`."""
     import pyarrow as pa
     if isinstance(table, pa.RecordBatch): table = pa.Table.from_batches([table])
     if not table.num_columns: return [{} for _ in numbers]
@@ -339,7 +340,7 @@ def _is_text(t):
 class _RowGroup:
     "One row group of a Parquet file, which is read when it is asked for"
     cache = {} # `{key: table}` of the row groups that this process has read last
-    cache_bytes = 64_000_000 # Bytes that may stay there, besides the last two
+    cache_bytes = 64_000_000 # Bytes that may stay there; the last two stay in any case
     def __init__(self, format, filesystem, path, partition, index, first, schema, names):
         self.path,self.first,self.names = path,first,names   # `first`: number of the first row in the file
         self.source = format,filesystem,path,partition,index,schema
@@ -362,7 +363,7 @@ class _RowGroup:
         return info.size,info.mtime_ns
 
 class _GroupRows:
-    "Rows of Parquet files. They are read where this is iterated over: in a worker"
+    "An iterable of `(name, row)` for rows of Parquet files, which are read when it is iterated over, in a worker"
     def __init__(self,
         groups:list, # `(row group, split or None)`
         which:np.ndarray, # The row group of each sample, position in `groups`, shape (n,)
@@ -423,10 +424,11 @@ def _common_schema(dataset, fragments):
 
 # %% ../../nbs/source/05_frames.ipynb #f1f160f3
 class _ParquetTable(Table):
-    """The rows of Parquet files. Only the footers are read here: a worker reads the row groups that its samples are in
+    """The rows of Parquet files, of which a worker reads the row groups that its samples are in
 
-    Columns of categories are read here too, for their labels, and so is a split column: the splits of each row group
-    are counted, and a worker finds the k-th row of a split in its row group."""
+    The leading process reads the footers, the first rows, for `plan`, columns of categories, for their labels, and a
+    split column: it counts the splits of each row group, and a worker finds the k-th row of a split in its row
+    group."""
     def __init__(self,
         dataset, # Of `pyarrow.dataset`, with the format Parquet
         options:ColumnOptions
@@ -510,7 +512,9 @@ class _ParquetTable(Table):
 
 # %% ../../nbs/source/05_frames.ipynb #b6185ad8
 class _RowStream(_Planned, StreamedSource):
-    "Rows that arrive in batches: a reader of Arrow, a lazy frame of polars, files that are read from front to back"
+    """Rows that arrive in batches: a reader of Arrow, a lazy frame of polars, files that are read from front to back
+
+    Raises `ValueError` if the options have a `valid_col`."""
     chunk_size = 256
     def __init__(self,
         batches, # Called without arguments, returns an iterator over parts of the table
@@ -528,7 +532,7 @@ class _RowStream(_Planned, StreamedSource):
 
     @cached_property
     def plan(self)->TablePlan:
-        "Which fields the samples have, by the first batch"
+        "Which fields the samples have, by the first batch with rows; raises `ValueError` if there is none"
         first,rest = self._open()
         if self.once: self.started = first,rest   # `stream` continues here
         return TablePlan(self.schema_types(first), self.rows(first[:20]), self.options)
@@ -544,7 +548,7 @@ class _RowStream(_Planned, StreamedSource):
         raise ValueError('the source is empty')
 
     def _named_rows(self):
-        "Yields `(name, row)` for all rows; rows are dicts of the columns that are asked for"
+        "Yields `(name, row)` for all rows; rows are dicts of the columns that are asked for, or of all columns"
         names,i = self.plan.names,0
         first,rest = self.started or self._open()
         for batch in chain([first], rest):
@@ -565,7 +569,10 @@ def _is_of(o, library, *names):
     return any(cls.__module__.split('.')[0]==library and cls.__name__ in names for cls in type(o).__mro__)
 
 def is_table(o)->bool:
-    "Can `table_samples` read the object `o`? Paths and lists are not asked about"
+    """Is `o` a DataFrame of pandas, a DataFrame or LazyFrame of polars, or a table or the like of Arrow?
+
+    Of Arrow it may be a table, a batch, a reader of batches, a dataset, an array, or a `ParquetFile`. `table_samples`
+    refuses the last two with a `TypeError` that says what to give."""
     return (hasattr(o, 'iloc') and hasattr(o, 'columns') or _is_of(o, 'polars', 'DataFrame', 'LazyFrame') or
             _is_of(o, 'pyarrow', 'Table', 'RecordBatch', 'RecordBatchReader', 'Dataset', 'ParquetFile', 'Array',
                    'ChunkedArray'))
@@ -578,22 +585,24 @@ def is_table_path(path)->bool:
     return str(path).lower().endswith(_PARQUET+CSV_EXTENSIONS+_ARROW)
 
 def table_samples(
-    # A DataFrame of pandas or polars; a table, reader or dataset of Arrow; Parquet or CSV files: a path, a list of
-    # paths, or a folder of Parquet files
+    # A DataFrame of pandas or polars, or a LazyFrame; a table, reader or dataset of Arrow; Parquet, Arrow or CSV files:
+    # a path, a list of paths, or a folder of Parquet files
     table,
     fn_col:int|str=None, # Column with names of image files
-    label_col:int|str|list=None, # Column with labels; several columns: an array of numbers, `target.npy`
+    # Column with labels; several columns: an array of their numbers, `target.npy`, or a list of labels, `labels`
+    label_col:int|str|list=None,
     label_delim:str=None, # Separator of several labels in one cell
     folder:str|Path='', # Folder of the files that columns name
     suff:str='', # What to append to their names, such as '.jpg'
     fields:dict=None, # `{column: field}`, such as `{'path':'jpg', 'age':'age.f4'}`; other columns are left out
     valid_col:int|str=None, # Column that is true for the validation set, or names the split of each row
-): # A source
+): # An `IndexedSource`; a `StreamedSource` for a reader, a LazyFrame, and files and datasets other than Parquet
     """A source of the rows of a table; without `fields`, `fn_col` and `label_col` each column is a field
 
-    Text in a field of files, such as `jpg` or `npy`, is the path of a file, which is read. Categories bring their
-    labels as vocabulary. A row in which a value is missing is a failed sample. Parquet files are read by the workers,
-    one row group at a time. Raises `TypeError`, `ValueError`, `FileNotFoundError`, and `ImportError` for files that
+    Then `valid_col`, and columns of type null, are left out. Text in a field of files, such as `jpg` or `npy`, is the
+    path of a file, which is read. Categories bring their labels as vocabulary. A row in which a value is missing is a
+    failed sample. Parquet files are read by the workers, one row group at a time. Raises `TypeError`, `ValueError`,
+    also for `valid_col` with a stream that is not of CSV files, `FileNotFoundError`, and `ImportError` for files that
     need pyarrow."""
     options = ColumnOptions(fields, fn_col, label_col, label_delim, folder, suff, valid_col)
     if isinstance(table, (str,Path)) or _is_list_of_paths(table): return _from_files(table, options)

@@ -33,7 +33,9 @@ def file_format(
     start:bytes, # The first 16 bytes of a file, or more
     path:str=None, # Its path, if it has one
 )->str: # An extension such as `jpg`; `None` if the format is unknown
-    "The format of a file of an image, a sound or a video, by its first bytes, else by the extension of its path"
+    """The format of a file of an image, a sound or a video, by its first bytes
+
+    If these are not recognised, it is the extension of the path, but only one of sounds, videos or PDF."""
     if start[:4]==b'RIFF': found = {b'WEBP':'webp', b'WAVE':'wav', b'AVI ':'avi'}.get(bytes(start[8:12]))
     elif start[4:8]==b'ftyp': found = 'mp4'
     else: found = next((name for magic,name in _STARTS if start.startswith(magic)), None)
@@ -83,7 +85,9 @@ _NUMBERS = {'bool':'u1', 'uint64':'i8', 'float16':'f2', 'float32':'f4', 'float64
 _TEXTS,_BYTES = ('string','large_string','string_view'),('binary','large_binary','binary_view')
 
 def _nested(feature):
-    "A function that converts values of `feature` inside of lists and dicts to JSON; raises `TypeError` if none can"
+    """Returns a function that makes of a value of `feature`, inside of a list or dict, one that JSON can represent
+
+    Raises `TypeError` if there is none for the values."""
     if _kind(feature)=='ClassLabel': return partial(_class_name, feature.names)
     if _kind(feature)=='Json': return _parsed
     if _is_file(feature): raise TypeError(f'{_kind(feature)}s inside of a list or a dict')
@@ -138,7 +142,7 @@ def _number_type(feature):
 
 # %% ../../nbs/source/08_huggingface.ipynb #5bffbc43
 def _clean(name):
-    "`name` as a part of the name of a field: without the characters that a field cannot have"
+    "`name` as a part of a field's name: with `_` for characters that it cannot have; `column` if nothing is left"
     return re.sub(r'[:#~@\s/\\]+', '_', name).strip('_.') or 'column'
 
 def _extension(feature, formats):
@@ -193,8 +197,11 @@ def plan_columns(
     features:dict, # Of a HuggingFace dataset
     fields:dict, # `{column: field, or None to leave it out}`, for columns whose field is not chosen here
     formats, # `formats(column) -> set`: formats of the files of a column of images, sounds or videos
-)->list: # A `_Column` for each column
-    "Chooses the field of each column; raises `TypeError` if there is none for a column, and `ValueError`"
+)->list: # A `_Column` for each column; its `field` is `None` if it is left out
+    """Chooses the field of each column; raises `TypeError` if there is none for a column
+
+    Columns of type null are left out unless `fields` names them. Raises `ValueError` for a name in `fields` that is no
+    column, for two columns with one field, and if no column is left."""
     unknown = [name for name in fields if name not in features]
     if unknown: raise ValueError(f"no column {unknown[0]!r}; there are {', '.join(features)}")
     for name,field in fields.items():
@@ -284,7 +291,7 @@ class HFSource:
 
 # %% ../../nbs/source/08_huggingface.ipynb #9917f00c
 def _stored(feature):
-    "`feature` with files that are not decoded: a dict of `bytes` and `path`"
+    "A feature of the type of `feature` that does not decode files: a value is a dict of `bytes` and `path`"
     return type(feature)(decode=False)
 
 class _TableFile:
@@ -314,7 +321,7 @@ def _open_table(path):
     with open(path, 'rb') as f: return cloudpickle.load(f)
 
 class _RowsPart:
-    "Rows of a table. They are read where this is iterated over: in a worker"
+    "An iterable of `(name, {column: value})` for rows of a table, which are read when it is iterated over, in a worker"
     def __init__(self,
         path:str, # File of a `_TableFile`
         numbers:np.ndarray, # Positions in the dataset, for messages, shape (n,)
@@ -347,7 +354,9 @@ def _column_values(column):
 
 # %% ../../nbs/source/08_huggingface.ipynb #d4afcce2
 class _TableSource(HFSource, IndexedSource):
-    "A source of the rows of a map-style HuggingFace dataset, which workers read from its Arrow files"
+    """A source of the rows of a map-style HuggingFace dataset, which workers read from its Arrow files
+
+    For a dataset in memory, `read` first writes a temporary file, which they read."""
     def __init__(self, dataset, fields):
         names = dataset.format['columns']
         self.dataset,self.file = dataset.with_format(None).select_columns(names),None
@@ -385,7 +394,9 @@ def _arrow(numbers):
     return pa.array(numbers)
 
 def _format_of(value):
-    "The format of the file in `{'bytes', 'path'}`, see `file_format`; `None` if it is unknown, or cannot be read"
+    """The format of the file in `{'bytes', 'path'}`, see `file_format`; `None` if it is unknown
+
+    For a file on a server, or one that cannot be read, only the extension counts."""
     start,path = value['bytes'],value['path']
     if start is None and '://' not in path:
         try:
@@ -437,7 +448,9 @@ def _with_features(dataset):
     return dataset.cast(Dataset.from_list(head).features)
 
 def is_huggingface(o)->bool:
-    "Is `o` a dataset of HuggingFace's `datasets`? With a transform of the user (`with_transform`) it is not"
+    """Is `o` a `Dataset` or `IterableDataset` of HuggingFace's `datasets`? A `DatasetDict` is not
+
+    Nor is a `Dataset` with a transform of the user (`with_transform`)."""
     library = sys.modules.get('datasets')   # not imported here: whoever has such an object has imported it
     if not hasattr(library, 'ClassLabel'): return False
     if isinstance(o, library.IterableDataset): return True
@@ -462,10 +475,11 @@ def hf_samples(
 
 def agree(
     sources:dict # `{split: source}`
-)->dict: # The same
-    """Store the images of all splits in one field, also if their formats differ
+)->dict: # `sources` itself
+    """Let HuggingFace datasets store a column of files in one field in all splits, also if the formats differ
 
-    Raises `ValueError` if splits of HuggingFace datasets have different fields."""
+    Changes these sources; does nothing unless all are of HuggingFace datasets. Raises `ValueError` if their columns
+    differ, or if a column without files has different fields."""
     found = list(sources.values())
     if len(found)<2 or not all(isinstance(s, HFSource) for s in found): return sources
     columns = [{c.name:c.field for c in s.used} for s in found]
@@ -481,7 +495,7 @@ def agree(
 def _use_one_field(sources, name):
     """Let all `sources`, `{split: HFSource}`, store column `name` in a field that can hold the files of all splits
 
-    Raises `ValueError` if the column holds no files."""
+    Raises `ValueError` if the column holds no files, or files of different kinds, such as images and sounds."""
     features = [next(c.feature for c in s.used if c.name==name) for s in sources.values()]
     kinds = {_kind(feature) for feature in features}
     if len(kinds)>1 or not _is_file(features[0]):

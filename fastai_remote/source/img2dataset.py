@@ -25,11 +25,12 @@ class img2dataset_samples(StreamedSource):
 
     Beside each tar there may be a Parquet file with one row per image, also for images that could not be downloaded:
     the report counts those. `columns` adds columns of these rows, which are found by their key. Raises
-    `FileNotFoundError`, `ValueError` for a column that does not exist, and `ImportError` without pyarrow."""
+    `FileNotFoundError` if there are no tars, and with `columns` if there is no Parquet file beside one of them,
+    `ValueError` for a column that does not exist, and `ImportError` without pyarrow."""
     chunk_size = 64
     implicit_keys = True   # keys of samples are kept where they take no space
     def __init__(self,
-        files:str|Path|list, # The folder of the tars, or some of them
+        files:str|Path|list, # The folder of the tars, a tar, or a list of tars
         # Columns of the Parquet files to add, such as ['url','similarity'], or `{column: field}`
         columns:list|dict=None,
     ):
@@ -54,7 +55,7 @@ class img2dataset_samples(StreamedSource):
 
     @property
     def notes(self)->list:
-        """One remark: how many rows have no image, as it could not be downloaded or resized; empty if all have one
+        """A list of one remark: how many rows have no image, as it could not be downloaded or resized; else empty
 
         This is taken from the statistics that img2dataset writes beside a tar, or else from its Parquet file."""
         counts = Counter()
@@ -116,7 +117,9 @@ class _LoadJoined:
     ): self.load,self.names,self.row = load,tuple(plan.names) if plan else (),plan.load if plan else None
 
     def __call__(self, table_raw):
-        "The sample with the columns of its row; raises `ValueError` for a field that both have, without one row"
+        """The sample of the tar, with the columns of its row if there are any to add
+
+        Raises `ValueError` if its key has no row or several, and for a field that both have."""
         path,raw = table_raw
         sample = self.load(raw)
         if not self.row: return sample

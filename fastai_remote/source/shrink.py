@@ -23,11 +23,12 @@ from .base import as_sample
 class shrink:
     """An `fn` that reduces images until the shorter side has `size` pixels
 
-    Smaller ones keep their size, and bytes in the format of `codec` stay as they are. Raises `ValueError` for a sample
-    that has none of the fields, for images that `codec` cannot keep, and if two fields would get one name."""
+    Smaller ones keep their size, and if they are bytes in the format of `codec`, they stay as they are. Raises
+    `ValueError` for a sample that has none of the fields, for images that `codec` cannot keep, and if two fields would
+    get one name."""
     def __init__(self,
         size:int, # Shorter side, pixels
-        quality:int=90, # JPEG and WebP quality, 1 to 95
+        quality:int=90, # JPEG quality, 1 to 95; WebP is written without loss
         codec:str='jpg', # Stored as `jpg`, `png`, `webp`, `raw` pixels, or `bits` (masks of two levels)
         fields:str|list=None, # One or more image fields to shrink; default: the first one
         resample:int=Image.Resampling.BILINEAR, # Pillow's filter; `NEAREST` for masks
@@ -45,7 +46,7 @@ class shrink:
 
     def __call__(self,
         sample # A dict of fields, or what `as_sample` makes one of
-    )->dict: # The sample with smaller images; their fields end in the name of `codec`
+    )->dict: # A new one, with smaller images; their fields end in the name of `codec`
         sample = as_sample(sample)
         fields = self.fields or [f for f in sample if isinstance(get_codec(f), (ImageCodec,RawCodec))][:1]
         if not any(f in sample for f in fields): raise ValueError(f"no image among the fields {', '.join(sample)}")
@@ -84,7 +85,9 @@ class shrink:
         return isinstance(out, ImageCodec) and im.format==out.fmt
 
     def _to_stored_mode(self, im):
-        "Returns `im` in a mode that the codec stores, as fastai would open it, and a note on what is lost, or `None`"
+        """Returns `(image, note)`: `im` in a mode that the codec stores, and a text if transparency is lost, or `None`
+
+        A picture of more than 8 bits, whose mode begins with `I` or `F`, is returned as it is."""
         if im.mode[0] in 'IF': return im,None   # 16 bits: the codec decides whether it can store them
         if self.codec in ('png','webp'): return im.convert('RGB') if im.mode in ('CMYK','YCbCr','HSV') else im,None
         note = "images lost their transparency; shrink(…, codec='png') keeps it" if is_transparent(im) else None

@@ -34,9 +34,9 @@ class TarMember(NamedTuple):
     name:str # As the tar has it, such as `folder/000012.left.jpg`
     start:int # Offset of the content in the uncompressed tar, bytes
     size:int # Length of the content, bytes
-    content:bytes|None # The content; `None` if only headers are read
-    error:Exception|None # Why the member has no content of its own: it is a link, a device or a sparse file
-    is_first:bool # Is it the first member of an archive? A file may contain several archives, one after the other
+    content:bytes|None # The content; `None` if only headers are read, or if it has none of its own
+    error:Exception|None # Why it cannot be used: a link, a device, a sparse file, or there twice; else `None`
+    is_first:bool # Do its headers begin an archive? A file may contain several archives, one after the other
 
 _HEADERS = frozenset({tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,   # types of headers that extend the next one
                       tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE})
@@ -44,7 +44,7 @@ _MAX_HEADER = 1<<20   # bytes of a long name, or of pax headers; tarfile would r
 _MAX_HEADERS = 32   # extended headers of one member; tarfile calls itself for each
 
 class _StrictTarInfo(tarfile.TarInfo):
-    "Headers that are damaged or missing are errors; `tarfile` takes most of them for the end of the archive"
+    "Headers of which damaged or missing ones raise `OSError`; `tarfile` takes most of them for the end of the archive"
     @classmethod
     def fromtarfile(cls, tar):
         try: return super().fromtarfile(tar)
@@ -201,8 +201,10 @@ TAR_EXTENSIONS = '.tar','.tar.gz','.tgz','.tar.xz','.txz','.tar.zst','.tzst','.t
 
 def expand_braces(
     names, # A path or URL, or a list of them, with braces such as `{000..099}` or `{train,valid}`
-): # `names` if there are no braces, or there is a file of this name, else a list; a `Path` stays a `Path`
-    "The names that braces stand for, as in a shell; raises `ValueError` for a range of more than a million numbers"
+): # A list; `names` itself if it is one name without braces, or that of a file. Names of a `Path` are `Path`s
+    """The names that braces stand for, lists and ranges of numbers as in a shell
+
+    Raises `ValueError` for a range of more than a million numbers. Nested braces are not supported."""
     if isinstance(names, (list,tuple)):
         return [name for given in names for name in _listed(expand_braces(given))]
     found = re.search(r'\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}', str(names))
@@ -225,7 +227,7 @@ class tar_samples(StreamedSource):
 
     A sample with a link, a device or a sparse file is a failed sample. If a tar is cut off, its complete samples are
     read, and a failure names it. If compressed data is damaged, `stream` raises `DamagedTar`: the checksum covers the
-    whole file, and it can only be compared when all samples have been read."""
+    whole file, and it can only be compared when all samples have been read. Raises `FileNotFoundError`."""
     chunk_size = 64
     def __init__(self,
         # A tar file or several, or a folder of them; braces such as `train-{000..099}.tar` are expanded. They may be
@@ -239,7 +241,9 @@ class tar_samples(StreamedSource):
 
     @cached_property
     def raw_bytes(self)->int:
-        "200 if no tar is compressed, as places in tars are short; else the mean of first samples of a compressed tar"
+        """The mean size in bytes of the first 32 samples of a compressed tar, if it is above 200, else 200
+
+        If none of the first ten tars is compressed, it is 200, as only places in tars are sent to workers."""
         for path in self.files[:10]:
             with open(path, 'rb') as file:
                 content = _local_content(file)
@@ -253,9 +257,10 @@ class tar_samples(StreamedSource):
         return 200
 
     def _text_fields(self, n=100):
-        """Set of fields with labels of which some are text, in the first `n` samples of a tar: then all of them are
+        """Set of the fields in which a label is text, in the first `n` samples of the first tar that has samples
 
-        So does `index_shards` decide it, whatever comes later."""
+        All labels of these fields are read as text, whatever comes later, as `index_shards` does it. Looks at ten tars
+        at most."""
         for path in self.files[:10]:
             is_empty,texts = True,set()
             with open(path, 'rb') as file:
@@ -270,7 +275,9 @@ class tar_samples(StreamedSource):
         return set()
 
     def _samples(self):
-        "Yields `(name, raw)` for each sample; raises `DamagedTar` for damaged compressed data"
+        """Yields `(name, raw)` for each sample, and `(name, DamagedTar)` where a tar is cut off or damaged
+
+        Raises `DamagedTar` for damaged compressed data, after the samples of this tar."""
         text_fields = self._text_fields()
         usual = set()   # the fields of the sample before
         def is_complete(fields): return usual<=fields.keys()
@@ -329,7 +336,9 @@ def _check_compressed(path, content):
                      'replace the file, or leave it out')
 
 def _load_members(raw):
-    "raw, see `tar_samples._raw`, -> sample; raises `OSError` if the tar has become shorter, `ValueError` for a number"
+    """raw, the tuple of `tar_samples._raw`, -> sample, with the key, if it is not `None`, as `__key__`
+
+    Raises `OSError` if the tar has become shorter, and `ValueError` for text in a field of floats that is no number."""
     path,key,parts,texts,exact = raw
     values = {f:v for f,v in parts.items() if isinstance(v, bytes)}
     if len(values)<len(parts):

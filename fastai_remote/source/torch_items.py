@@ -28,11 +28,12 @@ from .files import IMAGE_EXTENSIONS
 
 # %% ../../nbs/source/10_torch_items.ipynb #a5a030ab
 def class_names(dataset):
-    """Returns `(names, reason)`: a list of names of classes or `None`, and why existing names are not used or `None`
+    """Returns `(names, reason)`: a list of names of classes or `None`, and why names are changed or not used or `None`
 
     Classes of one name, such as the two cranes of ImageNet, get their numbers, `crane (134)`; the reason says so. Looks
-    through PyTorch's wrappers `Subset` and `ConcatDataset`, which do not change labels. If the parts of a
-    concatenation have different classes, the reason is a `ValueError`, to be raised unless the user gives names."""
+    through PyTorch's wrappers `Subset` and `ConcatDataset`, which do not change labels. The reason is a text; it is a
+    `ValueError`, to be raised unless the user gives names, if the parts of a concatenation have different classes, or
+    if the classes are numbers other than 0, 1, … in this order."""
     if _is_torch_wrapper(dataset):
         parts = getattr(dataset, 'datasets', None)
         if isinstance(parts, list) and parts: return _common_class_names(parts)
@@ -67,7 +68,7 @@ def _is_torch_wrapper(dataset):
     return getattr(method, '__module__', '').startswith('torch.utils.data')
 
 def _own_class_names(dataset):
-    """The names of the classes of a dataset; `None` if it has none
+    """The names of the classes of a dataset, in the order of their numbers; `None` if it has none
 
     They are in `vocab` (fastai), `classes`, `categories` or `class_to_idx` (torchvision). What has no order or is no
     list there, such as a set or the number of classes, does not count."""
@@ -159,7 +160,7 @@ def _bytes_of(fp):
 def original_file(
     image:Image.Image, # What a dataset returned
     files:list, # What it has opened, from `opened_files`
-): # `(bytes, image)`, or `None`: the image was changed, or made otherwise
+): # `(bytes of the file, the image in it)`, or `None`: `image` was changed, or made otherwise
     """The file that `image` is the content of
 
     The file is decoded again and compared, pixel by pixel. It may be of any mode where the dataset returns RGB, as
@@ -194,9 +195,11 @@ def flat_items(
     name:str='', # Its name, if it is a value of a dict
     place:str='', # Where it is in the whole, such as `[1]`
 ): # Yields `(place, name, value)`
-    """The values in an item: those of tuples, and of dicts that contain arrays or images, also one inside the other
+    """The values in an item, which may consist of tuples and dicts, also one inside the other
 
-    Other dicts and lists are values."""
+    An item that is a tuple or a dict is taken apart, and so is a list with arrays, images or scalars of NumPy or
+    PyTorch in it. Of what is inside, so are tuples, and dicts and namedtuples with such values. Other dicts and lists
+    are values."""
     if _is_namedtuple(item): item = item._asdict()
     is_tuple = isinstance(item, tuple) or isinstance(item, list) and not place and any(map(_has_arrays, item))
     if is_tuple:
@@ -250,7 +253,9 @@ class _ItemPart:
 
     @property
     def kind(self):
-        "The kind of its values, as of `_kind_of`; lists that are all empty, and values of several kinds, are `json`"
+        """The kind of its values, as of `_kind_of`; `json` for values of several kinds, and lists that are all empty
+
+        Whole numbers and floats together are `f4`. By its name, `caption` is `txt`, and `captions` are `json`."""
         kinds = self.kinds-{'empty'}
         if kinds=={'labels'} and self.name=='captions': return 'json'
         if kinds=={'cls'} and self.name=='caption': return 'txt'
@@ -273,7 +278,9 @@ _FIELDS = {'CelebA':_fields_of_celeba, 'WIDERFace':lambda dataset: {"[1]['bbox']
 
 @dataclass
 class _AnnotatedBoxes:
-    "item -> `{field: value}`: the boxes in the annotations of torchvision, and the names of their classes"
+    """item -> `{field: value}`: the boxes in the annotations of torchvision, and the names of their classes
+
+    The fields are `boxes.npy`, corners x1, y1, x2, y2, `float32` of shape (n,4), and `boxes.labels`, a list."""
     objects:object # `objects(target, names)` -> list of (corners, label)
     names:dict=None # `{number of a class: its name}`
 
@@ -314,7 +321,7 @@ def _known_boxes(dataset):
     return find(dataset) if find and getattr(dataset, 'transforms', None) is None else None
 
 def _common_value(function, datasets):
-    "`function` of each of `datasets` if it is the same for all, else `None`"
+    "The value of `function` for each of `datasets` if it is the same for all; else, or without datasets, `None`"
     values = [function(dataset) for dataset in datasets]
     return values[0] if values and all(value==values[0] for value in values) else None
 
@@ -386,16 +393,16 @@ class ItemLayout:
 
     @property
     def notes(self)->list:
-        "What the report says: where the values of an item are, if the fields are not called as usual; else empty"
+        "A list of one remark for the report: which value of an item is which field; empty if these are called as usual"
         listed = ', '.join(f"item{part.place} -> {part.field}" for part in self.parts.values())
         unusual = any(part.field.split('.')[0].isdigit() or part.name=='label' for part in self.parts.values())
         return [f'values are stored as fields: {listed}'] if unusual else []
 
 def _field_of_key(part, extension):
-    """The field for a value of a dict: its key, if that says how to store it or if the type of the value does
+    """The field for `part`, a value of a dict: its key, with `_` for characters that a field cannot have
 
-    Images, lists and dicts get `extension`. Arrays get `npy` if the key alone is the name of a codec for other
-    values."""
+    If the key does not end in the name of a codec, the last part of `extension` is appended for images, and for the
+    kinds `json` and `txt`. If it ends in one for numbers, text, labels or JSON, `npy` is appended for arrays."""
     name = ''.join('_' if c in ':#~@ /' else c for c in part.name)
     codec = get_codec(name)
     if codec is None: return f"{name}.{extension.split('.')[-1]}" if part.kind in ('image','json','txt') else name
@@ -442,7 +449,10 @@ class _ItemSample:
         return sample if self.boxes is None else {**sample, **self.boxes(item)}
 
     def _value(self, part, value, files):
-        "What the field of `part` stores for `value`; raises `ValueError` for `None`, -1 as a class, and some images"
+        """What the field of `part` stores for `value`
+
+        Raises `ValueError` for `None`, except in a field of JSON, for the class -1 if classes have names, and as
+        `_image_value` and `_labels` do."""
         if value is None and not part.field.endswith('json'):
             raise ValueError(f'item{part.place} is None, which field {part.field!r} cannot store')
         if part.kind=='image': return _image_value(part, value, files)
@@ -471,8 +481,8 @@ def _image_value(part, image, files):
 
     `files` is what the dataset opened for the item, a list as from `opened_files`. The file is taken if it has the same
     pixels as the image, and a format that the field takes. A mask with a palette or two colours becomes an image of its
-    codes. Raises `ValueError` if the field was chosen because the images looked at are JPEG files, and this one has
-    none."""
+    codes. Raises `ValueError` if the field was chosen because the images looked at are JPEG files, and this one is not
+    from a JPEG file."""
     if not isinstance(image, Image.Image): return image
     if 'mask' in part.field.split('.') and image.mode in ('P','1'):
         return Image.fromarray(np.asarray(image).astype(np.uint8))
@@ -486,7 +496,7 @@ def _image_value(part, image, files):
 
 # %% ../../nbs/source/10_torch_items.ipynb #1323d9a0
 class DatasetSource(IndexedSource):
-    "A source of the samples of a map-style dataset. Each worker loads the dataset once, from a file, and indexes it"
+    "A source of the samples of a map-style dataset, which each worker loads from a temporary file, and indexes"
     def __init__(self, dataset):
         self.items,self._layout,self._names = dataset,None,None
         self.folder = None   # contains the file, once there is one
@@ -537,9 +547,11 @@ class DatasetSource(IndexedSource):
         return _LoadSample(self._write(), _ItemSample(self.layout, self.names[0]))
 
     def share_layout(self,
-        sources:list # Of all splits, and this one
+        sources:list # `DatasetSource`s of all splits, this one among them
     ):
-        "Use the same fields in all splits"
+        """Let this source use the `layout` that the first of `sources` has, which is decided by the items of all
+
+        Changes this source only: call it for each of `sources`, with the same list, before `layout` is used."""
         self.siblings = sources
 
     def _write(self):
@@ -602,7 +614,7 @@ _NOTES = {'CocoCaptions':None, 'CocoDetection':'class names are left out: annota
 
 @lru_cache(1)
 def _load_dataset(file):
-    "The dataset in `file`, which is loaded once per process; raises `FileNotFoundError`"
+    "The dataset in `file`; a process keeps the last one that it has loaded; raises `FileNotFoundError`"
     if not os.path.exists(file):
         raise FileNotFoundError(f'{file}: the dataset lies in the temporary folder of the process that leads, which '
                                 'this machine does not see: set TMPDIR there to a shared folder')
