@@ -208,7 +208,7 @@ class _NumberMaker(_TensorMaker):
 def _maker_of(tl, allocate, give_up, options):
     """`(maker, type)`: a `_TensorMaker` for pipeline `tl`, a `TfmdLists`, and the type that its values have
 
-    If no maker gives the same result as stock fastai, `(None, reason)`. The other arguments are as for `_ImageMaker`."""
+    `(None, reason)` if no maker gives the same result as stock fastai. Other arguments are as for `_ImageMaker`."""
     fetch,*tfms = tl.tfms.fs
     tfms = [tfm for tfm in tfms if not is_idle(tfm)]
     if type(fetch) is not Fetch: return None,f'a pipeline begins with {type(fetch).__name__}, not with Fetch'

@@ -129,7 +129,7 @@ class WeightedOrder(Order):
     def at(self,
         positions:range # Which draws
     )->'WeightedOrder':
-        """A new order of the draws at `positions`, which are at least 0, and may be `n` or larger: there is no last draw
+        """A new order: the draws at `positions`, which are at least 0, and may be `n` or larger: there is no last draw
 
         They are positions among all draws, whatever positions this order has."""
         return WeightedOrder(self.n, self.labels, self.weights, self.seed, positions)

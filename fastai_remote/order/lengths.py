@@ -94,9 +94,9 @@ class SortedWindows(PositionMap):
         base, # Another shuffled order
         n:int, # Its length
     ):
-        """A new `SortedWindows` of another shuffled order, such as the share of a rank, with the other arguments of this
+        """A new `SortedWindows` of another shuffled order, such as the share of a rank, with the options of this one
 
-        Only `longest` is left out, as that order need not have this sample."""
+        `longest` is left out, as that order need not have this sample."""
         return type(self)(base, n, self.lengths, self.bs, self.seed, self.lanes, window=self.window)
 
     def _base_at(self, positions):
