@@ -79,7 +79,7 @@ _SERIAL = 20_000 # With fewer samples, starting worker processes costs more than
 _BLOCK = 4096    # samples that a worker reads together
 
 def _read(store, field, numbers, skips_bad, decode=False):
-    """Read `field` of the samples `numbers`, an array: returns `(numbers, values)`, an array, and a list or array
+    """`(sample numbers, values)`: `numbers`, an array, and the values of `field` of these samples, a list or an array
 
     The values are as they are stored, or decoded if `decode`. If `skips_bad`, samples that are missing or damaged are
     left out of both; otherwise `CorruptSample` or `MissingSample` is raised. Raises what else `get_many` raises."""
@@ -121,7 +121,9 @@ def _measured(fetch, getters, items, measure, num_workers=None, skips_bad=False)
 def _tokens_of(tok, rules, texts): return list(TokenizeWithRules(tok, rules)(texts))
 
 def _count_tokens(tok, rules, with_counter, texts):
-    "`(lengths, counter)`: an int32 array, the number of tokens of each of `texts`; their `Counter` if `with_counter`"
+    """`(lengths, counter)`: the number of tokens of each of `texts`, an int32 array, and the `Counter` of all tokens
+
+    Without `with_counter`, `counter` is `None`."""
     tokens = _tokens_of(tok, rules, texts)
     counter = Counter(token for text in tokens for token in text) if with_counter else None
     return np.array([len(text) for text in tokens], np.int32),counter
@@ -392,7 +394,7 @@ class _Tokenized:
 class RemoteLMDL(RemoteDL):
     """A `RemoteDL` for language models, with batches as those of fastai's `LMDataLoader`
 
-    Raises `ValueError` for `bs` or `seq_len` below 1, and for `balance`, `shuffle_fn`, and `on_bad` but 'raise'."""
+    Raises `ValueError` for `bs` or `seq_len` below 1, and for `balance`, `shuffle_fn`, and any `on_bad` but 'raise'."""
     _texts = _sequence = None   # of this epoch: `{position: tokens}` of the latest batch, the `TokenSequence`
     _sizes = None   # no epoch reads whole shards, as each row of a batch is elsewhere
     def __init__(self,

@@ -54,7 +54,7 @@ class Order:
         return type(self)(positions, *maps)
 
     def __getitem__(self, i):
-        """The number at position `i`, or a view
+        """The number at position `i`, or those at several positions
 
         Returns an `int` for an int, an `Order` for a slice or an `Order`, and an int64 array for a list or array of
         positions, or a mask. Negative positions count from the end, but not those that another `Order` consists of.
@@ -72,7 +72,7 @@ class Order:
 
     def numbers_at(self,
         i # Positions: a range, a list or an array; or a mask, a bool array as long as the order
-    )->np.ndarray: # int64, one per position
+    )->np.ndarray: # int64, one per position, or per true value of a mask
         "The numbers at many positions, of which negative ones count from the end; raises what `order[i]` raises"
         pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
         if not pos.ndim: raise TypeError(f'positions are a list or array of integers, not the {type(i).__name__} {i!r}')

@@ -100,7 +100,9 @@ def worker_batches(
     worker:int=0, # This worker
     num_workers:int=1, # Number of workers
 ): # Iterator of int64 arrays, at most `bs` long
-    "The sample numbers of each batch of `worker`, which gets every `num_workers`-th batch; computed a few at a time"
+    """The sample numbers of each batch of `worker`, which gets every `num_workers`-th one from batch `worker` on
+
+    They are computed a few batches at a time."""
     starts = range(worker*bs, len(order), num_workers*bs)
     step = max(1, order.chunk_size//bs)   # batches that are computed at once
     for some in (starts[k:k+step] for k in range(0, len(starts), step)):

@@ -389,9 +389,9 @@ def _is_list_of_dicts(o): return _is_list(o) and len(o)>0 and isinstance(o[0], M
 def _length(o): return o.shape[0] if _is_array(o) else len(o)
 
 def _is_column(name, o):
-    """Can `o` be a column with a value for each row: an array or a list?
+    """Can `o` be a column of field `name`, with a value for each row: is it an array or a list?
 
-    A list of dicts only if the codec of field `name` stores dicts; then `name` must have one."""
+    A list of dicts only if the field stores dicts. `name` must be that of a field with a codec."""
     if _is_array(o): return True
     if _is_list_of_dicts(o): return _named_codec(name).name in ('json','npz','npzimg')
     return _is_list(o)
@@ -429,15 +429,16 @@ def is_dict_of_arrays(o)->bool:
 def array_samples(
     # `{name: array or list}`; or a file, group or array of h5py or zarr; or a path: `.npy`, `.npz`, `.h5`, `.zarr`
     arrays,
-    label_col:str|list=None, # Array of labels; several: an array of numbers, `target.npy`
+    label_col:str|list=None, # Array of labels; several: an array of numbers, `target.npy`, or a list of labels, `labels`
     fields:dict=None, # `{name: field}`, such as `{'images':'npyimg', 'labels':'cls'}`; other arrays are left out
     valid_col:str=None, # Array that is true for the validation set, or names the split of each row
 ): # An `IndexedSource`
     """A source of the rows of arrays of one length; without `fields` and `label_col` each array is a field
 
     Arrays in files (h5py, zarr, memory maps, `.npy`) are opened by the workers, by their paths. The arrays of an `.npz`
-    file are read into memory. A function `fn` gets each row as a dict; from one array without a name and options, the row itself.
-    Raises `ValueError` for arrays that workers cannot open, and for different lengths."""
+    file are read into memory. The `fn` of an ingest gets each row as a dict, but of one array that is given without a
+    name and without options, the row itself. Raises `ValueError` for arrays that workers cannot open, and for different
+    lengths."""
     options = ColumnOptions(fields, label_col=label_col, valid_col=valid_col)
     columns = _columns(arrays)
     is_alone = not isinstance(arrays, dict) and _is_array(arrays) and getattr(arrays.dtype, 'names', None) is None
