@@ -429,7 +429,7 @@ def is_dict_of_arrays(o)->bool:
 def array_samples(
     # `{name: array or list}`; or a file, group or array of h5py or zarr; or a path: `.npy`, `.npz`, `.h5`, `.zarr`
     arrays,
-    label_col:str|list=None, # Array of labels; several: an array of numbers, `target.npy`, or a list of labels, `labels`
+    label_col:str|list=None, # Array of labels; several: an array of numbers, `target.npy`, or a list, `labels`
     fields:dict=None, # `{name: field}`, such as `{'images':'npyimg', 'labels':'cls'}`; other arrays are left out
     valid_col:str=None, # Array that is true for the validation set, or names the split of each row
 ): # An `IndexedSource`
