@@ -37,10 +37,10 @@ class _Failed:
         return error
 
 def _exit_with_parent():
-    """In a worker process of joblib's loky: start a thread that ends the process when its parent was killed
+    """In a worker process of joblib's loky: start a thread that ends the process when its parent has ended
 
-    Does so once per process, and nothing in other processes. Also ignores SIGINT: Ctrl-C in a terminal is sent to the
-    workers too, which leave it to their parent, which ends them."""
+    Does so once per process, and nothing in other processes. If called in the main thread, it also makes the process
+    ignore SIGINT: Ctrl-C in a terminal is sent to the workers too, which leave it to their parent, which ends them."""
     if not current_process().name.startswith('Loky') or hasattr(_exit_with_parent, 'started'): return
     _exit_with_parent.started = True
     if threading.current_thread() is threading.main_thread(): signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -81,7 +81,9 @@ def effective_workers(
 def _is_ray(backend): return any(o.__module__.startswith('ray.') for o in type(backend).__mro__)
 
 def _connected_ray():
-    "The module `ray`, connected to the cluster of `RAY_ADDRESS`, or else to one that is started on this machine"
+    """The module `ray`, after connecting if it was not connected
+
+    `ray.init()` connects to the cluster of `RAY_ADDRESS`, else to one that runs on this machine, or starts one here."""
     import ray
     if not ray.is_initialized(): ray.init()
     return ray
@@ -98,8 +100,8 @@ def parallel_map(
 ): # Generator of results, as they become available
     """Apply `f` to each of `xs` with the active joblib backend; results may come in another order than `xs`
 
-    An error of `f` is raised as it is, with the traceback of the worker process as a note; one that cannot be pickled
-    is raised as a `RuntimeError` with its message, and so is `StopIteration`."""
+    An error of `f` is raised as it is; one from a worker process has its traceback as a note, and becomes a
+    `RuntimeError` with its message if it cannot be pickled. `StopIteration` becomes a `RuntimeError`."""
     backend,n = get_active_backend()[0],effective_workers(num_workers)
     if n==0: return (_apply(f, x) for x in xs)
     if _is_ray(backend): results = _map_ray(backend, _Task(f), xs, n if n<effective_workers() else 2*n)

@@ -20,7 +20,9 @@ from .fetch_transform import Fetch
 
 # %% ../../nbs/load/19_targets.ipynb #40211650
 class StoreCategorize(Categorize):
-    "`Categorize` with the vocabulary of a field of the store, after `get_y`"
+    """fastai's `Categorize`, with the labels of `field` in the store as vocabulary, as `get_y` returns them
+
+    If `get_y` changes a label, the vocabulary is sorted. A given `vocab` is used in its own order instead."""
     def __init__(self,
         field:str='cls', # Field with one label for each sample
         vocab:list=None # Labels; default: those of the store
@@ -38,7 +40,9 @@ StoreCategorize.decodes = vars(Categorize)['decodes']
 watch(StoreCategorize)
 
 class StoreMultiCategorize(MultiCategorize):
-    "`MultiCategorize` with the vocabulary of a field of the store, after `get_y`"
+    """fastai's `MultiCategorize`, with the labels of `field` in the store as vocabulary, as `get_y` returns them
+
+    If `get_y` changes a label, the vocabulary is sorted. A given `vocab` is used in its own order instead."""
     def __init__(self,
         field:str='labels', # Field with a list of labels for each sample
         vocab:list=None # Labels; default: those of the store
@@ -53,7 +57,7 @@ StoreMultiCategorize.encodes = vars(MultiCategorize)['encodes']
 StoreMultiCategorize.decodes = vars(MultiCategorize)['decodes']
 
 def _fetch_in(t, tl):
-    "The index of the first `Fetch` in the pipeline of `tl`, a `TfmdLists`; raises `ValueError` if `t` finds none"
+    "The index of the first `Fetch` in the pipeline of `tl`, a `TfmdLists`; `ValueError` with the name of `t` if none"
     at = next((k for k,o in enumerate(tl.tfms.fs) if isinstance(o, Fetch)), None)
     if at is None: raise ValueError(f'{type(t).__name__} needs a Fetch before it in the pipeline, to know the store')
     return at
@@ -61,9 +65,9 @@ def _fetch_in(t, tl):
 def _vocab_of(t, tl, several=False):
     """`CategoryMap` of the store's labels of field `t.field`, after `get_y` or `getters` of `tl`, a `TfmdLists`
 
-    If these change a label, the labels are sorted, as in fastai. If `several`, they get and return lists of labels.
-    Raises `ValueError` if no `Fetch` comes before `t`, a transform, if the store has no vocabulary of the field, or if
-    `get_y` or one of `getters` fails."""
+    If these change a label, the labels are sorted, as in fastai, unless their types cannot be compared. If `several`,
+    they get and return lists of labels. Raises `ValueError` if no `Fetch` comes before `t`, a transform, if the store
+    has no vocabulary of the field, or if `get_y` or one of `getters` fails."""
     tfms,at,field = list(tl.tfms.fs),_fetch_in(t, tl),t.field
     store,getters = tfms[at].store,tfms[at+1:]
     labels = store.manifest.vocab.get(field)
@@ -88,7 +92,7 @@ def _after_getters(store, field, label, getters):
 
 # %% ../../nbs/load/19_targets.ipynb #084e3a2d
 class MaskCodes(AddMaskCodes):
-    "`AddMaskCodes` with the vocabulary of the mask's field, if it has one"
+    "fastai's `AddMaskCodes`, with the vocabulary of the mask's field as codes; without codes if it has none"
     def __init__(self,
         decide:bool=False # Do this only if the field holds masks? For a block that does not know its store yet
     ):
@@ -96,7 +100,10 @@ class MaskCodes(AddMaskCodes):
         self.decide = decide
 
     def setups(self, tl):
-        "Set the loss, and the codes and vocabulary if there is one; if `decide`, only for a field of masks"
+        """Set `loss_func`, and if the field has a vocabulary, `codes`, `vocab` and `c`
+
+        If `decide`, only for a field of masks, whose `Fetch` is also set to return each as a `PILMask`. Raises
+        `ValueError` if no `Fetch` comes before."""
         fetch = tl.tfms.fs[_fetch_in(self, tl)]
         if self.decide:
             if not fetch.store.holds_masks(fetch.field): return
@@ -108,7 +115,9 @@ watch(MaskCodes)
 
 # %% ../../nbs/load/19_targets.ipynb #ee17d9bf
 class ShownArray(TensorBase):
-    "An array of any shape that can show itself: as a curve, as a picture, or by its shape"
+    """A tensor of any shape whose `show` draws one dimension as a curve, and two as a picture
+
+    Given `ctx`, and for other dimensions, it shows only a title with the shape and the mean."""
     def show(self, ctx=None, **kwargs):
         array = self.detach().cpu().numpy()
         if ctx is not None or array.ndim not in (1,2):
@@ -119,11 +128,13 @@ class ShownArray(TensorBase):
         return ctx
 
 class ShownNumbers(TitledTuple):
-    "A few numbers, shown with three digits each"
+    "A tuple of a few numbers; `show` writes them as a title, each with three significant digits"
     def show(self, ctx=None, **kwargs): return show_title(', '.join(f'{o:.3g}' for o in self), ctx=ctx, **kwargs)
 
 class ArraySetup(RegressionSetup):
-    "`RegressionSetup` for arrays of any shape"
+    """fastai's `RegressionSetup` for arrays of any shape; only `decodes` differs
+
+    It returns a `TitledFloat` for a single number, `ShownNumbers` for up to 10 in one dimension, else `ShownArray`."""
     def decodes(self, o):
         if o.ndim==0: return TitledFloat(o)
         return ShownNumbers(o.tolist()) if o.ndim==1 and len(o)<=_max_shown_numbers else ShownArray(o)

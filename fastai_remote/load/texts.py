@@ -48,7 +48,7 @@ class TextOptions:
     """How a field of texts becomes numbers, with the names and the defaults of fastai's `TextBlock.from_df`
 
     Raises `ValueError` for a wrong `seq_len`."""
-    is_lm:bool=False # For a language model? Then a batch is a part of all texts, one after the other
+    is_lm:bool=False # For a language model? Then all texts are read as one sequence, one after the other
     vocab:list=None # Tokens in the order of their numbers; default: counted over all items, once
     tok:object=None # Tokenizer, such as `BaseTokenizer()`; default: `WordTokenizer()`, which is spaCy's
     rules:list=None # Functions that are applied to a text before it is tokenized; default: fastai's
@@ -57,7 +57,7 @@ class TextOptions:
     seq_len:int=72
     backwards:bool=False # Reverse the texts?
     min_freq:int=3 # A token that occurs less often is not in the vocabulary
-    max_vocab:int=60000 # Largest vocabulary
+    max_vocab:int=60000 # Largest vocabulary, without the `xxfake` that fastai adds up to a multiple of 8
 
     def __post_init__(self):
         if not isinstance(self.seq_len, (int,np.integer)) or self.seq_len<1:
@@ -70,7 +70,7 @@ class TextOptions:
     def after_numbers(self): return [reverse_text] if self.backwards else []
 
     def loader_options(self)->dict:
-        "Arguments of the loader, `{name: value}`"
+        "Arguments of the loader, `{name: value}`: `seq_len` of a language model, else `before_batch` and `lengths`"
         if self.is_lm: return {'seq_len':self.seq_len}
         return {'before_batch':PadTexts(seq_len=self.seq_len), 'lengths':partial(text_lengths, skips_bad=True)}
 
@@ -79,9 +79,10 @@ _SERIAL = 20_000 # With fewer samples, starting worker processes costs more than
 _BLOCK = 4096    # samples that a worker reads together
 
 def _read(store, field, numbers, skips_bad, decode=False):
-    """(sample numbers, their values of `field`), of all `numbers`, an array
+    """`(sample numbers, values)`: `numbers`, an array, and the values of `field` of these samples, a list or an array
 
-    If `skips_bad`, those that are missing or damaged are left out; otherwise raises what `get_many` raises."""
+    The values are as they are stored, or decoded if `decode`. If `skips_bad`, samples that are missing or damaged are
+    left out of both; otherwise `CorruptSample` or `MissingSample` is raised. Raises what else `get_many` raises."""
     def values_of(some): return store.get_many(some, field, check=True, decode=decode)[field]
     try: return numbers,values_of(numbers)
     except (CorruptSample,MissingSample):
@@ -96,15 +97,16 @@ def _read(store, field, numbers, skips_bad, decode=False):
 def _measure(opener, field, getters, measure, skips_bad, k, numbers):
     """In a worker: `(k, (sample numbers, measure(list of values)))` for the values that `_read` reads, after `getters`
 
-    `opener()` returns the store. `k` is the number of the block. Raises what `_read` raises."""
+    `opener()` returns the store. `k` is the number of the block. Raises what `_read` and `getters` raise."""
     numbers,values = _read(opener(), field, numbers, skips_bad, decode=True)
     return k,(numbers,measure([compose_tfms(value, getters) for value in values]))
 
 def _measured(fetch, getters, items, measure, num_workers=None, skips_bad=False):
     """Yields `(sample numbers, measure(list of their values))` for each block of `items`, in their order
 
-    The values are those that `fetch` reads, after `getters`. Several processes read them if there are many. Missing
-    and damaged ones are left out if `skips_bad`, and raise an error otherwise."""
+    The values are those of the field of `fetch`, a `Fetch`, decoded, after `getters`, a list of transforms. For more
+    than 20,000 items they are read by `num_workers` as in `parallel_map`, else by one. Missing and damaged ones are
+    left out if `skips_bad`, and raise an error otherwise."""
     starts = range(0, len(items), _BLOCK)
     numbers = lambda k: items.numbers_at(range(starts[k], min(starts[k]+_BLOCK, len(items))))
     task = partial(_measure, fetch.store.opener(), fetch.field, list(getters), measure, skips_bad)
@@ -119,7 +121,9 @@ def _measured(fetch, getters, items, measure, num_workers=None, skips_bad=False)
 def _tokens_of(tok, rules, texts): return list(TokenizeWithRules(tok, rules)(texts))
 
 def _count_tokens(tok, rules, with_counter, texts):
-    "(number of tokens of each of `texts`, int32; `Counter` of all tokens, or `None` without `with_counter`)"
+    """`(lengths, counter)`: the number of tokens of each of `texts`, an int32 array, and the `Counter` of all tokens
+
+    Without `with_counter`, `counter` is `None`."""
     tokens = _tokens_of(tok, rules, texts)
     counter = Counter(token for text in tokens for token in text) if with_counter else None
     return np.array([len(text) for text in tokens], np.int32),counter
@@ -141,20 +145,22 @@ class SampleLengths:
         return np.maximum(self.by_number[self.items.numbers_at(positions)], 0)
 
 class _Measured:
-    "Base of transforms that know the lengths of samples; these are not pickled"
+    "Base class of transforms that count the lengths of samples and keep them; the lengths are not pickled"
     is_idle = False   # does a getter make something else of each text, so that there is nothing to do?
     _lengths = None,None   # a store, and the length of each of its samples, -1 where it is not known
     def lengths_of(self,
         tl, # A `TfmdLists` over `RemoteItems` whose pipeline has this transform
         skips_bad:bool=False # Is the length of a sample that is missing or damaged 0? Otherwise it is an error
     )->SampleLengths:
-        "The lengths of the items of `tl`; those that are not known yet are counted"
+        "The lengths of the items of `tl`, which `count` finds and keeps first; raises what reading the items raises"
         fetch,getters = _before(tl, self)
         self.count(fetch, getters, tl.items, skips_bad)
         return SampleLengths(tl.items, self._lengths[1])
 
     def _known(self, store):
-        "The int32 array of the lengths of all samples of `store`, by their numbers; -1 where they are not known yet"
+        """The length of each sample of `store` by its number, -1 where it is not known yet: an int32 array
+
+        `self` keeps this array, and callers write into it. For another store than the last, a new one replaces it."""
         if self._lengths[0] is not store: self._lengths = store,np.full(len(store), -1, np.int32)
         return self._lengths[1]
 
@@ -164,7 +170,9 @@ class _Measured:
         items:RemoteItems, # Sample numbers
         skips_bad:bool=False # Leave out samples that are missing or damaged?
     ):
-        "Count and keep the lengths of `items`, unless all are known; calls `add` with the `Counter` of each block"
+        """Read `items` and keep their lengths; calls `add` with the `Counter` of each block of them, or `None`
+
+        Does nothing if all lengths are known, and reads all items if one is not. Returns nothing."""
         known = self._known(fetch.store)
         blocks = (range(start, min(start+(1<<18), len(items))) for start in range(0, len(items), 1<<18))
         if all((known[items.numbers_at(block)]>=0).all() for block in blocks): return
@@ -175,13 +183,16 @@ class _Measured:
     def add(self, counter): "Called with the `Counter` of each block of samples, or `None`"
 
     def measure(self):
-        "A function that returns (int32 array of lengths, `Counter` or `None`) of a list of values"
+        "A function of a list of values that returns `(int32 array of their lengths, Counter of the tokens or None)`"
         raise NotImplementedError
 
     def __getstate__(self): return {k:v for k,v in self.__dict__.items() if k not in ('_lengths','counter')}
 
 def _before(tl, t):
-    "(first transform of the pipeline of `tl`, which is a `Fetch`; list of those between it and `t` that do anything)"
+    """`(first, between)`: the first transform of the pipeline of `tl`, and a list of those between it and `t`
+
+    The first is a `Fetch` if the items are samples of a store. Transforms that leave every value as it is are not in
+    the list. While the pipeline is set up, `t` is not yet in it, and all after the first are between."""
     tfms = list(tl.tfms.fs)
     at = next((k for k,o in enumerate(tfms) if o is t), len(tfms))
     return tfms[0],[t for t in tfms[1:at] if not is_idle(t)]
@@ -191,7 +202,7 @@ def text_lengths(
     # Is the length of a text that is missing or damaged 0? Reading it then does what `on_bad` says
     skips_bad:bool=False
 )->SampleLengths: # Or an int32 array, for items of no store; `None` if there are no texts
-    "The number of tokens of each text of `dataset`, for the `lengths` of `RemoteDL`"
+    "The number of tokens of each text in the first pipeline of `dataset` that has texts; for `lengths` of `RemoteDL`"
     tl = next((tl for tl in getattr(dataset, 'tls', [dataset]) if _measured_by(tl) is not None), None)
     if tl is None: return
     if isinstance(tl.items, RemoteItems): return _measured_by(tl).lengths_of(tl, skips_bad)
@@ -207,7 +218,9 @@ class PadTexts(Pad_Chunk):
 
 # %% ../../nbs/load/21_texts.ipynb #656b1fef
 class StoreTokenizer(_Measured, Tokenizer):
-    "fastai's `Tokenizer` for texts of a store: one at a time, as `TextBlock.from_df` tokenizes all"
+    """fastai's `Tokenizer` for texts of a store, with the tokens of `TextBlock.from_df`
+
+    That tokenizes all texts beforehand, and this one each text when it is read."""
     train_setup = False   # the vocabulary is of all items, as with `TextBlock.from_df`
     def __init__(self,
         tok=None, # Tokenizer, or its class; default: `WordTokenizer`
@@ -220,9 +233,10 @@ class StoreTokenizer(_Measured, Tokenizer):
     tokenizer = property(lambda self: self)   # as `dls.tokenizer` finds fastai's `Tokenizer` by its name
 
     def setups(self, dsets):
-        """Set up the tokenizer, and count the tokens of all items if `counts`
+        """Set up the tokenizer and, if `counts`, count the tokens of all items of `dsets`, a `TfmdLists`, in `counter`
 
-        Does nothing for items of no store. Sets `is_idle` if their values are no texts."""
+        Does nothing for items of no store, or without items. If the first value is no text, it only sets `is_idle`.
+        Raises `CorruptSample` or `MissingSample` if a text cannot be read."""
         fetch,getters = _before(dsets, self)
         if not isinstance(fetch, Fetch) or not isinstance(dsets.items, RemoteItems) or not len(dsets.items): return
         self.is_idle = not isinstance(compose_tfms(dsets.items[0], [fetch,*getters]), str)
@@ -253,7 +267,7 @@ class StoreNumericalize(Numericalize):
     input_types = (list,L)
     numericalize = property(lambda self: self)   # as fastai finds its `Numericalize` by its name
     def setups(self, dsets):
-        "Make the vocabulary of the `counter` of `dsets`, if there is one and no vocabulary yet"
+        "Set `vocab` and `o2i` from the `counter` of `dsets`, if it has one, unless there is a vocabulary"
         if self.vocab is not None or getattr(dsets, 'counter', None) is None: return
         stock = Numericalize(None, self.min_freq, self.max_vocab, self.special_toks)
         stock.setups(dsets)
@@ -274,13 +288,13 @@ class _Values:
 def is_tokens(
     field:str # Name of a field
 )->bool:
-    "Is this a field of tokens, such as `tokens.npy`?"
+    "Is this the name of a field of tokens, such as `tokens.npy`: with a part `tokens`, and `npy` at the end?"
     return 'tokens' in field.split('.') and field.rsplit('.', 1)[-1]=='npy'
 
 def length_field(
     field:str # Name of a field, such as `tokens.npy`
 )->str:
-    "The field that has the lengths of the values of `field`: `tokens_length.i4`"
+    "The name of the field that has the lengths of the values of `field`: `tokens_length.i4` for `tokens.npy`"
     return f"{field.rpartition('.')[0]}_length.i4"
 
 class StoredTokens(_Measured, Numericalize):
@@ -300,7 +314,9 @@ class StoredTokens(_Measured, Numericalize):
         self.vocab = fetch.store.manifest.vocab.get(fetch.field)
 
     def count(self, fetch, getters, items, skips_bad=False):
-        "As `_Measured`; the lengths are read if the store has them"
+        """As in `_Measured`, but if the store has the lengths and there are no `getters`, it reads these
+
+        Then only those that are not known are read, and `add` is not called."""
         field,known = length_field(fetch.field),self._known(fetch.store)
         if field not in fetch.store.fields or getters: return super().count(fetch, getters, items, skips_bad)
         for start in range(0, len(items), 1<<16):
@@ -312,7 +328,9 @@ class StoredTokens(_Measured, Numericalize):
     def measure(self): return _array_lengths
 
     def encodes(self, o):
-        "An int64 `TensorText` of an array or list of whole numbers; raises `ValueError` for anything else"
+        """An int64 `TensorText` of an array, a tensor or a list of whole numbers, of one dimension
+
+        Raises `ValueError` for anything else, and for an empty list."""
         numbers = np.asarray(o)
         if numbers.ndim!=1 or numbers.dtype.kind not in 'iu':
             raise ValueError(f'tokens are whole numbers in an array of one dimension, not {numbers.dtype} of shape '
@@ -333,8 +351,9 @@ def tokenize_store(
     text:TextOptions=None, # Tokenizer and vocabulary; default: `TextOptions()`
     **kwargs
 ): # An `IngestReport`; without `url` and `name`, the new version of the store
-    """Store the numbers of the tokens of each text, in a new dataset, or without `url` and `name` in a new field
+    """Store the numbers of the tokens of each text as field `to`, and how many they are as field `length_field(to)`
 
+    With `url` or `name`, a new dataset is written, with the other fields, too; otherwise the two are added to `store`.
     Raises `UnknownField`, `TypeError` for a field without texts, `ValueError` if there are no tokens to count, and what
     `store.map` and `store.add_fields` raise."""
     text = text or TextOptions()
@@ -358,9 +377,10 @@ class _Pipeline:
     tfms = property(lambda self: self)
 
 class _Tokenized:
-    """A function of a sample that adds the numbers of the tokens of its text, in field `to`, and how many they are
+    """Called with a sample, a dict, it returns a new dict with the numbers of the tokens of the sample's text
 
-    Without `keep` it returns only the new fields."""
+    Field `to` has these, an array, and `length_field(to)` how many they are. With `keep`, the fields of the sample are
+    in it, too."""
     def __init__(self, field, to, tokenizer, numericalize, keep):
         self.field,self.to,self.tokenizer,self.numericalize,self.keep = field,to,tokenizer,numericalize,keep
     def __call__(self, sample):
@@ -372,7 +392,9 @@ class _Tokenized:
 
 # %% ../../nbs/load/21_texts.ipynb #73d12fee
 class RemoteLMDL(RemoteDL):
-    "A `RemoteDL` for language models, with the batches of fastai's `LMDataLoader`"
+    """A `RemoteDL` for language models, with batches as those of fastai's `LMDataLoader`
+
+    Raises `ValueError` for `bs` or `seq_len` below 1, and for `balance`, `shuffle_fn`, and any `on_bad` but 'raise'."""
     _texts = _sequence = None   # of this epoch: `{position: tokens}` of the latest batch, the `TokenSequence`
     _sizes = None   # no epoch reads whole shards, as each row of a batch is elsewhere
     def __init__(self,
@@ -412,7 +434,10 @@ class RemoteLMDL(RemoteDL):
         return Order(self.n)
 
     def share(self, order, rank, world_size):
-        "As in `RemoteDL`, but consecutive positions are whole batches: the last one is shorter, and each has its rows"
+        """The part of `order` that `rank` reads: consecutive whole batches, of `bs` rows each
+
+        If they cannot be divided evenly, the first batches are read again at the end. With `in_place`, the rank gets
+        batches in turn, as in `RemoteDL`."""
         if self.in_place or not len(order): return super().share(order, rank, world_size)
         length = self.bs*-(-len(order)//(self.bs*world_size))
         return order[Order(range(rank*length, (rank+1)*length), Modulo(len(order)))]
@@ -425,7 +450,8 @@ class RemoteLMDL(RemoteDL):
     def _parts(self, k):
         """The parts of texts that item `k` of the epoch consists of: one row of a batch, and the token after it
 
-        A list of (position of the text, its first token, one after its last token). `None` counts as item 0."""
+        A list of `(position, start, stop)`: a text's position in the dataset, and which of its tokens, without `stop`.
+        `None` for `k` counts as 0."""
         if self._sequence is None: self._sequence = self._new_sequence()
         batch,row = divmod(k or 0, self.bs)
         length = self.last_len if (batch+1)*self.bs==self.n else self.seq_len
@@ -482,7 +508,9 @@ class RemoteLMDL(RemoteDL):
                          'same')
 
     def _shown_as_table(self, samples, max_n, outs=None):
-        "As in `RemoteDL`; without predictions, texts and targets are shown as a table"
+        """Show decoded `samples`, texts and targets, as a table, and return true
+
+        Shows nothing and returns false if `samples` is `None`, or if there are predictions `outs`."""
         if samples is None or outs is not None: return False
         rows = [[str(value)[:150] for value in sample] for sample in samples[:max_n]]
         display_df(pd.DataFrame(rows, columns=['text','target']))
@@ -491,14 +519,16 @@ class RemoteLMDL(RemoteDL):
 def _first(item): return item[0] if isinstance(item, tuple) else item
 
 class _Tokens:
-    "The first element of each item of a dataset"
+    "A sequence: the first element of each item of a dataset; an item that is no tuple itself"
     def __init__(self, dataset): self.dataset = dataset
     def __len__(self): return len(self.dataset)
     def __getitem__(self, k): return _first(self.dataset[k])
 
 # %% ../../nbs/load/21_texts.ipynb #cef534a2
 def _repair_show_results(module):
-    "Make `show_results` of texts work, in the versions of fastai where it calls `show_results[object]`"
+    """Replace fastai's `show_results` of texts, which fails because it calls `show_results[object]`
+
+    Does nothing if `show_results` can be subscripted. `module` is not used."""
     show_results = fastai.data.core.show_results
     if hasattr(type(show_results), '__getitem__'): return
     @show_results.dispatch

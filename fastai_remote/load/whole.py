@@ -37,18 +37,21 @@ class _TensorMaker:
     def begin(self, values):
         """The part of the work that must happen in the order of the batches: transforms draw their random numbers
 
-        `values` are those of a batch, a list or an array. The result is for `__call__`."""
+        `values` are those of a batch, a list or an array. The result is for `__call__`: here, `values` themselves."""
         return values
     def __call__(self, values)->OutgoingTensor:
-        "The tensor of the result of `begin`; `None`, or any exception, if the items have to be made one by one"
+        """The tensor of a batch; `values` is what `begin` returned
+
+        `None`, or any exception, says that the items have to be made one by one."""
         raise NotImplementedError
 
 _png_start = b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'
 
 def _plain_png(content):
-    """((width, height), `L` or `RGB`, compressed pixels) of the bytes of a PNG of 8 bits without other data
+    """`((width, height), mode, compressed pixels)` of `content`, the bytes of a PNG file; `mode` is `L` or `RGB`
 
-    `None` for any other PNG or file."""
+    `None` unless it has 8 bits per channel, is not interlaced, and has no chunks but header, pixels and end. `None`
+    also for an image of more than `Image.MAX_IMAGE_PIXELS`."""
     if content[:16]!=_png_start or content[37:41]!=b'IDAT': return
     width,height,bits,colour,_,filters,is_interlaced,checksum = struct.unpack_from('>IIBBBBBI', content, 16)
     if bits!=8 or colour not in (0,2) or is_interlaced: return
@@ -80,7 +83,7 @@ class _ImageMaker(_TensorMaker):
         self.headers = {}   # `{header of an npy file: an array that was read from such a file}`
 
     def begin(self, values):
-        """`values`; with item transforms, a list of images that have been through these, undecoded as far as possible
+        """`values` as they are; with item transforms, a list of the images that these return, where possible undecoded
 
         Raises what opening an image or a transform raises."""
         if not self.tfms: return values
@@ -118,9 +121,9 @@ class _ImageMaker(_TensorMaker):
         return tensors[0].view(-1)[start:start+array.size].view(len(array), 1, *array.shape[1:])
 
     def _joined_arrays(self, values):
-        """The pixels of npy files with the same header, joined and cut all at once
+        """The pixels of `values`, npy files that all have the same header, copied into a tensor without parsing each
 
-        A tensor of bytes, shape (n, channels, height, width); `None` if this is not possible."""
+        A tensor of bytes, shape (n, channels, height, width); `None` for other files, codecs and pixels."""
         if type(self.codec) is not NpyImageCodec: return
         first = values[0]
         start = 10+int.from_bytes(first[8:10], 'little')   # of the pixels
@@ -140,14 +143,15 @@ class _ImageMaker(_TensorMaker):
         return out
 
     def _fits(self, array):
-        "Can `array` be the pixels of an image of the wanted type, without a conversion?"
+        "Can `array` be the pixels of an image of the wanted type, without a conversion? One channel fits RGB, too"
         has_shape = array.ndim==2 or array.ndim==3 and array.shape[2] in {1,self.channels}
         return array.dtype==np.uint8 and array.size>0 and has_shape
 
     def _stacked(self, arrays, n=None):
-        """`arrays` of shape (height, width) or (height, width, channels) as a tensor (n, channels, height, width)
+        """Arrays of shape (height, width) or (height, width, channels) as a tensor (n, channels, height, width)
 
-        `n` is needed if `arrays` has no `len`. `None` if they differ in size."""
+        All are `uint8`. If some are grey and some in colour, the grey ones are repeated in all channels. `n` is the
+        number of `arrays`, needed if they have no `len`. `None` if they differ in size."""
         out = None
         for k,array in enumerate(arrays):
             array = array[None] if array.ndim==2 else array.transpose(2, 0, 1)
@@ -202,9 +206,9 @@ class _NumberMaker(_TensorMaker):
 
 # %% ../../nbs/load/08_whole.ipynb #5c00d857
 def _maker_of(tl, allocate, give_up, options):
-    """(maker of the tensors of pipeline `tl`, type of its values), or (`None`, reason why there is none)
+    """`(maker, type)`: a `_TensorMaker` for pipeline `tl`, a `TfmdLists`, and the type that its values have
 
-    The other arguments are as for `_ImageMaker`."""
+    `(None, reason)` if no maker gives the same result as stock fastai. Other arguments are as for `_ImageMaker`."""
     fetch,*tfms = tl.tfms.fs
     tfms = [tfm for tfm in tfms if not is_idle(tfm)]
     if type(fetch) is not Fetch: return None,f'a pipeline begins with {type(fetch).__name__}, not with Fetch'
@@ -235,7 +239,7 @@ def _why_no_images(fetch, tfms):
     return f'{fetch.draw!r} draws {fetch.field!r}' if type(fetch.draw) is not Rasterise or grey_of_colour else ''
 
 def _transforms_of(dl):
-    "List of all transforms of `dl` that an item passes, and of the pipelines that they are in"
+    "Flat list of the pipelines of loader `dl` that items pass until they are collated, each before its transforms"
     pipelines = [dl.after_item, dl.before_batch, *(tl.tfms for tl in dl.dataset.tls)]
     return [o for pipeline in pipelines for o in (pipeline, *getattr(pipeline, 'fs', ()))]
 
@@ -254,7 +258,9 @@ class WholeBatches:
         self.why = self._setup(dl, {'reducing_gap':dl.reducing_gap})
 
     def _setup(self, dl, options):
-        "Choose a maker for each pipeline. Returns why this is not possible; empty if it is."
+        """Set `makers`, one for each pipeline, and `transforms`; returns ''
+
+        If this is not possible, it sets neither and returns why."""
         dataset,after_item = dl.dataset,dl.after_item
         if type(dataset) is not Datasets: return f'the dataset is a {type(dataset).__name__}'
         own = next((type(tl).__name__ for tl in dataset.tls if type(tl) is not TfmdLists), None)
@@ -275,7 +281,7 @@ class WholeBatches:
     def is_outdated(self,
         dl # The `RemoteDL`
     )->bool:
-        "Have transforms been added, removed or replaced since this was made?"
+        "Have transforms been added, removed, replaced or put in another order since this was made?"
         now = _transforms_of(dl)
         return len(now)!=len(self.transforms) or any(a is not b for a,b in zip(now, self.transforms))
 

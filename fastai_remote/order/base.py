@@ -19,8 +19,8 @@ from .permutation import MIX_A, MIX_B, MASK64, mix64
 def _apply(mapping, x):
     """`mapping[x]` of a range, an array or a map such as `Permutation`
 
-    Returns an `int` for an int, and an array for an int64 array. Raises `IndexError` for what is no position of a range
-    or an array; other maps check positions themselves."""
+    Returns an `int` for an int, and an array for an int64 array. Raises `IndexError` for negative positions of a range
+    or an array, and for those beyond its end; other maps check positions themselves."""
     if isinstance(mapping, (range,np.ndarray)):
         low,high = (x, x) if isinstance(x, int) else (x.min(), x.max()) if len(x) else (0, -1)
         if low<0 or high>=len(mapping): _refuse_positions(low, high, len(mapping))
@@ -38,7 +38,7 @@ def _count_from_end(i, n):
 class Order:
     """A sequence of ints that is computed: a range of positions, to which `maps` are applied one after the other
 
-    Slices and subsets are `Order`s too. Only arrays among the maps are stored."""
+    Slices, and what another `Order` selects, are `Order`s too. Only arrays among the maps are stored."""
     chunk_size = 1024 # Positions that `worker_batches` computes at once; 64 would take half as long as 1024
     def __init__(self,
         positions:range|int, # A range, or a number `n` for `range(n)`
@@ -54,7 +54,7 @@ class Order:
         return type(self)(positions, *maps)
 
     def __getitem__(self, i):
-        """The number at position `i`, or a view
+        """The number at position `i`, or those at several positions
 
         Returns an `int` for an int, an `Order` for a slice or an `Order`, and an int64 array for a list or array of
         positions, or a mask. Negative positions count from the end, but not those that another `Order` consists of.
@@ -72,7 +72,7 @@ class Order:
 
     def numbers_at(self,
         i # Positions: a range, a list or an array; or a mask, a bool array as long as the order
-    )->np.ndarray: # int64, one per position
+    )->np.ndarray: # int64, one per position, or per true value of a mask
         "The numbers at many positions, of which negative ones count from the end; raises what `order[i]` raises"
         pos = np.arange(i.start, i.stop, i.step) if isinstance(i, range) else np.asarray(i)
         if not pos.ndim: raise TypeError(f'positions are a list or array of integers, not the {type(i).__name__} {i!r}')
@@ -108,14 +108,15 @@ class WeightedOrder(Order):
     """`n` draws with replacement from `range(n)`, where the weight of a number's label is its relative probability
 
     The draws are computed by rejection sampling, so no probabilities are stored. Each position has its own sequence of
-    candidates, which depends on the seed alone. The first candidate that is accepted is the number there."""
+    candidates, which depends on the seed and `n` alone. The first candidate that is accepted is the number there.
+    Slices, and selecting by another `Order`, raise `TypeError`."""
     chunk_size = 1 # Each position reads labels, so a batch only computes its own
     def __init__(self,
         n:int, # How many numbers, and how many draws
         labels, # Function of an array of numbers that returns their label codes, an int array
         weights:np.ndarray, # Weight of each label code, finite, >= 0 and not all 0; others raise `ValueError`
         seed:int=0, # Any int >= 0
-        positions:range=None # Default: `range(n)`
+        positions:range=None # Which draws this order consists of; default: `range(n)`
     ):
         weights = np.asarray(weights, float)
         if not (np.isfinite(weights)&(weights>=0)).all() or not weights.any():
@@ -128,15 +129,16 @@ class WeightedOrder(Order):
     def at(self,
         positions:range # Which draws
     )->'WeightedOrder':
-        """The draws at `positions`, which are at least 0, and may be larger than `n`: there is no last draw
+        """A new order: the draws at `positions`, which are at least 0, and may be `n` or larger: there is no last draw
 
         They are positions among all draws, whatever positions this order has."""
         return WeightedOrder(self.n, self.labels, self.weights, self.seed, positions)
 
     def _at(self, x, tries=16):
-        """The number of each of the draws `x`, an int or an int64 array; each round has `tries` candidates per draw
+        """The number at each of the draws `x`: an `int` for an int, an int64 array for an int64 array
 
-        Raises `ValueError` if labels with a weight are too rare to be drawn, or if a label has no weight."""
+        Each of up to 1,000 rounds has `tries` candidates per draw. Raises `ValueError` if labels with a weight above 0
+        are too rare to be drawn, or if a label code is no index of `weights`."""
         if isinstance(x, int): return int(self._at(np.array([x]), tries)[0])
         draws = x.astype(np.uint64)
         res = np.zeros(len(draws), np.int64)
@@ -153,7 +155,7 @@ class WeightedOrder(Order):
         raise ValueError(f'{1000*tries:,} draws met no label with a weight: these labels are too rare')
 
     def _codes(self, numbers):
-        "The label code of each of `numbers`; raises `ValueError` for a code without a weight"
+        "The label code of each of `numbers`, an array; raises `ValueError` for a code that is no index of `weights`"
         codes = np.asarray(self.labels(numbers))
         bad = (codes<0)|(codes>=len(self.weights))
         if not bad.any(): return codes

@@ -26,7 +26,7 @@ class LongestFirst(PositionMap):
 
     It stores four bytes per sample, or eight from 2**31 samples on."""
     def __init__(self,
-        # Length of each sample, an int: an array, or an object that returns an array for `lengths[array of samples]`
+        # Length of each sample, an int >= 0: an array, or an object that returns one for `lengths[array of samples]`
         lengths,
         n:int, # Number of samples
     ):
@@ -55,7 +55,7 @@ def longest_of(
     lengths, # As `LongestFirst` takes it
     n:int, # Number of samples
 )->int: # `None` if there are no samples
-    "The first of the samples with the greatest length"
+    "The number of a sample with the greatest length, the lowest if there are several"
     best = best_length = None
     for block in _blocks(n):
         sizes = np.asarray(lengths[block])
@@ -66,7 +66,7 @@ def longest_of(
 class SortedWindows(PositionMap):
     """A shuffled order whose batches have samples of similar lengths, as fastai's `SortedDL` has it
 
-    It is computed, and keeps only a few windows in memory."""
+    It is computed, and keeps only a few windows in memory. Raises `ValueError` for `lanes` with a `longest`."""
     def __init__(self,
         base, # The shuffled order: a map from positions to samples
         n:int, # Number of samples
@@ -94,7 +94,9 @@ class SortedWindows(PositionMap):
         base, # Another shuffled order
         n:int, # Its length
     ):
-        "The same without `longest` for another shuffled order, such as the share of a rank, which need not have it"
+        """A new `SortedWindows` of another shuffled order, such as the share of a rank, with the options of this one
+
+        `longest` is left out, as that order need not have this sample."""
         return type(self)(base, n, self.lengths, self.bs, self.seed, self.lanes, window=self.window)
 
     def _base_at(self, positions):
@@ -149,7 +151,9 @@ class SortedWindows(PositionMap):
 
 # %% ../../nbs/order/04_lengths.ipynb #30c21d82
 class TokenSequence:
-    "All samples one after the other, in a given order, as one sequence of tokens; it stores 8 bytes per 1,024 samples"
+    """The tokens of all samples, one sample after the other in a given order, as one sequence that is not stored
+
+    `parts` says which tokens of which samples a part of it has. It stores 8 bytes per 1,024 samples."""
     step = 1024   # samples per stored sum
     def __init__(self,
         base, # The order: a map from positions to samples
@@ -181,7 +185,7 @@ class TokenSequence:
         start:int, # First token
         stop:int # One after the last token
     )->list: # Of (what `base` has for the sample, first token of the part within the sample, one after the last)
-        "The parts of samples that tokens `start` to `stop` of the sequence consist of"
+        "The parts of samples that tokens `start` to `stop` of the sequence consist of; there are none beyond its end"
         parts,stop = [],min(stop, len(self))
         while start<stop:
             group = int(np.searchsorted(self.starts, start, 'right'))-1

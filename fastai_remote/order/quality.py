@@ -60,8 +60,8 @@ class ShuffleQuality:
     def plot(self, figsize=(9,3)): # A matplotlib `Figure`
         """Plot this order (blue) and a full shuffle (grey)
 
-        Left: the numbers of the first samples of an epoch. Right: histogram of the class counts of batches, or of the
-        distances within batches if there are no labels."""
+        Left: the numbers of the first samples of an epoch. Right: a histogram of how many samples of its most frequent
+        class a batch has or, without labels, of the distances between consecutive samples of a batch."""
         from matplotlib.figure import Figure
         figure = Figure(figsize, dpi=72, layout='constrained')
         left,right = figure.subplots(1, 2)

@@ -17,7 +17,7 @@ from .shards import ShardPermutation
 # %% ../../nbs/order/05_ranks.ipynb #d556ac3d
 def rank_share(
     order:Order, # The epoch's order, the same on each rank
-    rank:int, # This rank
+    rank:int, # This rank, in [0, world_size); `ValueError` is raised for another
     world_size:int, # Number of ranks
     consecutive:bool=False, # Give each rank consecutive positions instead of every `world_size`-th one?
     # Give each rank `bs` positions in turn, so that the batches of all ranks, one after the other, have the order of
@@ -63,7 +63,7 @@ def _check_divisible(order, perm):
 def shard_permutation_of(
     order # An `Order`, or anything else
 )->ShardPermutation: # `None` if there is none
-    "The `ShardPermutation` that `order` is computed by"
+    "The `ShardPermutation` that `order` is computed by: the first among its maps, or that a `SortedWindows` there has"
     maps = order.maps if isinstance(order, Order) else ()
     maps = [m.base if isinstance(m, SortedWindows) else m for m in maps]
     return next((m for m in maps if isinstance(m, ShardPermutation)), None)
@@ -100,7 +100,9 @@ def worker_batches(
     worker:int=0, # This worker
     num_workers:int=1, # Number of workers
 ): # Iterator of int64 arrays, at most `bs` long
-    "The sample numbers of each batch of `worker`, which gets every `num_workers`-th batch; computed a few at a time"
+    """The sample numbers of each batch of `worker`, which gets every `num_workers`-th one from batch `worker` on
+
+    They are computed a few batches at a time."""
     starts = range(worker*bs, len(order), num_workers*bs)
     step = max(1, order.chunk_size//bs)   # batches that are computed at once
     for some in (starts[k:k+step] for k in range(0, len(starts), step)):

@@ -33,7 +33,7 @@ class ShardPermutation(PositionMap):
     The shards are shuffled and laid end to end. This sequence is divided into consecutive parts: one per rank and
     worker, each as long as the worker's batches are together. Within its part, a worker takes `interleave` shards as a
     group and shuffles their samples together. All of it is computed: constant memory, random access, and the same
-    for the same arguments everywhere."""
+    for the same arguments everywhere. Raises `ValueError` for arguments out of range."""
     def __init__(self,
         sizes, # Number of samples of each shard, in the order in which they are stored; shards may be empty
         seed:int=0, # Any int >= 0
@@ -83,12 +83,13 @@ class ShardPermutation(PositionMap):
     def _shard_index(self, places):
         """The index in `shard_order` of the shard at each of `places` in the sequence, an int or an int64 array
 
-        The sequence repeats: the last rank may go on at its start. Indices go on counting, so they are ascending."""
+        The sequence repeats: the last rank may go on at its start. There, indices go on counting from
+        `len(shard_order)`, so they are ascending. Returns an int or an array, as `places` is."""
         repeats,places = np.divmod(places, max(self.n, 1))
         return repeats*len(self.shard_order)+np.searchsorted(self.sequence_starts, places, 'right')-1
 
     def _group(self, worker, group):
-        "Where group number `group` of `worker` starts in the sequence, an `int`, and the `Permutation` of its samples"
+        "`(start, permutation)`: where group number `group` of `worker` starts in the sequence, and how it is shuffled"
         indices = self.first_shards[worker]+np.array([group,group+1])*self.interleave
         repeats,indices = np.divmod(indices, len(self.shard_order))
         places = repeats*self.n+self.sequence_starts[indices]
@@ -155,7 +156,8 @@ class SplitPart(PositionMap):
         split, # The `ShardSplit`
         name:str, # Its attribute that this is: 'train' or 'valid'
         starts:np.ndarray, # First position of each shard in this part, then their number
-        skip:np.ndarray=None # Samples of each shard that belong to the other part and come first; default: none
+        # At which step of the walk through each shard this part of it begins, see `ShardSplit._numbers`; default: 0
+        skip:np.ndarray=None
     ):
         self.split,self.name,self.starts,self.skip = split,name,starts,skip
 
@@ -165,7 +167,7 @@ class SplitPart(PositionMap):
 
     @property
     def sizes(self)->np.ndarray:
-        "Number of samples of each shard, as `ShardPermutation` takes them"
+        "Number of samples that this part has of each shard, as `ShardPermutation` takes them"
         return np.diff(self.starts)
 
     def _at(self, i):
@@ -180,7 +182,8 @@ class ShardSplit:
     `train` and `valid` are maps from positions to sample numbers, in the order of shards; both are computed."""
     def __init__(self,
         sizes, # Number of samples of each shard
-        valid_pct:float=0.2, # Share of validation, 0 to 1; it gets `int(valid_pct*n)` samples
+        # Share of validation, 0 to 1; it gets `int(valid_pct*n)` samples. `ValueError` is raised for others
+        valid_pct:float=0.2,
         seed:int=0 # Any int >= 0
     ):
         if not 0<=valid_pct<=1: raise ValueError(f'valid_pct must lie in 0..1, not {valid_pct}')
@@ -216,7 +219,8 @@ class ShardSplit:
 class ShardFolds(ShardSplit):
     """One of several splits, in which each sample is in the validation part of exactly one
 
-    Each shard gives its share to both parts, as in `ShardSplit`. Validation parts differ by one sample at most."""
+    Each shard gives its share to both parts, as in `ShardSplit`. The numbers of samples in the validation parts differ
+    by one at most."""
     def __init__(self,
         sizes, # Number of samples of each shard
         n_folds:int, # Number of splits, at least 2; less raises `ValueError`

@@ -25,8 +25,8 @@ from .frames import Table
 class ArrayColumn:
     "An array whose rows are values of a column; in memory, or in a file that each process opens for itself"
     def __init__(self,
-        opener, # Function of `args` that returns the array, called once per process; `None`: the array is in memory
-        args:tuple=(), # Arguments of `opener`, which can be hashed; or the array itself
+        opener, # Function of `args` that returns the array, called for each read; `None`: the array is in memory
+        args:tuple=(), # Arguments of `opener`, which can be hashed; or `(array,)`
         member:str=None, # Name of a member of the array's compound dtype
         block:int=None, # Rows that are read together; default: one
     ): self.opener,self.args,self.member,self.block = opener,args,member,block
@@ -42,14 +42,16 @@ class ArrayColumn:
     def rows(self,
         numbers:np.ndarray # Shape (n,)
     )->list:
-        "The values of rows `numbers`"
+        "The value in each of the rows `numbers`, in this order"
         if not self.block:
             with self.opened() as array: return [self._value(array[i]) for i in numbers.tolist()]
         blocks = self._blocks(np.unique(numbers//self.block).tolist())
         return [self._value(blocks[i//self.block][i%self.block]) for i in numbers.tolist()]
 
     def _blocks(self, numbers):
-        "`{number of a block: array of its rows}` of a list of numbers; if there is an opener, the last ones are kept"
+        """`{number: array of its rows}` for a list `numbers` of blocks, of `block` rows each
+
+        If there is an opener, the last blocks are kept, and are not read again."""
         blocks = {k:_last_blocks.pop((self.opener, self.args, k), None) for k in numbers} if self.opener else {}
         missing = [k for k in numbers if blocks.get(k) is None]
         if missing:
@@ -59,7 +61,7 @@ class ArrayColumn:
         return blocks
 
     def _keep(self, blocks):
-        "Add `blocks` to `_last_blocks`, and drop the oldest: 64 MB remain, or two blocks"
+        "Add `blocks` to `_last_blocks`, and drop the oldest until at most 64 MB remain, or two blocks"
         _last_blocks.update({(self.opener, self.args, k):block for k,block in blocks.items()})
         while len(_last_blocks)>2 and sum(o.nbytes for o in _last_blocks.values())>64_000_000:
             del _last_blocks[next(iter(_last_blocks))]
@@ -69,13 +71,15 @@ class ArrayColumn:
         with self.opened() as array: return array.shape[0]
 
     def dtype(self)->tuple:
-        "Returns `(dtype, shape)` of a row"
+        "`(dtype, shape)` of one value, a dtype of NumPy and a tuple"
         with self.opened() as array:
             dtype = array.dtype if self.member is None else array.dtype[self.member]
             return dtype.base,(*array.shape[1:], *dtype.shape)
 
     def _value(self, value):
-        "A row of the array as a value of the column: of `member`, without the file, `None` if masked, void as bytes"
+        """The value of the column in `value`, a row of the array: its `member`, if there is one
+
+        `None` if it is masked, a copy if it is in a memory map, and `bytes` if it is void."""
         if self.member is not None: value = value[self.member]
         if value is np.ma.masked: return None
         if isinstance(value, np.memmap): value = np.array(value)   # without the file
@@ -106,7 +110,9 @@ def _stamp(path):
 
 @contextmanager
 def _reading(what):
-    "Context manager: errors of NumPy become a `ValueError` that names `what`, a path, and says what may be wrong"
+    """Context manager: errors become a `ValueError` that names `what`, a path or an array, and says what may be wrong
+
+    `OSError` and `MemoryError` stay as they are."""
     try: yield
     except (OSError,MemoryError): raise
     except Exception as e:   # NumPy raises many kinds of errors for damaged bytes
@@ -115,7 +121,9 @@ def _reading(what):
                          'arrays') from None
 
 def _npy(path):
-    "`{name: ArrayColumn}` of an npy file; raises `ValueError` if it has objects or one value, or cannot be read"
+    """`{name: ArrayColumn}` of an npy file, one for each member of a compound dtype; raises `OSError`
+
+    Raises `ValueError` if it has objects or a single value, or is damaged."""
     with _reading(path):
         array = _open_npy(str(path), None)
         shape = array.shape   # which a zip file does not have
@@ -133,7 +141,10 @@ def _npz(path):
     return _merged((name, _in_memory(name, array)) for name,array in arrays.items() if getattr(array, 'shape', None))
 
 def _memmap(name, array):
-    "`{name: ArrayColumn}` of a memory map, which workers open by its file; in memory if they cannot"
+    """`{name: ArrayColumn}` of a memory map, which workers open by its file
+
+    It counts as an array in memory if they cannot, because it is not contiguous, a copy-on-write map, has a compound
+    dtype, or its file is gone."""
     root = array
     while isinstance(root.base, np.memmap): root = root.base
     in_file = array.filename is not None and array.flags.c_contiguous and root.mode!='c' and array.dtype.names is None
@@ -185,7 +196,7 @@ def _zarr(array, prefix=''):
     return _expanded(name, array, column)
 
 def _zarr_column(root, path, block):
-    "The `ArrayColumn` of the array `path` in folder `root`, which is read by `block` rows"
+    "The `ArrayColumn` of the array `path` of zarr in folder `root`, which is read `block` rows at a time"
     return ArrayColumn(_open_zarr, (root, path, _folder_stamp(os.path.join(root, path))), block=block)
 
 def _folder_stamp(folder):
@@ -214,18 +225,20 @@ def _rows_per_mb(o): return min(1024, max(1, 2**20//max(1, o.dtype.itemsize*int(
 def _in_memory(name, array): return _expanded(name, array, ArrayColumn(None, (array,)))
 
 def _expanded(name, array, column):
-    "`{member: ArrayColumn}` of the members of a compound dtype; `{name: column}` if `array` has another dtype"
+    "`{member: ArrayColumn}` for each member of the compound dtype of `array`; `{name: column}` for any other dtype"
     if array.dtype.names is None: return {name:column}
     return {member:ArrayColumn(column.opener, column.args, member, column.block) for member in array.dtype.names}
 
 def _default_name(dtype, ndim):
-    "The field of an array that has no name: `npy`, `target.f8` and the like for floats, or `cls`"
+    "The field of an array that has no name: `npy` if `ndim` is above 1, else `target.f8` and the like, or `cls`"
     if ndim>1: return 'npy'
     return f'target.f{dtype.itemsize}' if dtype.kind=='f' else 'cls'
 
 # %% ../../nbs/source/06_arrays.ipynb #8998e932
 class _ArrayTable(Table):
-    "A source of the rows of arrays of one length. Arrays in files are read by the workers"
+    """A source of the rows of arrays of one length; raises `ValueError` for different lengths, and without arrays
+
+    If all arrays are in files, the workers read the rows."""
     def __init__(self,
         columns:dict, # `{name: ArrayColumn}`
         options:ColumnOptions,
@@ -297,7 +310,7 @@ class _OnlyValue:
     def __call__(self, row): return row[self.name]
 
 class _ArrayRows:
-    "Rows of arrays. They are read where this is iterated over: in a worker"
+    "Iterable of `('row i', row)`, rows as dicts, with a length. They are read where it is iterated over: in a worker"
     def __init__(self,
         columns:dict, # `{name: ArrayColumn}`
         types:dict, # `{name: ColumnType}`
@@ -312,15 +325,15 @@ class _ArrayRows:
             for i,row in zip(numbers.tolist(), rows): yield f'row {i}',row
 
 def array_rows(columns, types, numbers, names=None)->list:
-    """Rows `numbers`, shape (n,), as dicts of the columns `names`, default: all
+    """Rows `numbers`, an array of shape (n,), as a list of dicts of the columns `names`, default: all
 
     `columns` is `{name: ArrayColumn}`, `types` `{name: ColumnType}`. Text is decoded, with surrogates for what is not
-    UTF-8, which no field stores. Files that were stored as arrays of bytes are bytes."""
+    UTF-8, which no field stores. In columns of kind 'bytes', arrays of bytes become `bytes`."""
     values = {name:_values_of(columns[name], types[name], numbers) for name in names or columns}
     return [dict(zip(values, row)) for row in zip(*values.values())]
 
 def _values_of(column, kind, numbers):
-    "List of the values of rows `numbers` of an `ArrayColumn` of the `ColumnType` `kind`, see `array_rows`"
+    "List of the values of rows `numbers` of an `ArrayColumn` of the `ColumnType` `kind`, as in `array_rows`"
     values = column.rows(numbers)
     if kind.kind=='text': return [o.decode(errors='surrogateescape') if isinstance(o, bytes) else o for o in values]
     if kind.kind=='bytes': return [o.tobytes() if _is_bytes_array(o) else o for o in values]
@@ -329,7 +342,7 @@ def _values_of(column, kind, numbers):
 def _is_bytes_array(o): return isinstance(o, np.ndarray) and o.dtype==np.uint8 and o.ndim==1
 
 def _array_type(column, n):
-    "The `ColumnType` of an `ArrayColumn` of `n` rows; of objects by the first 20"
+    "The `ColumnType` of an `ArrayColumn` of `n` rows; for a dtype of objects by the first 20 of them"
     dtype,shape = column.dtype()
     names = _enum_names(dtype)
     if names and not shape: return ColumnType('codes', vocab=names, is_label=True)
@@ -347,7 +360,7 @@ def _is_image(o):
     return (isinstance(o, bytes) or _is_bytes_array(o)) and image_format(bytes(o[:16])) is not None
 
 def _enum_names(dtype):
-    "List of the names of the codes 0, 1, … of an enumeration of HDF5; `None` for another dtype"
+    "List of the names of the codes 0, 1, … of an enumeration of HDF5; `None` for other codes, and another dtype"
     codes = (dtype.metadata or {}).get('enum')
     if codes and sorted(codes.values())==list(range(len(codes))): return sorted(codes, key=codes.get)
 
@@ -376,13 +389,18 @@ def _is_list_of_dicts(o): return _is_list(o) and len(o)>0 and isinstance(o[0], M
 def _length(o): return o.shape[0] if _is_array(o) else len(o)
 
 def _is_column(name, o):
-    "Has `o` a value of field `name`, that of a codec, for each row? A list of dicts only if the field stores dicts"
+    """Can `o` be a column of field `name`, with a value for each row: is it an array or a list?
+
+    A list of dicts only if the field stores dicts. `name` must be that of a field with a codec."""
     if _is_array(o): return True
     if _is_list_of_dicts(o): return _named_codec(name).name in ('json','npz','npzimg')
     return _is_list(o)
 
 def _has_samples(name, o):
-    "Is `o`, called like codec `name`, a source of samples and no column: a list of dicts, a table, a dataset, a store?"
+    """Is `o` a source of samples and no column of field `name`, which has a codec?
+
+    That is a list of dicts, or any object that is no iterator, mapping or path, nor of a type that Python has built in:
+    a table, a dataset, a store."""
     if _is_column(name, o): return False
     is_plain = isinstance(o, (Iterator,Mapping,Path)) or type(o).__module__=='builtins'
     return _is_list_of_dicts(o) or not is_plain
@@ -390,7 +408,9 @@ def _has_samples(name, o):
 def is_dict_of_arrays(o)->bool:
     """Is `o` a dict of arrays or lists by field, and not of sources by split?
 
-    Of arrays, at least one name must be that of a codec; of lists all. Raises `ValueError` if it could be either."""
+    False if no name is that of a codec, or if all values under such names are sources of samples. Otherwise true if all
+    values are arrays, or if all names are those of codecs, and the values lists or arrays of one length. Raises
+    `ValueError` for any other dict."""
     if not isinstance(o, dict): return False
     named = [name for name in o if _named_codec(name) is not None]
     if not named: return False
@@ -409,14 +429,16 @@ def is_dict_of_arrays(o)->bool:
 def array_samples(
     # `{name: array or list}`; or a file, group or array of h5py or zarr; or a path: `.npy`, `.npz`, `.h5`, `.zarr`
     arrays,
-    label_col:str|list=None, # Array of labels; several: an array of numbers, `target.npy`
+    label_col:str|list=None, # Array of labels; several: an array of numbers, `target.npy`, or a list, `labels`
     fields:dict=None, # `{name: field}`, such as `{'images':'npyimg', 'labels':'cls'}`; other arrays are left out
     valid_col:str=None, # Array that is true for the validation set, or names the split of each row
 ): # An `IndexedSource`
     """A source of the rows of arrays of one length; without `fields` and `label_col` each array is a field
 
     Arrays in files (h5py, zarr, memory maps, `.npy`) are opened by the workers, by their paths. The arrays of an `.npz`
-    file are read into memory. Raises `ValueError` for arrays that workers cannot open, and for different lengths."""
+    file are read into memory. The `fn` of an ingest gets each row as a dict, but of one array that is given without a
+    name and without options, the row itself. Raises `ValueError` for arrays that workers cannot open, and for different
+    lengths."""
     options = ColumnOptions(fields, label_col=label_col, valid_col=valid_col)
     columns = _columns(arrays)
     is_alone = not isinstance(arrays, dict) and _is_array(arrays) and getattr(arrays.dtype, 'names', None) is None
@@ -452,11 +474,11 @@ def _merged(parts):
     return columns
 
 def _named(columns, name):
-    "`columns`, `{name: ArrayColumn}`; if there is only one, and `name` is not empty, under `name`"
+    "`columns`, `{name: ArrayColumn}`, as they are; a single one under `name` instead, unless this is empty"
     return dict(zip([name], columns.values())) if name and len(columns)==1 else columns
 
 def _has_missing(o):
-    "Has `o`, an array with a dtype of pandas or polars, missing values, of which NumPy would make `nan`?"
+    "Has `o`, an array with a dtype of pandas or polars, missing values? False for one with a dtype of NumPy"
     if isinstance(o.dtype, np.dtype): return False
     is_missing = getattr(o, 'isna', None) or getattr(o, 'is_null', None)
     return is_missing is not None and bool(is_missing().any())
@@ -465,7 +487,9 @@ def by_position(
     name:str, # Of the column, for messages
     values # A list, an array, a Series
 ): # `values`, or a list of them
-    "Values of a column whose `[i]` is that of row i, whatever their index; raises `TypeError` if they are no column"
+    """`values`, so that `[i]` is the value of row i: of a Series of pandas, which has an index, a list
+
+    Raises `TypeError` if they are no column, such as a text, a mapping or a table."""
     is_other = isinstance(values, (str,bytes,bytearray,Mapping)) or hasattr(values, 'columns')
     if is_other or not (hasattr(values, '__len__') and hasattr(values, '__getitem__')):
         kind = type(values).__name__

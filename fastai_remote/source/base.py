@@ -43,7 +43,9 @@ def _field_of(value):
 def as_sample(
     values # A dict; or what a dataset returns: one value, or a tuple of values
 )->dict: # `{field: value}`
-    "The sample that consists of `values`; raises `TypeError` if a value has no field, or two have the same"
+    """The sample that consists of `values`; a dict is returned as it is, and otherwise a new one
+
+    Raises `TypeError` if the type of a value fits no field, or if two values would have the same."""
     if isinstance(values, dict): return values
     if not isinstance(values, tuple): return {_field_of(values):values}
     sample = {_field_of(value):value for value in values}
@@ -71,7 +73,7 @@ _one_slash = re.compile(r'(?:^|(?<=::))([a-z][a-z0-9+.-]+):/(?!/)', re.I)
 def shown_path(
     path # A path, or a URL in its place
 )->str:
-    "`path` as messages may show it: of a URL without passwords and signatures"
+    "`path` as text for messages; a URL without its user, its password, and what follows `?` or `#`"
     text = str(path)
     if not _address.match(text): return text
     shown = re.split('[?#]', public_url(_one_slash.sub(r'\1://', text)))[0]
@@ -91,7 +93,7 @@ def require(
     exists:bool, # Is it there?
     kind:str='file', # What it should be
 ):
-    "Raises `FileNotFoundError` if `path` is not there; the message shows no secrets of a URL"
+    "Raises `FileNotFoundError` unless `exists`; the message names `path`, without secrets if it is a URL"
     if exists: return
     refuse_address(path)
     raise FileNotFoundError(f'{path}: no such {kind}')
@@ -118,7 +120,9 @@ def no_address(text:str)->str:
 def _short_repr(o): return no_address(storable(repr(o)))
 
 def as_json(value):
-    "Returns `value` with lists and numbers in place of arrays, tensors and NumPy's numbers, as JSON needs it"
+    """A copy of `value` for JSON: lists and numbers replace arrays, tensors and NumPy's numbers, also inside
+
+    Tuples become lists, and mappings dicts. Other values are returned as they are."""
     if hasattr(value, 'tolist'): return value.tolist()
     if isinstance(value, (list,tuple)): return [as_json(o) for o in value]
     return {k:as_json(o) for k,o in value.items()} if isinstance(value, Mapping) else value
@@ -130,7 +134,7 @@ def unchanged(raw):
 # %% ../../nbs/source/00_base.ipynb #ab280ab9
 def fn_fingerprint(
     fn # A function, a method, a `partial`, an object that can be called, or `None`
-)->str: # The same in every process, and another one if the function is changed
+)->str: # The same in every process, and another one if the function is changed; empty for `None`
     """Identifies `fn` by its name, its code, its defaults, and the data and functions that its code names
 
     These may be in its closure, or global variables of its module; functions of other modules count by their names.
@@ -158,23 +162,28 @@ def _fingerprint(fn, outer):
     return f'{fn.__qualname__} {_held_values(fn, outer)} {defaults} {code}'
 
 def _object_fingerprint(fn, outer):
-    "Text that identifies an object that can be called, by its attributes and the code of all methods of its classes"
+    """Text that identifies an object that can be called, by its attributes and the methods of its classes
+
+    Methods count by their code and what it names; static and class methods and properties do not count. `outer` as in
+    `_fingerprint`."""
     methods = [f for cls in type(fn).__mro__ for _,f in sorted(vars(cls).items()) if hasattr(f, '__code__')]
     code = [(_code_text(f.__code__), _held_values(f, (*outer, fn))) for f in methods]
     return f'{_attributes_text(fn, outer)} {hashlib.sha256(repr(code).encode()).hexdigest()}'
 
 def _attributes_text(o, outer):
-    "Identifies an object by its type and its attributes, by its `repr` if it has none"
+    "Text that identifies an object by its type and its attributes, or by type and `repr` if it has no attributes"
     slots = [name for cls in type(o).__mro__ for name in L(vars(cls).get('__slots__')) if hasattr(o, name)]
     attributes = {**{name:getattr(o, name) for name in slots}, **getattr(o, '__dict__', {})}
     return f'{type(o).__qualname__} {_value_text(attributes, (*outer, o)) if attributes else _short_repr(o)}'
 
 def _value_text(o, outer):
-    "Identifies an argument, a default or an attribute: data by its values, functions by their code, and objects"
+    "Text that identifies an argument, a default or an attribute: data by values, the rest as `_object_text` does"
     return _data_text(o, outer, _object_text)
 
 def _object_text(o, outer):
-    "Identifies an object that is no data by what `fn_fingerprint` says of arguments; `outer` as in `_fingerprint`"
+    """Text that identifies an object that is no data: what can be called by `_fingerprint`, others by their `repr`
+
+    Dataclasses, and objects without a `repr` of their own, count by their attributes. `outer` as in `_fingerprint`."""
     if callable(o): return _fingerprint(o, outer)
     has_repr = type(o).__repr__ is not object.__repr__ and not is_dataclass(o)
     return f'{type(o).__qualname__} {_short_repr(o)}' if has_repr else _attributes_text(o, outer)
@@ -182,7 +191,9 @@ def _object_text(o, outer):
 def _type_text(o, outer): return f'{type(o).__module__}.{type(o).__qualname__}'
 
 def _held_values(fn, outer):
-    "Identifies what the code of function `fn` names: `{name: text}`, as text; empty if `fn` is one of `outer`"
+    """Text of a dict `{name: text}` that identifies what the code of function `fn` names, except what it may change
+
+    Empty if `fn` is one of `outer`, see `_fingerprint`."""
     if any(fn is o for o in outer): return ''
     names = {}
     for name,cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()):
@@ -191,7 +202,7 @@ def _held_values(fn, outer):
     used,changed = _names_in(fn.__code__)
     names |= {name:fn.__globals__[name] for name in used if name in fn.__globals__ and name not in names}
     def text(o, inside):
-        "Functions of this module and what is made of functions count by their code, other objects by their types"
+        "Functions of this module, partials and methods count by code, other functions by name, objects by type"
         if isinstance(o, FunctionType) and o.__module__!=fn.__module__: return f'{o.__module__}.{o.__qualname__}'
         is_function = isinstance(o, (FunctionType,partial,MethodType))
         return _fingerprint(o, inside) if is_function else _type_text(o, inside)
@@ -203,7 +214,9 @@ _changing_methods = set('add append clear discard extend fill insert intersectio
 
 @lru_cache(1024)
 def _names_in(code):
-    "Returns `(used, changed)`, sets: the global names in `code` and inner functions, and names of what they may change"
+    """`(used, changed)`, two sets of names: globals that `code` and its inner functions read, and what they may change
+
+    The latter are globals and closure variables that they assign, and all names whose values they change in place."""
     used,changed,lines = set(),set(),{}
     for step in dis.get_instructions(code):
         # Python 3.13 has instructions that load two variables
@@ -232,10 +245,10 @@ def _changed_in_line(steps):
     return changed
 
 def _data_text(o, outer, other):
-    """Text that identifies data by its values, modules and classes by their names
+    """Text that identifies `o`: data by its values, modules and classes by their names, the rest by `other(o, outer)`
 
-    `outer`: the containers and functions that `o` is in; one that contains itself is `...` there. `other(o, outer)`
-    returns the text for other objects."""
+    `outer`: the containers and functions that `o` is in, a tuple; if `o` is one of them, the text is `...`. An image
+    that is read from a file counts by its `repr`."""
     if isinstance(o, np.void): o = np.asarray(o)   # a record, of which `repr` shows only a part
     if isinstance(o, (int,float,complex,str,bytes,bytearray,range,slice,type(None),PurePath,np.generic)):
         return _short_repr(o)
@@ -271,11 +284,11 @@ def _data_text(o, outer, other):
 def stable_repr(o)->str:
     """Text that identifies `o`, the same in every process: data by all values, other objects by `repr` or attributes
 
-    What is data, and how objects are identified, is said in `fn_fingerprint`, about arguments."""
+    What is data, and how objects and functions are identified, is said in `fn_fingerprint`, about arguments."""
     return _value_text(o, ())
 
 def _code_text(code):
-    "Byte code, names and constants of a code object as text, also of those in it; constants that are sets are sorted"
+    "Text with the byte code, names and constants of a code object, and of those inside it; sets in it are sorted"
     def constant(o):
         if isinstance(o, CodeType): return _code_text(o)
         if isinstance(o, frozenset): return str(sorted(map(repr, o)))
@@ -348,7 +361,9 @@ class StreamedSource(Source):
     once:bool = False # Can it be read only once, as a generator?
     _was_read:bool = False
     def _begin(self):
-        "Raise `ValueError` if `once`, and this was called before: what is left would be taken for all of it"
+        """To be called when reading begins: raises `ValueError` if `once`, and this was called before
+
+        What is left would be taken for all of it."""
         if self.once and self._was_read:
             raise ValueError('this source can be read only once, and was read before: make a new one')
         self._was_read = True
@@ -372,5 +387,5 @@ class SplitChunk:
             for name,raw in samples: yield f'{split}: {name}', raw if isinstance(raw, Exception) else (split,raw)
     @property
     def split(self)->str:
-        "The split of the first sample"
+        "The split of the first part"
         return self.parts[0][0]

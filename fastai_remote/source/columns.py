@@ -42,7 +42,7 @@ class ColumnType:
 
     @property
     def codec(self)->str:
-        "The codec of a field whose name does not say it; `None` if each value decides"
+        "The name of the codec for a field whose name does not say it; `None` if each value decides, or if none fits"
         if self.is_label: return 'labels' if self.kind=='code_lists' else 'cls'
         if self.kind=='number': return _NUMBER_CODECS.get(self.dtype)
         return {'text':'txt', 'cell':'txt', 'time':'txt', 'bytes':'bin', 'list':'json', 'labels':'json', 'array':'npy',
@@ -73,7 +73,7 @@ def image_format(
     return next((kind for signature,kind in _SIGNATURES if start.startswith(signature)), None)
 
 def is_missing(value)->bool:
-    "Is this the absence of a value: `None`, or what pandas has in its place? `nan` is a number, and not missing"
+    "Is this the absence of a value: `None`, `NA` of pandas, `NaT` of pandas or NumPy? `nan` is a number, not missing"
     if isinstance(value, (np.datetime64,np.timedelta64)): return bool(np.isnat(value))
     return value is None or type(value).__name__ in ('NAType','NaTType')
 
@@ -85,7 +85,7 @@ _FILE_CODECS = 'bin','npy','npz','npyimg','npzimg','strokes','raw','bits'
 
 @dataclass
 class Column:
-    "One field of a sample, and the column that it is made of"
+    "One field of a sample, and the column that it is made of, or several columns"
     name:str # Of the column; a tuple of names if there are several
     field:str # Of the sample
     kind:str # As `ColumnType.kind`
@@ -105,7 +105,7 @@ class Column:
     def value(self, row, folder, suff):
         """The value of the field in `row`, `{column: cell}`; raises `ValueError`, `TypeError`, `OSError`
 
-        `folder` and `suff`: what comes before and after a path in a cell."""
+        `folder` and `suff`: what comes before and after a path in a cell; in a column of kind 'file', only `folder`."""
         if self.several: return self._several([self._present(row, name) for name in self.names])
         codec = get_codec(self.field)
         value = self._present(row, self.name, codec)
@@ -127,7 +127,8 @@ class Column:
     def _present(self, row, name, codec=None):
         """The cell of column `name` in `row`; raises `ValueError` if there is no such column, or nothing in the cell
 
-        `codec`: that of the field, or `None`. `nan` is nothing, unless the field stores floats."""
+        `codec`: that of the field, or `None`. `nan` is nothing, unless the field stores floats. Raises `ValueError` for
+        a masked array, too."""
         if name not in row: raise ValueError(f"no such column here; there are {', '.join(map(str, row))}")
         value = row[name]
         is_number = self.kind=='number' and codec is None or codec is not None and getattr(codec.dtype, 'kind', '')=='f'
@@ -162,7 +163,9 @@ class Column:
         return array.reshape(self.shape) if self.shape else array
 
     def _several(self, values):
-        "Numbers of several columns as an array, labels as a list; raises `ValueError` if a number would be rounded"
+        """An array of `values`, the cells of several columns, if `dtype` is set; else a list of them
+
+        Texts of kind 'cell' become numbers. Raises `ValueError` if they are none, or if a number would be rounded."""
         if self.dtype is None: return [_number(o) if self.kind=='cell' else o for o in values]
         if self.kind=='cell': values = list(map(_number, values))
         array = np.array(values, self.dtype)
@@ -174,7 +177,9 @@ def full_array(
     value, # A list, of lists if it has several dimensions; or an array
     dtype # As in NumPy
 )->np.ndarray:
-    "An array in which no value is missing; raises `ValueError` for `None`, of which NumPy would make `False` or `nan`"
+    """A new array of `value`, in which nothing is missing
+
+    Raises `ValueError` for `None`, of which NumPy would make `False` or `nan`."""
     if _has_none(value): raise ValueError(f'a value is missing in the array {str(value)[:60]}')
     return np.array(value, dtype)
 
@@ -192,15 +197,16 @@ def _read(folder, path):
         raise FileNotFoundError(e.errno, f'{e.strerror} (folder= says where the files are)', path) from None
 
 def _number(text):
-    "The number in `text` as `int` if it has only digits, else as `float`; raises `ValueError`"
+    "The number in `text`: an `int` if it has only digits, after a sign or none, else a `float`; raises `ValueError`"
     text = text.strip()
     try: return int(text) if re.fullmatch('[+-]?[0-9]+', text) else float(text.replace('_', '?'))   # not 1_000
     except ValueError: raise ValueError(f'{text[:40]!r} is no number') from None
 
 def _as_stored(value):
-    """`value` as a codec takes it: times become ISO 8601, decimal numbers text, and so do those in lists and dicts
+    """`value` as a codec takes it: times become ISO 8601, decimal numbers and UUIDs text, also in lists and dicts
 
-    Raises `TypeError` for durations, and for other values that have no field."""
+    These are copied, tuples become lists, and a `bytearray` becomes `bytes`. Other values are returned as they are.
+    Raises `TypeError` for durations, bytes in a list or dict, complex numbers and objects of pandas."""
     if isinstance(value, (datetime,date,time)): return value.isoformat()
     if isinstance(value, np.datetime64): return str(value)
     if isinstance(value, (Decimal,UUID)): return str(value)
@@ -228,7 +234,10 @@ class LoadRow:
     ): self.columns,self.folder,self.suff,self.all_names = columns,folder,suff,all_names
 
     def __call__(self, row):
-        "The sample of a row; raises `OSError` for a file, and `ValueError`, which names the column"
+        """The sample of `row`; raises `OSError` if a file cannot be read
+
+        Other errors become a `ValueError` that names the column. Raises `ValueError` also if the row has more or fewer
+        columns than `all_names`."""
         if self.all_names is not None and len(row)!=len(self.all_names):
             raise ValueError(f"columns {', '.join(map(str, row))}; the first row had "
                              f"{', '.join(map(str, self.all_names))}")
@@ -257,7 +266,8 @@ class ColumnOptions:
     def __post_init__(self):
         """Make texts of `folder` and `suff`, empty ones of `None`, and a tuple of a list `label_col`
 
-        Raises `TypeError` for options of other types."""
+        Raises `TypeError` if `fields` is not `None` or a dict of names of fields, and for a dict as `fn_col` or
+        `label_col`."""
         self.folder,self.suff = ('' if o is None else str(o) for o in (self.folder, self.suff))
         if self.fields is not None and not (isinstance(self.fields, dict) and self.fields):
             raise TypeError(f"fields is a dict, such as {{'path':'jpg', 'label':'cls'}}, not {self.fields!r}")
@@ -270,7 +280,7 @@ class ColumnOptions:
 
     @property
     def asked(self)->bool:
-        "Are columns named, or is every column a field?"
+        "Does the user name columns by `fields`, `fn_col` or `label_col`? If not, every column is a field"
         return not (self.fields is None and self.fn_col is None and self.label_col is None)
 
 def column_name(
@@ -284,9 +294,11 @@ def column_name(
     return found
 
 class TablePlan:
-    """Which fields the samples of a table have: `columns`, `codecs`, `vocab`, and `notes` for the report
+    """Which fields the samples of a table have, by `options`, or if these name no columns by the types of all columns
 
-    `split` is the name of the column that tells the split of a row, if there is one."""
+    `columns` is a list of `Column`, `codecs` is `{field: name of a codec}` for names that do not say it, `vocab` is
+    `{field: labels}`, and `notes` a list of remarks for the report. `split` is the name of the column that tells the
+    split of a row, or `None`. Raises `ValueError` if a column that the options name is not there."""
     def __init__(self,
         types:dict, # `{name of a column: ColumnType}`
         rows:list, # The first rows, as dicts
@@ -303,18 +315,18 @@ class TablePlan:
 
     @property
     def names(self)->list:
-        "The columns that are read"
+        "The names of the columns that the fields are made of, without repeats"
         return list(dict.fromkeys(name for c in self.columns for name in c.names))
 
     @property
     def row_bytes(self)->int:
-        "About how many bytes a row has, of the columns that are read"
+        "About how many bytes the columns that are read have in a row, on average over `rows`"
         names = self.names if self.options.asked else list(self.types)
         return mean_bytes({name:row[name] for name in names} for row in self.rows)
 
     @property
     def load(self)->LoadRow:
-        "row -> sample; raises `ValueError` if there are no columns, or two for one field"
+        "What makes a sample of a row; raises `ValueError` if there are no columns, or two for one field"
         fields,o = [c.field for c in self.columns],self.options
         twice = [c for c in self.columns if fields.count(c.field)>1]
         if twice:
@@ -324,7 +336,7 @@ class TablePlan:
         return LoadRow(self.columns, o.folder, o.suff, None if o.asked else list(self.types))
 
     def _asked(self):
-        "Add the columns that the options name; raises `ValueError` if there is no such column"
+        "Add the columns that the options name; raises `ValueError` if one is not there, or if `fn_col` has no texts"
         options,names = self.options,list(self.types)
         def found(column):
             is_several = isinstance(column, tuple) and column not in self.types   # pandas has tuples as names, too
@@ -340,7 +352,10 @@ class TablePlan:
         if options.label_col is not None: self._label(found(options.label_col))
 
     def _label(self, name):
-        "Add column `name` as field `cls` or `labels`; a tuple of columns as `labels`, or numbers as `target.npy`"
+        """Add column `name` as field `cls`, or as `labels` if it has lists or `label_delim` is set
+
+        A tuple of columns is added as field `target.npy` if all have numbers, else as `labels`; raises `ValueError` for
+        these with `label_delim`. A tuple of one column counts as this column."""
         is_several = isinstance(name, tuple) and name not in self.types
         if is_several and len(name)==1: (name,),is_several = name,False
         if is_several and self.options.label_delim:
@@ -351,7 +366,7 @@ class TablePlan:
         self._add(name, 'labels' if several else 'cls', asked=True)
 
     def _dtype(self, names):
-        "dtype, as text, of an array of the columns `names`; `None` if one of them does not hold numbers"
+        "dtype, as text, of an array of the columns `names`; `None` if one does not hold numbers in the first rows"
         types = [self.types[name] for name in names]
         if all(o.kind=='number' for o in types): return str(np.result_type(*[o.dtype for o in types]))
         if not all(o.kind in ('cell','object','number') for o in types): return None
@@ -361,7 +376,9 @@ class TablePlan:
         return 'float64'
 
     def _unasked(self, name, kind):
-        "Add column `name` of `ColumnType` `kind` as the field of its name, or of one like it that can be stored"
+        """Add column `name` of `ColumnType` `kind` as the field of its name, or of one like it that can be stored
+
+        A column of kind 'null' is left out. `notes` say this, and most changes of a name."""
         if kind.kind=='null': return self.notes.append(f'column {name!r} is left out: it has no values')
         field = kind.field or ('_'.join(map(str, name)) if isinstance(name, tuple) else str(name))
         stored = re.sub(r'[\s:#~@/\\]+', '_', field).strip('_') or 'column'
@@ -375,7 +392,7 @@ class TablePlan:
         self._add(name, stored, images if images!='img' and images==stored.rsplit('.')[-1] else None)
 
     def _holds(self, name, codec):
-        "Can `codec` read the bytes of the first row that has some?"
+        "Can `codec` read the bytes of the first row that has some? True if no row has, or for a codec of numbers"
         value = next((row[name] for row in self.rows if isinstance(row[name], bytes)), None)
         if value is None or codec.dtype is not None: return True
         try: codec.check(value)
@@ -383,7 +400,10 @@ class TablePlan:
         return True
 
     def _image_formats(self, name, kind):
-        "`jpg`, `png` or `webp` if all images in the first rows of a column are that, else `img`; `None` without images"
+        """`jpg`, `png` or `webp` if all values in the first rows of a column are images of this format, else `img`
+
+        `None` if a value is no image, or if there are no values. If `kind.field` is set, all values are taken for
+        images, and without values it is the result."""
         if kind.kind not in ('bytes','file','object'): return None
         found = {_format_of(row[name]) for row in self.rows if not is_missing(row[name])}
         if kind.field: found = {o or 'img' for o in found}
@@ -420,7 +440,9 @@ class TablePlan:
                                   'label')
 
 def _format_of(value):
-    "The field for an image file, given as bytes or as a dict of `bytes` and `path`; `None` if it is no image"
+    """The field for an image file, as `image_format`: by its bytes, alone or in a dict of `bytes` and `path`
+
+    Without bytes, by the ending of `path`. `None` if it is no image."""
     if isinstance(value, bytes): return image_format(value)
     if not isinstance(value, dict): return None
     if value.get('bytes') is not None: return image_format(value['bytes'])
@@ -434,7 +456,7 @@ _SPLIT_NAMES = {**dict.fromkeys(('true','1','1.0','val','validation'), 'valid'),
 def split_of(
     value # Of a column that says which split a row belongs to
 )->str: # `valid` for true values, `val` and `validation`, `train` for false values, and any other text is a name
-    "The split that `value` means; raises `ValueError` if there is nothing, or neither a text nor 0 or 1"
+    "The split that `value` means; raises `ValueError` if it is missing or blank, or neither a text nor 0 or 1"
     if isinstance(value, np.generic): value = value.item()
     if is_missing(value) or _is_nan(value) or isinstance(value, str) and not value.strip():
         raise ValueError(f'nothing there ({value!r})')
@@ -460,7 +482,7 @@ class SplitNames:
         value, # Of the column, in one row
         row:str # The row, for messages
     )->str:
-        "The split of a row; raises `ValueError` if it has none, or if the column has more than 100 values"
+        "The split of a row; raises `ValueError` if it has none, or for more than 100 different values so far"
         try: return self.split_of_value[value]
         except (KeyError,TypeError): pass   # `TypeError`: a list, which names no split
         try: split = split_of(value)
