@@ -105,7 +105,7 @@ def _limited(seconds):
     return remaining() if seconds is None else min(seconds, remaining())
 
 def _is_address(host):
-    "Is `host`, a `str`, an IP address or 'localhost'? No other computer is asked for these"
+    "Is `host`, a `str`, an IP address or 'localhost', so that no name server is asked for it?"
     try: ipaddress.ip_address(host)
     except ValueError: return host=='localhost'
     return True
@@ -224,7 +224,7 @@ def as_options(
     secret:str, # The password, or None
     socket_timeout:float # Seconds to wait for one reply
 )->dict:
-    "Options of redis-py for all connections"
+    "Options of redis-py for all connections to servers: no retries, and 2 seconds at most to connect"
     return SecretOptions(password=secret, socket_timeout=socket_timeout, socket_connect_timeout=min(2., socket_timeout),
         socket_read_size=1<<18, protocol=2, lib_name=None, lib_version=None, retry=Retry(NoBackoff(), 0))
 
@@ -272,7 +272,7 @@ class SingleServer:
         """Send all commands, then read the replies; raises errors of redis-py if a connection fails
 
         With `from_replica`, the masters are asked if there is no replica, or it fails or replies with an error. In a
-        cluster, a command whose keys have moved to another node is repeated there, and its error is raised."""
+        cluster, a command whose keys have moved to another node is repeated there, and an error of that is raised."""
         if from_replica and time.monotonic()>=self._looks_again:
             try: replies = self._ask_replicas(commands)
             except (redis.RedisError,RedisClusterException): replies = None

@@ -31,7 +31,7 @@ def moved(
     diff:int, # Exclusive or of the checksums of two contents of the same length
     n:int, # Number of bytes that follow both contents
 )->int: # Exclusive or of the checksums of both contents followed by the same `n` bytes
-    "How a difference of two crc32 changes when the same bytes are appended, as in zlib's `crc32_combine`"
+    "The exclusive or of two crc32 after the same bytes are appended to both contents, as in zlib's `crc32_combine`"
     power,square = 1<<31,1<<23   # 1, and x^8, which stands for one byte
     while n:
         if n&1: power = _multiply(square, power)
@@ -102,7 +102,7 @@ def _check_failures(store):
     if reason: yield manifest.failures,f'{what}: {reason}; samples are not affected'
 
 def _check_labels(store):
-    """Yields `(what, reason)`, as `damaged_parts`, if `labels.json` is missing or has not the labels of the manifest
+    """Yields `(what, reason)`, as `damaged_parts`, if `labels.json` is missing or is not as it was written
 
     Nothing is yielded if there are no labels, if others have written the shards, or for formats up to 2."""
     manifest = store.manifest
@@ -116,7 +116,7 @@ def _check_labels(store):
 def _check_index(store, shard):
     """Yields `(what, reason)`, as `damaged_parts`, if the index of a shard is missing or damaged where it is stored
 
-    Also if its copy in the cache is damaged, which is removed there."""
+    Also if its copy in the cache is damaged; the copy is removed then."""
     name = store.index_file(shard)
     if not store.storage.local and store.cache is not None:
         try: store.cached_index(shard)
@@ -156,10 +156,10 @@ def _check_shard(store, shard, has_copy):
     return None if compressed else int(table.crc[shard])
 
 def _damage_of_values(store, shard, batch=256):
-    """The exclusive or of a shard's checksum as it should be and as the damaged values alone make it: an `int`
+    """How damaged values change the checksum of a shard: an `int`, the exclusive or of the checksums with and without
 
-    0 if no value is damaged; None if the index of the shard is damaged or cannot be read. `batch` values are read at a
-    time."""
+    It is 0 if no value is damaged, and None if the index of the shard is damaged or cannot be read. Reads `batch`
+    values at a time."""
     table,change = store.table,0
     try: index = store.indices([shard])[shard]
     except StoreError: return None

@@ -280,9 +280,10 @@ def read_in_shards(self:ShardStore,
     fields:list, # Names of fields, and of their checksums
     whole:bool=True # As in `read_values`
 )->dict:
-    """As `read_values`, but from the shards only: overlays do not matter
+    """As `read_values`, but from the shards only, whatever overlays there are
 
-    Of a value that was changed, this is the earlier one; a field that was added later, in overlays, has no values."""
+    Of a value that was changed and is in an overlay, it returns the earlier one. A field that only overlays have is
+    `None` for each sample."""
     entries = self.manifest.fields
     variable = [field for field in fields if entries[field]['dtype'] is None]
     result = {field:[None]*len(numbers) if field in variable else np.zeros(len(numbers), entries[field]['dtype'])

@@ -451,8 +451,8 @@ def clear(self:TieredStore,
 def _check_copy(self:TieredStore, copy, n=64):
     """Raise `ValueError` unless `copy`, a `RedisStore`, is a copy of this dataset that was not changed since
 
-    Compares the number of samples, the entries of the fields that Redis keeps, and values of up to `n` samples. Of the
-    values that are there, 90 % must be the same, and there must be one. Raises `StoreUnavailable`."""
+    Compares the number of samples, the entries of the fields that Redis keeps, and values of up to `n` samples. At
+    least one of these values must be there, and of those that are, 90 % must be the same. Raises `StoreUnavailable`."""
     fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
     if copy.manifest.parts: raise ValueError(f'{what}: it was appended to or edited; copy it, by {copy.name}.copy(…)')
     if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')

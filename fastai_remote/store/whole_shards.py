@@ -42,9 +42,8 @@ class WholeShards:
     )->_File: # With the descriptor `fd`; `None` if the shard is not on this machine
         """A shard as an open file: where it is stored, if it is read there, else its copy in the cache
 
-        A compressed shard is fetched into the cache; it is `None` if there is no cache, or it cannot keep the shard.
-        May wait for a shard that `prefetch` fetches. Raises `MissingSample`, `CorruptSample`, `StoreNotFound`,
-        `StoreUnavailable`."""
+        A compressed shard is fetched into the cache first, if there is a cache that can keep it. May wait for a shard
+        that `prefetch` fetches. Raises `MissingSample`, `CorruptSample`, `StoreNotFound`, `StoreUnavailable`."""
         with self.lock:
             if shard in self.files:
                 self.files.move_to_end(shard)

@@ -234,13 +234,15 @@ class Writer:
         each:float, # Bytes per sample, estimated by `cost`
         num_workers:int, # Processes that will write
     )->int:
-        "Returns how many samples a chunk should have"
+        "Returns how many samples a chunk should have; by default 16 to 1024, whatever their size"
         return max(16, min(1024, n//(num_workers*8)))
 
     def stream_chunk_size(self,
         source # A `StreamedSource`
     )->int:
-        "Returns how many samples a chunk of a stream should have; `source.raw_bytes` tells how large they are"
+        """Returns how many samples a chunk of a stream should have; by default `source.chunk_size`, or 64 without it
+
+        A subclass may also look at `source.raw_bytes`, which tells how large they are."""
         return source.chunk_size or 64
 
     def cost(self,
