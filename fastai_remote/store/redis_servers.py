@@ -99,7 +99,7 @@ class _TimedSocket:
 def _limited(seconds):
     """`seconds`, or the time that the call of this thread has left, if that is less; `None` means no limit
 
-    Negative after the deadline."""
+    The time left is negative after the deadline."""
     remaining = getattr(this_call, 'remaining', None)
     if remaining is None: return seconds
     return remaining() if seconds is None else min(seconds, remaining())
@@ -151,7 +151,8 @@ _connections = {'redis':_Connection, 'rediss':_TLSConnection, 'unix':_UnixConnec
 def _gets(kind, positions):
     """The arguments of BITFIELD_RO that read the elements at `positions`: a list of `('GET', type, offset)`
 
-    Of a `kind` such as 'i64+u32', see `_Packer`, each element takes two of them."""
+    An offset is '#3' for position 3. Of a `kind` such as 'i64+u32', see `_Packer`, each element takes two of these
+    tuples, with offsets in bits, `int`."""
     if '+' not in kind: return [('GET', kind, f'#{i}') for i in positions]
     first,second = kind.split('+')
     width = int(first[1:])

@@ -49,7 +49,7 @@ class Storage:
     def __init__(self,
         # A path, or any fsspec URL: `s3://bucket/folder`. A password or a signature in it is used and not shown
         url:str|os.PathLike,
-        timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`
+        timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`; not for a local folder
         storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, `anon`, …
     ):
         url,storage_options = Secret(os.fspath(url)),SecretOptions(storage_options or {})   # also in tracebacks
