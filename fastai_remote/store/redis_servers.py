@@ -54,9 +54,10 @@ def parse_carefully():
 class _TimedSocket:
     """A socket that waits for at most `socket_timeout` at a time, and not beyond the deadline of the call that uses it
 
-    It limits how much is received, and looks for lists that are too long where integers are: at the end of what was
-    received, and at its beginning. Where much was received, and its last bytes are those of a value, there are no
-    integers to look at. A value may look like a list, so then the answer is requested again, to be parsed carefully."""
+    Receiving raises `ReplyTooLong` if more came than `this_call.most_bytes`. `recv_into` raises `HugeList` if what was
+    received may contain the beginning of a list of a million elements. It looks at the beginning of what was received;
+    and at its end, unless much was received, and the last bytes are those of a value. Since a value may look like such
+    a list, the caller then requests the answer again, to be parsed carefully."""
     def __init__(self, sock):
         self._sock,self._timeout = sock,sock.gettimeout()
         self._limit = self._timeout   # what the socket has now
@@ -65,7 +66,9 @@ class _TimedSocket:
     def settimeout(self, timeout): self._timeout = timeout
 
     def _set_limit(self):
-        "Set the timeout of the socket for the next operation; raise `TimeoutError` if the call has no time left"
+        """Set the timeout of the socket for the next operation; raise `TimeoutError` if the call has no time left
+
+        A timeout of 0, of a socket that does not wait, stays, and raises nothing."""
         waits = self._timeout!=0
         seconds = _limited(self._timeout) if waits else 0
         if waits and seconds is not None and seconds<=0: raise socket.timeout('the time is over')
@@ -99,19 +102,21 @@ class _TimedSocket:
 def _limited(seconds):
     """`seconds`, or the time that the call of this thread has left, if that is less; `None` means no limit
 
-    Negative after the deadline."""
+    The time left is negative after the deadline."""
     remaining = getattr(this_call, 'remaining', None)
     if remaining is None: return seconds
     return remaining() if seconds is None else min(seconds, remaining())
 
 def _is_address(host):
-    "Is this an IP address, or the name of this machine, which is looked up in a file?"
+    "Is `host`, a `str`, an IP address or 'localhost', so that no name server is asked for it?"
     try: ipaddress.ip_address(host)
     except ValueError: return host=='localhost'
     return True
 
 class _Timed:
-    "Mixed into a connection of redis-py: connecting, sending and receiving end at the deadline of the call"
+    """Mixed into a connection of redis-py: connecting, sending and receiving end at the deadline of the call
+
+    After `parse_carefully`, new connections use redis-py's parser."""
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         if not _parsers['careful']: return
@@ -131,7 +136,10 @@ class _Timed:
         return sock
 
     def _found_and_connected(self):
-        "The socket of redis-py; in a thread if the name of the host is looked up, since a look-up cannot be limited"
+        """The connected socket of redis-py
+
+        If there is a `socket_timeout`, and the name of the host has to be looked up, redis-py connects in a thread,
+        since a look-up cannot be limited. Then it raises `DeadlinePassed` when the time is over."""
         connect = super()._connect
         if self.socket_timeout is None or self.host is None or _is_address(self.host): return connect()
         return call_in_thread(connect, self.socket_timeout)
@@ -146,7 +154,8 @@ _connections = {'redis':_Connection, 'rediss':_TLSConnection, 'unix':_UnixConnec
 def _gets(kind, positions):
     """The arguments of BITFIELD_RO that read the elements at `positions`: a list of `('GET', type, offset)`
 
-    Of a `kind` such as 'i64+u32', see `_Packer`, each element takes two of them."""
+    An offset is '#3' for position 3. Of a `kind` such as 'i64+u32', see `_Packer`, each element takes two of these
+    tuples, with offsets in bits, `int`."""
     if '+' not in kind: return [('GET', kind, f'#{i}') for i in positions]
     first,second = kind.split('+')
     width = int(first[1:])
@@ -157,7 +166,8 @@ class _Packer(redis.connection.HiredisRespSerializer):
     """Packs the two commands that read a batch without redis-py's check of each argument
 
     These are `MGET`, and `BITFIELD_RO` with a key, a type and a list of positions. A type such as 'i64+u32' means that
-    each element consists of two values, and both are read."""
+    each element consists of two values, and both are read. Other commands are packed by redis-py. `pack` returns a list
+    of `bytes`."""
     def pack(self, *args):
         if args[0]=='MGET': return [hiredis.pack_command(args)]
         if args[0]!='BITFIELD_RO': return super().pack(*args)
@@ -185,7 +195,8 @@ _packer = _Packer()
 def _exchange(requests):
     """Send the commands of all `requests`, a list of `(connection pool, commands)`, then read the replies
 
-    Returns a list of replies for each request. A reply that is an error is a `redis.ResponseError` in the list."""
+    Returns a list of replies for each request. A reply that is an error is a `redis.ResponseError` in the list. If a
+    connection fails, all of them are closed, and its error is raised."""
     connections = []
     try:
         for pool,commands in requests:
@@ -217,7 +228,7 @@ def as_options(
     secret:str, # The password, or None
     socket_timeout:float # Seconds to wait for one reply
 )->dict:
-    "Options of redis-py for all connections"
+    "Options of redis-py for all connections to servers: no retries, and 2 seconds at most to connect"
     return SecretOptions(password=secret, socket_timeout=socket_timeout, socket_connect_timeout=min(2., socket_timeout),
         socket_read_size=1<<18, protocol=2, lib_name=None, lib_version=None, retry=Retry(NoBackoff(), 0))
 
@@ -233,10 +244,12 @@ def _with_node(url, host, port):
     return parts._replace(netloc=f"{login}{at}{f'[{host}]' if ':' in host else host}:{port}").geturl()
 
 class SingleServer:
-    "A server; the other classes of this module have the same methods"
+    """A server, and its replicas
+
+    It is the base class of `SentinelServers` and `ClusterServers`, which have the same methods."""
     is_cluster = False
-    pause = 5. # Seconds for which replicas are left alone if none was found, or one did not answer
-    _replica = None # A client for the replica that is asked, if there is only one
+    pause = 5. # Seconds for which replicas are left alone if none was found, or one failed or replied with an error
+    _replica = None # A client for the replica that is asked; `None` for a cluster, and while none is chosen
     _looks_again = 0. # When replicas may be asked, a time of `time.monotonic`
 
     def __init__(self,
@@ -257,10 +270,13 @@ class SingleServer:
         return [self.client]
 
     def send(self,
-        commands:list, # Of tuples: the name of a command, its key, and further arguments
+        commands:list, # Of tuples: the name of a command, its key, and further arguments; `BITFIELD_RO`: see `_Packer`
         from_replica:bool=False # May a replica answer?
     )->list: # The reply to each; an exception if it is an error
-        "Send all commands, then read the replies"
+        """Send all commands, then read the replies; raises errors of redis-py if a connection fails
+
+        With `from_replica`, the masters are asked if there is no replica, or it fails or replies with an error. In a
+        cluster, a command whose keys have moved to another node is repeated there, and an error of that is raised."""
         if from_replica and time.monotonic()>=self._looks_again:
             try: replies = self._ask_replicas(commands)
             except (redis.RedisError,RedisClusterException): replies = None
@@ -288,9 +304,12 @@ class SingleServer:
 
 # %% ../../nbs/store/04_redis_servers.ipynb #b413aaf1
 class SentinelServers(SingleServer):
-    "The master that a group of sentinels names, and its replicas"
+    """The master that a group of sentinels names, and its replicas
+
+    The sentinels are asked for the master at once. Raises `ValueError` if `url` has no name, and errors of redis-py if
+    no sentinel knows the master."""
     def __init__(self,
-        url:str, # `redis+sentinel://host1:26379,host2:26379/NAME`, `rediss+sentinel://` for TLS
+        url:str, # `redis+sentinel://host1:26379,host2:26379/NAME` or `…/NAME/DB`, `rediss+sentinel://` for TLS
         options:dict, # For redis-py; for the servers
         sentinel_secret:str=None # Password of the sentinels, if they have one
     ):
@@ -314,9 +333,10 @@ class SentinelServers(SingleServer):
     def _replicas(self): return self._sentinel.discover_slaves(self._name)
 
     def count_replicas(self)->int:
-        """How many replicas are not down, says the first sentinel that knows any
+        """How many replicas are not down, by the answer of the first sentinel that knows such a replica
 
-        0 if this user may not ask. Raises `redis.ConnectionError` if no sentinel answers."""
+        0 if the sentinels that answer know none, or this user may not ask. Raises `redis.ConnectionError` if no
+        sentinel answers, or all reply with other errors."""
         is_known = False
         for sentinel in self._sentinel.sentinels:
             try: replicas = self._sentinel.filter_slaves(sentinel.sentinel_slaves(self._name))
@@ -339,7 +359,10 @@ def nodes_in(
     return [(node.hostname or 'localhost', node.port or default_port) for node in nodes]
 
 class _ClusterPool(redis.ConnectionPool):
-    "Connections to a node of a cluster; redis-py chooses the class of connections of a cluster by its URL"
+    """Connections to a node of a cluster, which end at the deadline of a call
+
+    Their class is `_TLSConnection` if `connection_class`, which redis-py has chosen by the URL, is one for TLS, else
+    `_Connection`."""
     def __init__(self, connection_class=redis.Connection, **kwargs):
         is_tls = issubclass(connection_class, redis.SSLConnection)
         super().__init__(connection_class=_connections['rediss' if is_tls else 'redis'], **kwargs)
@@ -349,13 +372,15 @@ redirections = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.ex
     redis.exceptions.TryAgainError)
 
 class ClusterServers(SingleServer):
-    "The nodes of a Redis Cluster"
+    """The nodes of a Redis Cluster
+
+    A node is asked at once for all nodes. Raises the error of redis-py if none of those in `nodes` answers."""
     is_cluster = True
 
     def __init__(self,
         url:str, # `redis://` or `rediss://`, of one or several nodes
         options:dict, # For redis-py, see `as_options`
-        nodes:list # Nodes that are known, `(host, port)`
+        nodes:list # Nodes that are known, `(host, port)`, at least one; the first that answers tells the others
     ):
         for host,port in nodes:
             try:
@@ -411,7 +436,9 @@ class ClusterServers(SingleServer):
         return replies
 
     def _redirected(self, command):
-        "The reply to a command whose keys are on another node now, or are being moved, one by one; errors are raised"
+        """The reply to `command`, whose keys are on another node now, or are being moved; an error is raised
+
+        The keys of `MGET` are read one by one, as they may be on different nodes."""
         name,key,*rest = command
         if name=='MGET': return [self.client.execute_command('GET', key) for key in command[1:]]
         if name=='BITFIELD_RO': rest = [argument for get in _gets(*rest) for argument in get]
@@ -428,9 +455,12 @@ def open_servers(
     url:str, # See `RedisLink`, without the password
     options:dict, # For redis-py, see `as_options`
     sentinel_secret:str=None, # As in `SentinelServers`
-    cluster_nodes:list=None # Nodes of the cluster that are known, if it is one
+    cluster_nodes:list=None # Nodes of the cluster that are known, `(host, port)`; `None`: it is no cluster
 )->SingleServer:
-    "The servers that `url` names; Sentinel and a cluster are asked for them at once; raises errors of redis-py"
+    """The servers that `url` names: `SentinelServers`, `ClusterServers`, or a `SingleServer`
+
+    Sentinels or a node of the cluster are asked for the servers at once; a single server is connected to when it is
+    used. Raises errors of redis-py, and `ValueError` if the URL of sentinels has no name."""
     if '+sentinel' in urlsplit(url).scheme: return SentinelServers(url, options, sentinel_secret)
     if cluster_nodes: return ClusterServers(url, options, cluster_nodes)
     return SingleServer(url, options)

@@ -34,6 +34,6 @@ def servers_needed(
     server_memory:int, # Bytes of memory of a server
     spare:float=.25 # Share of a server's memory that stays free: for saving, for copies to replicas, and for growth
 )->int:
-    "Number of servers, the masters of a cluster, that hold a dataset; raises `ValueError` for another `spare`"
+    "Number of servers, the masters of a cluster, that hold a dataset; raises `ValueError` unless 0 <= `spare` < 1"
     if not 0<=spare<1: raise ValueError(f'spare={spare}: want a share of the memory, from 0 to below 1')
     return ceil(memory/(server_memory*(1-spare)))

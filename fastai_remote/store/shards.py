@@ -42,7 +42,9 @@ class _ProcessState:
         self.indices,self.nbytes = OrderedDict(),0 # `{shard: ShardIndex}`, least recently used first, and their bytes
 
     def keep(self, new, n):
-        "Keep `new`, `{shard: ShardIndex}`; beyond `_MAX_INDEX_BYTES`, forget the least recently used, but keep `n`"
+        """Keep `new`, `{shard: ShardIndex}`, and forget the least recently used beyond `_MAX_INDEX_BYTES`
+
+        At least the `n` that were used last are kept, however large they are."""
         with self.lock:
             for shard,index in new.items():
                 self.forget(shard)
@@ -60,14 +62,18 @@ class _ProcessState:
             self.nbytes = 0
 
 class ShardStore(Store):
-    "A dataset in tar shards, in a folder on a disk or on object storage"
+    """A dataset in tar shards, in a folder on a disk or on object storage
+
+    The manifest is read at once. Raises `StoreNotFound`, `StoreUnavailable`, `UnsupportedFormat` or `CorruptSample` if
+    this fails, and `TypeError` for arguments that do not go together."""
     _manifest = None # For `repr`, if `__init__` fails
     _is_index,_overlays = False,None # For pickles of earlier versions
     _home = '' # As `home`, once the manifest was read
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
         # Folder in which to keep whole shards of remote storage, or of a slow disk; `True`: the usual folder, for
-        # remote storage; `None`: no cache, samples are read one by one
+        # remote storage and compressed shards; `None` or `False`: no cache, samples are read one by one, and compressed
+        # shards cannot be read
         cache:bool|str|FileCache=True,
         cache_size:int=None, # Bytes that the cache may take, if there is one; default: as in `FileCache`
         timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`; a `Storage` has its own
@@ -96,7 +102,10 @@ class ShardStore(Store):
 
     @property
     def manifest(self)->ShardManifest:
-        "The manifest; raises `StoreNotFound`, `UnsupportedFormat`, `CorruptSample`"
+        """The manifest; its `shards` is empty, as the property `shards` has the table
+
+        Raises `StoreNotFound`, `StoreUnavailable`, `UnsupportedFormat`, `CorruptSample` when it is read for the first
+        time."""
         if self._manifest is None: self._manifest = self._read_manifest()
         return self._manifest
 
@@ -149,7 +158,8 @@ class ShardStore(Store):
     def _read_manifest(self):
         """Returns the manifest, with empty `shards`; sets `_table`, `_manifest_crc` and `_uid`
 
-        Raises `StoreNotFound`, also if the dataset was replaced, `UnsupportedFormat`, `CorruptSample`."""
+        Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
+        given, `UnsupportedFormat`, `CorruptSample`."""
         manifest,content,where = self._find_manifest()
         self._manifest_crc = zlib.crc32(content)
         if self._uid not in (None, manifest.uid): raise self.replaced_error()
@@ -255,7 +265,9 @@ class ShardStore(Store):
 # %% ../../nbs/store/18_shards.ipynb #693a93f3
 @patch
 def read_values(self:ShardStore, numbers, fields, whole=True):
-    "As in `Store`; without `whole`, values come from where the shards are stored, and not from copies of them"
+    """As in `Store`; without `whole`, values come from where the shards are stored, and not from copies of them
+
+    Only compressed shards are always read from copies."""
     in_overlays = [field for field in fields if field in self.overlays]
     if not in_overlays: return self.read_in_shards(numbers, fields, whole)
     result = self.read_in_shards(numbers, [field for field in fields if field not in in_overlays], whole)
@@ -268,7 +280,10 @@ def read_in_shards(self:ShardStore,
     fields:list, # Names of fields, and of their checksums
     whole:bool=True # As in `read_values`
 )->dict:
-    "As `read_values`, for values that are in no overlay"
+    """As `read_values`, but from the shards only, whatever overlays there are
+
+    Of a value that was changed and is in an overlay, it returns the earlier one. A field that only overlays have is
+    `None` for each sample."""
     entries = self.manifest.fields
     variable = [field for field in fields if entries[field]['dtype'] is None]
     result = {field:[None]*len(numbers) if field in variable else np.zeros(len(numbers), entries[field]['dtype'])
@@ -309,11 +324,11 @@ def _read_numbers(self:ShardStore, index, field, positions, result, places):
 
 @patch
 def _read_variable(self:ShardStore, shard, index, places, positions, fields, numbers, result, whole):
-    """Put the values of variable-width `fields` of a shard into `result`, if it is on this machine
+    """Put the values of variable-width `fields` of a shard into `result`, if the shard is on this machine
 
     `places` and `positions` as in `_read_numbers`; `numbers` are those of the whole request, `whole` as in
     `read_values`. Returns a list of what has to be requested, `(shard, offset, length, field, place)`, for
-    `_read_spans`. Raises `CorruptSample`."""
+    `_read_spans`. Raises `CorruptSample`, and what `WholeShards.get` raises."""
     size,requests = self.table.whole(shard),[]
     file = self.whole_shards.get(shard) if whole or self.table.compression(shard) else None
     for field in fields:
@@ -334,10 +349,11 @@ def _read_variable(self:ShardStore, shard, index, places, positions, fields, num
 
 @patch
 def _read_spans(self:ShardStore, requests, numbers, result):
-    """Read `requests`, a list of `(shard, offset, length, field, place)`, over the network, neighbours in one request
+    """Read `requests`, a list of `(shard, offset, length, field, place)`, from storage, neighbours in one request
 
-    Puts each value at its place in `result[field]`, and sorts `requests`. Raises `MissingSample`, `CorruptSample`,
-    `StoreNotFound`, and `StoreError` for a compressed shard, which cannot be read in parts."""
+    Puts each value at its place in `result[field]`, and sorts `requests`. `numbers` are those of the whole request, for
+    error messages. Raises `MissingSample`, `CorruptSample`, `StoreNotFound`, `StoreUnavailable`, and `StoreError` for a
+    compressed shard, which cannot be read in parts."""
     table,joined = self.table,[]
     if self._any_compressed:
         compressed = [shard for shard,*_ in requests if table.compression(shard)]
@@ -366,7 +382,7 @@ def _why_not_cached(self:ShardStore):
 
 @patch
 def _codes(self:ShardStore, field):
-    "`{label: code}` of `field`"
+    "`{label: code}` of `field`; empty if the field has no vocabulary"
     if field not in self._label_codes:
         labels = self.manifest.vocab.get(field, [])
         self._label_codes[field] = {label:code for code,label in enumerate(labels)}
@@ -374,7 +390,9 @@ def _codes(self:ShardStore, field):
 
 @patch
 def _cut_off_error(self:ShardStore, number, field, received, length):
-    "The `CorruptSample` for a value of which `received` of `length` bytes came; `StoreNotFound` if it was replaced"
+    """Returns the error to raise for a value of which only `received` of `length` bytes came
+
+    It is a `CorruptSample`, or a `StoreNotFound` if the dataset was replaced."""
     if self._is_replaced(): return self.replaced_error()
     return CorruptSample(f'{self.name}: sample {number}, field {field!r}{self.location(number, field)}: '
                          f'{received:,} of {length:,} bytes: the shard is cut off, or not the one that was indexed')
@@ -391,7 +409,9 @@ def missing_shard_error(self:ShardStore,
 
 @patch
 def _is_replaced(self:ShardStore):
-    "Is there another dataset now, or none?"
+    """Is there another dataset in the folder now, or none, or one whose manifest is damaged?
+
+    Always false for a dataset without `uid`, as that cannot be told."""
     if not self._uid: return False
     head,file = self.manifest.head,f'{self.home}manifest.json'
     if self.storage.ranges([file], [0], [len(head)])==[head]: return False
@@ -412,10 +432,10 @@ def check_not_replaced(self:ShardStore,
 
 @patch
 def compare_checksums(self:ShardStore, numbers, field, values, checksums):
-    """As in `Store`; a value that does not match is read again first
+    """As in `Store`; values that do not match are read again first, unless their shards are read in place
 
-    Values that came over the network are requested again. Copies in the cache that are damaged are removed, and fetched
-    again."""
+    Values that came over the network are requested again. Damaged copies of shards are removed from the cache, and the
+    values are read from where the shards are stored. Raises `StoreNotFound` if the dataset was replaced."""
     if field in self.overlays: self.overlays.compare_checksums(numbers, field, values, checksums)
     else: self.compare_in_shards(numbers, field, values, checksums)
 
@@ -423,8 +443,8 @@ def compare_checksums(self:ShardStore, numbers, field, values, checksums):
 def compare_in_shards(self:ShardStore, numbers, field, values, checksums):
     """Raises `CorruptSample` unless `values[field]` match `checksums`, as `compare_checksums`, but looks at no overlay
 
-    A value that does not match is read again first, and replaced in `values`, `{field: list of bytes}`. Raises
-    `StoreNotFound` if the dataset was replaced."""
+    Values that do not match are read again first, unless their shards are read in place, and replaced in `values`,
+    `{field: list of bytes}`. Raises `StoreNotFound` if the dataset was replaced."""
     damaged = np.flatnonzero(crc32s(values[field])!=checksums)
     if not len(damaged): return
     self.check_not_replaced()
@@ -441,7 +461,7 @@ def compare_in_shards(self:ShardStore, numbers, field, values, checksums):
 
 @patch
 def location(self:ShardStore, number, field):
-    "As in `Store`: the shard, and the offset in it"
+    "As in `Store`: ' in SHARD at byte OFFSET', without the offset if it is not known; '' for a value in an overlay"
     shard,position = (int(o[0]) for o in self.shards.at(np.array([number])))
     try:
         index = self.indices([shard])[shard]
@@ -457,7 +477,8 @@ def why_missing(self:ShardStore): return 'the shard has no such field of it'
 def keys(self:ShardStore, numbers):
     """As in `Store`: the keys are in the indices, so that no shard is read
 
-    Raises `UnknownField` if an earlier version has written the indices, which have no keys then."""
+    If an earlier version has written the indices, they have no keys. Then field `key.txt` is read, and `UnknownField`
+    is raised if there is none."""
     numbers = self.check_numbers(numbers)
     shard_of,position = self.table.at(numbers)
     shards = np.unique(shard_of).tolist()
@@ -501,14 +522,16 @@ def cache_key(self:ShardStore,
 def index_file(self:ShardStore,
     shard:int # Number of a shard
 )->str:
-    "Name of the index file of a shard"
+    "Path of the index file of a shard in the folder `storage`; it begins with `home`"
     return self.home+self.table.index_name(shard, self.manifest.format)
 
 @patch
 def indices(self:ShardStore,
     shards:list # Numbers of shards
 )->dict: # `{shard: ShardIndex}`, in the order of `shards`
-    "The indices of `shards`, which are kept in memory; raises `CorruptSample`, `MissingSample`, `StoreUnavailable`"
+    """The indices of `shards`, which are kept in memory, up to a limit
+
+    Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
     state = self._state
     with state.lock:
         result = {shard:state.indices[shard] for shard in shards if shard in state.indices}
@@ -538,7 +561,8 @@ def _read_indices(self:ShardStore, shards):
 def _parse_index(self:ShardStore, shard, content, where=''):
     """The `ShardIndex` in `content`, the bytes of its file; raises `CorruptSample`, which names the file and `where`
 
-    `content` is a copy in memory, so what is compared with the checksum is what is used."""
+    `content` is a copy in memory, so what is compared with the checksum is what is used. Raises `UnsupportedFormat` for
+    a newer format."""
     table,file = self.table,f'{self.name}: {self.index_file(shard)}{where}'
     if table.icrc is not None and (len(content)!=table.idx[shard] or zlib.crc32(content)!=table.icrc[shard]):
         samples = f'samples {table.starts[shard]:,} to {table.starts[shard+1]-1:,}'
@@ -575,7 +599,9 @@ def _max_index_bytes(self:ShardStore, shard): return int(self.table.idx[shard])+
 def local_index(self:ShardStore,
     shard:int # Number of a shard
 )->ShardIndex:
-    "The index of a shard in the folder, which is on this machine; raises `CorruptSample`, `MissingSample`"
+    """The index of a shard, read from the folder, which is on this machine
+
+    Raises `CorruptSample`, `MissingSample`, and `StoreNotFound` if the dataset was replaced."""
     try:
         with open(open_regular(self.storage.path(self.index_file(shard))), 'rb') as f:
             content = f.read(self._max_index_bytes(shard))
@@ -637,14 +663,17 @@ def _fetch_indices(self:ShardStore, shards, tries=3):
 def fetched_index(self:ShardStore,
     shard:int # Number of a shard
 )->ShardIndex:
-    "The index of a shard, read over the network; raises `CorruptSample`, `MissingSample`, `StoreUnavailable`"
+    """The index of a shard, read over the network, and put into the cache if there is one
+
+    Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
     return self._fetch_indices([shard])[shard]
 
 @patch
 def new_epoch(self:ShardStore):
-    """As in `Store`: indices in files on this machine are read, and compared with their checksums, once more
+    """As in `Store`: forgets indices that are in files on this machine, in the folder or in the cache
 
-    Those that came over the network are in memory only, and stay."""
+    They are read, and compared with their checksums, when they are needed. Without a cache, indices that came over the
+    network stay in memory."""
     state = self._state
     if state.indices and (self.storage.local or self.cache is not None): state.forget_all()
     if self._overlays is not None: self._overlays.new_epoch()
@@ -654,8 +683,8 @@ def check_rest(self:ShardStore):
     """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
     Reads the manifest, the file of failures, indices, whole shards, and the cache, from which damaged copies are
-    removed. `what` is the name of a file. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset was
-    replaced."""
+    removed. `what` is the name of a file, or 'manifest'. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset
+    was replaced."""
     found = list(Store.check_rest(self))
     yield from found
     yield from damaged_parts(self, manifest=not found)
@@ -711,8 +740,8 @@ def shuffle_quality(self:ShardStore,
 )->ShuffleQuality: # Shows itself as text and as a picture
     """Measure how well epochs of these shards are shuffled, compared with a full shuffle
 
-    It is as good where neighbouring samples have nothing in common, as in shards that `to_shards` wrote. In shards of
-    other tools, it may not be."""
+    The order of an epoch is as good as a full shuffle if neighbouring samples in the shards have nothing in common, as
+    in shards that `to_shards` has shuffled. In shards of other tools, it may not be."""
     table = self.shards
     if field is None:
         field = next((f for f,entry in self.manifest.fields.items() if entry['codec']=='cls'), None)
@@ -758,7 +787,7 @@ def reviser(self:ShardStore, change):
 
 @patch
 def reopened(self:ShardStore)->ShardStore:
-    "The dataset that is in this folder now"
+    "A new `ShardStore`, with the same cache, for the dataset that is in this folder now, which may have another `uid`"
     return type(self)(self.storage, self._cache_setting or None, shards_url=self._shards_storage)
 
 @patch
@@ -784,7 +813,9 @@ def delete(cls:ShardStore,
     url:str|Storage, # The folder
     storage_options:dict=None # As in `to_shards`
 ):
-    "Remove a dataset, or what an unfinished ingest has written; raises `StoreNotFound`, `StoreBusy`"
+    """Remove a dataset, and what an unfinished ingest has written; of shards that others wrote, only the index
+
+    Raises `StoreNotFound` if there is neither, and `StoreBusy`."""
     url,storage_options = concealed(url),concealed(storage_options)
     from fastai_remote.write.shards_admin import delete_shards
     delete_shards(url, storage_options)
@@ -804,7 +835,7 @@ def unfinished(cls:ShardStore,
     url:str|Storage, # The folder
     storage_options:dict=None # As in `to_shards`
 )->list: # At most one dict: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
-    "An ingest that has not been committed: run the same call again to finish it, or `abandon` it"
+    "List the ingest that has not been committed, if there is one: the same call finishes it, or `abandon` drops it"
     url,storage_options = concealed(url),concealed(storage_options)
     from fastai_remote.write.shards_admin import unfinished_shards
     return unfinished_shards(url, storage_options)

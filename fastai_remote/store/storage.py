@@ -49,7 +49,7 @@ class Storage:
     def __init__(self,
         # A path, or any fsspec URL: `s3://bucket/folder`. A password or a signature in it is used and not shown
         url:str|os.PathLike,
-        timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`
+        timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`; not for a local folder
         storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, `anon`, …
     ):
         url,storage_options = Secret(os.fspath(url)),SecretOptions(storage_options or {})   # also in tracebacks
@@ -76,7 +76,8 @@ class Storage:
         """The storage of another folder that belongs to the same dataset
 
         It gets the options of this one, with their secrets, if this one is a folder of this machine, or on the same
-        host; otherwise it gets none."""
+        host; otherwise it gets none of them. For buckets, and wherever `_host` names no host, the same scheme counts as
+        the same host."""
         if isinstance(url, Storage): return url
         other = Storage(url, self.timeout)
         is_known = '://' not in self.url or _host(other.url)==_host(self.url)
@@ -90,7 +91,9 @@ class Storage:
 
     @property
     def fs(self)->fsspec.AbstractFileSystem:
-        "This process's client"
+        """This process's client, an fsspec file system, which is made when it is first used
+
+        Raises `ImportError` if a library is missing, and `ValueError` or `TypeError` for a wrong URL or option."""
         process,client = self._client
         if process==os.getpid(): return client
         try: client,root = open_folder(self._secret_url, self._options, self.timeout)
@@ -153,9 +156,9 @@ class Storage:
 def _scheme(url): return url.split('://')[0].split('::')[0] if '://' in url else ''
 
 def _host(url):
-    """`(scheme, host, port)` of `url`, or its scheme alone if it names no host
+    """`(scheme, host, port)` of a URL of http, https, ftp, sftp, ssh or smb; of any other URL, its scheme alone
 
-    A bucket is no host, and lies where the options say."""
+    A bucket is no host, and lies where the options say. The scheme of a path is ''."""
     parts = urlsplit(url)
     has_host = _scheme(url) in ('http','https','ftp','sftp','ssh','smb')
     return (_scheme(url),parts.hostname,parts.port) if has_host else _scheme(url)
@@ -169,9 +172,11 @@ def _is_address(url):
     return not any(re.search(r':\D', re.sub(r'\[.*?\]', '', host)) for host in hosts)
 
 def _split_url(url):
-    """The URL that may be shown; the URL for fsspec, a `Secret`; `SecretOptions` with its user and password, or empty
+    """`(shown, url, options)`: the URL that may be shown; the URL for fsspec, a `Secret`; what was taken out of it
 
-    A plain path becomes absolute. Raises `ValueError` for a malformed URL, without showing it, and for an empty one."""
+    `options` are `SecretOptions` with `auth`, user and password, for HTTP, and with `password` otherwise; empty if
+    there is none, and for a chain of URLs. A plain path becomes absolute. Raises `ValueError` for a malformed URL,
+    without showing it, and for an empty one."""
     if not url: raise ValueError("'' is no folder; '.' is the current one")
     if not _is_address(url):
         raise ValueError('not a URL: the port must be a number, '
@@ -213,7 +218,7 @@ _credential_codes = 'InvalidToken','TokenRefreshRequired','AuthorizationHeaderMa
 _path_errors = FileNotFoundError,FileExistsError,NotADirectoryError,IsADirectoryError
 
 def _error_code(error):
-    "The server's code of an error of botocore or its cause, such as 'NoSuchBucket'; '' or None if there is none"
+    "The server's code in the cause of `error`, or in `error` if it has none, such as 'NoSuchBucket'; else '' or None"
     error = error.__cause__ or error
     return getattr(error, 'response', None) and error.response.get('Error', {}).get('Code', '')
 
@@ -244,8 +249,9 @@ def call(self:Storage,
     """The result of `f(fs)`, which is repeated with increasing pauses while the server is away or busy
 
     An attempt is cut off at the deadline, whatever the server does. Until the storage has answered for the first time,
-    attempts start for at most 5 seconds. Raises `StoreUnavailable`, `StoreFull`, `StoreNotFound` (no such bucket) and
-    `FileNotFoundError`."""
+    attempts start for at most 5 seconds. For a local folder, there is one attempt, without a deadline. Raises
+    `StoreUnavailable`, `StoreFull`, `StoreNotFound` (no such bucket), and errors of paths, such as `FileNotFoundError`,
+    as they are."""
     if timeout is None: timeout = self.timeout
     starting = timeout if self.has_answered else min(5., timeout)
     retries = Retries(self.url, starting, pause=.05, longest_pause=2.,
@@ -358,8 +364,8 @@ def ranges(self:Storage,
 )->list: # Of `bytes`, shorter than asked for where the file ends; `None` where there is no such file
     """Read ranges of files, many at the same time; raises `StoreUnavailable`
 
-    An empty range is `b''`, and its file is not looked for. The timeout is for 32 MiB or 1024 ranges. More of them are
-    read in several calls, with a deadline each."""
+    An empty range is `b''`, and its file is not looked for; one that begins after the end of its file is `b''`, too.
+    The timeout is for 32 MiB or 1024 ranges. More of them are read in several calls, with a deadline each."""
     # an empty range means the whole file to some clients, so it is not asked for
     result = [b'' if end<=start else None for start,end in zip(starts, ends)]
     group,size = [],0
@@ -408,7 +414,7 @@ def parts(self:Storage,
     size:int, # Its bytes
     parallel:int=4, # Requests at the same time
     largest:int=_largest_part, # Bytes of a request
-): # Iterator of `bytes`; `None` first if there is no such file
+): # Iterator of `bytes`; it yields `None` and ends if there is no such file
     """Read a file in parts, to its end or to where it is cut off; raises `StoreUnavailable`
 
     `parallel` parts are a call, with a deadline of its own. The slower the link is, the smaller parts become, so that
@@ -468,7 +474,9 @@ def _list(self:Storage, folder, extra):
 
 @patch
 def files(self:Storage)->list: # Paths relative to this folder, sorted
-    "The files in this folder and in the folders in it that are not hidden; over HTTP those in this folder only"
+    """The files in this folder and in its subfolders at any depth, except for hidden subfolders
+
+    Over HTTP, only those in this folder. Empty if there is no such folder."""
     if is_http(self.url):
         paths = self._list('', 10*self.timeout)
         return sorted(path.rsplit('/', 1)[-1] for path in paths if not path.endswith('/'))
@@ -491,9 +499,10 @@ def subfolder(self:Storage,
 def create(self:Storage,
     name:str # A file of the folder
 ): # A binary file to write to
-    """A new file that appears when the block ends without an error; raises `StoreFull`, `StoreUnavailable`
+    """Context manager: a file to write, which appears, or replaces the one of this name, if the block raises no error
 
-    An upload may take longer than the timeout: it may be as slow as 100 KB per second."""
+    An upload may take longer than the timeout: it may be as slow as 100 KB per second. Raises `StoreFull`,
+    `StoreUnavailable`; in a local folder, an `OSError` of the block becomes one of these, too."""
     if not self.local:
         try:
             with tempfile.NamedTemporaryFile(prefix='fr-') as file:
@@ -542,7 +551,9 @@ def remove(self:Storage,
 
 @patch
 def _remove_together(self:Storage, fs, names):
-    "Remove files with one request, if the file system has such a request. Returns whether they are gone"
+    """Remove the files `names` with one request, if the file system has such a request. Returns whether it succeeded
+
+    If not, some of them may be gone, and the caller removes them one by one."""
     paths = [self.path(name) for name in names]
     # `rm` takes a path with one of these characters as a pattern, and removes files of other folders
     if not hasattr(fs, '_bulk_delete') or re.search(r'[*?[]', ''.join(paths)): return False

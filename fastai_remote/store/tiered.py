@@ -127,9 +127,12 @@ def _flush_at_exit(ref, timeout=1.):
 _SLOTS = 256   # rows of counters, which forked processes share
 
 class TieredStore(Store):
-    "A dataset in shards, and a Redis server that keeps values that were read from them; Redis may lose any of them"
+    """A dataset in shards, and a Redis server that keeps values that were read from them; Redis may lose any of them
+
+    Raises `ValueError` if a `RedisStore` is not a copy of the dataset, and `TypeError` for wrong arguments."""
     def __init__(self,
-        redis:str|RedisLink|RedisStore, # `redis://`, `rediss://` or `unix://`; or a copy of the dataset
+        # A URL as for `RedisLink`, or a link; or a copy of the dataset, of which the keys are used
+        redis:str|RedisLink|RedisStore,
         store:Store, # The store that has all samples: a `ShardStore`
         ttl:float=None, # Seconds that Redis keeps a value, above 0; default: until it is evicted
         queue:int=64_000_000, # Bytes that may wait to be written to Redis, in each process
@@ -223,8 +226,11 @@ class TieredStore(Store):
         return [key for f in fields for key in layout.values(f, ids)]
 
     @property
-    def hits(self)->dict: # `from_redis`, `from_shards`
-        "How many values with checksums of their own, so no numbers, this process and those forked from it have read"
+    def hits(self)->dict: # `{'from_redis': …, 'from_shards': …}`
+        """How many values of fields that Redis keeps were read, by this object here and in all processes forked since
+
+        Redis keeps no values of fixed width, such as numbers, and these are not counted. Values that a sample lacks
+        count as from the shards."""
         return dict(zip(('from_redis','from_shards'), self._counts.sum(0).tolist()))
 
 def _prefix_of(manifest):
@@ -258,7 +264,9 @@ def _request(self:TieredStore, commands):
 
 @patch
 def read_values(self:TieredStore, numbers, fields):
-    "As in `Store`: one request to Redis; values that it lacks, or has damaged, are read from the shards and queued"
+    """As in `Store`: one request to Redis; values that it lacks, or has damaged, are read from the shards
+
+    Those are queued, to be written to Redis in the background. If Redis fails, all values are read from the shards."""
     kept,n = [field for field in fields if self._is_kept(field)],len(numbers)
     others = [*(field for field in fields if field not in kept), *(f'{field}.crc' for field in kept)]
     result = self.store.read_values(numbers, list(dict.fromkeys(others)))
@@ -306,7 +314,9 @@ def _read_lacking(self:TieredStore, numbers, places, fields, lacking, keys, chec
 
 @patch
 def _fetch_shards_of(self:TieredStore, numbers):
-    "Redis was expected to hold the samples `numbers`, and does not: prefetch their shards after all"
+    """Called if Redis does not hold the samples `numbers`: prefetch their shards after all
+
+    Does nothing if Redis was expected to hold none of the shards of the last `prefetch`."""
     state = self._redis
     with state.cond:
         if not any(state.held.values()): return
@@ -372,7 +382,7 @@ def prefetch(self:TieredStore,
     shards:list, # Numbers of shards, in the order in which they will be used
     wait:bool=False, # Wait for a shard of `shards` when one of its samples is read?
 ):
-    "Fetch in the background those of `shards` that Redis does not hold"
+    "Fetch those of `shards` that Redis does not hold into the cache of the shards, in the background"
     state,held = self._redis,{}
     for shard in shards:
         before = state.held.get(shard)
@@ -426,7 +436,9 @@ def _warm_chunk(opener, start, stop):
 def clear(self:TieredStore,
     step:int=5000 # Samples per request
 ):
-    "Remove the values of this dataset from Redis; raises `StoreUnavailable`, `ValueError` if Redis holds a copy"
+    """Remove the values of this dataset from Redis; raises `StoreUnavailable`
+
+    Raises `ValueError` if they are those of a `RedisStore`, which is a dataset of its own."""
     if self.guard:
         name = self.guard[0].removesuffix(':meta').strip('{}')
         raise ValueError(f'{name} is a dataset of its own: RedisStore.delete removes it')
@@ -437,9 +449,10 @@ def clear(self:TieredStore,
 
 @patch
 def _check_copy(self:TieredStore, copy, n=64):
-    """Raise `ValueError` if `copy`, a `RedisStore`, is no copy of this dataset, but another dataset
+    """Raise `ValueError` unless `copy`, a `RedisStore`, is a copy of this dataset that was not changed since
 
-    Compares the manifests, and up to `n` samples. Raises `StoreUnavailable`."""
+    Compares the number of samples, the entries of the fields that Redis keeps, and values of up to `n` samples. At
+    least one of these values must be there, and of those that are, 90 % must be the same. Raises `StoreUnavailable`."""
     fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
     if copy.manifest.parts: raise ValueError(f'{what}: it was appended to or edited; copy it, by {copy.name}.copy(…)')
     if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')

@@ -40,7 +40,10 @@ class WholeShards:
     def get(self,
         shard:int # Number of the shard
     )->_File: # With the descriptor `fd`; `None` if the shard is not on this machine
-        "A shard as an open file; raises `MissingSample`, `StoreNotFound`, `StoreUnavailable`"
+        """A shard as an open file: where it is stored, if it is read there, else its copy in the cache
+
+        A compressed shard is fetched into the cache first, if there is a cache that can keep it. May wait for a shard
+        that `prefetch` fetches. Raises `MissingSample`, `CorruptSample`, `StoreNotFound`, `StoreUnavailable`."""
         with self.lock:
             if shard in self.files:
                 self.files.move_to_end(shard)
@@ -60,9 +63,10 @@ class WholeShards:
             return file
 
     def _open_cached(self, shard):
-        """A descriptor of a shard in the cache; None if it is not there
+        """A new descriptor of a shard in the cache, for the caller to close; None if it is not there
 
-        If the shard is wanted, and `wait` was given, waits for it. A compressed shard is fetched in any case."""
+        If the shard is wanted, and `wait` was given, waits until the thread has fetched it or failed. A compressed
+        shard is fetched here if it is not there; raises what `fetch` raises."""
         with self.lock:
             while self.wait and shard in self.wanted and shard not in self.failed:
                 if shard in self.files: return os.dup(self.files[shard].fd)
@@ -98,9 +102,10 @@ class WholeShards:
     def drop(self,
         shard:int # Number of the shard
     ):
-        """Remove a shard's copy that this process has open, which is damaged, from the cache
+        """Remove a shard's copy that this process has open, which is damaged, from the cache, and warn
 
-        If the shard is wanted, it is fetched again, but only a limited number of times."""
+        If the shard is wanted, it is fetched again, but only a limited number of times. Does nothing if this process
+        has no copy open."""
         with self.lock: file = None if self.store.in_place(shard) else self.files.pop(shard, None)
         if file is None: return
         store,name = self.store,self.store.table.name(shard)
@@ -138,7 +143,9 @@ class WholeShards:
     def fetch(self,
         shard:int # Number of the shard
     )->int: # `None` if the cache cannot keep the shard
-        "A descriptor of a shard in the cache, where it is fetched if necessary; raises what `download` raises"
+        """A new descriptor of a shard in the cache, for the caller to close
+
+        If the shard is not there, it is fetched into the cache first. Raises what `download` raises."""
         store = self.store
         key = store.cache_key(store.table.name(shard))
         return store.cache.fetch(key, store.table.whole(shard), partial(self.download, shard))
@@ -148,9 +155,10 @@ class WholeShards:
         file, # A binary file to write to
         tries:int=3 # Transfers, if the bytes that come are not those that were indexed
     ):
-        """Write a shard to `file`, decompressed, and compare its checksum
+        """Write a shard to `file`, decompressed, and compare the checksum of the shard as it is stored
 
-        Raises `CorruptSample`, `MissingSample`, `StoreNotFound` if the dataset was replaced, and `StoreUnavailable`."""
+        Each transfer begins at the start of `file`, which is made empty. Raises `CorruptSample`, `MissingSample`,
+        `StoreNotFound` if the dataset was replaced, and `StoreUnavailable`."""
         store,table = self.store,self.store.table
         for _ in range(tries):
             file.seek(0)
@@ -171,7 +179,9 @@ class WholeShards:
     def pieces(self,
         shard:int # Number of the shard
     ): # Iterator of `bytes`
-        "The bytes of a shard as it is stored, to its end or to where it is cut off; raises `MissingSample`"
+        """The bytes of a shard as it is stored, to its end or to where it is cut off
+
+        Raises `MissingSample`, or `StoreNotFound` if the dataset was replaced, and `StoreUnavailable`."""
         table = self.store.table
         for content in self.store.tars.parts(table.name(shard), int(table.size[shard])):
             if content is None: raise self.store.missing_shard_error(shard)

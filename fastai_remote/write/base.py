@@ -224,7 +224,9 @@ class Writer:
         self.plan = {**self.plan, 'n':n, **changes}
 
     def server_run(self)->str:
-        "Returns an ID of the current run of the server; if it changes, samples that were not saved may be lost"
+        """Returns an ID of the current run of the server; if it changes, samples that were not saved may be lost
+
+        By default '', where no server can lose samples."""
         return ''
 
     def chunk_size(self,
@@ -232,32 +234,38 @@ class Writer:
         each:float, # Bytes per sample, estimated by `cost`
         num_workers:int, # Processes that will write
     )->int:
-        "Returns how many samples a chunk should have"
+        "Returns how many samples a chunk should have; by default 16 to 1024, whatever their size"
         return max(16, min(1024, n//(num_workers*8)))
 
     def stream_chunk_size(self,
         source # A `StreamedSource`
     )->int:
-        "Returns how many samples a chunk of a stream should have; `source.raw_bytes` tells how large they are"
+        """Returns how many samples a chunk of a stream should have; by default `source.chunk_size`, or 64 without it
+
+        A subclass may also look at `source.raw_bytes`, which tells how large they are."""
         return source.chunk_size or 64
 
     def cost(self,
         sample:dict # `{field: encoded value}`
     )->int:
-        "Returns the bytes that an encoded sample takes, for `chunk_size`"
+        "Returns the bytes that an encoded sample takes, for `chunk_size`; by default 0"
         return 0
 
     def space(self,
         numbers, # Sample numbers that are written
     )->tuple: # Bytes per sample, free bytes, total bytes; the last two are `None` if they are not known
-        "Returns how much space a sample takes, measured on the samples `numbers`, and how much is left"
+        """Returns how much space a sample takes, measured on the samples `numbers`, and how much is left
+
+        By default `0, None, None`: not known."""
         return 0,None,None
 
     def check_value(self,
         field:str, # Name of a field whose values differ in length
         value:bytes # An encoded value of a sample
     ):
-        "Raises `ValueError` if the place cannot hold `value`, so that its sample fails; the message names the limit"
+        """Raises `ValueError` if the place cannot hold `value`, so that its sample fails; the message names the limit
+
+        By default, no value is refused."""
 
     def progress(self)->str:
         "Returns how far an unfinished ingest is, as `progress_text`; '' if that is not known"
@@ -303,7 +311,9 @@ def finish_samples(
     return columns,{split:span for split,span in splits.items() if split},vocab
 
 class MemoryWriter(Writer):
-    "The reference implementation: writes a dataset into memory, in one process. After `commit`, it is `store`."
+    """The reference implementation: writes a dataset into memory, in one process
+
+    After `commit`, `store` is the dataset, a `MemoryStore`; before, it is `None`, or the dataset that was there."""
     def __init__(self,
         name:str='memory' # Name of the dataset
     ):
