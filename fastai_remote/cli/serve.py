@@ -86,9 +86,10 @@ def serving(
 ):
     """Context manager: the running `RedisServer`, whose URL is in `URL_FILE` of the folder; stopped at the end
 
-    If `stop_server` in the block raises since the user does not wait, the server goes on saving by itself, and ends
-    then. Raises `StoreBusy` if the folder is served already or the port is used, `ValueError` for `memory`, and
-    `StoreError` if the server does not start, or if another file is where the URL is kept."""
+    The server may still be reading its data, see `wait_until_loaded`. If `stop_server` in the block raises an error
+    since the user does not wait, the server goes on saving by itself, and ends then. Raises `StoreBusy` if the folder
+    is served already or the port is used, `ValueError` for `memory`, and `StoreError` if the server does not start, or
+    if another file is where the URL is kept."""
     conf = {} if memory is None else {'maxmemory':memory_setting(memory)}
     with url_file(folder) as file:
         saved_port,password = _saved_login(file.read().strip(), Path(folder)/URL_FILE)

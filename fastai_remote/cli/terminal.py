@@ -79,7 +79,7 @@ class Progress:
 
 # %% ../../nbs/cli/00_terminal.ipynb #6648ecd8
 def is_person()->bool:
-    "Can a question be asked, and answered? So it is if standard input and standard error are a terminal."
+    "Are standard input and standard error terminals, so that a question can be asked and answered?"
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 def confirm(

@@ -53,7 +53,9 @@ class ImageStats:
         return self
 
     def to_bytes(self)->bytes:
-        "The sums as bytes, big-endian, if there are at most 257 images: the sums of pixels have 16 bits there"
+        """The sums as bytes, big-endian; only for at most 257 images
+
+        Each sum of pixels is stored in 16 bits, and would overflow, without an error, for more images."""
         return self.head.astype('>f8').tobytes()+self.image.astype('>u2').tobytes()
 
     @classmethod
@@ -105,7 +107,9 @@ def joined_summary(
     more:dict, # The summary of other samples
     n_more:int # Their number
 )->dict:
-    "The summary of all of them, from their summaries; exact up to rounding"
+    """The summary of all of them, from their summaries; exact up to rounding
+
+    Its entry `n` is the number of images that were measured for both, not that of the samples."""
     total = ImageStats.from_summary(summary, n)
     total += ImageStats.from_summary(more, n_more)
     return {**total.summary(), 'n':summary['n']+more['n']}
