@@ -100,7 +100,7 @@ def from_store(cls:DataLoaders,
 
     Other arguments are those of `DataLoaders.from_dblock` and `RemoteDL`, such as `interleave=`, `on_bad=` and
     `prefetch=`. Raises `UnknownField` if the store lacks a field, or if no target is given and it has none of the
-    usual ones, and `ValueError` if `normalize` and there are no statistics, or several inputs are images."""
+    usual ones. With `normalize`, raises `ValueError` if there are no statistics, or several inputs are images."""
     if not isinstance(store, Store):
         raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
                         f'not a {type(store).__name__}')

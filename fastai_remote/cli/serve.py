@@ -29,7 +29,7 @@ def url_file(
 ):
     """Context manager: the open file with the URL of the server, locked, so that only one server uses the folder
 
-    In a new folder, the file is empty. Raises `StoreBusy`."""
+    In a new folder, the file is empty. Raises `StoreBusy` if the file is locked already."""
     folder = Path(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(folder/URL_FILE, os.O_RDWR|os.O_CREAT|os.O_CLOEXEC|os.O_NOFOLLOW, 0o600)

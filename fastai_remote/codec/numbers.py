@@ -30,7 +30,7 @@ def _short(v):
     except ValueError: return 'a number of thousands of digits'   # Python converts no more than 4,300 digits
 
 class FixedCodec(Codec):
-    "Codec of numbers of a fixed width"
+    "Codec of numbers of a fixed width, which `to_array` makes an array of; `to_bytes` raises `TypeError`"
     def __init__(self,
         name:str, # The last part of the names of its fields
         dtype # numpy dtype of the stored numbers

@@ -184,12 +184,14 @@ def _pixel_points(drawings, counts, stroke_counts, pen):
 def rasterise_batch(
     drawings:list, # Each a list of strokes with values 0..255, or the bytes of `pack_strokes`
     size:int=256, # Width and height of the pictures in pixels, 8 to 4096
-    width:float=3., # Width of the pen, in pixels of a picture of size 256; at most 32
+    width:float=3., # Width of the pen, in pixels of a picture of size 256: above 0, at most 32 and `32768/size`
     antialias:bool=True, # Are there levels of grey at the edges of the ink?
     time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
     empty=None, # `empty(n)` -> flat `uint8` array of `n` bytes, which is drawn in; default: as by `np.empty`
 )->np.ndarray: # `uint8`, shape (len(drawings), size, size), with 'colour' (len(drawings), size, size, 3)
-    "Draw many drawings at once, white on black; raises `ValueError` for damaged drawings and wrong arguments"
+    """Draw many drawings at once, white on black, or in the colours that `time` says
+
+    Each drawing is centred in its picture. Raises `ValueError` for damaged drawings and wrong arguments."""
     _check_raster(size, width, time)
     pen = _Pen(size, width, antialias)
     if _pixels is not None: return _draw_in_c(drawings, pen, time, empty)
@@ -209,11 +211,13 @@ def rasterise_batch(
 def rasterise(
     strokes, # A list of arrays of shape (2,n) with values 0..255, or the bytes of `pack_strokes`
     size:int=256, # Width and height of the picture in pixels, 8 to 4096
-    width:float=3., # Width of the pen, in pixels of a picture of size 256; at most 32
+    width:float=3., # Width of the pen, in pixels of a picture of size 256: above 0, at most 32 and `32768/size`
     antialias:bool=True, # Are there levels of grey at the edges of the ink?
     time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
 )->np.ndarray: # `uint8`, shape (size, size), with 'colour' (size, size, 3)
-    "Draw one drawing, white on black; raises `ValueError` for a damaged drawing and wrong arguments"
+    """Draw one drawing, white on black, or in the colours that `time` says
+
+    It is centred in the picture. Raises `ValueError` for a damaged drawing and wrong arguments."""
     return rasterise_batch([strokes], size, width, antialias, time)[0]
 
 # %% ../../nbs/codec/07_raster.ipynb #e961c6df
@@ -244,7 +248,7 @@ class Rasterise:
     "Draws strokes with fixed arguments; can be the `fn` of an ingest, or the `draw=` of a loader"
     def __init__(self,
         size:int=256, # Width and height of the pictures in pixels, 8 to 4096
-        width:float=3., # Width of the pen, in pixels of a picture of size 256; at most 32
+        width:float=3., # Width of the pen, in pixels of a picture of size 256: above 0, at most 32 and `32768/size`
         # Are there levels of grey at the edges of the ink? Without these and `time`, a PNG has one bit per pixel
         antialias:bool=True,
         time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
