@@ -65,7 +65,10 @@ def _add_to_loaders(module):
 def _add_to_widgets(module): _import_module('fastai_remote.load.cleaners').fit_cleaners(module)
 
 def _add_to_distributed(module):
-    "Make `DistributedTrainer` of `module`, `fastai.distributed`, divide our loaders by `load.distributed.wrap_dl`"
+    """Replace the method `_wrap_dl` of `DistributedTrainer` of `module`, which is `fastai.distributed`
+
+    The new method is `load.distributed.wrap_dl`, which calls the stock method for loaders that are no `RemoteDL`, after
+    a check that their batches are not divided among the ranks already."""
     stock_wrap_dl = module.DistributedTrainer._wrap_dl
     def _checked_wrap_dl(self, dl):
         _import_module('fastai_remote.load.frameworks').check_undivided(dl)
@@ -78,7 +81,7 @@ def _add_to_accelerate(module): _replace_prepare(module, 'prepare_for_accelerate
 def _add_to_ray(module): _replace_prepare(module, 'prepare_for_ray')
 
 def _replace_prepare(module, name):
-    "Replace `prepare_data_loader` of `module` by `load.frameworks.NAME`, which gets the stock function first"
+    "Replace `prepare_data_loader` of `module` by function `name` of `load.frameworks`, called as `f(stock, …)`"
     stock = module.prepare_data_loader
     @_wraps(stock)
     def prepare_data_loader(*args, **kwargs):

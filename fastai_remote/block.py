@@ -42,7 +42,8 @@ from .store.shards import ShardStore
 # %% ../nbs/03_block.ipynb #6a573930
 def RedisBlock(
     store:Store|str=None, # Store to read from; default: the store of the items. A `str` is the field
-    field:str=None, # Field to read, or alternatives, `jpg;png`; default: the first that holds images
+    # Field to read, or alternatives, `jpg;png`; default: the store's `default_field`, usually the first of images
+    field:str=None,
     # Type of the value: `PILImage`, `PILImageBW`, `PILMask`, `TensorPoint`, `TensorBBox`, `LabeledBBox` (labels of
     # boxes) or `Tensor` (numbers); default: by the name and the codec of the field
     img_cls:type=None,
@@ -51,8 +52,9 @@ def RedisBlock(
 )->TransformBlock:
     """A `TransformBlock` for a field of any store, as the table of kinds says
 
-    Raises `UnknownField` if the store has no such field, `ValueError` if a field's name does not say what it holds
-    and there is no store to ask, and `TypeError` for what is no store, no field or no type of a value."""
+    Raises `UnknownField` if `store` has no such field, `ValueError` for an optional field, such as `txt?`, or if the
+    field's name does not say what it holds and there is no store to ask, and `TypeError` for what is no store, no field
+    or no type of a value."""
     if isinstance(store, str):
         if isinstance(field, type) and img_cls is None: field,img_cls = None,field   # RedisBlock('mask.png', PILMask)
         if field is not None:
@@ -73,7 +75,7 @@ ShardBlock = RedisBlock   # the same function: it works for every store
 @delegates(DataLoaders.from_dblock)
 def from_store(cls:DataLoaders,
     store:Store, # A `RedisStore`, `ShardStore`, `TieredStore` or any other
-    # Field, or fields, of the input, or `{field: type}` as for `RedisBlock`; default: the first that holds images
+    # Field, or fields, of the input, or `{field: type}` as for `RedisBlock`; default: the store's `default_field`
     x:str|list|dict=None,
     # Field, or fields, of the target, or `{field: type}`; default: `cls`, or boxes and their labels, or `labels`
     y:str|list|dict=None,
@@ -96,8 +98,9 @@ def from_store(cls:DataLoaders,
 ):
     """`DataLoaders` from any store
 
-    Other arguments are those of `RemoteDL`, such as `interleave=`, `on_bad=` and `prefetch=`. Raises `UnknownField`,
-    and `ValueError` if `normalize` and there are no statistics."""
+    Other arguments are those of `DataLoaders.from_dblock` and `RemoteDL`, such as `interleave=`, `on_bad=` and
+    `prefetch=`. Raises `UnknownField` if the store lacks a field, or if no target is given and it has none of the
+    usual ones. With `normalize`, raises `ValueError` if there are no statistics, or several inputs are images."""
     if not isinstance(store, Store):
         raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
                         f'not a {type(store).__name__}')
@@ -137,7 +140,8 @@ def from_redis(cls:DataLoaders,
 @delegates(DataLoaders.from_store, but=['store'])
 def from_shards(cls:DataLoaders,
     url:str, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
-    cache:bool|str=True, # Folder to keep whole shards of a remote store in; `True`: the default one; `None`: no cache
+    # Folder to keep whole shards in; `True`: the default one, for a remote store; `None` or `False`: no cache
+    cache:bool|str=True,
     cache_size:int=None, # Bytes that the cache may take; default: half of the free space
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`; a `Storage` has its own
     # Options of fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or `s3_options(…)`
@@ -166,7 +170,9 @@ def dataloaders(self, *args, **kwargs):
     return self._orig_dataloaders(*args, **kwargs)
 
 def _check_arguments(dsets, dl_type, kwargs):
-    "Raise `TypeError` if `kwargs` has a name that neither `dataloaders` nor `dl_type` has a parameter for"
+    """Raise `TypeError` if `kwargs` has a name that neither `dataloaders` nor `dl_type` has a parameter for
+
+    Parameters of base classes of `dl_type` count too, and names may have the prefix `val_`."""
     inits = [vars(cls)['__init__'] for cls in dl_type.__mro__ if '__init__' in vars(cls)]
     known = {name for f in [dsets._orig_dataloaders, *inits] for name in inspect.signature(f).parameters}
     unknown = [name for name in kwargs if name.removeprefix('val_') not in known]
@@ -180,7 +186,9 @@ def _check_arguments(dsets, dl_type, kwargs):
     raise TypeError(f"{dl_type.__name__} knows no {', '.join(map(repr, unknown))}{hint}")
 
 def _check_targets(dsets):
-    "Raise `ValueError` for a target that training cannot use: sample numbers as labels; text, JSON or bytes"
+    """Raise `ValueError` for a target of `dsets` that training cannot use
+
+    These are sample numbers as labels; and text, JSON or bytes of a store that no further transform converts."""
     for tl in getattr(dsets, 'tls', [])[getattr(dsets, 'n_inp', 0):]:
         idle = StoreTokenizer,Numericalize   # the block adds these to a text, and they make it no target either
         first,*others = [t for t in tl.tfms.fs if t.name!='noop' and not isinstance(t, idle)] or [None]
@@ -213,16 +221,19 @@ def test_dl(self:DataLoaders,
     with_labels:bool=False, # Do the items have labels? Sample numbers and dicts have
     **kwargs
 ):
-    """As in fastai. Raises `TypeError` if labels come from a store and the items have none
+    """As in fastai, but if training skips missing or damaged samples, this loader raises an error for them
 
-    For a missing or damaged sample it raises an error also where training skips such samples."""
+    With `on_bad=`, that option decides. Raises `TypeError` if `with_labels`, targets are read from a store, and the
+    items have none."""
     if with_labels and rm_type_tfms is None: _check_labelled(self.valid_ds, test_items)
     dl = self._orig_test_dl(test_items, rm_type_tfms, with_labels, **kwargs)
     if isinstance(dl, RemoteDL): dl.in_place = 'on_bad' not in kwargs
     return dl
 
 def _check_labelled(dsets, items):
-    "Raise `TypeError` if the targets of `dsets` are read from a store, and `items` are not of a store and have none"
+    """Raise `TypeError` if a target of `dsets` is read from a store, and the first of `items` cannot have one
+
+    Items that can are `int` sample numbers and dicts. `RemoteItems` and empty `items` are not checked."""
     if not isinstance(dsets, Datasets) or isinstance(items, RemoteItems) or len(items)==0: return
     item = get_first(items)
     firsts = [tl.tfms.fs[0] for tl in dsets.tls[dsets.n_inp:] if tl.tfms.fs]

@@ -17,7 +17,7 @@ from .terminal import Progress
 
 # %% ../../nbs/cli/06_command.ipynb #fac43f42
 class Command:
-    "A command: its docstring describes it for `-h`"
+    "Base class of the commands: the docstring of a subclass describes it for `-h`"
     examples:str = '' # Shown by `-h`
     usage:str = '' # The words after the name of the command
     has_json:bool = True # Has it the option `--json`?
@@ -25,7 +25,7 @@ class Command:
     def options(self, parser):
         "Add the options of this command to `parser`"
     def run(self, args):
-        "Do the work; raises `UsageError`, `Damage` and the errors of the package"
+        "Do the work for `args`, the parser's namespace; abstract. Raises `UsageError`, `Damage`, errors of the package"
         raise NotImplementedError
 
     @property
@@ -34,7 +34,7 @@ class Command:
     def summary(self): return type(self).__doc__.splitlines()[0]
 
     def parser(self)->ArgumentParser:
-        "The parser of this command"
+        "A new parser for this command"
         description,examples = getdoc(type(self)),indent(dedent(self.examples).strip('\n'), '  ')
         parser = ArgumentParser(prog=f'fastai_remote {self.name}', description=description,
             usage=f'%(prog)s {self.usage} [options]', epilog=examples and f'examples:\n{examples}')
@@ -49,7 +49,7 @@ def show(
     document, # What JSON shows
     text=None # What people see; default: the document
 ):
-    "Print the result of a command: `document` as JSON if there is the option `--json`, else `text`"
+    "Print the result of a command: `document` as JSON if `--json` was given, else `text`"
     if args.json: print(json.dumps(document, ensure_ascii=False, default=_plain))
     else: print(document if text is None else text)
 
@@ -70,7 +70,7 @@ def places_of(args, n=1, **options):
     return read_places(args.words, n, **options, **given(args, _PLACE_NAMES))
 
 class OnePlace(Command):
-    "A command about one dataset"
+    "Base class of commands about one dataset; a subclass defines `run_at`, and may add options in `more_options`"
     usage = 'URL [NAME]'
     def options(self, parser):
         add_place_options(parser)
@@ -81,11 +81,11 @@ class OnePlace(Command):
         args.place_words = place.words
         self.run_at(args, place)
     def run_at(self, args, place):
-        "Do the work for the dataset at `place`"
+        "Do the work for the dataset at `place`, a `Place`; abstract"
         raise NotImplementedError
 
 def add_progress(parser):
-    "Add the option `progress` to `parser`; without it, `args` has no such attribute"
+    "Add the options `--progress` and `--no-progress` to `parser`; without them, `args` has no attribute `progress`"
     from fastai_remote.ingest.shards import to_shards
     add_options(parser, {'progress':parameters_of([to_shards])['progress']})
 
@@ -93,7 +93,7 @@ def progress_of(
     args, # Namespace of the parser
     *count # Arguments of `Progress`
 ): # A `Progress`, or `None`
-    "What shows progress; without the option, only in a terminal"
+    "A `Progress` if progress is to be shown, else `None`; without an option, if the standard error is a terminal"
     shows = getattr(args, 'progress', None)
     if shows is None: shows = sys.stderr.isatty()
     return Progress(*count) if shows else None

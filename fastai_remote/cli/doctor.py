@@ -112,7 +112,7 @@ def check_server(
     if place.name: yield from check_rights(link, place.name)
 
 def _check_settings(client):
-    "Yields findings about the server of a `redis.Redis`: memory, saving and role"
+    "Yields findings about the server of a `redis.Redis`: memory, saving and role; only a note if INFO fails"
     try: info = client.info('everything')
     except redis.RedisError as e:
         yield note('INFO', f'{e}: so the settings of the server are not known')
@@ -122,7 +122,7 @@ def _check_settings(client):
     yield from _check_role(info)
 
 def _config(client):
-    "`{'save': text}`, the setting of snapshots of the server; empty if this user may not read it"
+    "`{'save': text}`, the setting of snapshots of the server; an empty dict if it cannot be read"
     try: return client.config_get('save')
     except redis.RedisError: return {}
 
@@ -198,7 +198,9 @@ def check_rights(
     link, # A `RedisLink`
     name:str # Name of a dataset
 ):
-    "Yields a `Finding` for what the user of a connection may do with dataset `name`: train, list and verify, write"
+    """Yields three `Finding`s: may the user of a connection train from dataset `name`, list and verify it, write it?
+
+    It changes nothing on the server."""
     home,later = (f'{{{name}}}',f'{{{name}@9}}') if link.is_cluster else (name,f'{name}@9')
     key,value = f'{home}:doctor:0',f'{later}:doctor:0'
     train = [(*command[:1], o, *command[1:]) for o in (key,value) for command in READ_COMMANDS]

@@ -24,9 +24,10 @@ def summary(manifest, **more)->dict:
 def _fields(manifest): return [f for f in manifest.fields if not f.endswith('.crc')]
 
 def datasets_at(place):
-    """Yields a `summary` of each dataset at a `Place`: on a server, or in a folder or its folders
+    """Yields a dict for each dataset at a `Place`: on a server, or in a folder, or else in its direct subfolders
 
-    Where a dataset cannot be read, it is a dict of `name`, `error` and `words`. `words` name it on the command line."""
+    It is the `summary` with `words`, the list that names the dataset on the command line. For a dataset that cannot be
+    read it is `{'name', 'error', 'words'}`. Raises `FileNotFoundError` if there is no such folder."""
     from fastai_remote.core import StoreError
     for one in _redis_places(place) if place.is_redis else _shard_places(place):
         try: yield summary(one.store().manifest, words=one.words)
@@ -42,7 +43,7 @@ def _redis_places(place):
         yield one
 
 def _shard_places(place):
-    """Yields `place` itself if its folder contains a dataset, else a `Place` for each of its folders that does
+    """Yields `place` itself if its folder contains a dataset, else a `Place` for each direct subfolder that does
 
     Raises `FileNotFoundError` if there is no such folder."""
     from fastai_remote.cli.places import Place
@@ -61,7 +62,7 @@ def _shard_places(place):
 def table(
     rows:list # Lists of texts; the first row is the head
 )->str:
-    "Rows with aligned columns"
+    "The rows as text, one line each, with aligned columns"
     widths = [max(map(len, column)) for column in zip(*rows)]
     return '\n'.join('  '.join(cell.ljust(width) for cell,width in zip(row, widths)).rstrip() for row in rows)
 
@@ -120,7 +121,7 @@ class Info(OnePlace):
 def info_text(
     info:dict # The JSON document of `info`
 )->str:
-    "A dataset in words"
+    "A table, as text, of what `info` says about a dataset: one line for each property, field and split"
     from fastai_remote.core import image_sizes_str, size_str
     rows = [[info['name'], f"{info['samples']:,} samples, {size_str(info['nbytes'])}"], ['at', info['url']],
             ['created', f"{info['created']}, generation {info['generation']}, format {info['format']}"]]
@@ -160,7 +161,7 @@ class Verify(OnePlace):
 class Failures(OnePlace):
     """List the samples that could not be converted when a dataset was written, and why.
 
-    Of an ingest that was not finished, those so far."""
+    If there is no dataset yet but an unfinished ingest, those so far."""
     examples = "fastai_remote failures redis://localhost pets | head"
     def run_at(self, args, place):
         name,failures = failures_at(place)
@@ -175,7 +176,7 @@ class Failures(OnePlace):
 def failures_at(
     place # A `Place`
 )->tuple: # Name of the dataset; iterator of `(sample, reason)`
-    "The failures of a dataset or, if there is none, of its unfinished ingest; raises `StoreNotFound`"
+    "The failures of a dataset or, if there is none, of its unfinished ingest; `StoreNotFound` if there is neither"
     from fastai_remote.core import StoreNotFound
     try: store = place.store()
     except StoreNotFound:

@@ -35,7 +35,7 @@ class Abandon(OnePlace):
 class Rm(OnePlace):
     """Remove a dataset, and what an unfinished ingest of its name has written.
 
-    It asks before."""
+    It asks before, unless `--yes` is given."""
     examples = """
       fastai_remote rm redis://localhost pets
       fastai_remote rm s3://bucket/pets --yes"""
@@ -61,7 +61,7 @@ class Serve(Command):
     """Run a private Redis server that keeps its data in DIR, until Ctrl-C.
 
     Only you can read what the server writes. Port and password are chosen at the first start and kept in DIR/url, so
-    the URL stays the same. The server accepts connections from this machine only."""
+    the URL stays the same, unless `--port` changes it. The server accepts connections from this machine only."""
     usage = 'DIR'
     examples = """
       fastai_remote serve data/ --memory 8gb
@@ -149,12 +149,12 @@ def command_of(argv:list):
     raise UsageError(f'no command {name!r}; {hint}')
 
 def with_dashes(word:str)->str:
-    "`--num_workers`, as in Python, as `--num-workers`"
+    "`--num_workers`, as in Python, as `--num-workers`; what follows `=`, and any word without `--`, is unchanged"
     name,equals,value = word.partition('=')
     return name.replace('_', '-')+equals+value if word.startswith('--') else word
 
 def refuse_secrets(argv:list):
-    "Raise `UsageError` if an argument contains a secret, before anything shows it"
+    "Raise `UsageError`, which does not show it, if an argument contains a URL with a password or another secret"
     for word in argv:
         if '://' not in word: continue
         from fastai_remote.cli.places import refuse_secret
@@ -165,8 +165,8 @@ def run(
 )->int: # The exit code
     """Run a command; an error becomes a message on stderr
 
-    With the option `--traceback`, errors are raised instead. Raises `BrokenPipeError` in any case, and `SystemExit` for
-    the option `-h` of a command."""
+    With the option `--traceback`, errors are raised instead, except `Damage` and `KeyboardInterrupt`, which always
+    become exit codes. Raises `BrokenPipeError` in any case, and `SystemExit` for the option `-h` of a command."""
     words,prog,shows_traceback = (),'fastai_remote','--traceback' in argv
     try:
         refuse_secrets(argv)
@@ -203,19 +203,19 @@ def with_notes(
     error:BaseException,
     words:list # How the command line names the dataset
 )->str: # One line
-    "`text` and the notes of `error`, which say how to go on; without tracebacks of workers"
+    "`text` and the notes of `error`, which say how to go on, as `in_shell` writes them; no tracebacks of workers"
     notes = [o for o in getattr(error, '__notes__', ()) if not o.startswith('In a worker:')]
     return in_shell('\n'.join([text, *notes]), words)
 
 def is_ours(error:Exception)->bool:
-    "Is the message of `error` a sentence, so that the name of its class says nothing more?"
+    "Is `error` a `StoreError` or a `FileNotFoundError`, whose message needs no name of its class before it?"
     from fastai_remote.core import StoreError
     return isinstance(error, (StoreError,FileNotFoundError))
 
 def main(
     argv:list=None # Arguments; default: those of the program
 )->int: # The exit code
-    "The program `fastai_remote`; raises `SystemExit` only for `-h`, and errors only with the option `--traceback`"
+    "The program `fastai_remote`; raises `SystemExit` only for `COMMAND -h`, and errors only with `--traceback`"
     try:
         code = run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()

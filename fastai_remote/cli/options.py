@@ -47,7 +47,7 @@ def _pairs(text):
     return found
 
 def _splits(text):
-    "`train,valid=0.2` as `{'train': None, 'valid': 0.2}`"
+    "`train,valid=0.2` as `{'train': None, 'valid': 0.2}`; raises `ValueError` for a size that is no number"
     return {split:None if size is None else _number(size) for split,size in _parts(text).items()}
 
 def _label(text):
@@ -83,9 +83,9 @@ _TEXTS = {
     'progress':'Show progress? Default: in a terminal'}
 
 def _reader(name, parameter):
-    """Returns `(read, metavar)` for a parameter of `docments`: what makes a value of a text, and what `-h` shows for it
+    """Returns `(read, metavar)` for a parameter of `docments`: `read(text)` -> value, and what `-h` shows for it
 
-    `None` if a command line cannot express the values."""
+    Returns `None` if a text cannot express the values, and for a `bool`."""
     if name in _BY_NAME: return _BY_NAME[name]
     types = set(getattr(parameter.anno, '__args__', (parameter.anno,)))
     return next((reader for kinds,reader in _BY_TYPES if kinds<=types), None)
@@ -103,7 +103,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=min(shutil.get_terminal_size().columns, 110)-1)
 
 def flag(name:str)->str:
-    "The option for parameter `name`"
+    "The option for parameter `name`, with dashes for underscores: `--num-workers`"
     return '--'+name.replace('_', '-')
 
 def parameters_of(
@@ -122,7 +122,9 @@ def add_options(
     parameters:dict, # As `parameters_of` returns them
     also:dict=None # `{name: other names}` of options
 ):
-    "Add an option for each of `parameters`; the namespace has only those that are given"
+    """Add an option for each of `parameters`; the namespace has only those that are given
+
+    For a `bool` that is `True` by default, the option is `--no-NAME`, and the namespace has `NAME=False`."""
     for name,parameter in parameters.items():
         flags = [flag(name), *(also or {}).get(name, ())]
         default = '' if parameter.default in (None,'',(),False) else f' (default: {parameter.default})'
@@ -137,7 +139,9 @@ def add_options(
         else: parser.add_argument(*flags, action='store_true', **options)
 
 def _as_type(read):
-    "`read` as the `type` of an argument: argparse names this function in its message about a value that is wrong"
+    """A function that calls `read`, for `type=` of an argument
+
+    Its name is a word for the kind of value, which argparse shows in its message about a wrong value."""
     def value(text): return read(text)
     value.__name__ = {_number:'number', _number_or_text:'value'}.get(read, read.__name__.strip('_'))
     return value

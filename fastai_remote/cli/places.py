@@ -44,7 +44,10 @@ def url_of(
     # A URL, a path, `env:VARIABLE`, or `env:VARIABLE/folder` for shards; `env:` is FASTAI_REMOTE_URL, or else REDIS_URL
     word:str
 )->str: # May have a password, if it comes from the environment
-    "The URL that a word of the command line stands for; raises `UsageError`"
+    """The URL that a word of the command line stands for; raises `UsageError`
+
+    A URL of Redis gets the password that FASTAI_REMOTE_URL or REDIS_URL has for the same server. The error is for a
+    secret in `word`, for a variable that is not set, and for a folder in Redis."""
     refuse_secret(word)
     if not word.startswith('env:'): return _with_known_password(word) if word.startswith(REDIS_SCHEMES) else word
     name,slash,folder = word.removeprefix('env:').partition('/')
@@ -56,7 +59,9 @@ def url_of(
     return Secret(f"{found[0].rstrip('/')}/{folder}")
 
 def _with_known_password(url):
-    "`url` with the user and the password of FASTAI_REMOTE_URL or REDIS_URL, if one of them names the same server"
+    """`url` with the user and the password of FASTAI_REMOTE_URL or REDIS_URL; `url` itself if neither fits
+
+    A variable fits if it has a password for the same server, and for the same user if `url` names one."""
     asked = urlsplit(url)
     for name in URL_VARIABLES:
         known = urlsplit(os.environ.get(name, ''))
@@ -111,7 +116,9 @@ class Place:
         return ShardStore(self.storage)
 
     def unfinished(self)->list:
-        "Ingests that were not finished, as `RedisStore.unfinished` lists them; of this name, if there is one"
+        """Ingests that were not finished, as `RedisStore.unfinished` and `ShardStore.unfinished` list them
+
+        On a server they are those of dataset `name`; all if that is `None`."""
         if self.is_redis:
             from fastai_remote.store.redis import RedisStore
             return [o for o in RedisStore.unfinished(self.link) if self.name in (None, o['name'])]
@@ -120,7 +127,7 @@ class Place:
 
     @property
     def shown(self)->str:
-        "The place for a message"
+        "The place for a message: its URL without secrets, then the name, if it has one"
         url = self.link.url if self.is_redis else self.storage.url
         return f'{url} {self.name}' if self.name else url
 
@@ -130,8 +137,9 @@ def connect(
 )->RedisLink:
     """A link to the server at `url`
 
-    Its password comes from `url`. If the server asks for one and `url` has none, it is that of the variable
-    FASTAI_REMOTE_PASSWORD, or the user is asked. Raises `StoreUnavailable`, `UsageError`."""
+    Its password comes from `url`; then this does not contact the server. If the server asks for one and `url` has none,
+    it is that of the variable FASTAI_REMOTE_PASSWORD, or the user is asked. Raises `StoreUnavailable`, and `UsageError`
+    if nobody can be asked."""
     link = RedisLink(url, timeout=timeout)
     if split_secret(url)[1] is not None: return link
     try: link.call(lambda client: client.ping())

@@ -29,7 +29,7 @@ def url_file(
 ):
     """Context manager: the open file with the URL of the server, locked, so that only one server uses the folder
 
-    In a new folder, the file is empty. Raises `StoreBusy`."""
+    In a new folder, the file is empty. Raises `StoreBusy` if the file is locked already."""
     folder = Path(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(folder/URL_FILE, os.O_RDWR|os.O_CREAT|os.O_CLOEXEC|os.O_NOFOLLOW, 0o600)
@@ -57,16 +57,16 @@ def _check_port(port, folder):
 def memory_setting(
     text:str # Bytes: a number, or one with a unit, such as `8gb`
 )->str:
-    "`text` in small letters if it is a size as Redis reads it; raises `ValueError`"
+    "`text` in small letters; raises `ValueError` if it is no size as Redis reads it"
     if not re.fullmatch(r'[0-9]+(k|kb|m|mb|g|gb)?', text.lower()):
         raise ValueError(f'--memory is a number of bytes such as 500mb or 8gb, not {text!r}')
     return text.lower()
 
 # %% ../../nbs/cli/05_serve.ipynb #3167e82f
 def _saved_login(url, file):
-    """The port and the password in `url`, or `None` each, if `url` is empty
+    """Returns `(port, password)` of `url`, the contents of `file`; `(None, None)` if `url` is empty
 
-    Raises `StoreError`, which names `file`, if it is no URL of a server here, and may be a file of the user."""
+    Raises `StoreError`, which names `file`, unless `url` is a `redis://` URL with both: the file may be the user's."""
     if not url: return None,None
     try:
         parts = urlsplit(url)
@@ -86,9 +86,10 @@ def serving(
 ):
     """Context manager: the running `RedisServer`, whose URL is in `URL_FILE` of the folder; stopped at the end
 
-    If `stop_server` was told not to wait, the server goes on saving by itself, and ends then.
-    Raises `StoreBusy`, also if the port is used, `ValueError` for `memory`, and `StoreError` with the end of the log
-    or if there is another file where the URL is kept."""
+    The server may still be reading its data, see `wait_until_loaded`. If `stop_server` in the block raises an error
+    since the user does not wait, the server goes on saving by itself, and ends then. Raises `StoreBusy` if the folder
+    is served already or the port is used, `ValueError` for `memory`, and `StoreError` if the server does not start, or
+    if another file is where the URL is kept."""
     conf = {} if memory is None else {'maxmemory':memory_setting(memory)}
     with url_file(folder) as file:
         saved_port,password = _saved_login(file.read().strip(), Path(folder)/URL_FILE)
@@ -114,7 +115,7 @@ def wait_until_loaded(
     server, # A `RedisServer`
     stop:threading.Event # Set when the server is to be stopped
 ):
-    "Wait until the server has read its data; raises `StoreError` if it ends before"
+    "Wait until the server has read its data, or `stop` is set; raises `StoreError` if the server ends before"
     client = redis.Redis.from_url(server.url)
     while not stop.is_set():
         try: return client.ping()
@@ -134,7 +135,7 @@ def stop_server(
     stop:threading.Event, # Cleared here; a second signal sets it again
     say # Called with a line of text
 ):
-    "Stop the server, and wait until it has saved its data; raises `StoreError` if the user will not wait"
+    "Stop the server, and wait until it has saved its data; raises `StoreError` if `stop` is set meanwhile"
     stop.clear()
     server.proc.send_signal(signal.SIGTERM)
     for k in count():
@@ -153,8 +154,8 @@ def serve(
 ):
     """Run a private Redis server that keeps its data, until SIGINT, SIGTERM or SIGHUP
 
-    Raises what `serving` raises, and `StoreError` if the server ends by itself, or still saves its data when a second
-    signal ends the waiting for it."""
+    A signal that this process ignores, as with `nohup`, stays ignored. Raises what `serving` raises, and `StoreError`
+    if the server ends by itself, or still saves its data when a second signal ends the waiting for it."""
     stop = threading.Event()
     signals = [signum for signum in (signal.SIGINT,signal.SIGTERM,signal.SIGHUP)
                if signal.getsignal(signum)!=signal.SIG_IGN]   # nohup

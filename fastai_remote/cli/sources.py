@@ -22,11 +22,13 @@ from ..source.files import IMAGE_EXTENSIONS
 
 # %% ../../nbs/cli/02_sources.ipynb #2befb4ff
 class FolderLabel:
-    "The label of an image is the name of the folder that it is in"
+    "Called with the path of an image, it returns the label: the name of the folder that the image is in"
     def __call__(self, path): return Path(os.path.abspath(path)).parent.name   # of `a.png` and `../a.png`, too
 
 class PatternLabel:
-    "The label of an image is the first group of a regular expression that is found in its path"
+    """The label of an image is the first group of a regular expression that is found in its path
+
+    Called with a path, it returns the label, and raises `ValueError` if the expression is not found there."""
     def __init__(self,
         pattern:str # Regular expression with a group
     ): self.pattern = pattern
@@ -91,7 +93,7 @@ _BESIDE = {('tars','parquet')}
 def saved_dataset(
     files # Folder of a `Dataset` or `DatasetDict`
 ):
-    "A dataset of HuggingFace that was saved to disk; raises `UsageError` without `datasets`"
+    "A dataset of HuggingFace that was saved to disk; raises `UsageError` without `datasets`, and for a list of folders"
     try: from datasets import load_from_disk
     except ImportError: raise UsageError('a HuggingFace folder needs datasets: pip install datasets') from None
     if isinstance(files, list): raise UsageError('give one HuggingFace folder, or SPLIT=FOLDER for each split')
@@ -112,7 +114,7 @@ def source_kind(
     """The kind of source that reads `path`, by the names of files
 
     A file whose name says the kind need not be there. Raises `UsageError` if several kinds fit, which it names, or
-    none, and `FileNotFoundError` if none fits since there is no such file."""
+    none, and `FileNotFoundError` for a URL, and if none fits since there is no such file."""
     refuse_address(path)
     path = Path(path)
     if path.is_dir():
@@ -160,7 +162,9 @@ def sources_of(
     words:list, # Paths, or `SPLIT=PATH` for each split
     **options # As in `source_of`
 ): # What `to_redis` takes
-    "The source that words of the command line name; a dict if they name splits; raises what `source_of` raises"
+    """The source that words of the command line name; a dict `{split: source}` if they name splits
+
+    Raises what `source_of` raises, and `UsageError` if only some of the words name a split."""
     def split_of(word):
         split,equals,path = word.partition('=')
         return (split,path) if equals and re.fullmatch(r'\w+', split) and not os.path.exists(word) else (None,word)

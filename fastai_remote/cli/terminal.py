@@ -32,7 +32,7 @@ def duration(seconds:float)->str:
 class Progress:
     "Passes on records of chunks, and shows the samples, the rate and the remaining time in one line of a terminal"
     def __init__(self,
-        count, # Called with the report: how many samples were processed, and how many of them failed
+        count, # `count(report)` -> `(samples to show, how many failed)`
         failed:str='failed', # What the second number counts
         file=None, # Where to show it; default: the standard error
         pause:float=.1, # Seconds between two updates, at least
@@ -79,13 +79,13 @@ class Progress:
 
 # %% ../../nbs/cli/00_terminal.ipynb #6648ecd8
 def is_person()->bool:
-    "Can a question be asked, and answered?"
+    "Are standard input and standard error terminals, so that a question can be asked and answered?"
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 def confirm(
     question:str
 )->bool: # Only `y` and `yes` are a yes
-    "Ask a question with the answers yes and no; raises `UsageError` if nobody can be asked"
+    "Ask a question; returns whether the answer is yes. Raises `UsageError` if nobody can be asked"
     if not is_person(): raise UsageError('nobody can be asked here, as this is not a terminal: --yes says yes')
     print(f'{question} [y/N] ', end='', file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ('y','yes')

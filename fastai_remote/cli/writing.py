@@ -19,13 +19,17 @@ from .terminal import UsageError
 _NOT_OPTIONS = 'timeout','storage_options','progress'   # parameters that are added in another way
 
 def write_parameters()->dict:
-    "The options of writing, `{name: parameter}` as `parameters_of` returns them for `to_redis` and `to_shards`"
+    """The options of writing, `{name: parameter}` as `parameters_of` returns them for `to_redis` and `to_shards`
+
+    `timeout`, `storage_options` and `progress` are not among them, as `add_write_options` adds these in another way."""
     from fastai_remote.ingest.run import to_redis
     from fastai_remote.ingest.shards import to_shards
     return {k:o for k,o in parameters_of([to_redis, to_shards]).items() if k not in _NOT_OPTIONS}
 
 def add_write_options(parser, leave_out=()):
-    "Add the options of writing, except those of the names `leave_out`, to `parser`, or to a group of one"
+    """Add the options of writing, except those of the names `leave_out`, to `parser`, or to a group of one
+
+    Always adds those of `add_progress` and `add_place_options`, too."""
     parameters = {k:o for k,o in write_parameters().items() if k not in leave_out}
     add_options(parser, parameters, also={'num_workers':['--workers']})
     add_progress(parser)
@@ -35,7 +39,9 @@ def write_options(
     args, # Namespace of the parser
     to # `Place` to write to
 )->dict: # Arguments for `to_redis` or `to_shards`
-    "The options of writing in the command line, and `progress`; raises `UsageError` for one that `to` does not have"
+    """The options of writing in the command line, and always `progress`, a `Progress` or `False`
+
+    Raises `UsageError` for an option of Redis if `to` is a folder of shards, and the other way round."""
     from fastai_remote.ingest.run import to_redis
     from fastai_remote.ingest.shards import to_shards
     options = given(args, write_parameters())

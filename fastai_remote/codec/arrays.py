@@ -34,7 +34,7 @@ def _has_true(mask):
     return any(_has_true(mask[name]) for name in mask.dtype.names) if mask.dtype.names else bool(mask.any())
 
 def _as_array(o, name):
-    """Array, tensor, image, number or nested list `o` as a NumPy array that contains everything in `o`
+    """Array, tensor, image, number or nested list `o` as a NumPy array of the same values; of an image, its pixels
 
     Raises `TypeError` or `ValueError`, whose messages begin with `name`."""
     if isinstance(o, (str,dict,set,frozenset)):
@@ -55,7 +55,7 @@ def _as_array(o, name):
     return array
 
 def _check_list(o, a, name):
-    "Raise `ValueError` if an element of list `o` became text, or was rounded, in `a`, the array that was made of `o`"
+    "Raise `ValueError` if a value in list `o` became text, or an integer a rounded float, in `a`, the array of `o`"
     if a.dtype.kind not in 'fcUS': return
     for x,y in zip(np.array(o, object).ravel(), a.ravel().tolist()):
         if a.dtype.kind in 'US' and x!=y: raise ValueError(f'{name}: {x!r} would become text, {y!r}')
@@ -68,7 +68,7 @@ def _read_npy(
     file, # A binary file
     size:int # Its bytes
 )->np.ndarray:
-    "The array in an npy file; raises `ValueError` if it is damaged"
+    "The array in an npy file; raises `ValueError` if the file is damaged, or contains objects"
     try:
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version==(1, 0) else np.lib.format.read_array_header_2_0
@@ -122,7 +122,7 @@ class NpzCodec(Codec):
         return arrays['arr_0'] if list(arrays)==['arr_0'] else arrays
 
     def _arrays(self, file):
-        "`{name: array}` of an open `ZipFile`; raises `ValueError` if they have more than `MAX_ARRAY_BYTES`"
+        "`{name: array}` of an open `ZipFile`; raises `ValueError` if one is damaged, or above `MAX_ARRAY_BYTES` in all"
         total = sum(member.file_size for member in file.infolist())
         if total>MAX_ARRAY_BYTES:
             raise ValueError(f'an npz file of {total:,} bytes when decompressed; codec.arrays.MAX_ARRAY_BYTES, '
@@ -139,7 +139,8 @@ def from_pixels(
 )->Image.Image:
     """The Pillow image of an array or tensor
 
-    Raises `ValueError` if it is masked or has another number of dimensions, and `TypeError` if no mode fits it."""
+    Raises `ValueError` if elements are masked or it has another number of dimensions, and `TypeError` if no mode of
+    Pillow fits its dtype and channels."""
     refuse_mask(a, 'pixels')
     a = np.asarray(a)
     if a.ndim not in (2, 3): raise ValueError(f'want pixels of shape (h,w) or (h,w,channels), got {a.shape}')

@@ -28,19 +28,22 @@ class Encoded(bytes):
 class Codec:
     """Interface: converts one kind of object to bytes, and back
 
-    A subclass defines `pack` and `unpack`, and `image` if it stores pictures. `register_codec` makes it available to
-    all fields whose names end in its name. A codec rejects objects that would not come back the same."""
+    A subclass defines `pack` and `unpack`, and `image` if it stores pictures; this class itself stores bytes.
+    `register_codec` makes a codec available to all fields whose names have its name as their last part, as in
+    `mask.png`. A codec rejects objects that its format cannot keep."""
     dtype = None # numpy dtype of fixed-width values, which are stored without `pack` and `unpack`; `None` for bytes
     def __init__(self,
         name:str # The last part of the names of its fields
     ): store_attr()
 
     def pack(self, o)->bytes:
-        "Convert object `o` to bytes; raises `TypeError` or `ValueError` if it cannot be stored"
+        """Convert object `o`, which is not `bytes`, to bytes; raises `TypeError` or `ValueError` if it cannot be stored
+
+        The base class raises `TypeError` for every object."""
         raise TypeError(f'{self.name}: cannot store a {type(o).__name__}; give bytes')
 
     def unpack(self, b:bytes):
-        "Convert the bytes of `pack` to the object; raises `ValueError` for damaged bytes"
+        "Convert the bytes of `pack` to the object; raises `ValueError` for damaged bytes. The base class returns `b`"
         return b
 
     def image(self, b:bytes):
@@ -52,8 +55,9 @@ class Codec:
     def to_bytes(self, o)->bytes:
         """The bytes to store for `o`
 
-        Bytes are taken to be encoded already: they are checked and returned as they are. Raises `TypeError` or
-        `ValueError`."""
+        Bytes, also a `bytearray` or `memoryview`, are taken to be encoded already: they are returned as `bytes`, and
+        checked before, unless they are `Encoded` by this codec. Other objects are converted by `pack`. Raises
+        `TypeError` or `ValueError`."""
         if isinstance(o, Encoded) and o.codec==self.name: return o
         if not isinstance(o, (bytes,bytearray,memoryview)): return self.pack(o)
         b = bytes(o)

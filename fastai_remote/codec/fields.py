@@ -38,7 +38,8 @@ def register_codec(
 ):
     """Make `codec` available under its name; raises `ValueError` if the name cannot be used
 
-    It is known to this process and to those forked from it. Call this in a module that workers import as well."""
+    It replaces a codec of the same class that has this name. It is known to this process and to those forked from it.
+    Call this in a module that workers import as well."""
     if '.' in codec.name or codec.name!=codec.name.lower():
         raise ValueError(f'{codec.name!r} cannot name a codec: use lower case, and no dot')
     known = _codecs.get(codec.name)
@@ -80,7 +81,7 @@ def infer_codec(
     field:str, # Name of the field
     value, # A value of the field
 )->str: # Name of a codec
-    "Choose the codec of `field`: by its name if that is the name of a codec, else by the type of `value`"
+    "Choose the codec of `field`: by the last part of its name if that names a codec, else by the type of `value`"
     if get_codec(field): return field.rsplit('.', 1)[-1].lower()
     if isinstance(value, Image.Image): return 'png'
     if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'

@@ -44,7 +44,10 @@ def _check_scans(content):
         at = found.end()+int.from_bytes(content[found.end():found.end()+2], 'big')
 
 def _check_tiles(b):
-    "Raise `ValueError` if the TIFF in bytes `b` has tiles much larger than the image, which are decoded as a whole"
+    """Raise `ValueError` if the TIFF in bytes `b` has tiles much larger than the image, which are decoded as a whole
+
+    A tile may have 4 times the pixels of the image, or `_MIN_TILE_LIMIT` if that is more. Nothing is raised for what is
+    no TIFF, or cannot be opened."""
     try: im = Image.open(io.BytesIO(b))
     except Exception: return   # whoever decodes it gets the same error
     if im.format!='TIFF': return
@@ -60,7 +63,8 @@ def check_image(
     """Raise `ValueError` for an image file that would take much more time or memory than its size in pixels justifies
 
     Pillow itself refuses images that are too large, and compressed texts and colour profiles that are too long. It does
-    not refuse JPEGs of thousands of scans and TIFFs of a huge tile. PostScript is refused because it is a program."""
+    not refuse JPEGs of thousands of scans and TIFFs of a huge tile, as this function does. It also refuses PostScript,
+    because it is a program, and BLP and IPTC files, which contain an image file of another format."""
     start = bytes(b[:4])
     if start[:3]==b'\xff\xd8\xff': _check_scans(b)
     elif start in (b'II*\0',b'MM\0*',b'II+\0',b'MM\0+'): _check_tiles(b)
@@ -122,8 +126,8 @@ class ImageCodec(Codec):
     """Codec of image files
 
     Bytes are stored as they are, after decoding them once as a check. An opened image is stored as the file that it was
-    opened from, if that has the same pixels; otherwise, and for arrays, it is encoded. Values come back as Pillow
-    images."""
+    opened from, if that is of the codec's format and has the same pixels and metadata; otherwise, and for arrays, it is
+    encoded. Values come back as Pillow images."""
     def __init__(self,
         name:str, # The last part of the names of its fields
         fmt:str=None, # Pillow's name of the only format that is accepted; default: any format, and PNG for new files
@@ -144,7 +148,8 @@ class ImageCodec(Codec):
     def pack(self, o):
         """`o`, an image or a `uint8` array, as an `Encoded` file: the one that it was opened from, or else a new one
 
-        Raises `TypeError` for an array of another dtype, and `ValueError` if the format cannot keep the pixels."""
+        Raises `TypeError` for an array of another dtype, and `ValueError` for what `cannot_keep` refuses. A new JPEG
+        does change pixels; a new PNG or WebP does not."""
         is_image = isinstance(o, Image.Image)
         if not is_image:
             dtype = np.asarray(o).dtype
@@ -157,9 +162,10 @@ class ImageCodec(Codec):
         return Encoded.of(self.encode(o), self.name, o, self._note(kind))
 
     def _note(self, kind):
-        """What the report of an ingest says about encoding images of `kind`; `None` if nothing was lost
+        """What the report of an ingest says about encoding images of `kind`: 'what was changed; advice'
 
-        `kind` is 'arrays of pixels', 'opened images' (with a format or metadata) or 'new images'."""
+        `None` if the format is lossless and `kind` is not 'opened images' (with a format or metadata). The other kinds
+        are 'arrays of pixels' and 'new images'."""
         if self.fmt=='JPEG':
             advice = 'give bytes to keep them as they are' if kind=='opened images' else 'png keeps them'
             return f'{kind} were re-encoded as JPEG, quality {self.quality}, which changes pixels; {advice}'
@@ -171,7 +177,9 @@ class ImageCodec(Codec):
         im:Image.Image, # What to store
         exif:bytes=None, # EXIF of the file; default: that of `im`
     )->bytes:
-        "A file of `im`, with colour profile and EXIF; raises `ValueError` if the format cannot keep its pixels"
+        """A file of `im`, with colour profile and EXIF; raises `ValueError` for what `cannot_keep` refuses
+
+        If there is more EXIF than the format can contain, only the orientation of `im` is kept."""
         fmt = self.fmt or 'PNG'
         reason = self.cannot_keep(im)
         if reason: raise ValueError(f'{self.name}: {reason}')
@@ -188,7 +196,9 @@ class ImageCodec(Codec):
         return f.getvalue()
 
     def cannot_keep(self, im:Image.Image)->str:
-        "Why a file of this format cannot keep the pixels of `im`; `None` if it can"
+        """Why a file of this format cannot keep `im`: its size, its mode, or transparency; `None` if it can
+
+        What JPEG changes by its compression, or by converting another colour space to RGB, is no reason."""
         fmt = self.fmt or 'PNG'
         if fmt=='PNG': return self._png_cannot_keep(im)
         limit = _MAX_SIDES.get(fmt)
@@ -247,7 +257,7 @@ class ImageCodec(Codec):
 _head = struct.Struct('>3s3B2H')   # name, version, two bytes with a meaning of their own, width, height
 
 class RawCodec(Codec):
-    "Codec of uncompressed pixels: grey or RGB, 8 bits per channel"
+    "Codec of uncompressed pixels: grey or RGB, 8 bits per channel; values come back as Pillow images"
     magic = b'raw'
 
     def check(self, b): self.array(b)
@@ -329,7 +339,7 @@ class RawCodec(Codec):
 
 # %% ../../nbs/codec/03_images.ipynb #81c95b0e
 class BitsCodec(RawCodec):
-    "Codec of pixels with two levels of grey: one bit per pixel, compressed"
+    "Codec of pixels with at most two levels of grey: one bit per pixel, compressed; values come back as Pillow images"
     magic = b'bit'
 
     def array(self, b)->np.ndarray: # `uint8`, shape (h,w)

@@ -30,7 +30,7 @@ def _short(v):
     except ValueError: return 'a number of thousands of digits'   # Python converts no more than 4,300 digits
 
 class FixedCodec(Codec):
-    "Codec of numbers of a fixed width"
+    "Codec of numbers of a fixed width, which `to_array` makes an array of; `to_bytes` raises `TypeError`"
     def __init__(self,
         name:str, # The last part of the names of its fields
         dtype # numpy dtype of the stored numbers
@@ -48,11 +48,12 @@ class FixedCodec(Codec):
         return np.array([self.to_num(o) for o in os], dtype=self.dtype)
 
     def to_num(self, o):
-        """`o` as it is stored; raises `ValueError` or `TypeError` if it would not come back the same
+        """Number `o`, which may be an array or tensor without dimensions, as it is stored
 
-        `o` is a number, or an array or tensor without dimensions. Returns an `int`, or for a field of floats a NumPy
-        float of its dtype. A fraction is rounded to the width of the field: a field such as `age.f4` asks for that. A
-        whole number is never rounded."""
+        Returns an `int`, or for a field of floats a NumPy float of its dtype. A field of integers takes only integers.
+        A field of floats, such as `age.f4`, rounds floats and fractions to its width, but never an integer, or a
+        `Decimal` or `Fraction` that is whole. Raises `ValueError` for a number that does not fit, and `TypeError` for
+        what is no number."""
         if type(o) is int and self.low<=o<=self.high: return o
         if type(o) is float and -self.largest<=o<=self.largest: return self.dtype.type(o)
         v = self._number(o)
@@ -68,7 +69,7 @@ class FixedCodec(Codec):
     def _to_float(self, v):
         """`v`, a result of `_number`, as a NumPy float of the dtype
 
-        Raises `ValueError` if it is too large for the dtype, or a whole number that would be rounded."""
+        Raises `ValueError` if it is too large for the dtype, or whole by `_is_whole` and would be rounded."""
         try:
             with np.errstate(over='ignore'):
                 res = self.dtype.type(v if isinstance(v, (float,np.floating)) else float(v))

@@ -87,7 +87,9 @@ class JpegSource:
         return im.crop(region)
 
 class PixelSource:
-    "A source for `read_pixels`: a Pillow image, or a `uint8` array, (height, width) or (height, width, channels)"
+    """A source for `read_pixels`: a Pillow image of mode L or RGB, or a `uint8` array
+
+    The array has shape (height, width), (height, width, 1) or (height, width, 3)."""
     def __init__(self, pixels:Image.Image|np.ndarray):
         self.pixels = pixels
         if isinstance(pixels, Image.Image): self.size,self.channels = pixels.size,len(pixels.mode)
@@ -138,9 +140,11 @@ def read_pixels(
     transposed:bool=False, # Was the image transposed before it was resized? This changes how results are rounded
     out:np.ndarray=None, # Where to write the result; default: a new array
 )->np.ndarray: # `uint8`, shape (channels, height, width)
-    """What Pillow's `crop`, `resize`, `crop` and `transpose` return for `src`, bit for bit
+    """What Pillow's `crop`, `resize`, `crop` and `transpose` return for `src`, bit for bit, as an array: `out` if given
 
-    Only the pixels that contribute to the result are decoded. If the C module cannot do it, Pillow does."""
+    A `JpegSource` with `reducing_gap` may be decoded at a smaller size first, as Pillow does after `draft`. Only the
+    pixels that contribute to the result are decoded. If the C module cannot do it, Pillow does, or raises its error for
+    a damaged file."""
     size = box[2]-box[0],box[3]-box[1]
     scale = src.scale(box, to)
     region,crop = _scaled_box(box, scale, src.size)
@@ -205,7 +209,7 @@ class PixelPlan:
         self.window,self.orientation,self.transposed = window,orientation,transposed
 
     def new(self, **kw):
-        "A copy in which arguments of `read_pixels` are replaced by `kw`"
+        "A new plan, in which arguments of `read_pixels` are replaced by `kw`"
         return PixelPlan(**{**self.__dict__, **kw})
 
     @property
@@ -240,5 +244,5 @@ class PixelPlan:
         return self.new(orientation=(transpose, flip_x!=('x' in ops), flip_y!=('y' in ops)))
 
     def pixels(self, out=None)->np.ndarray: # `uint8`, shape (channels, height, width)
-        "Carry out the plan; `out`: array for the result, default: a new one"
+        "Carry out the plan and return the result; `out`: array to write it to, default: a new one"
         return read_pixels(**self.__dict__, out=out)

@@ -31,9 +31,10 @@ def _check_raster(size, width, time):
     if time not in (None,'grey','colour'): raise ValueError(f"time must be None, 'grey' or 'colour', not {time!r}")
 
 def _colours(counts, time):
-    """The colour of each stroke, 0 to 255, shape (strokes, channels), for drawings with `counts` strokes, a list
+    """The colour of each stroke of all drawings, values from 0 to 255: an array of shape (strokes, channels)
 
-    `time` is 'grey', one channel, `uint16`, or 'colour', three, floats."""
+    `counts` is a list of the number of strokes of each drawing. With `time` 'grey' the array is `uint16` and has one
+    channel; with 'colour' it is of floats and has three."""
     ages = [i/max(n-1, 1) for n in counts for i in range(n)]   # 0: the first stroke of a drawing, 1: the last one
     if time=='grey': return np.array([[255-170*age] for age in ages]).astype(np.uint16)
     return np.array([colorsys.hsv_to_rgb(.75*age, 1, 1) for age in ages])*255
@@ -74,9 +75,10 @@ class _Pen:
         if len(k): self._segments(points[:,k], deltas[:,k], first[k], stroke[k], colours, out)
 
     def _ink(self, at, values, stroke, colours, out):
-        """Make pixels of `out` at indices `at` at least as bright as `values` in the colours of strokes
+        """Make pixels of `out` at indices `at` at least as bright as `values`, times the colours of strokes / 255
 
-        `values`, 0 to 255, have the shape of `at`; `stroke`: the row of `colours` for each place on the last axis."""
+        `values`, 0 to 255, have the shape of `at`; `stroke`: the row of `colours` for each place on the last axis. If
+        `colours` is `None`, `values` count in full and `stroke` is not used."""
         for c,channel in enumerate(out):
             ink = values if colours is None else (values*colours[stroke,c]//255).astype(np.uint8)
             np.maximum.at(channel, at.ravel(), ink.ravel())
@@ -123,7 +125,7 @@ class _Pen:
         self._ink(at, ink, None if colours is None else stroke.repeat(columns), colours, out)
 
     def _columns(self, floats, ints):
-        """Returns indices of the pixels of each column of each segment, and their ink: arrays of shape (rows, columns)
+        """Returns `(indices, ink)` of the pixels of each column of each segment: arrays of shape (rows, columns)
 
         `floats` (7, columns) and `ints` (4, columns) describe the columns, and are overwritten."""
         edge,slope,distance_per_pixel,position_per_pixel,position,position_slope,length = floats
@@ -182,12 +184,14 @@ def _pixel_points(drawings, counts, stroke_counts, pen):
 def rasterise_batch(
     drawings:list, # Each a list of strokes with values 0..255, or the bytes of `pack_strokes`
     size:int=256, # Width and height of the pictures in pixels, 8 to 4096
-    width:float=3., # Width of the pen, in pixels of a picture of size 256; at most 32
+    width:float=3., # Width of the pen, in pixels of a picture of size 256: above 0, at most 32 and `32768/size`
     antialias:bool=True, # Are there levels of grey at the edges of the ink?
     time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
-    empty=None, # Function that returns an array of so many bytes, to draw in; default: `np.empty`
+    empty=None, # `empty(n)` -> flat `uint8` array of `n` bytes, which is drawn in; default: as by `np.empty`
 )->np.ndarray: # `uint8`, shape (len(drawings), size, size), with 'colour' (len(drawings), size, size, 3)
-    "Draw many drawings at once, white on black; raises `ValueError` for damaged drawings and wrong arguments"
+    """Draw many drawings at once, white on black, or in the colours that `time` says
+
+    Each drawing is centred in its picture. Raises `ValueError` for damaged drawings and wrong arguments."""
     _check_raster(size, width, time)
     pen = _Pen(size, width, antialias)
     if _pixels is not None: return _draw_in_c(drawings, pen, time, empty)
@@ -207,11 +211,13 @@ def rasterise_batch(
 def rasterise(
     strokes, # A list of arrays of shape (2,n) with values 0..255, or the bytes of `pack_strokes`
     size:int=256, # Width and height of the picture in pixels, 8 to 4096
-    width:float=3., # Width of the pen, in pixels of a picture of size 256; at most 32
+    width:float=3., # Width of the pen, in pixels of a picture of size 256: above 0, at most 32 and `32768/size`
     antialias:bool=True, # Are there levels of grey at the edges of the ink?
     time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
 )->np.ndarray: # `uint8`, shape (size, size), with 'colour' (size, size, 3)
-    "Draw one drawing, white on black; raises `ValueError` for a damaged drawing and wrong arguments"
+    """Draw one drawing, white on black, or in the colours that `time` says
+
+    It is centred in the picture. Raises `ValueError` for a damaged drawing and wrong arguments."""
     return rasterise_batch([strokes], size, width, antialias, time)[0]
 
 # %% ../../nbs/codec/07_raster.ipynb #e961c6df
@@ -242,8 +248,9 @@ class Rasterise:
     "Draws strokes with fixed arguments; can be the `fn` of an ingest, or the `draw=` of a loader"
     def __init__(self,
         size:int=256, # Width and height of the pictures in pixels, 8 to 4096
-        width:float=3., # Width of the pen, in pixels of a picture of size 256; at most 32
-        antialias:bool=True, # Are there levels of grey at the edges of the ink? A PNG without has one bit per pixel
+        width:float=3., # Width of the pen, in pixels of a picture of size 256: above 0, at most 32 and `32768/size`
+        # Are there levels of grey at the edges of the ink? Without these and `time`, a PNG has one bit per pixel
+        antialias:bool=True,
         time:str=None, # Show the order of strokes: 'grey' (later ones are darker) or 'colour' (from red to violet)
     ):
         _check_raster(size, width, time)
@@ -268,10 +275,10 @@ class Rasterise:
         return self.batch([b])[0]
 
     def __call__(self, o):
-        """The PNG of a drawing; for a sample (a dict), the sample with PNGs in place of strokes
+        """The PNG of a drawing; for a sample (a dict), a new dict with PNGs in place of strokes
 
         A field `strokes` becomes `png`, and `sketch.strokes` becomes `sketch.png`. Raises `ValueError` if there is no
-        such field, or if two fields would get one name."""
+        such field, if two fields would get one name, or for what is no drawing."""
         if not isinstance(o, dict): return self.pngs([o])[0]
         strokes = {f:'png' for f in o if f.rsplit('.', 1)[-1]=='strokes'}
         if not strokes: raise ValueError(f"no field strokes among {', '.join(o)}")
@@ -283,7 +290,7 @@ class Rasterise:
 
 # %% ../../nbs/codec/07_raster.ipynb #c7e731d4
 class StrokesCodec(Codec):
-    "Codec of drawings: lists of `uint8` arrays of shape (2,n)"
+    "Codec of drawings: lists of `uint8` arrays of shape (2,n), which `image` draws with the defaults of `Rasterise`"
     def pack(self, o): return pack_strokes(o)
     def unpack(self, b): return unpack_strokes(b)
     def image(self, b): return Rasterise().create(b)

@@ -35,7 +35,7 @@ class StrokeSequence:
     def create(self,
         b:bytes|list # A drawing: stored bytes, or strokes of shape (2,n)
     )->np.ndarray: # `float32`, shape (steps, `fmt`)
-        "The sequence of one drawing; raises `ValueError` if it is none or damaged, or if times are asked for"
+        "The sequence of one drawing; raises `ValueError` if `b` is damaged or no drawing, and always if `time` is set"
         if self.time:
             raise ValueError('strokes have no times; drawing_samples(…, times=True) keeps them in the field '
                              "'points.npy'")

@@ -53,7 +53,9 @@ class ImageStats:
         return self
 
     def to_bytes(self)->bytes:
-        "The sums as bytes, big-endian, if there are at most 257 images: the sums of pixels have 16 bits there"
+        """The sums as bytes, big-endian; only for at most 257 images
+
+        Each sum of pixels is stored in 16 bits, and would overflow, without an error, for more images."""
         return self.head.astype('>f8').tobytes()+self.image.astype('>u2').tobytes()
 
     @classmethod
@@ -84,8 +86,9 @@ class ImageStats:
     def summary(self)->dict:
         """What is stored in the manifest, for at least one image
 
-        `n`: number of images; `mean`, `std`: one number per channel, in 0..1; `grey`: both, of the images as greyscale;
-        `width`, `height`: smallest, mean, largest; `image`: the mean image, a PNG in base64."""
+        `n`: number of images; `mean`, `std`: lists of one number per channel, in 0..1, of 3 channels if any image is in
+        colour, else of 1; `grey`: `[mean, std]` of the images as greyscale; `width`, `height`: `[smallest, mean,
+        largest]`; `image`: the mean image, a PNG in base64."""
         n,channels = self.head[0],3 if self.head[1] else 1
         mean,mean_square = self.head[2:6]/n,self.head[6:10]/n
         std = np.sqrt(np.maximum(mean_square-mean**2, 0))
@@ -105,7 +108,9 @@ def joined_summary(
     more:dict, # The summary of other samples
     n_more:int # Their number
 )->dict:
-    "The summary of all of them, from their summaries; exact up to rounding"
+    """The summary of all of them, from their summaries, which count by their numbers of samples
+
+    It is exact up to rounding if all images were measured. Its entry `n` is how many were, not how many samples."""
     total = ImageStats.from_summary(summary, n)
     total += ImageStats.from_summary(more, n_more)
     return {**total.summary(), 'n':summary['n']+more['n']}

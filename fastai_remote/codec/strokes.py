@@ -16,7 +16,7 @@ from .base import Encoded
 def as_strokes(
     o:list # Arrays or lists of shape (2,n) with whole numbers from 0 to 255, n at least 1
 )->list: # `uint8` arrays of shape (2,n)
-    "A drawing as a list of strokes, `uint8` arrays of shape (2,n); raises `ValueError` if it is none"
+    "A drawing as a list of strokes, `uint8` arrays of shape (2,n); raises `ValueError` if `o` is not a drawing"
     if not isinstance(o, (list,tuple)): raise ValueError(f'a drawing is a list of strokes, not a {type(o).__name__}')
     if not o: raise ValueError('a drawing has at least one stroke, not an empty list')
     return [stroke if _is_stroke(stroke) else _as_stroke(stroke, i) for i,stroke in enumerate(o)]
@@ -70,7 +70,7 @@ def _unpack_number(b, i):
 
 def pack_strokes(
     strokes:list # Arrays of shape (2,n) with values 0..255
-)->bytes: # 1+2n bytes per stroke; one more if it has 128 points or more
+)->bytes: # 1+2n bytes per stroke; one more from 128 points on, two more from 16,384 points on
     "`strokes` as bytes; raises `ValueError` if they are not a drawing"
     return b''.join([_pack_number(s.shape[1])+s.tobytes() for s in as_strokes(strokes)])
 
@@ -99,7 +99,9 @@ def unpack_strokes(
 def flatten_drawings(
     drawings:list # Each a list of strokes: lists of x, y and perhaps times
 )->tuple: # x and y of all points (float64), number of points of each stroke, number of strokes of each drawing
-    "All points of all drawings in two arrays; raises `ValueError` if one of them is not a drawing"
+    """Returns `(x, y, counts, stroke_counts)`, arrays of the points and the numbers of points of all drawings
+
+    Raises `ValueError` if one of them is not a drawing, and if there are none."""
     xs,ys = [],[]
     try:
         strokes = [stroke for drawing in drawings for stroke in drawing]
@@ -118,7 +120,7 @@ def flatten_drawings(
 _NO_DRAWING = 'a drawing is a list of strokes, each a list of x, y and perhaps times'
 
 def _as_floats(numbers):
-    "List `numbers` as an array of floats; raises `ValueError` for text, of which NumPy would make numbers"
+    "List `numbers` as an array of floats; raises `ValueError` for text, of which NumPy would make numbers, and lists"
     array = np.array(numbers)
     try:
         if array.dtype.kind in 'biufO' and array.ndim==1: return array.astype(float)
@@ -126,9 +128,10 @@ def _as_floats(numbers):
     raise ValueError('points that are no numbers')
 
 def _align(x, y, counts, stroke_counts):
-    """Returns x and y of all points, with each drawing moved to 0 and scaled so that its largest value is 255
+    """Returns `(x, y)` of all points, with each drawing moved to 0 and scaled so that its largest value is 255
 
-    The arguments are what `flatten_drawings` returns. Raises `ValueError` for points that are not finite."""
+    A drawing whose points are all in one place is only moved. The arguments are what `flatten_drawings` returns. Raises
+    `ValueError` for points that are not finite."""
     starts = (counts.cumsum()-counts)[stroke_counts.cumsum()-stroke_counts]   # first point of each drawing
     points = np.diff(starts, append=len(x))
     x,y = (v-np.minimum.reduceat(v, starts).repeat(points) for v in (x, y))
@@ -168,8 +171,8 @@ def _resample(x, y, counts):
 def _distances(x, y, first, last, inner, counts):
     """The distance of each of the points `inner` from its line, in units of `x` and `y`
 
-    Line k goes through points `first[k]` and `last[k]`, and the next `counts[k]` of `inner` belong to it. Points are
-    given by their indices."""
+    Line k goes through points `first[k]` and `last[k]`, and the next `counts[k]` of `inner` belong to it. If both are
+    in one place, it is the distance from there. Points are given by their indices."""
     x0,y0 = x[first],y[first]
     dx,dy = x[last]-x0,y[last]-y0
     length = np.hypot(dx, dy)
@@ -242,7 +245,9 @@ def simplify_batch(
     drawings:list, # Each a list of strokes: lists of x, y and perhaps times
     eps:float=2.0, # Points at most this far from the simplified line are removed, in pixels of a picture of size 256
 )->list: # For each drawing a list of `uint8` arrays of shape (2,n)
-    "`simplify` many drawings at once, six times as fast; raises `ValueError` if one of them is not a drawing"
+    """`simplify` many drawings at once, six times as fast; raises `ValueError` if one of them is not a drawing
+
+    Unlike `simplify`, it does this also to drawings that look as if they were simplified already."""
     return simplify_flat(*flatten_drawings(drawings), eps) if len(drawings) else []
 
 def simplify(
@@ -253,7 +258,7 @@ def simplify(
 
     The steps: align to the top left, scale to 255, resample with a spacing of 1 pixel, then the algorithm of Ramer
     (1972), Douglas and Peucker (1973). Strokes without times whose values are whole numbers from 0 to 255 are taken to
-    be simplified already, and returned as they are."""
+    be simplified already: their values are returned unchanged."""
     try:
         has_times = any(len(stroke)!=2 for stroke in drawing)
         points = [[list(stroke[0]),list(stroke[1])] for stroke in drawing]
