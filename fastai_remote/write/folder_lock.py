@@ -194,8 +194,8 @@ def _is_at_work(holder):
 
     `holder` is a dict as from `FolderLock.holder`. It cannot be known of a process on another machine, of one that is
     stopped, of one that this user may not see, and of one that has not renewed the lock for `LEASE_SECONDS`: it may
-    have released the lock, and not been able to remove its file. For locks of earlier versions, it returns
-    `_is_in_force`."""
+    have released the lock, and not been able to remove its file. Of this process it is always known. For locks of
+    earlier versions, it returns `_is_in_force`."""
     if 'beat' not in holder: return _is_in_force(holder)
     if holder['host']!=host_id(): return None
     if holder['pid']==os.getpid(): return holder['id'] in _held_locks

@@ -126,7 +126,9 @@ class RedisWriter(Writer):
         dataset, # The manifest of the dataset that is there, or `None`
         overwrite # As in `begin`
     ):
-        "Raises `StoreExists` if an ingest must not begin because of the dataset that is there"
+        """Raises `StoreExists` if there is a dataset and `overwrite` is false
+
+        `RedisReviser` raises `StoreNotFound` if it is not the version that is to be changed."""
         if dataset and not overwrite:
             raise StoreExists(f'{self.url}: {self.name!r} is there already ({dataset.n:,} samples, '
                               f'{dataset.created}); overwrite=True replaces it')
@@ -695,7 +697,9 @@ def _note_moved(self:RedisWriter, moved, run):
 
 @patch
 def _move(self:RedisWriter, sources, targets, run, step=500):
-    "Moves the values of samples `sources` to the numbers `targets`; it is safe to repeat the call"
+    """Moves the values of samples `sources` to the numbers `targets`, two int64 arrays; it is safe to repeat the call
+
+    Packed values are copied, and also stay where they were."""
     layout,fields = self.layout,self.plan['fields']
     blob_fields = [field for field,spec in fields.items() if spec['dtype'] is None]
     for k in range(0, len(sources), step):

@@ -26,7 +26,8 @@ def delete_dataset(
 ):
     """Removes a dataset, and an unfinished ingest of its name
 
-    Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
+    If a manifest or a plan does not match its checksum, it warns that the values stay. Raises `StoreNotFound` if there
+    is neither a dataset nor an ingest, and `StoreBusy` if another process is writing or changing it."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove()
 
@@ -61,7 +62,9 @@ def abandon_ingest(
     url:str|RedisLink, # The server
     name:str, # Name of the dataset
 ):
-    "Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`"
+    """Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`
+
+    If its plan is damaged, it is dropped, and a warning says that what it wrote stays."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove(dataset=False)
 

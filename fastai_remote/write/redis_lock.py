@@ -113,7 +113,7 @@ class RedisLock:
         self.link.call(release, timeout=min(self.link.timeout, 5.))
 
     def server_run(self)->str:
-        "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters"
+        "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters, with commas"
         def read(_): return ','.join(master.info('server').get('run_id', '') for master in self.link.servers.masters())
         return self.link.call(read)
 

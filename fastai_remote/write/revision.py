@@ -57,7 +57,7 @@ class AddFields(Change):
         if there: raise ValueError(f'{store.name}: there is a field {there[0]!r} already; drop_fields drops it')
 
 class Edit(Change):
-    "Other values of some samples, and samples and fields to drop"
+    "New values of some samples, samples to drop, and fields to drop"
     def __init__(self,
         values:dict, # `{field: {sample number: new value}}`
         drop:np.ndarray, # Samples to drop, ascending

@@ -40,7 +40,7 @@ def seal_json(
 def unseal_json(
     text:bytes # What `seal_json` returned, or JSON of an earlier version, without a checksum
 )->dict:
-    "Returns the dict without its checksum; raises `ValueError` if it is damaged"
+    "Returns the dict without its checksum; raises `ValueError` or `RecursionError` if it is damaged"
     body,has_crc,crc = bytes(text).rpartition(_crc_key)
     if has_crc and crc!=b'%d}' % zlib.crc32(body): raise ValueError('it does not match its checksum')
     content = json.loads(body+b'}' if has_crc else text)

@@ -139,7 +139,9 @@ class ShardWriter(Writer):
         overwrite:bool, # As in `begin`
         foreign:bool # As in `begin`
     ):
-        "Raises `StoreExists` if an ingest must not begin because of the dataset that is there"
+        """Raises `StoreExists` if there is a dataset and `overwrite` is false
+
+        `ShardReviser` raises `StoreNotFound` if it is not the version that is to be changed."""
         if dataset and not overwrite:
             raise StoreExists(f'{self.url}: a dataset is there already ({dataset.n:,} samples, {dataset.created}); '
                               'overwrite=True replaces it')

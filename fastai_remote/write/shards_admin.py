@@ -128,8 +128,7 @@ def abandon_shards(
 def _find_unfinished(writer):
     """Returns the manifest of the dataset, or `None`, and the plan of the unfinished ingest beside it
 
-    The plan is `None` if it is damaged, and a dict of `generation` and `prefix` if no more of it is sure. Raises
-    `StoreNotFound` if there is none."""
+    If the plan is damaged, it is what `_plan_of_damaged` returns. Raises `StoreNotFound` if there is no plan."""
     dataset = writer.committed()
     try: plan = writer.unfinished_plan(dataset)
     except StoreError: return dataset,_plan_of_damaged(writer.storage, dataset)

@@ -181,7 +181,9 @@ def set_overlay(
 # %% ../../nbs/write/12_shards_reviser.ipynb #163dbdf2
 @patch
 def check_edit(self:ShardReviser):
-    "Raises `ValueError` or `TypeError` if new values do not fit to the dataset"
+    """Raises `TypeError` if new labels of a field are both text and numbers, `ValueError` if they are not of its kind
+
+    Other values are not checked."""
     values = self.change.values
     planned = {field:_planned(self.store, field, new) for field,new in values.items()}
     check_fields(self.store, planned, self.change.fields)
@@ -193,7 +195,7 @@ def edit(self:ShardReviser,
 ):
     """Writes the indices of the shards in which samples change, and makes `manifest` that of the new version
 
-    `check_edit` was called before."""
+    Call `check_edit` before."""
     store,change,positions = self.store,self.change,{}   # positions: `{field: which overlay, counted from 1}`
     changes = {field:_in_order(values) for field,values in change.values.items()}
     for field,overlay in (overlays or {}).items():
@@ -265,7 +267,8 @@ def _planned(store, field, values):
 def _add_new_labels(manifest, field, values):
     """Adds labels of `values`, `{sample number: label}`, to the vocabulary in `manifest`, and the samples to its counts
 
-    Widens the type of the field for them. Does nothing for a field with another codec than `cls`."""
+    Widens the type of the field for them; without a vocabulary, that is all. Does nothing for a field with another
+    codec than `cls`."""
     if manifest.fields[field]['codec']!='cls': return
     labels = set(values.values())
     manifest.fields[field] = dict(manifest.fields[field])
