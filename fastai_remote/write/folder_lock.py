@@ -25,8 +25,8 @@ _never = threading.Event() # To wait, also in tests that let no time pass
 class FolderLock:
     """The right to write a dataset in a folder: a file there that the leading process renews, from `take` to `close`
 
-    If it is not renewed for `LEASE_SECONDS`, another process may take it; `check` and `publishing` raise `StoreBusy`
-    then. The locks of its workers have the same `token`, and only check it."""
+    If it is not renewed for `LEASE_SECONDS`, or its process has ended, another process may take it; from then on,
+    `check` and `publishing` raise `StoreBusy`. The locks of its workers have the same `token`, and only check it."""
     def __init__(self,
         storage:Storage, # The folder
         token:str=None, # ID of the lock; default: `take` chooses it
@@ -44,10 +44,11 @@ class FolderLock:
     def exclusive(self,
         create:bool=False # Make the folder `.ingest` if it does not exist?
     ):
-        """A context in which no other process checks or changes the lock; yields whether the storage can do that
+        """A context in which no other process takes, renews or releases the lock, or publishes files
 
-        Between a check of the lock and what depends on it, this process may be stopped for a long time. So the folder
-        `.ingest` is locked with `flock`, which object stores and some file servers do not have. Raises `StoreBusy` if
+        Yields `True`, or `False` if others are not excluded. Between a check of the lock and what depends on it, this
+        process may be stopped for a long time. So the folder `.ingest` is locked with `flock`. That is not possible on
+        object stores and some file servers, nor if there is no such folder and `create` is false. Raises `StoreBusy` if
         another process keeps it locked for `LEASE_SECONDS`."""
         folder = self.storage.path('.ingest') if self.storage.local else None
         if folder is None:
@@ -57,11 +58,11 @@ class FolderLock:
             yield _lock_folder(folder, stack, self.url, create)
 
     def take(self,
-        progress=None # Called without arguments, returns how far the holder is, as `progress_text`
+        progress=None # Called without arguments, for the message: returns how far the holder is, as `progress_text`
     ):
-        """Takes the lock, and renews it in a thread until `close`; raises `StoreBusy`
+        """Takes the lock, and renews it in a thread until `close`; raises `StoreBusy` if another process has it
 
-        Sets `token` and `is_fenced`. Waits for `LEASE_SECONDS` if it cannot know otherwise whether a holder is at
+        Sets `token` and `is_fenced`. Waits for up to `LEASE_SECONDS` if it cannot know otherwise whether a holder is at
         work."""
         watched = self._await(self.holder(), progress)
         me = dict(host=host_id(), pid=os.getpid(), start=process_state(os.getpid())[0], id=uuid.uuid4().hex)
@@ -78,9 +79,11 @@ class FolderLock:
             raise
 
     def _acquire(self, me, watched, write, progress):
-        """Writes the lock by `write()`, unless somebody has taken it since `watched` was read; raises `StoreBusy`
+        """Writes the lock by `write()`; raises `StoreBusy` if another process has written it since `watched` was read
 
-        `me` and `watched` are dicts as from `holder`; `watched` may be `None`. Sets `is_fenced`."""
+        `watched` is what `holder` returned, `me` has the entries `host`, `pid`, `start` and `id` of the new holder, and
+        `progress` is as in `take`. Sets `is_fenced`. If another process has written the lock right after this one, it
+        raises `StoreBusy` as well."""
         with self.exclusive(create=True) as is_exclusive:
             earlier = self.holder()
             if earlier not in (None, watched): raise self._busy(earlier, progress)   # it has come in the meantime
@@ -99,7 +102,8 @@ class FolderLock:
     def _await(self, holder, progress):
         """Waits until the lock of `holder` may be taken, and returns `holder`; raises `StoreBusy` if it is at work
 
-        `holder` is what the method `holder` returned, and `progress` is as in `take`. `None` is returned at once.
+        `holder` is what the method `holder` returned, and `progress` is as in `take`. If `holder` is `None`, so is the
+        result.
 
         If nobody can know, as of a holder that is on another machine or stopped, the lock is watched. No clock but that
         of this process is used: a holder that has not renewed its lock for `LEASE_SECONDS` is taken to be dead."""
@@ -112,7 +116,9 @@ class FolderLock:
     def is_running(self,
         holder:dict # As from `holder`
     )->bool:
-        "Returns whether the process that has written `holder` is at work; watches the lock if that is not known here"
+        """Returns whether the process that has written `holder` is at work
+
+        If that is not known here, watches the lock for up to a third of `LEASE_SECONDS`."""
         running = _is_at_work(holder)
         return self._is_renewed(holder, LEASE_SECONDS/3) if running is None else running
 
@@ -128,7 +134,7 @@ class FolderLock:
     def _renew(self, write):
         """Runs in a thread: renews the lock by `write()` at regular times, until `close`
 
-        Ends if another process has the lock, and sets `lost`."""
+        If the stored lock is another one, or is gone, it sets `lost` and ends. Errors are ignored."""
         while not self.stop.wait(LEASE_SECONDS/6):
             try:
                 with self.exclusive():
@@ -139,7 +145,9 @@ class FolderLock:
             except Exception: pass   # the next turn tries again
 
     def holder(self)->dict: # `host`, `pid`, `start` of the process, `id`, `beat` (counts renewals), `time`
-        "Returns what the file of the lock says of its holder; `None` if there is no such file, or a damaged one"
+        """Returns what the file of the lock says of its holder; `None` if there is no such file, or a damaged one
+
+        The lock of an earlier version has no `beat`."""
         try: holder = unseal_json(self.storage.read(LOCK_FILE))
         except (FileNotFoundError,ValueError,RecursionError): return None
         is_whole = all(type(holder.get(key)) is kind for key,kind in (('host',str), ('pid',int), ('id',str)))
@@ -148,14 +156,16 @@ class FolderLock:
     def _is_holder(self): return (self.holder() or {}).get('id')==self.token
 
     def check(self):
-        "Raises `StoreBusy` if the lock is not this one: a worker that outlived its ingest must not write into another"
+        """Raises `StoreBusy` if the stored lock is gone or is not this one, or if `lost` is set
+
+        A worker that outlived its ingest must not write into another."""
         if self.lost or not self._is_holder():
             raise StoreBusy(f'{self.url}: the lock was lost (this process slept, and another took over); '
                             'repeat the same call to finish')
 
     @contextmanager
     def publishing(self):
-        """A context in which the holder of the lock publishes files: it is `exclusive`
+        """A context in which the holder of the lock publishes files; uses `exclusive`, and yields nothing
 
         Raises `StoreBusy` if the lock was lost: before the block, or in place of an error of the storage in it."""
         with self.exclusive():
@@ -184,8 +194,8 @@ def _is_at_work(holder):
 
     `holder` is a dict as from `FolderLock.holder`. It cannot be known of a process on another machine, of one that is
     stopped, of one that this user may not see, and of one that has not renewed the lock for `LEASE_SECONDS`: it may
-    have released the lock, and not been able to remove its file. For locks of earlier versions, it returns
-    `_is_in_force`."""
+    have released the lock, and not been able to remove its file. Of this process it is always known. For locks of
+    earlier versions, it returns `_is_in_force`."""
     if 'beat' not in holder: return _is_in_force(holder)
     if holder['host']!=host_id(): return None
     if holder['pid']==os.getpid(): return holder['id'] in _held_locks
@@ -199,8 +209,8 @@ def _is_at_work(holder):
 def _is_in_force(holder):
     """Returns whether `holder`, a lock of an earlier version, which has no `beat`, excludes others
 
-    It does for `LEASE_SECONDS` after its `time`, unless a process of this machine had it that has ended or released
-    it."""
+    It does for `LEASE_SECONDS` after its `time`, unless a process of this machine had it that has ended, or this
+    process, which has released it."""
     if time.time()-holder['time']>=LEASE_SECONDS: return False
     if holder['host']!=host_id(): return True
     return holder['id'] in _held_locks if holder['pid']==os.getpid() else is_alive(holder['pid'])
@@ -208,8 +218,9 @@ def _is_in_force(holder):
 def _lock_folder(folder, stack, url, create):
     """Locks `folder` with `flock` until `stack`, an `ExitStack`, is closed; returns whether that is possible
 
-    It is not if the file system cannot do it, or if the folder does not exist and `create` is false. Waits while
-    another process has it locked, and raises `StoreBusy` after `LEASE_SECONDS`; `url` is for the message."""
+    It is not if the file system cannot do it, or if the folder cannot be opened. If it does not exist, it is made if
+    `create` is true. Waits while another process has it locked, and raises `StoreBusy` after `LEASE_SECONDS`; `url` is
+    for the message."""
     started = monotonic()
     while True:
         try:

@@ -94,10 +94,11 @@ class RedisWriter(Writer):
         plan, # The plan, a dict, or a function that returns it, which is called while the lock is held
         overwrite:bool=False, # Replace a dataset of this name, or drop an unfinished ingest of another source?
     )->dict: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
-        """Takes the lock and stores the plan
+        """Takes the lock and stores the plan, with entries that the writer adds
 
-        Raises `StoreBusy`, `StoreExists`, `CorruptSample` if the earlier plan or the manifest is damaged, and
-        `StoreError` if the server drops keys when it is full."""
+        A plan of an earlier run with the same signature stays as it is stored. Raises `StoreBusy`, `StoreExists`,
+        `CorruptSample` if the earlier plan or the manifest is damaged and `overwrite` is false, and `StoreError` if the
+        server drops keys when it is full. After an error, the lock is released."""
         self.take_lock()
         try:
             self.remove_garbage()
@@ -125,7 +126,9 @@ class RedisWriter(Writer):
         dataset, # The manifest of the dataset that is there, or `None`
         overwrite # As in `begin`
     ):
-        "Raises `StoreExists` if an ingest must not begin because of the dataset that is there"
+        """Raises `StoreExists` if there is a dataset and `overwrite` is false
+
+        `RedisReviser` raises `StoreNotFound` if it is not the version that is to be changed."""
         if dataset and not overwrite:
             raise StoreExists(f'{self.url}: {self.name!r} is there already ({dataset.n:,} samples, '
                               f'{dataset.created}); overwrite=True replaces it')
@@ -133,19 +136,27 @@ class RedisWriter(Writer):
     def checked_plan(self,
         plan:dict # As `begin` got it
     )->dict:
-        "Returns `plan`, or a changed copy; raises `ValueError` or `StoreExists` if it does not fit to what is there"
+        """Returns the plan to be stored; here `plan` itself
+
+        `RedisReviser` returns a changed copy, and raises `ValueError` or `StoreExists` if it does not fit the
+        dataset."""
         return plan
 
     def known_labels(self,
         field:str # A field with labels
     )->list:
-        "Returns the labels that have codes already, in their order; `None` if integers are stored without codes"
+        """Returns the labels that have codes already, in their order; here none, `[]`
+
+        `RedisReviser` returns those of the dataset; `None` if it stores the integers of `field` without codes."""
         return []
 
     def revised(self,
         manifest:Manifest # What was written
     )->tuple: # The manifest to store; `{key: bytes}` to store with it; keys that it does not need, as `value_keys`
-        "Returns what a commit makes visible, and what it removes; raises `ServerRestarted` if it was committed already"
+        """Returns what a commit makes visible, and what it removes
+
+        Here, `manifest` itself is made visible, and all keys of the dataset that it replaces are removed. Raises
+        `ServerRestarted` if it was committed already."""
         replaced = self.committed(True)
         if replaced and replaced.generation>=manifest.generation:   # its keys are the ones that were written
             raise ServerRestarted(f'{self.url}: the server restarted while {self.name!r} was committed; '
@@ -190,10 +201,10 @@ def _earlier_plan(self:RedisWriter, overwrite):
 
 @patch
 def _store_plan(self:RedisWriter, plan, earlier):
-    """Returns `plan` with `check` of its fields, `generation`, `prefix`, `tags` and `began`, and stores it
+    """Stores a copy of `plan` with `check` of its fields, `generation`, `prefix`, `tags` and `began`, and returns it
 
-    Neither a dataset nor the ingest whose plan is `earlier`, which may be `None`, has used the generation. Deletes the
-    records, statistics, labels and failures that an earlier ingest may have left."""
+    The generation is later than those of the dataset and of `earlier`, the plan of another ingest, which may be `None`.
+    Deletes the records, statistics, labels and failures that an earlier ingest may have left."""
     generation = max(self.next_generation(), 1+earlier['generation'] if earlier else 0)
     plan = {**plan, 'fields':with_checks(plan['fields']), 'generation':generation,
             'prefix':self.name if generation==1 else f'{self.name}@{generation}', 'tags':self.lock.tags,
@@ -208,9 +219,10 @@ def _store_plan(self:RedisWriter, plan, earlier):
 def committed(self:RedisWriter,
     accept_damage:bool=False # Is a damaged manifest as good as none?
 )->Manifest:
-    """Returns the manifest of the dataset, or `None` if there is none; raises `CorruptSample` if it is damaged
+    """Returns the manifest of the dataset, or `None` if there is none; raises `CorruptSample`, `UnsupportedFormat`
 
-    With `accept_damage`, it warns of the damage and returns `None`."""
+    With `accept_damage`, it warns of a manifest that does not match its checksum, and returns `None`. One that cannot
+    be parsed, or is of a newer format, is an error in any case."""
     try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.lock.tags))
     except StoreNotFound: return None
     except CorruptSample:
@@ -221,12 +233,14 @@ def committed(self:RedisWriter,
 
 @patch
 def _manifest_generation(self:RedisWriter):
-    "Returns the generation of the dataset, even if its manifest is damaged; 0 if there is none"
+    "Returns the generation of the dataset, also from a damaged manifest; 0 if there is no manifest, or it names none"
     return generation_in(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
 
 @patch
 def next_generation(self:RedisWriter)->int:
-    "Returns a generation that no dataset of this name has used"
+    """Returns the generation for a new dataset or version: later than that of the dataset and than those noted as used
+
+    It may be that of an unfinished ingest or, on a single server, of a dataset that was deleted."""
     return 1+max(self._manifest_generation(), self._renamed_generation())
 
 @patch
@@ -278,7 +292,7 @@ def done(self:RedisWriter,
     record:dict, # As in `Writer.done`
     failures:list=(), # `(sample, reason)` of each sample that failed, both `str`
     stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
-    run:str=None, # What `server_run` returned when the chunk began
+    run:str=None, # What `server_run` returned when the chunk began; default: it is not checked
 ):
     """Records that a chunk is written, and removes values of bytes in its `gaps`
 
@@ -330,10 +344,10 @@ def extend(self:RedisWriter,
 def remove_garbage(self:RedisWriter,
     step:int=1000, # Keys per command
 ):
-    """Removes the keys listed as garbage; warns if the list is damaged, and leaves them there
+    """Removes the keys listed as garbage, and the list; if that is damaged, warns and leaves the keys there
 
-    Raises `ServerRestarted`: a server that has restarted may have come back with an older state, which may need these
-    keys."""
+    Stops if the list is changed meanwhile. Raises `ServerRestarted` if the server restarts meanwhile: it may have come
+    back with an older state, which may need these keys. In a cluster, it also raises `StoreBusy`."""
     key,run = self.keys.garbage,self.server_run()
     listed = self.link.call(lambda c: c.get(key))
     if listed is None: return
@@ -350,7 +364,8 @@ def remove_garbage(self:RedisWriter,
 def _unlink_garbage(self:RedisWriter, key, listed, names, run):
     """Unlinks the keys `names` if `key` still holds `listed`, the list of garbage; returns a true value if it does
 
-    Raises `ServerRestarted` if `run` is not the current run of the server."""
+    Raises `ServerRestarted` if `run` is not the current run of the server. In a cluster, `run` is not checked for keys
+    without a hash tag."""
     if not self.lock.tags: return self.lock.transaction_if(key, listed, lambda p: p.unlink(*names), run)
     if self.link.call(lambda c: c.get(key))!=listed: return False
     if names[0][0]=='{': self.lock.write([('UNLINK', *names)], run)
@@ -361,7 +376,7 @@ def _unlink_garbage(self:RedisWriter, key, listed, names, run):
 def _garbage_ranges(self:RedisWriter, listed):
     """Returns a list of the ranges of keys in `listed`, the stored garbage: `(start of the key, first, stop, step)`
 
-    If it is damaged, this warns and returns none, because the keys may be those of other datasets."""
+    If it is damaged, this warns and returns an empty list, because the keys may be those of other datasets."""
     try:
         content = json.loads(listed)
         ranges = content if isinstance(content, list) else unseal(listed, self.keys.garbage)['ranges']
@@ -392,7 +407,7 @@ def abandon(self:RedisWriter,
 def retire(self:RedisWriter,
     generation:int # The last generation whose keys were written
 ):
-    """In a cluster, notes this generation as used, so that its keys are not written again; on a single server, nothing
+    """In a cluster, notes this generation as used, so that its keys are not written again; else nothing
 
     If they were, a replica that is behind could have old values, and another one the manifest of the new dataset."""
     if not self.lock.tags: return
@@ -429,7 +444,9 @@ def remove_manifest(self:RedisWriter):
 def remove(self:RedisWriter,
     dataset:bool=True, # Remove the dataset too? Else only the unfinished ingest
 ):
-    "Removes an unfinished ingest, and the dataset of this name; raises `StoreNotFound`, `StoreBusy`"
+    """Removes an unfinished ingest and, with `dataset`, the dataset of this name; takes and releases the lock
+
+    Raises `StoreNotFound` if there is nothing to remove, `StoreBusy`, and what `committed` raises."""
     self.take_lock()
     try:
         self.remove_garbage()
@@ -451,7 +468,9 @@ def _keys_of(manifest):
 
 @patch
 def _remove_dataset(self:RedisWriter):
-    "Removes the dataset, also if its manifest is damaged (its values stay then); returns whether there was one"
+    """Removes the dataset; returns whether there was one; raises `UnsupportedFormat`, as `committed`
+
+    If the manifest does not match its checksum, only the manifest is removed, and the values stay."""
     manifest = self.committed(True)
     if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
     if manifest: self.retire(manifest.generation)
@@ -474,7 +493,7 @@ def claim(self:RedisWriter)->int:
 
 @patch
 def claimed(self:RedisWriter)->int:
-    "Returns the number of chunks that were claimed: all their numbers are below it"
+    "Returns how many chunks were claimed, or more if the counter was damaged; all their numbers are below the result"
     counter,claims = self.link.send([('GET', self.keys.next_chunk), ('GET', self.keys.claims)])
     # if the counter was damaged, the bits still show which numbers were claimed
     taken = np.flatnonzero(np.unpackbits(np.frombuffer(claims or b'', np.uint8)))
@@ -484,7 +503,7 @@ def claimed(self:RedisWriter)->int:
 def undo(self:RedisWriter,
     chunk:int # Number of the chunk
 ):
-    "Records a chunk as empty, so that nothing it wrote counts; raises `StoreBusy`"
+    "Records a chunk as empty, so that nothing it wrote counts; raises `StoreBusy`, `ServerRestarted`"
     size = self.plan['chunk']
     gaps = list(range(chunk*size, (chunk+1)*size))
     self.done(chunk, dict(ok=0, bytes=0, failed=0, gaps=gaps), run=self.server_run())
@@ -494,7 +513,7 @@ def undo(self:RedisWriter,
 def space(self:RedisWriter,
     numbers, # Sample numbers that are written
 )->tuple: # Bytes per sample, free bytes, total bytes; the last two are `None` if the server does not tell
-    "Returns how much memory the samples `numbers` take, with their keys, and how much is left"
+    "Returns how much memory a sample takes, with its keys, as a mean of the samples `numbers`, and how much is left"
     layout,fields = self.layout,self.plan['fields']
     blob_fields = [field for field,spec in fields.items() if spec['dtype'] is None]
     replies = self.link.send([('MEMORY USAGE', key) for field in blob_fields for key in layout.values(field, numbers)],
@@ -515,7 +534,7 @@ def commit(self:RedisWriter)->Manifest:
     """Fills gaps, encodes labels, and makes the dataset visible in one step; returns its manifest
 
     The dataset that it replaces is removed. Raises `ServerRestarted` (also `ChunksLost`), `StoreBusy`, `CorruptSample`,
-    and `StoreError` for values that are lost."""
+    `StoreError` for values that are lost, and `ValueError` if two labels have the same hash."""
     plan,run = self.plan,self.server_run()
     stats = self._image_stats()   # before samples move: if statistics are damaged, their chunks are written again
     gaps,nbytes,failed = self._sum_records()
@@ -537,9 +556,10 @@ def commit(self:RedisWriter)->Manifest:
 
 @patch
 def _sum_records(self:RedisWriter):
-    """Returns the gaps of all records, an ascending `int64` array, and the sums of their bytes and of their failures
+    """Returns `(gaps, nbytes, failed)`: the gaps of all records, an ascending `int64` array, and two sums, `int`
 
-    Raises `ChunksLost` if chunks have no record."""
+    The sums are those of the bytes and of the failed samples of all records. Raises `ChunksLost` if chunks have no
+    record."""
     gaps,nbytes,failed,missing = array('q'),0,0,chunk_count(self.plan)
     for _,record in self.records():
         gaps.extend(record['gaps'])
@@ -585,9 +605,10 @@ def publish(self:RedisWriter,
     manifest:Manifest, # Of the samples that were written; `None` for a change that writes none, such as `drop`
     run:str, # The server that must still run, as in `RedisLock.transaction_if`
 )->Manifest:
-    """Replaces the manifest in one transaction, ends the ingest, and removes the keys of the version before
+    """Replaces the manifest in one transaction, ends the ingest, and removes the keys that are not needed any more
 
-    Returns the new manifest. Raises `ServerRestarted` if the server has lost it."""
+    `revised` tells what these are. Returns the new manifest. Raises `StoreBusy`, and `ServerRestarted` if the server
+    has lost it."""
     manifest,extra,garbage = self.revised(manifest)
     manifest.uid,plan = uuid.uuid4().hex,self.plan
     if plan: garbage = [*staged_keys(self.layout, plan['fields'], plan['n']), *garbage]
@@ -606,10 +627,11 @@ def publish(self:RedisWriter,
 
 @patch
 def _wait_for_replicas(self:RedisWriter, seconds=10):
-    """With Sentinel, waits until the replicas have what was written, for at most `seconds`
+    """With Sentinel, waits until the replicas have what was written, for about `seconds` at most; else does nothing
 
-    A master that the sentinels have just replaced accepts writes for a moment and forgets them. No replica receives
-    these writes. The master is looked up each time, so this ends with the master that stays."""
+    It is no error if they do not have it then, or if this user may not wait for them. A master that the sentinels have
+    just replaced accepts writes for a moment and forgets them. No replica receives these writes. The master is looked
+    up each time, so this ends with the master that stays."""
     if not self.link.is_sentinel: return
     deadline = time.monotonic()+seconds
     while time.monotonic()<deadline:
@@ -655,7 +677,10 @@ def _lost(self:RedisWriter, what):
 # %% ../../nbs/write/05_redis.ipynb #e55b1aeb
 @patch
 def _fill_gaps(self:RedisWriter, moves, run):
-    "Makes those of the `moves`, as from `fill_gaps`, that are not made yet; notes in the plan how many splits are done"
+    """Makes those of the `moves` that are not made yet; notes in the plan how many splits are done
+
+    `moves` is a list of `(sources, targets)`, one pair for each split, as from `fill_gaps`. Nothing is written if `run`
+    is not the current run of the server: it raises `ServerRestarted`."""
     if 'moved' not in self.plan and any(len(sources) for sources,_ in moves): self._note_moved(0, run)
     for k,(sources,targets) in enumerate(moves):
         # the moves of a split can be repeated, but not after those of the next split
@@ -672,7 +697,9 @@ def _note_moved(self:RedisWriter, moved, run):
 
 @patch
 def _move(self:RedisWriter, sources, targets, run, step=500):
-    "Moves the values of samples `sources` to the numbers `targets`; it is safe to repeat the call"
+    """Moves the values of samples `sources` to the numbers `targets`, two int64 arrays; it is safe to repeat the call
+
+    Packed values are copied, and also stay where they were."""
     layout,fields = self.layout,self.plan['fields']
     blob_fields = [field for field,spec in fields.items() if spec['dtype'] is None]
     for k in range(0, len(sources), step):
@@ -688,7 +715,7 @@ def _move(self:RedisWriter, sources, targets, run, step=500):
 
 @patch
 def _rename(self:RedisWriter, pairs, run):
-    "Renames keys, `pairs` of `(old, new)`, in one transaction; one that is not there was renamed before"
+    "Renames keys, `pairs` of `(old, new)`, in one transaction; leaves out old keys that are not there any more"
     def queue(p):
         for old,new in pairs: p.rename(old, new)
     replies = self.lock.transaction(queue, run, strict=False)
@@ -706,9 +733,9 @@ def _copy_and_remove(self:RedisWriter, pairs, run, step=16):
 
 @patch
 def _move_packed(self:RedisWriter, field, spec, sources, targets, run, tries=3):
-    """Copies packed values from the numbers `sources` to `targets`, with new checksums; raises `CorruptSample`
+    """Copies packed values from the numbers `sources` to `targets`, two int64 arrays; raises `CorruptSample`
 
-    `field` ends in `~` for staged values; `spec` is the entry of the field in the plan."""
+    A field with checksums gets new ones. `field` ends in `~` for staged values; `spec` is its entry in the plan."""
     layout,dtype,check = self.layout,spec['dtype'],spec.get('check')
     commands,reads = packed_reads(layout, field, dtype, sources, check)
     for _ in range(tries):   # a reply may be damaged on its way
@@ -745,7 +772,9 @@ def _clear_ends(self:RedisWriter, n, run, step=1<<22):
 def _encode_staged(self:RedisWriter, field, spec, manifest, run):
     """Writes the codes of a staged label field, and adds its vocabulary and counts to `manifest`
 
-    `spec` is its entry in the plan. Returns the entry of the manifest: `codec`, `dtype` and `check`."""
+    Integers that get no codes, as in `_label_encoder`, are written themselves; then `manifest` stays as it is. `spec`
+    is the entry of the field in the plan. Returns the one for the manifest, a dict of `codec`, `dtype` and, if values
+    have checksums, `check`."""
     vocab,dtype,encode = self._label_encoder(field, spec, manifest.n)
     counts = np.zeros(len(vocab or ()), np.int64)
     for start,staged in self._scan(f'{field}~', spec, manifest.n):
@@ -760,11 +789,12 @@ def _encode_staged(self:RedisWriter, field, spec, manifest, run):
 
 @patch
 def _label_encoder(self:RedisWriter, field, spec, n):
-    """Returns the vocabulary (list) of a staged field, the dtype of its codes, and a function that encodes
+    """Returns `(vocab, dtype, encode)` for a staged field: the list of its labels, and the dtype of its codes, a `str`
 
-    The function returns the array of codes for an array of staged values. The vocabulary is `None` for integers that
-    are stored as they are: they are too many to be classes, or those of the dataset are. Raises `StoreError` if labels
-    are lost, `ValueError` if two have the same hash."""
+    `encode` returns the array of codes for an array of staged values. `vocab` is `None` for integers that are stored as
+    they are: they are more than `MAX_CLASSES`, or the dataset that is extended stores them so. `dtype` is then that of
+    the integers, and `encode` returns its argument. `n` is the number of samples. Raises `StoreError` if labels are
+    lost, as `encode` does, and `ValueError` if two have the same hash."""
     labels,known = self._labels(field),self.known_labels(field)
     if spec.get('text') and not labels: raise self._lost(f'labels of {field!r}')
     if not labels:
@@ -784,7 +814,7 @@ def _label_encoder(self:RedisWriter, field, spec, n):
     return labels,narrow(0, len(labels)-1),encode
 
 def _distinct_integers(arrays):
-    """Returns the narrowest dtype for all integers in `arrays`, and the distinct ones, an ascending array
+    """Returns the narrowest dtype for all integers in `arrays`, a `str`, and the distinct ones, an ascending array
 
     The latter is `None` if there are more than `MAX_CLASSES`. `arrays` is an iterable of arrays that are not empty."""
     lowest,highest,distinct = 0,0,np.zeros(0, np.int64)

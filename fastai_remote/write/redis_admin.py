@@ -26,7 +26,8 @@ def delete_dataset(
 ):
     """Removes a dataset, and an unfinished ingest of its name
 
-    Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
+    If a manifest or a plan does not match its checksum, it warns that the values stay. Raises `StoreNotFound` if there
+    is neither a dataset nor an ingest, and `StoreBusy` if another process is writing or changing it."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove()
 
@@ -36,15 +37,17 @@ def unfinished_ingests(
 )->list: # Of dicts: `name`; `chunks` done; `of` how many, `None` for a stream; `began` (ISO 8601, UTC); `running`
     """Returns the ingests that were begun and not committed; the same call continues one, `abandon` drops it
 
-    If the plan of one is damaged, `of` is 0, and `began` is ''. `running` says whether somebody has the lock of the
-    name, which a process that was killed has for up to 30 s."""
+    If the plan of one is damaged or gone, `of` is 0, and `began` is ''. `running` says whether somebody has the lock of
+    the name, which a process that was killed has for up to 30 s."""
     url = concealed(url)
     link = as_link(url)
     names = sorted(name.decode() for name in link.call(lambda c: c.smembers(INGESTS_KEY)))
     return [ingest for ingest in (_describe_ingest(link, name) for name in names) if ingest]
 
 def _describe_ingest(link, name):
-    "Returns the dict of `unfinished_ingests` for one name; `None` for an ingest that has ended"
+    """Returns the dict of `unfinished_ingests` for one name; in a cluster, `None` if there is no plan
+
+    There, the name is listed for a short time after the ingest has ended."""
     def read(keys): return link.send([('GET', keys.plan), ('HLEN', keys.chunks), ('EXISTS', keys.lock)])
     stored,done,is_locked = read(IngestKeys(name))
     if stored is None and link.is_cluster: stored,done,is_locked = read(IngestKeys(name, tags=1))
@@ -59,7 +62,9 @@ def abandon_ingest(
     url:str|RedisLink, # The server
     name:str, # Name of the dataset
 ):
-    "Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`"
+    """Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`
+
+    If its plan is damaged, it is dropped, and a warning says that what it wrote stays."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove(dataset=False)
 
@@ -70,7 +75,8 @@ def rename_dataset(
 )->RedisStore: # The dataset under its new name
     """Renames a dataset, without moving its samples, in one step; in a cluster, it has both names for a moment
 
-    Raises `StoreExists` if the new name is in use, `StoreNotFound` if the dataset was replaced, `StoreBusy`."""
+    If `store` has this name already, it is returned. Raises `StoreExists` if the new name is in use by another dataset
+    or an unfinished ingest, `StoreNotFound` if the dataset was replaced or deleted, `StoreBusy`."""
     old,new = RedisWriter(store.link, store.name),RedisWriter(store.link, name)
     if name==store.name: return store
     old.take_lock()

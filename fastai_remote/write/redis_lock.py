@@ -39,7 +39,7 @@ class RedisLock:
         self.fences = [] # Keys that hold copies of the token
 
     def take(self,
-        progress=None # Called without arguments, returns how far the holder is, as `progress_text`
+        progress=None # Called without arguments, for the message: returns how far the holder is, as `progress_text`
     ):
         "Takes the lock, and renews its lease in a thread until `close`; sets `token` and `tags`; raises `StoreBusy`"
         self.tags,self.fences = self._choose_tags(),[]
@@ -54,13 +54,17 @@ class RedisLock:
         threading.Thread(target=self._renew, daemon=True).start()
 
     def _new_token(self):
-        "Returns what the lock is to hold, JSON; in a cluster it has a number, which is greater for each later holder"
+        """Returns what the lock is to hold, `bytes` of a JSON object with `host`, `pid` and `id`
+
+        In a cluster it also has `number`, which is greater for each later holder."""
         token = {'host':host_id(), 'pid':os.getpid(), 'id':uuid.uuid4().hex}
         if self.tags: token['number'] = self.link.call(lambda c: c.incr(LOCKS_KEY))
         return json.dumps(token).encode()
 
     def _acquire(self, progress):
-        "Stores the token in the lock if nobody holds it; raises `StoreBusy`"
+        """Stores the token in the lock; raises `StoreBusy` if it is held, also if another writer of this process has it
+
+        A lock that was left by a process of this machine that has ended is replaced. `progress` is as in `take`."""
         key = self.keys.lock
         def acquire(client):
             is_new = client.set(key, self.token, nx=True, ex=LEASE_SECONDS)
@@ -109,7 +113,7 @@ class RedisLock:
         self.link.call(release, timeout=min(self.link.timeout, 5.))
 
     def server_run(self)->str:
-        "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters"
+        "Returns the server's `run_id`, which changes when it restarts; in a cluster, those of all masters, with commas"
         def read(_): return ','.join(master.info('server').get('run_id', '') for master in self.link.servers.masters())
         return self.link.call(read)
 
@@ -121,7 +125,7 @@ class RedisLock:
     def exclude_copies(self,
         starts # As in `fence`
     ):
-        "Changes the token, so that nobody writes under a copy of this object any more; raises `StoreBusy`"
+        "Changes the token, so that nobody writes under an earlier copy of this object any more; raises `StoreBusy`"
         key,old,new = self.keys.lock,self.token,self._new_token()
         _held_locks.add(new)
         try:
@@ -164,7 +168,7 @@ def transaction(self:RedisLock,
     add=(), # Keys of sets of names that hold the name of the dataset afterwards
     discard=() # Keys of sets of names that do not hold it afterwards
 ): # The list of replies, `True` if it is empty
-    """Runs commands in one transaction while the lock is held; raises `StoreBusy` if it is not
+    """Runs commands in one transaction while the lock is held; raises `StoreBusy` if it is not, and `ServerRestarted`
 
     In a cluster, the sets of names are on other nodes: the name is added before, and discarded after the
     transaction."""
@@ -197,7 +201,8 @@ def fence(self:RedisLock,
 ):
     """Puts a copy of the token into the slots of all keys that begin with one of `starts`; raises `StoreBusy`
 
-    A copy is never replaced by that of an earlier holder of the lock, who may have slept meanwhile."""
+    On a single server, it does nothing. A copy is never replaced by that of an earlier holder of the lock, who may have
+    slept meanwhile."""
     if not self.tags: return
     for fence in dict.fromkeys(map(self.fence_of, starts)):
         if fence==self.keys.lock or fence in self.fences: continue
@@ -212,10 +217,10 @@ def fence(self:RedisLock,
 
 @patch
 def _count_locks_again(self:RedisLock, later):
-    """Raises `StoreBusy` if this lock is not held any more
+    """Raises `StoreBusy` if this lock is not held any more; else adds `later` to the number of locks in the cluster
 
-    If it is, the cluster has lost the number of locks, and a writer that was killed before has left copies of a lock
-    with a greater number, by `later`. They may be replaced, and the following locks get greater numbers."""
+    Then the cluster has lost this number, and a writer that was killed before has left copies of a lock with a number
+    that is greater by `later`. They may be replaced, and the following locks get greater numbers."""
     if self.link.call(lambda c: c.get(self.keys.lock))!=self.token: raise self.lost()
     self.link.call(lambda c: c.incrby(LOCKS_KEY, later))
 
@@ -224,7 +229,7 @@ def write(self:RedisLock,
     commands:list, # Tuples: the name of a command, its key, and further arguments
     run:str=None # As in `transaction_if`
 ):
-    """Runs commands while the lock is held; raises `StoreBusy` if it is not
+    """Runs commands while the lock is held; raises `StoreBusy` if it is not, and `ServerRestarted` as `transaction_if`
 
     On a single server this is one transaction. In a cluster there is one for each slot, that of the keys that describe
     the ingest at the end."""

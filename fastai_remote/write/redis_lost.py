@@ -16,7 +16,9 @@ from ..store.redis_link import RedisLink
 
 # %% ../../nbs/write/04_redis_lost.ipynb #448986b9
 def _lost_of_field(link, layout, field, spec, numbers):
-    "Does what `lost_samples` does for one field, whose entry in the plan is `spec`, and once; returns an `int64` array"
+    """Does what `lost_samples` does, for one field and with one attempt; returns an `int64` array
+
+    `spec` is the entry of the field in the plan."""
     if spec['dtype'] is None: return _without_key(link, layout, field, numbers)
     check = spec.get('check')
     commands,reads = packed_reads(layout, f'{field}~' if spec.get('staged') else field, spec['dtype'], numbers, check)
@@ -30,7 +32,7 @@ def _lost_of_field(link, layout, field, spec, numbers):
     return unsure[np.array(lengths, np.int64)>0]
 
 def _without_key(link, layout, field, numbers):
-    "Those of the samples `numbers`, an array, that have no key for the value of `field`: an ascending array"
+    "Returns those of the samples `numbers` that have no key for the value of `field`; both are ascending arrays"
     groups = [numbers[numbers%len(layout.starts)==k] for k in range(len(layout.starts))]
     groups = [group for group in groups if len(group)]
     counts = link.send([('EXISTS', *layout.values(field, group.tolist())) for group in groups])
@@ -47,7 +49,7 @@ def lost_samples(
     numbers:np.ndarray, # Sample numbers, ascending, `int64`
     tries:int=2 # Times to look for a value: a reply may be damaged on its way
 )->np.ndarray: # Sample numbers, ascending
-    "Those of the samples `numbers` that lack a value, or have a packed value that does not match its checksum"
+    "Returns those of the samples `numbers` that lack a value, or have a packed value that does not match its checksum"
     lost = np.zeros(0, np.int64)
     for field,spec in fields.items():
         found = numbers

@@ -43,7 +43,9 @@ class NewVersion:
         field:str, # A variable-width field
         n:int=256 # How many samples to look at, at most
     )->float:
-        "Returns the mean length of the values of a field; a value that is missing counts as empty"
+        """Returns the mean bytes of a value of a field, measured on up to `n` samples; a missing value counts as empty
+
+        Further calls for the same field return the same number."""
         if field not in self._mean_bytes:
             table = self.columns[field]
             numbers = np.unique(np.linspace(0, table.n-1, n).astype(np.int64))
@@ -67,9 +69,9 @@ class NewVersion:
         numbers:np.ndarray, # Sample numbers of the version before, ascending
         fields # Fields whose values are not needed any more
     ):
-        """Adds the keys of values that are not needed any more to `unused`, and subtracts about their bytes
+        """Adds the keys of values that are not needed any more to `unused`, as long as `MAX_UNUSED` allows
 
-        Fixed-width values stay where they are."""
+        Subtracts about their bytes from `manifest.nbytes`. Fixed-width values stay where they are."""
         for field in fields:
             if self.fields[field]['dtype'] is not None: continue
             self.manifest.nbytes -= round(self.mean_bytes(field)*len(numbers))
@@ -92,7 +94,9 @@ class NewVersion:
     def add_part(self,
         part:Manifest # What was written
     )->int: # Its number
-        "Adds a part to `parts`, and its bytes and failures to the manifest; samples belong to it when tables say so"
+        """Adds a part to `parts`, and its bytes and failures to the manifest, which gets its generation
+
+        Samples belong to it when tables say so: `columns` are not changed here."""
         fields = {field:dict(spec) for field,spec in part.fields.items()}
         self.parts = [*self.parts, DatasetPart(key_layout(part.prefix, part.tags), fields, part.n, part.failed)]
         self.manifest.nbytes += part.nbytes
@@ -111,7 +115,9 @@ class NewVersion:
     def finish(self,
         key:str # Where the tables of runs are to be stored, `NAME:~runs#GENERATION`
     )->tuple: # The manifest; `{key: bytes}` to store with it
-        "Completes the manifest: fields, number of samples, parts and runs; returns what to store for this version"
+        """Completes `manifest`: fields, number of samples, parts and runs; returns what to store for this version
+
+        The manifest that is returned is a copy, with the format that it needs."""
         tables,columns = [],{}
         for field in self.fields:
             table = self.columns[field]
@@ -173,7 +179,9 @@ def _drop(version, store, numbers):
     version.manifest.splits = shrunk_splits(store.splits, numbers)
 
 def _drop_fields(version, names):
-    "Removes the fields `names`, and their checksums, from `version`, a `NewVersion`, and from its parts"
+    """Removes the fields `names`, and their checksums, from `version`, a `NewVersion`, and from its parts
+
+    Adds the ranges of all their keys to `version.unused`, and subtracts about their bytes from its manifest."""
     fields = {name for field in names for name in (field,f'{field}.crc') if name in version.fields}
     for field in fields:
         if version.fields[field]['dtype'] is None:

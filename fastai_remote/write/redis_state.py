@@ -58,7 +58,7 @@ def value_keys(
     fields:dict, # `fields` of a plan or manifest
     n:int, # Number of samples
 )->list: # Of `[start of the key, first, stop, step]`: the keys end with the numbers of this range
-    "Returns the ranges of all keys with values of `fields`, and of the failures"
+    "Returns the ranges of all keys with values of `fields`; the first range is the key of the failures"
     ranges,step = [[layout.failures[:-1], 0, 1, 1]],len(layout.starts)
     for field,spec in fields.items():
         if spec['dtype'] is None:
@@ -84,13 +84,15 @@ def staged_keys(
 def with_checks(
     fields:dict # `fields` of a plan
 )->dict:
-    "Returns `fields` with `check` added to each fixed-width field: a checksum will follow each of its values"
+    """Returns a copy of `fields`, with `check` in the entry of each fixed-width field: a checksum follows each value
+
+    A field `FIELD.crc`, which has the checksums of `FIELD`, gets none."""
     def is_checksum(field): return field.endswith('.crc') and field.removesuffix('.crc') in fields
     return {field:spec if spec['dtype'] is None or is_checksum(field) else {**spec, 'check':'u4'}
             for field,spec in fields.items()}
 
 def split_runs(
-    numbers:np.ndarray # Sample numbers, ascending
+    numbers:np.ndarray # Sample numbers, ascending, not empty
 )->list: # Of index arrays into `numbers`
     "Returns the runs of consecutive numbers whose packed values are in the same key"
     key_of = numbers>>KEY_BITS
@@ -101,7 +103,7 @@ def packed_writes(
     layout, # `key_layout` of this generation
     field:str, # A fixed-width field; with `~` for its staged values
     dtype, # numpy dtype of the stored values
-    numbers:np.ndarray, # Sample numbers, ascending, shape (n,)
+    numbers:np.ndarray, # Sample numbers, ascending, shape (n,), not empty
     values, # Array or list, shape (n,)
     check:str=None, # Does a checksum follow each value? As `check` in the plan
 )->list: # Of commands: `('SETRANGE', key, offset, bytes)`

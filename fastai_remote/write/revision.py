@@ -23,13 +23,15 @@ class Change:
         store:Store, # The version that is there
         plan:dict # The plan of what is to be written
     ):
-        "Raises `ValueError` or `StoreExists` if what is to be written does not fit to the dataset"
+        """Raises `ValueError` or `StoreExists` if what is to be written does not fit the dataset
+
+        In the base class, everything fits."""
 
     def stats_field(self,
         store:Store, # The version that is there
         plan:dict # The plan of what is to be written
     )->str:
-        "The field of which statistics of the new images are gathered, `None` for none"
+        "Returns the field of which statistics of the new images are gathered, `None` for none; here that of the plan"
         return plan['stats']
 
 class Append(Change):
@@ -55,7 +57,7 @@ class AddFields(Change):
         if there: raise ValueError(f'{store.name}: there is a field {there[0]!r} already; drop_fields drops it')
 
 class Edit(Change):
-    "Changes values of some samples, drops samples, and drops fields"
+    "New values of some samples, samples to drop, and fields to drop"
     def __init__(self,
         values:dict, # `{field: {sample number: new value}}`
         drop:np.ndarray, # Samples to drop, ascending
@@ -76,7 +78,7 @@ class Edit(Change):
     def forget_stats(self,
         manifest:Manifest # Of the new version
     ):
-        """Removes the statistics of fields whose images change; those of all fields if samples are dropped
+        """Removes from `manifest` the statistics of fields whose images change; all of them if samples are dropped
 
         They are sums over some of the images, so the ones that are replaced cannot be subtracted."""
         kept = {} if len(self.dropped) else manifest.stats
@@ -87,7 +89,9 @@ def check_fields(
     fields:dict, # `fields` of the plan
     wanted # Names of the fields that it must have
 ):
-    "Raises `ValueError` unless the plan has just these fields, stored in the same way"
+    """Raises `ValueError` unless the plan has just the fields `wanted`, stored as in the dataset
+
+    Their codecs must be the same, and labels of the same kind, text or numbers. Checksum fields do not count."""
     known,planned = store.manifest.fields,[field for field in fields if not field.endswith('.crc')]
     missing,more = set(wanted)-set(planned),set(planned)-set(wanted)
     if missing or more:
@@ -127,7 +131,7 @@ def shrunk_splits(
     splits:dict, # `{split: [start, stop]}`
     dropped:np.ndarray # Samples that are dropped, ascending
 )->dict: # `{split: [start, stop]}` in the new version
-    "The splits without some samples, which are numbered without gaps"
+    "Returns the splits of the dataset without the samples `dropped`, in which the others are numbered without gaps"
     return {split:[int(i-np.searchsorted(dropped, i)) for i in span] for split,span in splits.items()}
 
 def subtract_counts(
@@ -137,7 +141,7 @@ def subtract_counts(
     fields, # Names of fields; those without counts are ignored
     step:int=1<<18 # Samples that are read at a time
 ):
-    "Subtracts the labels that the samples `numbers` had, if they had any, from `manifest.counts`"
+    "Reduces `manifest.counts` by the labels that the samples `numbers` have in `store`, if they have any"
     for field in fields:
         if field not in manifest.counts: continue
         counts = np.array(manifest.counts[field], np.int64)
@@ -152,7 +156,7 @@ def joined_vocab(
     known:list, # Labels in the order of their codes
     labels # Further labels, some of which may be known
 )->list:
-    "The labels of both; those that are known keep their codes"
+    "Returns a new list of the labels of both; those that are known keep their codes"
     there = set(known)
     return [*known, *(label for label in labels if label not in there)]
 
@@ -163,8 +167,9 @@ def add_labels(
     """Adds the vocabularies and the counts of a part to `manifest`; labels that are new get the next codes
 
     Counts of a field are removed if `part` does not have them, or if the version before has labels without counts.
-    Integers that were stored as values, without a vocabulary, do not get one. Raises `ValueError` if it is the part
-    that has no vocabulary of labels, because it has too many integers: they would be taken for codes."""
+    A field of `manifest` whose integers are stored as values, without a vocabulary, does not get one. Raises
+    `ValueError` if `manifest` has a vocabulary of a field, and `part` has none, because its integers are too many: they
+    would be taken for codes."""
     vocab,counts = dict(manifest.vocab),dict(manifest.counts)
     labelled = [field for field,spec in part.fields.items() if spec['codec']=='cls']
     for field in labelled:
@@ -200,7 +205,7 @@ def wider_dtype(
     dtype:str, # Its type so far; `None` if its values differ in length
     new_dtype:str # The type of what is new
 )->str: # numpy dtype; `None` if both are
-    """`dtype` if both are the same, else an integer type that has the values of both
+    """Returns `dtype` if both are the same, else an integer type that has the values of both
 
     Raises `ValueError` if there is none, as for two types of floats."""
     if dtype==new_dtype: return dtype

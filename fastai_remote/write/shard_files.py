@@ -31,7 +31,7 @@ RECORD_FILE = re.compile(r'chunk-\d+\.json$')
 _crc_key = b',"crc":'
 
 def seal_json(
-    content:dict # Anything that JSON can represent
+    content:dict # With values that JSON can represent
 )->bytes:
     "Returns `content` as JSON whose last entry, `crc`, is a checksum of the bytes before it"
     text = json.dumps(content)[:-1].encode()
@@ -40,7 +40,7 @@ def seal_json(
 def unseal_json(
     text:bytes # What `seal_json` returned, or JSON of an earlier version, without a checksum
 )->dict:
-    "Returns the dict without its checksum; raises `ValueError` if it is damaged"
+    "Returns the dict without its checksum; raises `ValueError` or `RecursionError` if it is damaged"
     body,has_crc,crc = bytes(text).rpartition(_crc_key)
     if has_crc and crc!=b'%d}' % zlib.crc32(body): raise ValueError('it does not match its checksum')
     content = json.loads(body+b'}' if has_crc else text)
@@ -56,12 +56,14 @@ def record_number(
 def generation_of(
     name:str # Of a file
 )->int:
-    "Returns the generation of one of our shards or indices, or `None` for other files"
+    "Returns the generation in a name such as those of our shards and their indices; `None` for other names"
     found = OWN_FILE.match(name)
     return int(found[1] or 1) if found else None
 
 def _index_of(name):
-    "Returns the names of the index files, of this and earlier formats, that a shard may have; of an index, its own"
+    """Returns a tuple of the names of the index files, of this and earlier formats, that the shard `name` may have
+
+    If `name` is that of an index itself, it is the only one."""
     return (name,) if name.endswith(('.idx',INDEX_SUFFIX)) else (index_name(name), index_name(name, 2))
 
 def own_files(
@@ -70,7 +72,8 @@ def own_files(
 )->list:
     """Returns those of `names` that we wrote: their names are like those of our files, and so is their content
 
-    An index begins as ours do, and a shard has such an index beside it, which is written before the shard."""
+    These are shards, index files, files of failures, and `labels.json`. An index begins as ours do, and a shard has
+    such an index beside it, which is written before the shard."""
     candidates = [name for name in names if OWN_FILE.match(name) or name.endswith(('.idx',INDEX_SUFFIX))]
     there = set(names)
     indices = list(dict.fromkeys(index for name in candidates for index in _index_of(name) if index in there))
@@ -96,13 +99,13 @@ def _is_own_json(storage, name):
 def read_labels(
     storage:Storage # A folder
 )->dict:
-    "Returns the content of our `labels.json`; `None` if there is none, or one of another tool"
+    "Returns the content of our `labels.json`; `None` if there is none, or if it is damaged or of another tool"
     try: content = json.loads(storage.read('labels.json'))
     except (FileNotFoundError,ValueError,RecursionError): return None
     return content if isinstance(content, dict) and content.get('__kind__')==LABELS_KIND else None
 
 def files_of(
-    manifest:ShardManifest # Of a dataset that `to_shards` has written
+    manifest:ShardManifest # Of a dataset of `to_shards`, or of an index of others' shards
 )->set:
     "Returns the names that files of a dataset may have, also shards of others; without its manifest and overlays"
     table = ShardTable.unpack(manifest.shards)

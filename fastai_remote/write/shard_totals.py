@@ -88,7 +88,8 @@ class _IntegerRange:
 def _manifest_fields(totals):
     """Returns the fields as a manifest has them, `{field: {'codec', 'dtype'}}`
 
-    If samples may have different fields, entries also have `n`, the number of samples that have the field."""
+    If samples may have different fields, those that no sample has are left out, and entries, except of checksums, also
+    have `n`, the number of samples that have the field."""
     result,counts = {},totals.with_field
     for field,spec in totals.fields.items():
         if counts and field.removesuffix('.crc') not in counts: continue   # only in samples that failed
@@ -97,7 +98,9 @@ def _manifest_fields(totals):
     return result
 
 def _add_labels(manifest, totals):
-    "Adds vocabularies and counts to `manifest`, and the narrowest dtype of labels whose vocabulary was not known"
+    """Adds vocabularies and counts to `manifest`, and the narrowest dtype of labels whose vocabulary was not known
+
+    Integers that are too many to be classes get neither, but a dtype for the integers themselves."""
     for field,spec in totals.fields.items():
         if field not in manifest.fields: continue
         counts = totals.counts.get(field, {})
@@ -115,7 +118,9 @@ def _add_labels(manifest, totals):
             manifest.vocab[field] = labels_of_texts(totals.labels.get(field, ()))
 
 def _as_integers(counts):
-    "Returns `counts`, `{label: samples}` of labels that are texts; with `int` as labels if all of them are integers"
+    """Returns `{int: samples}` if all labels in `counts`, `{text: samples}`, are integers; else `counts` itself
+
+    Different texts of the same integer are counted together."""
     result = {}
     for label,n in counts.items():
         number = integer_of(label)
@@ -124,7 +129,9 @@ def _as_integers(counts):
     return result
 
 def _add_shards(manifest, plan, totals):
-    "Adds the table of shards and the splits to `manifest`"
+    """Adds the table of shards and the splits to `manifest`; to that of an index of others' shards also their folder
+
+    The splits of `plan` are ranges of numbers before gaps are closed; for such an index, of shards."""
     n,size,crc,index_size,raw_size,index_crc,kind = (np.array(column) for column in totals.columns)
     is_compressed = kind.any()
     table = ShardTable(totals.names, n, size, crc, index_size, raw_size if is_compressed else None, index_crc, kind)
@@ -141,7 +148,7 @@ def _without_gaps(
     splits:dict, # `{split: [start, stop]}`
     gaps:np.ndarray, # Ranges without samples, ascending, shape (n, 2)
 )->dict:
-    "Returns the splits as they are when all gaps are closed"
+    "Returns the splits as they are once all gaps are closed, ranges of the numbers that samples have then"
     ends = np.concatenate([[0], np.cumsum(gaps[:,1]-gaps[:,0])])
     def missing_before(number):
         k = np.searchsorted(gaps[:,0], number)

@@ -73,7 +73,9 @@ class ShardWriter(Writer):
         return max(1, min(self.maxcount, fitting, max(64, -(-n//8))))
 
     def stream_chunk_size(self, source)->int:
-        "Returns how many samples of a stream fit into a shard, and into 64 MB when they are sent to a worker"
+        """Returns how many samples of a stream fit into a shard, and into 64 MB when they are sent to a worker
+
+        At most 16,384 and `maxcount`; 1024 if their size is not known."""
         each = source.raw_bytes   # may read the first samples
         fitting = int(min(self.maxsize, _CHUNK_BYTES))//each if each else 1024
         return min(self.maxcount, 16384, max(fitting, 1))
@@ -95,7 +97,11 @@ class ShardWriter(Writer):
         overwrite:bool=False, # Replace a dataset in this folder, or drop an unfinished ingest of another source?
         foreign:bool=False, # Were the shards written by others, and are they only to be indexed?
     )->dict: # The plan in force: that of an earlier run with the same `signature` if there is one, else `plan`
-        "Takes the lock and stores the plan; raises `StoreBusy`, `StoreExists`, `StoreError`, `ValueError` for names"
+        """Takes the lock and stores the plan, with entries that the writer adds
+
+        A plan of an earlier run with the same signature and sizes of shards is continued. Raises `StoreBusy`,
+        `StoreExists`, `StoreError` if the manifest or the earlier plan is damaged, and `ValueError` if fields cannot be
+        named so in a tar. After an error, the lock is released."""
         self.take_lock()
         try:
             dataset = self.committed()
@@ -133,7 +139,9 @@ class ShardWriter(Writer):
         overwrite:bool, # As in `begin`
         foreign:bool # As in `begin`
     ):
-        "Raises `StoreExists` if an ingest must not begin because of the dataset that is there"
+        """Raises `StoreExists` if there is a dataset and `overwrite` is false
+
+        `ShardReviser` raises `StoreNotFound` if it is not the version that is to be changed."""
         if dataset and not overwrite:
             raise StoreExists(f'{self.url}: a dataset is there already ({dataset.n:,} samples, {dataset.created}); '
                               'overwrite=True replaces it')
@@ -141,11 +149,14 @@ class ShardWriter(Writer):
     def checked_plan(self,
         plan:dict # As `begin` got it
     )->dict:
-        "Returns `plan`, or a changed copy; raises `ValueError` or `StoreExists` if it does not fit to what is there"
+        """Returns the plan to be stored; here `plan` itself
+
+        `ShardReviser` returns a changed copy, and raises `ValueError` or `StoreExists` if it does not fit the
+        dataset."""
         return plan
 
     def earlier_failures(self)->bytes:
-        "Returns the content of the file of failures of the version before, if the new one has its samples; else b''"
+        "Returns the content of the file of failures of the version before, if the new one has its samples; here b''"
         return b''
 
     def revised(self,
@@ -161,7 +172,11 @@ def _member_bytes(value):
 # %% ../../nbs/write/11_shards.ipynb #30d8248d
 @patch
 def _check_folder(self:ShardWriter, dataset, earlier, names, foreign):
-    "Raises `StoreExists` if the folder holds shards or files of others; parameters as in `remove_replaced` and `begin`"
+    """Raises `StoreExists` if the folder is not one for our shards; does nothing if `foreign`
+
+    It is none if shards of others are indexed here, if `labels.json` is of another tool, or if there are files with
+    names of our shards, but neither a dataset nor an unfinished ingest. Parameters are as in `remove_replaced` and
+    `begin`."""
     is_index = (dataset and not dataset.prefix) or (earlier and not earlier['prefix'])
     if not foreign and not is_index:
         is_index = {'manifest.json','.ingest'}&set(self.storage.names(INDEX_FOLDER))
@@ -176,7 +191,7 @@ def _check_folder(self:ShardWriter, dataset, earlier, names, foreign):
 
 @patch
 def _check_names(self:ShardWriter, generation):
-    "Raises `StoreExists` if another tool has files with names that the new shards may get"
+    "Raises `StoreExists` if another tool has files with names that shards of `generation` may get"
     alike = [name for name in self.storage.names() if generation_of(name)==generation]
     others = set(alike)-set(own_files(self.storage, alike))
     if others: raise StoreExists(f'{self.url}: {min(others)} is there, which others wrote: choose another folder')
@@ -194,9 +209,9 @@ def _continued(self:ShardWriter, plan):
 
 @patch
 def _store_plan(self:ShardWriter, plan, generation, foreign):
-    """Returns `plan` with its generation, the prefix of its files and the time, and stores it
+    """Stores a copy of `plan` with `generation`, `prefix` (how its files begin) and `began`, and returns it
 
-    Without a prefix, the plan says that the shards are `foreign`: others wrote them, and they are only indexed."""
+    The prefix is '' if the shards are `foreign`: others wrote them, and they are only indexed."""
     prefix = f"shard{generation if generation>1 else ''}"
     plan = {**plan, 'generation':generation, 'prefix':'' if foreign else prefix,
             'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
@@ -213,7 +228,7 @@ def committed(self:ShardWriter)->ShardManifest:
 
 @patch
 def unfinished_plan(self:ShardWriter,
-    dataset:ShardManifest=None # The dataset in the folder; its own plan may not have been removed yet
+    dataset:ShardManifest=None # The dataset in the folder, whose own plan, which may still be there, does not count
 )->dict:
     "Returns the plan of an unfinished ingest, or `None`; raises `StoreError` if it is damaged"
     try:
@@ -237,7 +252,7 @@ def remove_replaced(self:ShardWriter,
     earlier:dict, # The plan of an unfinished ingest, or `None`
     names:list # Files in the folder
 ):
-    "Removes shards that belong neither to the dataset nor to an unfinished ingest, but to a dataset before them"
+    "Removes our shards and indices that belong neither to the dataset nor to the unfinished ingest, such as older ones"
     files,generation = files_of(dataset) if dataset else (),earlier['generation'] if earlier else None
     replaced = [name for name in names if name not in files and generation_of(name) not in (None, generation)]
     remove_own_files(self.storage, replaced)
@@ -263,7 +278,9 @@ def put(self:ShardWriter,
     columns:dict, # `{field: list of bytes or labels, or array}`, each of length n, as in `Writer.put`
     labels:dict=None, # `{field: set of str}`, as in `Writer.put`
 ):
-    "Appends samples to the open shard, and begins new ones where needed; raises `StoreFull`, `StoreBusy`"
+    """Appends samples to the open shard, and begins new ones where needed; raises `StoreFull`, `StoreBusy`
+
+    After an error, the open shard is not published; the chunk has to be written again, by a new writer."""
     try: self._put(numbers, columns, labels)
     except BaseException:
         # closes the file without publishing it, and turns an error of the disk into `StoreFull`
@@ -294,9 +311,9 @@ def _put(self:ShardWriter, numbers, columns, labels):
 
 @patch
 def _ensure_shard(self:ShardWriter, number, cost):
-    """Opens a new shard for sample `number`, which takes `cost` bytes, unless the open one is of its split and has room
+    """Counts a sample of `cost` bytes, and makes sure that a shard is open for it
 
-    Counts the sample."""
+    If the open shard is of another split than sample `number`, or is full, it is published and a new one is opened."""
     splits = self.plan['splits'] or {}
     split = next((split for split,(start,stop) in splits.items() if start<=number<stop), self.chunk_split)
     self.put_samples += 1
@@ -348,7 +365,9 @@ def done(self:ShardWriter,
     stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
     run:str=None, # Not used: files do not get lost when a server restarts
 ):
-    "Publishes the shards of a chunk and records that it is written; raises `StoreBusy`"
+    """Publishes the open shard, and records that the chunk is written, with all shards of this writer
+
+    So a writer, as `opener` makes it, is used for one chunk only. Raises `StoreBusy`, `StoreFull`."""
     self._close_shard()
     record = dict(record, gaps=_as_ranges(record['gaps']), shards=self.shards,
         labels={field:sorted(texts) for field,texts in self.seen.items()},
@@ -413,7 +432,7 @@ def extend(self:ShardWriter,
 def space(self:ShardWriter,
     numbers, # Not used: the size is the average of all samples written so far
 )->tuple: # Bytes per sample, in tar and index; free bytes; total bytes; the last two are `None` on object storage
-    "Returns how much space a sample takes, and how much is left"
+    "Returns how much space a sample takes on average, 0 if none is recorded, and how much is left"
     size,n = 0,0
     for _,record in self.records():
         n += record['ok']
@@ -447,13 +466,17 @@ def _remove_begun(self:ShardWriter):
 
 @patch
 def close(self:ShardWriter):
-    "Releases the lock, and removes files that workers had begun when the ingest ended with an error"
+    """Releases the lock; in a folder of this machine, removes files that workers had begun and not published
+
+    Nothing is removed if the lock was lost. Errors of the storage are ignored."""
     self.lock.close(clean_up=self._remove_begun if self.storage.local else None)
 
 # %% ../../nbs/write/11_shards.ipynb #f3fac7f9
 @patch
 def commit(self:ShardWriter)->ShardManifest:
-    "Adds up the records and publishes the dataset; returns its manifest; raises `StoreError`, `StoreBusy`"
+    """Adds up the records and publishes the dataset; returns its manifest
+
+    Raises `StoreError` if chunks have no record, and `StoreBusy`."""
     plan,totals = self.plan,ShardTotals(self.plan['fields'])
     manifest = ShardManifest(self.name, 0, {}, vocab=dict(plan['vocab']), generation=plan['generation'],
                              prefix=plan['prefix'])
@@ -481,7 +504,9 @@ def commit(self:ShardWriter)->ShardManifest:
 def publish(self:ShardWriter,
     manifest:ShardManifest # Of the new dataset; its shards and indices are written
 ):
-    "Writes the manifest, then removes the files of the ingest and of the dataset that was replaced"
+    """Writes the manifest, then removes the files of the ingest and of the dataset that was replaced
+
+    Sets `uid` and `created` of `manifest`. Raises `StoreBusy`."""
     manifest.uid = uuid.uuid4().hex
     content = manifest.stamp().to_json().encode()
     with self.lock.publishing():

@@ -59,7 +59,9 @@ def _find(writer):
     return manifest,plan
 
 def _writer(storage):
-    "Returns a writer for the folder of the manifest: `storage`, or our own folder among shards of others"
+    """Returns a writer for the folder with a manifest or a plan: `storage`, or our own folder among shards of others
+
+    If neither has one, it is for `storage`. Raises `UnsupportedFormat`."""
     writer = ShardWriter(storage)
     inner = ShardWriter(storage.subfolder(INDEX_FOLDER), name=writer.name)
     def is_used(writer):
@@ -80,7 +82,7 @@ def _remove_empty_folders(storage):
         with suppress(OSError): os.rmdir(path)   # raised if it is not empty
 
 def _index_files(manifest):
-    "Returns the names of the files with which shards of others were indexed"
+    "Returns the names that the files of an index of others' shards may have, a list; without its manifest"
     table = ShardTable.unpack(manifest.shards)
     names = {table.name(s) for s in range(len(table))}
     if manifest.format<3: return [*{manifest.failures, *(index_name(name, manifest.format) for name in names)}]
@@ -108,7 +110,9 @@ def abandon_shards(
     url:str|Storage, # The folder
     storage_options:dict=None # For fsspec's file system, as in `to_shards`
 ):
-    "Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`"
+    """Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`
+
+    If its plan is damaged, so that nobody knows which shards are its own, these stay, and it warns of them."""
     url,storage_options = concealed(url),concealed(storage_options)
     writer = _writer(as_storage(url, storage_options=storage_options))
     _find_unfinished(writer)   # where there is nothing, no lock is written
@@ -124,8 +128,7 @@ def abandon_shards(
 def _find_unfinished(writer):
     """Returns the manifest of the dataset, or `None`, and the plan of the unfinished ingest beside it
 
-    The plan is `None` if it is damaged, and a dict of `generation` and `prefix` if no more of it is sure. Raises
-    `StoreNotFound` if there is none."""
+    If the plan is damaged, it is what `_plan_of_damaged` returns. Raises `StoreNotFound` if there is no plan."""
     dataset = writer.committed()
     try: plan = writer.unfinished_plan(dataset)
     except StoreError: return dataset,_plan_of_damaged(writer.storage, dataset)
@@ -135,8 +138,8 @@ def _find_unfinished(writer):
 def _plan_of_damaged(storage, dataset):
     """Returns what a damaged plan still tells about the files of its ingest: a dict of `generation` and `prefix`
 
-    They must fit together, and must not be those of the dataset, whose manifest is `dataset` or `None`. Otherwise this
-    returns `None`."""
+    They must fit together, and be of a later generation than the dataset, whose manifest is `dataset` or `None`.
+    Otherwise, and for an index of others' shards, this returns `None`."""
     text = storage.read(PLAN_FILE)
     generation,prefix = re.search(rb'"generation": (\d+)[,}]', text),re.search(rb'"prefix": "(shard\d*)"[,}]', text)
     if not generation or not prefix or (dataset and int(generation[1])<=dataset.generation): return None

@@ -61,7 +61,9 @@ class ShardReviser(ShardWriter):
         return ''.join(lines).encode('utf-8', 'surrogatepass')
 
     def revised(self, manifest):
-        "Returns the manifest of the version before plus the new shards, which come after the old ones of their split"
+        """Returns a new manifest: that of the version before plus the new shards, of which `manifest` is
+
+        In each split, the new shards come after the old ones. Raises `ValueError` if types or labels do not fit."""
         store,table,new = self.store,self.store.shards,ShardTable.unpack(manifest.shards)
         revised = self._unchanged()
         order,splits = [],{}   # rows of both tables, those of the new one counted from the end of the other
@@ -152,7 +154,9 @@ class ShardReviser(ShardWriter):
         return joined_tables([table], np.flatnonzero(table.n>0).tolist())
 
 def _forget_overlays(manifest):
-    "Makes the entries of overlays empty that no field uses any more, and the format as old as possible"
+    """Changes `manifest`: overlays that no field uses any more become `{}`, and the others list only fields that exist
+
+    If none is used, it gets no overlays and format 3."""
     for overlay in manifest.overlays:
         used = [field for field in overlay.get('fields', ()) if field in manifest.fields]
         if used: overlay['fields'] = used
@@ -177,7 +181,9 @@ def set_overlay(
 # %% ../../nbs/write/12_shards_reviser.ipynb #163dbdf2
 @patch
 def check_edit(self:ShardReviser):
-    "Raises `ValueError` or `TypeError` if new values do not fit to the dataset"
+    """Raises `TypeError` if new labels of a field are both text and numbers, `ValueError` if they are not of its kind
+
+    Other values are not checked."""
     values = self.change.values
     planned = {field:_planned(self.store, field, new) for field,new in values.items()}
     check_fields(self.store, planned, self.change.fields)
@@ -189,7 +195,7 @@ def edit(self:ShardReviser,
 ):
     """Writes the indices of the shards in which samples change, and makes `manifest` that of the new version
 
-    `check_edit` was called before."""
+    Call `check_edit` before."""
     store,change,positions = self.store,self.change,{}   # positions: `{field: which overlay, counted from 1}`
     changes = {field:_in_order(values) for field,values in change.values.items()}
     for field,overlay in (overlays or {}).items():
@@ -261,7 +267,8 @@ def _planned(store, field, values):
 def _add_new_labels(manifest, field, values):
     """Adds labels of `values`, `{sample number: label}`, to the vocabulary in `manifest`, and the samples to its counts
 
-    Widens the type of the field for them. Does nothing for a field with another codec than `cls`."""
+    Widens the type of the field for them; without a vocabulary, that is all. Does nothing for a field with another
+    codec than `cls`."""
     if manifest.fields[field]['codec']!='cls': return
     labels = set(values.values())
     manifest.fields[field] = dict(manifest.fields[field])
@@ -276,7 +283,9 @@ def _add_new_labels(manifest, field, values):
     manifest.counts[field] = list(counts.values())
 
 def _widen_for(manifest, field, labels):
-    "Gives `field`, of codec `cls`, a type for the codes of its vocabulary; without one, for the integers `labels`, too"
+    """Widens the type of `field`, of codec `cls`, in `manifest`, to have all codes of its vocabulary
+
+    Without a vocabulary, integers are stored as they are: then it is widened to have the integers `labels`."""
     vocab,spec = manifest.vocab.get(field),manifest.fields[field]
     needed = narrow(min([0,*labels]), max([0,*labels])) if vocab is None else narrow(0, max(len(vocab)-1, 0))
     spec['dtype'] = wider_dtype(manifest.name, field, spec['dtype'], needed)
@@ -285,7 +294,8 @@ def _widen_for(manifest, field, labels):
 def _set_values(self:ShardReviser, manifest, field, columns, labels, values):
     """Changes values of a fixed-width field in `columns` of an index: `values` is `{position in the shard: value}`
 
-    `labels`, those of the index, get labels that are new to the shard."""
+    Also changes `labels`, `{field: list}` of the index: labels that are new to the shard are added. `manifest` is not
+    changed, and has all new labels already."""
     codec,vocab = get_codec(manifest.fields[field]['codec']),manifest.vocab.get(field)
     if field in labels:
         known = {label:code for code,label in enumerate(labels[field])}
@@ -312,7 +322,7 @@ def add_columns(self:ShardReviser,
     # `{field: {label: number of samples}}` for the new fields with labels, to which the samples of this shard are added
     counts:dict
 ):
-    "Writes an index of a shard that has the columns of the one that is there, and `columns`"
+    "Writes a new index of a shard, with the columns of the one that is there and `columns`; adds to `counts`"
     index = self.store.indices([shard])[shard]
     labels,new = dict(index.labels),{}
     for field,values in columns.items():
