@@ -42,7 +42,9 @@ class RemoteDistributedDL(DistributedDL):
     def __iter__(self): return without_empty(super().__iter__())
 
     def to_detach(self, b, cpu=True, gather=True):
-        "As fastai's; results of `get_preds` are gathered in the order of the samples, without repeated ones at the end"
+        """As fastai's: `b`, detached from the graph, and joined with that of the other ranks if `gather`
+
+        In `get_preds`, the last result lacks the samples that were read twice, so that all ranks read equally many."""
         if not gather or not self.dl.in_place or not hasattr(self, 'n_padded'): return super().to_detach(b, cpu, gather)
         b = self._to_detach(b, cpu, gather)
         is_last = self.i*self.world_size>=self.n_padded
@@ -57,7 +59,10 @@ class RemoteDistributedDL(DistributedDL):
         yield from self.dl.create_batches(samps)
 
 def _check_same(order, dl):
-    "Raise `ValueError` if the ranks have different orders: `get_preds` drew them, in each rank by itself"
+    """Raise `ValueError` if `order` is not the same on all ranks, as `get_preds` draws it in each rank by itself
+
+    All ranks call this, and compare lengths and checksums of up to 4,096 numbers. `dl`, a `RemoteDL`, is only used for
+    the message. Without an initialized `torch.distributed`, nothing is done."""
     if not torch.distributed.is_initialized(): return
     checksums = [None]*torch.distributed.get_world_size()
     torch.distributed.all_gather_object(checksums, (len(order),order.checksum()))
@@ -72,6 +77,7 @@ def wrap_dl(
 ):
     """The loader that a rank uses in place of `dl`; `DistributedTrainer._wrap_dl` calls this
 
+    For a `RemoteDL` it is a `RemoteDistributedDL`, for any other loader what `stock_wrap_dl(trainer, dl)` returns.
     Raises `ValueError` for a `RemoteDL` with `on_bad='skip'` on several ranks."""
     if not isinstance(dl, RemoteDL): return stock_wrap_dl(trainer, dl)
     if dl.on_bad=='skip' and num_distrib()>1:

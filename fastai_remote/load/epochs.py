@@ -17,10 +17,10 @@ from torch.utils.data import get_worker_info
 
 # %% ../../nbs/load/13_epochs.ipynb #5b6a2236
 def rank_and_world_size():
-    """The rank of this process, and the number of ranks: of `torch.distributed`, or of the environment of `torchrun`
+    """`(rank of this process, number of ranks)`: of `torch.distributed` if it is initialized, else of the environment
 
-    Without either, `(0, 1)`. Raises `ValueError` if the environment names ranks, but not which one this is, or if these
-    are not numbers of which `RANK` is the lower one."""
+    There, `torchrun` sets `RANK` and `WORLD_SIZE`. If `WORLD_SIZE` is not set, or 1, the result is `(0, 1)`. Raises
+    `ValueError` if it is anything else and `RANK` is not set, or these are not whole numbers with `RANK` the lower."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(),distributed.get_world_size()
@@ -70,13 +70,13 @@ def seed_of(
 class SharedNumbers:
     """Integers in shared memory: workers of a torch `DataLoader` see it when their parent changes them
 
-    Any other process that is forked or spawned, such as a rank, gets numbers of its own when it first uses them."""
+    Any other process that is forked or spawned, such as a rank, gets a copy of its own when it first uses them."""
     def __init__(self,
         n:int # How many; all are 0 at first
     ): self.tensor,self.pid = torch.zeros(n, dtype=torch.int64).share_memory_(),os.getpid()
 
     def _owned(self):
-        "The tensor, which this process or the parent of this worker made"
+        "The tensor, which a worker shares with its parent; any other process first replaces it by a copy of its own"
         owners = [os.getpid()]
         if get_worker_info() is not None: owners.append(multiprocessing.parent_process().pid)
         if self.pid not in owners: self.tensor,self.pid = self.tensor.clone().share_memory_(),os.getpid()
@@ -94,9 +94,9 @@ class SharedNumbers:
 class Epochs:
     "What is read in epochs, by several ranks and workers: a base class"
     def __init__(self,
-        seed:int=None, # Seed of the random numbers; default: drawn from torch's generator
+        seed:int=None, # Seed of the random numbers; default: 0 on several ranks, else drawn from torch's generator
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
-        world_size:int=None # Number of ranks; default: as `rank`
+        world_size:int=None # Number of ranks; both this and `rank` are given, or neither; others raise `ValueError`
     ):
         if (rank,world_size)!=(None,None) and (rank is None or world_size is None or not 0<=rank<world_size):
             raise ValueError(f'want a rank below world_size, not {rank=}, {world_size=}: give both or none')
@@ -108,7 +108,7 @@ class Epochs:
 
     @property
     def epoch(self)->int:
-        "Number of the epoch that is read now, or of the next one"
+        "The number that `set_epoch` was given last, at first 0; it does not change when an epoch begins or ends"
         return self.numbers[0]
 
     @property
@@ -119,13 +119,15 @@ class Epochs:
     def set_epoch(self,
         epoch:int # Number of the next epoch
     ):
-        "Choose the order of the next epoch. Needed with several ranks or with `seed`, as in `DistributedSampler`."
+        """Choose the order of the next epoch, as in `DistributedSampler`
+
+        Needed with several ranks or with `seed`, where each epoch has the same order otherwise."""
         self.numbers[0] = epoch
         self.numbers[1] += 1
 
     @property
     def ranks(self)->tuple:
-        "This rank, and the number of ranks; raises `ValueError` as `rank_and_world_size`"
+        "`(rank, world_size)` as given, or else as `rank_and_world_size` finds them, which may raise `ValueError`"
         if self.given_rank is not None: return self.given_rank
         distributed = torch.distributed
         # A worker that was spawned does not know its rank. Its parent does.
@@ -143,10 +145,11 @@ class Epochs:
         return self.__dict__.copy()
 
     def draw_key(self)->tuple:
-        """What the random numbers of the epoch that begins depend on, ints; the same in all workers and ranks
+        """A tuple of ints that seeds the random numbers of the epoch that begins; the same in all workers and ranks
 
-        Counts the epoch in `times`. Without a seed, a worker or several ranks, it draws from torch's generator. Raises
-        `ValueError` for a seed that is no int of at least 0."""
+        With a seed or several ranks it is `(seed or 0, epoch)`. Otherwise it differs from epoch to epoch: it is drawn
+        from torch's generator, or in a worker it consists of the seed of the loader and `times`. Call it once per
+        epoch, as it counts the epoch in `times`. Raises `ValueError` for a seed that is no int of at least 0."""
         if self.seed is not None and not (isinstance(self.seed, (int,np.integer)) and self.seed>=0):
             raise ValueError(f'want a seed of at least 0, or None, not {self.seed!r}')
         info = get_worker_info()

@@ -43,7 +43,9 @@ _bookkeeping = set('''__dict__ __weakref__ __doc__ __module__ __annotations__ __
     __annotations_cache__'''.split())
 
 def _file_of(value):
-    "Path of the file with the code of `value`, such as a method or a property; `None` if that is not Python code"
+    """Path of the source file of a function, method or property; of the innermost function if it is wrapped
+
+    `None` for anything else, such as a class, a number or a function in C."""
     if isinstance(value, property): value = value.fget
     value = getattr(value, '__func__', value)   # of a classmethod or staticmethod
     if callable(value): value = inspect.unwrap(value)
@@ -52,7 +54,8 @@ def _file_of(value):
 def is_shipped(value)->bool:
     """Does the code of `value` come from fastai, a package that it uses, this package, or Python itself?
 
-    True also if it is not Python code. Of the packages, those in `_packages` count; NumPy is none of them."""
+    True also for what is no Python function, method or property, such as a class or a number. Of the packages, those in
+    `_packages` count; NumPy is none of them."""
     file = _file_of(value)
     if file is None or file.startswith(_package_folders): return True
     return file.startswith(_python_folder) and '-packages' not in file
@@ -68,14 +71,16 @@ class Watched:
         self.foreign = next((name for name,value in self.seen.items() if not is_shipped(value)), None)
 
     def _now(self):
-        "`{name: attribute}` of the class and its bases, as they are now"
+        "`{name: attribute}` of the class and its bases but `object`, now: those in `names`, or all but `_bookkeeping`"
         now = {}
         for base in self.cls.__mro__[-2::-1]: now.update(vars(base))   # all but `object`, the class itself last
         names = self.names or now.keys()-_bookkeeping
         return {name:now[name] for name in names if name in now}
 
     def change(self)->str:
-        "What differs from what fastai ships, in a few words; empty if nothing does"
+        """The first difference from what fastai ships, such as `Resize.encodes was replaced`; '' if there is none
+
+        An attribute that was added counts only if its name begins with `__`, or if it is not `is_shipped`."""
         if self.foreign: return f'{self.cls.__name__}.{self.foreign} is not what fastai ships'
         now = self._now()
         for name,value in now.items():
@@ -103,7 +108,7 @@ _functions = [(vars(module), name, getattr(module, name))
 def _globals_of(functions):
     """The global variables that `functions` and the functions of fastai that they use read
 
-    Returns `{(module, name): (dict of the module, value)}`."""
+    Returns `{(name of a module, name of the variable): (dict of the variables of the module, value)}`."""
     found,todo,seen = {},list(functions),set()
     while todo:
         f = inspect.unwrap(todo.pop())
@@ -141,7 +146,9 @@ _shipped_hashes = {'19dc97751f4abb76'}   # `source_hash()` with fastai 2.8 and f
 
 @cache
 def source_hash()->str:
-    "Hash of the source text of the functions whose work the fast paths do; raises `OSError` if there is no source text"
+    """Hash of the source text of the functions whose work the fast paths do: 16 hexadecimal digits
+
+    It is computed once per process. Raises `OSError`, or `TypeError` for a function in C, without source text."""
     return hashlib.sha256(''.join(map(inspect.getsource, _sources())).encode()).hexdigest()[:16]
 
 @cache
@@ -155,7 +162,9 @@ _collated_types = TensorImage,TensorImageBW,TensorMask,TensorCategory,torch.Tens
 _starts = {'JPEG':b'\xff\xd8\xff'+bytes(13), 'PNG':b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'}   # of files, as Pillow reads them
 
 def _registered():
-    "`{what it does: function}` of the functions that are registered with torch and Pillow, which fast paths do without"
+    """`{what it does: function}` of functions registered with torch and Pillow whose work fast paths do themselves
+
+    The keys are texts such as `opens a PNG file`. A value is `None` if no function is registered."""
     registry = _collate.default_collate_fn_map
     def collates(cls): return registry.get(cls) or next((f for k,f in registry.items() if issubclass(cls, k)), None)
     found = {f'collates a {cls.__name__}':collates(cls) for cls in _collated_types}
@@ -173,9 +182,9 @@ PIL.Image.preinit()   # Pillow registers its openers when the first file is open
 _shipped_registered = _registered()
 
 def why_functions_changed()->str:
-    """Which function whose work a fast path does, or variable of one, is not as fastai ships it; empty if all are
+    """Says which function whose work a fast path does, or variable of one, is not as fastai ships it; '' if all are
 
-    Not empty either for a version of fastai that is not known, or without its source text."""
+    It also says if this version of fastai is not known, or if its source text cannot be read."""
     for variables,name,value in _functions:
         if variables.get(name) is not value or not is_shipped(value):
             return f"{variables['__name__']}.{name} was replaced"
@@ -194,14 +203,15 @@ def _example(cls):
     return cls(0) if cls is not torch.Tensor else torch.zeros(())
 
 def _function_of(t):
-    "The plum `Function` behind `t.encodes`, or whatever a user has assigned to it"
+    "The plum `Function` behind `t.encodes`, or whatever a user has assigned to it; `None` if `t` has no `encodes`"
     f = getattr(t, 'encodes', None)
     return f if isinstance(f, Function) else getattr(f, '_f', f)
 
 def _implementation(t, x):
     """(function that `t` would call for value `x`, type that its result is cast to)
 
-    (`None`, `None`) if it leaves `x` alone, and (exception, `None`) if plum cannot tell."""
+    (`None`, `None`) if it leaves `x` alone; (exception, `None`) if plum cannot tell; (`t.encodes`, `None`) if that is
+    not a function of plum, because a user has assigned it."""
     f = _function_of(t)
     if not isinstance(f, Function): return f,None
     try: return f._resolve_method_with_cache((x,) if t.encodes is f else (t, x))
@@ -230,14 +240,16 @@ def watch(
     _known.update({(cls,x):_implementation(cls.__new__(cls), _example(x)) for x in _value_types})
 
 def why_changed(*classes)->str:
-    "What in `classes` is not as fastai ships it; empty if nothing"
+    """The first difference of `classes` from what fastai ships, such as `Resize.encodes was replaced`; '' if none
+
+    Raises `KeyError` for a class that is not watched: see `watch`."""
     return next((why for cls in classes if (why:=_watched[cls].change())), '')
 
 def why_unknown(
     transform:Transform, # A transform
     types:tuple, # Its type must be exactly one of these
     *values:type # Types of the values that it will see
-)->str: # Empty if it is certain
+)->str: # '' if it is certain
     "Why it is not certain that `transform` does with such values what fastai's code does"
     cls,name = type(transform),_name_of(transform)
     if cls not in types:
@@ -252,7 +264,7 @@ def why_unknown(
     return next((why for x in values if (why:=_why_other_implementation(transform, x))), '')
 
 def _why_other_implementation(t, x):
-    "Why other code than fastai's may run when `t` gets a value of class `x`; empty if it is certainly fastai's"
+    "Says why other code than fastai's may run when `t` gets a value of class `x`; '' if it is certainly fastai's"
     now,name = _implementation(t, _example(x)),_name_of(t)
     if isinstance(now[0], Exception):
         return f'plum cannot tell what {name} does with a {x.__name__}: {type(now[0]).__name__}'
@@ -278,11 +290,11 @@ def why_stock_changed()->str:
     return why_changed(Transform, Pipeline, TfmdLists, Datasets) or why_functions_changed()
 
 def image_tfms()->tuple:
-    "The transforms that an image can pass undecoded"
+    "The classes of the transforms that an image can pass undecoded"
     return _image_tfms
 
 def category_tfms()->tuple:
-    "`Categorize` and this package's subclasses of it"
+    "The classes `Categorize` and those subclasses of it that `watch` was called with"
     return tuple(cls for cls in _watched if issubclass(cls, Categorize))
 
 _open_args = {cls:dict(cls._open_args) for cls in (PILImage,PILImageBW,PILMask)}   # which may be changed in place

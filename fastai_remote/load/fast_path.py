@@ -35,7 +35,7 @@ class BatchPipeline(Pipeline):
     def of(cls,
         pipeline # The `after_batch` of a loader
     ):
-        "Change the class of `pipeline` to this one, unless it is of a class of its own"
+        "`pipeline` itself, whose class is changed to this one if it is exactly `Pipeline`, and left alone otherwise"
         if type(pipeline) is Pipeline: pipeline.__class__,pipeline.memory = cls,BatchMemory()
         return pipeline
 
@@ -87,14 +87,14 @@ class BatchPath:
     def n_known(self,
         item_tfms # The item transforms now, a list
     )->int:
-        "Number of item transforms that images pass undecoded; 0 if the transforms were changed during the epoch"
+        "How many of the first `item_tfms` images pass undecoded; 0 if these were changed since the epoch began"
         is_same = len(item_tfms)>=len(self.known) and all(a is b for a,b in zip(item_tfms, self.known))
         return len(self.known) if is_same else 0
 
 def decide_path(
     dl # A `RemoteDL`
 )->BatchPath:
-    "How `dl` builds its batches. Stock fastai code does whatever is not certainly the same otherwise."
+    "How `dl` builds its batches: by fastai's own code wherever another way is not certain to give the same result"
     inputs = StoreInputs(dl.dataset)
     if not inputs.fetches: return BatchPath(why='the items are not samples of a store')
     if why:=dl.why_not_stock(): return BatchPath(why=why)
@@ -109,7 +109,9 @@ def decide_path(
     return _undecoded_path(inputs, dl.after_item.fs, why) if is_known else BatchPath(why=why)
 
 def _why_other_pipelines(dl, lists):
-    "Which pipeline that an item of `dl` passes is not one of fastai; empty if all are. `lists` are its `TfmdLists`."
+    """Says which pipeline that an item of `dl` passes is not exactly a `Pipeline`, or was replaced; '' if there is none
+
+    `lists` are the `TfmdLists` of the dataset; what is no `TfmdLists` is not looked at."""
     pipelines = {'after_item':dl.after_item, 'before_batch':dl.before_batch}
     for k,tl in enumerate(lists):
         if not isinstance(tl, TfmdLists): continue
@@ -121,7 +123,8 @@ def _why_other_pipelines(dl, lists):
 def _undecoded_path(inputs, item_tfms, why):
     """`BatchPath` of items whose images stay undecoded through the first item transforms, as far as these are known
 
-    `why` is what prevents whole batches. No image stays undecoded if the first transform is not known."""
+    `inputs` are the `StoreInputs`, and `why` is what prevents whole batches. No image stays undecoded if the first
+    transform is not known."""
     def can_wait(tl):
         fetch = fetch_of(tl)
         if type(fetch) is not Fetch or fetch.img_cls not in (PILImage,PILImageBW): return False

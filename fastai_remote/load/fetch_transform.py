@@ -84,7 +84,9 @@ class Fetch(DisplayedTransform):
     def receive(self,
         values:dict # `{sample number: stored value}` of a batch
     ):
-        "Keep the values of a batch: its items need no request. With `draw`, strokes are drawn here, all at once."
+        """Keep the values of a batch: its items need no request
+
+        With `draw`, strokes are drawn here, all at once. If one is damaged, each is drawn when its item is made."""
         if self.draw is not None:
             try: values = dict(zip(values, self.draw.batch(list(values.values()))))
             except ValueError: pass   # one is damaged: each is drawn alone, and this one raises `CorruptSample`
@@ -113,15 +115,18 @@ class Fetch(DisplayedTransform):
     def _drawn(self, x):
         """What `draw` makes of strokes `x`, a list or stored bytes: a Pillow image, or an array for a `StrokeSequence`
 
-        Anything else, such as the bytes of an image file, is returned as it is."""
+        Anything else is returned as it is, and so are bytes that `draw` cannot read, such as an image file. A list that
+        is no drawing raises `ValueError`."""
         if isinstance(x, list): return self.draw.create(simplify(x))
         try: return self.draw.create(x) if isinstance(x, bytes) else x
         except ValueError: return x   # an image file
 
     def _of_number(self, number):
-        """The object of sample `number`: what `_image` returns for images, else the decoded and converted value
+        """The object of sample `number`
 
-        Raises `CorruptSample`, `ValueError` from `convert`, and what `get_many` raises if the value has to be read."""
+        With `img_cls`, or if the codec stores images, it is what `_image` returns. Otherwise it is the decoded value,
+        to which `convert` was applied if there is one. Raises `CorruptSample`, `ValueError` from `convert`, and what
+        `get_many` raises if the value has to be read."""
         value = self.values.get(number)
         if value is None: value = self.store.get_many([number], self.field, check=True)[self.field][0]
         if self.img_cls is None and not is_image(self.codec.name):
@@ -131,10 +136,10 @@ class Fetch(DisplayedTransform):
         return decode_value(self.store, number, self.field, value, partial(self._image, fail), fail)
 
     def _image(self, fail, value):
-        """The image of a stored value, of type `img_cls`
+        """The image of a stored value, of type `img_cls`; with `undecoded`, a lazy one as `open_image` makes it
 
         Without `img_cls`, it is the bytes of an image file, or else what `_not_a_file` returns. `fail(exception)`
-        returns the exception to raise if decoding is put off and fails later."""
+        returns the exception to raise if a lazy image is decoded later and that fails."""
         codec = self.codec
         if type(codec) in (NpyCodec,NpzCodec):   # arrays become images only because the block asked for an image type
             to_image = mask_image if issubclass(self.img_cls, PILMask) else from_pixels
@@ -145,10 +150,11 @@ class Fetch(DisplayedTransform):
         return open_image(value, self.img_cls, fail, **self.undecoded)
 
     def _not_a_file(self, codec, value):
-        """What is in the bytes `value` of `codec`, which are not an image file: what `draw` makes, if it is set
+        """What is in the bytes `value` of `codec`, which are not an image file
 
-        Otherwise a Pillow image; if `img_cls` opens it next, an array of pixels where the codec stores these. Raises
-        `ValueError` if there is no picture, and what the codec raises."""
+        It is what `draw` makes, if that is set. Otherwise it is a Pillow image; with `img_cls` it is what `picture_of`
+        returns, an array for some codecs. Raises `ValueError` if the codec stores no pictures, and what `draw` or the
+        codec raises for damaged bytes."""
         if self.draw: return self.draw.create(value)
         picture = picture_of(codec, value) if self.img_cls else codec.image(value)
         if picture is None: raise ValueError(f'the codec {codec.name!r} stores no pictures')

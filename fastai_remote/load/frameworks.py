@@ -17,7 +17,9 @@ from .stream import RemoteStream
 def divided_batches(
     loader # A torch `DataLoader`, or what a framework made of one
 ): # `RemoteBatches`, `BatchedDataset`, `RemoteStream`, or `None` for any other loader
-    "What divides the batches of `loader` among the ranks; raises `ValueError` for batches of batches"
+    """The batch sampler or dataset of `loader` that divides its batches among the ranks
+
+    Raises `ValueError` if `loader` has a `BatchedDataset` and makes batches of its batches."""
     batches,dataset = getattr(loader, 'batch_sampler', None),getattr(loader, 'dataset', None)
     if isinstance(batches, RemoteBatches): return batches
     if isinstance(dataset, RemoteStream): return dataset
@@ -28,7 +30,10 @@ def divided_batches(
     return dataset
 
 def _peers(arguments):
-    "The number of processes that read the same samples, by the mesh in `arguments` of accelerate: those of a model"
+    """How many processes read the same samples, because they divide a model or a sequence among them
+
+    `arguments` is the dict of arguments of accelerate's `prepare_data_loader`. The result is 1 unless its mesh has a
+    dimension `tp` or `cp`."""
     mesh = arguments.get('torch_device_mesh')
     names = () if mesh is None else mesh.mesh_dim_names
     return math.prod(mesh[name].size() for name in ('tp','cp') if name in names)   # tensor and context parallelism
@@ -38,9 +43,11 @@ def prepare_for_accelerate(
     *args,
     **kwargs
 ):
-    """As `stock`; a loader whose batches are divided is moved to the device, and gets epochs, but is not divided again
+    """Calls `stock` and returns its result; a loader whose batches are divided already is not divided again
 
-    Raises `ValueError` if its batches are divided among another number of ranks, or are those of another rank."""
+    Of such a loader, accelerate only moves the batches to the device and sets the number of the epoch. Raises
+    `ValueError` if its batches are divided among another number of ranks than accelerate's, or are those of another
+    rank, and what `divided_batches` raises."""
     arguments = inspect.signature(stock).bind(*args, **kwargs).arguments
     batches = divided_batches(arguments['dataloader'])
     if batches is None: return stock(**arguments)
@@ -61,7 +68,10 @@ def prepare_for_ray(
     *args,
     **kwargs
 ):
-    "As `stock`; a loader whose batches are divided keeps them, where Ray would read single samples in their place"
+    """Calls `stock` and returns its result; a loader whose batches are divided already keeps them
+
+    Otherwise Ray would replace what makes them by a `DistributedSampler` of single samples. Raises what
+    `divided_batches` raises."""
     arguments = inspect.signature(stock).bind(*args, **kwargs).arguments
     if divided_batches(arguments['data_loader']) is not None: arguments['add_dist_sampler'] = False
     return stock(**arguments)

@@ -107,8 +107,9 @@ class RemoteItems(Order):
     )->np.ndarray: # int64, shape (k,)
         """How many of these items have a lower number than each of `numbers`
 
-        The result is `None` if the items are in another order than the samples of the store. The items of a split by
-        shards are in the order of the shards only: it is `None` unless `numbers` are `store.shards.starts`."""
+        The result is `None` unless the items are consecutive samples of the store, or consecutive ones of those that
+        `having=` and `where` selected: also for a slice with a step. For the items of a split by shards, which are in
+        the order of the shards only, it is `None` unless `numbers` are `store.shards.starts`."""
         numbers = np.asarray(numbers, np.int64)
         for m in (*reversed(self.maps), self.positions):
             if isinstance(m, SampleSelection): numbers = m.before(numbers)
@@ -120,7 +121,7 @@ class RemoteItems(Order):
 
     @property
     def shard_sizes(self)->np.ndarray: # int64, one for each shard of the store
-        "Number of these samples in each shard, if the items are in the order of the shards; else `None`"
+        "Number of these samples in each shard; `None` without shards, or if `before` returns `None` for their starts"
         starts = None if self.store.shards is None else self.before(self.store.shards.starts)
         return None if starts is None else np.diff(starts)
 
@@ -190,7 +191,9 @@ def _items_having(store, fields):
 
 # %% ../../nbs/load/02_items.ipynb #c5aef818
 def _known_names(store, field):
-    "The fields that `store` has of `field`, such as `jpg;png` or `txt?`, without the `?`; raises `UnknownField`"
+    """`field`, such as `jpg;png` or `txt?`, without the `?` and without alternatives that `store` does not have: a text
+
+    Raises `UnknownField` if it has none of them."""
     return ';'.join(store.field_choice(field)[0])
 
 def field_values(
@@ -200,8 +203,9 @@ def field_values(
 ): # Yields `(sample numbers, values)`
     """The values of `field` of all `items`, in their order, in parts of limited size
 
-    The values are an array of label codes or numbers, or a list of lists of labels. If `optional` and samples may lack
-    the field, they are always a list. Raises `CorruptSample` for a code outside of the vocabulary."""
+    The values are an array of label codes or numbers, or a list of lists of labels. If `field` has alternatives, or if
+    `optional` and samples may lack it, they are always a list. Raises `CorruptSample` for a code outside of the
+    vocabulary."""
     store = items.store
     field = _known_names(store, field)
     is_fixed = store.field_entry(field)['dtype'] is not None   # raises `UnknownField`
@@ -218,7 +222,7 @@ def field_values(
         else: yield numbers,[values[place] for place in places.tolist()]
 
 def _check_codes(store, field, numbers, values):
-    """Raise `CorruptSample` if `values` of samples `numbers` are codes of labels, and one of them is none of a label
+    """Raise `CorruptSample` if `field` has codes of labels, and one of `values` of samples `numbers` is not such a code
 
     `values` are an array or a list; a `None` among them stands for a sample without the field."""
     vocab = store.manifest.vocab.get(field)
@@ -233,7 +237,9 @@ def field_masks(
     values, # As in `RemoteItems.where`
     optional:bool=False # May samples lack the field? If not, `MissingSample` is raised
 ): # Yields bool arrays, which together have a value for each item
-    "Which of `items` have one of `values` in `field`; raises what `RemoteItems.where` raises"
+    """Which of `items` have one of `values` in `field`
+
+    Raises what `RemoteItems.where` raises, but nothing if no item has one. An item without the field has `False`."""
     store = items.store
     matches = _matcher(store, field, values)
     for _,stored in field_values(items, field, optional):
@@ -248,7 +254,8 @@ def _matcher(store, field, values):
     """A function `matches(stored)` -> array of bool: which of the stored values are among `values`
 
     The stored values are an array or list of codes or numbers, or a list of lists of labels. `values` are as in
-    `RemoteItems.where`, and so are the errors."""
+    `RemoteItems.where`. Raises `UnknownField`, `TypeError` for a field that is no label and no number or for values
+    that do not fit it, and `ValueError` for a label that is not in the vocabulary."""
     field = _known_names(store, field)
     entry,vocab = store.field_entry(field),store.manifest.vocab.get(field)
     if entry['codec']=='labels':
@@ -274,7 +281,7 @@ def _shown(values):
     return f'{values!r:.100}'
 
 def _chosen_by(function, values):
-    "`function(values)` as an array of bool; raises `ValueError` unless it is one for each of `values`, an array"
+    "`function(values)` as an array; raises `ValueError` unless it has a bool for each of `values`, an array"
     mask = np.asarray(function(values))
     if mask.dtype==bool and mask.shape==values.shape: return mask
     raise ValueError(f'{_shown(function)}: the function gets an array of shape {values.shape} and must return a bool '
@@ -283,8 +290,8 @@ def _chosen_by(function, values):
 def _wanted_labels(store, field, vocab, values):
     """The set of the labels that `values`, as in `RemoteItems.where`, choose; `vocab` is a list, or `None`
 
-    Raises `ValueError` for a label that is not in `vocab`, and `TypeError` for what is no label, and for a function if
-    there is no `vocab`."""
+    Raises `ValueError` for a label that is not in `vocab`, or a function that does not return a bool for each label,
+    and `TypeError` for a value that cannot be hashed, such as a list, and for a function if there is no `vocab`."""
     if callable(values):
         if vocab is None:
             raise TypeError(f'{store.name}: field {field!r} has no vocabulary for a function to choose from')
@@ -329,7 +336,9 @@ def _stored_number(codec, value):
     except ValueError: return None
 
 def _number_matcher(store, field, dtype, values):
-    "As `_matcher`, for a field of numbers of type `dtype`; raises `TypeError` if `values` are something else"
+    """The function that `_matcher` returns, for a field of numbers of type `dtype`
+
+    Raises `TypeError` if `values` are no numbers, `range` or function."""
     if callable(values): return lambda stored: _chosen_by(values, np.asarray(stored))
     if isinstance(values, range):
         ascending = values if values.step>0 else values[::-1]

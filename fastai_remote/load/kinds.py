@@ -57,7 +57,7 @@ class FieldChoice:
 
     @property
     def codec(self)->str:
-        """Name of the codec: from the store; without one 'img' if a type was chosen, else from the field's name
+        """Name of the codec: from the store; without one 'img' for a chosen type or no name, else from the field's name
 
         Raises `UnknownField`, and `ValueError` if the name does not tell, or this process does not know the codec."""
         if self.store is not None: return field_codec(self.store, self.field).name
@@ -70,7 +70,7 @@ class FieldChoice:
 
     @property
     def parts(self)->list:
-        "The parts of the field's name, which dots separate: `['mask', 'png']`"
+        "The parts of the field's name, which dots separate: `['mask', 'png']`; an empty list without a name"
         return [] if self.field is None else self.field.split('.')
 
     @property
@@ -110,7 +110,7 @@ class Kind:
                               batch_tfms=list(self.batch_tfms), dl_type=dl_type, dls_kwargs=options)
 
 class FreshTransforms(L):
-    "Transforms of a block, copied each time they are used: one `DataBlock` may serve many stores"
+    "A list of transforms of a block, which iterates over copies of them: one `DataBlock` may serve many stores"
     def __iter__(self): return (copy(t) for t in self.items)
 
 # %% ../../nbs/load/23_kinds.ipynb #4953ee53
@@ -150,7 +150,7 @@ def _is_array_called(choice, names):
 def is_boxes(
     choice:FieldChoice
 )->bool:
-    "Does the field hold bounding boxes?"
+    "Does the field hold bounding boxes, by the type that was chosen, or else by its name and codec?"
     return choice.is_type(TensorBBox) or _is_array_called(choice, {'boxes','bboxes','bbox'})
 
 def _is_box_labels(choice):

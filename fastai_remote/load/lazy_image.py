@@ -142,7 +142,10 @@ def open_image(
     fail=None, # `fail(exception)` -> the exception to raise if decoding fails later; default: as it is
     reducing_gap:float=None, # As in `JpegSource`
 ): # An `img_cls`
-    "`img_cls.create(o)`. A `PILImage` or `PILImageBW` is lazy: it is decoded, cropped and resized when it is needed."
+    """`img_cls.create(o)`; for `PILImage` and `PILImageBW` an `EncodedImage`, cropped and resized when it is needed
+
+    Most JPEG files are decoded only then, too, and raise their errors then. Other files are decoded at once. Raises
+    what `create_image` raises."""
     if img_cls not in _encoded_types: return create_image(o, img_cls)
     mode = _mode_of(img_cls)
     info = o if isinstance(o, bytes) else dict(getattr(o, 'info', {}))
@@ -155,9 +158,10 @@ def open_image(
     return _new_image(_encoded_types[img_cls], plan, mode, fail, info)
 
 def _source_of(content, mode, reducing_gap):
-    """What to read the pixels of `content` from, which is as in `open_image`: a `JpegSource` or a Pillow image
+    """What the pixels of `content` are read from, which is the `o` of `open_image`
 
-    An array with as many channels as `mode` is returned itself. Raises what `_load_file` raises."""
+    For most JPEG files it is a `JpegSource`. An array with as many channels as `mode` is returned itself. Otherwise it
+    is a Pillow image, which may have another mode. Raises what `_load_file` raises."""
     if isinstance(content, np.ndarray):
         channels = 1 if content.ndim==2 else content.shape[2]
         return content if channels==len(mode) else Image.fromarray(content)
@@ -170,7 +174,9 @@ def _source_of(content, mode, reducing_gap):
     return JpegSource(content, (width,height), len(mode), reducing_gap)
 
 def _load_file(b):
-    "fastai's `load_image` of the bytes of an image file; raises `ValueError` if it would take too much time or memory"
+    """fastai's `load_image` of the bytes of an image file: a Pillow image
+
+    Raises what `check_image` raises, and what Pillow raises for files that are damaged, or have too many pixels."""
     check_image(b)
     return load_image(io.BytesIO(b))
 
@@ -178,7 +184,9 @@ def create_image(
     o:bytes|Image.Image|np.ndarray, # An image file, a picture, or `uint8` pixels
     img_cls:type, # Any class with a `create`
 ): # An `img_cls`
-    "`img_cls.create(o)`. A picture is first converted to the mode in which `img_cls` opens files."
+    """`img_cls.create(o)`; a picture or pixels are first converted to the mode in which `img_cls` opens files
+
+    Raises what `check_image`, `from_pixels` and `img_cls.create` raise."""
     if isinstance(o, np.ndarray): o = from_pixels(o)
     if isinstance(o, bytes): check_image(o)
     mode = _mode_of(img_cls)
@@ -189,7 +197,9 @@ def picture_of(
     codec:Codec, # A codec of pictures, but not of image files
     value:bytes # A stored value
 ): # An `np.ndarray` or an `Image.Image`; `None` if `codec` stores no pictures
-    "The picture in `value`: an array of pixels if `codec` stores these, which saves a copy, else a Pillow image"
+    """The picture in `value`: the array that `codec.array` returns, else the Pillow image that `codec.image` returns
+
+    Of the codecs of this package, `raw` and `bits` have arrays."""
     pixels = codec.array(value)
     return codec.image(value) if pixels is None else pixels
 

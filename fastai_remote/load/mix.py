@@ -70,7 +70,8 @@ class _MixInput(StreamInput):
     def _at_random(self, key, consumer):
         """A function `choose(left, last, weights)` that draws an index of `left`, by the weights of the streams
 
-        `left` are the numbers of the streams that have samples left, and `last` is not used."""
+        `left` are the numbers of the streams that have samples left: from call to call it may only lose some. `weights`
+        are those of all streams, always the same, and `last` is not used."""
         rng = np.random.default_rng(seed_of(*key, len(self.streams), consumer.rank, consumer.worker))
         bounds,draws = {},[]
         def choose(left, last, weights):
@@ -83,14 +84,16 @@ class _MixInput(StreamInput):
 # %% ../../nbs/load/16_mix.ipynb #3c2a8898
 def mix(
     datasets, # `RemoteDataset`s and streams, each with its own steps; those that call `shuffle` are in random order
-    weights:list=None, # How often each is drawn, positive numbers; default: their numbers of samples
-    # When an epoch ends: `'all'`, when all have run out, which leave the rest to the others; `'first'`, when one of
-    # them has run out in a process; or after so many samples, of all ranks and workers together, where those that run
-    # out start again
+    # How often each is drawn, positive numbers, of which only the ratios count; default: their numbers of samples,
+    # where a number that is not known raises `ValueError`
+    weights:list=None,
+    # When an epoch ends: `'all'`: when all datasets have run out; one that has run out is drawn no more. `'first'`: in
+    # each process, when one of them has run out there. A number: after so many samples, of all ranks and workers
+    # together; a dataset that runs out before starts again
     end='all',
-    seed:int=None, # Seed of the draws and orders; default: drawn from torch's generator
+    seed:int=None, # Seed of the draws and orders; default: 0 on several ranks, else drawn from torch's generator
     rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
-    world_size:int=None # Number of ranks; default: as `rank`
+    world_size:int=None # Number of ranks; both this and `rank` are given, or neither
 )->RemoteStream:
     """A stream of the samples of several datasets: the dataset of each sample is drawn at random, by `weights`
 
@@ -144,5 +147,5 @@ def RoundRobin(
     datasets, # As for `mix`
     longest:bool=False # Go on until all have run out?
 )->RemoteStream:
-    "A sample of each dataset in turn, until the first has run out, or all of them if `longest`"
+    "A stream of a sample of each dataset in turn, until one of them has run out, or all of them if `longest`"
     return RemoteStream(_MixInput(_checked_streams(datasets), 'in turn', 'all' if longest else 'first'))

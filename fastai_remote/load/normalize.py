@@ -57,10 +57,10 @@ def add_normalize(
     batch_tfms=None, # Transforms of a batch
     get_items=get_remote_items, # `get_items(store)` -> `RemoteItems` that are trained with
 )->L:
-    """`batch_tfms` with a `Normalize` by the statistics of the store, unless there is one or a `MeanImage`
+    """`batch_tfms`, and then a `Normalize` by the statistics of the store, unless they have one or a `MeanImage`
 
     The statistics are those of what the model sees: of one channel for `PILImageBW`, and of drawings as they are drawn.
-    Raises `ValueError` if there are none, or several inputs are images."""
+    Raises `ValueError` if there are none, if several inputs are images, or if drawings become sequences."""
     tfms = L(batch_tfms)
     if any(isinstance(t, (Normalize,MeanImage)) for t in tfms): return tfms
     name = inputs[0].store.name
@@ -83,7 +83,8 @@ def add_normalize(
 def _stats_of(choice, get_items, n=256):
     """Statistics of a field of images, a dict as `image_stats` returns it; `None` if there are none
 
-    If strokes are drawn by `choice.draw`, those of `n` random samples of `get_items(store)`. Raises `CorruptSample`."""
+    If strokes are drawn by `choice.draw`, those of up to `n` random samples of `get_items(store)`. Raises
+    `CorruptSample`."""
     store,stats = choice.store,choice.store.image_stats(choice.field)
     if stats is None or choice.draw is None or choice.codec!='strokes': return stats
     items,drawn = get_items(store),ImageStats()

@@ -44,7 +44,7 @@ class ShuffledShards:
     def __call__(self,
         positions:list # Positions of a batch; only their number matters
     ): # `(shards, wait)`: their numbers, and whether samples wait for their shards; or `None`
-        "The arguments of `prefetch` if this batch begins a new group"
+        "The arguments of `prefetch` if this batch begins in another group than the last one, or is the first"
         group = self.perm.group_at(self.worker, self.given)
         is_new = group!=self.group
         self.given,self.group = self.given+len(positions),group

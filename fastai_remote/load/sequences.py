@@ -40,7 +40,7 @@ class TensorStrokes(TensorBase):
     fastai passes plain tensors to a model, so there `stroke_lengths` and `packed_strokes` are functions."""
 
     def show(self, ctx=None, figsize=(2,2), **kwargs):
-        "Draw the steps of one drawing"
+        "Draw the steps of one drawing, on the axes `ctx` or new ones, and return the axes"
         steps = self.detach().cpu().float().as_subclass(torch.Tensor).numpy()
         lifted = steps[:,-2] if steps.shape[1]>=5 else steps[:,-1]
         if steps.shape[1]>=5: steps,lifted = steps[steps[:,-1]==0],lifted[steps[:,-1]==0]

@@ -41,7 +41,7 @@ class SharedBuffers:
         worker:int, # Number of the worker
         nbytes:int
     )->np.ndarray: # `uint8`, shape (nbytes,); `None` if it is too large or no buffer is free
-        "Memory in a free buffer of `worker`"
+        "Memory in a free buffer of `worker`, which is in use until `free` is called"
         with self.lock:
             free = np.flatnonzero(self.busy[worker]==0)
             if nbytes>_buffer_bytes or not len(free): return

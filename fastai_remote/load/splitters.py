@@ -71,8 +71,9 @@ def FieldSplitter(
 ):
     """A `splitter` for `DataBlock` that splits by the values of a field; it keeps a bit per item
 
-    It is fastai's `ColSplitter` for a store: both parts keep the order of the items. Raises `MissingSample` if a sample
-    has no such field, and what `RemoteItems.where` raises."""
+    It is fastai's `ColSplitter` for a store: both parts keep the order of the items, and one may be empty. The splitter
+    raises `TypeError` for items of no store, `MissingSample` if a sample has no such field, `ValueError` for a field
+    with labels without `on`, and what `RemoteItems.where` raises for a wrong `field` or `on`."""
     def _inner(items):
         if not isinstance(items, RemoteItems): raise TypeError('FieldSplitter needs get_items=get_remote_items')
         if on is None and _has_labels(items.store, field):
@@ -149,13 +150,14 @@ _valid_names = 'valid','validation','val','test'
 
 def default_splitter(
     store:Store,
-    valid_pct:float=0.2, # As of `RandomStoreSplitter`, which is used if the store has no splits
+    valid_pct:float=0.2, # As of `RandomStoreSplitter`, if that is used
     seed:int=0 # As of `RandomStoreSplitter`
 ): # A `splitter` for `DataBlock`
     """`StoreSplitter` if the store has a split `train` and one for validation, else `RandomStoreSplitter`
 
-    The names may also be written `Train` or `VALID`. Warns if a random split would mix splits of the store; raises
-    `ValueError` if it would train on a split `test`, and for a wrong `valid_pct`."""
+    Splits for validation are `valid`, `validation`, `val` or else `test`; the names may also be written `Train` or
+    `VALID`. Warns if several splits, or one for validation, are ignored; raises `ValueError` if a random split would
+    train on a split `test`, and for a wrong `valid_pct`."""
     at_random,splits = RandomStoreSplitter(valid_pct, seed),store.splits
     train,valid = _first_named(splits, ['train']),_first_named(splits, _valid_names)
     if train is not None and valid is not None: return StoreSplitter(train, valid)
@@ -171,7 +173,7 @@ def default_splitter(
     return at_random
 
 def _first_named(splits, names):
-    "The first of `names`, in lower case, that is a split; else the first in other case, such as `Train`; else `None`"
+    "The first of `names`, which are lower case, that is a split; else the first in other case, as `Train`; else `None`"
     lower = {split.lower():split for split in splits}
     exact = next((name for name in names if name in splits), None)
     return exact or next((lower[name] for name in names if name in lower), None)

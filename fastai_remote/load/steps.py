@@ -68,7 +68,11 @@ def ask_handler(
     error:Exception, # What was raised
     place:str # Dataset, sample and step
 )->bool: # Go on with the next sample? Otherwise the epoch ends
-    "What `handler` decides about `error`; raises `error`, with a note that names `place`, or what the handler raises"
+    """What `handler` decides about `error`, as a bool: it is called, and its result counts as true or false
+
+    Raises `error` if there is no handler, if the handler raises what it was given, or if it returns an exception; any
+    other exception of the handler is raised as it is. The handler gets a copy of `error` whose text names `place`, and
+    `error` gets a note with `place`; only a `StoreError`, which names the sample already, stays as it is."""
     is_named = isinstance(error, StoreError)   # these name the sample already
     if handler is not None:
         named = error if is_named else _named_error(error, place)
@@ -124,7 +128,8 @@ def _object(store, number, field, value, decoders):
     """What the first of `decoders` that knows field `field` makes of the bytes `value`; `value` itself if none does
 
     A decoder is `decoder(key, data)`, an image spec, or '' for the codec of the field. After a `Continue`, the others
-    get its key and data. `store` and `number` are `None` if they are not known."""
+    get its key and data; if none of them knows it, its data are the result. `store` and `number` are `None` if they are
+    not known."""
     key,data = f'.{field}',value
     for decoder in decoders:
         if isinstance(decoder, str):
@@ -164,7 +169,8 @@ def _makes_objects(codec):
 def _decode(store, number, sample, *decoders, only=None):
     """Step `decode`: a copy of dict `sample`, in which values that are bytes are decoded by `_object`
 
-    With `only`, a set of fields, those of other fields stay bytes."""
+    Values of names that begin with `__` stay bytes, and with `only`, a set of fields, those of other fields. Raises
+    `TypeError` for a sample that is no dict."""
     _expect_dict('decode', sample)
     return {field:_object(store, number, field, value, decoders)
             if isinstance(value, bytes) and field[:2]!='__' and (only is None or field in only) else value
@@ -206,7 +212,10 @@ def _to_tuple(store, number, sample, *groups, missing_is_error=True, none_is_err
     return values
 
 def _rename(store, number, sample, keep, names):
-    "Step `rename`: `names` is `{new name: group of fields}`; other fields are in the result only with `keep`"
+    """Step `rename`: a dict `{new name: value}`, where `names` is `{new name: group of fields, such as 'jpg;png'}`
+
+    With `keep`, it also has the fields that are in none of the groups. Raises what `_first` raises, and `TypeError` for a
+    sample that is no dict."""
     _expect_dict('rename', sample)
     renamed = {new:_first(store, number, sample, group) for new,group in names.items()}
     if not keep: return renamed
@@ -260,7 +269,8 @@ def _xdecode(store, number, sample, decoders, must_decode):
     """Step `xdecode`: a copy of dict `sample` with decoded values in place of bytes
 
     `decoders` is a list of `(pattern, function of a binary file)`, of which the last that matches is used; `False` as
-    function leaves the bytes. Otherwise the codec is used. Raises `ValueError` if there is none and `must_decode`."""
+    function leaves the bytes. If none matches, the codec of the field is used. Raises `ValueError` if there is none and
+    `must_decode`."""
     _expect_dict('xdecode', sample)
     result = {}
     for field,value in sample.items():
@@ -341,7 +351,7 @@ class Step:
 
     @property
     def may_drop(self)->bool:
-        "May it leave out samples?"
+        "Is it `map` or `select`, or has it a handler that may leave out samples? Other steps of streams do not count."
         handles = self.handler is not None and getattr(self.handler, '__name__', '')!='reraise_exception'
         return handles or self.name in ('map','select')
 
@@ -382,9 +392,10 @@ def run_steps(
     sample, # A dict, or what earlier steps made of it
     steps # `Step`s
 ):
-    """The result of `steps` for one sample, or a `Dropped` if one leaves it out
+    """The result of `steps` for one sample, or a `Dropped` if one leaves it out or ends the epoch
 
-    The handler of a step decides about its errors. Without one they are raised, with a note that names the sample."""
+    The handler of a step decides about its errors. Without one they are raised; all but a `StoreError`, which names the
+    sample itself, have a note that names the sample and the step."""
     for step in steps:
         try: result = _steps[step.name](store, number, sample, *step.args, **step.kwargs)
         except Exception as error:
@@ -401,9 +412,11 @@ def reading_plan(
     store:Store,
     steps # `Step`s of a dataset
 )->dict:
-    """What `steps` need: `{'fields': names, 'may_lack': may a value be missing?, 'metadata': those of METADATA}`
+    """What is read for `steps`: `{'fields': list, 'may_lack': may a value be missing?, 'metadata': those of METADATA}`
 
-    Raises `UnknownField` for a field that a step names, and the store has not."""
+    This is everything, unless the first step other than `decode` is `to_tuple`, or `rename` without `keep`. Raises
+    `UnknownField` if the first step other than `decode` is `to_tuple` or `rename`, and names a field that the store does
+    not have."""
     in_shards = store.shards is not None
     everything = dict(fields=store.fields, may_lack=in_shards, metadata=METADATA)
     step = next((step for step in steps if step.name!='decode'), None)   # the first step that sees the sample
