@@ -214,8 +214,8 @@ def _to_tuple(store, number, sample, *groups, missing_is_error=True, none_is_err
 def _rename(store, number, sample, keep, names):
     """Step `rename`: a dict `{new name: value}`, where `names` is `{new name: group of fields, such as 'jpg;png'}`
 
-    With `keep`, it also has the fields that are in none of the groups. Raises what `_first` raises, and `TypeError` for a
-    sample that is no dict."""
+    With `keep`, it also has the fields that are in none of the groups. Raises what `_first` raises, and `TypeError` for
+    a sample that is no dict."""
     _expect_dict('rename', sample)
     renamed = {new:_first(store, number, sample, group) for new,group in names.items()}
     if not keep: return renamed
@@ -412,11 +412,11 @@ def reading_plan(
     store:Store,
     steps # `Step`s of a dataset
 )->dict:
-    """What is read for `steps`: `{'fields': list, 'may_lack': may a value be missing?, 'metadata': those of METADATA}`
+    """What to read for `steps`: `{'fields': list, 'may_lack': is a missing value no error?, 'metadata': of METADATA}`
 
-    This is everything, unless the first step other than `decode` is `to_tuple`, or `rename` without `keep`. Raises
-    `UnknownField` if the first step other than `decode` is `to_tuple` or `rename`, and names a field that the store does
-    not have."""
+    This is everything, unless the first step other than `decode` is `to_tuple`, or `rename` without `keep`. If that
+    step is `to_tuple` or `rename`, and names a field that the store does not have, `UnknownField` is raised, except
+    with `missing_is_error=False`."""
     in_shards = store.shards is not None
     everything = dict(fields=store.fields, may_lack=in_shards, metadata=METADATA)
     step = next((step for step in steps if step.name!='decode'), None)   # the first step that sees the sample

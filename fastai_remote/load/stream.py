@@ -27,7 +27,7 @@ class Run:
     size:int=None # Results of all ranks that this stage gets in one pass; `None` if that is not known
 
     def rng(self)->np.random.Generator:
-        "Random numbers of this process, stage and epoch"
+        "A new generator of random numbers, whose seed depends on the process, the stage and the epoch"
         return np.random.default_rng(seed_of(*self.key, self.depth, self.consumer.rank, self.consumer.worker))
 
 # A stage is called with `upstream`, a `Run` and its own arguments. `upstream(k)` is an iterator of the pairs
@@ -44,7 +44,8 @@ def _slice_stage(upstream, run, *bounds):
 def _is_limited(size, nepochs, nresults):
     """May a repeat of `size` samples (`None`: unknown) end because of `nresults`, and not after `nepochs` passes?
 
-    If not, no process has a limit: their limits differ by one at most, and their numbers of samples by more."""
+    `nresults` below 1 is no limit, and `nepochs` below 1 is endless. If the limit cannot be reached, no process applies
+    its share of it, because a process may have more samples than its share."""
     return nresults>0 and (nepochs<1 or size is None or size*nepochs>nresults)
 
 def _repeat_stage(upstream, run, nepochs, nresults):
@@ -139,7 +140,9 @@ _stages = dict(slice=_slice_stage, repeat=_repeat_stage, shuffle=_shuffle_stage,
                compose=_compose_stage)
 
 def _sample_stage(upstream, step):
-    "Yields the pairs of `upstream(0)` with what `step`, one for single samples, makes of them and does not leave out"
+    """Yields `(origin, result)` for each pair `(origin, sample)` of `upstream(0)`; `step` makes `result` of `sample`
+
+    What `step` leaves out is not yielded. The generator ends where the handler of `step` ends the epoch."""
     for origin,sample in upstream(0):
         store,number = origin or (None,None)
         result = run_steps(store, number, sample, (step,))
@@ -169,7 +172,7 @@ class Pipeline:
     "The methods of WebDataset, for `RemoteDataset` and for streams. Each returns a new dataset or stream."
     def _then(self, step): raise NotImplementedError
     def as_stream(self)->'RemoteStream':
-        "The stream that the methods add steps to"
+        "The samples as a stream, which the methods add steps to: a new one of a dataset; a stream returns itself"
         raise NotImplementedError
 
     def __enter__(self): return self
@@ -187,19 +190,23 @@ class Pipeline:
         partial:bool=False, # For WebDataset's scripts: values that are decoded already are always left as they are
         handler=None # `handler(error)`, called if a value cannot be decoded; default: raise the error
     ):
-        "Turn bytes into objects. Labels stay codes. Raises `ValueError` for an unknown spec."
+        """A new dataset or stream, whose samples have objects in place of bytes; labels stay codes
+
+        Raises `ValueError` for an unknown spec."""
         return self._then(decode_step(decoders, pre, post, only, handler))
 
     def to_tuple(self,
-        *fields:str, # Names of fields; for `jpg;png` the first that a sample has; for `txt?` `None` if it has none
+        # Names of fields, also as one text with spaces; for `jpg;png` the first that a sample has; for `txt?` `None` if
+        # it has none
+        *fields:str,
         handler=None, # `handler(error)`, called if a sample lacks a field; default: raise the error
         missing_is_error:bool=True, # Otherwise a field that a sample lacks is `None`
         none_is_error:bool=False # Is a value that is `None` an error, too?
     ):
-        """Make a tuple of `fields`, or of `__key__` and `__url__`
+        """A new dataset or stream, whose samples are tuples of the values of `fields`, also of `__key__` and `__url__`
 
-        If it is the first step, or only `decode` comes before, only these are read, and a field that the store has not
-        raises `UnknownField`."""
+        If it is the first step, or only `decode` comes before, only these fields are read, and a field that the store
+        does not have raises `UnknownField` at once, unless `missing_is_error=False`."""
         if len(fields)==1 and isinstance(fields[0], str): fields = fields[0].split()
         options = {} if missing_is_error else dict(missing_is_error=False)
         if none_is_error: options['none_is_error'] = True
@@ -209,14 +216,14 @@ class Pipeline:
         *fs, # One function for each element of the tuple; `None` leaves an element as it is
         handler=None # `handler(error)`, called if a function fails; default: raise the error
     ):
-        "Call each of `fs` with its element of the tuple"
+        "A new dataset or stream, whose samples, tuples, have the result of each of `fs` in place of its element"
         return self._then(Step('map_tuple', *fs, handler=handler))
 
     def map(self,
         f, # `f(sample)`; samples for which it returns `None` are left out
         handler=None # `handler(error)`, called if `f` fails; default: raise the error
     ):
-        """Call `f` with the sample: a dict, or what the steps before made of it
+        """A new dataset or stream of the results of `f` for the samples: dicts, or what the steps before made of them
 
         The length of a `RemoteDataset` still counts samples that are left out. They are left out when it is iterated
         over or loaded in batches. `dataset[i]` raises `ValueError` for one of them."""
@@ -226,7 +233,9 @@ class Pipeline:
         handler=None, # `handler(error)`, called if a function fails; default: raise the error
         **functions # A function for each of some fields
     ):
-        "Call the function of each field with its value. Raises `KeyError` for a sample without the field."
+        """A new dataset or stream, whose samples have the result of each function in place of the value of its field
+
+        A sample without the field raises `KeyError` when it is read; no functions at all raise `ValueError` at once."""
         if not functions: raise ValueError('map_dict takes functions by name, such as map_dict(jpg=f)')
         shown = [f"{field}={getattr(f, '__name__', f)}" for field,f in functions.items()]
         return self._then(Step('map_dict', functions, handler=handler, shown=shown))
@@ -236,7 +245,11 @@ class Pipeline:
         keep:bool=True, # Keep the other fields?
         **names # New names and the fields to rename: `image='jpg;png'` takes the first that a sample has
     ):
-        "Rename fields. Raises `UnknownField`, and `MissingSample` for a sample that has none of the fields."
+        """A new dataset or stream, whose samples have renamed fields
+
+        A sample that has none of the fields for a name raises `MissingSample` when it is read; for `txt?`, it gets
+        `None`. If it is the first step, or only `decode` comes before, fields that the store does not have raise
+        `UnknownField` at once."""
         names = {new:_group(field) for new,field in names.items()}
         shown = [f'{new}={group!r}' for new,group in names.items()]
         return self._then(Step('rename', keep, names, handler=handler, shown=shown))
@@ -249,7 +262,10 @@ class Pipeline:
         handler=None, # `handler(error)`; default: raise the error
         **names # New names and patterns
     ):
-        "Rename the fields whose names match patterns of `fnmatch`. Raises `ValueError`."
+        """A new dataset or stream, whose samples have new names for the fields that match patterns of `fnmatch`
+
+        What is compared with the patterns is a field's name in lower case, without what is before a `/`. Samples raise
+        `ValueError` when they are read, as these arguments say."""
         pairs = [*_checked_pairs(patterns, "rename_keys takes pairs such as ('image', 'jp*g')"), *names.items()]
         return self._then(Step('rename_keys', pairs, keep_unselected, must_match, duplicate_is_error, handler=handler))
 
@@ -259,7 +275,9 @@ class Pipeline:
         ignore_missing:bool=False, # Leave out patterns that match no field?
         handler=None # `handler(error)`; default: raise the error
     ):
-        "Make a tuple of the values whose fields match `patterns`. Raises `ValueError` as these arguments say."
+        """A new dataset or stream, whose samples are tuples: for each pattern the value of the field that matches it
+
+        Samples raise `ValueError` when they are read, as these arguments say."""
         return self._then(Step('extract_keys', *patterns, duplicate_is_error=duplicate_is_error,
                                ignore_missing=ignore_missing, handler=handler))
 
@@ -271,7 +289,10 @@ class Pipeline:
         handler=None, # `handler(error)`; default: raise the error
         **functions # The same by extension: `png=imread`
     ):
-        "Decode bytes by the name of their field, or else by the codec of that name. Raises `ValueError` without both."
+        """A new dataset or stream, whose samples have decoded values in place of bytes
+
+        They are decoded by the name of their field, or else by its codec. Samples with bytes that have neither raise
+        `ValueError` when they are read, if `must_decode`."""
         pairs = _checked_pairs(decoders, "xdecode takes pairs such as ('*.png', imread)")
         pairs += [(f'*.{extension}', f) for extension,f in functions.items()]
         return self._then(Step('xdecode', pairs, must_decode, handler=handler))
@@ -286,17 +307,17 @@ class Pipeline:
         return self.as_stream()._then(Step('select', predicate, handler=handler))
 
     def shuffle(self,
-        bufsize:int=1000, # Results that are drawn from together, where a buffer is needed; below 1: no shuffling
+        bufsize:int=1000, # Results that are drawn from together, where a buffer is needed; below 1: returns itself
         initial:int=100, # Results in the buffer before the first is given
-        seed:int=None, # Seed of the stream's orders; default: the one it has, or else drawn from torch's generator
+        seed:int=None, # Seed of the stream's orders; default: as without `shuffle`, see `RemoteStream`
         rng=None, # As `seed`: a `random.Random`, from which it is drawn
         interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
     ):
         """A stream in random order, another one in each epoch
 
         The samples of a store are shuffled before they are read, all of them, or all of `interleave` shards, so the
-        buffer is not used. After methods such as `unbatched` there are other samples, which are shuffled in a buffer
-        of `bufsize`, as in WebDataset."""
+        buffer is not used. What comes from `slice` of a stream, from `mix`, and from methods such as `repeat` and
+        `unbatched` is shuffled in a buffer of `bufsize`, as in WebDataset."""
         if bufsize<1: return self
         if rng is not None: seed = rng.getrandbits(62)
         stream = self.as_stream()
@@ -308,11 +329,11 @@ class Pipeline:
     def slice(self,
         *bounds:int # `stop`, or `start, stop`, or `start, stop, step`; start and stop at least 0, `None` for no bound
     ):
-        """Some of the samples of an epoch, by their positions
+        """A dataset or stream of some of the samples of an epoch, by their positions
 
         The positions count all ranks and workers together. Once a step may leave out samples, and after a method other
         than `shuffle` that has made a stream, such as `repeat`, samples are counted as they come. That needs a single
-        process that reads, otherwise iterating raises `ValueError`."""
+        process that reads, otherwise iterating raises `ValueError`. Wrong `bounds` raise it at once."""
         bounds = _checked_bounds(bounds)
         stream = self.as_stream()
         source = None if stream.stages else stream.source.sliced(slice(*bounds))
@@ -378,7 +399,7 @@ class Pipeline:
         return self.as_stream()._staged('rsample', p)
 
     def log_keys(self,
-        logfile:str=None # A file, to which all processes append; default: none
+        logfile:str=None # A file, to which all processes append; default: nothing is logged, and it returns itself
     ):
         "A stream that writes a line for each sample: its position in the worker, worker, rank and key"
         return self.as_stream()._staged('log_keys', str(logfile)) if logfile else self
@@ -486,9 +507,9 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
     Methods of a `RemoteDataset` make it, and `mix`."""
     def __init__(self,
         source:StreamInput, # Where its samples come from
-        seed:int=None, # Seed of the orders; default: drawn from torch's generator
+        seed:int=None, # Seed of the orders; default: 0 on several ranks, else drawn from torch's generator
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
-        world_size:int=None # Number of ranks; default: as `rank`
+        world_size:int=None # Number of ranks; both this and `rank` are given, or neither; others raise `ValueError`
     ):
         super().__init__(seed, rank, world_size)
         self.source,self.stages,self.length = source,(),None
@@ -534,7 +555,10 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         return _StreamIterator(self, self.draw_key(), consumer)   # the key is drawn now, not with the first sample
 
     def _check_epoch(self, consumer):
-        "If `set_epoch` was forgotten, raise `ValueError` if there are several ranks, and warn otherwise"
+        """Note that `consumer` begins an epoch, and complain if it has the same random order as the one before
+
+        That is so if `set_epoch` was not called in between, the order is random, and there is a seed or several ranks.
+        Raises `ValueError` if there are several ranks, and warns otherwise."""
         slot,now = consumer.worker%_SLOTS,self.n_set+1
         is_again,self.begun[slot] = self.begun[slot]==now,now
         if not is_again or not self.is_random or self.seed is None and consumer.world_size==1: return
@@ -572,7 +596,9 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
         return n
 
     def _size(self, world_size, depth):
-        "The number of results of all ranks together after `depth` stages, in one pass; `None` if it is not known"
+        """The number of results of all ranks together after `depth` stages, in one pass
+
+        `None` if it is not known, infinity if there is no end."""
         counts = [self.count(rank, world_size, depth) for rank in range(world_size)]
         return None if None in counts else sum(counts)
 
