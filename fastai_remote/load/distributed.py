@@ -44,7 +44,7 @@ class RemoteDistributedDL(DistributedDL):
     def to_detach(self, b, cpu=True, gather=True):
         """As fastai's: `b`, detached from the graph, and joined with that of the other ranks if `gather`
 
-        In `get_preds`, the last result lacks the samples that were read twice, so that all ranks read equally many."""
+        In `get_preds`, the last result lacks the samples that were only read again to give all ranks equally many."""
         if not gather or not self.dl.in_place or not hasattr(self, 'n_padded'): return super().to_detach(b, cpu, gather)
         b = self._to_detach(b, cpu, gather)
         is_last = self.i*self.world_size>=self.n_padded

@@ -36,8 +36,8 @@ def rank_and_world_size():
 
 def share_of(
     n:int, # How many there are
-    k:int, # Who asks, in [0, count)
-    count:int # Among how many they are divided
+    k:int, # Number of the part, in [0, count)
+    count:int # How many parts there are
 )->int:
     "The size of part `k` if `n` are divided into `count` parts, whose sizes differ by one at most"
     return n//count+(k<n%count)

@@ -110,7 +110,8 @@ class RemoteDL(TfmdDL):
         check:bool=True, # Compare the checksums of what is read?
         interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
         # For a missing or damaged sample: `raise` an error, `replace` it by another one, always the same, or `skip` it.
-        # `replaced` has the numbers. `get_preds` and `test_dl` skip none, but raise an error: results would be shifted
+        # `replaced` has the numbers. `get_preds`, and `test_dl` unless it gets `on_bad`, skip none, but raise an error:
+        # results would be shifted
         on_bad:str='raise',
         # As in Pillow's `thumbnail`, usually 2.0 or 3.0: decode JPEGs at a half, quarter or eighth of their size where
         # that is still so many times the wanted size. It is faster, but the pixels differ from stock fastai's
@@ -144,7 +145,7 @@ class RemoteDL(TfmdDL):
             self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*interleave)
 
     def new(self, dataset=None, cls=None, **kwargs):
-        """As `TfmdDL.new`. It keeps the options of `RemoteDL`, persistent workers, and `n` if the dataset is the same
+        """As `TfmdDL.new`. It keeps the options of `RemoteDL`, persistent workers, and `n` if no `dataset` is given
 
         Unknown arguments are ignored, because fastai itself passes some, such as `shuffled` in `tta`."""
         keep = dict(persistent_workers=self.fake_l.persistent_workers)
@@ -219,7 +220,7 @@ class RemoteDL(TfmdDL):
 
     @property
     def _sizes(self):
-        "Number of samples in each shard, an int64 array, if an epoch reads whole shards; else `None`"
+        "Number of samples in each shard, an int64 array, if the order of an epoch goes shard by shard; else `None`"
         if self.interleave is None or self.balance is not None or not self.indexed: return None
         if self.shuffle and self._shuffles_otherwise: return None
         items = getattr(self.dataset, 'items', None)
@@ -233,7 +234,10 @@ class RemoteDL(TfmdDL):
         rank:int, # A rank
         world_size:int # Number of ranks
     )->Order:
-        "The part of an epoch that a rank reads: consecutive positions, or with `in_place` batches in turn"
+        """The part of `order` that a rank reads, as `rank_share` computes it; all ranks get equally many positions
+
+        They are consecutive, or with `in_place` batches in turn. If `order` was shuffled shard by shard, or drawn with
+        `balance`, they are samples of shards, or draws, of the rank's own."""
         return rank_share(order, rank, world_size, consecutive=True, bs=self.bs or 1 if self.in_place else None)
 
     def sample(self):
@@ -262,7 +266,9 @@ class RemoteDL(TfmdDL):
             if type(pipeline) is BatchPipeline: pipeline.known = None
 
     def _new_buffers(self):
-        "`SharedBuffers` for an epoch with forked workers that build whole batches; else `None`"
+        """`SharedBuffers` for an epoch with forked workers that build whole batches
+
+        `None` otherwise, and where the address space is too small."""
         workers = self.fake_l.num_workers
         if not workers or get_context().get_start_method()!='fork' or not decide_path(self).whole: return
         try: return SharedBuffers(workers)
@@ -345,7 +351,10 @@ class RemoteDL(TfmdDL):
         finally: self.drop_last = drop_last
 
     def do_item(self, s):
-        "The item at a position. With `on_bad`, one that cannot be decoded is replaced, or `None`, which leaves it out."
+        """The item at position `s`; `None` if it is left out
+
+        If it is missing or cannot be decoded, `on_bad='replace'` returns another one, and `'skip'` returns `None`, but
+        raises the error with `in_place`, as `'raise'` always does."""
         if self.on_bad=='raise' or self._report is None: return self._item(s)
         try: return self._item(s)
         except (CorruptSample,MissingSample) as e: error = e
@@ -411,14 +420,16 @@ class RemoteDL(TfmdDL):
             while waiting: yield from finished(*waiting.popleft())
 
     def floats_next(self)->bool:
-        "Does `after_batch` convert a batch of bytes to floats, before any other code can write to it?"
+        "Does `after_batch` convert a batch of bytes to floats, on the CPU, before any other code can write to it?"
         pipeline = self.after_batch
         on_cpu = self.device is None or torch.device(self.device).type=='cpu'
         if type(pipeline) is not BatchPipeline or not on_cpu or pipeline.why_stock(): return False
         return pipeline.fs[0].split_idx in (None, pipeline.split_idx)
 
     def why_not_stock(self)->str:
-        "Which method that builds batches is not the stock one, so that it has to be called; empty if none"
+        """Says why only this loader's own methods can build its batches, such as `create_item was replaced`; '' if not
+
+        Other reasons are a dataset without positions, and no batch size."""
         if self.bs is None: return 'it has no batch size'
         for name,method in _own_methods.items():
             is_own = name not in vars(self) and getattr(type(self), name) is method
@@ -465,7 +476,7 @@ class RemoteDL(TfmdDL):
         else: show_results(x, y, samples, outs, ctxs=ctxs, max_n=max_n, **kwargs)
 
     def _shown_as_table(self, samples, max_n, outs=None):
-        "Show decoded samples, with predictions `outs`, as a table if all values are numbers. Was this done?"
+        "Show decoded samples, with predictions `outs`, as a table if all values are numbers; returns whether it did"
         if samples is None: return False
         rows = [(*sample, *(outs[k] if outs is not None else ())) for k,sample in enumerate(samples[:max_n])]
         shown = TitledFloat,TitledInt,TitledTuple
@@ -487,7 +498,7 @@ class RemoteDL(TfmdDL):
 
     @property
     def replaced(self)->list:
-        "Numbers of the samples that were replaced or skipped in the last epoch, the first 100 of each worker"
+        "Sorted numbers of the samples that were replaced or skipped in the last epoch, the first 100 of each worker"
         if self._report is None: return []
         return sorted({int(i) for row in self._report for i in row[1:1+min(int(row[0]), _max_reported)]})
 
@@ -504,8 +515,9 @@ def _codes_at(items, field, positions):
 def _check_balance(items, balance):
     """Raise an error unless labels of `items` can be drawn by `balance`, which is not `None`
 
-    `TypeError` if it is no field or pair, its field has no codes of labels, or the items are of no store; `ValueError`
-    if labels are not counted, or there is not one weight for each; `UnknownField`."""
+    `TypeError` if it is no field or pair, if its field holds no integers, or if the items are of no store. Without
+    weights, `ValueError` if the labels of the field are not counted. With weights, `UnknownField`, and `ValueError` if
+    the field has labels and there is not one weight for each."""
     if not isinstance(balance, str) and not (isinstance(balance, tuple) and len(balance)==2):
         raise TypeError('balance= takes a field, or a field and the weight of each of its labels, not '
                         f'{balance!r:.100}')
@@ -534,18 +546,21 @@ def _read_from_own_stores(dataset):
         tl.tfms.fs = L(new)+tl.tfms.fs[1:]
 
 def _only_targets_define(dataset):
-    "Have the loss, `c` and the vocabulary defined by targets only, not by inputs"
+    "Set the loss, `c` and the vocabulary of inputs, except texts, to `None`, so that only targets define them"
     for tl in getattr(dataset, 'tls', [])[:getattr(dataset, 'n_inp', 0)]:
         # fastai's models for texts take the vocabulary of the texts from here
         if not any(isinstance(t, Numericalize) for t in tl.tfms.fs): tl.c = tl.vocab = tl.loss_func = None
 
 def _unwrapped(number):
-    "What a table shows: an `int` or `float`; for a tuple, its floats with four digits each, or its only one as it is"
+    """What a table shows of a `TitledInt`, `TitledFloat` or `TitledTuple`
+
+    It is an `int` or `float` for a number, and for a tuple of one float that float. For other tuples it is a tuple of
+    floats, rounded to four significant digits."""
     if not isinstance(number, tuple): return number.real
     return tuple(float(f'{v:.4g}') for v in number) if len(number)!=1 else float(number[0])
 
 def _room_for_texts(samples, max_n):
-    "`{'figsize': size in inches}` for images that have texts as titles; else an empty dict"
+    "`{'figsize': (width, height) in inches}` for up to `max_n` images that have texts as titles; else an empty dict"
     is_captioned = samples is not None and len(samples) and isinstance(samples[0][0], TensorImage)
     if not is_captioned or not any(type(value) is TitledStr for value in samples[0]): return {}
     n = min(len(samples), max_n)

@@ -103,8 +103,8 @@ def KFoldSplitter(
     It takes constant memory for a store, or with `stratify` a bit per item; and a list of positions for other items,
     such as a list or a DataFrame. Folds differ by one sample at most; with `stratify`, so do the numbers of samples
     with each label. Without it, each shard of a store with shards gives its share to each fold, if the items are in the
-    order of the shards. Raises `ValueError` for wrong numbers, `TypeError` if `stratify` is no field with labels,
-    `MissingSample` if a sample lacks it, and `UnknownField`."""
+    order of the shards. Raises `ValueError` for wrong numbers; with `stratify`, `TypeError` if that is no field with
+    labels or the items are of no store, `MissingSample` if a sample lacks it, and `UnknownField`."""
     if not (all(isinstance(k, (int,np.integer)) for k in (n_folds,fold)) and n_folds>=2 and 0<=fold<n_folds):
         raise ValueError(f'want n_folds of at least 2, and a fold from 0 to n_folds-1, not {n_folds=}, {fold=}')
     def _inner(items):

@@ -236,8 +236,9 @@ def _map_dict(store, number, sample, functions):
 def _rename_keys(store, number, sample, patterns, keep_unselected, must_match, duplicate_is_error):
     """Step `rename_keys`: `patterns` is a list of `(new name, pattern)`; the last pattern that matches is used
 
-    Returns a dict; of two fields of one name it has the first. Raises `ValueError` for patterns without fields, or two
-    fields of one name, if these are errors."""
+    A field matches by its name in lower case, without what is before a `/`. Returns a dict; it has fields that match no
+    pattern only with `keep_unselected`, and of two fields of one name the first. Raises `ValueError` for patterns
+    without fields, or two fields of one name, if these are errors."""
     _expect_dict('rename_keys', sample)
     result,matched = {},set()
     for field,value in sample.items():

@@ -340,7 +340,7 @@ class Pipeline:
         return stream._staged('slice', *bounds) if source is None else stream._with(source=source)
 
     def repeat(self,
-        nepochs:int=-1, # Passes over the samples, each in its own random order; below 1: endless
+        nepochs:int=-1, # Passes over the samples, each in its own random order if they are shuffled; below 1: endless
         nbatches:int=-1 # At most this many results, of all ranks and workers together; below 1: all
     ):
         "A stream that goes over the samples several times in an epoch"
@@ -353,7 +353,8 @@ class Pipeline:
         """A stream with an epoch of exactly so many results: the samples are repeated, or the rest is left out
 
         Each epoch begins with a new pass. All ranks give equally many results if the number of ranks divides the
-        number of results. A worker without any sample raises `ValueError`."""
+        number of results. One of the arguments is given, at least 1, or `ValueError` is raised. A worker without any
+        sample raises `ValueError` when it reads."""
         n = _one_of(nsamples, nbatches, 'with_epoch')
         return self.as_stream()._staged('repeat', -1, n, shown=(n,), name='with_epoch')
 
@@ -361,7 +362,9 @@ class Pipeline:
         n:int, # What `len` returns
         silent:bool=True # For WebDataset's scripts: there is no warning
     ):
-        "A stream of the same samples, whose `len` is `n` whatever its number of samples"
+        """A stream of the same samples, whose `len` is `n` whatever its number of samples
+
+        Call it last: most methods that are called on the result compute the length again."""
         return self.as_stream()._with(length=n)
 
     def batched(self,
@@ -394,7 +397,7 @@ class Pipeline:
     def rsample(self,
         p:float=.5 # Probability of keeping a sample
     ):
-        "A stream of samples that are drawn at random, without repeats"
+        "A stream that keeps each sample with probability `p`, in the same order; `ValueError` if that is not in 0..1"
         if not 0<=p<=1: raise ValueError(f'rsample takes a probability in 0..1, not {p}')
         return self.as_stream()._staged('rsample', p)
 
