@@ -353,8 +353,8 @@ class RemoteDL(TfmdDL):
     def do_item(self, s):
         """The item at position `s`; `None` if it is left out
 
-        If it is missing or cannot be decoded, `on_bad='replace'` returns another one, and `'skip'` returns `None`, but
-        raises the error with `in_place`, as `'raise'` always does."""
+        If it is missing or cannot be decoded, `on_bad='replace'` returns another one, or raises the error if none is
+        good. `'skip'` returns `None`, but raises the error with `in_place`, as `'raise'` always does."""
         if self.on_bad=='raise' or self._report is None: return self._item(s)
         try: return self._item(s)
         except (CorruptSample,MissingSample) as e: error = e
