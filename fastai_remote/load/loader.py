@@ -236,8 +236,8 @@ class RemoteDL(TfmdDL):
     )->Order:
         """The part of `order` that a rank reads, as `rank_share` computes it; all ranks get equally many positions
 
-        They are consecutive, or with `in_place` batches in turn. If `order` was shuffled shard by shard, or drawn with
-        `balance`, they are samples of shards, or draws, of the rank's own."""
+        They are consecutive, or with `in_place` batches in turn. If `order` was shuffled shard by shard, each rank gets
+        shards of its own, and with `balance` each makes draws of its own."""
         return rank_share(order, rank, world_size, consecutive=True, bs=self.bs or 1 if self.in_place else None)
 
     def sample(self):
@@ -554,8 +554,8 @@ def _only_targets_define(dataset):
 def _unwrapped(number):
     """What a table shows of a `TitledInt`, `TitledFloat` or `TitledTuple`
 
-    It is an `int` or `float` for a number, and for a tuple of one float that float. For other tuples it is a tuple of
-    floats, rounded to four significant digits."""
+    It is an `int` or `float` for a number, and for a tuple of one number that number as a `float`. For other tuples it
+    is a tuple of floats, rounded to four significant digits."""
     if not isinstance(number, tuple): return number.real
     return tuple(float(f'{v:.4g}') for v in number) if len(number)!=1 else float(number[0])
 

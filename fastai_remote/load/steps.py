@@ -72,7 +72,8 @@ def ask_handler(
 
     Raises `error` if there is no handler, if the handler raises what it was given, or if it returns an exception; any
     other exception of the handler is raised as it is. The handler gets a copy of `error` whose text names `place`, and
-    `error` gets a note with `place`; only a `StoreError`, which names the sample already, stays as it is."""
+    `error` has a note with `place` when it is raised; only a `StoreError`, which names the sample already, stays as it
+    is in both cases."""
     is_named = isinstance(error, StoreError)   # these name the sample already
     if handler is not None:
         named = error if is_named else _named_error(error, place)

@@ -364,7 +364,7 @@ class Pipeline:
     ):
         """A stream of the same samples, whose `len` is `n` whatever its number of samples
 
-        Call it last: most methods that are called on the result compute the length again."""
+        Call it last: `map`, `select`, and methods such as `shuffle` and `batched` do not keep this length."""
         return self.as_stream()._with(length=n)
 
     def batched(self,
