@@ -52,7 +52,7 @@ class EncodedImage:
 
     @property
     def is_decoded(self)->bool:
-        "Are there pixels? If not, there are only encoded bytes and what is to be done to them"
+        "Are there pixels? If not, there is only a source, such as a JPEG file, and what is to be done to it"
         return self._plan is None
 
     def load(self):
@@ -214,7 +214,7 @@ def stack_images(
 )->torch.Tensor: # `TensorImage` or `TensorImageBW`, shape (len(images), channels, height, width), or `None`
     """The batch that `ToTensor` and collating would make of `images`, each decoded into its part of the tensor
 
-    `None` unless all images are encoded, of one type and of one size."""
+    `None` unless all images are `EncodedImage`s that are not decoded yet, of one type and of one size."""
     first = images[0]
     if not isinstance(first, EncodedImage): return
     if any(type(o) is not type(first) or o.is_decoded or o.size!=first.size for o in images): return
