@@ -2010,6 +2010,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_remote/load/splitters.py'),
                                               'fastai_remote.load.splitters.StoreSplitter': ( 'load/splitters.html#storesplitter',
                                                                                               'fastai_remote/load/splitters.py'),
+                                              'fastai_remote.load.splitters._checked_seed': ( 'load/splitters.html#_checked_seed',
+                                                                                              'fastai_remote/load/splitters.py'),
                                               'fastai_remote.load.splitters._first_named': ( 'load/splitters.html#_first_named',
                                                                                              'fastai_remote/load/splitters.py'),
                                               'fastai_remote.load.splitters._has_labels': ( 'load/splitters.html#_has_labels',

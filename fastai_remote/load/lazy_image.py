@@ -103,7 +103,7 @@ class EncodedImage:
         return self._with(self._plan.resize(size, resample))
 
     def transpose(self, method):
-        if self._plan is None: return super().transpose(method)
+        if self._plan is None or method not in TURNS: return super().transpose(method)
         return self._with(self._plan.transpose(TURNS[method]))
 
     def _do_crop_pad(self, sz, tl, orig_sz, resize_mode=Image.Resampling.BILINEAR, resize_to=None, **kwargs):
@@ -119,7 +119,10 @@ class EncodedImage:
 
     def copy(self): return super().copy() if self._plan is None else self._with(self._plan)
     __copy__ = copy
-    def __reduce__(self): return self._stock_type(),(Image.fromarray(np.asarray(self)),)
+    def __reduce__(self):
+        image = Image.fromarray(np.asarray(self))
+        image.info = dict(self.info)
+        return self._stock_type(),(image,)
 
 class EncodedPILImage(EncodedImage, PILImage): "A `PILImage` that is decoded when its pixels are needed"
 class EncodedPILImageBW(EncodedImage, PILImageBW): "A `PILImageBW` that is decoded when its pixels are needed"

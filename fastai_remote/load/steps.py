@@ -148,7 +148,8 @@ def _by_codec(store, number, field, key, data, spec):
     if codec is None and entry and spec is None: field_codec(store, field)   # raises `ValueError`
     if codec is None: return None
     if spec is None:
-        if entry and number is not None: return store.decode(number, field, data)
+        # bytes of a field of numbers are what a function has made: such a field of a store has no bytes
+        if entry and number is not None and codec.dtype is None: return store.decode(number, field, data)
         if not _makes_objects(codec): return None
         return codec.from_bytes(data) if codec.dtype is None else int(data)
     if not is_image(codec.name): return None
