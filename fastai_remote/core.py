@@ -200,9 +200,10 @@ class Manifest:
     def altered(self,
         s:bytes, # The JSON from which this manifest was read
     )->str: # What is wrong, or ''
-        """Finds up to 8 bytes of `s` that differ from what was written, but mean the same, as in `1e-05` and `1E-05`
+        """Message if 1 to 8 bytes of `s` are not as they were written, but mean the same, as `1E-05` for `1e-05`
 
-        Such a change is damage. JSON that a tool has formatted in another way differs in length or in more bytes."""
+        It names the first of these bytes. Such a change is damage. JSON that a tool has formatted in another way
+        differs in length or in more bytes: then, and if no byte differs, the result is ''."""
         written = json.dumps(json.loads(s), ensure_ascii=False, separators=(',',':')).encode('utf-8', 'surrogatepass')
         if len(written)!=len(s): return ''
         changed = np.flatnonzero(np.frombuffer(written, np.uint8)!=np.frombuffer(s, np.uint8))
@@ -223,7 +224,7 @@ def crc32s(
 
 @cache
 def _crc_tables():
-    "What a byte adds to a crc32 if `k` more bytes follow it, 0 to 15: element `256*k+byte` of a uint32 array"
+    "What a byte adds (by xor) to a crc32 if `k` more bytes follow it, 0 to 15: element `256*k+byte` of a uint32 array"
     tables = [[zlib.crc32(bytes([byte])+bytes(following))^zlib.crc32(bytes(1+following)) for byte in range(256)]
         for following in range(16)]
     return np.array(tables, np.uint32).ravel()
@@ -277,7 +278,7 @@ def size_str(n:int)->str:
     return f'{n:.1f} TB'
 
 def image_sizes_str(
-    stats:dict # `manifest.stats` of an image field
+    stats:dict # The entry of an image field in `manifest.stats`
 )->str:
     "Sizes, means and deviations of the images of a field, in words"
     width,height = (f'{low}' if low==high else f'{low} to {high}' for low,_,high in (stats['width'],stats['height']))

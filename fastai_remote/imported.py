@@ -44,7 +44,7 @@ def when_imported(
 ):
     """Call `f` when module `name` has been imported: now, if it already has
 
-    `f` is not called for an import that is going on in this moment, nor for a built-in module."""
+    `f` is not called for an import that is going on in this moment."""
     module = sys.modules.get(name)
     if _is_imported(module): return f(module)
     _waiting.setdefault(name, []).append(f)
