@@ -188,7 +188,7 @@ class StreamJob(SourceJob):
         self.end = end,self._all_splits(splits)
 
     def _all_splits(self, splits):
-        """Returns `splits`, `{split: [start, stop]}`, with all splits of the source, in its order; `None` if it has none
+        """Returns `splits`, `{split: [start, stop]}`, with all splits of the source in its order; `None` without splits
 
         Those without samples get an empty range. Changes `splits`."""
         start = 0
@@ -321,10 +321,10 @@ def _source_notes(source, fields, options):
     return [*notes, "labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]
 
 def _first_samples(job, vocab, tries=100):
-    """`(fields, cost)`: those of the first sample that can be encoded, as in a plan, and the mean of `Writer.cost`
+    """`(fields, cost)`: those of the first sample that can be encoded, as in a plan; and the mean of `Writer.cost`
 
-    The mean is of the first `Writer.n_examples` samples that can be encoded. Raises `ValueError` if the source is empty,
-    and `IngestError` if none of the first `tries` samples can be encoded."""
+    The mean is of the first `Writer.n_examples` samples that can be encoded. Raises `ValueError` if the source is
+    empty, and `IngestError` if none of the first `tries` samples can be encoded."""
     writer,error,seen,fields,costs = job.writer,None,0,None,[]
     key_field = None if writer.takes_keys or job.source.implicit_keys else 'key.txt'
     for seen,(name,raw) in enumerate(job.first(tries), 1):

@@ -273,9 +273,9 @@ def first_or_other(
     finally: inputs.release()
 
 def _first_success(f, arguments):
-    """Call `f` with each of `arguments` until one raises neither `CorruptSample` nor `MissingSample`; returns its result
+    """Call `f` with each of `arguments` until it raises neither `CorruptSample` nor `MissingSample`; returns the result
 
-    If all raise them, the first of these errors is raised. Any other error is raised at once."""
+    If it always raises one of them, the first of these errors is raised. Any other error is raised at once."""
     error = None
     for argument in arguments:
         try: return f(argument)
