@@ -130,7 +130,7 @@ class Manifest:
 
     @property
     def head(self)->bytes:
-        """The beginning of the stored JSON, up to the end of `uid`, or what `to_json` begins with
+        """How the JSON that this manifest was read from begins, up to the end of `uid`; else what `to_json` begins with
 
         Reading these few bytes is enough to check that the dataset is still the one that was opened."""
         return self._head or f'{{"uid":"{self.uid}"'.encode()

@@ -210,7 +210,7 @@ class RemoteDataset(Pipeline, Dataset):
     def _metadata_of(self, numbers):
         """`{'__key__': list, '__url__': list}` of samples `numbers`, as far as the steps need it
 
-        In a store without keys, a key is the sample number, of nine digits. Only shards have URLs."""
+        In a store without keys, a key is the sample number, with at least nine digits. Only shards have URLs."""
         store,result = self.store,{}
         if '__key__' in self.metadata:
             result['__key__'] = store.keys(numbers) if store.has_keys else [f'{i:09}' for i in numbers.tolist()]
