@@ -121,7 +121,7 @@ def can_name_field(field:str)->bool:
 def plan_fields(
     sample:dict, # A converted sample
     vocab:dict, # Vocabularies that are known beforehand
-    codecs:dict=None, # Codecs of fields whose names do not tell
+    codecs:dict=None, # `{field: name of a codec}`, for fields whose names do not tell
 )->dict: # `{field: {'codec', 'dtype', …}}`; `staged` marks labels whose codes are not known until all are seen
     """How each field of a dataset is stored; a field of bytes also has an entry `FIELD.crc`, for its checksums
 

@@ -437,10 +437,10 @@ def index_shards(
     The shards may be compressed with gzip, xz, bzip2 or zstd. Neither they nor other files beside them are changed.
     Members are grouped into samples by WebDataset's rules, and samples may have different fields. A member whose
     extension cannot name a field is left out, and the report says so; `tar_samples` with `fn` can rename it. Where an
-    index is there already, only shards that are new are read, and added; that another has changed since is noticed by
-    its size, its ETag or its time, and is an error. Labels are integers (`cls`) or text (`cls.txt`); if one of the
-    first hundred is no integer, such as `007`, all are text. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
-    `IngestError`, `StoreUnavailable`."""
+    index is there already, only shards that are new are read, and added; if none is new, that is an error. That another
+    has changed since is noticed by its size, its ETag or its time, and is an error, too. Labels are integers (`cls`) or
+    text (`cls.txt`); if one of the first hundred is no integer, such as `007`, all are text. Raises `StoreExists`,
+    `StoreBusy`, `FileNotFoundError`, `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
     source,given = _source_of(url, timeout, storage_options)

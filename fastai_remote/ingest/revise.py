@@ -52,7 +52,7 @@ class _NamedLabels:
         return sample
 
     def _label(self, field, label):
-        "The label that `label`, which may be a code if labels are text, stands for; raises `ValueError`"
+        "The label that `label`, which may be a code if labels are text, stands for; raises `ValueError`, `TypeError`"
         label = plain_label(field, label)
         if label in self.known[field]: return label
         labels = self.vocab[field]
@@ -322,7 +322,7 @@ def edit_samples(
     return _edit(store, values, drop) if len(drop) or values else store
 
 def _edit_shards(store, reviser):
-    "`edit_samples` for shards: new texts, images and arrays go into an overlay for each field"
+    "`edit_samples` for shards: new values of a field of bytes go into an overlay; numbers and labels into the indices"
     reviser.check_edit()
     values = reviser.change.values
     for field,changed in values.items():

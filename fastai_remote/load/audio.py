@@ -67,7 +67,7 @@ def _read_wav(b):
 def read_audio(
     content:bytes # A recording as a file
 )->tuple: # (float32 array of shape (channels, values), values per second)
-    """Decode a recording; anything but wav files with whole numbers takes soundfile, or else torchaudio
+    """Decode a recording: a wav file with whole numbers by Python's `wave`, others by soundfile, or else torchaudio
 
     Raises `ValueError` if it is damaged, `ImportError` if one of these packages is needed and neither is there, and
     what torchaudio raises."""
@@ -170,7 +170,7 @@ class CropAudio(RandTransform):
         return x[:,start:start+self.n]
 
 def _padded(x, n):
-    "`TensorAudio` `x`, of at most `n` values per channel, with zeros at its end up to `n`"
+    "A copy of `TensorAudio` `x`, of at most `n` values per channel, with zeros at its end up to `n`"
     res = TensorAudio(F.pad(x.as_subclass(torch.Tensor), (0,n-x.shape[-1])))
     res.rate = x.rate
     return res

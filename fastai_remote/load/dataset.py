@@ -225,7 +225,9 @@ class RemoteDataset(Pipeline, Dataset):
     def pairs(self,
         reads # Iterable of what `read` returns
     ): # Iterator of `((store, sample number), sample)`
-        "What the steps make of samples that are read batch by batch, without what they leave out"
+        """What the steps make of samples that are read batch by batch, without what they or the handler leave out
+
+        Ends where a handler ends the epoch."""
         for read in reads:
             samples,steps = self._samples(read)
             for number,sample in zip(read[0].tolist(), samples):
@@ -373,7 +375,7 @@ class _EpochIterator:
 
 # %% ../../nbs/load/15_dataset.ipynb #a48d65eb
 class RemoteBatches(_BatchEpochs, Sampler):
-    "Yields the positions of each batch of a `RemoteDataset`, in a new order each epoch and in constant memory"
+    "Yields the positions of each batch of a `RemoteDataset`, in constant memory; with `shuffle` in a new order each time"
     num_workers = 1   # of the loader
     sampler = property(lambda self: self)   # Lightning and accelerate call `batch_sampler.sampler.set_epoch`
     def __iter__(self): return _EpochIterator(self, self._seed(), self._batches, 0, self.num_workers)
