@@ -375,7 +375,7 @@ class _EpochIterator:
 
 # %% ../../nbs/load/15_dataset.ipynb #a48d65eb
 class RemoteBatches(_BatchEpochs, Sampler):
-    "Yields the positions of each batch of a `RemoteDataset`, in constant memory; with `shuffle` in new order each epoch"
+    "Yields the positions of each batch of a `RemoteDataset` in constant memory; with `shuffle` in new order each epoch"
     num_workers = 1   # of the loader
     sampler = property(lambda self: self)   # Lightning and accelerate call `batch_sampler.sampler.set_epoch`
     def __iter__(self): return _EpochIterator(self, self._seed(), self._batches, 0, self.num_workers)
