@@ -24,7 +24,7 @@ class StoreUnavailable(StoreError): "The server cannot be reached, refuses the c
 class StoreNotFound(StoreError): "There is no committed dataset of that name"
 class StoreExists(StoreError): "There is already a dataset, or an unfinished ingest, of that name"
 class StoreBusy(StoreError): "Another ingest is writing a dataset of that name right now"
-class StoreFull(StoreError): "There is no space left where the dataset is written"
+class StoreFull(StoreError): "There is not enough space where the dataset is written"
 class UnsupportedFormat(StoreError): "The format is newer than this version, or the manifest is damaged beyond reading"
 class UnknownField(StoreError): "The dataset has no such field"
 class MissingSample(StoreError): "A value that the dataset should have is not there"
@@ -140,7 +140,7 @@ class Manifest:
         text:str|bytes, # The stored JSON
         where:str='manifest', # Name for error messages
     ):
-        "The manifest in `text`; raises `UnsupportedFormat`, or `CorruptSample` if the checksum does not match"
+        "The manifest in `text`; raises `CorruptSample` for a wrong checksum, `UnsupportedFormat` if it cannot be read"
         try: content = json.loads(text)
         except (ValueError,RecursionError): raise UnsupportedFormat(f'{where}: not a manifest: {text[:40]!r}') from None
         cls._check(content, where)
