@@ -84,6 +84,7 @@ def copy_store(
 )->IngestReport:
     """Copy a dataset, byte for byte; checksums are compared on the way
 
-    Raises what `map_store` raises, such as `StoreExists`."""
+    A damaged or missing sample counts as failed, and is left out as far as `max_failed` allows. Raises what `map_store`
+    raises."""
     url,kwargs = concealed(url),concealed(kwargs)
     return map_store(store, None, url, (name or store.name) if _is_redis(url) else name, **kwargs)
