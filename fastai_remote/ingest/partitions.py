@@ -64,7 +64,7 @@ class PartitionWriter:
         return dict(open_writer=self.open_writer, fn=self.fn)
 
     def _check_begun(self):
-        "Raises `RuntimeError` outside of `with`"
+        "Raises `RuntimeError` if `with` was not entered yet"
         if self.open_writer is None: raise RuntimeError(f'{self.writer.name}: use the writer in with: … as write:')
 
     def __call__(self, rows):
