@@ -24,7 +24,7 @@ class StoreUnavailable(StoreError): "The server cannot be reached, refuses the c
 class StoreNotFound(StoreError): "There is no committed dataset of that name"
 class StoreExists(StoreError): "There is already a dataset, or an unfinished ingest, of that name"
 class StoreBusy(StoreError): "Another ingest is writing a dataset of that name right now"
-class StoreFull(StoreError): "There is no space left where the dataset is written"
+class StoreFull(StoreError): "There is not enough space where the dataset is written"
 class UnsupportedFormat(StoreError): "The format is newer than this version, or the manifest is damaged beyond reading"
 class UnknownField(StoreError): "The dataset has no such field"
 class MissingSample(StoreError): "A value that the dataset should have is not there"
@@ -130,7 +130,7 @@ class Manifest:
 
     @property
     def head(self)->bytes:
-        """The beginning of the stored JSON, up to the end of `uid`, or what `to_json` begins with
+        """How the JSON that this manifest was read from begins, up to the end of `uid`; else what `to_json` begins with
 
         Reading these few bytes is enough to check that the dataset is still the one that was opened."""
         return self._head or f'{{"uid":"{self.uid}"'.encode()
@@ -140,7 +140,7 @@ class Manifest:
         text:str|bytes, # The stored JSON
         where:str='manifest', # Name for error messages
     ):
-        "The manifest in `text`; raises `UnsupportedFormat`, or `CorruptSample` if the checksum does not match"
+        "The manifest in `text`; raises `CorruptSample` for a wrong checksum, `UnsupportedFormat` if it cannot be read"
         try: content = json.loads(text)
         except (ValueError,RecursionError): raise UnsupportedFormat(f'{where}: not a manifest: {text[:40]!r}') from None
         cls._check(content, where)
@@ -200,9 +200,10 @@ class Manifest:
     def altered(self,
         s:bytes, # The JSON from which this manifest was read
     )->str: # What is wrong, or ''
-        """Finds up to 8 bytes of `s` that differ from what was written, but mean the same, as in `1e-05` and `1E-05`
+        """Message if 1 to 8 bytes of `s` are not as they were written, but mean the same, as `1E-05` for `1e-05`
 
-        Such a change is damage. JSON that a tool has formatted in another way differs in length or in more bytes."""
+        It names the first of these bytes. Such a change is damage. JSON that a tool has formatted in another way
+        differs in length or in more bytes: then, and if no byte differs, the result is ''."""
         written = json.dumps(json.loads(s), ensure_ascii=False, separators=(',',':')).encode('utf-8', 'surrogatepass')
         if len(written)!=len(s): return ''
         changed = np.flatnonzero(np.frombuffer(written, np.uint8)!=np.frombuffer(s, np.uint8))
@@ -223,7 +224,7 @@ def crc32s(
 
 @cache
 def _crc_tables():
-    "What a byte adds to a crc32 if `k` more bytes follow it, 0 to 15: element `256*k+byte` of a uint32 array"
+    "What a byte adds (by xor) to a crc32 if `k` more bytes follow it, 0 to 15: element `256*k+byte` of a uint32 array"
     tables = [[zlib.crc32(bytes([byte])+bytes(following))^zlib.crc32(bytes(1+following)) for byte in range(256)]
         for following in range(16)]
     return np.array(tables, np.uint32).ravel()
@@ -277,7 +278,7 @@ def size_str(n:int)->str:
     return f'{n:.1f} TB'
 
 def image_sizes_str(
-    stats:dict # `manifest.stats` of an image field
+    stats:dict # The entry of an image field in `manifest.stats`
 )->str:
     "Sizes, means and deviations of the images of a field, in words"
     width,height = (f'{low}' if low==high else f'{low} to {high}' for low,_,high in (stats['width'],stats['height']))

@@ -44,7 +44,7 @@ def when_imported(
 ):
     """Call `f` when module `name` has been imported: now, if it already has
 
-    `f` is not called for an import that is going on in this moment, nor for a built-in module."""
+    `f` is not called for an import that is going on in this moment."""
     module = sys.modules.get(name)
     if _is_imported(module): return f(module)
     _waiting.setdefault(name, []).append(f)
@@ -55,8 +55,8 @@ class LateMethod:
     """A placeholder for a method that another module adds to a class
 
     The first access imports that module, which replaces the placeholder by the method. If the import fails, its error
-    is raised, and the placeholder stays. While the module is imported, the class has no such method for the module
-    itself, and other threads wait."""
+    is raised, and the placeholder stays. While the module is being imported, an access by the module itself raises
+    `AttributeError`, and other threads wait."""
     def __init__(self,
         owner:type, # Class that the method belongs to
         name:str, # Name of the method

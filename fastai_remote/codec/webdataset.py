@@ -24,8 +24,9 @@ def split_name(
 )->tuple: # Key of the sample, and extension in small letters: `folder/000012`, `left.jpg`; else `(None, None)`
     """The key and the extension in the name of a member, by WebDataset's rules
 
-    Files without an extension, hidden files and files called `__…__` belong to no sample. WebDataset makes samples of
-    hidden files in folders, such as those that macOS writes (`folder/._000012.jpg`); here they belong to none."""
+    Files without an extension and hidden files belong to no sample. Nor does a file that is called `__…__` and is in no
+    folder, or one whose outermost folder is called so. WebDataset makes samples of hidden files in folders, such as
+    those that macOS writes (`folder/._000012.jpg`); here they belong to none."""
     if '/' not in name and name.startswith('__') and name.endswith('__') or _metadata_name.match(name): return None,None
     found = _sample_name.match(name)
     if not found or found[1].endswith('/'): return None,None
@@ -70,9 +71,9 @@ def check_members(
     fields:dict, # `{field: entry}` of the plan of an ingest
     others:dict=None, # Fields that the samples have already
 ):
-    """Raises `ValueError` if two fields would have the same name in shards, in small letters
+    """Raises `ValueError` if two fields would have the same extension in shards, in small letters
 
-    So it does for a field whose name would not be read back, such as one with a slash."""
+    It is also raised for a field whose name would not be read back, such as one with a slash."""
     known = {member_extension(field, spec).lower():field for field,spec in (others or {}).items()}
     for field,spec in fields.items():
         if field.endswith('.crc'): continue   # a checksum, which is in the index
@@ -88,7 +89,9 @@ def check_members(
 def field_of(
     extension:str # From `split_name`
 )->str:
-    "The field that an extension stands for: `cls` for `cls.txt`, a label as text; `age.f4` for `age.f4.json`, a number"
+    """The field that an extension stands for: `cls` for `cls.txt`, a text label; `age.f4` for `age.f4.json`, a number
+
+    Any other extension is the name of its field: the result is `extension` itself."""
     base,_,last = extension.rpartition('.')
     codec = get_codec(base) if base else None
     if last=='txt': return base if codec is not None and codec.name=='cls' else extension
@@ -100,8 +103,10 @@ _integer = re.compile('0|-?[1-9][0-9]{0,18}')
 
 def integer_of(
     text:str, # A label
-)->int: # `None` if it is none, or has more than 64 bits
-    "The integer that a label is; white space around it, such as the end of a line, does not count"
+)->int: # `None` if it is none, or does not fit 64 bits with a sign
+    """The integer that a label is, if `str` writes it so: `007` and `+7` are none
+
+    White space around it, such as the end of a line, does not count."""
     text = text.strip()
     number = int(text) if _integer.fullmatch(text) else None
     return number if number is not None and -1<<63<=number<1<<63 else None
@@ -120,8 +125,9 @@ def parse_number(
 ): # The number or label as `int`, `float` or `str`; `value` itself if the field does not have a fixed width
     """The value of a field whose numbers and labels are written as text, as WebDataset does
 
-    A label with leading zeros is text, so that `007` and `7` are two labels. Raises `ValueError` for text that is no
-    number in a field of floats; in one of integers it is returned, and the codec refuses it."""
+    A label with leading zeros is text, so that `007` and `7` are two labels. Raises `ValueError` for bytes that are not
+    UTF-8, and in a field of floats for text that is no number, or one such as `1e999` that does not fit. In a field of
+    integers, text that is no integer is returned, and the codec refuses it."""
     codec = get_codec(field)
     if codec is None or codec.dtype is None: return value
     text = value.decode()

@@ -28,10 +28,10 @@ from ..write.base import label_hash, label_texts, ServerRestarted
 def as_vocab(
     vocab:list|dict # Labels of `cls`, or `{field: labels}`; or None
 )->dict: # `{field: list of labels}`
-    """The vocabulary of each field
+    """The vocabulary of each field; `{}` for `None`
 
-    Raises `ValueError` for labels that cannot be stored, or that are there twice, and `TypeError` for what has no order
-    of labels, such as a set."""
+    Raises `ValueError` for labels that cannot be stored, or that are there twice (those of a mask may be), and
+    `TypeError` for labels that are no list or the like, such as a set or a `str`."""
     if vocab is None: vocab = {}
     if not isinstance(vocab, dict): vocab = {'cls':vocab}
     for field,labels in vocab.items():
@@ -121,9 +121,12 @@ def can_name_field(field:str)->bool:
 def plan_fields(
     sample:dict, # A converted sample
     vocab:dict, # Vocabularies that are known beforehand
-    codecs:dict=None, # Codecs of fields whose names do not tell
+    codecs:dict=None, # `{field: name of a codec}`, for fields whose names do not tell
 )->dict: # `{field: {'codec', 'dtype', …}}`; `staged` marks labels whose codes are not known until all are seen
-    "How each field of a dataset is stored; raises `ValueError` for names that cannot be stored"
+    """How each field of a dataset is stored; a field of bytes also has an entry `FIELD.crc`, for its checksums
+
+    Raises `ValueError` for a sample without fields and for names that cannot be stored, `TypeError` for a name that is
+    no `str`."""
     res = {}
     if not sample: raise ValueError('a sample without fields: it, or what fn returns, is a dict {field: value}')
     for field,value in sample.items():
@@ -167,9 +170,10 @@ def plain_label(
     field:str, # Name of the field, for the message
     label # A text or a number, also as a tensor or an array without dimensions
 ):
-    """`label` as a value of Python, which is found in a dict of labels
+    """Converts a scalar of NumPy or PyTorch to a value of Python, which can be looked up in a dict of labels
 
-    Raises `ValueError` for a masked one, and `TypeError` for a date of NumPy."""
+    Anything else is returned as it is. Raises `ValueError` for a masked value, and `TypeError` for a `np.datetime64` or
+    `np.timedelta64`."""
     if getattr(label, 'shape', None)!=(): return label
     refuse_mask(label, field)
     if isinstance(label, (np.datetime64,np.timedelta64)):   # NumPy would make an integer of nanoseconds
@@ -204,7 +208,7 @@ class Columns:
         number:int, # Number of the sample
         sample:dict, # `{field: value}`
     ):
-        "Encode `sample` and append it to the columns; raises what is wrong with it, and then keeps nothing of it"
+        "Encode `sample` and append it to the columns; if it cannot be stored, raises an error and keeps nothing of it"
         key = sample.get('__key__')
         sample = stored_fields(sample, 'key.txt' if 'key.txt' in self.values and 'key.txt' not in sample else None)
         if sample.keys()!=self.values.keys():
@@ -234,14 +238,15 @@ class Columns:
         self.nbytes += len(value) if isinstance(value, bytes) else self.width[field]
 
     def _count_image(self, value):
-        "Add the image in the encoded `value` to the statistics; does nothing if it is none"
+        "Add the image in the encoded `value` to the statistics; does nothing if `value` cannot be opened as an image"
         try: self.stats.add(getattr(value, 'im', None) or self.codecs[self.stats_field].image(value))
         except Exception: pass   # an array that is no image can be stored, but not counted
 
     def _encode(self, field, value, labels):
         """What is stored for `value`: bytes; of a fixed-width field a number, a code or a label
 
-        Labels of the sample are entered into `labels`, `{field: set of str}`, as `Writer.put` takes them."""
+        `labels`, `{field: set of str}` as `Writer.put` takes it, gets the labels of codec `labels`, and labels that are
+        text and whose codes are not known yet."""
         codec = self.codecs[field]
         if codec.dtype is not None:
             if value is None:
@@ -274,7 +279,9 @@ class Columns:
         return label
 
     def _code(self, field, label):
-        "The code of `label`, a label of the vocabulary, or a code already if labels are text; raises `ValueError`"
+        """The code of `label`, a label of the vocabulary; an integer that is none may be the code of a label of text
+
+        Raises `ValueError` or `TypeError` for anything else."""
         codes = self.codes[field]
         try: is_label = label in codes
         except TypeError: raise TypeError(f'{field}: label {label!r:.60}: a label is a text or an integer') from None
@@ -292,7 +299,8 @@ class Columns:
         """The samples as `Writer.put` takes them, with a checksum column `FIELD.crc` for each field of bytes
 
         With `as_hashes`, a field whose codes are not known is column `FIELD~`: `int64`, hashes of text or the integers.
-        Without, it is `FIELD`: a list of `str`, or integers as `int64`. Keys of samples are `__key__`, a list."""
+        Without, it is `FIELD`: a list of `str`, or integers as `int64`. Column `__key__` is a list of the keys of the
+        samples, if `takes_keys` and one of them has a key."""
         res = {}
         for field,values in self.values.items():
             d = self.fields[field]
@@ -311,7 +319,7 @@ def write_chunk(
     chunk:int, # Number of the chunk
     part, # What the source gave for it: a sized iterable of `(name, raw)`
     load, # raw -> sample
-    fn, # sample -> sample
+    fn, # sample -> sample, or `None`
     stream:bool=False, # Is it a part of a stream, which may have fewer samples than numbers?
 )->dict: # The record of the chunk, as in `Writer.done`; also `run`, what `server_run` returned
     """Load, convert, encode and write the samples of one chunk; again if the server restarts meanwhile
@@ -335,9 +343,9 @@ def write_chunk(
     raise error
 
 def _write_samples(writer, chunk, part, load, fn):
-    """Write the samples of `part` with `writer.put`; returns the record, failures and statistics for `writer.done`
+    """Write the samples of `part` with `writer.put`; returns `(record, failures, stats)` for `writer.done`
 
-    Failures are a list of `(sample, reason)`, and statistics are bytes."""
+    `failures` is a list of `(sample, reason)`, and `stats` are bytes, empty if no images were counted."""
     plan = writer.plan
     counted = plan.get('stats') if has_stats(chunk) else None
     columns = Columns(plan['fields'], plan['vocab'], counted, writer.check_value, writer.takes_keys)

@@ -27,14 +27,16 @@ def map_store(
     # `fn(sample)` -> sample. Images are encoded bytes, as from files, labels are labels, pixel arrays are Pillow
     # images, and anything else is decoded.
     fn,
-    url:str|RedisLink=None, # Where to: a Redis server, or a folder for shards; default: the same server
+    # Where to: a Redis server, or a folder for shards; default, for a store in Redis only: the same server
+    url:str|RedisLink=None,
     name:str=None, # Name of the new dataset in Redis; shards are named by their folder
     **kwargs # `num_workers`, `overwrite`, `max_failed`, `progress` and others, for `to_redis` or `to_shards`
 )->IngestReport:
     """Make a dataset of `fn` of each sample, in Redis or in shards
 
-    To get at the pixels of an image, `fn` opens it: `Image.open(io.BytesIO(sample['jpg']))`. Raises what `to_redis` and
-    `to_shards` raise."""
+    To get at the pixels of an image, `fn` opens it: `Image.open(io.BytesIO(sample['jpg']))`. Samples are not shuffled
+    unless `shuffle=True` is given. Raises `TypeError` if `url` or the name in Redis is missing, or if shards are given
+    a name, and what `to_redis` and `to_shards` raise."""
     url,kwargs = concealed(url),concealed(kwargs)
     url = url or getattr(store, 'link', None)   # of a store in Redis
     options = {'shuffle':False, **kwargs}
@@ -48,15 +50,20 @@ def map_store(
 
 def resize_store(
     store:Store, # The dataset to read
-    size:int, # Shorter side in pixels; smaller images stay as they are
+    size:int, # Shorter side in pixels; smaller images keep their size
     url:str|RedisLink=None, # As in `map_store`
     name:str=None, # As in `map_store`
     quality:int=90, # JPEG and WebP quality, 1 to 95
     field:str=None, # Field to resize; default: the first that holds images
-    codec:str=None, # How to store it: `jpg`, `png`, `webp` or `raw`; default: as before, and `png` for other formats
+    # How to store it, which its name then ends in: `jpg`, `png`, `webp` or `raw`; default: as before, and `png` for
+    # other formats
+    codec:str=None,
     **kwargs # As in `map_store`
 )->IngestReport:
-    "Make a dataset with smaller images; raises `UnknownField`, and what `map_store` raises"
+    """Make a dataset in which the images of one field are smaller; the other fields are copied
+
+    Raises `UnknownField`, `ValueError` if no field has images or for drawings stored as strokes, and what `map_store`
+    raises."""
     url,kwargs = concealed(url),concealed(kwargs)
     codecs = {name:d['codec'] for name,d in store.manifest.fields.items()}
     field = field or next((f for f in store.fields if is_image(codecs[f])), None)
@@ -75,6 +82,9 @@ def copy_store(
     name:str=None, # Name in Redis; default: the same
     **kwargs # As in `map_store`
 )->IngestReport:
-    "Copy a dataset, byte for byte; checksums are compared on the way"
+    """Copy a dataset, byte for byte; checksums are compared on the way
+
+    A damaged or missing sample counts as failed, and is left out as far as `max_failed` allows. Raises what `map_store`
+    raises."""
     url,kwargs = concealed(url),concealed(kwargs)
     return map_store(store, None, url, (name or store.name) if _is_redis(url) else name, **kwargs)

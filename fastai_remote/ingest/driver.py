@@ -51,9 +51,9 @@ def check_space(
     writer:Writer, # Some of its chunks are written
     n:int, # Samples of the source
     written:int, # Samples written so far
-    failed:int=0, # Samples that failed so far; of the others, as many are expected to fail
+    failed:int=0, # Samples that failed so far; the same share of the others is expected to fail
 )->int: # Bytes that the whole dataset will take, estimated
-    "Raise `StoreFull` if the rest of the samples will not fit"
+    "Raise `StoreFull` if the rest of the samples will not fit; not if it is unknown how much space is left"
     chunk,_ = next(writer.records(), (0,None))
     size = writer.plan['chunk']
     each,free,limit = writer.space(range(chunk*size, min(n, chunk*size+64)))
@@ -141,7 +141,9 @@ def _count_records(writer, report, resumed=False):
     return marks
 
 def _counted_again(writer, report):
-    "Returns a new report of the same ingest, which counts the records that are there now, and the `marks` of chunks"
+    """Returns `(report, marks)`, from the records that are there now: a new report, and an array as in `IngestJob`
+
+    The new report keeps `resumed` and `needs` of `report`, which is not changed."""
     report = IngestReport(report.name, report.url, resumed=report.resumed, needs=report.needs)
     return report,_count_records(writer, report)
 
@@ -159,8 +161,9 @@ def _write_chunks(job, writer, marks, num_workers, limit, progress, report):
 def _count_results(results, job, writer, limit, report):
     """Yield the records from the iterator `results` as they come, and count them in `report`
 
-    Calls `job.after_restart` when it is due. Raises `IngestError` if too many samples failed, and `StoreFull` if there
-    will not be enough space, which is checked after the first record and noted in `report.needs`."""
+    Calls `job.after_restart` if `run` of a record is not that of the one before. Raises `IngestError` if too many
+    samples failed. After the first record, it sets `report.needs`, and raises `StoreFull` if there will not be enough
+    space, both only if `job.n` is known."""
     run = None
     for k,record in enumerate(results):
         report.add(record)

@@ -99,7 +99,7 @@ class _ShardFields:
         self.specs = self.columns.fields
 
     def values(self, members):
-        """Returns what an index stores of a sample: `{field: (offset, bytes, crc)}` and `{field: number or label}`
+        """Returns what an index stores of a sample, `({field: (offset, length, crc)}, {field: number or label})`
 
         `members` is `{field: TarMember}`. Fields that are new in the shard are added, and those that cannot be named
         are left out, with a remark. Raises `ValueError`, `TypeError` or `OverflowError` if the sample cannot be
@@ -169,8 +169,9 @@ def index_shard(
 )->dict: # The record of the shard, as in `Writer.done`; also `fields` (as `_ShardFields.record`), `notes` and `stamp`
     """Write the index of one shard, and record the shard as a chunk
 
-    Samples that cannot be indexed become failures. Raises `StoreUnavailable`, `IngestError` if there are too many
-    fields, and `StoreExists` if the shard was indexed before, and has changed."""
+    Samples that cannot be indexed become failures. Raises `StoreUnavailable`, and `IngestError` if there are too many
+    fields. For a shard that was indexed before, it raises `StoreExists` if the shard has changed, and `CorruptSample`
+    if its index is damaged."""
     writer = open_writer()
     storage = Storage(**source)
     if not isinstance(part, str): return _keep_shard(writer, storage, chunk, part)
@@ -297,7 +298,7 @@ def _plan_fields(first):
     return fields
 
 def _sound_values(members):
-    """Yields `(field, value)` of a sample, `{field: TarMember}`: a number, a label, or the bytes
+    """Yields `(field, value)` of a sample, `{field: TarMember}`: an `int` or `float`, text as `str`, or the bytes
 
     Members that make their sample a failed one, or that cannot be named, are left out."""
     for field,member in members.items():
@@ -331,14 +332,16 @@ class _KnownShards:
     """The shards that an earlier call has indexed, and that are still the same
 
     `positions` is `{name: number in the table}`, and empty if there are none; `dataset` is the manifest of their index,
-    or `None`; `fields` are those of its plan."""
+    or `None`; `fields`, only there if `dataset` is, are those of its plan."""
     def __init__(self,
         writer:ShardWriter, # Of the index
         source:Storage, # The folder of the shards
         names:list, # Names of the shards that are there
         overwrite:bool, # Forget what was indexed earlier?
     ):
-        "Raises `StoreExists` if some are gone or have changed, and `CorruptSample` if the first index is damaged"
+        """Raises `StoreExists` if some are gone or have another size, or if what is there is no index to add shards to
+
+        Raises `CorruptSample` if the first index is damaged or gone."""
         self.positions,self.dataset,self.is_complete = {},writer.committed(),False
         if self.dataset is None or overwrite and not self.dataset.prefix:
             self.dataset = None
@@ -387,7 +390,7 @@ def _sizes(source, names, step=1000):
 def _check_recorded(writer, source):
     """Raises `StoreExists` if a shard that an interrupted run has indexed is another now
 
-    `source` is the `Storage` of the shards. Its size is a part of the signature of the ingest already."""
+    `source` is the `Storage` of the shards. Their sizes are a part of the signature of the ingest already."""
     for _,record in writer.records():
         for name,_,_,crc,*_ in record['shards']:
             advice = f'{writer.how_to_abandon()} drops what an interrupted run has indexed'
@@ -396,8 +399,8 @@ def _check_recorded(writer, source):
 def _earlier_index(source, overwrite):
     """Returns the names of the files, if any, of an index that an earlier version has written beside the shards
 
-    They are to be removed when there is a new index. Raises `StoreExists` unless `overwrite`, or if the shards are
-    those of `to_shards`."""
+    They are to be removed when there is a new index. Raises `StoreExists` if there is such an index and `overwrite` is
+    false, or if the shards are those of `to_shards`."""
     writer = ShardWriter(source)
     try: dataset = writer.committed()
     except UnsupportedFormat: return []   # `manifest.json` of another tool, which does not matter
@@ -434,10 +437,10 @@ def index_shards(
     The shards may be compressed with gzip, xz, bzip2 or zstd. Neither they nor other files beside them are changed.
     Members are grouped into samples by WebDataset's rules, and samples may have different fields. A member whose
     extension cannot name a field is left out, and the report says so; `tar_samples` with `fn` can rename it. Where an
-    index is there already, only shards that are new are read, and added; that another has changed since is noticed by
-    its size, its ETag or its time, and is an error. Labels are integers (`cls`) or text (`cls.txt`); if one of the
-    first hundred is no integer, such as `007`, all are text. Raises `StoreExists`, `StoreBusy`, `FileNotFoundError`,
-    `IngestError`, `StoreUnavailable`."""
+    index is there already, only shards that are new are read, and added; if none is new, that is an error. That another
+    has changed since is noticed by its size, its ETag or its time, and is an error, too. Labels are integers (`cls`) or
+    text (`cls.txt`); if one of the first hundred is no integer, such as `007`, all are text. Raises `StoreExists`,
+    `StoreBusy`, `FileNotFoundError`, `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit = FailureLimit(max_failed)
     source,given = _source_of(url, timeout, storage_options)
@@ -477,9 +480,11 @@ def index_shards(
         with suppress(StoreError): writer.close()   # as in `ingest`
 
 def _source_of(url, timeout, storage_options):
-    """The `Storage` of the folder of the shards, and a list of the names in it that were given, `None` for all of them
+    """Returns `(storage, names)`: the `Storage` of the folder of the shards, and the paths in it that were given
 
-    The folder is the innermost one that has all of them. Raises `ValueError` if there is none."""
+    `names` is `None` if `url` is a folder, or its `Storage`: then all of its shards are meant. The folder of shards is
+    the innermost one that has all of them. Raises `ValueError` if there is none, for an empty list, and for URLs with a
+    `?`."""
     if isinstance(url, Storage): return as_storage(url, timeout, storage_options),None
     given = expand_braces(url)
     if not isinstance(given, list):
@@ -511,11 +516,12 @@ def _tars_in(source, to):
     return [name for name in files if is_tar(name) and name not in own]
 
 def _named(source, given, splits, to=None):
-    """Returns the names of the tars, split by split, the range of each split, `{split: [start, stop]}`, and a number
+    """Returns `(names, ranges, left_out)`: the names of the tars, split by split, and how many tars are in no split
 
-    That is how many tars are in no split. `given` is a list of names, or `None` for all tars in `source`; `splits` is
-    `{split: pattern}`. Without `splits`, the ranges are `None`. Raises `FileNotFoundError` where there are no tars,
-    `ValueError` for one that is named twice, and `TypeError` for other `splits`."""
+    `ranges` is `{split: [start, stop]}`; without `splits`, it is `None`, and no tar is left out. `given` is a list of
+    names, or `None` for all tars in `source`; `splits` is `{split: pattern}`. Raises `FileNotFoundError` where there
+    are no tars, or none that matches a pattern, `ValueError` for one that is given twice or is in two splits, and
+    `TypeError` for other `splits`."""
     if splits and not (isinstance(splits, dict) and all(isinstance(pattern, str) for pattern in splits.values())):
         raise TypeError(f"splits is {{split: pattern of paths}}, such as {{'train':'train/*'}}, not {splits!r:.100}")
     tars = given

@@ -64,7 +64,7 @@ class PartitionWriter:
         return dict(open_writer=self.open_writer, fn=self.fn)
 
     def _check_begun(self):
-        "Raises `RuntimeError` outside of `with`"
+        "Raises `RuntimeError` if `with` was not entered yet"
         if self.open_writer is None: raise RuntimeError(f'{self.writer.name}: use the writer in with: … as write:')
 
     def __call__(self, rows):
@@ -81,7 +81,7 @@ class PartitionWriter:
         records, # What the calls have yielded, all that arrived
         max_failed:int|float=None, # Default: as the writer was made with
     )->IngestReport:
-        """Make a dataset of the chunks that `records` name; those of attempts that died are removed
+        """Make a dataset of the chunks that `records` name; all others, of attempts that died, are removed
 
         Attempts that are still running cannot write any more: they raise `StoreBusy`. Raises what `to_redis` raises.
         `ServerRestarted` means that chunks are lost. After an `IngestError` it may be called again, with a higher

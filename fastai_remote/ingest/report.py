@@ -103,7 +103,10 @@ class FailureLimit:
         report:IngestReport, # What was written so far, and what failed
         n:int=0, # Samples of the source; 0 if nobody knows
     ):
-        "Raise `IngestError` (`SamplesMissing` if all are needed) if more failed than may; then set `report.failures`"
+        """Raise `IngestError` (`SamplesMissing` if all are needed) if more failed than may
+
+        It sets `report.failures` before. It does nothing if `n` is unknown and the limit is no number of samples, or if
+        all `n` samples failed, for which `commit_ingest` raises an error."""
         if not n and not self.is_count: return   # a fraction of an unknown number
         if not report.written and report.failed>=n>0: return   # all failed: the driver has another error for that
         allowed = self.allowed(n)

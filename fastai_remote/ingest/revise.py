@@ -52,7 +52,7 @@ class _NamedLabels:
         return sample
 
     def _label(self, field, label):
-        "The label that `label`, which may be a code if labels are text, stands for; raises `ValueError`"
+        "The label that `label`, which may be a code if labels are text, stands for; raises `ValueError`, `TypeError`"
         label = plain_label(field, label)
         if label in self.known[field]: return label
         labels = self.vocab[field]
@@ -107,7 +107,9 @@ def _encoded_shard(
     fields, # Fields that are added or changed, `{name: entry}` as in the manifest
     vocab # `{field: list of labels}`
 ):
-    "The number of the shard, and the new fields as `Columns.columns(as_hashes=False)`; `IngestError` for a bad sample"
+    """Returns `(shard, columns)`: the new fields of the samples in `part`, as `Columns.columns(as_hashes=False)`
+
+    Raises `IngestError` if one of them has no value, or one that cannot be stored."""
     columns = Columns(fields, vocab)
     for number,(name,raw) in enumerate(part):
         try: columns.add(number, convert(load, fn, raw))
@@ -233,8 +235,8 @@ def add_fields(
 
     The new version becomes visible at once, when all is written, and shares what was there before. A call that was
     interrupted is continued by the same call. Each sample needs a value: if `fn` fails for one, `IngestError` is
-    raised, and nothing is kept. Raises `ValueError` if there are fields of these names, `UnknownField` for other names
-    in `fields`, and what `to_redis` raises."""
+    raised, and nothing is kept. Raises `ValueError` if the dataset has a field of a new name already, `UnknownField` if
+    it lacks one of `fields`, and what `to_redis` raises."""
     if callable(fn): source = stored_samples(store, None if fields is None else _known_fields(store, listify(fields)))
     elif isinstance(fn, dict) and fields is not None:
         raise TypeError('fields= names what a function gets of each sample; the values of a dict are added as they are')
@@ -291,7 +293,7 @@ class _ChangedSamples(IndexedSource):
         return digest.hexdigest()
 
 def _content(codec, value):
-    "Bytes that tell `value` from others: what `codec` stores, or a text of a number, and of what cannot be stored"
+    "Bytes that tell `value` from others: those that `codec` stores; for a number, or what cannot be stored, a text"
     try: return stable_repr(value).encode() if codec.dtype is not None else bytes(codec.to_bytes(value))
     except Exception: return stable_repr(value).encode()   # writing it fails, too, and that error names the sample
 
@@ -303,9 +305,10 @@ def edit_samples(
     """Remove samples of a dataset, and change values of others
 
     The samples behind one that is removed move up, so that numbers stay dense. New labels get the next codes. The new
-    version has no statistics of images that change or are removed. It becomes visible at once, and shares what has not
-    changed. Raises `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value that cannot
-    be stored, `ValueError` if a sample is to be removed and changed, or if no sample would be left."""
+    version has no statistics of a field whose images change, and none at all if samples are removed. It becomes visible
+    at once, and shares what has not changed. If there is nothing to change, `store` itself is returned. Raises
+    `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored,
+    `ValueError` if a sample is to be removed and changed, or if no sample would be left."""
     drop = np.unique(store.check_numbers(list(drop) if np.iterable(drop) else drop))
     changes = list(set.values()) if isinstance(set, dict) else [set or {}]
     if not all(isinstance(changed, dict) for changed in changes):
@@ -319,7 +322,7 @@ def edit_samples(
     return _edit(store, values, drop) if len(drop) or values else store
 
 def _edit_shards(store, reviser):
-    "`edit_samples` for shards: new texts, images and arrays go into an overlay for each field"
+    "`edit_samples` for shards: new values of a field of bytes go into an overlay; numbers and labels into the indices"
     reviser.check_edit()
     values = reviser.change.values
     for field,changed in values.items():

@@ -35,7 +35,10 @@ def split_ranges(
     n:int, # Samples
     splits:dict, # `{split: number of samples, or a fraction of them, or None for the rest}`
 )->dict: # `{split: [start, stop]}`
-    "Ranges for splits of given sizes; raises `TypeError`, `ValueError`"
+    """Consecutive ranges of given sizes, in the order of `splits`, which cover all `n` samples; fractions are rounded
+
+    Raises `TypeError` if `splits` is no dict, and `ValueError` for a wrong name or size, or if the sizes do not add up
+    to `n`."""
     if not isinstance(splits, dict):
         raise TypeError(f"splits is a dict, such as {{'train':None, 'valid':.2}}, not {splits!r}")
     # numbers of NumPy are counts and fractions, too
@@ -185,9 +188,9 @@ class StreamJob(SourceJob):
         self.end = end,self._all_splits(splits)
 
     def _all_splits(self, splits):
-        """`splits`, `{split: [start, stop]}`, in the order of the source; `None` if there are none
+        """Returns `splits`, `{split: [start, stop]}`, with all splits of the source in its order; `None` without splits
 
-        Those without samples have an empty range."""
+        Those without samples get an empty range. Changes `splits`."""
         start = 0
         for name in self.source.srcs:
             splits[name] = splits.pop(name, [start,start])
@@ -294,7 +297,7 @@ def ingest(
 def _plan(job, vocab, options):
     """The `Plan` of a new ingest, for `Writer.begin`; converts the first samples to find its fields
 
-    Sets `job.chunk_size` if `options` do not say it. Raises `ValueError`, `IngestError`."""
+    Sets `job.chunk_size` if `options` do not say it, unless it is a stream. Raises `ValueError`, `IngestError`."""
     fields,sample_bytes = _first_samples(job, vocab)
     if options.vocab is not None: check_vocab(vocab, fields)
     if options.chunk is None and job.n:
@@ -318,9 +321,10 @@ def _source_notes(source, fields, options):
     return [*notes, "labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]
 
 def _first_samples(job, vocab, tries=100):
-    """The fields of the first sample that can be encoded, as in a plan, and the mean `Writer.cost` of the first few
+    """`(fields, cost)`: those of the first sample that can be encoded, as in a plan; and the mean of `Writer.cost`
 
-    Raises `ValueError` if the source is empty, and `IngestError` if none of `tries` samples can be encoded."""
+    The mean is of the first `Writer.n_examples` samples that can be encoded. Raises `ValueError` if the source is
+    empty, and `IngestError` if none of the first `tries` samples can be encoded."""
     writer,error,seen,fields,costs = job.writer,None,0,None,[]
     key_field = None if writer.takes_keys or job.source.implicit_keys else 'key.txt'
     for seen,(name,raw) in enumerate(job.first(tries), 1):

@@ -56,7 +56,9 @@ def verify_store(
     chunk:int=2048, # Samples per task of a worker
     progress=None, # `progress(results, total, report)` passes results of tasks on and shows something; default: nothing
 )->VerifyReport:
-    "Read all that is stored, compare its checksums, and decode the samples; raises `StoreUnavailable`"
+    """Read all that is stored, compare its checksums, and decode the samples; raises `StoreUnavailable`
+
+    What is damaged or missing is counted in the report. It is raised only if the dataset cannot be opened any more."""
     if chunk<1: raise ValueError(f'chunk is a number of samples, at least 1, not {chunk}')
     report,started = VerifyReport(store.name, unchecked=list(store.unchecked)),time.monotonic()
     for what,reason in store.check_rest():
@@ -76,9 +78,10 @@ def verify_store(
     return report
 
 def _verify_range(opener, start, stop, batch=128):
-    """Check samples `start` to `stop`; returns how many there are, how many are bad, and the first of these
+    """Check samples `start` to `stop`-1; returns `(samples, bad, failures)`: how many there are, and how many are bad
 
-    The latter are a list of `(sample number, reason)`, at most 100. `opener` opens the store in this process."""
+    `failures` is a list of `(sample number, reason)` of the first 100 bad ones. `opener` opens the store in this
+    process."""
     store,bad,failures = opener(),0,[]
     _check_samples(store, [])   # a manifest that cannot be read is no damage of samples
     for first in range(start, stop, batch):

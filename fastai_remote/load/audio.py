@@ -39,7 +39,7 @@ def is_audio(
 def audio_floats(
     a:np.ndarray # Floats, whole numbers of 8 bits, or signed ones of 16 or 32 bits, of any shape
 )->np.ndarray: # float32, same shape
-    """`a` as 32-bit floats; whole numbers are scaled to [-1, 1)
+    """A copy of `a` as 32-bit floats; whole numbers are scaled to [-1, 1], and floats are not scaled
 
     Those without a sign have their zero at 128. Raises `ValueError` for other arrays."""
     if a.dtype.kind=='f': return a.astype(np.float32)
@@ -67,7 +67,10 @@ def _read_wav(b):
 def read_audio(
     content:bytes # A recording as a file
 )->tuple: # (float32 array of shape (channels, values), values per second)
-    "Decode a recording; raises `ValueError` if it is damaged, and `ImportError` if another package is needed"
+    """Decode a recording: a wav file with whole numbers by Python's `wave`, others by soundfile, or else torchaudio
+
+    Raises `ValueError` if it is damaged, `ImportError` if one of these packages is needed and neither is there, and
+    what torchaudio raises."""
     if not content or content[:4]==b'RIFF' and len(content)<12:
         raise ValueError(f'a damaged recording of {len(content)} bytes')
     if content[:4]==b'RIFF' and content[8:12]==b'WAVE':
@@ -93,7 +96,7 @@ class TensorAudio(TensorBase):
     "A recording: 32-bit floats of shape (channels, values); `rate` is the number of values per second, or `None`"
     rate = None
     def show(self, ctx=None, figsize=(4,1.5), **kwargs):
-        "Draw the curve of each channel; the horizontal axis is seconds where `rate` is known"
+        "Draw the curve of each channel, on new axes without `ctx`; returns the axes. Shows seconds if `rate` is known"
         curves = self.detach().cpu().float().as_subclass(torch.Tensor).numpy().T
         if ctx is None: ctx = plt.subplots(figsize=figsize)[1]
         ctx.plot(np.arange(len(curves))/(self.rate or 1), curves, linewidth=.5)
@@ -131,9 +134,9 @@ class FetchAudio(Fetch):
         except Exception as e: raise corrupt_value(self.store, number, self.field, e) from e
 
 def _audio_of(o):
-    """The `TensorAudio` of a file, its bytes, or an array of shape (values,) or (channels, values)
+    """The `TensorAudio` of the path of a file, its bytes, or an array or tensor, (values,) or (channels, values)
 
-    An array has no `rate`. Raises `ValueError` for another shape, and what `read_audio` and `audio_floats` raise."""
+    An array gives no `rate`. Raises `ValueError` for another shape, and what `read_audio` and `audio_floats` raise."""
     if isinstance(o, (str,Path)): o = Path(o).read_bytes()
     values,rate = read_audio(o) if isinstance(o, bytes) else (audio_floats(np.asarray(o)),None)
     if values.ndim==1: values = values[None]
@@ -167,7 +170,7 @@ class CropAudio(RandTransform):
         return x[:,start:start+self.n]
 
 def _padded(x, n):
-    "`TensorAudio` `x`, of at most `n` values per channel, with zeros at its end up to `n`"
+    "A copy of `TensorAudio` `x`, of at most `n` values per channel, with zeros at its end up to `n`"
     res = TensorAudio(F.pad(x.as_subclass(torch.Tensor), (0,n-x.shape[-1])))
     res.rate = x.rate
     return res
@@ -175,7 +178,9 @@ def _padded(x, n):
 def pad_audio(
     samples:list # Tuples, some of whose items are `TensorAudio`
 )->list: # The same, with recordings of one length
-    "Pads the recordings of a batch with zeros at their ends; raises `ValueError` if they do not fit together"
+    """Pads the recordings of a batch with zeros at their ends, to the length of the longest
+
+    Raises `ValueError` if they differ in values per second or in the number of channels."""
     samples = [list(sample) for sample in samples]
     for position,first in enumerate(samples[0]):
         if not isinstance(first, TensorAudio): continue

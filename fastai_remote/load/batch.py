@@ -81,10 +81,10 @@ class StoreInputs:
         if self.fetches and not self._has_numbers(dataset): self.fetches = []
 
     def _has_numbers(self, dataset):
-        """Is one of the items a sample number? If not, no store is read
+        """Can batches be read by sample numbers, which the items have at the positions of `dataset`?
 
-        A wrapper that passes on the attributes of a dataset, but has another length, has positions of its own: its
-        items are read one by one."""
+        False for a list without any sample number, for which no store is read, and for a wrapper that passes on the
+        attributes of a dataset, but has another length: its items are read one by one. True for an iterable dataset."""
         try: same_length = dataset is self.items or len(dataset)==len(self.items)
         except TypeError: return True   # an iterable dataset
         is_list = isinstance(self.items, (list,L))
@@ -125,7 +125,9 @@ class StoreInputs:
         number:int, # A sample that cannot be used
         tries:int=99 # How many positions, at most
     ): # Yields `(position, sample number)`
-        "Other samples of the same items, in a random order that depends on `number`"
+        """Samples of the same items to use instead, in a random order that depends on `number`
+
+        Sample `number` may be among them. Items that are no sample numbers are left out."""
         order = Permutation(len(self.items), number)
         for k in range(min(tries, len(self.items))):
             position = int(order[k])
@@ -187,7 +189,9 @@ class BatchReader:
             for result in waiting: yield self._reported(result())
 
     def _reported(self, batch):
-        "`batch`, after `report` was called; not in the threads that read, as several of these may do it at a time"
+        """Returns `batch`, after `report`, if there is one, was called with each number in `batch.bad`
+
+        Not called in the threads that read, as several of these may do it at a time."""
         if self.report:
             for number in batch.bad: self.report(number)
         return batch
@@ -198,6 +202,7 @@ class BatchReader:
     )->Batch:
         """One batch, with one request per store; sample by sample if one is bad and `on_bad` is not 'raise'
 
+        A bad sample is always an error if one of the positions is `None`, or has an item that is no sample number.
         Raises `MissingSample`, `CorruptSample`, `StoreUnavailable`."""
         if shards: self.inputs.items.store.prefetch(*shards)   # here, because the batches before are read by now
         numbers = self.inputs.numbers_at(positions)
@@ -254,7 +259,7 @@ def first_or_other(
     """A context in which the pipelines hold values for the first sample; those of another one if it is bad
 
     For what fastai finds out from the first sample, such as types, any other one does as well. Raises `CorruptSample`
-    or `MissingSample`, of the first sample, if none can be read and decoded."""
+    or `MissingSample`, of the first sample, if it and up to 99 others cannot be read and decoded."""
     inputs = StoreInputs(dataset)
     reader,numbers = BatchReader(inputs, check),inputs.numbers_at([0])
     def hold(position):
@@ -268,7 +273,9 @@ def first_or_other(
     finally: inputs.release()
 
 def _first_success(f, arguments):
-    "Call `f` with one of `arguments` after the other until it succeeds; raises the first error if it never does"
+    """Call `f` with each of `arguments` until it raises neither `CorruptSample` nor `MissingSample`; returns the result
+
+    If it always raises one of them, the first of these errors is raised. Any other error is raised at once."""
     error = None
     for argument in arguments:
         try: return f(argument)

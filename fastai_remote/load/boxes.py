@@ -69,7 +69,10 @@ class StoreBoxLabels(StoreMultiCategorize):
 def pad_boxes(
     samples:list # Tuples, some of whose items are `TensorBBox`, followed by a `TensorMultiCategory` if they have labels
 )->list: # The same, with the same number of boxes in each
-    "Clips the boxes of a batch and pads them, as `bb_pad`; raises `ValueError` if boxes and labels differ in number"
+    """Clips boxes to their images, removes empty ones, and adds zeros to get equally many in a batch, as `bb_pad` does
+
+    Their labels are removed and added with them. Raises `ValueError` if boxes and labels of a sample differ in
+    number."""
     kinds = [type(value) for value in samples[0]]
     places = [k for k,kind in enumerate(kinds) if kind is TensorBBox]
     if not places: return samples
@@ -80,7 +83,7 @@ def pad_boxes(
     return samples
 
 def _are_numbers(samples, k):
-    "Are items `k` of all `samples` numbers of labels, and not rows of zeros and ones, which are floats?"
+    "Is item `k` of each of `samples` empty or not of floats: numbers of labels, and no row of zeros and ones?"
     return all(len(sample[k])==0 or not sample[k].is_floating_point() for sample in samples)
 
 def _with_whole_numbers(sample, labelled, n):

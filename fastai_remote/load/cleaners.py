@@ -59,7 +59,7 @@ _advice = ("store.edit(drop=[number], set={'cls':{number:label}}) makes a correc
 # %% ../../nbs/load/18_cleaners.ipynb #b5417291
 def remote_images(
     items:RemoteItems, # Sample numbers
-    fetch:Fetch=None # How to read their images; default: the first image field of their store
+    fetch:Fetch=None # How to read their images; default: from `default_field` of their store
 )->L: # Of `RemoteImage`s
     "`items` as images that can be opened"
     if fetch is None:
@@ -72,7 +72,9 @@ class _HasItems:
     def __init__(self, items): self.items = items
 
 def _image_fetch(dataset):
-    "The `Fetch` that reads the image of an item of `dataset`; `None` if there is none"
+    """The first `Fetch` of the pipelines of `dataset` that reads images, and not masks; `None` if there is none
+
+    Also `None` if the items of `dataset` are not `RemoteItems`."""
     if not isinstance(getattr(dataset, 'items', None), RemoteItems): return None
     firsts = [tl.tfms.fs[0] for tl in getattr(dataset, 'tls', [dataset]) if tl.tfms.fs]
     fetches = [f for f in firsts if isinstance(f, Fetch)]

@@ -36,8 +36,8 @@ class _Positions(list):
 class RemoteDataset(Pipeline, Dataset):
     """The samples of a store as a map-style torch dataset, with WebDataset's methods to process them
 
-    A batch is read in one request. Each method returns a new dataset with one more step, or a `RemoteStream` if it
-    changes the number or the order of the samples."""
+    A batch is read in one request. Methods that process each sample by itself return a new dataset with one more step.
+    Most others, such as `shuffle` and `select`, return a `RemoteStream`."""
     def __new__(cls, *args, resampled=False, **kwargs):
         if not resampled: return super().__new__(cls)
         return RemoteStream(SampleInput(cls(*args, **kwargs), resampled=True), kwargs.get('seed'))
@@ -72,7 +72,9 @@ class RemoteDataset(Pipeline, Dataset):
     def split(self,
         name:str # Name of a split of the store
     ):
-        "The samples of split `name`; raises `KeyError`, and `ValueError` unless these are all samples in their order"
+        """A `RemoteDataset` of the samples of split `name`; raises `KeyError` if the store has no such split
+
+        Raises `ValueError` if this dataset does not have all samples of the store, in the order of the store."""
         splits = self.store.splits
         if name not in splits:
             names = ', '.join(map(repr, splits)) or 'none'
@@ -122,7 +124,7 @@ class RemoteDataset(Pipeline, Dataset):
         return self.__getitems__([position])[0]
 
     def __getitems__(self, idxs:list)->list:
-        """The samples at positions `idxs`, in one request, without those that a step leaves out
+        """The samples at positions `idxs`, in one request, without those that a step or a handler leaves out
 
         Raises `ValueError` if all are left out or a handler ends the epoch, and `IndexError`, `MissingSample`,
         `CorruptSample`, …"""
@@ -179,7 +181,7 @@ class RemoteDataset(Pipeline, Dataset):
 
     def results(self,
         read:tuple # What `read` returned
-    )->list: # A `Dropped` stands for a sample that is left out
+    )->list: # A `Dropped` stands for a sample that is left out; those that could not be read are at the end
         "What the steps make of samples that have been read"
         samples,steps = self._samples(read)
         if not steps: return [*samples, *read[2]]
@@ -206,7 +208,9 @@ class RemoteDataset(Pipeline, Dataset):
         return step.args and not step.kwargs and not self.may_lack and columns.keys()>=set(step.args)
 
     def _metadata_of(self, numbers):
-        "`{'__key__': list, '__url__': list}` of samples `numbers`: what of it is needed, and known to the store"
+        """`{'__key__': list, '__url__': list}` of samples `numbers`, as far as the steps need it
+
+        In a store without keys, a key is the sample number, with at least nine digits. Only shards have URLs."""
         store,result = self.store,{}
         if '__key__' in self.metadata:
             result['__key__'] = store.keys(numbers) if store.has_keys else [f'{i:09}' for i in numbers.tolist()]
@@ -221,7 +225,9 @@ class RemoteDataset(Pipeline, Dataset):
     def pairs(self,
         reads # Iterable of what `read` returns
     ): # Iterator of `((store, sample number), sample)`
-        "What the steps make of samples that are read batch by batch, without what they leave out"
+        """What the steps make of samples that are read batch by batch, without what they or the handler leave out
+
+        Ends where a handler ends the epoch."""
         for read in reads:
             samples,steps = self._samples(read)
             for number,sample in zip(read[0].tolist(), samples):
@@ -232,7 +238,7 @@ class RemoteDataset(Pipeline, Dataset):
 
     def read_ahead(self,
         batches, # Iterable of arrays of positions
-        prefetch # Called with each of them: arguments of the store's `prefetch`, or `None`
+        prefetch # Called with each of them, returns arguments of the store's `prefetch`, or `None`
     ): # Iterator of what `read` returns
         "Read batches, each while the one before it is processed"
         # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
@@ -369,7 +375,7 @@ class _EpochIterator:
 
 # %% ../../nbs/load/15_dataset.ipynb #a48d65eb
 class RemoteBatches(_BatchEpochs, Sampler):
-    "Yields the positions of each batch of a `RemoteDataset`, in a new order each epoch and in constant memory"
+    "Yields the positions of each batch of a `RemoteDataset` in constant memory; with `shuffle` in new order each epoch"
     num_workers = 1   # of the loader
     sampler = property(lambda self: self)   # Lightning and accelerate call `batch_sampler.sampler.set_epoch`
     def __iter__(self): return _EpochIterator(self, self._seed(), self._batches, 0, self.num_workers)
@@ -392,7 +398,7 @@ class RemoteBatches(_BatchEpochs, Sampler):
 def batches(self:RemoteDataset,
     bs:int=64, # Samples per batch
     num_workers:int=0, # Number of workers of the loader
-    **kwargs
+    **kwargs # `shuffle` (default: true), `seed`, `interleave`, `drop_last`, `rank` and `world_size`
 )->RemoteBatches:
     "A `batch_sampler` for a torch `DataLoader` of this dataset"
     res = RemoteBatches(self, bs, **{'seed':self.seed, **kwargs})
@@ -460,7 +466,7 @@ def batched(self:RemoteDataset,
     partial:bool=True, # WebDataset's name for the opposite of `drop_last`
     collation_fn=default_collate, # WebDataset's name for `collate`
     batchsize:int=None, # WebDataset's name for `bs`
-    **kwargs
+    **kwargs # `shuffle` (default: true), `seed`, `interleave`, `drop_last`, `rank` and `world_size`
 )->BatchedDataset:
     "An iterable dataset of collated batches: `DataLoader(ds.batched(64), batch_size=None, num_workers=3)`"
     bs,collate = batch_arguments(bs, collate, collation_fn, batchsize)
