@@ -1,7 +1,7 @@
 """Loaders that are changed, wrapped or used without their store, and odd images, do what stock fastai does
 
 A part of the changes happens during an epoch."""
-import io, zlib
+import io, pickle, zlib
 from itertools import islice
 
 import numpy as np
@@ -296,6 +296,14 @@ def thumbnail(x):
 def test_a_fetch_of_two_pipelines_gives_transforms_of_a_user_images_of_fastai():
     store,fetch = jpegs(),Fetch('jpg', img_cls=PILImage)
     check(*loaders(store, [fetch], [fetch,thumbnail], item=[Resize(8)]))
+
+def test_an_image_that_is_not_decoded_is_pickled_and_refused_as_that_of_fastai():
+    Image.fromarray(noise(1)).save(file:=io.BytesIO(), 'JPEG', dpi=(72,72))
+    stock,lazy = PILImage.create(file.getvalue()),open_image(file.getvalue(), PILImage)
+    copies = [pickle.loads(pickle.dumps(image)) for image in (stock,lazy)]
+    assert np.array_equal(*copies) and copies[0].info['dpi']==copies[1].info['dpi']
+    for image in (stock,open_image(file.getvalue(), PILImage)):
+        with pytest.raises(ValueError): image.transpose(99)
 
 def test_pixels_that_pillow_sets_replace_those_that_were_not_decoded_yet():
     content = encoded(Image.fromarray(noise(1)), 'JPEG')

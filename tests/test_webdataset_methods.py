@@ -283,6 +283,13 @@ def test_gz():
     def twice(key, data): return wds.Continue(key+'.txt', data+data) if key=='.odd' else None
     assert ds.decode(twice)[0]['odd.gz']=='xx'
 
+def test_bytes_that_a_function_makes_for_a_field_of_numbers():
+    store = MemoryStore({'id':np.arange(8), 'cls':np.arange(8)%2, 'txt':[b'x']*8}, vocab={'cls':['a','b']})
+    def numbers(sample): return {'id':b'12', 'cls':b'1'}
+    made = RemoteDataset(store).map(numbers)
+    for sample in (made.decode()[3], made.xdecode()[3], next(iter(made.stream().decode()))):
+        assert (sample['id'],sample['cls'])==(12,1)
+
 def test_float_np_vs_torch(ds):
     a,b = (next(iter(ds.decode(spec).to_tuple('png;jpg', 'cls'))) for spec in ('rgb','torchrgb'))
     assert (a[0]==b[0].permute(1, 2, 0).numpy()).all() and a[1]==b[1]

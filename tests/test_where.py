@@ -1,5 +1,6 @@
 "Parts of a dataset that are chosen by the values of a field: `where`, `FieldSplitter` and `KFoldSplitter`"
 import pickle, tracemalloc, warnings
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -292,6 +293,11 @@ def test_a_wrong_valid_pct_is_refused_at_once(valid_pct):
     store = MemoryStore({'x.f4':np.zeros(10)}, 'd', splits={'train':[0,5], 'valid':[5,10]})
     for f in (lambda: RandomStoreSplitter(valid_pct), lambda: DataLoaders.from_store(store, 'x.f4', 'x.f4', valid_pct=valid_pct)):
         with pytest.raises(ValueError, match='valid_pct must lie in 0..1'): f()
+
+@pytest.mark.parametrize('make', [partial(RandomStoreSplitter, .2), KFoldSplitter])
+def test_a_wrong_seed_is_refused_at_once(make):
+    for seed in (-1, 1.5, 'a'):
+        with pytest.raises(ValueError, match='seed is an integer of at least 0, not '): make(seed=seed)
 
 @pytest.mark.parametrize('splits,want', [
     ('train valid', 'train valid'), ('train valid test', 'train valid'), ('Train Valid', 'Train Valid'), ('TRAIN Test', 'TRAIN Test'), ('train val Validation', 'train val'),
