@@ -70,7 +70,9 @@ def _is_part(o):
     return min(o['tags'], o['n'], o['failed'])>=0 and all(map(_is_field, o['fields'].values()))
 
 def _are_runs(d):
-    "Whether the `runs` of `d`, the parsed JSON of a manifest, are of the right types and name a table for each field"
+    """Whether `runs` of `d`, the parsed JSON of a manifest, has the types of `Manifest.runs`, and all fields a table
+
+    Its `columns` give each field the number of its table. `d` must have `fields`, and `runs`, if any, be a dict."""
     runs = d.get('runs', {})
     lengths,columns = runs.get('lengths'),runs.get('columns')
     if not isinstance(runs.get('key'), str) or not isinstance(runs.get('crc'), int): return False

@@ -149,7 +149,7 @@ class WriterTests:
 class SourceTests:
     "Tests of a `Source`. A subclass defines `make`"
     def make(self)->Source:
-        "A source of at least three samples"
+        "A new source, of the same samples in each call: at least three, all of which can be stored without `fn`"
         raise NotImplementedError
 
     def samples(self, source:Source)->list:

@@ -85,7 +85,7 @@ class OnePlace(Command):
         raise NotImplementedError
 
 def add_progress(parser):
-    "Add the options `--progress` and `--no-progress` to `parser`; without them, `args` has no attribute `progress`"
+    "Add `--progress` and `--no-progress` to `parser`; `args.progress` exists only if one is given, see `progress_of`"
     from fastai_remote.ingest.shards import to_shards
     add_options(parser, {'progress':parameters_of([to_shards])['progress']})
 

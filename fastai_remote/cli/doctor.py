@@ -219,7 +219,9 @@ def check_rights(
 def check_folder(
     place:Place # A folder of shards, which need not exist yet
 ):
-    "Yields a `Finding` for each thing to know about a folder of shards; raises `StoreUnavailable`"
+    """Yields a `Finding` for each thing to know about a folder of shards; a dataset that cannot be opened is one
+
+    Raises `StoreUnavailable` if the folder cannot be listed, and `StoreNotFound` if its bucket does not exist."""
     storage = place.storage
     names = storage.names()
     is_there = place.has_dataset

@@ -121,7 +121,7 @@ class Info(OnePlace):
 def info_text(
     info:dict # The JSON document of `info`
 )->str:
-    "A table, as text, of what `info` says about a dataset: one line for each property, field and split"
+    "A table, as text, of what `info` says about a dataset: its properties, then a line for each field and split"
     from fastai_remote.core import image_sizes_str, size_str
     rows = [[info['name'], f"{info['samples']:,} samples, {size_str(info['nbytes'])}"], ['at', info['url']],
             ['created', f"{info['created']}, generation {info['generation']}, format {info['format']}"]]

@@ -127,7 +127,9 @@ class Place:
 
     @property
     def shown(self)->str:
-        "The place for a message: its URL without secrets, then the name, if it has one"
+        """The place for a message: its URL without secrets, then the name of the dataset, if it has one
+
+        For a server it opens `link`, so it may ask for a password, and raise what `link` raises."""
         url = self.link.url if self.is_redis else self.storage.url
         return f'{url} {self.name}' if self.name else url
 

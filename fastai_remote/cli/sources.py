@@ -38,7 +38,7 @@ class PatternLabel:
         return found[1]
 
 def read_label(
-    text:str # `folder`, or a regular expression with a group
+    text:str # `folder`, also called `parent`, or a regular expression with a group
 ): # path -> label
     "The function that `--label` stands for; raises `UsageError`"
     if text in ('folder','parent'): return FolderLabel()

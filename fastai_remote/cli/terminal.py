@@ -24,7 +24,7 @@ def say(text:str):
 
 # %% ../../nbs/cli/00_terminal.ipynb #51396e42
 def duration(seconds:float)->str:
-    "`seconds` as `m:ss` or `h:mm:ss`"
+    "`seconds`, without their fraction, as `m:ss`, or `h:mm:ss` from one hour on"
     minutes,seconds = divmod(int(seconds), 60)
     hours,minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'

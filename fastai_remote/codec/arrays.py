@@ -55,7 +55,9 @@ def _as_array(o, name):
     return array
 
 def _check_list(o, a, name):
-    "Raise `ValueError` if a value in list `o` became text, or an integer a rounded float, in `a`, the array of `o`"
+    """Raise `ValueError` if a value in list `o` became text, or an integer a rounded float, in `a`, the array of `o`
+
+    `name`, that of the codec, begins the message."""
     if a.dtype.kind not in 'fcUS': return
     for x,y in zip(np.array(o, object).ravel(), a.ravel().tolist()):
         if a.dtype.kind in 'US' and x!=y: raise ValueError(f'{name}: {x!r} would become text, {y!r}')
@@ -122,7 +124,9 @@ class NpzCodec(Codec):
         return arrays['arr_0'] if list(arrays)==['arr_0'] else arrays
 
     def _arrays(self, file):
-        "`{name: array}` of an open `ZipFile`; raises `ValueError` if one is damaged, or above `MAX_ARRAY_BYTES` in all"
+        """`{name: array}` of an open `ZipFile`; raises `ValueError` if they have more than `MAX_ARRAY_BYTES` in all
+
+        If one is damaged, it raises a `ValueError`, or an error of `zipfile` or `zlib`, which `unpack` converts."""
         total = sum(member.file_size for member in file.infolist())
         if total>MAX_ARRAY_BYTES:
             raise ValueError(f'an npz file of {total:,} bytes when decompressed; codec.arrays.MAX_ARRAY_BYTES, '

@@ -12,9 +12,10 @@ from fastcore.basics import store_attr
 
 # %% ../../nbs/codec/00_base.ipynb #b3acf2bb
 class Encoded(bytes):
-    """Encoded bytes, which the codec whose name is `codec` stores without checking them again; see `of`
+    """Encoded bytes, which the codec whose name is `codec` stores without checking them again; made by `of`
 
-    That codec has just made them, or a checksum was compared. Other codecs check them as they check any bytes."""
+    They are known to be sound: they have just been made, a checksum was compared, or the image in them was decoded.
+    Other codecs check them as they check any bytes."""
     codec = None # Name of the codec
     im = None # The image that was encoded, if it was one
     note = None # What was changed by encoding, if anything, for the report of an ingest

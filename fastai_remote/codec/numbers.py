@@ -25,7 +25,7 @@ def _is_whole(v):
     return isinstance(v, (int,np.integer)) or isinstance(v, Fraction) and v.denominator==1
 
 def _short(v):
-    "Number `v` as text for an error message, cut off after 40 characters"
+    "Number `v` as text for an error message; after 40 characters `…`, and no digits if it has thousands of them"
     try: return str(v) if len(str(v))<=40 else f'{str(v)[:40]}…'
     except ValueError: return 'a number of thousands of digits'   # Python converts no more than 4,300 digits
 

@@ -105,8 +105,9 @@ class FailureLimit:
     ):
         """Raise `IngestError` (`SamplesMissing` if all are needed) if more failed than may
 
-        It sets `report.failures` before. It does nothing if `n` is unknown and the limit is no number of samples, or if
-        all `n` samples failed, for which `commit_ingest` raises an error."""
+        Before it raises, it sets `report.failures`; otherwise the report is not changed. It never raises if `n` is
+        unknown and the limit is no number of samples, or if all `n` samples failed, for which `commit_ingest` raises
+        an error."""
         if not n and not self.is_count: return   # a fraction of an unknown number
         if not report.written and report.failed>=n>0: return   # all failed: the driver has another error for that
         allowed = self.allowed(n)

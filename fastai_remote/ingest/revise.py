@@ -234,9 +234,10 @@ def add_fields(
     """Add fields to all samples of a dataset: predictions, embeddings, the images in another size
 
     The new version becomes visible at once, when all is written, and shares what was there before. A call that was
-    interrupted is continued by the same call. Each sample needs a value: if `fn` fails for one, `IngestError` is
-    raised, and nothing is kept. Raises `ValueError` if the dataset has a field of a new name already, `UnknownField` if
-    it lacks one of `fields`, and what `to_redis` raises."""
+    interrupted is continued by the same call; where only numbers and labels are added to shards, it begins anew. Each
+    sample needs a value: if `fn` fails for one, `IngestError` is raised, and nothing has changed. Raises `ValueError`
+    if the dataset has a field of a new name already, `UnknownField` if it lacks one of `fields`, and what `to_redis`
+    raises."""
     if callable(fn): source = stored_samples(store, None if fields is None else _known_fields(store, listify(fields)))
     elif isinstance(fn, dict) and fields is not None:
         raise TypeError('fields= names what a function gets of each sample; the values of a dict are added as they are')

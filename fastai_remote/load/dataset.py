@@ -319,7 +319,9 @@ def _shard_prefetch(ds, sizes, order, worker, given=0):
 
 # %% ../../nbs/load/15_dataset.ipynb #55ba641b
 def _which_samples(source):
-    "A crc32 of up to 4,096 of the sample numbers that `source` reads, and of the sizes of shards that are shuffled"
+    """A crc32 by which `load_state_dict` notices that the samples are others
+
+    Of up to 4,096 of the sample numbers of `source.ds`, evenly spaced, and of the sizes of shards that are shuffled."""
     sizes,crc = _shard_sizes(source) if source.shuffle else None,source.ds.items.checksum()
     return crc if sizes is None else zlib.crc32(sizes.astype('<i8').tobytes(), crc)
 

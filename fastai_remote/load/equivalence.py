@@ -58,7 +58,9 @@ def is_shipped(value)->bool:
     return file.startswith(_python_folder) and '-packages' not in file
 
 class Watched:
-    "Remembers the attributes that a class and its bases have when this is made, and finds later changes"
+    """Remembers the attributes that a class and its bases have when this is made; `change` says how they differ later
+
+    It also says if one of them was not what fastai ships when this was made."""
     def __init__(self,
         cls:type, # The class
         names:str=None, # Names of the attributes that matter, separated by spaces; default: all
@@ -75,7 +77,7 @@ class Watched:
         return {name:now[name] for name in names if name in now}
 
     def change(self)->str:
-        "What differs from what fastai ships, in a few words; empty if nothing does"
+        "A text about the first difference that is found, such as 'TfmdLists.show was replaced'; '' if none"
         if self.foreign: return f'{self.cls.__name__}.{self.foreign} is not what fastai ships'
         now = self._now()
         for name,value in now.items():

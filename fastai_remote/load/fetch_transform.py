@@ -147,7 +147,7 @@ class Fetch(DisplayedTransform):
     def _not_a_file(self, codec, value):
         """What is in the bytes `value` of `codec`, which are not an image file: what `draw` makes, if it is set
 
-        Otherwise a Pillow image; if `img_cls` opens it next, an array of pixels where the codec stores these. Raises
+        Otherwise a Pillow image; if `img_cls` opens it next, an array where the codec's `array` gives one. Raises
         `ValueError` if there is no picture, and what the codec raises."""
         if self.draw: return self.draw.create(value)
         picture = picture_of(codec, value) if self.img_cls else codec.image(value)

@@ -95,7 +95,10 @@ class RemoteItems(Order):
 
     @property
     def is_complete(self)->bool:
-        "Are these all samples of the store, or all that `having=` and `where` selected, in the order of the store?"
+        """Are these all samples of the store, or all that selections leave, in the order of the store?
+
+        `having=` and `where` select, and so do `FieldSplitter` and `KFoldSplitter` with `stratify=`: each of their
+        parts is complete."""
         n = len(self.store)
         for m in reversed(self.maps):
             if isinstance(m, SampleSelection): n = len(m)
@@ -265,7 +268,7 @@ def _matcher(store, field, values):
     return lambda stored: is_wanted[np.asarray(stored)]
 
 def _listed(values):
-    "`values`, which are one value, several, or an array of them, as a list"
+    "`values`, which are one value, several (any iterable but a text) or an array, as a list; `None` gives `[]`"
     return listify(values.tolist() if hasattr(values, 'tolist') else values)
 
 def _shown(values):

@@ -173,7 +173,10 @@ def _source_of(content, mode, reducing_gap):
     return JpegSource(content, (width,height), len(mode), reducing_gap)
 
 def _load_file(b):
-    "fastai's `load_image` of the bytes of an image file; raises `ValueError` if it would take too much time or memory"
+    """fastai's `load_image` of the bytes of an image file: a Pillow image
+
+    Raises `ValueError` as `check_image` does, and what Pillow raises: `DecompressionBombError`, which is no
+    `ValueError`, for too many pixels, and others, such as `OSError`, for what it cannot read."""
     check_image(b)
     return load_image(io.BytesIO(b))
 
@@ -189,10 +192,12 @@ def create_image(
     return img_cls.create(o)
 
 def picture_of(
-    codec:Codec, # A codec of pictures, but not of image files
+    codec:Codec, # A codec, but not one of image files
     value:bytes # A stored value
 ): # An `np.ndarray` or an `Image.Image`; `None` if `codec` stores no pictures
-    "The picture in `value`: an array of pixels if `codec` stores these, which saves a copy, else a Pillow image"
+    """The picture in `value`: `codec.array(value)`, which saves a copy, or `codec.image(value)` if that is `None`
+
+    `raw` and `bits` give an array, `npyimg`, `npzimg` and `strokes` a Pillow image. Raises what the codec raises."""
     pixels = codec.array(value)
     return codec.image(value) if pixels is None else pixels
 

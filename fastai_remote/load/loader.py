@@ -540,7 +540,9 @@ def _only_targets_define(dataset):
         if not any(isinstance(t, Numericalize) for t in tl.tfms.fs): tl.c = tl.vocab = tl.loss_func = None
 
 def _unwrapped(number):
-    "What a table shows: an `int` or `float`; for a tuple, its floats with four digits each, or its only one as it is"
+    """A number of fastai (`TitledFloat`, …) as a table shows it: a plain `int` or `float`
+
+    A tuple becomes one of floats rounded to four significant digits; if it has one number, a `float`, not rounded."""
     if not isinstance(number, tuple): return number.real
     return tuple(float(f'{v:.4g}') for v in number) if len(number)!=1 else float(number[0])
 

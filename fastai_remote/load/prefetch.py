@@ -67,7 +67,7 @@ class ShardsInOrder:
         self.items,self.wait = items,False
 
     def __call__(self,
-        positions:list # Positions of a batch
+        positions:list # Positions of a batch in `items`; `None` counts as 0
     )->tuple: # `(shards, wait)`; only the first batch does not wait for its shards
         "The arguments of `prefetch` for this batch"
         table = self.items.store.shards

@@ -311,7 +311,9 @@ class _ByValue:
     def __reduce__(self): return cloudpickle.loads,(cloudpickle.dumps(self.f),)
 
 def _portable(value):
-    "`value`, also a nested dict, list or tuple, with `_ByValue` in place of functions that pickle cannot find by name"
+    """`value` with `_ByValue` in place of functions that pickle cannot find by name: lambdas, local ones, a notebook's
+
+    They are replaced in copies of nested dicts, lists and tuples too, but not within a `partial`, for example."""
     if isinstance(value, dict): return {k:_portable(v) for k,v in value.items()}
     if type(value) in (list,tuple): return type(value)(map(_portable, value))
     if not isinstance(value, FunctionType): return value

@@ -205,9 +205,10 @@ class ShardSplit:
                 f'{self.valid_pct}, seed={self.seed})')
 
     def _numbers(self, shards, indices):
-        """The sample numbers at `indices` of `shards`, when each shard is visited in steps from a random start
+        """The numbers in the dataset of the samples at `indices` of `shards`: int64 arrays, all of the same length
 
-        All are int64 arrays of the same length; an index counts the steps in the shard."""
+        The samples of a shard are visited in steps, round and round, from a start; `self.seed` and the shard decide on
+        both. An index counts these steps."""
         sizes = self.sizes[shards]
         seed = np.uint64(mix64_int(self.seed&MASK64, MIX_A))
         hashes = mix64(mix64(shards.astype(np.uint64), seed), np.uint64(MIX_B))

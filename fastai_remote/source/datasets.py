@@ -35,7 +35,7 @@ from ..store.base import Store
 
 # %% ../../nbs/source/11_datasets.ipynb #0e0e0dae
 class _Items(IndexedSource):
-    "A source of the items of a list or array, which are sent to the workers"
+    "A source of the items of a list, tuple or array; a worker is sent the items of its chunks"
     def __init__(self, items): self.items = items
     def __len__(self): return len(self.items)
     def read(self, numbers): return [(f'item {i}', self.items[i]) for i in numbers.tolist()]

@@ -636,7 +636,9 @@ def _arrow_stream(batches, options, stamp, once=False):
     return _RowStream(batches, types, rows, options, stamp, once)
 
 def _from_lazy_frame(table, options):
-    "The `_RowStream` of a LazyFrame; raises `TypeError` if this version of polars cannot read it in parts"
+    """The `_RowStream` of a LazyFrame; `options` is a `ColumnOptions`
+
+    Raises `TypeError` if this version of polars cannot read it in parts, and `ValueError` if there is a `valid_col`."""
     if not hasattr(table, 'collect_batches'):
         raise TypeError('a LazyFrame of this version of polars cannot be read in parts: give .collect(), or the path '
                         'of .sink_parquet(path)')

@@ -92,7 +92,7 @@ def _innermost(dataset):
     else: yield dataset
 
 def _find_torchvision(table, dataset):
-    "The entry of `{class name: entry}` for the class of a dataset of torchvision, or for a base class; else `None`"
+    "The entry of `{class name: entry}` for the nearest class of torchvision that `dataset` is one of; else `None`"
     classes = [c for c in type(dataset).__mro__ if c.__module__.startswith('torchvision.')]
     return next((table[c.__name__] for c in classes if c.__name__ in table), None)
 

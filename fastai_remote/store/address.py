@@ -179,7 +179,9 @@ def _all_texts(error):
     except Exception: return ''
 
 def _copied(error, text):
-    "A new error with the message `text`: of the type of `error`, or of its nearest base class that takes only a text"
+    """A new error with the message `text`, of the type of `error` or of its nearest base class that fits
+
+    A class fits if it can be made from only a text, and then shows just this. Other attributes of `error` are lost."""
     for kind in type(error).__mro__:
         try: copy = kind(text)
         except Exception: continue   # it needs other arguments

@@ -209,8 +209,11 @@ class Store:
         numbers:np.ndarray, # Sample numbers, int64, which exist
         fields:list, # Names of fields
         check:bool=True # Compare checksums?
-    )->dict: # `{field: list of bytes, or array}`, with `None` in a list where a sample has no such field
-        "Read `fields` in one round trip where samples may lack some of them; raises `CorruptSample`"
+    )->dict: # `{field: list of bytes, or array for a fixed-width field}`; `None` in a list marks a missing value
+        """Read `fields` where samples may lack some of them, in one round trip if possible
+
+        A fixed-width field may become a list of numbers and `None` if one of these samples lacks it. Raises
+        `CorruptSample`, and what `read_values` raises, such as `MissingSample`."""
         known = self.manifest.fields
         checksums = [f'{f}.crc' for f in fields if check and (f'{f}.crc' in known or known[f].get('check'))]
         values = self.read_values(numbers, list(dict.fromkeys([*fields, *checksums])))
@@ -678,10 +681,11 @@ def add_fields(self:Store,
 ): # The new version, a `Store`
     """Add fields to all samples, such as predictions, embeddings, or the images in another size
 
-    The new version becomes visible at once, when all is written. An interrupted call is continued by the same call;
-    where only numbers and labels are added to shards, it begins anew. Each sample needs a value: if `fn` fails for
-    one, `IngestError` is raised, and nothing is kept. Raises `ValueError` if there are fields of these names, and
-    `UnknownField` for other names in `fields`."""
+    The new version becomes visible at once, when all is written; stores that were opened before may raise
+    `StoreNotFound`. An interrupted call is continued by the same call; where only numbers and labels are added to
+    shards, it begins anew. Each sample needs a value: if `fn` fails for one, `IngestError` is raised, and nothing has
+    changed. Raises `ValueError` if there are fields of these names, or not one value for each sample, `UnknownField`
+    for names in `fields` that do not exist, and what `to_redis` raises."""
     from fastai_remote.ingest.revise import add_fields
     return add_fields(self, fn, fields, **kwargs)
 

@@ -145,7 +145,7 @@ _s3_config = dict(request_checksum_calculation='when_required', response_checksu
 
 @functools.cache
 def _loader(data_path):
-    """botocore's loader of its descriptions of services, which remembers them
+    """botocore's loader of its descriptions of services, which remembers them; one loader for each `data_path`
 
     `data_path` is the setting of botocore: a `str`, or `None`, the default, for the usual folders."""
     from botocore.loaders import create_loader
@@ -209,7 +209,9 @@ os.register_at_fork(after_in_child=_keep_inherited_clients)
 def opens_at_once(
     url:str # The URL of a folder
 )->bool:
-    "Does `open_folder` return without waiting for a server?"
+    """Is it known, by the scheme of `url`, that `open_folder` returns without waiting for a server?
+
+    `False` also for `file://`, though it does not wait."""
     return bool(is_http(url) or _is_s3(url) or '://' not in url or url.startswith('memory://'))
 
 def open_folder(

@@ -307,7 +307,8 @@ def _warn_once(self:FileCache, what, error):
 def _part(self:FileCache, path):
     """Context manager: the descriptor of the part `path`, locked; or None, after another process has released it
 
-    At the end, a locked part that still has this name is removed."""
+    It is made if it does not exist. At the end, a locked part that still has this name is removed. Raises `OSError` if
+    the disk has no locks; then it is removed, too."""
     with _opened(path) as fd:
         is_ours = False
         try:

@@ -114,7 +114,7 @@ class Retries:
         return self.began+self.timeout-time.monotonic()
 
     def unavailable(self, why:str)->StoreUnavailable:
-        "The error with the server, `why`, the number of attempts and the time they took"
+        "The error with the server, `why` without secrets, the number of attempts and the time they took"
         seconds = time.monotonic()-self.began
         attempts = f"{self.attempts} attempt{'s'*(self.attempts>1)} in {seconds:.1f} s"
         return StoreUnavailable(f'{self.server}: {self.hide(why)} ({attempts})')

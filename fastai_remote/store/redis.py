@@ -30,7 +30,7 @@ NAMES_KEY,GENERATIONS_KEY = 'fastai_remote:names','fastai_remote:generations'
 
 def home_of(
     name:str, # Name of a dataset
-    tags:int=0 # `tags` of its manifest
+    tags:int=0 # `tags` of its manifest; 0: it is in no cluster
 )->str:
     "How the keys that describe a dataset begin; in a cluster they have a hash tag, so that they are on one node"
     return f'{{{name}}}' if tags else name

@@ -141,7 +141,9 @@ class RedisLink:
 
     @property
     def servers(self)->SingleServer:
-        "This process's connections"
+        """This process's connections, made when first used; of a cluster or of sentinels, a subclass of `SingleServer`
+
+        For use inside `call`: to find the nodes or the master it connects at once, and raises errors of redis-py."""
         process,servers = self._servers
         if process==os.getpid(): return servers
         options = SecretOptions({**as_options(self._secret, self.socket_timeout), **self.kwargs})

@@ -114,7 +114,7 @@ class RunTable:
         first:int, # Number of the first of them in the part
         n:int # How many they are
     ):
-        "A new table with `n` more samples; those from `at` on move back"
+        "A new table with `n` more samples; those from `at` on move back. Raises `TooManyRuns`."
         starts,parts,firsts = self._split(np.array([at]))
         k = np.searchsorted(starts, at)
         lengths = np.insert(np.diff(starts, append=self.n), k, n)

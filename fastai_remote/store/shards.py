@@ -547,7 +547,8 @@ def indices(self:ShardStore,
 def _read_indices(self:ShardStore, shards):
     """`{shard: ShardIndex}`, from the folder if it is on this machine, else from the cache or over the network
 
-    The shards may be in another order. Warns of damaged indices in the cache; raises what `indices` raises."""
+    The result may be in another order than `shards`. Warns of damaged indices in the cache, and fetches them again;
+    raises what `indices` raises."""
     if self.storage.local: return {shard:self.local_index(shard) for shard in shards}
     result = {}
     for shard in shards if self.cache is not None else ():
@@ -781,7 +782,9 @@ def wids_index(self:ShardStore,
 # %% ../../nbs/store/18_shards.ipynb #16bea615
 @patch
 def reviser(self:ShardStore, change):
-    "As in `Store`: the `ShardReviser` that writes a new version of this dataset, by `change`, a `Change`"
+    """As in `Store`: the `ShardReviser` that writes a new version of this dataset, by `change`, a `Change`
+
+    Raises `TypeError` for shards that an earlier version of fastai_remote has written."""
     from fastai_remote.write.shards_reviser import ShardReviser
     return ShardReviser(self, change)
 

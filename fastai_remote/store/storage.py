@@ -474,7 +474,7 @@ def _list(self:Storage, folder, extra):
 
 @patch
 def files(self:Storage)->list: # Paths relative to this folder, sorted
-    """The files in this folder and in its subfolders at any depth, except for hidden subfolders
+    """The files, hidden ones too, in this folder and in its subfolders at any depth, except for hidden subfolders
 
     Over HTTP, only those in this folder. Empty if there is no such folder."""
     if is_http(self.url):

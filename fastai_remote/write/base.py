@@ -133,7 +133,7 @@ def progress_text(
     plan:Plan, # The plan of an unfinished ingest; empty or `None` if there is none
     done:int, # Chunks that are written
 )->str:
-    "Returns how far an ingest is: ' (3 of 10 chunks done)', of a stream ' (3 chunks done)', without a plan ''"
+    "Returns how far an ingest is: ' (3 of 10 chunks done)', ' (3 chunks done)' if `plan` is `open`, '' without a plan"
     if not plan: return ''
     of = '' if plan.get('open') else f' of {chunk_count(plan):,}'   # numbers of a stream are reserved in advance
     return f' ({done:,}{of} chunks done)'
@@ -204,9 +204,9 @@ class Writer:
         raise NotImplementedError
 
     def abandon(self,
-        plan:Plan=None # Of the ingest to abandon; default: this one
+        plan:Plan=None # Of the ingest to abandon; default: that of this writer
     ):
-        "Removes everything that an unfinished ingest has written"
+        "Removes everything that an unfinished ingest has written; the lock must be held. May raise `StoreBusy`"
         raise NotImplementedError
 
     def close(self): "Releases the lock; may raise a `StoreError`, after which the lock ends by itself"

@@ -389,9 +389,9 @@ def _garbage_ranges(self:RedisWriter, listed):
 
 @patch
 def abandon(self:RedisWriter,
-    plan:dict=None # Plan of the ingest to abandon; default: this one
+    plan:dict=None # Plan of the ingest to abandon; default: that of this writer
 ):
-    "Removes everything that an unfinished ingest has written; raises `StoreBusy`"
+    "Removes everything that an unfinished ingest has written; the lock must be held. Raises `StoreBusy`"
     plan = plan or self.plan
     n = max(plan['n'], plan['chunk']*self.claimed())
     self.retire(plan['generation'])
@@ -664,7 +664,10 @@ def _image_stats(self:RedisWriter):
 
 @patch
 def _damaged(self:RedisWriter, what):
-    "Returns a `CorruptSample` which says that the stored state `what` (text) is damaged, and what to do"
+    """Returns a `CorruptSample` which says that `what` (text) is damaged, and how to abandon the ingest
+
+    `what` is anything that this ingest has stored, such as the value of a sample, a label, or statistics; it ends in a
+    comma if it names the key."""
     return CorruptSample(f'{self.name}: {what} in {self.url} is damaged: {self.how_to_abandon()} drops what is there, '
                          'then ingest again')
 

@@ -31,7 +31,7 @@ RECORD_FILE = re.compile(r'chunk-\d+\.json$')
 _crc_key = b',"crc":'
 
 def seal_json(
-    content:dict # With values that JSON can represent
+    content:dict # With values that JSON can represent, not empty
 )->bytes:
     "Returns `content` as JSON whose last entry, `crc`, is a checksum of the bytes before it"
     text = json.dumps(content)[:-1].encode()

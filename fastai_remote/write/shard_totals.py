@@ -129,9 +129,10 @@ def _as_integers(counts):
     return result
 
 def _add_shards(manifest, plan, totals):
-    """Adds the table of shards and the splits to `manifest`; to that of an index of others' shards also their folder
+    """Adds the table of shards, of `totals`, a `ShardTotals`, and the splits to `manifest`, which has its `prefix`
 
-    The splits of `plan` are ranges of numbers before gaps are closed; for such an index, of shards."""
+    The splits of `plan` are ranges of numbers before gaps are closed. Without a prefix, it is an index of others'
+    shards: then they are ranges of shards, and `base`, the folder of these, is added too."""
     n,size,crc,index_size,raw_size,index_crc,kind = (np.array(column) for column in totals.columns)
     is_compressed = kind.any()
     table = ShardTable(totals.names, n, size, crc, index_size, raw_size if is_compressed else None, index_crc, kind)

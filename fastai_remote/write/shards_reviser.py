@@ -140,7 +140,10 @@ class ShardReviser(ShardWriter):
         labels:dict, # `{field: list of labels}`, in the order of this shard's codes
         keys:list # Keys of the samples
     ):
-        "Writes a new index of a shard, beside the one that is there, and notes it in `rows` for the new table"
+        """Writes a new index of a shard, beside the one that is there, and notes it in `rows` for the new table
+
+        For use inside `revising`, which sets the version. Nothing of the old index is kept: the arguments describe all
+        samples that stay."""
         table = self.store.shards
         content = pack_index(columns, labels, int(table.crc[shard]), keys, len(keys))
         with self.lock.publishing(): self.storage.write(index_name(table.name(shard), version=self.version), content)
