@@ -8,6 +8,7 @@ from conftest import class_of
 
 from fastai_remote import (
     image_samples, MissingSample, RedisStore, redis_server, StoreNotFound, StoreUnavailable, to_redis)
+from fastai_remote.store.redis_acl import missing_right
 
 GUIDE = Path(__file__).parents[1]/'nbs/guide/credentials.md'
 NAME,OTHER = 'pets','dogs'
@@ -212,6 +213,22 @@ def test_a_right_that_a_writer_lacks_is_named(admin, url_of, right):
         RedisStore.unfinished(url)
     if right=='+memory|usage': return act()   # the need of memory is not estimated
     with pytest.raises(StoreUnavailable, match=f'refused.*{re.escape(right)}'): act()
+
+@pytest.mark.parametrize('user', ['monkey','access','keys','a-key','command'])
+def test_the_name_of_a_user_does_not_decide_which_right_lacks(pets, admin, url_of, user):
+    for rights,right in ((('~pets:*','+mget'), r'\+get \('), (('~a:*','+get'), r'~pets:\* \(')):
+        with redis.Redis.from_url(url_of(user, '+hello', '+client', *rights)) as client:
+            with pytest.raises(redis.exceptions.NoPermissionError) as e: client.get('pets:meta')
+        assert re.search(f'needs {right}', missing_right(str(e.value), ('GET','pets:meta')))
+
+REPLIES = {'~pets:*':('this user has no permissions to access one of the keys used as arguments',
+                      'No permissions to access a key', "User key has no permissions to access the 'pets:meta' key"),
+           '+get':("this user has no permissions to run the 'get' command or its subcommand",
+                   "User key has no permissions to run the 'get' command", 'No permissions to access a channel')}
+
+@pytest.mark.parametrize('right', REPLIES)
+def test_the_right_is_that_of_the_replies_of_all_versions(right):
+    for reply in REPLIES[right]: assert f'needs {right} (' in missing_right(reply, ('GET','pets:meta'))
 
 def test_a_reader_cannot_write(pets, url_of):
     url = url_of('reader', *READER)

@@ -559,6 +559,93 @@ def test_lock_file_removed(folder):
             (folder/'.lock').unlink()
         assert r.result()
 
+# --- files of others
+
+def all_files(folder): return sorted(str(p.relative_to(folder)) for p in folder.rglob('*'))
+
+@pytest.mark.parametrize('theirs', ['a.csv','b/c/d.csv','u/a.part.csv'])
+def test_a_folder_with_files_of_others_is_refused(folder, theirs, monkeypatch):
+    "They would be removed. Nothing is made or removed by the refusal"
+    theirs = folder/theirs
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text('mine')
+    (folder/'u').mkdir(exist_ok=True)
+    (folder/'u'/'x.part').write_text('mine')
+    before = all_files(folder)
+    match = f"^{folder} has '{theirs}', and is no cache: .*a folder of its own.*FASTAI_REMOTE_CACHE"
+    with pytest.raises(ValueError, match=match): FileCache(folder, 10*KB)
+    monkeypatch.setenv('FASTAI_REMOTE_CACHE', str(folder))
+    with pytest.raises(ValueError, match=match): FileCache()
+    assert all_files(folder)==before
+
+def test_a_folder_of_others_is_searched_up_to_the_first_file(tmp_path, monkeypatch):
+    for k in range(100): (tmp_path/f'{k}.csv').write_text('mine')
+    seen,scandir = [],os.scandir
+    class Noted:
+        def __init__(self, path): self.entries = scandir(path)
+        def __enter__(self): return self
+        def __exit__(self, *_): self.entries.close()
+        def __iter__(self): return self
+        def __next__(self):
+            seen.append(1)
+            return next(self.entries)
+    monkeypatch.setattr(os, 'scandir', Noted)
+    with pytest.raises(ValueError, match='is no cache'): FileCache(tmp_path)
+    assert len(seen)==1
+
+def test_a_cache_is_opened_again_at_any_time(folder, child):
+    "By another process, and from a pickle: while the first file comes, after it has come, and when all is removed"
+    def opened(): return [FileCache(folder, 50*KB), pickle.loads(pickle.dumps(c))]
+    def in_child(ready):
+        for other in opened(): assert other.folder==str(folder)
+    def write(f):
+        assert child(in_child).wait()==0 and left(c)==['u','u/a.part']
+        f.write(content('u/a', 10*KB))
+    c = FileCache(folder, 50*KB)
+    os.close(c.fetch('u/a', 10*KB, write))
+    for other in opened(): os.close(other.fetch('u/a', 10*KB, no))
+    c.clear()
+    for other in opened(): put(other, 'u/b')
+
+def test_a_part_of_a_killed_first_download_is_no_file_of_others(folder, child):
+    (p:=child(hangs(FileCache(folder, 50*KB)))).ready()
+    p.kill()
+    (folder/'.lock').unlink()   # killed before it was made
+    put(FileCache(folder, 50*KB), 'u/b')
+    assert left(folder_cache:=FileCache(folder))==['u','u/b'] and folder_cache.used()==(10*KB,1)
+
+def test_without_its_lock_file_a_new_object_refuses_a_cache(folder):
+    "It cannot know whose files these are; an object that exists goes on"
+    c = FileCache(folder, 50*KB)
+    put(c, 'u/a')
+    (folder/'.lock').unlink()
+    with pytest.raises(ValueError, match='u/a.*is no cache'): FileCache(folder, 50*KB)
+    put(c, 'u/b')
+    put(FileCache(folder, 50*KB), 'u/c')
+
+def test_a_file_that_comes_while_it_is_looked_for_is_none_of_others(folder, monkeypatch):
+    "A cache whose first download ends after its lock file was looked for"
+    (folder/'u').mkdir(parents=True)
+    scandir = os.scandir
+    def late(path):
+        monkeypatch.undo()
+        put(FileCache(folder, 50*KB), 'u/a')
+        return scandir(path)
+    monkeypatch.setattr(os, 'scandir', late)
+    os.close(FileCache(folder, 50*KB).fetch('u/a', 10*KB, no))
+
+def test_hidden_files_and_folders_stay(folder):
+    c = FileCache(folder, 20*KB)
+    put(c, 'u/a')
+    for path in ('.git/config','u/.git/deep/config','u/.hidden'):
+        (folder/path).parent.mkdir(parents=True, exist_ok=True)
+        (folder/path).write_bytes(b'mine')
+    (folder/'v'/'.empty').mkdir(parents=True)
+    assert c.used()==(10*KB,1)
+    c.clear()
+    assert all_files(folder)==['.git','.git/config','.lock','u','u/.git','u/.git/deep','u/.git/deep/config','u/.hidden',
+                               'v','v/.empty']
+
 def test_synced(folder, monkeypatch):
     "Its bytes are on the disk before it has its name"
     c,done = FileCache(folder, 50*KB),[]

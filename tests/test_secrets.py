@@ -1,5 +1,5 @@
 "Secrets are used, and nothing else: each option of each library gets a marker, which is searched wherever it could show"
-import base64, copy, http.server, inspect, io, logging, os, pickle, socket, threading, traceback
+import base64, copy, http.server, inspect, io, json, logging, os, pickle, socket, threading, traceback
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -17,6 +17,7 @@ from s3fs import S3FileSystem
 import fastai_remote.block
 from fastai_remote import (array_samples, csv_samples, drawing_samples, image_samples, img2dataset_samples, RedisStore, s3_options,
     ShardStore, StoreUnavailable, table_samples, tar_samples, to_redis, to_shards)
+from fastai_remote.cli.places import read_options, UsageError
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.address import hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions, without_secrets
 from fastai_remote.store.redis_link import RedisLink
@@ -93,7 +94,7 @@ def test_no_option_of_a_file_system_is_shown_or_saved(place, kind):
         if kind!='object': assert pickle.loads(pickle.dumps(storage.opener()))().reveal()==storage.reveal()   # a worker gets all
         else: assert storage.reveal()['storage_options']==options
         lost = hidden_names(options)
-        assert lost and loaded._not_kept==lost and all(text in loaded._advice() for text in lost)
+        assert lost and loaded._not_kept==sorted(lost) and all(text in loaded._advice() for text in lost)
 
 def is_no_option(name): return 'password' in name or name=='decode_responses'
 
@@ -254,6 +255,26 @@ def test_errors_keep_their_type_and_cause():
     safe = without_secrets(error, [MARKER])
     assert type(safe) is FileNotFoundError and type(safe.__cause__) is ValueError and not has_marker(*shown_by(safe))
 
+def test_errors_that_cannot_be_looked_at_are_replaced():
+    "What they show is not known, so that it may be a secret"
+    class Odd(Exception):
+        def __repr__(self): raise RuntimeError(MARKER)
+    class Silent(Exception):
+        def __str__(self): raise RuntimeError(MARKER)
+    for error in (Odd(f'password {MARKER}'), Silent(f'password {MARKER}')):
+        safe = without_secrets(error, [MARKER])
+        assert safe is not error and not has_marker(str(safe), repr(safe), repr(safe.args))
+    assert str(without_secrets(Odd(f'password {MARKER}'), [MARKER]))=='password ***'
+
+def test_causes_in_a_circle_are_an_end():
+    first,second,third = ValueError('a'),KeyError(MARKER),OSError('b')
+    first.__cause__,second.__cause__,third.__cause__ = second,third,second
+    safe = without_secrets(first, [MARKER])
+    assert safe is first and type(safe.__cause__) is KeyError and not has_marker(*shown_by(safe))
+    assert safe.__cause__.__cause__ is third and third.__cause__ is None
+    first.__cause__ = first
+    assert without_secrets(first, [MARKER]).__cause__ is None
+
 # --- what is used, kept, and lost
 
 @pytest.fixture
@@ -359,6 +380,23 @@ def test_secret_texts_and_dicts():
     assert repr(Secret(MARKER))=="'***'" and f'{Secret(MARKER)}'==MARKER and pickle.loads(pickle.dumps(Secret(MARKER)))==MARKER
     options = SecretOptions(key=MARKER, anon=True, client_kwargs={'region_name':'eu', 'new':MARKER})
     assert eval(repr(options))=={'key':'***', 'anon':True, 'client_kwargs':{'region_name':'eu'}} and pickle.loads(pickle.dumps(options))==options
+
+def test_an_option_whose_url_is_kept_without_its_login_is_named():
+    for url in (f'https://me:{MARKER}@host', f'https://{MARKER}@host', f'https://host/?sig={MARKER}'):
+        options = dict(endpoint_url=url, client_kwargs={'endpoint_url':url, 'region_name':'eu'})
+        assert hidden_names(options)==['endpoint_url','client_kwargs.endpoint_url']
+        loaded = pickle.loads(pickle.dumps(Storage('s3://b/f', storage_options=options)))
+        assert loaded._not_kept==sorted(hidden_names(options))
+        assert not has_marker(repr(SecretOptions(options))) and 'host' in repr(SecretOptions(options))
+        text = json.dumps({'endpoint_url':url})
+        with pytest.raises(UsageError, match='endpoint_url may be secret'): read_options(text)
+
+def test_secrets_that_are_numbers_are_not_shown():
+    assert secret_texts({'secret':123456, 'token':{'pin':9999}, 'a':[77777]})==['123456','77777','9999']
+    assert not secret_texts({'secret':123, 'flag':True, 'other':None, 'half':1234.5, 'new':-12, 'tries':2.5})
+    assert not secret_texts({'connect_timeout':123456})   # public
+    safe = without_secrets(ValueError('no 123456 or 1234567'), secret_texts({'secret':123456}))
+    assert str(safe)=='no *** or ***7'
 
 def test_two_colons_in_a_password_or_an_address_do_not_end_a_url():
     for url in (f'redis://:a::{MARKER}@host', f'ftp://me:{MARKER}::b@host/a', f'redis://[::1]:6379/2?other={MARKER}'):

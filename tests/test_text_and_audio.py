@@ -19,7 +19,8 @@ from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import get_codec, register_codec
 from fastai_remote.load.audio import audio_floats, CropAudio, pad_audio, read_audio, TensorAudio
 from fastai_remote.load.distributed import RemoteDistributedDL
-from fastai_remote.load.texts import RemoteLMDL, TextOptions, tokenize_store
+from fastai_remote.load.texts import RemoteLMDL, StoredTokens, StoreNumericalize, StoreTokenizer, text_lengths
+from fastai_remote.load.texts import TextOptions, tokenize_store
 from fastai_remote.order.base import Order
 from fastai_remote.order.lengths import longest_of, LongestFirst, SortedWindows
 from fastai_remote.order.ranks import rank_share
@@ -239,6 +240,58 @@ def test_only_samples_that_are_used_are_counted(server):
                   splitter=lambda items: (list(range(5)), list(range(5, 9))))
     assert sum(len(y) for _,y in dls.valid)==4
 
+def test_a_tokenizer_that_is_used_again_counts_again(store):
+    "Also for a part of the same texts, and beside a pipeline that was set up before"
+    items,tok = get_remote_items(store),StoreTokenizer(BaseTokenizer())
+    def pipeline(items, tok): return TfmdLists(items, [Fetch('txt', store), tok, StoreNumericalize(min_freq=1)])
+    for some in (items, items, items[:10]):
+        again,new = pipeline(some, tok),pipeline(some, StoreTokenizer(BaseTokenizer()))
+        assert again.numericalize.vocab==new.numericalize.vocab and torch.equal(again[0], new[0])
+        assert text_lengths(again)[np.arange(len(some))].tolist()==[len(o) for o in new]
+
+def test_a_tokenizer_of_other_items_before_keeps_nothing_of_them():
+    store = MemoryStore({'txt':[b'some text']*6, 'n.i4':np.arange(6)}, 'texts')
+    items,tok = get_remote_items(store),StoreTokenizer(BaseTokenizer())
+    TfmdLists(items, [Fetch('txt', store), tok])
+    plain = TfmdLists(['other words'], [tok, StoreNumericalize()])   # items of no store are not counted
+    assert plain.tfms.fs[1].vocab is None
+    TfmdLists(items, [Fetch('n.i4', store), tok])
+    TfmdLists(['other words'], [tok])
+    assert not tok.is_idle
+
+@pytest.mark.parametrize('x', ['txt','tokens.npy'])
+def test_lengths_are_those_of_the_field(x):
+    "One transform in the pipelines of two fields of a store, or after different getters"
+    values = [[b'a b', b'a b c d'], [b'a', b'a b c']]
+    if x!='txt': values = [[get_codec('npy').to_bytes(np.arange(n)) for n in lengths] for lengths in ((2,4), (1,3))]
+    fields = [f'a.{x}',f'b.{x}']
+    store = MemoryStore(dict(zip(fields, values)), 'texts')
+    transform = StoreTokenizer(BaseTokenizer(), rules=[], counts=False) if x=='txt' else StoredTokens(list('abcd'))
+    def reverse(o): return o[::-1].copy() if x!='txt' else o+o
+    tls = [TfmdLists(get_remote_items(store), [Fetch(field, store), *getters, transform])
+           for field in fields for getters in ([], [reverse])]
+    for _ in range(2):
+        for tl in tls: assert text_lengths(tl)[np.arange(2)].tolist()==[len(o) for o in tl]
+
+@pytest.mark.parametrize('skips_bad', [True,False])
+def test_a_damaged_text_does_not_make_the_others_be_read_again(monkeypatch, skips_bad):
+    store = MemoryStore({'txt':[f'w{" w"*(i%7)}'.encode() for i in range(60)]}, 'texts')
+    tl = TfmdLists(get_remote_items(store), [Fetch('txt', store), StoreTokenizer(BaseTokenizer(), [], counts=False)])
+    store.columns['txt'][7],right = b'damaged',store.columns['txt'][7]
+    lengths = [1+i%7 for i in range(60)]
+    assert text_lengths(tl, skips_bad=True)[np.arange(60)].tolist()==[*lengths[:7], 0, *lengths[8:]]
+    seen,get_many = [],store.get_many
+    def noted(numbers, *args, **kwargs):
+        seen.extend(numbers)
+        return get_many(numbers, *args, **kwargs)
+    monkeypatch.setattr(store, 'get_many', noted)
+    if skips_bad: assert text_lengths(tl, skips_bad=True)[np.arange(60)][7]==0
+    else:
+        with fails(CorruptSample): text_lengths(tl)
+    assert set(seen)=={7}
+    store.columns['txt'][7] = right
+    assert text_lengths(tl, skips_bad)[np.arange(60)].tolist()==lengths
+
 # Language models
 
 def test_a_language_model_has_the_batches_of_stock_fastai(stores):
@@ -282,6 +335,13 @@ def test_what_a_language_model_cannot_do_is_an_error(store):
         def __call__(self, items): return (text.split()[:random.randint(1, 3)] for text in items)
     random.seed(0)
     with fails(ValueError, 'tokens, and .* were counted'): list(our_dls(store, TextOptions(tok=Random(), is_lm=True, seq_len=4)).train)
+
+@pytest.mark.parametrize('tfms', [[], [StoreTokenizer(BaseTokenizer()), StoreNumericalize()]])
+def test_a_language_model_without_texts_is_an_error(tfms):
+    store = MemoryStore({'n.i4':np.arange(6)}, 'numbers')
+    datasets = Datasets(get_remote_items(store), [[Fetch('n.i4', store), *tfms]])
+    for dataset in (datasets, datasets.tls[0]):
+        with fails(ValueError, 'numbers: no texts for a language model'): RemoteLMDL(dataset, bs=2, seq_len=4)
 
 def test_text_is_no_target(store):
     with fails(ValueError, "field 'txt' .txt. is no target"): our_dls(store, x='cls', y='txt')

@@ -147,7 +147,7 @@ class SampleLengths:
 class _Measured:
     "Base class of transforms that count the lengths of samples and keep them; the lengths are not pickled"
     is_idle = False   # does a getter make something else of each text, so that there is nothing to do?
-    _lengths = None,None   # a store, and the length of each of its samples, -1 where it is not known
+    _lengths = (),None   # what they are of, as in `_known`, and the length of each sample, -1 where it is not known
     def lengths_of(self,
         tl, # A `TfmdLists` over `RemoteItems` whose pipeline has this transform
         skips_bad:bool=False # Is the length of a sample that is missing or damaged 0? Otherwise it is an error
@@ -157,11 +157,13 @@ class _Measured:
         self.count(fetch, getters, tl.items, skips_bad)
         return SampleLengths(tl.items, self._lengths[1])
 
-    def _known(self, store):
-        """The length of each sample of `store` by its number, -1 where it is not known yet: an int32 array
+    def _known(self, fetch, getters):
+        """The length of each sample of the store by its number, -1 where it is not known yet: an int32 array
 
-        `self` keeps this array, and callers write into it. For another store than the last, a new one replaces it."""
-        if self._lengths[0] is not store: self._lengths = store,np.full(len(store), -1, np.int32)
+        `self` keeps this array, and callers write into it. For another store, field, or list of `getters` than the
+        last, a new one replaces it."""
+        source = fetch.store,fetch.field,*getters
+        if self._lengths[0]!=source: self._lengths = source,np.full(len(fetch.store), -1, np.int32)
         return self._lengths[1]
 
     def count(self,
@@ -170,12 +172,13 @@ class _Measured:
         items:RemoteItems, # Sample numbers
         skips_bad:bool=False # Leave out samples that are missing or damaged?
     ):
-        """Read `items` and keep their lengths; calls `add` with the `Counter` of each block of them, or `None`
+        """Read the `items` whose lengths are not known, and keep these
 
-        Does nothing if all lengths are known, and reads all items if one is not. Returns nothing."""
-        known = self._known(fetch.store)
+        Calls `add` with the `Counter` of each block of them, or `None`. Returns nothing."""
+        known = self._known(fetch, getters)
         blocks = (range(start, min(start+(1<<18), len(items))) for start in range(0, len(items), 1<<18))
-        if all((known[items.numbers_at(block)]>=0).all() for block in blocks): return
+        is_unknown = np.concatenate([np.zeros(0, bool), *(known[items.numbers_at(block)]<0 for block in blocks)])
+        if not is_unknown.all(): items = items[np.flatnonzero(is_unknown)]
         for numbers,(lengths,counter) in _measured(fetch, getters, items, self.measure(), None, skips_bad):
             known[numbers] = lengths
             self.add(counter)
@@ -191,11 +194,12 @@ class _Measured:
 def _before(tl, t):
     """`(first, between)`: the first transform of the pipeline of `tl`, and a list of those between it and `t`
 
-    The first is a `Fetch` if the items are samples of a store. Transforms that leave every value as it is are not in
-    the list. While the pipeline is set up, `t` is not yet in it, and all after the first are between."""
+    The first is a `Fetch` if the items are samples of a store, and None if nothing comes before `t` while the pipeline
+    is set up: then `t` is not yet in it, and all after the first are between. Transforms that leave every value as it
+    is are not in the list."""
     tfms = list(tl.tfms.fs)
     at = next((k for k,o in enumerate(tfms) if o is t), len(tfms))
-    return tfms[0],[t for t in tfms[1:at] if not is_idle(t)]
+    return next(iter(tfms), None),[t for t in tfms[1:at] if not is_idle(t)]
 
 def text_lengths(
     dataset, # `Datasets` or `TfmdLists`
@@ -236,7 +240,9 @@ class StoreTokenizer(_Measured, Tokenizer):
         """Set up the tokenizer and, if `counts`, count the tokens of all items of `dsets`, a `TfmdLists`, in `counter`
 
         Does nothing for items of no store, or without items. If the first value is no text, it only sets `is_idle`.
-        Raises `CorruptSample` or `MissingSample` if a text cannot be read."""
+        What it has counted before is forgotten. Raises `CorruptSample` or `MissingSample` if a text cannot be read."""
+        self.is_idle,self.counter = False,None
+        self._lengths = (),None   # only items whose lengths are not known are counted
         fetch,getters = _before(dsets, self)
         if not isinstance(fetch, Fetch) or not isinstance(dsets.items, RemoteItems) or not len(dsets.items): return
         self.is_idle = not isinstance(compose_tfms(dsets.items[0], [fetch,*getters]), str)
@@ -316,8 +322,8 @@ class StoredTokens(_Measured, Numericalize):
     def count(self, fetch, getters, items, skips_bad=False):
         """As in `_Measured`, but if the store has the lengths and there are no `getters`, it reads these
 
-        Then only those that are not known are read, and `add` is not called."""
-        field,known = length_field(fetch.field),self._known(fetch.store)
+        Then `add` is not called."""
+        field,known = length_field(fetch.field),self._known(fetch, getters)
         if field not in fetch.store.fields or getters: return super().count(fetch, getters, items, skips_bad)
         for start in range(0, len(items), 1<<16):
             numbers = items.numbers_at(range(start, min(start+(1<<16), len(items))))
@@ -413,6 +419,9 @@ class RemoteLMDL(RemoteDL):
         self.seq_len = seq_len
         super().__init__(dataset, bs=bs, lengths=lengths or text_lengths, **kwargs)
         self._known_lengths = self.lengths(dataset)
+        if self._known_lengths is None:
+            raise ValueError(f'{self.store_names}: no texts for a language model: a pipeline of the dataset needs a '
+                             '`StoreTokenizer`, after a field with texts, or `StoredTokens`')
         blocks = (np.arange(k, min(k+(1<<18), len(dataset))) for k in range(0, len(dataset), 1<<18))
         self.n_tokens = sum(int(self._known_lengths[block].sum(dtype=np.int64)) for block in blocks)
         # The last token is only a target. What is left of less than a token for each row is not used.

@@ -50,14 +50,13 @@ def public_options(
 def hidden_names(
     options:dict # Options of a connection
 )->list:
-    """Names of the `options` that `public_options` leaves out, such as 'client_kwargs.headers'
+    """Names of the `options` that `public_options` leaves out or changes, such as 'client_kwargs.headers'
 
-    An option whose value is `None` is not among them, nor is one whose URL is shown without its secrets."""
+    The latter are those whose URL is shown without its secrets. An option whose value is `None` is not among them."""
     result = []
     for name,value in options.items():
-        shown = public_options({name:value})
         if name in _containers and isinstance(value, dict): result += [f'{name}.{k}' for k in hidden_names(value)]
-        elif not shown and value is not None: result.append(name)
+        elif public_options({name:value})!={name:value} and value is not None: result.append(name)
     return result
 
 _link = re.compile(r'(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<login>[^/?#]*@)?(?P<host>[^/?#]*)(?P<rest>.*)',
@@ -118,7 +117,8 @@ def secret_texts(
     """The texts that messages must not show: all in `options` and `url` that are not public, but none of up to 3 digits
 
     Each is also returned with its percent codes decoded and, if it contains a colon, as base64. Of a part of `url` that
-    `public_url` changes, all values in its query are returned. Values that are no texts or `bytes` are left out."""
+    `public_url` changes, all values in its query are returned. Values that are no texts, `bytes` or integers are left
+    out."""
     found = list(_texts(options))
     for link in map(_link.fullmatch, _chain_link.split(url)):
         if not link or _public_link(link[0])==link[0]: continue
@@ -135,9 +135,11 @@ def _texts(value):
     """Yields all texts in `value`, a dict of options, or a value of an option that is not public
 
     Of a dict, those in public options are left out, except for secrets in their URLs. A list that begins with two texts
-    also gives `first:second`, as they may be user and password. `bytes` are decoded, and numbers are left out."""
+    also gives `first:second`, as they may be user and password. `bytes` are decoded, and of numbers, only integers
+    above 999 count."""
     if isinstance(value, str): yield value
     elif isinstance(value, bytes): yield value.decode(errors='replace')
+    elif isinstance(value, int) and value>999: yield str(value)   # lower ones, and fractions, are rather settings
     elif isinstance(value, dict):
         for name,item in value.items():
             if not public_options({name:item}) or isinstance(item, dict): yield from _texts(item)
@@ -163,27 +165,38 @@ def without_secrets(
 )->Exception:
     """`error`, or a copy of it if it contains secrets, without the traceback of the library that raised it
 
-    The traceback contains the local variables of the library. The same applies to the causes of the error. An error
-    that is not copied is changed: its traceback and context become `None`, and its cause the one without secrets. A
+    The traceback contains the local variables of the library. The same applies to the causes of the error; where they
+    are a circle, it is cut. An error that cannot be looked at, because its methods fail, is copied. An error that is
+    not copied is changed: its traceback and context become `None`, and its cause the one without secrets. A
     `StoreError` is never copied: its message has no secrets."""
-    cause = error.__cause__
-    if not isinstance(error, StoreError) and hide(_all_texts(error), secrets)!=_all_texts(error):
-        error = _copied(error, hide(str(error), secrets))
-    error.__traceback__,error.__context__ = None,None
-    error.__cause__ = None if cause is None else without_secrets(cause, secrets)
-    return error
+    causes = [error]   # each is the cause of the one before
+    while not any(causes[-1].__cause__ is known for known in (None,*causes)): causes.append(causes[-1].__cause__)
+    safe = None
+    for error in reversed(causes):
+        if not isinstance(error, StoreError) and _may_show(error, secrets):
+            error = _copied(error, hide(_message(error), secrets))
+        error.__traceback__,error.__context__,error.__cause__ = None,None,safe
+        safe = error
+    return safe
 
-def _all_texts(error):
-    "All that `error` shows, as a text: its message, `repr` and attributes; '' if these raise an error"
-    try: return f'{error}\n{error!r}\n{vars(error)!r}'
-    except Exception: return ''
+def _may_show(error, secrets):
+    "Does `error` show one of `secrets`, in its message, `repr` or attributes? Also true if these raise an error"
+    try: text = f'{error}\n{error!r}\n{vars(error)!r}'
+    except Exception: return True
+    return hide(text, secrets)!=text
+
+def _message(error):
+    "The message of `error`, or only its type if the message raises an error"
+    try: return str(error)
+    except Exception: return f'{type(error).__name__} without a readable message'
 
 def _copied(error, text):
     """A new error with the message `text`, of the type of `error` or of its nearest base class that fits
 
     A class fits if it can be made from only a text, and then shows just this. Other attributes of `error` are lost."""
     for kind in type(error).__mro__:
-        try: copy = kind(text)
-        except Exception: continue   # it needs other arguments
-        if str(copy) in (text, repr(text)): return copy
+        try:
+            copy = kind(text)
+            if repr(copy) and str(copy) in (text, repr(text)): return copy
+        except Exception: continue
     return Exception(text)

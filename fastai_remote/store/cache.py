@@ -80,10 +80,20 @@ def _open_shared(path, size=None):
     return fd if valid else None
 
 # %% ../../nbs/store/13_cache.ipynb #8e0ce568
+def _regular_files(folder):
+    "Yields the path of each regular file in `folder` and its subfolders, as they are found; none that are hidden"
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name[0]=='.': continue
+            if entry.is_dir(follow_symlinks=False): yield from _regular_files(entry.path)
+            elif entry.is_file(follow_symlinks=False): yield entry.path
+
 class FileCache:
-    "Whole files on a local disk, up to a total size; the least recently used go first; processes share the folder"
+    """Whole files on a local disk, up to a total size; the least recently used go first; processes share the folder
+
+    Raises `ValueError` if `folder` has files and is no cache yet: they could be removed."""
     def __init__(self,
-        # Folder of its own, as other files in it may be removed, too; default: `$FASTAI_REMOTE_CACHE`, else
+        # Folder of its own: new, empty, or a cache, which has a file `.lock`; default: `$FASTAI_REMOTE_CACHE`, else
         # `fastai_remote` in `$XDG_CACHE_HOME` or ~/.cache
         folder:str=None,
         # Bytes that it may hold; default: half of what would be free on that disk if it held nothing
@@ -93,6 +103,16 @@ class FileCache:
         folder = folder or os.environ.get('FASTAI_REMOTE_CACHE') or default
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self._given_size = self._size = None if size is None else int(size)
+        self._check_folder()
+
+    def _check_folder(self):
+        "Raises `ValueError` if the folder has no `.lock`, but a regular file that is neither hidden nor a part"
+        def is_cache(): return os.path.lexists(f'{self.folder}/.lock')
+        if is_cache(): return
+        other = next((path for path in _regular_files(self.folder) if not path.endswith('.part')), None)
+        if other is None or is_cache(): return   # another process may have made the lock, and then a file
+        raise ValueError(f'{self.folder} has {other!r}, and is no cache: a cache removes files in its folder, so '
+                         'it needs a folder of its own; give another one (`cache=`, `FASTAI_REMOTE_CACHE`)')
 
     @property
     def size(self)->int:
@@ -122,11 +142,13 @@ class FileCache:
         "List of `(time of use in ns, bytes, path)` of each file and each part; removes empty folders if `tidy`"
         result = []
         for folder,subfolders,names in os.walk(self.folder):
+            is_empty = not subfolders and not names
+            subfolders[:] = [name for name in subfolders if name[0]!='.']
             for path in (f'{folder}/{name}' for name in names if name[0]!='.'):
                 with suppress(FileNotFoundError):
                     status = os.lstat(path)
                     result.append((status.st_mtime_ns, status.st_size, path))
-            if tidy and not subfolders and not names and folder!=self.folder:
+            if tidy and is_empty and folder!=self.folder:
                 with suppress(OSError): os.rmdir(folder)
         return result
 

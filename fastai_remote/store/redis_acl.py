@@ -38,7 +38,8 @@ def missing_right(
     It is the right to the keys in `command`, such as `~pets:*`, if there are arguments and the reply speaks of keys,
     and else the right to the command, such as `+get`."""
     name = str(command[0]).upper()
-    if len(command)==1 or 'key' not in reply.split('command')[0]:
+    # `reply` may also contain the name of the user, which has no spaces
+    if len(command)==1 or not re.search(r' permissions to access .*\bkeys?\b', reply):
         right = name.lower().replace(' ', '|')
         return f'this user may not run {name}: its access list (ACL) needs +{right} ({reply})'
     keys = [key.decode(errors='replace') if isinstance(key, bytes) else str(key) for key in command[1:]]
