@@ -97,6 +97,35 @@ def test_a_jpeg_with_further_pictures_fits_jpg_only():
     for field in 'png','webp':
         with pytest.raises(ValueError, match=f'{field}: this is a MPO file'): get_codec(field).to_bytes(b.getvalue())
 
+def with_transparency(kind):
+    "A picture that is half transparent, with the transparency in its palette, in `info`, or in a channel"
+    im = Image.new('RGBA', (20,20), (255,0,0,0))
+    im.paste((0,255,0,255), (0,0,10,20))
+    if kind=='RGBA': return im
+    if kind=='palette': return im.quantize(8)
+    im.convert('RGB').save(b:=io.BytesIO(), 'PNG', transparency=(255,0,0))
+    return Image.open(b)
+
+@pytest.mark.parametrize('kind', ['palette','info','RGBA'])
+def test_transparency_is_kept_or_refused(kind):
+    im = with_transparency(kind)
+    for codec in raw,bits,get_codec('jpg'):
+        with pytest.raises(ValueError, match=f'{codec.name}: a picture of mode .* with transparency'): codec.to_bytes(im)
+    for field in 'png','webp':
+        back = get_codec(field).from_bytes(get_codec(field).to_bytes(im))
+        assert (np.asarray(back.convert('RGBA'))==np.asarray(im.convert('RGBA'))).all(), field
+    opaque = Image.new('RGBA', (20,20), (255,0,0,255)).quantize(8)
+    assert raw.from_bytes(raw.to_bytes(opaque)).getpixel((0,0))==(255,0,0)
+
+def test_a_palette_that_became_transparent_is_no_longer_that_of_the_file(tmp_path):
+    im = Image.new('P', (9,9))
+    im.putpalette([255,0,0])
+    im.save(tmp_path/'a.png')
+    im = Image.open(tmp_path/'a.png')
+    assert get_codec('png').to_bytes(im)==(tmp_path/'a.png').read_bytes()
+    im.putpalette([255,0,0,0], 'RGBA')
+    assert get_codec('png').from_bytes(get_codec('png').to_bytes(im)).convert('RGBA').getpixel((0,0))==(255,0,0,0)
+
 def test_a_view_of_bytes_is_bytes():
     for o in b'abc',bytearray(b'abc'),memoryview(b'abc'):
         assert infer_codec('data', o)=='bin' and list(as_sample((o,

@@ -77,7 +77,8 @@ def check_image(
 def is_transparent(im:Image.Image)->bool:
     "Is any pixel of `im` transparent, at least partly?"
     if im.mode in ('RGBA','LA','PA','RGBa','La'): alpha = im.getchannel(len(im.getbands())-1)
-    elif 'transparency' in im.info and im.mode in ('1','L','P','RGB'): alpha = im.convert('RGBA').getchannel('A')
+    elif im.mode=='P' or 'transparency' in im.info and im.mode in ('1','L','RGB'):   # a palette may have an alpha, too
+        alpha = im.convert('RGBA').getchannel('A')
     else: return False
     return alpha.getextrema()[0]<255
 
@@ -185,7 +186,7 @@ class ImageCodec(Codec):
         if reason: raise ValueError(f'{self.name}: {reason}')
         if fmt=='JPEG' and im.mode not in ('L','RGB','CMYK'): im = im.convert('RGB')
         if fmt=='PNG' and im.mode=='I': im = im.convert('I;16')   # some versions of Pillow do not do it themselves
-        if fmt=='WEBP' and im.mode not in ('RGB','RGBA'): im = im.convert('RGBA' if is_transparent(im) else 'RGB')
+        if fmt=='WEBP' and im.mode!='RGBA': im = im.convert('RGBA' if is_transparent(im) else 'RGB')
         options = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
         options |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im) if exif is None else exif}
         try: im.save(f:=io.BytesIO(), fmt, **options)
@@ -232,7 +233,7 @@ class ImageCodec(Codec):
         if not isinstance(name, (str,bytes)) or not isfile(name): return None
         if not self._accepts(fmt): return None
         def everything(i):
-            meta = i.info.get('icc_profile'),i.info.get('transparency'),dict(i.getexif()),i.getpalette()
+            meta = i.info.get('icc_profile'),i.info.get('transparency'),dict(i.getexif()),i.getpalette(None)
             return type(i),i.format,i.mode,i.size,i.tobytes(),meta
         try:
             with open(name, 'rb') as f: b = f.read()
