@@ -104,8 +104,17 @@ class Place:
     @property
     def has_dataset(self)->bool:
         "Is there a dataset in this folder of shards? Its manifest may be among tars of others, in a folder of our own"
+        return self._has('manifest.json')
+
+    @property
+    def has_ingest(self)->bool:
+        "May there be an unfinished ingest in this folder of shards? `unfinished` is certain, and takes longer"
+        return self._has('.ingest')
+
+    def _has(self, name):
+        "Is there a file or a folder `name` in this folder of shards, or in our own folder in it?"
         from fastai_remote.store.shard_index import INDEX_FOLDER
-        return any('manifest.json' in self.storage.names(folder) for folder in ('', INDEX_FOLDER))
+        return any(name in self.storage.names(folder) for folder in ('', INDEX_FOLDER))
 
     def store(self):
         "The dataset, an opened `RedisStore` or `ShardStore`; raises `StoreNotFound` and other `StoreError`s"
