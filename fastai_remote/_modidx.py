@@ -207,6 +207,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastai_remote.cli.places._server': ('cli/places.html#_server', 'fastai_remote/cli/places.py'),
                                           'fastai_remote.cli.places._with_known_password': ( 'cli/places.html#_with_known_password',
                                                                                              'fastai_remote/cli/places.py'),
+                                          'fastai_remote.cli.places._with_lower_scheme': ( 'cli/places.html#_with_lower_scheme',
+                                                                                           'fastai_remote/cli/places.py'),
                                           'fastai_remote.cli.places.connect': ('cli/places.html#connect', 'fastai_remote/cli/places.py'),
                                           'fastai_remote.cli.places.read_options': ( 'cli/places.html#read_options',
                                                                                      'fastai_remote/cli/places.py'),

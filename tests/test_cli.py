@@ -340,6 +340,29 @@ def test_passwords_from_the_environment(variable, word, strict, images, monkeypa
     assert document['written']==20 and 'w@rd' not in str(document) and 'w%40rd' not in str(document)
     assert [o['name'] for o in result('ls', word)['datasets']]==['cats']
 
+@pytest.mark.parametrize('known, asked, found', [
+    ('redis://:pw@[::1]:6379', 'redis://[::1]', 'redis://:pw@[::1]:6379'),
+    ('redis://:pw@[::1]', 'redis://[::1]:6379/2', 'redis://:pw@[::1]/2'),
+    ('redis://me:pw@Host', 'redis://host:6379', 'redis://me:pw@Host'),
+    ('redis://:pw@[::1]:6380', 'redis://[::1]', None), ('redis://:pw@[::2]', 'redis://[::1]', None),
+    ('redis+sentinel://:pw@host/one', 'redis+sentinel://host:26379/one', 'redis+sentinel://:pw@host/one'),
+    ('redis+sentinel://:pw@host/one', 'redis+sentinel://host/two', None),
+    ('redis://:pw@[::1', 'redis://[::1]', None), ('redis://:pw@host:x', 'redis://host', None)])
+def test_a_password_is_known_for_the_same_server_only(known, asked, found, monkeypatch):
+    from fastai_remote.cli.places import url_of
+    monkeypatch.setenv('FASTAI_REMOTE_URL', known)
+    assert url_of(asked)==(found or asked)
+
+def test_the_scheme_of_a_url_may_be_in_capitals(server, monkeypatch, result, cli):
+    url = server.url.replace('unix:', 'UNIX:')
+    assert result('ls', url)['url']==server.url
+    monkeypatch.setenv('OURS', url)
+    assert result('ls', 'env:OURS')['url']==server.url
+    code,_,err = cli('ingest', 'images', url)
+    assert code==2 and 'the name of the dataset is missing' in err
+    code,_,err = cli('ls', 'REDIS://:hunter2/x@localhost')
+    assert code==2 and 'everybody on this machine can read the command line' in err and 'hunter2' not in err
+
 def test_a_missing_password_is_no_question_without_a_terminal(strict, cli, monkeypatch):
     code,out,err = cli('ls', bare(strict))
     assert code==2 and 'set FASTAI_REMOTE_PASSWORD' in err
