@@ -156,6 +156,7 @@ def test_a_file_of_the_user_works_in_workers(server, tmp_path, result):
     (['ingest', '{images}', 'redis://h', 'pets', '--maxsize', '5'], '--maxsize is an option of shards'),
     (['ingest', '{images}', '{out}', '--quality', '5'], '--quality needs --resize'),
     (['ingest', '{images}', '{out}', '--num-workers', 'many'], "invalid int value: 'many'"),
+    (['ingest', '', '{out}'], "'' is no source"), (['ingest', 'train={images}', 'valid=', '{out}'], "'' is no source"),
     (['ingest', '{mixed}', '{out}'], '--kind says which to read'), (['ingest', '{empty}', '{out}'], 'what is this?'),
     (['ls', '{out}', 'too', 'much'], 'too much'), (['info', 'redis://h'], 'name of the dataset is missing'),
     (['ls'], 'FASTAI_REMOTE_URL or REDIS_URL'), (['info', 'env:NOWHERE', 'pets'], 'NOWHERE, which is not set'),
@@ -291,6 +292,15 @@ def test_each_option_is_a_parameter_of_the_python_function(name):
     for action in COMMANDS[name].parser()._actions:
         assert action.dest in known|ONLY_HERE, action.dest
         if action.dest not in ONLY_HERE: assert {flag(action.dest), '--no'+flag(action.dest)[1:]}&set(action.option_strings)
+
+def test_an_option_of_another_place_is_named_as_it_is_written(monkeypatch):
+    from argparse import Namespace
+    from fastai_remote.cli import writing
+    from fastai_remote.cli.places import Place
+    monkeypatch.setattr(writing, 'write_parameters', lambda: ['two_words'])
+    for url,kind in ('redis://h','shards'), ('folder','Redis'):
+        with pytest.raises(writing.UsageError, match=f'^--two-words is an option of {kind}'):
+            writing.write_options(Namespace(two_words=1), Place([url], url))
 
 def test_options_may_be_written_as_in_python(images, tmp_path, result):
     assert result('ingest', images, tmp_path/'d', '--num_workers=1', '--max_failed', '3')['written']==60
@@ -680,8 +690,9 @@ def test_a_file_of_the_user_may_have_the_name_of_a_package(tmp_path):
     assert read_function(f'{tmp_path}/numpy.py:f')(1)==2 and sys.modules['numpy'] is np
 
 def test_sources_that_cannot_be_chosen_are_usage_errors(tmp_path):
-    from fastai_remote.cli.sources import source_of
+    from fastai_remote.cli.sources import source_of, sources_of
     from fastai_remote.cli.terminal import UsageError
+    with pytest.raises(UsageError, match='no source'): sources_of([])
     for arguments,part in ((tmp_path,'foo'), 'no kind .foo.*images, csv'), (([],), 'no source'), (([],'csv'), 'no source'):
         with pytest.raises(UsageError, match=part): source_of(*arguments)
 
