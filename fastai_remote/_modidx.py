@@ -473,6 +473,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastai_remote/codec/images.py'),
                                             'fastai_remote.codec.images._exif_of': ( 'codec/images.html#_exif_of',
                                                                                      'fastai_remote/codec/images.py'),
+                                            'fastai_remote.codec.images._kept_mode': ( 'codec/images.html#_kept_mode',
+                                                                                       'fastai_remote/codec/images.py'),
                                             'fastai_remote.codec.images._profile_of': ( 'codec/images.html#_profile_of',
                                                                                         'fastai_remote/codec/images.py'),
                                             'fastai_remote.codec.images.check_image': ( 'codec/images.html#check_image',

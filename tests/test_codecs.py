@@ -126,6 +126,22 @@ def test_a_palette_that_became_transparent_is_no_longer_that_of_the_file(tmp_pat
     im.putpalette([255,0,0,0], 'RGBA')
     assert get_codec('png').from_bytes(get_codec('png').to_bytes(im)).convert('RGBA').getpixel((0,0))==(255,0,0,0)
 
+@pytest.mark.parametrize('mode', ['I;16','I;16B','I;16L','I;16N','I'])
+def test_16_bits_fit_png_in_any_order_of_bytes(mode):
+    a = np.array([[0,258],[260,65535]], {'I':'<i4', 'I;16B':'>u2'}.get(mode, '<u2'))
+    b = get_codec('png').to_bytes(Image.frombytes(mode, (2,2), a.tobytes()))
+    assert (np.asarray(get_codec('png').from_bytes(b))==a).all()
+
+@pytest.mark.parametrize('field, mode, says', [
+    ('png','F','PNG cannot keep a picture of mode F: store an array of it as npyimg'),
+    ('jpg','F','a picture of mode F has more than 8 bits .*, which JPEG cannot keep: store an array of it as npyimg'),
+    ('webp','I','a picture .*, which WEBP cannot keep: store it as png, or an array of it as npyimg'),
+    ('png','CMYK','PNG cannot keep a picture of mode CMYK: convert it to RGB first'),
+    ('png','PA','PNG cannot keep a picture of mode PA: convert it to RGBA first'),
+    ('webp','La','WEBP cannot keep a picture of mode La: convert it to LA first')])
+def test_the_advice_for_a_mode_loses_nothing(field, mode, says):
+    with pytest.raises(ValueError, match=f'^{field}: {says}'): get_codec(field).to_bytes(Image.new(mode, (2,2)))
+
 def test_a_view_of_bytes_is_bytes():
     for o in b'abc',bytearray(b'abc'),memoryview(b'abc'):
         assert infer_codec('data', o)=='bin' and list(as_sample((o,

@@ -121,6 +121,10 @@ def load_pixels(
         raise ValueError(f'damaged {im.format}: {e or type(e).__name__}') from None
     return im
 
+def _kept_mode(im):
+    "The mode of image files that `im`, of a mode that only Pillow has, can be converted to without losing transparency"
+    return {'La':'LA', 'PA':'RGBA', 'RGBa':'RGBA'}.get(im.mode, 'RGB')
+
 _MAX_SIDES = {'JPEG':65_500, 'WEBP':16_383} # Width and height that their libraries write, at most, pixels
 
 class ImageCodec(Codec):
@@ -185,7 +189,8 @@ class ImageCodec(Codec):
         reason = self.cannot_keep(im)
         if reason: raise ValueError(f'{self.name}: {reason}')
         if fmt=='JPEG' and im.mode not in ('L','RGB','CMYK'): im = im.convert('RGB')
-        if fmt=='PNG' and im.mode=='I': im = im.convert('I;16')   # some versions of Pillow do not do it themselves
+        if fmt=='PNG' and im.mode in ('I','I;16L','I;16N'):   # Pillow, or some versions of it, cannot write them
+            im = im.convert('I').convert('I;16')
         if fmt=='WEBP' and im.mode!='RGBA': im = im.convert('RGBA' if is_transparent(im) else 'RGB')
         options = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
         options |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im) if exif is None else exif}
@@ -206,19 +211,21 @@ class ImageCodec(Codec):
         if limit and max(im.size)>limit:
             return f'a picture of {im.width}x{im.height} pixels, and {fmt} has at most {limit:,} a side: png has more'
         if im.mode[0] in 'IF':
-            return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: store it '
-                    'as png, or an array as npyimg')
+            store = 'store' if im.mode=='F' else 'store it as png, or'
+            return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: {store} '
+                    'an array of it as npyimg')
         if fmt=='WEBP':
             if im.mode in ('1','L','LA','P','PA','RGB','RGBA','RGBX'): return None
-            return f'WEBP cannot keep a picture of mode {im.mode}: convert it to RGB first'
+            return f'WEBP cannot keep a picture of mode {im.mode}: convert it to {_kept_mode(im)} first'
         if is_transparent(im):
             return (f"a picture of mode {im.mode} with transparency, which JPEG cannot keep: store it as png or "
                     "webp, or give im.convert('RGB')")
 
     def _png_cannot_keep(self, im):
         "`cannot_keep` for PNG"
+        if im.mode=='F': return 'PNG cannot keep a picture of mode F: store an array of it as npyimg'
         if im.mode not in ('1','L','LA','P','RGB','RGBA','I') and not im.mode.startswith('I;16'):
-            return f'PNG cannot keep a picture of mode {im.mode}: convert it to RGB first'
+            return f'PNG cannot keep a picture of mode {im.mode}: convert it to {_kept_mode(im)} first'
         if im.mode!='I': return None
         limits = im.getextrema()
         if not limits or 0<=limits[0]<=limits[1]<1<<16: return None
