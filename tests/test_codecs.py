@@ -14,7 +14,7 @@ from PIL import Image
 import fastai_remote.block
 from conftest import class_of, examples
 from fastai_remote import CorruptSample, MemoryStore, Rasterise, RedisStore, RemoteDataset, ShardStore, image_samples, shrink, to_redis, to_shards
-from fastai_remote.codec.images import _head
+from fastai_remote.codec.images import _head, ImageCodec
 from fastai_remote.codec.fields import get_codec, infer_codec, is_image
 from fastai_remote.codec.raster import rasterise
 from fastai_remote.source.base import as_sample
@@ -141,6 +141,34 @@ def test_16_bits_fit_png_in_any_order_of_bytes(mode):
     ('webp','La','WEBP cannot keep a picture of mode La: convert it to LA first')])
 def test_the_advice_for_a_mode_loses_nothing(field, mode, says):
     with pytest.raises(ValueError, match=f'^{field}: {says}'): get_codec(field).to_bytes(Image.new(mode, (2,2)))
+
+def test_formats_of_others_say_what_they_change():
+    "A picture in colour has 256 colours as GIF; what comes back the same is not mentioned"
+    gif,bmp = (ImageCodec(fmt.lower(), fmt) for fmt in ('GIF','BMP'))
+    colours = np.random.default_rng(0).integers(0, 256, (30,30,3), np.uint8)
+    assert gif.to_bytes(colours).note=='arrays of pixels were re-encoded as GIF, which changes pixels; png keeps them'
+    assert 'as JPEG, quality 90, which changes pixels' in get_codec('jpg').to_bytes(colours).note
+    for codec,o in (gif,colours[...,0]), (gif,np.zeros((3,3,3), np.uint8)), (bmp,colours), (get_codec('png'),colours):
+        b = codec.to_bytes(o)
+        pixels = np.asarray(codec.from_bytes(b).convert('RGB'))
+        assert b.note is None and (pixels==np.asarray(Image.fromarray(o).convert('RGB'))).all()
+
+@pytest.mark.parametrize('fmt, im, says', [
+    ('BMP',Image.new('HSV', (9,9)),'cannot write a picture of mode HSV as BMP: '),
+    ('PDF',Image.new('RGB', (9,9)),'not an image'), ('MPO',Image.new('RGB', (9,9)),'this is a JPEG file'),
+    ('PSD',Image.new('RGB', (9,9)),'cannot write a picture of mode RGB as PSD: '),
+    ('BMP',Image.new('RGBA', (9,9)),'with transparency, which BMP cannot keep'),
+    ('GIF',Image.new('CMYK', (9,9)),'cannot write a picture of mode CMYK as GIF: .*wrong mode'),
+    ('GIF',Image.new('L', (70_000,1)),'cannot write a picture of mode L as GIF: ')])
+def test_what_formats_of_others_cannot_keep_is_named(fmt, im, says):
+    with pytest.raises(ValueError, match=f'^x: .*{says}'): ImageCodec('x', fmt).to_bytes(im)
+
+def test_an_orientation_that_a_format_of_others_loses_is_a_change():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.effect_noise((9,5), 50).save(b:=io.BytesIO(), 'PNG', exif=exif.tobytes())
+    assert 'which changes pixels' in ImageCodec('bmp', 'BMP').to_bytes(Image.open(b)).note
+    assert 'pixel for pixel' in ImageCodec('tif', 'TIFF').to_bytes(Image.open(b)).note
 
 def test_a_view_of_bytes_is_bytes():
     for o in b'abc',bytearray(b'abc'),memoryview(b'abc'):
