@@ -14,7 +14,6 @@ from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.store.server import redis_server
 from fastai_remote.write.shard_files import seal_json
-from fastai_remote.write.shard_files import seal_json
 from s3servers import moto_server
 
 VARIABLES = 'FASTAI_REMOTE_URL','REDIS_URL','FASTAI_REMOTE_PASSWORD'
@@ -704,45 +703,6 @@ def test_ls_finds_datasets_behind_links_and_says_that_a_folder_is_not_there(tmp_
     (tmp_path/'all/file').symlink_to(tmp_path/'disk/pets/manifest.json')
     assert [o['words'] for o in result('ls', tmp_path/'all')['datasets']]==[[str(tmp_path/'all/cats')]]
     assert cli('ls', tmp_path/'none')[2]==f"fastai_remote ls: {tmp_path/'none'}: no such folder\n"
-
-def test_ls_names_a_folder_that_cannot_be_read(tmp_path, monkeypatch, result, cli):
-    "Such as `lost+found`; the others are listed"
-    from fsspec.implementations.local import LocalFileSystem
-    for name in 'cats','dogs': to_shards([{'txt':'a'}], tmp_path/name, num_workers=1, progress=False)
-    for name in 'lost+found','scans.tar': (tmp_path/name).mkdir()
-    ls = LocalFileSystem.ls
-    def refusing_ls(self, path, *args, **kwargs):
-        if 'lost+found' in str(path): raise PermissionError(13, 'Permission denied', str(path))
-        return ls(self, path, *args, **kwargs)
-    monkeypatch.setattr(LocalFileSystem, 'ls', refusing_ls)
-    cats,dogs,lost,_ = result('ls', tmp_path)['datasets']
-    assert (cats['name'],dogs['name'])==('cats','dogs') and lost['name']==str(tmp_path/'lost+found')
-    assert 'Permission denied' in lost['error'] and lost['words']==[lost['name']]
-    code,out,_ = cli('ls', tmp_path)
-    assert code==0 and re.search(r'(?m)^\S*/lost\+found +\? .*Permission denied', out) and 'scans.tar' in out
-
-def test_ls_shows_unfinished_ingests_of_subfolders(with_failures, tmp_path, result, cli):
-    parent = tmp_path/'all'
-    to_shards([{'txt':'a'}], parent/'cats', num_workers=1, progress=False)
-    assert cli('ingest', with_failures[0], parent/'begun', *with_failures[1:], '--max-failed', '5')[0]==1
-    shutil.copytree(parent/'begun', parent/'damaged')
-    (parent/'damaged/.ingest/plan.json').write_text('{')
-    document = result('ls', parent)
-    assert [o['name'] for o in document['unfinished']]==['begun'] and document['unfinished'][0]['running'] is False
-    cats,damaged = document['datasets']
-    assert cats['name']=='cats' and 'plan.json, is damaged' in damaged['error']
-    assert re.search(r'(?m)^unfinished: begun, [0-9]+ chunks? of ', cli('ls', parent)[1])
-    assert [o['name'] for o in result('ls', parent/'begun')['unfinished']]==['begun']
-    assert not result('ls', tmp_path)['unfinished']   # only direct subfolders
-
-def test_ls_shows_an_unfinished_index_once(tmp_path, result):
-    "It is in a folder of our own among tars of others"
-    (tmp_path/'theirs/.fastai_remote/.ingest').mkdir(parents=True)
-    plan = dict(signature='', n=8, chunk=8, generation=1, prefix='', fields={})
-    (tmp_path/'theirs/.fastai_remote/.ingest/plan.json').write_bytes(seal_json(plan))
-    for folder in tmp_path,tmp_path/'theirs':
-        document = result('ls', folder)
-        assert [o['name'] for o in document['unfinished']]==['theirs'] and not document['datasets']
 
 def test_ls_names_a_folder_that_cannot_be_read(tmp_path, monkeypatch, result, cli):
     "Such as `lost+found`; the others are listed"

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, strategies as st
 from PIL import Image
 
-from fastai_remote import IngestError, MemoryStore, RedisStore, ShardStore, csv_samples, image_samples, index_shards, redis_server, tar_samples, to_redis, to_shards
+from fastai_remote import IngestError, RedisStore, ShardStore, csv_samples, image_samples, index_shards, redis_server, tar_samples, to_redis, to_shards
+from fastai_remote import MemoryStore
 from fastai_remote.codec.base import Encoded
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.codec.numbers import narrow

@@ -16,7 +16,6 @@ from inspect import signature
 from itertools import islice
 from pathlib import Path
 
-from .options import flag
 from .terminal import UsageError
 from ..source.base import refuse_address
 from ..source.files import IMAGE_EXTENSIONS
@@ -154,9 +153,9 @@ def source_of(
     kinds = {kind or source_kind(o) for o in paths}
     if len(kinds)>1: raise UsageError(f"sources of one kind are needed, not {', '.join(sorted(kinds))}")
     kind, = kinds
-    wrong = [flag(o) for o in options if o not in SOURCE_KINDS[kind].options()]
+    wrong = [f"--{o.replace('_', '-')}" for o in options if o not in SOURCE_KINDS[kind].options()]
     if wrong:
-        takes = ', '.join(map(flag, SOURCE_KINDS[kind].options())) or 'none'
+        takes = ', '.join(f"--{o.replace('_', '-')}" for o in SOURCE_KINDS[kind].options()) or 'none'
         raise UsageError(f"{', '.join(wrong)}: no option of {SOURCE_KINDS[kind].what}, whose options are: {takes}")
     return SOURCE_KINDS[kind].open(paths[0] if len(paths)==1 else paths, **options)
 
