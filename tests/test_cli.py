@@ -13,6 +13,7 @@ from fastai_remote import to_shards
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.store.server import redis_server
+from fastai_remote.write.shard_files import seal_json
 from s3servers import moto_server
 
 VARIABLES = 'FASTAI_REMOTE_URL','REDIS_URL','FASTAI_REMOTE_PASSWORD'
@@ -154,6 +155,7 @@ def test_a_file_of_the_user_works_in_workers(server, tmp_path, result):
     (['ingest', '{images}', 'redis://h', 'pets', '--maxsize', '5'], '--maxsize is an option of shards'),
     (['ingest', '{images}', '{out}', '--quality', '5'], '--quality needs --resize'),
     (['ingest', '{images}', '{out}', '--num-workers', 'many'], "invalid int value: 'many'"),
+    (['ingest', '', '{out}'], "'' is no source"), (['ingest', 'train={images}', 'valid=', '{out}'], "'' is no source"),
     (['ingest', '{mixed}', '{out}'], '--kind says which to read'), (['ingest', '{empty}', '{out}'], 'what is this?'),
     (['ls', '{out}', 'too', 'much'], 'too much'), (['info', 'redis://h'], 'name of the dataset is missing'),
     (['ls'], 'FASTAI_REMOTE_URL or REDIS_URL'), (['info', 'env:NOWHERE', 'pets'], 'NOWHERE, which is not set'),
@@ -290,6 +292,15 @@ def test_each_option_is_a_parameter_of_the_python_function(name):
         assert action.dest in known|ONLY_HERE, action.dest
         if action.dest not in ONLY_HERE: assert {flag(action.dest), '--no'+flag(action.dest)[1:]}&set(action.option_strings)
 
+def test_an_option_of_another_place_is_named_as_it_is_written(monkeypatch):
+    from argparse import Namespace
+    from fastai_remote.cli import writing
+    from fastai_remote.cli.places import Place
+    monkeypatch.setattr(writing, 'write_parameters', lambda: ['two_words'])
+    for url,kind in ('redis://h','shards'), ('folder','Redis'):
+        with pytest.raises(writing.UsageError, match=f'^--two-words is an option of {kind}'):
+            writing.write_options(Namespace(two_words=1), Place([url], url))
+
 def test_options_may_be_written_as_in_python(images, tmp_path, result):
     assert result('ingest', images, tmp_path/'d', '--num_workers=1', '--max_failed', '3')['written']==60
 
@@ -337,6 +348,29 @@ def test_passwords_from_the_environment(variable, word, strict, images, monkeypa
     document = result('ingest', images/'cat', word, 'cats', '--workers', 2 if variable=='OURS' else 1)
     assert document['written']==20 and 'w@rd' not in str(document) and 'w%40rd' not in str(document)
     assert [o['name'] for o in result('ls', word)['datasets']]==['cats']
+
+@pytest.mark.parametrize('known, asked, found', [
+    ('redis://:pw@[::1]:6379', 'redis://[::1]', 'redis://:pw@[::1]:6379'),
+    ('redis://:pw@[::1]', 'redis://[::1]:6379/2', 'redis://:pw@[::1]/2'),
+    ('redis://me:pw@Host', 'redis://host:6379', 'redis://me:pw@Host'),
+    ('redis://:pw@[::1]:6380', 'redis://[::1]', None), ('redis://:pw@[::2]', 'redis://[::1]', None),
+    ('redis+sentinel://:pw@host/one', 'redis+sentinel://host:26379/one', 'redis+sentinel://:pw@host/one'),
+    ('redis+sentinel://:pw@host/one', 'redis+sentinel://host/two', None),
+    ('redis://:pw@[::1', 'redis://[::1]', None), ('redis://:pw@host:x', 'redis://host', None)])
+def test_a_password_is_known_for_the_same_server_only(known, asked, found, monkeypatch):
+    from fastai_remote.cli.places import url_of
+    monkeypatch.setenv('FASTAI_REMOTE_URL', known)
+    assert url_of(asked)==(found or asked)
+
+def test_the_scheme_of_a_url_may_be_in_capitals(server, monkeypatch, result, cli):
+    url = server.url.replace('unix:', 'UNIX:')
+    assert result('ls', url)['url']==server.url
+    monkeypatch.setenv('OURS', url)
+    assert result('ls', 'env:OURS')['url']==server.url
+    code,_,err = cli('ingest', 'images', url)
+    assert code==2 and 'the name of the dataset is missing' in err
+    code,_,err = cli('ls', 'REDIS://:hunter2/x@localhost')
+    assert code==2 and 'everybody on this machine can read the command line' in err and 'hunter2' not in err
 
 def test_a_missing_password_is_no_question_without_a_terminal(strict, cli, monkeypatch):
     code,out,err = cli('ls', bare(strict))
@@ -655,8 +689,9 @@ def test_a_file_of_the_user_may_have_the_name_of_a_package(tmp_path):
     assert read_function(f'{tmp_path}/numpy.py:f')(1)==2 and sys.modules['numpy'] is np
 
 def test_sources_that_cannot_be_chosen_are_usage_errors(tmp_path):
-    from fastai_remote.cli.sources import source_of
+    from fastai_remote.cli.sources import source_of, sources_of
     from fastai_remote.cli.terminal import UsageError
+    with pytest.raises(UsageError, match='no source'): sources_of([])
     for arguments,part in ((tmp_path,'foo'), 'no kind .foo.*images, csv'), (([],), 'no source'), (([],'csv'), 'no source'):
         with pytest.raises(UsageError, match=part): source_of(*arguments)
 
@@ -668,6 +703,45 @@ def test_ls_finds_datasets_behind_links_and_says_that_a_folder_is_not_there(tmp_
     (tmp_path/'all/file').symlink_to(tmp_path/'disk/pets/manifest.json')
     assert [o['words'] for o in result('ls', tmp_path/'all')['datasets']]==[[str(tmp_path/'all/cats')]]
     assert cli('ls', tmp_path/'none')[2]==f"fastai_remote ls: {tmp_path/'none'}: no such folder\n"
+
+def test_ls_names_a_folder_that_cannot_be_read(tmp_path, monkeypatch, result, cli):
+    "Such as `lost+found`; the others are listed"
+    from fsspec.implementations.local import LocalFileSystem
+    for name in 'cats','dogs': to_shards([{'txt':'a'}], tmp_path/name, num_workers=1, progress=False)
+    for name in 'lost+found','scans.tar': (tmp_path/name).mkdir()
+    ls = LocalFileSystem.ls
+    def refusing_ls(self, path, *args, **kwargs):
+        if 'lost+found' in str(path): raise PermissionError(13, 'Permission denied', str(path))
+        return ls(self, path, *args, **kwargs)
+    monkeypatch.setattr(LocalFileSystem, 'ls', refusing_ls)
+    cats,dogs,lost,_ = result('ls', tmp_path)['datasets']
+    assert (cats['name'],dogs['name'])==('cats','dogs') and lost['name']==str(tmp_path/'lost+found')
+    assert 'Permission denied' in lost['error'] and lost['words']==[lost['name']]
+    code,out,_ = cli('ls', tmp_path)
+    assert code==0 and re.search(r'(?m)^\S*/lost\+found +\? .*Permission denied', out) and 'scans.tar' in out
+
+def test_ls_shows_unfinished_ingests_of_subfolders(with_failures, tmp_path, result, cli):
+    parent = tmp_path/'all'
+    to_shards([{'txt':'a'}], parent/'cats', num_workers=1, progress=False)
+    assert cli('ingest', with_failures[0], parent/'begun', *with_failures[1:], '--max-failed', '5')[0]==1
+    shutil.copytree(parent/'begun', parent/'damaged')
+    (parent/'damaged/.ingest/plan.json').write_text('{')
+    document = result('ls', parent)
+    assert [o['name'] for o in document['unfinished']]==['begun'] and document['unfinished'][0]['running'] is False
+    cats,damaged = document['datasets']
+    assert cats['name']=='cats' and 'plan.json, is damaged' in damaged['error']
+    assert re.search(r'(?m)^unfinished: begun, [0-9]+ chunks? of ', cli('ls', parent)[1])
+    assert [o['name'] for o in result('ls', parent/'begun')['unfinished']]==['begun']
+    assert not result('ls', tmp_path)['unfinished']   # only direct subfolders
+
+def test_ls_shows_an_unfinished_index_once(tmp_path, result):
+    "It is in a folder of our own among tars of others"
+    (tmp_path/'theirs/.fastai_remote/.ingest').mkdir(parents=True)
+    plan = dict(signature='', n=8, chunk=8, generation=1, prefix='', fields={})
+    (tmp_path/'theirs/.fastai_remote/.ingest/plan.json').write_bytes(seal_json(plan))
+    for folder in tmp_path,tmp_path/'theirs':
+        document = result('ls', folder)
+        assert [o['name'] for o in document['unfinished']]==['theirs'] and not document['datasets']
 
 @pytest.mark.parametrize('text', ['my notes', 'https://user:hidden@host', 'redis://:a@127.0.0.1:abc', 'redis://:a@127.0.0.1:70000'])
 def test_serve_does_not_overwrite_a_file_that_is_not_its_own(text, tmp_path, cli):

@@ -14,7 +14,7 @@ from PIL import Image
 import fastai_remote.block
 from conftest import class_of, examples
 from fastai_remote import CorruptSample, MemoryStore, Rasterise, RedisStore, RemoteDataset, ShardStore, image_samples, shrink, to_redis, to_shards
-from fastai_remote.codec.images import _head
+from fastai_remote.codec.images import _head, ImageCodec
 from fastai_remote.codec.fields import get_codec, infer_codec, is_image
 from fastai_remote.codec.raster import rasterise
 from fastai_remote.source.base import as_sample
@@ -96,6 +96,79 @@ def test_a_jpeg_with_further_pictures_fits_jpg_only():
     for field in 'jpg','img': assert get_codec(field).to_bytes(b.getvalue())==b.getvalue()
     for field in 'png','webp':
         with pytest.raises(ValueError, match=f'{field}: this is a MPO file'): get_codec(field).to_bytes(b.getvalue())
+
+def with_transparency(kind):
+    "A picture that is half transparent, with the transparency in its palette, in `info`, or in a channel"
+    im = Image.new('RGBA', (20,20), (255,0,0,0))
+    im.paste((0,255,0,255), (0,0,10,20))
+    if kind=='RGBA': return im
+    if kind=='palette': return im.quantize(8)
+    im.convert('RGB').save(b:=io.BytesIO(), 'PNG', transparency=(255,0,0))
+    return Image.open(b)
+
+@pytest.mark.parametrize('kind', ['palette','info','RGBA'])
+def test_transparency_is_kept_or_refused(kind):
+    im = with_transparency(kind)
+    for codec in raw,bits,get_codec('jpg'):
+        with pytest.raises(ValueError, match=f'{codec.name}: a picture .* with transparency'): codec.to_bytes(im)
+    for field in 'png','webp':
+        back = get_codec(field).from_bytes(get_codec(field).to_bytes(im))
+        assert (np.asarray(back.convert('RGBA'))==np.asarray(im.convert('RGBA'))).all(), field
+    opaque = Image.new('RGBA', (20,20), (255,0,0,255)).quantize(8)
+    assert raw.from_bytes(raw.to_bytes(opaque)).getpixel((0,0))==(255,0,0)
+
+def test_a_palette_that_became_transparent_is_no_longer_that_of_the_file(tmp_path):
+    im = Image.new('P', (9,9))
+    im.putpalette([255,0,0])
+    im.save(tmp_path/'a.png')
+    im = Image.open(tmp_path/'a.png')
+    assert get_codec('png').to_bytes(im)==(tmp_path/'a.png').read_bytes()
+    im.putpalette([255,0,0,0], 'RGBA')
+    assert get_codec('png').from_bytes(get_codec('png').to_bytes(im)).convert('RGBA').getpixel((0,0))==(255,0,0,0)
+
+@pytest.mark.parametrize('mode', ['I;16','I;16B','I;16L','I;16N','I'])
+def test_16_bits_fit_png_in_any_order_of_bytes(mode):
+    a = np.array([[0,258],[260,65535]], {'I':'<i4', 'I;16B':'>u2'}.get(mode, '<u2'))
+    b = get_codec('png').to_bytes(Image.frombytes(mode, (2,2), a.tobytes()))
+    assert (np.asarray(get_codec('png').from_bytes(b))==a).all()
+
+@pytest.mark.parametrize('field, mode, says', [
+    ('png','F','PNG cannot keep a picture of mode F: store an array of it as npyimg'),
+    ('jpg','F','a picture of mode F has more than 8 bits .*, which JPEG cannot keep: store an array of it as npyimg'),
+    ('webp','I','a picture .*, which WEBP cannot keep: store it as png, or an array of it as npyimg'),
+    ('png','CMYK','PNG cannot keep a picture of mode CMYK: convert it to RGB first'),
+    ('png','PA','PNG cannot keep a picture of mode PA: convert it to RGBA first'),
+    ('webp','La','WEBP cannot keep a picture of mode La: convert it to LA first')])
+def test_the_advice_for_a_mode_loses_nothing(field, mode, says):
+    with pytest.raises(ValueError, match=f'^{field}: {says}'): get_codec(field).to_bytes(Image.new(mode, (2,2)))
+
+def test_formats_of_others_say_what_they_change():
+    "A picture in colour has 256 colours as GIF; what comes back the same is not mentioned"
+    gif,bmp = (ImageCodec(fmt.lower(), fmt) for fmt in ('GIF','BMP'))
+    colours = np.random.default_rng(0).integers(0, 256, (30,30,3), np.uint8)
+    assert gif.to_bytes(colours).note=='arrays of pixels were re-encoded as GIF, which changes pixels; png keeps them'
+    assert 'as JPEG, quality 90, which changes pixels' in get_codec('jpg').to_bytes(colours).note
+    for codec,o in (gif,colours[...,0]), (gif,np.zeros((3,3,3), np.uint8)), (bmp,colours), (get_codec('png'),colours):
+        b = codec.to_bytes(o)
+        pixels = np.asarray(codec.from_bytes(b).convert('RGB'))
+        assert b.note is None and (pixels==np.asarray(Image.fromarray(o).convert('RGB'))).all()
+
+@pytest.mark.parametrize('fmt, im, says', [
+    ('BMP',Image.new('HSV', (9,9)),'cannot write a picture of mode HSV as BMP: '),
+    ('PDF',Image.new('RGB', (9,9)),'not an image'), ('MPO',Image.new('RGB', (9,9)),'this is a JPEG file'),
+    ('PSD',Image.new('RGB', (9,9)),'cannot write a picture of mode RGB as PSD: '),
+    ('BMP',Image.new('RGBA', (9,9)),'with transparency, which BMP cannot keep'),
+    ('GIF',Image.new('CMYK', (9,9)),'cannot write a picture of mode CMYK as GIF: .*wrong mode'),
+    ('GIF',Image.new('L', (70_000,1)),'cannot write a picture of mode L as GIF: ')])
+def test_what_formats_of_others_cannot_keep_is_named(fmt, im, says):
+    with pytest.raises(ValueError, match=f'^x: .*{says}'): ImageCodec('x', fmt).to_bytes(im)
+
+def test_an_orientation_that_a_format_of_others_loses_is_a_change():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.effect_noise((9,5), 50).save(b:=io.BytesIO(), 'PNG', exif=exif.tobytes())
+    assert 'which changes pixels' in ImageCodec('bmp', 'BMP').to_bytes(Image.open(b)).note
+    assert 'pixel for pixel' in ImageCodec('tif', 'TIFF').to_bytes(Image.open(b)).note
 
 def test_a_view_of_bytes_is_bytes():
     for o in b'abc',bytearray(b'abc'),memoryview(b'abc'):

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from fastai_remote import IngestError, RedisStore, ShardStore, csv_samples, image_samples, index_shards, redis_server, tar_samples, to_redis, to_shards
+from fastai_remote import MemoryStore
 from fastai_remote.codec.base import Encoded
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.codec.numbers import narrow
@@ -380,10 +381,52 @@ def test_narrowest_dtypes():
 
 @pytest.mark.parametrize('field', ['npy','npz'])
 def test_errors_of_arrays_name_the_field(field):
-    for bad in [[1,2],[3]], torch.ones(3, dtype=torch.bfloat16), torch.ones(3,3).to_sparse():
+    class Odd:
+        def __array__(self, dtype=None, copy=None): raise KeyError('no')
+    for bad in ([[1,2],[3]], torch.ones(3, dtype=torch.bfloat16), torch.ones(3,3).to_sparse(),
+                [torch.ones(2, requires_grad=True)]*2, torch.ones(2, dtype=torch.complex64).conj(), Odd()):
         with pytest.raises((TypeError,ValueError), match=f'^{field}: '): get_codec(field).to_bytes(bad)
     codec = get_codec(field)
     assert codec.from_bytes(codec.to_bytes(torch.ones(2, requires_grad=True))).tolist()==[1,1]
+
+@pytest.mark.parametrize('numbers', [[2**53+1,.5], [torch.tensor(2**53+1),.5], [np.int64(2**53+1),torch.tensor(.5)]])
+def test_integers_of_any_kind_in_a_list_are_not_rounded(numbers):
+    with pytest.raises(ValueError, match='npy: 9007199254740993 would become 9007199254740992.0'):
+        get_codec('npy').to_bytes(numbers)
+
+no_pictures = [([[1,2],[3,4]], r'int64 of shape \(2, 2\)'), (np.zeros(3, np.uint8), r'uint8 of shape \(3,\)'),
+    (np.zeros((4,5,3), np.float32), r'float32 of shape \(4, 5, 3\)'),
+    (np.zeros((4,5,5), np.uint8), r'uint8 of shape \(4, 5, 5\)'), (np.array([['a']]), 'of <U1')]
+
+@pytest.mark.parametrize('field', ['npyimg','npzimg'])
+@pytest.mark.parametrize('bad, says', no_pictures)
+def test_an_array_that_is_no_picture_is_refused(put, field, bad, says):
+    "Also where it is encoded already"
+    encoded = get_codec(field.removesuffix('img')).to_bytes(bad)
+    for value in bad,encoded,bytearray(encoded):
+        with pytest.raises(ValueError, match=f'{field}: want pixels.*{says}'): get_codec(field).to_bytes(value)
+    fails(put, field, [np.zeros((2,3), np.uint8)], bad, f'{field}: want pixels')
+
+def test_several_arrays_are_no_picture():
+    for value in (arrays := {'a':np.zeros((2,2), np.uint8), 'b':np.ones(2)}),get_codec('npz').to_bytes(arrays):
+        with pytest.raises(ValueError, match='npzimg: want pixels.*got the arrays a, b'):
+            get_codec('npzimg').to_bytes(value)
+
+@pytest.mark.parametrize('field', ['npyimg','npzimg'])
+@pytest.mark.parametrize('dtype, shapes', [('uint8',[(4,5),(4,5,1),(4,5,2),(4,5,3),(4,5,4)]), ('>u2',[(4,5),(4,5,1)]),
+    *((dtype,[(4,5)]) for dtype in ('bool','int8','uint16','int16','uint32','int32','float32','float64'))])
+def test_any_array_that_pillow_has_a_mode_for_is_a_picture(field, dtype, shapes):
+    codec = get_codec(field)
+    for shape in shapes:
+        b = codec.to_bytes(np.ones(shape, dtype))
+        assert codec.to_bytes(bytearray(b))==b and codec.image(b).size==(5,4)
+        assert codec.from_bytes(b).shape==shape and codec.from_bytes(b).dtype==np.dtype(dtype)
+
+def test_verify_finds_arrays_that_are_no_pictures():
+    "As earlier versions wrote them, or others"
+    pictures = [get_codec('npy').to_bytes(a) for a in (np.zeros((2,2), np.uint8),np.zeros((2,2), np.int64))]
+    report = MemoryStore({'x.npyimg':pictures}).verify(num_workers=0)
+    assert report.bad==1 and 'int64 of shape (2, 2)' in report.failures[0][1]
 
 @pytest.mark.parametrize('field, size', [('jpg',65_501), ('webp',16_384)])
 def test_pictures_that_are_too_large_for_their_format_are_named(field, size):

@@ -18,6 +18,7 @@ from .terminal import ask_password, UsageError
 from ..core import StoreUnavailable
 from ..store.address import hidden_names, public_url, Secret
 from ..store.redis_link import REDIS_SCHEMES, RedisLink, split_secret
+from ..store.redis_servers import nodes_in
 from ..store.storage import as_storage, Storage
 
 # %% ../../nbs/cli/01_places.ipynb #cad7d64d
@@ -35,6 +36,7 @@ def refuse_secret(
 
 def _has_secret(url):
     "Does the URL have a password, a signature or another secret?"
+    url = _with_lower_scheme(url)
     if public_url(url)!=url: return True
     if not url.startswith(REDIS_SCHEMES) or '@' not in url: return False
     try: return split_secret(url)[1] is not None
@@ -49,31 +51,40 @@ def url_of(
     A URL of Redis gets the password that FASTAI_REMOTE_URL or REDIS_URL has for the same server. The error is for a
     secret in `word`, for a variable that is not set, and for a folder in Redis."""
     refuse_secret(word)
+    word = _with_lower_scheme(word)
     if not word.startswith('env:'): return _with_known_password(word) if word.startswith(REDIS_SCHEMES) else word
     name,slash,folder = word.removeprefix('env:').partition('/')
     names = [name] if name else URL_VARIABLES
-    found = [os.environ[name] for name in names if os.environ.get(name)]
+    found = [_with_lower_scheme(os.environ[name]) for name in names if os.environ.get(name)]
     if not found: raise UsageError(f"{word} is the URL in the variable {' or '.join(names)}, which is not set")
     if not slash: return Secret(found[0])
     if found[0].startswith(REDIS_SCHEMES): raise UsageError(f'{word}: datasets in Redis have no folders')
     return Secret(f"{found[0].rstrip('/')}/{folder}")
 
+def _with_lower_scheme(url):
+    "`url` with its scheme in lower case, such as `redis://` for `REDIS://`; what is no URL is returned as it is"
+    return re.sub('^[a-z][a-z0-9+.-]*://', lambda scheme: scheme[0].lower(), url, flags=re.I)
+
 def _with_known_password(url):
     """`url` with the user and the password of FASTAI_REMOTE_URL or REDIS_URL; `url` itself if neither fits
 
     A variable fits if it has a password for the same server, and for the same user if `url` names one."""
-    asked = urlsplit(url)
     for name in URL_VARIABLES:
-        known = urlsplit(os.environ.get(name, ''))
-        try: is_same = _server(known)==_server(asked) and asked.username in (None, known.username)
-        except ValueError: continue   # it is not a URL
+        try:
+            known,asked = urlsplit(os.environ.get(name, '')),urlsplit(url)
+            is_same = _server(known)==_server(asked) and asked.username in (None, known.username)
+        except ValueError: continue   # one of them is not a URL
         if is_same and known.password: return Secret(urlunsplit(asked._replace(netloc=known.netloc)))
     return url
 
 def _server(parts):
-    "`(scheme, nodes, path of a socket or '')` of a URL that `urlsplit` has split; nodes are texts `host:port`"
-    nodes = [node if ':' in node else f'{node}:6379' for node in parts.netloc.rpartition('@')[2].lower().split(',')]
-    return parts.scheme,nodes,parts.path if parts.scheme=='unix' else ''
+    """`(scheme, nodes, name)` of a URL that `urlsplit` has split; nodes are a list of `(host, port)`
+
+    The name is the path of a socket, or what sentinels call the server; otherwise it is ''."""
+    has_sentinels,name = parts.scheme.endswith('+sentinel'),''
+    if parts.scheme=='unix': name = parts.path
+    elif has_sentinels: name = parts.path.strip('/').partition('/')[0]
+    return parts.scheme,nodes_in(urlunsplit(parts), 26379 if has_sentinels else 6379),name
 
 # %% ../../nbs/cli/01_places.ipynb #9a30e2b9
 @dataclass
@@ -104,8 +115,17 @@ class Place:
     @property
     def has_dataset(self)->bool:
         "Is there a dataset in this folder of shards? Its manifest may be among tars of others, in a folder of our own"
+        return self._has('manifest.json')
+
+    @property
+    def has_ingest(self)->bool:
+        "May there be an unfinished ingest in this folder of shards? `unfinished` is certain, and takes longer"
+        return self._has('.ingest')
+
+    def _has(self, name):
+        "Is there a file or a folder `name` in this folder of shards, or in our own folder in it?"
         from fastai_remote.store.shard_index import INDEX_FOLDER
-        return any('manifest.json' in self.storage.names(folder) for folder in ('', INDEX_FOLDER))
+        return any(name in self.storage.names(folder) for folder in ('', INDEX_FOLDER))
 
     def store(self):
         "The dataset, an opened `RedisStore` or `ShardStore`; raises `StoreNotFound` and other `StoreError`s"

@@ -147,6 +147,7 @@ def source_of(
     one, and for no files; `FileNotFoundError`; and what the function of the kind raises."""
     paths = path if isinstance(path, list) else [path]
     if not paths: raise UsageError('there is no source')
+    if any(o=='' for o in paths): raise UsageError("'' is no source; '.' is the current folder")
     if kind is not None and kind not in SOURCE_KINDS:
         raise UsageError(f"there is no kind {kind!r} of sources; there are {', '.join(SOURCE_KINDS)}")
     kinds = {kind or source_kind(o) for o in paths}
@@ -170,7 +171,7 @@ def sources_of(
         return (split,path) if equals and re.fullmatch(r'\w+', split) and not os.path.exists(word) else (None,word)
     pairs = [split_of(word) for word in words]
     splits = {split for split,_ in pairs}
-    if splits=={None}: return source_of(words[0] if len(words)==1 else words, **options)
+    if splits<={None}: return source_of(words[0] if len(words)==1 else words, **options)
     if None in splits: raise UsageError('either all sources are SPLIT=PATH, or none of them is')
     def paths(split): return [path for name,path in pairs if name==split]
     names = list(dict.fromkeys(split for split,_ in pairs))

@@ -12,7 +12,7 @@ __all__ = ['write_parameters', 'add_write_options', 'write_options', 'source_opt
 from dataclasses import asdict
 
 from .command import add_place_options, add_progress, Command, places_of, progress_of, show
-from .options import add_options, given, parameters_of
+from .options import add_options, flag, given, parameters_of
 from .terminal import UsageError
 
 # %% ../../nbs/cli/07_writing.ipynb #89b3bac4
@@ -46,7 +46,7 @@ def write_options(
     from fastai_remote.ingest.shards import to_shards
     options = given(args, write_parameters())
     wrong = [k for k in options if k not in parameters_of([to_redis if to.is_redis else to_shards])]
-    if wrong: raise UsageError(f"--{wrong[0]} is an option of {'shards' if to.is_redis else 'Redis'}")
+    if wrong: raise UsageError(f"{flag(wrong[0])} is an option of {'shards' if to.is_redis else 'Redis'}")
     return {**options, 'progress':progress_of(args, lambda report: (report.written, report.failed)) or False}
 
 def source_options(parser):
@@ -119,7 +119,7 @@ class Ingest(Command):
         options = given(args, ('quality','codec'))
         fn = getattr(args, 'fn', None)
         if args.resize is None:
-            if options: raise UsageError(f'--{next(iter(options))} needs --resize')
+            if options: raise UsageError(f'{flag(next(iter(options)))} needs --resize')
             return fn
         if fn is not None: raise UsageError('either --resize or --fn; a function can use shrink(size) itself')
         return shrink(args.resize, **options)

@@ -41,7 +41,9 @@ def _as_array(o, name):
         raise TypeError(f'{name}: want an array, a tensor or numbers, got {type(o).__name__}')
     refuse_mask(o, name)
     try: array = np.asarray(o.detach() if hasattr(o, 'detach') else o)
-    except (TypeError,ValueError) as e: raise ValueError(f'{name}: {e}') from None
+    except MemoryError: raise
+    except Exception as e:   # libraries raise many kinds of errors, PyTorch a `RuntimeError`
+        raise ValueError(f'{name}: {e}') from None
     if array.dtype.hasobject:
         raise ValueError(f'{name}: want numbers, got an array of dtype object, which would be a pickle '
                          '(allow_pickle=False): give numbers of one type, and lists of one length, or store them '
@@ -60,8 +62,9 @@ def _check_list(o, a, name):
     `name`, that of the codec, begins the message."""
     if a.dtype.kind not in 'fcUS': return
     for x,y in zip(np.array(o, object).ravel(), a.ravel().tolist()):
+        if hasattr(x, 'item'): x = x.item()   # a number of NumPy or PyTorch
         if a.dtype.kind in 'US' and x!=y: raise ValueError(f'{name}: {x!r} would become text, {y!r}')
-        if a.dtype.kind in 'fc' and isinstance(x, (int,np.integer)) and int(x)!=y:
+        if a.dtype.kind in 'fc' and isinstance(x, int) and int(x)!=y:
             raise ValueError(f'{name}: {x} would become {y!r} in an array of {a.dtype}')
 
 MAX_ARRAY_BYTES = 1<<31 # The arrays of an npz file may have so many bytes together when they are decompressed
@@ -150,10 +153,25 @@ def from_pixels(
     if a.ndim not in (2, 3): raise ValueError(f'want pixels of shape (h,w) or (h,w,channels), got {a.shape}')
     return Image.fromarray(a[...,0] if a.ndim==3 and a.shape[-1]==1 else a)
 
-class NpyImageCodec(NpyCodec):
-    "Codec of pictures, stored as an npy file of their pixels; values come back as an array, and `image` makes pictures"
-    def image(self, b): return from_pixels(self.from_bytes(b))
+class _PictureCodec(Codec):
+    "Makes pictures of the arrays of another base class, and refuses those of which Pillow cannot make one"
+    def image(self, b):
+        pixels = self.from_bytes(b)
+        try: return from_pixels(pixels)
+        except (TypeError,ValueError):
+            found = (f"the arrays {', '.join(pixels)}" if isinstance(pixels, dict)
+                     else f'an array of {pixels.dtype} of shape {pixels.shape}')
+            raise ValueError(f'{self.name}: want pixels of a dtype and shape that Pillow has a mode for, such as uint8 '
+                             f'of shape (h,w) or (h,w,3), got {found}; npy and npz store any array') from None
 
-class NpzImageCodec(NpzCodec):
+    def check(self, b): self.image(b)
+    def pack(self, o):
+        b = super().pack(o)
+        self.check(b)
+        return b
+
+class NpyImageCodec(_PictureCodec, NpyCodec):
+    "Codec of pictures, stored as an npy file of their pixels; values come back as an array, and `image` makes pictures"
+
+class NpzImageCodec(_PictureCodec, NpzCodec):
     "Codec of pictures, stored as a compressed npz file of their pixels; values come back as an array, see `image`"
-    image = NpyImageCodec.image

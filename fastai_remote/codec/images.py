@@ -13,7 +13,7 @@ import io, re, struct, zlib
 from os.path import isfile
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps
 from fastcore.basics import store_attr
 
 from .arrays import from_pixels, refuse_mask
@@ -77,7 +77,8 @@ def check_image(
 def is_transparent(im:Image.Image)->bool:
     "Is any pixel of `im` transparent, at least partly?"
     if im.mode in ('RGBA','LA','PA','RGBa','La'): alpha = im.getchannel(len(im.getbands())-1)
-    elif 'transparency' in im.info and im.mode in ('1','L','P','RGB'): alpha = im.convert('RGBA').getchannel('A')
+    elif im.mode=='P' or 'transparency' in im.info and im.mode in ('1','L','RGB'):   # a palette may have an alpha, too
+        alpha = im.convert('RGBA').getchannel('A')
     else: return False
     return alpha.getextrema()[0]<255
 
@@ -120,6 +121,10 @@ def load_pixels(
         raise ValueError(f'damaged {im.format}: {e or type(e).__name__}') from None
     return im
 
+def _kept_mode(im):
+    "The mode of image files that `im`, of a mode that only Pillow has, can be converted to without losing transparency"
+    return {'La':'LA', 'PA':'RGBA', 'RGBa':'RGBA'}.get(im.mode, 'RGB')
+
 _MAX_SIDES = {'JPEG':65_500, 'WEBP':16_383} # Width and height that their libraries write, at most, pixels
 
 class ImageCodec(Codec):
@@ -148,8 +153,8 @@ class ImageCodec(Codec):
     def pack(self, o):
         """`o`, an image or a `uint8` array, as an `Encoded` file: the one that it was opened from, or else a new one
 
-        Raises `TypeError` for an array of another dtype, and `ValueError` for what `cannot_keep` refuses. A new JPEG
-        does change pixels; a new PNG or WebP does not."""
+        Raises `TypeError` for an array of another dtype, and `ValueError` for what the format cannot keep. A new JPEG
+        does change pixels; a new PNG or WebP does not. Of other formats, the new file is decoded to find out."""
         is_image = isinstance(o, Image.Image)
         if not is_image:
             dtype = np.asarray(o).dtype
@@ -159,16 +164,32 @@ class ImageCodec(Codec):
         if original is not None: return Encoded.of(original, self.name, o)
         if not is_image: kind = 'arrays of pixels'
         else: kind = 'opened images' if getattr(o, 'format', None) or o.info else 'new images'
-        return Encoded.of(self.encode(o), self.name, o, self._note(kind))
+        b = self.encode(o)
+        return Encoded.of(b, self.name, o, self._note(kind, self._has_pixels_of(o, b)))
 
-    def _note(self, kind):
+    def _has_pixels_of(self, im, b):
+        """Does file `b`, as which `im` was encoded, show the same pixels?
+
+        Raises `ValueError` if it cannot be read, or is of another format."""
+        if self.fmt in (None,'PNG','WEBP','JPEG'): return self.fmt!='JPEG'
+        def shown(i):
+            if orientation_of(i)!=1: i = ImageOps.exif_transpose(i)
+            if i.mode in ('1','L','LA','P','PA','RGB'): i = i.convert('RGBA')
+            return i.mode,i.size,i.tobytes()
+        try: new = self.unpack(b)
+        except ValueError as e: raise ValueError(f'{self.name}: {e}') from None
+        if not self._accepts(new.format): raise ValueError(f'{self.name}: this is a {new.format} file')
+        return shown(new)==shown(im)
+
+    def _note(self, kind, is_same):
         """What the report of an ingest says about encoding images of `kind`: 'what was changed; advice'
 
-        `None` if the format is lossless and `kind` is not 'opened images' (with a format or metadata). The other kinds
-        are 'arrays of pixels' and 'new images'."""
-        if self.fmt=='JPEG':
+        `None` if the pixels are the same (`is_same`) and `kind` is not 'opened images' (with a format or metadata). The
+        other kinds are 'arrays of pixels' and 'new images'."""
+        if not is_same:
             advice = 'give bytes to keep them as they are' if kind=='opened images' else 'png keeps them'
-            return f'{kind} were re-encoded as JPEG, quality {self.quality}, which changes pixels; {advice}'
+            fmt = f'JPEG, quality {self.quality}' if self.fmt=='JPEG' else self.fmt
+            return f'{kind} were re-encoded as {fmt}, which changes pixels; {advice}'
         if kind!='opened images': return None
         return (f"{kind} were re-encoded as {self.fmt or 'PNG'}, pixel for pixel; "
                 'give bytes to keep the files as they are')
@@ -177,22 +198,31 @@ class ImageCodec(Codec):
         im:Image.Image, # What to store
         exif:bytes=None, # EXIF of the file; default: that of `im`
     )->bytes:
-        """A file of `im`, with colour profile and EXIF; raises `ValueError` for what `cannot_keep` refuses
+        """A file of `im`, with colour profile and EXIF
 
-        If there is more EXIF than the format can contain, only the orientation of `im` is kept."""
+        Raises `ValueError` for what `cannot_keep` refuses, and for what Pillow cannot write in this format. If there is
+        more EXIF than the format can contain, only the orientation of `im` is kept."""
         fmt = self.fmt or 'PNG'
         reason = self.cannot_keep(im)
         if reason: raise ValueError(f'{self.name}: {reason}')
         if fmt=='JPEG' and im.mode not in ('L','RGB','CMYK'): im = im.convert('RGB')
-        if fmt=='PNG' and im.mode=='I': im = im.convert('I;16')   # some versions of Pillow do not do it themselves
-        if fmt=='WEBP' and im.mode not in ('RGB','RGBA'): im = im.convert('RGBA' if is_transparent(im) else 'RGB')
+        if fmt=='PNG' and im.mode in ('I','I;16L','I;16N'):   # Pillow, or some versions of it, cannot write them
+            im = im.convert('I').convert('I;16')
+        if fmt=='WEBP' and im.mode!='RGBA': im = im.convert('RGBA' if is_transparent(im) else 'RGB')
         options = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
         options |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im) if exif is None else exif}
-        try: im.save(f:=io.BytesIO(), fmt, **options)
+        try: return self._save(im, fmt, options)
         except ValueError:
             if not options['exif']: raise
-            options['exif'] = only_orientation(im)   # a JPEG cannot contain so much EXIF
-            im.save(f:=io.BytesIO(), fmt, **options)
+            return self._save(im, fmt, options|{'exif':only_orientation(im)})   # a JPEG cannot contain so much EXIF
+
+    def _save(self, im, fmt, options):
+        "The bytes that Pillow's `save` writes; raises `ValueError` for what it cannot write"
+        try: im.save(f:=io.BytesIO(), fmt, **options)
+        except MemoryError: raise
+        except Exception as e:   # Pillow's encoders raise many kinds of errors
+            raise ValueError(f'{self.name}: Pillow cannot write a picture of mode {im.mode} as {fmt}: '
+                             f'{type(e).__name__}: {e}') from None
         return f.getvalue()
 
     def cannot_keep(self, im:Image.Image)->str:
@@ -205,19 +235,21 @@ class ImageCodec(Codec):
         if limit and max(im.size)>limit:
             return f'a picture of {im.width}x{im.height} pixels, and {fmt} has at most {limit:,} a side: png has more'
         if im.mode[0] in 'IF':
-            return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: store it '
-                    'as png, or an array as npyimg')
+            store = 'store' if im.mode=='F' else 'store it as png, or'
+            return (f'a picture of mode {im.mode} has more than 8 bits a pixel, which {fmt} cannot keep: {store} '
+                    'an array of it as npyimg')
         if fmt=='WEBP':
             if im.mode in ('1','L','LA','P','PA','RGB','RGBA','RGBX'): return None
-            return f'WEBP cannot keep a picture of mode {im.mode}: convert it to RGB first'
+            return f'WEBP cannot keep a picture of mode {im.mode}: convert it to {_kept_mode(im)} first'
         if is_transparent(im):
-            return (f"a picture of mode {im.mode} with transparency, which JPEG cannot keep: store it as png or "
+            return (f"a picture of mode {im.mode} with transparency, which {fmt} cannot keep: store it as png or "
                     "webp, or give im.convert('RGB')")
 
     def _png_cannot_keep(self, im):
         "`cannot_keep` for PNG"
+        if im.mode=='F': return 'PNG cannot keep a picture of mode F: store an array of it as npyimg'
         if im.mode not in ('1','L','LA','P','RGB','RGBA','I') and not im.mode.startswith('I;16'):
-            return f'PNG cannot keep a picture of mode {im.mode}: convert it to RGB first'
+            return f'PNG cannot keep a picture of mode {im.mode}: convert it to {_kept_mode(im)} first'
         if im.mode!='I': return None
         limits = im.getextrema()
         if not limits or 0<=limits[0]<=limits[1]<1<<16: return None
@@ -232,7 +264,7 @@ class ImageCodec(Codec):
         if not isinstance(name, (str,bytes)) or not isfile(name): return None
         if not self._accepts(fmt): return None
         def everything(i):
-            meta = i.info.get('icc_profile'),i.info.get('transparency'),dict(i.getexif()),i.getpalette()
+            meta = i.info.get('icc_profile'),i.info.get('transparency'),dict(i.getexif()),i.getpalette(None)
             return type(i),i.format,i.mode,i.size,i.tobytes(),meta
         try:
             with open(name, 'rb') as f: b = f.read()
