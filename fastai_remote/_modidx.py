@@ -3083,6 +3083,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                          'fastai_remote/source/columns.py'),
                                               'fastai_remote.source.columns.TablePlan._label': ( 'source/columns.html#tableplan._label',
                                                                                                  'fastai_remote/source/columns.py'),
+                                              'fastai_remote.source.columns.TablePlan._type_of_several': ( 'source/columns.html#tableplan._type_of_several',
+                                                                                                           'fastai_remote/source/columns.py'),
                                               'fastai_remote.source.columns.TablePlan._unasked': ( 'source/columns.html#tableplan._unasked',
                                                                                                    'fastai_remote/source/columns.py'),
                                               'fastai_remote.source.columns.TablePlan.load': ( 'source/columns.html#tableplan.load',
