@@ -725,3 +725,10 @@ def test_folders_are_searched_for_files_that_are_not_hidden(tmp_path, kind):
     if kind=='parquet': assert len(found)==2
     os.symlink('nowhere', root/f'z{name}')
     with pytest.raises(FileNotFoundError, match=f'z{name}'): source(root)
+
+def test_a_label_function_may_be_false(tmp_path):
+    "As one with a length is, whose length is 0"
+    class Labels(dict):
+        def __call__(self, path): return path.stem
+    Image.new('L', (2,2)).save(tmp_path/'a.png')
+    assert image_samples(tmp_path, label=Labels())[0]['cls']=='a'

@@ -72,7 +72,7 @@ class csv_samples(StreamedSource):
                     yield path,header,rows.line_num,row
 
     def _planned_lines(self):
-        "Yields `(plan, path, line number, row)` as `_lines` does, with the `TablePlan` of the file in place of its header"
+        "Yields `(plan, path, line number, row)` as `_lines` does, with the `TablePlan` of the file, not its header"
         plan,checked = None,None
         for path,header,line,row in self._lines():
             if header is not checked: plan,checked = self._plan(path, header),header
@@ -98,7 +98,7 @@ class csv_samples(StreamedSource):
 
     @cached_property
     def plan(self)->TablePlan:
-        "Which fields the samples have, by the header and the first rows of the first file; raises `ValueError`, `OSError`"
+        "Which fields the samples have, by the header and first rows of the first file; raises `ValueError`, `OSError`"
         first = list(islice(self._lines(), 20))
         if first: path,header = first[0][:2]
         else:
@@ -106,7 +106,7 @@ class csv_samples(StreamedSource):
             with _opened(path) as f:
                 header = next(csv.reader(f, delimiter=self._delimiter_of(path)), None)
             _check_header(path, header)
-        rows = [row for _,columns,_,row in first if columns is header and isinstance(row, dict)]   # not of the next file
+        rows = [row for _,columns,_,row in first if columns is header and isinstance(row, dict)]   # of one file
         return self._plan(path, header, rows)
 
     @cached_property

@@ -303,15 +303,17 @@ def _end_of_text(f, start):
 _WORD = re.compile(rb'"word": ?"([^"\\]*)"')
 
 def _word_in(line, header, name):
-    """The word of the drawing in `line`, bytes; `None` for a line that cannot be read
+    """The word of the drawing in `line`, bytes; `None` for a line that cannot be read, or is no drawing
 
     `header`: the columns of a CSV file, `None` for JSON. Raises `ValueError`, with `name`, if there is no word."""
     if header is None:
         found = _WORD.search(line)
         if found: return found[1].decode('utf-8', 'replace')
         try: drawing = json.loads(line)
-        except ValueError: return None
-        word = drawing.get('word') if isinstance(drawing, dict) else None
+        except (ValueError,RecursionError): return None
+        if not isinstance(drawing, dict) or 'drawing' not in drawing: return None
+        word = drawing.get('word')
+        if isinstance(word, (list,dict)): return None   # which is no label
     else:
         try: row = next(csv.reader([line.decode('utf-8', 'replace')]), [])
         except csv.Error: return None
@@ -492,6 +494,7 @@ class _StreamedDrawings(_Drawings, StreamedSource):
     def __iter__(self): return (self.load(raw) for _,raw in _grouped(self._used()))
     def __getitem__(self, i:int):
         "Sample `i`, which is found by reading from the beginning"
+        if i<0: raise IndexError(f'{i}: the length of a stream is not known')
         for sample in islice(self, i, None): return sample
         raise IndexError(i)
     def _what(self): return 'a stream of drawings'
