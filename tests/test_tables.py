@@ -557,3 +557,12 @@ def test_sparse_columns_of_pandas_are_columns_like_others():
     table = pd.DataFrame({'x.f4':pd.arrays.SparseArray([0.,1.5]), 'id':pd.arrays.SparseArray([0,7])})
     source = table_samples(table)
     assert [source.as_is(raw) for _,raw in source.read(np.arange(2))]==[{'x.f4':0., 'id':0}, {'x.f4':1.5, 'id':7}]
+
+def test_blank_cells_among_several_labels_are_missing(tmp_path):
+    "As a blank label is in one column"
+    (tmp_path/'a.csv').write_text('a,b\ncat,dog\ncat, \n')
+    for options in dict(label_col=['a','b']),dict(fields={('a','b'):'labels'}):
+        source = csv_samples(tmp_path/'a.csv', **options)
+        (_,first),(_,second) = next(source.stream(9))
+        assert source.load(first)=={'labels':['cat','dog']}
+        with pytest.raises(ValueError, match="column 'a', 'b': nothing in this row"): source.load(second)

@@ -107,8 +107,8 @@ class Column:
         """The value of the field in `row`, `{column: cell}`; raises `ValueError`, `TypeError`, `OSError`
 
         `folder` and `suff`: what comes before and after a path in a cell; in a column of kind 'file', only `folder`."""
-        if self.several: return self._several([self._present(row, name) for name in self.names])
         codec = get_codec(self.field)
+        if self.several: return self._several([self._present(row, name, codec) for name in self.names])
         value = self._present(row, self.name, codec)
         if self.kind=='file':
             value = _read(folder, value['path']) if value['bytes'] is None else value['bytes']
@@ -124,7 +124,7 @@ class Column:
                              'which some are missing has become floats')
         return _as_stored(value)
 
-    def _present(self, row, name, codec=None):
+    def _present(self, row, name, codec):
         """The cell of column `name` in `row`; raises `ValueError` if there is no such column, or nothing in the cell
 
         `codec`: that of the field, or `None`. `nan` is nothing, unless the field stores floats. Numbers of NumPy become
@@ -133,7 +133,8 @@ class Column:
         value = row[name]
         is_number = self.kind=='number' and codec is None or codec is not None and getattr(codec.dtype, 'kind', '')=='f'
         empty = is_missing(value) or _is_nan(value) and not is_number
-        if self.kind=='cell' and not value.strip() and getattr(codec, 'dtype', None) is not None: empty = True
+        if self.kind=='cell' and not value.strip():   # which is a text, but no number and no label
+            empty = codec is not None and (codec.dtype is not None or self.several and codec.name=='labels')
         if isinstance(value, dict) and self.kind=='file': empty = value['bytes'] is None and value['path'] is None
         if empty: raise ValueError(f'nothing in this row ({value!r}): fill it in, or leave out the row or the column')
         refuse_mask(value, 'this row')
