@@ -18,8 +18,8 @@ from fastai_remote.source.base import stable_repr, StreamedSource
 from fastai_remote.source.files import image_samples, list_files
 from fastai_remote.source.tars import expand_braces
 from fastai_remote.codec.base import Encoded
-from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisStore, StoreError, StoreFull, StoreNotFound, csv_samples, drawing_samples, redis_server, table_samples, tar_samples,
-    to_redis)
+from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisStore, StoreError, StoreFull, StoreNotFound, csv_samples, drawing_samples, redis_server, tar_samples,
+    table_samples, to_redis)
 
 @pytest.fixture(scope='module')
 def server():
@@ -686,16 +686,21 @@ def test_what_a_later_file_lacks_fails_its_rows(tmp_path):
     source = csv_samples([tmp_path/'a.csv',tmp_path/'b.csv'])
     (_,first),(_,second) = next(source.stream(9))
     assert source.raw_bytes==2 and source.as_is(first)=={'fn':'1', 'label':'x'}
-    with pytest.raises(ValueError, match="column 'fn': no such column here; there are path, label"): source.as_is(second)
+    with pytest.raises(ValueError, match="column 'fn': no such column here; there are path, label"):
+        source.as_is(second)
 
-@pytest.mark.parametrize('damage', [lambda b: b[:-30], lambda b: b[:40]+bytes(8)+b[48:], lambda b: b'no archive', lambda b: b[:5]],
-                         ids=['truncated','changed','other','short'])
+DAMAGE = {'truncated':lambda b: b[:-30], 'changed':lambda b: b[:40]+bytes(8)+b[48:], 'other':lambda b: b'no archive',
+          'short':lambda b: b[:5]}
+
+@pytest.mark.parametrize('damage', DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize('compress, end', [(gzip.compress,'.gz'), (lzma.compress,'.xz')])
-@pytest.mark.parametrize('source, name, line', [(csv_samples,'a.csv','label,text,{}'), (drawing_samples,'a.ndjson','{{"word":{}}}')])
+@pytest.mark.parametrize('source, name, line', [(csv_samples,'a.csv','label,text,{}'),
+                                                (drawing_samples,'a.ndjson','{{"word":{}}}')])
 def test_damaged_compressed_files_are_named(tmp_path, source, name, line, compress, end, damage):
     text = '\n'.join(line.format(random.Random(i).random()) for i in range(2000))
     (tmp_path/(name+end)).write_bytes(damage(compress(text.encode())))
-    with pytest.raises(OSError, match=f'{name}{end}: truncated or damaged: '): list(source(tmp_path/(name+end)).stream(50))
+    with pytest.raises(OSError, match=f'{name}{end}: truncated or damaged: '):
+        list(source(tmp_path/(name+end)).stream(50))
 
 def test_a_compressed_file_that_is_gone_is_not_called_damaged(tmp_path):
     for source,name in (csv_samples,'a.csv.gz'),(drawing_samples,'a.ndjson.gz'):
@@ -704,13 +709,14 @@ def test_a_compressed_file_that_is_gone_is_not_called_damaged(tmp_path):
         (tmp_path/name).unlink()
         with pytest.raises(FileNotFoundError, match=f'No such file.*{name}'): list(opened.stream(9))
 
-SEARCHED = {'csv':(csv_samples, 'part.csv', b'txt\na\n'), 'csv.gz':(csv_samples, 'part.csv.gz', gzip.compress(b'txt\na\n')),
+SEARCHED = {'csv':(csv_samples, 'part.csv', b'txt\na\n'),
+            'csv.gz':(csv_samples, 'part.csv.gz', gzip.compress(b'txt\na\n')),
             'drawings':(drawing_samples, 'part.ndjson', b'{"key_id":1,"drawing":[[[1,2],[3,4]]]}\n'),
             'tars':(tar_samples, 'part.tar', bytes(10240)), 'parquet':(table_samples, 'part.parquet', None)}
 
 @pytest.mark.parametrize('kind', SEARCHED)
 def test_folders_are_searched_for_files_that_are_not_hidden(tmp_path, kind):
-    "Spark writes folders that are called as files; a folder of checkpoints holds copies. The folder itself may be hidden"
+    "Spark calls folders as files, and folders of checkpoints hold copies. The folder itself may be in a hidden one"
     source,name,content = SEARCHED[kind]
     if content is None: pq.write_table(pa.table({'txt':['a']}), tmp_path/name)
     else: (tmp_path/name).write_bytes(content)

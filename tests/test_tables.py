@@ -515,8 +515,9 @@ def test_no_folder_is_none(tmp_path):
     source = table_samples(pd.DataFrame({'path':[str(tmp_path/'a.jpg')]}), fn_col='path', folder=None, suff=None)
     assert source.load(source.read(np.arange(1))[0][1])=={'jpg':jpg(1)}
 
-@pytest.mark.parametrize('options, field', [(dict(label_col=['a','b']),'labels'), (dict(fields={('a','b'):'labels'}),'labels'),
-                                            (dict(fields={('a','b'):'x.json'}),'x.json'), (dict(fields={('a','b'):'x'}),'x')])
+@pytest.mark.parametrize('options, field', [
+    (dict(label_col=['a','b']),'labels'), (dict(fields={('a','b'):'labels'}),'labels'),
+    (dict(fields={('a','b'):'x.json'}),'x.json'), (dict(fields={('a','b'):'x'}),'x')])
 def test_texts_of_several_columns_are_a_list_of_labels(tmp_path, options, field):
     "Of CSV files as of other tables"
     (tmp_path/'a.csv').write_text('a,b\ncat,dog\n7,cat\n')

@@ -277,8 +277,8 @@ def test_an_extension_that_cannot_name_a_field(tmp_path, extension):
 
 FOLDER = header('d/', kind=tarfile.DIRTYPE)
 LINK = header('d/0.png', kind=tarfile.SYMTYPE, linkname='x')
-NO_SAMPLES = {'folder':FOLDER, 'folders':FOLDER*2, 'hidden':member('d/._0.bin', b'x'), 'no extension':member('README', b'x'),
-              'all':FOLDER+member('README', b'x')+FOLDER, 'nothing':b''}
+NO_SAMPLES = {'folder':FOLDER, 'folders':FOLDER*2, 'hidden':member('d/._0.bin', b'x'),
+              'no extension':member('README', b'x'), 'all':FOLDER+member('README', b'x')+FOLDER, 'nothing':b''}
 
 @pytest.mark.parametrize('extension', ['tar','tar.gz'])
 @pytest.mark.parametrize('kind', NO_SAMPLES)
