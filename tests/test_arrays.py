@@ -308,3 +308,8 @@ def test_only_bytes_become_bytes(put):
     Image.fromarray(PIXELS[0]).save(png, 'PNG')
     source = array_samples({'x':[png.getvalue()]*30+[5]}, fields={'x':'bin'})
     with pytest.raises(IngestError, match='row 30'): put(source, max_failed=0)
+
+def test_single_values_in_memory_maps_are_refused_like_others(tmp_path):
+    for array in np.memmap(tmp_path/'x.raw', np.float32, 'w+', shape=()),np.float32(1),torch.tensor(1.),np.array(1.):
+        with pytest.raises(ValueError, match="array 'x' is one value, and has no rows"): array_samples({'x':array})
+        with pytest.raises(ValueError, match="is one value, and has no rows"): array_samples(array)

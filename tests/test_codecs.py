@@ -299,6 +299,13 @@ def test_shrink_loses_no_field():
     with pytest.raises(ValueError, match="no image among the fields png"): shrink(10, fields=['a.png'])({'png':im})
     assert list(shrink(10, fields='left.png')({'png':im, 'left.png':im}))==['png','left.jpg']
 
+@pytest.mark.parametrize('codec', ['png','webp','raw','bits'])
+def test_a_quality_that_has_no_effect_is_refused(codec):
+    nearest = Image.Resampling.NEAREST
+    with pytest.raises(ValueError, match=f"quality=50 is that of JPEGs: codec={codec!r} stores all pixels"):
+        shrink(10, quality=50, codec=codec, resample=nearest)
+    assert shrink(10, codec=codec, resample=nearest).quality==90 and shrink(10, quality=50).quality==50
+
 def test_shrink_of_views_of_bytes():
     "What is small enough stays the file that it is, whatever kind of bytes it comes in"
     Image.effect_noise((40,30), 50).save(b:=io.BytesIO(), 'JPEG')

@@ -467,3 +467,23 @@ def test_only_a_drawing_of_the_line_itself_counts(tmp_path):
         with pytest.raises(ValueError, match='key_id .* is no whole number'):
             load('{"key_id":%s,"drawing":[[[1,2],[3,4]]]}' % key)
     assert [load('{"key_id":%s,"drawing":[[[1,2],[3,4]]]}' % key)['id'] for key in ('5','"5"','-7')]==[5,5,-7]
+
+NO_DRAWINGS = [b'[1]', b'5', b'{}', b'{"word":[1]}', b'[{"key_id":"1"}]', b'['*100_000, b'', b'[1', b'null',
+               b'{"key_id":1,"drawing":[[[1,2],[3,4]]],"word":[1]}']
+
+@pytest.mark.parametrize('line', NO_DRAWINGS, ids=lambda o: o[:20].decode() or 'empty')
+@pytest.mark.parametrize('packed', [False,True])
+def test_a_line_that_is_no_drawing_is_one_sample_with_a_limit_too(tmp_path, line, packed):
+    "Which fails when it is loaded or stored. The lines around it are there"
+    text = b'\n'.join([raw_line(0, word='cat'), line, raw_line(1, word='dog'), raw_line(2, word='cat')])
+    path = tmp_path/('a.ndjson.gz' if packed else 'a.ndjson')
+    path.write_bytes(gzip.compress(text) if packed else text)
+    source = drawing_samples(path, max_per_class=1)
+    first,(name,_),last = next(source.stream(9)) if packed else source.read(np.arange(3))
+    assert name==f'{path.name}:2' and [source.load(raw)['cls'] for _,raw in (first,last)]==['cat','dog']
+
+def test_a_stream_has_no_samples_below_zero(folder):
+    pack(folder/'b.ndjson', gzip.open, folder/'b.ndjson.gz')
+    stream = drawing_samples(folder/'b.ndjson.gz')
+    for i in -1,10**6:
+        with pytest.raises(IndexError, match=f'{i}'): stream[i]

@@ -459,3 +459,13 @@ def test_json_of_others_stays_json(tmp_path):
     tar(tmp_path/'a.tar', [o for i in range(3) for o in ((f'{i}.cls.json', b'{"a": 1}'), (f'{i}.id.json', b'[1]'), (f'{i}.y.f4.json', b'.5'))])
     store,_ = index(tmp_path)
     assert store[1]=={'cls.json':{'a':1}, 'id.json':[1], 'y.f4':.5}
+
+@pytest.mark.parametrize('text', ['x{a,b{1,2}}.tar', '{a,{0..3}}', '{{a,b},c}', '{x{y{a,b}z}}', '{{0..1}}'])
+def test_braces_in_braces_are_refused(tmp_path, text):
+    "Some of their names would be there twice"
+    for names in text,Path(text),['a.tar',text]:
+        with pytest.raises(ValueError, match=r'braces in braces'): expand_braces(names)
+    with pytest.raises(ValueError, match=r'braces in braces'): index_shards(str(tmp_path/text))
+    with pytest.raises(ValueError) as e: expand_braces(f's3://user:secret@bucket/{text}')
+    assert 'secret' not in str(e.value)
+    assert expand_braces('{{x}}')=='{{x}}' and expand_braces('a{b}{0..1}')==['a{b}0','a{b}1']

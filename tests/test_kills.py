@@ -611,6 +611,8 @@ def test_label_changed(fresh, tmp_path):
     with pytest.raises(KeyboardInterrupt): put(fresh, image_samples(tmp_path, label=lambda p: 'wrong'), stop_after(30))
     with pytest.raises(StoreExists, match='unfinished ingest'): put(fresh, image_samples(tmp_path, label=lambda p: 'right'), stop_after(0))
 
+def scaled(o, by): return {'id':by}
+
 def versions():
     "Pairs of an fn and what it became; only what they hold on to differs"
     def kw(k):
@@ -645,6 +647,25 @@ def versions():
         names = [{'a':{k}}]
         return lambda o: {'id':names[0]}
     def method(k): return type('Fn', (), {'__call__':lambda self, o: self.one(o), 'one':(lambda self, o: {'id':7}) if k==1 else lambda self, o: {'id':8}})()
+    def of_class(**members): return type('Fn', (), {'__call__':lambda self, o: self.one(o), **members})()
+    def two(k): return (lambda *args: {'id':7}) if k==1 else lambda *args: {'id':8}
+    def static_method(k): return of_class(one=staticmethod(two(k)))
+    def static_partial(k): return of_class(one=staticmethod(functools.partial(scaled, by=k)))
+    def class_method(k): return of_class(one=classmethod(two(k)))
+    def property_(k): return of_class(one=property(two(k)))
+    def setter(k): return of_class(one=property(None, two(k)))
+    def cached(k): return of_class(one=functools.cached_property(two(k)))
+    def partial_method(k): return of_class(one=functools.partialmethod(scaled, by=k))
+    def remembered(k): return of_class(one=functools.lru_cache(two(k)))
+    def default_of_method(k):
+        def one(self, o, n=k): return {'id':n}
+        return of_class(one=one)
+    def class_variable(k): return of_class(one=lambda self, o: {'id':self.n}, n=[k])
+    def of_base(k): return type('Fn', (type(static_method(k)),), {})()
+    def remembered_function(k):
+        f = functools.lru_cache(two(k))
+        return lambda o: f(o)
+    def remembered_argument(k): return functools.partial(scaled, by=functools.lru_cache(two(k)))
     def of_module(code):
         "The last function of a module that contains this code"
         exec(code, module:={'__name__':'of_a_user'})
@@ -653,7 +674,9 @@ def versions():
     def variable(k): return of_module(f'names = dict(a=[{k}])\ndef fn(o): return dict(id=names)')
     def inside(k): return of_module(f'names = dict(a=[{k}])\ndef fn(o): return dict(id=[names for _ in o])')
     def mutual(k): return of_module(f'def odd(o): return fn(o) if o else {k}\ndef fn(o): return odd(o-1)')
-    return {f.__name__:(f(1),f(2)) for f in (kw,closed,table,assigned,numbers,series,tensor,several,method,helper,variable,inside,mutual)}
+    return {f.__name__:(f(1),f(2)) for f in (kw,closed,table,assigned,numbers,series,tensor,several,method,helper,
+        variable,inside,mutual,static_method,static_partial,class_method,property_,setter,cached,partial_method,
+        remembered,default_of_method,class_variable,of_base,remembered_function,remembered_argument)}
 
 @pytest.mark.parametrize('which', versions())
 def test_fn_changed(which):
@@ -670,8 +693,6 @@ class Table:
 @dataclass
 class Size:
     values:object
-
-def scaled(o, by): return {'id':by}
 
 def arguments(k):
     "Values of which a `repr` shows nothing or only a part; those for `k` 1 and 2 differ"

@@ -1,11 +1,12 @@
 "Sources as the world has them: CSV files, tars, streams, stores, keys of others; what they hold is there, or a failure says so"
-import csv, gzip, io, json, lzma, pickle, random, re, tarfile, tracemalloc
+import csv, gzip, io, json, lzma, os, pickle, random, re, tarfile, tracemalloc
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import redis
 from fastai.data.core import DataLoaders
@@ -14,11 +15,11 @@ from PIL import Image
 import fastai_remote.block
 from fastai_remote.source.datasets import as_source, stored_samples
 from fastai_remote.source.base import stable_repr, StreamedSource
-from fastai_remote.source.files import image_samples
+from fastai_remote.source.files import image_samples, list_files
 from fastai_remote.source.tars import expand_braces
 from fastai_remote.codec.base import Encoded
 from fastai_remote import (CorruptSample, IngestError, MissingSample, RedisStore, StoreError, StoreFull, StoreNotFound, csv_samples, drawing_samples, redis_server, tar_samples,
-    to_redis)
+    table_samples, to_redis)
 
 @pytest.fixture(scope='module')
 def server():
@@ -661,3 +662,79 @@ def test_fields_of_a_store_count(put):
 def test_fields_that_a_store_does_not_have_are_named(put):
     store,_ = put([{'txt':'a', 'id':i} for i in range(3)])
     with pytest.raises(ValueError, match="no field 'nope'; there are txt, id"): stored_samples(store, ['txt','nope'])
+
+@pytest.mark.parametrize('options', [{'fn_col':'fn'}, {'valid_col':'fn'}, {'fields':{'fn':'txt'}}])
+def test_a_column_that_only_the_first_file_has_names_the_other(tmp_path, options):
+    "Also if the first file has less than twenty rows; all that reads the files says the same"
+    write_csv(tmp_path/'a.csv', ['fn','label'], [['train','x']])
+    write_csv(tmp_path/'b.csv', ['path','label'], [['valid','y']])
+    files = [tmp_path/'a.csv',tmp_path/'b.csv']
+    assert csv_samples(files, **options).raw_bytes>0
+    with pytest.raises(ValueError, match="b.csv: no column 'fn'; there are path, label"):
+        list(csv_samples(files, **options).stream(9))
+
+def test_columns_by_position_may_have_other_names_in_another_file(tmp_path):
+    write_csv(tmp_path/'a.csv', ['split','txt'], [['train','x']])
+    write_csv(tmp_path/'b.csv', ['part','txt'], [['valid','y']])
+    source = csv_samples([tmp_path/'a.csv',tmp_path/'b.csv'], fields={'txt':'txt'}, valid_col=0)
+    assert [raw for part in source.stream(9) for _,raw in part]==[('train',{'txt':'x'}), ('valid',{'txt':'y'})]
+
+def test_what_a_later_file_lacks_fails_its_rows(tmp_path):
+    "Without names of columns, the first file says which there are"
+    write_csv(tmp_path/'a.csv', ['fn','label'], [['1','x']])
+    write_csv(tmp_path/'b.csv', ['path','label'], [['2','y']])
+    source = csv_samples([tmp_path/'a.csv',tmp_path/'b.csv'])
+    (_,first),(_,second) = next(source.stream(9))
+    assert source.raw_bytes==2 and source.as_is(first)=={'fn':'1', 'label':'x'}
+    with pytest.raises(ValueError, match="column 'fn': no such column here; there are path, label"):
+        source.as_is(second)
+
+DAMAGE = {'truncated':lambda b: b[:-30], 'changed':lambda b: b[:40]+bytes(8)+b[48:], 'other':lambda b: b'no archive',
+          'short':lambda b: b[:5]}
+
+@pytest.mark.parametrize('damage', DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize('compress, end', [(gzip.compress,'.gz'), (lzma.compress,'.xz')])
+@pytest.mark.parametrize('source, name, line', [(csv_samples,'a.csv','label,text,{}'),
+                                                (drawing_samples,'a.ndjson','{{"word":{}}}')])
+def test_damaged_compressed_files_are_named(tmp_path, source, name, line, compress, end, damage):
+    text = '\n'.join(line.format(random.Random(i).random()) for i in range(2000))
+    (tmp_path/(name+end)).write_bytes(damage(compress(text.encode())))
+    with pytest.raises(OSError, match=f'{name}{end}: truncated or damaged: '):
+        list(source(tmp_path/(name+end)).stream(50))
+
+def test_a_compressed_file_that_is_gone_is_not_called_damaged(tmp_path):
+    for source,name in (csv_samples,'a.csv.gz'),(drawing_samples,'a.ndjson.gz'):
+        (tmp_path/name).write_bytes(gzip.compress(b''))
+        opened = source(tmp_path/name)
+        (tmp_path/name).unlink()
+        with pytest.raises(FileNotFoundError, match=f'No such file.*{name}'): list(opened.stream(9))
+
+SEARCHED = {'csv':(csv_samples, 'part.csv', b'txt\na\n'),
+            'csv.gz':(csv_samples, 'part.csv.gz', gzip.compress(b'txt\na\n')),
+            'drawings':(drawing_samples, 'part.ndjson', b'{"key_id":1,"drawing":[[[1,2],[3,4]]]}\n'),
+            'tars':(tar_samples, 'part.tar', bytes(10240)), 'parquet':(table_samples, 'part.parquet', None)}
+
+@pytest.mark.parametrize('kind', SEARCHED)
+def test_folders_are_searched_for_files_that_are_not_hidden(tmp_path, kind):
+    "Spark calls folders as files, and folders of checkpoints hold copies. The folder itself may be in a hidden one"
+    source,name,content = SEARCHED[kind]
+    if content is None: pq.write_table(pa.table({'txt':['a']}), tmp_path/name)
+    else: (tmp_path/name).write_bytes(content)
+    content = (tmp_path/name).read_bytes()
+    root = tmp_path/'.hidden/data'
+    for where in 'x/'+name, f'.ipynb_checkpoints/{name}', f'{name}/.git/{name}', f'{name}/{name}', f'.{name}':
+        (root/where).parent.mkdir(parents=True, exist_ok=True)
+        (root/where).write_bytes(content)
+    found = source(root)
+    files = list_files(root, ('.parquet',)) if kind=='parquet' else found.files
+    assert [str(Path(p).relative_to(root)) for p in files]==[f'{name}/{name}',f'x/{name}']
+    if kind=='parquet': assert len(found)==2
+    os.symlink('nowhere', root/f'z{name}')
+    with pytest.raises(FileNotFoundError, match=f'z{name}'): source(root)
+
+def test_a_label_function_may_be_false(tmp_path):
+    "As one with a length is, whose length is 0"
+    class Labels(dict):
+        def __call__(self, path): return path.stem
+    Image.new('L', (2,2)).save(tmp_path/'a.png')
+    assert image_samples(tmp_path, label=Labels())[0]['cls']=='a'

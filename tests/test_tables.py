@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fastai_remote import csv_samples, IngestError, RedisStore, table_samples, to_redis
+from fastai_remote import array_samples, csv_samples, IngestError, RedisStore, table_samples, to_redis
 
 def rows(store, fields=None): return [store[i] if fields is None else {f:store[i][f] for f in fields} for i in range(len(store))]
 
@@ -514,3 +514,56 @@ def test_no_folder_is_none(tmp_path):
     (tmp_path/'a.jpg').write_bytes(jpg(1))
     source = table_samples(pd.DataFrame({'path':[str(tmp_path/'a.jpg')]}), fn_col='path', folder=None, suff=None)
     assert source.load(source.read(np.arange(1))[0][1])=={'jpg':jpg(1)}
+
+@pytest.mark.parametrize('options, field', [
+    (dict(label_col=['a','b']),'labels'), (dict(fields={('a','b'):'labels'}),'labels'),
+    (dict(fields={('a','b'):'x.json'}),'x.json'), (dict(fields={('a','b'):'x'}),'x')])
+def test_texts_of_several_columns_are_a_list_of_labels(tmp_path, options, field):
+    "Of CSV files as of other tables"
+    (tmp_path/'a.csv').write_text('a,b\ncat,dog\n7,cat\n')
+    source = csv_samples(tmp_path/'a.csv', **options)
+    samples = [source.load(raw) for part in source.stream(9) for _,raw in part]
+    assert samples==[{field:['cat','dog']}, {field:['7','cat']}]
+    table = table_samples(pd.read_csv(tmp_path/'a.csv'), **options)
+    assert [table.load(raw) for _,raw in table.read(np.arange(2))]==samples
+
+def test_numbers_of_several_columns_are_labels_where_labels_are_asked_for(tmp_path):
+    "Cells of CSV files stay text, as they do in one column"
+    (tmp_path/'a.csv').write_text('a,b\n1,2\n')
+    table = pd.read_csv(tmp_path/'a.csv')
+    for field in 'labels','x.json':
+        options = dict(fields={('a','b'):field})
+        assert csv_samples(tmp_path/'a.csv', **options).load({'a':'1', 'b':'2'})=={field:['1','2']}
+        for source in table_samples(table, **options),array_samples({k:table[k].to_numpy() for k in 'ab'}, **options):
+            (_,raw), = source.read(np.arange(1))
+            assert source.load(raw)=={field:[1,2]} and all(type(o) is int for o in source.load(raw)[field])
+
+def test_cells_that_are_no_numbers_make_no_array(tmp_path):
+    (tmp_path/'a.csv').write_text('a,b\ncat,dog\n')
+    source = csv_samples(tmp_path/'a.csv', fields={('a','b'):'target.npy'})
+    with pytest.raises(ValueError, match="column 'a', 'b': 'cat' is no number"): source.load({'a':'cat', 'b':'dog'})
+    assert source.load({'a':'1', 'b':'2'})['target.npy'].tolist()==[1.,2.]
+
+def test_wide_integers_are_columns_like_others():
+    "As fields that their names choose, alone and with others, and a value that is too large is a failed sample"
+    table = pl.DataFrame({'id':pl.Series([1,2**70], dtype=pl.Int128), 'x.f4':pl.Series([3,4], dtype=pl.Int128)})
+    source = table_samples(table)
+    (_,first),(_,second) = source.read(np.arange(2))
+    assert source.as_is(first)=={'id':1, 'x.f4':3} and source.as_is(second)['id']==2**70
+    both = table_samples(table, fields={('id','x.f4'):'target.npy'})
+    (_,first), = both.read(np.arange(1))
+    assert both.load(first)['target.npy'].tolist()==[1,3]
+
+def test_sparse_columns_of_pandas_are_columns_like_others():
+    table = pd.DataFrame({'x.f4':pd.arrays.SparseArray([0.,1.5]), 'id':pd.arrays.SparseArray([0,7])})
+    source = table_samples(table)
+    assert [source.as_is(raw) for _,raw in source.read(np.arange(2))]==[{'x.f4':0., 'id':0}, {'x.f4':1.5, 'id':7}]
+
+def test_blank_cells_among_several_labels_are_missing(tmp_path):
+    "As a blank label is in one column"
+    (tmp_path/'a.csv').write_text('a,b\ncat,dog\ncat, \n')
+    for options in dict(label_col=['a','b']),dict(fields={('a','b'):'labels'}):
+        source = csv_samples(tmp_path/'a.csv', **options)
+        (_,first),(_,second) = next(source.stream(9))
+        assert source.load(first)=={'labels':['cat','dog']}
+        with pytest.raises(ValueError, match="column 'a', 'b': nothing in this row"): source.load(second)

@@ -274,3 +274,24 @@ def test_an_extension_that_cannot_name_a_field(tmp_path, extension):
     def fn(o): return {'txt':o['txt'], 'b.txt':str(o[extension])}
     to_shards(tar_samples(d), tmp_path/'e', fn, num_workers=1, progress=False)
     assert ShardStore(tmp_path/'e').fields==['txt','b.txt']
+
+FOLDER = header('d/', kind=tarfile.DIRTYPE)
+LINK = header('d/0.png', kind=tarfile.SYMTYPE, linkname='x')
+NO_SAMPLES = {'folder':FOLDER, 'folders':FOLDER*2, 'hidden':member('d/._0.bin', b'x'),
+              'no extension':member('README', b'x'), 'all':FOLDER+member('README', b'x')+FOLDER, 'nothing':b''}
+
+@pytest.mark.parametrize('extension', ['tar','tar.gz'])
+@pytest.mark.parametrize('kind', NO_SAMPLES)
+def test_samples_of_joined_archives_stay_apart(tmp_path, kind, extension):
+    "Also if an archive begins with what belongs to no sample"
+    def archive(i): return NO_SAMPLES[kind]+member('d/0.bin', content(i))+member('d/0.cls', b'%d' % (i%3))+END
+    path = write(tmp_path/'d', extension, archive(0)+archive(1)+archive(2))
+    for samples,failures in (read_as_stream(path), read_by_index(path.parent)):
+        assert (samples,failures)==(expected(0,1,2),[])
+
+@pytest.mark.parametrize('kind', NO_SAMPLES)
+def test_a_link_at_the_end_of_an_archive_belongs_to_no_sample_of_the_next(tmp_path, kind):
+    last = member('d/0.bin', content(1))+member('d/0.cls', b'1')+END
+    path = write(tmp_path/'d', 'tar', sample(0)+LINK+END+NO_SAMPLES[kind]+last)
+    for samples,failures in (read_as_stream(path), read_by_index(path.parent)):
+        assert samples==expected(0,1) and len(failures)==1 and 'a link' in failures[0][1]

@@ -451,8 +451,8 @@ def _columns(o, name=''):
     if _library(o)=='h5py': return _named(_h5(o), name)
     if _library(o)=='zarr': return _named(_zarr(o), name)
     if hasattr(o, 'detach'): o = _of_tensor(o)
-    if isinstance(o, np.memmap): return _memmap(name or _default_name(o.dtype, o.ndim), o)
     if getattr(o, 'shape', None)==(): raise ValueError(f'array {name!r} is one value, and has no rows')
+    if isinstance(o, np.memmap): return _memmap(name or _default_name(o.dtype, o.ndim), o)
     if not _is_array(o) or _has_missing(o): return {name or 'cls':_ListColumn(by_position(name, o))}
     array = o if isinstance(o, np.ma.MaskedArray) and np.ma.is_masked(o) else np.asarray(o)
     return _in_memory(name or _default_name(array.dtype, array.ndim), array)

@@ -13,7 +13,7 @@ __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 
 import dis, errno, hashlib, os, re, stat, sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial, partialmethod
 from pathlib import Path, PurePath
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 
@@ -144,8 +144,13 @@ def fn_fingerprint(
 
     Defaults, arguments of a `partial`, attributes of an object that is called, and the object of a method count by
     their values: functions by their code, and objects by their `repr`, or by their attributes if they have no `repr` of
-    their own, are dataclasses or can be called."""
+    their own, are dataclasses or can be called. Of an object that is called, the methods, properties and variables of
+    its classes count, too."""
     return _fingerprint(fn, ())
+
+_CachedFunction = type(lru_cache(no_address))
+
+def _is_function(o): return isinstance(o, (FunctionType,partial,MethodType,_CachedFunction))
 
 def _fingerprint(fn, outer):
     """`fn_fingerprint` of `fn`, empty for `None`
@@ -154,6 +159,7 @@ def _fingerprint(fn, outer):
     looked at again."""
     if fn is None: return ''
     if isinstance(fn, partial): return f'{_fingerprint(fn.func, outer)} {_value_text((fn.args, fn.keywords), outer)}'
+    if isinstance(fn, _CachedFunction): return _fingerprint(fn.__wrapped__, outer)
     if isinstance(fn, MethodType): return f'{_fingerprint(fn.__func__, outer)} {_value_text(fn.__self__, outer)}'
     if isinstance(fn, BuiltinMethodType): return f'{fn.__qualname__} {_value_text(fn.__self__, outer)}'
     if not hasattr(fn, '__code__'): return _object_fingerprint(fn, outer)
@@ -162,13 +168,24 @@ def _fingerprint(fn, outer):
     return f'{fn.__qualname__} {_held_values(fn, outer)} {defaults} {code}'
 
 def _object_fingerprint(fn, outer):
-    """Text that identifies an object that can be called, by its attributes and the methods of its classes
+    "Text that identifies an object that can be called, by its attributes and its classes; `outer` as in `_fingerprint`"
+    classes = [_class_text(cls, (*outer, fn)) for cls in type(fn).__mro__]
+    return f'{_attributes_text(fn, outer)} {hashlib.sha256(repr(classes).encode()).hexdigest()}'
 
-    Methods count by their code and what it names; static and class methods and properties do not count. `outer` as in
-    `_fingerprint`."""
-    methods = [f for cls in type(fn).__mro__ for _,f in sorted(vars(cls).items()) if hasattr(f, '__code__')]
-    code = [(_code_text(f.__code__), _held_values(f, (*outer, fn))) for f in methods]
-    return f'{_attributes_text(fn, outer)} {hashlib.sha256(repr(code).encode()).hexdigest()}'
+def _class_text(cls, outer):
+    """Text that identifies what a class defines: methods and properties as `_fingerprint` does, and data by values
+
+    What is no function and has a name such as `__doc__` is left out. `outer` as in `_fingerprint`."""
+    def text(o, inside): return _fingerprint(o, inside) if _is_function(o) else _type_text(o, inside)
+    members = {name:_defined(o) for name,o in vars(cls).items()}
+    return _data_text({k:o for k,o in members.items() if _is_function(o) or not k.startswith('__')}, outer, text)
+
+def _defined(o):
+    "What a class defines with `o`, one of its attributes: the functions of a static or class method, or of a property"
+    if isinstance(o, (staticmethod,classmethod)): return o.__func__
+    if isinstance(o, property): return o.fget,o.fset,o.fdel
+    if isinstance(o, cached_property): return o.func
+    return (o.func,o.args,o.keywords) if isinstance(o, partialmethod) else o
 
 def _attributes_text(o, outer):
     "Text that identifies an object by its type and its attributes, or by type and `repr` if it has no attributes"
@@ -203,9 +220,9 @@ def _held_values(fn, outer):
     names |= {name:fn.__globals__[name] for name in used if name in fn.__globals__ and name not in names}
     def text(o, inside):
         "Functions of this module, partials and methods count by code, other functions by name, objects by type"
-        if isinstance(o, FunctionType) and o.__module__!=fn.__module__: return f'{o.__module__}.{o.__qualname__}'
-        is_function = isinstance(o, (FunctionType,partial,MethodType))
-        return _fingerprint(o, inside) if is_function else _type_text(o, inside)
+        is_other = isinstance(o, (FunctionType,_CachedFunction)) and o.__module__!=fn.__module__
+        if is_other: return f'{o.__module__}.{o.__qualname__}'
+        return _fingerprint(o, inside) if _is_function(o) else _type_text(o, inside)
     inside = (*outer, fn)
     return str({name:_data_text(o, inside, text) for name,o in sorted(names.items()) if name not in changed})
 

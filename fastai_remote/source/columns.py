@@ -82,6 +82,7 @@ def _is_nan(value): return isinstance(value, (float,np.floating)) and value!=val
 # %% ../../nbs/source/03_columns.ipynb #0b929b86
 # Text in a field of these codecs, or in one of images, is the path of a file
 _FILE_CODECS = 'bin','npy','npz','npyimg','npzimg','strokes','raw','bits'
+_LISTS = 'labels','json' # Codecs of lists, which several columns become, whatever they hold
 
 @dataclass
 class Column:
@@ -106,10 +107,9 @@ class Column:
         """The value of the field in `row`, `{column: cell}`; raises `ValueError`, `TypeError`, `OSError`
 
         `folder` and `suff`: what comes before and after a path in a cell; in a column of kind 'file', only `folder`."""
-        if self.several: return self._several([self._present(row, name) for name in self.names])
         codec = get_codec(self.field)
+        if self.several: return self._several([self._present(row, name, codec) for name in self.names])
         value = self._present(row, self.name, codec)
-        if isinstance(value, np.generic) and value.dtype.kind not in 'Mm': value = value.item()
         if self.kind=='file':
             value = _read(folder, value['path']) if value['bytes'] is None else value['bytes']
         if self.format and (found:=image_format(value))!=self.format:
@@ -124,20 +124,21 @@ class Column:
                              'which some are missing has become floats')
         return _as_stored(value)
 
-    def _present(self, row, name, codec=None):
+    def _present(self, row, name, codec):
         """The cell of column `name` in `row`; raises `ValueError` if there is no such column, or nothing in the cell
 
-        `codec`: that of the field, or `None`. `nan` is nothing, unless the field stores floats. Raises `ValueError` for
-        a masked array, too."""
+        `codec`: that of the field, or `None`. `nan` is nothing, unless the field stores floats. Numbers of NumPy become
+        those of Python. Raises `ValueError` for a masked array, too."""
         if name not in row: raise ValueError(f"no such column here; there are {', '.join(map(str, row))}")
         value = row[name]
         is_number = self.kind=='number' and codec is None or codec is not None and getattr(codec.dtype, 'kind', '')=='f'
         empty = is_missing(value) or _is_nan(value) and not is_number
-        if self.kind=='cell' and not value.strip() and getattr(codec, 'dtype', None) is not None: empty = True
+        if self.kind=='cell' and not value.strip():   # which is a text, but no number and no label
+            empty = codec is not None and (codec.dtype is not None or self.several and codec.name=='labels')
         if isinstance(value, dict) and self.kind=='file': empty = value['bytes'] is None and value['path'] is None
         if empty: raise ValueError(f'nothing in this row ({value!r}): fill it in, or leave out the row or the column')
         refuse_mask(value, 'this row')
-        return value
+        return value.item() if isinstance(value, np.generic) and value.dtype.kind not in 'Mm' else value
 
     def _text(self, text, codec, folder, suff):
         """What a text stands for: itself, a number, a list of labels, or the bytes of the file that it names
@@ -163,10 +164,10 @@ class Column:
         return array.reshape(self.shape) if self.shape else array
 
     def _several(self, values):
-        """An array of `values`, the cells of several columns, if `dtype` is set; else a list of them
+        """An array of `values`, the cells of several columns, if `dtype` is set; else `values`, a list
 
-        Texts of kind 'cell' become numbers. Raises `ValueError` if they are none, or if a number would be rounded."""
-        if self.dtype is None: return [_number(o) if self.kind=='cell' else o for o in values]
+        Raises `ValueError` if a text of kind 'cell' is no number, or if a number would be rounded."""
+        if self.dtype is None: return values
         if self.kind=='cell': values = list(map(_number, values))
         array = np.array(values, self.dtype)
         for value,stored in zip(values, array.tolist()):
@@ -375,6 +376,13 @@ class TablePlan:
         except (TypeError,ValueError): return None
         return 'float64'
 
+    def _type_of_several(self, names, codec):
+        "The `ColumnType` of a field of columns `names`; its `dtype` is that of an array, or `None` for a list of cells"
+        is_csv = self.types[names[0]].kind=='cell'
+        if codec is not None and codec.name in _LISTS: dtype = None
+        else: dtype = 'float64' if is_csv and codec is not None else self._dtype(names)
+        return ColumnType('cell' if is_csv else 'object', dtype)
+
     def _unasked(self, name, kind):
         """Add column `name` of `ColumnType` `kind` as the field of its name, or of one like it that can be stored
 
@@ -416,8 +424,7 @@ class TablePlan:
         `name` may be a tuple of columns. `format` and `asked` are attributes of `Column`."""
         o,several = self.options,isinstance(name, tuple) and name not in self.types
         codec = get_codec(field)
-        if several: kind = ColumnType('cell' if self.types[name[0]].kind=='cell' else 'object', dtype=self._dtype(name))
-        else: kind = self.types[name]
+        kind = self._type_of_several(name, codec) if several else self.types[name]
         delim = o.label_delim if codec is not None and codec.name=='labels' else None
         column = Column(name, field, kind.kind, kind.dtype, kind.shape, kind.vocab, delim, format, asked, several)
         self.columns.append(column)

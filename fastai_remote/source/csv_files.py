@@ -55,13 +55,12 @@ class csv_samples(StreamedSource):
         return self.delimiter or ('\t' if is_tsv else ',')
 
     def _lines(self):
-        """Yields `(path, header, line number, row)` for each row that is not empty; raises `ValueError`
+        """Yields `(path, header, line number, row)` for each row that is not empty; raises `ValueError`, `OSError`
 
         `header` is the list of columns, the number is that of the row's last line, and `row` is `{column: text}`, or an
         exception if it cannot be read."""
         for path in self.files:
-            # Bytes that are not UTF-8 become surrogates, which `_sound_rows` finds row by row.
-            with open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
+            with _opened(path) as f:
                 rows = csv.reader(f, delimiter=self._delimiter_of(path))
                 header = next(rows, None)
                 _check_header(path, header)
@@ -72,16 +71,21 @@ class csv_samples(StreamedSource):
                         else: row = ValueError(f'{len(row)} columns where the header has {len(header)}')
                     yield path,header,rows.line_num,row
 
+    def _planned_lines(self):
+        "Yields `(plan, path, line number, row)` as `_lines` does, with the `TablePlan` of the file, not its header"
+        plan,checked = None,None
+        for path,header,line,row in self._lines():
+            if header is not checked: plan,checked = self._plan(path, header),header
+            yield plan,path,line,row
+
     def _rows(self, split=None):
         """Yields `(name, raw)` for each row, or for each row of `split`; exceptions belong to the first split
 
         `raw` is `{column: text}` of the columns that are read, or the exception for a row that cannot be read."""
-        o,plan,checked = self.options,None,None
-        for path,header,line,row in self._lines():
-            if header is not checked: plan,checked = self._plan(path, header),header
+        for plan,path,line,row in self._planned_lines():
             if split is not None and not isinstance(row, Exception) and split_of(row[plan.split])!=split: continue
             if split is not None and isinstance(row, Exception) and split!=next(iter(self.srcs)): continue
-            if o.asked and not isinstance(row, Exception): row = {name:row[name] for name in plan.names}
+            if self.options.asked and not isinstance(row, Exception): row = {name:row[name] for name in plan.names}
             yield f'{path.name}:{line}',row
 
     def _plan(self, path, header, rows=()):
@@ -94,23 +98,24 @@ class csv_samples(StreamedSource):
 
     @cached_property
     def plan(self)->TablePlan:
-        "Which fields the samples have, by the header of the first file and the first 20 rows; raises `ValueError`"
+        "Which fields the samples have, by the header and first rows of the first file; raises `ValueError`, `OSError`"
         first = list(islice(self._lines(), 20))
         if first: path,header = first[0][:2]
         else:
             path = self.files[0]
-            with open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape') as f:
+            with _opened(path) as f:
                 header = next(csv.reader(f, delimiter=self._delimiter_of(path)), None)
             _check_header(path, header)
-        return self._plan(path, header, [row for _,_,_,row in first if isinstance(row, dict)])
+        rows = [row for _,columns,_,row in first if columns is header and isinstance(row, dict)]   # of one file
+        return self._plan(path, header, rows)
 
     @cached_property
     def srcs(self)->dict:
         "`{split: None}` for each split that `valid_col` names, by reading all rows; empty without `valid_col`"
         if self.options.valid_col is None: return {}
         splits = SplitNames(self.plan.split)
-        for path,header,line,row in self._lines():
-            if isinstance(row, dict): splits(row[splits.column], f'{path}:{line}')
+        for plan,path,line,row in self._planned_lines():
+            if isinstance(row, dict): splits(row[plan.split], f'{path}:{line}')
         return dict.fromkeys(splits.names)
 
     def stream(self, size):
@@ -127,6 +132,10 @@ class csv_samples(StreamedSource):
     def fingerprint(self): return file_stamps(self.files),self.options,self.delimiter
     def __repr__(self):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
+
+def _opened(path):
+    "Context manager: CSV file `path`; bytes that are not UTF-8 become surrogates, which `_sound_rows` finds row by row"
+    return open_text(path, mode='rt', newline='', encoding='utf-8-sig', errors='surrogateescape')
 
 def _check_header(path, header):
     """Raise `ValueError` if there is no header, or one that is not UTF-8, or if two columns have one name

@@ -8,7 +8,7 @@ Docs: page `source/drawings`"""
 __all__ = ['drawing_samples']
 
 # %% ../../nbs/source/12_drawings.ipynb #fc427e47
-import csv, json, lzma, os, re, zlib
+import csv, json, os, re
 from array import array
 from collections import Counter
 from contextlib import ExitStack
@@ -20,8 +20,8 @@ from fastcore.basics import store_attr
 
 from ..codec.raster import Rasterise
 from ..codec.strokes import flatten_drawings, simplify_flat, as_strokes
-from .base import IndexedSource, require, Source, StreamedSource
-from .files import open_text
+from .base import IndexedSource, Source, StreamedSource
+from .files import list_files, open_text
 
 # %% ../../nbs/source/12_drawings.ipynb #eaf14235
 class _Lines:
@@ -242,28 +242,22 @@ def _drawing_in(line, header, as_text=True):
     return drawing
 
 # %% ../../nbs/source/12_drawings.ipynb #6eb15264
-_EXTENSIONS = '.ndjson','.jsonl','.json','.csv'
+_EXTENSIONS = tuple(kind+end for kind in ('.ndjson','.jsonl','.json','.csv') for end in ('','.gz','.xz'))
 _BLOCK = 64   # lines between two entries of the index
 
 def _is_plain(path): return path.suffix.lower() not in ('.gz','.xz')
 
-def _is_drawing_file(path):
-    name = path if _is_plain(path) else path.with_suffix('')
-    return name.suffix.lower() in _EXTENSIONS and not path.name.startswith('.') and path.is_file()
-
 def _drawing_files(files):
     """Returns `(paths, folder that names are relative to)` of `files`: a file, a folder, or a list of files
 
-    A folder is searched with its subfolders. Raises `FileNotFoundError` if it has no drawings, and `ValueError` for an
-    empty list. Whether given files exist is not checked."""
+    A folder is searched with its subfolders. Raises `FileNotFoundError` if it has no drawings, or if a file is not
+    there, and `ValueError` for an empty list."""
     if isinstance(files, (str,Path)):
         path = Path(files)
-        if not path.is_dir(): return [path],path.parent
-        paths = sorted(filter(_is_drawing_file, path.rglob('*')))
-        if not paths: raise FileNotFoundError(f"{files}: no drawings ({', '.join(_EXTENSIONS)}, plain, .gz or .xz)")
-        return paths,path
+        return list_files(path, _EXTENSIONS),path if path.is_dir() else path.parent
     paths = [Path(f) for f in files]
     if not paths: raise ValueError('no files')
+    paths = list_files(paths, _EXTENSIONS)
     return paths,Path(os.path.commonpath([p.absolute().parent for p in paths]))
 
 def _header(path, line):
@@ -309,15 +303,17 @@ def _end_of_text(f, start):
 _WORD = re.compile(rb'"word": ?"([^"\\]*)"')
 
 def _word_in(line, header, name):
-    """The word of the drawing in `line`, bytes; `None` for a line that cannot be read
+    """The word of the drawing in `line`, bytes; `None` for a line that cannot be read, or is no drawing
 
     `header`: the columns of a CSV file, `None` for JSON. Raises `ValueError`, with `name`, if there is no word."""
     if header is None:
         found = _WORD.search(line)
         if found: return found[1].decode('utf-8', 'replace')
         try: drawing = json.loads(line)
-        except ValueError: return None
-        word = drawing.get('word') if isinstance(drawing, dict) else None
+        except (ValueError,RecursionError): return None
+        if not isinstance(drawing, dict) or 'drawing' not in drawing: return None
+        word = drawing.get('word')
+        if isinstance(word, (list,dict)): return None   # which is no label
     else:
         try: row = next(csv.reader([line.decode('utf-8', 'replace')]), [])
         except csv.Error: return None
@@ -462,18 +458,15 @@ class _StreamedDrawings(_Drawings, StreamedSource):
 
         As in a file that is not compressed, blank lines within it are samples, which fail."""
         header,blank = None,[]
-        try:
-            with open_text(path) as f:
-                for k,line in enumerate(f, 1):
-                    if k==1:
-                        header = _header(path, line)
-                        if header is not None: continue
-                    blank.append((f'{path.name}:{k}', header, line))
-                    if not line.strip(): continue
-                    yield from blank
-                    blank = []
-        except (EOFError,OSError,lzma.LZMAError,zlib.error) as e:
-            raise OSError(f'{path}: truncated or damaged: {e}') from e
+        with open_text(path) as f:
+            for k,line in enumerate(f, 1):
+                if k==1:
+                    header = _header(path, line)
+                    if header is not None: continue
+                blank.append((f'{path.name}:{k}', header, line))
+                if not line.strip(): continue
+                yield from blank
+                blank = []
 
     def _rows(self, at_once=16):
         "Yields `(name, header, line)`, of 16 files in turn; when a file ends, the next one takes its place"
@@ -501,6 +494,7 @@ class _StreamedDrawings(_Drawings, StreamedSource):
     def __iter__(self): return (self.load(raw) for _,raw in _grouped(self._used()))
     def __getitem__(self, i:int):
         "Sample `i`, which is found by reading from the beginning"
+        if i<0: raise IndexError(f'{i}: the length of a stream is not known')
         for sample in islice(self, i, None): return sample
         raise IndexError(i)
     def _what(self): return 'a stream of drawings'
@@ -527,7 +521,6 @@ def drawing_samples(
     Raises `FileNotFoundError`, and `ValueError` for wrong arguments and for files that do not contain drawings."""
     if field not in ('strokes','png'): raise ValueError(f"field must be 'strokes' or 'png', not {field!r}")
     paths,root = _drawing_files(files)
-    for path in paths: require(path, path.is_file())
     raster = Rasterise(size, width, antialias, time) if field=='png' else None
     source = _IndexedDrawings if all(map(_is_plain, paths)) else _StreamedDrawings
     if isinstance(keep, str): keep = [keep]

@@ -8,8 +8,9 @@ Docs: page `source/files`"""
 __all__ = ['IMAGE_EXTENSIONS', 'list_files', 'file_stamps', 'open_text', 'PathList', 'SortedNames', 'image_samples']
 
 # %% ../../nbs/source/01_files.ipynb #c27a7251
-import gzip, hashlib, heapq, lzma, os
+import gzip, hashlib, heapq, lzma, os, zlib
 from array import array
+from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
 
@@ -26,10 +27,11 @@ def list_files(
 )->list: # Paths; those of a folder are sorted
     """The files that are meant by `files`; raises `FileNotFoundError` if there are none, or if one is not there
 
-    `extensions` only select files in a folder, where files whose names begin with a dot are left out."""
+    `extensions` only select files in a folder, where hidden files and hidden folders, whose names begin with a dot, are
+    left out."""
     if isinstance(files, (str,Path)) and Path(files).is_dir():
-        found = Path(files).rglob('*')
-        paths = sorted(p for p in found if p.name.lower().endswith(extensions) and not p.name.startswith('.'))
+        found = (p for p in Path(files).rglob('*') if p.name.lower().endswith(extensions) and not p.is_dir())
+        paths = sorted(p for p in found if not any(o.startswith('.') for o in p.relative_to(files).parts))
     else: paths = [Path(p) for p in L(files)]
     if not paths: raise FileNotFoundError(f"{files}: no files ({', '.join(extensions)})")
     for path in paths: require(path, path.is_file())
@@ -40,10 +42,17 @@ def file_stamps(paths:list)->list:
     stats = [p.stat() for p in paths]
     return [(p.name, stat.st_size, stat.st_mtime_ns) for p,stat in zip(paths, stats)]
 
+@contextmanager
 def open_text(path:Path, **kwargs):
-    "File `path`, open for reading, through gzip or xz if it ends in `.gz` or `.xz`; binary unless `mode` is given"
+    """Context manager: file `path`, open for reading, through gzip or xz if it ends in `.gz` or `.xz`
+
+    Binary unless `mode` is given. Raises `OSError`, which names the file, also if it is truncated or damaged."""
     opener = {'.gz':gzip.open, '.xz':lzma.open}.get(path.suffix.lower(), open)
-    return opener(path, **{'mode':'rb', **kwargs})
+    try:
+        with opener(path, **{'mode':'rb', **kwargs}) as file: yield file
+    except (EOFError,OSError,lzma.LZMAError,zlib.error) as e:
+        if isinstance(e, OSError) and e.filename is not None: raise
+        raise OSError(f'{path}: truncated or damaged: {e}') from e
 
 # %% ../../nbs/source/01_files.ipynb #feb89fc8
 class PathList:
@@ -191,7 +200,7 @@ class image_samples(IndexedSource):
         The label function runs here, in the leading process. The exception is what it raises, or a `ValueError` if it
         returns `None`."""
         path = self.paths[i]
-        if not self.label: return path,(str(path), None)
+        if self.label is None: return path,(str(path), None)
         try: label = self.label(path)
         except Exception as e: return path,e
         if label is None:

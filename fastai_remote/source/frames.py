@@ -146,6 +146,7 @@ def _pandas_type(dtype):
     if hasattr(dtype, 'pyarrow_dtype'): return arrow_type(dtype.pyarrow_dtype)
     if type(dtype).__name__=='StringDtype': return ColumnType('text')
     if type(dtype).__name__=='DatetimeTZDtype': return ColumnType('time')
+    if type(dtype).__name__=='SparseDtype': dtype = dtype.subtype
     dtype = getattr(dtype, 'numpy_dtype', dtype)   # of numbers that may be missing, such as Int64
     kind = {'M':'time', 'm':'duration', **dict.fromkeys('biufc', 'number')}.get(getattr(dtype, 'kind', 'O'), 'object')
     return ColumnType(kind, str(dtype) if kind=='number' else None)
@@ -206,6 +207,7 @@ def _polars_type(dtype):
     if name in ('String','Utf8'): return ColumnType('text')
     if name=='Enum': return ColumnType('text', vocab=list(dtype.categories), is_label=True)
     if name=='Categorical': return ColumnType('text', is_label=True)   # its list has the labels of other tables, too
+    if name in ('Int128','UInt128'): return ColumnType('object')   # NumPy has no such type; each value decides
     if name in ('Boolean','Float16','Float32','Float64') or name.startswith(('Int','UInt')):
         return ColumnType('number', 'bool' if name=='Boolean' else name.lower())
     if name=='Array':

@@ -28,7 +28,7 @@ class shrink:
     get one name."""
     def __init__(self,
         size:int, # Shorter side, pixels
-        quality:int=90, # JPEG quality, 1 to 95; WebP is written without loss
+        quality:int=90, # JPEG quality, 1 to 95; another codec stores all pixels, and takes no other number
         codec:str='jpg', # Stored as `jpg`, `png`, `webp`, `raw` pixels, or `bits` (masks of two levels)
         fields:str|list=None, # One or more image fields to shrink; default: the first one
         resample:int=Image.Resampling.BILINEAR, # Pillow's filter; `NEAREST` for masks
@@ -39,6 +39,8 @@ class shrink:
         out = get_codec(codec)
         if not isinstance(out, RawCodec) and not (isinstance(out, ImageCodec) and out.fmt):
             raise ValueError(f'codec must be jpg, png, webp, raw or bits, not {codec!r}')
+        if quality!=90 and getattr(out, 'fmt', None)!='JPEG':
+            raise ValueError(f'quality={quality} is that of JPEGs: codec={codec!r} stores all pixels; leave it out')
         if isinstance(out, BitsCodec) and resample!=Image.Resampling.NEAREST:
             raise ValueError("codec='bits' has no greys: it takes resample=Image.Resampling.NEAREST")
         if isinstance(fields, str): fields = [fields]

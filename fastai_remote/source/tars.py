@@ -36,7 +36,7 @@ class TarMember(NamedTuple):
     size:int # Length of the content, bytes
     content:bytes|None # The content; `None` if only headers are read, or if it has none of its own
     error:Exception|None # Why it cannot be used: a link, a device, a sparse file, or there twice; else `None`
-    is_first:bool # Do its headers begin an archive? A file may contain several archives, one after the other
+    is_first:bool # Is it the first of an archive, but for folders? A file may contain several, one after the other
 
 _HEADERS = frozenset({tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,   # types of headers that extend the next one
                       tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE})
@@ -84,13 +84,15 @@ def tar_members(
         length = None if contents else os.fstat(file.fileno()).st_size
         mode = 'r|' if contents else 'r:'
         with _StrictTarFile.open(fileobj=file, mode=mode, ignore_zeros=True, encoding='utf-8') as tar:
-            end = 0   # of the member before: the next header is here, unless the archive ends
+            end,is_first = 0,True   # end of the member before: the next header is here, unless the archive ends
             for info in tar:
-                is_first = info.offset>end or info.offset==0
+                is_first = is_first or info.offset>end
                 if info.size<0 or tar.offset<=info.offset: raise OSError(f'{info.name}: a size of {info.size:,} bytes')
                 end = tar.offset
                 tar.members.clear()   # tarfile keeps all of them
-                if not info.isdir(): yield _member(tar, info, length, is_first)
+                if info.isdir(): continue
+                yield _member(tar, info, length, is_first)
+                is_first = False
     except StoreError: raise
     except Exception as e: raise DamagedTar(f'damaged or cut off: {e}') from e   # tarfile raises errors of many kinds
 
@@ -123,19 +125,21 @@ def group_members(
     """Samples: members in a row that have the same key, by WebDataset's rules, see `split_name`
 
     A member that is repeated in a sample has an `error` that names both places. A link or a device does not end a
-    sample, and makes the sample that it belongs to a failed one. Raises `DamagedTar` after the samples that are
-    complete. The last sample before the damage may lack members, so `is_complete` decides on it."""
+    sample, and makes the sample that it belongs to a failed one; the end of an archive does. Raises `DamagedTar` after
+    the samples that are complete. The last sample before the damage may lack members, so `is_complete` decides on
+    it."""
     key,fields = None,{} # The sample that is being read
     other,unusable = None,{} # A sample of which only links and devices were read so far
     try:
         for member in members:
+            if member.is_first:
+                if fields: yield key,_by_field(fields)
+                if unusable: yield other,_by_field(unusable)
+                fields,other,unusable = {},None,{}
             member_key,extension = split_name(member.name)
             if member_key is None:
                 if left_out is not None: left_out[_kind_of(member.name)] += 1
                 continue
-            if fields and member.is_first:
-                yield key,_by_field(fields)
-                fields = {}
             if fields and member_key==key: _add_member(fields, extension, member)
             elif member.error is not None:
                 if unusable and other!=member_key: yield other,_by_field(unusable)
@@ -199,16 +203,20 @@ class Uncompressed:
 # %% ../../nbs/source/07_tars.ipynb #fc6bf7bf
 TAR_EXTENSIONS = '.tar','.tar.gz','.tgz','.tar.xz','.txz','.tar.zst','.tzst','.tar.bz2','.tbz2' # Of files in a folder
 
+_NESTED_BRACES = re.compile(r'\{[^{}]*\{[^{}]*\}(?:[^{}]|\{[^{}]*\})*\}')
+
 def expand_braces(
     names, # A path or URL, or a list of them, with braces such as `{000..099}` or `{train,valid}`
 ): # A list; `names` itself if it is one name without braces, or that of a file. Names of a `Path` are `Path`s
     """The names that braces stand for, lists and ranges of numbers as in a shell
 
-    Raises `ValueError` for a range of more than a million numbers. Nested braces are not supported."""
+    Raises `ValueError` for a range of more than a million numbers, and for braces in braces."""
     if isinstance(names, (list,tuple)):
         return [name for given in names for name in _listed(expand_braces(given))]
     found = re.search(r'\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}', str(names))
     if not found or os.path.exists(names): return names
+    if _NESTED_BRACES.search(str(names)):
+        raise ValueError(f'{shown_path(names)}: braces in braces, which are not expanded: give a list of names')
     first,last,choices = found.groups()
     if choices is not None: values = choices.split(',')
     else:
