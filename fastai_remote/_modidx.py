@@ -5691,6 +5691,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                       'fastai_remote/write/redis.py'),
                                            'fastai_remote.write.redis.RedisWriter._has_evicted': ( 'write/redis.html#rediswriter._has_evicted',
                                                                                                    'fastai_remote/write/redis.py'),
+                                           'fastai_remote.write.redis.RedisWriter._has_newer_manifest': ( 'write/redis.html#rediswriter._has_newer_manifest',
+                                                                                                          'fastai_remote/write/redis.py'),
                                            'fastai_remote.write.redis.RedisWriter._image_stats': ( 'write/redis.html#rediswriter._image_stats',
                                                                                                    'fastai_remote/write/redis.py'),
                                            'fastai_remote.write.redis.RedisWriter._label_encoder': ( 'write/redis.html#rediswriter._label_encoder',

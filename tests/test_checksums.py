@@ -222,6 +222,27 @@ def test_verify_of_a_store_in_memory_says_that_numbers_have_no_checksums():
     s = MemoryStore({'cls':np.array([0,1,1], np.uint8), 'txt':[b'a',b'b',b'c']}, vocab={'cls':['x','y']})
     assert 'all good' not in repr(s.verify(num_workers=1)) and 'no checksums: cls' in repr(s.verify(num_workers=1))
 
+@pytest.mark.parametrize('damage', [lambda b: b[:-5], lambda b: b[:30], lambda b: b'\xff'+b[1:], lambda b: b.replace(b'"format"', b'"fprmat"')])
+def test_a_manifest_that_cannot_be_parsed_is_replaced_or_deleted_if_asked_for(fresh, tiny, damage):
+    c = client(fresh)
+    c.set('d:meta', damage(c.get('d:meta')))
+    with pytest.raises(UnsupportedFormat, match=r"d: not a manifest.*overwrite=True.*RedisStore.delete\(url, 'd'\)"): put(fresh)
+    with pytest.warns(UserWarning, match="the manifest of 'd' is damaged: the dataset is dropped"): put(fresh, overwrite=True)
+    assert not found(fresh.url)
+    c.set('d:meta', damage(c.get('d:meta')))
+    with pytest.warns(UserWarning, match="the manifest of 'd' is damaged: the dataset is dropped"): RedisStore.delete(fresh.url, 'd')
+    assert not c.exists('d:meta') and not c.sismember('fastai_remote:names', 'd')
+
+@pytest.mark.parametrize('content', [b'hello', b'{"a":1}', b'[1]', b'{"format":99}'])
+def test_a_manifest_of_another_program_or_a_newer_version_is_kept(fresh, tiny, content):
+    c = client(fresh)
+    name = 'd' if b'99' in content else 'other'   # the first is listed as one of ours
+    c.set(f'{name}:meta', content)
+    message = 'upgrade fastai_remote' if name=='d' else 'if another program wrote it, choose another name'
+    for act in (lambda: put(fresh, name, overwrite=True), lambda: RedisStore.delete(fresh.url, name)):
+        with pytest.raises(UnsupportedFormat, match=message): act()
+    assert c.get(f'{name}:meta')==content
+
 # --- what lies beside the samples
 
 def test_a_lost_list_of_failures_is_found(fresh, tiny):

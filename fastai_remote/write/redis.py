@@ -21,7 +21,7 @@ from fastcore.basics import patch
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import CorruptSample, Manifest, packed_crcs, seal, StoreError, StoreExists
-from ..core import StoreNotFound, StoreUnavailable
+from ..core import StoreNotFound, StoreUnavailable, UnsupportedFormat
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
     element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
@@ -221,15 +221,31 @@ def committed(self:RedisWriter,
 )->Manifest:
     """Returns the manifest of the dataset, or `None` if there is none; raises `CorruptSample`, `UnsupportedFormat`
 
-    With `accept_damage`, it warns of a manifest that does not match its checksum, and returns `None`. One that cannot
-    be parsed, or is of a newer format, is an error in any case."""
+    With `accept_damage`, it warns of a manifest that is damaged, and returns `None`. One of a newer format, and
+    something else under a name that is not in the list of datasets, are errors in any case."""
     try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.lock.tags))
     except StoreNotFound: return None
     except CorruptSample:
         if not accept_damage: raise
-        warnings.warn(f'{self.url}: the manifest of {self.name!r} is damaged: the dataset is dropped, and its '
-                      f'values stay under keys that begin with {self.name!r}', stacklevel=2)
-        return None
+    except UnsupportedFormat as error:
+        if self._has_newer_manifest(): raise
+        is_listed = self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
+        if not is_listed:
+            raise UnsupportedFormat(f'{error}; if another program wrote it, choose another name; else delete the key '
+                                    f'{self.keys.manifest}') from None
+        if not accept_damage:
+            raise UnsupportedFormat(f'{error}; it is damaged: overwrite=True replaces this dataset, and '
+                                    f'RedisStore.delete(url, {self.name!r}) drops it') from None
+    warnings.warn(f'{self.url}: the manifest of {self.name!r} is damaged: the dataset is dropped, and its '
+                  f'values stay under keys that begin with {self.name!r}', stacklevel=2)
+
+@patch
+def _has_newer_manifest(self:RedisWriter):
+    "Returns whether the stored manifest has the number of a newer format"
+    try: content = json.loads(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
+    except (ValueError,RecursionError): return False
+    version = content.get('format') if isinstance(content, dict) else None
+    return type(version) is int and version>Manifest.newest_format
 
 @patch
 def _manifest_generation(self:RedisWriter):
@@ -470,7 +486,7 @@ def _keys_of(manifest):
 def _remove_dataset(self:RedisWriter):
     """Removes the dataset; returns whether there was one; raises `UnsupportedFormat`, as `committed`
 
-    If the manifest does not match its checksum, only the manifest is removed, and the values stay."""
+    If the manifest is damaged, only the manifest is removed, and the values stay."""
     manifest = self.committed(True)
     if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
     if manifest: self.retire(manifest.generation)

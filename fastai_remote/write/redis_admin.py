@@ -26,8 +26,8 @@ def delete_dataset(
 ):
     """Removes a dataset, and an unfinished ingest of its name
 
-    If a manifest or a plan does not match its checksum, it warns that the values stay. Raises `StoreNotFound` if there
-    is neither a dataset nor an ingest, and `StoreBusy` if another process is writing or changing it."""
+    If a manifest or a plan is damaged, it warns that the values stay. Raises `StoreNotFound` if there is neither a
+    dataset nor an ingest, `StoreBusy` if another process is writing or changing it, and `UnsupportedFormat`."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove()
 
