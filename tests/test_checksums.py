@@ -435,6 +435,20 @@ def test_a_damaged_plan_is_refused_and_can_be_dropped(fresh):
     go()
     assert len(content(fresh.url))==9 and not found(fresh.url) and RedisStore(fresh.url, 'd').manifest.prefix!='d'
 
+def test_an_ingest_never_gets_the_keys_of_one_that_was_dropped_with_its_damaged_plan(fresh):
+    "Also if that one has itself replaced an unfinished ingest"
+    put(fresh)
+    c,writer = client(fresh),RedisWriter(RedisLink(fresh.url), 'd')
+    def begin(signature):
+        plan = dict(n=1, chunk=1, fields={}, splits=None, vocab={}, signature=signature, stats=None)
+        try: return writer.begin(plan, overwrite=True)['generation']
+        finally: writer.close()
+    generations = [begin('a'),begin('b')]
+    for signature in 'cd':
+        c.set('d:ingest', c.get('d:ingest')[:-5])
+        with pytest.warns(UserWarning, match='is dropped'): generations.append(begin(signature))
+    assert generations==[2,3,4,5]
+
 @pytest.mark.parametrize('plan', [b'[1]', b'{"n":10}', b'5', b'{"open":false,"began":"x"}', b'\xff'])
 def test_who_comes_second_is_told_so_also_if_the_plan_is_damaged(fresh, plan):
     "Without how far the first one is"

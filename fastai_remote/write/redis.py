@@ -212,6 +212,8 @@ def _store_plan(self:RedisWriter, plan, earlier):
     def queue(p):
         p.delete(*self.keys.temporary(plan['fields']), key_layout(plan['prefix'], self.lock.tags).failures)
         p.set(self.keys.plan, seal(plan))
+        # if this plan is damaged, `forget` can tell its generation; in a cluster, `retire` has done it
+        if earlier and not self.lock.tags: p.hset(GENERATIONS_KEY, self.name, generation-1)
     self.lock.transaction(queue, add=[INGESTS_KEY])
     return plan
 
@@ -263,8 +265,8 @@ def next_generation(self:RedisWriter)->int:
 def _renamed_generation(self:RedisWriter):
     """Returns the last generation of this name that is noted as used; 0 if there is none; raises `CorruptSample`
 
-    It is noted when a dataset is renamed, or an ingest whose plan is damaged is dropped; in a cluster also when an
-    ingest is abandoned or a dataset is deleted."""
+    It is noted when a dataset is renamed, when an ingest replaces an unfinished one, and when an ingest whose plan is
+    damaged is dropped; in a cluster also when an ingest is abandoned or a dataset is deleted."""
     stored = self.link.call(lambda c: c.hget(GENERATIONS_KEY, self.name)) or b'0'
     if stored.isdigit(): return int(stored)
     raise CorruptSample(f'{self.url}: {GENERATIONS_KEY} has {stored[:20]!r} for {self.name!r}, where a number '
@@ -434,7 +436,8 @@ def retire(self:RedisWriter,
 def forget(self:RedisWriter):
     """Drops an unfinished ingest whose plan is damaged; raises `StoreBusy`
 
-    Without a plan, nobody knows which keys it has written. They stay, and the next ingest uses another generation."""
+    Without a plan, nobody knows which keys it has written. They stay, and the next ingest uses another generation:
+    that of an unfinished ingest is what `next_generation` returns."""
     generation = self.next_generation()
     self.retire(generation)
     def queue(p):
