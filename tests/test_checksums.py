@@ -449,6 +449,21 @@ def test_an_ingest_never_gets_the_keys_of_one_that_was_dropped_with_its_damaged_
         with pytest.warns(UserWarning, match='is dropped'): generations.append(begin(signature))
     assert generations==[2,3,4,5]
 
+@pytest.mark.parametrize('listed', ['[1]', '[[]]', '[["d:txt:"]]', '[["d:txt:","5"]]', '[["d:txt:",0,5,0]]', '[[5,5]]', '[["d:txt:",0,5]]', '[null]',
+    '{"ranges":[]}', '5', '[["d:txt:",2.5]]', pytest.param('['*100_000, id='deep')])
+def test_a_damaged_list_of_garbage_keeps_its_keys_and_stops_nothing(fresh, tiny, listed):
+    c = client(fresh)
+    c.set('d:garbage', listed)
+    with pytest.warns(UserWarning, match="the list of keys that 'd' no longer needs, is damaged"): put(fresh, overwrite=True)
+    assert not found(fresh.url) and not c.exists('d:garbage')
+
+def test_garbage_of_earlier_versions_is_removed(fresh):
+    c = client(fresh)
+    c.mset({'d@7:txt:0':'x', 'd@7:txt:1':'x', 'd@7:txt:2':'x'})
+    c.set('d:garbage', '[["d@7:txt:", 2]]')
+    put(fresh)
+    assert [k for k in c.keys() if k.startswith(b'd@7')]==[b'd@7:txt:2']
+
 @pytest.mark.parametrize('plan', [b'[1]', b'{"n":10}', b'5', b'{"open":false,"began":"x"}', b'\xff'])
 def test_who_comes_second_is_told_so_also_if_the_plan_is_damaged(fresh, plan):
     "Without how far the first one is"

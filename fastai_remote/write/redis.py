@@ -399,8 +399,11 @@ def _garbage_ranges(self:RedisWriter, listed):
         content = json.loads(listed)
         ranges = content if isinstance(content, list) else unseal(listed, self.keys.garbage)['ranges']
         # earlier versions wrote `[start of the key, count]`
-        return [(start, 0, *rest, 1) if len(rest)==1 else (start, *rest) for start,*rest in ranges]
-    except (ValueError,KeyError,CorruptSample):
+        ranges = [(start, 0, *rest, 1) if len(rest)==1 else (start, *rest) for start,*rest in ranges]
+        for start,*numbers in ranges:
+            if not isinstance(start, str) or list(map(type, numbers))!=[int]*3 or numbers[2]<1: raise ValueError
+        return ranges
+    except (ValueError,KeyError,TypeError,RecursionError,CorruptSample):
         warnings.warn(f'{self.url}: {self.keys.garbage}, the list of keys that {self.name!r} no longer needs, is '
                       'damaged: these keys stay where they are', stacklevel=2)
         return []
