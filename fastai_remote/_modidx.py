@@ -5769,6 +5769,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'fastai_remote/write/redis.py'),
                                            'fastai_remote.write.redis.RedisWriter.layout': ( 'write/redis.html#rediswriter.layout',
                                                                                              'fastai_remote/write/redis.py'),
+                                           'fastai_remote.write.redis.RedisWriter.locked': ( 'write/redis.html#rediswriter.locked',
+                                                                                             'fastai_remote/write/redis.py'),
                                            'fastai_remote.write.redis.RedisWriter.next_generation': ( 'write/redis.html#rediswriter.next_generation',
                                                                                                       'fastai_remote/write/redis.py'),
                                            'fastai_remote.write.redis.RedisWriter.opener': ( 'write/redis.html#rediswriter.opener',

@@ -10,7 +10,7 @@ __all__ = ['RedisWriter']
 # %% ../../nbs/write/05_redis.ipynb #ac91d44d
 import json, time, uuid, warnings
 from array import array
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
 
@@ -70,6 +70,14 @@ class RedisWriter(Writer):
     def take_lock(self):
         "Takes the lock of this name; raises `StoreBusy`"
         self.lock.take(self.progress)
+
+    @contextmanager
+    def locked(self):
+        "A context that takes the lock, and releases it at the end; raises `StoreBusy`"
+        self.take_lock()
+        try: yield
+        finally:
+            with suppress(StoreError): self.close()   # the lock ends by itself; what was done, or an error, counts
 
     def check_value(self, field, value):
         if len(value)<=1<<20: return   # the setting cannot be less
@@ -469,8 +477,7 @@ def remove(self:RedisWriter,
     """Removes an unfinished ingest and, with `dataset`, the dataset of this name; takes and releases the lock
 
     Raises `StoreNotFound` if there is nothing to remove, `StoreBusy`, and what `committed` raises."""
-    self.take_lock()
-    try:
+    with self.locked():
         self.remove_garbage()
         stored = self.link.call(lambda c: c.get(self.keys.plan))
         if stored:
@@ -480,8 +487,6 @@ def remove(self:RedisWriter,
         if not stored and not found:
             what = f'no dataset {self.name!r} to delete' if dataset else f'no unfinished ingest of {self.name!r}'
             raise StoreNotFound(f'{self.url}: {what}')
-    finally:
-        with suppress(StoreError): self.close()   # the lock ends by itself; what was removed, or an error, counts
 
 def _keys_of(manifest):
     "Returns all keys of a dataset but its manifest's, as ranges: `[start of the key, first, stop, step]`"
