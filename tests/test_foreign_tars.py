@@ -484,6 +484,22 @@ def test_delete_removes_what_an_unfinished_addition_has_written(tmp_path, monkey
     ShardStore.delete(tmp_path)
     assert sorted(files(tmp_path))==['a.tar','b.tar'] and not (tmp_path/'.fastai_remote').exists()
 
+def test_an_index_that_an_earlier_version_has_begun_is_finished(tmp_path, monkeypatch):
+    "Its records do not tell which version has written an index"
+    from fastai_remote.write.shard_files import seal_json, unseal_json
+    from fastai_remote.write.shards import ShardWriter
+    for k in range(2): tar(tmp_path/f'{k}.tar', samples(5*k, 5*k+5))
+    def stop(*args): raise KeyboardInterrupt
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr(ShardWriter, 'commit', stop)
+        index(tmp_path)
+    for path in tmp_path.glob('.fastai_remote/.ingest/chunk-*.json'):
+        record = unseal_json(path.read_bytes())
+        for row in record['shards']: del row[8:]
+        path.write_bytes(seal_json(record))
+    store,report = index(tmp_path)
+    assert report.written==10 and texts(store)==[f'text {i}' for i in range(10)] and store.verify(num_workers=1).bad==0
+
 @pytest.mark.parametrize('is_finished', [True,False])
 def test_delete_leaves_tars_that_are_named_like_ours_beside_their_index(tmp_path, monkeypatch, is_finished):
     from fastai_remote.write.shards import ShardWriter

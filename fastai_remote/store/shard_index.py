@@ -468,7 +468,7 @@ def is_overlay_folder(
 def index_name(
     shard:str, # Name of a shard
     format:int=3, # Format of the manifest; up to format 2, the name was the one that DALI uses
-    version:int=0 # The generation that has written the index anew; 0 for the first index
+    version:int=0 # The generation that has written it where another index was in use; 0 for the first of all
 )->str:
     "Name of the index file of `shard`"
     if version: return f'{shard}.{version}{INDEX_SUFFIX}'
