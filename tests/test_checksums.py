@@ -222,6 +222,27 @@ def test_verify_of_a_store_in_memory_says_that_numbers_have_no_checksums():
     s = MemoryStore({'cls':np.array([0,1,1], np.uint8), 'txt':[b'a',b'b',b'c']}, vocab={'cls':['x','y']})
     assert 'all good' not in repr(s.verify(num_workers=1)) and 'no checksums: cls' in repr(s.verify(num_workers=1))
 
+@pytest.mark.parametrize('damage', [lambda b: b[:-5], lambda b: b[:30], lambda b: b'\xff'+b[1:], lambda b: b.replace(b'"format"', b'"fprmat"')])
+def test_a_manifest_that_cannot_be_parsed_is_replaced_or_deleted_if_asked_for(fresh, tiny, damage):
+    c = client(fresh)
+    c.set('d:meta', damage(c.get('d:meta')))
+    with pytest.raises(UnsupportedFormat, match=r"d: not a manifest.*overwrite=True.*RedisStore.delete\(url, 'd'\)"): put(fresh)
+    with pytest.warns(UserWarning, match="the manifest of 'd' is damaged: the dataset is dropped"): put(fresh, overwrite=True)
+    assert not found(fresh.url)
+    c.set('d:meta', damage(c.get('d:meta')))
+    with pytest.warns(UserWarning, match="the manifest of 'd' is damaged: the dataset is dropped"): RedisStore.delete(fresh.url, 'd')
+    assert not c.exists('d:meta') and not c.sismember('fastai_remote:names', 'd')
+
+@pytest.mark.parametrize('content', [b'hello', b'{"a":1}', b'[1]', b'{"format":99}'])
+def test_a_manifest_of_another_program_or_a_newer_version_is_kept(fresh, tiny, content):
+    c = client(fresh)
+    name = 'd' if b'99' in content else 'other'   # the first is listed as one of ours
+    c.set(f'{name}:meta', content)
+    message = 'upgrade fastai_remote' if name=='d' else 'if another program wrote it, choose another name'
+    for act in (lambda: put(fresh, name, overwrite=True), lambda: RedisStore.delete(fresh.url, name)):
+        with pytest.raises(UnsupportedFormat, match=message): act()
+    assert c.get(f'{name}:meta')==content
+
 # --- what lies beside the samples
 
 def test_a_lost_list_of_failures_is_found(fresh, tiny):
@@ -413,6 +434,35 @@ def test_a_damaged_plan_is_refused_and_can_be_dropped(fresh):
     with pytest.warns(UserWarning, match='is dropped'): RedisStore.abandon(fresh.url, 'd')
     go()
     assert len(content(fresh.url))==9 and not found(fresh.url) and RedisStore(fresh.url, 'd').manifest.prefix!='d'
+
+def test_an_ingest_never_gets_the_keys_of_one_that_was_dropped_with_its_damaged_plan(fresh):
+    "Also if that one has itself replaced an unfinished ingest"
+    put(fresh)
+    c,writer = client(fresh),RedisWriter(RedisLink(fresh.url), 'd')
+    def begin(signature):
+        plan = dict(n=1, chunk=1, fields={}, splits=None, vocab={}, signature=signature, stats=None)
+        try: return writer.begin(plan, overwrite=True)['generation']
+        finally: writer.close()
+    generations = [begin('a'),begin('b')]
+    for signature in 'cd':
+        c.set('d:ingest', c.get('d:ingest')[:-5])
+        with pytest.warns(UserWarning, match='is dropped'): generations.append(begin(signature))
+    assert generations==[2,3,4,5]
+
+@pytest.mark.parametrize('listed', ['[1]', '[[]]', '[["d:txt:"]]', '[["d:txt:","5"]]', '[["d:txt:",0,5,0]]', '[[5,5]]', '[["d:txt:",0,5]]', '[null]',
+    '{"ranges":[]}', '5', '[["d:txt:",2.5]]', pytest.param('['*100_000, id='deep')])
+def test_a_damaged_list_of_garbage_keeps_its_keys_and_stops_nothing(fresh, tiny, listed):
+    c = client(fresh)
+    c.set('d:garbage', listed)
+    with pytest.warns(UserWarning, match="the list of keys that 'd' no longer needs, is damaged"): put(fresh, overwrite=True)
+    assert not found(fresh.url) and not c.exists('d:garbage')
+
+def test_garbage_of_earlier_versions_is_removed(fresh):
+    c = client(fresh)
+    c.mset({'d@7:txt:0':'x', 'd@7:txt:1':'x', 'd@7:txt:2':'x'})
+    c.set('d:garbage', '[["d@7:txt:", 2]]')
+    put(fresh)
+    assert [k for k in c.keys() if k.startswith(b'd@7')]==[b'd@7:txt:2']
 
 @pytest.mark.parametrize('plan', [b'[1]', b'{"n":10}', b'5', b'{"open":false,"began":"x"}', b'\xff'])
 def test_who_comes_second_is_told_so_also_if_the_plan_is_damaged(fresh, plan):

@@ -13,6 +13,7 @@ from fastai_remote import (
 from fastai_remote.codec.webdataset import field_of, split_name
 from fastai_remote.source.tars import expand_braces
 from fastai_remote.store.shard_index import ShardManifest
+from test_shard_kills import dies_at as dies_at_change
 
 OPTIONS = dict(num_workers=1, progress=False)
 
@@ -410,6 +411,116 @@ def test_an_interrupted_addition_leaves_the_index_as_it_was(tmp_path, monkeypatc
     ShardStore.abandon(tmp_path/'w')
     assert sorted(files(tmp_path/'w'))==['.fastai_remote/a.tar.fastai_remote','.fastai_remote/manifest.json','a.tar','b.tar']
     assert len(index(tmp_path/'w')[0])==9
+
+def see(folder):
+    store = ShardStore(folder)
+    return [store[i] for i in range(len(store))],store.manifest.failed,sorted(store.failures())
+
+@pytest.mark.parametrize('to_abandon', [True,False])
+def test_an_interrupted_new_index_leaves_the_dataset_as_it_was(tmp_path, to_abandon):
+    "Wherever `overwrite=True` dies: the whole old index is to be seen, or the new one, also by who has opened it before"
+    old = tmp_path/'old'
+    for k in range(2): tar(old/f'{k}.tar', samples(5*k, 5*k+5))
+    index(old)
+    tar(old/'1.tar', [*samples(5, 10), ('9x.txt', b'x'), ('9x.cls', b'\xff')])   # and another time, which is a part of an index
+    os.utime(old/'0.tar', (1,1))
+    before,d = see(old),tmp_path/'want'
+    shutil.copytree(old, d)
+    index(d, overwrite=True)
+    after,want = see(d),set(files(d))
+    for k in range(100):
+        d = tmp_path/f'{k}'
+        shutil.copytree(old, d)
+        store = ShardStore(d)
+        died = dies_at_change(k, lambda: index(d, overwrite=True), str(d))
+        now = see(d)
+        assert now in (before,after), k
+        if now==before: assert texts(store)==[o['txt'] for o in before[0]]
+        if now==before and to_abandon:
+            try: ShardStore.abandon(d)
+            except StoreNotFound: pass
+            new = set(files(d))-set(files(old))
+            assert see(d)==before and all('/.ingest/' in name for name in new), k
+        index(d, overwrite=True)
+        assert see(d)==after and len(files(d))==len(want), k
+        shutil.rmtree(d)
+        if not died: break
+    assert k>10
+
+def test_a_new_index_is_extended_and_edited_like_the_first(tmp_path):
+    for k in range(2): tar(tmp_path/f'{k}.tar', samples(5*k, 5*k+5))
+    for overwrite in (False,True,True): index(tmp_path, overwrite=overwrite)
+    assert ShardStore(tmp_path).wids_index()['shardlist'][1]['nsamples']==5
+    tar(tmp_path/'2.tar', samples(10, 13))
+    store,_ = index(tmp_path)
+    assert texts(store)==[f'text {i}' for i in range(13)] and store.verify(num_workers=1).bad==0
+    store = store.edit(drop=[0]).edit(drop=[11])
+    assert texts(store)==[f'text {i}' for i in range(1, 12)] and store.verify(num_workers=1).bad==0
+    tar(tmp_path/'3.tar', samples(13, 15))
+    with pytest.raises(StoreExists, match='the dataset was edited'): index(tmp_path)
+    store,_ = index(tmp_path, overwrite=True)
+    assert texts(store)==[f'text {i}' for i in range(15)]
+    assert len(files(tmp_path/'.fastai_remote'))==5   # one index a tar, and the manifest
+    ShardStore.delete(tmp_path)
+    assert sorted(files(tmp_path))==[f'{k}.tar' for k in range(4)] and not (tmp_path/'.fastai_remote').exists()
+
+def test_failures_of_a_replaced_index_are_forgotten(tmp_path):
+    tar(tmp_path/'a.tar', [*samples(0, 5), ('9.id', b'x')])
+    tar(tmp_path/'b.tar', [('10.id', b'1')])
+    store,_ = index(tmp_path, max_failed=9, splits={'b':'b*', 'a':'a*'})
+    assert len(list(store.failures()))==1
+    tar(tmp_path/'a.tar', samples(0, 5))
+    assert list(index(tmp_path, overwrite=True)[0].failures())==[] and not list(tmp_path.glob('.fastai_remote/*failures*'))
+
+def test_delete_removes_what_an_unfinished_addition_has_written(tmp_path, monkeypatch):
+    from fastai_remote.write.shards import ShardWriter
+    tar(tmp_path/'a.tar', samples(0, 5))
+    index(tmp_path)
+    tar(tmp_path/'b.tar', samples(5, 9))
+    def stop(*args): raise KeyboardInterrupt
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr(ShardWriter, 'commit', stop)
+        index(tmp_path)
+    ShardStore.delete(tmp_path)
+    assert sorted(files(tmp_path))==['a.tar','b.tar'] and not (tmp_path/'.fastai_remote').exists()
+
+def test_an_index_that_an_earlier_version_has_begun_is_finished(tmp_path, monkeypatch):
+    "Its records do not tell which version has written an index"
+    from fastai_remote.write.shard_files import seal_json, unseal_json
+    from fastai_remote.write.shards import ShardWriter
+    for k in range(2): tar(tmp_path/f'{k}.tar', samples(5*k, 5*k+5))
+    def stop(*args): raise KeyboardInterrupt
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr(ShardWriter, 'commit', stop)
+        index(tmp_path)
+    for path in tmp_path.glob('.fastai_remote/.ingest/chunk-*.json'):
+        record = unseal_json(path.read_bytes())
+        for row in record['shards']: del row[8:]
+        path.write_bytes(seal_json(record))
+    store,report = index(tmp_path)
+    assert report.written==10 and texts(store)==[f'text {i}' for i in range(10)] and store.verify(num_workers=1).bad==0
+
+@pytest.mark.parametrize('is_finished', [True,False])
+def test_delete_leaves_tars_that_are_named_like_ours_beside_their_index(tmp_path, monkeypatch, is_finished):
+    from fastai_remote.write.shards import ShardWriter
+    tar(tmp_path/'shard-000000.tar', samples(0, 5))
+    before = files(tmp_path)
+    def stop(*args): raise KeyboardInterrupt
+    with monkeypatch.context() as m:
+        if not is_finished: m.setattr(ShardWriter, 'commit', stop)
+        try: index(tmp_path, to=tmp_path)
+        except KeyboardInterrupt: assert not is_finished
+    ShardStore.delete(tmp_path)
+    assert files(tmp_path)==before
+
+def test_an_index_leaves_those_of_datasets_in_subfolders(tmp_path):
+    tar(tmp_path/'w/a.tar', samples(0, 5))
+    index(tmp_path/'w', to=tmp_path/'index')
+    index(tmp_path/'w', to=tmp_path/'index/second')
+    to_shards([{'txt':'x'}], tmp_path/'index/third', **OPTIONS)
+    index(tmp_path/'w', to=tmp_path/'index', overwrite=True)
+    ShardStore.delete(tmp_path/'index')
+    assert texts(ShardStore(tmp_path/'index/second', shards_url=tmp_path/'w'))[4]=='text 4' and texts(ShardStore(tmp_path/'index/third'))==['x']
 
 def test_an_index_of_an_earlier_version_can_be_read_and_replaced(tmp_path):
     "Beside the tars, under the name that DALI uses"

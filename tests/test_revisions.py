@@ -14,8 +14,8 @@ from PIL import Image
 
 from clusters import LocalCluster
 from conftest import dies_at, examples
-from fastai_remote import (IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, StoreUnavailable, TieredStore,
-    UnknownField, UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
+from fastai_remote import (IngestError, MissingSample, RedisStore, ShardStore, StoreExists, StoreNotFound, StoreUnavailable,
+    TieredStore, UnknownField, UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
 from fastai_remote.ingest.revise import _Columns
 from fastai_remote.store.redis_parts import read_run_tables, RunTable, TooManyRuns
@@ -880,3 +880,45 @@ def test_a_store_that_has_not_read_where_samples_are_says_that_it_was_replaced(s
     now.link.client.delete(now.manifest.runs['key'])
     with pytest.raises(CorruptSample, match='runs#.* is gone'): now.get_many([0], 'txt')
     RedisStore.delete(server.url, 'not read')
+
+def test_the_bytes_of_a_version_are_those_of_the_values_that_it_has(tmp_path):
+    "Not those of values that were replaced or dropped, which stay in the shards or in an overlay"
+    to_shards([{'txt':'a'*1000, 'cls':'ab'[i%2]} for i in range(4)], tmp_path/'d', maxcount=2, **one)
+    store = ShardStore(tmp_path/'d')
+    labels = store.manifest.nbytes-4000
+    def text_bytes(): return store.manifest.nbytes-labels
+    store = store.edit(set={'txt':{1:'b'*10, 2:'b'*20}})
+    assert text_bytes()==2030
+    store = store.edit(set={'txt':{1:'b'*5}})
+    assert text_bytes()==2025
+    store = store.add_fields(lambda o: {'more.txt':'c'*500}, **one)
+    assert text_bytes()==4025
+    store = store.drop_fields('more.txt')
+    assert text_bytes()==2025
+    store = store.edit(drop=[2])
+    assert text_bytes()==2005
+    store = store.edit(drop=[1], set={'txt':{0:'d'*100}})
+    assert text_bytes()==1100 and verified(store)
+    assert store.drop_fields('txt').manifest.nbytes==labels
+
+def test_values_that_samples_lack_have_no_bytes(tmp_path):
+    import webdataset
+    (tmp_path/'d').mkdir()
+    with webdataset.TarWriter(str(tmp_path/'d/a.tar')) as tar:
+        for i in range(4): tar.write({'__key__':f'{i}', 'cls':0, **({'txt':'a'*100} if i%2 else {})})
+    index_shards(tmp_path/'d', num_workers=1, progress=False)
+    store = ShardStore(tmp_path/'d')
+    labels = store.manifest.nbytes-200
+    store = store.edit(set={'txt':{0:'b'*10, 1:'b'*10}})
+    assert store.manifest.nbytes==labels+120
+    store = store.edit(drop=[2,3])
+    assert store.manifest.nbytes==labels+20
+
+def test_a_field_of_a_lost_overlay_is_dropped(tmp_path):
+    to_shards(samples(0, 6), tmp_path/'d', **one)
+    store = ShardStore(tmp_path/'d').add_fields(lambda o: {'more.txt':'c'*500}, **one)
+    folder, = (tmp_path/'d').glob('.overlay-*')
+    shutil.rmtree(folder)
+    store = ShardStore(tmp_path/'d')
+    with pytest.raises(MissingSample): store[0]
+    assert verified(store.edit(drop=[0]).drop_fields('more.txt'))

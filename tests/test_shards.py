@@ -22,6 +22,7 @@ from fastai_remote.write import shards as shard_writer
 from fastai_remote.write import folder_lock
 from fastai_remote.write.base import host_id, process_state
 from fastai_remote.write.folder_lock import FolderLock
+from fastai_remote.write.shard_files import seal_json
 from fastai_remote.store.shard_index import IndexColumns, ShardIndex, ShardManifest, ShardTable, pack_index
 from fastai_remote.order.shards import ShardPermutation
 from fastai_remote.store.cache import FileCache
@@ -379,6 +380,22 @@ def test_indices_of_a_damaged_plan_are_removed(tmp_path):
     (d/'.fastai_remote/.ingest/plan.json').write_text('{"n": 4')
     ShardStore.abandon(d)
     assert names(d)==before
+
+def test_a_lock_that_is_taken_again_is_renewed(tmp_path, monkeypatch):
+    "Also if it was lost the first time"
+    monkeypatch.setattr(folder_lock, 'LEASE_SECONDS', .3)
+    lock = FolderLock(Storage(tmp_path))
+    lock.take()
+    other = seal_json(dict(host='x', pid=1, id='other', time=0.))
+    with lock.exclusive(): lock.storage.write(folder_lock.LOCK_FILE, other)
+    wait_for(lambda: lock.lost, 20)
+    lock.close()
+    for _ in range(2):
+        lock.take()
+        wait_for(lambda: (lock.holder() or {}).get('beat', 0)>2, 20)
+        lock.check()
+        lock.close()
+        assert lock.holder() is None
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt,StoreUnavailable])
 def test_a_lock_that_could_not_be_taken_excludes_nobody(tmp_path, error, monkeypatch):

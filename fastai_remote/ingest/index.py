@@ -208,10 +208,11 @@ def index_shard(
     labels = {field:sorted(texts) for field,texts in writer.seen.items()}
     counts = {field:list(numbers.items()) for field,numbers in writer.counts.items()}
     index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields))
-    writer.storage.write(index_name(name), index)
+    file_name = index_name(name, version=writer.index_version)
+    with writer.lock.publishing(): writer.storage.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
     writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
-                          COMPRESSIONS.index(file.compression)])
+                          COMPRESSIONS.index(file.compression), writer.index_version])
     writer.done(chunk, record, failures, stats.to_bytes() if stats else b'')
     return record
 
@@ -233,7 +234,7 @@ def _earlier_record(writer, row):
     """Returns the record in the index of a shard that was indexed before, a dict; `row` is from `_KnownShards.row`
 
     Raises `CorruptSample` if the index is damaged or gone."""
-    file,advice = index_name(row[0]),'overwrite=True indexes all shards anew'
+    file,advice = index_name(row[0], version=row[8]),'overwrite=True indexes all shards anew'
     try: content = writer.storage.read(file)
     except FileNotFoundError: raise CorruptSample(f'{writer.url}: {file} is gone; {advice}') from None
     if zlib.crc32(content)!=row[6]:
@@ -378,9 +379,9 @@ class _KnownShards:
         "The row of a shard in the table, a list as in `ShardWriter.shards`"
         shard,table = self.positions.get(name),getattr(self, 'table', None)
         if shard is None: return None
-        kind = 0 if table.kind is None else int(table.kind[shard])
+        kind,first = (0 if column is None else int(column[shard]) for column in (table.kind, table.first))
         counts = [int(column[shard]) for column in (table.n, table.size, table.crc, table.idx)]
-        return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind]
+        return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind, first]
 
 def _sizes(source, names, step=1000):
     "Returns the sizes in bytes of the files `names` of the `Storage` `source`, a list"

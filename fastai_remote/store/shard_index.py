@@ -442,7 +442,7 @@ def decompressor(
 
 # %% ../../nbs/store/14_shard_index.ipynb #02e03398
 # Of a `ShardTable`
-_COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4', kind='u1', version='<u4')
+_COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4', kind='u1', version='<u4', first='<u4')
 
 def _pack(column):
     if not isinstance(column, bytes): column = column.astype(column.dtype.newbyteorder('<')).tobytes()
@@ -468,7 +468,7 @@ def is_overlay_folder(
 def index_name(
     shard:str, # Name of a shard
     format:int=3, # Format of the manifest; up to format 2, the name was the one that DALI uses
-    version:int=0 # The generation that has written the index anew; 0 for the first index
+    version:int=0 # The generation that has written it where another index was in use; 0 for the first of all
 )->str:
     "Name of the index file of `shard`"
     if version: return f'{shard}.{version}{INDEX_SUFFIX}'
@@ -490,6 +490,8 @@ class ShardTable:
         # How each shard is compressed, a position in `COMPRESSIONS`; default: with gzip if the name says so, or not
         kind:np.ndarray=None,
         version:np.ndarray=None, # As in `index_name`, for each shard; default: no index was written anew
+        # As `version`, of the first index of each shard: `index_shards` does not write over those of an earlier dataset
+        first:np.ndarray=None,
     ):
         self.text = names if isinstance(names, bytes) else '\n'.join(names).encode()
         newlines = np.flatnonzero(np.frombuffer(self.text, np.uint8)==10) if self.text else np.zeros(0, np.int64)
@@ -499,7 +501,7 @@ class ShardTable:
         def as_array(column, dtype): return None if column is None else np.asarray(column, dtype)
         self.n,self.size,self.crc,self.idx = (as_array(c, t) for c,t in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4')))
         self.raw,self.icrc,self.kind = as_array(raw, 'i8'),as_array(icrc, 'u4'),as_array(kind, 'u1')
-        self.version = as_array(version, 'u4')
+        self.version,self.first = as_array(version, 'u4'),as_array(first, 'u4')
         self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)]) # First sample of each shard, and the end
         if len(self.cuts)!=len(self.n)+1: raise ValueError(f'{len(self.n)} shards with {len(self.cuts)-1} names')
 
@@ -512,7 +514,15 @@ class ShardTable:
         format:int=3 # Format of the manifest
     )->str:
         "Name of the index file of shard `s`"
-        return index_name(self.name(s), format, 0 if self.version is None else int(self.version[s]))
+        version = 0 if self.version is None else int(self.version[s])
+        return index_name(self.name(s), version=version) if version else self.first_index_name(s, format)
+
+    def first_index_name(self,
+        s:int, # Number of a shard
+        format:int=3 # Format of the manifest
+    )->str:
+        "Name of the index file that was written first for shard `s`; another one is in use if the shard was edited"
+        return index_name(self.name(s), format, 0 if self.first is None else int(self.first[s]))
 
     def whole(self, s:int)->int:
         "Bytes of shard `s` when decompressed"
@@ -594,11 +604,12 @@ def _is_overlay(entry):
 class ShardManifest(Manifest):
     "A `Manifest` of a dataset in shards: with the table of shards, and overlays with values that were changed later"
     newest_format = 4 # Since format 3, names of index files end in `INDEX_SUFFIX`; since format 4, there are overlays
-    _optional = *Manifest._optional,'overlays'
+    _optional = *Manifest._optional,'overlays','failures_version'
 
     shards:dict = dataclasses.field(default_factory=dict) # A packed `ShardTable`
     base:str = '' # Folder of the shards, if it is not that of the manifest
     failures_crc:int = -1 # Checksum of the file of failures; -1 if there is none, or an earlier version wrote it
+    failures_version:int = 0 # Of an index of others' shards: as `first` of `ShardTable`, for the file of failures
     # Datasets with values that were added or changed: `{folder, uid, fields: names of the fields it is used for}`,
     # or `{}` for one that is not used any more. Indices have its position here, counted from 1
     overlays:list = dataclasses.field(default_factory=list)
@@ -612,8 +623,11 @@ class ShardManifest(Manifest):
         super()._check(d, where)
         bad = [k for k,overlay in enumerate(d.get('overlays', ())) if not _is_overlay(overlay)]
         if bad: raise UnsupportedFormat(f'{where}: damaged: overlay {bad[0]}')
+        version = d.get('failures_version', 0)
+        if type(version) is not int: raise UnsupportedFormat(f'{where}: damaged: failures_version {version!r:.60}')
 
     @property
     def failures(self)->str:
         "Name of the file that lists what could not be converted"
-        return f"{self.prefix or 'index'}-failures.json"
+        version = self.failures_version or ''
+        return f"{self.prefix or f'index{version}'}-failures.json"

@@ -66,14 +66,15 @@ class FolderLock:
         work."""
         watched = self._await(self.holder(), progress)
         me = dict(host=host_id(), pid=os.getpid(), start=process_state(os.getpid())[0], id=uuid.uuid4().hex)
-        self.token,self.beats = me['id'],0
+        self.token,self.beats,self.lost = me['id'],0,False
+        self.stop = threading.Event()
         _held_locks.add(self.token)
         def write():
             self.beats += 1
             self.storage.write(LOCK_FILE, seal_json({**me, 'beat':self.beats, 'time':time.time()}))
         try:
             self._acquire(me, watched, write, progress)
-            threading.Thread(target=self._renew, args=(write,), daemon=True).start()
+            threading.Thread(target=self._renew, args=(write, self.stop), daemon=True).start()
         except BaseException:   # the file may be written: while this process lives, it would exclude all others
             self.close()
             raise
@@ -131,17 +132,18 @@ class FolderLock:
             if now!=holder: return now is not None
         return False
 
-    def _renew(self, write):
-        """Runs in a thread: renews the lock by `write()` at regular times, until `close`
+    def _renew(self, write, stop):
+        """Runs in a thread: renews the lock by `write()` at regular times, until the event `stop` is set
 
         If the stored lock is another one, or is gone, it sets `lost` and ends. Errors are ignored."""
-        while not self.stop.wait(LEASE_SECONDS/6):
+        while not stop.wait(LEASE_SECONDS/6):
             try:
                 with self.exclusive():
+                    if stop.is_set(): return   # released, and perhaps taken again
                     if not self._is_holder():
                         self.lost = True
                         return
-                    if not self.stop.is_set(): write()
+                    write()
             except Exception: pass   # the next turn tries again
 
     def holder(self)->dict: # `host`, `pid`, `start` of the process, `id`, `beat` (counts renewals), `time`

@@ -10,7 +10,7 @@ __all__ = ['RedisWriter']
 # %% ../../nbs/write/05_redis.ipynb #ac91d44d
 import json, time, uuid, warnings
 from array import array
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
 
@@ -21,7 +21,7 @@ from fastcore.basics import patch
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import CorruptSample, Manifest, packed_crcs, seal, StoreError, StoreExists
-from ..core import StoreNotFound, StoreUnavailable
+from ..core import StoreNotFound, StoreUnavailable, UnsupportedFormat
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
     element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
@@ -70,6 +70,14 @@ class RedisWriter(Writer):
     def take_lock(self):
         "Takes the lock of this name; raises `StoreBusy`"
         self.lock.take(self.progress)
+
+    @contextmanager
+    def locked(self):
+        "A context that takes the lock, and releases it at the end; raises `StoreBusy`"
+        self.take_lock()
+        try: yield
+        finally:
+            with suppress(StoreError): self.close()   # the lock ends by itself; what was done, or an error, counts
 
     def check_value(self, field, value):
         if len(value)<=1<<20: return   # the setting cannot be less
@@ -212,6 +220,8 @@ def _store_plan(self:RedisWriter, plan, earlier):
     def queue(p):
         p.delete(*self.keys.temporary(plan['fields']), key_layout(plan['prefix'], self.lock.tags).failures)
         p.set(self.keys.plan, seal(plan))
+        # if this plan is damaged, `forget` can tell its generation; in a cluster, `retire` has done it
+        if earlier and not self.lock.tags: p.hset(GENERATIONS_KEY, self.name, generation-1)
     self.lock.transaction(queue, add=[INGESTS_KEY])
     return plan
 
@@ -221,15 +231,31 @@ def committed(self:RedisWriter,
 )->Manifest:
     """Returns the manifest of the dataset, or `None` if there is none; raises `CorruptSample`, `UnsupportedFormat`
 
-    With `accept_damage`, it warns of a manifest that does not match its checksum, and returns `None`. One that cannot
-    be parsed, or is of a newer format, is an error in any case."""
+    With `accept_damage`, it warns of a manifest that is damaged, and returns `None`. One of a newer format, and
+    something else under a name that is not in the list of datasets, are errors in any case."""
     try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.lock.tags))
     except StoreNotFound: return None
     except CorruptSample:
         if not accept_damage: raise
-        warnings.warn(f'{self.url}: the manifest of {self.name!r} is damaged: the dataset is dropped, and its '
-                      f'values stay under keys that begin with {self.name!r}', stacklevel=2)
-        return None
+    except UnsupportedFormat as error:
+        if self._has_newer_manifest(): raise
+        is_listed = self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
+        if not is_listed:
+            raise UnsupportedFormat(f'{error}; if another program wrote it, choose another name; else delete the key '
+                                    f'{self.keys.manifest}') from None
+        if not accept_damage:
+            raise UnsupportedFormat(f'{error}; it is damaged: overwrite=True replaces this dataset, and '
+                                    f'RedisStore.delete(url, {self.name!r}) drops it') from None
+    warnings.warn(f'{self.url}: the manifest of {self.name!r} is damaged: the dataset is dropped, and its '
+                  f'values stay under keys that begin with {self.name!r}', stacklevel=2)
+
+@patch
+def _has_newer_manifest(self:RedisWriter):
+    "Returns whether the stored manifest has the number of a newer format"
+    try: content = json.loads(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
+    except (ValueError,RecursionError): return False
+    version = content.get('format') if isinstance(content, dict) else None
+    return type(version) is int and version>Manifest.newest_format
 
 @patch
 def _manifest_generation(self:RedisWriter):
@@ -247,8 +273,8 @@ def next_generation(self:RedisWriter)->int:
 def _renamed_generation(self:RedisWriter):
     """Returns the last generation of this name that is noted as used; 0 if there is none; raises `CorruptSample`
 
-    It is noted when a dataset is renamed, or an ingest whose plan is damaged is dropped; in a cluster also when an
-    ingest is abandoned or a dataset is deleted."""
+    It is noted when a dataset is renamed, when an ingest replaces an unfinished one, and when an ingest whose plan is
+    damaged is dropped; in a cluster also when an ingest is abandoned or a dataset is deleted."""
     stored = self.link.call(lambda c: c.hget(GENERATIONS_KEY, self.name)) or b'0'
     if stored.isdigit(): return int(stored)
     raise CorruptSample(f'{self.url}: {GENERATIONS_KEY} has {stored[:20]!r} for {self.name!r}, where a number '
@@ -381,8 +407,11 @@ def _garbage_ranges(self:RedisWriter, listed):
         content = json.loads(listed)
         ranges = content if isinstance(content, list) else unseal(listed, self.keys.garbage)['ranges']
         # earlier versions wrote `[start of the key, count]`
-        return [(start, 0, *rest, 1) if len(rest)==1 else (start, *rest) for start,*rest in ranges]
-    except (ValueError,KeyError,CorruptSample):
+        ranges = [(start, 0, *rest, 1) if len(rest)==1 else (start, *rest) for start,*rest in ranges]
+        for start,*numbers in ranges:
+            if not isinstance(start, str) or list(map(type, numbers))!=[int]*3 or numbers[2]<1: raise ValueError
+        return ranges
+    except (ValueError,KeyError,TypeError,RecursionError,CorruptSample):
         warnings.warn(f'{self.url}: {self.keys.garbage}, the list of keys that {self.name!r} no longer needs, is '
                       'damaged: these keys stay where they are', stacklevel=2)
         return []
@@ -418,7 +447,8 @@ def retire(self:RedisWriter,
 def forget(self:RedisWriter):
     """Drops an unfinished ingest whose plan is damaged; raises `StoreBusy`
 
-    Without a plan, nobody knows which keys it has written. They stay, and the next ingest uses another generation."""
+    Without a plan, nobody knows which keys it has written. They stay, and the next ingest uses another generation:
+    that of an unfinished ingest is what `next_generation` returns."""
     generation = self.next_generation()
     self.retire(generation)
     def queue(p):
@@ -447,8 +477,7 @@ def remove(self:RedisWriter,
     """Removes an unfinished ingest and, with `dataset`, the dataset of this name; takes and releases the lock
 
     Raises `StoreNotFound` if there is nothing to remove, `StoreBusy`, and what `committed` raises."""
-    self.take_lock()
-    try:
+    with self.locked():
         self.remove_garbage()
         stored = self.link.call(lambda c: c.get(self.keys.plan))
         if stored:
@@ -458,8 +487,6 @@ def remove(self:RedisWriter,
         if not stored and not found:
             what = f'no dataset {self.name!r} to delete' if dataset else f'no unfinished ingest of {self.name!r}'
             raise StoreNotFound(f'{self.url}: {what}')
-    finally:
-        with suppress(StoreError): self.close()   # the lock ends by itself; what was removed, or an error, counts
 
 def _keys_of(manifest):
     "Returns all keys of a dataset but its manifest's, as ranges: `[start of the key, first, stop, step]`"
@@ -470,7 +497,7 @@ def _keys_of(manifest):
 def _remove_dataset(self:RedisWriter):
     """Removes the dataset; returns whether there was one; raises `UnsupportedFormat`, as `committed`
 
-    If the manifest does not match its checksum, only the manifest is removed, and the values stay."""
+    If the manifest is damaged, only the manifest is removed, and the values stay."""
     manifest = self.committed(True)
     if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
     if manifest: self.retire(manifest.generation)

@@ -8,10 +8,9 @@ Docs: page `write/redis_admin`"""
 __all__ = ['delete_dataset', 'unfinished_ingests', 'abandon_ingest', 'rename_dataset']
 
 # %% ../../nbs/write/07_redis_admin.ipynb #0b4d809b
-from contextlib import suppress
 from dataclasses import replace
 
-from ..core import CorruptSample, Manifest, StoreBusy, StoreError, StoreExists
+from ..core import CorruptSample, Manifest, StoreBusy, StoreExists
 from ..store.address import concealed
 from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisStore
 from ..store.redis_link import as_link, RedisLink
@@ -26,8 +25,8 @@ def delete_dataset(
 ):
     """Removes a dataset, and an unfinished ingest of its name
 
-    If a manifest or a plan does not match its checksum, it warns that the values stay. Raises `StoreNotFound` if there
-    is neither a dataset nor an ingest, and `StoreBusy` if another process is writing or changing it."""
+    If a manifest or a plan is damaged, it warns that the values stay. Raises `StoreNotFound` if there is neither a
+    dataset nor an ingest, `StoreBusy` if another process is writing or changing it, and `UnsupportedFormat`."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove()
 
@@ -79,19 +78,12 @@ def rename_dataset(
     or an unfinished ingest, `StoreNotFound` if the dataset was replaced or deleted, `StoreBusy`."""
     old,new = RedisWriter(store.link, store.name),RedisWriter(store.link, name)
     if name==store.name: return store
-    old.take_lock()
-    try:
-        new.take_lock()
-        try:
-            manifest = read_manifest(store.link, store.name)
-            if manifest.uid!=store.manifest.uid: raise store.replaced_error()
-            old.remove_garbage()
-            new.remove_garbage()
-            _switch_name(store.link, old, new, manifest)
-        finally:
-            with suppress(StoreError): new.close()   # the lock ends by itself; the new name, or an error, counts
-    finally:
-        with suppress(StoreError): old.close()
+    with old.locked(), new.locked():
+        manifest = read_manifest(store.link, store.name)
+        if manifest.uid!=store.manifest.uid: raise store.replaced_error()
+        old.remove_garbage()
+        new.remove_garbage()
+        _switch_name(store.link, old, new, manifest)
     return type(store)(store.link, name)
 
 def _switch_name(link, old, new, manifest):

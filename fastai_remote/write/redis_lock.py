@@ -51,7 +51,7 @@ class RedisLock:
             _held_locks.discard(self.token)
             raise
         self.stop = threading.Event()
-        threading.Thread(target=self._renew, daemon=True).start()
+        threading.Thread(target=self._renew, args=(self.stop,), daemon=True).start()
 
     def _new_token(self):
         """Returns what the lock is to hold, `bytes` of a JSON object with `host`, `pid` and `id`
@@ -95,10 +95,10 @@ class RedisLock:
         masters = self.link.call(count)
         return masters*max(2, -(-12//masters)) if masters else 0
 
-    def _renew(self):
-        "Runs in a thread: renews the lease regularly until `close`"
+    def _renew(self, stop):
+        "Runs in a thread: renews the lease regularly until the event `stop` is set"
         key = self.keys.lock
-        while not self.stop.wait(LEASE_SECONDS/3):
+        while not stop.wait(LEASE_SECONDS/3):
             try: self.transaction_if(key, self.token, lambda p: p.expire(key, LEASE_SECONDS))
             except Exception: pass   # the next turn tries again; writes notice a lock that is lost
 

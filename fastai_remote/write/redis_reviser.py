@@ -9,12 +9,11 @@ __all__ = ['MAX_UNUSED', 'NewVersion', 'RedisReviser']
 
 # %% ../../nbs/write/06_redis_reviser.ipynb #a10e2946
 import zlib
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
-from ..core import Manifest, StoreError, StoreExists
+from ..core import Manifest, StoreExists
 from ..store.redis import home_of, RedisStore
 from ..store.redis_layout import key_layout
 from ..store.redis_parts import DatasetPart, run_table_keys, RunTable
@@ -235,13 +234,10 @@ class RedisReviser(RedisWriter):
         """Makes the new version of a change for which no samples have to be written; takes and releases the lock
 
         Raises `StoreBusy`, `StoreNotFound`, and `StoreExists` if an ingest was begun and not finished."""
-        self.take_lock()
-        try:
+        with self.locked():
             self.remove_garbage()
             self.check_dataset(self.committed(), False)
             if self.link.call(lambda client: client.exists(self.keys.plan)):
                 raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} is there; repeat the same call '
                                   f'to finish it, or {self.how_to_abandon()} drops it')
             self.publish(None, self.server_run())
-        finally:
-            with suppress(StoreError): self.close()   # the lock ends by itself; the new version, or an error, counts

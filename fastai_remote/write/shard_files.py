@@ -20,9 +20,9 @@ PLAN_FILE = '.ingest/plan.json'
 # Names of shards and indices; group 1 is the generation. Others may have files of such names: see `own_files`
 OWN_FILE = re.compile(
     r'shard(\d*)-(?:[A-Za-z]\w*-)?\d{6,}(?:-\d+)?\.(?:tar|idx|tar(?:\.\d+)?\.fastai_remote)$', re.ASCII)
-_failures_file = re.compile(r'(?:shard\d*|index)-failures\.json$')
+_failures_file = re.compile(r'(?:shard|index)\d*-failures\.json$', re.ASCII)
 # Files that a process has not finished, whose names begin like those of our files
-PART_FILE = re.compile(r'(?:shard\d*-[\w-]*\.(?:tar|idx)|.*\.fastai_remote|(?:shard\d*|index)-failures\.json|'
+PART_FILE = re.compile(r'(?:shard\d*-[\w-]*\.(?:tar|idx)|.*\.fastai_remote|(?:shard|index)\d*-failures\.json|'
                        r'manifest\.json|labels\.json)\.\d+\.part$', re.ASCII)
 # The files in `.ingest` except the lock, and those of a process that has not finished them
 STATE_FILE = re.compile(r'(?:plan|chunk-\d+)\.json(?:\.\d+\.part)?$|lock\.json\.\d+\.part$')
@@ -110,7 +110,7 @@ def files_of(
     "Returns the names that files of a dataset may have, also shards of others; without its manifest and overlays"
     table = ShardTable.unpack(manifest.shards)
     shards = range(len(table))
-    names = [table.name(s) for s in shards]
     # the first index stays, also when a later one is in use: it shows that the shard is one of ours
-    indices = [*map(index_name, names), *(table.index_name(s, manifest.format) for s in shards)]
-    return {*names, *indices, manifest.failures, 'labels.json'}
+    files = {name for s in shards
+             for name in (table.name(s), table.first_index_name(s), table.index_name(s, manifest.format))}
+    return files|{manifest.failures, 'labels.json'}

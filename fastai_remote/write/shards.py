@@ -56,7 +56,8 @@ class ShardWriter(Writer):
         # The chunk that is being written
         self.stack = ExitStack() # Closes the file of the open shard
         self.open_shard = None # A `ShardFile`, or `None`
-        # Rows: name, samples, bytes, crc32, bytes of the index, uncompressed bytes, crc32 of the index, compression
+        # Rows: name, samples, bytes, crc32, bytes of the index, uncompressed bytes, crc32 of the index, compression; of
+        # others' shards also `first` of `ShardTable`
         self.shards = []
         self.seen = {} # `{field: set of labels}`, as `put` got them
         self.counts = {} # `{field: {label: samples}}` for fields with one label
@@ -64,6 +65,11 @@ class ShardWriter(Writer):
 
     @property
     def url(self)->str: return self.storage.url
+    @property
+    def index_version(self)->int:
+        "The version, as in `index_name`, of what is written for others' shards: the dataset before needs its own files"
+        return self.plan['generation'] if self.plan['generation']>1 else 0
+
     def take_lock(self): self.lock.take(self.progress)
     def how_to_abandon(self)->str: return f'ShardStore.abandon({self.url!r})'
 
@@ -447,17 +453,20 @@ def abandon(self:ShardWriter,
     plan,names = plan or self.plan,self.storage.names()
     self.storage.remove([name for name in names if PART_FILE.match(name)])
     failures = f"{plan['prefix']}-failures.json"
-    if not plan['prefix']: self._remove_indices()   # the shards are others'
+    if not plan['prefix']: self.remove_indices(self.committed())   # the shards are others'
     else: remove_own_files(self.storage, [n for n in names if generation_of(n)==plan['generation'] or n==failures])
     self.remove_state()
 
 @patch
-def _remove_indices(self:ShardWriter):
-    "Removes index files of others' shards, except for those of the dataset"
-    dataset = self.committed()
-    keep = files_of(dataset) if dataset else ()
-    files = [name for name in self.storage.files() if name.endswith(INDEX_SUFFIX) and name not in keep]
-    self.storage.remove(own_files(self.storage, files))
+def remove_indices(self:ShardWriter,
+    dataset:ShardManifest=None # Of the index whose files stay; default: all are removed
+):
+    "Removes the files of indices of others' shards, also those of an unfinished ingest; not of datasets in subfolders"
+    keep,names = files_of(dataset) if dataset else (),self.storage.files()
+    subfolders = tuple(name.removesuffix('manifest.json') for name in names if name.endswith('/manifest.json'))
+    def is_removed(name):
+        return name.endswith((INDEX_SUFFIX,'-failures.json')) and name not in keep and not name.startswith(subfolders)
+    self.storage.remove(own_files(self.storage, [name for name in names if is_removed(name)]))
 
 @patch
 def _remove_begun(self:ShardWriter):
@@ -479,7 +488,7 @@ def commit(self:ShardWriter)->ShardManifest:
     Raises `StoreError` if chunks have no record, and `StoreBusy`."""
     plan,totals = self.plan,ShardTotals(self.plan['fields'])
     manifest = ShardManifest(self.name, 0, {}, vocab=dict(plan['vocab']), generation=plan['generation'],
-                             prefix=plan['prefix'])
+                             prefix=plan['prefix'], failures_version=0 if plan['prefix'] else self.index_version)
     failures = None
     earlier_failures = self.earlier_failures()
     if earlier_failures or any(record['failed'] for _,record in self.records()):
@@ -515,7 +524,7 @@ def publish(self:ShardWriter,
     if manifest.prefix:
         keep = files_of(manifest)
         remove_own_files(self.storage, [name for name in self.storage.names() if name not in keep])
-    else: self._remove_indices()
+    else: self.remove_indices(manifest)
     self.remove_overlays(manifest)
     self.remove_state()
 

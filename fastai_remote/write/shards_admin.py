@@ -40,10 +40,12 @@ def delete_shards(
             rest = dict(signature='', n=0, chunk=1, generation=manifest.generation, prefix=prefix)
             storage.write(PLAN_FILE, seal_json(rest))
         storage.remove(['manifest.json'])
-        if prefix: names = storage.names()
-        else: names = _index_files(manifest) if manifest else storage.files()
-        parts = [name for name in storage.names() if PART_FILE.match(name)]
-        remove_own_files(storage, names)
+        names = storage.names()
+        parts = [name for name in names if PART_FILE.match(name)]
+        if prefix: remove_own_files(storage, names)
+        else:
+            if manifest and manifest.format<3: remove_own_files(storage, _earlier_index_files(manifest))
+            writer.remove_indices()
         storage.remove(parts)
         writer.remove_overlays()
         writer.remove_state()
@@ -81,12 +83,10 @@ def _remove_empty_folders(storage):
     for path in [path for path,_,_ in os.walk(folder, topdown=False)] if is_inner else [folder]:
         with suppress(OSError): os.rmdir(path)   # raised if it is not empty
 
-def _index_files(manifest):
-    "Returns the names that the files of an index of others' shards may have, a list; without its manifest"
+def _earlier_index_files(manifest):
+    "Returns the names of the index files of others' shards that an earlier version has written, a list"
     table = ShardTable.unpack(manifest.shards)
-    names = {table.name(s) for s in range(len(table))}
-    if manifest.format<3: return [*{manifest.failures, *(index_name(name, manifest.format) for name in names)}]
-    return [*files_of(manifest)-names]
+    return [*{index_name(table.name(s), manifest.format) for s in range(len(table))}]
 
 # %% ../../nbs/write/13_shards_admin.ipynb #29c7c411
 def unfinished_shards(

@@ -17,7 +17,7 @@ from fastcore.basics import patch
 
 from ..codec.fields import get_codec
 from ..codec.numbers import narrow
-from ..core import StoreExists
+from ..core import CorruptSample, MissingSample, StoreExists
 from ..store.shard_index import (
     INDEX_FOLDER, index_name, joined_tables, overlay_folder, pack_index, ShardManifest, ShardTable)
 from ..store.shards import ShardStore
@@ -31,7 +31,9 @@ from .shards import ShardWriter
 class ShardReviser(ShardWriter):
     """Makes a new version of a dataset in shards: with more shards, or with other indices of the shards that are there
 
-    Shards are never changed. Nobody sees the new version before its manifest is written."""
+    Shards are never changed. Nobody sees the new version before its manifest is written. As everywhere, its `nbytes`
+    are those of the values that the version has: values that were replaced or dropped do not count, though they stay
+    in the shards. Numbers and labels are not subtracted."""
     def __init__(self,
         store:ShardStore, # The version that is there
         change:Change # What becomes of it
@@ -218,7 +220,7 @@ def edit(self:ShardReviser,
         spec = manifest.fields[field] = {**manifest.fields[field], 'n':n}
         if n==manifest.n: del spec['n']
     change.forget_stats(manifest)
-    if change.drop_fields: _drop_fields(manifest, change.drop_fields)
+    if change.drop_fields: _drop_fields(manifest, store, change.drop_fields)
 
 def _in_order(values):
     "Returns the sample numbers of `{sample number: new value}`, an ascending array, and a list of the values"
@@ -239,20 +241,50 @@ def _edit_shard(self:ShardReviser, manifest, shard, changes, overlays, field_cou
         if low==high: continue
         at = numbers[low:high]-first
         field_counts[field] += int((~index.has(field, at)).sum())   # those that had no value
-        if field in overlays: set_overlay(columns, field, overlays[field], np.arange(low, high), at, index.n)
+        if field in overlays:
+            manifest.nbytes -= _value_bytes(self.store, field, numbers[low:high])
+            set_overlay(columns, field, overlays[field], np.arange(low, high), at, index.n)
         else: self._set_values(manifest, field, columns, labels, dict(zip(at.tolist(), values[low:high])))
     low,high = np.searchsorted(self.change.dropped, [first,end])
+    dropped = self.change.dropped[low:high]
     keep = np.ones(index.n, bool)
-    keep[self.change.dropped[low:high]-first] = False
+    keep[dropped-first] = False
     for field in self.store.fields:
         field_counts[field] -= int(index.has(field)[~keep].sum())
-        lengths = columns.get(f'{field}#')
-        if lengths is not None: manifest.nbytes -= int(index.spans(field, np.flatnonzero(~keep))[1].clip(0).sum())
+        if self.store.manifest.fields[field]['dtype'] is None:
+            manifest.nbytes -= _value_bytes(self.store, field, dropped)
     kept = np.flatnonzero(keep)
     self.write_index(shard, {name:column[keep] for name,column in columns.items()}, labels, index.keys(kept))
 
-def _drop_fields(manifest, names):
-    "Removes fields from `manifest`, with what it knows of their labels and images; values stay in the shards"
+def _value_bytes(store, field, numbers):
+    """Returns how many bytes the values of a variable-width field of samples `numbers`, an array, have together
+
+    0 if an index or an overlay is damaged or gone: values that are lost can be replaced or dropped."""
+    places = store.overlays.places(numbers, field) if field in store.overlays else [(None, None, numbers)]
+    try: return sum(_bytes_in_shards(dataset or store, field, there) for dataset,_,there in places)
+    except (CorruptSample,MissingSample): return 0
+
+def _bytes_in_shards(store, field, numbers):
+    "As `_value_bytes`, of values that are in the shards of `store`, not in its overlays"
+    shards,positions = store.shards.at(numbers)
+    indices = store.indices(np.unique(shards).tolist())
+    return sum(int(index.spans(field, positions[shards==shard])[1].clip(0).sum()) for shard,index in indices.items())
+
+def _field_bytes(store, field, n=16):
+    """Returns about how many bytes all values of a variable-width field have: those in `n` shards, times a factor
+
+    It is exact if there are no more shards. Reading the indices of all of them might take long."""
+    starts = store.shards.starts.tolist()
+    shards = np.unique(np.linspace(0, len(starts)-2, n).astype(np.int64)).tolist() if len(store) else []
+    measured = sum(_value_bytes(store, field, np.arange(*starts[shard:shard+2])) for shard in shards)
+    return round(measured*len(store)/max(1, sum(starts[shard+1]-starts[shard] for shard in shards)))
+
+def _drop_fields(manifest, store, names):
+    """Removes fields from `manifest`, with what it knows of their labels and images; values stay in the shards
+
+    Subtracts about their bytes. `store` is the version before."""
+    for field in dict.fromkeys(names):
+        if manifest.fields[field]['dtype'] is None: manifest.nbytes -= _field_bytes(store, field)
     fields = {name for field in names for name in (field,f'{field}.crc')}
     manifest.fields = {field:spec for field,spec in manifest.fields.items() if field not in fields}
     forget_fields(manifest, fields)
