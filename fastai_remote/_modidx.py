@@ -1038,6 +1038,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'fastai_remote/ingest/revise.py'),
                                              'fastai_remote.ingest.revise._needed': ( 'ingest/revise.html#_needed',
                                                                                       'fastai_remote/ingest/revise.py'),
+                                             'fastai_remote.ingest.revise._with_plain_labels': ( 'ingest/revise.html#_with_plain_labels',
+                                                                                                 'fastai_remote/ingest/revise.py'),
                                              'fastai_remote.ingest.revise._write_overlay': ( 'ingest/revise.html#_write_overlay',
                                                                                              'fastai_remote/ingest/revise.py'),
                                              'fastai_remote.ingest.revise.add_fields': ( 'ingest/revise.html#add_fields',
