@@ -85,6 +85,7 @@ class PartitionWriter:
     )->IngestReport:
         """Make a dataset of the chunks that `records` name; all others, of attempts that died, are removed
 
+        Text labels that only removed rows had stay in the vocabulary, with a count of 0, unless `vocab` was given.
         Attempts that are still running cannot write any more: they raise `StoreBusy`. Raises what `to_redis` raises.
         `ServerRestarted` means that chunks are lost. After an `IngestError` it may be called again, with a higher
         `max_failed`."""
