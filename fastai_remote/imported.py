@@ -17,21 +17,24 @@ _waiting = {}   # `{name of a module: list of functions to call with it}`
 class _ImportHook:
     """A finder for `sys.meta_path` that calls functions when the modules in `_waiting` have been imported
 
-    It leaves it to the other finders to find a module, and adds the calls to the module's loader."""
+    It leaves it to the other finders to find a module, and wraps the module's loader, which other modules may share."""
     def find_spec(self, name, path=None, target=None):
         if name not in _waiting: return None
         others = (f for f in sys.meta_path if f is not self and hasattr(f, 'find_spec'))
         spec = next((s for f in others if (s:=f.find_spec(name, path, target)) is not None), None)
-        if spec is not None and hasattr(spec.loader, 'exec_module'):
-            spec.loader.exec_module = _with_calls(spec.loader.exec_module, name)
+        if spec is not None and hasattr(spec.loader, 'exec_module'): spec.loader = _CallingLoader(spec.loader)
         return spec
 
-def _with_calls(exec_module, name):
-    "A function that calls `exec_module(module)`, a loader's, and then each function that waits for module `name`, once"
-    def _inner(module):
-        exec_module(module)
-        for f in _waiting.pop(name, []): f(module)
-    return _inner
+class _CallingLoader:
+    """Loads one module by `loader`, a loader of Python, and then calls each function that waits for it, once
+
+    In all else it is like `loader`, which takes its place when the module is loaded."""
+    def __init__(self, loader): self._loader = loader
+    def __getattr__(self, name): return getattr(self._loader, name)
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        for f in _waiting.pop(module.__spec__.name, []): f(module)
 
 def _is_imported(module):
     "Returns whether `module`, from `sys.modules`, has been imported to its end; `None` has not"

@@ -42,6 +42,13 @@ def test_different_secrets_of_a_nested_opener_give_different_objects():
     assert one is not other and (one.link.password,other.link.password)==('one','other')
     assert dataset_opener('other')() is other
 
+def test_a_renewed_opener_makes_new_objects_once():
+    "Nested ones, too; by `pickle` it is the same opener"
+    first,opener = dataset_opener()(),dataset_opener().renewed()
+    again = opener()
+    assert again is not first and again.link is not first.link and again.name==first.name
+    assert opener() is again and pickle.loads(pickle.dumps(opener))() is again and opener.renewed()() is not again
+
 def test_two_datasets_share_the_connection():
     pets,cars = dataset_opener(name='pets')(),dataset_opener(name='cars')()
     assert pets is not cars and pets.link is cars.link

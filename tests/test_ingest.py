@@ -276,6 +276,19 @@ def test_partitions_are_written_in_a_with_block(server):
         with pytest.raises(RuntimeError, match='with: use the writer in with'): use()
     with pytest.raises(TypeError, match='fn must be a function'): RedisStore.writer(server.url, 'with', {'id':1}, fn=5)
 
+def test_a_writer_of_partitions_ends_with_its_commit_and_with_its_block(server):
+    "What is called then says so: nothing is busy, and nothing was lost"
+    def uses(records): return lambda: list(write([{'id':1}])), lambda: write.commit(records), lambda: pickle.dumps(write)
+    with RedisStore.writer(server.url, 'ends', {'id':1}) as write:
+        records = list(write([{'id':1}]))
+        assert write.commit(records).written==1
+        for use in uses(records):
+            with pytest.raises(RuntimeError, match='ends: use the writer in with: .* until commit has returned'): use()
+    with RedisStore.writer(server.url, 'ends2', {'id':1}) as write: records = list(write([{'id':1}]))
+    for use in uses(records):
+        with pytest.raises(RuntimeError, match='ends2: use the writer in with'): use()
+    RedisStore.abandon(server.url, 'ends2')
+
 def test_chunks_of_partitions_that_the_server_has_lost(server):
     "Also those that it does not know any more"
     with RedisStore.writer(server.url, 'lost', {'id':1}, chunk=2) as write:

@@ -101,13 +101,38 @@ def test_a_label_that_is_a_list_is_named(tmp_path):
     with pytest.raises(IngestError, match=r"TypeError: cls: label \['a'\]: a label is a text or an integer"):
         to_shards([{'cls':['a']}], tmp_path/'d', vocab=['a','b'], **OPTIONS)
 
+def put_texts(url):
+    to_redis([{'txt':'a'},{'txt':'b'}], url, 'no labels', **OPTIONS)
+    return RedisStore(url, 'no labels')
+
 def test_labels_of_numpy(server):
     to_redis([{'cls':3},{'cls':5}], server.url, 'numpy', vocab=np.array([3,5]), **OPTIONS)
     to_redis([{'cls':'a'},{'cls':'b'}], server.url, 'texts', vocab=np.array(['a','b']), **OPTIONS)
     assert RedisStore(server.url, 'numpy').vocab==[3,5] and RedisStore(server.url, 'texts').vocab==['a','b']
+    with RedisStore.writer(server.url, 'rows', {'cls':'b'}, vocab=np.array(['b','a'])) as write:
+        write.commit(list(write([{'cls':'a'},{'cls':'b'}])))
+    assert RedisStore(server.url, 'rows').vocab==['b','a']
+    more = RedisStore(server.url, 'rows').add_fields({'cls2.cls':['y','x']}, vocab={'cls2.cls':np.array(['y','x'])}, num_workers=1)
+    assert more.manifest.vocab['cls2.cls']==['y','x']
+    store = put_texts(server.url).add_fields({'cls':['y','x']}, vocab=np.array(['y','x']), num_workers=1)
+    assert store.vocab==['y','x']
     days = [np.datetime64('2020-01-01','ns'), np.datetime64('2021-01-01','D')]
     for samples in ([{'cls':day} for day in days], [{'labels':[day]} for day in days]):
         with pytest.raises(IngestError, match='a label is a (text or an integer|str or an int)'): to_redis(samples, server.url, 'days', **OPTIONS)
+
+def test_labels_in_arrays_without_dimensions_are_labels(server, tmp_path):
+    "A text, a number, and a time, which is none; in new samples, in new fields and in edits"
+    labels = [np.array('a'), 'b', np.array('b'), 'a']
+    to_redis([{'cls':label} for label in labels], server.url, 'scalars', **OPTIONS)
+    to_shards([{'cls':label} for label in labels], tmp_path/'d', **OPTIONS)
+    for store in (RedisStore(server.url, 'scalars'), ShardStore(tmp_path/'d')):
+        store = store.add_fields(lambda o: {'new.cls':np.array('x')}, num_workers=1, progress=False)
+        store = store.edit(set={'cls':{0:np.array('b'), 2:np.array('c')}})
+        assert [store[i] for i in range(4)]==[{'cls':label, 'new.cls':'x'} for label in 'bbca']
+        with pytest.raises(IngestError, match='a label is a text or an integer'): store.edit(set={'cls':{0:np.array('2020-01-01', 'M8[ns]')}})
+    for time in (np.array('2020-01-01', 'M8[ns]'), np.array(3, 'm8[ns]')):
+        with pytest.raises(IngestError, match='a label is a text or an integer'): to_redis([{'cls':time}], server.url, 'times', **OPTIONS)
+        with pytest.raises(TypeError, match='a label is a text or an integer'): to_redis([{'cls':1}], server.url, 'times', vocab=[time], **OPTIONS)
 
 def test_the_hint_shows_the_label(server):
     to_redis([{'cls':1},{'cls':2}], server.url, 'hint', **OPTIONS)

@@ -1,5 +1,5 @@
 "The package as a whole: names, floors, versions, notebooks"
-import ast, configparser, json, os, re, subprocess, sys
+import ast, configparser, json, os, re, subprocess, sys, zipfile
 from pathlib import Path
 
 import pytest
@@ -86,6 +86,27 @@ for m in 'broken_module','absent_module':
     try: __import__(m)
     except Exception as e: print(e)'''
     assert python(code)=="its own\nNo module named 'absent_module'"
+
+def test_what_waits_for_a_module_gets_this_one_when_it_is_complete(tmp_path):
+    "Whatever else its loader loads: modules of a zip share one, and so do built-in ones; loaders are as before then"
+    with zipfile.ZipFile(tmp_path/'code.zip', 'w') as f:
+        f.writestr('outer_module.py', 'import inner_module\nvalue = 3')
+        f.writestr('inner_module.py', '')
+    code = f'''import importlib.util, sys; sys.path.insert(0, {str(tmp_path/'code.zip')!r})
+from importlib.machinery import BuiltinImporter
+from zipimport import zipimporter
+from fastai_remote.imported import when_imported
+before,calls = dict(vars(BuiltinImporter)),[]
+for name in 'outer_module','_ast':
+    sys.modules.pop(name, None)
+    when_imported(name, lambda m: calls.append((m.__name__, hasattr(m, 'value'))))
+    assert importlib.util.find_spec(name).name==name and not calls
+import outer_module, _ast
+assert type(outer_module.__loader__) is type(outer_module.__spec__.loader) is zipimporter
+assert 'exec_module' not in vars(outer_module.__loader__) and dict(vars(BuiltinImporter))==before
+assert _ast.__loader__ is _ast.__spec__.loader is BuiltinImporter
+print(calls)'''
+    assert python(code)=="[('outer_module', True), ('_ast', False)]"
 
 def test_an_override_may_be_the_first_that_calls_a_late_method(tmp_path):
     "It runs once, whatever the kind of the method"

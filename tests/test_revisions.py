@@ -17,7 +17,7 @@ from conftest import dies_at, examples
 from fastai_remote import (IngestError, MissingSample, RedisStore, ShardStore, StoreExists, StoreNotFound, StoreUnavailable,
     TieredStore, UnknownField, UnsupportedFormat, image_samples, index_shards, to_redis, to_shards)
 from fastai_remote.core import CorruptSample, Manifest, seal
-from fastai_remote.ingest.revise import _Columns
+from fastai_remote.ingest.revise import _Columns, drop_fields
 from fastai_remote.store.redis_parts import read_run_tables, RunTable, TooManyRuns
 from fastai_remote.write import redis_lost
 from fastai_remote.write.redis_lock import RedisLock
@@ -475,7 +475,7 @@ def test_an_edit_that_makes_no_sense(server):
     with pytest.raises(TypeError, match='want a function'): store.add_fields('y')
     with pytest.raises(IngestError, match='zero'): store.add_fields(lambda o: 1/0, **one)
     with pytest.raises(Exception, match='bool|number|label'): store.edit(set={'id.i4':{1:'text'}})
-    assert store.edit() is store and verified(RedisStore(server.url, 'e')) and store[0]
+    assert store.edit() is store is store.drop_fields() is drop_fields(store, []) and verified(RedisStore(server.url, 'e')) and store[0]
 
 @pytest.mark.parametrize('change', [dict(drop=[3]), dict(set={'txt':{3:'new'}}), dict(set={'cls':{3:'b'}})], ids=str)
 def test_a_sample_whose_value_is_missing_can_be_dropped_and_replaced(server, change):

@@ -102,6 +102,23 @@ def test_damage_in_a_value_and_beside_it_are_told_apart(tiny, tmp_path):
     (what,why), = ShardStore(d).check_rest()
     assert what=='shard-000000.tar' and 'cut off' in why
 
+@pytest.mark.parametrize('num_workers', [0,1,2])
+def test_verify_reads_a_shard_that_replaced_another_one_since_an_earlier_verify(tiny, tmp_path, num_workers):
+    "Also with the same store: neither this process nor a worker reads files that it has opened before"
+    d = Path(shutil.copytree(tiny, tmp_path/'tiny'))
+    store = ShardStore(d)
+    assert store.verify(num_workers, chunk=1).bad==0
+    whole = (d/'shard-000001.tar').read_bytes()
+    at = whole.index(TINY[3]['bin'])
+    (d/'new').write_bytes(whole[:at]+b'x'+whole[at+1:])
+    os.replace(d/'new', d/'shard-000001.tar')
+    for again in (store, ShardStore(d)):
+        report = again.verify(num_workers, chunk=1)
+        assert [number for number,_ in report.failures]==[3] and report.bad==1
+    (d/'new').write_bytes(whole)
+    os.replace(d/'new', d/'shard-000001.tar')
+    assert store.verify(num_workers, chunk=1).bad==0
+
 def test_what_is_missing_is_found(tiny, tmp_path):
     "An index, a shard, the file of failures"
     for name in ('shard-000001.tar.fastai_remote','shard-000001.tar','shard-failures.json'):

@@ -487,6 +487,57 @@ def test_wav_files_are_read_as_soundfile_reads_them():
         w.writeframes(three.tobytes())
     assert np.array_equal(read_audio(f.getvalue())[0], (values/128).astype(np.float32))
 
+def wav_header(n_bytes, bits=16, channels=2, riff=None, kind=1, extension=b'', before=b''):
+    "How a wav file begins whose values have `n_bytes`, as its header says; `before` are other chunks"
+    width = (bits+7)//8*channels
+    form = struct.pack('<HHIIHH', kind, channels, 8000, 8000*width, width, bits)+extension
+    riff = 4+8+len(form)+len(before)+8+n_bytes if riff is None else riff
+    return b'RIFF'+struct.pack('<I', riff)+b'WAVEfmt '+struct.pack('<I', len(form))+form+before+b'data'+struct.pack('<I', n_bytes)
+
+LENGTHS = {'ffmpeg':(0xFFFFFFFF,0xFFFFFFFF), 'zeros':(0,0), 'no values yet':(0,None), 'unknown file':(0,0xFFFFFFFF), 'unknown values':(0xFFFFFFFF,0)}
+
+@pytest.mark.parametrize('n_bytes,riff', LENGTHS.values(), ids=LENGTHS.keys())
+def test_a_wav_file_of_unknown_length_is_read_to_its_end(n_bytes, riff):
+    "A program that writes it into a pipe cannot go back to write the length"
+    values = np.arange(-6, 6, dtype='<i2')
+    header = wav_header(n_bytes, riff=riff, before=b'LIST'+struct.pack('<I', 3)+b'abc\0')
+    found,rate = read_audio(header+values.tobytes())
+    assert rate==8000 and np.array_equal(found, values.reshape(-1, 2).T/np.float32(1<<15))
+    assert read_audio(header)[0].shape==(2,0)
+    with fails(ValueError, 'the wav file ends within a value: it has 23 bytes of them'): read_audio(header+values.tobytes()[:-1])
+
+def test_a_wav_file_without_values_is_empty_whatever_follows():
+    after = b'LIST'+struct.pack('<I', 4)+b'abcd'
+    assert read_audio(wav_header(0, riff=36+len(after))+after)[0].shape==(2,0)
+
+@pytest.mark.parametrize('bits', [8,16,24,32])
+def test_extensible_wav_files_with_whole_numbers_need_no_package(bits):
+    guid = bytes.fromhex('0100000000001000800000aa00389b71')
+    extension = struct.pack('<HHI', 22, bits, 3)+guid
+    values = np.random.default_rng(0).integers(0, 256, (10, 2, bits//8), np.uint8).tobytes()
+    found,rate = read_audio(wav_header(len(values), bits, kind=0xFFFE, extension=extension)+values)
+    want,_ = read_audio(wav_header(len(values), bits)+values)
+    assert rate==8000 and found.shape==(2,10) and np.array_equal(found, want)
+
+@pytest.mark.skipif(find_spec('soundfile') or find_spec('torchaudio'), reason='a package reads it')
+def test_other_wav_files_need_a_package():
+    floats = bytes([3,*bytes.fromhex('00000000001000800000aa00389b71')])
+    for header in (wav_header(8, 32, kind=3), wav_header(8, 32, kind=0xFFFE, extension=struct.pack('<HHI', 22, 32, 3)+floats)):
+        with fails(ImportError, 'needs a decoder: install soundfile'): read_audio(header+bytes(8))
+
+def test_damaged_headers_of_wav_files_are_named():
+    good = wav_header(8)+bytes(8)
+    for content,why in ((good[:40],'it has no values'), (good[:12]+good[36:],'the description of its format is missing'),
+                        (wav_header(8, channels=0)+bytes(8),'0 channels of 16 bits'), (wav_header(8, bits=0)+bytes(8),'2 channels of 0 bits')):
+        with fails(ValueError, f'a damaged wav file.*{why}'): read_audio(content)
+    with fails(ValueError, 'promises 2 values, and 1 are there'): read_audio(good[:-1])
+
+def test_no_recording_is_shown_if_none_is_asked_for():
+    one = TensorAudio(torch.zeros(1, 8))
+    samples = L((one,TitledStr('low')))
+    assert list(show_batch(one[None], None, samples, max_n=0))==list(show_results(one[None], None, samples, samples, max_n=0))==[]
+    plt.close('all')
+
 @pytest.mark.parametrize('field,in_shards', [('wav',False), ('audio.npy',False), ('wav',True), ('audio.npy',True)])
 def test_recordings_train_as_in_plain_torch_and_are_shown_and_exported(audio, field, in_shards, tmp_path):
     if in_shards:

@@ -141,7 +141,8 @@ def plan_fields(
         if codec=='cls' and field in vocab:
             res[field] = {'codec':codec, 'dtype':narrow(0, max(len(vocab[field])-1, 0))}
         elif codec=='cls':
-            res[field] = {'codec':codec, 'dtype':'i8', 'staged':True, 'text':isinstance(value, str)}
+            is_text = isinstance(plain_label(field, value), str)
+            res[field] = {'codec':codec, 'dtype':'i8', 'staged':True, 'text':is_text}
         elif dtype is not None:
             res[field] = {'codec':codec, 'dtype':dtype.str[1:]}
         else:
@@ -172,11 +173,10 @@ def plain_label(
 ):
     """Converts a scalar of NumPy or PyTorch to a value of Python, which can be looked up in a dict of labels
 
-    Anything else is returned as it is. Raises `ValueError` for a masked value, and `TypeError` for a `np.datetime64` or
-    `np.timedelta64`."""
+    Anything else is returned as it is. Raises `ValueError` for a masked value, and `TypeError` for a time of NumPy."""
     if getattr(label, 'shape', None)!=(): return label
     refuse_mask(label, field)
-    if isinstance(label, (np.datetime64,np.timedelta64)):   # NumPy would make an integer of nanoseconds
+    if getattr(getattr(label, 'dtype', None), 'kind', '') in ('m','M'):   # NumPy would make an integer of nanoseconds
         raise TypeError(f'label {label!r}: a label is a text or an integer: give str(label)')
     return label.item()
 

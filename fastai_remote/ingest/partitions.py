@@ -46,7 +46,7 @@ class PartitionWriter:
         self.writer,self.fn,self.overwrite = RedisWriter(as_link(url), name),fn,overwrite
         self.open_writer = None # Set while the ingest runs
         options = IngestOptions(fn, num_workers=0, chunk=chunk, max_failed=max_failed)
-        self.limit,vocab = options.limit,as_vocab(vocab or None)
+        self.limit,vocab = options.limit,as_vocab(vocab)
         fields = plan_fields(convert(unchanged, fn, sample), vocab)
         check_vocab(vocab, fields)
         self.plan = dict(n=0, chunk=options.chunk, fields=fields, splits=None, vocab=vocab, signature=uuid.uuid4().hex,
@@ -58,14 +58,16 @@ class PartitionWriter:
         return self
 
     def __exit__(self, *args):
+        self.open_writer = None
         with suppress(StoreError): self.writer.close()   # as in `ingest`
     def __getstate__(self):   # no connection, no lock
         self._check_begun()
         return dict(open_writer=self.open_writer, fn=self.fn)
 
     def _check_begun(self):
-        "Raises `RuntimeError` if `with` was not entered yet"
-        if self.open_writer is None: raise RuntimeError(f'{self.writer.name}: use the writer in with: … as write:')
+        "Raises `RuntimeError` before the block of `with` and after it, and when `commit` has returned"
+        if self.open_writer is None:
+            raise RuntimeError(f'{self.writer.name}: use the writer in with: … as write:, until commit has returned')
 
     def __call__(self, rows):
         "Write `rows`, an iterable; yields `(chunk, written, failed)` for each chunk: its number, and counts of rows"
@@ -83,6 +85,7 @@ class PartitionWriter:
     )->IngestReport:
         """Make a dataset of the chunks that `records` name; all others, of attempts that died, are removed
 
+        Text labels that only removed rows had stay in the vocabulary, with a count of 0, unless `vocab` was given.
         Attempts that are still running cannot write any more: they raise `StoreBusy`. Raises what `to_redis` raises.
         `ServerRestarted` means that chunks are lost. After an `IngestError` it may be called again, with a higher
         `max_failed`."""
@@ -102,5 +105,6 @@ class PartitionWriter:
         report = IngestReport(writer.name, writer.url)
         for _,record in writer.records(): report.add(record)
         commit_ingest(writer, report, limit)
+        self.open_writer = None
         report.seconds = time.monotonic()-self.started
         return report

@@ -244,7 +244,7 @@ def add_fields(
     elif isinstance(fn, dict) and not fn: raise ValueError(f'{store.name}: an empty dict: there is no field to add')
     elif isinstance(fn, dict): source,fn = _Columns(fn, len(store)),None
     else: raise TypeError(f'want a function of a sample, or a dict of arrays, not {type(fn).__name__}')
-    options = dict(vocab=vocab or {}, num_workers=num_workers, chunk=chunk, progress=progress)
+    options = dict(vocab={} if vocab is None else vocab, num_workers=num_workers, chunk=chunk, progress=progress)
     if store.shards is not None: _add_to_shards(store, source, fn, **options)
     else: ingest(source, store.reviser(AddFields()), fn, shuffle=False, max_failed=0, **options)
     return store.reopened()
@@ -253,10 +253,12 @@ def drop_fields(
     store:Store, # The dataset
     fields # Names of fields, or one name
 )->Store: # The new version
-    "Remove fields from all samples of a dataset; raises `UnknownField`, `ValueError` if none would be left"
+    """Remove fields from all samples of a dataset; raises `UnknownField`, `ValueError` if none would be left
+
+    If there is nothing to remove, `store` itself is returned."""
     fields = _known_fields(store, [name for field in listify(fields) for name in listify(field)])
     if set(fields)==set(store.fields): raise ValueError(f'{store.name}: no field would be left')
-    return _edit(store, {}, np.zeros(0, np.int64), fields)
+    return _edit(store, {}, np.zeros(0, np.int64), fields) if fields else store
 
 def _known_fields(store, fields):
     "Returns `fields`, names of fields, if `store` has all of them; else raises `UnknownField`"
@@ -320,7 +322,19 @@ def edit_samples(
     both = [number for changed in values.values() for number in np.intersect1d(list(changed), drop).tolist()]
     if both: raise ValueError(f'{store.name}: sample {both[0]} is to be removed and changed')
     if len(drop)==len(store): raise ValueError(f'{store.name}: no sample would be left; delete the dataset')
+    values = {field:_with_plain_labels(store, field, changed) for field,changed in values.items()}
     return _edit(store, values, drop) if len(drop) or values else store
+
+def _with_plain_labels(store, field, values):
+    """Returns `values`, `{sample number: new value}` of a field; those of a label field as `plain_label` returns them
+
+    Raises `IngestError`, which names the sample, for what `plain_label` refuses."""
+    if store.manifest.fields[field]['codec']!='cls': return values
+    labels = {}
+    for number,value in values.items():
+        try: labels[number] = plain_label(field, value)
+        except Exception as e: raise _needed(store.name, f'sample {number}', e) from e
+    return labels
 
 def _edit_shards(store, reviser):
     "`edit_samples` for shards: new values of a field of bytes go into an overlay; numbers and labels into the indices"

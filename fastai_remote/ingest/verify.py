@@ -15,6 +15,7 @@ from ..core import html_table, CorruptSample, MissingSample, StoreError, StoreNo
 from .report import SHOWN_FAILURES
 from ..parallel import parallel_map
 from ..store.base import decode_value, field_codec, Store
+from ..store.connection import Opener
 
 # %% ../../nbs/ingest/08_verify.ipynb #95ce27dc
 @dataclass
@@ -58,13 +59,16 @@ def verify_store(
 )->VerifyReport:
     """Read all that is stored, compare its checksums, and decode the samples; raises `StoreUnavailable`
 
-    What is damaged or missing is counted in the report. It is raised only if the dataset cannot be opened any more."""
+    The dataset is opened anew, in this process, too: files that are still open may have been replaced. What is damaged
+    or missing is counted in the report. It is raised only if the dataset cannot be opened any more."""
     if chunk<1: raise ValueError(f'chunk is a number of samples, at least 1, not {chunk}')
     report,started = VerifyReport(store.name, unchecked=list(store.unchecked)),time.monotonic()
     for what,reason in store.check_rest():
         report.bad += 1
         if len(report.rest)<SHOWN_FAILURES: report.rest.append((what,reason))
-    tasks = ((store.opener(), start, min(start+chunk, len(store))) for start in range(0, len(store), chunk))
+    opener = store.opener()
+    if isinstance(opener, Opener): opener = opener.renewed()
+    tasks = ((opener, start, min(start+chunk, len(store))) for start in range(0, len(store), chunk))
     results = parallel_map(_verify_range, tasks, num_workers)
     try:
         if progress: results = progress(results, -(-len(store)//chunk), report)

@@ -9,7 +9,7 @@ __all__ = ['AUDIO_FILES', 'is_audio', 'audio_floats', 'read_audio', 'TensorAudio
            'show_batch', 'show_results']
 
 # %% ../../nbs/load/22_audio.ipynb #5bd7ddb5
-import io, random, wave
+import io, random, struct
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,35 +49,60 @@ def audio_floats(
                          f'{a.dtype}: convert it when it is written, such as by .astype(np.float32)')
     return (a/(1<<8*a.dtype.itemsize-1)).astype(np.float32)
 
+_NO_LENGTH = 0xFFFFFFFF # What ffmpeg writes as a length into a pipe, where it cannot go back
+_PCM,_EXTENSIBLE = 1,0xFFFE # Formats of wav files: whole numbers; a format whose name follows
+_EXTENSIBLE_PCM = bytes.fromhex('0100000000001000800000aa00389b71')   # the name of whole numbers
+
 def _read_wav(b):
     """(float32 array of shape (channels, values), values per second) of a wav file with whole numbers of 8 to 32 bits
 
-    Raises `wave.Error` or `EOFError` for a damaged file or another format, and `ValueError` if values are missing."""
-    with wave.open(io.BytesIO(b)) as f:
-        channels,width,rate,n = f.getnchannels(),f.getsampwidth(),f.getframerate(),f.getnframes()
-        if width>4: raise wave.Error(f'unknown format: whole numbers of {8*width} bits')
-        frames = f.readframes(n)
-    if len(frames)!=n*channels*width:
-        raise ValueError(f'the header of the wav file promises {n:,} values, and {len(frames)//(channels*width):,} are '
-                         'there')
-    if width==3: a = np.pad(np.frombuffer(frames, np.uint8).reshape(-1, 3), ((0,0),(1,0))).view('<i4').ravel()
-    else: a = np.frombuffer(frames, {1:'u1', 2:'<i2', 4:'<i4'}[width])
+    `None` for a wav file of another format. A file whose header does not say its length, as it was written into a pipe,
+    is read to its end. Raises `ValueError` for a damaged file, and if values are missing."""
+    header,start,size = _wav_chunks(b)
+    if len(header)<16: raise ValueError('a damaged wav file: the description of its format is missing or cut off')
+    kind,channels,rate,_,_,bits = struct.unpack_from('<HHIIHH', header)
+    width = (bits+7)//8
+    if kind==_EXTENSIBLE and header[24:40]==_EXTENSIBLE_PCM: kind = _PCM
+    if kind!=_PCM or width>4: return None
+    if not channels*width: raise ValueError(f'a damaged wav file: {channels} channels of {bits} bits')
+    there,riff_end = len(b)-start,int.from_bytes(b[4:8], 'little')+8
+    # other programs write 0, and the end of the file where the values begin
+    if size==_NO_LENGTH or not size and (riff_end<=start or riff_end>_NO_LENGTH):
+        if there%(channels*width): raise ValueError(f'the wav file ends within a value: it has {there:,} bytes of them')
+        size = there
+    n = size//(channels*width)
+    values = b[start:start+n*channels*width]
+    if len(values)!=n*channels*width:
+        raise ValueError(f'the header of the wav file promises {n:,} values, and {there//(channels*width):,} are there')
+    if width==3: a = np.pad(np.frombuffer(values, np.uint8).reshape(-1, 3), ((0,0),(1,0))).view('<i4').ravel()
+    else: a = np.frombuffer(values, {1:'u1', 2:'<i2', 4:'<i4'}[width])
     return audio_floats(a.reshape(-1, channels).T),rate
+
+def _wav_chunks(b):
+    """(bytes that describe the format, place of the first value, bytes of values by the header) of a wav file
+
+    Raises `ValueError` if no values are announced."""
+    header,start = b'',12
+    while start+8<=len(b):
+        name,size = struct.unpack_from('<4sI', b, start)
+        start += 8
+        if name==b'data': return header,start,size
+        if name==b'fmt ': header = b[start:start+size]
+        start += size+size%2
+    raise ValueError(f'a damaged wav file of {len(b):,} bytes: it has no values')
 
 def read_audio(
     content:bytes # A recording as a file
 )->tuple: # (float32 array of shape (channels, values), values per second)
-    """Decode a recording: a wav file with whole numbers by Python's `wave`, others by soundfile, or else torchaudio
+    """Decode a recording: a wav file with whole numbers by NumPy, others by soundfile, or else torchaudio
 
     Raises `ValueError` if it is damaged, `ImportError` if one of these packages is needed and neither is there, and
     what torchaudio raises."""
     if not content or content[:4]==b'RIFF' and len(content)<12:
         raise ValueError(f'a damaged recording of {len(content)} bytes')
     if content[:4]==b'RIFF' and content[8:12]==b'WAVE':
-        try: return _read_wav(content)
-        except (wave.Error,EOFError) as e:
-            is_damaged = 'unknown format' not in str(e)
-            if is_damaged: raise ValueError(f'a damaged wav file: {e or type(e).__name__}') from None
+        found = _read_wav(content)
+        if found is not None: return found
     if find_spec('soundfile'):
         import soundfile
         try: values,rate = soundfile.read(io.BytesIO(content), dtype='float32', always_2d=True)
@@ -196,6 +221,7 @@ def pad_audio(
 def _audio_grid(n, max_n, nrows, ncols, figsize):
     "List of axes for `n` recordings, at most `max_n`; `nrows`, `ncols` and `figsize` are chosen where they are `None`"
     n = min(n, max_n)
+    if n<1: return []
     ncols = ncols or (-(-n//nrows) if nrows else min(n, 3))
     rows = nrows or -(-n//ncols)
     return get_grid(n, nrows=nrows, ncols=ncols, figsize=figsize or (4*ncols,2.2*rows))

@@ -27,8 +27,8 @@ def as_points(
 def as_boxes(
     value # Array or list of corners (x1, y1, x2, y2) in pixels, shape (n,4), or their numbers in a row, shape (4n,)
 )->np.ndarray: # Shape (n,4)
-    "Boxes in an image; raises `ValueError` for another shape, or if a box ends before it begins"
-    boxes = _rows(value, 4, 'boxes', 'a box is (x1, y1, x2, y2)')
+    "Boxes in an image; raises `ValueError` for another shape, if one is not finite, or if it ends before it begins"
+    boxes = _boxes(value, 'a box is (x1, y1, x2, y2)')
     bad = np.flatnonzero((boxes[:,2:]<boxes[:,:2]).any(1))
     if not len(bad): return boxes
     raise ValueError(f'box {bad[0]} is {boxes[bad[0]].tolist()}, which ends before it begins: a box is '
@@ -37,11 +37,18 @@ def as_boxes(
 def as_sized_boxes(
     value # Array or list of (x, y, width, height) in pixels, shape (n,4), or their numbers in a row, shape (4n,)
 )->np.ndarray: # Corners (x1, y1, x2, y2), float64, shape (n,4)
-    "Boxes in an image; raises `ValueError` for another shape, or for a negative size"
-    boxes = _rows(value, 4, 'boxes', 'a box is (x, y, width, height)')
+    "Boxes in an image; raises `ValueError` for another shape, if one is not finite, or for a negative size"
+    boxes = _boxes(value, 'a box is (x, y, width, height)')
     if (boxes[:,2:]<0).any(): raise ValueError(f'a box with a negative width or height: {boxes.tolist()}')
     boxes = boxes.astype(np.float64)   # a sum may not fit into the stored type
     return np.concatenate([boxes[:,:2], boxes[:,:2]+boxes[:,2:]], 1)
+
+def _boxes(value, advice):
+    "As `_rows` for boxes; also raises `ValueError` if a number is infinite or NaN, which no comparison finds"
+    boxes = _rows(value, 4, 'boxes', advice)
+    bad = np.flatnonzero(~np.isfinite(boxes).all(1))
+    if not len(bad): return boxes
+    raise ValueError(f'box {bad[0]} is {boxes[bad[0]].tolist()}, but numbers of a box are finite')
 
 def _rows(value, columns, what, advice):
     """`value`, an array or list, as an array of numbers of shape (n, `columns`); one of one dimension is reshaped

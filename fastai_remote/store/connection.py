@@ -8,7 +8,7 @@ Docs: page `store/connection`"""
 __all__ = ['Opener', 'Retries', 'DeadlinePassed', 'call_in_thread']
 
 # %% ../../nbs/store/02_connection.ipynb #b69a8d27
-import hashlib, random, threading, time
+import hashlib, random, threading, time, uuid
 
 from ..core import StoreUnavailable
 from .address import hide, Secret, SecretOptions, without_secrets
@@ -32,11 +32,22 @@ class Opener:
         name:str, # What `repr` shows; must not contain a secret
         /,
         **state # Arguments of `function`; an argument that is an `Opener` is called in the worker
-    ): self.function,self.name,self.state = function,name,SecretOptions(state)
+    ): self.function,self.name,self.state,self.mark = function,name,SecretOptions(state),''
 
     def key(self)->tuple: # The function; sha256 in hex
-        "The function and a checksum of its arguments: equal for openers with the same ones, whatever their names"
-        return self.function,hashlib.sha256(_content(self.state).encode()).hexdigest()
+        """The function and a checksum of its arguments: equal for openers with the same ones, whatever their names
+
+        Each renewed opener has a key of its own."""
+        return self.function,hashlib.sha256((self.mark+_content(self.state)).encode()).hexdigest()
+
+    def renewed(self)->'Opener':
+        """An opener of the same object that returns none of those that were made before: each process makes a new one
+
+        So do the openers among its arguments. A kept object has files open, which others may have replaced."""
+        state = {k:v.renewed() if isinstance(v, Opener) else v for k,v in self.state.items()}
+        opener = Opener(self.function, self.name, **state)
+        opener.mark = uuid.uuid4().hex
+        return opener
 
     def __call__(self):
         """`function(**state)`, or the object made last in this process, if the arguments were the same
