@@ -1,12 +1,13 @@
 """Storage on servers that are silent, slow, endless or wrong: answers are bounded in time and memory, and are those
 that were asked for"""
-import contextlib, http.server, re, socket, threading, time, zipfile
+import contextlib, gc, http.server, re, socket, threading, time, weakref, zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 pytest.importorskip('s3fs')
+from fsspec.implementations.memory import MemoryFileSystem
 
 from conftest import busy, in_time
 from fastai_remote.core import StoreUnavailable
@@ -150,6 +151,20 @@ def test_a_client_is_not_used_while_an_interrupted_call_still_uses_it(monkeypatc
         storage.read('a')
     assert storage.read('a')==b'content' and storage.fs is not client
     done.set()
+
+def test_clients_that_are_refused_are_not_kept(monkeypatch):
+    "A bucket that answers 403 for files that do not exist: after each refusal, a new client is made"
+    clients,storage = [],Storage('memory://limits', 5)
+    def read(client, path):
+        if id(client) not in (id(known()) for known in clients): clients.append(weakref.ref(client))
+        if path.endswith('none'): raise PermissionError('403')
+        return b'content'
+    monkeypatch.setattr(MemoryFileSystem, 'cat_file', read)
+    for k in range(5):
+        assert storage.read('a')==b'content'
+        with pytest.raises(StoreUnavailable, match='refused'): storage.read('none')
+    gc.collect()
+    assert len(clients)==6 and sum(client() is not None for client in clients)==1
 
 @pytest.mark.timeout(60)
 def test_a_steady_download_may_take_longer_than_the_timeout():

@@ -39,7 +39,6 @@ class s3_options(SecretOptions):
 
 # %% ../../nbs/store/12_storage.ipynb #daf36db0
 _least_part,_first_part,_largest_part = 1<<16,1<<19,1<<23   # bytes of a part of a file
-_abandoned_clients = []   # kept, because their connections may be in use
 
 class Storage:
     """A folder on any file system that fsspec supports, with one deadline for each call
@@ -316,10 +315,10 @@ def _is_refused(self:Storage, error): return _is_refusal(error) and not self.loc
 
 @patch
 def _forget_client(self:Storage, client):
-    "Connect anew when used next, unless `client` is no longer this storage's, as another thread has done so already"
-    if self._client[1] is not client: return
-    _abandoned_clients.append(client)
-    self._client = 0,None
+    """Connect anew when used next, unless `client` is no longer this storage's, as another thread has done so already
+
+    The connections of `client` are closed when no call uses it any more: a call that still runs refers to it."""
+    if self._client[1] is client: self._client = 0,None
 
 @patch
 def _handle(self:Storage, error, retries):
