@@ -110,8 +110,8 @@ class RedisServer:
         conf = {name.replace('_','-').lower():value for name,value in conf.items()}
         for name in _OWN_SETTINGS:
             if name in conf:
-                raise ValueError(f'{name}={str(conf[name])!r}: RedisServer sets this itself: path= is the folder, port= '
-                                 'a TCP port, and the attribute url has the address')
+                raise ValueError(f'{name}={str(conf[name])!r}: RedisServer sets this itself: path= is the folder, '
+                                 'port= a TCP port, and the attribute url has the address')
         if port<0:
             with socket.socket() as sock:
                 sock.bind(('127.0.0.1', 0))

@@ -466,8 +466,8 @@ def _check_copy(self:TieredStore, copy, n=64):
     values = copy.link.send([('GET', key) for key in self._keys(fields, numbers.tolist())])
     there = [k for k,value in enumerate(values) if value is not None]
     if not there:
-        raise ValueError(f'{copy.name} in {copy.link.url} holds none of the {len(values)} values that were looked at, so '
-                         f'that nobody can tell whether it is a copy of {self.name}: copy it again')
+        raise ValueError(f'{copy.name} in {copy.link.url} holds none of the {len(values)} values that were looked at, '
+                         f'so that nobody can tell whether it is a copy of {self.name}: copy it again')
     same = sum(zlib.crc32(values[k])==checksums[k] for k in there)
     if same<.9*len(there): raise ValueError(f'{what}: {same} of {len(there)} values looked at are the same')
 
