@@ -1,5 +1,5 @@
 "Values that were added to shards, or changed: where they are, how they are read, and what happens if they are damaged"
-import io, json, pickle, shutil
+import io, json, pickle, shutil, zipfile
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +137,16 @@ def test_on_an_object_store(tmp_path, monkeypatch):
         assert any(store.manifest.overlays[0]['uid'] in p and p.endswith('.tar') for p in copies)   # kept like other shards
         ShardStore.delete(url, options)
         assert not names()
+
+@pytest.mark.parametrize('folder', ['', 'p/'])
+def test_in_an_archive(tmp_path, folder):
+    store = written(tmp_path/'d').edit(set={'txt':{3:'another'}})
+    with zipfile.ZipFile(tmp_path/'x.zip', 'w') as archive:
+        for file in sorted((tmp_path/'d').rglob('*')):
+            if file.is_file(): archive.write(file, folder+str(file.relative_to(tmp_path/'d')))
+    zipped = ShardStore(f'zip://{folder}::{tmp_path}/x.zip', cache=None)
+    numbers = range(len(store))
+    assert zipped.get_many(numbers, 'txt;png')==store.get_many(numbers, 'txt;png') and zipped[3]['txt']=='another'
 
 def test_overlays_of_this_version_stay_readable(tmp_path):
     shutil.copytree(Path(__file__).parent/'data'/'shards-v4', tmp_path/'d')

@@ -363,6 +363,20 @@ def test_indexing_and_another_folder_on_the_same_host(signed, tmp_path):
     storage = Storage(signed.secret_urls[1])
     assert storage.beside(f'{signed.url}/other')._options==storage._options and not storage.beside('http://elsewhere/x')._options
 
+@pytest.mark.parametrize('url,other,is_same', [
+    ('webhdfs://safe:1/x', 'webhdfs://evil:2/y', False), ('webdav://safe/x', 'webdav://evil/x', False),
+    ('webhdfs://safe:1/x', 'webhdfs://safe:1/y', True), ('new_fs://safe/x', 'new_fs://evil/x', False),
+    ('abfs://data@safe.net/x', 'abfs://data@evil.net/x', False), ('one://a@safe/x', 'one://b@safe/x', False),
+    ('sftp://me@Host/x', 'sftp://host/y', True), ('sftp://host:22/x', 'sftp://host:23/x', False),
+    ('s3://one/x', 's3://two/y', True), ('gs://one/x', 'gs://two/y', True), ('s3://one/x', 'https://one/x', False),
+    ('simplecache::https://safe/x', 'simplecache::https://evil/x', False),
+    ('simplecache::https://safe/x', 'filecache::https://safe/y', True),
+    ('zip://a::https://safe/x.zip', 'zip://a::https://evil/x.zip', False),
+    ('simplecache::s3://one/x', 'simplecache::s3://two/x', True), ('/data/x', 'webhdfs://there/x', True)])
+def test_secrets_go_to_the_same_host_only(url, other, is_same):
+    options = {'password':MARKER}
+    assert Storage(url, storage_options=options).beside(other)._options==(options if is_same else {})
+
 def test_a_credential_provider_is_used_and_not_kept(monkeypatch):
     with redis_server(requirepass=MARKER) as server:
         address = server.url.replace(f':{MARKER}@', '')

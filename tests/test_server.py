@@ -1,10 +1,11 @@
 "The private server: nobody else can read what it holds"
-import os, stat
+import os, re, signal, stat, subprocess, sys, threading
 from types import SimpleNamespace
 
 import pytest
 import redis
 
+from fastai_remote.core import StoreBusy
 from fastai_remote.store import server as server_module
 from fastai_remote.store.server import find_server, redis_server
 
@@ -94,3 +95,89 @@ def test_a_server_may_load_its_data_for_any_time(monkeypatch):
     monkeypatch.setattr(server_module, 'time', SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None))
     monkeypatch.setattr(server_module.redis, 'Redis', Client)
     with redis_server(): assert next(answers, None) is None
+
+def values(folder):
+    "What a server finds in `folder`"
+    with redis_server(folder) as server:
+        client = redis.Redis.from_url(server.url)
+        return {key.decode():client.get(key).decode() for key in client.keys()}
+
+def test_a_second_server_on_the_same_folder_is_an_error_and_nothing_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, '_LOCK_SECONDS', .1, raising=False)
+    with redis_server(tmp_path/'d') as server:
+        redis.Redis.from_url(server.url).set('x', 1)
+        with pytest.raises(StoreBusy, match=re.escape(str(tmp_path/'d'))): redis_server(tmp_path/'d')
+        server.kill(signal.SIGTERM)
+        server.start()   # the same server has the folder again
+        assert redis.Redis.from_url(server.url).get('x')==b'1'
+        with pytest.raises(StoreBusy): redis_server(tmp_path/'d')
+    assert values(tmp_path/'d')=={'x':'1'}
+
+def test_a_folder_is_locked_until_its_server_has_saved_and_no_longer(tmp_path, monkeypatch):
+    "Also if the process that started it was killed; a process that was forked from that one, and lives on, has no lock"
+    monkeypatch.setattr(server_module, '_LOCK_SECONDS', .1, raising=False)
+    code = '''if True:
+        import os, redis, sys, time
+        from fastai_remote.store.server import redis_server
+        server = redis_server(sys.argv[1])
+        redis.Redis.from_url(server.url).set('x', 1)
+        child = os.fork()
+        if not child: time.sleep(600)
+        os.kill(server.proc.pid, 19)   # stops it, as if it took its time to save
+        print(child, server.proc.pid, flush=True)
+        os.kill(os.getpid(), 9)'''
+    process = subprocess.Popen([sys.executable, '-c', code, tmp_path/'d'], stdout=subprocess.PIPE)
+    child,server = map(int, process.stdout.readline().split())
+    try:
+        process.wait()
+        with pytest.raises(StoreBusy): redis_server(tmp_path/'d')
+        os.kill(server, signal.SIGTERM)   # also sent by the system, on Linux
+        os.kill(server, signal.SIGCONT)
+        monkeypatch.undo()
+        monkeypatch.setattr(server_module, '_LOCK_SECONDS', 60, raising=False)
+        assert values(tmp_path/'d')=={'x':'1'}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
+
+@pytest.mark.parametrize('program,error', [('/nowhere/redis-server', 'FileNotFoundError'), ('/bin/false', 'RuntimeError')])
+def test_a_server_that_does_not_start_leaves_nothing(tmp_path, program, error):
+    code = 'from fastai_remote.store.server import redis_server; redis_server()'
+    environment = {**os.environ, 'REDIS_SERVER_BIN':program, 'TMPDIR':str(tmp_path)}
+    shown = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True).stderr
+    assert shown.count('Traceback')==1 and f'{error}:' in shown and not list(tmp_path.iterdir()), shown
+
+def test_saving_may_take_any_time(tmp_path, monkeypatch):
+    "A server that saves before it ends does not answer; here it is stopped for a while"
+    monkeypatch.setattr(server_module, '_SAVE_SECONDS', .5)
+    answers = []
+    def answer(self, ask=server_module.RedisServer._answers):
+        answers.append(ask(self))
+        if len(answers)==2: self.proc.send_signal(signal.SIGCONT)
+        return answers[-1]
+    monkeypatch.setattr(server_module.RedisServer, '_answers', answer)
+    server = redis_server(tmp_path/'d')
+    redis.Redis.from_url(server.url).set('x', 1)
+    server.proc.send_signal(signal.SIGSTOP)
+    server.close()
+    assert answers==[False]*2 and server.proc.returncode==0 and not server.socket.parent.exists()
+    monkeypatch.undo()
+    assert values(tmp_path/'d')=={'x':'1'}
+
+def test_a_server_that_cannot_save_is_an_error_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, '_SAVE_SECONDS', 1, raising=False)
+    server = redis_server(tmp_path/'d')
+    redis.Redis.from_url(server.url).set('x', 1)
+    (tmp_path/'d'/'dump.rdb').mkdir()   # in the place of the file
+    with pytest.raises(RuntimeError, match='did not; its log ends with'): server.close()
+    assert redis.Redis.from_url(server.url).get('x')==b'1'
+    (tmp_path/'d'/'dump.rdb').rmdir()
+    server.close()
+    assert values(tmp_path/'d')=={'x':'1'}
+
+@pytest.mark.parametrize('setting', ['unixsocket', 'dir', 'Dir', 'daemonize', 'PORT'])
+def test_settings_that_would_not_work_are_refused(setting, tmp_path, monkeypatch):
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    monkeypatch.setattr('tempfile.tempdir', None)
+    with pytest.raises(ValueError, match=f'{setting.lower()}=.*path='): redis_server(**{setting:'yes'})
+    assert not list(tmp_path.iterdir())

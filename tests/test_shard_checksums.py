@@ -119,6 +119,30 @@ def test_verify_reads_a_shard_that_replaced_another_one_since_an_earlier_verify(
     os.replace(d/'new', d/'shard-000001.tar')
     assert store.verify(num_workers, chunk=1).bad==0
 
+def test_damage_in_a_shard_and_in_its_index_is_not_explained(tiny, tmp_path):
+    "Where the values are is not known then, so nobody can say what else is damaged"
+    d = Path(shutil.copytree(tiny, tmp_path/'tiny'))
+    for name in ('shard-000000.tar','shard-000000.tar.fastai_remote'):
+        content = bytearray((d/name).read_bytes())
+        content[content.index(TINY[1]['bin']) if name.endswith('.tar') else 20] ^= 4
+        (d/name).write_bytes(content)
+    reasons = dict(ShardStore(d).check_rest())
+    assert sorted(reasons)==['shard-000000.tar','shard-000000.tar.fastai_remote']
+    why = reasons['shard-000000.tar']
+    assert re.search('with samples 0 to 1: .*its index is damaged, too.*all of it is suspect', why) and 'outside' not in why
+
+@pytest.mark.parametrize('damage', [lambda b: b'\0'+b[1:], lambda b: b'', lambda b: b.replace(b'"uid":"', b'"uid":"x', 1), lambda b: b[:40]])
+def test_a_damaged_manifest_is_not_said_to_be_replaced(tiny, tmp_path, damage):
+    "By a reader that has opened the dataset before: what is wrong with the samples may come from another dataset, or not"
+    d = Path(shutil.copytree(tiny, tmp_path/'tiny'))
+    store,missing = ShardStore(d),ShardStore(d)
+    fds = len(os.listdir('/proc/self/fd'))
+    (d/'shard-000001.tar').unlink()
+    (d/'manifest.json').write_bytes(damage((d/'manifest.json').read_bytes()))
+    for read in (lambda: store[0], lambda: missing[3]):
+        with pytest.raises((CorruptSample,UnsupportedFormat), match=f'{d}/manifest.json: '): read()
+    assert len(os.listdir('/proc/self/fd'))==fds
+
 def test_what_is_missing_is_found(tiny, tmp_path):
     "An index, a shard, the file of failures"
     for name in ('shard-000001.tar.fastai_remote','shard-000001.tar','shard-failures.json'):

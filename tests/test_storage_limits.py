@@ -1,12 +1,13 @@
 """Storage on servers that are silent, slow, endless or wrong: answers are bounded in time and memory, and are those
 that were asked for"""
-import contextlib, http.server, re, socket, threading, time
+import contextlib, gc, http.server, re, socket, threading, time, weakref, zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 pytest.importorskip('s3fs')
+from fsspec.implementations.memory import MemoryFileSystem
 
 from conftest import busy, in_time
 from fastai_remote.core import StoreUnavailable
@@ -150,6 +151,20 @@ def test_a_client_is_not_used_while_an_interrupted_call_still_uses_it(monkeypatc
         storage.read('a')
     assert storage.read('a')==b'content' and storage.fs is not client
     done.set()
+
+def test_clients_that_are_refused_are_not_kept(monkeypatch):
+    "A bucket that answers 403 for files that do not exist: after each refusal, a new client is made"
+    clients,storage = [],Storage('memory://limits', 5)
+    def read(client, path):
+        if id(client) not in (id(known()) for known in clients): clients.append(weakref.ref(client))
+        if path.endswith('none'): raise PermissionError('403')
+        return b'content'
+    monkeypatch.setattr(MemoryFileSystem, 'cat_file', read)
+    for k in range(5):
+        assert storage.read('a')==b'content'
+        with pytest.raises(StoreUnavailable, match='refused'): storage.read('none')
+    gc.collect()
+    assert len(clients)==6 and sum(client() is not None for client in clients)==1
 
 @pytest.mark.timeout(60)
 def test_a_steady_download_may_take_longer_than_the_timeout():
@@ -318,3 +333,37 @@ def test_folders_on_the_web_have_names_and_are_no_files(tmp_path):
         assert (web.names(),web.names('sub'),web.files())==(['a.tar','sub'],['b.tar'],['a.tar'])
         server.shutdown()
     assert Storage(tmp_path).names()==['a.tar','sub'] and Storage(tmp_path).files()==['a.tar','sub/b.tar']
+
+@pytest.mark.parametrize('url,name,below', [
+    ('zip://p::/tmp/x.zip', 'p', 'zip://p/sub::/tmp/x.zip'), ('zip://p/q/::s3://b/x.zip', 'q', 'zip://p/q/sub::s3://b/x.zip'),
+    ('zip://::/tmp/x.zip', 'x.zip', 'zip://sub::/tmp/x.zip'), ('tar://p::/tmp/x.tar', 'p', 'tar://p/sub::/tmp/x.tar'),
+    ('simplecache::s3://b/f', 'f', 'simplecache::s3://b/f/sub'),
+    ('simplecache::zip://p::s3://b/x.zip', 'p', 'simplecache::zip://p/sub::s3://b/x.zip'),
+    ('simplecache::https://h:1/f?sig=abc', 'f', 'simplecache::https://h:1/f/sub?sig=abc'),
+    ('memory://', 'memory:', 'memory://sub'), ('/data/a::b', 'a::b', '/data/a::b/sub'),
+    ('github://org:repo@main/dir', 'dir', 'github://org:repo@main/dir/sub')])
+def test_the_folder_of_a_chain_of_urls_is_that_of_its_first_url(url, name, below):
+    storage = Storage(url)
+    assert storage.name==name and storage.reveal()['url']==url and not storage.reveal()['storage_options']
+    assert storage.subfolder('sub').reveal()['url']==below
+
+def test_a_repository_in_a_url_is_no_secret():
+    storage = Storage('github://org:repo@main/dir')
+    assert storage.url=='github://org:repo@main/dir' and Storage('zip://::github://org:repo@main/a.zip').url.count('repo')
+
+@pytest.mark.parametrize('url', ['simplecache::s3://b/x.tar', 'tar://a.tar::/tmp/x.tar', '/tmp/x.tgz'])
+def test_a_tar_is_no_folder(url):
+    with pytest.raises(ValueError, match='give the folder that holds the tars'): Storage(url)
+
+@pytest.mark.parametrize('url', ['zip://p::http://host:x/f', 'http://me:pass/word@host/f', 'simplecache::ftp://host:1x/f'])
+def test_a_port_that_is_no_number_is_an_error_in_a_chain_too(url):
+    with pytest.raises(ValueError, match='the port must be a number'): Storage(url)
+
+@pytest.mark.parametrize('folder', ['', 'p', 'p/'])
+def test_files_in_an_archive(tmp_path, folder):
+    with zipfile.ZipFile(tmp_path/'x.zip', 'w') as archive:
+        for name in ('p/a.txt','p/q/b.txt'): archive.writestr(name, name)
+    storage = Storage(f'zip://{folder}::{tmp_path}/x.zip')
+    names = ['a.txt','q/b.txt'] if folder else ['p/a.txt','p/q/b.txt']
+    assert storage.files()==names and storage.read(names[1])==b'p/q/b.txt'
+    assert Storage(f'zip://::{tmp_path}/x.zip').subfolder('p').subfolder('q').read('b.txt')==b'p/q/b.txt'

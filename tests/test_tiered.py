@@ -372,6 +372,16 @@ def test_a_copy_with_only_labels_and_numbers(fresh, tmp_path):
     to_redis([{'cls':'a', 'id':1}], fresh.url, 'short', **one)
     with expect_fail(ValueError, contains='1 samples, not 20'): TieredStore(RedisStore(fresh.url, 'short'), shards)
 
+def test_a_copy_that_has_lost_its_values_is_named_as_such(fresh, folder):
+    "Whether they were those of the shards cannot be told any more"
+    from fastai_remote.ingest.run import to_redis
+    shards = ShardStore(folder)
+    to_redis(shards, fresh.url, 'copy', **one)
+    c = client(fresh)
+    c.delete(*[key for key in c.scan_iter('copy:*', count=1000) if key.split(b':')[1] in (b'txt',b'json')])
+    with pytest.raises(ValueError, match='copy in .* holds none of the .* that were looked at.*copy it again'):
+        TieredStore(RedisStore(fresh.url, 'copy'), shards)
+
 def test_ttl_and_clear(fresh, folder):
     store,c = TieredStore(fresh.url, ShardStore(folder), ttl=100),client(fresh)
     store.warm(num_workers=1)

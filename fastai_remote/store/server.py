@@ -8,7 +8,7 @@ Docs: page `store/server`"""
 __all__ = ['find_server', 'RedisServer', 'redis_server']
 
 # %% ../../nbs/store/10_server.ipynb #44b52098
-import atexit, ctypes, os, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading, time
+import atexit, ctypes, fcntl, os, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading, time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from urllib.parse import quote
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from ..core import StoreBusy
 
 # %% ../../nbs/store/10_server.ipynb #a6839225
 def find_server()->str:
@@ -61,6 +63,9 @@ def _die_with_parent():
 
 # %% ../../nbs/store/10_server.ipynb #43703959
 _APPEND_ONLY = 'appendonlydir','appendonly.aof'   # of Redis 7 and later; of older versions
+_OWN_SETTINGS = 'port','dir','unixsocket','daemonize'   # of which other values would not work
+_LOCK_SECONDS = 2.   # how long to wait for the lock: a child of a server that was killed may still be saving
+_SAVE_SECONDS = 60.   # after each of these, a server that was told to stop is asked whether it is still in use
 
 def _private_folder(path):
     """Make the folder `path` if it is not there, let only its owner use it, and return its absolute `Path`
@@ -74,19 +79,39 @@ def _private_folder(path):
     for name in found & {'dump.rdb','server.log','url'}: (folder/name).chmod(0o600)   # of an earlier version
     return folder
 
+def _lock(log, folder):
+    """Lock `log`, the open file `server.log` of `folder`; raises `StoreBusy` if another server has it locked
+
+    The server and its children inherit the lock with the file, and only they keep it. So it lasts until the last of
+    them has written its data, even if this process is killed."""
+    began = time.monotonic()
+    while True:
+        try: return fcntl.flock(log, fcntl.LOCK_EX|fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic()-began>_LOCK_SECONDS:
+                raise StoreBusy(f'{folder}: another server uses this folder, or is still saving its data there: close '
+                                'it, and wait until it has ended, or choose another folder') from None
+        time.sleep(.02)
+
 class RedisServer:
     """A private Redis server process, which ends with this process; a context manager
 
     Other users of the machine can read neither its files nor its data. A server with a TCP port requires a password,
     unless `conf` says otherwise, because they could reach the port; `url` has the password. If this process is killed,
-    the server ends with it on Linux only."""
+    the server ends with it on Linux only. A folder has one server at a time: another one raises `StoreBusy`."""
+    proc = None # Its process, a `subprocess.Popen`, once it was started
     def __init__(self,
         path:str|Path=None, # Folder that keeps the data between runs; default: a temporary one, nothing is kept
         port:int=0, # TCP port on localhost; 0 for a unix socket only, -1 for a free port
         # Any setting of redis.conf, `_` for `-`: `maxmemory='1gb'`, `requirepass='…'` (default: random if there is a
-        # port, else none; `''` for none)
+        # port, else none; `''` for none); except for `dir`, `unixsocket` and `daemonize`, which raise `ValueError`
         **conf
     ):
+        conf = {name.replace('_','-').lower():value for name,value in conf.items()}
+        for name in _OWN_SETTINGS:
+            if name in conf:
+                raise ValueError(f'{name}={str(conf[name])!r}: RedisServer sets this itself: path= is the folder, '
+                                 'port= a TCP port, and the attribute url has the address')
         if port<0:
             with socket.socket() as sock:
                 sock.bind(('127.0.0.1', 0))
@@ -98,18 +123,23 @@ class RedisServer:
                      'save':'3600 1' if self.keep else '',
                      # a server that is told not to append does not read what another one has appended
                      'appendonly':'yes' if any((self.dir/name).exists() for name in _APPEND_ONLY) else 'no'}
-        self.conf |= {name.replace('_','-'):value for name,value in conf.items()}
+        self.conf |= conf
         if port and not {'requirepass','user','aclfile'} & self.conf.keys():
             self.conf['requirepass'] = secrets.token_urlsafe(24)
         atexit.register(self.close)
-        self.start()
+        try: self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def start(self):
         """Start the server, for the first time or after `kill`, and wait until it answers; returns this object
 
         Raises `RuntimeError` with the end of its log if it ends, or does not answer within a minute; while it loads its
-        data, there is no limit. Raises `FileNotFoundError` if there is no server program."""
+        data, there is no limit. Raises `StoreBusy` if another server uses the folder, and `FileNotFoundError` if there
+        is no server program."""
         with open(self.dir/'server.log', 'ab', opener=partial(os.open, mode=0o600)) as log:
+            _lock(log, self.dir)
             self.proc = _popen([find_server(), '-'], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, umask=0o077, preexec_fn=_die_with_parent if sys.platform=='linux' else None)
         # settings go to its standard input, as everybody can see the arguments of a process
@@ -124,9 +154,13 @@ class RedisServer:
             except redis.ConnectionError as error:
                 is_late = time.monotonic()-began>60 and not isinstance(error, redis.BusyLoadingError)
                 if is_late or self.proc.poll() is not None:
-                    log = (self.dir/'server.log').read_text(errors='replace')[-800:]
-                    raise RuntimeError(f'{self.proc.args[0]} did not start; its log ends with: {log}') from None
+                    raise self._error('did not start') from None
                 time.sleep(.005)
+
+    def _error(self, what):
+        "A `RuntimeError` with `what` the server did, and the end of its log"
+        log = (self.dir/'server.log').read_text(errors='replace')[-800:]
+        return RuntimeError(f'{self.dir}: {self.proc.args[0]} {what}; its log ends with: {log}')
 
     @property
     def url(self)->str:
@@ -140,26 +174,38 @@ class RedisServer:
     ):
         """Send a signal to the server, by default one that stops it as a crash would, and wait until it has ended
 
-        `start` starts it again. Raises `subprocess.TimeoutExpired` if it takes more than a minute."""
+        `start` starts it again. There is no limit while it saves its data. Raises `RuntimeError` with the end of its
+        log if it does not end, such as for a disk that is full: it still answers then, after a minute."""
         self.proc.send_signal(sig)
-        self.proc.wait(60)
+        while True:
+            with suppress(subprocess.TimeoutExpired): return self.proc.wait(_SAVE_SECONDS)
+            if self._answers(): raise self._error('was told to stop, and did not')
+
+    def _answers(self):
+        "Does the server answer? Not while it saves its data before it ends"
+        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1, retry=Retry(NoBackoff(), 0))
+        try: return client.ping()
+        except redis.AuthenticationError: return True
+        except (redis.ConnectionError,redis.TimeoutError): return False
 
     def close(self,
         wait:bool=True # Tell the server to stop, and wait until it has? `False`: it was told before, and ends by itself
     ):
-        """Stop the server, and remove data that is not to be kept
+        """Stop the server, however long it saves its data, and remove data that is not to be kept
 
-        In a process that was forked from the one that started the server, nothing happens."""
+        In a process that was forked from the one that started the server, nothing happens. Raises `RuntimeError` if
+        the server cannot save its data: it goes on, and may be closed again."""
         if os.getpid()!=self.owner: return
-        if wait and self.proc.poll() is None: self.kill(signal.SIGTERM)
+        if wait and self._is_running(): self.kill(signal.SIGTERM)
         atexit.unregister(self.close)
         shutil.rmtree(self.socket.parent, ignore_errors=True)
         if not self.keep: shutil.rmtree(self.dir, ignore_errors=True)
 
+    def _is_running(self): return self.proc is not None and self.proc.poll() is None
     def __enter__(self): return self
     def __exit__(self, *a): self.close()
     def __repr__(self):
-        state = 'running' if self.proc.poll() is None else 'stopped'
+        state = 'running' if self._is_running() else 'stopped'
         return f'RedisServer({self.port or str(self.socket)!r}, {state})'
 
 def redis_server(

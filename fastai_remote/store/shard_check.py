@@ -148,7 +148,9 @@ def _check_shard(store, shard, has_copy):
     wrong = f'{where}: its {size:,} bytes do not match their checksum'
     if received<size: yield name,f'{where}: {received:,} of {size:,} bytes: it is cut off'
     elif compressed: yield name,f'{wrong}; it is compressed, so that all of it is suspect'
-    elif crc^int(table.crc[shard])!=_damage_of_values(store, shard):
+    elif (change := _damage_of_values(store, shard)) is None:
+        yield name,f'{wrong}; its index is damaged, too, or cannot be read, so that all of it is suspect'
+    elif change!=crc^int(table.crc[shard]):
         yield name,(f"{wrong}, some of them outside the samples' values (headers, padding, members that are not used, "
                     'or labels and numbers, which are read from the index): samples are read all the same, with the '
                     'labels and numbers of the index, which may be others than in the shard; `tar` and WebDataset '

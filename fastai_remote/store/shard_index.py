@@ -405,7 +405,7 @@ class _UnpackZstd:
             raise ImportError('tars that are compressed with zstd need the package zstandard: '
                               'pip install fastai_remote[zstd]') from None
         self.decoder = zstandard.ZstdDecompressor(max_window_size=1<<27).decompressobj()
-        self.pending,self.unused_data,self.error = b'',b'',zstandard.ZstdError
+        self.unused_data,self.error = b'',zstandard.ZstdError
     eof = property(lambda self: self.decoder.eof)
 
     def decompress(self, data, most):

@@ -409,15 +409,17 @@ def missing_shard_error(self:ShardStore,
 
 @patch
 def _is_replaced(self:ShardStore):
-    """Is there another dataset in the folder now, or none, or one whose manifest is damaged?
+    """Is there another dataset in the folder now, or none?
 
-    Always false for a dataset without `uid`, as that cannot be told."""
+    Always false for a dataset without `uid`, as that cannot be told. Raises `CorruptSample` or `UnsupportedFormat`,
+    which name the manifest, if it is damaged now."""
     if not self._uid: return False
     head,file = self.manifest.head,f'{self.home}manifest.json'
     if self.storage.ranges([file], [0], [len(head)])==[head]: return False
     # another tool may have formatted the manifest anew
-    try: return ShardManifest.from_json(self.storage.read(file)).uid!=self._uid
-    except (FileNotFoundError,CorruptSample,UnsupportedFormat): return True
+    try: content = self.storage.read(file)
+    except FileNotFoundError: return True
+    return ShardManifest.from_json(content, f'{self.storage.url}/{file}').uid!=self._uid
 
 @patch
 def check_not_replaced(self:ShardStore,
@@ -425,10 +427,13 @@ def check_not_replaced(self:ShardStore,
 ):
     """Raise `StoreNotFound` if this is no longer the dataset that was opened
 
-    If a dataset was deleted, another one may have files of the same names."""
-    if not self._is_replaced(): return
-    if fd is not None: os.close(fd)
-    raise self.replaced_error()
+    If a dataset was deleted, another one may have files of the same names. Raises `CorruptSample` or
+    `UnsupportedFormat` if the manifest is damaged now, as nobody can tell then."""
+    try:
+        if self._is_replaced(): raise self.replaced_error()
+    except BaseException:
+        if fd is not None: os.close(fd)
+        raise
 
 @patch
 def compare_checksums(self:ShardStore, numbers, field, values, checksums):

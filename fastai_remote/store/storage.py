@@ -11,14 +11,14 @@ __all__ = ['s3_options', 'Storage', 'as_storage', 'open_regular']
 import errno, os, re, shutil, stat, tempfile, time
 from contextlib import contextmanager, suppress
 from multiprocessing.context import get_spawning_popen
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import fsspec
 from fastcore.basics import patch
 
 from ..core import StoreError, StoreFull, StoreNotFound, StoreUnavailable
 from .address import (
-    concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
+    chain_links, concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
 from .bounded import Deadline, is_http, open_folder, opens_at_once, UnusableAnswer
 from .connection import call_in_thread, DeadlinePassed, Opener, Retries
 
@@ -39,7 +39,6 @@ class s3_options(SecretOptions):
 
 # %% ../../nbs/store/12_storage.ipynb #daf36db0
 _least_part,_first_part,_largest_part = 1<<16,1<<19,1<<23   # bytes of a part of a file
-_abandoned_clients = []   # kept, because their connections may be in use
 
 class Storage:
     """A folder on any file system that fsspec supports, with one deadline for each call
@@ -53,7 +52,7 @@ class Storage:
         storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, `anon`, …
     ):
         url,storage_options = Secret(os.fspath(url)),SecretOptions(storage_options or {})   # also in tracebacks
-        if re.search(r'\.(tar|tar\.gz|tgz)/?$', url):
+        if re.search(r'\.(tar|tar\.gz|tgz)/?$', _folder_link(url)[1]):
             raise ValueError(f'{public_url(url)}: give the folder that holds the tars')
         self.url,self._secret_url,login = _split_url(url)
         self.timeout = timeout
@@ -76,11 +75,11 @@ class Storage:
         """The storage of another folder that belongs to the same dataset
 
         It gets the options of this one, with their secrets, if this one is a folder of this machine, or on the same
-        host; otherwise it gets none of them. For buckets, and wherever `_host` names no host, the same scheme counts as
-        the same host."""
+        host; otherwise it gets none of them. For buckets of S3 and Google Cloud Storage, the same scheme counts as the
+        same host; of other URLs, all that is between `://` and the path must be the same."""
         if isinstance(url, Storage): return url
         other = Storage(url, self.timeout)
-        is_known = '://' not in self.url or _host(other.url)==_host(self.url)
+        is_known = self.local or _hosts(other.url)==_hosts(self.url)
         if is_known: other._options = SecretOptions({**self._options, **other._options})
         other.is_relocatable = False
         return other
@@ -115,8 +114,10 @@ class Storage:
 
     @property
     def name(self)->str:
-        "The last part of the path"
-        return self.url.rstrip('/').rsplit('/', 1)[-1]   # in `url`, which is public, there is no query
+        "The last part of the path; for the root of an archive, that of its file"
+        _,folder,others = _folder_link(self.url)
+        if others and folder.endswith('://'): folder = others[-1]
+        return folder.rstrip('/').rsplit('/', 1)[-1]   # in `url`, which is public, there is no query
 
     def path(self,
         name:str='' # A file of the folder; default: the folder itself
@@ -155,21 +156,35 @@ class Storage:
 
 def _scheme(url): return url.split('://')[0].split('::')[0] if '://' in url else ''
 
-def _host(url):
-    """`(scheme, host, port)` of a URL of http, https, ftp, sftp, ssh or smb; of any other URL, its scheme alone
+def _folder_link(url):
+    """`(before, link, after)`: two lists, and the part of a chain between them that has the path of the folder
 
-    A bucket is no host, and lies where the options say. The scheme of a path is ''."""
-    parts = urlsplit(url)
-    has_host = _scheme(url) in ('http','https','ftp','sftp','ssh','smb')
-    return (_scheme(url),parts.hostname,parts.port) if has_host else _scheme(url)
+    It is the first with `://`: in `simplecache::s3://bucket/folder`, the second one. A path is a chain of one part."""
+    links = chain_links(url)
+    k = next((k for k,link in enumerate(links) if '://' in link), len(links)-1)
+    return links[:k],links[k],links[k+1:]
+
+def _hosts(url):
+    """Where the parts of a chain lie: a list of `scheme://host:port`, of `scheme://` for buckets, and of '' for paths
+
+    A bucket is no host, and lies where the options say. Of schemes that are not known here, a part before an `@` may
+    name a host, too, and is kept."""
+    hosts = []
+    for link in chain_links(url):
+        scheme,mark,rest = link.partition('://')
+        host = re.split('[/?#]', rest)[0]
+        if scheme in ('s3','s3a','gs','gcs'): host = ''
+        elif scheme in ('http','https','ftp','sftp','ssh','smb'): host = host.rpartition('@')[2].lower()
+        hosts.append(f'{scheme}://{host}' if mark else '')
+    return hosts
 
 def _is_address(url):
     """Are the ports in `url` numbers? They are not if a password contains a slash
 
     Nor is a URL valid whose password contains `::`, which ends a part of a chain."""
     if re.search(r'://[^/?#]*::[^/?#]*@', re.sub(r'\[.*?\]', '', url)): return False
-    hosts = re.findall(r'://(?:[^/?#]*@)?([^/?#]*)', url)
-    return not any(re.search(r':\D', re.sub(r'\[.*?\]', '', host)) for host in hosts)
+    hosts = [re.search(r'://(?:[^/?#]*@)?([^/?#]*)', link) for link in chain_links(url)]
+    return not any(host and re.search(r':\d*\D', re.sub(r'\[.*?\]', '', host[1])) for host in hosts)
 
 def _split_url(url):
     """`(shown, url, options)`: the URL that may be shown; the URL for fsspec, a `Secret`; what was taken out of it
@@ -185,7 +200,7 @@ def _split_url(url):
         url = os.path.abspath(os.path.expanduser(url.split('://', 1)[-1]))
         return url,Secret(url),SecretOptions()
     shown = public_url(url)
-    if '::' in url: return shown,Secret(url),SecretOptions()
+    if '::' in url or shown==url: return shown,Secret(url),SecretOptions()
     scheme,_,rest = url.partition('://')
     host = re.split('[/?#]', rest)[0]
     login = host.rpartition('@')[0]
@@ -300,10 +315,10 @@ def _is_refused(self:Storage, error): return _is_refusal(error) and not self.loc
 
 @patch
 def _forget_client(self:Storage, client):
-    "Connect anew when used next, unless `client` is no longer this storage's, as another thread has done so already"
-    if self._client[1] is not client: return
-    _abandoned_clients.append(client)
-    self._client = 0,None
+    """Connect anew when used next, unless `client` is no longer this storage's, as another thread has done so already
+
+    The connections of `client` are closed when no call uses it any more: a call that still runs refers to it."""
+    if self._client[1] is client: self._client = 0,None
 
 @patch
 def _handle(self:Storage, error, retries):
@@ -482,7 +497,8 @@ def files(self:Storage)->list: # Paths relative to this folder, sorted
         return sorted(path.rsplit('/', 1)[-1] for path in paths if not path.endswith('/'))
     try: root,paths = self.call(lambda fs: (self.path().rstrip('/'), fs.find(self.path())), extra=10*self.timeout)
     except (FileNotFoundError,NotADirectoryError): return []
-    names = [path[len(root)+1:] for path in paths if path.startswith(f'{root}/')]
+    # the root of an archive is '', and its paths have no slash in front
+    names = [path[len(root):].lstrip('/') for path in paths if not root or path.startswith(f'{root}/')]
     return sorted(name for name in names if not re.search(r'(?:^|/)\.[^/]*/', name))
 
 @patch
@@ -490,8 +506,10 @@ def subfolder(self:Storage,
     name:str # Name of a folder in this one
 )->Storage:
     "The storage of a folder in this one, with the same options"
-    folder,mark,query = self._secret_url.partition('?') if is_http(self._secret_url) else (self._secret_url,'','')
-    return Storage(f"{folder.rstrip('/')}/{name}{mark}{query}", self.timeout, self._options)
+    before,link,after = _folder_link(self._secret_url)
+    folder,mark,query = link.partition('?') if is_http(link) else (link,'','')
+    if not folder.endswith('://'): folder = f"{folder.rstrip('/')}/"
+    return Storage('::'.join([*before, f'{folder}{name}{mark}{query}', *after]), self.timeout, self._options)
 
 # %% ../../nbs/store/12_storage.ipynb #a9e68be0
 @patch

@@ -452,7 +452,8 @@ def _check_copy(self:TieredStore, copy, n=64):
     """Raise `ValueError` unless `copy`, a `RedisStore`, is a copy of this dataset that was not changed since
 
     Compares the number of samples, the entries of the fields that Redis keeps, and values of up to `n` samples. At
-    least one of these values must be there, and of those that are, 90 % must be the same. Raises `StoreUnavailable`."""
+    least one of these values must be there, as nothing else tells that it is a copy of this dataset, and of those that
+    are, 90 % must be the same. Raises `StoreUnavailable`."""
     fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
     if copy.manifest.parts: raise ValueError(f'{what}: it was appended to or edited; copy it, by {copy.name}.copy(…)')
     if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')
@@ -464,8 +465,11 @@ def _check_copy(self:TieredStore, copy, n=64):
     checksums = np.concatenate(list(checksums.values()))
     values = copy.link.send([('GET', key) for key in self._keys(fields, numbers.tolist())])
     there = [k for k,value in enumerate(values) if value is not None]
+    if not there:
+        raise ValueError(f'{copy.name} in {copy.link.url} holds none of the {len(values)} values that were looked at, '
+                         f'so that nobody can tell whether it is a copy of {self.name}: copy it again')
     same = sum(zlib.crc32(values[k])==checksums[k] for k in there)
-    if same<.9*max(1, len(there)): raise ValueError(f'{what}: {same} of {len(there)} values looked at are the same')
+    if same<.9*len(there): raise ValueError(f'{what}: {same} of {len(there)} values looked at are the same')
 
 @patch
 def _repr_html_(self:TieredStore):
