@@ -471,7 +471,7 @@ def test_other_wav_files_need_a_package():
 
 def test_damaged_headers_of_wav_files_are_named():
     good = wav_header(8)+bytes(8)
-    for content,why in ((good[:40],'it has no values'), (good[:12]+good[36:],'the description of its format is missing'),
+    for content,why in ((good[:40],'it has no values'), (good[:12]+good[36:],'description of its format is missing'),
                         (wav_header(8, channels=0)+bytes(8),'0 channels of 16 bits'),
                         (wav_header(8, bits=0)+bytes(8),'2 channels of 0 bits')):
         with fails(ValueError, f'a damaged wav file.*{why}'): read_audio(content)
