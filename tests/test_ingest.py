@@ -278,7 +278,8 @@ def test_partitions_are_written_in_a_with_block(server):
 
 def test_a_writer_of_partitions_ends_with_its_commit_and_with_its_block(server):
     "What is called then says so: nothing is busy, and nothing was lost"
-    def uses(records): return lambda: list(write([{'id':1}])), lambda: write.commit(records), lambda: pickle.dumps(write)
+    def uses(records):
+        return lambda: list(write([{'id':1}])), lambda: write.commit(records), lambda: pickle.dumps(write)
     with RedisStore.writer(server.url, 'ends', {'id':1}) as write:
         records = list(write([{'id':1}]))
         assert write.commit(records).written==1

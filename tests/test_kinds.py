@@ -354,7 +354,8 @@ def test_a_fetch_that_was_never_set_up_says_what_it_lacks():
         Fetch('boxes.npy', convert=as_boxes)({'boxes.npy':np.array([[5,5,0,0]])})
     for bad in ([0,0,np.nan,1], [0,-np.inf,1,1], [0,0,1,np.inf]):
         for convert in as_boxes,as_sized_boxes:
-            with pytest.raises(ValueError, match='box 1 is .*(nan|inf).*, but numbers of a box are finite'): convert([[0,0,1,1],bad])
+            with pytest.raises(ValueError, match='box 1 is .*(nan|inf).*, but numbers of a box are finite'):
+                convert([[0,0,1,1],bad])
 
 @pytest.mark.parametrize('argument', ['get_y','get_x','blocks','getters','get_items'])
 def test_arguments_of_a_data_block_are_named(odd_store, argument):

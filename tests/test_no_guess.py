@@ -112,7 +112,8 @@ def test_labels_of_numpy(server):
     with RedisStore.writer(server.url, 'rows', {'cls':'b'}, vocab=np.array(['b','a'])) as write:
         write.commit(list(write([{'cls':'a'},{'cls':'b'}])))
     assert RedisStore(server.url, 'rows').vocab==['b','a']
-    more = RedisStore(server.url, 'rows').add_fields({'cls2.cls':['y','x']}, vocab={'cls2.cls':np.array(['y','x'])}, num_workers=1)
+    vocab = {'cls2.cls':np.array(['y','x'])}
+    more = RedisStore(server.url, 'rows').add_fields({'cls2.cls':['y','x']}, vocab=vocab, num_workers=1)
     assert more.manifest.vocab['cls2.cls']==['y','x']
     store = put_texts(server.url).add_fields({'cls':['y','x']}, vocab=np.array(['y','x']), num_workers=1)
     assert store.vocab==['y','x']
@@ -129,10 +130,13 @@ def test_labels_in_arrays_without_dimensions_are_labels(server, tmp_path):
         store = store.add_fields(lambda o: {'new.cls':np.array('x')}, num_workers=1, progress=False)
         store = store.edit(set={'cls':{0:np.array('b'), 2:np.array('c')}})
         assert [store[i] for i in range(4)]==[{'cls':label, 'new.cls':'x'} for label in 'bbca']
-        with pytest.raises(IngestError, match='a label is a text or an integer'): store.edit(set={'cls':{0:np.array('2020-01-01', 'M8[ns]')}})
+        with pytest.raises(IngestError, match='a label is a text or an integer'):
+            store.edit(set={'cls':{0:np.array('2020-01-01', 'M8[ns]')}})
     for time in (np.array('2020-01-01', 'M8[ns]'), np.array(3, 'm8[ns]')):
-        with pytest.raises(IngestError, match='a label is a text or an integer'): to_redis([{'cls':time}], server.url, 'times', **OPTIONS)
-        with pytest.raises(TypeError, match='a label is a text or an integer'): to_redis([{'cls':1}], server.url, 'times', vocab=[time], **OPTIONS)
+        with pytest.raises(IngestError, match='a label is a text or an integer'):
+            to_redis([{'cls':time}], server.url, 'times', **OPTIONS)
+        with pytest.raises(TypeError, match='a label is a text or an integer'):
+            to_redis([{'cls':1}], server.url, 'times', vocab=[time], **OPTIONS)
 
 def test_the_hint_shows_the_label(server):
     to_redis([{'cls':1},{'cls':2}], server.url, 'hint', **OPTIONS)

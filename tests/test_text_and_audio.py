@@ -492,9 +492,11 @@ def wav_header(n_bytes, bits=16, channels=2, riff=None, kind=1, extension=b'', b
     width = (bits+7)//8*channels
     form = struct.pack('<HHIIHH', kind, channels, 8000, 8000*width, width, bits)+extension
     riff = 4+8+len(form)+len(before)+8+n_bytes if riff is None else riff
-    return b'RIFF'+struct.pack('<I', riff)+b'WAVEfmt '+struct.pack('<I', len(form))+form+before+b'data'+struct.pack('<I', n_bytes)
+    chunks = b'fmt '+struct.pack('<I', len(form))+form+before+b'data'+struct.pack('<I', n_bytes)
+    return b'RIFF'+struct.pack('<I', riff)+b'WAVE'+chunks
 
-LENGTHS = {'ffmpeg':(0xFFFFFFFF,0xFFFFFFFF), 'zeros':(0,0), 'no values yet':(0,None), 'unknown file':(0,0xFFFFFFFF), 'unknown values':(0xFFFFFFFF,0)}
+LENGTHS = {'ffmpeg':(0xFFFFFFFF,0xFFFFFFFF), 'zeros':(0,0),
+    'no values yet':(0,None), 'unknown file':(0,0xFFFFFFFF), 'unknown values':(0xFFFFFFFF,0)}
 
 @pytest.mark.parametrize('n_bytes,riff', LENGTHS.values(), ids=LENGTHS.keys())
 def test_a_wav_file_of_unknown_length_is_read_to_its_end(n_bytes, riff):
@@ -504,7 +506,8 @@ def test_a_wav_file_of_unknown_length_is_read_to_its_end(n_bytes, riff):
     found,rate = read_audio(header+values.tobytes())
     assert rate==8000 and np.array_equal(found, values.reshape(-1, 2).T/np.float32(1<<15))
     assert read_audio(header)[0].shape==(2,0)
-    with fails(ValueError, 'the wav file ends within a value: it has 23 bytes of them'): read_audio(header+values.tobytes()[:-1])
+    with fails(ValueError, 'the wav file ends within a value: it has 23 bytes of them'):
+        read_audio(header+values.tobytes()[:-1])
 
 def test_a_wav_file_without_values_is_empty_whatever_follows():
     after = b'LIST'+struct.pack('<I', 4)+b'abcd'
@@ -522,20 +525,23 @@ def test_extensible_wav_files_with_whole_numbers_need_no_package(bits):
 @pytest.mark.skipif(find_spec('soundfile') or find_spec('torchaudio'), reason='a package reads it')
 def test_other_wav_files_need_a_package():
     floats = bytes([3,*bytes.fromhex('00000000001000800000aa00389b71')])
-    for header in (wav_header(8, 32, kind=3), wav_header(8, 32, kind=0xFFFE, extension=struct.pack('<HHI', 22, 32, 3)+floats)):
+    extension = struct.pack('<HHI', 22, 32, 3)+floats
+    for header in wav_header(8, 32, kind=3), wav_header(8, 32, kind=0xFFFE, extension=extension):
         with fails(ImportError, 'needs a decoder: install soundfile'): read_audio(header+bytes(8))
 
 def test_damaged_headers_of_wav_files_are_named():
     good = wav_header(8)+bytes(8)
-    for content,why in ((good[:40],'it has no values'), (good[:12]+good[36:],'the description of its format is missing'),
-                        (wav_header(8, channels=0)+bytes(8),'0 channels of 16 bits'), (wav_header(8, bits=0)+bytes(8),'2 channels of 0 bits')):
+    for content,why in ((good[:40],'it has no values'), (good[:12]+good[36:],'description of its format is missing'),
+                        (wav_header(8, channels=0)+bytes(8),'0 channels of 16 bits'),
+                        (wav_header(8, bits=0)+bytes(8),'2 channels of 0 bits')):
         with fails(ValueError, f'a damaged wav file.*{why}'): read_audio(content)
     with fails(ValueError, 'promises 2 values, and 1 are there'): read_audio(good[:-1])
 
 def test_no_recording_is_shown_if_none_is_asked_for():
     one = TensorAudio(torch.zeros(1, 8))
     samples = L((one,TitledStr('low')))
-    assert list(show_batch(one[None], None, samples, max_n=0))==list(show_results(one[None], None, samples, samples, max_n=0))==[]
+    assert list(show_batch(one[None], None, samples, max_n=0))==[]
+    assert list(show_results(one[None], None, samples, samples, max_n=0))==[]
     plt.close('all')
 
 @pytest.mark.parametrize('field,in_shards', [('wav',False), ('audio.npy',False), ('wav',True), ('audio.npy',True)])
