@@ -209,8 +209,7 @@ def open_parquet(folder, numbers):
 @source('Parquet files of HuggingFace, with images', 'folder/*.parquet', open_parquet)
 def parquet_of_images(folder, numbers):
     huggingface(folder, numbers)
-    # The footer of a file, which is read when it is opened, holds the smallest and the greatest image of each row group
-    open_saved(folder, numbers).to_parquet(str(folder/'rows.parquet'), batch_size=100)
+    open_saved(folder, numbers).to_parquet(str(folder/'rows.parquet'), batch_size=25)
 
 def numbers_of(i): return np.full((4,4), i%256, np.float32)
 def arrays(numbers): return np.stack([numbers_of(i) for i in numbers]),np.array([name_of(i) for i in numbers])

@@ -72,8 +72,8 @@ class ShardStore(Store):
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
         # Folder in which to keep whole shards of remote storage, or of a slow disk, with no other files in it; `True`:
-        # the usual folder, for remote storage and compressed shards; `None` or `False`: no cache, samples are read one by
-        # one, and compressed shards cannot be read
+        # the usual folder, for remote storage and compressed shards; `None` or `False`: no cache, samples are read one
+        # by one, and compressed shards cannot be read
         cache:bool|str|FileCache=True,
         cache_size:int=None, # Bytes that the cache may take, if there is one; default: as in `FileCache`
         timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`; a `Storage` has its own
