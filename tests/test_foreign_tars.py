@@ -538,7 +538,7 @@ def test_an_index_of_an_earlier_version_can_be_read_and_replaced(tmp_path):
 
 @pytest.mark.parametrize('url,kind,text', [
     ('foo://bar/x', ValueError, 'foo://bar/x: Protocol not known: foo: want a path, or a URL'),
-    ('github://a:b@/x', ValueError, "github://.*/x: KeyError 'password': the URL lacks a part"),
+    ('github://a@/x', ValueError, "github://.*/x: KeyError 'password': the URL lacks a part"),
     ('http://127.0.0.1:1/x', StoreUnavailable, 'http://127.0.0.1:1/x: .*attempt'),
     ('ftp://127.0.0.1:1/x', StoreUnavailable, 'ftp://127.0.0.1:1/x: ConnectionRefusedError')])
 def test_an_address_that_cannot_be_opened_is_named_with_the_cause(tmp_path, url, kind, text):

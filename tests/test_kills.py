@@ -660,7 +660,6 @@ def versions():
     def default_of_method(k):
         def one(self, o, n=k): return {'id':n}
         return of_class(one=one)
-    def class_variable(k): return of_class(one=lambda self, o: {'id':self.n}, n=[k])
     def of_base(k): return type('Fn', (type(static_method(k)),), {})()
     def remembered_function(k):
         f = functools.lru_cache(two(k))
@@ -676,7 +675,7 @@ def versions():
     def mutual(k): return of_module(f'def odd(o): return fn(o) if o else {k}\ndef fn(o): return odd(o-1)')
     return {f.__name__:(f(1),f(2)) for f in (kw,closed,table,assigned,numbers,series,tensor,several,method,helper,
         variable,inside,mutual,static_method,static_partial,class_method,property_,setter,cached,partial_method,
-        remembered,default_of_method,class_variable,of_base,remembered_function,remembered_argument)}
+        remembered,default_of_method,of_base,remembered_function,remembered_argument)}
 
 @pytest.mark.parametrize('which', versions())
 def test_fn_changed(which):

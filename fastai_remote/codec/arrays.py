@@ -154,7 +154,9 @@ def from_pixels(
     return Image.fromarray(a[...,0] if a.ndim==3 and a.shape[-1]==1 else a)
 
 class _PictureCodec(Codec):
-    "Makes pictures of the arrays of another base class, and refuses those of which Pillow cannot make one"
+    """Makes pictures of the arrays of another base class; `pack` refuses those of which Pillow cannot make one
+
+    Bytes that are encoded already may hold any array: those of others, under such a name, are read as arrays."""
     def image(self, b):
         pixels = self.from_bytes(b)
         try: return from_pixels(pixels)
@@ -164,10 +166,9 @@ class _PictureCodec(Codec):
             raise ValueError(f'{self.name}: want pixels of a dtype and shape that Pillow has a mode for, such as uint8 '
                              f'of shape (h,w) or (h,w,3), got {found}; npy and npz store any array') from None
 
-    def check(self, b): self.image(b)
     def pack(self, o):
         b = super().pack(o)
-        self.check(b)
+        self.image(b)
         return b
 
 class NpyImageCodec(_PictureCodec, NpyCodec):

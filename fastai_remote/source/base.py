@@ -173,12 +173,15 @@ def _object_fingerprint(fn, outer):
     return f'{_attributes_text(fn, outer)} {hashlib.sha256(repr(classes).encode()).hexdigest()}'
 
 def _class_text(cls, outer):
-    """Text that identifies what a class defines: methods and properties as `_fingerprint` does, and data by values
+    """Text that identifies the methods and properties that a class defines, as `_fingerprint` does; not its variables
 
-    What is no function and has a name such as `__doc__` is left out. `outer` as in `_fingerprint`."""
+    A variable of a class may be a counter, or an option of the moment. `outer` as in `_fingerprint`."""
     def text(o, inside): return _fingerprint(o, inside) if _is_function(o) else _type_text(o, inside)
-    members = {name:_defined(o) for name,o in vars(cls).items()}
-    return _data_text({k:o for k,o in members.items() if _is_function(o) or not k.startswith('__')}, outer, text)
+    return _data_text({name:_defined(o) for name,o in vars(cls).items() if _is_method(o)}, outer, text)
+
+def _is_method(o):
+    "Is `o`, an attribute of a class, a function, or made of functions as a property is?"
+    return _is_function(o) or isinstance(o, (staticmethod,classmethod,property,cached_property,partialmethod))
 
 def _defined(o):
     "What a class defines with `o`, one of its attributes: the functions of a static or class method, or of a property"
