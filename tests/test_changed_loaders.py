@@ -1,13 +1,14 @@
 """Loaders that are changed, wrapped or used without their store, and odd images, do what stock fastai does
 
 A part of the changes happens during an epoch."""
-import io, pickle, zlib
+import functools, io, pickle, zlib
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from fastai.vision.all import *
+from fastai.vision.core import load_image
 from fasttransform import Pipeline, Transform
 from PIL import ImageOps, JpegImagePlugin, UnidentifiedImageError
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -17,7 +18,7 @@ from fastai_remote.codec.arrays import NpyImageCodec
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import register_codec
 from fastai_remote.core import CorruptSample
-from fastai_remote.load.equivalence import why_functions_changed
+from fastai_remote.load.equivalence import is_shipped, why_functions_changed
 from fastai_remote.load.lazy_image import open_image
 from fastai_remote.load.loader import RemoteDL
 from fastai_remote.load.whole import WholeBatches
@@ -304,6 +305,14 @@ def test_an_image_that_is_not_decoded_is_pickled_and_refused_as_that_of_fastai()
     assert np.array_equal(*copies) and copies[0].info['dpi']==copies[1].info['dpi']
     for image in (stock,open_image(file.getvalue(), PILImage)):
         with pytest.raises(ValueError): image.transpose(99)
+
+def test_a_function_of_a_user_that_wraps_one_of_fastai_is_not_shipped():
+    "`functools.wraps` lets it look like that, also if it is there before this package is imported"
+    @functools.wraps(load_image)
+    def of_user(*args, **kwargs): return load_image(*args, **kwargs).rotate(90)
+    assert is_shipped(load_image) and is_shipped(functools.lru_cache(load_image))
+    wrappers = of_user, functools.lru_cache(of_user), classmethod(of_user), property(of_user)
+    assert not any(map(is_shipped, wrappers))
 
 def test_pixels_that_pillow_sets_replace_those_that_were_not_decoded_yet():
     content = encoded(Image.fromarray(noise(1)), 'JPEG')

@@ -42,20 +42,23 @@ _bookkeeping = set('''__dict__ __weakref__ __doc__ __module__ __annotations__ __
     _abc_impl __slotnames__ __static_attributes__ __firstlineno__ __annotate__ __annotate_func__
     __annotations_cache__'''.split())
 
-def _file_of(value):
-    "Path of the file with the code of `value`, such as a method or a property; `None` if that is not Python code"
+def _files_of(value):
+    """Paths of the files with the code of `value`, a function, method or property, and of the functions that it wraps
+
+    An empty list for anything else, such as a class, or a function that is not Python code."""
     if isinstance(value, property): value = value.fget
     value = getattr(value, '__func__', value)   # of a classmethod or staticmethod
-    if callable(value): value = inspect.unwrap(value)
-    return getattr(getattr(value, '__code__', None), 'co_filename', None)
+    layers = []
+    if callable(value): layers.append(inspect.unwrap(value, stop=layers.append))   # `append` returns None: go on
+    return [f.__code__.co_filename for f in layers if hasattr(f, '__code__')]
 
 def is_shipped(value)->bool:
     """Does the code of `value` come from fastai, a package that it uses, this package, or Python itself?
 
-    True also if it is not Python code. Of the packages, those in `_packages` count; NumPy is none of them."""
-    file = _file_of(value)
-    if file is None or file.startswith(_package_folders): return True
-    return file.startswith(_python_folder) and '-packages' not in file
+    True also if it is not Python code. Of the packages, those in `_packages` count; NumPy is none of them. The code of a
+    function that wraps one of fastai counts, too."""
+    return all(file.startswith(_package_folders) or file.startswith(_python_folder) and '-packages' not in file
+               for file in _files_of(value))
 
 class Watched:
     """Remembers the attributes that a class and its bases have when this is made; `change` says how they differ later
@@ -115,8 +118,7 @@ def _globals_of(functions):
             if name not in f.__globals__: continue
             value = f.__globals__[name]
             found[f.__globals__['__name__'], name] = f.__globals__,value
-            is_of_fastai = isinstance(value, FunctionType) and (_file_of(value) or '').startswith(_fastai_folder)
-            if is_of_fastai: todo.append(value)
+            if isinstance(value, FunctionType) and _files_of(value)[-1].startswith(_fastai_folder): todo.append(value)
     return found
 
 def _names_in(code):
