@@ -43,7 +43,9 @@ _bookkeeping = set('''__dict__ __weakref__ __doc__ __module__ __annotations__ __
     __annotations_cache__'''.split())
 
 def _file_of(value):
-    "Path of the file with the code of `value`, such as a method or a property; `None` if that is not Python code"
+    """Path of the file with the code of `value`, a Python function, method or property; `None` for anything else
+
+    Where a decorator has used `functools.wraps`, it is the file of the innermost function."""
     if isinstance(value, property): value = value.fget
     value = getattr(value, '__func__', value)   # of a classmethod or staticmethod
     if callable(value): value = inspect.unwrap(value)
@@ -52,7 +54,8 @@ def _file_of(value):
 def is_shipped(value)->bool:
     """Does the code of `value` come from fastai, a package that it uses, this package, or Python itself?
 
-    True also if it is not Python code. Of the packages, those in `_packages` count; NumPy is none of them."""
+    True also if it is no Python function, method or property. Of the packages, those in `_packages` count; NumPy is
+    none of them."""
     file = _file_of(value)
     if file is None or file.startswith(_package_folders): return True
     return file.startswith(_python_folder) and '-packages' not in file
