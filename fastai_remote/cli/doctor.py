@@ -24,7 +24,7 @@ from ..store.server import find_server
 # %% ../../nbs/cli/04_doctor.ipynb #ab617f8c
 @dataclass
 class Finding:
-    "One thing that was looked at"
+    "What `doctor` found about one thing, and how bad it is"
     what:str # Such as 'maxmemory-policy'
     level:str # 'ok'; 'note': it costs something, or may; 'problem': data may be lost or read by others, or it fails
     text:str # What was found, and what to do

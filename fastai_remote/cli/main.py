@@ -154,7 +154,7 @@ def with_dashes(word:str)->str:
     return name.replace('_', '-')+equals+value if word.startswith('--') else word
 
 def refuse_secrets(argv:list):
-    "Raise `UsageError`, which does not show it, if an argument contains a URL with a password or another secret"
+    "Raise `UsageError`, which does not show it, if an argument has a URL that contains a password or another secret"
     for word in argv:
         if '://' not in word: continue
         from fastai_remote.cli.places import refuse_secret

@@ -120,7 +120,7 @@ def flatten_drawings(
 _NO_DRAWING = 'a drawing is a list of strokes, each a list of x, y and perhaps times'
 
 def _as_floats(numbers):
-    "List `numbers` as an array of floats; raises `ValueError` for text, of which NumPy would make numbers, and lists"
+    "`numbers`, a list, as an array of floats; raises `ValueError` for text, even such as '5', and for nested lists"
     array = np.array(numbers)
     try:
         if array.dtype.kind in 'biufO' and array.ndim==1: return array.astype(float)

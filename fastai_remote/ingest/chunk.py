@@ -245,8 +245,9 @@ class Columns:
     def _encode(self, field, value, labels):
         """What is stored for `value`: bytes; of a fixed-width field a number, a code or a label
 
-        `labels`, `{field: set of str}` as `Writer.put` takes it, gets the labels of codec `labels`, and labels that are
-        text and whose codes are not known yet."""
+        In `labels`, `{field: set of str}` as `Writer.put` takes it, the entry of `field` is set for codec `labels`, to
+        JSON texts, and for a label that is text and whose code is not known yet. Raises the errors of the codec, and
+        `TypeError` or `ValueError` for a value that cannot be stored."""
         codec = self.codecs[field]
         if codec.dtype is not None:
             if value is None:

@@ -370,7 +370,9 @@ def _names_codes(store, field):
     return field in store.manifest.vocab and store.manifest.fields[field]['codec'] not in ('cls','labels')
 
 def _edit(store, values, drop, dropped_fields=()):
-    "Makes a new version of a dataset, and returns its store; `values`, `drop`, `dropped_fields`: as `Edit` takes them"
+    """Makes a new version of a dataset, with values changed, and samples and fields dropped; returns its store
+
+    The arguments are those of `Edit`, already checked; `dropped_fields` is its `drop_fields`."""
     edit = Edit(values, drop, dropped_fields)
     reviser = store.reviser(edit)
     if store.shards is not None: _edit_shards(store, reviser)

@@ -104,7 +104,9 @@ class SourceJob(IngestJob):
         return partial(write_chunk, self.writer.opener(), load=self.load, fn=self.fn, stream=self.is_stream)
 
     def first(self, k:int):
-        "Returns an iterator of `(name, raw)` of the first `k` samples that will be written, or fewer"
+        """Returns an iterator of `(name, raw)` of the first `k` samples, or fewer, in the order of writing
+
+        Some may turn out to be unreadable. `chunks` goes through them again, even if a stream can be read only once."""
         raise NotImplementedError
 
     def signature(self)->tuple:

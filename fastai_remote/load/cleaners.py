@@ -72,9 +72,10 @@ class _HasItems:
     def __init__(self, items): self.items = items
 
 def _image_fetch(dataset):
-    """The first `Fetch` of the pipelines of `dataset` that reads images, and not masks; `None` if there is none
+    """The first `Fetch` that begins a pipeline of `dataset`, has an `img_cls`, and whose field holds no masks
 
-    Also `None` if the items of `dataset` are not `RemoteItems`."""
+    `Store.holds_masks` tells whether it does. `None` if there is no such `Fetch`, or if the items of `dataset` are not
+    `RemoteItems`."""
     if not isinstance(getattr(dataset, 'items', None), RemoteItems): return None
     firsts = [tl.tfms.fs[0] for tl in getattr(dataset, 'tls', [dataset]) if tl.tfms.fs]
     fetches = [f for f in firsts if isinstance(f, Fetch)]

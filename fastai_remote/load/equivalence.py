@@ -55,8 +55,8 @@ def _files_of(value):
 def is_shipped(value)->bool:
     """Does the code of `value` come from fastai, a package that it uses, this package, or Python itself?
 
-    True also if it is not Python code. Of the packages, those in `_packages` count; NumPy is none of them. The code of a
-    function that wraps one of fastai counts, too."""
+    True also if it is no Python function, method or property. Of the packages, those in `_packages` count; NumPy is
+    none of them. Of a function that wraps another one, the code of both counts."""
     return all(file.startswith(_package_folders) or file.startswith(_python_folder) and '-packages' not in file
                for file in _files_of(value))
 

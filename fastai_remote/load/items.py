@@ -236,7 +236,9 @@ def field_masks(
     values, # As in `RemoteItems.where`
     optional:bool=False # May samples lack the field? If not, `MissingSample` is raised
 ): # Yields bool arrays, which together have a value for each item
-    "Which of `items` have one of `values` in `field`; raises what `RemoteItems.where` raises"
+    """Which of `items` have one of `values` in `field`; a sample without the field has none
+
+    When iterated, raises what `RemoteItems.where` raises, except that it is no error if there is no such item."""
     store = items.store
     matches = _matcher(store, field, values)
     for _,stored in field_values(items, field, optional):
@@ -326,7 +328,7 @@ def _in_range(values, wanted):
     return (values>=wanted.start)&(values<=wanted[-1])&(steps%np.uint64(min(wanted.step, MASK64))==0)
 
 def _stored_number(codec, value):
-    "`value` as `codec`, a `FixedCodec`, stores it; `None` if it cannot, so that no sample has this value"
+    "`value` as `codec`, a `FixedCodec`, stores it, 3.0 like 3; `None` if it does not fit, so that no sample has it"
     if codec.dtype.kind in 'iu' and isinstance(value, (float,np.floating)) and value.is_integer(): value = int(value)
     try: return codec.to_num(value)
     except ValueError: return None

@@ -75,7 +75,7 @@ class FieldChoice:
 
     @property
     def holds_images(self)->bool:
-        "Does the field hold images other than masks? There must be a `store`."
+        "Does the field hold images other than masks, and was `PILMask` not chosen? Needs a `store` and a `field`."
         return is_image(self.codec) and not self.store.holds_masks(self.field) and not self.is_type(PILMask)
 
     def is_type(self, *types)->bool:

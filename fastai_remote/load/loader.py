@@ -144,9 +144,10 @@ class RemoteDL(TfmdDL):
             self.dataset.items.store.check_cache(self.fake_l.num_workers, 2*interleave)
 
     def new(self, dataset=None, cls=None, **kwargs):
-        """As `TfmdDL.new`. It keeps the options of `RemoteDL`, persistent workers, and `n` if the dataset is the same
+        """As `TfmdDL.new`. It also keeps persistent workers, and `n` if no `dataset` is given
 
-        Unknown arguments are ignored, because fastai itself passes some, such as `shuffled` in `tta`."""
+        If the class is a `RemoteDL`, the options of `RemoteDL` are kept too. Arguments that are given come first;
+        unknown ones are ignored, because fastai itself passes some, such as `shuffled` in `tta`."""
         keep = dict(persistent_workers=self.fake_l.persistent_workers)
         if issubclass(cls or type(self), RemoteDL): keep.update({name:getattr(self, name) for name in _own_options})
         if dataset is None and self.n is not None: keep['n'] = self.n

@@ -118,10 +118,12 @@ def _from_buffer(id, offset, shape, cls, channels, own):
 def allocate(
     shape:tuple,
     memory:BatchMemory, # For tensors that do not leave this process, and small ones
-    buffers:SharedBuffers=None, # For large ones of a worker
+    buffers:SharedBuffers=None, # Tried first for large ones of a worker
     worker:int=None # Number of this worker; `None`: the tensor does not leave this process
 )->torch.Tensor: # `uint8`
-    "An uninitialised tensor of bytes; a worker's large one lies in memory that the main process can read"
+    """An uninitialised tensor of bytes; a worker's large one lies in memory that the main process can read
+
+    This is a free buffer of `buffers` or, if none is free or large enough, shared memory of PyTorch."""
     nbytes = int(math.prod(shape))
     if worker is None or nbytes<=_max_in_pipe: return memory(shape)
     array = None if buffers is None else buffers.allocate(worker, nbytes)

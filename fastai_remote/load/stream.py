@@ -118,8 +118,8 @@ def _unbatched_stage(upstream, run):
 def _log_keys_stage(upstream, run, path):
     """Yields the pairs of `upstream(0)`, and appends a line for each to the file at `path`
 
-    The line has the position of the sample in this process, the worker, the rank, and the key of the sample, or else
-    its number, separated by tabs."""
+    The line has, separated by tabs, the position of the sample, from 0 in each iteration of this process; the worker;
+    the rank; and the key of the sample, or else its number, or 'None' if that is not known either."""
     with open(path, 'a', encoding='utf-8', buffering=1) as f:   # line by line
         for k,(origin,sample) in enumerate(upstream(0)):
             key = sample.get('__key__') if isinstance(sample, dict) else None

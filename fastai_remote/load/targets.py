@@ -92,7 +92,7 @@ def _after_getters(store, field, label, getters):
 
 # %% ../../nbs/load/19_targets.ipynb #084e3a2d
 class MaskCodes(AddMaskCodes):
-    "fastai's `AddMaskCodes`, with the vocabulary of the mask's field as codes; without codes if it has none"
+    "fastai's `AddMaskCodes`, whose `setups` takes the vocabulary of the mask's field, if it has one, as codes"
     def __init__(self,
         decide:bool=False # Do this only if the field holds masks? For a block that does not know its store yet
     ):

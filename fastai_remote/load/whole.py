@@ -206,9 +206,10 @@ class _NumberMaker(_TensorMaker):
 
 # %% ../../nbs/load/08_whole.ipynb #5c00d857
 def _maker_of(tl, allocate, give_up, options):
-    """`(maker, type)`: a `_TensorMaker` for pipeline `tl`, a `TfmdLists`, and the type that its values have
+    """`(maker, type)`: a `_TensorMaker` for pipeline `tl`, a `TfmdLists`, and the type of the pipeline's own results
 
-    `(None, reason)` if no maker gives the same result as stock fastai. Other arguments are as for `_ImageMaker`."""
+    The type is that before item transforms: `PILImage`, not `TensorImage`. `(None, reason)` if it is not certain that
+    a maker gives the same result as stock fastai. Other arguments are as for `_ImageMaker`."""
     fetch,*tfms = tl.tfms.fs
     tfms = [tfm for tfm in tfms if not is_idle(tfm)]
     if type(fetch) is not Fetch: return None,f'a pipeline begins with {type(fetch).__name__}, not with Fetch'

@@ -38,11 +38,11 @@ def _count_from_end(i, n):
 class Order:
     """A sequence of ints that is computed: a range of positions, to which `maps` are applied one after the other
 
-    Slices, and what another `Order` selects, are `Order`s too. Only arrays among the maps are stored."""
+    Slices, and what another `Order` selects, are `Order`s too. Only what the maps hold takes memory, as arrays do."""
     chunk_size = 1024 # Positions that `worker_batches` computes at once; 64 would take half as long as 1024
     def __init__(self,
         positions:range|int, # A range, or a number `n` for `range(n)`
-        *maps # Ranges, `Permutation`s or arrays, each applied to the result of the one before
+        *maps # Ranges, arrays, or maps such as `Permutation`, each applied to the result of the one before
     ):
         self.positions = range(positions) if isinstance(positions, (int,np.integer)) else positions
         self.maps = tuple(maps)

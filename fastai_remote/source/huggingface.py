@@ -441,7 +441,7 @@ class _StreamSource(HFSource, StreamedSource):
             repr(self.fields)
 
 def _with_features(dataset):
-    "An `IterableDataset` whose features are inferred from its first rows; raises `ValueError` if there are none"
+    "`dataset`, an `IterableDataset`, cast to the features of its first 100 rows; raises `ValueError` if it has no rows"
     from datasets import Dataset
     head = list(islice(dataset, 100))
     if not head: raise ValueError('the source is empty')

@@ -110,9 +110,9 @@ def _rows_by_key(path, names, stamp):
     return table,rows
 
 class _LoadJoined:
-    "`(path of a Parquet file, raw of a tar)` -> sample"
+    "`(path of a Parquet file, raw of a sample of a tar)` -> sample, with columns of the file's row that has its key"
     def __init__(self,
-        load, # raw of a tar -> sample
+        load, # raw of a sample of a tar -> sample
         plan:TablePlan # Of the columns that are added; `None`: there are none
     ): self.load,self.names,self.row = load,tuple(plan.names) if plan else (),plan.load if plan else None
 

@@ -175,7 +175,9 @@ def original_file(
         except Exception: continue   # a damaged file: Pillow raises many kinds of errors
 
 def _same_pixels(opened, image):
-    "Is `image` what is in the file, `opened`, or a conversion of it to RGB, or from black and white to grey?"
+    """Does `image` have the pixels of `opened`, or of its conversion to RGB, or from black and white to grey?
+
+    Both are Pillow images of the same size, which is not checked."""
     if opened.mode==image.mode:
         return opened.tobytes()==image.tobytes() and opened.getpalette()==image.getpalette()
     if (opened.mode,image.mode)!=('1','L') and image.mode!='RGB': return False

@@ -50,7 +50,9 @@ class Overlays:
             if not isinstance(dataset, StoreError): dataset.check_cache(workers, each)
 
     def check_rest(self):
-        "As `ShardStore.check_rest`"
+        """Yields `(what, reason)` for what is damaged or missing in overlays besides values, as `ShardStore.check_rest`
+
+        `what` begins with the folder of the overlay. An overlay that cannot be opened is yielded too, not raised."""
         for folder,dataset in self.datasets():
             if isinstance(dataset, StoreError): yield f'{folder}/manifest.json',str(dataset)
             else:

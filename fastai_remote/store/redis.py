@@ -407,7 +407,7 @@ def failures(self:RedisStore):
 
 @patch
 def reviser(self:RedisStore, change):
-    "As in `Store`: the `RedisReviser` that writes a new version of this dataset, by `change`, a `Change`"
+    "The `RedisReviser` that writes the new version of this dataset that `change`, a `Change`, describes"
     from fastai_remote.write.redis_reviser import RedisReviser
     return RedisReviser(self, change)
 

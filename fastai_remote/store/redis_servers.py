@@ -306,8 +306,8 @@ class SingleServer:
 class SentinelServers(SingleServer):
     """The master that a group of sentinels names, and its replicas
 
-    The sentinels are asked for the master at once. Raises `ValueError` if `url` has no name, and errors of redis-py if
-    no sentinel knows the master."""
+    The sentinels are asked for the master when this is made. Raises `ValueError` if `url` has no name, and errors of
+    redis-py if no sentinel knows the master."""
     def __init__(self,
         url:str, # `redis+sentinel://host1:26379,host2:26379/NAME` or `…/NAME/DB`, `rediss+sentinel://` for TLS
         options:dict, # For redis-py; for the servers

@@ -69,9 +69,10 @@ class ShardIndex:
         buf, # Content of the index file: `bytes`, or a mapped file
         where:str='index' # Name of the file, for error messages
     ):
-        """Raises `CorruptSample` if the header is damaged, and `UnsupportedFormat` if the format is newer
+        """Raises `CorruptSample` if `buf` cannot be read as an index, and `UnsupportedFormat` if the format is newer
 
-        The columns are not compared with their checksum: `check` does that."""
+        Checksums are not compared: `check` does that for the columns and keys. The header has none of its own, so only
+        a checksum of the whole file is sure to show damage in it."""
         self.buf = buf
         try: self._read_header(where)
         except (ValueError,KeyError,TypeError,OverflowError,RecursionError) as e:

@@ -451,9 +451,10 @@ def clear(self:TieredStore,
 def _check_copy(self:TieredStore, copy, n=64):
     """Raise `ValueError` unless `copy`, a `RedisStore`, is a copy of this dataset that was not changed since
 
-    Compares the number of samples, the entries of the fields that Redis keeps, and values of up to `n` samples. At
-    least one of these values must be there, as nothing else tells that it is a copy of this dataset, and of those that
-    are, 90 % must be the same. Raises `StoreUnavailable`."""
+    Compares the number of samples, the entries of the fields that Redis keeps, and, by their checksums, values of up
+    to `n` samples. If Redis keeps any field, at least one of these values must be there, as nothing else tells that it
+    is a copy of this dataset, and of those that are, 90 % must be the same. Raises `StoreUnavailable`, and what
+    reading the checksums from the shards raises."""
     fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
     if copy.manifest.parts: raise ValueError(f'{what}: it was appended to or edited; copy it, by {copy.name}.copy(…)')
     if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')

@@ -875,14 +875,16 @@ def _count_codes(self:RedisWriter, field, spec, manifest):
 def _scan(self:RedisWriter, field, spec, n, step=1<<19):
     """Returns an iterator of `(first number, array)` over the packed values of the first `n` samples, in parts
 
-    A part has `step` values, a divisor of `2**KEY_BITS`, as it is read from one key. `field` ends in `~` for staged
-    values; `spec` is the entry of the field in the plan. Raises `CorruptSample`, and `StoreError` if values are
-    lost."""
+    A part has `step` values, the last one what is left; `step` divides `2**KEY_BITS`, as a part is read from one key.
+    `field` ends in `~` for staged values; `spec` is the entry of the field in the plan. When iterated, raises
+    `CorruptSample` for a value that does not match its checksum, and `StoreError` if values are lost."""
     for start in range(0, n, step): yield start,self._read_packed(field, spec, start, min(step, n-start))
 
 @patch
 def _read_packed(self:RedisWriter, field, spec, start, count, tries=3):
-    "Returns an array of `count` packed values, all in one key, from number `start` on; the rest is as in `_scan`"
+    """Returns an array of `count` packed values, all in one key, from number `start` on; the rest is as in `_scan`
+
+    If a value does not match its checksum, they are read again, up to `tries` times in all."""
     size,dtype = element_size(spec),np.dtype(spec['dtype'])
     key = self.layout.packed(field, start>>KEY_BITS)
     offset = (start&((1<<KEY_BITS)-1))*size

@@ -215,7 +215,7 @@ def _continued(self:ShardWriter, plan):
 
 @patch
 def _store_plan(self:ShardWriter, plan, generation, foreign):
-    """Stores a copy of `plan` with `generation`, `prefix` (how its files begin) and `began`, and returns it
+    """Stores a copy of `plan` with `generation`, `prefix` (how its files begin) and `began` (now, UTC), and returns it
 
     The prefix is '' if the shards are `foreign`: others wrote them, and they are only indexed."""
     prefix = f"shard{generation if generation>1 else ''}"
