@@ -6261,6 +6261,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                               'fastai_remote/write/shards_reviser.py'),
                                                     'fastai_remote.write.shards_reviser.ShardReviser.how_to_replace': ( 'write/shards_reviser.html#shardreviser.how_to_replace',
                                                                                                                         'fastai_remote/write/shards_reviser.py'),
+                                                    'fastai_remote.write.shards_reviser.ShardReviser.measured': ( 'write/shards_reviser.html#shardreviser.measured',
+                                                                                                                  'fastai_remote/write/shards_reviser.py'),
                                                     'fastai_remote.write.shards_reviser.ShardReviser.overlay_storage': ( 'write/shards_reviser.html#shardreviser.overlay_storage',
                                                                                                                          'fastai_remote/write/shards_reviser.py'),
                                                     'fastai_remote.write.shards_reviser.ShardReviser.revised': ( 'write/shards_reviser.html#shardreviser.revised',

@@ -11,6 +11,7 @@ __all__ = ['ShardReviser', 'set_overlay']
 import json, zlib
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from fastcore.basics import patch
@@ -46,6 +47,13 @@ class ShardReviser(ShardWriter):
         if store.manifest.format<3:
             raise TypeError(f'{store.name}: an earlier version has written these shards, which cannot be changed; '
                             'store.copy(url) writes new ones')
+
+    @cached_property
+    def measured(self)->ShardStore:
+        """The version that is there, opened anew, to measure its values
+
+        `store` keeps no index of values that it has not read, and so notices later that it was replaced."""
+        return self.store.opener().renewed()()
 
     def how_to_replace(self): return self.how_to_abandon()
     def check_dataset(self, dataset, overwrite, foreign):
@@ -220,7 +228,7 @@ def edit(self:ShardReviser,
         spec = manifest.fields[field] = {**manifest.fields[field], 'n':n}
         if n==manifest.n: del spec['n']
     change.forget_stats(manifest)
-    if change.drop_fields: _drop_fields(manifest, store, change.drop_fields)
+    if change.drop_fields: _drop_fields(manifest, self.measured, change.drop_fields)
 
 def _in_order(values):
     "Returns the sample numbers of `{sample number: new value}`, an ascending array, and a list of the values"
@@ -242,7 +250,7 @@ def _edit_shard(self:ShardReviser, manifest, shard, changes, overlays, field_cou
         at = numbers[low:high]-first
         field_counts[field] += int((~index.has(field, at)).sum())   # those that had no value
         if field in overlays:
-            manifest.nbytes -= _value_bytes(self.store, field, numbers[low:high])
+            manifest.nbytes -= _value_bytes(self.measured, field, numbers[low:high])
             set_overlay(columns, field, overlays[field], np.arange(low, high), at, index.n)
         else: self._set_values(manifest, field, columns, labels, dict(zip(at.tolist(), values[low:high])))
     low,high = np.searchsorted(self.change.dropped, [first,end])
@@ -252,7 +260,7 @@ def _edit_shard(self:ShardReviser, manifest, shard, changes, overlays, field_cou
     for field in self.store.fields:
         field_counts[field] -= int(index.has(field)[~keep].sum())
         if self.store.manifest.fields[field]['dtype'] is None:
-            manifest.nbytes -= _value_bytes(self.store, field, dropped)
+            manifest.nbytes -= _value_bytes(self.measured, field, dropped)
     kept = np.flatnonzero(keep)
     self.write_index(shard, {name:column[keep] for name,column in columns.items()}, labels, index.keys(kept))
 
