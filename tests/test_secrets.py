@@ -230,6 +230,11 @@ def test_a_server_that_does_not_know_auth_does_not_make_the_password_public():
         shown = shown_when_failing(lambda: RedisLink(url).send([('GET','a')]))
         assert shown and not has_marker(*shown)
 
+def test_credentials_of_a_provider_are_not_repeated(rude):
+    "The server answers with what it was sent"
+    shown = shown_when_failing(lambda: RedisLink(f'redis://127.0.0.1:{rude}', timeout=1, credential_provider=Provider()).send([('GET','a')]))
+    assert shown and not has_marker(*shown)
+
 @pytest.mark.slow
 def test_errors_of_unusual_options_of_redis_do_not_repeat_them(rude):
     for name in REDIS:

@@ -10,6 +10,7 @@ __all__ = ['REDIS_SCHEMES', 'LONGEST_VALUE', 'REPLY_BYTES', 'split_secret', 'Red
 
 # %% ../../nbs/store/05_redis_link.ipynb #23f590e7
 import inspect, os, re, ssl, time
+from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.context import get_spawning_popen
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -369,7 +370,12 @@ def fill_places(
 
 @patch
 def _secret_texts(self:RedisLink):
-    return secret_texts({'secret':self._secret, 'sentinel_secret':self._sentinel_secret, **self.kwargs})
+    "What messages must not show: passwords, also the one that a `credential_provider` returns now, and other secrets"
+    provider,password = self.kwargs.get('credential_provider'),None
+    if provider is not None:
+        with suppress(Exception): *_,password = provider.get_credentials()   # without them, none were sent
+    return secret_texts({'secret':self._secret, 'sentinel_secret':self._sentinel_secret, **self.kwargs,
+                         'password':password})
 
 @patch
 def _advice(self:RedisLink):
