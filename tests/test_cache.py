@@ -564,19 +564,23 @@ def test_lock_file_removed(folder):
 def all_files(folder): return sorted(str(p.relative_to(folder)) for p in folder.rglob('*'))
 
 @pytest.mark.parametrize('theirs', ['a.csv','b/c/d.csv','u/a.part.csv'])
-def test_a_folder_with_files_of_others_is_refused(folder, theirs, monkeypatch):
-    "They would be removed. Nothing is made or removed by the refusal"
+def test_a_folder_with_files_of_others_gets_a_subfolder(folder, theirs, monkeypatch):
+    "They would be removed. Nothing is made before a file is kept, and a subfolder with files of others is refused"
     theirs = folder/theirs
     theirs.parent.mkdir(parents=True)
     theirs.write_text('mine')
     (folder/'u').mkdir(exist_ok=True)
     (folder/'u'/'x.part').write_text('mine')
     before = all_files(folder)
-    match = f"^{folder} has '{theirs}', and is no cache: .*a folder of its own.*FASTAI_REMOTE_CACHE"
-    with pytest.raises(ValueError, match=match): FileCache(folder, 10*KB)
     monkeypatch.setenv('FASTAI_REMOTE_CACHE', str(folder))
-    with pytest.raises(ValueError, match=match): FileCache()
-    assert all_files(folder)==before
+    caches = FileCache(folder, 10*KB),FileCache(size=10*KB)
+    assert {cache.folder for cache in caches}=={f'{folder}/fastai_remote'} and all_files(folder)==before
+    for key in 'u/a','u/b': put(caches[0], key)
+    again = pickle.loads(pickle.dumps(FileCache(folder, 10*KB)))
+    assert again.folder==caches[0].folder and again.used()==(10*KB,1) and {*before} < {*all_files(folder)}
+    (folder/'fastai_remote/.lock').unlink()
+    match = f"^{folder}/fastai_remote has '{folder}/fastai_remote/u/b', and is no cache: .*FASTAI_REMOTE_CACHE"
+    with pytest.raises(ValueError, match=match): FileCache(folder, 10*KB)
 
 def test_a_folder_of_others_is_searched_up_to_the_first_file(tmp_path, monkeypatch):
     for k in range(100): (tmp_path/f'{k}.csv').write_text('mine')
@@ -590,8 +594,7 @@ def test_a_folder_of_others_is_searched_up_to_the_first_file(tmp_path, monkeypat
             seen.append(1)
             return next(self.entries)
     monkeypatch.setattr(os, 'scandir', Noted)
-    with pytest.raises(ValueError, match='is no cache'): FileCache(tmp_path)
-    assert len(seen)==1
+    assert FileCache(tmp_path).folder==f'{tmp_path}/fastai_remote' and len(seen)==1
 
 def test_a_cache_is_opened_again_at_any_time(folder, child):
     "By another process, and from a pickle: while the first file comes, after it has come, and when all is removed"
@@ -614,12 +617,12 @@ def test_a_part_of_a_killed_first_download_is_no_file_of_others(folder, child):
     put(FileCache(folder, 50*KB), 'u/b')
     assert left(folder_cache:=FileCache(folder))==['u','u/b'] and folder_cache.used()==(10*KB,1)
 
-def test_without_its_lock_file_a_new_object_refuses_a_cache(folder):
+def test_without_its_lock_file_a_new_object_leaves_a_cache_alone(folder):
     "It cannot know whose files these are; an object that exists goes on"
     c = FileCache(folder, 50*KB)
     put(c, 'u/a')
     (folder/'.lock').unlink()
-    with pytest.raises(ValueError, match='u/a.*is no cache'): FileCache(folder, 50*KB)
+    assert FileCache(folder, 50*KB).folder==f'{folder}/fastai_remote'
     put(c, 'u/b')
     put(FileCache(folder, 50*KB), 'u/c')
 

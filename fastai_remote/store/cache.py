@@ -91,9 +91,10 @@ def _regular_files(folder):
 class FileCache:
     """Whole files on a local disk, up to a total size; the least recently used go first; processes share the folder
 
-    Raises `ValueError` if `folder` has files and is no cache yet: they could be removed."""
+    If `folder` has other files, it is its subfolder `fastai_remote`, as they could be removed; raises `ValueError` if
+    that has other files, too."""
     def __init__(self,
-        # Folder of its own: new, empty, or a cache, which has a file `.lock`; default: `$FASTAI_REMOTE_CACHE`, else
+        # New, empty, or a cache, which has a file `.lock`; else its subfolder; default: `$FASTAI_REMOTE_CACHE`, else
         # `fastai_remote` in `$XDG_CACHE_HOME` or ~/.cache
         folder:str=None,
         # Bytes that it may hold; default: half of what would be free on that disk if it held nothing
@@ -103,16 +104,19 @@ class FileCache:
         folder = folder or os.environ.get('FASTAI_REMOTE_CACHE') or default
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self._given_size = self._size = None if size is None else int(size)
-        self._check_folder()
+        if self._other_file(): self.folder = f'{self.folder}/fastai_remote'
+        if other := self._other_file():
+            raise ValueError(f'{self.folder} has {other!r}, and is no cache: a cache removes files in its folder, so '
+                             'it needs a folder of its own; give another one (`cache=`, `FASTAI_REMOTE_CACHE`)')
 
-    def _check_folder(self):
-        "Raises `ValueError` if the folder has no `.lock`, but a regular file that is neither hidden nor a part"
+    def _other_file(self):
+        """A regular file in the folder that is neither hidden nor a part; `None` if there is none, or it is a cache
+
+        A cache has a file `.lock`."""
         def is_cache(): return os.path.lexists(f'{self.folder}/.lock')
-        if is_cache(): return
+        if is_cache(): return None
         other = next((path for path in _regular_files(self.folder) if not path.endswith('.part')), None)
-        if other is None or is_cache(): return   # another process may have made the lock, and then a file
-        raise ValueError(f'{self.folder} has {other!r}, and is no cache: a cache removes files in its folder, so '
-                         'it needs a folder of its own; give another one (`cache=`, `FASTAI_REMOTE_CACHE`)')
+        return None if is_cache() else other   # another process may have made the lock, and then a file
 
     @property
     def size(self)->int:

@@ -71,7 +71,7 @@ class ShardStore(Store):
     _home = '' # As `home`, once the manifest was read
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
-        # Folder in which to keep whole shards of remote storage, or of a slow disk, with no other files in it; `True`:
+        # Folder in which to keep whole shards of remote storage, or of a slow disk, see `FileCache`; `True`:
         # the usual folder, for remote storage and compressed shards; `None` or `False`: no cache, samples are read one
         # by one, and compressed shards cannot be read
         cache:bool|str|FileCache=True,
