@@ -1,10 +1,11 @@
 "The cache under many processes, kills, full and read-only disks: never above its bound, never in the way of reading, nothing left behind"
-import errno, fcntl, gc, os, pickle, random, resource, signal, subprocess, sys, threading, time, warnings
+import errno, fcntl, gc, os, pickle, random, resource, shutil, signal, subprocess, sys, threading, time, warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import examples, wait_for
@@ -616,6 +617,15 @@ def test_a_part_of_a_killed_first_download_is_no_file_of_others(folder, child):
     (folder/'.lock').unlink()   # killed before it was made
     put(FileCache(folder, 50*KB), 'u/b')
     assert left(folder_cache:=FileCache(folder))==['u','u/b'] and folder_cache.used()==(10*KB,1)
+
+def test_a_disk_without_any_space_is_no_error(folder, monkeypatch):
+    "`fetch` warns, and reading goes on without the cache; a size that was given is one"
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: SimpleNamespace(free=0))
+    cache = FileCache(folder)
+    cache.check(2, 10*KB, 'two')
+    with pytest.warns(UserWarning, match='reading goes on without the cache'):
+        assert cache.fetch('u/a', 10*KB, no) is None
+    with pytest.raises(ValueError, match='give it more'): FileCache(folder, 0).check(2, 10*KB, 'two')
 
 def test_without_its_lock_file_a_new_object_leaves_a_cache_alone(folder):
     "It cannot know whose files these are; an object that exists goes on"

@@ -252,8 +252,10 @@ def check(self:FileCache,
     what:str, # Explanation of `n`: '8 workers with 3 shards each'
     name:str='', # Name of the dataset
 ):
-    "Raise `ValueError` if `n` shards of `size` bytes do not fit at the same time"
-    if n*size<=self.size: return
+    """Raise `ValueError` if `n` shards of `size` bytes do not fit at the same time
+
+    Not if the disk has no space at all for a cache without a given size: `fetch` warns of it, and keeps nothing."""
+    if n*size<=self.size or self.size==0 and self._given_size is None: return
     dataset = f'{name}: ' if name else ''
     raise ValueError(f"{dataset}{n:,} shard{'s'*(n!=1)} of up to {size_str(size)} in flight ({what}) need "
         f'{size_str(n*size)}; the cache {self.folder} holds {size_str(self.size)}: '
