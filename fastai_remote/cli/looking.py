@@ -37,7 +37,7 @@ def found_at(
     datasets,begun = [],[]
     for one in places:
         try:
-            if place.is_redis or one.has_dataset: datasets.append(summary(one.store().manifest, words=one.words))
+            if is_whole or one.has_dataset: datasets.append(summary(one.store().manifest, words=one.words))
             if not is_whole and one.has_ingest: begun += one.unfinished()
         except (StoreError,ValueError) as e:   # a folder that is called as a tar is a `ValueError`
             datasets.append(dict(name=one.name or one.words[-1], error=str(e), words=one.words))

@@ -157,19 +157,21 @@ class _PictureCodec(Codec):
     """Makes pictures of the arrays of another base class; `pack` refuses those of which Pillow cannot make one
 
     Bytes that are encoded already may hold any array: those of others, under such a name, are read as arrays."""
-    def image(self, b):
-        pixels = self.from_bytes(b)
+    def image(self, b): return self._picture(self.from_bytes(b))
+
+    def pack(self, o):
+        b = super().pack(o)
+        self._picture(o if isinstance(o, dict) else _as_array(o, self.name))
+        return b
+
+    def _picture(self, pixels):
+        "The Pillow image of an array; raises `ValueError` if there is none, and for a dict of arrays"
         try: return from_pixels(pixels)
         except (TypeError,ValueError):
             found = (f"the arrays {', '.join(pixels)}" if isinstance(pixels, dict)
                      else f'an array of {pixels.dtype} of shape {pixels.shape}')
             raise ValueError(f'{self.name}: want pixels of a dtype and shape that Pillow has a mode for, such as uint8 '
                              f'of shape (h,w) or (h,w,3), got {found}; npy and npz store any array') from None
-
-    def pack(self, o):
-        b = super().pack(o)
-        self.image(b)
-        return b
 
 class NpyImageCodec(_PictureCodec, NpyCodec):
     "Codec of pictures, stored as an npy file of their pixels; values come back as an array, and `image` makes pictures"

@@ -49,10 +49,10 @@ class ShardReviser(ShardWriter):
                             'store.copy(url) writes new ones')
 
     @cached_property
-    def measured(self)->ShardStore:
-        """The version that is there, opened anew, to measure its values
+    def reader(self)->ShardStore:
+        """The version that is there, opened anew to read its indices
 
-        `store` keeps no index of values that it has not read, and so notices later that it was replaced."""
+        `store` keeps none of them, and so notices later that it was replaced."""
         return self.store.opener().renewed()()
 
     def how_to_replace(self): return self.how_to_abandon()
@@ -228,7 +228,7 @@ def edit(self:ShardReviser,
         spec = manifest.fields[field] = {**manifest.fields[field], 'n':n}
         if n==manifest.n: del spec['n']
     change.forget_stats(manifest)
-    if change.drop_fields: _drop_fields(manifest, self.measured, change.drop_fields)
+    if change.drop_fields: _drop_fields(manifest, self.reader, change.drop_fields)
 
 def _in_order(values):
     "Returns the sample numbers of `{sample number: new value}`, an ascending array, and a list of the values"
@@ -241,7 +241,7 @@ def _edit_shard(self:ShardReviser, manifest, shard, changes, overlays, field_cou
 
     `changes` is `{field: (numbers, values)}`, as from `_in_order`, and `overlays` is `{field: which overlay has the
     values}`. Changes `manifest.nbytes`, and `field_counts`, `{field: samples that have it}`."""
-    index = self.store.indices([shard])[shard]
+    index = self.reader.indices([shard])[shard]
     columns,labels = {name:column.copy() for name,column in index.columns.items()},dict(index.labels)
     first,end = self.store.shards.starts[shard:shard+2].tolist()
     for field,(numbers,values) in changes.items():
@@ -250,7 +250,7 @@ def _edit_shard(self:ShardReviser, manifest, shard, changes, overlays, field_cou
         at = numbers[low:high]-first
         field_counts[field] += int((~index.has(field, at)).sum())   # those that had no value
         if field in overlays:
-            manifest.nbytes -= _value_bytes(self.measured, field, numbers[low:high])
+            manifest.nbytes -= _value_bytes(self.reader, field, numbers[low:high])
             set_overlay(columns, field, overlays[field], np.arange(low, high), at, index.n)
         else: self._set_values(manifest, field, columns, labels, dict(zip(at.tolist(), values[low:high])))
     low,high = np.searchsorted(self.change.dropped, [first,end])
@@ -260,7 +260,7 @@ def _edit_shard(self:ShardReviser, manifest, shard, changes, overlays, field_cou
     for field in self.store.fields:
         field_counts[field] -= int(index.has(field)[~keep].sum())
         if self.store.manifest.fields[field]['dtype'] is None:
-            manifest.nbytes -= _value_bytes(self.measured, field, dropped)
+            manifest.nbytes -= _value_bytes(self.reader, field, dropped)
     kept = np.flatnonzero(keep)
     self.write_index(shard, {name:column[keep] for name,column in columns.items()}, labels, index.keys(kept))
 
@@ -366,7 +366,7 @@ def add_columns(self:ShardReviser,
     counts:dict
 ):
     "Writes a new index of a shard, with the columns of the one that is there and `columns`; adds to `counts`"
-    index = self.store.indices([shard])[shard]
+    index = self.reader.indices([shard])[shard]
     labels,new = dict(index.labels),{}
     for field,values in columns.items():
         if field not in counts:
