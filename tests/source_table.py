@@ -203,7 +203,7 @@ def parquet_of_names(folder, numbers):
 
 def open_parquet(folder, numbers):
     from fastai_remote.source import frames
-    frames._RowGroup.cache_bytes = 1_000_000   # instead of 64 MB of row groups, which would be all of them
+    frames._row_groups.most = 1_000_000   # instead of 64 MB of row groups, which would be all of them
     return sorted(folder.glob('*.parquet'))
 
 @source('Parquet files of HuggingFace, with images', 'folder/*.parquet', open_parquet)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from fastai_remote import array_samples, csv_samples, IngestError, RedisStore, table_samples, to_redis
@@ -268,6 +269,43 @@ def test_several_files_and_partitions(put, tmp_path):
     assert len(store)==1 and report.failures[0][1].startswith("ValueError: column 'extra': nothing in this row") and re.match(r'\d.parquet: row \d', report.failures[0][0])
     pq.write_table(pa.table({'n':['text']}), tmp_path/'t/kind=dog/3.parquet')
     with pytest.raises(ValueError, match='have columns that differ.*n'): table_samples(tmp_path/'t')
+
+class CountingFiles(LocalFileSystem):
+    "Local files, and how many bytes of them were read"
+    cachable,n = False,0
+    def _open(self, path, *args, **kwargs):
+        file,files = open(path, 'rb'),self
+        class Counted(io.RawIOBase):
+            def seekable(self): return True
+            def readable(self): return True
+            def seek(self, *args): return file.seek(*args)
+            def tell(self): return file.tell()
+            def read(self, size=-1):
+                b = file.read(size)
+                files.n += len(b)
+                return b
+        return Counted()
+
+def test_the_footer_of_a_parquet_file_is_read_once_by_a_process(tmp_path):
+    "It holds the smallest and the largest image of each row group, so it is a large part of the file"
+    rows = {'jpg':[os.urandom(1000) for _ in range(400)], 'part':['train','valid']*200}
+    for k in range(2): pq.write_table(pa.table(rows), tmp_path/f'{k}.parquet', row_group_size=4, compression='none')
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    files = CountingFiles()
+    source = table_samples(pds.dataset(str(tmp_path), filesystem=files), valid_col='part')
+    got = [row['jpg'] for _,row in source.read(np.arange(len(source)))]
+    assert sorted(got)==sorted(rows['jpg']*2)
+    assert files.n<4*size, files.n/size
+
+def test_a_parquet_file_that_is_replaced_is_read_anew(tmp_path):
+    "Nothing of the file that was there before is kept, whatever of it was read"
+    def write(add): pq.write_table(pa.table({'n':np.arange(20)+add}), tmp_path/'a.parquet', row_group_size=5)
+    write(0)
+    source = table_samples(tmp_path/'a.parquet')
+    assert [row['n'] for _,row in source.read(np.arange(5))]==list(range(5))
+    for add in 10**6,10**12:
+        write(add)
+        assert [row['n'] for _,row in source.read(np.arange(10))]==list(range(add, add+10))
 
 def test_parquet_splits_without_reading_all(tmp_path):
     "Splits of Parquet files are counted per row group; each row is in exactly one, in any order of reading"

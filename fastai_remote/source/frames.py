@@ -11,9 +11,11 @@ __all__ = ['Table', 'polars_rows', 'short_time', 'arrow_rows', 'arrow_types', 'a
 # %% ../../nbs/source/05_frames.ipynb #94879cbc
 import hashlib, json, os, re
 from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from fastcore.basics import chunked
@@ -339,30 +341,72 @@ def _is_text(t):
     return pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t)
 
 # %% ../../nbs/source/05_frames.ipynb #bd2fa614
+class _Recent:
+    "What this process has used last, by key; the oldest is dropped first"
+    def __init__(self,
+        size, # Called with a value, returns its bytes
+        most:int, # Bytes of all values that may stay here
+        least:int, # So many values stay in any case
+    ): self.size,self.most,self.least,self.values = size,most,least,{}
+
+    def get(self, key, make):
+        "The value of `key`, which is made by `make()` if it is not here"
+        value = self.values.pop(key, None)
+        if value is None: value = make()
+        self.values[key] = value   # at the end
+        while len(self.values)>self.least and sum(map(self.size, self.values.values()))>self.most:
+            del self.values[next(iter(self.values))]
+        return value
+
+# A footer holds the smallest and the largest value of each column in each row group, which may be whole images
+_footers = _Recent(lambda fragment: fragment.metadata.serialized_size, 4_000_000, 1)
+_row_groups = _Recent(lambda table: table.nbytes, 64_000_000, 2)
+
+@dataclass(repr=False, eq=False)
+class _ParquetFile:
+    "A file of a source, which is opened when it is read"
+    source:str # Names the source in this process and in its workers
+    format:object # Of `pyarrow.dataset`
+    filesystem:object # Of Arrow
+    path:str # In `filesystem`
+    partition:object # The values of columns that its folder names, an expression of Arrow
+    schema:object # Of all files of the source
+
+    def row_group(self, index, names):
+        """Row group `index` as a table of Arrow with the columns `names`, a list
+
+        Raises `ValueError` if the file is replaced meanwhile."""
+        key = self.source,self.path,self._stamp()
+        read = partial(self._read, key, index, names)
+        return _row_groups.get((*key, index, *names), read)
+
+    def _read(self, key, index, names):
+        fragment = _footers.get(key, self._fragment).subset(row_group_ids=[index])
+        table = fragment.to_table(schema=self.schema, columns=names, use_threads=False)
+        if self._stamp()==key[-1]: return table
+        raise ValueError(f'{self.path} was replaced while it was read')
+
+    def _fragment(self):
+        fragment = self.format.make_fragment(self.path, self.filesystem, self.partition)
+        fragment.ensure_complete_metadata()
+        return fragment
+
+    def _stamp(self):
+        info = self.filesystem.get_file_info(self.path)
+        return info.size,info.mtime_ns
+
+@dataclass(repr=False, eq=False)
 class _RowGroup:
     "One row group of a Parquet file, which is read when it is asked for"
-    cache = {} # `{key: table}` of the row groups that this process has read last
-    cache_bytes = 64_000_000 # Bytes that may stay there; the last two stay in any case
-    def __init__(self, format, filesystem, path, partition, index, first, schema, names):
-        self.path,self.first,self.names = path,first,names   # `first`: number of the first row in the file
-        self.source = format,filesystem,path,partition,index,schema
-
+    file:_ParquetFile
+    index:int # Of the row group in the file
+    first:int # Number of its first row in the file
+    names:list # Columns that are read
+    @property
+    def path(self): return self.file.path
     def read(self):
         "The row group as a table of Arrow, with the columns `names`"
-        format,filesystem,path,partition,index,schema = self.source
-        key = path,index,tuple(self.names),self._stamp(filesystem, path)
-        table = self.cache.pop(key, None)
-        if table is None:
-            fragment = format.make_fragment(path, filesystem, partition, row_groups=[index])
-            table = fragment.to_table(schema=schema, columns=list(self.names), use_threads=False)
-        self.cache[key] = table   # at the end: the oldest is dropped first
-        while len(self.cache)>2 and sum(o.nbytes for o in self.cache.values())>self.cache_bytes:
-            del self.cache[next(iter(self.cache))]
-        return table
-
-    def _stamp(self, filesystem, path):
-        info = filesystem.get_file_info(path)
-        return info.size,info.mtime_ns
+        return self.file.row_group(self.index, self.names)
 
 class _GroupRows:
     "An iterable of `(name, row)` for rows of Parquet files, which are read when it is iterated over, in a worker"
@@ -392,7 +436,7 @@ class _GroupRows:
 
     def _of_split(self, group, split):
         "The numbers, within `_RowGroup` `group`, of the rows of `split`: an array, `int32`"
-        column = _RowGroup(*group.source[:5], group.first, group.source[5], [self.split]).read().column(0)
+        column = replace(group, names=[self.split]).read().column(0)
         names,codes = _splits_of_rows(column, SplitNames(self.split), group)
         wanted = np.array([name==split for name in names], bool)
         return np.flatnonzero(wanted[codes]).astype(np.int32)
@@ -435,14 +479,15 @@ class _ParquetTable(Table):
         dataset, # Of `pyarrow.dataset`, with the format Parquet
         options:ColumnOptions
     ):
-        self.format,self.filesystem = dataset.format,dataset.filesystem
+        self.filesystem = dataset.filesystem
         fragments = sorted(dataset.get_fragments(), key=lambda o: o.path)
         self.schema = _common_schema(dataset, fragments)
-        self.files,sizes,self.starts = [],[],[]
+        source,self.files,sizes,self.starts = uuid4().hex,[],[],[]
         for fragment in fragments:
             rows = [fragment.metadata.row_group(k).num_rows for k in range(fragment.num_row_groups)]
             self.starts.append(len(sizes))
-            self.files.append((fragment.path, fragment.partition_expression))
+            self.files.append(_ParquetFile(source, dataset.format, dataset.filesystem, fragment.path,
+                                           fragment.partition_expression, self.schema))
             sizes += rows
         self.sizes = np.array(sizes, np.int64)
         self.block = max(1, int(np.median(self.sizes))) if sizes else 1
@@ -460,9 +505,7 @@ class _ParquetTable(Table):
         "The `_RowGroup` with number `group`, counted over all files, and the columns `names`"
         file = int(np.searchsorted(self.starts, group, side='right'))-1
         first = int(self.sizes[self.starts[file]:group].sum())
-        path,partition = self.files[file]
-        index = group-self.starts[file]
-        return _RowGroup(self.format, self.filesystem, path, partition, index, first, self.schema, names)
+        return _RowGroup(self.files[file], group-self.starts[file], first, list(names))
 
     @cached_property
     def _counts(self):
@@ -508,7 +551,7 @@ class _ParquetTable(Table):
                 for k,i in zip(group, numbers)]
 
     def _stamp(self):
-        infos = self.filesystem.get_file_info([path for path,_ in self.files])
+        infos = self.filesystem.get_file_info([file.path for file in self.files])
         return [(o.base_name, o.size, o.mtime_ns) for o in infos]
     def __repr__(self): return f'table_samples({len(self):,} rows in {len(self.files):,} Parquet files)'
 
