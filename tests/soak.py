@@ -49,7 +49,7 @@ def train(url, stop, seed):
                 for number,pixels in zip(y.long().tolist(), images):
                     numbers.append(number)
                     wrong += not (pixels==picture(number)).all()
-                time.sleep(.005)   # a step of the training
+                time.sleep(.03)   # a step of the training
         del loader,x,y,images,pixels
         say(exact=sorted(numbers)==[*range(N)] and not wrong, seconds=time.monotonic()-began, **resources())
 

@@ -154,9 +154,10 @@ def from_pixels(
     return Image.fromarray(a[...,0] if a.ndim==3 and a.shape[-1]==1 else a)
 
 class _PictureCodec(Codec):
-    """Makes pictures of the arrays of another base class; `pack` refuses those of which Pillow cannot make one
+    """Adds pictures to a codec of arrays, the other base class: `image` makes them, and values are read as arrays
 
-    Bytes that are encoded already may hold any array: those of others, under such a name, are read as arrays."""
+    `pack` raises `ValueError` for an array of which Pillow can make no picture. Bytes that are encoded already are only
+    decoded, and not refused for that, as files of other programs may hold any array; then only `image` raises it."""
     def image(self, b): return self._picture(self.from_bytes(b))
 
     def pack(self, o):

@@ -139,7 +139,7 @@ _stages = dict(slice=_slice_stage, repeat=_repeat_stage, shuffle=_shuffle_stage,
                compose=_compose_stage)
 
 def _sample_stage(upstream, step):
-    "Yields the pairs of `upstream(0)` with what `step`, one for single samples, makes of them and does not leave out"
+    "Yields the pairs of `upstream(0)` with the results of `step`, without those it leaves out; a handler may end it"
     for origin,sample in upstream(0):
         store,number = origin or (None,None)
         result = run_steps(store, number, sample, (step,))

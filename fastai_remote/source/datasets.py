@@ -347,7 +347,7 @@ def _alike(srcs):
     return agree(srcs)
 
 def _from_dict(splits):
-    "The source of `{split: anything that as_source takes}`; raises `TypeError` for splits of different kinds"
+    "The source of `{split: what as_source takes}`; raises `TypeError` if their `load` are of different types"
     names = split_names(splits)
     srcs = _alike({name:_source_of_split(name, o) for name,o in zip(names, splits.values())})
     if len({type(s.load) for s in srcs.values()})>1:

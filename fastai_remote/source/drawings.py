@@ -290,7 +290,7 @@ def _index(path, start, piece=1<<24):
     return np.concatenate([*offsets, [end]]),n_lines
 
 def _end_of_text(f, start):
-    "The offset in bytes at which white space at the end of the binary file `f` begins; at least `start`"
+    "The offset in bytes at which white space at the end of the binary file `f`, from `start` on, begins"
     end = f.seek(0, 2)
     while end>start:
         begin = max(start, end-4096)
@@ -323,9 +323,9 @@ def _word_in(line, header, name):
     return word
 
 def _counted(counts, word, most):
-    """Is this one of the first `most` drawings of `word`? True for the word `None`
+    """Is this one of the first `most` drawings of `word`? Adds it to `counts`, a `Counter` of words
 
-    Counts the drawing in `counts`, a `Counter` of words."""
+    For the word `None`, of a line that cannot be read, it is always true, and nothing is counted."""
     if word is None: return True
     counts[word] += 1
     return counts[word]<=most

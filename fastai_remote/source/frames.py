@@ -244,8 +244,8 @@ def _dictionaries(table, k): return [chunk.dictionary for chunk in table.column(
 def arrow_rows(table, numbers)->list:
     """Rows `numbers` of a table or `RecordBatch` of Arrow as dicts
 
-    Times of the day and timestamps whose unit is nanoseconds are text, as Python has none. In lists and structs, such
-    timestamps are those of pandas, and such times of the day raise `TypeError`."""
+    Times of the day and timestamps in nanoseconds, which Python does not have, become text. In lists, structs and
+    dictionaries of Arrow, such timestamps are those of pandas, and such times of the day raise `TypeError`."""
     import pyarrow as pa
     if isinstance(table, pa.RecordBatch): table = pa.Table.from_batches([table])
     if not table.num_columns: return [{} for _ in numbers]
@@ -405,7 +405,7 @@ class _RowGroup:
     @property
     def path(self): return self.file.path
     def read(self):
-        "The row group as a table of Arrow, with the columns `names`"
+        "The row group as a table of Arrow, with the columns `names`; raises `ValueError` if the file is replaced meanwhile"
         return self.file.row_group(self.index, self.names)
 
 class _GroupRows:

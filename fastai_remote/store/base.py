@@ -650,9 +650,10 @@ def append(self:Store,
 
     Labels that are new get the next codes, so that those of a trained model stay the same. The new version becomes
     visible at once, when all is written. An interrupted call is continued by the same call. Stores that were opened
-    before raise `StoreNotFound`. Raises `ValueError` if fields or splits do not fit, `StoreExists` if the source was
-    appended before, and what `to_redis` raises. Files, tables and lists of plain data are recognised; generators,
-    datasets of PyTorch and lists of other objects are not, and are appended again."""
+    before raise `StoreNotFound`; those of shards may also go on with the samples that they had. Raises `ValueError` if
+    fields or splits do not fit, `StoreExists` if the source was appended before, and what `to_redis` raises. Files,
+    tables and lists of plain data are recognised; generators, datasets of PyTorch and lists of other objects are not,
+    and are appended again."""
     from fastai_remote.ingest.revise import append_samples
     return append_samples(self, source, fn, again, **kwargs)
 
@@ -661,13 +662,15 @@ def edit(self:Store,
     drop=(), # Numbers of samples to remove
     set:dict=None, # `{field: {sample number: new value}}`
 ): # The new version, a `Store`
-    """Remove samples, and change values of others; what has not changed is not written again
+    """Remove samples, and change values of others, by the numbers that they have now
 
-    The samples behind one that is removed move up. Labels that are new get the next codes. If samples are removed, or
-    images change, the new version has no `stats` of these images: `copy` writes a dataset that has them. The new
-    version becomes visible at once. Stores that were opened before raise `StoreNotFound`. If there is nothing to do,
-    returns this store. Raises `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value
-    that cannot be stored, and `ValueError` if a sample is to be removed and changed, or none would be left."""
+    What has not changed is not written again; in Redis, each changed sample gets all fields of `set` anew. The samples
+    behind one that is removed move up. Labels that are new get the next codes. If images of a field change, the new
+    version has no `stats` of this field, and none at all if samples are removed: `copy` writes a dataset that has them.
+    The new version becomes visible at once. Stores that were opened before raise `StoreNotFound`; those of shards may
+    also go on with the earlier values. If there is nothing to do, returns this store. Raises `IndexError` for a sample
+    that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored, and `ValueError` if a sample
+    is to be removed and changed, or none would be left."""
     from fastai_remote.ingest.revise import edit_samples
     return edit_samples(self, drop, set)
 

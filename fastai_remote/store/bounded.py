@@ -19,7 +19,7 @@ from .connection import call_in_thread, DeadlinePassed
 MAX_FILE = 1<<30   # bytes of a file that is read at once: a manifest, or an index
 
 class UnusableAnswer(Exception):
-    "A server sent more, or other bytes, than it was asked for"
+    "The answer of a server has too many bytes, or others than were asked for, or does not say which it has"
 
 def bytes_to_read(
     asked:str|None, # The header `Range` of the request, as 'bytes=0-99', with both ends; `None` for a whole file

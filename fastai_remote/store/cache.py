@@ -62,9 +62,10 @@ def _alone(fd, path):
     return _same(fd, path)
 
 def _open_shared(path, size=None):
-    """Descriptor of the file at `path`, with a reader's lock; None if it does not exist or does not have `size` bytes
+    """Descriptor of the file at `path`, with a reader's lock; sets its time of use, unless it is another user's
 
-    Also None if it cannot be locked. Sets its time of use."""
+    None if there is no regular file that can be read and locked, or if it does not have `size` bytes; `None` as `size`
+    allows any."""
     fd,valid = None,False
     try:
         fd = os.open(path, os.O_RDONLY|os.O_NOFOLLOW|os.O_NONBLOCK)
@@ -198,7 +199,7 @@ def _remove(self:FileCache, path):
 
 @patch
 def _remove_unused(self:FileCache, path):
-    "Remove `path` unless it is in use. Returns whether it is gone"
+    "Remove `path`, unless it is in use or cannot be removed. Returns whether no file of this name is left"
     with suppress(OSError), _opened(path, os.O_RDONLY) as fd:
         if _alone(fd, path): self._remove(path)
     return not os.path.lexists(path)

@@ -377,7 +377,9 @@ class RedisStore(Store):
     def replaced_error(self,
         exists:bool=True # Is there a dataset of this name now?
     )->StoreNotFound:
-        "The error to raise when this is no longer the dataset that was opened"
+        """The error to raise when this is no longer the dataset that was opened
+
+        If there is none of this name now, it asks the server for the likely cause, which the message tells."""
         if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again')
         return StoreNotFound(f'{self._name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
                              f'{_why_gone(self.link)}')

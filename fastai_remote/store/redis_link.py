@@ -41,7 +41,7 @@ def split_secret(
     return result
 
 def _split_secret(url):
-    "As `split_secret`, but the `ValueError` for a malformed URL is returned, and not raised"
+    "As `split_secret`, but the `ValueError` for a URL that it refuses is returned, and not raised"
     try:
         parts = urlsplit(url)
         # `port` raises if it is not a number

@@ -587,7 +587,7 @@ LABELS_KIND = 'fastai_remote labels' # Entry `__kind__` of `labels.json`, by whi
 
 def pack_labels(
     vocab:dict # `{field: list of labels}`
-)->bytes: # Empty if there are no labels
+)->bytes: # Empty if `vocab` is
     "The content of `labels.json`, which has the labels of a dataset for other tools"
     if not vocab: return b''
     content = json.dumps({'__kind__':LABELS_KIND, **vocab}, ensure_ascii=False, indent=1)

@@ -289,7 +289,7 @@ def read_values(self:TieredStore, numbers, fields):
 
 @patch
 def _kept_values(self:TieredStore, keys):
-    "The values that Redis holds under `keys`, a list; None for each that it does not hold"
+    "The values of `keys`, a list, in their order; None for each that Redis lacks, and for all if it fails"
     commands,places = self.link.value_reads(keys, self._mean_bytes)
     replies = self._request(commands)
     if replies is None: return [None]*len(keys)

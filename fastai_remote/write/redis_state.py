@@ -168,7 +168,7 @@ def unseal_stats(
 def parse_record(
     chunk:int, # Number of the chunk
     stored:bytes # JSON, sealed; records of earlier versions have no checksum
-)->dict: # `None` if it is damaged, or belongs to another chunk
+)->dict: # `None` if it is damaged, or has a checksum and belongs to another chunk
     "Returns the record of a chunk"
     try: record = json.loads(stored)
     except (ValueError,RecursionError): return None

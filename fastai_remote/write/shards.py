@@ -295,7 +295,9 @@ def put(self:ShardWriter,
 
 @patch
 def _put(self:ShardWriter, numbers, columns, labels):
-    "Does what `put` does, but leaves the file of the open shard open if it raises an error"
+    """Does what `put` does, but after an error the file of the open shard may still be open
+
+    An error of writing to it stays an `OSError`."""
     fields = self.plan['fields']
     def is_checksum(field): return field.endswith('.crc') and field.removesuffix('.crc') in fields
     values_of = {field:columns[field] if isinstance(columns[field], list) else columns[field].tolist()
