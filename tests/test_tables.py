@@ -13,6 +13,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
+from fastai_remote.source import frames
 from fastai_remote import array_samples, csv_samples, IngestError, RedisStore, table_samples, to_redis
 
 def rows(store, fields=None): return [store[i] if fields is None else {f:store[i][f] for f in fields} for i in range(len(store))]
@@ -296,6 +297,7 @@ def test_the_footer_of_a_parquet_file_is_read_once_by_a_process(tmp_path):
     got = [row['jpg'] for _,row in source.read(np.arange(len(source)))]
     assert sorted(got)==sorted(rows['jpg']*2)
     assert files.n<4*size, files.n/size
+    assert 2<=len(frames._row_groups.values)<=64   # of 200; each use goes through all of them
 
 def test_a_parquet_file_that_is_replaced_is_read_anew(tmp_path):
     "Nothing of the file that was there before is kept, whatever of it was read"

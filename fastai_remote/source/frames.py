@@ -342,7 +342,7 @@ def _is_text(t):
 
 # %% ../../nbs/source/05_frames.ipynb #bd2fa614
 class _Recent:
-    "What this process has used last, by key; the oldest is dropped first"
+    "What this process has used last, by key, at most 64 values; the oldest is dropped first. Threads may share it"
     def __init__(self,
         size, # Called with a value, returns its bytes
         most:int, # Bytes of all values that may stay here
@@ -354,8 +354,12 @@ class _Recent:
         value = self.values.pop(key, None)
         if value is None: value = make()
         self.values[key] = value   # at the end
-        while len(self.values)>self.least and sum(map(self.size, self.values.values()))>self.most:
-            del self.values[next(iter(self.values))]
+        kept = [(old,self.size(o)) for old,o in list(self.values.items())]   # a copy: other threads may change it
+        nbytes = sum(size for _,size in kept)
+        for k,(old,size) in enumerate(kept[:-self.least]):
+            if nbytes<=self.most and len(kept)-k<=64: break
+            self.values.pop(old, None)
+            nbytes -= size
         return value
 
 # A footer holds the smallest and the largest value of each column in each row group, which may be whole images
