@@ -639,3 +639,9 @@ def test_fractions_that_are_rounded_up_fit(n, splits, sizes):
 
 def test_fractions_that_are_too_large_are_refused():
     with pytest.raises(ValueError, match='take 8 samples of 7'): split_ranges(7, {'a':.6, 'b':.6, 'c':None})
+
+@pytest.mark.parametrize('seed', [-1, 1.5, '7'])
+def test_a_wrong_seed_is_refused_before_anything_is_written(seed, put):
+    with pytest.raises(ValueError, match='seed is an integer of at least 0, not '): put([{'x.i4':i} for i in range(9)], seed=seed)
+    store,_ = put([{'x.i4':i} for i in range(9)])   # nothing is unfinished
+    assert sorted(store[i]['x.i4'] for i in range(9))==list(range(9))

@@ -11,7 +11,7 @@ from fastai_remote.order.base import Order, SplitOrder, WeightedOrder
 from fastai_remote.order.lengths import LongestFirst, SortedWindows
 from fastai_remote.order.permutation import BlockPermutation, Permutation
 from fastai_remote.order.ranks import rank_share, worker_batches
-from fastai_remote.order.shards import ShardPermutation
+from fastai_remote.order.shards import ShardFolds, ShardPermutation, ShardSplit
 
 seeds = st.integers(0, 2**63)
 
@@ -201,3 +201,11 @@ def test_the_longest_sample_is_in_one_share_only():
     order = Order(100, SortedWindows(perm, 100, np.arange(100)[::-1].copy(), 4, longest=0))
     assert order[0]==0 and sorted(i for rank in range(2) for i in rank_share(order, rank, 2))==list(range(100))
     with pytest.raises(ValueError, match='lanes'): SortedWindows(perm, 100, np.arange(100), 4, lanes=2, longest=99)
+
+@pytest.mark.parametrize('seed', [-1, 1.5, '7', None])
+def test_a_wrong_seed_is_refused(seed):
+    "1.5 and '7' were 1 and 7"
+    for make in (lambda: Permutation(10, seed), lambda: BlockPermutation(10, 2, seed),
+                 lambda: ShardPermutation([4,6], seed), lambda: ShardSplit([4,6], .2, seed),
+                 lambda: ShardFolds([4,6], 2, 0, seed)):
+        with pytest.raises(ValueError, match='seed is an integer of at least 0, not '): make()

@@ -300,7 +300,7 @@ def test_wrong_arguments(memory):
     with expect_fail(ValueError, contains='want interleave of at least 1, not 0'): chain(memory).shuffle(interleave=0)
     for seed in -1,1.5,'7':
         for make in chain(memory).batches,chain(memory).batched,chain(memory).stream,chain(memory).shuffle:
-            with expect_fail(ValueError, contains=f'want a seed of at least 0, or None, not {seed!r}'):
+            with expect_fail(ValueError, contains=f'seed is an integer of at least 0, not {seed!r}'):
                 iter(make(seed=seed))
     for method in chain(memory).stream,chain(memory).batches:
         with expect_fail(ValueError, contains=rank): method(rank=1)

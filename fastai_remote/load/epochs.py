@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from ..order.permutation import checked_seed
+
 # %% ../../nbs/load/13_epochs.ipynb #5b6a2236
 def rank_and_world_size():
     """`(rank of this process, number of ranks)`: of `torch.distributed` if it is initialized, else of the environment
@@ -162,8 +164,7 @@ class Epochs:
         With a seed or several ranks it is `(seed or 0, epoch)`. Otherwise it differs from epoch to epoch: it is drawn
         from torch's generator, or in a worker it consists of the seed of the loader and `times`. Call it once per
         epoch, as it counts the epoch in `times`. Raises `ValueError` for a seed that is no int of at least 0."""
-        if self.seed is not None and not (isinstance(self.seed, (int,np.integer)) and self.seed>=0):
-            raise ValueError(f'want a seed of at least 0, or None, not {self.seed!r}')
+        if self.seed is not None: checked_seed(self.seed)
         info = get_worker_info()
         self.times += 1   # because a persistent worker has the same `info.seed` in each epoch
         if self.seed is not None or self.world_size>1: return self.seed or 0,self.epoch

@@ -15,7 +15,7 @@ import numpy as np
 
 from .items import field_masks, field_values, RemoteItems, SampleSelection
 from ..order.base import Order, SplitOrder
-from ..order.permutation import Permutation
+from ..order.permutation import checked_seed, Permutation
 from ..order.ranks import Modulo
 from ..order.shards import ShardFolds, ShardSplit
 from ..store.base import Store
@@ -45,12 +45,6 @@ def _parts_of(items, *parts):
     "`parts`, each a `SplitOrder`, as a list if `items` is an `Order`; for other items a list of lists of positions"
     return list(parts) if isinstance(items, Order) else [list(part) for part in parts]
 
-def _checked_seed(seed):
-    "`seed`, 0 if it is `None`; raises `ValueError` if it is no integer, or negative"
-    if seed is None: return 0
-    if isinstance(seed, (int,np.integer)) and seed>=0: return int(seed)
-    raise ValueError(f'seed is an integer of at least 0, not {seed!r}')
-
 def RandomStoreSplitter(
     valid_pct:float=0.2, # Share of the samples for validation, 0 to 1
     seed:int=0, # Any int >= 0; every session gets the same split for the same one; `None` is 0
@@ -60,7 +54,7 @@ def RandomStoreSplitter(
     It takes constant memory for a store, and a list of positions for other items, such as a list or a DataFrame. Raises
     `ValueError` for a wrong `valid_pct` or `seed`."""
     if not 0<=valid_pct<=1: raise ValueError(f'valid_pct must lie in 0..1, not {valid_pct}')
-    key = _checked_seed(seed)
+    key = 0 if seed is None else checked_seed(seed)
     def _inner(items):
         n = len(items)
         sizes = items.shard_sizes if isinstance(items, RemoteItems) and items.is_complete else None
@@ -113,7 +107,7 @@ def KFoldSplitter(
     `MissingSample` if a sample lacks it, and `UnknownField`."""
     if not (all(isinstance(k, (int,np.integer)) for k in (n_folds,fold)) and n_folds>=2 and 0<=fold<n_folds):
         raise ValueError(f'want n_folds of at least 2, and a fold from 0 to n_folds-1, not {n_folds=}, {fold=}')
-    key = _checked_seed(seed)
+    key = 0 if seed is None else checked_seed(seed)
     def _inner(items):
         n = len(items)
         if n<n_folds: raise ValueError(f'{n:,} items cannot be divided into {n_folds} folds')

@@ -12,7 +12,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from .permutation import MIX_A, MIX_B, MASK64, mix64, mix64_int, Permutation, PositionMap
+from .permutation import checked_seed, MIX_A, MIX_B, MASK64, mix64, mix64_int, Permutation, PositionMap
 
 # %% ../../nbs/order/02_shards.ipynb #aed00f86
 def _starts(sizes): return np.concatenate([[0], np.cumsum(sizes)])
@@ -47,7 +47,7 @@ class ShardPermutation(PositionMap):
         if interleave<1 or bs<1 or num_workers<0 or not 0<=rank<world_size:
             raise ValueError('interleave and bs must be at least 1, num_workers at least 0, and rank below world_size, '
                              f'not {interleave=}, {bs=}, {num_workers=}, {rank=}, {world_size=}')
-        self.sizes,self.seed,self.interleave,self.bs = _check_sizes(sizes),int(seed),interleave,bs
+        self.sizes,self.seed,self.interleave,self.bs = _check_sizes(sizes),checked_seed(seed),interleave,bs
         self.num_workers,self.rank,self.world_size,self.equal = max(num_workers, 1),rank,world_size,equal
         filled = np.flatnonzero(self.sizes)
         self.shard_order = filled[Permutation(len(filled), self.seed)[np.arange(len(filled))]]   # numbers of shards
@@ -187,7 +187,7 @@ class ShardSplit:
         seed:int=0 # Any int >= 0
     ):
         if not 0<=valid_pct<=1: raise ValueError(f'valid_pct must lie in 0..1, not {valid_pct}')
-        self.sizes,self.valid_pct,self.seed = _check_sizes(sizes),valid_pct,int(seed)
+        self.sizes,self.valid_pct,self.seed = _check_sizes(sizes),valid_pct,checked_seed(seed)
         self.starts = _starts(self.sizes)
         train = self.starts-(valid_pct*self.starts).astype(np.int64)
         train = np.minimum(np.maximum.accumulate(train), train[-1])   # large floats may be rounded: never go back
@@ -230,7 +230,7 @@ class ShardFolds(ShardSplit):
     ):
         if n_folds<2 or not 0<=fold<n_folds:
             raise ValueError(f'want n_folds of at least 2, and a fold from 0 to n_folds-1, not {n_folds=}, {fold=}')
-        self.sizes,self.n_folds,self.fold,self.seed = _check_sizes(sizes),n_folds,fold,int(seed)
+        self.sizes,self.n_folds,self.fold,self.seed = _check_sizes(sizes),n_folds,fold,checked_seed(seed)
         self.starts = _starts(self.sizes)
         # If all samples are counted through, shard by shard, a fold gets every `n_folds`-th. In a shard, these are not
         # the samples themselves, but how many consecutive steps of the walk through the shard belong to the fold.
