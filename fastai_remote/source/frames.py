@@ -409,7 +409,9 @@ class _RowGroup:
     @property
     def path(self): return self.file.path
     def read(self):
-        "The row group as a table of Arrow, with the columns `names`; raises `ValueError` if the file is replaced meanwhile"
+        """The row group as a table of Arrow, with the columns `names`
+
+        Raises `ValueError` if the file is replaced meanwhile."""
         return self.file.row_group(self.index, self.names)
 
 class _GroupRows:

@@ -722,8 +722,8 @@ def _fill_gaps(self:RedisWriter, moves, run):
 def _note_moved(self:RedisWriter, moved, run):
     """Stores in the plan that the first `moved` splits have no gaps any more
 
-    With this entry, which may be 0, no chunk can be written again. Raises `StoreBusy`, and `ServerRestarted` if `run` is
-    not the current run of the server."""
+    With this entry, which may be 0, no chunk can be written again. Raises `StoreBusy`, and `ServerRestarted` if `run`
+    is not the current run of the server."""
     plan = {**self.plan, 'moved':moved}
     self.lock.transaction(lambda p: p.set(self.keys.plan, seal(plan)), run)
     self.plan = plan
