@@ -3489,6 +3489,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/source/drawings.py'),
                                                'fastai_remote.source.drawings._recognized': ( 'source/drawings.html#_recognized',
                                                                                               'fastai_remote/source/drawings.py'),
+                                               'fastai_remote.source.drawings._without_points': ( 'source/drawings.html#_without_points',
+                                                                                                  'fastai_remote/source/drawings.py'),
                                                'fastai_remote.source.drawings._word_in': ( 'source/drawings.html#_word_in',
                                                                                            'fastai_remote/source/drawings.py'),
                                                'fastai_remote.source.drawings.drawing_samples': ( 'source/drawings.html#drawing_samples',
