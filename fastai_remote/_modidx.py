@@ -2363,6 +2363,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.StoreNumericalize._call': ( 'load/texts.html#storenumericalize._call',
                                                                                                 'fastai_remote/load/texts.py'),
+                                          'fastai_remote.load.texts.StoreNumericalize.encodes': ( 'load/texts.html#storenumericalize.encodes',
+                                                                                                  'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.StoreNumericalize.setups': ( 'load/texts.html#storenumericalize.setups',
                                                                                                  'fastai_remote/load/texts.py'),
                                           'fastai_remote.load.texts.StoreTokenizer': ( 'load/texts.html#storetokenizer',
