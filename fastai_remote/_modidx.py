@@ -3351,6 +3351,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastai_remote/source/datasets.py'),
                                                'fastai_remote.source.datasets._is_stream': ( 'source/datasets.html#_is_stream',
                                                                                              'fastai_remote/source/datasets.py'),
+                                               'fastai_remote.source.datasets._kind_of': ( 'source/datasets.html#_kind_of',
+                                                                                           'fastai_remote/source/datasets.py'),
                                                'fastai_remote.source.datasets._merged_vocab': ( 'source/datasets.html#_merged_vocab',
                                                                                                 'fastai_remote/source/datasets.py'),
                                                'fastai_remote.source.datasets._parts': ( 'source/datasets.html#_parts',

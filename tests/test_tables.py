@@ -15,6 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from fastai_remote import array_samples, csv_samples, IngestError, RedisStore, table_samples, to_redis
+from fastai_remote.source.datasets import as_source
 
 def rows(store, fields=None): return [store[i] if fields is None else {f:store[i][f] for f in fields} for i in range(len(store))]
 
@@ -543,6 +544,16 @@ def test_headers_that_are_none_are_refused(tmp_path, content, why):
     (tmp_path/'a.csv').write_bytes(content)
     for use in lambda s: s.plan, lambda s: list(s.stream(2)):
         with pytest.raises(ValueError, match=f'a.csv: {why}'): use(csv_samples(tmp_path/'a.csv'))
+
+def test_splits_whose_samples_differ_are_told_apart():
+    "Both are tables, but an fn would get the fields of one, and the columns of the other"
+    table = pd.DataFrame({'a':[1], 'b':['x']})
+    splits = {'train':table_samples(table, fields={'a':'a.i4'}), 'valid':table}
+    message = ('train: _PandasTable, whose samples LoadRow makes; valid: _PandasTable, whose samples stay as they are. An fn would '
+               'get samples of several kinds: give all splits in the same way, with the same options such as fields=')
+    with pytest.raises(TypeError, match=re.escape(f'splits of different kinds: {message}')): as_source(splits)
+    with pytest.raises(TypeError, match='kinds: a: image_samples, whose samples _LoadFile makes; b: _Items, whose .* as they are'):
+        as_source({'a':['x.jpg'], 'b':[{'txt':'a'}]})
 
 @pytest.mark.parametrize('field', [5, None, '', ['x']])
 def test_fields_have_names(field):
