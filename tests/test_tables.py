@@ -142,7 +142,7 @@ def test_whole_numbers_with_gaps_are_no_labels(put):
         put(pd.DataFrame({'cls':[1,2,None]}), shuffle=False)
 
 def test_several_columns_are_exact():
-    with pytest.raises(ValueError, match='9007199254740993 does not fit float64, which would make 9007199254740992.0 of it'):
+    with pytest.raises(ValueError, match='9007199254740993 does not fit float64, which would make 9007199254740992.0 '):
         s = table_samples(pd.DataFrame({'a':[2**53+1], 'b':[.5]}), fields={('a','b'):'v.npy'})
         s.load(s.read(np.array([0]))[0][1])
 
@@ -549,10 +549,10 @@ def test_splits_whose_samples_differ_are_told_apart():
     "Both are tables, but an fn would get the fields of one, and the columns of the other"
     table = pd.DataFrame({'a':[1], 'b':['x']})
     splits = {'train':table_samples(table, fields={'a':'a.i4'}), 'valid':table}
-    message = ('train: _PandasTable, whose samples LoadRow makes; valid: _PandasTable, whose samples stay as they are. An fn would '
-               'get samples of several kinds: give all splits in the same way, with the same options such as fields=')
+    message = ('train: _PandasTable, whose samples LoadRow makes; valid: _PandasTable, whose samples stay as they are. '
+               'An fn would get samples of several kinds: give all splits in the same way, with the same options such as fields=')
     with pytest.raises(TypeError, match=re.escape(f'splits of different kinds: {message}')): as_source(splits)
-    with pytest.raises(TypeError, match='kinds: a: image_samples, whose samples _LoadFile makes; b: _Items, whose .* as they are'):
+    with pytest.raises(TypeError, match='a: image_samples, whose samples _LoadFile makes; b: _Items, .* as they are'):
         as_source({'a':['x.jpg'], 'b':[{'txt':'a'}]})
 
 @pytest.mark.parametrize('field', [5, None, '', ['x']])

@@ -387,9 +387,10 @@ def test_rare_tokens_are_not_kept():
     o2i,n = dls.numericalize.o2i,len(dls.numericalize.o2i)
     batches = [*dls.train, *dls.valid]
     assert len(o2i)==n and 0 in batches[0][0] and type(batches[0][0]) is TensorText
-    new = texts_module._Tokenized('txt', 'tokens.npy', dls.tokenizer, dls.numericalize, False)({'txt':'common rare1 rare2'})
-    wanted = stock(['xxbos','common','rare1','rare2']).tolist()
-    assert new['tokens.npy'].tolist()==wanted==dls.numericalize(['xxbos','common','rare1','rare2']).tolist() and len(o2i)==n
+    tokenize = texts_module._Tokenized('txt', 'tokens.npy', dls.tokenizer, dls.numericalize, False)
+    numbers = tokenize({'txt':'common rare1 rare2'})['tokens.npy'].tolist()
+    tokens = ['xxbos','common','rare1','rare2']
+    assert numbers==stock(tokens).tolist()==dls.numericalize(tokens).tolist() and len(o2i)==n
 
 @pytest.mark.parametrize('n', [8,9,10])
 @pytest.mark.parametrize('world_size,bs', [(2,3), (2,2), (3,2), (4,3)])

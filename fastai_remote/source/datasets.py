@@ -352,8 +352,8 @@ def _from_dict(splits):
     srcs = _alike({name:_source_of_split(name, o) for name,o in zip(names, splits.values())})
     if len({type(s.load) for s in srcs.values()})>1:
         kinds = '; '.join(f'{split}: {_kind_of(source)}' for split,source in srcs.items())
-        raise TypeError(f'splits of different kinds: {kinds}. An fn would get samples of several kinds: give all splits '
-                        'in the same way, with the same options such as fields=')
+        raise TypeError(f'splits of different kinds: {kinds}. An fn would get samples of several kinds: give all '
+                        'splits in the same way, with the same options such as fields=')
     return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
 
 def _kind_of(source):
