@@ -550,7 +550,8 @@ def test_splits_whose_samples_differ_are_told_apart():
     table = pd.DataFrame({'a':[1], 'b':['x']})
     splits = {'train':table_samples(table, fields={'a':'a.i4'}), 'valid':table}
     message = ('train: _PandasTable, whose samples LoadRow makes; valid: _PandasTable, whose samples stay as they are. '
-               'An fn would get samples of several kinds: give all splits in the same way, with the same options such as fields=')
+               'An fn would get samples of several kinds: give all splits in the same way, with the same options such '
+               'as fields=')
     with pytest.raises(TypeError, match=re.escape(f'splits of different kinds: {message}')): as_source(splits)
     with pytest.raises(TypeError, match='a: image_samples, whose samples _LoadFile makes; b: _Items, .* as they are'):
         as_source({'a':['x.jpg'], 'b':[{'txt':'a'}]})
