@@ -306,6 +306,14 @@ def test_a_quality_that_has_no_effect_is_refused(codec):
         shrink(10, quality=50, codec=codec, resample=nearest)
     assert shrink(10, codec=codec, resample=nearest).quality==90 and shrink(10, quality=50).quality==50
 
+def test_shrink_leaves_small_pictures_of_phones_as_they_are():
+    "MPO is a JPEG; larger ones are reduced, and another codec gets its own format"
+    Image.new('RGB', (40,30)).save(b:=io.BytesIO(), 'MPO', save_all=True, append_images=[Image.new('RGB', (40,30))])
+    mpo = b.getvalue()
+    assert Image.open(io.BytesIO(mpo)).format=='MPO' and shrink(30)({'jpg':mpo})['jpg']==mpo
+    assert get_codec('jpg').image(shrink(15)({'jpg':mpo})['jpg']).size==(20,15)
+    assert Image.open(io.BytesIO(shrink(30, codec='png')({'jpg':mpo})['png'])).format=='PNG'
+
 def test_shrink_of_views_of_bytes():
     "What is small enough stays the file that it is, whatever kind of bytes it comes in"
     Image.effect_noise((40,30), 50).save(b:=io.BytesIO(), 'JPEG')

@@ -469,7 +469,9 @@ def test_only_a_drawing_of_the_line_itself_counts(tmp_path):
     assert [load('{"key_id":%s,"drawing":[[[1,2],[3,4]]]}' % key)['id'] for key in ('5','"5"','-7')]==[5,5,-7]
 
 NO_DRAWINGS = [b'[1]', b'5', b'{}', b'{"word":[1]}', b'[{"key_id":"1"}]', b'['*100_000, b'', b'[1', b'null',
-               b'{"key_id":1,"drawing":[[[1,2],[3,4]]],"word":[1]}']
+               b'{"key_id":1,"drawing":[[[1,2],[3,4]]],"word":[1]}', b'{"word":"cat"}',
+               b'{"word": "cat", "drawing": [[[', b'{"key_id":1,"word":"dog","drawing":[[[1,2],[3,4',
+               b'{"word":"cat","key_id":1,"drawing":[[[1,2],[3{"word":"dog","key_id":2,"drawing":[[[1,2],[3,4]]]}']
 
 @pytest.mark.parametrize('line', NO_DRAWINGS, ids=lambda o: o[:20].decode() or 'empty')
 @pytest.mark.parametrize('packed', [False,True])
@@ -481,6 +483,19 @@ def test_a_line_that_is_no_drawing_is_one_sample_with_a_limit_too(tmp_path, line
     source = drawing_samples(path, max_per_class=1)
     first,(name,_),last = next(source.stream(9)) if packed else source.read(np.arange(3))
     assert name==f'{path.name}:2' and [source.load(raw)['cls'] for _,raw in (first,last)]==['cat','dog']
+
+@pytest.mark.parametrize('packed', [False,True])
+def test_the_word_of_the_drawing_itself_is_limited(tmp_path, packed):
+    "Not that of another dict in the line, or of a text, or the first of two; spaces do not matter"
+    drawing = '"key_id":1,"drawing":[[[1,2],[3,4]]]'
+    lines = ['{"meta":{"word":"x"},"word":"cat",%s}' % drawing, '{"other":{"drawing":[[[1]]]},%s,"word":"x"}' % drawing,
+             r'{"text":"\"word\":\"x\"","word":"cat",%s}' % drawing, '{"word":"x","word":"cat",%s}' % drawing,
+             '{"word" : "cat" , "key_id" : 1 , "drawing" : [ [ [1, 2], [3, 4] ] ] }', r'{%s,"word":"\u0078"}' % drawing,
+             '{"drawing":[[[5]]],"word":"y",%s}' % drawing, '{"word":"z",%s}' % drawing]
+    text = '\n'.join(lines).encode()
+    path = tmp_path/('a.ndjson.gz' if packed else 'a.ndjson')
+    path.write_bytes(gzip.compress(text) if packed else text)
+    assert [o['cls'] for o in drawing_samples(path, max_per_class=1)]==['cat','x','y','z']
 
 def test_a_stream_has_no_samples_below_zero(folder):
     pack(folder/'b.ndjson', gzip.open, folder/'b.ndjson.gz')

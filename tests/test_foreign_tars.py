@@ -227,6 +227,16 @@ def test_numbers_that_are_none_are_text(tmp_path):
     store,report = index(tmp_path)
     assert report.failed==0 and [store[i] for i in range(3)]==[{'id':f'img-{i}', 'u1':b'\xff\xfe%d' % i, 'index':i} for i in range(3)]
 
+@pytest.mark.parametrize('broken', [[('a.cls.txt', b'\xff')], [('a.cls.txt', b'x'), ('a.age.f4', b'x')]],
+                         ids=['label','number'])
+def test_failed_samples_do_not_make_labels_text(tmp_path, broken):
+    "Labels of a field that begins late are integers, although a sample that failed has a text for a label"
+    tar(tmp_path/'a.tar', [(f'{i:03}.age.f4', b'1') for i in range(101)])
+    tar(tmp_path/'b.tar', [*broken, ('b.cls', b'7')])
+    tar(tmp_path/'c.tar', [('c.cls', b'8')])
+    store,report = index(tmp_path)
+    assert report.failed==1 and store.vocab==[7,8] and [store[i]['cls'] for i in (101,102)]==[7,8]
+
 # --- keys
 
 def test_keys_and_urls(tmp_path):

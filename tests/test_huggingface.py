@@ -299,6 +299,18 @@ def test_null_names_the_column():
     store,_ = in_memory(hf_samples(dataset, {'x':'x.json', 'y':'y.json'}), shuffle=False)
     assert store[:]==[{'x.json':'a', 'y.json':1}, {'x.json':None, 'y.json':None}]
 
+@pytest.mark.parametrize('stream', [False,True])
+def test_a_struct_of_nulls_is_not_null_itself(stream):
+    "Also if its keys are those of a file, which is null without bytes and path"
+    text,rows = Value('string'),[{'bytes':'a', 'path':None}, {'bytes':None, 'path':None}]
+    features = Features({'x':{'bytes':text, 'path':text}, 'image':{'bytes':Value('binary'), 'path':text}})
+    files = [{'bytes':FILES[0], 'path':None}, {'bytes':None, 'path':None}]
+    dataset = Dataset.from_dict({'x':rows, 'image':files}, features=features).cast_column('image', Image())
+    source = hf_samples(dataset.to_iterable_dataset() if stream else dataset, {'x':'x.json', 'image':None})
+    assert in_memory(source, shuffle=False)[0][:]==[{'x.json':row} for row in rows]
+    _,report = in_memory(dataset.to_iterable_dataset() if stream else dataset, max_failed=2)
+    assert report.failed==1 and "column 'image' has no value (null) here" in report.failures[0][1]
+
 def labelled(labels): return Dataset.from_dict({'label':labels, 'id':range(len(labels))}, features=Features({'label':ClassLabel(names=NAMES), 'id':Value('int64')}))
 
 def test_unlabelled_samples_are_named():

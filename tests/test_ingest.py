@@ -637,6 +637,15 @@ def test_fractions_that_are_rounded_up_fit(n, splits, sizes):
     "What is too much is taken from the largest; no split has less than nothing"
     assert [stop-start for start,stop in split_ranges(n, splits).values()]==sizes
 
+@pytest.mark.parametrize('n,splits,sizes', [
+    (10, {'a':.25, 'b':.25, 'c':5}, [3,2,5]), (6, {'a':.25, 'b':.25, 'c':3}, [1,2,3]),
+    (10, {'c':5, 'a':.05, 'b':.45}, [5,0,5]), (0, {'a':.5, 'b':.5}, [0,0]),
+    (7, {f's{k}':1/7 for k in range(7)}, [1]*7), (9, {'a':1/6, 'b':1/6, 'c':1/6, 'd':1/2}, [2,2,2,3]),
+    (10, {'a':.25, 'b':.25, 'c':.25, 'd':.25}, [4,2,2,2]), (10, {'a':.25, 'b':.25, 'c':None}, [2,2,6])])
+def test_fractions_cover_all_samples_also_beside_counts(n, splits, sizes):
+    "What rounding leaves goes to the largest fraction; a number of samples stays as it is"
+    assert [stop-start for start,stop in split_ranges(n, splits).values()]==sizes
+
 def test_fractions_that_are_too_large_are_refused():
     with pytest.raises(ValueError, match='take 8 samples of 7'): split_ranges(7, {'a':.6, 'b':.6, 'c':None})
 
@@ -645,3 +654,9 @@ def test_a_wrong_seed_is_refused_before_anything_is_written(seed, put):
     with pytest.raises(ValueError, match='seed is an integer of at least 0, not '): put([{'x.i4':i} for i in range(9)], seed=seed)
     store,_ = put([{'x.i4':i} for i in range(9)])   # nothing is unfinished
     assert sorted(store[i]['x.i4'] for i in range(9))==list(range(9))
+
+@pytest.mark.parametrize('splits', [{'a':.5, 'b':4_999_995}, {'a':.5, 'b':5_000_005},
+                                    {'a':.25, 'b':.25, 'c':4_999_998}], ids=str)
+def test_sizes_that_do_not_add_up_are_refused(splits):
+    "Also if it is only a few samples of many"
+    with pytest.raises(ValueError, match='samples of 10,000,000'): split_ranges(10_000_000, splits)

@@ -1,7 +1,8 @@
 "Tables as the world has them: pandas, polars, Arrow, Parquet and CSV; what they mean is kept, or an error says what to do"
-import gzip, io, lzma, os, pickle, re, subprocess, sys, tracemalloc, uuid
+import gzip, io, lzma, math, os, pickle, re, subprocess, sys, tracemalloc, uuid
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from PIL import Image
 
 from fastai_remote.source import frames
 from fastai_remote import array_samples, csv_samples, IngestError, RedisStore, table_samples, to_redis
+from fastai_remote.source.datasets import as_source
 
 def rows(store, fields=None): return [store[i] if fields is None else {f:store[i][f] for f in fields} for i in range(len(store))]
 
@@ -141,7 +143,7 @@ def test_whole_numbers_with_gaps_are_no_labels(put):
         put(pd.DataFrame({'cls':[1,2,None]}), shuffle=False)
 
 def test_several_columns_are_exact():
-    with pytest.raises(ValueError, match='9007199254740993 would become 9007199254740992.0'):
+    with pytest.raises(ValueError, match='9007199254740993 does not fit float64, which would make 9007199254740992.0 '):
         s = table_samples(pd.DataFrame({'a':[2**53+1], 'b':[.5]}), fields={('a','b'):'v.npy'})
         s.load(s.read(np.array([0]))[0][1])
 
@@ -545,6 +547,17 @@ def test_headers_that_are_none_are_refused(tmp_path, content, why):
     for use in lambda s: s.plan, lambda s: list(s.stream(2)):
         with pytest.raises(ValueError, match=f'a.csv: {why}'): use(csv_samples(tmp_path/'a.csv'))
 
+def test_splits_whose_samples_differ_are_told_apart():
+    "Both are tables, but an fn would get the fields of one, and the columns of the other"
+    table = pd.DataFrame({'a':[1], 'b':['x']})
+    splits = {'train':table_samples(table, fields={'a':'a.i4'}), 'valid':table}
+    message = ('train: _PandasTable, whose samples LoadRow makes; valid: _PandasTable, whose samples stay as they are. '
+               'An fn would get samples of several kinds: give all splits in the same way, with the same options such '
+               'as fields=')
+    with pytest.raises(TypeError, match=re.escape(f'splits of different kinds: {message}')): as_source(splits)
+    with pytest.raises(TypeError, match='a: image_samples, whose samples _LoadFile makes; b: _Items, .* as they are'):
+        as_source({'a':['x.jpg'], 'b':[{'txt':'a'}]})
+
 @pytest.mark.parametrize('field', [5, None, '', ['x']])
 def test_fields_have_names(field):
     with pytest.raises(TypeError, match=r"fields=: 'path' is to be stored in .*, which is no name of a field"):
@@ -577,6 +590,28 @@ def test_numbers_of_several_columns_are_labels_where_labels_are_asked_for(tmp_pa
         for source in table_samples(table, **options),array_samples({k:table[k].to_numpy() for k in 'ab'}, **options):
             (_,raw), = source.read(np.arange(1))
             assert source.load(raw)=={field:[1,2]} and all(type(o) is int for o in source.load(raw)[field])
+
+@pytest.mark.parametrize('first, wanted', [
+    (['1','0'], [[1.,.5],[0.,2.]]), ([1,'2'], [[1.,.5],[2.,2.]]), ([Decimal('0.1'),Fraction(1, 3)], [[.1,.5],[1/3,2.]]),
+    (['0.10',Decimal('nan')], [[.1,.5],[math.nan,2.]]), ([Decimal(2**60),True], [[2.**60,.5],[1.,2.]])], ids=str)
+def test_objects_of_several_columns_are_an_array_if_they_are_numbers(first, wanted):
+    "Texts of numbers, too, and fractions that a float rounds, as they are in one column of floats"
+    for second in [.5,2], ['0.5','2']:
+        source = table_samples(pd.DataFrame({'a':first, 'b':second}, dtype=object), label_col=['a','b'])
+        samples = [source.load(raw) for _,raw in source.read(np.arange(2))]
+        assert np.array_equal([o['target.npy'] for o in samples], wanted, equal_nan=True)
+        assert samples[0]['target.npy'].dtype==np.float64
+
+@pytest.mark.parametrize('value', [2**53+1, str(2**53+1), Decimal(2**53+1), Fraction(2**53+1)], ids=repr)
+def test_whole_numbers_of_several_columns_are_not_rounded(value):
+    source = table_samples(pd.DataFrame({'a':[value], 'b':[1]}, dtype=object), label_col=['a','b'])
+    (_,raw), = source.read(np.arange(1))
+    with pytest.raises(ValueError, match="column 'a', 'b': .*9007199254740993 .*9007199254740992.0"): source.load(raw)
+
+def test_numbers_beyond_a_float_are_refused_in_several_columns():
+    source = table_samples(pd.DataFrame({'a':[Decimal('1e400')], 'b':[1]}, dtype=object), label_col=['a','b'])
+    (_,raw), = source.read(np.arange(1))
+    with pytest.raises(ValueError, match="column 'a', 'b': .*1E.400 .*inf"): source.load(raw)
 
 def test_cells_that_are_no_numbers_make_no_array(tmp_path):
     (tmp_path/'a.csv').write_text('a,b\ncat,dog\n')

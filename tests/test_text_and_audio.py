@@ -379,6 +379,19 @@ def test_tokens_become_a_new_field(server, monkeypatch):
     sizes = [int((row!=1).sum()) for x,_ in our_dls(store, x='tokens.npy').valid for row in x]
     assert sizes==sorted(sizes, reverse=True)
 
+def test_rare_tokens_are_not_kept():
+    "fastai's `Numericalize` would keep each token that is not in the vocabulary, so that memory grows with the texts"
+    store = MemoryStore({'txt':[b'common rare%d' % i for i in range(50)], 'x.f4':np.zeros(50, 'f4')}, 'rare')
+    dls = our_dls(store, TOK, y='x.f4', valid_pct=.5)
+    stock = Numericalize(dls.numericalize.vocab)
+    o2i,n = dls.numericalize.o2i,len(dls.numericalize.o2i)
+    batches = [*dls.train, *dls.valid]
+    assert len(o2i)==n and 0 in batches[0][0] and type(batches[0][0]) is TensorText
+    tokenize = texts_module._Tokenized('txt', 'tokens.npy', dls.tokenizer, dls.numericalize, False)
+    numbers = tokenize({'txt':'common rare1 rare2'})['tokens.npy'].tolist()
+    tokens = ['xxbos','common','rare1','rare2']
+    assert numbers==stock(tokens).tolist()==dls.numericalize(tokens).tolist() and len(o2i)==n
+
 @pytest.mark.parametrize('n', [8,9,10])
 @pytest.mark.parametrize('world_size,bs', [(2,3), (2,2), (3,2), (4,3)])
 def test_ranks_share_a_language_model_by_whole_batches(n, world_size, bs):

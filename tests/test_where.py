@@ -93,6 +93,17 @@ def test_a_function_gets_labels_as_they_are():
     assert [*get_remote_items(store).where('cls', lambda labels: labels==1)]==[0]
     assert [*get_remote_items(store).where('cls', lambda labels: labels=='1')]==[1,3]
 
+@pytest.mark.parametrize('function', [lambda labels: [o.startswith('a') for o in labels], lambda labels: labels=='a'],
+                         ids=['list','array'])
+def test_a_function_is_not_blamed_where_there_are_no_labels(tmp_path, function):
+    to_shards([{'tags.labels':[], 'txt':'a'}]*3, tmp_path/'d', num_workers=1, progress=False)
+    items = get_remote_items(ShardStore(tmp_path/'d'))
+    with pytest.raises(ValueError, match="d: none of 3 items has values that .* chooses in 'tags.labels'"):
+        items.where('tags.labels', function)
+    with pytest.raises(ValueError, match="no label 'a' in field 'tags.labels': there are none$"):
+        items.where('tags.labels', 'a')
+    assert not FieldSplitter('tags.labels', function)(items)[1]
+
 def test_a_code_outside_of_the_vocabulary_is_an_error_that_names_the_sample():
     "Whatever reads the labels; counted, it would give more weights than labels"
     store = MemoryStore({'cls':np.array([0,1,1,7], 'u1')}, 'd', vocab={'cls':['a','b']})

@@ -143,11 +143,10 @@ def _too_many_fields(where, fields):
 def _number_or_label(field, spec, member):
     """Returns the value of a fixed-width field in a `TarMember`: a number, or a label, `int` or `str`
 
-    Removes `late` from the entry `spec` if the member is `cls.txt`, whose label is text. Raises `ValueError`, and
-    `TypeError` for a text where the first samples had numbers."""
+    `spec` is the entry of the field. Raises `ValueError`, and `TypeError` for a text where the first samples had
+    numbers."""
     is_exact = spec['codec']=='cls' and is_exact_label(member.name)
     if spec.get('text'):
-        if is_exact: spec.pop('late', None)   # no integers, also if all of them look like that
         label = parse_number(field, member.content, True, is_exact)
         utf8(label)
         return label
@@ -256,9 +255,11 @@ def _check_unchanged(source, name, stamp, crc, advice='overwrite=True indexes al
 def _count(writer, fields, values, members):
     """Counts the labels of a sample in `writer.counts`, and enters those of codec `labels` into `writer.seen`
 
+    Removes `late` from the entry of a field whose label is a member `cls.txt`. Samples that failed must not come here.
     `fields` is `{field: entry}`; `values` is `{field: number or label}`; `members` is `{field: TarMember}`."""
     for field,value in values.items():
         if fields[field]['codec']!='cls': continue
+        if is_exact_label(members[field].name): fields[field].pop('late', None)   # text, also if it is like an integer
         counts = writer.counts.setdefault(field, {})
         counts[value] = counts.get(value, 0)+1
     for field in members:

@@ -35,10 +35,10 @@ def split_ranges(
     n:int, # Samples
     splits:dict, # `{split: number of samples, or a fraction of them, or None for the rest}`
 )->dict: # `{split: [start, stop]}`
-    """Consecutive ranges of given sizes, in the order of `splits`, which cover all `n` samples; fractions are rounded
+    """Consecutive ranges of given sizes, in the order of `splits`, which cover all `n` samples
 
-    Raises `TypeError` if `splits` is no dict, and `ValueError` for a wrong name or size, or if the sizes do not add up
-    to `n`."""
+    Fractions are rounded, and the largest of them gets or gives what this changes in sum. Raises `TypeError` if
+    `splits` is no dict, and `ValueError` for a wrong name or size, or if the sizes do not add up to `n`."""
     if not isinstance(splits, dict):
         raise TypeError(f"splits is a dict, such as {{'train':None, 'valid':.2}}, not {splits!r}")
     # numbers of NumPy are counts and fractions, too
@@ -54,13 +54,11 @@ def split_ranges(
     sizes = {split:round(size*n) if isinstance(size, float) else size for split,size in splits.items()}
     rest = n-sum(size for size in sizes.values() if size is not None)
     counts = sum(size for size in splits.values() if isinstance(size, int))
-    if rest<0 and counts+sum(fractions)*n<=n+1e-6*max(n, 1):   # what rounding took too much comes from the largest
+    exact,slack = counts+sum(fractions)*n,1e-6 if counts else 1e-6*max(n, 1)   # fractions alone may be a little off
+    if rest<0 and exact<=n+slack or rest>0 and None not in sizes.values() and abs(exact-n)<=slack:
         for split in sorted((s for s in splits if isinstance(splits[s], float)), key=sizes.get, reverse=True):
-            too_many = min(sizes[split], -rest)
-            sizes[split],rest = sizes[split]-too_many,rest+too_many
-    if len(fractions)==len(splits) and abs(sum(fractions)-1)<1e-6:   # the largest split gets what rounding left
-        sizes[max(sizes, key=sizes.get)] += rest
-        rest = 0
+            change = max(rest, -sizes[split])
+            sizes[split],rest = sizes[split]+change,rest-change
     if rest<0 or (rest and None not in sizes.values()):
         advice = '' if rest<0 else '; None for a split gives it the rest'
         raise ValueError(f'{splits} take {n-rest:,} samples of {n:,}{advice}')

@@ -279,7 +279,10 @@ def _shown(values):
     return f'{values!r:.100}'
 
 def _chosen_by(function, values):
-    "`function(values)` as an array of bool; raises `ValueError` unless it is one for each of `values`, an array"
+    """`function(values)` as an array of bool; raises `ValueError` unless it is one for each of `values`, an array
+
+    Without `values`, the function is not called: a list of no bool would be an array of floats."""
+    if not len(values): return np.zeros(0, bool)
     mask = np.asarray(function(values))
     if mask.dtype==bool and mask.shape==values.shape: return mask
     raise ValueError(f'{_shown(function)}: the function gets an array of shape {values.shape} and must return a bool '
@@ -307,8 +310,8 @@ def _wanted_labels(store, field, vocab, values):
     if not unknown: return set(wanted)
     texts = {str(label):label for label in vocab}
     similar = [texts[text] for text in difflib.get_close_matches(str(unknown[0]), list(texts), 3)]
-    hint = f"did you mean {' or '.join(map(repr, similar))}?" if similar else f'there are {len(vocab):,}, such as '
-    if not similar: hint += ', '.join(map(repr, vocab[:5]))
+    if similar: hint = f"did you mean {' or '.join(map(repr, similar))}?"
+    else: hint = f"there are {len(vocab):,}, such as {', '.join(map(repr, vocab[:5]))}" if vocab else 'there are none'
     raise ValueError(f'{store.name}: no label {unknown[0]!r} in field {field!r}: {hint}')
 
 def _in_range(values, wanted):

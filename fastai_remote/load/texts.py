@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from fastai.text.core import Tokenizer, TokenizeWithRules, WordTokenizer
 from fastai.text.data import LMTensorText, Numericalize, Pad_Chunk, reverse_text, TensorText
-from fastai.torch_core import display_df, get_empty_df, TitledStr
+from fastai.torch_core import display_df, get_empty_df, tensor, TitledStr
 from fastcore.basics import chunked
 from fastcore.foundation import L
 from fastcore.meta import delegates
@@ -279,6 +279,10 @@ class StoreNumericalize(Numericalize):
         stock.setups(dsets)
         self.vocab,self.o2i = stock.vocab,stock.o2i
 
+    def encodes(self, o):
+        "The numbers of the tokens `o`, 0 for those that are not in the vocabulary, which fastai would add to `o2i`"
+        return TensorText(tensor([self.o2i.get(token, 0) for token in o]))
+
     def _call(self, nm, x, *args, **kwargs):
         is_idle = self.vocab is None or nm=='encodes' and not isinstance(x, (list,L))
         return x if is_idle and nm!='setups' else super()._call(nm, x, *args, **kwargs)
@@ -392,7 +396,7 @@ class _Tokenized:
     def __call__(self, sample):
         codes = self.numericalize.o2i
         dtype = np.uint16 if len(self.numericalize.vocab)<=1<<16 else np.int32
-        numbers = np.array([codes[token] for token in self.tokenizer._tokenize1(sample[self.field])], dtype)
+        numbers = np.array([codes.get(token, 0) for token in self.tokenizer._tokenize1(sample[self.field])], dtype)
         new = {self.to:numbers, length_field(self.to):len(numbers)}
         return {**sample, **new} if self.keep else new
 

@@ -166,13 +166,10 @@ class Column:
     def _several(self, values):
         """An array of `values`, the cells of several columns, if `dtype` is set; else `values`, a list
 
-        Raises `ValueError` if a text of kind 'cell' is no number, or if a number would be rounded."""
+        Raises `ValueError` if a text is no number, or if a float cannot hold a number, as in one column of floats."""
         if self.dtype is None: return values
-        if self.kind=='cell': values = list(map(_number, values))
-        array = np.array(values, self.dtype)
-        for value,stored in zip(values, array.tolist()):
-            if stored!=value and value==value: raise ValueError(f'{value} would become {stored!r} in {self.dtype}')
-        return array
+        if self.dtype!='float64': return np.array(values, self.dtype)   # the smallest dtype that holds all of them
+        return get_codec('f8').to_array([_number(value) if isinstance(value, str) else value for value in values])
 
 def full_array(
     value, # A list, of lists if it has several dimensions; or an array

@@ -351,8 +351,15 @@ def _from_dict(splits):
     names = split_names(splits)
     srcs = _alike({name:_source_of_split(name, o) for name,o in zip(names, splits.values())})
     if len({type(s.load) for s in srcs.values()})>1:
-        raise TypeError(f"splits of different kinds: {', '.join(type(s).__name__ for s in srcs.values())}")
+        kinds = '; '.join(f'{split}: {_kind_of(source)}' for split,source in srcs.items())
+        raise TypeError(f'splits of different kinds: {kinds}. An fn would get samples of several kinds: give all '
+                        'splits in the same way, with the same options such as fields=')
     return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
+
+def _kind_of(source):
+    "The types of `source` and of its `load`, as text for a message"
+    made = 'stay as they are' if source.load is unchanged else f'{type(source.load).__name__} makes'
+    return f'{type(source).__name__}, whose samples {made}'
 
 def _source_of_split(split, o):
     try: return as_source(o)

@@ -52,8 +52,9 @@ def _content(value):
     from datasets.utils.file_utils import xopen   # a file on a server or in an archive, as HuggingFace reads it
     with xopen(path, 'rb') as f: return f.read()
 
-def _is_null(value): return value is None or isinstance(value, dict) and value.keys()=={'bytes','path'} and not any(
-    o is not None for o in value.values())
+def _is_no_file(value):
+    "Is `value` of an `Image`, `Audio` or similar column null, or without bytes and path?"
+    return value is None or value['bytes'] is None and value['path'] is None
 
 # %% ../../nbs/source/08_huggingface.ipynb #42a98661
 def _class_name(names, value):
@@ -247,7 +248,7 @@ class _LoadRow:
 
     def _value(self, name, value, keeps_null, convert):
         "`convert(value)`, or `None` for null if `keeps_null`; raises `ValueError`, which names the column"
-        if _is_null(value):
+        if value is None or convert is _content and _is_no_file(value):
             if keeps_null: return None
             raise ValueError(f'column {name!r} has no value (null) here; hf_samples(dataset, fields={{{name!r}: None}})'
                              f' leaves the column out, and {name+".json"!r} in place of None stores null')
@@ -367,7 +368,7 @@ class _TableSource(HFSource, IndexedSource):
     def _formats(self, column):
         "The formats of the files in a column, of the rows that are looked at: a set, see `_format_of`"
         values = _read_rows(self.dataset.data.select([column]), self._rows_of(self.looked_at))[column]
-        return {_format_of(value) for value in values if not _is_null(value)}
+        return {_format_of(value) for value in values if not _is_no_file(value)}
 
     def _check_labels(self):
         "Raise `ValueError` if a column of labels has none in the rows that are looked at, at most 100"
@@ -423,7 +424,7 @@ class _StreamSource(HFSource, StreamedSource):
     def _formats(self, column):
         "The formats of the files in a column, of the first 20 rows: a set, see `_format_of`"
         if self.head is None: self.head = list(islice(self.dataset, 20))
-        return {_format_of(row[column]) for row in self.head if not _is_null(row[column])}
+        return {_format_of(row[column]) for row in self.head if not _is_no_file(row[column])}
 
     @cached_property
     def raw_bytes(self)->int:

@@ -84,7 +84,7 @@ class shrink:
         "Is `value` of `field`, which was opened as `im`, bytes in the format of codec `out`?"
         if not isinstance(value, bytes): return False
         if _has_pixels(field): return get_codec(field) is out
-        return isinstance(out, ImageCodec) and im.format==out.fmt
+        return isinstance(out, ImageCodec) and out._accepts(im.format)
 
     def _to_stored_mode(self, im):
         """Returns `(image, note)`: `im` in a mode that the codec stores, and a text if transparency is lost, or `None`
