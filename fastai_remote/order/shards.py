@@ -12,7 +12,8 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from .permutation import checked_seed, MIX_A, MIX_B, MASK64, mix64, mix64_int, Permutation, PositionMap
+from .permutation import checked_seed, Permutation, PositionMap
+from .permutation import MIX_A, MIX_B, MASK64, mix64, mix64_int
 
 # %% ../../nbs/order/02_shards.ipynb #aed00f86
 def _starts(sizes): return np.concatenate([[0], np.cumsum(sizes)])
