@@ -5390,6 +5390,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage._split_url': ( 'store/storage.html#_split_url',
                                                                                          'fastai_remote/store/storage.py'),
+                                             'fastai_remote.store.storage._status': ( 'store/storage.html#_status',
+                                                                                      'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage.as_storage': ( 'store/storage.html#as_storage',
                                                                                          'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage.open_regular': ( 'store/storage.html#open_regular',
