@@ -1,15 +1,18 @@
 "The command line: what it writes, shows, refuses and returns; as functions where a process is not the point"
 import fcntl, io, json, os, pty, re, select, shutil, signal, subprocess, sys, tarfile, termios, threading, time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import redis
 from PIL import Image
 
 from clusters import LocalCluster
-from conftest import class_of, HOLD, holding, kill, wait_for
+from conftest import class_of, HOLD, holding, in_time, kill, wait_for
 from fastai_remote import RedisStore, ShardStore, StoreError, csv_samples, image_samples, index_shards, to_redis
 from fastai_remote import to_shards
+from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.store.server import redis_server
@@ -579,7 +582,6 @@ RULES = re.findall(r'ACL SETUSER (reader|writer) on >PASSWORD (.*)', (Path(__fil
 
 @pytest.mark.parametrize('kind,rule', RULES, ids=[kind for kind,_ in RULES])
 def test_doctor_names_missing_rights_and_writes_nothing(kind, rule, fresh, monkeypatch, cli):
-    import redis
     client = redis.Redis.from_url(fresh.url)
     client.execute_command('ACL', 'SETUSER', kind, 'on', '>mine', *rule.split())
     monkeypatch.setenv('OURS', fresh.url.replace('unix://', f'unix://{kind}:mine@'))
@@ -592,7 +594,6 @@ def test_doctor_names_missing_rights_and_writes_nothing(kind, rule, fresh, monke
 
 @pytest.mark.parametrize('right', ['exec','multi','watch','unwatch','expire'])
 def test_doctor_tries_each_command_that_a_writer_sends(right, fresh, monkeypatch, cli):
-    import redis
     client,rule = redis.Redis.from_url(fresh.url),dict(RULES)['writer']
     client.execute_command('ACL', 'SETUSER', 'most', 'on', '>mine', *rule.split(), f'-{right}')
     monkeypatch.setenv('OURS', fresh.url.replace('unix://', 'unix://most:mine@'))
@@ -609,6 +610,50 @@ def test_doctor_looks_at_each_server_of_a_cluster(monkeypatch, cli):
         assert re.findall('(?m)^!.*',
             out)==[f'! maxmemory-policy of 127.0.0.1:{cluster.servers[1].port}: allkeys-lru: a full server '
                                             'drops samples. Set it to noeviction']
+
+def test_doctor_does_not_wait_long_for_a_server_that_never_answered(monkeypatch, cli):
+    monkeypatch.setenv('OURS', 'redis://:pw@127.0.0.1:1')
+    with in_time(6): code,_,err = cli('doctor', 'env:OURS')
+    assert code==1 and '127.0.0.1:1' in err
+
+@pytest.mark.parametrize('error,times', [(redis.ConnectionError('lost'),2), (redis.ResponseError('BUSY running a script'),2),
+    (redis.exceptions.NoPermissionError('no'),1), (redis.ResponseError('unknown command INFO'),1)], ids=repr)
+def test_doctor_asks_again_whether_this_is_a_cluster_if_the_connection_was_lost(error, times, fresh, monkeypatch, cli):
+    asked,info = [],redis.Redis.info
+    def failing_once(client, section=None):
+        if section!='cluster': return info(client, section)
+        asked.append(section)
+        if len(asked)==1: raise error
+        return info(client, section)
+    monkeypatch.setattr(redis.Redis, 'info', failing_once)
+    assert cli('doctor', fresh.url)[0]==0 and len(asked)==times
+
+def test_doctor_says_that_a_connection_was_lost_and_not_that_a_right_is_missing(fresh, monkeypatch, cli):
+    def config_get(*args): raise redis.ConnectionError('lost')
+    monkeypatch.setattr(redis.Redis, 'config_get', config_get)
+    _,out,_ = cli('doctor', fresh.url)
+    assert 'lost: so the settings of the server are not known' in out and 'may not CONFIG GET' not in out
+
+@pytest.mark.parametrize('url,masters,secret,found', [
+    ('redis://localhost:7000,localhost:7001', ['127.0.0.1','::1'], None, []),
+    ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], None, ['password']),
+    ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], 'pw', ['TLS']),
+    ('redis+sentinel://localhost:7000/pets', ['10.0.0.7'], None, ['password']),
+    ('redis+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', ['TLS']),
+    ('rediss+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', []),
+    ('redis+sentinel://far:7000/pets', ['127.0.0.1'], None, []),
+    ('unix:///run/redis.sock', [None], None, [])])
+def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found):
+    "Where the sentinels are does not matter: the data go to the master"
+    def client_of(host):
+        def info(section): raise redis.ResponseError('not known here')
+        where = {'path':'/run/redis.sock'} if host is None else {'host':host, 'port':7000}
+        return SimpleNamespace(get=lambda key: None, info=info, get_connection_kwargs=lambda: where)
+    servers = SimpleNamespace(masters=lambda: list(map(client_of, masters)))
+    link = SimpleNamespace(url=url, is_cluster=',' in url, is_sentinel='sentinel' in url, servers=servers,
+                           call=lambda f: None, reveal=lambda: {'secret':secret})
+    findings = check_server(SimpleNamespace(link=link, name=None))
+    assert [finding.what for finding in findings if finding.what in ('password','TLS')]==found
 
 def test_doctor_of_a_folder(tmp_path, images, cli):
     to_shards(image_samples(images), tmp_path/'d', num_workers=1, progress=False)
