@@ -184,7 +184,7 @@ def _is_address(url):
     Nor is a URL valid whose password contains `::`, which ends a part of a chain."""
     if re.search(r'://[^/?#]*::[^/?#]*@', re.sub(r'\[.*?\]', '', url)): return False
     hosts = [re.search(r'://(?:[^/?#]*@)?([^/?#]*)', link) for link in chain_links(url)]
-    return not any(host and re.search(r':\d*\D', re.sub(r'\[.*?\]', '', host[1])) for host in hosts)
+    return not any(host and re.search(r':(?!\d+$)', re.sub(r'\[.*?\]', '', host[1])) for host in hosts)
 
 def _split_url(url):
     """`(shown, url, options)`: the URL that may be shown; the URL for fsspec, a `Secret`; what was taken out of it
