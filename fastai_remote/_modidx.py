@@ -205,6 +205,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastai_remote.cli.places._has_secret': ( 'cli/places.html#_has_secret',
                                                                                     'fastai_remote/cli/places.py'),
                                           'fastai_remote.cli.places._server': ('cli/places.html#_server', 'fastai_remote/cli/places.py'),
+                                          'fastai_remote.cli.places._user': ('cli/places.html#_user', 'fastai_remote/cli/places.py'),
                                           'fastai_remote.cli.places._with_known_password': ( 'cli/places.html#_with_known_password',
                                                                                              'fastai_remote/cli/places.py'),
                                           'fastai_remote.cli.places._with_lower_scheme': ( 'cli/places.html#_with_lower_scheme',

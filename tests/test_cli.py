@@ -2,6 +2,7 @@
 import fcntl, io, json, os, pty, re, select, shutil, signal, subprocess, sys, tarfile, termios, threading, time
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from fastai_remote import to_shards
 from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
+from fastai_remote.cli.places import url_of
+from fastai_remote.store.redis_link import split_secret
 from fastai_remote.store.server import redis_server
 from fastai_remote.write.shard_files import seal_json
 from s3servers import moto_server
@@ -343,6 +346,24 @@ def test_a_password_in_the_command_line_is_refused_and_not_shown(words, cli):
     code,out,err = cli(*words)
     assert code==2 and 'everybody on this machine can read the command line' in err and 'hunter2' not in out+err
 
+@pytest.mark.parametrize('known,asked,login', [
+    ('unix:///run/s?password=p%26w&db=2', 'unix:///run/s?db=1', (None,'p&w')),
+    ('redis://host?password=p%2Fw', 'redis://host:6379/3', (None,'p/w')),
+    ('redis://host?password=pw&username=m%C3%A9', 'redis://host', ('mé','pw')),
+    ('redis://host?password=pw&username=me', 'redis://me@host', ('me','pw')),
+    ('redis://host?password=pw&username=me', 'redis://you@host', ('you',None)),
+    ('redis://:pw@host', 'redis://default@host', ('default','pw')),
+    ('redis://default:pw@host', 'redis://host', ('default','pw')), ('redis://m%65:pw@host', 'redis://me@host', ('me','pw')),
+    ('redis://:pw@host', 'redis://me@host', ('me',None)), ('redis://me:pw@host', 'redis://default@host', ('default',None)),
+    ('unix://:pw@/run/s', 'unix:///run/t', (None,None)), ('redis://host?password=', 'redis://host', (None,None))])
+def test_the_password_of_a_variable_counts_wherever_it_is_in_the_url(known, asked, login, monkeypatch):
+    monkeypatch.setenv('FASTAI_REMOTE_URL', known)
+    url = str(url_of(asked))
+    shown,password = split_secret(url)
+    options = redis.connection.parse_url(url)
+    assert password==login[1] and options.get('username')==login[0]
+    assert urlsplit(shown).query==urlsplit(asked).query and urlsplit(shown).path==urlsplit(asked).path
+
 @pytest.mark.parametrize('variable,word', [('FASTAI_REMOTE_URL','env:'), ('REDIS_URL','env:'), ('OURS','env:OURS'), ('REDIS_URL',None),
     ('FASTAI_REMOTE_PASSWORD',None)])
 def test_passwords_from_the_environment(variable, word, strict, images, monkeypatch, result):
@@ -616,8 +637,8 @@ def test_doctor_does_not_wait_long_for_a_server_that_never_answered(monkeypatch,
     with in_time(6): code,_,err = cli('doctor', 'env:OURS')
     assert code==1 and '127.0.0.1:1' in err
 
-@pytest.mark.parametrize('error,times', [(redis.ConnectionError('lost'),2), (redis.ResponseError('BUSY running a script'),2),
-    (redis.exceptions.NoPermissionError('no'),1), (redis.ResponseError('unknown command INFO'),1)], ids=repr)
+@pytest.mark.parametrize('error,times', [
+    (redis.ConnectionError('lost'),2), (redis.ResponseError('BUSY running a script'),2), (redis.exceptions.NoPermissionError('no'),1), (redis.ResponseError('unknown command INFO'),1)], ids=repr)
 def test_doctor_asks_again_whether_this_is_a_cluster_if_the_connection_was_lost(error, times, fresh, monkeypatch, cli):
     asked,info = [],redis.Redis.info
     def failing_once(client, section=None):

@@ -139,8 +139,8 @@ def test_malformed_urls_are_not_repeated(url):
     for f in (lambda: Storage(url), lambda: ShardStore(url), lambda: RedisStore(url, 'pets'), lambda: to_redis([], url, 'pets'), lambda: to_shards([], url)):
         assert not has_marker(*shown_when_failing(f))
 
-PLACES_OF_PASSWORDS = ['redis://user:{}@host/0', 'redis://:{}@host:1,other:2', 'rediss://:{}@[::1]:3/0', 'unix://user:{}@/tmp/s',
-    'redis+sentinel://:{}@host:1,other/pets/0', 'redis://host/0?password={}', 'unix:///tmp/s?db=0&password={}',
+PLACES_OF_PASSWORDS = ['redis://user:{}@host/0', 'redis://:{}@host:1,other:2', 'rediss://:{}@[::1]:3/0',
+    'unix://user:{}@/tmp/s', 'redis+sentinel://:{}@host:1,other/pets/0', 'redis://host/0?password={}', 'unix:///tmp/s?db=0&password={}',
     'redis://user@host?password={}&db=1']
 malformed = st.text(st.sampled_from([*':/?#@&=%[];,.+ 017x', '\udcff', '\u212a', '\n']), max_size=4)
 

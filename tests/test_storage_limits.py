@@ -395,8 +395,8 @@ def test_a_repository_in_a_url_is_no_secret():
 def test_a_tar_is_no_folder(url):
     with pytest.raises(ValueError, match='give the folder that holds the tars'): Storage(url)
 
-@pytest.mark.parametrize('url', ['zip://p::http://host:x/f', 'http://me:pass/word@host/f', 'simplecache::ftp://host:1x/f',
-    'ftp://me:/word@host/f', 's3://me:?word@host/f', 's3://me:#word@host/f'])
+@pytest.mark.parametrize('url', ['zip://p::http://host:x/f', 'http://me:pass/word@host/f',
+    'simplecache::ftp://host:1x/f', 'ftp://me:/word@host/f', 's3://me:?word@host/f', 's3://me:#word@host/f'])
 def test_a_port_that_is_no_number_is_an_error_in_a_chain_too(url):
     with pytest.raises(ValueError, match='the port must be a number'): Storage(url)
 
