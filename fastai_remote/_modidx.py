@@ -6100,7 +6100,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_remote/write/shard_files.py'),
                                                  'fastai_remote.write.shard_files.own_files': ( 'write/shard_files.html#own_files',
                                                                                                 'fastai_remote/write/shard_files.py'),
-                                                 'fastai_remote.write.shard_files.read_labels': ( 'write/shard_files.html#read_labels',
+                                                 'fastai_remote.write.shard_files.owns_labels': ( 'write/shard_files.html#owns_labels',
                                                                                                   'fastai_remote/write/shard_files.py'),
                                                  'fastai_remote.write.shard_files.record_number': ( 'write/shard_files.html#record_number',
                                                                                                     'fastai_remote/write/shard_files.py'),
