@@ -698,7 +698,8 @@ def test_shards_on_s3(images, monkeypatch, result, cli):
         assert cli('rm', url, '--yes', *options)[0]==0 and result('ls', f's3://{s3.bucket}', *options)['datasets']==[]
 
 @pytest.mark.parametrize('words', [['ls', 'redis://127.0.0.1:1', '--timeout', '0.2'], ['info', '/nowhere/at/all'],
-                                   ['ingest', '/nowhere', '{tmp}/d'], ['ls', '/nowhere/at/all']])
+                                   ['ingest', '/nowhere', '{tmp}/d'], ['ls', '/nowhere/at/all'],
+                                   ['ls', 'redis://127.0.0.1:1', '--timeout', 'nan']])
 def test_errors_are_one_line_and_exit_code_1(words, tmp_path, cli):
     code,out,err = cli(*(word.format(tmp=tmp_path) for word in words))
     assert code==1 and not out and err.startswith(f'fastai_remote {words[0]}: ') and err.count('\n')==1

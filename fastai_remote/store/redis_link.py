@@ -22,7 +22,7 @@ from fastcore.basics import patch
 from ..core import StoreError, StoreFull
 from .address import (
     concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
-from .connection import Opener, Retries
+from .connection import check_seconds, Opener, Retries
 from .redis_acl import explain_missing_right
 from .redis_servers import as_options, HugeList, nodes_in, open_servers, parse_carefully
 from .redis_servers import redirections, refusals, ReplyTooLong, SingleServer, this_call
@@ -112,6 +112,7 @@ class RedisLink:
         if read_from not in ('master','replica'):
             raise ValueError(f"read_from={read_from!r}: want 'master' or 'replica'")
         _check_arguments(kwargs)
+        check_seconds(timeout=timeout, socket_timeout=socket_timeout)
         secret_in_url,hidden = self._use_url(url)
         self.timeout,self.socket_timeout = timeout,socket_timeout
         self.kwargs = SecretOptions({**hidden, **kwargs}) # More arguments for redis-py

@@ -20,7 +20,7 @@ from ..core import StoreError, StoreFull, StoreNotFound, StoreUnavailable
 from .address import (
     chain_links, concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
 from .bounded import Deadline, is_http, open_folder, opens_at_once, UnusableAnswer
-from .connection import call_in_thread, DeadlinePassed, Opener, Retries
+from .connection import call_in_thread, check_seconds, DeadlinePassed, Opener, Retries
 
 # %% ../../nbs/store/12_storage.ipynb #9cb099d6
 class s3_options(SecretOptions):
@@ -54,6 +54,7 @@ class Storage:
         url,storage_options = Secret(os.fspath(url)),SecretOptions(storage_options or {})   # also in tracebacks
         if re.search(r'\.(tar|tar\.gz|tgz)/?$', _folder_link(url)[1]):
             raise ValueError(f'{public_url(url)}: give the folder that holds the tars')
+        check_seconds(timeout=timeout)
         self.url,self._secret_url,login = _split_url(url)
         self.timeout = timeout
         self._options = SecretOptions({**login, **storage_options})
