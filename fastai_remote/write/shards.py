@@ -23,8 +23,8 @@ from ..store.shard_index import pack_labels, ShardFile, ShardManifest, SummingFi
 from ..store.storage import Storage
 from .base import Writer, check_name, chunk_count, progress_text
 from .folder_lock import FolderLock, LOCK_FILE
-from .shard_files import files_of, generation_of, OWN_FILE, own_files, owns_labels, PART_FILE, PLAN_FILE
-from .shard_files import RECORD_FILE, record_number, remove_own_files
+from .shard_files import files_of, generation_of, OWN_FILE, own_files, owns_labels
+from .shard_files import PART_FILE, PLAN_FILE, RECORD_FILE, record_number, remove_own_files
 from .shard_files import seal_json, STATE_FILE, unseal_json
 from .shard_totals import ShardTotals
 
