@@ -1,5 +1,5 @@
 "The cache under many processes, kills, full and read-only disks: never above its bound, never in the way of reading, nothing left behind"
-import errno, fcntl, gc, os, pickle, random, resource, shutil, signal, subprocess, sys, threading, time, warnings
+import errno, fcntl, gc, math, os, pickle, random, resource, shutil, signal, subprocess, sys, threading, time, warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -731,3 +731,7 @@ def test_model(tmp_path_factory, ops, size):
             assert c.used()==(sum(there.values()), len(there)) and c.used()[0]<=size
             assert {p.name for p in Path(c.folder).iterdir() if p.is_dir()}=={k[0] for k in there if '/' in k}
     for _,fd in opened: os.close(fd)
+
+@pytest.mark.parametrize('size', [math.nan, math.inf, -1])
+def test_a_size_is_a_number_of_bytes(tmp_path, size):
+    with pytest.raises(ValueError, match=f'cache of {size} bytes'): FileCache(tmp_path/'cache', size)

@@ -1,17 +1,23 @@
 "The command line: what it writes, shows, refuses and returns; as functions where a process is not the point"
 import fcntl, io, json, os, pty, re, select, shutil, signal, subprocess, sys, tarfile, termios, threading, time
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import redis
 from PIL import Image
 
 from clusters import LocalCluster
-from conftest import class_of, HOLD, holding, kill, wait_for
+from conftest import class_of, HOLD, holding, in_time, kill, wait_for
 from fastai_remote import RedisStore, ShardStore, StoreError, csv_samples, image_samples, index_shards, to_redis
 from fastai_remote import to_shards
+from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
+from fastai_remote.cli.places import url_of
+from fastai_remote.store.redis_link import split_secret
 from fastai_remote.store.server import redis_server
 from fastai_remote.write.shard_files import seal_json
 from s3servers import moto_server
@@ -340,6 +346,24 @@ def test_a_password_in_the_command_line_is_refused_and_not_shown(words, cli):
     code,out,err = cli(*words)
     assert code==2 and 'everybody on this machine can read the command line' in err and 'hunter2' not in out+err
 
+@pytest.mark.parametrize('known,asked,login', [
+    ('unix:///run/s?password=p%26w&db=2', 'unix:///run/s?db=1', (None,'p&w')),
+    ('redis://host?password=p%2Fw', 'redis://host:6379/3', (None,'p/w')),
+    ('redis://host?password=pw&username=m%C3%A9', 'redis://host', ('mé','pw')),
+    ('redis://host?password=pw&username=me', 'redis://me@host', ('me','pw')),
+    ('redis://host?password=pw&username=me', 'redis://you@host', ('you',None)),
+    ('redis://:pw@host', 'redis://default@host', ('default','pw')),
+    ('redis://default:pw@host', 'redis://host', ('default','pw')), ('redis://m%65:pw@host', 'redis://me@host', ('me','pw')),
+    ('redis://:pw@host', 'redis://me@host', ('me',None)), ('redis://me:pw@host', 'redis://default@host', ('default',None)),
+    ('unix://:pw@/run/s', 'unix:///run/t', (None,None)), ('redis://host?password=', 'redis://host', (None,None))])
+def test_the_password_of_a_variable_counts_wherever_it_is_in_the_url(known, asked, login, monkeypatch):
+    monkeypatch.setenv('FASTAI_REMOTE_URL', known)
+    url = str(url_of(asked))
+    shown,password = split_secret(url)
+    options = redis.connection.parse_url(url)
+    assert password==login[1] and options.get('username')==login[0]
+    assert urlsplit(shown).query==urlsplit(asked).query and urlsplit(shown).path==urlsplit(asked).path
+
 @pytest.mark.parametrize('variable,word', [('FASTAI_REMOTE_URL','env:'), ('REDIS_URL','env:'), ('OURS','env:OURS'), ('REDIS_URL',None),
     ('FASTAI_REMOTE_PASSWORD',None)])
 def test_passwords_from_the_environment(variable, word, strict, images, monkeypatch, result):
@@ -579,7 +603,6 @@ RULES = re.findall(r'ACL SETUSER (reader|writer) on >PASSWORD (.*)', (Path(__fil
 
 @pytest.mark.parametrize('kind,rule', RULES, ids=[kind for kind,_ in RULES])
 def test_doctor_names_missing_rights_and_writes_nothing(kind, rule, fresh, monkeypatch, cli):
-    import redis
     client = redis.Redis.from_url(fresh.url)
     client.execute_command('ACL', 'SETUSER', kind, 'on', '>mine', *rule.split())
     monkeypatch.setenv('OURS', fresh.url.replace('unix://', f'unix://{kind}:mine@'))
@@ -592,7 +615,6 @@ def test_doctor_names_missing_rights_and_writes_nothing(kind, rule, fresh, monke
 
 @pytest.mark.parametrize('right', ['exec','multi','watch','unwatch','expire'])
 def test_doctor_tries_each_command_that_a_writer_sends(right, fresh, monkeypatch, cli):
-    import redis
     client,rule = redis.Redis.from_url(fresh.url),dict(RULES)['writer']
     client.execute_command('ACL', 'SETUSER', 'most', 'on', '>mine', *rule.split(), f'-{right}')
     monkeypatch.setenv('OURS', fresh.url.replace('unix://', 'unix://most:mine@'))
@@ -609,6 +631,50 @@ def test_doctor_looks_at_each_server_of_a_cluster(monkeypatch, cli):
         assert re.findall('(?m)^!.*',
             out)==[f'! maxmemory-policy of 127.0.0.1:{cluster.servers[1].port}: allkeys-lru: a full server '
                                             'drops samples. Set it to noeviction']
+
+def test_doctor_does_not_wait_long_for_a_server_that_never_answered(monkeypatch, cli):
+    monkeypatch.setenv('OURS', 'redis://:pw@127.0.0.1:1')
+    with in_time(6): code,_,err = cli('doctor', 'env:OURS')
+    assert code==1 and '127.0.0.1:1' in err
+
+@pytest.mark.parametrize('error,times', [
+    (redis.ConnectionError('lost'),2), (redis.ResponseError('BUSY running a script'),2), (redis.exceptions.NoPermissionError('no'),1), (redis.ResponseError('unknown command INFO'),1)], ids=repr)
+def test_doctor_asks_again_whether_this_is_a_cluster_if_the_connection_was_lost(error, times, fresh, monkeypatch, cli):
+    asked,info = [],redis.Redis.info
+    def failing_once(client, section=None):
+        if section!='cluster': return info(client, section)
+        asked.append(section)
+        if len(asked)==1: raise error
+        return info(client, section)
+    monkeypatch.setattr(redis.Redis, 'info', failing_once)
+    assert cli('doctor', fresh.url)[0]==0 and len(asked)==times
+
+def test_doctor_says_that_a_connection_was_lost_and_not_that_a_right_is_missing(fresh, monkeypatch, cli):
+    def config_get(*args): raise redis.ConnectionError('lost')
+    monkeypatch.setattr(redis.Redis, 'config_get', config_get)
+    _,out,_ = cli('doctor', fresh.url)
+    assert 'lost: so the settings of the server are not known' in out and 'may not CONFIG GET' not in out
+
+@pytest.mark.parametrize('url,masters,secret,found', [
+    ('redis://localhost:7000,localhost:7001', ['127.0.0.1','::1'], None, []),
+    ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], None, ['password']),
+    ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], 'pw', ['TLS']),
+    ('redis+sentinel://localhost:7000/pets', ['10.0.0.7'], None, ['password']),
+    ('redis+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', ['TLS']),
+    ('rediss+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', []),
+    ('redis+sentinel://far:7000/pets', ['127.0.0.1'], None, []),
+    ('unix:///run/redis.sock', [None], None, [])])
+def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found):
+    "Where the sentinels are does not matter: the data go to the master"
+    def client_of(host):
+        def info(section): raise redis.ResponseError('not known here')
+        where = {'path':'/run/redis.sock'} if host is None else {'host':host, 'port':7000}
+        return SimpleNamespace(get=lambda key: None, info=info, get_connection_kwargs=lambda: where)
+    servers = SimpleNamespace(masters=lambda: list(map(client_of, masters)))
+    link = SimpleNamespace(url=url, is_cluster=',' in url, is_sentinel='sentinel' in url, servers=servers,
+                           call=lambda f: None, reveal=lambda: {'secret':secret})
+    findings = check_server(SimpleNamespace(link=link, name=None))
+    assert [finding.what for finding in findings if finding.what in ('password','TLS')]==found
 
 def test_doctor_of_a_folder(tmp_path, images, cli):
     to_shards(image_samples(images), tmp_path/'d', num_workers=1, progress=False)
@@ -632,7 +698,8 @@ def test_shards_on_s3(images, monkeypatch, result, cli):
         assert cli('rm', url, '--yes', *options)[0]==0 and result('ls', f's3://{s3.bucket}', *options)['datasets']==[]
 
 @pytest.mark.parametrize('words', [['ls', 'redis://127.0.0.1:1', '--timeout', '0.2'], ['info', '/nowhere/at/all'],
-                                   ['ingest', '/nowhere', '{tmp}/d'], ['ls', '/nowhere/at/all']])
+                                   ['ingest', '/nowhere', '{tmp}/d'], ['ls', '/nowhere/at/all'],
+                                   ['ls', 'redis://127.0.0.1:1', '--timeout', 'nan']])
 def test_errors_are_one_line_and_exit_code_1(words, tmp_path, cli):
     code,out,err = cli(*(word.format(tmp=tmp_path) for word in words))
     assert code==1 and not out and err.startswith(f'fastai_remote {words[0]}: ') and err.count('\n')==1

@@ -1,5 +1,5 @@
 "Openers recreate objects in other processes; retries repeat a call until a deadline"
-import os, pickle
+import math, os, pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -200,3 +200,13 @@ def test_a_name_in_place_of_a_url_is_shown():
     for url in ('me:s3cret@localhost', 'http://localhost?password=s3cret'):
         with pytest.raises(ValueError, match='want a redis://|not a URL') as failed: RedisStore(url, 'pets')
         assert 's3cret' not in str(failed.value)
+
+@pytest.mark.parametrize('seconds', [math.nan, math.inf, -1, '5', None])
+@pytest.mark.parametrize('make,name', [
+    (lambda seconds: RedisLink('redis://localhost:1', timeout=seconds), 'timeout'),
+    (lambda seconds: RedisLink('redis://localhost:1', socket_timeout=seconds), 'socket_timeout'),
+    (lambda seconds: Storage('s3://bucket/pets', timeout=seconds), 'timeout'),
+    (lambda seconds: Storage('pets', timeout=seconds), 'timeout')])
+def test_a_timeout_is_a_number_of_seconds(make, name, seconds):
+    "With NaN, the only attempt would be the first one; a call without a deadline could wait for ever"
+    with pytest.raises(ValueError, match=f'^{name}={seconds!r}: want a number of seconds'): make(seconds)

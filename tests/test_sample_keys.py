@@ -9,7 +9,7 @@ from fastai.vision.all import DataBlock, DataLoaders
 from PIL import Image
 
 from fastai_remote import (
-    IngestError, MissingSample, RedisBlock, RedisStore, RemoteDataset, ShardBlock, ShardStore, StoreSplitter,
+    IngestError, MissingSample, RedisBlock, RedisStore, RemoteDataset, ShardBlock, ShardStore, StoreExists, StoreSplitter,
     RandomStoreSplitter, UnknownField, get_remote_items, index_shards, tar_samples, to_redis, to_shards)
 from fastai_remote.load.items import SampleSelection
 from fastai_remote.testing import *
@@ -238,3 +238,29 @@ def test_labels_for_other_tools_are_checked(tmp_path):
         if content: (tmp_path/'d/labels.json').write_bytes(content)
         (what,why), = ShardStore(tmp_path/'d').check_rest()
         assert what=='labels.json' and 'only other tools read it' in why
+
+@pytest.mark.parametrize('content', [b'', b'{', b'{}', b'[]', b'{"__kind__": "fastai_remote lab', b'\xff\x00'])
+@pytest.mark.parametrize('change', ['append','overwrite','without labels','delete'])
+def test_our_labels_are_ours_also_if_they_are_damaged(content, change, tmp_path):
+    def source(labels): return [{'cls':label} if label else {'txt':'a'} for label in labels]
+    to_shards(source('ab'), tmp_path/'d', **OPTIONS)
+    (tmp_path/'d/labels.json').write_bytes(content)
+    if change=='append': ShardStore(tmp_path/'d').append(source('c'), **OPTIONS)
+    elif change=='delete': ShardStore.delete(tmp_path/'d')
+    else: to_shards(source('abc' if change=='overwrite' else [None]), tmp_path/'d', overwrite=True, **OPTIONS)
+    if change in ('append','overwrite'):
+        labels = {'__kind__':'fastai_remote labels', 'cls':['a','b','c']}
+        assert json.loads((tmp_path/'d/labels.json').read_text())==labels and ShardStore(tmp_path/'d').vocab==['a','b','c']
+    else: assert not (tmp_path/'d/labels.json').exists()
+
+@pytest.mark.parametrize('content,labels', [(b'["cat"]','ab'), (b'{"cat": 0}','ab'), (b'{}',None), (b'{"cat',None)])
+def test_labels_of_another_tool_are_not_replaced(content, labels, tmp_path):
+    "Also where our own would be; a dataset without labels has no such file, so that one which is there is not ours"
+    samples = [{'cls':label} for label in labels or ()] or [{'txt':'a'}]
+    to_shards(samples, tmp_path/'d', **OPTIONS)
+    (tmp_path/'d/labels.json').write_bytes(content)
+    refused = pytest.raises(StoreExists, match='labels.json.*another folder')
+    with refused: ShardStore(tmp_path/'d').append(samples, **OPTIONS)
+    with refused: to_shards(samples, tmp_path/'d', overwrite=True, **OPTIONS)
+    ShardStore.delete(tmp_path/'d')
+    assert (tmp_path/'d/labels.json').read_bytes()==content

@@ -12,15 +12,17 @@ import redis
 from aiobotocore.config import AioConfig
 from fsspec.implementations.ftp import FTPFileSystem
 from fsspec.implementations.http import HTTPFileSystem
+from hypothesis import assume, example, given, strategies as st
 from s3fs import S3FileSystem
 
 import fastai_remote.block
+from conftest import examples
 from fastai_remote import (array_samples, csv_samples, drawing_samples, image_samples, img2dataset_samples, RedisStore, s3_options,
     ShardStore, StoreUnavailable, table_samples, tar_samples, to_redis, to_shards)
 from fastai_remote.cli.places import read_options, UsageError
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.address import hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions, without_secrets
-from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.store.redis_link import RedisLink, split_secret
 from fastai_remote.store.server import redis_server
 from fastai_remote.store.storage import Storage
 from test_storage_limits import head, Server
@@ -136,6 +138,44 @@ def test_urls_are_shown_and_saved_without_secrets(url):
 def test_malformed_urls_are_not_repeated(url):
     for f in (lambda: Storage(url), lambda: ShardStore(url), lambda: RedisStore(url, 'pets'), lambda: to_redis([], url, 'pets'), lambda: to_shards([], url)):
         assert not has_marker(*shown_when_failing(f))
+
+PLACES_OF_PASSWORDS = ['redis://user:{}@host/0', 'redis://:{}@host:1,other:2', 'rediss://:{}@[::1]:3/0',
+    'unix://user:{}@/tmp/s', 'redis+sentinel://:{}@host:1,other/pets/0', 'redis://host/0?password={}', 'unix:///tmp/s?db=0&password={}',
+    'redis://user@host?password={}&db=1']
+malformed = st.text(st.sampled_from([*':/?#@&=%[];,.+ 017x', '\udcff', '\u212a', '\n']), max_size=4)
+
+@examples(400)
+@example('unix://user:{}@/tmp/s', '12/', '')
+@example('unix://:{}@/tmp/s', 'a@?x', '')
+@example('redis://host/0?password={}', 'a&', '')
+@example('redis://user:{}@host/0', '', '\udcff')
+@given(st.sampled_from(PLACES_OF_PASSWORDS), malformed, malformed)
+def test_no_url_of_redis_shows_its_password_however_it_was_quoted(place, before, after):
+    # the password ends before an @ and a slash, and all beyond is the path of a socket
+    assume(not ('@/tmp' in place and '@/' in f'{before}{MARKER}{after}'))
+    url = place.format(f'{before}{MARKER}{after}')
+    try: shown,_ = split_secret(url)
+    except ValueError as e:
+        assert type(e) is ValueError and not has_marker(*shown_by(e))
+        shown = ''
+    assert not has_marker(shown.encode(errors='replace'), *shown_when_failing(lambda: RedisLink(url)))
+    if shown: assert not has_marker(pickle.dumps(RedisLink(url)))
+
+@pytest.mark.parametrize('url,what', [
+    ('unix://user:12/ss@/tmp/s', 'unix:///'), ('unix://tmp/s', 'unix:///'), ('unix://:pw@', 'unix:///'),
+    ('unix://:a@?x@/tmp/s', 'unix:///'), ('redis://host/0?client_name=\udcff', 'UTF-8'), ('redis://:%ff@host', 'UTF-8'),
+    ('redis://host?password=%ff', 'UTF-8'), ('unix:///tmp/s#1', 'must be quoted'),
+    ('redis://host?password=a#b', 'must be quoted'), ('redis://host?password=a&b', 'must be quoted')])
+def test_a_url_that_would_be_guessed_is_refused(url, what):
+    "Another password, socket or server would be used than the one that was meant"
+    with pytest.raises(ValueError, match=what) as failed: RedisLink(url)
+    assert type(failed.value) is ValueError
+
+def test_a_login_is_hidden_however_it_is_encoded():
+    "The header of HTTP has it as Latin-1"
+    for encoding in ('utf-8','latin-1'):
+        assert base64.b64encode('mé:pä'.encode(encoding)).decode() in secret_texts({'auth':('mé','pä')})
+    assert 'a:\udcff' in secret_texts({'secret':'a:\udcff'})
 
 # --- messages
 

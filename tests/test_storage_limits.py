@@ -4,6 +4,7 @@ import contextlib, gc, http.server, re, socket, threading, time, weakref, zipfil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 pytest.importorskip('s3fs')
@@ -209,6 +210,45 @@ def test_ranges_are_right(kind, answer):
             [10, 1005, 1001, len(CONTENT)+50])==[CONTENT[:10], CONTENT[5:1005], CONTENT[1000:1001], CONTENT[-3:]]
         assert storage.read('manifest.json')==CONTENT
 
+class GoogleError(Exception):
+    "As `gcsfs.retry.HttpError`, which has the status of the answer as `code`, a number or a text, and no `response`"
+    def __init__(self, status):
+        self.code,self.message = status,f'Request range not satisfiable, {status}'
+        super().__init__(self.message)
+
+class WebError(Exception):
+    "As `httpx.HTTPStatusError` and `requests.HTTPError`: the `response` is an object that has the status"
+    def __init__(self, status):
+        self.response = SimpleNamespace(status_code=status, text='not this one')
+        super().__init__(f'error {status}')
+
+class AzureError(WebError):
+    "As `azure.core.exceptions.HttpResponseError`, which adlfs passes on: it has the status itself, too"
+    def __init__(self, status):
+        super().__init__(status)
+        self.status_code = status
+
+def answers_with(error, monkeypatch):
+    "A storage whose requests for ranges are answered with `error`; the list of its requests"
+    storage,asked = Storage('memory://answers', .6),[]
+    def cat_ranges(paths, *args, **kwargs):
+        asked.append(paths)
+        return [error]*len(paths)
+    monkeypatch.setattr(storage.fs, 'cat_ranges', cat_ranges)
+    return storage,asked
+
+@pytest.mark.parametrize('error', [GoogleError(416), GoogleError('416'), AzureError(416), WebError(416)], ids=repr)
+def test_a_range_beyond_the_end_is_empty_however_a_library_says_so(error, monkeypatch):
+    assert answers_with(error, monkeypatch)[0].ranges(['x.tar'], [100], [200])==[b'']
+
+@pytest.mark.parametrize('kind', [GoogleError, AzureError, WebError])
+@pytest.mark.parametrize('status,again,what', [
+    (400,False,''), (401,False,'refused'), (403,False,'refused'), (429,True,''), (503,True,'')])
+def test_an_error_of_the_server_is_repeated_if_that_may_help(kind, status, again, what, monkeypatch):
+    storage,asked = answers_with(kind(status), monkeypatch)
+    with pytest.raises(StoreUnavailable, match=f'{what}.*{status}'): storage.ranges(['x.tar'], [0], [9])
+    assert (len(asked)>1)==again
+
 @kinds
 def test_a_server_without_ranges_is_recognised(kind):
     with opened(kind, whole, timeout=30) as (storage,server):
@@ -355,7 +395,8 @@ def test_a_repository_in_a_url_is_no_secret():
 def test_a_tar_is_no_folder(url):
     with pytest.raises(ValueError, match='give the folder that holds the tars'): Storage(url)
 
-@pytest.mark.parametrize('url', ['zip://p::http://host:x/f', 'http://me:pass/word@host/f', 'simplecache::ftp://host:1x/f'])
+@pytest.mark.parametrize('url', ['zip://p::http://host:x/f', 'http://me:pass/word@host/f',
+    'simplecache::ftp://host:1x/f', 'ftp://me:/word@host/f', 's3://me:?word@host/f', 's3://me:#word@host/f'])
 def test_a_port_that_is_no_number_is_an_error_in_a_chain_too(url):
     with pytest.raises(ValueError, match='the port must be a number'): Storage(url)
 

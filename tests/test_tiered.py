@@ -1,5 +1,5 @@
 "Redis before shards: what is there comes from Redis, what is not from the shards, and no fault of Redis changes a batch"
-import io, os, pickle, signal, tarfile, threading, time, warnings
+import io, math, os, pickle, signal, tarfile, threading, time, warnings
 from contextlib import contextmanager
 from multiprocessing import get_context
 
@@ -459,6 +459,15 @@ def test_options_of_a_connection_that_is_there_are_refused(fresh, folder):
     copy = ShardStore(folder).copy(fresh.url, 'options', num_workers=0, progress=False) and RedisStore(fresh.url, 'options')
     with pytest.raises(TypeError, match='socket_timeout: a RedisLink has its own'): TieredStore(copy, ShardStore(folder), socket_timeout=1)
 
-@pytest.mark.parametrize('options,what', [(dict(timeout=3), 'timeout: .*redis_timeout='), (dict(ttl=0), 'ttl=0'), (dict(ttl=-1.), 'ttl=-1')])
+@pytest.mark.parametrize('options,what', [
+    (dict(timeout=3), 'timeout: .*redis_timeout='), (dict(ttl=0), 'ttl=0'), (dict(ttl=-1.), 'ttl=-1'),
+    (dict(ttl=math.inf), 'ttl=inf'), (dict(ttl=math.nan), 'ttl=nan'), (dict(ttl='1'), "ttl='1'"),
+    (dict(redis_timeout=math.nan), 'redis_timeout=nan'), (dict(redis_timeout=math.inf), 'redis_timeout=inf'),
+    (dict(redis_timeout=-1), 'redis_timeout=-1'), (dict(socket_timeout=math.nan), 'socket_timeout=nan')])
 def test_times_that_would_not_be_those_that_are_meant(closed_url, folder, options, what):
     with pytest.raises((TypeError,ValueError), match=what): TieredStore(closed_url, ShardStore(folder), **options)
+
+@pytest.mark.parametrize('queue', [0, -1, math.nan, math.inf])
+def test_a_queue_has_a_number_of_bytes(closed_url, folder, queue):
+    "Without a limit it could take all memory, and with none it would keep nothing, and never say so"
+    with pytest.raises(ValueError, match=f'queue={queue}'): TieredStore(closed_url, ShardStore(folder), queue=queue)

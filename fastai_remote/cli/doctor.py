@@ -112,19 +112,19 @@ def check_server(
     if place.name: yield from check_rights(link, place.name)
 
 def _check_settings(client):
-    "Yields findings about the server of a `redis.Redis`: memory, saving and role; only a note if INFO fails"
-    try: info = client.info('everything')
+    "Yields findings about the server of a `redis.Redis`: memory, saving and role; only a note if it does not tell"
+    try: info,config = client.info('everything'),_config(client)
     except redis.RedisError as e:
         yield note('INFO', f'{e}: so the settings of the server are not known')
         return
     yield from _check_memory(info)
-    yield from _check_saving(info, _config(client))
+    yield from _check_saving(info, config)
     yield from _check_role(info)
 
 def _config(client):
-    "`{'save': text}`, the setting of snapshots of the server; an empty dict if it cannot be read"
+    "`{'save': text}`, the setting of snapshots of the server; an empty dict if it refuses to tell"
     try: return client.config_get('save')
-    except redis.RedisError: return {}
+    except redis.ResponseError: return {}
 
 def _check_connection(link, key):
     """Yields findings about a `RedisLink`: the time of an answer, password and TLS. `key` is what GET asks for
@@ -135,7 +135,10 @@ def _check_connection(link, key):
         except redis.exceptions.NoPermissionError: pass   # an answer, too
     def is_cluster(client):
         try: return client.info('cluster').get('cluster_enabled')
-        except redis.RedisError: return False   # this user may not ask
+        except redis.ResponseError as e:
+            # this user may not ask, or nobody may; whatever else it is, it is no answer
+            if isinstance(e, redis.exceptions.NoPermissionError) or 'unknown command' in str(e).lower(): return False
+            raise
     times = []
     if not link.is_cluster and not link.is_sentinel and link.call(is_cluster): link.use_cluster()
     for _ in range(5):
@@ -145,7 +148,9 @@ def _check_connection(link, key):
     text = f'{link.url} answers in {1000*sorted(times)[2]:.1f} ms'
     yield ok('server', text+(' (a cluster)' if link.is_cluster else ''))
     parts = urlsplit(link.url)
-    is_here = parts.scheme=='unix' or parts.hostname in ('localhost','127.0.0.1','::1')
+    # those that have the data, since sentinels and the nodes in the URL may be elsewhere; a unix socket has no host
+    hosts = {client.get_connection_kwargs().get('host', 'localhost') for client in link.servers.masters()}
+    is_here = hosts<={'localhost','127.0.0.1','::1'}
     has_secret = link.reveal()['secret'] is not None
     if not is_here and not has_secret:
         yield problem('password', 'the server has none, or needs none for this user: everybody who can reach it can '

@@ -10,7 +10,7 @@ __all__ = ['URL_VARIABLES', 'refuse_secret', 'url_of', 'Place', 'connect', 'read
 # %% ../../nbs/cli/01_places.ipynb #378e728e
 import json, os, re
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 import redis
 
@@ -68,14 +68,23 @@ def _with_lower_scheme(url):
 def _with_known_password(url):
     """`url` with the user and the password of FASTAI_REMOTE_URL or REDIS_URL; `url` itself if neither fits
 
-    A variable fits if it has a password for the same server, and for the same user if `url` names one."""
+    A variable fits if it has a password for the same server, and for the same user if `url` names one. Without a name,
+    a user is the one that Redis calls `default`."""
     for name in URL_VARIABLES:
         try:
-            known,asked = urlsplit(os.environ.get(name, '')),urlsplit(url)
-            is_same = _server(known)==_server(asked) and asked.username in (None, known.username)
+            known,password = split_secret(os.environ.get(name, ''))
+            known,asked = urlsplit(known),urlsplit(url)
+            is_same = password is not None and _server(known)==_server(asked)
         except ValueError: continue   # one of them is not a URL
-        if is_same and known.password: return Secret(urlunsplit(asked._replace(netloc=known.netloc)))
+        user,wanted = _user(known),_user(asked)
+        if not is_same or wanted and wanted!=(user or 'default'): continue
+        login,host = f"{quote(wanted or user, safe='')}:{quote(password, safe='')}",known.netloc.rpartition('@')[2]
+        return Secret(urlunsplit(asked._replace(netloc=f'{login}@{host}')))
     return url
+
+def _user(parts):
+    "The user in a URL that `urlsplit` has split, also one in its query; '' if it names none"
+    return unquote(parts.username or '') or dict(parse_qsl(parts.query)).get('username', '')
 
 def _server(parts):
     """`(scheme, nodes, name)` of a URL that `urlsplit` has split; nodes are a list of `(host, port)`

@@ -124,9 +124,9 @@ def secret_texts(
 )->list: # Of `Secret`, longest first
     """The texts that messages must not show: all in `options` and `url` that are not public, but none of up to 3 digits
 
-    Each is also returned with its percent codes decoded and, if it contains a colon, as base64. Of a part of `url` that
-    `public_url` changes, all values in its query are returned. Values that are no texts, `bytes` or integers are left
-    out."""
+    Each is also returned with its percent codes decoded and, if it contains a colon, as base64 of UTF-8 and of Latin-1.
+    Of a part of `url` that `public_url` changes, all values in its query are returned. Values that are no texts,
+    `bytes` or integers are left out."""
     found = list(_texts(options))
     for link in map(_link.fullmatch, chain_links(url)):
         if not link or _public_link(link[0])==link[0]: continue
@@ -135,7 +135,9 @@ def secret_texts(
         found += [password, query, *(value.partition('=')[2] for value in re.split('[&;#]', query))]
         if link['scheme'].lower() in ('http','https'): found += [user, login]
     found += [unquote(text) for text in found]
-    found += [base64.b64encode(text.encode()).decode() for text in found if ':' in text]
+    logins = [text for text in found if ':' in text]
+    for encoding in ('utf-8','latin-1'):
+        found += [base64.b64encode(login.encode(encoding, errors='replace')).decode() for login in logins]
     found = {text for text in found if text and not (len(text)<4 and text.isdigit())}
     return [Secret(text) for text in sorted(found, key=len, reverse=True)]
 

@@ -8,7 +8,7 @@ Docs: page `store/cache`"""
 __all__ = ['FileCache']
 
 # %% ../../nbs/store/13_cache.ipynb #4da5cb88
-import errno, fcntl, io, os, shutil, stat, threading, time, warnings
+import errno, fcntl, io, math, os, shutil, stat, threading, time, warnings
 from contextlib import contextmanager, suppress
 
 from fastcore.basics import patch
@@ -101,6 +101,8 @@ class FileCache:
         # Bytes that it may hold; default: half of what would be free on that disk if it held nothing
         size:int=None,
     ):
+        if size is not None and not 0<=size<math.inf:
+            raise ValueError(f'a cache of {size} bytes: want a number, 0 or more, or None for half of the free space')
         default = os.path.join(os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'fastai_remote')
         folder = folder or os.environ.get('FASTAI_REMOTE_CACHE') or default
         self.folder = os.path.abspath(os.path.expanduser(folder))

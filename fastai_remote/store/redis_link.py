@@ -22,13 +22,15 @@ from fastcore.basics import patch
 from ..core import StoreError, StoreFull
 from .address import (
     concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
-from .connection import Opener, Retries
+from .connection import check_seconds, Opener, Retries
 from .redis_acl import explain_missing_right
 from .redis_servers import as_options, HugeList, nodes_in, open_servers, parse_carefully
 from .redis_servers import redirections, refusals, ReplyTooLong, SingleServer, this_call
 
 # %% ../../nbs/store/05_redis_link.ipynb #85665f6c
 REDIS_SCHEMES = 'redis://','rediss://','unix://','redis+sentinel://','rediss+sentinel://'
+_connection_classes = redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection
+_known_arguments = {k for c in _connection_classes for k in inspect.signature(c.__init__).parameters}
 
 def split_secret(
     url:str, # `redis://`, `rediss://` (TLS), `unix://`, `redis+sentinel://` or `rediss+sentinel://`
@@ -43,20 +45,22 @@ def split_secret(
 def _split_secret(url):
     "As `split_secret`, but the `ValueError` for a URL that it refuses is returned, and not raised"
     try:
+        str(url).encode()   # raises for what cannot be UTF-8, as decoding does below
         parts = urlsplit(url)
+        login,_,host = parts.netloc.rpartition('@')
+        user,_,secret = login.partition(':')
+        secret,query = unquote(secret, errors='strict'),parse_qsl(parts.query, keep_blank_values=True, errors='strict')
         # `port` raises if it is not a number
-        valid = all(urlsplit(f'//{node}').port!=-1 for node in parts.netloc.rpartition('@')[2].split(','))
+        valid = all(urlsplit(f'//{node}').port!=-1 for node in host.split(','))
     except ValueError: valid = False
     if valid and f'{parts.scheme}://' not in REDIS_SCHEMES:
         shown = 'the url' if '@' in url or '?' in url else repr(str(url))   # it has no place for a secret
         return ValueError(f'{shown}: want a redis://, rediss:// or unix:// URL')
-    if not valid or (parts.scheme!='unix' and '@' in parts.path+parts.query+parts.fragment):
-        return ValueError('not a URL: the port must be a number, '
-                          'and :, /, @, # and ? in a password must be quoted (urllib.parse.quote)')
-    login,_,host = parts.netloc.rpartition('@')
-    user,_,secret = login.partition(':')
-    query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    secret = query.pop('password', None) or unquote(secret) or None
+    query = dict(query) if valid else {}
+    if not valid or _is_divided(parts, host, query):
+        return ValueError('not a URL: the port must be a number, a socket unix:///path, all of it UTF-8, '
+                          'and :, /, @, #, ? and & in a password must be quoted (urllib.parse.quote)')
+    secret = query.pop('password', None) or secret or None
     passwords = [k for k in query if 'password' in k]
     if passwords: return ValueError(f'{passwords[0]} cannot be given: only the password of the server is kept secret')
     netloc = f'{user}@{host}' if user else host
@@ -67,10 +71,16 @@ def _split_secret(url):
                           'the name of a dataset is an argument of its own')
     return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{urlencode(query, safe='/')}", concealed(secret)
 
-# %% ../../nbs/store/05_redis_link.ipynb #6d9d7c48
-_connection_classes = redis.Redis, redis.Connection, redis.SSLConnection, redis.connection.AbstractConnection
-_known_arguments = {k for c in _connection_classes for k in inspect.signature(c.__init__).parameters}
+def _is_divided(parts, host, query):
+    """Was a URL divided at a character of its password, or of its path, that is not quoted?
 
+    `parts` are those of `urlsplit`, `host` is without the login, and `query` a dict. Then a part of the password is in
+    what is taken for something else, and may be shown."""
+    if parts.fragment or 'password' in query and not _known_arguments.issuperset(query): return True
+    if parts.scheme=='unix': return bool(host) or not parts.path
+    return '@' in parts.path+parts.query
+
+# %% ../../nbs/store/05_redis_link.ipynb #6d9d7c48
 def _check_arguments(names):
     if 'decode_responses' in names:
         raise TypeError('decode_responses: leave it out, as values are read as the bytes that they are')
@@ -102,6 +112,7 @@ class RedisLink:
         if read_from not in ('master','replica'):
             raise ValueError(f"read_from={read_from!r}: want 'master' or 'replica'")
         _check_arguments(kwargs)
+        check_seconds(timeout=timeout, socket_timeout=socket_timeout)
         secret_in_url,hidden = self._use_url(url)
         self.timeout,self.socket_timeout = timeout,socket_timeout
         self.kwargs = SecretOptions({**hidden, **kwargs}) # More arguments for redis-py

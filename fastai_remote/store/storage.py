@@ -20,7 +20,7 @@ from ..core import StoreError, StoreFull, StoreNotFound, StoreUnavailable
 from .address import (
     chain_links, concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
 from .bounded import Deadline, is_http, open_folder, opens_at_once, UnusableAnswer
-from .connection import call_in_thread, DeadlinePassed, Opener, Retries
+from .connection import call_in_thread, check_seconds, DeadlinePassed, Opener, Retries
 
 # %% ../../nbs/store/12_storage.ipynb #9cb099d6
 class s3_options(SecretOptions):
@@ -54,6 +54,7 @@ class Storage:
         url,storage_options = Secret(os.fspath(url)),SecretOptions(storage_options or {})   # also in tracebacks
         if re.search(r'\.(tar|tar\.gz|tgz)/?$', _folder_link(url)[1]):
             raise ValueError(f'{public_url(url)}: give the folder that holds the tars')
+        check_seconds(timeout=timeout)
         self.url,self._secret_url,login = _split_url(url)
         self.timeout = timeout
         self._options = SecretOptions({**login, **storage_options})
@@ -184,7 +185,7 @@ def _is_address(url):
     Nor is a URL valid whose password contains `::`, which ends a part of a chain."""
     if re.search(r'://[^/?#]*::[^/?#]*@', re.sub(r'\[.*?\]', '', url)): return False
     hosts = [re.search(r'://(?:[^/?#]*@)?([^/?#]*)', link) for link in chain_links(url)]
-    return not any(host and re.search(r':\d*\D', re.sub(r'\[.*?\]', '', host[1])) for host in hosts)
+    return not any(host and re.search(r':(?!\d+$)', re.sub(r'\[.*?\]', '', host[1])) for host in hosts)
 
 def _split_url(url):
     """`(shown, url, options)`: the URL that may be shown; the URL for fsspec, a `Secret`; what was taken out of it
@@ -231,22 +232,30 @@ _temporary_errnos = {errno.EBUSY, errno.EIO, errno.EAGAIN, errno.EPIPE, errno.EC
 _client_libraries = 'botocore','aiobotocore','aiohttp','urllib3','requests','http','httpx','httpcore','asyncio'
 _credential_codes = 'InvalidToken','TokenRefreshRequired','AuthorizationHeaderMalformed','ExpiredTokenException'
 _path_errors = FileNotFoundError,FileExistsError,NotADirectoryError,IsADirectoryError
+_status_names = 'status','status_code','code'   # of aiohttp; of Azure's SDK, requests and httpx; of gcsfs
 
 def _error_code(error):
-    "The server's code in the cause of `error`, or in `error` if it has none, such as 'NoSuchBucket'; else '' or None"
-    error = error.__cause__ or error
-    return getattr(error, 'response', None) and error.response.get('Error', {}).get('Code', '')
+    "The code of S3 in the cause of `error`, or in `error` if it has none, such as 'NoSuchBucket'; else ''"
+    response = getattr(error.__cause__ or error, 'response', None)
+    return response.get('Error', {}).get('Code', '') if isinstance(response, dict) else ''   # others have an object
+
+def _status(error):
+    "The status of HTTP that `error`, or its `response`, is about, 400 to 599; `None` if it does not tell"
+    for holder in (error, getattr(error, 'response', None)):
+        for name in _status_names:
+            status = str(getattr(holder, name, ''))   # that of gcsfs may be a text
+            if re.fullmatch('[45][0-9]{2}', status): return int(status)
 
 def _is_refusal(error):
     "Does the server refuse access, because of missing permissions, or of missing or expired credentials?"
     if isinstance(error, PermissionError) or re.search('Credential|Profile|Token', type(error).__name__): return True
-    return _error_code(error) in _credential_codes or getattr(error, 'status', 0) in (401,403,407)
+    return _error_code(error) in _credential_codes or _status(error) in (401,403,407)
 
 def _is_temporary(error):
     "May another attempt succeed?"
     if isinstance(error, (TimeoutError,ConnectionError)): return True
-    status = getattr(error, 'status', None)
-    if isinstance(status, int) and 400<=status<500: return status in (408,425,429)
+    status = _status(error)
+    if status is not None: return status in (408,425,429) or status>=500
     if _is_of_client(error): return not re.search('Validation|Parameter|Profile|Config', type(error).__name__)
     if isinstance(error, (FileNotFoundError,FileExistsError)): return False
     return isinstance(error, OSError) and error.errno in _temporary_errnos
@@ -456,7 +465,7 @@ def parts(self:Storage,
 def _is_beyond_end(answer):
     "Is this the error of a range that starts beyond the end of its file?"
     if not isinstance(answer, Exception) or isinstance(answer, FileNotFoundError): return False
-    return _error_code(answer) in ('InvalidRange','416') or getattr(answer, 'status', 0)==416
+    return _error_code(answer) in ('InvalidRange','416') or _status(answer)==416
 
 # What tells, in the answers of fsspec's file systems, that a file was written again; the first that there is
 _stamps = 'ETag','etag','LastModified','Last-Modified','last_modified','mtime','last_write_time','created'

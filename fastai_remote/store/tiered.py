@@ -8,7 +8,7 @@ Docs: page `store/tiered`"""
 __all__ = ['TieredStore']
 
 # %% ../../nbs/store/19_tiered.ipynb #2f2be098
-import mmap, os, threading, time, warnings, weakref, zlib
+import math, mmap, os, threading, time, warnings, weakref, zlib
 from collections import deque
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -20,7 +20,7 @@ from ..core import html_table, crc32s, StoreError, StoreFull, StoreNotFound
 from ..parallel import parallel_map
 from .address import concealed
 from .base import Store
-from .connection import Opener
+from .connection import check_seconds, Opener
 from .redis import RedisStore
 from .redis_layout import key_layout
 from .redis_link import as_link, fill_places, RedisLink
@@ -144,7 +144,10 @@ class TieredStore(Store):
             raise TypeError("want TieredStore('redis://…', ShardStore(url)), "
                             f'not {type(redis).__name__} and {type(store).__name__}')
         if 'timeout' in kwargs: raise TypeError('timeout: that of reads from Redis is redis_timeout=')
-        if ttl is not None and ttl<=0: raise ValueError(f'ttl={ttl}: want a number of seconds above 0, or None')
+        check_seconds(redis_timeout=redis_timeout)
+        if ttl is not None: check_seconds(ttl=ttl)
+        if ttl==0: raise ValueError('ttl=0: want a number of seconds above 0, or None')
+        if not 1<=queue<math.inf: raise ValueError(f'queue={queue}: want a number of bytes, at least 1')
         self.store,self.ttl,self.queue = store,ttl,queue
         copy = redis if isinstance(redis, RedisStore) else None
         link = as_link(copy.link if copy else redis, **kwargs)

@@ -6,7 +6,7 @@ Docs: page `write/shard_files`"""
 
 # %% auto #0
 __all__ = ['PLAN_FILE', 'OWN_FILE', 'PART_FILE', 'STATE_FILE', 'RECORD_FILE', 'seal_json', 'unseal_json', 'record_number',
-           'generation_of', 'own_files', 'remove_own_files', 'read_labels', 'files_of']
+           'generation_of', 'own_files', 'remove_own_files', 'owns_labels', 'files_of']
 
 # %% ../../nbs/write/08_shard_files.ipynb #a1f00004
 import json, re, zlib
@@ -94,15 +94,20 @@ def remove_own_files(
 def _is_own_json(storage, name):
     "Returns whether `name` is a file of failures, or of labels, that we wrote"
     if _failures_file.match(name): return (storage.ranges([name], [0], [2])[0] or b'')[:2] in (b'',b'["')
-    return name=='labels.json' and read_labels(storage) is not None
+    return name=='labels.json' and owns_labels(storage)
 
-def read_labels(
-    storage:Storage # A folder
-)->dict:
-    "Returns the content of our `labels.json`; `None` if there is none, or if it is damaged or of another tool"
+def owns_labels(
+    storage:Storage, # A folder
+    manifest:ShardManifest=None # Of the dataset in it, or `None`
+)->bool:
+    """Returns whether `labels.json` is there, and we wrote it: its content says so
+
+    If the dataset has such a file, one that is empty or damaged, and so no longer says whose it is, is also ours."""
     try: content = json.loads(storage.read('labels.json'))
-    except (FileNotFoundError,ValueError,RecursionError): return None
-    return content if isinstance(content, dict) and content.get('__kind__')==LABELS_KIND else None
+    except FileNotFoundError: return False
+    except (ValueError,RecursionError): content = None
+    if isinstance(content, dict) and content.get('__kind__')==LABELS_KIND: return True
+    return not content and bool(manifest and manifest.prefix and manifest.format>2 and manifest.vocab)
 
 def files_of(
     manifest:ShardManifest # Of a dataset of `to_shards`, or of an index of others' shards

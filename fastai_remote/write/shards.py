@@ -23,8 +23,8 @@ from ..store.shard_index import pack_labels, ShardFile, ShardManifest, SummingFi
 from ..store.storage import Storage
 from .base import Writer, check_name, chunk_count, progress_text
 from .folder_lock import FolderLock, LOCK_FILE
-from .shard_files import files_of, generation_of, OWN_FILE, own_files, PART_FILE, PLAN_FILE
-from .shard_files import read_labels, RECORD_FILE, record_number, remove_own_files
+from .shard_files import files_of, generation_of, OWN_FILE, own_files, owns_labels
+from .shard_files import PART_FILE, PLAN_FILE, RECORD_FILE, record_number, remove_own_files
 from .shard_files import seal_json, STATE_FILE, unseal_json
 from .shard_totals import ShardTotals
 
@@ -192,7 +192,7 @@ def _check_folder(self:ShardWriter, dataset, earlier, names, foreign):
     if own and not (dataset or earlier or foreign):
         raise StoreExists(f'{self.url}: {own[0]} is there, and no manifest: shards that others wrote? '
                           'Choose another folder')
-    if 'labels.json' in names and not foreign and read_labels(self.storage) is None:
+    if 'labels.json' in names and not foreign and not owns_labels(self.storage, dataset):
         raise StoreExists(f'{self.url}: labels.json is there, which another tool wrote: choose another folder')
 
 @patch
@@ -550,7 +550,7 @@ def remove_overlays(self:ShardWriter,
 
 @patch
 def _write_labels(self:ShardWriter, manifest):
-    "Writes `manifest.vocab` to `labels.json`, for other tools; removes our file if there are no labels"
+    "Writes `manifest.vocab` to `labels.json`, for other tools; without labels, removes that of the dataset before"
     content = pack_labels(manifest.vocab)
     if content: self.storage.write('labels.json', content)
-    elif read_labels(self.storage) is not None: self.storage.remove(['labels.json'])
+    elif owns_labels(self.storage, self.committed()): self.storage.remove(['labels.json'])

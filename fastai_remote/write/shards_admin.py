@@ -16,7 +16,7 @@ from ..store.address import concealed
 from ..store.shard_index import INDEX_FOLDER, INDEX_SUFFIX, index_name, ShardTable
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
-from .shard_files import files_of, OWN_FILE, own_files
+from .shard_files import files_of, OWN_FILE, own_files, owns_labels
 from .shard_files import PART_FILE, PLAN_FILE, remove_own_files, seal_json
 from .shards import ShardWriter
 
@@ -39,6 +39,7 @@ def delete_shards(
         if manifest and prefix:   # for the next call, if this process is killed
             rest = dict(signature='', n=0, chunk=1, generation=manifest.generation, prefix=prefix)
             storage.write(PLAN_FILE, seal_json(rest))
+        if prefix and owns_labels(storage, manifest): storage.remove(['labels.json'])
         storage.remove(['manifest.json'])
         names = storage.names()
         parts = [name for name in names if PART_FILE.match(name)]
