@@ -22,7 +22,7 @@ from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import CorruptSample, Manifest, packed_crcs, seal, StoreError, StoreExists
 from ..core import StoreNotFound, StoreUnavailable, UnsupportedFormat
-from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
+from ..store.redis import find_manifest, GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
     element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
 from ..store.redis_link import RedisLink
@@ -111,6 +111,7 @@ class RedisWriter(Writer):
         try:
             self.remove_garbage()
             self._check_eviction()
+            self.check_home()
             self.check_dataset(self.committed(overwrite), overwrite)
             earlier = self._earlier_plan(overwrite)
             plan = self.checked_plan(plan() if callable(plan) else plan)
@@ -187,6 +188,20 @@ def _memory(self:RedisWriter):
     return self.link.call(lambda _: [master.info('memory') for master in self.link.servers.masters()])
 
 @patch
+def check_home(self:RedisWriter):
+    """Raises `StoreExists` if the dataset was moved from a single server to a cluster, or the other way round
+
+    Readers find the key of its manifest there. A new one, which this writer would store under another key, they would
+    not find, or they would find both."""
+    key,_ = find_manifest(self.link, self.name)
+    if key in (None, self.keys.manifest): return
+    origin,here = ('a single server','a cluster') if self.lock.tags else ('a cluster','a single server')
+    raise StoreExists(f'{self.url}: {self.name!r} was moved from {origin} to {here} (its manifest is {key}), where it '
+                      'can be read, but not changed, replaced or renamed: RedisStore(url, '
+                      f"{self.name!r}).copy(url, 'another name') makes a dataset that can, and "
+                      f'RedisStore.delete(url, {self.name!r}) removes it')
+
+@patch
 def read_plan(self:RedisWriter,
     text:bytes # The stored plan
 )->dict:
@@ -233,7 +248,7 @@ def committed(self:RedisWriter,
 
     With `accept_damage`, it warns of a manifest that is damaged, and returns `None`. One of a newer format, and
     something else under a name that is not in the list of datasets, are errors in any case."""
-    try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.lock.tags))
+    try: return read_manifest(self.link, self.name)
     except StoreNotFound: return None
     except CorruptSample:
         if not accept_damage: raise
@@ -242,7 +257,7 @@ def committed(self:RedisWriter,
         is_listed = self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
         if not is_listed:
             raise UnsupportedFormat(f'{error}; if another program wrote it, choose another name; else delete the key '
-                                    f'{self.keys.manifest}') from None
+                                    f'{find_manifest(self.link, self.name)[0]}') from None
         if not accept_damage:
             raise UnsupportedFormat(f'{error}; it is damaged: overwrite=True replaces this dataset, and '
                                     f'RedisStore.delete(url, {self.name!r}) drops it') from None
@@ -252,7 +267,7 @@ def committed(self:RedisWriter,
 @patch
 def _has_newer_manifest(self:RedisWriter):
     "Returns whether the stored manifest has the number of a newer format"
-    try: content = json.loads(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
+    try: content = json.loads(find_manifest(self.link, self.name)[1] or b'')
     except (ValueError,RecursionError): return False
     version = content.get('format') if isinstance(content, dict) else None
     return type(version) is int and version>Manifest.newest_format
@@ -260,7 +275,7 @@ def _has_newer_manifest(self:RedisWriter):
 @patch
 def _manifest_generation(self:RedisWriter):
     "Returns the generation of the dataset, also from a damaged manifest; 0 if there is no manifest, or it names none"
-    return generation_in(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
+    return generation_in(find_manifest(self.link, self.name)[1] or b'')
 
 @patch
 def next_generation(self:RedisWriter)->int:
@@ -498,14 +513,17 @@ def _remove_dataset(self:RedisWriter):
     """Removes the dataset; returns whether there was one; raises `UnsupportedFormat`, as `committed`
 
     If the manifest is damaged, only the manifest is removed, and the values stay."""
+    key,_ = find_manifest(self.link, self.name)
+    if key is None: return False
     manifest = self.committed(True)
-    if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
     if manifest: self.retire(manifest.generation)
     garbage = _keys_of(manifest) if manifest else []
     def queue(p):
         p.set(self.keys.garbage, seal({'ranges':garbage}))
-        p.delete(self.keys.manifest)
+        if key==self.keys.manifest: p.delete(key)
     self.lock.transaction(queue, discard=[NAMES_KEY])
+    # as in `check_home`; in a cluster, it is in another slot. If this is interrupted, `delete` can be repeated
+    if key!=self.keys.manifest: self.link.call(lambda c: c.delete(key))
     self.remove_garbage()
     return True
 

@@ -233,9 +233,11 @@ class RedisReviser(RedisWriter):
     def revise(self):
         """Makes the new version of a change for which no samples have to be written; takes and releases the lock
 
-        Raises `StoreBusy`, `StoreNotFound`, and `StoreExists` if an ingest was begun and not finished."""
+        Raises `StoreBusy`, `StoreNotFound`, and `StoreExists` if an ingest was begun and not finished, or as
+        `check_home`."""
         with self.locked():
             self.remove_garbage()
+            self.check_home()
             self.check_dataset(self.committed(), False)
             if self.link.call(lambda client: client.exists(self.keys.plan)):
                 raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} is there; repeat the same call '
