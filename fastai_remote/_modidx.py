@@ -5981,6 +5981,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                 'fastai_remote/write/redis_reviser.py'),
                                                    'fastai_remote.write.redis_reviser.RedisReviser.check_dataset': ( 'write/redis_reviser.html#redisreviser.check_dataset',
                                                                                                                      'fastai_remote/write/redis_reviser.py'),
+                                                   'fastai_remote.write.redis_reviser.RedisReviser.check_home': ( 'write/redis_reviser.html#redisreviser.check_home',
+                                                                                                                  'fastai_remote/write/redis_reviser.py'),
                                                    'fastai_remote.write.redis_reviser.RedisReviser.checked_plan': ( 'write/redis_reviser.html#redisreviser.checked_plan',
                                                                                                                     'fastai_remote/write/redis_reviser.py'),
                                                    'fastai_remote.write.redis_reviser.RedisReviser.how_to_replace': ( 'write/redis_reviser.html#redisreviser.how_to_replace',

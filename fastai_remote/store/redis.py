@@ -81,7 +81,8 @@ def read_failures(
 
 def find_manifest(
     link:RedisLink, # The server
-    name:str # Name of the dataset
+    name:str, # Name of the dataset
+    may_be_cluster:bool=True # Look under the key that the manifest has in a cluster, too?
 )->tuple: # Its key, a `str`, and the stored `bytes`; both are `None` if there is none
     """Where the manifest of dataset `name` is: under the key of a single server or, without one, that of a cluster
 
@@ -89,6 +90,7 @@ def find_manifest(
     key = f'{home_of(name)}:meta'
     stored = link.call(lambda client: client.get(key))
     if stored is not None: return key,stored
+    if not may_be_cluster: return None,None
     key = f'{home_of(name, 1)}:meta'
     try: stored = link.call(lambda client: client.get(key))
     except StoreUnavailable as error:   # the rights on a single server need not include this key
@@ -98,14 +100,15 @@ def find_manifest(
 def read_manifest(
     link:RedisLink, # The server
     name:str, # Name of the dataset
-    tries:int=3 # Times to read a manifest that is damaged: it may have been damaged on its way
+    tries:int=3, # Times to read a manifest that is damaged: it may have been damaged on its way
+    may_be_cluster:bool=True # As in `find_manifest`
 )->Manifest:
     "The manifest of dataset `name`; raises `StoreNotFound`, with a list of names, `UnsupportedFormat`, `CorruptSample`"
-    _,stored = find_manifest(link, name)
+    _,stored = find_manifest(link, name, may_be_cluster)
     while stored is not None:
         try: return Manifest.from_json(stored, f'{link.url}, {name}')
         except (CorruptSample,UnsupportedFormat):
-            tries,before,(_,stored) = tries-1,stored,find_manifest(link, name)
+            tries,before,(_,stored) = tries-1,stored,find_manifest(link, name, may_be_cluster)
             if not tries or stored==before: raise
     try: names = _names(link)
     except StoreError as error:

@@ -188,12 +188,16 @@ def _memory(self:RedisWriter):
     return self.link.call(lambda _: [master.info('memory') for master in self.link.servers.masters()])
 
 @patch
-def check_home(self:RedisWriter):
+def check_home(self:RedisWriter,
+    key:str=None # Key of the manifest of the dataset; default: it is looked for
+):
     """Raises `StoreExists` if the dataset was moved from a single server to a cluster, or the other way round
 
-    Readers find the key of its manifest there. A new one, which this writer would store under another key, they would
-    not find, or they would find both."""
-    key,_ = find_manifest(self.link, self.name)
+    This writer would store the manifest under another key, and the earlier one would stay. On a single server, whose
+    users need no rights to the key that it has in a cluster, that is looked for if the name is listed."""
+    if key is None:
+        may_be_moved = self.lock.tags or self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
+        key,_ = find_manifest(self.link, self.name) if may_be_moved else (None,None)
     if key in (None, self.keys.manifest): return
     origin,here = ('a single server','a cluster') if self.lock.tags else ('a cluster','a single server')
     raise StoreExists(f'{self.url}: {self.name!r} was moved from {origin} to {here} (its manifest is {key}), where it '
@@ -242,13 +246,14 @@ def _store_plan(self:RedisWriter, plan, earlier):
 
 @patch
 def committed(self:RedisWriter,
-    accept_damage:bool=False # Is a damaged manifest as good as none?
+    accept_damage:bool=False, # Is a damaged manifest as good as none?
+    may_be_moved:bool=False # On a single server, look under the key that it has in a cluster, too?
 )->Manifest:
     """Returns the manifest of the dataset, or `None` if there is none; raises `CorruptSample`, `UnsupportedFormat`
 
     With `accept_damage`, it warns of a manifest that is damaged, and returns `None`. One of a newer format, and
     something else under a name that is not in the list of datasets, are errors in any case."""
-    try: return read_manifest(self.link, self.name)
+    try: return read_manifest(self.link, self.name, may_be_cluster=may_be_moved or bool(self.lock.tags))
     except StoreNotFound: return None
     except CorruptSample:
         if not accept_damage: raise
@@ -275,7 +280,7 @@ def _has_newer_manifest(self:RedisWriter):
 @patch
 def _manifest_generation(self:RedisWriter):
     "Returns the generation of the dataset, also from a damaged manifest; 0 if there is no manifest, or it names none"
-    return generation_in(find_manifest(self.link, self.name)[1] or b'')
+    return generation_in(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
 
 @patch
 def next_generation(self:RedisWriter)->int:
@@ -515,7 +520,7 @@ def _remove_dataset(self:RedisWriter):
     If the manifest is damaged, only the manifest is removed, and the values stay."""
     key,_ = find_manifest(self.link, self.name)
     if key is None: return False
-    manifest = self.committed(True)
+    manifest = self.committed(True, may_be_moved=True)
     if manifest: self.retire(manifest.generation)
     garbage = _keys_of(manifest) if manifest else []
     def queue(p):

@@ -80,7 +80,8 @@ def rename_dataset(
     old,new = RedisWriter(store.link, store.name),RedisWriter(store.link, name)
     if name==store.name: return store
     with old.locked(), new.locked():
-        for writer in (old,new): writer.check_home()
+        old.check_home(store.manifest_key)
+        new.check_home()
         manifest = read_manifest(store.link, store.name)
         if manifest.uid!=store.manifest.uid: raise store.replaced_error()
         old.remove_garbage()

@@ -212,6 +212,8 @@ class RedisReviser(RedisWriter):
     def check_dataset(self, dataset, overwrite):
         if dataset is None or dataset.uid!=self.store.manifest.uid: raise self.store.replaced_error(dataset is not None)
 
+    def check_home(self, key=None): super().check_home(key or self.store.manifest_key)
+
     def checked_plan(self, plan):
         self.change.check(self.store, plan)
         return {**plan, 'stats':self.change.stats_field(self.store, plan),
