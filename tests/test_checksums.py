@@ -496,6 +496,12 @@ def test_damaged_records_of_chunks_are_written_again(fresh):
     go()
     assert len(content(fresh.url))==9 and not found(fresh.url)
 
+def test_a_record_whose_checksum_has_lost_its_name_is_written_again(fresh):
+    go,c = interrupted(fresh),client(fresh)
+    c.hset('d:ingest:chunks', 1, c.hget('d:ingest:chunks', 1).replace(b'"gaps":[', b'"gaps":[4').replace(b'"crc"', b'"crb"'))
+    go()
+    assert len(content(fresh.url))==9 and not found(fresh.url)
+
 def test_a_damaged_counter_gives_no_chunk_twice(fresh):
     "Where chunks take their numbers as they are written"
     def row(i): return {'id':i, 'cls':'ab'[i%2]}

@@ -1121,6 +1121,24 @@ def test_a_record_beyond_the_plan_is_left_out(tmp_path, number, monkeypatch):
     assert report.written==len(store)==100 and values(store, 'txt')==[f'{i}' for i in range(100)]
     assert not store.verify(num_workers=1).bad
 
+def test_a_record_whose_checksum_has_lost_its_name_is_written_again(tmp_path, monkeypatch):
+    def go(): return put(tmp_path/'d', list(range(100)), Stopping(), shuffle=False, chunk=8)
+    monkeypatch.setattr(Stopping, 'on', True)
+    with pytest.raises(KeyboardInterrupt): go()
+    monkeypatch.setattr(Stopping, 'on', False)
+    record = tmp_path/'d/.ingest/chunk-000000.json'
+    record.write_bytes(re.sub(rb'"ok": \d+', b'"ok": 5', record.read_bytes()).replace(b',"crc":', b',"crb":'))
+    assert b'"ok": 5' in record.read_bytes()
+    store,report = go()
+    assert report.written==len(store)==100 and not store.verify(num_workers=1).bad
+
+@pytest.mark.parametrize('damage', [lambda plan: plan.replace(b',"crc":', b',"crb":').replace(b'"n": 100', b'"n": 104'), lambda plan: plan[:plan.rindex(b',"crc"')]+b'}'])
+def test_a_plan_without_its_checksum_is_damaged(tmp_path, damage):
+    interrupted(tmp_path/'d')
+    plan = tmp_path/'d/.ingest/plan.json'
+    plan.write_bytes(damage(plan.read_bytes()))
+    with pytest.raises(StoreError, match='plan.json, is damaged'): ShardStore.unfinished(tmp_path/'d')
+
 def test_a_commit_without_all_chunks_leaves_no_failures_behind(tmp_path):
     "It can be repeated when they are written"
     writer = shard_writer.ShardWriter(Storage(tmp_path/'d'))
