@@ -420,7 +420,7 @@ def _read_record(self:ShardWriter, file):
 def _parse_record(content):
     "Returns the record in `content`, bytes or `None`; `None` if it is damaged or missing"
     if content is None: return None
-    try: return unseal_json(content)
+    try: return unseal_json(content, must_be_sealed=True)
     except (ValueError,RecursionError): return None
 
 @patch
