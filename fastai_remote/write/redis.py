@@ -730,11 +730,12 @@ def _lost(self:RedisWriter, what):
 # %% ../../nbs/write/05_redis.ipynb #e55b1aeb
 @patch
 def _fill_gaps(self:RedisWriter, moves, run):
-    """Makes those of the `moves` that are not made yet; notes in the plan how many splits are done
+    """Makes those of the `moves` that are not made yet; notes in the plan how many splits are done, if any sample moves
 
     `moves` is a list of `(sources, targets)`, one pair for each split, as from `fill_gaps`. Nothing is written if `run`
-    is not the current run of the server: it raises `ServerRestarted`."""
-    if 'moved' not in self.plan and any(len(sources) for sources,_ in moves): self._note_moved(0, run)
+    is not the current run of the server: if there are moves, it raises `ServerRestarted`."""
+    if not any(len(sources) for sources,_ in moves): return   # chunks can still be written again
+    if 'moved' not in self.plan: self._note_moved(0, run)
     for k,(sources,targets) in enumerate(moves):
         # the moves of a split can be repeated, but not after those of the next split
         if k<self.plan.get('moved', 0): continue
@@ -831,6 +832,9 @@ def _encode_staged(self:RedisWriter, field, spec, manifest, run):
     Integers that get no codes, as in `_label_encoder`, are written themselves; then `manifest` stays as it is. `spec`
     is the entry of the field in the plan. Returns the one for the manifest, a dict of `codec`, `dtype` and, if values
     have checksums, `check`."""
+    # codes of an earlier commit that did not end: it may have had more samples, or a wider type
+    last = self.plan['n']>>KEY_BITS
+    self.lock.write([('UNLINK', self.layout.packed(field, key_number)) for key_number in range(last+1)], run)
     vocab,dtype,encode = self._label_encoder(field, spec, manifest.n)
     counts = np.zeros(len(vocab or ()), np.int64)
     for start,staged in self._scan(f'{field}~', spec, manifest.n):
