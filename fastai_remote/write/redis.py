@@ -465,7 +465,7 @@ def retire(self:RedisWriter,
 
 @patch
 def forget(self:RedisWriter):
-    """Drops an unfinished ingest whose plan is damaged; raises `StoreBusy`
+    """Drops an unfinished ingest whose plan is damaged or gone; raises `StoreBusy`
 
     Without a plan, nobody knows which keys it has written. They stay, and the next ingest uses another generation:
     that of an unfinished ingest is what `next_generation` returns."""
@@ -475,8 +475,8 @@ def forget(self:RedisWriter):
         p.delete(*self.keys.temporary([]))
         if not self.lock.tags: p.hset(GENERATIONS_KEY, self.name, generation)   # in a cluster, `retire` has done it
     self.lock.transaction(queue, discard=[INGESTS_KEY])
-    warnings.warn(f'{self.url}: the plan of an unfinished ingest of {self.name!r} was damaged: it is dropped, and what '
-                  f'it wrote stays under keys that begin with {self.name!r}', stacklevel=2)
+    warnings.warn(f'{self.url}: the plan of an unfinished ingest of {self.name!r} was damaged or gone: it is dropped, and '
+                  f'what it wrote stays under keys that begin with {self.name!r}', stacklevel=2)
 
 @patch
 def publish_manifest(self:RedisWriter,
@@ -500,11 +500,14 @@ def remove(self:RedisWriter,
     with self.locked():
         self.remove_garbage()
         stored = self.link.call(lambda c: c.get(self.keys.plan))
+        # in a cluster, the name stays listed for a short time after the end of an ingest
+        is_lost = not stored and not self.lock.tags and self.link.call(lambda c: c.sismember(INGESTS_KEY, self.name))
+        if is_lost: self.forget()
         if stored:
             try: self.abandon(self.read_plan(stored))
             except CorruptSample: self.forget()
         found = self._remove_dataset() if dataset else False
-        if not stored and not found:
+        if not stored and not is_lost and not found:
             what = f'no dataset {self.name!r} to delete' if dataset else f'no unfinished ingest of {self.name!r}'
             raise StoreNotFound(f'{self.url}: {what}')
 

@@ -63,7 +63,7 @@ def abandon_ingest(
 ):
     """Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`
 
-    If its plan is damaged, it is dropped, and a warning says that what it wrote stays."""
+    If its plan is damaged or gone, it is dropped, and a warning says that what it wrote stays."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove(dataset=False)
 
