@@ -394,7 +394,7 @@ class RedisStore(Store):
         If there is none of this name now, it asks the server for the likely cause, which the message tells."""
         if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again')
         return StoreNotFound(f'{self._name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
-                             f'renamed, or {_why_gone(self.link)}')
+                             f'{_why_gone(self.link)}; or it was renamed')
 
     def why_missing(self): return _why_gone(self.link)
 
