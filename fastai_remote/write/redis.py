@@ -475,8 +475,8 @@ def forget(self:RedisWriter):
         p.delete(*self.keys.temporary([]))
         if not self.lock.tags: p.hset(GENERATIONS_KEY, self.name, generation)   # in a cluster, `retire` has done it
     self.lock.transaction(queue, discard=[INGESTS_KEY])
-    warnings.warn(f'{self.url}: the plan of an unfinished ingest of {self.name!r} was damaged or gone: it is dropped, and '
-                  f'what it wrote stays under keys that begin with {self.name!r}', stacklevel=2)
+    warnings.warn(f'{self.url}: the plan of an unfinished ingest of {self.name!r} was damaged or gone: it is '
+                  f'dropped, and what it wrote stays under keys that begin with {self.name!r}', stacklevel=2)
 
 @patch
 def publish_manifest(self:RedisWriter,
@@ -749,8 +749,8 @@ def _fill_gaps(self:RedisWriter, moves, run):
 def _note_moved(self:RedisWriter, moved, run):
     """Stores in the plan that the first `moved` splits have no gaps any more
 
-    With this entry, which may be 0, no chunk can be written again. Raises `StoreBusy`, and `ServerRestarted` if `run` is
-    not the current run of the server."""
+    With this entry, which may be 0, no chunk can be written again. Raises `StoreBusy`, and `ServerRestarted` if `run`
+    is not the current run of the server."""
     plan = {**self.plan, 'moved':moved}
     self.lock.transaction(lambda p: p.set(self.keys.plan, seal(plan)), run)
     self.plan = plan

@@ -75,8 +75,8 @@ def rename_dataset(
     """Renames a dataset, without moving its samples, in one step; in a cluster, it has both names for a moment
 
     If `store` has this name already, it is returned. Raises `StoreExists` if the new name is in use by another dataset
-    or an unfinished ingest, or if `check_home` of a writer does, `StoreNotFound` if the dataset was replaced or deleted,
-    and `StoreBusy`."""
+    or an unfinished ingest, or as `check_home` of `RedisWriter`, `StoreNotFound` if the dataset was replaced or
+    deleted, and `StoreBusy`."""
     old,new = RedisWriter(store.link, store.name),RedisWriter(store.link, name)
     if name==store.name: return store
     with old.locked(), new.locked():
