@@ -496,6 +496,35 @@ def test_damaged_records_of_chunks_are_written_again(fresh):
     go()
     assert len(content(fresh.url))==9 and not found(fresh.url)
 
+def test_a_record_whose_checksum_has_lost_its_name_is_written_again(fresh):
+    go,c = interrupted(fresh),client(fresh)
+    c.hset('d:ingest:chunks', 1, c.hget('d:ingest:chunks', 1).replace(b'"gaps":[', b'"gaps":[4').replace(b'"crc"', b'"crb"'))
+    go()
+    assert len(content(fresh.url))==9 and not found(fresh.url)
+
+class FailsFrom:
+    "`sample`, but not of numbers from `at` on"
+    at = 100
+    def __call__(self, i):
+        if i>=FailsFrom.at: raise ValueError('bad')
+        return sample(i)
+
+@pytest.mark.parametrize('at', [100,98,95])
+def test_a_chunk_whose_record_is_damaged_in_a_commit_without_gaps_is_written_again(fresh, monkeypatch, at):
+    "Also if a sample of it fails then: no code of the first commit stays behind the last sample"
+    def go(): return to_redis(range(3, 100), fresh.url, 'd', FailsFrom(), num_workers=1, shuffle=False, progress=False, chunk=7)
+    original,c = RedisWriter._encode_staged,client(fresh)
+    def interrupted(self, *args):
+        original(self, *args)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patched:
+        patched.setattr(RedisWriter, '_encode_staged', interrupted)
+        with pytest.raises(KeyboardInterrupt): go()
+    c.hset('d:ingest:chunks', 13, b'{"ok"')   # the last one
+    monkeypatch.setattr(FailsFrom, 'at', at)
+    go()
+    assert len(content(fresh.url))==at-3 and not found(fresh.url)
+
 def test_a_damaged_counter_gives_no_chunk_twice(fresh):
     "Where chunks take their numbers as they are written"
     def row(i): return {'id':i, 'cls':'ab'[i%2]}

@@ -17,8 +17,9 @@ from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.cli.places import url_of
-from fastai_remote.store.redis_link import split_secret
+from fastai_remote.store.redis_link import RedisLink, split_secret
 from fastai_remote.store.server import redis_server
+from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.shard_files import seal_json
 from s3servers import moto_server
 
@@ -800,6 +801,22 @@ def test_ls_shows_unfinished_ingests_of_subfolders(with_failures, tmp_path, resu
     assert re.search(r'(?m)^unfinished: begun, [0-9]+ chunks? of ', cli('ls', parent)[1])
     assert [o['name'] for o in result('ls', parent/'begun')['unfinished']]==['begun']
     assert not result('ls', tmp_path)['unfinished']   # only direct subfolders
+
+@pytest.mark.parametrize('is_gone', [False,True])
+def test_ls_says_that_an_ingest_with_a_damaged_plan_can_only_be_abandoned(is_gone, cli):
+    with redis_server() as server:
+        client = redis.Redis.from_url(server.url)
+        writer = RedisWriter(RedisLink(server.url), 'begun')
+        writer.begin(dict(n=3, chunk=1, fields={}, splits=None, vocab={}, signature='s', stats=None))
+        assert 'running now' in cli('ls', server.url)[1]
+        writer.close()
+        assert 'begun, 0 chunks of 3 done' in cli('ls', server.url)[1]
+        if is_gone: client.delete('begun:ingest')
+        else: client.set('begun:ingest', '{"n":3}')
+        assert re.search(r'(?m)^unfinished: begun: its plan is damaged or gone: `abandon` drops it$', cli('ls', server.url)[1])
+        with pytest.warns(UserWarning, match="the plan of an unfinished ingest of 'begun' was damaged or gone"):
+            assert cli('abandon', server.url, 'begun')[0]==0
+        assert 'unfinished' not in cli('ls', server.url)[1] and cli('abandon', server.url, 'begun')[0]==1
 
 def test_ls_shows_an_unfinished_index_once(tmp_path, result):
     "It is in a folder of our own among tars of others"

@@ -1,15 +1,16 @@
 "Datasets in a Redis Cluster: as on one server, spread evenly, and nothing is lost when a master fails or slots move"
-import re, time
+import json, re, time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from redis import Redis, RedisCluster
 from redis.crc import key_slot
 
 from conftest import examples, in_time, wait_for
 from clusters import LocalCluster
-from fastai_remote import (MissingSample, RedisStore, ShardStore, StoreBusy, StoreExists, StoreNotFound, StoreUnavailable, TieredStore, to_redis,
+from fastai_remote import (MissingSample, RedisStore, ShardStore, StoreBusy, StoreError, StoreExists, StoreNotFound, StoreUnavailable, TieredStore, to_redis,
     to_shards)
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.redis_layout import key_layout
@@ -223,16 +224,63 @@ def test_training_reads_from_a_cluster(cluster):
 
 def test_a_dataset_of_a_single_server_is_read_from_a_cluster_and_the_other_way_round(cluster, single, fresh):
     "If somebody has moved its keys"
-    from redis import Redis, RedisCluster
+    for url in moved_to(cluster, single, fresh): assert contents(RedisStore(url, 'd'))==contents(single)
+
+def moved_to(cluster, single, fresh, is_listed=True):
+    "The URLs of `cluster` with the keys of `single`, and of `fresh` with those of a cluster; each is yielded when it has them"
     to,one = RedisCluster.from_url(cluster.url),single.link.client
     for key in one.scan_iter('d:*'): to.restore(key, 0, one.dump(key))
-    assert contents(RedisStore(cluster.url, 'd'))==contents(single)
+    to.sadd('fastai_remote:names', 'd')
+    yield cluster.url
     for k in range(3): cluster.client(k).flushall()
     put(cluster.url)
     two = Redis.from_url(fresh.url)
     for k in range(3):
         for key in cluster.client(k).scan_iter('{d*'): two.restore(key, 0, cluster.client(k).dump(key))
-    assert contents(RedisStore(fresh.url, 'd'))==contents(single)
+    if is_listed: two.sadd('fastai_remote:names', 'd')
+    yield fresh.url
+
+def all_keys(url):
+    link = RedisLink(url)
+    return {k for master in link.call(lambda _: link.servers.masters()) for k in master.keys() if not k.startswith(b'fastai_remote:')}
+
+@pytest.mark.parametrize('is_listed', [True,False])
+def test_moved_datasets_are_not_changed_and_can_be_copied_and_deleted(cluster, single, fresh, is_listed):
+    "Where the keys that describe it are not those that a writer uses there"
+    for url in moved_to(cluster, single, fresh, is_listed):
+        store,before = RedisStore(url, 'd'),all_keys(url)
+        put(url, 'e', samples(9))
+        other = RedisStore(url, 'e')
+        acts = [lambda: store.append(samples(9), num_workers=1, progress=False), lambda: store.edit(drop=[3]),
+                lambda: store.edit(set={'txt':{3:'x'}}), lambda: store.rename('f')]
+        # without its name in the list, nobody looks for the keys of a cluster on a single server
+        if is_listed: acts += [lambda: put(url), lambda: put(url, overwrite=True), lambda: other.rename('d')]
+        for act in acts:
+            with pytest.raises(StoreError, match=r"'d' was (written|moved).*copy\(.*RedisStore\.delete"): act()
+            assert contents(RedisStore(url, 'd'))==contents(single) and len(contents(RedisStore(url, 'e')))==9
+        RedisStore.delete(url, 'e')
+        assert all_keys(url)==before
+        store.copy(url, 'g', num_workers=1, progress=False)
+        RedisStore.delete(url, 'd')
+        assert RedisStore.names(url)==['g'] and contents(RedisStore(url, 'g'))==contents(single)
+        with pytest.raises(StoreNotFound): RedisStore(url, 'd')
+        with pytest.raises(StoreNotFound): RedisStore.delete(url, 'd')
+        RedisStore(url, 'g').rename('d')
+        RedisStore.delete(url, 'd')
+        assert all_keys(url)==set()
+
+def test_a_moved_dataset_whose_manifest_is_damaged_or_newer(cluster, single, fresh):
+    for url in moved_to(cluster, single, fresh):
+        link,key = RedisLink(url),RedisStore(url, 'd').manifest_key
+        stored = link.call(lambda c: c.get(key))
+        link.call(lambda c: c.set(key, json.dumps({**json.loads(stored), 'format':9, 'crc':None})))
+        for act in (lambda: RedisStore.delete(url, 'd'), lambda: put(url, overwrite=True)):
+            with pytest.raises(StoreError, match='upgrade fastai_remote|was (written|moved)'): act()
+            assert link.call(lambda c: c.exists(key))
+        link.call(lambda c: c.set(key, stored[:-9]))
+        with pytest.raises(StoreError): put(url, overwrite=True)
+        with pytest.warns(UserWarning, match='is damaged'): RedisStore.delete(url, 'd')
+        assert not link.call(lambda c: c.exists(key)) and RedisStore.names(url)==[]
 
 @examples(60)
 @given(st.lists(st.text('{}a:1', max_size=6), min_size=1, max_size=40))

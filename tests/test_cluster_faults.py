@@ -89,6 +89,21 @@ def test_values_that_are_lost_while_gaps_are_filled_are_an_error(cluster, monkey
     to_redis(items(), cluster.url, 'd', without_some, max_failed=N, **one)
     assert sorted(contents(RedisStore(cluster.url, 'd')), key=by_number)==expected(good(without_some))
 
+@pytest.mark.parametrize('step', ['_fill_gaps','_encode_staged'])
+def test_values_that_are_lost_in_a_commit_without_gaps_are_written_again(cluster, monkeypatch, step):
+    original = getattr(RedisWriter, step)
+    def interrupted(self, *args):
+        original(self, *args)
+        raise KeyboardInterrupt
+    monkeypatch.setattr(RedisWriter, step, interrupted)
+    def write(): return to_redis(items(), cluster.url, 'd', at_150, **one)
+    with pytest.raises(KeyboardInterrupt): write()
+    monkeypatch.undo()
+    cluster.client(node_without('{d}:ingest')).flushall()
+    write()
+    store = RedisStore(cluster.url, 'd')
+    assert contents(store)==expected(range(N)) and not store.verify(num_workers=1).bad
+
 def test_copies_of_a_lock_whose_number_the_cluster_forgot_are_replaced(cluster):
     "A writer was killed, and the node that counts locks lost its data: the next writer has a smaller number"
     link = RedisLink(cluster.url)

@@ -225,6 +225,14 @@ def test_an_evicted_manifest_is_named(fresh):
     with pytest.raises(StoreNotFound, match=r"pets:meta.*deleted"): RedisStore(fresh.url, 'pets')
     with pytest.raises(StoreNotFound, match=r"pets:meta.*deleted"): store[3]
 
+def test_a_store_of_a_dataset_that_was_renamed_says_so(fresh):
+    to_redis(SAMPLES, fresh.url, 'pets', **OPTIONS)
+    store = RedisStore(fresh.url, 'pets')
+    RedisStore(fresh.url, 'pets').rename('dogs')
+    for read in (lambda: store.get_many([1], 'txt'), lambda: store[3], lambda: store.rename('cats')):
+        with pytest.raises(StoreNotFound, match="renamed|there are: dogs"): read()
+    with pytest.raises(StoreNotFound, match="is gone since it was opened: deleted, or lost .*; or it was renamed"): store[3]
+
 def test_an_evicted_manifest_behind_a_tier(fresh, folder):
     store = TieredStore(fresh.url, ShardStore(folder))
     import redis

@@ -1101,6 +1101,55 @@ def test_a_timeout_beside_a_storage_is_refused(tmp_path):
         index_shards(Storage(d), storage_options={'a':1})
     assert index_shards(Storage(d, timeout=7), num_workers=1, progress=False).written==1
 
+class Stopping:
+    "For a time not of 60"
+    on = False
+    def __call__(self, i):
+        if i==60 and Stopping.on: raise KeyboardInterrupt
+        return {'txt':f'{i}'}
+
+@pytest.mark.parametrize('number', [13,999])
+def test_a_record_beyond_the_plan_is_left_out(tmp_path, number, monkeypatch):
+    "As in Redis; the plan has 13 chunks"
+    def go(): return put(tmp_path/'d', list(range(100)), Stopping(), shuffle=False, chunk=8)
+    monkeypatch.setattr(Stopping, 'on', True)
+    with pytest.raises(KeyboardInterrupt): go()
+    monkeypatch.setattr(Stopping, 'on', False)
+    records = tmp_path/'d/.ingest'
+    shutil.copy(records/'chunk-000000.json', records/f'chunk-{number:06}.json')
+    store,report = go()
+    assert report.written==len(store)==100 and values(store, 'txt')==[f'{i}' for i in range(100)]
+    assert not store.verify(num_workers=1).bad
+
+def test_a_record_whose_checksum_has_lost_its_name_is_written_again(tmp_path, monkeypatch):
+    def go(): return put(tmp_path/'d', list(range(100)), Stopping(), shuffle=False, chunk=8)
+    monkeypatch.setattr(Stopping, 'on', True)
+    with pytest.raises(KeyboardInterrupt): go()
+    monkeypatch.setattr(Stopping, 'on', False)
+    record = tmp_path/'d/.ingest/chunk-000000.json'
+    record.write_bytes(re.sub(rb'"ok": \d+', b'"ok": 5', record.read_bytes()).replace(b',"crc":', b',"crb":'))
+    assert b'"ok": 5' in record.read_bytes()
+    store,report = go()
+    assert report.written==len(store)==100 and not store.verify(num_workers=1).bad
+
+def test_a_commit_without_all_chunks_leaves_no_failures_behind(tmp_path):
+    "It can be repeated when they are written"
+    writer = shard_writer.ShardWriter(Storage(tmp_path/'d'))
+    writer.begin(dict(n=4, chunk=2, fields={'txt':{'codec':'txt', 'dtype':None}, 'txt.crc':{'codec':'crc', 'dtype':'u4'}},
+        splits=None, vocab={}, signature='s', stats=None))
+    def write(chunk):
+        one = writer.opener()()
+        one.put(np.array([2*chunk]), {'txt':[b'a'], 'txt.crc':np.array([zlib.crc32(b'a')], np.uint32)})
+        one.done(chunk, dict(ok=1, bytes=1, failed=1, gaps=[2*chunk+1]), [(f'sample {2*chunk+1}','bad')])
+    write(0)
+    with pytest.raises(StoreError, match='1 chunks are not written'): writer.commit()
+    assert not [name for name in names(tmp_path/'d') if 'failures' in name]
+    write(1)
+    writer.commit()
+    writer.close()
+    store = ShardStore(tmp_path/'d')
+    assert list(store.failures())==[('sample 1','bad'),('sample 3','bad')] and not store.verify(num_workers=1).bad
+
 # --- files of format 1, for ever
 
 def golden(i):

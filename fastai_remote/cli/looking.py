@@ -104,6 +104,9 @@ def unfinished_text(
     ingest:dict # An entry of `Place.unfinished()`
 )->str:
     "An unfinished ingest in words"
+    is_damaged = ingest['of']==0 and not ingest['began']   # as `unfinished_ingests` says it
+    if is_damaged and not ingest['running']:
+        return f"{ingest['name']}: its plan is damaged or gone: `abandon` drops it"
     of = 'of unknown length' if ingest['of'] is None else f"of {ingest['of']:,}"
     state = 'running now' if ingest['running'] else 'repeat its command to finish it, or `abandon` it'
     return f"{ingest['name']}, {ingest['chunks']:,} chunks {of} done, began {ingest['began']}: {state}"

@@ -22,7 +22,7 @@ from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import CorruptSample, Manifest, packed_crcs, seal, StoreError, StoreExists
 from ..core import StoreNotFound, StoreUnavailable, UnsupportedFormat
-from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
+from ..store.redis import find_manifest, GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
     element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
 from ..store.redis_link import RedisLink
@@ -111,6 +111,7 @@ class RedisWriter(Writer):
         try:
             self.remove_garbage()
             self._check_eviction()
+            self.check_home()
             self.check_dataset(self.committed(overwrite), overwrite)
             earlier = self._earlier_plan(overwrite)
             plan = self.checked_plan(plan() if callable(plan) else plan)
@@ -187,6 +188,24 @@ def _memory(self:RedisWriter):
     return self.link.call(lambda _: [master.info('memory') for master in self.link.servers.masters()])
 
 @patch
+def check_home(self:RedisWriter,
+    key:str=None # Key of the manifest of the dataset; default: it is looked for
+):
+    """Raises `StoreExists` if the dataset was moved from a single server to a cluster, or the other way round
+
+    This writer would store the manifest under another key, and the earlier one would stay. On a single server, whose
+    users need no rights to the key that it has in a cluster, that is looked for if the name is listed."""
+    if key is None:
+        may_be_moved = self.lock.tags or self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
+        key,_ = find_manifest(self.link, self.name) if may_be_moved else (None,None)
+    if key in (None, self.keys.manifest): return
+    origin,here = ('a single server','a cluster') if self.lock.tags else ('a cluster','a single server')
+    raise StoreExists(f'{self.url}: {self.name!r} was moved from {origin} to {here} (its manifest is {key}), where it '
+                      'can be read, but not changed, replaced or renamed: RedisStore(url, '
+                      f"{self.name!r}).copy(url, 'another name') makes a dataset that can, and "
+                      f'RedisStore.delete(url, {self.name!r}) removes it')
+
+@patch
 def read_plan(self:RedisWriter,
     text:bytes # The stored plan
 )->dict:
@@ -227,13 +246,14 @@ def _store_plan(self:RedisWriter, plan, earlier):
 
 @patch
 def committed(self:RedisWriter,
-    accept_damage:bool=False # Is a damaged manifest as good as none?
+    accept_damage:bool=False, # Is a damaged manifest as good as none?
+    may_be_moved:bool=False # On a single server, look under the key that it has in a cluster, too?
 )->Manifest:
     """Returns the manifest of the dataset, or `None` if there is none; raises `CorruptSample`, `UnsupportedFormat`
 
     With `accept_damage`, it warns of a manifest that is damaged, and returns `None`. One of a newer format, and
     something else under a name that is not in the list of datasets, are errors in any case."""
-    try: return read_manifest(self.link, self.name, may_be_cluster=bool(self.lock.tags))
+    try: return read_manifest(self.link, self.name, may_be_cluster=may_be_moved or bool(self.lock.tags))
     except StoreNotFound: return None
     except CorruptSample:
         if not accept_damage: raise
@@ -242,7 +262,7 @@ def committed(self:RedisWriter,
         is_listed = self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
         if not is_listed:
             raise UnsupportedFormat(f'{error}; if another program wrote it, choose another name; else delete the key '
-                                    f'{self.keys.manifest}') from None
+                                    f'{find_manifest(self.link, self.name)[0]}') from None
         if not accept_damage:
             raise UnsupportedFormat(f'{error}; it is damaged: overwrite=True replaces this dataset, and '
                                     f'RedisStore.delete(url, {self.name!r}) drops it') from None
@@ -252,7 +272,7 @@ def committed(self:RedisWriter,
 @patch
 def _has_newer_manifest(self:RedisWriter):
     "Returns whether the stored manifest has the number of a newer format"
-    try: content = json.loads(self.link.call(lambda c: c.get(self.keys.manifest)) or b'')
+    try: content = json.loads(find_manifest(self.link, self.name)[1] or b'')
     except (ValueError,RecursionError): return False
     version = content.get('format') if isinstance(content, dict) else None
     return type(version) is int and version>Manifest.newest_format
@@ -445,7 +465,7 @@ def retire(self:RedisWriter,
 
 @patch
 def forget(self:RedisWriter):
-    """Drops an unfinished ingest whose plan is damaged; raises `StoreBusy`
+    """Drops an unfinished ingest whose plan is damaged or gone; raises `StoreBusy`
 
     Without a plan, nobody knows which keys it has written. They stay, and the next ingest uses another generation:
     that of an unfinished ingest is what `next_generation` returns."""
@@ -455,8 +475,8 @@ def forget(self:RedisWriter):
         p.delete(*self.keys.temporary([]))
         if not self.lock.tags: p.hset(GENERATIONS_KEY, self.name, generation)   # in a cluster, `retire` has done it
     self.lock.transaction(queue, discard=[INGESTS_KEY])
-    warnings.warn(f'{self.url}: the plan of an unfinished ingest of {self.name!r} was damaged: it is dropped, and what '
-                  f'it wrote stays under keys that begin with {self.name!r}', stacklevel=2)
+    warnings.warn(f'{self.url}: the plan of an unfinished ingest of {self.name!r} was damaged or gone: it is '
+                  f'dropped, and what it wrote stays under keys that begin with {self.name!r}', stacklevel=2)
 
 @patch
 def publish_manifest(self:RedisWriter,
@@ -480,11 +500,14 @@ def remove(self:RedisWriter,
     with self.locked():
         self.remove_garbage()
         stored = self.link.call(lambda c: c.get(self.keys.plan))
+        # in a cluster, the name stays listed for a short time after the end of an ingest
+        is_lost = not stored and not self.lock.tags and self.link.call(lambda c: c.sismember(INGESTS_KEY, self.name))
+        if is_lost: self.forget()
         if stored:
             try: self.abandon(self.read_plan(stored))
             except CorruptSample: self.forget()
         found = self._remove_dataset() if dataset else False
-        if not stored and not found:
+        if not stored and not is_lost and not found:
             what = f'no dataset {self.name!r} to delete' if dataset else f'no unfinished ingest of {self.name!r}'
             raise StoreNotFound(f'{self.url}: {what}')
 
@@ -498,14 +521,17 @@ def _remove_dataset(self:RedisWriter):
     """Removes the dataset; returns whether there was one; raises `UnsupportedFormat`, as `committed`
 
     If the manifest is damaged, only the manifest is removed, and the values stay."""
-    manifest = self.committed(True)
-    if manifest is None and not self.link.call(lambda c: c.exists(self.keys.manifest)): return False
+    key,_ = find_manifest(self.link, self.name)
+    if key is None: return False
+    manifest = self.committed(True, may_be_moved=True)
     if manifest: self.retire(manifest.generation)
     garbage = _keys_of(manifest) if manifest else []
     def queue(p):
         p.set(self.keys.garbage, seal({'ranges':garbage}))
-        p.delete(self.keys.manifest)
+        if key==self.keys.manifest: p.delete(key)
     self.lock.transaction(queue, discard=[NAMES_KEY])
+    # as in `check_home`; in a cluster, it is in another slot. If this is interrupted, `delete` can be repeated
+    if key!=self.keys.manifest: self.link.call(lambda c: c.delete(key))
     self.remove_garbage()
     return True
 
@@ -707,11 +733,12 @@ def _lost(self:RedisWriter, what):
 # %% ../../nbs/write/05_redis.ipynb #e55b1aeb
 @patch
 def _fill_gaps(self:RedisWriter, moves, run):
-    """Makes those of the `moves` that are not made yet; notes in the plan how many splits are done
+    """Makes those of the `moves` that are not made yet; notes in the plan how many splits are done, if any sample moves
 
     `moves` is a list of `(sources, targets)`, one pair for each split, as from `fill_gaps`. Nothing is written if `run`
-    is not the current run of the server: it raises `ServerRestarted`."""
-    if 'moved' not in self.plan and any(len(sources) for sources,_ in moves): self._note_moved(0, run)
+    is not the current run of the server: if there are moves, it raises `ServerRestarted`."""
+    if not any(len(sources) for sources,_ in moves): return   # chunks can still be written again
+    if 'moved' not in self.plan: self._note_moved(0, run)
     for k,(sources,targets) in enumerate(moves):
         # the moves of a split can be repeated, but not after those of the next split
         if k<self.plan.get('moved', 0): continue
@@ -808,6 +835,9 @@ def _encode_staged(self:RedisWriter, field, spec, manifest, run):
     Integers that get no codes, as in `_label_encoder`, are written themselves; then `manifest` stays as it is. `spec`
     is the entry of the field in the plan. Returns the one for the manifest, a dict of `codec`, `dtype` and, if values
     have checksums, `check`."""
+    # codes of an earlier commit that did not end: it may have had more samples, or a wider type
+    last = self.plan['n']>>KEY_BITS
+    self.lock.write([('UNLINK', self.layout.packed(field, key_number)) for key_number in range(last+1)], run)
     vocab,dtype,encode = self._label_encoder(field, spec, manifest.n)
     counts = np.zeros(len(vocab or ()), np.int64)
     for start,staged in self._scan(f'{field}~', spec, manifest.n):

@@ -63,7 +63,7 @@ def abandon_ingest(
 ):
     """Removes what an unfinished ingest has written, and keeps the dataset; raises `StoreNotFound`, `StoreBusy`
 
-    If its plan is damaged, it is dropped, and a warning says that what it wrote stays."""
+    If its plan is damaged or gone, it is dropped, and a warning says that what it wrote stays."""
     url = concealed(url)
     RedisWriter(as_link(url), name).remove(dataset=False)
 
@@ -75,10 +75,13 @@ def rename_dataset(
     """Renames a dataset, without moving its samples, in one step; in a cluster, it has both names for a moment
 
     If `store` has this name already, it is returned. Raises `StoreExists` if the new name is in use by another dataset
-    or an unfinished ingest, `StoreNotFound` if the dataset was replaced or deleted, `StoreBusy`."""
+    or an unfinished ingest, or as `check_home` of `RedisWriter`, `StoreNotFound` if the dataset was replaced or
+    deleted, and `StoreBusy`."""
     old,new = RedisWriter(store.link, store.name),RedisWriter(store.link, name)
     if name==store.name: return store
     with old.locked(), new.locked():
+        old.check_home(store.manifest_key)
+        new.check_home()
         manifest = read_manifest(store.link, store.name)
         if manifest.uid!=store.manifest.uid: raise store.replaced_error()
         old.remove_garbage()

@@ -212,6 +212,8 @@ class RedisReviser(RedisWriter):
     def check_dataset(self, dataset, overwrite):
         if dataset is None or dataset.uid!=self.store.manifest.uid: raise self.store.replaced_error(dataset is not None)
 
+    def check_home(self, key=None): super().check_home(key or self.store.manifest_key)
+
     def checked_plan(self, plan):
         self.change.check(self.store, plan)
         return {**plan, 'stats':self.change.stats_field(self.store, plan),
@@ -233,9 +235,11 @@ class RedisReviser(RedisWriter):
     def revise(self):
         """Makes the new version of a change for which no samples have to be written; takes and releases the lock
 
-        Raises `StoreBusy`, `StoreNotFound`, and `StoreExists` if an ingest was begun and not finished."""
+        Raises `StoreBusy`, `StoreNotFound`, and `StoreExists` if an ingest was begun and not finished, or as
+        `check_home`."""
         with self.locked():
             self.remove_garbage()
+            self.check_home()
             self.check_dataset(self.committed(), False)
             if self.link.call(lambda client: client.exists(self.keys.plan)):
                 raise StoreExists(f'{self.url}: an unfinished ingest of {self.name!r} is there; repeat the same call '

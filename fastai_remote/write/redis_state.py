@@ -167,14 +167,13 @@ def unseal_stats(
 
 def parse_record(
     chunk:int, # Number of the chunk
-    stored:bytes # JSON, sealed; records of earlier versions have no checksum
-)->dict: # `None` if it is damaged, or has a checksum and belongs to another chunk
+    stored:bytes # JSON, sealed
+)->dict: # `None` if it is damaged, or belongs to another chunk
     "Returns the record of a chunk"
     try: record = json.loads(stored)
     except (ValueError,RecursionError): return None
     if not isinstance(record, dict): return None
-    is_intact = 'crc' not in record or record['crc']==sum_content(record) and record.get('chunk')==chunk
-    return record if is_intact else None
+    return record if record.get('crc')==sum_content(record) and record.get('chunk')==chunk else None
 
 def watched_transaction(
     client, # A `redis.Redis`

@@ -38,10 +38,12 @@ def seal_json(
     return text+_crc_key+b'%d}' % zlib.crc32(text)
 
 def unseal_json(
-    text:bytes # What `seal_json` returned, or JSON of an earlier version, without a checksum
+    text:bytes, # What `seal_json` returned, or JSON of an earlier version, without a checksum
+    must_be_sealed:bool=False # Is JSON without a checksum damaged, too?
 )->dict:
     "Returns the dict without its checksum; raises `ValueError` or `RecursionError` if it is damaged"
     body,has_crc,crc = bytes(text).rpartition(_crc_key)
+    if must_be_sealed and not has_crc: raise ValueError('it has no checksum')
     if has_crc and crc!=b'%d}' % zlib.crc32(body): raise ValueError('it does not match its checksum')
     content = json.loads(body+b'}' if has_crc else text)
     if not isinstance(content, dict): raise ValueError('not a JSON object')

@@ -396,10 +396,11 @@ def records(self:ShardWriter,
 ):
     """Returns an iterator of `(chunk, record)`, in order, for the chunks that are done and whose record is not damaged
 
-    A record is what `done` got, with `gaps` as a list of ranges `[start, stop]`, and with `shards` (rows as the writer
-    has them), `labels` (`{field: list}`), `counts` (`{field: [[label, samples], …]}`), `failures`, and `stats`
-    (base64)."""
+    Records of chunks that the plan does not have are left out. A record is what `done` got, with `gaps` as a list of
+    ranges `[start, stop]`, and with `shards` (rows as the writer has them), `labels` (`{field: list}`), `counts`
+    (`{field: [[label, samples], …]}`), `failures`, and `stats` (base64)."""
     names = sorted(filter(RECORD_FILE.match, self.storage.names('.ingest')), key=record_number)
+    names = [name for name in names if record_number(name)<chunk_count(self.plan)]
     for i in range(0, len(names), step):
         page = names[i:i+step]
         files = [f'.ingest/{name}' for name in page]
@@ -419,7 +420,7 @@ def _read_record(self:ShardWriter, file):
 def _parse_record(content):
     "Returns the record in `content`, bytes or `None`; `None` if it is damaged or missing"
     if content is None: return None
-    try: return unseal_json(content)
+    try: return unseal_json(content, must_be_sealed=True)
     except (ValueError,RecursionError): return None
 
 @patch
@@ -493,18 +494,18 @@ def commit(self:ShardWriter)->ShardManifest:
                              prefix=plan['prefix'], failures_version=0 if plan['prefix'] else self.index_version)
     failures = None
     earlier_failures = self.earlier_failures()
-    if earlier_failures or any(record['failed'] for _,record in self.records()):
-        failures = SummingFile(self.stack.enter_context(self.storage.create(manifest.failures)))
-        failures.write(earlier_failures)
-    for _,record in self.records():
-        totals.add(record)
-        for failure in record['failures']:
-            line = json.dumps(failure, ensure_ascii=False)+'\n'
-            failures.write(line.encode('utf-8', 'surrogatepass'))
-    missing = chunk_count(plan)-totals.chunks
-    if missing:
-        raise StoreError(f'{self.url}: {missing:,} chunks are not written, or gone; repeat the same call to go on')
-    self.stack.close()
+    with ExitStack() as stack:   # publishes the file of failures, but not after an error
+        if earlier_failures or any(record['failed'] for _,record in self.records()):
+            failures = SummingFile(stack.enter_context(self.storage.create(manifest.failures)))
+            failures.write(earlier_failures)
+        for _,record in self.records():
+            totals.add(record)
+            for failure in record['failures']:
+                line = json.dumps(failure, ensure_ascii=False)+'\n'
+                failures.write(line.encode('utf-8', 'surrogatepass'))
+        missing = chunk_count(plan)-totals.chunks
+        if missing:
+            raise StoreError(f'{self.url}: {missing:,} chunks are not written, or gone; repeat the same call to go on')
     if failures is not None: manifest.failures_crc = failures.crc
     totals.describe(manifest, plan)
     manifest = self.revised(manifest)
