@@ -25,7 +25,7 @@ NEW_ENV = env -u PYTHONDONTWRITEBYTECODE
 PYTEST = $(NEW_ENV) $(PY) -m pytest
 
 test: setup  # make test [ARGS='-k memory']: all but the slow ones, in less than four minutes
-	$(PYTEST) $(or $(ARGS),-n 3 --dist worksteal) -m 'not slow'
+	$(PYTEST) $(or $(ARGS),-n 4 --dist worksteal) -m 'not slow'
 
 test-slow: setup  # the others, which are named in tests/slow.txt
 	$(PYTEST) $(or $(ARGS),-n 4 --dist worksteal) -m slow
@@ -42,7 +42,7 @@ test-more: setup  # 20 times as many examples of Hypothesis, other ones in each 
 CORE = import sys; print("sysmon" if sys.version_info>=(3,12) else "ctrace")
 coverage: setup  # `make test` with all notebooks, and the share of Python lines that this runs
 	rm -f .coverage .coverage.*
-	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=$$($(PY) -c '$(CORE)') $(NEW_ENV) $(PY) -m coverage run -m pytest $(or $(ARGS),-n 3 --dist worksteal) -m 'not slow or notebook'
+	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=$$($(PY) -c '$(CORE)') $(NEW_ENV) $(PY) -m coverage run -m pytest $(or $(ARGS),-n 4 --dist worksteal) -m 'not slow or notebook'
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=95
 

@@ -53,7 +53,8 @@ def pytest_collection_modifyitems(config, items):
         if item.path.stem=='test_nbs': item.add_marker(pytest.mark.notebook)
     first = int(os.environ.get('FIRST_TEST', 0))%max(len(items), 1)
     items[:] = items[first:]+items[:first]
-    items.sort(key=lambda item: item.path.stem!='test_soak')   # the longest first, so that the others run beside it
+    # the longest first, so that the others run beside them
+    items.sort(key=lambda item: item.path.stem!='test_soak' and not item.name.startswith('test_examples_of_the_guide'))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):

@@ -272,8 +272,8 @@ def test_wheel(tmp_path):
     subprocess.run([sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', str(tmp_path), str(root)],
         check=True, capture_output=True)
     whl, = tmp_path.glob('*.whl')
-    subprocess.run(['uv', 'pip', 'install', '-q', '--python', sys.executable, '--no-deps', '--target', str(tmp_path/'site'), str(whl)], check=True,
-        capture_output=True,
+    subprocess.run(['uv', 'pip', 'install', '-q', '--python', sys.executable, '--no-deps',
+                    '--target', str(tmp_path/'site'), str(whl)], check=True, capture_output=True,
                    env={**os.environ, 'PATH':f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
     code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.store.redis import RedisStore'
     code += '; print(fastai_remote.__file__)'
