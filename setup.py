@@ -1,5 +1,5 @@
 "Name, version, requirements and extras come from settings.ini; description and URLs come from pyproject.toml"
-import os
+import os, sysconfig
 from configparser import ConfigParser
 from pathlib import Path
 from setuptools import Extension, setup, find_packages
@@ -28,11 +28,16 @@ def c_module(
         depends=[f'{library}/codec/c/resample.h'], extra_compile_args=[] if os.name=='nt' else FLAGS,
         py_limited_api=True, optional=True, **kwargs)
 
+# One wheel for this version of Python and all later ones, as `py_limited_api` promises; free-threaded ones lack that
+oldest = f"cp{settings['min_python'].replace('.', '')}"
+wheel = {} if sysconfig.get_config_var('Py_GIL_DISABLED') else dict(py_limited_api=oldest)
+
 setup(
     name=settings['lib_name'], version=settings['version'], python_requires=f">={settings['min_python']}",
     install_requires=settings['requirements'].split(),
     extras_require={k.removesuffix(suffix):v.split() for k,v in settings.items() if k.endswith(suffix)},
     ext_modules=[c_module('jpeg', libraries=['jpeg']), c_module('pixels')],
+    options=dict(bdist_wheel=wheel),
     packages=find_packages(include=[library, f'{library}.*']),
     entry_points=dict(nbdev=[f'{library}={library}._modidx:d'], console_scripts=[settings['console_scripts']]),
 )

@@ -5399,6 +5399,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage._is_temporary': ( 'store/storage.html#_is_temporary',
                                                                                             'fastai_remote/store/storage.py'),
+                                             'fastai_remote.store.storage._is_timeout': ( 'store/storage.html#_is_timeout',
+                                                                                          'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage._scheme': ( 'store/storage.html#_scheme',
                                                                                       'fastai_remote/store/storage.py'),
                                              'fastai_remote.store.storage._split_url': ( 'store/storage.html#_split_url',

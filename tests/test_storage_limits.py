@@ -178,6 +178,22 @@ def test_a_steady_download_may_take_longer_than_the_timeout():
         assert sum(sizes)==2_400_000 and time.monotonic()-began>2*storage.timeout
         assert max(sizes[-4:])<=1<<17
 
+@pytest.mark.timeout(60)
+@kinds
+def test_a_download_whose_connections_starve_goes_on_with_smaller_parts(kind):
+    """On a slow link that is shared unfairly, the library's own limit of a wait passes, long before that of the part
+
+    This server never sends the second half of a part above 64 KB."""
+    def starving(handler, first, last):
+        length = last+1-first
+        head(handler, 206, length, f'bytes {first}-{last}/9999999999')
+        handler.wfile.write(bytes(length if length<=1<<16 else length//2))
+        if length>1<<16: handler.server.done.wait(30)
+    with opened(kind, starving, timeout=4.) as (storage,_):
+        assert storage.fs   # the first client of a process loads its library
+        sizes = [len(content) for content in storage.parts('a.tar', 2_400_000)]
+        assert sum(sizes)==2_400_000 and max(sizes)==1<<16
+
 def test_parts_grow_on_a_fast_link():
     with opened('http', lambda handler, first, last: (head(handler, 206, last+1-first, f'bytes {first}-{last}/*'),
             handler.wfile.write(bytes(last+1-first))), timeout=20) as (storage,_):

@@ -451,7 +451,7 @@ def parts(self:Storage,
         began = time.monotonic()
         try: contents = self.ranges([name]*len(starts), starts, ends)
         except StoreUnavailable as e:
-            if part<=_least_part or not isinstance(e.__cause__, DeadlinePassed): raise
+            if part<=_least_part or not _is_timeout(e.__cause__): raise
             self._part_bytes = _least_part
             continue
         seconds = time.monotonic()-began
@@ -461,6 +461,10 @@ def parts(self:Storage,
             yield content
             if content is None or len(content)<end-first: return
         start = ends[-1]
+
+def _is_timeout(error):
+    "Has the time of a call passed, or that of a wait in a client library?"
+    return isinstance(error, TimeoutError) or 'Timeout' in type(error).__name__
 
 def _is_beyond_end(answer):
     "Is this the error of a range that starts beyond the end of its file?"
