@@ -7,11 +7,12 @@ import redis
 from fastai_remote.store.server import find_server, redis_server
 
 def wait_for(f, seconds=240):
-    "Call `f` until it returns something true, and return that"
-    deadline = time.monotonic()+seconds
+    "Call `f` until it returns something true, and return that; the pauses between calls grow from 1 to 10 ms"
+    deadline,pause = time.monotonic()+seconds,.001
     while not (result:=f()):
         assert time.monotonic()<deadline, 'what the test waits for does not happen'
-        time.sleep(.005)
+        time.sleep(pause)
+        pause = min(1.2*pause, .01)
     return result
 
 def start_server(conf, announce=None, prefix='replica'):
@@ -42,26 +43,26 @@ class LocalCluster:
         conf = dict(requirepass=password, masterauth=password, cluster_enabled='yes', cluster_node_timeout=node_timeout,
                     cluster_config_file='nodes.conf', repl_diskless_sync_delay=0, **conf)
         self.servers = [start_server(conf, announce, 'cluster') for _ in range(masters+replicas)]
-        first = self.client(0)
-        ids = [self.client(k).execute_command('CLUSTER MYID').decode() for k in range(len(self.servers))]
-        for k in range(masters):
+        clients = [self.client(k) for k in range(len(self.servers))]
+        self.ids = [client.execute_command('CLUSTER MYID').decode() for client in clients]
+        for k,client in enumerate(clients[:masters]):
             start,stop = SLOTS*k//masters,SLOTS*(k+1)//masters
-            self.client(k).execute_command('CLUSTER ADDSLOTSRANGE', start, stop-1)
-            self.client(k).execute_command('CLUSTER SET-CONFIG-EPOCH', k+1)
-        for server in self.servers[1:]: first.execute_command('CLUSTER MEET', '127.0.0.1', server.port)
-        wait_for(lambda: all(self.info(k)['cluster_known_nodes']==len(self.servers) for k in range(len(self.servers))))
-        for k in range(masters, masters+replicas):
-            def replicate(k=k):
-                try: return self.client(k).execute_command('CLUSTER REPLICATE', ids[k%masters])
+            client.execute_command('CLUSTER ADDSLOTSRANGE', start, stop-1)
+            client.execute_command('CLUSTER SET-CONFIG-EPOCH', k+1)
+        for server in self.servers[1:]: clients[0].execute_command('CLUSTER MEET', '127.0.0.1', server.port)
+        def all_have(name, value): return all(_cluster_info(client)[name]==value for client in clients)
+        wait_for(lambda: all_have('cluster_known_nodes', len(clients)))
+        for k,client in enumerate(clients[masters:]):
+            def replicate():
+                try: return client.execute_command('CLUSTER REPLICATE', self.ids[k%masters])
                 except redis.ResponseError: return False   # it does not know its master yet
             wait_for(replicate)
-        wait_for(lambda: all(self.info(k)['cluster_state']=='ok' for k in range(len(self.servers))))
-        for k in range(masters, masters+replicas):
-            wait_for(lambda: self.client(k).info('replication').get('master_link_status')=='up')
-        self.ids = ids
+        wait_for(lambda: all_have('cluster_state', 'ok'))
+        for client in clients[masters:]:
+            wait_for(lambda: client.info('replication').get('master_link_status')=='up')
 
     def client(self, k): return redis.Redis.from_url(self.servers[k].url)
-    def info(self, k): return _parse(self.client(k).execute_command("CLUSTER INFO"))
+    def info(self, k): return _cluster_info(self.client(k))
     @property
     def url(self): return self._login+f'@127.0.0.1:{self.servers[0].public_port}'
     @property
@@ -88,7 +89,8 @@ class LocalCluster:
         for server in self.servers: server.kill()
         for server in self.servers: server.close()
 
-def _parse(reply):
+def _cluster_info(client):
+    reply = client.execute_command('CLUSTER INFO')
     if isinstance(reply, dict): return {k:int(v) if str(v).isdigit() else v for k,v in reply.items()}
     pairs = (line.split(':', 1) for line in reply.decode().split() if ':' in line)
     return {k:int(v) if v.isdigit() else v for k,v in pairs}
@@ -113,11 +115,12 @@ class Sentinels(Pair):
         super().__init__(announce)
         self.folder,self.procs,self.ports = Path(tempfile.mkdtemp(prefix='fr-sentinel-')),[],[]
         for k in range(n): self._start(k, n, down_after)
-        def ready(port):
-            try: state = redis.Redis(port=port).sentinel_master('drawings')
+        def ready(client):
+            try: state = client.sentinel_master('drawings')
             except redis.RedisError: return False
             return state['num-slaves']==1 and state['num-other-sentinels']==n-1
-        wait_for(lambda: all(map(ready, self.ports)))
+        clients = [redis.Redis(port=port) for port in self.ports]
+        wait_for(lambda: all(map(ready, clients)))
 
     def _start(self, k, n, down_after):
         with socket.socket() as sock:

@@ -23,7 +23,7 @@ from fastai_remote.store.server import redis_server
 from fastai_remote.source.files import image_samples
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write import folder_lock
-from clusters import LocalCluster
+from clusters import LocalCluster, wait_for
 from interpreters import Interpreters
 
 # A process that a shell starts in the background ignores SIGINT, and so do its children: tests that interrupt them
@@ -61,13 +61,14 @@ def pytest_runtest_setup(item):
     "Once the time `TESTS_END` has come (seconds since 1970), no test is begun; see `.ci/run`"
     if time.time()>float(os.environ.get('TESTS_END', 'inf')): pytest.skip('the time is over')
 
+def pytest_configure(config):
+    config.add_cleanup(gc.unfreeze)   # at the very end, after pytest has collected the garbage of the tests twice
+
 def pytest_collection_finish(session):
     """Keep the garbage collector away from what is imported: in each forked process it would touch, and so copy, all
     of it"""
     gc.freeze()
     gc.enable()
-
-def pytest_sessionfinish(session): gc.unfreeze()
 
 def pytest_pycollect_makeitem(collector, name, obj):
     "fastai's star imports bring functions such as `test_eq`, which are not tests of ours"
@@ -212,14 +213,6 @@ def in_time(seconds=240):
     took = time.monotonic()-started
     limit = seconds*max(before, busy())
     assert took<limit, f'{took:.1f} s, more than {limit:.1f} s'
-
-def wait_for(f, seconds=240):
-    "Call `f` until it returns something true, and return that"
-    started = time.monotonic()
-    while not (result:=f()):
-        assert time.monotonic()-started<seconds, 'what the test waits for does not happen'
-        time.sleep(.001)
-    return result
 
 # For the scripts of tests that kill or double an ingest: put before the script, whose `fn` calls `hold()` for each
 # sample.

@@ -18,7 +18,7 @@ import redis
 from redis.crc import key_slot
 
 import fault_backends
-from clusters import SLOTS
+from clusters import SLOTS, wait_for
 from fault_backends import BACKENDS, N, picture, samples, Slow
 from fastai_remote import StoreError
 from fastai_remote.store.redis_layout import key_layout
@@ -441,14 +441,6 @@ def ask(backend):
     yield
     time.sleep(.5)
     for slot in slots: backend.cluster.move_slot(slot, source, (source+1)%3)
-
-def wait_for(condition, seconds=30):
-    "Call `condition` until it returns something true, and return that"
-    deadline = time.monotonic()+seconds
-    while not (result:=condition()):
-        assert time.monotonic()<deadline, 'what the case waits for does not happen'
-        time.sleep(.005)
-    return result
 
 # --- object storage and disks
 
