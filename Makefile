@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= test
+COMPILE ?= --compile-bytecode
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
@@ -13,7 +14,7 @@ setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check uv
-	$(VENV)/bin/uv pip install -q --python $(PY) --compile-bytecode -e ".[$(EXTRAS)]"
+	$(VENV)/bin/uv pip install -q --python $(PY) $(COMPILE) -e ".[$(EXTRAS)]"
 	touch $@
 
 demo: setup  # make demo [DATA=folder] [LABELS=labels.csv or a regular expression]

@@ -46,6 +46,10 @@ def examples(n):
 _lines = (Path(__file__).parent/'slow.txt').read_text().splitlines()
 SLOW = re.compile('|'.join(line for line in _lines if line and not line.startswith('#')))
 
+# Tests that take a minute or more beside others
+LONGEST = re.compile('test_(every_epoch_is_exact|examples_of_the_guide|ray_train|twenty_kills|many_shards|'
+                     'fifty_million_samples_take_a_bit)')
+
 def pytest_collection_modifyitems(config, items):
     for item in items:
         name = f"{item.path.stem.removeprefix('test_')}::{item.nodeid.split('::', 1)[1]}"
@@ -54,7 +58,7 @@ def pytest_collection_modifyitems(config, items):
     first = int(os.environ.get('FIRST_TEST', 0))%max(len(items), 1)
     items[:] = items[first:]+items[:first]
     # the longest first, so that the others run beside them
-    items.sort(key=lambda item: item.path.stem!='test_soak' and not item.name.startswith('test_examples_of_the_guide'))
+    items.sort(key=lambda item: not LONGEST.match(item.name))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):

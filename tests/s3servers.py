@@ -125,9 +125,12 @@ class S3Server:
 @contextmanager
 def moto_server():
     "An S3 server in threads of this process, in half a second"
+    from moto import backends
     from moto.moto_api._internal.models import moto_api_backend
     from moto.server import ThreadedMotoServer
     logging.getLogger('werkzeug').setLevel('ERROR')   # a line a request
+    names = list(backends.list_of_moto_modules())
+    backends.list_of_moto_modules = lambda: names   # it lists a folder for each request, in almost half of moto's time
     srv = ThreadedMotoServer('127.0.0.1', 0, verbose=False)
     srv.start()
     try: yield S3Server('http://{}:{}'.format(*srv.get_host_and_port()), 'anyone', 'anything', False)
