@@ -12,6 +12,7 @@ import os, signal, threading, time, traceback, warnings
 from contextlib import closing
 from itertools import islice
 from multiprocessing import current_process
+from numbers import Integral
 
 import cloudpickle
 from joblib import delayed, Parallel
@@ -72,7 +73,11 @@ class _Task:
 def effective_workers(
     num_workers:int=None # The number that the caller asked for; default: that of the backend
 )->int: # 0 for 0. Otherwise, a Dask cluster has the workers that it has, whatever `num_workers` says
-    "How many workers `parallel_map` uses; connects to Ray if that is the active backend"
+    """How many workers `parallel_map` uses; connects to Ray if that is the active backend
+
+    Raises `ValueError` unless `num_workers` is an integer, 0 or more, or `None`."""
+    if num_workers is not None and not (isinstance(num_workers, Integral) and num_workers>=0):
+        raise ValueError(f'num_workers={num_workers!r}: want an integer, 0 or more, or None for one process per core')
     if num_workers==0: return 0
     backend,n = get_active_backend()
     if _is_ray(backend): _connected_ray()

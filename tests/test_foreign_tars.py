@@ -237,6 +237,17 @@ def test_failed_samples_do_not_make_labels_text(tmp_path, broken):
     store,report = index(tmp_path)
     assert report.failed==1 and store.vocab==[7,8] and [store[i]['cls'] for i in (101,102)]==[7,8]
 
+@pytest.mark.parametrize('broken', [('cls', b'\xff'), ('labels', b'no list')], ids=['label','labels'])
+@pytest.mark.parametrize('at', [0, 2])
+def test_failed_samples_at_the_beginning_do_not_make_labels_text(tmp_path, broken, at):
+    "A sample that fails, with a text for a label, is among the first ones, which decide what fields are"
+    labels = [(f'{i}.kind.cls', b'%d' % (7+i)) for i in range(4)]
+    labels[at] = (f'{at}.kind.cls.txt', b'x')
+    tar(tmp_path/'a.tar', [o for i in range(4) for o in (labels[i], (f'{i}.{broken[0]}', broken[1] if i==at else b'["3"]'))])
+    store,report = index(tmp_path)
+    expected = [7+i for i in range(4) if i!=at]
+    assert report.failed==1 and [store[i]['kind.cls'] for i in range(3)]==expected
+
 # --- keys
 
 def test_keys_and_urls(tmp_path):

@@ -15,7 +15,7 @@ from PIL import Image
 from conftest import CLASSES, N, class_of, examples, wait_for
 from fastai_remote.source.base import IndexedSource, StreamedSource
 from fastai_remote import (IngestError, RedisStore, ShardStore, StoreError, StoreExists, StoreNotFound, UnknownField, image_samples,
-    redis_server, shrink, to_redis)
+    index_shards, redis_server, shrink, to_redis, to_shards)
 from fastai_remote.ingest.run import ingest, split_ranges
 from fastai_remote.store.storage import Storage
 from fastai_remote.write.base import ChunksLost, fill_gaps, MemoryWriter
@@ -261,6 +261,17 @@ def test_chunks_of_no_size(put, server, chunk):
     with pytest.raises(ValueError, match='chunk is a number of samples, at least 1'): RedisStore.writer(server.url, 'd', {'id':1}, chunk=chunk)
     if isinstance(chunk, int) and chunk<1:
         with pytest.raises(ValueError, match='chunk is a number of samples'): put([{'id':1}])[0].verify(num_workers=1, chunk=chunk)
+
+@pytest.mark.parametrize('num_workers', [-1, 1.5, float('nan'), '2'])
+def test_a_number_of_workers_is_checked_before_anything_is_written(tmp_path, server, num_workers):
+    "-1 was one process per core"
+    to_shards([{'txt':'a'}], tmp_path/'old', num_workers=1, progress=False)
+    store = ShardStore(tmp_path/'old')
+    wrong = dict(num_workers=num_workers, progress=False)
+    for call in (lambda: to_shards([{'txt':'a'}], tmp_path/'new', **wrong), lambda: to_redis([{'txt':'a'}], server.url, 'new', **wrong),
+                 lambda: store.verify(**wrong), lambda: store.map(dict, tmp_path/'new', **wrong), lambda: index_shards(tmp_path/'old', to=tmp_path/'new', **wrong)):
+        with pytest.raises(ValueError, match=f'num_workers={num_workers!r}: want an integer'): call()
+    assert not (tmp_path/'new').exists() and not RedisStore.names(server.url)
 
 def test_a_chunk_of_numpy(put):
     assert len(put([{'id':i} for i in range(9)], chunk=np.int64(4))[0])==9

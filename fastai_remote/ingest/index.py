@@ -269,19 +269,23 @@ def _count(writer, fields, values, members):
 def _fields_of(storage, names, n=100):
     """Returns the fields of the first `n` samples of the first shard that has samples, `{field: entry}` as in a plan
 
-    Looks at the first ten of the shards `names`, since some may be empty or damaged. Raises `IngestError` if none has a
-    sample, or if there are too many fields."""
-    first,reason,left_out = {},'',Counter()
+    Looks at the first ten of the shards `names`, since some may be empty or damaged. What a sample that fails has for a
+    field counts only if no other sample has the field. Raises `IngestError` if none has a sample, or if there are too
+    many fields."""
+    first,of_failed,reason,left_out = {},{},'',Counter()
     for name in names[:10]:
         samples = group_members(tar_members(_StoredFile(storage, name, parallel=1).content), left_out=left_out)
         try:
             for _,members in islice(samples, n):
                 reason = reason or next((f': {name}: {m.error}' for m in members.values() if m.error is not None), '')
-                for field,value in _sound_values(members):
-                    if field not in first or isinstance(value, str): first[field] = value
-                if len(first)>_MAX_FIELDS: raise IngestError(_too_many_fields(f'{storage.url}: {name}', first))
+                values,is_failed = _first_values(members)
+                found = of_failed if is_failed else first
+                found |= {field:value for field,value in values.items()
+                          if field not in found or isinstance(value, str)}
+                if len(fields := of_failed|first)>_MAX_FIELDS:
+                    raise IngestError(_too_many_fields(f'{storage.url}: {name}', fields))
         except DamagedTar as e: reason = f': {name}: {e}'
-        if first: return _plan_fields(first)
+        if first or of_failed: return _plan_fields(of_failed|first)
     reason = reason or ''.join(f': {n:,} {what}' for what,n in left_out.items())
     raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{reason}")
 
@@ -299,15 +303,22 @@ def _plan_fields(first):
         else: fields |= plan_fields({field:value}, {})
     return fields
 
-def _sound_values(members):
-    """Yields `(field, value)` of a sample, `{field: TarMember}`: an `int` or `float`, text as `str`, or the bytes
+def _first_values(members):
+    """Returns `({field: value}, is_failed)` of a sample, `{field: TarMember}`; is it one that cannot be indexed?
 
-    Members that make their sample a failed one, or that cannot be named, are left out."""
+    A value is an `int` or `float`, text as `str`, or the bytes. Members that make their sample a failed one, or that
+    cannot be named, have none."""
+    values,is_failed = {},False
     for field,member in members.items():
-        if member.error is not None or not _is_nameable(field): continue
-        try: yield field,parse_number(field, member.content, is_exact=is_exact_label(member.name))
-        except ValueError:
-            if get_codec(field).name!='cls': yield field,member.content
+        if member.error is not None: is_failed = True
+        elif _is_nameable(field):
+            try:
+                if (codec := get_codec(field)) is not None and codec.name=='labels': _labels(member.content)
+                values[field] = parse_number(field, member.content, is_exact=is_exact_label(member.name))
+            except (ValueError,TypeError):
+                if get_codec(field).name in ('cls','labels'): is_failed = True
+                else: values[field] = member.content
+    return values,is_failed
 
 # %% ../../nbs/ingest/05_index.ipynb #d39663e8
 class ShardIndexJob(IngestJob):
@@ -444,7 +455,7 @@ def index_shards(
     text (`cls.txt`); if one of the first hundred is no integer, such as `007`, all are text. Raises `StoreExists`,
     `StoreBusy`, `FileNotFoundError`, `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
-    limit = FailureLimit(max_failed)
+    limit,num_workers = FailureLimit(max_failed),effective_workers(num_workers)
     source,given = _source_of(url, timeout, storage_options)
     if to is None and is_http(source.url):
         raise ValueError(f'{source.url}: nothing can be written there: to= takes the folder for the index')
@@ -474,7 +485,7 @@ def index_shards(
     job = ShardIndexJob(writer, source, names, known)
     try:
         _check_recorded(writer, source)
-        report = run_ingest(job, writer, effective_workers(num_workers), limit, progress)
+        report = run_ingest(job, writer, num_workers, limit, progress)
         source.remove(replaced)
         if left_out: report.notes[f'{left_out:,} tars match no pattern of splits=, and are left out'] = 0
         return report
