@@ -136,12 +136,13 @@ def test_a_damaged_manifest_is_not_said_to_be_replaced(tiny, tmp_path, damage):
     "By a reader that has opened the dataset before: what is wrong with the samples may come from another dataset, or not"
     d = Path(shutil.copytree(tiny, tmp_path/'tiny'))
     store,missing = ShardStore(d),ShardStore(d)
+    gc.collect()   # what other tests have left, which may hold files
     fds = len(os.listdir('/proc/self/fd'))
     (d/'shard-000001.tar').unlink()
     (d/'manifest.json').write_bytes(damage((d/'manifest.json').read_bytes()))
     for read in (lambda: store[0], lambda: missing[3]):
         with pytest.raises((CorruptSample,UnsupportedFormat), match=f'{d}/manifest.json: '): read()
-    assert len(os.listdir('/proc/self/fd'))==fds
+    assert len(os.listdir('/proc/self/fd'))<=fds
 
 def test_what_is_missing_is_found(tiny, tmp_path):
     "An index, a shard, the file of failures"
