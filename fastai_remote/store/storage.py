@@ -442,7 +442,7 @@ def parts(self:Storage,
     """Read a file in parts, to its end or to where it is cut off; raises `StoreUnavailable`
 
     `parallel` parts are a call, with a deadline of its own. The slower the link is, the smaller parts become, so that
-    a file that comes steadily may take any time."""
+    a file that comes steadily may take any time. A size that took too long is not tried again in this file."""
     start = 0
     while start<size:
         part = min(self._part_bytes, largest)
@@ -452,7 +452,7 @@ def parts(self:Storage,
         try: contents = self.ranges([name]*len(starts), starts, ends)
         except StoreUnavailable as e:
             if part<=_least_part or not _is_timeout(e.__cause__): raise
-            self._part_bytes = _least_part
+            self._part_bytes,largest = _least_part,max(part//4, _least_part)
             continue
         seconds = time.monotonic()-began
         if seconds<self.timeout/8 and part==self._part_bytes: self._part_bytes = min(4*part, _largest_part)
