@@ -4771,6 +4771,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'fastai_remote/store/redis_link.py'),
                                                 'fastai_remote.store.redis_link._drop_command': ( 'store/redis_link.html#_drop_command',
                                                                                                   'fastai_remote/store/redis_link.py'),
+                                                'fastai_remote.store.redis_link._fit': ( 'store/redis_link.html#_fit',
+                                                                                         'fastai_remote/store/redis_link.py'),
                                                 'fastai_remote.store.redis_link._hash_tag': ( 'store/redis_link.html#_hash_tag',
                                                                                               'fastai_remote/store/redis_link.py'),
                                                 'fastai_remote.store.redis_link._is_divided': ( 'store/redis_link.html#_is_divided',

@@ -103,6 +103,32 @@ def test_one_flipped_bit_makes_a_list_of_an_integer(proxy, url, sign):
     with in_time(5): got = store.get_many(numbers, ['x.bin','id.i4'])
     assert proxy.hits==1 and got['x.bin']==want['x.bin'] and (got['id.i4']==want['id.i4']).all()
 
+DTYPES = ['i1','i2','i4','i8','u1','u2','u4','f2','f4','f8','bool']
+
+@pytest.mark.parametrize('dtype', [*DTYPES,'bytes'])
+def test_a_damaged_digit_is_noticed(proxy, url, dtype):
+    "The first digit of each integer becomes another, or `-`: some no longer fit into the type that was asked for"
+    field = 'x.bin' if dtype=='bytes' else f'x.{dtype}'
+    def value(i):
+        if dtype=='bytes': return bytes([i])*9
+        return i%2==0 if dtype=='bool' else i if dtype[0]=='f' else np.iinfo(dtype).max-i
+    values = [value(i) for i in range(64)]
+    to_redis([{field:value} for value in values], url, 'digits', num_workers=1, progress=False, shuffle=False, overwrite=True)
+    store = RedisStore(url, 'digits', timeout=20, socket_timeout=.3)
+    numbers = np.array([3,40,63])   # far apart: they are read by BITFIELD_RO
+    store.get_many(numbers, field)
+    for digit in b'123456789-':
+        def change(part):
+            changed = re.sub(rb':\d(?=\d*\r\n)', b':'+bytes([digit]), part)
+            if changed==part: return part
+            proxy.damage = None
+            proxy.hits += 1
+            return changed
+        proxy.damage,proxy.hits = change,0
+        try: found = store.get_many(numbers, field)[field]
+        finally: proxy.damage = None
+        assert list(found)==[values[k] for k in numbers], chr(digit)
+
 @pytest.mark.parametrize('careful', [False,True])
 def test_values_that_look_like_lists_are_read(proxy, url, monkeypatch, careful):
     monkeypatch.setitem(redis_servers._parsers, 'careful', careful)

@@ -286,6 +286,12 @@ def call(self:RedisLink,
 
 _reply_types = {'GETRANGE':bytes, 'STRLEN':int, 'EXISTS':int, 'MGET':list, 'BITFIELD_RO':list}
 
+def _fit(integers, kind):
+    "Are all `integers`, a list of `int` that is not empty, of BITFIELD's type `kind`, such as 'u32'?"
+    bits = int(kind[1:])
+    least,end = (0,1<<bits) if kind[0]=='u' else (-1<<bits-1, 1<<bits-1)
+    return least<=min(integers) and max(integers)<end
+
 def _check_reply(command, reply):
     "Raises `InvalidResponse` if `reply` does not have the form that `command` returns: it was damaged on its way"
     name = command[0]
@@ -293,8 +299,10 @@ def _check_reply(command, reply):
     if is_right and name=='MGET':
         is_right = len(reply)==len(command)-1 and {bytes,type(None)}.issuperset(map(type, reply))
     elif is_right and name=='BITFIELD_RO':
-        values_of_each = 1+command[2].count('+')
-        is_right = len(reply)==values_of_each*len(command[3]) and {int}.issuperset(map(type, reply))
+        kinds = command[2].split('+')   # each position has a value of each kind
+        is_right = (len(reply)==len(kinds)*len(command[3]) and {int}.issuperset(map(type, reply))
+                    and all(_fit(reply[k::len(kinds)], kind) for k,kind in enumerate(kinds)))
+    elif is_right and name in ('STRLEN','EXISTS'): is_right = 0<=reply<1<<63
     if not is_right: raise redis.InvalidResponse(f'another reply than that to {name}: {str(reply)[:40]}')
 
 def _most_bytes(command, longest_value):
