@@ -1,5 +1,6 @@
 "A Redis Cluster, and a master with a replica and sentinels: real servers on loopback, which tests break"
-import shutil, socket, subprocess, tempfile, time
+import fcntl, shutil, socket, subprocess, tempfile, time
+from contextlib import contextmanager
 from pathlib import Path
 
 import redis
@@ -14,6 +15,13 @@ def wait_for(f, seconds=240):
         time.sleep(pause)
         pause = min(1.2*pause, .01)
     return result
+
+@contextmanager
+def one_ray_at_a_time():
+    "Waits until no other test process runs Ray: it does not support several clusters of its own on one machine"
+    with open(Path(tempfile.gettempdir())/'fastai_remote_tests.ray', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 def start_server(conf, announce=None, prefix='replica'):
     """Start a server with a TCP port

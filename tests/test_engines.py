@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clusters import one_ray_at_a_time
 from conftest import class_of, wait_for
 from fastai_remote import RedisStore, StoreFull, StoreNotFound, image_samples, redis_server, to_redis
 from fastai_remote.parallel import effective_workers, parallel_map
@@ -38,10 +39,11 @@ def ray():
     os.environ.update(RAY_USAGE_STATS_ENABLED='0', RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO='0')
     ray = pytest.importorskip('ray')
     from ray.util.joblib import register_ray
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
-    register_ray()
-    yield
-    ray.shutdown()
+    with one_ray_at_a_time():
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+        register_ray()
+        yield
+        ray.shutdown()
 
 @contextmanager
 def spark_session():

@@ -1,7 +1,7 @@
 """Every framework reads each sample once per epoch, in two processes, in an order that differs between epochs
 
 Or it says clearly what to do. The scripts are those of the section "Other frameworks" of the guide."""
-import json, math, os, re, socket, subprocess, sys, warnings
+import json, math, os, re, socket, subprocess, sys, tempfile, warnings
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from clusters import one_ray_at_a_time, wait_for
 from fastai_remote import mix, RemoteDataset, ShardStore, to_shards
 from fastai_remote.load.frameworks import prepare_for_accelerate
 
@@ -427,6 +428,8 @@ from ray.train.torch import TorchTrainer
 
 def train(config):
     import ray.train.torch
+    rank = ray.train.get_context().get_world_rank()
+    open(f'{out}/{rank}.began', 'w').close()
     ds = RemoteDataset(ShardStore(config['path'])).to_tuple('x.f4', 'y.f4')
     seen = []
     loader = DataLoader(ds, batch_sampler=ds.batches(8))
@@ -444,21 +447,44 @@ def train(config):
         for epoch in range(2):
             source.set_epoch(epoch)
             epochs[kind].append([i for x,_ in loader for i in numbers(x)])
-    save(ray.train.get_context().get_world_rank(), **epochs)
+    save(rank, **epochs)
 
 if __name__=='__main__':
-    ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR', log_to_driver=False, _temp_dir=sys.argv[3])
     trainer = TorchTrainer(train, train_loop_config=dict(path=path), scaling_config=ScalingConfig(num_workers=2),
                            run_config=RunConfig(storage_path=out, name='run'))
     trainer.fit()
     ray.shutdown()
 '''
+def run_with_ray(folder, path, tries=2, seconds=240):
+    """Run `script.py`, which starts Ray, and Ray the two ranks
+
+    On a busy machine Ray may not start the ranks, and not say so: then it is started anew. The ranks have one attempt.
+    `seconds` is for their start, and as much for what they do."""
+    env = {**os.environ, 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':'', 'RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO':'0'}
+    for _ in range(tries):
+        # the path of Ray's sockets must be short
+        with (one_ray_at_a_time(), open(folder/'said', 'w') as said,
+              tempfile.TemporaryDirectory(prefix='ray', ignore_cleanup_errors=True) as logs):
+            command = [sys.executable, '-W', 'ignore', folder/'script.py', path, folder, logs]
+            process = subprocess.Popen(command, stdout=said, stderr=said, env=env)
+            try:
+                wait_for(lambda: len([*folder.glob('*.began')])==2 or process.poll() is not None, seconds)
+                process.wait(seconds)
+            except (AssertionError, subprocess.TimeoutExpired): pass   # what Ray says is below
+            finally: process.kill()
+            code = process.wait()
+            about = '\n'.join(f'{file.name}: {file.read_text()[-1500:]}' for name in ('train/*sys-controller*','raylet.out','*.err')
+                              for file in Path(logs).glob(f'session_latest/logs/{name}') if file.stat().st_size)
+        if list(folder.glob('*.began')): break
+    assert code==0, f"{(folder/'said').read_text()[-3000:]}\n{about}"
+
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_ray_train(path, tmp_path):
     "`prepare_data_loader` leaves our batches as they are, with and without `add_dist_sampler=False`"
     pytest.importorskip('ray')
     (tmp_path/'script.py').write_text(HEAD+RAY)
-    env = {**os.environ, 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':'', 'RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO':'0'}
-    run_script(tmp_path, path, env)
+    run_with_ray(tmp_path, path)
     a,b = saved(tmp_path)
     for kind in a: each_once(a[kind], b[kind])

@@ -2,10 +2,13 @@
 
 Most of a short notebook's time would be the import of torch and fastai, see `interpreters.py`."""
 import os, shutil
+from contextlib import nullcontext
 
 import pytest
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
+
+from clusters import one_ray_at_a_time
 
 cfg = get_config()
 ENGINES = {'dask':'distributed', 'ray':'ray', 'spark':'pyspark'}
@@ -28,7 +31,7 @@ def run_notebook(interpreters):
 def test_notebook(fn, run_notebook):
     if fn.stem in ENGINES: pytest.importorskip(ENGINES[fn.stem], reason=f'the extra [{fn.stem}] is not installed')
     if fn.stem=='spark' and not (shutil.which('java') or 'JAVA_HOME' in os.environ): pytest.skip('no Java for Spark')
-    run = run_notebook(fn)
+    with one_ray_at_a_time() if fn.stem=='ray' else nullcontext(): run = run_notebook(fn)
     assert run.returncode==0, f'{fn} failed\n{(run.stdout+run.stderr)[-6000:]}'
 
 def test_a_notebook_that_fails_is_noticed(run_notebook, tmp_path):

@@ -129,6 +129,19 @@ def test_a_damaged_digit_is_noticed(proxy, url, dtype):
         finally: proxy.damage = None
         assert list(found)==[values[k] for k in numbers], chr(digit)
 
+def test_a_range_of_another_length_is_asked_for_again(proxy, url):
+    "A commit counts the codes of labels; the end of the range that it asks for is damaged on its way"
+    def shorten(part):
+        changed = re.sub(rb'(GETRANGE\r\n\$\d+\r\n[^\r]*cls~?#0\r\n\$1\r\n0\r\n\$3\r\n)3', rb'\g<1>1', part)
+        if changed==part: return part
+        proxy.damage_requests = None
+        proxy.hits += 1
+        return changed
+    proxy.damage_requests,proxy.hits = shorten,0
+    try: to_redis([{'cls':'ab'[i%2]} for i in range(64)], url, 'counted', vocab={'cls':['a','b']}, num_workers=1, progress=False)
+    finally: proxy.damage_requests = None
+    assert proxy.hits==1 and RedisStore(url, 'counted').manifest.counts['cls']==[32,32]
+
 @pytest.mark.parametrize('careful', [False,True])
 def test_values_that_look_like_lists_are_read(proxy, url, monkeypatch, careful):
     monkeypatch.setitem(redis_servers._parsers, 'careful', careful)

@@ -917,18 +917,19 @@ def _scan(self:RedisWriter, field, spec, n, step=1<<19):
 def _read_packed(self:RedisWriter, field, spec, start, count, tries=3):
     """Returns an array of `count` packed values, all in one key, from number `start` on; the rest is as in `_scan`
 
-    If a value does not match its checksum, they are read again, up to `tries` times in all."""
+    If a value is missing or does not match its checksum, they are read again, up to `tries` times in all."""
     size,dtype = element_size(spec),np.dtype(spec['dtype'])
     key = self.layout.packed(field, start>>KEY_BITS)
     offset = (start&((1<<KEY_BITS)-1))*size
     plain_field = field.removesuffix('~')
     for _ in range(tries):   # a reply may be damaged on its way
         raw = self.link.call(lambda c: c.getrange(key, offset, offset+count*size-1))
-        if len(raw)<count*size: raise self._lost(f'values of {plain_field!r}')
+        if len(raw)!=count*size: continue
         if not spec.get('check'): return np.frombuffer(raw, dtype.newbyteorder('>')).astype(dtype)
         elements = np.frombuffer(raw, element_dtype(dtype))
         values = elements['value'].astype(dtype)
         bad = np.flatnonzero(packed_crcs(values, np.arange(start, start+count))!=elements['crc'])
         if not len(bad): return values
+    if len(raw)!=count*size: raise self._lost(f'values of {plain_field!r}')
     raise self._damaged(f'the value of {plain_field!r} for sample {start+bad[0]}, in key {key} at byte '
                         f'{offset+bad[0]*size:,},')
