@@ -320,6 +320,18 @@ def test_causes_in_a_circle_are_an_end():
     first.__cause__ = first
     assert without_secrets(first, [MARKER]).__cause__ is None
 
+def test_errors_of_a_group_have_causes_of_their_own():
+    member = ValueError('no connection')
+    member.__cause__ = KeyError(MARKER)
+    group = ExceptionGroup('tasks failed', [member, ExceptionGroup('more', [TypeError('odd')])])
+    group.__cause__ = OSError('the network')
+    member.__context__ = group   # a circle
+    safe = without_secrets(group, [MARKER])
+    text = ''.join(traceback.format_exception(safe))
+    assert MARKER not in text and 'the network' in text
+    for part in 'tasks failed','no connection','odd': assert part in str(safe), part
+    assert '***' in str(without_secrets(ExceptionGroup('tasks failed', [ValueError(MARKER)]), [MARKER]))
+
 # --- what is used, kept, and lost
 
 @pytest.fixture

@@ -176,8 +176,9 @@ def without_secrets(
     """`error`, or a copy of it if it contains secrets, without the traceback of the library that raised it
 
     The traceback contains the local variables of the library. The same applies to the causes of the error; where they
-    are a circle, it is cut. An error that cannot be looked at, because its methods fail, is copied. A copy shows `***`
-    in place of secrets, may be of a base class, and has no other attributes. An error that is not copied is changed:
+    are a circle, it is cut. An error that cannot be looked at, because its methods fail, is copied, and so is a group of
+    errors, as each of them may have causes. A copy shows `***` in place of secrets, may be of a base class, and has no
+    other attributes. An error that is not copied is changed:
     its traceback and context become `None`, and its cause the one without secrets. A `StoreError` is never copied: its
     message has no secrets."""
     causes = [error]   # each is the cause of the one before
@@ -191,14 +192,15 @@ def without_secrets(
     return safe
 
 def _may_show(error, secrets):
-    "Does `error` show one of `secrets`, in its message, `repr` or attributes? Also true if these raise an error"
+    "Does `error` show one of `secrets`, in its message, `repr` or attributes? Also true if these fail, and for a group"
+    if isinstance(error, BaseExceptionGroup): return True
     try: text = f'{error}\n{error!r}\n{vars(error)!r}'
     except Exception: return True
     return hide(text, secrets)!=text
 
 def _message(error):
-    "The message of `error`, or only its type if the message raises an error"
-    try: return str(error)
+    "The message of `error`, for a group with its errors; or only its type if the message raises an error"
+    try: return repr(error) if isinstance(error, BaseExceptionGroup) else str(error)
     except Exception: return f'{type(error).__name__} without a readable message'
 
 def _copied(error, text):
