@@ -47,7 +47,7 @@ class RemoteDataset(Pipeline, Dataset):
         *,
         # Make an endless `RemoteStream` of samples that are drawn at random, with repeats? See `with_epoch`
         resampled:bool=False,
-        seed:int=None, # Seed of the orders; default: drawn from torch's generator
+        seed:int=None, # Seed of the orders, one for all ranks; default: 0 on several ranks, else drawn from torch
         # `handler(error)`, called with the `CorruptSample` or `MissingSample` of each sample that cannot be read;
         # default: raise the error
         handler=None,
@@ -265,7 +265,7 @@ class _BatchEpochs(Epochs):
         ds:RemoteDataset, # What is read
         bs:int=64, # Samples per batch
         shuffle:bool=True, # A new random order each epoch?
-        seed:int=None, # Seed of the orders; default: drawn from torch's generator
+        seed:int=None, # Seed of the orders, one for all ranks; default: 0 on several ranks, else drawn from torch
         interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
         drop_last:bool=False, # Leave out a last batch that is smaller?
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says

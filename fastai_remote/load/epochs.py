@@ -108,7 +108,7 @@ os.register_at_fork(before=_own_all)
 class Epochs:
     "What is read in epochs, by several ranks and workers: a base class"
     def __init__(self,
-        seed:int=None, # Seed of the random numbers; default: 0 on several ranks, else drawn from torch's generator
+        seed:int=None, # Seed of random numbers, one for all ranks; default: 0 on several ranks, else drawn from torch
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
         world_size:int=None # Number of ranks; both this and `rank` are given, or neither; others raise `ValueError`
     ):

@@ -288,8 +288,8 @@ class Pipeline:
     def shuffle(self,
         bufsize:int=1000, # Results that are drawn from together, where a buffer is needed; below 1: no shuffling
         initial:int=100, # Results in the buffer before the first is given
-        seed:int=None, # Seed of the stream's orders; default: the one it has, or else drawn from torch's generator
-        rng=None, # As `seed`: a `random.Random`, from which it is drawn
+        seed:int=None, # Seed of the stream's orders, one for all ranks; default: that of the dataset
+        rng=None, # As `seed`: a `random.Random` from which it is drawn, in the same state on all ranks
         interleave:int=4, # If the store has shards: number of them that are shuffled together; `None`: all
     ):
         """A stream in random order, another one in each epoch
@@ -486,7 +486,7 @@ class RemoteStream(Pipeline, Epochs, IterableDataset):
     Methods of a `RemoteDataset` make it, and `mix`."""
     def __init__(self,
         source:StreamInput, # Where its samples come from
-        seed:int=None, # Seed of the orders; default: drawn from torch's generator
+        seed:int=None, # Seed of the orders, one for all ranks; default: 0 on several ranks, else drawn from torch
         rank:int=None, # This rank; default: as `torch.distributed` or the environment of `torchrun` says
         world_size:int=None # Number of ranks; default: as `rank`
     ):
