@@ -805,6 +805,8 @@ def run_case(found:Case)->Row:
     with BACKENDS[found.kind]() as backend: return found.run(backend)
 
 def main(words):
+    # a process that a shell starts in the background ignores SIGINT, and so do its children
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)
     rows = []
     for found in CASES:
         if words and not any(word.lower() in str(found).lower() for word in words): continue
