@@ -176,11 +176,10 @@ def without_secrets(
     """`error`, or a copy of it if it contains secrets, without the traceback of the library that raised it
 
     The traceback contains the local variables of the library. The same applies to the causes of the error; where they
-    are a circle, it is cut. An error that cannot be looked at, because its methods fail, is copied, and so is a group of
-    errors, as each of them may have causes. A copy shows `***` in place of secrets, may be of a base class, and has no
-    other attributes. An error that is not copied is changed:
-    its traceback and context become `None`, and its cause the one without secrets. A `StoreError` is never copied: its
-    message has no secrets."""
+    are a circle, it is cut. An error that cannot be looked at, because its methods fail, is copied, and so is a group
+    of errors, as each of them may have causes. A copy shows `***` in place of secrets, may be of a base class, and has
+    no other attributes. An error that is not copied is changed: its traceback and context become `None`, and its cause
+    the one without secrets. A `StoreError` is never copied: its message has no secrets."""
     causes = [error]   # each is the cause of the one before
     while not any(causes[-1].__cause__ is known for known in (None,*causes)): causes.append(causes[-1].__cause__)
     safe = None
