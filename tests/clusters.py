@@ -1,7 +1,8 @@
 "A Redis Cluster, and a master with a replica and sentinels: real servers on loopback, which tests break"
-import fcntl, shutil, socket, subprocess, tempfile, time
+import fcntl, os, shutil, socket, subprocess, tempfile, time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import redis
 
@@ -16,10 +17,17 @@ def wait_for(f, seconds=240):
         pause = min(1.2*pause, .01)
     return result
 
+# On a busy machine, Ray's workers would hardly run, as they have a niceness of 15, and those that take a minute to begin
+# would be stopped and started anew, for ever
+RAY = dict(RAY_worker_niceness='0', RAY_worker_register_timeout_seconds='600',
+    RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S='600', RAY_USAGE_STATS_ENABLED='0', RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO='0')
+
 @contextmanager
 def one_ray_at_a_time():
-    "Waits until no other test process runs Ray: it does not support several clusters of its own on one machine"
-    with open(Path(tempfile.gettempdir())/'fastai_remote_tests.ray', 'w') as lock:
+    """Waits until no other test process runs Ray, which does not support several clusters on one machine
+
+    Meanwhile, the environment is one in which Ray also starts beside many other processes."""
+    with open(Path(tempfile.gettempdir())/'fastai_remote_tests.ray', 'w') as lock, patch.dict(os.environ, RAY):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -36,7 +36,6 @@ def dask():
 
 @contextmanager
 def ray():
-    os.environ.update(RAY_USAGE_STATS_ENABLED='0', RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO='0')
     ray = pytest.importorskip('ray')
     from ray.util.joblib import register_ray
     with one_ray_at_a_time():

@@ -459,13 +459,13 @@ if __name__=='__main__':
 def run_with_ray(folder, path, tries=2, seconds=240):
     """Run `script.py`, which starts Ray, and Ray the two ranks
 
-    On a busy machine Ray may not start the ranks, and not say so: then it is started anew. The ranks have one attempt.
-    `seconds` is for their start, and as much for what they do."""
-    env = {**os.environ, 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':'', 'RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO':'0'}
+    If Ray does not start the ranks, it is started anew. The ranks have one attempt. `seconds` is for their start, and as
+    much for what they do."""
     for _ in range(tries):
         # the path of Ray's sockets must be short
         with (one_ray_at_a_time(), open(folder/'said', 'w') as said,
               tempfile.TemporaryDirectory(prefix='ray', ignore_cleanup_errors=True) as logs):
+            env = {**os.environ, 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':''}
             command = [sys.executable, '-W', 'ignore', folder/'script.py', path, folder, logs]
             process = subprocess.Popen(command, stdout=said, stderr=said, env=env)
             try:
