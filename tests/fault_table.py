@@ -611,7 +611,7 @@ def kill_ingest(backend):
 def two_ingests(backend):
     began = time.monotonic()
     processes = [start_ingest(backend, backend.folder/f'flag{k}') for k in range(2)]
-    outputs = [process.communicate(timeout=100) for process in processes]
+    outputs = [process.communicate(timeout=300) for process in processes]
     codes = sorted(process.returncode for process in processes)
     assert codes==[0,1], outputs
     errors = next(error for process,(_,error) in zip(processes, outputs) if process.returncode)
@@ -701,7 +701,7 @@ def fill(fault_name, backend, url, step, options=None, **env):
     script = [sys.executable, '-c', DISK_FULL, disk, url, str(FEW), str(step), json.dumps(options)]
     began = time.monotonic()
     run = subprocess.run(['unshare','-Urm','sh','-c','mount -t tmpfs -o size=4k disk "$0" && exec "$@"', disk, *script],
-                         env={**os.environ, 'PYTHONPATH':path, **env}, capture_output=True, text=True, timeout=100)
+                         env={**os.environ, 'PYTHONPATH':path, **env}, capture_output=True, text=True, timeout=300)
     assert run.returncode==0, run.stdout[-500:]+run.stderr[-3000:]
     found,tally = json.loads(run.stdout),Tally(FEW)
     for number,right in zip(found['numbers'], found['right']): tally.add(number, right)

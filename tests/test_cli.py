@@ -254,7 +254,7 @@ def test_head_ends_a_listing_in_silence(with_failures, server, cli):
     assert cli('ingest', with_failures[0], server.url, 'many', *with_failures[1:], '--max-failed', '0.5')[0]==0
     command = f'{sys.executable} -m fastai_remote failures {server.url} many'
     script = f'{command} | head -n 1; echo ${{PIPESTATUS[0]}}'
-    p = subprocess.run(['bash', '-c', script], capture_output=True, text=True, timeout=60)
+    p = subprocess.run(['bash', '-c', script], capture_output=True, text=True, timeout=300)
     lines = p.stdout.splitlines()
     assert len(lines)==2 and lines[1] in ('0','141') and not p.stderr
 

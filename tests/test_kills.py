@@ -120,7 +120,9 @@ def kill_often(start, server, rng, kills, of):
         time.sleep(rng.uniform(0, .002 if late else .02))
         kill(p)
         in_commit += 'moved' in plan_of(c)
-        if c.exists('d:meta'): return in_commit
+        if c.exists('d:meta'):
+            wait_for(lambda: not c.exists('d:ingest:lock'))   # of the process that was killed; it expires
+            return in_commit
         with pytest.raises(StoreNotFound): RedisStore(server.url, 'd')
     out = (p:=start()).said()
     assert p.returncode==0 and 'by an earlier run' in out, out
@@ -274,7 +276,7 @@ to_redis(({'x.u1':1} for i in range(5000)), s.url, 'warm', **kw)
 
 def grew(code):
     "Run `code` in a process of its own: what `Watch` printed"
-    p = subprocess.run([sys.executable, '-c', _big+code], capture_output=True, text=True, timeout=280)
+    p = subprocess.run([sys.executable, '-c', _big+code], capture_output=True, text=True, timeout=580)
     assert p.returncode==0, p.stdout+p.stderr
     return [int(l.split()[1]) for l in p.stdout.splitlines() if l.startswith('grew')]
 

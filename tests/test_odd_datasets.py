@@ -427,7 +427,7 @@ def test_a_stopped_process_does_no_harm_when_it_goes_on(tmp_path, other, lease, 
     want,there = texts(folder),{f.name:f.read_bytes() for f in folder.iterdir() if f.is_file()}
     (tmp_path/'go on').touch()
     os.kill(p.pid, signal.SIGCONT)
-    said = p.communicate(timeout=60)[1]
+    said = p.communicate(timeout=300)[1]
     assert 'StoreBusy' in said and p.returncode, said
     assert {f.name:f.read_bytes() for f in folder.iterdir() if f.is_file()}==there
     assert texts(folder)==want and ShardStore(folder).verify(num_workers=1).bad==0
@@ -453,7 +453,7 @@ def test_a_late_file_does_no_harm_where_there_is_no_flock(tmp_path, other, lease
     want = texts(folder)
     assert 'us' in want or k==6
     os.kill(p.pid, signal.SIGCONT)
-    said = p.communicate(timeout=60)[1]
+    said = p.communicate(timeout=300)[1]
     assert 'StoreBusy' in said and p.returncode, said
     assert texts(folder)==want and ShardStore(folder).verify(num_workers=1).bad==0
 

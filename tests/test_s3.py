@@ -674,7 +674,7 @@ def test_many_shards(s3, proxy, tmp_path):
         make(s3, 'many', items, at=proxy, maxcount=1, chunk=51, shuffle=False)
     f.n = 0
     assert make(s3, 'many', items, at=proxy, maxcount=1, chunk=51, shuffle=False).resumed==459
-    store = opened(s3, proxy, folder='many')
+    store = opened(s3, proxy, folder='many', timeout=120)   # 510 requests are one call
     assert len(store.shards)==n and store.get_many(range(n), ['bin','id'], check=True)['id'].tolist()==list(range(n))
     assert sum(k.endswith('.tar')
         for k in names(s3, 'many'))==n and len(names(s3, 'many'))==2*n+1 and not any('.ingest' in k
