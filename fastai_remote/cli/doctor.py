@@ -8,7 +8,7 @@ Docs: page `cli/doctor`"""
 __all__ = ['Finding', 'ok', 'note', 'problem', 'installed', 'check_machine', 'check_server', 'check_rights', 'check_folder']
 
 # %% ../../nbs/cli/04_doctor.ipynb #81d1f28a
-import os, platform, re, shutil, sys, time
+import os, platform, re, shutil, sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import redis
 
 from .places import Place
+from ..clock import monotonic
 from ..core import size_str, StoreError
 from ..store.redis_acl import missing_rights, READ_COMMANDS, WRITE_COMMANDS
 from ..store.server import find_server
@@ -142,9 +143,9 @@ def _check_connection(link, key):
     times = []
     if not link.is_cluster and not link.is_sentinel and link.call(is_cluster): link.use_cluster()
     for _ in range(5):
-        started = time.monotonic()
+        started = monotonic()
         link.call(ask)
-        times.append(time.monotonic()-started)
+        times.append(monotonic()-started)
     text = f'{link.url} answers in {1000*sorted(times)[2]:.1f} ms'
     yield ok('server', text+(' (a cluster)' if link.is_cluster else ''))
     parts = urlsplit(link.url)

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import redis
 
+from ..clock import wait
 from ..core import StoreBusy, StoreError
 from ..store.address import public_url
 from ..store.server import redis_server
@@ -119,10 +120,10 @@ def wait_until_loaded(
     client = redis.Redis.from_url(server.url)
     while not stop.is_set():
         try: return client.ping()
-        except redis.BusyLoadingError: stop.wait(.1)
+        except redis.BusyLoadingError: wait(stop, .1)
         except redis.ConnectionError:
             _check_alive(server)
-            stop.wait(.1)
+            wait(stop, .1)
 
 def _check_alive(server):
     "Raise `StoreError`, with the end of the log, if the process of a `RedisServer` has ended"
@@ -141,7 +142,7 @@ def stop_server(
     for k in count():
         if server.proc.poll() is not None: return
         if k==30: say(f'saving the data ({server.dir}/server.log)')
-        if stop.wait(.1):
+        if wait(stop, .1):
             raise _StillSaving(f'{server.dir}: the server is still saving its data, as process {server.proc.pid}; '
                                f'see {server.dir}/server.log')
 
@@ -164,7 +165,7 @@ def serve(
         with serving(folder, port, memory) as server:
             wait_until_loaded(server, stop)
             if not stop.is_set(): ready(server)
-            while not stop.wait(.2): _check_alive(server)
+            while not wait(stop, .2): _check_alive(server)
             stop_server(server, stop, say)
     finally:
         for signum,handler in before.items(): signal.signal(signum, handler)

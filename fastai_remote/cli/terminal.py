@@ -9,7 +9,9 @@ __all__ = ['OK', 'FAILED', 'USAGE', 'FOUND', 'INTERRUPTED', 'BROKEN_PIPE', 'Usag
            'is_person', 'confirm', 'ask_password', 'in_shell']
 
 # %% ../../nbs/cli/00_terminal.ipynb #efedc9ae
-import getpass, os, re, shlex, sys, time
+import getpass, os, re, shlex, sys
+
+from ..clock import monotonic
 
 # %% ../../nbs/cli/00_terminal.ipynb #ee6633f6
 OK,FAILED,USAGE,FOUND,INTERRUPTED,BROKEN_PIPE = 0,1,2,3,130,141
@@ -44,15 +46,15 @@ class Progress:
         report, # Counts the samples
     ):
         "Yields the records, and updates the line while they are processed; it is cleared at the end"
-        self.started = time.monotonic()
+        self.started = monotonic()
         self.before = self.count(report)[0]   # by an earlier run that is resumed
         shown = 0.
         self._show('starting')
         try:
             for done,record in enumerate(records, 1):
                 yield record
-                if time.monotonic()-shown<self.pause and done!=total: continue
-                shown = time.monotonic()
+                if monotonic()-shown<self.pause and done!=total: continue
+                shown = monotonic()
                 self._show(self.line(report, done, total))
         finally: self._show('')
 
@@ -62,7 +64,7 @@ class Progress:
         total:int # Chunks in all, or `None`
     )->str:
         "The text of the line"
-        seconds = max(time.monotonic()-self.started, 1e-3)
+        seconds = max(monotonic()-self.started, 1e-3)
         samples,failed = self.count(report)
         parts = [f'{samples:,} samples', f'{(samples-self.before)/seconds:,.0f} samples/s']
         if total:

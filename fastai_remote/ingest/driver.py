@@ -8,7 +8,7 @@ Docs: page `ingest/driver`"""
 __all__ = ['IngestJob', 'check_space', 'run_ingest', 'commit_ingest', 'NothingWritten', 'with_progress', 'show_progress']
 
 # %% ../../nbs/ingest/02_driver.ipynb #eeae65da
-import sys, time
+import sys
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from itertools import islice
@@ -16,6 +16,7 @@ from itertools import islice
 import numpy as np
 from fastcore.imports import IN_NOTEBOOK
 
+from ..clock import monotonic
 from ..core import size_str, StoreFull
 from .report import SHOWN_FAILURES, FailureLimit, IngestError, IngestReport, SamplesMissing
 from ..parallel import parallel_map
@@ -92,7 +93,7 @@ def run_ingest(
 
 def _run(job, writer, num_workers, limit, progress, tries):
     "Do what `run_ingest` does, without what it does about errors; returns the report"
-    started,report = time.monotonic(),IngestReport(writer.name, writer.url)
+    started,report = monotonic(),IngestReport(writer.name, writer.url)
     marks = _count_records(writer, report, resumed=True)
     limit.check(writer, report, job.n)
     for _ in range(tries):
@@ -105,7 +106,7 @@ def _run(job, writer, num_workers, limit, progress, tries):
             report,marks = _counted_again(writer, report)
             continue
         report.notes |= dict.fromkeys(job.notes, 0)
-        report.seconds = time.monotonic()-started
+        report.seconds = monotonic()-started
         return report
     raise ServerRestarted(f'{writer.name}: the server lost {(marks==0).sum():,} chunks again and again '
                           '(does it crash?); repeat the same call to go on')

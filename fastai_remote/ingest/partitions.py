@@ -8,11 +8,12 @@ Docs: page `ingest/partitions`"""
 __all__ = ['PartitionWriter']
 
 # %% ../../nbs/ingest/09_partitions.ipynb #bfef0811
-import time, uuid
+import uuid
 from contextlib import suppress
 
 from fastcore.basics import chunked
 
+from ..clock import monotonic
 from ..core import StoreError
 from .chunk import as_vocab, check_vocab, convert, plan_fields, stats_field, write_chunk
 from .driver import commit_ingest
@@ -54,7 +55,7 @@ class PartitionWriter:
 
     def __enter__(self):
         self.writer.begin(self.plan, self.overwrite)
-        self.open_writer,self.started = self.writer.opener(),time.monotonic()
+        self.open_writer,self.started = self.writer.opener(),monotonic()
         return self
 
     def __exit__(self, *args):
@@ -106,5 +107,5 @@ class PartitionWriter:
         for _,record in writer.records(): report.add(record)
         commit_ingest(writer, report, limit)
         self.open_writer = None
-        report.seconds = time.monotonic()-self.started
+        report.seconds = monotonic()-self.started
         return report

@@ -8,9 +8,9 @@ Docs: page `ingest/verify`"""
 __all__ = ['VerifyReport', 'verify_store']
 
 # %% ../../nbs/ingest/08_verify.ipynb #928882f7
-import time
 from dataclasses import dataclass, field
 
+from ..clock import monotonic
 from ..core import html_table, CorruptSample, MissingSample, StoreError, StoreNotFound, UnsupportedFormat
 from .report import SHOWN_FAILURES
 from ..parallel import parallel_map
@@ -62,7 +62,7 @@ def verify_store(
     The dataset is opened anew, in this process, too: files that are still open may have been replaced. What is damaged
     or missing is counted in the report. It is raised only if the dataset cannot be opened any more."""
     if chunk<1: raise ValueError(f'chunk is a number of samples, at least 1, not {chunk}')
-    report,started = VerifyReport(store.name, unchecked=list(store.unchecked)),time.monotonic()
+    report,started = VerifyReport(store.name, unchecked=list(store.unchecked)),monotonic()
     for what,reason in store.check_rest():
         report.bad += 1
         if len(report.rest)<SHOWN_FAILURES: report.rest.append((what,reason))
@@ -78,7 +78,7 @@ def verify_store(
             report.failures = sorted(report.failures+failures)[:SHOWN_FAILURES]
     except (CorruptSample,UnsupportedFormat,StoreNotFound):
         if not report.rest: raise   # otherwise a worker could not open what the report names as damaged already
-    report.seconds = time.monotonic()-started
+    report.seconds = monotonic()-started
     return report
 
 def _verify_range(opener, start, stop, batch=128):

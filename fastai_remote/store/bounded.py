@@ -8,10 +8,11 @@ Docs: page `store/bounded`"""
 __all__ = ['MAX_FILE', 'is_http', 'UnusableAnswer', 'bytes_to_read', 'read_limited', 'opens_at_once', 'open_folder', 'Deadline']
 
 # %% ../../nbs/store/11_bounded.ipynb #1ce4205e
-import functools, inspect, logging, os, re, time, weakref
+import functools, inspect, logging, os, re, weakref
 
 import fsspec
 
+from ..clock import monotonic
 from .address import public_url, SecretOptions
 from .connection import call_in_thread, DeadlinePassed
 
@@ -247,7 +248,7 @@ class Deadline:
     `is_abandoned` is true while a call runs in a thread, also after the deadline, or after Ctrl-C."""
     def __init__(self,
         fs:fsspec.AbstractFileSystem, # A file system
-        deadline:float, # As `time.monotonic()` will be then
+        deadline:float, # As `monotonic()` will be then
     ): self._fs,self._deadline,self.is_abandoned = fs,deadline,False
 
     def __getattr__(self, name):
@@ -256,7 +257,7 @@ class Deadline:
         # fsspec makes these methods out of coroutines, and cancels the coroutine when the time is over
         is_cancelled = inspect.iscoroutinefunction(getattr(value, '__wrapped__', None))
         def call(*args, **kwargs):
-            seconds = self._deadline-time.monotonic()
+            seconds = self._deadline-monotonic()
             if seconds<=0: raise DeadlinePassed
             if not is_cancelled: return self._call_in_thread(lambda: value(*args, **kwargs), seconds)
             try: return value(*args, timeout=seconds, **kwargs)

@@ -8,9 +8,10 @@ Docs: page `store/connection`"""
 __all__ = ['Opener', 'check_seconds', 'Retries', 'DeadlinePassed', 'call_in_thread']
 
 # %% ../../nbs/store/02_connection.ipynb #b69a8d27
-import hashlib, math, random, threading, time, uuid
+import hashlib, math, random, threading, uuid
 from numbers import Real
 
+from ..clock import monotonic, sleep, wait
 from ..core import StoreUnavailable
 from .address import hide, Secret, SecretOptions, without_secrets
 
@@ -85,7 +86,7 @@ class Retries:
         advice:str='', # End of the message when the time is over
     ):
         self.server,self.timeout,self.pause,self.longest_pause = server,timeout,pause,longest_pause
-        self.advice,self.attempts,self.began = advice,0,time.monotonic()
+        self.advice,self.attempts,self.began = advice,0,monotonic()
         self._secrets,self._earlier = secrets,None
 
     @property
@@ -111,7 +112,7 @@ class Retries:
                 try: raise failure   # here, where nothing refers to the error of the library
                 finally: del failure   # its traceback refers to this frame
             if not pauses: continue
-            time.sleep(max(0, min(pause, .75*self.remaining()))*random.uniform(.5, 1))
+            sleep(max(0, min(pause, .75*self.remaining()))*random.uniform(.5, 1))
             pause = min(2*pause, self.longest_pause)
 
     def _judge(self, error, handle):
@@ -131,11 +132,11 @@ class Retries:
 
     def remaining(self)->float:
         "Seconds left until the deadline; may be negative"
-        return self.began+self.timeout-time.monotonic()
+        return self.began+self.timeout-monotonic()
 
     def unavailable(self, why:str)->StoreUnavailable:
         "The error with the server, `why` without secrets, the number of attempts and the time they took"
-        seconds = time.monotonic()-self.began
+        seconds = monotonic()-self.began
         attempts = f"{self.attempts} attempt{'s'*(self.attempts>1)} in {seconds:.1f} s"
         return StoreUnavailable(f'{self.server}: {self.hide(why)} ({attempts})')
 
@@ -167,7 +168,7 @@ def call_in_thread(
         except BaseException as e: outcome.append((None, e))
         is_done.set()
     threading.Thread(target=run, daemon=True, name='fastai_remote call').start()
-    if not is_done.wait(seconds): raise DeadlinePassed
+    if not wait(is_done, seconds): raise DeadlinePassed
     result,error = outcome.pop()
     try:
         if error is not None: raise error

@@ -9,7 +9,7 @@ __all__ = ['REDIS_SCHEMES', 'LONGEST_VALUE', 'REPLY_BYTES', 'split_secret', 'Red
            'fill_places']
 
 # %% ../../nbs/store/05_redis_link.ipynb #23f590e7
-import inspect, os, re, ssl, time
+import inspect, os, re, ssl
 from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.context import get_spawning_popen
@@ -19,6 +19,7 @@ import numpy as np
 import redis
 from fastcore.basics import patch
 
+from ..clock import monotonic
 from ..core import StoreError, StoreFull
 from .address import (
     concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
@@ -269,7 +270,7 @@ def call(self:RedisLink,
     outer = getattr(this_call, 'remaining', None)   # of a call that makes this one
     outer_bytes = getattr(this_call, 'most_bytes', None)
     if outer is not None: seconds = min(seconds, outer())
-    deadline = time.monotonic()+seconds
+    deadline = monotonic()+seconds
     if timeout is None and not self.has_answered: seconds = min(2., seconds)
     has_secrets = bool(self._secret or self._sentinel_secret or hidden_names(self.kwargs))
     retries = Retries(self.url, seconds, pause=.02, longest_pause=1.,
@@ -280,7 +281,7 @@ def call(self:RedisLink,
         result = f(servers.client if key is None else servers.node_client(key))
         self.has_answered = True
         return result
-    this_call.remaining = lambda: deadline-time.monotonic()
+    this_call.remaining = lambda: deadline-monotonic()
     try: return retries.call(attempt, lambda error: self._handle(error, retries))
     finally: this_call.remaining,this_call.most_bytes = outer,outer_bytes
 

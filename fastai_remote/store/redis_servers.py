@@ -9,7 +9,7 @@ __all__ = ['this_call', 'refusals', 'redirections', 'ReplyTooLong', 'HugeList', 
            'SentinelServers', 'nodes_in', 'ClusterServers', 'open_servers']
 
 # %% ../../nbs/store/04_redis_servers.ipynb #19de4a65
-import ipaddress, random, re, socket, threading, time
+import ipaddress, random, re, socket, threading
 from urllib.parse import urlsplit
 
 import hiredis
@@ -19,6 +19,7 @@ from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from ..clock import monotonic
 from .address import SecretOptions
 from .connection import call_in_thread
 from .redis_acl import ExplainingClient, ExplainingCluster
@@ -250,7 +251,7 @@ class SingleServer:
     is_cluster = False
     pause = 5. # Seconds for which replicas are left alone if none was found, or one failed or replied with an error
     _replica = None # A client for the replica that is asked; `None` for a cluster, and while none is chosen
-    _looks_again = 0. # When replicas may be asked, a time of `time.monotonic`
+    _looks_again = 0. # When replicas may be asked, a time of `monotonic`
 
     def __init__(self,
         url:str, # `redis://`, `rediss://` or `unix://`, without the password
@@ -277,11 +278,11 @@ class SingleServer:
 
         With `from_replica`, the masters are asked if there is no replica, or it fails or replies with an error. In a
         cluster, a command whose keys have moved to another node is repeated there, and an error of that is raised."""
-        if from_replica and time.monotonic()>=self._looks_again:
+        if from_replica and monotonic()>=self._looks_again:
             try: replies = self._ask_replicas(commands)
             except (redis.RedisError,RedisClusterException): replies = None
             if replies is not None and not any(isinstance(reply, Exception) for reply in replies): return replies
-            self._replica,self._looks_again = None,time.monotonic()+self.pause
+            self._replica,self._looks_again = None,monotonic()+self.pause
         return self._ask_masters(commands)
 
     def _ask_masters(self, commands):

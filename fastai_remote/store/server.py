@@ -8,7 +8,7 @@ Docs: page `store/server`"""
 __all__ = ['find_server', 'RedisServer', 'redis_server']
 
 # %% ../../nbs/store/10_server.ipynb #44b52098
-import atexit, ctypes, fcntl, os, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading, time
+import atexit, ctypes, fcntl, os, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from ..clock import monotonic, sleep
 from ..core import StoreBusy
 
 # %% ../../nbs/store/10_server.ipynb #a6839225
@@ -84,14 +85,14 @@ def _lock(log, folder):
 
     The server and its children inherit the lock with the file, and only they keep it. So it lasts until the last of
     them has written its data, even if this process is killed."""
-    began = time.monotonic()
+    began = monotonic()
     while True:
         try: return fcntl.flock(log, fcntl.LOCK_EX|fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic()-began>_LOCK_SECONDS:
+            if monotonic()-began>_LOCK_SECONDS:
                 raise StoreBusy(f'{folder}: another server uses this folder, or is still saving its data there: close '
                                 'it, and wait until it has ended, or choose another folder') from None
-        time.sleep(.02)
+        sleep(.02)
 
 class RedisServer:
     """A private Redis server process, which ends with this process; a context manager
@@ -145,17 +146,17 @@ class RedisServer:
         # settings go to its standard input, as everybody can see the arguments of a process
         settings = ''.join(f'{name} {_config_value(name, value)}\n' for name,value in self.conf.items())
         with suppress(BrokenPipeError), self.proc.stdin as stdin: stdin.write(settings.encode())   # it may have ended
-        began = time.monotonic()
+        began = monotonic()
         while True:
             try:
                 redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)).ping()
                 return self
             except redis.AuthenticationError: return self
             except redis.ConnectionError as error:
-                is_late = time.monotonic()-began>60 and not isinstance(error, redis.BusyLoadingError)
+                is_late = monotonic()-began>60 and not isinstance(error, redis.BusyLoadingError)
                 if is_late or self.proc.poll() is not None:
                     raise self._error('did not start') from None
-                time.sleep(.005)
+                sleep(.005)
 
     def _error(self, what):
         "A `RuntimeError` with `what` the server did, and the end of its log"

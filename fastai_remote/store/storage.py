@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import fsspec
 from fastcore.basics import patch
 
+from ..clock import monotonic, sleep
 from ..core import StoreError, StoreFull, StoreNotFound, StoreUnavailable
 from .address import (
     chain_links, concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
@@ -299,13 +300,13 @@ def call(self:Storage,
 
 @patch
 def _call_until(self:Storage, deadline, f):
-    """The result of `f(fs)`; raises `DeadlinePassed` at `deadline`, a time of `time.monotonic()`, and what `f` raises
+    """The result of `f(fs)`; raises `DeadlinePassed` at `deadline`, a time of `monotonic()`, and what `f` raises
 
     A local folder has no deadline."""
     if self.local: return f(self.fs)
     # some file systems connect when they are made
     if self._client[0]!=os.getpid() and not opens_at_once(self.url):
-        call_in_thread(lambda: self.fs, deadline-time.monotonic())
+        call_in_thread(lambda: self.fs, deadline-monotonic())
     client = self.fs
     limited = Deadline(client, deadline)
     try: return f(limited)
@@ -424,11 +425,11 @@ def _read_group(self:Storage, todo, names, starts, ends, tries, result):
                 result[k] = answer
                 if len(answer)==ends[k]-starts[k]: todo.remove(k)
         if failure is not None: raise failure
-    deadline = time.monotonic()+self.timeout
+    deadline = monotonic()+self.timeout
     for k in range(tries):
         if not todo: return
-        if k: time.sleep(.05*k)
-        remaining = deadline-time.monotonic()
+        if k: sleep(.05*k)
+        remaining = deadline-monotonic()
         if k and remaining<=0: return
         self.call(ask, remaining)
 
@@ -448,13 +449,13 @@ def parts(self:Storage,
         part = min(self._part_bytes, largest)
         starts = list(range(start, min(size, start+part*parallel), part))
         ends = [min(size, first+part) for first in starts]
-        began = time.monotonic()
+        began = monotonic()
         try: contents = self.ranges([name]*len(starts), starts, ends)
         except StoreUnavailable as e:
             if part<=_least_part or not _is_timeout(e.__cause__): raise
             self._part_bytes,largest = _least_part,max(part//4, _least_part)
             continue
-        seconds = time.monotonic()-began
+        seconds = monotonic()-began
         if seconds<self.timeout/8 and part==self._part_bytes: self._part_bytes = min(4*part, _largest_part)
         elif seconds>self.timeout/2: self._part_bytes = max(part//4, _least_part)
         for first,end,content in zip(starts, ends, contents):

@@ -8,7 +8,7 @@ Docs: page `store/tiered`"""
 __all__ = ['TieredStore']
 
 # %% ../../nbs/store/19_tiered.ipynb #2f2be098
-import math, mmap, os, threading, time, warnings, weakref, zlib
+import math, mmap, os, threading, warnings, weakref, zlib
 from collections import deque
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -16,6 +16,7 @@ from multiprocessing.util import Finalize
 import numpy as np
 from fastcore.basics import patch
 
+from ..clock import monotonic, wait
 from ..core import html_table, crc32s, StoreError, StoreFull, StoreNotFound
 from ..parallel import parallel_map
 from .address import concealed
@@ -46,7 +47,7 @@ class _RedisState:
 
     def is_paused(self, kind):
         until,_ = self.paused.get(kind, (0.,None))   # at once: another thread may call `succeeded` at any time
-        return time.monotonic()<until
+        return monotonic()<until
 
     def succeeded(self, kind):
         self.paused.pop(kind, None)
@@ -60,7 +61,7 @@ class _RedisState:
         failures = max(0, self.failures.get(kind, -1)+(not self.is_paused(kind)))
         self.failures[kind] = failures
         pause = min(_LONGEST_PAUSE, 2.**min(failures, 9))
-        self.paused[kind] = time.monotonic()+pause,error
+        self.paused[kind] = monotonic()+pause,error
         if kind in self.warned: return
         self.warned.add(kind)
         if kind=='read': what = 'samples come from the shards; Redis is tried again'
@@ -86,7 +87,8 @@ class _RedisState:
         "Run by the thread: write the queue, and end when it has been empty for a second; an error drops all of it"
         while True:
             with self.cond:
-                if not self.cond.wait_for(lambda: self.todo, 1):
+                while not self.todo:
+                    if wait(self.cond, 1): continue
                     self.thread = None
                     return
                 items,nbytes = [],0

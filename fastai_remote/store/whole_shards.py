@@ -12,6 +12,7 @@ import os, threading, warnings, zlib
 from collections import Counter, OrderedDict
 from functools import partial
 
+from ..clock import wait
 from ..core import CorruptSample
 from .shard_index import decompressor
 from .storage import open_regular
@@ -70,7 +71,7 @@ class WholeShards:
         with self.lock:
             while self.wait and shard in self.wanted and shard not in self.failed:
                 if shard in self.files: return os.dup(self.files[shard].fd)
-                self.changed.wait(1)
+                wait(self.changed, 1)
         store = self.store
         fd = store.cache.open(store.cache_key(store.table.name(shard)), store.table.whole(shard))
         if fd is not None: return fd

@@ -8,19 +8,17 @@ Docs: page `write/folder_lock`"""
 __all__ = ['LOCK_FILE', 'FolderLock']
 
 # %% ../../nbs/write/09_folder_lock.ipynb #a1f00014
-import fcntl, os, threading, time, uuid
+import fcntl, os, threading, uuid
 from contextlib import contextmanager, ExitStack
-from time import monotonic
 
+from ..clock import monotonic, sleep, time, wait
 from ..core import StoreBusy, StoreError
 from ..store.storage import Storage
-from .base import host_id, is_alive, LEASE_SECONDS, process_state
+from .base import held_locks, host_id, is_alive, LEASE_SECONDS, process_state
 from .shard_files import seal_json, unseal_json
 
 # %% ../../nbs/write/09_folder_lock.ipynb #a1f00016
 LOCK_FILE = '.ingest/lock.json'
-_held_locks = set() # IDs of the locks that this process holds; one with another ID could not be removed when released
-_never = threading.Event() # To wait, also in tests that let no time pass
 
 class FolderLock:
     """The right to write a dataset in a folder: a file there that the leading process renews, from `take` to `close`
@@ -68,10 +66,10 @@ class FolderLock:
         me = dict(host=host_id(), pid=os.getpid(), start=process_state(os.getpid())[0], id=uuid.uuid4().hex)
         self.token,self.beats,self.lost = me['id'],0,False
         self.stop = threading.Event()
-        _held_locks.add(self.token)
+        held_locks.add(self.token)
         def write():
             self.beats += 1
-            self.storage.write(LOCK_FILE, seal_json({**me, 'beat':self.beats, 'time':time.time()}))
+            self.storage.write(LOCK_FILE, seal_json({**me, 'beat':self.beats, 'time':time()}))
         try:
             self._acquire(me, watched, write, progress)
             threading.Thread(target=self._renew, args=(write, self.stop), daemon=True).start()
@@ -92,7 +90,8 @@ class FolderLock:
             is_here = earlier and earlier['host']==me['host']
             self.is_fenced = not earlier or is_here and (is_exclusive or _is_at_work(earlier) is False)
             write()
-        time.sleep(.2)   # a process that came at the same time has written by now; the last one has the lock
+        if is_exclusive: return
+        sleep(.2)   # a process that came at the same time has written by now; the last one has the lock
         if not self._is_holder():
             raise StoreBusy(f'{self.url}: another process has just begun to write here; try again when it is done')
 
@@ -127,7 +126,7 @@ class FolderLock:
         "Returns whether the stored lock becomes another than `holder` within `seconds`; `False` if it is released"
         started = monotonic()
         while monotonic()-started<seconds:
-            _never.wait(LEASE_SECONDS/60)
+            sleep(LEASE_SECONDS/60)
             now = self.holder()
             if now!=holder: return now is not None
         return False
@@ -136,7 +135,7 @@ class FolderLock:
         """Runs in a thread: renews the lock by `write()` at regular times, until the event `stop` is set
 
         If the stored lock is another one, or is gone, it sets `lost` and ends. Errors are ignored."""
-        while not stop.wait(LEASE_SECONDS/6):
+        while not wait(stop, LEASE_SECONDS/6):
             try:
                 with self.exclusive():
                     if stop.is_set(): return   # released, and perhaps taken again
@@ -182,7 +181,7 @@ class FolderLock:
     ):
         "Releases the lock; errors of the storage are ignored, since the lease will end"
         self.stop.set()
-        _held_locks.discard(self.token)
+        held_locks.discard(self.token)
         try:
             with self.exclusive():
                 if self._is_holder():
@@ -200,12 +199,12 @@ def _is_at_work(holder):
     earlier versions, it returns `_is_in_force`."""
     if 'beat' not in holder: return _is_in_force(holder)
     if holder['host']!=host_id(): return None
-    if holder['pid']==os.getpid(): return holder['id'] in _held_locks
+    if holder['pid']==os.getpid(): return holder['id'] in held_locks
     if not is_alive(holder['pid']): return False
     start,state = process_state(holder['pid'])
     if start is None: return None   # this user may not see it
     if start!=holder.get('start') or state in 'ZX': return False   # another process of this number, or it has ended
-    is_renewed = 0<=time.time()-holder['time']<LEASE_SECONDS
+    is_renewed = 0<=time()-holder['time']<LEASE_SECONDS
     return True if is_renewed and state not in 'Tt' else None
 
 def _is_in_force(holder):
@@ -213,9 +212,9 @@ def _is_in_force(holder):
 
     It does for `LEASE_SECONDS` after its `time`, unless a process of this machine had it that has ended, or this
     process, which has released it."""
-    if time.time()-holder['time']>=LEASE_SECONDS: return False
+    if time()-holder['time']>=LEASE_SECONDS: return False
     if holder['host']!=host_id(): return True
-    return holder['id'] in _held_locks if holder['pid']==os.getpid() else is_alive(holder['pid'])
+    return holder['id'] in held_locks if holder['pid']==os.getpid() else is_alive(holder['pid'])
 
 def _lock_folder(folder, stack, url, create):
     """Locks `folder` with `flock` until `stack`, an `ExitStack`, is closed; returns whether that is possible
@@ -239,7 +238,7 @@ def _lock_folder(folder, stack, url, create):
                 if monotonic()-started>LEASE_SECONDS:
                     raise StoreBusy(f'{url}: another process is publishing a file here, and does not go on; is it '
                                     'stopped?') from None
-                _never.wait(.01)
+                sleep(.01)
                 continue
             except OSError: return False
             # `close` is not enough: a process that was forked meanwhile has the descriptor, too

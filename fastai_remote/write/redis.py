@@ -8,7 +8,7 @@ Docs: page `write/redis`"""
 __all__ = ['RedisWriter']
 
 # %% ../../nbs/write/05_redis.ipynb #ac91d44d
-import json, time, uuid, warnings
+import json, uuid, warnings
 from array import array
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -18,6 +18,7 @@ import numpy as np
 import redis
 from fastcore.basics import patch
 
+from ..clock import monotonic
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import CorruptSample, Manifest, packed_crcs, seal, StoreError, StoreExists
@@ -686,8 +687,8 @@ def _wait_for_replicas(self:RedisWriter, seconds=10):
     just replaced accepts writes for a moment and forgets them. No replica receives these writes. The master is looked
     up each time, so this ends with the master that stays."""
     if not self.link.is_sentinel: return
-    deadline = time.monotonic()+seconds
-    while time.monotonic()<deadline:
+    deadline = monotonic()+seconds
+    while monotonic()<deadline:
         self.link.look_again()
         expected = self.link.call(lambda _: self.link.servers.count_replicas())
         try: received = self.link.call(lambda c: c.wait(expected, 200)) if expected else 0

@@ -13,17 +13,16 @@ import json, os, re, threading, uuid
 import redis
 from fastcore.basics import patch
 
+from ..clock import wait
 from ..core import StoreBusy
 from ..store.redis_link import RedisLink
-from .base import host_id, is_alive, LEASE_SECONDS, ServerRestarted
+from .base import held_locks, host_id, is_alive, LEASE_SECONDS, ServerRestarted
 from .redis_state import IngestKeys, lock_number, LOCKS_KEY, parse_lock, watched_transaction
 
 # %% ../../nbs/write/03_redis_lock.ipynb #c3758c1d
-_held_locks = set() # Tokens of the locks that this process holds, or is taking
-
 def _is_held(token, pid):
     "Returns whether process `pid` of this machine holds `token`: if it is another one than this, whether it is alive"
-    return token in _held_locks if pid==os.getpid() else is_alive(pid)
+    return token in held_locks if pid==os.getpid() else is_alive(pid)
 
 class RedisLock:
     "The right to write a dataset; the process that holds it leads, and its workers write under copies of this object"
@@ -45,10 +44,10 @@ class RedisLock:
         self.tags,self.fences = self._choose_tags(),[]
         self.keys = IngestKeys(self.name, self.tags)
         self.token = self._new_token()
-        _held_locks.add(self.token)
+        held_locks.add(self.token)
         try: self._acquire(progress)
         except BaseException:   # if the server has the token after all, the next one who comes removes it
-            _held_locks.discard(self.token)
+            held_locks.discard(self.token)
             raise
         self.stop = threading.Event()
         threading.Thread(target=self._renew, args=(self.stop,), daemon=True).start()
@@ -98,7 +97,7 @@ class RedisLock:
     def _renew(self, stop):
         "Runs in a thread: renews the lease regularly until the event `stop` is set"
         key = self.keys.lock
-        while not stop.wait(LEASE_SECONDS/3):
+        while not wait(stop, LEASE_SECONDS/3):
             try: self.transaction_if(key, self.token, lambda p: p.expire(key, LEASE_SECONDS))
             except Exception: pass   # the next turn tries again; writes notice a lock that is lost
 
@@ -107,7 +106,7 @@ class RedisLock:
 
         Does not wait long for a server that is away. Raises `StoreUnavailable` then; the lease will end by itself."""
         self.stop.set()
-        _held_locks.discard(self.token)
+        held_locks.discard(self.token)
         def release(_):
             for key in [*self.fences, self.keys.lock]: self.transaction_if(key, self.token, lambda p: p.delete(key))
         self.link.call(release, timeout=min(self.link.timeout, 5.))
@@ -127,16 +126,16 @@ class RedisLock:
     ):
         "Changes the token, so that nobody writes under an earlier copy of this object any more; raises `StoreBusy`"
         key,old,new = self.keys.lock,self.token,self._new_token()
-        _held_locks.add(new)
+        held_locks.add(new)
         try:
             is_changed = self.transaction_if(key, old, lambda p: p.set(key, new, ex=LEASE_SECONDS))
             # a reply may have been lost
             if not is_changed and self.link.call(lambda c: c.get(key))!=new: raise self.lost()
         except BaseException:
-            _held_locks.discard(new)
+            held_locks.discard(new)
             raise
         self.token,self.fences = new,[]
-        _held_locks.discard(old)
+        held_locks.discard(old)
         self.fence(starts)
 
 # %% ../../nbs/write/03_redis_lock.ipynb #17a0056d
