@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 import redis
 
 from fastai_remote.store.server import find_server, redis_server
@@ -17,8 +18,8 @@ def wait_for(f, seconds=240):
         pause = min(1.2*pause, .01)
     return result
 
-# On a busy machine, Ray's workers would hardly run, as they have a niceness of 15, and those that take a minute to begin
-# would be stopped and started anew, for ever
+# On a busy machine, Ray's workers would hardly run, as they have a niceness of 15, and those that take a minute to
+# begin would be stopped and started anew, for ever
 RAY = dict(RAY_worker_niceness='0', RAY_worker_register_timeout_seconds='600',
     RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S='600', RAY_USAGE_STATS_ENABLED='0', RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO='0')
 
@@ -30,6 +31,10 @@ def one_ray_at_a_time():
     with open(Path(tempfile.gettempdir())/'fastai_remote_tests.ray', 'w') as lock, patch.dict(os.environ, RAY):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+def several_servers(test):
+    "Marks a test that starts a cluster, or a master with replicas"
+    return pytest.mark.slow(pytest.mark.xdist_group('processes')(test))
 
 def start_server(conf, announce=None, prefix='replica'):
     """Start a server with a TCP port
@@ -76,6 +81,9 @@ class LocalCluster:
         wait_for(lambda: all_have('cluster_state', 'ok'))
         for client in clients[masters:]:
             wait_for(lambda: client.info('replication').get('master_link_status')=='up')
+        def knows_replicas(client):
+            return sum(len(nodes)-1 for _,_,*nodes in client.execute_command('CLUSTER SLOTS'))==replicas
+        wait_for(lambda: all(map(knows_replicas, clients)))
 
     def client(self, k): return redis.Redis.from_url(self.servers[k].url)
     def info(self, k): return _cluster_info(self.client(k))

@@ -1,9 +1,8 @@
 "A private Redis, a folder of images, and a store made of them, for all tests; and how the tests are run"
-import gc, os, re, signal, time, traceback, warnings
+import gc, os, signal, time, traceback, warnings
 gc.disable()   # until all tests are imported: a third of the time of the imports was the collector's
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 warnings.filterwarnings('ignore', category=FutureWarning)
 os.environ.setdefault('MPLBACKEND', 'agg')
 # Two test processes share two cores. Threads of torch that wait for each other take twenty times the CPU time of one.
@@ -21,9 +20,8 @@ from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.store.server import redis_server
 from fastai_remote.source.files import image_samples
-from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.write import folder_lock
 from clusters import LocalCluster, wait_for
+from fault_storage import faults
 from interpreters import Interpreters
 
 # A process that a shell starts in the background ignores SIGINT, and so do its children: tests that interrupt them
@@ -42,28 +40,10 @@ def examples(n):
     "Settings of a Hypothesis test: `n` examples, and 20 times as many with `--hypothesis-profile=more`"
     return settings(max_examples=n*20 if settings.get_current_profile_name()=='more' else n)
 
-# Tests of `make test-slow` and `make test-all` only
-_lines = (Path(__file__).parent/'slow.txt').read_text().splitlines()
-SLOW = re.compile('|'.join(line for line in _lines if line and not line.startswith('#')))
-
-# Tests that take a minute or more beside others
-LONGEST = re.compile('test_(every_epoch_is_exact|examples_of_the_guide|ray_train|twenty_kills|many_shards|'
-                     'fifty_million_samples_take_a_bit)')
-
 def pytest_collection_modifyitems(config, items):
-    for item in items:
-        name = f"{item.path.stem.removeprefix('test_')}::{item.nodeid.split('::', 1)[1]}"
-        if SLOW.fullmatch(name): item.add_marker(pytest.mark.slow)
-        if item.path.stem=='test_nbs': item.add_marker(pytest.mark.notebook)
-    first = int(os.environ.get('FIRST_TEST', 0))%max(len(items), 1)
-    items[:] = items[first:]+items[:first]
-    # the longest first, so that the others run beside them
-    items.sort(key=lambda item: not LONGEST.match(item.name))
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    "Once the time `TESTS_END` has come (seconds since 1970), no test is begun; see `.ci/run`"
-    if time.time()>float(os.environ.get('TESTS_END', 'inf')): pytest.skip('the time is over')
+    "The tests that compete for both cores come first: they are one group, beside which the others run"
+    def competes(item): return any('processes' in mark.args for mark in item.iter_markers('xdist_group'))
+    items.sort(key=lambda item: not competes(item))
 
 def pytest_configure(config):
     config.add_cleanup(gc.unfreeze)   # at the very end, after pytest has collected the garbage of the tests twice
@@ -155,16 +135,6 @@ def redis_pics(server, images):
 @pytest.fixture
 def store(redis_pics): return redis_pics
 
-@pytest.fixture(autouse=True, scope='module')
-def nobody_else_writes(request):
-    """`ShardWriter` waits 0.2 s for others who write to the same folder at the same moment: not in this process
-
-    Except in `test_s3.py`, where two threads do. Other processes wait as ever."""
-    with pytest.MonkeyPatch.context() as m:
-        if request.module.__name__!='test_s3':
-            m.setattr(folder_lock, 'time', SimpleNamespace(time=time.time, sleep=lambda s: None))
-        yield
-
 @pytest.fixture(autouse=True)
 def only_codecs_of_the_package():
     "A codec that a test registers is gone after the test"
@@ -179,19 +149,6 @@ def fresh():
     "A server of the test's own, to be broken"
     with private_server() as s: yield s
 
-def dies_at(k, f):
-    "Run `f` in a fork that dies before its `k`-th request; did it die?"
-    if (pid:=os.fork())==0:
-        call,left = RedisLink.call,[k]
-        def counted(self, *a, **kw):
-            if not left[0]: os._exit(9)
-            left[0] -= 1
-            return call(self, *a, **kw)
-        RedisLink.call = counted
-        try: f()
-        finally: os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])==9
-
 @contextmanager
 def fails(err, match=None):
     "Fail unless `err` is raised; torch's error would keep its workers, and 10 s, until the garbage collector comes"
@@ -200,23 +157,6 @@ def fails(err, match=None):
     while error:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-def busy():
-    "How many times longer than on an idle machine something may take now: processes that want to run per core, at least 1"
-    averages = Path('/proc/loadavg').read_text().split()   # of one minute, of others; `running/all` processes now
-    return max(1., float(averages[0])/os.cpu_count(), int(averages[3].split('/')[0])/os.cpu_count())
-
-@contextmanager
-def in_time(seconds=240):
-    """Fail if the block takes longer, by default more than four minutes: it should give up, and not hang
-
-    On a busy machine it may take longer by as much as the machine is overcommitted. `test_retries.py` checks how long
-    an attempt is repeated, with a clock that counts only what the retry loop sleeps."""
-    before,started = busy(),time.monotonic()
-    yield
-    took = time.monotonic()-started
-    limit = seconds*max(before, busy())
-    assert took<limit, f'{took:.1f} s, more than {limit:.1f} s'
 
 # For the scripts of tests that kill or double an ingest: put before the script, whose `fn` calls `hold()` for each
 # sample.

@@ -1,8 +1,7 @@
 "The stores that faults are tried on, behind one interface: write a dataset, open it, read all of it, break it"
-import asyncio, io, os, shutil, signal, socket, tempfile, time
+import io, os, shutil, signal, tempfile, time
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import redis
@@ -11,119 +10,7 @@ from redis.crc import key_slot
 
 from clusters import LocalCluster, Sentinels, SLOTS, wait_for
 from fastai_remote import RedisStore, redis_server, ShardStore, StoreError, StoreNotFound, to_redis, to_shards
-from faultproxy import FaultProxy
-
-class NetworkFaults(FaultProxy):
-    """A proxy that can also refuse connections, slow answers down, end them early, flip bits and lose bytes
-
-    It has a port for each of several servers. Connections of replicas and of sentinels are not disturbed, except that
-    they are refused with the others."""
-    def __init__(self, *ups):
-        super().__init__(None)
-        self.ups = list(ups) # Unix sockets, or `(host, port)`
-        self.listeners = {} # `{port: (listener, up)}`
-        self.hits = 0 # Faults that have happened
-        self.rate = None # Bytes per second of answers
-        self.damage = None # `damage(bytes) -> bytes`, applied to each part of an answer
-        self.damage_requests = None # The same for requests
-        self.end_after = None # Bytes of answers after which connections end properly, with the answer incomplete
-        self.writers = set()
-
-    async def _listen(self):
-        for up in self.ups: await self._open(0, up)
-        self.port = next(iter(self.listeners), None)
-
-    async def _open(self, port, up):
-        listener = await asyncio.start_server(self._conn, '127.0.0.1', port)
-        port = listener.sockets[0].getsockname()[1]
-        self.listeners[port] = listener,up
-        return port
-
-    def _close(self):
-        for listener,_ in self.listeners.values(): listener.close()
-
-    def add(self, up):
-        "Listen for one more server; returns the port"
-        port = self._do(lambda: self._open(0, up))
-        self.port = self.port or port
-        return port
-
-    async def _conn(self, reader, writer):
-        up = self.listeners[writer.get_extra_info('sockname')[1]][1]
-        self.writers.add(writer)
-        connection = SimpleNamespace(is_client=True)   # else it is one of a replica or a sentinel
-        try:
-            opened = asyncio.open_connection(*up) if isinstance(up, tuple) else asyncio.open_unix_connection(up)
-            up_reader,up_writer = await opened
-            await asyncio.gather(self._pipe_requests(reader, up_writer, connection),
-                                 self._pipe_answers(up_reader, writer, connection))
-        except OSError: writer.close()
-        except asyncio.CancelledError: pass
-        finally: self.writers.discard(writer)
-
-    async def _pipe_answers(self, reader, writer, connection):
-        try:
-            while part:=await reader.read(65536):
-                if connection.is_client:
-                    while self.stall: await asyncio.sleep(.01)
-                    if self.cut is not None or self.end_after is not None:
-                        left = self.end_after if self.cut is None else self.cut
-                        if len(part)>=left:
-                            is_reset = self.cut is not None
-                            self.cut,self.end_after,self.hits = None,None,self.hits+1
-                            writer.write(part[:left])
-                            await writer.drain()
-                            return writer.transport.abort() if is_reset else None
-                        if self.cut is None: self.end_after -= len(part)
-                        else: self.cut -= len(part)
-                    if self.rate:
-                        await self._write_slowly(writer, part)
-                        continue
-                    if self.damage: part = self.damage(part)
-                writer.write(part)
-                await writer.drain()
-        except OSError: pass
-        finally: writer.close()
-
-    async def _write_slowly(self, writer, part):
-        for start in range(0, len(part), 512):
-            writer.write(part[start:start+512])
-            await writer.drain()
-            await asyncio.sleep(512/self.rate if self.rate else 0)
-        self.hits += 1
-
-    async def _pipe_requests(self, reader, writer, connection):
-        try:
-            while part:=await reader.read(65536):
-                if b'REPLCONF' in part or b'sentinel-' in part: connection.is_client = False
-                if connection.is_client:
-                    while self.stall: await asyncio.sleep(.01)
-                    if self.damage_requests: part = self.damage_requests(part)
-                writer.write(part)
-                await writer.drain()
-        except OSError: pass
-        finally: writer.close()
-
-    def _do(self, act): return asyncio.run_coroutine_threadsafe(act(), self.loop).result(10)
-
-    def refuse(self):
-        "Close the ports and all connections; forked processes have copies of the sockets, so these are shut down"
-        async def act():
-            for listener,_ in self.listeners.values():
-                for sock in listener.sockets: sock.shutdown(socket.SHUT_RDWR)
-                listener.close()
-            for writer in list(self.writers):
-                try: writer.get_extra_info('socket').shutdown(socket.SHUT_RDWR)
-                except OSError: pass
-                writer.transport.abort()
-        self._do(act)
-        self.hits += 1
-
-    def accept(self):
-        "Open the same ports again"
-        async def act():
-            for port,(_,up) in list(self.listeners.items()): await self._open(port, up)
-        self._do(act)
+from faultproxy import FaultProxy as NetworkFaults
 
 class Backend:
     """A place for datasets, with a connection that can be disturbed; a context manager
@@ -277,7 +164,7 @@ class Disk(Backend):
     name,kind = 'shards on disk','disk'
     def url(self, name): return str(self.folder/name)
     def write(self, source, name, fn=None, direct=False, **options):
-        return to_shards(source, self.url(name), fn, **{'progress':False, 'maxcount':40, **options})
+        return to_shards(source, self.url(name), fn, **{'progress':False, 'maxcount':20, **options})
     def open(self, name, direct=False, **options):
         options.pop('timeout', None)
         return ShardStore(self.url(name), **options)
@@ -302,7 +189,7 @@ class S3(Backend):
         return dict(endpoint_url=endpoint, key=self.server.key, secret=self.server.secret)
     def write(self, source, name, fn=None, direct=False, **options):
         return to_shards(source, self.url(name), fn, storage_options=self.options(direct),
-                         **{'progress':False, 'maxcount':40, **options})
+                         **{'progress':False, 'maxcount':20, **options})
     def open(self, name, direct=False, **options):
         cache = None if direct else options.pop('cache', self.cache)
         return ShardStore(self.url(name), storage_options=self.options(direct), cache=cache, **options)
@@ -313,7 +200,7 @@ BACKENDS = {cls.kind:cls for cls in (OneServer, Cluster, ClusterHome, ClusterRep
 
 # The samples that are written, and a function that is called for each of them
 
-N_TRAIN,N_VALID = 320,80
+N_TRAIN,N_VALID = 128,32
 N = N_TRAIN+N_VALID
 
 def picture(number):
@@ -330,12 +217,15 @@ def samples():
     return {'train':every[:N_TRAIN], 'valid':every[N_TRAIN:]}
 
 class Slow:
-    "Takes some time for a sample; at sample `number` it makes the file `flag`, and the first time kills its process"
-    def __init__(self, flag, number=150, seconds=.001, kill=False):
+    """Takes some time for a sample; at sample `number` it makes the file `flag`, and the first time kills its process
+
+    From then on it takes five times as long, so that the fault happens before the end."""
+    def __init__(self, flag, number=60, seconds=.001, kill=False):
         self.flag,self.number,self.seconds,self.kill = str(flag),number,seconds,kill
     def __call__(self, sample):
-        time.sleep(self.seconds)
-        if sample['id']==self.number and not os.path.exists(self.flag):
+        is_made = os.path.exists(self.flag)
+        time.sleep(self.seconds*(5 if is_made else 1))
+        if sample['id']==self.number and not is_made:
             open(self.flag, 'w').close()
             if self.kill: os.kill(os.getpid(), signal.SIGKILL)
         return sample
@@ -344,4 +234,4 @@ def write_script(address, flag, num_workers=2, **options):
     "What a script of its own runs: writes the samples to `address`, which `Backend.address` returned"
     options = {'progress':False, 'chunk':16, 'num_workers':num_workers, **options}
     if len(address)==2: return to_redis(samples(), *address, Slow(flag), **options)
-    return to_shards(samples(), address[0], Slow(flag), maxcount=40, **options)
+    return to_shards(samples(), address[0], Slow(flag), maxcount=20, **options)

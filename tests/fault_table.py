@@ -4,8 +4,9 @@ python tests/fault_table.py              all faults; writes tests/bench/results/
 python tests/fault_table.py restart S3   those whose name contains one of the words; writes nothing
 
 Every case counts the samples that are lost, repeated or wrong in the end, by number and content, and records what the
-user sees and how many seconds it takes. An epoch has two workers and compares checksums, as by default. After an error
-in an ingest, the same call is repeated, and the dataset that it completes is counted.
+user sees and how many seconds it takes. An epoch has two workers and compares checksums, as by default. An ingest is
+done in this process, except where its workers matter. After an error in it, the same call is repeated, and the dataset
+that it completes is counted.
 """
 import ctypes, json, multiprocessing, os, random, re, signal, subprocess, sys, threading, time, traceback
 from collections import Counter
@@ -97,10 +98,11 @@ class Tally:
         return Row(fault, during, backend.name, seen, round(seconds, 1), lost, repeated, self.wrong)
 
 @contextmanager
-def disturbance(steps):
-    """Runs the generator `steps`: its first part when `begin` is called, and the rest beside the block, from then on
+def disturbance(backend, steps):
+    """Runs the generator `steps(backend)`: its first part when `begin` is called, and then the rest beside the block
 
-    At the end of the block the rest is waited for."""
+    At the end of the block, `backend.over` is set, and the rest is waited for."""
+    steps,backend.over = steps(backend),threading.Event()
     def rest():
         for _ in steps: pass
     thread = threading.Thread(target=rest)
@@ -108,6 +110,7 @@ def disturbance(steps):
         next(steps, None)
         thread.start()
     yield begin
+    backend.over.set()
     if thread.ident: thread.join()
 
 # --- during an epoch
@@ -136,7 +139,7 @@ def run_epoch(fault, backend, steps, after=3, options=OPTIONS):
     prepare(backend)
     options = {name:value for name,value in options.items() if backend.is_redis or name=='timeout'}
     store,tally,longest,seen,is_complete = backend.open('pets', **options),Tally(),0.,CONTINUES['epoch'],True
-    with disturbance(steps(backend)) as begin:
+    with disturbance(backend, steps) as begin:
         waiting_since,began = time.monotonic(),None
         try:
             for k,(numbers,images) in enumerate(batches(store)):
@@ -168,12 +171,12 @@ def run_ingest(fault, backend, steps, repair=lambda backend: None, kill=False, *
     "Write a dataset; when half of it is converted, `steps(backend)` begins. After an error, the same call is repeated."
     flag = backend.folder/'flag'
     fn = Slow(flag, kill=kill)
-    def write(): return backend.write(samples(), 'new', fn, **{'num_workers':2, 'chunk':16, **options})
-    began,seen,is_over = [],CONTINUES['ingest'],threading.Event()
-    with disturbance(steps(backend)) as begin:
+    def write(): return backend.write(samples(), 'new', fn, **{'num_workers':1, 'chunk':16, **options})
+    began,seen = [],CONTINUES['ingest']
+    with disturbance(backend, steps) as begin:
         def watch():
             while not flag.exists():
-                if is_over.wait(.002): return
+                if backend.over.wait(.002): return
             began.append(time.monotonic())
             begin()
         thread = threading.Thread(target=watch)
@@ -181,7 +184,7 @@ def run_ingest(fault, backend, steps, repair=lambda backend: None, kill=False, *
         try: write()
         except Exception as error: seen = shortened(error)
         seconds = time.monotonic()-(began[0] if began else time.monotonic())
-        is_over.set()
+        backend.over.set()
         thread.join()
     assert began, 'the fault did not happen'
     if seen!=CONTINUES['ingest']:
@@ -193,65 +196,61 @@ def run_ingest(fault, backend, steps, repair=lambda backend: None, kill=False, *
         seen = then_again(seen) if repeats==1 else f"{then_again(seen)} It had to be run {repeats} times."
     return count_dataset(backend, 'new').row(fault, 'ingest', backend, seen, seconds)
 
-def fault(name, *where, options=OPTIONS, repair=lambda backend: None):
+def fault(name, *where, options=OPTIONS, repair=lambda backend: None, num_workers=1):
     "Decorator of a generator `steps(backend)`: a case for each of `where`, such as 'epoch redis'"
     def add(steps):
         for place in where:
             during,kind = place.split(' ', 1)
             def run(backend, during=during):
                 if during=='epoch': return run_epoch(name, backend, steps, options=options)
-                return run_ingest(name, backend, steps, repair)
+                return run_ingest(name, backend, steps, repair, num_workers=num_workers)
             case(name, during, kind)(run)
         return steps
     return add
 
+def lasting(seconds, begin, end):
+    "A fault that `begin(backend)` causes, and `end(backend)` ends after some seconds"
+    def steps(backend):
+        begin(backend)
+        yield
+        backend.over.wait(seconds)
+        end(backend)
+    return steps
+
+def setting(seconds, **values):
+    "A fault that lasts while attributes of the proxy have these values"
+    def exchange(backend):
+        for name,value in values.items():
+            values[name] = getattr(backend.proxy, name)
+            setattr(backend.proxy, name, value)
+    return lasting(seconds, exchange, exchange)
+
 # --- the network
 
-@fault('connection refused for 0.5 s', 'epoch redis', 'ingest redis')
-def refused(backend):
-    backend.proxy.refuse()
-    yield
-    time.sleep(.5)
-    backend.proxy.accept()
+REDIS_PLACES = 'epoch redis','ingest redis'
 
-@fault('connection reset during a reply', 'epoch redis', 'ingest redis')
-def reset(backend):
-    for nbytes in (0, 7, 500, 4000):
-        backend.proxy.cut = nbytes
-        yield
-        time.sleep(.05)
+fault('connection refused for 0.5 s', *REDIS_PLACES)(
+    lasting(.5, lambda backend: backend.proxy.refuse(), lambda backend: backend.proxy.accept()))
 
-@fault('reply truncated', 'epoch redis', 'ingest redis')
-def truncated(backend):
-    for nbytes in (3, 300, 3000):
-        backend.proxy.end_after = nbytes
-        yield
-        time.sleep(.05)
+def breaking(what, *counts):
+    "Faults one after the other, each after so many bytes of answers: `what` is an attribute of the proxy"
+    def steps(backend):
+        for nbytes in counts:
+            setattr(backend.proxy, what, nbytes)
+            yield
+            time.sleep(.05)
+    return steps
 
-@fault('connection stalls for 1.5 s', 'epoch redis', 'ingest redis')
-def stalls(backend):
-    backend.proxy.stall = True
-    yield
-    time.sleep(1.5)
-    backend.proxy.stall = False
-
-@fault('connection stalls for longer than timeout=2', 'epoch redis', options=dict(timeout=2., socket_timeout=.7))
-def stalls_for_good(backend):
-    backend.proxy.stall = True
-    yield
-    time.sleep(4)
-    backend.proxy.stall = False
-
-@fault('slow replies, 50 KB/s', 'epoch redis', 'ingest redis')
-def slow(backend):
-    backend.proxy.rate = 50_000
-    yield
-    time.sleep(1)
-    backend.proxy.rate = None
+fault('connection reset during a reply', *REDIS_PLACES, num_workers=2)(breaking('cut', 0, 7, 500, 4000))
+fault('reply truncated', *REDIS_PLACES)(breaking('end_after', 3, 300, 3000))
+fault('connection stalls for 1.5 s', *REDIS_PLACES)(setting(1.5, stall=True))
+fault('connection stalls for longer than timeout=2', 'epoch redis', options=dict(timeout=2., socket_timeout=.7))(
+    setting(4, stall=True))
+fault('slow replies, 50 KB/s', *REDIS_PLACES)(setting(1, rate=50_000))
 
 def damaging(change, every=6, seed=0, what='damage'):
     "A fault: `change(bytes, random)` is applied to each `every`-th part of the answers, or of `damage_requests`"
-    def steps(backend):
+    def begin(backend):
         rng,parts = random.Random(seed),[0]
         def damage(part):
             parts[0] += 1
@@ -259,10 +258,7 @@ def damaging(change, every=6, seed=0, what='damage'):
             backend.proxy.hits += 1
             return change(bytearray(part), rng)
         setattr(backend.proxy, what, damage)
-        yield
-        time.sleep(3)
-        setattr(backend.proxy, what, None)
-    return steps
+    return lasting(3, begin, lambda backend: setattr(backend.proxy, what, None))
 
 def flip_bit(part, rng):
     part[rng.randrange(len(part))] ^= 1<<rng.randrange(8)
@@ -273,14 +269,13 @@ def lose_byte(part, rng):
     return bytes(part)
 
 QUICK = dict(timeout=20., socket_timeout=.2)
-fault('bit flipped in every 6th reply', 'epoch redis', 'ingest redis', options=QUICK)(damaging(flip_bit))
-fault('byte lost in every 6th reply', 'epoch redis', 'ingest redis', options=QUICK)(damaging(lose_byte))
-
+fault('bit flipped in every 6th reply', *REDIS_PLACES, options=QUICK)(damaging(flip_bit))
+fault('byte lost in every 6th reply', *REDIS_PLACES, options=QUICK)(damaging(lose_byte))
 fault('bit flipped in every 6th request', 'epoch redis', options=QUICK)(damaging(flip_bit, what='damage_requests'))
 
 # --- the server
 
-@fault('server loads its data for 1 s (LOADING)', 'epoch redis', 'ingest redis')
+@fault('server loads its data for 1 s (LOADING)', *REDIS_PLACES)
 def loading(backend):
     backend.client.save()
     keys = max(1, backend.client.dbsize())
@@ -291,20 +286,17 @@ def loading(backend):
     yield
     backend.server.conf.pop('key-load-delay')
 
-@fault('server is a replica for 0.5 s (READONLY)', 'ingest server', 'ingest sentinel')
-def readonly(backend):
-    backend.client.replicaof('127.0.0.1', 1)
-    yield
-    time.sleep(.5)
-    backend.client.replicaof('NO', 'ONE')
+def become_replica(backend): backend.client.replicaof('127.0.0.1', 1)
+def become_master(backend): backend.client.replicaof('NO', 'ONE')
 
-@fault('replica without its master for 0.5 s (MASTERDOWN)', 'epoch server', 'epoch sentinel')
-def masterdown(backend):
+def lose_master(backend):
     backend.client.config_set('replica-serve-stale-data', 'no')
-    backend.client.replicaof('127.0.0.1', 1)
-    yield
-    time.sleep(.5)
-    backend.client.replicaof('NO', 'ONE')
+    become_replica(backend)
+
+fault('server is a replica for 0.5 s (READONLY)', 'ingest server', 'ingest sentinel')(
+    lasting(.5, become_replica, become_master))
+fault('replica without its master for 0.5 s (MASTERDOWN)', 'epoch server', 'epoch sentinel')(
+    lasting(.5, lose_master, become_master))
 
 @fault('server cannot save to its disk for 0.5 s (MISCONF)', 'ingest redis')
 def misconf(backend):
@@ -319,7 +311,7 @@ def misconf(backend):
     client.config_set('save', '')
     client.bgsave()
 
-@fault('server runs a script for 1 s (BUSY)', 'epoch redis', 'ingest redis')
+@fault('server runs a script for 1 s (BUSY)', *REDIS_PLACES)
 def busy(backend):
     client = backend.client
     client.config_set('lua-time-limit', 50)
@@ -331,7 +323,7 @@ def busy(backend):
     yield
     thread.join()
 
-@fault('CLIENT KILL, ten times', 'epoch redis', 'ingest redis')
+@fault('CLIENT KILL, ten times', *REDIS_PLACES)
 def client_kill(backend):
     clients = backend.clients
     for _ in range(10):
@@ -339,12 +331,12 @@ def client_kill(backend):
         yield
         time.sleep(.02)
 
-@fault('CLIENT PAUSE for 1.5 s', 'epoch redis', 'ingest redis')
+@fault('CLIENT PAUSE for 1.5 s', *REDIS_PLACES)
 def client_pause(backend):
     backend.client.client_pause(1500)
     yield
 
-@fault('server restarts with its data after 0.5 s', 'epoch each redis', 'ingest each redis')
+@fault('server restarts with its data after 0.5 s', 'epoch each redis', 'ingest each redis', num_workers=2)
 def restarts(backend):
     backend.client.save()
     backend.server.kill()
@@ -383,7 +375,7 @@ def flushdb(backend):
     backend.client.flushdb()
     yield
 
-@fault('server evicts keys (maxmemory-policy allkeys-random)', 'epoch redis', 'ingest redis',
+@fault('server evicts keys (maxmemory-policy allkeys-random)', *REDIS_PLACES,
        repair=lambda backend: roomy(backend))
 def evicts(backend):
     client = backend.client
@@ -416,7 +408,7 @@ def failover(backend):
     backend.server.kill()
     yield
 
-@fault('a master hands over to its replica', 'epoch replicated redis', 'ingest replicated redis')
+@fault('a master hands over to its replica', 'epoch replicated redis', 'ingest replicated redis', num_workers=2)
 def planned_failover(backend):
     backend.hand_over()
     yield
@@ -451,33 +443,16 @@ def answers(make):
         yield
     return steps
 
-@fault('connection refused for 0.5 s', 'epoch s3', 'ingest s3')
-def s3_refused(backend):
-    backend.proxy.__exit__(None, None, None)
-    yield
-    time.sleep(.5)
-    backend.proxy.__enter__()
-
-@fault('connection stalls for 1.5 s', 'epoch s3', 'ingest s3')
-def s3_stalls(backend):
-    backend.proxy.latency = 1.5
-    yield
-    time.sleep(.5)
-    backend.proxy.latency = 0
-
 S3_PLACES = 'epoch s3','ingest s3'
+fault('connection refused for 0.5 s', *S3_PLACES)(
+    lasting(.5, lambda backend: backend.proxy.__exit__(None, None, None), lambda backend: backend.proxy.__enter__()))
+fault('connection stalls for 1.5 s', *S3_PLACES)(setting(.5, latency=1.5))
 fault('server answers 503, six times', *S3_PLACES)(answers(lambda proxy: proxy.fail(503, 'SlowDown', 6)))
 fault('connection reset before a reply, three times', *S3_PLACES)(answers(lambda proxy: proxy.reset(3)))
 fault('connection reset during a reply', 'epoch s3')(answers(lambda proxy: proxy.cut(300, 3, '.tar')))
 fault('reply truncated', 'epoch s3')(answers(lambda proxy: proxy.short(40, 2, '.tar')))
 fault('bit flipped in replies', 'epoch s3')(answers(lambda proxy: proxy.flip(3, '.tar')))
-
-@fault('slow replies, 0.2 s each', *S3_PLACES)
-def s3_slow(backend):
-    backend.proxy.latency = .2
-    yield
-    time.sleep(1)
-    backend.proxy.latency = 0
+fault('slow replies, 0.2 s each', *S3_PLACES)(setting(1, latency=.2))
 
 @fault('bit flipped in a shard', 'epoch disk')
 def disk_flip(backend):
@@ -513,7 +488,7 @@ def kill_worker(backend):
 def nothing(backend): yield
 
 @case('a worker is killed', 'ingest', 'redis', 'disk', 's3')
-def kill_ingest_worker(backend): return run_ingest('a worker is killed', backend, nothing, kill=True)
+def kill_ingest_worker(backend): return run_ingest('a worker is killed', backend, nothing, kill=True, num_workers=2)
 
 def forked_epoch(backend, output, first=lambda: None):
     "The epoch of a process of its own, which calls `first` before it; writes a line per batch"
@@ -571,13 +546,17 @@ def kill_epoch(backend):
     return stop_epoch('the training process is killed', backend, lambda pid: os.kill(pid, signal.SIGKILL),
                       'No process stays.')
 
-SCRIPT = 'import json, sys; from fault_backends import *; print(write_script(json.loads(sys.argv[1]), sys.argv[2]))'
+SCRIPT = '''
+import json, sys
+from fault_backends import write_script
+write_script(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+'''
 
-def start_ingest(backend, flag, before=(), **env):
+def start_ingest(backend, flag, num_workers=2):
     "The ingest in a process group of its own"
     path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get('PYTHONPATH', '')])
-    args = [*before, sys.executable, '-c', SCRIPT, json.dumps(backend.address('new')), str(flag)]
-    return subprocess.Popen(args, env={**os.environ, 'PYTHONPATH':path, **env}, text=True, start_new_session=True,
+    args = [sys.executable, '-c', SCRIPT, json.dumps(backend.address('new')), str(flag), str(num_workers)]
+    return subprocess.Popen(args, env={**os.environ, 'PYTHONPATH':path}, text=True, start_new_session=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 def stop_ingest(fault_name, backend, stop, seen):
@@ -593,7 +572,7 @@ def stop_ingest(fault_name, backend, stop, seen):
     assert process.returncode, 'it ended before the fault'
     last = [line for line in process.stderr.read().strip().split('\n') if 'resource_tracker' not in line]
     if seen is None: seen = anonymous('. '.join(last[-2:]))
-    again = start_ingest(backend, flag)
+    again = start_ingest(backend, flag, num_workers=1)
     assert again.wait(100)==0, again.stderr.read()
     seen = then_again(seen)
     return count_dataset(backend, 'new').row(fault_name, 'ingest', backend, seen, seconds)
@@ -610,7 +589,7 @@ def kill_ingest(backend):
 @case('two ingests of one name', 'ingest', 'redis', 'disk')
 def two_ingests(backend):
     began = time.monotonic()
-    processes = [start_ingest(backend, backend.folder/f'flag{k}') for k in range(2)]
+    processes = [start_ingest(backend, backend.folder/f'flag{k}', num_workers=1) for k in range(2)]
     outputs = [process.communicate(timeout=300) for process in processes]
     codes = sorted(process.returncode for process in processes)
     assert codes==[0,1], outputs
@@ -626,7 +605,7 @@ def clock_in_epoch(backend): return run_epoch('clock jumps by a day, there and b
 
 @case('clock jumps by a day, there and back', 'ingest', 'redis', 'disk')
 def clock_in_ingest(backend):
-    return run_ingest('clock jumps by a day, there and back', backend, clock_jumps, num_workers=1)
+    return run_ingest('clock jumps by a day, there and back', backend, clock_jumps)
 
 def clock_jumps(backend):
     "`time.time` of this process, and the times of the files"
@@ -661,11 +640,8 @@ def shared_cache(backend):
 FEW = 16   # samples that are written to a disk of every size
 
 DISK_FULL = r'''
-import json, subprocess, sys, time
-from types import SimpleNamespace
+import json, subprocess, sys
 from fault_backends import *
-from fastai_remote.write import folder_lock
-folder_lock.time = SimpleNamespace(time=time.time, sleep=lambda seconds: None)   # nobody else writes here
 disk,url,few,step,options = Path(sys.argv[1]),sys.argv[2],int(sys.argv[3]),int(sys.argv[4]),json.loads(sys.argv[5])
 errors,places,size = [],set(),4
 def written(): return sorted(str(path.relative_to(disk)) for path in disk.rglob('*') if path.is_file())

@@ -49,7 +49,9 @@ class Chance(random.Random):
     def bytes_array(self, n): return np.frombuffer(self.randbytes(n), np.uint8).copy()   # of exactly `n` bytes
 
 def plan(r, width, height, full=False):
-    "Valid arguments of `read` for a picture (region, crop, size, bicubic, window, orientation, columns_first), and the size of the result"
+    """Valid arguments of `read` for a picture, and the size of the result
+
+    They are: region, crop, size, bicubic, window, orientation, columns_first."""
     def span(n):
         a,b = sorted((r.randint(0, n), r.randint(0, n)))
         return (a,b) if a<b else (0,n)
@@ -58,8 +60,9 @@ def plan(r, width, height, full=False):
     if r.one_in(3): box = 0., 0., float(w), float(h)
     else:
         (a,c),(b,d) = (sorted((r.uniform(0, n), r.uniform(0, n))) for n in (w,h))
-        box = a, b, max(c, np.nextafter(np.float32(a), np.float32(w+1))), max(d, np.nextafter(np.float32(b), np.float32(h+1)))
-        box = *box[:2], min(float(box[2]), float(w)), min(float(box[3]), float(h))
+        def end(start, stop, n):
+            return min(float(max(stop, np.nextafter(np.float32(start), np.float32(n+1)))), float(n))
+        box = a, b, end(a, c, w), end(b, d, h)
     size = (w,h) if r.one_in(4) else tuple(r.choice([1, r.randint(1, 8), r.randint(1, 80), r.randint(1, 3000)])
         for _ in 'xy')
     cuts = [span(n) for n in size]
@@ -96,10 +99,13 @@ def of_pixels(r):
 def jpegs():
     "Some files: grey and in colour, progressive, with each subsampling, restart markers, of four colours"
     res = []
-    for k,(mode,size) in enumerate([('RGB',(40,33)), ('L',(17,50)), ('RGB',(8,8)), ('RGB',(1,1)), ('L',(64,3)), ('CMYK',(20,20))]):
+    pictures = [('RGB',(40,33)), ('L',(17,50)), ('RGB',(8,8)), ('RGB',(1,1)), ('L',(64,3)), ('CMYK',(20,20))]
+    options = [dict(), dict(progressive=True), dict(subsampling=0), dict(subsampling=1), dict(restart_marker_rows=1),
+               dict(quality=5), dict(keep_rgb=True)]
+    for k,(mode,size) in enumerate(pictures):
         a = np.random.default_rng(k).integers(0, 256, (4,5,4), np.uint8)
         im = Image.fromarray(a[...,:3]).resize(size, Image.Resampling.BICUBIC).convert(mode)
-        for kw in dict(), dict(progressive=True), dict(subsampling=0), dict(subsampling=1), dict(restart_marker_rows=1), dict(quality=5), dict(keep_rgb=True):
+        for kw in options:
             im.save(f:=io.BytesIO(), 'JPEG', **{'quality':80, **({} if mode=='CMYK' and 'keep_rgb' in kw else kw)})
             res.append((f.getvalue(), size, 1 if mode=='L' else 3))
     return res
@@ -190,17 +196,22 @@ def fuzz(folder, inputs, seed):
         at.flush()
         a,b = (outcome(modules[kind][name], *args) for kind in modules)
         # Nothing is said of what a failed call leaves in its buffer.
-        if a!=b: sys.exit(f'input {i} of seed {seed}, {make.__name__}: with vectors {a[0]}, without {b[0]}\n{args[0]} {args[3]}')
+        if a!=b:
+            what = f'input {i} of seed {seed}, {make.__name__}'
+            sys.exit(f'{what}: with vectors {a[0]}, without {b[0]}\n{args[0]} {args[3]}')
         tally[make.__name__, a[0]] = tally.get((make.__name__, a[0]), 0)+1
     print(f'{inputs:,} inputs in {time.monotonic()-t:.0f} s, seed {seed}')
     for (name,what),k in sorted(tally.items()): print(f'  {name[3:]}: {what} {k:,}')
     # A fuzzer whose inputs are all refused at the door finds nothing.
-    for name in {n for n,_ in tally}: assert tally.get((name,'bytes'), 0)>inputs/20, f'{name}: hardly any input is accepted'
+    for name in {n for n,_ in tally}:
+        assert tally.get((name,'bytes'), 0)>inputs/20, f'{name}: hardly any input is accepted'
 
 def main(inputs=100_000, seed=1):
     with tempfile.TemporaryDirectory() as d:
         build(Path(d))
-        def library(name): return subprocess.run([compiler(), f'-print-file-name={name}'], capture_output=True, text=True, check=True).stdout.strip()
+        def library(name):
+            command = [compiler(), f'-print-file-name={name}']
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         p = subprocess.run([sys.executable, __file__, 'inside', d, str(inputs), str(seed)],
             env={**os.environ, **OPTIONS, 'LD_PRELOAD':f"{library('libasan.so')} {library('libubsan.so')}"})
         if p.returncode:

@@ -5,13 +5,14 @@ A `Pipeline` says what a user would write: the kind of image, transforms, subcla
 process of its own, so that no patch, no method taught to a transform and no random state outlives it. What a training
 loop would see comes back as a `Record`; `difference` compares two of them.
 """
-import io, os, pickle, random, select, signal, struct, time, traceback, zlib
+import io, pickle, random, sys, traceback, types, zlib
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
+from multiprocessing import get_context
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, PngImagePlugin
+from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin
 from fastai import torch_core
 from fastai.data import load as fastai_load
 from fastai.vision import augment as fastai_augment, core as fastai_core
@@ -19,10 +20,12 @@ from fastai.vision.all import *
 from fastcore.basics import patch
 from fasttransform import DisplayedTransform, InplaceTransform, ItemTransform, Pipeline as TfmPipeline, Transform
 from plum import Function, NotFoundLookupError
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import fastai_remote
 from fastai_remote import Fetch, RandomStoreSplitter, RedisBlock, ShardBlock, StoreSplitter, get_remote_items
 import fastai_remote.block   # gives `DataLoaders` its `from_redis` and `from_shards`
+from fastai_remote.codec.raster import Rasterise
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Data: 20 samples, each with an image of every kind
@@ -68,6 +71,11 @@ def camera(i, **kwargs):
     return jpeg(i, **{'exif':exif(i), 'icc_profile':_icc, 'dpi':(300, 200), 'comment':b'seen', **kwargs})
 
 def sizes(i): return [(40, 32), (31, 47), (64, 20), (33, 33), (90, 70)][i%5]
+def various(i):
+    "A JPEG of one of six kinds and five sizes"
+    kind = [{}, {'mode':'L'}, {'mode':'CMYK'}, {'progressive':True}, {'subsampling':0}, {'exif':exif(i)}][i%6]
+    return jpeg(i, size=sizes(i), **kind)
+
 def thin(i): return [(1, 30), (30, 1), (1, 1), (2, 9), (25, 3)][i%5]
 
 def with_text(i):
@@ -87,6 +95,22 @@ def cut(i):
     b = jpeg(i, size=(64, 48))
     return b[:len(b)*2//3] if i%7==3 else b
 
+def incomplete(i):
+    "A progressive JPEG that lacks scans: Pillow opens it without an error, libjpeg smooths it in its own way"
+    b = jpeg(i, 'L' if i%3==0 else 'RGB', size=(80, 60), progressive=True, quality=85)
+    scans = [k for k in range(len(b)-1) if b[k:k+2]==b'\xff\xda']
+    return b[:scans[-1] if i%2 else scans[1]]+b'\xff\xd9'
+
+def photograph(i):
+    "A JPEG of 240 x 180 or 180 x 240 pixels, sampled in one of four ways"
+    kind = [{}, {'subsampling':0}, {'progressive':True}, {'subsampling':1, 'quality':75}][i%4]
+    return jpeg(i, size=(240, 180) if i%3 else (180, 240), **kind)
+
+def strokes(i):
+    "A drawing of three strokes"
+    steps = np.random.default_rng(i).integers(-20, 21, (3, 2, 9))
+    return list(np.clip(np.cumsum(steps, 2)+127, 0, 255).astype(np.uint8))
+
 IMAGES = {   # field: bytes of image i. All of one size but for those that say otherwise
     'rgb.jpg': jpeg,
     'grey.jpg': lambda i: jpeg(i, 'L'),
@@ -95,11 +119,12 @@ IMAGES = {   # field: bytes of image i. All of one size but for those that say o
     'full.jpg': lambda i: jpeg(i, subsampling=0),
     'camera.jpg': camera,
     'restart.jpg': lambda i: jpeg(i, restart_marker_blocks=2),
-    'large.jpg': lambda i: jpeg(i, size=(150, 120)),
-    'sizes.jpg': lambda i: camera(i, size=sizes(i)),
+    'large.jpg': photograph,
+    'sizes.jpg': various,
     'thin.jpg': lambda i: jpeg(i, size=thin(i)),
     'hurt.jpg': hurt,
     'cut.jpg': cut,
+    'incomplete.jpg': incomplete,
     'rgb.png': lambda i: encoded(picture(i), 'PNG'),
     'grey.png': lambda i: encoded(picture(i, 'L'), 'PNG'),
     'palette.png': lambda i: encoded(picture(i, 'P'), 'PNG', transparency=3),
@@ -113,27 +138,36 @@ IMAGES = {   # field: bytes of image i. All of one size but for those that say o
     'alpha.webp': lambda i: encoded(picture(i, 'RGBA'), 'WEBP', lossless=True),
     'gif.img': lambda i: encoded(picture(i, 'P'), 'GIF'),
     'tiff.img': lambda i: encoded(picture(i), 'TIFF', dpi=(90, 90)),
+    'rgb.npyimg': noise,   # of these, stock has PNG files
+    'grey.npyimg': lambda i: noise(i, channels=1)[..., 0],
+    'both.npzimg': lambda i: noise(i) if i%3 else noise(i)[..., 0],
+    'drawn.strokes': strokes,
 }
-_mixed = [k for k in IMAGES if k not in ('sizes.jpg', 'sizes.png', 'thin.jpg', 'hurt.jpg', 'cut.jpg', 'large.jpg')]
+_mixed = [k for k in IMAGES if k.split('.')[0] not in ('sizes', 'thin', 'hurt', 'cut', 'incomplete', 'large', 'drawn',
+    'both') and not k.endswith('npyimg')]
 IMAGES['mixed.img'] = lambda i: IMAGES[_mixed[i%len(_mixed)]](i)
-
-PHOTOS = 8
-def photograph(i):
-    "A JPEG of 500 x 375 or 375 x 500 pixels, as most of ImageNet"
-    size = (500, 375) if i%3 else (375, 500)
-    kind = [{}, {'subsampling':0}, {'progressive':True}, {'subsampling':1, 'quality':75}][i%4]
-    return encoded(Image.fromarray(noise(i, *size, coarse=25)), 'JPEG', **{'quality':92, **kind})
 
 TARGETS = {   # field: value of sample i
     'cls': lambda i: LABELS[zlib.crc32(b'%d' % i)%3],
     'labels': lambda i: [o for k,o in enumerate(LABELS) if (i+1)>>k&1],
     'age.f4': lambda i: i*.375-2,
-    'k.i8': lambda i: i*i-50,
+    'k.i8': lambda i: (i*i-50)<<24|i,   # more digits than a float has
+    'w.f8': lambda i: i/7+.1,
     'txt': lambda i: f'sample {i}',
+    'xy.npy': lambda i: np.float32([i, 1/(i+1)]),
+    'points.npy': lambda i: np.float32([[i, 30-i], [39, i]]),
+    'boxes.npy': lambda i: np.float32([[2+k, i, 20+5*k, i+9] for k in range(1+i%3)]),
+    'boxes.labels': lambda i: LABELS[:1+i%3],   # without any, stock gives floats, and ours integers
     'mask.png': lambda i: encoded(Image.fromarray(noise(i+50)[..., 0]//64), 'PNG'),
 }
 
 def sample(i): return {**{k:f(i) for k,f in IMAGES.items()}, **{k:f(i) for k,f in TARGETS.items()}}
+
+def file_of(field, value):
+    "What stock fastai has in a file of it; `None` of other targets than masks"
+    if isinstance(value, bytes): return value
+    if field.endswith('npyimg') or field.endswith('npzimg'): return encoded(Image.fromarray(value), 'PNG')
+    return encoded(Rasterise().create(value), 'PNG') if field.endswith('strokes') else None
 
 @dataclass
 class Data:
@@ -142,9 +176,9 @@ class Data:
     stores:dict # `{'redis': RedisStore, 'shards': ShardStore}`
 
     @classmethod
-    def make(cls, rows, url, name, folder):
+    def make(cls, rows, url, name, folder, **options):
         "Write `rows` everywhere"
-        how = dict(num_workers=1, shuffle=False, progress=False, splits={'train':N_TRAIN, 'valid':None})
+        how = dict(num_workers=1, shuffle=False, progress=False, splits={'train':N_TRAIN, 'valid':None}, **options)
         was,ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES,True
         try:
             reports = fastai_remote.to_redis(rows, url, name, **how),fastai_remote.to_shards(rows, folder/'shards',
@@ -154,9 +188,9 @@ class Data:
             if r.failed: raise ValueError(f'not all samples are there: {r}')
         for i,row in enumerate(rows):
             for k,v in row.items():
-                if not isinstance(v, bytes): continue
+                if (content:=file_of(k, v)) is None: continue
                 (folder/'files'/k).mkdir(parents=True, exist_ok=True)
-                (folder/'files'/k/f'{i}{Path(k).suffix}').write_bytes(v)
+                (folder/'files'/k/f'{i}{Path(k).suffix}').write_bytes(content)
         return cls(folder/'files', {'redis':fastai_remote.RedisStore(url, name),
             'shards':fastai_remote.ShardStore(folder/'shards')})
 
@@ -213,6 +247,8 @@ class Pipeline:
     loader:dict = field(default_factory=dict) # Other arguments of the loader
     new:dict = field(default_factory=dict) # Arguments of `dls.train.new`
     derived:str = '' # A key of `DERIVED`: a subclass of the loader's class
+    prepared:str = '' # A key of `PREPARED`: what a user does to the loaders once they are made
+    during:str = '' # A key of `DURING`: what a user changes after the second batch of each epoch
     prelude:str = '' # `one_batch`: taken before the first epoch
     consumer:str = 'draws' # What the training loop does with batches: see `_consume`
     threads:int = 0 # Of a loader over a store
@@ -227,26 +263,14 @@ class Negative(PILImage):
     def create(cls, fn, **kwargs): return cls(negative(PILImage.create(fn, **kwargs)))
 
 class Grey(PILImage): _open_args = {'mode':'L'}
-class Alpha(PILImage): _open_args = {'mode':'RGBA'}
 class AsIs(PILImage): _open_args = {'mode':None}
 class Plain(PILImage): "A subclass of a user, with nothing of its own"
 class OwnTensor(PILImage):
     class Tensor(TensorImage): pass
     _tensor_cls = Tensor
 
-class Noted(PILImage):
-    "Turns upright when it is made"
-    @classmethod
-    def create(cls, fn, **kwargs):
-        im = super().create(fn, **kwargs)
-        return cls(ImageOps.exif_transpose(im))
-
-class OwnCrop(PILImage):
-    "Overrides a method that transforms use"
-    def crop(self, box=None): return negative(super().crop(box))
-
-CLASSES = dict(PILImage=PILImage, PILImageBW=PILImageBW, PILMask=PILMask, Negative=Negative, Grey=Grey, Alpha=Alpha,
-    AsIs=AsIs, Plain=Plain, OwnTensor=OwnTensor, Noted=Noted, OwnCrop=OwnCrop)
+CLASSES = dict(PILImage=PILImage, PILImageBW=PILImageBW, PILMask=PILMask, Negative=Negative, Grey=Grey, AsIs=AsIs,
+    Plain=Plain, OwnTensor=OwnTensor)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What code of users does to pictures. Mostly it shows in about two of three images:
@@ -286,14 +310,13 @@ def facts(x):
 
 class Facts(Transform):
     "Marks an image with a checksum of its `facts`"
-    def __init__(self, order=0): self.order = order
     def encodes(self, x:Image.Image):
         seen.append(facts(x))
         return marked(x, zlib.crc32(repr(sorted(seen[-1].items())).encode()))
 
 class Buffer(Transform):
     "Gives the same image each time, with other pixels"
-    def __init__(self, order=0): self.order,self.buffer = order,None
+    buffer = None
     def encodes(self, x:PILImage):
         if self.buffer is None or self.buffer.size!=x.size: self.buffer = PILImage(Image.new(x.mode, x.size))
         self.buffer.paste(x)
@@ -301,7 +324,7 @@ class Buffer(Transform):
 
 class TensorBuffer(Transform):
     "Gives the same tensor each time: whoever collates later finds the last values in all"
-    def __init__(self, order=6): self.order,self.buffer = order,None
+    order,buffer = 6,None
     def encodes(self, x:TensorImage):
         if self.buffer is None or self.buffer.shape!=x.shape: self.buffer = torch.zeros_like(x)
         self.buffer.copy_(x)
@@ -309,22 +332,15 @@ class TensorBuffer(Transform):
 
 class Previous(Transform):
     "Paints over the image it has given out before"
-    def __init__(self, order=0): self.order,self.last = order,None
+    last = None
     def encodes(self, x:PILImage):
         if self.last is not None: self.last.paste(7, (0, 0, *self.last.size))
         self.last = x
         return x
 
-class Delay(Transform):
-    "Gives out the image before"
-    def __init__(self, order=0): self.order,self.last = order,None
-    def encodes(self, x:PILImage):
-        res,self.last = self.last or x,x
-        return res
-
-class Counter(Transform):
+class Counter(DisplayedTransform):
     "Marks images with their number"
-    def __init__(self, order=0): self.order,self.n = order,0
+    n = 0
     def encodes(self, x:PILImage):
         self.n += 1
         return marked(x, self.n*17)
@@ -332,24 +348,13 @@ class Counter(Transform):
 class Rng(Transform):
     "Draws from a generator of its own, or a global one"
     def __init__(self, kind, order=0):
-        self.order,self.kind = order,kind
-        self.own,self.np,self.torch = random.Random(5),np.random.default_rng(5),torch.Generator().manual_seed(5)
-    def draw(self):
-        if self.kind=='own': return self.own.randrange(256)
-        if self.kind=='own numpy': return int(self.np.integers(256))
-        if self.kind=='own torch': return int(torch.randint(256, (), generator=self.torch))
-        if self.kind=='numpy': return int(np.random.randint(256))
-        if self.kind=='torch': return int(torch.randint(256, ()))
-        return random.randrange(256)
-    def encodes(self, x:Image.Image): return marked(x, self.draw())
-
-class Reseed(Transform):
-    "Seeds the global generator for each image"
-    def __init__(self, order=0): self.order,self.n = order,0
-    def encodes(self, x:PILImage):
-        self.n += 1
-        random.seed(self.n)
-        return x
+        super().__init__(order=order)
+        own,own_numpy = random.Random(5),np.random.default_rng(5)
+        own_torch = torch.Generator().manual_seed(5)
+        self.draw = {'own':lambda: own.random(), 'own numpy':lambda: own_numpy.random(),
+            'own torch':lambda: torch.rand((), generator=own_torch).item(), 'numpy':lambda: np.random.rand(),
+            'torch':lambda: torch.rand(()).item(), 'python':lambda: random.random()}[kind]
+    def encodes(self, x:Image.Image): return marked(x, int(self.draw()*256))
 
 class Sometimes(RandTransform):
     "A random transform as fastai's documentation writes it"
@@ -357,21 +362,18 @@ class Sometimes(RandTransform):
 
 class Skip(Transform):
     "Leaves out some samples"
-    def __init__(self, order=0): self.order = order
     def encodes(self, x:PILImage):
         if zlib.crc32(np.asarray(x).tobytes())%5==1: raise SkipItemException()
         return x
 
 class Raise(Transform):
     "Fails for some samples"
-    def __init__(self, order=0, every=11): self.order,self.every = order,every
     def encodes(self, x:PILImage):
-        if zlib.crc32(np.asarray(x).tobytes())%self.every==1: raise ValueError('a transform of a user fails')
+        if zlib.crc32(np.asarray(x).tobytes())%11==1: raise ValueError('a transform of a user fails')
         return x
 
 class OnPair(ItemTransform):
     "Sees image and label together"
-    def __init__(self, order=0): self.order = order
     def encodes(self, o):
         x,*ys = o
         return (negative(x) if isinstance(x, Image.Image) and int(torch.as_tensor(ys[-1]).sum())%2 else x, *ys)
@@ -379,42 +381,33 @@ class OnPair(ItemTransform):
 class NoRetain(ItemTransform):
     "Gives a plain image, which nobody casts back"
     _retain = False
-    def __init__(self, order=0): self.order = order
     def encodes(self, o): return tuple(_new_image(x, x.im.copy()) if isinstance(x, Image.Image) else x for x in o)
 
 class Relabel(Transform):
     "Works on labels alone"
-    def __init__(self, order=0): self.order = order
     def encodes(self, y:TensorCategory): return TensorCategory(2-int(y))
 
 class InPlace(InplaceTransform):
     "Writes to the image, gives back nothing"
-    def __init__(self, order=0): self.order = order
     def encodes(self, x:PILImage): x.putpixel((0, 0), 9 if x.mode=='L' else (9,)*len(x.mode))
-
-class Shown(DisplayedTransform):
-    order = 2
-    def __init__(self, k=3): self.k = k
-    def encodes(self, x:PILImage): return marked(x, self.k)
 
 class ByExactType(Transform):
     "Trusts what it knows about the type"
-    def __init__(self, order=0): self.order = order
     def encodes(self, x): return negative(x) if type(x) is PILImage else x
 
 class ReadMine(Transform):
     "Reads what `set_mine` has left on an image"
-    def __init__(self, order=3): self.order = order
+    order = 3
     def encodes(self, x:PILImage): return negative(x) if getattr(x, 'mine', 0)==5 else x
 
 class OnTensor(Transform):
     "Works on the item's tensor, after `ToTensor`"
-    def __init__(self, order=6): self.order = order
+    order = 6
     def encodes(self, x:TensorImage): return 255-x
 
 class WriteBatch(Transform):
     "Writes to a batch of images in place"
-    def __init__(self, order=5): self.order = order
+    order = 5
     def encodes(self, x:TensorImage):
         x[:, 0] = x[:, 0]*0+1
         return x
@@ -425,7 +418,7 @@ class RandomBatch(RandTransform):
 
 class PreviousBatch(Transform):
     "Writes to the batch before"
-    def __init__(self, order=20): self.order,self.last = order,None
+    order,last = 20,None
     def encodes(self, x:TensorImage):
         if self.last is not None: self.last.add_(1)
         self.last = x
@@ -433,36 +426,25 @@ class PreviousBatch(Transform):
 
 class BatchPair(ItemTransform):
     "Sees inputs and targets of a batch"
-    def __init__(self, order=30): self.order = order
+    order = 30
     def encodes(self, b): return (b[0]+float(b[-1].reshape(-1)[0]), *b[1:])
 
 def same(x): return x
-def same_image(x:PILImage): return x
 def copied(x:PILImage): return x.copy()
-def loaded(x:PILImage):
-    x.load()
-    return x
 def inverted(x:PILImage): return negative(x)
-def inverted_any(x:Image.Image): return negative(x)
 def smaller(x:PILImage): return x.resize((12, 14))
-def reduced(x:PILImage): return x.reduce(2)
 def thumbnail(x:PILImage):
-    x.thumbnail((16, 16))
+    x.thumbnail((16, 16), Image.Resampling.BILINEAR, reducing_gap=None)
     return x
-def rotated(x:PILImage): return x.rotate(20, Image.Resampling.BILINEAR)
 def to_grey(x:PILImage): return x.convert('L')
 def to_alpha(x:PILImage): return x.convert('RGBA')
-def to_hsv(x:PILImage): return x.convert('HSV')
 def to_array(x:PILImage): return np.array(x)
 def to_tensor_image(x:PILImage): return TensorImage(image2tensor(x))
 def to_plain_tensor(x:PILImage): return tensor(np.array(x)).permute(2, 0, 1)
 def to_bw(x:PILImage): return PILImageBW(x.convert('L'))
-def to_mask(x:PILImage): return PILMask(x.convert('L'))
 def to_plain_pil(x:PILImage): return Image.fromarray(np.asarray(x))
 def twice(x:PILImage): return x,negative(x)
 def upright(x:PILImage): return ImageOps.exif_transpose(x)
-def mirrored(x:PILImage): return ImageOps.mirror(x)
-def equalised(x:PILImage): return ImageOps.autocontrast(x)
 def pickled(x:PILImage): return pickle.loads(pickle.dumps(x))
 def deep_copied(x:PILImage): return deepcopy(x)
 def set_mine(x:PILImage):
@@ -471,40 +453,24 @@ def set_mine(x:PILImage):
 def set_info(x:PILImage):
     x.info['seen'] = x.info.get('seen', 0)+1
     return x
-def clear_info(x:PILImage):
-    x.info.clear()
-    return x
-def drop_exif(x:PILImage):
-    e = x.getexif()
-    e.clear()
-    return x
-def split_merge(x:PILImage): return Image.merge(x.mode, x.split()[::-1])
 def written(x:PILImage):
     x.paste(200, (0, 0, 3, 3))
     return x
 def none_at_all(x:PILImage): return None
-def reversed_batch(b): return b[::-1]
-def longest_first(b): return sorted(b, key=lambda o: -float(o[0].float().mean()))
+item_functions = (same, copied, inverted, smaller, thumbnail, to_grey, to_alpha, to_array, to_tensor_image,
+    to_plain_tensor, to_bw, to_plain_pil, twice, upright, pickled, deep_copied, set_mine, set_info, written,
+    none_at_all)
+NO_IMAGE = 'to_array','to_tensor_image','to_plain_tensor','twice','none_at_all','to_plain_pil'   # stock may fail
+
 def noop_batch(x:TensorImage): return x
 def doubled_batch(x:TensorImage): return x*2
 def int_batch(x:TensorImage): return (x*255).long()
-def cloned_batch(x:TensorImage): return x.clone()
+batch_functions = noop_batch,doubled_batch,int_batch
 
-USERS = {o.__name__:o for o in (Facts, Buffer, TensorBuffer, Previous, Delay, Counter, Rng, Reseed, Sometimes, Skip,
-    Raise, OnPair, NoRetain, Relabel, InPlace,
-    Shown, ByExactType, ReadMine, OnTensor, WriteBatch, RandomBatch, PreviousBatch, BatchPair)}
-user_functions = (same, same_image, copied, loaded, inverted, inverted_any, smaller, reduced, thumbnail, rotated,
-    to_grey, to_alpha, to_hsv, to_array, to_tensor_image,
-    to_plain_tensor, to_bw, to_mask, to_plain_pil, twice, upright, mirrored, equalised, pickled, deep_copied, set_mine,
-    set_info, clear_info, drop_exif,
-    split_merge, written, none_at_all, reversed_batch, longest_first, noop_batch, doubled_batch, int_batch,
-    cloned_batch)
-
-def _user_function(f):
-    def make(order=None): return Transform(f) if order is None else Transform(f, order=order)
-    return make
-
-USERS.update({f.__name__:_user_function(f) for f in user_functions})
+USERS = {o.__name__:o for o in (Facts, Buffer, TensorBuffer, Previous, Counter, Rng, Sometimes, Skip,
+    Raise, OnPair, NoRetain, Relabel, InPlace, ByExactType, ReadMine, OnTensor, WriteBatch, RandomBatch, PreviousBatch,
+    BatchPair)}
+USERS.update({f.__name__:partial(Transform, f) for f in item_functions+batch_functions})
 
 # Subclasses of any transform, made when they are used
 
@@ -523,13 +489,6 @@ def _own_encodes(cls):
         def encodes(self, x:TensorImage): return _inherited(cls, self, x)+1   # noqa: F811
     return Own
 
-def _own_before_call(cls):
-    class Own(cls):
-        def before_call(self, b, split_idx):
-            random.random()
-            super().before_call(b, split_idx)
-    return Own
-
 def _own_call(cls):
     class Own(cls):
         def __call__(self, b, **kwargs):
@@ -538,27 +497,7 @@ def _own_call(cls):
             return tuple(negative(o) if isinstance(o, PILBase) else o for o in res)
     return Own
 
-def _own_order(cls):
-    class Own(cls): order = 3 if getattr(cls, 'order', 0)<3 else 1
-    return Own
-
-def _own_decodes(cls):
-    class Own(cls):
-        def decodes(self, x:TensorImage): return x
-    return Own
-
-def _own_private(cls):
-    class Own(cls):
-        def _call(self, nm, *args, **kwargs):
-            res = super()._call(nm, *args, **kwargs)
-            return negative(res) if isinstance(res, PILBase) and nm=='encodes' else res
-        def _do_call(self, nm, *args, **kwargs):
-            res = super()._do_call(nm, *args, **kwargs)
-            return marked(res, 77) if isinstance(res, PILBase) and nm=='encodes' else res
-    return Own
-
-OWN = dict(nothing=_own_nothing, encodes=_own_encodes, before_call=_own_before_call, call=_own_call, order=_own_order,
-    decodes=_own_decodes, private=_own_private)
+OWN = dict(nothing=_own_nothing, encodes=_own_encodes, call=_own_call)   # no subclass is known
 
 # Attributes of an instance
 
@@ -640,26 +579,9 @@ def _result_shifted_as_self(was, self, *args, **kwargs): return retain_type(_shi
 for _cls in Image.Image,PILBase,PILImage:
     for _name in 'crop resize transpose copy'.split(): _patches(_cls, _name, _result_shifted)
     for _name in 'flip_lr crop_pad _do_crop_pad'.split(): _patches(_cls, _name, _result_shifted_as_self)
+for _name in 'float','div_': _patches(TensorImage, _name, lambda was, self, *args: was(self, *args)*2)
 _patches(PILImage, 'dihedral', lambda was, self, k: was(self, (k+1)%8))
 _patches(Image.Image, 'convert', lambda was, self, mode=None, *args, **kwargs: _shift(was(self, mode, *args, **kwargs)))
-
-def _load_once(was, self):
-    "A `load` that counts, and marks what it has loaded first"
-    res = was(self)
-    if not self.info.get('loaded'):
-        self.info['loaded'] = True
-        if self.mode in ('L', 'RGB'):
-            self.paste(200 if self.mode=='L' else (200, 100, 0), (0, 0, self.width//2, self.height))
-    return res
-for _cls in Image.Image,PILImage: _patches(_cls, 'load', _load_once)
-
-def _keeps_mine(was, self, im):
-    "What a user writes to keep attributes from image to image"
-    res = was(self, im)
-    res.mine = getattr(self, 'mine', 0)+1
-    res.info['count'] = self.info.get('count', 0)+1
-    return res
-for _cls in Image.Image,PILImage: _patches(_cls, '_new', _keeps_mine)
 
 def _creates(cls):
     def do():
@@ -670,15 +592,6 @@ def _creates(cls):
             return cls(negative(im))
     CHANGES[f'{cls.__name__}.create'] = do
 for _cls in PILBase,PILImage,PILImageBW: _creates(_cls)
-
-@change
-def array_interface():
-    was = Image.Image.__array_interface__.fget
-    def patched(self):
-        res = dict(was(self))
-        res['data'] = bytes(255-o for o in res['data']) if some(np.frombuffer(res['data'], np.uint8)) else res['data']
-        return res
-    PILImage.__array_interface__ = property(patched)
 
 def _module(module, name, f):
     def do():
@@ -699,16 +612,34 @@ _module(fastai_load, 'retain_types', _retain_none)
 _module(random, 'random', lambda was: was()/2)
 _module(random, 'randint', lambda was, a, b: max(a, was(a, b)-1))
 
+for _name,_of,_attribute,_value in (('tensor_class', PILImage, '_tensor_cls', OwnTensor.Tensor),
+        ('open_args', PILImage, '_open_args', {'mode':'L'}), ('few_pixels', Image, 'MAX_IMAGE_PIXELS', 500),
+        ('truncated', ImageFile, 'LOAD_TRUNCATED_IMAGES', True), ('flip_order', FlipItem, 'order', 4),
+        ('flip_in_validation', FlipItem, 'split_idx', 1), ('to_tensor_first', ToTensor, 'order', -1),
+        ('to_tensor_in_training', ToTensor, 'split_idx', 0)):
+    CHANGES[_name] = partial(setattr, _of, _attribute, _value)
+CHANGES['open_args_in_place'] = lambda: PILBase._open_args.update(mode='L')
+
 @change
-def tensor_class(): PILImage._tensor_cls = OwnTensor.Tensor
+def collate_function():
+    default_collate_fn_map[TensorCategory] = lambda batch, *, collate_fn_map=None: torch.stack(batch)+100
 @change
-def open_args(): PILImage._open_args = {'mode':'L'}
-@change
-def open_args_in_place(): PILBase._open_args['mode'] = 'L'
-@change
-def few_pixels(): Image.MAX_IMAGE_PIXELS = 500
-@change
-def truncated(): ImageFile.LOAD_TRUNCATED_IMAGES = True
+def no_c_modules():   # changes nothing, but how it is done
+    for m in [m for name,m in sys.modules.items() if name.startswith('fastai_remote')]:
+        for name,v in list(vars(m).items()):
+            if isinstance(v, types.ModuleType) and name in ('_jpeg', '_pixels'): setattr(m, name, None)
+
+def _opens(name):
+    def negative_opener(fp, filename):
+        return ImageOps.invert(JpegImagePlugin.jpeg_factory(fp, filename).convert('RGB'))
+    def do():
+        Image.OPEN[name] = negative_opener,lambda prefix: prefix[:2]==b'\xff\xd8'
+        if name not in Image.ID: Image.ID.insert(0, name)
+    CHANGES[f'opener of {name}'] = do
+for _name in 'JPEG','MINE': _opens(_name)
+
+def _default_dtype(dtype): CHANGES[f'default {dtype}'] = lambda: torch.set_default_dtype(dtype)
+for _dtype in torch.float16,torch.bfloat16,torch.float64: _default_dtype(_dtype)
 
 def _before_call(cls):
     def f(was, self, b, split_idx):
@@ -735,14 +666,6 @@ for _name in '_call','_do_call': _patches(Transform, _name, _call_shifts_images)
 
 _patches(TfmPipeline, '__call__', lambda was, self, o: was(self, _images_shifted(o)))
 
-@change
-def flip_order(): FlipItem.order = 4
-@change
-def flip_in_validation(): FlipItem.split_idx = 1
-@change
-def to_tensor_first(): ToTensor.order = -1
-@change
-def to_tensor_in_training(): ToTensor.split_idx = 0
 @change
 def category_map():
     was = CategoryMap.__init__
@@ -782,10 +705,69 @@ DERIVED = dict(
 def _reseed(): set_seed(7)
 def _collate_reversed(b): return fastai_load.fa_collate(b[::-1])
 
-FUNCTIONS = {'<collate>':_collate_reversed, '<reseed>':_reseed, '<reversed>':[reversed_batch],
-    '<longest>':[longest_first], '<fa_collate>':fa_collate}
+def _reversed_batch(b): return b[::-1]
+
+FUNCTIONS = {'<collate>':_collate_reversed, '<reseed>':_reseed, '<reversed>':[_reversed_batch],
+    '<fa_collate>':fa_collate}
 
 def _resolved(kw): return {k:FUNCTIONS[v] if isinstance(v, str) and v in FUNCTIONS else v for k,v in kw.items()}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a user does to loaders
+
+class DarkDatasets(Datasets):
+    def __getitem__(self, i): return tuple(map(_dark, super().__getitem__(i)))
+
+class DarkLists(TfmdLists):
+    def __getitem__(self, i): return _dark(super().__getitem__(i))
+
+def _dark(x): return PILImage.create(np.asarray(x)//4) if type(x) is PILImage else x
+
+class Changed(TfmPipeline):
+    "Darkens pictures, and counts labels from the end"
+    def __call__(self, o):
+        o = super().__call__(o)
+        return TensorCategory(2-o) if isinstance(o, TensorCategory) else _dark(o)
+
+class Repeated:
+    "A dataset twice, which passes on the attributes of the dataset"
+    def __init__(self, dataset): self.dataset = dataset
+    def __len__(self): return 2*len(self.dataset)
+    def __getitem__(self, i): return self.dataset[i%len(self.dataset)]
+    def __getattr__(self, name):
+        if name=='dataset': raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+def _sets_class(o, cls): o.__class__ = cls
+
+PREPARED = {   # applied to the training loader, and gives the one to use
+    'subclass of Datasets': lambda dl: _sets_class(dl.dataset, DarkDatasets) or dl,
+    'subclass of TfmdLists': lambda dl: _sets_class(dl.dataset.tls[0], DarkLists) or dl,
+    'repeated': lambda dl: dl.new(dataset=Repeated(dl.dataset)),
+}
+def _replaces(k, name):
+    def do(dl):
+        tl = dl.dataset.tls[k]
+        setattr(tl, name, Changed(tl.tfms))
+        return dl
+    PREPARED[f'{name} of {k}'] = do
+for _k in 0,1:
+    for _name in 'tfms','_after_item': _replaces(_k, _name)
+
+class Signed(IntToFloatTensor):
+    def encodes(self, x:TensorImage): return x.float().div(127.5)-1
+
+def _set(*ts): return lambda pipeline: setattr(pipeline, 'fs', L(*[t() for t in ts]))
+def _add(t): return lambda pipeline: pipeline.add(t())
+
+DURING = {   # what is done: (pipeline, what is done to it)
+    'a transform is added': ('after_batch', _add(WriteBatch)),
+    'a subclass': ('after_batch', _set(Signed)),
+    'no transform': ('after_batch', _set()),
+    'an item transform is added': ('after_item', _add(partial(Transform, inverted, order=2))),
+    'one before the others': ('after_item', _add(partial(Transform, inverted, order=-5))),
+    'only ToTensor': ('after_item', _set(ToTensor)),
+}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Targets
@@ -818,8 +800,13 @@ TARGET_BLOCKS = {   # what it is called: [(field, stock's block, ours)]
     'labels': [('labels', MultiCategoryBlock, lambda block: block('labels'))],
     'age.f4': _age,
     'k.i8': [('k.i8', RegressionBlock, lambda block: block('k.i8'))],
+    'w.f8': [('w.f8', RegressionBlock, lambda block: block('w.f8'))],
     'mask.png': [('mask.png', MaskBlock, lambda block: block('mask.png', img_cls=PILMask))],
     'two': _category+_age,
+    'xy.npy': [('xy.npy', RegressionBlock, lambda block: block('xy.npy'))],
+    'points': [('points.npy', lambda: PointBlock, lambda block: block('points.npy'))],
+    'boxes': [('boxes.npy', lambda: BBoxBlock, lambda block: block('boxes.npy')),
+        ('boxes.labels', partial(BBoxLblBlock, vocab=sorted(LABELS)), lambda block: block('boxes.labels'))],
     'picture': [('rgb.png', ImageBlock, lambda block: block('rgb.png', img_cls=PILImage))],
     'vocab': _both(_categorize(Categorize), 'cls'),
     'own categorize': _both(_categorize(OwnCategorize), 'cls'),
@@ -831,7 +818,7 @@ TARGET_BLOCKS = {   # what it is called: [(field, stock's block, ours)]
     'length of text': _both(lambda: [len, tensor], 'txt'),
 }
 FACTORY_TARGETS = {k:[f for f,*_ in v] for k,v in TARGET_BLOCKS.items() if k in ('cls', 'labels', 'age.f4', 'k.i8',
-    'two', 'mask.png')}
+    'w.f8', 'two', 'mask.png')}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Running a pipeline
@@ -869,7 +856,7 @@ def _getter(g):
     def get(i): return g(i)
     return get
 
-def _dls_of_store(p, store, where):
+def dls_of_store(p, store, where):
     "What `fastai_remote` makes of a store"
     tfms = dict(item_tfms=made(p.item), batch_tfms=made(p.batch))
     kwargs = dict(_loader_arguments(p), threads=p.threads)
@@ -907,24 +894,16 @@ def _next_order(dl):
     rng.setstate(state)
     return order
 
-def _described(o, hold=False):
-    "`o` as plain Python: kinds, shapes and values; values may be held for later"
-    if isinstance(o, torch.Tensor):
-        x = o.as_subclass(torch.Tensor)
-        attributes = sorted((k, repr(v)) for k,v in vars(o).items())
-        values = x.detach() if hold else x.detach().numpy().copy()
-        return 'tensor',type(o).__qualname__,str(o.dtype),tuple(o.shape),attributes,values
-    if isinstance(o, (tuple, list)): return type(o).__name__,[_described(x, hold) for x in o]
-    return 'object',type(o).__qualname__,repr(o)
+def _values(o, at=''):
+    "`(where it is and what it is, value)` of each value in the nested tuples and lists of a batch"
+    if isinstance(o, (tuple, list)):
+        return [pair for k,v in enumerate(o) for pair in _values(v, f'{at}{type(o).__name__}[{k}] ')]
+    if not isinstance(o, torch.Tensor): return [(f'{at}{type(o).__qualname__}', np.array(repr(o)))]
+    kind = type(o).__qualname__,o.dtype,tuple(o.shape),o.stride(),sorted((k, repr(v)) for k,v in vars(o).items())
+    plain = o.as_subclass(torch.Tensor).detach()
+    return [(f'{at}{kind}', plain.double() if o.dtype==torch.bfloat16 else plain)]   # NumPy has no bfloat16
 
-def _settled(d):
-    "`_described` with the values that were held"
-    if d[0]=='tensor': return (*d[:-1], d[-1].numpy().copy() if isinstance(d[-1], torch.Tensor) else d[-1].copy())
-    return (d[0], [_settled(o) for o in d[1]]) if isinstance(d[1], list) else d
-
-def _tensors(b):
-    if isinstance(b, torch.Tensor): return [b]
-    return [t for o in b for t in _tensors(o)] if isinstance(b, (tuple, list)) else []
+def _kept(values): return [(kind, np.array(v)) for kind,v in values]
 
 def _consume(p, dl, res):
     """Put what `dl` gives into `res`, and treat it as a training loop of a user may
@@ -933,21 +912,22 @@ def _consume(p, dl, res):
     `arrays`: keeps only NumPy views of them. `writes`: writes to each in place, and keeps it."""
     held = []
     try:
-        for b in dl:
-            d = _described(b, p.consumer in ('holds', 'arrays'))
-            if p.consumer=='arrays': d = _as_arrays(d)
+        for k,b in enumerate(dl):
+            values = _values(b)
+            if p.consumer=='arrays': values = [(kind, np.asarray(v)) for kind,v in values]
+            if p.consumer in ('draws', 'writes'): values = _kept(values)
             if p.consumer=='writes':
-                for t in _tensors(b): t.add_(1)
                 held.append(b)
-            if not p.threads:
-                d = ('tuple', [d, ('object', 'draws', repr((random.random(), np.random.rand(), torch.rand(1).item())))])
-            res.append(d)
-            del b
-    finally: res[:] = [_settled(d) for d in res]
+                for _,v in _values(b): v.add_(1)
+            if not p.threads:   # which draw for the next batch before this one is given out
+                drawn = random.random(),np.random.rand(),torch.rand(1).item()
+                values.append(('drawn', np.array(drawn)))
+            res.append(values)
+            del b,values
+            if k==1 and p.during: _change_during(dl, *DURING[p.during])
+    finally: res[:] = map(_kept, res)
 
-def _as_arrays(d):
-    if d[0]=='tensor': return (*d[:-1], d[-1].numpy())
-    return (d[0], [_as_arrays(o) for o in d[1]]) if isinstance(d[1], list) else d
+def _change_during(dl, pipeline, f): f(getattr(dl, pipeline))
 
 def _run(p, where, data, like):
     "Build `p`, and go over training set, validation set, training set"
@@ -958,19 +938,20 @@ def _run(p, where, data, like):
         _seed()
         if not stock: res.splits = [[int(i) for i in s] for s in _splitter(p)(get_remote_items(data.stores[where]))]
         splits = like.splits if like else [list(range(N_TRAIN)), list(range(N_TRAIN, N))]
-        dls = _dls_of_files(p, data, splits) if stock else _dls_of_store(p, data.stores[where], where)
+        dls = _dls_of_files(p, data, splits) if stock else dls_of_store(p, data.stores[where], where)
         if not stock and (items:=[[int(i) for i in dl.dataset.items] for dl in dls])!=res.splits:
             raise ValueError(f'items are {items}, but splits {res.splits}')
         train = dls.train
         if p.derived or p.new:
             train = train.new(cls=DERIVED[p.derived](type(train)) if p.derived else None, **_resolved(p.new))
+        if p.prepared: train = PREPARED[p.prepared](train)
         if stock and train.shuffle and orders: train.get_idxs = lambda: orders.pop(0)
         _seed()
         seen.clear()
         if p.prelude=='one_batch':
             if not stock:
                 with train.fake_l.no_multiproc(): res.orders.append(_next_order(train))
-            res.batches.append(('one_batch', [_described(train.one_batch())]))
+            res.batches.append(('one_batch', [_kept(_values(train.one_batch()))]))
         for name,dl in ('train', train),('valid', dls.valid),('train again', train):
             if not stock and dl is train: res.orders.append(_next_order(train))
             res.batches.append((name, got:=[]))
@@ -987,38 +968,20 @@ def _run_all(jobs, data):
     for c in jobs[0][0].changes: CHANGES[c]()
     return [_run(p, where, data, like) for p,where,like in jobs]
 
-def forked(f, seconds=120):
-    "`f()` in a fork of this process, which is then gone with all that it started"
-    r,w = os.pipe()
-    if (pid:=os.fork())==0:
-        try:
-            os.setsid()
-            os.close(r)
-            b = pickle.dumps(f())
-            with open(w, 'wb') as h: h.write(struct.pack('>Q', len(b))+b)
-        except BaseException: traceback.print_exc()
-        finally: os._exit(0)
-    os.close(w)
-    try:
-        n, = struct.unpack('>Q', _read(r, 8, end:=time.monotonic()+seconds))
-        return pickle.loads(_read(r, n, end))
+def forked(f):
+    "`f()` in a fork of this process, which is then gone"
+    results,send = get_context('fork').Pipe(duplex=False)
+    process = get_context('fork').Process(target=lambda: send.send(f()))
+    process.start()
+    send.close()
+    try: return results.recv()   # `EOFError` if the process has died
     finally:
-        os.close(r)
-        try: os.killpg(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError): pass
-        os.waitpid(pid, 0)
-
-def _read(r, n, end):
-    res = bytearray()
-    while len(res)<n:
-        if not select.select([r], [], [], max(0, end-time.monotonic()))[0]: raise TimeoutError('a pipeline hangs')
-        if not (b:=os.read(r, min(n-len(res), 1<<20))): raise RuntimeError('the process of a pipeline died')
-        res += b
-    return bytes(res)
+        process.kill()
+        process.join()
 
 def run(jobs, data):
     "Records of `(p, where, like)`: over a store, or over `'files'` with splits and orders of the record `like`"
-    return forked(partial(_run_all, jobs, data), 60+20*len(jobs))
+    return forked(partial(_run_all, jobs, data))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparing
@@ -1038,23 +1001,18 @@ def difference(ours, stock):
     if len(ours.seen)!=len(stock.seen):
         return f'a transform was given {len(ours.seen)} images, in stock {len(stock.seen)}'
 
-def _differ(x, y):
-    if x[0]!=y[0]: return f': a {x[0]}, stock has a {y[0]}'
-    if x[0]=='tensor':
-        for what,a,b in zip(('type', 'dtype', 'shape', 'attributes'), x[1:], y[1:]):
-            if a!=b: return f': {what} {a}, stock has {b}'
-        if np.array_equal(x[-1], y[-1], equal_nan=x[-1].dtype.kind=='f'): return
-        bad = np.argwhere(x[-1]!=y[-1])
-        at = tuple(int(i) for i in bad[0])
-        return f': {len(bad)} of {x[-1].size} values differ, at {at} it is {x[-1][at]}, stock has {y[-1][at]}'
-    if isinstance(x[1], list):
-        if len(x[1])!=len(y[1]): return f': {len(x[1])} elements, stock has {len(y[1])}'
-        return next((f', element {k}{d}' for k,(a,b) in enumerate(zip(x[1], y[1])) if (d:=_differ(a, b))), None)
-    if x!=y: return f': {x[1:]}, stock has {y[1:]}'
+def _differ(ours, stock):
+    if len(ours)!=len(stock): return f': {len(ours)} values, stock has {len(stock)}'
+    for (what,a),(wanted,b) in zip(ours, stock):
+        if what!=wanted: return f': {what}, stock has {wanted}'
+        if np.array_equal(a, b, equal_nan=b.dtype.kind=='f'): continue
+        bad = np.argwhere(a!=b)
+        at = tuple(bad[0].tolist())
+        return f': {len(bad)} of {a.size} values of {what} differ, at {at} it is {a[at]}, stock has {b[at]}'
 
 def wrong_order(p, ours):
     "What is wrong with the orders of the epochs, which stock is made to follow"
-    n = p.loader.get('n', len(ours.splits[0]) if ours.splits else 0)
+    n = p.loader.get('n', len(ours.splits[0]) if ours.splits else 0)*(2 if p.prepared=='repeated' else 1)
     for o in ours.orders:
         if not p.new.get('shuffle', p.shuffle) and o!=list(range(n)): return f'not in order: {o}'
         if sorted(o)!=list(range(n)): return f'not each sample once: {o}'

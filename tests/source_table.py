@@ -10,10 +10,11 @@ its own, and measures by how much the memory of the process grows.
 To add a row, decorate a function with `source`. The function, `make(folder, numbers)`, writes files of the samples
 `numbers` into `folder`, and `open(folder, numbers)` returns the source that a user would pass.
 """
-import io, json, os, sys, tarfile, tempfile, threading, traceback
+import json, os, sys, tempfile, threading, traceback
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
@@ -24,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from inputs import column, encoded, stored, write_tar
 from fastai_remote import (RedisStore, ShardStore, csv_samples, drawing_samples, image_samples, img2dataset_samples,
     redis_server, table_samples, tar_samples, to_redis, to_shards)
 
@@ -31,16 +33,15 @@ RESULT = Path(__file__).parent/'bench'/'results'/'sources.json'
 NAMES = ['bird','cat','dog']
 CONTENTS = 51   # different images; sample i has image i%51 and class i%3
 SMALL,LARGE = 1000,5000   # samples, for the memory
+SIDE,CHUNK = 48,256   # pixels of an image, a file of 4 KB; samples that are written at once
 
 @lru_cache(None)
-def picture(i):
-    "The file of image `i`: noise, so that it has 4 KB"
-    pixels = np.random.default_rng(i%CONTENTS).integers(0, 256, (48,48,3), dtype=np.uint8)
-    Image.fromarray(pixels).save(f := io.BytesIO(), 'JPEG', quality=90)
-    return f.getvalue()
+def noise(i, side):
+    pixels = np.random.default_rng(i).integers(0, 256, (side,side,3), dtype=np.uint8)
+    return encoded(pixels, 'JPEG', quality=90)
 
 def name_of(i): return NAMES[i%3]
-def content(i): return picture(i%CONTENTS)
+def content(i): return noise(i%CONTENTS, SIDE)
 
 @dataclass
 class Row:
@@ -92,7 +93,8 @@ def write(path, data):
 
 def parent(path): return path.parent.name
 
-@source('folder of images', 'image_samples(folder, label=parent_label)', lambda folder, _: image_samples(folder, label=parent))
+@source('folder of images', 'image_samples(folder, label=parent_label)',
+        lambda folder, _: image_samples(folder, label=parent))
 def image_folder(folder, numbers):
     for i in numbers: write(folder/name_of(i)/f'{i:06}.jpg', content(i))
 
@@ -106,18 +108,14 @@ def csv_file(folder, numbers):
 @source('Quick, Draw! drawings', 'drawing_samples(folder)', lambda folder, _: drawing_samples(folder), field=None)
 def drawings(folder, numbers):
     for k,name in enumerate(NAMES):
-        lines = [dict(word=name, key_id=str(i), drawing=[[[i%200,200],[5,100]]], recognized=True) for i in numbers if i%3==k]
-        write(folder/f'{name}.ndjson', ''.join(json.dumps(line)+'\n' for line in lines).encode())
+        lines = [dict(word=name, key_id=str(i), drawing=[[[i%200,200],[5,100]]]) for i in numbers if i%3==k]
+        write(folder/f'{name}.ndjson', '\n'.join(map(json.dumps, lines)).encode())
 
 @source('WebDataset tars', 'tar_samples(folder)', lambda folder, _: tar_samples(folder))
 def tars(folder, numbers):
-    folder.mkdir(parents=True)
-    for k in range(0, len(numbers), 500):
-        with tarfile.open(folder/f'{k:06}.tar', 'w') as tar:
-            for i in numbers[k:k+500]:
-                for ext,data in ('jpg',content(i)), ('cls',name_of(i).encode()):
-                    (info := tarfile.TarInfo(f'{i:06}.{ext}')).size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+    for k in range(0, len(numbers), 100):
+        files = [((f'{i:06}.jpg',content(i)), (f'{i:06}.cls',name_of(i).encode())) for i in numbers[k:k+100]]
+        write_tar(folder/f'{k:06}.tar', chain(*files))
 
 class Photos:
     "A dataset as users of PyTorch write it"
@@ -142,7 +140,7 @@ def samples(numbers): return ({'jpg':content(i), 'cls':name_of(i)} for i in numb
 def nothing(folder, numbers): pass
 
 @source('another store', 'RedisStore(url, name)', lambda folder, _: ShardStore(folder))
-def another_store(folder, numbers): to_shards(samples(numbers), folder, num_workers=1, progress=False, chunk=256)
+def another_store(folder, numbers): to_shards(samples(numbers), folder, num_workers=1, progress=False, chunk=CHUNK)
 
 def open_saved(folder, numbers):
     from datasets import load_from_disk
@@ -154,8 +152,8 @@ def huggingface(folder, numbers):
     features = Features({'image':Image(), 'label':ClassLabel(names=NAMES), 'number':Value('int64')})
     def rows():
         for i in numbers: yield {'image':content(i), 'label':i%3, 'number':i}
-    dataset = Dataset.from_generator(rows, features=features, cache_dir=str(folder/'cache'), fingerprint=f'{len(numbers)}')
-    dataset.save_to_disk(str(folder/'data'))
+    options = dict(features=features, cache_dir=str(folder/'cache'), fingerprint=f'{len(numbers)}')
+    Dataset.from_generator(rows, **options).save_to_disk(str(folder/'data'))
 
 def joined_by(name):
     "Joins splits in a dict of HuggingFace's"
@@ -171,15 +169,16 @@ source('HuggingFace `DatasetDict`, shuffled', 'load_from_disk(folder).shuffle()'
 
 def open_stream(folder, numbers):
     from datasets import load_dataset
-    return load_dataset('parquet', data_files=str(folder/'*.parquet'), streaming=True, split='train', cache_dir=str(folder))
+    files = str(folder/'*.parquet')
+    return load_dataset('parquet', data_files=files, streaming=True, split='train', cache_dir=str(folder))
 
 @source('HuggingFace `IterableDatasetDict`', "load_dataset('parquet', data_files=files, streaming=True)", open_stream,
         join=joined_by('IterableDatasetDict'))
 def parquet(folder, numbers):
     huggingface(folder, numbers)
     saved = open_saved(folder, numbers)
-    for k in range(0, len(saved), 250):   # HuggingFace reads whole files
-        saved.select(range(k, min(k+250, len(saved)))).to_parquet(str(folder/f'{k:06}.parquet'))
+    for k in range(0, len(saved), 100):   # HuggingFace reads whole files
+        saved.select(range(k, min(k+100, len(saved)))).to_parquet(str(folder/f'{k:06}.parquet'))
 
 def photos(folder, numbers):
     for i in numbers: write(folder/f'{i:06}.jpg', content(i))
@@ -199,7 +198,7 @@ source('pandas DataFrame with names of images', f'table_samples(df, {_by_columns
         lambda folder, _: of_table(folder, folder/'labels.parquet'))
 def parquet_of_names(folder, numbers):
     photos(folder, numbers)
-    pq.write_table(pa.table(columns(numbers)), folder/'labels.parquet', row_group_size=500)
+    pq.write_table(pa.table(columns(numbers)), folder/'labels.parquet', row_group_size=100)
 
 def open_parquet(folder, numbers):
     from fastai_remote.source import frames
@@ -235,24 +234,20 @@ def with_caption_as_class(sample): return {'jpg':sample['jpg'], 'cls':sample['tx
 @source('folder of img2dataset', 'img2dataset_samples(folder)', lambda folder, _: img2dataset_samples(folder),
         options={'fn':with_caption_as_class})
 def img2dataset(folder, numbers):
-    folder.mkdir(parents=True)
-    for shard,k in enumerate(range(0, len(numbers), 500)):
-        keys = [f'{shard:05}{j:04}' for j in range(len(numbers[k:k+500]))]
-        with tarfile.open(folder/f'{shard:05}.tar', 'w') as tar:
-            for key,i in zip(keys, numbers[k:k+500]):
-                for ext,data in ('jpg',content(i)), ('txt',name_of(i).encode()), ('json',b'{}'):
-                    (info := tarfile.TarInfo(f'{key}.{ext}')).size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
-        table = dict(key=keys, url=[f'http://x/{key}' for key in keys], status=['success']*len(keys))
+    for shard,k in enumerate(range(0, len(numbers), 100)):
+        keys = {f'{shard:05}{j:04}':i for j,i in enumerate(numbers[k:k+100])}
+        write_tar(folder/f'{shard:05}.tar', [(f'{key}.{ext}', data) for key,i in keys.items()
+            for ext,data in (('jpg',content(i)), ('txt',name_of(i).encode()), ('json',b'{}'))])
+        table = dict(key=[*keys], url=[f'http://x/{key}' for key in keys], status=['success']*len(keys))
         pq.write_table(pa.table(table), folder/f'{shard:05}.parquet')
 
 # --- checking a source
 
 def put(kind, splits, server, folder):
     "Write a source to Redis or, without a server, to shards; returns the store"
-    options = {'num_workers':1, 'progress':False, 'chunk':256, 'overwrite':True, **(kind.options or {})}
+    options = {'num_workers':1, 'progress':False, 'chunk':CHUNK, 'overwrite':True, **(kind.options or {})}
     if server is None:
-        to_shards(splits, folder, maxcount=256, **options)
+        to_shards(splits, folder, maxcount=CHUNK, **options)
         return ShardStore(folder)
     to_redis(splits, server.url, 'table', **options)
     return RedisStore(server.url, 'table')
@@ -264,17 +259,17 @@ def check(kind, server, folder, n=60):
     opened = {split:kind.open(folder/split, numbers) for split,numbers in parts.items()}
     store = put(kind, kind.join(opened), server, folder/'shards')
     splits_are_right = store.splits=={'train':[0,n-n//4], 'valid':[n-n//4,n]}
-    labels = [store.vocab[code] for code in store.get_many(range(len(store)), 'cls')['cls'].tolist()]
+    labels = column(store, 'cls')
     files,lost,wrong = '-',n-len(store),0
     if kind.field and kind.field in store.fields:
-        stored = [bytes(o) for o in store.get_many(range(len(store)), kind.field, check=True)[kind.field]]
+        found = stored(store, kind.field)
         for split,numbers in parts.items():
-            there = Counter(stored[slice(*store.splits.get(split, (0,0)))])
+            there = Counter(found[slice(*store.splits.get(split, (0,0)))])
             expected = Counter(map(content, numbers))
             splits_are_right &= there==expected
             files = 'yes' if files!='no' and there==expected else 'no'
         class_of = {content(i):name_of(i) for i in range(CONTENTS)}
-        wrong = sum(class_of.get(b, label)!=label for b,label in zip(stored, labels))
+        wrong = sum(class_of.get(b, label)!=label for b,label in zip(found, labels))
     elif kind.field: files = 'no'
     counts = Counter(name_of(i) for i in range(n))
     names = 'yes' if set(store.vocab)==set(NAMES) and Counter(labels)==counts else 'no'
@@ -283,29 +278,29 @@ def check(kind, server, folder, n=60):
 
 # --- memory
 
-def own_memory(): return 1024*int(next(line for line in open('/proc/self/status') if line.startswith('RssAnon')).split()[1])
+def own_memory():
+    return 1024*int(Path('/proc/self/status').read_text().partition('RssAnon:')[2].split()[0])
 
 def growth(kind, server, folder, n):
     "MB by which a process grows while it opens a source of `n` samples and writes it"
     folder.mkdir(parents=True)
     def make():
         for name,numbers in ('warm up',range(30)), ('data',range(n)): kind.make(folder/name, numbers)
-    def write_it(): os.write(writing, str(peak(kind, server, folder, n)).encode())
-    reading,writing = os.pipe()
     in_child(make)
-    in_child(write_it)
-    os.close(writing)
-    with os.fdopen(reading) as f: return round(float(f.read())/1e6, 1)
+    return round(float(in_child(lambda: peak(kind, server, folder, n)))/1e6, 1)
 
 def in_child(f):
-    "Run `f` in a process of its own"
+    "Run `f` in a process of its own; returns what it returns, as text"
+    reading,writing = os.pipe()
     if (child := os.fork())==0:
         try:
-            f()
+            os.write(writing, str(f()).encode())
             os._exit(0)
         except BaseException: traceback.print_exc()
         os._exit(1)
+    os.close(writing)
     assert os.waitpid(child, 0)[1]==0
+    with os.fdopen(reading) as file: return file.read()
 
 def peak(kind, server, folder, n):
     "Bytes by which this process grows at most"

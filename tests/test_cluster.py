@@ -1,122 +1,192 @@
-"Datasets in a Redis Cluster: as on one server, spread evenly, and nothing is lost when a master fails or slots move"
-import json, re, time
-from pathlib import Path
+"Datasets in a Redis Cluster: as on one server, spread evenly, and nothing is lost when a node fails or forgets"
+import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
+import redis
 from hypothesis import given, strategies as st
-from redis import Redis, RedisCluster
 from redis.crc import key_slot
+from torch.utils.data import DataLoader
 
-from conftest import examples, in_time, wait_for
-from clusters import LocalCluster
-from fastai_remote import (MissingSample, RedisStore, ShardStore, StoreBusy, StoreError, StoreExists, StoreNotFound, StoreUnavailable, TieredStore, to_redis,
-    to_shards)
-from fastai_remote.store.redis_link import RedisLink
+from clusters import LocalCluster, several_servers, SLOTS
+from conftest import examples, wait_for
+from fastai_remote import (MissingSample, RedisStore, RemoteDataset, ShardStore, StoreBusy, StoreError, StoreExists,
+    StoreFull, StoreNotFound, StoreUnavailable, TieredStore, to_redis, to_shards)
 from fastai_remote.store.redis_layout import key_layout
+from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write.redis import RedisWriter
-from fastai_remote.write.redis_state import IngestKeys
+from fastai_remote.write.redis_state import IngestKeys, LOCKS_KEY
 
-N = 400
+N = 240
+FIELDS = 'txt','id.i4','cls','y.f4'
+one = dict(num_workers=1, progress=False)
 
-def sample(i): return {'x.bin':np.random.default_rng(i).bytes(100+i%50), 'txt':f'sample {i}', 'id.i4':i, 'cls':'abc'[i%3]}
-def samples(n=N): return [sample(i) for i in range(n)]
-def put(url, name='d', src=None, **kw): return to_redis(samples() if src is None else src, url, name, **{'num_workers':1, 'progress':False, 'shuffle':False, **kw})
-def contents(store):
-    got = store.get_many(np.arange(len(store)), ['x.bin','txt','id.i4','cls'], check=True)
-    return [(bytes(x),t,int(i),int(c)) for x,t,i,c in zip(*got.values())]
-def keys_of(c): return [set(c.client(k).keys()) for k in range(c.n_masters)]
-def leftover(c, name='d'): return {k.decode() for keys in keys_of(c) for k in keys if k not in (b'fastai_remote:locks',b'fastai_remote:generations')}
+def sample(i): return {'txt':f'text {i}' if i%5 else '', 'id.i4':i, 'cls':'abc'[i%3], 'y.f4':i/4}
 
-@pytest.fixture(scope='module')
-def single():
-    from fastai_remote.store.server import redis_server
-    with redis_server() as s:
-        put(s.url)
-        yield RedisStore(s.url, 'd')
+acts = [] # What `write` does once, at sample 150
 
-@pytest.mark.parametrize('num_workers', [1,3])
-@pytest.mark.parametrize('which', ['url','urls'])
-def test_a_dataset_is_as_on_one_server(cluster, single, which, num_workers):
-    url = getattr(cluster, which)
-    put(url, num_workers=num_workers)
-    store = RedisStore(url, 'd')
-    assert contents(store)==contents(single) and store.splits==single.splits and store.vocab==single.vocab
-    assert store.manifest.format==3 and store.manifest.tags==12 and single.manifest.format==2
-    assert store.verify(num_workers=1).bad==0 and RedisStore.names(url)==['d'] and RedisStore.unfinished(url)==[]
-    assert store[7]['txt']==single[7]['txt'] and cluster.password not in repr(store)
-    order = np.random.default_rng(0).integers(0, N, 64)
-    for f in ('x.bin','id.i4'): assert list(store.get_many(order, f)[f])==list(single.get_many(order, f)[f])
+def at_150(o):
+    if o['id.i4']==150 and acts: acts.pop()()
+    return o
 
-def test_keys_are_spread_evenly(cluster):
-    put(cluster.url, src=[{'x.bin':bytes([i%251])} for i in range(3000)])
-    counts = [sum(b':x.bin:' in key for key in keys) for keys in keys_of(cluster)]
-    assert sum(counts)==3000 and max(counts)-min(counts)<=12
+def without_some(o):
+    if o['id.i4']%9==3: raise ValueError('bad')
+    return at_150(o)
 
-@pytest.mark.parametrize('tags', [6,12,16,60])
-@pytest.mark.parametrize('prefix', ['d','drawings of 2016/a.b@7','ö'])
-def test_tags_are_spread_evenly_over_the_slots(tags, prefix):
-    layout = key_layout(prefix, tags)
-    slots = sorted(key_slot(start.encode()) for start in layout.starts)
-    assert [slot*tags//16384 for slot in slots]==list(range(tags)) and len(set(layout.starts))==tags
-    assert layout.values('x', [5])==[f'{layout.starts[5%tags]}:x:5']
+def write(url, name='d', n=N, fn=at_150, **kwargs):
+    options = dict(chunk=16, shuffle=False, max_failed=N, **one)
+    return to_redis([sample(i) for i in range(n)], url, name, fn, **{**options, **kwargs})
 
+def is_right(store, numbers=range(N)):
+    "Does it have these samples, in any order?"
+    values = store.get_many(range(len(store)), FIELDS, check=True, decode=True)
+    return sorted(zip(*values.values()), key=lambda row: row[1])==[tuple(sample(i).values()) for i in numbers]
+
+GOOD = [i for i in range(N) if i%9!=3] # What `without_some` lets pass
+
+def all_keys(cluster, own=(b'fastai_remote:locks', b'fastai_remote:generations')):
+    "The keys of all masters, without what is never removed"
+    return {key for k in range(cluster.n_masters) for key in cluster.client(k).keys()}-set(own)
+
+def call(url, command, *args): return RedisLink(url).call(lambda client: getattr(client, command)(*args))
+
+def node_without(key):
+    "The number of a master that does not have `key`, nor the others with its hash tag"
+    return (3*key_slot(key.encode())//SLOTS+1)%3
+
+# --- where keys are
+
+def test_tags_are_spread_evenly_over_the_slots():
+    for tags in (6,12,16,60):
+        for prefix in ('d', 'drawings of 2016/a.b@7', 'ö'):
+            layout = key_layout(prefix, tags)
+            slots = sorted(key_slot(start.encode()) for start in layout.starts)
+            assert [slot*tags//SLOTS for slot in slots]==list(range(tags)) and len(set(layout.starts))==tags
+            assert layout.values('x', [5])==[f'{layout.starts[5%tags]}:x:5']
+
+@examples(60)
+@given(st.lists(st.text('{}a:1', max_size=6), min_size=1, max_size=40))
+def test_a_command_has_keys_of_one_slot(keys):
+    "By the rule of Redis: the text in the first braces decides, unless it is empty"
+    commands,places = RedisLink('redis://127.0.0.1:1,127.0.0.1:2').value_reads(keys, 10)
+    assert sorted(k for place in places for k in place)==list(range(len(keys)))
+    for (name,*parts),place in zip(commands, places):
+        assert name=='MGET' and parts==[keys[k] for k in place] and len({key_slot(key.encode()) for key in parts})==1
+
+# --- as on one server
+
+@several_servers
+def test_a_dataset_is_as_on_one_server_and_spread_evenly(cluster):
+    for url,num_workers in ((cluster.url,1), (cluster.urls,3)):
+        write(url, overwrite=True, num_workers=num_workers)
+        store = RedisStore(url, 'd')
+        assert is_right(store) and store.vocab==['a','b','c'] and (store.manifest.format,store.manifest.tags)==(3,12)
+        assert store.verify(num_workers=1).bad==0 and RedisStore.names(url)==['d'] and RedisStore.unfinished(url)==[]
+        assert store[7]['txt']=='text 7' and cluster.password not in repr(store)
+        order = np.random.default_rng(0).integers(0, N, 64)
+        assert store.get_many(order, 'id.i4')['id.i4'].tolist()==order.tolist()
+        assert store.get_many(order, 'txt', decode=True)['txt']==[sample(i)['txt'] for i in order]
+    keys = [cluster.client(k).keys('*:txt:*') for k in range(3)]
+    assert sum(map(len, keys))==N and max(map(len, keys))-min(map(len, keys))<=12
+    dl = DataLoader(RemoteDataset(store).to_tuple('id.i4'), batch_size=32, num_workers=2)
+    assert sorted(int(i) for batch in dl for i in batch[0])==list(range(N))
+    with pytest.raises(StoreUnavailable, match='refused') as e:
+        RedisStore(cluster.urls.replace('secret%20word', 'other'), 'd')
+    assert 'other' not in str(e.value)
+
+@several_servers
 def test_samples_that_fail_leave_no_gap(cluster):
     "Samples move to other numbers, so their values move to other nodes"
-    def fn(s):
-        if s['id.i4']%7==3: raise ValueError('no')
-        return s
-    rep = put(cluster.url, fn=fn, num_workers=2, max_failed=1000, splits={'train':.75, 'valid':.25}, shuffle=True)
+    report = write(cluster.url, fn=without_some, num_workers=2, shuffle=True, splits={'train':.75, 'valid':.25})
     store = RedisStore(cluster.url, 'd')
-    want = [i for i in range(N) if i%7!=3]
-    ids = store.get_many(np.arange(len(store)), 'id.i4')['id.i4'].tolist()
-    assert rep.failed==N-len(want) and sorted(ids)==want and store.verify(num_workers=1).bad==0
-    assert all(store[k]['txt']==f'sample {i}' for k,i in enumerate(ids)) and len(list(store.failures()))==rep.failed
+    assert is_right(store, GOOD) and store.verify(num_workers=1).bad==0
+    assert len(list(store.failures()))==report.failed==N-len(GOOD)
 
+@several_servers
 def test_overwrite_rename_copy_map_and_delete(cluster):
-    put(cluster.url)
-    with pytest.raises(StoreExists): put(cluster.url)
-    put(cluster.url, src=[sample(i) for i in range(50)], overwrite=True)
-    store = RedisStore(cluster.url, 'd')
+    url = cluster.url
+    write(url)
+    with pytest.raises(StoreExists): write(url)
+    write(url, n=50, overwrite=True)
+    store = RedisStore(url, 'd')
     assert len(store)==50 and store.manifest.prefix=='d@2'
     other = store.rename('e')
-    assert RedisStore.names(cluster.url)==['e'] and len(contents(other))==50
-    with pytest.raises(StoreNotFound): RedisStore(cluster.url, 'd')
-    other.copy(cluster.url, 'f', num_workers=1, progress=False)
-    assert contents(RedisStore(cluster.url, 'f'))==contents(other)
-    other.map(lambda s: {'txt':s['txt'].upper()}, cluster.url, 'g', num_workers=1, progress=False)
-    assert RedisStore(cluster.url, 'g')[3]['txt']=='SAMPLE 3'
-    put(cluster.url, src=[sample(i) for i in range(9)])   # the old name again: the keys of 'e' stay
-    assert len(contents(RedisStore(cluster.url, 'e')))==50 and RedisStore(cluster.url, 'e').verify(num_workers=1).bad==0
-    for name in 'defg': RedisStore.delete(cluster.url, name)
-    assert RedisStore.names(cluster.url)==[] and leftover(cluster)==set()
+    assert RedisStore.names(url)==['e'] and is_right(other, range(50))
+    with pytest.raises(StoreNotFound): RedisStore(url, 'd')
+    other.copy(url, 'f', **one)
+    assert is_right(RedisStore(url, 'f'), range(50))
+    other.map(lambda o: {'txt':o['txt'].upper()}, url, 'g', **one)
+    assert RedisStore(url, 'g')[3]['txt']=='TEXT 3'
+    write(url, n=9)   # the old name again: the keys of 'e' stay
+    assert is_right(RedisStore(url, 'e'), range(50)) and RedisStore(url, 'e').verify(num_workers=1).bad==0
+    for name in 'defg': RedisStore.delete(url, name)
+    assert RedisStore.names(url)==[] and all_keys(cluster)==set()
 
-def test_an_ingest_that_was_interrupted_is_finished_or_abandoned(cluster):
-    calls = []
-    def dies(s):
-        calls.append(1)
-        if len(calls)>150: raise KeyboardInterrupt
-        return s
-    with pytest.raises(KeyboardInterrupt): put(cluster.url, fn=dies)
+@several_servers
+def test_an_interrupted_ingest_is_abandoned_and_no_key_is_used_again(cluster):
+    def interrupt(): raise KeyboardInterrupt
+    acts.append(interrupt)
+    with pytest.raises(KeyboardInterrupt): write(cluster.url)
     unfinished, = RedisStore.unfinished(cluster.url)
-    assert unfinished['name']=='d' and 0<unfinished['chunks']<unfinished['of'] and not unfinished['running'] and RedisStore.names(cluster.url)==[]
-    link = RedisLink(cluster.url)
-    link.call(lambda c: c.set(IngestKeys('d', 1).plan, link.call(lambda c: c.get(IngestKeys('d', 1).plan)).replace(b'"n":', b'"m":')))
+    assert unfinished['name']=='d' and 0<unfinished['chunks']<unfinished['of'] and not unfinished['running']
+    assert RedisStore.names(cluster.url)==[]
+    key = IngestKeys('d', 1).plan
+    plan = call(cluster.url, 'get', key)
+    call(cluster.url, 'set', key, plan.replace(b'"n":', b'"m":'))
     assert [(o['name'],o['of'],o['began']) for o in RedisStore.unfinished(cluster.url)]==[('d',0,'')]
-    link.call(lambda c: c.set(IngestKeys('d', 1).plan, link.call(lambda c: c.get(IngestKeys('d', 1).plan)).replace(b'"m":', b'"n":')))
+    call(cluster.url, 'set', key, plan)
     RedisStore.abandon(cluster.url, 'd')
-    assert leftover(cluster)==set() and RedisStore.unfinished(cluster.url)==[]
-    put(cluster.url)
-    assert len(contents(RedisStore(cluster.url, 'd')))==N and RedisStore(cluster.url, 'd').manifest.prefix=='d@2'   # no key is used again
+    assert all_keys(cluster)==set() and RedisStore.unfinished(cluster.url)==[]
+    write(cluster.url)
+    store = RedisStore(cluster.url, 'd')
+    assert is_right(store) and store.manifest.prefix=='d@2'
 
+@several_servers
+def test_missing_values_and_a_dataset_that_was_replaced_are_errors(cluster):
+    "The cause of a missing sample is that of its node"
+    write(cluster.url)
+    store = RedisStore(cluster.url, 'd')
+    key, = key_layout('d', 12).values('txt', [17])
+    call(cluster.url, 'delete', key)
+    with pytest.raises(MissingSample, match='17'): store.get_many([3,17], 'txt', check=True)
+    assert store.get_many([3], 'txt', check=True)['txt']==[b'text 3']
+    node = cluster.client(node_without('{d}:meta'))
+    node.config_set('maxmemory-policy', 'allkeys-random')
+    try:
+        node.flushall()
+        with pytest.raises(MissingSample, match='maxmemory-policy allkeys-random'): store.get_many(range(N), 'txt')
+    finally: node.config_set('maxmemory-policy', 'noeviction')
+    write(cluster.url, overwrite=True)
+    with pytest.raises(StoreNotFound, match='replaced'): store.get_many([3], 'txt')
+
+@several_servers
+def test_shards_before_a_cluster(cluster, tmp_path):
+    "A `TieredStore` keeps values in a cluster"
+    to_shards([sample(i) for i in range(N)], tmp_path/'d', shuffle=False, **one)
+    store = TieredStore(cluster.url, ShardStore(tmp_path/'d'))
+    assert is_right(store)
+    def is_kept():   # a cluster that takes longer than a quarter of a second to answer is left alone for a while
+        assert store.flush() and is_right(store)
+        return store.hits['from_redis']>=N-64
+    wait_for(is_kept)
+    assert store.held()>.9
+    store.clear()
+    assert all_keys(cluster, ())==set()
+
+# --- one writer
+
+@several_servers
 def test_a_holder_of_the_lock_that_slept_cannot_write(cluster):
-    "Its copies of the lock, in the slots of values, are replaced by those of the next holder, and never the other way round"
+    "Its copies of the lock, in the slots of values, are replaced by those of the next holder, and never the other way"
     first,second = (RedisWriter(RedisLink(cluster.url), 'd') for _ in range(2))
-    plan = dict(n=100, chunk=100, fields={'x':{'codec':'bin', 'dtype':None}}, splits={}, vocab={}, signature='s', stats=None)
+    fields = {'x':{'codec':'bin', 'dtype':None}}
+    plan = dict(n=100, chunk=100, fields=fields, splits={}, vocab={}, signature='s', stats=None)
     first.begin(plan)
+    with pytest.raises(StoreBusy, match='is writing'): write(cluster.url)
     first.lock.stop.set()
     first.put(np.arange(4), {'x':[b'1']*4})
-    first.link.call(lambda c: c.delete(first.keys.lock))   # its lease has ended
+    call(cluster.url, 'delete', first.keys.lock)   # its lease has ended
     second.begin(plan)
     second.put(np.arange(4), {'x':[b'2']*4})
     with pytest.raises(StoreBusy): first.put(np.arange(100), {'x':[b'1']*100})
@@ -125,169 +195,203 @@ def test_a_holder_of_the_lock_that_slept_cannot_write(cluster):
     assert second.link.send([('GET', key) for key in second.layout.values('x', range(5))])==[b'2']*4+[None]
     second.abandon()
     second.close()
-    assert leftover(cluster)==set()
+    assert all_keys(cluster)==set()
 
-def test_missing_values_and_a_dataset_that_was_replaced_are_errors(cluster):
-    put(cluster.url)
+@several_servers
+def test_copies_of_a_lock_whose_number_the_cluster_forgot_are_replaced(cluster):
+    "A writer was killed, and the node that counts locks lost its data: the next writer has a smaller number"
+    for _ in range(3): write(cluster.url, 'other', 20, overwrite=True)
+    killed = RedisWriter(RedisLink(cluster.url), 'd')
+    fields = {'txt':{'codec':'txt', 'dtype':None}}
+    killed.begin(dict(n=N, chunk=16, fields=fields, splits={}, vocab={}, signature='s', stats=None))
+    killed.lock.stop.set()
+    for key in (killed.keys.lock, LOCKS_KEY): call(cluster.url, 'delete', key)
+    write(cluster.url, overwrite=True)
+    assert is_right(RedisStore(cluster.url, 'd'))
+    with pytest.raises(StoreError): killed.put(np.arange(4), {'txt':[b'1']*4})
+
+# --- nodes that lose what they had, are full, or away
+
+@several_servers
+@pytest.mark.parametrize('fn,numbers', [(at_150,range(N)), (without_some,GOOD)])
+def test_chunks_that_a_node_lost_are_written_again(cluster, fn, numbers):
+    "The records of the chunks are on another node, which lost nothing"
+    acts.append(cluster.client(node_without('{d}:ingest')).flushall)
+    # the copy of the lock is lost, too
+    with pytest.raises(StoreBusy, match='repeat the same call'): write(cluster.url, fn=fn)
+    report = write(cluster.url, fn=fn)
     store = RedisStore(cluster.url, 'd')
-    key, = key_layout('d', 12).values('txt', [17])
-    store.link.call(lambda c: c.delete(key))
-    with pytest.raises(MissingSample, match='17'): store.get_many([3,17], 'txt', check=True)
-    assert store.get_many([3], 'txt', check=True)['txt']==[b'sample 3']
-    put(cluster.url, overwrite=True)
-    with pytest.raises(StoreNotFound, match='replaced'): store.get_many([3], 'txt')
+    assert is_right(store, numbers) and not store.verify(num_workers=1).bad and report.failed==N-len(numbers)
 
-@pytest.mark.parametrize('finish', [True,False])
-def test_slots_that_move_while_the_dataset_is_read(finish):
+@several_servers
+def test_each_kind_of_value_that_is_lost_before_the_commit_is_written_again(cluster):
+    clients = [cluster.client(k) for k in range(3)]
+    for field in ('txt','txt.crc','id.i4','cls~'):
+        def lose():
+            found = [(client,key) for client in clients for key in client.scan_iter(f'*:{field}[:#]*')]
+            assert found
+            for client,key in found: client.delete(key)
+        acts.append(lose)
+        write(cluster.url, overwrite=True)
+        assert is_right(RedisStore(cluster.url, 'd')) and not acts, field
+
+@several_servers
+@pytest.mark.parametrize('fn', [at_150,without_some])
+def test_values_that_are_lost_during_a_commit_are_written_again_unless_samples_were_moved(cluster, monkeypatch, fn):
+    "Then it is too late: the samples of a chunk have other numbers now"
+    def interrupt(*args): raise KeyboardInterrupt
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(RedisWriter, 'publish', interrupt)
+        write(cluster.url, fn=fn)
+    cluster.client(node_without('{d}:ingest')).flushall()
+    if fn is without_some:
+        with pytest.raises(StoreError, match='lost values.*abandon'):
+            for _ in range(2): write(cluster.url, fn=fn)
+        RedisStore.abandon(cluster.url, 'd')
+    write(cluster.url, fn=fn)
+    store = RedisStore(cluster.url, 'd')
+    assert is_right(store, range(N) if fn is at_150 else GOOD) and not store.verify(num_workers=1).bad
+
+def test_a_server_that_drops_keys_during_an_ingest_is_noticed(server):
+    "Its policy was changed after the ingest began; the lock and the records happen to stay"
+    client = redis.Redis.from_url(server.url)
+    def evict():
+        kept = {key:client.dump(key) for key in client.keys() if b':txt:' not in key}
+        client.config_set('maxmemory-policy', 'allkeys-random')
+        client.config_set('maxmemory', client.info('memory')['used_memory']-30_000)
+        with suppress(redis.RedisError): client.set('other', bytes(2000))
+        client.config_set('maxmemory', 0)
+        client.config_set('maxmemory-policy', 'noeviction')
+        for key,value in kept.items(): client.restore(key, 0, value, replace=True)
+        assert client.info('stats')['evicted_keys']>5
+    acts.append(evict)
+    samples = [{**sample(i), 'txt':f'text {i}'*50} for i in range(N)]
+    to_redis(samples, server.url, 'd', at_150, chunk=16, shuffle=False, overwrite=True, **one)
+    read = RedisStore(server.url, 'd').get_many(range(N), 'txt', check=True, decode=True)
+    assert read['txt']==[o['txt'] for o in samples]
+
+@several_servers
+def test_a_node_that_is_full_is_named_with_its_memory(cluster):
+    write(cluster.url)
+    node,link = cluster.client(node_without('{d}:meta')),RedisLink(cluster.url)
+    node.config_set('maxmemory', 3_000_000)
+    try:
+        with pytest.raises(StoreFull, match=r'of maxmemory 2\.86M used|has .* left of'):
+            to_redis([{'x.bin':bytes(9000)}]*N*4, cluster.url, 'big', **one)
+        with pytest.raises(StoreFull, match=r'of maxmemory 2\.86M used'):
+            for i in range(1000): link.send([('SET', f'x{i}', bytes(9000))])
+    finally: node.config_set('maxmemory', 0)
+
+@several_servers
+def test_slots_that_move_while_the_dataset_is_read():
     "MOVED and ASK: the reader that is open goes on"
-    with LocalCluster(2) as c:
-        put(c.url)
-        store = RedisStore(c.urls, 'd')
-        want = contents(store)
-        for k,start in enumerate(store.parts[0].layout.starts[:6]):
+    with LocalCluster(2) as cluster:
+        write(cluster.url)
+        store = RedisStore(cluster.urls, 'd')
+        assert is_right(store)
+        for k,start in enumerate(store.parts[0].layout.starts[:8]):
             slot = key_slot(start.encode())
-            source = 0 if slot<8192 else 1
-            moved = c.move_slot(slot, source, 1-source, finish, keys=None if finish or k%2 else 10)
-            assert moved>5 and contents(store)==want
-        assert contents(RedisStore(c.url, 'd'))==want
+            source,is_moved = slot//8192,k%4<2
+            moved = cluster.move_slot(slot, source, 1-source, is_moved, keys=None if is_moved or k%2 else 10)
+            assert moved>5 and is_right(store)
+        assert is_right(RedisStore(cluster.url, 'd'))
 
-def test_an_epoch_goes_on_after_a_failover():
-    with LocalCluster(3, 3) as c:
-        put(c.url)
-        for k in range(3): c.client(k).wait(1, 5000)
-        store = RedisStore(c.urls, 'd', timeout=60)
-        want = contents(store)
-        c.servers[1].kill()
-        got = []
-        for a in range(0, N, 50): got += store.get_many(np.arange(a, a+50), ['txt'], check=True)['txt']
-        assert [t.encode() if isinstance(t, str) else t for _,t,_,_ in want]==got
-        assert contents(RedisStore(c.urls, 'd', timeout=60))==want
+@several_servers
+def test_replicas_are_read_from_and_take_over_and_a_part_without_master_is_an_error():
+    with LocalCluster(3, 3) as cluster:
+        write(cluster.url)
+        clients = [cluster.client(k) for k in range(6)]
+        for client in clients[:3]: wait_for(lambda: client.wait(1, 1000))
+        from_replicas = RedisStore(cluster.url, 'd', read_from='replica')
+        store = RedisStore(cluster.urls, 'd', timeout=300)
+        def reads(): return [client.info('commandstats').get('cmdstat_mget', {}).get('calls', 0) for client in clients]
+        def only_replicas_are_asked():   # but for some seconds after one of them was too busy to answer
+            before = reads()
+            assert is_right(from_replicas)
+            return all((a==b) if k<3 else a>b for k,(a,b) in enumerate(zip(reads(), before)))
+        wait_for(only_replicas_are_asked)
+        assert is_right(store)
+        cluster.servers[3].kill()
+        assert is_right(from_replicas)   # a replica that is away does not matter
+        cluster.servers[1].kill()
+        for first in range(0, N, 48):   # an epoch goes on
+            values = store.get_many(range(first, first+48), 'txt', check=True, decode=True)['txt']
+            assert values==[sample(i)['txt'] for i in range(first, first+48)]
+        ports = [server.port for server in cluster.servers]
         # the node in a URL need not be there
-        assert len(RedisStore(f'redis://:secret%20word@127.0.0.1:{c.servers[1].port},127.0.0.1:{c.servers[2].port}', 'd', timeout=30))==N
+        url = f'redis://:secret%20word@127.0.0.1:{ports[1]},127.0.0.1:{ports[2]}'
+        assert is_right(RedisStore(url, 'd', timeout=300))
+        cluster.servers[4].kill()
+        store = RedisStore(cluster.urls, 'd', timeout=300)
+        store.link.timeout = 2
+        with pytest.raises(StoreUnavailable): is_right(store)
 
-def test_a_master_that_is_away_is_an_error_in_time():
-    with LocalCluster(3) as c:
-        put(c.url)
-        store = RedisStore(c.url, 'd', timeout=2)
-        store.get_many(np.arange(64), 'txt')
-        c.servers[2].kill()
-        with in_time(10), pytest.raises(StoreUnavailable): store.get_many(np.arange(64), 'txt')
+# --- keys that somebody has moved from a cluster to a single server, or the other way round
 
-def test_a_wrong_password_is_refused_at_once(cluster):
-    url = cluster.urls.replace('secret%20word', 'other')
-    with pytest.raises(StoreUnavailable, match='refused') as e: RedisStore(url, 'd')
-    assert 'other' not in str(e.value)
+@pytest.fixture(scope='module')
+def dumps(running_cluster, server):
+    "The keys of a dataset on a single server, and of one in a cluster, as `DUMP` gives them"
+    client,clients = redis.Redis.from_url(server.url),[running_cluster.client(k) for k in range(3)]
+    for one_of_them in (client, *clients): one_of_them.flushall()
+    write(server.url)
+    write(running_cluster.url)
+    single = {key:client.dump(key) for key in client.keys('d:*')}
+    several = {key:client.dump(key) for client in clients for key in client.keys('{d*')}
+    return single,several
 
-def test_a_reader_with_the_rights_of_the_guide(cluster):
-    "And nothing is tried that is not allowed"
-    guide = (Path(__file__).parents[1]/'nbs/guide/credentials.md').read_text(encoding='utf-8')
-    rights = re.search(r'^ACL SETUSER cluster_reader on >PASSWORD (.*)$', guide, re.M)[1].replace('pets', 'd').split()
-    put(cluster.url)
-    put(cluster.url, overwrite=True)   # keys of a later generation
-    for k in range(3):
-        cluster.client(k).acl_log_reset()
-        cluster.client(k).execute_command('ACL', 'SETUSER', 'reader', 'reset', 'on', '>pw', *rights)
-    store = RedisStore(cluster.urls.replace(':secret%20word@', 'reader:pw@'), 'd', timeout=5)
-    assert len(contents(store))==N and [cluster.client(k).acl_log() for k in range(3)]==[[]]*3
-    with pytest.raises(StoreUnavailable, match='refused'): store.link.send([('SET', '{d}:meta', b'')])
-    for k in range(3): cluster.client(k).execute_command('ACL', 'DELUSER', 'reader')
+@pytest.fixture(params=['in a cluster','on a server'])
+def moved(request, dumps, cluster, server):
+    "Moves a dataset to where it was not written; returns the URL there"
+    is_cluster = request.param=='in a cluster'
+    url = cluster.url if is_cluster else server.url
+    def restore(is_listed=True):
+        for key,stored in dumps[not is_cluster].items(): call(url, 'restore', key, 0, stored)
+        if is_listed: call(url, 'sadd', 'fastai_remote:names', 'd')
+        return url
+    redis.Redis.from_url(server.url).flushall()
+    return restore
 
-def test_an_ingest_from_two_processes_has_one_writer(cluster):
-    one = RedisWriter(RedisLink(cluster.url), 'd')
-    one.take_lock()
-    with pytest.raises(StoreBusy, match='is writing'): put(cluster.url)
-    one.close()
-    put(cluster.url)
-
-def test_shards_before_a_cluster(cluster, tmp_path):
-    "A `TieredStore` keeps values in a cluster"
-    to_shards(samples(), tmp_path/'d', num_workers=1, progress=False, shuffle=False)
-    store = TieredStore(cluster.url, ShardStore(tmp_path/'d'))
-    want = [t.encode() for t in (f'sample {i}' for i in range(N))]
-    order = np.arange(N)
-    assert store.get_many(order, 'txt')['txt']==want
-    def is_kept():   # a cluster that takes longer than a quarter of a second to answer is left alone for a while
-        assert store.flush() and store.get_many(order, 'txt')['txt']==want
-        return store.hits['from_redis']>=N-64
-    wait_for(is_kept)
-    assert store.held()>.9
-    store.clear()
-    assert not [k for keys in keys_of(cluster) for k in keys]
-
-def test_training_reads_from_a_cluster(cluster):
-    "Loaders with workers see each sample once"
-    from fastai_remote import RemoteDataset
-    import torch
-    put(cluster.url)
-    dl = torch.utils.data.DataLoader(RemoteDataset(RedisStore(cluster.url, 'd')).to_tuple('id.i4'), batch_size=32, num_workers=2)
-    assert sorted(int(i) for b in dl for i in b[0])==list(range(N))
-
-def test_a_dataset_of_a_single_server_is_read_from_a_cluster_and_the_other_way_round(cluster, single, fresh):
-    "If somebody has moved its keys"
-    for url in moved_to(cluster, single, fresh): assert contents(RedisStore(url, 'd'))==contents(single)
-
-def moved_to(cluster, single, fresh, is_listed=True):
-    "The URLs of `cluster` with the keys of `single`, and of `fresh` with those of a cluster; each is yielded when it has them"
-    to,one = RedisCluster.from_url(cluster.url),single.link.client
-    for key in one.scan_iter('d:*'): to.restore(key, 0, one.dump(key))
-    to.sadd('fastai_remote:names', 'd')
-    yield cluster.url
-    for k in range(3): cluster.client(k).flushall()
-    put(cluster.url)
-    two = Redis.from_url(fresh.url)
-    for k in range(3):
-        for key in cluster.client(k).scan_iter('{d*'): two.restore(key, 0, cluster.client(k).dump(key))
-    if is_listed: two.sadd('fastai_remote:names', 'd')
-    yield fresh.url
-
-def all_keys(url):
+def keys_at(url):
     link = RedisLink(url)
-    return {k for master in link.call(lambda _: link.servers.masters()) for k in master.keys() if not k.startswith(b'fastai_remote:')}
+    masters = link.call(lambda _: link.servers.masters())
+    return {key for master in masters for key in master.keys() if not key.startswith(b'fastai_remote:')}
 
+@several_servers
 @pytest.mark.parametrize('is_listed', [True,False])
-def test_moved_datasets_are_not_changed_and_can_be_copied_and_deleted(cluster, single, fresh, is_listed):
+def test_moved_datasets_are_read_copied_and_deleted_but_not_changed(moved, is_listed):
     "Where the keys that describe it are not those that a writer uses there"
-    for url in moved_to(cluster, single, fresh, is_listed):
-        store,before = RedisStore(url, 'd'),all_keys(url)
-        put(url, 'e', samples(9))
-        other = RedisStore(url, 'e')
-        acts = [lambda: store.append(samples(9), num_workers=1, progress=False), lambda: store.edit(drop=[3]),
-                lambda: store.edit(set={'txt':{3:'x'}}), lambda: store.rename('f')]
-        # without its name in the list, nobody looks for the keys of a cluster on a single server
-        if is_listed: acts += [lambda: put(url), lambda: put(url, overwrite=True), lambda: other.rename('d')]
-        for act in acts:
-            with pytest.raises(StoreError, match=r"'d' was (written|moved).*copy\(.*RedisStore\.delete"): act()
-            assert contents(RedisStore(url, 'd'))==contents(single) and len(contents(RedisStore(url, 'e')))==9
-        RedisStore.delete(url, 'e')
-        assert all_keys(url)==before
-        store.copy(url, 'g', num_workers=1, progress=False)
-        RedisStore.delete(url, 'd')
-        assert RedisStore.names(url)==['g'] and contents(RedisStore(url, 'g'))==contents(single)
-        with pytest.raises(StoreNotFound): RedisStore(url, 'd')
-        with pytest.raises(StoreNotFound): RedisStore.delete(url, 'd')
-        RedisStore(url, 'g').rename('d')
-        RedisStore.delete(url, 'd')
-        assert all_keys(url)==set()
+    url = moved(is_listed)
+    store,before = RedisStore(url, 'd'),keys_at(url)
+    write(url, 'e', 9)
+    other,more = RedisStore(url, 'e'),[sample(i) for i in range(9)]
+    acts = [lambda: store.append(more, **one), lambda: store.edit(drop=[3]), lambda: store.edit(set={'txt':{3:'x'}}),
+            lambda: store.rename('f')]
+    # without its name in the list, nobody looks for the keys of a cluster on a single server
+    if is_listed: acts += [lambda: write(url), lambda: write(url, overwrite=True), lambda: other.rename('d')]
+    for act in acts:
+        with pytest.raises(StoreError, match=r"'d' was (written|moved).*copy\(.*RedisStore\.delete"): act()
+        assert is_right(RedisStore(url, 'd')) and is_right(RedisStore(url, 'e'), range(9))
+    RedisStore.delete(url, 'e')
+    assert keys_at(url)==before
+    store.copy(url, 'g', **one)
+    RedisStore.delete(url, 'd')
+    assert RedisStore.names(url)==['g'] and is_right(RedisStore(url, 'g'))
+    for missing in (RedisStore, RedisStore.delete):
+        with pytest.raises(StoreNotFound): missing(url, 'd')
+    RedisStore(url, 'g').rename('d')
+    RedisStore.delete(url, 'd')
+    assert keys_at(url)==set()
 
-def test_a_moved_dataset_whose_manifest_is_damaged_or_newer(cluster, single, fresh):
-    for url in moved_to(cluster, single, fresh):
-        link,key = RedisLink(url),RedisStore(url, 'd').manifest_key
-        stored = link.call(lambda c: c.get(key))
-        link.call(lambda c: c.set(key, json.dumps({**json.loads(stored), 'format':9, 'crc':None})))
-        for act in (lambda: RedisStore.delete(url, 'd'), lambda: put(url, overwrite=True)):
-            with pytest.raises(StoreError, match='upgrade fastai_remote|was (written|moved)'): act()
-            assert link.call(lambda c: c.exists(key))
-        link.call(lambda c: c.set(key, stored[:-9]))
-        with pytest.raises(StoreError): put(url, overwrite=True)
-        with pytest.warns(UserWarning, match='is damaged'): RedisStore.delete(url, 'd')
-        assert not link.call(lambda c: c.exists(key)) and RedisStore.names(url)==[]
-
-@examples(60)
-@given(st.lists(st.text('{}a:1', max_size=6), min_size=1, max_size=40))
-def test_a_command_has_keys_of_one_slot(keys):
-    "By the rule of Redis: the text in the first braces decides, unless it is empty"
-    link = RedisLink('redis://127.0.0.1:1,127.0.0.1:2')
-    commands,places = link.value_reads(keys, 10)
-    assert sorted(k for place in places for k in place)==list(range(len(keys)))
-    for (name,*parts),place in zip(commands, places):
-        assert name=='MGET' and parts==[keys[k] for k in place] and len({key_slot(key.encode()) for key in parts})==1
+@several_servers
+def test_a_moved_dataset_whose_manifest_is_damaged_or_newer(moved):
+    url = moved()
+    key = RedisStore(url, 'd').manifest_key
+    stored = call(url, 'get', key)
+    call(url, 'set', key, json.dumps({**json.loads(stored), 'format':9, 'crc':None}))
+    for act in (lambda: RedisStore.delete(url, 'd'), lambda: write(url, overwrite=True)):
+        with pytest.raises(StoreError, match='upgrade fastai_remote|was (written|moved)'): act()
+        assert call(url, 'exists', key)
+    call(url, 'set', key, stored[:-9])
+    with pytest.raises(StoreError, match="'d'|d: "): write(url, overwrite=True)
+    with pytest.warns(UserWarning, match='is damaged'): RedisStore.delete(url, 'd')
+    assert not call(url, 'exists', key) and RedisStore.names(url)==[]

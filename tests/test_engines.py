@@ -1,30 +1,34 @@
-"to_redis on every engine: the same dataset, the same failures, errors that come home, workers that die; on a cluster of two workers of the test's own"
-import itertools, os, re, shutil, signal, sys, time
+"""Each engine writes the same dataset: joblib's processes and threads, Dask, Ray, Spark; and partitions of Spark do
+
+Each engine has two workers, and is started once."""
+import io, json, os, pickle, re, shutil, signal, sys, time
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import cloudpickle
 import joblib
-import numpy as np
 import pytest
+import redis
+import numpy as np
 from PIL import Image
 
 from clusters import one_ray_at_a_time
 from conftest import class_of, wait_for
-from fastai_remote import RedisStore, StoreFull, StoreNotFound, image_samples, redis_server, to_redis
+from fastai_remote import image_samples, RedisStore, ShardStore, StoreBusy, StoreFull, StoreNotFound, to_redis
+from fastai_remote import to_shards
 from fastai_remote.parallel import effective_workers, parallel_map
-from fastai_remote.write.redis import RedisWriter
 
-pytestmark = [pytest.mark.filterwarnings(f'ignore:{o}') for o in ('.*stage-level scheduling','Spark session is not provided')]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes'),
+              pytest.mark.filterwarnings('ignore:.*stage-level scheduling'),
+              pytest.mark.filterwarnings('ignore:Spark session is not provided')]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])   # no engine's workers can import this file
 
-# --- engines
+# Engines
 
 @contextmanager
 def loky():
-    from joblib.externals.loky import get_reusable_executor
     yield
-    get_reusable_executor().shutdown(wait=True, kill_workers=True)
+    joblib.externals.loky.get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 @contextmanager
 def threading(): yield
@@ -32,7 +36,8 @@ def threading(): yield
 @contextmanager
 def dask():
     distributed = pytest.importorskip('distributed')
-    with distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster, distributed.Client(cluster): yield
+    with distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster:
+        with distributed.Client(cluster): yield
 
 @contextmanager
 def ray():
@@ -44,8 +49,8 @@ def ray():
         yield
         ray.shutdown()
 
-@contextmanager
-def spark_session():
+@pytest.fixture(scope='module')
+def session():
     "A Spark of two workers that tries a task four times, as a cluster does"
     sql = pytest.importorskip('pyspark.sql')
     if not (shutil.which('java') or 'JAVA_HOME' in os.environ): pytest.skip('no Java for Spark')
@@ -65,222 +70,237 @@ def spark_session():
     gateway.proc.wait(30)
     SparkContext._gateway = SparkContext._jvm = None
 
-@contextmanager
-def spark():
-    joblibspark = pytest.importorskip('joblibspark')
-    with spark_session():
-        joblibspark.register_spark()
-        yield
-
-def children(pid=None):
-    "Command lines of the processes below this one; not of those that Python keeps for itself, nor of Redis"
-    res = {}
-    for t in Path(f'/proc/{pid or os.getpid()}/task').glob('*/children'):
-        for p in t.read_text().split():
-            cmd = Path(f'/proc/{p}/cmdline')
-            try: res[p] = cmd.read_text().replace('\0', ' ')
-            except OSError: continue
-            res |= children(p)
-    return {p:c for p,c in res.items() if c and not any(o in c for o in ('resource_tracker', 'redis-server', 'valkey-server'))}
-
 @pytest.fixture(scope='module', params=['loky','threading','dask','ray','spark'])
 def engine(request):
     "Name of the joblib backend of a running engine of two workers"
-    before = children()
-    with globals()[request.param](): yield request.param
-    wait_for(lambda: not children().keys()-before.keys())
+    if request.param=='spark':
+        pytest.importorskip('joblibspark').register_spark()
+        request.getfixturevalue('session')
+        yield 'spark'
+    else:
+        with globals()[request.param](): yield request.param
 
-def on(engine): return joblib.parallel_config(engine, n_jobs=2)
+def on(engine):
+    "With the engine, once it has two workers: one that was killed may still be replaced"
+    config = joblib.parallel_config(engine, n_jobs=2)
+    wait_for(lambda: effective_workers()==2)
+    return config
 
-# --- what they ingest
+# What they write
+
+N = 40
+
+def picture(i):
+    "The bytes of image i"
+    file = io.BytesIO()
+    Image.new('RGB', (10,12), (i,0,0)).save(file, 'png')
+    return file.getvalue()
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory):
-    "300 small images, every hundredth of them damaged"
-    d = tmp_path_factory.mktemp('engines')
-    for i in range(300):
-        (d/f'{i%3}').mkdir(exist_ok=True)
-        f = d/f'{i%3}'/f'{i:03}.png'
-        Image.fromarray(np.full((12,10,3), i%256, np.uint8)).save(f)
-        if i%100==50: f.write_bytes(f.read_bytes()[:40])
-    return d
+    "40 small images, one of them damaged"
+    folder = tmp_path_factory.mktemp('images')
+    for i in range(N):
+        (folder/f'{i%3}').mkdir(exist_ok=True)
+        (folder/f'{i%3}/{i:03}.png').write_bytes(picture(i)[:40 if i==30 else None])
+    return folder
 
-class Shrink:
-    "Decode, halve, and count nothing: what a user would write"
-    def __call__(self, o):
-        import io
-        im = Image.open(io.BytesIO(o['png'])).convert('RGB')
-        return {**o, 'png':im.resize((5,6))}
+def shrink(sample):
+    "What a user would write; it refuses one image"
+    if sample['path']=='1/010.png': raise LookupError('I do not like it')
+    return {**sample, 'png':Image.open(io.BytesIO(sample['png'])).convert('RGB').resize((5,6))}
 
-class Fussy:
-    "Refuses what a set of paths names"
-    def __init__(self, bad): self.bad = bad
-    def __call__(self, o):
-        if o['path'] in self.bad: raise LookupError(f"I do not like {o['path']}")
-        return o
+def write(place, files, fn, **options):
+    "Write the images to a folder of shards, or to the server at a URL"
+    source = image_samples(files, label=class_of, path=True)
+    options |= dict(fn=fn, progress=False, chunk=4)
+    if isinstance(place, Path): return to_shards(source, place, maxsize=10_000, **options)
+    return to_redis(source, place, 'pics', **options)
+
+def open_store(place): return ShardStore(place) if isinstance(place, Path) else RedisStore(place, 'pics')
+
+def values(place):
+    "All values in the dataset"
+    store = open_store(place)
+    return {field:list(v) for field,v in store.get_many(range(len(store)), store.fields, check=True).items()}
+
+def contents(place):
+    "All that is in the dataset; for shards, the bytes of the files, but not what names this very ingest"
+    if not isinstance(place, Path): return open_store(place).vocab,values(place)
+    manifest = json.loads((place/'manifest.json').read_bytes())
+    known = {k:v for k,v in manifest.items() if k not in ('uid','created','crc')}
+    return known,{file.name:file.read_bytes() for file in place.iterdir() if file.name!='manifest.json'}
+
+def failures(report):
+    "What failed and why, without addresses in memory"
+    return sorted((name,re.sub(' at 0x[0-9a-f]+', '', why)) for name,why in report.failures)
+
+@pytest.fixture(params=['redis','shards'])
+def place(request, fresh, tmp_path): return fresh.url if request.param=='redis' else tmp_path/'pics'
+
+def test_an_engine_writes_what_one_process_writes_and_reports_the_same_failures(engine, place, files, server, tmp_path):
+    plain = tmp_path/'plain/pics' if isinstance(place, Path) else server.url
+    expected = write(plain, files, shrink, num_workers=1, overwrite=True)
+    with on(engine): report = write(place, files, shrink)
+    assert (report.written,report.failed)==(N-2,2) and contents(place)==contents(plain)
+    assert failures(report)==failures(expected) and len(failures(report))==2
+    assert ('1/010.png','LookupError: I do not like it') in [(name[-9:],why) for name,why in failures(report)]
 
 class Bomb:
-    "Kills the worker that meets the hundredth image first"
+    "Kills the worker that is the first to meet image 20"
     def __init__(self, flag): self.flag,self.leader = flag,os.getpid()
-    def __call__(self, o):
-        if '/100' in o['path'] and os.getpid()!=self.leader and not os.path.exists(self.flag):
-            open(self.flag, 'w').close()
+    def __call__(self, sample):
+        if '/020' in sample['path'] and os.getpid()!=self.leader and not self.flag.exists():
+            self.flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return o
+        return sample
 
-def ingest(url, files, engine, fn=None, name='pets', **kw):
-    with on(engine): return to_redis(image_samples(files, label=class_of, path=True), url, name, fn=fn, progress=False, chunk=16, **kw)
+# joblib's own thread, which manages the workers, may meet one that is gone
+missed = 'ignore:(?s)Exception in thread.*KeyError:pytest.PytestUnhandledThreadExceptionWarning'
 
-def rows(url, name='pets'):
-    "All that dataset `name` holds"
-    s = RedisStore(url, name)
-    return s.manifest.vocab,{f:list(v) for f,v in s.get_many(range(len(s)), list(s.manifest.fields), check=True).items()}
+@pytest.mark.filterwarnings(missed)
+def test_after_the_death_of_a_worker_each_sample_is_there_once(engine, place, files, tmp_path):
+    "Processes on one machine say that one died, and the same call goes on; an engine repeats what was lost"
+    if engine=='threading': pytest.skip('a thread cannot be killed')
+    bomb = Bomb(tmp_path/'flag')
+    def act():
+        with on(engine): return write(place, files, bomb)
+    if engine=='loky':
+        with pytest.raises(joblib.externals.loky.process_executor.TerminatedWorkerError): act()
+        with pytest.raises(StoreNotFound): open_store(place)
+    report = act()
+    assert bomb.flag.exists() and (report.written,report.failed)==(N-1,1)
+    paths = [f'{k}/{i:03}.png'.encode() for k in range(3) for i in range(k, N, 3) if i!=30]
+    assert sorted(values(place)['path'])==paths
+    assert not list(tmp_path.rglob('*.part'))
 
-def reasons(rep):
-    "What failed and why, without addresses in memory"
-    return sorted((name,re.sub(' at 0x[0-9a-f]+', '', why)) for name,why in rep.failures)
+# What they run
 
-@pytest.fixture(scope='module')
-def expected(files):
-    "What a plain ingest in this process makes of it"
-    with redis_server() as s:
-        rep = to_redis(image_samples(files, label=class_of, path=True), s.url, 'pets', fn=Shrink(), num_workers=1, progress=False, chunk=16)
-        return rep,rows(s.url)
+def test_work_is_done_by_the_workers_of_the_engine_or_without_any_in_this_process(engine):
+    n = joblib.cpu_count() if engine in ('loky','threading') else 2
+    with joblib.parallel_config(engine):
+        wait_for(lambda: effective_workers()==n)   # one that was killed may still be replaced
+        assert effective_workers(0)==0
+    def pids(**options): return set(parallel_map(lambda _: os.getpid(), range(8), **options))
+    with on(engine):
+        assert pids()=={os.getpid()} if engine=='threading' else os.getpid() not in pids()
+        assert pids(num_workers=0)=={os.getpid()}
 
-# --- the tests
-
-def test_same_dataset(engine, files, expected, fresh, monkeypatch):
-    "Every engine makes the same dataset, sample by sample, and reports the same failures; work is done elsewhere, and a record kept of each chunk"
-    seen,records = [],RedisWriter.records
-    def spy(self):
-        for k,r in records(self): seen.append(k); yield k,r
-    monkeypatch.setattr(RedisWriter, 'records', spy)
-    rep = ingest(fresh.url, files, engine, Shrink())
-    assert (rep.written,rep.failed)==(297,3)
-    assert reasons(rep)==reasons(expected[0]) and len(reasons(rep))==3
-    assert rows(fresh.url)==expected[1]
-    assert sorted(set(seen))==list(range(19))
-
-def test_workers(engine):
-    "As many workers as the engine has, and not this process"
-    with joblib.parallel_config(engine): n = effective_workers()
-    assert n==(joblib.cpu_count() if engine in ('loky','threading') else 2)
-    with on(engine): pids = set(parallel_map(lambda _: (time.sleep(.05), os.getpid())[1], range(12)))
-    assert pids=={os.getpid()} if engine=='threading' else os.getpid() not in pids
-
-def test_no_workers_are_this_process(engine):
-    "as `num_workers=0` is for fastai and PyTorch"
-    with joblib.parallel_config(engine): assert effective_workers(0)==0
-    with on(engine): assert set(parallel_map(lambda _: os.getpid(), range(4), num_workers=0))=={os.getpid()}
-
-def test_an_ingest_without_workers(files, fresh):
+def test_an_ingest_without_workers_is_done_in_this_process(server):
     pids = []
     def sample(i):
         pids.append(os.getpid())
         return {'txt':str(i)}
-    rep = to_redis(range(50), fresh.url, 'numbers', fn=sample, num_workers=0, progress=False)
-    assert rep.written==50 and set(pids)=={os.getpid()}
-    assert RedisStore(fresh.url, 'numbers').verify(num_workers=0).bad==0
-
-def test_fn_raises(engine, files, fresh):
-    "What `fn` raises in a worker is a failure with its reason; if it raises always, an error that says so"
-    rep = ingest(fresh.url, files, engine, Fussy({'0/003.png','1/097.png'}))
-    assert rep.failed==2+3
-    assert [why for _,why in reasons(rep) if 'like' in why]==['LookupError: I do not like 0/003.png','LookupError: I do not like 1/097.png']
-    assert {'0/003.png','1/097.png'}.isdisjoint(o.decode() for o in rows(fresh.url)[1]['path'])
+    report = to_redis(range(50), server.url, 'numbers', fn=sample, num_workers=0, progress=False)
+    assert report.written==50 and set(pids)=={os.getpid()}
+    assert RedisStore(server.url, 'numbers').verify(num_workers=0).bad==0
 
 class Odd(Exception):
     "An error that takes more than one argument, and that no engine has seen"
-    def __init__(self, a, b): super().__init__(a, b); self.b = b
+    def __init__(self, a, b): super().__init__(a, b)
 class Rude(Exception):
     def __reduce__(self): raise TypeError('I do not travel')
 
-def fail(kind):
-    if kind=='full': raise StoreFull('no room')
-    if kind=='odd': raise Odd(1, 2)
-    if kind=='rude': raise Rude('anyway')
-    return kind
+def fail(error):
+    if error=='full': raise StoreFull('no room')
+    if error=='odd': raise Odd(1, 2)
+    if error=='rude': raise Rude('anyway')
+    return error
 
-def test_errors_come_home(engine):
-    "An error is what it was, with the worker's traceback; one that cannot travel sends its message"
+def test_errors_of_workers_and_of_the_source_are_raised_here(engine):
+    "They have the worker's traceback; of one that cannot be pickled, the message is sent"
+    fine,is_process = ['ok']*10,engine!='threading'
+    def source():
+        yield from fine
+        raise KeyError('the source')
     with on(engine):
-        for kind,e,text in ('full',StoreFull,'no room'), ('odd',Odd,'2'), ('rude',(RuntimeError,Rude),'anyway'):
-            with pytest.raises(e, match=text) as info: list(parallel_map(fail, ['ok']*10+[kind]+['ok']*10))
-            if engine!='threading': assert 'in fail' in info.value.__notes__[0]
-        def xs():
-            yield from ['ok']*10
-            raise KeyError('the source')
-        with pytest.raises(KeyError, match='the source'): list(parallel_map(fail, xs()))
-        assert list(parallel_map(fail, ['ok']*10))==['ok']*10
+        for name,error,text in [('full',StoreFull,'no room'), ('odd',Odd,'2'),
+                                ('rude',RuntimeError if is_process else Rude,'anyway')]:
+            with pytest.raises(error, match=text) as info: list(parallel_map(fail, [*fine, name, *fine]))
+            if is_process: assert 'in fail' in info.value.__notes__[0]
+        with pytest.raises(KeyError, match='the source'): list(parallel_map(fail, source()))
+        assert list(parallel_map(fail, fine))==fine
 
-def test_reader_that_stops(engine):
-    "Nobody wants more results: nothing more is made, whatever the engine had planned"
+def test_nothing_more_is_made_for_a_reader_that_stops(engine):
     made = []
-    def xs():
-        for i in itertools.count(): made.append(i); yield i
-    with on(engine), closing(parallel_map(lambda i: time.sleep(.02), xs())) as res: next(res)
-    n = len(made)
-    time.sleep(.3)
-    assert len(made)==n<200
+    def inputs():
+        for i in range(10_000):
+            made.append(i)
+            yield i
+    with on(engine):
+        with closing(parallel_map(lambda i: time.sleep(.01), inputs())) as results: next(results)
+        n = len(made)
+        assert n<10_000 and sorted(parallel_map(abs, range(20)))==list(range(20)) and len(made)==n
 
-def test_large_arrays(engine):
-    "Arrays above 1 MB come to `f` writable, on every engine"
-    def f(a): a += 1; return float(a[-1])
-    with on(engine): assert sorted(parallel_map(f, (np.full(300_000, i, float) for i in range(6))))==[1,2,3,4,5,6]
+def test_large_arrays_are_writable_in_workers(engine):
+    "joblib and Ray would share those above 1 MB, read-only"
+    def f(a):
+        a += 1
+        return float(a[-1])
+    with on(engine): assert sorted(parallel_map(f, (np.full(300_000, i, float) for i in range(4))))==[1,2,3,4]
 
-def test_full(engine, fresh):
-    "A server without room: StoreFull, as in this process, and with more room the same call goes on"
-    import redis
-    c = redis.from_url(fresh.url)
-    src = [{'bin':np.random.default_rng(i).bytes(20_000 if i>=80 else 20), 'cls':i%5} for i in range(230)]   # the first few tell nothing of the rest
-    c.config_set('maxmemory', c.info('memory')['used_memory']+1_500_000)
-    def act():
-        with on(engine): return to_redis(src, fresh.url, 'd', shuffle=False, chunk=10, progress=False)
-    with pytest.raises(StoreFull, match='d: .*no room: .* of maxmemory .*repeat the same call'): act()
-    with pytest.raises(StoreNotFound): RedisStore(fresh.url, 'd')
-    c.config_set('maxmemory', 0)
-    rep = act()
-    assert rep.resumed>0 and rep.written==230
+# Partitions of a Spark DataFrame write themselves, each row exactly once whatever is tried again
 
-# joblib's own thread, which manages the workers, may meet one that is gone
-worker_is_missed = pytest.mark.filterwarnings('ignore:(?s)Exception in thread.*KeyError:pytest.PytestUnhandledThreadExceptionWarning')
+@pytest.fixture(scope='module')
+def dataframe(session):
+    "Pictures in four partitions"
+    rows = [(i, picture(i), f'c{i%3}') for i in range(N)]
+    return session.createDataFrame(rows, 'id int, png binary, cls string').repartition(4)
 
-@worker_is_missed
-def test_killed_worker(engine, files, fresh, tmp_path):
-    "A worker dies in the middle: processes on one machine say so, and the same call goes on; an engine repeats what was lost"
-    if engine=='threading': pytest.skip('a thread cannot be killed')
-    def act(): return ingest(fresh.url, files, engine, Bomb(str(tmp_path/'flag')))
-    if engine=='loky':
-        with pytest.raises(joblib.externals.loky.process_executor.TerminatedWorkerError): act()
-        with pytest.raises(StoreNotFound): RedisStore(fresh.url, 'pets')
-    rep = act()
-    assert (tmp_path/'flag').exists() and rep.written+rep.failed==300
-    paths = [o.decode() for o in rows(fresh.url)[1]['path']]
-    assert len(paths)==len(set(paths))==rep.written
+def dicts(dataframe): return dataframe.rdd.map(lambda row: row.asDict())
 
-def test_same_shards(engine, files, tmp_path):
-    "Every engine writes the same shards, byte for byte, and reports the same failures"
-    import json
-    from fastai_remote import ShardStore, to_shards
-    def act(d, **kw): return to_shards(image_samples(files, label=class_of, path=True), d, fn=Shrink(), progress=False, chunk=16, maxsize=40_000, **kw)
-    def seen(d): return {p.name:p.read_bytes() for p in d.iterdir() if p.name!='manifest.json'},{k:v for k,v in json.loads((d/'manifest.json').read_bytes()).items() if k not in ('uid','created','crc')}
-    a = act(tmp_path/'plain'/'d', num_workers=1)
-    with on(engine): b = act(tmp_path/'engine'/'d')
-    assert (b.written,b.failed)==(297,3) and reasons(a)==reasons(b)
-    assert seen(tmp_path/'engine'/'d')==seen(tmp_path/'plain'/'d') and len(ShardStore(tmp_path/'engine'/'d'))==297
+def writer(server, **options):
+    return RedisStore.writer(server.url, 'pics', sample=dict(id=0, png=picture(0), cls='c0'), **options)
 
-@worker_is_missed
-def test_killed_worker_of_shards(engine, files, tmp_path):
-    "A worker dies in the middle of its shard: processes on one machine say so, and the same call goes on; an engine repeats what was lost; no part is left"
-    from fastai_remote import ShardStore, to_shards
-    if engine=='threading': pytest.skip('a thread cannot be killed')
-    def act():
-        with on(engine): return to_shards(image_samples(files, label=class_of, path=True), tmp_path/'d', fn=Bomb(str(tmp_path/'flag')), progress=False, chunk=16)
-    if engine=='loky':
-        with pytest.raises(joblib.externals.loky.process_executor.TerminatedWorkerError): act()
-        with pytest.raises(StoreNotFound): ShardStore(tmp_path/'d')
-    rep = act()
-    s = ShardStore(tmp_path/'d')
-    paths = [o.decode() for o in s.get_many(range(len(s)), 'path')['path']]
-    assert (tmp_path/'flag').exists() and rep.written+rep.failed==300 and len(paths)==len(set(paths))==rep.written
-    assert not [p for p in (tmp_path/'d').rglob('*') if p.name.endswith('.part')]
+def assert_each_row_is_there_once(server):
+    store = RedisStore(server.url, 'pics')
+    got = values(server.url)
+    assert sorted(got['id'])==list(range(N)) and store.vocab==['c0','c1','c2']
+    assert [bytes(png) for png in got['png']]==[picture(i) for i in got['id']]
+    assert [store.vocab[code] for code in got['cls']]==[f'c{i%3}' for i in got['id']]
+    keys = [key.decode() for key in redis.from_url(server.url).keys()]
+    failures = 'pics:~failures'
+    assert not [key for key in keys if ':ingest' in key or '~' in key.removeprefix(failures) or f'png:{N}' in key]
+
+def test_partitions_are_a_dataset_once_they_are_committed_and_a_late_task_writes_nothing(dataframe, fresh):
+    with writer(fresh) as w:
+        late = pickle.loads(pickle.dumps(w))
+        records = dicts(dataframe).mapPartitions(w).collect()
+        with pytest.raises(StoreNotFound): RedisStore(fresh.url, 'pics')
+        w.commit(records)
+    with pytest.raises(StoreBusy): list(late(iter([dict(id=5, png=picture(5), cls='c9')])))
+    assert_each_row_is_there_once(fresh)
+
+def test_tasks_that_fail_or_are_killed_midway_are_tried_again_and_each_row_is_written_once(session, fresh, tmp_path):
+    "The rows name files, which `fn` reads in the tasks; one is missing, and reported once"
+    for i in range(N): (tmp_path/f'{i}.png').write_bytes(picture(i))
+    rows = [(i, str(tmp_path/f'{i}.png'), f'c{i%3}') for i in range(N+1)]
+    dataframe = session.createDataFrame(rows, 'id int, path string, cls string').repartition(4)
+    def flaky(rows):
+        from pyspark import TaskContext
+        task = TaskContext.get()
+        number,attempt = task.partitionId(),task.attemptNumber()
+        (tmp_path/f'tried.{number}.{attempt}').touch()
+        for k,row in enumerate(rows):
+            if number==1 and attempt<2 and k==4+2*attempt: raise OSError('a disk that is not there')
+            if number==2 and attempt<1 and k==5: os.kill(os.getpid(), signal.SIGKILL)
+            yield row
+    def read(row): return {'png':Path(row['path']).read_bytes(), 'cls':row['cls'], 'id':row['id']}
+    sample = dict(id=0, path=rows[0][1], cls='c0')
+    with RedisStore.writer(fresh.url, 'pics', sample=sample, fn=read, chunk=2) as w:
+        w.commit(dicts(dataframe).mapPartitions(flaky).mapPartitions(w).collect())
+    tried = {file.name for file in tmp_path.glob('tried.*')}
+    assert tried>={'tried.1.0','tried.1.1','tried.1.2','tried.2.0','tried.2.1'}
+    assert RedisStore(fresh.url, 'pics').manifest.failed==1
+    assert_each_row_is_there_once(fresh)
+
+def test_a_job_that_fails_for_good_leaves_no_dataset_and_no_lock(dataframe, fresh):
+    from pyspark.errors import PythonException
+    def never(rows):
+        yield next(rows)
+        raise OSError('never')
+    with pytest.raises(PythonException, match='never'), writer(fresh, chunk=1) as w:
+        dicts(dataframe).mapPartitions(never).mapPartitions(w).collect()
+    with pytest.raises(StoreNotFound): RedisStore(fresh.url, 'pics')
+    with writer(fresh, overwrite=True) as w: w.commit(dicts(dataframe).mapPartitions(w).collect())
+    assert_each_row_is_there_once(fresh)

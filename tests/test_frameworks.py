@@ -1,7 +1,7 @@
 """Every framework reads each sample once per epoch, in two processes, in an order that differs between epochs
 
 Or it says clearly what to do. The scripts are those of the section "Other frameworks" of the guide."""
-import json, math, os, re, socket, subprocess, sys, tempfile, warnings
+import json, math, os, re, socket, subprocess, sys, tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader
 from clusters import one_ray_at_a_time, wait_for
 from fastai_remote import mix, RemoteDataset, ShardStore, to_shards
 from fastai_remote.load.frameworks import prepare_for_accelerate
+
+processes = pytest.mark.xdist_group('processes')
 
 N = 201   # odd, so that two ranks need one sample twice
 HEAD = '''
@@ -100,6 +102,7 @@ if __name__=='__main__':
     save(accelerator.process_index, errors=errors, **epochs)
 '''
 @pytest.mark.slow
+@processes
 def test_accelerate(two_ranks):
     "`prepare` divides no loader a second time; a loader with torch's sampler it divides, and fills the last batches"
     pytest.importorskip('accelerate')
@@ -126,7 +129,7 @@ def test_meshes_of_accelerate(path, sizes, n):
         assert torch_device_mesh is None and num_processes==1
         return dataloader
     def loader(k): return DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=k))
-    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
+    ds = dataset(path)
     arguments = dict(num_processes=4, torch_device_mesh=Mesh(**sizes))
     assert prepare_for_accelerate(prepare, fitting:=loader(n), **arguments) is fitting
     with pytest.raises(ValueError, match=f'divided among 3 ranks, .*, and accelerate has {n}: .* world_size='):
@@ -136,54 +139,6 @@ def test_meshes_of_accelerate(path, sizes, n):
         message = f'{n} ranks, of which this is rank 0, .* of which this is rank {process*n//4}:'
         with pytest.raises(ValueError, match=message):
             prepare_for_accelerate(prepare, fitting, process_index=process, **arguments)
-
-def test_batches_made_before_the_ranks_are_known(path, monkeypatch):
-    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
-    made = ds.batches(8, seed=1),ds.batched(8, seed=1)
-    given = ds.batches(8, seed=1, rank=0, world_size=1)
-    assert [len(o) for o in made]==[26,26]
-    monkeypatch.setenv('WORLD_SIZE', '3')
-    monkeypatch.setenv('RANK', '1')
-    assert [len(o) for o in made]==[9,9] and len(given)==26 and (made[0].rank,made[0].world_size)==(1,3)
-    assert sum(len(x) for x,_ in DataLoader(made[1], batch_size=None, num_workers=1))==N//3
-
-@pytest.mark.parametrize('options', [dict(rank=0, world_size=2), dict(seed=5)], ids=['ranks','seed'])
-@pytest.mark.parametrize('kind', ['batches','batched'])
-def test_the_same_order_again_warns(path, kind, options):
-    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
-    batches = getattr(ds, kind)(8, **options)
-    loader = DataLoader(ds, batch_sampler=batches) if kind=='batches' else DataLoader(batches, batch_size=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        next(iter(loader))   # a look at a batch is no epoch
-        for epoch in range(2):
-            batches.set_epoch(epoch)
-            for _ in loader: pass
-    with pytest.warns(UserWarning, match='epoch 1 is read again, in the same order .* call set_epoch'): list(loader)
-
-SPAWN = '''
-import torch.distributed as dist
-
-if __name__=='__main__':
-    made = dict(batches=ds.batches(8, num_workers=1), batched=ds.batched(8))
-    rank = int(os.environ.pop('RANK'))
-    del os.environ['WORLD_SIZE']
-    dist.init_process_group('gloo', rank=rank, world_size=2)
-    epochs = {}
-    for kind,batches in made.items():
-        source = dict(dataset=ds, batch_sampler=batches) if kind=='batches' else dict(dataset=batches, batch_size=None)
-        loader = DataLoader(**source, num_workers=1, multiprocessing_context='spawn')
-        epochs[kind] = []
-        for epoch in range(2):
-            batches.set_epoch(epoch)
-            epochs[kind].append([i for x,_ in loader for i in numbers(x)])
-    save(rank, **epochs)
-'''
-@pytest.mark.slow
-def test_spawned_workers_know_the_rank_of_their_parent(two_ranks):
-    "The environment names no rank, and the batches were made before `init_process_group`"
-    a,b = two_ranks(SPAWN)
-    for kind in a: each_once(a[kind], b[kind])
 
 @pytest.mark.slow
 def test_fastai_divides_no_loader_of_ours(interpreters, path):
@@ -198,122 +153,97 @@ print(error(lambda: DistributedTrainer._wrap_dl(None, ours)))
 def test_the_examples_of_the_guide_are_those_of_these_tests():
     guide = (Path(__file__).parents[1]/'nbs/guide/training.md').read_text(encoding='utf-8')
     examples = re.findall(r'(?ms)^```py\n(.*?)^```', guide)
-    scripts = {line.strip() for line in (HEAD+LIGHTNING+ACCELERATE+TRANSFORMERS+TORCHDATA+RAY).splitlines()}
+    scripts = {line.strip() for line in Path(__file__).read_text(encoding='utf-8').splitlines()}
     lines = [re.sub(' +#.*', '', line).strip() for line in '\n'.join(examples).splitlines()]
     assert len(examples)==7 and not [line for line in lines if line not in scripts and line!='for x,y in loader: …']
 
 # --- torchdata
 
-def loader_of(ds, kind, workers, seed=None, bs=8):
-    stateful = pytest.importorskip('torchdata.stateful_dataloader')
-    if kind=='batches': source = dict(dataset=ds, batch_sampler=ds.batches(bs, num_workers=workers, seed=seed))
-    else: source = dict(dataset=ds.batched(bs, seed=seed), batch_size=None)
-    return stateful.StatefulDataLoader(**source, num_workers=workers)
-
 def numbers(x): return [int(i) for i in x.flatten()]
+def dataset(path): return RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
 
-@pytest.mark.parametrize('workers,seed', [(0,None),(0,3),(2,None)])
-@pytest.mark.parametrize('kind', ['batches','batched'])
-def test_an_epoch_continues_where_its_state_was_saved(path, kind, workers, seed):
-    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
-    for stop in (1,5) if workers else (0,1,5,26):
-        first = loader_of(ds, kind, workers, seed)
-        batches = iter(first)
+# kind: a stream or batches of a dataset, and how often each sample comes, or `None`
+KINDS = {
+    'batches': (lambda ds: ds.batches(8), 1), 'batched': (lambda ds: ds.batched(8), 1),
+    'batches of a seed': (lambda ds: ds.batches(8, seed=3), 1),
+    'batched of a seed': (lambda ds: ds.batched(8, seed=3), 1),
+    'shuffled': (lambda ds: ds.shuffle(), 1), 'mix': (lambda ds: mix([ds[:90].shuffle(), ds[90:].shuffle()]), 1),
+    'select': (lambda ds: ds.shuffle().select(lambda sample: int(sample[0])%3).batched(4), None),
+    'buffer': (lambda ds: ds.stream(shuffle=True).batched(3).unbatched().shuffle(20), 1),
+    'weighted': (lambda ds: mix([ds[:90], ds[90:].shuffle()], [1,5], end=300), None),
+    'repeat': (lambda ds: ds.shuffle().repeat(2), 2)}
+
+def stateful(made, workers=0):
+    "torchdata's loader of batches or a stream"
+    loader = pytest.importorskip('torchdata.stateful_dataloader').StatefulDataLoader
+    if hasattr(made, 'sampler'):
+        made.num_workers = max(workers, 1)
+        return loader(made.ds, batch_sampler=made, num_workers=workers)
+    return loader(made, batch_size=None, num_workers=workers)
+
+@pytest.mark.parametrize('kind,workers,stops', [
+    *((kind, 0, (0,1,5,26)) for kind in KINDS), *((kind, 2, (5,)) for kind in ('batches','batched','buffer','mix'))])
+def test_an_epoch_continues_where_its_state_was_saved(path, kind, workers, stops):
+    "In another process, with other random numbers: nothing is lost and nothing comes twice"
+    make,times = KINDS[kind]
+    def loader(): return stateful(make(dataset(path)), workers)
+    for stop in stops:
+        batches = iter(first:=loader())
         before = [numbers(next(batches)[0]) for _ in range(stop)]
-        state = json.loads(json.dumps(first.state_dict()))
+        state = first.state_dict() if workers else json.loads(json.dumps(first.state_dict()))
         rest = [numbers(x) for x,_ in batches]
-        again = loader_of(RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4'), kind, workers, seed)
-        torch.manual_seed(stop)
-        again.load_state_dict(state)
-        assert [numbers(x) for x,_ in again]==rest and sorted(sum(before+rest, []))==list(range(N))
-        if stop==1: assert sorted(i for x,_ in again for i in numbers(x))==list(range(N))   # the next epoch
-
-def test_a_state_of_other_batches(path):
-    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
-    loader = loader_of(ds, 'batches', 0)
-    next(iter(loader))
-    for other,message in ((loader_of(ds, 'batches', 0, bs=9), 'bs=8, and cannot be continued with bs=9'),
-                          (loader_of(ds[:100], 'batches', 0), 'samples=201, .* with samples=100')):
-        other.load_state_dict(loader.state_dict())
-        with pytest.raises(ValueError, match=message): next(iter(other))
-
-@pytest.mark.parametrize('other', ['samples','shards'])
-def test_a_state_of_other_samples(path, tmp_path, other):
-    "There are as many of them"
-    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
-    if other=='samples': ds,again = ds[:100],ds[100:200]
-    else:
-        ShardStore(path).copy(tmp_path/'copy', maxcount=50, shuffle=False, num_workers=1, progress=False)
-        again = RemoteDataset(ShardStore(tmp_path/'copy')).to_tuple('x.f4', 'y.f4')
-    first,second = loader_of(ds, 'batches', 0),loader_of(again, 'batches', 0)
-    next(iter(first))
-    second.load_state_dict(first.state_dict())
-    with pytest.raises(ValueError, match='of an epoch of other samples, or of samples in shards of other sizes'): next(iter(second))
-
-STREAMS = {
-    'shuffled': lambda ds: ds.shuffle(),
-    'select': lambda ds: ds.shuffle().select(lambda sample: int(sample[0])%3).batched(4),
-    'buffer': lambda ds: ds.stream(shuffle=True).batched(3).unbatched().shuffle(20),
-    'mix': lambda ds: mix([ds[:90].shuffle(), ds[90:].shuffle()]),
-    'weighted': lambda ds: mix([ds[:90], ds[90:].shuffle()], [1,5], end=300),
-    'repeat': lambda ds: ds.shuffle().repeat(2)}
-
-@pytest.mark.parametrize('workers', [0,2])
-@pytest.mark.parametrize('kind', STREAMS)
-def test_a_stream_continues_where_its_state_was_saved(path, kind, workers):
-    "in another process, with other random numbers: nothing is lost and nothing comes twice"
-    stateful = pytest.importorskip('torchdata.stateful_dataloader')
-    def loader():
-        stream = STREAMS[kind](RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4'))
-        return stateful.StatefulDataLoader(stream, batch_size=None if kind=='select' else 4, num_workers=workers)
-    for stop in (5,) if workers else (0,1,5,26):
-        torch.manual_seed(1)
-        first = loader()
-        batches = iter(first)
-        before = [numbers(next(batches)[0]) for _ in range(stop)]
-        state = json.loads(json.dumps(first.state_dict())) if not workers else first.state_dict()
-        rest = [numbers(x) for x,_ in batches]
-        torch.manual_seed(99)
+        torch.manual_seed(stop+99)
         again = loader()
         again.load_state_dict(state)
-        assert [numbers(x) for x,_ in again]==rest and rest
-        seen = sum(before+rest, [])
-        assert kind=='weighted' or sorted(seen)==sorted(i for i in range(N) for _ in range(1+(kind=='repeat')) if kind!='select' or i%3)
+        assert [numbers(x) for x,_ in again]==rest and (rest or len(before)==26)
+        seen = Counter(sum(before+rest, []))
+        if times: assert seen==dict.fromkeys(range(N), times)
+        if kind=='select': assert seen==dict.fromkeys((i for i in range(N) if i%3), 1)
+        if stop==1 and times:
+            assert Counter(i for x,_ in again for i in numbers(x))==dict.fromkeys(range(N), times)   # the next epoch
 
-def test_a_state_of_another_stream(path):
-    ds = RemoteDataset(ShardStore(path)).to_tuple('x.f4', 'y.f4')
-    batches = iter(ds.stream())
-    for _ in range(150): next(batches)
-    other = iter(ds[:100].stream())
-    with pytest.raises(ValueError, match='had at least 150 results in this process, and now there are 100'): other.load_state_dict(batches.state_dict())
+def another_copy(path, folder):
+    "The same samples in shards of another size"
+    ShardStore(path).copy(folder/'copy', maxcount=50, shuffle=False, num_workers=1, progress=False)
+    return dataset(folder/'copy')
+
+OTHERS = 'of an epoch of other samples, or of samples in shards of other sizes'
+@pytest.mark.parametrize('of,other,message', [
+    (lambda ds: ds.batches(8), lambda path, folder: dataset(path).batches(9), 'bs=8, .* continued with bs=9'),
+    (lambda ds: ds.batches(8), lambda path, folder: dataset(path)[:100].batches(8), 'samples=201, .* with samples=100'),
+    (lambda ds: ds[:100].batches(8), lambda path, folder: dataset(path)[100:200].batches(8), OTHERS),
+    (lambda ds: ds.batches(8), lambda path, folder: another_copy(path, folder).batches(8), OTHERS),
+    (lambda ds: ds.stream(), lambda path, folder: dataset(path)[:100].stream(),
+     'had at least 150 results in this process, and now there are 100')])
+def test_a_state_of_another_epoch_is_refused(path, tmp_path, of, other, message):
+    loader = stateful(of(dataset(path)))
+    batches = iter(loader)
+    for _ in range(150 if 'results' in message else 1): next(batches)
+    second = stateful(other(path, tmp_path))
+    second.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match=message): next(iter(second))
+
+def test_a_state_of_other_workers_is_refused(path):
+    stream = dataset(path).stream()
+    state = iter(stream).state_dict()|dict(num_workers=3)
     with pytest.raises(ValueError, match='of an epoch with num_workers=3, and cannot be continued with num_workers=1'):
-        iter(ds.stream()).load_state_dict(batches.state_dict()|dict(num_workers=3))
+        iter(stream).load_state_dict(state)
 
-TORCHDATA = '''
-from torchdata.stateful_dataloader import StatefulDataLoader
-
-def loader_of(kind):
-    if kind=='batched': return StatefulDataLoader(ds.batched(8), batch_size=None)
-    loader = StatefulDataLoader(ds, batch_sampler=ds.batches(8))
-    return loader
-
-def epochs(kind):
-    for epoch in range(2):
-        loader = loader_of(kind)
-        (loader.batch_sampler or loader.dataset).set_epoch(epoch)
-        seen,batches = [],iter(loader)
+def test_stateful_loaders_of_two_ranks_continue(path, monkeypatch):
+    "As the guide says it"
+    StatefulDataLoader = pytest.importorskip('torchdata.stateful_dataloader').StatefulDataLoader
+    ds,seen = dataset(path),[]
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    for rank in range(2):
+        monkeypatch.setenv('RANK', str(rank))
+        loader = StatefulDataLoader(ds, batch_sampler=ds.batches(8))
+        batches = iter(loader)
         for _ in range(5): seen += numbers(next(batches)[0])
         state = loader.state_dict()
-        loader = loader_of(kind)   # as in a new process
+        loader = StatefulDataLoader(ds, batch_sampler=ds.batches(8))
         loader.load_state_dict(state)
-        yield seen+[i for x,_ in loader for i in numbers(x)]
-
-if __name__=='__main__': save(os.environ['RANK'], **{kind:[*epochs(kind)] for kind in ('batches','batched')})
-'''
-def test_stateful_loaders_of_two_ranks(two_ranks):
-    pytest.importorskip('torchdata')
-    a,b = two_ranks(TORCHDATA)
-    for kind in a: each_once(a[kind], b[kind])
+        seen += [i for x,_ in loader for i in numbers(x)]
+    assert set(seen)==set(range(N)) and len(seen)==N+1
 
 # --- Lightning
 
@@ -354,6 +284,7 @@ if __name__=='__main__':
     save(torch.distributed.get_rank(), **epochs)
 '''
 @pytest.mark.slow
+@processes
 def test_lightning(path, tmp_path):
     "Lightning starts the second process itself; it cannot replace our batches, and says how to leave them as they are"
     pytest.importorskip('lightning')
@@ -408,6 +339,7 @@ if __name__=='__main__':
          error=error(lambda: fit(Trainer, ds.batched(8), collate=None)))
 '''
 @pytest.mark.slow
+@processes
 def test_huggingface_trainer(two_ranks):
     "Its own sampler is divided by accelerate, which fills the last batches; ours is divided once"
     pytest.importorskip('transformers')
@@ -459,8 +391,8 @@ if __name__=='__main__':
 def run_with_ray(folder, path, tries=2, seconds=240):
     """Run `script.py`, which starts Ray, and Ray the two ranks
 
-    If Ray does not start the ranks, it is started anew. The ranks have one attempt. `seconds` is for their start, and as
-    much for what they do."""
+    If Ray does not start the ranks, it is started anew. The ranks have one attempt. `seconds` is for their start, and
+    as much for what they do."""
     for _ in range(tries):
         # the path of Ray's sockets must be short
         with (one_ray_at_a_time(), open(folder/'said', 'w') as said,
@@ -474,12 +406,14 @@ def run_with_ray(folder, path, tries=2, seconds=240):
             except (AssertionError, subprocess.TimeoutExpired): pass   # what Ray says is below
             finally: process.kill()
             code = process.wait()
-            about = '\n'.join(f'{file.name}: {file.read_text()[-1500:]}' for name in ('train/*sys-controller*','raylet.out','*.err')
-                              for file in Path(logs).glob(f'session_latest/logs/{name}') if file.stat().st_size)
+            files = [file for name in ('train/*sys-controller*','raylet.out','*.err')
+                     for file in Path(logs).glob(f'session_latest/logs/{name}')]
+            about = '\n'.join(f'{file.name}: {file.read_text()[-1500:]}' for file in files if file.stat().st_size)
         if list(folder.glob('*.began')): break
     assert code==0, f"{(folder/'said').read_text()[-3000:]}\n{about}"
 
 @pytest.mark.slow
+@processes
 @pytest.mark.timeout(1200)
 def test_ray_train(path, tmp_path):
     "`prepare_data_loader` leaves our batches as they are, with and without `add_dist_sampler=False`"

@@ -25,19 +25,28 @@ def run_notebook(interpreters):
     "A function that runs a notebook; what it returns has the exit code, and what was said"
     return lambda file: interpreters.run(RUN, file, cwd=cfg.config_path)
 
-@pytest.mark.parametrize('fn',
-    [pytest.param(f, id='/'.join(f.parts[f.parts.index('nbs')+1:]).removesuffix('.ipynb'))
-    for f in sorted(nbglob(as_path=True))])
-def test_notebook(fn, run_notebook):
-    if fn.stem in ENGINES: pytest.importorskip(ENGINES[fn.stem], reason=f'the extra [{fn.stem}] is not installed')
-    if fn.stem=='spark' and not (shutil.which('java') or 'JAVA_HOME' in os.environ): pytest.skip('no Java for Spark')
-    with one_ray_at_a_time() if fn.stem=='ray' else nullcontext(): run = run_notebook(fn)
-    assert run.returncode==0, f'{fn} failed\n{(run.stdout+run.stderr)[-6000:]}'
+def notebooks():
+    "A parameter for each; the first page is quick, and those of engines start several processes"
+    for file in sorted(nbglob(as_path=True)):
+        name = '/'.join(file.parts[file.parts.index('nbs')+1:]).removesuffix('.ipynb')
+        marks = [] if name=='index' else [pytest.mark.slow]
+        if file.stem in ENGINES: marks.append(pytest.mark.xdist_group('processes'))
+        yield pytest.param(file, id=name, marks=marks)
 
+@pytest.mark.parametrize('file', notebooks())
+def test_notebook_runs(file, run_notebook):
+    name = file.stem
+    if name in ENGINES: pytest.importorskip(ENGINES[name], reason=f'the extra [{name}] is not installed')
+    if name=='spark' and not (shutil.which('java') or 'JAVA_HOME' in os.environ): pytest.skip('no Java for Spark')
+    with one_ray_at_a_time() if name=='ray' else nullcontext(): run = run_notebook(file)
+    assert run.returncode==0, f'{file} failed\n{(run.stdout+run.stderr)[-6000:]}'
+
+@pytest.mark.slow
 def test_a_notebook_that_fails_is_noticed(run_notebook, tmp_path):
     for name in 'settings.ini','pyproject.toml': shutil.copy(cfg.config_path/name, tmp_path)
     cell = '{"cell_type":"code","id":"a","metadata":{},"execution_count":null,"outputs":[],'
     cell += '"source":["assert 1==2, \\"as it should\\""]}'
-    (f:=tmp_path/'fails.ipynb').write_text('{"cells":['+cell+'],"metadata":{},"nbformat":4,"nbformat_minor":5}')
-    run = run_notebook(f)
+    file = tmp_path/'fails.ipynb'
+    file.write_text('{"cells":['+cell+'],"metadata":{},"nbformat":4,"nbformat_minor":5}')
+    run = run_notebook(file)
     assert run.returncode==1 and 'as it should' in run.stdout+run.stderr

@@ -13,7 +13,7 @@ NAMES = '''CorruptSample Fetch FieldSplitter KFoldSplitter IngestError IngestRep
     RemoteDataset ShardBlock ShardStore TieredStore index_shards s3_options StrokeSequence array_samples
     img2dataset_samples mix table_samples to_shards CropAudio TextOptions tokenize_store'''.split()
 # a package imports from those before it
-LAYERS = 'core imported parallel order codec store write source ingest load block testing cli'.split()
+LAYERS = 'core imported clock parallel order codec store write source ingest load block testing cli'.split()
 LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai
 MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f
     for f in sorted((root/'nbs').rglob('[0-9]*.ipynb')) if 'tutorials' not in f.parts}
@@ -196,15 +196,15 @@ def wrong_imports(module, at_once, later):
 
 def test_the_layers_are_all_there(): assert {m.split('.')[0] for m in MODULES}==set(LAYERS)
 
-@pytest.mark.parametrize('module', MODULES)
-def test_floors(module):
-    """A module imports only from those below it; torch and fastai come in with the loader
-
-    Stores do not import each other."""
-    at_once,later = imports_of(module)
-    assert not wrong_imports(module, at_once, later)
-    if module.split('.')[0] in LIGHT:
-        assert not [m for m in at_once|later if m.split('.')[0] in ('torch','torchvision','fastai')]
+def test_a_module_imports_only_from_those_below_it():
+    "torch and fastai come in with the loader, and stores do not import each other"
+    wrong = {}
+    for module in MODULES:
+        at_once,later = imports_of(module)
+        heavy = {m for m in at_once|later if m.split('.')[0] in ('torch','torchvision','fastai')}
+        is_light = module.split('.')[0] in LIGHT
+        if found:=wrong_imports(module, at_once, later)|(heavy if is_light else set()): wrong[module] = found
+    assert not wrong
 
 @pytest.mark.parametrize('module,at_once,later',
     [('store.redis',['fastai_remote.write.base'],[]),
@@ -219,17 +219,17 @@ def test_relative_imports_are_seen():
         'write.redis_reviser','ingest.partitions','store.redis_keys'}
     assert sum(len(ours(imports_of(m)[0])) for m in MODULES)>100
 
-@pytest.mark.parametrize('module', MODULES)
-def test_no_private_names_of_another_module(module):
-    tree = ast.parse((root/'fastai_remote'/f"{module.replace('.', '/')}.py").read_text())
-    taken = [a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)
-        and (n.level or (n.module or '').startswith('fastai_remote')) for a in n.names]
-    assert not [n for n in taken if n.startswith('_') and n not in ('_jpeg','_pixels')]
+def test_no_module_imports_private_names_of_another():
+    private = set()
+    for module in MODULES:
+        tree = ast.parse((root/'fastai_remote'/f"{module.replace('.', '/')}.py").read_text())
+        taken = [a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)
+            and (n.level or (n.module or '').startswith('fastai_remote')) for a in n.names]
+        private.update((module, n) for n in taken if n.startswith('_') and n not in ('_jpeg','_pixels'))
+    assert not private
 
-@pytest.fixture(scope='module')
-def heavy_imports():
-    """Which of torch and fastai each light module loads, in a process of its own: forks of one that has loaded what
-    is not ours"""
+def test_light_modules_load_neither_torch_nor_fastai():
+    "Each is imported in a process of its own: a fork of one that has loaded what is not ours"
     code = f'''import os, sys
 import fsspec, joblib, numpy, PIL.Image, redis
 assert not [m for m in sys.modules if m.split('.')[0] in ('torch','torchvision','fastai','fastai_remote')]
@@ -240,10 +240,8 @@ for module in {[m for m in MODULES if m.split('.')[0] in LIGHT]}:
         print(module, 'ok', *sorted({{'torch','torchvision','fastai'}}&sys.modules.keys()), flush=True)
         os._exit(0)
     os.wait()'''
-    return dict(line.split(' ', 1) for line in python(code).splitlines())
-
-@pytest.mark.parametrize('mod', [m for m in MODULES if m.split('.')[0] in LIGHT])
-def test_light_modules_do_not_load_torch(mod, heavy_imports): assert heavy_imports[mod]=='ok'
+    lines = python(code).splitlines()
+    assert sorted(lines)==sorted(f'{module} ok' for module in MODULES if module.split('.')[0] in LIGHT)
 
 def test_one_version():
     ini = configparser.ConfigParser(delimiters=['='])
@@ -267,6 +265,7 @@ def test_nothing_local_in_the_tree():
         if (root/f).suffix in ('.py','.ipynb','.md','.toml','.ini','.json','.txt','') and (root/f).exists():
             assert not bad.search((root/f).read_text(errors='ignore')), f
 
+@pytest.mark.slow
 def test_wheel(tmp_path):
     "A wheel for all versions of Python builds, installs outside the tree, imports there, and carries no tests"
     subprocess.run([sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', str(tmp_path), str(root)],

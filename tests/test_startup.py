@@ -1,71 +1,83 @@
-"Starting: what an import adds to fastai's, and a first batch to a worker's start. Ratios of CPU time within one run, which other work on the machine changes little"
-import subprocess, sys, time
+"""Starting: what an import adds to fastai's, and what comes before the first batch
+
+Work is counted in lines of Python that run, and in bytes that are allocated at once: neither depends on the machine."""
+import subprocess, sys, threading, tracemalloc
 
 import pytest
-import torch
-from fastai.data.block import CategoryBlock, DataBlock
-from fastai.vision.all import DataLoaders, ImageBlock, PILImage, Resize
-from torch.utils.data import DataLoader, Dataset
+from fastai.vision.all import CategoryBlock, DataBlock, ImageBlock, PILImage, RandomSplitter, Resize
+from torch.utils.data import DataLoader
 
-import fastai_remote.block   # gives `DataLoaders` its `from_redis`
-from fastai_remote import RemoteDataset
-from test_memory import Numbers, cpu_time, million, ours
+import fastai_remote as fr
+from test_memory import MB, million, Numbers, ShardNumbers
 
-class Trivial(Dataset):
-    "Nothing to read: its first batch is a worker's start"
-    def __len__(self): return 1000
-    def __getitem__(self, i): return torch.zeros(1)
+class Work:
+    "Counts the lines of Python that run in a block, in all threads, and the most bytes that are allocated then"
+    def __enter__(self):
+        self.lines,self.before = 0,(sys.gettrace(),threading.gettrace())   # of a measurement of coverage, for example
+        tracemalloc.start()
+        threading.settrace(self.trace)
+        sys.settrace(self.trace)
+        return self
+    def trace(self, frame, event, arg):
+        self.lines += event=='line'
+        return self.trace
+    def __exit__(self, *args):
+        sys.settrace(self.before[0])
+        threading.settrace(self.before[1])
+        self.peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    "Threads of torch that wait for a core spin"
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
+def work(start):
+    "The work of `start()`, which returns loaders, and of the first batch of each"
+    with Work() as done:
+        for loader in start(): next(iter(loader))
+    return done
 
-def first(dl):
-    "Seconds of CPU time to the first batch of an epoch, here and in the worker, which makes no other batch until it is asked for one"
-    started = cpu_time()
-    batches = iter(dl)
-    next(batches)
-    return cpu_time()-started
+def of_fastai(store):
+    block = DataBlock((fr.RedisBlock, fr.RedisBlock('cls')), get_items=fr.get_remote_items, item_tfms=Resize(16),
+                      splitter=fr.RandomStoreSplitter(.2))
+    return block.dataloaders(store, bs=64, num_workers=0)
 
-def ratio(a, b, rounds=9):
-    "How much more the first batch of `a` takes than that of `b`: the least times of each, by turns"
-    times = [(first(a),first(b)) for _ in range(rounds)]
-    return min(t for t,_ in times)/min(t for _,t in times)
+def of_torch(store):
+    ds = fr.RemoteDataset(store).to_tuple('png', 'cls')
+    return [DataLoader(ds, batch_sampler=ds.batches(64), collate_fn=list),
+            DataLoader(ds.batched(64, collate=list), batch_size=None),
+            DataLoader(ds.shuffle(), batch_size=64, collate_fn=list)]
 
-ONE = dict(num_workers=1, prefetch_factor=1) # for torch's loaders
+@pytest.mark.parametrize('make', [pytest.param(of_fastai, marks=pytest.mark.slow), of_torch])
+@pytest.mark.parametrize('store', [Numbers, ShardNumbers])
+def test_set_up_and_first_batches_do_not_grow_with_n(make, store):
+    "Shards have a table, of which some columns are computed: 8 bytes a shard each"
+    few,many = store(million),store(50*million)
+    work(lambda: make(few))   # imports, and what is computed once
+    a,b = (work(lambda: make(o)) for o in (few,many))
+    assert b.lines<1.2*a.lines and b.peak<20*MB, (a.lines,b.lines,b.peak)
 
-def one_worker(dl):
-    "fastai's loader `dl` with `ONE`, which it does not take as arguments"
-    dl.fake_l.num_workers = dl.fake_l.prefetch_factor = 1
-    return dl
+@pytest.mark.slow
+def test_a_first_batch_is_less_work_than_that_of_stock_fastai():
+    "The same pictures out of memory, decoded by the same transforms"
+    png = Numbers(1).png
+    def stock():
+        getters = [lambda i: PILImage.create(png), lambda i: 'abcdefgh'[i%8]]
+        block = DataBlock((ImageBlock, CategoryBlock), getters=getters, splitter=RandomSplitter(), item_tfms=Resize(16))
+        return block.dataloaders(list(range(100)), bs=64, num_workers=0)
+    for start in lambda: of_fastai(Numbers(100)), stock: work(start)   # imports, and what is computed once
+    assert work(lambda: of_fastai(Numbers(100))).lines<work(stock).lines
 
-def test_import_adds_little_to_fastai():
-    code = 'import time; t=time.process_time(); from fastai.vision.all import *; u=time.process_time(); from fastai_remote import *; print((time.process_time()-u)/(u-t))'
-    r = float(subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True, capture_output=True, text=True).stdout)
-    assert r<.3, r   # of CPU time; it is a twentieth
+@pytest.mark.slow
+def test_import_adds_little_to_fastai(interpreters):
+    "Only packages that storage needs, and no clients of object storage, tables or engines"
+    code = '''if True:
+    import sys
+    from fastai.vision.all import *
+    before = set(sys.modules)
+    from fastai_remote import *
+    added = set(sys.modules)-before
+    print(len(added), *{name.split('.')[0] for name in added})'''
+    n,*packages = interpreters.run(code, check=True).stdout.split()
+    expected = {'fastai_remote','fastai','PIL','cryptography','fsspec','hiredis','redis','xxhash','zstandard'}
+    assert 'fastai_remote' in packages and set(packages)<=expected and int(n)<300, (n,packages)
 
 def test_names_alone_import_nothing_heavy():
-    code = 'import sys, fastai_remote; assert not {"torch","fastai","redis","numpy"} & sys.modules.keys(), sorted(sys.modules)'
+    code = 'import sys, fastai_remote; assert not {"torch","fastai","redis","numpy"}&sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True)
-
-def test_first_batch_of_bytes_against_a_worker_start(redis_pics):
-    ds,stock = RemoteDataset(redis_pics).to_tuple('jpg','cls'),DataLoader(Trivial(), 64, shuffle=True, **ONE)
-    dl = DataLoader(ds.batched(16), batch_size=None, **ONE)
-    assert (r:=ratio(dl, stock))<1.5, r
-
-def test_first_batch_of_pictures_against_stock_fastai(redis_pics):
-    "The same pictures out of memory, decoded by the same transforms"
-    files,kw = redis_pics.get_many(range(len(redis_pics)), 'jpg')['jpg'],dict(bs=16, num_workers=1, device='cpu')
-    ours = DataLoaders.from_redis(redis_pics.link.url, 'pics', normalize=False, item_tfms=Resize(64), **kw).train
-    block = DataBlock((ImageBlock, CategoryBlock), getters=[lambda i: PILImage.create(files[i]), lambda i: i%3], item_tfms=Resize(64))
-    stock = block.dataloaders(list(range(len(files))), **kw).train
-    assert (r:=ratio(one_worker(ours), one_worker(stock)))<1.5, r
-
-@pytest.mark.parametrize('make', [lambda n: one_worker(ours(n)[0].train), lambda n: DataLoader(RemoteDataset(Numbers(n)).batched(64, collate=list), batch_size=None, **ONE)], ids=['RemoteDL','RemoteDataset'])
-def test_first_batch_does_not_grow_with_n(make):
-    few,many = make(1000),make(50*million)
-    assert (r:=ratio(many, few))<1.5, r

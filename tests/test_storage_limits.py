@@ -1,6 +1,6 @@
 """Storage on servers that are silent, slow, endless or wrong: answers are bounded in time and memory, and are those
 that were asked for"""
-import contextlib, gc, http.server, re, socket, threading, time, weakref, zipfile
+import base64, contextlib, gc, gzip, http.server, multiprocessing, re, socket, threading, weakref, zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 pytest.importorskip('s3fs')
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.asyn import get_loop
 
-from conftest import in_time
 from fastai_remote.core import StoreUnavailable
 from fastai_remote.store import bounded
-from fastai_remote.store.connection import DeadlinePassed, Retries
+from fastai_remote.store.connection import DeadlinePassed
 from fastai_remote.store.storage import Storage
+from fastai_remote.testing import ManualClock
+from fault_storage import FaultyFileSystem
 
 CONTENT = bytes(range(256))*400
 MARKER = 'secret-8f2c'
@@ -65,7 +66,7 @@ def whole(handler, first, last):
     head(handler, 200, len(CONTENT))
     handler.wfile.write(CONTENT)
 
-def silent(handler, first, last): handler.server.done.wait(30)
+def silent(handler, first, last): handler.server.done.wait(600)
 
 def dripping(handler, first, last):
     head(handler, 206 if first is not None else 200, 1_000_000,
@@ -76,114 +77,108 @@ def dripping_head(handler, first, last):
     handler.wfile.write(b'HTTP/1.1 200 OK\r\n')
     while not handler.server.done.wait(.02): handler.wfile.write(b'X-More: 1\r\n')
 
-def endless(handler, first, last, content_range=True, status=206):
+def endless(handler, first, last):
     "Bytes without end, and without a length"
-    if first is None: status,content_range = 200,False
-    head(handler, status, None, f'bytes {first}-{last}/9999999999' if content_range else None, Connection='close')
+    content_range = None if first is None else f'bytes {first}-{last}/9999999999'
+    head(handler, 206 if content_range else 200, None, content_range, Connection='close')
     while not handler.server.done.is_set():
         handler.wfile.write(bytes(1<<16))
         handler.server.sent += 1<<16
 
-def slow(handler, first, last):
-    """The right bytes, at a steady rate for all connections together: `server.rate`, in bytes per second
-
-    Each piece has its time, so that a busy machine, where a thread wakes late, does not make the link slower."""
-    server = handler.server
-    head(handler, 206, last+1-first, f'bytes {first}-{last}/9999999999')
-    for at in range(first, last+1, 16_384):
-        piece = bytes(min(last+1, at+16_384)-at)
-        with server.link: due = server.is_free_at = max(server.is_free_at, time.monotonic())+len(piece)/server.rate
-        time.sleep(max(0, due-time.monotonic()))
-        handler.wfile.write(piece)
-
 @contextlib.contextmanager
-def opened(kind, answer, timeout=10., **options):
+def opened(kind, answer, timeout=30., **options):
     "A storage on a server, and the server"
     with Server(answer) as server:
         if kind=='http': yield Storage(f'{server.url}/folder', timeout, options or None),server
         else:
-            yield Storage('s3://bucket/folder', timeout,
-                dict(endpoint_url=server.url, key='me', secret=MARKER, **options)),server
+            options = dict(endpoint_url=server.url, key='me', secret=MARKER, **options)
+            yield Storage('s3://bucket/folder', timeout, options),server
 
 kinds = pytest.mark.parametrize('kind', ['http','s3'])
 
 # --- deadlines
 
-@pytest.mark.timeout(60)
 @kinds
-@pytest.mark.parametrize('answer', [silent, dripping, dripping_head])
-def test_a_call_ends_at_its_deadline(kind, answer):
-    "Whether or not the server has answered before; the four calls wait at the same time"
-    calls = {'read':lambda storage: storage.read('manifest.json'),
-        'ranges':lambda storage: storage.ranges(['a.tar']*3, [5]*3, [1_000_005]*3)}
-    def ends(was_there, call):
-        with opened(kind, answer, timeout=.5) as (storage,_):
+def test_a_call_ends_at_its_deadline(kind):
+    "Whether or not the server has answered before; all calls wait at the same time"
+    def ends(answer, was_there, call):
+        with opened(kind, answer, timeout=.4) as (storage,_):
             storage.has_answered = was_there
             assert storage.fs   # the first client of a process loads its library
-            with in_time(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'):
-                calls[call](storage)
-    with ThreadPoolExecutor(4) as pool:
-        ending = {(was_there, call):pool.submit(ends, was_there, call) for was_there in (False, True) for call in calls}
-    failed = {case:error for case,future in ending.items() if (error:=future.exception())}
-    assert not failed
+            with pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): call(storage)
+    with ThreadPoolExecutor(12) as pool:
+        for wait in [pool.submit(ends, answer, was_there, call) for answer in (silent,dripping,dripping_head)
+                     for was_there in (False,True) for call in (
+                         lambda storage: storage.read('manifest.json'),
+                         lambda storage: storage.ranges(['a.tar']*3, [5]*3, [1_000_005]*3))]: wait.result()
 
-@pytest.mark.timeout(60)
 def test_a_file_system_that_is_not_asynchronous_ends_at_its_deadline():
     "Connecting is included: this server accepts connections and says nothing"
     with socket.create_server(('127.0.0.1', 0)) as server:
-        storage = Storage(f'ftp://127.0.0.1:{server.getsockname()[1]}/folder', .5)
-        for _ in range(2):
-            with in_time(2.5), pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'):
-                storage.read('manifest.json')
-            with in_time(2.5), pytest.raises(StoreUnavailable): storage.ranges(['a'], [0], [9])
+        storage = Storage(f'ftp://127.0.0.1:{server.getsockname()[1]}/folder', .3)
+        for call in (lambda: storage.read('manifest.json'), lambda: storage.ranges(['a'], [0], [9]))*2:
+            with pytest.raises(StoreUnavailable, match=r'no complete answer in time.*attempts? in \d'): call()
 
-def test_a_thread_that_is_waited_for_returns_values_and_errors():
-    storage = Storage('memory://limits', 5)
-    storage.write('a', b'content')
-    assert storage.read('a')==b'content' and storage.names()==['a']
-    with pytest.raises(FileNotFoundError): storage.read('b')
-
-def test_a_client_is_not_used_while_an_interrupted_call_still_uses_it(monkeypatch):
+def test_a_client_is_not_used_while_an_interrupted_call_still_uses_it(faults, monkeypatch):
     "After Ctrl-C in a notebook: the next call would read the rest of the answer"
-    storage,done = Storage('memory://limits', 5),threading.Event()
-    storage.write('a', b'content')
+    storage,done,asked = Storage('faulty://limits', 5),threading.Event(),threading.Event()
+    faults.put('limits/a', b'content')
     client = storage.fs
-    monkeypatch.setattr(client, 'cat_file', lambda path: done.wait(5))
+    def wait(request):
+        asked.set()
+        done.wait(600)
     def interrupted(f, seconds):
         threading.Thread(target=f, daemon=True).start()
+        asked.wait(600)
+        faults.before = lambda request: None
         raise KeyboardInterrupt
+    faults.before = wait
     with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
         context.setattr(bounded, 'call_in_thread', interrupted)
         storage.read('a')
     assert storage.read('a')==b'content' and storage.fs is not client
     done.set()
+    with pytest.raises(FileNotFoundError): storage.read('b')
 
-def test_clients_that_are_refused_are_not_kept(monkeypatch):
+def test_clients_that_are_refused_are_not_kept(faults, monkeypatch):
     "A bucket that answers 403 for files that do not exist: after each refusal, a new client is made"
-    clients,storage = [],Storage('memory://limits', 5)
-    def read(client, path):
-        if id(client) not in (id(known()) for known in clients): clients.append(weakref.ref(client))
-        if path.endswith('none'): raise PermissionError('403')
-        return b'content'
-    monkeypatch.setattr(MemoryFileSystem, 'cat_file', read)
+    clients,made = [],FaultyFileSystem.__init__
+    def init(client, *args, **kwargs):
+        clients.append(weakref.ref(client))
+        made(client, *args, **kwargs)
+    faults.put('limits/a', b'content')
+    monkeypatch.setattr(FaultyFileSystem, '__init__', init)
+    storage = Storage('faulty://limits', 5)
+    faults.fail('AccessDenied', n=float('inf'), match='none')
     for k in range(5):
         assert storage.read('a')==b'content'
         with pytest.raises(StoreUnavailable, match='refused'): storage.read('none')
     gc.collect()
     assert len(clients)==6 and sum(client() is not None for client in clients)==1
 
-@pytest.mark.timeout(120)
-def test_a_steady_download_may_take_longer_than_the_timeout():
-    "Each part has a deadline of its own, and parts become as small as the link is slow"
-    with opened('http', slow, timeout=6.) as (storage,server):
-        assert storage.fs   # the first client of a process loads its library
-        server.link,server.rate,server.is_free_at = threading.Lock(),300_000,0.
-        began = time.monotonic()
-        sizes = [len(content) for content in storage.parts('a.tar', 4_200_000)]
-        assert sum(sizes)==4_200_000 and time.monotonic()-began>2*storage.timeout
-        assert max(sizes[-4:])<=1<<17
+def sizes_of_parts(faults, size, timeout, rate):
+    "How large the parts are in which a file of `size` bytes is read, over a link of `rate` bytes per second"
+    with ManualClock() as clock:
+        def take_time(request):
+            first,last = map(int, request.split(' ')[2].split('-'))
+            clock.advance((last+1-first)/rate)
+        storage = Storage('faulty://limits', timeout)
+        faults.put('limits/a.tar', bytes(size))
+        faults.before,began = take_time,clock.now
+        sizes = [[len(content) for content in storage.parts('a.tar', size)] for _ in range(2)]
+        assert [sum(s) for s in sizes]==[size]*2 and abs(clock.now-began-2*size/rate)<1
+        return sizes
 
-@pytest.mark.timeout(60)
+def test_parts_become_as_small_as_the_link_is_slow(faults):
+    "Each part has a deadline of its own, so that a steady download may take longer than the timeout"
+    first,second = sizes_of_parts(faults, 4_200_000, timeout=6., rate=300_000)   # 14 seconds
+    assert first[0]==1<<19 and max(first[-4:])<=1<<17 and max(second[-4:])<=1<<17
+
+def test_parts_grow_on_a_fast_link_and_the_next_file_begins_with_what_was_found(faults):
+    first,second = sizes_of_parts(faults, 30<<20, timeout=20., rate=1e9)
+    assert first[0]==1<<19 and max(first)==second[0]==8<<20
+
+@pytest.mark.slow
 @kinds
 def test_a_download_whose_connections_starve_goes_on_with_smaller_parts(kind):
     """On a slow link that is shared unfairly, the library's own limit of a wait passes, long before that of the part
@@ -194,34 +189,20 @@ def test_a_download_whose_connections_starve_goes_on_with_smaller_parts(kind):
         asked.append(length)
         head(handler, 206, length, f'bytes {first}-{last}/9999999999')
         handler.wfile.write(bytes(length if length<=1<<16 else length//2))
-        if length>1<<16: handler.server.done.wait(30)
+        if length>1<<16: handler.server.done.wait(600)
     asked = []
-    with opened(kind, starving, timeout=4.) as (storage,_):
+    with opened(kind, starving, timeout=2.5) as (storage,_):
         assert storage.fs   # the first client of a process loads its library
         sizes = [len(content) for content in storage.parts('a.tar', 2_400_000)]
         assert sum(sizes)==2_400_000 and max(sizes)==1<<16
         assert {length for length in asked if length>1<<16}=={1<<19, 1<<17}
 
-def test_parts_grow_on_a_fast_link():
-    with opened('http', lambda handler, first, last: (head(handler, 206, last+1-first, f'bytes {first}-{last}/*'),
-            handler.wfile.write(bytes(last+1-first))), timeout=20) as (storage,_):
-        sizes = [len(content) for content in storage.parts('a.tar', 60<<20)]
-        assert sum(sizes)==60<<20 and max(sizes)==8<<20
-        assert len(next(iter(storage.parts('b.tar', 60<<20))))==8<<20   # the next file begins with what was found
-
-def test_retries_use_the_time_they_have(monkeypatch):
-    "Also if an attempt takes long: another one may start as long as there is time"
-    from test_connection import Clock, handle
-    clock = Clock(monkeypatch)
-    for timeout,takes in ((20, 5.), (20, 0.), (2, .7), (7, 4.)):
-        clock.now = 0.
-        retries = Retries('server', timeout)
-        def attempt():
-            assert retries.remaining()>0
-            clock.now += min(takes, retries.remaining())
-            raise ConnectionError('away')
-        with pytest.raises(StoreUnavailable): retries.call(attempt, handle)
-        assert timeout-.05<=clock.now<=timeout and retries.attempts>=timeout/max(takes, 2)
+def test_parts_that_do_not_come_are_an_error_however_small_they_are(faults):
+    storage = Storage('faulty://limits', 3)
+    for largest in (1000, 1<<20):
+        with ManualClock(), pytest.raises(StoreUnavailable, match='no complete answer in time'):
+            faults.clear().fail(DeadlinePassed(), n=float('inf'))
+            list(storage.parts('a.tar', 10**6, largest=largest))
 
 # --- bounded answers
 
@@ -230,8 +211,8 @@ def test_retries_use_the_time_they_have(monkeypatch):
 def test_ranges_are_right(kind, answer):
     "Some servers give the right range with status 200"
     with opened(kind, answer) as (storage,_):
-        assert storage.ranges(['a.tar']*4, [0, 5, 1000, len(CONTENT)-3],
-            [10, 1005, 1001, len(CONTENT)+50])==[CONTENT[:10], CONTENT[5:1005], CONTENT[1000:1001], CONTENT[-3:]]
+        starts,ends = [0, 5, 1000, len(CONTENT)-3],[10, 1005, 1001, len(CONTENT)+50]
+        assert storage.ranges(['a.tar']*4, starts, ends)==[CONTENT[a:b] for a,b in zip(starts, ends)]
         assert storage.read('manifest.json')==CONTENT
 
 class GoogleError(Exception):
@@ -252,31 +233,25 @@ class AzureError(WebError):
         super().__init__(status)
         self.status_code = status
 
-def answers_with(error, monkeypatch):
-    "A storage whose requests for ranges are answered with `error`; the list of its requests"
-    storage,asked = Storage('memory://answers', .6),[]
-    def cat_ranges(paths, *args, **kwargs):
-        asked.append(paths)
-        return [error]*len(paths)
-    monkeypatch.setattr(storage.fs, 'cat_ranges', cat_ranges)
-    return storage,asked
-
-@pytest.mark.parametrize('error', [GoogleError(416), GoogleError('416'), AzureError(416), WebError(416)], ids=repr)
-def test_a_range_beyond_the_end_is_empty_however_a_library_says_so(error, monkeypatch):
-    assert answers_with(error, monkeypatch)[0].ranges(['x.tar'], [100], [200])==[b'']
-
 @pytest.mark.parametrize('kind', [GoogleError, AzureError, WebError])
-@pytest.mark.parametrize('status,again,what', [
-    (400,False,''), (401,False,'refused'), (403,False,'refused'), (429,True,''), (503,True,'')])
-def test_an_error_of_the_server_is_repeated_if_that_may_help(kind, status, again, what, monkeypatch):
-    storage,asked = answers_with(kind(status), monkeypatch)
-    with pytest.raises(StoreUnavailable, match=f'{what}.*{status}'): storage.ranges(['x.tar'], [0], [9])
-    assert (len(asked)>1)==again
+def test_errors_of_other_libraries_are_understood(faults, kind):
+    "A range beyond the end is empty, and a request is repeated if that may help"
+    storage = Storage('faulty://limits', 1)
+    for error in (kind(416), GoogleError('416')):
+        faults.clear().fail(error)
+        assert storage.ranges(['x.tar'], [100], [200])==[b'']
+    for status,again,what in ((400,False,''), (401,False,'refused'), (403,False,'refused'), (429,True,''),
+                              (503,True,'')):
+        storage = Storage('faulty://limits', 1)
+        faults.clear().fail(kind(status), n=float('inf'))
+        with ManualClock(), pytest.raises(StoreUnavailable, match=f'{what}.*{status}'):
+            storage.ranges(['x.tar'], [0], [9])
+        assert (len(faults.requests)>1)==again
 
 @kinds
 def test_a_server_without_ranges_is_recognised(kind):
-    with opened(kind, whole, timeout=30) as (storage,server):
-        with in_time(20), pytest.raises(StoreUnavailable, match='(?s)ignores.*`Range`.*bytes 5 to 9.*whole file'):
+    with opened(kind, whole) as (storage,server):
+        with pytest.raises(StoreUnavailable, match='(?s)ignores.*`Range`.*bytes 5 to 9.*whole file'):
             storage.ranges(['a.tar'], [5], [10])
         with pytest.raises(StoreUnavailable, match='ignores'): storage.ranges(['a.tar'], [0], [10])
         assert len(server.seen)==2   # another attempt would not help
@@ -284,151 +259,130 @@ def test_a_server_without_ranges_is_recognised(kind):
         assert storage.ranges(['a.tar']*2, [0,0], [len(CONTENT), len(CONTENT)+5])==[CONTENT]*2
         assert storage.read('a.tar')==CONTENT
 
-WRONG = {'other bytes':partial(part, shift=3), 'more bytes':partial(part, longer=1),
-    'no range':partial(part, with_range=False),
-    'nonsense':lambda handler, first, last: (head(handler, 206, 5, 'bytes */99'), handler.wfile.write(CONTENT[:5]))}
+def nonsense(handler, first, last):
+    head(handler, 206, 5, 'bytes */99')
+    handler.wfile.write(CONTENT[:5])
 
 @kinds
-@pytest.mark.parametrize('wrong', WRONG)
-def test_other_bytes_than_those_asked_for_are_an_error(kind, wrong):
-    with opened(kind, WRONG[wrong], timeout=30) as (storage,_):
-        with in_time(20), pytest.raises(StoreUnavailable, match='bytes 5 to 9'): storage.ranges(['a.tar'], [5], [10])
-
-@kinds
-def test_an_endless_answer_is_not_read(kind):
-    with opened(kind, endless, timeout=30) as (storage,server):
-        with in_time(20), pytest.raises(StoreUnavailable, match='more than'): storage.ranges(['a.tar'], [5], [1005])
+def test_other_bytes_than_those_asked_for_are_an_error(kind):
+    "Others, more, those of an unknown range, and an answer without end"
+    for wrong in (partial(part, shift=3), partial(part, longer=1), partial(part, with_range=False), nonsense):
+        with opened(kind, wrong) as (storage,_):
+            with pytest.raises(StoreUnavailable, match='bytes 5 to 9'): storage.ranges(['a.tar'], [5], [10])
+    with opened(kind, endless) as (storage,server):
+        with pytest.raises(StoreUnavailable, match='more than'): storage.ranges(['a.tar'], [5], [1005])
         assert server.sent<20<<20   # what fits into the buffers of both ends
 
 @kinds
 def test_whole_files_have_a_limit(kind, monkeypatch):
     monkeypatch.setattr(bounded, 'MAX_FILE', 1_000_000)
-    with opened(kind, endless, timeout=30) as (storage,server):
-        with in_time(20), pytest.raises(StoreUnavailable, match='more than 1,000,000 bytes'):
-            storage.read('manifest.json')
-        assert server.sent<20<<20
-    with opened(kind, lambda handler, first, last: head(handler, 200, 1_000_001), timeout=30) as (storage,_):
-        with in_time(20), pytest.raises(StoreUnavailable, match='1,000,001 bytes, more than 1,000,000'):
-            storage.read('manifest.json')
+    def longer(handler, first, last): head(handler, 200, 1_000_001)
+    for answer,match in ((endless, 'more than 1,000,000 bytes'), (longer, '1,000,001 bytes, more than 1,000,000')):
+        with opened(kind, answer) as (storage,server):
+            with pytest.raises(StoreUnavailable, match=match): storage.read('manifest.json')
+            assert server.sent<20<<20
 
 def test_compressed_answers_are_limited_too(monkeypatch):
-    import gzip
     monkeypatch.setattr(bounded, 'MAX_FILE', 1_000_000)
-    bomb = gzip.compress(bytes(300<<20), 9)
+    bomb = gzip.compress(bytes(50<<20), 1)
     def answer(handler, first, last):
         head(handler, 200, len(bomb), Content_Encoding='gzip')
         handler.wfile.write(bomb)
-    with opened('http', answer, timeout=30) as (storage,_):
-        with in_time(20), pytest.raises(StoreUnavailable, match='more than 1,000,000'): storage.read('manifest.json')
+    with opened('http', answer) as (storage,_):
+        with pytest.raises(StoreUnavailable, match='more than 1,000,000'): storage.read('manifest.json')
         with pytest.raises(StoreUnavailable, match='compress'): storage.ranges(['a.tar'], [0], [10])
 
 # --- where credentials go
 
-CREDENTIALS = {'header':dict(headers={'Authorization':MARKER, 'X-Api-Key':MARKER}),
-    'cookies':dict(cookies={'session':MARKER}), 'auth':dict(auth=('me', MARKER)),
-    'session headers':dict(client_kwargs={'headers':{'X-Api-Key':MARKER}}),
-    'session cookies':dict(client_kwargs={'cookies':{'session':MARKER}}),
-    'session auth':dict(client_kwargs={'auth':('me', MARKER)})}
-
-@pytest.mark.parametrize('how', CREDENTIALS)
-def test_a_redirect_to_another_host_takes_no_credentials_along(how):
-    import base64
+def test_a_redirect_to_another_host_takes_no_credentials_along():
     marks = MARKER,base64.b64encode(f'me:{MARKER}'.encode()).decode()
     def has_marker(headers): return any(mark in str(headers) for mark in marks)
-    with Server(part) as other:
-        def redirect(handler, first, last):
-            if 'again' in handler.path: return part(handler, first, last)
-            head(handler, 302, 0, Location=f'{other.url}/x' if 'away' in handler.path else f'{handler.path}?again')
-        with opened('http', redirect, **CREDENTIALS[how]) as (storage,server):
-            assert storage.read('here')==CONTENT and storage.ranges(['here'], [5], [10])==[CONTENT[5:10]]
-            assert len(server.seen)==4 and all(has_marker(headers) for _,headers in server.seen)
-            assert storage.ranges(['away'], [5], [10])==[CONTENT[5:10]] and storage.read('away')==CONTENT
-            assert len(other.seen)==2 and not any(has_marker(headers) for _,headers in other.seen)
+    headers = {'Authorization':MARKER, 'X-Api-Key':MARKER}
+    ways = dict(headers=headers),dict(cookies={'session':MARKER}),dict(auth=('me', MARKER))
+    for options in (*ways, *(dict(client_kwargs=way) for way in ways)):
+        with Server(part) as other:
+            def redirect(handler, first, last):
+                if 'again' in handler.path: return part(handler, first, last)
+                head(handler, 302, 0, Location=f'{other.url}/x' if 'away' in handler.path else f'{handler.path}?again')
+            with opened('http', redirect, **options) as (storage,server):
+                assert storage.read('here')==CONTENT and storage.ranges(['here'], [5], [10])==[CONTENT[5:10]]
+                assert len(server.seen)==4 and all(has_marker(headers) for _,headers in server.seen)
+                assert storage.ranges(['away'], [5], [10])==[CONTENT[5:10]] and storage.read('away')==CONTENT
+                assert len(other.seen)==2 and not any(has_marker(headers) for _,headers in other.seen)
 
 # --- processes
 
 def _collect_and_read(opener):
     "The first read of a worker, while its event loop collects the garbage that it inherited"
-    import gc
-    from fsspec.asyn import get_loop
-    loop = get_loop()
-    loop.call_soon_threadsafe(gc.collect)
+    get_loop().call_soon_threadsafe(gc.collect)
     return opener().read('a')
 
 @kinds
 def test_clients_that_a_child_process_inherits_are_not_closed_there(kind):
-    "Closing one takes a second, since the thread of its event loop is not there"
-    import gc, multiprocessing
+    "The event loop that would have to close one has no thread there"
     def garbage(server):
         "A client in a cycle of references, with open connections"
         storage = Storage(**server.arguments)
         assert storage.read('a')==CONTENT
         storage.fs.me = storage.fs
-    with opened(kind, part, timeout=30) as (storage,server):
+    with opened(kind, part) as (storage,server):
         server.arguments = storage.reveal()
         gc.disable()
         try:
-            for _ in range(40): garbage(server)
+            for _ in range(10): garbage(server)
             assert storage.read('a')==CONTENT
             with multiprocessing.get_context('fork').Pool(1) as pool:
                 assert pool.apply(_collect_and_read, [storage.opener()])==CONTENT
         finally: gc.enable()
         assert storage.read('a')==CONTENT
 
-def test_parts_that_do_not_come_are_an_error_however_small_they_are(tmp_path, monkeypatch):
-    storage = Storage(tmp_path)
-    def ranges(*args): raise StoreUnavailable('too late') from DeadlinePassed()
-    monkeypatch.setattr(storage, 'ranges', ranges)
-    for largest in (1000, 1<<20):
-        with pytest.raises(StoreUnavailable): list(storage.parts('a.tar', 10**6, largest=largest))
-
-def test_an_empty_path_is_not_the_current_folder():
-    "It may come from a variable that is not set"
-    with pytest.raises(ValueError, match="'' is no folder"): Storage('')
-    assert Storage('.').url==Storage(Path()).url==str(Path.cwd())
+# --- addresses
 
 def test_folders_on_the_web_have_names_and_are_no_files(tmp_path):
     (tmp_path/'sub').mkdir()
     for name in ('a.tar','sub/b.tar'): (tmp_path/name).write_bytes(b'')
     handler = type('Quiet', (http.server.SimpleHTTPRequestHandler,), {'log_message':lambda *args: None})
     with http.server.ThreadingHTTPServer(('127.0.0.1', 0), partial(handler, directory=tmp_path)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(.01,), daemon=True).start()
         web = Storage(f'http://127.0.0.1:{server.server_port}')
         assert (web.names(),web.names('sub'),web.files())==(['a.tar','sub'],['b.tar'],['a.tar'])
         server.shutdown()
     assert Storage(tmp_path).names()==['a.tar','sub'] and Storage(tmp_path).files()==['a.tar','sub/b.tar']
 
-@pytest.mark.parametrize('url,name,below', [
-    ('zip://p::/tmp/x.zip', 'p', 'zip://p/sub::/tmp/x.zip'), ('zip://p/q/::s3://b/x.zip', 'q', 'zip://p/q/sub::s3://b/x.zip'),
-    ('zip://::/tmp/x.zip', 'x.zip', 'zip://sub::/tmp/x.zip'), ('tar://p::/tmp/x.tar', 'p', 'tar://p/sub::/tmp/x.tar'),
-    ('simplecache::s3://b/f', 'f', 'simplecache::s3://b/f/sub'),
-    ('simplecache::zip://p::s3://b/x.zip', 'p', 'simplecache::zip://p/sub::s3://b/x.zip'),
-    ('simplecache::https://h:1/f?sig=abc', 'f', 'simplecache::https://h:1/f/sub?sig=abc'),
-    ('memory://', 'memory:', 'memory://sub'), ('/data/a::b', 'a::b', '/data/a::b/sub'),
-    ('github://org:repo@main/dir', 'dir', 'github://org:repo@main/dir/sub')])
-def test_the_folder_of_a_chain_of_urls_is_that_of_its_first_url(url, name, below):
-    storage = Storage(url)
-    assert storage.name==name and storage.reveal()['url']==url and not storage.reveal()['storage_options']
-    assert storage.subfolder('sub').reveal()['url']==below
+def test_the_folder_of_a_chain_of_urls_is_that_of_its_first_url():
+    for url,name,below in (
+            ('zip://p::/tmp/x.zip', 'p', 'zip://p/sub::/tmp/x.zip'),
+            ('zip://p/q/::s3://b/x.zip', 'q', 'zip://p/q/sub::s3://b/x.zip'),
+            ('zip://::/tmp/x.zip', 'x.zip', 'zip://sub::/tmp/x.zip'),
+            ('tar://p::/tmp/x.tar', 'p', 'tar://p/sub::/tmp/x.tar'),
+            ('simplecache::s3://b/f', 'f', 'simplecache::s3://b/f/sub'),
+            ('simplecache::zip://p::s3://b/x.zip', 'p', 'simplecache::zip://p/sub::s3://b/x.zip'),
+            ('simplecache::https://h:1/f?sig=abc', 'f', 'simplecache::https://h:1/f/sub?sig=abc'),
+            ('memory://', 'memory:', 'memory://sub'), ('/data/a::b', 'a::b', '/data/a::b/sub'),
+            ('github://org:repo@main/dir', 'dir', 'github://org:repo@main/dir/sub')):
+        storage = Storage(url)
+        assert storage.name==name and storage.reveal()['url']==url and not storage.reveal()['storage_options'], url
+        assert storage.subfolder('sub').reveal()['url']==below
 
 def test_a_repository_in_a_url_is_no_secret():
-    storage = Storage('github://org:repo@main/dir')
-    assert storage.url=='github://org:repo@main/dir' and Storage('zip://::github://org:repo@main/a.zip').url.count('repo')
+    assert Storage('github://org:repo@main/dir').url=='github://org:repo@main/dir'
+    assert Storage('zip://::github://org:repo@main/a.zip').url.count('repo')
 
-@pytest.mark.parametrize('url', ['simplecache::s3://b/x.tar', 'tar://a.tar::/tmp/x.tar', '/tmp/x.tgz'])
-def test_a_tar_is_no_folder(url):
-    with pytest.raises(ValueError, match='give the folder that holds the tars'): Storage(url)
+def test_urls_that_are_no_folders():
+    "An empty path may come from a variable that is not set"
+    assert Storage('.').url==Storage(Path()).url==str(Path.cwd())
+    for match,*urls in (("'' is no folder", ''),
+            ('give the folder that holds the tars',
+             'simplecache::s3://b/x.tar', 'tar://a.tar::/tmp/x.tar', '/tmp/x.tgz'),
+            ('the port must be a number', 'zip://p::http://host:x/f', 'http://me:pass/word@host/f',
+             'simplecache::ftp://host:1x/f', 'ftp://me:/word@host/f', 's3://me:?word@host/f', 's3://me:#word@host/f')):
+        for url in urls:
+            with pytest.raises(ValueError, match=match): Storage(url)
 
-@pytest.mark.parametrize('url', ['zip://p::http://host:x/f', 'http://me:pass/word@host/f',
-    'simplecache::ftp://host:1x/f', 'ftp://me:/word@host/f', 's3://me:?word@host/f', 's3://me:#word@host/f'])
-def test_a_port_that_is_no_number_is_an_error_in_a_chain_too(url):
-    with pytest.raises(ValueError, match='the port must be a number'): Storage(url)
-
-@pytest.mark.parametrize('folder', ['', 'p', 'p/'])
-def test_files_in_an_archive(tmp_path, folder):
+def test_files_in_an_archive(tmp_path):
     with zipfile.ZipFile(tmp_path/'x.zip', 'w') as archive:
         for name in ('p/a.txt','p/q/b.txt'): archive.writestr(name, name)
-    storage = Storage(f'zip://{folder}::{tmp_path}/x.zip')
-    names = ['a.txt','q/b.txt'] if folder else ['p/a.txt','p/q/b.txt']
-    assert storage.files()==names and storage.read(names[1])==b'p/q/b.txt'
+    for folder,names in (('', ['p/a.txt','p/q/b.txt']), ('p', ['a.txt','q/b.txt']), ('p/', ['a.txt','q/b.txt'])):
+        storage = Storage(f'zip://{folder}::{tmp_path}/x.zip')
+        assert storage.files()==names and storage.read(names[1])==b'p/q/b.txt'
     assert Storage(f'zip://::{tmp_path}/x.zip').subfolder('p').subfolder('q').read('b.txt')==b'p/q/b.txt'

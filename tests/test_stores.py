@@ -1,5 +1,5 @@
-"The contract that every store keeps: one suite, run over each of them"
-import atexit, copy, os, pickle, shutil, struct, tempfile, zlib
+"What every store does beyond the suite of its interface, which is in `test_interfaces.py`: damage, processes, slices"
+import copy, pickle, struct, zlib
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -8,94 +8,78 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import draw
-from fastcore.test import expect_fail
 from redis.connection import HiredisRespSerializer
 
-from fastai_remote.codec.fields import get_codec
-from fastai_remote.core import CorruptSample, Manifest, MissingSample, UnknownField
-from fastai_remote.store.base import MemoryStore, Store
-from fastai_remote.ingest.run import to_redis
-from fastai_remote.store.redis import read_failures, RedisStore
-from fastai_remote.store.shards import ShardStore
-from fastai_remote.ingest.shards import to_shards
-from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.store.redis_servers import _Packer
+from fastai_remote import (CorruptSample, MemoryStore, MissingSample, RedisStore, ShardStore, TieredStore, UnknownField,
+    to_redis, to_shards)
+from fastai_remote.core import Manifest
+from fastai_remote.ingest.run import ingest
+from fastai_remote.store.base import Store
+from fastai_remote.store.redis import read_failures
 from fastai_remote.store.redis_layout import key_layout, packed_reads
-from fastai_remote.store.tiered import TieredStore
+from fastai_remote.store.redis_servers import _Packer
+from fastai_remote.write.base import MemoryWriter
 
-n = 37
+N = 37
 LABELS = ['bird','cat','dog']
-def sample(i): return {'png':draw(i), 'txt':f'picture {i}', 'cls':LABELS[i%3], 'score.f4':i/8, 'id':-i<<40, 'half.f2':i/2, 'exact.f8':i/7, 'flag.u1':i%2}
+SPLITS = {'train':[0,30], 'valid':[30,N]}
+options = dict(num_workers=1, shuffle=False, progress=False)
 
-def memory(server):
-    png,txt = get_codec('png'),get_codec('txt')
-    s = [sample(i) for i in range(n)]
-    cols = {'png':[png.to_bytes(o['png']) for o in s], 'txt':[txt.to_bytes(o['txt']) for o in s], 'cls':np.array([LABELS.index(o['cls']) for o in s], np.uint8)}
-    for f,d in (('score.f4','f4'), ('id','i8'), ('half.f2','f2'), ('exact.f8','f8'), ('flag.u1','u1')): cols[f] = np.array([o[f] for o in s], d)
-    return MemoryStore(cols, 'all', vocab={'cls':LABELS}, splits={'train':[0,30], 'valid':[30,37]})
+def sample(i):
+    return {'png':draw(i), 'txt':f'picture {i}', 'cls':LABELS[i%3], 'score.f4':i/8, 'id':-i<<40, 'half.f2':i/2,
+            'exact.f8':i/7, 'flag.u1':i%2}
 
-def redis(server):
-    if 'all' not in RedisStore.names(server.url): to_redis({'train':list(range(30)), 'valid':list(range(30,n))}, server.url, 'all', sample, num_workers=1, shuffle=False, progress=False)
-    return RedisStore(server.url, 'all')
+@pytest.fixture(scope='module')
+def stores(server, tmp_path_factory):
+    "A store of each kind, with the same samples"
+    source = {split:list(range(*ends)) for split,ends in SPLITS.items()}
+    folder,writer = tmp_path_factory.mktemp('shards')/'all',MemoryWriter('all')
+    ingest(source, writer, sample, **options)
+    to_redis(source, server.url, 'all', sample, **options)
+    to_shards(source, folder, sample, chunk=20, **options)
+    return {'memory':writer.store, 'redis':RedisStore(server.url, 'all'), 'shards':ShardStore(folder),
+            'tiered':TieredStore(server.url, ShardStore(folder))}
 
-def shards(server):
-    folder = Path(tempfile.gettempdir())/f'fr-shards-{os.getpid()}'/'all'
-    if not folder.exists():
-        atexit.register(shutil.rmtree, folder.parent)
-        to_shards({'train':list(range(30)), 'valid':list(range(30,n))}, folder, sample, num_workers=1, shuffle=False, chunk=20, progress=False)
-    return ShardStore(folder)
+@pytest.fixture(params=['memory','redis','shards','tiered'])
+def store(request, stores): return stores[request.param]
 
-def tiered(server): return TieredStore(server.url, shards(server))
-
-@pytest.fixture(params=[memory, redis, shards, tiered], ids=['memory','redis','shards','tiered'])
-def store(request, server): return request.param(server)
-
-def damage(store, i, field, value):
+def damage(store, number, field, value):
     "Change, or delete, a stored value behind the store's back"
-    if isinstance(store, MemoryStore): store.columns[field] = [value if k==i else v for k,v in enumerate(store.columns[field])]
-    elif isinstance(store, ShardStore):   # its bytes in the tar, and its length in the index, whose own checksum is made right
-        u,k = (int(o[0]) for o in store.shards.at(np.array([i])))
-        ix,addr = store.indices([u])[u],lambda a: a.__array_interface__['data'][0]
-        at = addr(ix.columns[f'{field}#'])-addr(np.frombuffer(ix.buf, np.uint8))+4*k
-        with open(store.storage.path(store.index_file(u)), 'r+b') as f: f.seek(at); f.write((0xFFFFFFFF if value is None else len(value)).to_bytes(4, 'little'))
-        (icrc:=store.table.icrc.copy())[u] = zlib.crc32(Path(store.storage.path(store.index_file(u))).read_bytes())
-        store.table.icrc = icrc
+    if isinstance(store, MemoryStore): store.columns[field][number] = value
+    elif isinstance(store, ShardStore):   # its bytes, and its length in the index, whose checksum is made right
+        shard,position = (int(part[0]) for part in store.shards.at(np.array([number])))
+        index = store.indices([shard])[shard]
+        file,tar = (Path(store.storage.path(name)) for name in (store.index_file(shard), store.shards.name(shard)))
+        start,length = (int(index.columns[field+end][position]) for end in '@#')
+        stored,content = file.read_bytes(),bytearray(tar.read_bytes())
+        sizes = index.columns[f'{field}#'].tobytes()
+        at = stored.index(sizes)+4*position
+        new = 0xFFFFFFFF if value is None else len(value)
+        file.write_bytes(stored[:at]+new.to_bytes(4, 'little')+stored[at+4:])
+        store.table.icrc = store.table.icrc.copy()
+        store.table.icrc[shard] = zlib.crc32(file.read_bytes())
         store.new_epoch()
-        with open(store.storage.path(store.shards.name(u)), 'r+b') as f: f.seek(int(ix.columns[f'{field}@'][k])); f.write(value or b'')
+        content[start:start+len(value or b'')] = value or b''
+        tar.write_bytes(content)
     elif isinstance(store, TieredStore):   # in both
-        damage(store.store, i, field, value)
-        if store.flush(): store.link.client.delete(f'{store.prefix}:{field}:{i}')
-    elif value is None: store.link.client.delete(f'all:{field}:{i}')
-    else: store.link.client.set(f'all:{field}:{i}', value)
+        damage(store.store, number, field, value)
+        if store.flush(): store.link.client.delete(f'{store.prefix}:{field}:{number}')
+    elif value is None: store.link.client.delete(f'all:{field}:{number}')
+    else: store.link.client.set(f'all:{field}:{number}', value)
 
-def test_length_fields_vocab_splits(store):
-    assert len(store)==n and set(store.fields)==set(sample(0)) and store.vocab==LABELS and store.splits=={'train':[0,30], 'valid':[30,37]}
-
-def test_values_come_back(store):
-    idxs = [5,0,36,5]
-    got = store.get_many(idxs, store.fields, check=True)
-    for f,vs in got.items():
-        for i,v in zip(idxs, vs):
-            o,want = store.decode(i, f, v),sample(i)[f]
-            if f=='png': assert np.array_equal(np.asarray(o), np.asarray(want))
-            else: assert o==(np.float16(want) if f=='half.f2' else np.float32(want) if f=='score.f4' else want)
-
-def test_kinds_of_columns(store):
-    got = store.get_many([1,2,3], ['txt','score.f4','id','cls'])
-    assert got['txt']==[b'picture 1',b'picture 2',b'picture 3'] and all(type(o) is bytes for o in got['txt'])
-    assert got['score.f4'].dtype==np.float32 and got['score.f4'].tolist()==[1/8,2/8,3/8]
-    assert got['id'].dtype==np.int64 and got['id'].tolist()==[-1<<40,-2<<40,-3<<40] and got['cls'].dtype==np.uint8
-
-def test_no_samples_and_one_field_by_name(store):
-    assert store.get_many([], 'txt')=={'txt':[]} and len(store.get_many([], 'id')['id'])==0 and list(store.get_many(range(2), 'txt'))==['txt']
-
-def test_any_kind_of_numbers(store):
-    for idxs in (range(3), np.arange(3), [0,np.int32(1),2], (0,1,2)): assert store.get_many(idxs, 'txt')['txt'][1]==b'picture 1'
-
-def test_a_sample_as_objects(store):
-    s = store[-1]
-    assert s['txt']=='picture 36' and s['cls']==LABELS[0] and 'png.crc' not in s and len(list(iter(store)))==n
-    with expect_fail(IndexError): store[n]
+def test_values_come_back_with_their_types_for_any_kind_of_numbers(store):
+    numbers = [5,0,36,5]
+    read = store.get_many(numbers, store.fields, check=True, decode=True)
+    for k,i in enumerate(numbers):
+        want = sample(i)
+        assert np.array_equal(np.asarray(read['png'][k]), np.asarray(want.pop('png')))
+        want |= {'score.f4':np.float32(i/8), 'half.f2':np.float16(i/2)}
+        assert {field:read[field][k] for field in want}==want
+    assert store.splits==SPLITS and len(list(iter(store)))==N and 'png.crc' not in store[0]
+    for numbers in (range(3), np.arange(3), [0,np.int32(1),2], (0,1,2)):
+        read = store.get_many(numbers, ['txt','score.f4','id','cls'])
+        assert read['txt']==[b'picture 0',b'picture 1',b'picture 2'] and all(type(o) is bytes for o in read['txt'])
+        assert (read['score.f4'].dtype,read['id'].dtype,read['cls'].dtype)==(np.float32,np.int64,np.uint8)
 
 def test_a_field_may_be_named_twice(store):
     once = store.get_many([3,1], ['png','cls'])
@@ -108,20 +92,17 @@ def test_a_field_may_be_named_twice(store):
     assert list(both['txt.crc'])==[zlib.crc32(b'picture 3'), zlib.crc32(b'picture 1')]
 
 def test_a_slice_is_read_in_few_requests(store, monkeypatch):
-    def same(a, b):
-        others = a.keys()-{'png'}
-        return a.keys()==b.keys() and a['png'].tobytes()==b['png'].tobytes() and all(a[f]==b[f] for f in others)
+    def plain(o): return {**o, 'png':o['png'].tobytes()}
     for part in slice(None), slice(3, 9), slice(-1, None, -7), slice(5, 5), slice(100, 200):
-        samples = store[part]
-        assert len(samples)==len(range(n)[part]) and all(same(o, store[i]) for o,i in zip(samples, range(n)[part]))
+        assert [plain(o) for o in store[part]]==[plain(store[i]) for i in range(N)[part]]
     requests,read = [],type(store).get_many
     def get_many(self, numbers, *args, **kwargs):
         requests.append(len(numbers))
         return read(self, numbers, *args, **kwargs)
     monkeypatch.setattr(type(store), 'get_many', get_many)
     store[:]
-    assert requests==[n]
-    monkeypatch.setattr(store.manifest, 'nbytes', n*(5<<20))   # large samples: few at a time
+    assert requests==[N]
+    monkeypatch.setattr(store.manifest, 'nbytes', N*(5<<20))   # large samples: few at a time
     requests.clear()
     store[:20]
     assert sum(requests)==20 and max(requests)==6
@@ -135,16 +116,16 @@ def test_an_error_in_a_slice_is_that_of_the_sample():
         with pytest.raises(kind) as many: store[part]
         assert str(many.value)==str(one.value)
 
-def test_numbers_out_of_range(store):
-    for i in (-1, n):
-        with expect_fail(IndexError, contains=f'no sample {i}; there are 37'): store.get_many([0,i], 'txt')
-    with expect_fail(TypeError, contains='must be integers'): store.get_many([.5], 'txt')
-    with expect_fail(TypeError, contains='all: sample numbers must not be masked'): store.get_many(np.ma.array([0,1], mask=[0,1]), 'txt')
-    with expect_fail(TypeError, contains='all: a field is a text, not 5'): store.get_many([0], 5)
-
-def test_statistics_that_are_not_there_are_those_of_a_field(store):
-    with expect_fail(UnknownField, contains="no field 'jpg'"): store.mean_image('jpg')
-    with expect_fail(ValueError, contains="no statistics of images of 'txt'"): store.mean_image('txt')
+def test_wrong_numbers_and_fields_are_named(store):
+    for error,message,numbers,field in [
+            (IndexError, 'no sample -1; there are 37', [0,-1], 'txt'), (IndexError, 'no sample 37', [0,N], 'txt'),
+            (TypeError, 'must be integers', [.5], 'txt'), (TypeError, 'all: a field is a text, not 5', [0], 5),
+            (TypeError, 'all: sample numbers must not be masked', np.ma.array([0,1], mask=[0,1]), 'txt'),
+            (UnknownField, "all: no field 'jpg'; there are 'png'", [0], ['txt','jpg'])]:
+        with pytest.raises(error, match=message): store.get_many(numbers, field)
+    with pytest.raises(UnknownField, match="all: no field 'jpg'; there are 'png'"): store.may_lack('jpg')
+    with pytest.raises(UnknownField, match="no field 'jpg'"): store.mean_image('jpg')
+    with pytest.raises(ValueError, match="no statistics of images of 'txt'"): store.mean_image('txt')
 
 def test_alternatives_of_the_default_field_are_pictures_of_the_same_thing():
     "Not masks, whose codec may be that of a picture; and a field that is not named after its codec has none"
@@ -156,75 +137,85 @@ def test_alternatives_of_the_default_field_are_pictures_of_the_same_thing():
     assert default(['jpg','png'], vocab={'png':['road','sky']})=='jpg'
     assert default(['photo','sketch'], codecs={'photo':'jpg', 'sketch':'jpg'})=='photo'
 
-def test_unknown_field(store):
-    with expect_fail(UnknownField, contains="all: no field 'jpg'; there are 'png'"): store.get_many([0], ['txt','jpg'])
-    with expect_fail(UnknownField, contains="all: no field 'jpg'; there are 'png'"): store.may_lack('jpg')
-
 def test_damage_is_noticed(store):
     was = store.get_many([4], 'txt')['txt'][0]
     try:
         damage(store, 4, 'txt', b'pictUre 4')
-        with expect_fail(CorruptSample, contains="all: sample 4, field 'txt'"): store.get_many([3,4], 'txt', check=True)
+        with pytest.raises(CorruptSample, match="all: sample 4, field 'txt'"): store.get_many([3,4], 'txt', check=True)
         assert store.get_many([3,4], 'txt', check=False)['txt'][1]==b'pictUre 4'
         damage(store, 4, 'txt', None)
-        with expect_fail(MissingSample, contains="all: 1 of 2 samples missing, first 4 (field 'txt')"): store.get_many([3,4], 'txt')
+        with pytest.raises(MissingSample, match=r"all: 1 of 2 samples missing, first 4 \(field 'txt'\)"):
+            store.get_many([3,4], 'txt')
     finally: damage(store, 4, 'txt', was)
 
-def test_pickles(store):
-    s = pickle.loads(d:=pickle.dumps(store))
-    assert s.get_many([3], 'txt')=={'txt':[b'picture 3']} and copy.deepcopy(store).name=='all'
-    if not isinstance(store, MemoryStore): assert len(d)<1000
+def _read(store, queue): queue.put(store.get_many([1,2], ['txt','cls'])['txt'])
 
-def _read(store, q): q.put(store.get_many([1,2], ['txt','cls'])['txt'])
+@pytest.mark.parametrize('method', ['fork', *(pytest.param(o, marks=pytest.mark.slow) for o in ('spawn','forkserver'))])
+def test_stores_in_use_go_along_to_a_child_and_on_in_the_parent(stores, method):
+    context = get_context(method)
+    for name,store in stores.items():
+        if method!='fork' and name in ('memory','tiered'): continue
+        store.get_many([0], 'txt')
+        queue = context.Queue()
+        child = context.Process(target=_read, args=(store, queue))
+        child.start()
+        assert queue.get()==[b'picture 1',b'picture 2']==store.get_many([1,2], 'txt')['txt']
+        child.join()
 
-@pytest.mark.parametrize('method', ['fork','spawn','forkserver'])
-def test_survives(store, method):
-    "A store that is in use goes along to a child, and goes on in the parent"
-    store.get_many([0], 'txt')
-    ctx = get_context(method)
-    (p:=ctx.Process(target=_read, args=(store, q:=ctx.Queue()))).start()
-    assert q.get(timeout=300)==[b'picture 1',b'picture 2']==store.get_many([1,2], 'txt')['txt']
-    p.join()
+def test_threads_share_a_store(store):
+    def read(i): return store.get_many([i], 'txt')['txt'][0]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(read, [*range(N)]*5))==[f'picture {i}'.encode() for i in range(N)]*5
 
-def test_threads(store):
-    with ThreadPoolExecutor(8) as ex: assert list(ex.map(lambda i: store.get_many([i], 'txt')['txt'][0], list(range(n))*5))==[f'picture {i}'.encode() for i in range(n)]*5
-
-def test_shows_itself(store):
+def test_a_store_shows_itself_and_is_small_when_pickled(store):
     assert repr(store)==f"{type(store).__name__}('all', 37 samples, fields {', '.join(store.fields)})"
-    assert '<table>' in (h:=store._repr_html_()) and 'split train' in h and '3 labels' in h
+    shown = store._repr_html_()
+    assert '<table>' in shown and 'split train' in shown and '3 labels' in shown
+    assert copy.deepcopy(store).name=='all' and (isinstance(store, MemoryStore) or len(pickle.dumps(store))<1000)
 
-def test_one_round_trip_a_batch(server):
-    "Whatever the fields: Redis sees one request"
-    store = redis(server)
-    sent = []
-    conn = store.link.client.connection_pool.get_connection()
-    cls,send = type(conn),type(conn).send_packed_command
-    store.link.client.connection_pool.release(conn)
-    cls.send_packed_command = lambda self, *a, **k: sent.append(1) or send(self, *a, **k)
-    try: store.get_many(range(n), store.fields, check=True)
-    finally: cls.send_packed_command = send
-    assert len(sent)==1
+# --- Redis
 
-def test_the_layout_is_what_it_says(server):
-    "A value is the file itself; a column is big-endian, and each value followed by the crc32 of value and sample number; a column of checksums is plain"
-    c = redis(server).link.client
-    assert c.get('all:png:3')[:4]==b'\x89PNG' and c.get('all:txt:3')==b'picture 3'
-    score,cls = np.frombuffer(c.get('all:score.f4#0'), '>f4,>u4'),np.frombuffer(c.get('all:cls#0'), 'u1,>u4')
-    assert score['f0'].tolist()==[i/8 for i in range(n)] and cls['f0'].tolist()==[i%3 for i in range(n)]
-    assert score['f1'].tolist()==[zlib.crc32(struct.pack('>fQ', i/8, i)) for i in range(n)] and cls['f1'].tolist()==[zlib.crc32(struct.pack('>BQ', i%3, i)) for i in range(n)]
-    assert np.frombuffer(c.get('all:txt.crc#0'), '>u4').tolist()==[zlib.crc32(f'picture {i}'.encode()) for i in range(n)]
-    assert c.smembers('fastai_remote:names')>={b'all'}
+def test_a_batch_is_one_round_trip_whatever_the_fields(stores, server):
+    "Commands are counted in writes: a pipeline comes as one"
+    store,connections = stores['redis'],[]
+    store.get_many([0], 'txt')
+    pool = store.link.client.connection_pool
+    connection = pool.get_connection()
+    pool.release(connection)
+    with pytest.MonkeyPatch.context() as patch:
+        send = type(connection).send_packed_command
+        def counted(self, *args, **kwargs):
+            connections.append(self)
+            return send(self, *args, **kwargs)
+        patch.setattr(type(connection), 'send_packed_command', counted)
+        store.get_many(range(N), store.fields, check=True)
+    assert len(connections)==1
 
-@pytest.mark.parametrize('name', ['plain','bögen 2'])
-@pytest.mark.parametrize('dtype,check', [('i2',None), ('i2','u4'), ('f8','u4')])
-def test_requests_packed_by_hand_are_those_of_redis_py(server, name, dtype, check):
-    commands,_ = packed_reads(key_layout(name), 'x', dtype, np.array([7,1<<24,12345,(1<<24)+900]), check)
+def test_the_layout_in_redis_is_what_it_says(stores):
+    "A value is the file itself; a column is big-endian, each number with the crc32 of value and number of the sample"
+    client = stores['redis'].link.client
+    assert client.get('all:png:3')[:4]==b'\x89PNG' and client.get('all:txt:3')==b'picture 3'
+    for field,kind,values in (('score.f4','f',[i/8 for i in range(N)]), ('cls','B',[i%3 for i in range(N)])):
+        packed = [struct.pack(f'>{kind}', value)+struct.pack('>I', zlib.crc32(struct.pack(f'>{kind}Q', value, i)))
+                  for i,value in enumerate(values)]
+        assert client.get(f'all:{field}#0')==b''.join(packed)
+    crcs = [zlib.crc32(f'picture {i}'.encode()) for i in range(N)]
+    assert client.get('all:txt.crc#0')==struct.pack(f'>{N}I', *crcs)
+    assert client.smembers('fastai_remote:names')>={b'all'}
+
+def test_requests_packed_by_hand_are_those_of_redis_py():
     packer,plain = _Packer(),HiredisRespSerializer()
-    def gets(t, i): return ('GET','i64',f'{96*i}','GET','u32',f'{96*i+64}') if t=='i64+u32' else ('GET',t,f'#{i}')
-    for cmd,key,*rest in commands:
-        want = plain.pack(cmd, key, *(a for i in rest[1] for a in gets(rest[0], i))) if rest else plain.pack(cmd, key)
-        assert b''.join(packer.pack(cmd, key, *rest))==b''.join(want)
-    for args in (('MGET', f'{name}:x:1', f'{name}:x:2'), ('CONFIG GET', 'maxmemory'), ('SET', name, bytearray(b'x'))): assert packer.pack(*args)==plain.pack(*args)
+    def gets(kind, i):
+        return ('GET','i64',f'{96*i}','GET','u32',f'{96*i+64}') if kind=='i64+u32' else ('GET',kind,f'#{i}')
+    for name,dtype,check in (('plain','i2',None), ('plain','i2','u4'), ('bögen 2','f8','u4')):
+        commands,_ = packed_reads(key_layout(name), 'x', dtype, np.array([7,1<<24,12345,(1<<24)+900]), check)
+        for command,key,*rest in commands:
+            arguments = [a for i in rest[1] for a in gets(rest[0], i)] if rest else []
+            assert b''.join(packer.pack(command, key, *rest))==b''.join(plain.pack(command, key, *arguments))
+        for args in (('MGET', f'{name}:x:1', 'x:2'), ('CONFIG GET', 'maxmemory'), ('SET', name, bytearray(b'x'))):
+            assert packer.pack(*args)==plain.pack(*args)
+    # BITFIELD has no unsigned integers of 64 bits
+    assert packed_reads(key_layout('d'), 'x', 'f8', np.array([0,99]))[0][0]==('BITFIELD_RO','d:x#0','i64',[0,99])
 
 def test_failures_that_redis_scans_twice_come_once():
     "HSCAN may return an entry again while the server moves the table"
@@ -234,9 +225,9 @@ def test_failures_that_redis_scans_twice_come_once():
 
 def test_what_has_no_checksums_is_named():
     "Also in a store of a user, whose numbers nothing covers"
-    store = MemoryStore({'txt':[b'a',b'b'], 'value.f4':np.zeros(2, 'f4')})
-    assert store.unchecked==['value.f4'] and 'value.f4' in repr(store.verify(num_workers=1))
     class Numbers(Store):
-        def __init__(self): self.manifest = Manifest('numbers', 3, {'value.i4':{'codec':'i4', 'dtype':'i4'}}).stamp()
+        def __init__(self): self.manifest = Manifest('d', 3, {'value.i4':{'codec':'i4', 'dtype':'i4'}}).stamp()
         def read_values(self, numbers, fields): return {field:numbers.astype('i4') for field in fields}
-    assert Numbers().unchecked==['value.i4'] and 'value.i4' in repr(Numbers().verify(num_workers=1))
+    for store in (MemoryStore({'txt':[b'a',b'b'], 'value.i4':np.zeros(2, 'i4')}), Numbers()):
+        report = repr(store.verify(num_workers=1))
+        assert store.unchecked==['value.i4'] and 'no checksums: value.i4' in report and 'all good' not in report

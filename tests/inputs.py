@@ -1,0 +1,62 @@
+"What tests of sources share: files of images, tars and CSV, and what an ingest makes of a source, in memory"
+import csv, io, tarfile
+
+import numpy as np
+from PIL import Image
+
+from fastai_remote.ingest.run import ingest
+from fastai_remote.source.base import IndexedSource
+from fastai_remote.source.datasets import as_source
+from fastai_remote.write.base import MemoryWriter
+
+def in_memory(source, fn=None, writer=None, **options):
+    "Ingest a source into memory, in this process and in the order of the source: the store and the report"
+    writer = writer or MemoryWriter('d')
+    report = ingest(source, writer, fn, **{'num_workers':1, 'progress':False, 'shuffle':False, **options})
+    return writer.store,report
+
+def raw_samples(source):
+    "`[(name, raw sample)]` of a source, in its order"
+    source = as_source(source)
+    parts = [source.read(np.arange(len(source)))] if isinstance(source, IndexedSource) else source.stream(9)
+    return [pair for part in parts for pair in part]
+
+def loaded(source):
+    "The samples of a source, as its `load` makes them"
+    source = as_source(source)
+    return [source.load(raw) for _,raw in raw_samples(source)]
+
+def column(store, field): return [store[i][field] for i in range(len(store))]
+def stored(store, field):
+    "The bytes of a field"
+    return [bytes(b) for b in store.get_many(range(len(store)), field, check=True)[field]]
+
+def encoded(image, fmt='PNG', **options):
+    "The file of an image of Pillow or of an array of pixels"
+    image = image if isinstance(image, Image.Image) else Image.fromarray(np.asarray(image, np.uint8))
+    image.save(file := io.BytesIO(), fmt, **options)
+    return file.getvalue()
+
+def plain(i, fmt='JPEG'):
+    "The file of an image of 6 x 5 pixels, all of which are `i`"
+    return encoded(np.full((6,5,3), i%256), fmt)
+
+def npy(array):
+    np.save(file := io.BytesIO(), array, allow_pickle=True)
+    return file.getvalue()
+
+def write_tar(path, members, mode='w', **options):
+    "A tar of `(name, bytes)`, or of `TarInfo`"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode, **options) as tar:
+        for member in members:
+            info = member if isinstance(member, tarfile.TarInfo) else tarfile.TarInfo(member[0])
+            content = b'' if info is member else member[1]
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+def write_csv(path, lines, opener=open, **options):
+    "A CSV file; the first of `lines` is its header"
+    with opener(path, 'wt', newline='', **{'encoding':'utf-8', **options}) as file: csv.writer(file).writerows(lines)
+    return path

@@ -1,0 +1,225 @@
+"""Does a test notice when the code is wrong? Make small changes of the package, and run the tests on each: `make mutants`
+
+    python tests/mutants.py [--seed 0] [--mutants 40] [--limit 3600] [--name current]
+
+Each mutant is a copy of the project in which one place of `store`, `write`, `ingest`, `codec`, `order` or `load` was
+changed by one of the operators below; places are drawn with `--seed`, and each operator gets about the same number.
+First the quick tests run that name most of what the changed module defines, then `make test`, then the others, until
+a test fails or `--limit` seconds are over (which counts as noticed: the change makes the code hang). The result file
+`tests/bench/results/mutants-SEED.json` is written after each mutant; a run that was stopped continues there. Delete the
+file to begin anew.
+
+Operators:
+- comparison: `<` becomes `>=`, `==` becomes `!=`, `is` becomes `is not`, `in` becomes `not in`, and the other way round
+- checksum: a comparison of checksums or digests finds no difference
+- range: the end of a `range`, an `arange` or a slice is one more
+- lock: a lock is not taken, or not checked
+- retry: what is tried several times is tried once
+- none: a function that returns something returns `None` at once"""
+import argparse, ast, json, os, random, re, shutil, subprocess, sys, tempfile, time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = 'store','write','ingest','codec','order','load'
+OPPOSITE = {ast.Lt:'>=', ast.GtE:'<', ast.Gt:'<=', ast.LtE:'>', ast.Eq:'!=', ast.NotEq:'==', ast.Is:'is not',
+    ast.IsNot:'is', ast.In:'not in', ast.NotIn:'in'}
+CHECKSUM = re.compile(r'crc|checksum|digest|sha\d|adler')
+LOCK = re.compile(r'lock|exclusive|publishing|fence')
+
+@dataclass
+class Mutant:
+    "A change of the text of a module"
+    module:str # Path below `fastai_remote`
+    function:str # Qualified name of the function that is changed
+    operator:str
+    line:int # Number of the changed line, from 1
+    old:str # Text that is replaced
+    new:str
+    start:int # Where `old` begins in the text of the module
+    result:str = '' # What noticed it, or 'survived'
+
+def positions(text):
+    "A function from line and column of a syntax tree (columns count bytes) to the index in `text`"
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines: starts.append(starts[-1]+len(line))
+    return lambda line, column: starts[line-1]+len(lines[line-1].encode()[:column].decode())
+
+class Finder(ast.NodeVisitor):
+    "Collects all mutants of one module as `found`"
+    def __init__(self, module, text):
+        self.module,self.text,self.at = module,text,positions(text)
+        self.scope,self.found = [],[]
+        self.visit(ast.parse(text))
+
+    def source(self, node): return ast.get_source_segment(self.text, node)
+
+    def add(self, operator, node, new):
+        start,end = self.at(node.lineno, node.col_offset),self.at(node.end_lineno, node.end_col_offset)
+        old = self.text[start:end]
+        mutant = Mutant(self.module, '.'.join(self.scope), operator, node.lineno, old, new, start)
+        if self.scope and old!=new: self.found.append(mutant)
+
+    def visit_ClassDef(self, node):
+        self.scope.append(node.name)
+        self.generic_visit(node)
+        self.scope.pop()
+
+    def visit_FunctionDef(self, node):
+        self.scope.append(node.name)
+        returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value is not None]
+        is_generator = any(isinstance(n, (ast.Yield,ast.YieldFrom)) for n in ast.walk(node))
+        body = node.body[1:] if ast.get_docstring(node) else node.body
+        if any(self.source(value)!='None' for value in returned) and not is_generator and len(body)>1:
+            first = body[0]
+            self.add('none', first, f"return None\n{' '*first.col_offset}{self.source(first)}")
+        self.generic_visit(node)
+        self.scope.pop()
+
+    def visit_Compare(self, node):
+        text = self.source(node)
+        if len(node.ops)==1:
+            left,right = self.source(node.left),self.source(node.comparators[0])
+            self.add('comparison', node, f'({left} {OPPOSITE[type(node.ops[0])]} {right})')
+            if CHECKSUM.search(text.lower()) and isinstance(node.ops[0], (ast.Eq,ast.NotEq)):
+                self.add('checksum', node, str(isinstance(node.ops[0], ast.Eq)))
+        self.generic_visit(node)
+
+    def visit_Call(self, node):
+        name = self.source(node.func).split('.')[-1]
+        if name in ('range','arange') and node.args:
+            end = node.args[min(1, len(node.args)-1)]
+            self.add('range', end, f'({self.source(end)})+1')
+        if self.source(node.func).endswith('retries.call'):
+            self.add('retry', node, f'({self.source(node.args[0])})()')
+        self.generic_visit(node)
+
+    def visit_Slice(self, node):
+        if node.upper is not None: self.add('range', node.upper, f'({self.source(node.upper)})+1')
+        self.generic_visit(node)
+
+    def visit_For(self, node):
+        if re.fullmatch(r'range\((\d|tries|\w*attempts|_\w+)\)', self.source(node.iter) or ''):
+            self.add('retry', node.iter, 'range(1)')
+        self.generic_visit(node)
+
+    def visit_With(self, node):
+        for item in node.items:
+            text = self.source(item.context_expr)
+            if LOCK.search(text): self.add('lock', item.context_expr, '__import__("contextlib").nullcontext()')
+        self.generic_visit(node)
+
+    def visit_Expr(self, node):
+        if isinstance(node.value, ast.Call):
+            owner,_,method = self.source(node.value.func).rpartition('.')
+            if LOCK.search(owner) and method in ('take','check','fence','exclude_copies'): self.add('lock', node, 'pass')
+        self.generic_visit(node)
+
+def is_valid(mutant, text):
+    try: ast.parse(changed(mutant, text))
+    except SyntaxError: return False
+    return True
+
+def changed(mutant, text):
+    "The text of a module with the change"
+    end = mutant.start+len(mutant.old)
+    assert text[mutant.start:end]==mutant.old, f'{mutant.module} is another one than when the mutants were drawn'
+    return text[:mutant.start]+mutant.new+text[end:]
+
+def draw(seed, n):
+    "`n` mutants, drawn with `seed`: each operator in turn"
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT/'fastai_remote'/package).glob('*.py')):
+            text = path.read_text()
+            for mutant in Finder(f'{package}/{path.name}', text).found:
+                if is_valid(mutant, text): found.setdefault(mutant.operator, []).append(mutant)
+    rng = random.Random(seed)
+    for operator in sorted(found): rng.shuffle(found[operator])
+    chosen = []
+    while len(chosen)<n and any(found.values()):
+        chosen += [found[operator].pop() for operator in sorted(found) if found[operator]]
+    return chosen[:n]
+
+def likely_files(module, tests, n=6):
+    "The `n` files of `tests` that name most of what `module` defines"
+    tree = ast.parse((ROOT/'fastai_remote'/module).read_text())
+    names = {node.name for node in tree.body if isinstance(node, (ast.ClassDef,ast.FunctionDef))}
+    names = {name for name in names if len(name)>3}|{Path(module).stem}
+    counts = Counter()
+    for path in tests.glob('test_*.py'):
+        if path.stem in ('test_nbs','test_package','test_docs'): continue
+        words = Counter(re.findall(r'\w+', path.read_text()))
+        stem = path.stem.removeprefix('test_')
+        counts[path.name] = sum(min(words[name], 5) for name in names)+5*(stem in module or Path(module).stem in stem)
+    return [f'tests/{name}' for name,count in counts.most_common(n) if count]
+
+def failed_test(output):
+    "The test that failed first, from what pytest prints"
+    match = re.search(r'^(?:FAILED|ERROR) (\S+)', output, re.M)
+    return match[1] if match else output.strip().splitlines()[-1][:200] if output.strip() else 'no output'
+
+def run(mutant, tests, limit):
+    "What notices a mutant: the name of a test, 'time' if it hangs, or 'survived'"
+    with tempfile.TemporaryDirectory(prefix='mutant-') as folder:
+        copy = Path(folder)/'project'
+        ignored = shutil.ignore_patterns('.venv*', '__pycache__', '_docs', '.hypothesis', '.pytest_cache')
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        if tests!=ROOT/'tests':
+            shutil.rmtree(copy/'tests')
+            shutil.copytree(tests, copy/'tests', ignore=ignored)
+        path = copy/'fastai_remote'/mutant.module
+        path.write_text(changed(mutant, path.read_text()))
+        env = {**os.environ, 'PYTHONPATH':str(copy), 'PYTHONDONTWRITEBYTECODE':'1'}
+        pytest = [sys.executable, '-m', 'pytest', '-x']
+        two = ['-n', '2', '--dist', 'loadgroup']
+        likely = likely_files(mutant.module, copy/'tests')
+        steps = [[*likely, '-m', 'not slow']] if likely else []
+        steps += [[*two, '-m', 'not slow'], [*two, '-m', 'slow']]
+        end = time.monotonic()+limit
+        for step in steps:
+            process = subprocess.Popen([*pytest, *step], cwd=copy, env=env, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, start_new_session=True)
+            try: output,_ = process.communicate(timeout=max(1, end-time.monotonic()))
+            except subprocess.TimeoutExpired: return 'time'
+            finally:
+                try: os.killpg(process.pid, 9)
+                except ProcessLookupError: pass
+                process.wait()
+            if process.returncode: return failed_test(output)
+    return 'survived'
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--mutants', type=int, default=40)
+    parser.add_argument('--limit', type=float, default=3600, help='seconds for each mutant')
+    parser.add_argument('--tests', type=Path, default=ROOT/'tests', help='another folder of tests, such as an older one')
+    parser.add_argument('--only', help='numbers of mutants, with commas; the file of results is not written')
+    parser.add_argument('--list', action='store_true', help='only print the mutants')
+    args = parser.parse_args()
+    mutants = draw(args.seed, args.mutants)
+    if args.only: mutants = [mutants[int(k)] for k in args.only.split(',')]
+    file = ROOT/'tests/bench/results'/f'mutants-{args.seed}.json'
+    done = {}
+    if file.exists() and not args.only:
+        done = {(m['module'], m['start'], m['new']):m for m in json.loads(file.read_text())['mutants']}
+    for k,mutant in enumerate(mutants):
+        earlier = done.get((mutant.module, mutant.start, mutant.new))
+        began = time.monotonic()
+        if args.list: mutant.result = 'not run'
+        elif earlier: mutant.result = earlier['result']
+        else: mutant.result = run(mutant, args.tests.resolve(), args.limit)
+        seconds = time.monotonic()-began
+        old = ' '.join(mutant.old.split())[:60]
+        print(f'{k:3} {mutant.operator:10} {mutant.module}:{mutant.line} {mutant.function}: {old!r} -> {mutant.result} '
+            f'({seconds:.0f} s)', flush=True)
+        if not args.only and not args.list:
+            known = [vars(m) for m in mutants if m.result]
+            survivors = sum(m['result']=='survived' for m in known)
+            summary = {'seed':args.seed, 'noticed':len(known)-survivors, 'survived':survivors, 'mutants':known}
+            file.write_text(json.dumps(summary, indent=1)+'\n')
+
+if __name__=='__main__': main()

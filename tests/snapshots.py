@@ -1,0 +1,76 @@
+"What is in a place for datasets, and all that a reader sees of one, to compare with what ought to be there"
+import json, re, shutil
+
+import redis
+
+from fastai_remote import RedisStore, ShardStore, StoreNotFound, to_redis, to_shards
+
+def client(server): return redis.Redis.from_url(server.url)
+
+def keys(server):
+    "All keys, without the numbers of generations, and without locks, which end by themselves"
+    names = sorted(re.sub('@[0-9]+', '@', key.decode()) for key in client(server).keys())
+    return [name for name in names if name!='fastai_remote:generations' and not name.endswith(':lock')]
+
+def seen(store):
+    "Everything of a dataset, but for the time of its making and its place"
+    m = store.manifest
+    values = store.get_many(range(len(store)), store.fields, check=True)
+    values = {field:v if isinstance(v, list) else v.tolist() for field,v in values.items()}
+    return (values, m.n, m.fields, m.splits, m.vocab, m.nbytes, m.failed, m.counts, m.stats,
+            sorted(store.failures()))
+
+def whole(server, name='d'):
+    "What is `seen` of a dataset, `None` if there is none, and all keys of its server"
+    try: return seen(RedisStore(server.url, name)),keys(server)
+    except StoreNotFound: return None,keys(server)
+
+OPTIONS = dict(chunk=16, max_failed=1., num_workers=1, progress=False)
+
+class RedisPlace:
+    "An empty server"
+    folder = None # Changes there count for `dies_at`; `None`: requests do
+    def __init__(self, server): self.server,self.url = server,server.url
+    def clear(self): client(self.server).flushall()
+    def write(self, source, name='d', **options):
+        return to_redis(source, self.url, name, **{**OPTIONS, **options})
+    def map(self, store, fn): return store.map(fn, self.url, 'd', **OPTIONS)
+    def open(self): return RedisStore(self.url, 'd')
+    def unfinished(self): return RedisStore.unfinished(self.url)
+    def delete(self): RedisStore.delete(self.url, 'd')
+    def abandon(self): RedisStore.abandon(self.url, 'd')
+    def visible(self): return {name:seen(RedisStore(self.url, name)) for name in RedisStore.names(self.url)}
+    def names(self): return keys(self.server)
+    def everything(self): return self.visible(),keys(self.server),self.unfinished()
+
+class FolderPlace:
+    "A folder, in which somebody has a file, and another one beside it with three tars"
+    def __init__(self, tmp_path): self.folder = self.url = tmp_path/'d'
+    def clear(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        (self.folder/'notes.txt').write_text('mine')
+    def write(self, source, **options):
+        return to_shards(source, self.folder, **{**OPTIONS, 'maxsize':30_000, **options})
+    def map(self, store, fn): return store.map(fn, self.folder, maxsize=30_000, **OPTIONS)
+    def open(self): return ShardStore(self.folder)
+    def unfinished(self): return ShardStore.unfinished(self.folder)
+    def delete(self): ShardStore.delete(self.folder)
+    def abandon(self): ShardStore.abandon(self.folder)
+    def visible(self):
+        try: return seen(self.open())
+        except StoreNotFound: return None
+    def files(self):
+        "Names of all files and folders, but for the lock of the dead"
+        names = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob('*'))
+        return [name for name in names if name not in ('.ingest','.ingest/lock.json')]
+    def names(self): return sorted(re.sub(r'^shard\d*-', 'shard-', name) for name in self.files())
+    def everything(self):
+        "All files, but for when and by whom the manifest was written"
+        files = {name:self.folder/name for name in self.files()}
+        content = {name:path.read_bytes() if path.is_file() else None for name,path in files.items()}
+        for name in content:
+            if not name.endswith('manifest.json'): continue
+            manifest = json.loads(content[name])
+            content[name] = {k:v for k,v in manifest.items() if k not in ('uid','created','crc')}
+        return self.visible(),content

@@ -1,0 +1,96 @@
+"Names of datasets in Redis that change hands: each dataset keeps its samples, and nothing is left of what is removed"
+import random
+
+import pytest
+
+from conftest import private_server
+from fastai_remote import CorruptSample, RedisStore, StoreBusy, StoreExists, to_redis
+from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.write.redis import RedisWriter
+from snapshots import client, keys
+
+ONE = dict(num_workers=1, progress=False)
+
+def items(word, n=60): return [{'txt':f'{word} {i}', 'cls':f'{word}{i%3}', 'labels':[word], 'id':i} for i in range(n)]
+
+def words(server, name):
+    store = RedisStore(server.url, name)
+    values = store.get_many(range(len(store)), store.fields, check=True)
+    return {text.decode().split()[0] for text in values['txt']}
+
+def stop(server, name, word):
+    "An ingest that is to replace what is there is interrupted"
+    def fn(sample):
+        if sample['id']==18: raise KeyboardInterrupt
+        return sample
+    with pytest.raises(KeyboardInterrupt):
+        to_redis(items(word), server.url, name, fn, shuffle=False, chunk=16, overwrite=True, **ONE)
+
+@pytest.mark.parametrize('which', ['a','b'])
+def test_no_dataset_is_renamed_while_an_ingest_of_either_name_runs(fresh, which):
+    "Afterwards it is, unless the new name has an unfinished ingest"
+    to_redis(items('a'), fresh.url, 'a', **ONE)
+    store = RedisStore(fresh.url, 'a')
+    writer = RedisWriter(RedisLink(fresh.url), which)
+    writer.take_lock()
+    with pytest.raises(StoreBusy, match=f"is writing '{which}' now"): store.rename('b')
+    writer.close()
+    stop(fresh, which, 'z')
+    if which=='b':
+        with pytest.raises(StoreExists, match="'b' is there already, an unfinished ingest"): store.rename('b')
+        RedisStore.abandon(fresh.url, 'b')
+    assert store.rename('b').name=='b' and words(fresh, 'b')=={'a'} and RedisStore.names(fresh.url)==['b']
+    if which=='a':
+        to_redis(items('z'), fresh.url, 'a', overwrite=True, **ONE)
+        assert (words(fresh, 'a'),words(fresh, 'b'))==({'z'},{'a'})
+
+@pytest.fixture(scope='module')
+def names_server():
+    with private_server() as server: yield server
+
+@pytest.mark.parametrize('seed', range(12))
+def test_whatever_happens_to_names_each_holds_its_own_and_nothing_else_is_left(names_server, seed):
+    "Datasets are written, stopped, renamed, deleted and abandoned under three names, which begin alike"
+    server,rng,have,left = names_server,random.Random(seed),{},set()
+    client(server).flushall()
+    for k in range(14):
+        name,other = rng.sample(['a','ab','a/b'], 2)
+        act = rng.choice(['put','stop','rename','rename','delete','abandon'])
+        if act=='put':
+            to_redis(items(f'w{k}', 1500 if k==seed else 20+k), server.url, name, overwrite=True, **ONE)
+            have[name] = f'w{k}'
+            left.discard(name)
+        elif act=='stop':
+            stop(server, name, f'w{k}')
+            left.add(name)
+        elif act=='rename' and name in have:
+            if other in have or other in left:
+                with pytest.raises(StoreExists, match='there already'): RedisStore(server.url, name).rename(other)
+            else:
+                RedisStore(server.url, name).rename(other)
+                have[other] = have.pop(name)
+        elif act=='delete' and (name in have or name in left):
+            RedisStore.delete(server.url, name)
+            have.pop(name, None)
+            left.discard(name)
+        elif act=='abandon' and name in left:
+            RedisStore.abandon(server.url, name)
+            left.discard(name)
+        assert RedisStore.names(server.url)==sorted(have)
+        assert [ingest['name'] for ingest in RedisStore.unfinished(server.url)]==sorted(left)
+        assert all(words(server, name)=={word} for name,word in have.items())
+    for name in left: RedisStore.abandon(server.url, name)
+    wanted = {'fastai_remote:names'} if have else set()
+    for name in have:
+        m = RedisStore(server.url, name).manifest
+        wanted |= {f'{name}:meta', *(f'{m.prefix}:{f}#0' for f,spec in m.fields.items() if spec['dtype'] is not None)}
+        wanted |= {f'{m.prefix}:{f}:{i}' for f,spec in m.fields.items() if spec['dtype'] is None for i in range(m.n)}
+    assert {key.decode() for key in client(server).keys()}-{'fastai_remote:generations'}==wanted
+    for name in have: RedisStore.delete(server.url, name)
+    assert keys(server)==[]
+
+def test_a_damaged_number_of_generations_is_named_by_rename(fresh):
+    to_redis([{'id':1}], fresh.url, 'a', **ONE)
+    client(fresh).hset('fastai_remote:generations', 'a', b'1x')
+    with pytest.raises(CorruptSample, match="fastai_remote:generations has b'1x' for 'a'"):
+        RedisStore(fresh.url, 'a').rename('b')

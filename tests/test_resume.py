@@ -1,0 +1,419 @@
+"An ingest that stops, or loses its server, its line or its lock, is continued by the same call, and by no other"
+import io, json, pickle, random
+from functools import partial
+from itertools import islice
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+from conftest import private_server
+from faultproxy import FaultProxy
+from fastai_remote import (image_samples, RedisStore, StoreBusy, StoreError, StoreExists, StoreFull,
+                           StoreNotFound, StoreUnavailable, to_redis)
+from fastai_remote.ingest.chunk import write_chunk
+from fastai_remote.ingest.run import ingest
+from fastai_remote.store.redis_link import RedisLink
+from fastai_remote.write.base import MemoryWriter, ServerRestarted
+from fastai_remote.write.redis import RedisWriter
+from snapshots import client, FolderPlace, keys, RedisPlace, whole
+
+ONE = dict(num_workers=1, progress=False)
+
+@pytest.fixture
+def two():
+    "Two servers, to compare"
+    with private_server() as a, private_server() as b: yield a,b
+
+def items(word, n=60): return [{'txt':f'{word} {i}', 'cls':f'{word}{i%3}', 'labels':[word], 'id':i} for i in range(n)]
+
+def ids(store): return store.get_many(range(len(store)), 'id', check=True)['id'].tolist()
+
+# --- another source, or another call
+
+class Place:
+    "A place in memory; `write` is as `to_redis` there, in chunks of 16"
+    def __init__(self): self.writer = MemoryWriter()
+    def write(self, source, fn=None, **options):
+        return ingest(source, self.writer, fn, **{'chunk':16, 'num_workers':0, 'progress':False, **options})
+    def stop(self, source, at=50, **options):
+        "An ingest that is interrupted at its sample number `at`"
+        with pytest.raises(KeyboardInterrupt): self.write(source, stop_after(at), **options)
+
+@pytest.fixture
+def place(): return Place()
+
+def stop_after(n, value=0):
+    "An `fn` that interrupts the ingest at its `n`-th sample, never if `n` is 0"
+    left = [n]
+    def fn(sample):
+        left[0] -= 1
+        if not left[0]: raise KeyboardInterrupt
+        return {**sample, 'i4':value}
+    return fn
+
+class Texts:
+    "A map-style dataset"
+    def __init__(self, samples): self.samples = samples
+    def __len__(self): return len(self.samples)
+    def __getitem__(self, i): return self.samples[i]
+
+def changed(samples, at): return [{**o, 'txt':'changed'} if i==at else o for i,o in enumerate(samples)]
+
+BASE = items('a', 100)
+OTHERS = { # Another source, and other arguments
+    'first':(changed(BASE, 0),{}), 'middle':(changed(BASE, 50),{}), 'last':(changed(BASE, 99),{}),
+    'fewer':(BASE[:-1],{}), 'more':(BASE+BASE[:1],{}), 'fn':(BASE,{'fn':stop_after(0, 1)}), 'seed':(BASE,{'seed':1}),
+    'shuffle':(BASE,{'shuffle':False}), 'vocab':(BASE,{'vocab':['a0','a1','a2']}), 'as split':({'train':BASE},{}),
+    'splits':(BASE,{'splits':{'t':.5, 'v':.5}})}
+
+@pytest.mark.parametrize('which', OTHERS)
+def test_a_source_or_call_that_changed_is_refused_and_the_old_one_still_finishes(place, which):
+    source,options = OTHERS[which]
+    place.stop(BASE)
+    with pytest.raises(StoreExists, match='unfinished ingest.*another source or fn'):
+        place.write(source, **{'fn':stop_after(0), **options})
+    report = place.write(BASE, stop_after(0))
+    assert (report.written,report.resumed,len(place.writer.store))==(100,48,100)
+    assert '48 of them by an earlier run' in repr(report) and 'resumed' in report._repr_html_()
+
+@pytest.mark.parametrize('kind', [pd.DataFrame,Texts])
+def test_rows_and_datasets_that_changed_are_refused(kind):
+    texts = [{'txt':o['txt']} for o in BASE]
+    for at in 0,50,99:
+        place = Place()
+        place.stop(kind(texts))
+        with pytest.raises(StoreExists, match='unfinished ingest'): place.write(kind(changed(texts, at)), stop_after(0))
+
+def test_a_label_function_that_was_mended_is_another(place, tmp_path):
+    "There is no dataset with labels of both"
+    for i in range(60): Image.new('L', (9,9), i).save(tmp_path/f'{i}.jpg')
+    place.stop(image_samples(tmp_path, label=lambda p: 'wrong'), 30)
+    with pytest.raises(StoreExists, match='unfinished ingest'):
+        place.write(image_samples(tmp_path, label=lambda p: 'right'), stop_after(0))
+
+@pytest.mark.parametrize('where', ['redis','folder'])
+def test_a_refused_call_touches_nothing_and_another_size_of_chunks_is_no_other_call(fresh, tmp_path, where):
+    place = RedisPlace(fresh) if where=='redis' else FolderPlace(tmp_path)
+    place.clear()
+    def interrupt(records, *_):
+        yield from islice(records, 3)
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): place.write(BASE, progress=interrupt)
+    before = place.names()
+    for source,options in (BASE,{'seed':1}),(changed(BASE, 50),{}),(iter(BASE),{}):
+        with pytest.raises(StoreExists, match='unfinished ingest.*another source or fn'): place.write(source, **options)
+    assert place.names()==before
+    assert place.write(BASE, chunk=7).resumed==48
+    store = place.open()
+    assert sorted(ids(store))==list(range(100)) and store.verify(num_workers=1).bad==0
+
+OTHER_STREAMS = { # Another stream, and other arguments
+    'first':(changed(BASE, 0),{}), 'last of a part':(changed(BASE, 15),{}), 'first of a part':(changed(BASE, 16),{}),
+    'last of all that is done':(changed(BASE, 47),{}), 'without the first':(BASE[1:],{}), 'fewer':(BASE[:40],{}),
+    'by a part':(BASE[:32],{}), 'by two parts':(BASE[:16],{}), 'one gone':(BASE[:20]+BASE[21:],{}),
+    'one twice':(BASE[:20]+BASE[19:],{}), 'chunk':(BASE,{'chunk':8}), 'fn':(BASE,{'fn':stop_after(0, 1)})}
+
+@pytest.mark.parametrize('which', OTHER_STREAMS)
+def test_a_stream_that_changed_is_refused_before_anything_of_it_is_visible(place, which):
+    "The old call still finishes, with the old samples"
+    source,options = OTHER_STREAMS[which]
+    place.stop(iter(BASE))
+    with pytest.raises(StoreExists, match='unfinished|source has changed'):
+        place.write(iter(source), **{'fn':stop_after(0), **options})
+    assert place.writer.store is None
+    assert place.write(iter(BASE), stop_after(0)).resumed==48
+    assert [(o['id'],o['txt']) for o in place.writer.store[:]]==[(i,f'a {i}') for i in range(100)]
+
+def test_a_stream_that_breaks_off_ends_the_ingest_with_its_error_and_goes_on_when_it_is_mended(place):
+    def stream(bad):
+        for i in range(300):
+            if i==bad: raise OSError(f'disk gone at {i}')
+            yield {'id':i}
+    with pytest.raises(OSError, match='disk gone at 200'): place.write(stream(200))
+    assert place.writer.store is None
+    assert place.write(stream(None)).written==300 and ids(place.writer.store)==list(range(300))
+
+class Raw:
+    "A raw sample that remembers what was made of it, and has no `repr` of its own"
+    def __init__(self, n): self.n,self.made = n,None
+
+def test_a_stream_whose_fn_changes_what_it_is_given_is_resumed(place):
+    "The parts are recognised by what they were before `fn` got them, and are told apart"
+    left = [50]
+    def fn(raw):
+        left[0] -= 1
+        if not left[0]: raise KeyboardInterrupt
+        raw.made = {'id':raw.n}
+        return raw.made
+    def write(first=0): return place.write(map(Raw, range(first, 100)), fn)
+    with pytest.raises(KeyboardInterrupt): write()
+    with pytest.raises(StoreExists, match='source has changed'): write(1)
+    assert write().resumed==48
+
+@pytest.mark.parametrize('n,more', [(96,1), (96,16), (96,-1), (96,-16), (100,1), (100,16), (100,-1), (100,-20)])
+def test_a_stream_of_another_length_after_an_ingest_that_knew_its_end(two, n, more, monkeypatch):
+    "It stopped in its commit. A stream that is longer or shorter is refused, or becomes all of it: never some of both"
+    a,b = two
+    def fn(o): return {**o, 'cls':f"c{o['id']}", 'labels':[f"l{o['id']}"]}
+    def write(server, n): return to_redis(iter(items('a', n)), server.url, 'd', fn, chunk=16, **ONE)
+    def interrupt(self): raise KeyboardInterrupt
+    with monkeypatch.context() as m:
+        m.setattr(RedisWriter, 'commit', interrupt)
+        with pytest.raises(KeyboardInterrupt): write(a, n)
+    try: write(a, n+more)
+    except StoreExists:
+        write(a, n)
+        more = 0
+    write(b, n+more)
+    assert whole(a)==whole(b)
+
+def test_a_map_whose_source_is_replaced_stops_and_cannot_be_finished_with_the_new_one(two):
+    a,b = two
+    def make(word):
+        to_redis(items(word, 100), a.url, 'src', overwrite=True, **ONE)
+        return RedisStore(a.url, 'src')
+    replaced = []
+    def fn(sample):
+        if len(replaced)==50: make('new')
+        replaced.append(sample['id'])
+        return {**sample, 'txt':sample['txt'].upper()}
+    def copy(source): return source.map(fn, b.url, 'd', chunk=16, **ONE)
+    with pytest.raises(StoreNotFound, match='src: replaced since it was opened'): copy(make('old'))
+    with pytest.raises(StoreExists, match='unfinished ingest'): copy(RedisStore(a.url, 'src'))
+    RedisStore.abandon(b.url, 'd')
+    assert keys(b)==[]
+    copy(RedisStore(a.url, 'src'))
+    assert sorted(RedisStore(b.url, 'd').get_many(range(100), 'txt', decode=True)['txt'])==sorted(
+        f'NEW {i}' for i in range(100))
+
+@pytest.mark.parametrize('what', ['map','resize','copy'])
+def test_a_copy_leaves_out_damaged_samples_and_names_them(two, what):
+    a,b = two
+    Image.new('L', (6,8), 9).save(image:=io.BytesIO(), 'PNG')
+    sources = [{'png':image.getvalue(), 'txt':f'sample {i}', 'cls':f'c{i%7}', 'id':i, 'labels':[f'l{i%3}']}
+               for i in range(60)]
+    to_redis({'train':sources[:50], 'valid':sources[50:]}, a.url, 'src', shuffle=False, **ONE)
+    for i in 17,49,50: client(a).set(f'src:png:{i}', b'damaged')
+    client(a).delete('src:txt:5')
+    src = RedisStore(a.url, 'src')
+    if what=='map': report = src.map(lambda o: {**o, 'id':o['id']+1}, b.url, 'd', **ONE)
+    else: report = src.resize(3, b.url, 'd', **ONE) if what=='resize' else src.copy(b.url, 'd', **ONE)
+    copy = RedisStore(b.url, 'd')
+    assert report.failed==4 and sorted(n for n,_ in copy.failures())==['sample 17','sample 49','sample 5','sample 50']
+    assert sorted(ids(copy))==[i+(what=='map') for i in range(60) if i not in (5,17,49,50)]
+    assert copy.splits=={'train':[0,47], 'valid':[47,56]} and copy.vocab==src.vocab
+    assert copy.verify(num_workers=1).bad==0
+
+# --- what an earlier run has left
+
+def test_a_sample_that_fails_in_the_second_run_leaves_no_key_of_the_first(fresh):
+    state = SimpleNamespace(run=0)   # data that changes would make `fn` another function
+    def fn(i):
+        if state.run==1 and i==15: raise KeyboardInterrupt
+        if state.run==2 and i>=14: raise ValueError('gone since')
+        return {'bin':bytes([i])*(5_000_000 if i==14 else 9)}   # five million: written at once
+    def write():
+        state.run += 1
+        return to_redis(list(range(16)), fresh.url, 'd', fn, shuffle=False, **ONE)
+    with pytest.raises(KeyboardInterrupt): write()
+    assert client(fresh).exists('d:bin:14')
+    assert (write().written,len(RedisStore(fresh.url, 'd')))==(14,14)
+    assert keys(fresh)==sorted(['d:bin.crc#0', 'd:~failures#0', 'd:meta', 'fastai_remote:names',
+                                *(f'd:bin:{i}' for i in range(14))])
+
+@pytest.mark.parametrize('is_stream,says', [
+    (False, r'150 samples take about 3\.\d MB \(20,\d+ bytes each\), .* left of'),
+    (True, 'no room: .* of maxmemory .*noeviction')])
+@pytest.mark.parametrize('num_workers', [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_ingest_without_room_says_so_and_goes_on_with_more_room(two, num_workers, is_stream, says):
+    "Also with another number of workers. Of a stream it is known when it happens"
+    a,b = two
+    c,src = client(a),[{'bin':random.Random(i).randbytes(20_000), 'cls':i%5} for i in range(150)]
+    c.config_set('maxmemory', c.info('memory')['used_memory']+1_500_000)
+    def write(server, num_workers):
+        source = iter(src) if is_stream else src
+        return to_redis(source, server.url, 'd', chunk=16, num_workers=num_workers, progress=False)
+    with pytest.raises(StoreFull, match=f'd: .*{says}.*repeat the same call'): write(a, num_workers)
+    with pytest.raises(StoreNotFound, match="'d'"): RedisStore(a.url, 'd')
+    c.config_set('maxmemory', 0)
+    assert write(a, 3-num_workers).resumed>0
+    write(b, 1)
+    assert whole(a)==whole(b)
+
+def test_an_ingest_on_a_server_that_was_set_back_is_abandoned_without_a_key_left(fresh):
+    "It was set back to when less of a stream was planned; the ingest went on from there, and stopped"
+    c,down = client(fresh),[]
+    def fn(o):
+        if o['id']==100: c.save()
+        if o['id']==600 and not down:
+            down.append(1)
+            fresh.kill()
+            fresh.start()
+        if o['id']==700: raise KeyboardInterrupt
+        return o
+    stream = ({'txt':f'{i}', 'id':i} for i in range(2000))
+    with pytest.raises(KeyboardInterrupt): to_redis(stream, fresh.url, 'd', fn, chunk=4, **ONE)
+    RedisStore.abandon(fresh.url, 'd')
+    assert down and keys(fresh)==[]
+
+# --- a line that breaks, a server that is set back
+
+def numbered(first, word='s'):
+    "A source with two splits, a label, labels, and failures at the end of one split and the start of the other"
+    bad = {first+k for k in (2,20,29,30,31)}
+    def item(i):
+        return {'txt':f'{word}{i}'*5, 'cls':f'{word}{i%3}', 'labels':[f'{word}{i%2}'], 'id':'bad' if i in bad else i}
+    return {'train':[item(i) for i in range(first, first+30)], 'valid':[item(i) for i in range(first+30, first+40)]}
+
+@pytest.mark.parametrize('is_stream', [False,True])
+@pytest.mark.parametrize('kept', ['everything','a snapshot','nothing'])
+def test_an_ingest_is_whole_whatever_its_server_keeps_in_a_crash(kept, is_stream):
+    "It goes on, or says that the server restarted, and the same call finishes"
+    crashed,bad = [],(5,50,99)
+    def fn(i):
+        if i==35 and kept=='a snapshot': client(server).save()
+        if i==75 and not crashed:
+            crashed.append(i)
+            server.kill()
+            server.start()
+        if i in bad: raise ValueError('no good')
+        return {'id':i, 'txt':f'sample {i}', 'cls':f'c{i%3}'}
+    def write():
+        source = iter(range(100)) if is_stream else list(range(100))
+        return to_redis(source, server.url, 'd', fn, shuffle=False, chunk=16, **ONE)
+    with private_server(**dict(appendonly='yes', appendfsync='always') if kept=='everything' else {}) as server:
+        try: report = write()
+        except StoreError as error:
+            assert isinstance(error, (StoreBusy,ServerRestarted))
+            with pytest.raises(StoreNotFound): RedisStore(server.url, 'd')
+            report = write()
+        store = RedisStore(server.url, 'd')
+        assert crashed and (report.written,report.failed)==(97,3)
+        assert sorted(ids(store))==[i for i in range(100) if i not in bad] and store.verify(num_workers=1).bad==0
+        assert all(o=={'id':o['id'], 'txt':f"sample {o['id']}", 'cls':f"c{o['id']%3}"} for o in store[:])
+        assert keys(server)==sorted(['d:cls#0', 'd:id#0', 'd:meta', 'd:txt.crc#0', 'd:~failures#0',
+                                     'fastai_remote:names', *(f'd:txt:{i}' for i in range(97))])
+
+@pytest.mark.slow
+@pytest.mark.parametrize('old', [False,True], ids=['ingest','overwrite'])
+def test_an_ingest_whose_line_breaks_anywhere_asks_again(two, old):
+    "In a request, or before its answer: the dataset is as if nothing had been"
+    a,b = two
+    def act(server, url):
+        client(server).flushall()
+        if old: to_redis(numbered(100, 'old'), server.url, 'd', chunk=16, **ONE)
+        to_redis(numbered(0), url, 'd', overwrite=old, chunk=16, **ONE)
+        return whole(server)
+    expected = act(b, b.url)
+    with FaultProxy(str(a.socket)) as proxy:
+        url,proxy.cut = f'redis://127.0.0.1:{proxy.port}',1<<40
+        assert act(a, url)==expected
+        total = (1<<40)-proxy.cut
+        for cut in range(0, total, total//30):
+            proxy.cut = cut
+            assert act(a, url)==expected, cut
+            # the answers hold a time, whose digits vary: the last cut may come after the last byte
+            assert proxy.cut is None or total-cut<64, cut
+            proxy.cut = None
+
+@pytest.mark.slow
+def test_an_ingest_is_whole_wherever_its_server_is_set_back(two, monkeypatch):
+    "It comes back as it was a request or two before; the same call is repeated until the dataset is there"
+    a,b = two
+    call,at,k = RedisLink.call,[0],0
+    def counted(self, *args, **kwargs):
+        if self.url==a.url:
+            at[0] += 1
+            if at[0]==k: client(a).save()
+            if at[0]==k+2:
+                a.kill()
+                a.start()
+        return call(self, *args, **kwargs)
+    monkeypatch.setattr(RedisLink, 'call', counted)
+    def act(server):
+        for _ in range(4):
+            try: to_redis(numbered(0), server.url, 'd', chunk=16, **ONE)
+            except StoreExists: return whole(server)
+            except StoreError: pass
+            client(server).delete('d:ingest:lock')   # it may have come back, too, and would end in 30 s
+    expected = act(b)
+    while at[0]>=k:
+        k += 1
+        client(a).flushall()
+        at[0] = 0
+        assert act(a)==expected, k
+    assert k>20
+
+# --- locks, and those who come too late
+
+def test_a_worker_that_wakes_up_when_another_has_finished_the_dataset_changes_nothing(fresh):
+    calls = []
+    def fn(o):
+        calls.append(o)
+        if len(calls)==9: raise KeyboardInterrupt
+        return o
+    def write(): return to_redis([{'txt':str(i)} for i in range(32)], fresh.url, 'd', fn, **ONE)
+    with pytest.raises(KeyboardInterrupt): write()
+    leader = RedisWriter(RedisLink(fresh.url), 'd')
+    leader.begin(json.loads(client(fresh).get('d:ingest')))
+    asleep = leader.opener()
+    leader.close()
+    write()
+    before = whole(fresh)
+    with pytest.raises(StoreBusy, match='lock was lost'):
+        write_chunk(asleep, 0, [(str(i), {'txt':f'late {i}'}) for i in range(16)], lambda o: o, None)
+    assert whole(fresh)==before
+
+def test_an_ingest_whose_lock_another_took_over_does_not_commit(fresh):
+    def fn(o):
+        if o['id']==30: client(fresh).set('d:ingest:lock', '{"host":"elsewhere","pid":1}')
+        return o
+    write = partial(to_redis, [{'id':i} for i in range(32)], fresh.url, 'd', fn, shuffle=False, **ONE)
+    with pytest.raises(StoreBusy, match='lock was lost'): write()
+    with pytest.raises(StoreNotFound, match="'d'"): RedisStore(fresh.url, 'd')
+    with pytest.raises(StoreBusy, match='process 1 on elsewhere'): write()
+
+@pytest.mark.parametrize('error', [KeyboardInterrupt,StoreUnavailable])
+def test_a_lock_whose_taking_was_interrupted_is_taken_at_once(fresh, error, monkeypatch):
+    call = RedisLink.call
+    def interrupted(self, f, *args, **kwargs):
+        result = call(self, f, *args, **kwargs)
+        if f.__name__!='acquire': return result
+        monkeypatch.setattr(RedisLink, 'call', call)
+        raise error('no answer')
+    monkeypatch.setattr(RedisLink, 'call', interrupted)
+    with pytest.raises(error): to_redis([{'id':1}], fresh.url, 'd', **ONE)
+    to_redis([{'id':1}], fresh.url, 'd', **ONE)
+
+def test_an_interrupt_stays_one_while_the_server_is_away(fresh):
+    "It says what to do"
+    def fn(i):
+        if i<40: return {'id':i}
+        fresh.kill()
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt) as caught:
+        to_redis(list(range(100)), fresh.url, 'd', fn, chunk=8, shuffle=False, timeout=.5, **ONE)
+    assert 'd: what is written is kept: repeat the same call to go on' in caught.value.__notes__[0]
+
+@pytest.mark.parametrize('where,method', [('fresh','undo'), ('fresh','_fill_gaps'),
+    *(pytest.param('cluster', method, marks=pytest.mark.slow) for method in ('undo','_fill_gaps'))])
+def test_an_attempt_that_outlives_the_commit_of_partitions_writes_nothing(where, method, request, monkeypatch):
+    "A speculative attempt of Spark ends while the leader removes chunks of such attempts, or when it has moved samples"
+    url = request.getfixturevalue(where).url
+    rows = [{'id':i, 'txt':f't{i}'} for i in range(8)]
+    with RedisStore.writer(url, 'd', sample=rows[0], chunk=8) as w:
+        late = pickle.loads(pickle.dumps(w))
+        w.writer.claim()   # by an attempt that has not ended
+        records = list(w(rows))
+        original = getattr(RedisWriter, method)
+        def then_goes_on(self, *args):
+            original(self, *args)
+            monkeypatch.setattr(RedisWriter, 'claim', lambda self: 0)
+            with pytest.raises(StoreBusy, match='lock was lost|has ended'):
+                list(late([{'id':i, 'txt':'late'} for i in range(100, 108)]))
+        monkeypatch.setattr(RedisWriter, method, then_goes_on)
+        w.commit(records)
+    store = RedisStore(url, 'd')
+    assert sorted(ids(store))==list(range(8)) and not store.verify(num_workers=1).bad

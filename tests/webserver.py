@@ -1,0 +1,46 @@
+"A web server of this process, for tests"
+import http.server, re, threading
+
+class WebServer(http.server.ThreadingHTTPServer):
+    """Answers each request with what `answer(handler)` returns: status, reason (or `None`), content; a context manager
+
+    Of a content of status 200, it sends the range that was asked for. `seen` are path and headers of each request."""
+    daemon_threads,request_queue_size = True,64
+    def __init__(self, answer):
+        self.seen = []
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = 'HTTP/1.1'
+            def do_GET(handler):
+                self.seen.append((handler.path, str(handler.headers)))
+                status,reason,content = answer(handler)
+                asked = re.fullmatch(r'bytes=(\d+)-(\d+)', handler.headers.get('Range', ''))
+                size = len(content)
+                if asked and status==200:
+                    first,last = map(int, asked.groups())
+                    status,content = 206,content[first:last+1]
+                handler.send_response(status, reason)
+                if status==206: handler.send_header('Content-Range', f'bytes {first}-{first+len(content)-1}/{size}')
+                handler.send_header('Content-Length', str(len(content)))
+                handler.end_headers()
+                if handler.command=='GET': handler.wfile.write(content)
+            do_HEAD = do_GET
+            def log_message(self, *args): pass
+        super().__init__(('127.0.0.1', 0), Handler)
+        self.url = f'http://127.0.0.1:{self.server_port}'
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *args):
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, *args): "A client that hung up is none"
+
+def files_of(folder):
+    "Answers of a server of the files in a folder"
+    def answer(handler):
+        file = folder/handler.path.partition('?')[0].strip('/')
+        return (200, None, file.read_bytes()) if file.is_file() else (404, None, b'')
+    return answer
