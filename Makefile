@@ -8,7 +8,8 @@ COMPILE ?= --compile-bytecode
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow test-all test-more coverage fuzz sanitize lint export nbs readme docs bench faults sources kinds test-servers soak clean
+.PHONY: setup demo test test-slow test-more test-versions test-lowest test-newest mutants size coverage fuzz sanitize lint export nbs readme
+.PHONY: docs bench faults sources kinds test-servers soak clean
 
 setup: $(READY)
 $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
@@ -20,38 +21,53 @@ $(READY): settings.ini setup.py $(wildcard fastai_remote/codec/c/*.[ch])
 demo: setup  # make demo [DATA=folder] [LABELS=labels.csv or a regular expression]
 	$(PY) -W ignore demo.py $(if $(DATA),--data '$(DATA)') $(if $(LABELS),--labels '$(value LABELS)')
 
-# More processes than the two cores of CI, as many tests wait; one that has run out of tests takes some from the others.
+# Two processes for two cores. Tests that compete for both cores are in one group, which one of the two runs.
 # Compiled tests are kept, whatever the environment says: pytest takes seconds to compile them.
 NEW_ENV = env -u PYTHONDONTWRITEBYTECODE
-PYTEST = $(NEW_ENV) $(PY) -m pytest
+PYTEST = $(NEW_ENV) $(PY) -m pytest -rsfE
+PROCESSES = -n 2 --dist loadgroup
 
 test: setup  # make test [ARGS='-k memory']: all but the slow ones, in less than four minutes
-	$(PYTEST) $(or $(ARGS),-n 4 --dist worksteal) -m 'not slow'
+	$(PYTEST) $(or $(ARGS),$(PROCESSES)) -m 'not slow'
 
-test-slow: setup  # the others, which are named in tests/slow.txt
-	$(PYTEST) $(or $(ARGS),-n 4 --dist worksteal) -m slow
-
-test-all: setup  # all tests, in less than half an hour
-	$(PYTEST) $(or $(ARGS),-n 4 --dist worksteal)
+test-slow: setup  # the others: notebooks, engines, processes that are killed, clusters, S3 servers
+	$(PYTEST) $(or $(ARGS),$(PROCESSES)) -m slow
 
 test-more: setup  # 20 times as many examples of Hypothesis, other ones in each run; and 2,000 pipelines
 	$(PYTEST) $(or $(ARGS),-n 2) -m hypothesis --hypothesis-profile=more --timeout=7200
 	PIPELINES=2000 $(PYTEST) $(or $(ARGS),-n 2) -k any_pipeline --timeout=7200
 
+# make test-versions [VERSIONS='lowest newest']: the quick tests with the lowest versions of all dependencies that we allow,
+# and with the newest, each in an environment of its own
+VERSIONS ?= lowest newest
+test-versions: $(VERSIONS:%=test-%)
+test-lowest: RESOLUTION = --resolution lowest-direct
+test-newest: RESOLUTION = --upgrade
+test-lowest test-newest: setup
+	$(PYTHON) -m venv .venv.$(@:test-%=%)
+	$(VENV)/bin/uv pip install -q --python .venv.$(@:test-%=%)/bin/python $(COMPILE) $(RESOLUTION) -e ".[$(EXTRAS)]"
+	$(NEW_ENV) .venv.$(@:test-%=%)/bin/python -m pytest -rs $(or $(ARGS),$(PROCESSES)) -m 'not slow'
+
+mutants: setup  # make mutants [ARGS='--seed 1']: 40 small changes of the package, each of which a test should notice
+	$(PY) tests/mutants.py $(ARGS)
+
+size:  # lines of code of the package and of its tests
+	@$(PYTHON) tools/size.py
+
 # Subprocesses, forks and notebooks are measured, too. Each writes a file of its own; `combine` puts them together.
 # From Python 3.12 on, tests take hardly longer than without (sys.monitoring); before, half as long again.
 CORE = import sys; print("sysmon" if sys.version_info>=(3,12) else "ctrace")
-coverage: setup  # `make test` with all notebooks, and the share of Python lines that this runs
+coverage: setup  # all tests, and the share of Python lines that they run
 	rm -f .coverage .coverage.*
-	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=$$($(PY) -c '$(CORE)') $(NEW_ENV) $(PY) -m coverage run -m pytest $(or $(ARGS),-n 4 --dist worksteal) -m 'not slow or notebook'
+	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_CORE=$$($(PY) -c '$(CORE)') $(NEW_ENV) $(PY) -m coverage run -m pytest -rs $(or $(ARGS),$(PROCESSES))
 	$(PY) -m coverage combine -q
 	$(PY) -m coverage report --fail-under=95
 
 fuzz: setup  # make fuzz [SECONDS=600]: changed manifests, indices, packed fields and values, other ones in each run
 	$(PY) tests/fuzz.py $(or $(SECONDS),60)
 
-sanitize: setup  # the C modules under AddressSanitizer and UndefinedBehaviorSanitizer, with 100,000 hostile and random inputs
-	$(PY) tests/fuzz_c.py
+sanitize: setup  # the C modules under AddressSanitizer and UndefinedBehaviorSanitizer, with hostile and random inputs: make sanitize [INPUTS=20000]
+	$(PY) tests/fuzz_c.py $(or $(INPUTS),100000)
 
 lint: setup
 	$(VENV)/bin/ruff check --quiet --select F,E9,B --ignore F401,F403,F405,B905,B023,B007 fastai_remote tests tools demo.py setup.py
@@ -102,4 +118,4 @@ soak: setup  # make soak [SOAK_SECONDS=3600] [SOAK_STORE=cluster or sentinel]: t
 	$(PY) -W ignore tests/soak.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo.png fastai_remote/codec/*.so
+	rm -rf $(VENV) .venv.lowest .venv.newest build dist *.egg-info demo.png fastai_remote/codec/*.so
