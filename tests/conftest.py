@@ -1,5 +1,5 @@
 "A private Redis, a folder of images, and a store made of them, for all tests; and how the tests are run"
-import gc, os, signal, time, traceback, warnings
+import gc, os, signal, sys, traceback, warnings
 gc.disable()   # until all tests are imported: a third of the time of the imports was the collector's
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,6 +143,12 @@ def only_codecs_of_the_package():
     if fields._codecs!=known:
         fields._codecs.clear()
         fields._codecs.update(known)
+
+@pytest.fixture(autouse=True)
+def no_figures_of_other_tests():
+    "Figures of matplotlib are closed after each test, so that the first one of a test is its own"
+    yield
+    if 'matplotlib.pyplot' in sys.modules: sys.modules['matplotlib.pyplot'].close('all')
 
 @pytest.fixture
 def fresh():
