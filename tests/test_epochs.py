@@ -1,9 +1,8 @@
 """Epochs of `RemoteDataset`: every sample once over all ranks and workers, in orders that depend on seed and epoch only
 
 Most of it is tested in this process, which reads the shares of all processes in turn."""
-import copy, multiprocessing, os, pickle, random, warnings
+import copy, multiprocessing, os, pickle, random, traceback, warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import context
 
 import numpy as np
@@ -291,17 +290,23 @@ def test_a_rank_that_is_spawned_finds_out_which_one_it_is(ds, as_rank):
     as_rank(1, 2)
     assert [epochs.ranks for epochs in pickle.loads(pickled)]==[(1,2)]*3
 
-def forked(f, *args):
-    "What `f(*args)` returns in a process that is forked, and is no worker of a loader; or the `repr` of its error"
+def start_fork(f, *args):
+    "Start `f(*args)` in a process that is forked, and is no worker of a loader; `forked` has the result"
     fork = multiprocessing.get_context('fork')
     receiver,sender = fork.Pipe(False)
     def run():
         try: sender.send(f(*args))
-        except Exception as e: sender.send(repr(e))
+        except Exception: sender.send(traceback.format_exc())
     (process:=fork.Process(target=run)).start()
-    result = receiver.recv()
-    process.join()
+    def result():
+        received = receiver.recv()
+        process.join()
+        return received
     return result
+
+def forked(f, *args):
+    "What `f(*args)` returns in a forked process, or the traceback of its error"
+    return start_fork(f, *args)()
 
 @pytest.mark.parametrize('kind', ['stream','batched'])
 def test_ranks_that_are_forked_have_epochs_of_their_own(ds, kind):
@@ -359,8 +364,8 @@ def test_two_ranks_with_gloo_read_every_sample_once(ds, tmp_path):
 
     The streams are made before `init_process_group`, and the environment names no rank."""
     meet = f'file://{tmp_path}/meet'
-    with ThreadPoolExecutor(2) as pool:
-        ranks = [*pool.map(lambda rank: forked(epochs_of_a_rank, ds, rank, meet), range(2))]
+    started = [start_fork(epochs_of_a_rank, ds, rank, meet) for rank in range(2)]
+    ranks = [result() for result in started]
     assert all(isinstance(rank, list) and len(rank)==11 for rank in ranks), ranks
     for one,other in zip(*ranks): assert sorted(one+other)==list(range(N)) and abs(len(one)-len(other))<=2
     assert not any(first==second for first,second in zip(ranks[0][:5], ranks[0][5:10]))
