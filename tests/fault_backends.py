@@ -112,6 +112,9 @@ class Cluster(RedisBackend):
         "Let the replica of `server` take over"
         self.cluster.client(self.server_number+3).execute_command('CLUSTER FAILOVER')
 
+    def wait_until_handed_over(self):
+        "Not needed: a master of a cluster takes no writes while it hands over"
+
 def node_of(key): return 3*key_slot(key.encode())//SLOTS
 
 class ClusterHome(Cluster):
@@ -158,6 +161,19 @@ class SentinelFailover(Sentinel):
     def hand_over(self):
         "Let the replica take over"
         redis.Redis(port=self.group.ports[0]).execute_command('SENTINEL', 'FAILOVER', 'drawings')
+
+    def wait_until_handed_over(self):
+        "Until all sentinels name one master, and the other server is its replica"
+        def is_over():
+            sentinels = [redis.Redis(port=port) for port in self.group.ports]
+            named = {tuple(sentinel.execute_command('SENTINEL', 'GET-MASTER-ADDR-BY-NAME', 'drawings'))
+                for sentinel in sentinels}
+            try: states = [redis.Redis.from_url(server.url).info('replication') for server in self.group.servers]
+            except redis.RedisError: return False   # it is just becoming a replica, and hangs up
+            roles = [state['role'] for state in states]
+            links = [state['master_link_status'] for state in states if state['role']=='slave']
+            return len(named)==1 and sorted(roles)==['master','slave'] and links==['up']
+        wait_for(is_over)
 
 class Disk(Backend):
     "Shards in a folder"

@@ -408,7 +408,8 @@ def failover(backend):
     backend.server.kill()
     yield
 
-@fault('a master hands over to its replica', 'epoch replicated redis', 'ingest replicated redis', num_workers=2)
+@fault('a master hands over to its replica', 'epoch replicated redis', 'ingest replicated redis',
+       repair=lambda backend: backend.wait_until_handed_over())
 def planned_failover(backend):
     backend.hand_over()
     yield

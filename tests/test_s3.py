@@ -211,7 +211,8 @@ def clock():
 @processes
 def test_credentials_that_expire_in_an_epoch_are_read_again_in_workers(s3, proxy, tokens):
     store = ShardStore(url(s3), cache=None, storage_options=dict(endpoint_url=proxy.endpoint))
-    dls,seen = loaders(store, num_workers=2, prefetch=2),[]
+    # workers are at most 10 batches ahead, of more than 30
+    dls,seen = loaders(store, num_workers=2, prefetch=2, bs=2),[]
     for k,(_,y) in enumerate(dls.train.new(drop_last=False)):
         seen += y.long().tolist()
         if k==1: tokens.give('two')
