@@ -2,8 +2,8 @@
 
 A process that is killed at its k-th request leaves what the requests before have done, and nothing that `finally` would
 clean up. So from the k-th call on each one raises `Crash`, which no `except Exception` catches, also those of clean-up
-code and of threads in the background. The calls are those that reach the outside: requests to Redis, changes of files in
-a folder (as Python's audit events tell, whoever makes them), and calls to object storage."""
+code and of threads in the background. The calls are those that reach the outside: requests to Redis, changes of files
+in a folder (as Python's audit events tell, whoever makes them), and calls to object storage."""
 import gc, os, sys, threading
 from contextlib import contextmanager
 

@@ -1,6 +1,6 @@
-"""Does a test notice when the code is wrong? Make small changes of the package, and run the tests on each: `make mutants`
+"""Does a test notice when the code is wrong? Make small changes of the package, and run the tests: `make mutants`
 
-    python tests/mutants.py [--seed 0] [--mutants 40] [--limit 3600] [--name current]
+    python tests/mutants.py [--seed 0] [--mutants 40] [--limit 3600] [--list]
 
 Each mutant is a copy of the project in which one place of `store`, `write`, `ingest`, `codec`, `order` or `load` was
 changed by one of the operators below; places are drawn with `--seed`, and each operator gets about the same number.
@@ -114,7 +114,8 @@ class Finder(ast.NodeVisitor):
     def visit_Expr(self, node):
         if isinstance(node.value, ast.Call):
             owner,_,method = self.source(node.value.func).rpartition('.')
-            if LOCK.search(owner) and method in ('take','check','fence','exclude_copies'): self.add('lock', node, 'pass')
+            guards = method in ('take','check','fence','exclude_copies')
+            if LOCK.search(owner) and guards: self.add('lock', node, 'pass')
         self.generic_visit(node)
 
 def is_valid(mutant, text):
@@ -196,7 +197,7 @@ def main():
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--mutants', type=int, default=40)
     parser.add_argument('--limit', type=float, default=3600, help='seconds for each mutant')
-    parser.add_argument('--tests', type=Path, default=ROOT/'tests', help='another folder of tests, such as an older one')
+    parser.add_argument('--tests', type=Path, default=ROOT/'tests', help='another folder of tests, as of before')
     parser.add_argument('--only', help='numbers of mutants, with commas; the file of results is not written')
     parser.add_argument('--list', action='store_true', help='only print the mutants')
     args = parser.parse_args()

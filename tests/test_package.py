@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 root = Path(__file__).parents[1]
-NAMES = '''CorruptSample Fetch FieldSplitter KFoldSplitter IngestError IngestReport MemoryStore MissingSample Permutation RandomStoreSplitter
+NAMES = '''CorruptSample Fetch FieldSplitter KFoldSplitter IngestError IngestReport MemoryStore MissingSample
+    Permutation RandomStoreSplitter
     RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
     MeanImage Rasterise VerifyReport drawing_samples hf_samples simplify StoreBusy StoreError StoreExists StoreFull
     StoreNotFound StoreSplitter StoreUnavailable UnknownField UnsupportedFormat csv_samples get_remote_items

@@ -7,10 +7,14 @@ from fastai.data.core import DataLoaders
 import fastai_remote
 from fastai_remote import *
 
-METHODS = [DataLoaders.from_store, DataLoaders.from_redis, DataLoaders.from_shards, *(getattr(c, m) for c,ms in {
-    Store:'get_many map resize copy verify mean_image class_counts class_weights', RedisStore:'delete abandon unfinished rename from_keys names failures',
-    ShardStore:'delete abandon unfinished failures shuffle_quality', RemoteDataset:'batches batched stream shuffle decode to_tuple map select with_epoch'}.items() for m in ms.split())]
-PUBLIC = [o for n in fastai_remote.__all__ if callable(o:=getattr(fastai_remote, n)) and not (isinstance(o, type) and issubclass(o, Exception))]+METHODS
+METHODS_OF = {Store:'get_many map resize copy verify mean_image class_counts class_weights',
+    RedisStore:'delete abandon unfinished rename from_keys names failures',
+    ShardStore:'delete abandon unfinished failures shuffle_quality',
+    RemoteDataset:'batches batched stream shuffle decode to_tuple map select with_epoch'}
+METHODS = [DataLoaders.from_store, DataLoaders.from_redis, DataLoaders.from_shards,
+    *(getattr(owner, name) for owner,names in METHODS_OF.items() for name in names.split())]
+NAMES = [getattr(fastai_remote, name) for name in fastai_remote.__all__]
+PUBLIC = [o for o in NAMES if callable(o) and not (isinstance(o, type) and issubclass(o, Exception))]+METHODS
 
 def parameters(o):
     "Of a function or class, and where `**kwargs` are another's, those too"
@@ -19,8 +23,8 @@ def parameters(o):
 
 def named(name): return {getattr(o, '__qualname__', repr(o)):p[name] for o in PUBLIC if name in (p:=parameters(o))}
 
-GIVEN_UP = {'n_workers':'num_workers', 'workers':'num_workers', 'mix':'interleave', 'stand_in':'on_bad', 'cls':'img_cls',
-    'make_client':'s3_options', 'idxs':'numbers'}
+GIVEN_UP = {'n_workers':'num_workers', 'workers':'num_workers', 'mix':'interleave', 'stand_in':'on_bad',
+    'cls':'img_cls', 'make_client':'s3_options', 'idxs':'numbers'}
 
 def test_a_name_that_was_given_up_is_not_used():
     for old,new in GIVEN_UP.items(): assert not named(old), f'say {new}'
@@ -34,7 +38,8 @@ def test_one_default_everywhere():
         different = {k:p.default for k,p in named(name).items() if p.default!=default and p.default is not p.empty}
         assert not {k:d for k,d in different.items() if (name,k) not in EXCEPTIONS}, name
 
-EXCEPTIONS = {('codec','RedisStore.from_keys'), ('codec','shrink'), ('num_workers','RemoteDataset.batches'), ('num_workers','ShardStore.shuffle_quality')}   # where there is no default to share
+EXCEPTIONS = {('codec','RedisStore.from_keys'), ('codec','shrink'), ('num_workers','RemoteDataset.batches'),
+    ('num_workers','ShardStore.shuffle_quality')} # Where there is no default to share
 
 def test_a_place_comes_before_a_name():
     for o in PUBLIC:
@@ -44,21 +49,26 @@ def test_a_place_comes_before_a_name():
 
 # Pairs of arguments that a function has in another order than all others, with the reason
 OTHER_ORDERS = {
-    ('fn','url'):'Store.map, like map, begins with the function', ('fn','name'):'Store.map, like map, begins with the function',
-    ('splits','num_workers'):'index_shards: splits choose the shards', ('splits','overwrite'):'index_shards: splits choose the shards',
+    ('fn','url'):'Store.map, like map, begins with the function',
+    ('fn','name'):'Store.map, like map, begins with the function',
+    ('splits','num_workers'):'index_shards: splits choose the shards',
+    ('splits','overwrite'):'index_shards: splits choose the shards',
     ('shuffle','num_workers'):'RemoteDL has the order of DataLoader'}
 
 def test_one_order_of_arguments():
     "What two functions take by position, they take in the same order"
-    functions = [o for o in PUBLIC if o not in (IngestReport,VerifyReport,Fetch,MeanImage,ShardStore.shuffle_quality,Store.resize)]
+    others = IngestReport,VerifyReport,Fetch,MeanImage,ShardStore.shuffle_quality,Store.resize
+    functions = [o for o in PUBLIC if o not in others]
     found = {}
     for o in functions:
         names = [n for n,p in parameters(o).items() if p.kind is not p.KEYWORD_ONLY]
         for pair in itertools.combinations(names, 2): found.setdefault(pair, []).append(o.__qualname__)
-    both = {(a,b):found[a,b] for a,b in found if (b,a) in found and (a,b) not in OTHER_ORDERS and (b,a) not in OTHER_ORDERS}
+    known = {*OTHER_ORDERS, *(pair[::-1] for pair in OTHER_ORDERS)}
+    both = {pair:found[pair] for pair in found if pair[::-1] in found and pair not in known}
     assert not both and all(pair in found and pair[::-1] in found for pair in OTHER_ORDERS)
 
-def test_the_url_is_called_so(): assert not [o for o in PUBLIC if {'server','address','host','path_or_url'}&set(parameters(o))]
+def test_the_url_is_called_so():
+    assert not [o for o in PUBLIC if {'server','address','host','path_or_url'}&set(parameters(o))]
 
 def test_each_public_name_has_documentation():
     assert not [n for n in fastai_remote.__all__ if not inspect.getdoc(getattr(fastai_remote, n))]
