@@ -252,8 +252,9 @@ def test_a_billion_samples_in_shards(tmp_path, k, n):
 
     An index 12 bytes a value that varies in width, and the width of each that does not."""
     results = []
-    for f in write_billion, read_billion:   # each in a process of its own: what it takes to write is not the reader's
-        with get_context('fork').Pool(1) as pool: results.append(pool.apply(f, (tmp_path, k, n)))
+    for f in write_billion, read_billion:
+        # Each in a new interpreter: neither what it takes to write nor the heap of the tests before is the reader's
+        with get_context('spawn').Pool(1) as pool: results.append(pool.apply(f, (tmp_path, k, n)))
     each,read = results
     assert read['n']==10**9 and read['grew']<100*MB and read['gone']>=40 and read['pickle']<1000, read
     assert 13<=each<13+600/n
