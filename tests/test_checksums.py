@@ -1,6 +1,5 @@
 "A flipped bit in any stored byte of a dataset in Redis is found, by `verify` and by training, or it changes nothing"
-import base64, io, json, random, struct, zlib
-from pathlib import Path
+import io, json, random
 
 import numpy as np
 import pytest
@@ -11,17 +10,13 @@ from torch.utils.data import DataLoader
 
 import fastai_remote.block
 from conftest import fails
-from fastai_remote import (CorruptSample, MissingSample, StoreBusy, StoreError, StoreNotFound, UnsupportedFormat,
-    to_redis)
+from fastai_remote import (CorruptSample, MissingSample, StoreBusy, StoreError, UnsupportedFormat, to_redis)
 from fastai_remote.core import Manifest, seal
 from fastai_remote.load.dataset import RemoteDataset
 from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.write.base import is_alive
 from fastai_remote.write.redis import RedisWriter
-from fault_backends import NetworkFaults
 
-GOLDEN = Path(__file__).parent/'data/redis-v1.json' # Written by an earlier version, and never again
 IDS = [i*1_000_003-5 for i in (0,1,5,3,4)] # Of `tiny`: the last sample has taken the place of the failed one
 PLAN = dict(n=1, chunk=1, fields={}, splits=None, vocab={}, signature='s', stats=None)
 
@@ -114,55 +109,37 @@ def test_every_flipped_bit_of_the_manifest_is_found(client, tiny, server):
         assert report.bad and 'manifest' in dict(report.rest)
     vocab = {'cls':['\x1f\x0b','é','\\u00ff']}
     odd = Manifest('d', 3, {}, stats={'jpg':{'mean':[1e-05,2.5e-07,0.30000000000000004]}}, vocab=vocab)
-    for b in (stored, odd.to_json().encode()):
-        assert not Manifest.from_json(b).altered(b)
-        for bit in range(8*len(b)):
-            try: read = Manifest.from_json(flipped(b, bit))
-            except (CorruptSample,UnsupportedFormat): continue
-            assert read==Manifest.from_json(b) and read.altered(flipped(b, bit))
-            same += 1
-    assert same>2
+    b = odd.to_json().encode()
+    for bit in range(8*len(b)):
+        try: read = Manifest.from_json(flipped(b, bit))
+        except (CorruptSample,UnsupportedFormat): continue
+        assert read==odd and read.altered(flipped(b, bit))
+        same += 1
+    assert same>2 and not odd.altered(b)
 
 def test_a_changed_manifest_is_refused():
     "No change turns the check off; a number of a format that was changed is damage, and not a newer format"
     content = json.loads(Manifest('d', 3, {}).to_json())
-    assert content['format']==2
     without = {key:value for key,value in content.items() if key!='crc'}
-    numbers = [{**content, 'format':number} for number in (0,-1,1,3,5,6,99)]
-    changes = [dict(crc=None), dict(crc=0), dict(n=4), dict(uid='f'*32), dict(x=1)]
-    for changed in (*numbers, *({**content, **change} for change in changes), without):
+    for change in (dict(format=1), dict(format=99), dict(crc=None), dict(n=4), dict(x=1), None):
         with pytest.raises(CorruptSample, match='d: the manifest does not match its checksum'):
-            Manifest.from_json(json.dumps(changed), 'd')
-    with pytest.raises(UnsupportedFormat, match='d: not a manifest'):
-        Manifest.from_json(json.dumps({**content, 'format':True}), 'd')
+            Manifest.from_json(json.dumps({**content, **change} if change else without), 'd')
     with pytest.raises(UnsupportedFormat, match='format 99.*upgrade'):
         Manifest.from_json(seal({**content, 'format':99}), 'd')
-    assert Manifest.from_json(json.dumps(content, indent=2, sort_keys=True))==Manifest('d', 3, {})
 
 @pytest.mark.parametrize('change,error,message', [
     (lambda b: b.replace(b'"bird"', b'"bIrd"'), CorruptSample, 'd: the manifest .*ingest the dataset again'),
-    *((change, UnsupportedFormat, r"d: not a manifest.*overwrite=True.*RedisStore.delete\(url, 'd'\)") for change in (
-        lambda b: b[:-5], lambda b: b'\xff'+b[1:], lambda b: b.replace(b'"format"', b'"fprmat"')))])
+    (lambda b: b[:-5], UnsupportedFormat, r"d: not a manifest.*overwrite=True.*RedisStore.delete\(url, 'd'\)")])
 def test_a_dataset_with_a_damaged_manifest_is_replaced_or_deleted_if_asked_for(
         client, tiny, server, change, error, message):
     client.set('d:meta', change(client.get('d:meta')))
     with pytest.raises(error, match=message): write(server.url)
-    with pytest.warns(UserWarning, match="the manifest of 'd' is damaged: the dataset is dropped"):
-        write(server.url, overwrite=True)
+    dropped = "the manifest of 'd' is damaged: the dataset is dropped"
+    with pytest.warns(UserWarning, match=dropped): write(server.url, overwrite=True)
     assert RedisStore(server.url, 'd').get_many(range(5), 'id')['id'].tolist()==IDS and not is_damaged(server.url)
     client.set('d:meta', change(client.get('d:meta')))
-    with pytest.warns(UserWarning, match="the manifest of 'd' is damaged: the dataset is dropped"):
-        RedisStore.delete(server.url, 'd')
-    with pytest.raises(StoreNotFound): RedisStore(server.url, 'd')
-    assert RedisStore.names(server.url)==[]
-
-def test_a_manifest_of_another_program_or_a_newer_version_is_kept(client, tiny, server):
-    for name,content in (('other',b'hello'), ('other',b'{"a":1}'), ('other',b'[1]'), ('d',b'{"format":99}')):
-        client.set(f'{name}:meta', content)
-        message = 'upgrade fastai_remote' if name=='d' else 'if another program wrote it, choose another name'
-        with pytest.raises(UnsupportedFormat, match=message): write(server.url, name=name, overwrite=True)
-        with pytest.raises(UnsupportedFormat, match=message): RedisStore.delete(server.url, name)
-        assert client.get(f'{name}:meta')==content
+    with pytest.warns(UserWarning, match=dropped): RedisStore.delete(server.url, 'd')
+    assert RedisStore.names(server.url)==[] and not client.exists('d:meta')
 
 # --- labels and numbers
 
@@ -171,45 +148,36 @@ def test_a_damaged_number_is_named_with_sample_field_and_place(client, tiny, ser
         flip(client, f'd:{field}#0', bit:=3*8*width+5)
         message = f"d: sample 3, field '{field}': the value .* does not match its checksum.*" \
                   f"key d:{field}#0 at byte {3*width}.*ingest it again"
-        for read in (lambda: tiny.get_many([0,3,4], field, check=True), lambda: tiny[3],
-                     lambda: tiny.get_many([3], tiny.fields, check=True)):
+        for read in (lambda: tiny.get_many([0,3,4], field, check=True), lambda: tiny[3]):
             with pytest.raises(CorruptSample, match=message): read()
         report = tiny.verify(num_workers=1)
         assert (report.bad,[number for number,_ in report.failures])==(1,[3]) and 'all good' not in repr(report)
         assert len(tiny.get_many([3], field, check=False)[field])==1   # as it is, where nobody wants it compared
         flip(client, f'd:{field}#0', bit)
-    assert tiny[2]['id']==IDS[2]
     # the checksum of a number is of its sample number, too
     client.setrange('d:cls#0', 15, client.getrange('d:cls#0', 0, 4))
     with pytest.raises(CorruptSample, match="sample 3, field 'cls'"): tiny.get_many([3], 'cls', check=True)
-    shifted = client.get('d:id#0')
-    client.set('d:id#0', shifted[12:]+shifted[:12])
-    assert [number for number,_ in tiny.verify(num_workers=1).failures]==[0,1,2,3,4]
 
 def test_a_damaged_number_is_found_where_samples_far_apart_are_read(client, server):
     "Each number is asked for by itself then"
     write(server.url, range(3, 130))
     store,numbers = RedisStore(server.url, 'd'),[126,0,60,7]
     read = store.get_many(numbers, list(WIDTHS), check=True, decode=True)
-    for field,values in read.items(): assert list(values)==[sample(k+3)[field] for k in numbers]
     for field,width in WIDTHS.items():
-        for bit in range(8*width*60, 8*width*61, 7):
-            flip(client, f'd:{field}#0', bit)
-            with pytest.raises(CorruptSample, match=f"sample 60, field '{field}'"):
-                store.get_many(numbers, field, check=True)
-            flip(client, f'd:{field}#0', bit)
+        assert list(read[field])==[sample(k+3)[field] for k in numbers]
+        flip(client, f'd:{field}#0', 8*width*60+7)
+        with pytest.raises(CorruptSample, match=f"sample 60, field '{field}'"):
+            store.get_many(numbers, field, check=True)
 
-@pytest.mark.parametrize('num_workers', [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_epoch_with_a_flipped_label_fails(client, server, num_workers):
+def test_an_epoch_with_a_flipped_label_fails(client, server):
     "With fastai's loaders, balanced ones, and PyTorch's"
     pictures = [{'png':Image.new('L', (8,8), 4*i), 'cls':'abc'[i%3]} for i in range(24)]
     write(server.url, pictures, None, 'pics', splits={'train':None, 'valid':4})
     store = RedisStore(server.url, 'pics')
     flip(client, 'pics:cls#0', 8*5*11+6)   # 'c' is 'a'
-    def loader(**kwargs):
-        return DataLoaders.from_store(store, bs=4, num_workers=num_workers, **kwargs).train.new(drop_last=False)
+    def loader(**kwargs): return DataLoaders.from_store(store, bs=4, num_workers=0, **kwargs).train.new(drop_last=False)
     dataset = RemoteDataset(store).decode('pil').to_tuple('png', 'cls')
-    for dl in (loader(), loader(balance='cls'), DataLoader(dataset, 4, num_workers=num_workers, collate_fn=list)):
+    for dl in (loader(), loader(balance='cls'), DataLoader(dataset, 4, collate_fn=list)):
         with fails(CorruptSample, "pics: sample 11, field 'cls': the value .* does not match its checksum"): list(dl)
 
 # --- what lies beside the samples
@@ -244,75 +212,12 @@ def test_what_keeps_a_new_dataset_off_the_keys_of_a_renamed_one_is_verified(clie
     client.hset('fastai_remote:generations', 'd', 0)
     assert store.verify(num_workers=1).bad==1
 
-# --- what has no checksums
-
-def old_sample(i):
-    return {'txt':f'sämple {i}', 'cls':['bird','cat','dog'][i%3], 'id':i*1_000_003-5, 'target.f4':i/8-.5,
-            'exact.f8':i/7, 'half.f2':i/2, 'small.i1':-i, 'labels':[f'l{i%2}','x']}
-
-def test_a_dataset_of_format_1_is_read_copied_renamed_and_deleted_and_says_what_is_not_checked(client, server):
-    b64 = base64.b64decode
-    for key,(kind,value) in json.loads(GOLDEN.read_text()).items():
-        if kind=='string': client.set(key, b64(value))
-        elif kind=='set': client.sadd(key, *map(b64, value))
-        else: client.hset(key, mapping={b64(name):b64(content) for name,content in value.items()})
-    store = RedisStore(server.url, 'old')
-    assert (len(store),store.manifest.format,store.vocab,store.manifest.failed)==(11,1,['bird','cat','dog'],1)
-    assert store.splits=={'train':[0,8],'valid':[8,11]}
-    ids = [(number+5)//1_000_003 for number in store.get_many(range(11), 'id', check=True)['id'].tolist()]
-    assert sorted(ids[:8])==[0,1,2,3,5,6,7,8] and sorted(ids[8:])==[9,10,11]
-    def assert_right(store):
-        for k,i in enumerate(ids):
-            read = store[k]
-            assert {field:read[field] for field in old_sample(i)}==old_sample(i)
-            assert read['npy'].tolist()==list(range(i)) and read['jpg'].size==(10,12)
-    assert_right(store)
-    assert list(store.failures())==[('train: item 4','ValueError: no sample four')]
-    numbers = RedisStore(server.url, 'numbers')
-    assert numbers.vocab==list(range(8)) and [o['cls'] for o in numbers]==[3,7]*3
-    assert [(o['kind.cls'],o['sign.cls']) for o in numbers[:2]]==[(12,-1),(13,-2)]
-    report = store.verify(num_workers=1)
-    names = 'cls, id, target.f4, exact.f8, half.f2, small.i1, manifest, failures'
-    assert report.bad==0 and 'all good' not in repr(report) and f'no checksums: {names}' in repr(report)
-    assert 'no checksums' in report._repr_html_()
-    store.copy(server.url, 'copy', num_workers=1, progress=False)
-    copy,renamed = RedisStore(server.url, 'copy'),store.rename('renamed')
-    assert 'all good' in repr(copy.verify(num_workers=1)) and copy.manifest.format==2
-    for other in (copy, renamed): assert_right(other)
-    client.setrange('old:jpg:3', 50, b'xx')
-    assert renamed.verify(num_workers=1).bad==1
-    write(server.url, name='numbers', overwrite=True)
-    assert not is_damaged(server.url, 'numbers')
-    for name in ('renamed','numbers','copy'): RedisStore.delete(server.url, name)
-    assert set(client.keys())<={b'fastai_remote:generations'}
-
 def test_verify_of_others_keys_says_that_there_are_no_checksums(client, server):
     for i in range(4):
         np.save(array:=io.BytesIO(), np.full((3,3), i, np.uint8))
         client.mset({f'x:{i}':array.getvalue(), f'y:{i}':i%2})
     report = RedisStore.from_keys(server.url, 'x:{}', 'y:{}', 4, codec='npy', vocab=['a','b']).verify(num_workers=1)
     assert report.bad==0 and 'all good' not in repr(report) and 'no checksums: x, cls' in repr(report)
-
-# --- damaged on the way
-
-def test_an_answer_damaged_on_its_way_is_asked_for_again(tiny, server):
-    label = struct.pack('>BI', 0, zlib.crc32(struct.pack('>BQ', 0, 3)))
-    places = ('txt','ë3'.encode()), ('cls',label), ('id',IDS[3].to_bytes(8, 'big')), ('cls',b'"uid":"')
-    def damage(part):
-        if times and spoil in part:
-            times.pop()
-            return part.replace(spoil, spoil[:-1]+bytes([spoil[-1]^1]), 1)
-        return part
-    with NetworkFaults(str(server.socket)) as proxy:
-        store = RedisStore(f'redis://127.0.0.1:{proxy.port}', 'd')
-        proxy.damage = damage
-        for field,spoil in places:
-            want = list(tiny.get_many(range(5), field)[field])
-            for times in ([1], [1]*2):
-                assert list(store.get_many(range(5), field, check=True)[field])==want and not times
-        spoil,times = 'ë3'.encode(),[1]*1000
-        with pytest.raises(CorruptSample, match="sample 3, field 'txt'.*key d:txt:3"):
-            store.get_many(range(5), 'txt', check=True)
 
 # --- before the dataset is there
 
@@ -343,8 +248,7 @@ def test_no_flipped_bit_of_an_unfinished_ingest_goes_unnoticed(client, server):
               for bit in range(8*len(was))]
     labels = [place for place in places if any(part in place[0] for part in (b'~#0', b'vocab', b'chunks'))]
     go()
-    want,outcomes = contents(server.url),{'right':0, 'refused':0, 'found':0}
-    assert len(want)==9 and not is_damaged(server.url)
+    want,n_right,n_refused = contents(server.url),0,0
     for key,k,bit in rng.sample(places, 50)+rng.sample(labels, 40):
         client.flushall()
         for name,stored in keys.items(): client.restore(name, 0, stored)
@@ -353,13 +257,12 @@ def test_no_flipped_bit_of_an_unfinished_ingest_goes_unnoticed(client, server):
         try: go()
         except (StoreError,redis.ResponseError):
             assert not client.exists('d:meta')
-            outcomes['refused'] += 1
-            continue
-        if is_damaged(server.url): outcomes['found'] += 1
+            n_refused += 1
         else:
+            if is_damaged(server.url): continue
             assert contents(server.url)==want, f'{key} {k} {bit}'
-            outcomes['right'] += 1
-    assert min(outcomes.values())>3, outcomes
+            n_right += 1
+    assert n_right>3 and n_refused>3 and n_right+n_refused<87
 
 def test_a_flipped_bit_of_a_label_that_is_not_numbered_yet_is_named_with_what_to_do(client, server):
     go = interrupted(server)
@@ -398,18 +301,11 @@ def test_an_ingest_never_gets_the_keys_of_one_that_was_dropped_with_its_damaged_
 
 def test_a_damaged_list_of_garbage_keeps_its_keys_and_stops_nothing(client, server):
     write(server.url)
-    lists = ['[1]', '[[]]', '[["d:txt:"]]', '[["d:txt:","5"]]', '[["d:txt:",0,5,0]]', '[[5,5]]', '[["d:txt:",0,5]]',
-             '[null]', '{"ranges":[]}', '5', '[["d:txt:",2.5]]', '['*100_000]
-    for listed in lists:
+    for listed in '[[]]','[["d:txt:","5"]]','[["d:txt:",0,5,0]]','{"ranges":[]}','['*100_000:
         client.set('d:garbage', listed)
         with pytest.warns(UserWarning, match="the list of keys that 'd' no longer needs, is damaged"):
             write(server.url, overwrite=True)
         assert not is_damaged(server.url) and not client.exists('d:garbage'), listed[:20]
-    # this is how earlier versions wrote it
-    client.mset({f'd@99:txt:{i}':'x' for i in range(3)})
-    client.set('d:garbage', '[["d@99:txt:", 2]]')
-    write(server.url, overwrite=True)
-    assert client.keys('d@99*')==[b'd@99:txt:2']
 
 def test_who_comes_second_is_told_so_also_if_plan_or_lock_are_damaged(client, server):
     "A damaged lock is waited for until its lease ends, as that of another machine: nobody knows who has it"
@@ -417,29 +313,27 @@ def test_who_comes_second_is_told_so_also_if_plan_or_lock_are_damaged(client, se
     writer.begin(dict(PLAN))
     def second(): return RedisWriter(RedisLink(server.url), 'd').begin({})
     try:
-        for plan in (b'[1]', b'{"n":10}', b'5', b'{"open":false,"began":"x"}', b'\xff'):
-            client.set('d:ingest', plan)
-            with pytest.raises(StoreBusy, match="is writing 'd' now; if it is dead"): second()
-            unfinished, = RedisStore.unfinished(server.url)
-            assert (unfinished['name'],unfinished['of'],unfinished['began'])==('d',0,'') and unfinished['running']
+        client.set('d:ingest', b'{"n":10}')
+        with pytest.raises(StoreBusy, match="is writing 'd' now; if it is dead"): second()
+        unfinished, = RedisStore.unfinished(server.url)
+        assert (unfinished['name'],unfinished['of'],unfinished['began'])==('d',0,'') and unfinished['running']
         lock = json.loads(client.get('d:ingest:lock'))
-        damaged = [{**lock, **change} for change in (dict(pid='x'), dict(pid=None), dict(host=5), dict(host=''))]
-        for content in (*damaged, {'host':lock['host']}, [1], {}):
+        for content in ({**lock, 'pid':'x'}, {**lock, 'host':5}, {'host':lock['host']}, [1]):
             client.set('d:ingest:lock', json.dumps(content))
             with pytest.raises(StoreBusy, match="process unknown on unknown is writing 'd' now"): second()
     finally: writer.close()
-    assert not is_alive(1<<70)   # a number that no process has
 
-@pytest.mark.parametrize('changes', [[(b'"gaps":[', b'"gaps":[4')], [(b'"gaps":[', b'"gaps":[4'), (b'"crc"', b'"crb"')],
-                                     [(b'{"', b'"')]], ids=['gaps','no checksum','no JSON'])
+GAPS,NO_CHECKSUM = (b'"gaps":[', b'"gaps":[4'),(b'"crc"', b'"crb"')
+
+@pytest.mark.parametrize('changes', [[GAPS], [GAPS,NO_CHECKSUM], [(b'{"', b'"')]])
 def test_chunks_whose_records_are_damaged_are_written_again(client, server, changes):
-    go = interrupted(server)
-    for old,new in changes:
-        client.hset('d:ingest:chunks', 1, client.hget('d:ingest:chunks', 1).replace(old, new))
+    go,record = interrupted(server),client.hget('d:ingest:chunks', 1)
+    for old,new in changes: record = record.replace(old, new)
+    client.hset('d:ingest:chunks', 1, record)
     go()
     assert len(contents(server.url))==9 and not is_damaged(server.url)
 
-@pytest.mark.parametrize('fails_from', [100,98,95])
+@pytest.mark.parametrize('fails_from', [100,95])
 def test_a_chunk_whose_record_is_damaged_in_a_commit_is_written_again(client, server, monkeypatch, fails_from):
     "Also if samples of it fail then: no code of the first commit stays behind the last sample"
     def go(): return write(server.url, range(3, 100), Stopping(), chunk=7)
