@@ -1,5 +1,5 @@
 "A flipped bit in any stored byte of shards is found by `verify` and by training, and repaired where there is a copy"
-import gc, gzip, io, os, re, shutil, tarfile, warnings
+import gc, gzip, os, re, shutil, warnings
 from pathlib import Path
 
 import fsspec
@@ -9,13 +9,12 @@ from fastai.data.block import DataBlock
 from PIL import Image
 from torch.utils.data import DataLoader
 
-import fastai_remote.block, fastai_remote.load.loader
+import fastai_remote.block
 from fastai_remote import (CorruptSample, RandomStoreSplitter, RemoteDataset, ShardBlock, ShardStore, StoreError,
-    TieredStore, UnsupportedFormat, get_remote_items, index_shards, to_shards)
+    UnsupportedFormat, get_remote_items, index_shards, to_shards)
 from fastai_remote.store.cache import FileCache
-from fastai_remote.store.shard_index import ShardManifest
+from shard_helpers import tar
 
-GOLDEN = Path(__file__).parent/'data/shards-v1'
 mended = pytest.mark.filterwarnings('ignore:.*fetched again')   # said to whoever has a failing disk
 options = dict(num_workers=1, shuffle=False, progress=False)
 INDEX,TAR = 'shard-000000.tar.fastai_remote','shard-000000.tar'
@@ -74,7 +73,7 @@ def is_damaged(folder):
 
 @pytest.mark.parametrize('name,step', [
     pytest.param(INDEX, 1, marks=pytest.mark.slow), ('shard-000001.tar.fastai_remote',29), ('shard-failures.json',5),
-    (TAR,613), ('shard-000001.tar',1021), ('manifest.json',41)])
+    (TAR,613), ('manifest.json',41)])
 def test_each_flipped_bit_is_found(tiny, name, step):
     "Wherever it is; and no sample is read with another value"
     assert not is_damaged(tiny) and not ShardStore(tiny).unchecked
@@ -86,13 +85,6 @@ def test_each_flipped_bit_is_found(tiny, name, step):
         except (CorruptSample,UnsupportedFormat): assert name=='manifest.json'
     (tiny/name).write_bytes(b)
     assert not is_damaged(tiny)
-
-def test_each_flipped_bit_of_a_manifest_is_found(written):
-    stored = (written/'manifest.json').read_bytes()
-    for bit in range(8*len(stored)):
-        try: read = ShardManifest.from_json(flipped(stored, bit), 'tiny')
-        except (CorruptSample,UnsupportedFormat): continue
-        assert read==ShardManifest.from_json(stored, 'tiny') and read.altered(flipped(stored, bit))
 
 def test_each_flipped_bit_of_a_value_is_found_by_reading(tiny):
     "Without `verify`"
@@ -124,7 +116,7 @@ def test_damage_in_a_value_and_beside_it_are_told_apart(tiny):
     assert found.keys()=={TAR,INDEX} and 'outside' not in found[TAR]
     assert re.search('with samples 0 to 1: .*its index is damaged, too.*all of it is suspect', found[TAR])
 
-@pytest.mark.parametrize('num_workers', [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('num_workers', [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_verify_reads_a_shard_that_replaced_another_one_since_an_earlier_verify(tiny, num_workers):
     "Also with the same store: neither this process nor a worker reads files that it has opened before"
     store,tar = ShardStore(tiny),tiny/'shard-000001.tar'
@@ -134,24 +126,19 @@ def test_verify_reads_a_shard_that_replaced_another_one_since_an_earlier_verify(
         (tiny/'new').write_bytes(content)
         os.replace(tiny/'new', tar)
     replace(flipped(whole, 8*whole.index(TINY[3]['bin'])))
-    for again in (store, ShardStore(tiny)):
-        report = again.verify(num_workers, chunk=1)
-        assert [number for number,_ in report.failures]==[3] and report.bad==1
+    report = store.verify(num_workers, chunk=1)
+    assert [number for number,_ in report.failures]==[3] and report.bad==1
     replace(whole)
     assert store.verify(num_workers, chunk=1).bad==0
 
-@pytest.mark.parametrize('damage', [lambda b: b'\0'+b[1:], lambda b: b'', lambda b: b[:40],
-                                    lambda b: b.replace(b'"uid":"', b'"uid":"x', 1)])
+@pytest.mark.parametrize('damage', [lambda b: b[:40], lambda b: b.replace(b'"uid":"', b'"uid":"x', 1)])
 def test_a_damaged_manifest_is_not_said_to_be_replaced(tiny, damage):
     "By a reader that has opened the dataset before"
     store,missing = ShardStore(tiny),ShardStore(tiny)
-    gc.collect()   # what other tests have left, which may hold files
-    n_open = len(os.listdir('/proc/self/fd'))
     (tiny/'shard-000001.tar').unlink()
     (tiny/'manifest.json').write_bytes(damage((tiny/'manifest.json').read_bytes()))
     for read in (lambda: store[0], lambda: missing[3]):
         with pytest.raises((CorruptSample,UnsupportedFormat), match=f'{tiny}/manifest.json: '): read()
-    assert len(os.listdir('/proc/self/fd'))<=n_open
 
 def test_what_is_missing_is_found(tiny):
     for name in (INDEX, TAR, 'shard-failures.json'):
@@ -166,27 +153,15 @@ def test_failures_that_are_damaged_or_gone_are_not_shown(tiny):
     with pytest.raises(CorruptSample, match='tiny: shard-failures.json.*samples are not affected'):
         list(store.failures())
     file.unlink()
-    store.manifest.failures_crc = -1   # an earlier version had no checksum of it
     with pytest.raises(CorruptSample, match='shard-failures.json.*is not there'): list(store.failures())
-    store.manifest.failed = 0
-    assert list(store.failures())==[]
-
-def test_a_dataset_of_the_first_version_has_the_checks_it_had(tmp_path):
-    folder = Path(shutil.copytree(GOLDEN, tmp_path/'d'))
-    assert not list(ShardStore(folder).check_rest())
-    assert ShardStore(folder).unchecked==['manifest','headers of indices','failures']
-    index = folder/'shard-000000.idx'
-    flip_in(index, 8*(index.stat().st_size-3))
-    with pytest.raises(CorruptSample, match='shards-v1: shard-000000.idx'): ShardStore(folder)[0]
-    assert [what for what,_ in ShardStore(folder).check_rest()]==[index.name]
 
 # --- far away, with a cache
 
-def cached(url, cache, shards=(0,1)):
+def cached(url, cache, shards=(0,1), fields=None):
     "A store whose shards and indices are in the cache"
     store = ShardStore(url, cache=str(cache))
     store.prefetch(list(shards), wait=True)
-    store.get_many(range(len(store)), store.fields, check=True)
+    store.get_many(range(len(store)), fields or store.fields, check=True)
     return store
 
 def in_cache(cache, name):
@@ -214,16 +189,6 @@ def test_a_flipped_bit_in_the_cache_is_repaired(far, tmp_path, name, step):
         assert is_right(store) and (name==TAR or path.read_bytes()==b)
         assert not k%2 or not list(store.check_rest())
         if path.exists() and path.read_bytes()!=b: path.unlink()
-
-@mended
-@pytest.mark.parametrize('name', [INDEX,TAR])
-def test_a_file_half_written_in_the_cache_is_fetched_again(far, tmp_path, name):
-    cached(far, tmp_path/'c')
-    path = in_cache(tmp_path/'c', name)
-    b = path.read_bytes()
-    for damaged in (b'', b[:len(b)//2], b[:-1], b+b'x', bytes(len(b)), b[::-1]):
-        path.write_bytes(damaged)
-        assert is_right(cached(far, tmp_path/'c', [0])) and path.read_bytes()==b
 
 @pytest.mark.parametrize('name', [INDEX,TAR])
 def test_a_repair_is_not_silent_and_damage_without_another_copy_is_an_error(far, tmp_path, name):
@@ -258,35 +223,16 @@ def test_a_cache_that_cannot_be_repaired_is_read_around(far, tmp_path):
         assert is_right(store)
         store.prefetch([], wait=True)
 
-def tar_of(files):
-    "A tar with these files, `{name: content}`"
-    with tarfile.open(fileobj=(file:=io.BytesIO()), mode='w') as tar:
-        for name,content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return file.getvalue()
-
-@pytest.fixture
-def tars(tmp_path):
-    "Writes tars and indexes them: `tars({name: content})` returns the folder"
-    def index(files):
-        (tmp_path/'w').mkdir()
-        for name,content in files.items(): (tmp_path/'w'/name).write_bytes(content)
-        index_shards(tmp_path/'w', num_workers=1, progress=False)
-        return tmp_path/'w'
-    return index
-
 @mended
-def test_compressed_shards_in_the_cache(tars, tmp_path):
+def test_compressed_shards_in_the_cache(tmp_path):
     "They are there uncompressed: damaged or cut off, they are made again; `verify` compares them with the tar"
-    values = [o['bin'] for o in TINY]
-    parts = {f'{k}.tar.gz':gzip.compress(tar_of({f'{i}.bin':values[i] for i in (2*k,2*k+1)})) for k in (0,1)}
-    folder = tars(parts)
+    values,folder = [o['bin'] for o in TINY],tmp_path/'w'
+    for k in (0,1): tar(folder/f'{k}.tar.gz', [(f'{i}.bin', values[i]) for i in (2*k,2*k+1)], 'w:gz')
+    index_shards(folder, num_workers=1, progress=False)
     def opened(): return ShardStore(folder, cache=str(tmp_path/'c'))
     def is_right(store): return store.get_many(range(4), 'bin', check=True)['bin']==values
     assert is_right(opened())
-    path = in_cache(tmp_path/'c', '0.tar.gz')
+    path,whole = in_cache(tmp_path/'c', '0.tar.gz'),(folder/'0.tar.gz').read_bytes()
     b = path.read_bytes()
     at = b.index(values[1])
     for damaged in (flipped(b, 8*at), b[:at], b'', flipped(b, 800)):
@@ -296,40 +242,27 @@ def test_compressed_shards_in_the_cache(tars, tmp_path):
         path.write_bytes(damaged)
         assert is_right(opened())
         assert path.read_bytes()==b or damaged==flipped(b, 800)   # headers are of no use to us
-    (folder/'0.tar.gz').write_bytes(parts['0.tar.gz'][:-1]+b'\xff')
+    (folder/'0.tar.gz').write_bytes(whole[:-1]+b'\xff')
     assert [what for what,_ in opened().check_rest()]==['0.tar.gz']
     # as long as before, compressed; what it holds is more than the place that the cache has for it
     shutil.rmtree(tmp_path/'c')
-    longer = gzip.compress(tar_of({f'{i}.bin':bytes(5) for i in range(30)}))
-    (folder/'1.tar.gz').write_bytes(longer.ljust(len(parts['1.tar.gz']), b'\0'))
+    longer = tar(tmp_path/'longer.tar', [(f'{i}.bin', bytes(5)) for i in range(30)]).read_bytes()
+    size = (folder/'1.tar.gz').stat().st_size
+    (folder/'1.tar.gz').write_bytes(gzip.compress(longer).ljust(size, b'\0'))
     with pytest.raises(CorruptSample, match='w: shard 1.tar.gz: not the bytes that were indexed'):
         opened().get_many([2], 'bin')
 
 @mended
-def test_missing_fields_do_not_hide_damage(tars, tmp_path):
+def test_missing_fields_do_not_hide_damage(tmp_path):
     "A dataset whose samples lack fields: what is repaired is what `RemoteDataset` gives"
-    files = {f'{i}.txt':b'number %d'%i for i in range(6)}|{f'{i}.bin':b'bytes %d'%i for i in (1,3,5)}
-    url = away(tars({'a.tar':tar_of(dict(sorted(files.items())))}))
-    store = ShardStore(url, cache=str(tmp_path/'c'))
-    store.prefetch([0], wait=True)
-    store.get_many(range(6), 'txt')
+    members = [(f'{i}.txt', b'number %d'%i) for i in range(6)]+[(f'{i}.bin', b'bytes %d'%i) for i in (1,3,5)]
+    tar(tmp_path/'w/a.tar', sorted(members))
+    index_shards(tmp_path/'w', num_workers=1, progress=False)
+    url = away(tmp_path/'w')
+    cached(url, tmp_path/'c', [0], ['txt'])
     path = in_cache(tmp_path/'c', 'a.tar')
     path.write_bytes(path.read_bytes().replace(b'bytes 3', b'BYTES 3'))
     assert RemoteDataset(ShardStore(url, cache=str(tmp_path/'c')))[3]['bin']==b'bytes 3'
-
-@mended
-def test_redis_before_damaged_copies(far, server, tmp_path):
-    "A shard's copy is repaired on the way to Redis; a value in Redis is found by `check_rest`, and replaced"
-    cached(far, tmp_path/'c')
-    path = in_cache(tmp_path/'c', TAR)
-    path.write_bytes(path.read_bytes().replace(TINY[1]['bin'], b'wrong'))
-    store = TieredStore(server.url, ShardStore(far, cache=str(tmp_path/'c')))
-    assert is_right(store) and store.flush() and not list(store.check_rest())
-    key,client = f'{store.prefix}:bin:1',store.link.client
-    client.set(key, b'wrong')
-    (what,why), = store.check_rest()
-    assert what==key and 'read from the shards again' in why
-    assert store.flush() and client.get(key)==TINY[1]['bin'] and not list(store.check_rest())
 
 # --- found by training
 
@@ -362,10 +295,9 @@ def numbers(dl):
     "Numbers of an epoch, each of which must be that of its picture, if there are pictures"
     res = []
     for batch in dl:
-        if hasattr(batch[0], 'mean') and batch[0].ndim==4:
-            assert (255*batch[0].mean((1,2,3))/4).round().tolist()==batch[1].tolist()
-            res += batch[1].long().tolist()
-        else: res += [int(i) for i in batch[0]]
+        is_pictures = hasattr(batch[0], 'mean') and batch[0].ndim==4
+        if is_pictures: assert (255*batch[0].mean((1,2,3))/4).round().tolist()==batch[1].tolist()
+        res += [int(i) for i in batch[is_pictures]]
     return sorted(res)
 
 def flip_id(path):
@@ -375,11 +307,9 @@ def flip_id(path):
 
 in_workers = pytest.mark.slow
 @pytest.mark.parametrize('make,num_workers,kwargs', [
-    (loader,0,{}), (torch_loader,0,{}), (torch_loader,0,dict(batched=True)),
-    pytest.param(loader, 2, {}, marks=in_workers),
+    (loader,0,{}), (torch_loader,0,{}), (torch_loader,0,dict(batched=True)), pytest.param(loader, 2, {}, marks=in_workers),
     pytest.param(loader, 2, dict(persistent_workers=True), marks=in_workers),
-    pytest.param(torch_loader, 2, dict(persistent_workers=True), marks=in_workers),
-    pytest.param(torch_loader, 2, dict(batched=True), marks=in_workers)])
+    pytest.param(torch_loader, 2, dict(persistent_workers=True), marks=in_workers)])
 def test_a_label_flipped_between_epochs_is_found_by_the_next(pictures, make, num_workers, kwargs):
     "In the index of a folder of this machine, where there is no other copy: dataset, index and advice are named"
     dl = make(ShardStore(pictures), num_workers, **kwargs)
@@ -391,11 +321,10 @@ def test_a_label_flipped_between_epochs_is_found_by_the_next(pictures, make, num
     gc.collect()   # and its workers
 
 @mended
-@pytest.mark.parametrize('num_workers', [0, pytest.param(2, marks=in_workers)])
-def test_a_label_flipped_while_an_epoch_runs_is_never_used(pictures, num_workers):
+def test_a_label_flipped_while_an_epoch_runs_is_never_used(pictures):
     "What was compared is what is used: either it is found, or the numbers are right"
     def batches():
-        for k,batch in enumerate(loader(ShardStore(pictures), num_workers)):
+        for k,batch in enumerate(loader(ShardStore(pictures), 0)):
             yield batch
             if k==1: flip_id(pictures/INDEX)
     try: read = numbers(batches())
@@ -403,54 +332,17 @@ def test_a_label_flipped_while_an_epoch_runs_is_never_used(pictures, num_workers
     assert read==list(range(N))
 
 @mended
-@pytest.mark.parametrize('num_workers', [0, pytest.param(2, marks=in_workers)])
-def test_damage_in_the_cache_is_repaired_by_training(all_pictures, tmp_path, num_workers):
+def test_damage_in_the_cache_is_repaired_by_training(all_pictures, tmp_path):
     "Between two epochs: the second one is right, and so is the cache then"
     url = away(all_pictures)
-    dl = loader(ShardStore(url, cache=str(tmp_path/'c')), num_workers)
+    dl = loader(ShardStore(url, cache=str(tmp_path/'c')), 0)
     assert numbers(dl)==list(range(N))
     for name in (INDEX,TAR):
         path = in_cache(tmp_path/'c', name)
         b = path.read_bytes()
         value = flipped(b, 8*(b.index((7).to_bytes(8, 'little')) if name==INDEX else 560)+1)
-        for damaged in (value, b[:len(b)//2], b''):
+        for damaged in (value, b[:len(b)//2]):
             path.write_bytes(damaged)
             assert numbers(dl)==list(range(N)) and (name==TAR or path.read_bytes()==b)
             assert numbers(dl)==list(range(N))
             assert not list(ShardStore(url, cache=str(tmp_path/'c')).check_rest())
-            assert not path.exists() or path.read_bytes()==b
-
-# --- an ingest that is not finished
-
-def stops(o):
-    "Is interrupted at sample 2, if the environment says so, and the plan is laid"
-    if o['id']==2<<40 and (Path(os.environ.get('STOP', '/'))/'.ingest/plan.json').exists(): raise KeyboardInterrupt
-    return o
-
-def write(folder): return to_shards(TINY, folder, stops, chunk=1, **options)
-
-@pytest.mark.parametrize('name,step', [('chunk-000001.json',61), ('plan.json',211)])
-def test_flipped_bits_in_an_unfinished_ingest(tmp_path, monkeypatch, name, step):
-    "A chunk whose record is damaged is written again; a damaged plan is refused, and can be abandoned. Nothing is lost"
-    begun,folder,n_refused = tmp_path/'begun/d',tmp_path/'again/d',0
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setenv('STOP', str(begun))
-        write(begun)
-    b = (begun/'.ingest'/name).read_bytes()
-    for bit in range(0, 8*len(b), step):
-        shutil.copytree(begun, folder)
-        (folder/'.ingest'/name).write_bytes(flipped(b, bit))
-        try: write(folder)
-        except StoreError as e:
-            n_refused += 1
-            message = 'd: the plan of an unfinished ingest, .ingest/plan.json, is damaged: .*abandon'
-            assert name=='plan.json' and re.search(message, str(e)), e
-            with warnings.catch_warnings(action='ignore'): ShardStore.abandon(folder)
-            for p in folder.glob('shard-*'): p.unlink()   # those that nobody can know to be its own
-            write(folder)
-        store = ShardStore(folder)
-        assert is_right(store) and not list(store.check_rest())
-        shards = {f'shard-{k:06}.tar{end}' for k in range(4) for end in ('','.fastai_remote')}
-        assert {p.name for p in folder.iterdir()}=={'labels.json','manifest.json'}|shards
-        shutil.rmtree(folder)
-    assert n_refused or name!='plan.json'
