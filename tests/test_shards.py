@@ -576,6 +576,10 @@ def test_an_index_that_claims_gigabytes_takes_no_memory(spoilt):
     message = "theirs: sample 1, field 'txt' in shard-000000.tar.*of 4,294,967,294 bytes"
     with pytest.raises(CorruptSample, match=message): ShardStore(spoilt).get_many([1], 'txt')
 
+def test_a_manifest_that_counts_other_samples_than_its_table_is_refused(spoilt):
+    write_manifest(spoilt, n=5)
+    with pytest.raises(UnsupportedFormat, match='theirs/manifest.json'): ShardStore(spoilt)
+
 packed = st.binary(max_size=9).map(lambda o: base64.b64encode(zlib.compress(o)).decode())
 some_names = st.sampled_from(['txt','cls','codec','dtype','train','n','size','crc','idx','raw','text','x'])
 anything = st.recursive(
