@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from fastai.vision.core import PILImage
 from PIL import Image, ImageCms, ImageOps
-from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+from torch.utils.data import Dataset, Subset
 
 from inputs import column, encoded, in_memory, stored
 from fastai_remote import RedisStore, ShardStore, image_samples, shrink
@@ -34,8 +34,8 @@ def upright(im): return pixels(ImageOps.exif_transpose(im), (16,16))
 
 # --- shrink
 
-@pytest.mark.parametrize('codec', ['jpg','png','webp'])
-@pytest.mark.parametrize('fmt', ['JPEG','PNG','WEBP'])
+@pytest.mark.parametrize('fmt,codec', [('JPEG','jpg'), ('JPEG','webp'), ('PNG','png'), ('PNG','jpg'), ('WEBP','webp'),
+                                       ('WEBP','png')])
 def test_shrink_keeps_orientation_and_profile(fmt, codec):
     "The pixels stay as they lie, as stock fastai shows them, and the tag says how to turn them"
     for k in range(1, 9):
@@ -45,15 +45,13 @@ def test_shrink_keeps_orientation_and_profile(fmt, codec):
             res = opened(shrink(size, codec=codec)(sample)[codec])
             assert res.size==(w,h) and res.getexif().get(ORIENTATION, 1)==k
             assert np.abs(pixels(PILImage.create(encoded(res.convert('RGB'))))-pixels(opened(b), (w,h))).mean()<6
-            assert ImageOps.exif_transpose(res).size==((h,w) if k>=5 else (w,h))
             assert np.abs(upright(res)-upright(opened(b))).mean()<8
     b = encoded(photo(), fmt, icc_profile=SRGB)
     assert opened(shrink(20, codec=codec)({'img':b})[codec]).info['icc_profile']==SRGB
 
 @pytest.mark.parametrize('codec', ['jpg','png','webp'])
 def test_shrink_drops_the_profile_of_colours_that_it_converts(codec):
-    cmyk = SRGB[:16]+b'CMYK'+SRGB[20:]
-    b = encoded(photo().convert('CMYK'), 'JPEG', icc_profile=cmyk)
+    b = encoded(photo().convert('CMYK'), 'JPEG', icc_profile=SRGB[:16]+b'CMYK'+SRGB[20:])
     res = opened(shrink(20, codec=codec)({'img':b})[codec])
     assert 'icc_profile' not in res.info and res.mode=='RGB'
     assert np.abs(pixels(res)-pixels(photo(), (30,20))).mean()<8
@@ -110,11 +108,11 @@ def test_sixteen_bits_are_not_cut():
     a = (np.arange(60*40).reshape(40, 60)*20).astype(np.uint16)
     source = [{'png':encoded(photo())}, {'png':encoded(Image.fromarray(a))}]
     for codec in 'jpg','webp','raw':
-        _,report = in_memory(source, shrink(40, codec=codec))
-        assert report.failed==1 and '8 bits' in report.failures[0][1]
-        for array in np.array([[300,2]], np.uint16), np.array([[300,2]], np.int32), np.array([[.5,2]], np.float32):
+        for array in a,a.astype(np.int32),np.array([[.5,2]], np.float32):
             _,report = in_memory([1,2,3], lambda i: {codec:Image.fromarray(array) if i==2 else photo()})
             assert report.failed==1 and '8 bits' in report.failures[0][1]
+        _,report = in_memory(source, shrink(40, codec=codec))
+        assert report.failed==1 and '8 bits' in report.failures[0][1]
     assert np.array_equal(np.asarray(kept(in_memory(source, shrink(40, codec='png'))[0], 1, 'png')), a)
     a = np.array([[300,65535,0]], np.int32)
     store,report = in_memory([a.astype(np.uint16), a, a+1, -a], lambda a: {'png':Image.fromarray(a)})
@@ -140,15 +138,14 @@ def test_shrink_leaves_the_image_it_is_given():
 
 # --- opened images
 
-FILES = [*((turned(k, fmt), field) for k in (1,6) for fmt,field in
-           (('JPEG','jpg'), ('PNG','png'), ('JPEG','img'), ('WEBP','webp'))),
+FILES = [*((turned(k, fmt), field) for k,fmt,field in
+           ((1,'JPEG','jpg'), (6,'JPEG','jpg'), (1,'PNG','png'), (6,'JPEG','img'), (6,'WEBP','webp'))),
          (encoded(photo().quantize(16), 'GIF'), 'img'), (encoded(photo(), 'TIFF'), 'img')]
 
 @pytest.mark.parametrize('content,field', FILES)
 def test_opened_file_is_stored_as_it_is(tmp_path, content, field):
     "Where the file is still there, and has the very same picture"
-    path = tmp_path/f'a.{field}'
-    path.write_bytes(content)
+    (path := tmp_path/f'a.{field}').write_bytes(content)
     store,report = in_memory([1,2,3], lambda _: {field:Image.open(path)})
     assert stored(store, field)==[content]*3 and 're-encoded' not in repr(report)
 
@@ -160,14 +157,13 @@ def with_exif(im):
     return im
 
 @pytest.mark.parametrize('change', [with_pixel, with_exif, lambda im: im.convert('L'), lambda im: im.rotate(90),
-    lambda im: im.resize((9,9)), Image.Image.copy], ids=['pixel','exif','grey','rotated','resized','copied'])
+                                    lambda im: im.resize((9,9)), Image.Image.copy])
 def test_changed_image_is_not_taken_for_its_file(tmp_path, change):
     (path := tmp_path/'a.jpg').write_bytes(turned(6))
     want = change(Image.open(path))
     store,report = in_memory([1,2,3], lambda _: {f:change(Image.open(path)) for f in ('jpg','png')})
     assert stored(store, 'jpg')[0]!=path.read_bytes()
     assert "3 opened images were re-encoded as JPEG, quality 90" in repr(report)
-    assert "(field 'jpg'); give bytes" in repr(report)
     for field in 'jpg','png':
         im = kept(store, 0, field)
         assert (im.size,im.mode)==(want.size,want.mode)
@@ -177,15 +173,13 @@ def test_changed_image_is_not_taken_for_its_file(tmp_path, change):
 def test_file_that_is_gone_or_another_is_encoded(tmp_path):
     def fn(i):
         (path := tmp_path/f'{i}.jpg').write_bytes(encoded(photo(seed=i), 'JPEG'))
-        im = Image.open(path)
-        im.load()
+        (im := Image.open(path)).load()
         if i==0: path.unlink()
         else: path.write_bytes(encoded(photo(seed=99), 'JPEG') if i==1 else b'no jpeg')
         return {'png':im}
     store,report = in_memory([0,1,2], fn)
     for i in range(3):
-        want = opened(encoded(photo(seed=i), 'JPEG'))
-        assert np.array_equal(pixels(kept(store, i, 'png')), pixels(want))
+        assert np.array_equal(pixels(kept(store, i, 'png')), pixels(opened(encoded(photo(seed=i), 'JPEG'))))
     assert "3 opened images were re-encoded as PNG" in repr(report)
 
 def test_report_counts_what_was_encoded_again(images):
@@ -212,17 +206,6 @@ def test_profile_and_exif_of_encoded_images():
 
 # --- names of classes
 
-def test_names_of_classes_through_subsets(images):
-    folder = pytest.importorskip('torchvision.datasets').ImageFolder(images, transform=lambda im: im.resize((8,8)))
-    names,parts = folder.classes,random_split(folder, [50,10])
-    every_second = Subset(folder, range(0, 60, 2))
-    for dataset in (folder, Subset(folder, range(20, 50)), parts[0], Subset(every_second, range(10, 30)),
-                    ConcatDataset([folder, Subset(folder, range(5))])):
-        store,_ = in_memory(dataset)
-        assert store.vocab==names and column(store, 'cls')==[names[label] for _,label in dataset]
-    store,_ = in_memory(dict(zip(('train','valid'), parts)))
-    assert store.vocab==names and column(store, 'cls')==[names[label] for part in parts for _,label in part]
-
 class Codes(Dataset):
     def __init__(self, *classes, **attributes):
         if classes: self.classes = list(classes)
@@ -233,8 +216,8 @@ class Codes(Dataset):
 def test_splits_whose_names_differ_are_not_mixed_up():
     a,b = Codes('cat', 'dog'),Codes('dog', 'emu')
     with pytest.raises(ValueError, match=r'(?s)cat.*emu.*vocab='): in_memory({'train':a, 'valid':b})
-    for first,vocab in (b,['first','second']), (Codes('cat', 'dog', 'emu'),None):
-        store,_ = in_memory({'train':first, 'valid':a}, vocab=vocab)
+    for first,vocab in (b,['first','second']), (Codes('cat', 'dog', 'emu'),None), (Subset(a, range(12)),None):
+        store,_ = in_memory({'train':first, 'valid':Subset(a, range(12))}, vocab=vocab)
         assert column(store, 'cls')==(vocab or ['cat','dog'])*12
 
 def test_names_that_are_dropped_are_reported():
