@@ -1,5 +1,5 @@
 "Helpers of tests of shards: tars, folders of shards, and what holds of each"
-import io, json, os, subprocess, tarfile, time, zlib
+import io, json, os, tarfile, time, zlib
 from itertools import islice
 from pathlib import Path
 
@@ -59,12 +59,6 @@ def lock(folder, **entries):
     (Path(folder)/'.ingest').mkdir(parents=True, exist_ok=True)
     content = dict(host=host_id(), pid=os.getppid(), id='x', time=time.time()) | entries
     (Path(folder)/'.ingest/lock.json').write_text(json.dumps(content))
-
-def dead():
-    "The number of a process that has ended"
-    process = subprocess.Popen(['true'])
-    process.wait()
-    return process.pid
 
 def sound(folder, maxsize=1e8, maxcount=100_000):
     "Checks what holds of every folder that `to_shards` has written, file by file"
