@@ -11,7 +11,7 @@ from fastai.data.core import DataLoaders
 
 from conftest import fails
 from fastai_remote import (CorruptSample, index_shards, MissingSample, ShardStore, StoreNotFound, StoreUnavailable,
-    StoreExists, to_shards, UnsupportedFormat)
+    StoreExists, to_shards)
 from fastai_remote.store.cache import FileCache
 from fastai_remote.testing import ManualClock
 from fault_storage import flipped, s3_error, TARS
@@ -247,12 +247,6 @@ def test_a_damaged_index_is_named_and_not_kept(faults, cache, tmp_path, cached):
         with pytest.raises((CorruptSample,MissingSample), match='pets: .*shard-000002'):
             store.get_many([2*EACH], 'jpg')
         assert not list((tmp_path/'cache').glob(f'*/{name}')) and is_right(store, [0])
-
-def test_a_damaged_manifest_is_named(faults):
-    content = faults.content('pets/manifest.json')
-    for damaged in b'',content[:-50],b'{"format":1}',content.replace(b'"n":80', b'"n":90'):
-        faults.put('pets/manifest.json', damaged)
-        with pytest.raises((UnsupportedFormat,CorruptSample), match='pets/manifest.json: .*'): opened()
 
 def test_a_shard_that_is_deleted_in_an_epoch_is_named_with_its_samples(faults, cache):
     store = opened(cache=cache)

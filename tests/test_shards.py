@@ -13,7 +13,7 @@ from hypothesis import example, given, strategies as st
 
 from conftest import class_of, examples, wait_for
 from fastai_remote import (
-    CorruptSample, IngestError, MissingSample, RandomStoreSplitter, RedisStore, ShardBlock, ShardStore, StoreBusy,
+    CorruptSample, IngestError, RandomStoreSplitter, RedisStore, ShardBlock, ShardStore, StoreBusy,
     StoreError, StoreFull, StoreNotFound, StoreSplitter, StoreUnavailable, UnsupportedFormat, get_remote_items,
     image_samples, index_shards, shrink, to_redis, to_shards)
 from fastai_remote.core import seal
@@ -443,16 +443,6 @@ def test_what_is_read_does_not_depend_on_what_was_read_before(partial_tars, tmp_
     for name,numbers in reads:
         assert READS[name](store, numbers)==READS[name](ShardStore(folder, cache=None), numbers), name
     assert list(get_remote_items(store, having='note.txt'))==list(range(20))
-
-def test_a_missing_index_is_named_and_not_its_shard(partial_tars, tmp_path):
-    folder = Path(shutil.copytree(partial_tars.local, tmp_path/'d'))
-    name = ShardStore(folder).index_file(2)
-    (folder/name).unlink()
-    message = rf'{re.escape(name)}, the index of shard 2.tar.*samples 20 to 29.*is not there'
-    with pytest.raises(MissingSample, match=message): ShardStore(folder, cache=None).get_many([25], 'txt')
-    (folder/'1.tar').unlink()
-    with pytest.raises(MissingSample, match='shard 1.tar is not there, with samples 10 to 19'):
-        ShardStore(folder, cache=None).get_many([12], 'txt')
 
 def test_shuffle_quality_where_only_some_samples_have_labels(tmp_path):
     for shard in range(2):
