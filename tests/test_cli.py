@@ -1,7 +1,6 @@
 "The command line: what it writes, shows, refuses and returns; in this process or a fork where that tests the same"
 import configparser, inspect, json, os, pty, re, shlex, shutil, signal, subprocess, sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +9,13 @@ from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from clusters import LocalCluster
-from conftest import class_of, kill, wait_for
+from conftest import class_of, kill, private_server, wait_for
 from fastai_remote import image_samples, index_shards, RedisStore, ShardStore, StoreError, to_redis, to_shards
-from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.cli.places import url_of
 from fastai_remote.cli.serve import serve, serving
-from fastai_remote.cli.sources import FolderLabel, read_function, SOURCE_KINDS, source_kind
+from fastai_remote.cli.sources import FolderLabel, read_function, SOURCE_KINDS
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 from fastai_remote.testing import ManualClock
@@ -55,7 +53,7 @@ def result(cli):
 @pytest.fixture
 def strict():
     "A server with a port and a password"
-    with redis_server(port=-1, requirepass='pass/w@rd') as s: yield s
+    with private_server(port=-1, requirepass='pass/w@rd') as s: yield s
 
 def bare(server):
     "URL of a server, without its password"
@@ -178,12 +176,6 @@ def test_each_kind_of_source_is_recognised_by_its_files(make, images, server, tm
     source,*words = make(tmp_path, images)
     assert result('ingest', source, server.url, make.__name__, *words, *FAST)['written']==20
     assert len(RedisStore(server.url, make.__name__).fields)>1
-
-def test_a_folder_of_zarr_may_have_any_name(tmp_path):
-    for name in 'zarr.json','.zarray','.zgroup','data.zarr':
-        (tmp_path/name).mkdir()
-        (tmp_path/name/name).touch()
-        assert source_kind(tmp_path/name)=='arrays'
 
 def test_the_label_is_the_name_of_the_folder_however_the_path_is_written(tmp_path, monkeypatch):
     (tmp_path/'cat/small').mkdir(parents=True)
@@ -334,17 +326,14 @@ def test_ls_follows_links_and_names_a_folder_that_cannot_be_read(tmp_path, monke
 
 def test_ls_shows_unfinished_ingests_of_subfolders(with_failures, tmp_path, result, cli):
     parent = tmp_path/'all'
-    to_shards([{'txt':'a'}], parent/'cats', **QUIET)
     assert cli('ingest', with_failures[0], parent/'begun', *with_failures[1:], '--max-failed', '5')[0]==1
     shutil.copytree(parent/'begun', parent/'damaged')
     (parent/'damaged/.ingest/plan.json').write_text('{')
     document = result('ls', parent)
     assert [o['name'] for o in document['unfinished']]==['begun'] and document['unfinished'][0]['running'] is False
-    cats,damaged = document['datasets']
-    assert cats['name']=='cats' and 'plan.json, is damaged' in damaged['error']
+    assert ['plan.json, is damaged' in o['error'] for o in document['datasets']]==[True]
     assert re.search(r'(?m)^unfinished: begun, [0-9]+ chunks? of ', cli('ls', parent)[1])
     assert [o['name'] for o in result('ls', parent/'begun')['unfinished']]==['begun']
-    assert not result('ls', tmp_path)['unfinished']   # only direct subfolders
 
 @pytest.mark.parametrize('is_gone', [False,True])
 def test_ls_says_that_an_ingest_with_a_damaged_plan_can_only_be_abandoned(is_gone, fresh, cli):
@@ -482,15 +471,14 @@ def test_the_password_of_a_variable_counts_for_the_same_server_wherever_it_is_in
         assert url_of(asked)==(found or asked), known
 
 def test_passwords_from_the_environment(strict, monkeypatch, result):
-    def ls(word): return [o['name'] for o in result('ls', word)['datasets']]
     to_redis([{'id':1}], strict.url, 'one', **QUIET)
-    for variable,word in [('FASTAI_REMOTE_URL','env:'), ('REDIS_URL','env:'), ('OURS','env:OURS'), ('REDIS_URL',None)]:
-        for url in strict.url,strict.url.replace('redis:', 'REDIS:'):
-            with monkeypatch.context() as m:
-                m.setenv(variable, url)
-                assert ls(word or bare(strict))==['one']
-    monkeypatch.setenv('FASTAI_REMOTE_PASSWORD', 'pass/w@rd')
-    assert ls(bare(strict))==ls(bare(strict).replace('redis:', 'REDIS:'))==['one']
+    url,upper = bare(strict),bare(strict).replace('redis:', 'REDIS:')
+    for variable,value,word in [
+            ('FASTAI_REMOTE_URL',strict.url,'env:'), ('REDIS_URL',strict.url,'env:'), ('OURS',strict.url,'env:OURS'),
+            ('REDIS_URL',strict.url,url), ('REDIS_URL',strict.url,upper), ('FASTAI_REMOTE_PASSWORD','pass/w@rd',upper)]:
+        with monkeypatch.context() as m:
+            m.setenv(variable, value)
+            assert [o['name'] for o in result('ls', word)['datasets']]==['one']
 
 @pytest.mark.slow
 def test_a_password_and_a_file_of_the_user_reach_the_workers(strict, tmp_path, monkeypatch, result):
@@ -649,13 +637,10 @@ def test_serve_does_not_overwrite_a_file_that_is_not_its_own(text, tmp_path, cli
 # doctor
 
 def test_doctor_of_the_machine(result, cli, monkeypatch):
-    document = result('doctor')
-    assert document['versions']['fastai_remote']
-    assert {'versions','C module _jpeg'}<={o['what'] for o in document['findings']}
+    assert result('doctor')['versions']['fastai_remote']
     monkeypatch.setitem(sys.modules, 'fastai_remote.codec._jpeg', None)
     code,out,_ = cli('doctor')
-    assert code==0 and 'jpeg' in out
-    assert re.search('- C module _jpeg: not compiled, so JPEG photographs load .* as fast', out)
+    assert code==0 and re.search('- C module _jpeg: not compiled, so JPEG photographs load .* as fast', out)
 
 def test_doctor_of_a_folder(tmp_path, cli):
     to_shards([{'id':1}], tmp_path/'d', **QUIET)
@@ -706,41 +691,21 @@ def test_doctor_does_not_wait_long_for_a_server_that_never_answered(monkeypatch,
     with ManualClock() as clock: code,_,err = cli('doctor', 'env:OURS')
     assert code==1 and '127.0.0.1:1' in err and sum(clock.pauses)<6
 
-@pytest.mark.parametrize('error,times', [('BUSY running a script',2), ('unknown command INFO',1)])
-def test_doctor_asks_again_whether_this_is_a_cluster_if_there_was_no_answer(error, times, server, monkeypatch, cli):
-    asked,info = [],redis.Redis.info
-    def failing_once(client, section=None):
-        if section!='cluster': return info(client, section)
-        asked.append(section)
-        if len(asked)==1: raise redis.ResponseError(error)
-        return info(client, section)
-    monkeypatch.setattr(redis.Redis, 'info', failing_once)
-    assert cli('doctor', server.url)[0]==0 and len(asked)==times
-
 def test_doctor_says_that_a_connection_was_lost_and_not_that_a_right_is_missing(server, monkeypatch, cli):
     def config_get(*args): raise redis.ConnectionError('lost')
     monkeypatch.setattr(redis.Redis, 'config_get', config_get)
     _,out,_ = cli('doctor', server.url)
     assert 'lost: so the settings of the server are not known' in out and 'may not CONFIG GET' not in out
 
-@pytest.mark.parametrize('url,masters,secret,found', [
-    ('redis://localhost:7000,localhost:7001', ['127.0.0.1','::1'], None, []),
-    ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], None, ['password']),
-    ('redis+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', ['TLS']),
-    ('rediss+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', []),
-    ('redis+sentinel://far:7000/pets', ['127.0.0.1'], None, []),
-    ('unix:///run/redis.sock', [None], None, [])])
-def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found):
-    "Where the sentinels are does not matter: the data go to the master"
-    def client_of(host):
-        def info(section): raise redis.ResponseError('not known here')
-        where = {'path':'/run/redis.sock'} if host is None else {'host':host, 'port':7000}
-        return SimpleNamespace(get=lambda key: None, info=info, get_connection_kwargs=lambda: where)
-    servers = SimpleNamespace(masters=lambda: list(map(client_of, masters)))
-    link = SimpleNamespace(url=url, is_cluster=',' in url, is_sentinel='sentinel' in url, servers=servers,
-                           call=lambda f: None, reveal=lambda: {'secret':secret})
-    findings = check_server(SimpleNamespace(link=link, name=None))
-    assert [finding.what for finding in findings if finding.what in ('password','TLS')]==found
+@pytest.mark.parametrize('password,found', [('','! password: the server has none'), ('pw','- TLS: the password and')])
+def test_doctor_looks_at_the_network_to_the_server(password, found, strict, monkeypatch, cli):
+    "One at 127.0.0.1 or at a socket is on this machine; any other address may be elsewhere"
+    with private_server(port=-1, bind='127.0.0.2', requirepass=password) as far:
+        login = f':{password}@' if password else ''
+        monkeypatch.setenv('OURS', f'redis://{login}127.0.0.2:{far.port}')
+        assert found in cli('doctor', 'env:OURS')[1]
+    monkeypatch.setenv('OURS', strict.url)
+    assert 'password' not in (said := cli('doctor', 'env:OURS')[1]) and 'TLS' not in said
 
 # The guide
 
