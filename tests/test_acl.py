@@ -83,10 +83,9 @@ def test_a_reader_needs_the_documented_rights_and_no_others(admin, pets, url_of)
     assert commands_seen([admin], act)==commands(READER)
     assert {right for right in READER if right[0]=='~'}=={f'~{NAME}:*', f'~{NAME}@*'}
     # nor does a reader of a dataset without checksums
-    values = {f'{NAME}:{i}':bytes([i]) for i in range(5)}
-    admin.mset(values)
+    admin.mset({f'{NAME}:{i}':bytes([i]) for i in range(5)})
     store = RedisStore.from_keys(url_of('reader', *READER), f'{NAME}:{{}}', n=5, codec='bin', image=False)
-    assert store.get_many(range(5), 'x')['x']==[*values.values()]
+    assert store.get_many(range(5), 'x')['x']==[bytes([i]) for i in range(5)]
 
 def test_verify_needs_the_documented_rights_and_a_lacking_one_is_named(admin, pets, url_of):
     pets.rename(OTHER)   # its keys keep their name
@@ -100,10 +99,9 @@ def test_verify_needs_the_documented_rights_and_a_lacking_one_is_named(admin, pe
 
 def test_what_a_reader_lacks_is_named(locked, pets, url_of):
     "A command, a key, the prefix of a dataset that replaced another; and everything that writes"
-    for command in sorted(commands(READER)):
-        url = url_of('reader', *(right for right in READER if right!=f'+{command}'))
-        with pytest.raises(StoreUnavailable, match=rf'refused.*{command.upper()}.*\+{command}'):
-            read_all(RedisStore(url, NAME))
+    for right in (right for right in READER if right[0]=='+'):
+        url = url_of('reader', *(other for other in READER if other!=right))
+        with refused(right): read_all(RedisStore(url, NAME))
     url = url_of('reader', *READER)
     for act in (lambda: to_redis([{'txt':'a'}], url, NAME, overwrite=True, **one), lambda: RedisStore.delete(url, NAME),
                 lambda: RedisStore(url, NAME).rename('pets2')):
@@ -204,14 +202,12 @@ REPLIES = {
     '+get':("this user has no permissions to run the 'get' command or its subcommand",
             "User key has no permissions to run the 'get' command", 'No permissions to access a channel')}
 
-def test_the_right_is_that_of_the_replies_of_all_versions_whatever_the_name_of_the_user(admin, pets, url_of):
+def test_the_right_is_that_of_the_replies_of_all_versions_whatever_the_name_of_the_user(url_of):
     for right,replies in REPLIES.items():
         for reply in replies: assert f'needs {right} (' in missing_right(reply, ('GET','pets:meta'))
-    for user in ('monkey','access','keys','a-key','command'):
+    for user in 'monkey','access','keys','command':
         for rights,right in ((('~pets:*','+mget'), '+get'), (('~a:*','+get'), '~pets:*')):
-            with redis.Redis.from_url(url_of(user, '+hello', '+client', *rights)) as client:
-                with pytest.raises(redis.exceptions.NoPermissionError) as e: client.get('pets:meta')
-            assert f'needs {right} (' in missing_right(str(e.value), ('GET','pets:meta'))
+            with refused(f'needs {right} ('): RedisStore(url_of(user, '+hello', '+client', *rights), NAME)
 
 # --- a cluster
 
@@ -240,13 +236,10 @@ def test_a_writer_of_a_cluster_needs_the_documented_rights_and_no_others(cluster
 
 @several_servers
 def test_a_right_that_a_writer_of_a_cluster_lacks_is_named(cluster_user):
-    for right in ('~fastai_remote:*', '~{pets}*', '~{pets.*', '+incrby', '+mset', '+setrange', '+watch', '+hset',
-                  '+info'):
+    for right in ('~fastai_remote:*', '~{pets}*', '~{pets.*', '+incrby', '+setrange', '+watch', '+cluster|slots'):
         for client in cluster_user.clients: client.flushall()
         url = cluster_user('short', *(r for r in CLUSTER_WRITER if r!=right))
-        with refused(right): to_redis(items(30), url, NAME, chunk=8, overwrite=True, **one)
-    url = cluster_user('short', *(r for r in CLUSTER_WRITER if r!='+cluster|slots'))
-    with refused('cluster|slots'): to_redis(items(30), url, NAME, **one)
+        with refused(right.lstrip('+')): to_redis(items(30), url, NAME, chunk=8, overwrite=True, **one)
 
 @several_servers
 def test_a_reader_of_a_cluster_needs_the_documented_rights_and_no_others(cluster, cluster_user):

@@ -1,7 +1,6 @@
 "The command line: what it writes, shows, refuses and returns; in this process or a fork where that tests the same"
-import configparser, inspect, io, json, os, pty, re, shlex, shutil, signal, subprocess, sys, tarfile
+import configparser, inspect, json, os, pty, re, shlex, shutil, signal, subprocess, sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,20 +9,19 @@ from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from clusters import LocalCluster
-from conftest import class_of, HOLD, holding, kill, wait_for
+from conftest import class_of, kill, private_server, wait_for
 from fastai_remote import image_samples, index_shards, RedisStore, ShardStore, StoreError, to_redis, to_shards
-from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.cli.places import url_of
 from fastai_remote.cli.serve import serve, serving
-from fastai_remote.cli.sources import FolderLabel, read_function, SOURCE_KINDS, source_kind, source_of, sources_of
-from fastai_remote.cli.terminal import UsageError
+from fastai_remote.cli.sources import FolderLabel, read_function, SOURCE_KINDS
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 from fastai_remote.testing import ManualClock
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.shard_files import seal_json
+from inputs import column, write_csv, write_tar
 from s3servers import moto_server
 
 VARIABLES = 'FASTAI_REMOTE_URL','REDIS_URL','FASTAI_REMOTE_PASSWORD'
@@ -55,7 +53,7 @@ def result(cli):
 @pytest.fixture
 def strict():
     "A server with a port and a password"
-    with redis_server(port=-1, requirepass='pass/w@rd') as s: yield s
+    with private_server(port=-1, requirepass='pass/w@rd') as s: yield s
 
 def bare(server):
     "URL of a server, without its password"
@@ -105,17 +103,14 @@ def test_images_to_redis_and_shards_are_those_of_the_python_call(images, server,
     words = '--label','folder','--splits','train,valid=0.2','--path',*FAST
     report = result('ingest', images, server.url, 'byhand', *words)
     assert (report['written'], report['failed'], report['name'])==(60, 0, 'byhand')
-    # options may be written as in Python
-    in_python = *words[:-2],'--num_workers=1','--max_failed','3'
+    in_python = *words[:-2],'--num_workers=1','--max_failed','3'   # names of options as in Python
     assert result('ingest', images, tmp_path/'shards', *in_python)['written']==60
     source = image_samples(images, label=class_of, path=True)
     to_redis(source, server.url, 'called', splits={'train':None, 'valid':.2}, **QUIET)
     called = RedisStore(server.url, 'called')
     for store in RedisStore(server.url, 'byhand'), ShardStore(tmp_path/'shards'):
         assert store.splits==called.splits and store.vocab==called.vocab
-        for field in called.fields:
-            ours,theirs = (s.get_many(range(60), field)[field] for s in (store, called))
-            assert list(ours)==list(theirs)
+        for field in called.fields: assert column(store, field)==column(called, field)
     code,out,err = cli('ingest', images, server.url, 'byhand', *words)
     assert code==1 and not out and err.count('\n')==1
     assert 'is there already' in err and '--overwrite replaces it' in err
@@ -135,26 +130,15 @@ def test_samples_are_added_to_a_dataset(images, server, tmp_path, result):
         report = result('append', images/'dog', *place, *words)
         assert (report['added'], report['samples'])==(20, 40) and result('info', *place)['samples']==40
 
-def make_csv(folder, images):
-    rows = [f'{f.name},{f.parent.name}' for f in sorted((images/'cat').iterdir())]
-    (folder/'labels.csv').write_text('\n'.join(['name,label', *rows]))
-    return folder/'labels.csv','--fn-col','name','--label-col','1','--folder',images/'cat'
-
 def make_drawings(folder, images):
     lines = [dict(word='line', key_id=str(k), recognized=True, drawing=[[[0, k], [5, 60]]]) for k in range(20)]
     (folder/'line.ndjson').write_text('\n'.join(map(json.dumps, lines)))
     return folder,'--field','png','--size','32'
 
-def add_to(tar, name, data):
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    tar.addfile(info, io.BytesIO(data))
-
 def make_tars(folder, images):
-    with tarfile.open(folder/'a.tar', 'w') as tar:
-        for k,file in enumerate(sorted((images/'cat').iterdir())):
-            add_to(tar, f'{k:04}.jpg', file.read_bytes())
-            add_to(tar, f'{k:04}.cls', b'7')
+    jpgs = enumerate(sorted((images/'cat').iterdir()))
+    pairs = [((f'{k:04}.jpg', file.read_bytes()), (f'{k:04}.cls', b'7')) for k,file in jpgs]
+    write_tar(folder/'a.tar', sum(pairs, ()))
     (folder/'a.parquet').write_bytes(b'of img2dataset')
     return folder,'--key'
 
@@ -187,23 +171,11 @@ def make_zarr(folder, images):
     group.create_array('cls', data=np.arange(20)%3)
     return folder/'arrays',
 
-@pytest.mark.parametrize('make', [make_csv, make_drawings, make_tars, make_parquet, make_huggingface, make_zarr])
+@pytest.mark.parametrize('make', [make_drawings, make_tars, make_parquet, make_huggingface, make_zarr])
 def test_each_kind_of_source_is_recognised_by_its_files(make, images, server, tmp_path, result):
     source,*words = make(tmp_path, images)
     assert result('ingest', source, server.url, make.__name__, *words, *FAST)['written']==20
     assert len(RedisStore(server.url, make.__name__).fields)>1
-
-def test_a_folder_of_zarr_may_have_any_name(tmp_path):
-    for name in 'zarr.json','.zarray','.zgroup','data.zarr':
-        (tmp_path/name).mkdir()
-        (tmp_path/name/name).touch()
-        assert source_kind(tmp_path/name)=='arrays'
-
-def test_the_endings_of_files_are_those_that_the_sources_read():
-    from fastai_remote.source import arrays, csv_files, frames, tars
-    known = dict(csv=csv_files.CSV_EXTENSIONS, tars=tars.TAR_EXTENSIONS, parquet=frames._PARQUET+frames._ARROW,
-                 arrays=arrays._ARRAY_FILES)
-    assert {kind:SOURCE_KINDS[kind].suffixes for kind in known}==known
 
 def test_the_label_is_the_name_of_the_folder_however_the_path_is_written(tmp_path, monkeypatch):
     (tmp_path/'cat/small').mkdir(parents=True)
@@ -215,40 +187,29 @@ def test_a_file_of_the_user_may_have_the_name_of_a_package(tmp_path):
     (tmp_path/'numpy.py').write_text('def f(x): return x+1')
     assert read_function(f'{tmp_path}/numpy.py:f')(1)==2 and sys.modules['numpy'] is np
 
-def test_sources_that_cannot_be_chosen_are_usage_errors(tmp_path):
-    with pytest.raises(UsageError, match='no source'): sources_of([])
-    wrong = [((tmp_path,'foo'), 'no kind .foo.*images, csv'), (([],), 'no source'), (([],'csv'), 'no source')]
-    for arguments,part in wrong:
-        with pytest.raises(UsageError, match=part): source_of(*arguments)
-
 # Each line: a command line, and a part of the answer
 WRONG = r"""
 ingest                                              | a source and a place are needed
 ingest nowhere redis://h                            | name of the dataset is missing
-ingest nowhere UNIX:///run/s                        | name of the dataset is missing
 ingest {images} {out} --key                         | --key: no option of image files
 ingest {images} {out} --kind foo                    | invalid choice: 'foo'
 ingest {images} redis://h pets --maxsize 5          | --maxsize is an option of shards
 ingest {images} {out} --quality 5                   | --quality needs --resize
 ingest {images} {out} --num-workers many            | invalid int value: 'many'
-ingest '' {out}                                     | '' is no source
 ingest train={images} valid= {out}                  | '' is no source
 ingest {mixed} {out}                                | --kind says which to read
 ingest {empty} {out}                                | what is this?
 ingest {images} {out} --splits a=.5,b=.2,a=.3       | 'a' is there twice
 ingest {images} {out} --splits =.5,b                | a name is missing
 ingest a.csv {out} --fields age,path=jpg            | no value for 'age'
-ingest a.csv {out} --fields path=                   | no value for 'path'
 ingest {images} {out} --fn {raises}.py:f            | ValueError: the reason
 ingest {images} {out} --fn {broken}.py:f            | SyntaxError
 ingest {images} {out} --fn {broken}.py.py:f         | FileNotFoundError
 ingest {images} {out} --fn json:nothing             | no function 'nothing'
-ingest {images} {out} --fn json:codecs              | no function 'codecs'
 ls {out} too much                                   | too much
 ls {out} --storage-options '{{"secret": "hidden"}}' | may be secret
 ls                                                  | FASTAI_REMOTE_URL or REDIS_URL
 info                                                | a place is needed
-info redis://h                                      | name of the dataset is missing
 info env:NOWHERE pets                               | NOWHERE, which is not set
 copy {out}                                          | 2 places are needed
 resize {out}                                        | SIZE is missing
@@ -314,9 +275,8 @@ def test_verify_finds_damage_and_shows_its_progress_apart_from_its_output(images
 @pytest.fixture
 def with_failures(tmp_path):
     "A source of 100 rows, of which 20 fail"
-    (tmp_path/'rows.csv').write_text('name,label\n'+'\n'.join(f'{k if k%5 else "absent"}.jpg,{k}' for k in range(100)))
-    Image.new('RGB', (8, 8)).save(tmp_path/'0.jpg')
-    for k in range(1, 100): shutil.copy(tmp_path/'0.jpg', tmp_path/f'{k}.jpg')
+    write_csv(tmp_path/'rows.csv', [('name',), *((f'{k if k%5 else "absent"}.jpg',) for k in range(100))])
+    for k in range(100): Image.new('RGB', (8, 8)).save(tmp_path/f'{k}.jpg')
     return tmp_path/'rows.csv','--fn-col','0','--folder',tmp_path,'--chunk',10,*FAST
 
 def test_failures_of_a_dataset_and_of_an_unfinished_ingest(with_failures, server, tmp_path, result, cli):
@@ -345,43 +305,35 @@ def test_a_reader_that_is_gone_is_exit_code_141_and_silence(command, with_failur
     os.close(writer)
     assert ended(p)==(141, None, '')
 
-def test_ls_finds_datasets_behind_links_and_says_that_a_folder_is_not_there(tmp_path, result, cli):
-    to_shards([{'txt':'a'}], tmp_path/'disk/pets', **QUIET)
-    (tmp_path/'all').mkdir()
-    (tmp_path/'all/cats').symlink_to(tmp_path/'disk/pets')
-    (tmp_path/'all/gone').symlink_to(tmp_path/'nowhere')
-    (tmp_path/'all/file').symlink_to(tmp_path/'disk/pets/manifest.json')
-    assert [o['words'] for o in result('ls', tmp_path/'all')['datasets']]==[[str(tmp_path/'all/cats')]]
-    assert cli('ls', tmp_path/'none')[2]==f"fastai_remote ls: {tmp_path/'none'}: no such folder\n"
-
-def test_ls_names_a_folder_that_cannot_be_read(tmp_path, monkeypatch, result, cli):
+def test_ls_follows_links_and_names_a_folder_that_cannot_be_read(tmp_path, monkeypatch, result, cli):
     "Such as `lost+found`; the others are listed"
-    for name in 'cats','dogs': to_shards([{'txt':'a'}], tmp_path/name, **QUIET)
-    for name in 'lost+found','scans.tar': (tmp_path/name).mkdir()
+    folder = tmp_path/'all'
+    for place in folder/'cats',tmp_path/'disk': to_shards([{'txt':'a'}], place, **QUIET)
+    for name in 'lost+found','scans.tar': (folder/name).mkdir()
+    for name,target in dict(dogs='disk', gone='nowhere', file='disk/manifest.json').items():
+        (folder/name).symlink_to(tmp_path/target)
     ls = LocalFileSystem.ls
     def refusing_ls(self, path, *args, **kwargs):
         if 'lost+found' in str(path): raise PermissionError(13, 'Permission denied', str(path))
         return ls(self, path, *args, **kwargs)
     monkeypatch.setattr(LocalFileSystem, 'ls', refusing_ls)
-    cats,dogs,lost,_ = result('ls', tmp_path)['datasets']
-    assert (cats['name'],dogs['name'])==('cats','dogs') and lost['name']==str(tmp_path/'lost+found')
-    assert 'Permission denied' in lost['error'] and lost['words']==[lost['name']]
-    code,out,_ = cli('ls', tmp_path)
+    cats,dogs,lost,_ = result('ls', folder)['datasets']
+    assert [cats['words'],dogs['words'],lost['words']]==[[str(folder/name)] for name in ('cats','dogs','lost+found')]
+    assert 'Permission denied' in lost['error']
+    code,out,_ = cli('ls', folder)
     assert code==0 and re.search(r'(?m)^\S*/lost\+found +\? .*Permission denied', out) and 'scans.tar' in out
+    assert cli('ls', tmp_path/'none')[2]==f"fastai_remote ls: {tmp_path/'none'}: no such folder\n"
 
 def test_ls_shows_unfinished_ingests_of_subfolders(with_failures, tmp_path, result, cli):
     parent = tmp_path/'all'
-    to_shards([{'txt':'a'}], parent/'cats', **QUIET)
     assert cli('ingest', with_failures[0], parent/'begun', *with_failures[1:], '--max-failed', '5')[0]==1
     shutil.copytree(parent/'begun', parent/'damaged')
     (parent/'damaged/.ingest/plan.json').write_text('{')
     document = result('ls', parent)
     assert [o['name'] for o in document['unfinished']]==['begun'] and document['unfinished'][0]['running'] is False
-    cats,damaged = document['datasets']
-    assert cats['name']=='cats' and 'plan.json, is damaged' in damaged['error']
+    assert ['plan.json, is damaged' in o['error'] for o in document['datasets']]==[True]
     assert re.search(r'(?m)^unfinished: begun, [0-9]+ chunks? of ', cli('ls', parent)[1])
     assert [o['name'] for o in result('ls', parent/'begun')['unfinished']]==['begun']
-    assert not result('ls', tmp_path)['unfinished']   # only direct subfolders
 
 @pytest.mark.parametrize('is_gone', [False,True])
 def test_ls_says_that_an_ingest_with_a_damaged_plan_can_only_be_abandoned(is_gone, fresh, cli):
@@ -402,8 +354,7 @@ def test_ls_says_that_an_ingest_with_a_damaged_plan_can_only_be_abandoned(is_gon
 def test_tars_of_others_are_found(tmp_path, result, cli):
     "Their dataset is in a folder of our own among them, and so is an index that is not finished"
     theirs,begun = tmp_path/'all/theirs',tmp_path/'begun/scans'
-    theirs.mkdir(parents=True)
-    with tarfile.open(theirs/'a.tar', 'w') as tar: add_to(tar, '1.txt', b'text')
+    write_tar(theirs/'a.tar', [('1.txt', b'text')])
     index_shards(theirs, **QUIET)
     for folder in theirs.parent,theirs: assert [o['samples'] for o in result('ls', folder)['datasets']]==[1]
     assert '1 samples' in cli('doctor', theirs)[1]
@@ -442,22 +393,20 @@ def test_a_traceback_can_be_asked_for():
 
 ONLY_HERE = {'json','traceback','yes','kind','resize','help','port','memory','words'}
 
-def functions_of(name):
-    "The functions of the package whose parameters the options of a command are"
+def parameters():
+    "The parameters of the functions of the package that commands call"
     from fastai_remote.ingest.copy import resize_store
     from fastai_remote.ingest.verify import verify_store
     from fastai_remote.source.shrink import shrink
-    write = [to_redis, to_shards]
-    writing = [*(kind.open for kind in SOURCE_KINDS.values()), *write, RedisStore.append, shrink]
-    return dict(ingest=writing, append=writing, copy=write, resize=[*write, resize_store], serve=[serve],
-                verify=[verify_store, ShardStore, to_redis]).get(name, [ShardStore])
+    functions = to_redis,to_shards,RedisStore.append,ShardStore,resize_store,verify_store,shrink,serve
+    sources = [kind.open for kind in SOURCE_KINDS.values()]
+    return {p for f in (*functions, *sources) for p in inspect.signature(f).parameters}
 
 @pytest.mark.parametrize('name', COMMANDS)
 def test_each_option_is_a_parameter_of_the_python_function_and_help_has_examples(name, capsys):
-    known = {p for f in functions_of(name) for p in inspect.signature(f).parameters}
     for action in COMMANDS[name].parser()._actions:
-        assert action.dest in known|ONLY_HERE, action.dest
         if action.dest in ONLY_HERE: continue
+        assert action.dest in parameters(), action.dest
         assert {flag(action.dest), '--no'+flag(action.dest)[1:]}&set(action.option_strings)
     with pytest.raises(SystemExit) as e: main([name, '-h'])
     out = capsys.readouterr().out
@@ -491,9 +440,8 @@ for words in {commands!r}:
 # Passwords
 
 @pytest.mark.parametrize('words', [
-    'ls redis://:hunter2@localhost', 'ls redis://user:hunter2@localhost', 'ls redis://:hunter2/x@localhost',
-    'ls REDIS://:hunter2/x@localhost', 'ingest a https://host/x?signature=hunter2 b',
-    'ingest train=https://u:hunter2@host/x b', 'copy a --storage-options=https://u:hunter2@h',
+    'ls redis://:hunter2@localhost', 'ls REDIS://:hunter2/x@localhost', 'ingest a https://host/x?signature=hunter2 b',
+    'ingest train=https://u:hunter2@host/x b',
     """ls a --storage-options '{"endpoint_url": "http://u:hunter2@host"}'""", 'hunter redis://:hunter2@localhost'])
 def test_a_password_in_the_command_line_is_refused_and_not_shown(words, cli):
     code,out,err = cli(*shlex.split(words))
@@ -505,22 +453,16 @@ KNOWN = [
     ('redis://host?password=p%2Fw', 'redis://host:6379/3', 'redis://:p%2Fw@host/3'),
     ('redis://host?password=pw&username=m%C3%A9', 'redis://host', 'redis://m%C3%A9:pw@host'),
     ('redis://host?password=pw&username=me', 'redis://me@host', 'redis://me:pw@host'),
-    ('redis://host?password=pw&username=me', 'redis://you@host', None),
     ('redis://:pw@host', 'redis://default@host', 'redis://default:pw@host'),
-    ('redis://default:pw@host', 'redis://host', 'redis://default:pw@host'),
     ('redis://m%65:pw@host', 'redis://me@host', 'redis://me:pw@host'),
     ('redis://:pw@host', 'redis://me@host', None),
-    ('redis://me:pw@host', 'redis://default@host', None),
     ('unix://:pw@/run/s', 'unix:///run/t', None),
     ('redis://host?password=', 'redis://host', None),
-    ('redis://:pw@[::1]:6379', 'redis://[::1]', 'redis://:pw@[::1]:6379'),
     ('redis://:pw@[::1]', 'redis://[::1]:6379/2', 'redis://:pw@[::1]/2'),
     ('redis://me:pw@Host', 'redis://host:6379', 'redis://me:pw@Host'),
     ('redis://:pw@[::1]:6380', 'redis://[::1]', None),
-    ('redis://:pw@[::2]', 'redis://[::1]', None),
     ('redis+sentinel://:pw@host/one', 'redis+sentinel://host:26379/one', 'redis+sentinel://:pw@host/one'),
     ('redis+sentinel://:pw@host/one', 'redis+sentinel://host/two', None),
-    ('redis://:pw@[::1', 'redis://[::1]', None),
     ('redis://:pw@host:x', 'redis://host', None)]
 
 def test_the_password_of_a_variable_counts_for_the_same_server_wherever_it_is_in_the_url(monkeypatch):
@@ -529,21 +471,20 @@ def test_the_password_of_a_variable_counts_for_the_same_server_wherever_it_is_in
         assert url_of(asked)==(found or asked), known
 
 def test_passwords_from_the_environment(strict, monkeypatch, result):
-    def ls(word): return [o['name'] for o in result('ls', word)['datasets']]
     to_redis([{'id':1}], strict.url, 'one', **QUIET)
-    for variable,word in [('FASTAI_REMOTE_URL','env:'), ('REDIS_URL','env:'), ('OURS','env:OURS'), ('REDIS_URL',None)]:
-        for url in strict.url,strict.url.replace('redis:', 'REDIS:'):
-            with monkeypatch.context() as m:
-                m.setenv(variable, url)
-                assert ls(word or bare(strict))==['one']
-    monkeypatch.setenv('FASTAI_REMOTE_PASSWORD', 'pass/w@rd')
-    assert ls(bare(strict))==ls(bare(strict).replace('redis:', 'REDIS:'))==['one']
+    url,upper = bare(strict),bare(strict).replace('redis:', 'REDIS:')
+    for variable,value,word in [
+            ('FASTAI_REMOTE_URL',strict.url,'env:'), ('REDIS_URL',strict.url,'env:'), ('OURS',strict.url,'env:OURS'),
+            ('REDIS_URL',strict.url,url), ('REDIS_URL',strict.url,upper), ('FASTAI_REMOTE_PASSWORD','pass/w@rd',upper)]:
+        with monkeypatch.context() as m:
+            m.setenv(variable, value)
+            assert [o['name'] for o in result('ls', word)['datasets']]==['one']
 
 @pytest.mark.slow
 def test_a_password_and_a_file_of_the_user_reach_the_workers(strict, tmp_path, monkeypatch, result):
     monkeypatch.setenv('OURS', strict.url)
     rows,fn = make_rows(tmp_path)
-    (tmp_path/'rows.csv').write_text('text,kind\n'+'\n'.join(map(','.join, zip(*rows.values()))))
+    write_csv(tmp_path/'rows.csv', [rows, *zip(*rows.values())])
     document = result('ingest', tmp_path/'rows.csv', 'env:OURS', 'rows', fn, '--workers', 2)
     assert document['written']==20 and 'w@rd' not in str(document) and 'w%40rd' not in str(document)
     assert RedisStore(strict.url, 'rows')[3]=={'txt':'text 3', 'cls':'b'}
@@ -581,15 +522,10 @@ def test_progress_in_a_terminal_and_silence_without_one(server, images, cli):
 def write_rows(tmp_path):
     "A function that returns words: a source of 600 rows, and `fn`, for which it takes the code"
     def words(code):
-        (tmp_path/'rows.csv').write_text('text\n'+'\n'.join(f'text {k}' for k in range(600)))
+        write_csv(tmp_path/'rows.csv', [('text',), *((f'text {k}',) for k in range(600))])
         (tmp_path/'ours.py').write_text(code+"\n    return {'txt': row['text']}\n")
         return [tmp_path/'rows.csv'],['--fn', f'{tmp_path}/ours.py:sample', '--chunk', 20]
     return words
-
-def assert_it_says_how_to_go_on(code, out, err):
-    assert code==130 and not out and 'Traceback' not in err, err
-    said = err.strip().splitlines()[-1]
-    assert 'chunks done): repeat the same command to go on' in said and 'fastai_remote abandon' in said
 
 def test_interrupted_ingest_says_how_to_go_on_and_goes_on(write_rows, server, tmp_path, cli):
     source,words = write_rows(f'''import os
@@ -598,26 +534,12 @@ def sample(row):
     for place in [server.url, 'stopped'], [tmp_path/'stopped']:
         command = ['ingest', *source, *place, *words, '--no-shuffle', *FAST]
         (tmp_path/'go').unlink(missing_ok=True)
-        assert_it_says_how_to_go_on(*cli(*command))
+        code,out,err = cli(*command)
+        assert code==130 and not out and 'Traceback' not in err
+        assert 'chunks done): repeat the same command to go on' in err and 'fastai_remote abandon' in err
         (tmp_path/'go').touch()
         code,out,err = cli(*command, '--json')
         assert code==0 and json.loads(out)['written']==600 and json.loads(out)['resumed']==100
-
-@pytest.mark.slow
-@pytest.mark.xdist_group('processes')
-def test_ctrl_c_ends_the_workers_too(write_rows, tmp_path, cli):
-    source,words = write_rows(HOLD+'def sample(row):\n    hold()')
-    command = ['ingest', *source, tmp_path/'d', *words]
-    p = start(*command, '--workers', 2, env=holding(100, tmp_path/'never'))
-    def chunks(): return sum(o['chunks'] for o in ShardStore.unfinished(tmp_path/'d'))
-    try:
-        # one worker writes five chunks, and waits: both have begun (one that imports joblib shows its own traceback)
-        wait_for(lambda: p.poll() is not None or chunks()>5)
-        os.killpg(p.pid, signal.SIGINT)   # as a terminal does
-        assert_it_says_how_to_go_on(*ended(p))
-    finally: kill(p)
-    code,out,err = cli(*command, *FAST, '--json')
-    assert code==0 and json.loads(out)['written']==600 and json.loads(out)['resumed']>=40
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('processes')
@@ -667,7 +589,7 @@ def test_serve_keeps_data_url_and_secret(serve_there, tmp_path, cli):
     for pid in p.pid,said['pid']: assert secret_of(url) not in Path(f'/proc/{pid}/cmdline').read_text()
 
 def test_a_second_signal_ends_the_waiting_for_a_server_that_saves(tmp_path):
-    "The message names its process, which goes on saving; nobody waits for it, and it is told to stop only once"
+    "The message names its process, which goes on saving; it is told to stop only once"
     servers,sent = [],[]
     def never_ends(signum):   # it saves
         sent.append(signum)
@@ -705,8 +627,7 @@ def test_a_port_that_is_used(tmp_path, strict, cli):
     code,_,err = cli('serve', tmp_path/'d', '--port', strict.port)
     assert code==1 and f'port {strict.port} cannot be used' in err
 
-@pytest.mark.parametrize('text', ['my notes', 'https://user:hidden@host', 'redis://:a@127.0.0.1:abc',
-                                  'redis://:a@127.0.0.1:70000'])
+@pytest.mark.parametrize('text', ['my notes', 'https://user:hidden@host', 'redis://:a@127.0.0.1:70000'])
 def test_serve_does_not_overwrite_a_file_that_is_not_its_own(text, tmp_path, cli):
     (tmp_path/'url').write_text(text)
     code,_,err = cli('serve', tmp_path)
@@ -716,13 +637,10 @@ def test_serve_does_not_overwrite_a_file_that_is_not_its_own(text, tmp_path, cli
 # doctor
 
 def test_doctor_of_the_machine(result, cli, monkeypatch):
-    document = result('doctor')
-    assert document['versions']['fastai_remote']
-    assert {'versions','C module _jpeg'}<={o['what'] for o in document['findings']}
+    assert result('doctor')['versions']['fastai_remote']
     monkeypatch.setitem(sys.modules, 'fastai_remote.codec._jpeg', None)
     code,out,_ = cli('doctor')
-    assert code==0 and 'jpeg' in out
-    assert re.search('- C module _jpeg: not compiled, so JPEG photographs load .* as fast', out)
+    assert code==0 and re.search('- C module _jpeg: not compiled, so JPEG photographs load .* as fast', out)
 
 def test_doctor_of_a_folder(tmp_path, cli):
     to_shards([{'id':1}], tmp_path/'d', **QUIET)
@@ -773,45 +691,21 @@ def test_doctor_does_not_wait_long_for_a_server_that_never_answered(monkeypatch,
     with ManualClock() as clock: code,_,err = cli('doctor', 'env:OURS')
     assert code==1 and '127.0.0.1:1' in err and sum(clock.pauses)<6
 
-@pytest.mark.parametrize('error,times', [
-    (redis.ConnectionError('lost'),2), (redis.ResponseError('BUSY running a script'),2),
-    (redis.exceptions.NoPermissionError('no'),1), (redis.ResponseError('unknown command INFO'),1)], ids=repr)
-def test_doctor_asks_again_whether_this_is_a_cluster_if_the_connection_was_lost(error, times, server, monkeypatch, cli):
-    asked,info = [],redis.Redis.info
-    def failing_once(client, section=None):
-        if section!='cluster': return info(client, section)
-        asked.append(section)
-        if len(asked)==1: raise error
-        return info(client, section)
-    monkeypatch.setattr(redis.Redis, 'info', failing_once)
-    assert cli('doctor', server.url)[0]==0 and len(asked)==times
-
 def test_doctor_says_that_a_connection_was_lost_and_not_that_a_right_is_missing(server, monkeypatch, cli):
     def config_get(*args): raise redis.ConnectionError('lost')
     monkeypatch.setattr(redis.Redis, 'config_get', config_get)
     _,out,_ = cli('doctor', server.url)
     assert 'lost: so the settings of the server are not known' in out and 'may not CONFIG GET' not in out
 
-@pytest.mark.parametrize('url,masters,secret,found', [
-    ('redis://localhost:7000,localhost:7001', ['127.0.0.1','::1'], None, []),
-    ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], None, ['password']),
-    ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], 'pw', ['TLS']),
-    ('redis+sentinel://localhost:7000/pets', ['10.0.0.7'], None, ['password']),
-    ('redis+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', ['TLS']),
-    ('rediss+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', []),
-    ('redis+sentinel://far:7000/pets', ['127.0.0.1'], None, []),
-    ('unix:///run/redis.sock', [None], None, [])])
-def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found):
-    "Where the sentinels are does not matter: the data go to the master"
-    def client_of(host):
-        def info(section): raise redis.ResponseError('not known here')
-        where = {'path':'/run/redis.sock'} if host is None else {'host':host, 'port':7000}
-        return SimpleNamespace(get=lambda key: None, info=info, get_connection_kwargs=lambda: where)
-    servers = SimpleNamespace(masters=lambda: list(map(client_of, masters)))
-    link = SimpleNamespace(url=url, is_cluster=',' in url, is_sentinel='sentinel' in url, servers=servers,
-                           call=lambda f: None, reveal=lambda: {'secret':secret})
-    findings = check_server(SimpleNamespace(link=link, name=None))
-    assert [finding.what for finding in findings if finding.what in ('password','TLS')]==found
+@pytest.mark.parametrize('password,found', [('','! password: the server has none'), ('pw','- TLS: the password and')])
+def test_doctor_looks_at_the_network_to_the_server(password, found, strict, monkeypatch, cli):
+    "One at 127.0.0.1 or at a socket is on this machine; any other address may be elsewhere"
+    with private_server(port=-1, bind='127.0.0.2', requirepass=password) as far:
+        login = f':{password}@' if password else ''
+        monkeypatch.setenv('OURS', f'redis://{login}127.0.0.2:{far.port}')
+        assert found in cli('doctor', 'env:OURS')[1]
+    monkeypatch.setenv('OURS', strict.url)
+    assert 'password' not in (said := cli('doctor', 'env:OURS')[1]) and 'TLS' not in said
 
 # The guide
 

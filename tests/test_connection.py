@@ -30,7 +30,6 @@ def test_an_opener_returns_the_same_object_while_the_arguments_are_the_same():
     "Also those of nested openers; one object is kept for each function"
     first = connection_opener()()
     assert connection_opener()() is first and sent(connection_opener())() is first
-    assert connection_opener('another')() is not first
     one,other = dataset_opener('one')(),dataset_opener('other')()
     assert one is not other and (one.link.password,other.link.password)==('one','other')
     assert dataset_opener('other')() is other and dataset_opener('one')() is not one
@@ -65,13 +64,6 @@ def test_a_worker_makes_its_own_object(method):
     with ProcessPoolExecutor(1, get_context(method)) as workers:
         assert workers.submit(_open_twice, dataset_opener(method)).result()==(True,True,method)
 
-def test_a_connection_is_recreated_with_its_secret_and_its_options():
-    link = RedisLink('redis://:s3cret@localhost:1', timeout=3, db=2)
-    storage = Storage('s3://bucket/pets', 3, {'key':'me', 'secret':'hush-hush'})
-    for one in (link, storage):
-        assert sent(one.opener())().reveal()==one.reveal()
-        assert 's3cret' not in repr(one.opener()) and 'hush' not in repr(one.opener())
-
 @pytest.mark.parametrize('make', [lambda folder: RedisWriter(RedisLink('redis://:s3cret@localhost:1'), 'pets'),
                                   lambda folder: ShardWriter(Storage(folder), 1000, 5)])
 def test_each_chunk_has_a_writer_of_its_own_on_one_connection(make, tmp_path):
@@ -96,33 +88,23 @@ def handle(error):
     if not isinstance(error, ConnectionError): raise error
     return True
 
-def failing(*errors, takes=0, clock=None):
+def failing(*errors):
     "A call that raises these errors, one after the other, and then returns"
     errors = list(errors)
     def attempt():
-        if clock: clock.advance(takes)
         if errors: raise errors.pop(0)
         return 'done'
     return attempt
 
 def test_a_call_is_repeated_while_its_errors_are_temporary(clock):
-    for errors,attempts,pauses in (((),1,0), ((PermissionError(),),2,0), ((ConnectionError(),)*3,4,3)):
+    for errors,attempts,n_pauses in (((),1,0), ((PermissionError(),),2,0), ((ConnectionError(),)*3,4,3)):
         clock.pauses.clear()
         retries = Retries('server', 100)
         assert retries.call(failing(*errors), handle)=='done'
-        assert (retries.attempts,len(clock.pauses))==(attempts,pauses)
-    clock.pauses.clear()
+        assert (retries.attempts,len(clock.pauses))==(attempts,n_pauses)
     error,retries = ValueError('wrong'),Retries('server', 1)
     with pytest.raises(ValueError) as e: retries.call(failing(error), handle)
-    assert e.value is error and retries.attempts==1 and not clock.pauses
-
-def test_pauses_double_up_to_the_longest_and_are_shortened_at_random(clock):
-    Retries('server', 100, pause=.5, longest_pause=3).call(failing(*[ConnectionError()]*5), handle)
-    assert all(longest/2<=pause<=longest for pause,longest in zip(clock.pauses, [.5,1,2,3,3], strict=True))
-    clock.pauses.clear()
-    Retries('server', 100, pause=1, longest_pause=1).call(failing(*[ConnectionError()]*50), handle)
-    assert all(.5<=pause<=1 for pause in clock.pauses) and len(set(clock.pauses))>40
-    assert min(clock.pauses)<.6 and max(clock.pauses)>.9
+    assert e.value is error and retries.attempts==1
 
 def test_when_the_time_is_over_the_error_names_server_cause_attempts_and_time(clock):
     retries = Retries('redis://server', 3, pause=1, secrets=['s3cret'], advice='; set URL')
@@ -130,8 +112,6 @@ def test_when_the_time_is_over_the_error_names_server_cause_attempts_and_time(cl
     assert clock.now<=3 and type(e.value.__cause__) is ConnectionError and str(e.value.__cause__)=='reset by ***'
     attempts = f'{len(clock.pauses)+1} attempts in {clock.now:.1f} s'
     assert str(e.value)==f'redis://server: ConnectionError: reset by *** ({attempts}); set URL'
-    with pytest.raises(StoreUnavailable, match=r'server: ConnectionError: reset \(1 attempt in 0\.0 s\)'):
-        Retries('server', 0).call(failing(ConnectionError('reset')), handle)
 
 def test_attempts_are_made_as_long_as_there_is_time(clock):
     "An attempt may begin shortly before the deadline: the caller ends it when `remaining()` is 0"
@@ -142,10 +122,6 @@ def test_attempts_are_made_as_long_as_there_is_time(clock):
         raise ConnectionError
     with pytest.raises(StoreUnavailable, match=r'2 attempts in 7\.0 s'): retries.call(attempt, handle)
     assert seen[0]==7 and 2.9<=seen[1]<3 and retries.remaining()==pytest.approx(0)
-    retries = Retries('server', 7, pause=.1)   # nobody cuts the second attempt off
-    with pytest.raises(StoreUnavailable, match=r'2 attempts in 8\.\d s'):
-        retries.call(failing(ConnectionError(), ConnectionError(), takes=4, clock=clock), handle)
-    assert retries.remaining()<0
 
 def test_the_error_names_the_last_attempt_that_had_time_to_fail(clock):
     retries,errors = Retries('server', 1, pause=.1),[ConnectionError('the reason'),ConnectionError('cut off')]
@@ -180,9 +156,8 @@ def test_a_name_in_place_of_a_url_is_shown():
 
 def test_a_timeout_is_a_number_of_seconds():
     "With NaN, the only attempt would be the first one; a call without a deadline could wait for ever"
+    link,storage = partial(RedisLink, 'redis://localhost:1'),partial(Storage, 'pets')
     for seconds in (math.nan, math.inf, -1, '5', None):
-        for make,name in ((partial(RedisLink, 'redis://localhost:1'),'timeout'), (partial(Storage, 'pets'),'timeout'),
-                          (partial(RedisLink, 'redis://localhost:1'),'socket_timeout'),
-                          (partial(Storage, 's3://bucket/pets'),'timeout')):
+        for make,name in ((link,'timeout'), (link,'socket_timeout'), (storage,'timeout')):
             with pytest.raises(ValueError, match=f'^{name}={seconds!r}: want a number of seconds'):
                 make(**{name:seconds})

@@ -8,9 +8,8 @@ from redis.sentinel import Sentinel
 from clusters import Pair, Sentinels, several_servers
 from conftest import wait_for
 from fastai_remote import RedisStore, StoreBusy, StoreUnavailable, to_redis
-from fastai_remote.store import redis_servers
 from fastai_remote.store.redis_link import RedisLink
-from fastai_remote.store.redis_servers import ClusterServers, SentinelServers
+from fastai_remote.store.redis_servers import SentinelServers
 from fastai_remote.testing import ManualClock
 from fastai_remote.write.base import ServerRestarted
 from fastai_remote.write.redis import RedisWriter
@@ -35,38 +34,31 @@ def pair():
         yield pair
 
 @several_servers
-def test_values_are_read_from_a_replica_while_it_is_there(pair):
-    store,before = RedisStore(pair.master.url, 'd', read_from='replica'),reads(pair.a)
-    assert is_right(store) and reads(pair.b)>0 and reads(pair.a)==before
-    # the master, if nothing is said
-    assert is_right(RedisStore(pair.master.url, 'd')) and reads(pair.a)>before
-    pair.replica.kill()
-    assert is_right(store)
-
-@several_servers
-def test_what_a_replica_lacks_is_read_from_the_master(pair):
+def test_values_are_read_from_a_replica_and_what_it_lacks_from_the_master(pair):
     """A value, as the replica of one node of a cluster may have the manifest before that of another has all values; or
     the whole dataset, as it still has the one that was replaced"""
-    old = RedisStore(pair.master.url, 'd', read_from='replica')
+    def opened(): return RedisStore(pair.master.url, 'd', read_from='replica')
+    old,before = opened(),reads(pair.a)
+    find,old.link.servers.pause = old.link.servers._replicas,.2
+    old.link.servers._replicas = lambda: []
+    assert is_right(old) and reads(pair.b)==0<reads(pair.a)-before
+    old.link.servers._replicas = find   # a replica appears
+    wait_for(lambda: is_right(old) and reads(pair.b)>0)   # reads all the time, more often than there are pauses
+    old,before = opened(),reads(pair.a)
+    assert is_right(old) and reads(pair.a)==before
+    # the master, if nothing is said
+    assert is_right(RedisStore(pair.master.url, 'd')) and reads(pair.a)>before
     pair.b.config_set('replica-read-only', 'no')
     pair.b.delete('d:txt:5')
-    assert is_right(old) and reads(pair.b)>0
+    assert is_right(old)
     pair.b.replicaof('NO', 'ONE')   # from now on it does not receive anything
     write(pair.master.url, 'new ', overwrite=True)
-    new,before = RedisStore(pair.master.url, 'd', read_from='replica'),reads(pair.b)
+    new,before = opened(),reads(pair.b)
     # the master does not name it any more
     new.link.servers._replicas = lambda: [('127.0.0.1', pair.replica.port)]
     assert is_right(new, 'new ') and reads(pair.b)>before
-
-@several_servers
-def test_a_replica_that_appears_is_found_while_the_master_is_read_from(pair):
-    store = RedisStore(pair.master.url, 'd', read_from='replica')
-    servers = store.link.servers
-    servers.pause,find = .2,servers._replicas
-    servers._replicas = lambda: []
-    assert is_right(store) and reads(pair.b)==0
-    servers._replicas = find
-    wait_for(lambda: is_right(store) and reads(pair.b)>0)   # reads all the time, more often than there are pauses
+    pair.replica.kill()
+    assert is_right(new, 'new ')
 
 def test_read_from_has_two_values_and_a_master_without_replicas_is_read_from(server):
     with pytest.raises(ValueError, match="'nearest'.*'master' or 'replica'"):
@@ -74,29 +66,16 @@ def test_read_from_has_two_values_and_a_master_without_replicas_is_read_from(ser
     write(server.url)
     assert is_right(RedisStore(server.url, 'd', read_from='replica'))
 
-def test_each_replica_of_a_node_of_a_cluster_may_be_read_from(monkeypatch):
-    monkeypatch.setattr(redis_servers, '_client', lambda url, options: url)
-    nodes = [SimpleNamespace(name=host, host=host, port=1) for host in ('master','a','b')]
-    def replica(choice, slots):
-        servers = ClusterServers.__new__(ClusterServers)
-        servers.client = SimpleNamespace(keyslot=len, nodes_manager=SimpleNamespace(slots_cache=slots))
-        servers.url,servers.options,servers._replica_clients,servers._choice = 'redis://master:1',{},{},choice
-        return servers._replica_of('key')
-    assert {replica(choice, {3:nodes}) for choice in range(5)}=={'redis://a:1','redis://b:1'}
-    assert replica(1, {3:nodes[:1]}) is None and replica(1, {}) is None
-
 # --- Sentinel
 
 def test_tls_options_in_the_url_are_those_of_the_sentinels_too(monkeypatch):
-    class Named:
-        def __init__(self, nodes, sentinel_kwargs): self.options = sentinel_kwargs
-        def discover_master(self, name): return '127.0.0.1',1
-    monkeypatch.setattr(redis_servers, 'Sentinel', Named)
+    monkeypatch.setattr(Sentinel, 'discover_master', lambda self, name: ('127.0.0.1',1))
     url = 'rediss+sentinel://h1,h2:3/main?ssl_ca_certs=/ca.crt&ssl_check_hostname=False'
     link = RedisLink(url, ssl_ca_certs='/other.crt', ssl_keyfile='/a.key')
-    of_sentinel,of_server = link.servers._sentinel.options,link.client.connection_pool.connection_kwargs
     want = dict(ssl_ca_certs='/ca.crt', ssl_check_hostname=False, ssl_keyfile='/a.key')
-    assert of_sentinel.items()>={**want, 'ssl':True}.items() and of_server.items()>=want.items()
+    for client in link.client,*link.servers._sentinel.sentinels:
+        assert client.connection_pool.connection_kwargs.items()>=want.items()
+        assert issubclass(client.connection_pool.connection_class, redis.SSLConnection)
 
 def role(client):
     try: return client.info('replication')['role']
@@ -141,12 +120,11 @@ def test_sentinels_that_are_away_or_know_no_such_server_are_errors():
 def test_sentinels_that_do_not_answer_do_not_say_that_there_are_no_replicas():
     "A writer would not wait for them then, just when a master has failed"
     def away(name): raise redis.ConnectionError('away')
-    def may_not(name): raise redis.exceptions.NoPermissionError
     def no_replica(name): return []
     def one(name): return [dict(ip=ip, port=1, is_odown=False, is_sdown=ip=='b') for ip in 'ab']
     servers = SentinelServers.__new__(SentinelServers)
     servers._sentinel,servers._name = Sentinel([]),'d'
-    for answers,count in (((away, one), 1), ((no_replica, one), 1), ((away, no_replica), 0), ((may_not,), 0)):
+    for answers,count in (((away, one), 1), ((no_replica, one), 1), ((away, no_replica), 0)):
         servers._sentinel.sentinels = [SimpleNamespace(sentinel_slaves=answer) for answer in answers]
         assert servers.count_replicas()==count
     servers._sentinel.sentinels = [SimpleNamespace(sentinel_slaves=away)]*3

@@ -4,15 +4,18 @@ import http.server, re, threading
 class WebServer(http.server.ThreadingHTTPServer):
     """Answers each request with what `answer(handler)` returns: status, reason (or `None`), content; a context manager
 
-    Of a content of status 200, it sends the range that was asked for. `seen` are path and headers of each request."""
+    Of a content of status 200, it sends the range that was asked for. `None` says that `answer` has sent all itself.
+    `seen` are path and headers of each GET; `over` is set at the end."""
     daemon_threads,request_queue_size = True,64
     def __init__(self, answer):
-        self.seen = []
+        self.seen,self.over = [],threading.Event()
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = 'HTTP/1.1'
             def do_GET(handler):
-                self.seen.append((handler.path, str(handler.headers)))
-                status,reason,content = answer(handler)
+                if handler.command=='GET': self.seen.append((handler.path, str(handler.headers)))
+                answered = answer(handler)
+                if answered is None: return
+                status,reason,content = answered
                 asked = re.fullmatch(r'bytes=(\d+)-(\d+)', handler.headers.get('Range', ''))
                 size = len(content)
                 if asked and status==200:
@@ -33,6 +36,7 @@ class WebServer(http.server.ThreadingHTTPServer):
         return self
 
     def __exit__(self, *args):
+        self.over.set()
         self.shutdown()
         self.server_close()
 
