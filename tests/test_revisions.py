@@ -8,11 +8,8 @@ import pytest
 import redis
 import webdataset
 from fastai.vision.all import DataLoaders
-from hypothesis import given, strategies as st
 from PIL import Image
 
-from clusters import LocalCluster
-from conftest import examples
 from crashes import dies_at
 from fastai_remote import (
     CorruptSample, IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, StoreUnavailable,
@@ -31,7 +28,8 @@ def plain_rows(rows): return [{f:plain(o) for f,o in row.items()} for row in row
 def rows(store): return plain_rows(store[:])
 def ids(store): return [row['id.i4'] for row in store[:]]
 def client(server): return redis.Redis.from_url(server.url)
-def keys(server): return {k.decode() for k in client(server).keys()}-{'fastai_remote:generations'}
+OF_THE_SERVER = {'fastai_remote:generations','fastai_remote:locks'}
+def keys(*clients): return {key.decode() for client in clients for key in client.keys()}-OF_THE_SERVER
 def verified(store):
     report = store.verify(num_workers=1)
     return report.samples==len(store) and not report.bad
@@ -50,55 +48,31 @@ class Place:
     def abandon(self, name='d'): self.kind.abandon(*self.address(name))
     def delete(self, name='d'): self.kind.delete(*self.address(name))
 
-def in_redis(url, contents=None): return Place(RedisStore, lambda name: (url,name), contents)
-def in_folders(path): return Place(ShardStore, lambda name: (path/name,), lambda: names(path))
-
 @pytest.fixture
 def redis_place(server):
     client(server).flushall()
-    return in_redis(server.url, lambda: keys(server))
+    return Place(RedisStore, lambda name: (server.url,name), lambda: keys(client(server)))
 
 @pytest.fixture
-def folders(tmp_path): return in_folders(tmp_path/'datasets')
+def cluster_place(cluster):
+    return Place(RedisStore, lambda name: (cluster.url,name), lambda: keys(*map(cluster.client, range(3))))
+
+@pytest.fixture
+def folders(tmp_path):
+    path = tmp_path/'datasets'
+    return Place(ShardStore, lambda name: (path/name,), lambda: names(path))
 
 @pytest.fixture(params=['redis_place','folders'])
 def place(request): return request.getfixturevalue(request.param)
 
-# --- tables of runs, against lists
-
-a_change = st.tuples(st.sampled_from(['drop','replace','insert']), st.integers(0, 10**6), st.integers(1, 9))
-
-@examples(60)
-@given(st.integers(1, 40), st.lists(a_change, max_size=8))
-def test_a_table_of_runs_is_a_list_of_places(n, changes):
-    table,places = RunTable.whole(n),[(0,i) for i in range(n)]
-    for part,(what,seed,k) in enumerate(changes, 1):
-        rng = random.Random(seed)
-        if what=='insert':
-            at = rng.randint(0, len(places))
-            table = table.insert(at, part, 5, k)
-            places[at:at] = [(part,5+i) for i in range(k)]
-        else:
-            numbers = sorted(rng.sample(range(len(places)), min(k, len(places))))
-            if what=='replace':
-                table = table.replace(np.array(numbers, np.int64), part)
-                for j,i in enumerate(numbers): places[i] = part,j
-            else:
-                table = table.drop(np.array(numbers, np.int64))
-                places = [place for i,place in enumerate(places) if i not in numbers]
-        assert table.n==len(places)
-        found = table.locate(np.arange(table.n))
-        assert list(zip(*(a.tolist() for a in found)))==places
-        neighbours = sum(a!=(b[0],b[1]-1) for a,b in zip(places, places[1:]))
-        assert len(table)==(neighbours+1 if places else 0)   # no more runs than there must be
-
-def test_fifty_million_samples_take_no_memory(monkeypatch):
-    "Only the runs do: a few for each sample that was dropped or changed"
+def test_changes_of_fifty_million_samples_take_little_memory(monkeypatch):
+    "A few runs for each sample that was dropped or changed"
     tracemalloc.start()
     numbers = np.arange(0, 50_000_000, 50_000)
     table = RunTable.whole(50_000_000).drop(numbers).replace(numbers[:-1], 1).insert(7_000_000, 2, 0, 1_000_000)
     assert table.n==51_000_000-1000 and len(table)<4100 and tracemalloc.get_traced_memory()[1]<2_000_000
     tracemalloc.stop()
+    assert len(RunTable.whole(9000).drop(np.arange(1000, 2000)))==2   # those that continue each other are one run
     monkeypatch.setattr('fastai_remote.store.redis_parts.MAX_RUNS', 1000)
     with pytest.raises(TooManyRuns, match=r'1,001 runs.*where 1,000.*store\.map'):
         RunTable.whole(50_000_000).drop(np.arange(1, 2001, 2))
@@ -163,15 +137,20 @@ class Model:
         assert [t.decode() for t in got['txt']]==[self.rows[i]['txt'] for i in some]
         assert got['id.i4'].tolist()==[self.rows[i]['id.i4'] for i in some]
 
-@pytest.mark.parametrize(
-    'seed,steps', [(0,8), (1,8), *(pytest.param(seed, 14, marks=pytest.mark.slow) for seed in range(2, 9))])
-def test_any_changes(place, seed, steps):
+IN_CLUSTER = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
+@pytest.mark.parametrize('where,seed,steps', [
+    *((where,seed,8) for where in ('redis_place','folders') for seed in (0,1)),
+    *(pytest.param(where, seed, 14, marks=pytest.mark.slow)
+      for where in ('redis_place','folders') for seed in range(2, 9)),
+    *(pytest.param('cluster_place', seed, 8, marks=IN_CLUSTER) for seed in (0,1))])
+def test_any_changes(request, where, seed, steps):
+    place = request.getfixturevalue(where)
     model = Model(place, seed)
     for k in range(steps):
         model.step()
         if steps>8 and k%2: model.check()
     model.check()
-    store,in_shards = model.store,place.kind is ShardStore
+    store,in_shards = model.store,where=='folders'
     store.copy(*place.address('copy'), **ONE)
     copy = place.open('copy')
     assert rows(copy)==rows(store) and not getattr(copy.manifest, 'parts', None)
@@ -185,20 +164,6 @@ def test_any_changes(place, seed, steps):
     else: model.check()
     for name in 'd','copy',*([] if in_shards else ['renamed']): place.delete(name)
     assert not set(place.contents())
-
-@pytest.mark.slow
-@pytest.mark.xdist_group('processes')
-def test_changes_in_a_cluster():
-    with LocalCluster(3) as cluster:
-        for seed in range(2):
-            model = Model(in_redis(cluster.url), seed)
-            for _ in range(8): model.step()
-            model.check()
-            model.store = model.store.rename('e')
-            model.check()
-            RedisStore.delete(cluster.url, 'e')
-            left = {key.decode() for k in range(3) for key in cluster.client(k).keys()}
-            assert left<={'fastai_remote:locks','fastai_remote:generations'}
 
 # --- killed, refused, in the way of others
 
@@ -430,21 +395,17 @@ def test_failures_of_all_parts_are_named(place):
     store = place.write(samples(0, 20), fn=fn).append(samples(20, 30), fn, **ONE)
     assert len(store)==24 and store.manifest.failed==6==len(list(store.failures())) and verified(store)
     with pytest.raises(IngestError, match='three'): store.append(samples(30, 60), fn, max_failed=0, **ONE)
-    assert len(place.open())==24
-    place.abandon()
-    assert verified(place.open())
+    assert len(place.open())==24 and verified(place.open())
 
 # --- editing and fields
 
 def test_columns_are_added_by_position(place):
     "Whatever labels a column has; what has no position is an error"
     store = place.write([{'txt':o} for o in 'abc'])
-    columns = (pd.Series([1,2,3], index=[2,0,1]), pd.Index([1,2,3]), pd.Categorical([1,2,3]),
-               pd.array([1,2,3], dtype='Int32'), pl.Series([1,2,3]), range(1,4), np.ma.array([1,2,3]))
-    named = {f'n{k}.i4':values for k,values in enumerate(columns)}
-    store = store.add_fields(named | {'up.txt':pd.Series(list('ABC'), index=[2,1,0])}, **ONE)
-    for i in range(3):
-        assert {v for f,v in store[i].items() if f[0]=='n'}=={i+1} and store[i]['up.txt']=='ABC'[i]
+    columns = (pd.Series([1,2,3], index=[2,0,1]), pd.Index([1,2,3]), pd.Categorical([1,2,3]), range(1,4),
+               pd.array([1,2,3], dtype='Int32'), pl.Series([1,2,3]), np.ma.array([1,2,3]))
+    store = store.add_fields({f'n{k}.i4':values for k,values in enumerate(columns)}, **ONE)
+    assert [set(row.values()) for row in store]==[{'a',1},{'b',2},{'c',3}]
     for values in 'abc',{0:1, 1:2, 2:3},{1,2,3},(o for o in 'abc'),pd.DataFrame({0:[1,2,3]}):
         with pytest.raises(TypeError, match="'x.json': want a list or an array with a value for each sample"):
             store.add_fields({'x.json':values}, **ONE)
@@ -454,11 +415,10 @@ def test_columns_are_added_by_position(place):
 def test_progress_of_new_numbers_is_shown(place):
     def show(records, total, report):
         yield from records
-        assert total>0 and report.written==30
-        shown.append(total)
+        shown.append((total>0,report.written))
     shown = []
     place.write().add_fields({'y.i4':list(range(30))}, num_workers=1, progress=show)
-    assert len(shown)==1
+    assert shown==[(True,30)]
 
 def test_values_that_an_edit_does_not_change_stay_byte_for_byte(place):
     "Also of a sample of which another field changes"
@@ -525,7 +485,7 @@ def test_loaders_of_an_edited_dataset(place, num_workers):
 def test_a_sample_whose_value_is_missing_can_be_dropped_and_replaced(redis_place, server):
     for change,left in (dict(drop=[3]),0),(dict(set={'txt':{3:'new'}}),0),(dict(set={'cls':{3:'b'}}),1):
         store = redis_place.write(samples(0, 9))
-        client(server).delete(next(key for key in keys(server) if key.endswith(':txt:3')))
+        client(server).delete(next(key for key in keys(client(server)) if key.endswith(':txt:3')))
         assert store.verify(num_workers=1).bad==1
         edited = store.edit(**change)
         assert edited.verify(num_workers=1).bad==left and edited[2]['txt']=='sample 2'
@@ -545,11 +505,11 @@ def test_a_change_counts_although_its_lock_could_not_be_released(redis_place, se
 
 def test_memory_of_what_is_dropped_is_freed(redis_place, server):
     store = redis_place.write([{'x.bin':bytes([i])*10_000} for i in range(100)])
-    there = len(keys(server))
+    there = len(keys(client(server)))
     store = store.edit(drop=range(10, 60))
-    assert len(keys(server))==there-50+1 and len(store)==50 and verified(store)   # one more: the table of runs
+    assert len(keys(client(server)))==there-50+1 and len(store)==50 and verified(store)   # one more: the table of runs
     store = store.add_fields({'y.bin':[b'']*50}, **ONE).drop_fields('x.bin')
-    assert not [key for key in keys(server) if ':x.bin:' in key] and verified(store)
+    assert not [key for key in keys(client(server)) if ':x.bin:' in key] and verified(store)
 
 def test_a_field_that_is_named_twice_is_dropped_once(redis_place):
     other = redis_place.write(samples(0, 9), 'e').drop_fields('txt', 'txt')
