@@ -108,7 +108,7 @@ PIL_DECODED = {
 }
 OF_TUPLES = {
     'map_tuple': lambda ds: ds.map_tuple(str.upper, None),
-    'repeat by number': lambda ds: ds.repeat(nbatches=60),
+    'repeat': lambda ds: ds.repeat(nepochs=2, nbatches=60),
     'short with_epoch': lambda ds: ds.with_epoch(2),
     'with_epoch of batches': lambda ds: ds.listed(10).with_epoch(nbatches=12),
     'rsample of all': lambda ds: ds.rsample(1.),
@@ -211,6 +211,10 @@ def test_xdecode(ds):
     def numbers(samples): return ({'x.f4':b'1.5', 'no.json':b'null'} for _ in samples)
     with pytest.raises(ValueError, match="no decoder for 'x.f4'"): list(ds.compose(numbers).xdecode())
     assert next(iter(ds.compose(numbers).xdecode(must_decode=False)))=={'x.f4':b'1.5', 'no.json':None}
+
+def test_a_function_does_not_change_the_sample_before(ds):
+    kept = [{'txt':'a'}]
+    assert list(ds.compose(lambda samples: kept).map_dict(txt=len))==[{'txt':1}] and kept==[{'txt':'a'}]
 
 def test_log_keys(ds, tmp_path):
     log = tmp_path/'log'
