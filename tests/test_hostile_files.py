@@ -126,6 +126,8 @@ def test_bombs_are_refused_at_once(names):
     errors = errors_of(calls, 150)
     assert errors.keys()==calls.keys()
     assert {kind for call,(kind,_) in errors.items() if call.startswith(('check','decode','shrink'))}=={'ValueError'}
+    for name,says in ('program.eps','PostScript, which is a program'),('within.blp','within a file of another format'):
+        if name in names: assert says in errors[f'check {name}'][1]
 
 def test_a_picture_in_a_circle_is_read_once():
     assert not errors_of({way:functools.partial(f, tiff_in_a_circle()) for way,f in WAYS.items()}, 50)
