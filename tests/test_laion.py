@@ -1,46 +1,33 @@
 "What img2dataset writes: tars, Parquet files with one row per address, and statistics"
-import io, json
+import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from fastai_remote import IngestError, img2dataset_samples
-from fastai_remote.ingest.run import ingest
 from fastai_remote.write.base import MemoryWriter
+from inputs import encoded, in_memory
 from shard_helpers import tar
 
-def jpg(i):
-    Image.fromarray(np.full((8,9,3), i*3%256, np.uint8)).save(b:=io.BytesIO(), 'JPEG')
-    return b.getvalue()
-
+def jpg(i): return encoded(np.full((8,9,3), i*3%256), 'JPEG')
 def failed(i): return i%5==3
 
 def download(folder, stats=True):
     "A folder as img2dataset leaves it, with 60 rows in three shards: rows that failed have no members"
     for shard in range(3):
-        numbers = range(20*shard, 20*shard+20)
-        rows = [dict(
+        rows = {i:dict(
             url=f'http://x/{i}.jpg', caption=f'a picture of {i} é', key=f'{shard:05}{i%20:04}', similarity=i/7,
             status='failed_to_download' if failed(i) else 'success', width=None if failed(i) else 9, hash=2**60+i)
-            for i in numbers]
-        contents = [(row['key'], jpg(i), row) for i,row in zip(numbers, rows) if not failed(i)]
+            for i in range(20*shard, 20*shard+20)}
         tar(folder/f'{shard:05}.tar', [
-            (f'{key}.{ext}', content) for key,image,row in contents
-            for ext,content in (('jpg',image), ('json',json.dumps(row).encode()), ('txt',row['caption'].encode()))])
-        pq.write_table(pa.Table.from_pylist(rows), folder/f'{shard:05}.parquet')
-        n = 20-len(contents)
-        counts = dict(count=20, successes=20-n, failed_to_download=n, failed_to_resize=0, status_dict={'404':n})
+            (f'{row["key"]}.{ext}', content) for i,row in rows.items() if not failed(i)
+            for ext,content in (('jpg',jpg(i)), ('json',json.dumps(row).encode()), ('txt',row['caption'].encode()))])
+        pq.write_table(pa.Table.from_pylist([*rows.values()]), folder/f'{shard:05}.parquet')
+        counts = dict(count=20, successes=16, failed_to_download=4, failed_to_resize=0, status_dict={'404':4})
         if stats: (folder/f'{shard:05}_stats.json').write_text(json.dumps(counts))
     return folder
-
-def in_memory(source, fn=None, writer=None, **kwargs):
-    "Writes to memory: the store and the report"
-    writer = writer or MemoryWriter()
-    report = ingest(source, writer, fn, **{'num_workers':1, 'progress':False, **kwargs})
-    return writer.store,report
 
 def test_images_captions_and_columns(put, tmp_path):
     "Bytes, captions, metadata, and columns of the rows beside the tar; downloads that failed are counted"
@@ -59,12 +46,11 @@ def test_images_captions_and_columns(put, tmp_path):
 
 def test_columns_splits_and_names_of_fields(tmp_path):
     tars = sorted(download(tmp_path/'a').glob('*.tar'))
-    store,_ = in_memory({'train':img2dataset_samples(tars[:2]), 'valid':img2dataset_samples(tars[2:])})
-    assert store.fields==['jpg','json','txt'] and store.splits=={'train':[0,32],'valid':[32,48]}
     columns = {'similarity':'score.f4', 'caption':'caption.txt'}
-    store,report = in_memory(img2dataset_samples(tmp_path/'a', columns=columns))
-    assert report.failed==0 and store.fields==['jpg','json','txt','score.f4','caption.txt']
-    assert store[5]['caption.txt']==store[5]['txt']
+    parts = dict(train=tars[:2], valid=tars[2:])
+    store,report = in_memory({split:img2dataset_samples(part, columns=columns) for split,part in parts.items()})
+    assert report.failed==0 and store.splits=={'train':[0,32], 'valid':[32,48]}
+    assert store.fields==['jpg','json','txt','score.f4','caption.txt'] and store[5]['caption.txt']==store[5]['txt']
     with pytest.raises(IngestError, match="column 'caption' and the tar both have the field 'txt'"):
         in_memory(img2dataset_samples(tmp_path/'a', columns={'caption':'txt'}), max_failed=0)
 

@@ -1,19 +1,16 @@
 "Values that were added to shards, or changed: where they are, how they are read, and what happens if they are damaged"
 import io, json, pickle, shutil, zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
-from fastai.vision.all import DataLoaders, Resize
 from PIL import Image
 
-import fastai_remote.block
 from fastai_remote import CorruptSample, MissingSample, RemoteDataset, ShardStore, StoreNotFound, UnsupportedFormat
 from fastai_remote.core import seal
 from fastai_remote.store.cache import FileCache
 from fault_storage import flipped
 from in_memory import encoded
-from shard_helpers import files, index, names, ONE, put, tar
+from shard_helpers import files, ONE, put
 
 N = 24
 
@@ -34,46 +31,23 @@ def overlays(folder): return [path.name for path in sorted(folder.glob('.overlay
 
 def test_fields_of_all_kinds_are_added_edited_and_dropped(tmp_path):
     store = widened(written(tmp_path/'d'))
-    assert [store[i]['emb.npy'].tolist() for i in (0,23)]==[[0]*3,[23]*3]
     assert store.get_many([5,3], 'small.png')['small.png']==[png(5, 4),png(3, 4)]
     assert store.get_many(range(N), 'more.u1')['more.u1'].tolist()==list(range(N))
     assert store.class_counts('kind.cls')=={'x':12, 'y':12} and store.image_stats('png')
-    assert store.manifest.format==4 and not store.verify(num_workers=1).bad
     assert pickle.loads(pickle.dumps(store))[9]['small.png'].size==(4,4)
     more = {'png':png(30), 'cls':'a', 'txt':'text 30', **small({'png':png(30)})}
     store = store.append([more], **ONE).edit(drop=[0,1], set={'small.png':{6:png(99, 4)}})
-    assert [store[i]['emb.npy'][0] for i in range(len(store))]==[*range(2, N), 30]
+    assert [store[i]['emb.npy'].tolist() for i in range(len(store))]==[[i]*3 for i in (*range(2, N), 30)]
     assert store.get_many([3,4,22], 'small.png', check=True)['small.png']==[png(5, 4),png(99, 4),png(30, 4)]
     assert RemoteDataset(store).to_tuple('more.u1', 'kind.cls').__getitems__([0,22])==[(2,0),(30,0)]
     assert overlays(tmp_path/'d')==['.overlay-2-0','.overlay-4-0']
     store = store.drop_fields(['small.png','emb.npy'])
-    assert store.manifest.format==3 and store.manifest.overlays==[] and store[0]['more.u1']==2
-    assert not overlays(tmp_path/'d')
+    assert store[0]['more.u1']==2 and not overlays(tmp_path/'d')
 
 def test_a_source_with_splits_keeps_its_numbers(tmp_path):
     source = {'valid':[{'txt':f'v{i}'} for i in range(5)], 'train':[{'txt':f't{i}'} for i in range(20)]}
     store = put(tmp_path/'d', source, maxcount=4)[0].add_fields(lambda o: {'same.txt':o['txt']}, **ONE)
     assert all(row['txt']==row['same.txt'] for row in store[:]) and store.splits=={'valid':[0,5], 'train':[5,25]}
-
-def test_loaders_read_overlays_in_a_worker(tmp_path):
-    store = widened(written(tmp_path/'d'))
-    dls = DataLoaders.from_store(store, x='small.png', y='cls', bs=5, num_workers=1, item_tfms=Resize(4), device='cpu')
-    for dl in dls:
-        for x,y in dl.new(drop_last=False, shuffle=False):
-            numbers = (x[:,0,0,0]*255).round().long()
-            assert x.shape[2:]==(4,4) and (numbers%2).tolist()==y.tolist()
-    assert len(dls.train_ds)+len(dls.valid_ds)==N
-
-def test_shards_of_others_are_not_changed(tmp_path):
-    for k in range(2): tar(tmp_path/'d'/f'{k}.tar', [(f'k{i}.txt', f't{i}'.encode()) for i in range(5*k, 5*k+5)])
-    content = files(tmp_path/'d')
-    store,_ = index(tmp_path/'d')
-    store = store.add_fields(lambda o: {'up.txt':o['txt'].upper()}, **ONE).edit(drop=[2], set={'txt':{7:'new'}})
-    assert [store[i]['up.txt'] for i in range(9)]==[f'T{i}' for i in range(10) if i!=2]
-    assert [store[6]['txt'],store.key(6)]==['new','k7'] and not store.verify(num_workers=1).bad
-    assert {name for name in files(tmp_path/'d') if not name.startswith('.fastai_remote/')}==set(content)
-    ShardStore.delete(tmp_path/'d')
-    assert files(tmp_path/'d')==content and names(tmp_path/'d')==['0.tar','1.tar']
 
 def test_replaced_and_deleted_datasets_leave_no_overlay(tmp_path):
     for act in (lambda: written(tmp_path/'d', 5, overwrite=True), lambda: ShardStore.delete(tmp_path/'d')):
@@ -104,12 +78,14 @@ def test_damage_is_found_and_named(tmp_path):
     shard = overlay/'shard-000000.tar'
     content = shard.read_bytes()
     shard.write_bytes(flipped(content, content.index(png(3, 4))+40))
-    message = (r"^d: sample 3, in an overlay: d/.overlay-2-0: sample 3, field 'small.png' in shard-000000.tar")
+    message = "^d: sample 3, in an overlay: d/.overlay-2-0: sample 3, field 'small.png' in shard-000000.tar"
     with pytest.raises(CorruptSample, match=message): opened().get_many([3], 'small.png', check=True)
     shutil.rmtree(overlay)
     with pytest.raises(MissingSample, match='d: an overlay is not there, with values that were added or changed'):
         opened()[3]
     assert store.get_many([3], 'png')['png']==[png(3)]
+    edited = opened().edit(drop=[0]).drop_fields('small.png', 'emb.npy')   # a field of a lost overlay can be dropped
+    assert not edited.verify(num_workers=1).bad
 
 def test_an_overlay_is_beside_the_manifest(tmp_path):
     "A manifest that was downloaded may name any folder"
@@ -146,13 +122,3 @@ def test_overlays_in_an_archive(tmp_path):
         numbers = range(len(store))
         assert zipped.get_many(numbers, 'txt;png')==store.get_many(numbers, 'txt;png')
         assert zipped[3]['txt']=='another'
-
-def test_overlays_of_this_version_stay_readable(tmp_path):
-    shutil.copytree(Path(__file__).parent/'data'/'shards-v4', tmp_path/'d')
-    store = ShardStore(tmp_path/'d')
-    numbers = [*range(1, 10), 20]
-    rows = store[:]
-    assert [row['txt'] for row in rows]==['changed' if i==3 else f'text {i}' for i in numbers]
-    assert [row['up.txt'] for row in rows]==[f'TEXT {i}' for i in numbers]
-    assert [row['y.u1'] for row in rows]==numbers and store.manifest.format==4 and not store.verify(num_workers=1).bad
-    assert store.edit(set={'up.txt':{0:'X'}})[0]['up.txt']=='X'

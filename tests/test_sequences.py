@@ -24,31 +24,25 @@ def store(tmp_path_factory):
 
 def load(store, **kw): return DataLoaders.from_store(store, **{'x':'strokes', 'bs':8, 'num_workers':0, **kw})
 
-def lines_to_strokes(lines):
-    "From sketch-rnn: polylines to the format with 3 columns"
-    strokes = [[0, 0, 0]]
-    for line in lines:
-        for i in range(len(line)): strokes.append([line[i][0], line[i][1], int(i==len(line)-1)])
-    strokes = np.array(strokes)
-    strokes[1:,0:2] -= strokes[:-1,0:2]
-    return strokes[1:,:]
-
-def to_big_strokes(stroke, max_len):
-    "From sketch-rnn: to the format with 5 columns, padded"
-    result,l = np.zeros((max_len, 5)),len(stroke)
-    result[0:l,0:2] = stroke[:,0:2]
-    result[0:l,3] = stroke[:,2]
-    result[0:l,2] = 1-result[0:l,3]
-    result[l:,4] = 1
-    return result
+def of_sketch_rnn(lines):
+    "What sketch-rnn makes of polylines: the format with 3 columns, and the one with 5 columns and one row of padding"
+    three = np.array([[0,0,0], *([x, y, k==len(line)-1] for line in lines for k,(x,y) in enumerate(line))])
+    three[1:,:2] -= three[:-1,:2]
+    three = three[1:]
+    five = np.zeros((len(three)+1, 5))
+    five[:-1,:2] = three[:,:2]
+    five[:-1,2] = 1-three[:,2]
+    five[:-1,3] = three[:,2]
+    five[-1,4] = 1
+    return three,five
 
 def test_sequences_are_those_of_sketch_rnn():
     for strokes in map(simplify, map(doodle, range(5))):
-        want = lines_to_strokes([s.T.tolist() for s in strokes])
-        for o in (strokes, pack_strokes(strokes)):
-            np.testing.assert_array_equal(StrokeSequence(3).create(o), want)
-            np.testing.assert_array_equal(StrokeSequence().create(o), to_big_strokes(want, len(want)+1))
-        np.testing.assert_array_equal(StrokeSequence(3, scale=.5, max_len=4).create(strokes), want[:4]*[.5,.5,1])
+        three,five = of_sketch_rnn([stroke.T.tolist() for stroke in strokes])
+        for o in strokes,pack_strokes(strokes):
+            np.testing.assert_array_equal(StrokeSequence(3).create(o), three)
+            np.testing.assert_array_equal(StrokeSequence().create(o), five)
+        np.testing.assert_array_equal(StrokeSequence(3, scale=.5, max_len=4).create(strokes), three[:4]*[.5,.5,1])
 
 def test_what_is_no_sequence_is_refused(store):
     for kw,match in ((dict(fmt=4),'3 or 5'), (dict(max_len=0),'at least 1')):

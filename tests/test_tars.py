@@ -1,5 +1,5 @@
 "Unusual tars: `tar_samples` and `index_shards` read the same samples from them"
-import bz2, gzip, lzma, shutil, subprocess, tarfile, tracemalloc, zlib
+import bz2, gzip, io, lzma, re, shutil, subprocess, tarfile, tracemalloc, zlib
 
 import pytest
 import zstandard
@@ -8,6 +8,7 @@ from fastai_remote import IngestError, ShardStore, index_shards, tar_samples
 from fastai_remote.ingest.run import ingest
 from fastai_remote.source.tars import DamagedTar, tar_members
 from fastai_remote.write.base import MemoryWriter
+from fault_storage import flipped
 from shard_helpers import tar
 
 BLOCK = 512
@@ -49,13 +50,13 @@ LONG = 'folder/'*30+'x'*120
 NEGATIVE = b'\xff'*12   # -1 in base 256
 HUGE = b'\x80\0\0\0\0\x7f'+b'\xff'*6
 THREE = sample(0)+sample(1)+sample(2)
+FOLDER = header('d/', kind=tarfile.DIRTYPE)
+TO_PASSWORDS = dict(kind=tarfile.SYMTYPE, linkname='/etc/passwd')
 
 # name: (tar, numbers of the samples that are read, is there a failure?)
 UNUSUAL = {
-    'ustar': (b''.join(sample(i, tarfile.USTAR_FORMAT) for i in range(3))+END, (0,1,2), False),
     'GNU long names': (b''.join(sample(i, key=f'{LONG}{i}') for i in range(3))+END, (0,1,2), False),
-    'pax long names': (
-        b''.join(sample(i, tarfile.PAX_FORMAT, f'{LONG}ü{i}') for i in range(3))+END, (0,1,2), False),
+    'pax long names': (b''.join(sample(i, tarfile.PAX_FORMAT, f'{LONG}ü{i}') for i in range(3))+END, (0,1,2), False),
     'dots in folders, capitals': (
         sample(0, key='v1.0/b')+sample(1, key='./c')+member('ü 日/x.BIN', content(2))+member('ü 日/x.Cls', b'2')+END,
         (0,1,2), False),
@@ -63,26 +64,18 @@ UNUSUAL = {
     'pax size': (
         pax({'size':len(content(0))})+header('000.bin')+member('000.bin', content(0))[BLOCK:]+member('000.cls', b'0')
         +sample(1)+END, (0,1), False),
-    'names that are not UTF-8': (
-        member('a\udcff.bin', content(0))+member('a\udcff.cls', b'0')+sample(1)+END, (0,1), False),
-    'folders': (
-        header('x/', kind=tarfile.DIRTYPE)+sample(0)+header('y/', kind=tarfile.DIRTYPE)+sample(1)+END, (0,1), False),
+    'names that are not UTF-8': (sample(0, key='a\udcff')+sample(1)+END, (0,1), False),
+    'folders': (FOLDER+sample(0)+FOLDER+sample(1)+END, (0,1), False),
     'unknown type': (THREE+header('003.bin', kind=b'Z')+END, (0,1,2), True),
-    'hard link': (
-        sample(0)+header('001.bin', kind=tarfile.LNKTYPE, linkname='000.bin')+member('001.cls', b'1')+sample(2)+END,
-        (0,2), True),
-    'symbolic link': (
-        sample(0)+header('001.bin', kind=tarfile.SYMTYPE, linkname='/etc/passwd')+member('001.cls', b'1')+sample(2)+END,
-        (0,2), True),
-    'devices': (
-        sample(0)+header('001.bin', kind=tarfile.CHRTYPE)+member('001.cls', b'1')
-        +header('002.bin', kind=tarfile.FIFOTYPE)+END, (0,), True),
+    'symbolic link': (sample(0)+header('001.bin', **TO_PASSWORDS)+member('001.cls', b'1')+sample(2)+END, (0,2), True),
+    'a link within another sample': (
+        member('000.bin', content(0))+header('x.bin', **TO_PASSWORDS)+member('000.cls', b'0')+sample(1)+END,
+        (0,1), True),
+    'a link after the file it replaces': (sample(0)+sample(1)+header('001.bin', **TO_PASSWORDS)+END, (0,), True),
+    'a device': (sample(0)+header('001.bin', kind=tarfile.CHRTYPE)+member('001.cls', b'1')+END, (0,), True),
     'a field twice': (member('000.bin', b'old')+sample(0)+sample(1)+END, (1,), True),
-    'a link after the file it replaces': (
-        sample(0)+sample(1)+header('001.bin', kind=tarfile.LNKTYPE, linkname='000.bin')+END, (0,), True),
     'two archives': (sample(0)+END+sample(1)+sample(2)+END, (0,1,2), False),
     'two archives with the same key': (sample(0, key='a')+END+sample(1, key='a')+END, (0,1), False),
-    'two archives, padded': (sample(0)+bytes(10_240)+sample(1)+bytes(10_240), (0,1), False),
     'zeros before the first member': (END+sample(0)+END, (0,), False),
     'a block of zeros between members': (sample(0)+bytes(BLOCK)+sample(1)+END, (0,1), False),
     'one block of zeros at the end': (THREE+bytes(BLOCK), (0,1,2), False),
@@ -91,23 +84,18 @@ UNUSUAL = {
     'damaged header': (sample(0)+sample(1).replace(b'001.bin', b'001.bim', 1)+sample(2)+END, (0,), True),
     'cut in a content': ((sample(0)+sample(9))[:-BLOCK*4], (0,), True),
     'cut between the members of a sample': (sample(0)+sample(1)+member('002.bin', content(2)), (0,1), True),
-    'cut in a header': (sample(0)+sample(1)+header('002.bin')[:100], (0,1), True),
     'cut after a long name': (sample(0)+sample(1)+member(LONG*2, b'')[:-BLOCK], (0,1), True),
     'a long name, then zeros': (sample(0)+member(LONG*2, b'')[:-BLOCK]+bytes(BLOCK)+sample(1)+END, (0,), True),
     'pax headers, then zeros': (sample(0)+pax({'path':'evil.bin'})+bytes(BLOCK)+sample(1)+END, (0,), True),
     'negative size': (sample(0)+raw_header('001.bin', NEGATIVE)+sample(1)+END, (0,), True),
     'negative pax size': (sample(0)+pax({'size':-2048})+header('001.bin')+sample(1)+END, (0,), True),
     'a size of exabytes': (sample(0)+raw_header('001.bin', HUGE)+sample(1)+END, (0,), True),
-    'a pax size of exabytes': (sample(0)+pax({'size':1<<61})+header('001.bin')+sample(1)+END, (0,), True),
     'a size that is no number': (sample(0)+pax({'size':'many'})+header('001.bin')+bytes(BLOCK)+END, (0,), True),
     'a long name of exabytes': (sample(0)+raw_header('././@LongLink', HUGE, b'L')+sample(1)+END, (0,), True),
     'a long name of negative size': (sample(0)+raw_header('././@LongLink', NEGATIVE, b'L')+sample(1)+END, (0,), True),
     'pax headers of 2 MB': (
         sample(0)+header('././@PaxHeader', 1<<21, tarfile.XHDTYPE)+bytes(1<<21)+sample(1)+END, (0,), True),
     '5,000 pax headers': (sample(0)+pax({'a':'b'})*5000+sample(1)+END, (0,), True),
-    'a sparse file': (
-        sample(0)+raw_header('001.bin', b'%011o\0' % 0, tarfile.GNUTYPE_SPARSE)+member('001.cls', b'1')+sample(2)+END,
-        (0,2), True),
 }
 def gzip_in_parts(data): return b''.join(gzip.compress(data[k:k+1000]) for k in range(0, len(data), 1000))
 def zstd(data): return zstandard.ZstdCompressor(write_checksum=True).compress(data)
@@ -147,11 +135,6 @@ def write(folder, extension, data):
 
 def both(path): return read_as_stream(path),read_by_index(path.parent)
 
-def flipped(data, at, bits):
-    data = bytearray(data)
-    data[at] ^= bits
-    return bytes(data)
-
 @pytest.mark.parametrize('name', UNUSUAL)
 def test_both_readers_agree_on_unusual_tars(tmp_path, name):
     data,numbers,fails = UNUSUAL[name]
@@ -160,50 +143,48 @@ def test_both_readers_agree_on_unusual_tars(tmp_path, name):
             assert samples==expected(*numbers)
             assert bool(failures)==fails, failures
             assert all('a.' in where for where,_ in failures)
-    if name=='a field twice': assert '000.bin: this member is there twice' in str(failures)
-    if name=='a field twice': assert 'at bytes 512 and 1,536 of the tar' in str(failures)
+    if name=='a field twice':
+        assert re.search('000.bin: this member is there twice.* at bytes 512 and 1,536 of the tar', str(failures))
+
+def members_or_damage(file, contents):
+    found = []
+    try:
+        for m in tar_members(file, contents): found.append((m.name, m.start, m.size, str(m.error), m.is_first))
+    except DamagedTar: found.append('damaged')
+    return found
 
 def test_headers_alone_give_the_same_members(tmp_path):
     for name,(data,*_) in UNUSUAL.items():
-        found = []
         (tmp_path/'a.tar').write_bytes(data)
-        for contents in True,False:
-            members,damage = [],None
-            with open(tmp_path/'a.tar', 'rb') as file:
-                try:
-                    for m in tar_members(file, contents):
-                        members.append((m.name, m.start, m.size, str(m.error), m.is_first))
-                except DamagedTar as e: damage = type(e)
-            found.append((members,damage))
-        assert found[0]==found[1], name
-        for _,start,size,error,_ in members: assert error!='None' or len(data[start:start+size])==size, name
+        with open(tmp_path/'a.tar', 'rb') as file: headers = members_or_damage(file, contents=False)
+        assert headers==members_or_damage(io.BytesIO(data), contents=True), name
 
 def test_a_sample_that_lacks_members_before_a_cut_is_not_indexed(tmp_path):
     path = write(tmp_path/'d', 'tar', UNUSUAL['cut between the members of a sample'][0])
     index_shards(path.parent, num_workers=1, progress=False)
     assert ShardStore(path.parent).keys(range(2))==['000','001'] and len(ShardStore(path.parent))==2
 
-@pytest.mark.parametrize('extension', ['tar','tar.gz','cut.tar.gz'])
-def test_of_a_tar_that_is_cut_off_both_read_what_is_complete(tmp_path, extension):
+@pytest.mark.parametrize('kind', ['tar','tar.gz','cut.tar.gz'])
+def test_of_a_tar_that_is_cut_off_both_read_what_is_complete(tmp_path, kind):
     "At any block, and within blocks; and where compressed data are cut off"
     ends = [len(b''.join(map(sample, range(k))))-BLOCK+1 for k in (1,2,3)]   # a label is one byte
-    whole = gzip.compress(THREE+END, 1) if extension=='cut.tar.gz' else THREE+END
-    first,step = (20,len(whole)//8) if extension=='cut.tar.gz' else (len(sample(0)),BLOCK)
+    is_cut = kind=='cut.tar.gz'
+    whole = gzip.compress(THREE+END, 1) if is_cut else THREE+END
+    first,step = (20,len(whole)//8) if is_cut else (len(sample(0)),BLOCK)
     for k,cut in enumerate(range(first, len(whole), step)):
-        cut += k%3
-        data,there = whole[:cut],cut
-        if extension=='cut.tar.gz': there = len(zlib.decompressobj(31).decompress(data))
-        path = write(tmp_path/f'{cut}', 'tar.gz' if extension=='tar.gz' else 'tar', data)
-        if extension=='cut.tar.gz': path = path.rename(path.with_suffix('.tar.gz'))
+        data = whole[:cut+k%3]
+        there = len(zlib.decompressobj(31).decompress(data) if is_cut else data)
+        path = write(tmp_path/f'{cut}', 'tar.gz' if kind=='tar.gz' else 'tar', data)
+        if is_cut: path = path.rename(path.with_suffix('.tar.gz'))
         for samples,failures in both(path):
             assert samples==expected(*range(sum(end<=there for end in ends)))
-            assert bool(failures)==(there<=len(THREE) or there%BLOCK>0 or extension=='cut.tar.gz'), cut
+            assert bool(failures)==(there<=len(THREE) or there%BLOCK>0 or is_cut), cut
 
 def test_of_a_damaged_tar_both_read_what_comes_before(tmp_path):
     "Tars have checksums of headers only, so contents are as they are there"
     ends = [len(b''.join(map(sample, range(k)))) for k in (1,2,3)]
     for at in range(3, len(THREE), 211):
-        path = write(tmp_path/f'{at}', 'tar', flipped(THREE+END, at, 0x15))
+        path = write(tmp_path/f'{at}', 'tar', flipped(THREE+END, at))
         before = sum(end<=at for end in ends)
         for samples,failures in both(path):
             assert samples[:before]==expected(*range(before)), at
@@ -219,10 +200,10 @@ def test_compression_is_recognised_by_content_and_parts_may_follow_each_other(tm
 
 @each_compression
 def test_damaged_compressed_data_are_never_written(tmp_path, kind):
-    "With a flipped bit, the samples are right, or the whole tar is refused"
+    "With flipped bits, the samples are right, or the whole tar is refused"
     path,whole = write(tmp_path/'d', 'tar.gz', b''),COMPRESSIONS[kind](THREE+END)
     for k,at in enumerate(range(0, len(whole), 7)):
-        path.write_bytes(flipped(whole, at, 0x10))
+        path.write_bytes(flipped(whole, at))
         try: samples,failures = read_as_stream(path)
         except DamagedTar as e: assert 'a.tar.gz: damaged compressed data' in str(e)
         else: assert failures or samples==expected(0,1,2)
@@ -230,21 +211,17 @@ def test_damaged_compressed_data_are_never_written(tmp_path, kind):
             samples,failures = read_by_index(path.parent)
             assert samples==expected(0,1,2) or (samples==[] and failures), at
 
-def test_damage_in_the_checksum_of_compressed_data_is_named(tmp_path):
-    path = write(tmp_path/'d', 'tar.gz', THREE+END)
-    path.write_bytes(flipped(path.read_bytes(), -6, 1))
+def test_damage_in_the_checksum_of_compressed_data_is_named_and_nothing_is_committed(tmp_path):
+    path,writer = write(tmp_path/'d', 'tar.gz', THREE+END),MemoryWriter()
+    path.write_bytes(flipped(path.read_bytes(), -6))
     samples,failures = read_by_index(path.parent)
     assert samples==[] and 'damaged compressed data' in failures[0][1]
-    message = 'a.tar.gz: damaged compressed data.*incorrect data check'
-    with pytest.raises(DamagedTar, match=message): read_as_stream(path)
-    writer = MemoryWriter()
-    with pytest.raises(DamagedTar, match=message):
+    with pytest.raises(DamagedTar, match='a.tar.gz: damaged compressed data.*incorrect data check'):
         ingest(tar_samples(path), writer, num_workers=1, progress=False)
     assert writer.store is None
 
-SPARSE = [['--format=gnu'], ['--format=pax','--sparse-version=0.1'], ['--format=pax','--sparse-version=1.0']]
-
-@pytest.mark.parametrize('flags', SPARSE, ids=' '.join)
+@pytest.mark.parametrize('flags', [
+    '--format=gnu','--format=pax --sparse-version=0.1','--format=pax --sparse-version=1.0'])
 def test_sparse_files_are_failed_samples(tmp_path, flags):
     "As GNU tar writes them; their bytes are not stored in one place"
     if not shutil.which('tar'): pytest.skip('no tar')
@@ -252,11 +229,9 @@ def test_sparse_files_are_failed_samples(tmp_path, flags):
     for i in range(3):
         (tmp_path/f'00{i}.bin').write_bytes(content(i))
         (tmp_path/f'00{i}.cls').write_bytes(b'%d' % i)
-    with (tmp_path/'001.bin').open('wb') as file:
-        file.seek(1<<20)
-        file.write(b'end')
+    with (tmp_path/'001.bin').open('ab') as file: file.truncate(1<<20)
     files = [f'00{i}.{field}' for i in range(3) for field in ('bin','cls')]
-    made = subprocess.run(['tar','cf','d/a.tar','--sparse',*flags,*files], cwd=tmp_path, capture_output=True)
+    made = subprocess.run(['tar','cf','d/a.tar','--sparse',*flags.split(),*files], cwd=tmp_path, capture_output=True)
     if made.returncode: pytest.skip('no GNU tar')
     for samples,failures in both(tmp_path/'d/a.tar'):
         assert samples==expected(0,2) and len(failures)==1 and 'sparse' in failures[0][1]
@@ -286,7 +261,7 @@ def test_a_tar_that_becomes_shorter_is_a_failed_sample(tmp_path):
 def test_an_extension_that_cannot_name_a_field(tmp_path):
     "`index_shards` leaves it out, and says so; in `tar_samples` the sample fails, unless `fn` renames the field"
     options = dict(num_workers=1, progress=False)
-    for k,extension in enumerate(('left image.png','a:b','what?','a;b.txt','x.crc')):
+    for k,extension in enumerate(('left image.png','a;b.txt','x.crc')):
         folder = tar(tmp_path/f'{k}/a.tar', [('0.txt', b'text'), (f'0.{extension}', b'text')]).parent
         report = index_shards(folder, **options)
         assert report.written==1 and any(repr(extension) in note and 'left out' in note for note in report.notes)
@@ -297,8 +272,6 @@ def test_an_extension_that_cannot_name_a_field(tmp_path):
         ingest(tar_samples(folder), writer:=MemoryWriter(), fn, **options)
         assert writer.store.fields==['txt','b.txt']
 
-FOLDER = header('d/', kind=tarfile.DIRTYPE)
-LINK = header('d/0.png', kind=tarfile.SYMTYPE, linkname='x')
 NO_SAMPLES = {
     'folder':FOLDER, 'folders':FOLDER*2, 'hidden':member('d/._0.bin', b'x'), 'no extension':member('README', b'x'),
     'all':FOLDER+member('README', b'x')+FOLDER, 'nothing':b''}
@@ -310,5 +283,6 @@ def test_samples_of_joined_archives_stay_apart(tmp_path, kind):
     for extension in 'tar','tar.gz':
         for samples,failures in both(write(tmp_path/extension, extension, archive(0)+archive(1)+archive(2))):
             assert (samples,failures)==(expected(0,1,2),[])
-    for samples,failures in both(write(tmp_path/'link', 'tar', sample(0)+LINK+END+archive(1))):
+    link = header('d/0.png', **TO_PASSWORDS)
+    for samples,failures in both(write(tmp_path/'link', 'tar', sample(0)+link+END+archive(1))):
         assert samples==expected(0,1) and len(failures)==1 and 'a link' in failures[0][1]
