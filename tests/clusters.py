@@ -131,6 +131,7 @@ class Pair:
     def sync(self): assert wait_for(lambda: self.a.wait(1, 1000))
     def __enter__(self): return self
     def __exit__(self, *args):
+        for server in self.servers: server.kill()   # one that is asked to end waits for its replica
         for server in self.servers: server.close()
 
 class Sentinels(Pair):
