@@ -51,6 +51,7 @@ def endless(beginning, piece, seconds):
 
 TALKS = {'silent':silent, 'deaf':deaf,
     'value of 100,000 bytes at 50 bytes per second':endless(b'$100000\r\n', b'x', .02),
+    'something else':endless(b'HTTP/1.1 400 Bad Request\r\n\r\n', b'x', .02),
     'list of many short values':endless(b'*1000000\r\n', b'$1\r\nx\r\n', .005),
     'handshake of TLS, a byte at a time':endless(b'\x16\x03\x03\x40', b'\0', .02)}
 

@@ -1,5 +1,5 @@
 "What a user gets when an address, a name, a sample or a server is wrong: the error that is promised for it"
-import random, signal, socket, struct, subprocess, threading, zlib
+import random, signal, struct, subprocess, threading, zlib
 from functools import partial
 
 import pytest
@@ -10,7 +10,6 @@ from fastai.vision.augment import Resize
 
 import fastai_remote.block
 from conftest import class_of, fails, N, wait_for
-from faultproxy import FaultProxy
 from fastai_remote import (CorruptSample, get_remote_items, image_samples, MissingSample, RedisBlock, RedisStore,
                            StoreNotFound, StoreUnavailable, to_redis, UnknownField, UnsupportedFormat)
 
@@ -29,38 +28,14 @@ def run_through(dls): return [batch for dl in (dls.train.new(drop_last=False), d
 
 # --- wrong address, name, field, format
 
-@pytest.fixture
-def listener():
-    "A port; nobody listens until the test does"
-    with socket.socket() as sock:
-        sock.bind(('127.0.0.1', 0))
-        yield sock
-
-def test_a_server_that_is_not_there_is_named(listener):
-    port = listener.getsockname()[1]
+def test_a_server_that_is_not_there_is_named():
     for ask in RedisStore, DataLoaders.from_redis, lambda url, name, **kw: to_redis([1,2], url, name, **ONE, **kw):
-        with pytest.raises(StoreUnavailable, match=f'127.0.0.1:{port}.*attempt'):
-            ask(f'redis://127.0.0.1:{port}', 'pics', timeout=.3)
-    with pytest.raises(StoreUnavailable, match='nowhere.invalid'):
-        RedisStore('redis://nowhere.invalid', 'pics', timeout=.3)
+        with pytest.raises(StoreUnavailable, match='127.0.0.1:1.*attempt'):
+            ask('redis://127.0.0.1:1', 'pics', timeout=.3)
 
 @pytest.mark.parametrize('url', ['http://localhost:6379', 'localhost:6379', '', 'redis://localhost:port'])
 def test_what_is_no_redis_url_is_refused(url):
     with pytest.raises(ValueError, match='URL'): RedisStore(url, 'pics')
-
-def test_a_server_that_speaks_something_else_is_named(listener):
-    listener.listen()
-    def answer():
-        while True:
-            try: connection,_ = listener.accept()
-            except OSError: return
-            with connection:
-                connection.recv(1000)
-                connection.sendall(b'HTTP/1.1 400 Bad Request\r\n\r\n')
-    threading.Thread(target=answer, daemon=True).start()
-    port = listener.getsockname()[1]
-    with pytest.raises(StoreUnavailable, match=str(port)): RedisStore(f'redis://127.0.0.1:{port}', 'pics', timeout=.5)
-    listener.shutdown(socket.SHUT_RDWR)
 
 def test_names_and_fields_that_there_are_not_are_told_with_those_that_there_are(server, store):
     for ask in RedisStore,DataLoaders.from_redis,RedisStore.delete:
@@ -102,7 +77,6 @@ def test_a_reader_of_a_dataset_that_is_deleted_or_written_anew_is_told(fresh, pi
     to_redis([{'txt':'', 'cls':'x'} for _ in range(N)], fresh.url, 'pics', **ONE)
     with pytest.raises(StoreNotFound, match='replaced|deleted'): pics.get_many([3], 'cls')
 
-CUT = {'no image':lambda data: b'no jpeg', 'half':lambda data: data[:len(data)//2], 'empty':lambda data: b''}
 WILD_CODE = struct.pack('>BI', 238, zlib.crc32(struct.pack('>BQ', 238, 5)))   # its checksum is right
 DAMAGE = { # What happens to a client's data, the error, and options of the loaders
     'deleted':(lambda c: c.delete('pics:jpg:7'), MissingSample,
@@ -111,9 +85,8 @@ DAMAGE = { # What happens to a client's data, the error, and options of the load
                      "pics: sample 11, field 'jpg': the .* bytes do not match their checksum", {}),
     'a code without a label':(lambda c: c.setrange('pics:cls#0', 5*5, WILD_CODE), CorruptSample,
                               "pics: sample 5, field 'cls': code 238, but there are 3 labels", {}),
-    **{name:(lambda c, change=change: c.set('pics:jpg:12', change(c.get('pics:jpg:12'))), CorruptSample,
-             "pics: sample 12, field 'jpg'", {'check':False})
-       for name,change in CUT.items()}}
+    'half':(lambda c: c.set('pics:jpg:12', c.get('pics:jpg:12')[:500]), CorruptSample, "pics: sample 12, field 'jpg'",
+            {'check':False})}
 
 @pytest.mark.parametrize('num_workers,what', [*((0,what) for what in DAMAGE), (2,'deleted'), (2,'a bit flipped'),
                                               (2,'half')])
@@ -170,17 +143,3 @@ def test_a_server_that_never_answers_is_an_error_when_the_time_is_over_and_then_
         with pytest.raises(StoreUnavailable, match='attempt'): opened()
     finally: fresh.proc.send_signal(signal.SIGCONT)
     assert wait_for(lambda: answer(lambda: len(dls.one_batch()[0])))==8
-
-def test_a_line_that_stalls_is_an_error_and_one_that_breaks_within_a_reply_is_not(fresh, pics):
-    expected = pics.get_many(range(20), 'jpg')
-    with FaultProxy(str(fresh.socket)) as proxy:
-        store = RedisStore(f'redis://127.0.0.1:{proxy.port}', 'pics')
-        for cut in 0,7,500,4000:
-            proxy.cut = cut
-            assert store.get_many(range(20), 'jpg')==expected and proxy.cut is None
-        store = wait_for(lambda: answer(partial(RedisStore, f'redis://127.0.0.1:{proxy.port}', 'pics', timeout=1,
-                                                socket_timeout=.3)))
-        proxy.stall = True
-        with pytest.raises(StoreUnavailable, match=f'127.0.0.1:{proxy.port}.*attempts?'): store.get_many([1], 'jpg')
-        proxy.stall = False
-        assert wait_for(lambda: answer(lambda: store.get_many(range(20), 'jpg')))==expected
