@@ -71,8 +71,8 @@ class LocalCluster:
             client.execute_command('CLUSTER ADDSLOTSRANGE', start, stop-1)
             client.execute_command('CLUSTER SET-CONFIG-EPOCH', k+1)
         for server in self.servers[1:]: clients[0].execute_command('CLUSTER MEET', '127.0.0.1', server.port)
-        def all_have(name, value): return all(_cluster_info(client)[name]==value for client in clients)
-        wait_for(lambda: all_have('cluster_known_nodes', len(clients)))
+        def all_have(name, value): return all(client.execute_command('CLUSTER INFO')[name]==value for client in clients)
+        wait_for(lambda: all_have('cluster_known_nodes', str(len(clients))))
         for k,client in enumerate(clients[masters:]):
             def replicate():
                 try: return client.execute_command('CLUSTER REPLICATE', self.ids[k%masters])
@@ -86,7 +86,6 @@ class LocalCluster:
         wait_for(lambda: all(map(knows_replicas, clients)))
 
     def client(self, k): return redis.Redis.from_url(self.servers[k].url)
-    def info(self, k): return _cluster_info(self.client(k))
     @property
     def url(self): return self._login+f'@127.0.0.1:{self.servers[0].public_port}'
     @property
@@ -113,12 +112,6 @@ class LocalCluster:
         for server in self.servers: server.kill()
         for server in self.servers: server.close()
 
-def _cluster_info(client):
-    reply = client.execute_command('CLUSTER INFO')
-    if isinstance(reply, dict): return {k:int(v) if str(v).isdigit() else v for k,v in reply.items()}
-    pairs = (line.split(':', 1) for line in reply.decode().split() if ':' in line)
-    return {k:int(v) if v.isdigit() else v for k,v in pairs}
-
 class Pair:
     "A master and a replica; `announce` as in `start_server`"
     def __init__(self, announce=None):
@@ -131,6 +124,7 @@ class Pair:
     def sync(self): assert wait_for(lambda: self.a.wait(1, 1000))
     def __enter__(self): return self
     def __exit__(self, *args):
+        for server in self.servers: server.kill()   # one that is asked to end waits for its replica
         for server in self.servers: server.close()
 
 class Sentinels(Pair):
@@ -148,6 +142,7 @@ class Sentinels(Pair):
 
     def _start(self, k, n, down_after):
         with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)   # another thread may fork, and keep it
             sock.bind(('127.0.0.1', 0))
             port = sock.getsockname()[1]
         file = self.folder/f'{k}.conf'

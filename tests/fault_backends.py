@@ -1,6 +1,7 @@
-"The stores that faults are tried on, behind one interface: write a dataset, open it, read all of it, break it"
+"""The stores that faults are tried on, behind one interface: write a dataset, open it, read all of it, break it; and
+faults that last as long as a block"""
 import io, os, shutil, signal, tempfile, time
-from contextlib import ExitStack
+from contextlib import contextmanager, ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,16 @@ from PIL import Image
 from redis.crc import key_slot
 
 from clusters import LocalCluster, Sentinels, SLOTS, wait_for
-from fastai_remote import RedisStore, redis_server, ShardStore, StoreError, StoreNotFound, to_redis, to_shards
+from fastai_remote import RedisStore, redis_server, ShardStore, to_redis, to_shards
 from faultproxy import FaultProxy as NetworkFaults
 
 class Backend:
     """A place for datasets, with a connection that can be disturbed; a context manager
 
-    `kind` says which faults can be tried on it. Each object is new and empty, and is used for one fault only."""
+    `kind` says which faults can be tried on it. Each object is new and empty, and is used for one fault only.
+    `write(source, name, fn, direct, **options)` writes a dataset, and `open(name, direct, **options)` is its store;
+    `direct` means around the disturbances. `address(name)` are the arguments of `to_redis` or `to_shards` after the
+    source, for a script."""
     name = kind = ''
     is_redis = False
 
@@ -24,33 +28,20 @@ class Backend:
     def __exit__(self, *args):
         self.stack.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def write(self, source, name, fn=None, direct=False, **options):
-        "Write dataset `name`; around the disturbances if `direct`"
-        raise NotImplementedError
-    def open(self, name, direct=False, **options):
-        "The store of dataset `name`"
-        raise NotImplementedError
-    def address(self, name):
-        "Where a script writes dataset `name`: the arguments of `to_redis` or `to_shards` after the source"
-        raise NotImplementedError
-    def abandon(self, name):
-        "Drop what an unfinished ingest has written"
-        raise NotImplementedError
     def settle(self): "Wait until replicas have what was written"
 
 class RedisBackend(Backend):
     """Redis behind a proxy: one server, or several
 
-    Faults of a server happen to `server`, one of them; `client` is connected to it without the proxy."""
+    Faults of a server happen to `server`, one of them; `client` is connected to it without the proxy. `url(direct)` is
+    the address, without the proxy if `direct` and the address of the server is always the same."""
     is_redis = True
     def __init__(self):
         super().__init__()
         self.proxy = self.stack.enter_context(NetworkFaults())
+        self.start()
+        self.client = redis.Redis.from_url(self.server.url)
 
-    def url(self, direct=False):
-        "The address, with the proxy; without it if `direct`, where the address of the server is always the same"
-        raise NotImplementedError
     @property
     def servers(self)->list:
         "Those that clients write to"
@@ -61,14 +52,13 @@ class RedisBackend(Backend):
         return to_redis(source, self.url(direct), name, fn, progress=False, **options)
     def open(self, name, direct=False, **options): return RedisStore(self.url(direct), name, **options)
     def address(self, name): return self.url(),name
-    def abandon(self, name): RedisStore.abandon(self.url(True), name)
 
     def choose(self, rng):
         "Let faults happen to another of the servers, chosen by `rng`"
         self.server = rng.choice(self.servers)
         self.client = redis.Redis.from_url(self.server.url)
 
-    def restart(self, seconds=.5):
+    def restart(self, seconds=0.):
         "Kill the server as a crash would, and start it again after `seconds`"
         self.server.kill()
         time.sleep(seconds)
@@ -77,11 +67,9 @@ class RedisBackend(Backend):
 class OneServer(RedisBackend):
     "A single Redis server"
     name,kind = 'Redis','server'
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.server = self.stack.enter_context(redis_server())
         self.proxy.add(str(self.server.socket))
-        self.client = redis.Redis.from_url(self.server.url)
 
     def url(self, direct=False): return self.server.url if direct else f'redis://127.0.0.1:{self.proxy.port}'
 
@@ -91,14 +79,11 @@ class Cluster(RedisBackend):
     `server` has values, and counters that ingests of all names share, but not what describes a dataset."""
     name,kind = 'Redis Cluster','cluster'
     replicas = 0 # Of all masters together
-    def __init__(self):
-        super().__init__()
+    def start(self):
         node_timeout = 1000 if self.replicas else 5000
         cluster = LocalCluster(3, self.replicas, node_timeout=node_timeout, announce=self.proxy.add)
-        self.cluster = self.stack.enter_context(cluster)
-        self.server_number = self.node()
+        self.cluster,self.server_number = self.stack.enter_context(cluster),self.node()
         self.server = self.cluster.servers[self.server_number]
-        self.client = redis.Redis.from_url(self.server.url)
 
     def node(self): return node_of('fastai_remote:locks')
     @property
@@ -138,11 +123,9 @@ class Sentinel(RedisBackend):
     The sentinel waits for a master that is away, as an administrator would who restarts it."""
     name,kind = 'Sentinel','sentinel'
     n_sentinels,down_after = 1,60_000 # Milliseconds
-    def __init__(self):
-        super().__init__()
+    def start(self):
         self.group = self.stack.enter_context(Sentinels(self.n_sentinels, self.proxy.add, self.down_after))
         self.server = self.group.master
-        self.client = redis.Redis.from_url(self.server.url)
 
     def url(self, direct=False): return self.group.url
     def settle(self): self.client.wait(1, 5000)
@@ -150,13 +133,12 @@ class Sentinel(RedisBackend):
 class SentinelFailover(Sentinel):
     "Three sentinels, which replace a master that is away for half a second"
     kind,n_sentinels,down_after = 'sentinel-failover',3,500
+
     @property
     def servers(self):
         "The one that is the master now"
-        def is_master(server):
-            try: return redis.Redis.from_url(server.url).info('replication')['role']=='master'
-            except redis.RedisError: return False   # it is just becoming a replica, and hangs up
-        return wait_for(lambda: [*filter(is_master, self.group.servers)][:1])
+        def masters(): return [server for server in self.group.servers if replication(server).get('role')=='master']
+        return wait_for(masters)[:1]
 
     def hand_over(self):
         "Let the replica take over"
@@ -166,14 +148,16 @@ class SentinelFailover(Sentinel):
         "Until all sentinels name one master, and the other server is its replica"
         def is_over():
             sentinels = [redis.Redis(port=port) for port in self.group.ports]
-            named = {tuple(sentinel.execute_command('SENTINEL', 'GET-MASTER-ADDR-BY-NAME', 'drawings'))
-                for sentinel in sentinels}
-            try: states = [redis.Redis.from_url(server.url).info('replication') for server in self.group.servers]
-            except redis.RedisError: return False   # it is just becoming a replica, and hangs up
-            roles = [state['role'] for state in states]
-            links = [state['master_link_status'] for state in states if state['role']=='slave']
-            return len(named)==1 and sorted(roles)==['master','slave'] and links==['up']
+            named = {sentinel.sentinel_get_master_addr_by_name('drawings') for sentinel in sentinels}
+            states = map(replication, self.group.servers)
+            roles = {state.get('role'):state.get('master_link_status') for state in states}
+            return len(named)==1 and roles=={'master':None, 'slave':'up'}
         wait_for(is_over)
+
+def replication(server):
+    "What a server says about it; nothing while it is away, or is just becoming a replica, and hangs up"
+    try: return redis.Redis.from_url(server.url).info('replication')
+    except redis.RedisError: return {}
 
 class Disk(Backend):
     "Shards in a folder"
@@ -181,12 +165,8 @@ class Disk(Backend):
     def url(self, name): return str(self.folder/name)
     def write(self, source, name, fn=None, direct=False, **options):
         return to_shards(source, self.url(name), fn, **{'progress':False, 'maxcount':20, **options})
-    def open(self, name, direct=False, **options):
-        options.pop('timeout', None)
-        return ShardStore(self.url(name), **options)
+    def open(self, name, direct=False, timeout=None, **options): return ShardStore(self.url(name), **options)
     def address(self, name): return (self.url(name),)
-    def abandon(self, name): ShardStore.abandon(self.url(name))
-    def file(self, name, pattern): return sorted((self.folder/name).glob(pattern))[0]
 
 class S3(Backend):
     "Shards on an S3 server behind a proxy, read through a cache"
@@ -207,14 +187,74 @@ class S3(Backend):
         return to_shards(source, self.url(name), fn, storage_options=self.options(direct),
                          **{'progress':False, 'maxcount':20, **options})
     def open(self, name, direct=False, **options):
-        cache = None if direct else options.pop('cache', self.cache)
+        cache = None if direct else self.cache
         return ShardStore(self.url(name), storage_options=self.options(direct), cache=cache, **options)
-    def abandon(self, name): ShardStore.abandon(self.url(name), storage_options=self.options(True))
 
 BACKENDS = {cls.kind:cls for cls in (OneServer, Cluster, ClusterHome, ClusterReplicas, ClusterHomeReplicas, Sentinel,
                                      SentinelFailover, Disk, S3)}
 
-# The samples that are written, and a function that is called for each of them
+# --- faults of the network and of a server; those that are context managers last as long as the block
+
+@contextmanager
+def refused(backend):
+    "The ports are closed"
+    backend.proxy.refuse()
+    yield
+    backend.proxy.accept()
+
+@contextmanager
+def disturbed(backend, **values):
+    "Attributes of the proxy have these values"
+    before = {name:getattr(backend.proxy, name) for name in values}
+    vars(backend.proxy).update(values)
+    yield
+    vars(backend.proxy).update(before)
+
+@contextmanager
+def masterless(backend, answers='yes'):
+    "The server is a replica whose master is gone; it answers reads (READONLY), or nothing (MASTERDOWN) with 'no'"
+    backend.client.config_set('replica-serve-stale-data', answers)
+    backend.client.replicaof('127.0.0.1', 1)
+    yield
+    backend.client.replicaof('NO', 'ONE')
+
+@contextmanager
+def unsaved(backend):
+    "The server cannot save to its disk, and refuses to be written to (MISCONF): a folder is in the place of the file"
+    client,file = backend.client,backend.server.dir/'dump.rdb'
+    file.unlink(missing_ok=True)
+    file.mkdir()
+    client.config_set('save', '3600 1')
+    client.bgsave()
+    wait_for(lambda: client.info('persistence')['rdb_last_bgsave_status']=='err')
+    yield
+    file.rmdir()
+    client.config_set('save', '')
+    client.bgsave()
+    wait_for(lambda: not client.info('persistence')['rdb_bgsave_in_progress'])
+
+def run_script(backend, seconds):
+    "The server runs a script (BUSY)"
+    backend.client.config_set('lua-time-limit', 50)
+    script = "local s=redis.call('TIME') while true do local t=redis.call('TIME') " \
+             "if (t[1]-s[1])*1e6+t[2]-s[2]>tonumber(ARGV[1]) then return 1 end end"
+    with suppress(redis.ResponseError): backend.client.eval(script, 0, int(seconds*1e6))   # a sentinel may end it
+
+def hang_up(backend):
+    "All connections of clients are closed"
+    for client in backend.clients: client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
+
+def flip_bit(part, rng):
+    "`part`, a bytearray, with another bit, as bytes"
+    part[rng.randrange(len(part))] ^= 1<<rng.randrange(8)
+    return bytes(part)
+
+def lose_byte(part, rng):
+    "`part`, a bytearray, without one of its bytes, as bytes"
+    del part[rng.randrange(len(part))]
+    return bytes(part)
+
+# --- the samples that are written, a function that is called for each of them, and how they are read
 
 N_TRAIN,N_VALID = 128,32
 N = N_TRAIN+N_VALID
@@ -222,6 +262,8 @@ N = N_TRAIN+N_VALID
 def picture(number):
     "The pixels of sample `number`, which no other sample has"
     return np.random.default_rng(number).integers(0, 255, (8,8,3)).astype(np.uint8)
+
+def is_picture(number, pixels): return 0<=number<N and bool((pixels==picture(number)).all())
 
 def png_of(number):
     Image.fromarray(picture(number)).save(buffer:=io.BytesIO(), 'PNG')
@@ -246,8 +288,20 @@ class Slow:
             if self.kill: os.kill(os.getpid(), signal.SIGKILL)
         return sample
 
-def write_script(address, flag, num_workers=2, **options):
+def write_script(address, flag, num_workers):
     "What a script of its own runs: writes the samples to `address`, which `Backend.address` returned"
-    options = {'progress':False, 'chunk':16, 'num_workers':num_workers, **options}
+    options = dict(progress=False, chunk=16, num_workers=num_workers)
     if len(address)==2: return to_redis(samples(), *address, Slow(flag), **options)
     return to_shards(samples(), address[0], Slow(flag), maxcount=20, **options)
+
+def loaders(store, bs, seed):
+    "Training and validation of two workers, from the first sample to the last"
+    from fastai.data.core import DataLoaders
+    import fastai_remote.block
+    dls = DataLoaders.from_store(store, x='png', y='id', bs=bs, num_workers=2, device='cpu', seed=seed)
+    return dls.train.new(drop_last=False),dls.valid
+
+def read(loaders):
+    "The batches of an epoch, as `(numbers, pixels)`"
+    for loader in loaders:
+        for x,y in loader: yield y.long().tolist(),(x*255).round().byte().permute(0, 2, 3, 1).numpy()

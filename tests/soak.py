@@ -17,7 +17,8 @@ import redis
 from redis.crc import key_slot
 
 from clusters import wait_for
-from fault_backends import Cluster, N, OneServer, picture, png_of, samples, SentinelFailover
+from fault_backends import (Cluster, disturbed, flip_bit, hang_up, is_picture, loaders, lose_byte, masterless, N,
+                            OneServer, png_of, read, refused, run_script, samples, SentinelFailover, unsaved)
 
 HERE = Path(__file__).parent
 WARM_UP = 2 # Epochs that are not compared
@@ -36,22 +37,16 @@ def say(**what): print(json.dumps(what), flush=True)
 
 def train(url, stop, seed):
     "Read epoch after epoch, until the file `stop` exists; says what each was like"
-    from fastai.data.core import DataLoaders
-    import fastai_remote.block
     from fastai_remote import RedisStore
-    store = RedisStore(url, 'pets', timeout=60., socket_timeout=1.)
-    dls = DataLoaders.from_store(store, x='png', y='id', bs=16, num_workers=2, device='cpu', seed=seed)
+    parts = loaders(RedisStore(url, 'pets', timeout=60., socket_timeout=1.), bs=16, seed=seed)
     while not stop.exists():
-        began,numbers,wrong = time.monotonic(),[],0
-        for loader in (dls.train.new(drop_last=False), dls.valid):
-            for x,y in loader:
-                images = (x*255).round().byte().permute(0, 2, 3, 1).numpy()
-                for number,pixels in zip(y.long().tolist(), images):
-                    numbers.append(number)
-                    wrong += not (pixels==picture(number)).all()
-                time.sleep(.03)   # a step of the training
-        del loader,x,y,images,pixels
-        say(exact=sorted(numbers)==[*range(N)] and not wrong, seconds=time.monotonic()-began, **resources())
+        began,found,wrong = time.monotonic(),[],0
+        for numbers,images in read(parts):
+            found += numbers
+            wrong += sum(not is_picture(*pair) for pair in zip(numbers, images))
+            time.sleep(.03)   # a step of the training
+        del images
+        say(exact=sorted(found)==[*range(N)] and not wrong, seconds=time.monotonic()-began, **resources())
 
 def write(url, stop, seed):
     "Replace a dataset again and again, until the file `stop` exists; says what each ingest was like"
@@ -79,51 +74,20 @@ def write(url, stop, seed):
 
 # --- faults
 
+def for_a_while(name, trouble, shortest, longest, **options):
+    "A fault of this name that lasts some seconds: `trouble(backend, **options)` is a context manager"
+    def fault(backend, rng):
+        with trouble(backend, **options): time.sleep(rng.uniform(shortest, longest))
+    fault.__name__ = name
+    return fault
+
 def restart(backend, rng):
     backend.client.save()
     backend.restart(rng.uniform(0, 1))
 
 def pause(backend, rng): backend.client.client_pause(int(rng.uniform(100, 1500)))
-def kill_clients(backend, rng): backend.client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
-
-def readonly(backend, rng):
-    "The server is a replica (READONLY) that goes on answering reads"
-    backend.client.config_set('replica-serve-stale-data', 'yes')
-    _be_a_replica(backend, rng)
-
-def masterdown(backend, rng):
-    "The server is a replica whose master is gone, and answers nothing (MASTERDOWN)"
-    backend.client.config_set('replica-serve-stale-data', 'no')
-    _be_a_replica(backend, rng)
-
-def _be_a_replica(backend, rng):
-    backend.client.replicaof('127.0.0.1', 1)
-    time.sleep(rng.uniform(.1, 1))
-    backend.client.replicaof('NO', 'ONE')
-
-def busy(backend, rng):
-    "A script runs long (BUSY)"
-    backend.client.config_set('lua-time-limit', 50)
-    script = "local s=redis.call('TIME') while true do local t=redis.call('TIME') " \
-             "if (t[1]-s[1])*1e6+t[2]-s[2]>tonumber(ARGV[1]) then return 1 end end"
-    try: backend.client.eval(script, 0, int(rng.uniform(2e5, 15e5)))
-    except redis.ResponseError: pass   # a sentinel has ended the script
-
-def misconf(backend, rng):
-    "The server cannot save to its disk, and refuses to be written to (MISCONF): a folder is in the place of the file"
-    client,file = backend.client,backend.server.dir/'dump.rdb'
-    aside = file.with_suffix('.aside')
-    if file.exists(): file.rename(aside)
-    file.mkdir()
-    client.config_set('save', '3600 1')
-    client.bgsave()
-    wait_for(lambda: client.info('persistence')['rdb_last_bgsave_status']=='err')
-    time.sleep(rng.uniform(.1, 1))
-    file.rmdir()
-    if aside.exists(): aside.rename(file)
-    client.config_set('save', '')
-    client.bgsave()
-    wait_for(lambda: not client.info('persistence')['rdb_bgsave_in_progress'])
+def kill_clients(backend, rng): hang_up(backend)
+def busy(backend, rng): run_script(backend, rng.uniform(.2, 1.5))
 
 def move_slot(backend, rng):
     "A slot with keys moves to another node (MOVED, ASK)"
@@ -140,21 +104,6 @@ def hand_over(backend, rng):
     try: wait_for(lambda: backend.servers[0] is not before, 20)
     except AssertionError: pass   # the sentinels began a failover, and gave it up
 
-def refuse(backend, rng):
-    backend.proxy.refuse()
-    time.sleep(rng.uniform(.1, 1))
-    backend.proxy.accept()
-
-def stall(backend, rng):
-    backend.proxy.stall = True
-    time.sleep(rng.uniform(.2, 2))
-    backend.proxy.stall = False
-
-def slow(backend, rng):
-    backend.proxy.rate = rng.choice([20_000, 200_000])
-    time.sleep(rng.uniform(.5, 2))
-    backend.proxy.rate = None
-
 def reset(backend, rng): backend.proxy.cut = rng.randrange(9000)
 def truncate(backend, rng): backend.proxy.end_after = rng.randrange(9000)
 
@@ -162,14 +111,17 @@ def damage_once(backend, rng):
     "One bit of an answer is flipped, or one of its bytes is lost"
     def damage(part):
         backend.proxy.damage = None
-        part = bytearray(part)
-        at = rng.randrange(len(part))
-        if rng.random()<.5: del part[at]
-        else: part[at] ^= 1<<rng.randrange(8)
-        return bytes(part)
+        return rng.choice([flip_bit, lose_byte])(bytearray(part), rng)
     backend.proxy.damage = damage
 
-ANYWHERE = [restart, pause, kill_clients, refuse, stall, slow, reset, truncate, damage_once, damage_once, busy, misconf]
+refuse,misconf = for_a_while('refuse', refused, .1, 1),for_a_while('misconf', unsaved, .1, 1)
+stall = for_a_while('stall', disturbed, .2, 2, stall=True)
+slow,slower = (for_a_while('slow', disturbed, .5, 2, rate=rate) for rate in (200_000, 20_000))
+readonly = for_a_while('readonly', masterless, .1, 1)
+masterdown = for_a_while('masterdown', masterless, .1, 1, answers='no')
+
+ANYWHERE = [restart, pause, kill_clients, refuse, stall, slow, slower, reset, truncate, damage_once, damage_once, busy,
+            misconf]
 BACKENDS = {'server':(OneServer, [*ANYWHERE, readonly, masterdown]), 'cluster':(Cluster, [*ANYWHERE, move_slot]),
             'sentinel':(SentinelFailover, [*ANYWHERE, hand_over])}
 

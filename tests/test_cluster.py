@@ -1,5 +1,4 @@
 "Datasets in a Redis Cluster: as on one server, spread evenly, and nothing is lost when a node fails or forgets"
-import json
 from contextlib import suppress
 
 import numpy as np
@@ -16,7 +15,7 @@ from fastai_remote import (MissingSample, RedisStore, RemoteDataset, ShardStore,
 from fastai_remote.store.redis_layout import key_layout
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write.redis import RedisWriter
-from fastai_remote.write.redis_state import IngestKeys, LOCKS_KEY
+from fastai_remote.write.redis_state import LOCKS_KEY
 
 N = 240
 FIELDS = 'txt','id.i4','cls','y.f4'
@@ -131,11 +130,6 @@ def test_an_interrupted_ingest_is_abandoned_and_no_key_is_used_again(cluster):
     unfinished, = RedisStore.unfinished(cluster.url)
     assert unfinished['name']=='d' and 0<unfinished['chunks']<unfinished['of'] and not unfinished['running']
     assert RedisStore.names(cluster.url)==[]
-    key = IngestKeys('d', 1).plan
-    plan = call(cluster.url, 'get', key)
-    call(cluster.url, 'set', key, plan.replace(b'"n":', b'"m":'))
-    assert [(o['name'],o['of'],o['began']) for o in RedisStore.unfinished(cluster.url)]==[('d',0,'')]
-    call(cluster.url, 'set', key, plan)
     RedisStore.abandon(cluster.url, 'd')
     assert all_keys(cluster)==set() and RedisStore.unfinished(cluster.url)==[]
     write(cluster.url)
@@ -176,18 +170,21 @@ def test_shards_before_a_cluster(cluster, tmp_path):
 
 # --- one writer
 
+def begun(cluster, field, codec):
+    "A writer that has begun to write `d`"
+    writer,fields = RedisWriter(RedisLink(cluster.url), 'd'),{field:{'codec':codec, 'dtype':None}}
+    writer.begin(dict(n=N, chunk=16, fields=fields, splits={}, vocab={}, signature='s', stats=None))
+    return writer
+
 @several_servers
 def test_a_holder_of_the_lock_that_slept_cannot_write(cluster):
     "Its copies of the lock, in the slots of values, are replaced by those of the next holder, and never the other way"
-    first,second = (RedisWriter(RedisLink(cluster.url), 'd') for _ in range(2))
-    fields = {'x':{'codec':'bin', 'dtype':None}}
-    plan = dict(n=100, chunk=100, fields=fields, splits={}, vocab={}, signature='s', stats=None)
-    first.begin(plan)
+    first = begun(cluster, 'x', 'bin')
     with pytest.raises(StoreBusy, match='is writing'): write(cluster.url)
     first.lock.stop.set()
     first.put(np.arange(4), {'x':[b'1']*4})
     call(cluster.url, 'delete', first.keys.lock)   # its lease has ended
-    second.begin(plan)
+    second = begun(cluster, 'x', 'bin')
     second.put(np.arange(4), {'x':[b'2']*4})
     with pytest.raises(StoreBusy): first.put(np.arange(100), {'x':[b'1']*100})
     first.lock.fences.clear()
@@ -201,9 +198,7 @@ def test_a_holder_of_the_lock_that_slept_cannot_write(cluster):
 def test_copies_of_a_lock_whose_number_the_cluster_forgot_are_replaced(cluster):
     "A writer was killed, and the node that counts locks lost its data: the next writer has a smaller number"
     for _ in range(3): write(cluster.url, 'other', 20, overwrite=True)
-    killed = RedisWriter(RedisLink(cluster.url), 'd')
-    fields = {'txt':{'codec':'txt', 'dtype':None}}
-    killed.begin(dict(n=N, chunk=16, fields=fields, splits={}, vocab={}, signature='s', stats=None))
+    killed = begun(cluster, 'txt', 'txt')
     killed.lock.stop.set()
     for key in (killed.keys.lock, LOCKS_KEY): call(cluster.url, 'delete', key)
     write(cluster.url, overwrite=True)
@@ -276,47 +271,27 @@ def test_a_node_that_is_full_is_named_with_its_memory(cluster):
     node,link = cluster.client(node_without('{d}:meta')),RedisLink(cluster.url)
     node.config_set('maxmemory', 3_000_000)
     try:
-        with pytest.raises(StoreFull, match=r'of maxmemory 2\.86M used|has .* left of'):
-            to_redis([{'x.bin':bytes(9000)}]*N*4, cluster.url, 'big', **one)
         with pytest.raises(StoreFull, match=r'of maxmemory 2\.86M used'):
             for i in range(1000): link.send([('SET', f'x{i}', bytes(9000))])
     finally: node.config_set('maxmemory', 0)
 
 @several_servers
-def test_slots_that_move_while_the_dataset_is_read():
-    "MOVED and ASK: the reader that is open goes on"
-    with LocalCluster(2) as cluster:
-        write(cluster.url)
-        store = RedisStore(cluster.urls, 'd')
-        assert is_right(store)
-        for k,start in enumerate(store.parts[0].layout.starts[:8]):
-            slot = key_slot(start.encode())
-            source,is_moved = slot//8192,k%4<2
-            moved = cluster.move_slot(slot, source, 1-source, is_moved, keys=None if is_moved or k%2 else 10)
-            assert moved>5 and is_right(store)
-        assert is_right(RedisStore(cluster.url, 'd'))
-
-@several_servers
-def test_replicas_are_read_from_and_take_over_and_a_part_without_master_is_an_error():
+def test_replicas_are_read_from_and_a_part_without_master_is_an_error():
+    "That replicas take over during an epoch is in the table of faults"
     with LocalCluster(3, 3) as cluster:
         write(cluster.url)
         clients = [cluster.client(k) for k in range(6)]
         for client in clients[:3]: wait_for(lambda: client.wait(1, 1000))
         from_replicas = RedisStore(cluster.url, 'd', read_from='replica')
-        store = RedisStore(cluster.urls, 'd', timeout=300)
         def reads(): return [client.info('commandstats').get('cmdstat_mget', {}).get('calls', 0) for client in clients]
         def only_replicas_are_asked():   # but for some seconds after one of them was too busy to answer
             before = reads()
             assert is_right(from_replicas)
             return all((a==b) if k<3 else a>b for k,(a,b) in enumerate(zip(reads(), before)))
         wait_for(only_replicas_are_asked)
-        assert is_right(store)
         cluster.servers[3].kill()
         assert is_right(from_replicas)   # a replica that is away does not matter
         cluster.servers[1].kill()
-        for first in range(0, N, 48):   # an epoch goes on
-            values = store.get_many(range(first, first+48), 'txt', check=True, decode=True)['txt']
-            assert values==[sample(i)['txt'] for i in range(first, first+48)]
         ports = [server.port for server in cluster.servers]
         # the node in a URL need not be there
         url = f'redis://:secret%20word@127.0.0.1:{ports[1]},127.0.0.1:{ports[2]}'
@@ -381,17 +356,3 @@ def test_moved_datasets_are_read_copied_and_deleted_but_not_changed(moved, is_li
     RedisStore(url, 'g').rename('d')
     RedisStore.delete(url, 'd')
     assert keys_at(url)==set()
-
-@several_servers
-def test_a_moved_dataset_whose_manifest_is_damaged_or_newer(moved):
-    url = moved()
-    key = RedisStore(url, 'd').manifest_key
-    stored = call(url, 'get', key)
-    call(url, 'set', key, json.dumps({**json.loads(stored), 'format':9, 'crc':None}))
-    for act in (lambda: RedisStore.delete(url, 'd'), lambda: write(url, overwrite=True)):
-        with pytest.raises(StoreError, match='upgrade fastai_remote|was (written|moved)'): act()
-        assert call(url, 'exists', key)
-    call(url, 'set', key, stored[:-9])
-    with pytest.raises(StoreError, match="'d'|d: "): write(url, overwrite=True)
-    with pytest.warns(UserWarning, match='is damaged'): RedisStore.delete(url, 'd')
-    assert not call(url, 'exists', key) and RedisStore.names(url)==[]

@@ -1,5 +1,5 @@
 "What a user gets when an address, a name, a sample or a server is wrong: the error that is promised for it"
-import random, signal, socket, struct, subprocess, threading, zlib
+import random, signal, struct, subprocess, threading, zlib
 from functools import partial
 
 import pytest
@@ -10,7 +10,6 @@ from fastai.vision.augment import Resize
 
 import fastai_remote.block
 from conftest import class_of, fails, N, wait_for
-from faultproxy import FaultProxy
 from fastai_remote import (CorruptSample, get_remote_items, image_samples, MissingSample, RedisBlock, RedisStore,
                            StoreNotFound, StoreUnavailable, to_redis, UnknownField, UnsupportedFormat)
 
@@ -29,38 +28,14 @@ def run_through(dls): return [batch for dl in (dls.train.new(drop_last=False), d
 
 # --- wrong address, name, field, format
 
-@pytest.fixture
-def listener():
-    "A port; nobody listens until the test does"
-    with socket.socket() as sock:
-        sock.bind(('127.0.0.1', 0))
-        yield sock
-
-def test_a_server_that_is_not_there_is_named(listener):
-    port = listener.getsockname()[1]
+def test_a_server_that_is_not_there_is_named():
     for ask in RedisStore, DataLoaders.from_redis, lambda url, name, **kw: to_redis([1,2], url, name, **ONE, **kw):
-        with pytest.raises(StoreUnavailable, match=f'127.0.0.1:{port}.*attempt'):
-            ask(f'redis://127.0.0.1:{port}', 'pics', timeout=.3)
-    with pytest.raises(StoreUnavailable, match='nowhere.invalid'):
-        RedisStore('redis://nowhere.invalid', 'pics', timeout=.3)
+        with pytest.raises(StoreUnavailable, match='127.0.0.1:1.*attempt'):
+            ask('redis://127.0.0.1:1', 'pics', timeout=.3)
 
 @pytest.mark.parametrize('url', ['http://localhost:6379', 'localhost:6379', '', 'redis://localhost:port'])
 def test_what_is_no_redis_url_is_refused(url):
     with pytest.raises(ValueError, match='URL'): RedisStore(url, 'pics')
-
-def test_a_server_that_speaks_something_else_is_named(listener):
-    listener.listen()
-    def answer():
-        while True:
-            try: connection,_ = listener.accept()
-            except OSError: return
-            with connection:
-                connection.recv(1000)
-                connection.sendall(b'HTTP/1.1 400 Bad Request\r\n\r\n')
-    threading.Thread(target=answer, daemon=True).start()
-    port = listener.getsockname()[1]
-    with pytest.raises(StoreUnavailable, match=str(port)): RedisStore(f'redis://127.0.0.1:{port}', 'pics', timeout=.5)
-    listener.shutdown(socket.SHUT_RDWR)
 
 def test_names_and_fields_that_there_are_not_are_told_with_those_that_there_are(server, store):
     for ask in RedisStore,DataLoaders.from_redis,RedisStore.delete:
@@ -71,24 +46,17 @@ def test_names_and_fields_that_there_are_not_are_told_with_those_that_there_are(
                 partial(loaders, store, x='png'), partial(loaders, store, y='png')):
         with pytest.raises(UnknownField, match="pics: no field '(mask.)?png'; there are 'jpg', 'cls', 'path'"): ask()
 
-def test_a_manifest_of_a_later_version_or_of_something_else_is_neither_read_nor_overwritten(server):
-    c = client(server)
+def test_a_manifest_of_a_later_version_or_of_something_else_is_not_read(server):
     for manifest,says in (b'{"format": 99, "n": 1}','a: format 99; .*upgrade'),(b'hello','a: not a manifest'):
-        c.set('a:meta', manifest)
-        for ask in RedisStore,DataLoaders.from_redis,partial(to_redis, [1,2], overwrite=True, **ONE):
-            with pytest.raises(UnsupportedFormat, match=says): ask(url=server.url, name='a')
-        assert c.get('a:meta')==manifest and c.keys('a:*')==[b'a:meta']
-    c.delete('a:meta')
+        client(server).set('a:meta', manifest)
+        with pytest.raises(UnsupportedFormat, match=says): RedisStore(server.url, 'a')
+    client(server).delete('a:meta')
 
 # --- missing and damaged samples
 
 def test_missing_values_are_named_with_the_likely_cause(fresh, pics):
     c = client(fresh)
-    c.delete('pics:jpg:7')
-    with pytest.raises(MissingSample, match=r"pics: 1 of 3 samples missing, first 7 \(field 'jpg'\): deleted, or lost"):
-        pics.get_many([1,7,9], 'jpg')
-    with pytest.raises(MissingSample, match='sample 7 is missing'): pics[7]
-    c.delete('pics:cls#0')
+    c.delete('pics:jpg:7', 'pics:cls#0')
     with pytest.raises(MissingSample, match=r"pics: 2 of 2 values missing, first of sample 4 \(field 'cls'\)"):
         pics.get_many([4,5], 'cls')
     c.config_set('maxmemory-policy', 'allkeys-lru')
@@ -102,7 +70,6 @@ def test_a_reader_of_a_dataset_that_is_deleted_or_written_anew_is_told(fresh, pi
     to_redis([{'txt':'', 'cls':'x'} for _ in range(N)], fresh.url, 'pics', **ONE)
     with pytest.raises(StoreNotFound, match='replaced|deleted'): pics.get_many([3], 'cls')
 
-CUT = {'no image':lambda data: b'no jpeg', 'half':lambda data: data[:len(data)//2], 'empty':lambda data: b''}
 WILD_CODE = struct.pack('>BI', 238, zlib.crc32(struct.pack('>BQ', 238, 5)))   # its checksum is right
 DAMAGE = { # What happens to a client's data, the error, and options of the loaders
     'deleted':(lambda c: c.delete('pics:jpg:7'), MissingSample,
@@ -111,9 +78,8 @@ DAMAGE = { # What happens to a client's data, the error, and options of the load
                      "pics: sample 11, field 'jpg': the .* bytes do not match their checksum", {}),
     'a code without a label':(lambda c: c.setrange('pics:cls#0', 5*5, WILD_CODE), CorruptSample,
                               "pics: sample 5, field 'cls': code 238, but there are 3 labels", {}),
-    **{name:(lambda c, change=change: c.set('pics:jpg:12', change(c.get('pics:jpg:12'))), CorruptSample,
-             "pics: sample 12, field 'jpg'", {'check':False})
-       for name,change in CUT.items()}}
+    'half':(lambda c: c.set('pics:jpg:12', c.get('pics:jpg:12')[:500]), CorruptSample, "pics: sample 12, field 'jpg'",
+            {'check':False})}
 
 @pytest.mark.parametrize('num_workers,what', [*((0,what) for what in DAMAGE), (2,'deleted'), (2,'a bit flipped'),
                                               (2,'half')])
@@ -122,11 +88,6 @@ def test_a_damaged_sample_in_an_epoch_is_named(fresh, pics, num_workers, what):
     damage,error,says,options = DAMAGE[what]
     damage(client(fresh))
     with fails(error, match=says): run_through(loaders(pics, num_workers=num_workers, **options))
-
-def test_a_damaged_value_can_be_read_unchecked(fresh, pics):
-    client(fresh).setrange('pics:jpg:11', 200, b'\0\xff')
-    with pytest.raises(CorruptSample, match='sample 11'): pics[11]
-    assert pics.get_many([11], 'jpg', check=False)['jpg'][0][200:202]==b'\0\xff'
 
 def test_verify_finds_exactly_the_damaged_samples(server):
     "Missing, changed, cut off; whichever worker reads them, in chunks of any size"
@@ -137,12 +98,9 @@ def test_verify_finds_exactly_the_damaged_samples(server):
         if k%3==0: c.delete(f'v:txt:{i}')
         elif k%3==1: c.setbit(f'v:bin:{i}', 8*(i%20), 1-c.getbit(f'v:bin:{i}', 8*(i%20)))
         else: c.set(f'v:txt:{i}', c.get(f'v:txt:{i}')[:-1])
-    for num_workers,chunk in (1,2048),(1,100),(2,100):
+    for num_workers,chunk in (1,2048),(2,100):
         report = RedisStore(server.url, 'v').verify(num_workers=num_workers, chunk=chunk)
         assert (report.samples,report.bad,[i for i,_ in report.failures])==(300,37,bad)
-    good = next(i for i in range(300) if i not in bad)
-    c.setrange('v:cls#0', 5*good, b'\x77')   # a label and its checksum are five bytes
-    assert RedisStore(server.url, 'v').verify(num_workers=1).bad==38
 
 # --- a server that goes away, or does not answer
 
@@ -170,17 +128,3 @@ def test_a_server_that_never_answers_is_an_error_when_the_time_is_over_and_then_
         with pytest.raises(StoreUnavailable, match='attempt'): opened()
     finally: fresh.proc.send_signal(signal.SIGCONT)
     assert wait_for(lambda: answer(lambda: len(dls.one_batch()[0])))==8
-
-def test_a_line_that_stalls_is_an_error_and_one_that_breaks_within_a_reply_is_not(fresh, pics):
-    expected = pics.get_many(range(20), 'jpg')
-    with FaultProxy(str(fresh.socket)) as proxy:
-        store = RedisStore(f'redis://127.0.0.1:{proxy.port}', 'pics')
-        for cut in 0,7,500,4000:
-            proxy.cut = cut
-            assert store.get_many(range(20), 'jpg')==expected and proxy.cut is None
-        store = wait_for(lambda: answer(partial(RedisStore, f'redis://127.0.0.1:{proxy.port}', 'pics', timeout=1,
-                                                socket_timeout=.3)))
-        proxy.stall = True
-        with pytest.raises(StoreUnavailable, match=f'127.0.0.1:{proxy.port}.*attempts?'): store.get_many([1], 'jpg')
-        proxy.stall = False
-        assert wait_for(lambda: answer(lambda: store.get_many(range(20), 'jpg')))==expected
