@@ -1,5 +1,5 @@
 "What goes in comes back the same, or is a failed sample with a reason: numbers, JSON, arrays, text, labels, masks"
-import gzip, io, math, os, re, shutil
+import gzip, io, math, os, re, shutil, tarfile
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +19,7 @@ from fastai_remote.codec.fields import get_codec
 from fastai_remote.codec.numbers import narrow
 from fastai_remote.ingest.report import IngestError
 from fastai_remote.source.columns import full_array
+from fastai_remote.write import shard_totals
 from in_memory import values, written
 from inputs import encoded, write_tar
 
@@ -276,6 +277,32 @@ def test_text_after_numbers_is_a_failed_sample_for_both_readers(tmp_path):
     path = tar_of(tmp_path/'a.tar', labelled([b'%d' % (i%9) for i in range(120)]+[b'007']))
     for report in index_shards(tmp_path, **QUIET),written(tar_samples(path))[1]:
         assert (report.written,report.failed)==(120,1) and "'007'" in report.failures[0][1]
+
+@pytest.mark.parametrize('labels', [[-5,2,-5,1<<40], list(np.array([9,1,9], np.int16)), [True,False,True]], ids=str)
+def test_integer_labels_are_categories_where_shards_have_other_labels_each(tmp_path, labels):
+    "The tar has the number as text; tars that are indexed, and copies, have the same labels"
+    samples = [{'txt':f'{i}', 'cls':label} for i,label in enumerate(labels)]
+    to_shards(samples, tmp_path/'d', chunk=2, maxcount=2, shuffle=False, num_workers=2, progress=False)
+    own = ShardStore(tmp_path/'d')
+    own.copy(tmp_path/'copy', **QUIET)
+    with tarfile.open(tmp_path/'d/shard-000000.tar') as tar:
+        assert tar.extractfile('000000000.cls').read()==b'%d'%labels[0]
+    index_shards(sorted((tmp_path/'d').glob('*.tar')), to=tmp_path/'index', **QUIET)
+    want = sorted(set(map(int, labels)))
+    for store in own,ShardStore(tmp_path/'copy'),ShardStore(tmp_path/'index', shards_url=tmp_path/'d'):
+        assert store.vocab==want and all(type(label) is int for label in store.vocab)
+        assert store.class_counts()=={label:labels.count(label) for label in want}
+        assert values(store, 'cls')==labels and not list(store.check_rest())
+        assert store.get_many(range(len(labels)), 'cls')['cls'].tolist()==[want.index(label) for label in labels]
+
+def test_too_many_integers_in_shards_are_values(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_totals, 'MAX_CLASSES', 5)
+    labels = [10*i-20 for i in range(6)]
+    for n,vocab,codes in (5,labels[:5],[*range(5)]), (6,[],labels):
+        to_shards([{'cls':label} for label in labels[:n]], tmp_path/f'{n}', chunk=2, shuffle=False, **QUIET)
+        store = ShardStore(tmp_path/f'{n}')
+        assert values(store, 'cls')==labels[:n] and store.vocab==vocab
+        assert store.get_many(range(n), 'cls')['cls'].tolist()==codes
 
 # --- labels and paths
 
