@@ -98,12 +98,6 @@ def test_damaged_strokes_are_refused_and_not_drawn_with_c_or_without(monkeypatch
             said.append(str(e.value))
         monkeypatch.setattr(raster, '_pixels', None)
     assert said[:len(damaged)]==said[len(damaged):]
-    rng = np.random.default_rng(0)
-    for _ in range(500):
-        b = rng.integers(0, 256, rng.integers(0, 40)).astype(np.uint8).tobytes()
-        try: s = unpack_strokes(b)
-        except ValueError: continue
-        assert pack_strokes(s)==b
 
 def test_strokes_that_are_no_bytes_are_refused():
     for bad in ([[[256],[0]]], [[[-1],[0]]], [[[.5],[0]]], [[1,2]], 'ab', [[['a'],['b']]], [np.zeros((3,2))],
@@ -372,10 +366,6 @@ def test_a_line_that_is_no_drawing_is_one_failed_sample(tmp_path, field, pack, m
             assert [number(first),number(last)]==[0,1] and isinstance(found, str) and re.search(why, found), (bad,found)
             assert raw_samples(source)[1][0]==f'a.ndjson{pack}:2'
 
-def test_a_word_that_is_no_label_is_no_word(tmp_path):
-    bad = line(0, word=[1])
-    assert len(source_of(tmp_path, [line(0), bad, bad, line(1)], max_per_class=1))==4
-
 def test_numbers_and_truth_have_several_forms(tmp_path):
     def load(field, value): return source_of(tmp_path, [line(0, drawing=BOX, **{field:value})])[0]
     found = [load('recognized', o)['recognized.u1'] for o in (True,'True','TRUE','1',1,False,'false','0',0)]
@@ -417,8 +407,8 @@ def test_a_limit_per_class_counts_over_all_files(folder):
 
 def test_a_limit_counts_any_word_and_needs_one(tmp_path):
     lines = [line(i, word='"q\\' if i<90 else 'z') for i in range(100)]
-    source = source_of(tmp_path, [*lines, b'no json', b''], max_per_class=3)
-    assert len(source)==7 and numbers_at(source, range(6))==[0,1,2,90,91,92]
+    source = source_of(tmp_path, [*lines, b'no json', line(0, word=[1]), line(0, word=[1]), b''], max_per_class=3)
+    assert len(source)==9 and numbers_at(source, range(6))==[0,1,2,90,91,92]
     path = csv_file(tmp_path/'t.csv', range(5), ['key_id','countrycode','drawing'])
     with pytest.raises(ValueError, match='t.csv:2: max_per_class= needs the word of each drawing'):
         drawing_samples(path, max_per_class=3)
