@@ -35,6 +35,8 @@ TWO,TEN = [{'cls':'a'},{'cls':'b'}],[{'txt':'a'}]*10
 REFUSED = [
     *((ValueError, "vocab of 'cls': a label is a text or an integer, not", TWO, dict(vocab=vocab))
         for vocab in ([('a',1),('b',2)], ['a',None], [['a'],['b']])),
+    *((ValueError, 'UTF-8', source, dict(vocab=vocab)) for source,vocab in
+        ((TWO,['a','caf\udce9']), ([{'labels':['a']}],{'labels':['caf\udce9']}))),
     (TypeError, 'a label is a text or an integer', TWO, dict(vocab=[np.array('2020-01-01', 'M8[ns]')])),
     *((TypeError, "vocab of 'cls': want a list of labels, in the order of their codes, not the", TWO, dict(vocab=vocab))
         for vocab in ('ab', {'a'}, {'cls':{0:'a', 1:'b'}}, {'cls':'ab'}, 5, b'ab')),
