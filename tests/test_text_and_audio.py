@@ -1,10 +1,9 @@
-"Texts, tokens, recordings, numbers and captions: batches and losses of stock fastai, shown, trained, exported"
+"Texts, tokens, recordings and numbers: batches and losses of stock fastai, shown, trained, exported"
 import struct, wave
 from importlib.util import find_spec
 
 import pytest
 from fastai.text.all import *
-from fastai.vision.all import PILImage
 from joblib import parallel_config
 
 import fastai_remote.load.texts as texts_module
@@ -511,22 +510,15 @@ def test_a_codec_of_its_own_decodes_recordings():
     x,want = dls.train_ds[0][0],TONES[dls.train_ds.items[0]]/np.float32(32768)
     assert torch.equal(x.as_subclass(torch.Tensor)[0], torch.from_numpy(want))
 
-# Numbers, and images with captions
-
-@pytest.fixture(scope='module')
-def table():
-    rng = np.random.default_rng(0)
-    def sample(i):
-        image = PILImage.create(rng.integers(0, 255, (8,8,3), dtype=np.uint8))
-        return {'a.f4':float(i), 'b.f4':i*.5, 'v.npy':np.arange(3.)+i, 'png':image, **SAMPLES[i]}
-    return written([sample(i) for i in range(40)])[0]
+# Numbers
 
 class Sum(Module):
     def __init__(self, n_in, n_out): self.linear = nn.Linear(n_in, n_out)
     def forward(self, *x): return self.linear(torch.cat([o.reshape(len(o), -1) for o in x], 1))
 
-def test_numbers_are_shown_fitted_and_predicted(table, tables, tmp_path):
+def test_numbers_are_shown_fitted_and_predicted(tables, tmp_path):
     "Several of them, and arrays of them; those that are inputs are tested with blocks"
+    table,_ = written([{'a.f4':float(i), 'b.f4':i*.5, 'v.npy':np.arange(3.)+i} for i in range(40)])
     x,y = ['a.f4','b.f4'],'v.npy'
     dls = DataLoaders.from_store(table, x=x, y=y, bs=4, num_workers=0)
     learn = trained_and_shown(Learner(dls, Sum(2, 3), path=tmp_path))
@@ -534,17 +526,3 @@ def test_numbers_are_shown_fitted_and_predicted(table, tables, tmp_path):
     assert len(tables[0])==3
     for field in *x,y: assert np.ravel(tables[0].iloc[0][field]).tolist()[-1]>=0
     assert len(assert_predicts_the_same(learn, 3, table[3]))==3
-
-class Captioned(Module):
-    def __init__(self, n): self.embed,self.out = nn.Embedding(n, 8),nn.Linear(11, 2)
-    def forward(self, image, text): return self.out(torch.cat([image.mean((2,3)), self.embed(text).mean(1)], 1))
-
-def test_images_with_captions(table, tmp_path):
-    dls = our_dls(table, x=['png','txt'], y='cls', bs=4)
-    assert [type(o).__name__ for o in dls.one_batch()]==['TensorImage','TensorText','TensorCategory']
-    model = Captioned(len(dls.vocab[0]))
-    learn = trained_and_shown(Learner(dls, model, loss_func=CrossEntropyLossFlat(), path=tmp_path))
-    title = plt.figure(plt.get_fignums()[0]).axes[0].get_title()
-    assert title.startswith('xxbos') and title.split('\n')[-1] in ('neg','pos')
-    plt.close('all')
-    assert_predicts_the_same(learn, 3, table[3])
