@@ -63,7 +63,6 @@ PIXELS = {
     '65536x1 pixels':[np.zeros((1,1<<16), np.uint8)], 'mode I;16 has more than 8 bits':[new('I;16')],
     'mode F has':[new('F')]}
 REFUSED = {
-    'f2':{'would make inf':[70_000.], '2049 does not fit':[2049], '70000 does not fit':[70_000]},
     'f4':{'would make -?inf':[-1e300, np.float64(1e39), Fraction(10**50), torch.tensor(1e300, dtype=torch.float64)],
           '16777217 does not fit':[2**24+1], "'1'":['1', np.array('1')], 'NA':[pd.NA], 'list':[[1.]],
           r'want one number, got shape \(2,\)':[np.ones(2), MASKED], 'got a masked one':[np.ma.array(5, mask=True)]},
@@ -74,8 +73,7 @@ REFUSED = {
           '2.5':[torch.tensor(2.5)], 'want a number, got':[COMPOUND[0]],
           'got a masked one, which has no value: give a number':[MASKED[1]]},
     'i8':{'9223372036854775808 does not fit':[np.uint64(2**63)], 'timedelta64':[np.timedelta64(3, 'ns')]},
-    'u1':{'-1 does not fit':[-1], '256 does not fit':[256]},
-    'cls':{'9223372036854775808 does not fit':[2**63]}, 'id':{'1.5 does not fit':[1.5]},
+    'u1':{'-1 does not fit':[-1], '256 does not fit':[256]}, 'id':{'1.5 does not fit':[1.5]},
     'json':{'key 1 ':[{1:'a'}], 'key None':[{'a':[{None:1}]}], 'set':[{'a':{1,2}}], 'no JSON':[b'{"a":'],
             'UTF-8':[{'a':LONE}, {LONE:1}]},
     'labels':{'None':[['a',None], None], '0.5':[b'["a", 0.5]'], 'dict':[{'a':1}, b'{"a":1}'], "str 'ab'":['ab'],
@@ -109,10 +107,10 @@ def test_a_value_that_would_change_is_refused_with_the_reason(field):
             with pytest.raises((TypeError,ValueError), match=says): encode(field, o)
 
 KEPT = {
-    'f2':[(np.float64(.1), float(np.float16(.1))), (math.nan, math.nan), (2048, 2048.)],
-    'f4':[(.1, float(np.float32(.1))), (-math.inf, -math.inf), (True, 1.), (np.int8(-3), -3.), (1e-300, 0.),
+    'f2':[(np.float64(.1), float(np.float16(.1)))],
+    'f4':[(.1, float(np.float32(.1))), (np.int8(-3), -3.), (1e-300, 0.),
           (torch.tensor(.5, dtype=torch.bfloat16), .5), (torch.tensor(math.nan), math.nan), (Decimal('nan'), math.nan)],
-    'f8':[(Decimal('.1'), .1), (Fraction(1, 4), .25), (2**60, 2.**60), (-0., -0.)],
+    'f8':[(Fraction(1, 4), .25), (2**60, 2.**60), (-0., -0.)],
     'u1':[(np.bool_(True), 1), (255, 255), (0, 0)], 'i2':[(torch.tensor(-5), -5)], 'i8':[(-2**63, -2**63)],
     'json':[*((o, o) for o in ({'a':[1,None,True,1.5,'ü']}, {'b':2**70}, 'text', math.nan)),
             ({'a':(1,(2,)), 'b':math.inf}, {'a':[1,[2]], 'b':math.inf})],
