@@ -1,6 +1,4 @@
 "Datasets in the memory of this process, for tests that need no server"
-import io
-
 import inputs
 import numpy as np
 from PIL import Image
@@ -8,6 +6,7 @@ from PIL import Image
 from fastai_remote.core import MissingSample
 from fastai_remote.store.base import MemoryStore
 from fastai_remote.write.base import MemoryWriter
+from inputs import column as values, encoded
 
 def written(source, fn=None, name='memory', **options):
     "Write `source` to memory, in its order and in this process; returns the store and the report"
@@ -16,15 +15,6 @@ def written(source, fn=None, name='memory', **options):
 def in_memory(source, fn=None, name='memory', **options):
     "A `MemoryStore` with the samples of `source`, converted as `to_redis` does it"
     return written(source, fn, name, **options)[0]
-
-def values(store, field):
-    "The values of `field` of all samples"
-    return [store[i][field] for i in range(len(store))]
-
-def encoded(image, format='PNG', **kwargs):
-    "The bytes of an image file"
-    image.save(f:=io.BytesIO(), format, **kwargs)
-    return f.getvalue()
 
 class Lossy(MemoryStore):
     "20 grey images that show their numbers; `png` of samples `missing` is gone, `jpg` of samples `cut` lacks its end"

@@ -1,5 +1,5 @@
 "Arrays as the world has them: NumPy, memory maps, HDF5, zarr, tensors; opened in the workers, or refused with advice"
-import io, pickle, re, zipfile
+import pickle, re, zipfile
 
 import h5py
 import joblib
@@ -50,11 +50,10 @@ def part_of_a_map(folder):
     m[2:] = PIXELS
     return m[2:]
 
-def zarr_folder(path): return zarr_group(path) and path
+def zarr_folder(path, *arrays): return zarr_group(path, *arrays) and path
 
 KINDS = dict(
     arrays=lambda d: {'npy':PIXELS, **REST},
-    tensors=lambda d: {**REST, 'npy':torch.tensor(PIXELS), 'score':torch.tensor(REST['score'])},
     mapped=lambda d: {'npy':np.load(npy(d/'x.npy', PIXELS), mmap_mode='r'), **REST},
     part_of_a_map=lambda d: {'npy':part_of_a_map(d), **REST}, npz=lambda d: npz(d/'x.npz', npy=PIXELS, **REST),
     h5_path=lambda d: h5(d/'x.h5'), h5_file=lambda d: h5py.File(h5(d/'z.h5')),
@@ -86,6 +85,7 @@ def test_arrays_of_one_length_are_samples_by_row(tmp_path, kind):
     assert names[:2]==('row 39','row 38')
     assert type(samples[5]['npy']) is np.ndarray and (samples[5]['npy']==PIXELS[34]).all()
     if kind in ('h5_path','h5_chunks','h5_file','zarr_path','zarr_group'): assert source.in_files and len(sent)<3000
+    if kind=='h5_path': h5(arrays)   # the file is closed, and can be written again
     if kind in ('mapped','part_of_a_map'):
         assert array_samples({'npy':arrays['npy']}).in_files
         assert len(pickle.dumps(array_samples({'npy':arrays['npy']}).read(np.arange(N))))<3000
@@ -138,9 +138,12 @@ def test_times_and_ragged_arrays():
     store,_ = written({'npy':ragged, 't':np.array(['2020-01-01T00:00:00.000000001']*2, 'datetime64[ns]')})
     assert store[1]['npy'].tolist()==[0,1,2,3,4] and store[0]['t']=='2020-01-01T00:00:00.000000001'
 
-def test_torch_datasets_of_tensors_are_arrays():
-    store,_ = written(TensorDataset(torch.tensor(PIXELS), torch.tensor(LABELS)))
-    assert np.array_equal(values(store, 'npy'), PIXELS) and values(store, 'cls')==LABELS.tolist()
+def test_tensors_are_arrays():
+    "In a dict, and in a dataset of torch"
+    pixels,labels = torch.tensor(PIXELS),torch.tensor(LABELS)
+    for source in {'npy':pixels, 'cls':labels},TensorDataset(pixels, labels):
+        store,_ = written(source)
+        assert np.array_equal(values(store, 'npy'), PIXELS) and values(store, 'cls')==LABELS.tolist()
     with pytest.raises(TypeError, match=r'a tensor of torch.bfloat16.*give \.float\(\)'):
         as_source({'npy':torch.zeros(3, 2, dtype=torch.bfloat16)})
 
@@ -174,7 +177,7 @@ def test_damaged_files_are_named(tmp_path):
     whole = npz(tmp_path/'a.npz', x=np.random.default_rng(0).random((300,2))).read_bytes()
     single = npy(tmp_path/'b.npy', np.array(3))
     files = {'empty.npy':b'', 'empty.npz':b'', 'cut.npz':whole[:200], 'changed.npz':whole[:300]+b'!'*100+whole[400:],
-             'other.npz':b'text', 'zip.npy':whole, 'array.npz':single.read_bytes()}
+             'zip.npy':whole, 'array.npz':single.read_bytes()}
     for name,content in files.items():
         (tmp_path/name).write_bytes(content)
         with pytest.raises(ValueError, match=rf'{name}.*damaged, or another kind of file'): array_samples(tmp_path/name)
@@ -195,14 +198,12 @@ def test_what_is_no_array_in_a_file_is_left_out(tmp_path):
         source = array_samples(tmp_path/name)
         assert list(source.types)==['cls'] and len(source)==3
 
-@pytest.mark.parametrize('kind', ['npz','h5','zarr','zarr in memory'])
-def test_two_arrays_with_one_name_are_refused(tmp_path, kind):
+def test_two_arrays_with_one_name_are_refused(tmp_path):
     "Members of compound dtypes are columns by their own names: the last one would replace the others"
     parts = {'train':np.zeros(3, COMPOUND), 'valid':np.zeros(2, COMPOUND)}
-    if kind=='npz': path = npz(tmp_path/'t.npz', **parts)
-    elif kind=='h5': path = h5(tmp_path/'t.h5', parts)
-    else: path = zarr_group({} if 'memory' in kind else tmp_path/'t.zarr', parts)
-    with pytest.raises(ValueError, match="two arrays are called 'x'; one of them is 'valid'"): array_samples(path)
+    for place in (parts, npz(tmp_path/'t.npz', **parts), h5(tmp_path/'t.h5', parts),
+                  zarr_folder(tmp_path/'t.zarr', parts), zarr_group({}, parts)):
+        with pytest.raises(ValueError, match="two arrays are called 'x'; one of them is 'valid'"): array_samples(place)
 
 # --- columns or splits
 
@@ -210,18 +211,15 @@ def test_dicts_of_splits_stay_splits():
     "Sources of samples are no columns, whatever they are called"
     assert written({'train':PIXELS[:30], 'valid':PIXELS[30:]})[0].splits=={'train':[0,30],'valid':[30,40]}
     def numbers(o): return TensorDataset(torch.tensor([ord(o)]))
-    for name in 'txt','img':
+    for name in 'txt','train':
         for make in (lambda o: [{'txt':o}]),(lambda o: pd.DataFrame({'txt':[o]})),numbers:
             assert written({'raw':make('a'), name:make('b')})[0].splits=={'raw':[0,1], name:[1,2]}
-    assert written({'raw':[{'txt':'a'}], 'train':[{'txt':'b'}]})[0].splits=={'raw':[0,1], 'train':[1,2]}
     assert written({'train':['a','b'], 'valid':['c']})[0].splits=={'train':[0,2], 'valid':[2,3]}
 
 @pytest.mark.parametrize('source', [
-    {'txt':['a b','c d'], 'cls':['x','y']}, {'txt':('a b','c d'), 'cls':np.array(['x','y'])}, {'cls':['x','y']},
-    {'id':range(2), 'v.f4':torch.tensor([1.,2.])}, {'bin':[b'ab',b'\xff'], 'cls':['x','y']},
-    {'npy':[[1,2],[3,4]], 'cls':[0,1]}, {'json':[{'a':1},{'b':2}], 'cls':['x','y']},
-    {'txt':pd.Series(['a b','c d'], index=[1,0]), 'cls':pd.Categorical(['x','y'])}],
-    ids=lambda o: ' '.join(o))
+    {'txt':('a b','c d'), 'cls':np.array(['x','y'])}, {'id':range(2), 'v.f4':torch.tensor([1.,2.])},
+    {'bin':[b'ab',b'\xff'], 'npy':[[1,2],[3,4]]}, {'json':[{'a':1},{'b':2}], 'cls':['x','y']},
+    {'txt':pd.Series(['a b','c d'], index=[1,0]), 'cls':pd.Categorical(['x','y'])}], ids=lambda o: ' '.join(o))
 def test_a_dict_of_lists_is_one_of_columns(source):
     "Lists under the names of codecs are columns, and not splits: the same samples as a list of dicts gives"
     store,_ = written(source)
@@ -232,8 +230,7 @@ def test_a_dict_of_lists_is_one_of_columns(source):
 
 @pytest.mark.parametrize('source,why', [
     ({'txt':['a','b'], 'cls':['x']}, "there are 2 in 'txt', 1 in 'cls'"), ({'cls':5}, "'cls' is of type int"),
-    ({'txt':['a'], 'label':['x']}, "'label' names none"), ({'train':range(2), 'raw':range(3)}, "'train' names none"),
-    ({'txt':{0:'a'}, 'cls':{0:'x'}}, "'txt' is of type dict"), ({'txt':'ab', 'cls':['x','y']}, "'txt' is of type str"),
+    ({'txt':['a'], 'label':['x']}, "'label' names none"), ({'txt':{0:'a'}, 'cls':{0:'x'}}, "'txt' is of type dict"),
     ({'txt':(o for o in 'ab'), 'cls':['x','y']}, "'txt' is of type generator"),
     ({'raw':[{'txt':'a'}], 'cls':['x']}, "'raw' is of type list")])
 def test_what_could_be_columns_or_splits_is_an_error(source, why):
@@ -258,10 +255,10 @@ def test_records_alone_are_rows(tmp_path):
 PIXEL_MASK = np.arange(48).reshape(3, 4, 4)==20
 
 @pytest.mark.parametrize('field,column', [
-    ('v.f4',np.ma.array([1.,999.,3.], mask=[0,1,0])), ('cls',np.ma.array([1,0,3], mask=[0,1,0])),
-    ('v.f4',[1.,np.ma.masked,3.]), ('cls',np.ma.array(['a','b','c'], mask=[0,1,0])),
+    ('v.f4',np.ma.array([1.,999.,3.], mask=[0,1,0])), ('v.f4',[1.,np.ma.masked,3.]),
+    ('cls',np.ma.array(['a','b','c'], mask=[0,1,0])),
     ('npy',np.ma.array(np.ones((3,4,4), np.uint8), mask=PIXEL_MASK)), ('v.f4',pd.Series([1,None,3], dtype='Int64')),
-    ('v.f4',pl.Series([1,None,3]))], ids='float int list text pixels pandas polars'.split())
+    ('v.f4',pl.Series([1,None,3]))], ids='float list text pixels pandas polars'.split())
 def test_a_masked_value_is_a_failed_sample(field, column):
     "A value that is not there, in arrays that say so, is not replaced by another one"
     for options in {},{'fields':{'x':field}},None:
@@ -300,13 +297,12 @@ def test_zarr_that_changed_in_place_is_read_anew(tmp_path):
     "Only files of data change, and not the one that describes the array: neither its blocks nor its fingerprint stay"
     array = zarr.create_array(tmp_path/'a.zarr', shape=(N,), chunks=(10,), dtype='i4')
     def fingerprint(): return repr(array_samples(tmp_path/'a.zarr').fingerprint())
-    fingerprints = []
+    fingerprints = set()
     for value in 1,2:
         array[:] = value
         source = array_samples(tmp_path/'a.zarr')
         assert [row['cls'] for _,row in source.read(np.arange(N))]==[value]*N and source.is_identified
-        fingerprints.append(repr(source.fingerprint()))
-    assert fingerprint()==fingerprints[1]
+        fingerprints.add(fingerprint())
     array[N-1] = 3   # one block of several
     assert len({*fingerprints, fingerprint()})==3
 
@@ -320,10 +316,5 @@ def test_zarr_in_a_store_that_is_no_folder_is_read_anew(tmp_path):
             source,again = (array_samples(zarr.open_array(store, mode='r')) for _ in range(2))
             assert [row['cls'] for _,row in source.read(np.arange(N))]==[value]*N and not source.is_identified
             assert repr(source.fingerprint())==repr(again.fingerprint())
-            assert pickle.loads(pickle.dumps(source.columns['cls'].args))==source.columns['cls'].args
             fingerprints.append(repr(source.fingerprint()))
     assert len(set(fingerprints))==2
-
-def test_the_file_can_be_written_again_afterwards(put, tmp_path):
-    put(h5(tmp_path/'a.h5'))
-    h5(tmp_path/'a.h5')

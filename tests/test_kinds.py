@@ -1,5 +1,5 @@
 "Every kind of sample with images: the block that its fields get, the same training as with stock fastai, pictures"
-import importlib.util, os
+import importlib.util
 
 import pytest
 from conftest import fails
@@ -76,11 +76,6 @@ class BoxLoss(DetectionLoss):
     def __call__(self, pred, boxes): return F.mse_loss(pred[:,:boxes.shape[1]], boxes[:,:3])
     def decodes(self, pred): return TensorBBox(pred)
 
-class Several(Module):
-    "An image and numbers"
-    def __init__(self): self.image,self.numbers = Small(3, 3),nn.Linear(4, 3)
-    def forward(self, x, several, one): return self.image(x)+self.numbers(torch.cat([several,one[:,None]], 1))
-
 class Captioned(Module):
     "An image and its caption, of which the model uses the length"
     def __init__(self): self.image,self.lin = Small(3, 3),nn.Linear(1, 3)
@@ -98,7 +93,6 @@ CASES = {
     'pair of images':(['png','other.png'], 'same.cls', lambda: Small(2, 2), None),
     'boxes without labels':('png', 'boxes.npy', lambda: Small(12, 3, 4), BoxLoss()),
     'grayscale image':({'png':PILImageBW}, 'cls', lambda: nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), None),
-    'image and numbers':(['png','xy.npy','age.f4'], 'cls', Several, None),
     'image and caption':(['png','caption.txt'], 'cls', Captioned, None)}
 
 def tfms(): return dict(item_tfms=Resize(20), batch_tfms=aug_transforms(max_rotate=20., size=16))
@@ -107,10 +101,6 @@ KW = dict(bs=6, num_workers=0, device='cpu')
 
 def from_store(store, x, y, **kwargs):
     return DataLoaders.from_store(store, x=x, y=y, seed=1, **{**tfms(), **KW, **kwargs})
-
-def save(kind, what):
-    "Keep the picture, if a folder for pictures is given: to be looked at"
-    if 'SHOW_IN' in os.environ: plt.savefig(f"{os.environ['SHOW_IN']}/{kind} {what}.png", dpi=60)
 
 @pytest.mark.parametrize('kind', CASES)
 def test_everything_that_a_user_does(store, kind, tmp_path):
@@ -121,13 +111,12 @@ def test_everything_that_a_user_does(store, kind, tmp_path):
     assert not expected or str(dls.loss_func)==str(globals()[expected]())
     dls.show_batch()
     assert len(plt.gcf().axes)==6 and all(len(ax.images)==(2 if kind=='mask' else 1) for ax in plt.gcf().axes)
-    save(kind, 'batch')
+    if kind=='image and caption': assert plt.gcf().axes[0].get_title().startswith('xxbos ')
     learn = Learner(dls, make(), loss_func=loss, path=tmp_path)
     with learn.no_bar(), learn.no_logging():
         learn.fit(1)
         learn.show_results(max_n=2)
         assert all(ax.images for ax in plt.gcf().axes)
-        save(kind, 'results')
         learn.export(tmp_path/'learner.pkl')
         again = load_learner(tmp_path/'learner.pkl')
         a,b = learn.predict(2),again.predict(2)
@@ -180,11 +169,8 @@ def test_boxes_that_leave_the_image_are_clipped_and_dropped():
 
 # --- which block a field gets
 
-FIELDS = {'jpg':'image', 'strokes':'image', 'mask.png':'mask', 'small.mask.npy':'mask', 'cls':'category',
-    'labels':'multi-category', 'age.f4':'one number', 'xy.npy':'several numbers', 'points.npy':'points',
-    'face.keypoints.npz':'points', 'landmarks.json':'points', 'boxes.npy':'bounding boxes',
-    'bboxes.json':'bounding boxes', 'bbox.xywh.npy':'bounding boxes', 'boxes.labels':'labels of boxes',
-    'caption.txt':'text', 'about.json':'any other value', 'checkpoints.npy':'several numbers'}
+FIELDS = {'strokes':'image', 'small.mask.npy':'mask', 'face.keypoints.npz':'points', 'landmarks.json':'points',
+    'bboxes.json':'bounding boxes', 'bbox.xywh.npy':'bounding boxes', 'checkpoints.npy':'several numbers'}
 TYPES = {PILImage:'image', PILImageBW:'grayscale image', PILMask:'mask', TensorPoint:'points',
     TensorBBox:'bounding boxes', LabeledBBox:'labels of boxes', Tensor:'several numbers'}
 
@@ -240,8 +226,7 @@ def test_types_that_a_user_chooses(odd_store):
     assert type(grey) is TensorImageBW and grey.shape==(4,1,20,30)
 
 def test_corners_of_narrow_numbers_do_not_overflow():
-    for dtype,x,width in (('u1', 200, 100), ('i1', 100, 100), ('u2', 65_000, 1000), ('i2', 32_000, 1000),
-            ('f2', 2048, 3), ('f4', 200, 100), ('i8', 200, 100)):
+    for dtype,x,width in ('u1',200,100), ('i1',100,100), ('u2',65_000,1000), ('i2',32_000,1000), ('f2',2048,3):
         assert as_sized_boxes(np.array([[x,10,width,50]], dtype)).tolist()==[[x,10,x+width,60]]
 
 def test_boxes_with_sizes_become_corners(odd_store):
@@ -249,8 +234,8 @@ def test_boxes_with_sizes_become_corners(odd_store):
     assert torch.allclose(boxes[0,0], tensor([10.,8,15,14])*2/tensor([30.,20,30,20])-1)
     assert batch(odd_store, RedisBlock(odd_store, 'landmarks.npy'))[1].shape==(4,2,2)
 
-WRONG = {'points.npy':r"an array of shape \(5, 3\), while points have the shape \(n, 2\): points with times take "
-        r"draw=StrokeSequence\(…\), and arrays that are no points take the type Tensor",
+WRONG = {
+    'points.npy':r"an array of shape \(5, 3\), .*: points with times take draw=StrokeSequence\(…\), .* the type Tensor",
     'keypoints.npy':r"an array of shape \(3,\), while points",
     'boxes.json':r"boxes are numbers, not \[\[1, 2\], \[3\]\]",
     'boxes.npy':r"box 0 is \[10.0, 10.0, 5.0, 5.0\], which ends before it begins: .*needs a part xywh"}
@@ -262,10 +247,9 @@ def test_arrays_of_another_shape_are_errors_that_name_the_sample(odd_store, fiel
             loaders(odd_store, RedisBlock(odd_store, field), num_workers=workers).one_batch()
 
 def test_boxes_and_labels_of_different_numbers_are_an_error(odd_store):
-    error = 'item 0 of a batch has 1 boxes and 2 labels: each box needs one label, in the order of the boxes'
-    with fails(ValueError, match=error):
-        batch(odd_store, RedisBlock(odd_store, 'corners.npy', TensorBBox),
-            RedisBlock(odd_store, 'few.labels', LabeledBBox))
+    blocks = RedisBlock(odd_store, 'corners.npy', TensorBBox),RedisBlock(odd_store, 'few.labels', LabeledBBox)
+    with fails(ValueError, 'item 0 of a batch has 1 boxes and 2 labels: each box needs one label, in the order of the'):
+        batch(odd_store, *blocks)
 
 def test_boxes_and_their_labels_are_the_default_target_if_there_is_no_category(store):
     kw = {**KW, 'bs':4}
@@ -284,17 +268,14 @@ def test_labels_of_boxes_keep_their_order_and_repetitions(put):
 # --- messages that say what to do
 
 def test_a_value_that_is_no_image_is_shown(odd_store):
-    with fails(CorruptSample, match=r"sample \d+, field 'age.f4': the number .*1.5.* that PILImage cannot read"):
-        Fetch('age.f4', odd_store, PILImage)(3)
-    error = "field 'caption.txt': 6 bytes that PILImage cannot read: the codec 'txt' stores no pictures"
-    with fails(CorruptSample, match=error): Fetch('caption.txt', odd_store, PILImage)(3)
+    for field,says in ('age.f4','the number .*1.5.* that'), ('caption.txt',"6 bytes that .*the codec 'txt' stores no"):
+        with fails(CorruptSample, rf"sample \d+, field '{field}': {says}"): Fetch(field, odd_store, PILImage)(3)
 
 def test_a_fetch_that_was_never_set_up_says_what_it_lacks():
     store = MemoryStore({'png':[b''], 'boxes.npy':[b'']}, 'd')
     for use in (lambda: Fetch('png')(3), lambda: Fetch(img_cls=PILImage)(3), lambda: Fetch()({'png':b''}),
                 lambda: Fetch(store=store)({'png':b''}), lambda: Fetch(store=store)(0)):
-        error = r"Fetch\(.* knows no (store|field): use get_items=get_remote_items, or Fetch\(field, store\)"
-        with fails(ValueError, match=error): use()
+        with fails(ValueError, r'Fetch\(.* knows no (store|field): use get_items=get_remote_items, or Fetch'): use()
     with fails(ValueError, match="a sample, field 'boxes.npy': box 0 is"):
         Fetch('boxes.npy', convert=as_boxes)({'boxes.npy':np.array([[5,5,0,0]])})
     for bad in ([0,0,np.nan,1], [0,-np.inf,1,1], [0,0,1,np.inf]):
@@ -308,12 +289,16 @@ def test_arguments_of_a_data_block_are_named(odd_store):
         with pytest.raises(TypeError, match=error): DataLoaders.from_store(odd_store, **{argument:[]})
 
 def test_a_field_is_no_sample(store):
-    error = r"shapes: store\[i\] is sample number i, not field 'cls': get_many\(numbers, 'cls'\) reads a field"
-    with pytest.raises(TypeError, match=error): store['cls']
-    with pytest.raises(TypeError, match=r'for a list of numbers: get_many'): store[[1,2]]
+    with pytest.raises(TypeError, match=r"store\[i\] is sample number i, not field 'cls': get_many"): store['cls']
+    with pytest.raises(TypeError, match='for a list of numbers: get_many'): store[[1,2]]
     for items in get_remote_items(store),RemoteDataset(store):
         with pytest.raises(TypeError, match="a position is an integer, not the str 'cls'"): items['cls']
     assert len(DataLoaders.from_store(store, bs=4, num_workers=0).train_ds[[1,2]])==2
+
+def test_a_loader_of_integer_labels_has_as_many_classes():
+    store = in_memory([{'x.npy':np.ones(3), 'cls':[3,7][i%2]} for i in range(12)])
+    dls = DataLoaders.from_store(store, x='x.npy', **{**KW, 'bs':4})
+    assert dls.c==2 and list(dls.vocab)==[3,7] and {int(y) for _,ys in dls.train for y in ys}=={0,1}
 
 def test_the_table_of_the_guide_is_what_the_code_says():
     path = Path(__file__).parents[1]/'tools/kinds.py'

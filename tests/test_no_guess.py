@@ -6,7 +6,6 @@ from inputs import column, in_memory
 from fastai_remote import *
 
 ALONE = dict(num_workers=1, progress=False)
-OPTIONS = dict(ALONE, shuffle=False)
 
 class Classes:
     "Two values each: an array, and a class"
@@ -32,16 +31,17 @@ def test_classes_that_are_numbers():
         with pytest.raises(ValueError, match=match): in_memory(digits)
         assert column(in_memory(digits, vocab=vocab)[0], 'cls')==want
 
-RECORDS = np.array([(1,2)], [('cls','i4'),('b','i4')])
 TWO,TEN = [{'cls':'a'},{'cls':'b'}],[{'txt':'a'}]*10
 REFUSED = [
-    *((ValueError, "vocab of 'cls': a label is a text or an integer, not", TWO, dict(vocab=vocab)) for vocab in
-        ([('a',1),('b',2)], [.5,1.5], ['a',None], [['a'],['b']])),
+    *((ValueError, "vocab of 'cls': a label is a text or an integer, not", TWO, dict(vocab=vocab))
+        for vocab in ([('a',1),('b',2)], ['a',None], [['a'],['b']])),
+    *((ValueError, 'UTF-8', source, dict(vocab=vocab)) for source,vocab in
+        ((TWO,['a','caf\udce9']), ([{'labels':['a']}],{'labels':['caf\udce9']}))),
     (TypeError, 'a label is a text or an integer', TWO, dict(vocab=[np.array('2020-01-01', 'M8[ns]')])),
     *((TypeError, "vocab of 'cls': want a list of labels, in the order of their codes, not the", TWO, dict(vocab=vocab))
-        for vocab in ('ab', {'a'}, {'cls':{0:'a', 1:'b'}}, {'cls':'ab'}, {'cls':5}, 5, b'ab')),
+        for vocab in ('ab', {'a'}, {'cls':{0:'a', 1:'b'}}, {'cls':'ab'}, 5, b'ab')),
     *((ValueError, f"names labels of '{field}', which has none: it is stored as {field}", [{field:value, 'cls':'a'}],
-        dict(vocab={field:['a','b']})) for field,value in (('txt','a'), ('index',1), ('json',1))),
+        dict(vocab={field:['a','b']})) for field,value in (('txt','a'), ('index',1))),
     *((ValueError, "two splits are called '1'|a split without a name|cannot be stored", TEN, dict(splits=splits))
         for splits in ({1:.5, '1':.5}, {'':.5, 'valid':.5}, {'a\ud800':1.})),
     *((ValueError, "two splits are called '1'|a split without a name", {name:TEN for name in names}, {})
@@ -49,41 +49,36 @@ REFUSED = [
     *((ValueError, 'a split has a number of samples, a fraction of them, or None for the rest, not', TEN,
         dict(splits={'train':None, 'valid':size})) for size in ('3', True, [1], 1.5, -1, float('nan'))),
     *((TypeError, 'one value, and no samples', source, {})
-        for value in (b'abc', bytearray(b'abc'), memoryview(b'abc'), np.array(3), np.float32(1))
-        for source in (value, {'train':value})),
+        for value in (b'abc', memoryview(b'abc'), np.array(3)) for source in (value, {'train':value})),
     (IngestError, r"TypeError: cls: label \['a'\]: a label is a text or an integer", [{'cls':['a']}],
         dict(vocab=['a','b'])),
     *((IngestError, 'a label is a (text or an integer|str or an int)', [{field:value}], {})
-        for time in (np.datetime64('2020-01-01','ns'), np.datetime64('2021-01-01','D'), np.array(3, 'm8[ns]'))
+        for time in (np.datetime64('2020-01-01','ns'), np.array(3, 'm8[ns]'))
         for field,value in (('cls',time), ('labels',[time]))),
-    *((ValueError, 'split|samples of|take', TEN, dict(splits=splits)) for splits in ({'t':.5, 'v':.4}, {'t':5, 'v':4},
-        {'t':8, 'v':4}, {'t':None, 'v':None}, {'t':None, 'v':11}, {'t':.9, 'v':.2}, {'t':-2, 'v':12})),
-    *((ValueError, "two arrays are called 'cls'", arrays, {}) for arrays in
-        ({'npy':RECORDS, 'cls':np.array([5])}, {'cls':np.array([5]), 'npy':RECORDS}))]
+    *((ValueError, 'split|samples of|take', TEN, dict(splits=splits)) for splits in
+        ({'t':.5, 'v':.4}, {'t':5, 'v':4}, {'t':None, 'v':None}, {'t':None, 'v':11}))]
 
 @pytest.mark.parametrize('error,match,source,options', REFUSED)
 def test_what_has_two_meanings_or_none_is_refused(tmp_path, error, match, source, options):
     "Before anything is there"
-    with pytest.raises(error, match=match): to_shards(source, tmp_path/'d', **OPTIONS, **options)
+    with pytest.raises(error, match=match): to_shards(source, tmp_path/'d', **ALONE, **options)
     assert not [*tmp_path.rglob('*.tar')]
 
 def test_sizes_of_splits_may_be_numbers_of_numpy():
     for size,n in (np.float32(.25),2), (np.float64(.25),2), (np.int64(3),3):
         assert in_memory(TEN, splits={0:None, 'valid':size})[0].splits=={'0':[0,10-n], 'valid':[10-n,10]}
 
-@pytest.mark.parametrize('plan', ['{"a":1}', '{"n":"1"}', '[]',
-                                  '{"n":1,"chunk":0,"generation":1,"prefix":"shard","signature":""}'])
-def test_a_plan_of_another_kind_is_damaged(tmp_path, plan):
+@pytest.mark.parametrize('plan', ['{"n":"1"}', '{"n":1,"chunk":0,"generation":1,"prefix":"shard","signature":""}'])
+@pytest.mark.parametrize('is_there', [True,False])
+def test_a_plan_of_another_kind_is_damaged(tmp_path, plan, is_there):
     "Whether there is a dataset or not; it is said what drops it"
-    match = 'plan of an unfinished ingest, .ingest/plan.json, is damaged: .*ShardStore.abandon'
-    for folder in tmp_path/'empty', tmp_path/'d':
-        if folder.name=='d': to_shards(TEN, folder, **OPTIONS)
-        (folder/'.ingest').mkdir(parents=True, exist_ok=True)
-        (folder/'.ingest/plan.json').write_text(plan)
-        for call in (lambda: to_shards(TEN, folder, overwrite=True, **OPTIONS)), lambda: ShardStore.unfinished(folder):
-            with pytest.raises(StoreError, match=match): call()
-        ShardStore.abandon(folder)
-        to_shards(TEN, folder, overwrite=True, **OPTIONS)
+    if is_there: to_shards(TEN, tmp_path, **ALONE)
+    (tmp_path/'.ingest').mkdir(exist_ok=True)
+    (tmp_path/'.ingest/plan.json').write_text(plan)
+    for call in (lambda: to_shards(TEN, tmp_path, overwrite=True, **ALONE)), lambda: ShardStore.unfinished(tmp_path):
+        with pytest.raises(StoreError, match='plan.json, is damaged: .*ShardStore.abandon'): call()
+    ShardStore.abandon(tmp_path)
+    to_shards(TEN, tmp_path, overwrite=True, **ALONE)
 
 def test_labels_of_numpy(put):
     "As a vocabulary, and as labels in arrays without dimensions; in new samples, in new fields and in edits"
@@ -103,7 +98,7 @@ def test_a_vocabulary_of_numpy_for_partitions_and_for_the_first_labels(server):
     with RedisStore.writer(server.url, 'rows', {'cls':'b'}, vocab=np.array(['b','a'])) as write:
         write.commit(list(write(TWO)))
     assert RedisStore(server.url, 'rows').vocab==['b','a']
-    to_redis(TEN[:2], server.url, 'no labels', **OPTIONS)
+    to_redis(TEN[:2], server.url, 'no labels', **ALONE)
     store = RedisStore(server.url, 'no labels')
     assert store.add_fields({'cls':['y','x']}, vocab=np.array(['y','x']), num_workers=1).vocab==['y','x']
 
