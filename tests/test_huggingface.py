@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 datasets = pytest.importorskip('datasets')
-from datasets import (Array2D, Audio, ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset,
-    IterableDatasetDict, Json, List, Translation, Value, load_dataset, load_from_disk)
+from datasets import (Array2D, Audio, ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Json, List,
+    Translation, Value, load_from_disk)
 
 from conftest import draw
-from inputs import column, encoded, in_memory, stored, write_tar
+from inputs import column, encoded, in_memory, stored
 from fastai_remote import ShardStore, hf_samples, shrink, to_shards
 from fastai_remote.source.datasets import as_source
 from fastai_remote.testing import SourceTests
@@ -71,14 +71,6 @@ def test_workers_that_are_forked_or_spawned(tmp_path, on_disk, backend):
         check_pets(ShardStore(tmp_path/f'{k}'), list(dataset['number']))
         assert 'image -> jpg' in repr(report)
 
-def test_splits(put):
-    for source in (DatasetDict(train=pets(8), validation=pets(4, 8)),
-                   IterableDatasetDict(train=both(pets(8))[1], validation=both(pets(4, 8))[1])):
-        store,_ = put(source)
-        assert store.splits=={'train':[0,8], 'validation':[8,12]}
-        check_pets(store, range(12))
-        assert sorted(column(store, 'number.i8')[8:])==[8,9,10,11]
-
 def test_streams():
     check_pets(in_memory(pets().to_iterable_dataset())[0], range(N), in_order=True)
     check_pets(in_memory(pets().to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=5))[0], range(N))
@@ -101,36 +93,6 @@ def test_a_transform_is_applied():
     store,_ = in_memory(pets().with_transform(transform))
     assert store.fields==['npy','id'] and column(store, 'id')==list(range(N))
     for sample in store[:]: assert np.array_equal(sample['npy'], np.asarray(pets()[sample['id']]['image'].convert('L')))
-
-# --- builders of HuggingFace, from local files
-
-@pytest.fixture(scope='module')
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('files')
-    for i in range(N):
-        place = folder/'images'/('train' if i<9 else 'test')/NAMES[i%3]
-        place.mkdir(parents=True, exist_ok=True)
-        (place/f'{i}.jpg').write_bytes(FILES[i])
-    (folder/'rows.csv').write_text('text,label,age\n'+''.join(f'a {i},{NAMES[i%3]},{i}\n' for i in range(N)))
-    write_tar(folder/'a.tar', [(f'{i:03}.{ext}', content) for i in range(N)
-                               for ext,content in (('jpg',FILES[i]), ('cls',b'%d'%(i%3)), ('json',b'{"n":%d}'%i))])
-    return folder
-
-@pytest.mark.parametrize('streaming', [False,True])
-def test_builders_of_huggingface(files, tmp_path, streaming):
-    def load(builder, file=None):
-        options = dict(data_files=str(files/file), split='train') if file else dict(data_dir=str(files/'images'))
-        dataset = load_dataset(builder, streaming=streaming, cache_dir=str(tmp_path/'cache'), **options)
-        return in_memory(dataset)[0]
-    store = load('imagefolder')
-    assert store.splits=={'train':[0,9], 'test':[9,12]} and store.vocab==NAMES and store.fields==['jpg','cls']
-    found = [FILES.index(b) for b in stored(store, 'jpg')]
-    assert sorted(found)==list(range(N)) and column(store, 'cls')==[NAMES[i%3] for i in found]
-    store = load('csv', 'rows.csv')
-    assert store[:]==[{'txt':f'a {i}', 'cls':NAMES[i%3], 'age.i8':i} for i in range(N)] and store.vocab==NAMES
-    store = load('webdataset', 'a.tar')
-    assert sorted(store.fields)==['cls','jpg','json','key.txt','url.txt'] and stored(store, 'jpg')==FILES
-    for i,o in enumerate(store[:]): assert o['json']=={'n':i} and o['key.txt']==f'{i:03}' and o['cls']==i%3
 
 # --- columns
 
@@ -193,16 +155,18 @@ def test_images_of_several_formats_share_a_field_and_so_do_splits():
 def test_names_of_fields():
     letters = ClassLabel(names=['a','b'])
     features = Features({'fine_label':letters, 'coarse_label':letters, 'left':Image(), 'image':Image(),
-        'a b':Value('int8'), 'f':Value('float32'), 'txt':TEXT, 'text':TEXT, 'jpg':Value('binary'),
+        'a b':Value('int8'), 'f':Value('float32'), 'txt':TEXT, 'text':TEXT, 'jpg':Value('binary'), '__key__':TEXT,
         'index':Value('int64'), 'empty':Value('null'), 'tags':List(letters), 'more':List(letters)})
-    row = dict(left=FILES[0], image=FILES[1], txt='1', text='2', jpg=b'1', empty=None, tags=[0], more=[1])
+    row = dict(left=FILES[0], image=FILES[1], txt='1', text='2', jpg=b'1', empty=None, tags=[0], more=[1], __key__='k')
     store,report = in_memory(Dataset.from_list([{**dict.fromkeys(features, 1), **row}]*2, features=features))
-    assert store.fields==['cls','coarse_label.cls','left.jpg','jpg','a_b.i1','f.f4','txt','text.txt','jpg.bin','index',
-                          'labels','more.labels']
+    assert store.fields==['cls','coarse_label.cls','left.jpg','jpg','a_b.i1','f.f4','txt','text.txt','jpg.bin',
+                          'key.txt','index','labels','more.labels']
     assert store[0]['txt']=='1' and store[0]['text.txt']=='2' and 'left out: empty' in repr(report)
     assert store.manifest.vocab=={f:['a','b'] for f in ('cls','coarse_label.cls','labels','more.labels')}
     store,_ = in_memory(make({'fine':letters, 'label':letters}, fine=[0], label=[1]))
     assert store.fields==['fine.cls','cls']
+    store,_ = in_memory(make({'label':TEXT, 'text':TEXT}, label=['cat','dog'], text=['a','b']))
+    assert store.fields==['cls','txt'] and store.vocab==['cat','dog']
 
 def test_fields_that_the_user_chooses():
     "With the methods of HuggingFace, or with `fields=`; `fn` gets these fields"

@@ -191,6 +191,8 @@ ITEMS = {
     'mask':(lambda i: (photo(i), photo(i).convert('L'), bytes([i])), 'png mask.png bin'),
     'several numbers':(lambda i: (photo(i), i, i+1, np.float32(i), i/3), 'png cls 2.cls target.f4 4.f4'),
     'whole numbers and others':(lambda i: (photo(i), i if i%2 else i/4), 'png target.f4'),
+    'numbers of instances':(lambda i: (photo(i), Image.fromarray(np.full((7,9), 999*i, 'u2')), cars(i)),
+                            'png mask.png json'),
     'an array':(lambda i: np.full((2,i), i), 'npy'),
     'none':(lambda i: (photo(i), None), 'png'),
     'a key that names a codec':(lambda i: {'txt':f'a {i}', 'cls':i, 'npy':torch.ones(2)}, 'txt cls npy'),
@@ -287,11 +289,6 @@ def test_a_class_beyond_the_names_is_a_failed_sample(code):
     store,report = in_memory(Items(items, vocab=['a','b']))
     assert report.failures[0][1].endswith(f"item[1] has class {code}: there are 2 names of classes")
     assert report.failed==1 and store[0]['labels']==['a','b']
-
-def test_a_vocabulary_that_is_given_hides_no_other_remark():
-    class WithNotes(type(as_source([{'cls':'a'}]))): notes,label_notes = ['and another thing'],['class names are odd']
-    report = in_memory(WithNotes([{'cls':'a'},{'cls':'b'}]), vocab=['a','b'])[1]
-    assert 'and another thing' in report.notes and 'odd' not in str(report.notes)
 
 # --- fastai
 
