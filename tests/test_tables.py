@@ -337,7 +337,8 @@ def test_numbers_of_several_columns_are_labels_where_labels_are_asked_for(tmp_pa
     fields = {('a','b'):'x.json'}
     assert loaded(of_csv(tmp_path, 'a,b\n1,2\n', fields=fields))==[{'x.json':['1','2']}]
     table = pd.DataFrame({'a':[1], 'b':[2]})
-    for source in table_samples(table, fields=fields), array_samples({k:table[k].to_numpy() for k in 'ab'}, fields):
+    arrays = array_samples({k:table[k].to_numpy() for k in 'ab'}, fields=fields)
+    for source in table_samples(table, fields=fields), arrays:
         assert repr(loaded(source))==repr([{'x.json':[1,2]}])
 
 def test_objects_of_several_columns_are_an_array_if_they_are_numbers():
@@ -349,7 +350,8 @@ def test_objects_of_several_columns_are_an_array_if_they_are_numbers():
 
 def test_numbers_that_a_float_cannot_hold_are_refused_in_several_columns(tmp_path):
     for value,other,match in (str(2**53+1),1,'992.0'), (2**53+1,.5,'float64'), (Decimal('1e400'),1,'inf'):
-        source = table_samples(pd.DataFrame({'a':[value], 'b':[other]}), fields={('a','b'):'v.npy'})
+        table = pd.DataFrame({'a':[value], 'b':[other]}, dtype=object)
+        source = table_samples(table, fields={('a','b'):'v.npy'})
         with pytest.raises(ValueError, match=f"column 'a', 'b': .*{match}"): loaded(source)
     source = of_csv(tmp_path, 'a,b\n1,2\n', fields={('a','b'):'target.npy'})
     assert [simple(o['target.npy']) for o in loaded(source)]==[('float64',[1.,2.])]
