@@ -7,12 +7,18 @@ Each source has two splits. Every case counts the samples that arrive, and compa
 of: the names of the classes, and the bytes of the files. Then it writes 1,000 and 5,000 samples, each in a process of
 its own, and measures by how much the memory of the process grows.
 
+A row of the table is a dict: `source`, the kind of source, and `call`, what a user writes; `store`, `Redis` or
+`shards`; `written`, samples that arrived, of both splits, `lost`, samples that did not, and `wrong`, samples with
+another class than the one of their image; `names`, `files` and `splits`, `yes` if labels have their names, image files
+are stored as they are, and each split has its samples, or else `no`, and `-` if there are no files; `small` and
+`large`, MB that the process grew by for 1,000 and 5,000 samples; `flat`, `yes` if memory is constant.
+
 To add a row, decorate a function with `source`. The function, `make(folder, numbers)`, writes files of the samples
 `numbers` into `folder`, and `open(folder, numbers)` returns the source that a user would pass.
 """
-import json, os, sys, tempfile, threading, traceback
+import json, multiprocessing, os, sys, tempfile, threading
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -44,26 +50,6 @@ def name_of(i): return NAMES[i%3]
 def content(i): return noise(i%CONTENTS, SIDE)
 
 @dataclass
-class Row:
-    "A row of the table"
-    source:str # Kind of source
-    call:str # What a user writes
-    store:str # `Redis` or `shards`
-    written:int # Samples that arrived, of both splits
-    lost:int # Samples that did not
-    wrong:int # Samples with another class than the one of their image
-    names:str # Do labels have their names? `yes` or `no`
-    files:str # Are image files stored as they are? `yes` or `no`, `-` if there are none
-    splits:str # Are the splits there, with their samples? `yes` or `no`
-    small:float # MB that the process grew by, for 1,000 samples
-    large:float # The same for 5,000 samples
-
-    @property
-    def is_flat(self)->bool:
-        "Is memory constant? 4,000 samples more are 11 MB of images"
-        return self.large-self.small<4
-
-@dataclass
 class Kind:
     "A kind of source"
     name:str
@@ -87,7 +73,6 @@ def source(name, call, open, **options):
 def write(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    return path
 
 # --- the sources
 
@@ -98,10 +83,13 @@ def parent(path): return path.parent.name
 def image_folder(folder, numbers):
     for i in numbers: write(folder/name_of(i)/f'{i:06}.jpg', content(i))
 
+def photos(folder, numbers):
+    for i in numbers: write(folder/f'{i:06}.jpg', content(i))
+
 @source('CSV with names of images', "csv_samples('labels.csv', 'name', 'label', folder=folder)",
         lambda folder, _: csv_samples(folder/'labels.csv', 'name', 'label', folder=folder))
 def csv_file(folder, numbers):
-    for i in numbers: write(folder/f'{i:06}.jpg', content(i))
+    photos(folder, numbers)
     rows = ''.join(f'{i:06}.jpg,{name_of(i)}\n' for i in numbers)
     write(folder/'labels.csv', f'name,label\n{rows}'.encode())
 
@@ -124,9 +112,7 @@ class Photos:
     def __len__(self): return len(self.files)
     def __getitem__(self, i): return Image.open(self.folder/self.files[i]).convert('RGB'),int(self.files[i][:6])%3
 
-@source('PyTorch `Dataset`', 'dataset', lambda folder, _: Photos(folder))
-def torch_dataset(folder, numbers):
-    for i in numbers: write(folder/f'{i:06}.jpg', content(i))
+source('PyTorch `Dataset`', 'dataset', lambda folder, _: Photos(folder))(photos)
 
 def open_image_folder(folder, numbers):
     from torchvision.datasets import ImageFolder
@@ -179,9 +165,6 @@ def parquet(folder, numbers):
     saved = open_saved(folder, numbers)
     for k in range(0, len(saved), 100):   # HuggingFace reads whole files
         saved.select(range(k, min(k+100, len(saved)))).to_parquet(str(folder/f'{k:06}.parquet'))
-
-def photos(folder, numbers):
-    for i in numbers: write(folder/f'{i:06}.jpg', content(i))
 
 def columns(numbers): return {'name':[f'{i:06}.jpg' for i in numbers], 'label':[name_of(i) for i in numbers]}
 
@@ -252,29 +235,25 @@ def put(kind, splits, server, folder):
     to_redis(splits, server.url, 'table', **options)
     return RedisStore(server.url, 'table')
 
+def yes(is_right): return 'yes' if is_right else 'no'
 def check(kind, server, folder, n=60):
-    "Write `n` samples of a kind of source in two splits, and compare what arrives: a `Row` without the memory"
+    "Write `n` samples of a kind of source in two splits, and compare what arrives: a row without the memory"
     parts = {'train':range(n-n//4), 'valid':range(n-n//4, n)}
     for split,numbers in parts.items(): kind.make(folder/split, numbers)
     opened = {split:kind.open(folder/split, numbers) for split,numbers in parts.items()}
     store = put(kind, kind.join(opened), server, folder/'shards')
-    splits_are_right = store.splits=={'train':[0,n-n//4], 'valid':[n-n//4,n]}
-    labels = column(store, 'cls')
-    files,lost,wrong = '-',n-len(store),0
-    if kind.field and kind.field in store.fields:
-        found = stored(store, kind.field)
+    labels,is_there,wrong = column(store, 'cls'),[],0
+    if kind.field:
+        found = stored(store, kind.field) if kind.field in store.fields else []
         for split,numbers in parts.items():
-            there = Counter(found[slice(*store.splits.get(split, (0,0)))])
-            expected = Counter(map(content, numbers))
-            splits_are_right &= there==expected
-            files = 'yes' if files!='no' and there==expected else 'no'
+            is_there.append(Counter(found[slice(*store.splits.get(split, (0,0)))])==Counter(map(content, numbers)))
         class_of = {content(i):name_of(i) for i in range(CONTENTS)}
         wrong = sum(class_of.get(b, label)!=label for b,label in zip(found, labels))
-    elif kind.field: files = 'no'
-    counts = Counter(name_of(i) for i in range(n))
-    names = 'yes' if set(store.vocab)==set(NAMES) and Counter(labels)==counts else 'no'
-    return Row(kind.name, kind.call, 'shards' if server is None else 'Redis', len(store), lost, wrong, names, files,
-               'yes' if splits_are_right else 'no', 0., 0.)
+    names_are_right = set(store.vocab)==set(NAMES) and Counter(labels)==Counter(name_of(i) for i in range(n))
+    splits_are_right = store.splits=={'train':[0,n-n//4], 'valid':[n-n//4,n]} and all(is_there)
+    return dict(source=kind.name, call=kind.call, store='Redis' if server else 'shards', written=len(store),
+                lost=n-len(store), wrong=wrong, names=yes(names_are_right),
+                files=yes(all(is_there)) if kind.field else '-', splits=yes(splits_are_right))
 
 # --- memory
 
@@ -287,20 +266,17 @@ def growth(kind, server, folder, n):
     def make():
         for name,numbers in ('warm up',range(30)), ('data',range(n)): kind.make(folder/name, numbers)
     in_child(make)
-    return round(float(in_child(lambda: peak(kind, server, folder, n)))/1e6, 1)
+    return round(in_child(lambda: peak(kind, server, folder, n))/1e6, 1)
 
 def in_child(f):
-    "Run `f` in a process of its own; returns what it returns, as text"
-    reading,writing = os.pipe()
-    if (child := os.fork())==0:
-        try:
-            os.write(writing, str(f()).encode())
-            os._exit(0)
-        except BaseException: traceback.print_exc()
-        os._exit(1)
-    os.close(writing)
-    assert os.waitpid(child, 0)[1]==0
-    with os.fdopen(reading) as file: return file.read()
+    "Run `f` in a process of its own; returns what it returns"
+    context = multiprocessing.get_context('fork')
+    reading,writing = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: writing.send(f()))
+    child.start()
+    child.join()
+    assert child.exitcode==0
+    return reading.recv()
 
 def peak(kind, server, folder, n):
     "Bytes by which this process grows at most"
@@ -316,11 +292,11 @@ def peak(kind, server, folder, n):
     thread.join()
     return most[0]
 
-def run(kind, server, folder, small=SMALL, large=LARGE):
+def run(kind, server, folder):
     "The whole row of a kind of source"
     row = check(kind, server, folder/'check')
-    row.small,row.large = (growth(kind, server, folder/f'{n}', n) for n in (small,large))
-    return row
+    small,large = (growth(kind, server, folder/f'{n}', n) for n in (SMALL,LARGE))
+    return row | dict(small=small, large=large, flat=yes(large-small<4))   # 4,000 samples more are 11 MB of images
 
 def main(words):
     rows = []
@@ -328,9 +304,8 @@ def main(words):
         for kind in KINDS:
             if words and not any(word.lower() in kind.name.lower() for word in words): continue
             for place in server,None:
-                with tempfile.TemporaryDirectory() as folder: row = run(kind, place, Path(folder))
-                print(row, '' if row.is_flat else 'NOT FLAT', flush=True)
-                rows.append({**asdict(row), 'flat':'yes' if row.is_flat else 'no'})
+                with tempfile.TemporaryDirectory() as folder: rows.append(run(kind, place, Path(folder)))
+                print(rows[-1], flush=True)
     if words: return
     from machine import about
     RESULT.write_text(json.dumps(dict(command='python tests/source_table.py', small=SMALL, large=LARGE, rows=rows,

@@ -1,10 +1,10 @@
 "An ingest in which too many samples fail is not committed: how many are too many, what is said, and how it goes on"
-import io, re, tarfile
 from functools import partial
 
 import numpy as np
 import pytest
 
+from inputs import write_tar
 from fastai_remote import (index_shards, IngestError, RedisStore, ShardStore, StoreNotFound, to_redis,
                            to_shards)
 from fastai_remote.ingest.run import ingest
@@ -32,9 +32,8 @@ def write(writer): return partial(ingest, writer=writer, shuffle=False, num_work
 
 LIMITS = [ # Samples, how many fail, `max_failed`, is it committed?
     (100, 10, None, True), (100, 11, None, False), (2000, 20, None, True), (2000, 21, None, False), (100, 1, 0, False),
-    (100, 0, 0, True), (100, 5, 5, True), (100, 6, 5, False), (100, 29, .29, True), (100, 30, .29, False),
-    (100, 1, 1, True), (100, 2, 1, False), (100, 99, 1., True), (100, 1, 0., False), (100, 3, np.int64(3), True),
-    (100, 7, np.float32(.07), True)]
+    (100, 5, 5, True), (100, 6, 5, False), (100, 29, .29, True), (100, 30, .29, False), (100, 2, 1, False),
+    (100, 99, 1., True), (100, 1, 0., False), (100, 3, np.int64(3), True), (100, 7, np.float32(.07), True)]
 
 @pytest.mark.parametrize('n,n_bad,limit,is_committed', LIMITS)
 @pytest.mark.parametrize('kind', [list,iter])
@@ -47,17 +46,14 @@ def test_too_many_failures_are_not_committed(write, writer, n, n_bad, limit, is_
         with pytest.raises(IngestError, match='item 1: ValueError: no 1.*') as error: write()
         assert 'max_failed' in str(error.value) and writer.store is None and writer.plan
 
-# Functions that return what writes a dataset, and what opens it
-PLACES = dict(
-    redis=lambda server, _: (partial(to_redis, url=server.url, name='d'), partial(RedisStore, server.url, 'd')),
-    shards=lambda _, folder: (partial(to_shards, url=folder), partial(ShardStore, folder)))
-
-@pytest.mark.parametrize('place', PLACES)
+@pytest.mark.parametrize('place', ['redis','shards'])
 @pytest.mark.parametrize('num_workers', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_same_call_with_a_higher_limit_continues(fresh, tmp_path, place, num_workers):
     "What is written is kept, failures that were counted stay counted, and nothing is visible before"
-    write,opened = PLACES[place](fresh, tmp_path/'d')
-    write = partial(write, list(range(300)), chunk=16, shuffle=False, num_workers=num_workers, progress=False)
+    target = (fresh.url,'d') if place=='redis' else (tmp_path/'d',)
+    opened = partial(RedisStore if place=='redis' else ShardStore, *target)
+    write = partial(to_redis if place=='redis' else to_shards, list(range(300)), *target, chunk=16, shuffle=False,
+                    num_workers=num_workers, progress=False)
     fn,good = fails_at(range(0, 300, 3)),[i for i in range(300) if i%3]
     for limit in (None, .2):
         with pytest.raises(IngestError, match='max_failed'): write(fn=fn, max_failed=limit)
@@ -69,18 +65,15 @@ def test_same_call_with_a_higher_limit_continues(fresh, tmp_path, place, num_wor
     with pytest.raises(IngestError, match='max_failed'): write(fn=fails_at(range(1, 200)), overwrite=True)
     assert ids(opened())==good
 
-def test_the_limit_is_found_early(write):
+@pytest.mark.parametrize('kind,limit,calls', [(list,None,[1000,200]), (iter,7,[1000])])
+def test_the_limit_is_found_early(write, kind, limit, calls):
     "Not after all samples, where their number or the limit is known; nor in the run after that"
     fn = fails_at(range(0, 4000, 2))
-    for most in (1000, 200):
+    for most in calls:
         fn.calls.clear()
-        with pytest.raises(IngestError, match='max_failed'): write(list(range(4000)), fn=fn, chunk=100)
+        with pytest.raises(IngestError, match='max_failed'):
+            write(kind(range(4000)), fn=fn, chunk=100, max_failed=limit)
         assert len(fn.calls)<=most
-
-def test_a_stream_with_a_number_as_limit_stops_early(write):
-    fn = fails_at(range(0, 4000, 2))
-    with pytest.raises(IngestError, match='max_failed'): write(iter(range(4000)), fn=fn, chunk=100, max_failed=7)
-    assert len(fn.calls)<1000
 
 @pytest.mark.parametrize('first,resumed', [(None,200), (20,range(1, 200))], ids=['at the end','early'])
 def test_a_stream_continues_with_a_higher_limit(write, writer, first, resumed):
@@ -90,12 +83,9 @@ def test_a_stream_continues_with_a_higher_limit(write, writer, first, resumed):
     assert (report.written,report.failed)==(200,100) and ids(writer.store)==[i for i in range(300) if i%3]
     assert report.resumed in resumed if isinstance(resumed, range) else report.resumed==resumed
 
-def test_the_message_says_what_failed_and_how_to_go_on(write, writer):
-    with pytest.raises(IngestError) as error: write(list(range(100)), fn=fails_at(range(20, 40)), chunk=16)
-    text = str(error.value)
-    failed,seen,n = map(int, re.search(r'(\d+) of (\d+) samples \(of (\d+)\) could not', text).groups())
-    assert (failed,seen,n)==(12,32,100)
-    assert all(part in text for part in ('10 may', 'higher max_failed', 'abandon', 'item 20: ValueError: no 2'))
+def test_the_message_says_what_failed_and_how_to_go_on(write):
+    match = r'(?s)12 of 32 samples \(of 100\) could not.* 10 may.*higher max_failed.*abandon.*item 20: ValueError: no 2'
+    with pytest.raises(IngestError, match=match): write(list(range(100)), fn=fails_at(range(20, 40)), chunk=16)
 
 def test_an_ingest_in_which_all_samples_failed_is_dropped(write, writer):
     "The same call would fail again; that the first sample could be converted when it was looked at does not count"
@@ -108,26 +98,22 @@ def test_an_ingest_in_which_all_samples_failed_is_dropped(write, writer):
         write(list(range(20)), fn=fn, chunk=20)
     assert writer.store is None and writer.plan is None
 
-@pytest.mark.parametrize('limit', [-1, 1.5, float('nan'), -.1, True, '5', [1]], ids=str)
+@pytest.mark.parametrize('limit', [-1, 1.5, float('nan'), True, '5'], ids=str)
 def test_a_limit_is_a_number_or_a_fraction(write, writer, limit):
     with pytest.raises((ValueError,TypeError), match='max_failed'): write([{'id':1}], max_failed=limit)
     assert writer.plan is None
 
 def test_copies_have_a_limit(write, writer, tmp_path):
     write(list(range(100)), fn=fails_at([]))
-    def fn(sample):
-        if sample['id']<50: raise ValueError('no')
-        return sample
+    bad = fails_at(range(50))
+    def fn(sample): return bad(sample['id'])
     with pytest.raises(IngestError, match=r'of 100\b.*max_failed'): writer.store.map(fn, tmp_path/'copy', **OPTIONS)
     assert writer.store.map(fn, tmp_path/'copy', max_failed=50, **OPTIONS).failed==50
 
 def test_indexing_has_a_limit(tmp_path):
-    with tarfile.open(tmp_path/'a.tar', 'w') as tar:
-        for i in range(200):   # the first hundred decide that the field has numbers
-            is_bad = i>=104 and i%4==0
-            for ext,value in (('bin',b'abc'), ('x.i4',b'none' if is_bad else b'%d' % i)):
-                (member:=tarfile.TarInfo(f'{i:03}.{ext}')).size = len(value)
-                tar.addfile(member, io.BytesIO(value))
+    def number(i): return b'none' if i>=104 and i%4==0 else b'%d'%i   # the first hundred decide that it is a number
+    members = [o for i in range(200) for o in ((f'{i:03}.bin', b'abc'), (f'{i:03}.x.i4', number(i)))]
+    write_tar(tmp_path/'a.tar', members)
     with pytest.raises(IngestError, match='24 of 200 samples.*max_failed'): index_shards(tmp_path, **OPTIONS)
     with pytest.raises(StoreNotFound): ShardStore(tmp_path)
     report = index_shards(tmp_path, max_failed=.125, **OPTIONS)

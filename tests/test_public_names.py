@@ -24,7 +24,8 @@ def parameters(o):
 def named(name): return {getattr(o, '__qualname__', repr(o)):p[name] for o in PUBLIC if name in (p:=parameters(o))}
 
 GIVEN_UP = {'n_workers':'num_workers', 'workers':'num_workers', 'mix':'interleave', 'stand_in':'on_bad',
-    'cls':'img_cls', 'make_client':'s3_options', 'idxs':'numbers'}
+    'cls':'img_cls', 'make_client':'s3_options', 'idxs':'numbers',
+    **dict.fromkeys(['server','address','host','path_or_url'], 'url')}
 
 def test_a_name_that_was_given_up_is_not_used():
     for old,new in GIVEN_UP.items(): assert not named(old), f'say {new}'
@@ -67,23 +68,17 @@ def test_one_order_of_arguments():
     both = {pair:found[pair] for pair in found if pair[::-1] in found and pair not in known}
     assert not both and all(pair in found and pair[::-1] in found for pair in OTHER_ORDERS)
 
-def test_the_url_is_called_so():
-    assert not [o for o in PUBLIC if {'server','address','host','path_or_url'}&set(parameters(o))]
-
 def test_each_public_name_has_documentation():
     assert not [n for n in fastai_remote.__all__ if not inspect.getdoc(getattr(fastai_remote, n))]
 
-def test_repr_of_a_store_that_was_unpickled_asks_nobody(fresh):
+def test_repr_of_a_store_that_was_unpickled_asks_nobody(fresh, tmp_path):
     to_redis([{'id':1}], fresh.url, 'one', num_workers=1, progress=False)
-    b = pickle.dumps(RedisStore(fresh.url, 'one'))
-    fresh.kill()
-    assert repr(pickle.loads(b))==f"RedisStore({fresh.url!r}, 'one', not read yet)"
-
-def test_repr_of_a_folder_that_was_unpickled_asks_nobody(tmp_path):
     to_shards([{'id':1}], d:=tmp_path/'one', num_workers=1, progress=False)
-    b = pickle.dumps(ShardStore(d))
+    stores = pickle.dumps([RedisStore(fresh.url, 'one'), ShardStore(d)])
+    fresh.kill()
     for f in d.iterdir(): f.unlink()
-    assert repr(pickle.loads(b))==f"ShardStore({str(d)!r}, not read yet)"
+    redis,shards = map(repr, pickle.loads(stores))
+    assert redis==f"RedisStore({fresh.url!r}, 'one', not read yet)" and shards==f"ShardStore({str(d)!r}, not read yet)"
 
 def test_options_beside_a_link_are_refused(tmp_path):
     "A link and a storage have their own, which are not changed: they may be shared"

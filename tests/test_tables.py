@@ -1,5 +1,6 @@
 "Tables of pandas, polars, Arrow, Parquet and CSV: what they mean is kept, or an error says what to do"
-import gzip, io, json, lzma, math, os, pickle, re, subprocess, sys, tracemalloc, uuid
+import gzip, json, lzma, pickle, re, sys, tracemalloc, uuid
+from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -11,7 +12,6 @@ import pyarrow as pa
 import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 from inputs import column, in_memory, loaded, plain, raw_samples, stored
 from fastai_remote import IngestError, array_samples, csv_samples, table_samples
@@ -44,8 +44,7 @@ def as_parquet(folder):
     pq.write_table(as_arrow(), folder/'t.parquet', row_group_size=7)
     return folder/'t.parquet'
 TABLES = dict(pandas=lambda p: as_pandas(), polars=lambda p: as_polars(), lazy=lambda p: as_polars().lazy(),
-    arrow=lambda p: as_arrow(), batch=lambda p: as_arrow().to_batches()[0], reader=lambda p: as_arrow().to_reader(),
-    parquet=as_parquet, text_path=lambda p: str(as_parquet(p)), paths=lambda p: [as_parquet(p)],
+    arrow=lambda p: as_arrow(), reader=lambda p: as_arrow().to_reader(), parquet=as_parquet,
     dataset=lambda p: pds.dataset(as_parquet(p)), folder=lambda p: table_samples(as_parquet(p).parent))
 
 @pytest.mark.parametrize('kind', TABLES)
@@ -64,35 +63,6 @@ def test_types_values_and_labels_are_kept(tmp_path, kind):
     assert codecs==want and store.manifest.fields['kind']['codec']=='cls'
     # a stream does not know all labels beforehand
     assert store.manifest.vocab['kind']==(['cat','dog'] if kind=='reader' else KIND)
-
-IDS = [uuid.UUID(int=i) for i in range(4)]
-LISTS = [['a'],['b','c'],[],['d']]
-ARROW = dict(view=(pa.array(['a','b',None,'d'], pa.string_view()), 'txt', ['a','b',None,'d']),
-    bytes_view=(pa.array([b'a',b'b',b'c',b'd'], pa.binary_view()), 'bin', [b'a',b'b',b'c',b'd']),
-    runs=(pa.RunEndEncodedArray.from_arrays([2,4], ['x','y']), 'txt', ['x','x','y','y']),
-    number_runs=(pa.RunEndEncodedArray.from_arrays([3,4], pa.array([1,None], pa.int16())), 'i2', [1,1,1,None]),
-    label_runs=(pa.RunEndEncodedArray.from_arrays([2,4], pa.array(['x','y']).dictionary_encode()), 'txt', list('xxyy')),
-    views_in_lists=(pa.array(LISTS, pa.list_(pa.string_view())), 'json', LISTS),
-    list_view=(pa.array(LISTS, pa.list_view(pa.string())), 'json', LISTS),
-    categories=(pa.DictionaryArray.from_arrays(pa.array([0,1,1,0], pa.int8()), pa.array(['a','b'], pa.string_view())),
-        'cls', ['a','b','b','a']),
-    uuid=(pa.ExtensionArray.from_storage(pa.uuid(), pa.array([o.bytes for o in IDS], pa.binary(16))), 'txt',
-        list(map(str, IDS))))
-
-@pytest.mark.parametrize('kind', ['table','batch','reader','parquet'])
-def test_types_of_arrow_that_have_no_kernel(tmp_path, kind):
-    "Views, runs and UUIDs are read as what they stand for; a value that is missing is a failed sample"
-    for name,(values,codec,want) in ARROW.items():
-        table = pa.table({'x':values, 'n':range(4)})
-        if kind=='parquet':
-            if 'runs' in name or name=='categories': continue   # Parquet does not have this type
-            pq.write_table(table, tmp_path/'a.parquet', row_group_size=3)
-        source = {'table':table, 'batch':table.to_batches()[0], 'parquet':tmp_path/'a.parquet'}.get(kind)
-        store,report = in_memory(table.to_reader() if source is None else source, max_failed=1)
-        assert store.manifest.fields['x']['codec']==codec, name
-        assert {o['n']:o['x'] for o in store}=={k:v for k,v in enumerate(want) if v is not None}, name
-        assert len(report.failures)==want.count(None)
-        assert all(r.startswith("ValueError: column 'x': nothing in this row (None)") for _,r in report.failures)
 
 # --- columns that are chosen
 
@@ -140,12 +110,11 @@ def test_names_of_splits_in_their_order(tmp_path):
 @pytest.mark.parametrize('kind', ['pandas','polars','arrow','parquet','csv'])
 def test_missing_values_name_row_and_column(tmp_path, kind):
     "Of a label, of a number, and of the split of a row"
-    data = dict(cls=['a','b',None,'a']*5, age=[1.5]*19+[None], n=[None]+[2]*19, part=['train',None]*10)
+    data = dict(cls=['a','b',None,'a']*5, n=[None]+[2]*19, part=['train',None]*10)
     table = every_kind(data, tmp_path)[kind]
-    source = table_samples(table, fields={'cls':'cls', 'age':'age.f4', 'n':'n.f4'})
-    failures = in_memory(source, max_failed=20)[1].failures
-    assert len(failures)==(5 if kind=='pandas' else 7)   # pandas has nan there, which is a number
-    assert all(re.search("column '(cls|age|n)': nothing in this row", reason) for _,reason in failures)
+    failures = in_memory(table_samples(table, fields={'cls':'cls', 'n':'n.f4'}), max_failed=20)[1].failures
+    assert len(failures)==(5 if kind=='pandas' else 6)   # pandas has nan there, which is a number
+    assert all(re.search("column '(cls|n)': nothing in this row", reason) for _,reason in failures)
     assert kind=='csv' or any('row 2' in name for name,_ in failures)
     with pytest.raises(ValueError, match='(row 1|:3): column .part.: nothing there'):
         in_memory(table_samples(table, valid_col='part'))
@@ -171,8 +140,7 @@ def test_names_that_no_field_can_have():
 def test_images_of_several_formats(tmp_path):
     "Bytes of images are image fields, named after their format; another format later on is a failure"
     cells,png = [plain(i*9) for i in range(21)],plain(7, 'PNG')
-    files = [{'bytes':o, 'path':None} for o in cells]
-    for table in pd.DataFrame({'picture':cells}), pa.table({'picture':cells}), pa.table({'picture':files}):
+    for table in pd.DataFrame({'picture':cells}), pa.table({'picture':[{'bytes':o, 'path':None} for o in cells]}):
         assert stored(in_memory(table)[0], 'picture.jpg')==cells
     table = pa.table({'picture':[*cells, png]})
     (_,reason), = in_memory(table)[1].failures
@@ -180,18 +148,9 @@ def test_images_of_several_formats(tmp_path):
     assert stored(in_memory(table_samples(table, fields={'picture':'picture.img'}))[0], 'picture.img')==[*cells, png]
     assert in_memory(pd.DataFrame({'jpg':[png], 'cls':['a']}))[0].fields==['jpg.img','cls']   # whatever the name says
     for name,content in ('a.jpg',cells[1]), ('b.png',png): (tmp_path/name).write_bytes(content)
-    files = table_samples(pd.DataFrame({'name':['a.jpg','b.png']}), fn_col='name', folder=tmp_path)
+    names = [str(tmp_path/name) for name in ('a.jpg','b.png')]
+    files = table_samples(pd.DataFrame({'name':names}), fn_col='name', folder=None, suff=None)
     assert stored(in_memory(files)[0], 'img')==[cells[1],png]
-
-def test_vectors_of_a_fixed_length_are_arrays():
-    a = np.arange(24, dtype=np.float32).reshape(4, 6)/7
-    fixed = pa.FixedSizeListArray.from_arrays(pa.array(a.ravel()), 6)
-    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(a.reshape(4, 2, 3))
-    polars = pl.DataFrame({'emb':pl.Series(a.tolist(), dtype=pl.Array(pl.Float32, 6))})
-    want = [{'emb':simple(row)} for row in a]
-    assert samples(pa.table({'emb':fixed}))==samples(polars)==want
-    for found,row in zip(column(in_memory(pa.table({'grid':tensors}))[0], 'grid'), a, strict=True):
-        assert np.array_equal(found, row.reshape(2, 3))
 
 def test_parquet_of_huggingface(tmp_path):
     "Class names and images by the metadata that the files of the Hub have"
@@ -204,9 +163,9 @@ def test_parquet_of_huggingface(tmp_path):
     pq.write_table(t, tmp_path/'a.parquet', row_group_size=4)
     store,_ = in_memory(tmp_path/'a.parquet')
     assert store.fields==['jpg','cls','many','grid'] and store.manifest.vocab=={'cls':KIND, 'many':['p','q']}
+    assert stored(store, 'jpg')==[plain(i*9) for i in range(9)]
     for i,o in enumerate(store):
-        assert bytes(store.get_many([i], 'jpg')['jpg'][0])==plain(i*9) and simple(o['grid'])==('float32',[[i,1],[2,3]])
-        assert o['cls']==KIND[i%3] and o['many']==['p','q'][:i%3]
+        assert (o['cls'],o['many'],simple(o['grid']))==(KIND[i%3],['p','q'][:i%3],('float32',[[i,1],[2,3]]))
 
 def test_fn_gets_rows_as_they_are():
     "`fn` gets the row, or the chosen fields; what it returns has the types that it has, and needs no names of columns"
@@ -217,8 +176,7 @@ def test_fn_gets_rows_as_they_are():
     assert column(in_memory(chosen, fn=lambda o: {**o, 'age':o['age']*300})[0], 'age')==[30000,60000]
 
 def test_splits_of_several_tables_and_one_random_division(tmp_path):
-    data = dict(cls=['b','a']*10, id=list(range(20)))
-    for kind,table in every_kind(data, tmp_path).items():
+    for kind,table in every_kind(dict(cls=['b','a']*10, id=list(range(20))), tmp_path).items():
         valid = table_samples(table) if kind!='tsv' else csv_samples(table)
         store,_ = in_memory({'train':table, 'valid':valid})
         assert store.splits=={'train':[0,20],'valid':[20,40]} and column(store, 'id')==[*range(20)]*2
@@ -239,31 +197,10 @@ def test_several_files_and_partitions(tmp_path):
     write('kind=dog/2.parquet', n=[100], extra=['e'])
     store,report = in_memory(table_samples(tmp_path/'t'), max_failed=.99, chunk=64)
     name,reason = report.failures[0]
-    assert len(store)==1 and reason.startswith("ValueError: column 'extra': nothing in this row")
+    assert len(store)==1 and "column 'extra': nothing in this row" in reason
     assert re.match(r'\d.parquet: row \d', name)
     write('kind=dog/3.parquet', n=['text'])
     with pytest.raises(ValueError, match='have columns that differ.*n'): table_samples(tmp_path/'t')
-
-class Counted(io.FileIO):
-    "A file, and how many bytes of all such files were read"
-    n = 0
-    def read(self, size=-1):
-        content = super().read(size)
-        Counted.n += len(content)
-        return content
-
-class CountingFiles(LocalFileSystem):
-    cachable = False
-    def _open(self, path, *args, **kwargs): return Counted(path)
-
-def test_the_footer_of_a_parquet_file_is_read_once_by_a_process(tmp_path):
-    "It holds the smallest and the largest image of each row group, so it is a large part of the file"
-    rows = {'jpg':[os.urandom(1000) for _ in range(400)], 'part':['train','valid']*200}
-    for k in range(2): pq.write_table(pa.table(rows), tmp_path/f'{k}.parquet', row_group_size=4, compression='none')
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    source = table_samples(pds.dataset(str(tmp_path), filesystem=CountingFiles()), valid_col='part')
-    assert sorted(row['jpg'] for _,row in raw_samples(source))==sorted(rows['jpg']*2)
-    assert size<Counted.n<4*size
 
 def test_a_parquet_file_that_is_replaced_is_read_anew(tmp_path):
     "Nothing of the file that was there before is kept, whatever of it was read"
@@ -285,21 +222,22 @@ def test_parquet_splits_are_read_in_any_order(tmp_path):
     assert found==[i for name in names for i in range(n) if part[i]==name] and list(source.splits)==names
     assert [stop-start for start,stop in source.splits.values()]==[part.count(name) for name in names]
 
-def test_splits_of_large_row_groups_do_not_make_reading_slow(tmp_path):
-    "A worker looks once for the rows of a split, whatever the size of the row group, and makes no object of each"
+@contextmanager
+def at_most(nbytes):
+    "Python's memory grows by less than `nbytes` here"
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1]<nbytes
+    finally: tracemalloc.stop()
+def test_splits_of_large_row_groups_take_little_memory(tmp_path):
+    "No object is made of each row of a row group to find those of a split"
     n = 90_000
     part = pa.array(['train','valid',None,'test']).take(pa.array(np.arange(n)%4//2*3))
     pq.write_table(pa.table({'id':range(n), 'part':part}), tmp_path/'a.parquet', row_group_size=n)
     source = table_samples(tmp_path/'a.parquet', fields={'id':'id'}, valid_col='part')
-    tracemalloc.start()
-    part = source.read(np.arange(0, n, 30))
-    ids = [row['id'] for _,row in part]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert source.splits=={'train':[0,n//2],'test':[n//2,n]} and ids[:3]==[0,60,120] and peak<6_000_000
-    calls = []
-    part._of_split = lambda *a, f=part._of_split: calls.append(a) or f(*a)
-    assert len(list(part))==n//30 and len(calls)==2
+    with at_most(6_000_000): ids = [row['id'] for _,row in source.read(np.arange(0, n, 30))]
+    assert source.splits=={'train':[0,n//2],'test':[n//2,n]} and ids[:3]==[0,60,120]
 
 @pytest.mark.parametrize('make', [pd.DataFrame, pl.DataFrame, pa.table], ids=['pandas','polars','arrow'])
 def test_splits_of_a_table_in_memory_are_found_in_flat_memory(make):
@@ -307,26 +245,19 @@ def test_splits_of_a_table_in_memory_are_found_in_flat_memory(make):
     n = 199_998
     source = table_samples(make({'part':np.array(['b','train','valid'])[np.arange(n)%3].tolist()}), valid_col='part')
     assert source.plan.split=='part'
-    tracemalloc.start()
-    assert source.splits=={'train':[0,n//3],'valid':[n//3,n//3*2],'b':[n//3*2,n]}
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak<9_000_000
+    with at_most(9_000_000): assert source.splits=={'train':[0,n//3],'valid':[n//3,n//3*2],'b':[n//3*2,n]}
     firsts = source.read(np.array([start for start,_ in source.splits.values()]))
     assert [name for name,_ in firsts]==['row 1','row 2','row 0']
 
 def test_row_groups_are_read_in_workers_in_constant_memory(tmp_path):
     "The leading process keeps nothing of the rows; a worker keeps few row groups"
-    n,size = 100_000,10_000
-    with pq.ParquetWriter(tmp_path/'a.parquet', pa.schema({'id':pa.int64(), 'txt':pa.string()})) as writer:
-        for k in range(0, n, size): writer.write_table(pa.table({'id':range(k, k+size), 'txt':['some words']*size}))
+    n = 100_000
+    table = pa.table({'id':range(n), 'txt':['some words']*n})
+    pq.write_table(table, tmp_path/'a.parquet', row_group_size=10_000)
     source = table_samples(tmp_path/'a.parquet')
     assert source.as_is
-    tracemalloc.start()
-    parts = [source.read(np.arange(k, k+100)) for k in range(0, n, 1000)]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak<1_500_000 and max(len(pickle.dumps(p)) for p in parts)<4000
+    with at_most(1_500_000): parts = [source.read(np.arange(k, k+100)) for k in range(0, n, 1000)]
+    assert max(len(pickle.dumps(p)) for p in parts)<4000
     assert [source.load(raw)['id'] for _,raw in parts[50]]==list(range(50_000, 50_100))
 
 # --- fingerprints
@@ -349,38 +280,19 @@ def test_a_table_whose_values_changed_is_another_source(tmp_path, kind):
     other = table_samples(every_kind({**data, 'id':[*range(299),7]}, tmp_path)[kind]).fingerprint()
     assert repr(first)!=repr(other)
 
-OBJECTS = '''
-import numpy as np, pandas as pd
-from PIL import Image
-from fastai_remote import table_samples
-class Anything: pass
-for add in 0,1:
-    for column in ([Image.new('L', (3,3), i) for i in range(4)], [np.arange(9000)*(add*i+1)+i for i in range(4)],
-                   [Anything() for _ in range(4)], [{'a','b','c'} for _ in range(4)]):
-        print(table_samples(pd.DataFrame({'x':column, 'n':range(4)})).fingerprint())
-'''
-
-@pytest.mark.slow
-def test_objects_in_a_table_are_the_same_in_another_process():
-    "No memory address and no order of a set gets into what an ingest is known by; of arrays all values count"
-    first,second = (subprocess.run([sys.executable, '-c', OBJECTS], capture_output=True, text=True, check=True,
-                                   env={**os.environ, 'PYTHONHASHSEED':seed}).stdout.splitlines() for seed in '12')
-    assert first==second and [a==b for a,b in zip(first[:4], first[4:], strict=True)]==[True,False,True,True]
-
 def test_categories_of_polars_count_by_their_names():
     "polars hashes their codes"
-    for wrap in (lambda s: s), (lambda s: s.reshape((-1,1))), (lambda s: s.to_frame('k').to_struct('s')):
+    for wrap in (lambda s: s), (lambda s: s.to_frame('k').to_struct('s')):
         def fingerprint(*labels):
             return repr(table_samples(pl.DataFrame({'x':wrap(pl.Series(labels, dtype=pl.Enum(labels)))})).fingerprint())
         assert fingerprint('a', 'b')==fingerprint('a', 'b')!=fingerprint('x', 'y')
 
 # --- CSV
 
-@pytest.mark.parametrize('name,delimiter', [('a.TSV','\t'), ('a.tsv.GZ','\t'), ('a.Tsv.xz','\t'),
-    ('a.tsv.old.csv',','), ('a.tsv.csv.gz',','), ('a.tsv.txt',','), ('a.CSV',',')])
-def test_the_end_of_the_name_decides_what_separates_columns(tmp_path, name, delimiter):
+@pytest.mark.parametrize('name,opener,delimiter', [('a.TSV',open,'\t'), ('a.tsv.GZ',gzip.open,'\t'),
+    ('a.Tsv.xz',lzma.open,'\t'), ('a.tsv.csv.gz',gzip.open,','), ('a.tsv.txt',open,',')])
+def test_the_end_of_the_name_decides_what_separates_columns(tmp_path, name, opener, delimiter):
     "In capitals, too, also in a file that has a header only; `.tsv` within the name means nothing"
-    opener = {'.gz':gzip.open, '.xz':lzma.open}.get((tmp_path/name).suffix.lower(), open)
     for lines in [['a','b']], [['a','b'],['1','x'],['2','y']]:
         with opener(tmp_path/name, 'wt') as f: f.write(''.join(delimiter.join(line)+'\n' for line in lines))
         source = csv_samples(tmp_path/name)
@@ -389,11 +301,10 @@ def test_the_end_of_the_name_decides_what_separates_columns(tmp_path, name, deli
 
 def test_csv_numbers_and_options(tmp_path):
     "Cells in fields of numbers are numbers; the delimiter is an option; underscores make no number"
-    (tmp_path/'a.csv').write_text('id;age.f4;txt\n7;1.5;x\n8;2;y\n9;old;z\n9;1_000;z\n')
-    store,report = in_memory(csv_samples(tmp_path/'a.csv', delimiter=';'))
-    assert store[:]==[{'id':7,'age.f4':1.5,'txt':'x'}, {'id':8,'age.f4':2.,'txt':'y'}]
+    store,report = in_memory(of_csv(tmp_path, 'id;age.f4;txt\n7;1.5;x\n9;old;z\n9;1_000;z\n', delimiter=';'))
+    assert store[:]==[{'id':7,'age.f4':1.5,'txt':'x'}]
     reason = "ValueError: column 'age.f4': {!r} is no number"
-    assert report.failures==[('a.csv:4',reason.format('old')), ('a.csv:5',reason.format('1_000'))]
+    assert report.failures==[('a.csv:3',reason.format('old')), ('a.csv:4',reason.format('1_000'))]
 
 def test_files_of_several_kinds_are_refused(tmp_path):
     "The name of each file counts, and not only that of the first"
@@ -410,44 +321,38 @@ def of_csv(folder, text, **options):
     (folder/'a.csv').write_text(text)
     return csv_samples(folder/'a.csv', **options)
 
-@pytest.mark.parametrize('options,field', [
-    (dict(label_col=['a','b']),'labels'), (dict(fields={('a','b'):'labels'}),'labels'),
+@pytest.mark.parametrize('options,field', [(dict(label_col=['a','b']),'labels'),
     (dict(fields={('a','b'):'x.json'}),'x.json'), (dict(fields={('a','b'):'x'}),'x')])
 def test_texts_of_several_columns_are_a_list_of_labels(tmp_path, options, field):
-    "Of CSV files as of other tables. Numbers are labels where labels are asked for; cells of CSV files stay text"
-    source = of_csv(tmp_path, 'a,b\ncat,dog\n7,cat\n', **options)
+    "Of CSV files as of other tables; a blank cell is missing, as it is in one column"
+    store,report = in_memory(of_csv(tmp_path, 'a,b\ncat,dog\n7,cat\n', **options))
     want = [{field:['cat','dog']}, {field:['7','cat']}]
-    assert loaded(source)==loaded(table_samples(pd.read_csv(tmp_path/'a.csv'), **options))==want
-    if 'fields' not in options or field=='x': return
-    assert loaded(of_csv(tmp_path, 'a,b\n1,2\n', **options))==[{field:['1','2']}]
-    table = pd.read_csv(tmp_path/'a.csv')
-    for source in table_samples(table, **options), array_samples({k:table[k].to_numpy() for k in 'ab'}, **options):
-        assert repr(loaded(source))==repr([{field:[1,2]}])
+    assert store[:]==loaded(table_samples(pd.read_csv(tmp_path/'a.csv'), **options))==want
+    if field!='labels': return
+    store,report = in_memory(of_csv(tmp_path, 'a,b\ncat,dog\ncat, \n', **options))
+    assert len(store)==1 and "column 'a', 'b': nothing in this row" in report.failures[0][1]
 
-def test_blank_cells_among_several_labels_are_missing(tmp_path):
-    "As a blank label is in one column"
-    for options in dict(label_col=['a','b']), dict(fields={('a','b'):'labels'}):
-        store,report = in_memory(of_csv(tmp_path, 'a,b\ncat,dog\ncat, \n', **options))
-        assert store[:]==[{'labels':['cat','dog']}] and "column 'a', 'b': nothing in this row" in report.failures[0][1]
+def test_numbers_of_several_columns_are_labels_where_labels_are_asked_for(tmp_path):
+    "Cells of CSV files stay text"
+    fields = {('a','b'):'x.json'}
+    assert loaded(of_csv(tmp_path, 'a,b\n1,2\n', fields=fields))==[{'x.json':['1','2']}]
+    table = pd.DataFrame({'a':[1], 'b':[2]})
+    arrays = array_samples({k:table[k].to_numpy() for k in 'ab'}, fields=fields)
+    for source in table_samples(table, fields=fields), arrays:
+        assert repr(loaded(source))==repr([{'x.json':[1,2]}])
 
-@pytest.mark.parametrize('first,wanted', [
-    (['1','0'], [[1.,.5],[0.,2.]]), ([1,'2'], [[1.,.5],[2.,2.]]), ([Decimal('0.1'),Fraction(1, 3)], [[.1,.5],[1/3,2.]]),
-    (['0.10',Decimal('nan')], [[.1,.5],[math.nan,2.]]), ([Decimal(2**60),True], [[2.**60,.5],[1.,2.]])], ids=str)
-def test_objects_of_several_columns_are_an_array_if_they_are_numbers(first, wanted):
+def test_objects_of_several_columns_are_an_array_if_they_are_numbers():
     "Texts of numbers, too, and fractions that a float rounds, as they are in one column of floats"
-    for second in [.5,2], ['0.5','2']:
-        found = loaded(table_samples(pd.DataFrame({'a':first, 'b':second}, dtype=object), label_col=['a','b']))
-        assert repr([simple(o['target.npy']) for o in found])==repr([('float64',row) for row in wanted])
+    table = pd.DataFrame({'a':['1',Fraction(1, 3),Decimal('0.1'),True], 'b':['.5',2,Decimal(2**60),2.]}, dtype=object)
+    found = loaded(table_samples(table, label_col=['a','b']))
+    want = [[1.,.5], [1/3,2.], [.1,2.**60], [1.,2.]]
+    assert [simple(o['target.npy']) for o in found]==[('float64',row) for row in want]
 
 def test_numbers_that_a_float_cannot_hold_are_refused_in_several_columns(tmp_path):
-    whole = "9007199254740993 .*9007199254740992.0"
-    odd = {value:whole for value in (2**53+1, str(2**53+1), Decimal(2**53+1), Fraction(2**53+1))}
-    for value,match in (odd|{Decimal('1e400'):'1E.400 .*inf'}).items():
-        source = table_samples(pd.DataFrame({'a':[value], 'b':[1]}, dtype=object), label_col=['a','b'])
+    for value,other,match in (str(2**53+1),1,'992.0'), (2**53+1,.5,'float64'), (Decimal('1e400'),1,'inf'):
+        table = pd.DataFrame({'a':[value], 'b':[other]}, dtype=object)
+        source = table_samples(table, fields={('a','b'):'v.npy'})
         with pytest.raises(ValueError, match=f"column 'a', 'b': .*{match}"): loaded(source)
-    source = table_samples(pd.DataFrame({'a':[2**53+1], 'b':[.5]}), fields={('a','b'):'v.npy'})
-    match = '9007199254740993 does not fit float64, which would make 9007199254740992.0 '
-    with pytest.raises(ValueError, match=match): loaded(source)
     source = of_csv(tmp_path, 'a,b\n1,2\n', fields={('a','b'):'target.npy'})
     assert [simple(o['target.npy']) for o in loaded(source)]==[('float64',[1.,2.])]
     with pytest.raises(ValueError, match="column 'a', 'b': 'cat' is no number"): source.load({'a':'cat', 'b':'dog'})
@@ -457,21 +362,32 @@ SPARSE = pd.DataFrame({'x.f4':pd.arrays.SparseArray([0.,1.5]), 'id':pd.arrays.Sp
 TIMES = pa.table({'t':pa.array([123456789,123456000,0,3_600_000_000_005,None], pa.time64('ns'))})
 TIME_TEXTS = [{'t':t} for t in ('00:00:00.123456789','00:00:00.123456','00:00:00','01:00:00.000000005')]
 NESTED = pa.table({'t':pa.array([[123456789]], pa.list_(pa.time64('ns')))})
-MICROSECONDS = pl.DataFrame({'t':[[datetime(2020, 1, 2, 3, 4, 5, 6)]]})
 def arrow_frame(table): return table.to_pandas(types_mapper=pd.ArrowDtype)
 def with_gap(type): return pa.array([[1,0],[1,None]], pa.list_(pa.int8(), 2)).cast(pa.list_(type, 2))
-def tensor(**options):
-    storage = pa.array([[1,2,3,4,5,6]], pa.list_(pa.int32(), 6))
-    type = pa.fixed_shape_tensor(pa.int32(), [2,3], **options)
-    return pa.table({'f':pa.ExtensionArray.from_storage(type, storage)})
+
+def column_of(array): return pa.table({'f':array})
+def grid(permutation):
+    type = pa.fixed_shape_tensor(pa.int32(), [2,3], permutation=permutation)
+    return column_of(pa.ExtensionArray.from_storage(type, pa.array([[1,2,3,4,5,6]], pa.list_(pa.int32(), 6))))
+
+VIEWS = pa.array([['a'],[],['b','c']], pa.list_view(pa.string_view()))
+LABEL_RUNS = pa.RunEndEncodedArray.from_arrays([1,3], pa.array(['x','y']).dictionary_encode())
+ID = uuid.UUID(int=7)
+VECTOR = [{'f':('float32', [.5,1.])}]
 
 @pytest.mark.parametrize('source,want', [
     (WIDE, [{'id':1, 'x.f4':3}]), (SPARSE, [{'x.f4':0., 'id':0}, {'x.f4':1.5, 'id':7}]),
     (TIMES, TIME_TEXTS), (pl.from_arrow(TIMES), TIME_TEXTS), (arrow_frame(TIMES), TIME_TEXTS),
-    (MICROSECONDS, [{'t':['2020-01-02T03:04:05.000006']}]),
-    *((pa.table({'f':with_gap(type)}), [{'f':(str(array), [1,0])}])
-        for type,array in ((pa.bool_(),'bool'), (pa.int32(),'int32'), (pa.float32(),'float32'))),
-    *((tensor(**options), [{'f':('int32', [[1,2,3],[4,5,6]])}]) for options in ({}, {'permutation':[0,1]})),
+    (column_of(with_gap(pa.bool_())), [{'f':('bool', [1,0])}]),
+    (column_of(with_gap(pa.float32())), [{'f':('float32', [1,0])}]),
+    (column_of(pa.array([[.5,1.]], pa.list_(pa.float32(), 2))), VECTOR),
+    (pl.DataFrame({'f':pl.Series([[.5,1.]], dtype=pl.Array(pl.Float32, 2))}), VECTOR),
+    (grid([0,1]), [{'f':('int32', [[1,2,3],[4,5,6]])}]),
+    (column_of(pa.array(['a',None,'d'], pa.string_view())).to_batches()[0], [{'f':'a'}, {'f':'d'}]),
+    (column_of(VIEWS).to_reader(), [{'f':['a']}, {'f':[]}, {'f':['b','c']}]),
+    (column_of(pa.RunEndEncodedArray.from_arrays([2,3], pa.array([1,None], pa.int16()))), [{'f':1}, {'f':1}]),
+    (column_of(LABEL_RUNS), [{'f':'x'}, {'f':'y'}, {'f':'y'}]),
+    (column_of(pa.ExtensionArray.from_storage(pa.uuid(), pa.array([ID.bytes], pa.binary(16)))), [{'f':str(ID)}]),
     (pd.DataFrame([[1,2]], columns=pd.MultiIndex.from_tuples([('a','x'),('a','y')])), [{'a_x':1, 'a_y':2}])])
 def test_unusual_columns_are_columns_like_others(source, want):
     "A value that is too large or missing, also one in an array, is a failed sample; nanoseconds are kept"
@@ -480,24 +396,14 @@ def test_unusual_columns_are_columns_like_others(source, want):
     reasons = ''.join(reason for _,reason in report.failures)
     assert not reasons or 'does not fit' in reasons or 'missing' in reasons or 'nothing in this row' in reasons
 
-def test_no_folder_is_none(tmp_path):
-    (tmp_path/'a.jpg').write_bytes(plain(1))
-    table = pd.DataFrame({'path':[str(tmp_path/'a.jpg')]})
-    assert loaded(table_samples(table, fn_col='path', folder=None, suff=None))==[{'jpg':plain(1)}]
-
 # --- what cannot be read says what to do
 
 FILES = pd.DataFrame({'path':['a.jpg']*2, 'kind':['train','x']})
 DF,PARQUET = pd.DataFrame,'t.parquet'   # which `refuse` puts there
 
 def options(**kw): return lambda p: table_samples(FILES, **kw)
-def split_of(value): return lambda p: table_samples(DF({'a':['b']*2, 'kind':['train',value]}), valid_col='kind')
 def of_parquet(**kw): return lambda p: table_samples(p/PARQUET, **kw)
-def header(content):
-    def make(p):
-        (p/'a.csv').write_bytes(content)
-        return csv_samples(p/'a.csv')
-    return make
+def header(content): return lambda p: (p/'a.csv').write_bytes(content) and csv_samples(p/'a.csv')
 
 REFUSED = [
     (TypeError, 'ChunkedArray: a column without a name: give pyarrow.table', lambda p: pa.chunked_array([[1,2]])),
@@ -506,22 +412,19 @@ REFUSED = [
     (TypeError, r'a path: say what it holds: .*table_samples\(…\)', lambda p: p),
     (ValueError, "no column 'nope'; there are u, big", of_parquet(fn_col='nope')),
     (TypeError, "fields is a dict, such as {'path':'jpg'", of_parquet(fields=['u'])),
-    (TypeError, r'fields= takes a dict \{column: field\}', lambda p: table_samples(p/PARQUET, {'u':'u.i4'})),
     (ValueError, 'column .u. has no names of files', of_parquet(fn_col='u')),
     (ValueError, 'valid_col= needs a table that can be read by number',
         lambda p: table_samples(as_arrow().to_reader(), valid_col='flag')),
     (ValueError, 'column .text. has more than 100 values',
         lambda p: table_samples(DF({'text':[f't{i}' for i in range(200)], 'x':range(200)}), valid_col='text')),
     (ValueError, "delimiter=';' separates columns", lambda p: of_csv(p, 'name;label\na;b\n', label_col='label')),
-    *((ValueError, 'no column .*; there are path, kind', options(**kw)) for kw in
-        (dict(fn_col=['path']), dict(fn_col='path', valid_col=['kind']), dict(fn_col=1.5))),
-    *((ValueError, "row 1: column 'kind': ", split_of(value)) for value in (['a'], np.arange(2), '  ', {})),
-    *((TypeError, "fields=: 'path' is to be stored in .*, which is no name of a field", options(fields={'path':field}))
-        for field in (5, None, '', ['x'])),
+    (ValueError, 'no column .*; there are path, kind', options(fn_col=['path'])),
+    *((ValueError, "row 1: column 'kind': ", lambda p, value=value: table_samples(DF({'a':['b']*2,
+        'kind':['train',value]}), valid_col='kind')) for value in (['a'], '  ')),
+    (TypeError, "fields=: 'path' is to be stored in 5, which is no name of a field", options(fields={'path':5})),
     (ValueError, 'label_delim= separates the labels in one column',
         options(label_col=['path','kind'], label_delim=' ')),
     (ValueError, 'a.csv: empty: no header', header(b'\na,b\n1,2\n')),
-    (ValueError, 'a.csv: the header is not UTF-8', header(b'caf\xe9,b\n1,2\n')),
     (ValueError, 'a.csv: the header is not UTF-8', header('a,b\n1,2\n'.encode('utf-16'))),
     (IngestError, 'row 0.*column .cls.: 1.0 is a float; labels are texts or whole numbers',
         lambda p: DF({'cls':[1,2,None]})),   # of which pandas makes floats
@@ -532,18 +435,12 @@ REFUSED = [
     (IngestError, 'is one text, and not a list of labels: label_delim= separates several',
         lambda p: table_samples(DF({'tags':['a b']}), fields={'tags':'labels'})),
     (IngestError, "column 's': bytes in a list or a struct", lambda p: pa.table({'s':[{'a':b'x'}]})),
-    (IngestError, "column 'c': a complex", lambda p: DF({'c':[1+2j]})),
     (IngestError, "column 'p': a Period", lambda p: DF({'p':pd.period_range('2020', periods=2, freq='M')})),
     *((TypeError, "column 't' has the type .*nanoseconds in lists and structs are not kept", lambda p, o=o: o)
         for o in (NESTED, pl.from_arrow(NESTED), arrow_frame(NESTED))),
-    (TypeError, "column 't'.*nanoseconds",
-        lambda p: MICROSECONDS.with_columns(pl.col('t').cast(pl.List(pl.Datetime('ns'))))),
-    (TypeError, "column 'f' is a tensor with permuted dimensions", lambda p: tensor(permutation=[1,0])),
-    (TypeError, 'splits of different kinds: train: _PandasTable, whose samples LoadRow makes; valid: _PandasTable, '
-        'whose samples stay as they are. An fn would get samples of several kinds: give all splits in the same way',
-        lambda p: {'train':table_samples(FILES, fields={'path':'a.txt'}), 'valid':FILES}),
-    (TypeError, 'a: image_samples, whose samples _LoadFile makes; b: _Items, .* as they are',
-        lambda p: {'a':['x.jpg'], 'b':[{'txt':'a'}]})]
+    (TypeError, "column 'f' is a tensor with permuted dimensions", lambda p: grid([1,0])),
+    (TypeError, 'splits of different kinds: train: .* LoadRow makes; valid: .* stay as they are.*: give all splits',
+        lambda p: {'train':table_samples(FILES, fields={'path':'a.txt'}), 'valid':FILES})]
 
 @pytest.mark.parametrize('error,match,make', REFUSED)
 def test_what_cannot_be_read_says_what_to_do(tmp_path, error, match, make):
@@ -552,10 +449,10 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path, error, match, make):
 
 def test_a_row_without_a_split_names_file_and_row(tmp_path):
     for k,part in enumerate((['train']*9, ['train']*8+[None])):
-        pq.write_table(pa.table({'id':range(9), 'part':part}), tmp_path/f'{k}.parquet', row_group_size=5)
+        pq.write_table(pa.table({'part':part}), tmp_path/f'{k}.parquet', row_group_size=5)
     with pytest.raises(ValueError, match="1.parquet: row 8: column 'part': nothing there"):
         in_memory(table_samples(tmp_path, valid_col='part'))
-    pq.write_table(pa.table({'id':[1], 'part':[[1]]}), tmp_path/'0.parquet')
+    pq.write_table(pa.table({'part':[[1]]}), tmp_path/'0.parquet')
     with pytest.raises(ValueError, match=r"0.parquet: column 'part' has the type list<.*, which cannot name splits"):
         in_memory(table_samples(tmp_path/'0.parquet', valid_col='part'))
 

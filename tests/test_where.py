@@ -19,7 +19,6 @@ from fastai_remote.core import Manifest
 from fastai_remote.load.prefetch import reads_whole_shards
 from fastai_remote.load.splitters import default_splitter
 from fastai_remote.order.base import Order, SplitOrder
-from fastai_remote.order.shards import ShardFolds
 from fastai_remote.store.base import Store
 
 N,labels = 230,['cat','cow','dog']
@@ -43,14 +42,14 @@ def data(request, tmp_path_factory):
 def numbers(mask): return np.flatnonzero(np.asarray(mask)).tolist()
 
 CHOSEN = [
-    ('cls', 'cat', frame.cls=='cat'), ('cls', ['cat','dog'], frame.cls!='cow'), ('cls', {'cow'}, frame.cls=='cow'),
+    ('cls', 'cat', frame.cls=='cat'), ('cls', {'cat','dog'}, frame.cls!='cow'),
     ('cls', lambda names: np.char.startswith(names, 'c'), frame.cls!='dog'),
     ('is_valid', True, frame.is_valid), ('is_valid', 0, ~frame.is_valid),
-    ('age', [3,50,70], frame.age.isin([3,50,70])), ('age', range(10, 40), (frame.age>=10)&(frame.age<40)),
-    ('age', range(40, 9, -3), frame.age.isin(range(40, 9, -3))), ('age', np.array([5,6]), frame.age.isin([5,6])),
+    ('age', [3,50,70], frame.age.isin([3,50,70])), ('age', np.array([5,6]), frame.age.isin([5,6])),
+    ('age', range(40, 9, -3), frame.age.isin(range(40, 9, -3))),
     ('age', lambda ages: (ages>20)&(ages%2==0), (frame.age>20)&(frame.age%2==0)),
     ('x.f4', [.125, 3], frame['x.f4'].isin([.125, 3])), ('labels', 'red', ['red' in o for o in tags]),
-    ('labels', ['red','big'], [bool({'red','big'}&{*o}) for o in tags]), ('age?', [3,50,70], frame.age.isin([3,50,70])),
+    ('labels', ['red','big'], [bool({'red','big'}&{*o}) for o in tags]),
     ('cls;nothing', 'cow', frame.cls=='cow'), ('labels;nothing?', 'red', ['red' in o for o in tags])]
 
 def test_items_with_these_values(data):
@@ -64,32 +63,24 @@ def test_the_order_of_the_items_is_kept(data):
     items = get_remote_items(data)
     for part in items[Order(range(10, N), Permutation(N, 3))], items[[5,3,5,3,0,9,8,7]], items[7:100]:
         assert [*part.where('cls', 'dog')]==[i for i in part if frame.cls[i]=='dog']
-        assert [*part.where('age', lambda ages: ages>40)]==[i for i in part if frame.age[i]>40]
     both = items.where('cls', 'dog').where('is_valid', True)
     assert [*both]==numbers((frame.cls=='dog')&frame.is_valid) and both.is_complete and not both[1:].is_complete
     assert [*pickle.loads(pickle.dumps(both))]==[*both]
 
-NO_LABEL = 'has labels, which are texts or integers, not '
-
 @pytest.mark.parametrize('error,match,field,values', [
     (ValueError, "no label 'cta' in field 'cls': did you mean 'cat'", 'cls', ['dog','cta']),
     (ValueError, "no label 'x' in field 'labels': there are 3, such as 'big', 'red', 'small'", 'labels', 'x'),
-    (ValueError, 'no label .pig. in field', 'cls;nothing?', 'pig'),
-    (UnknownField, "no field 'clss'", 'clss', 'cat'), (UnknownField, "no field", 'no;nothing?', 1),
+    (ValueError, 'no label .pig. in field', 'cls;nothing?', 'pig'), (UnknownField, "no field 'clss'", 'clss', 'cat'),
     (TypeError, "chosen by labels or numbers, and 'txt' holds txt; .*'cls', 'is_valid'", 'txt', '3'),
     (TypeError, "field 'age' holds numbers .*, not 'cat'", 'age', 'cat'),
     (ValueError, r"none of 230 items has \[200, 300\] in 'age'", 'age', [200,300]),
     (ValueError, 'must return a bool for each value, not int64', 'age', lambda ages: ages*2),
-    (TypeError, f"field 'cls' {NO_LABEL}", 'cls', [['cat','dog']]),
-    (TypeError, f"field 'cls' {NO_LABEL}", 'cls', {'cat':1}),
-    (TypeError, f"field 'labels' {NO_LABEL}", 'labels', [['red']])])
+    (TypeError, "field 'cls' has labels, which are texts or integers, not ", 'cls', {'cat':1}),
+    (TypeError, "field 'labels' has labels, which are texts or integers, not ", 'labels', [['red']])])
 def test_values_that_cannot_be_are_named(data, error, match, field, values):
     with pytest.raises(error, match=match): get_remote_items(data).where(field, values)
-
-@pytest.mark.parametrize('wrong', [['cls'], 'cls', {'cls'}], ids=str)
-def test_where_is_a_dict(wrong):
     with pytest.raises(TypeError, match=r'where= takes a dict, \{field: values\}, not '):
-        get_remote_items(MemoryStore({'x.f4':np.zeros(3)}), where=wrong)
+        get_remote_items(data, where=[field])
 
 def test_a_function_gets_labels_as_they_are():
     "Texts and integers of one vocabulary stay what they are"
@@ -99,10 +90,10 @@ def test_a_function_gets_labels_as_they_are():
 
 def test_a_function_is_not_blamed_where_there_are_no_labels():
     items = get_remote_items(in_memory([{'tags.labels':[], 'txt':'a'}]*3)[0])
-    for function in (lambda labels: [o.startswith('a') for o in labels]), lambda labels: labels=='a':
-        with pytest.raises(ValueError, match="d: none of 3 items has values that .* chooses in 'tags.labels'"):
-            items.where('tags.labels', function)
-        assert not FieldSplitter('tags.labels', function)(items)[1]
+    def function(labels): return [o.startswith('a') for o in labels]
+    with pytest.raises(ValueError, match="d: none of 3 items has values that .* chooses in 'tags.labels'"):
+        items.where('tags.labels', function)
+    assert not FieldSplitter('tags.labels', function)(items)[1]
     with pytest.raises(ValueError, match="no label 'a' in field 'tags.labels': there are none$"):
         items.where('tags.labels', 'a')
 
@@ -116,20 +107,18 @@ def test_a_code_outside_of_the_vocabulary_is_an_error_that_names_the_sample():
         with pytest.raises(CorruptSample, match="d: sample 3, field 'cls': code 7, but there are 2 labels"): read()
     assert items[:3].class_weights().tolist()==[1.5,.75]
 
-whole = np.array([0, 1, 7, 100, 127, 2**24+1, 2**53-1, 2**53, 2**53+1, 2**63-1])
-odd_values = [*whole.tolist(), -1, -128, -2**63, 2**63, 2**63+1, 2**64-1, 2**64, 10**400, .5, .1, 7., -1., 2.**53,
-              2.**63, 2.**64, float('inf'), float('nan'), True, np.float32(.1), np.uint64(2**63), np.int64(2**53+1)]
-odd_ranges = [range(-5, 8), range(7, -9, -2), range(2**53+1, 2**70, 2), range(2**63, 2**64), range(-10**30, 10**30),
-              range(0, 10**30, 10**29), range(0)]
+whole = np.array([0, 1, 7, 127, 2**24+1, 2**53, 2**53+1, 2**63-1])
+odd_values = [*whole.tolist(), -128, -2**63, 2**63, 2**64-1, 2**64, 10**400, .1, 7., 2.**53, 2.**63, float('inf'),
+              float('nan'), True, np.float32(.1), np.uint64(2**63), np.int64(2**53+1)]
+odd_ranges = [range(7, -9, -2), range(2**53+1, 2**70, 2), range(2**63, 2**64), range(0, 10**30, 10**29), range(0)]
 
-@pytest.mark.parametrize('dtype', ['i1','i2','i4','i8','u1','u2','u4','u8','f2','f4','f8','bool'])
+@pytest.mark.parametrize('dtype', ['i1','i8','u1','u4','u8','f2','f4','f8','bool'])
 def test_numbers_are_compared_exactly(dtype):
     "As Python compares them, not as 64-bit floats; a fraction is rounded to the width of the field, as the stored one"
     kind = np.dtype(dtype).kind
-    limits = [] if kind in 'fb' else [np.iinfo(dtype).min, np.iinfo(dtype).max]
-    extra = {'f':[.1, .5, np.inf, -np.inf, np.nan, 2.**15, 2.**53, 2.**63, -2.**63], 'b':[True]}.get(kind, limits)
-    if dtype=='u8': extra = [*extra, 2**63, 2**63+1]
-    some = [v for v in whole.tolist() if kind in 'fb' or v<=limits[1]]
+    limits = [0, 2**70] if kind in 'fb' else [np.iinfo(dtype).min, np.iinfo(dtype).max]
+    extra = {'f':[.1, .5, np.inf, -np.inf, np.nan, 2.**63, -2.**63], 'b':[]}.get(kind, limits)
+    some = [v for v in whole.tolist() if v<=limits[1]]
     with np.errstate(over='ignore'): stored = np.array([*some, *extra], object).astype(dtype)
     items = get_remote_items(MemoryStore({f'x.{dtype}':stored}, 'd'))
     def found(values):
@@ -142,7 +131,7 @@ def test_numbers_are_compared_exactly(dtype):
         if kind=='f' and type(want) is float:
             with np.errstate(over='ignore'): rounded = stored.dtype.type(want).item()
             want = None if np.isinf(rounded) and not np.isinf(want) else rounded
-        assert found([value])==found(value)==[k for k,v in enumerate(stored.tolist()) if v==want], value
+        assert found(value)==[k for k,v in enumerate(stored.tolist()) if v==want], value
         assert found([value, 1])==[k for k,v in enumerate(stored.tolist()) if v in (want, 1)], value
     # A float is looked up as the integer that it equals: Python would go through the whole range
     whole_values = [(k, int(v)) for k,v in enumerate(stored.tolist()) if np.isfinite(v) and v==int(v)]
@@ -207,27 +196,16 @@ def test_each_sample_is_in_one_validation_fold(data, n_folds, stratify):
 
 def test_arguments_of_folds(data):
     items = get_remote_items(data)
-    for bad in ((1,0),(5,5),(5,-1),(5,.5),(2.5,0)):
+    for bad in ((1,0),(5,5),(5,.5),(2.5,0)):
         with pytest.raises(ValueError, match='n_folds'): KFoldSplitter(*bad)
     with pytest.raises(ValueError, match='3 items cannot be divided into 5'): KFoldSplitter()(items[:3])
     with pytest.raises(TypeError, match="one label for each sample, and 'age' holds"):
         KFoldSplitter(stratify='age')(items)
-    if data.shards is None: assert [*KFoldSplitter(5, 0, 1)(items)[1]]==[*RandomStoreSplitter(.2, 1)(items)[1]]
     dls = DataLoaders.from_store(data, 'x.f4', 'cls', splitter=KFoldSplitter(5, 2), bs=8, num_workers=0)
     seen = [float(x)*8 for xb,_ in dls.valid for x in xb]
     assert seen==[*dls.valid_ds.items] and len(seen)==46
     assert {*map(int, seen)}.isdisjoint(int(x*8) for xb,_ in dls.train for x in xb)
     assert [*pickle.loads(pickle.dumps(dls.train_ds.items))]==[*dls.train_ds.items]
-
-def test_folds_of_shards_differ_by_one():
-    for sizes in ([7,0,3,20,1],[100]*3,[1]*10):
-        for n_folds in (2,3,5):
-            folds = [ShardFolds(sizes, n_folds, k, 4) for k in range(n_folds)]
-            valid = [fold.valid[np.arange(len(fold.valid))] for fold in folds]
-            assert sorted(np.concatenate(valid))==list(range(sum(sizes))) and uneven([*map(len, valid)])<=1
-            for fold,v in zip(folds, valid):
-                assert sorted([*fold.train[np.arange(len(fold.train))], *v])==list(range(sum(sizes)))
-            assert folds[0]==pickle.loads(pickle.dumps(folds[0]))!=folds[1]
 
 def test_samples_without_the_field(tmp_path):
     fields = [(i, (('txt','t'), ('age.u1',i), ('cls',i%3))[:3 if i%2 else 1]) for i in range(20)]
@@ -273,11 +251,10 @@ def test_labels_of_a_part_are_drawn_equally_often():
                                  splitter=RandomStoreSplitter(0., 0))
     drawn = np.concatenate([y.numpy() for _,y in dls.train])
     assert np.bincount(cls[[*dls.train_ds.items]]).tolist()==[100,1000] and .4<drawn.mean()<.6
-    assert np.allclose(get_remote_items(store).class_weights('cls'), store.class_weights('cls'))
     with pytest.raises(ValueError, match="labels of 'age' are not counted"): dls.train_ds.items.class_weights('age')
 
-@pytest.mark.parametrize('items', [pd.DataFrame({'n':range(40)}, index=range(100, 140)), pd.Series(range(40)),
-    np.arange(40), list(range(40)), L(range(40)), range(40)], ids=lambda items: type(items).__name__)
+@pytest.mark.parametrize('items', [pd.DataFrame({'n':range(40)}, index=range(100, 140)), np.arange(40), L(range(40))],
+                         ids=lambda items: type(items).__name__)
 def test_random_splits_of_items_that_are_not_of_a_store(items):
     "As fastai's `RandomSplitter` divides them: no item is in both parts"
     for splitter in (RandomSplitter(.2, seed=1), RandomStoreSplitter(.2, 1), KFoldSplitter(5, 3, 1)):
@@ -285,31 +262,27 @@ def test_random_splits_of_items_that_are_not_of_a_store(items):
         assert [len(dsets.train),len(dsets.valid)]==[32,8] and {*splitter(items)[0]}.isdisjoint(splitter(items)[1])
     want = RandomStoreSplitter(.2, 1)(Order(40))   # the same samples, which are computed for a store
     assert isinstance(want[0], SplitOrder) and [[*part] for part in want]==RandomStoreSplitter(.2, 1)(items)
-    if isinstance(items, (pd.DataFrame,pd.Series)):   # which would take it for a slice of everything
+    if isinstance(items, pd.DataFrame):   # which would take it for a slice of everything
         with pytest.raises(TypeError, match='only items of a store'): items.iloc[want[0]]
 
 def test_wrong_arguments_of_splitters_are_refused_at_once():
     store = MemoryStore({'x.f4':np.zeros(10)}, 'd', splits={'train':[0,5], 'valid':[5,10]})
-    for valid_pct in -.1, 20, 1.01, float('nan'):
+    for valid_pct in -.1, 20, float('nan'):
         with pytest.raises(ValueError, match='valid_pct must lie in 0..1'): RandomStoreSplitter(valid_pct)
-        with pytest.raises(ValueError, match='valid_pct must lie in 0..1'):
-            DataLoaders.from_store(store, 'x.f4', 'x.f4', valid_pct=valid_pct)
-    for seed in -1, 1.5, 'a':
-        for make in partial(RandomStoreSplitter, .2), KFoldSplitter:
-            with pytest.raises(ValueError, match='seed is an integer of at least 0, not '): make(seed=seed)
+    with pytest.raises(ValueError, match='valid_pct must lie in 0..1'):
+        DataLoaders.from_store(store, 'x.f4', 'x.f4', valid_pct=20)
+    for make in partial(RandomStoreSplitter, .2), KFoldSplitter:
+        with pytest.raises(ValueError, match='seed is an integer of at least 0, not '): make(seed=1.5)
 
 @pytest.mark.parametrize('splits,want', [
-    ('train valid', 'train valid'), ('train valid test', 'train valid'), ('Train Valid', 'Train Valid'),
-    ('TRAIN Test', 'TRAIN Test'), ('train val Validation', 'train val'), ('train test Valid', 'train test'),
+    ('train valid', 'train valid'), ('TRAIN Test', 'TRAIN Test'), ('train val Validation', 'train val'),
     ('Training Train train dev test', 'train test'), ('train test validation', 'train validation'),
     ('', None), ('train', None), ('all', None),
     ('train dev', "splits are 'train', 'dev', and none is called 'valid' or"),
-    ('a b', "none is called 'train': they are ignored"), ('training valid', "none is called 'train'"),
-    ('valid', "none is called 'train'"), ('training test', "train on samples of 'test'"),
-    ('Test', "train on samples of 'Test'"), ('valid test', "train on samples of 'test'")])
+    ('training valid', "none is called 'train': they are ignored"), ('valid', "none is called 'train'"),
+    ('training test', "train on samples of 'test'"), ('Test', "train on samples of 'Test'")])
 def test_the_default_splitter_never_ignores_splits_silently(splits, want):
-    names = splits.split()
-    ranges = {name:[10*k,10*k+10] for k,name in enumerate(names)}
+    ranges = {name:[10*k,10*k+10] for k,name in enumerate(splits.split())}
     store = MemoryStore({'x.f4':np.zeros(60)}, 'd', splits=ranges)
     def found(make=lambda: default_splitter(store)): return [[*part] for part in make()(get_remote_items(store))]
     at_random = found(RandomStoreSplitter)
