@@ -116,10 +116,10 @@ LISTED = {
         itertools.cycle(('draws', 'writes', 'arrays', 'holds'))) for image in ('rgb.jpg', 'grey.png')],
     'one channel':[Pipeline(image=image, batch=b, workers=w) for image in ('grey.png', 'drawn.strokes')
         for b,w in (((), 2), ((T('WriteBatch', dict(order=-5)),), 0))],
-    'loaders':[Pipeline(item=CROPPED, **kw) for kw in (*OF_LOADER, dict(bs=1), dict(bs=30), dict(prelude='one_batch'),
+    'loaders':[Pipeline(item=CROPPED, **kw) for kw in (*OF_LOADER, dict(bs=1), dict(bs=30),
         dict(split='random'), dict(split='lists'))],
     'loaders with two workers':[Pipeline(**{'item':CROPPED, 'workers':2, **kw}) for kw in (
-        dict(prelude='one_batch'), dict(loader={'wif':'<reseed>'}), dict(loader={'n':9}, split='lists'),
+        dict(loader={'wif':'<reseed>'}), dict(loader={'n':9}, split='lists'),
         dict(new={'bs':3}, derived='create_batches'), dict(target='own categorize'),
         dict(item=(*CROPPED, T('Skip', dict(order=2)))),
         dict(item=(T('Resize', dict(size=128)),), image='large.jpg', consumer='writes'))],
@@ -282,7 +282,7 @@ def any_pipelines(draw):
         typed=chance(1, st.tuples(later_users)) if entry!='factory' else (), item=tuple(item), batch=tuple(batch),
         changes=tuple(chance(4, st.lists(of(*CHANGES), min_size=1, max_size=2, unique=True))),
         split=draw(rarely(2, 'store', 'random', 'lists')), bs=draw(of(4, 1, 3, 7, 30)), workers=workers, during=during,
-        threads=threads, shuffle=draw(st.booleans()), prelude=draw(rarely(4, '', 'one_batch')),
+        threads=threads, shuffle=draw(st.booleans()),
         consumer=draw(rarely(3, 'draws', 'holds', 'arrays', 'writes')),
         **chance(3, of(*OF_LOADER), {}))
 
