@@ -413,7 +413,11 @@ def _put_before_call(t):
         was(b, split_idx)
     return before_call
 
-PUT = {'<encodes>':_put_encodes, '<before_call>':_put_before_call}
+def _put_call(t):
+    def _call(nm, x, *args, **kwargs): return changed(x)
+    return _call
+
+PUT = {'<encodes>':_put_encodes, '<before_call>':_put_before_call, '<call>':_put_call}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What users do to fastai and Pillow before they build a pipeline

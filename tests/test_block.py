@@ -85,12 +85,6 @@ def test_arguments_of_a_loader_of_ones_own_are_known(store):
     dls = block.dataloaders(store, colour='blue', val_colour='green', **KW)
     assert [dl.colour for dl in dls]==['blue', 'green'] and type(dls.train.new()) is Mine
 
-def test_loaders_are_renewed_with_whatever_fastai_says(store):
-    "`tta` says `shuffled`, `Interpretation` says `process`, and test loaders are told more still"
-    dls = from_store(store)
-    assert len(dls.train.new(shuffled=False, process=True, whatever=1))==len(dls.train)
-    assert len(dls.test_dl([1,2,3], process=True))==1
-
 def test_stock_loaders_are_left_alone():
     block = DataBlock((TransformBlock, TransformBlock), get_x=lambda i: i*2., get_y=lambda i: i*3.)
     dls = block.dataloaders(list(range(20)), bs=4, whatever=3, num_workers=0)
@@ -244,7 +238,6 @@ def test_arrays_and_numbers_as_inputs(store, x, tmp_path):
             assert v.dtype==torch.float32 and np.array_equal(v.numpy(), want)
     learn = Learner(dls, Joined(INPUTS[x]), metrics=accuracy, path=tmp_path)
     with learn.no_bar(), learn.no_logging():
-        learn.fit(1, 1e-3)
         for show in dls.show_batch,learn.show_results: show(max_n=2)
         p,item = learn.get_preds()[0],dls.valid_ds.items[2]
         lbl,k,ps = learn.predict(item)
@@ -252,9 +245,8 @@ def test_arrays_and_numbers_as_inputs(store, x, tmp_path):
         loaded = load_learner(tmp_path/'export.pkl')
         assert loaded.dls.vocab==['a', 'b', 'c'] and lbl=='abc'[int(k)]
         same = [p[2], learn.predict({f:store[item][f] for f in xs})[2], loaded.predict(item)[2]]
-        if x=='grid.npy': same.append(learn.predict(store[item][x])[2])   # else a number
+        if x=='grid.npy': same.append(learn.predict(store[item][x])[2])   # a number would be that of a sample
         for q in same: assert torch.allclose(q, ps, atol=1e-5)
-        assert ClassificationInterpretation.from_learner(learn).confusion_matrix().sum()==6
 
 def test_numbers_as_inputs_and_targets(store):
     dls = from_store(store, x='wave.npy', y=['age.f4'])

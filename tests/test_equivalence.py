@@ -144,7 +144,8 @@ MAY_FAIL = {   # in stock, which then has to fail here, too
         for order in (-2, 2)]),
     'transforms that fail':items(*[i for t in (T('Raise'), T('NoRetain')) for i in placed(t)[::2]]),
     'transforms that fail in two workers':items((T('Raise'),), (T('NoRetain'), *CROPPED), workers=2),
-    'attributes of ToTensor':items(*[(T('ToTensor', put=o),) for o in (dict(split_idx=0), dict(encodes='<encodes>'))]),
+    'attributes of ToTensor':items(*[(T('ToTensor', put=o),) for o in (dict(_call='<call>'), dict(split_idx=0),
+        dict(encodes='<encodes>'))]),
     # With plum 2.9, stock fastai fails with subclasses of `FlipItem` and `DihedralItem`
     'subclasses of item transforms':items(*[(T(name, FASTAI.get(name, {}), own=own),) for own in ('nothing', '__call__')
         for name in (*FASTAI, 'ToTensor')]),
@@ -228,7 +229,8 @@ def transforms(draw, name, changes=True, **kwargs):
     if not changes or draw(st.integers(0, 3)): return T(name, kw)
     if draw(st.booleans()) and name not in ('FlipItem', 'DihedralItem'):
         return T(name, kw, own=draw(of('nothing', '__call__')))
-    put = {'order':of(0, 1, 2, 3, 4, 6), 'split_idx':of(None, 0, 1), 'encodes':of('<encodes>')}
+    put = {'order':of(0, 1, 2, 3, 4, 6), 'split_idx':of(None, 0, 1), 'encodes':of('<encodes>'),
+        '_call':of('<call>')}
     if name in ('RandomResizedCrop', 'RandomCrop', 'FlipItem', 'DihedralItem', 'Resize', 'RandomErasing'):
         put.update(p=of(0., .5, 1.), before_call=of('<before_call>'))
     key = draw(of(*put))

@@ -50,18 +50,14 @@ def test_the_numbers_of_a_seed_never_change():
 
 @pytest.mark.parametrize('n', [5000, 50_000, 1_000_000])
 def test_mixing_is_that_of_a_true_shuffle(n):
-    "Where numbers go, how neighbours part, how seeds differ"
+    "Where numbers go. How neighbours part and how seeds differ is tested in `test_shuffle_quality.py`"
     k,bins,seeds = min(n//5, 5000),20,40
     cells = np.zeros((bins, bins))
     for seed in range(seeds):
         pos = np.random.default_rng(seed).permutation(n)[:k]
         np.add.at(cells, (pos*bins//n, Permutation(n, seed)[pos]*bins//n), 1)
-    e,dof,first = seeds*k/bins**2,bins**2-1,np.arange(min(n, 20_000))
-    chi = ((cells-e)**2/e).sum()
-    assert abs(chi-dof)<6*np.sqrt(2*dof), chi
-    p,a,b = (Permutation(n, seed)[first].astype(float) for seed in (3,1,2))
-    assert abs(np.corrcoef(p[:-1], p[1:])[0,1])<5/np.sqrt(len(p)) and (np.diff(p)==1).mean()<10/n+1e-3
-    assert (a==b).mean()<10/n+1e-3 and abs(np.corrcoef(a, b)[0,1])<5/np.sqrt(len(a))
+    e,dof = seeds*k/bins**2,bins**2-1
+    assert abs(((cells-e)**2/e).sum()-dof)<6*np.sqrt(2*dof)
 
 def test_pickles_do_not_grow_with_n():
     n = 50_000_000

@@ -122,12 +122,6 @@ def test_memory_grows_with_shards_and_not_with_samples():
 
 # --- statistics: seeds are fixed, so that these pass or fail for good; bounds are five deviations
 
-def test_all_permutations_of_a_group_are_equally_likely():
-    "Two shards of two samples, side by side in a group: 24 orders"
-    orders = [tuple(whole(ShardPermutation([2,2], seed, interleave=2, bs=4)).tolist()) for seed in range(4800)]
-    counts = [orders.count(order) for order in set(orders)]
-    assert len(counts)==24 and even(counts, 200, 23)
-
 @pytest.mark.parametrize('size', [12, 5000])   # a group that is held, and one that is computed
 def test_places_within_a_group_are_equally_likely(size):
     "From each place to each position"
