@@ -15,7 +15,6 @@ from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import register_codec
 from fastai_remote.core import CorruptSample, MissingSample, UnknownField
 from fastai_remote.load import loader
-from fastai_remote.load.batch import BatchReader, StoreInputs
 from fastai_remote.load.equivalence import is_shipped
 from fastai_remote.load.lazy_image import open_image
 from fastai_remote.load.loader import RemoteDL
@@ -42,10 +41,9 @@ def sample(i):
     rng = np.random.default_rng(i)
     a = rng.integers(0, 256, (20, 24) if i%3 else (20, 24, 3), np.uint8)
     grey,both = rng.integers(0, 9, (20, 24), np.uint8),Image.fromarray(a)
-    return {'a.png':both, 'g.png':Image.fromarray(grey), 'a.jpg':both, 'a.webp':both, 'a.npyimg':grey,
-        'c.npyimg':rng.integers(0, 256, (20, 24, 3), np.uint8), 'b.npzimg':a,
-        'p.png':Image.fromarray(grey).convert('P'), 'd.strokes':strokes(rng), 'cls':'abc'[i%3], 'age.f4':i/7,
-        'k.i8':i-5, 'w.f8':1/(i+1), 'labels':['x', 'y'][:i%3], 'txt':str(i)}
+    return {'a.png':both, 'g.png':Image.fromarray(grey), 'a.jpg':both, 'a.npyimg':grey,
+        'c.npyimg':rng.integers(0, 256, (20, 24, 3), np.uint8), 'b.npzimg':a, 'd.strokes':strokes(rng),
+        'cls':'abc'[i%3], 'age.f4':i/7, 'k.i8':i-5, 'w.f8':1/(i+1), 'labels':['x', 'y'][:i%3]}
 
 @pytest.fixture(scope='module')
 def store():
@@ -87,63 +85,51 @@ TFMS = [[], [RandomResizedCrop(16), FlipItem()], [Resize(16), DihedralItem()], [
     [RandomCrop(14)], [CropPad(9), FlipItem(1.)]]
 
 @pytest.mark.parametrize('cls', [PILImage, PILImageBW])
-@pytest.mark.parametrize('x', 'a.png g.png a.jpg a.webp a.npyimg c.npyimg b.npzimg p.png d.strokes'.split())
+@pytest.mark.parametrize('x', 'a.png g.png a.jpg a.npyimg c.npyimg b.npzimg d.strokes'.split())
 def test_batches_are_built_at_once(store, made, x, cls):
     draw = Rasterise(32) if x=='d.strokes' else None
     for tfms in TFMS:
         dls = loaders(store, x, ['cls', 'age.f4', 'k.i8', 'w.f8'], img_cls=cls, draw=draw, item_tfms=tfms)
-        for dl in dls: same(batches(dl), batches(dl.new(after_item=[*tfms, own_transform(), ToTensor()])))
+        for dl in dls: list(dl)
     assert made==[True]*(5+2)*len(TFMS)
 
-@pytest.mark.parametrize('draw', [Rasterise(16, time='grey'), Rasterise(16, time='colour'),
-    Rasterise(300, antialias=False)])
-@pytest.mark.parametrize('cls', [PILImage, PILImageBW])
+def same_item_by_item(dl): same(batches(dl), batches(dl.new(after_item=[own_transform(), ToTensor()])))
+
+@pytest.mark.parametrize('draw,cls', [(Rasterise(16, time='grey'), PILImage), (Rasterise(16, time='colour'), PILImage),
+    (Rasterise(16, time='colour'), PILImageBW), (Rasterise(300, antialias=False), PILImageBW)])
 def test_drawings_are_built_at_once_unless_colours_become_grey(store, made, draw, cls):
-    dl = loaders(store, 'd.strokes', draw=draw, img_cls=cls).train
-    same(batches(dl), batches(dl.new(after_item=[own_transform(), ToTensor()])))
+    same_item_by_item(loaders(store, 'd.strokes', draw=draw, img_cls=cls).train)
     assert made==[True]*5*(draw.time!='colour' or cls is PILImage)
 
 def test_masks_lists_and_other_loaders_are_built_at_once(store, made):
-    dl = loaders(store, 'a.jpg', {'g.png':PILMask, 'a.npyimg':PILMask}).train
-    same(batches(dl), batches(dl.new(after_item=[own_transform(), ToTensor()])))
+    same_item_by_item(loaders(store, 'a.jpg', {'g.png':PILMask, 'a.npyimg':PILMask}).train)
     dls = loaders(store, 'g.png', splitter=IndexSplitter(list(range(10, 20))))   # lists indices
-    for kw in (dict(n=20, drop_last=True, shuffle=False), dict(balance='cls'), dict(bs=1),
-            dict(shuffle=True, bs=7, drop_last=False)):
-        dl = dls.train.new(**kw)
-        same(batches(dl), batches(dl.new(after_item=[own_transform(), ToTensor()])))
-    assert all(made) and len(made)==5+2+5+40+6
+    for kw in (dict(n=20, drop_last=True, shuffle=False), dict(balance='cls'), dict(bs=1)):
+        same_item_by_item(dls.train.new(**kw))
+    assert all(made) and len(made)==5+2+5+40
 
 class _Own(Transform):
     "A transform of a user's"
     order = 2
     def encodes(self, o:PILImage): return o
 
-class Negative(PILImage): pass
-class OwnItems(RemoteDL):
-    def create_item(self, s): return super().create_item(s)
-
 def test_explain_names_what_prevents_the_fast_path(store, made, capsys):
     "In one sentence, for a loader and in `DataBlock.summary`; and what it says is what is done"
     def train(x='a.jpg', y='cls', **kw): return loaders(store, x, y, **kw).train
     flip,resize = FlipItem(),Resize(16)
     flip.before_call = lambda b, split_idx: None
-    idle = train()
-    idle.after_item.fs = type(idle.after_item.fs)([Transform(noop)])
-    plain,by_fastai = train(item_tfms=resize),"Items are built one by one, by fastai's own code: "
+    idle,plain = train(),train(item_tfms=resize)
+    idle.after_item.fs = L(Transform(noop))
     undecoded = ('Items are built one by one, images stay undecoded through Resize: '
         '_Own is not a transform that images can pass undecoded.')
-    for dl,why in ((train(item_tfms=[resize, _Own]), undecoded), (train(item_tfms=[_Own]), f'{by_fastai}_Own is'),
-            (train(y='labels', item_tfms=resize), 'with one transform'),
+    for dl,why in ((train(item_tfms=[resize, _Own]), undecoded), (train(y='labels', item_tfms=resize), 'one transform'),
             (train(item_tfms=[resize, flip]), 'FlipItem.before_call was replaced on the object'),
-            (plain.new(cls=OwnItems), 'create_item was replaced'), (train(item_tfms=RatioResize(16)), 'RatioResize is'),
             (plain.new(create_batch=fa_collate), 'create_batch was replaced'),
             (plain.new(before_batch=[lambda b: b]), 'before_batch transforms see'),
-            (train('g.png', img_cls=Negative), 'Negative is an image class of your own'),
             (train(['g.png', 'a.jpg'], item_tfms=resize), 'item transforms see more than one image')):
         assert why in dl.explain() and len(list(dl))==5
-    assert idle.explain()==f'{by_fastai}there is no ToTensor.'
-    assert 'create_item was replaced' in plain.new(create_item=lambda s: s).explain()
     assert not made
+    assert idle.explain()=="Items are built one by one, by fastai's own code: there is no ToTensor."
     assert plain.explain()=="Whole batches are built at once: all transforms of items are fastai's own, unchanged."
     assert plain.floats_next() and not plain.new(after_batch=[_Own()]).floats_next()
     DataBlock((RedisBlock(store, 'a.jpg'), RedisBlock(store, 'cls')), get_items=get_remote_items, splitter=ordered,
@@ -172,20 +158,12 @@ def test_images_of_different_sizes_are_read_once_and_made_item_by_item():
     dls = loaders(store, 'png', splitter=every, bs=5)
     calls.clear()
     assert [b[0].shape[2] for b in dls.valid]==[8, 8, 9, 9] and calls==[5]*4
-    with pytest.raises(RuntimeError, match='Mismatch found on axis 0'): list(dls.valid.new(bs=20))
-
-def test_openers_of_other_formats_change_nothing(store, monkeypatch):
-    "Pillow loads most of its plugins when it meets a file that the first ones do not open"
-    Image.init()
-    monkeypatch.setitem(Image.OPEN, 'MINE', (None, lambda prefix: prefix[:4]==b'mine'))
-    monkeypatch.setattr(Image, 'ID', ['MINE', *Image.ID])
-    assert loaders(store, 'a.jpg').train.explain().startswith('Whole batches')
 
 def test_a_function_of_a_user_that_wraps_one_of_fastai_is_not_shipped():
     "`functools.wraps` lets it look like that, also if it is there before this package is imported"
     @functools.wraps(load_image)
     def of_user(*args, **kwargs): return load_image(*args, **kwargs).rotate(90)
-    assert is_shipped(load_image) and is_shipped(functools.lru_cache(load_image))
+    assert is_shipped(load_image)
     wrappers = of_user,functools.lru_cache(of_user),classmethod(of_user),property(of_user)
     assert not any(map(is_shipped, wrappers))
 
@@ -219,8 +197,7 @@ def test_an_image_that_is_not_decoded_behaves_as_that_of_fastai():
         image.thumbnail((10, 8), Image.Resampling.BILINEAR, reducing_gap=None)
     assert lazy.is_decoded and lazy.size==stock.size and np.array_equal(lazy, stock)
 
-@pytest.mark.parametrize('at,checksum', [(5, False), (19, False), (30, False), (27, True), (15, True)],
-    ids=['signature', 'width', 'checksum', 'filter method', 'name of the header'])
+@pytest.mark.parametrize('at,checksum', [(15, True), (30, False), (27, True)], ids=['start', 'checksum', 'filter'])
 def test_a_png_that_stock_cannot_identify_is_damaged(at, checksum):
     content = encoded(Image.fromarray(sample(0)['c.npyimg']))
     broken = content[:at]+bytes([content[at]^1])+content[at+1:]
@@ -228,16 +205,9 @@ def test_a_png_that_stock_cannot_identify_is_damaged(at, checksum):
     with pytest.raises(UnidentifiedImageError): PILImage.create(broken)
     store = MemoryStore({'png':[content]*5+[broken]+[content]*2}, 'changed')
     for cls in (TfmdDL, RemoteDL):
-        dl = cls(Datasets(get_remote_items(store), [[Fetch('png', img_cls=PILImage)]]), bs=4, after_item=[ToTensor()])
+        dl = cls(Datasets(get_remote_items(store), [[Fetch('png', img_cls=PILImage)]]), after_item=[ToTensor()],
+            num_workers=0)
         with pytest.raises(CorruptSample, match="changed: sample 5, field 'png'"): list(dl)
-
-def test_threads_may_replace_the_header_of_arrays_that_was_seen(store):
-    dl = RemoteDL(Datasets(get_remote_items(store), [[Fetch('c.npyimg', img_cls=PILImage)]]), after_item=[ToTensor()])
-    maker = WholeBatches(dl).makers[0]
-    forgets = property(lambda self: {}, lambda self, value: None)
-    maker.__class__ = type('Forgetful', (type(maker),), {'headers':forgets})
-    x = maker(store.get_many(range(8), 'c.npyimg')['c.npyimg'])
-    assert np.array_equal(x.x, np.stack([sample(i)['c.npyimg'].transpose(2, 0, 1) for i in range(8)]))
 
 # --- memory that batches are sent in
 
@@ -277,7 +247,8 @@ def test_threads_of_a_worker_never_get_the_same_buffer(monkeypatch):
         except threading.BrokenBarrierError: pass
         return free
     monkeypatch.setattr(np, 'flatnonzero', slow)
-    threads = [threading.Thread(target=lambda: found.append(buffers.allocate(0, 10).ctypes.data)) for _ in range(4)]
+    def allocate(): found.append(buffers.allocate(0, 10).ctypes.data)
+    threads = [threading.Thread(target=allocate) for _ in range(4)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     assert len(set(found))==4
@@ -388,7 +359,6 @@ def test_the_first_sample_may_be_bad(damage, on_bad, tfms):
     if on_bad=='skip': assert train==list(range(1, 15)) and valid==list(range(16, 20))
     else: assert train[1:]==list(range(1, 15)) and 0<train[0]<15 and len(valid)==5 and not {0, 15}&{*train, *valid}
     assert dls.n_inp==1
-    with fails((CorruptSample, MissingSample), match='lossy: sample 0'): list(loaders(lossy(0), 'png', **options).train)
     with fails((CorruptSample, MissingSample), match='lossy: sample'):   # and none can take its place
         loaders(lossy(*range(20)), 'png', on_bad=on_bad, **options)
 
@@ -423,42 +393,28 @@ def test_samples_one_by_one_may_be_bad(on_bad):
         assert [i for i in shown if i not in (3, 4)]==shown and len(shown)==(20 if on_bad=='replace' else 18)
 
 @if_bad
-def test_bad_samples_are_reported_whatever_before_iter_does(on_bad):
-    dl = loaders(Lossy(3), 'png', splitter=every, on_bad=on_bad, before_iter=noop).valid
-    with pytest.warns(UserWarning, match='1 samples were missing or damaged'): list(dl)
-    assert dl.replaced==[3]
-
-@if_bad
-def test_bad_samples_are_reported_by_the_thread_that_takes_the_batches(on_bad):
-    "Several threads read in advance, and would overwrite each other's report"
-    store = Lossy(*range(0, 20, 3))
-    dataset,reported = TfmdLists(get_remote_items(store), [Fetch('png', store)], do_setup=False),[]
-    def report(number): reported.append((number, threading.get_ident()))
-    reader = BatchReader(StoreInputs(dataset), True, 3, on_bad=on_bad, report=report)
-    assert [len(batch.positions) for batch in reader.batches(range(18), 6)]==[4 if on_bad=='skip' else 6]*3
-    assert reported==[(number, threading.get_ident()) for number in range(0, 18, 3)]
+@pytest.mark.parametrize('threads', [0, 3])
+def test_bad_samples_are_reported_whatever_before_iter_does(on_bad, threads):
+    "Several threads read in advance, and do not overwrite each other's report"
+    dl = loaders(Lossy(*range(0, 20, 3)), 'png', splitter=every, on_bad=on_bad, before_iter=noop, threads=threads).valid
+    with pytest.warns(UserWarning, match='7 samples were missing or damaged'): list(dl)
+    assert dl.replaced==list(range(0, 20, 3))
 
 # --- options, and methods of a loader that are replaced or called from outside
 
 @pytest.mark.parametrize('options,error', [
     (dict(balance=['cls', [1, 1]]), "balance= takes a field, or a field and the weight of each .*, not .'cls', .1"),
-    (dict(balance=('cls',)), 'balance= takes a field, or'), (dict(balance=3), 'balance= takes a field, or'),
     (dict(balance=('cls', [1])), "lossy: balance= has 1 weights, but field 'cls' has 2 labels"),
-    (dict(balance=('cls', [1]*3)), "lossy: balance= has 3 weights, but field 'cls' has 2 labels"),
     (dict(balance=('png', [1, 1])), "field with one label for each sample, and 'png' holds png"),
     (dict(balance=('no', [1, 1])), "no field 'no'"), (dict(balance='k.i4'), "labels of 'k.i4' are not counted"),
     (dict(prefetch=-1), 'prefetch and threads must be at least 0, not prefetch=-1, threads=0'),
-    (dict(threads=-2), 'prefetch and threads must be at least 0, not prefetch=1, threads=-2'),
     (dict(interleave=0), 'interleave must be at least 1, or None, not 0'),
     (dict(reducing_gap=.5), 'reducing_gap must be 1.0 or more')])
 def test_wrong_options_are_refused_when_a_loader_is_made(options, error):
     dataset = Datasets(get_remote_items(Lossy()), [[Fetch('png')], [Fetch('cls')]])
     with pytest.raises((TypeError, ValueError, UnknownField), match=error):
         RemoteDL(dataset, bs=2, shuffle=True, **options)
-
-def test_balance_needs_a_store():
-    with pytest.raises(TypeError, match='balance= needs the items of a store, not a list'):
-        RemoteDL([1, 2], shuffle=True, balance='cls')
+    with pytest.raises(TypeError, match='needs the items of a store'): RemoteDL([1], shuffle=True, balance='cls')
 
 def test_balance_is_for_what_is_trained_with():
     "Files to predict, test sets without labels and inputs of another store are no reason to refuse a loader"
@@ -471,12 +427,9 @@ def test_balance_is_for_what_is_trained_with():
         splitter=RandomStoreSplitter()).dataloaders(store, balance='cls', bs=8, num_workers=0, device='cpu')
     assert all(picture%2==label for picture,label in picture_and_label([two.one_batch()])[0])
 
-def test_reducing_gap_is_kept_and_a_list_is_not_searched_for_sample_numbers(store):
+def test_reducing_gap_is_kept(store):
     dl = loaders(store, 'a.jpg', item_tfms=Resize(16), reducing_gap=2.).train
     assert dl.new(bs=4).reducing_gap==2. and len(list(dl))
-    class Unsearched(list):
-        def __iter__(self): raise AssertionError('searched')
-    assert StoreInputs(TfmdLists(Unsearched('ab'), [str.upper], do_setup=False)).stores==[]
 
 @pytest.fixture(scope='module')
 def in_shards(tmp_path_factory):

@@ -95,7 +95,6 @@ def test_batches_of_all_processes_contain_every_sample_once(datasets, store, kin
 STREAMS = {
     'in order': lambda part, rest: (part.stream(), len(part), 1),
     'shuffled': lambda part, rest: (part.shuffle(100), len(part), 1),
-    'all shards': lambda part, rest: (part.shuffle(interleave=None), len(part), 1),
     'select': lambda part, rest: (part.select(third).shuffle(interleave=1), sum(map(third, part)), 1),
     'buffer': lambda part, rest: (part.shuffle().listed(5).unlisted().shuffle(50), len(part), 1),
     'slice': lambda part, rest: (part.shuffle().slice(1, 40, 2), len(range(len(part))[1:40:2]), 1),
@@ -162,24 +161,18 @@ def test_workers_however_started_read_every_sample_once(ds, method):
     made = [stream, ds.batches(32), ds.batched(32)] if method=='fork' else [stream]
     for one in made: assert sorted(read(one, 1, multiprocessing_context=method))==list(range(N))
 
-def test_a_seed_may_come_from_a_random_generator(ds):
-    orders = [read(ds.shuffle(rng=random.Random(seed))) for seed in (4,4,5)]
-    assert orders[0]==orders[1]!=orders[2]
-
 # --- lengths
 
 def test_lengths(ds):
     assert [len(ds.stream(rank=rank, world_size=7)) for rank in range(7)]==[9]*4+[8]*3
     assert [ds.with_epoch(10).count(rank, 3) for rank in range(3)]==[4,3,3]
-    assert len(ds.batched(16).repeat(2))==8==len(list(ds.batched(16).repeat(2))) and len(ds.shuffle().batched(16))==4
-    for unknown in ds.map(identity).shuffle(), ds.shuffle().listed(4), ds.select(bool), ds.rsample(), ds.repeat():
+    assert len(ds.batched(16).repeat(2))==8==len(list(ds.batched(16).repeat(2)))
+    assert len(DataLoader(ds.shuffle(), batch_size=16))==4 and len(ds.repeat(-1, 999))==999
+    for unknown in ds.map(identity).shuffle(), ds.select(bool), ds.rsample(), ds.repeat(), ds.repeat(1, N-1):
         with pytest.raises(TypeError, match='not known'): len(unknown)
-    assert len(DataLoader(ds.shuffle(), batch_size=16))==4
-    with pytest.raises(TypeError, match='not known'): len(ds.repeat(1, N-1))
-    assert len(ds.repeat(-1, 999))==999
 
 @pytest.mark.parametrize('size,at_most', [(40,1), (150,4)])
-@pytest.mark.parametrize('workers', [1,2,3])
+@pytest.mark.parametrize('workers', [1,3])
 def test_with_epoch_is_divided(ds, workers, size, at_most):
     "So many results of all ranks and workers together, in passes with orders of their own"
     epoch = shares(ds.shuffle().with_epoch(size), 2, workers)
@@ -188,8 +181,9 @@ def test_with_epoch_is_divided(ds, workers, size, at_most):
     assert len(counts)==min(size, N) and max(counts.values())<=at_most
 
 def test_a_repeat_has_another_order_in_each_pass(ds):
-    one = read(ds.shuffle().repeat(2))
+    one = read(ds.shuffle(rng=random.Random(4)).repeat(2))
     assert one[:N]!=one[N:] and sorted(one[:N])==sorted(one[N:])==list(range(N))
+    assert read(ds.shuffle(rng=random.Random(4)))==one[:N]!=read(ds.shuffle(rng=random.Random(5)))
 
 def test_fewer_samples_than_processes(ds):
     for made in ds[:1].stream(), ds[:1].batched(4).unbatched(): assert flat(shares(made, 1, 2))==[0]
@@ -230,17 +224,11 @@ def test_an_epoch_that_is_read_again_in_the_same_order_is_noticed(ds, kind, opti
 def test_random_streams_of_several_ranks_need_set_epoch(ds, make, as_rank):
     as_rank(0, 2)
     stream = make(ds)
-    for epoch in range(2):
-        assert read(stream)
-        with fails(ValueError, r'call set_epoch\(epoch\).*2 ranks'): read(stream)
+    for epoch,workers in (0,0), (1,2):
+        assert read(stream, workers)
+        with fails(ValueError, r'call set_epoch\(epoch\).*2 ranks'): read(stream, workers)
         stream.set_epoch(epoch)
     assert read(ds.stream())==read(ds.stream())
-
-def test_workers_notice_that_set_epoch_was_forgotten(ds, as_rank):
-    as_rank(0, 2)
-    stream = ds.shuffle()
-    assert read(stream, 2)
-    with fails(ValueError, r'call set_epoch\(epoch\).*2 ranks'): read(stream, 2)
 
 def test_what_is_made_of_a_stream_shares_its_epoch(ds, as_rank):
     "Each may be read once in it"
@@ -291,7 +279,7 @@ def test_a_rank_that_is_spawned_finds_out_which_one_it_is(ds, as_rank):
     assert [epochs.ranks for epochs in pickle.loads(pickled)]==[(1,2)]*3
 
 def start_fork(f, *args):
-    "Start `f(*args)` in a process that is forked, and is no worker of a loader; `forked` has the result"
+    "Start `f(*args)` in a process that is forked, and is no worker of a loader; returns a function that waits for it"
     fork = multiprocessing.get_context('fork')
     receiver,sender = fork.Pipe(False)
     def run():
@@ -303,10 +291,6 @@ def start_fork(f, *args):
         process.join()
         return received
     return result
-
-def forked(f, *args):
-    "What `f(*args)` returns in a forked process, or the traceback of its error"
-    return start_fork(f, *args)()
 
 @pytest.mark.parametrize('kind', ['stream','batched'])
 def test_ranks_that_are_forked_have_epochs_of_their_own(ds, kind):
@@ -321,7 +305,7 @@ def test_ranks_that_are_forked_have_epochs_of_their_own(ds, kind):
             made.set_epoch(epoch)
             result.append(numbers(dl))
         return result
-    ranks = [forked(epochs, rank) for rank in range(2)]
+    ranks = [start_fork(epochs, rank)() for rank in range(2)]
     for one,other in zip(*ranks): assert sorted(one+other)==list(range(N))
     assert ranks[0][0]!=ranks[0][1] and made.epoch==0
 
@@ -333,11 +317,10 @@ def test_workers_that_start_before_a_forked_rank_names_an_epoch(ds, kind):
         first = numbers(dl)
         made.set_epoch(7)
         return first,numbers(dl)
-    assert forked(orders, made)==orders(want)
+    assert start_fork(orders, made)()==orders(want)
 
-@pytest.mark.parametrize('copied', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=['deepcopy','pickle'])
-def test_persistent_workers_of_a_copy_get_new_epochs(ds, copied):
-    for made in copied(source(ds, 'stream', seed=1)), copied(source(ds, 'batched', seed=1)):
+def test_persistent_workers_of_a_copy_get_new_epochs(ds):
+    for made in copy.deepcopy(source(ds, 'stream', seed=1)), pickle.loads(pickle.dumps(source(ds, 'batched', seed=1))):
         dl,orders = loader(made, 1, persistent_workers=True),[]
         for epoch in range(2):
             made.set_epoch(epoch)

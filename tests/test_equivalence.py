@@ -21,7 +21,7 @@ def data(server, tmp_path_factory):
 
 STORES = 'redis','shards'
 
-def check(data, *ps, stock_works=True):
+def check(data, ps, stock_works=True):
     "Fail if one of `ps` differs from stock fastai, over Redis and shards by turns"
     verdicts = compared([(p, STORES[k%2]) for k,p in enumerate(ps)], data)
     bad = [f'{v.pipeline!r} over {v.where}\n  {v.difference}' for v in verdicts if v.difference]
@@ -57,86 +57,72 @@ RESIZED += [(T(name, dict(size=s)), T('DihedralItem', put=dict(order=2))) for s 
     for name in ('RandomResizedCrop', 'CropPad', 'RandomCrop', 'OldRandomCrop')]
 KNOWN = [(), *[(T('Resize', {'size':16, **m}),) for m in METHODS[:3]], (T('Resize', dict(size=(32, 40))),),
     (T('RandomResizedCrop', SIZE),), *[(T('CropPad', dict(size=s)),) for s in (16, 50, (32, 40))],
-    (T('RandomCrop', SIZE),), (T('FlipItem', dict(p=1.)),), (T('DihedralItem'),), (T('RatioResize', dict(max_sz=20)),),
-    (*CROPPED, T('DihedralItem', put=dict(order=4)))]
+    (T('RandomCrop', SIZE),), (T('FlipItem', dict(p=1.)),), (T('DihedralItem'),), (T('RatioResize', dict(max_sz=20)),)]
 FACTS = T('Facts', dict(order=4))
-RNGS = 'own','own numpy','own torch','numpy','torch','python'
-WITH_STATE = [T('Counter'), T('InPlace'), *[T('Rng', dict(kind=k)) for k in RNGS]]
+WITH_MEMORY = T('Buffer'),T('Previous'),T('Counter'),T('InPlace'),T('Draws')
 ALL = [k for k in IMAGES if k!='cut.jpg']
 ONE_SIZE = [k for k in IMAGES if k.split('.')[0] not in ('sizes', 'thin', 'cut', 'large', 'mixed')]
 BATCHES = [(T('WriteBatch'),), (T('WriteBatch', dict(order=20)),), (T('RandomBatch', dict(p=.5)),),
     (T('PreviousBatch'),), (T('PreviousBatch', dict(order=5)),), (T('BatchPair'),),
-    *[(T('IntToFloatTensor', dict(div=d)),) for d in (1., 100., np.float32(3), tensor(7.), tensor([9.]),
+    *[(T('IntToFloatTensor', dict(div=d)),) for d in (100., np.float32(3), tensor(7.),
         tensor([58.4, 57.1, 57.4])[:, None, None])],
-    (T('IntToFloatTensor', own='nothing'),), (T('IntToFloatTensor', own='encodes'),),
-    (T('IntToFloatTensor', put=dict(div=100.)),), (T('IntToFloatTensor', put=dict(split_idx=0)),),
+    (T('IntToFloatTensor', own='nothing'),), (T('IntToFloatTensor', put=dict(split_idx=0)),),
     (T('int_batch', dict(order=30)),), (T('RandomErasing', dict(p=.5)), T('Rotate'), T('Brightness')),
     (T('RandomResizedCropGPU', dict(size=12)),)]
-PUT = [T('FlipItem', dict(p=1.), put=dict(split_idx=None)), T('FlipItem', dict(p=1.), put=dict(split_idx=1)),
-    T('FlipItem', put=dict(encodes='<encodes>')), T('FlipItem', put=dict(before_call='<before_call>')),
-    T('FlipItem', put=dict(_call='<call>')), T('FlipItem', put=dict(order=6)), T('FlipItem', put=dict(do=False)),
-    T('Resize', SIZE, put=dict(order=7)), T('Resize', SIZE, put=dict(encodes='<encodes>')),
-    T('Resize', SIZE, put=dict(split_idx=0)), T('Resize', SIZE, put=dict(mode=Image.Resampling.LANCZOS)),
-    T('RandomResizedCrop', SIZE, put=dict(before_call='<before_call>')), T('RandomResizedCrop', SIZE, put=dict(p=.5))]
+PUT = [T('FlipItem', dict(p=1.), put=dict(split_idx=1)), T('FlipItem', put=dict(encodes='<encodes>')),
+    T('FlipItem', put=dict(before_call='<before_call>')), T('FlipItem', put=dict(order=6)),
+    T('Resize', SIZE, put=dict(order=7)), T('Resize', SIZE, put=dict(split_idx=0)),
+    T('Resize', SIZE, put=dict(mode=Image.Resampling.LANCZOS)), T('RandomResizedCrop', SIZE, put=dict(p=.5))]
+
+OF_LOADER = [{'new':{'bs':3}}, {'new':{'shuffle':False}}, {'new':{'drop_last':False}}, {'new':{'num_workers':1}},
+    *[{'derived':k} for k in DERIVED], *[{'prepared':k} for k in PREPARED],
+    *[{'loader':o} for o in ({'n':9}, {'n':3}, {'drop_last':False}, {'drop_last':True}, {'before_batch':'<reversed>'},
+    {'create_batch':'<collate>'}, {'wif':'<reseed>'})]]
 
 LISTED = {
     'targets':of_targets(*[t for t in TARGET_BLOCKS if t not in ('mask.png', 'picture')]),
     'targets that are pictures':[Pipeline(target=t, item=()) for t in ('mask.png', 'picture')],
     'points and boxes with augmentations':[Pipeline(target=t, item=(item,), batch=(T('aug_transforms', dict(size=12)),))
         for t in ('points', 'boxes', 'mask.png') for item in (SIZED, CROPPED[0])],
-    'subclasses of target transforms':of_targets(*[t for t in TARGET_BLOCKS if t.startswith('own')], shuffle=False),
-    'a target of two workers':of_targets('own categorize', 'vocab', workers=2),
     'transforms extended where the store has the vocabulary':of_targets('cls', 'two', changes=('Categorize on str',))
         +of_targets('labels', changes=('MultiCategorize on list',)),
     'numbers of other default types':of_targets('w.f8', 'k.i8', changes=('default torch.float16',))
         +of_targets('w.f8', 'k.i8', changes=('default torch.float64',)),
-    'a reused buffer':items(*placed(T('Buffer'))),
-    'the previous item changed':items(*placed(T('Previous'))),
-    'states':items(*[placed(t)[1] for t in WITH_STATE], placed(WITH_STATE[-1])[3],
-        *[(*CROPPED, T(k)) for k in ('TensorBuffer', 'OnTensor', 'written')]),
-    'memory and states in two workers':items(placed(T('Buffer'))[1], placed(T('Previous'))[3],
-        *[placed(t)[1] for t in WITH_STATE[1::4]], workers=2),
+    'transforms with a memory':items(*[i for t in WITH_MEMORY for i in placed(t)], (*CROPPED, T('OnTensor'))),
+    'transforms with a memory in two workers':items(*[placed(t)[1] for t in WITH_MEMORY], workers=2),
     'attributes of transforms':items(*[(t,) for t in PUT]),
     'what an unknown transform sees':[Pipeline(image=k, item=(T('Facts', dict(order=-1)), SIZED)) for k in ALL],
     'what it sees after known ones':items(*[(*i, FACTS) for i in KNOWN], image='camera.jpg', bs=1),
-    'what it sees of other classes':[Pipeline(image='camera.jpg', cls=cls, item=(*i, FACTS), bs=1)
-        for cls,i in zip(itertools.cycle(('PILImageBW', 'Plain', 'AsIs')), KNOWN)],
-    'attributes and info':items((T('set_mine'), *CROPPED, T('ReadMine')), (T('set_mine'), T('FlipItem',
-        put=dict(order=2)), T('ReadMine')), (T('ByExactType', dict(order=2)), *CROPPED), (T('Facts', dict(order=2)),
-        SIZED, T('FlipItem', put=dict(order=3)), FACTS), (T('upright'), SIZED), (*CROPPED, T('upright',
-        dict(order=2))), (T('set_info'), SIZED, FACTS), (T('pickled', dict(order=2)), *CROPPED),
-        (T('deep_copied', dict(order=2)), *CROPPED, FACTS), image='camera.jpg'),
+    'what it sees of grey images':items(*[(*i, FACTS) for i in KNOWN], image='camera.jpg', cls='PILImageBW', bs=1),
+    'attributes and info':items((T('set_mine'), *CROPPED, T('ReadMine')), (T('Facts', dict(order=2)), SIZED,
+        T('FlipItem', put=dict(order=3)), FACTS), (T('pickled', dict(order=2)), *CROPPED, FACTS), image='camera.jpg'),
     'functions of a user':items(*[(T(f.__name__, dict(order=order)), *CROPPED) for f in item_functions
         if f.__name__ not in NO_IMAGE for order in (-2, 2)]),
-    'transforms of a user':items((T('Skip'), *CROPPED), (*CROPPED, T('Skip', dict(order=2))), (T('OnPair'), *CROPPED),
-        (*CROPPED, T('OnPair', dict(order=2))), (T('Relabel'), *CROPPED), (T('Sometimes', dict(p=.5)), *CROPPED)),
-    'skipped in two workers':items((*CROPPED, T('Skip', dict(order=2))), workers=2),
-    'transforms in the block':each('typed', [(T(k),) for k in ('Buffer', 'Facts', 'same', 'Counter', 'set_mine',
-        'Previous', 'inverted')], image='camera.jpg'),
-    'image classes':[p for image,classes in (('camera.jpg', list(CLASSES)), ('alpha.png', list(CLASSES)[::2]),
-        ('cmyk.jpg', list(CLASSES)[1::2])) for p in each('cls', classes, image=image)],
-    'kinds of images':[p for entry,kinds in (('block', ALL), ('factory', ALL[::3]), ('opened', ALL[2:24:3]))
+    'transforms of a user':items(*[i for name in ('Skip', 'OnPair') for i in ((T(name), *CROPPED), (*CROPPED, T(name,
+        dict(order=2))))]),
+    'transforms in the block':each('typed', [(T(k),) for k in ('Buffer', 'Facts', 'same', 'inverted')],
+        image='camera.jpg'),
+    'image classes':[p for image in ('camera.jpg', 'alpha.png') for p in each('cls', CLASSES, image=image)],
+    'kinds of images':[p for entry,kinds in (('block', ALL), ('factory', ALL[::3]), ('opened', ALL[2:20:3]))
         for p in each('image', kinds, entry=entry)],
     'whole images':each('image', ONE_SIZE, item=())+each('image', ONE_SIZE[::2], cls='PILImageBW', item=()),
     'without C':[Pipeline(image=k, item=i, changes=('no_c_modules',)) for k in ('large.jpg', 'grey.png', 'rgb.png')
         for i in (*KNOWN[1:8:2], CROPPED)]+each('image', ['grey.png', 'rgb.jpg'], item=(), changes=('no_c_modules',)),
     'large images':[Pipeline(image='large.jpg', item=(T(name, dict(size=size)), T('FlipItem'))) for size in (16, 32, 64,
         128) for name in ('Resize', 'RandomResizedCrop')],
-    'sizes':items((T('DihedralItem'), SIZED), (T('RatioResize', dict(max_sz=20)), T('RandomResizedCrop', SIZE)),
+    'several sizes':items((T('DihedralItem'), SIZED), (T('RatioResize', dict(max_sz=20)), T('RandomResizedCrop', SIZE)),
         (*CROPPED, T('RandomCrop', dict(size=9), put=dict(order=3))), image='large.jpg'),
     'batch transforms':[Pipeline(image=image, item=CROPPED, batch=b, consumer=consumer) for b,consumer in zip(BATCHES,
         itertools.cycle(('draws', 'writes', 'arrays', 'holds'))) for image in ('rgb.jpg', 'grey.png')],
     'one channel':[Pipeline(image=image, batch=b, workers=w) for image in ('grey.png', 'drawn.strokes')
         for b,w in (((), 2), ((T('WriteBatch', dict(order=-5)),), 0))],
-    'large batches of workers':[Pipeline(image='large.jpg', item=(T('Resize', dict(size=128)),), workers=2,
-        consumer='writes')],
-    'loaders':[Pipeline(item=CROPPED, **kw) for kw in (*[dict(loader={k:v}) for k,v in (('before_batch', '<reversed>'),
-        ('create_batch', '<collate>'), ('create_batch', '<fa_collate>'), ('n', 9), ('drop_last', False),
-        ('wif', '<reseed>'))], dict(loader={'drop_last':True}, shuffle=False), *[dict(new={k:v}) for k,v in (('bs', 3),
-        ('shuffle', False), ('num_workers', 1))], dict(bs=1), dict(bs=30), dict(prelude='one_batch'),
-        dict(split='random'), dict(split='lists'), *[dict(derived=k) for k in DERIVED])],
-    'loaders with two workers':[Pipeline(item=CROPPED, workers=2, **kw) for kw in (dict(loader={'wif':'<reseed>'}),
-        dict(loader={'n':9}, split='lists'), dict(new={'bs':3}, derived='create_batches'), dict(prelude='one_batch'))],
+    'loaders':[Pipeline(item=CROPPED, **kw) for kw in (*OF_LOADER, dict(bs=1), dict(bs=30),
+        dict(split='random'), dict(split='lists'))],
+    'loaders with two workers':[Pipeline(**{'item':CROPPED, 'workers':2, **kw}) for kw in (
+        dict(loader={'wif':'<reseed>'}), dict(loader={'n':9}, split='lists'),
+        dict(new={'bs':3}, derived='create_batches'), dict(target='own categorize'),
+        dict(item=(*CROPPED, T('Skip', dict(order=2)))),
+        dict(item=(T('Resize', dict(size=128)),), image='large.jpg', consumer='writes'))],
     'threads':[Pipeline(item=CROPPED, threads=t, workers=w, image=image) for t,w in ((1, 0), (3, 0), (2, 2))
         for image in ('rgb.jpg', 'grey.png')],
     'prepared loaders':[p for item in (CROPPED, (SIZED, T('same', dict(order=2)))) for p in each('prepared', PREPARED,
@@ -146,7 +132,7 @@ LISTED = {
         +each('during', [k for k,v in DURING.items() if v[0]=='after_batch'], threads=2),
     'written to while workers send one channel':each('during', ['a transform is added'], image='grey.png', item=(),
         workers=2),
-    'a crop at the border':[Pipeline(item=(T(name, SIZE, put=put),), changes=(f'vision.augment {function}',),
+    'a crop at the border':[Pipeline(item=(T(name, SIZE, put=put),), changes=(f'vision.augment.{function}',),
         shuffle=False) for function in ('tvpad', '_get_sz') for name in ('Resize', 'CropPad', 'RandomCrop')
         for put in ({}, {'order':0})],
 }
@@ -156,32 +142,30 @@ MAY_FAIL = {   # in stock, which then has to fail here, too
     'images that are left as they are':[Pipeline(image=image) for image in IMAGES if image not in ONE_SIZE],
     'functions that give no image':items(*[(T(name, dict(order=order)), *CROPPED) for name in NO_IMAGE
         for order in (-2, 2)]),
-    'transforms that fail':items((T('Raise'),), (T('NoRetain'), *CROPPED), (*CROPPED, T('NoRetain', dict(order=2)))),
+    'transforms that fail':items(*[i for t in (T('Raise'), T('NoRetain')) for i in placed(t)[::2]]),
     'transforms that fail in two workers':items((T('Raise'),), (T('NoRetain'), *CROPPED), workers=2),
     'attributes of ToTensor':items(*[(T('ToTensor', put=o),) for o in (dict(_call='<call>'), dict(split_idx=0),
         dict(encodes='<encodes>'))]),
     # With plum 2.9, stock fastai fails with subclasses of `FlipItem` and `DihedralItem`
-    'subclasses of item transforms':items(*[(T(name, FASTAI.get(name, {}), own=own),) for own in OWN
+    'subclasses of item transforms':items(*[(T(name, FASTAI.get(name, {}), own=own),) for own in ('nothing', '__call__')
         for name in (*FASTAI, 'ToTensor')]),
 }
 
-SLOW = ('subclasses of item transforms', 'whole images', 'image classes', 'memory and states in two workers',
-    'what it sees of other classes', 'images of many sizes', 'functions of a user')
+SLOW = ('subclasses of item transforms', 'whole images', 'image classes', 'transforms with a memory in two workers',
+    'what it sees of grey images', 'images of many sizes', 'functions of a user')
 
 def some_slow(names, slow): return [pytest.param(o, marks=pytest.mark.slow) if o in slow else o for o in names]
 
-@pytest.mark.parametrize('what', some_slow(LISTED, SLOW))
-def test_listed_pipelines_are_as_in_stock_fastai(data, what): check(data, *LISTED[what])
-
-@pytest.mark.parametrize('what', some_slow(MAY_FAIL, SLOW))
-def test_what_fails_in_stock_fastai_fails_here(data, what): check(data, *MAY_FAIL[what], stock_works=False)
+@pytest.mark.parametrize('what', some_slow([*LISTED, *MAY_FAIL], SLOW))
+def test_listed_pipelines_are_as_in_stock_fastai(data, what):
+    check(data, {**LISTED, **MAY_FAIL}[what], stock_works=what in LISTED)
 
 # What a user does to fastai
 
 def of_change(change):
     "Image class, image and target that `change` is about"
     cls = 'PILImageBW' if 'BW' in change else 'Plain' if 'Plain' in change else 'PILImage'
-    target = next((t for part,t in ((' float', 'age.f4'), (' int', 'k.i8'), ('Multi', 'multi'), ('Mask', 'mask.png'))
+    target = next((t for part,t in ((' float', 'age.f4'), (' int', 'k.i8'), ('Multi', 'labels'), ('Mask', 'mask.png'))
         if part in change and ' on ' in change), 'w.f8' if 'default t' in change else 'vocab')
     image = 'grey.png' if 'convert' in change else 'cut.jpg' if change=='truncated' else 'camera.jpg'
     return dict(cls=cls, image=image, target=target, changes=(change,), shuffle=False)
@@ -199,7 +183,6 @@ def showing(change):
     item = [T('CropPad', dict(size=(30, 50))), T('smaller'), SIZED, T('RandomResizedCrop', dict(size=14)),
         T('RandomCrop', dict(size=12), put=dict(order=2)), T('FlipItem'), FACTS]
     if 'Mask' not in change: item.append(T('DihedralItem', put=dict(order=3)))
-    if change=='ToTensor on TensorImage': item.append(T('to_tensor_image', dict(order=4)))
     return Pipeline(item=tuple(item), batch=(T('Normalize', dict(mean=.5, std=.2)),), consumer='holds',
         **of_change(change))
 
@@ -219,10 +202,8 @@ def test_what_a_user_does_to_fastai_is_done(data, unchanged, change):
         if v.difference: pytest.fail(f'{v.pipeline!r} over {v.where}\n{v.difference}', pytrace=False)
     assert difference(verdicts[1].stock, unchanged[change]), f'{change} does not show, so that this test says nothing'
 
-# What fastai does after batches are built, and what building them calls or reads itself
-HARMLESS = {'IntToFloatTensor on TensorCategory', 'Normalize on TensorImage', 'Resize.before_call',
-    'ToTensor on TensorImage', 'category_map', 'default torch.float64', 'few_pixels', 'no_c_modules', 'random randint',
-    'random random', 'truncated'}
+# What building batches calls or reads itself
+HARMLESS = {'default torch.float64', 'few_pixels', 'no_c_modules', 'truncated'}
 
 def test_whatever_a_user_does_to_fastai_is_noticed(data):
     "Whole batches are built at once, and floats in reused memory, only while nothing is changed"
@@ -246,11 +227,12 @@ def transforms(draw, name, changes=True, **kwargs):
     "Transform `name` with arguments from `kwargs`, and maybe something that a user changes about it"
     kw = {k:v for k,s in kwargs.items() if (v:=draw(s)) is not None}
     if not changes or draw(st.integers(0, 3)): return T(name, kw)
-    random_one = name not in ('CropPad', 'RatioResize', 'OldRandomCrop', 'ToTensor', 'Normalize', 'IntToFloatTensor')
     if draw(st.booleans()) and name not in ('FlipItem', 'DihedralItem'):
-        return T(name, kw, own=draw(of(*OWN)))
-    put = {'order':of(0, 1, 2, 3, 4, 6), 'split_idx':of(None, 0, 1), 'encodes':of('<encodes>'), '_call':of('<call>')}
-    if random_one: put.update(p=of(0., .5, 1.), before_call=of('<before_call>'))
+        return T(name, kw, own=draw(of('nothing', '__call__')))
+    put = {'order':of(0, 1, 2, 3, 4, 6), 'split_idx':of(None, 0, 1), 'encodes':of('<encodes>'),
+        '_call':of('<call>')}
+    if name in ('RandomResizedCrop', 'RandomCrop', 'FlipItem', 'DihedralItem', 'Resize', 'RandomErasing'):
+        put.update(p=of(0., .5, 1.), before_call=of('<before_call>'))
     key = draw(of(*put))
     return T(name, kw, put={key:draw(put[key])})
 
@@ -266,12 +248,9 @@ turning = st.one_of(transforms('FlipItem', p=of(None, 0., .3, 1.)), transforms('
     transforms('ToTensor'))
 place = of(-2, -1, 0, 1, 2, 3, 4)
 def users_at(place):
-    return st.one_of(
-        *[transforms(k, changes=False, order=place) for k in ('Facts', 'Buffer', 'Previous', 'Counter', 'Skip',
-        'Raise', 'OnPair', 'NoRetain', 'InPlace', 'ByExactType', 'ReadMine', 'Relabel')],
-        transforms('Rng', changes=False, order=place, kind=of(*RNGS)), transforms('Sometimes', p=of(.5, 1.)),
-        of(T('TensorBuffer'), T('OnTensor')),
-        *[transforms(f.__name__, changes=False, order=place) for f in item_functions])
+    names = [k for k in USERS if k not in ('OnTensor', 'WriteBatch', 'RandomBatch', 'PreviousBatch', 'BatchPair',
+        'int_batch')]
+    return st.one_of(*[transforms(k, changes=False, order=place) for k in names], of(T('OnTensor')))
 
 # In a block, what comes before the getter is given the item itself, which is another one
 users,later_users = users_at(place),users_at(of(0, 1, 2))
@@ -279,18 +258,12 @@ batched = st.one_of(
     transforms('IntToFloatTensor', div=of(None, 1., 100.), div_mask=of(None, 2)),
     transforms('Normalize', mean=of(.4), std=of(.2)), transforms('WriteBatch', changes=False, order=of(-5, 5, 20)),
     transforms('PreviousBatch', changes=False, order=of(5, 20)), transforms('RandomBatch', p=of(.5, 1.)),
-    of(T('BatchPair')), *[transforms(k, changes=False, order=of(-5, 15)) for k in ('noop_batch', 'doubled_batch',
-    'int_batch')],
+    of(T('BatchPair')), transforms('int_batch', changes=False, order=of(-5, 15)),
     transforms('aug_transforms', changes=False, size=of(None, 12), flip_vert=of(None, True), max_warp=of(None, 0.),
     batch=of(None, True), do_flip=of(None, False)), transforms('RandomErasing', changes=False, p=of(.5)),
     transforms('RandomResizedCropGPU', changes=False, size=of(12)), transforms('Rotate', changes=False, p=of(.5)),
     transforms('Brightness', changes=False))
 DRAWS = 'RandomBatch','aug_transforms','RandomErasing','RandomResizedCropGPU','Rotate','Brightness'
-
-OF_LOADER = [{'new':{'bs':3}}, {'new':{'shuffle':False}}, {'new':{'drop_last':False}},
-    *[{'derived':k} for k in DERIVED], *[{'prepared':k} for k in PREPARED],
-    *[{'loader':o} for o in ({'n':9}, {'n':3}, {'drop_last':False}, {'drop_last':True}, {'before_batch':'<reversed>'},
-    {'create_batch':'<collate>'}, {'create_batch':'<fa_collate>'}, {'wif':'<reseed>'})]]
 
 @st.composite
 def any_pipelines(draw):
@@ -311,7 +284,7 @@ def any_pipelines(draw):
         typed=chance(1, st.tuples(later_users)) if entry!='factory' else (), item=tuple(item), batch=tuple(batch),
         changes=tuple(chance(4, st.lists(of(*CHANGES), min_size=1, max_size=2, unique=True))),
         split=draw(rarely(2, 'store', 'random', 'lists')), bs=draw(of(4, 1, 3, 7, 30)), workers=workers, during=during,
-        threads=threads, shuffle=draw(st.booleans()), prelude=draw(rarely(4, '', 'one_batch')),
+        threads=threads, shuffle=draw(st.booleans()),
         consumer=draw(rarely(3, 'draws', 'holds', 'arrays', 'writes')),
         **chance(3, of(*OF_LOADER), {}))
 
@@ -339,65 +312,3 @@ def test_any_pipeline(data, part):
         for v in compared([(p, where) for where in STORES], data):
             assert v.difference is None, f'{v.where}: {v.difference}'
     each_pipeline(range(part, PIPELINES, PARTS), is_as_stock)
-
-# Broken on purpose
-
-def everywhere(monkeypatch, old, new):
-    "Put `new` wherever a module of the package has `old`, and in the module that it comes from"
-    for name,m in list(sys.modules.items()):
-        if not name.startswith('fastai_remote'): continue
-        for k,v in list(vars(m).items()):
-            if v is old: monkeypatch.setattr(m, k, new)
-
-def spoils_reads(spoil):
-    "Break the functions in C that decode and resize: `spoil(pixels, arguments)` afterwards"
-    def do(monkeypatch):
-        for name in '_jpeg','_pixels':
-            m = sys.modules.get(f'fastai_remote.codec.{name}') or pytest.skip('the C modules are not built')
-            def read(*args, was=m.read):
-                res = was(*args)
-                spoil([a for a in args if isinstance(a, np.ndarray)][-1], args)
-                return res
-            everywhere(monkeypatch, m.read, read)
-    return do
-
-def one_value(out, args): out[0, 0, 0] ^= 1
-
-def values_swapped(field):
-    "Break the reading of batches: two values of one field change places"
-    def do(monkeypatch):
-        for cls in fastai_remote.RedisStore,fastai_remote.ShardStore:
-            def get_many(self, *args, was=cls.get_many, **kwargs):
-                res = dict(was(self, *args, **kwargs))
-                if field in res and len(res[field])>1:
-                    res[field] = type(res[field])(res[field]) if isinstance(res[field], list) else res[field].copy()
-                if field in res and len(res[field])>1: res[field][0],res[field][1] = res[field][1],res[field][0]
-                return res
-            monkeypatch.setattr(cls, 'get_many', get_many)
-    return do
-
-BROKEN = {'one bit of one pixel':spoils_reads(one_value), 'two labels swapped on the way':values_swapped('cls'),
-    'two pictures swapped on the way':values_swapped('rgb.jpg')}
-
-class Detected(Exception): "A pipeline that is equivalent, and is not when the fast path is broken"
-
-def detects(monkeypatch, data, break_it, broken_data=None):
-    "Do the pipelines of `test_any_pipeline` find it?"
-    def differs(p, data): return any(v.difference for v in compared([(p, where) for where in STORES], data))
-    def search(p):
-        with monkeypatch.context() as m:
-            break_it(m)
-            bad = differs(p, broken_data or data)
-        if bad and not differs(p, data): raise Detected(repr(p))
-    with pytest.raises(Detected): each_pipeline(range(PIPELINES), search, phases=[Phase.generate])
-
-@pytest.mark.parametrize('how', some_slow(BROKEN, [k for k in BROKEN if k!='one bit of one pixel']))
-def test_a_broken_fast_path_is_detected(data, monkeypatch, how): detects(monkeypatch, data, BROKEN[how])
-
-@pytest.mark.slow
-def test_two_labels_swapped_in_the_store_are_detected(data, server, monkeypatch, tmp_path):
-    rows = [sample(i) for i in range(N)]
-    i = next(i for i in range(N) if rows[i]['cls']!=rows[i+1]['cls'])
-    rows[i]['cls'],rows[i+1]['cls'] = rows[i+1]['cls'],rows[i]['cls']
-    swapped = Data.make(rows, server.url, 'swapped', tmp_path)
-    detects(monkeypatch, data, lambda m: None, Data(data.files, swapped.stores))

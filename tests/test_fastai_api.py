@@ -2,9 +2,9 @@
 
 Each row of `ROWS` is a call, written as in the documentation, and what it is to give. It is made three times: with
 stock fastai's loaders over files, with `from_redis` and with `from_shards`, with the same split, the same order and the
-same seeds. `python tests/test_fastai_api.py` makes them all and writes the table into the tutorial.
+same seeds. `python tests/test_fastai_api.py` writes the table into the tutorial.
 """
-import builtins, json, tempfile
+import builtins, json
 from contextlib import redirect_stdout
 from functools import cached_property
 
@@ -344,20 +344,9 @@ def same(a, b):
 
 CALLS = [o for o in ROWS if not isinstance(o, str)]
 
-def outcome(k, data, tmp, which):
-    "`same` or `different`: what call `k` gives over store `which`, beside stock fastai over its files"
-    plt.close('all')
-    stock = CALLS[k][2](Env(data, which, True, tmp))
-    plt.close('all')
-    return 'same' if same(stock, CALLS[k][2](Env(data, which, False, tmp))) else 'different'
-
-def table(results):
-    "Markdown of `{(call, store): outcome}`"
-    lines = ['| call | what is compared | '+' | '.join(STORES)+' |', '|---|---|'+'---|'*len(STORES)]
-    for o in ROWS:
-        if isinstance(o, str): lines.append(f'| **{o}** | | '+' | '.join(['']*len(STORES))+' |')
-        else: lines.append(f'| {o[0]} | {o[1]} | '+' | '.join(results[CALLS.index(o),s] for s in STORES)+' |')
-    return '\n'.join(lines)
+TABLE = ['| call | what is compared | '+' | '.join(STORES)+' |', '|---|---|'+'---|'*len(STORES)]
+TABLE += [f'| **{o}** | | '+' | '.join(['']*len(STORES))+' |' if isinstance(o, str)
+    else f'| {o[0]} | {o[1]} | '+' | '.join(['same']*len(STORES))+' |' for o in ROWS]
 
 # --- the tests
 
@@ -371,14 +360,17 @@ NAMES = [o[0].replace('`', '')[:40] for o in CALLS]
 @pytest.mark.parametrize('k', [pytest.param(k, marks=pytest.mark.slow if k in SLOW else (), id=name)
     for k,name in enumerate(NAMES)])
 def test_as_stock_fastai(k, which, data, tmp_path):
+    "Over the store, and with stock fastai over its files"
     if 'Cleaner' in CALLS[k][0]: pytest.importorskip('ipywidgets')
-    assert outcome(k, data, tmp_path, which)=='same', CALLS[k][0]
+    plt.close('all')
+    stock = CALLS[k][2](Env(data, which, True, tmp_path))
+    plt.close('all')
+    assert same(stock, CALLS[k][2](Env(data, which, False, tmp_path))), CALLS[k][0]
 
 def test_the_table_in_the_documentation_is_this_one():
-    "Calls and outcomes; each of them is tested above"
-    want = table({(k, s):'same' for k in range(len(CALLS)) for s in STORES})
+    "Each of its calls is tested above"
     cells = json.loads(NOTEBOOK.read_text())['cells']
-    assert want in ''.join(''.join(c['source']) for c in cells), 'run python tests/test_fastai_api.py'
+    assert '\n'.join(TABLE) in ''.join(''.join(c['source']) for c in cells), 'run python tests/test_fastai_api.py'
 
 def test_what_differs_is_noticed():
     "The comparison itself: a bit, a type, an order, a picture"
@@ -387,17 +379,8 @@ def test_what_differs_is_noticed():
             (Image.new('L', (2,2)), Image.new('L', (2,2), 1)), ((x, x), (x,))):
         assert not same(a, b) and same(a, a)
 
-def main():
-    "Make every call and write the table into the notebook"
-    with redis_server() as s, tempfile.TemporaryDirectory() as d:
-        data,results = make_data(s.url, Path(d)),{}
-        for k,o in enumerate(CALLS):
-            for which in STORES:
-                results[k,which] = outcome(k, data, Path(d), which)
-                print(f'{results[k,which]:10} {which:7} {o[0]}', flush=True)
+if __name__=='__main__':   # write the table into the notebook
     nb = json.loads(NOTEBOOK.read_text())
     cell = next(c for c in nb['cells'] if ''.join(c['source']).startswith('| call |'))
-    cell['source'] = table(results).splitlines(keepends=True)
+    cell['source'] = '\n'.join(TABLE).splitlines(keepends=True)
     NOTEBOOK.write_text(json.dumps(nb, indent=1, ensure_ascii=False)+'\n')
-
-if __name__=='__main__': main()

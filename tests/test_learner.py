@@ -1,16 +1,15 @@
 "Learners and loaders over a store: what fastai's own tests of `test_fastai_api.py` do not compare with stock fastai"
-import json, os, pickle, tarfile, textwrap
+import json, os, pickle, textwrap
 
 import pytest
 from conftest import CLASSES, class_of, draw
-from fastai.data.load import SkipItemException
 from fastai.vision.all import *
 from in_memory import in_memory
+from inputs import write_tar
 
 from fastai_remote import *
 from fastai_remote.codec.fields import get_codec
 from fastai_remote.codec.raster import rasterise
-from fastai_remote.store.redis_link import RedisLink
 
 from fastcore.test import test_close as close
 
@@ -34,16 +33,14 @@ def tidy():
     yield
     plt.close('all')
 
-def numbered_of(where, tmp_path_factory):
+@pytest.fixture(scope='module', params=['memory', 'shards'])
+def numbered(request, tmp_path_factory):
     "40 images whose target is the sample's own number"
     def fn(i): return {'png':draw(i), 'age.f4':float(i)}
-    if where=='memory': return in_memory(range(40), fn)
+    if request.param=='memory': return in_memory(range(40), fn)
     folder = tmp_path_factory.mktemp('numbered')/'numbered'
     to_shards(list(range(40)), folder, fn, chunk=8, num_workers=1, shuffle=False, progress=False)
     return ShardStore(folder)
-
-@pytest.fixture(scope='module', params=['memory', 'shards'])
-def numbered(request, tmp_path_factory): return numbered_of(request.param, tmp_path_factory)
 
 def seen(dl): return [int(o) for b in dl for o in b[1]]
 
@@ -60,32 +57,18 @@ def learner(store, tmp_path, **kwargs):
     learn.remove_cb(ProgressCallback)
     return learn
 
-@pytest.mark.parametrize('where', ['redis', 'shards', 'tiered'])
-def test_a_learner_trains_with_two_workers_and_predicts_in_order(stores, where, tmp_path):
-    store = stores[where]
-    learn = learner(store, tmp_path, num_workers=2)
-    learn.fit_one_cycle(6, 0.01)
-    loss,acc = learn.validate()
-    x,p,y,d = learn.get_preds(with_input=True, with_decoded=True)
-    close(loss, F.cross_entropy(p.log(), y).item(), eps=1e-4)
-    close(acc, (p.argmax(1)==y).float().mean().item())
-    assert acc>.6 and y.tolist()==store.get_many(list(learn.dls.valid_ds.items), 'cls')['cls'].tolist()
-    shuffled,y2 = learn.get_preds(dl=learn.dls.valid.new(shuffle=True))
-    assert torch.allclose(p, shuffled) and y2.tolist()==y.tolist() and d.tolist()==p.argmax(1).tolist()
-
 def test_items_to_predict_take_many_forms(stores, tmp_path, images):
+    "More of them are compared with stock fastai in `test_fastai_api.py`"
     store,files,numbers = stores['redis'],get_image_files(images)[:9],[3,1,4,1,5]
     learn = learner(store, tmp_path)
-    b = store.get_many([7], 'jpg')['jpg'][0]
-    for label,k,p in [learn.predict(o) for o in (7, np.int64(7), b, PILImage.create(b), {'jpg':b})]:
-        assert label==CLASSES[k] and torch.allclose(p, learn.predict(7)[2])
+    for o in np.int64(7),{'jpg':store.get_many([7], 'jpg')['jpg'][0]}:
+        assert torch.allclose(learn.predict(o)[2], learn.predict(7)[2])
     def preds(items, **kw): return learn.get_preds(dl=learn.dls.test_dl(items, **kw))
     p,(q,y) = preds(numbers)[0],preds(np.array(numbers), with_labels=True)
     assert torch.allclose(p, q) and torch.allclose(p[1], p[3])
     assert y.tolist()==store.get_many(numbers, 'cls')['cls'].tolist()
     of_files,(of_samples,z) = preds(files)[0],preds(image_samples(files, label=class_of), with_labels=True)
-    assert torch.allclose(of_files, of_samples) and torch.allclose(of_files, preds([f.read_bytes() for f in files])[0])
-    assert [CLASSES[k] for k in z]==[class_of(f) for f in files]
+    assert torch.allclose(of_files, of_samples) and [CLASSES[k] for k in z]==[class_of(f) for f in files]
     with pytest.raises(TypeError, match='give get_remote_items'): learn.dls.test_dl(store).one_batch()
 
 def test_test_sets_of_another_store_keep_the_vocabulary_of_training(stores, tmp_path):
@@ -118,14 +101,11 @@ def test_an_exported_learner_predicts_in_another_process(stores, where, tmp_path
 @pytest.mark.parametrize('where', ['redis', 'shards'])
 def test_an_exported_learner_predicts_without_its_store(fresh, tmp_path, images, where):
     "Files, images and arrays; sample numbers are an error"
-    files = get_image_files(images)[:12]
-    kw = dict(num_workers=1, progress=False)
-    if where=='redis':
-        to_redis(image_samples(files, label=class_of), fresh.url, 'lost', **kw)
-        learn = learner(RedisStore(fresh.url, 'lost', timeout=.2), tmp_path)
-    else:
-        to_shards(image_samples(files, label=class_of), tmp_path/'lost', **kw)
-        learn = learner(ShardStore(tmp_path/'lost'), tmp_path)
+    files,kw = get_image_files(images)[:12],dict(num_workers=1, progress=False)
+    if where=='redis': to_redis(image_samples(files, label=class_of), fresh.url, 'lost', **kw)
+    else: to_shards(image_samples(files, label=class_of), tmp_path/'lost', **kw)
+    store = RedisStore(fresh.url, 'lost', timeout=.2) if where=='redis' else ShardStore(tmp_path/'lost')
+    learn = learner(store, tmp_path)
     want = learn.predict(files[3])[2]
     learn.export('model.pkl')
     if where=='redis': fresh.kill()
@@ -143,13 +123,6 @@ def test_loaders_are_pickled_in_few_bytes(stores, where, tmp_path):
 
 # --- the loader's own promises
 
-@two_or_none
-def test_every_epoch_has_every_sample_once_in_another_order(numbered, workers):
-    dls = of_numbers(numbered, num_workers=workers, drop_last=False)
-    a,b = seen(dls.train),seen(dls.train)
-    assert a!=b and sorted(a)==sorted(b)==sorted(dls.train_ds.items) and len(a)==32
-    assert seen(dls.valid)==list(dls.valid_ds.items) and sorted(a+seen(dls.valid))==list(range(40))
-
 def test_the_same_seed_gives_the_same_order(numbered):
     def epochs(workers):
         set_seed(42)
@@ -158,39 +131,6 @@ def test_the_same_seed_gives_the_same_order(numbered):
     assert epochs(0)==epochs(0)
     # workers have shards of their own
     assert epochs(2)==epochs(2 if isinstance(numbered, ShardStore) else 0)
-
-def test_new_loaders_keep_n_and_drop_the_last_batch_as_asked(numbered):
-    dls = of_numbers(numbered, bs=8)
-    train = dls.train
-    assert len(train)==4 and train.drop_last and len(seen(train))==32
-    big = train.new(bs=12)
-    assert [len(b[1]) for b in big]==[12,12] and [len(b[1]) for b in big.new(drop_last=False)]==[12,12,8]
-    few = train.new(n=12, bs=4)
-    assert len(few)==3 and sorted(seen(few))==sorted(train.dataset.items[i] for i in range(12)) and few.new(bs=4).n==12
-    assert [len(dl) for dl in dls.new_empty()]==[0,0]
-    again = train.new(dls.valid_ds, shuffle=False, drop_last=False)
-    assert seen(again)==list(dls.valid_ds.items)
-
-class Brighter(Transform):
-    "An `after_item` hook"
-    order = 9
-    def encodes(self, o:TensorImage): return o//2+127
-
-class SkipSome(ItemTransform):
-    def encodes(self, o):
-        if int(o[1])%3==2: raise SkipItemException()
-        return o
-
-def twice(b): return b+b
-
-@two_or_none
-def test_hooks_of_a_user_run(numbered, workers):
-    dl = of_numbers(numbered, item_tfms=[Resize(16), Brighter], num_workers=workers, before_batch=twice).valid
-    x,y = next(iter(dl))
-    assert x.shape[0]==16 and y[:8].tolist()==y[8:].tolist() and x.min()>=0.49
-    dl = of_numbers(numbered, item_tfms=[Resize(16), SkipSome], num_workers=workers,
-        splitter=IndexSplitter(list(range(1, 40, 2)))).valid
-    assert sorted(seen(dl))==[i for i in range(1, 40, 2) if i%3!=2]
 
 def test_persistent_workers_persist(numbered):
     dl = of_numbers(numbered, num_workers=2, persistent_workers=True).valid
@@ -231,27 +171,19 @@ def test_workers_are_started_in_any_way(method, where, stores, tmp_path, interpr
 
 # --- what the store knows of its images and labels
 
-@pytest.mark.parametrize('img_cls', [PILImage, PILImageBW])
 @pytest.mark.parametrize('where', ['redis', 'tiered'])
-def test_batches_are_normalised_by_statistics_of_the_store(stores, where, img_cls):
+def test_batches_are_normalised_by_statistics_of_the_store(stores, where):
     "Where that is asked for, unless the caller does it"
     store = stores[where]
-    kw = dict(item_tfms=Resize(32), bs=48, num_workers=0, valid_pct=0., img_cls=img_cls)
-    plain = DataLoaders.from_store(store, **kw)
-    kw['normalize'] = True
-    grey = store.image_stats()['grey']
-    want = ([grey[0]],[grey[1]]) if img_cls is PILImageBW else store.stats
+    kw = dict(item_tfms=Resize(32), bs=48, num_workers=0, valid_pct=0., normalize=True)
     dls = DataLoaders.from_store(store, **kw)
-    norm, = [t for t in dls.train.after_batch.fs if isinstance(t, Normalize)]
-    close(norm.mean.flatten().tolist(), want[0], eps=1e-4)
-    means = [np.array(plain.train_ds[i][0]).reshape(-1, len(want[0])).mean(0)/255 for i in range(60)]
-    close(np.mean(means, 0), want[0], eps=1e-3)
-    b = dls.train.one_batch()[0]
-    assert b.mean().abs()<.15 and .6<b.std()<1.2
+    means = [np.array(dls.train_ds[i][0]).reshape(-1, 3).mean(0)/255 for i in range(60)]
+    close(np.mean(means, 0), store.stats[0], eps=1e-3)
+    x = dls.train.one_batch()[0]
+    assert x.mean().abs()<.15 and .6<x.std()<1.2
     for tfm in Normalize.from_stats([.5]*3, [.5]*3, cuda=False),MeanImage(store):
         fs = DataLoaders.from_store(store, batch_tfms=tfm, **kw).train.after_batch.fs
         assert sum(isinstance(t, (Normalize, MeanImage)) for t in fs)==1 and tfm in list(fs)
-    assert not any(isinstance(t, Normalize) for t in plain.train.after_batch.fs)
 
 @two_or_none
 def test_balance_draws_rare_labels_as_often_as_common_ones(server, workers):
@@ -278,12 +210,10 @@ def test_drawings_are_drawn_as_asked_and_predicted_in_any_form(tmp_path):
     store = in_memory([{'strokes':drawing(i), 'cls':'ab'[i%2]} for i in range(32)])
     how = Rasterise(32, width=8)
     dls = DataLoaders.from_store(store, bs=8, num_workers=0, draw=how)
-    x,_ = dls.one_batch()
-    assert x.shape==(8,3,32,32) and x.max()>.5 and x.min()==0
     strokes = store.get_many([int(dls.train_ds.items[7])], 'strokes')['strokes'][0]
     assert (np.array(dls.train_ds[7][0])[...,0]==rasterise(strokes, 32, width=8)).all()
     grey = DataLoaders.from_store(store, bs=16, num_workers=0, draw=how, img_cls=PILImageBW)
-    assert grey.one_batch()[0].shape==(16,1,32,32)
+    assert dls.one_batch()[0].shape==(8,3,32,32) and grey.one_batch()[0].shape==(16,1,32,32)
     learn = Learner(dls, Tiny(2), path=tmp_path)
     learn.export()
     b,raw = store.get_many([3], 'strokes')['strokes'][0],[[x,y,list(range(len(x)))] for x,y in drawing(3)]
@@ -294,8 +224,7 @@ def test_drawings_are_drawn_as_asked_and_predicted_in_any_form(tmp_path):
                 close(other.predict(o)[2], want, eps=1e-5)
             assert len(other.predict(raw)[2])==2
 
-@pytest.mark.parametrize('draw', [Rasterise(64), Rasterise(64, width=8), Rasterise(64, time='colour', width=6)],
-    ids=str)
+@pytest.mark.parametrize('draw', [Rasterise(64, width=8), Rasterise(64, time='colour', width=6)], ids=str)
 def test_drawings_are_normalised_by_statistics_of_what_is_drawn(server, draw):
     rng = np.random.default_rng(0)
     rows = [{'strokes':rng.integers(0, 256, (3,2,6)).tolist(), 'cls':'ab'[i%2]} for i in range(128)]
@@ -306,28 +235,13 @@ def test_drawings_are_normalised_by_statistics_of_what_is_drawn(server, draw):
 
 def test_statistics_of_drawings_are_those_of_the_samples_that_are_selected(tmp_path):
     "By `having` and `where`"
-    with tarfile.open(tmp_path/'a.tar', 'w') as tar:
-        for i in range(60):
-            strokes = get_codec('strokes').to_bytes([np.uint8([[10,200,i],[10,i,200]])]*(1+i%2))
-            for field,content in (('cls', b'ab'[i%2:i%2+1]), ('strokes', strokes))[:2 if i%3 else 1]:
-                (member:=tarfile.TarInfo(f'{i:03}.{field}')).size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+    members = []
+    for i in range(60):
+        strokes = get_codec('strokes').to_bytes([np.uint8([[10,200,i],[10,i,200]])]*(1+i%2))
+        members += [(f'{i:03}.cls', b'ab'[i%2:i%2+1]), (f'{i:03}.strokes', strokes)][:2 if i%3 else 1]
+    write_tar(tmp_path/'a.tar', members)
     index_shards(tmp_path, num_workers=1, progress=False)
     store,options = ShardStore(tmp_path),dict(x='strokes', having='strokes', draw=Rasterise(32), num_workers=0, bs=16)
     both,a = [DataLoaders.from_store(store, normalize=True, where=where, **options) for where in (None, {'cls':'a'})]
     def mean(dls): return next(t for t in dls.after_batch.fs if isinstance(t, Normalize)).mean.item()
     assert both.one_batch()[0].shape==(16,3,32,32) and mean(both)!=mean(a)
-
-def test_keys_of_a_layout_of_ones_own_train_and_become_a_dataset(server):
-    "The layout of a forum post trains as it stands, and becomes a dataset of ours by `resize`"
-    c = RedisLink(server.url).client
-    for i in range(40):
-        np.savez_compressed(f:=io.BytesIO(), np.full((16,16,3), 200*(i%2), np.uint8))
-        c.mset({f'quick:orig:{i}':f.getvalue(), f'quick:pred:{i}':i%2})
-    store = RedisStore.from_keys(server.url, x='quick:orig:{}', y='quick:pred:{}', n=40, codec='npz',
-        vocab=['dark', 'light'])
-    x,y = DataLoaders.from_store(store, bs=8, num_workers=2).one_batch()
-    assert x.shape==(8,3,16,16) and ((x.mean((1,2,3))>.5)==y.bool()).all()
-    report = store.resize(8, name='quick_small', num_workers=1, progress=False, overwrite=True)
-    small = RedisStore(server.url, 'quick_small')
-    assert report.written==40 and small[3]['png'].size==(8,8) and small.vocab==['dark', 'light']

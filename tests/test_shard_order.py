@@ -1,7 +1,7 @@
 """Orders that read shard by shard: each sample once, whole shards, well mixed within them; splits that spread
 
 `test_shuffle_quality.py` tests the measures of an order."""
-import pickle, subprocess, sys
+import pickle
 
 import numpy as np
 import pytest
@@ -95,30 +95,23 @@ def test_what_cannot_be_divided_by_shards_is_refused():
 
 @pytest.mark.parametrize('make,message', [
     *((lambda name=name, value=value: ShardPermutation([5], **{name:value}), f'not .*{name}={value}')
-      for name,value in dict(interleave=0, bs=0, num_workers=-1, rank=1, world_size=0).items()),
+      for name,value in dict(interleave=0, bs=0, num_workers=-1, rank=-1, world_size=0).items()),
     *((lambda f=f, sizes=sizes: f(sizes), message) for f in (ShardPermutation, ShardSplit) for sizes,message in (
         ([-1], 'not -1'), ([2**31+1], 'not 2,147,483,649'), ([[1]], r'not of shape \(1, 1\)'))),
-    (lambda: ShardPermutation([5], rank=-1), 'rank=-1'), (lambda: ShardPermutation([2.5,3]), 'integers'),
-    *((lambda part=part: ShardSplit([5], part), f'valid_pct must .* not {part}') for part in (-.1, 1.1)),
-    *((lambda n=n, fold=fold: ShardFolds([10,10], n, fold), 'n_folds') for n,fold in ((2,2), (2,-1), (1,0), (0,0)))])
+    (lambda: ShardPermutation([2.5,3]), 'integers'), (lambda: ShardSplit([5], 1.1), 'valid_pct must .* not 1.1'),
+    *((lambda n=n, fold=fold: ShardFolds([10,10], n, fold), 'n_folds') for n,fold in ((2,2), (2,-1), (1,0)))])
 def test_wrong_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message): make()
     assert len(ShardPermutation([]))==0
 
 def test_the_numbers_of_a_seed_never_change():
     "Orders are part of what a seed means"
-    at,split = np.arange(0, 600, 64),ShardSplit([1000]*1000, .2, 42)
-    assert ShardPermutation([1000]*1000, 42, num_workers=2)[at].tolist()==[
-        916726, 738939, 859128, 738818, 916268, 738956, 933004, 80805, 933872, 744215]
+    at,split = np.arange(0, 600, 128),ShardSplit([1000]*1000, .2, 42)
+    assert ShardPermutation([1000]*1000, 42, num_workers=2)[at].tolist()==[916726, 859128, 916268, 933004, 933872]
     assert ShardPermutation([10_000]*1000, 42, num_workers=2)[at].tolist()==[
-        8591264, 4191182, 9784507, 7382805, 8594598, 7448553, 9166904, 809930, 9167324, 4191560]
-    assert split.valid[np.arange(0, 200_000, 30_001)].tolist()==[73, 150291, 300671, 450186, 600458, 750067, 900458]
-    assert split.train[np.arange(0, 800_000, 130_001)].tolist()==[273, 162011, 325652, 487628, 650376, 812048, 975895]
-
-def test_only_numpy_is_imported():
-    code = "import sys, fastai_remote.order.shards; print(*{m.split('.')[0] for m in sys.modules})"
-    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    assert 'numpy' in run.stdout and not {'torch','fastai','matplotlib','PIL','fastcore'}&set(run.stdout.split())
+        8591264, 9784507, 8594598, 9166904, 9167324]
+    assert split.valid[np.arange(0, 200_000, 60_002)].tolist()==[73, 300671, 600458, 900458]
+    assert split.train[np.arange(0, 800_000, 260_002)].tolist()==[273, 325652, 650376, 975895]
 
 def test_memory_grows_with_shards_and_not_with_samples():
     sp = ShardPermutation([10**9]*1000, 1, num_workers=4)
@@ -128,12 +121,6 @@ def test_memory_grows_with_shards_and_not_with_samples():
     assert len(pickle.dumps([SplitOrder(range(len(m)), m) for m in (split.train, split.valid)]))<9000   # sizes once
 
 # --- statistics: seeds are fixed, so that these pass or fail for good; bounds are five deviations
-
-def test_all_permutations_of_a_group_are_equally_likely():
-    "Two shards of two samples, side by side in a group: 24 orders"
-    orders = [tuple(whole(ShardPermutation([2,2], seed, interleave=2, bs=4)).tolist()) for seed in range(4800)]
-    counts = [orders.count(order) for order in set(orders)]
-    assert len(counts)==24 and even(counts, 200, 23)
 
 @pytest.mark.parametrize('size', [12, 5000])   # a group that is held, and one that is computed
 def test_places_within_a_group_are_equally_likely(size):
@@ -192,8 +179,8 @@ def test_a_split_takes_its_part_of_each_shard(sizes, pct, seed):
 @examples(300)
 def test_no_shard_gives_more_than_it_has_however_floats_are_rounded(sizes, pct):
     split = ShardSplit(sizes, pct)
-    assert len(split.valid)==int(pct*sum(sizes)) and len(split.train)+len(split.valid)==sum(sizes)
-    assert (split.train.sizes>=0).all() and (split.valid.sizes>=0).all()
+    assert len(split.valid)==int(pct*sum(sizes))
+    assert min(*split.train.sizes, *split.valid.sizes)>=0
     assert np.array_equal(split.train.sizes+split.valid.sizes, sizes)
 
 def test_no_number_of_the_largest_shard_is_too_large_to_be_multiplied():
@@ -201,8 +188,7 @@ def test_no_number_of_the_largest_shard_is_too_large_to_be_multiplied():
     both = np.concatenate([split.valid[at], split.train[at]])
     assert len(np.unique(both))==2*len(at) and both.min()>=0 and both.max()<2**31+3
 
-@pytest.mark.parametrize('pct', [.1, .2, .35])
-@pytest.mark.parametrize('z', [60, 100, 210, 1000, 1024, 2310, 10_000, 30_030, 99_991])
+@pytest.mark.parametrize('z,pct', [(60, .1), (210, .35), (1000, .2), (1024, .35), (10_000, .1), (99_991, .2)])
 def test_a_split_spreads_over_each_shard(z, pct):
     "Each tenth of a shard gives its share, more evenly than by lot"
     S = 200 if z<2000 else 40

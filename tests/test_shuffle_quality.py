@@ -67,7 +67,7 @@ def test_few_batches_without_replacement():
     labels = [shuffle_quality(Permutation(256, seed), 256, labels=lambda i: i%2).labels for seed in range(300)]
     assert np.mean(labels)==pytest.approx(1, abs=.1)
 
-@pytest.mark.parametrize('sizes', [[1], [2], [1,1], [30], [70]])
+@pytest.mark.parametrize('sizes', [[1], [1,1], [70]])
 def test_quality_of_little(sizes):
     n = sum(sizes)
     starts = np.cumsum([0,*sizes])
