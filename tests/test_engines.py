@@ -268,7 +268,7 @@ def test_a_job_that_fails_for_good_leaves_no_dataset_and_no_lock(dataframe, fres
         yield next(rows)
         raise OSError('never')
     with pytest.raises(PythonException, match='never'), writer(fresh, chunk=1) as w:
-        dicts(dataframe).mapPartitions(never).mapPartitions(w).collect()
+        dicts(dataframe.coalesce(1)).mapPartitions(never).mapPartitions(w).collect()
     with pytest.raises(StoreNotFound): RedisStore(fresh.url, 'pics')
     with writer(fresh, overwrite=True) as w: w.commit(dicts(dataframe).mapPartitions(w).collect())
     assert_each_row_is_there_once(fresh)
