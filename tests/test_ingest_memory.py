@@ -75,11 +75,11 @@ assert report.written==n==len(RedisStore(server.url, 'd')) and report.resumed>n-
 
 def test_a_long_stream_costs_no_more_than_a_short_one():
     short,long = grown('''
-for n in 20_000,120_000:
+for n in 10_000,60_000:
     with Watch(): report = to_redis(({'x.u1':i%7} for i in range(n)), server.url, f'd{n}', **options)
     assert report.written==n
 ''')
-    assert max(short, long)<15, (short, long)
+    assert max(short, long)<8, (short, long)
 
 def test_failures_are_all_kept_on_the_server():
     writing,first,reading = grown('''
