@@ -399,46 +399,33 @@ def test_a_report_is_shown_as_text_and_in_a_notebook(put, server):
 
 # --- packed keys
 
-class Packed:
-    "A packed key in which `vals` are at `pos`"
-    def __init__(self, server, dtype, check, pos, vals):
-        self.link,self.dtype,self.check = RedisLink(server.url),np.dtype(dtype),check
-        self.link.client.delete('b:f#0', 'b:f#1')
-        self.vals = dict(zip(pos.tolist(), vals))
-        self.link.send(packed_writes(key_layout('b'), 'f', dtype, pos, vals, check))
-    def read(self, pos):
-        "Values, positions among `pos` that are beyond the end, checksums, and the first command"
-        commands,plan = packed_reads(key_layout('b'), 'f', self.dtype, pos, self.check)
-        crcs = np.zeros(len(pos), 'u4') if self.check else None
-        got,gone = unpack_replies(plan, iter(self.link.send(commands)), self.dtype, len(pos), crcs)
-        return got,gone,crcs,commands[0][0]
-    def check_read(self, pos, command=None):
-        got,gone,crcs,first = self.read(pos)
-        want = [self.vals[i] for i in pos.tolist()]
-        assert got.dtype==self.dtype and got.tobytes()==np.array(want, self.dtype).tobytes() and gone==[]
-        assert command in (None,first)
-        if not self.check: return
-        big = self.dtype.newbyteorder('>')
-        assert crcs.tolist()==[zlib.crc32(np.array(v, big).tobytes()+i.to_bytes(8, 'big'))
-                               for v,i in zip(want, pos.tolist())]
+def test_numbers_of_every_type_near_and_far(put):
+    "Positions close together come as one copy, others each by itself, with and without their checksums"
+    rng,n = np.random.default_rng(0),3000
+    columns = {f'x.{t}':rng.integers(-2**63, 2**63, n).view('u8').astype(t) for t in 'i1 u1 i2 u2 i4 u4 i8'.split()}
+    columns |= {f'x.{t}':rng.normal(size=n).astype(t) for t in ('f2','f4','f8')}
+    s,_ = put([{field:column[i] for field,column in columns.items()} for i in range(n)], shuffle=False)
+    for pos in [5,3,3,30], range(399, 99, -1), [0,2999,17], [7]:
+        for check in False,True:
+            got = s.get_many(pos, s.fields, check=check)
+            for field,column in columns.items():
+                assert got[field].dtype==column.dtype and got[field].tobytes()==column[list(pos)].tobytes()
 
-@pytest.mark.parametrize('check', [None,'u4'])
-@pytest.mark.parametrize('dtype', ['i1','u1','f2','i2','u4','i4','i8','f4','f8'])
-def test_packed_values_near_and_far(server, dtype, check):
-    "Positions close together come as one copy, others each by itself; both know where the string ends"
-    rng = np.random.default_rng(0)
-    integers = rng.integers(-2**63, 2**63, 3000, 'i8').view('u8')
-    vals = (rng.normal(size=3000) if dtype[0]=='f' else integers).astype(dtype)
-    packed = Packed(server, dtype, check, np.arange(3000), vals)
-    for pos,command in (([5,3,3,30],'GETRANGE'), (range(399, 99, -1),'GETRANGE'), ([0,2999,17],'BITFIELD_RO'),
-                        ([7],'GETRANGE')): packed.check_read(np.array(pos), command)
-    for pos,want in ([2998,3001,2999,3000],[1,3]),([3005,3006],[0,1]),([3,9000],[1]):
-        assert packed.read(np.array(pos))[1]==want
-
-@pytest.mark.parametrize('dtype,check', [('u1',None),('i2',None),('u1','u4'),('f8','u4')])
+@pytest.mark.parametrize('dtype,check', [('u1',None), ('i2',None), ('u1','u4'), ('f8','u4')])
 def test_packed_values_on_both_sides_of_a_boundary_go_into_two_keys(server, dtype, check):
-    pos,vals = (1<<KEY_BITS)+np.array([-3,-2,-1,0,1,2,5]),np.array([1,2,3,100,5,6,7], dtype)
-    packed,size = Packed(server, dtype, check, pos, vals),vals.itemsize+(4 if check else 0)
-    assert [packed.link.client.strlen(key) for key in ('b:f#0','b:f#1')]==[size<<KEY_BITS, 6*size]
-    for order in np.arange(7),np.array([6,0,3,2,2,5]): packed.check_read(pos[order])
-    assert packed.read(np.array([(1<<KEY_BITS)+6, (1<<KEY_BITS)-1, (2<<KEY_BITS)+1]))[1]==[0,2]
+    first,vals = 1<<KEY_BITS,np.array([1,2,3,100,5,6,7], dtype)
+    pos,link,size = first+np.array([-3,-2,-1,0,1,2,5]),RedisLink(server.url),vals.itemsize+(4 if check else 0)
+    def read(pos):
+        "Values, and positions among `pos` that are beyond the end"
+        commands,plan = packed_reads(key_layout('b'), 'f', dtype, pos, check)
+        crcs = np.zeros(len(pos), 'u4') if check else None
+        values,gone = unpack_replies(plan, iter(link.send(commands)), dtype, len(pos), crcs)
+        if check and not gone:
+            big = values.astype(values.dtype.newbyteorder('>'))[:,None]
+            assert crcs.tolist()==[zlib.crc32(v.tobytes()+i.to_bytes(8, 'big')) for v,i in zip(big, pos.tolist())]
+        return values.tolist(),gone
+    client(server).delete('b:f#0', 'b:f#1')
+    link.send(packed_writes(key_layout('b'), 'f', dtype, pos, vals, check))
+    assert [client(server).strlen(key) for key in ('b:f#0','b:f#1')]==[size*first, 6*size]
+    for order in np.arange(7),np.array([6,0,3,2,2,5]): assert read(pos[order])==(vals[order].tolist(), [])
+    assert read(np.array([first+6, first-1, 2*first+1]))[1]==[0,2]
