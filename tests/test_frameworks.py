@@ -129,20 +129,22 @@ class Mesh:
                                      (dict(cp=4), 1)])
 def test_meshes_of_accelerate(path, sizes, n):
     "Ranks that divide a model or a sequence read the same samples, so these are divided among fewer ranks"
-    def prepare(dataloader, num_processes=None, process_index=None, torch_device_mesh=None, **kwargs):
+    def prepare(loader, num_processes=None, process_index=None, torch_device_mesh=None, **kwargs):
         assert torch_device_mesh is None and num_processes==1
-        return dataloader
-    def loader(k): return DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=k))
+        return loader
+    def prepared(world_size, process=None):
+        loader = DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=world_size))
+        made = prepare_for_accelerate(prepare, loader, num_processes=4, process_index=process,
+                                      torch_device_mesh=Mesh(**sizes))
+        assert made is loader
     ds = dataset(path)
-    arguments = dict(num_processes=4, torch_device_mesh=Mesh(**sizes))
-    assert prepare_for_accelerate(prepare, fitting:=loader(n), **arguments) is fitting
+    prepared(n)
+    prepared(n, 4//n-1)
     with pytest.raises(ValueError, match=f'divided among 3 ranks, .*, and accelerate has {n}: .* world_size='):
-        prepare_for_accelerate(prepare, loader(3), **arguments)
-    assert prepare_for_accelerate(prepare, fitting, process_index=4//n-1, **arguments) is fitting
+        prepared(3)
     for process in range(4//n, 4):
         message = f'{n} ranks, of which this is rank 0, .* of which this is rank {process*n//4}:'
-        with pytest.raises(ValueError, match=message):
-            prepare_for_accelerate(prepare, fitting, process_index=process, **arguments)
+        with pytest.raises(ValueError, match=message): prepared(n, process)
 
 def test_fastai_divides_no_loader_of_ours(path):
     from fastai.distributed import DistributedTrainer
@@ -278,8 +280,6 @@ if __name__=='__main__':
     loader_of_batched = DataLoader(ds.batched(8), batch_size=None, num_workers=1)
     L.Trainer(max_epochs=2, **options).fit(model:=LineOfBatched(), loader_of_batched)
     epochs['batched'] = model.epochs
-    L.Trainer(max_epochs=2, **options).fit(model:=Line(), DataLoader(ds, batch_size=8, shuffle=True))
-    epochs['shuffle'] = model.epochs
     epochs['error'] = error(lambda: L.Trainer(max_epochs=2, **options).fit(Line(), loader))
     save(torch.distributed.get_rank(), **epochs)
 '''
@@ -370,10 +370,9 @@ def train(config):
         seen.append([i for x,_ in loader for i in numbers(x)])
     epochs = dict(batches=seen)
     for kind,loader in dict(default=DataLoader(ds, batch_sampler=ds.batches(8)),
-                            batched=DataLoader(ds.batched(8), batch_size=None),
-                            shuffle=DataLoader(ds, batch_size=8, shuffle=True)).items():
+                            batched=DataLoader(ds.batched(8), batch_size=None)).items():
         loader = ray.train.torch.prepare_data_loader(loader)
-        source = dict(default=loader.batch_sampler, batched=loader.dataset, shuffle=loader.sampler)[kind]
+        source = loader.dataset if kind=='batched' else loader.batch_sampler
         epochs[kind] = []
         for epoch in range(2):
             source.set_epoch(epoch)

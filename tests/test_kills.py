@@ -1,5 +1,5 @@
 "Ingests whose processes are killed, doubled or interrupted: refused, or whole in the end, as if nothing had been"
-import random, re, shutil, signal, subprocess, sys
+import random, re, shutil, subprocess, sys
 from pathlib import Path
 
 import pytest
@@ -95,7 +95,7 @@ def is_worker(pid):
     try: return b'popen_loky' in Path(f'/proc/{pid}/cmdline').read_bytes()
     except FileNotFoundError: return False
 
-@cases('what,num_workers', ('redis','known',2), ('redis','splits',1), ('folder','known',2))
+@cases('what,num_workers', ('redis','splits',1), ('folder','known',2))
 def test_an_ingest_that_is_killed_again_and_again_is_whole_in_the_end(ingests, undisturbed, what, num_workers):
     "Readers see nothing meanwhile"
     rng = random.Random(what)
@@ -119,20 +119,6 @@ def test_workers_that_outlive_a_killed_leader_do_no_harm(ingests, undisturbed, t
     else: assert ingests.place.visible()==undisturbed(ingests.place, then)[0]
     assert len(workers)==2
     wait_for(lambda: not any(map(is_worker, workers)))
-
-@cases('num_workers', ('redis',2), ('folder',1))
-def test_ctrl_c_says_how_far_the_ingest_is_and_what_to_do(ingests, undisturbed, num_workers):
-    "The lock is released"
-    process = ingests.held('known', num_workers=num_workers, hold=200)
-    process.send_signal(signal.SIGINT)
-    ingests.may_go_on.touch()
-    text = process.says()
-    says = r'KeyboardInterrupt.*\n.*d: what is written is kept \([0-9]+ of 40 chunks done\): repeat the same call to ' \
-           r'go on, or (Shard|Redis)Store.abandon'
-    assert process.returncode and re.search(says, text), text
-    assert not ingests.place.unfinished()[0]['running']
-    assert 'by an earlier run' in ingests.finish('known')
-    assert ingests.place.everything()==undisturbed(ingests.place, 'known')
 
 @cases('what,of', ('redis','known',40), ('folder','stream',None))
 def test_a_second_writer_is_refused_and_told_how_far_the_first_is(ingests, undisturbed, what, of):

@@ -1,5 +1,5 @@
 "An ingest that stops, or loses its server, its line or its lock, is continued by the same call, and by no other"
-import json, pickle, random
+import json, pickle, random, re
 from functools import partial
 from types import SimpleNamespace
 
@@ -88,7 +88,9 @@ def test_a_label_function_that_was_mended_is_another(place, tmp_path):
 def test_a_refused_call_touches_nothing_and_another_size_of_chunks_is_no_other_call(fresh, tmp_path, where):
     place = RedisPlace(fresh) if where=='redis' else FolderPlace(tmp_path)
     place.clear()
-    with pytest.raises(KeyboardInterrupt): place.write(BASE, progress=interrupted_after(3))
+    with pytest.raises(KeyboardInterrupt) as stopped: place.write(BASE, progress=interrupted_after(3))
+    says = r'd: what is written is kept \(3 of 7 chunks done\): repeat the same call to go on, or \w+Store.abandon'
+    assert re.match(says, stopped.value.__notes__[0]) and not place.unfinished()[0]['running']
     before = place.names()
     for source,options in (BASE,{'seed':1}),(changed(50),{}),(iter(BASE),{}):
         with pytest.raises(StoreExists, match='unfinished ingest.*another source or fn'): place.write(source, **options)
