@@ -129,9 +129,9 @@ class Mesh:
                                      (dict(cp=4), 1)])
 def test_meshes_of_accelerate(path, sizes, n):
     "Ranks that divide a model or a sequence read the same samples, so these are divided among fewer ranks"
-    def prepare(loader, num_processes=None, process_index=None, torch_device_mesh=None, **kwargs):
+    def prepare(dataloader, num_processes=None, process_index=None, torch_device_mesh=None, **kwargs):
         assert torch_device_mesh is None and num_processes==1
-        return loader
+        return dataloader
     def prepared(world_size, process=None):
         loader = DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=world_size))
         made = prepare_for_accelerate(prepare, loader, num_processes=4, process_index=process,
