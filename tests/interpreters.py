@@ -1,14 +1,16 @@
 """New Python processes in which torch and fastai are there at once, for tests that need a process of their own
 
-Importing fastai takes four seconds of CPU time, more than most of these tests. One process imports torch, and is forked
-for each call; a fork of it imports fastai, and is forked for the others. `fastai_remote` is imported anew in each."""
+Importing fastai takes four seconds of CPU time, more than most of these tests. One process imports torch and fastai,
+another one torch only, and they are forked for each call. `fastai_remote` is imported anew in each."""
 import itertools, json, os, signal, subprocess, sys
 
-# The process with torch, and its fork with fastai. Each line that it reads is a call, each that it writes an exit code.
+# The process that is forked. Each line that it reads is a call, each that it writes the number of a process or its
+# exit code.
 _SERVER = '''
 import atexit, gc, json, os, random, select, signal, sys, threading, time, traceback, types
 gc.disable()   # imports take a third less time
 import numpy, matplotlib.pyplot, pandas, scipy.ndimage, torch, torchvision
+if sys.argv[1]=='True': import fastai.vision.all, IPython, nbdev.test
 
 def become(call):
     "In a fork: run the code of a call, as `python -c` or `python file` would, and end"
@@ -39,65 +41,34 @@ def become(call):
     sys.stderr.flush()
     os._exit(code)
 
-def kill_group(pid):
-    "Kill a fork and all that it has started"
-    try: os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError): pass
-
-def serve(requests):
-    "Answer the calls that come through a pipe, until it is closed"
-    assert not [m for m in sys.modules if m.split('.')[0]=='fastai_remote']
-    gc.freeze()   # else each fork copies what the garbage collector visits
-    gc.enable()
-    running,lines,with_fastai,is_open = {},b'',None,True
-    while is_open or running:
-        if is_open and select.select([requests], [], [], .002 if running else None)[0]:
-            more = os.read(requests, 1<<20)
-            is_open = bool(more)
-            if not is_open:   # the tests have ended, or were killed: nobody waits for what still runs
-                for pid in running: kill_group(pid)
-            *calls,lines = (lines+more).split(b'\\n')
-            for line in calls:
-                call = json.loads(line)
-                if call['fastai'] and not has_fastai:
-                    if with_fastai is None: with_fastai = fork_with_fastai()
-                    os.write(with_fastai, line+b'\\n')
-                    continue
-                pid = os.fork()
-                if pid==0: become(call)
-                running[pid] = call['id']
-                say(call['id'], 'pid', pid)
-        elif not is_open: time.sleep(.002)
-        for pid in list(running):
-            ended,status = os.waitpid(pid, os.WNOHANG)
-            if not ended: continue
-            number = running.pop(pid)
-            if is_open: say(number, 'code', os.waitstatus_to_exitcode(status))
-    if with_fastai is not None:
-        os.close(with_fastai)
-        os.wait()
-    os._exit(0)
-
 def say(*words): os.write(1, (' '.join(map(str, words))+'\\n').encode())
 
-def fork_with_fastai():
-    "The pipe to a fork of this process which has imported fastai"
-    global has_fastai
-    end,pipe = os.pipe()
-    if os.fork(): return os.close(end) or pipe
-    os.close(pipe)
-    has_fastai = True
-    gc.disable()
-    import fastai.vision.all, IPython, nbdev.test
-    serve(end)
-
-has_fastai = False
-serve(0)
+assert not [m for m in sys.modules if m.split('.')[0]=='fastai_remote']
+gc.freeze()   # else each fork copies what the garbage collector visits
+gc.enable()
+running,lines,is_open = {},b'',True
+while is_open:
+    if select.select([0], [], [], .002 if running else None)[0]:
+        more = os.read(0, 1<<20)
+        is_open = bool(more)
+        *calls,lines = (lines+more).split(b'\\n')
+        for call in map(json.loads, calls):
+            pid = os.fork()
+            if pid==0: become(call)
+            running[pid] = call['id']
+            say(call['id'], 'pid', pid)
+    for pid in list(running):
+        ended,status = os.waitpid(pid, os.WNOHANG)
+        if ended: say(running.pop(pid), 'code', os.waitstatus_to_exitcode(status))
+for pid in running:   # the tests have ended, or were killed: nobody waits for what still runs
+    try: os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError): pass
+os._exit(0)
 '''
 
 class Interpreters:
     "Starts Python processes, each a fork of one that has imported what is not ours"
-    def __init__(self, folder): self.folder,self.server,self.answers,self.numbers = folder,None,{},itertools.count()
+    def __init__(self, folder): self.folder,self.servers,self.answers,self.numbers = folder,{},{},itertools.count()
 
     def start(self,
         code, # Source code, or the `Path` of a file
@@ -107,16 +78,15 @@ class Interpreters:
         cwd=None # Folder to run in; default: ours
     ):
         "Start a process; `.wait()` gives what `subprocess.run` would"
-        if self.server is None:
-            self.server = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', _SERVER], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, text=True, start_new_session=True)
-        process = Process(self, next(self.numbers))
+        if fastai not in self.servers:
+            self.servers[fastai] = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', _SERVER, str(fastai)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        process = Process(self, self.servers[fastai], next(self.numbers))
         file = '' if isinstance(code, str) else str(code)
         call = dict(id=process.number, code=code if not file else code.read_text(), file=file,
-            args=list(map(str, args)),
-            fastai=fastai, env=dict(os.environ if env is None else env), cwd=str(cwd or os.getcwd()),
-            out=str(process.out), err=str(process.err))
-        print(json.dumps(call), file=self.server.stdin, flush=True)
+                    args=list(map(str, args)), env=dict(os.environ if env is None else env),
+                    cwd=str(cwd or os.getcwd()), out=str(process.out), err=str(process.err))
+        print(json.dumps(call), file=process.server.stdin, flush=True)
         return process
 
     def run(self, code, *args, check=False, **kwargs):
@@ -125,33 +95,33 @@ class Interpreters:
         if check: res.check_returncode()
         return res
 
-    def answer(self, number, what):
-        "The answer of the server about process `number`: its `pid`, or its exit `code`"
-        while (number, what) not in self.answers:
+    def close(self):
+        for server in self.servers.values():
+            try:
+                server.stdin.close()
+                server.wait(20)
+            except subprocess.TimeoutExpired: os.killpg(server.pid, signal.SIGKILL)
+            finally: server.wait()
+
+class Process:
+    "A process that was started, and all that it starts"
+    def __init__(self, interpreters, server, number):
+        self.answers,self.server,self.number = interpreters.answers,server,number
+        self.out,self.err = (interpreters.folder/f'{number}.{name}' for name in ('out', 'err'))
+
+    def answer(self, what):
+        "The answer of the server about this process: its `pid`, or its exit `code`"
+        while (self.number, what) not in self.answers:
             line = self.server.stdout.readline()
             if not line: raise RuntimeError('the process that is forked for others has died')
             *key,value = line.split()
             self.answers[int(key[0]), key[1]] = int(value)
-        return self.answers.pop((number, what))
-
-    def close(self):
-        if self.server is None: return
-        try:
-            self.server.stdin.close()
-            self.server.wait(20)
-        except subprocess.TimeoutExpired: os.killpg(self.server.pid, signal.SIGKILL)
-        finally: self.server.wait()
-
-class Process:
-    "A process that was started, and all that it starts"
-    def __init__(self, interpreters, number):
-        self.interpreters,self.number = interpreters,number
-        self.out,self.err = (interpreters.folder/f'{number}.{name}' for name in ('out', 'err'))
+        return self.answers.pop((self.number, what))
 
     def wait(self):
         "Wait until it has ended"
-        pid = self.interpreters.answer(self.number, 'pid')
-        try: code = self.interpreters.answer(self.number, 'code')
+        pid = self.answer('pid')
+        try: code = self.answer('code')
         finally:   # the test's time may be over
             try: os.killpg(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError): pass

@@ -1,13 +1,13 @@
 "A writer that dies at any of its calls: readers see what was there before or after, and the same call again finishes"
-import io, os, random, tarfile
+import os, random
 
 import pytest
 
 from conftest import private_server
 from crashes import dies_at
 from fastai_remote import index_shards, RedisStore, StoreExists, StoreNotFound
-from fastai_remote.ingest.run import ingest
-from fastai_remote.write.base import MemoryWriter
+from in_memory import in_memory
+from shard_helpers import tar
 from snapshots import FolderPlace, RedisPlace
 
 pytestmark = pytest.mark.slow
@@ -47,16 +47,12 @@ def another_name(place):
 def tars(place):
     "Tars of somebody else"
     for k in range(3):
-        with tarfile.open(place.folder/f'shard-{k}.tar', 'w') as tar:
-            for i in range(10):
-                (member:=tarfile.TarInfo(f'{k}-{i//2}.{("txt","cls")[i%2]}')).size = 3
-                tar.addfile(member, io.BytesIO(b'%d %d' % (k, i//2)))
-        os.utime(place.folder/f'shard-{k}.tar', (0, 0))   # the index notes it
+        members = [(f'{k}-{i//2}.{("txt","cls")[i%2]}', b'%d %d' % (k, i//2)) for i in range(10)]
+        os.utime(tar(place.folder/f'shard-{k}.tar', members), (0, 0))   # the index notes it
 
 def mapped(place):
-    ingest({'train':list(range(30)), 'valid':list(range(30, 40))}, writer:=MemoryWriter(),
-           lambda i: {'txt':f'{i}', 'cls':f'c{i%3}', 'id':i}, num_workers=0, progress=False)
-    place.map(writer.store, upper)
+    source = {'train':list(range(30)), 'valid':list(range(30, 40))}
+    place.map(in_memory(source, lambda i: {'txt':f'{i}', 'cls':f'c{i%3}', 'id':i}), upper)
 
 def upper(sample):
     if sample['id']%7==3: raise ValueError('no seven')

@@ -1,22 +1,22 @@
 """Each engine writes the same dataset: joblib's processes and threads, Dask, Ray, Spark; and partitions of Spark do
 
 Each engine has two workers, and is started once."""
-import io, json, os, pickle, re, shutil, signal, sys, time
-from contextlib import closing, contextmanager
+import io, os, pickle, shutil, signal, sys, time
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import cloudpickle
 import joblib
 import pytest
-import redis
 import numpy as np
 from PIL import Image
 
-from clusters import one_ray_at_a_time
-from conftest import class_of, wait_for
-from fastai_remote import image_samples, RedisStore, ShardStore, StoreBusy, StoreFull, StoreNotFound, to_redis
-from fastai_remote import to_shards
+from clusters import one_ray_at_a_time, wait_for
+from conftest import class_of
+from fastai_remote import image_samples, RedisStore, StoreBusy, StoreFull, StoreNotFound
 from fastai_remote.parallel import effective_workers, parallel_map
+from in_memory import encoded
+from snapshots import client, FolderPlace, RedisPlace
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes'),
               pytest.mark.filterwarnings('ignore:.*stage-level scheduling'),
@@ -29,9 +29,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])   # no engine's work
 def loky():
     yield
     joblib.externals.loky.get_reusable_executor().shutdown(wait=True, kill_workers=True)
-
-@contextmanager
-def threading(): yield
 
 @contextmanager
 def dask():
@@ -78,7 +75,8 @@ def engine(request):
         request.getfixturevalue('session')
         yield 'spark'
     else:
-        with globals()[request.param](): yield request.param
+        starts = dict(loky=loky, threading=nullcontext, dask=dask, ray=ray)
+        with starts[request.param](): yield request.param
 
 def on(engine):
     "With the engine, once it has two workers: one that was killed may still be replaced"
@@ -90,11 +88,7 @@ def on(engine):
 
 N = 40
 
-def picture(i):
-    "The bytes of image i"
-    file = io.BytesIO()
-    Image.new('RGB', (10,12), (i,0,0)).save(file, 'png')
-    return file.getvalue()
+def picture(i): return encoded(Image.new('RGB', (10,12), (i,0,0)))
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory):
@@ -110,41 +104,27 @@ def shrink(sample):
     if sample['path']=='1/010.png': raise LookupError('I do not like it')
     return {**sample, 'png':Image.open(io.BytesIO(sample['png'])).convert('RGB').resize((5,6))}
 
-def write(place, files, fn, **options):
-    "Write the images to a folder of shards, or to the server at a URL"
-    source = image_samples(files, label=class_of, path=True)
-    options |= dict(fn=fn, progress=False, chunk=4)
-    if isinstance(place, Path): return to_shards(source, place, maxsize=10_000, **options)
-    return to_redis(source, place, 'pics', **options)
+@pytest.fixture(params=['redis','folder'])
+def place(request, server, tmp_path):
+    place = RedisPlace(server) if request.param=='redis' else FolderPlace(tmp_path)
+    place.clear()
+    return place
 
-def open_store(place): return ShardStore(place) if isinstance(place, Path) else RedisStore(place, 'pics')
+def write(place, files, fn, num_workers=None):
+    return place.write(image_samples(files, label=class_of, path=True), fn=fn, chunk=4, num_workers=num_workers)
 
-def values(place):
-    "All values in the dataset"
-    store = open_store(place)
-    return {field:list(v) for field,v in store.get_many(range(len(store)), store.fields, check=True).items()}
+def of_one_process(place, files, fn):
+    "What is in a place when one process has written; then it is empty again"
+    write(place, files, fn, num_workers=1)
+    everything = place.everything()
+    place.clear()
+    return everything
 
-def contents(place):
-    "All that is in the dataset; for shards, the bytes of the files, but not what names this very ingest"
-    if not isinstance(place, Path): return open_store(place).vocab,values(place)
-    manifest = json.loads((place/'manifest.json').read_bytes())
-    known = {k:v for k,v in manifest.items() if k not in ('uid','created','crc')}
-    return known,{file.name:file.read_bytes() for file in place.iterdir() if file.name!='manifest.json'}
-
-def failures(report):
-    "What failed and why, without addresses in memory"
-    return sorted((name,re.sub(' at 0x[0-9a-f]+', '', why)) for name,why in report.failures)
-
-@pytest.fixture(params=['redis','shards'])
-def place(request, fresh, tmp_path): return fresh.url if request.param=='redis' else tmp_path/'pics'
-
-def test_an_engine_writes_what_one_process_writes_and_reports_the_same_failures(engine, place, files, server, tmp_path):
-    plain = tmp_path/'plain/pics' if isinstance(place, Path) else server.url
-    expected = write(plain, files, shrink, num_workers=1, overwrite=True)
+def test_an_engine_writes_what_one_process_writes_and_reports_the_same_failures(engine, place, files):
+    expected = of_one_process(place, files, shrink)
     with on(engine): report = write(place, files, shrink)
-    assert (report.written,report.failed)==(N-2,2) and contents(place)==contents(plain)
-    assert failures(report)==failures(expected) and len(failures(report))==2
-    assert ('1/010.png','LookupError: I do not like it') in [(name[-9:],why) for name,why in failures(report)]
+    assert (report.written,report.failed)==(N-2,2) and place.everything()==expected
+    assert ('1/010.png','LookupError: I do not like it') in [(name[-9:],why) for name,why in report.failures]
 
 class Bomb:
     "Kills the worker that is the first to meet image 20"
@@ -163,16 +143,14 @@ def test_after_the_death_of_a_worker_each_sample_is_there_once(engine, place, fi
     "Processes on one machine say that one died, and the same call goes on; an engine repeats what was lost"
     if engine=='threading': pytest.skip('a thread cannot be killed')
     bomb = Bomb(tmp_path/'flag')
+    expected = of_one_process(place, files, bomb)
     def act():
         with on(engine): return write(place, files, bomb)
     if engine=='loky':
         with pytest.raises(joblib.externals.loky.process_executor.TerminatedWorkerError): act()
-        with pytest.raises(StoreNotFound): open_store(place)
+        with pytest.raises(StoreNotFound): place.open()
     report = act()
-    assert bomb.flag.exists() and (report.written,report.failed)==(N-1,1)
-    paths = [f'{k}/{i:03}.png'.encode() for k in range(3) for i in range(k, N, 3) if i!=30]
-    assert sorted(values(place)['path'])==paths
-    assert not list(tmp_path.rglob('*.part'))
+    assert bomb.flag.exists() and (report.written,report.failed)==(N-1,1) and place.everything()==expected
 
 # What they run
 
@@ -185,15 +163,6 @@ def test_work_is_done_by_the_workers_of_the_engine_or_without_any_in_this_proces
     with on(engine):
         assert pids()=={os.getpid()} if engine=='threading' else os.getpid() not in pids()
         assert pids(num_workers=0)=={os.getpid()}
-
-def test_an_ingest_without_workers_is_done_in_this_process(server):
-    pids = []
-    def sample(i):
-        pids.append(os.getpid())
-        return {'txt':str(i)}
-    report = to_redis(range(50), server.url, 'numbers', fn=sample, num_workers=0, progress=False)
-    assert report.written==50 and set(pids)=={os.getpid()}
-    assert RedisStore(server.url, 'numbers').verify(num_workers=0).bad==0
 
 class Odd(Exception):
     "An error that takes more than one argument, and that no engine has seen"
@@ -254,13 +223,12 @@ def writer(server, **options):
 
 def assert_each_row_is_there_once(server):
     store = RedisStore(server.url, 'pics')
-    got = values(server.url)
-    assert sorted(got['id'])==list(range(N)) and store.vocab==['c0','c1','c2']
+    got = store.get_many(range(N), ['id','png','cls'], check=True)
+    assert len(store)==N and sorted(got['id'])==list(range(N)) and store.vocab==['c0','c1','c2']
     assert [bytes(png) for png in got['png']]==[picture(i) for i in got['id']]
     assert [store.vocab[code] for code in got['cls']]==[f'c{i%3}' for i in got['id']]
-    keys = [key.decode() for key in redis.from_url(server.url).keys()]
-    failures = 'pics:~failures'
-    assert not [key for key in keys if ':ingest' in key or '~' in key.removeprefix(failures) or f'png:{N}' in key]
+    keys = [key.decode().removeprefix('pics:~failures') for key in client(server).keys()]
+    assert not [key for key in keys if ':ingest' in key or '~' in key or f'png:{N}' in key]
 
 def test_partitions_are_a_dataset_once_they_are_committed_and_a_late_task_writes_nothing(dataframe, fresh):
     with writer(fresh) as w:
@@ -300,7 +268,7 @@ def test_a_job_that_fails_for_good_leaves_no_dataset_and_no_lock(dataframe, fres
         yield next(rows)
         raise OSError('never')
     with pytest.raises(PythonException, match='never'), writer(fresh, chunk=1) as w:
-        dicts(dataframe).mapPartitions(never).mapPartitions(w).collect()
+        dicts(dataframe.coalesce(1)).mapPartitions(never).mapPartitions(w).collect()
     with pytest.raises(StoreNotFound): RedisStore(fresh.url, 'pics')
     with writer(fresh, overwrite=True) as w: w.commit(dicts(dataframe).mapPartitions(w).collect())
     assert_each_row_is_there_once(fresh)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from clusters import one_ray_at_a_time, wait_for
+from clusters import one_ray_at_a_time
 from fastai_remote import mix, RemoteDataset, ShardStore, to_shards
 from fastai_remote.load.frameworks import prepare_for_accelerate
 
@@ -60,11 +60,15 @@ def two_ranks(interpreters, path, tmp_path):
 
 def saved(folder): return [json.loads((folder/f'{rank}.json').read_text()) for rank in range(2)]
 
-def run_script(folder, path, env):
-    "Run `script.py` of `folder`, which starts the ranks by itself"
-    command = [sys.executable, '-W', 'ignore', folder/'script.py', path, folder]
-    run = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
-    assert run.returncode==0, run.stderr[-3000:]
+def run_script(folder, path, *args, seconds=300):
+    "The exit code of `script.py` of `folder`, which starts the ranks by itself; what it says is in the file `said`"
+    env = {**os.environ, 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':''}
+    command = [sys.executable, '-W', 'ignore', folder/'script.py', path, folder, *args]
+    with open(folder/'said', 'w') as said:   # what the ranks start may outlive them, and would hold a pipe open
+        try: return subprocess.run(command, stdout=said, stderr=said, env=env, timeout=seconds).returncode
+        except subprocess.TimeoutExpired: return 'it does not end'
+
+def said(folder): return (folder/'said').read_text()[-3000:]
 
 def each_once(a, b, twice=1):
     "Are all samples in each of two epochs, with at most `twice` repeated, and in another order?"
@@ -128,27 +132,25 @@ def test_meshes_of_accelerate(path, sizes, n):
     def prepare(dataloader, num_processes=None, process_index=None, torch_device_mesh=None, **kwargs):
         assert torch_device_mesh is None and num_processes==1
         return dataloader
-    def loader(k): return DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=k))
+    def prepared(world_size, process=None):
+        loader = DataLoader(ds, batch_sampler=ds.batches(8, rank=0, world_size=world_size))
+        made = prepare_for_accelerate(prepare, loader, num_processes=4, process_index=process,
+                                      torch_device_mesh=Mesh(**sizes))
+        assert made is loader
     ds = dataset(path)
-    arguments = dict(num_processes=4, torch_device_mesh=Mesh(**sizes))
-    assert prepare_for_accelerate(prepare, fitting:=loader(n), **arguments) is fitting
+    prepared(n)
+    prepared(n, 4//n-1)
     with pytest.raises(ValueError, match=f'divided among 3 ranks, .*, and accelerate has {n}: .* world_size='):
-        prepare_for_accelerate(prepare, loader(3), **arguments)
-    assert prepare_for_accelerate(prepare, fitting, process_index=4//n-1, **arguments) is fitting
+        prepared(3)
     for process in range(4//n, 4):
         message = f'{n} ranks, of which this is rank 0, .* of which this is rank {process*n//4}:'
-        with pytest.raises(ValueError, match=message):
-            prepare_for_accelerate(prepare, fitting, process_index=process, **arguments)
+        with pytest.raises(ValueError, match=message): prepared(n, process)
 
-@pytest.mark.slow
-def test_fastai_divides_no_loader_of_ours(interpreters, path):
-    code = '''
-from fastai.distributed import DistributedTrainer
-ours,stock = DataLoader(ds, batch_sampler=ds.batches(8)),DataLoader(ds, batch_size=8)
-print(error(lambda: DistributedTrainer._wrap_dl(None, ours)))
-'''
-    run = interpreters.run(HEAD+code, path, path)
-    assert 'would divide a torch DataLoader of a RemoteDataset again: ' in run.stdout, run.stderr
+def test_fastai_divides_no_loader_of_ours(path):
+    from fastai.distributed import DistributedTrainer
+    ds = dataset(path)
+    with pytest.raises(ValueError, match='would divide a torch DataLoader of a RemoteDataset again: '):
+        DistributedTrainer._wrap_dl(None, DataLoader(ds, batch_sampler=ds.batches(8)))
 
 def test_the_examples_of_the_guide_are_those_of_these_tests():
     guide = (Path(__file__).parents[1]/'nbs/guide/training.md').read_text(encoding='utf-8')
@@ -278,8 +280,6 @@ if __name__=='__main__':
     loader_of_batched = DataLoader(ds.batched(8), batch_size=None, num_workers=1)
     L.Trainer(max_epochs=2, **options).fit(model:=LineOfBatched(), loader_of_batched)
     epochs['batched'] = model.epochs
-    L.Trainer(max_epochs=2, **options).fit(model:=Line(), DataLoader(ds, batch_size=8, shuffle=True))
-    epochs['shuffle'] = model.epochs
     epochs['error'] = error(lambda: L.Trainer(max_epochs=2, **options).fit(Line(), loader))
     save(torch.distributed.get_rank(), **epochs)
 '''
@@ -289,8 +289,7 @@ def test_lightning(path, tmp_path):
     "Lightning starts the second process itself; it cannot replace our batches, and says how to leave them as they are"
     pytest.importorskip('lightning')
     (tmp_path/'script.py').write_text(HEAD+LIGHTNING)
-    env = {**os.environ, 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':''}
-    run_script(tmp_path, path, env)
+    assert run_script(tmp_path, path)==0, said(tmp_path)
     a,b = saved(tmp_path)
     assert 'Trainer(use_distributed_sampler=False)' in a.pop('error') and b.pop('error')
     for kind in a: each_once(a[kind], b[kind])
@@ -371,10 +370,9 @@ def train(config):
         seen.append([i for x,_ in loader for i in numbers(x)])
     epochs = dict(batches=seen)
     for kind,loader in dict(default=DataLoader(ds, batch_sampler=ds.batches(8)),
-                            batched=DataLoader(ds.batched(8), batch_size=None),
-                            shuffle=DataLoader(ds, batch_size=8, shuffle=True)).items():
+                            batched=DataLoader(ds.batched(8), batch_size=None)).items():
         loader = ray.train.torch.prepare_data_loader(loader)
-        source = dict(default=loader.batch_sampler, batched=loader.dataset, shuffle=loader.sampler)[kind]
+        source = loader.dataset if kind=='batched' else loader.batch_sampler
         epochs[kind] = []
         for epoch in range(2):
             source.set_epoch(epoch)
@@ -388,30 +386,6 @@ if __name__=='__main__':
     trainer.fit()
     ray.shutdown()
 '''
-def run_with_ray(folder, path, tries=2, seconds=240):
-    """Run `script.py`, which starts Ray, and Ray the two ranks
-
-    If Ray does not start the ranks, it is started anew. The ranks have one attempt. `seconds` is for their start, and
-    as much for what they do."""
-    for _ in range(tries):
-        # the path of Ray's sockets must be short
-        with (one_ray_at_a_time(), open(folder/'said', 'w') as said,
-              tempfile.TemporaryDirectory(prefix='ray', ignore_cleanup_errors=True) as logs):
-            env = {**os.environ, 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':''}
-            command = [sys.executable, '-W', 'ignore', folder/'script.py', path, folder, logs]
-            process = subprocess.Popen(command, stdout=said, stderr=said, env=env)
-            try:
-                wait_for(lambda: len([*folder.glob('*.began')])==2 or process.poll() is not None, seconds)
-                process.wait(seconds)
-            except (AssertionError, subprocess.TimeoutExpired): pass   # what Ray says is below
-            finally: process.kill()
-            code = process.wait()
-            files = [file for name in ('train/*sys-controller*','raylet.out','*.err')
-                     for file in Path(logs).glob(f'session_latest/logs/{name}')]
-            about = '\n'.join(f'{file.name}: {file.read_text()[-1500:]}' for file in files if file.stat().st_size)
-        if list(folder.glob('*.began')): break
-    assert code==0, f"{(folder/'said').read_text()[-3000:]}\n{about}"
-
 @pytest.mark.slow
 @processes
 @pytest.mark.timeout(1200)
@@ -419,6 +393,11 @@ def test_ray_train(path, tmp_path):
     "`prepare_data_loader` leaves our batches as they are, with and without `add_dist_sampler=False`"
     pytest.importorskip('ray')
     (tmp_path/'script.py').write_text(HEAD+RAY)
-    run_with_ray(tmp_path, path)
+    for _ in range(2):   # if Ray does not start the ranks, it is started anew; the ranks have one attempt
+        # the path of Ray's sockets must be short
+        with one_ray_at_a_time(), tempfile.TemporaryDirectory(prefix='ray', ignore_cleanup_errors=True) as logs:
+            code = run_script(tmp_path, path, logs, seconds=480)
+        if list(tmp_path.glob('*.began')): break
+    assert code==0, said(tmp_path)
     a,b = saved(tmp_path)
     for kind in a: each_once(a[kind], b[kind])

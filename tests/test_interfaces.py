@@ -5,7 +5,6 @@ import pytest
 from fastai_remote import (MemoryStore, RedisStore, ShardStore, TieredStore, csv_samples, drawing_samples,
     image_samples, tar_samples, to_redis, to_shards)
 from fastai_remote.codec.fields import get_codec
-from fastai_remote.ingest.run import ingest
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
@@ -13,13 +12,12 @@ from fastai_remote.testing import CodecTests, SourceTests, StoreTests, WriterTes
 from fastai_remote.write.base import MemoryWriter
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.shards import ShardWriter
+from in_memory import in_memory
 
 KW = dict(shuffle=False, num_workers=1, progress=False)
 
 class TestMemoryStore(StoreTests):
-    def make(self):
-        ingest(list(range(self.n)), writer:=MemoryWriter('numbers'), example, **KW)
-        return writer.store
+    def make(self): return in_memory(list(range(self.n)), example, 'numbers')
 
 class TestRedisStore(StoreTests):
     @pytest.fixture(autouse=True)
@@ -63,27 +61,27 @@ class TestImageSamples(SourceTests):
     def place(self, images): self.images = images
     def make(self): return image_samples(self.images, label=lambda p: p.parent.name)
 
-class TestCsvSamples(SourceTests):
+class FileTests(SourceTests):
+    "Tests of `source(folder)`, once `write(folder)` has put files there"
     @pytest.fixture(autouse=True)
     def place(self, tmp_path):
-        self.file = tmp_path/'rows.csv'
-        self.file.write_text('txt,cls\nred,a\ngreen,b\nblue,a\n')
-    def make(self): return csv_samples(self.file)
+        self.folder = tmp_path
+        self.write(tmp_path)
+    def make(self): return self.source(self.folder)
 
-class TestTarSamples(SourceTests):
-    @pytest.fixture(autouse=True)
-    def place(self, tmp_path):
-        to_shards([{'txt':f'{i}', 'cls':'ab'[i%2]} for i in range(5)], tmp_path/'tars', **KW)
-        self.folder = tmp_path/'tars'
-    def make(self): return tar_samples(self.folder)
+class TestCsvSamples(FileTests):
+    source = staticmethod(csv_samples)
+    def write(self, folder): (folder/'rows.csv').write_text('txt,cls\nred,a\ngreen,b\nblue,a\n')
 
-class TestDrawings(SourceTests):
-    @pytest.fixture(autouse=True)
-    def place(self, tmp_path):
+class TestTarSamples(FileTests):
+    source = staticmethod(tar_samples)
+    def write(self, folder): to_shards([{'txt':f'{i}', 'cls':'ab'[i%2]} for i in range(5)], folder, **KW)
+
+class TestDrawings(FileTests):
+    source = staticmethod(drawing_samples)
+    def write(self, folder):
         line = '{"word":"line","key_id":"%d","recognized":true,"drawing":[[[0,255],[%d,9]]]}\n'
-        self.file = tmp_path/'line.ndjson'
-        self.file.write_text(''.join(line%(i, i) for i in range(5)))
-    def make(self): return drawing_samples(self.file)
+        (folder/'line.ndjson').write_text(''.join(line%(i, i) for i in range(5)))
 
 class TestList(SourceTests):
     def make(self): return as_source([{'txt':f'{i}', 'cls':i} for i in range(5)])

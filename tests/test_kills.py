@@ -1,5 +1,5 @@
 "Ingests whose processes are killed, doubled or interrupted: refused, or whole in the end, as if nothing had been"
-import os, random, re, shutil, signal, subprocess, sys
+import random, re, shutil, subprocess, sys
 from pathlib import Path
 
 import pytest
@@ -60,13 +60,17 @@ class Ingests:
         assert process.returncode==0, text
         return text
 
-@pytest.fixture(params=['redis','folder'])
+@pytest.fixture
 def ingests(request, tmp_path):
     place = FolderPlace(tmp_path) if request.param=='folder' else RedisPlace(request.getfixturevalue('fresh'))
     place.clear()
     ingests = Ingests(place, tmp_path)
     yield ingests
     for process in ingests.processes: kill(process)
+
+def cases(names, *values):
+    "A case for each, whose first value is `redis` or `folder`"
+    return pytest.mark.parametrize(f'ingests,{names}', values, indirect=['ingests'])
 
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
@@ -91,7 +95,7 @@ def is_worker(pid):
     try: return b'popen_loky' in Path(f'/proc/{pid}/cmdline').read_bytes()
     except FileNotFoundError: return False
 
-@pytest.mark.parametrize('what,num_workers', [('known',2), ('splits',1)])
+@cases('what,num_workers', ('redis','splits',1), ('folder','known',2))
 def test_an_ingest_that_is_killed_again_and_again_is_whole_in_the_end(ingests, undisturbed, what, num_workers):
     "Readers see nothing meanwhile"
     rng = random.Random(what)
@@ -102,7 +106,7 @@ def test_an_ingest_that_is_killed_again_and_again_is_whole_in_the_end(ingests, u
     assert 'by an earlier run' in ingests.finish(what, num_workers=num_workers)
     assert ingests.place.everything()==undisturbed(ingests.place, what)
 
-@pytest.mark.parametrize('then', ['stream','other'])
+@cases('then', ('redis','other'), ('folder','stream'))
 def test_workers_that_outlive_a_killed_leader_do_no_harm(ingests, undisturbed, then):
     "Neither to the same call, which is repeated at once, nor to another one. They leave by themselves"
     process = ingests.held('stream', hold=125)
@@ -116,29 +120,7 @@ def test_workers_that_outlive_a_killed_leader_do_no_harm(ingests, undisturbed, t
     assert len(workers)==2
     wait_for(lambda: not any(map(is_worker, workers)))
 
-def test_an_ingest_whose_worker_is_killed_stops_and_goes_on_when_it_is_repeated(ingests, undisturbed):
-    process = ingests.held('known', hold=125)
-    os.kill(workers_of(process)[0], signal.SIGKILL)
-    assert 'TerminatedWorkerError' in process.says() and process.returncode
-    with pytest.raises(StoreNotFound): ingests.place.open()
-    ingests.finish('known')
-    assert ingests.place.everything()==undisturbed(ingests.place, 'known')
-
-@pytest.mark.parametrize('num_workers', [1,2])
-def test_ctrl_c_says_how_far_the_ingest_is_and_what_to_do(ingests, undisturbed, num_workers):
-    "The lock is released"
-    process = ingests.held('known', num_workers=num_workers, hold=200)
-    process.send_signal(signal.SIGINT)
-    ingests.may_go_on.touch()
-    text = process.says()
-    says = r'KeyboardInterrupt.*\n.*d: what is written is kept \([0-9]+ of 40 chunks done\): repeat the same call to ' \
-           r'go on, or (Shard|Redis)Store.abandon'
-    assert process.returncode and re.search(says, text), text
-    assert not ingests.place.unfinished()[0]['running']
-    assert 'by an earlier run' in ingests.finish('known')
-    assert ingests.place.everything()==undisturbed(ingests.place, 'known')
-
-@pytest.mark.parametrize('what,of', [('known',40), ('stream',None)])
+@cases('what,of', ('redis','known',40), ('folder','stream',None))
 def test_a_second_writer_is_refused_and_told_how_far_the_first_is(ingests, undisturbed, what, of):
     "Nor can its ingest be abandoned or deleted, until it is killed; then nothing is left"
     place,process = ingests.place,ingests.held(what, hold=125)

@@ -1,8 +1,14 @@
 "The package as a whole: names, floors, versions, notebooks"
-import ast, configparser, json, os, re, subprocess, sys, zipfile
+import ast, configparser, importlib.util, json, os, re, subprocess, sys, zipfile
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from zipimport import zipimporter
 
 import pytest
+
+import fastai_remote
+from fastai_remote.imported import add_late_methods, when_imported
 
 root = Path(__file__).parents[1]
 NAMES = '''CorruptSample Fetch FieldSplitter KFoldSplitter IngestError IngestReport MemoryStore MissingSample
@@ -18,10 +24,6 @@ LAYERS = 'core imported clock parallel order codec store write source ingest loa
 LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai
 MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f
     for f in sorted((root/'nbs').rglob('[0-9]*.ipynb')) if 'tutorials' not in f.parts}
-
-def python(code):
-    return subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True,
-        check=True).stdout.strip()
 
 @pytest.fixture(scope='module')
 def python_with_torch(interpreters):
@@ -47,12 +49,9 @@ print(shadowed, threading.active_count()-t, DataLoaders.from_redis.__name__)'''
     assert python_with_torch(code)=='[] 0 from_redis'
 
 IMPORTS = ['from fastai.vision.all import *; from fastai_remote import RedisStore',
-    'from fastai_remote import RedisStore; from fastai.vision.all import *',
-    'import fastai_remote; import fastai.data.core',
-           'import fastai.data.core; import fastai_remote',
+           'import fastai_remote; import fastai.data.core',
            'from fastai_remote import *; from fastai.vision.all import *',
-           'import fastai_remote.store.redis_keys; from fastai.data.all import *',
-           'from fastai.vision.all import *; import fastai_remote.ingest.run']
+           'import fastai_remote.store.redis_keys; from fastai.data.all import *']
 
 @pytest.mark.parametrize('imports', IMPORTS)
 def test_loaders_have_their_methods_whatever_is_imported_and_in_any_order(imports, python_with_torch):
@@ -77,91 +76,80 @@ heavy = 'fastai_remote.block','fastai_remote.load.loader','fastai_remote.load.fe
 print([m for m in sys.modules if m in heavy])'''
     assert python_with_torch(code)=='[]'
 
-def test_a_module_that_cannot_be_imported_fails_as_ever(tmp_path):
+# --- what waits for a module
+
+def test_a_module_that_cannot_be_imported_fails_as_ever(tmp_path, monkeypatch):
     "What waits for it is not called, and does not hide the error"
     (tmp_path/'broken_module.py').write_text('raise RuntimeError("its own")')
-    code = f'''import sys; sys.path.insert(0, {str(tmp_path)!r})
-from fastai_remote.imported import when_imported
-for m in 'broken_module','absent_module':
-    when_imported(m, lambda m: print('called'))
-    try: __import__(m)
-    except Exception as e: print(e)'''
-    assert python(code)=="its own\nNo module named 'absent_module'"
+    monkeypatch.syspath_prepend(tmp_path)
+    called = []
+    for name,error in ('broken_module','^its own$'),('absent_module',"^No module named 'absent_module'$"):
+        when_imported(name, called.append)
+        with pytest.raises((RuntimeError,ImportError), match=error): importlib.import_module(name)
+    assert not called
 
-def test_what_waits_for_a_module_gets_this_one_when_it_is_complete(tmp_path):
-    "Whatever else its loader loads: modules of a zip share one, and so do built-in ones; loaders are as before then"
+def test_what_waits_for_a_module_gets_this_one_when_it_is_complete(tmp_path, monkeypatch):
+    "Also one of a zip, whose modules share a loader, which is as before then"
     with zipfile.ZipFile(tmp_path/'code.zip', 'w') as f:
         f.writestr('outer_module.py', 'import inner_module\nvalue = 3')
         f.writestr('inner_module.py', '')
-    code = f'''import importlib.util, sys; sys.path.insert(0, {str(tmp_path/'code.zip')!r})
-from importlib.machinery import BuiltinImporter
-from zipimport import zipimporter
-from fastai_remote.imported import when_imported
-before,calls = dict(vars(BuiltinImporter)),[]
-for name in 'outer_module','_ast':
-    sys.modules.pop(name, None)
-    when_imported(name, lambda m: calls.append((m.__name__, hasattr(m, 'value'))))
-    assert importlib.util.find_spec(name).name==name and not calls
-import outer_module, _ast
-assert type(outer_module.__loader__) is type(outer_module.__spec__.loader) is zipimporter
-assert 'exec_module' not in vars(outer_module.__loader__) and dict(vars(BuiltinImporter))==before
-assert _ast.__loader__ is _ast.__spec__.loader is BuiltinImporter
-print(calls)'''
-    assert python(code)=="[('outer_module', True), ('_ast', False)]"
+    monkeypatch.syspath_prepend(tmp_path/'code.zip')
+    calls = []
+    when_imported('outer_module', lambda m: calls.append((m.__name__, hasattr(m, 'value'))))
+    assert importlib.util.find_spec('outer_module').name=='outer_module' and not calls
+    module = importlib.import_module('outer_module')
+    assert calls==[('outer_module', True)] and type(module.__loader__) is type(module.__spec__.loader) is zipimporter
+    assert 'exec_module' not in vars(module.__loader__)
 
-def test_an_override_may_be_the_first_that_calls_a_late_method(tmp_path):
+@pytest.fixture
+def late(tmp_path, monkeypatch):
+    "Makes a class to which a module adds methods; its `code` calls the class `owner`"
+    monkeypatch.syspath_prepend(tmp_path)
+    def make(code, *methods):
+        name = f'late_module_{next(numbers)}'
+        (tmp_path/f'{name}.py').write_text(f'import owner\n{code}')
+        importlib.invalidate_caches()
+        class A: pass
+        monkeypatch.setitem(sys.modules, 'owner', A)
+        add_late_methods(A, methods, name)
+        return A
+    return make
+
+numbers = count()
+
+def test_an_override_may_be_the_first_that_calls_a_late_method(late):
     "It runs once, whatever the kind of the method"
-    (tmp_path/'late_module.py').write_text("""from __main__ import A
-A.made = classmethod(lambda cls, n: (cls.__name__,n))
-A.go = lambda self, n: (type(self).__name__,n)
-A.size = property(lambda self: 3)""")
-    code = f'''import sys; sys.path.insert(0, {str(tmp_path)!r})
-from fastai_remote.imported import add_late_methods
-class A: pass
-class B(A):
-    @classmethod
-    def made(cls, n): return super().made(2*n)
-    def go(self, n): return super().go(2*n)
-    size = property(lambda self: 2*super(B, self).size)
-for call in lambda: B.made(1), lambda: B().go(1), lambda: B().size:
-    for name in ('made','go','size'):
-        if name in vars(A): delattr(A, name)
-    sys.modules.pop('late_module', None)
-    add_late_methods(A, ['made','go','size'], 'late_module')
-    print(call())'''
-    assert python(code).splitlines()==["('B', 2)","('B', 2)",'6']
+    code = """owner.made = classmethod(lambda cls, n: (cls.__name__,n))
+owner.go = lambda self, n: (type(self).__name__,n)
+owner.size = property(lambda self: 3)"""
+    for call,want in (lambda B: B.made(1), ('B',2)),(lambda B: B().go(1), ('B',2)),(lambda B: B().size, 6):
+        class B(late(code, 'made', 'go', 'size')):
+            @classmethod
+            def made(cls, n): return super().made(2*n)
+            def go(self, n): return super().go(2*n)
+            @property
+            def size(self): return 2*super().size
+        assert call(B)==want
 
-def test_an_interrupted_import_can_be_repeated(tmp_path):
+def test_an_interrupted_import_can_be_repeated(late):
     "Ctrl-C while torch is imported: the method is still there"
-    (tmp_path/'slow_module.py').write_text("""import sys
-if not hasattr(sys, 'tried'):
-    sys.tried = True
+    A = late("""if not hasattr(owner, 'tried'):
+    owner.tried = True
     raise KeyboardInterrupt
-from __main__ import A
-A.go = lambda self: 'gone'""")
-    code = f'''import sys; sys.path.insert(0, {str(tmp_path)!r})
-from fastai_remote.imported import add_late_methods
-class A: pass
-add_late_methods(A, ['go'], 'slow_module')
-try: A().go()
-except KeyboardInterrupt: print(A().go())'''
-    assert python(code)=='gone'
+owner.go = lambda self: 'gone'""", 'go')
+    with pytest.raises(KeyboardInterrupt): A().go()
+    assert A().go()=='gone'
 
-def test_threads_wait_for_a_late_method(tmp_path):
+def test_threads_wait_for_a_late_method(late):
     "The module takes a while, and looks for the method that it is about to replace, as fastcore's `patch` does"
-    (tmp_path/'slow_module.py').write_text("""import time
-from __main__ import A
+    A = late("""import time
 time.sleep(.2)
-before = getattr(A, 'go', None)
-A.go = lambda self: 'gone'""")
-    code = f'''import sys; sys.path.insert(0, {str(tmp_path)!r})
-from concurrent.futures import ThreadPoolExecutor
-from fastai_remote.imported import add_late_methods
-class A: pass
-add_late_methods(A, ['go'], 'slow_module')
-with ThreadPoolExecutor(4) as threads: print(*threads.map(lambda k: A().go(), range(4)))
-import slow_module; print(slow_module.before)'''
-    assert python(code)=='gone gone gone gone\nNone'
+owner.before = getattr(owner, 'go', None)
+owner.go = lambda self: 'gone'""", 'go')
+    with ThreadPoolExecutor(4) as threads: assert [*threads.map(lambda k: A().go(), range(4))]==['gone']*4
+    assert A.before is None
+
+# --- layers
 
 def imports_of(module):
     "The modules that a module imports when it is imported, and those that its functions import when they are called"
@@ -185,78 +173,42 @@ LATER = {('store.base','ingest.copy'), ('store.base','ingest.verify'), ('store.b
     ('store.redis','write.redis_reviser'), ('store.redis','write.redis_admin'), ('store.redis','ingest.partitions'),
     ('store.redis','store.redis_keys'), ('store.shards','write.shards_admin'), ('store.shards','write.shards_reviser')}
 
-def wrong_imports(module, at_once, later):
-    "Those that go up, or sideways from store to store"
-    order = list(MODULES)
-    def is_up(other):
-        return (LAYERS.index(other.split('.')[0]),order.index(other))>=(LAYERS.index(module.split('.')[0]),
-            order.index(module))
-    up = {o for o in ours(at_once) if is_up(o)}|{o for o in ours(later) if is_up(o) and (module,o) not in LATER}
-    stores = {'store.redis','store.shards'}
-    return up|({o for o in ours(at_once|later) if o in stores} if module in stores else set())
-
 def test_the_layers_are_all_there(): assert {m.split('.')[0] for m in MODULES}==set(LAYERS)
 
 def test_a_module_imports_only_from_those_below_it():
-    "torch and fastai come in with the loader, and stores do not import each other"
-    wrong = {}
-    for module in MODULES:
+    "torch and fastai come in with the loader, stores do not import each other, and nobody takes private names"
+    places = {m:(LAYERS.index(m.split('.')[0]),k) for k,m in enumerate(MODULES)}
+    stores,wrong,n = {'store.redis','store.shards'},{},0
+    for module,place in places.items():
         at_once,later = imports_of(module)
-        heavy = {m for m in at_once|later if m.split('.')[0] in ('torch','torchvision','fastai')}
-        is_light = module.split('.')[0] in LIGHT
-        if found:=wrong_imports(module, at_once, later)|(heavy if is_light else set()): wrong[module] = found
-    assert not wrong
-
-@pytest.mark.parametrize('module,at_once,later',
-    [('store.redis',['fastai_remote.write.base'],[]),
-    ('store.redis',['fastai_remote.store.shards.ShardStore','fastai_remote.store.shards'],[]),
-    ('order.base',['fastai_remote.order.shards'],[]), ('store.redis',[],['fastai_remote.ingest.run']),
-    ('load.fetch_transform',['fastai_remote.load.loader'],[])])
-def test_a_wrong_import_is_found(module, at_once, later): assert wrong_imports(module, set(at_once), set(later))
-
-def test_relative_imports_are_seen():
-    at_once,later = imports_of('store.redis')
-    assert {'core','store.base','store.redis_link'}<=ours(at_once) and ours(later)=={'write.redis_admin',
-        'write.redis_reviser','ingest.partitions','store.redis_keys'}
-    assert sum(len(ours(imports_of(m)[0])) for m in MODULES)>100
-
-def test_no_module_imports_private_names_of_another():
-    private = set()
-    for module in MODULES:
-        tree = ast.parse((root/'fastai_remote'/f"{module.replace('.', '/')}.py").read_text())
-        taken = [a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)
-            and (n.level or (n.module or '').startswith('fastai_remote')) for a in n.names]
-        private.update((module, n) for n in taken if n.startswith('_') and n not in ('_jpeg','_pixels'))
-    assert not private
+        below,called = ours(at_once),ours(later)
+        found = {o for o in below|called if places[o]>=place and (o in below or (module,o) not in LATER)}
+        if module in stores: found |= (below|called)&stores
+        for name in at_once|later:
+            package,last = name.split('.')[0],name.split('.')[-1]
+            is_private = last.startswith('_') and last not in ('_jpeg','_pixels')
+            is_heavy = package in ('torch','torchvision','fastai') and module.split('.')[0] in LIGHT
+            if is_heavy or is_private and package=='fastai_remote': found.add(name)
+        if found: wrong[module] = found
+        n += len(below)
+    assert not wrong and n>100
 
 def test_light_modules_load_neither_torch_nor_fastai():
-    "Each is imported in a process of its own: a fork of one that has loaded what is not ours"
-    code = f'''import os, sys
-import fsspec, joblib, numpy, PIL.Image, redis
-assert not [m for m in sys.modules if m.split('.')[0] in ('torch','torchvision','fastai','fastai_remote')]
-for module in {[m for m in MODULES if m.split('.')[0] in LIGHT]}:
-    if os.fork()==0:
-        try: __import__('fastai_remote.'+module)
-        except BaseException as e: print(module, type(e).__name__)
-        print(module, 'ok', *sorted({{'torch','torchvision','fastai'}}&sys.modules.keys()), flush=True)
-        os._exit(0)
-    os.wait()'''
-    lines = python(code).splitlines()
-    assert sorted(lines)==sorted(f'{module} ok' for module in MODULES if module.split('.')[0] in LIGHT)
+    code = f"""import sys
+for module in {[m for m in MODULES if m.split('.')[0] in LIGHT]}: __import__('fastai_remote.'+module)
+assert not {{'torch','torchvision','fastai'}}&sys.modules.keys()"""
+    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True)
 
 def test_one_version():
     ini = configparser.ConfigParser(delimiters=['='])
     ini.read(root/'settings.ini')
-    import fastai_remote
     assert ini['DEFAULT']['version']==fastai_remote.__version__
 
 def test_notebooks_are_small_and_unskipped():
     for f in (root/'nbs').rglob('*.ipynb'):
         nb = json.loads(f.read_text())
         assert not re.search(r'#\|\s*(notest|eval:\s*false|slow)', f.read_text()), f'{f.name}: a cell is skipped'
-        for c in nb['cells']:
-            assert len(json.dumps(c.get('outputs',
-                [])))<20_000, f"{f.name}: an output is too large: {''.join(c['source'])[:60]}"
+        for c in nb['cells']: assert len(json.dumps(c.get('outputs', [])))<20_000, (f.name, c['source'])
 
 def test_nothing_local_in_the_tree():
     "No machine's paths, no registry hosts, no workplace"
@@ -283,19 +235,12 @@ def test_wheel(tmp_path):
     assert sorted(p.name for p in (tmp_path/'site').iterdir() if p.suffix!='.dist-info'
         and not p.name.startswith('.'))==['bin','fastai_remote']
 
-def module_lines(file):
-    "Numbered lines of a module, without the list `__all__`, which nbdev writes"
-    is_list = False
-    for number,line in enumerate(file.read_text().splitlines(), 1):
-        if line.startswith('# %%'): is_list = line.startswith('# %% auto')
-        if not is_list: yield number,line
-
 def test_lines_have_at_most_120_characters():
+    "But for lists of names, which nbdev writes"
     modules = [f for f in (root/'fastai_remote').rglob('*.py') if f.name!='_modidx.py']
-    c_sources = [f for f in (root/'fastai_remote'/'codec'/'c').iterdir() if f.suffix in ('.c','.h')]
-    long = [f'{f.relative_to(root)}:{k}' for f in modules+c_sources for k,line in module_lines(f) if len(line)>120]
+    c_sources = [f for f in (root/'fastai_remote/codec/c').iterdir() if f.suffix in ('.c','.h')]
+    lines = [(f,line) for f in modules+c_sources for line in f.read_text().splitlines() if line[:7]!='__all__']
     for f in (root/'nbs').rglob('*.ipynb'):
-        for cell in json.loads(f.read_text())['cells']:
-            if cell['cell_type']=='code':
-                long += [f'{f.relative_to(root)}: {line.rstrip()}' for line in cell['source'] if len(line.rstrip())>120]
-    assert len(modules)>50 and len(c_sources)==3 and not long
+        cells = [cell for cell in json.loads(f.read_text())['cells'] if cell['cell_type']=='code']
+        lines += [(f,line.rstrip()) for cell in cells for line in cell['source']]
+    assert len(modules)>50 and len(c_sources)==3 and not [(f,line) for f,line in lines if len(line)>120]
