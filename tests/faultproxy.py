@@ -12,7 +12,6 @@ class FaultProxy:
     end_after = None # Bytes of answers after which to end the connection properly, with the answer incomplete, once
     rate = None # Bytes per second of answers
     damage = damage_requests = None # `damage(bytes) -> bytes`, applied to each part of the answers, or of the requests
-    hits = 0 # Faults that have happened
     port = None
 
     def __init__(self, *ups, cert=None):
@@ -79,7 +78,6 @@ class FaultProxy:
         finally: writer.close()
 
     async def _end(self, writer, part, is_reset):
-        self.hits += 1
         writer.write(part)
         await writer.drain()
         if is_reset: writer.transport.abort()
@@ -90,7 +88,6 @@ class FaultProxy:
             writer.write(part[start:start+512])
             await writer.drain()
             await asyncio.sleep(512/self.rate if self.rate else 0)
-        self.hits += 1
 
     def _do(self, act): return asyncio.run_coroutine_threadsafe(act(), self.loop).result(10)
 
@@ -105,7 +102,6 @@ class FaultProxy:
                 except OSError: pass
                 writer.transport.abort()
         self._do(act)
-        self.hits += 1
 
     def accept(self):
         "Open the same ports again"

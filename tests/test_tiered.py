@@ -409,9 +409,3 @@ def test_a_copy_with_only_labels_and_numbers_has_no_values_to_compare(fresh, tmp
 def test_arguments_that_make_no_sense_are_refused(fresh, folder, options, match):
     "A queue without a limit could take all memory, and one of none would keep nothing, and never say so"
     with pytest.raises((TypeError,ValueError), match=match): TieredStore(fresh.url, ShardStore(folder), **options)
-
-def test_a_copy_has_the_options_of_its_own_link(fresh, folder):
-    shards = ShardStore(folder)
-    shards.copy(fresh.url, 'options', num_workers=0, progress=False)
-    with pytest.raises(TypeError, match='socket_timeout: a RedisLink has its own'):
-        TieredStore(RedisStore(fresh.url, 'options'), shards, socket_timeout=1)
