@@ -197,12 +197,13 @@ def csv_file(path, ids, columns=COLUMNS):
     rows = [json.loads(simple_line(i)) for i in ids]
     return write_csv(path, [columns, *([row[c] for c in columns] for row in rows)])
 
+COMPRESS = {'':bytes, '.gz':gzip.compress, '.xz':lzma.compress}
+
 def source_of(folder, lines, pack='', field='strokes', **kw):
     "The source of a file with `lines`, which is compressed if `pack` is `.gz` or `.xz`"
     text = lines if isinstance(lines, bytes) else b'\n'.join(lines)
-    path = folder/f'a.ndjson{pack}'
-    path.write_bytes({'':bytes, '.gz':gzip.compress, '.xz':lzma.compress}[pack](text))
-    return drawing_samples(path, field, **kw)
+    (folder/f'a.ndjson{pack}').write_bytes(COMPRESS[pack](text))
+    return drawing_samples(folder/f'a.ndjson{pack}', field, **kw)
 
 def loaded(source):
     "Each sample of a source, or why it cannot be loaded"
@@ -301,8 +302,7 @@ def test_nothing_is_evaluated(tmp_path):
 
 def pack(path, end):
     "Compress a file, and remove it"
-    packed = path.with_name(path.name+end)
-    packed.write_bytes({'.gz':gzip.compress, '.xz':lzma.compress}[end](path.read_bytes()))
+    (packed:=path.with_name(path.name+end)).write_bytes(COMPRESS[end](path.read_bytes()))
     path.unlink()
     return packed
 

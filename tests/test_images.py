@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fastai.vision.all import (DataLoaders, FlipItem, PILImage, PILImageBW, RandomResizedCrop, Resize, TensorImage,
-    ToTensor)
+from fastai.vision.all import DataLoaders, FlipItem, PILImage, PILImageBW, RandomResizedCrop, TensorImage, ToTensor
 from hypothesis import given, strategies as st
 from PIL import Image
 
@@ -17,7 +16,7 @@ from conftest import examples, fails
 from fastai_remote.codec import pixels as images
 from fastai_remote.codec.pixels import JpegSource, jpeg_header, read_pixels
 from fastai_remote.core import CorruptSample
-from fastai_remote.load.lazy_image import EncodedImage, open_image, stack_images
+from fastai_remote.load.lazy_image import open_image
 from fastai_remote.store.base import MemoryStore
 from inputs import encoded
 
@@ -198,11 +197,3 @@ def test_a_damaged_sample_is_named(kw):
     tfms = [RandomResizedCrop(16),FlipItem()]
     dls = DataLoaders.from_store(store, valid_pct=0., bs=8, item_tfms=tfms, check=False, **kw)
     with fails(CorruptSample, 'hurt: sample 7, field .jpg.: 400 bytes that PILImage cannot read'): list(dls.train)
-
-def test_a_stack_is_what_collating_gives(how):
-    ims = [open_image(jpeg(seed=i), PILImage) for i in range(6)]
-    for tfms in [Resize(32)],[FlipItem(1.),RandomResizedCrop(24)]:
-        out = list(ims)
-        for t in tfms: out = [t(o, split_idx=1) for o in out]
-        assert torch.equal(stack_images(out), torch.stack([ToTensor()(o) for o in out]))
-    assert isinstance(ims[0], EncodedImage)
