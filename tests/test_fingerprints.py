@@ -77,7 +77,8 @@ def arguments(k):
                 object=Table(k), nested=Table([Table(table)]), dataclass=Size(table), image=Image.new('L', (4,4), k),
                 series=pd.Series(['a','b',str(k)]), times=np.array([k], 'M8[ns]'),
                 half=torch.tensor([float(k)], dtype=torch.bfloat16), sparse=torch.tensor([0,k]).to_sparse(),
-                pattern=re.compile('x'*300+str(k)), partial=partial(scaled, by=table), method=Table(k).run, lookup={'a':k}.get)
+                pattern=re.compile('x'*300+str(k)), partial=partial(scaled, by=table), method=Table(k).run,
+                lookup={'a':k}.get)
 
 @pytest.mark.parametrize('which', arguments(1))
 def test_an_argument_that_changed_is_noticed_wherever_it_is(which):

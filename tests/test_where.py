@@ -19,6 +19,7 @@ from fastai_remote.core import Manifest
 from fastai_remote.load.prefetch import reads_whole_shards
 from fastai_remote.load.splitters import default_splitter
 from fastai_remote.order.base import Order, SplitOrder
+from fastai_remote.order.shards import ShardFolds
 from fastai_remote.store.base import Store
 
 N,labels = 230,['cat','cow','dog']
@@ -207,6 +208,13 @@ def test_arguments_of_folds(data):
     assert {*map(int, seen)}.isdisjoint(int(x*8) for xb,_ in dls.train for x in xb)
     assert [*pickle.loads(pickle.dumps(dls.train_ds.items))]==[*dls.train_ds.items]
 
+def test_folds_of_shards_of_any_size_differ_by_one():
+    for n_folds in 2,5:
+        folds = [ShardFolds([7,0,3,20,1], n_folds, k, 4) for k in range(n_folds)]
+        parts = [[o[np.arange(len(o))] for o in (fold.valid, fold.train)] for fold in folds]
+        assert all(sorted([*valid, *train])==list(range(31)) for valid,train in parts)
+        assert sorted(np.concatenate([valid for valid,_ in parts]))==list(range(31))
+        assert uneven([len(valid) for valid,_ in parts])<=1 and folds[0]==pickle.loads(pickle.dumps(folds[0]))!=folds[1]
 def test_samples_without_the_field(tmp_path):
     fields = [(i, (('txt','t'), ('age.u1',i), ('cls',i%3))[:3 if i%2 else 1]) for i in range(20)]
     write_tar(tmp_path/'a.tar', [(f'{i:03}.{f}', str(value).encode()) for i,some in fields for f,value in some])
