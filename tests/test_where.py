@@ -19,6 +19,7 @@ from fastai_remote.core import Manifest
 from fastai_remote.load.prefetch import reads_whole_shards
 from fastai_remote.load.splitters import default_splitter
 from fastai_remote.order.base import Order, SplitOrder
+from fastai_remote.order.shards import ShardFolds
 from fastai_remote.store.base import Store
 
 N,labels = 230,['cat','cow','dog']
@@ -147,10 +148,10 @@ def test_loaders_of_a_part(data):
     assert [*dls.train_ds.items]==numbers(want[:200]) and [*dls.valid_ds.items]==[200+i for i in numbers(want[200:])]
     assert dls.vocab==labels
     assert [float(x) for xb,_ in dls.valid for x in xb]==(frame['x.f4'][200:][want[200:]]).tolist()
+    assert sorted(int(x*8) for xb,_ in dls.train.new(drop_last=False) for x in xb)==numbers(want[:200])
     if data.shards is None: return
     sizes = get_remote_items(data, where={'cls':['cat','dog']}).shard_sizes
     assert sizes.tolist()==[int((frame.cls[k:k+20]!='cow').sum()) for k in range(0, N, 20)]
-    assert sorted(int(x*8) for xb,_ in dls.train.new(drop_last=False) for x in xb)==numbers(want[:200])
 
 def test_a_field_divides_as_the_splitter_of_fastai(data):
     "`ColSplitter` on a table gives the same items in the same order"
@@ -207,6 +208,13 @@ def test_arguments_of_folds(data):
     assert {*map(int, seen)}.isdisjoint(int(x*8) for xb,_ in dls.train for x in xb)
     assert [*pickle.loads(pickle.dumps(dls.train_ds.items))]==[*dls.train_ds.items]
 
+def test_folds_of_shards_of_any_size_differ_by_one():
+    for n_folds in 2,5:
+        folds = [ShardFolds([7,0,3,20,1], n_folds, k, 4) for k in range(n_folds)]
+        parts = [[o[np.arange(len(o))] for o in (fold.valid, fold.train)] for fold in folds]
+        assert all(sorted([*valid, *train])==list(range(31)) for valid,train in parts)
+        assert sorted(np.concatenate([valid for valid,_ in parts]))==list(range(31))
+        assert uneven([len(valid) for valid,_ in parts])<=1 and folds[0]==pickle.loads(pickle.dumps(folds[0]))!=folds[1]
 def test_samples_without_the_field(tmp_path):
     fields = [(i, (('txt','t'), ('age.u1',i), ('cls',i%3))[:3 if i%2 else 1]) for i in range(20)]
     write_tar(tmp_path/'a.tar', [(f'{i:03}.{f}', str(value).encode()) for i,some in fields for f,value in some])

@@ -61,20 +61,11 @@ def saved(o):
     torch.save(o, f:=io.BytesIO())
     return f.getvalue()
 
-def idx(array):
-    "A file of MNIST"
-    return bytes([0, 0, 8, array.ndim])+np.array(array.shape, '>i4').tobytes()+array.tobytes()
-
 def each(line): return [line(i) for i in range(N)]
 def opens(cls, *args, **kwargs): return lambda root: cls(root, *args, **kwargs)
 def opens_text(cls, *args): return lambda root: cls(str(root), *(str(root/arg) for arg in args))
 
 LABELS = np.array([3,1,0,2], np.uint8)
-
-def mnist(name):
-    "Files of one of the two sets of MNIST"
-    raw = f'MNIST/raw/{name}'
-    return {f'{raw}-images-idx3-ubyte':idx(random(0, 256, N, 28, 28)), f'{raw}-labels-idx1-ubyte':idx(LABELS)}
 
 def stl10(split):
     files = {'(train|test|unlabeled)_X.bin':random(0, 256, N, 3, 96, 96).tobytes(),
@@ -147,7 +138,6 @@ def inaturalist(kind, names):
     return Case(opens(tv.INaturalist, target_type=kind), 'jpg cls', names, pictures)
 
 DATASETS = {
-    'MNIST':Case(tv.MNIST, 'png cls', tv.MNIST.classes, files={**mnist('train'), **mnist('t10k')}),
     'STL10':stl10('train'),
     'Omniglot':Case(tv.Omniglot, 'png cls', ['Greek/character00','Greek/character01'], kept='png', files={
         'omniglot-py/images_background/Greek/character0(0|1)/{i}.png':lambda i: picture('.png', i, '1'),
@@ -181,8 +171,8 @@ NOT_HERE = {'Kinetics','HMDB51','UCF101','LSUN','LSUNClass','VisionDataset','wra
             'ImageFolder','DatasetFolder'}
 # Their items are made as those of a dataset above are, and have values of the same types
 LIKE_OTHERS = {
-    'MNIST':{'QMNIST','FashionMNIST','KMNIST','EMNIST'},
-    'STL10':{'CIFAR10','CIFAR100','SVHN','USPS','SEMEION','PCAM','FER2013','FakeData'},
+    'STL10':{'CIFAR10','CIFAR100','MNIST','QMNIST','FashionMNIST','KMNIST','EMNIST','SVHN','USPS','SEMEION','PCAM',
+             'FER2013','FakeData'},
     'ImageNet':{'Imagenette','EuroSAT','Flowers102','Food101','DTD','FGVCAircraft','StanfordCars','Caltech256',
                 'LFWPeople','Places365','Country211','RenderedSST2','SUN397','CLEVRClassification'},
     'VOCSegmentation':{'SBDataset','Cityscapes'},
