@@ -5,18 +5,16 @@ A `Pipeline` says what a user would write: the kind of image, transforms, subcla
 process of its own, so that no patch, no method taught to a transform and no random state outlives it. What a training
 loop would see comes back as a `Record`; `difference` compares two of them.
 """
-import io, pickle, random, sys, traceback, types, zlib
-from dataclasses import dataclass, field, replace
+import pickle, random, sys, traceback, types, zlib
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, JpegImagePlugin
-from fastai import torch_core
 from fastai.data import load as fastai_load
 from fastai.vision import augment as fastai_augment, core as fastai_core
 from fastai.vision.all import *
-from fastcore.basics import patch
 from fasttransform import DisplayedTransform, InplaceTransform, ItemTransform, Pipeline as TfmPipeline, Transform
 from plum import Function
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -323,11 +321,6 @@ class InPlace(InplaceTransform):
     "Writes to the image, gives back nothing"
     def encodes(self, x:PILImage): x.putpixel((0, 0), 9 if x.mode=='L' else (9,)*len(x.mode))
 
-class ReadMine(Transform):
-    "Reads what `set_mine` has left on an image"
-    order = 3
-    def encodes(self, x:PILImage): return negative(x) if getattr(x, 'mine', 0)==5 else x
-
 class OnTensor(Transform):
     "Works on the item's tensor, after `ToTensor`"
     order = 6
@@ -379,7 +372,7 @@ NO_IMAGE = 'to_tensor_image','twice','none_at_all'   # stock may fail
 def int_batch(x:TensorImage): return (x*255).long()
 
 USERS = {o.__name__:o for o in (Facts, Buffer, Previous, Counter, Draws, Skip, Raise, OnPair, NoRetain, InPlace,
-    ReadMine, OnTensor, WriteBatch, RandomBatch, PreviousBatch, BatchPair)}
+    OnTensor, WriteBatch, RandomBatch, PreviousBatch, BatchPair)}
 USERS.update({f.__name__:partial(Transform, f) for f in (*item_functions, int_batch)})
 
 def changed(o):
@@ -414,7 +407,8 @@ def _put_before_call(t):
     return before_call
 
 def _put_call(t):
-    def _call(nm, x, *args, **kwargs): return changed(x)
+    was = t._call
+    def _call(*args, **kwargs): return changed(was(*args, **kwargs))
     return _call
 
 PUT = {'<encodes>':_put_encodes, '<before_call>':_put_before_call, '<call>':_put_call}

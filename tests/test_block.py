@@ -7,7 +7,6 @@ from fastai_remote import *
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import _codecs, register_codec
 from fastai_remote.load.targets import MaskCodes, StoreCategorize, StoreMultiCategorize
-from fastai_remote.store.base import MemoryStore
 
 CODES = ['sky', 'sea', 'land']
 

@@ -5,7 +5,7 @@ import builtins, os, pickle, shutil
 import pytest
 from fastai.vision.all import *
 
-from conftest import CLASSES, class_of
+from conftest import class_of
 from in_memory import in_memory
 from fastai_remote import *
 from fastai_remote.load.cleaners import RemoteImage

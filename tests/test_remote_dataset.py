@@ -5,7 +5,6 @@ import os
 from collections import Counter
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 import torch

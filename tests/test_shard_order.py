@@ -12,7 +12,7 @@ from fastai_remote.order.base import Order, SplitOrder
 from fastai_remote.order.lengths import SortedWindows
 from fastai_remote.order.permutation import Permutation
 from fastai_remote.order.ranks import rank_share, shard_permutation_of, worker_batches
-from fastai_remote.order.shards import ShardFolds, ShardPermutation, ShardSplit, sizes_of
+from fastai_remote.order.shards import ShardFolds, ShardPermutation, ShardSplit
 
 seeds,some_sizes = st.integers(0, 2**63),st.lists(st.one_of(st.integers(0, 3), st.integers(0, 60)), max_size=14)
 
@@ -205,10 +205,3 @@ def test_a_split_is_fair():
         assert even(u, u.sum()/z, z-1)
     a,b = (set(whole(ShardSplit([1000]*100, .2, seed).valid).tolist()) for seed in (1,2))
     assert len(a&b)/len(a)==pytest.approx(.2, abs=.05)
-
-@given(some_sizes, st.data())
-@examples(100)
-def test_sizes_of_a_range_of_samples_in_each_shard(sizes, data):
-    a,b = sorted(data.draw(st.integers(0, sum(sizes))) for _ in range(2))
-    got = sizes_of(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), a, b)
-    assert np.array_equal(got, np.bincount(shard_of(sizes, np.arange(a, b)), minlength=len(sizes)))
