@@ -129,7 +129,8 @@ def failed_examples(tmp_path_factory, interpreters):
         (folder/file.stem).mkdir()
         (folder/file.stem/'program.py').write_text(program(file))
     (folder/'run.py').write_text(RUNNER)
-    env = {**os.environ, 'PYTHONPATH':str(root), 'MPLBACKEND':'agg', 'XDG_CACHE_HOME':str(folder), 'HOME':str(folder)}
+    env = {**os.environ, 'PYTHONPATH':str(root), 'MPLBACKEND':'agg', 'XDG_CACHE_HOME':str(folder), 'HOME':str(folder),
+           'LOKY_MAX_CPU_COUNT':'1'}   # where an example does not ask for workers, there are none: they start slowly
     run = interpreters.run(folder/'run.py', *(f.stem for f in pages), cwd=folder, env=env)
     assert (folder/'failed.json').exists(), run.stderr[-4000:]
     return json.loads((folder/'failed.json').read_text())

@@ -5,6 +5,7 @@ import os, shutil
 from contextlib import nullcontext
 
 import pytest
+from fastcore.nbio import mk_cell, new_nb, write_nb
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
 
@@ -23,7 +24,9 @@ sys.exit(not test_nb(sys.argv[1], skip_flags=config.tst_flags, basepath=config.c
 @pytest.fixture
 def run_notebook(interpreters):
     "A function that runs a notebook; what it returns has the exit code, and what was said"
-    return lambda file: interpreters.run(RUN, file, cwd=cfg.config_path)
+    # an ingest that does not ask for workers has none: two interpreters would start
+    env = {**os.environ, 'LOKY_MAX_CPU_COUNT':'1'}
+    return lambda file: interpreters.run(RUN, file, cwd=cfg.config_path, env=env)
 
 def notebooks():
     "A parameter for each; the first page is quick, and those of engines start several processes"
@@ -44,9 +47,6 @@ def test_notebook_runs(file, run_notebook):
 @pytest.mark.slow
 def test_a_notebook_that_fails_is_noticed(run_notebook, tmp_path):
     for name in 'settings.ini','pyproject.toml': shutil.copy(cfg.config_path/name, tmp_path)
-    cell = '{"cell_type":"code","id":"a","metadata":{},"execution_count":null,"outputs":[],'
-    cell += '"source":["assert 1==2, \\"as it should\\""]}'
-    file = tmp_path/'fails.ipynb'
-    file.write_text('{"cells":['+cell+'],"metadata":{},"nbformat":4,"nbformat_minor":5}')
-    run = run_notebook(file)
+    write_nb(new_nb([mk_cell('assert 1==2, "as it should"')]), tmp_path/'fails.ipynb')
+    run = run_notebook(tmp_path/'fails.ipynb')
     assert run.returncode==1 and 'as it should' in run.stdout+run.stderr
