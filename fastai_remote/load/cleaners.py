@@ -84,9 +84,8 @@ def _image_fetch(dataset):
 def fit_cleaners(
     widgets # The module `fastai.vision.widgets`
 ):
-    "Make the cleaners of `widgets` open the images of stores, by replacing two of its functions; once is enough"
+    "Make the cleaners of `widgets` open the images of stores, by replacing two of its functions"
     stock_info,stock_set_fns = widgets._get_iw_info,widgets.ImagesCleaner.set_fns
-    if hasattr(stock_info, '__wrapped__'): return   # this was called before
 
     @wraps(stock_info)
     def _get_iw_info(learn, ds_idx=0):
