@@ -110,6 +110,15 @@ class Storage:
         return client
 
     @property
+    def address(self)->str:
+        "Text that says which folder this is: its URL and, if they are given, server and account; without secrets"
+        options = {**self._options, **self._options.get('client_kwargs', {})}
+        if _scheme(self.url) in ('s3','s3a') and 'endpoint_url' not in options:
+            options['endpoint_url'] = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL')
+        server = (options.get(name) for name in ('endpoint_url','host','port','account_name','project'))
+        return ' '.join([self.url, *(public_url(str(value)) for value in server if value)])
+
+    @property
     def local(self)->bool:
         "Is this a folder of this machine?"
         return '://' not in self.url
