@@ -528,7 +528,11 @@ def files(self:Storage)->list: # Paths relative to this folder, sorted
 def subfolder(self:Storage,
     name:str # Name of a folder in this one
 )->Storage:
-    "The storage of a folder in this one, with the same options"
+    """The storage of a folder in this one, with the same options
+
+    Raises `StoreError` for a symbolic link: what is behind it belongs to somebody else."""
+    if self.is_link(name):
+        raise StoreError(f'{self.path(name)} is a symbolic link in place of a folder of the dataset: remove it')
     before,link,after = _folder_link(self._secret_url)
     folder,mark,query = link.partition('?') if is_http(link) else (link,'','')
     if not folder.endswith('://'): folder = f"{folder.rstrip('/')}/"
@@ -579,16 +583,36 @@ def write(self:Storage,
     with self.create(name) as f: f.write(b)
 
 @patch
+def is_link(self:Storage,
+    name:str # A file or a folder of this folder
+)->bool:
+    "Is it a symbolic link on this machine?"
+    return self.local and os.path.islink(self.path(name))
+
+@patch
 def remove(self:Storage,
     names:list, # Files of the folder; those that do not exist are ignored
     step:int=1000 # Files per request
 ):
-    "Remove files; raises `StoreUnavailable`"
+    """Remove files; raises `StoreUnavailable`
+
+    Of a symbolic link, also of one in place of a folder on the way to a file, the link is removed, and nothing that is
+    behind it."""
+    names = [self._link_above(name) or name for name in names]
     for k in range(0, len(names), step):
         group = names[k:k+step]
         if len(group)>1 and self.call(lambda fs: self._remove_together(fs, group)): continue
         for name in group:
-            with suppress(FileNotFoundError): self.call(lambda fs: fs.rm_file(self.path(name)))
+            with suppress(FileNotFoundError):
+                if self.is_link(name): os.unlink(self.path(name))
+                else: self.call(lambda fs: fs.rm_file(self.path(name)))
+
+@patch
+def _link_above(self:Storage, name):
+    "The first folder on the way to file `name` that is a symbolic link; `None` if there is none"
+    folders = name.split('/')[:-1]
+    above = ('/'.join(folders[:k+1]) for k in range(len(folders)))
+    return next((folder for folder in above if self.is_link(folder)), None)
 
 @patch
 def _remove_together(self:Storage, fs, names):
