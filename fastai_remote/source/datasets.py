@@ -27,7 +27,7 @@ from ..core import CorruptSample, MissingSample
 from .base import IndexedSource, mean_bytes, refuse_address, shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
-from .files import IMAGE_EXTENSIONS, image_samples
+from .files import image_field, image_samples
 from .frames import is_table, is_table_path, table_samples
 from .huggingface import agree, hf_samples, is_huggingface
 from .torch_items import DatasetSource
@@ -421,7 +421,7 @@ def _are_image_paths(items):
     Raises `TypeError` if the first is a string and only some of them name images, or if one that does is a URL."""
     if isinstance(items, np.ndarray) and (items.dtype.kind not in 'UO' or items.ndim!=1): return False
     if not isinstance(items[0], str): return False
-    def is_path(o): return isinstance(o, str) and os.path.splitext(o)[1].lower() in IMAGE_EXTENSIONS
+    def is_path(o): return isinstance(o, str) and image_field(o) is not None
     first = is_path(items[0])
     for i,o in enumerate(items):
         if is_path(o)!=first:
