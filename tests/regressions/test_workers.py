@@ -1,14 +1,14 @@
 "Workers of an ingest have the settings and the code of the process that started it, as if it worked alone"
-import importlib, io, sys
+import importlib, io, os, sys
 
 import pytest
 from PIL import Image, ImageFile
-from joblib.externals.loky import get_reusable_executor
 
 from fastai_remote.codec import images
 from fastai_remote.codec.base import Codec
 from fastai_remote.codec.fields import register_codec
 from fastai_remote.ingest.shards import to_shards
+from fastai_remote.parallel import parallel_map
 from fastai_remote.store.shards import ShardStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('processes')]
@@ -62,13 +62,14 @@ def test_a_reloaded_module_is_what_workers_run(tmp_path, monkeypatch):
     file.write_text(MODULE.format(text='old'))
     module = importlib.import_module('edited_module')
     def texts(f): return set(write(tmp_path/'d', list(range(8)), 2, fn=f).get_many(range(8), 'txt', decode=True)['txt'])
+    def pids(): return set(parallel_map(lambda _: os.getpid(), range(8), 2))
     try:
         assert texts(module.fn)=={'old'}
-        workers = set(get_reusable_executor()._processes)
-        assert texts(module.fn)=={'old'} and set(get_reusable_executor()._processes)==workers   # they are kept
+        workers = pids()
+        assert texts(module.fn)=={'old'} and pids()&workers   # they are kept
         file.write_text(MODULE.format(text='new')+"def added(i): return {'txt':'added'}\n")
         importlib.reload(module)
-        assert texts(module.fn)=={'new'} and texts(module.added)=={'added'}
+        assert texts(module.fn)=={'new'} and texts(module.added)=={'added'} and not pids()&workers
     finally: del sys.modules['edited_module']
 
 class Reversed(Codec):
