@@ -4807,8 +4807,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'fastai_remote/store/redis_link.py'),
                                                 'fastai_remote.store.redis_link._is_divided': ( 'store/redis_link.html#_is_divided',
                                                                                                 'fastai_remote/store/redis_link.py'),
-                                                'fastai_remote.store.redis_link._is_odd_login': ( 'store/redis_link.html#_is_odd_login',
-                                                                                                  'fastai_remote/store/redis_link.py'),
                                                 'fastai_remote.store.redis_link._is_temporary': ( 'store/redis_link.html#_is_temporary',
                                                                                                   'fastai_remote/store/redis_link.py'),
                                                 'fastai_remote.store.redis_link._most_bytes': ( 'store/redis_link.html#_most_bytes',
