@@ -3358,6 +3358,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastai_remote/source/datasets.py'),
                                                'fastai_remote.source.datasets._from_path': ( 'source/datasets.html#_from_path',
                                                                                              'fastai_remote/source/datasets.py'),
+                                               'fastai_remote.source.datasets._from_series': ( 'source/datasets.html#_from_series',
+                                                                                               'fastai_remote/source/datasets.py'),
                                                'fastai_remote.source.datasets._has': ( 'source/datasets.html#_has',
                                                                                        'fastai_remote/source/datasets.py'),
                                                'fastai_remote.source.datasets._is_fastai_datasets': ( 'source/datasets.html#_is_fastai_datasets',

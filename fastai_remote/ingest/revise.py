@@ -78,7 +78,7 @@ def append_samples(
     if more:
         raise TypeError(f'{store.name}: append takes no {min(more)}=: splits and labels are those of the source, and '
                         'nothing that is there is replaced')
-    source = as_source(source)
+    source = as_source(source, fn is not None)
     if bool(source.splits or source.srcs)!=bool(store.splits):
         has = f"has the splits {', '.join(store.splits)}" if store.splits else 'has no splits'
         advice = f"{{{next(iter(store.splits))!r}: source}} names one" if store.splits else 'append them without'

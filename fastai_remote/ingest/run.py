@@ -282,7 +282,7 @@ def ingest(
 
     `to_redis` and `to_shards` call this, and take the same options. Raises what they raise."""
     options = IngestOptions(fn, **options)
-    source = as_source(source)
+    source = as_source(source, fn is not None)
     vocab = as_vocab(source.vocab if options.vocab is None else options.vocab)
     for splits in (source.splits or (), source.srcs): split_names(splits)
     job_class = StreamJob if isinstance(source, StreamedSource) else IndexedJob
