@@ -163,9 +163,8 @@ class RedisServer:
             try:
                 with suppress(redis.AuthenticationError):
                     redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)).ping()
-                if self.keep:
-                    with open(self.dir/'socket', 'w', opener=partial(os.open, mode=0o600)) as file:
-                        file.write(f'unix://{self.socket}\n')
+                with open(self.dir/'socket', 'w', opener=partial(os.open, mode=0o600)) as file:
+                    file.write(f'unix://{self.socket}\n')
                 return self
             except redis.ConnectionError as error:
                 is_late = monotonic()-began>60 and not isinstance(error, redis.BusyLoadingError)
