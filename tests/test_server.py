@@ -161,7 +161,9 @@ def test_saving_may_take_any_time(tmp_path, monkeypatch):
     answers = []
     def answer(self, ask=server_module.RedisServer._answers):
         answers.append(ask(self))
-        if len(answers)==2: self.proc.send_signal(signal.SIGCONT)
+        if len(answers)==2:
+            self.proc.send_signal(signal.SIGCONT)
+            self.proc.wait()   # between continuing and ending it would answer once more
         return answers[-1]
     monkeypatch.setattr(server_module.RedisServer, '_answers', answer)
     server = redis_server(tmp_path)
