@@ -307,15 +307,19 @@ def edit_samples(
 )->Store: # The new version
     """Remove samples of a dataset, and change values of others
 
-    The samples behind one that is removed move up, so that numbers stay dense. New labels get the next codes. The new
+    Numbers are `int`, or what a cleaner of fastai and `RemoteItems` return, which know their version of the dataset. The
+    samples behind one that is removed move up, so that numbers stay dense. New labels get the next codes. The new
     version has no statistics of a field whose images change, and none at all if samples are removed. It becomes visible
     at once, and shares what has not changed. If there is nothing to change, `store` itself is returned. Raises
     `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored,
-    `ValueError` if a sample is to be removed and changed, or if no sample would be left."""
+    `ValueError` if a sample is to be removed and changed, if no sample would be left, or for numbers of another
+    version."""
+    _check_version(store, drop)
     drop = np.unique(store.check_numbers(list(drop) if np.iterable(drop) else drop))
     changes = list(set.values()) if isinstance(set, dict) else [set or {}]
     if not all(isinstance(changed, dict) for changed in changes):
         raise TypeError(f'{store.name}: set= is {{field: {{sample number: new value}}}}, not {set!r:.100}')
+    for changed in changes: _check_version(store, changed)
     values = {field:dict(zip(store.check_numbers(list(changed)).tolist(), changed.values()))
               for field,changed in (set or {}).items() if changed}
     _known_fields(store, values)
@@ -324,6 +328,17 @@ def edit_samples(
     if len(drop)==len(store): raise ValueError(f'{store.name}: no sample would be left; delete the dataset')
     values = {field:_with_plain_labels(store, field, changed) for field,changed in values.items()}
     return _edit(store, values, drop) if len(drop) or values else store
+
+def _check_version(store, numbers):
+    """Raise `ValueError` for `numbers` of another version than `store`, if they know theirs
+
+    Those are `RemoteItems`, and the images of a cleaner in a list or as keys: they have an attribute `store`."""
+    for o in (numbers, *(() if isinstance(numbers, np.ndarray) or not np.iterable(numbers) else numbers)):
+        other = getattr(o, 'store', None)
+        if other is None or other.manifest.uid==store.manifest.uid: continue
+        what = 'these are numbers' if o is numbers else f'{o!r} is a number'
+        raise ValueError(f'{store.name}: {what} of another version of the dataset, or of another dataset, where it may '
+                         'be another sample: take the numbers from loaders and cleaners of this store')
 
 def _with_plain_labels(store, field, values):
     """Returns `values`, `{sample number: new value}` of a field; those of a label field as `plain_label` returns them

@@ -29,6 +29,10 @@ class RemoteImage(int):
         self.fetch,self._file = fetch,None
         return self
 
+    @property
+    def store(self)->Store:
+        "The store whose sample it is"
+        return self.fetch.store
     def __reduce__(self): return type(self),(int(self), self.fetch)
     def __repr__(self): return f'sample {int(self)} of {self.fetch.store.name!r}'
     def __str__(self): return f'{self!r}, which is not a file: {_advice}'
