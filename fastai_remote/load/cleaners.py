@@ -16,6 +16,7 @@ from fastai.vision.core import PILImage
 from fastcore.foundation import L
 
 from .fetch_transform import Fetch
+from ..store.base import Store
 from .items import RemoteItems
 
 # %% ../../nbs/load/18_cleaners.ipynb #fdcfc783
