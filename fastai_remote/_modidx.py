@@ -832,6 +832,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_remote/ingest/chunk.py'),
                                             'fastai_remote.ingest.chunk._mask_codes': ( 'ingest/chunk.html#_mask_codes',
                                                                                         'fastai_remote/ingest/chunk.py'),
+                                            'fastai_remote.ingest.chunk._whole_label': ( 'ingest/chunk.html#_whole_label',
+                                                                                         'fastai_remote/ingest/chunk.py'),
                                             'fastai_remote.ingest.chunk._write_samples': ( 'ingest/chunk.html#_write_samples',
                                                                                            'fastai_remote/ingest/chunk.py'),
                                             'fastai_remote.ingest.chunk.as_vocab': ( 'ingest/chunk.html#as_vocab',

@@ -23,7 +23,7 @@ from .report import IngestError, IngestReport
 from .run import ingest
 from ..parallel import parallel_map
 from ..source.arrays import by_position
-from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr, storable
+from ..source.base import fn_fingerprint, IndexedSource, stable_repr, storable, unchanged
 from ..source.datasets import as_source, stored_samples, stored_values
 from ..store.base import field_codec, Store
 from ..store.shards import ShardStore
@@ -46,7 +46,7 @@ class _NamedLabels:
         self.fingerprint = fn_fingerprint(fn)   # an interrupted call is continued only with the same `fn`
 
     def __call__(self, sample):
-        sample = dict(as_sample(self.fn(sample) if self.fn else sample))
+        sample = dict(convert(unchanged, self.fn, sample))
         for field in self.vocab:
             if field in sample: sample[field] = self._label(field, sample[field])
         return sample

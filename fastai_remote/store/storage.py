@@ -52,7 +52,9 @@ class Storage:
         timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`; not for a local folder
         storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, `anon`, …
     ):
-        url,storage_options = Secret(os.fspath(url)),SecretOptions(storage_options or {})   # also in tracebacks
+        url,storage_options = os.fspath(url),SecretOptions(storage_options or {})   # also in tracebacks
+        if '://' in url: url = url.strip()   # with a blank before it, it would be a path, and its password shown
+        url = Secret(url)
         if re.search(r'\.(tar|tar\.gz|tgz)/?$', _folder_link(url)[1]):
             raise ValueError(f'{public_url(url)}: give the folder that holds the tars')
         check_seconds(timeout=timeout)
