@@ -28,7 +28,7 @@ _names = {
     'source.csv_files': 'csv_samples',
     'source.frames': 'table_samples',
     'source.arrays': 'array_samples',
-    'source.tars': 'tar_samples',
+    'source.tars': 'DamagedTar tar_samples',
     'source.img2dataset': 'img2dataset_samples',
     'source.huggingface': 'hf_samples',
     'source.drawings': 'drawing_samples',

@@ -8,19 +8,16 @@ Docs: page `block`"""
 __all__ = ['ShardBlock', 'RedisBlock']
 
 # %% ../nbs/04_block.ipynb #d6fb8a1f
-import difflib, inspect
 from functools import partial, wraps
 from pathlib import Path
 
 import numpy as np
 import torch
 from fastai.data.block import DataBlock, TransformBlock
-from fastai.data.core import DataLoaders, Datasets, FilteredBase, TfmdDL, TfmdLists
-from fastai.data.transforms import Categorize
-from fastai.text.data import Numericalize
+from fastai.data.core import DataLoaders, Datasets, TfmdDL, TfmdLists
 from fastai.torch_core import get_first
 from fastai.vision.core import PILImage
-from fastcore.basics import patch, patch_to
+from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from .codec.raster import Rasterise
@@ -32,7 +29,7 @@ from .load.kinds import choose_fields, FieldChoice, kind_of
 from .load.loader import RemoteDL
 from .load.normalize import add_normalize
 from .load.splitters import default_splitter
-from .load.texts import StoreTokenizer, TextOptions
+from .load.texts import TextOptions
 from .store.address import concealed, public_url
 from .store.base import Store
 from .store.redis import RedisStore
@@ -159,63 +156,21 @@ def from_shards(cls:DataLoaders,
     return cls.from_store(store, **kwargs)
 
 # %% ../nbs/04_block.ipynb #6cf8d678
-@patch_to(FilteredBase)
-@wraps(FilteredBase.dataloaders)
-def dataloaders(self, *args, **kwargs):
-    # As in fastai, but for a `RemoteDL` unknown arguments and unsuitable targets are errors
-    dl_type = kwargs.get('dl_type') or self._dl_type
-    if issubclass(dl_type, RemoteDL):
-        _check_arguments(self, dl_type, kwargs)
-        _check_targets(self)
-    return self._orig_dataloaders(*args, **kwargs)
+# Each calls what was there before, which may be the patch of another extension. Not `patch_to` of fastcore, whose
+# `_orig_…` is what was there before the first patch of all, so that an extension would take ours out
+_setup_before,_test_dl_before = TfmdLists.setup,DataLoaders.test_dl
 
-def _check_arguments(dsets, dl_type, kwargs):
-    """Raise `TypeError` if `kwargs` has a name that neither `dataloaders` nor `dl_type` has a parameter for
-
-    Parameters of base classes of `dl_type` count too, and names may have the prefix `val_`."""
-    inits = [vars(cls)['__init__'] for cls in dl_type.__mro__ if '__init__' in vars(cls)]
-    known = {name for f in [dsets._orig_dataloaders, *inits] for name in inspect.signature(f).parameters}
-    unknown = [name for name in kwargs if name.removeprefix('val_') not in known]
-    if not unknown: return
-    if unknown[0] in inspect.signature(DataBlock.__init__).parameters or unknown[0] in DataBlock._methods:
-        raise TypeError(f"{dl_type.__name__} knows no {unknown[0]!r}, which is an argument of DataBlock: give it to "
-                        f"DataBlock((RedisBlock(…), RedisBlock(…)), {unknown[0]}=…), or name fields of the store as "
-                        'x= and y= of from_store')
-    similar = difflib.get_close_matches(unknown[0], known, 1)
-    hint = f'; did you mean {similar[0]!r}?' if similar else ''
-    raise TypeError(f"{dl_type.__name__} knows no {', '.join(map(repr, unknown))}{hint}")
-
-def _check_targets(dsets):
-    """Raise `ValueError` for a target of `dsets` that training cannot use
-
-    These are sample numbers as labels; and text, JSON or bytes of a store that no further transform converts."""
-    for tl in getattr(dsets, 'tls', [])[getattr(dsets, 'n_inp', 0):]:
-        idle = StoreTokenizer,Numericalize   # the block adds these to a text, and they make it no target either
-        first,*others = [t for t in tl.tfms.fs if t.name!='noop' and not isinstance(t, idle)] or [None]
-        if isinstance(first, Categorize) and isinstance(tl.items, RemoteItems):
-            raise ValueError('CategoryBlock without get_y takes the items for labels, and these are sample numbers: '
-                             "give RedisBlock('cls') in its place, or get_y=Fetch('cls')")
-        if not isinstance(first, Fetch) or others or first.img_cls is not None: continue
-        if first.codec.name not in ('txt','json','bin'): continue
-        store,field = first.store,first.field
-        raise ValueError(
-            f'{store.name}: field {field!r} ({first.codec.name}) is no target: it has no vocabulary, '
-            'which training needs beforehand. Store labels in a field `cls` '
-            f"(store.map(lambda o: {{**o, 'cls':o[{field!r}]}}, name='new_name') makes one), "
-            f'or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({field!r})')
-
-@patch_to(TfmdLists)
-@wraps(TfmdLists.setup)
-def setup(self, train_setup=True):
+@wraps(_setup_before)
+def _setup(self, train_setup=True):
     # As in fastai, which looks at the first training sample to find out types: another one will do if that one is bad
     fetch,train = fetch_of(self),self.subset(0) if isinstance(self.items, RemoteItems) else ()
-    if fetch is None or not len(train): return self._orig_setup(train_setup)
+    if fetch is None or not len(train): return _setup_before(self, train_setup)
     fetch.setups(train)   # chooses the store, so that the sample can be read
-    with first_or_other(train): self._orig_setup(train_setup)
+    with first_or_other(train): _setup_before(self, train_setup)
 
-@patch
+@wraps(_test_dl_before, assigned=('__name__','__qualname__'))
 @delegates(TfmdDL.__init__)
-def test_dl(self:DataLoaders,
+def _test_dl(self:DataLoaders,
     test_items, # Items: sample numbers, dicts, files, bytes, pictures, or `RemoteItems` of any store
     rm_type_tfms=None, # Start index of transforms of the validation set to apply
     with_labels:bool=False, # Do the items have labels? Sample numbers and dicts have
@@ -226,9 +181,11 @@ def test_dl(self:DataLoaders,
     With `on_bad=`, that option decides. Raises `TypeError` if `with_labels`, targets are read from a store, and the
     items have none."""
     if with_labels and rm_type_tfms is None: _check_labelled(self.valid_ds, test_items)
-    dl = self._orig_test_dl(test_items, rm_type_tfms, with_labels, **kwargs)
+    dl = _test_dl_before(self, test_items, rm_type_tfms, with_labels, **kwargs)
     if isinstance(dl, RemoteDL): dl.in_place = 'on_bad' not in kwargs
     return dl
+
+TfmdLists.setup,DataLoaders.test_dl = _setup,_test_dl
 
 def _check_labelled(dsets, items):
     """Raise `TypeError` if a target of `dsets` is read from a store, and the first of `items` cannot have one

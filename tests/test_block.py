@@ -84,6 +84,14 @@ def test_arguments_of_a_loader_of_ones_own_are_known(store):
     dls = block.dataloaders(store, colour='blue', val_colour='green', **KW)
     assert [dl.colour for dl in dls]==['blue', 'green'] and type(dls.train.new()) is Mine
 
+def test_loaders_are_renewed_with_whatever_fastai_says(store):
+    "`tta` says `shuffled`, and `Interpretation` says `process`; what fastai does not say is an error"
+    dls = from_store(store)
+    assert len(dls.train.new(shuffled=False, process=True))==len(dls.train)
+    assert len(dls.test_dl([1,2,3], process=True))==1
+    with pytest.raises(TypeError, match="knows no 'whatever'"): dls.train.new(whatever=1)
+    with pytest.raises(TypeError, match="knows no 'shufle'; did you mean 'shuffle'"): dls.test_dl([1,2,3], shufle=True)
+
 def test_stock_loaders_are_left_alone():
     block = DataBlock((TransformBlock, TransformBlock), get_x=lambda i: i*2., get_y=lambda i: i*3.)
     dls = block.dataloaders(list(range(20)), bs=4, whatever=3, num_workers=0)

@@ -8,7 +8,7 @@ import redis
 from conftest import private_server
 from fastai_remote.core import StoreBusy
 from fastai_remote.store import server as server_module
-from fastai_remote.store.server import redis_server
+from fastai_remote.store.server import redis_server, RedisServer
 from fastai_remote.testing import ManualClock
 
 def mode(path): return stat.S_IMODE(os.stat(path).st_mode)
@@ -26,7 +26,7 @@ def values(folder):
         client = redis.Redis.from_url(server.url)
         return {key.decode():client.get(key).decode() for key in client.keys()}
 
-PRIVATE = {'dump.rdb':0o600, 'server.log':0o600}
+PRIVATE = {'dump.rdb':0o600, 'server.log':0o600, 'socket':0o600}
 
 # --- who can read
 
@@ -112,7 +112,7 @@ def test_settings_that_would_not_work_are_refused():
 
 def test_a_second_server_on_the_same_folder_is_an_error_and_nothing_is_lost(tmp_path):
     def is_busy():
-        with ManualClock() as clock, pytest.raises(StoreBusy, match=re.escape(str(tmp_path))): redis_server(tmp_path)
+        with ManualClock() as clock, pytest.raises(StoreBusy, match=re.escape(str(tmp_path))): RedisServer(tmp_path)
         assert 2<sum(clock.pauses)<2.1   # a child of a server that was killed may still be saving
     with redis_server(tmp_path) as server:
         redis.Redis.from_url(server.url).set('x', 1)
@@ -140,7 +140,7 @@ def test_a_folder_is_locked_until_its_server_has_saved_and_no_longer(tmp_path, m
         child,server = map(int, process.stdout.readline().split())
         try:
             process.wait()
-            with ManualClock(), pytest.raises(StoreBusy): redis_server(tmp_path)
+            with ManualClock(), pytest.raises(StoreBusy): RedisServer(tmp_path)
             os.kill(server, signal.SIGTERM)   # also sent by the system, on Linux
             os.kill(server, signal.SIGCONT)
             monkeypatch.setattr(server_module, '_LOCK_SECONDS', 300)
@@ -153,7 +153,9 @@ def test_saving_may_take_any_time(tmp_path, monkeypatch):
     answers = []
     def answer(self, ask=server_module.RedisServer._answers):
         answers.append(ask(self))
-        if len(answers)==2: self.proc.send_signal(signal.SIGCONT)
+        if len(answers)==2:
+            self.proc.send_signal(signal.SIGCONT)
+            self.proc.wait()   # between continuing and ending it would answer once more
         return answers[-1]
     monkeypatch.setattr(server_module.RedisServer, '_answers', answer)
     with redis_server(tmp_path) as server:

@@ -106,7 +106,7 @@ def test_values_come_first_from_the_shards_and_then_from_redis(fresh, store, sen
     store.store.asked.clear()
     assert epoch(store, 1) and not store.store.asked and store.held(n)==1.
     assert store.hits=={'from_redis':n, 'from_shards':n}
-    assert client(fresh).get(f'texts~{store.manifest.uid[:8]}:txt:7')==text(7)
+    assert client(fresh).get(f'{store.prefix}:txt:7')==text(7)
     store.get_many(range(100), store.fields)
     assert is_flushed(store)
     sent.clear()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .terminal import UsageError
 from ..source.base import refuse_address
-from ..source.files import IMAGE_EXTENSIONS
+from ..source.files import image_extensions
 
 # %% ../../nbs/cli/02_sources.ipynb #2befb4ff
 class FolderLabel:
@@ -70,7 +70,7 @@ class SourceKind:
         return name.lower().endswith(self.suffixes)
 
 SOURCE_KINDS = { # a kind of source is one line here
-    'images': SourceKind('image files', 'source.files', 'image_samples', tuple(IMAGE_EXTENSIONS)),
+    'images': SourceKind('image files', 'source.files', 'image_samples', tuple(sorted(image_extensions()))),
     'csv': SourceKind('CSV files', 'source.csv_files', 'csv_samples',
                       ('.csv','.tsv','.csv.gz','.tsv.gz','.csv.xz','.tsv.xz')),
     'drawings': SourceKind('Quick, Draw! files', 'source.drawings', 'drawing_samples',

@@ -17,6 +17,7 @@ from .images import BitsCodec, ImageCodec, RawCodec
 from .numbers import FixedCodec
 from .raster import StrokesCodec
 from .text import JsonCodec, LabelsCodec, TextCodec
+from ..parallel import share_setting
 
 # %% ../../nbs/codec/08_fields.ipynb #93571ef1
 _codecs = {codec.name:codec for codec in (
@@ -26,6 +27,13 @@ _codecs = {codec.name:codec for codec in (
     NpyCodec('npy'), NpzCodec('npz'), NpyImageCodec('npyimg'), NpzImageCodec('npzimg'),
     FixedCodec('cls', 'i8'), FixedCodec('id', 'i8'), FixedCodec('index', 'i8'), FixedCodec('crc', 'u4'),
     *(FixedCodec(k, k) for k in ('i1','i2','i4','i8','u1','u2','u4','f2','f4','f8')))}
+
+_codecs_of_package = dict(_codecs)
+
+def _registered(): return {name:codec for name,codec in _codecs.items() if codec is not _codecs_of_package.get(name)}
+def _put_registered(codecs): _codecs.update(codecs)
+
+share_setting(_registered, _put_registered)
 
 def get_codec(
     name:str, # Name of a field, or of a codec
@@ -38,8 +46,8 @@ def register_codec(
 ):
     """Make `codec` available under its name; raises `ValueError` if the name cannot be used
 
-    It replaces a codec of the same class that has this name. It is known to this process and to those forked from it.
-    Call this in a module that workers import as well."""
+    It replaces a codec of the same class that has this name. It is known to this process, to those forked from it, and
+    to the workers of an ingest."""
     if '.' in codec.name or codec.name!=codec.name.lower():
         raise ValueError(f'{codec.name!r} cannot name a codec: use lower case, and no dot')
     known = _codecs.get(codec.name)

@@ -13,11 +13,12 @@ import io, re, struct, zlib
 from os.path import isfile
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps
+from PIL import GifImagePlugin, Image, ImageFile, ImageOps, PngImagePlugin, TiffImagePlugin
 from fastcore.basics import store_attr
 
 from .arrays import from_pixels, refuse_mask
 from .base import Codec, Encoded
+from ..parallel import share_setting
 
 # %% ../../nbs/codec/03_images.ipynb #48fd3c2d
 MAX_SCANS = 100 # A JPEG may have so many scans; encoders write about ten
@@ -25,6 +26,21 @@ _MIN_TILE_LIMIT = 1<<24 # Pixels that a tile of a TIFF may have, however small t
 # A marker between the entropy-coded data of a JPEG: neither an escaped byte, nor a restart marker, nor padding
 _JPEG_MARKER = re.compile(rb'\xff[\x02-\xcf\xd8-\xfe]')
 _START_OF_SCAN,_END_OF_IMAGE = 0xDA,0xD9
+
+# What Pillow does with large, truncated and unusual files. These are attributes of its modules, which users change
+_pillow = [(Image,'MAX_IMAGE_PIXELS'), (ImageFile,'LOAD_TRUNCATED_IMAGES'), (ImageFile,'MAXBLOCK'),
+           (ImageFile,'SAFEBLOCK'), (PngImagePlugin,'MAX_TEXT_CHUNK'), (PngImagePlugin,'MAX_TEXT_MEMORY'),
+           (GifImagePlugin,'LOADING_STRATEGY'), (TiffImagePlugin,'READ_LIBTIFF'), (TiffImagePlugin,'WRITE_LIBTIFF')]
+
+def _limits(): return [getattr(module, name) for module,name in _pillow],MAX_SCANS
+
+def _put_limits(limits):
+    "Make `limits`, which `_limits` has returned in another process, those of this process"
+    global MAX_SCANS
+    values,MAX_SCANS = limits
+    for (module,name),value in zip(_pillow, values): setattr(module, name, value)
+
+share_setting(_limits, _put_limits)
 
 def max_pixels()->int: # `None`: there is no limit
     """How many pixels an image may have: twice `PIL.Image.MAX_IMAGE_PIXELS`, beyond which Pillow raises an error

@@ -173,12 +173,19 @@ def plain_label(
 ):
     """Converts a scalar of NumPy or PyTorch to a value of Python, which can be looked up in a dict of labels
 
-    Anything else is returned as it is. Raises `ValueError` for a masked value, and `TypeError` for a time of NumPy."""
+    A `float` that is a whole number becomes an `int`. Anything else is returned as it is. Raises `ValueError` for a
+    masked value or another `float`, and `TypeError` for a time of NumPy."""
+    if isinstance(label, float): return _whole_label(field, label)
     if getattr(label, 'shape', None)!=(): return label
     refuse_mask(label, field)
     if getattr(getattr(label, 'dtype', None), 'kind', '') in ('m','M'):   # NumPy would make an integer of nanoseconds
         raise TypeError(f'label {label!r}: a label is a text or an integer: give str(label)')
-    return label.item()
+    label = label.item()
+    return _whole_label(field, label) if isinstance(label, float) else label
+
+def _whole_label(field, label):
+    if label.is_integer(): return int(label)
+    raise ValueError(f'{field}: label {label} is no whole number: a number to predict goes into a field such as target.f4')
 
 class Columns:
     "Encoded samples that are not written yet, field by field"
@@ -388,4 +395,7 @@ def convert(
     "The sample that `raw` stands for; raises what `load` and `fn` raise, and `raw` itself if it is an exception"
     if isinstance(raw, Exception): raise raw
     sample = load(raw)
-    return as_sample(fn(sample) if fn else sample)
+    if fn is None: return as_sample(sample)
+    values = fn(sample)
+    if values is None: raise TypeError('fn returned None: it has to return a dict')
+    return as_sample(values)

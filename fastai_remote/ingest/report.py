@@ -82,7 +82,8 @@ class IngestReport:
 class FailureLimit:
     "How many samples of an ingest may fail before it ends with an `IngestError`"
     def __init__(self,
-        max_failed:int|float=None # Number of samples, or a fraction from 0. to 1.; default: 1%, and at least 10
+        # Number of samples, or a fraction from 0. to 1.; default: 1% or 10, whichever is more, but at most a tenth
+        max_failed:int|float=None
     ):
         is_number = isinstance(max_failed, (int,float,np.integer,np.floating,type(None)))
         if isinstance(max_failed, (bool,np.bool_)) or not is_number:
@@ -95,7 +96,7 @@ class FailureLimit:
 
     def allowed(self, n:int)->int:
         "How many of `n` samples may fail"
-        if self.max_failed is None: return max(10, n//100)
+        if self.max_failed is None: return min(max(10, n//100), max(1, n//10))
         return int(self.max_failed) if self.is_count else int(round(float(self.max_failed)*n, 6))
 
     def check(self,
@@ -105,15 +106,16 @@ class FailureLimit:
     ):
         """Raise `IngestError` (`SamplesMissing` if all are needed) if more failed than may
 
-        Before it raises, it sets `report.failures`; otherwise the report is not changed. It never raises if `n` is
-        unknown and the limit is no number of samples, or if all `n` samples failed, for which `commit_ingest` raises
-        an error."""
-        if not n and not self.is_count: return   # a fraction of an unknown number
-        if not report.written and report.failed>=n>0: return   # all failed: the driver has another error for that
-        allowed = self.allowed(n)
-        if report.failed<=allowed: return
+        Before it raises, it sets `report.failures`; otherwise the report is not changed. If `n` is unknown, and the
+        limit is the default, that are more than 100 samples and more than a tenth of those that came; it never raises
+        if the limit is a fraction of an unknown `n`, or if all `n` samples failed, for which `commit_ingest` raises an
+        error."""
         seen = report.written+report.failed
-        limit = 'by default 1%, and at least 10' if self.max_failed is None else self.max_failed
+        if not n and not self.is_count and (self.max_failed is not None or report.failed<=max(100, seen/10)): return
+        if not report.written and report.failed>=n>0: return   # all failed: the driver has another error for that
+        allowed = self.allowed(n or seen)
+        if report.failed<=allowed: return
+        limit = 'by default 1% or 10, and at most a tenth' if self.max_failed is None else self.max_failed
         report.failures = list(islice(writer.failures(), SHOWN_FAILURES))
         causes = [f'{sample}: {reason}' for sample,reason in report.failures[:5]]
         if report.failed>5: causes.append(f'… {report.failed-5:,} more')

@@ -23,7 +23,7 @@ from .report import IngestError, IngestReport
 from .run import ingest
 from ..parallel import parallel_map
 from ..source.arrays import by_position
-from ..source.base import as_sample, fn_fingerprint, IndexedSource, stable_repr, storable
+from ..source.base import fn_fingerprint, IndexedSource, stable_repr, storable, unchanged
 from ..source.datasets import as_source, stored_samples, stored_values
 from ..store.base import field_codec, Store
 from ..store.shards import ShardStore
@@ -46,7 +46,7 @@ class _NamedLabels:
         self.fingerprint = fn_fingerprint(fn)   # an interrupted call is continued only with the same `fn`
 
     def __call__(self, sample):
-        sample = dict(as_sample(self.fn(sample) if self.fn else sample))
+        sample = dict(convert(unchanged, self.fn, sample))
         for field in self.vocab:
             if field in sample: sample[field] = self._label(field, sample[field])
         return sample
@@ -78,7 +78,7 @@ def append_samples(
     if more:
         raise TypeError(f'{store.name}: append takes no {min(more)}=: splits and labels are those of the source, and '
                         'nothing that is there is replaced')
-    source = as_source(source)
+    source = as_source(source, fn is not None)
     if bool(source.splits or source.srcs)!=bool(store.splits):
         has = f"has the splits {', '.join(store.splits)}" if store.splits else 'has no splits'
         advice = f"{{{next(iter(store.splits))!r}: source}} names one" if store.splits else 'append them without'
@@ -307,15 +307,19 @@ def edit_samples(
 )->Store: # The new version
     """Remove samples of a dataset, and change values of others
 
-    The samples behind one that is removed move up, so that numbers stay dense. New labels get the next codes. The new
+    Numbers are `int`, or what a cleaner of fastai and `RemoteItems` return, which know their version of the dataset. The
+    samples behind one that is removed move up, so that numbers stay dense. New labels get the next codes. The new
     version has no statistics of a field whose images change, and none at all if samples are removed. It becomes visible
     at once, and shares what has not changed. If there is nothing to change, `store` itself is returned. Raises
     `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored,
-    `ValueError` if a sample is to be removed and changed, or if no sample would be left."""
+    `ValueError` if a sample is to be removed and changed, if no sample would be left, or for numbers of another
+    version."""
+    _check_version(store, drop)
     drop = np.unique(store.check_numbers(list(drop) if np.iterable(drop) else drop))
     changes = list(set.values()) if isinstance(set, dict) else [set or {}]
     if not all(isinstance(changed, dict) for changed in changes):
         raise TypeError(f'{store.name}: set= is {{field: {{sample number: new value}}}}, not {set!r:.100}')
+    for changed in changes: _check_version(store, changed)
     values = {field:dict(zip(store.check_numbers(list(changed)).tolist(), changed.values()))
               for field,changed in (set or {}).items() if changed}
     _known_fields(store, values)
@@ -324,6 +328,17 @@ def edit_samples(
     if len(drop)==len(store): raise ValueError(f'{store.name}: no sample would be left; delete the dataset')
     values = {field:_with_plain_labels(store, field, changed) for field,changed in values.items()}
     return _edit(store, values, drop) if len(drop) or values else store
+
+def _check_version(store, numbers):
+    """Raise `ValueError` for `numbers` of another version than `store`, if they know theirs
+
+    Those are `RemoteItems`, and the images of a cleaner in a list or as keys: they have an attribute `store`."""
+    for o in (numbers, *(() if isinstance(numbers, np.ndarray) or not np.iterable(numbers) else numbers)):
+        other = getattr(o, 'store', None)
+        if other is None or other.manifest.uid==store.manifest.uid: continue
+        what = 'these are numbers' if o is numbers else f'{o!r} is a number'
+        raise ValueError(f'{store.name}: {what} of another version of the dataset, or of another dataset, where it may '
+                         'be another sample: take the numbers from loaders and cleaners of this store')
 
 def _with_plain_labels(store, field, values):
     """Returns `values`, `{sample number: new value}` of a field; those of a label field as `plain_label` returns them

@@ -252,7 +252,7 @@ def to_redis(
     seed:int=0, # Seed of the shuffle
     chunk:int=None, # Samples per chunk; default: depends on the size of the source
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
-    # Samples that may fail: a number, or a fraction (float) of all; default: 1%, and at least 10
+    # Samples that may fail: a number, or a fraction (float) of all; default: 1% or 10, at most a tenth
     max_failed:int|float=None,
     **kwargs # `timeout`, `socket_timeout` and other arguments of `RedisLink`
 )->IngestReport:
@@ -282,7 +282,7 @@ def ingest(
 
     `to_redis` and `to_shards` call this, and take the same options. Raises what they raise."""
     options = IngestOptions(fn, **options)
-    source = as_source(source)
+    source = as_source(source, fn is not None)
     vocab = as_vocab(source.vocab if options.vocab is None else options.vocab)
     for splits in (source.splits or (), source.srcs): split_names(splits)
     job_class = StreamJob if isinstance(source, StreamedSource) else IndexedJob

@@ -16,6 +16,7 @@ from fastai.vision.core import PILImage
 from fastcore.foundation import L
 
 from .fetch_transform import Fetch
+from ..store.base import Store
 from .items import RemoteItems
 
 # %% ../../nbs/load/18_cleaners.ipynb #fdcfc783
@@ -29,6 +30,10 @@ class RemoteImage(int):
         self.fetch,self._file = fetch,None
         return self
 
+    @property
+    def store(self)->Store:
+        "The store whose sample it is"
+        return self.fetch.store
     def __reduce__(self): return type(self),(int(self), self.fetch)
     def __repr__(self): return f'sample {int(self)} of {self.fetch.store.name!r}'
     def __str__(self): return f'{self!r}, which is not a file: {_advice}'
@@ -84,9 +89,8 @@ def _image_fetch(dataset):
 def fit_cleaners(
     widgets # The module `fastai.vision.widgets`
 ):
-    "Make the cleaners of `widgets` open the images of stores, by replacing two of its functions; once is enough"
+    "Make the cleaners of `widgets` open the images of stores, by replacing two of its functions"
     stock_info,stock_set_fns = widgets._get_iw_info,widgets.ImagesCleaner.set_fns
-    if hasattr(stock_info, '__wrapped__'): return   # this was called before
 
     @wraps(stock_info)
     def _get_iw_info(learn, ds_idx=0):

@@ -8,18 +8,22 @@ Docs: page `load/loader`"""
 __all__ = ['SeveralInputs', 'joined_inputs', 'show_beside', 'RemoteDL']
 
 # %% ../../nbs/load/10_loader.ipynb #9ece4269
-import collections, gc, math, random, textwrap, warnings
+import collections, difflib, gc, inspect, math, random, textwrap, warnings
 from copy import copy
 from functools import partial
 from multiprocessing import get_context
 from threading import Thread
 
+import fastai.torch_core
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from fastai.data.core import show_results, TfmdDL
+from fastai.data.block import DataBlock
+from fastai.data.core import FilteredBase, show_results, TfmdDL
 from fastai.data.load import SkipItemException
+from fastai.data.transforms import Categorize
+from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
 from fastai.torch_core import (
     batch_to_samples, display_df, show_image, TensorImage, TitledFloat, TitledInt, TitledStr, TitledTuple)
@@ -33,6 +37,7 @@ from torch.utils.data import get_worker_info
 
 from ..core import CorruptSample, MissingSample
 from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
+from .fetch_transform import Fetch
 from .items import RemoteItems
 from .lazy_image import EncodedImage
 from .fast_path import BatchPipeline, decide_path
@@ -133,7 +138,9 @@ class RemoteDL(TfmdDL):
             raise ValueError(f'prefetch and threads must be at least 0, not {prefetch=}, {threads=}')
         if interleave is not None and interleave<1:
             raise ValueError(f'interleave must be at least 1, or None, not {interleave}')
+        _check_arguments(type(self), kwargs)
         store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap,lengths')
+        _check_targets(dataset)
         _read_from_own_stores(dataset)
         _only_targets_define(dataset)
         super().__init__(dataset, bs=bs, shuffle=shuffle, num_workers=num_workers, **kwargs)
@@ -146,15 +153,22 @@ class RemoteDL(TfmdDL):
     def new(self, dataset=None, cls=None, **kwargs):
         """As `TfmdDL.new`. It also keeps persistent workers, and `n` if no `dataset` is given
 
-        If the class is a `RemoteDL`, the options of `RemoteDL` are kept too. Arguments that are given come first;
-        unknown ones are ignored, because fastai itself passes some, such as `shuffled` in `tta`."""
+        If the class is a `RemoteDL`, the options of `RemoteDL` are kept too. Arguments that are given come first.
+        With `on_bad='skip'`, the loader of another dataset skips only if `on_bad` is given: else it could be a test
+        set, whose results belong to samples by their position."""
         keep = dict(persistent_workers=self.fake_l.persistent_workers)
         if issubclass(cls or type(self), RemoteDL): keep.update({name:getattr(self, name) for name in _own_options})
         if dataset is None and self.n is not None: keep['n'] = self.n
         res = super().new(dataset, cls, **merge(keep, kwargs))
-        # `get_preds` gives the order, and puts the predictions back in place by it
-        if isinstance(res, RemoteDL): res.in_place = 'get_idxs' in kwargs or dataset is None and self.in_place
+        if isinstance(res, RemoteDL):
+            is_kept = self.in_place if dataset is None else res.on_bad=='skip' and 'on_bad' not in kwargs
+            # `get_preds` gives the order, and puts the predictions back in place by it
+            res.in_place = 'get_idxs' in kwargs or is_kept
         return res
+
+    def to_detach(self, b, cpu=True, gather=True):
+        "As fastai's, but each rank keeps its own results: what is divided among ranks is a `RemoteDistributedDL`"
+        return fastai.torch_core.to_detach(b, cpu, gather=False)
 
     def _one_pass(self):
         if self.on_bad=='raise' or not self.indexed or not StoreInputs(self.dataset).fetches: return super()._one_pass()
@@ -497,6 +511,43 @@ _own_methods = {name:getattr(RemoteDL, name) for name in
                 'create_batches create_item do_item create_batch do_batch retain chunkify'.split()}
 _stock_methods = {name:getattr(TfmdDL, name) for name in _own_methods}
 _own_options = 'prefetch threads check balance interleave on_bad reducing_gap lengths'.split()
+
+def _check_arguments(cls, arguments):
+    """Raise `TypeError` if `arguments` has a name that no `__init__` of `cls`, a `RemoteDL`, has a parameter for
+
+    Names may have the prefix `val_`, which `dataloaders` passes on to all loaders. fastai's `tta` gives `shuffled`, and
+    its `Interpretation` gives `process`, which have no effect."""
+    inits = [vars(base)['__init__'] for base in cls.__mro__ if '__init__' in vars(base)]
+    known = {name for f in [FilteredBase.dataloaders, *inits] for name in inspect.signature(f).parameters}
+    unknown = [name for name in arguments if name.removeprefix('val_') not in known|{'shuffled','process'}]
+    if not unknown: return
+    if unknown[0] in inspect.signature(DataBlock.__init__).parameters or unknown[0] in DataBlock._methods:
+        raise TypeError(f"{cls.__name__} knows no {unknown[0]!r}, which is an argument of DataBlock: give it to "
+                        f"DataBlock((RedisBlock(…), RedisBlock(…)), {unknown[0]}=…), or name fields of the store as "
+                        'x= and y= of from_store')
+    similar = difflib.get_close_matches(unknown[0], known, 1)
+    hint = f'; did you mean {similar[0]!r}?' if similar else ''
+    raise TypeError(f"{cls.__name__} knows no {', '.join(map(repr, unknown))}{hint}")
+
+def _check_targets(dataset):
+    """Raise `ValueError` for a target of `dataset`, a training set, that training cannot use
+
+    These are sample numbers as labels; and text, JSON or bytes of a store that no further transform converts."""
+    for tl in getattr(dataset, 'tls', [])[getattr(dataset, 'n_inp', 0):]:
+        if tl.split_idx!=0: continue
+        idle = Tokenizer,Numericalize   # the block adds these to a text, and they make it no target either
+        first,*others = [t for t in tl.tfms.fs if t.name!='noop' and not isinstance(t, idle)] or [None]
+        if isinstance(first, Categorize) and isinstance(tl.items, RemoteItems):
+            raise ValueError('CategoryBlock without get_y takes the items for labels, and these are sample numbers: '
+                             "give RedisBlock('cls') in its place, or get_y=Fetch('cls')")
+        if not isinstance(first, Fetch) or others or first.img_cls is not None: continue
+        if first.codec.name not in ('txt','json','bin'): continue
+        store,field = first.store,first.field
+        raise ValueError(
+            f'{store.name}: field {field!r} ({first.codec.name}) is no target: it has no vocabulary, '
+            'which training needs beforehand. Store labels in a field `cls` '
+            f"(store.map(lambda o: {{**o, 'cls':o[{field!r}]}}, name='new_name') makes one), "
+            f'or give CategoryBlock(vocab=[…]) as the block, with get_y=Fetch({field!r})')
 
 def _codes_at(items, field, positions):
     "The codes of the labels at `positions` of `items`, an array; a function that can be pickled, for spawned workers"

@@ -20,7 +20,7 @@ import numpy as np
 from ..codec.arrays import refuse_mask
 from ..codec.fields import get_codec, is_image
 from .base import mean_bytes, read_file, refuse_address
-from .files import IMAGE_EXTENSIONS
+from .files import image_field
 
 # %% ../../nbs/source/03_columns.ipynb #365677c1
 # The codec of a field of numbers, for each dtype of NumPy. A number of type `uint64` above 2**63-1 is a failed sample.
@@ -345,7 +345,7 @@ class TablePlan:
             texts = [row[name] for row in self.rows if isinstance(row[name], str)]
             if self.rows and not texts:
                 raise ValueError(f'column {name!r} has no names of files; fields={{{name!r}: …}} stores its values')
-            endings = {IMAGE_EXTENSIONS.get(os.path.splitext(text+options.suff)[1].lower(), 'img') for text in texts}
+            endings = {image_field(text+options.suff) or 'img' for text in texts}
             self._add(name, endings.pop() if len(endings)==1 else 'img', asked=True)
         if options.label_col is not None: self._label(found(options.label_col))
 
@@ -435,7 +435,7 @@ class TablePlan:
                         for column in self.columns)
         for column in self.columns:
             values = [row[column.name] for row in self.rows]
-            paths = [v for v in values if isinstance(v, str) and os.path.splitext(v)[1].lower() in IMAGE_EXTENSIONS]
+            paths = [v for v in values if isinstance(v, str) and image_field(v) is not None]
             if get_codec(column.field) is None and paths and len(paths)==len(values):
                 self.notes.append(f'column {column.name!r} names image files and is stored as text: '
                                   f'fn_col={column.name!r}, with folder=, reads the files')
@@ -450,7 +450,7 @@ def _format_of(value):
     if isinstance(value, bytes): return image_format(value)
     if not isinstance(value, dict): return None
     if value.get('bytes') is not None: return image_format(value['bytes'])
-    return IMAGE_EXTENSIONS.get(os.path.splitext(value.get('path') or '')[1].lower())
+    return image_field(value.get('path') or '')
 
 _LABEL_NAMES = 'label','labels','class','target','category','y'
 

@@ -27,7 +27,7 @@ from ..core import CorruptSample, MissingSample
 from .base import IndexedSource, mean_bytes, refuse_address, shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
-from .files import IMAGE_EXTENSIONS, image_samples
+from .files import image_field, image_samples
 from .frames import is_table, is_table_path, table_samples
 from .huggingface import agree, hf_samples, is_huggingface
 from .torch_items import DatasetSource
@@ -346,10 +346,10 @@ def _alike(srcs):
     for s in datasets: s.share_layout(datasets)
     return agree(srcs)
 
-def _from_dict(splits):
+def _from_dict(splits, has_fn):
     "The source of `{split: what as_source takes}`; raises `TypeError` if their `load` are of different types"
     names = split_names(splits)
-    srcs = _alike({name:_source_of_split(name, o) for name,o in zip(names, splits.values())})
+    srcs = _alike({name:_source_of_split(name, o, has_fn) for name,o in zip(names, splits.values())})
     if len({type(s.load) for s in srcs.values()})>1:
         kinds = '; '.join(f'{split}: {_kind_of(source)}' for split,source in srcs.items())
         raise TypeError(f'splits of different kinds: {kinds}. An fn would get samples of several kinds: give all '
@@ -361,16 +361,19 @@ def _kind_of(source):
     made = 'stay as they are' if source.load is unchanged else f'{type(source.load).__name__} makes'
     return f'{type(source).__name__}, whose samples {made}'
 
-def _source_of_split(split, o):
-    try: return as_source(o)
+def _source_of_split(split, o, has_fn):
+    try: return as_source(o, has_fn)
     except TypeError as e: raise TypeError(f'{split}: {e}') from e
     except ValueError as e: raise ValueError(f'{split}: {e}') from e
 
-def _from_list(items):
+def _from_list(items, has_fn):
     "The source of a list or array, by its first item: paths of tables, paths of images, or other items"
+    if has_fn: return _Items(items)
     if len(items) and _is_path(items[0]) and is_table_path(items[0]): return table_samples(list(items))
     is_images = len(items) and (isinstance(items[0], Path) or _are_image_paths(items))
     return image_samples(items) if is_images else _Items(items)
+
+def _from_series(o, has_fn): return _from_list(o.to_numpy(), has_fn)
 
 def _from_path(o):
     "The source of a file of a table or of arrays, by its name; raises `TypeError`, or `FileNotFoundError` for a URL"
@@ -402,18 +405,19 @@ _KINDS = (   # what an object may be, and what makes a source of it; the first t
     (_is_path, _from_path),
     (_is_stream, _Stream),
     (_is_opaque, _refuse),
-    (_is_series, lambda o: _from_list(o.to_numpy())),
+    (_is_series, _from_series),
     (_is_list, _from_list),
     (lambda o: True, DatasetSource))   # it has a length and can be indexed
 
 def as_source(
     # A source, store, list, array, DataFrame, map-style dataset or iterator; a list of paths of images; the path of a
     # table or of arrays; or a dict of splits, `{split: one of these}`
-    o
+    o,
+    has_fn:bool=False, # Does an `fn` make the samples? It gets the elements of a list as they are, also paths
 )->Source: # `o` itself if it is a source
     "The source of the samples in `o`; raises `TypeError` if it is none of these kinds"
     for is_kind,to_source in _KINDS:
-        if is_kind(o): return to_source(o)
+        if is_kind(o): return to_source(o, has_fn) if to_source in (_from_dict,_from_series,_from_list) else to_source(o)
 
 def _are_image_paths(items):
     """Are `items`, of which there is at least one, strings that name image files, by their extensions?
@@ -421,7 +425,7 @@ def _are_image_paths(items):
     Raises `TypeError` if the first is a string and only some of them name images, or if one that does is a URL."""
     if isinstance(items, np.ndarray) and (items.dtype.kind not in 'UO' or items.ndim!=1): return False
     if not isinstance(items[0], str): return False
-    def is_path(o): return isinstance(o, str) and os.path.splitext(o)[1].lower() in IMAGE_EXTENSIONS
+    def is_path(o): return isinstance(o, str) and image_field(o) is not None
     first = is_path(items[0])
     for i,o in enumerate(items):
         if is_path(o)!=first:

@@ -9,14 +9,14 @@ __all__ = ['shrink']
 
 # %% ../../nbs/source/02_shrink.ipynb #27d86cab
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 from fastcore.basics import store_attr
 
 from ..codec.arrays import from_pixels
 from ..codec.base import Encoded
 from ..codec.fields import get_codec, is_image
 from ..codec.raster import renamed_fields
-from ..codec.images import BitsCodec, ImageCodec, is_transparent, load_pixels, only_orientation, RawCodec
+from ..codec.images import BitsCodec, ImageCodec, is_transparent, load_pixels, only_orientation, orientation_of, RawCodec
 from .base import as_sample
 
 # %% ../../nbs/source/02_shrink.ipynb #76632bd8
@@ -32,6 +32,9 @@ class shrink:
         codec:str='jpg', # Stored as `jpg`, `png`, `webp`, `raw` pixels, or `bits` (masks of two levels)
         fields:str|list=None, # One or more image fields to shrink; default: the first one
         resample:int=Image.Resampling.BILINEAR, # Pillow's filter; `NEAREST` for masks
+        # Turn photographs as their EXIF orientation says? Else `jpg`, `png` and `webp` keep it, which fastai ignores, and
+        # `raw` and `bits` cannot
+        turn:bool=False,
     ):
         if not isinstance(size, (int,np.integer)) or size<1:
             raise ValueError(f'size is the shorter side, in pixels, not {size!r}')
@@ -63,14 +66,21 @@ class shrink:
         out = get_codec(self.codec)
         im = _open(value, field)
         width,height = im.size
-        scale = self.size/min(width, height)
-        if scale>=1 and self._can_stay(value, field, im, out): return value
-        if scale>=1 and isinstance(value, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im):
+        scale,orientation = self.size/min(width, height),orientation_of(im)
+        if orientation!=1 and not self.turn and isinstance(out, RawCodec):
+            raise ValueError(f'a picture with EXIF orientation {orientation}, which {self.codec} cannot keep: '
+                             'shrink(…, turn=True) turns it')
+        stays = scale>=1 and not (self.turn and orientation!=1)
+        if stays and self._can_stay(value, field, im, out): return value
+        if stays and isinstance(value, Image.Image) and isinstance(out, ImageCodec) and not out.cannot_keep(im):
             return ImageCodec(self.codec, out.fmt, self.quality).to_bytes(im)
         size = max(1, round(width*scale)),max(1, round(height*scale))
         if scale<1 and not isinstance(value, Image.Image):   # an image of the user may be needed again at its full size
             im.draft(None, size)
         im = load_pixels(im)
+        if self.turn and orientation!=1:
+            im = ImageOps.exif_transpose(im)
+            if orientation>=5: size = size[::-1]   # width and height change places
         exif = only_orientation(im)
         im,note = self._to_stored_mode(im)
         if scale<1:
@@ -103,7 +113,7 @@ class shrink:
 
     def __repr__(self):
         return (f'shrink({self.size}, quality={self.quality}, codec={self.codec!r}, fields={self.fields}, '
-                f'resample={int(self.resample)})')
+                f"resample={int(self.resample)}{', turn=True' if self.turn else ''})")
 
 def _has_pixels(field):
     "Does `field` contain images that are not image files, such as `raw`?"

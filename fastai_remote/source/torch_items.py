@@ -24,7 +24,7 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import check_image
 from .base import as_json, IndexedSource, read_file, stable_repr
-from .files import IMAGE_EXTENSIONS
+from .files import image_field
 
 # %% ../../nbs/source/10_torch_items.ipynb #a5a030ab
 def class_names(dataset):
@@ -416,13 +416,13 @@ _CAPTIONS = {'CocoCaptions':'captions', 'Flickr8k':'captions', 'Flickr30k':'capt
 
 def _file_formats(dataset):
     "Set of the fields for the files that torchvision's `ImageFolder` lists; empty for other datasets"
-    extensions = set()
+    fields = set()
     for part in _innermost(dataset):
         listed = getattr(part, 'samples', None) if hasattr(part, 'loader') else None
         if not isinstance(listed, list) or not listed: continue
         if isinstance(listed[0], tuple) and isinstance(listed[0][0], str):
-            extensions |= {os.path.splitext(path)[1].lower() for path,*_ in listed}
-    return {IMAGE_EXTENSIONS.get(extension, 'img') for extension in extensions}
+            fields |= {image_field(path) or 'img' for path,*_ in listed}
+    return fields
 
 # %% ../../nbs/source/10_torch_items.ipynb #4759376b
 class _ItemSample:

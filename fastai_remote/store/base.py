@@ -40,6 +40,7 @@ class Store:
     server, a pickle that is saved contains its address, but no connection and no secret."""
     manifest:Manifest # Number of samples, fields, splits and vocabularies; read when it is first needed
     shards = None # Table of the shards (`ShardTable`) if the samples are stored in shards
+    origin = '' # Where the samples are, without secrets: caches keep what comes from different places apart
 
     @property
     def name(self)->str:

@@ -28,19 +28,26 @@ def _close_in_child():
 os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child)
 
 @contextmanager
-def _opened(path, flags=os.O_RDWR|os.O_CREAT):
+def _opened(path, cache=None):
     """Context manager: the descriptor of `path`, opened in order to lock it, and closed at the end
 
-    Makes its folder, again if another process removes it at the same moment; with `os.O_RDONLY`, nothing is made."""
+    With `cache`, a folder, it is made if it does not exist, and so is the folder of `path`, again if another process
+    removes it at the same moment. A `cache` that is made here belongs to its owner only, and files that are made have
+    the permissions of `cache`."""
+    flags = os.O_RDWR|os.O_CREAT if cache else os.O_RDONLY
     for tries_left in reversed(range(99)):
         try:
-            if flags: os.makedirs(os.path.dirname(path), exist_ok=True)
+            mode = 0
+            if cache:
+                os.makedirs(cache, mode=0o700, exist_ok=True)
+                mode = os.stat(cache).st_mode&0o777|0o700
+                os.makedirs(os.path.dirname(path), mode=mode, exist_ok=True)
             with _forking:
-                fd = os.open(path, flags|os.O_NOFOLLOW|os.O_NONBLOCK, 0o666)   # a pipe is not waited for
+                fd = os.open(path, flags|os.O_NOFOLLOW|os.O_NONBLOCK, mode&0o666)   # a pipe is not waited for
                 _held.add(fd)
             break
         except (FileExistsError, FileNotFoundError):
-            if not tries_left or not flags: raise
+            if not tries_left or not cache: raise
     try: yield fd
     finally:
         with _forking:
@@ -182,7 +189,7 @@ def _locked(self:FileCache):
     "Context manager: wait for the lock of the folder, and hold it"
     while True:
         lock = f'{self.folder}/.lock'
-        with _opened(lock) as fd:
+        with _opened(lock, self.folder) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
             if not _same(fd, lock): continue
             yield
@@ -202,7 +209,7 @@ def _remove(self:FileCache, path):
 @patch
 def _remove_unused(self:FileCache, path):
     "Remove `path`, unless it is in use or cannot be removed. Returns whether no file of this name is left"
-    with suppress(OSError), _opened(path, os.O_RDONLY) as fd:
+    with suppress(OSError), _opened(path) as fd:
         if _alone(fd, path): self._remove(path)
     return not os.path.lexists(path)
 
@@ -340,7 +347,7 @@ def _part(self:FileCache, path):
 
     It is made if it does not exist. At the end, a locked part that still has this name is removed. Raises `OSError` if
     the disk has no locks; then it is removed, too."""
-    with _opened(path) as fd:
+    with _opened(path, self.folder) as fd:
         is_ours = False
         try:
             try: is_ours = _alone(fd, path)

@@ -233,15 +233,7 @@ def _drop_command(error):
     if not error.args or not isinstance(error.args[0], str): return
     error.args = re.sub(r'Command # .*? of pipeline caused error: ', '', error.args[0], count=1, flags=re.S),
 
-# These refuse a login. The password may have been damaged on its way.
-_doubtful_refusals = redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError
-_DOUBTS = 5 # Attempts before a refusal is believed that may be due to damage on the way
-# redis-py raises these when an answer was damaged in such a way that it has another type.
-_parsing_errors = ValueError, TypeError, LookupError, AttributeError, RecursionError
-
-def _is_odd_login(error):
-    "Did the server answer a password with something that is neither OK nor an error? Then the answer was damaged"
-    return isinstance(error, redis.AuthenticationError) and str(error)=='Invalid Username or Password'
+_DOUBTS = 5 # Attempts before it is believed that a reply is too long
 
 def _is_temporary(error):
     "May the same call succeed a little later?"
@@ -263,9 +255,8 @@ def call(self:RedisLink,
     Without `timeout`, and until the server has answered once, attempts start for at most 2 seconds: a wrong URL should
     not take twenty. It ends within `timeout`, whatever the server does: an attempt that still waits for the server then
     is cut off. Raises `StoreUnavailable` when the time is over or the server refuses access, `StoreFull`, and
-    `StoreError` with the reply of the server if it refuses the command. Once the server has answered, an error such as
-    `ValueError` or `TypeError` in `f` is taken for a damaged answer: after 5 attempts, it becomes a
-    `StoreUnavailable`."""
+    `StoreError` with the reply of the server if it refuses the command. What is no error of Redis is raised as it
+    is."""
     seconds = self.timeout if timeout is None else timeout
     outer = getattr(this_call, 'remaining', None)   # of a call that makes this one
     outer_bytes = getattr(this_call, 'most_bytes', None)
@@ -413,12 +404,12 @@ def _handle(self:RedisLink, error, retries):
     if isinstance(error, redis.RedisError): _drop_command(error)
     if isinstance(error, redis.OutOfMemoryError):
         raise StoreFull(f'{self.url}: {retries.hide(self._why_full(error))}') from error
-    if _is_odd_login(error): return True
-    if isinstance(error, _doubtful_refusals) and self.has_answered and retries.attempts<_DOUBTS: return True
     if isinstance(error, refusals):
-        hint = '; passwords are not kept in exports: set FASTAI_REMOTE_URL or REDIS_URL' if self._needs_secret else ''
+        is_login = isinstance(error, redis.AuthenticationError)
+        hint = ': user and password are those of the URL, redis://USER:PASSWORD@host' if is_login else ''
+        if self._needs_secret: hint = '; passwords are not kept in exports: set FASTAI_REMOTE_URL or REDIS_URL'
         if self._not_kept: hint += f" (also not kept: {', '.join(self._not_kept)})"
-        raise retries.unavailable(f'refused: {error}{hint}') from error
+        raise retries.unavailable(f"refused: {str(error).rstrip('.')}{hint}") from error
     if isinstance(error, HugeList):
         parse_carefully()
         self._forget_servers()
@@ -437,11 +428,7 @@ def _handle(self:RedisLink, error, retries):
         if self.is_cluster or self.is_sentinel: self._forget_servers()
         return True
     if isinstance(error, redis.RedisError):
-        if retries.attempts<_DOUBTS: return True   # the command may have been damaged on its way
         raise StoreError(f'{self.url}: the server refused a command: {retries.hide(str(error))}') from error
-    if isinstance(error, _parsing_errors) and self.has_answered:
-        if retries.attempts<_DOUBTS: return True
-        raise retries.unavailable(f'cannot understand an answer: {type(error).__name__}: {error}') from error
     raise error
 
 @patch

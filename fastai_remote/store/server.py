@@ -8,7 +8,7 @@ Docs: page `store/server`"""
 __all__ = ['find_server', 'RedisServer', 'redis_server']
 
 # %% ../../nbs/store/10_server.ipynb #44b52098
-import atexit, ctypes, fcntl, os, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading
+import atexit, ctypes, fcntl, os, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading, weakref
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from redis.retry import Retry
 
 from ..clock import monotonic, sleep
 from ..core import StoreBusy
+from .address import public_url
 
 # %% ../../nbs/store/10_server.ipynb #a6839225
 def find_server()->str:
@@ -73,11 +74,11 @@ def _private_folder(path):
 
     A folder of another user, or with files that are not a server's, keeps its mode. A database, a log and a file of the
     URL that are there become readable for their owner only."""
-    folder,ours = Path(path).resolve(),{'dump.rdb','server.log','url',*_APPEND_ONLY}
+    folder,ours = Path(path).resolve(),{'dump.rdb','server.log','socket','url',*_APPEND_ONLY}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = {entry.name for entry in folder.iterdir()}
     if folder.stat().st_uid==os.getuid() and found<=ours: folder.chmod(0o700)   # nobody else's files are in it
-    for name in found & {'dump.rdb','server.log','url'}: (folder/name).chmod(0o600)   # of an earlier version
+    for name in found & {'dump.rdb','server.log','socket','url'}: (folder/name).chmod(0o600)   # of an earlier version
     return folder
 
 def _lock(log, folder):
@@ -90,12 +91,22 @@ def _lock(log, folder):
         try: return fcntl.flock(log, fcntl.LOCK_EX|fcntl.LOCK_NB)
         except BlockingIOError:
             if monotonic()-began>_LOCK_SECONDS:
-                raise StoreBusy(f'{folder}: another server uses this folder, or is still saving its data there: close '
-                                'it, and wait until it has ended, or choose another folder') from None
+                raise StoreBusy(f'{folder}: another server{_address(folder)} uses this folder, or is still saving its '
+                                'data there: use it; or close it, and wait until it has ended; or choose another '
+                                'folder') from None
         sleep(.02)
 
+def _address(folder):
+    "What a server that uses `folder` has written there about its address, for a message"
+    try: return f", {public_url((folder/'socket').read_text().strip())},"
+    except (OSError,UnicodeDecodeError): return ''
+
+def _close_server(ref):
+    server = ref()
+    if server is not None: server.close()
+
 class RedisServer:
-    """A private Redis server process, which ends with this process; a context manager
+    """A private Redis server process, which ends with this object or this process; a context manager
 
     Other users of the machine can read neither its files nor its data. A server with a TCP port requires a password,
     unless `conf` says otherwise, because they could reach the port; `url` has the password. If this process is killed,
@@ -127,7 +138,8 @@ class RedisServer:
         self.conf |= conf
         if port and not {'requirepass','user','aclfile'} & self.conf.keys():
             self.conf['requirepass'] = secrets.token_urlsafe(24)
-        atexit.register(self.close)
+        self._at_exit = partial(_close_server, weakref.ref(self))
+        atexit.register(self._at_exit)
         try: self.start()
         except BaseException:
             self.close()
@@ -149,9 +161,11 @@ class RedisServer:
         began = monotonic()
         while True:
             try:
-                redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)).ping()
+                with suppress(redis.AuthenticationError):
+                    redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0)).ping()
+                with open(self.dir/'socket', 'w', opener=partial(os.open, mode=0o600)) as file:
+                    file.write(f'unix://{self.socket}\n')
                 return self
-            except redis.AuthenticationError: return self
             except redis.ConnectionError as error:
                 is_late = monotonic()-began>60 and not isinstance(error, redis.BusyLoadingError)
                 if is_late or self.proc.poll() is not None:
@@ -198,21 +212,36 @@ class RedisServer:
         the server cannot save its data: it goes on, and may be closed again."""
         if os.getpid()!=self.owner: return
         if wait and self._is_running(): self.kill(signal.SIGTERM)
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         shutil.rmtree(self.socket.parent, ignore_errors=True)
         if not self.keep: shutil.rmtree(self.dir, ignore_errors=True)
 
     def _is_running(self): return self.proc is not None and self.proc.poll() is None
     def __enter__(self): return self
     def __exit__(self, *a): self.close()
+    def __del__(self):
+        if hasattr(self, '_at_exit'): self.close()
     def __repr__(self):
         state = 'running' if self._is_running() else 'stopped'
         return f'RedisServer({self.port or str(self.socket)!r}, {state})'
+
+_running = weakref.WeakValueDictionary()   # `{folder: RedisServer}` of this process
 
 def redis_server(
     path:str|Path=None, # As in `RedisServer`
     port:int=0, # As in `RedisServer`
     **conf # As in `RedisServer`
 )->RedisServer:
-    "Start a private server: `with redis_server() as s: … s.url`, or `s = redis_server()` and `s.close()`"
-    return RedisServer(path, port, **conf)
+    """Start a private server: `with redis_server() as s: … s.url`, or `s = redis_server()` and `s.close()`
+
+    It ends when its object is dropped, as when a cell of a notebook is run again. If this process runs a server for
+    folder `path` already, that one is returned; raises `StoreBusy` if it has other settings, or another process runs
+    one."""
+    server = None if path is None else _running.get(Path(path).resolve())
+    if server is None or server.owner!=os.getpid() or not server._is_running():
+        server = RedisServer(path, port, **conf)
+        if path is not None: _running[server.dir] = server
+    elif conf or port not in (0, server.port):
+        raise StoreBusy(f'{server.dir}: this process runs a server there, {public_url(server.url)}: close it to start one '
+                        'with other settings')
+    return server

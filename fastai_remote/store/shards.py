@@ -8,7 +8,7 @@ Docs: page `store/shards`"""
 __all__ = ['ShardStore']
 
 # %% ../../nbs/store/18_shards.ipynb #f58cf9d4
-import json, os, re, threading, warnings, zlib
+import hashlib, json, os, re, threading, warnings, zlib
 from collections import OrderedDict
 
 import numpy as np
@@ -110,6 +110,11 @@ class ShardStore(Store):
         return self._manifest
 
     # What is read with the manifest
+
+    @property
+    def origin(self)->str:
+        "The address of the folder of the shards, without secrets"
+        return self.tars.address
 
     @property
     def home(self)->str:
@@ -520,8 +525,12 @@ def shard_url(self:ShardStore,
 def cache_key(self:ShardStore,
     name:str # Name of a file of the dataset
 )->str:
-    "Name of its copy in the cache"
-    return f"{self._uid}/{re.sub('^[.]', '%2E', name.replace('%', '%25').replace('/', '%2F'))}"
+    """Name of its copy in the cache
+
+    It says where the file comes from: a dataset of somebody else may repeat the identifier of this one, which anyone
+    can read."""
+    origin = hashlib.sha256(self.origin.encode()).hexdigest()[:16]
+    return f"{origin}-{self._uid}/{re.sub('^[.]', '%2E', name.replace('%', '%25').replace('/', '%2F'))}"
 
 @patch
 def index_file(self:ShardStore,

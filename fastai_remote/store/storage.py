@@ -52,7 +52,9 @@ class Storage:
         timeout:float=20., # Seconds for all attempts together, then `StoreUnavailable`; not for a local folder
         storage_options:dict=None, # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, `anon`, …
     ):
-        url,storage_options = Secret(os.fspath(url)),SecretOptions(storage_options or {})   # also in tracebacks
+        url,storage_options = os.fspath(url),SecretOptions(storage_options or {})   # also in tracebacks
+        if '://' in url: url = url.strip()   # with a blank before it, it would be a path, and its password shown
+        url = Secret(url)
         if re.search(r'\.(tar|tar\.gz|tgz)/?$', _folder_link(url)[1]):
             raise ValueError(f'{public_url(url)}: give the folder that holds the tars')
         check_seconds(timeout=timeout)
@@ -108,6 +110,15 @@ class Storage:
                              'needs, or it belongs into storage_options=') from e
         self._root,self._client = Secret(root),(os.getpid(), client)
         return client
+
+    @property
+    def address(self)->str:
+        "Text that says which folder this is: its URL and, if they are given, server and account; without secrets"
+        options = {**self._options, **self._options.get('client_kwargs', {})}
+        if _scheme(self.url) in ('s3','s3a') and 'endpoint_url' not in options:
+            options['endpoint_url'] = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL')
+        server = (options.get(name) for name in ('endpoint_url','host','port','account_name','project'))
+        return ' '.join([self.url, *(public_url(str(value)) for value in server if value)])
 
     @property
     def local(self)->bool:
@@ -519,7 +530,11 @@ def files(self:Storage)->list: # Paths relative to this folder, sorted
 def subfolder(self:Storage,
     name:str # Name of a folder in this one
 )->Storage:
-    "The storage of a folder in this one, with the same options"
+    """The storage of a folder in this one, with the same options
+
+    Raises `StoreError` for a symbolic link: what is behind it belongs to somebody else."""
+    if self.is_link(name):
+        raise StoreError(f'{self.path(name)} is a symbolic link in place of a folder of the dataset: remove it')
     before,link,after = _folder_link(self._secret_url)
     folder,mark,query = link.partition('?') if is_http(link) else (link,'','')
     if not folder.endswith('://'): folder = f"{folder.rstrip('/')}/"
@@ -570,16 +585,36 @@ def write(self:Storage,
     with self.create(name) as f: f.write(b)
 
 @patch
+def is_link(self:Storage,
+    name:str # A file or a folder of this folder
+)->bool:
+    "Is it a symbolic link on this machine?"
+    return self.local and os.path.islink(self.path(name))
+
+@patch
 def remove(self:Storage,
     names:list, # Files of the folder; those that do not exist are ignored
     step:int=1000 # Files per request
 ):
-    "Remove files; raises `StoreUnavailable`"
+    """Remove files; raises `StoreUnavailable`
+
+    Of a symbolic link, also of one in place of a folder on the way to a file, the link is removed, and nothing that is
+    behind it."""
+    names = [self._link_above(name) or name for name in names]
     for k in range(0, len(names), step):
         group = names[k:k+step]
         if len(group)>1 and self.call(lambda fs: self._remove_together(fs, group)): continue
         for name in group:
-            with suppress(FileNotFoundError): self.call(lambda fs: fs.rm_file(self.path(name)))
+            with suppress(FileNotFoundError):
+                if self.is_link(name): os.unlink(self.path(name))
+                else: self.call(lambda fs: fs.rm_file(self.path(name)))
+
+@patch
+def _link_above(self:Storage, name):
+    "The first folder on the way to file `name` that is a symbolic link; `None` if there is none"
+    folders = name.split('/')[:-1]
+    above = ('/'.join(folders[:k+1]) for k in range(len(folders)))
+    return next((folder for folder in above if self.is_link(folder)), None)
 
 @patch
 def _remove_together(self:Storage, fs, names):

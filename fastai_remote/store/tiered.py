@@ -8,7 +8,7 @@ Docs: page `store/tiered`"""
 __all__ = ['TieredStore']
 
 # %% ../../nbs/store/19_tiered.ipynb #2f2be098
-import math, mmap, os, threading, warnings, weakref, zlib
+import hashlib, math, mmap, os, threading, warnings, weakref, zlib
 from collections import deque
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -156,7 +156,7 @@ class TieredStore(Store):
         self.link = RedisLink(**{**link.reveal(), 'timeout':redis_timeout})
         # Seconds for the values that are written at once, for which no batch waits
         self._write_timeout = max(link.timeout, redis_timeout)
-        self.prefix = copy.manifest.prefix if copy else _prefix_of(store.manifest)
+        self.prefix = copy.manifest.prefix if copy else _prefix_of(store)
         self.tags = copy.manifest.tags if copy else 0
         # key and first bytes of the copy's manifest, which are compared with every read
         self.guard = (copy.manifest_key, copy.manifest.head) if copy else None
@@ -238,9 +238,13 @@ class TieredStore(Store):
         count as from the shards."""
         return dict(zip(('from_redis','from_shards'), self._counts.sum(0).tolist()))
 
-def _prefix_of(manifest):
-    "First part of the keys: name and identifier, so that a dataset that is written anew has keys of its own"
-    return f"{manifest.name}~{manifest.uid[:8] or f'{zlib.crc32(manifest.to_json().encode()):08x}'}"
+def _prefix_of(store):
+    """First part of the keys: name, and a checksum of the identifier and of the address
+
+    So a dataset that is written anew has keys of its own, and so has one of somebody else with the same identifier."""
+    manifest = store.manifest
+    text = f'{store.origin} {manifest.uid or manifest.to_json()}'
+    return f'{manifest.name}~{hashlib.sha256(text.encode()).hexdigest()[:16]}'
 
 def _open_store(**state):
     store = TieredStore.__new__(TieredStore)

@@ -11,7 +11,7 @@ __all__ = ['PLAN_FILE', 'OWN_FILE', 'PART_FILE', 'STATE_FILE', 'RECORD_FILE', 's
 # %% ../../nbs/write/08_shard_files.ipynb #a1f00004
 import json, re, zlib
 
-from ..store.shard_index import INDEX_MAGIC, INDEX_SUFFIX, index_name, LABELS_KIND
+from ..store.shard_index import INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, index_name, LABELS_KIND
 from ..store.shard_index import ShardManifest, ShardTable
 from ..store.storage import Storage
 
@@ -76,6 +76,7 @@ def own_files(
 
     These are shards, index files, files of failures, and `labels.json`. An index begins as ours do, and a shard has
     such an index beside it, which is written before the shard."""
+    names = [name for name in names if name!=INDEX_FOLDER]
     candidates = [name for name in names if OWN_FILE.match(name) or name.endswith(('.idx',INDEX_SUFFIX))]
     there = set(names)
     indices = list(dict.fromkeys(index for name in candidates for index in _index_of(name) if index in there))

@@ -539,6 +539,9 @@ def remove_overlays(self:ShardWriter,
     keep = {overlay['folder'] for overlay in manifest.overlays if overlay} if manifest else ()
     for folder in self.storage.names():
         if not is_overlay_folder(folder) or folder in keep: continue
+        if self.storage.is_link(folder):
+            self.storage.remove([folder])
+            continue
         writer = ShardWriter(self.storage.subfolder(folder))
         storage = writer.storage
         storage.remove(['manifest.json'])

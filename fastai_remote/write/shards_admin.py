@@ -50,6 +50,7 @@ def delete_shards(
         storage.remove(parts)
         writer.remove_overlays()
         writer.remove_state()
+        if storage.is_link(INDEX_FOLDER): storage.remove([INDEX_FOLDER])
     finally:
         writer.close()
         _remove_empty_folders(storage)
@@ -66,14 +67,15 @@ def _writer(storage):
 
     If neither has one, it is for `storage`. Raises `UnsupportedFormat`."""
     writer = ShardWriter(storage)
-    inner = ShardWriter(storage.subfolder(INDEX_FOLDER), name=writer.name)
+    def open_inner(): return ShardWriter(storage.subfolder(INDEX_FOLDER), name=writer.name)
     def is_used(writer):
         names = writer.storage.names()
         return 'manifest.json' in names and writer.committed() or 'plan.json' in writer.storage.names('.ingest')
     try:
         if is_used(writer): return writer
     except UnsupportedFormat:   # `manifest.json` of another tool
-        if not is_used(inner): raise
+        if not is_used(open_inner()): raise
+    inner = open_inner()
     return inner if is_used(inner) else writer
 
 def _remove_empty_folders(storage):

@@ -1,0 +1,56 @@
+"Caches keep what comes from different places apart, and for their owner only"
+import shutil, stat
+
+import fsspec
+import pytest
+
+from fastai_remote.core import StoreError
+from fastai_remote.ingest.shards import to_shards
+from fastai_remote.store.shards import ShardStore
+from fastai_remote.store.storage import Storage
+from fastai_remote.store.tiered import TieredStore
+
+def texts(who): return [{'txt':f'{who} {i}'} for i in range(20)]
+
+@pytest.fixture
+def copies(tmp_path):
+    "Two datasets on a remote storage with the same manifest, as anyone can copy one"
+    to_shards(texts('ours'), tmp_path/'d', num_workers=0, progress=False)
+    remote = fsspec.filesystem('memory')
+    for name in 'genuine','copied': remote.put(str(tmp_path/'d'), f'/{name}', recursive=True)
+    yield remote,'memory://genuine','memory://copied'
+    for name in 'genuine','copied': remote.rm(f'/{name}', recursive=True)
+
+def test_shards_of_a_copied_manifest_are_not_those_of_the_genuine_dataset(copies, tmp_path):
+    remote,genuine,copied = copies
+    cache = tmp_path/'cache'
+    other = ShardStore(copied, cache=cache)
+    other.prefetch([0])
+    assert other[3]['txt'].startswith('ours')
+    store = ShardStore(genuine, cache=cache)
+    assert store.manifest.uid==other.manifest.uid and [path for path in cache.rglob('*.tar')]
+    remote.rm('/genuine/shard-000000.tar')
+    with pytest.raises(StoreError): store.get_many([3], 'txt')
+
+def test_values_of_a_copied_manifest_have_other_keys_in_redis(copies, server):
+    _,genuine,copied = copies
+    keys = {TieredStore(server.url, ShardStore(url, cache=False)).prefix for url in copies[1:]}
+    assert len(keys)==2
+
+def test_a_folder_of_another_server_is_another_one_and_keys_are_not_part_of_its_address():
+    addresses = {Storage('s3://bucket/d', storage_options={'endpoint_url':url, 'key':key, 'secret':'hidden'}).address
+                 for url in ('http://a:1','http://b:1') for key in ('one','two')}
+    assert addresses=={'s3://bucket/d http://a:1', 's3://bucket/d http://b:1'}
+
+@pytest.mark.parametrize('mode', [None, 0o775])
+def test_files_of_a_cache_have_the_permissions_of_its_folder(copies, tmp_path, mode):
+    cache = tmp_path/'cache'
+    if mode is not None:
+        cache.mkdir()
+        cache.chmod(mode)
+    store = ShardStore(copies[1], cache=cache)
+    store.prefetch([0])
+    store.get_many([3], 'txt')
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in [cache, *cache.rglob('*')]}
+    if mode is None: assert modes=={0o700, 0o600}
+    else: assert mode in modes and all(m&0o444==0o444 for m in modes)

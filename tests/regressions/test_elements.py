@@ -1,0 +1,38 @@
+"`fn` gets the elements of what is written: those of a list are the list's, whatever they are"
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fastcore.foundation import L
+
+from fastai_remote.ingest.shards import to_shards
+from fastai_remote.store.shards import ShardStore
+
+def written(source, folder, fn, **kwargs):
+    to_shards(source, folder, fn=fn, num_workers=0, shuffle=False, progress=False, **kwargs)
+    return ShardStore(folder)
+
+def describe(o): return {'txt':f'{type(o).__name__} {o}', 'a.i8':len(str(o))}
+
+@pytest.mark.parametrize('kind', [list, L, tuple, np.array, pd.Series, lambda paths: {'train':paths, 'valid':paths}])
+@pytest.mark.parametrize('names', [['a/1.jpg','a/2.png'], ['x.csv','y.csv'], ['x.parquet'], ['no path','1.jpg']])
+def test_texts_that_name_files_are_texts(tmp_path, kind, names):
+    store = written(kind(names), tmp_path/'d', describe)
+    texts = store.get_many(range(len(names)), 'txt', decode=True)['txt']
+    assert [text.split(' ', 1)[1] for text in texts]==names and all(text.startswith('str') for text in texts)
+
+def test_paths_of_images_are_paths(images, tmp_path):
+    from fastai.data.transforms import get_image_files
+    files = get_image_files(images)
+    def fn(path):
+        assert isinstance(path, Path)
+        return {'jpg':path.read_bytes(), 'cls':path.parent.name}
+    store = written(files, tmp_path/'d', fn)
+    assert len(store)==len(files) and store.get_many([3], 'jpg')['jpg']==[files[3].read_bytes()]
+    more = store.append(files[:2], fn=fn, num_workers=0, progress=False)
+    assert len(more)==len(files)+2
+
+def test_paths_of_images_without_fn_are_images(images, tmp_path):
+    to_shards(sorted(images.rglob('*.jpg')), tmp_path/'d', num_workers=0, progress=False)
+    assert ShardStore(tmp_path/'d').fields==['jpg']

@@ -1,0 +1,62 @@
+"What removes files of a dataset removes symbolic links in its folder, and nothing that is behind them"
+import pytest
+
+from fastai_remote.core import StoreError
+from fastai_remote.ingest.shards import to_shards
+from fastai_remote.store.shards import ShardStore
+from fastai_remote.write.shards_admin import abandon_shards, delete_shards
+
+def write(folder, **kwargs):
+    to_shards([{'txt':f'text {i}', 'a.i8':i} for i in range(9)], folder, num_workers=0, progress=False, **kwargs)
+    return ShardStore(folder)
+
+def contents(folder): return {path.relative_to(folder):path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+@pytest.fixture
+def victim(tmp_path):
+    "The folder of another dataset, with an edit, and with a state of an ingest that nobody has finished"
+    store = write(tmp_path/'victim').edit(set={'txt':{1:'changed'}})
+    (tmp_path/'victim/.ingest').mkdir(exist_ok=True)
+    (tmp_path/'victim/.ingest/chunk-000000.json').write_text('{}')
+    return tmp_path/'victim'
+
+CALLS = {
+    'delete':lambda folder: delete_shards(folder),
+    'overwrite':lambda folder: write(folder, overwrite=True),
+    'drop_fields':lambda folder: ShardStore(folder).drop_fields(['a.i8']),
+    'edit':lambda folder: ShardStore(folder).edit(drop=[0]),
+    'append':lambda folder: ShardStore(folder).append([{'txt':'new', 'a.i8':1}], num_workers=0, progress=False),
+}
+
+@pytest.mark.parametrize('call', CALLS)
+@pytest.mark.parametrize('link,to', [('.overlay-1-0',''), ('.overlay-9-0',''), ('.ingest','.ingest'),
+    ('.fastai_remote',''), ('shard-000000.tar','shard-000000.tar'), ('shard9-000000.tar','shard-000000.tar')])
+def test_nothing_behind_a_link_is_removed(victim, tmp_path, call, link, to):
+    folder = tmp_path/'d'
+    write(folder)
+    place = folder/link
+    if place.is_dir():
+        for path in place.iterdir(): path.unlink()
+        place.rmdir()
+    elif place.exists(): place.unlink()
+    place.symlink_to(victim/to)
+    before = contents(victim)
+    try: CALLS[call](folder)
+    except StoreError: pass   # it may be refused
+    after = contents(victim)
+    assert before.keys()<=after.keys() and all(after[path]==before[path] for path in before)
+    if call=='delete' and link!='shard9-000000.tar':   # without an index, that one is a file of the user
+        assert not folder.exists() or not any(path.is_symlink() for path in folder.iterdir())
+
+def test_an_index_behind_a_link_is_refused_by_name(victim, tmp_path):
+    folder = tmp_path/'tars'
+    folder.mkdir()
+    (folder/'.fastai_remote').symlink_to(victim)
+    for call in delete_shards, abandon_shards:
+        with pytest.raises(StoreError, match='.fastai_remote is a symbolic link .* remove it'): call(folder)
+
+def test_a_folder_among_the_shards_is_no_index_file(tmp_path):
+    write(tmp_path/'d')
+    (tmp_path/'d/.fastai_remote').mkdir()
+    delete_shards(tmp_path/'d')
+    assert [path.name for path in (tmp_path/'d').iterdir()]==['.fastai_remote']

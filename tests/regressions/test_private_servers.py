@@ -1,0 +1,42 @@
+"A private server ends with its object, and a folder has one server, which is returned or named"
+import gc, signal, subprocess, sys
+
+import pytest
+import redis
+
+from fastai_remote.core import StoreBusy
+from fastai_remote.store.server import redis_server
+
+def test_a_server_ends_when_its_object_is_replaced(tmp_path):
+    "As when the cell `server = redis_server()` of a notebook is run again"
+    server = redis_server()
+    process = server.proc
+    server = redis_server()
+    assert process.poll() is not None and server.proc.poll() is None
+    kept = redis_server(tmp_path)
+    redis.Redis.from_url(kept.url).set('x', 1)
+    process = kept.proc
+    del kept
+    gc.collect()
+    assert process.poll() is not None   # its data was saved
+    with redis_server(tmp_path) as kept: assert redis.Redis.from_url(kept.url).get('x')==b'1'
+    server.close()
+
+def test_the_server_that_this_process_runs_for_a_folder_is_returned(tmp_path):
+    with redis_server(tmp_path) as server:
+        assert redis_server(tmp_path) is server is redis_server(str(tmp_path)) and redis_server(tmp_path, port=0) is server
+        for other in dict(port=-1), dict(maxmemory='100mb'):
+            with pytest.raises(StoreBusy, match=f'{tmp_path}.*{server.socket}.*other settings'): redis_server(tmp_path, **other)
+    with redis_server(tmp_path) as other: assert other is not server and other.proc.poll() is None
+
+def test_the_server_of_another_process_is_named(tmp_path):
+    code = ("import sys, time; from fastai_remote.store.server import redis_server; "
+            "server = redis_server(sys.argv[1], requirepass='hidden'); print(server.socket, flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, '-c', code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as process:
+        socket = process.stdout.readline().strip()
+        with pytest.raises(StoreBusy, match=f'another server, unix://{socket}, uses this folder') as error:
+            redis_server(tmp_path)
+        assert 'hidden' not in str(error.value)
+        process.stdin.close()
+        process.wait()
