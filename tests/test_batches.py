@@ -159,6 +159,13 @@ def test_images_of_different_sizes_are_read_once_and_made_item_by_item():
     calls.clear()
     assert [b[0].shape[2] for b in dls.valid]==[8, 8, 9, 9] and calls==[5]*4
 
+def test_openers_of_other_formats_change_nothing(store, monkeypatch):
+    "Pillow loads most of its plugins when it meets a file that the first ones do not open"
+    Image.init()
+    monkeypatch.setitem(Image.OPEN, 'MINE', (None, lambda prefix: prefix[:4]==b'mine'))
+    monkeypatch.setattr(Image, 'ID', ['MINE', *Image.ID])
+    assert loaders(store, 'a.jpg').train.explain().startswith('Whole batches')
+
 def test_a_function_of_a_user_that_wraps_one_of_fastai_is_not_shipped():
     "`functools.wraps` lets it look like that, also if it is there before this package is imported"
     @functools.wraps(load_image)
@@ -208,6 +215,14 @@ def test_a_png_that_stock_cannot_identify_is_damaged(at, checksum):
         dl = cls(Datasets(get_remote_items(store), [[Fetch('png', img_cls=PILImage)]]), after_item=[ToTensor()],
             num_workers=0)
         with pytest.raises(CorruptSample, match="changed: sample 5, field 'png'"): list(dl)
+
+def test_threads_may_replace_the_header_of_arrays_that_was_seen(store):
+    dl = RemoteDL(Datasets(get_remote_items(store), [[Fetch('c.npyimg', img_cls=PILImage)]]), after_item=[ToTensor()])
+    maker = WholeBatches(dl).makers[0]
+    forgets = property(lambda self: {}, lambda self, value: None)
+    maker.__class__ = type('Forgetful', (type(maker),), {'headers':forgets})
+    x = maker(store.get_many(range(8), 'c.npyimg')['c.npyimg'])
+    assert np.array_equal(x.x, np.stack([sample(i)['c.npyimg'].transpose(2, 0, 1) for i in range(8)]))
 
 # --- memory that batches are sent in
 
