@@ -118,7 +118,7 @@ def _replace_old_workers():
     """End joblib's workers of loky if, since they were last used, a module was reloaded, or `sys.path` was changed
 
     They live on after each use, and functions of modules are sent to them by name: they would import a module from
-    elsewhere, or run its old code. A module that is reloaded, as by IPython's `%autoreload`, gets a new `ModuleSpec`."""
+    elsewhere, or run its old code. A module that is reloaded, as by `%autoreload`, gets a new `ModuleSpec`."""
     specs = {name:getattr(module, '__spec__', None) for name,module in list(sys.modules.items())}
     is_old = _path!=sys.path or any(spec is not specs.get(name, spec) for name,spec in _modules.items())
     # `get_reusable_executor` would make an executor of another class if there is none

@@ -10,9 +10,10 @@ from fastai_remote.source.datasets import as_source
 from fastai_remote.write.base import MemoryWriter
 
 def in_memory(source, fn=None, writer=None, **options):
-    "Ingest a source into memory, in this process and in the order of the source: the store and the report"
+    "Ingest a source into memory, in this process and in order, however many fail: the store and the report"
     writer = writer or MemoryWriter('d')
-    report = ingest(source, writer, fn, **{'num_workers':1, 'progress':False, 'shuffle':False, **options})
+    options = {'num_workers':1, 'progress':False, 'shuffle':False, 'max_failed':1., **options}
+    report = ingest(source, writer, fn, **options)
     return writer.store,report
 
 def raw_samples(source):

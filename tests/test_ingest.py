@@ -388,7 +388,7 @@ def test_a_replacement_that_comes_to_nothing_leaves_the_old_dataset_as_it_was(pu
 
 def test_a_report_is_shown_as_text_and_in_a_notebook(put, server):
     def fn(o): return 1//0 if 5<=o['id']<12 else {'txt':'x'*50}
-    _,rep = put([{'id':i} for i in range(50)], fn=fn, shuffle=False)
+    _,rep = put([{'id':i} for i in range(50)], fn=fn, shuffle=False, max_failed=7)
     text,html = repr(rep),rep._repr_html_()
     first = r'd: 43 written, 7 failed, .*B in [\d.]+ s \([\d,]+ samples/s\)\n  item 5: ZeroDivisionError: '
     assert re.match(first, text) and text.endswith('… 2 more') and text.count('\n')==6 and 'resumed' not in html

@@ -11,7 +11,7 @@ import fastai_remote
 from fastai_remote.imported import add_late_methods, when_imported
 
 root = Path(__file__).parents[1]
-NAMES = '''CorruptSample Fetch FieldSplitter KFoldSplitter IngestError IngestReport MemoryStore MissingSample
+NAMES = '''CorruptSample DamagedTar Fetch FieldSplitter KFoldSplitter IngestError IngestReport MemoryStore MissingSample
     Permutation RandomStoreSplitter
     RedisBlock RedisStore RedisWriter RemoteDL RemoteItems Store
     MeanImage Rasterise VerifyReport drawing_samples hf_samples simplify StoreBusy StoreError StoreExists StoreFull

@@ -171,7 +171,7 @@ def test_a_sample_that_fails_in_the_second_run_leaves_no_key_of_the_first(fresh)
         return {'bin':bytes([i])*(5_000_000 if i==14 else 9)}   # five million: written at once
     def write():
         state.run += 1
-        return to_redis(list(range(16)), fresh.url, 'd', fn, shuffle=False, **ONE)
+        return to_redis(list(range(16)), fresh.url, 'd', fn, shuffle=False, max_failed=2, **ONE)
     with pytest.raises(KeyboardInterrupt): write()
     assert client(fresh).exists('d:bin:14')
     assert (write().written,len(RedisStore(fresh.url, 'd')))==(14,14)
@@ -237,7 +237,7 @@ def test_an_ingest_is_whole_whatever_its_server_keeps_in_a_crash(kept, is_stream
         return sample
     def write(server):
         source = {split:iter(samples) if is_stream else samples for split,samples in numbered(0).items()}
-        to_redis(source, server.url, 'd', fn, shuffle=False, chunk=8, **ONE)
+        to_redis(source, server.url, 'd', fn, shuffle=False, chunk=8, max_failed=5, **ONE)
     durable = dict(appendonly='yes', appendfsync='always') if kept=='everything' else {}
     with private_server(**durable) as server, private_server() as other:
         try: write(server)

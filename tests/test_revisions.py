@@ -384,7 +384,7 @@ def test_failures_of_all_parts_are_named(place):
     def fn(o):
         if o['id.i4']%5==3: raise ValueError('three')
         return o
-    store = place.write(samples(0, 20), fn=fn).append(samples(20, 30), fn, **ONE)
+    store = place.write(samples(0, 20), fn=fn, max_failed=4).append(samples(20, 30), fn, max_failed=2, **ONE)
     assert len(store)==24 and store.manifest.failed==6==len(list(store.failures())) and verified(store)
     with pytest.raises(IngestError, match='three'): store.append(samples(30, 60), fn, max_failed=0, **ONE)
     assert len(place.open())==24 and verified(place.open())

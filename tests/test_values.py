@@ -173,7 +173,7 @@ def test_numbers_of_others_are_checked_too(tmp_path):
     tar_of(tmp_path/'a.tar', [{'x.f8':x.encode(), 'y.f4':y.encode()} for x,y in rows])
     copied,report = written(tar_samples(tmp_path/'a.tar'))
     assert (report.failed,values(copied, 'y.f4'))==(5,[.5,math.inf])
-    assert index_shards(tmp_path, **QUIET).failed==5
+    assert index_shards(tmp_path, max_failed=5, **QUIET).failed==5
     for store in copied,ShardStore(tmp_path): assert values(store, 'x.f8')==[1.,3.]
 
 # --- text that is no UTF-8
@@ -214,7 +214,7 @@ def test_labels_of_others_that_are_no_utf8(tmp_path):
     "In tars that are indexed where they lie: names, labels as JSON, and labels as text"
     rows = [('0',b'a',b'["x"]'), ('1',b'caf\xe9',b'["x"]'), ('2',b'b',rb'["\udce9"]'), ('café 3',b'a',b'[]')]
     tar_of(tmp_path/'a.tar', [(key,{'cls':label, 'labels':labels}) for key,label,labels in rows], encoding='latin-1')
-    report = index_shards(tmp_path, **QUIET)
+    report = index_shards(tmp_path, max_failed=2, **QUIET)
     store = ShardStore(tmp_path)
     assert (report.failed,len(store),store.manifest.vocab)==(2,2,{'cls':['a'],'labels':['x']})
     for o in (repr(report), str(list(store.failures()))): o.encode()
@@ -266,7 +266,7 @@ def test_labels_that_occur_late(tmp_path, contents, extension, want):
 
 def test_text_after_numbers_is_a_failed_sample_for_both_readers(tmp_path):
     path = tar_of(tmp_path/'a.tar', labelled([b'%d' % (i%9) for i in range(120)]+[b'007']))
-    for report in index_shards(tmp_path, **QUIET),written(tar_samples(path))[1]:
+    for report in index_shards(tmp_path, max_failed=1., **QUIET),written(tar_samples(path))[1]:
         assert (report.written,report.failed)==(120,1) and "'007'" in report.failures[0][1]
 
 @pytest.mark.parametrize('labels', [[-5,2,-5,1<<40], list(np.array([9,1,9], np.int16)), [True,False,True]], ids=str)

@@ -185,7 +185,8 @@ def plain_label(
 
 def _whole_label(field, label):
     if label.is_integer(): return int(label)
-    raise ValueError(f'{field}: label {label} is no whole number: a number to predict goes into a field such as target.f4')
+    raise ValueError(f'{field}: label {label} is no whole number: a number to predict goes into a field such as '
+                     'target.f4')
 
 class Columns:
     "Encoded samples that are not written yet, field by field"

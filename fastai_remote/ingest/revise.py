@@ -307,8 +307,8 @@ def edit_samples(
 )->Store: # The new version
     """Remove samples of a dataset, and change values of others
 
-    Numbers are `int`, or what a cleaner of fastai and `RemoteItems` return, which know their version of the dataset. The
-    samples behind one that is removed move up, so that numbers stay dense. New labels get the next codes. The new
+    Numbers are `int`, or what a cleaner of fastai and `RemoteItems` return, which know their version of the dataset.
+    The samples behind one that is removed move up, so that numbers stay dense. New labels get the next codes. The new
     version has no statistics of a field whose images change, and none at all if samples are removed. It becomes visible
     at once, and shares what has not changed. If there is nothing to change, `store` itself is returned. Raises
     `IndexError` for a sample that does not exist, `UnknownField`, `IngestError` for a value that cannot be stored,

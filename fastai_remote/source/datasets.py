@@ -417,7 +417,9 @@ def as_source(
 )->Source: # `o` itself if it is a source
     "The source of the samples in `o`; raises `TypeError` if it is none of these kinds"
     for is_kind,to_source in _KINDS:
-        if is_kind(o): return to_source(o, has_fn) if to_source in (_from_dict,_from_series,_from_list) else to_source(o)
+        if is_kind(o):
+            holds_elements = to_source in (_from_dict,_from_series,_from_list)
+            return to_source(o, has_fn) if holds_elements else to_source(o)
 
 def _are_image_paths(items):
     """Are `items`, of which there is at least one, strings that name image files, by their extensions?

@@ -124,7 +124,7 @@ def image_extensions()->set:
 
 @cache
 def _extensions_of(transforms):
-    "The extensions of `fastai.data.transforms`; those that it would have, if it is `None`, because nobody has imported it"
+    "The extensions of `fastai.data.transforms`; if that is `None`, as nobody has imported it, those that it would have"
     if transforms is not None: return {extension.lower() for extension in transforms.image_extensions}
     mimetypes.init()
     return {extension.lower() for extension,kind in mimetypes.types_map.items() if kind.startswith('image/')}
@@ -160,7 +160,8 @@ def _image_files(folder, left_out, prefix='', above=()):
         if is_folder: yield from _image_files(os.path.join(folder, name), left_out, f'{prefix}{name}/', above)
         else: yield prefix+name
 
-_hidden,_of_no_split = 'hidden image files are left out','image files in other folders than those of splits= are left out'
+_hidden = 'hidden image files are left out'
+_of_no_split = 'image files in other folders than those of splits= are left out'
 
 def _is_folder(entry, above):
     "Is `entry` of `os.scandir` a folder to search? Not if it is a link to one of `above`, or a link that leads nowhere"

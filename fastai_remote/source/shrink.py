@@ -16,7 +16,8 @@ from ..codec.arrays import from_pixels
 from ..codec.base import Encoded
 from ..codec.fields import get_codec, is_image
 from ..codec.raster import renamed_fields
-from ..codec.images import BitsCodec, ImageCodec, is_transparent, load_pixels, only_orientation, orientation_of, RawCodec
+from ..codec.images import (
+    BitsCodec, ImageCodec, is_transparent, load_pixels, only_orientation, orientation_of, RawCodec)
 from .base import as_sample
 
 # %% ../../nbs/source/02_shrink.ipynb #76632bd8
@@ -32,8 +33,8 @@ class shrink:
         codec:str='jpg', # Stored as `jpg`, `png`, `webp`, `raw` pixels, or `bits` (masks of two levels)
         fields:str|list=None, # One or more image fields to shrink; default: the first one
         resample:int=Image.Resampling.BILINEAR, # Pillow's filter; `NEAREST` for masks
-        # Turn photographs as their EXIF orientation says? Else `jpg`, `png` and `webp` keep it, which fastai ignores, and
-        # `raw` and `bits` cannot
+        # Turn photographs as their EXIF orientation says? Else `jpg`, `png` and `webp` keep it, which fastai ignores,
+        # and `raw` and `bits` cannot
         turn:bool=False,
     ):
         if not isinstance(size, (int,np.integer)) or size<1:

@@ -242,6 +242,6 @@ def redis_server(
         server = RedisServer(path, port, **conf)
         if path is not None: _running[server.dir] = server
     elif conf or port not in (0, server.port):
-        raise StoreBusy(f'{server.dir}: this process runs a server there, {public_url(server.url)}: close it to start one '
-                        'with other settings')
+        raise StoreBusy(f'{server.dir}: this process runs a server there, {public_url(server.url)}: close it to start '
+                        'one with other settings')
     return server

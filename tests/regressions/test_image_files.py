@@ -17,8 +17,8 @@ def png():
 def folder(tmp_path):
     "A file of each extension that the system knows for images, and files with strange names"
     names = [f'a/image{extension}' for extension in image_extensions]
-    names += ['b/UPPER.JFIF', 'b/two.tar.jpe', 'b/png', 'b/jpg', 'b/a.png.txt', 'b/noext', 'b/dot.', '.hidden.png', '.hidden',
-              'b/.jpg', '.folder/a.png', 'b/c.pjpeg', 'b/d.JPG', 'b/ä ö.Png']
+    names += ['b/UPPER.JFIF', 'b/two.tar.jpe', 'b/png', 'b/jpg', 'b/a.png.txt', 'b/noext', 'b/dot.', '.hidden.png',
+              '.hidden', 'b/.jpg', '.folder/a.png', 'b/c.pjpeg', 'b/d.JPG', 'b/ä ö.Png']
     for name in names:
         path = tmp_path/'images'/name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,12 +10,13 @@ def write(folder, **kwargs):
     to_shards([{'txt':f'text {i}', 'a.i8':i} for i in range(9)], folder, num_workers=0, progress=False, **kwargs)
     return ShardStore(folder)
 
-def contents(folder): return {path.relative_to(folder):path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+def contents(folder):
+    return {path.relative_to(folder):path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 @pytest.fixture
 def victim(tmp_path):
     "The folder of another dataset, with an edit, and with a state of an ingest that nobody has finished"
-    store = write(tmp_path/'victim').edit(set={'txt':{1:'changed'}})
+    write(tmp_path/'victim').edit(set={'txt':{1:'changed'}})
     (tmp_path/'victim/.ingest').mkdir(exist_ok=True)
     (tmp_path/'victim/.ingest/chunk-000000.json').write_text('{}')
     return tmp_path/'victim'

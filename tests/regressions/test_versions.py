@@ -4,7 +4,8 @@ import pytest
 from fastai_remote.load.cleaners import remote_images
 from fastai_remote.load.items import get_remote_items
 
-def source(images): return [{'jpg':path.read_bytes(), 'cls':path.parent.name} for path in sorted(images.rglob('*.jpg'))[:9]]
+def source(images):
+    return [{'jpg':path.read_bytes(), 'cls':path.parent.name} for path in sorted(images.rglob('*.jpg'))[:9]]
 
 @pytest.fixture
 def store(put, images): return put(source(images), shuffle=False)[0]
@@ -18,7 +19,8 @@ def test_a_cell_that_is_run_twice_drops_no_other_sample(store):
     assert len(cleaned)==7
 
 @pytest.mark.parametrize('change', [
-    lambda store,items: store.edit(drop=items[[1, 2]]), lambda store,items: store.edit(drop=list(remote_images(items[[1]]))),
+    lambda store,items: store.edit(drop=items[[1, 2]]),
+    lambda store,items: store.edit(drop=list(remote_images(items[[1]]))),
     lambda store,items: store.edit(set={'cls':{remote_images(items)[3]:'a'}})])
 def test_items_and_images_of_an_earlier_version_are_refused(store, change):
     items,now = get_remote_items(store),store.edit(set={'cls':{0:'changed'}})

@@ -28,8 +28,8 @@ def pixels(sample):
     "An `fn` that decodes an image"
     return {'npy':__import__('numpy').asarray(Image.open(io.BytesIO(sample['img.bin'])))}
 
-@pytest.mark.parametrize('module,name,value', [(ImageFile,'LOAD_TRUNCATED_IMAGES',True), (Image,'MAX_IMAGE_PIXELS',1000),
-    (images,'MAX_SCANS',0)])
+@pytest.mark.parametrize('module,name,value', [(ImageFile,'LOAD_TRUNCATED_IMAGES',True),
+    (Image,'MAX_IMAGE_PIXELS',1000), (images,'MAX_SCANS',0)])
 def test_what_is_stored_does_not_depend_on_the_number_of_workers(tmp_path, monkeypatch, module, name, value):
     whole,small = jpeg(),jpeg((8,8))
     source = [{'img.bin':whole}, {'img.bin':whole[:len(whole)//2]}, {'img.bin':small}, {'jpg':whole}, {'jpg':small}]*2
