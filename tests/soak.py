@@ -1,7 +1,7 @@
 """Two trainings and an ingest on one Redis server, for an hour, with a random fault every few seconds
 
 make soak                                     one hour
-make soak SOAK_SECONDS=120                    two minutes, as in CI
+make soak SOAK_SECONDS=120                    two minutes
 make soak SOAK_STORE=cluster                  a Redis Cluster of three masters, or SOAK_STORE=sentinel
 python tests/soak.py --seconds 60 --seed 7    the same order of faults again
 
