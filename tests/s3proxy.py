@@ -1,7 +1,6 @@
 """An HTTP proxy before a real S3 server: answers that are late, refused, broken off, too short or wrong, and a record
 of what was asked"""
 import http.client, re, socket, threading, time
-from collections import Counter
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,9 +19,7 @@ class Fault:
         if self.n<=0 or self.kind in ('cut','short','flip') and not request.startswith('GET '): return False
         return self.match is None or (self.match(request) if callable(self.match) else self.match in request)
 
-class Request(str):
-    "'GET /bucket/key?query', with its `headers`"
-    def header(self, name): return self.headers.get(name)
+class Request(str): "'GET /bucket/key?query', with its `headers`"
 
 def _hang_up(sock):
     try: sock.shutdown(socket.SHUT_RDWR)   # a fork may hold the socket too: closing ours would tell nobody
@@ -50,7 +47,6 @@ class _Handler(BaseHTTPRequestHandler):
         proxy,request = self.server.proxy,Request(f'{self.command} {self.path}')
         request.headers = self.headers
         fault = proxy.fault_of(request)
-        proxy.requests[self.command] += 1
         time.sleep(proxy.latency)
         kind = fault.kind if fault else None
         if kind=='reset':
@@ -63,7 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
         status,headers,content = self.ask(proxy.up, body)
         if kind=='short':
             content = content[:max(0, len(content)-fault.n_bytes)]
-            headers = [(name, _shortened(value, len(content)) if name.lower()=='content-range' else value)
+            def shorter(found): return f'{found[1]}-{int(found[1])+len(content)-1}'
+            headers = [(name, re.sub(r'(\d+)-\d+', shorter, value) if name.lower()=='content-range' else value)
                        for name,value in headers]
         if kind=='flip' and content:
             content = bytearray(content)
@@ -102,12 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args): pass
 
-def _shortened(content_range, n):
-    "The header for the first `n` bytes of this range"
-    return re.sub(r'(\d+)-\d+', lambda found: f'{found[1]}-{int(found[1])+n-1}', content_range, count=1)
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads,request_queue_size,allow_reuse_address = True,256,True
+    request_queue_size = 256
     def handle_error(self, *args): pass
 
 class S3Proxy:
@@ -120,8 +114,8 @@ class S3Proxy:
         self.clear()
 
     def clear(self):
-        "Forget faults and counts"
-        self.faults,self.requests,self.log = [],Counter(),[]
+        "Forget faults and requests"
+        self.faults,self.log = [],[]
         return self
 
     def _add(self, kind, n, match, **kw):

@@ -1,6 +1,6 @@
 "Openers recreate objects in other processes; retries repeat a call until a deadline; URLs and options are checked"
 import math, os, pickle
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
@@ -70,11 +70,10 @@ def test_each_chunk_has_a_writer_of_its_own_on_one_connection(make, tmp_path):
     writer = make(tmp_path)
     writer.plan,writer.lock.token = {'n':3},'token'
     opener = sent(writer.opener())
-    with ThreadPoolExecutor(4) as threads: others = list(threads.map(lambda _: opener(), range(4)))
+    others = [opener() for _ in range(4)]
     assert len(set(map(id, (writer, *others))))==5 and 's3cret' not in repr(opener)
     assert all((o.plan,o.lock.token,o.name)==({'n':3},'token',writer.name) for o in others)
-    attribute = 'link' if isinstance(writer, RedisWriter) else 'storage'
-    assert getattr(opener(), attribute) is getattr(opener(), attribute)
+    assert len({id(getattr(o, 'link', None) or o.storage) for o in others})==1
 
 # --- retries
 
@@ -112,16 +111,6 @@ def test_when_the_time_is_over_the_error_names_server_cause_attempts_and_time(cl
     assert clock.now<=3 and type(e.value.__cause__) is ConnectionError and str(e.value.__cause__)=='reset by ***'
     attempts = f'{len(clock.pauses)+1} attempts in {clock.now:.1f} s'
     assert str(e.value)==f'redis://server: ConnectionError: reset by *** ({attempts}); set URL'
-
-def test_attempts_are_made_as_long_as_there_is_time(clock):
-    "An attempt may begin shortly before the deadline: the caller ends it when `remaining()` is 0"
-    retries,seen = Retries('server', 7, pause=.1),[]
-    def attempt():
-        seen.append(retries.remaining())
-        clock.advance(min(4, seen[-1]))
-        raise ConnectionError
-    with pytest.raises(StoreUnavailable, match=r'2 attempts in 7\.0 s'): retries.call(attempt, handle)
-    assert seen[0]==7 and 2.9<=seen[1]<3 and retries.remaining()==pytest.approx(0)
 
 def test_the_error_names_the_last_attempt_that_had_time_to_fail(clock):
     retries,errors = Retries('server', 1, pause=.1),[ConnectionError('the reason'),ConnectionError('cut off')]
