@@ -16,7 +16,7 @@ from fastcore.basics import store_attr
 
 from ..codec.arrays import NpyCodec, NpzCodec, refuse_mask
 from ..codec.base import Codec, Encoded, utf8
-from ..codec.fields import get_codec, infer_codec, is_image, is_mask
+from ..codec.fields import get_codec, infer_codec, is_image, is_mask, mask_image
 from ..codec.numbers import narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import check_key
@@ -188,6 +188,12 @@ def _whole_label(field, label):
     raise ValueError(f'{field}: label {label} is no whole number: a number to predict goes into a field such as '
                      'target.f4')
 
+def _labelled_boxes(fields):
+    "Pairs of a field of boxes and the field of their labels, such as `boxes.npy` and `boxes.labels`"
+    pairs = [(f'{field.removesuffix(".labels")}.npy', field) for field,d in fields.items()
+             if d['codec']=='labels' and 'boxes' in field.split('.')]
+    return [(boxes,labels) for boxes,labels in pairs if boxes in fields]
+
 class Columns:
     "Encoded samples that are not written yet, field by field"
     def __init__(self,
@@ -204,6 +210,9 @@ class Columns:
         self.width = {field:np.dtype(d['dtype']).itemsize for field,d in fields.items() if d['dtype']}
         self.codes = {field:{label:k for k,label in enumerate(labels)} for field,labels in vocab.items()}
         self.masks = [field for field in vocab if field in fields and has_codes(fields[field]['codec'])]
+        arrays = {field:d['codec'] for field,d in fields.items() if d['codec'] in ('npy','npz')}
+        self.array_masks = [field for field,codec in arrays.items() if is_mask(field, codec)]
+        self.boxes = _labelled_boxes(fields)
         self.notes = {}   # `{what encoding has changed: how many samples}`
         self.clear()
 
@@ -228,12 +237,24 @@ class Columns:
         labels = {}
         encoded = {field:self._encode(field, value, labels) for field,value in sample.items()}
         for field in self.masks: check_codes(self.codecs[field], encoded[field], field, len(self.vocab[field]))
+        self._check_kinds(encoded)
         if self.stats_field and len(self.stats)<IMAGES_PER_CHUNK: self._count_image(encoded[self.stats_field])
         for field,new in labels.items(): self.labels.setdefault(field, set()).update(new)
         for field,value in encoded.items(): self._append(field, value)
         self.numbers.append(number)
         self.keys.append(key)
         self.last_key = key
+
+    def _check_kinds(self, encoded):
+        "Raise `ValueError` for values that no kind of target could read: arrays that are no masks, boxes without labels"
+        def decoded(field): return self.codecs[field].from_bytes(bytes(encoded[field]))
+        for field in self.array_masks:
+            try: mask_image(decoded(field))
+            except ValueError as e: raise ValueError(f'{field}: {e}') from None
+        for boxes,labels in self.boxes:
+            n_boxes,n_labels = len(decoded(boxes)),len(decoded(labels))
+            if n_boxes!=n_labels:
+                raise ValueError(f'{n_boxes} boxes in {boxes!r} and {n_labels} labels in {labels!r}: each box needs one')
 
     def _append(self, field, value):
         "Append an encoded value to its column; count its bytes, and in `notes` what encoding has changed"
