@@ -19,7 +19,7 @@ from ..codec.base import Codec, Encoded, utf8
 from ..codec.fields import get_codec, infer_codec, is_image, is_mask, mask_image
 from ..codec.numbers import narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
-from ..codec.webdataset import check_key
+from ..codec.webdataset import check_key, writable_key
 from ..core import crc32s
 from ..source.base import as_sample, no_address, SplitChunk, stable_repr, storable
 from ..write.base import label_hash, label_texts, ServerRestarted
@@ -194,6 +194,8 @@ def _labelled_boxes(fields):
              if d['codec']=='labels' and 'boxes' in field.split('.')]
     return [(boxes,labels) for boxes,labels in pairs if boxes in fields]
 
+_CHANGED_KEYS = 'keys of samples were changed, which could not be written, or which the sample before had'
+
 class Columns:
     "Encoded samples that are not written yet, field by field"
     def __init__(self,
@@ -226,14 +228,17 @@ class Columns:
         sample:dict, # `{field: value}`
     ):
         "Encode `sample` and append it to the columns; if it cannot be stored, raises an error and keeps nothing of it"
-        key = sample.get('__key__')
+        given = key = sample.get('__key__')
+        if given is not None:
+            key = writable_key(given)
+            if key!=given: sample = {**sample, '__key__':key or f'{number:09}'}
         sample = stored_fields(sample, 'key.txt' if 'key.txt' in self.values and 'key.txt' not in sample else None)
         if sample.keys()!=self.values.keys():
             given = ', '.join(map(str, sample)) or 'none'
             raise ValueError(f"fields {given}; the first sample had {', '.join(self.values)}")
         if self.takes_keys and key is not None:
             check_key(key)
-            if key==self.last_key: raise ValueError(f'__key__ {key!r}: two samples in a row have this key')
+            if key==self.last_key: key = f'{key}-{number}'   # two samples in a row must not have one key
         labels = {}
         encoded = {field:self._encode(field, value, labels) for field,value in sample.items()}
         for field in self.masks: check_codes(self.codecs[field], encoded[field], field, len(self.vocab[field]))
@@ -241,6 +246,7 @@ class Columns:
         if self.stats_field and len(self.stats)<IMAGES_PER_CHUNK: self._count_image(encoded[self.stats_field])
         for field,new in labels.items(): self.labels.setdefault(field, set()).update(new)
         for field,value in encoded.items(): self._append(field, value)
+        if key!=given: self.notes[_CHANGED_KEYS] = self.notes.get(_CHANGED_KEYS, 0)+1
         self.numbers.append(number)
         self.keys.append(key)
         self.last_key = key
