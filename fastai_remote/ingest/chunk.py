@@ -16,10 +16,10 @@ from fastcore.basics import store_attr
 
 from ..codec.arrays import NpyCodec, NpzCodec, refuse_mask
 from ..codec.base import Codec, Encoded, utf8
-from ..codec.fields import get_codec, infer_codec, is_image, is_mask
+from ..codec.fields import get_codec, infer_codec, is_image, is_mask, mask_image
 from ..codec.numbers import narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
-from ..codec.webdataset import check_key
+from ..codec.webdataset import check_key, writable_key
 from ..core import crc32s
 from ..source.base import as_sample, no_address, SplitChunk, stable_repr, storable
 from ..write.base import label_hash, label_texts, ServerRestarted
@@ -188,6 +188,14 @@ def _whole_label(field, label):
     raise ValueError(f'{field}: label {label} is no whole number: a number to predict goes into a field such as '
                      'target.f4')
 
+def _labelled_boxes(fields):
+    "Pairs of a field of boxes and the field of their labels, such as `boxes.npy` and `boxes.labels`"
+    pairs = [(f'{field.removesuffix(".labels")}.npy', field) for field,d in fields.items()
+             if d['codec']=='labels' and 'boxes' in field.split('.')]
+    return [(boxes,labels) for boxes,labels in pairs if boxes in fields]
+
+_CHANGED_KEYS = 'keys of samples were changed, which could not be written, or which the sample before had'
+
 class Columns:
     "Encoded samples that are not written yet, field by field"
     def __init__(self,
@@ -204,6 +212,9 @@ class Columns:
         self.width = {field:np.dtype(d['dtype']).itemsize for field,d in fields.items() if d['dtype']}
         self.codes = {field:{label:k for k,label in enumerate(labels)} for field,labels in vocab.items()}
         self.masks = [field for field in vocab if field in fields and has_codes(fields[field]['codec'])]
+        arrays = {field:d['codec'] for field,d in fields.items() if d['codec'] in ('npy','npz')}
+        self.array_masks = [field for field,codec in arrays.items() if is_mask(field, codec)]
+        self.boxes = _labelled_boxes(fields)
         self.notes = {}   # `{what encoding has changed: how many samples}`
         self.clear()
 
@@ -217,23 +228,39 @@ class Columns:
         sample:dict, # `{field: value}`
     ):
         "Encode `sample` and append it to the columns; if it cannot be stored, raises an error and keeps nothing of it"
-        key = sample.get('__key__')
+        given = key = sample.get('__key__')
+        if given is not None:
+            key = writable_key(given)
+            if key!=given: sample = {**sample, '__key__':key or f'{number:09}'}
         sample = stored_fields(sample, 'key.txt' if 'key.txt' in self.values and 'key.txt' not in sample else None)
         if sample.keys()!=self.values.keys():
             given = ', '.join(map(str, sample)) or 'none'
             raise ValueError(f"fields {given}; the first sample had {', '.join(self.values)}")
         if self.takes_keys and key is not None:
             check_key(key)
-            if key==self.last_key: raise ValueError(f'__key__ {key!r}: two samples in a row have this key')
+            if key==self.last_key: key = f'{key}-{number}'   # two samples in a row must not have one key
         labels = {}
         encoded = {field:self._encode(field, value, labels) for field,value in sample.items()}
         for field in self.masks: check_codes(self.codecs[field], encoded[field], field, len(self.vocab[field]))
+        self._check_kinds(encoded)
         if self.stats_field and len(self.stats)<IMAGES_PER_CHUNK: self._count_image(encoded[self.stats_field])
         for field,new in labels.items(): self.labels.setdefault(field, set()).update(new)
         for field,value in encoded.items(): self._append(field, value)
+        if key!=given: self.notes[_CHANGED_KEYS] = self.notes.get(_CHANGED_KEYS, 0)+1
         self.numbers.append(number)
         self.keys.append(key)
         self.last_key = key
+
+    def _check_kinds(self, encoded):
+        "Raise `ValueError` for values that no kind of target could read: arrays that are no masks, boxes without labels"
+        def decoded(field): return self.codecs[field].from_bytes(bytes(encoded[field]))
+        for field in self.array_masks:
+            try: mask_image(decoded(field))
+            except ValueError as e: raise ValueError(f'{field}: {e}') from None
+        for boxes,labels in self.boxes:
+            n_boxes,n_labels = len(decoded(boxes)),len(decoded(labels))
+            if n_boxes!=n_labels:
+                raise ValueError(f'{n_boxes} boxes in {boxes!r} and {n_labels} labels in {labels!r}: each box needs one')
 
     def _append(self, field, value):
         "Append an encoded value to its column; count its bytes, and in `notes` what encoding has changed"

@@ -1,0 +1,64 @@
+"A sample of a tar that can be read can be written, whatever its name is, and whatever that of its neighbour is"
+import io, os, tarfile
+
+import pytest
+
+from fastai_remote.codec.webdataset import check_key, writable_key
+from fastai_remote.ingest.index import index_shards
+from fastai_remote.ingest.run import to_redis
+from fastai_remote.ingest.shards import to_shards
+from fastai_remote.source.tars import tar_samples
+from fastai_remote.store.redis import RedisStore
+from fastai_remote.store.shards import ShardStore
+
+NAMES = {
+    'as `tar -cf x.tar .` makes them':[f'./{i}.txt' for i in range(9)],
+    'no UTF-8':[os.fsdecode(b'caf\xe9/\xff')+f'{i}.txt' for i in range(9)],
+    'one directory after the other':[f'a//{i}/./b.txt' for i in range(9)],
+    'line breaks and backslashes':[f'a\nb\\{i}.txt' for i in range(9)],
+    'absolute':[f'/data/{i}.txt' for i in range(9)],
+    'long':['x'*3000+f'{i}.txt' for i in range(9)],
+}
+
+def write_tars(folder, names, n_tars=1):
+    folder.mkdir()
+    for k in range(n_tars):
+        with tarfile.open(folder/f'{k:03}.tar', 'w') as tar:
+            for i,name in enumerate(names):
+                member,content = tarfile.TarInfo(name),f'{k} {i}'.encode()
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return sorted(folder.glob('*.tar'))
+
+def texts(store): return sorted(store.get_many(range(len(store)), 'txt', decode=True)['txt'])
+
+@pytest.mark.parametrize('names', NAMES.values(), ids=list(NAMES))
+def test_samples_with_any_names_are_copied_and_written(tmp_path, server, names):
+    tars = write_tars(tmp_path/'tars', names)
+    index_shards(tmp_path/'tars', progress=False)
+    options = dict(num_workers=0, progress=False)
+    source = ShardStore(tmp_path/'tars')
+    reports = [source.copy(tmp_path/'copy', **options), to_shards(tar_samples(tars), tmp_path/'written', **options),
+        to_redis(tar_samples(tars), server.url, 'd', overwrite=True, **options)]
+    stores = ShardStore(tmp_path/'copy'),ShardStore(tmp_path/'written'),RedisStore(server.url, 'd')
+    for report,store in zip(reports, stores):
+        assert report.failed==0 and texts(store)==texts(source)
+    assert any('9 keys of samples were changed' in remark for remark in repr(reports[0]).splitlines())
+    assert len(list(tar_samples(sorted((tmp_path/'copy').glob('*.tar'))).stream(100)))>0
+
+def test_keys_that_start_again_in_each_tar_do_not_let_neighbours_fail(tmp_path):
+    tars = write_tars(tmp_path/'tars', [f'{i:04}.txt' for i in range(2)], 200)
+    report = to_shards(tar_samples(tars), tmp_path/'d', num_workers=0, progress=False)
+    store = ShardStore(tmp_path/'d')
+    keys = store.keys(range(400))
+    assert report.failed==0 and len(texts(store))==400 and all(a!=b for a,b in zip(keys, keys[1:]))
+    assert sum(key in ('0000','0001') for key in keys)+sum('-' in key for key in keys)==400
+
+@pytest.mark.parametrize('key', ['a/b', 'a', 'ä/ö', 'a-1'])
+def test_keys_that_can_be_written_stay(key): assert writable_key(key)==key
+
+@pytest.mark.parametrize('key', ['../../etc/passwd', '/', '..', './a', 'a\0b', os.fsdecode(b'\xff\xfe')])
+def test_others_become_keys_that_can_be_written(key):
+    changed = writable_key(key)
+    if changed is not None: check_key(changed)
+    assert changed!=key and '..' not in (changed or '')
