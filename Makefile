@@ -73,8 +73,9 @@ lint: setup
 	$(VENV)/bin/ruff check --quiet --select F,E9,B --ignore F401,F403,F405,B905,B023,B007 fastai_remote tests tools demo.py setup.py
 	$(VENV)/bin/ruff check --quiet --select F401 --exclude __init__.py fastai_remote
 
-export: setup  # notebooks to modules, and both clean
+export: setup  # notebooks to modules, and both clean; and the stub of the public names
 	$(VENV)/bin/nbdev-export
+	$(PY) tools/stub.py
 	$(VENV)/bin/nbdev-clean
 
 nbs: setup  # run the notebooks and keep what they show

@@ -69,7 +69,8 @@ ShardBlock = RedisBlock   # the same function: it works for every store
 
 # %% ../nbs/04_block.ipynb #af94c4aa
 @patch(cls_method=True)
-@delegates(DataLoaders.from_dblock)
+@delegates(RemoteDL.__init__, but=['dataset'])
+@delegates(DataLoaders.from_dblock, keep=True)
 def from_store(cls:DataLoaders,
     store:Store, # A `RedisStore`, `ShardStore`, `TieredStore` or any other
     # Field, or fields, of the input, or `{field: type}` as for `RedisBlock`; default: the store's `default_field`

@@ -5,7 +5,7 @@ from in_memory import encoded, in_memory
 
 from fastai_remote import *
 from fastai_remote.codec.base import Codec
-from fastai_remote.codec.fields import _codecs, register_codec
+from fastai_remote.codec.fields import _codecs, get_codec, register_codec
 from fastai_remote.load.targets import MaskCodes, StoreCategorize, StoreMultiCategorize
 
 CODES = ['sky', 'sea', 'land']
@@ -216,9 +216,13 @@ def test_the_default_input_is_no_mask(put):
     assert type(from_store(s).one_batch()[0]) is TensorImage and list(s.manifest.stats)==['png']
 
 def test_arrays_that_are_no_masks_are_refused():
-    s = in_memory([{'png':Image.new('RGB', (4,4)), 'mask.npy':np.full((4,4), i/2)} for i in range(4)])
-    with pytest.raises(CorruptSample, match='mask.npy.*whole numbers from 0 to 255.*without `mask`'):
-        from_store(s, y='mask.npy', bs=2).one_batch()
+    "When they are written; and when they are read, if another program has written them"
+    says,arrays = 'mask.npy.*whole numbers from 0 to 255.*without `mask`',[np.full((4,4), i/2) for i in range(4)]
+    images = [Image.new('RGB', (4,4)) for _ in arrays]
+    with pytest.raises(IngestError, match=says): in_memory([{'png':im, 'mask.npy':a} for im,a in zip(images, arrays)])
+    values = {'png':[get_codec('png').to_bytes(im) for im in images],
+        'mask.npy':[get_codec('npy').to_bytes(a) for a in arrays]}
+    with pytest.raises(CorruptSample, match=says): from_store(MemoryStore(values), y='mask.npy', bs=2).one_batch()
 
 # --- arrays and numbers as inputs
 

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import GifImagePlugin, Image, ImageFile, ImageOps, PngImagePlugin, TiffImagePlugin
 from fastcore.basics import store_attr
 
-from .arrays import from_pixels, refuse_mask
+from .arrays import from_pixels, refuse_channels_first, refuse_mask
 from .base import Codec, Encoded
 from ..parallel import share_setting
 
@@ -374,6 +374,7 @@ class RawCodec(Codec):
         if pixels.dtype!=np.uint8:
             found = pixels.dtype if pixels.ndim else type(o).__name__
             raise TypeError(f'{self.name}: want an image or uint8 pixels, got {found}')
+        refuse_channels_first(pixels.shape)
         if pixels.ndim==3 and pixels.shape[2]==1: pixels = pixels[...,0]
         if pixels.ndim!=2 and pixels.shape[2:]!=(3,):
             raise ValueError(f'{self.name}: want pixels of shape (h,w), (h,w,1) or (h,w,3), got {pixels.shape}')

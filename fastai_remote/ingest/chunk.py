@@ -6,22 +6,26 @@ Docs: page `ingest/chunk`"""
 
 # %% auto #0
 __all__ = ['WRITE_BYTES', 'as_vocab', 'check_vocab', 'has_codes', 'check_codes', 'can_name_field', 'plan_fields', 'stats_field',
-           'stored_fields', 'plain_label', 'Columns', 'write_chunk', 'failure_reason', 'part_fingerprint', 'convert']
+           'stored_fields', 'plain_label', 'image_of_file', 'Columns', 'write_chunk', 'failure_reason',
+           'part_fingerprint', 'convert']
 
 # %% ../../nbs/ingest/00_chunk.ipynb #cf8f9f1f
-import hashlib
+import hashlib, io, os
 
 import numpy as np
+from PIL import Image
 from fastcore.basics import store_attr
 
 from ..codec.arrays import NpyCodec, NpzCodec, refuse_mask
 from ..codec.base import Codec, Encoded, utf8
 from ..codec.fields import get_codec, infer_codec, is_image, is_mask, mask_image
+from ..codec.images import ImageCodec
 from ..codec.numbers import narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import check_key, writable_key
 from ..core import crc32s
-from ..source.base import as_sample, no_address, SplitChunk, stable_repr, storable
+from ..source.base import (
+    as_sample, no_address, read_file, refuse_address, SplitChunk, stable_repr, storable)
 from ..write.base import label_hash, label_texts, ServerRestarted
 
 # %% ../../nbs/ingest/00_chunk.ipynb #97baa991
@@ -188,6 +192,15 @@ def _whole_label(field, label):
     raise ValueError(f'{field}: label {label} is no whole number: a number to predict goes into a field such as '
                      'target.f4')
 
+def image_of_file(
+    codec, # Codec of the field
+    path # A `Path` or a text
+): # What `codec` encodes: the bytes of the file; for a codec of pixels, the opened image
+    "The image file that a sample names in the place of an image; raises `OSError`, and `FileNotFoundError` for a URL"
+    refuse_address(str(path))
+    content = read_file(path)
+    return content if isinstance(codec, ImageCodec) else Image.open(io.BytesIO(content))
+
 def _labelled_boxes(fields):
     "Pairs of a field of boxes and the field of their labels, such as `boxes.npy` and `boxes.labels`"
     pairs = [(f'{field.removesuffix(".labels")}.npy', field) for field,d in fields.items()
@@ -290,6 +303,7 @@ class Columns:
                                 'leave the sample out, or use a field that ends in .json, which stores null')
             if self.fields[field]['codec']!='cls': return codec.to_num(value)
             return self._encode_label(field, value, labels)
+        if isinstance(value, (str,os.PathLike)) and is_image(codec.name): value = image_of_file(codec, value)
         encoded = codec.to_bytes(value)
         if self.check_value: self.check_value(field, encoded)
         if self.fields[field]['codec']=='labels':
