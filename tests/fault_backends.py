@@ -244,16 +244,6 @@ def hang_up(backend):
     "All connections of clients are closed"
     for client in backend.clients: client.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
 
-def flip_bit(part, rng):
-    "`part`, a bytearray, with another bit, as bytes"
-    part[rng.randrange(len(part))] ^= 1<<rng.randrange(8)
-    return bytes(part)
-
-def lose_byte(part, rng):
-    "`part`, a bytearray, without one of its bytes, as bytes"
-    del part[rng.randrange(len(part))]
-    return bytes(part)
-
 # --- the samples that are written, a function that is called for each of them, and how they are read
 
 N_TRAIN,N_VALID = 128,32

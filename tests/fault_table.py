@@ -23,7 +23,7 @@ from redis.crc import key_slot
 
 import fault_backends
 from clusters import SLOTS, wait_for
-from fault_backends import (BACKENDS, disturbed, flip_bit, hang_up, is_picture, lose_byte, masterless, N, png_of,
+from fault_backends import (BACKENDS, disturbed, hang_up, is_picture, masterless, N, png_of,
                             refused, run_script, samples, Slow, unsaved)
 from fastai_remote import StoreError, StoreNotFound
 from fastai_remote.store.redis_layout import key_layout
@@ -226,17 +226,6 @@ def breaking(what, *counts):
             time.sleep(.05)
     return steps
 
-def damaging(change, what='damage'):
-    "A fault: `change(bytes, random)` is applied to each 6th part of the answers, or of `damage_requests`"
-    @contextmanager
-    def trouble(backend):
-        rng,parts = random.Random(0),[0]
-        def damage(part):
-            parts[0] += 1
-            return change(bytearray(part), rng) if part and parts[0]%6==0 else part
-        with disturbed(backend, **{what:damage}): yield
-    return lasting(3, trouble)
-
 fault('connection refused for 0.5 s', *REDIS_PLACES)(lasting(.5, refused))
 fault('connection reset during a reply', *REDIS_PLACES, num_workers=2)(breaking('cut', 0, 7, 500, 4000))
 fault('reply truncated', *REDIS_PLACES)(breaking('end_after', 3, 300, 3000))
@@ -244,9 +233,6 @@ fault('connection stalls for 1.5 s', *REDIS_PLACES)(lasting(1.5, disturbed, stal
 fault('connection stalls for longer than timeout=2', 'epoch redis', options=dict(timeout=2., socket_timeout=.7))(
     lasting(4, disturbed, stall=True))
 fault('slow replies, 50 KB/s', *REDIS_PLACES)(lasting(1, disturbed, rate=50_000))
-fault('bit flipped in every 6th reply', *REDIS_PLACES, options=QUICK)(damaging(flip_bit))
-fault('byte lost in every 6th reply', *REDIS_PLACES, options=QUICK)(damaging(lose_byte))
-fault('bit flipped in every 6th request', 'epoch redis', options=QUICK)(damaging(flip_bit, 'damage_requests'))
 
 # --- the server
 
@@ -618,13 +604,12 @@ WHY_NOT = [
     (REDIS, r'.*cache', 'no cache'),
     (REDIS, r'disk', 'writes no files'),
     (REDIS, r'server answers 503|connection reset before', 'no HTTP'),
-    (REDIS, r'bit flipped in replies', 'see: every 6th reply'),
+    (REDIS, r'bit flipped in replies', 'TLS is for that'),
     (REDIS, r'slow replies, 0.2 s', 'see: 50 KB/s'),
     ('shards on disk', r'.*cache', 'no cache'),
     ('shards on disk', r'connection|.*repl(y|ies)|.*request|server answers', 'no network'),
     ('shards on disk', r'disk for temporary', 'none are written'),
     ('shards', SERVER, 'no Redis server'),
-    ('shards on S3', r'.*6th (reply|request)', 'see: in replies'),
     ('shards on S3', r'slow replies, 50', 'see: 0.2 s each'),
     ('shards on S3', r'connection stalls for longer', 'see: stalls for 1.5 s'),
     ('shards on S3', r'disk full', 'see: for temporary files'),

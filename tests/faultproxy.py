@@ -11,7 +11,6 @@ class FaultProxy:
     cut = None # Bytes of answers after which to reset the connection, once
     end_after = None # Bytes of answers after which to end the connection properly, with the answer incomplete, once
     rate = None # Bytes per second of answers
-    damage = damage_requests = None # `damage(bytes) -> bytes`, applied to each part of the answers, or of the requests
     port = None
 
     def __init__(self, *ups, cert=None):
@@ -52,7 +51,7 @@ class FaultProxy:
         async def send(part):
             if b'REPLCONF' in part or b'sentinel-' in part: connection.is_client = False
             while self.stall and connection.is_client: await asyncio.sleep(.01)
-            writer.write(self.damage_requests(part) if self.damage_requests and connection.is_client else part)
+            writer.write(part)
         await self._pipe_parts(reader, writer, send)
 
     async def _pipe_answers(self, reader, writer, connection):
@@ -65,7 +64,7 @@ class FaultProxy:
                 setattr(self, what, None if len(part)>=left else left-len(part))
                 if len(part)>=left: return await self._end(writer, part[:left], what=='cut')
             if self.rate: await self._write_slowly(writer, part)
-            else: writer.write(self.damage(part) if self.damage else part)
+            else: writer.write(part)
         await self._pipe_parts(reader, writer, send)
 
     async def _pipe_parts(self, reader, writer, send):

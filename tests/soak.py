@@ -17,7 +17,7 @@ import redis
 from redis.crc import key_slot
 
 from clusters import wait_for
-from fault_backends import (Cluster, disturbed, flip_bit, hang_up, is_picture, loaders, lose_byte, masterless, N,
+from fault_backends import (Cluster, disturbed, hang_up, is_picture, loaders, masterless, N,
                             OneServer, png_of, read, refused, run_script, samples, SentinelFailover, unsaved)
 
 HERE = Path(__file__).parent
@@ -107,21 +107,13 @@ def hand_over(backend, rng):
 def reset(backend, rng): backend.proxy.cut = rng.randrange(9000)
 def truncate(backend, rng): backend.proxy.end_after = rng.randrange(9000)
 
-def damage_once(backend, rng):
-    "One bit of an answer is flipped, or one of its bytes is lost"
-    def damage(part):
-        backend.proxy.damage = None
-        return rng.choice([flip_bit, lose_byte])(bytearray(part), rng)
-    backend.proxy.damage = damage
-
 refuse,misconf = for_a_while('refuse', refused, .1, 1),for_a_while('misconf', unsaved, .1, 1)
 stall = for_a_while('stall', disturbed, .2, 2, stall=True)
 slow,slower = (for_a_while('slow', disturbed, .5, 2, rate=rate) for rate in (200_000, 20_000))
 readonly = for_a_while('readonly', masterless, .1, 1)
 masterdown = for_a_while('masterdown', masterless, .1, 1, answers='no')
 
-ANYWHERE = [restart, pause, kill_clients, refuse, stall, slow, slower, reset, truncate, damage_once, damage_once, busy,
-            misconf]
+ANYWHERE = [restart, pause, kill_clients, refuse, stall, slow, slower, reset, truncate, busy, misconf]
 BACKENDS = {'server':(OneServer, [*ANYWHERE, readonly, masterdown]), 'cluster':(Cluster, [*ANYWHERE, move_slot]),
             'sentinel':(SentinelFailover, [*ANYWHERE, hand_over])}
 

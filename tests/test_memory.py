@@ -54,6 +54,7 @@ class ShardNumbers(ShardStore):
         self._manifest.fields['png.crc'],self._manifest.overlays = {'codec':'crc','dtype':'u4'},[]
         self._table = shard_table(n, 1000)
     manifest = property(lambda self: self._manifest)
+    origin = ''
     def read_values(self, numbers, fields):
         got = self._numbers.read_values(numbers, [f for f in fields if f!='png.crc'])
         crc = zlib.crc32(self._numbers.png)
