@@ -253,7 +253,7 @@ def test_an_ingest_whose_line_breaks_anywhere_asks_again(two):
     a,b = two
     def act(server, url):
         client(server).flushall()
-        to_redis(numbered(100, 'old'), server.url, 'd', chunk=16, **ONE)
+        to_redis(numbered(100, 'old'), server.url, 'd', chunk=16, max_failed=5, **ONE)
         to_redis(numbered(0), url, 'd', overwrite=True, chunk=16, max_failed=5, **ONE)
         return whole(server)
     expected = act(b, b.url)

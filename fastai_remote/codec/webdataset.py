@@ -37,8 +37,8 @@ def writable_key(
 )->str: # `key` itself if nothing is wrong with it; `None` if nothing is left of it
     """A key for a sample in a tar that is as much as possible like `key`, which may be that of a sample in another tar
 
-    Bytes that are no UTF-8 become `%E9`, backslashes and line breaks `_`; empty parts of the path, `.` and `..` are left
-    out, and of a very long key the end is kept. Raises `TypeError` if it is no text."""
+    Bytes that are no UTF-8 become `%E9`, backslashes and line breaks `_`; empty parts of the path, `.` and `..` are
+    left out, and of a very long key the end is kept. Raises `TypeError` if it is no text."""
     if not isinstance(key, str): raise TypeError(f'__key__ {key!r:.60}: the key of a sample is a str')
     text = re.sub('[\ud800-\udfff]', lambda found: f'%{ord(found[0])&0xff:02X}', key)
     parts = [part for part in re.sub(r'[\\\0\n]', '_', text).split('/') if part not in ('','.','..')]

@@ -265,7 +265,7 @@ class Columns:
         self.last_key = key
 
     def _check_kinds(self, encoded):
-        "Raise `ValueError` for values that no kind of target could read: arrays that are no masks, boxes without labels"
+        "Raise `ValueError` for what no kind of target could read: arrays that are no masks, boxes without labels"
         def decoded(field): return self.codecs[field].from_bytes(bytes(encoded[field]))
         for field in self.array_masks:
             try: mask_image(decoded(field))
@@ -273,7 +273,8 @@ class Columns:
         for boxes,labels in self.boxes:
             n_boxes,n_labels = len(decoded(boxes)),len(decoded(labels))
             if n_boxes!=n_labels:
-                raise ValueError(f'{n_boxes} boxes in {boxes!r} and {n_labels} labels in {labels!r}: each box needs one')
+                raise ValueError(f'{n_boxes} boxes in {boxes!r} and {n_labels} labels in {labels!r}: '
+                                 'each box needs one')
 
     def _append(self, field, value):
         "Append an encoded value to its column; count its bytes, and in `notes` what encoding has changed"

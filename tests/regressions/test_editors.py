@@ -19,7 +19,7 @@ def test_names_are_completed():
     for start in 'import fastai_remote\nfastai_remote.', 'from fastai_remote import *\n':
         assert completed(f'{start}to_')==['to_redis','to_shards'] and completed(f'{start}StoreN')==['StoreNotFound']
         signature, = jedi.Script(f'{start}index_shards(').get_signatures()
-        assert {'to','splits','fn'}-{o.name for o in signature.params}<={'fn'} and 'index_shards' in signature.to_string()
+        assert {'url','to','splits'}<={o.name for o in signature.params}
 
 def test_signatures_show_the_arguments_of_the_loader():
     for name in 'from_store','from_redis','from_shards':

@@ -22,8 +22,8 @@ def test_a_path_is_read_as_that_file(file, field, kind):
     assert report.failed==0 and np.array_equal(*(np.asarray(store[i][field]) for i in range(2)))
     if field!='raw': assert store.get_many([0], field)[field][0]==file.read_bytes()
 
-@pytest.mark.parametrize('value,says', [('/no/such.png','such.png'), ('https://x/1.jpg','address'), (Path('/'),'a folder'),
-    ('s3://bucket/1.jpg','address')])
+@pytest.mark.parametrize('value,says', [('/no/such.png','such.png'), ('https://x/1.jpg','address'),
+    (Path('/'),'a folder'), ('s3://bucket/1.jpg','address')])
 def test_what_is_no_file_is_a_failed_sample(file, value, says):
     _,report = in_memory([{'img':file}, {'img':value}])
     assert report.failed==1 and says in report.failures[0][1]
