@@ -8,7 +8,7 @@ Docs: page `source/datasets`"""
 __all__ = ['stored_samples', 'stored_values', 'as_source']
 
 # %% ../../nbs/source/11_datasets.ipynb #8b54392a
-import hashlib, os
+import hashlib
 from collections.abc import Iterator
 from datetime import date, time
 from functools import cached_property
