@@ -1,13 +1,13 @@
 """Does a test notice when the code is wrong? Make small changes of the package, and run the tests: `make mutants`
 
-    python tests/mutants.py [--seed 0] [--mutants 40] [--limit 3600] [--list]
+    python tests/mutants.py [--seed 0] [--mutants 40] [--limit 3600] [--jobs 2] [--list]
 
 Each mutant is a copy of the project in which one place of `store`, `write`, `ingest`, `codec`, `order` or `load` was
 changed by one of the operators below; places are drawn with `--seed`, and each operator gets about the same number.
-First the quick tests run that name most of what the changed module defines, then `make test`, then the others, until
-a test fails or `--limit` seconds are over (which counts as noticed: the change makes the code hang). The result file
-`tests/bench/results/mutants-SEED.json` is written after each mutant; a run that was stopped continues there. Delete the
-file to begin anew.
+First the quick tests run that name most of what the changed module defines, of `--jobs` mutants at a time; then
+`make test`, then the others, of one mutant at a time, until a test fails or `--limit` seconds are over (which counts as
+noticed: the change makes the code hang). The result file `tests/bench/results/mutants-SEED.json` is written after each
+mutant; a run that was stopped continues there. Delete the file to begin anew.
 
 Operators:
 - comparison: `<` becomes `>=`, `==` becomes `!=`, `is` becomes `is not`, `in` becomes `not in`, and the other way round
@@ -16,8 +16,9 @@ Operators:
 - lock: a lock is not taken, or not checked
 - retry: what is tried several times is tried once
 - none: a function that returns something returns `None` at once"""
-import argparse, ast, json, os, random, re, shutil, subprocess, sys, tempfile, time
+import argparse, ast, json, os, random, re, shutil, subprocess, sys, tempfile, threading, time
 from collections import Counter
+from concurrent.futures import as_completed, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,6 +163,8 @@ def failed_test(output):
     match = re.search(r'^(?:FAILED|ERROR) (\S+)', output, re.M)
     return match[1] if match else output.strip().splitlines()[-1][:200] if output.strip() else 'no output'
 
+WHOLE_SUITE = threading.Lock()   # both cores are needed for it
+
 def run(mutant, tests, limit):
     "What notices a mutant: the name of a test, 'time' if it hangs, or 'survived'"
     with tempfile.TemporaryDirectory(prefix='mutant-') as folder:
@@ -174,29 +177,34 @@ def run(mutant, tests, limit):
         path = copy/'fastai_remote'/mutant.module
         path.write_text(changed(mutant, path.read_text()))
         env = {**os.environ, 'PYTHONPATH':str(copy), 'PYTHONDONTWRITEBYTECODE':'1'}
-        pytest = [sys.executable, '-m', 'pytest', '-x']
-        two = ['-n', '2', '--dist', 'loadgroup']
-        likely = likely_files(mutant.module, copy/'tests')
-        steps = [[*likely, '-m', 'not slow']] if likely else []
-        steps += [[*two, '-m', 'not slow'], [*two, '-m', 'slow']]
-        end = time.monotonic()+limit
-        for step in steps:
-            process = subprocess.Popen([*pytest, *step], cwd=copy, env=env, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, start_new_session=True)
-            try: output,_ = process.communicate(timeout=max(1, end-time.monotonic()))
-            except subprocess.TimeoutExpired: return 'time'
-            finally:
-                try: os.killpg(process.pid, 9)
-                except ProcessLookupError: pass
-                process.wait()
-            if process.returncode: return failed_test(output)
-    return 'survived'
+        likely,both_cores = likely_files(mutant.module, copy/'tests'),['-n', '2', '--dist', 'loadgroup']
+        noticed = first_failure(copy, env, [*likely, '-m', 'not slow'], limit) if likely else None
+        for kind in 'not slow','slow':
+            if noticed: break
+            with WHOLE_SUITE: noticed = first_failure(copy, env, [*both_cores, '-m', kind], limit)
+    return noticed or 'survived'
+
+# Not a test of what the code does: a change may make its line longer
+FORM = '--deselect=tests/test_package.py::test_lines_have_at_most_120_characters'
+
+def first_failure(folder, env, arguments, limit):
+    "The test of the project in `folder` that fails first, or 'time' if `limit` seconds are not enough; else `None`"
+    process = subprocess.Popen([sys.executable, '-m', 'pytest', '-x', FORM, *arguments], cwd=folder, env=env,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    try: output,_ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired: return 'time'
+    finally:
+        try: os.killpg(process.pid, 9)
+        except ProcessLookupError: pass
+        process.wait()
+    return failed_test(output) if process.returncode else None
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--mutants', type=int, default=40)
     parser.add_argument('--limit', type=float, default=3600, help='seconds for each mutant')
+    parser.add_argument('--jobs', type=int, default=2, help='mutants at a time, where one process tests each')
     parser.add_argument('--tests', type=Path, default=ROOT/'tests', help='another folder of tests, as of before')
     parser.add_argument('--only', help='numbers of mutants, with commas; the file of results is not written')
     parser.add_argument('--list', action='store_true', help='only print the mutants')
@@ -206,18 +214,17 @@ def main():
     file = ROOT/'tests/bench/results'/f'mutants-{args.seed}.json'
     done = {}
     if file.exists() and not args.only:
-        done = {(m['module'], m['start'], m['new']):m for m in json.loads(file.read_text())['mutants']}
-    for k,mutant in enumerate(mutants):
-        earlier = done.get((mutant.module, mutant.start, mutant.new))
+        done = {(m['module'], m['start'], m['new']):m['result'] for m in json.loads(file.read_text())['mutants']}
+    def try_one(mutant):
         began = time.monotonic()
-        if args.list: mutant.result = 'not run'
-        elif earlier: mutant.result = earlier['result']
-        else: mutant.result = run(mutant, args.tests.resolve(), args.limit)
-        seconds = time.monotonic()-began
+        mutant.result = 'not run' if args.list else done.get((mutant.module, mutant.start, mutant.new), '')
+        if not mutant.result: mutant.result = run(mutant, args.tests.resolve(), args.limit)
         old = ' '.join(mutant.old.split())[:60]
-        print(f'{k:3} {mutant.operator:10} {mutant.module}:{mutant.line} {mutant.function}: {old!r} -> {mutant.result} '
-            f'({seconds:.0f} s)', flush=True)
-        if not args.only and not args.list:
+        where = f'{mutants.index(mutant):3} {mutant.operator:10} {mutant.module}:{mutant.line} {mutant.function}'
+        print(f'{where}: {old!r} -> {mutant.result} ({time.monotonic()-began:.0f} s)', flush=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for _ in as_completed([pool.submit(try_one, mutant) for mutant in mutants]):
+            if args.only or args.list: continue
             known = [vars(m) for m in mutants if m.result]
             survivors = sum(m['result']=='survived' for m in known)
             summary = {'seed':args.seed, 'noticed':len(known)-survivors, 'survived':survivors, 'mutants':known}
