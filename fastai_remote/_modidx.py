@@ -751,6 +751,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'fastai_remote/codec/webdataset.py'),
                                                 'fastai_remote.codec.webdataset.split_name': ( 'codec/webdataset.html#split_name',
                                                                                                'fastai_remote/codec/webdataset.py'),
+                                                'fastai_remote.codec.webdataset.utf8_key': ( 'codec/webdataset.html#utf8_key',
+                                                                                             'fastai_remote/codec/webdataset.py'),
                                                 'fastai_remote.codec.webdataset.writable_key': ( 'codec/webdataset.html#writable_key',
                                                                                                  'fastai_remote/codec/webdataset.py')},
             'fastai_remote.core': { 'fastai_remote.core.CorruptSample': ('core.html#corruptsample', 'fastai_remote/core.py'),

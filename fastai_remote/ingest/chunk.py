@@ -22,7 +22,7 @@ from ..codec.fields import get_codec, infer_codec, is_image, is_mask, mask_image
 from ..codec.images import ImageCodec
 from ..codec.numbers import narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
-from ..codec.webdataset import check_key, writable_key
+from ..codec.webdataset import check_key, utf8_key, writable_key
 from ..core import crc32s
 from ..source.base import (
     as_sample, no_address, read_file, refuse_address, SplitChunk, stable_repr, storable)
@@ -242,9 +242,8 @@ class Columns:
     ):
         "Encode `sample` and append it to the columns; if it cannot be stored, raises an error and keeps nothing of it"
         given = key = sample.get('__key__')
-        if given is not None:
-            key = writable_key(given)
-            if key!=given: sample = {**sample, '__key__':key or f'{number:09}'}
+        if self.takes_keys and given is not None: key = writable_key(given)
+        elif isinstance(given, str) and (key := utf8_key(given))!=given: sample = {**sample, '__key__':key}
         sample = stored_fields(sample, 'key.txt' if 'key.txt' in self.values and 'key.txt' not in sample else None)
         if sample.keys()!=self.values.keys():
             given = ', '.join(map(str, sample)) or 'none'
