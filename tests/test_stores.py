@@ -86,6 +86,7 @@ def test_an_error_in_a_slice_is_that_of_the_sample():
         with pytest.raises(kind) as one: store[k]
         with pytest.raises(kind) as many: store[part]
         assert str(many.value)==str(one.value)
+    assert store.get_many([25], 'txt', check=False)['txt']==[b'c']   # as it is, where nobody wants it compared
 
 def test_wrong_numbers_and_fields_are_named(store):
     for error,message,numbers,field in [
