@@ -16,10 +16,11 @@ Operators:
 - lock: a lock is not taken, or not checked
 - retry: what is tried several times is tried once
 - none: a function that returns something returns `None` at once"""
-import argparse, ast, json, os, random, re, shutil, subprocess, sys, tempfile, threading, time
+import argparse, ast, json, os, random, re, shutil, subprocess, sys, tempfile, time
 from collections import Counter
-from concurrent.futures import as_completed, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -163,10 +164,10 @@ def failed_test(output):
     match = re.search(r'^(?:FAILED|ERROR) (\S+)', output, re.M)
     return match[1] if match else output.strip().splitlines()[-1][:200] if output.strip() else 'no output'
 
-WHOLE_SUITE = threading.Lock()   # both cores are needed for it
+def run(mutant, tests, limit, whole):
+    """What notices a mutant: the name of a test, 'time' if it hangs; `''` if nothing does
 
-def run(mutant, tests, limit):
-    "What notices a mutant: the name of a test, 'time' if it hangs, or 'survived'"
+    Runs the likely tests in one process, or with `whole` all tests in two."""
     with tempfile.TemporaryDirectory(prefix='mutant-') as folder:
         copy = Path(folder)/'project'
         ignored = shutil.ignore_patterns('.venv*', '__pycache__', '_docs', '.hypothesis', '.pytest_cache')
@@ -177,12 +178,13 @@ def run(mutant, tests, limit):
         path = copy/'fastai_remote'/mutant.module
         path.write_text(changed(mutant, path.read_text()))
         env = {**os.environ, 'PYTHONPATH':str(copy), 'PYTHONDONTWRITEBYTECODE':'1'}
-        likely,both_cores = likely_files(mutant.module, copy/'tests'),['-n', '2', '--dist', 'loadgroup']
-        noticed = first_failure(copy, env, [*likely, '-m', 'not slow'], limit) if likely else None
+        if not whole:
+            likely = likely_files(mutant.module, copy/'tests')
+            return likely and first_failure(copy, env, [*likely, '-m', 'not slow'], limit) or ''
         for kind in 'not slow','slow':
-            if noticed: break
-            with WHOLE_SUITE: noticed = first_failure(copy, env, [*both_cores, '-m', kind], limit)
-    return noticed or 'survived'
+            noticed = first_failure(copy, env, ['-n', '2', '--dist', 'loadgroup', '-m', kind], limit)
+            if noticed: return noticed
+        return ''
 
 # Not a test of what the code does: a change may make its line longer
 FORM = '--deselect=tests/test_package.py::test_lines_have_at_most_120_characters'
@@ -215,19 +217,28 @@ def main():
     done = {}
     if file.exists() and not args.only:
         done = {(m['module'], m['start'], m['new']):m['result'] for m in json.loads(file.read_text())['mutants']}
-    def try_one(mutant):
+    for mutant in mutants:
+        key = mutant.module,mutant.start,mutant.new
+        mutant.result = 'not run' if args.list else done.get(key, '')
+        if mutant.result: show(mutants, mutant)
+    def try_one(mutant, whole):
         began = time.monotonic()
-        mutant.result = 'not run' if args.list else done.get((mutant.module, mutant.start, mutant.new), '')
-        if not mutant.result: mutant.result = run(mutant, args.tests.resolve(), args.limit)
-        old = ' '.join(mutant.old.split())[:60]
-        where = f'{mutants.index(mutant):3} {mutant.operator:10} {mutant.module}:{mutant.line} {mutant.function}'
-        print(f'{where}: {old!r} -> {mutant.result} ({time.monotonic()-began:.0f} s)', flush=True)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for _ in as_completed([pool.submit(try_one, mutant) for mutant in mutants]):
-            if args.only or args.list: continue
-            known = [vars(m) for m in mutants if m.result]
-            survivors = sum(m['result']=='survived' for m in known)
-            summary = {'seed':args.seed, 'noticed':len(known)-survivors, 'survived':survivors, 'mutants':known}
-            file.write_text(json.dumps(summary, indent=1)+'\n')
+        mutant.result = run(mutant, args.tests.resolve(), args.limit, whole) or ('survived' if whole else '')
+        if mutant.result: show(mutants, mutant, f'({time.monotonic()-began:.0f} s)')
+        if mutant.result and not args.only: write_results(file, args.seed, mutants)
+    for jobs,whole in (args.jobs,False),(1,True):   # the whole suite needs both cores
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(partial(try_one, whole=whole), [mutant for mutant in mutants if not mutant.result]))
+
+def show(mutants, mutant, took=''):
+    old = ' '.join(mutant.old.split())[:60]
+    where = f'{mutants.index(mutant):3} {mutant.operator:10} {mutant.module}:{mutant.line} {mutant.function}'
+    print(f'{where}: {old!r} -> {mutant.result} {took}', flush=True)
+
+def write_results(file, seed, mutants):
+    known = [vars(m) for m in mutants if m.result]
+    survivors = sum(m['result']=='survived' for m in known)
+    summary = {'seed':seed, 'noticed':len(known)-survivors, 'survived':survivors, 'mutants':known}
+    file.write_text(json.dumps(summary, indent=1)+'\n')
 
 if __name__=='__main__': main()
