@@ -25,7 +25,7 @@ def test_shards_of_a_copied_manifest_are_not_those_of_the_genuine_dataset(copies
     remote,genuine,copied = copies
     cache = tmp_path/'cache'
     other = ShardStore(copied, cache=cache)
-    other.prefetch([0])
+    other.prefetch([0], wait=True)
     assert other[3]['txt'].startswith('ours')
     store = ShardStore(genuine, cache=cache)
     assert store.manifest.uid==other.manifest.uid and [path for path in cache.rglob('*.tar')]
@@ -49,7 +49,7 @@ def test_files_of_a_cache_have_the_permissions_of_its_folder(copies, tmp_path, m
         cache.mkdir()
         cache.chmod(mode)
     store = ShardStore(copies[1], cache=cache)
-    store.prefetch([0])
+    store.prefetch([0], wait=True)
     store.get_many([3], 'txt')
     modes = {stat.S_IMODE(path.stat().st_mode) for path in [cache, *cache.rglob('*')]}
     if mode is None: assert modes=={0o700, 0o600}
