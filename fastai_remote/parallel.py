@@ -144,11 +144,10 @@ def parallel_map(
     if _is_ray(backend): results = _map_ray(backend, _Task(f), xs, n if n<effective_workers() else 2*n)
     elif n==1: return (_apply(f, x) for x in xs)
     elif getattr(backend, 'uses_threads', False): return _map_stream(backend, lambda x: _apply(f, x), xs, n)
-    elif type(backend).__name__=='LokyBackend':
-        _replace_old_workers()
-        results = _map_stream(backend, _Task(f), xs, n)
-    elif backend.supports_return_generator: results = _map_stream(backend, _Task(f), xs, n)
-    else: results = _map_rounds(backend, _Task(f), xs, n)
+    else:
+        if type(backend).__name__=='LokyBackend': _replace_old_workers()
+        map_tasks = _map_stream if backend.supports_return_generator else _map_rounds
+        results = map_tasks(backend, _Task(f), xs, n)
     return _raise_errors(results)
 
 def _raise_errors(results):

@@ -6,8 +6,7 @@ Docs: page `ingest/chunk`"""
 
 # %% auto #0
 __all__ = ['WRITE_BYTES', 'as_vocab', 'check_vocab', 'has_codes', 'check_codes', 'can_name_field', 'plan_fields', 'stats_field',
-           'stored_fields', 'plain_label', 'image_of_file', 'Columns', 'write_chunk', 'failure_reason',
-           'part_fingerprint', 'convert']
+           'stored_fields', 'plain_label', 'Columns', 'write_chunk', 'failure_reason', 'part_fingerprint', 'convert']
 
 # %% ../../nbs/ingest/00_chunk.ipynb #cf8f9f1f
 import hashlib, io, os
@@ -192,7 +191,7 @@ def _whole_label(field, label):
     raise ValueError(f'{field}: label {label} is no whole number: a number to predict goes into a field such as '
                      'target.f4')
 
-def image_of_file(
+def _image_of_file(
     codec, # Codec of the field
     path # A `Path` or a text
 ): # What `codec` encodes: the bytes of the file; for a codec of pixels, the opened image
@@ -207,7 +206,7 @@ def _labelled_boxes(fields):
              if d['codec']=='labels' and 'boxes' in field.split('.')]
     return [(boxes,labels) for boxes,labels in pairs if boxes in fields]
 
-_CHANGED_KEYS = 'keys of samples were changed, which could not be written, or which the sample before had'
+_CHANGED_KEYS = 'keys of samples were changed: they could not be written, or the sample before had the same one'
 
 class Columns:
     "Encoded samples that are not written yet, field by field"
@@ -303,7 +302,7 @@ class Columns:
                                 'leave the sample out, or use a field that ends in .json, which stores null')
             if self.fields[field]['codec']!='cls': return codec.to_num(value)
             return self._encode_label(field, value, labels)
-        if isinstance(value, (str,os.PathLike)) and is_image(codec.name): value = image_of_file(codec, value)
+        if isinstance(value, (str,os.PathLike)) and is_image(codec.name): value = _image_of_file(codec, value)
         encoded = codec.to_bytes(value)
         if self.check_value: self.check_value(field, encoded)
         if self.fields[field]['codec']=='labels':

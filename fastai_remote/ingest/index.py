@@ -440,7 +440,7 @@ def index_shards(
     overwrite:bool=False, # Index all shards anew, and replace the manifest and indices that are there?
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`; a `Storage` has its own
-    # Samples that may fail: a number, or a fraction (float) of all; default: 1% or 10, at most a tenth
+    # Samples that may fail: a number, or a fraction (float) of all; default: 1%, or 10 if more, at most a tenth
     max_failed:int|float=None,
     # For fsspec's file system: `endpoint_url`, `key`, `secret`, `profile`, …; or what `s3_options` returns
     storage_options:dict=None

@@ -40,7 +40,7 @@ class PartitionWriter:
         vocab:list|dict=None,
         overwrite:bool=False, # Replace a dataset, or drop an unfinished ingest, of this name?
         chunk:int=256, # Rows per chunk
-        # Rows that may fail: a number, or a fraction (float) of all; default: 1% or 10, at most a tenth
+        # Rows that may fail: a number, or a fraction (float) of all; default: 1%, or 10 if more, at most a tenth
         max_failed:int|float=None,
     ):
         url = concealed(url)

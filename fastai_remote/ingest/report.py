@@ -51,7 +51,7 @@ class IngestReport:
     def _remarks(self):
         "The notes with their counts, a list of `str`"
         def singular(s):
-            return s.replace('images were', 'image was').replace('arrays of pixels were', 'array of pixels was')
+            return s.replace('images were', 'image was').replace('arrays of pixels were', 'array of pixels was').replace('keys of samples were changed: they', 'key of a sample was changed: it')
         def remark(note, count):
             if count>1: return f'{count:,} {note}'
             return f'1 {singular(note)}' if count else note
@@ -106,10 +106,10 @@ class FailureLimit:
     ):
         """Raise `IngestError` (`SamplesMissing` if all are needed) if more failed than may
 
-        Before it raises, it sets `report.failures`; otherwise the report is not changed. If `n` is unknown, and the
-        limit is the default, that are more than 100 samples and more than a tenth of those that came; it never raises
-        if the limit is a fraction of an unknown `n`, or if all `n` samples failed, for which `commit_ingest` raises an
-        error."""
+        Before it raises, it sets `report.failures`; otherwise the report is not changed. If `n` is unknown and
+        the limit is the default, it raises as soon as more than 100 samples and more than a tenth of those that came
+        have failed; it never raises if the limit is a fraction of an unknown `n`, or if all `n` samples failed, for
+        which `commit_ingest` raises an error."""
         seen = report.written+report.failed
         if not n and not self.is_count and (self.max_failed is not None or report.failed<=max(100, seen/10)): return
         if not report.written and report.failed>=n>0: return   # all failed: the driver has another error for that

@@ -333,7 +333,8 @@ def _check_version(store, numbers):
     """Raise `ValueError` for `numbers` of another version than `store`, if they know theirs
 
     Those are `RemoteItems`, and the images of a cleaner in a list or as keys: they have an attribute `store`."""
-    for o in (numbers, *(() if isinstance(numbers, np.ndarray) or not np.iterable(numbers) else numbers)):
+    is_list = np.iterable(numbers) and not isinstance(numbers, np.ndarray) and not hasattr(numbers, 'store')
+    for o in numbers if is_list else [numbers]:
         other = getattr(o, 'store', None)
         if other is None or other.manifest.uid==store.manifest.uid: continue
         what = 'these are numbers' if o is numbers else f'{o!r} is a number'

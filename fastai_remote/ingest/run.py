@@ -252,7 +252,7 @@ def to_redis(
     seed:int=0, # Seed of the shuffle
     chunk:int=None, # Samples per chunk; default: depends on the size of the source
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
-    # Samples that may fail: a number, or a fraction (float) of all; default: 1% or 10, at most a tenth
+    # Samples that may fail: a number, or a fraction (float) of all; default: 1%, or 10 if more, at most a tenth
     max_failed:int|float=None,
     **kwargs # `timeout`, `socket_timeout` and other arguments of `RedisLink`
 )->IngestReport:

@@ -16,8 +16,8 @@ from fastai.vision.core import PILImage
 from fastcore.foundation import L
 
 from .fetch_transform import Fetch
-from ..store.base import Store
 from .items import RemoteItems
+from ..store.base import Store
 
 # %% ../../nbs/load/18_cleaners.ipynb #fdcfc783
 class RemoteImage(int):

@@ -136,41 +136,46 @@ def image_field(
     extension = os.path.splitext(name)[1].lower()
     return _image_fields.get(extension, 'img') if extension in image_extensions() else None
 
-def _image_files(folder, left_out, prefix='', above=()):
+def _image_files(folder, left_out, prefix='', above=(), without=()):
     """Yields the paths of the image files below `folder` as text: `prefix` and the path relative to `folder`
 
     These are the files that fastai's `get_image_files` selects, by what follows the last dot of their names. In each
     folder, files and folders come in the order of their names; hidden ones are left out, and hidden image files are
-    counted in `left_out`, a `Counter` with the reason. Links to folders are
-    followed, except to `folder` itself and the folders `above` it, `(device, inode)` of each, which would be entered
-    without end."""
-    status = os.stat(folder)
-    above = {*above, (status.st_dev, status.st_ino)}
+    counted in `left_out`, a `Counter` with the reason. Links to folders are followed, except to `folder` itself and the
+    folders `above` it, which would be entered without end. Folders `without` are not entered. Both are collections of
+    what `_identity` returns."""
+    above = {*above, _identity(folder)}
     files,folders,extensions = SortedNames(),SortedNames(),image_extensions()
     with os.scandir(folder) as found:
         for entry in found:
             is_image = '.'+entry.name.rsplit('.', 1)[-1].lower() in extensions
             if entry.name.startswith('.'): left_out[_hidden] += is_image
-            elif _is_folder(entry, above): folders.append(entry.name)
+            elif _is_folder(entry, above, without): folders.append(entry.name)
             elif is_image: files.append(entry.name)
     if not len(folders):
         for name in files: yield prefix+name
         return
     for name,is_folder in heapq.merge(zip(files, repeat(False)), zip(folders, repeat(True))):
-        if is_folder: yield from _image_files(os.path.join(folder, name), left_out, f'{prefix}{name}/', above)
+        if is_folder: yield from _image_files(os.path.join(folder, name), left_out, f'{prefix}{name}/', above, without)
         else: yield prefix+name
 
 _hidden = 'hidden image files are left out'
 _of_no_split = 'image files in other folders than those of splits= are left out'
 
-def _is_folder(entry, above):
-    "Is `entry` of `os.scandir` a folder to search? Not if it is a link to one of `above`, or a link that leads nowhere"
+def _identity(folder):
+    "`(device, inode)` of a folder, which a link to it has, too"
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+def _is_folder(entry, above, without):
+    """Is `entry` of `os.scandir` a folder to search?
+
+    Not if it is one of `without`, a link to one of `above`, or a link that leads nowhere."""
     try:
         if not entry.is_dir(): return False
-        if not entry.is_symlink(): return True
-        status = entry.stat()
+        avoided = {*without, *above} if entry.is_symlink() else without
+        return not avoided or _identity(entry.path) not in avoided
     except OSError: return False   # links that lead in a circle
-    return (status.st_dev, status.st_ino) not in above
 
 # %% ../../nbs/source/01_files.ipynb #5c9df9f3
 class image_samples(IndexedSource):
@@ -213,13 +218,15 @@ class image_samples(IndexedSource):
         """Add the files in the folders of `splits`, and fields as `_add` does; returns `{split: [start, stop]}`
 
         Image files of no split are counted in `left_out`, as `_image_files` does."""
-        ranges = {}
+        ranges,searched = {},set()
         for split,name in (splits if isinstance(splits, dict) else {name:name for name in splits}).items():
             start,where = len(self.paths),Path(folder)/name
             require(where, where.is_dir(), 'folder')
             self._add(_image_files(where, left_out, f'{name}/'), where, fields)
             ranges[split] = [start,len(self.paths)]
-        left_out[_of_no_split] = sum(1 for _ in _image_files(folder, Counter()))-len(self.paths)
+            searched.add(_identity(where))
+        if _identity(folder) not in searched:
+            left_out[_of_no_split] = sum(1 for _ in _image_files(folder, Counter(), without=searched))
         return ranges
 
     def __len__(self): return len(self.paths)

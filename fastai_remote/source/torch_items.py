@@ -416,13 +416,13 @@ _CAPTIONS = {'CocoCaptions':'captions', 'Flickr8k':'captions', 'Flickr30k':'capt
 
 def _file_formats(dataset):
     "Set of the fields for the files that torchvision's `ImageFolder` lists; empty for other datasets"
-    fields = set()
+    extensions = set()
     for part in _innermost(dataset):
         listed = getattr(part, 'samples', None) if hasattr(part, 'loader') else None
         if not isinstance(listed, list) or not listed: continue
         if isinstance(listed[0], tuple) and isinstance(listed[0][0], str):
-            fields |= {image_field(path) or 'img' for path,*_ in listed}
-    return fields
+            extensions |= {os.path.splitext(path)[1] for path,*_ in listed}
+    return {image_field(f'image{extension}') or 'img' for extension in extensions}
 
 # %% ../../nbs/source/10_torch_items.ipynb #4759376b
 class _ItemSample:

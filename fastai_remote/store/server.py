@@ -72,13 +72,13 @@ _SAVE_SECONDS = 60.   # after each of these, a server that was told to stop is a
 def _private_folder(path):
     """Make the folder `path` if it is not there, let only its owner use it, and return its absolute `Path`
 
-    A folder of another user, or with files that are not a server's, keeps its mode. A database, a log and a file of the
-    URL that are there become readable for their owner only."""
-    folder,ours = Path(path).resolve(),{'dump.rdb','server.log','socket','url',*_APPEND_ONLY}
+    A folder of another user, or with files that are not a server's, keeps its mode. A database, a log and files of its
+    addresses that are there become readable for their owner only."""
+    folder,private = Path(path).resolve(),{'dump.rdb','server.log','socket','url'}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = {entry.name for entry in folder.iterdir()}
-    if folder.stat().st_uid==os.getuid() and found<=ours: folder.chmod(0o700)   # nobody else's files are in it
-    for name in found & {'dump.rdb','server.log','socket','url'}: (folder/name).chmod(0o600)   # of an earlier version
+    if folder.stat().st_uid==os.getuid() and found<={*private, *_APPEND_ONLY}: folder.chmod(0o700)   # nobody else's files are in it
+    for name in found & private: (folder/name).chmod(0o600)   # of an earlier version
     return folder
 
 def _lock(log, folder):
