@@ -2,7 +2,6 @@
 import gc, os, signal, sys, traceback, warnings
 gc.disable()   # until all tests are imported: a third of the time of the imports was the collector's
 from contextlib import contextmanager
-from pathlib import Path
 warnings.filterwarnings('ignore', category=FutureWarning)
 os.environ.setdefault('MPLBACKEND', 'agg')
 # Two test processes share two cores. Threads of torch that wait for each other take twenty times the CPU time of one.

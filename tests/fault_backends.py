@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from clusters import LocalCluster, Sentinels, SLOTS, wait_for
 from fastai_remote import RedisStore, redis_server, ShardStore, to_redis, to_shards
-from faultproxy import FaultProxy as NetworkFaults
+from faultproxy import FaultProxy
 
 class Backend:
     """A place for datasets, with a connection that can be disturbed; a context manager
@@ -38,7 +38,7 @@ class RedisBackend(Backend):
     is_redis = True
     def __init__(self):
         super().__init__()
-        self.proxy = self.stack.enter_context(NetworkFaults())
+        self.proxy = self.stack.enter_context(FaultProxy())
         self.start()
         self.client = redis.Redis.from_url(self.server.url)
 

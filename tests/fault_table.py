@@ -8,7 +8,7 @@ user sees and how many seconds it takes. An epoch has two workers and compares c
 done in this process, except where its workers matter. After an error in it, the same call is repeated, and the dataset
 that it completes is counted.
 """
-import ctypes, json, multiprocessing, os, random, re, signal, subprocess, sys, tempfile, threading, time, traceback
+import ctypes, json, multiprocessing, os, re, signal, subprocess, sys, tempfile, threading, time, traceback
 from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor

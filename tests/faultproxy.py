@@ -1,5 +1,5 @@
-"A TCP proxy with faults, before real servers: connections that stall, end, are refused, slow, damaged, or speak TLS"
-import asyncio, socket, ssl, threading
+"A TCP proxy with faults, before real servers: connections that stall, end, are refused or slow"
+import asyncio, socket, threading
 from types import SimpleNamespace
 
 class FaultProxy:
@@ -13,15 +13,12 @@ class FaultProxy:
     rate = None # Bytes per second of answers
     port = None
 
-    def __init__(self, *ups, cert=None):
-        self.ups,self.tls,self.writers = ups,None,set()
+    def __init__(self, *ups):
+        self.ups,self.writers = ups,set()
         self.listeners = {} # `{port: (listener, up)}`
-        if cert:
-            self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self.tls.load_cert_chain(*cert)
 
     async def _open(self, port, up):
-        listener = await asyncio.start_server(self._connect, '127.0.0.1', port, ssl=self.tls)
+        listener = await asyncio.start_server(self._connect, '127.0.0.1', port)
         port = listener.sockets[0].getsockname()[1]
         self.listeners[port] = listener,up
         self.port = self.port or port

@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 import torch
 import zarr
-from PIL import Image
 from torch.utils.data import TensorDataset
 
 from fastai_remote import array_samples, IngestError, RedisStore, to_redis

@@ -1,6 +1,7 @@
 "The command line: what it writes, shows, refuses and returns; in this process or a fork where that tests the same"
 import configparser, inspect, json, os, pty, re, shlex, shutil, signal, subprocess, sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from clusters import LocalCluster
 from conftest import class_of, kill, private_server, wait_for
 from fastai_remote import image_samples, index_shards, RedisStore, ShardStore, StoreError, to_redis, to_shards
+from fastai_remote.cli.doctor import check_server
 from fastai_remote.cli.main import COMMANDS, main
 from fastai_remote.cli.options import flag
 from fastai_remote.cli.places import url_of
@@ -706,6 +708,27 @@ def test_doctor_looks_at_the_network_to_the_server(password, found, strict, monk
         assert found in cli('doctor', 'env:OURS')[1]
     monkeypatch.setenv('OURS', strict.url)
     assert 'password' not in (said := cli('doctor', 'env:OURS')[1]) and 'TLS' not in said
+
+@pytest.mark.parametrize('url,masters,secret,found', [
+    ('redis://localhost:7000,localhost:7001', ['127.0.0.1','::1'], None, []),
+    ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], None, ['password']),
+    ('redis://localhost:7000,far:7001', ['127.0.0.1','10.0.0.7'], 'pw', ['TLS']),
+    ('redis+sentinel://localhost:7000/pets', ['10.0.0.7'], None, ['password']),
+    ('redis+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', ['TLS']),
+    ('rediss+sentinel://localhost:7000/pets', ['10.0.0.7'], 'pw', []),
+    ('redis+sentinel://far:7000/pets', ['127.0.0.1'], None, []),
+    ('unix:///run/redis.sock', [None], None, [])])
+def test_doctor_looks_at_the_network_to_each_server(url, masters, secret, found):
+    "Where the sentinels are does not matter: the data go to the master"
+    def client_of(host):
+        def info(section): raise redis.ResponseError('not known here')
+        where = {'path':'/run/redis.sock'} if host is None else {'host':host, 'port':7000}
+        return SimpleNamespace(get=lambda key: None, info=info, get_connection_kwargs=lambda: where)
+    servers = SimpleNamespace(masters=lambda: list(map(client_of, masters)))
+    link = SimpleNamespace(url=url, is_cluster=',' in url, is_sentinel='sentinel' in url, servers=servers,
+                           call=lambda f: None, reveal=lambda: {'secret':secret})
+    findings = check_server(SimpleNamespace(link=link, name=None))
+    assert [finding.what for finding in findings if finding.what in ('password','TLS')]==found
 
 # The guide
 

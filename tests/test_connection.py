@@ -105,6 +105,14 @@ def test_a_call_is_repeated_while_its_errors_are_temporary(clock):
     with pytest.raises(ValueError) as e: retries.call(failing(error), handle)
     assert e.value is error and retries.attempts==1
 
+def test_pauses_double_up_to_the_longest_and_are_shortened_at_random(clock):
+    Retries('server', 100, pause=.5, longest_pause=3).call(failing(*[ConnectionError()]*5), handle)
+    assert all(longest/2<=pause<=longest for pause,longest in zip(clock.pauses, [.5,1,2,3,3], strict=True))
+    clock.pauses.clear()
+    Retries('server', 100, pause=1, longest_pause=1).call(failing(*[ConnectionError()]*50), handle)
+    assert all(.5<=pause<=1 for pause in clock.pauses) and len(set(clock.pauses))>40
+    assert min(clock.pauses)<.6 and max(clock.pauses)>.9
+
 def test_when_the_time_is_over_the_error_names_server_cause_attempts_and_time(clock):
     retries = Retries('redis://server', 3, pause=1, secrets=['s3cret'], advice='; set URL')
     with pytest.raises(StoreUnavailable) as e: retries.call(failing(*[ConnectionError('reset by s3cret')]*99), handle)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from fastai.vision.all import DataLoaders, FlipItem, PILImage, PILImageBW, RandomResizedCrop, TensorImage, ToTensor
 from hypothesis import given, strategies as st
 from PIL import Image

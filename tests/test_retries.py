@@ -34,6 +34,7 @@ def test_attempts_are_made_until_the_timeout_is_over(place):
             link = make(timeout=timeout)
             assert link.call(lambda _: 7)==7   # the server was there once
             assert timeout-.1<=seconds_until_it_gives_up(clock, link, error, each)<=timeout+each
+            assert clock.pauses[0]<=.05 and max(clock.pauses)<=2 and len(clock.pauses)<=2.5*timeout+10
             assert pickle.loads(pickle.dumps(link)).timeout==timeout
     with ManualClock() as clock: assert 1<=seconds_until_it_gives_up(clock, make(), error)<=5
 

@@ -3,7 +3,6 @@ import fcntl, os
 from collections import OrderedDict
 
 import numpy as np
-import pytest
 
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.store.cache import FileCache

@@ -1,5 +1,5 @@
 "Caches keep what comes from different places apart, and for their owner only"
-import shutil, stat
+import stat
 
 import fsspec
 import pytest

@@ -49,3 +49,5 @@ def test_the_report_counts_images_of_no_split(tmp_path):
         (tmp_path/name).write_bytes(png())
     report = to_shards(image_samples(tmp_path, splits=['train','valid']), tmp_path/'out', num_workers=0, progress=False)
     assert any('3 image files in other folders than those of splits= are left out' in note for note in report.notes)
+    assert image_samples(tmp_path, splits={'all':'.', 'some':'test'}).notes==[]
+    assert image_samples(tmp_path, splits=['test']).notes[0].startswith('3 image files in other folders')

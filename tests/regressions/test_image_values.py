@@ -1,5 +1,4 @@
 "What users give as the value of an image field: paths of files, and tensors with channels first"
-import io
 from pathlib import Path
 
 import numpy as np

@@ -1,11 +1,12 @@
 "A private server ends with its object, and a folder has one server, which is returned or named"
-import gc, signal, subprocess, sys
+import gc, subprocess, sys
 
 import pytest
 import redis
 
 from fastai_remote.core import StoreBusy
 from fastai_remote.store.server import redis_server
+from fastai_remote.testing import ManualClock
 
 def test_a_server_ends_when_its_object_is_replaced(tmp_path):
     "As when the cell `server = redis_server()` of a notebook is run again"
@@ -36,8 +37,8 @@ def test_the_server_of_another_process_is_named(tmp_path):
     with subprocess.Popen([sys.executable, '-c', code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as process:
         socket = process.stdout.readline().strip()
-        with pytest.raises(StoreBusy, match=f'another server, unix://{socket}, uses this folder') as error:
-            redis_server(tmp_path)
+        says = f'another server, unix://{socket}, uses this folder'
+        with ManualClock(), pytest.raises(StoreBusy, match=says) as error: redis_server(tmp_path)
         assert 'hidden' not in str(error.value)
         process.stdin.close()
         process.wait()

@@ -2,7 +2,6 @@
 import numpy as np
 import pytest
 
-from fastai_remote.ingest.report import IngestError
 from inputs import in_memory
 
 @pytest.mark.parametrize('field', ['mask.npy','mask.npz','depth.mask.npy'])
