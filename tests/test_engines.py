@@ -67,7 +67,9 @@ def session():
     gateway.proc.wait(30)
     SparkContext._gateway = SparkContext._jvm = None
 
-@pytest.fixture(scope='module', params=['loky','threading','dask','ray','spark'])
+OF_PROCESSES = 'loky','dask','ray','spark'
+
+@pytest.fixture(scope='module', params=[*OF_PROCESSES, 'threading'])
 def engine(request):
     "Name of the joblib backend of a running engine of two workers"
     if request.param=='spark':
@@ -139,9 +141,9 @@ class Bomb:
 missed = 'ignore:(?s)Exception in thread.*KeyError:pytest.PytestUnhandledThreadExceptionWarning'
 
 @pytest.mark.filterwarnings(missed)
+@pytest.mark.parametrize('engine', OF_PROCESSES, indirect=True)   # a thread cannot be killed
 def test_after_the_death_of_a_worker_each_sample_is_there_once(engine, place, files, tmp_path):
     "Processes on one machine say that one died, and the same call goes on; an engine repeats what was lost"
-    if engine=='threading': pytest.skip('a thread cannot be killed')
     bomb = Bomb(tmp_path/'flag')
     expected = of_one_process(place, files, bomb)
     def act():

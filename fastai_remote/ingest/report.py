@@ -51,7 +51,8 @@ class IngestReport:
     def _remarks(self):
         "The notes with their counts, a list of `str`"
         def singular(s):
-            return s.replace('images were', 'image was').replace('arrays of pixels were', 'array of pixels was').replace('keys of samples were changed: they', 'key of a sample was changed: it')
+            s = s.replace('images were', 'image was').replace('arrays of pixels were', 'array of pixels was')
+            return s.replace('keys of samples were changed: they', 'key of a sample was changed: it')
         def remark(note, count):
             if count>1: return f'{count:,} {note}'
             return f'1 {singular(note)}' if count else note

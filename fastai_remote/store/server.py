@@ -77,7 +77,8 @@ def _private_folder(path):
     folder,private = Path(path).resolve(),{'dump.rdb','server.log','socket','url'}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = {entry.name for entry in folder.iterdir()}
-    if folder.stat().st_uid==os.getuid() and found<={*private, *_APPEND_ONLY}: folder.chmod(0o700)   # nobody else's files are in it
+    if folder.stat().st_uid==os.getuid() and found<={*private, *_APPEND_ONLY}:   # nobody else's files are in it
+        folder.chmod(0o700)
     for name in found & private: (folder/name).chmod(0o600)   # of an earlier version
     return folder
 
