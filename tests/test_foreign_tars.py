@@ -248,7 +248,7 @@ def test_absent_fields(mixed):
     with pytest.raises(UnknownField, match="no field 'nothing.'; there are 'jpg', 'png'"):
         store.get_many([0], 'nothing?')
     tuples = RemoteDataset(store).to_tuple('__key__','jpg;png','cls?')
-    assert tuples[151]==('1-001',b'image 1 1',0) and tuples[2]==('0-002',b'image 0 2',None)
+    assert tuples[151]==('1-001',b'image 1 1',1) and tuples[2]==('0-002',b'image 0 2',None)
     assert RemoteDataset(store)[2]=={'__key__':'0-002', '__url__':url, 'png':b'image 0 2'} and url.endswith('/0.tar')
     with pytest.raises(MissingSample, match="sample 2 has no 'late.txt;cls'"):
         RemoteDataset(store).to_tuple('late.txt;cls')[2]

@@ -19,7 +19,7 @@ from ..codec.arrays import NpyCodec, NpzCodec, refuse_mask
 from ..codec.base import Codec, Encoded, utf8
 from ..codec.fields import get_codec, infer_codec, is_image, is_mask, mask_image
 from ..codec.images import ImageCodec
-from ..codec.numbers import narrow
+from ..codec.numbers import label_list, LabelCodes, narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import check_key, utf8_key, writable_key
 from ..core import crc32s
@@ -37,10 +37,7 @@ def as_vocab(
     `TypeError` for labels that are no list or the like, such as a set or a `str`."""
     if vocab is None: vocab = {}
     if not isinstance(vocab, dict): vocab = {'cls':vocab}
-    for field,labels in vocab.items():
-        if isinstance(labels, (str,bytes,set,frozenset,dict)) or not np.iterable(labels):
-            raise TypeError(f'vocab of {field!r}: want a list of labels, in the order of their codes, not the '
-                            f'{type(labels).__name__} {labels!r:.60}')
+    vocab = {field:label_list(field, labels) for field,labels in vocab.items()}
     res = {field:[plain_label(field, label) for label in labels] for field,labels in vocab.items()}
     for field,labels in res.items():
         for label in (field, *labels):
@@ -55,12 +52,7 @@ def _check_labels(field, labels):
         if not isinstance(label, (str,int)):
             raise ValueError(f'vocab of {field!r}: a label is a text or an integer, not {label!r}')
     codec = get_codec(field)
-    if codec is not None and codec.name not in ('cls','labels'): return
-    codes = {}
-    for code,label in enumerate(labels):
-        if codes.setdefault(label, code)!=code:
-            raise ValueError(f'vocab of {field!r}: the label {label!r} is there twice, as codes {codes[label]} and '
-                             f'{code}: give vocab= with another name for one of them')
+    if codec is None or codec.name in ('cls','labels'): LabelCodes(field, labels)   # raises `ValueError`
 
 def check_vocab(
     vocab:dict, # What the user gave, as `as_vocab` returns it
@@ -222,8 +214,8 @@ class Columns:
         self.stats = ImageStats() if stats_field else None
         self.codecs = {field:get_codec(d['codec']) for field,d in fields.items()}
         self.width = {field:np.dtype(d['dtype']).itemsize for field,d in fields.items() if d['dtype']}
-        self.codes = {field:{label:k for k,label in enumerate(labels)} for field,labels in vocab.items()}
         self.masks = [field for field in vocab if field in fields and has_codes(fields[field]['codec'])]
+        self.codes = {field:LabelCodes(field, labels) for field,labels in vocab.items() if field not in self.masks}
         arrays = {field:d['codec'] for field,d in fields.items() if d['codec'] in ('npy','npz')}
         self.array_masks = [field for field,codec in arrays.items() if is_mask(field, codec)]
         self.boxes = _labelled_boxes(fields)
@@ -318,7 +310,7 @@ class Columns:
 
         Text is then entered into `labels`. Raises `TypeError` or `ValueError` for a wrong label."""
         label = plain_label(field, label)
-        if field in self.codes: return self._code(field, label)
+        if field in self.codes: return self.codes[field](label)
         is_text = self.fields[field]['text']
         if isinstance(label, str)!=is_text:
             raise TypeError(f"label {label!r}: the first sample had {'a str' if is_text else 'a number'}")
@@ -326,21 +318,6 @@ class Columns:
         utf8(label)
         labels[field] = {label}
         return label
-
-    def _code(self, field, label):
-        """The code of `label`, a label of the vocabulary; an integer that is none may be the code of a label of text
-
-        Raises `ValueError` or `TypeError` for anything else."""
-        codes = self.codes[field]
-        try: is_label = label in codes
-        except TypeError: raise TypeError(f'{field}: label {label!r:.60}: a label is a text or an integer') from None
-        if is_label: return codes[label]
-        if isinstance(label, str): raise ValueError(f'label {label!r} is not in the vocab of {field!r}')
-        code = int(self.codecs[field].to_num(label))
-        # where labels are numbers themselves, a number that is not among them is no code
-        if not 0<=code<len(codes) or not isinstance(self.vocab[field][code], str):
-            raise ValueError(f'label {label!r} is not in the vocab of {field!r}, which has {len(codes)}')
-        return code
 
     def columns(self,
         as_hashes:bool=True, # Are labels whose codes are not known given as hashes? Else as they are.

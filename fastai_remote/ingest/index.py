@@ -20,10 +20,12 @@ from fastcore.basics import store_attr
 
 from ..codec.base import utf8
 from ..codec.fields import get_codec
+from ..codec.numbers import LabelCodes, narrow
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import is_exact_label, parse_number
 from ..core import CorruptSample, StoreError, StoreExists, StoreUnavailable, UnsupportedFormat
-from .chunk import can_name_field, failure_reason, plan_fields, stats_field
+from .chunk import as_vocab, can_name_field, check_codes, check_vocab, failure_reason, has_codes
+from .chunk import plan_fields, stats_field
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..parallel import effective_workers
@@ -93,10 +95,14 @@ class _ShardFields:
     `specs` has their entries, `columns` what the index stores, and `notes` counts remarks, `{text: samples}`."""
     def __init__(self,
         fields:dict, # Of the plan
+        vocab:dict, # Of the plan: `{field: list of labels}`
         shard:str, # Name of the shard, for messages
     ):
         self.columns,self.shard,self.notes = IndexColumns(fields),shard,Counter()
-        self.specs = self.columns.fields
+        self.specs,self.vocab = self.columns.fields,vocab
+        self.masks = {field for field in vocab if has_codes(fields[field]['codec'])}
+        self.codes = {field:LabelCodes(field, labels) for field,labels in vocab.items()
+                      if field not in self.masks}
 
     def values(self, members):
         """Returns what an index stores of a sample, `({field: (offset, length, crc)}, {field: number or label})`
@@ -113,11 +119,13 @@ class _ShardFields:
                 continue
             spec = self.specs.get(field) or self._add(field)
             if spec['dtype'] is not None:
-                values[field] = _number_or_label(field, spec, member)
+                values[field] = _number_or_label(field, spec, member, self.codes.get(field))
                 continue
             if member.size>_MAX_VALUE: raise ValueError(f'{field}: {member.size:,} bytes; a value has less than 4 GiB')
             spans[field] = member.start,member.size,zlib.crc32(member.content)
-            if spec['codec']=='labels': _labels(member.content)
+            if spec['codec']=='labels': _labels(member.content, self.codes.get(field))
+            if field in self.masks:
+                check_codes(get_codec(spec['codec']), member.content, field, len(self.vocab[field]))
         for field in unnamed:
             self.notes[f'values were left out whose extension {field[:60]!r} cannot name a field (a space, or one of '
                        ': # ~ @ ? ; or .crc at the end); tar_samples with fn= can rename it'] += 1
@@ -140,25 +148,31 @@ def _too_many_fields(where, fields):
     return (f'{where}: more than {_MAX_FIELDS} different fields, such as {examples}: WebDataset takes what follows the '
             'first dot of a name for the field, so that a dot must not be a part of the names of samples')
 
-def _number_or_label(field, spec, member):
+def _number_or_label(field, spec, member, codes):
     """Returns the value of a fixed-width field in a `TarMember`: a number, or a label, `int` or `str`
 
-    `spec` is the entry of the field. Raises `ValueError`, and `TypeError` for a text where the first samples had
-    numbers."""
+    `spec` is the entry of the field. `codes` are the `LabelCodes` of a field whose vocabulary was given, else `None`.
+    Raises `ValueError`, and `TypeError` for a text where the first samples had numbers."""
     is_exact = spec['codec']=='cls' and is_exact_label(member.name)
     if spec.get('text'):
         label = parse_number(field, member.content, True, is_exact)
         utf8(label)
         return label
     value = parse_number(field, member.content, is_exact=is_exact)
+    if codes is not None: return codes(value)
     if isinstance(value, str): raise TypeError(f'{field} {value!r}: the first samples had numbers')
     number = get_codec(spec['codec']).to_num(value)
     return int(number) if spec.get('staged') else number
 
-def _labels(content):
-    "Returns the set of `label_texts` of a value of codec `labels`, bytes; raises `ValueError`, `TypeError`"
+def _labels(content, codes=None):
+    """Returns the set of `label_texts` of a value of codec `labels`, bytes; raises `ValueError`, `TypeError`
+
+    `codes` are the `LabelCodes` of a field whose vocabulary was given."""
     codec = get_codec('labels')
-    return label_texts(codec.from_bytes(codec.to_bytes(content)))
+    labels = codec.from_bytes(codec.to_bytes(content))
+    for label in labels if codes is not None else ():
+        if label not in codes: codes(label)   # raises `ValueError`
+    return label_texts(labels)
 
 def index_shard(
     open_writer, # Returns the `ShardWriter` in this process
@@ -177,7 +191,8 @@ def index_shard(
     name,file = part,_StoredFile(storage, part)
     fields = writer.plan['fields']
     image_field = writer.plan['stats'] if has_stats(chunk) else None   # whose images are counted
-    found,left_out = _ShardFields(fields, f"{writer.url}: {name}"),Counter()
+    vocab = writer.plan['vocab']
+    found,left_out = _ShardFields(fields, vocab, f"{writer.url}: {name}"),Counter()
     columns,stats,failures,nbytes,key = found.columns,ImageStats() if image_field else None,[],0,None
     usual = {f for f in fields if not f.endswith('.crc')}   # the fields of the sample before
     def is_complete(members): return usual<=members.keys()
@@ -198,7 +213,7 @@ def index_shard(
     except DamagedTar as e: failures.append((storable(f'{name}: after {key}'), storable(str(e))))
     file.content.drain()   # what follows the end of the archive counts for the checksum
     if file.content.damage:
-        found,stats,nbytes = _ShardFields(fields, name),None,0
+        found,stats,nbytes = _ShardFields(fields, vocab, name),None,0
         columns = found.columns
         writer.counts,writer.seen = {},{}
         failures = [(name, f'damaged compressed data: {file.content.damage}. None of its samples can be trusted')]
@@ -289,6 +304,15 @@ def _fields_of(storage, names, n=100):
     reason = reason or ''.join(f': {n:,} {what}' for what,n in left_out.items())
     raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{reason}")
 
+def _with_vocab(fields, vocab):
+    "Returns `fields`, entries as in a plan, for labels whose vocabulary is known; raises `ValueError` as `check_vocab`"
+    check_vocab(vocab, fields)
+    named = {field:dict(fields[field], named=True) for field in vocab}
+    for field,labels in vocab.items():
+        if named[field]['codec']=='cls':
+            named[field] = {'codec':'cls', 'dtype':narrow(0, max(len(labels)-1, 0)), 'named':True}
+    return fields|named
+
 def _plan_fields(first):
     """Returns the fields as a plan has them, `{field: entry}`, from `first`, `{field: value}`
 
@@ -345,7 +369,7 @@ class _KnownShards:
     """The shards that an earlier call has indexed, and that are still the same
 
     `positions` is `{name: number in the table}`, and empty if there are none; `dataset` is the manifest of their index,
-    or `None`; `fields`, only there if `dataset` is, are those of its plan."""
+    or `None`; `fields` and `vocab`, only there if `dataset` is, are those of its plan."""
     def __init__(self,
         writer:ShardWriter, # Of the index
         source:Storage, # The folder of the shards
@@ -378,6 +402,7 @@ class _KnownShards:
         self._compare_sizes(source, known)
         self.is_complete = len(known)==len(names) # Is no shard new?
         self.fields = _earlier_record(writer, self.row(known[0]))['plan']
+        self.vocab = {field:dataset.vocab[field] for field,spec in self.fields.items() if spec.get('named')}
 
     def _compare_sizes(self, source, names):
         "Raises `StoreExists` if one of the shards `names` has another size than when it was indexed"
@@ -437,6 +462,9 @@ def index_shards(
     # `{split: pattern of paths}`, such as `{'train':'train/*', 'valid':'val-*'}`; default: all shards, without splits
     splits:dict=None,
     num_workers:int=None, # Processes; 0: this one; default: one a core, or as many as the joblib backend in force has
+    # Labels in the order of their codes (of `cls`; else `{field: labels}`), such as those of the training set for its
+    # validation set; an integer in a tar may be such a code. Default: the labels that there are, sorted
+    vocab:list|dict=None,
     overwrite:bool=False, # Index all shards anew, and replace the manifest and indices that are there?
     progress:bool=None, # Show a bar? Default: in a notebook or a terminal
     timeout:float=20., # Seconds over all attempts before `StoreUnavailable`; a `Storage` has its own
@@ -452,10 +480,12 @@ def index_shards(
     extension cannot name a field is left out, and the report says so; `tar_samples` with `fn` can rename it. Where an
     index is there already, only shards that are new are read, and added; if none is new, that is an error. That another
     has changed since is noticed by its size, its ETag or its time, and is an error, too. Labels are integers (`cls`) or
-    text (`cls.txt`); if one of the first hundred is no integer, such as `007`, all are text. Raises `StoreExists`,
+    text (`cls.txt`); if one of the first hundred is no integer, such as `007`, all are text. A sample with a label
+    that is not in `vocab` fails. Tars that are added get the codes of the first `vocab`. Raises `StoreExists`,
     `StoreBusy`, `FileNotFoundError`, `IngestError`, `StoreUnavailable`."""
     url,to,storage_options = concealed(url),concealed(to),concealed(storage_options)
     limit,num_workers = FailureLimit(max_failed),effective_workers(num_workers)
+    labels = None if vocab is None else as_vocab(vocab)
     source,given = _source_of(url, timeout, storage_options)
     if to is None and is_http(source.url):
         raise ValueError(f'{source.url}: nothing can be written there: to= takes the folder for the index')
@@ -465,17 +495,23 @@ def index_shards(
     names,ranges,left_out = _named(source, given, splits, to)
     replaced = _earlier_index(source, overwrite) if to is None else []
     known = _KnownShards(writer, source, names, overwrite)
+    if known.dataset is not None and labels not in (None,known.vocab):
+        raise StoreExists(f'{writer.url}: the tars here were indexed '
+                          f'{"with another" if known.vocab else "without"} vocab=; overwrite=True indexes them anew')
     def plan():
         sizes = _sizes(source, names)
         earlier = known.dataset
         if earlier is not None and getattr(writer.committed(), 'uid', None)!=earlier.uid:   # nobody else can write now
             raise StoreExists(f'{writer.url}: another process has just changed this index; repeat the same call')
-        identity = names,sizes,splits,earlier and earlier.uid   # what was kept of an earlier index is not read anew
+        # what was kept of an earlier index is not read anew
+        identity = names,sizes,splits,earlier and earlier.uid,labels
         signature = hashlib.sha256(repr(identity).encode()).hexdigest()
-        fields = _fields_of(source, names) if earlier is None else known.fields
+        if earlier is None: fields,named = _fields_of(source, names),labels or {}
+        else: fields,named = known.fields,known.vocab
+        if earlier is None: fields = _with_vocab(fields, named)
         # Statistics are of a sample of the images anyway: they stay those of the shards that were indexed first.
         stats = dict(stats=stats_field(fields)) if earlier is None else dict(stats=None, kept_stats=earlier.stats)
-        return dict(signature=signature, n=len(names), chunk=1, fields=fields, splits=ranges, vocab={},
+        return dict(signature=signature, n=len(names), chunk=1, fields=fields, splits=ranges, vocab=named,
                     base='' if to is None else source.url, **stats)
     try: writer.begin(plan, overwrite or known.dataset is not None and not known.is_complete, foreign=True)
     except StoreExists as e:

@@ -15,9 +15,10 @@ from fastcore.basics import patch
 from fastcore.meta import delegates
 from torch.utils.data import Dataset, default_collate, get_worker_info, IterableDataset, Sampler
 
+from ..codec.numbers import label_list, LabelCodes
 from ..core import CorruptSample, int_index, MissingSample
 from .epochs import Epochs, seed_of, share_of, SharedNumbers
-from .items import get_remote_items
+from .items import check_label_codes, get_remote_items
 from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
 from .steps import ask_handler, Dropped, reading_plan, run_steps, Step
 from .stream import batch_arguments, Pipeline, RemoteStream, StreamInput
@@ -32,6 +33,28 @@ class _Positions(list):
     "Positions of a batch, with what the worker that reads it has to know"
     prefetch = None   # arguments of the store's `prefetch`, where they change
     epoch = None   # number of the epoch
+
+def _label_numbers(store, vocab):
+    """Returns `(vocabs, numbers)`, as a `RemoteDataset` keeps them; `vocab` is its argument
+
+    Raises `ValueError` if labels of the store are not in `vocab`, `UnknownField`, and `TypeError`."""
+    named = {} if vocab is None else vocab if isinstance(vocab, dict) else {'cls':vocab}
+    vocabs,numbers = dict(store.manifest.vocab),{}
+    vocabs = {field:labels for field,labels in vocabs.items() if store.field_entry(field)['codec']=='cls'}
+    for field in named:
+        if store.field_entry(field) and field not in vocabs:
+            have = ', '.join(map(repr, vocabs)) or 'none'
+            raise ValueError(f'{store.name}: vocab= names labels of {field!r}, which has no codes of labels; fields '
+                             f'that have: {have}')
+    for field,labels in vocabs.items():
+        if field in named:
+            code = LabelCodes(field, label_list(field, named[field]))
+            try: numbers[field] = np.array([code(label) for label in labels], np.int64)
+            except ValueError as e: raise ValueError(f'{store.name}: {e}') from None
+            vocabs[field] = code.labels
+        elif all(type(label) is int for label in labels):
+            numbers[field],vocabs[field] = np.array(labels, np.int64),None
+    return vocabs,numbers
 
 class RemoteDataset(Pipeline, Dataset):
     """The samples of a store as a map-style torch dataset, with WebDataset's methods to process them
@@ -51,11 +74,20 @@ class RemoteDataset(Pipeline, Dataset):
         # `handler(error)`, called with the `CorruptSample` or `MissingSample` of each sample that cannot be read;
         # default: raise the error
         handler=None,
+        # Labels in the order of the codes that samples get (of `cls`; else `{field: labels}`), which may be more than
+        # the store has; default: labels that are whole numbers are these numbers, others have the codes of the store
+        vocab:list|dict=None
     ):
+        """Raises `ValueError` if `vocab` lacks labels of the store, or names a field without labels
+
+        Raises `UnknownField`, and `TypeError` for other arguments."""
         if not isinstance(store, Store):
             raise TypeError(f'RemoteDataset takes a store, such as ShardStore(url), not a {type(store).__name__}')
         Step('RemoteDataset', handler=handler)   # raises `TypeError` if it is no function
         self.items,self.steps,self.seed,self.handler = get_remote_items(store),(),seed,handler
+        # `{field with labels: list of labels in the order of the codes that samples get, or None for numbers}`, and
+        # `{field: int64 array of what samples get for each code of the store}` where that is something else
+        self.vocabs,self.label_numbers = _label_numbers(store, vocab)
         self.__dict__.update(reading_plan(store, ()))
 
     @property
@@ -68,6 +100,11 @@ class RemoteDataset(Pipeline, Dataset):
     def may_drop(self)->bool:
         "May samples be left out, by a step or a handler?"
         return self.handler is not None or any(step.may_drop for step in self.steps)
+
+    @property
+    def read_vocabs(self)->dict:
+        "`vocabs` of the fields that are read"
+        return {field:labels for field,labels in self.vocabs.items() if field in self.fields}
 
     def split(self,
         name:str # Name of a split of the store
@@ -161,8 +198,14 @@ class RemoteDataset(Pipeline, Dataset):
 
     def _values(self, numbers):
         if not self.fields: return {}
-        if self.may_lack: return self.store.read_present(self.store.check_numbers(numbers), self.fields)
-        return self.store.get_many(numbers, self.fields, check=True)
+        if self.may_lack: values = self.store.read_present(self.store.check_numbers(numbers), self.fields)
+        else: values = self.store.get_many(numbers, self.fields, check=True)
+        for field in self.label_numbers.keys()&values.keys():
+            codes,given = values[field],self.label_numbers[field]
+            check_label_codes(self.store, field, numbers, codes)
+            is_list = isinstance(codes, list)   # with `None` for samples that lack the field
+            values[field] = [None if code is None else given[code] for code in codes] if is_list else given[codes]
+        return values
 
     def _read_each(self, numbers):
         """The result of `read` where some of `numbers` cannot be read: the handler decides about each of them
@@ -507,6 +550,9 @@ class SampleInput(StreamInput):
         result.__dict__.update(attributes)
         return result
 
+    @property
+    def vocabs(self): return self.ds.read_vocabs
+
     def then(self, step): return self._changed(ds=self.ds._then(step))
 
     def shuffled(self, interleave):
@@ -567,6 +613,8 @@ class _BatchInput(StreamInput):
     def __init__(self, batched): self.batches_of = batched
     @property
     def is_random(self): return self.batches_of.shuffle
+    @property
+    def vocabs(self): return self.batches_of.ds.read_vocabs
     def __repr__(self): return repr(self.batches_of)
 
     def _of(self, rank, world_size):

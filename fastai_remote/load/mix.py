@@ -16,10 +16,26 @@ from .epochs import seed_of, share_of, rank_and_world_size
 from .stream import Pipeline, RemoteStream, StreamInput
 
 # %% ../../nbs/load/16_mix.ipynb #e2f448fb
+def _common_vocabs(streams):
+    """`StreamInput.vocabs` of all `streams` together
+
+    Raises `ValueError` if a field has other codes in one of them, so that one number would stand for two labels."""
+    result = {}
+    for stream in streams:
+        for field,labels in stream.source.vocabs.items():
+            first,expected = result.setdefault(field, (stream,labels))
+            if labels==expected: continue
+            shown = [f'{one!r} has '+('numbers' if some is None else ', '.join(map(str, some[:5])))
+                     for one,some in ((first,expected), (stream,labels))]
+            raise ValueError(f'labels of {field!r} have not the same codes: {"; ".join(shown)}. Name the labels of all '
+                             f'datasets in the order of their codes: RemoteDataset(store, vocab=[…])')
+    return {field:labels for field,(_,labels) in result.items()}
+
 class _MixInput(StreamInput):
     "The samples of several streams, as the source of a `RemoteStream`; `end` is as for `mix`"
     def __init__(self, streams, weights, end):
         self.streams,self.weights,self.end = streams,weights,end   # `weights` may be 'in turn'
+        self.vocabs = _common_vocabs(streams)
 
     @property
     def is_random(self): return self.weights!='in turn' or any(stream.is_random for stream in self.streams)
@@ -93,6 +109,8 @@ def mix(
     world_size:int=None # Number of ranks; default: as `rank`
 )->RemoteStream:
     """A stream of the samples of several datasets: the dataset of each sample is drawn at random, by `weights`
+
+    A number must stand for the same label in all of them: datasets with other labels need the same `vocab=`.
 
     Each dataset is divided between ranks and workers, like any other. An epoch depends on the seed, the number of the
     epoch, the ranks and the workers only, and `set_epoch` is that of any stream. For a fixed number of samples of each

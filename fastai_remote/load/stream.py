@@ -187,7 +187,7 @@ class Pipeline:
         partial:bool=False, # For WebDataset's scripts: values that are decoded already are always left as they are
         handler=None # `handler(error)`, called if a value cannot be decoded; default: raise the error
     ):
-        "Turn bytes into objects. Labels stay codes. Raises `ValueError` for an unknown spec."
+        "Turn bytes into objects. Labels stay numbers. Raises `ValueError` for an unknown spec."
         return self._then(decode_step(decoders, pre, post, only, handler))
 
     def to_tuple(self,
@@ -418,6 +418,7 @@ _SLOTS = 512   # workers of a rank of which a stream notices that they begin an 
 class StreamInput:
     "Where the samples of a stream come from"
     is_random = False # Does its order depend on the key?
+    vocabs = {} # `{field: labels in the order of their codes}` of the samples; `None` for fields of whole numbers
 
     def run(self, key:tuple, consumer:Consumer):
         """The share of `consumer`: an iterator of `(origin, sample)`; the random order depends on `key`, ints
