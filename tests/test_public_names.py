@@ -54,6 +54,7 @@ OTHER_ORDERS = {
     ('fn','name'):'Store.map, like map, begins with the function',
     ('splits','num_workers'):'index_shards: splits choose the shards',
     ('splits','overwrite'):'index_shards: splits choose the shards',
+    ('splits','vocab'):'index_shards: splits choose the shards',
     ('shuffle','num_workers'):'RemoteDL has the order of DataLoader'}
 
 def test_one_order_of_arguments():

@@ -143,6 +143,16 @@ def _kept_mode(im):
 
 _MAX_SIDES = {'JPEG':65_500, 'WEBP':16_383} # Width and height that their libraries write, at most, pixels
 
+def _waits(im):
+    "Was `im` opened by `ImageCodec.opened`, and not decoded since? Pillow's tiles are what it has still to decode"
+    return hasattr(im, 'encoded') and bool(getattr(im, 'tile', None))
+
+def _seen(im, other):
+    "What is compared of image `im`: its metadata, and its pixels unless `other` was not decoded, and so not changed"
+    pixels = None if _waits(other) else load_pixels(im).tobytes()
+    meta = im.info.get('icc_profile'),im.info.get('transparency'),dict(im.getexif()),im.getpalette(None)
+    return im.mode,im.size,im.tell(),pixels,meta
+
 class ImageCodec(Codec):
     """Codec of image files
 
@@ -177,7 +187,9 @@ class ImageCodec(Codec):
             if dtype!=np.uint8: raise TypeError(f'{self.name}: want an image or uint8 pixels, got {dtype}')
             o = from_pixels(o)
         original = self._original(o)
-        if original is not None: return Encoded.of(original, self.name, o)
+        if original is not None:
+            if _waits(o) and not isinstance(original, Encoded): self.check(original)
+            return Encoded.of(original, self.name, o)
         if not is_image: kind = 'arrays of pixels'
         else: kind = 'opened images' if getattr(o, 'format', None) or o.info else 'new images'
         b = self.encode(o)
@@ -275,21 +287,36 @@ class ImageCodec(Codec):
         """The bytes of the file that Pillow opened `im` from, if it still has the same pixels and metadata
 
         `None` if it is gone, of another format than the codec's, or another picture, or if there was no file."""
-        name,fmt = getattr(im, 'filename', None),getattr(im, 'format', None)
-        if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return None
-        if not isinstance(name, (str,bytes)) or not isfile(name): return None
-        if not self._accepts(fmt): return None
-        def everything(i):
-            meta = i.info.get('icc_profile'),i.info.get('transparency'),dict(i.getexif()),i.getpalette(None)
-            return type(i),i.format,i.mode,i.size,i.tobytes(),meta
+        b = getattr(im, 'encoded', None)   # also if fastai has made one of its own images of it, in place
         try:
-            with open(name, 'rb') as f: b = f.read()
-            same = everything(load_pixels(self._open(b)))==everything(im)
+            if b is None:
+                name = getattr(im, 'filename', None)
+                if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return None
+                if not isinstance(name, (str,bytes)) or not isfile(name): return None
+                with open(name, 'rb') as f: b = f.read()
+                if type(self._open(b)) is not type(im): return None
+            file = self._open(b)
+            return b if self._accepts(file.format) and _seen(file, im)==_seen(im, im) else None
         except (OSError,ValueError,TypeError,SyntaxError): return None
-        return b if same else None
+
+    def opened(self,
+        b:bytes # An image file
+    )->Image.Image:
+        """The image in `b`, decoded when its pixels are needed, and stored as `b` again if it was not changed
+
+        Raises `ValueError`."""
+        im = self._open(b)
+        im.encoded = b
+        return im
 
     def unpack(self, b): return load_pixels(self._open(b))
     image = unpack
+
+    def file_of(self,
+        im:Image.Image # An image that `opened` returned
+    )->bytes:
+        "The file that `im` was opened from, if nothing has read or changed its pixels; else `None`"
+        return self._original(im) if _waits(im) else None
 
     def _open(self, b):
         "`b` as a Pillow image that is not decoded yet; raises `ValueError`, also for decompression bombs"

@@ -34,7 +34,7 @@ def map_store(
 )->IngestReport:
     """Make a dataset of `fn` of each sample, in Redis or in shards
 
-    To get at the pixels of an image, `fn` opens it: `Image.open(io.BytesIO(sample['jpg']))`. Samples are not shuffled
+    An image is one of Pillow, as in `store[i]`, and is decoded when its pixels are needed. Samples are not shuffled
     unless `shuffle=True` is given. Raises `TypeError` if `url` or the name in Redis is missing, or if shards are given
     a name, and what `to_redis` and `to_shards` raise."""
     url,kwargs = concealed(url),concealed(kwargs)

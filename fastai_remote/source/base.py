@@ -6,8 +6,8 @@ Docs: page `source/base`"""
 
 # %% auto #0
 __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 'storable', 'split_names', 'no_address',
-           'as_json', 'unchanged', 'fn_fingerprint', 'stable_repr', 'mean_bytes', 'Source', 'IndexedSource',
-           'StreamedSource', 'SplitChunk']
+           'as_json', 'unchanged', 'fn_fingerprint', 'stable_repr', 'mean_bytes', 'Source', 'OpenImages', 'open_image',
+           'IndexedSource', 'StreamedSource', 'SplitChunk']
 
 # %% ../../nbs/source/00_base.ipynb #de582b50
 import dis, errno, hashlib, os, re, stat, sys
@@ -21,7 +21,9 @@ import numpy as np
 from fastcore.foundation import L
 from PIL import Image, ImageFile
 
-from ..codec.base import utf8
+from ..codec.base import Codec, utf8
+from ..codec.fields import get_codec
+from ..codec.images import ImageCodec
 from ..store.address import public_url
 
 # %% ../../nbs/source/00_base.ipynb #839d3da3
@@ -362,6 +364,23 @@ class Source:
 
         An interrupted ingest is resumed only if the fingerprint is the same."""
         raise NotImplementedError
+
+class OpenImages:
+    """raw -> sample for `fn`: what `load` returns, with image files as images of Pillow, as `store[i]` has them
+
+    They are decoded when their pixels are needed. One that `fn` returns unchanged is stored as the file that it was."""
+    def __init__(self,
+        load # raw -> sample
+    ): self.load = load
+    def __call__(self, raw): return {field:open_image(get_codec(field), v) for field,v in self.load(raw).items()}
+
+def open_image(
+    codec:Codec, # Of the field; may be `None`
+    value # A value of a sample
+): # `value` itself unless it is an image file
+    "The image in an image file, which is not decoded yet; raises `ValueError`"
+    is_file = isinstance(codec, ImageCodec) and isinstance(value, bytes)
+    return codec.opened(value) if is_file else value
 
 class IndexedSource(Source):
     "A source that knows how many samples it has, and can read any of them"

@@ -24,7 +24,7 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import IndexedSource, mean_bytes, refuse_address, shown_path, Source, split_names
+from .base import IndexedSource, mean_bytes, open_image, refuse_address, shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import image_field, image_samples
@@ -281,7 +281,7 @@ def stored_values(
     return each(lambda value: Encoded.of(value, codec)) if f'{field}.crc' in manifest.fields else values
 
 class _Decode:
-    "raw -> sample for `fn`: image files stay bytes, all other bytes are decoded, and labels and numbers stay"
+    "raw -> sample for `fn`: image files are opened, all other bytes are decoded, and labels and numbers stay"
     def __init__(self,
         codecs:dict # `{field: name of its codec}`
     ): self.codecs = codecs
@@ -289,7 +289,7 @@ class _Decode:
     def _value(self, field, value):
         if not isinstance(value, bytes): return value
         codec = get_codec(self.codecs[field])
-        return value if isinstance(codec, ImageCodec) else codec.from_bytes(value)
+        return open_image(codec, value) if isinstance(codec, ImageCodec) else codec.from_bytes(value)
 
 # %% ../../nbs/source/11_datasets.ipynb #8f0c63f4
 # Objects of other libraries are recognised by their members, so that none of these libraries needs to be imported.

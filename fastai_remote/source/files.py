@@ -21,7 +21,7 @@ import numpy as np
 from fastcore.basics import store_attr
 from fastcore.foundation import L
 
-from .base import fn_fingerprint, IndexedSource, read_file, refuse_address, require, storable
+from .base import fn_fingerprint, IndexedSource, OpenImages, read_file, refuse_address, require, storable
 
 # %% ../../nbs/source/01_files.ipynb #7a8a5e0a
 def list_files(
@@ -247,7 +247,9 @@ class image_samples(IndexedSource):
 
     def read(self, numbers)->list: return [self._raw(i) for i in numbers.tolist()]
     @property
-    def load(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
+    def as_is(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
+    @property
+    def load(self): return OpenImages(self.as_is)
 
     def __getitem__(self, i):
         "Sample `i`; a list of samples for a slice or several numbers"
@@ -255,7 +257,7 @@ class image_samples(IndexedSource):
         if not isinstance(i, (int,np.integer)): return [self[int(o)] for o in i]
         (_,raw), = self.read(np.array([range(len(self))[i]]))
         if isinstance(raw, Exception): raise raw
-        return self.load(raw)
+        return self.as_is(raw)
     def __iter__(self): return (self[i] for i in range(len(self)))
 
     # fastai reads test items by `iloc` and `itertuples`, as of a DataFrame, and then makes no list of them

@@ -13,7 +13,7 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
-from .base import StreamedSource
+from .base import OpenImages, StreamedSource
 from .columns import ColumnOptions, TablePlan
 from .frames import arrow_rows, arrow_types
 from .files import file_stamps, list_files
@@ -47,7 +47,9 @@ class img2dataset_samples(StreamedSource):
     @property
     def raw_bytes(self)->int: return tar_samples(self.tars).raw_bytes
     @property
-    def load(self): return _LoadJoined(tar_samples([self.tars[0]], key=True).load, self.plan)
+    def as_is(self): return _LoadJoined(tar_samples([self.tars[0]], key=True).as_is, self.plan)
+    @property
+    def load(self): return OpenImages(self.as_is)
     @property
     def as_is_codecs(self): return self.plan.codecs if self.plan else {}
     @property

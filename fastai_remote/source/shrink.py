@@ -64,6 +64,7 @@ class shrink:
 
         Returns the bytes to store, or `value` itself if it is small enough, and encoded as it should be."""
         if isinstance(value, (bytearray,memoryview)): value = bytes(value)
+        if isinstance(value, Image.Image): value = ImageCodec('img').file_of(value) or value   # of a source
         out = get_codec(self.codec)
         im = _open(value, field)
         width,height = im.size

@@ -21,7 +21,7 @@ from fastcore.basics import chunked
 from ..codec.fields import get_codec
 from ..codec.webdataset import field_of, is_exact_label, parse_number, split_name
 from ..core import StoreError
-from .base import shown_path, StreamedSource
+from .base import OpenImages, shown_path, StreamedSource
 from .files import list_files, file_stamps
 from ..store.shard_index import compression_of, decompressor
 
@@ -314,7 +314,9 @@ class tar_samples(StreamedSource):
 
     def stream(self, size): return chunked(self._samples(), size)
     @property
-    def load(self): return _load_members
+    def load(self): return OpenImages(_load_members)
+    @property
+    def as_is(self): return _load_members
     def fingerprint(self): return file_stamps(self.files),self.key
     def __repr__(self):
         return f"tar_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"

@@ -606,7 +606,7 @@ def map(self:Store,
 ): # An `IngestReport`
     """Apply `fn` to each sample and write the results as a new dataset, in Redis or in shards
 
-    An image arrives as its file: `Image.open(io.BytesIO(sample['jpg']))`. Raises `TypeError` if `url` or `name` is
+    An image is one of Pillow, as in `store[i]`, and is decoded when its pixels are needed. Raises `TypeError` if `url` or `name` is
     missing, and what `to_redis` and `to_shards` raise."""
     url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import map_store

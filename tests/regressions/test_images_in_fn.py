@@ -1,0 +1,102 @@
+"""`fn` gets images as `store[i]` has them: images of Pillow, decoded when needed, stored unchanged if they were not touched
+
+As in `datasets.Dataset.map`, where an image is one of Pillow, too: https://github.com/huggingface/datasets/issues/5317"""
+import io
+
+import numpy as np
+import pytest
+from conftest import draw
+from fastai.vision.core import PILImage
+from inputs import encoded, write_tar
+from PIL import Image, ImageOps
+
+from fastai_remote.ingest.shards import to_shards
+from fastai_remote.source.files import image_samples
+from fastai_remote.source.shrink import shrink
+from fastai_remote.source.tars import tar_samples
+from fastai_remote.store.shards import ShardStore
+
+FORMATS = {'jpg':'JPEG', 'png':'PNG', 'webp':'WEBP', 'img':'GIF'}
+
+@pytest.fixture(params=['files','tar','store','added'])
+def with_fn(request, tmp_path):
+    "A function that gives image files, `{field: bytes}`, to `fn`, and returns the store of what it returns"
+    def written(images, fn):
+        options = dict(num_workers=0, shuffle=False, progress=False)
+        field, = {name.split('.')[1] for name in images}
+        names = {'img':'gif'}
+        if request.param=='files':
+            (tmp_path/'f').mkdir()
+            for name,content in images.items():
+                (tmp_path/'f'/f"{name.split('.')[0]}.{names.get(field, field)}").write_bytes(content)
+            to_shards(image_samples(tmp_path/'f'), tmp_path/'d', fn=fn, **options)
+            return ShardStore(tmp_path/'d')
+        if request.param=='tar':
+            to_shards(tar_samples([write_tar(tmp_path/'a.tar', list(images.items()))]), tmp_path/'d', fn=fn, **options)
+            return ShardStore(tmp_path/'d')
+        to_shards([{field:content} for content in images.values()], tmp_path/'s', **options)
+        store = ShardStore(tmp_path/'s')
+        if request.param=='store':
+            store.map(fn, tmp_path/'d', num_workers=0, progress=False)
+            return ShardStore(tmp_path/'d')
+        store.add_fields(fn=lambda sample: {f'new.{f}':v for f,v in fn(sample).items()}, num_workers=0, progress=False)
+        return ShardStore(tmp_path/'s')
+    return written
+
+def values(store, field):
+    field = next(f for f in store.fields if f in (f'new.{field}', field) and (f!=field or f'new.{field}' not in store.fields))
+    return [bytes(b) for b in store.get_many(range(len(store)), field, check=True)[field]]
+
+def files(field, n=3, **options):
+    return {f'{k}.{field}':encoded(draw(k), FORMATS[field], **options) for k in range(n)}
+
+def look(sample):
+    image, = [v for v in sample.values() if isinstance(v, Image.Image)]
+    assert image.size[0]==image.width and image.mode
+    return {'size.json':list(image.size), **{f:v for f,v in sample.items() if f[:2]!='__'}}
+
+def decode(sample):
+    image, = [v for v in sample.values() if isinstance(v, Image.Image)]
+    return {**{f:v for f,v in sample.items() if f[:2]!='__'}, 'sum.i8':int(np.array(image.convert('L')).sum()),
+            'fastai.json':list(PILImage.create(image).size)}
+
+@pytest.mark.parametrize('field', FORMATS)
+@pytest.mark.parametrize('fn', [look, decode])
+def test_an_image_that_was_not_changed_is_stored_as_the_file_that_it_was(with_fn, field, fn):
+    images = files(field)
+    assert values(with_fn(images, fn), field)==list(images.values())
+
+changes = {
+    'a new image': lambda image: ImageOps.mirror(image),
+    'pixels set in place': lambda image: (image.putpixel((0,0), (255,0,0)), image)[1],
+    'pixels drawn in place': lambda image: (image.paste((9,9,9), (0,0,9,9)), image)[1],
+    'a thumbnail in place': lambda image: (image.thumbnail((20,20)), image)[1],
+    'a draft': lambda image: (image.draft('L', (20,20)), image.resize((9,9)))[1]}
+
+@pytest.mark.parametrize('change', changes)
+def test_an_image_that_was_changed_is_stored_changed(with_fn, change):
+    images = files('png')
+    store = with_fn(images, lambda sample: {'png':changes[change](sample['png'])})
+    for stored,content in zip(values(store, 'png'), images.values()):
+        expected = changes[change](Image.open(io.BytesIO(content)))
+        assert np.array_equal(np.array(Image.open(io.BytesIO(stored))), np.array(expected))
+
+def test_another_orientation_is_another_image(with_fn):
+    def turned(sample):
+        sample['jpg'].getexif()[274] = 6
+        return {'jpg':sample['jpg']}
+    images = files('jpg', exif=Image.Exif().tobytes())
+    stored = values(with_fn(images, turned), 'jpg')
+    assert [Image.open(io.BytesIO(b)).getexif().get(274) for b in stored]==[6]*3
+
+def test_shrink_reads_files_as_before(with_fn):
+    images = {f'{k}.jpg':encoded(draw(k).resize((90,70)), 'JPEG', quality=95) for k in range(3)}
+    expected = [bytes(shrink(32)({'jpg':content})['jpg']) for content in images.values()]
+    assert values(with_fn(images, lambda sample: {'jpg':shrink(32)(sample)['jpg']}), 'jpg')==expected
+
+def test_a_file_that_is_cut_off_fails_its_sample(tmp_path):
+    (tmp_path/'f').mkdir()
+    for name,content in files('jpg', 30).items():
+        (tmp_path/'f'/name).write_bytes(content[:-300] if name=='7.jpg' else content)
+    report = to_shards(image_samples(tmp_path/'f'), tmp_path/'d', fn=look, num_workers=0, progress=False)
+    assert len(ShardStore(tmp_path/'d'))==29 and len(report.failures)==1 and '7.jpg' in report.failures[0][0]
