@@ -896,6 +896,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_remote/ingest/copy.py'),
                                            'fastai_remote.ingest.copy.map_store': ( 'ingest/copy.html#map_store',
                                                                                     'fastai_remote/ingest/copy.py'),
+                                           'fastai_remote.ingest.copy.open_copy': ( 'ingest/copy.html#open_copy',
+                                                                                    'fastai_remote/ingest/copy.py'),
                                            'fastai_remote.ingest.copy.resize_store': ( 'ingest/copy.html#resize_store',
                                                                                        'fastai_remote/ingest/copy.py')},
             'fastai_remote.ingest.driver': { 'fastai_remote.ingest.driver.IngestJob': ( 'ingest/driver.html#ingestjob',

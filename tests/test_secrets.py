@@ -25,6 +25,7 @@ from fastai_remote import (array_samples, csv_samples, drawing_samples, image_sa
     index_shards, RedisStore, s3_options, ShardStore, StoreFull, StoreUnavailable, table_samples, tar_samples, to_redis,
     to_shards)
 from fastai_remote.cli.places import read_options, UsageError
+from fastai_remote.ingest.copy import copy_store
 from fastai_remote.source.datasets import as_source
 from fastai_remote.store.address import (hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions,
     without_secrets)
@@ -378,7 +379,7 @@ def test_secrets_of_urls_are_used_and_not_kept(url, tmp_path, monkeypatch, caplo
     assert is_right(store)
     dls = DataLoaders.from_store(store, x='cls', y='cls', bs=4, num_workers=0, valid_pct=.5)
     Learner(dls, nn.Linear(1, 1), MSELossFlat(), path=tmp_path).export('e.pkl')
-    report = store.copy(tmp_path/'copied', **ONE)
+    report = copy_store(store, tmp_path/'copied', **ONE)
     if url[:4]=='http': assert is_right(ShardStore(url, timeout=5))   # with a cache
     exported = (tmp_path/'e.pkl').read_bytes()
     saved = [*map(pickle.dumps, (store, dls.train_ds, dls)), store.manifest.to_json(), exported]

@@ -169,7 +169,8 @@ class Copy(Command):
 
     def copy(self, args, store, to, options):
         "Copy `store` to the `Place` `to` with arguments `options` of `Store.copy`; returns an `IngestReport`"
-        return store.copy(to.link if to.is_redis else to.storage, to.name, **options)
+        from fastai_remote.ingest.copy import copy_store
+        return copy_store(store, to.link if to.is_redis else to.storage, to.name, **options)
 
 class Resize(Copy):
     """Make a dataset with smaller images.
@@ -189,6 +190,7 @@ class Resize(Copy):
         super().run(args)
 
     def copy(self, args, store, to, options):
+        from fastai_remote.ingest.copy import resize_store
         options |= given(args, ('quality','field','codec'))
         name = to.name or (store.name if to.is_redis else None)
-        return store.resize(args.size, to.link if to.is_redis else to.storage, name, **options)
+        return resize_store(store, args.size, to.link if to.is_redis else to.storage, name, **options)

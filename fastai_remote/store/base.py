@@ -597,20 +597,19 @@ def class_weights(self:Store,
 # %% ../../nbs/store/01_base.ipynb #116c353c
 @patch
 def map(self:Store,
-    # `fn(sample)` -> sample. Images are encoded bytes, as from files; pixels are Pillow images; labels are labels;
-    # all other fields are decoded
+    # `fn(sample)` -> sample. The values are those of `store[i]`; images are decoded when their pixels are needed
     fn,
     url:str=None, # Destination: a Redis server or, for shards, a folder; default: the server of a dataset in Redis
     name:str=None, # Name of the new dataset, required in Redis; `None` for shards, which are named after their folder
     **kwargs # `num_workers`, `overwrite`, `max_failed`, `progress` and others for `to_redis` or `to_shards`
-): # An `IngestReport`
+): # The new dataset, a `Store`
     """Apply `fn` to each sample and write the results as a new dataset, in Redis or in shards
 
-    An image is one of Pillow, as in `store[i]`, and is decoded when its pixels are needed. Raises `TypeError` if `url` or `name` is
-    missing, and what `to_redis` and `to_shards` raise."""
+    Prints the report, with `progress=False` only if samples were left out or changed. Raises `TypeError` if `url` or
+    `name` is missing, and what `to_redis` and `to_shards` raise."""
     url,kwargs = concealed(url),concealed(kwargs)
-    from fastai_remote.ingest.copy import map_store
-    return map_store(self, fn, url, name, **kwargs)
+    from fastai_remote.ingest.copy import map_store, open_copy
+    return open_copy(map_store(self, fn, url, name, **kwargs), self, url, name, **kwargs)
 
 @patch
 def resize(self:Store,
@@ -621,24 +620,25 @@ def resize(self:Store,
     field:str=None, # Field to resize; default: the first that holds images
     codec:str=None, # How to store: `jpg`, `png`, `webp` or `raw`; default: unchanged, `png` for other codecs
     **kwargs # As in `map`
-): # An `IngestReport`
+): # The new dataset, as from `map`
     """Write a copy in which the images of one field have a shorter side of at most `size`; this dataset stays
 
     Raises `UnknownField`, `ValueError` if no field holds images, and what `map` raises."""
     url,kwargs = concealed(url),concealed(kwargs)
-    from fastai_remote.ingest.copy import resize_store
-    return resize_store(self, size, url, name, quality, field, codec, **kwargs)
+    from fastai_remote.ingest.copy import open_copy, resize_store
+    report = resize_store(self, size, url, name, quality, field, codec, **kwargs)
+    return open_copy(report, self, url, name, **kwargs)
 
 @patch
 def copy(self:Store,
     url:str, # Destination: a Redis server or, for shards, a folder
     name:str=None, # Name in Redis; default: the same; `None` for shards
     **kwargs # As in `map`
-): # An `IngestReport`
+): # The new dataset, as from `map`
     "Copy the dataset byte for byte, and compare checksums on the way; raises what `map` raises"
     url,kwargs = concealed(url),concealed(kwargs)
-    from fastai_remote.ingest.copy import copy_store
-    return copy_store(self, url, name, **kwargs)
+    from fastai_remote.ingest.copy import copy_store, open_copy
+    return open_copy(copy_store(self, url, name, **kwargs), self, url, name, **kwargs)
 
 @patch
 def append(self:Store,

@@ -4,6 +4,7 @@ import io, os, tarfile
 import pytest
 
 from fastai_remote.codec.webdataset import check_key, writable_key
+from fastai_remote.ingest.copy import copy_store
 from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.run import to_redis
 from fastai_remote.ingest.shards import to_shards
@@ -38,7 +39,7 @@ def test_samples_with_any_names_are_copied_and_written(tmp_path, server, names):
     index_shards(tmp_path/'tars', progress=False)
     options = dict(num_workers=0, progress=False)
     source = ShardStore(tmp_path/'tars')
-    reports = [source.copy(tmp_path/'copy', **options), to_shards(tar_samples(tars), tmp_path/'written', **options),
+    reports = [copy_store(source, tmp_path/'copy', **options), to_shards(tar_samples(tars), tmp_path/'written', **options),
         to_redis(tar_samples(tars), server.url, 'd', overwrite=True, **options)]
     stores = ShardStore(tmp_path/'copy'),ShardStore(tmp_path/'written'),RedisStore(server.url, 'd')
     for report,store in zip(reports, stores):
