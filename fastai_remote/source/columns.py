@@ -264,8 +264,11 @@ def cell_value(
 class CellType:
     """What all cells of a column of a CSV file are, by the rules of `pandas.read_csv`, seen one after the other
 
-    `dtype` is `int64`, `float64` (also for integers if some are missing), `bool`, or `None` for texts."""
-    def __init__(self): self.integers = self.floats = self.bools = True; self.missing = self.found = False
+    `dtype` is `int64`, `float64` (also for integers if some are missing), `bool`, or `None` for texts and numbers of
+    more than 64 bits. `is_whole` says whether all numbers are whole ones."""
+    def __init__(self):
+        self.integers = self.floats = self.bools = self.is_whole = True
+        self.missing = self.found = False
 
     def add(self,
         cell:str
@@ -280,11 +283,18 @@ class CellType:
         is_integer = _INTEGER.fullmatch(cell) is not None
         self.floats = _is_64_bits(cell) if is_integer else _FLOAT.fullmatch(cell) is not None
         self.integers = self.integers and is_integer
+        self.is_whole = self.is_whole and (is_integer or self.floats and float(cell).is_integer())
 
     @property
     def is_text(self)->bool:
         "Is it certain that the cells are texts?"
         return not (self.floats or self.bools)
+
+    @property
+    def column(self)->ColumnType:
+        "The `ColumnType` of such a column"
+        if self.dtype is None: return ColumnType('cell', is_cell=True)
+        return ColumnType('number', self.dtype, is_cell=True, is_whole=self.is_whole)
 
     @property
     def dtype(self)->str:
@@ -539,7 +549,7 @@ class TablePlan:
             if types[name].kind=='codes': return 'cls'
             return 'label' if types[name].can_be_label else None
         main,taken = set() if self.keeps_names else main_columns({name:kind_of(name) for name in types}),{}
-        for name in sorted(types, key=lambda name: name not in main):
+        for name in sorted(types, key=lambda name: (name not in main, name=='text')):
             taken[name] = self._unasked_name(name, types[name], images[name], name in main, taken.values())
         renamed = [f'{name} -> {taken[name]}' for name in types if str(name)!=taken[name]]
         if renamed: self.notes.append(f"columns are stored as fields: {', '.join(renamed)}")

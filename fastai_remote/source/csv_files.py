@@ -16,7 +16,7 @@ from pathlib import Path
 from fastcore.basics import chunked
 
 from .base import SplitChunk, StreamedSource, unchanged
-from .columns import CellType, ColumnOptions, ColumnType, split_of, SplitNames, TablePlan
+from .columns import CellType, ColumnOptions, split_of, SplitNames, TablePlan
 from .files import file_stamps, list_files, open_text
 
 # %% ../../nbs/source/04_csv_files.ipynb #cc2d117b
@@ -91,11 +91,11 @@ class csv_samples(StreamedSource):
             if self.options.asked and not isinstance(row, Exception): row = {name:row[name] for name in plan.names}
             yield f'{path.name}:{line}',row
 
-    def _plan(self, path, header, dtypes, rows=()):
+    def _plan(self, path, header, types, rows=()):
         """The `TablePlan` for a file with these columns; raises `ValueError`, which names the file
 
-        `dtypes` is `{column: dtype}` of columns of numbers, which do not matter for the columns that are read."""
-        types = {name:_cell_type(dtypes.get(name)) for name in header}
+        `types` is `{column: ColumnType}`, of which nothing is needed to know the columns that are read."""
+        types = {name:types.get(name) or CellType().column for name in header}
         try: return TablePlan(types, rows, self.options)
         except ValueError as e:
             other = next((d for d in ';\t|' if len(header)==1 and d in header[0]), None)
@@ -117,10 +117,10 @@ class csv_samples(StreamedSource):
         """Which fields the samples have, by the header and first rows of the first file, and the cells of all rows
 
         Raises `ValueError`, `OSError`."""
-        return self._first_plan(self.cells.dtypes)
+        return self._first_plan(self.cells.columns)
 
-    def _first_plan(self, dtypes):
-        "The `TablePlan` by the header and first rows of the first file; `dtypes` as in `_plan`"
+    def _first_plan(self, types):
+        "The `TablePlan` by the header and first rows of the first file; `types` as in `_plan`"
         first = list(islice(self._lines(), 20))
         if first: path,header = first[0][:2]
         else:
@@ -129,7 +129,7 @@ class csv_samples(StreamedSource):
                 header = next(csv.reader(f, delimiter=self._delimiter_of(path)), None)
             _check_header(path, header)
         rows = [row for _,columns,_,row in first if columns is header and isinstance(row, dict)]   # of one file
-        return self._plan(path, header, dtypes, rows)
+        return self._plan(path, header, types, rows)
 
     @cached_property
     def srcs(self)->dict:
@@ -157,8 +157,6 @@ class csv_samples(StreamedSource):
     def __repr__(self):
         return f"csv_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
 
-def _cell_type(dtype): return ColumnType('cell' if dtype is None else 'number', dtype, is_cell=True)
-
 class CellTypes:
     "Which columns of CSV files have no texts, in any row of any split; the files are read when it is first asked"
     def __init__(self,
@@ -166,12 +164,12 @@ class CellTypes:
     ): self.sources = sources
 
     @cached_property
-    def dtypes(self)->dict:
-        "`{column: dtype}`, as of `CellType`, of columns of numbers, and of true and false; raises `ValueError`, `OSError`"
+    def columns(self)->dict:
+        "`{column: ColumnType}` of the columns that may be numbers; raises `ValueError`, `OSError`"
         types = {}
         for source in self.sources:
             for path in source.files: self._look(source, path, types)
-        return {name:kind.dtype for name,kind in types.items() if kind.dtype is not None}
+        return {name:kind.column for name,kind in types.items()}
 
     def _look(self, source, path, types):
         "Add the cells of a file to `types`, `{column: CellType}`"

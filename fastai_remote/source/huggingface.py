@@ -200,7 +200,7 @@ def plan_columns(
     chosen = [c for c in columns if c.name not in fields and not _is_empty(c.feature)]
     types = {c.name:_column_type(c.feature, partial(_is_whole_label, c.name, is_whole)) for c in chosen}
     main = main_columns({c.name:_main_kind(c.feature, types[c.name]) for c in chosen})
-    for column in sorted(chosen, key=lambda c: c.name not in main):
+    for column in sorted(chosen, key=lambda c: (c.name not in main, c.name=='text')):
         try: extension = _extension(column.feature, formats(column.name) if _is_file(column.feature) else set())
         except TypeError as e: raise _no_field(column, e) from None
         column.field = field_name(column.name, types[column.name], extension, column.name in main, taken)
