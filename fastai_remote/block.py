@@ -99,7 +99,8 @@ def from_store(cls:DataLoaders,
 
     Other arguments are those of `DataLoaders.from_dblock` and `RemoteDL`, such as `interleave=`, `on_bad=` and
     `prefetch=`. Raises `UnknownField` if the store lacks a field, or if no target is given and it has none, or
-    several that could be it. With `normalize`, raises `ValueError` if there are no statistics, or several inputs are images."""
+    several that could be it. With `normalize`, raises `ValueError` if there are no statistics, or several inputs are
+    images."""
     if not isinstance(store, Store):
         raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
                         f'not a {type(store).__name__}')

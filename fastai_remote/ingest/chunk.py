@@ -129,8 +129,8 @@ def plan_fields(
 )->dict: # `{field: {'codec', 'dtype', …}}`; `staged` marks labels whose codes are not known until all are seen
     """How each field of a dataset is stored; a field of bytes also has an entry `FIELD.crc`, for its checksums
 
-    Labels that are true or false get the vocabulary `[False, True]`, which is added to `vocab`. Raises `ValueError` for a sample without fields and for names that cannot be stored, `TypeError` for a name that is
-    no `str`."""
+    Labels that are true or false get the vocabulary `[False, True]`, which is added to `vocab`. Raises `ValueError`
+    for a sample without fields and for names that cannot be stored, `TypeError` for a name that is no `str`."""
     res = {}
     if not sample: raise ValueError('a sample without fields: it, or what fn returns, is a dict {field: value}')
     for field,value in sample.items():

@@ -91,7 +91,8 @@ def object_type(
             found.add('nan' if cls is None else next((kind for types,kind in _TYPES if issubclass(cls, types)), None))
             if cls is dict and all(v.keys()=={'bytes','path'} for v in piece if type(v) is dict): found.add('file')
     if found=={'list','file'}: return ColumnType('file')
-    if found and found<={'int64','float64','nan'}: return ColumnType('number', 'int64' if found=={'int64'} else 'float64')
+    if found and found<={'int64','float64','nan'}:
+        return ColumnType('number', 'int64' if found=={'int64'} else 'float64')
     kind = found.pop() if len(found := found-{'nan'})==1 else None
     return ColumnType('number', kind) if kind=='bool' else ColumnType(kind or 'object')
 
@@ -241,8 +242,8 @@ def _read(folder, path):
         raise FileNotFoundError(e.errno, f'{e.strerror} (folder= says where the files are)', path) from None
 
 # Cells of CSV files in which pandas reads that nothing is there
-_BLANK = frozenset(('','#N/A','#N/A N/A','#NA','-1.#IND','-1.#QNAN','-NaN','-nan','1.#IND','1.#QNAN','<NA>','N/A','NA','NULL',
-                    'NaN','None','n/a','nan','null'))
+_BLANK = frozenset(('','#N/A','#N/A N/A','#NA','-1.#IND','-1.#QNAN','-NaN','-nan','1.#IND','1.#QNAN','<NA>','N/A','NA',
+                    'NULL','NaN','None','n/a','nan','null'))
 _BOOLS = {**dict.fromkeys(('True','TRUE','true'), True), **dict.fromkeys(('False','FALSE','false'), False)}
 _INTEGER = re.compile(r'\s*[+-]?[0-9]+\s*')
 _FLOAT = re.compile(r'\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*|\s*[+-]?inf(inity)?\s*', re.I)
@@ -447,8 +448,9 @@ class TablePlan:
     """Which fields the samples of a table have, by `options`, or if these name no columns by the types of all columns
 
     `columns` is a list of `Column`, `codecs` is `{field: name of a codec}` for names that do not say it, `vocab` is
-    `{field: labels}`, `row_vocab` the same by the names of columns, and `notes` a list of remarks for the report. `split` is the name of the column that tells the
-    split of a row, or `None`. Raises `ValueError` if a column that the options name is not there."""
+    `{field: labels}`, `row_vocab` the same by the names of columns, and `notes` a list of remarks for the report.
+    `split` is the name of the column that tells the split of a row, or `None`. Raises `ValueError` if a column that the
+    options name is not there."""
     def __init__(self,
         types:dict, # `{name of a column: ColumnType}`
         rows:list, # The first rows, as dicts
@@ -456,7 +458,7 @@ class TablePlan:
         # Called with a name and its `ColumnType`, returns the one by all values, where that of the library does not
         # tell: of columns of objects, and of floats that are called `label`
         decide=lambda name, kind: kind,
-        keeps_names:bool=False, # Are the names of columns those of fields, if they can be? Else `field_name` chooses them
+        keeps_names:bool=False, # Are names of columns those of fields, if they can be? Else `field_name` chooses them
     ):
         self.keeps_names = keeps_names
         self.types,self.rows,self.options = types,rows,options

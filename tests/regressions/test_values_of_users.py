@@ -23,7 +23,8 @@ def files(tmp_path):
     for i in range(6): Image.effect_noise((8,8), 50+i).save(tmp_path/f'{i}.png')
     return sorted(get_image_files(tmp_path))
 
-def paths(table, **options): return lambda files: table_samples(table({'path':list(files), 'label':['a','b']*3}), **options)
+def paths(table, **options):
+    return lambda files: table_samples(table({'path':list(files), 'label':['a','b']*3}), **options)
 def objects(data): return pl.DataFrame({'path':pl.Series(data['path'], dtype=pl.Object), 'label':data['label']})
 
 @pytest.mark.parametrize('source', [paths(pd.DataFrame, fn_col='path', label_col='label'),
@@ -68,8 +69,10 @@ class Items:
 def frame(labels): return pd.DataFrame({'n.i8':[1,2], 'tags':pd.Series([labels, labels], dtype=object)})
 
 @pytest.mark.parametrize('several', SEVERAL.values(), ids=SEVERAL)
-@pytest.mark.parametrize('source', [lambda o: [{'labels':o}]*2, lambda o: [{'tags':o}]*2, lambda o: [(np.zeros(3), o)]*2,
-    lambda o: Items(list(o) if isinstance(o, tuple) else o), lambda o: table_samples(frame(o), label_col='tags', fields={'n.i8':'n.i8'}),
+@pytest.mark.parametrize('source', [lambda o: [{'labels':o}]*2, lambda o: [{'tags':o}]*2,
+    lambda o: [(np.zeros(3), o)]*2,
+    lambda o: Items(list(o) if isinstance(o, tuple) else o),
+    lambda o: table_samples(frame(o), label_col='tags', fields={'n.i8':'n.i8'}),
     lambda o: table_samples(frame(o), fields={'tags':'labels'}), lambda o: {'labels':[o,o], 'n.i8':[1,2]}],
     ids=['labels','tags','tuple','dataset','label_col','fields','columns'])
 def test_several_labels_in_any_collection(several, source):
