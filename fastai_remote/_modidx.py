@@ -3214,6 +3214,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastai_remote/source/columns.py'),
                                               'fastai_remote.source.columns._read': ( 'source/columns.html#_read',
                                                                                       'fastai_remote/source/columns.py'),
+                                              'fastai_remote.source.columns._says_how': ( 'source/columns.html#_says_how',
+                                                                                          'fastai_remote/source/columns.py'),
                                               'fastai_remote.source.columns._shown': ( 'source/columns.html#_shown',
                                                                                        'fastai_remote/source/columns.py'),
                                               'fastai_remote.source.columns.are_whole': ( 'source/columns.html#are_whole',

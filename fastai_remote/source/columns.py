@@ -435,9 +435,15 @@ def field_name(
     codec = get_codec(name)
     if is_main: field = 'cls' if kind.can_be_label else extension
     elif name=='text' and extension=='txt': field = 'txt'
-    elif extension is None or codec is not None and codec.name!='crc' and kind.fits(codec): field = name
+    elif extension is None or _says_how(name, codec, kind, extension): field = name
     else: field = f'{name}.{extension}'
     return f'{name}.{extension}' if field in taken and extension is not None else field
+
+def _says_how(name, codec, kind, extension):
+    "Does `name`, whose codec is `codec` or `None`, say how the values of a column are stored? The arguments as above"
+    if name.split('.')[-1].lower()==extension: return True
+    if codec is None or codec.name=='crc' or not kind.fits(codec): return False
+    return kind.kind!='file' or not is_image(codec.name) or codec.name=='img'
 
 def clean_name(column)->str:
     "The name of a column as a part of a field's name: with `_` for characters that it cannot have"

@@ -1,5 +1,5 @@
 "The same table has the same labels and fields by every route, and those of stock fastai"
-import tracemalloc
+import io, sys, tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -177,3 +177,23 @@ def test_dicts_of_huggingface_datasets_and_csv_files_agree(tmp_path):
     files = in_memory({'train':path, 'valid':path})[0]
     assert hf.fields==files.fields==['txt','cls'] and hf.vocab==files.vocab==[5,10]
     assert in_memory(hf_samples(Dataset.from_dict(table), fields={'label':'y.i8'}))[0].fields==['txt','y.i8']
+
+def test_names_that_say_how_values_are_stored():
+    "A file is stored as its format is, and not as its name"
+    from datasets import Features, Image as Picture, Value
+    features = Features({'a.png':Picture(), 'b.img':Picture(), 'age.f4':Value('float64'), 'kind.cls':Value('string'),
+                         'id':Value('int32'), 'x.crc':Value('int64')})
+    Image.new('L', (4,4)).save(file := io.BytesIO(), 'JPEG')
+    row = {'a.png':{'bytes':file.getvalue()}, 'b.img':{'bytes':file.getvalue()}, 'age.f4':.5, 'kind.cls':'k', 'id':7,
+           'x.crc':1}
+    store,report = in_memory(Dataset.from_list([row], features=features))
+    assert store.fields==['jpg','b.img','age.f4','kind.cls','id','x.crc.i8'] and report.failed==0
+    assert in_memory(pd.DataFrame([{k:row[k] for k in list(row)[2:]}]))[0].fields==store.fields[2:]
+
+def test_csv_files_need_no_library(tmp_path, monkeypatch):
+    path = write_csv(tmp_path/'t.csv', [['label','text'], *([k,'a'] for k in (10,9,1))])
+    for name in [name for name in sys.modules if name.split('.')[0] in ('pandas','pyarrow')]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in 'pandas','pyarrow': monkeypatch.setitem(sys.modules, name, None)
+    store,_ = in_memory(path)
+    assert store.vocab==[1,9,10] and store.fields==['cls','txt']

@@ -1,5 +1,5 @@
 "Values that users give: paths as objects, several labels in any collection, and labels that are floats"
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import numpy as np
 import pandas as pd
