@@ -735,6 +735,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastai_remote/codec/text.py'),
                                           'fastai_remote.codec.text.are_labels': ( 'codec/text.html#are_labels',
                                                                                    'fastai_remote/codec/text.py'),
+                                          'fastai_remote.codec.text.are_several': ( 'codec/text.html#are_several',
+                                                                                    'fastai_remote/codec/text.py'),
                                           'fastai_remote.codec.text.whole_label': ( 'codec/text.html#whole_label',
                                                                                     'fastai_remote/codec/text.py')},
             'fastai_remote.codec.webdataset': { 'fastai_remote.codec.webdataset.check_key': ( 'codec/webdataset.html#check_key',

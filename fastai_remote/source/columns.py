@@ -20,7 +20,7 @@ import numpy as np
 
 from ..codec.arrays import refuse_mask
 from ..codec.fields import get_codec, is_image
-from ..codec.text import are_labels, whole_label
+from ..codec.text import are_several, whole_label
 from .base import mean_bytes, read_file, refuse_address
 from .files import image_field
 
@@ -275,7 +275,7 @@ class CellType:
         cell:str
     ):
         "Look at one more cell"
-        if is_blank(cell):
+        if cell in _BLANK:
             self.missing = True
             return
         self.found = True
@@ -525,7 +525,7 @@ class TablePlan:
             raise ValueError('label_delim= separates the labels in one column, and label_col= names several')
         if is_several: return self._add(name, 'target.npy' if self._dtype(name) else 'labels', asked=True)
         several = self.options.label_delim or self.types[name].kind in ('list','labels')
-        several = several or any(are_labels(row[name]) or isinstance(row[name], (list,tuple)) for row in self.rows)
+        several = several or any(are_several(row[name]) for row in self.rows)
         self._add(name, 'labels' if several else 'cls', asked=True)
 
     def _dtype(self, names):

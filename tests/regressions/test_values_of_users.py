@@ -13,7 +13,7 @@ from fastai.vision.data import ImageDataLoaders
 from fastcore.foundation import L
 from PIL import Image
 
-from fastai_remote import array_samples, csv_samples, table_samples
+from fastai_remote import array_samples, csv_samples, image_samples, table_samples
 from inputs import column, in_memory, stored, write_csv
 
 # --- a column of `Path` objects, as `get_image_files` returns them
@@ -79,6 +79,11 @@ def test_several_labels_in_any_collection(several, source):
     store,report = in_memory(source(several))
     field, = [field for field,spec in store.manifest.fields.items() if spec['codec']=='labels']
     assert report.failed==0 and store.manifest.vocab[field]==['a','b'] and sorted(store[1][field])==['a','b']
+
+@pytest.mark.parametrize('several', [*SEVERAL.values(),{2,1},L(1,2),np.array([1,2])], ids=repr)
+def test_a_function_of_a_file_returns_several_labels(files, several):
+    store,report = in_memory(image_samples(files, label=lambda path: several))
+    assert report.failed==0 and store.fields==['png','labels'] and sorted(store[0]['labels'])==sorted(several)
 
 def test_a_collection_with_something_else_is_no_list_of_labels():
     for bad in {'a',None},L('a',2.5),np.array(['a',None], object),'ab':
