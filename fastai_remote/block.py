@@ -75,7 +75,8 @@ def from_store(cls:DataLoaders,
     store:Store, # A `RedisStore`, `ShardStore`, `TieredStore` or any other
     # Field, or fields, of the input, or `{field: type}` as for `RedisBlock`; default: the store's `default_field`
     x:str|list|dict=None,
-    # Field, or fields, of the target, or `{field: type}`; default: `cls`, or boxes and their labels, or `labels`
+    # Field, or fields, of the target, or `{field: type}`; default: `cls`, boxes and their labels, `labels`, or else the
+    # only field with labels, a mask, points or numbers
     y:str|list|dict=None,
     having:str|list=None, # Only samples that have this field, one of `jpg;png`, or all fields of a list; default: all
     # Only samples with these values, such as `{'cls': ['cat','dog']}`, as in `RemoteItems.where`. The vocabulary stays
@@ -97,8 +98,9 @@ def from_store(cls:DataLoaders,
     """`DataLoaders` from any store
 
     Other arguments are those of `DataLoaders.from_dblock` and `RemoteDL`, such as `interleave=`, `on_bad=` and
-    `prefetch=`. Raises `UnknownField` if the store lacks a field, or if no target is given and it has none of the
-    usual ones. With `normalize`, raises `ValueError` if there are no statistics, or several inputs are images."""
+    `prefetch=`. Raises `UnknownField` if the store lacks a field, or if no target is given and it has none, or
+    several that could be it. With `normalize`, raises `ValueError` if there are no statistics, or several inputs are
+    images."""
     if not isinstance(store, Store):
         raise TypeError('from_store takes a store, such as RedisStore(url, name) or ShardStore(url), '
                         f'not a {type(store).__name__}')

@@ -35,12 +35,11 @@ def test_images_captions_and_columns(put, tmp_path):
     store,report = put(img2dataset_samples(download(tmp_path/'a'), columns=columns), num_workers=2)
     counted = '12 of 60 rows have no image: failed_to_download 12'
     assert (len(store),report.failed)==(48,0) and counted in str(report)
-    assert store.fields==['jpg','json','txt',*columns]
-    assert [store.manifest.fields[f]['codec'] for f in columns]==['f8','txt','i8']
+    assert store.fields==['jpg','json','txt','similarity.f8','url.txt','hash.i8']
     stored = store.get_many(range(48), ['jpg'])['jpg']
     for o,image,i in zip(store[:], stored, [i for i in range(60) if not failed(i)], strict=True):
         assert bytes(image)==jpg(i) and o['txt']==f'a picture of {i} é' and o['json']['key']==f'{i//20:05}{i%20:04}'
-        assert (o['similarity'],o['url'],o['hash'])==(i/7,f'http://x/{i}.jpg',2**60+i)
+        assert (o['similarity.f8'],o['url.txt'],o['hash.i8'])==(i/7,f'http://x/{i}.jpg',2**60+i)
     without = img2dataset_samples(download(tmp_path/'b', stats=False), columns=columns)
     assert counted in str(in_memory(without)[1])   # of the rows themselves
 
@@ -81,4 +80,4 @@ def test_an_interrupted_ingest_is_resumed(tmp_path):
     def write(): return in_memory(img2dataset_samples(folder, columns=['url']), fn, writer, chunk=8)
     with pytest.raises(KeyboardInterrupt): write()
     store,report = write()
-    assert report.resumed>=8 and report.written==48 and store[47]['url']=='http://x/59.jpg'
+    assert report.resumed>=8 and report.written==48 and store[47]['url.txt']=='http://x/59.jpg'

@@ -106,7 +106,7 @@ def test_a_column_that_only_the_first_file_has_names_the_other(two_files, option
     with pytest.raises(ValueError, match="1.csv: no column 'fn'; there are path, label"):
         raw_samples(csv_samples(files, **options))
     store,report = in_memory(csv_samples(files))   # without names of columns, the first file says which there are
-    assert store[:]==[{'fn':'train', 'label':'x'}]
+    assert store[:]==[{'fn.txt':'train', 'cls':'x'}]
     assert "column 'fn': no such column here; there are path, label" in report.failures[0][1]
 
 def test_columns_by_position_may_have_other_names_in_another_file(two_files):
@@ -224,9 +224,9 @@ def test_a_source_that_can_be_read_once_is_not_read_twice():
 
 def test_splits_of_streams_keep_what_their_sources_say(tmp_path):
     "Remarks for the report"
-    path = write_csv(tmp_path/'a.csv', [['label'], ['a']])
+    path = write_csv(tmp_path/'a.csv', [['target'], ['a']])
     _,report = in_memory({split:csv_samples(path) for split in ('train','valid')})
-    assert "label_col='label' makes it the label" in str(report)
+    assert "label_col='target' makes it the label" in str(report)
 
 def test_folders_of_images(tmp_path):
     "Splits are a list or a dict"

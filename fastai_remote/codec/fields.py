@@ -16,7 +16,7 @@ from .base import Codec
 from .images import BitsCodec, ImageCodec, RawCodec
 from .numbers import FixedCodec
 from .raster import StrokesCodec
-from .text import JsonCodec, LabelsCodec, TextCodec
+from .text import are_labels, JsonCodec, LabelsCodec, TextCodec
 from ..parallel import share_setting
 
 # %% ../../nbs/codec/08_fields.ipynb #93571ef1
@@ -94,7 +94,7 @@ def infer_codec(
     if isinstance(value, Image.Image): return 'png'
     if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
     if isinstance(value, str): return 'txt'
-    if isinstance(value, (list,tuple)) and value and all(isinstance(x, str) for x in value): return 'labels'
+    if are_labels(value) and len(value): return 'labels'
     if hasattr(value, 'shape') and value.shape!=(): return 'npy'
     if hasattr(value, 'item'): value = value.item()
     if isinstance(value, (bool,int)): return 'i8'

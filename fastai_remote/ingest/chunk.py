@@ -20,6 +20,7 @@ from ..codec.base import Codec, Encoded, utf8
 from ..codec.fields import get_codec, infer_codec, is_image, is_mask, mask_image
 from ..codec.images import ImageCodec
 from ..codec.numbers import label_list, LabelCodes, narrow
+from ..codec.text import whole_label
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import check_key, utf8_key, writable_key
 from ..core import crc32s
@@ -115,13 +116,13 @@ def can_name_field(field:str)->bool:
 
 def plan_fields(
     sample:dict, # A converted sample
-    vocab:dict, # Vocabularies that are known beforehand
+    vocab:dict, # Vocabularies that are known beforehand; is changed
     codecs:dict=None, # `{field: name of a codec}`, for fields whose names do not tell
 )->dict: # `{field: {'codec', 'dtype', …}}`; `staged` marks labels whose codes are not known until all are seen
     """How each field of a dataset is stored; a field of bytes also has an entry `FIELD.crc`, for its checksums
 
-    Raises `ValueError` for a sample without fields and for names that cannot be stored, `TypeError` for a name that is
-    no `str`."""
+    Labels that are true or false get the vocabulary `[False, True]`, which is added to `vocab`. Raises `ValueError`
+    for a sample without fields and for names that cannot be stored, `TypeError` for a name that is no `str`."""
     res = {}
     if not sample: raise ValueError('a sample without fields: it, or what fn returns, is a dict {field: value}')
     for field,value in sample.items():
@@ -133,6 +134,7 @@ def plan_fields(
         known = get_codec(field) or field not in (codecs or {})
         codec = infer_codec(field, value) if known else codecs[field]
         dtype = get_codec(codec).dtype
+        if codec=='cls' and isinstance(plain_label(field, value), bool): vocab.setdefault(field, [False, True])
         if codec=='cls' and field in vocab:
             res[field] = {'codec':codec, 'dtype':narrow(0, max(len(vocab[field])-1, 0))}
         elif codec=='cls':
@@ -170,18 +172,12 @@ def plain_label(
 
     A `float` that is a whole number becomes an `int`. Anything else is returned as it is. Raises `ValueError` for a
     masked value or another `float`, and `TypeError` for a time of NumPy."""
-    if isinstance(label, float): return _whole_label(field, label)
+    if isinstance(label, float): return whole_label(field, label)
     if getattr(label, 'shape', None)!=(): return label
     refuse_mask(label, field)
     if getattr(getattr(label, 'dtype', None), 'kind', '') in ('m','M'):   # NumPy would make an integer of nanoseconds
         raise TypeError(f'label {label!r}: a label is a text or an integer: give str(label)')
-    label = label.item()
-    return _whole_label(field, label) if isinstance(label, float) else label
-
-def _whole_label(field, label):
-    if label.is_integer(): return int(label)
-    raise ValueError(f'{field}: label {label} is no whole number: a number to predict goes into a field such as '
-                     'target.f4')
+    return whole_label(field, label.item())
 
 def _image_of_file(
     codec, # Codec of the field

@@ -283,7 +283,7 @@ def ingest(
     `to_redis` and `to_shards` call this, and take the same options. Raises what they raise."""
     options = IngestOptions(fn, **options)
     source = as_source(source, fn is not None)
-    vocab = as_vocab(source.vocab if options.vocab is None else options.vocab)
+    vocab = as_vocab(_known_vocab(source, options) if options.vocab is None else options.vocab)
     for splits in (source.splits or (), source.srcs): split_names(splits)
     job_class = StreamJob if isinstance(source, StreamedSource) else IndexedJob
     job = job_class(source, writer, options)
@@ -308,15 +308,20 @@ def _plan(job, vocab, options):
     signature = hashlib.sha256(repr(identity).encode()).hexdigest()
     return dict(plan, signature=signature, chunk=job.chunk_size, stats=stats_field(fields, vocab), open=job.n==0)
 
+def _known_vocab(source, options):
+    "`{field: labels}` that the source knows, or `None`: of its samples, or if there is an `fn`, of what that gets"
+    return source.vocab if options.fn is not None or source.as_is_vocab is None else source.as_is_vocab
+
 def _source_notes(source, fields, options):
     "Remarks for the report, a list of `str`: those of the source, and without `vocab=` those on labels"
     notes = list(source.notes)
     if options.vocab is not None: return notes
-    lost = [field for field in source.vocab or () if field not in fields]
+    known = _known_vocab(source, options)
+    lost = [field for field in known or () if field not in fields]
     if lost: return [f'class names are left out: the samples have no field {lost[0]!r}', *notes]
     if source.label_notes is None: return notes
     label,notes = fields.get('cls', {}),[*source.label_notes, *notes]
-    is_explained = source.vocab or any(note.startswith('class names') for note in notes)
+    is_explained = known or any(note.startswith('class names') for note in notes)
     if is_explained or not label.get('staged') or label['text']: return notes
     return [*notes, "labels of 'cls' are numbers, and the dataset names no classes; vocab= names them"]
 

@@ -29,7 +29,7 @@ from ..core import UnknownField
 from .fetch_transform import Fetch
 from .sequences import is_points, pad_strokes, ToStrokes
 from .targets import ArraySetup, MaskCodes, StoreCategorize, StoreMultiCategorize
-from .texts import is_tokens, RemoteLMDL, StoredTokens, TextOptions
+from .texts import is_tokens, length_field, RemoteLMDL, StoredTokens, TextOptions
 from ..store.base import field_codec, Store
 
 # %% ../../nbs/load/23_kinds.ipynb #58899daf
@@ -247,7 +247,8 @@ def choose_fields(
     store:Store,
     # Field, or fields, of the input, or `{field: type}`, where `None` is no type; default: the store's `default_field`
     x:str|list|dict=None,
-    y:str|list|dict=None, # The same of the target; default: `cls`, or boxes and their labels, or `labels`
+    # The same of the target; default: `cls`, or boxes and their labels, or `labels`, or the only one of `_TARGETS`
+    y:str|list|dict=None,
     img_cls:type=PILImage, # Type of images for which the user chose none
     draw:Rasterise|StrokeSequence=None, # How to draw strokes, or to make sequences of them
     text:TextOptions=None, # How texts become numbers; for a language model there is no target
@@ -258,9 +259,8 @@ def choose_fields(
     language model, and if labels of boxes do not follow their boxes."""
     is_lm = isinstance(text, TextOptions) and text.is_lm
     if is_lm and y is not None: raise ValueError(f'TextOptions(is_lm=True): a language model has no target y={y!r}')
-    x,y = x or store.default_field,[] if is_lm else y or _default_targets(store)
-    if not y and not is_lm:
-        raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
+    x = x or store.default_field
+    y = [] if is_lm else y or _default_targets(store, x)
     def choices(fields):   # a field may be input and target, of different types
         pairs = fields.items() if isinstance(fields, dict) else [(field, None) for field in L(fields)]
         return [FieldChoice(field, store, chosen, draw, text) for field,chosen in pairs]
@@ -269,13 +269,31 @@ def choose_fields(
     inputs,targets = choices(x),choices(y)
     return [*map(with_type, inputs)],[*map(with_type, _with_labels_of_boxes(targets))]
 
-def _default_targets(store):
-    "List of the names of the target's fields if the user names none; empty if `store` has none of the usual ones"
+# Names of kinds, in the order in which a target is looked for
+_TARGETS = 'category','multi-category','mask','points','several numbers','one number'
+
+def _default_targets(store, x):
+    """List of the names of the target's fields if the user names none, and the inputs are `x`
+
+    Raises `UnknownField` if there is none, and if several fields of the first kind in `_TARGETS` could be the target;
+    one that is called `target` is preferred."""
     if 'cls' in store.fields: return ['cls']
     boxes = [field for field in store.fields if is_boxes(FieldChoice(field, store))]
     labels = [field for field in store.fields if store.field_entry(field)['codec']=='labels']
     if len(boxes)==1 and len(labels)==1: return boxes+labels
-    return ['labels'] if 'labels' in store.fields else []
+    if 'labels' in store.fields: return ['labels']
+    inputs = [name for field in (x if isinstance(x, dict) else L(x)) for name in field.split(';')]
+    idle = [*inputs, *map(length_field, filter(is_tokens, store.fields))]
+    choices = [FieldChoice(field, store) for field in store.fields if field not in idle and not store.may_lack(field)]
+    for name in _TARGETS:
+        found = [o.field for o in choices if o.codec not in ('id','index') and kind_of(o).name==name]
+        called_target = [field for field in found if field.split('.')[0]=='target']
+        if len(called_target)==1: return called_target
+        if len(found)==1: return found
+        if found:
+            raise UnknownField(f"{store.name}: no target: several fields could be it: y= takes one of "
+                               f"{', '.join(map(repr, found))}")
+    raise UnknownField(f"{store.name}: no target: y= takes one of {', '.join(map(repr, store.fields))}")
 
 def _with_labels_of_boxes(targets):
     """`targets`, a list of `FieldChoice`, where a field of labels right after boxes gets the type `LabeledBBox`

@@ -239,6 +239,7 @@ class _ArrayTable(Table):
     """A source of the rows of arrays of one length; raises `ValueError` for different lengths, and without arrays
 
     If all arrays are in files, the workers read the rows."""
+    keeps_names = True   # which the user, or the file, gave for the fields
     def __init__(self,
         columns:dict, # `{name: ArrayColumn}`
         options:ColumnOptions,

@@ -24,6 +24,7 @@ from PIL import Image, ImageFile
 from ..codec.base import Codec, utf8
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
+from ..codec.text import are_labels
 from ..store.address import public_url
 
 # %% ../../nbs/source/00_base.ipynb #839d3da3
@@ -35,7 +36,7 @@ def _field_of(value):
     if isinstance(value, Image.Image): return 'mask.png' if type(value).__name__=='PILMask' else 'png'
     if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
     if isinstance(value, str): return 'cls'
-    if isinstance(value, (list,tuple)) and all(isinstance(x, str) for x in value): return 'labels'
+    if are_labels(value): return 'labels'
     if hasattr(value, 'shape') and value.shape!=(): return 'npy'
     number = value.item() if hasattr(value, 'item') else value
     if isinstance(number, (bool,int)): return 'cls'
@@ -342,6 +343,7 @@ class Source:
     vocab:dict = None # `{field: list of labels}`, if the source knows them
     splits:dict = None # `{split: [start, stop]}`, if the source has splits
     codecs:dict = {} # `{field: name of a codec}`, for fields whose name does not say it
+    as_is_vocab:dict = None # As `vocab`, for samples that no `fn` has changed; default: `vocab`
     as_is_codecs:dict = {} # The same, for samples that no `fn` has changed
     # Have samples a `__key__` that is only kept where it takes no space, in the names of members of shards?
     implicit_keys:bool = False

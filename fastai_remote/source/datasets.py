@@ -28,6 +28,7 @@ from .base import IndexedSource, mean_bytes, open_image, refuse_address, shown_p
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import image_field, image_samples
+from .csv_files import CellTypes, csv_samples
 from .frames import is_table, is_table_path, table_samples
 from .huggingface import agree, hf_samples, is_huggingface
 from .torch_items import DatasetSource
@@ -102,6 +103,11 @@ class _OfSplits:
             for field,labels in (source.vocab or {}).items():
                 if merged[field][:len(labels)]!=labels: self._refuse_classes(field)
         return merged
+
+    @property
+    def as_is_vocab(self):
+        if all(s.as_is_vocab is None for s in self.srcs.values()): return None
+        return _merged_vocab([s.vocab if s.as_is_vocab is None else s.as_is_vocab for s in self.srcs.values()])
 
     def _refuse_classes(self, field):
         "Raise `ValueError` for splits whose classes of `field` differ"
@@ -339,11 +345,13 @@ def _from_datasets(o):
     return _Splits(_alike({split:DatasetSource(o.subset(k)) for k,split in zip(range(o.n_subsets), names)}))
 
 def _alike(srcs):
-    """Let the map-style or HuggingFace datasets in `srcs`, `{split: source}`, use the same fields in all splits
+    """Let the datasets and CSV files in `srcs`, `{split: source}`, use the same fields in all splits
 
     Changes these sources, and returns `srcs`. Raises `ValueError` as `agree` does."""
     datasets = [s for s in srcs.values() if isinstance(s, DatasetSource)]
     for s in datasets: s.share_layout(datasets)
+    tables = [s for s in srcs.values() if isinstance(s, csv_samples)]
+    for s in tables: s.cells = CellTypes(tables)
     return agree(srcs)
 
 def _from_dict(splits, has_fn):

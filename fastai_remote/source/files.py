@@ -21,7 +21,9 @@ import numpy as np
 from fastcore.basics import store_attr
 from fastcore.foundation import L
 
-from .base import fn_fingerprint, IndexedSource, OpenImages, read_file, refuse_address, require, storable
+from ..codec.text import are_several
+from .base import fn_fingerprint, IndexedSource, OpenImages, read_file, refuse_address
+from .base import require, storable
 
 # %% ../../nbs/source/01_files.ipynb #7a8a5e0a
 def list_files(
@@ -181,9 +183,9 @@ def _is_folder(entry, above, without):
 class image_samples(IndexedSource):
     """A source of image files: field `jpg`, or `png`, `webp` or `img`, and `path` if asked for
 
-    With `label`, also `cls`, or `labels` for a list. The files are stored as they are. Raises `TypeError`, and
-    `FileNotFoundError` if there is no such folder or no image, or for URLs. Given paths are opened later: one that is
-    not there is a failed sample, and so is a file for which `label` fails or returns `None`."""
+    With `label`, also `cls`, or `labels` for a list, tuple, set, `L` or array. The files are stored as they are. Raises
+    `TypeError`, and `FileNotFoundError` if there is no such folder or no image, or for URLs. Given paths are opened
+    later: one that is not there is a failed sample, and so is a file for which `label` fails or returns `None`."""
     def __init__(self,
         files:str|Path|list, # A folder, searched with its subfolders, or a list of paths
         label=None, # `label(path)`, of a `Path` -> label, or a list of labels; default: no labels
@@ -289,6 +291,6 @@ class _LoadFile:
     def __call__(self, raw):
         path,label = raw
         sample = {self.field:read_file(path)}
-        if self.label: sample['labels' if isinstance(label, (list,tuple)) else 'cls'] = label
+        if self.label: sample['labels' if are_several(label) else 'cls'] = label
         if self.root is not None: sample['path'] = os.path.relpath(path, self.root)
         return sample

@@ -22,7 +22,7 @@ from fastcore.basics import chunked
 from fastcore.foundation import L
 
 from .base import IndexedSource, require, shown_path, stable_repr, StreamedSource, unchanged
-from .columns import ColumnOptions, ColumnType, SplitNames, TablePlan
+from .columns import are_whole, ColumnOptions, ColumnType, object_type, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
 from ..store.address import secret_texts, without_secrets
@@ -35,7 +35,9 @@ class _Planned:
     @property
     def as_is(self): return self.plan.load
     @property
-    def vocab(self): return self.plan.vocab or None
+    def vocab(self): return (self.plan.vocab if self.options.asked else self.plan.row_vocab) or None
+    @property
+    def as_is_vocab(self): return self.plan.vocab
     @property
     def as_is_codecs(self): return self.plan.codecs
     @property
@@ -43,6 +45,7 @@ class _Planned:
 
 class Table(_Planned, IndexedSource):
     "A source of the rows of a table, read by number. A subclass defines `_types`, `_rows`, `_values` and `_stamp`"
+    keeps_names = False # As of `TablePlan`
     def __init__(self,
         table, # As the library has it
         options:ColumnOptions
@@ -59,7 +62,20 @@ class Table(_Planned, IndexedSource):
     @cached_property
     def plan(self)->TablePlan:
         "Which fields the samples have"
-        return TablePlan(self.types, self._rows(np.arange(min(20, len(self))), None), self.options)
+        rows = self._rows(np.arange(min(20, len(self))), None)
+        if self.keeps_names: return TablePlan(self.types, rows, self.options, keeps_names=True)
+        return TablePlan(self.types, rows, self.options, self._decide)
+
+    def _decide(self, name, kind):
+        "The `ColumnType` of column `name` by all of its values, where `kind`, that of the library, does not tell"
+        if kind.kind=='object': return object_type(self._pieces(name))
+        if name in ('label','cls') and kind.kind=='number' and not kind.can_be_label and kind.dtype.startswith('float'):
+            return replace(kind, is_whole=are_whole(self._pieces(name)))
+        return kind
+
+    def _pieces(self, name, size=1<<16):
+        "Yields the values of a column in lists, so that there is never a Python object for each row"
+        for start in range(0, len(self), size): yield self._values(name, start, min(start+size, len(self)))
 
     @cached_property
     def _split_codes(self):
@@ -505,6 +521,7 @@ class _ParquetTable(Table):
     def _dictionaries(self, name):
         for table in self._columns([name]):
             for chunk in table.column(0).chunks: yield chunk.dictionary
+    def _pieces(self, name): return (table.column(0).to_pylist() for table in self._columns([name]))
     def _columns(self, names): return (self._group(k, names).read() for k in range(len(self.sizes)))
 
     def _group(self, group, names):

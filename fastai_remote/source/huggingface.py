@@ -20,7 +20,7 @@ from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
 from .base import as_json, IndexedSource, mean_bytes, read_file, split_names, StreamedSource
-from .columns import full_array
+from .columns import are_whole, ColumnType, field_name, full_array, main_columns
 from .frames import short_time
 
 # %% ../../nbs/source/08_huggingface.ipynb #db67048a
@@ -142,10 +142,6 @@ def _number_type(feature):
     return dtype if dtype in _NUMBERS else None
 
 # %% ../../nbs/source/08_huggingface.ipynb #5bffbc43
-def _clean(name):
-    "`name` as a part of a field's name: with `_` for characters that it cannot have; `column` if nothing is left"
-    return re.sub(r'[:#~@\s/\\]+', '_', name).strip('_.') or 'column'
-
 def _extension(feature, formats):
     "The last part of the name of the field for `feature`, whose files have `formats`, a set; raises `TypeError`"
     kind = _kind(feature)
@@ -165,39 +161,30 @@ def _extension(feature, formats):
     if feature.dtype in _BYTES: return 'bin'
     raise TypeError(f'values of type {feature.dtype}')
 
-_MAIN_KINDS = 'Image','Audio','Video','ClassLabel','labels'
-_MAIN_NAMES = 'image','img','label','labels','audio','video'
+_MAIN_KINDS = {'Image':'image', 'Audio':'audio', 'Video':'video', 'ClassLabel':'cls'}
 
-def _main_columns(columns):
-    """The set of names of the main ones of `columns`, `_Column`s: one with images, one with sounds, one with classes, …
+def _column_type(feature, is_whole):
+    "The `ColumnType` of a feature; `is_whole` as in `plan_columns`, called without arguments"
+    kind = _kind(feature)
+    if kind=='ClassLabel': return ColumnType('codes', is_label=True)
+    if _is_labels(feature): return ColumnType('code_lists', is_label=True)
+    if _is_list(feature): return ColumnType('labels' if getattr(_inner(feature), 'dtype', '') in _TEXTS else 'list')
+    if kind.startswith('Array'): return ColumnType('array')
+    if kind!='Value': return ColumnType('file' if _is_file(feature) else 'list')
+    if feature.dtype in _NUMBERS:
+        return ColumnType('number', feature.dtype, is_whole=feature.dtype.startswith('float') and is_whole())
+    return ColumnType('text' if feature.dtype in _TEXTS else 'time' if _DATES.match(feature.dtype) else 'bytes')
 
-    Their fields are called `jpg`, `flac`, `cls`, …; those of other columns begin with the name of the column. Of each
-    kind, it is the column with a usual name, such as `image` or `label`, else the first."""
-    found = {}
-    for column in sorted(columns, key=lambda c: c.name.lower() not in _MAIN_NAMES):
-        kind = 'labels' if _is_labels(column.feature) else _kind(column.feature)
-        if kind in _MAIN_KINDS: found.setdefault(kind, column.name)
-    if 'ClassLabel' not in found:   # a column of numbers or texts that is called so holds labels, too
-        for column in columns:
-            if column.name in ('label','cls') and _kind(column.feature)=='Value':
-                dtype = column.feature.dtype
-                if dtype in _TEXTS or dtype in _NUMBERS and not dtype.startswith('float'):
-                    found.setdefault('ClassLabel', column.name)
-    return set(found.values())
-
-def _field_name(column, extension, is_main, taken):
-    "The name of the field for `column`, a `_Column`; `extension`: from `_extension`; `taken`: names of other fields"
-    name = _clean(column.name)
-    if is_main: field = 'cls' if _kind(column.feature)=='Value' else extension
-    elif name=='text' and extension=='txt': field = 'txt'
-    elif name.split('.')[-1].lower()==extension or name in ('id','index') and extension[0] in 'iu': field = name
-    else: field = f'{name}.{extension}'
-    return f'{name}.{extension}' if field in taken else field
+def _main_kind(feature, kind):
+    "What a column is to `main_columns`; `kind` is its `ColumnType`"
+    if _is_labels(feature): return 'labels'
+    return _MAIN_KINDS.get(_kind(feature)) or ('label' if kind.can_be_label else None)
 
 def plan_columns(
     features:dict, # Of a HuggingFace dataset
     fields:dict, # `{column: field, or None to leave it out}`, for columns whose field is not chosen here
     formats, # `formats(column) -> set`: formats of the files of a column of images, sounds or videos
+    is_whole=lambda column: False, # `is_whole(column) -> bool`: are the floats of a column all whole numbers?
 )->list: # A `_Column` for each column; its `field` is `None` if it is left out
     """Chooses the field of each column; raises `TypeError` if there is none for a column
 
@@ -211,11 +198,12 @@ def plan_columns(
     columns = [_Column(name, feature, fields.get(name)) for name,feature in features.items()]
     taken = {c.field for c in columns if c.field}
     chosen = [c for c in columns if c.name not in fields and not _is_empty(c.feature)]
-    main = _main_columns(chosen)
-    for column in sorted(chosen, key=lambda c: c.name not in main):
+    types = {c.name:_column_type(c.feature, partial(_is_whole_label, c.name, is_whole)) for c in chosen}
+    main = main_columns({c.name:_main_kind(c.feature, types[c.name]) for c in chosen})
+    for column in sorted(chosen, key=lambda c: (c.name not in main, c.name=='text')):
         try: extension = _extension(column.feature, formats(column.name) if _is_file(column.feature) else set())
         except TypeError as e: raise _no_field(column, e) from None
-        column.field = _field_name(column, extension, column.name in main, taken)
+        column.field = field_name(column.name, types[column.name], extension, column.name in main, taken)
         taken.add(column.field)
     for column in columns:
         try: column.field and column.converter()
@@ -225,6 +213,8 @@ def plan_columns(
     if twice: raise ValueError(f'two columns have the field {twice!r}: give other names in fields=')
     if not names: raise ValueError(f"no column is left of {', '.join(features)}")
     return columns
+
+def _is_whole_label(column, is_whole): return column in ('label','cls') and is_whole(column)
 
 def _no_field(column, e):
     "The `TypeError` for a `_Column` that no field can store, because of the exception `e`"
@@ -257,9 +247,9 @@ class _LoadRow:
 
 class HFSource:
     "What sources of HuggingFace datasets have in common: the columns, and the fields that store them"
-    def _set_columns(self, features, fields, formats):
+    def _set_columns(self, features, fields, *looks):
         "Set the columns and what follows from them; the arguments are those of `plan_columns`"
-        self.columns = plan_columns(features, fields, formats)
+        self.columns = plan_columns(features, fields, *looks)
         self.used = [c for c in self.columns if c.field]
         self._after_columns()
 
@@ -362,8 +352,15 @@ class _TableSource(HFSource, IndexedSource):
         names = dataset.format['columns']
         self.dataset,self.file = dataset.with_format(None).select_columns(names),None
         self.looked_at = np.unique(np.linspace(0, max(0, len(dataset)-1), 100).astype(int))[:len(dataset)]
-        self._set_columns(self.dataset.features, fields, self._formats)
+        self._set_columns(self.dataset.features, fields, self._formats, self._is_whole)
         self._check_labels()
+
+    def _is_whole(self, column, size=1<<16):
+        "Are the floats of a column whole numbers? All are looked at, in pieces"
+        table = self.dataset.data.select([column])
+        starts = range(0, len(self), size)
+        return are_whole(_read_rows(table, self._rows_of(np.arange(start, min(start+size, len(self)))))[column]
+                         for start in starts)
 
     def _formats(self, column):
         "The formats of the files in a column, of the rows that are looked at: a set, see `_format_of`"

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from .base import OpenImages, StreamedSource
-from .columns import ColumnOptions, TablePlan
+from .columns import column_name, ColumnOptions, TablePlan
 from .frames import arrow_rows, arrow_types
 from .files import file_stamps, list_files
 from .tars import tar_samples
@@ -31,13 +31,14 @@ class img2dataset_samples(StreamedSource):
     implicit_keys = True   # keys of samples are kept where they take no space
     def __init__(self,
         files:str|Path|list, # The folder of the tars, a tar, or a list of tars
-        # Columns of the Parquet files to add, such as ['url','similarity'], or `{column: field}`
+        # Columns of the Parquet files to add, such as ['url','similarity'], which become the fields `url.txt` and
+        # `similarity.f8` as in other tables; or `{column: field}`
         columns:list|dict=None,
     ):
         self.tars,self.columns = list_files(files, ('.tar',)),columns
         self.tables = [path.with_suffix('.parquet') for path in self.tars]
         if columns is None: self.plan = None
-        else: self.plan = _plan(self.tables, columns if isinstance(columns, dict) else {name:name for name in columns})
+        else: self.plan = _plan(self.tables, columns)
 
     def stream(self, size):
         for tar,table in zip(self.tars, self.tables):
@@ -85,10 +86,10 @@ def _download_counts(tar, table):
         if 'status' not in file.schema_arrow.names: return {}
         return Counter(file.read(['status']).column(0).to_pylist())
 
-def _plan(tables, fields):
+def _plan(tables, columns):
     """The `TablePlan` of the columns that are added, by the first of the Parquet files `tables`
 
-    `fields` is `{column: field}`. Raises `FileNotFoundError`, `ImportError`, `ValueError`."""
+    `columns` is `{column: field}`, or a list of columns. Raises `FileNotFoundError`, `ImportError`, `ValueError`."""
     missing = next((path for path in tables if not path.exists()), None)
     if missing: raise FileNotFoundError(f'{missing}: no such file, from which columns= would be read')
     try: from pyarrow.parquet import ParquetFile
@@ -97,7 +98,11 @@ def _plan(tables, fields):
     with ParquetFile(tables[0]) as file:
         first = next(file.iter_batches(20), None)
         types = arrow_types(file.schema_arrow, [list]*len(file.schema_arrow.names))
-    try: return TablePlan(types, [] if first is None else arrow_rows(first, range(len(first))), ColumnOptions(fields))
+    rows = [] if first is None else arrow_rows(first, range(len(first)))
+    try:
+        if isinstance(columns, dict): return TablePlan(types, rows, ColumnOptions(columns))
+        names = [column_name(name, list(types)) for name in columns]
+        return TablePlan({name:types[name] for name in names}, rows, ColumnOptions())
     except ValueError as e: raise ValueError(f'{tables[0]}: {e}') from None
 
 @lru_cache(1)
@@ -133,4 +138,5 @@ class _LoadJoined:
             if column.field in sample:
                 raise ValueError(f'column {column.name!r} and the tar both have the field {column.field!r}: '
                                  f'columns={{{column.name!r}: field}} gives it another name')
-        return {**sample, **self.row(arrow_rows(table, [rows[key]])[0])}
+        row = arrow_rows(table, [rows[key]])[0]
+        return {**sample, **self.row({name:row[name] for name in self.names})}

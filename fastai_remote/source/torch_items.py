@@ -23,6 +23,7 @@ from PIL import Image
 from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import check_image
+from ..codec.text import are_labels
 from .base import as_json, IndexedSource, read_file, stable_repr
 from .files import image_field
 
@@ -220,12 +221,12 @@ def _kind_of(value):
     if isinstance(value, (bytes,bytearray,memoryview)): return 'bin'
     if isinstance(value, str): return 'cls'
     if type(value).__name__=='TensorMultiCategory': return 'labels'   # of fastai
+    if are_labels(value) and len(value): return 'labels'
     if _is_array(value): return 'npy'
     number = value.item() if hasattr(value, 'item') else value
     if isinstance(number, (bool,int)): return 'cls'
     if isinstance(number, float): return 'f4'
-    if isinstance(value, (list,tuple)) and not value: return 'empty'
-    if isinstance(value, (list,tuple)) and all(isinstance(x, str) for x in value): return 'labels'
+    if are_labels(value): return 'empty'
     if isinstance(value, (list,tuple,Mapping)): return 'json'
     raise TypeError(f'no field for a {type(value).__name__}: give fn=, a function that returns a dict of fields')
 
