@@ -60,6 +60,8 @@ def RedisBlock(
         store,field = None,store
     if store is not None and not isinstance(store, Store):
         raise TypeError(f'RedisBlock takes a store and a field, or a field: not {store!r:.100}')
+    if text is not None and field is None:
+        raise TypeError("RedisBlock(text=…) needs the field with the texts: RedisBlock('txt', text=…)")
     if store is not None and field is None: field = store.default_field
     return _block_of(FieldChoice(field, store, img_cls, draw, text))
 

@@ -140,7 +140,7 @@ def test_what_follows_the_host_in_a_url_is_the_number_of_a_database():
 
 def test_options_are_those_of_redis_and_values_are_never_decoded():
     "They would be texts, and the errors would be those of a damaged answer"
-    with pytest.raises(TypeError, match="no argument is called 'tiemout'"):
+    with pytest.raises(TypeError, match="RedisLink knows no 'tiemout'; did you mean 'timeout'"):
         RedisLink('redis://localhost?tiemout=3&db=2')
     for args,kwargs in ((['redis://localhost?decode_responses=True'], {}), ([], {'decode_responses':True})):
         with pytest.raises(TypeError, match='decode_responses: leave it out'): RedisLink(*args, **kwargs)

@@ -35,7 +35,7 @@ def test_fields_of_all_kinds_are_added_edited_and_dropped(tmp_path):
     assert store.get_many(range(N), 'more.u1')['more.u1'].tolist()==list(range(N))
     assert store.class_counts('kind.cls')=={'x':12, 'y':12} and store.image_stats('png')
     assert pickle.loads(pickle.dumps(store))[9]['small.png'].size==(4,4)
-    more = {'png':png(30), 'cls':'a', 'txt':'text 30', **small({'png':png(30)})}
+    more = {'png':png(30), 'cls':'a', 'txt':'text 30', **small({'png':Image.open(io.BytesIO(png(30)))})}
     store = store.append([more], **ONE).edit(drop=[0,1], set={'small.png':{6:png(99, 4)}})
     assert [store[i]['emb.npy'].tolist() for i in range(len(store))]==[[i]*3 for i in (*range(2, N), 30)]
     assert store.get_many([3,4,22], 'small.png', check=True)['small.png']==[png(5, 4),png(99, 4),png(30, 4)]

@@ -8,7 +8,7 @@ Docs: page `cli/command`"""
 __all__ = ['Command', 'show', 'add_place_options', 'places_of', 'OnePlace', 'add_progress', 'progress_of']
 
 # %% ../../nbs/cli/06_command.ipynb #56104ca1
-import argparse, json, sys
+import argparse, json, re, sys
 from inspect import getdoc
 from textwrap import dedent, indent
 
@@ -50,8 +50,13 @@ def show(
     text=None # What people see; default: the document
 ):
     "Print the result of a command: `document` as JSON if `--json` was given, else `text`"
-    if args.json: print(json.dumps(document, ensure_ascii=False, default=_plain))
-    else: print(document if text is None else text)
+    from fastai_remote.core import printable
+    if args.json: print(_escaped(json.dumps(document, ensure_ascii=False, default=_plain)))
+    else: print(printable(str(document if text is None else text)))
+
+def _escaped(document):
+    "JSON text `document`, in which nothing is left that a terminal would obey"
+    return re.sub('[\x7f-\x9f]', lambda m: f'\\u{ord(m[0]):04x}', document)
 
 def _plain(o):
     "`o`, which `json` cannot express, as a number or a text"

@@ -175,8 +175,9 @@ class Failures(OnePlace):
     def run_at(self, args, place):
         name,failures = failures_at(place)
         if not args.json:
+            from fastai_remote.core import printable
             sample = None
-            for sample,reason in failures: print(f'{sample}: {reason}')
+            for sample,reason in failures: print(printable(f'{sample}: {reason}'))
             if sample is None: print('no failures')
             return
         # one document, but written as it is read, as there may be millions

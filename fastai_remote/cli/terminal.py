@@ -22,7 +22,8 @@ class Damage(Exception): "The command did its work, and found something wrong: e
 
 def say(text:str):
     "Print a line to the standard error"
-    print(text, file=sys.stderr, flush=True)
+    from fastai_remote.core import printable
+    print(printable(text), file=sys.stderr, flush=True)
 
 # %% ../../nbs/cli/00_terminal.ipynb #51396e42
 def duration(seconds:float)->str:

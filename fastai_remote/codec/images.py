@@ -17,7 +17,7 @@ from PIL import GifImagePlugin, Image, ImageFile, ImageOps, PngImagePlugin, Tiff
 from fastcore.basics import store_attr
 
 from .arrays import from_pixels, refuse_channels_first, refuse_mask
-from .base import Codec, Encoded
+from .base import Codec, Encoded, kind_of
 from ..parallel import share_setting
 
 # %% ../../nbs/codec/03_images.ipynb #48fd3c2d
@@ -143,6 +143,8 @@ def _kept_mode(im):
 
 _MAX_SIDES = {'JPEG':65_500, 'WEBP':16_383} # Width and height that their libraries write, at most, pixels
 
+_IMAGES = "give an image of Pillow, an image file's path or bytes, or a.astype('uint8')"
+
 def _waits(im):
     "Was `im` opened by `ImageCodec.opened`, and not decoded since? Pillow's tiles are what it has still to decode"
     return hasattr(im, 'encoded') and bool(getattr(im, 'tile', None))
@@ -183,8 +185,8 @@ class ImageCodec(Codec):
         does change pixels; a new PNG or WebP does not. Of other formats, the new file is decoded to find out."""
         is_image = isinstance(o, Image.Image)
         if not is_image:
-            dtype = np.asarray(o).dtype
-            if dtype!=np.uint8: raise TypeError(f'{self.name}: want an image or uint8 pixels, got {dtype}')
+            if np.asarray(o).dtype!=np.uint8:
+                raise TypeError(f'{self.name}: want an image or uint8 pixels, got {kind_of(o)}: {_IMAGES}')
             o = from_pixels(o)
         original = self._original(o)
         if original is not None:
@@ -399,8 +401,7 @@ class RawCodec(Codec):
         pixels = np.asarray(o)
         if pixels.dtype==bool: pixels = pixels*np.uint8(255)
         if pixels.dtype!=np.uint8:
-            found = pixels.dtype if pixels.ndim else type(o).__name__
-            raise TypeError(f'{self.name}: want an image or uint8 pixels, got {found}')
+            raise TypeError(f'{self.name}: want an image or uint8 pixels, got {kind_of(o)}: {_IMAGES}')
         refuse_channels_first(pixels.shape)
         if pixels.ndim==3 and pixels.shape[2]==1: pixels = pixels[...,0]
         if pixels.ndim!=2 and pixels.shape[2:]!=(3,):

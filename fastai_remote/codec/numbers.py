@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .base import Codec
+from .base import Codec, kind_of
 
 # %% ../../nbs/codec/04_numbers.ipynb #bdd9d368
 def _is_whole(v):
@@ -86,7 +86,7 @@ class FixedCodec(Codec):
         if getattr(o, 'shape', ()) not in ((),):
             raise ValueError(f'{self.name}: want one number, got shape {tuple(o.shape)}')
         if isinstance(o, (np.generic,np.ndarray)) and o.dtype.kind not in 'biufcUSO':
-            raise TypeError(f'{self.name}: want a number, got {o!r} ({o.dtype})')
+            raise TypeError(f'{self.name}: want a number, got {kind_of(o)}')
         if isinstance(o, np.ma.MaskedArray) and o.mask:
             raise ValueError(f'{self.name}: want a number, got a masked one, which has no value: give a number, or '
                              'leave out the sample')

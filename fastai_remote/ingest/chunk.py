@@ -10,6 +10,7 @@ __all__ = ['WRITE_BYTES', 'as_vocab', 'check_vocab', 'has_codes', 'check_codes',
 
 # %% ../../nbs/ingest/00_chunk.ipynb #cf8f9f1f
 import hashlib, io, os
+from contextlib import suppress
 
 import numpy as np
 from PIL import Image
@@ -391,9 +392,11 @@ def _write_samples(writer, chunk, part, load, fn):
     if columns.notes: record['notes'] = columns.notes
     return record,failures,columns.stats.to_bytes() if columns.stats else b''
 
-def failure_reason(e:Exception)->str: # At most 300 characters
+def failure_reason(e:Exception)->str: # At most 400 characters
     "Why a sample failed, as it is stored: the same in each run, so without addresses in memory"
-    return no_address(storable(f'{type(e).__name__}: {e}'))[:300]
+    given = getattr(e, 'given', None)
+    reason = f'{type(e).__name__}: {e}'[:300]+(f' (in fn, which was given {given})' if given else '')
+    return no_address(storable(reason))[:400]
 
 def part_fingerprint(part)->int: # 1 to 2**62
     "Tells parts of a stream, iterables of `(name, raw)`, apart: a hash of the length, the first and the last sample"
@@ -410,6 +413,16 @@ def convert(
     if isinstance(raw, Exception): raise raw
     sample = load(raw)
     if fn is None: return as_sample(sample)
-    values = fn(sample)
+    given = _described(sample)   # before `fn`, which may change it
+    try: values = fn(sample)
+    except Exception as e:
+        with suppress(AttributeError): e.given = given   # for `failure_reason`
+        raise
     if values is None: raise TypeError('fn returned None: it has to return a dict')
     return as_sample(values)
+
+def _described(sample):
+    "Types for a message: `a dict of jpg (JpegImageFile) and cls (str)`, or the type of what is no dict"
+    if not isinstance(sample, dict): return f'a {type(sample).__name__}'
+    fields = [f'{field} ({type(value).__name__})' for field,value in list(sample.items())[:8]]
+    return f"a dict of {', '.join(fields)}{', …' if len(sample)>8 else ''}"

@@ -16,7 +16,7 @@ from fastcore.basics import listify
 
 from ..codec.numbers import narrow
 from ..codec.webdataset import check_members
-from ..core import StoreError, UnknownField
+from ..core import StoreError, unknown_arguments, UnknownField
 from .chunk import as_vocab, check_vocab, Columns, convert, failure_reason, plain_label, plan_fields
 from .driver import with_progress
 from .report import IngestError, IngestReport
@@ -74,7 +74,9 @@ def append_samples(
     was interrupted is continued by the same call. Raises `ValueError` if fields or splits do not fit, `StoreExists` if
     the source was appended before, and what `to_redis` raises. Files, tables and lists of plain data are recognised;
     generators, datasets of PyTorch and lists of other objects are not, and are appended again."""
-    more = options.keys()-{'num_workers','shuffle','seed','chunk','progress','max_failed'}
+    known = {'num_workers','shuffle','seed','chunk','progress','max_failed'}
+    more = options.keys()-known
+    if more-{'overwrite','splits','vocab','maxsize','maxcount'}: raise unknown_arguments('append', more, known)
     if more:
         raise TypeError(f'{store.name}: append takes no {min(more)}=: splits and labels are those of the source, and '
                         'nothing that is there is replaced')

@@ -17,7 +17,8 @@ from itertools import chain, islice
 import numpy as np
 
 from ..core import StoreError, StoreExists
-from .chunk import Columns, as_vocab, check_vocab, convert, part_fingerprint, plan_fields
+from .chunk import Columns, as_vocab, check_vocab, convert, failure_reason, part_fingerprint
+from .chunk import plan_fields
 from .chunk import stats_field, stored_fields, write_chunk
 from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
@@ -26,7 +27,7 @@ from ..parallel import effective_workers
 from ..source.base import fn_fingerprint, split_names, SplitChunk, storable, StreamedSource
 from ..source.datasets import as_source
 from ..store.address import concealed
-from ..store.redis_link import as_link
+from ..store.redis_link import as_link, check_link_arguments
 from ..write.base import ServerRestarted, Writer
 from ..write.redis import RedisWriter
 
@@ -268,6 +269,7 @@ def to_redis(
     samples failed, with a higher limit. Raises `StoreExists`, `StoreBusy`, `StoreFull`, `StoreUnavailable`,
     `IngestError`."""
     url,kwargs = concealed(url),concealed(kwargs)
+    check_link_arguments(to_redis, kwargs)
     writer = RedisWriter(as_link(url, **kwargs), name)
     return ingest(source, writer, fn, num_workers=num_workers, vocab=vocab, overwrite=overwrite, splits=splits,
                   shuffle=shuffle, seed=seed, chunk=chunk, progress=progress, max_failed=max_failed)
@@ -347,4 +349,4 @@ def _first_samples(job, vocab, tries=100):
     if not seen: raise ValueError(f'{writer.name}: the source is empty')
     name,e = error
     raise IngestError(f'none of the first {seen} samples could be converted; {storable(str(name))}: '
-                      f'{type(e).__name__}: {storable(str(e))}') from e
+                      f'{failure_reason(e)}') from e

@@ -8,7 +8,7 @@ Docs: page `load/dataset`"""
 __all__ = ['RemoteDataset', 'RemoteBatches', 'BatchedDataset', 'SampleInput']
 
 # %% ../../nbs/load/15_dataset.ipynb #c7401539
-import collections, copy, gc, itertools, warnings, zlib
+import collections, copy, gc, inspect, itertools, warnings, zlib
 
 import numpy as np
 from fastcore.basics import patch
@@ -16,7 +16,7 @@ from fastcore.meta import delegates
 from torch.utils.data import Dataset, default_collate, get_worker_info, IterableDataset, Sampler
 
 from ..codec.numbers import label_list, LabelCodes
-from ..core import CorruptSample, int_index, MissingSample
+from ..core import CorruptSample, int_index, MissingSample, unknown_arguments
 from .epochs import Epochs, seed_of, share_of, SharedNumbers
 from .items import check_label_codes, get_remote_items
 from .prefetch import FetchThreads, reads_whole_shards, ShardsInOrder, ShuffledShards
@@ -446,6 +446,7 @@ def batches(self:RemoteDataset,
     **kwargs # `shuffle` (default: true), `seed`, `interleave`, `drop_last`, `rank` and `world_size`
 )->RemoteBatches:
     "A `batch_sampler` for a torch `DataLoader` of this dataset"
+    _check_options('batches', kwargs)
     res = RemoteBatches(self, bs, **{'seed':self.seed, **kwargs})
     res.num_workers = max(num_workers, 1)
     return res
@@ -503,6 +504,12 @@ def _until_stop(results):
         if not isinstance(result, Dropped): yield result
         elif result.stops: return
 
+def _check_options(method, options):
+    "Raises `TypeError` if a method of `RemoteDataset` was given `options` that `_BatchEpochs` does not have"
+    known = inspect.signature(_BatchEpochs).parameters
+    unknown = [name for name in options if name not in known]
+    if unknown: raise unknown_arguments(f'RemoteDataset.{method}', unknown, known)
+
 @patch
 @delegates(_BatchEpochs, but=['ds'])
 def batched(self:RemoteDataset,
@@ -515,6 +522,7 @@ def batched(self:RemoteDataset,
 )->BatchedDataset:
     "An iterable dataset of collated batches: `DataLoader(ds.batched(64), batch_size=None, num_workers=3)`"
     bs,collate = batch_arguments(bs, collate, collation_fn, batchsize)
+    _check_options('batched', kwargs)
     if not partial: kwargs['drop_last'] = True
     res = BatchedDataset(self, bs, **{'seed':self.seed, **kwargs})
     res.collate = list if collate is None else collate

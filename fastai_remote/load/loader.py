@@ -8,7 +8,7 @@ Docs: page `load/loader`"""
 __all__ = ['SeveralInputs', 'joined_inputs', 'show_beside', 'RemoteDL']
 
 # %% ../../nbs/load/10_loader.ipynb #9ece4269
-import collections, difflib, gc, inspect, math, random, textwrap, warnings
+import collections, gc, inspect, math, random, textwrap, warnings
 from copy import copy
 from functools import partial
 from multiprocessing import get_context
@@ -35,7 +35,7 @@ from fasttransform import compose_tfms
 from fasttransform.cast import retain_type
 from torch.utils.data import get_worker_info
 
-from ..core import CorruptSample, MissingSample
+from ..core import CorruptSample, MissingSample, unknown_arguments
 from .batch import BatchReader, fetch_of, first_or_other, NoSamples, StoreInputs, without_empty
 from .fetch_transform import Fetch
 from .items import RemoteItems
@@ -525,9 +525,7 @@ def _check_arguments(cls, arguments):
         raise TypeError(f"{cls.__name__} knows no {unknown[0]!r}, which is an argument of DataBlock: give it to "
                         f"DataBlock((RedisBlock(…), RedisBlock(…)), {unknown[0]}=…), or name fields of the store as "
                         'x= and y= of from_store')
-    similar = difflib.get_close_matches(unknown[0], known, 1)
-    hint = f'; did you mean {similar[0]!r}?' if similar else ''
-    raise TypeError(f"{cls.__name__} knows no {', '.join(map(repr, unknown))}{hint}")
+    raise unknown_arguments(cls.__name__, unknown, known)
 
 def _check_targets(dataset):
     """Raise `ValueError` for a target of `dataset`, a training set, that training cannot use

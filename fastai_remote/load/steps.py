@@ -9,7 +9,7 @@ __all__ = ['image_specs', 'METADATA', 'reraise_exception', 'ignore_and_continue'
            'warn_and_stop', 'ask_handler', 'Continue', 'Step', 'decode_step', 'Dropped', 'run_steps', 'reading_plan']
 
 # %% ../../nbs/load/12_steps.ipynb #e27c139e
-import gzip, io, sys, warnings
+import gzip, io, json, sys, warnings
 from fnmatch import fnmatch
 from types import FunctionType
 
@@ -115,6 +115,23 @@ def _gunzip(key, data):
     with gzip.open(io.BytesIO(data)) as f: content = f.read(_MAX_GUNZIPPED+1)
     if len(content)>_MAX_GUNZIPPED: raise ValueError(f'more than {_MAX_GUNZIPPED:,} bytes when it is decompressed')
     return Continue(key.removesuffix('.gz'), content)
+
+# What WebDataset's decoders read, and we do not
+_UNREAD = 'ten','tb','mp','msg','msgpack','cbor','pyd','pickle','pkl','pth'
+
+def _by_webdataset(key, data):
+    """Decoder of names that WebDataset's decoders know, and no codec of ours: texts, integers and JSON
+
+    `None` for any other `key`. Warns once for what needs a library, or might run code when it is read. Raises
+    `ValueError`."""
+    name = key.rsplit('.', 1)[-1].lower()
+    if name in ('text','transcript'): return data.decode()
+    if name in ('cls2','class','count','inx'): return int(data)
+    if name=='jsn': return json.loads(data)
+    if name in _UNREAD:
+        warnings.warn(f'decode() leaves the bytes of {key[1:]!r} as they are: give a function that reads them, such '
+                      f"as decode(lambda key, data: read(data) if key.endswith('.{name}') else None)", stacklevel=2)
+    return None
 
 def _is_continue(result):
     others = sys.modules.get('webdataset.autodecode')
@@ -356,7 +373,7 @@ class Step:
 def decode_step(
     decoders:tuple, # Image specs and functions; `None` for the codec of the field
     pre:list=None, # Functions that are called before them; default: one for `.gz`
-    post:list=None, # Functions that are called after them; default: the codec of the field
+    post:list=None, # Functions that are called after them; default: one for WebDataset's names, the codec of the field
     only=None, # Names of fields, a list or separated by spaces; default: all
     handler=None
 )->Step:
@@ -366,7 +383,7 @@ def decode_step(
         if not callable(decoder) and not (isinstance(decoder, str) and decoder in image_specs):
             raise ValueError(f"decode knows {', '.join(image_specs)} and functions, not {decoder!r}")
     options = {} if only is None else dict(only=frozenset(only.split() if isinstance(only, str) else only))
-    every = (*([_gunzip] if pre is None else pre), *decoders, *([''] if post is None else post))
+    every = *([_gunzip] if pre is None else pre),*decoders,*([_by_webdataset, ''] if post is None else post)
     shown = [getattr(decoder, '__name__', None) or repr(decoder) for decoder in decoders]
     return Step('decode', *every, handler=handler, shown=shown, **options)
 

@@ -379,10 +379,11 @@ class OpenImages:
 def open_image(
     codec:Codec, # Of the field; may be `None`
     value # A value of a sample
-): # `value` itself unless it is an image file
-    "The image in an image file, which is not decoded yet; raises `ValueError`"
-    is_file = isinstance(codec, ImageCodec) and isinstance(value, bytes)
-    return codec.opened(value) if is_file else value
+): # `value` itself unless it is an image file that can be opened; others are errors when they are stored
+    "The image in an image file, which is not decoded yet"
+    if not isinstance(codec, ImageCodec) or not isinstance(value, bytes): return value
+    try: return codec.opened(value)
+    except ValueError: return value
 
 class IndexedSource(Source):
     "A source that knows how many samples it has, and can read any of them"

@@ -23,7 +23,7 @@ from .base import Store
 from .connection import Opener
 from .redis_layout import element_size, KEY_BITS
 from .redis_parts import PackedRead, parts_of, read_run_tables
-from .redis_link import as_link, fill_places, RedisLink
+from .redis_link import as_link, check_link_arguments, fill_places, RedisLink
 
 # %% ../../nbs/store/08_redis.ipynb #fd91a1d5
 NAMES_KEY,GENERATIONS_KEY = 'fastai_remote:names','fastai_remote:generations'
@@ -153,6 +153,7 @@ class RedisStore(Store):
         **kwargs # `timeout`, `socket_timeout` and others for `RedisLink`
     ):
         url,kwargs = concealed(url),concealed(kwargs)
+        check_link_arguments(RedisStore, kwargs)
         self.link = as_link(url, **kwargs)
         self._name,self._manifest,self._uid = name,None,None
         self._mean_bytes = {}   # of the values of each field in the last reply
@@ -392,7 +393,7 @@ class RedisStore(Store):
         """The error to raise when this is no longer the dataset that was opened
 
         If there is none of this name now, it asks the server for the likely cause, which the message tells."""
-        if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again')
+        if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again{self.link.origin}')
         return StoreNotFound(f'{self._name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
                              f'{_why_gone(self.link)}; or it was renamed')
 

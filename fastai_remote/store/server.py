@@ -221,7 +221,7 @@ class RedisServer:
     def __enter__(self): return self
     def __exit__(self, *a): self.close()
     def __del__(self):
-        if hasattr(self, '_at_exit'): self.close()
+        if hasattr(self, '_at_exit') and os is not None: self.close()   # at exit, it is closed before modules are gone
     def __repr__(self):
         state = 'running' if self._is_running() else 'stopped'
         return f'RedisServer({self.port or str(self.socket)!r}, {state})'

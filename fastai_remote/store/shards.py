@@ -218,7 +218,7 @@ class ShardStore(Store):
 
     def replaced_error(self)->StoreNotFound:
         "The error to raise when this is no longer the dataset that was opened"
-        return StoreNotFound(f'{self.storage.url}: replaced since it was opened: open it again')
+        return StoreNotFound(f'{self.storage.url}: replaced since it was opened: open it again{self.storage.origin}')
 
     @property
     def cache(self)->FileCache:

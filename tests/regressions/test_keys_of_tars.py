@@ -39,7 +39,8 @@ def test_samples_with_any_names_are_copied_and_written(tmp_path, server, names):
     index_shards(tmp_path/'tars', progress=False)
     options = dict(num_workers=0, progress=False)
     source = ShardStore(tmp_path/'tars')
-    reports = [copy_store(source, tmp_path/'copy', **options), to_shards(tar_samples(tars), tmp_path/'written', **options),
+    reports = [copy_store(source, tmp_path/'copy', **options),
+        to_shards(tar_samples(tars), tmp_path/'written', **options),
         to_redis(tar_samples(tars), server.url, 'd', overwrite=True, **options)]
     stores = ShardStore(tmp_path/'copy'),ShardStore(tmp_path/'written'),RedisStore(server.url, 'd')
     for report,store in zip(reports, stores):

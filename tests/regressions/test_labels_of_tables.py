@@ -37,7 +37,7 @@ def images(tmp_path):
     for i in range(6): Image.new('L', (4,4), i*9).save(tmp_path/f'{i}.png')
     return tmp_path
 
-# `labels: (texts of the CSV file, how pandas reads them)`; GitHub: fastai #2549, #3185 for labels that are numbers
+# `labels: (texts of the CSV file, how pandas reads them)`
 LABELS = dict(ints=[1,10,5,1,10,5], negative=[-1,0,7,7,0,-1], bools=[True,False,True,True,False,True],
     texts=['b','a','c','a','b','c'], mixed=['1','x','10','1','x','10'], codes=['a1','10','2','10','2','a1'])
 
@@ -101,8 +101,8 @@ def test_the_last_row_decides(tmp_path):
         store,report = in_memory(csv_samples(path, label_col='label'))
         assert report.failed==0 and {type(label) for label in store.vocab}=={want}
 
-CELLS = [['1','2'],['1',' 2 '],['+1','-3'],['007','8'],['1','','3'],['1','NA'],['1',' '],['2','-Infinity'],['1','+.5E-3'],
-    ['1.0','2'],['1e3','.5'],['1.','inf'],
+CELLS = [['1','2'],['1',' 2 '],['+1','-3'],['007','8'],['1','','3'],['1','NA'],['1',' '],['2','-Infinity'],
+    ['1','+.5E-3'],['1.0','2'],['1e3','.5'],['1.','inf'],
     ['nan','None'],['1_000','2'],['0x1F','1'],['True','FALSE'],['true',''],['True','1'],['yes','no'],['1','a'],
     ['18446744073709551615','1'],['-9223372036854775808','1'],['1','1,5'],['','']]
 
