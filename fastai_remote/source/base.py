@@ -54,17 +54,21 @@ def as_sample(
                         'write an fn that returns a dict')
     return sample
 
+_MAX_BYTES = (1<<32)-2   # of a value: an index has 32 bits for a length
+
 def read_file(path)->bytes:
     """The bytes of a regular file, also through links
 
-    Raises `OSError` for anything else: a pipe would be waited for without end, and a device may never end."""
+    Raises `OSError` for a file of 4 GiB, and for anything else: a pipe would be waited for without end, and a device may never end."""
     fd = os.open(path, os.O_RDONLY|os.O_CLOEXEC|os.O_NONBLOCK)   # without waiting for the writer of a pipe
     try:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
             kind = 'a folder' if stat.S_ISDIR(mode) else 'a pipe' if stat.S_ISFIFO(mode) else 'a device'
             raise OSError(errno.EINVAL, f'{kind}, not a regular file', str(path))
-        with open(fd, 'rb', closefd=False) as f: return f.read()
+        with open(fd, 'rb', closefd=False) as f: content = f.read(_MAX_BYTES+1)
+        if len(content)>_MAX_BYTES: raise OSError(errno.EFBIG, f'more than {_MAX_BYTES:,} bytes', str(path))
+        return content
     finally: os.close(fd)
 
 _address = re.compile(r'([a-z0-9+.-]+::)*[a-z][a-z0-9+.-]+:/', re.I)   # of a URL; a `Path` has one slash of two

@@ -82,7 +82,7 @@ def _check_manifest(store):
 def _is_same(manifest, store):
     "Has `manifest`, a `ShardManifest` that was just parsed, the content of the one that `store` has read?"
     try: table = ShardTable.unpack(manifest.shards)
-    except (ValueError,KeyError,TypeError,zlib.error): return False
+    except (ValueError,KeyError,TypeError): return False
     return replace(manifest, shards={})==store.manifest and table.pack()==store.shards.pack()
 
 def _check_failures(store):

@@ -10,14 +10,14 @@ __all__ = ['INDEX_MAGIC', 'COMPRESSIONS', 'INDEX_SUFFIX', 'INDEX_FOLDER', 'LABEL
            'is_overlay_folder', 'index_name', 'ShardTable', 'joined_tables', 'pack_labels', 'ShardManifest']
 
 # %% ../../nbs/store/14_shard_index.ipynb #cd60bb66
-import base64, bz2, dataclasses, json, lzma, mmap, os, re, tarfile, zlib
+import base64, bz2, codecs, dataclasses, json, lzma, mmap, os, re, tarfile, zlib
 from array import array
 from functools import partial
 
 import numpy as np
 
 from ..codec.webdataset import number_extension
-from ..core import CorruptSample, Manifest, UnsupportedFormat
+from ..core import CorruptSample, Manifest, MAX_PARSED, parse_json, StoreError, unzipped, UnsupportedFormat
 
 # %% ../../nbs/store/14_shard_index.ipynb #59469ef9
 INDEX_MAGIC = b'fr.idx\r\n' # The first bytes of each index file, by which our files are told from those of others
@@ -86,8 +86,8 @@ class ShardIndex:
         buf,start = self.buf,len(INDEX_MAGIC)+4
         if buf[:len(INDEX_MAGIC)]!=INDEX_MAGIC: raise ValueError('not an index')
         length = int.from_bytes(buf[start-4:start], 'little')
-        header = json.loads(bytes(buf[start:start+length]))
-        if not isinstance(header, dict) or header.get('n', -1)<0 or not isinstance(header.get('labels'), dict):
+        header = parse_json(buf[start:start+length])
+        if not isinstance(header, dict) or not isinstance(header.get('labels'), dict) or header.get('n', -1)<0:
             raise ValueError('no header')
         if header['format']>_FORMAT:
             raise UnsupportedFormat(f"{where}: format {header['format']}; "
@@ -167,7 +167,7 @@ class ShardIndex:
         "Keys of samples `i`; raises `CorruptSample`"
         if self.key_bytes is None: return None
         try: return [self._keys_of(position//_KEYS_PER_BLOCK)[position%_KEYS_PER_BLOCK] for position in i.tolist()]
-        except (IndexError,ValueError,zlib.error) as e:
+        except (IndexError,ValueError) as e:
             raise CorruptSample(f'{self.where}: a damaged index: the keys of samples: {e}') from None
 
     @property
@@ -175,18 +175,16 @@ class ShardIndex:
         """What an ingest has counted in the shard, so that it need not be read again
 
         Raises `CorruptSample`, also for an index without a record."""
-        try: return json.loads(_unpack(self.packed_record))
-        except (ValueError,TypeError,zlib.error) as e:
+        try: return parse_json(_unpack(self.packed_record, MAX_PARSED))
+        except (ValueError,TypeError) as e:
             raise CorruptSample(f'{self.where}: a damaged index, or one without a record: {e}') from None
 
     def _keys_of(self, block):
-        "The keys of block number `block`, a list of `str`; raises `IndexError`, `ValueError`, `zlib.error` for damage"
+        "The keys of block number `block`, a list of `str`; raises `IndexError` or `ValueError` for damage"
         last,keys = self._key_block
         if last==block: return keys
         start = int(self.key_ends[block-1]) if block else 0
-        decoder = zlib.decompressobj()
-        text = decoder.decompress(self.key_bytes[start:int(self.key_ends[block])].tobytes(), _MAX_BLOCK)
-        if not decoder.eof: raise ValueError('a block that is cut off, or larger than 16 MiB')
+        text = unzipped(self.key_bytes[start:int(self.key_ends[block])].tobytes(), _MAX_BLOCK, 'a block')
         keys = text.decode('utf-8', 'surrogateescape').split('\0')
         self._key_block = block,keys
         return keys
@@ -445,10 +443,12 @@ def decompressor(
 # Of a `ShardTable`
 _COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4', kind='u1', version='<u4', first='<u4')
 
+_MAX_SHARDS,_MAX_NAMES = 1<<20,1<<25   # of a dataset; opening it takes up to 140 MB for them
+
 def _pack(column):
     if not isinstance(column, bytes): column = column.astype(column.dtype.newbyteorder('<')).tobytes()
     return base64.b64encode(zlib.compress(column, 1)).decode()
-def _unpack(packed): return zlib.decompress(base64.b64decode(packed))
+def _unpack(packed, limit): return unzipped(base64.b64decode(packed), limit)
 
 INDEX_SUFFIX = '.fastai_remote' # What the name of an index file ends in; no other tool uses it
 INDEX_FOLDER = '.fastai_remote' # Folder, among shards of others, for their manifest and their index files
@@ -540,7 +540,12 @@ class ShardTable:
         return shards,idxs-self.starts[shards]
 
     def pack(self)->dict:
-        "`{column: text}` for JSON: the columns that there are, compressed and in base64"
+        """`{column: text}` for JSON: the columns that there are, compressed and in base64
+
+        Raises `StoreError` for more shards than readers accept, or for names that are too long together."""
+        if len(self)>_MAX_SHARDS or len(self.text)>_MAX_NAMES:
+            raise StoreError(f'{len(self):,} shards with names of {len(self.text):,} bytes: a dataset has up to '
+                             f'{_MAX_SHARDS:,} shards, with names of {_MAX_NAMES:,} bytes in all: make them larger')
         columns = {k:getattr(self, k) for k in ('text',*_COLUMNS)}
         return {k:_pack(column) for k,column in columns.items() if column is not None}
 
@@ -548,12 +553,17 @@ class ShardTable:
     def unpack(cls,
         d:dict # What `pack` returned
     ):
-        "The table in `d`; raises `ValueError`, `KeyError`, `TypeError`, `zlib.error` if it is damaged"
-        columns = {k:np.frombuffer(_unpack(d[k]), dtype) for k,dtype in _COLUMNS.items() if k in d}
+        "The table in `d`; raises `ValueError`, `KeyError`, `TypeError` if it is damaged, or larger than the limits"
+        columns = {k:np.frombuffer(_unpack(d[k], _MAX_SHARDS*np.dtype(dtype).itemsize), dtype)
+                   for k,dtype in _COLUMNS.items() if k in d}
         if len({len(column) for column in columns.values()})>1: raise ValueError('columns of different lengths')
+        if any((columns[k]<0).any() for k in ('size','raw') if k in columns): raise ValueError('a size below 0')
         if 'kind' in columns and (columns['kind']>=len(COMPRESSIONS)).any(): raise ValueError('an unknown compression')
-        table = cls(_unpack(d['text']), **columns)
-        table.text.decode()   # raises `UnicodeDecodeError`, a `ValueError`
+        text = _unpack(d['text'], _MAX_NAMES)
+        if text.count(b'\n')!=max(0, len(columns['n'])-1): raise ValueError('another number of names than of shards')
+        decoder = codecs.getincrementaldecoder('utf-8')()   # raises `UnicodeDecodeError`, a `ValueError`
+        for k in range(0, len(text)+1, 1<<20): decoder.decode(text[k:k+(1<<20)], k+(1<<20)>len(text))
+        table = cls(text, **columns)
         unsafe = len(table) and _UNSAFE_NAME.search(table.text)
         if unsafe:
             k = table.text.count(b'\n', 0, unsafe.start()+(unsafe[0][:1]==b'\n'))

@@ -8,14 +8,14 @@ Docs: page `store/shards`"""
 __all__ = ['ShardStore']
 
 # %% ../../nbs/store/18_shards.ipynb #f58cf9d4
-import hashlib, json, os, re, threading, warnings, zlib
+import hashlib, os, re, threading, warnings, zlib
 from collections import OrderedDict
 
 import numpy as np
 from fastcore.basics import patch
 
 from ..core import (
-    CorruptSample, crc32s, MissingSample, size_str, StoreError, StoreNotFound, UnsupportedFormat)
+    CorruptSample, crc32s, MAX_MANIFEST, MissingSample, parse_json, size_str, StoreError, StoreNotFound, UnsupportedFormat)
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
@@ -147,7 +147,7 @@ class ShardStore(Store):
             self._home = home
             where = f'{self.storage.url}/{home}manifest.json'
             try:
-                content = self.storage.read(f'{home}manifest.json')
+                content = self.storage.read(f'{home}manifest.json', MAX_MANIFEST)
                 manifest = ShardManifest.from_json(content, where)
                 if not manifest.shards: raise UnsupportedFormat(f'{where}: not a manifest of shards')
                 self._is_index = home!=''
@@ -169,7 +169,7 @@ class ShardStore(Store):
         self._manifest_crc = zlib.crc32(content)
         if self._uid not in (None, manifest.uid): raise self.replaced_error()
         try: self._table,manifest.shards = ShardTable.unpack(manifest.shards),{}
-        except (ValueError,KeyError,TypeError,MemoryError,zlib.error) as e:
+        except (ValueError,KeyError,TypeError) as e:
             raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
         n = self._table.starts[-1]
         if n!=manifest.n:
@@ -422,7 +422,7 @@ def _is_replaced(self:ShardStore):
     head,file = self.manifest.head,f'{self.home}manifest.json'
     if self.storage.ranges([file], [0], [len(head)])==[head]: return False
     # another tool may have formatted the manifest anew
-    try: content = self.storage.read(file)
+    try: content = self.storage.read(file, MAX_MANIFEST)
     except FileNotFoundError: return True
     return ShardManifest.from_json(content, f'{self.storage.url}/{file}').uid!=self._uid
 
@@ -708,7 +708,7 @@ def check_rest(self:ShardStore):
 @patch
 def manifest_bytes(self:ShardStore)->bytes:
     "The manifest as it is stored now; raises `StoreNotFound`"
-    try: return self.storage.read(f'{self.home}manifest.json')
+    try: return self.storage.read(f'{self.home}manifest.json', MAX_MANIFEST)
     except FileNotFoundError: raise self.replaced_error() from None
 
 # %% ../../nbs/store/18_shards.ipynb #26caab96
@@ -820,8 +820,8 @@ def failures(self:ShardStore):
         raise CorruptSample(f'{what}: its {len(content):,} bytes do not match their checksum; '
                             'samples are not affected')
     for line in content.splitlines():
-        try: sample,reason = json.loads(line)
-        except (ValueError,TypeError,RecursionError):
+        try: sample,reason = parse_json(line)
+        except (ValueError,TypeError):
             raise CorruptSample(f'{self.name}: {name}: {line[:60]!r} is no failure, or a damaged one') from None
         yield sample,reason
 

@@ -17,10 +17,11 @@ import fsspec
 from fastcore.basics import patch
 
 from ..clock import monotonic, sleep
-from ..core import StoreError, StoreFull, StoreNotFound, StoreUnavailable
+from ..core import limited, StoreError, StoreFull, StoreNotFound, StoreUnavailable, TooLarge
 from .address import (
     chain_links, concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
-from .bounded import Deadline, is_http, open_folder, opens_at_once, UnusableAnswer
+from .bounded import (
+    Deadline, is_http, is_limited, MAX_FILE, open_folder, opens_at_once, UnusableAnswer, whole_limit)
 from .connection import call_in_thread, check_seconds, DeadlinePassed, Opener, Retries
 
 # %% ../../nbs/store/12_storage.ipynb #9cb099d6
@@ -346,7 +347,7 @@ def _handle(self:Storage, error, retries):
     """True, to pause before another attempt, if one may succeed; as `handle` of `Retries.call`
 
     If not, raises `StoreFull`, `StoreNotFound`, `StoreUnavailable`, or `error` itself."""
-    if isinstance(error, UnusableAnswer): raise retries.unavailable(str(error)) from error
+    if isinstance(error, (UnusableAnswer,TooLarge)): raise retries.unavailable(str(error)) from error
     if _is_full(error): raise StoreFull(f'{self.url}: no room: {retries.hide(str(error))}') from error
     if isinstance(error, FileNotFoundError) and _error_code(error)=='NoSuchBucket':
         raise StoreNotFound(f'{self.url}: {retries.hide(str(error))}') from error
@@ -383,13 +384,29 @@ def open_regular(
 
 @patch
 def read(self:Storage,
-    name:str # A file of the folder
+    name:str, # A file of the folder
+    limit:int=None # Bytes; more of them are an error; default: `store.bounded.MAX_FILE`
 )->bytes:
-    """The content of a file; over HTTP and from S3, more than 1 GiB is an error (`store.bounded.MAX_FILE`)
+    "The content of a file; raises `FileNotFoundError`, and `StoreUnavailable`, also if it is larger than the limit"
+    most = limit or MAX_FILE
+    def ask(fs):
+        if self.local: return limited(_pieces_at(self.path(name), 0, most+1), most, name)
+        if is_limited(self.url): return fs.cat_file(self.path(name))
+        try: content = fs.cat_file(self.path(name), start=0, end=most+1)
+        except Exception as e:
+            if not _is_beyond_end(e): raise
+            return b''   # some servers have no ranges of an empty file
+        return limited([content], most, name)
+    with whole_limit(limit): return self.call(ask)
 
-    Raises `FileNotFoundError`, `StoreUnavailable`."""
-    if self.local: os.close(open_regular(self.path(name)))
-    return self.call(lambda fs: fs.cat_file(self.path(name)))
+def _pieces_at(path, start, end, step=1<<20):
+    "Yields the bytes from `start` to `end`, or to the end of the file, of a regular file on this machine, in pieces"
+    fd = open_regular(path)
+    try:
+        while start<end and (piece:=os.pread(fd, min(step, end-start), start)):
+            yield piece
+            start += len(piece)
+    finally: os.close(fd)
 
 @patch
 def ranges(self:Storage,
@@ -425,8 +442,9 @@ def _read_group(self:Storage, todo, names, starts, ends, tries, result):
     def ask(fs):
         limit = {'batch_size':_ranges_at_once} if fs.async_impl else {}
         files = [self.path(names[k]) for k in todo]
-        answers = fs.cat_ranges(files, [int(starts[k]) for k in todo], [int(ends[k]) for k in todo],
-                                on_error='return', **limit)
+        wanted = [int(starts[k]) for k in todo],[int(ends[k]) for k in todo]
+        if self.local: answers = [_content_at(*place) for place in zip(files, *wanted)]
+        else: answers = fs.cat_ranges(files, *wanted, on_error='return', **limit)
         failure = None
         for k,answer in zip(list(todo), answers):
             if _is_beyond_end(answer): answer = b''
@@ -473,6 +491,11 @@ def parts(self:Storage,
             yield content
             if content is None or len(content)<end-first: return
         start = ends[-1]
+
+def _content_at(path, start, end):
+    "The bytes from `start` to `end`, or to the end of the file; the error, as from `cat_ranges`, if that fails"
+    try: return limited(_pieces_at(path, start, end), end-start)
+    except Exception as e: return e
 
 def _is_timeout(error):
     "Has the time of a call passed, or that of a wait in a client library?"
