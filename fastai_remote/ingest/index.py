@@ -185,7 +185,7 @@ def index_shard(
         for key,members in group_members(tar_members(file.content), is_complete, left_out):
             usual = members.keys()
             try: spans,values = found.values(members)
-            except IngestError: raise
+            except (IngestError,MemoryError): raise
             except Exception as e:
                 failures.append((storable(f'{name}: {key}'), failure_reason(e)))
                 continue
@@ -195,6 +195,7 @@ def index_shard(
             if image_field in spans and len(stats)<IMAGES_PER_CHUNK:
                 try: stats.add(get_codec(fields[image_field]['codec']).image(members[image_field].content))
                 except Exception: pass   # an image that cannot be decoded is an error when it is read, not here
+            members = None   # the next sample is read before the loop assigns it
     except DamagedTar as e: failures.append((storable(f'{name}: after {key}'), storable(str(e))))
     file.content.drain()   # what follows the end of the archive counts for the checksum
     if file.content.damage:
@@ -303,6 +304,8 @@ def _plan_fields(first):
         else: fields |= plan_fields({field:value}, {})
     return fields
 
+_EXAMPLE = 4096   # bytes, or characters, of an example: its type decides
+
 def _first_values(members):
     """Returns `({field: value}, is_failed)` of a sample, `{field: TarMember}`; is it one that cannot be indexed?
 
@@ -314,10 +317,11 @@ def _first_values(members):
         elif _is_nameable(field):
             try:
                 if (codec := get_codec(field)) is not None and codec.name=='labels': _labels(member.content)
-                values[field] = parse_number(field, member.content, is_exact=is_exact_label(member.name))
+                value = parse_number(field, member.content, is_exact=is_exact_label(member.name))
+                values[field] = value[:_EXAMPLE] if isinstance(value, (bytes,str)) else value
             except (ValueError,TypeError):
                 if get_codec(field).name in ('cls','labels'): is_failed = True
-                else: values[field] = member.content
+                else: values[field] = member.content[:_EXAMPLE]
     return values,is_failed
 
 # %% ../../nbs/ingest/05_index.ipynb #d39663e8

@@ -345,7 +345,7 @@ class Unzip:
     """Decompresses a gzip file part by part: call it with the next part, and it yields pieces of limited size
 
     The file may consist of several gzip members. `bad` is the error if the file is damaged, and nothing more comes
-    then; else it is `None`. A file that is cut off counts as undamaged."""
+    then, also if the caller has set it; else it is `None`. A file that is cut off counts as undamaged."""
     def __init__(self): self.decoder,self.bad = zlib.decompressobj(31),None
 
     def __call__(self,
@@ -355,13 +355,14 @@ class Unzip:
     ): # Iterator of `bytes`
         "Decompress `b`"
         try:
-            for k in range(0, 0 if self.bad else len(b), step): yield from self._step(b[k:k+step], most)
+            for k in range(0, len(b), step):
+                if not self.bad: yield from self._step(b[k:k+step], most)
         except zlib.error as e: self.bad = e
 
     def _step(self, compressed, most):
         "Yields the content of `compressed`, in pieces of at most `most` bytes, some of them empty; raises `zlib.error`"
         piece = compressed
-        while compressed or len(piece)==most:   # after a piece of full size, the decoder may hold more
+        while not self.bad and (compressed or len(piece)==most):   # after a piece of full size, the decoder may hold more
             if self.decoder.eof:
                 compressed = compressed.lstrip(b'\0')   # zeros at the end are padding
                 if not compressed: return
