@@ -299,6 +299,7 @@ class ImageCodec(Codec):
         except OSError:
             raise ValueError(f'not an image, or only its first bytes ({len(b)} bytes, '
                              f'begins {bytes(b[:8])!r})') from None
+        except MemoryError: raise
         except Exception as e:   # a decompression bomb, or whatever a damaged header leads to
             raise ValueError(str(e) or f'damaged header ({type(e).__name__})') from None
 

@@ -121,7 +121,11 @@ def no_address(text:str)->str:
     "Returns `text` without memory addresses, which differ from run to run"
     return re.sub(r' at 0x[0-9a-fA-F]+', '', text)
 
-def _short_repr(o): return no_address(storable(repr(o)))
+def _short_repr(o):
+    "`repr` without addresses; a hash for many bytes, whose `repr` would take four times their memory"
+    if isinstance(o, (bytes,bytearray)) and len(o)>1<<16:
+        return f'{type(o).__name__} {len(o)} {hashlib.sha256(o).hexdigest()}'
+    return no_address(storable(repr(o)))
 
 def as_json(value):
     """A copy of `value` for JSON: lists and numbers replace arrays, tensors and NumPy's numbers, also inside

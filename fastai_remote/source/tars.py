@@ -16,8 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from fastcore.basics import chunked
-
 from ..codec.fields import get_codec
 from ..codec.webdataset import field_of, is_exact_label, parse_number, split_name
 from ..core import limited, pieces_of, StoreError
@@ -272,6 +270,8 @@ def expand_braces(
 
 def _listed(names): return names if isinstance(names, list) else [names]
 
+_PART_BYTES = 1<<26   # of contents that are sent to a worker together; a part of a stream may be short
+
 class tar_samples(StreamedSource):
     """A source of the samples in WebDataset tar files
 
@@ -354,7 +354,16 @@ class tar_samples(StreamedSource):
         exact = [f for f,m in fields.items() if _is_label(f) and is_exact_label(m.name)]
         return str(path),None if self.key is False else key,parts,text_fields,exact
 
-    def stream(self, size): return chunked(self._samples(), size)
+    def stream(self, size):
+        part,nbytes = [],0
+        for name,raw in self._samples():
+            part.append((name, raw))
+            if not isinstance(raw, Exception): nbytes += sum(len(v) for v in raw[2].values() if isinstance(v, bytes))
+            if len(part)<size and nbytes<_PART_BYTES: continue
+            yield part
+            part,nbytes = [],0
+        if part: yield part
+
     @property
     def load(self): return _load_members
     def fingerprint(self): return file_stamps(self.files),self.key

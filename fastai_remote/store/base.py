@@ -461,6 +461,7 @@ def decode_value(
     also raises what `field_codec` raises."""
     if decode is None: decode = field_codec(store, field).from_bytes
     try: return decode(value)
+    except MemoryError: raise   # the machine is too small, and the value may be intact
     except Exception as e: raise (fail(e) if fail else corrupt_value(store, number, field, e)) from e
 
 @patch

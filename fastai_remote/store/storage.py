@@ -359,7 +359,7 @@ def _handle(self:Storage, error, retries):
         raise StoreUnavailable(f"{retries.unavailable(f'refused: {error}')}{hint}{retries.advice}") from error
     if _is_temporary(error) and not self.local: return True
     is_of_system = isinstance(error, OSError) and not isinstance(error, _path_errors)
-    is_known = isinstance(error, (StoreError,ImportError,ValueError,TypeError,*_path_errors))
+    is_known = isinstance(error, (StoreError,ImportError,ValueError,TypeError,MemoryError,*_path_errors))
     if is_of_system or not self.local and (_is_of_client(error) or not is_known):
         raise retries.give_up(error) from error
     raise error

@@ -1,14 +1,16 @@
 "What others have made takes no more memory and time than it should, whatever it says; wrong types are errors of ours"
-import base64, copy, io, json, os, random, subprocess, sys, zlib
+import base64, bz2, copy, gzip, io, json, lzma, os, random, shutil, stat, subprocess, sys, tarfile, zlib
 from pathlib import Path
 
+import numpy as np
 import pytest, redis
-from hypothesis import given, strategies as st
 from PIL import Image
 
-from fastai_remote import index_shards, RedisStore, ShardStore, to_redis
+from fastai_remote import index_shards, RedisStore, ShardStore, tar_samples, to_redis
 from fastai_remote.core import seal, StoreError
-from conftest import examples
+from fastai_remote.source import tars
+from fastai_remote.source.tars import tar_members
+from inputs import in_memory, write_tar
 from shard_helpers import ONE, put
 
 def image(k):
@@ -46,7 +48,7 @@ def use(open_store):
     except (StoreError,IndexError): pass   # `IndexError`: there may be no sample now
     except ValueError as e: assert 'register_codec' in str(e)   # of a codec that only its author has
 
-def all_others(stored, write, open_store, n=1500):
+def all_others(stored, write, open_store, n=700):
     "Opens datasets in whose sealed manifest, `stored`, the bytes of JSON, a node is replaced; of many, `n` are tried"
     content,wrong = json.loads(stored),[]
     pairs = [(place, other) for place in nodes(content) for other in OTHERS]
@@ -85,7 +87,7 @@ def test_other_types_in_the_manifest_in_redis(server, kind):
 
 # Run in a fresh interpreter: `call(argument)` for each of several, in a child process with a limit of memory
 MEASURE = '''
-import json, os, re, resource, sys, warnings
+import json, os, re, resource, signal, sys, warnings
 warnings.simplefilter('ignore')
 {code}
 def megabytes(key): return int(re.search(key+r':\\s+(\\d+)', open('/proc/self/status').read())[1])/1000
@@ -97,6 +99,7 @@ for argument in {arguments!r}:
             open('/proc/self/clear_refs', 'w').write('5')   # forget the peak of the memory
             before = megabytes('VmRSS')
             resource.setrlimit(resource.RLIMIT_CPU, ({seconds},-1))
+            signal.alarm(60)   # whatever waits for ever
             call(argument)
         except BaseException as e: error = type(e).__name__+': '+str(e)[:200]
         os.write(write, json.dumps([error, megabytes('VmHWM')-before]).encode())
@@ -147,3 +150,129 @@ def test_opening_a_dataset_takes_little_memory_whatever_its_manifest_says(tmp_pa
     code = 'from fastai_remote.store.shards import ShardStore as call'
     for folder,(error,used) in zip(folders, measured(code, folders)):
         assert error.startswith(('UnsupportedFormat','CorruptSample')) and used<256, (folder.name, error, used)
+
+def test_too_little_memory_is_no_damage(tmp_path):
+    put(tmp_path/'d', [{'cls':f'label {k:0200d}'} for k in range(20_000)])
+    def starved(megabytes, call):
+        return f'import resource, fastai_remote\nfrom fastai_remote.source.tars import *\n{call}\n' \
+               'def call(x):\n    size = int(open("/proc/self/statm").read().split()[0])*resource.getpagesize()\n' \
+               f'    resource.setrlimit(resource.RLIMIT_AS, (size+{megabytes}_000_000,-1))\n    use(x)'
+    write_tar(tmp_path/'a.tar', [('0.bin', bytes(50_000_000))])
+    calls = {starved(6, 'def use(x): fastai_remote.ShardStore(x)'):tmp_path/'d',
+             starved(30, 'def use(x): list(tar_members(open(x, "rb")))'):tmp_path/'a.tar',
+             starved(30, 'def use(x): fastai_remote.index_shards([x], "-", num_workers=0, progress=False)'):tmp_path/'a.tar'}
+    for code,argument in calls.items():
+        (error,_), = measured(code, [argument])
+        assert error.startswith('MemoryError'), (code, error)
+
+# --- compressed tars
+
+def gzipped(parts):
+    "A gzip file of `parts`, bytes, or numbers of zeros in MiB, whose checksum is missing"
+    packer = zlib.compressobj(9, wbits=31)
+    result = []
+    for part in parts:
+        for _ in range(min(part, 2)) if isinstance(part, int) else [part]:
+            result.append(packer.compress(bytes(1<<20) if isinstance(part, int) else part)+packer.flush(zlib.Z_FULL_FLUSH))
+        if isinstance(part, int): result += result[-1:]*(part-2)
+    return b''.join(result)
+
+def header(name, size):
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+def member(name, content): return header(name, len(content))+content+bytes(-len(content)%512)
+
+SOURCES = '''
+import os, shutil
+from fastai_remote import ShardStore, index_shards, tar_samples, to_shards
+def call(argument):
+    what,path = argument.split(':')
+    if what=='index': index_shards([path], path+'-index', num_workers=0, progress=False, max_failed=1.)
+    else: to_shards(tar_samples(path), path+'-shards', num_workers=0, progress=False, max_failed=1.)
+'''
+
+def test_a_member_is_in_memory_once_or_twice(tmp_path):
+    "Bombs, and honest ones, of 96 MiB"
+    content = b''.join([np.random.default_rng(0).bytes(1<<20)]*96)
+    (tmp_path/'a.tar.gz').write_bytes(gzipped([header('0.bin', 96<<20), 96, member('1.txt', b'one')]))
+    (tmp_path/'b.tar.gz').write_bytes(gzip.compress(member('0.bin', content)+member('1.txt', b'one'), 0))
+    (tmp_path/'c.tar').write_bytes(member('0.bin', content)+member('1.txt', b'one'))
+    arguments = [f'{what}:{tmp_path}/{name}' for what in ('index','write') for name in ('a.tar.gz','b.tar.gz','c.tar')]
+    for argument,(error,used) in zip(arguments, measured(SOURCES, arguments)):
+        assert not error and used<2*101+60, (argument, error, used)
+
+def test_gigabytes_of_zeros_are_no_work(tmp_path):
+    "At the start of a file, after its end, and between two archives"
+    one,two = member('0.txt', b'zero'),member('1.txt', b'one')
+    files = {'start':[8<<10, one], 'end':[one, 8<<10], 'between':[one, 8<<10, two]}
+    for name,parts in files.items(): (tmp_path/f'{name}.tar.gz').write_bytes(gzipped(parts))
+    arguments = [f'{what}:{tmp_path}/{name}.tar.gz' for what in ('index','write') for name in files]
+    for argument,(error,used) in zip(arguments, measured(SOURCES, arguments, 5)):
+        assert 'of zeros' in error and 'damaged' in error and used<60, (argument, error, used)
+
+def test_a_few_zeros_are_no_damage(tmp_path):
+    "Those of a tape's blocks, and of a file that was allocated before; in every compression"
+    archive = member('0.txt', b'zero')+bytes(10<<20)+member('1.txt', b'one')+bytes(20<<20)
+    for name,pack in ('a.tar',bytes),('b.tar.gz',gzip.compress),('c.tar.xz',lzma.compress),('d.tar.bz2',bz2.compress):
+        (tmp_path/name).write_bytes(pack(archive))
+        store,report = in_memory(tar_samples(tmp_path/name))
+        assert store.get_many([0,1], 'txt', decode=True)['txt']==['zero','one'] and not report.failed
+
+def test_members_above_the_limit_are_failed_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(tars, 'MAX_MEMBER', 1000)
+    (tmp_path/'a.tar.gz').write_bytes(gzip.compress(member('0.bin', bytes(1001))+member('1.bin', bytes(1000))+bytes(1024)))
+    for read in (lambda: in_memory(tar_samples(tmp_path/'a.tar.gz'), max_failed=1)[1],
+                 lambda: index_shards(tmp_path, max_failed=1, num_workers=0, progress=False)):
+        report = read()
+        assert (report.written,report.failed)==(1,1) and 'MAX_MEMBER' in report.failures[0][1]
+
+def test_parts_of_a_stream_have_a_limit(tmp_path):
+    (tmp_path/'a.tar.gz').write_bytes(gzipped([o for k in range(5) for o in (header(f'{k}.bin', 40<<20), 40)]+[bytes(1024)]))
+    assert [len(part) for part in tar_samples(tmp_path/'a.tar.gz').stream(64)]==[2,2,1]
+
+# --- what is no file
+
+STRANGE = {'pipe':os.mkfifo, 'endless':lambda path: path.symlink_to('/dev/zero'), 'socket':lambda path: os.mknod(path, stat.S_IFSOCK|0o600)}
+USES = '''
+import shutil
+from pathlib import Path
+from fastai_remote import ShardStore, index_shards, to_shards
+from fastai_remote.source.img2dataset import img2dataset_samples
+def call(argument):
+    use,folder = argument.split(':')
+    if use=='open': use_all(ShardStore(folder))
+    elif use=='cached': use_all(ShardStore(folder, cache=folder+'/../cache', cache_size=1e8))
+    elif use=='overwrite': to_shards([{'txt':'new'}], folder, num_workers=0, progress=False, overwrite=True)
+    elif use=='delete': ShardStore.delete(folder)
+    elif use=='index': index_shards(folder, folder+'/../index', num_workers=0, progress=False)
+def use_all(store):
+    list(store.failures())
+    report = store.verify(num_workers=1)
+    if report.bad or report.rest: raise ValueError(str(report))
+    store.get_many([0,1,2], 'txt')
+'''
+
+def test_what_is_no_file_is_an_error_at_once(tmp_path):
+    "Also the files of failures and of labels, where a cache is used, and where somebody writes or removes"
+    put(tmp_path/'d', [{'txt':f'text {k}', 'cls':'ab'[k%2]} if k else {'txt':9} for k in range(40)], chunk=20, maxcount=20)
+    cases = []
+    for name in sorted(p.name for p in (tmp_path/'d').iterdir()):
+        for what,make in STRANGE.items():
+            for use in 'open','cached','overwrite','delete','index':
+                folder = tmp_path/f'{name} {what} {use}'/'d'
+                shutil.copytree(tmp_path/'d', folder)
+                (folder/name).unlink()
+                make(folder/name)
+                cases.append((name, use, f'{use}:{folder}'))
+    for (name,use,argument),(error,used) in zip(cases, measured(USES, [argument for *_,argument in cases])):
+        assert 'killed' not in error and used<100, (argument, error, used)
+        if use in ('open','cached') and name!='labels.json': assert error, argument
+
+def test_statistics_of_img2dataset_are_files(tmp_path):
+    write_tar(tmp_path/'0.tar', [('0.txt', b'zero')])
+    os.mkfifo(tmp_path/'0_stats.json')
+    code = 'from fastai_remote.source.img2dataset import img2dataset_samples\ndef call(x): img2dataset_samples(x).notes'
+    (error,_), = measured(code, [tmp_path])
+    assert 'a pipe, not a regular file' in error
