@@ -4917,6 +4917,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'fastai_remote/store/redis_parts.py'),
                                                  'fastai_remote.store.redis_parts.TooManyRuns.__init__': ( 'store/redis_parts.html#toomanyruns.__init__',
                                                                                                            'fastai_remote/store/redis_parts.py'),
+                                                 'fastai_remote.store.redis_parts._layout': ( 'store/redis_parts.html#_layout',
+                                                                                              'fastai_remote/store/redis_parts.py'),
                                                  'fastai_remote.store.redis_parts._why_no_parts': ( 'store/redis_parts.html#_why_no_parts',
                                                                                                     'fastai_remote/store/redis_parts.py'),
                                                  'fastai_remote.store.redis_parts.parts_of': ( 'store/redis_parts.html#parts_of',

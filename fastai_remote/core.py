@@ -115,7 +115,8 @@ def parse_json(
     text = text.encode('utf-8', 'surrogatepass') if isinstance(text, str) else bytes(text)
     needed = parsed_bytes(text) if len(text)*_MOST_PER_BYTE>limit else 0   # short texts are not looked at
     if needed>limit:
-        raise TooLarge(f'JSON of {len(text):,} bytes that takes up to {needed:,} bytes of memory; {limit:,} is the limit')
+        raise TooLarge(f'JSON of {len(text):,} bytes that takes up to {needed:,} bytes of memory; '
+                       f'{limit:,} is the limit')
     try: return json.loads(text)
     except RecursionError: raise ValueError('JSON that is nested too deeply') from None
 
@@ -346,8 +347,9 @@ class Manifest:
             bad = [f'{name} {field!r}' for name,field,value in values
                    if not _is_utf8(field) or not _is_valid[name](value)]
         if not bad:
-            sums = [field for field in content['fields'] if field.removesuffix('.crc') in content['fields'].keys()-{field}]
-            bad += [f'fields {field!r}' for field in sums if content['fields'][field].get('dtype')!='u4']
+            fields = content['fields']
+            sums = [field for field in fields if field.endswith('.crc') and field.removesuffix('.crc') in fields]
+            bad += [f'fields {field!r}' for field in sums if fields[field].get('dtype')!='u4']
             bad += [f'part {number}' for number,part in enumerate(content.get('parts', ())) if not _is_part(part)]
             if content.get('parts') and not _are_runs(content): bad += ['runs']
         if not bad:

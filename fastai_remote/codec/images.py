@@ -18,7 +18,7 @@ from fastcore.basics import store_attr
 
 from .arrays import from_pixels, refuse_channels_first, refuse_mask
 from .base import Codec, Encoded
-from ..core import unzipped
+from ..core import TooLarge, unzipped
 from ..parallel import share_setting
 
 # %% ../../nbs/codec/03_images.ipynb #48fd3c2d
@@ -398,6 +398,7 @@ class BitsCodec(RawCodec):
         low,high,width,height = self._open(b)
         nbytes = height*((width+7)//8)
         try: rows = unzipped(memoryview(b)[_head.size:], nbytes)   # no more, whatever follows
+        except TooLarge: rows = b''
         except ValueError as e: raise ValueError(f'damaged {self.name}: {e}') from None
         if len(rows)!=nbytes: raise ValueError(f'damaged {self.name}: {width}x{height} bits should be {nbytes} bytes')
         a = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(height, -1), axis=1, count=width)

@@ -59,7 +59,8 @@ _MAX_BYTES = (1<<32)-2   # of a value: an index has 32 bits for a length
 def read_file(path)->bytes:
     """The bytes of a regular file, also through links
 
-    Raises `OSError` for a file of 4 GiB, and for anything else: a pipe would be waited for without end, and a device may never end."""
+    Raises `OSError` for a file of 4 GiB, and for anything else: a pipe would be waited for without end, and a device
+    may never end."""
     fd = os.open(path, os.O_RDONLY|os.O_CLOEXEC|os.O_NONBLOCK)   # without waiting for the writer of a pipe
     try:
         mode = os.fstat(fd).st_mode

@@ -80,9 +80,9 @@ def read_failures(
         seen.add(chunk)
 
 def _stored_manifest(link, key):
-    """The `bytes` at `key`, `None` if there is none; of a value that is no manifest, as it is too long, only a part"""
-    stored = link.call(lambda client: client.getrange(key, 0, MAX_MANIFEST))
-    return stored or link.call(lambda client: client.get(key))   # `GETRANGE` takes a missing value for an empty one
+    "The `bytes` at `key`, `None` if there is none; of a value that is too long for a manifest, only a part"
+    if link.call(lambda client: client.strlen(key))<=MAX_MANIFEST: return link.call(lambda client: client.get(key))
+    return link.call(lambda client: client.getrange(key, 0, MAX_MANIFEST))
 
 def find_manifest(
     link:RedisLink, # The server

@@ -165,6 +165,8 @@ def run_table_keys(
     start,_,generation = manifest.runs['key'].rpartition('#')
     return [[f'{start}#', int(generation), int(generation)+1, 1]]
 
+def _layout(entry): return entry['dtype'] is None,entry.get('check')
+
 def _why_no_parts(manifest, tables):
     "What is wrong with the parts of `manifest` that its `tables` refer to, each a `RunTable`; '' if nothing is"
     used = [np.unique(table.parts).tolist() for table in tables]
@@ -172,8 +174,7 @@ def _why_no_parts(manifest, tables):
     for field,entry in manifest.fields.items():
         for part in used[manifest.runs['columns'][field]]:
             other = manifest.parts[part]['fields'].get(field)
-            is_same = other and (other['dtype'] is None, other.get('check'))==(entry['dtype'] is None, entry.get('check'))
-            if not is_same: return f'part {part} has no such field {field!r}'
+            if not other or _layout(other)!=_layout(entry): return f'part {part} has no such field {field!r}'
     return ''
 
 def read_run_tables(
@@ -188,7 +189,8 @@ def read_run_tables(
     if not runs: return []
     key,ends = runs['key'],24*np.cumsum([0,*runs['lengths']])
     for _ in range(tries):
-        stored = link.call(lambda client: client.getrange(key, 0, int(ends[-1])))   # a byte more shows that it is longer
+        # one byte more shows that it is longer
+        stored = link.call(lambda client: client.getrange(key, 0, int(ends[-1])))
         if len(stored)==ends[-1] and zlib.crc32(stored)==runs['crc']: break
     else:
         what = f'{len(stored):,} bytes that do not match their checksum' if stored else 'gone'

@@ -362,7 +362,8 @@ class Unzip:
     def _step(self, compressed, most):
         "Yields the content of `compressed`, in pieces of at most `most` bytes, some of them empty; raises `zlib.error`"
         piece = compressed
-        while not self.bad and (compressed or len(piece)==most):   # after a piece of full size, the decoder may hold more
+        # after a piece of full size, the decoder may hold more
+        while not self.bad and (compressed or len(piece)==most):
             if self.decoder.eof:
                 compressed = compressed.lstrip(b'\0')   # zeros at the end are padding
                 if not compressed: return

@@ -14,8 +14,9 @@ from collections import OrderedDict
 import numpy as np
 from fastcore.basics import patch
 
-from ..core import (
-    CorruptSample, crc32s, MAX_MANIFEST, MissingSample, parse_json, size_str, StoreError, StoreNotFound, UnsupportedFormat)
+from fastai_remote.core import (
+    CorruptSample, crc32s, MAX_MANIFEST, MissingSample, parse_json, size_str, StoreError, StoreNotFound,
+    UnsupportedFormat)
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
