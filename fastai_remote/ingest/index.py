@@ -10,6 +10,7 @@ __all__ = ['index_shard', 'ShardIndexJob', 'index_shards']
 # %% ../../nbs/ingest/05_index.ipynb #aaf723b5
 import hashlib, os, zlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -34,7 +35,7 @@ from ..store.address import concealed
 from ..store.bounded import is_http
 from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER
 from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
-from ..store.storage import as_storage, open_regular, Storage
+from ..store.storage import as_storage, open_regular, stamp_number, Storage
 from ..write.base import label_texts
 from ..write.shard_files import own_files
 from ..write.shards import ShardWriter
@@ -212,7 +213,7 @@ def index_shard(
     with writer.lock.publishing(): writer.storage.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
     writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
-                          COMPRESSIONS.index(file.compression), writer.index_version])
+                          COMPRESSIONS.index(file.compression), writer.index_version, stamp_number(file.stamp)])
     writer.done(chunk, record, failures, stats.to_bytes() if stats else b'')
     return record
 
@@ -246,7 +247,10 @@ def _check_unchanged(source, name, stamp, crc, advice='overwrite=True indexes al
 
     `advice` ends the message. The bytes are read only if the shard's stamp is not the one it had: a copy of a shard has
     another stamp, too."""
-    if source.size_and_stamp(name)[1]==stamp: return
+    if source.size_and_stamp(name)[1]!=stamp: _compare_bytes(source, name, crc, advice)
+
+def _compare_bytes(source, name, crc, advice='overwrite=True indexes all shards anew'):
+    "As `_check_unchanged`, whatever the stamp is"
     file = _StoredFile(source, name)
     file.content.drain()
     if file.crc!=crc:
@@ -388,8 +392,15 @@ class _KnownShards:
         for name,size in zip(names, _sizes(source, names)):
             indexed = int(self.table.size[self.positions[name]])
             if size!=indexed:
-                raise StoreExists(f'{source.url}: {name} has {size:,} bytes, and had {indexed:,} when it was indexed; '
-                                  'overwrite=True indexes all shards anew')
+                raise StoreExists(f'{source.url}: {name} has changed since it was indexed: it has {size:,} bytes, and '
+                                  f'had {indexed:,}; overwrite=True indexes all shards anew')
+
+    def check_contents(self, source):
+        "Raises `StoreExists` if the bytes of a shard are others than when it was indexed, by its stamp or its checksum"
+        known = list(self.positions)
+        with ThreadPoolExecutor(16) as pool: stamps = pool.map(source.size_and_stamp, known)
+        for name,shard,(_,stamp) in zip(known, self.positions.values(), stamps):
+            if stamp_number(stamp)!=self.table.stamp_of(shard): _compare_bytes(source, name, int(self.table.crc[shard]))
 
     def row(self, name:str)->list: # `None` if the shard is new
         "The row of a shard in the table, a list as in `ShardWriter.shards`"
@@ -397,7 +408,7 @@ class _KnownShards:
         if shard is None: return None
         kind,first = (0 if column is None else int(column[shard]) for column in (table.kind, table.first))
         counts = [int(column[shard]) for column in (table.n, table.size, table.crc, table.idx)]
-        return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind, first]
+        return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind, first, table.stamp_of(shard)]
 
 def _sizes(source, names, step=1000):
     "Returns the sizes in bytes of the files `names` of the `Storage` `source`, a list"
@@ -484,6 +495,7 @@ def index_shards(
     try: writer.begin(plan, overwrite or known.dataset is not None and not known.is_complete, foreign=True)
     except StoreExists as e:
         if not known.is_complete: raise
+        known.check_contents(source)
         raise StoreExists(f'{writer.url}: these {len(names):,} shards are indexed already, and none is new; '
                           'overwrite=True indexes all of them anew') from e
     job = ShardIndexJob(writer, source, names, known)

@@ -443,7 +443,8 @@ def decompressor(
 
 # %% ../../nbs/store/14_shard_index.ipynb #02e03398
 # Of a `ShardTable`
-_COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4', kind='u1', version='<u4', first='<u4')
+_COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4', kind='u1', version='<u4', first='<u4',
+                stamp='<u8')
 
 _MAX_SHARDS,_MAX_NAMES = 1<<20,1<<25   # of a dataset; opening it takes up to 140 MB for them
 
@@ -495,6 +496,7 @@ class ShardTable:
         version:np.ndarray=None, # As in `index_name`, for each shard; default: no index was written anew
         # As `version`, of the first index of each shard: `index_shards` does not write over those of an earlier dataset
         first:np.ndarray=None,
+        stamp:np.ndarray=None, # `stamp_number` of each shard when it was indexed; 0, or default: it is not known
     ):
         self.text = names if isinstance(names, bytes) else '\n'.join(names).encode()
         newlines = np.flatnonzero(np.frombuffer(self.text, np.uint8)==10) if self.text else np.zeros(0, np.int64)
@@ -504,7 +506,7 @@ class ShardTable:
         def as_array(column, dtype): return None if column is None else np.asarray(column, dtype)
         self.n,self.size,self.crc,self.idx = (as_array(c, t) for c,t in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4')))
         self.raw,self.icrc,self.kind = as_array(raw, 'i8'),as_array(icrc, 'u4'),as_array(kind, 'u1')
-        self.version,self.first = as_array(version, 'u4'),as_array(first, 'u4')
+        self.version,self.first,self.stamp = as_array(version, 'u4'),as_array(first, 'u4'),as_array(stamp, 'u8')
         self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)]) # First sample of each shard, and the end
         if len(self.cuts)!=len(self.n)+1: raise ValueError(f'{len(self.n)} shards with {len(self.cuts)-1} names')
 
@@ -526,6 +528,10 @@ class ShardTable:
     )->str:
         "Name of the index file that was written first for shard `s`; another one is in use if the shard was edited"
         return index_name(self.name(s), format, 0 if self.first is None else int(self.first[s]))
+
+    def stamp_of(self, s:int)->int:
+        "The `stamp_number` of shard `s` when it was indexed; 0 if it is not known"
+        return 0 if self.stamp is None else int(self.stamp[s])
 
     def whole(self, s:int)->int:
         "Bytes of shard `s` when decompressed"

@@ -335,6 +335,7 @@ def _read_variable(self:ShardStore, shard, index, places, positions, fields, num
     `places` and `positions` as in `_read_numbers`; `numbers` are those of the whole request, `whole` as in
     `read_values`. Returns a list of what has to be requested, `(shard, offset, length, field, place)`, for
     `_read_spans`. Raises `CorruptSample`, and what `WholeShards.get` raises."""
+    self.whole_shards.check(shard)
     size,requests = self.table.whole(shard),[]
     file = self.whole_shards.get(shard) if whole or self.table.compression(shard) else None
     for field in fields:
@@ -402,6 +403,16 @@ def _cut_off_error(self:ShardStore, number, field, received, length):
     if self._is_replaced(): return self.replaced_error()
     return CorruptSample(f'{self.name}: sample {number}, field {field!r}{self.location(number, field)}: '
                          f'{received:,} of {length:,} bytes: the shard is cut off, or not the one that was indexed')
+
+@patch
+def changed_error(self:ShardStore,
+    shard:int, # Number of the shard
+    why:str # What is different
+)->StoreError: # `CorruptSample`; or `StoreNotFound` if the dataset was replaced
+    "The error to raise when others have changed a shard since it was indexed"
+    if self._is_replaced(): return self.replaced_error()
+    return CorruptSample(f'{self.name}: shard {self.table.name(shard)} has changed since it was indexed: {why}; '
+                         f'index_shards({self.tars.url!r}, …, overwrite=True) indexes all shards anew')
 
 @patch
 def missing_shard_error(self:ShardStore,
@@ -532,6 +543,25 @@ def cache_key(self:ShardStore,
     can read."""
     origin = hashlib.sha256(self.origin.encode()).hexdigest()[:16]
     return f"{origin}-{self._uid}/{re.sub('^[.]', '%2E', name.replace('%', '%25').replace('/', '%2F'))}"
+
+@patch
+def shard_key(self:ShardStore,
+    shard:int # Number of a shard
+)->str:
+    """Name of the copy of a shard in the cache, as `cache_key`
+
+    A shard of others whose time or ETag has changed since it was indexed has another name than before. So what is in
+    the cache by a name was compared with the checksum when it had this stamp. Raises what `WholeShards.stamp` raises."""
+    stamp,key = self.whole_shards.stamp(shard),self.cache_key(self.table.name(shard))
+    return key if stamp==self.table.stamp_of(shard) else f'{key}@{stamp:x}'
+
+@patch
+def check_unchanged(self:ShardStore,
+    numbers:np.ndarray # Sample numbers, shape (n,)
+):
+    "Raises `CorruptSample` if a shard of these samples has changed since it was indexed; as `WholeShards.check`"
+    if self.table.stamp is None: return
+    for shard in np.unique(self.table.at(numbers)[0]).tolist(): self.whole_shards.check(shard)
 
 @patch
 def index_file(self:ShardStore,
@@ -691,6 +721,7 @@ def new_epoch(self:ShardStore):
     They are read, and compared with their checksums, when they are needed. Without a cache, indices that came over the
     network stay in memory."""
     state = self._state
+    state.whole_shards.new_epoch()
     if state.indices and (self.storage.local or self.cache is not None): state.forget_all()
     if self._overlays is not None: self._overlays.new_epoch()
 
