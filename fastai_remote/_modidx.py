@@ -4351,6 +4351,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.Store.check_rest': ( 'store/base.html#store.check_rest',
                                                                                          'fastai_remote/store/base.py'),
+                                          'fastai_remote.store.base.Store.check_unchanged': ( 'store/base.html#store.check_unchanged',
+                                                                                              'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.Store.class_counts': ( 'store/base.html#store.class_counts',
                                                                                            'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.Store.class_weights': ( 'store/base.html#store.class_weights',

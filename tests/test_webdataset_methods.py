@@ -343,9 +343,10 @@ def test_every_step_has_a_handler(ds, step):
 def test_a_handler_for_damaged_samples(folder, tmp_path):
     shutil.copytree(folder, tmp_path/'tars')
     path = tmp_path/'tars'/'0.tar'
-    content = path.read_bytes()
+    content,time = path.read_bytes(),path.stat().st_mtime_ns
     for text in (b'text 5', b'text 9'): content = content.replace(text, b'TEXT'+text[4:])
     path.write_bytes(content)
+    os.utime(path, ns=(time,time))   # damaged, and not replaced by another tar
     damaged,seen = ShardStore(str(tmp_path/'tars')),[]
     with pytest.raises(CorruptSample): list(RemoteDataset(damaged).to_tuple('txt'))
     def handler(error): return seen.append(error) or True

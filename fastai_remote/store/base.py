@@ -79,6 +79,11 @@ class Store:
         "A callable to send to a worker by pickle: calling it there returns this store"
         return partial(_identity, self)
 
+    def check_unchanged(self, numbers):
+        """Raises `CorruptSample` if what the samples `numbers` are in has changed since it was indexed
+
+        It belongs to others: whatever this package has written never changes. By default, nothing is checked."""
+
     def new_epoch(self):
         """Called in each process when an epoch begins; does nothing by default
 

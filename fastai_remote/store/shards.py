@@ -556,10 +556,8 @@ def shard_key(self:ShardStore,
     return key if stamp==self.table.stamp_of(shard) else f'{key}@{stamp:x}'
 
 @patch
-def check_unchanged(self:ShardStore,
-    numbers:np.ndarray # Sample numbers, shape (n,)
-):
-    "Raises `CorruptSample` if a shard of these samples has changed since it was indexed; as `WholeShards.check`"
+def check_unchanged(self:ShardStore, numbers):
+    "As in `Store`, and as `WholeShards.check`"
     if self.table.stamp is None: return
     for shard in np.unique(self.table.at(numbers)[0]).tolist(): self.whole_shards.check(shard)
 
