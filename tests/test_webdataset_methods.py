@@ -2,7 +2,7 @@
 
 Most tests run one chain on `webdataset.WebDataset` and on `RemoteDataset`, over the same tars, and compare the samples.
 `test_epochs.py` tests how ranks and workers divide what these methods make."""
-import gzip, io, itertools, json, pickle, shutil, threading
+import gzip, io, itertools, json, os, pickle, shutil, threading
 from collections import Counter
 
 import numpy as np
