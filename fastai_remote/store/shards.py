@@ -551,7 +551,8 @@ def shard_key(self:ShardStore,
     """Name of the copy of a shard in the cache, as `cache_key`
 
     A shard of others whose time or ETag has changed since it was indexed has another name than before. So what is in
-    the cache by a name was compared with the checksum when it had this stamp. Raises what `WholeShards.stamp` raises."""
+    the cache by a name was compared with the checksum when it had this stamp. Raises what `WholeShards.stamp`
+    raises."""
     stamp,key = self.whole_shards.stamp(shard),self.cache_key(self.table.name(shard))
     return key if stamp==self.table.stamp_of(shard) else f'{key}@{stamp:x}'
 

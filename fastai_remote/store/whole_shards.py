@@ -71,8 +71,9 @@ class WholeShards:
     ):
         """Raises `CorruptSample` if a shard of others has changed since it was indexed
 
-        If its time or its ETag is the same, so are its bytes. If not, as it may have been copied, its bytes are compared
-        with their checksum: those that come into the cache, if there is one. Raises what `stamp` and `fetch` raise."""
+        If its time or its ETag is the same, so are its bytes. If not, as it may have been copied, its bytes are
+        compared with their checksum: those that come into the cache, if there is one. Raises what `stamp` and `fetch`
+        raise."""
         now = self.stamp(shard)
         if now==self.store.table.stamp_of(shard): return
         stamp,wrong = self.compared.get(shard, (0,''))
