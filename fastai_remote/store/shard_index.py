@@ -17,7 +17,8 @@ from functools import partial
 import numpy as np
 
 from ..codec.webdataset import number_extension
-from ..core import CorruptSample, Manifest, MAX_PARSED, parse_json, StoreError, unzipped, UnsupportedFormat
+from ..core import CorruptSample, Manifest, parse_json, StoreError, unzipped, UnsupportedFormat
+from .bounded import MAX_FILE
 
 # %% ../../nbs/store/14_shard_index.ipynb #59469ef9
 INDEX_MAGIC = b'fr.idx\r\n' # The first bytes of each index file, by which our files are told from those of others
@@ -26,6 +27,7 @@ _NO_VALUE = 0xFFFFFFFF   # length that says: this sample has no such field
 _KEYS_PER_BLOCK = 128   # keys that are compressed together; more take hardly less space, and longer to look up
 _KEY_BYTES,_KEY_ENDS = '__key__','__key__ ends'   # entries of the header: the compressed keys, and where blocks end
 _MAX_BLOCK = 1<<24   # bytes of the keys of one block
+_MAX_RECORD = 1<<32   # bytes of memory for the record, which is only read when tars are indexed again
 
 def _pack_keys(keys):
     "`(content, ends)`: the `keys`, `str`, compressed block by block, `bytes`; where each block ends, a uint32 array"
@@ -175,7 +177,7 @@ class ShardIndex:
         """What an ingest has counted in the shard, so that it need not be read again
 
         Raises `CorruptSample`, also for an index without a record."""
-        try: return parse_json(_unpack(self.packed_record, MAX_PARSED))
+        try: return parse_json(_unpack(self.packed_record, MAX_FILE), _MAX_RECORD)
         except (ValueError,TypeError) as e:
             raise CorruptSample(f'{self.where}: a damaged index, or one without a record: {e}') from None
 
@@ -566,6 +568,7 @@ class ShardTable:
                    for k,dtype in _COLUMNS.items() if k in d}
         if len({len(column) for column in columns.values()})>1: raise ValueError('columns of different lengths')
         if any((columns[k]<0).any() for k in ('size','raw') if k in columns): raise ValueError('a size below 0')
+        if (columns['idx']>MAX_FILE).any(): raise ValueError(f'an index of more than {MAX_FILE:,} bytes')
         if 'kind' in columns and (columns['kind']>=len(COMPRESSIONS)).any(): raise ValueError('an unknown compression')
         text = _unpack(d['text'], _MAX_NAMES)
         if text.count(b'\n')!=max(0, len(columns['n'])-1): raise ValueError('another number of names than of shards')

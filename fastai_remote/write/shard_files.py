@@ -30,6 +30,7 @@ STATE_FILE = re.compile(r'(?:plan|chunk-\d+)\.json(?:\.\d+\.part)?$|lock\.json\.
 # The records of chunks
 RECORD_FILE = re.compile(r'chunk-\d+\.json$')
 _crc_key = b',"crc":'
+_MAX_STATE = 1<<33   # bytes of memory; we have written it, and it may list the labels of millions of samples
 
 def seal_json(
     content:dict # With values that JSON can represent, not empty
@@ -46,7 +47,7 @@ def unseal_json(
     body,has_crc,crc = bytes(text).rpartition(_crc_key)
     if must_be_sealed and not has_crc: raise ValueError('it has no checksum')
     if has_crc and crc!=b'%d}' % zlib.crc32(body): raise ValueError('it does not match its checksum')
-    content = parse_json(body+b'}' if has_crc else text)
+    content = parse_json(body+b'}' if has_crc else text, _MAX_STATE)
     if not isinstance(content, dict): raise ValueError('not a JSON object')
     return content
 

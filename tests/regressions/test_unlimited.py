@@ -276,3 +276,16 @@ def test_statistics_of_img2dataset_are_files(tmp_path):
     code = 'from fastai_remote.source.img2dataset import img2dataset_samples\ndef call(x): img2dataset_samples(x).notes'
     (error,_), = measured(code, [tmp_path])
     assert 'a pipe, not a regular file' in error
+
+def test_lines_of_compressed_tables_have_a_limit(tmp_path):
+    "One line of 2 GiB, and 20 million blank ones"
+    (tmp_path/'a.csv.gz').write_bytes(gzipped([b'txt,cls\n', 2<<10]))
+    (tmp_path/'b.ndjson.gz').write_bytes(gzipped([2<<10]))
+    packer = zlib.compressobj(9, wbits=31)
+    first,again = (packer.compress(b'\n'*(1<<20))+packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    (tmp_path/'c.ndjson.gz').write_bytes(first+again*20)
+    code = 'from fastai_remote import *\nfrom fastai_remote.source.drawings import drawing_samples\n' \
+           'def call(x):\n    source = csv_samples(x) if "csv" in x else drawing_samples(x)\n    for part in source.stream(64): pass'
+    files = sorted(tmp_path.iterdir())
+    for file,(error,used) in zip(files, measured(code, files)):
+        assert file.name in error and used<200, (file, error, used)
