@@ -2,7 +2,7 @@
 
 Most tests run one chain on `webdataset.WebDataset` and on `RemoteDataset`, over the same tars, and compare the samples.
 `test_epochs.py` tests how ranks and workers divide what these methods make."""
-import gzip, io, itertools, json, os, pickle, shutil, threading
+import gzip, io, itertools, json, pickle, shutil, threading
 from collections import Counter
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import draw, examples
 from inputs import encoded, write_tar
+from shard_helpers import damage
 from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
@@ -343,10 +344,9 @@ def test_every_step_has_a_handler(ds, step):
 def test_a_handler_for_damaged_samples(folder, tmp_path):
     shutil.copytree(folder, tmp_path/'tars')
     path = tmp_path/'tars'/'0.tar'
-    content,time = path.read_bytes(),path.stat().st_mtime_ns
+    content = path.read_bytes()
     for text in (b'text 5', b'text 9'): content = content.replace(text, b'TEXT'+text[4:])
-    path.write_bytes(content)
-    os.utime(path, ns=(time,time))   # damaged, and not replaced by another tar
+    damage(path, content)
     damaged,seen = ShardStore(str(tmp_path/'tars')),[]
     with pytest.raises(CorruptSample): list(RemoteDataset(damaged).to_tuple('txt'))
     def handler(error): return seen.append(error) or True

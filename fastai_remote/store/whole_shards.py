@@ -57,14 +57,14 @@ class WholeShards:
 
         Raises `CorruptSample` if it has another size than when it was indexed, `StoreUnavailable`, `StoreNotFound`."""
         store,table = self.store,self.store.table
-        recorded = table.stamp_of(shard)
-        if not recorded or shard in self.stamps: return self.stamps.get(shard, 0)
+        recorded,known = table.stamp_of(shard),self.stamps.get(shard, 0)
+        if known or not recorded: return known
         try: size,stamp = store.tars.size_and_stamp(table.name(shard))
         except FileNotFoundError: return recorded   # reading it is an error that says more
         if size not in (None, table.size[shard]):
             raise store.changed_error(shard, f'it has {size:,} bytes, and had {int(table.size[shard]):,}')
-        self.stamps[shard] = stamp_number(stamp) or recorded   # some storage does not tell
-        return self.stamps[shard]
+        now = self.stamps[shard] = stamp_number(stamp) or recorded   # some storage does not tell
+        return now
 
     def check(self,
         shard:int # Number of the shard
