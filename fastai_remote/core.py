@@ -198,9 +198,8 @@ _summary_lengths = dict(width=(3,), height=(3,), mean=(1,3), std=(1,3), grey=(2,
 
 def _is_summary(o):
     "Has `o` the types of `ImageStats.summary`?"
-    if not isinstance(o, dict) or type(o.get('n')) is not int or not isinstance(o.get('image', ''), str): return False
-    lists = {key:o.get(key, [0,0] if key=='grey' else None) for key in _summary_lengths}
-    return all(_is_list(value, int, float) and len(value) in _summary_lengths[key] for key,value in lists.items())
+    if not isinstance(o, dict) or type(o.get('n')) is not int or not isinstance(o.get('image'), str): return False
+    return all(_is_list(o.get(key), int, float) and len(o[key]) in lengths for key,lengths in _summary_lengths.items())
 
 def _are_runs(d):
     """Whether `runs` of `d`, the parsed JSON of a manifest, has the types of `Manifest.runs`, and all fields a table
@@ -350,6 +349,7 @@ class Manifest:
             fields = content['fields']
             sums = [field for field in fields if field.endswith('.crc') and field.removesuffix('.crc') in fields]
             bad += [f'fields {field!r}' for field in sums if fields[field].get('dtype')!='u4']
+            bad += [f'counts {field!r}' for field in content.get('counts', {}) if field not in content.get('vocab', {})]
             bad += [f'part {number}' for number,part in enumerate(content.get('parts', ())) if not _is_part(part)]
             if content.get('parts') and not _are_runs(content): bad += ['runs']
         if not bad:

@@ -563,11 +563,17 @@ def stats(self:Store)->tuple: # Two lists, one number per channel, in 0..1
 def mean_image(self:Store,
     field:str=None, # Image field; default: the first that has statistics
 )->Image.Image: # 64x64, grey or RGB
-    "The mean of the images, each scaled to 64x64; raises `UnknownField`, and `ValueError` if there is none"
+    "The mean of the images, each scaled to 64x64; raises `UnknownField`, `CorruptSample`, `ValueError` if there is none"
     if field: self.field_choice(field)
     stats = self.image_stats(field)
     if stats is None: raise self._no_stats(field)
-    return Image.open(io.BytesIO(base64.b64decode(stats['image'])))
+    try:
+        image = Image.open(io.BytesIO(base64.b64decode(stats['image'])), formats=['PNG'])
+        if image.size!=(64,64): raise ValueError(f'an image of {image.width}x{image.height} pixels')
+        image.load()
+    except (ValueError,OSError,SyntaxError,Image.DecompressionBombError) as e:
+        raise CorruptSample(f'{self.name}: the mean image in its manifest is damaged: {e}') from None
+    return image
 
 @patch
 def class_counts(self:Store,

@@ -389,6 +389,7 @@ def read(self:Storage,
 )->bytes:
     "The content of a file; raises `FileNotFoundError`, and `StoreUnavailable`, also if it is larger than the limit"
     most = limit or MAX_FILE
+    if self.local: os.close(open_regular(self.path(name)))   # raised here, the usual error keeps no frames of `call`
     def ask(fs):
         if self.local: return limited(_pieces_at(self.path(name), 0, most+1), most, name)
         if is_limited(self.url): return fs.cat_file(self.path(name))
@@ -495,7 +496,7 @@ def parts(self:Storage,
 def _content_at(path, start, end):
     "The bytes from `start` to `end`, or to the end of the file; the error, as from `cat_ranges`, if that fails"
     try: return limited(_pieces_at(path, start, end), end-start)
-    except Exception as e: return e
+    except Exception as e: return e.with_traceback(None)   # which would keep the frames that keep the error
 
 def _is_timeout(error):
     "Has the time of a call passed, or that of a wait in a client library?"

@@ -1,6 +1,7 @@
 """A tar of others that has changed since it was indexed is an error, wherever it is read; one that was copied is none
 
-Samples of a file that is replaced by one of the same size would be read from a cache, or with the labels of an index."""
+Samples of a file that is replaced by one of the same size would be read from a cache, or with the labels of an
+index."""
 import os, shutil
 
 import fsspec
@@ -11,7 +12,9 @@ from fastai_remote.core import CorruptSample, StoreExists
 from shard_helpers import ONE, tar
 from webserver import WebServer
 
-def samples(word, n=4): return [(f'{k}.{end}', value.encode()) for k in range(n) for end,value in (('txt',f'{word} {k}'), ('cls',str(k%2)))]
+def samples(word):
+    "Members of a tar of four samples"
+    return [member for k in range(4) for member in ((f'{k}.txt', f'{word} {k}'.encode()), (f'{k}.cls', b'%d' % (k%2)))]
 
 def texts(store): return store.get_many(range(len(store)), 'txt', decode=True, check=True)['txt']
 

@@ -28,7 +28,8 @@ def resealed(content):
 def nodes(o, path=()):
     "The path of each node of parsed JSON, leaves and containers"
     if path: yield path
-    for key in o if isinstance(o, dict) else range(len(o)) if isinstance(o, list) else (): yield from nodes(o[key], (*path, key))
+    keys = o if isinstance(o, dict) else range(len(o)) if isinstance(o, list) else ()
+    for key in keys: yield from nodes(o[key], (*path, key))
 
 def replaced(content, path, value):
     content = copy.deepcopy(content)
@@ -37,14 +38,18 @@ def replaced(content, path, value):
     o[path[-1]] = value
     return content
 
-OTHERS = [None, True, -1, 0, 1, 1.5, 10**30, '', 'a/b', '\0', '..', '\ud800', [], [[]], [None], ['a','a'], {}, {'':[]}, {'a':{}}, [{}]*3]
+OTHERS = [None, True, -1, 0, 1, 1.5, 10**30, '', 'a/b', '\0', '..', '\ud800',
+          [], [[]], [None], ['a','a'], {}, {'':[]}, {'a':{}}, [{}]*3]
 
 def use(open_store):
     "Opens a store and looks at all of it; `StoreError` is the only error"
     try:
         store = open_store()
-        store[0], store[len(store)-1], list(store.failures()), repr(store), store._repr_html_(), store.vocab, store.splits
+        store[0], store[len(store)-1], list(store.failures()), repr(store), store._repr_html_()
+        repr(store.vocab), repr(store.splits)
         store.get_many(range(min(len(store), 6)), store.fields)
+        for field in store.manifest.stats: store.mean_image(field), store.image_stats(field)
+        for field in store.manifest.counts: store.class_counts(field)
     except (StoreError,IndexError): pass   # `IndexError`: there may be no sample now
     except ValueError as e: assert 'register_codec' in str(e)   # of a codec that only its author has
 
@@ -160,7 +165,7 @@ def test_too_little_memory_is_no_damage(tmp_path):
     write_tar(tmp_path/'a.tar', [('0.bin', bytes(50_000_000))])
     calls = {starved(6, 'def use(x): fastai_remote.ShardStore(x)'):tmp_path/'d',
              starved(30, 'def use(x): list(tar_members(open(x, "rb")))'):tmp_path/'a.tar',
-             starved(30, 'def use(x): fastai_remote.index_shards([x], "-", num_workers=0, progress=False)'):tmp_path/'a.tar'}
+             starved(30, 'def use(x): fastai_remote.index_shards([x], x+"-index", num_workers=0)'):tmp_path/'a.tar'}
     for code,argument in calls.items():
         (error,_), = measured(code, [argument])
         assert error.startswith('MemoryError'), (code, error)
@@ -172,8 +177,8 @@ def gzipped(parts):
     packer = zlib.compressobj(9, wbits=31)
     result = []
     for part in parts:
-        for _ in range(min(part, 2)) if isinstance(part, int) else [part]:
-            result.append(packer.compress(bytes(1<<20) if isinstance(part, int) else part)+packer.flush(zlib.Z_FULL_FLUSH))
+        contents = [bytes(1<<20)]*min(part, 2) if isinstance(part, int) else [part]
+        result += [packer.compress(content)+packer.flush(zlib.Z_FULL_FLUSH) for content in contents]
         if isinstance(part, int): result += result[-1:]*(part-2)
     return b''.join(result)
 
@@ -199,7 +204,8 @@ def test_a_member_is_in_memory_once_or_twice(tmp_path):
     (tmp_path/'a.tar.gz').write_bytes(gzipped([header('0.bin', 96<<20), 96, member('1.txt', b'one')]))
     (tmp_path/'b.tar.gz').write_bytes(gzip.compress(member('0.bin', content)+member('1.txt', b'one'), 0))
     (tmp_path/'c.tar').write_bytes(member('0.bin', content)+member('1.txt', b'one'))
-    arguments = [f'{what}:{tmp_path}/{name}' for what in ('index','write') for name in ('a.tar.gz','b.tar.gz','c.tar')]
+    files = 'a.tar.gz','b.tar.gz','c.tar'
+    arguments = [f'{what}:{tmp_path}/{name}' for what in ('index','write') for name in files]
     for argument,(error,used) in zip(arguments, measured(SOURCES, arguments)):
         assert not error and used<2*101+60, (argument, error, used)
 
@@ -222,19 +228,22 @@ def test_a_few_zeros_are_no_damage(tmp_path):
 
 def test_members_above_the_limit_are_failed_samples(tmp_path, monkeypatch):
     monkeypatch.setattr(tars, 'MAX_MEMBER', 1000)
-    (tmp_path/'a.tar.gz').write_bytes(gzip.compress(member('0.bin', bytes(1001))+member('1.bin', bytes(1000))+bytes(1024)))
+    archive = member('0.bin', bytes(1001))+member('1.bin', bytes(1000))+bytes(1024)
+    (tmp_path/'a.tar.gz').write_bytes(gzip.compress(archive))
     for read in (lambda: in_memory(tar_samples(tmp_path/'a.tar.gz'), max_failed=1)[1],
                  lambda: index_shards(tmp_path, max_failed=1, num_workers=0, progress=False)):
         report = read()
         assert (report.written,report.failed)==(1,1) and 'MAX_MEMBER' in report.failures[0][1]
 
 def test_parts_of_a_stream_have_a_limit(tmp_path):
-    (tmp_path/'a.tar.gz').write_bytes(gzipped([o for k in range(5) for o in (header(f'{k}.bin', 40<<20), 40)]+[bytes(1024)]))
+    members = [o for k in range(5) for o in (header(f'{k}.bin', 40<<20), 40)]
+    (tmp_path/'a.tar.gz').write_bytes(gzipped([*members, bytes(1024)]))
     assert [len(part) for part in tar_samples(tmp_path/'a.tar.gz').stream(64)]==[2,2,1]
 
 # --- what is no file
 
-STRANGE = {'pipe':os.mkfifo, 'endless':lambda path: path.symlink_to('/dev/zero'), 'socket':lambda path: os.mknod(path, stat.S_IFSOCK|0o600)}
+STRANGE = {'pipe':os.mkfifo, 'endless':lambda path: path.symlink_to('/dev/zero'),
+           'socket':lambda path: os.mknod(path, stat.S_IFSOCK|0o600)}
 USES = '''
 import shutil
 from pathlib import Path
@@ -256,7 +265,8 @@ def use_all(store):
 
 def test_what_is_no_file_is_an_error_at_once(tmp_path):
     "Also the files of failures and of labels, where a cache is used, and where somebody writes or removes"
-    put(tmp_path/'d', [{'txt':f'text {k}', 'cls':'ab'[k%2]} if k else {'txt':9} for k in range(40)], chunk=20, maxcount=20)
+    texts = [{'txt':f'text {k}', 'cls':'ab'[k%2]} if k else {'txt':9} for k in range(40)]
+    put(tmp_path/'d', texts, chunk=20, maxcount=20)
     cases = []
     for name in sorted(p.name for p in (tmp_path/'d').iterdir()):
         for what,make in STRANGE.items():
@@ -273,7 +283,7 @@ def test_what_is_no_file_is_an_error_at_once(tmp_path):
 def test_statistics_of_img2dataset_are_files(tmp_path):
     write_tar(tmp_path/'0.tar', [('0.txt', b'zero')])
     os.mkfifo(tmp_path/'0_stats.json')
-    code = 'from fastai_remote.source.img2dataset import img2dataset_samples\ndef call(x): img2dataset_samples(x).notes'
+    code = 'from fastai_remote import img2dataset_samples\ndef call(x): img2dataset_samples(x).notes'
     (error,_), = measured(code, [tmp_path])
     assert 'a pipe, not a regular file' in error
 
@@ -284,8 +294,8 @@ def test_lines_of_compressed_tables_have_a_limit(tmp_path):
     packer = zlib.compressobj(9, wbits=31)
     first,again = (packer.compress(b'\n'*(1<<20))+packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
     (tmp_path/'c.ndjson.gz').write_bytes(first+again*20)
-    code = 'from fastai_remote import *\nfrom fastai_remote.source.drawings import drawing_samples\n' \
-           'def call(x):\n    source = csv_samples(x) if "csv" in x else drawing_samples(x)\n    for part in source.stream(64): pass'
+    code = 'from fastai_remote import csv_samples, drawing_samples\n' \
+           'def call(x):\n    for part in (csv_samples if "csv" in x else drawing_samples)(x).stream(64): pass'
     files = sorted(tmp_path.iterdir())
     for file,(error,used) in zip(files, measured(code, files)):
         assert file.name in error and used<200, (file, error, used)
