@@ -74,13 +74,9 @@ def unzipped(
 )->bytes:
     "Decompresses with a limit; raises `TooLarge`, and `ValueError` for damaged data"
     decoder = zlib.decompressobj()
-    def pieces(rest=compressed, step=1<<20):
-        while rest and not decoder.eof:
-            yield decoder.decompress(rest, step)
-            rest = decoder.unconsumed_tail
-        while not decoder.eof and (piece:=decoder.decompress(b'', step)): yield piece
-    try: content = limited(pieces(), limit, what)
+    try: content = decoder.decompress(compressed, limit+1)
     except zlib.error as e: raise ValueError(str(e)) from None
+    if len(content)>limit: raise TooLarge(f'{what} has more than {limit:,} bytes, which is the limit')
     if not decoder.eof: raise ValueError('compressed data that is cut off')
     if decoder.unused_data: raise ValueError('more bytes after the compressed data')
     return content

@@ -95,6 +95,7 @@ class ShardIndex:
             raise UnsupportedFormat(f"{where}: format {header['format']}; "
                                     f'this version reads up to {_FORMAT}: upgrade fastai_remote')
         self.n,self.labels,self.shard,self.crc = header['n'],header['labels'],header.get('shard'),header['crc']
+        if not isinstance(self.shard, (int,type(None))): raise ValueError('no checksum of the shard')
         self.start = start+length
         self.columns = {name:np.frombuffer(buf, np.dtype('<'+dtype), self.n, self.start+offset)
                         for name,dtype,offset in header['columns']}

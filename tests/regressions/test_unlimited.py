@@ -9,6 +9,7 @@ from PIL import Image
 from fastai_remote import index_shards, RedisStore, ShardStore, tar_samples, to_redis
 from fastai_remote.core import seal, StoreError
 from fastai_remote.source import tars
+from fastai_remote.store.shard_index import INDEX_MAGIC, ShardManifest, ShardTable
 from fastai_remote.source.tars import tar_members
 from inputs import in_memory, write_tar
 from shard_helpers import ONE, put
@@ -299,3 +300,32 @@ def test_lines_of_compressed_tables_have_a_limit(tmp_path):
     files = sorted(tmp_path.iterdir())
     for file,(error,used) in zip(files, measured(code, files)):
         assert file.name in error and used<200, (file, error, used)
+
+# --- indices
+
+def test_other_types_in_an_index(tmp_path):
+    "Whose checksums match, as its author would write it"
+    store,_ = put(tmp_path/'d', [sample if k else {'txt':'no label'} for k,sample in enumerate(samples())])
+    path = tmp_path/'d'/store.index_file(0)
+    stored = path.read_bytes()
+    start = len(INDEX_MAGIC)+4
+    length = int.from_bytes(stored[start-4:start], 'little')
+    content,wrong = json.loads(stored[start:start+length]),[]
+    pairs = [(place, other) for place in nodes(content) for other in OTHERS]
+    for place,other in random.Random(0).sample(pairs, 600):
+        header = json.dumps(replaced(content, place, other)).encode()
+        header += b' '*(-(start+len(header))%8)
+        changed = INDEX_MAGIC+len(header).to_bytes(4, 'little')+header+stored[start+length:]
+        path.write_bytes(changed)
+        manifest = ShardManifest.from_json((tmp_path/'d/manifest.json').read_bytes())
+        table = ShardTable.unpack(manifest.shards)
+        table.idx,table.icrc = np.array([len(changed)], 'u4'),np.array([zlib.crc32(changed)], 'u4')
+        manifest.shards = table.pack()
+        (tmp_path/'d/manifest.json').write_text(manifest.to_json())
+        for use in (lambda store: store.get_many(range(6), [f'{f}?' if f!='txt' else f for f in store.fields]),
+                    lambda store: store.keys(range(6)), lambda store: store.location(1, 'jpg'),
+                    lambda store: list(store.presence('cls')), lambda store: store.indices([0])[0].record):
+            try: use(ShardStore(tmp_path/'d'))
+            except (StoreError,IndexError): pass
+            except Exception as e: wrong.append(f'{place} = {other!r}: {type(e).__name__}: {e}')
+    assert not wrong, '\n'.join(wrong)
