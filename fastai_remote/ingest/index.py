@@ -224,10 +224,10 @@ def _keep_shard(writer, source, k, row):
     `StoreExists` if the shard is another now."""
     name,record = row[0],_earlier_record(writer, row)
     failures,_ = record.pop('failures'),record.pop('plan')
-    _check_unchanged(source, name, record.get('stamp'), row[3])
+    stamp = _check_unchanged(source, name, record.get('stamp'), row[3])
     writer.seen = {field:set(texts) for field,texts in record.pop('labels').items()}
     writer.counts = {field:dict(map(tuple, numbers)) for field,numbers in record.pop('counts').items()}
-    writer.shards.append(row)
+    writer.shards.append([*row[:-1], stamp_number(stamp)])
     writer.done(k, record, failures)
     return record
 
@@ -245,9 +245,11 @@ def _earlier_record(writer, row):
 def _check_unchanged(source, name, stamp, crc, advice='overwrite=True indexes all shards anew'):
     """Raises `StoreExists` if the bytes of a shard do not match the checksum `crc` that they had when it was indexed
 
-    `advice` ends the message. The bytes are read only if the shard's stamp is not the one it had: a copy of a shard has
-    another stamp, too."""
-    if source.size_and_stamp(name)[1]!=stamp: _compare_bytes(source, name, crc, advice)
+    Returns the stamp that the shard has now. `advice` ends the message. The bytes are read only if the shard's stamp is
+    not the one it had: a copy of a shard has another stamp, too."""
+    _,now = source.size_and_stamp(name)
+    if now!=stamp: _compare_bytes(source, name, crc, advice)
+    return now
 
 def _compare_bytes(source, name, crc, advice='overwrite=True indexes all shards anew'):
     "As `_check_unchanged`, whatever the stamp is"

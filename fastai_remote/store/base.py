@@ -563,7 +563,7 @@ def stats(self:Store)->tuple: # Two lists, one number per channel, in 0..1
 def mean_image(self:Store,
     field:str=None, # Image field; default: the first that has statistics
 )->Image.Image: # 64x64, grey or RGB
-    "The mean of the images, each scaled to 64x64; raises `UnknownField`, `CorruptSample`, `ValueError` if there is none"
+    "The mean of the images, scaled to 64x64; raises `UnknownField`, `CorruptSample`, `ValueError` if there is none"
     if field: self.field_choice(field)
     stats = self.image_stats(field)
     if stats is None: raise self._no_stats(field)
