@@ -21,6 +21,12 @@ def tar(path, members, mode='w', **kwargs):
             out.addfile(info, io.BytesIO(content))
     return path
 
+def damage(path, content):
+    "Writes a file that keeps its time: it is damaged, and not replaced by another one"
+    time = path.stat().st_mtime_ns
+    path.write_bytes(content)
+    os.utime(path, ns=(time,time))
+
 def members(path):
     "Name, offset and bytes of each member of a tar"
     with tarfile.open(path) as t: return [(m.name, m.offset_data, t.extractfile(m).read()) for m in t]

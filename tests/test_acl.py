@@ -108,7 +108,7 @@ def test_what_a_reader_lacks_is_named(locked, pets, url_of):
         with pytest.raises(StoreUnavailable, match=r'refused.*may not run SET.*\+set'): act()
     assert len(RedisStore(url, NAME))==60
     any_key = [right for right in READER if right[0]!='~']
-    with pytest.raises(StoreUnavailable, match=r"refused.*GET.*'pets:meta'.*~pets:\*"):
+    with pytest.raises(StoreUnavailable, match=r"refused.*STRLEN.*'pets:meta'.*~pets:\*"):
         RedisStore(url_of('reader', '~other:*', *any_key), NAME)
     to_redis([{'txt':f'{i}'} for i in range(4)], locked.url, NAME, overwrite=True, **one)
     with pytest.raises(StoreUnavailable, match=r"refused.*MGET.*'pets@2:txt:0'.*~pets@\*"):
@@ -206,7 +206,7 @@ def test_the_right_is_that_of_the_replies_of_all_versions_whatever_the_name_of_t
     for right,replies in REPLIES.items():
         for reply in replies: assert f'needs {right} (' in missing_right(reply, ('GET','pets:meta'))
     for user in 'monkey','access','keys','command':
-        for rights,right in ((('~pets:*','+mget'), '+get'), (('~a:*','+get'), '~pets:*')):
+        for rights,right in ((('~pets:*','+strlen'), '+get'), (('~a:*','+strlen','+get'), '~pets:*')):
             with refused(f'needs {right} ('): RedisStore(url_of(user, '+hello', '+client', *rights), NAME)
 
 # --- a cluster

@@ -108,7 +108,8 @@ def test_every_flipped_bit_of_the_manifest_is_found(client, tiny, server):
         report = tiny.verify(num_workers=1)
         assert report.bad and 'manifest' in dict(report.rest)
     vocab = {'cls':['\x1f\x0b','é','\\u00ff']}
-    odd = Manifest('d', 3, {}, stats={'jpg':{'mean':[1e-05,2.5e-07,0.30000000000000004]}}, vocab=vocab)
+    stats = dict(n=1, width=[1,1,1], height=[1,1,1], grey=[.5,.5], image='', mean=[1e-05,2.5e-07,0.30000000000000004], std=[.5,.5,.5])
+    odd = Manifest('d', 3, {}, stats={'jpg':stats}, vocab=vocab)
     b = odd.to_json().encode()
     for bit in range(8*len(b)):
         try: read = Manifest.from_json(flipped(b, bit))

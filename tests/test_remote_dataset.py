@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import draw, fails
 from inputs import encoded, write_tar
+from shard_helpers import damage
 from torch.utils.data import DataLoader, default_collate, Subset
 
 from fastai_remote import CorruptSample, index_shards, MemoryStore, MissingSample, RemoteDataset, ShardStore, \
@@ -150,7 +151,7 @@ def test_a_value_that_was_lost_is_not_one_that_samples_may_lack(fields, options)
 def test_damage_names_the_sample(mixed, fields):
     content = bytes(mixed.get_many([5], 'jpg')['jpg'][0])
     path = Path(mixed.storage.path('a.tar'))
-    path.write_bytes(path.read_bytes().replace(content[40:], content[40:-9]+b'\0'*9))
+    damage(path, path.read_bytes().replace(content[40:], content[40:-9]+b'\0'*9))
     ds = RemoteDataset(ShardStore(mixed.storage.url))[5:6].decode('pil').to_tuple(fields)
     for dl in DataLoader(ds), loader('batched', ds, 1):
         with fails(CorruptSample, r"sample 5, field 'jpg' in a\.tar at byte"): list(dl)

@@ -248,6 +248,27 @@ def test_whole_files_have_a_limit(kind, monkeypatch):
             with pytest.raises(StoreUnavailable, match=match): storage.read('manifest.json')
             assert server.sent<20<<20
 
+@kinds
+def test_a_call_may_have_a_smaller_limit(kind):
+    "As the one that reads a manifest; whether or not the server says how long the file is"
+    with opened(kind, whole) as (storage,_):
+        assert storage.read('manifest.json', len(CONTENT))==CONTENT
+        with pytest.raises(StoreUnavailable, match=f'more than {len(CONTENT)-1:,} bytes'):
+            storage.read('manifest.json', len(CONTENT)-1)
+        assert storage.read('manifest.json')==CONTENT
+    with opened(kind, endless) as (storage,server):
+        with pytest.raises(StoreUnavailable, match='more than 1,000 bytes'): storage.read('manifest.json', 1000)
+        assert server.sent<20<<20
+
+def test_folders_and_other_file_systems_have_the_same_limits(tmp_path, faults):
+    (tmp_path/'x').write_bytes(b'123')
+    faults.put('limits/x', b'123')
+    faults.put('limits/empty', b'')
+    for storage in Storage(tmp_path),Storage('faulty://limits'):
+        assert storage.read('x', 3)==b'123'
+        with pytest.raises(StoreUnavailable, match='x has more than 2 bytes'): storage.read('x', 2)
+    assert storage.read('empty')==b''
+
 def test_compressed_answers_are_limited_too(monkeypatch):
     monkeypatch.setattr(bounded, 'MAX_FILE', 1_000_000)
     bomb = gzip.compress(bytes(50<<20), 1)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import draw, examples
 from inputs import encoded, write_tar
+from shard_helpers import damage
 from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
@@ -345,7 +346,7 @@ def test_a_handler_for_damaged_samples(folder, tmp_path):
     path = tmp_path/'tars'/'0.tar'
     content = path.read_bytes()
     for text in (b'text 5', b'text 9'): content = content.replace(text, b'TEXT'+text[4:])
-    path.write_bytes(content)
+    damage(path, content)
     damaged,seen = ShardStore(str(tmp_path/'tars')),[]
     with pytest.raises(CorruptSample): list(RemoteDataset(damaged).to_tuple('txt'))
     def handler(error): return seen.append(error) or True

@@ -4,6 +4,7 @@ import http.server, re, threading
 class WebServer(http.server.ThreadingHTTPServer):
     """Answers each request with what `answer(handler)` returns: status, reason (or `None`), content; a context manager
 
+    A dict of headers may follow.
     Of a content of status 200, it sends the range that was asked for. `None` says that `answer` has sent all itself.
     `seen` are path and headers of each GET; `over` is set at the end."""
     daemon_threads,request_queue_size = True,64
@@ -15,7 +16,7 @@ class WebServer(http.server.ThreadingHTTPServer):
                 if handler.command=='GET': self.seen.append((handler.path, str(handler.headers)))
                 answered = answer(handler)
                 if answered is None: return
-                status,reason,content = answered
+                status,reason,content,*headers = answered
                 asked = re.fullmatch(r'bytes=(\d+)-(\d+)', handler.headers.get('Range', ''))
                 size = len(content)
                 if asked and status==200:
@@ -24,6 +25,7 @@ class WebServer(http.server.ThreadingHTTPServer):
                 handler.send_response(status, reason)
                 if status==206: handler.send_header('Content-Range', f'bytes {first}-{first+len(content)-1}/{size}')
                 handler.send_header('Content-Length', str(len(content)))
+                for name,value in headers[0].items() if headers else (): handler.send_header(name, value)
                 handler.end_headers()
                 if handler.command=='GET': handler.wfile.write(content)
             do_HEAD = do_GET

@@ -18,6 +18,7 @@ from fastcore.basics import store_attr
 
 from .arrays import from_pixels, refuse_channels_first, refuse_mask
 from .base import Codec, Encoded, kind_of
+from ..core import TooLarge, unzipped
 from ..parallel import share_setting
 
 # %% ../../nbs/codec/03_images.ipynb #48fd3c2d
@@ -327,6 +328,7 @@ class ImageCodec(Codec):
         except OSError:
             raise ValueError(f'not an image, or only its first bytes ({len(b)} bytes, '
                              f'begins {bytes(b[:8])!r})') from None
+        except MemoryError: raise
         except Exception as e:   # a decompression bomb, or whatever a damaged header leads to
             raise ValueError(str(e) or f'damaged header ({type(e).__name__})') from None
 
@@ -423,11 +425,10 @@ class BitsCodec(RawCodec):
         "The pixels in `b`; raises `ValueError` for damaged bytes"
         low,high,width,height = self._open(b)
         nbytes = height*((width+7)//8)
-        decompressor = zlib.decompressobj()
-        try: rows = decompressor.decompress(memoryview(b)[_head.size:], nbytes+1)   # no more, whatever follows
-        except zlib.error as e: raise ValueError(f'damaged {self.name}: {e}') from None
-        if len(rows)!=nbytes or not decompressor.eof or decompressor.unused_data:
-            raise ValueError(f'damaged {self.name}: {width}x{height} bits should be {nbytes} bytes')
+        try: rows = unzipped(memoryview(b)[_head.size:], nbytes)   # no more, whatever follows
+        except TooLarge: rows = b''
+        except ValueError as e: raise ValueError(f'damaged {self.name}: {e}') from None
+        if len(rows)!=nbytes: raise ValueError(f'damaged {self.name}: {width}x{height} bits should be {nbytes} bytes')
         a = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(height, -1), axis=1, count=width)
         a *= np.uint8(high-low)
         if low: a += np.uint8(low)

@@ -10,6 +10,7 @@ __all__ = ['index_shard', 'ShardIndexJob', 'index_shards']
 # %% ../../nbs/ingest/05_index.ipynb #aaf723b5
 import hashlib, os, zlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -36,7 +37,7 @@ from ..store.address import concealed
 from ..store.bounded import is_http
 from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDEX_FOLDER
 from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
-from ..store.storage import as_storage, open_regular, Storage
+from ..store.storage import as_storage, open_regular, stamp_number, Storage
 from ..write.base import label_texts
 from ..write.shard_files import own_files
 from ..write.shards import ShardWriter
@@ -200,7 +201,7 @@ def index_shard(
         for key,members in group_members(tar_members(file.content), is_complete, left_out):
             usual = members.keys()
             try: spans,values = found.values(members)
-            except IngestError: raise
+            except (IngestError,MemoryError): raise
             except Exception as e:
                 failures.append((storable(f'{name}: {key}'), failure_reason(e)))
                 continue
@@ -210,6 +211,7 @@ def index_shard(
             if image_field in spans and len(stats)<IMAGES_PER_CHUNK:
                 try: stats.add(get_codec(fields[image_field]['codec']).image(members[image_field].content))
                 except Exception: pass   # an image that cannot be decoded is an error when it is read, not here
+            members = None   # the next sample is read before the loop assigns it
     except DamagedTar as e: failures.append((storable(f'{name}: after {key}'), storable(str(e))))
     file.content.drain()   # what follows the end of the archive counts for the checksum
     if file.content.damage:
@@ -226,7 +228,7 @@ def index_shard(
     with writer.lock.publishing(): writer.storage.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
     writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
-                          COMPRESSIONS.index(file.compression), writer.index_version])
+                          COMPRESSIONS.index(file.compression), writer.index_version, stamp_number(file.stamp)])
     writer.done(chunk, record, failures, stats.to_bytes() if stats else b'')
     return record
 
@@ -237,10 +239,10 @@ def _keep_shard(writer, source, k, row):
     `StoreExists` if the shard is another now."""
     name,record = row[0],_earlier_record(writer, row)
     failures,_ = record.pop('failures'),record.pop('plan')
-    _check_unchanged(source, name, record.get('stamp'), row[3])
+    stamp = _check_unchanged(source, name, record.get('stamp'), row[3])
     writer.seen = {field:set(texts) for field,texts in record.pop('labels').items()}
     writer.counts = {field:dict(map(tuple, numbers)) for field,numbers in record.pop('counts').items()}
-    writer.shards.append(row)
+    writer.shards.append([*row[:-1], stamp_number(stamp)])
     writer.done(k, record, failures)
     return record
 
@@ -258,9 +260,14 @@ def _earlier_record(writer, row):
 def _check_unchanged(source, name, stamp, crc, advice='overwrite=True indexes all shards anew'):
     """Raises `StoreExists` if the bytes of a shard do not match the checksum `crc` that they had when it was indexed
 
-    `advice` ends the message. The bytes are read only if the shard's stamp is not the one it had: a copy of a shard has
-    another stamp, too."""
-    if source.size_and_stamp(name)[1]==stamp: return
+    Returns the stamp that the shard has now. `advice` ends the message. The bytes are read only if the shard's stamp is
+    not the one it had: a copy of a shard has another stamp, too."""
+    _,now = source.size_and_stamp(name)
+    if now!=stamp: _compare_bytes(source, name, crc, advice)
+    return now
+
+def _compare_bytes(source, name, crc, advice='overwrite=True indexes all shards anew'):
+    "As `_check_unchanged`, whatever the stamp is"
     file = _StoredFile(source, name)
     file.content.drain()
     if file.crc!=crc:
@@ -327,6 +334,8 @@ def _plan_fields(first):
         else: fields |= plan_fields({field:value}, {})
     return fields
 
+_EXAMPLE = 4096   # bytes, or characters, of an example: its type decides
+
 def _first_values(members):
     """Returns `({field: value}, is_failed)` of a sample, `{field: TarMember}`; is it one that cannot be indexed?
 
@@ -338,10 +347,11 @@ def _first_values(members):
         elif _is_nameable(field):
             try:
                 if (codec := get_codec(field)) is not None and codec.name=='labels': _labels(member.content)
-                values[field] = parse_number(field, member.content, is_exact=is_exact_label(member.name))
+                value = parse_number(field, member.content, is_exact=is_exact_label(member.name))
+                values[field] = value[:_EXAMPLE] if isinstance(value, (bytes,str)) else value
             except (ValueError,TypeError):
                 if get_codec(field).name in ('cls','labels'): is_failed = True
-                else: values[field] = member.content
+                else: values[field] = member.content[:_EXAMPLE]
     return values,is_failed
 
 # %% ../../nbs/ingest/05_index.ipynb #d39663e8
@@ -409,8 +419,15 @@ class _KnownShards:
         for name,size in zip(names, _sizes(source, names)):
             indexed = int(self.table.size[self.positions[name]])
             if size!=indexed:
-                raise StoreExists(f'{source.url}: {name} has {size:,} bytes, and had {indexed:,} when it was indexed; '
-                                  'overwrite=True indexes all shards anew')
+                raise StoreExists(f'{source.url}: {name} has changed since it was indexed: it has {size:,} bytes, and '
+                                  f'had {indexed:,}; overwrite=True indexes all shards anew')
+
+    def check_contents(self, source):
+        "Raises `StoreExists` if the bytes of a shard are others than when it was indexed, by its stamp or its checksum"
+        known = list(self.positions)
+        with ThreadPoolExecutor(16) as pool: stamps = pool.map(source.size_and_stamp, known)
+        for name,shard,(_,stamp) in zip(known, self.positions.values(), stamps):
+            if stamp_number(stamp)!=self.table.stamp_of(shard): _compare_bytes(source, name, int(self.table.crc[shard]))
 
     def row(self, name:str)->list: # `None` if the shard is new
         "The row of a shard in the table, a list as in `ShardWriter.shards`"
@@ -418,7 +435,7 @@ class _KnownShards:
         if shard is None: return None
         kind,first = (0 if column is None else int(column[shard]) for column in (table.kind, table.first))
         counts = [int(column[shard]) for column in (table.n, table.size, table.crc, table.idx)]
-        return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind, first]
+        return [name, *counts, table.whole(shard), int(table.icrc[shard]), kind, first, table.stamp_of(shard)]
 
 def _sizes(source, names, step=1000):
     "Returns the sizes in bytes of the files `names` of the `Storage` `source`, a list"
@@ -516,6 +533,7 @@ def index_shards(
     try: writer.begin(plan, overwrite or known.dataset is not None and not known.is_complete, foreign=True)
     except StoreExists as e:
         if not known.is_complete: raise
+        known.check_contents(source)
         raise StoreExists(f'{writer.url}: these {len(names):,} shards are indexed already, and none is new; '
                           'overwrite=True indexes all of them anew') from e
     job = ShardIndexJob(writer, source, names, known)

@@ -24,7 +24,7 @@ from .driver import IngestJob, run_ingest
 from .report import FailureLimit, IngestError, IngestReport
 from ..order.permutation import BlockPermutation, Permutation
 from ..parallel import effective_workers
-from ..source.base import fn_fingerprint, split_names, SplitChunk, storable, StreamedSource
+from ..source.base import fn_fingerprint, mean_bytes, split_names, SplitChunk, storable, StreamedSource
 from ..source.datasets import as_source
 from ..store.address import concealed
 from ..store.redis_link import as_link, check_link_arguments
@@ -139,6 +139,8 @@ class IndexedJob(SourceJob):
                                  'read')
             yield chunk, part
 
+_KEPT_BYTES = 1<<26   # of a stream's first samples
+
 class StreamJob(SourceJob):
     "Writes a `StreamedSource`: its parts are the chunks, and those that an earlier run has written are passed over"
     is_stream = True
@@ -155,9 +157,11 @@ class StreamJob(SourceJob):
 
     def first(self, k):
         self.parts,self.seen = iter(self.source.stream(self.chunk_size)),[]
-        def samples():
+        def samples(nbytes=0):
             for part in self.parts:
-                self.seen.append(part)
+                nbytes += len(part)*mean_bytes(raw for _,raw in part)
+                if self.seen is not None: self.seen.append(part)
+                if nbytes>_KEPT_BYTES and not self.source.once: self.seen = None   # it is read again
                 yield from part
         return islice(samples(), k)
 
@@ -166,6 +170,7 @@ class StreamJob(SourceJob):
         if self.seen is not None:   # a stream that can be read only once must go on where `first` has stopped
             seen,self.seen = self.seen,None
             return chain(seen, self.parts)
+        self.parts = None
         if self.source.once:
             raise ServerRestarted(f'{self.writer.name}: the server lost chunks, and the source cannot be read a second '
                                   'time; repeat the same call to go on')

@@ -155,7 +155,7 @@ class FetchAudio(Fetch):
     def _of_number(self, number):
         value = super()._of_number(number)
         try: return _audio_of(value)
-        except (StoreError,ImportError): raise
+        except (StoreError,ImportError,MemoryError): raise
         except Exception as e: raise corrupt_value(self.store, number, self.field, e) from e
 
 def _audio_of(o):

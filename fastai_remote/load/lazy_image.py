@@ -82,6 +82,7 @@ class EncodedImage:
     )->np.ndarray: # `uint8`, shape (channels, height, width)
         "The pixels of an image that is not decoded; raises what `fail` makes of an exception"
         try: return self._plan.pixels(out)
+        except MemoryError: raise
         except Exception as e: raise (self.fail(e) if self.fail else e) from e
 
     def _with(self, plan):

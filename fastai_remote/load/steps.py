@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..codec.fields import get_codec, is_image
-from ..core import MissingSample, StoreError
+from ..core import limited, MissingSample, pieces_of, StoreError
 from ..store.base import decode_value, field_codec, parse_field, Store
 from ..codec.webdataset import INTEGER_FIELDS
 
@@ -112,8 +112,7 @@ _MAX_GUNZIPPED = 1<<30   # bytes; a longer value in a `.gz` field is damaged or 
 def _gunzip(key, data):
     "Decoder of `.gz` fields: a `Continue` with the content; `None` for another `key`. Raises `ValueError` above 1 GiB."
     if not key.endswith('.gz'): return None
-    with gzip.open(io.BytesIO(data)) as f: content = f.read(_MAX_GUNZIPPED+1)
-    if len(content)>_MAX_GUNZIPPED: raise ValueError(f'more than {_MAX_GUNZIPPED:,} bytes when it is decompressed')
+    with gzip.open(io.BytesIO(data)) as f: content = limited(pieces_of(f), _MAX_GUNZIPPED, f'{key}, decompressed,')
     return Continue(key.removesuffix('.gz'), content)
 
 # What WebDataset's decoders read, and we do not

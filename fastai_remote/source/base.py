@@ -57,17 +57,22 @@ def as_sample(
                         'write an fn that returns a dict')
     return sample
 
+_MAX_BYTES = (1<<32)-2   # of a value: an index has 32 bits for a length
+
 def read_file(path)->bytes:
     """The bytes of a regular file, also through links
 
-    Raises `OSError` for anything else: a pipe would be waited for without end, and a device may never end."""
+    Raises `OSError` for a file of 4 GiB, and for anything else: a pipe would be waited for without end, and a device
+    may never end."""
     fd = os.open(path, os.O_RDONLY|os.O_CLOEXEC|os.O_NONBLOCK)   # without waiting for the writer of a pipe
     try:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
             kind = 'a folder' if stat.S_ISDIR(mode) else 'a pipe' if stat.S_ISFIFO(mode) else 'a device'
             raise OSError(errno.EINVAL, f'{kind}, not a regular file', str(path))
-        with open(fd, 'rb', closefd=False) as f: return f.read()
+        with open(fd, 'rb', closefd=False) as f: content = f.read(_MAX_BYTES+1)
+        if len(content)>_MAX_BYTES: raise OSError(errno.EFBIG, f'more than {_MAX_BYTES:,} bytes', str(path))
+        return content
     finally: os.close(fd)
 
 _address = re.compile(r'([a-z0-9+.-]+::)*[a-z][a-z0-9+.-]+:/', re.I)   # of a URL; a `Path` has one slash of two
@@ -120,7 +125,11 @@ def no_address(text:str)->str:
     "Returns `text` without memory addresses, which differ from run to run"
     return re.sub(r' at 0x[0-9a-fA-F]+', '', text)
 
-def _short_repr(o): return no_address(storable(repr(o)))
+def _short_repr(o):
+    "`repr` without addresses; a hash for many bytes, whose `repr` would take four times their memory"
+    if isinstance(o, (bytes,bytearray)) and len(o)>1<<16:
+        return f'{type(o).__name__} {len(o)} {hashlib.sha256(o).hexdigest()}'
+    return no_address(storable(repr(o)))
 
 def as_json(value):
     """A copy of `value` for JSON: lists and numbers replace arrays, tensors and NumPy's numbers, also inside

@@ -459,16 +459,18 @@ class _StreamedDrawings(_Drawings, StreamedSource):
         """Yields `(name, header, line)`, without blank lines at the end; raises `OSError`, naming a damaged file
 
         As in a file that is not compressed, blank lines within it are samples, which fail."""
-        header,blank = None,[]
+        header,n_blank = None,0
         with open_text(path) as f:
             for k,line in enumerate(f, 1):
                 if k==1:
                     header = _header(path, line)
                     if header is not None: continue
-                blank.append((f'{path.name}:{k}', header, line))
-                if not line.strip(): continue
-                yield from blank
-                blank = []
+                if not line.strip():
+                    n_blank += 1
+                    continue
+                for number in range(k-n_blank, k): yield f'{path.name}:{number}',header,b'\n'
+                yield f'{path.name}:{k}',header,line
+                n_blank = 0
 
     def _rows(self, at_once=16):
         "Yields `(name, header, line)`, of 16 files in turn; when a file ends, the next one takes its place"

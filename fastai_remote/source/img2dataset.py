@@ -8,12 +8,12 @@ Docs: page `source/img2dataset`"""
 __all__ = ['img2dataset_samples']
 
 # %% ../../nbs/source/09_img2dataset.ipynb #0aa3405e
-import json
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
-from .base import OpenImages, StreamedSource
+from ..core import parse_json
+from .base import OpenImages, read_file, StreamedSource
 from .columns import column_name, ColumnOptions, TablePlan
 from .frames import arrow_rows, arrow_types
 from .files import file_stamps, list_files
@@ -77,10 +77,12 @@ def _download_counts(tar, table):
     "`{status: number of rows}` of a tar, by `_stats.json` of img2dataset, else by Parquet file `table`; may be empty"
     stats = tar.with_name(f'{tar.stem}_stats.json')
     if stats.exists():
-        found = json.loads(stats.read_text())
+        try: found = parse_json(read_file(stats))
+        except ValueError as e: raise ValueError(f'{stats}: {e}') from None
+        if not isinstance(found, dict): raise ValueError(f'{stats}: not the statistics of img2dataset')
         counts = {k:found.get(k, 0) for k in ('failed_to_download','failed_to_resize')}
         return {'success':found.get('successes', 0), **counts}
-    if not table.exists(): return {}
+    if not table.is_file(): return {}
     from pyarrow.parquet import ParquetFile
     with ParquetFile(table) as file:
         if 'status' not in file.schema_arrow.names: return {}
@@ -90,7 +92,7 @@ def _plan(tables, columns):
     """The `TablePlan` of the columns that are added, by the first of the Parquet files `tables`
 
     `columns` is `{column: field}`, or a list of columns. Raises `FileNotFoundError`, `ImportError`, `ValueError`."""
-    missing = next((path for path in tables if not path.exists()), None)
+    missing = next((path for path in tables if not path.is_file()), None)
     if missing: raise FileNotFoundError(f'{missing}: no such file, from which columns= would be read')
     try: from pyarrow.parquet import ParquetFile
     except ImportError as e:

@@ -79,6 +79,11 @@ class Store:
         "A callable to send to a worker by pickle: calling it there returns this store"
         return partial(_identity, self)
 
+    def check_unchanged(self, numbers):
+        """Raises `CorruptSample` if what the samples `numbers` are in has changed since it was indexed
+
+        It belongs to others: whatever this package has written never changes. By default, nothing is checked."""
+
     def new_epoch(self):
         """Called in each process when an epoch begins; does nothing by default
 
@@ -461,6 +466,7 @@ def decode_value(
     also raises what `field_codec` raises."""
     if decode is None: decode = field_codec(store, field).from_bytes
     try: return decode(value)
+    except MemoryError: raise   # the machine is too small, and the value may be intact
     except Exception as e: raise (fail(e) if fail else corrupt_value(store, number, field, e)) from e
 
 @patch
@@ -557,11 +563,17 @@ def stats(self:Store)->tuple: # Two lists, one number per channel, in 0..1
 def mean_image(self:Store,
     field:str=None, # Image field; default: the first that has statistics
 )->Image.Image: # 64x64, grey or RGB
-    "The mean of the images, each scaled to 64x64; raises `UnknownField`, and `ValueError` if there is none"
+    "The mean of the images, scaled to 64x64; raises `UnknownField`, `CorruptSample`, `ValueError` if there is none"
     if field: self.field_choice(field)
     stats = self.image_stats(field)
     if stats is None: raise self._no_stats(field)
-    return Image.open(io.BytesIO(base64.b64decode(stats['image'])))
+    try:
+        image = Image.open(io.BytesIO(base64.b64decode(stats['image'])), formats=['PNG'])
+        if image.size!=(64,64): raise ValueError(f'an image of {image.width}x{image.height} pixels')
+        image.load()
+    except (ValueError,OSError,SyntaxError,Image.DecompressionBombError) as e:
+        raise CorruptSample(f'{self.name}: the mean image in its manifest is damaged: {e}') from None
+    return image
 
 @patch
 def class_counts(self:Store,

@@ -9,7 +9,6 @@ __all__ = ['NAMES_KEY', 'GENERATIONS_KEY', 'home_of', 'scan_hash', 'parse_failur
            'read_manifest', 'RedisStore']
 
 # %% ../../nbs/store/08_redis.ipynb #8204c408
-import json
 from itertools import chain
 
 import numpy as np
@@ -17,7 +16,8 @@ import redis
 from fastcore.basics import patch
 
 from ..core import (
-    CorruptSample, Manifest, MissingSample, StoreError, StoreNotFound, StoreUnavailable, sum_content, UnsupportedFormat)
+    CorruptSample, Manifest, MAX_MANIFEST, MissingSample, parse_json, StoreError, StoreNotFound, StoreUnavailable,
+    sum_content, UnsupportedFormat)
 from .address import concealed
 from .base import Store
 from .connection import Opener
@@ -58,13 +58,13 @@ def parse_failures(
 )->list: # Of `(sample, reason)`
     "The failures of a chunk; raises `CorruptSample`"
     try:
-        failures = json.loads(stored)
+        failures = parse_json(stored)
         if isinstance(failures, dict):   # in format 1, it is a list without a checksum
             if failures['crc']!=sum_content(failures) or failures['chunk']!=chunk:
                 raise ValueError('the checksum is another')
             failures = failures['failures']
         return [(str(name), str(why)) for name,why in failures]
-    except (ValueError,KeyError,TypeError,RecursionError) as e:
+    except (ValueError,KeyError,TypeError,RecursionError) as e:   # the checksum may meet what is nested too deeply
         raise CorruptSample(f'{where}: the failures of chunk {chunk} are damaged: {e}') from None
 
 def read_failures(
@@ -79,6 +79,11 @@ def read_failures(
         if chunk not in seen: yield from parse_failures(chunk, stored, f'{name}: {key}{advice}')
         seen.add(chunk)
 
+def _stored_manifest(link, key):
+    "The `bytes` at `key`, `None` if there is none; of a value that is too long for a manifest, only a part"
+    if link.call(lambda client: client.strlen(key))<=MAX_MANIFEST: return link.call(lambda client: client.get(key))
+    return link.call(lambda client: client.getrange(key, 0, MAX_MANIFEST))
+
 def find_manifest(
     link:RedisLink, # The server
     name:str, # Name of the dataset
@@ -88,11 +93,11 @@ def find_manifest(
 
     They differ from those of the server at `link` if somebody has moved the keys of the dataset there."""
     key = f'{home_of(name)}:meta'
-    stored = link.call(lambda client: client.get(key))
+    stored = _stored_manifest(link, key)
     if stored is not None: return key,stored
     if not may_be_cluster: return None,None
     key = f'{home_of(name, 1)}:meta'
-    try: stored = link.call(lambda client: client.get(key))
+    try: stored = _stored_manifest(link, key)
     except StoreUnavailable as error:   # the rights on a single server need not include this key
         if link.is_cluster or not isinstance(error.__cause__, redis.exceptions.NoPermissionError): raise
     return (None,None) if stored is None else (key,stored)
@@ -314,7 +319,7 @@ class RedisStore(Store):
         offset = (number&((1<<KEY_BITS)-1))*element_size(entry)
         return f', in key {part.layout.packed(field, number>>KEY_BITS)} at byte {offset:,}'
 
-    def manifest_bytes(self): return self.link.call(lambda client: client.get(self.manifest_key))
+    def manifest_bytes(self): return _stored_manifest(self.link, self.manifest_key)
 
     @property
     def unchecked(self)->list:

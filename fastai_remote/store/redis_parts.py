@@ -165,6 +165,18 @@ def run_table_keys(
     start,_,generation = manifest.runs['key'].rpartition('#')
     return [[f'{start}#', int(generation), int(generation)+1, 1]]
 
+def _layout(entry): return entry['dtype'] is None,entry.get('check')
+
+def _why_no_parts(manifest, tables):
+    "What is wrong with the parts of `manifest` that its `tables` refer to, each a `RunTable`; '' if nothing is"
+    used = [np.unique(table.parts).tolist() for table in tables]
+    if any(part>=len(manifest.parts) for parts in used for part in parts): return 'a part that does not exist'
+    for field,entry in manifest.fields.items():
+        for part in used[manifest.runs['columns'][field]]:
+            other = manifest.parts[part]['fields'].get(field)
+            if not other or _layout(other)!=_layout(entry): return f'part {part} has no such field {field!r}'
+    return ''
+
 def read_run_tables(
     link:RedisLink, # The server
     manifest:Manifest, # Of the dataset
@@ -177,7 +189,8 @@ def read_run_tables(
     if not runs: return []
     key,ends = runs['key'],24*np.cumsum([0,*runs['lengths']])
     for _ in range(tries):
-        stored = link.call(lambda client: client.get(key)) or b''
+        # one byte more shows that it is longer
+        stored = link.call(lambda client: client.getrange(key, 0, int(ends[-1])))
         if len(stored)==ends[-1] and zlib.crc32(stored)==runs['crc']: break
     else:
         what = f'{len(stored):,} bytes that do not match their checksum' if stored else 'gone'
@@ -185,7 +198,7 @@ def read_run_tables(
                             'damaged, or the dataset was replaced; ingest it again')
     try: tables = [RunTable.from_bytes(stored[start:end], manifest.n) for start,end in zip(ends, ends[1:])]
     except ValueError as e: reason = str(e)
-    else: reason = 'a part that does not exist' if any((t.parts>=len(manifest.parts)).any() for t in tables) else ''
+    else: reason = _why_no_parts(manifest, tables)
     if not reason: return tables
     raise CorruptSample(f'{link.url}, {manifest.name}: the key {key}, which says where the samples are, is damaged: '
                         f'{reason}; ingest it again')

@@ -55,11 +55,12 @@ def damaged_parts(
     yield from _check_labels(store)
     for shard in range(len(store.shards)):
         yield from _check_index(store, shard)
-        key = store.cache_key(store.table.name(shard))
+        try: key = store.shard_key(shard)
+        except CorruptSample: key = store.cache_key(store.table.name(shard))   # it has changed since it was indexed
         fd = None if store.cache is None else store.cache.open(key)
         try:
             expected = yield from _check_shard(store, shard, fd is not None)
-            if fd is not None and expected is not None: yield from _check_copy(store, shard, fd, expected)
+            if fd is not None and expected is not None: yield from _check_copy(store, shard, key, fd, expected)
         finally:
             if fd is not None: os.close(fd)
 
@@ -82,7 +83,7 @@ def _check_manifest(store):
 def _is_same(manifest, store):
     "Has `manifest`, a `ShardManifest` that was just parsed, the content of the one that `store` has read?"
     try: table = ShardTable.unpack(manifest.shards)
-    except (ValueError,KeyError,TypeError,zlib.error): return False
+    except (ValueError,KeyError,TypeError): return False
     return replace(manifest, shards={})==store.manifest and table.pack()==store.shards.pack()
 
 def _check_failures(store):
@@ -146,6 +147,10 @@ def _check_shard(store, shard, has_copy):
     samples = f'samples {table.starts[shard]:,} to {table.starts[shard+1]-1:,}'
     where = f'{store.name}: shard {name}, with {samples}'
     wrong = f'{where}: its {size:,} bytes do not match their checksum'
+    try: store.whole_shards.check(shard)
+    except CorruptSample as e:
+        yield name,str(e)
+        return None
     if received<size: yield name,f'{where}: {received:,} of {size:,} bytes: it is cut off'
     elif compressed: yield name,f'{wrong}; it is compressed, so that all of it is suspect'
     elif (change := _damage_of_values(store, shard)) is None:
@@ -178,14 +183,14 @@ def _damage_of_values(store, shard, batch=256):
                 if difference: change ^= moved(difference, int(table.size[shard])-end)
     return change
 
-def _check_copy(store, shard, fd, expected):
+def _check_copy(store, shard, key, fd, expected):
     """Yields `(what, reason)`, as `damaged_parts`, unless the copy of a shard in the cache has the checksum `expected`
 
-    It is open as `fd`, and is removed if it is damaged."""
+    It is open as `fd`, its name there is `key`, and it is removed if it is damaged."""
     name,crc,size = store.table.name(shard),0,0
     while content:=os.pread(fd, _PART_BYTES, size): crc,size = zlib.crc32(content, crc),size+len(content)
     if crc==expected and size==store.table.whole(shard): return
-    removed = store.cache.drop(store.cache_key(name), fd)
+    removed = store.cache.drop(key, fd)
     then = 'it was removed there, and is fetched again' if removed else 'it cannot be removed there'
     what = f'{store.name}: {name} in the cache {store.cache.folder}: its {size:,} bytes do not match their checksum'
     yield name,f'{what}; {then}'

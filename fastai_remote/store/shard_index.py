@@ -10,14 +10,15 @@ __all__ = ['INDEX_MAGIC', 'COMPRESSIONS', 'INDEX_SUFFIX', 'INDEX_FOLDER', 'LABEL
            'is_overlay_folder', 'index_name', 'ShardTable', 'joined_tables', 'pack_labels', 'ShardManifest']
 
 # %% ../../nbs/store/14_shard_index.ipynb #cd60bb66
-import base64, bz2, dataclasses, json, lzma, mmap, os, re, tarfile, zlib
+import base64, bz2, codecs, dataclasses, json, lzma, mmap, os, re, tarfile, zlib
 from array import array
 from functools import partial
 
 import numpy as np
 
 from ..codec.webdataset import number_extension
-from ..core import CorruptSample, Manifest, UnsupportedFormat
+from ..core import CorruptSample, Manifest, parse_json, StoreError, unzipped, UnsupportedFormat
+from .bounded import MAX_FILE
 
 # %% ../../nbs/store/14_shard_index.ipynb #59469ef9
 INDEX_MAGIC = b'fr.idx\r\n' # The first bytes of each index file, by which our files are told from those of others
@@ -26,6 +27,7 @@ _NO_VALUE = 0xFFFFFFFF   # length that says: this sample has no such field
 _KEYS_PER_BLOCK = 128   # keys that are compressed together; more take hardly less space, and longer to look up
 _KEY_BYTES,_KEY_ENDS = '__key__','__key__ ends'   # entries of the header: the compressed keys, and where blocks end
 _MAX_BLOCK = 1<<24   # bytes of the keys of one block
+_MAX_RECORD = 1<<32   # bytes of memory for the record, which is only read when tars are indexed again
 
 def _pack_keys(keys):
     "`(content, ends)`: the `keys`, `str`, compressed block by block, `bytes`; where each block ends, a uint32 array"
@@ -86,13 +88,14 @@ class ShardIndex:
         buf,start = self.buf,len(INDEX_MAGIC)+4
         if buf[:len(INDEX_MAGIC)]!=INDEX_MAGIC: raise ValueError('not an index')
         length = int.from_bytes(buf[start-4:start], 'little')
-        header = json.loads(bytes(buf[start:start+length]))
-        if not isinstance(header, dict) or header.get('n', -1)<0 or not isinstance(header.get('labels'), dict):
+        header = parse_json(buf[start:start+length])
+        if not isinstance(header, dict) or not isinstance(header.get('labels'), dict) or header.get('n', -1)<0:
             raise ValueError('no header')
         if header['format']>_FORMAT:
             raise UnsupportedFormat(f"{where}: format {header['format']}; "
                                     f'this version reads up to {_FORMAT}: upgrade fastai_remote')
         self.n,self.labels,self.shard,self.crc = header['n'],header['labels'],header.get('shard'),header['crc']
+        if not isinstance(self.shard, (int,type(None))): raise ValueError('no checksum of the shard')
         self.start = start+length
         self.columns = {name:np.frombuffer(buf, np.dtype('<'+dtype), self.n, self.start+offset)
                         for name,dtype,offset in header['columns']}
@@ -167,7 +170,7 @@ class ShardIndex:
         "Keys of samples `i`; raises `CorruptSample`"
         if self.key_bytes is None: return None
         try: return [self._keys_of(position//_KEYS_PER_BLOCK)[position%_KEYS_PER_BLOCK] for position in i.tolist()]
-        except (IndexError,ValueError,zlib.error) as e:
+        except (IndexError,ValueError) as e:
             raise CorruptSample(f'{self.where}: a damaged index: the keys of samples: {e}') from None
 
     @property
@@ -175,18 +178,16 @@ class ShardIndex:
         """What an ingest has counted in the shard, so that it need not be read again
 
         Raises `CorruptSample`, also for an index without a record."""
-        try: return json.loads(_unpack(self.packed_record))
-        except (ValueError,TypeError,zlib.error) as e:
+        try: return parse_json(_unpack(self.packed_record, MAX_FILE), _MAX_RECORD)
+        except (ValueError,TypeError) as e:
             raise CorruptSample(f'{self.where}: a damaged index, or one without a record: {e}') from None
 
     def _keys_of(self, block):
-        "The keys of block number `block`, a list of `str`; raises `IndexError`, `ValueError`, `zlib.error` for damage"
+        "The keys of block number `block`, a list of `str`; raises `IndexError` or `ValueError` for damage"
         last,keys = self._key_block
         if last==block: return keys
         start = int(self.key_ends[block-1]) if block else 0
-        decoder = zlib.decompressobj()
-        text = decoder.decompress(self.key_bytes[start:int(self.key_ends[block])].tobytes(), _MAX_BLOCK)
-        if not decoder.eof: raise ValueError('a block that is cut off, or larger than 16 MiB')
+        text = unzipped(self.key_bytes[start:int(self.key_ends[block])].tobytes(), _MAX_BLOCK, 'a block')
         keys = text.decode('utf-8', 'surrogateescape').split('\0')
         self._key_block = block,keys
         return keys
@@ -347,7 +348,7 @@ class Unzip:
     """Decompresses a gzip file part by part: call it with the next part, and it yields pieces of limited size
 
     The file may consist of several gzip members. `bad` is the error if the file is damaged, and nothing more comes
-    then; else it is `None`. A file that is cut off counts as undamaged."""
+    then, also if the caller has set it; else it is `None`. A file that is cut off counts as undamaged."""
     def __init__(self): self.decoder,self.bad = zlib.decompressobj(31),None
 
     def __call__(self,
@@ -357,13 +358,15 @@ class Unzip:
     ): # Iterator of `bytes`
         "Decompress `b`"
         try:
-            for k in range(0, 0 if self.bad else len(b), step): yield from self._step(b[k:k+step], most)
+            for k in range(0, len(b), step):
+                if not self.bad: yield from self._step(b[k:k+step], most)
         except zlib.error as e: self.bad = e
 
     def _step(self, compressed, most):
         "Yields the content of `compressed`, in pieces of at most `most` bytes, some of them empty; raises `zlib.error`"
         piece = compressed
-        while compressed or len(piece)==most:   # after a piece of full size, the decoder may hold more
+        # after a piece of full size, the decoder may hold more
+        while not self.bad and (compressed or len(piece)==most):
             if self.decoder.eof:
                 compressed = compressed.lstrip(b'\0')   # zeros at the end are padding
                 if not compressed: return
@@ -443,12 +446,15 @@ def decompressor(
 
 # %% ../../nbs/store/14_shard_index.ipynb #02e03398
 # Of a `ShardTable`
-_COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4', kind='u1', version='<u4', first='<u4')
+_COLUMNS = dict(n='<u4', size='<i8', crc='<u4', idx='<u4', raw='<i8', icrc='<u4', kind='u1', version='<u4', first='<u4',
+                stamp='<u8')
+
+_MAX_SHARDS,_MAX_NAMES = 1<<20,1<<25   # of a dataset; opening it takes up to 140 MB for them
 
 def _pack(column):
     if not isinstance(column, bytes): column = column.astype(column.dtype.newbyteorder('<')).tobytes()
     return base64.b64encode(zlib.compress(column, 1)).decode()
-def _unpack(packed): return zlib.decompress(base64.b64decode(packed))
+def _unpack(packed, limit): return unzipped(base64.b64decode(packed), limit)
 
 INDEX_SUFFIX = '.fastai_remote' # What the name of an index file ends in; no other tool uses it
 INDEX_FOLDER = '.fastai_remote' # Folder, among shards of others, for their manifest and their index files
@@ -493,6 +499,7 @@ class ShardTable:
         version:np.ndarray=None, # As in `index_name`, for each shard; default: no index was written anew
         # As `version`, of the first index of each shard: `index_shards` does not write over those of an earlier dataset
         first:np.ndarray=None,
+        stamp:np.ndarray=None, # `stamp_number` of each shard when it was indexed; 0, or default: it is not known
     ):
         self.text = names if isinstance(names, bytes) else '\n'.join(names).encode()
         newlines = np.flatnonzero(np.frombuffer(self.text, np.uint8)==10) if self.text else np.zeros(0, np.int64)
@@ -502,7 +509,7 @@ class ShardTable:
         def as_array(column, dtype): return None if column is None else np.asarray(column, dtype)
         self.n,self.size,self.crc,self.idx = (as_array(c, t) for c,t in ((n,'u4'),(size,'i8'),(crc,'u4'),(idx,'u4')))
         self.raw,self.icrc,self.kind = as_array(raw, 'i8'),as_array(icrc, 'u4'),as_array(kind, 'u1')
-        self.version,self.first = as_array(version, 'u4'),as_array(first, 'u4')
+        self.version,self.first,self.stamp = as_array(version, 'u4'),as_array(first, 'u4'),as_array(stamp, 'u8')
         self.starts = np.concatenate([[0], np.cumsum(self.n, dtype=np.int64)]) # First sample of each shard, and the end
         if len(self.cuts)!=len(self.n)+1: raise ValueError(f'{len(self.n)} shards with {len(self.cuts)-1} names')
 
@@ -525,6 +532,10 @@ class ShardTable:
         "Name of the index file that was written first for shard `s`; another one is in use if the shard was edited"
         return index_name(self.name(s), format, 0 if self.first is None else int(self.first[s]))
 
+    def stamp_of(self, s:int)->int:
+        "The `stamp_number` of shard `s` when it was indexed; 0 if it is not known"
+        return 0 if self.stamp is None else int(self.stamp[s])
+
     def whole(self, s:int)->int:
         "Bytes of shard `s` when decompressed"
         return int((self.size if self.raw is None else self.raw)[s])
@@ -540,7 +551,12 @@ class ShardTable:
         return shards,idxs-self.starts[shards]
 
     def pack(self)->dict:
-        "`{column: text}` for JSON: the columns that there are, compressed and in base64"
+        """`{column: text}` for JSON: the columns that there are, compressed and in base64
+
+        Raises `StoreError` for more shards than readers accept, or for names that are too long together."""
+        if len(self)>_MAX_SHARDS or len(self.text)>_MAX_NAMES:
+            raise StoreError(f'{len(self):,} shards with names of {len(self.text):,} bytes: a dataset has up to '
+                             f'{_MAX_SHARDS:,} shards, with names of {_MAX_NAMES:,} bytes in all: make them larger')
         columns = {k:getattr(self, k) for k in ('text',*_COLUMNS)}
         return {k:_pack(column) for k,column in columns.items() if column is not None}
 
@@ -548,12 +564,18 @@ class ShardTable:
     def unpack(cls,
         d:dict # What `pack` returned
     ):
-        "The table in `d`; raises `ValueError`, `KeyError`, `TypeError`, `zlib.error` if it is damaged"
-        columns = {k:np.frombuffer(_unpack(d[k]), dtype) for k,dtype in _COLUMNS.items() if k in d}
+        "The table in `d`; raises `ValueError`, `KeyError`, `TypeError` if it is damaged, or larger than the limits"
+        columns = {k:np.frombuffer(_unpack(d[k], _MAX_SHARDS*np.dtype(dtype).itemsize), dtype)
+                   for k,dtype in _COLUMNS.items() if k in d}
         if len({len(column) for column in columns.values()})>1: raise ValueError('columns of different lengths')
+        if any((columns[k]<0).any() for k in ('size','raw') if k in columns): raise ValueError('a size below 0')
+        if (columns['idx']>MAX_FILE).any(): raise ValueError(f'an index of more than {MAX_FILE:,} bytes')
         if 'kind' in columns and (columns['kind']>=len(COMPRESSIONS)).any(): raise ValueError('an unknown compression')
-        table = cls(_unpack(d['text']), **columns)
-        table.text.decode()   # raises `UnicodeDecodeError`, a `ValueError`
+        text = _unpack(d['text'], _MAX_NAMES)
+        if text.count(b'\n')!=max(0, len(columns['n'])-1): raise ValueError('another number of names than of shards')
+        decoder = codecs.getincrementaldecoder('utf-8')()   # raises `UnicodeDecodeError`, a `ValueError`
+        for k in range(0, len(text)+1, 1<<20): decoder.decode(text[k:k+(1<<20)], k+(1<<20)>len(text))
+        table = cls(text, **columns)
         unsafe = len(table) and _UNSAFE_NAME.search(table.text)
         if unsafe:
             k = table.text.count(b'\n', 0, unsafe.start()+(unsafe[0][:1]==b'\n'))

@@ -8,14 +8,15 @@ Docs: page `store/shards`"""
 __all__ = ['ShardStore']
 
 # %% ../../nbs/store/18_shards.ipynb #f58cf9d4
-import hashlib, json, os, re, threading, warnings, zlib
+import hashlib, os, re, threading, warnings, zlib
 from collections import OrderedDict
 
 import numpy as np
 from fastcore.basics import patch
 
-from ..core import (
-    CorruptSample, crc32s, MissingSample, size_str, StoreError, StoreNotFound, UnsupportedFormat)
+from fastai_remote.core import (
+    CorruptSample, crc32s, MAX_MANIFEST, MissingSample, parse_json, size_str, StoreError, StoreNotFound,
+    UnsupportedFormat)
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
@@ -147,7 +148,7 @@ class ShardStore(Store):
             self._home = home
             where = f'{self.storage.url}/{home}manifest.json'
             try:
-                content = self.storage.read(f'{home}manifest.json')
+                content = self.storage.read(f'{home}manifest.json', MAX_MANIFEST)
                 manifest = ShardManifest.from_json(content, where)
                 if not manifest.shards: raise UnsupportedFormat(f'{where}: not a manifest of shards')
                 self._is_index = home!=''
@@ -169,7 +170,7 @@ class ShardStore(Store):
         self._manifest_crc = zlib.crc32(content)
         if self._uid not in (None, manifest.uid): raise self.replaced_error()
         try: self._table,manifest.shards = ShardTable.unpack(manifest.shards),{}
-        except (ValueError,KeyError,TypeError,MemoryError,zlib.error) as e:
+        except (ValueError,KeyError,TypeError) as e:
             raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
         n = self._table.starts[-1]
         if n!=manifest.n:
@@ -334,6 +335,7 @@ def _read_variable(self:ShardStore, shard, index, places, positions, fields, num
     `places` and `positions` as in `_read_numbers`; `numbers` are those of the whole request, `whole` as in
     `read_values`. Returns a list of what has to be requested, `(shard, offset, length, field, place)`, for
     `_read_spans`. Raises `CorruptSample`, and what `WholeShards.get` raises."""
+    self.whole_shards.check(shard)
     size,requests = self.table.whole(shard),[]
     file = self.whole_shards.get(shard) if whole or self.table.compression(shard) else None
     for field in fields:
@@ -403,6 +405,16 @@ def _cut_off_error(self:ShardStore, number, field, received, length):
                          f'{received:,} of {length:,} bytes: the shard is cut off, or not the one that was indexed')
 
 @patch
+def changed_error(self:ShardStore,
+    shard:int, # Number of the shard
+    why:str # What is different
+)->StoreError: # `CorruptSample`; or `StoreNotFound` if the dataset was replaced
+    "The error to raise when others have changed a shard since it was indexed"
+    if self._is_replaced(): return self.replaced_error()
+    return CorruptSample(f'{self.name}: shard {self.table.name(shard)} has changed since it was indexed: {why}; '
+                         f'index_shards({self.tars.url!r}, …, overwrite=True) indexes all shards anew')
+
+@patch
 def missing_shard_error(self:ShardStore,
     shard:int # Number of the shard
 )->StoreError: # `MissingSample`; or `StoreNotFound` if the dataset was replaced
@@ -422,7 +434,7 @@ def _is_replaced(self:ShardStore):
     head,file = self.manifest.head,f'{self.home}manifest.json'
     if self.storage.ranges([file], [0], [len(head)])==[head]: return False
     # another tool may have formatted the manifest anew
-    try: content = self.storage.read(file)
+    try: content = self.storage.read(file, MAX_MANIFEST)
     except FileNotFoundError: return True
     return ShardManifest.from_json(content, f'{self.storage.url}/{file}').uid!=self._uid
 
@@ -531,6 +543,24 @@ def cache_key(self:ShardStore,
     can read."""
     origin = hashlib.sha256(self.origin.encode()).hexdigest()[:16]
     return f"{origin}-{self._uid}/{re.sub('^[.]', '%2E', name.replace('%', '%25').replace('/', '%2F'))}"
+
+@patch
+def shard_key(self:ShardStore,
+    shard:int # Number of a shard
+)->str:
+    """Name of the copy of a shard in the cache, as `cache_key`
+
+    A shard of others whose time or ETag has changed since it was indexed has another name than before. So what is in
+    the cache by a name was compared with the checksum when it had this stamp. Raises what `WholeShards.stamp`
+    raises."""
+    stamp,key = self.whole_shards.stamp(shard),self.cache_key(self.table.name(shard))
+    return key if stamp==self.table.stamp_of(shard) else f'{key}@{stamp:x}'
+
+@patch
+def check_unchanged(self:ShardStore, numbers):
+    "As in `Store`, and as `WholeShards.check`"
+    if self.table.stamp is None: return
+    for shard in np.unique(self.table.at(numbers)[0]).tolist(): self.whole_shards.check(shard)
 
 @patch
 def index_file(self:ShardStore,
@@ -690,6 +720,7 @@ def new_epoch(self:ShardStore):
     They are read, and compared with their checksums, when they are needed. Without a cache, indices that came over the
     network stay in memory."""
     state = self._state
+    state.whole_shards.new_epoch()
     if state.indices and (self.storage.local or self.cache is not None): state.forget_all()
     if self._overlays is not None: self._overlays.new_epoch()
 
@@ -708,7 +739,7 @@ def check_rest(self:ShardStore):
 @patch
 def manifest_bytes(self:ShardStore)->bytes:
     "The manifest as it is stored now; raises `StoreNotFound`"
-    try: return self.storage.read(f'{self.home}manifest.json')
+    try: return self.storage.read(f'{self.home}manifest.json', MAX_MANIFEST)
     except FileNotFoundError: raise self.replaced_error() from None
 
 # %% ../../nbs/store/18_shards.ipynb #26caab96
@@ -820,8 +851,8 @@ def failures(self:ShardStore):
         raise CorruptSample(f'{what}: its {len(content):,} bytes do not match their checksum; '
                             'samples are not affected')
     for line in content.splitlines():
-        try: sample,reason = json.loads(line)
-        except (ValueError,TypeError,RecursionError):
+        try: sample,reason = parse_json(line)
+        except (ValueError,TypeError):
             raise CorruptSample(f'{self.name}: {name}: {line[:60]!r} is no failure, or a damaged one') from None
         yield sample,reason
 

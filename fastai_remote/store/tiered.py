@@ -280,6 +280,7 @@ def read_values(self:TieredStore, numbers, fields):
     others = [*(field for field in fields if field not in kept), *(f'{field}.crc' for field in kept)]
     result = self.store.read_values(numbers, list(dict.fromkeys(others)))
     if not kept or not n: return {field:[] if field in kept else result[field] for field in fields}
+    self.store.check_unchanged(numbers)
     keys,checksums = self._keys(kept, numbers.tolist()),np.concatenate([result[f'{field}.crc'] for field in kept])
     values = self._kept_values(keys)
     is_missing = np.fromiter((value is None for value in values), bool, len(values))

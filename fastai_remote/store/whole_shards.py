@@ -15,7 +15,7 @@ from functools import partial
 from ..clock import wait
 from ..core import CorruptSample
 from .shard_index import decompressor
-from .storage import open_regular
+from .storage import open_regular, stamp_number
 
 # %% ../../nbs/store/15_whole_shards.ipynb #744d054d
 _MAX_FILES = 64   # files that a process keeps open, unless more of them are wanted
@@ -37,6 +37,64 @@ class WholeShards:
         self.failed = {} # `{shard: reason}`: wanted shards that cannot be fetched
         self.thread = None # Fetches `wanted`, and ends when all are there
         self.dropped = Counter() # Number of damaged copies of each shard
+        self.stamps = {} # `{shard: stamp_number}` of those that were looked at in this epoch
+        # `{shard: (stamp_number, what is wrong, a text)}` of those whose stamp is another than when they were indexed;
+        # '' if their bytes are the same
+        self.compared = {}
+
+    def new_epoch(self):
+        "If the shards have stamps, these are looked at again when a shard is needed, and all are opened again"
+        if self.store.table.stamp is None: return
+        with self.lock:
+            self.wanted = []
+            for known in self.stamps,self.files,self.failed: known.clear()
+            self.changed.notify_all()
+
+    def stamp(self,
+        shard:int # Number of the shard
+    )->int:
+        """The `stamp_number` that a shard has now, looked at once in an epoch; 0 if none was recorded
+
+        Raises `CorruptSample` if it has another size than when it was indexed, `StoreUnavailable`, `StoreNotFound`."""
+        store,table = self.store,self.store.table
+        recorded,known = table.stamp_of(shard),self.stamps.get(shard, 0)
+        if known or not recorded: return known
+        try: size,stamp = store.tars.size_and_stamp(table.name(shard))
+        except FileNotFoundError: return recorded   # reading it is an error that says more
+        if size not in (None, table.size[shard]):
+            raise store.changed_error(shard, f'it has {size:,} bytes, and had {int(table.size[shard]):,}')
+        now = self.stamps[shard] = stamp_number(stamp) or recorded   # some storage does not tell
+        return now
+
+    def check(self,
+        shard:int # Number of the shard
+    ):
+        """Raises `CorruptSample` if a shard of others has changed since it was indexed
+
+        If its time or its ETag is the same, so are its bytes. If not, as it may have been copied, its bytes are
+        compared with their checksum: those that come into the cache, if there is one. Raises what `stamp` and `fetch`
+        raise."""
+        now = self.stamp(shard)
+        if now==self.store.table.stamp_of(shard): return
+        stamp,wrong = self.compared.get(shard, (0,''))
+        if stamp!=now:
+            try: self._compare(shard)
+            except CorruptSample as e: wrong = str(e)
+            else: wrong = ''
+            self.compared[shard] = now,wrong
+        if wrong: raise CorruptSample(wrong)
+
+    def _compare(self, shard):
+        "Raises `CorruptSample` unless a shard has the bytes that were indexed"
+        table,fd = self.store.table,None
+        if self.store.cache is not None and not self.store.in_place(shard):
+            key = self.store.shard_key(shard)   # what is there by this name was compared when it came
+            fd = self.store.cache.open(key, table.whole(shard)) or self.fetch(shard)
+        if fd is not None: os.close(fd)
+        else:
+            crc = 0
+            for content in self.pieces(shard): crc = zlib.crc32(content, crc)
+            if crc!=table.crc[shard]: raise self.store.changed_error(shard, 'its bytes do not match their checksum')
 
     def get(self,
         shard:int # Number of the shard
@@ -73,7 +131,7 @@ class WholeShards:
                 if shard in self.files: return os.dup(self.files[shard].fd)
                 wait(self.changed, 1)
         store = self.store
-        fd = store.cache.open(store.cache_key(store.table.name(shard)), store.table.whole(shard))
+        fd = store.cache.open(store.shard_key(shard), store.table.whole(shard))
         if fd is not None: return fd
         if store.table.compression(shard): return self.fetch(shard)   # a compressed shard cannot be read in parts
 
@@ -110,7 +168,7 @@ class WholeShards:
         with self.lock: file = None if self.store.in_place(shard) else self.files.pop(shard, None)
         if file is None: return
         store,name = self.store,self.store.table.name(shard)
-        removed = store.cache.drop(store.cache_key(name), file.fd)
+        removed = store.cache.drop(store.shard_key(shard), file.fd)
         with self.lock:
             self.dropped[shard] += 1
             if shard in self.wanted and self.dropped[shard]>_MAX_DAMAGED:
@@ -148,8 +206,7 @@ class WholeShards:
 
         If the shard is not there, it is fetched into the cache first. Raises what `download` raises."""
         store = self.store
-        key = store.cache_key(store.table.name(shard))
-        return store.cache.fetch(key, store.table.whole(shard), partial(self.download, shard))
+        return store.cache.fetch(store.shard_key(shard), store.table.whole(shard), partial(self.download, shard))
 
     def download(self,
         shard:int, # Number of the shard
@@ -174,6 +231,8 @@ class WholeShards:
                     file.write(piece)
             if crc==table.crc[shard] and not left: return
         size = int(table.size[shard])
+        if received==size and self.stamp(shard)!=table.stamp_of(shard):
+            raise store.changed_error(shard, 'its bytes do not match their checksum')
         what = f'{received:,} of {size:,} bytes' if received<size else 'not the bytes that were indexed'
         raise CorruptSample(f'{store.name}: shard {table.name(shard)}: {what} ({tries} times)')
 

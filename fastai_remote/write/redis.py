@@ -8,7 +8,7 @@ Docs: page `write/redis`"""
 __all__ = ['RedisWriter']
 
 # %% ../../nbs/write/05_redis.ipynb #ac91d44d
-import json, uuid, warnings
+import uuid, warnings
 from array import array
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -21,7 +21,7 @@ from fastcore.basics import patch
 from ..clock import monotonic
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
-from ..core import CorruptSample, Manifest, packed_crcs, seal, StoreError, StoreExists
+from ..core import CorruptSample, Manifest, packed_crcs, parse_json, seal, StoreError, StoreExists
 from ..core import StoreNotFound, StoreUnavailable, UnsupportedFormat
 from ..store.redis import find_manifest, GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
@@ -273,8 +273,8 @@ def committed(self:RedisWriter,
 @patch
 def _has_newer_manifest(self:RedisWriter):
     "Returns whether the stored manifest has the number of a newer format"
-    try: content = json.loads(find_manifest(self.link, self.name)[1] or b'')
-    except (ValueError,RecursionError): return False
+    try: content = parse_json(find_manifest(self.link, self.name)[1] or b'')
+    except ValueError: return False
     version = content.get('format') if isinstance(content, dict) else None
     return type(version) is int and version>Manifest.newest_format
 
@@ -425,7 +425,7 @@ def _garbage_ranges(self:RedisWriter, listed):
 
     If it is damaged, this warns and returns an empty list, because the keys may be those of other datasets."""
     try:
-        content = json.loads(listed)
+        content = parse_json(listed)
         ranges = content if isinstance(content, list) else unseal(listed, self.keys.garbage)['ranges']
         # earlier versions wrote `[start of the key, count]`
         ranges = [(start, 0, *rest, 1) if len(rest)==1 else (start, *rest) for start,*rest in ranges]

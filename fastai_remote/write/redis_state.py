@@ -10,12 +10,12 @@ __all__ = ['INGESTS_KEY', 'LOCKS_KEY', 'IngestKeys', 'value_keys', 'staged_keys'
            'parse_lock', 'lock_number', 'generation_in']
 
 # %% ../../nbs/write/02_redis_state.ipynb #1aa33510
-import json, re, zlib
+import re, zlib
 
 import numpy as np
 import redis
 
-from ..core import CorruptSample, packed_crcs, sum_content
+from ..core import CorruptSample, packed_crcs, parse_json, sum_content
 from ..store.redis import home_of
 from ..store.redis_layout import element_dtype, KEY_BITS
 
@@ -129,7 +129,7 @@ def unseal(
 )->dict:
     "Returns the dict of which `seal` made JSON; raises `CorruptSample` if it is damaged"
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         if not isinstance(content, dict) or content.pop('crc', None)!=sum_content(content): raise ValueError
     except (ValueError,RecursionError):
         raise CorruptSample(f'{where} does not match its checksum: it is damaged, or was written by an earlier '
@@ -170,8 +170,8 @@ def parse_record(
     stored:bytes # JSON, sealed
 )->dict: # `None` if it is damaged, or belongs to another chunk
     "Returns the record of a chunk"
-    try: record = json.loads(stored)
-    except (ValueError,RecursionError): return None
+    try: record = parse_json(stored)
+    except ValueError: return None
     if not isinstance(record, dict): return None
     return record if record.get('crc')==sum_content(record) and record.get('chunk')==chunk else None
 
@@ -196,8 +196,8 @@ def parse_lock(
 )->dict: # `host`, `pid`, `id`, in a cluster `number`; `host` and `pid` are 'unknown' if it is damaged
     "Returns who holds a lock"
     unknown = {'host':'unknown', 'pid':'unknown'}
-    try: holder = {**unknown, **json.loads(token)}
-    except (ValueError,TypeError,RecursionError): return unknown
+    try: holder = {**unknown, **parse_json(token)}
+    except (ValueError,TypeError): return unknown
     is_whole = isinstance(holder['host'], str) and holder['host'].strip() and type(holder['pid']) is int
     return holder if is_whole else {**holder, **unknown}
 

@@ -11,6 +11,7 @@ __all__ = ['PLAN_FILE', 'OWN_FILE', 'PART_FILE', 'STATE_FILE', 'RECORD_FILE', 's
 # %% ../../nbs/write/08_shard_files.ipynb #a1f00004
 import json, re, zlib
 
+from ..core import MAX_MANIFEST, parse_json
 from ..store.shard_index import INDEX_FOLDER, INDEX_MAGIC, INDEX_SUFFIX, index_name, LABELS_KIND
 from ..store.shard_index import ShardManifest, ShardTable
 from ..store.storage import Storage
@@ -29,6 +30,7 @@ STATE_FILE = re.compile(r'(?:plan|chunk-\d+)\.json(?:\.\d+\.part)?$|lock\.json\.
 # The records of chunks
 RECORD_FILE = re.compile(r'chunk-\d+\.json$')
 _crc_key = b',"crc":'
+_MAX_STATE = 1<<33   # bytes of memory; we have written it, and it may list the labels of millions of samples
 
 def seal_json(
     content:dict # With values that JSON can represent, not empty
@@ -41,11 +43,11 @@ def unseal_json(
     text:bytes, # What `seal_json` returned, or JSON of an earlier version, without a checksum
     must_be_sealed:bool=False # Is JSON without a checksum damaged, too?
 )->dict:
-    "Returns the dict without its checksum; raises `ValueError` or `RecursionError` if it is damaged"
+    "Returns the dict without its checksum; raises `ValueError` if it is damaged"
     body,has_crc,crc = bytes(text).rpartition(_crc_key)
     if must_be_sealed and not has_crc: raise ValueError('it has no checksum')
     if has_crc and crc!=b'%d}' % zlib.crc32(body): raise ValueError('it does not match its checksum')
-    content = json.loads(body+b'}' if has_crc else text)
+    content = parse_json(body+b'}' if has_crc else text, _MAX_STATE)
     if not isinstance(content, dict): raise ValueError('not a JSON object')
     return content
 
@@ -106,9 +108,9 @@ def owns_labels(
     """Returns whether `labels.json` is there, and we wrote it: its content says so
 
     If the dataset has such a file, one that is empty or damaged, and so no longer says whose it is, is also ours."""
-    try: content = json.loads(storage.read('labels.json'))
+    try: content = parse_json(storage.read('labels.json', MAX_MANIFEST))
     except FileNotFoundError: return False
-    except (ValueError,RecursionError): content = None
+    except ValueError: content = None
     if isinstance(content, dict) and content.get('__kind__')==LABELS_KIND: return True
     return not content and bool(manifest and manifest.prefix and manifest.format>2 and manifest.vocab)
 

@@ -27,7 +27,7 @@ class ShardTotals:
     ):
         self.fields = dict(fields) # Of the plan, and those that occurred later
         self.chunks,self.ok,self.nbytes,self.failed = 0,0,0,0
-        self.names,self.columns = [],[array('q') for _ in range(8)] # Of the shards
+        self.names,self.columns = [],[array('q') for _ in range(9)] # Of the shards
         self.with_field = {} # `{field: number of samples that have it}`, if samples may have different fields
         self.gaps = array('q') # Starts and stops of the gaps
         self.labels,self.counts = {},{} # As `seen` and `counts` of the writer
@@ -48,8 +48,8 @@ class ShardTotals:
             if spec['dtype'] is None: self.fields.setdefault(f'{field}.crc', {'codec':'crc', 'dtype':'u4'})
         for name,*numbers in record['shards']:
             self.names.append(name)
-            # the last number is only in rows of `index_shards`, and not in those of earlier versions
-            for column,number in zip(self.columns, [*numbers, 0]): column.append(number)
+            # the last numbers are only in rows of `index_shards`, and not in those of earlier versions
+            for column,number in zip(self.columns, [*numbers, 0, 0]): column.append(number)
         for start_stop in record['gaps']: self.gaps.extend(start_stop)
         for field,texts in record['labels'].items(): self.labels.setdefault(field, set()).update(texts)
         for field,counts in record['counts'].items(): self._add_counts(field, counts)
@@ -134,10 +134,10 @@ def _add_shards(manifest, plan, totals):
 
     The splits of `plan` are ranges of numbers before gaps are closed. Without a prefix, it is an index of others'
     shards: then they are ranges of shards, and `base`, the folder of these, is added too."""
-    n,size,crc,index_size,raw_size,index_crc,kind,first = (np.array(column) for column in totals.columns)
+    n,size,crc,index_size,raw_size,index_crc,kind,first,stamp = (np.array(column) for column in totals.columns)
     is_compressed = kind.any()
     table = ShardTable(totals.names, n, size, crc, index_size, raw_size if is_compressed else None, index_crc, kind,
-                       first=first if first.any() else None)
+                       first=first if first.any() else None, stamp=stamp if stamp.any() else None)
     manifest.shards = table.pack()
     splits = plan['splits'] or {}
     if manifest.prefix:

@@ -17,7 +17,7 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..codec.webdataset import check_members
-from ..core import StoreError, StoreExists, UnsupportedFormat
+from ..core import MAX_MANIFEST, StoreError, StoreExists, UnsupportedFormat
 from ..store.shard_index import INDEX_FOLDER, INDEX_SUFFIX, index_name, is_overlay_folder
 from ..store.shard_index import pack_labels, ShardFile, ShardManifest, SummingFile
 from ..store.storage import Storage
@@ -227,7 +227,8 @@ def _store_plan(self:ShardWriter, plan, generation, foreign):
 @patch
 def committed(self:ShardWriter)->ShardManifest:
     "Returns the manifest of the dataset in the folder, or `None`; raises `UnsupportedFormat`, `CorruptSample`"
-    try: return ShardManifest.from_json(self.storage.read('manifest.json'), f'{self.url}/manifest.json')
+    content = 'manifest.json',MAX_MANIFEST
+    try: return ShardManifest.from_json(self.storage.read(*content), f'{self.url}/manifest.json')
     except FileNotFoundError: return None
     except UnsupportedFormat as e:
         raise UnsupportedFormat(f'{e}; if another tool wrote it, choose another folder') from None

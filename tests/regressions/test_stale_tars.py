@@ -1,0 +1,193 @@
+"""A tar of others that has changed since it was indexed is an error, wherever it is read; one that was copied is none
+
+Samples of a file that is replaced by one of the same size would be read from a cache, or with the labels of an
+index."""
+import os, shutil
+
+import fsspec
+import pytest
+
+from fastai_remote import index_shards, RemoteDataset, ShardStore, TieredStore
+from fastai_remote.core import CorruptSample, StoreExists
+from shard_helpers import ONE, tar
+from webserver import WebServer
+
+def samples(word):
+    "Members of a tar of four samples"
+    return [member for k in range(4) for member in ((f'{k}.txt', f'{word} {k}'.encode()), (f'{k}.cls', b'%d' % (k%2)))]
+
+def texts(store): return store.get_many(range(len(store)), 'txt', decode=True, check=True)['txt']
+
+OLD,NEW = [f'old {k}' for k in range(4)]*2,[f'new {k}' for k in range(4)]+[f'old {k}' for k in range(4)]
+
+class Disk:
+    "Two tars in a folder; `options` of its stores"
+    def __init__(self, tmp_path): self.folder,self.options = tmp_path/'d',{}
+    @property
+    def url(self): return str(self.folder)
+    def put(self, name, members): tar(self.folder/name, members)
+    def touch(self, name): os.utime(self.folder/name, (1,1))
+    def close(self): pass
+
+class CachedDisk(Disk):
+    def __init__(self, tmp_path):
+        super().__init__(tmp_path)
+        self.options = dict(cache=str(tmp_path/'cache'))
+
+class Web(CachedDisk):
+    "Read over HTTP, by a server that sends ETags; `bodies` are the names of tars that it has sent"
+    def __init__(self, tmp_path):
+        super().__init__(tmp_path)
+        self.bodies = []
+        self.server = WebServer(self.answer).__enter__()
+    def answer(self, handler):
+        file = self.folder/handler.path.strip('/')
+        if not file.is_file(): return 404,None,b''
+        if handler.command=='GET' and file.suffix=='.tar': self.bodies.append(file.name)
+        return 200,None,file.read_bytes(),{'ETag':f'"{file.stat().st_mtime_ns}"'}
+    url = property(lambda self: self.server.url)
+    def close(self): self.server.__exit__()
+
+class Uncached(Web):
+    def __init__(self, tmp_path):
+        super().__init__(tmp_path)
+        self.options = dict(cache=None)
+
+class Memory(CachedDisk):
+    "Read from a file system of fsspec"
+    fs,n = fsspec.filesystem('memory'),0
+    def __init__(self, tmp_path):
+        super().__init__(tmp_path)
+        Memory.n += 1
+        self.path = f'/stale/{self.n}'
+    url = property(lambda self: f'memory:/{self.path}')
+    def put(self, name, members):
+        super().put(name, members)
+        self.fs.pipe(f'{self.path}/{name}', (self.folder/name).read_bytes())
+    def touch(self, name): self.fs.pipe(f'{self.path}/{name}', self.fs.cat(f'{self.path}/{name}'))
+
+PLACES = [Disk, CachedDisk, Web, Uncached, Memory]
+
+@pytest.fixture(params=PLACES, ids=[o.__name__ for o in PLACES])
+def place(request, tmp_path):
+    place = request.param(tmp_path)
+    for name in 'a.tar','b.tar': place.put(name, samples('old'))
+    place.index = lambda **kwargs: index_shards(f'{place.url}/{{a,b}}.tar', tmp_path/'index', **ONE, **kwargs)
+    place.index()
+    place.open = lambda: ShardStore(tmp_path/'index', shards_url=place.url, **place.options)
+    yield place
+    place.close()
+
+def test_a_tar_that_was_replaced_is_an_error(place):
+    "By one of the same size; also in a store that has read it, when the next epoch begins"
+    store,again = place.open(),place.open()
+    assert texts(store)==OLD
+    place.put('a.tar', samples('new'))
+    store.new_epoch()
+    for other in store,again,place.open():
+        with pytest.raises(CorruptSample, match='a.tar has changed since it was indexed.*overwrite=True'): texts(other)
+        assert texts_of(other, range(4, 8))==OLD[4:]   # the other tar is the same
+    report = store.verify(num_workers=1)
+    assert report.bad or report.rest
+
+def texts_of(store, numbers): return store.get_many(numbers, 'txt', decode=True, check=True)['txt']
+
+def test_labels_of_a_tar_that_was_replaced_are_not_those_of_the_index(place):
+    members = samples('old')
+    place.put('b.tar', [(name, b'1' if name=='2.cls' else value) for name,value in members])
+    store = place.open()
+    assert texts_of(store, range(4))==OLD[:4]
+    with pytest.raises(CorruptSample, match='b.tar has changed'): store.get_many([7], ['txt','cls'])
+
+def test_epochs_notice_it(place):
+    ds = RemoteDataset(place.open()).to_tuple('txt', 'cls')
+    loader = ds.stream(shuffle=False) if hasattr(ds, 'stream') else ds
+    assert len(list(iter(loader)))==8
+    place.put('a.tar', samples('new'))
+    with pytest.raises(CorruptSample, match='a.tar has changed'): list(iter(loader))
+
+def test_a_sample_that_was_added_in_place_is_noticed(place):
+    place.put('a.tar', [*samples('old'), ('9.txt', b'added'), ('9.cls', b'1')])
+    with pytest.raises(CorruptSample, match=r'a.tar has changed since it was indexed: it has [\d,]+ bytes, and had'):
+        texts(place.open())
+    with pytest.raises(StoreExists, match=r'a.tar has changed since it was indexed: it has [\d,]+ bytes'):
+        place.index()
+
+def test_other_times_are_no_change(place):
+    "As those of a dataset that was copied; what came into the cache by the new time is not compared again"
+    for name in 'a.tar','b.tar': place.touch(name)
+    assert texts(place.open())==OLD
+    if type(place) is Web: place.bodies.clear()
+    assert texts(place.open())==OLD
+    if type(place) is Web: assert not place.bodies
+    assert place.open().verify(num_workers=1).bad==0
+    with pytest.raises(StoreExists, match='none is new'): place.index()
+    place.put('a.tar', samples('new'))   # a second change
+    with pytest.raises(CorruptSample, match='a.tar has changed'): texts(place.open())
+
+def test_indexing_again_says_what_has_changed(place):
+    with pytest.raises(StoreExists, match='none is new'): place.index()
+    place.put('b.tar', samples('new'))
+    with pytest.raises(StoreExists, match='b.tar has changed since it was indexed.*overwrite=True'): place.index()
+    place.index(overwrite=True)
+    assert texts(place.open())==OLD[:4]+NEW[:4]
+
+@pytest.mark.parametrize('end,mode', [('tar.gz','w:gz'), ('tar.xz','w:xz')])
+def test_compressed_tars_are_not_read_from_old_copies(tmp_path, end, mode):
+    "Also if both have the same size, as files of random content"
+    file = tar(tmp_path/f'd/a.{end}', samples('old'), mode)
+    index_shards(tmp_path/'d', **ONE)
+    def open_store(): return ShardStore(tmp_path/'d', cache=str(tmp_path/'cache'))
+    assert texts(open_store())==OLD[:4]
+    size = file.stat().st_size
+    tar(file, samples('new'), mode)
+    with pytest.raises(CorruptSample, match='has changed'): texts(open_store())
+    tar(file, samples('old'), mode)
+    os.truncate(file, size)
+    index_shards(tmp_path/'d', overwrite=True, **ONE)
+    assert texts(open_store())==OLD[:4]
+
+def test_values_in_redis_are_not_those_of_an_old_tar(tmp_path, server):
+    place = Disk(tmp_path)
+    place.put('a.tar', samples('old'))
+    index_shards(place.folder, **ONE)
+    store = TieredStore(server.url, ShardStore(place.folder))
+    assert texts(store)==OLD[:4] and store.flush()
+    place.put('a.tar', samples('new'))
+    store.new_epoch()
+    with pytest.raises(CorruptSample, match='a.tar has changed'): texts(store)
+
+def test_a_dataset_that_was_edited_or_got_more_tars_notices_it(tmp_path):
+    place = Disk(tmp_path)
+    place.put('a.tar', samples('old'))
+    index_shards(place.folder, **ONE)
+    place.put('b.tar', samples('old'))
+    index_shards(place.folder, **ONE)
+    ShardStore(place.folder).edit(set={'txt':{0:'edited'}}, drop=[1])
+    assert texts(ShardStore(place.folder))==['edited','old 2','old 3',*OLD[:4]]
+    place.put('b.tar', samples('new'))
+    store = ShardStore(place.folder)
+    assert texts_of(store, [1,2])==['old 2','old 3']
+    with pytest.raises(CorruptSample, match='b.tar has changed'): texts(store)
+
+def test_a_copy_with_the_same_times_is_not_read_to_compare_it(tmp_path):
+    place = Web(tmp_path)
+    place.put('a.tar', samples('old'))
+    index_shards(place.folder, tmp_path/'index', **ONE)
+    try:
+        store = ShardStore(tmp_path/'index', shards_url=place.url, cache=None)   # a number for a time is no ETag
+        assert texts(store)==OLD[:4] and len(place.bodies)>1
+    finally: place.close()
+    shutil.copytree(place.folder, tmp_path/'copy')   # with its times
+    store = ShardStore(tmp_path/'index', shards_url=tmp_path/'copy')
+    assert texts(store)==OLD[:4] and not store.whole_shards.compared
+
+def test_adding_tars_to_a_copy_records_its_times(tmp_path):
+    place = Disk(tmp_path)
+    place.put('a.tar', samples('old'))
+    index_shards(place.folder, **ONE)
+    place.touch('a.tar')
+    place.put('b.tar', samples('old'))
+    index_shards(place.folder, **ONE)
+    store = ShardStore(place.folder)
+    assert texts(store)==OLD and not store.whole_shards.compared
