@@ -52,7 +52,7 @@ from ..order.lengths import longest_of, LongestFirst, SortedWindows
 from ..order.permutation import Permutation
 from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
-from ..parallel import Worker
+from ..processes import Worker
 
 # %% ../../nbs/load/10_loader.ipynb #ce14b661
 class SeveralInputs(fastuple):
