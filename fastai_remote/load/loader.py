@@ -137,12 +137,12 @@ def _interrupt_afterwards():
     if current_thread() is not main_thread() or not callable(handler):
         yield
         return
-    signal.signal(signal.SIGINT, lambda *args: came.append(args))
+    signal.signal(signal.SIGINT, lambda *args: came.append(True))
     try: yield
     finally:
         signal.signal(signal.SIGINT, handler)
         # the thread begins when this one, which is about to leave the finaliser, lets it
-        if came: _thread.start_new_thread(_thread.interrupt_main, ())
+        if came: _thread.start_new_thread(signal.pthread_kill, (main_thread().ident, signal.SIGINT))
 
 # %% ../../nbs/load/10_loader.ipynb #f949b0a4
 _max_reported = 100   # samples that each worker names in the report
