@@ -22,7 +22,7 @@ def end_with_parent(
     told=None, # A `Connection`: the process ends as well when something is sent there
     may_end=lambda: True # What is sent to `told` ends the process only if this returns true then
 ):
-    """In a worker process: have it end at once when its parent has ended, and ignore SIGINT, which also goes to the parent
+    """In a worker process: have it end at once when its parent has ended, and ignore SIGINT, which its parent gets too
 
     Does so once per process, and nothing in a process that `multiprocessing` or loky has not started."""
     global _watching
@@ -79,7 +79,7 @@ class OwnedFolder(tempfile.TemporaryDirectory):
         super().__init__(prefix=f'fr-{prefix}-')
         new = Path(self.name)/'new'
         self.lock = new.open('w')
-        with suppress(OSError):   # another system than Linux, or a disk without locks: `remove_leftovers` leaves it alone
+        with suppress(OSError):   # not on Linux, or a disk without locks: then `remove_leftovers` leaves it alone
             self.lock.write(_boot_id.read_text())
             self.lock.flush()
             fcntl.flock(self.lock, fcntl.LOCK_EX|fcntl.LOCK_NB)

@@ -197,7 +197,8 @@ class RemoteDL(TfmdDL):
         _check_arguments(type(self), kwargs)
         store_attr('prefetch,threads,check,balance,interleave,on_bad,reducing_gap,lengths,persistent_workers')
         if persistent_workers:
-            warnings.warn('persistent_workers=True has no effect: fastai makes new workers for each epoch', stacklevel=2)
+            warnings.warn('persistent_workers=True has no effect: as in stock fastai, each epoch has new workers; '
+                          'leave it out', stacklevel=2)
         _check_targets(dataset)
         _read_from_own_stores(dataset)
         _only_targets_define(dataset)

@@ -1,7 +1,7 @@
 """Workers end with the process that started them, or with the epoch, and Ctrl-C is never swallowed
 
 pytorch/pytorch#66482 and #64766 report workers that outlive their parent, fastai#2899 interrupts that hang."""
-import os, signal, subprocess, sys, tempfile, textwrap, threading, warnings
+import os, signal, subprocess, sys, tempfile, threading, warnings
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +30,11 @@ class Process:
     "A Python process that runs a script, and whatever this starts: all of them hold the standard output open"
     def __init__(self, tmp_path, code, *args, **env):
         file = tmp_path/'script.py'
-        file.write_text('import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n'+textwrap.dedent(code))
+        file.write_text('import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n'+code)
         command = [sys.executable, '-W', 'ignore', file, *map(str, args)]
+        env = {**os.environ, 'PYTHONPATH':os.pathsep.join([str(tmp_path), *sys.path]), **env}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                        start_new_session=True, env={**os.environ, 'PYTHONPATH':os.pathsep.join([str(tmp_path), *sys.path]), **env})
+                                        start_new_session=True, env=env)
 
     def line(self): return self.process.stdout.readline().strip()
 
@@ -158,7 +159,8 @@ def test_workers_of_an_ingest_that_is_killed_end(tmp_path, backend):
     code = KILL+f'''
 from joblib import parallel_config
 from fastai_remote import to_shards
-with parallel_config({backend!r}): to_shards(range(100), sys.argv[1], lambda i: kill_leader(), num_workers=2, progress=False)
+with parallel_config({backend!r}):
+    to_shards(range(100), sys.argv[1], lambda i: kill_leader(), num_workers=2, progress=False)
 print('it was not killed')
 '''
     assert not Process(tmp_path, code, tmp_path/'d').end()
