@@ -8,11 +8,11 @@ Docs: page `processes`"""
 __all__ = ['end_with_parent', 'Worker', 'OwnedFolder', 'remove_leftovers']
 
 # %% ../nbs/06_processes.ipynb #a20e230e
-import fcntl, os, shutil, signal, tempfile, threading
+import fcntl, os, shutil, signal, sys, tempfile, threading
 from contextlib import suppress
 from multiprocessing import parent_process, Pipe, Process
 from multiprocessing.connection import wait
-from multiprocessing.queues import Queue
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 # %% ../nbs/06_processes.ipynb #aad85037
@@ -20,7 +20,7 @@ _watching = None   # number of the process that `end_with_parent` was called in
 
 def end_with_parent(
     told=None, # A `Connection`: the process ends as well when something is sent there
-    may_end=lambda: True # What is sent to `told` ends the process only if this returns true then
+    may_end:threading.Event=None # With `told`: what is sent there has its effect when this is set
 ):
     """In a worker process: have it end at once when its parent has ended, and ignore SIGINT, which its parent gets too
 
@@ -40,14 +40,12 @@ def _watch(starter, sentinel, told, may_end):
     "Run by the thread: end the process when its parent has ended, or when it is told"
     while os.getppid()==starter:
         ready = wait([o for o in (sentinel,told) if o is not None], 1)
-        if sentinel in ready or told in ready and may_end(): break
-        if told in ready: told = None   # the process has done its work, and ends by itself
+        if sentinel in ready or told in ready and may_end.wait(1): break
     os._exit(0)
 
 # %% ../nbs/06_processes.ipynb #3bf60484
 class Worker(Process):
-    "A process that ends with its parent; and when it is joined, at once unless `finished` was set in it"
-    finished = False # Has it done all of its work, so that it is about to end by itself?
+    "A process that ends with its parent; and when it is joined: at once, or after `finish` when its finalisers have run"
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.told,self.tell = Pipe(duplex=False)
@@ -55,11 +53,21 @@ class Worker(Process):
     def __getstate__(self): return {name:value for name,value in vars(self).items() if name!='tell'}
 
     def run(self):
-        end_with_parent(self.told, lambda: not self.finished)
-        # A queue's thread would block at the end, while nobody reads what is left in the queue
-        for queue in self._args:
-            if isinstance(queue, Queue): queue.cancel_join_thread()
+        self.may_end = threading.Event()
+        self.may_end.set()
+        end_with_parent(self.told, self.may_end)
+        # Called before the process waits, at -5, for the threads of its queues, which nobody may read anymore
+        Finalize(None, self._at_exit, exitpriority=-4)
         super().run()
+
+    def finish(self):
+        "In the process: all of its work is done, and it is about to end by itself"
+        self.may_end.clear()
+
+    def _at_exit(self):
+        for stream in sys.stdout,sys.stderr:
+            with suppress(AttributeError, ValueError): stream.flush()   # there is none, or it is closed
+        self.may_end.set()
 
     def join(self,
         timeout:float=None # Seconds; default: no limit

@@ -105,7 +105,7 @@ class WorkerLoader(_FakeLoader):
     def __iter__(self):
         yield from super().__iter__()
         process = current_process()
-        if isinstance(process, Worker): process.finished = True
+        if isinstance(process, Worker): process.finish()
 
     @property
     def multiprocessing_context(self):

@@ -1,17 +1,20 @@
-"""How long Ctrl-C takes in `learn.fit` and `get_preds` with two workers, ours and stock fastai's
+"""How long does Ctrl-C take in `learn.fit` and `get_preds` with two workers, ours and stock fastai's?
 
-    python tests/bench/interrupt.py [tries]
+Purpose: a notebook sends SIGINT to the whole process group. The time from there until the call has raised
+         `KeyboardInterrupt` and no worker is left, for both loaders in turn in one run, as the median and the longest.
 
-A notebook sends SIGINT to the whole process group. The time is from there until the call has raised `KeyboardInterrupt`
-and no worker is left. It is printed per loader, as median and maximum of the tries."""
-import json, multiprocessing, os, random, signal, sys, tempfile, threading, time
+Command: python tests/bench/interrupt.py [TRIES]
+
+Reason:  PyTorch waits until each worker has sent what it still holds, and gives up after 5 s; ours end at once.
+"""
+import multiprocessing, os, random, signal, sys, tempfile, threading, time
 from pathlib import Path
 from statistics import median
 
 from fastai.vision.all import *
 from PIL import Image
 
-from fastai_remote import to_shards
+from fastai_remote import image_samples, to_shards
 
 class Interrupt(Callback):
     "Interrupt the process group some time after the second batch"
@@ -39,7 +42,6 @@ def main(tries):
     for i in range(2000):
         (folder/'images'/'ab'[i%2]).mkdir(parents=True, exist_ok=True)
         Image.effect_noise((96,96), 80).convert('RGB').save(folder/'images'/'ab'[i%2]/f'{i}.jpg')
-    from fastai_remote import image_samples
     to_shards(image_samples(folder/'images', label=parent_label), folder/'shards', num_workers=1, progress=False)
     options = dict(item_tfms=Resize(64), bs=8, num_workers=2)
     loaders = {'stock fastai':ImageDataLoaders.from_folder(folder/'images', valid_pct=.1, **options),
