@@ -8,18 +8,19 @@ Docs: page `parallel`"""
 __all__ = ['share_setting', 'effective_workers', 'parallel_map']
 
 # %% ../nbs/03_parallel.ipynb #117329e1
-import os, signal, sys, threading, traceback, warnings
+import sys, threading, traceback, warnings
 from contextlib import closing
+from copy import copy
+from functools import partial
 from itertools import islice
-from multiprocessing import current_process
 from numbers import Integral
 
 import cloudpickle
 from joblib import delayed, Parallel
 from joblib.externals.loky import reusable_executor
-from joblib.parallel import get_active_backend
+from joblib.parallel import BACKENDS, get_active_backend
 
-from .clock import sleep
+from .processes import end_with_parent
 
 # %% ../nbs/03_parallel.ipynb #1ff4a154
 class _Failed:
@@ -39,20 +40,6 @@ class _Failed:
         error = cloudpickle.loads(self.pickled)
         error.add_note(self.note)
         return error
-
-def _exit_with_parent():
-    """In a worker process of joblib's loky: start a thread that ends the process when its parent has ended
-
-    Does so once per process, and nothing in other processes. If called in the main thread, it also makes the process
-    ignore SIGINT: Ctrl-C in a terminal is sent to the workers too, which leave it to their parent, which ends them."""
-    if not current_process().name.startswith('Loky') or hasattr(_exit_with_parent, 'started'): return
-    _exit_with_parent.started = True
-    if threading.current_thread() is threading.main_thread(): signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
-    def watch():
-        while os.getppid()==parent: sleep(2)
-        os._exit(1)
-    threading.Thread(target=watch, daemon=True).start()
 
 def _load(pickled):
     """The function in `pickled`, the bytes of a `_Task`; a thread keeps the one that it has unpickled last
@@ -82,7 +69,6 @@ class _Task:
     "`f` in a form that can be sent to workers. Called with an input, it returns the result, or an error as `_Failed`"
     def __init__(self, f): self.pickled = cloudpickle.dumps((f, [(put,get()) for get,put in _settings]))
     def __call__(self, x):
-        _exit_with_parent()
         try: return _apply(_load(self.pickled), x)
         except Exception as e: return _Failed(e)
 
@@ -126,6 +112,18 @@ def _replace_old_workers():
     _modules.update(specs)
     _path[:] = sys.path
 
+def _with_parent(backend):
+    "A copy of `backend`, one of joblib's, whose worker processes call `end_with_parent` before anything else"
+    backend,options = copy(backend),getattr(backend, 'backend_kwargs', {})
+    backend.configure = partial(backend.configure, initializer=_begin,
+                                initargs=(options.get('initializer'),options.get('initargs', ())))
+    return backend
+
+def _begin(initializer, arguments):
+    "Run first in a worker process: `initializer` is what the user gave joblib, or `None`"
+    end_with_parent()
+    if initializer is not None: initializer(*arguments)
+
 _inputs_per_round = 4   # per worker: few enough to hold, and enough that waiting for the slowest worker costs little
 
 def parallel_map(
@@ -145,7 +143,8 @@ def parallel_map(
     elif n==1: return (_apply(f, x) for x in xs)
     elif getattr(backend, 'uses_threads', False): return _map_stream(backend, lambda x: _apply(f, x), xs, n)
     else:
-        if type(backend).__name__=='LokyBackend': _replace_old_workers()
+        if type(backend) is BACKENDS['loky']: _replace_old_workers()
+        if type(backend) in (BACKENDS['loky'],BACKENDS['multiprocessing']): backend = _with_parent(backend)
         map_tasks = _map_stream if backend.supports_return_generator else _map_rounds
         results = map_tasks(backend, _Task(f), xs, n)
     return _raise_errors(results)

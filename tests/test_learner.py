@@ -133,11 +133,6 @@ def test_the_same_seed_gives_the_same_order(numbered):
     # workers have shards of their own
     assert epochs(2)==epochs(2 if isinstance(numbered, ShardStore) else 0)
 
-def test_persistent_workers_persist(numbered):
-    dl = of_numbers(numbered, num_workers=2, persistent_workers=True).valid
-    assert dl.fake_l.persistent_workers
-    assert sorted(seen(dl))==sorted(seen(dl))==sorted(dl.dataset.items)
-
 def test_two_loaders_taking_turns(numbered):
     "Batches in hand are not mixed up when epochs interleave, in one process"
     dls = of_numbers(numbered, drop_last=False)

@@ -20,6 +20,7 @@ from ..clock import monotonic
 from ..core import size_str, StoreFull
 from .report import SHOWN_FAILURES, FailureLimit, IngestError, IngestReport, SamplesMissing
 from ..parallel import parallel_map
+from ..processes import remove_leftovers
 from ..write.base import ChunksLost, ServerRestarted, Writer
 
 # %% ../../nbs/ingest/02_driver.ipynb #f7af448a
@@ -94,6 +95,7 @@ def run_ingest(
 def _run(job, writer, num_workers, limit, progress, tries):
     "Do what `run_ingest` does, without what it does about errors; returns the report"
     started,report = monotonic(),IngestReport(writer.name, writer.url)
+    remove_leftovers()
     marks = _count_records(writer, report, resumed=True)
     limit.check(writer, report, job.n)
     for _ in range(tries):

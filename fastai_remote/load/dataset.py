@@ -26,6 +26,7 @@ from ..order.base import Order
 from ..order.permutation import MIX_A, MIX_B, mix64, Permutation
 from ..order.ranks import rank_share, shard_permutation_of, worker_batches
 from ..order.shards import ShardPermutation
+from ..processes import end_with_parent
 from ..store.base import Store
 
 # %% ../../nbs/load/15_dataset.ipynb #fa909f67
@@ -165,6 +166,7 @@ class RemoteDataset(Pipeline, Dataset):
 
         Raises `ValueError` if all are left out or a handler ends the epoch, and `IndexError`, `MissingSample`,
         `CorruptSample`, …"""
+        if get_worker_info() is not None: end_with_parent()
         epoch,shards = (idxs.epoch,idxs.prefetch) if isinstance(idxs, _Positions) else (None,None)
         if epoch!=self.__dict__.get('_epoch_seen') and get_worker_info() is not None:   # in a persistent worker
             self._epoch_seen = epoch
@@ -284,8 +286,10 @@ class RemoteDataset(Pipeline, Dataset):
         prefetch # Called with each of them, returns arguments of the store's `prefetch`, or `None`
     ): # Iterator of what `read` returns
         "Read batches, each while the one before it is processed"
-        # Otherwise the garbage collector writes to all objects that a worker shares with its parent, and so copies them
-        if get_worker_info(): gc.freeze()
+        if get_worker_info() is not None:
+            end_with_parent()
+            # Else the garbage collector writes to all objects that a worker shares with its parent, and so copies them
+            gc.freeze()
         self.store.new_epoch()
         waiting = collections.deque()
         with FetchThreads(1) as submit:

@@ -16,7 +16,7 @@ from fastai.distributed import DistributedDL, DistributedTrainer
 from fastai.torch_core import apply, num_distrib
 
 from .batch import NoSamples, without_empty
-from .loader import RemoteDL
+from .loader import ending_workers, RemoteDL, WorkerLoader
 from ..order.base import Order
 
 # %% ../../nbs/load/11_distributed.ipynb #d78a6e24
@@ -25,6 +25,10 @@ class RemoteDistributedDL(DistributedDL):
 
     The ranks of `get_preds` read their batches in turn. So predictions, which fastai gathers batch by batch, have the
     order of the samples."""
+    def __init__(self, dl, *args, **kwargs):
+        super().__init__(dl, *args, **kwargs)
+        self.fake_l = WorkerLoader(self.fake_l)
+
     def get_idxs(self):
         dl,seed = self.dl,torch.tensor([self.dl.rng.getrandbits(62)])
         if torch.distributed.is_initialized():
@@ -39,7 +43,7 @@ class RemoteDistributedDL(DistributedDL):
         return share
 
     def after_batch(self, b): return b if type(b) is NoSamples else super().after_batch(b)
-    def __iter__(self): return without_empty(super().__iter__())
+    def __iter__(self): return ending_workers(without_empty(super().__iter__()))
 
     def to_detach(self, b, cpu=True, gather=True):
         "As fastai's; results of `get_preds` are gathered in the order of the samples, without repeated ones at the end"

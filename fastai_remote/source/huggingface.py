@@ -8,7 +8,7 @@ Docs: page `source/huggingface`"""
 __all__ = ['file_format', 'plan_columns', 'HFSource', 'is_huggingface', 'hf_samples', 'agree']
 
 # %% ../../nbs/source/08_huggingface.ipynb #ce1911ed
-import json, os, re, sys, tempfile
+import json, os, re, sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -19,6 +19,7 @@ import numpy as np
 from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
+from ..processes import OwnedFolder
 from .base import as_json, IndexedSource, mean_bytes, read_file, split_names, StreamedSource
 from .columns import are_whole, ColumnType, field_name, full_array, main_columns
 from .frames import short_time
@@ -285,16 +286,23 @@ def _stored(feature):
     "A feature of the type of `feature` that does not decode files: a value is a dict of `bytes` and `path`"
     return type(feature)(decode=False)
 
-class _TableFile:
-    "A temporary file that gives each worker the table of a dataset"
+class _Table:
+    "The table of a dataset, which is written to a temporary file when this is pickled; each worker opens the file"
     def __init__(self, dataset, columns):
-        self.folder = tempfile.TemporaryDirectory(prefix='fr-hf-')
-        table = dataset.data.select(columns)
-        in_files = bool(dataset.cache_files)   # then the pickled table consists of the names of these files
-        self.path = os.path.join(self.folder.name, 'table.pickle' if in_files else 'table.arrow')
-        if in_files:
-            with open(self.path, 'wb') as f: cloudpickle.dump(table, f)   # only our own workers read it
-        else: _write_arrow(table, self.path)
+        self.table,self.path,self.folder = dataset.data.select(columns),None,None
+        self.in_files = bool(dataset.cache_files)   # then the pickled table consists of the names of these files
+
+    def get(self): return _open_table(self.path) if self.table is None else self.table
+
+    def __getstate__(self):
+        if self.path is None:
+            self.folder = OwnedFolder('hf')
+            path = os.path.join(self.folder.name, 'table.pickle' if self.in_files else 'table.arrow')
+            if self.in_files:
+                with open(path, 'wb') as f: cloudpickle.dump(self.table, f)   # only our own workers read it
+            else: _write_arrow(self.table, path)
+            self.path = path
+        return dict(table=None, path=self.path)
 
 def _write_arrow(table, path):
     import pyarrow as pa
@@ -303,7 +311,7 @@ def _write_arrow(table, path):
 
 @lru_cache(4)   # for several splits
 def _open_table(path):
-    "The table, of `datasets.table`, in the file of a `_TableFile`; opened once per process; raises `FileNotFoundError`"
+    "The table, of `datasets.table`, in the file of a `_Table`; opened once per process; raises `FileNotFoundError`"
     if not os.path.exists(path):
         raise FileNotFoundError(f'{path}: the table lies in the temporary folder of the process that leads, which '
                                 'this machine does not see: set TMPDIR there to a shared folder')
@@ -314,14 +322,14 @@ def _open_table(path):
 class _RowsPart:
     "An iterable of `(name, {column: value})` for rows of a table, which are read when it is iterated over, in a worker"
     def __init__(self,
-        path:str, # File of a `_TableFile`
+        table:_Table,
         numbers:np.ndarray, # Positions in the dataset, for messages, shape (n,)
         rows:np.ndarray, # Positions in the table, shape (n,)
         bs:int=16, # Rows that are read at a time
     ): store_attr()
     def __len__(self): return len(self.numbers)
     def __iter__(self):
-        table = _open_table(self.path)
+        table = self.table.get()
         for k in range(0, len(self), self.bs):
             values = _read_rows(table, self.rows[k:k+self.bs])
             for i,number in enumerate(self.numbers[k:k+self.bs].tolist()):
@@ -347,10 +355,10 @@ def _column_values(column):
 class _TableSource(HFSource, IndexedSource):
     """A source of the rows of a map-style HuggingFace dataset, which workers read from its Arrow files
 
-    For a dataset in memory, `read` first writes a temporary file, which they read."""
+    For a dataset in memory, they read a temporary file."""
     def __init__(self, dataset, fields):
         names = dataset.format['columns']
-        self.dataset,self.file = dataset.with_format(None).select_columns(names),None
+        self.dataset,self.table = dataset.with_format(None).select_columns(names),None
         self.looked_at = np.unique(np.linspace(0, max(0, len(dataset)-1), 100).astype(int))[:len(dataset)]
         self._set_columns(self.dataset.features, fields, self._formats, self._is_whole)
         self._check_labels()
@@ -383,8 +391,8 @@ class _TableSource(HFSource, IndexedSource):
 
     def __len__(self): return len(self.dataset)
     def read(self, numbers):
-        if self.file is None: self.file = _TableFile(self.dataset, [c.name for c in self.used])
-        return _RowsPart(self.file.path, numbers, self._rows_of(numbers))
+        if self.table is None: self.table = _Table(self.dataset, [c.name for c in self.used])
+        return _RowsPart(self.table, numbers, self._rows_of(numbers))
     def fingerprint(self): return len(self),self.dataset._fingerprint,repr(self.fields)
 
 def _arrow(numbers):

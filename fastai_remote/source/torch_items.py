@@ -8,7 +8,7 @@ Docs: page `source/torch_items`"""
 __all__ = ['class_names', 'opened_files', 'original_file', 'flat_items', 'ItemLayout', 'DatasetSource']
 
 # %% ../../nbs/source/10_torch_items.ipynb #b0311336
-import hashlib, io, os, random, sys, tempfile, threading
+import hashlib, io, os, random, sys, threading
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +24,7 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import check_image
 from ..codec.text import are_labels
+from ..processes import OwnedFolder
 from .base import as_json, IndexedSource, read_file, stable_repr
 from .files import image_field
 
@@ -499,10 +500,12 @@ def _image_value(part, image, files):
 
 # %% ../../nbs/source/10_torch_items.ipynb #1323d9a0
 class DatasetSource(IndexedSource):
-    "A source of the samples of a map-style dataset, which each worker loads from a temporary file, and indexes"
+    """A source of the samples of a map-style dataset
+
+    Worker processes, if there are any, load it from a temporary file, and each of them indexes its own."""
     def __init__(self, dataset):
         self.items,self._layout,self._names = dataset,None,None
-        self.folder = None   # contains the file, once there is one
+        self.sent = _Sent(dataset)
         self.siblings = [self]   # sources that have the same fields; the first of them knows which
 
     @property
@@ -543,11 +546,11 @@ class DatasetSource(IndexedSource):
     def __len__(self): return len(self.items)
     def read(self, numbers): return [(f'item {i}', i) for i in numbers.tolist()]
     @property
-    def load(self): return _LoadItem(self._write())
+    def load(self): return _LoadItem(self.sent)
     @property
     def as_is(self):
         if not self.layout.parts: return None   # no item could be read: errors say why
-        return _LoadSample(self._write(), _ItemSample(self.layout, self.names[0]))
+        return _LoadSample(self.sent, _ItemSample(self.layout, self.names[0]))
 
     def share_layout(self,
         sources:list # `DatasetSource`s of all splits, this one among them
@@ -556,15 +559,6 @@ class DatasetSource(IndexedSource):
 
         Changes this source only: call it for each of `sources`, with the same list, before `layout` is used."""
         self.siblings = sources
-
-    def _write(self):
-        "Write the dataset to a temporary file, unless that was done before; returns its path"
-        if self.folder is None:
-            self.folder = tempfile.TemporaryDirectory(prefix='fr-dataset-')
-            with open(self._file, 'wb') as f: cloudpickle.dump(self.items, f)   # only our own workers read it
-        return self._file
-    @property
-    def _file(self): return os.path.join(self.folder.name, 'dataset')
 
     is_identified = False   # by three items, which may look like others
     def fingerprint(self):
@@ -596,16 +590,28 @@ def _seeded():
         np.random.set_state(of_numpy)
         if torch: torch.set_rng_state(of_torch)
 
+class _Sent:
+    "A dataset that is written to a temporary file when this object is pickled, and read from there in a worker"
+    def __init__(self, dataset): self.dataset,self.file,self.folder = dataset,None,None
+    def get(self): return self.dataset if self.file is None or self.folder else _load_dataset(self.file)
+    def __getstate__(self):
+        if self.file is None:
+            self.folder = OwnedFolder('dataset')
+            file = os.path.join(self.folder.name, 'dataset')
+            with open(file, 'wb') as f: cloudpickle.dump(self.dataset, f)   # only our own workers read it
+            self.file = file
+        return dict(dataset=None, file=self.file, folder=None)
+
 class _LoadItem:
-    "raw -> item: indexes the dataset in `file`"
-    def __init__(self, file): self.file = file
-    def __call__(self, i): return _load_dataset(self.file)[i]
+    "raw -> item: indexes the dataset that `sent`, a `_Sent`, has"
+    def __init__(self, sent): self.sent = sent
+    def __call__(self, i): return self.sent.get()[i]
 
 class _LoadSample(_LoadItem):
-    "raw -> sample: indexes the dataset in `file`, and takes the item apart"
-    def __init__(self, file, to_sample): store_attr()
+    "raw -> sample: indexes the dataset, and takes the item apart"
+    def __init__(self, sent, to_sample): store_attr()
     def __call__(self, i):
-        dataset = _load_dataset(self.file)
+        dataset = self.sent.get()
         with opened_files() as files: item = dataset[i]
         return self.to_sample(item, files)
 

@@ -18,6 +18,7 @@ from fastcore.basics import patch
 
 from ..clock import monotonic, sleep
 from ..core import limited, StoreError, StoreFull, StoreNotFound, StoreUnavailable, TooLarge
+from ..processes import OwnedFolder
 from .address import (
     chain_links, concealed, hidden_names, public_options, public_url, Secret, secret_texts, SecretOptions)
 from .bounded import (
@@ -588,7 +589,7 @@ def create(self:Storage,
     `StoreUnavailable`; in a local folder, an `OSError` of the block becomes one of these, too."""
     if not self.local:
         try:
-            with tempfile.NamedTemporaryFile(prefix='fr-') as file:
+            with OwnedFolder('upload') as folder, open(os.path.join(folder, 'file'), 'w+b') as file:
                 yield file
                 file.flush()
                 size = os.fstat(file.fileno()).st_size
