@@ -26,3 +26,14 @@ def test_signatures_show_the_arguments_of_the_loader():
         shown = inspect.signature(getattr(DataLoaders, name)).parameters
         assert {'bs','num_workers','shuffle','interleave','on_bad','prefetch','x','y','item_tfms'}<=shown.keys()
         assert not any(o.kind is o.VAR_KEYWORD for o in shown.values())
+
+def test_tab_on_a_store_shows_what_users_call():
+    from fastai_remote import MemoryStore, RedisStore, ShardStore, TieredStore
+    def shown(cls): return {name for name in dir(object.__new__(cls)) if name[0]!='_'}
+    for cls in MemoryStore, RedisStore, ShardStore, TieredStore:
+        assert {'append','copy','edit','fields','splits','verify','vocab'}<=shown(cls) and len(shown(cls))<30
+        assert all(hasattr(cls, name) or name in ('manifest','cache') for name in shown(cls))
+        assert not shown(cls)&{'read_values','raise_missing','compare_checksums','opener','reopened'}
+    class Mine(ShardStore):
+        def draw(self): pass
+    assert {'draw','delete'}<=shown(Mine) and '__len__' in dir(object.__new__(Mine))
