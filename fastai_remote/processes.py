@@ -45,7 +45,7 @@ def _watch(starter, sentinel, told, may_end):
 
 # %% ../nbs/06_processes.ipynb #3bf60484
 class Worker(Process):
-    "A process that ends with its parent; and when it is joined: at once, or after `finish` when its finalisers have run"
+    "A process that ends with its parent; and when it is joined: at once, or after `finish` with its finalisers"
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.told,self.tell = Pipe(duplex=False)

@@ -1,6 +1,7 @@
 """Workers end with the process that started them, or with the epoch, and Ctrl-C is never swallowed
 
-pytorch/pytorch#66482 and #64766 report workers that outlive their parent, fastai#2899 interrupts that hang."""
+pytorch/pytorch#5736 reports workers that outlive a process that was killed, #9985 errors in a finaliser after `break`,
+and #22924 interrupts that workers get."""
 import os, signal, subprocess, sys, tempfile, threading, warnings
 from pathlib import Path
 
