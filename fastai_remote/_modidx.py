@@ -4498,6 +4498,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastai_remote.store.base.MemoryStore.read_values': ( 'store/base.html#memorystore.read_values',
                                                                                                 'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.Store': ('store/base.html#store', 'fastai_remote/store/base.py'),
+                                          'fastai_remote.store.base.Store.__dir__': ( 'store/base.html#store.__dir__',
+                                                                                      'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.Store.__getitem__': ( 'store/base.html#store.__getitem__',
                                                                                           'fastai_remote/store/base.py'),
                                           'fastai_remote.store.base.Store.__len__': ( 'store/base.html#store.__len__',

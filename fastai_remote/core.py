@@ -230,7 +230,7 @@ def _are_runs(d):
 # Whether a value of each dict in a manifest has the right type.
 _is_valid = dict(fields=_is_field,
     splits=lambda o: isinstance(o, list) and list(map(type, o))==[int,int],
-    vocab=lambda o: _is_list(o, str, int),
+    vocab=lambda o: _is_list(o, str, int, bool),
     counts=lambda o: _is_list(o, int),
     stats=_is_summary)
 

@@ -40,6 +40,9 @@ class Store:
     server, a pickle that is saved contains its address, but no connection and no secret."""
     manifest:Manifest # Number of samples, fields, splits and vocabularies; read when it is first needed
     shards = None # Table of the shards (`ShardTable`) if the samples are stored in shards
+    # What Tab shows of a store, besides what a subclass of others defines
+    for_users = ('add_fields','append','class_counts','class_weights','copy','drop_fields','edit','failures','fields',
+                 'get_many','keys','manifest','map','mean_image','name','resize','splits','stats','verify','vocab')
     origin = '' # Where the samples are, without secrets: caches keep what comes from different places apart
 
     @property
@@ -346,6 +349,11 @@ class Store:
                             f'damaged where they are stored{self.key_location(number, field)}; ingest it again')
 
     # How a store is shown
+
+    def __dir__(self):
+        special = {name for name in object.__dir__(self) if name.startswith('__')}
+        others = [cls for cls in type(self).__mro__ if not cls.__module__.startswith('fastai_remote.')]
+        return sorted({*self.for_users, *special, *(name for cls in others for name in vars(cls))})
 
     def __repr__(self):
         if not vars(self): return f'{type(self).__name__}(not opened)'   # `__init__` has failed

@@ -151,6 +151,7 @@ def _open_store(cls, **attributes):
 
 class RedisStore(Store):
     "A dataset in Redis, one value per sample and field, read in one round trip per batch"
+    for_users = *Store.for_users,'abandon','delete','from_keys','names','rename','unfinished'
     _run_tables = None
     def __init__(self,
         url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`, with or without password
@@ -398,7 +399,7 @@ class RedisStore(Store):
         """The error to raise when this is no longer the dataset that was opened
 
         If there is none of this name now, it asks the server for the likely cause, which the message tells."""
-        if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again{self.link.origin}')
+        if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again{self.link.export_note}')
         return StoreNotFound(f'{self._name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
                              f'{_why_gone(self.link)}; or it was renamed')
 

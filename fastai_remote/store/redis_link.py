@@ -89,8 +89,9 @@ def check_link_arguments(
     "Raises `TypeError` for arguments that neither `RedisLink` nor redis-py has"
     if 'decode_responses' in names:
         raise TypeError('decode_responses: leave it out, as values are read as the bytes that they are')
-    unknown = [name for name in names if name not in _known_arguments]
-    known = {*_known_arguments, *inspect.signature(function).parameters}
+    own = inspect.signature(RedisLink).parameters
+    unknown = [name for name in names if name not in _known_arguments and name not in own]
+    known = {*_known_arguments, *own, *inspect.signature(function).parameters}
     if unknown: raise unknown_arguments(function.__qualname__, unknown, known)
 
 class RedisLink:
@@ -130,7 +131,7 @@ class RedisLink:
         self._find_nodes()
         self.has_answered = False # Has a call succeeded?
         self.was_saved = False # Was this link loaded from a saved pickle?
-        self.origin = '' # After that, for messages: which variable named the server
+        self.export_note = '' # Then, for messages: which variable has named the server
 
     def _use_url(self, url):
         """Set `self.url` to `url` without its secrets; returns the password or None, and a dict of the secret options
@@ -207,7 +208,7 @@ class RedisLink:
         if not url.startswith(REDIS_SCHEMES):
             variable,url = 'REDIS_URL',self._needs_secret and os.environ.get('REDIS_URL')
         if url and self._secret is None:
-            self.origin = f'; after it was exported, {variable} names the server {public_url(url)}'
+            self.export_note = f'; after it was exported, {variable} names the server {public_url(url)}'
             self._secret,hidden = self._use_url(concealed(url))
             self.kwargs.update(hidden)
             self._needs_secret = False

@@ -69,7 +69,7 @@ class Storage:
         self.has_answered = False # Has a call succeeded?
         self._part_bytes = _first_part # Of a file that is read in parts: grows and shrinks with the speed of the link
         self.was_saved = False # Was this loaded from a saved pickle?
-        self.origin = '' # After that, for messages: that `FASTAI_REMOTE_URL` names the folder
+        self.export_note = '' # Then, for messages: that `FASTAI_REMOTE_URL` has named the folder
         self.is_relocatable = True # Does `FASTAI_REMOTE_URL` replace the folder, when this is loaded from a pickle?
 
     def reveal(self)->dict:
@@ -161,7 +161,7 @@ class Storage:
         url = os.environ.get('FASTAI_REMOTE_URL', '')   # it may be the URL of a Redis server
         if url and self.is_relocatable and not re.match('(rediss?([+]sentinel)?|unix)://', url):
             self.url,self._secret_url,login = _split_url(url)
-            self.origin = f'; after it was exported, FASTAI_REMOTE_URL names the folder {self.url}'
+            self.export_note = f'; after it was exported, FASTAI_REMOTE_URL names the folder {self.url}'
             self._options.update(login)
 
     def _secret_texts(self): return secret_texts(self._options, self._secret_url)

@@ -132,6 +132,7 @@ class TieredStore(Store):
     """A dataset in shards, and a Redis server that keeps values that were read from them; Redis may lose any of them
 
     Raises `ValueError` if a `RedisStore` is not a copy of the dataset, and `TypeError` for wrong arguments."""
+    for_users = *Store.for_users,'clear','flush','held','hits','warm'
     def __init__(self,
         # A URL as for `RedisLink`, or a link; or a copy of the dataset, of which the keys are used
         redis:str|RedisLink|RedisStore,
