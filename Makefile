@@ -8,7 +8,7 @@ COMPILE ?= --compile-bytecode
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow test-more test-versions test-lowest test-newest mutants size coverage fuzz sanitize lint export nbs readme
+.PHONY: setup demo test test-slow test-more test-versions test-lowest test-newest mutants size coverage fuzz sanitize lint export nbs readme readme-text
 .PHONY: docs bench faults sources kinds test-servers soak clean
 
 setup: $(READY)
@@ -82,7 +82,10 @@ nbs: setup  # run the notebooks and keep what they show
 	$(PY) -W ignore tools/run_nbs.py
 	$(VENV)/bin/nbdev-clean
 
-readme: setup  # README.md from nbs/index.ipynb
+readme: setup  # README.md from nbs/index.ipynb, with a new picture, from a run of the demo
+	$(PY) tools/readme.py --picture
+
+readme-text: setup  # the text alone
 	$(PY) tools/readme.py
 
 docs: $(VENV)/.docs  # the documentation site in _docs, from notebooks, guide and results; checks its links

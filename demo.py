@@ -3,7 +3,8 @@
 python demo.py                                          scikit-learn's handwritten digits
 python demo.py --data FOLDER                            your images, one subfolder per class
 python demo.py --data FOLDER --labels FILE.csv          any folder, and a CSV file with lines of file,label
-python demo.py --data FOLDER --labels '^(.+)_[0-9]+'    any folder, and a pattern for file names; its group is the label
+python demo.py --data FOLDER --labels '^(.+)_[0-9]+'    any folder, and a pattern; its group in the file's name is the
+                                                        label; a pattern with a slash is looked for in the whole path
 """
 import argparse, csv, math, os, re, redis, sys, time, warnings
 warnings.filterwarnings('ignore', category=FutureWarning)
@@ -11,6 +12,7 @@ os.environ['MPLBACKEND'] = 'agg'
 from PIL import ImageOps
 from fastai.vision.all import *
 from fastai_remote import *
+from fastai_remote.cli.sources import PatternLabel
 from fastai_remote.core import size_str
 
 # Labels and data
@@ -29,14 +31,15 @@ def csv_label(folder, csv_file):
     return label
 
 def pattern_label(pattern):
-    "A function from a file to what the one group of `pattern` matches in its name; None if it does not match"
+    "A function from a file to what the one group of `pattern` matches, as `--label` of the command line; else None"
     try: is_valid = re.compile(pattern).groups==1
     except re.error: is_valid = False
     if not is_valid:
         raise ValueError(f'--labels {pattern!r} is neither a file nor a pattern with one group, such as ^(.+)_')
+    find = PatternLabel(pattern)
     def label(file):
-        match = re.search(pattern, file.name)
-        return match[1] if match else None
+        try: return find(file)
+        except ValueError: return None
     return label
 
 def label_of(
@@ -133,9 +136,13 @@ def key_bytes(
 
 def short(text, n=14): return text if len(text)<=n else text[:n-1]+'…'
 
+def grid_shape(n):
+    "Rows and columns of a grid without holes, of at most nine of `n` images"
+    return next(shape for shape in ((3,3), (2,3), (2,2), (1,3), (1,2), (1,1)) if math.prod(shape)<=n)
+
 def grid(figure, images, titles, colors):
-    "Draw nine images with titles"
-    axes = figure.subplots(3, 3).ravel()
+    "Draw at most nine images with titles"
+    axes = figure.subplots(*grid_shape(len(images)), squeeze=False).ravel()
     for ax in axes: ax.axis('off')
     for ax,image,title,color in zip(axes, images, titles, colors):
         ax.imshow(image, cmap='gray', vmin=0, vmax=1 if np.asarray(image).dtype.kind=='f' else 255)
@@ -165,6 +172,16 @@ def curves(figure, values):
     ax.legend(fontsize=13, frameon=False)
     ax.set(xlabel='epoch', xticks=range(1, len(values)+1, max(1, len(values)//10)))
 
+TITLE = '{}, trained from Redis: {:.1%} accuracy' # Of the picture
+
+def titles(
+    n_hardest:int, # Images of the validation set in the picture
+    has_few_classes:bool # Is there a confusion matrix?
+)->list:
+    "The titles of the three parts of the picture"
+    return ['A batch from Redis', f'Validation set: the {math.prod(grid_shape(n_hardest))} hardest images',
+            'Validation set: labels and predictions' if has_few_classes else 'Losses of each epoch']
+
 def square(image): return ImageOps.fit(image, (min(image.size),)*2)
 
 def draw(
@@ -176,7 +193,8 @@ def draw(
 ):
     "Draw a batch, the hardest images of the validation set with their predictions, and the confusion matrix"
     vocab = list(learn.dls.vocab)
-    x,y = learn.dls.train.decode(learn.dls.train.one_batch())
+    batches = [learn.dls.train.decode(batch) for batch,_ in zip(learn.dls.train, range(9))]   # nine small ones suffice
+    images,labels = [image for x,_ in batches for image in x][:9],[label for _,y in batches for label in y][:9]
     predictions,targets,losses = learn.get_preds(with_loss=True)
     predicted,hardest = predictions.argmax(1),losses.argsort(descending=True)[:9]
     is_right = (predicted[hardest]==targets[hardest]).tolist()
@@ -186,18 +204,17 @@ def draw(
     plt.rc('axes', labelsize=13)
     figure = plt.figure(figsize=(18, 6.9), layout='constrained')
     left,middle,right = figure.subfigures(1, 3, width_ratios=(1, 1, 1.2), wspace=.03)
-    grid(left, [image.permute(1,2,0).numpy() for image in x[:9]], [short(vocab[i]) for i in y[:9]], ['black']*9)
+    grid(left, [image.permute(1,2,0).numpy() for image in images], [short(vocab[i]) for i in labels], ['black']*9)
     grid(middle, [square(learn.dls.valid_ds[i][0]) for i in hardest.tolist()], answers,
          ['#1a7f37' if ok else '#c62828' for ok in is_right])
     if has_few_classes: confusion(right, predicted, targets, vocab)
     else: curves(right, history)
-    titles = ['A batch from Redis', 'Validation set: the nine hardest images',
-              'Validation set: labels and predictions' if has_few_classes else 'Losses of each epoch']
-    for part,text in zip((left, middle, right), titles): part.suptitle(text, fontsize=15, weight='bold')
+    names = titles(len(hardest), has_few_classes)
+    for part,text in zip((left, middle, right), names): part.suptitle(text, fontsize=15, weight='bold')
     figure.get_layout_engine().set(rect=(.005, .01, .99, .975))
     figure.suptitle(title, fontsize=20, weight='bold')
     figure.supxlabel(footer, fontsize=13, color='#444')
-    figure.savefig(file, dpi=100)
+    figure.savefig(file, dpi=100, metadata={'Title':TITLE, 'Description':'; '.join(names)})
 
 # The demo
 
@@ -217,17 +234,17 @@ def choose_data(data, labels, size):
 def write(server, source, fn):
     "Write the samples to Redis and print what they take there; returns the store and the server's bytes per sample"
     client = redis.Redis.from_url(server.url)
-    used_before = client.info('memory')['used_memory']
     print(f"{to_redis(source, server.url, 'demo', fn=fn, num_workers=2)}")
     store = RedisStore(server.url, 'demo')
     n,manifest = len(store),store.manifest
-    bytes_per_sample = (client.info('memory')['used_memory']-used_before)/n
     if n<10 or len(store.vocab)<2:
         raise ValueError(f'{n} images of {len(store.vocab)} classes are too few. '
                          'The demo needs at least 10 images of 2 classes.')
-    memory_usage = ', '.join(f'{k} {v:,.1f}' for k,v in key_bytes(client, manifest).items())
-    print(f'in Redis: {bytes_per_sample:,.0f} bytes per sample, everything counted; {manifest.nbytes/n:,.0f} encoded; '
-          f'MEMORY USAGE: {memory_usage}')
+    fields = key_bytes(client, manifest)
+    bytes_per_sample = sum(fields.values())
+    memory_usage = ', '.join(f'{k} {v:,.1f}' for k,v in fields.items())
+    print(f'in Redis: {bytes_per_sample:,.0f} bytes per sample, with its keys ({memory_usage}); '
+          f'{manifest.nbytes/n:,.0f} encoded')
     return store,bytes_per_sample
 
 def train(store, n_channels, size, epochs, lr, **options):
@@ -262,7 +279,7 @@ def main(data=None, labels=None, epochs=12, size=None):
         if watch.growth:
             footer += f' · a worker grew by {max(end-start for start,end in watch.growth):.1f} MB in an epoch'
         with learn.no_bar(), learn.no_logging():
-            draw(learn, history, f'{name}, trained from Redis: {history[-1][2]:.1%} accuracy', footer)
+            draw(learn, history, TITLE.format(name, history[-1][2]), footer)
     print(f'demo.png written; {time.perf_counter()-started:.0f} s in total')
 
 if __name__=='__main__':

@@ -1,5 +1,5 @@
 "The README, the guide and the documentation site: short, true, and without links that lead nowhere"
-import importlib.util, json, os, re, subprocess, sys
+import importlib.util, json, math, os, re, subprocess, sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,27 @@ def test_the_readme_is_short():
 def test_the_readme_is_what_the_notebook_says():
     import readme
     assert README.partition('-->\n\n')[2]==readme.text(), 'run `make readme`'
+
+def test_the_picture_of_the_readme_is_one_of_this_demo():
+    from PIL import Image
+    sys.path.insert(0, str(root))
+    import demo, readme
+    said = Image.open(readme.PICTURE).text
+    assert said['Description']=='; '.join(demo.titles(9, True)), 'run `make readme`'
+    assert re.fullmatch(r'Handwritten digits, trained from Redis: 9[89]\.\d% accuracy', said['Title'])
+    shapes = [demo.grid_shape(n) for n in range(1, 20)]
+    assert all(math.prod(shape)<=n for n,shape in enumerate(shapes, 1)) and shapes[8:]==[(3,3)]*11
+
+def test_labels_of_the_demo_are_those_of_the_command_line(tmp_path):
+    sys.path.insert(0, str(root))
+    import demo
+    from fastai_remote.cli.sources import read_label
+    file = tmp_path/'pets'/'great_pyrenees_12.jpg'
+    for pattern,label in ((r'^(.+)_[0-9]+', 'great_pyrenees'), (r'([^/]+)_\d+.jpg$', 'great_pyrenees'),
+                          (r'(\w+)/[^/]*$', 'pets'), (r'(\d+)', '12')):
+        assert demo.label_of(tmp_path, pattern)(file)==read_label(pattern)(file)==label
+    for find in demo.label_of(tmp_path, r'^(\d+)'),read_label(r'^(\d+)'):
+        with pytest.raises(ValueError, match=r'\^\(\\+d\+\)'): find(file)
 
 def test_numbers_of_the_readme_table_are_those_of_the_result_files():
     peers = json.loads((root/'tests/bench/results/peers.json').read_text())

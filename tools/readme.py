@@ -1,14 +1,15 @@
 """Write README.md from nbs/index.ipynb: its text, its code, the outputs, and the table of benchmark results
 
-Links in the notebook are relative to the root of the repository, as they are in README.md.
+`make readme` also makes its picture anew. Links in the notebook are relative to the root of the repository, as they are in README.md.
 """
-import json, sys
+import json, subprocess, sys
 from pathlib import Path
 
 import results
 
 root = Path(__file__).resolve().parents[1]
 MAX_WORDS = 700
+PICTURE = root/'nbs/images/digits.png'
 TABLE = '<!-- benchmark table -->' # In the text of the notebook; the table replaces it
 
 def output(
@@ -37,6 +38,10 @@ def text()->str:
     return f'{body.replace(TABLE, results.readme_table())}\n'
 
 def main():
+    "Write README.md, and with `--picture` also the picture in it, from a run of the demo (a minute)"
+    if '--picture' in sys.argv[1:]:
+        subprocess.run([sys.executable, '-W', 'ignore', 'demo.py'], cwd=root, check=True)
+        (root/'demo.png').replace(PICTURE)
     readme = text()
     n_words = len(readme.split())
     if n_words>MAX_WORDS:

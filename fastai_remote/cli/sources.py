@@ -26,15 +26,18 @@ class FolderLabel:
     def __call__(self, path): return Path(os.path.abspath(path)).parent.name   # of `a.png` and `../a.png`, too
 
 class PatternLabel:
-    """The label of an image is the first group of a regular expression that is found in its path
+    """The label of an image is the first group of a regular expression that is found in the name of its file
 
-    Called with a path, it returns the label, and raises `ValueError` if the expression is not found there."""
+    An expression with a slash is looked for in the whole path. Called with a path, it returns the label, and raises
+    `ValueError` if the expression is not found there."""
     def __init__(self,
         pattern:str # Regular expression with a group
     ): self.pattern = pattern
     def __call__(self, path):
-        found = re.search(self.pattern, Path(path).as_posix())
-        if not found: raise ValueError(f'{self.pattern!r} is not found in {path}')
+        path = Path(path)
+        text = path.as_posix() if '/' in self.pattern else path.name
+        found = re.search(self.pattern, text)
+        if not found: raise ValueError(f'{self.pattern!r} is not found in {text}')
         return found[1]
 
 def read_label(

@@ -80,7 +80,7 @@ def test_several_labels_in_any_collection(several, source):
     field, = [field for field,spec in store.manifest.fields.items() if spec['codec']=='labels']
     assert report.failed==0 and store.manifest.vocab[field]==['a','b'] and sorted(store[1][field])==['a','b']
 
-@pytest.mark.parametrize('several', [*SEVERAL.values(),{2,1},L(1,2),np.array([1,2])], ids=repr)
+@pytest.mark.parametrize('several', [*SEVERAL.values(),{2,1},L(1,2),np.array([1,2])], ids=lambda o: type(o).__name__)
 def test_a_function_of_a_file_returns_several_labels(files, several):
     store,report = in_memory(image_samples(files, label=lambda path: several))
     assert report.failed==0 and store.fields==['png','labels'] and sorted(store[0]['labels'])==sorted(several)
