@@ -214,7 +214,7 @@ def draw(
     figure.get_layout_engine().set(rect=(.005, .01, .99, .975))
     figure.suptitle(title, fontsize=20, weight='bold')
     figure.supxlabel(footer, fontsize=13, color='#444')
-    figure.savefig(file, dpi=100, metadata={'Title':TITLE, 'Description':'; '.join(names)})
+    figure.savefig(file, dpi=100, metadata={'Title':title, 'Description':'; '.join(names)})
 
 # The demo
 
