@@ -72,6 +72,13 @@ def test_module_headers_name_their_page():
         assert header.rstrip().endswith(f'Docs: page `{page}`"""') and '://' not in header, page
         assert docs.page_name(file)==page
 
+def test_the_glossary_explains_names_that_are_there():
+    import fastai_remote
+    text = (root/'nbs/guide/glossary.md').read_text(encoding='utf-8')
+    names = [name for row in re.findall(r'(?m)^\| (`.*?) \|', text) for name in re.findall(r'`(\w+)`', row)]
+    assert not set(names)-set(fastai_remote.__all__) and len(set(names))==len(names)
+    assert {'mix','simplify','Fetch','MeanImage','RemoteItems','RedisBlock'}<=set(names)
+
 def test_the_changelog_begins_with_the_version():
     from fastai_remote import __version__
     assert re.search(r'(?m)^## (.+)$', (root/'CHANGELOG.md').read_text(encoding='utf-8'))[1].startswith(__version__)

@@ -21,7 +21,7 @@ package = 'fastai_remote'
 PACKAGES = 'core imported clock processes parallel order codec store write source ingest load block cli'.split()
 
 GUIDE = ['quick_start', 'command_line', 'sources', 'drawings', 'shards', 'training', 'kinds', 'changing', 'failures', 'servers', 'sizing',
-         'credentials', 'when_not']
+         'credentials', 'when_not', 'glossary']
 HOW = ['how_it_works', 'interfaces', 'formats']
 
 @dataclass
