@@ -24,7 +24,7 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import IndexedSource, mean_bytes, open_image, refuse_address
+from .base import IndexedSource, mean_bytes, open_image, OpenImages, refuse_address
 from .base import shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
@@ -359,15 +359,19 @@ def _from_dict(splits, has_fn):
     "The source of `{split: what as_source takes}`; raises `TypeError` if their `load` are of different types"
     names = split_names(splits)
     srcs = _alike({name:_source_of_split(name, o, has_fn) for name,o in zip(names, splits.values())})
-    if len({type(s.load) for s in srcs.values()})>1:
+    if len(set(map(_maker, srcs.values())))>1:
         kinds = '; '.join(f'{split}: {_kind_of(source)}' for split,source in srcs.items())
         raise TypeError(f'splits of different kinds: {kinds}. An fn would get samples of several kinds: give all '
                         'splits in the same way, with the same options such as fields=')
     return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
 
+def _maker(source):
+    "The type of what makes the samples of `source`, apart from opening their images"
+    return type(source.load.load if isinstance(source.load, OpenImages) else source.load)
+
 def _kind_of(source):
     "The types of `source` and of its `load`, as text for a message"
-    made = 'stay as they are' if source.load is unchanged else f'{type(source.load).__name__} makes'
+    made = 'stay as they are' if source.load is unchanged else f'{_maker(source).__name__} makes'
     return f'{type(source).__name__}, whose samples {made}'
 
 def _source_of_split(split, o, has_fn):

@@ -20,7 +20,8 @@ from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
 from ..processes import OwnedFolder
-from .base import as_json, IndexedSource, mean_bytes, read_file, split_names, StreamedSource
+from .base import as_json, IndexedSource, mean_bytes, OpenImages, read_file, split_names
+from .base import StreamedSource
 from .columns import are_whole, ColumnType, field_name, full_array, main_columns
 from .frames import short_time
 
@@ -272,7 +273,9 @@ class HFSource:
         return {c.field:c.name for c in self.used}
 
     @property
-    def load(self): return _LoadRow(self.used)
+    def load(self): return OpenImages(self.as_is)
+    @property
+    def as_is(self): return _LoadRow(self.used)
 
     def rename(self,
         fields:dict # `{column: field}`; other columns keep theirs

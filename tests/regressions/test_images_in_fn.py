@@ -100,3 +100,26 @@ def test_a_file_that_is_cut_off_fails_its_sample(tmp_path):
         (tmp_path/'f'/name).write_bytes(content[:-300] if name=='7.jpg' else content)
     report = to_shards(image_samples(tmp_path/'f'), tmp_path/'d', fn=look, num_workers=0, progress=False)
     assert len(ShardStore(tmp_path/'d'))==29 and len(report.failures)==1 and '7.jpg' in report.failures[0][0]
+
+@pytest.mark.parametrize('route', ['csv','pandas','hf','hf_stream'])
+def test_rows_with_images(tmp_path, route):
+    import datasets, pandas as pd
+    from fastai_remote.source.csv_files import csv_samples
+    from fastai_remote.source.frames import table_samples
+    contents = list(files('png').values())
+    for k,content in enumerate(contents): (tmp_path/f'{k}.png').write_bytes(content)
+    names = [f'{k}.png' for k in range(3)]
+    frame = pd.DataFrame({'name':names, 'kind':list('aba')})
+    if route=='csv':
+        frame.to_csv(tmp_path/'t.csv', index=False)
+        source = csv_samples(tmp_path/'t.csv', fn_col='name', label_col='kind', folder=tmp_path)
+    elif route=='pandas': source = table_samples(frame, fn_col='name', label_col='kind', folder=tmp_path)
+    else:
+        rows = {'image':[{'bytes':content, 'path':None} for content in contents], 'label':list('aba')}
+        source = datasets.Dataset.from_dict(rows).cast_column('image', datasets.Image())
+        if route=='hf_stream': source = source.to_iterable_dataset()
+    def fn(sample):
+        assert sample['png'].size[0]==sample['png'].width
+        return {'png':sample['png'], 'flipped.png':ImageOps.mirror(sample['png'])}
+    to_shards(source, tmp_path/'d', fn=fn, num_workers=0, shuffle=False, progress=False)
+    assert values(ShardStore(tmp_path/'d'), 'png')==contents
