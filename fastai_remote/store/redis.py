@@ -399,7 +399,8 @@ class RedisStore(Store):
         """The error to raise when this is no longer the dataset that was opened
 
         If there is none of this name now, it asks the server for the likely cause, which the message tells."""
-        if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again{self.link.export_note}')
+        note = self.link.export_note
+        if exists: return StoreNotFound(f'{self._name}: replaced since it was opened: open it again{note}')
         return StoreNotFound(f'{self._name}: the manifest, key {self.manifest_key}, is gone since it was opened: '
                              f'{_why_gone(self.link)}; or it was renamed')
 

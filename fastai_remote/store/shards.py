@@ -67,7 +67,8 @@ class ShardStore(Store):
 
     The manifest is read at once. Raises `StoreNotFound`, `StoreUnavailable`, `UnsupportedFormat` or `CorruptSample` if
     this fails, and `TypeError` for arguments that do not go together."""
-    for_users = *Store.for_users,'abandon','cache','delete','prefetch','shards','shuffle_quality','unfinished','wids_index'
+    for_users = (*Store.for_users, 'abandon', 'cache', 'delete', 'prefetch', 'shards', 'shuffle_quality', 'unfinished',
+                 'wids_index')
     _manifest = None # For `repr`, if `__init__` fails
     _is_index,_overlays = False,None # For pickles of earlier versions
     _home = '' # As `home`, once the manifest was read
@@ -220,7 +221,8 @@ class ShardStore(Store):
 
     def replaced_error(self)->StoreNotFound:
         "The error to raise when this is no longer the dataset that was opened"
-        return StoreNotFound(f'{self.storage.url}: replaced since it was opened: open it again{self.storage.export_note}')
+        note = self.storage.export_note
+        return StoreNotFound(f'{self.storage.url}: replaced since it was opened: open it again{note}')
 
     @property
     def cache(self)->FileCache:
