@@ -184,7 +184,7 @@ def test_an_epoch_with_a_flipped_label_fails(client, server):
 # --- what lies beside the samples
 
 def test_a_lost_or_damaged_list_of_failures_is_found(client, tiny):
-    assert list(tiny.failures())==[('item 2','ValueError: no sample two')]
+    assert list(tiny.failures())==[('item 2','ValueError: no sample two (fn was given: int)')]
     was = client.hget('d:~failures#0', 0)
     client.delete('d:~failures#0')
     report = tiny.verify(num_workers=1)

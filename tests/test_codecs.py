@@ -172,8 +172,9 @@ def again(store, how, *args, to, name, **kw):
     "`store.how(…)` beside it: in Redis, or in a folder of `to`"
     in_redis = isinstance(store, RedisStore)
     place = dict(name=name, url=store.link) if in_redis else dict(url=to/name)
-    assert not getattr(store, how)(*args, **place, num_workers=1, progress=False, **kw).failed
-    return RedisStore(store.link.url, name) if in_redis else ShardStore(to/name)
+    result = getattr(store, how)(*args, **place, num_workers=1, progress=False, **kw)
+    assert len(result)==len(store)
+    return result
 
 def halved(o): return {**o, 'raw':o['raw'].reduce(2)}
 

@@ -252,7 +252,8 @@ def test_samples_that_fail_leave_no_gap(server, bads):
         at = stop
     assert samples==[good(o['id']) for o in samples]
     assert keys(server)==want_keys(['txt','labels'], ['cls','id'], n_good, failed=bool(bad))
-    assert sorted(s.failures())==sorted((f's{i//40}: item {i%40}', f'ValueError: no {i}') for i in bad)
+    reasons = {i:f'ValueError: no {i} (fn was given: int)' for i in bad}
+    assert sorted(s.failures())==sorted((f's{i//40}: item {i%40}', reasons[i]) for i in bad)
     assert len(rep.failures)==min(100, len(bad)) and {*rep.failures}<={*s.failures()}
 
 @given(st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=5))

@@ -93,7 +93,7 @@ def test_limits_hold_and_samples_that_fail_leave_no_gaps(
         assert store[:]==[fn(i) for i in found] and report.failed==len(sizes)-len(good)
         assert store.class_counts()=={c:sum(f'c{i%3}'==c for i in good) for c in sorted({f'c{i%3}' for i in good})}
         assert store.manifest.vocab['labels']==sorted({f'l{i%2}' for i in good})
-        failed = sorted(f'ValueError: no {i}' for i,size in enumerate(sizes) if size<0)
+        failed = sorted(f'ValueError: no {i} (fn was given: int)' for i,size in enumerate(sizes) if size<0)
         assert sorted(why for _,why in store.failures())==failed
     else:
         with pytest.raises((IngestError,ValueError), match='none of the|is empty'): put(d, source, fn, **options)

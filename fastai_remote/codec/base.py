@@ -84,7 +84,7 @@ def kind_of(
     kind = {'U':'texts (str)', 'S':'bytes', 'O':'objects', 'M':'times', 'm':'spans of time'}.get(
         getattr(dtype, 'kind', ''), f'{dtype}')
     if dtype is not None and shape: return f'an array of {kind} of shape {tuple(shape)}'
-    if kind in ('times','spans of time'): return f'the time {o}'
+    if kind in ('times','spans of time'): return f"the {str(dtype).partition('[')[0]} {o}"
     value = o.item() if hasattr(o, 'item') else o
     return f'the {type(value).__name__} {value!r:.60}'
 

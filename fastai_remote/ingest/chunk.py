@@ -395,7 +395,7 @@ def _write_samples(writer, chunk, part, load, fn):
 def failure_reason(e:Exception)->str: # At most 400 characters
     "Why a sample failed, as it is stored: the same in each run, so without addresses in memory"
     given = getattr(e, 'given', None)
-    reason = f'{type(e).__name__}: {e}'[:300]+(f' (in fn, which was given {given})' if given else '')
+    reason = f'{type(e).__name__}: {e}'[:300]+(f' (fn was given: {given})' if given else '')
     return no_address(storable(reason))[:400]
 
 def part_fingerprint(part)->int: # 1 to 2**62
@@ -422,7 +422,7 @@ def convert(
     return as_sample(values)
 
 def _described(sample):
-    "Types for a message: `a dict of jpg (JpegImageFile) and cls (str)`, or the type of what is no dict"
-    if not isinstance(sample, dict): return f'a {type(sample).__name__}'
+    "Types for a message: `dict of jpg (JpegImageFile), cls (str)`, or the type of what is no dict"
+    if not isinstance(sample, dict): return type(sample).__name__
     fields = [f'{field} ({type(value).__name__})' for field,value in list(sample.items())[:8]]
-    return f"a dict of {', '.join(fields)}{', …' if len(sample)>8 else ''}"
+    return f"dict of {', '.join(fields)}{', …' if len(sample)>8 else ''}"

@@ -267,9 +267,9 @@ def to_redis(
     `fn` gets what the source gives: a dict of fields (a row of a DataFrame as a dict), or an item of a list or dataset.
     Images of samples are images of Pillow, decoded when their pixels are needed; one that is not changed is stored as
     the file that it was. `fn` returns a dict of fields, which are named by WebDataset's extensions: `jpg`, `png`,
-    `cls`, `txt`, `json`, `npy`, … `splits={'train':None, 'valid':.1}` divides the shuffled whole. A source that has splits
-    already is `{'train': source, 'valid': source}`. `shuffle=False` keeps the order of the source, except that the last
-    samples of a split fill the gaps that failed samples, and the ends of streams, leave.
+    `cls`, `txt`, `json`, `npy`, … `splits={'train':None, 'valid':.1}` divides the shuffled whole. A source that has
+    splits already is `{'train': source, 'valid': source}`. `shuffle=False` keeps the order of the source, except that
+    the last samples of a split fill the gaps that failed samples, and the ends of streams, leave.
 
     An ingest that was interrupted continues when the same call is repeated. So does one in which more than `max_failed`
     samples failed, with a higher limit. Raises `StoreExists`, `StoreBusy`, `StoreFull`, `StoreUnavailable`,

@@ -101,6 +101,7 @@ class RedisLink:
     password. Several hosts are those of a cluster, unless they are sentinels. Whether a single one belongs to a cluster
     is known after its first answer that says so."""
     url = '' # Address without password; for `repr`, if `__init__` fails
+    export_note = '' # After loading an export, for messages: which variable has named the server
     def __init__(self,
         # `redis://`, `rediss://` (TLS) or `unix://`, with or without password; a cluster by one or several of its
         # nodes: `redis://host1:6379,host2:6379`; Sentinel: `redis+sentinel://host1:26379,host2:26379/NAME`
@@ -131,7 +132,6 @@ class RedisLink:
         self._find_nodes()
         self.has_answered = False # Has a call succeeded?
         self.was_saved = False # Was this link loaded from a saved pickle?
-        self.export_note = '' # Then, for messages: which variable has named the server
 
     def _use_url(self, url):
         """Set `self.url` to `url` without its secrets; returns the password or None, and a dict of the secret options

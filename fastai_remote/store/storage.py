@@ -48,6 +48,7 @@ class Storage:
 
     Connects when it is first used, in each process by itself. Neither `repr` nor a saved pickle contains secrets."""
     url = '' # Address without secrets; for `repr`, if `__init__` fails
+    export_note = '' # After loading an export, for messages: that `FASTAI_REMOTE_URL` has named the folder
     def __init__(self,
         # A path, or any fsspec URL: `s3://bucket/folder`. A password or a signature in it is used and not shown
         url:str|os.PathLike,
@@ -69,7 +70,6 @@ class Storage:
         self.has_answered = False # Has a call succeeded?
         self._part_bytes = _first_part # Of a file that is read in parts: grows and shrinks with the speed of the link
         self.was_saved = False # Was this loaded from a saved pickle?
-        self.export_note = '' # Then, for messages: that `FASTAI_REMOTE_URL` has named the folder
         self.is_relocatable = True # Does `FASTAI_REMOTE_URL` replace the folder, when this is loaded from a pickle?
 
     def reveal(self)->dict:

@@ -40,17 +40,17 @@ def test_a_url_with_a_blank_before_it_is_no_path(url, tmp_path, monkeypatch):
 @pytest.mark.parametrize('value,says', [
     ({'png':np.array(['a','b'])}, r'an array of texts \(str\) of shape \(2,\): give'),
     ({'png':np.array([[object()]])}, 'an array of objects of shape'), ({'age.f4':np.array('ten')}, "'ten' .str."),
-    ({'age.f4':np.datetime64('2026-01-01')}, 'the time 2026-01-01'), ({'raw':3.5}, 'the float 3.5: give'),
+    ({'age.f4':np.datetime64('2026-01-01')}, 'the datetime64 2026-01-01'), ({'raw':3.5}, 'the float 3.5: give'),
     ({'npy':'abc'}, "the str 'abc'")])
 def test_types_are_called_as_in_python(tmp_path, value, says):
     with pytest.raises(IngestError, match=f'got {says}') as error: write(tmp_path, [value])
     assert '<U' not in str(error.value) and 'dtype' not in str(error.value)
 
-@pytest.mark.parametrize('source,given', [([5], 'a int'), ([(1,'x')], 'a tuple'),
-    ([{'jpg':b'x', 'cls':'a'}], r'a dict of jpg \(bytes\), cls \(str\)')])
+@pytest.mark.parametrize('source,given', [([5], 'int'), ([(1,'x')], 'tuple'),
+    ([{'jpg':b'x', 'cls':'a'}], r'dict of jpg \(bytes\), cls \(str\)')])
 def test_an_error_of_fn_says_what_fn_was_given(tmp_path, source, given):
     def fn(o): return o['nothing']['at all'].size
-    with pytest.raises(IngestError, match=f'in fn, which was given {given}'): write(tmp_path, source*20, fn=fn)
+    with pytest.raises(IngestError, match=f'fn was given: {given}'): write(tmp_path, source*20, fn=fn)
 
 def test_a_block_of_texts_without_a_field():
     from fastai_remote import RedisBlock, TextOptions
