@@ -126,7 +126,9 @@ def test_an_engine_writes_what_one_process_writes_and_reports_the_same_failures(
     expected = of_one_process(place, files, shrink)
     with on(engine): report = write(place, files, shrink)
     assert (report.written,report.failed)==(N-2,2) and place.everything()==expected
-    assert ('1/010.png','LookupError: I do not like it') in [(name[-9:],why) for name,why in report.failures]
+    reasons = {name[-9:]:why for name,why in report.failures}
+    assert reasons['1/010.png'].startswith('LookupError: I do not like it (fn was given: dict of png')
+    assert 'png: not an image, or only its first bytes' in reasons['0/030.png']
 
 class Bomb:
     "Kills the worker that is the first to meet image 20"

@@ -388,11 +388,18 @@ class OpenImages:
 def open_image(
     codec:Codec, # Of the field; may be `None`
     value # A value of a sample
-): # `value` itself unless it is an image file that can be opened; others are errors when they are stored
-    "The image in an image file, which is not decoded yet"
+): # `value` itself unless it is an image file
+    "The image in an image file, which is not decoded yet; of one that cannot be opened, its bytes as `_NoImage`"
     if not isinstance(codec, ImageCodec) or not isinstance(value, bytes): return value
     try: return codec.opened(value)
-    except ValueError: return value
+    except ValueError as e:
+        result = _NoImage(value)
+        result.reason = f'{codec.name}: {e}'
+        return result
+
+class _NoImage(bytes):
+    "An image file that cannot be opened: `fn` may leave it out or rename it; what is asked of it as an image says why"
+    def __getattr__(self, name): raise AttributeError(name if name.startswith('__') else self.reason)
 
 class IndexedSource(Source):
     "A source that knows how many samples it has, and can read any of them"

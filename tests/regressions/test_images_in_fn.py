@@ -123,3 +123,15 @@ def test_rows_with_images(tmp_path, route):
         return {'png':sample['png'], 'flipped.png':ImageOps.mirror(sample['png'])}
     to_shards(source, tmp_path/'d', fn=fn, num_workers=0, shuffle=False, progress=False)
     assert values(ShardStore(tmp_path/'d'), 'png')==contents
+
+@pytest.mark.parametrize('content', [b'', b'no image', encoded(draw(0), 'PNG')[:30]])
+def test_what_is_no_image_says_so_when_it_is_used(tmp_path, content):
+    tar = write_tar(tmp_path/'a.tar', [('0.png',content), *((f'{k}.png',encoded(draw(k))) for k in range(1, 30))])
+    options = dict(num_workers=0, progress=False)
+    used = to_shards(tar_samples([tar]), tmp_path/'a', fn=lambda o: {'png':o['png'].convert('L')}, **options)
+    kept = to_shards(tar_samples([tar]), tmp_path/'b', fn=lambda o: {'png':o['png']}, **options)
+    for report in used,kept:
+        (_,reason), = report.failures
+        assert 'not an image, or only its first bytes' in reason or 'truncated' in reason.lower()
+    renamed = to_shards(tar_samples([tar]), tmp_path/'c', fn=lambda o: {'img.bin':o['png']}, max_failed=29, **options)
+    assert renamed.written==1 and all('got' in reason or 'bytes' in reason for _,reason in renamed.failures)
