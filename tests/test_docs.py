@@ -72,6 +72,20 @@ def test_module_headers_name_their_page():
         assert header.rstrip().endswith(f'Docs: page `{page}`"""') and '://' not in header, page
         assert docs.page_name(file)==page
 
+def test_the_site_has_an_order_and_folds_the_decisions():
+    import docs
+    files = [*docs.sources()]
+    pages = {docs.page_name(file):docs.Page(docs.page_name(file), file, title=docs.page_name(file)) for file in files}
+    for name in 'benchmarks','reference','decisions': pages[name] = docs.Page(name, root, title=name)
+    sections = {title:content for entry in docs.navigation(pages) for title,content in entry.items()}
+    names = [next(iter(entry)) for entry in sections['Tutorials']]
+    assert names[:4]==[f'tutorials/{name}' for name in ('images','shards','drawings','fastai_api')]
+    assert [name for name in names if '/kinds_' in name]==names[4:-4] and names[-1]=='tutorials/ray'
+    assert len(names)==len([*(root/'nbs/tutorials').glob('*.ipynb')])
+    assert list(sections['How it works'][-1])==['Decisions'] and 'Decisions' not in sections
+    schemes = [palette['media'] for palette in docs.CONFIG['theme']['palette']]
+    assert schemes==['(prefers-color-scheme: light)','(prefers-color-scheme: dark)']
+
 def test_the_glossary_explains_names_that_are_there():
     import fastai_remote
     text = (root/'nbs/guide/glossary.md').read_text(encoding='utf-8')

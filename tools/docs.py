@@ -20,9 +20,11 @@ package = 'fastai_remote'
 # In the order of the layers: a package imports only from packages before it.
 PACKAGES = 'core imported clock processes parallel order codec store write source ingest load block cli'.split()
 
-GUIDE = ['quick_start', 'command_line', 'sources', 'drawings', 'shards', 'training', 'kinds', 'changing', 'failures', 'servers', 'sizing',
-         'credentials', 'when_not', 'glossary']
+GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'kinds', 'changing', 'failures', 'servers', 'sizing',
+         'credentials', 'command_line', 'when_not', 'glossary']
 HOW = ['how_it_works', 'interfaces', 'formats']
+# In the order in which one would read them; those of kinds, by name, stand where `kinds` is
+TUTORIALS = ['images', 'shards', 'drawings', 'fastai_api', 'kinds', 'own_store', 'spark', 'dask', 'ray']
 
 @dataclass
 class Symbol:
@@ -405,7 +407,8 @@ def navigation(pages)->list:
     "The table of contents of the site"
     def entry(name): return {pages[name].title:f'{name}.md'}
     def section(title, names): return {title:[entry(n) for n in names if n in pages]}
-    tutorials = sorted(n for n in pages if n.startswith('tutorials/'))
+    def place(name): return TUTORIALS.index(name.partition('/')[2].partition('_')[0] if 'kinds' in name else name[10:])
+    tutorials = sorted(sorted(n for n in pages if n.startswith('tutorials/')), key=place)
     api = [entry('reference')]
     for top in PACKAGES:
         inside = [n for n in pages if n.startswith(f'{top}/')]
@@ -414,8 +417,9 @@ def navigation(pages)->list:
     others = sorted(n for n in pages if n.startswith('guide/') and n.partition('/')[2] not in GUIDE+HOW)
     notes = ['decisions', *(n for n in pages if n.startswith('decisions/'))]
     return [{package:'index.md'}, section('Guide', [*(f'guide/{n}' for n in GUIDE), *others]),
-            section('How it works', [f'guide/{n}' for n in HOW]), entry('benchmarks'), section('Tutorials', tutorials),
-            {'API reference':api}, section('Decisions', notes), entry('changelog'), entry('contributing')]
+            section('Tutorials', tutorials),
+            {'How it works':[*section('', [f'guide/{n}' for n in HOW])[''], section('Decisions', notes)]},   # folded
+            entry('benchmarks'), {'API reference':api}, entry('changelog'), entry('contributing')]
 
 def collect()->tuple:
     "All pages, and the symbols that they document"
@@ -440,13 +444,22 @@ def collect()->tuple:
 
 CONFIG = dict(site_name=package, docs_dir='pages', site_dir=str(site_dir), use_directory_urls=False, plugins=['search'],
     extra_css=['style.css'],
-    theme=dict(name='material', font=False, palette=[dict(scheme='default', primary='deep orange')],
+    theme=dict(name='material', font=False, palette=[
+                   dict(media='(prefers-color-scheme: light)', scheme='default', primary='deep orange',
+                        toggle=dict(icon='material/weather-night', name='Dark')),
+                   dict(media='(prefers-color-scheme: dark)', scheme='slate', primary='deep orange',
+                        toggle=dict(icon='material/weather-sunny', name='Light'))],
                features=['navigation.sections','navigation.top','navigation.prune','content.code.copy','toc.follow']),
     markdown_extensions=['tables','attr_list','md_in_html','admonition','pymdownx.details','pymdownx.superfences',
                          {'pymdownx.highlight':dict(use_pygments=True)}, {'toc':dict(permalink=True, toc_depth=3)}],
     validation=dict(nav=dict(omitted_files='warn', not_found='warn'),
                     links=dict(not_found='warn', anchors='warn', unrecognized_links='warn')))
-CSS = '.output { overflow-x: auto; font-size: .7rem; }\n.md-typeset table:not([class]) { font-size: .7rem; }\n'
+# A line of code has at most 120 characters, which fit the column of a wide window
+CSS = '''.output { overflow-x: auto; font-size: .7rem; }
+.md-typeset table:not([class]) { font-size: .7rem; }
+.md-grid { max-width: 74rem; }
+.md-typeset pre > code { font-size: .62rem; }
+'''
 
 def build()->list:
     "Write the pages and build the site; returns one line for each problem, such as a link to a missing file"
