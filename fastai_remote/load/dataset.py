@@ -442,6 +442,12 @@ class RemoteBatches(_BatchEpochs, Sampler):
             positions.prefetch,positions.epoch = prefetch[k%workers](positions),epoch
             yield positions
 
+def _check_options(method, options):
+    "Raises `TypeError` if a method of `RemoteDataset` was given `options` that `_BatchEpochs` does not have"
+    known = inspect.signature(_BatchEpochs).parameters
+    unknown = [name for name in options if name not in known]
+    if unknown: raise unknown_arguments(f'RemoteDataset.{method}', unknown, known)
+
 @patch
 @delegates(_BatchEpochs, but=['ds'])
 def batches(self:RemoteDataset,
@@ -507,12 +513,6 @@ def _until_stop(results):
     for result in results:
         if not isinstance(result, Dropped): yield result
         elif result.stops: return
-
-def _check_options(method, options):
-    "Raises `TypeError` if a method of `RemoteDataset` was given `options` that `_BatchEpochs` does not have"
-    known = inspect.signature(_BatchEpochs).parameters
-    unknown = [name for name in options if name not in known]
-    if unknown: raise unknown_arguments(f'RemoteDataset.{method}', unknown, known)
 
 @patch
 @delegates(_BatchEpochs, but=['ds'])
