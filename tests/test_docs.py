@@ -1,11 +1,13 @@
 "The README, the guide and the documentation site: short, true, and without links that lead nowhere"
-import importlib.util, json, math, os, re, subprocess, sys
+import importlib.util, json, math, re, subprocess, sys
 from pathlib import Path
 
 import pytest
 
 root = Path(__file__).parents[1]
 sys.path.insert(0, str(root/'tools'))
+import guide
+
 GUIDE = sorted((root/'nbs/guide').glob('*.md'))
 PLACEHOLDER = re.compile(r'example\.(?:org|com|net)|fastai-remote\.github|github\.com/fastai-remote', re.I)
 
@@ -72,20 +74,6 @@ def test_module_headers_name_their_page():
         assert header.rstrip().endswith(f'Docs: page `{page}`"""') and '://' not in header, page
         assert docs.page_name(file)==page
 
-def test_the_site_has_an_order_and_folds_the_decisions():
-    import docs
-    files = [*docs.sources()]
-    pages = {docs.page_name(file):docs.Page(docs.page_name(file), file, title=docs.page_name(file)) for file in files}
-    for name in 'benchmarks','reference','decisions': pages[name] = docs.Page(name, root, title=name)
-    sections = {title:content for entry in docs.navigation(pages) for title,content in entry.items()}
-    names = [next(iter(entry)) for entry in sections['Tutorials']]
-    assert names[:4]==[f'tutorials/{name}' for name in ('images','shards','drawings','fastai_api')]
-    assert [name for name in names if '/kinds_' in name]==names[4:-4] and names[-1]=='tutorials/ray'
-    assert len(names)==len([*(root/'nbs/tutorials').glob('*.ipynb')])
-    assert list(sections['How it works'][-1])==['Decisions'] and 'Decisions' not in sections
-    schemes = [palette['media'] for palette in docs.CONFIG['theme']['palette']]
-    assert schemes==['(prefers-color-scheme: light)','(prefers-color-scheme: dark)']
-
 def test_the_glossary_explains_names_that_are_there():
     import fastai_remote
     text = (root/'nbs/guide/glossary.md').read_text(encoding='utf-8')
@@ -97,91 +85,78 @@ def test_the_changelog_begins_with_the_version():
     from fastai_remote import __version__
     assert re.search(r'(?m)^## (.+)$', (root/'CHANGELOG.md').read_text(encoding='utf-8'))[1].startswith(__version__)
 
-PRELUDE = '''
-import json, os, random, sys, tarfile, warnings
-from io import BytesIO
-from pathlib import Path
-warnings.filterwarnings('ignore')
-import numpy as np
-from PIL import Image
-from fastai_remote import *
-from fastai_remote.store.server import redis_server
-
-server = redis_server()
-numbers = np.random.default_rng(0)
-for i in range(60):
-    file = Path('images')/('cat','dog')[i%2]/f'{i}.jpg'
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(numbers.integers(0, 256, (80, 96, 3), dtype=np.uint8)).save(file)
-Path('quickdraw').mkdir()
-for word in 'circle','line':
-    drawings = [[[[0, 40, 90, k], [5, 60, 20, 80], [0, 1, 2, 3]]] for k in range(40)]
-    about = dict(word=word, countrycode='DE', timestamp='2017-03-01 20:41:36.70725 UTC', recognized=True)
-    lines = [dict(about, key_id=str(k), drawing=d) for k,d in enumerate(drawings)]
-    (Path('quickdraw')/f'{word}.ndjson').write_text(chr(10).join(map(json.dumps, lines)))
-Path('theirs').mkdir()
-with tarfile.open('theirs/a.tar', 'w') as tar:
-    for k,f in enumerate(sorted(Path('images').rglob('*.jpg'))[:10]):
-        for suffix,data in (('jpg', f.read_bytes()), ('cls', str(k%2).encode())):
-            info = tarfile.TarInfo(f'{k:04}.{suffix}')
-            info.size = len(data)
-            tar.addfile(info, BytesIO(data))
-to_redis(image_samples('images', label=lambda p: p.parent.name), server.url, 'pets', num_workers=1, progress=False)
-if STARTS_WITHOUT: RedisStore.delete(server.url, 'pets')
-s3_url = ''
-if USES_S3:
-    import logging, s3fs
-    from moto.server import ThreadedMotoServer
-    logging.getLogger('werkzeug').setLevel(logging.ERROR)
-    s3 = ThreadedMotoServer(ip_address='127.0.0.1', port=0)
-    s3.start()
-    s3_url = 'http://{}:{}'.format(*s3.get_host_and_port())
-    s3fs.S3FileSystem(endpoint_url=s3_url, key='ACCESS_KEY', secret='SECRET_KEY').mkdir('bucket')
-'''
-
-def examples(file): return re.findall(r'(?ms)^```python\n(.*?)^```', file.read_text(encoding='utf-8'))
-
-def indent(code): return '\n'.join(f'    {line}' if line.strip() else '' for line in code.splitlines())
-
-def program(file):
-    "The examples of a page as one program, with private servers in place of `redis://localhost` and of S3"
-    code = '\n'.join(examples(file))
-    prelude = PRELUDE.replace('USES_S3', str('s3://' in code)).replace('STARTS_WITHOUT', str(file.stem=='quick_start'))
-    body = code.replace("'redis://localhost'", 'server.url').replace("'http://localhost:9000'", 's3_url')
-    return f'{prelude}\ntry:\n{indent(body)}\nfinally: server.close()\n'
-
-RUNNER = '''
-import json, os, sys, traceback, warnings
-warnings.simplefilter("ignore")
-if __name__=="__main__":
-    failed,start = {},os.getcwd()
-    for page in sys.argv[1:]:
-        os.chdir(os.path.join(start, page))
-        try: exec(compile(open("program.py").read(), f"{page}.md", "exec"), {"__name__":"__main__"})
-        except BaseException: failed[page] = traceback.format_exc()
-    with open(os.path.join(start, "failed.json"), "w") as f: json.dump(failed, f)
-'''
-
 @pytest.fixture(scope='module')
-def failed_examples(tmp_path_factory, interpreters):
-    "`{page: what went wrong}`; one process runs all pages"
-    folder = tmp_path_factory.mktemp('guide')
-    pages = [f for f in GUIDE if examples(f)]
-    for file in pages:
-        (folder/file.stem).mkdir()
-        (folder/file.stem/'program.py').write_text(program(file))
-    (folder/'run.py').write_text(RUNNER)
-    env = {**os.environ, 'PYTHONPATH':str(root), 'MPLBACKEND':'agg', 'XDG_CACHE_HOME':str(folder), 'HOME':str(folder),
-           'LOKY_MAX_CPU_COUNT':'1'}   # where an example does not ask for workers, there are none: they start slowly
-    run = interpreters.run(folder/'run.py', *(f.stem for f in pages), cwd=folder, env=env)
-    assert (folder/'failed.json').exists(), run.stderr[-4000:]
-    return json.loads((folder/'failed.json').read_text())
+def results_of_the_guide(tmp_path_factory, interpreters):
+    "`{page: its outputs, and what went wrong}`; one process runs all pages"
+    folder,files = tmp_path_factory.mktemp('guide'),guide.pages()
+    env = guide.write_programs(folder, files)
+    run = interpreters.run(folder/'run.py', *(f.stem for f in files), cwd=folder, env=env)
+    assert (folder/'results.json').exists(), run.stderr[-4000:]
+    return guide.read_results(folder)
 
 @pytest.mark.timeout(900)   # the first waits for all pages
-@pytest.mark.parametrize('file', [pytest.param(f, id=f.stem) for f in GUIDE if examples(f)])
-def test_examples_of_the_guide_run(file, failed_examples):
+@pytest.mark.parametrize('page', [f.stem for f in guide.pages()])
+def test_examples_of_the_guide_run(page, results_of_the_guide):
     "One after the other, against a private Redis and a private S3 server"
-    assert file.stem not in failed_examples, failed_examples[file.stem]
+    assert not results_of_the_guide[page]['failed'], results_of_the_guide[page]['failed']
+
+@pytest.mark.timeout(900)
+def test_outputs_of_the_guide_are_recorded_example_by_example(results_of_the_guide):
+    "What is printed and drawn, with the public addresses"
+    for file in guide.pages():
+        outputs = results_of_the_guide[file.stem]['outputs']
+        assert len(outputs)==len(guide.examples(file))
+        for code,output in zip(guide.examples(file), outputs):
+            if re.search(r'^print\(', code, re.M): assert guide.shown(output['text']), code
+            assert bool(output['figures'])==('.show_batch(' in code), code
+            assert '127.0.0.1' not in output['text'], code
+
+def test_outputs_are_below_their_examples():
+    text = '```python\nprint(1)\n```\n\nText.\n\n```python\nx.show()\n```\n\n```bash\nls\n```\n'
+    outputs = [dict(text='10%\r100%\r\x1b[1m1\x1b[0m\n', figures=[]), dict(text='', figures=['UE5H'])]
+    images = []
+    def add_image(data): return images.append(data) or 'a.png'
+    assert guide.insert(text, outputs, add_image)==text.replace(
+        'print(1)\n```', 'print(1)\n```\n\n```{ .text .printed }\n1\n```').replace(
+        'x.show()\n```', 'x.show()\n```\n\n![output](a.png)')
+    assert images==[b'PNG']
+
+@pytest.fixture(scope='module')
+def site_pages():
+    import docs
+    return docs.collect()[0]
+
+def titles(entries): return [next(iter(e)) for e in entries]
+
+def test_tutorials_are_in_the_order_in_which_one_reads_them(site_pages):
+    "Each tutorial of `nbs/tutorials` has a place; those on engines are last"
+    import docs
+    assert sorted(docs.TUTORIALS)==sorted(f.stem for f in (root/'nbs/tutorials').glob('*.ipynb'))
+    section = next(e['Tutorials'] for e in docs.navigation(site_pages) if 'Tutorials' in e)
+    names = [Path(next(iter(e.values()))).stem for e in section]
+    assert names[:3]==['images', 'shards', 'drawings'] and names[-3:]==['spark', 'dask', 'ray']
+
+def test_decision_notes_are_folded_away(site_pages):
+    "A section within a section is closed until one opens it"
+    import docs
+    entries = docs.navigation(site_pages)
+    assert 'Decisions' not in titles(entries)
+    inside = [s for e in entries for s in e.values() if isinstance(s, list) and 'Decisions' in titles(s)]
+    assert len(inside)==1
+
+def test_the_search_works_from_files(tmp_path):
+    "The index is a script, because a page that is opened from a file may not fetch one; so is the worker"
+    import docs
+    (tmp_path/'search').mkdir()
+    (tmp_path/'search/search_index.json').write_text('{"docs": [{"text": "a\u2028b"}]}')
+    docs.embed_index(tmp_path)
+    assert (tmp_path/'search/search_index.js').read_text()=='var __index = {"docs": [{"text": "a\\u2028b"}]}'
+    assert docs.CONFIG['extra']['polyfills']==['iframe-worker.js'] and (root/'tools/site/iframe-worker.js').exists()
+
+def test_the_site_is_dark_where_the_system_is():
+    import docs
+    media = {p['scheme']:p['media'] for p in docs.CONFIG['theme']['palette']}
+    assert media=={s:f'(prefers-color-scheme: {m})' for s,m in (('default','light'), ('slate','dark'))}
 
 def test_links_of_the_guide_and_the_readme_lead_to_files():
     bad = []
@@ -196,6 +171,10 @@ def test_the_site_builds_and_its_links_are_right():
     command = [sys.executable, str(root/'tools/docs.py'), '--check']
     run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
     assert run.returncode==0, run.stderr[-4000:]
+    page = (root/'_docs/guide/drawings.html').read_text(encoding='utf-8')
+    assert re.search(r'class="[^"]*printed', page)
+    assert 'images/guide-drawings-0.png' in page and 'iframe-worker.js' in page
+    assert (root/'_docs/search/search_index.js').exists()
 
 def test_the_site_shows_signatures_as_python_does_and_describes_arguments_by_the_comments_at_them():
     import docs

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import readme, results
+import guide, readme, results
 
 root = Path(__file__).resolve().parents[1]
 pages_dir,site_dir = root/'_proc',root/'_docs'
@@ -23,8 +23,10 @@ PACKAGES = 'core imported clock processes parallel order codec store write sourc
 GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'kinds', 'changing', 'failures', 'servers', 'sizing',
          'credentials', 'command_line', 'when_not', 'glossary']
 HOW = ['how_it_works', 'interfaces', 'formats']
-# In the order in which one would read them; those of kinds, by name, stand where `kinds` is
-TUTORIALS = ['images', 'shards', 'drawings', 'fastai_api', 'kinds', 'own_store', 'spark', 'dask', 'ray']
+# In the order in which one would read them: what most users need first, engines last
+TUTORIALS = ['images', 'shards', 'drawings', 'fastai_api', 'kinds_labels', 'kinds_masks', 'kinds_boxes', 'kinds_points',
+             'kinds_pairs', 'kinds_captions', 'kinds_numbers', 'kinds_texts', 'kinds_audio', 'own_store', 'spark', 'dask',
+             'ray']
 
 @dataclass
 class Symbol:
@@ -407,8 +409,8 @@ def navigation(pages)->list:
     "The table of contents of the site"
     def entry(name): return {pages[name].title:f'{name}.md'}
     def section(title, names): return {title:[entry(n) for n in names if n in pages]}
-    def place(name): return TUTORIALS.index(name.partition('/')[2].partition('_')[0] if 'kinds' in name else name[10:])
-    tutorials = sorted(sorted(n for n in pages if n.startswith('tutorials/')), key=place)
+    more = sorted(n for n in pages if n.startswith('tutorials/') and n.partition('/')[2] not in TUTORIALS)
+    tutorials = [*(f'tutorials/{n}' for n in TUTORIALS), *more]
     api = [entry('reference')]
     for top in PACKAGES:
         inside = [n for n in pages if n.startswith(f'{top}/')]
@@ -417,9 +419,10 @@ def navigation(pages)->list:
     others = sorted(n for n in pages if n.startswith('guide/') and n.partition('/')[2] not in GUIDE+HOW)
     notes = ['decisions', *(n for n in pages if n.startswith('decisions/'))]
     return [{package:'index.md'}, section('Guide', [*(f'guide/{n}' for n in GUIDE), *others]),
-            section('Tutorials', tutorials),
-            {'How it works':[*section('', [f'guide/{n}' for n in HOW])[''], section('Decisions', notes)]},   # folded
-            entry('benchmarks'), {'API reference':api}, entry('changelog'), entry('contributing')]
+            section('How it works', [f'guide/{n}' for n in HOW]), entry('benchmarks'), section('Tutorials', tutorials),
+            {'API reference':api},
+            # a section within a section is folded
+            {'Project':[entry('changelog'), entry('contributing'), section('Decisions', notes)]}]
 
 def collect()->tuple:
     "All pages, and the symbols that they document"
@@ -442,28 +445,55 @@ def collect()->tuple:
     pages['decisions'] = Page('decisions', root/'nbs/decisions.md', 'Overview', text=decisions(pages))
     return pages,symbols
 
+def palette(scheme, mode, icon, other):
+    "Colours for systems that are set to `mode`, and a button for the other ones"
+    return dict(media=f'(prefers-color-scheme: {mode})', scheme=scheme, primary='deep orange',
+                toggle=dict(icon=f'material/{icon}', name=f'Show the {other} colours'))
+
 CONFIG = dict(site_name=package, docs_dir='pages', site_dir=str(site_dir), use_directory_urls=False, plugins=['search'],
-    extra_css=['style.css'],
-    theme=dict(name='material', font=False, palette=[
-                   dict(media='(prefers-color-scheme: light)', scheme='default', primary='deep orange',
-                        toggle=dict(icon='material/weather-night', name='Dark')),
-                   dict(media='(prefers-color-scheme: dark)', scheme='slate', primary='deep orange',
-                        toggle=dict(icon='material/weather-sunny', name='Light'))],
+    extra_css=['style.css'], extra=dict(polyfills=['iframe-worker.js']),
+    theme=dict(name='material', font=False,
+               palette=[palette('default', 'light', 'weather-night', 'dark'),
+                        palette('slate', 'dark', 'weather-sunny', 'light')],
                features=['navigation.sections','navigation.top','navigation.prune','content.code.copy','toc.follow']),
     markdown_extensions=['tables','attr_list','md_in_html','admonition','pymdownx.details','pymdownx.superfences',
                          {'pymdownx.highlight':dict(use_pygments=True)}, {'toc':dict(permalink=True, toc_depth=3)}],
     validation=dict(nav=dict(omitted_files='warn', not_found='warn'),
                     links=dict(not_found='warn', anchors='warn', unrecognized_links='warn')))
-# A line of code has at most 120 characters, which fit the column of a wide window
-CSS = '''.output { overflow-x: auto; font-size: .7rem; }
+# Long lines of code continue in the next line. Outputs have a bar at their left. Pictures are drawn for white paper.
+CSS = """.output { overflow-x: auto; font-size: .7rem; }
 .md-typeset table:not([class]) { font-size: .7rem; }
-.md-grid { max-width: 74rem; }
-.md-typeset pre > code { font-size: .62rem; }
-'''
+.md-grid { max-width: 76rem; }
+.md-typeset pre > code { white-space: pre-wrap; overflow-wrap: anywhere; }
+.md-typeset .printed pre > code { border-left: .15rem solid var(--md-primary-fg-color); }
+[data-md-color-scheme="slate"] .md-content img { background: #fff; }
+"""
+
+def with_outputs(pages)->list:
+    "Put what the examples of the guide print and draw into its pages; returns one line for each page that failed"
+    files,problems = guide.pages(),[]
+    results = guide.run_pages(files)
+    for file in files:
+        page,result = pages[f'guide/{file.stem}'],results.get(file.stem, dict(outputs=[], failed='it was not run'))
+        if result['failed']: problems.append(f"{page.name}: examples: {result['failed'].strip().splitlines()[-1]}")
+        def add_image(data, page=page):
+            name = f"{page.name.replace('/', '-')}-{len(page.images)}.png"
+            page.images[name] = data
+            return relative(page, f'images/{name}')
+        page.text = guide.insert(page.text, result['outputs'], add_image)
+    return problems
+
+def embed_index(
+    site:Path # Folder of the site
+):
+    "Write the index of the search as a script too: a page that is opened from a file may load scripts only"
+    index = json.loads((site/'search/search_index.json').read_text(encoding='utf-8'))
+    (site/'search/search_index.js').write_text(f'var __index = {json.dumps(index)}')
 
 def build()->list:
     "Write the pages and build the site; returns one line for each problem, such as a link to a missing file"
     pages,symbols = collect()
+    failed = with_outputs(pages)
     linker = Linker(pages, symbols)
     for folder in (pages_dir, site_dir): shutil.rmtree(folder, ignore_errors=True)
     write_pages(pages, linker)
@@ -472,8 +502,11 @@ def build()->list:
     (pages_dir/'mkdocs.yml').write_text(json.dumps(config, indent=1))   # JSON is YAML
     command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '-f', str(pages_dir/'mkdocs.yml')]
     run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, 'NO_MKDOCS_2_WARNING':'1'})
-    if run.returncode==0: return linker.problems
-    return linker.problems+[f'mkdocs: {line}' for line in (run.stdout+run.stderr).splitlines() if line.strip()]
+    problems = linker.problems+failed
+    if run.returncode==0:
+        embed_index(site_dir)
+        return problems
+    return problems+[f'mkdocs: {line}' for line in (run.stdout+run.stderr).splitlines() if line.strip()]
 
 def write_pages(pages, linker):
     "Write the Markdown of all pages, their images and the style sheet to `_proc/pages`"
@@ -489,6 +522,7 @@ def write_pages(pages, linker):
         for name,data in page.images.items(): (images/name).write_bytes(data)
     for name,file in linker.files.items(): shutil.copy(file, images/name)
     (pages_dir/'pages/style.css').write_text(CSS)
+    shutil.copy(root/'tools/site/iframe-worker.js', pages_dir/'pages')
 
 class Links(HTMLParser):
     "The links, the anchors and the resources of an HTML page"
@@ -541,6 +575,6 @@ def main():
     for problem in dict.fromkeys(problems): print(problem, file=sys.stderr)
     if problems: sys.exit(f'docs: {len(set(problems))} problems')
     n_pages,name = len(list(site_dir.rglob('*.html'))),site_dir.name
-    print(f'{n_pages} pages in {name}. Open {name}/index.html. Search needs a server: python -m http.server -d {name}')
+    print(f'{n_pages} pages in {name}. Open {name}/index.html')
 
 if __name__=='__main__': main()
