@@ -152,9 +152,11 @@ def _waits(im):
 
 def _seen(im, other):
     "What is compared of image `im`: its metadata, and its pixels unless `other` was not decoded, and so not changed"
-    pixels = None if _waits(other) else load_pixels(im).tobytes()
-    meta = im.info.get('icc_profile'),im.info.get('transparency'),dict(im.getexif()),im.getpalette(None)
-    return im.mode,im.size,im.tell(),pixels,meta
+    if not _waits(other): pixels = load_pixels(im).tobytes(),im.getpalette(None)
+    else: pixels = None if im.palette is None else im.palette.getdata()
+    # Of a PNG, Pillow would decode the image to find its EXIF, which nobody has changed who has not asked for it
+    exif = im.info.get('exif') if _waits(other) and getattr(other, '_exif', 0) is None else dict(im.getexif())
+    return im.mode,im.size,im.tell(),pixels,im.info.get('icc_profile'),im.info.get('transparency'),exif
 
 class ImageCodec(Codec):
     """Codec of image files

@@ -10,6 +10,7 @@ from fastai.vision.core import PILImage
 from inputs import encoded, write_tar
 from PIL import Image, ImageOps
 
+from fastai_remote.codec.fields import get_codec
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.source.files import image_samples
 from fastai_remote.source.shrink import shrink
@@ -135,3 +136,18 @@ def test_what_is_no_image_says_so_when_it_is_used(tmp_path, content):
         assert 'not an image, or only its first bytes' in reason or 'truncated' in reason.lower()
     renamed = to_shards(tar_samples([tar]), tmp_path/'c', fn=lambda o: {'img.bin':o['png']}, max_failed=29, **options)
     assert renamed.written==1 and all('got' in reason or 'bytes' in reason for _,reason in renamed.failures)
+
+@pytest.mark.parametrize('field', ['jpg','png'])
+def test_what_is_not_looked_at_is_not_decoded(field):
+    codec = get_codec(field)
+    image = codec.opened(encoded(draw(0), FORMATS[field]))
+    assert codec.file_of(image) is image.encoded and image.tile   # still to be decoded
+    assert codec.to_bytes(image)==image.encoded and image.tile
+    image.putpixel((0,0), (1,2,3))
+    assert codec.file_of(image) is None and codec.to_bytes(image)!=image.encoded
+
+def test_a_palette_that_was_changed_is_stored_changed():
+    codec,image = get_codec('png'),draw(0).convert('P', palette=Image.Palette.ADAPTIVE)
+    opened = codec.opened(encoded(image))
+    opened.putpalette([*range(255, -1, -1)]*3)
+    assert Image.open(io.BytesIO(codec.to_bytes(opened))).getpalette()==opened.getpalette()!=image.getpalette()

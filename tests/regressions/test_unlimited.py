@@ -137,6 +137,7 @@ LABELS = {'lists':huge('[]', 4_000_000), 'dicts':huge('{}', 4_000_000), 'nested'
           'keys':'{'+','.join(f'"{k:06x}":0' for k in range(900_000))+'}', 'blanks':'['+' '*60_000_000+']'}
 MANY_LABELS = {'numbers':[123_456_789]*1_500_000, 'long':['x'*12_000_000+'😀'], 'short':['ab']*1_500_000}
 
+@pytest.mark.slow
 def test_opening_a_dataset_takes_little_memory_whatever_its_manifest_says(tmp_path):
     put(tmp_path/'d', samples(), splits=splits)
     content = json.loads((tmp_path/'d/manifest.json').read_text())
@@ -199,6 +200,7 @@ def call(argument):
     else: to_shards(tar_samples(path), path+'-shards', num_workers=0, progress=False, max_failed=1.)
 '''
 
+@pytest.mark.slow
 def test_a_member_is_in_memory_once_or_twice(tmp_path):
     "Bombs, and honest ones, of 96 MiB"
     content = b''.join([np.random.default_rng(0).bytes(1<<20)]*96)
@@ -210,6 +212,7 @@ def test_a_member_is_in_memory_once_or_twice(tmp_path):
     for argument,(error,used) in zip(arguments, measured(SOURCES, arguments)):
         assert not error and used<2*101+60, (argument, error, used)
 
+@pytest.mark.slow
 def test_gigabytes_of_zeros_are_no_work(tmp_path):
     "At the start of a file, after its end, and between two archives"
     one,two = member('0.txt', b'zero'),member('1.txt', b'one')
@@ -288,6 +291,7 @@ def test_statistics_of_img2dataset_are_files(tmp_path):
     (error,_), = measured(code, [tmp_path])
     assert 'a pipe, not a regular file' in error
 
+@pytest.mark.slow
 def test_lines_of_compressed_tables_have_a_limit(tmp_path):
     "One line of 2 GiB, and 20 million blank ones"
     (tmp_path/'a.csv.gz').write_bytes(gzipped([b'txt,cls\n', 2<<10]))
