@@ -20,13 +20,13 @@ package = 'fastai_remote'
 # In the order of the layers: a package imports only from packages before it.
 PACKAGES = 'core imported clock processes parallel order codec store write source ingest load block cli'.split()
 
-GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'kinds', 'changing', 'failures', 'servers', 'sizing',
-         'credentials', 'command_line', 'when_not', 'glossary']
+GUIDE = ['quick_start', 'sources', 'drawings', 'shards', 'training', 'kinds', 'changing', 'failures', 'servers',
+         'sizing', 'credentials', 'command_line', 'when_not', 'glossary']
 HOW = ['how_it_works', 'interfaces', 'formats']
 # In the order in which one would read them: what most users need first, engines last
 TUTORIALS = ['images', 'shards', 'drawings', 'fastai_api', 'kinds_labels', 'kinds_masks', 'kinds_boxes', 'kinds_points',
-             'kinds_pairs', 'kinds_captions', 'kinds_numbers', 'kinds_texts', 'kinds_audio', 'own_store', 'spark', 'dask',
-             'ray']
+             'kinds_pairs', 'kinds_captions', 'kinds_numbers', 'kinds_texts', 'kinds_audio', 'own_store', 'spark',
+             'dask', 'ray']
 
 @dataclass
 class Symbol:
@@ -70,8 +70,12 @@ def comments(
         if number+1 not in own_lines: found.setdefault(number+1, ' '.join(block))
     return found
 
-def cell_text(text): return ' '.join(str(text).split()).replace('|', '\\|')
-def code(text): return f"`{' '.join(text.split())}`".replace('|', '\\|') if text else ''
+def cell_text(text):
+    "Text in a cell of a table: `|` is escaped, but for inline code, where mkdocs would show the backslash"
+    parts = re.split(r'(`[^`]*`)', ' '.join(str(text).split()))
+    return ''.join(part if i%2 else part.replace('|', '\\|') for i,part in enumerate(parts))
+
+def code(text): return f"`{' '.join(text.split())}`" if text else ''
 def unparsed(node): return '' if node is None else code(ast.unparse(node))
 
 def four_columns(
@@ -224,7 +228,7 @@ def output(
     page:Page # The page that it appears on; images are added to it
 )->str: # Markdown
     "An output as Markdown"
-    if found['output_type']=='stream': return f"```text\n{''.join(found['text']).rstrip()}\n```"
+    if found['output_type']=='stream': return guide.printed(''.join(found['text']))
     if found['output_type']=='error': return ''
     data = found.get('data', {})
     if 'image/png' in data:
@@ -235,7 +239,7 @@ def output(
     if 'text/html' in data:
         html = re.sub(r'\n\s*\n', '\n', ''.join(data['text/html']).strip())   # an empty line would end the HTML
         return f'<div class="output">\n{html}\n</div>'
-    return f"```text\n{''.join(data['text/plain']).rstrip()}\n```" if 'text/plain' in data else ''
+    return guide.printed(''.join(data['text/plain'])) if 'text/plain' in data else ''
 
 def notebook_page(
     file:Path, # A notebook
@@ -418,7 +422,7 @@ def navigation(pages)->list:
         elif top in pages: api.append({top:f'{top}.md'})
     others = sorted(n for n in pages if n.startswith('guide/') and n.partition('/')[2] not in GUIDE+HOW)
     notes = ['decisions', *(n for n in pages if n.startswith('decisions/'))]
-    return [{package:'index.md'}, section('Guide', [*(f'guide/{n}' for n in GUIDE), *others]),
+    return [{'Overview':'index.md'}, section('Guide', [*(f'guide/{n}' for n in GUIDE), *others]),
             section('How it works', [f'guide/{n}' for n in HOW]), entry('benchmarks'), section('Tutorials', tutorials),
             {'API reference':api},
             # a section within a section is folded
@@ -437,7 +441,7 @@ def collect()->tuple:
     sources_page.text = sources_page.text.replace('<!-- the table of sources -->', results.source_table())
     for page in pages.values():
         page.title,page.summary = heading(page.text) or page.name,quoted(page.text)
-        page.text = re.sub(r'<!--.*?-->\n*', '', page.text, flags=re.S)
+        page.text = re.sub(r'<!--.*?-->\n?', '', page.text, flags=re.S)   # the empty line after a table stays
         if page.name.split('/')[0] in PACKAGES:   # the path of a module is a better heading than a name such as `base`
             page.text = re.sub(r'^# .*$', f'# {page.name}', page.text, count=1, flags=re.M)
     pages['benchmarks'] = Page('benchmarks', root/'nbs/benchmarks.md', 'Benchmarks', text=results.page())
@@ -457,14 +461,18 @@ CONFIG = dict(site_name=package, docs_dir='pages', site_dir=str(site_dir), use_d
                         palette('slate', 'dark', 'weather-sunny', 'light')],
                features=['navigation.sections','navigation.top','navigation.prune','content.code.copy','toc.follow']),
     markdown_extensions=['tables','attr_list','md_in_html','admonition','pymdownx.details','pymdownx.superfences',
-                         {'pymdownx.highlight':dict(use_pygments=True)}, {'toc':dict(permalink=True, toc_depth=3)}],
+                         {'pymdownx.highlight':dict(use_pygments=True, line_spans='line')},
+                         {'toc':dict(permalink=True, toc_depth=3)}],
     validation=dict(nav=dict(omitted_files='warn', not_found='warn'),
                     links=dict(not_found='warn', anchors='warn', unrecognized_links='warn')))
-# Long lines of code continue in the next line. Outputs have a bar at their left. Pictures are drawn for white paper.
+# What is left of a long line of code is indented in the next one. Names in tables are not broken.
+# Outputs have a bar at their left. Pictures are drawn for white paper.
 CSS = """.output { overflow-x: auto; font-size: .7rem; }
 .md-typeset table:not([class]) { font-size: .7rem; }
 .md-grid { max-width: 76rem; }
-.md-typeset pre > code { white-space: pre-wrap; overflow-wrap: anywhere; }
+.md-typeset td code, .md-typeset th code { word-break: normal; overflow-wrap: normal; }
+.md-typeset pre > code { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .65rem; }
+.md-typeset pre > code > span[id^="line-"] { display: block; padding-left: 4ch; text-indent: -4ch; }
 .md-typeset .printed pre > code { border-left: .15rem solid var(--md-primary-fg-color); }
 [data-md-color-scheme="slate"] .md-content img { background: #fff; }
 """

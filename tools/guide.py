@@ -13,19 +13,36 @@ from io import BytesIO
 from pathlib import Path
 warnings.filterwarnings('ignore')
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 from fastai_remote import *
 from fastai_remote.store.server import redis_server
 
 server = redis_server()
 numbers = np.random.default_rng(0)
+def face(is_dog):
+    "The face of a cat or a dog on a noisy ground"
+    image = Image.fromarray(numbers.integers(190, 256, (80, 96, 3), dtype=np.uint8))
+    draw,(x,y) = ImageDraw.Draw(image),(numbers.integers(-8, 9, 2)+[48,42]).tolist()
+    fur = tuple(numbers.integers(70, 170, 3).tolist())
+    for side in -1,1:
+        if not is_dog: draw.polygon([x+side*26, y-34, x+side*24, y, x+side*4, y-18], fill=fur)
+    draw.ellipse([x-24, y-22, x+24, y+26], fill=fur)
+    for side in -1,1:
+        if is_dog: draw.ellipse([x+side*24-8, y-22, x+side*24+8, y+20], fill='saddlebrown')
+        draw.ellipse([x+side*10-4, y-8, x+side*10+4, y], fill='white' if is_dog else 'gold')
+        draw.ellipse([x+side*10-2, y-6, x+side*10+2, y-2], fill='black')
+    draw.ellipse([x-5, y+4, x+5, y+11], fill='black' if is_dog else 'pink')
+    return image
 for i in range(60):
     file = Path('images')/('cat','dog')[i%2]/f'{i}.jpg'
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(numbers.integers(0, 256, (80, 96, 3), dtype=np.uint8)).save(file)
+    face(i%2).save(file)
 Path('quickdraw').mkdir()
 for word in 'circle','line':
-    drawings = [[[[0, 40, 90, k], [5, 60, 20, 80], [0, 1, 2, 3]]] for k in range(40)]
+    around,along,drawings = np.linspace(0, 2*np.pi, 20),np.linspace(20, 230, 12),[]
+    for k in range(40):
+        x,y = (128+(60+k)*np.cos(around), 128+(60+k)*np.sin(around)) if word=='circle' else (along, 40+3*k+along/4)
+        drawings.append([[x.round(1).tolist(), y.round(1).tolist(), [*range(0, 10*len(x), 10)]]])
     about = dict(word=word, countrycode='DE', timestamp='2017-03-01 20:41:36.70725 UTC', recognized=True)
     lines = [dict(about, key_id=str(k), drawing=d) for k,d in enumerate(drawings)]
     (Path('quickdraw')/f'{word}.ndjson').write_text(chr(10).join(map(json.dumps, lines)))
@@ -150,6 +167,10 @@ def shown(
     lines = [re.sub(r'\x1b\[[0-9;]*[A-Za-z]', '', line).rpartition('\r')[2].rstrip() for line in text.split('\n')]
     return '\n'.join(line for line in lines if line)
 
+def printed(text:str)->str:
+    "What code printed, as Markdown"
+    return f'```{{ .text .printed }}\n{text.rstrip()}\n```'
+
 def insert(
     text:str, # Markdown of a page
     outputs:list, # `{'text', 'figures'}` of its examples, in their order
@@ -160,8 +181,8 @@ def insert(
     def with_output(match):
         output = next(rest, None)
         if output is None: return match[0]
-        parts,printed = [match[0]],shown(output['text'])
-        if printed: parts.append(f'```{{ .text .printed }}\n{printed}\n```')
+        parts,lines = [match[0]],shown(output['text'])
+        if lines: parts.append(printed(lines))
         parts += [f'![output]({add_image(base64.b64decode(figure))})' for figure in output['figures']]
         return '\n\n'.join(parts)
     return block.sub(with_output, text)
