@@ -8,6 +8,8 @@ Docs: page `ingest/copy`"""
 __all__ = ['map_store', 'resize_store', 'open_copy', 'copy_store']
 
 # %% ../../nbs/ingest/06_copy.ipynb #ac82af25
+import inspect
+
 from ..codec.fields import get_codec, is_image
 from .report import IngestReport
 from .run import to_redis
@@ -86,8 +88,11 @@ def open_copy(
 )->Store:
     "The new dataset; prints the report, with `progress=False` only if samples were left out or changed"
     if kwargs.get('progress') is not False or report.failed or report.notes: print(report)
-    url,options = url or store.link,{key:kwargs[key] for key in ('timeout','storage_options') if key in kwargs}
-    return RedisStore(url, name or store.name, **options) if _is_redis(url) else ShardStore(url, **options)
+    url = url or store.link
+    if _is_redis(url):
+        own = inspect.signature(to_redis).parameters
+        return RedisStore(url, name or store.name, **{key:o for key,o in kwargs.items() if key not in own})
+    return ShardStore(url, **{key:o for key,o in kwargs.items() if key in ('timeout','storage_options')})
 
 def copy_store(
     store:Store, # The dataset to read

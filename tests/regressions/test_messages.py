@@ -115,3 +115,11 @@ def test_an_exported_learner_says_which_server_it_asks(tmp_path, monkeypatch):
     (opened := ShardStore(tmp_path/'a'))[0]
     with pytest.raises(StoreError, match='replaced .*FASTAI_REMOTE_URL names the folder .*/b'):
         pickle.loads(pickle.dumps(opened))[0]
+
+def test_a_copy_is_opened_with_the_options_that_it_was_written_with(server, tmp_path):
+    from fastai_remote import MemoryStore
+    store = MemoryStore({'txt':[b'a']}, 'one')
+    options = dict(num_workers=0, progress=False, timeout=7.)
+    link = store.copy(server.url, 'two', socket_timeout=3., client_name='me', **options).link
+    assert (link.timeout,link.socket_timeout,link.kwargs['client_name'])==(7.,3.,'me')
+    assert store.copy(tmp_path/'d', maxcount=1, **options).storage.timeout==7.
