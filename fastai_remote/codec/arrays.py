@@ -14,7 +14,7 @@ import io, math, zipfile
 import numpy as np
 from PIL import Image
 
-from .base import Codec, kind_of, utf8
+from .base import Codec, described, utf8
 
 # %% ../../nbs/codec/02_arrays.ipynb #7f4ae55c
 def refuse_mask(
@@ -39,7 +39,7 @@ def _as_array(o, name):
 
     Raises `TypeError` or `ValueError`, whose messages begin with `name`."""
     if isinstance(o, (str,dict,set,frozenset)):
-        raise TypeError(f'{name}: want an array, a tensor or numbers, got {kind_of(o)}')
+        raise TypeError(f'{name}: want an array, a tensor or numbers, got {described(o)}')
     refuse_mask(o, name)
     try: array = np.asarray(o.detach() if hasattr(o, 'detach') else o)
     except MemoryError: raise

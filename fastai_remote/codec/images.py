@@ -17,7 +17,7 @@ from PIL import GifImagePlugin, Image, ImageFile, ImageOps, PngImagePlugin, Tiff
 from fastcore.basics import store_attr
 
 from .arrays import from_pixels, refuse_channels_first, refuse_mask
-from .base import Codec, Encoded, kind_of
+from .base import Codec, described, Encoded
 from ..core import TooLarge, unzipped
 from ..parallel import share_setting
 
@@ -189,7 +189,7 @@ class ImageCodec(Codec):
         is_image = isinstance(o, Image.Image)
         if not is_image:
             if np.asarray(o).dtype!=np.uint8:
-                raise TypeError(f'{self.name}: want an image or uint8 pixels, got {kind_of(o)}: {_IMAGES}')
+                raise TypeError(f'{self.name}: want an image or uint8 pixels, got {described(o)}: {_IMAGES}')
             o = from_pixels(o)
         original = self._original(o)
         if original is not None:
@@ -292,16 +292,16 @@ class ImageCodec(Codec):
         """The bytes of the file that Pillow opened `im` from, if it still has the same pixels and metadata
 
         `None` if it is gone, of another format than the codec's, or another picture, or if there was no file."""
-        b = getattr(im, 'encoded', None)   # also if fastai has made one of its own images of it, in place
+        b,name = getattr(im, 'encoded', None),getattr(im, 'filename', None)
+        is_ours = b is not None   # also if fastai has made one of its own images of it, in place
         try:
-            if b is None:
-                name = getattr(im, 'filename', None)
+            if not is_ours:
                 if not isinstance(im, ImageFile.ImageFile) or not type(im).__module__.startswith('PIL.'): return None
                 if not isinstance(name, (str,bytes)) or not isfile(name): return None
                 with open(name, 'rb') as f: b = f.read()
-                if type(self._open(b)) is not type(im): return None
             file = self._open(b)
-            return b if self._accepts(file.format) and _seen(file, im)==_seen(im, im) else None
+            if not self._accepts(file.format) or not is_ours and type(file) is not type(im): return None
+            return b if _seen(file, im)==_seen(im, im) else None
         except (OSError,ValueError,TypeError,SyntaxError): return None
 
     def opened(self,
@@ -405,7 +405,7 @@ class RawCodec(Codec):
         pixels = np.asarray(o)
         if pixels.dtype==bool: pixels = pixels*np.uint8(255)
         if pixels.dtype!=np.uint8:
-            raise TypeError(f'{self.name}: want an image or uint8 pixels, got {kind_of(o)}: {_IMAGES}')
+            raise TypeError(f'{self.name}: want an image or uint8 pixels, got {described(o)}: {_IMAGES}')
         refuse_channels_first(pixels.shape)
         if pixels.ndim==3 and pixels.shape[2]==1: pixels = pixels[...,0]
         if pixels.ndim!=2 and pixels.shape[2:]!=(3,):

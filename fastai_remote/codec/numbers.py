@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .base import Codec, kind_of
+from .base import Codec, described
 
 # %% ../../nbs/codec/04_numbers.ipynb #bdd9d368
 def _is_whole(v):
@@ -86,7 +86,7 @@ class FixedCodec(Codec):
         if getattr(o, 'shape', ()) not in ((),):
             raise ValueError(f'{self.name}: want one number, got shape {tuple(o.shape)}')
         if isinstance(o, (np.generic,np.ndarray)) and o.dtype.kind not in 'biufcUSO':
-            raise TypeError(f'{self.name}: want a number, got {kind_of(o)}')
+            raise TypeError(f'{self.name}: want a number, got {described(o)}')
         if isinstance(o, np.ma.MaskedArray) and o.mask:
             raise ValueError(f'{self.name}: want a number, got a masked one, which has no value: give a number, or '
                              'leave out the sample')
@@ -138,7 +138,10 @@ class LabelCodes:
                 raise ValueError(f'vocab of {field!r}: the label {label!r} is there twice, as codes '
                                  f'{self.codes[label]} and {code}: give vocab= with another name for one of them')
 
-    def __contains__(self, label): return label in self.codes
+    def check(self, labels):
+        "Raises `ValueError` unless all of `labels`, several of one sample, are in the vocabulary; codes are none"
+        for label in labels:
+            if label not in self.codes: raise ValueError(f'label {label!r} is not in the vocab of {self.field!r}')
 
     def __call__(self, label)->int:
         """The code of `label`, a label of the vocabulary; an integer that is none may be the code of a label of text

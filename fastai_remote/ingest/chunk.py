@@ -296,9 +296,7 @@ class Columns:
         if self.check_value: self.check_value(field, encoded)
         if self.fields[field]['codec']=='labels':
             texts = codec.from_bytes(encoded)
-            for text in texts:
-                if field in self.codes and text not in self.codes[field]:
-                    raise ValueError(f'label {text!r} is not in the vocab of {field!r}')
+            if field in self.codes: self.codes[field].check(texts)
             labels[field] = label_texts(texts)
         return encoded
 
@@ -413,15 +411,15 @@ def convert(
     if isinstance(raw, Exception): raise raw
     sample = load(raw)
     if fn is None: return as_sample(sample)
-    given = _described(sample)   # before `fn`, which may change it
+    given = dict(sample) if isinstance(sample, dict) else sample   # `fn` may put other values into `sample`
     try: values = fn(sample)
     except Exception as e:
-        with suppress(AttributeError): e.given = given   # for `failure_reason`
+        with suppress(AttributeError): e.given = _types_of(given)   # for `failure_reason`
         raise
     if values is None: raise TypeError('fn returned None: it has to return a dict')
     return as_sample(values)
 
-def _described(sample):
+def _types_of(sample):
     "Types for a message: `dict of jpg (JpegImageFile), cls (str)`, or the type of what is no dict"
     if not isinstance(sample, dict): return type(sample).__name__
     fields = [f'{field} ({type(value).__name__})' for field,value in list(sample.items())[:8]]

@@ -21,7 +21,7 @@ from fastcore.basics import store_attr
 
 from ..codec.base import utf8
 from ..codec.fields import get_codec
-from ..codec.numbers import LabelCodes, narrow
+from ..codec.numbers import LabelCodes
 from ..codec.stats import IMAGES_PER_CHUNK, has_stats, ImageStats
 from ..codec.webdataset import is_exact_label, parse_number
 from ..core import CorruptSample, StoreError, StoreExists, StoreUnavailable, UnsupportedFormat
@@ -171,8 +171,7 @@ def _labels(content, codes=None):
     `codes` are the `LabelCodes` of a field whose vocabulary was given."""
     codec = get_codec('labels')
     labels = codec.from_bytes(codec.to_bytes(content))
-    for label in labels if codes is not None else ():
-        if label not in codes: codes(label)   # raises `ValueError`
+    if codes is not None: codes.check(labels)
     return label_texts(labels)
 
 def index_shard(
@@ -288,9 +287,10 @@ def _count(writer, fields, values, members):
         if field in fields and fields[field]['codec']=='labels':
             writer.seen.setdefault(field, set()).update(_labels(members[field].content))
 
-def _fields_of(storage, names, n=100):
+def _fields_of(storage, names, vocab, n=100):
     """Returns the fields of the first `n` samples of the first shard that has samples, `{field: entry}` as in a plan
 
+    `vocab` is that of the plan.
     Looks at the first ten of the shards `names`, since some may be empty or damaged. What a sample that fails has for a
     field counts only if no other sample has the field. Raises `IngestError` if none has a sample, or if there are too
     many fields."""
@@ -307,21 +307,12 @@ def _fields_of(storage, names, n=100):
                 if len(fields := of_failed|first)>_MAX_FIELDS:
                     raise IngestError(_too_many_fields(f'{storage.url}: {name}', fields))
         except DamagedTar as e: reason = f': {name}: {e}'
-        if first or of_failed: return _plan_fields(of_failed|first)
+        if first or of_failed: return _plan_fields(of_failed|first, vocab)
     reason = reason or ''.join(f': {n:,} {what}' for what,n in left_out.items())
     raise IngestError(f"{storage.url}: no sample in {', '.join(names[:10])}{reason}")
 
-def _with_vocab(fields, vocab):
-    "Returns `fields`, entries as in a plan, for labels whose vocabulary is known; raises `ValueError` as `check_vocab`"
-    check_vocab(vocab, fields)
-    named = {field:dict(fields[field], named=True) for field in vocab}
-    for field,labels in vocab.items():
-        if named[field]['codec']=='cls':
-            named[field] = {'codec':'cls', 'dtype':narrow(0, max(len(labels)-1, 0)), 'named':True}
-    return fields|named
-
-def _plan_fields(first):
-    """Returns the fields as a plan has them, `{field: entry}`, from `first`, `{field: value}`
+def _plan_fields(first, vocab):
+    """Returns the fields as a plan has them, `{field: entry}`, from `first`, `{field: value}`, and the plan's `vocab`
 
     A field with a name of numbers whose value is no number has text, or bytes."""
     fields = {}
@@ -331,7 +322,7 @@ def _plan_fields(first):
         if is_number and isinstance(value, (str,bytes)):
             fields |= {field:{'codec':'txt' if isinstance(value, str) else 'bin', 'dtype':None},
                        f'{field}.crc':{'codec':'crc', 'dtype':'u4'}}
-        else: fields |= plan_fields({field:value}, {})
+        else: fields |= plan_fields({field:value}, vocab)
     return fields
 
 _EXAMPLE = 4096   # bytes, or characters, of an example: its type decides
@@ -523,9 +514,12 @@ def index_shards(
         # what was kept of an earlier index is not read anew
         identity = names,sizes,splits,earlier and earlier.uid,labels
         signature = hashlib.sha256(repr(identity).encode()).hexdigest()
-        if earlier is None: fields,named = _fields_of(source, names),labels or {}
-        else: fields,named = known.fields,known.vocab
-        if earlier is None: fields = _with_vocab(fields, named)
+        if earlier is not None: fields,named = known.fields,known.vocab
+        else:
+            named = labels or {}
+            fields = _fields_of(source, names, named)
+            check_vocab(named, fields)
+            for field in named: fields[field]['named'] = True
         # Statistics are of a sample of the images anyway: they stay those of the shards that were indexed first.
         stats = dict(stats=stats_field(fields)) if earlier is None else dict(stats=None, kept_stats=earlier.stats)
         return dict(signature=signature, n=len(names), chunk=1, fields=fields, splits=ranges, vocab=named,

@@ -111,7 +111,8 @@ def test_a_label_outside_of_the_vocabulary_fails_its_sample(tmp_path):
     with pytest.raises(ValueError, match="vocab= names labels of 'kind'"):
         indexed(tmp_path, vocab={'kind':['a']}, overwrite=True)
 
-def test_several_labels_outside_of_the_vocabulary(tmp_path):
-    write_tar(tmp_path/'a.tar', [(f'{k}.labels', b'["x","y"]' if k else b'["z"]') for k in range(20)])
+@pytest.mark.parametrize('other', [b'["z"]', b'[0]', b'["x",2]'])   # a number is no code of one of several labels
+def test_several_labels_outside_of_the_vocabulary(tmp_path, other):
+    write_tar(tmp_path/'a.tar', [(f'{k}.labels', b'["x","y"]' if k else other) for k in range(20)])
     store,report = indexed(tmp_path, vocab={'labels':['y','x','w']})
     assert len(store)==19 and store.manifest.vocab=={'labels':['y','x','w']}
