@@ -155,7 +155,7 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
 
     Numbers and labels are in the new indices. If there are other values, all new ones are written into an overlay, from
     which the indices get the numbers."""
-    vocab,load = as_vocab(vocab),source.load
+    vocab,load = as_vocab(vocab),source.load if fn is None else source.loader(True)
     reviser = store.reviser(AddFields())
     (name,raw), = source.read(np.array([0]))
     try: fields = plan_fields(convert(load, fn, raw), vocab, source.codecs)

@@ -96,7 +96,7 @@ class SourceJob(IngestJob):
     is_stream:bool = False # Are numbers given as the samples come?
     def __init__(self, source, writer, options):
         self.source,self.writer,self.fn = source,writer,options.fn
-        self.load = source.as_is if options.fn is None and source.as_is is not None else source.load
+        self.load = source.loader(options.fn is not None)
         self.codecs = source.codecs if options.fn is not None else {**source.codecs, **source.as_is_codecs}
 
     def write(self):

@@ -9,7 +9,7 @@ __all__ = ['image_specs', 'METADATA', 'reraise_exception', 'ignore_and_continue'
            'warn_and_stop', 'ask_handler', 'Continue', 'Step', 'decode_step', 'Dropped', 'run_steps', 'reading_plan']
 
 # %% ../../nbs/load/12_steps.ipynb #e27c139e
-import gzip, io, json, sys, warnings
+import gzip, io, sys, warnings
 from fnmatch import fnmatch
 from types import FunctionType
 
@@ -115,6 +115,7 @@ def _gunzip(key, data):
     with gzip.open(io.BytesIO(data)) as f: content = limited(pieces_of(f), _MAX_GUNZIPPED, f'{key}, decompressed,')
     return Continue(key.removesuffix('.gz'), content)
 
+_OTHER_NAMES = {'text':'txt', 'transcript':'txt', 'jsn':'json'}   # of WebDataset, for what a codec of ours reads
 # What WebDataset's decoders read, and we do not
 _UNREAD = 'ten','tb','mp','msg','msgpack','cbor','pyd','pickle','pkl','pth'
 
@@ -124,9 +125,8 @@ def _by_webdataset(key, data):
     `None` for any other `key`. Warns once for what needs a library, or might run code when it is read. Raises
     `ValueError`."""
     name = key.rsplit('.', 1)[-1].lower()
-    if name in ('text','transcript'): return data.decode()
+    if name in _OTHER_NAMES: return get_codec(_OTHER_NAMES[name]).from_bytes(data)
     if name in ('cls2','class','count','inx'): return int(data)
-    if name=='jsn': return json.loads(data)
     if name in _UNREAD:
         warnings.warn(f'decode() leaves the bytes of {key[1:]!r} as they are: give a function that reads them, such '
                       f"as decode(lambda key, data: read(data) if key.endswith('.{name}') else None)", stacklevel=2)

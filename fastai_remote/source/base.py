@@ -6,8 +6,8 @@ Docs: page `source/base`"""
 
 # %% auto #0
 __all__ = ['as_sample', 'read_file', 'shown_path', 'refuse_address', 'require', 'storable', 'split_names', 'no_address',
-           'as_json', 'unchanged', 'fn_fingerprint', 'stable_repr', 'mean_bytes', 'Source', 'OpenImages', 'open_image',
-           'IndexedSource', 'StreamedSource', 'SplitChunk']
+           'as_json', 'unchanged', 'fn_fingerprint', 'stable_repr', 'mean_bytes', 'Source', 'IndexedSource',
+           'StreamedSource', 'SplitChunk']
 
 # %% ../../nbs/source/00_base.ipynb #de582b50
 import dis, errno, hashlib, os, re, stat, sys
@@ -21,7 +21,7 @@ import numpy as np
 from fastcore.foundation import L
 from PIL import Image, ImageFile
 
-from ..codec.base import Codec, utf8
+from ..codec.base import utf8
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..codec.text import are_labels
@@ -367,29 +367,37 @@ class Source:
     load = staticmethod(unchanged)
     srcs:dict = {} # `{split: source}`, if this source consists of one source per split
     as_is = None # Used in place of `load` if there is no `fn`: raw -> sample whose values are encoded
+    # Does `load` make samples with image files of which `fn` gets the images? Not if samples are the user's own
+    opens_images:bool = False
     # Do other data always have another fingerprint? Else it only tells whether a later call can be the same one, and
     # `append` does not refuse a source that may have been appended before.
     is_identified:bool = True
+    def loader(self,
+        has_fn:bool # Does an `fn` get the samples?
+    ): # raw -> sample
+        "What makes samples: `load`, with opened images if there is an `fn` and `opens_images`; or else `as_is`"
+        if not has_fn: return self.load if self.as_is is None else self.as_is
+        return _OpenImages(self.load, self.codecs) if self.opens_images else self.load
+
     def fingerprint(self):
         """Something whose `repr` identifies the data, and is the same in every process
 
         An interrupted ingest is resumed only if the fingerprint is the same."""
         raise NotImplementedError
 
-class OpenImages:
+class _OpenImages:
     """raw -> sample for `fn`: what `load` returns, with image files as images of Pillow, as `store[i]` has them
 
     They are decoded when their pixels are needed. One that `fn` returns unchanged is stored as the file that it was."""
     def __init__(self,
-        load # raw -> sample
-    ): self.load = load
-    def __call__(self, raw): return {field:open_image(get_codec(field), v) for field,v in self.load(raw).items()}
+        load, # raw -> sample
+        codecs:dict # As of `Source`
+    ): self.load,self.codecs = load,codecs
+    def __call__(self, raw):
+        return {field:_open_image(get_codec(self.codecs.get(field, field)), v) for field,v in self.load(raw).items()}
 
-def open_image(
-    codec:Codec, # Of the field; may be `None`
-    value # A value of a sample
-): # `value` itself unless it is an image file
-    "The image in an image file, which is not decoded yet; of one that cannot be opened, its bytes as `_NoImage`"
+def _open_image(codec, value):
+    "The image in `value` if that is an image file, not decoded yet; of one that cannot be opened, a `_NoImage`"
     if not isinstance(codec, ImageCodec) or not isinstance(value, bytes): return value
     try: return codec.opened(value)
     except ValueError as e:

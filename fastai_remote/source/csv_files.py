@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fastcore.basics import chunked
 
-from .base import OpenImages, SplitChunk, StreamedSource, unchanged
+from .base import SplitChunk, StreamedSource, unchanged
 from .columns import CellType, ColumnOptions, split_of, SplitNames, TablePlan
 from .files import file_stamps, list_files, open_text
 
@@ -145,7 +145,9 @@ class csv_samples(StreamedSource):
         return (SplitChunk([(split, part)]) for split in self.srcs for part in chunked(self._rows(split), size))
 
     @property
-    def load(self): return self._of_split(OpenImages(self.plan.load) if self.options.asked else unchanged)
+    def load(self): return self._of_split(self.plan.load if self.options.asked else unchanged)
+    @property
+    def opens_images(self): return self.options.asked
     @property
     def as_is(self): return self._of_split(self.plan.load)
     def _of_split(self, load): return _LoadOfSplit(load) if self.srcs else load

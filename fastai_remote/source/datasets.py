@@ -24,8 +24,7 @@ from ..codec.base import Encoded
 from ..codec.fields import get_codec
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, MissingSample
-from .base import IndexedSource, mean_bytes, open_image, OpenImages, refuse_address
-from .base import shown_path, Source, split_names
+from .base import IndexedSource, mean_bytes, refuse_address, shown_path, Source, split_names
 from .base import SplitChunk, stable_repr, StreamedSource, unchanged
 from .arrays import array_samples, is_array_file, is_array_path, is_dict_of_arrays
 from .files import image_field, image_samples
@@ -91,6 +90,8 @@ class _OfSplits:
     def implicit_keys(self): return all(s.implicit_keys for s in self.srcs.values())
     @property
     def codecs(self): return {field:codec for s in self.srcs.values() for field,codec in s.codecs.items()}
+    @property
+    def opens_images(self): return all(s.opens_images for s in self.srcs.values())
     @property
     def as_is_codecs(self): return {field:codec for s in self.srcs.values() for field,codec in s.as_is_codecs.items()}
     @property
@@ -218,6 +219,7 @@ def _parts(source, size):
 # %% ../../nbs/source/11_datasets.ipynb #a30c615f
 class _Stored(IndexedSource):
     "A source of the samples of a store"
+    opens_images = True
     def __init__(self, store, fields=None):
         self.store,self.splits,self.fields = store,store.splits or None,list(fields or store.fields)
         missing = next((field for field in self.fields if field not in store.fields), None)
@@ -288,7 +290,7 @@ def stored_values(
     return each(lambda value: Encoded.of(value, codec)) if f'{field}.crc' in manifest.fields else values
 
 class _Decode:
-    "raw -> sample for `fn`: image files are opened, all other bytes are decoded, and labels and numbers stay"
+    "raw -> sample for `fn`: image files stay bytes, all other bytes are decoded, and labels and numbers stay"
     def __init__(self,
         codecs:dict # `{field: name of its codec}`
     ): self.codecs = codecs
@@ -296,7 +298,7 @@ class _Decode:
     def _value(self, field, value):
         if not isinstance(value, bytes): return value
         codec = get_codec(self.codecs[field])
-        return open_image(codec, value) if isinstance(codec, ImageCodec) else codec.from_bytes(value)
+        return value if isinstance(codec, ImageCodec) else codec.from_bytes(value)
 
 # %% ../../nbs/source/11_datasets.ipynb #8f0c63f4
 # Objects of other libraries are recognised by their members, so that none of these libraries needs to be imported.
@@ -359,19 +361,15 @@ def _from_dict(splits, has_fn):
     "The source of `{split: what as_source takes}`; raises `TypeError` if their `load` are of different types"
     names = split_names(splits)
     srcs = _alike({name:_source_of_split(name, o, has_fn) for name,o in zip(names, splits.values())})
-    if len(set(map(_maker, srcs.values())))>1:
+    if len({type(s.load) for s in srcs.values()})>1:
         kinds = '; '.join(f'{split}: {_kind_of(source)}' for split,source in srcs.items())
         raise TypeError(f'splits of different kinds: {kinds}. An fn would get samples of several kinds: give all '
                         'splits in the same way, with the same options such as fields=')
     return (_Splits if all(isinstance(s, IndexedSource) for s in srcs.values()) else _StreamSplits)(srcs)
 
-def _maker(source):
-    "The type of what makes the samples of `source`, apart from opening their images"
-    return type(source.load.load if isinstance(source.load, OpenImages) else source.load)
-
 def _kind_of(source):
     "The types of `source` and of its `load`, as text for a message"
-    made = 'stay as they are' if source.load is unchanged else f'{_maker(source).__name__} makes'
+    made = 'stay as they are' if source.load is unchanged else f'{type(source.load).__name__} makes'
     return f'{type(source).__name__}, whose samples {made}'
 
 def _source_of_split(split, o, has_fn):

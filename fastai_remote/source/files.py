@@ -22,7 +22,7 @@ from fastcore.basics import store_attr
 from fastcore.foundation import L
 
 from ..codec.text import are_several
-from .base import fn_fingerprint, IndexedSource, OpenImages, read_file, refuse_address
+from .base import fn_fingerprint, IndexedSource, read_file, refuse_address
 from .base import require, storable
 
 # %% ../../nbs/source/01_files.ipynb #7a8a5e0a
@@ -200,6 +200,7 @@ class image_samples(IndexedSource):
     With `label`, also `cls`, or `labels` for a list, tuple, set, `L` or array. The files are stored as they are. Raises
     `TypeError`, and `FileNotFoundError` if there is no such folder or no image, or for URLs. Given paths are opened
     later: one that is not there is a failed sample, and so is a file for which `label` fails or returns `None`."""
+    opens_images = True
     def __init__(self,
         files:str|Path|list, # A folder, searched with its subfolders, or a list of paths
         label=None, # `label(path)`, of a `Path` -> label, or a list of labels; default: no labels
@@ -263,9 +264,7 @@ class image_samples(IndexedSource):
 
     def read(self, numbers)->list: return [self._raw(i) for i in numbers.tolist()]
     @property
-    def as_is(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
-    @property
-    def load(self): return OpenImages(self.as_is)
+    def load(self): return _LoadFile(self.field, self.label is not None, str(self.paths.root) if self.keep else None)
 
     def __getitem__(self, i):
         "Sample `i`; a list of samples for a slice or several numbers"
@@ -273,7 +272,7 @@ class image_samples(IndexedSource):
         if not isinstance(i, (int,np.integer)): return [self[int(o)] for o in i]
         (_,raw), = self.read(np.array([range(len(self))[i]]))
         if isinstance(raw, Exception): raise raw
-        return self.as_is(raw)
+        return self.load(raw)
     def __iter__(self): return (self[i] for i in range(len(self)))
 
     # fastai reads test items by `iloc` and `itertuples`, as of a DataFrame, and then makes no list of them

@@ -21,8 +21,7 @@ import numpy as np
 from fastcore.basics import chunked
 from fastcore.foundation import L
 
-from .base import IndexedSource, OpenImages, require, shown_path, stable_repr
-from .base import StreamedSource, unchanged
+from .base import IndexedSource, require, shown_path, stable_repr, StreamedSource, unchanged
 from .columns import are_whole, ColumnOptions, ColumnType, object_type, SplitNames, TablePlan
 from .csv_files import CSV_EXTENSIONS, csv_samples
 from .files import list_files
@@ -32,7 +31,9 @@ from ..store.address import secret_texts, without_secrets
 class _Planned:
     "What a source takes from its `plan`, a `TablePlan`, and its `options`"
     @property
-    def load(self): return OpenImages(self.plan.load) if self.options.asked else unchanged
+    def load(self): return self.plan.load if self.options.asked else unchanged
+    @property
+    def opens_images(self): return self.options.asked
     @property
     def as_is(self): return self.plan.load
     @property

@@ -20,8 +20,7 @@ from fastcore.basics import chunked, store_attr
 
 from ..codec.fields import get_codec
 from ..processes import OwnedFolder
-from .base import as_json, IndexedSource, mean_bytes, OpenImages, read_file, split_names
-from .base import StreamedSource
+from .base import as_json, IndexedSource, mean_bytes, read_file, split_names, StreamedSource
 from .columns import are_whole, ColumnType, field_name, full_array, main_columns
 from .frames import short_time
 
@@ -249,6 +248,7 @@ class _LoadRow:
 
 class HFSource:
     "What sources of HuggingFace datasets have in common: the columns, and the fields that store them"
+    opens_images = True
     def _set_columns(self, features, fields, *looks):
         "Set the columns and what follows from them; the arguments are those of `plan_columns`"
         self.columns = plan_columns(features, fields, *looks)
@@ -273,9 +273,7 @@ class HFSource:
         return {c.field:c.name for c in self.used}
 
     @property
-    def load(self): return OpenImages(self.as_is)
-    @property
-    def as_is(self): return _LoadRow(self.used)
+    def load(self): return _LoadRow(self.used)
 
     def rename(self,
         fields:dict # `{column: field}`; other columns keep theirs

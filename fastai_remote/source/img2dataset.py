@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..core import parse_json
-from .base import OpenImages, read_file, StreamedSource
+from .base import read_file, StreamedSource
 from .columns import column_name, ColumnOptions, TablePlan
 from .frames import arrow_rows, arrow_types
 from .files import file_stamps, list_files
@@ -27,6 +27,7 @@ class img2dataset_samples(StreamedSource):
     the report counts those. `columns` adds columns of these rows, which are found by their key. Raises
     `FileNotFoundError` if there are no tars, and with `columns` if there is no Parquet file beside one of them,
     `ValueError` for a column that does not exist, and `ImportError` without pyarrow."""
+    opens_images = True
     chunk_size = 64
     implicit_keys = True   # keys of samples are kept where they take no space
     def __init__(self,
@@ -48,9 +49,7 @@ class img2dataset_samples(StreamedSource):
     @property
     def raw_bytes(self)->int: return tar_samples(self.tars).raw_bytes
     @property
-    def as_is(self): return _LoadJoined(tar_samples([self.tars[0]], key=True).as_is, self.plan)
-    @property
-    def load(self): return OpenImages(self.as_is)
+    def load(self): return _LoadJoined(tar_samples([self.tars[0]], key=True).load, self.plan)
     @property
     def as_is_codecs(self): return self.plan.codecs if self.plan else {}
     @property

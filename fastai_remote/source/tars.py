@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..codec.fields import get_codec
 from ..codec.webdataset import field_of, is_exact_label, parse_number, split_name
 from ..core import limited, pieces_of, StoreError
-from .base import OpenImages, shown_path, StreamedSource
+from .base import shown_path, StreamedSource
 from .files import list_files, file_stamps
 from ..store.shard_index import compression_of, decompressor
 
@@ -278,6 +278,7 @@ class tar_samples(StreamedSource):
     A sample with a link, a device or a sparse file is a failed sample. If a tar is cut off, its complete samples are
     read, and a failure names it. If compressed data is damaged, `stream` raises `DamagedTar`: the checksum covers the
     whole file, and it can only be compared when all samples have been read. Raises `FileNotFoundError`."""
+    opens_images = True
     chunk_size = 64
     def __init__(self,
         # A tar file or several, or a folder of them; braces such as `train-{000..099}.tar` are expanded. They may be
@@ -365,9 +366,7 @@ class tar_samples(StreamedSource):
         if part: yield part
 
     @property
-    def load(self): return OpenImages(_load_members)
-    @property
-    def as_is(self): return _load_members
+    def load(self): return _load_members
     def fingerprint(self): return file_stamps(self.files),self.key
     def __repr__(self):
         return f"tar_samples({', '.join(p.name for p in self.files[:3])}{', …' if len(self.files)>3 else ''})"
