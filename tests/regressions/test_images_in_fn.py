@@ -151,3 +151,20 @@ def test_a_palette_that_was_changed_is_stored_changed():
     opened = codec.opened(encoded(image))
     opened.putpalette([*range(255, -1, -1)]*3)
     assert Image.open(io.BytesIO(codec.to_bytes(opened))).getpalette()==opened.getpalette()!=image.getpalette()
+
+@pytest.mark.parametrize('opens', [False,True])
+def test_a_source_of_ones_own_says_whether_fn_gets_images(tmp_path, opens):
+    from fastai_remote.source.base import IndexedSource
+    class Pictures(IndexedSource):
+        opens_images = opens
+        def __len__(self): return 3
+        def read(self, numbers): return [(f'{i}', i) for i in numbers.tolist()]
+        def load(self, i): return {'png':encoded(draw(i))}
+        def fingerprint(self): return 'pictures'
+    seen = []
+    def fn(sample):
+        seen.append(type(sample['png']))
+        return sample
+    to_shards(Pictures(), tmp_path/'d', fn=fn, num_workers=0, shuffle=False, progress=False)
+    assert all(issubclass(kind, Image.Image if opens else bytes) for kind in seen)
+    assert values(ShardStore(tmp_path/'d'), 'png')==[encoded(draw(i)) for i in range(3)]
