@@ -23,7 +23,7 @@ import numpy as np
 
 # %% ../nbs/00_core.ipynb #6b2ad4f5
 def printable(text:str)->str:
-    "`text` without what a terminal would obey: escape sequences are shown as Python writes them"
+    "`text` with control characters escaped as in `repr`, so that no terminal obeys them; line ends and tabs stay"
     return re.sub('[\x00-\x08\x0b-\x1f\x7f-\x9f]', lambda m: repr(m[0])[1:-1], text)
 
 def unknown_arguments(

@@ -55,7 +55,7 @@ def show(
     else: print(printable(str(document if text is None else text)))
 
 def _escaped(document):
-    "JSON text `document`, in which nothing is left that a terminal would obey"
+    "JSON text `document`, with the control characters escaped that JSON itself does not escape"
     return re.sub('[\x7f-\x9f]', lambda m: f'\\u{ord(m[0]):04x}', document)
 
 def _plain(o):

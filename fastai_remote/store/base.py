@@ -40,7 +40,7 @@ class Store:
     server, a pickle that is saved contains its address, but no connection and no secret."""
     manifest:Manifest # Number of samples, fields, splits and vocabularies; read when it is first needed
     shards = None # Table of the shards (`ShardTable`) if the samples are stored in shards
-    # What Tab shows of a store, besides what a subclass of others defines
+    # Names that Tab completes on a store, besides those that a user's subclass defines
     for_users = ('add_fields','append','class_counts','class_weights','copy','drop_fields','edit','failures','fields',
                  'get_many','keys','manifest','map','mean_image','name','resize','splits','stats','verify','vocab')
     origin = '' # Where the samples are, without secrets: caches keep what comes from different places apart
