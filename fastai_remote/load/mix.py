@@ -27,8 +27,8 @@ def _common_vocabs(streams):
             if labels==expected: continue
             shown = [f'{one!r} has '+('numbers' if some is None else ', '.join(map(str, some[:5])))
                      for one,some in ((first,expected), (stream,labels))]
-            raise ValueError(f'labels of {field!r} have different codes: {"; ".join(shown)}. Give all datasets the same '
-                             'list of labels: RemoteDataset(store, vocab=[…])')
+            raise ValueError(f'labels of {field!r} have different codes: {"; ".join(shown)}. Give all datasets the '
+                             'same list of labels: RemoteDataset(store, vocab=[…])')
     return {field:labels for field,(_,labels) in result.items()}
 
 class _MixInput(StreamInput):
