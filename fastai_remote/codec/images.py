@@ -147,8 +147,12 @@ _MAX_SIDES = {'JPEG':65_500, 'WEBP':16_383} # Width and height that their librar
 _IMAGES = "give an image of Pillow, an image file's path or bytes, or a.astype('uint8')"
 
 def _waits(im):
-    "Was `im` opened by `ImageCodec.opened`, and not decoded since? Pillow's tiles are what it has still to decode"
-    return hasattr(im, 'encoded') and bool(getattr(im, 'tile', None))
+    """Was `im` opened by `ImageCodec.opened`, and not decoded since?
+
+    It has no pixels then, also none that somebody has put there, and Pillow's tiles are what it has still to decode."""
+    own = getattr(im, '__dict__', {})
+    pixels = own.get('_im', own.get('im'))   # `im` before Pillow 11
+    return 'encoded' in own and pixels is None and bool(own.get('tile'))
 
 def _seen(im, other):
     "What is compared of image `im`: its metadata, and its pixels unless `other` was not decoded, and so not changed"

@@ -168,3 +168,10 @@ def test_a_source_of_ones_own_says_whether_fn_gets_images(tmp_path, opens):
     to_shards(Pictures(), tmp_path/'d', fn=fn, num_workers=0, shuffle=False, progress=False)
     assert all(issubclass(kind, Image.Image if opens else bytes) for kind in seen)
     assert values(ShardStore(tmp_path/'d'), 'png')==[encoded(draw(i)) for i in range(3)]
+
+def test_pixels_that_were_put_into_an_image_are_stored():
+    codec,other = get_codec('png'),draw(1)
+    image = codec.opened(encoded(draw(0).resize(other.size)))
+    image.im = other.im
+    assert codec.file_of(image) is None
+    assert np.array_equal(np.array(Image.open(io.BytesIO(codec.to_bytes(image)))), np.array(other))
