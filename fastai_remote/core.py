@@ -6,10 +6,10 @@ Docs: page `core`"""
 
 # %% auto #0
 __all__ = ['MAX_MANIFEST', 'MAX_PARSED', 'printable', 'unknown_arguments', 'StoreError', 'StoreUnavailable', 'StoreNotFound',
-           'StoreExists', 'StoreBusy', 'StoreFull', 'UnsupportedFormat', 'UnknownField', 'MissingSample',
+           'StoreExists', 'StoreBusy', 'StoreFull', 'UnsupportedFormat', 'NewerFormat', 'UnknownField', 'MissingSample',
            'CorruptSample', 'TooLarge', 'LimitedBytes', 'limited', 'pieces_of', 'unzipped', 'parsed_bytes',
-           'parse_json', 'sum_content', 'seal', 'Manifest', 'crc32s', 'packed_crcs', 'size_str', 'image_sizes_str',
-           'html_table', 'int_index']
+           'parse_json', 'seal', 'is_sealed', 'unseal', 'Manifest', 'crc32s', 'packed_crcs', 'size_str',
+           'image_sizes_str', 'html_table', 'int_index']
 
 # %% ../nbs/00_core.ipynb #97607bd0
 import io, json, re, sys, zlib
@@ -45,7 +45,8 @@ class StoreNotFound(StoreError): "There is no committed dataset of that name"
 class StoreExists(StoreError): "There is already a dataset, or an unfinished ingest, of that name"
 class StoreBusy(StoreError): "Another ingest is writing a dataset of that name right now"
 class StoreFull(StoreError): "There is not enough space where the dataset is written"
-class UnsupportedFormat(StoreError): "The format is newer than this version, or the manifest is damaged beyond reading"
+class UnsupportedFormat(StoreError): "The format is newer than this version, or what is there is no manifest"
+class NewerFormat(UnsupportedFormat): "The format is newer than this version"
 class UnknownField(StoreError): "The dataset has no such field"
 class MissingSample(StoreError): "A value that the dataset should have is not there"
 class CorruptSample(StoreError): "Stored bytes are damaged: those of a sample, or those that describe the dataset"
@@ -136,54 +137,32 @@ def parse_json(
     except RecursionError: raise ValueError('JSON that is nested too deeply') from None
 
 # %% ../nbs/00_core.ipynb #14d33f97
-def sum_content(
-    d:dict # With values that JSON can represent
-)->int: # crc32
-    """Checksum of the content of `d` without its key `crc`; it does not depend on how the JSON is formatted
+_seal_start = re.compile(rb'\{"crc":"([0-9a-f]{8})",')
 
-    The order of keys does not matter, nor whether a whole number is written as `1.0` or as `1`, as jq does."""
-    return _sum_json(d, _shortest)
+def seal(
+    content:dict # With values that JSON can represent, not empty
+)->bytes:
+    "`content` as JSON; its first entry, `crc`, is the checksum of all bytes that follow this entry"
+    rest = json.dumps(content, ensure_ascii=False, separators=(',',':'))[1:].encode('utf-8', 'surrogatepass')
+    return b'{"crc":"%08x",' % zlib.crc32(rest)+rest
 
-def _shortest(value):
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def is_sealed(
+    stored:bytes # Anything
+)->bool:
+    "Does `stored` begin as what `seal` returns?"
+    return _seal_start.match(stored) is not None
 
-def _sum_json(d, convert=lambda value: value):
-    crc = 0
-    for text in _sorted_json({k:v for k,v in d.items() if k!='crc'}, convert): crc = zlib.crc32(text.encode(), crc)
-    return crc
-
-_PIECE = 1000   # values that become text at a time
-
-def _sorted_json(o, convert):
-    "Yields the parts of `o` as JSON with sorted keys and without spaces; each number is passed through `convert`"
-    if isinstance(o, dict):
-        yield '{'
-        entries = {k if isinstance(k, str) else next(iter(json.loads(json.dumps({k:0})))):v for k,v in o.items()}
-        for n,key in enumerate(sorted(entries)):
-            yield f"{',' if n else ''}{json.dumps(key)}:"
-            yield from _sorted_json(entries[key], convert)
-        yield '}'
-    elif isinstance(o, (list,tuple)):
-        yield '['
-        for k in range(0, len(o), _PIECE):
-            values = o[k:k+_PIECE]
-            if k: yield ','
-            if not any(isinstance(value, (dict,list,tuple)) for value in values):
-                yield json.dumps(list(map(convert, values)), separators=(',',':'))[1:-1]
-                continue
-            for n,value in enumerate(values):
-                if n: yield ','
-                yield from _sorted_json(value, convert)
-        yield ']'
-    else: yield json.dumps(convert(o))
-
-def _has_checksum(d):
-    "Does the content of `d` match the checksum under its key `crc`?"
-    return d.get('crc')==sum_content(d) or d.get('crc')==_sum_json(d)   # the latter until version 0.1
-
-def seal(d:dict)->str:
-    "`d` as JSON, with the checksum of its content under `crc`"
-    return json.dumps({**d, 'crc':sum_content(d)}, ensure_ascii=False, separators=(',',':'))
+def unseal(
+    stored:bytes, # What `seal` returned
+    limit:int=MAX_PARSED # As in `parse_json`
+)->dict:
+    "The content of which `seal` made `stored`; raises `TooLarge`, and `ValueError` if a byte is another one"
+    start = _seal_start.match(stored)
+    if not start or int(start[1], 16)!=zlib.crc32(memoryview(stored)[start.end():]):
+        raise ValueError('does not match its checksum')
+    content = parse_json(stored, limit)
+    content.pop('crc')
+    return content
 
 _dtypes = 'i1','i2','i4','i8','u1','u2','u4','u8','f2','f4','f8'
 
@@ -235,12 +214,12 @@ _is_valid = dict(fields=_is_field,
     stats=_is_summary)
 
 _uid = re.compile(r'[!-.0-[\]-~]{0,100}')   # it is a part of the names of files
+_HEAD_BYTES = 64   # of a manifest: its checksum, and its uid
 
 @dataclass
 class Manifest:
     "The description of a dataset: everything that is known about it except its samples"
-    newest_format = 4 # The newest format; the manifest of another kind of store can have a number of its own
-    _sealed = 2 # Manifests of this format and of newer ones have a checksum
+    newest_format = 1 # The newest format; the manifest of another kind of store can have a number of its own
     _optional = 'tags','parts','runs','appended' # Attributes that are only written if they are not empty
 
     name:str # Name of the dataset
@@ -265,88 +244,58 @@ class Manifest:
     generation:int = 1 # How many times a dataset of this name has been written
     uid:str = '' # Identifies this version of the dataset
     created:str = '' # Time of the commit, ISO 8601, UTC
-    format:int = 0 # Version of the format; default: the oldest one that can describe this dataset
+    format:int = 1 # Version of the format
 
     def __post_init__(self):
-        # an earlier version can read what does not need the newest format
-        self.format = self.format or min(self.newest_format, 4 if self.parts else 3 if self.tags else 2)
-        self._head = None
+        # The first bytes of the JSON that this manifest was read from, which no other version has; empty if it was not
+        # read. Comparing them is enough to check that the dataset is still the one that was opened.
+        self.head = b''
 
-    def to_json(self)->str:
+    def to_json(self)->bytes:
         "The manifest as JSON, with a checksum; raises `StoreError` if it is larger than readers accept"
         content = asdict(self)
-        for key in self._optional:
-            if not content[key]: del content[key]   # earlier formats have no such entries
-        text = seal({'uid':self.uid, **content, 'order':{key:list(content[key]) for key in _is_valid}})
-        stored = text.encode('utf-8', 'surrogatepass')
+        described = {key:value for key,value in content.items() if value or key not in self._optional}
+        stored = seal({'uid':self.uid, **described})
         if len(stored)>MAX_MANIFEST or parsed_bytes(stored)>MAX_PARSED:
             largest = max(self.vocab, key=lambda field: len(self.vocab[field]), default=None)
             what = '' if largest is None else f', {len(self.vocab[largest]):,} of them labels of {largest!r}'
             raise StoreError(f'{self.name}: a manifest of {len(stored):,} bytes{what}: more than any reader accepts; '
                              'texts that are different for nearly each sample belong into a field such as '
                              '`caption.txt`, and not among the labels')
-        return text
-
-    @property
-    def head(self)->bytes:
-        """How the JSON that this manifest was read from begins, up to the end of `uid`; else what `to_json` begins with
-
-        Reading these few bytes is enough to check that the dataset is still the one that was opened."""
-        return self._head or f'{{"uid":"{self.uid}"'.encode()
+        return stored
 
     @classmethod
     def from_json(cls,
-        text:str|bytes, # The stored JSON
+        stored:bytes, # What `to_json` returned
         where:str='manifest', # Name for error messages
     ):
-        "The manifest in `text`; raises `CorruptSample` for a wrong checksum, `UnsupportedFormat` if it cannot be read"
+        "The manifest; raises `CorruptSample` if it is damaged, and `UnsupportedFormat` for a newer one, or none at all"
+        if not is_sealed(stored): raise UnsupportedFormat(f'{where}: not a manifest: {stored[:40]!r}')
         try:
-            if len(text)>MAX_MANIFEST: raise TooLarge(f'more than {MAX_MANIFEST:,} bytes')
-            content = parse_json(text)
+            if len(stored)>MAX_MANIFEST: raise TooLarge(f'more than {MAX_MANIFEST:,} bytes')
+            content = unseal(stored)
         except TooLarge as e: raise UnsupportedFormat(f'{where}: a manifest with too much in it: {e}') from None
-        except ValueError: raise UnsupportedFormat(f'{where}: not a manifest: {text[:40]!r}') from None
+        except ValueError as e:
+            raise CorruptSample(f'{where}: the manifest {e}: it was damaged or changed after it was written; restore '
+                                'it from a copy, or ingest the dataset again') from None
         try: cls._check(content, where)
         except (RecursionError,OverflowError):
-            raise UnsupportedFormat(f'{where}: not a manifest: {text[:40]!r}') from None
-        cls._restore_order(content)
+            raise UnsupportedFormat(f'{where}: not a manifest: {stored[:40]!r}') from None
         manifest = cls(**{k:v for k,v in content.items() if k in cls.__dataclass_fields__})
-        text = text.encode() if isinstance(text, str) else bytes(text)
-        if manifest.uid:
-            # The bytes that are there: another tool may have formatted the JSON in another way.
-            head = re.search(rb'"uid"\s*:\s*"%s"' % re.escape(manifest.uid.encode()), text)
-            if head: manifest._head = text[:head.end()]
+        manifest.head = stored[:_HEAD_BYTES]
         return manifest
-
-    @staticmethod
-    def _restore_order(d):
-        """Put the entries of the dicts in `d`, a manifest's parsed JSON, into the order of `d['order']`; changes `d`
-
-        Another tool may have sorted them."""
-        order = d.get('order')
-        for key,names in order.items() if isinstance(order, dict) else ():
-            if key not in _is_valid or not isinstance(names, list) or len(names)!=len(d.get(key, {})): continue
-            if sorted(map(str, names))==sorted(d.get(key, {})):
-                d[key] = {str(name):d[key][str(name)] for name in names}
 
     @classmethod
     def _check(cls, content, where):
-        """Check that `content`, parsed JSON, is a manifest that this version reads, with the right checksum and types
+        """Check that `content`, parsed JSON, is a manifest that this version reads, with the right types
 
-        Raises `CorruptSample` for another checksum, else `UnsupportedFormat`; messages begin with `where`."""
-        if not isinstance(content, dict) or type(content.get('format')) is not int:
-            raise UnsupportedFormat(f'{where}: not a manifest: it has no format number: {str(content)[:60]!r}')
-        version = content['format']
-        is_known = 1<=version<=cls.newest_format
-        damaged = CorruptSample(f'{where}: the manifest does not match its checksum: it was damaged or changed after '
-                                'it was written; restore it from a copy, or ingest the dataset again')
-        others = range(1, cls.newest_format+1) if 'crc' in content and not is_known else ()
-        if any(_has_checksum({**content, 'format':other}) for other in others): raise damaged   # only `format` differs
+        Raises `UnsupportedFormat`; messages begin with `where`."""
+        version = content.get('format')
+        if type(version) is not int or version<1:
+            raise UnsupportedFormat(f'{where}: not a manifest: there is no format {version!r:.60}')
         if version>cls.newest_format:
-            raise UnsupportedFormat(f'{where}: format {version}; this version reads up to {cls.newest_format}: '
-                                    'upgrade fastai_remote')
-        if version<1: raise UnsupportedFormat(f'{where}: damaged: there is no format {version}')
-        is_sealed = 'crc' in content or version>=cls._sealed
-        if is_sealed and not _has_checksum(content): raise damaged
+            raise NewerFormat(f'{where}: format {version}; this version reads up to {cls.newest_format}: '
+                              'upgrade fastai_remote')
         attributes = cls.__dataclass_fields__
         bad = [name for name in ('name','n','fields') if name not in content]
         bad += [name for name,attribute in attributes.items()
@@ -372,19 +321,6 @@ class Manifest:
             bad = [f'split {name!r}' for name,(start,stop) in splits.items() if not 0<=start<=stop<=n]
         if bad or not 0<=content['n']<1<<62:
             raise UnsupportedFormat(f"{where}: damaged: missing or invalid: {', '.join(bad) or 'n'}")
-
-    def altered(self,
-        s:bytes, # The JSON from which this manifest was read
-    )->str: # What is wrong, or ''
-        """Message if 1 to 8 bytes of `s` are not as they were written, but mean the same, as `1E-05` for `1e-05`
-
-        It names the first of these bytes. Such a change is damage. JSON that a tool has formatted in another way
-        differs in length or in more bytes: then, and if no byte differs, the result is ''."""
-        written = json.dumps(json.loads(s), ensure_ascii=False, separators=(',',':')).encode('utf-8', 'surrogatepass')
-        if len(written)!=len(s): return ''
-        changed = np.flatnonzero(np.frombuffer(written, np.uint8)!=np.frombuffer(s, np.uint8))
-        if not 0<len(changed)<=8: return ''
-        return f'byte {changed[0]:,} of the manifest is not the one that was written, though it means the same'
 
     def stamp(self):
         "Set `created` to the current time, and return the manifest"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fastai_remote.core import seal
 from fastai_remote import ShardStore, index_shards, to_shards
 from fastai_remote.store.shard_index import ShardIndex
 from fastai_remote.write.base import host_id
@@ -64,7 +65,7 @@ def lock(folder, **entries):
     "Writes the lock of another process, which lives"
     (Path(folder)/'.ingest').mkdir(parents=True, exist_ok=True)
     content = dict(host=host_id(), pid=os.getppid(), id='x', time=time.time()) | entries
-    (Path(folder)/'.ingest/lock.json').write_text(json.dumps(content))
+    (Path(folder)/'.ingest/lock.json').write_bytes(seal(content))
 
 def sound(folder, maxsize=1e8, maxcount=100_000):
     "Checks what holds of every folder that `to_shards` has written, file by file"
@@ -80,8 +81,7 @@ def sound(folder, maxsize=1e8, maxcount=100_000):
         index_path = folder/store.index_file(u)
         assert len(content)==table.size[u]<=maxsize or n==1
         assert 1<=n<=maxcount and zlib.crc32(content)==table.crc[u] and index_path.stat().st_size==table.idx[u]
-        shard,found = ShardIndex.map(index_path),members(folder/table.name(u))
-        shard.check('here')
+        shard,found = ShardIndex(index_path.read_bytes(), index_path),members(folder/table.name(u))
         assert len({name for name,*_ in found})==len(found)==n*len(store.fields)
         keys = list(dict.fromkeys(name.split('.')[0] for name,*_ in found))
         assert keys==sorted(keys) and len(keys)==n

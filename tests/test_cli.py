@@ -22,7 +22,7 @@ from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 from fastai_remote.testing import ManualClock
 from fastai_remote.write.redis import RedisWriter
-from fastai_remote.write.shard_files import seal_json
+from fastai_remote.core import seal
 from inputs import column, write_csv, write_tar
 from s3servers import moto_server
 
@@ -362,7 +362,7 @@ def test_tars_of_others_are_found(tmp_path, result, cli):
     assert '1 samples' in cli('doctor', theirs)[1]
     (begun/'.fastai_remote/.ingest').mkdir(parents=True)
     plan = dict(signature='', n=8, chunk=8, generation=1, prefix='', fields={})
-    (begun/'.fastai_remote/.ingest/plan.json').write_bytes(seal_json(plan))
+    (begun/'.fastai_remote/.ingest/plan.json').write_bytes(seal(plan))
     for folder in begun.parent,begun:
         document = result('ls', folder)
         assert [o['name'] for o in document['unfinished']]==['scans'] and not document['datasets']

@@ -8,7 +8,6 @@ import redis
 
 from clusters import wait_for
 from fastai_remote import RedisStore, StoreBusy, StoreError, StoreUnavailable, to_redis
-from fastai_remote.store import redis_servers
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
 from fastai_remote.testing import ManualClock
@@ -168,10 +167,8 @@ def test_what_a_server_says_that_cannot_serve_is_explained_and_the_call_is_repea
             raise
     assert link.call(repaired, timeout=30)==result and errors
 
-@pytest.mark.parametrize('parser', ['hiredis','redis-py'])
-def test_a_call_whose_time_is_over_before_it_asks(fresh, parser, monkeypatch):
+def test_a_call_whose_time_is_over_before_it_asks(fresh):
     "A connection of the pool is looked at, without waiting, before it is used: that is no mistake when no time is left"
-    monkeypatch.setitem(redis_servers._parsers, 'careful', parser=='redis-py')
     link = RedisLink(fresh.url, timeout=30)
     link.call(lambda client: client.set('a', 1))
     with ManualClock() as clock:

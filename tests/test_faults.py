@@ -10,6 +10,7 @@ from fastai.vision.augment import Resize
 
 import fastai_remote.block
 from conftest import class_of, fails, N, wait_for
+from fastai_remote.core import seal
 from fastai_remote import (CorruptSample, get_remote_items, image_samples, MissingSample, RedisBlock, RedisStore,
                            StoreNotFound, StoreUnavailable, to_redis, UnknownField, UnsupportedFormat)
 
@@ -47,7 +48,7 @@ def test_names_and_fields_that_there_are_not_are_told_with_those_that_there_are(
         with pytest.raises(UnknownField, match="pics: no field '(mask.)?png'; there are 'jpg', 'cls', 'path'"): ask()
 
 def test_a_manifest_of_a_later_version_or_of_something_else_is_not_read(server):
-    for manifest,says in (b'{"format": 99, "n": 1}','a: format 99; .*upgrade'),(b'hello','a: not a manifest'):
+    for manifest,says in (seal({'format':99, 'n':1}),'a: format 99; .*upgrade'),(b'hello','a: not a manifest'):
         client(server).set('a:meta', manifest)
         with pytest.raises(UnsupportedFormat, match=says): RedisStore(server.url, 'a')
     client(server).delete('a:meta')

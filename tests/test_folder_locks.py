@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from clusters import wait_for
+from fastai_remote.core import seal
 from fastai_remote import ShardStore, StoreBusy, to_shards
 from fastai_remote.store.storage import Storage
 from fastai_remote.testing import ManualClock
@@ -32,7 +33,7 @@ def lock(folder, beat=1, host='elsewhere', seconds=0):
     "The lock of a process whose clock is wrong by so many seconds, on a file server whose clock is, too"
     (folder/'.ingest').mkdir(parents=True, exist_ok=True)
     holder = dict(host=host, pid=os.getppid(), start=1, id='x', beat=beat, time=time.time()+seconds)
-    (folder/'.ingest/new').write_bytes(folder_lock.seal_json(holder))
+    (folder/'.ingest/new').write_bytes(seal(holder))
     os.utime(folder/'.ingest/new', (time.time()+seconds,)*2)
     os.replace(folder/'.ingest/new', folder/'.ingest/lock.json')
 

@@ -15,7 +15,7 @@ def test_the_corpus_is_small_and_has_every_codec():
     assert sum(f.stat().st_size for f in FILES)<300_000
     there = {f.suffix[1:] for f in FILES}
     assert {name for name,codec in _codecs.items() if codec.dtype is None}-{'jpeg'}<=there
-    assert {'idx','manifest','record','packed'}<=there
+    assert {'fastai_remote','manifest','record','packed'}<=there
 
 def test_errors_are_found():
     "A reader that fails, ends the process, or takes too much memory is reported with what is needed to repeat it"

@@ -44,7 +44,7 @@ def shard_table(n, each):
     k = -(-n//each)
     sizes = np.diff(np.minimum(np.arange(k+1)*each, n))
     names = [f'shard-{i:06}.tar' for i in range(k)]
-    return ShardTable(names, sizes, np.full(k, 10**7), np.zeros(k), np.full(k, 20_000))
+    return ShardTable(names, sizes, np.full(k, 10**7), np.zeros(k), np.full(k, 20_000), np.zeros(k))
 
 class ShardNumbers(ShardStore):
     "The samples of `Numbers` in shards of 1,000, of which only the table exists"
@@ -230,11 +230,11 @@ def write_billion(folder, k, n):
                         'cls':np.zeros(n, 'u1')})
     for shard in range(0, k, k//100): (folder/f'shard-{shard:06}.tar.fastai_remote').write_bytes(index)
     table = ShardTable([f'shard-{shard:06}.tar' for shard in range(k)], np.full(k, n), rng.integers(9e7, 1e8, k),
-                       rng.integers(0, 1<<32, k), np.full(k, len(index)))
+                       rng.integers(0, 1<<32, k), np.full(k, len(index)), np.full(k, zlib.crc32(index)))
     codecs = {'png':('png',None), 'png.crc':('crc','u4'), 'cls':('cls','u1')}
     fields = {field:dict(codec=codec, dtype=dtype) for field,(codec,dtype) in codecs.items()}
     manifest = ShardManifest('d', k*n, fields, vocab={'cls':['a']}, prefix='shard', shards=table.pack(), uid='u')
-    (folder/'manifest.json').write_text(manifest.to_json())
+    (folder/'manifest.json').write_bytes(manifest.to_json())
     return len(index)/n
 
 def read_billion(folder, k, n):

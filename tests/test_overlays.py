@@ -95,7 +95,7 @@ def test_an_overlay_is_beside_the_manifest(tmp_path):
     del manifest['crc']
     for folder in ('../other','/etc','.overlay-1-0/../..','overlay','', None, 3):
         manifest['overlays'][0]['folder'] = folder
-        file.write_text(seal(manifest))
+        file.write_bytes(seal(manifest))
         with pytest.raises(UnsupportedFormat, match='damaged: overlay 0'): ShardStore(tmp_path/'d')
 
 def test_overlays_on_a_remote_storage_are_kept_in_the_cache(tmp_path, faults):

@@ -275,7 +275,7 @@ def test_secrets_are_in_nothing_that_is_kept(s3, proxy, tmp_path, caplog):
     dls = loaders(store)
     assert epoch(dls)==list(range(N))
     shown = store,store.storage,store.cache,dls.train,dls.train_ds,store.opener(),store.manifest,options
-    says_none(s3, *map(repr, shown), store._repr_html_(), store.manifest.to_json(), caplog.text)
+    says_none(s3, *map(repr, shown), store._repr_html_(), store.manifest.to_json().decode(), caplog.text)
     says_none(s3, *map(pickle.dumps, (store, store.storage, dls, options)), *objects(s3, 'pets').values())
     says_none(s3, *(path.read_bytes() for path in (tmp_path/'c').rglob('*') if path.is_file()))
     proxy.fail(403, 'AccessDenied', n=ALWAYS, match='chunk-000003')

@@ -39,7 +39,6 @@ from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDE
 from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
 from ..store.storage import as_storage, open_regular, stamp_number, Storage
 from ..write.base import label_texts
-from ..write.shard_files import own_files
 from ..write.shards import ShardWriter
 
 # %% ../../nbs/ingest/05_index.ipynb #243399dc
@@ -223,7 +222,7 @@ def index_shard(
     labels = {field:sorted(texts) for field,texts in writer.seen.items()}
     counts = {field:list(numbers.items()) for field,numbers in writer.counts.items()}
     index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields))
-    file_name = index_name(name, version=writer.index_version)
+    file_name = index_name(name, writer.index_version)
     with writer.lock.publishing(): writer.storage.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
     writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
@@ -249,7 +248,7 @@ def _earlier_record(writer, row):
     """Returns the record in the index of a shard that was indexed before, a dict; `row` is from `_KnownShards.row`
 
     Raises `CorruptSample` if the index is damaged or gone."""
-    file,advice = index_name(row[0], version=row[8]),'overwrite=True indexes all shards anew'
+    file,advice = index_name(row[0], row[8]),'overwrite=True indexes all shards anew'
     try: content = writer.storage.read(file)
     except FileNotFoundError: raise CorruptSample(f'{writer.url}: {file} is gone; {advice}') from None
     if zlib.crc32(content)!=row[6]:
@@ -387,8 +386,6 @@ class _KnownShards:
         where,dataset = writer.url,self.dataset
         if dataset.prefix:
             raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
-        if dataset.format<3:
-            raise StoreExists(f'{where}: an index of an earlier version is there; overwrite=True replaces it')
         self.table = ShardTable.unpack(dataset.shards)
         if self.table.version is not None:
             raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what '
@@ -442,23 +439,13 @@ def _check_recorded(writer, source):
             advice = f'{writer.how_to_abandon()} drops what an interrupted run has indexed'
             _check_unchanged(source, name, record.get('stamp'), crc, advice)
 
-def _earlier_index(source, overwrite):
-    """Returns the names of the files, if any, of an index that an earlier version has written beside the shards
-
-    They are to be removed when there is a new index. Raises `StoreExists` if there is such an index and `overwrite` is
-    false, or if the shards are those of `to_shards`."""
+def _check_not_ours(source):
+    "Raises `StoreExists` if the shards in the `Storage` `source` are those of `to_shards`, or will be"
     writer = ShardWriter(source)
     try: dataset = writer.committed()
-    except UnsupportedFormat: return []   # `manifest.json` of another tool, which does not matter
-    if dataset is not None and dataset.prefix or writer.unfinished_plan(dataset):
+    except UnsupportedFormat: return   # `manifest.json` of another tool, which does not matter
+    if dataset is not None or writer.unfinished_plan(dataset):
         raise StoreExists(f'{source.url}: to_shards has written these shards, or is about to: they have an index')
-    if dataset is None: return []
-    if not overwrite:
-        raise StoreExists(f'{source.url}: an index of an earlier version is there; overwrite=True replaces it')
-    names = ShardTable.unpack(dataset.shards).text.decode().split('\n')
-    files = {index_name(name, dataset.format) for name in names}|{dataset.failures}
-    there = set(source.names())
-    return ['manifest.json', *own_files(source, sorted(files&there))]
 
 def index_shards(
     # Folder of the tars, which is searched with its subfolders: a path, or any fsspec URL. Or the tars themselves: a
@@ -501,7 +488,7 @@ def index_shards(
     else: target = source.subfolder(INDEX_FOLDER)
     writer = ShardWriter(target, name=source.name if to is None else None)
     names,ranges,left_out = _named(source, given, splits, to)
-    replaced = _earlier_index(source, overwrite) if to is None else []
+    if to is None: _check_not_ours(source)
     known = _KnownShards(writer, source, names, overwrite)
     if known.dataset is not None and labels not in (None,known.vocab):
         raise StoreExists(f'{writer.url}: the tars here were indexed '
@@ -534,7 +521,6 @@ def index_shards(
     try:
         _check_recorded(writer, source)
         report = run_ingest(job, writer, num_workers, limit, progress)
-        source.remove(replaced)
         if left_out: report.notes[f'{left_out:,} tars match no pattern of splits=, and are left out'] = 0
         return report
     finally:

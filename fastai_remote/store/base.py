@@ -20,7 +20,7 @@ from ..codec.base import Codec
 from ..codec.fields import get_codec, is_image, is_mask
 from ..codec.images import ImageCodec
 from ..core import CorruptSample, crc32s, html_table, image_sizes_str, int_index, Manifest
-from ..core import MissingSample, packed_crcs, size_str, StoreError, UnknownField
+from ..core import MissingSample, packed_crcs, size_str, StoreError, StoreNotFound, UnknownField
 from .address import concealed
 
 # %% ../../nbs/store/01_base.ipynb #6857a2ce
@@ -108,12 +108,16 @@ class Store:
         By default, only the manifest is checked, if it is stored."""
         stored = self.manifest_bytes()
         if stored is None: return
-        try: reason = type(self.manifest).from_json(stored, f'{self.name}').altered(stored)
-        except StoreError as e: reason = str(e)
-        if reason: yield 'manifest',reason
+        try: manifest = type(self.manifest).from_json(stored, f'{self.name}')
+        except StoreError as e: yield 'manifest',str(e)
+        else:
+            if manifest.uid!=self.manifest.uid: raise self.replaced_error()
 
     def manifest_bytes(self)->bytes:
         "The manifest as it is stored now; `None` if it is not stored"
+    def replaced_error(self)->StoreNotFound:
+        "The error to raise when this is no longer the dataset that was opened"
+        return StoreNotFound(f'{self.name}: replaced since it was opened: open it again')
     def location(self, number:int, field:str)->str:
         "Where a value is stored, for error messages, such as ' in shard-000000.tar at byte 512'; may be empty"
         return ''

@@ -16,8 +16,7 @@ import redis
 from fastcore.basics import patch
 
 from ..core import (
-    CorruptSample, Manifest, MAX_MANIFEST, MissingSample, parse_json, StoreError, StoreNotFound, StoreUnavailable,
-    sum_content, UnsupportedFormat)
+    CorruptSample, Manifest, MAX_MANIFEST, MissingSample, StoreError, StoreNotFound, StoreUnavailable, unseal)
 from .address import concealed
 from .base import Store
 from .connection import Opener
@@ -58,13 +57,10 @@ def parse_failures(
 )->list: # Of `(sample, reason)`
     "The failures of a chunk; raises `CorruptSample`"
     try:
-        failures = parse_json(stored)
-        if isinstance(failures, dict):   # in format 1, it is a list without a checksum
-            if failures['crc']!=sum_content(failures) or failures['chunk']!=chunk:
-                raise ValueError('the checksum is another')
-            failures = failures['failures']
-        return [(str(name), str(why)) for name,why in failures]
-    except (ValueError,KeyError,TypeError,RecursionError) as e:   # the checksum may meet what is nested too deeply
+        content = unseal(stored)
+        if content['chunk']!=chunk: raise ValueError('those of another chunk')
+        return [(str(name), str(why)) for name,why in content['failures']]
+    except (ValueError,KeyError,TypeError) as e:
         raise CorruptSample(f'{where}: the failures of chunk {chunk} are damaged: {e}') from None
 
 def read_failures(
@@ -105,16 +101,11 @@ def find_manifest(
 def read_manifest(
     link:RedisLink, # The server
     name:str, # Name of the dataset
-    tries:int=3, # Times to read a manifest that is damaged: it may have been damaged on its way
     may_be_cluster:bool=True # As in `find_manifest`
 )->Manifest:
     "The manifest of dataset `name`; raises `StoreNotFound`, with a list of names, `UnsupportedFormat`, `CorruptSample`"
     _,stored = find_manifest(link, name, may_be_cluster)
-    while stored is not None:
-        try: return Manifest.from_json(stored, f'{link.url}, {name}')
-        except (CorruptSample,UnsupportedFormat):
-            tries,before,(_,stored) = tries-1,stored,find_manifest(link, name, may_be_cluster)
-            if not tries or stored==before: raise
+    if stored is not None: return Manifest.from_json(stored, f'{link.url}, {name}')
     try: names = _names(link)
     except StoreError as error:
         raise StoreNotFound(f'{link.url}: no dataset {name!r}; '
@@ -234,27 +225,16 @@ class RedisStore(Store):
         "The key of the manifest"
         return f'{home_of(self._name, self.manifest.tags)}:meta'
 
-    def read_values(self, numbers, fields, tries=4):
-        """As in `Store`; a reply that reports another dataset, or lacks a value of fixed width, may be damaged
+    def read_values(self, numbers, fields):
+        """As in `Store`; what a replica lacks is read from the master
 
-        It is requested up to `tries` times more. Then raises `StoreNotFound` if the dataset was replaced, and
-        `MissingSample` for a missing value of fixed width. What a replica lacks is read from the master."""
-        for k in range(tries):
-            try: values = self._request_values(numbers, fields, from_replica=not k)
-            except MissingSample: continue
-            except StoreNotFound: self._reload_manifest()
-            else:
-                may_be_there = k==0 and self.link.read_from=='replica'
-                if not (may_be_there and any(isinstance(o, list) and None in o for o in values.values())): return values
+        Raises `StoreNotFound` if the dataset was replaced, and `MissingSample` for a missing value of fixed width."""
+        if self.link.read_from=='replica':
+            try:
+                values = self._request_values(numbers, fields, from_replica=True)
+                if not any(isinstance(o, list) and None in o for o in values.values()): return values
+            except (MissingSample,StoreNotFound): pass
         return self._request_values(numbers, fields)
-
-    def _reload_manifest(self):
-        """Read the manifest again, as its JSON may be laid out differently now, and keep it if it is of this version
-
-        If there is none, nothing changes. Raises `CorruptSample`, `UnsupportedFormat` if it is damaged."""
-        try: manifest = read_manifest(self.link, self._name)
-        except StoreNotFound: return
-        if manifest.uid==self._uid: self._manifest = manifest
 
     def _request_values(self, numbers, fields, from_replica=False):
         """As `read_values`, in one round trip; the checksums of a packed field are returned as `FIELD.crc`
@@ -280,9 +260,7 @@ class RedisStore(Store):
         for field in fixed:
             reads[field] = [PackedRead(part, field, at, inside) for part,at,inside in self._groups(field, numbers)]
             for read in reads[field]: commands += read.commands
-        # no value is longer than all values together, whose number is only estimated after an edit
-        longest = None if manifest.runs else manifest.nbytes
-        replies = iter(self.link.send(commands, from_replica=from_replica, longest_value=longest))
+        replies = iter(self.link.send(commands, from_replica=from_replica))
         head = next(replies)
         if head!=manifest.head: raise self.replaced_error(exists=bool(head))
         for field in variable:
@@ -298,19 +276,19 @@ class RedisStore(Store):
         raise MissingSample(f'{self.name}: {n_missing} of {n} values missing, first of sample {first} '
                             f'(field {field!r}): {self.why_missing()}')
 
-    def compare_checksums(self, numbers, field, values, checksums, tries=4):
-        """As in `Store`; a value that does not match is requested again, as it may have been damaged on its way
+    def compare_checksums(self, numbers, field, values, checksums):
+        """As in `Store`; values that do not match are requested once more from the master, over a new connection
 
-        Changes `values[field]` and `checksums`. It is requested up to `tries` times."""
-        for _ in range(tries):
-            damaged = self.mismatches(numbers, values[field], checksums)
-            if not len(damaged): return
-            again = self.read_values(numbers[damaged], [field, f'{field}.crc'])
-            checksums[damaged] = again[f'{field}.crc']
-            if not isinstance(values[field], list): values[field][damaged] = again[field]
-            elif None in again[field]: self.raise_missing(numbers[damaged], field, again[field])
-            else:
-                for k,value in zip(damaged.tolist(), again[field]): values[field][k] = value
+        Changes `values[field]` and `checksums`."""
+        damaged = self.mismatches(numbers, values[field], checksums)
+        if not len(damaged): return
+        self.link.reconnect()
+        again = self._request_values(numbers[damaged], [field, f'{field}.crc'])
+        checksums[damaged] = again[f'{field}.crc']
+        if not isinstance(values[field], list): values[field][damaged] = again[field]
+        elif None in again[field]: self.raise_missing(numbers[damaged], field, again[field])
+        else:
+            for k,value in zip(damaged.tolist(), again[field]): values[field][k] = value
         super().compare_checksums(numbers, field, values, checksums)
 
     def key_location(self, number, field):
@@ -322,22 +300,15 @@ class RedisStore(Store):
 
     def manifest_bytes(self): return _stored_manifest(self.link, self.manifest_key)
 
-    @property
-    def unchecked(self)->list:
-        "Names of what is stored without a checksum: fields, and in format 1 `manifest` and `failures`"
-        return [*super().unchecked, *(['manifest','failures'] if self.manifest.format<2 else [])]
-
     def check_rest(self):
         """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
-        Reads the manifest and what is stored about the name; from format 2 on also the failures, the tables of runs,
-        and what is behind the last values of fixed width. `what` is a key, or 'manifest'. Values are not read: `verify`
-        reads them."""
-        manifest,key = self.manifest,self.manifest_key
+        Reads the manifest, what is stored about the name, the failures, the tables of runs, and what is behind the last
+        values of fixed width. `what` is a key, or 'manifest'. Values are not read: `verify` reads them."""
+        key = self.manifest_key
         if not self.link.call(lambda client: client.exists(key)): yield key,str(self.replaced_error(exists=False))
         yield from super().check_rest()
         yield from self._check_names()
-        if manifest.format<2: return
         for part in self.parts:
             yield from self._check_ends(part)
             yield from self._check_failures(part)

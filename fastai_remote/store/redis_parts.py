@@ -179,8 +179,7 @@ def _why_no_parts(manifest, tables):
 
 def read_run_tables(
     link:RedisLink, # The server
-    manifest:Manifest, # Of the dataset
-    tries:int=2 # Times to read tables that are damaged: they may have been damaged on their way
+    manifest:Manifest # Of the dataset
 )->list: # Of `RunTable`; empty if the dataset was never changed
     """The tables that say where the samples are; `manifest.runs['columns']` has the index of that of a field
 
@@ -188,11 +187,8 @@ def read_run_tables(
     runs = manifest.runs
     if not runs: return []
     key,ends = runs['key'],24*np.cumsum([0,*runs['lengths']])
-    for _ in range(tries):
-        # one byte more shows that it is longer
-        stored = link.call(lambda client: client.getrange(key, 0, int(ends[-1])))
-        if len(stored)==ends[-1] and zlib.crc32(stored)==runs['crc']: break
-    else:
+    stored = link.call(lambda client: client.getrange(key, 0, int(ends[-1])))   # one byte more shows that it is longer
+    if len(stored)!=ends[-1] or zlib.crc32(stored)!=runs['crc']:
         what = f'{len(stored):,} bytes that do not match their checksum' if stored else 'gone'
         raise CorruptSample(f'{link.url}, {manifest.name}: the key {key}, which says where the samples are, is {what}: '
                             'damaged, or the dataset was replaced; ingest it again')

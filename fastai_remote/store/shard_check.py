@@ -9,12 +9,11 @@ __all__ = ['moved', 'damaged_parts']
 
 # %% ../../nbs/store/16_shard_check.ipynb #ecb94afe
 import os, zlib
-from dataclasses import replace
 
 import numpy as np
 
 from ..core import CorruptSample, MissingSample, StoreError
-from .shard_index import decompressor, pack_labels, ShardManifest, ShardTable
+from .shard_index import decompressor, pack_labels
 
 # %% ../../nbs/store/16_shard_check.ipynb #057fffc6
 _POLYNOMIAL = 0xEDB88320   # of crc32, with the lowest power in the highest bit
@@ -42,15 +41,13 @@ def moved(
 _PART_BYTES = 1<<22   # bytes read at a time
 
 def damaged_parts(
-    store, # A `ShardStore`
-    manifest:bool=True # Check the manifest, too?
+    store # A `ShardStore`
 ): # Iterator of `(what, reason)`: the name of a file, and a text
     """Finds files of a dataset that are damaged or missing, and damaged copies in the cache
 
     In an uncompressed shard whose index is intact, damage within values is left out: reading the samples finds it.
     Damaged copies are removed from the cache. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset was
     replaced."""
-    if manifest: yield from _check_manifest(store)
     yield from _check_failures(store)
     yield from _check_labels(store)
     for shard in range(len(store.shards)):
@@ -63,28 +60,6 @@ def damaged_parts(
             if fd is not None and expected is not None: yield from _check_copy(store, shard, key, fd, expected)
         finally:
             if fd is not None: os.close(fd)
-
-def _check_manifest(store):
-    """Yields `(what, reason)`, as `damaged_parts`, if the content of the manifest's file is not the one that was read
-
-    The same content may be formatted in another way. Raises `StoreNotFound` if the file is not there, or is that of
-    another dataset."""
-    stored = store.manifest_bytes()
-    if zlib.crc32(stored)==store.manifest_crc: return
-    reason = 'it has changed since it was opened'
-    try: manifest = ShardManifest.from_json(stored, 'manifest.json')
-    except StoreError as e: reason = str(e)
-    else:
-        if manifest.uid!=store.manifest.uid: raise store.replaced_error()
-        if _is_same(manifest, store): return   # another tool has formatted it
-    advice = f'damaged in {store.storage.url}; put back a copy of this file'
-    yield 'manifest.json',f'{store.name}: manifest.json: {reason}: {advice}'
-
-def _is_same(manifest, store):
-    "Has `manifest`, a `ShardManifest` that was just parsed, the content of the one that `store` has read?"
-    try: table = ShardTable.unpack(manifest.shards)
-    except (ValueError,KeyError,TypeError): return False
-    return replace(manifest, shards={})==store.manifest and table.pack()==store.shards.pack()
 
 def _check_failures(store):
     "Yields `(what, reason)`, as `damaged_parts`, if there should be a file of failures, and it is missing or damaged"
@@ -105,9 +80,9 @@ def _check_failures(store):
 def _check_labels(store):
     """Yields `(what, reason)`, as `damaged_parts`, if `labels.json` is missing or is not as it was written
 
-    Nothing is yielded if there are no labels, if others have written the shards, or for formats up to 2."""
+    Nothing is yielded if there are no labels, or if others have written the shards."""
     manifest = store.manifest
-    expected = pack_labels(manifest.vocab) if manifest.prefix and manifest.format>2 else b''
+    expected = pack_labels(manifest.vocab) if manifest.prefix else b''
     if not expected: return
     stored = store.storage.ranges(['labels.json'], [0], [len(expected)+1], tries=1)[0]
     if stored==expected: return

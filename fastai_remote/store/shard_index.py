@@ -10,7 +10,7 @@ __all__ = ['INDEX_MAGIC', 'COMPRESSIONS', 'INDEX_SUFFIX', 'INDEX_FOLDER', 'LABEL
            'is_overlay_folder', 'index_name', 'ShardTable', 'joined_tables', 'pack_labels', 'ShardManifest']
 
 # %% ../../nbs/store/14_shard_index.ipynb #cd60bb66
-import base64, bz2, codecs, dataclasses, json, lzma, mmap, os, re, tarfile, zlib
+import base64, bz2, codecs, dataclasses, json, lzma, re, tarfile, zlib
 from array import array
 from functools import partial
 
@@ -22,7 +22,7 @@ from .bounded import MAX_FILE
 
 # %% ../../nbs/store/14_shard_index.ipynb #59469ef9
 INDEX_MAGIC = b'fr.idx\r\n' # The first bytes of each index file, by which our files are told from those of others
-_FORMAT = 2   # since format 2, an index has the keys of the samples, and samples may lack fields of fixed width
+_FORMAT = 1
 _NO_VALUE = 0xFFFFFFFF   # length that says: this sample has no such field
 _KEYS_PER_BLOCK = 128   # keys that are compressed together; more take hardly less space, and longer to look up
 _KEY_BYTES,_KEY_ENDS = '__key__','__key__ ends'   # entries of the header: the compressed keys, and where blocks end
@@ -58,8 +58,7 @@ def pack_index(
         key_entries = {_KEY_BYTES:[append(np.frombuffer(content, 'u1')), len(content)],
                        _KEY_ENDS:[append(ends), len(ends)]}
     body = b''.join(parts)
-    header = dict(format=_FORMAT, n=n, columns=entries, labels=labels or {}, shard=shard, crc=zlib.crc32(body),
-                  **key_entries)
+    header = dict(format=_FORMAT, n=n, columns=entries, labels=labels or {}, shard=shard, **key_entries)
     if record is not None: header['record'] = _pack(json.dumps(record).encode())
     header = json.dumps(header, ensure_ascii=False, separators=(',',':')).encode()
     header += b' '*(-(len(INDEX_MAGIC)+4+len(header))%8)
@@ -73,8 +72,7 @@ class ShardIndex:
     ):
         """Raises `CorruptSample` if `buf` cannot be read as an index, and `UnsupportedFormat` if the format is newer
 
-        Checksums are not compared: `check` does that for the columns and keys. The header has none of its own, so only
-        a checksum of the whole file is sure to show damage in it."""
+        The checksum of the file is in the table of shards, and compared by whoever reads it."""
         self.buf = buf
         try: self._read_header(where)
         except (ValueError,KeyError,TypeError,OverflowError,RecursionError) as e:
@@ -94,7 +92,7 @@ class ShardIndex:
         if header['format']>_FORMAT:
             raise UnsupportedFormat(f"{where}: format {header['format']}; "
                                     f'this version reads up to {_FORMAT}: upgrade fastai_remote')
-        self.n,self.labels,self.shard,self.crc = header['n'],header['labels'],header.get('shard'),header['crc']
+        self.n,self.labels,self.shard = header['n'],header['labels'],header.get('shard')
         if not isinstance(self.shard, (int,type(None))): raise ValueError('no checksum of the shard')
         self.start = start+length
         self.columns = {name:np.frombuffer(buf, np.dtype('<'+dtype), self.n, self.start+offset)
@@ -108,22 +106,6 @@ class ShardIndex:
             self.key_ends = np.frombuffer(buf, '<u4', blocks, self.start+ends_offset)
         self.packed_record = header.get('record')
         self._key_block = None,()   # the block of keys that was used last: its number, and its keys
-
-    @classmethod
-    def map(cls,
-        path:str # A file on this machine
-    ):
-        "The index in a file, which is mapped into memory"
-        with open(path, 'rb') as f:
-            if not os.fstat(f.fileno()).st_size: return cls(b'', path)
-            return cls(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), path)
-
-    def check(self,
-        where:str # Name of the file, for the error message
-    ):
-        "Compare the checksum of the columns; reads all of them; raises `CorruptSample`"
-        if zlib.crc32(memoryview(self.buf)[self.start:])!=self.crc:
-            raise CorruptSample(f'{where}: the index does not match its checksum')
 
     def spans(self,
         f:str, # A variable-width field
@@ -166,7 +148,7 @@ class ShardIndex:
 
     def keys(self,
         i:np.ndarray # Positions of samples in the shard, shape (k,)
-    )->list: # Of `str`; `None` if the index has no keys, as those of format 1
+    )->list: # Of `str`; `None` if the index has no keys
         "Keys of samples `i`; raises `CorruptSample`"
         if self.key_bytes is None: return None
         try: return [self._keys_of(position//_KEYS_PER_BLOCK)[position%_KEYS_PER_BLOCK] for position in i.tolist()]
@@ -474,12 +456,10 @@ def is_overlay_folder(
 
 def index_name(
     shard:str, # Name of a shard
-    format:int=3, # Format of the manifest; up to format 2, the name was the one that DALI uses
     version:int=0 # The generation that has written it where another index was in use; 0 for the first of all
 )->str:
     "Name of the index file of `shard`"
-    if version: return f'{shard}.{version}{INDEX_SUFFIX}'
-    return shard+INDEX_SUFFIX if format>2 else re.sub(r'(\.tar|\.tgz|\.tar\.gz)$', '', shard)+'.idx'
+    return f'{shard}.{version}{INDEX_SUFFIX}' if version else shard+INDEX_SUFFIX
 
 # A part of a path that is empty, '.' or '..' (also: an absolute path), a backslash or a zero byte
 _UNSAFE_NAME = re.compile(rb'(?:\A|[\n/])\.{0,2}(?=[\n/]|\Z)|[\\\0]')
@@ -492,8 +472,8 @@ class ShardTable:
         size:np.ndarray, # Bytes of each shard
         crc:np.ndarray, # Checksum of each shard
         idx:np.ndarray, # Bytes of the index of each shard
+        icrc:np.ndarray, # Checksum of the index file of each shard
         raw:np.ndarray=None, # Bytes of each shard when decompressed, if any is compressed
-        icrc:np.ndarray=None, # Checksum of the index file of each shard; `None` in tables of earlier versions
         # How each shard is compressed, a position in `COMPRESSIONS`; default: with gzip if the name says so, or not
         kind:np.ndarray=None,
         version:np.ndarray=None, # As in `index_name`, for each shard; default: no index was written anew
@@ -517,20 +497,14 @@ class ShardTable:
     def name(self, s:int)->str:
         "Name of shard `s`"
         return self.text[int(self.cuts[s]):int(self.cuts[s+1])-1].decode()
-    def index_name(self,
-        s:int, # Number of a shard
-        format:int=3 # Format of the manifest
-    )->str:
+    def index_name(self, s:int)->str:
         "Name of the index file of shard `s`"
         version = 0 if self.version is None else int(self.version[s])
-        return index_name(self.name(s), version=version) if version else self.first_index_name(s, format)
+        return index_name(self.name(s), version) if version else self.first_index_name(s)
 
-    def first_index_name(self,
-        s:int, # Number of a shard
-        format:int=3 # Format of the manifest
-    )->str:
+    def first_index_name(self, s:int)->str:
         "Name of the index file that was written first for shard `s`; another one is in use if the shard was edited"
-        return index_name(self.name(s), format, 0 if self.first is None else int(self.first[s]))
+        return index_name(self.name(s), 0 if self.first is None else int(self.first[s]))
 
     def stamp_of(self, s:int)->int:
         "The `stamp_number` of shard `s` when it was indexed; 0 if it is not known"
@@ -626,20 +600,15 @@ def _is_overlay(entry):
 @dataclasses.dataclass
 class ShardManifest(Manifest):
     "A `Manifest` of a dataset in shards: with the table of shards, and overlays with values that were changed later"
-    newest_format = 4 # Since format 3, names of index files end in `INDEX_SUFFIX`; since format 4, there are overlays
     _optional = *Manifest._optional,'overlays','failures_version'
 
     shards:dict = dataclasses.field(default_factory=dict) # A packed `ShardTable`
     base:str = '' # Folder of the shards, if it is not that of the manifest
-    failures_crc:int = -1 # Checksum of the file of failures; -1 if there is none, or an earlier version wrote it
+    failures_crc:int = -1 # Checksum of the file of failures; -1 if there is none
     failures_version:int = 0 # Of an index of others' shards: as `first` of `ShardTable`, for the file of failures
     # Datasets with values that were added or changed: `{folder, uid, fields: names of the fields it is used for}`,
     # or `{}` for one that is not used any more. Indices have its position here, counted from 1
     overlays:list = dataclasses.field(default_factory=list)
-
-    def __post_init__(self):
-        self.format = self.format or (4 if self.overlays else 3)   # an earlier version can read what has no overlays
-        super().__post_init__()
 
     @classmethod
     def _check(cls, d, where):

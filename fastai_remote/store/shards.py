@@ -70,7 +70,6 @@ class ShardStore(Store):
     for_users = (*Store.for_users, 'abandon', 'cache', 'delete', 'prefetch', 'shards', 'shuffle_quality', 'unfinished',
                  'wids_index')
     _manifest = None # For `repr`, if `__init__` fails
-    _is_index,_overlays = False,None # For pickles of earlier versions
     _home = '' # As `home`, once the manifest was read
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
@@ -131,11 +130,6 @@ class ShardStore(Store):
     table = shards
 
     @property
-    def manifest_crc(self)->int:
-        "The crc32 of the manifest as it was stored when it was read"
-        return self.manifest and self._manifest_crc
-
-    @property
     def tars(self)->Storage:
         "The folder of the shards"
         return self._shards_storage or self.storage
@@ -164,12 +158,11 @@ class ShardStore(Store):
         raise StoreNotFound(self._why_not_found(error)) from error
 
     def _read_manifest(self):
-        """Returns the manifest, with empty `shards`; sets `_table`, `_manifest_crc` and `_uid`
+        """Returns the manifest, with empty `shards`; sets `_table` and `_uid`
 
         Raises `StoreNotFound`, also if the dataset was replaced, or if its shards are elsewhere and no `shards_url` was
         given, `UnsupportedFormat`, `CorruptSample`."""
         manifest,content,where = self._find_manifest()
-        self._manifest_crc = zlib.crc32(content)
         if self._uid not in (None, manifest.uid): raise self.replaced_error()
         try: self._table,manifest.shards = ShardTable.unpack(manifest.shards),{}
         except (ValueError,KeyError,TypeError) as e:
@@ -187,7 +180,7 @@ class ShardStore(Store):
         return manifest
 
     @property
-    def has_keys(self)->bool: return self.manifest.format>2 or super().has_keys
+    def has_keys(self)->bool: return True
 
     @property
     def overlays(self)->Overlays:
@@ -197,15 +190,9 @@ class ShardStore(Store):
 
     @property
     def unchecked(self)->list:
-        """Names of what is stored without a checksum
-
-        In datasets of the first version, these are also the manifest, the headers of indices, which contain names of
-        labels, and the failures."""
+        "Names of fields that are stored without a checksum"
         # numbers and labels are in the indices, which have checksums
-        fields = [f for f in super().unchecked if self.manifest.fields[f]['dtype'] is None]
-        if self.shards.icrc is not None: return fields
-        failures = ['failures'] if self.manifest.failed else []
-        return [*fields, 'manifest', 'headers of indices', *failures]
+        return [f for f in super().unchecked if self.manifest.fields[f]['dtype'] is None]
 
     def _why_not_found(self, error):
         "The message when there is no manifest, as `error` says: what is there instead, and what to do"
@@ -429,17 +416,9 @@ def missing_shard_error(self:ShardStore,
 
 @patch
 def _is_replaced(self:ShardStore):
-    """Is there another dataset in the folder now, or none?
-
-    Always false for a dataset without `uid`, as that cannot be told. Raises `CorruptSample` or `UnsupportedFormat`,
-    which name the manifest, if it is damaged now."""
-    if not self._uid: return False
-    head,file = self.manifest.head,f'{self.home}manifest.json'
-    if self.storage.ranges([file], [0], [len(head)])==[head]: return False
-    # another tool may have formatted the manifest anew
-    try: content = self.storage.read(file, MAX_MANIFEST)
-    except FileNotFoundError: return True
-    return ShardManifest.from_json(content, f'{self.storage.url}/{file}').uid!=self._uid
+    "Is there another dataset in the folder now, or none?"
+    head = self.manifest.head
+    return self.storage.ranges([f'{self.home}manifest.json'], [0], [len(head)])!=[head]
 
 @patch
 def check_not_replaced(self:ShardStore,
@@ -447,8 +426,7 @@ def check_not_replaced(self:ShardStore,
 ):
     """Raise `StoreNotFound` if this is no longer the dataset that was opened
 
-    If a dataset was deleted, another one may have files of the same names. Raises `CorruptSample` or
-    `UnsupportedFormat` if the manifest is damaged now, as nobody can tell then."""
+    If a dataset was deleted, another one may have files of the same names."""
     try:
         if self._is_replaced(): raise self.replaced_error()
     except BaseException:
@@ -473,15 +451,11 @@ def compare_in_shards(self:ShardStore, numbers, field, values, checksums):
     damaged = np.flatnonzero(crc32s(values[field])!=checksums)
     if not len(damaged): return
     self.check_not_replaced()
-    for whole in (True,False,False):
-        shards = np.unique(self.table.at(numbers[damaged])[0]).tolist()
-        if all(map(self.in_place, shards)): break
-        if not whole:
-            for shard in shards: self.whole_shards.drop(shard)
-        again = self.read_in_shards(numbers[damaged], [field], whole)[field]
+    shards = np.unique(self.table.at(numbers[damaged])[0]).tolist()
+    if not all(map(self.in_place, shards)):
+        for shard in shards: self.whole_shards.drop(shard)
+        again = self.read_in_shards(numbers[damaged], [field], whole=False)[field]
         for k,value in zip(damaged.tolist(), again): values[field][k] = value
-        damaged = damaged[crc32s(again)!=checksums[damaged]]
-        if not len(damaged): return
     Store.compare_checksums(self, numbers, field, values, checksums)
 
 @patch
@@ -500,10 +474,7 @@ def why_missing(self:ShardStore): return 'the shard has no such field of it'
 
 @patch
 def keys(self:ShardStore, numbers):
-    """As in `Store`: the keys are in the indices, so that no shard is read
-
-    If an earlier version has written the indices, they have no keys. Then field `key.txt` is read, and `UnknownField`
-    is raised if there is none."""
+    "As in `Store`: the keys are in the indices, so that no shard is read"
     numbers = self.check_numbers(numbers)
     shard_of,position = self.table.at(numbers)
     shards = np.unique(shard_of).tolist()
@@ -512,7 +483,6 @@ def keys(self:ShardStore, numbers):
         places = np.flatnonzero(shard_of==shard)
         order = np.argsort(position[places], kind='stable')   # neighbouring keys are compressed together
         keys = indices[shard].keys(position[places][order])
-        if keys is None: return Store.keys(self, numbers)
         for place,key in zip(places[order].tolist(), keys): result[place] = key
     return result
 
@@ -570,7 +540,7 @@ def index_file(self:ShardStore,
     shard:int # Number of a shard
 )->str:
     "Path of the index file of a shard in the folder `storage`; it begins with `home`"
-    return self.home+self.table.index_name(shard, self.manifest.format)
+    return self.home+self.table.index_name(shard)
 
 @patch
 def indices(self:ShardStore,
@@ -612,13 +582,12 @@ def _parse_index(self:ShardStore, shard, content, where=''):
     `content` is a copy in memory, so what is compared with the checksum is what is used. Raises `UnsupportedFormat` for
     a newer format."""
     table,file = self.table,f'{self.name}: {self.index_file(shard)}{where}'
-    if table.icrc is not None and (len(content)!=table.idx[shard] or zlib.crc32(content)!=table.icrc[shard]):
+    if len(content)!=table.idx[shard] or zlib.crc32(content)!=table.icrc[shard]:
         samples = f'samples {table.starts[shard]:,} to {table.starts[shard+1]-1:,}'
         about = f'the index of shard {table.name(shard)}, with labels and places of {samples}'
         size = f' (want {table.idx[shard]:,} bytes)' if len(content)!=table.idx[shard] else ''
         raise CorruptSample(f'{file}: {about}: {len(content):,} bytes that do not match their checksum{size}')
     index = ShardIndex(content, file)
-    if table.icrc is None: index.check(file)   # earlier versions have a checksum of the columns, not of the header
     if index.n!=table.n[shard]:
         raise CorruptSample(f'{file}: {index.n:,} samples, where the manifest has {table.n[shard]:,}')
     if index.shard not in (None, table.crc[shard]): raise CorruptSample(f'{file}: the index of another shard')
@@ -654,58 +623,43 @@ def local_index(self:ShardStore,
         with open(open_regular(self.storage.path(self.index_file(shard))), 'rb') as f:
             content = f.read(self._max_index_bytes(shard))
     except FileNotFoundError: raise self._missing_index_error(shard) from None
-    if self.table.icrc is None: self.check_not_replaced()   # no checksum distinguishes it from another dataset's
     try: return self._parse_index(shard, content)
     except CorruptSample as e: raise self._damaged_index_error(e) from None
-
-@patch
-def _index_key(self:ShardStore, shard):
-    "Name of an index in the cache; where the manifest has no checksum of the index, the copy ends with one"
-    name = self.table.index_name(shard, self.manifest.format)
-    return self.cache_key(name)+('.crc' if self.table.icrc is None else '')
 
 @patch
 def cached_index(self:ShardStore,
     shard:int # Number of a shard
 )->ShardIndex: # `None` if it is not in the cache
     "The index of a shard in the cache; if it is damaged, it is removed, and `CorruptSample` is raised"
-    key = self._index_key(shard)
+    key = self.cache_key(self.table.index_name(shard))
     fd = self.cache.open(key)
     if fd is None: return
     with os.fdopen(fd, 'rb') as file:
         content = file.read(self._max_index_bytes(shard))
-        where = f' in the cache {self.cache.folder}'
-        try:
-            if self.table.icrc is not None: return self._parse_index(shard, content, where)
-            if _with_checksum(content[:-4])!=content:
-                raise CorruptSample(f'{self.name}: {self.index_file(shard)}{where}: '
-                                    f'{len(content):,} bytes that do not match their checksum')
-            return self._parse_index(shard, content[:-4], where)
+        try: return self._parse_index(shard, content, f' in the cache {self.cache.folder}')
         except CorruptSample:
             self.cache.drop(key, fd)
             raise
 
-def _with_checksum(content): return content+zlib.crc32(content).to_bytes(4, 'little')
-
 @patch
-def _fetch_indices(self:ShardStore, shards, tries=3):
-    """`{shard: ShardIndex}`, read over the network and put into the cache; one that comes damaged is requested again
+def _fetch_indices(self:ShardStore, shards, again=True):
+    """`{shard: ShardIndex}`, read over the network and put into the cache; one that comes damaged is requested once more
 
-    It is read `tries` times at most. Raises what `fetched_index` raises."""
+    That is if `again` is true. Raises what `fetched_index` raises."""
     result,damaged = {},[]
     files,sizes = [self.index_file(shard) for shard in shards],[int(self.table.idx[shard]) for shard in shards]
     for shard,content in zip(shards, self.storage.ranges(files, [0]*len(shards), sizes)):
         if content is None: raise self._missing_index_error(shard)
         try: result[shard] = self._parse_index(shard, content)
         except CorruptSample as e:
-            if tries==1: raise self._damaged_index_error(e) from None
+            if not again: raise self._damaged_index_error(e) from None
             damaged.append(shard)
             continue
         if self.cache is None: continue
-        copy = _with_checksum(content) if self.table.icrc is None else content
-        fd = self.cache.fetch(self._index_key(shard), len(copy), lambda f: f.write(copy))
+        key = self.cache_key(self.table.index_name(shard))
+        fd = self.cache.fetch(key, len(content), lambda f: f.write(content))
         if fd is not None: os.close(fd)
-    return result|self._fetch_indices(damaged, tries-1) if damaged else result
+    return result|self._fetch_indices(damaged, again=False) if damaged else result
 
 @patch
 def fetched_index(self:ShardStore,
@@ -734,9 +688,8 @@ def check_rest(self:ShardStore):
     Reads the manifest, the file of failures, indices, whole shards, and the cache, from which damaged copies are
     removed. `what` is the name of a file, or 'manifest'. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset
     was replaced."""
-    found = list(Store.check_rest(self))
-    yield from found
-    yield from damaged_parts(self, manifest=not found)
+    yield from Store.check_rest(self)
+    yield from damaged_parts(self)
     yield from self.overlays.check_rest()
 
 @patch
@@ -830,9 +783,7 @@ def wids_index(self:ShardStore,
 # %% ../../nbs/store/18_shards.ipynb #16bea615
 @patch
 def reviser(self:ShardStore, change):
-    """As in `Store`: the `ShardReviser` that writes a new version of this dataset, by `change`, a `Change`
-
-    Raises `TypeError` for shards that an earlier version of fastai_remote has written."""
+    "As in `Store`: the `ShardReviser` that writes a new version of this dataset, by `change`, a `Change`"
     from fastai_remote.write.shards_reviser import ShardReviser
     return ShardReviser(self, change)
 

@@ -12,10 +12,9 @@ import fcntl, os, threading, uuid
 from contextlib import contextmanager, ExitStack
 
 from ..clock import monotonic, sleep, time, wait
-from ..core import StoreBusy, StoreError
+from ..core import seal, StoreBusy, StoreError, unseal
 from ..store.storage import Storage
 from .base import held_locks, host_id, is_alive, LEASE_SECONDS, process_state
-from .shard_files import seal_json, unseal_json
 
 # %% ../../nbs/write/09_folder_lock.ipynb #a1f00016
 LOCK_FILE = '.ingest/lock.json'
@@ -69,7 +68,7 @@ class FolderLock:
         held_locks.add(self.token)
         def write():
             self.beats += 1
-            self.storage.write(LOCK_FILE, seal_json({**me, 'beat':self.beats, 'time':time()}))
+            self.storage.write(LOCK_FILE, seal({**me, 'beat':self.beats, 'time':time()}))
         try:
             self._acquire(me, watched, write, progress)
             threading.Thread(target=self._renew, args=(write, self.stop), daemon=True).start()
@@ -146,11 +145,9 @@ class FolderLock:
             except Exception: pass   # the next turn tries again
 
     def holder(self)->dict: # `host`, `pid`, `start` of the process, `id`, `beat` (counts renewals), `time`
-        """Returns what the file of the lock says of its holder; `None` if there is no such file, or a damaged one
-
-        The lock of an earlier version has no `beat`."""
-        try: holder = unseal_json(self.storage.read(LOCK_FILE))
-        except (FileNotFoundError,ValueError,RecursionError): return None
+        "Returns what the file of the lock says of its holder; `None` if there is no such file, or a damaged one"
+        try: holder = unseal(self.storage.read(LOCK_FILE))
+        except (FileNotFoundError,ValueError): return None
         is_whole = all(type(holder.get(key)) is kind for key,kind in (('host',str), ('pid',int), ('id',str)))
         return holder if is_whole and isinstance(holder.get('time'), (int,float)) else None
 
@@ -195,9 +192,7 @@ def _is_at_work(holder):
 
     `holder` is a dict as from `FolderLock.holder`. It cannot be known of a process on another machine, of one that is
     stopped, of one that this user may not see, and of one that has not renewed the lock for `LEASE_SECONDS`: it may
-    have released the lock, and not been able to remove its file. Of this process it is always known. For locks of
-    earlier versions, it returns `_is_in_force`."""
-    if 'beat' not in holder: return _is_in_force(holder)
+    have released the lock, and not been able to remove its file. Of this process it is always known."""
     if holder['host']!=host_id(): return None
     if holder['pid']==os.getpid(): return holder['id'] in held_locks
     if not is_alive(holder['pid']): return False
@@ -206,15 +201,6 @@ def _is_at_work(holder):
     if start!=holder.get('start') or state in 'ZX': return False   # another process of this number, or it has ended
     is_renewed = 0<=time()-holder['time']<LEASE_SECONDS
     return True if is_renewed and state not in 'Tt' else None
-
-def _is_in_force(holder):
-    """Returns whether `holder`, a lock of an earlier version, which has no `beat`, excludes others
-
-    It does for `LEASE_SECONDS` after its `time`, unless a process of this machine had it that has ended, or this
-    process, which has released it."""
-    if time()-holder['time']>=LEASE_SECONDS: return False
-    if holder['host']!=host_id(): return True
-    return holder['id'] in held_locks if holder['pid']==os.getpid() else is_alive(holder['pid'])
 
 def _lock_folder(folder, stack, url, create):
     """Locks `folder` with `flock` until `stack`, an `ExitStack`, is closed; returns whether that is possible

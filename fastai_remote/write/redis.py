@@ -21,8 +21,8 @@ from fastcore.basics import patch
 from ..clock import monotonic
 from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
-from ..core import CorruptSample, Manifest, packed_crcs, parse_json, seal, StoreError, StoreExists
-from ..core import StoreNotFound, StoreUnavailable, UnsupportedFormat
+from ..core import CorruptSample, Manifest, NewerFormat, packed_crcs, seal, StoreError, StoreExists
+from ..core import StoreNotFound, StoreUnavailable, unseal, UnsupportedFormat
 from ..store.redis import find_manifest, GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
 from ..store.redis_layout import (
     element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
@@ -33,7 +33,7 @@ from .base import labels_of_texts, MAX_CLASSES, progress_text, ServerRestarted, 
 from .redis_lock import RedisLock
 from .redis_lost import lost_of_range
 from .redis_state import generation_in, IngestKeys, INGESTS_KEY, packed_writes
-from .redis_state import parse_record, seal_label, seal_stats, staged_keys, unseal
+from .redis_state import parse_record, read_sealed, seal_label, seal_stats, staged_keys
 from .redis_state import unseal_label, unseal_stats, value_keys, with_checks
 
 # %% ../../nbs/write/05_redis.ipynb #d3d19731
@@ -211,8 +211,8 @@ def read_plan(self:RedisWriter,
     text:bytes # The stored plan
 )->dict:
     "Returns the plan of an unfinished ingest; raises `CorruptSample`"
-    return unseal(text, f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, '
-                        f'({self.how_to_abandon()} drops it)')
+    return read_sealed(text, f'{self.url}: the plan of an unfinished ingest of {self.name!r}, {self.keys.plan}, '
+                             f'({self.how_to_abandon()} drops it)')
 
 @patch
 def _earlier_plan(self:RedisWriter, overwrite):
@@ -258,8 +258,8 @@ def committed(self:RedisWriter,
     except StoreNotFound: return None
     except CorruptSample:
         if not accept_damage: raise
+    except NewerFormat: raise
     except UnsupportedFormat as error:
-        if self._has_newer_manifest(): raise
         is_listed = self.link.call(lambda c: c.sismember(NAMES_KEY, self.name))
         if not is_listed:
             raise UnsupportedFormat(f'{error}; if another program wrote it, choose another name; else delete the key '
@@ -269,14 +269,6 @@ def committed(self:RedisWriter,
                                     f'RedisStore.delete(url, {self.name!r}) drops it') from None
     warnings.warn(f'{self.url}: the manifest of {self.name!r} is damaged: the dataset is dropped, and its '
                   f'values stay under keys that begin with {self.name!r}', stacklevel=2)
-
-@patch
-def _has_newer_manifest(self:RedisWriter):
-    "Returns whether the stored manifest has the number of a newer format"
-    try: content = parse_json(find_manifest(self.link, self.name)[1] or b'')
-    except ValueError: return False
-    version = content.get('format') if isinstance(content, dict) else None
-    return type(version) is int and version>Manifest.newest_format
 
 @patch
 def _manifest_generation(self:RedisWriter):
@@ -425,14 +417,11 @@ def _garbage_ranges(self:RedisWriter, listed):
 
     If it is damaged, this warns and returns an empty list, because the keys may be those of other datasets."""
     try:
-        content = parse_json(listed)
-        ranges = content if isinstance(content, list) else unseal(listed, self.keys.garbage)['ranges']
-        # earlier versions wrote `[start of the key, count]`
-        ranges = [(start, 0, *rest, 1) if len(rest)==1 else (start, *rest) for start,*rest in ranges]
+        ranges = unseal(listed)['ranges']
         for start,*numbers in ranges:
             if not isinstance(start, str) or list(map(type, numbers))!=[int]*3 or numbers[2]<1: raise ValueError
         return ranges
-    except (ValueError,KeyError,TypeError,RecursionError,CorruptSample):
+    except (ValueError,KeyError,TypeError):
         warnings.warn(f'{self.url}: {self.keys.garbage}, the list of keys that {self.name!r} no longer needs, is '
                       'damaged: these keys stay where they are', stacklevel=2)
         return []
@@ -689,7 +678,7 @@ def _wait_for_replicas(self:RedisWriter, seconds=10):
     if not self.link.is_sentinel: return
     deadline = monotonic()+seconds
     while monotonic()<deadline:
-        self.link.look_again()
+        self.link.reconnect()
         expected = self.link.call(lambda _: self.link.servers.count_replicas())
         try: received = self.link.call(lambda c: c.wait(expected, 200)) if expected else 0
         except StoreUnavailable as error:
@@ -793,18 +782,16 @@ def _copy_and_remove(self:RedisWriter, pairs, run, step=16):
         self.lock.write([('UNLINK', old) for (old,_),value in zip(some, values) if value is not None], run)
 
 @patch
-def _move_packed(self:RedisWriter, field, spec, sources, targets, run, tries=3):
+def _move_packed(self:RedisWriter, field, spec, sources, targets, run):
     """Copies packed values from the numbers `sources` to `targets`, two int64 arrays; raises `CorruptSample`
 
     A field with checksums gets new ones. `field` ends in `~` for staged values; `spec` is its entry in the plan."""
     layout,dtype,check = self.layout,spec['dtype'],spec.get('check')
     commands,reads = packed_reads(layout, field, dtype, sources, check)
-    for _ in range(tries):   # a reply may be damaged on its way
-        crcs = np.zeros(len(sources), np.uint32) if check else None
-        values,_ = unpack_replies(reads, iter(self.link.send(commands)), dtype, len(sources), crcs)
-        bad = sources[packed_crcs(values, sources)!=crcs] if check else ()
-        if not len(bad): break
-    else:
+    crcs = np.zeros(len(sources), np.uint32) if check else None
+    values,_ = unpack_replies(reads, iter(self.link.send(commands)), dtype, len(sources), crcs)
+    bad = sources[packed_crcs(values, sources)!=crcs] if check else ()
+    if len(bad):
         raise self._damaged(f"the value of {field.removesuffix('~')!r} for sample {bad[0]}, in key "
                             f"{layout.packed(field, int(bad[0])>>KEY_BITS)},")
     order = np.argsort(targets)
@@ -915,22 +902,18 @@ def _scan(self:RedisWriter, field, spec, n, step=1<<19):
     for start in range(0, n, step): yield start,self._read_packed(field, spec, start, min(step, n-start))
 
 @patch
-def _read_packed(self:RedisWriter, field, spec, start, count, tries=3):
-    """Returns an array of `count` packed values, all in one key, from number `start` on; the rest is as in `_scan`
-
-    If a value is missing or does not match its checksum, they are read again, up to `tries` times in all."""
+def _read_packed(self:RedisWriter, field, spec, start, count):
+    "Returns an array of `count` packed values, all in one key, from number `start` on; the rest is as in `_scan`"
     size,dtype = element_size(spec),np.dtype(spec['dtype'])
     key = self.layout.packed(field, start>>KEY_BITS)
     offset = (start&((1<<KEY_BITS)-1))*size
     plain_field = field.removesuffix('~')
-    for _ in range(tries):   # a reply may be damaged on its way
-        raw = self.link.call(lambda c: c.getrange(key, offset, offset+count*size-1))
-        if len(raw)!=count*size: continue
-        if not spec.get('check'): return np.frombuffer(raw, dtype.newbyteorder('>')).astype(dtype)
-        elements = np.frombuffer(raw, element_dtype(dtype))
-        values = elements['value'].astype(dtype)
-        bad = np.flatnonzero(packed_crcs(values, np.arange(start, start+count))!=elements['crc'])
-        if not len(bad): return values
+    raw = self.link.call(lambda c: c.getrange(key, offset, offset+count*size-1))
     if len(raw)!=count*size: raise self._lost(f'values of {plain_field!r}')
+    if not spec.get('check'): return np.frombuffer(raw, dtype.newbyteorder('>')).astype(dtype)
+    elements = np.frombuffer(raw, element_dtype(dtype))
+    values = elements['value'].astype(dtype)
+    bad = np.flatnonzero(packed_crcs(values, np.arange(start, start+count))!=elements['crc'])
+    if not len(bad): return values
     raise self._damaged(f'the value of {plain_field!r} for sample {start+bad[0]}, in key {key} at byte '
                         f'{offset+bad[0]*size:,},')

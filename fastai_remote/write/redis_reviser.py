@@ -30,7 +30,7 @@ class NewVersion:
     def __init__(self,
         store:RedisStore # The version that is there
     ):
-        self.manifest = replace(store.manifest, parts=[], runs={}, format=0)
+        self.manifest = replace(store.manifest, parts=[], runs={})
         self.fields = dict(store.manifest.fields)
         self.parts,tables = store.parts,store.run_tables or [RunTable.whole(len(store))]
         number = store.manifest.runs.get('columns') or dict.fromkeys(self.fields, 0)
@@ -114,9 +114,7 @@ class NewVersion:
     def finish(self,
         key:str # Where the tables of runs are to be stored, `NAME:~runs#GENERATION`
     )->tuple: # The manifest; `{key: bytes}` to store with it
-        """Completes `manifest`: fields, number of samples, parts and runs; returns what to store for this version
-
-        The manifest that is returned is a copy, with the format that it needs."""
+        "Completes `manifest`: fields, number of samples, parts and runs; returns what to store for this version"
         tables,columns = [],{}
         for field in self.fields:
             table = self.columns[field]
@@ -129,7 +127,7 @@ class NewVersion:
         manifest.parts = [dict(prefix=part.layout.prefix, tags=part.layout.tags, n=part.n, fields=part.fields,
                                failed=part.failed) for part in self.parts]
         manifest.runs = {'key':key, 'lengths':list(map(len, tables)), 'crc':zlib.crc32(stored), 'columns':columns}
-        return replace(manifest, format=0), {key:stored}
+        return manifest, {key:stored}
 
 # %% ../../nbs/write/06_redis_reviser.ipynb #2627921e
 def _append(version, store, part, change):

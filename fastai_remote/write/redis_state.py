@@ -6,8 +6,8 @@ Docs: page `write/redis_state`"""
 
 # %% auto #0
 __all__ = ['INGESTS_KEY', 'LOCKS_KEY', 'IngestKeys', 'value_keys', 'staged_keys', 'with_checks', 'split_runs', 'packed_writes',
-           'unseal', 'seal_label', 'unseal_label', 'seal_stats', 'unseal_stats', 'parse_record', 'watched_transaction',
-           'parse_lock', 'lock_number', 'generation_in']
+           'read_sealed', 'seal_label', 'unseal_label', 'seal_stats', 'unseal_stats', 'parse_record',
+           'watched_transaction', 'parse_lock', 'lock_number', 'generation_in']
 
 # %% ../../nbs/write/02_redis_state.ipynb #1aa33510
 import re, zlib
@@ -15,7 +15,7 @@ import re, zlib
 import numpy as np
 import redis
 
-from ..core import CorruptSample, packed_crcs, parse_json, sum_content
+from ..core import CorruptSample, packed_crcs, parse_json, unseal
 from ..store.redis import home_of
 from ..store.redis_layout import element_dtype, KEY_BITS
 
@@ -123,18 +123,13 @@ def packed_writes(
     return commands
 
 # %% ../../nbs/write/02_redis_state.ipynb #3cb3724f
-def unseal(
-    text:bytes, # What `seal` returned
+def read_sealed(
+    stored:bytes, # What `seal` returned
     where:str # What it is and where it is stored, for the message
 )->dict:
     "Returns the dict of which `seal` made JSON; raises `CorruptSample` if it is damaged"
-    try:
-        content = parse_json(text)
-        if not isinstance(content, dict) or content.pop('crc', None)!=sum_content(content): raise ValueError
-    except (ValueError,RecursionError):
-        raise CorruptSample(f'{where} does not match its checksum: it is damaged, or was written by an earlier '
-                            'version') from None
-    return content
+    try: return unseal(stored)
+    except ValueError as e: raise CorruptSample(f'{where} {e}: it is damaged') from None
 
 def seal_label(
     label:str # Of the set that `put` got for a field
@@ -170,10 +165,9 @@ def parse_record(
     stored:bytes # JSON, sealed
 )->dict: # `None` if it is damaged, or belongs to another chunk
     "Returns the record of a chunk"
-    try: record = parse_json(stored)
+    try: record = unseal(stored)
     except ValueError: return None
-    if not isinstance(record, dict): return None
-    return record if record.get('crc')==sum_content(record) and record.get('chunk')==chunk else None
+    return record if record.get('chunk')==chunk else None
 
 def watched_transaction(
     client, # A `redis.Redis`

@@ -48,7 +48,7 @@ class ShardTotals:
             if spec['dtype'] is None: self.fields.setdefault(f'{field}.crc', {'codec':'crc', 'dtype':'u4'})
         for name,*numbers in record['shards']:
             self.names.append(name)
-            # the last numbers are only in rows of `index_shards`, and not in those of earlier versions
+            # the last numbers are only in rows of `index_shards`
             for column,number in zip(self.columns, [*numbers, 0, 0]): column.append(number)
         for start_stop in record['gaps']: self.gaps.extend(start_stop)
         for field,texts in record['labels'].items(): self.labels.setdefault(field, set()).update(texts)
@@ -136,7 +136,7 @@ def _add_shards(manifest, plan, totals):
     shards: then they are ranges of shards, and `base`, the folder of these, is added too."""
     n,size,crc,index_size,raw_size,index_crc,kind,first,stamp = (np.array(column) for column in totals.columns)
     is_compressed = kind.any()
-    table = ShardTable(totals.names, n, size, crc, index_size, raw_size if is_compressed else None, index_crc, kind,
+    table = ShardTable(totals.names, n, size, crc, index_size, index_crc, raw_size if is_compressed else None, kind,
                        first=first if first.any() else None, stamp=stamp if stamp.any() else None)
     manifest.shards = table.pack()
     splits = plan['splits'] or {}

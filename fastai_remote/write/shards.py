@@ -17,15 +17,15 @@ import numpy as np
 from fastcore.basics import patch
 
 from ..codec.webdataset import check_members
-from ..core import MAX_MANIFEST, StoreError, StoreExists, UnsupportedFormat
+from ..core import MAX_MANIFEST, seal, StoreError, StoreExists, unseal, UnsupportedFormat
 from ..store.shard_index import INDEX_FOLDER, INDEX_SUFFIX, index_name, is_overlay_folder
 from ..store.shard_index import pack_labels, ShardFile, ShardManifest, SummingFile
 from ..store.storage import Storage
 from .base import Writer, check_name, chunk_count, progress_text
 from .folder_lock import FolderLock, LOCK_FILE
-from .shard_files import files_of, generation_of, OWN_FILE, own_files, owns_labels
+from .shard_files import files_of, generation_of, MAX_STATE, OWN_FILE, own_files, owns_labels
 from .shard_files import PART_FILE, PLAN_FILE, RECORD_FILE, record_number, remove_own_files
-from .shard_files import seal_json, STATE_FILE, unseal_json
+from .shard_files import STATE_FILE
 from .shard_totals import ShardTotals
 
 # %% ../../nbs/write/11_shards.ipynb #1d9c9e5f
@@ -210,7 +210,7 @@ def _continued(self:ShardWriter, plan):
     it cannot be prevented, and the changed plan is stored."""
     if self.lock.is_fenced: return plan
     plan = {**plan, 'takeovers':plan.get('takeovers', 0)+1}
-    self.storage.write(PLAN_FILE, seal_json(plan))
+    self.storage.write(PLAN_FILE, seal(plan))
     return plan
 
 @patch
@@ -221,7 +221,7 @@ def _store_plan(self:ShardWriter, plan, generation, foreign):
     prefix = f"shard{generation if generation>1 else ''}"
     plan = {**plan, 'generation':generation, 'prefix':'' if foreign else prefix,
             'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
-    self.storage.write(PLAN_FILE, seal_json(plan))
+    self.storage.write(PLAN_FILE, seal(plan))
     return plan
 
 @patch
@@ -239,12 +239,12 @@ def unfinished_plan(self:ShardWriter,
 )->dict:
     "Returns the plan of an unfinished ingest, or `None`; raises `StoreError` if it is damaged"
     try:
-        plan = unseal_json(self.storage.read(PLAN_FILE))
+        plan = unseal(self.storage.read(PLAN_FILE), MAX_STATE)
         wrong = [key for key,kind in _plan_entries.items() if type(plan.get(key)) is not kind]
-        if wrong or plan['chunk']<1: raise ValueError(f"no valid {(wrong or ['chunk'])[0]!r}")
+        if wrong or plan['chunk']<1: raise ValueError(f"has no valid {(wrong or ['chunk'])[0]!r}")
     except FileNotFoundError: return None
-    except (ValueError,RecursionError) as e:
-        raise StoreError(f'{self.url}: the plan of an unfinished ingest, {PLAN_FILE}, is damaged: {e}; '
+    except ValueError as e:
+        raise StoreError(f'{self.url}: the plan of an unfinished ingest, {PLAN_FILE}, is damaged: it {e}; '
                          f'{self.how_to_abandon()} drops that ingest, then begin again') from None
     return plan if not dataset or plan['generation']>dataset.generation else None
 
@@ -382,7 +382,7 @@ def done(self:ShardWriter,
         labels={field:sorted(texts) for field,texts in self.seen.items()},
         counts={field:list(counts.items()) for field,counts in self.counts.items()},
         failures=list(failures), stats=base64.b64encode(stats).decode())
-    with self.lock.publishing(): self.storage.write(f'.ingest/chunk-{chunk:06}.json', seal_json(record))
+    with self.lock.publishing(): self.storage.write(f'.ingest/chunk-{chunk:06}.json', seal(record))
 
 def _as_ranges(numbers):
     "Returns ascending numbers as a list of ranges `[start, stop]`"
@@ -421,8 +421,8 @@ def _read_record(self:ShardWriter, file):
 def _parse_record(content):
     "Returns the record in `content`, bytes or `None`; `None` if it is damaged or missing"
     if content is None: return None
-    try: return unseal_json(content, must_be_sealed=True)
-    except (ValueError,RecursionError): return None
+    try: return unseal(content, MAX_STATE)
+    except ValueError: return None
 
 @patch
 def failures(self:ShardWriter):
@@ -436,7 +436,7 @@ def extend(self:ShardWriter,
 ):
     "Changes the plan of a stream, whose length was not known when it began; raises `StoreBusy`"
     self.plan = {**self.plan, 'n':n, **changes}
-    with self.lock.publishing(): self.storage.write(PLAN_FILE, seal_json(self.plan))
+    with self.lock.publishing(): self.storage.write(PLAN_FILE, seal(self.plan))
 
 @patch
 def space(self:ShardWriter,
@@ -521,7 +521,7 @@ def publish(self:ShardWriter,
 
     Sets `uid` and `created` of `manifest`. Raises `StoreBusy`."""
     manifest.uid = uuid.uuid4().hex
-    content = manifest.stamp().to_json().encode()
+    content = manifest.stamp().to_json()
     with self.lock.publishing():
         if manifest.prefix: self._write_labels(manifest)
         self.storage.write('manifest.json', content)

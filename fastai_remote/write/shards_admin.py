@@ -11,13 +11,13 @@ __all__ = ['delete_shards', 'unfinished_shards', 'abandon_shards']
 import os, re, warnings
 from contextlib import suppress
 
-from ..core import StoreError, StoreNotFound, UnsupportedFormat
+from ..core import seal, StoreError, StoreNotFound, UnsupportedFormat
 from ..store.address import concealed
-from ..store.shard_index import INDEX_FOLDER, INDEX_SUFFIX, index_name, ShardTable
+from ..store.shard_index import INDEX_FOLDER, INDEX_SUFFIX
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
 from .shard_files import files_of, OWN_FILE, own_files, owns_labels
-from .shard_files import PART_FILE, PLAN_FILE, remove_own_files, seal_json
+from .shard_files import PART_FILE, PLAN_FILE, remove_own_files
 from .shards import ShardWriter
 
 # %% ../../nbs/write/13_shards_admin.ipynb #fa14a460
@@ -38,15 +38,13 @@ def delete_shards(
         prefix = manifest.prefix if manifest else plan['prefix']
         if manifest and prefix:   # for the next call, if this process is killed
             rest = dict(signature='', n=0, chunk=1, generation=manifest.generation, prefix=prefix)
-            storage.write(PLAN_FILE, seal_json(rest))
+            storage.write(PLAN_FILE, seal(rest))
         if prefix and owns_labels(storage, manifest): storage.remove(['labels.json'])
         storage.remove(['manifest.json'])
         names = storage.names()
         parts = [name for name in names if PART_FILE.match(name)]
         if prefix: remove_own_files(storage, names)
-        else:
-            if manifest and manifest.format<3: remove_own_files(storage, _earlier_index_files(manifest))
-            writer.remove_indices()
+        else: writer.remove_indices()
         storage.remove(parts)
         writer.remove_overlays()
         writer.remove_state()
@@ -85,11 +83,6 @@ def _remove_empty_folders(storage):
     is_inner = os.path.basename(folder)==INDEX_FOLDER
     for path in [path for path,_,_ in os.walk(folder, topdown=False)] if is_inner else [folder]:
         with suppress(OSError): os.rmdir(path)   # raised if it is not empty
-
-def _earlier_index_files(manifest):
-    "Returns the names of the index files of others' shards that an earlier version has written, a list"
-    table = ShardTable.unpack(manifest.shards)
-    return [*{index_name(table.name(s), manifest.format) for s in range(len(table))}]
 
 # %% ../../nbs/write/13_shards_admin.ipynb #29c7c411
 def unfinished_shards(
@@ -144,7 +137,7 @@ def _plan_of_damaged(storage, dataset):
     They must fit together, and be of a later generation than the dataset, whose manifest is `dataset` or `None`.
     Otherwise, and for an index of others' shards, this returns `None`."""
     text = storage.read(PLAN_FILE)
-    generation,prefix = re.search(rb'"generation": (\d+)[,}]', text),re.search(rb'"prefix": "(shard\d*)"[,}]', text)
+    generation,prefix = re.search(rb'"generation":(\d+)[,}]', text),re.search(rb'"prefix":"(shard\d*)"[,}]', text)
     if not generation or not prefix or (dataset and int(generation[1])<=dataset.generation): return None
     if prefix[1]!=b'shard'+(generation[1] if generation[1]!=b'1' else b''): return None
     return dict(generation=int(generation[1]), prefix=prefix[1].decode())

@@ -44,9 +44,6 @@ class ShardReviser(ShardWriter):
         self.store,self.change = store,change
         self.needs_all = change.needs_all
         self.version,self.rows = 0,{} # Of the indices that are written; `{shard: its row in the table}` for these
-        if store.manifest.format<3:
-            raise TypeError(f'{store.name}: an earlier version has written these shards, which cannot be changed; '
-                            'store.copy(url) writes new ones')
 
     @cached_property
     def reader(self)->ShardStore:
@@ -120,7 +117,6 @@ class ShardReviser(ShardWriter):
         "Enters a dataset into `manifest` as an overlay; `set_overlay` says in the indices which values it has"
         manifest.overlays.append(dict(folder=overlay.storage.name, uid=overlay.manifest.uid, fields=list(fields)))
         manifest.nbytes += overlay.manifest.nbytes
-        manifest.format = 4
         return len(manifest.overlays)
 
     @contextmanager
@@ -156,7 +152,7 @@ class ShardReviser(ShardWriter):
         samples that stay."""
         table = self.store.shards
         content = pack_index(columns, labels, int(table.crc[shard]), keys, len(keys))
-        with self.lock.publishing(): self.storage.write(index_name(table.name(shard), version=self.version), content)
+        with self.lock.publishing(): self.storage.write(index_name(table.name(shard), self.version), content)
         self.rows[shard] = dict(n=len(keys), idx=len(content), icrc=zlib.crc32(content), version=self.version)
 
     def _new_table(self):
@@ -167,14 +163,12 @@ class ShardReviser(ShardWriter):
         return joined_tables([table], np.flatnonzero(table.n>0).tolist())
 
 def _forget_overlays(manifest):
-    """Changes `manifest`: overlays that no field uses any more become `{}`, and the others list only fields that exist
-
-    If none is used, it gets no overlays and format 3."""
+    "Changes `manifest`: overlays that no field uses any more become `{}`, and the others list only fields that exist"
     for overlay in manifest.overlays:
         used = [field for field in overlay.get('fields', ()) if field in manifest.fields]
         if used: overlay['fields'] = used
         else: overlay.clear()
-    if not any(manifest.overlays): manifest.overlays,manifest.format = [],3
+    if not any(manifest.overlays): manifest.overlays = []
 
 def set_overlay(
     columns:dict, # Of an index; columns are added to it
