@@ -21,6 +21,8 @@ from html import escape
 
 import numpy as np
 
+from .runs import MAX_GAPS
+
 # %% ../nbs/00_core.ipynb #6b2ad4f5
 def printable(text:str)->str:
     "`text` with control characters escaped as in `repr`, so that no terminal obeys them; line ends and tabs stay"
@@ -180,7 +182,13 @@ def _is_part(o):
     if any(type(o.get(key)) is not kind for key,kind in _part_types.items()): return False
     if min(o['tags'], o['n'], o['failed'])<0 or o['tags']>_MAX_TAGS or o['n']>=1<<62 or not _is_utf8(o['prefix']):
         return False
-    return all(map(_is_field, o['fields'].values()))
+    return all(map(_is_field, o['fields'].values())) and _are_gaps(o.get('gaps', {}), o['n'])
+
+def _are_gaps(o, n):
+    "Is `o` a valid `gaps` of a manifest, or of a part, with `n` samples?"
+    if o=={}: return True
+    if not isinstance(o, dict) or any(type(o.get(key)) is not int for key in ('places','runs','crc')): return False
+    return n<o['places']<1<<62 and 0<o['runs']<=min(MAX_GAPS, o['places']-n)
 
 def _is_utf8(text):
     try: return text.encode() is not None
@@ -220,7 +228,7 @@ _HEAD_BYTES = 64   # of a manifest: its checksum, and its uid
 class Manifest:
     "The description of a dataset: everything that is known about it except its samples"
     newest_format = 1 # The newest format; the manifest of another kind of store can have a number of its own
-    _optional = 'tags','parts','runs','appended' # Attributes that are only written if they are not empty
+    _optional = 'tags','gaps','parts','runs','appended' # Attributes that are only written if they are not empty
 
     name:str # Name of the dataset
     n:int # Number of samples; they are numbered from 0 to n-1
@@ -235,7 +243,11 @@ class Manifest:
     stats:dict = field(default_factory=dict) # `{image field: summary of `ImageStats`}`
     prefix:str = '' # How the keys or files of this version of the dataset begin
     tags:int = 0 # Hash tags over which the keys of a dataset in a Redis Cluster are spread; 0 elsewhere
-    # Of a dataset in Redis that was appended to or edited: `{'prefix', 'tags', 'n', 'fields', 'failed'}` of each part
+    # Of a dataset in Redis of which samples have failed: `{'places': with and without a sample, 'runs': of the table of
+    # gaps, 'crc'}`
+    gaps:dict = field(default_factory=dict)
+    # Of a dataset in Redis that was appended to or edited: `{'prefix', 'tags', 'n', 'fields', 'failed', 'gaps'}` of
+    # each part
     parts:list = field(default_factory=list)
     # Where the samples of such a dataset are: `{'key', 'lengths': number of runs of each table, 'crc',
     # 'columns': {field: number of its table}}`
@@ -316,6 +328,7 @@ class Manifest:
             bad += [f'counts {field!r}' for field in content.get('counts', {}) if field not in content.get('vocab', {})]
             bad += [f'part {number}' for number,part in enumerate(content.get('parts', ())) if not _is_part(part)]
             if content.get('parts') and not _are_runs(content): bad += ['runs']
+            if not _are_gaps(content.get('gaps', {}), content['n']): bad += ['gaps']
         if not bad:
             n,splits = content['n'],content.get('splits', {})
             bad = [f'split {name!r}' for name,(start,stop) in splits.items() if not 0<=start<=stop<=n]

@@ -28,7 +28,7 @@ PACKAGES = 'store','write','ingest','codec','order','load'
 OPPOSITE = {ast.Lt:'>=', ast.GtE:'<', ast.Gt:'<=', ast.LtE:'>', ast.Eq:'!=', ast.NotEq:'==', ast.Is:'is not',
     ast.IsNot:'is', ast.In:'not in', ast.NotIn:'in'}
 CHECKSUM = re.compile(r'crc|checksum|digest|sha\d|adler')
-LOCK = re.compile(r'lock|exclusive|publishing|fence')
+LOCK = re.compile(r'lock|exclusive|publishing')
 
 @dataclass
 class Mutant:
@@ -116,7 +116,7 @@ class Finder(ast.NodeVisitor):
     def visit_Expr(self, node):
         if isinstance(node.value, ast.Call):
             owner,_,method = self.source(node.value.func).rpartition('.')
-            guards = method in ('take','check','fence','exclude_copies')
+            guards = method in ('take','check')
             if LOCK.search(owner) and guards: self.add('lock', node, 'pass')
         self.generic_visit(node)
 

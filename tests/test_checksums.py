@@ -10,14 +10,15 @@ from torch.utils.data import DataLoader
 
 import fastai_remote.block
 from conftest import fails
-from fastai_remote import (CorruptSample, MissingSample, StoreBusy, StoreError, UnsupportedFormat, to_redis)
+from fastai_remote import (
+    CorruptSample, MissingSample, StoreBusy, StoreError, StoreNotFound, UnsupportedFormat, to_redis)
 from fastai_remote.core import Manifest, seal, unseal
 from fastai_remote.load.dataset import RemoteDataset
 from fastai_remote.store.redis import RedisStore
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.write.redis import RedisWriter
 
-IDS = [i*1_000_003-5 for i in (0,1,5,3,4)] # Of `tiny`: the last sample has taken the place of the failed one
+IDS = [i*1_000_003-5 for i in (0,1,3,4,5)] # Of `tiny`, without the sample that has failed
 PLAN = dict(n=1, chunk=1, fields={}, splits=None, vocab={}, signature='s', stats=None)
 
 def sample(i):
@@ -71,28 +72,32 @@ def is_damaged(url, name='d'):
 
 WIDTHS = {'cls':5, 'kind.cls':5, 'id':12, 'target.f4':8} # Of a value with its checksum
 
-def is_trained_on(key, byte, n):
-    "Does an epoch over all fields read this byte of `key`?"
+def is_trained_on(key, byte, gap):
+    "Does an epoch over all fields read this byte of `key`? Not at place `gap`, whose sample has failed"
     _,field,*_ = key.decode().split(':')
     if '#' not in field: return True   # a value of its own
     field = field.split('#')[0]
-    # behind the samples is what those that were moved have left
-    return field!='~failures' and byte<n*WIDTHS.get(field, 4)
+    return field[0]!='~' and byte//WIDTHS.get(field, 4)!=gap
 
 @pytest.mark.slow
 def test_every_flipped_bit_is_found(client, server):
-    "In each value, checksum, list of failures and name; by training as well, where it reads them"
+    """In each value, checksum, list of failures and name, and in the table of gaps; by training as well, where it reads them
+
+    What is stored at the place of a sample that has failed is not a part of the dataset."""
     def fn(i): return {field:value for field,value in sample(i).items() if field in ('bin','cls','id')}
     write(server.url, range(1, 4), fn)
     store,n_trained = RedisStore(server.url, 'd'),0
-    assert store.verify(num_workers=1).bad==0
+    want = store[:]
+    assert len(want)==2 and store.verify(num_workers=1).bad==0
     for key in sorted(set(client.keys())-{b'd:meta'}):
         whole = client.dump(key)
         for part,was,change in parts_of(client, key):
             for bit in range(8*len(was)):
                 change(was, flipped(was, bit))
-                assert store.verify(num_workers=1).bad, f'{key} {part} bit {bit}: not found'
-                if key!=b'fastai_remote:names' and is_trained_on(key, bit//8, len(store)):
+                is_used = is_trained_on(key, bit//8, gap=1)
+                if is_used or b'~' in key: assert store.verify(num_workers=1).bad, f'{key} {part} bit {bit}: not found'
+                else: assert store[:]==want
+                if key!=b'fastai_remote:names' and is_used:
                     with pytest.raises(CorruptSample, match="^d: sample [01], field '.*key d:.*ingest it again"):
                         store.get_many(range(len(store)), store.fields, check=True)
                     n_trained += 1
@@ -108,7 +113,8 @@ def test_every_flipped_bit_of_the_manifest_is_found(client, tiny, server):
         report = tiny.verify(num_workers=1)
         assert report.bad and 'manifest' in dict(report.rest)
     vocab = {'cls':['\x1f\x0b','é','\\u00ff']}
-    stats = dict(n=1, width=[1,1,1], height=[1,1,1], grey=[.5,.5], image='', mean=[1e-05,2.5e-07,0.30000000000000004], std=[.5,.5,.5])
+    stats = dict(n=1, width=[1,1,1], height=[1,1,1], grey=[.5,.5], image='', mean=[1e-05,2.5e-07,0.30000000000000004],
+                 std=[.5,.5,.5])
     odd = Manifest('d', 3, {}, stats={'jpg':stats}, vocab=vocab)
     b = odd.to_json()
     for bit in range(8*len(b)):
@@ -145,9 +151,9 @@ def test_a_dataset_with_a_damaged_manifest_is_replaced_or_deleted_if_asked_for(
 
 def test_a_damaged_number_is_named_with_sample_field_and_place(client, tiny, server):
     for field,width in WIDTHS.items():
-        flip(client, f'd:{field}#0', bit:=3*8*width+5)
+        flip(client, f'd:{field}#0', bit:=4*8*width+5)   # sample 3 is at place 4, as that at place 2 has failed
         message = f"d: sample 3, field '{field}': the value .* does not match its checksum.*" \
-                  f"key d:{field}#0 at byte {3*width}.*ingest it again"
+                  f"key d:{field}#0 at byte {4*width}.*ingest it again"
         for read in (lambda: tiny.get_many([0,3,4], field, check=True), lambda: tiny[3]):
             with pytest.raises(CorruptSample, match=message): read()
         report = tiny.verify(num_workers=1)
@@ -155,7 +161,7 @@ def test_a_damaged_number_is_named_with_sample_field_and_place(client, tiny, ser
         assert len(tiny.get_many([3], field, check=False)[field])==1   # as it is, where nobody wants it compared
         flip(client, f'd:{field}#0', bit)
     # the checksum of a number is of its sample number, too
-    client.setrange('d:cls#0', 15, client.getrange('d:cls#0', 0, 4))
+    client.setrange('d:cls#0', 20, client.getrange('d:cls#0', 0, 4))
     with pytest.raises(CorruptSample, match="sample 3, field 'cls'"): tiny.get_many([3], 'cls', check=True)
 
 def test_a_damaged_number_is_found_where_samples_far_apart_are_read(client, server):
@@ -193,18 +199,26 @@ def test_a_lost_or_damaged_list_of_failures_is_found(client, tiny):
         list(tiny.failures())
     assert tiny.verify(num_workers=1).bad==1
 
-def test_bytes_behind_the_last_sample_and_columns_that_are_cut_off_are_found(client, tiny):
-    "Samples that were moved leave zeros; anything else there is damage"
-    for field,width in (('id',12), ('target.f4',8), ('bin.crc',4)):
-        assert client.get(f'd:{field}#0')[5*width:].strip(b'\0')==b''
-    client.append('d:cls#0', b'\0\1')
-    client.setrange('d:id#0', 70, b'x')
-    report = tiny.verify(num_workers=1)
-    assert report.bad==2 and 'at byte 70' in repr(report)
-    assert 'd:cls#0 has bytes that are not zero behind its last value, at byte 26' in repr(report)
+def test_columns_that_are_cut_off_are_found(client, tiny):
     client.set('d:id#0', client.get('d:id#0')[:40])
     with pytest.raises(MissingSample, match="field 'id'"): tiny.get_many([3], 'id')
-    assert tiny.verify(num_workers=1).bad==3
+    assert tiny.verify(num_workers=1).bad==3   # from the one at place 3 on
+
+def test_a_damaged_or_lost_table_of_gaps_is_found(client, tiny, server):
+    "Each byte of it; a store that was opened before has it in memory"
+    stored,ids = client.get('d:~gaps#0'),tiny.get_many(range(5), 'id')['id'].tolist()
+    assert ids==IDS and len(stored)==16
+    for bit in range(8*len(stored)):
+        client.set('d:~gaps#0', flipped(stored, bit))
+        with pytest.raises(CorruptSample, match='the key d:~gaps#0, which says where the samples are, is 16 bytes that'):
+            RedisStore(server.url, 'd')[0]
+    for wrong in stored[:-1],stored+b'x',b'':
+        client.set('d:~gaps#0', wrong)
+        with pytest.raises(CorruptSample, match='d:~gaps#0'): RedisStore(server.url, 'd')[0]
+    assert 'd:~gaps#0' in dict(tiny.check_rest()) and tiny.get_many(range(5), 'id')['id'].tolist()==IDS
+    client.set('d:~gaps#0', stored)
+    write(server.url, overwrite=True)
+    with pytest.raises(StoreNotFound, match='replaced since it was opened'): tiny[0]
 
 def test_what_keeps_a_new_dataset_off_the_keys_of_a_renamed_one_is_verified(client, tiny):
     store = tiny.rename('new')
@@ -228,6 +242,11 @@ class Stopping:
         if i==0 and Stopping.on: raise KeyboardInterrupt
         if i>=Stopping.fails_from: raise ValueError('bad')
         return sample(i)
+
+def record_key(client, chunk):
+    "The key of the record of a chunk"
+    key, = (key for key in client.keys() if key.endswith(b':record:%d' % chunk))
+    return key
 
 def interrupted(server):
     "An ingest that is all but done; call what comes back to go on with it"
@@ -301,7 +320,8 @@ def test_an_ingest_never_gets_the_keys_of_one_that_was_dropped_with_its_damaged_
 
 def test_a_damaged_list_of_garbage_keeps_its_keys_and_stops_nothing(client, server):
     write(server.url)
-    for listed in '[[]]',seal({'ranges':[['d:txt:','5']]}),seal({'ranges':[['d:txt:',0,5,0]]}),'{"ranges":[]}','['*100_000:
+    ranges = [['d:txt:','5']],[['d:txt:',0,5,0]]
+    for listed in '[[]]','{"ranges":[]}','['*100_000,*(seal({'ranges':some}) for some in ranges):
         client.set('d:garbage', listed)
         with pytest.warns(UserWarning, match="the list of keys that 'd' no longer needs, is damaged"):
             write(server.url, overwrite=True)
@@ -327,9 +347,10 @@ GAPS,NO_CHECKSUM = (b'"gaps":[', b'"gaps":[4'),(b'"crc"', b'"crb"')
 
 @pytest.mark.parametrize('changes', [[GAPS], [GAPS,NO_CHECKSUM], [(b'{"', b'"')]])
 def test_chunks_whose_records_are_damaged_are_written_again(client, server, changes):
-    go,record = interrupted(server),client.hget('d:ingest:chunks', 1)
+    go,key = interrupted(server),record_key(client, 1)
+    record = client.get(key)
     for old,new in changes: record = record.replace(old, new)
-    client.hset('d:ingest:chunks', 1, record)
+    client.set(key, record)
     go()
     assert len(contents(server.url))==9 and not is_damaged(server.url)
 
@@ -341,18 +362,7 @@ def test_a_chunk_whose_record_is_damaged_in_a_commit_is_written_again(client, se
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(RedisWriter, 'publish', interrupt)
         go()
-    client.hset('d:ingest:chunks', 13, b'{"ok"')   # the last one
+    client.set(record_key(client, 13), b'{"ok"')   # the last one
     monkeypatch.setattr(Stopping, 'fails_from', fails_from)
     go()
     assert len(contents(server.url))==fails_from-3 and not is_damaged(server.url)
-
-def test_a_damaged_counter_gives_no_chunk_twice(client, server):
-    "Where chunks take their numbers as they are written"
-    rows = [{'id':i, 'cls':'ab'[i%2]} for i in range(20)]
-    with RedisStore.writer(server.url, 'd', rows[0], chunk=4) as writer:
-        records = list(writer(iter(rows[:10])))
-        client.set('d:ingest:next', 1)
-        records += list(writer(iter(rows[10:])))
-        client.set('d:ingest:next', 2)
-        writer.commit(records)
-    assert sorted(RedisStore(server.url, 'd'), key=lambda o: o['id'])==rows and not is_damaged(server.url)

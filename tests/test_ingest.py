@@ -17,7 +17,7 @@ from fastai_remote.source.base import IndexedSource, StreamedSource
 from fastai_remote.store.redis_layout import key_layout, KEY_BITS, packed_reads, unpack_replies
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.storage import Storage
-from fastai_remote.write.base import ChunksLost, fill_gaps, MemoryWriter
+from fastai_remote.write.base import ChunksLost, MemoryWriter
 from fastai_remote.write.redis import RedisWriter
 from fastai_remote.write.redis_state import packed_writes
 from fastai_remote.write.revision import wider_dtype
@@ -39,10 +39,10 @@ def put(server):
 def keys(server): return sorted(k.decode() for k in client(server).keys())
 def values(store, field): return [sample[field] for sample in store[:]]
 
-def want_keys(var, fixed, n, failed=False):
-    "All keys of a dataset `d` of `n` samples"
-    return sorted(['d:meta', 'fastai_remote:names', *['d:~failures#0']*failed,
-                   *(f'd:{field}:{i}' for field in var for i in range(n)),
+def want_keys(var, fixed, numbers, failed=False):
+    "All keys of a dataset `d` with samples at the places `numbers`"
+    return sorted(['d:meta', 'fastai_remote:names', *['d:~failures#0','d:~gaps#0']*failed,
+                   *(f'd:{field}:{i}' for field in var for i in numbers),
                    *(f'd:{field}#0' for field in [*fixed, *(f'{v}.crc' for v in var)])])
 
 # --- sources
@@ -54,7 +54,7 @@ def test_a_list_is_written_shuffled_with_each_sample_once_and_no_key_but_its_own
     assert (s.vocab,s.splits)==(list('abc'),{})
     assert sorted(values(s, 'id'))==list(range(100)) and values(s, 'id')!=list(range(100))
     assert all(s[i]==src[s[i]['id']] for i in range(100))
-    assert keys(server)==want_keys(['txt'], ['cls','id'], 100)
+    assert keys(server)==want_keys(['txt'], ['cls','id'], range(100))
     assert rep.nbytes==s.manifest.nbytes>0
 
 def test_each_split_is_a_range_shuffled_in_itself(put):
@@ -136,7 +136,7 @@ def test_values_of_every_kind_come_back_the_same(put):
 def test_a_vocabulary_that_is_given_keeps_its_order(put):
     "Other labels are failures, and those that do not occur stay. Where classes have names, integers are codes"
     s,rep = put([{'cls':c} for c in 'cabcab?ba'], vocab=['c','b','a','z'], shuffle=False)
-    assert values(s, 'cls')==list('cabcabab') and s.vocab==['c','b','a','z']
+    assert values(s, 'cls')==list('cabcabba') and s.vocab==['c','b','a','z']
     assert s.get_many([0,1,2], 'cls')['cls'].tolist()==[0,2,1]
     assert rep.failed==1 and 'item 6' in repr(rep) and "label '?' is not in the vocab of 'cls'" in repr(rep)
     s,rep = put([{'cls':i} for i in (2,0,5,1)], 'codes', vocab=['x','y','z'], shuffle=False)
@@ -196,7 +196,7 @@ def test_options_that_cannot_be_used_are_refused_before_anything_is_written(tmp_
     store,new = ShardStore(tmp_path/'old'),tmp_path/'new'
     calls = [partial(to_shards, [{'txt':'a'}], new)]
     if 'max' not in option: calls.append(partial(to_redis, [{'txt':'a'}], server.url, 'new'))
-    if option=='chunk': calls.append(partial(RedisStore.writer, server.url, 'new', {'txt':'a'}))
+    if option=='chunk': calls.append(partial(RedisStore.writer, server.url, 'new', {'txt':'a'}, [1]))
     if option=='num_workers':
         calls += store.verify,partial(store.map, dict, new),partial(index_shards, tmp_path/'old', new)
     for value in wrong:
@@ -234,7 +234,7 @@ FIRST,HALF,ALL = {0,1,2,3},set(range(20, 40)),set(range(40))
 @example([ALL-{0}, ALL, ALL-{39}])
 @example([set(), HALF, ALL])
 def test_samples_that_fail_leave_no_gap(server, bads):
-    "Each split is dense, with each good sample once; failures are counted and named; no key is left"
+    "Each split is dense, with each good sample once; without a shuffle, in the order of the source; no key is left"
     n,bad = 40*len(bads),{40*k+i for k,part in enumerate(bads) for i in part}
     assume(len(bad)<n)
     def good(i): return {'txt':f'sample {i}', 'cls':f'c{i%7}', 'id':i, 'labels':[f'l{i%3}']}
@@ -243,33 +243,22 @@ def test_samples_that_fail_leave_no_gap(server, bads):
         return good(i)
     client(server).flushall()
     src = {f's{k}':range(40*k, 40*k+40) for k in range(len(bads))}
-    rep = to_redis(src, server.url, 'd', fn, chunk=16, shuffle=len(bad)<7, max_failed=1., **ONE)
+    is_shuffled = len(bad)<7
+    rep = to_redis(src, server.url, 'd', fn, chunk=16, shuffle=is_shuffled, max_failed=1., **ONE)
     s = RedisStore(server.url, 'd')
     samples,n_good,at = s[:],n-len(bad),0
     assert (rep.written,rep.failed,len(s))==(n_good,len(bad),n_good)
     for split,(start,stop) in s.splits.items():
-        assert start==at and sorted(o['id'] for o in samples[start:stop])==[i for i in src[split] if i not in bad]
+        numbers = [o['id'] for o in samples[start:stop]]
+        assert start==at and sorted(numbers)==[i for i in src[split] if i not in bad]
+        assert is_shuffled or numbers==sorted(numbers)
         at = stop
     assert samples==[good(o['id']) for o in samples]
-    assert keys(server)==want_keys(['txt','labels'], ['cls','id'], n_good, failed=bool(bad))
+    places = s.places_in(s.parts[0], np.arange(n_good)).tolist()
+    assert keys(server)==want_keys(['txt','labels'], ['cls','id'], places, failed=bool(bad))
     reasons = {i:f'ValueError: no {i} (fn was given: int)' for i in bad}
     assert sorted(s.failures())==sorted((f's{i//40}: item {i%40}', reasons[i]) for i in bad)
     assert len(rep.failures)==min(100, len(bad)) and {*rep.failures}<={*s.failures()}
-
-@given(st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=5))
-def test_moves_that_fill_gaps_may_be_made_twice(parts):
-    "Whatever fails: splits become dense, in their order, with all that was there"
-    n,ends = sum(map(len, parts)),np.cumsum([0, *map(len, parts)]).tolist()
-    ok = np.array([o for p in parts for o in p], bool)
-    splits,moves = fill_gaps({k:[a,b] for k,(a,b) in enumerate(zip(ends, ends[1:]))}, np.flatnonzero(~ok))
-    a,at = np.where(ok, np.arange(n), -1),0
-    for (src,dst),twice in zip(moves, (True,False)*5):
-        assert len(src)==len(dst)==len({*dst.tolist()}) and not {*src.tolist()}&{*dst.tolist()}
-        for _ in range(1+twice): a[dst] = a[src]
-    for k,p in enumerate(parts):
-        s,e = splits[k]
-        assert s==at and sorted(a[s:e].tolist())==[ends[k]+i for i,o in enumerate(p) if o]
-        at = e
 
 def test_a_first_sample_that_fails_decides_nothing(put):
     "Nor has a label that only a failed sample had a place in the vocabulary"
@@ -312,19 +301,22 @@ def place(request, tmp_path):
     return SimpleNamespace(writer=lambda: RedisWriter(RedisLink(url), 'd'), open=lambda: RedisStore(url, 'd'))
 
 @pytest.mark.parametrize('failing', [(False,True), (True,False), (True,True)], ids=str)
-def test_a_chunk_that_is_written_again_replaces_the_first(place, failing):
-    "Its samples and its failures: a sample that failed before may not fail now, and another one may"
+def test_of_a_chunk_that_is_written_twice_one_attempt_counts(place, failing):
+    "With its samples and its failures: the first; in a folder, the second, whose files have replaced those of the first"
     leader = place.writer()
     leader.begin(dict(signature='s', n=4, chunk=4, fields={'id':{'codec':'id', 'dtype':'i8'}}, splits=None, vocab={},
                       stats=None))
+    attempts = []
     for k,fails in enumerate(failing):
         writer,kept = leader.opener()(),np.arange(3 if fails else 4)
         writer.put(kept, {'id':kept})
         failures = [(f'sample 3 of {k}', 'fails')]*fails
         writer.done(0, dict(ok=len(kept), bytes=8, failed=len(failures), gaps=[3]*fails), failures)
+        attempts.append((kept, failures))
     leader.commit()
     leader.close()
     store = place.open()
+    kept,failures = attempts[isinstance(leader, ShardWriter)]
     assert values(store, 'id')==list(kept) and list(store.failures())==failures and store.manifest.failed==len(failures)
 
 def test_failures_of_chunks_that_were_lost_count_once():
@@ -344,27 +336,49 @@ def test_failures_of_chunks_that_were_lost_count_once():
 def test_a_writer_of_partitions_works_from_its_with_block_to_its_commit(server):
     "What is called before or afterwards says so: nothing is busy, and nothing was lost"
     def check_refused(write, says):
-        for use in lambda: list(write([{'id':1}])), lambda: write.commit([]), lambda: pickle.dumps(write):
+        for use in lambda: list(write(0, [{'id':1}])), lambda: write.commit(), lambda: pickle.dumps(write):
             with pytest.raises(RuntimeError, match=f'use the writer in with{says}'): use()
-    with pytest.raises(TypeError, match='fn must be a function'): RedisStore.writer(server.url, 'with', {'id':1}, fn=5)
-    write = RedisStore.writer(server.url, 'with', {'id':1})
+    with pytest.raises(TypeError, match='fn must be a function'): RedisStore.writer(server.url, 'with', {'id':1}, [1], fn=5)
+    write = RedisStore.writer(server.url, 'with', {'id':1}, [1])
     check_refused(write, '')
     with write:
-        assert write.commit(list(write([{'id':1}]))).written==1
+        list(write(0, [{'id':1}]))
+        assert write.commit().written==1
         check_refused(write, ': .* until commit has returned')
-    with RedisStore.writer(server.url, 'ends', {'id':1}) as write: list(write([{'id':1}]))
+    with RedisStore.writer(server.url, 'ends', {'id':1}, [1]) as write: list(write(0, [{'id':1}]))
     check_refused(write, '')
     RedisStore.abandon(server.url, 'ends')
 
 def test_chunks_of_partitions_that_the_server_has_lost(server):
-    "Also those that it does not know any more"
-    with RedisStore.writer(server.url, 'lost', {'id':1}, chunk=2) as write:
-        records = list(write([{'id':i} for i in range(6)]))
-        client(server).delete('lost:ingest:next', 'lost:ingest:claims')
-        with pytest.raises(StoreError, match="'lost' has no chunk 0: the server restarted and lost it"):
-            write.commit(records)
-    assert 'lost' not in RedisStore.names(server.url)
-    RedisStore.abandon(server.url, 'lost')
+    "And those that nobody has written: they can be written then"
+    rows = [{'id':i} for i in range(6)]
+    with RedisStore.writer(server.url, 'lost', {'id':1}, [0,6,3], chunk=2) as write:
+        list(write(1, rows))
+        key, = (key for key in keys(server) if key.endswith(':record:1'))
+        client(server).delete(key)
+        with pytest.raises(StoreError, match="3 chunks of 'lost' are not written, or the server lost them"): write.commit()
+        assert 'lost' not in RedisStore.names(server.url)
+        for partition,part in (1,rows),(2,rows[:3]),(0,[]): list(write(partition, part))
+        assert write.commit().written==9
+    assert values(RedisStore(server.url, 'lost'), 'id')==[0,1,2,3,4,5,0,1,2]
+
+def test_a_partition_that_is_written_twice_counts_once_and_one_of_another_length_is_refused(server):
+    "The first attempt counts, whatever fails in the second"
+    fails = []
+    def fn(row):
+        if row['id'] in fails: raise ValueError('no')
+        return row
+    with RedisStore.writer(server.url, 'twice', {'id':1,'txt':'a'}, [5,4], fn, chunk=2, max_failed=9) as write:
+        for fails[:] in [1],[3,6],[]:
+            list(write(0, [{'id':i,'txt':f't{i}'} for i in range(5)]))
+            list(write(1, [{'id':i,'txt':f't{i}'} for i in range(5, 9)]))
+        for n in 3,5:
+            with pytest.raises(ValueError, match=f'partition 1 has {n} rows, of which 4 were counted'):
+                list(write(1, [{'id':i,'txt':f't{i}'} for i in range(5, 5+n)]))
+        assert (report := write.commit()).failed==1 and report.written==8
+    store = RedisStore(server.url, 'twice')
+    assert values(store, 'txt')==[f't{i}' for i in range(9) if i!=1] and not store.verify(num_workers=1).bad
+    assert not [key for key in keys(server) if key in ('twice:txt:1','twice:txt:5') or 'ingest' in key.removeprefix('fastai_remote:')]
 
 # --- again, and anew
 

@@ -56,12 +56,13 @@ with Watch():
     try: to_redis(Source(n), server.url, 'd', fn, **options)
     except KeyboardInterrupt: pass
 c = redis.Redis.from_url(server.url)
-size = json.loads(c.get('d:ingest'))['chunk']
-done = {int(k) for k in c.hkeys('d:ingest:chunks')}
+plan = json.loads(c.get('d:ingest'))
+size,start = plan['chunk'],f"d:ingest:{plan['id']}:record:"
+done = {int(k.split(b':')[-1]) for k in c.scan_iter(start+'*')}
 def record(k): return seal(dict(ok=min(size, n-k*size), bytes=size, failed=0, gaps=[], chunk=k))
-records = {k:record(k) for k in range(-(-n//size)) if k not in done}
+records = {f'{start}{k}':record(k) for k in range(-(-n//size)) if k not in done}
 assert len(records)>9000
-c.hset('d:ingest:chunks', mapping=records)
+c.mset(records)
 del records
 with Watch(): report = to_redis(Source(n), server.url, 'd', fn, **options)
 assert report.written==n==len(RedisStore(server.url, 'd')) and report.resumed>n-20_000

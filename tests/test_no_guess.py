@@ -95,8 +95,9 @@ def test_labels_of_numpy(put):
         store.edit(set={'cls':{0:np.array('2020-01-01', 'M8[ns]')}})
 
 def test_a_vocabulary_of_numpy_for_partitions_and_for_the_first_labels(server):
-    with RedisStore.writer(server.url, 'rows', {'cls':'b'}, vocab=np.array(['b','a'])) as write:
-        write.commit(list(write(TWO)))
+    with RedisStore.writer(server.url, 'rows', {'cls':'b'}, [len(TWO)], vocab=np.array(['b','a'])) as write:
+        list(write(0, TWO))
+        write.commit()
     assert RedisStore(server.url, 'rows').vocab==['b','a']
     to_redis(TEN[:2], server.url, 'no labels', **ALONE)
     store = RedisStore(server.url, 'no labels')

@@ -8,13 +8,14 @@ import pytest
 import redis
 import webdataset
 from fastai.vision.all import DataLoaders
+from hypothesis import given, strategies as st
 from PIL import Image
 
 from crashes import dies_at
 from fastai_remote import (
     CorruptSample, IngestError, RedisStore, ShardStore, StoreExists, StoreNotFound, StoreUnavailable,
     TieredStore, UnknownField, image_samples, to_redis, to_shards)
-from fastai_remote.store.redis_parts import RunTable, TooManyRuns
+from fastai_remote.runs import GapTable, RunTable, TooManyRuns
 from fastai_remote.write.redis_lock import RedisLock
 from fastai_remote.write.revision import joined_vocab
 from inputs import encoded
@@ -73,9 +74,33 @@ def test_changes_of_fifty_million_samples_take_little_memory(monkeypatch):
     assert table.n==51_000_000-1000 and len(table)<4100 and tracemalloc.get_traced_memory()[1]<2_000_000
     tracemalloc.stop()
     assert len(RunTable.whole(9000).replace(np.arange(1000, 2000), 1))==3   # those that continue each other are one
-    monkeypatch.setattr('fastai_remote.store.redis_parts.MAX_RUNS', 1000)
+    monkeypatch.setattr('fastai_remote.runs.MAX_RUNS', 1000)
     with pytest.raises(TooManyRuns, match=r'1,001 runs.*where 1,000.*store\.map'):
         RunTable.whole(50_000_000).drop(np.arange(1, 2001, 2))
+
+@pytest.mark.parametrize('share,most', [(.1,80_000_000), (.01,8_000_000), (0,100)])
+def test_gaps_of_fifty_million_samples_take_little_memory(share, most):
+    "Some fail at random; a batch is looked up by a binary search"
+    failed = np.flatnonzero(np.random.default_rng(0).random(50_000_000)<share)
+    gaps = GapTable.from_bytes(GapTable.of(failed, 50_000_000).to_bytes(), 50_000_000)
+    assert gaps.n==50_000_000-len(failed) and gaps.nbytes<most
+    numbers = np.random.default_rng(1).integers(0, gaps.n, 64)
+    places = gaps.places(numbers)
+    assert (gaps.samples_before(places)==numbers).all() and not np.isin(places, failed).any()
+    if share==.1:
+        tracemalloc.start()
+        gaps.places(numbers)
+        assert tracemalloc.get_traced_memory()[1]<20_000
+        tracemalloc.stop()
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_gaps_are_those_that_were_given(ok):
+    "Whatever fails, and also if all or none do"
+    ok = np.array(ok, bool)
+    gaps = GapTable.of(np.flatnonzero(~ok), len(ok))
+    assert gaps.places(np.arange(ok.sum())).tolist()==np.flatnonzero(ok).tolist()
+    borders = range(len(ok)+1)
+    assert gaps.samples_before(borders).tolist()==[int(ok[:place].sum()) for place in borders]
 
 # --- against a list of samples
 
@@ -543,7 +568,7 @@ def test_a_store_that_has_not_read_where_samples_are_says_that_it_was_replaced(r
 def test_kinds_of_stores_that_cannot_be_changed(redis_place, server, tmp_path):
     store = redis_place.write()
     store.copy(tmp_path/'s', **ONE)
-    with pytest.raises(ValueError, match='appended to or edited; copy it'):
+    with pytest.raises(ValueError, match='appended to or edited, or samples failed; copy it'):
         TieredStore(store.edit(drop=[1]), ShardStore(tmp_path/'s'))
     client(server).set('a:0', b'x')
     with pytest.raises(TypeError, match='a RedisKeys cannot be changed'):

@@ -11,7 +11,7 @@ from conftest import draw
 
 from fastai_remote import (CorruptSample, MemoryStore, MissingSample, RedisStore, ShardStore, TieredStore, UnknownField,
     to_redis, to_shards)
-from fastai_remote.core import Manifest
+from fastai_remote.core import Manifest, seal
 from fastai_remote.ingest.run import ingest
 from fastai_remote.store.base import Store
 from fastai_remote.store.redis import read_failures
@@ -197,7 +197,7 @@ def test_the_memory_of_a_batch_is_used_again(server):
 
 def test_failures_that_redis_scans_twice_come_once():
     "HSCAN may return an entry again while the server moves the table"
-    client = SimpleNamespace(hscan=lambda key, cursor, count: (0 if cursor else 5, {b'0':b'[["a","why"]]'}))
+    client = SimpleNamespace(hscan=lambda key, cursor, count: (0 if cursor else 5, {b'0':seal({'chunk':0, 'failures':[['a','why']]})}))
     link = SimpleNamespace(url='redis://host', call=lambda f: f(client))
     assert list(read_failures(link, key_layout('d'), 'd'))==[('a','why')]
 

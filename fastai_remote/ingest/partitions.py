@@ -1,4 +1,4 @@
-"""Rows that an engine hands out by itself, written where they are: Spark's `mapPartitions`
+"""Rows that an engine hands out by itself, written where they are: Spark's `mapPartitionsWithIndex`
 
 Docs: page `ingest/partitions`"""
 
@@ -8,9 +8,10 @@ Docs: page `ingest/partitions`"""
 __all__ = ['PartitionWriter']
 
 # %% ../../nbs/ingest/09_partitions.ipynb #bfef0811
-import uuid
+import operator, uuid
 from contextlib import suppress
 
+import numpy as np
 from fastcore.basics import chunked
 
 from ..clock import monotonic
@@ -22,19 +23,20 @@ from .run import IngestOptions
 from ..source.base import unchanged
 from ..store.address import concealed
 from ..store.redis_link import as_link, RedisLink
-from ..write.base import ServerRestarted
 from ..write.redis import RedisWriter
 
 # %% ../../nbs/ingest/09_partitions.ipynb #3096ec05
 class PartitionWriter:
     """Writes rows, one partition at a time, from any process
 
-    Use it in `with`: that takes the lock and begins the ingest. There, call it with the rows of a partition, for
-    example by Spark's `mapPartitions`, and give all that the calls yield to `commit`."""
+    Use it in `with`: that takes the lock and begins the ingest. There, call it with the number of a partition and its
+    rows, as Spark's `mapPartitionsWithIndex` does, then call `commit`. A partition may be written several times, also
+    at the same time: the first attempt that writes a chunk counts."""
     def __init__(self,
         url:str|RedisLink, # `redis://`, `rediss://` or `unix://`; the workers must reach it
         name:str, # Name of the dataset
         sample, # A row, which shows the fields
+        counts:list, # The number of rows of each partition
         fn=None, # `fn(row)` -> sample, run in the workers; default: rows are samples
         # Labels in the order of their codes (of `cls`; else `{field: labels}`); default: all there are, sorted
         vocab:list|dict=None,
@@ -48,10 +50,13 @@ class PartitionWriter:
         self.open_writer = None # Set while the ingest runs
         options = IngestOptions(fn, num_workers=0, chunk=chunk, max_failed=max_failed)
         self.limit,vocab = options.limit,as_vocab(vocab)
+        self.counts = [operator.index(count) for count in counts]
         fields = plan_fields(convert(unchanged, fn, sample), vocab)
         check_vocab(vocab, fields)
-        self.plan = dict(n=0, chunk=options.chunk, fields=fields, splits=None, vocab=vocab, signature=uuid.uuid4().hex,
-                         stats=stats_field(fields, vocab), open=True)
+        # each partition begins with a chunk
+        self.first_chunks = np.cumsum([0, *(-(-count//options.chunk) for count in self.counts)]).tolist()
+        self.plan = dict(n=self.first_chunks[-1]*options.chunk, chunk=options.chunk, fields=fields, splits=None,
+                         vocab=vocab, signature=uuid.uuid4().hex, stats=stats_field(fields, vocab))
 
     def __enter__(self):
         self.writer.begin(self.plan, self.overwrite)
@@ -63,46 +68,44 @@ class PartitionWriter:
         with suppress(StoreError): self.writer.close()   # as in `ingest`
     def __getstate__(self):   # no connection, no lock
         self._check_begun()
-        return dict(open_writer=self.open_writer, fn=self.fn)
+        return dict(open_writer=self.open_writer, fn=self.fn, counts=self.counts, first_chunks=self.first_chunks)
 
     def _check_begun(self):
         "Raises `RuntimeError` before the block of `with` and after it, and when `commit` has returned"
         if self.open_writer is None:
             raise RuntimeError(f'{self.writer.name}: use the writer in with: … as write:, until commit has returned')
 
-    def __call__(self, rows):
-        "Write `rows`, an iterable; yields `(chunk, written, failed)` for each chunk: its number, and counts of rows"
+    def __call__(self,
+        partition:int, # Number of the partition
+        rows # Its rows, an iterable
+    ):
+        """Write a partition; yields `(chunk, written, failed)` for each chunk: its number, and counts of rows
+
+        Raises `ValueError` if it has another number of rows than were counted, and `StoreBusy` after the end of the
+        ingest."""
         self._check_begun()
-        writer = self.open_writer()
-        for part in chunked(rows, writer.plan['chunk']):
-            chunk = writer.claim()
-            named = [(f'row {i} of chunk {chunk}', row) for i,row in enumerate(part)]
-            record = write_chunk(self.open_writer, chunk, named, unchanged, self.fn, stream=True)
-            yield chunk,record['ok'],record['failed']
+        writer,n = self.open_writer(),0
+        first,end = self.first_chunks[partition:partition+2]
+        for chunk,part in enumerate(chunked(rows, writer.plan['chunk']), first):
+            n += len(part)
+            if chunk<end and n<=self.counts[partition]:
+                named = [(f'row {i} of partition {partition}', row) for i,row in enumerate(part, n-len(part))]
+                record = write_chunk(self.open_writer, chunk, named, unchanged, self.fn, stream=True)
+                yield chunk,record['ok'],record['failed']
+        if n!=self.counts[partition]:
+            raise ValueError(f'{writer.name}: partition {partition} has {n:,} rows, of which {self.counts[partition]:,} '
+                             'were counted: is it computed anew each time, with other results? Save it first')
 
     def commit(self,
-        records, # What the calls have yielded, all that arrived
         max_failed:int|float=None, # Default: as the writer was made with
     )->IngestReport:
-        """Make a dataset of the chunks that `records` name; all others, of attempts that died, are removed
+        """Make a dataset of all partitions
 
-        Text labels that only removed rows had stay in the vocabulary, with a count of 0, unless `vocab` was given.
         Attempts that are still running cannot write any more: they raise `StoreBusy`. Raises what `to_redis` raises.
-        `ServerRestarted` means that chunks are lost. After an `IngestError` it may be called again, with a higher
-        `max_failed`."""
+        `ServerRestarted` means that chunks are not written, or lost: write all partitions again. After an
+        `IngestError` it may be called again, with a higher `max_failed`."""
         self._check_begun()
-        limit = self.limit if max_failed is None else FailureLimit(max_failed)
-        writer,kept = self.writer,{int(chunk) for chunk,*_ in records}
-        writer.lock.exclude_copies(writer.layout.starts)
-        n_chunks = writer.claimed()
-        unknown = kept-set(range(n_chunks))
-        if unknown:
-            raise ServerRestarted(f'{writer.url}: {writer.name!r} has no chunk {min(unknown)}: the server restarted '
-                                  'and lost it, or the record is of another writer; write all partitions again')
-        writer.extend(n_chunks*writer.plan['chunk'], open=False)
-        self.open_writer = writer.opener()
-        for chunk in range(n_chunks):
-            if chunk not in kept: writer.undo(chunk)
+        limit,writer = self.limit if max_failed is None else FailureLimit(max_failed),self.writer
         report = IngestReport(writer.name, writer.url)
         for _,record in writer.records(): report.add(record)
         commit_ingest(writer, report, limit)

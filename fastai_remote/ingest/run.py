@@ -268,8 +268,7 @@ def to_redis(
     Images of samples are images of Pillow, decoded when their pixels are needed; one that is not changed is stored as
     the file that it was. `fn` returns a dict of fields, which are named by WebDataset's extensions: `jpg`, `png`,
     `cls`, `txt`, `json`, `npy`, … `splits={'train':None, 'valid':.1}` divides the shuffled whole. A source that has
-    splits already is `{'train': source, 'valid': source}`. `shuffle=False` keeps the order of the source, except that
-    the last samples of a split fill the gaps that failed samples, and the ends of streams, leave.
+    splits already is `{'train': source, 'valid': source}`. `shuffle=False` keeps the order of the source.
 
     An ingest that was interrupted continues when the same call is repeated. So does one in which more than `max_failed`
     samples failed, with a higher limit. Raises `StoreExists`, `StoreBusy`, `StoreFull`, `StoreUnavailable`,

@@ -9,6 +9,7 @@ __all__ = ['NAMES_KEY', 'GENERATIONS_KEY', 'home_of', 'scan_hash', 'parse_failur
            'read_manifest', 'RedisStore']
 
 # %% ../../nbs/store/08_redis.ipynb #8204c408
+from contextlib import contextmanager
 from itertools import chain
 
 import numpy as np
@@ -21,7 +22,7 @@ from .address import concealed
 from .base import Store
 from .connection import Opener
 from .redis_layout import element_size, KEY_BITS
-from .redis_parts import PackedRead, parts_of, read_run_tables
+from .redis_parts import PackedRead, parts_of, read_gap_table, read_run_tables
 from .redis_link import as_link, check_link_arguments, fill_places, RedisLink
 
 # %% ../../nbs/store/08_redis.ipynb #fd91a1d5
@@ -143,7 +144,7 @@ def _open_store(cls, **attributes):
 class RedisStore(Store):
     "A dataset in Redis, one value per sample and field, read in one round trip per batch"
     for_users = *Store.for_users,'abandon','delete','from_keys','names','rename','unfinished'
-    _run_tables = None
+    _run_tables,_gap_tables = None,{}
     def __init__(self,
         url:str|RedisLink, # `redis://`, `rediss://` (TLS) or `unix://`, with or without password
         name:str, # Name of the dataset
@@ -193,23 +194,41 @@ class RedisStore(Store):
 
         Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
         if self._run_tables is None:
-            try: self._run_tables = read_run_tables(self.link, self.manifest)
-            except CorruptSample:
-                key,head = self.manifest_key,self.manifest.head
-                stored = self.link.call(lambda client: client.getrange(key, 0, len(head)-1))
-                if stored!=head: raise self.replaced_error(exists=bool(stored)) from None
-                raise
+            with self._names_replaced(): self._run_tables = read_run_tables(self.link, self.manifest)
         return self._run_tables
+
+    @contextmanager
+    def _names_replaced(self):
+        "Context manager: a `CorruptSample` in the block becomes `StoreNotFound` if the dataset was replaced"
+        try: yield
+        except CorruptSample:
+            key,head = self.manifest_key,self.manifest.head
+            stored = self.link.call(lambda client: client.getrange(key, 0, len(head)-1))
+            if stored!=head: raise self.replaced_error(exists=bool(stored)) from None
+            raise
+
+    def places_in(self,
+        part, # A `DatasetPart`
+        numbers:np.ndarray # Numbers of samples in the part, int64
+    )->np.ndarray: # int64; `numbers` itself if the part has no gaps
+        "The places of samples in a part, which are in the names of their keys; raises what `run_tables` raises"
+        if not part.gaps: return numbers
+        key = part.layout.gaps
+        if key not in self._gap_tables:
+            with self._names_replaced(): table = read_gap_table(self.link, self.name, part)
+            self._gap_tables = {**self._gap_tables, key:table}
+        return self._gap_tables[key].places(numbers)
 
     def _groups(self, field, numbers):
         """The samples `numbers` by the part that has `field` of them
 
-        A list of `(DatasetPart, places in numbers, their numbers in the part)`. The places are an int array, or
+        A list of `(DatasetPart, positions in numbers, their places in the part)`. The positions are an int array, or
         `slice(None)` if the dataset has no `run_tables`."""
         parts,runs = self.parts,self.manifest.runs
-        if not runs: return [(parts[0], slice(None), numbers)]
+        if not runs: return [(parts[0], slice(None), self.places_in(parts[0], numbers))]
         table = self.run_tables[runs['columns'][field]]
-        return [(parts[part], places, inside) for part,places,inside in table.groups(numbers)]
+        return [(parts[part], positions, self.places_in(parts[part], inside))
+                for part,positions,inside in table.groups(numbers)]
 
     def _value_keys(self, field, numbers):
         "The keys of the values of a variable-width field of the samples `numbers`, in their order: a list of `str`"
@@ -303,15 +322,16 @@ class RedisStore(Store):
     def check_rest(self):
         """Yields `(what, reason)`, two texts, for each thing that is damaged or missing besides the samples' values
 
-        Reads the manifest, what is stored about the name, the failures, the tables of runs, and what is behind the last
-        values of fixed width. `what` is a key, or 'manifest'. Values are not read: `verify` reads them."""
+        Reads the manifest, what is stored about the name, the failures, and the tables of gaps and runs. `what` is a
+        key, or 'manifest'. Values are not read: `verify` reads them."""
         key = self.manifest_key
         if not self.link.call(lambda client: client.exists(key)): yield key,str(self.replaced_error(exists=False))
         yield from super().check_rest()
         yield from self._check_names()
         for part in self.parts:
-            yield from self._check_ends(part)
             yield from self._check_failures(part)
+            try: part.gaps and read_gap_table(self.link, self.name, part)
+            except CorruptSample as e: yield part.layout.gaps,str(e)
         try: read_run_tables(self.link, self.manifest)
         except CorruptSample as e: yield self.manifest.runs['key'],str(e)
 
@@ -329,25 +349,6 @@ class RedisStore(Store):
         if not generation.isdigit() or int(generation)<manifest.generation:
             yield GENERATIONS_KEY,(f'{old_name} has {generation!r}, and not {manifest.generation} or more: '
                                    f'a new dataset called {old_name!r} would overwrite this one')
-
-    def _check_ends(self, part, step=1<<22):
-        """Yields `(key, reason)` for bytes other than zero behind the last sample of a part, in keys of packed fields
-
-        `part` is a `DatasetPart`. `step` bytes are read at a time."""
-        ends = {}
-        for field,entry in part.fields.items():
-            if entry['dtype'] is None: continue
-            for chunk in range((part.n>>KEY_BITS)+2):
-                n_values = max(0, min(1<<KEY_BITS, part.n-(chunk<<KEY_BITS)))
-                ends[part.layout.packed(field, chunk)] = element_size(entry)*n_values
-        for (key,end),length in zip(ends.items(), self.link.send([('STRLEN', key) for key in ends])):
-            for start in range(end, length, step):
-                content = self.link.call(lambda client: client.getrange(key, start, start+step-1))
-                if not content.strip(b'\0'): continue
-                at = start+len(content)-len(content.lstrip(b'\0'))
-                what = f'{key} has bytes that are not zero behind its last value, at byte {at:,}'
-                yield key,f'{self.name}: {what}: damaged'
-                break
 
     def _check_failures(self, part):
         "Yields `(key, reason)` unless the failures of a `DatasetPart` can be read, and are as many as it has `failed`"
@@ -481,10 +482,11 @@ def writer(cls:RedisStore,
     url, # As in `PartitionWriter`
     name, # As in `PartitionWriter`
     sample, # As in `PartitionWriter`
+    counts, # As in `PartitionWriter`
     fn=None, # As in `PartitionWriter`
     **kwargs # As in `PartitionWriter`
 ):
     "A context manager that writes dataset `name` from the partitions of an engine such as Spark"
     url = concealed(url)
     from fastai_remote.ingest.partitions import PartitionWriter
-    return PartitionWriter(url, name, sample, fn, **kwargs)
+    return PartitionWriter(url, name, sample, counts, fn, **kwargs)

@@ -42,7 +42,8 @@ class _KeyLayout:
         self.prefix,self.tags = prefix,tags
         self.starts = [f'{{{tag}}}' for tag in _even_tags(prefix, tags)] if tags else [prefix]
         base,at,generation = prefix.partition('@')
-        self.failures = f'{{{base}}}{at}{generation}:~failures#0' if tags else f'{prefix}:~failures#0'
+        home = f'{{{base}}}{at}{generation}' if tags else prefix
+        self.failures,self.gaps = f'{home}:~failures#0',f'{home}:~gaps#0' # Keys of what is known about the samples
 
     def values(self, field, numbers)->list:
         "The keys of the values of `field` of the samples `numbers`, a list of ints, in their order"

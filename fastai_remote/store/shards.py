@@ -416,9 +416,14 @@ def missing_shard_error(self:ShardStore,
 
 @patch
 def _is_replaced(self:ShardStore):
-    "Is there another dataset in the folder now, or none?"
-    head = self.manifest.head
-    return self.storage.ranges([f'{self.home}manifest.json'], [0], [len(head)])!=[head]
+    """Is there another dataset in the folder now, or none?
+
+    Raises `CorruptSample` or `UnsupportedFormat` if the manifest is damaged now."""
+    head,file = self.manifest.head,f'{self.home}manifest.json'
+    if self.storage.ranges([file], [0], [len(head)])==[head]: return False
+    try: content = self.storage.read(file, MAX_MANIFEST)
+    except FileNotFoundError: return True
+    return ShardManifest.from_json(content, f'{self.storage.url}/{file}').uid!=self._uid
 
 @patch
 def check_not_replaced(self:ShardStore,
@@ -643,9 +648,9 @@ def cached_index(self:ShardStore,
 
 @patch
 def _fetch_indices(self:ShardStore, shards, again=True):
-    """`{shard: ShardIndex}`, read over the network and put into the cache; one that comes damaged is requested once more
+    """`{shard: ShardIndex}`, read over the network and put into the cache; raises what `fetched_index` raises
 
-    That is if `again` is true. Raises what `fetched_index` raises."""
+    One that comes damaged is requested once more if `again` is true."""
     result,damaged = {},[]
     files,sizes = [self.index_file(shard) for shard in shards],[int(self.table.idx[shard]) for shard in shards]
     for shard,content in zip(shards, self.storage.ranges(files, [0]*len(shards), sizes)):

@@ -467,7 +467,8 @@ def _check_copy(self:TieredStore, copy, n=64):
     is a copy of this dataset, and of those that are, 90 % must be the same. Raises `StoreUnavailable`, and what
     reading the checksums from the shards raises."""
     fields,what = self._kept_fields,f'{copy.name} in {copy.link.url} is no copy of {self.name}'
-    if copy.manifest.parts: raise ValueError(f'{what}: it was appended to or edited; copy it, by {copy.name}.copy(…)')
+    if copy.manifest.parts or copy.manifest.gaps:
+        raise ValueError(f'{what}: it was appended to or edited, or samples failed; copy it, by {copy.name}.copy(…)')
     if len(copy)!=len(self): raise ValueError(f'{what}: {len(copy):,} samples, not {len(self):,}')
     different = [f for f in fields if copy.manifest.fields.get(f)!=self.manifest.fields[f]]
     if different: raise ValueError(f'{what}: field {different[0]!r} is not the same, or not there')

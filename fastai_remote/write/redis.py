@@ -8,7 +8,7 @@ Docs: page `write/redis`"""
 __all__ = ['RedisWriter']
 
 # %% ../../nbs/write/05_redis.ipynb #ac91d44d
-import uuid, warnings
+import uuid, warnings, zlib
 from array import array
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -23,12 +23,13 @@ from ..codec.numbers import narrow
 from ..codec.stats import ImageStats
 from ..core import CorruptSample, Manifest, NewerFormat, packed_crcs, seal, StoreError, StoreExists
 from ..core import StoreNotFound, StoreUnavailable, unseal, UnsupportedFormat
-from ..store.redis import find_manifest, GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest, scan_hash
+from ..store.redis import find_manifest, GENERATIONS_KEY, NAMES_KEY, read_failures, read_manifest
 from ..store.redis_layout import (
-    element_dtype, element_size, key_layout, KEY_BITS, packed_reads, unpack_replies)
+    element_dtype, element_size, key_layout, KEY_BITS)
 from ..store.redis_link import RedisLink
 from ..store.redis_parts import parts_of, run_table_keys
-from .base import check_name, chunk_count, ChunksLost, fill_gaps, label_hash
+from ..runs import GapTable, TooManyRuns
+from .base import check_name, chunk_count, ChunksLost, label_hash
 from .base import labels_of_texts, MAX_CLASSES, progress_text, ServerRestarted, Writer
 from .redis_lock import RedisLock
 from .redis_lost import lost_of_range
@@ -93,11 +94,18 @@ class RedisWriter(Writer):
         return int(setting.get('proto-max-bulk-len', 512<<20))
 
     def progress(self)->str:
-        def read(client): return client.get(self.keys.plan),client.hlen(self.keys.chunks)
         try:
-            plan,done = self.link.call(read, timeout=min(self.link.timeout, 2.))
-            return progress_text(self.read_plan(plan) if plan else None, done)
+            stored = self.link.call(lambda c: c.get(self.keys.plan), timeout=min(self.link.timeout, 2.))
+            plan = self.read_plan(stored) if stored else None
+            return progress_text(plan, self.count_done(plan) if plan else 0)
         except StoreError: return ''   # the server is away, or the plan is damaged
+
+    def count_done(self,
+        plan:dict # The plan of an unfinished ingest
+    )->int:
+        "Returns how many chunks have a record"
+        keys = [self.keys.record(plan, chunk) for chunk in range(chunk_count(plan))]
+        return sum(self.link.send([('EXISTS', *keys[k:k+1000]) for k in range(0, len(keys), 1000)]))
 
     def begin(self,
         plan, # The plan, a dict, or a function that returns it, which is called while the lock is held
@@ -124,7 +132,6 @@ class RedisWriter(Writer):
                                       f'finish it, or {self.how_to_replace()} drops it')
                 if earlier: self.abandon(earlier)
                 self.plan = self._store_plan(plan, earlier)
-            self.lock.fence(self.layout.starts)
         except BaseException:
             with suppress(StoreError): self.close()   # the lock ends by itself; the error counts
             raise
@@ -229,16 +236,16 @@ def _earlier_plan(self:RedisWriter, overwrite):
 
 @patch
 def _store_plan(self:RedisWriter, plan, earlier):
-    """Stores a copy of `plan` with `check` of its fields, `generation`, `prefix`, `tags` and `began`, and returns it
+    """Stores a copy of `plan` with `check` of its fields, `id`, `generation`, `prefix`, `tags` and `began`; returns it
 
     The generation is later than those of the dataset and of `earlier`, the plan of another ingest, which may be `None`.
-    Deletes the records, statistics, labels and failures that an earlier ingest may have left."""
+    Deletes the labels and failures that an earlier ingest may have left; its records have another `id`."""
     generation = max(self.next_generation(), 1+earlier['generation'] if earlier else 0)
-    plan = {**plan, 'fields':with_checks(plan['fields']), 'generation':generation,
+    plan = {**plan, 'fields':with_checks(plan['fields']), 'id':uuid.uuid4().hex[:16], 'generation':generation,
             'prefix':self.name if generation==1 else f'{self.name}@{generation}', 'tags':self.lock.tags,
             'began':datetime.now(timezone.utc).isoformat(timespec='seconds')}
     def queue(p):
-        p.delete(*self.keys.temporary(plan['fields']), key_layout(plan['prefix'], self.lock.tags).failures)
+        p.delete(*self.keys.temporary(plan), key_layout(plan['prefix'], self.lock.tags).failures)
         p.set(self.keys.plan, seal(plan))
         # if this plan is damaged, `forget` can tell its generation; in a cluster, `retire` has done it
         if earlier and not self.lock.tags: p.hset(GENERATIONS_KEY, self.name, generation-1)
@@ -309,14 +316,14 @@ def put(self:RedisWriter,
     columns:dict, # `{field: list of bytes, or array}`, each of length n; staged values are in column `FIELD~`
     labels:dict=None, # `{field: set of str}`, as in `Writer.put`
 ):
-    "Writes samples in one transaction, in a cluster in one per slot; raises `StoreFull`, `StoreBusy`"
+    "Writes samples, on a single server in one transaction while the lock is held; raises `StoreFull`, `StoreBusy`"
     if not len(numbers): return
     layout,fields,commands = self.layout,self.plan['fields'],[]
     for field,values in columns.items():
         if isinstance(values, list):
-            values_of = {}   # `{fence: [key, value, …]}`; on a single server there is one
+            values_of = {}   # `{hash tag: [key, value, …]}`; on a single server there is one
             for key,value in zip(layout.values(field, numbers.tolist()), values):
-                values_of.setdefault(self.lock.fence_of(key) if self.lock.tags else None, []).extend((key, value))
+                values_of.setdefault(key[:key.find('}')] if self.lock.tags else '', []).extend((key, value))
             commands += [('MSET', *pairs) for pairs in values_of.values()]
         else:
             check = fields.get(field.removesuffix('~'), {}).get('check')
@@ -333,36 +340,43 @@ def done(self:RedisWriter,
     stats:bytes=b'', # Statistics of the chunk's images, from `ImageStats.to_bytes`
     run:str=None, # What `server_run` returned when the chunk began; default: it is not checked
 ):
-    """Records that a chunk is written, and removes values of bytes in its `gaps`
+    """Records that a chunk is written; if it has a record already, nothing changes
 
-    It replaces what was recorded of the chunk before, also its failures. Raises `ServerRestarted`, `StoreBusy`."""
-    layout,fields = self.layout,self.plan['fields']
-    # an earlier run that was killed may have written a value of a sample that fails now
-    commands = [('UNLINK', key) for field,spec in fields.items() if spec['dtype'] is None
-                for key in layout.values(field, record['gaps'])]
-    commands.append(('HSET', self.keys.chunks, chunk, seal({**record, 'chunk':chunk})))
-    # and the chunk may have been written before, with other failures
-    for key,content in ((layout.failures, failures and seal({'chunk':chunk, 'failures':failures})),
-                        (self.keys.stats, stats and seal_stats(chunk, stats))):
-        commands.append(('HSET', key, chunk, content) if content else ('HDEL', key, chunk))
-    self.lock.write(commands, run)
+    Raises `ServerRestarted`, `StoreBusy`."""
+    key = self.keys.record(self.plan, chunk)
+    def queue(p):
+        p.set(key, seal({**record, 'chunk':chunk}))
+        # a record that was damaged, or whose values were lost, may have had others
+        if failures: p.hset(self.layout.failures, chunk, seal({'chunk':chunk, 'failures':failures}))
+        else: p.hdel(self.layout.failures, chunk)
+        if stats: p.set(self.keys.stats(self.plan, chunk), seal_stats(chunk, stats))
+    def is_first(p):
+        if not p.exists(self.keys.plan): raise self.lock.lost()   # the ingest has ended
+        return not p.exists(key)
+    is_held = self.lock.transaction_if(self.keys.lock, self.lock.token, queue, run, watch=(key, self.keys.plan),
+                                       when=is_first)
+    if not is_held: raise self.lock.lost()
 
 @patch
-def records(self:RedisWriter):
-    """Returns an iterator of `(chunk, record)` for the chunks that are done, in any order; raises `CorruptSample`
+def _forget_chunks(self:RedisWriter, chunks, run=None):
+    "Removes the records of `chunks`, so that they are written again"
+    self.lock.write([('UNLINK', *(self.keys.record(self.plan, chunk) for chunk in chunks))], run)
 
-    A chunk whose record is damaged is left out, so that it is written again. If samples have been moved already, that
-    is not possible, and it is an error."""
-    seen = np.zeros(chunk_count(self.plan), bool)   # a scan may return an entry twice
-    for chunk,stored in scan_hash(self.link, self.keys.chunks, strict=False):
-        if chunk>=len(seen) or seen[chunk]: continue
-        record = parse_record(chunk, stored)
-        if record is not None:
-            seen[chunk] = True
-            yield chunk,record
-        elif 'moved' in self.plan:
-            raise CorruptSample(f'{self.name}: the record of chunk {chunk} in {self.keys.chunks} is damaged, and it is '
-                                f'too late to write the chunk again: {self.how_to_abandon()}, then ingest again')
+@patch
+def records(self:RedisWriter,
+    step:int=256 # Records to read at once
+):
+    """Returns an iterator of `(chunk, record)` for the chunks that are done, in their order
+
+    A chunk whose record is damaged loses it, so that it is written again."""
+    n = chunk_count(self.plan)
+    for start in range(0, n, step):
+        chunks = range(start, min(start+step, n))
+        stored, = self.link.send([('MGET', *(self.keys.record(self.plan, chunk) for chunk in chunks))])
+        for chunk,content in zip(chunks, stored):
+            record = None if content is None else parse_record(chunk, content)
+            if record is not None: yield chunk,record
+            elif content is not None: self._forget_chunks([chunk])
 
 @patch
 def failures(self:RedisWriter):
@@ -391,7 +405,6 @@ def remove_garbage(self:RedisWriter,
     listed = self.link.call(lambda c: c.get(key))
     if listed is None: return
     ranges = self._garbage_ranges(listed)
-    self.lock.fence([start_of_key for start_of_key,*_ in ranges])
     for start_of_key,first,stop,every in ranges:
         numbers = range(first, stop, every)
         for k in range(0, len(numbers), step):
@@ -403,12 +416,11 @@ def remove_garbage(self:RedisWriter,
 def _unlink_garbage(self:RedisWriter, key, listed, names, run):
     """Unlinks the keys `names` if `key` still holds `listed`, the list of garbage; returns a true value if it does
 
-    Raises `ServerRestarted` if `run` is not the current run of the server. In a cluster, `run` is not checked for keys
-    without a hash tag."""
+    Raises `ServerRestarted` if `run` is not the current run of the server."""
     if not self.lock.tags: return self.lock.transaction_if(key, listed, lambda p: p.unlink(*names), run)
-    if self.link.call(lambda c: c.get(key))!=listed: return False
-    if names[0][0]=='{': self.lock.write([('UNLINK', *names)], run)
-    else: self.link.send([('UNLINK', name) for name in names])   # of a dataset that was written before the cluster was
+    if not self.lock.transaction_if(key, listed, lambda p: p.exists(key), run): return False
+    # keys without a hash tag are of a dataset that was written before the cluster was
+    self.link.send([('UNLINK', *names)] if names[0][0]=='{' else [('UNLINK', name) for name in names])
     return True
 
 @patch
@@ -432,13 +444,12 @@ def abandon(self:RedisWriter,
 ):
     "Removes everything that an unfinished ingest has written; the lock must be held. Raises `StoreBusy`"
     plan = plan or self.plan
-    n = max(plan['n'], plan['chunk']*self.claimed())
     self.retire(plan['generation'])
-    layout,fields = key_layout(plan['prefix'], plan.get('tags', 0)),plan['fields']
-    garbage = value_keys(layout, fields, n)+staged_keys(layout, fields, n)
+    layout,fields,n = key_layout(plan['prefix'], plan.get('tags', 0)),plan['fields'],plan['n']
+    garbage = value_keys(layout, fields, n)+staged_keys(layout, fields, n)+self.keys.of_chunks(plan)
     def queue(p):
         p.set(self.keys.garbage, seal({'ranges':garbage}))
-        p.delete(*self.keys.temporary(fields))
+        p.delete(*self.keys.temporary(plan))
     self.lock.transaction(queue, discard=[INGESTS_KEY])
     self.remove_garbage()
 
@@ -462,7 +473,7 @@ def forget(self:RedisWriter):
     generation = self.next_generation()
     self.retire(generation)
     def queue(p):
-        p.delete(*self.keys.temporary([]))
+        p.delete(*self.keys.temporary(None))
         if not self.lock.tags: p.hset(GENERATIONS_KEY, self.name, generation)   # in a cluster, `retire` has done it
     self.lock.transaction(queue, discard=[INGESTS_KEY])
     warnings.warn(f'{self.url}: the plan of an unfinished ingest of {self.name!r} was damaged or gone: it is '
@@ -503,7 +514,7 @@ def remove(self:RedisWriter,
 
 def _keys_of(manifest):
     "Returns all keys of a dataset but its manifest's, as ranges: `[start of the key, first, stop, step]`"
-    keys = [span for part in parts_of(manifest) for span in value_keys(part.layout, part.fields, part.n)]
+    keys = [span for part in parts_of(manifest) for span in value_keys(part.layout, part.fields, part.n_places)]
     return [*keys, *run_table_keys(manifest)]
 
 @patch
@@ -524,32 +535,6 @@ def _remove_dataset(self:RedisWriter):
     if key!=self.keys.manifest: self.link.call(lambda c: c.delete(key))
     self.remove_garbage()
     return True
-
-# %% ../../nbs/write/05_redis.ipynb #539ac743
-@patch
-def claim(self:RedisWriter)->int:
-    "Returns a chunk number that nobody else has; raises `StoreBusy`"
-    while True:
-        chunk = self.lock.transaction(lambda p: p.incr(self.keys.next_chunk))[0]-1
-        was_taken = self.lock.transaction(lambda p: p.setbit(self.keys.claims, chunk, 1))[0]
-        if not was_taken: return chunk   # else the counter was damaged, and had been higher
-
-@patch
-def claimed(self:RedisWriter)->int:
-    "Returns how many chunks were claimed, or more if the counter was damaged; all their numbers are below the result"
-    counter,claims = self.link.send([('GET', self.keys.next_chunk), ('GET', self.keys.claims)])
-    # if the counter was damaged, the bits still show which numbers were claimed
-    taken = np.flatnonzero(np.unpackbits(np.frombuffer(claims or b'', np.uint8)))
-    return max(int(counter or 0), int(taken[-1])+1 if len(taken) else 0)
-
-@patch
-def undo(self:RedisWriter,
-    chunk:int # Number of the chunk
-):
-    "Records a chunk as empty, so that nothing it wrote counts; raises `StoreBusy`, `ServerRestarted`"
-    size = self.plan['chunk']
-    gaps = list(range(chunk*size, (chunk+1)*size))
-    self.done(chunk, dict(ok=0, bytes=0, failed=0, gaps=gaps), run=self.server_run())
 
 # %% ../../nbs/write/05_redis.ipynb #8983b2c0
 @patch
@@ -574,32 +559,30 @@ def space(self:RedisWriter,
 # %% ../../nbs/write/05_redis.ipynb #71880f1a
 @patch
 def commit(self:RedisWriter)->Manifest:
-    """Fills gaps, encodes labels, and makes the dataset visible in one step; returns its manifest
+    """Encodes labels, and makes the dataset visible in one step; returns its manifest
 
-    The dataset that it replaces is removed. Raises `ServerRestarted` (also `ChunksLost`), `StoreBusy`, `CorruptSample`,
-    `StoreError` for values that are lost, and `ValueError` if two labels have the same hash."""
-    plan,run = self.plan,self.server_run()
-    stats = self._image_stats()   # before samples move: if statistics are damaged, their chunks are written again
-    gaps,nbytes,failed = self._sum_records()
-    self._rewrite_lost_chunks(gaps, run)
-    splits,moves = fill_gaps(plan['splits'] or {'':[0,plan['n']]}, gaps)
-    self._fill_gaps(moves, run)
-    n = next(reversed(splits.values()))[1]
-    if 'moved' in self.plan: self._check_moved(n)
-    manifest = Manifest(self.name, n, dict(plan['fields']), {split:span for split,span in splits.items() if split},
-                        dict(plan['vocab']), nbytes, failed, stats=stats, prefix=plan['prefix'],
-                        tags=plan.get('tags', 0), generation=plan['generation'])
-    self._clear_ends(n, run)
+    Samples stay at their places; a table of gaps says which places have none. The dataset that it replaces is removed.
+    Raises `ServerRestarted` (also `ChunksLost`), `StoreBusy`, `CorruptSample`, `StoreError` for values that are lost,
+    and `ValueError` if two labels have the same hash."""
+    plan,run,stats = self.plan,self.server_run(),self._image_stats()
+    places,nbytes,failed = self._sum_records()
+    self._rewrite_lost_chunks(places, run)
+    self._remove_under(places, run)
+    try: gaps = GapTable.of(places[places<plan['n']], plan['n'])   # a stream may end within its last chunk
+    except TooManyRuns as e: raise StoreError(f'{self.url}: {self.name!r}: {e}') from None
+    splits = {split:gaps.samples_before(span).tolist() for split,span in (plan['splits'] or {}).items()}
+    manifest = Manifest(self.name, gaps.n, dict(plan['fields']), splits, dict(plan['vocab']), nbytes, failed,
+                        stats=stats, prefix=plan['prefix'], tags=plan.get('tags', 0), generation=plan['generation'])
     for field,spec in plan['fields'].items():
-        if spec.get('staged'): manifest.fields[field] = self._encode_staged(field, spec, manifest, run)
-        elif spec['codec']=='cls': manifest.counts[field] = self._count_codes(field, spec, manifest)
+        if spec.get('staged'): manifest.fields[field] = self._encode_staged(field, spec, manifest, gaps, run)
+        elif spec['codec']=='cls': manifest.counts[field] = self._count_codes(field, spec, manifest, gaps)
         elif spec['codec']=='labels' and field not in manifest.vocab:
             manifest.vocab[field] = labels_of_texts(self._labels(field))
-    return self.publish(manifest, run)
+    return self.publish(manifest, run, gaps)
 
 @patch
 def _sum_records(self:RedisWriter):
-    """Returns `(gaps, nbytes, failed)`: the gaps of all records, an ascending `int64` array, and two sums, `int`
+    """Returns `(places, nbytes, failed)`: the gaps of all records, an ascending `int64` array, and two sums, `int`
 
     The sums are those of the bytes and of the failed samples of all records. Raises `ChunksLost` if chunks have no
     record."""
@@ -619,14 +602,13 @@ def _rewrite_lost_chunks(self:RedisWriter, gaps, run):
     """Removes the records of chunks of which values are lost, if there are any, and raises `ChunksLost`
 
     It looks for them in a cluster, of which a node may have lost values, and on a single server that was full and has
-    dropped keys. `gaps` are the numbers without a sample, ascending. The next run writes these chunks again. After
-    samples have been moved, it does nothing, and `_check_moved` looks for lost values instead."""
+    dropped keys. `gaps` are the places without a sample, ascending. The next run writes these chunks again."""
     plan = self.plan
-    if 'moved' in plan or not (self.layout.tags or self._has_evicted()): return
+    if not (self.layout.tags or self._has_evicted()): return
     lost = lost_of_range(self.link, self.layout, plan['fields'], plan['n'], gaps)
     chunks = sorted({chunk for numbers in lost for chunk in np.unique(numbers//plan['chunk']).tolist()})
     if not chunks: return
-    self.lock.transaction(lambda p: p.hdel(self.keys.chunks, *chunks), run)
+    self._forget_chunks(chunks, run)
     who = 'a node of the cluster' if self.layout.tags else 'the server'
     raise ChunksLost(f'{self.url}: {who} lost values of {len(chunks):,} chunks of {self.name!r}; '
                      'repeat the same call to write these chunks again')
@@ -637,29 +619,27 @@ def _has_evicted(self:RedisWriter):
     return self.link.call(lambda c: c.info('stats')).get('evicted_keys', 0)>0
 
 @patch
-def _check_moved(self:RedisWriter, n):
-    "Raises `StoreError` if values of the first `n` samples were lost, in a cluster or by a full server, during moves"
-    if not self.layout.tags and not self._has_evicted(): return
-    for numbers in lost_of_range(self.link, self.layout, self.plan['fields'], n):
-        raise self._lost(f'values of sample {numbers[0]:,} and others')
-
-@patch
 def publish(self:RedisWriter,
     manifest:Manifest, # Of the samples that were written; `None` for a change that writes none, such as `drop`
     run:str, # The server that must still run, as in `RedisLock.transaction_if`
+    gaps:GapTable=None # Where samples have failed, if any were written
 )->Manifest:
     """Replaces the manifest in one transaction, ends the ingest, and removes the keys that are not needed any more
 
     `revised` tells what these are. Returns the new manifest. Raises `StoreBusy`, and `ServerRestarted` if the server
     has lost it."""
+    tables = {}
+    if gaps:
+        tables[self.layout.gaps] = stored = gaps.to_bytes()
+        manifest.gaps = dict(places=gaps.n_places, runs=len(gaps), crc=zlib.crc32(stored))
     manifest,extra,garbage = self.revised(manifest)
     manifest.uid,plan = uuid.uuid4().hex,self.plan
-    if plan: garbage = [*staged_keys(self.layout, plan['fields'], plan['n']), *garbage]
+    if plan: garbage = [*staged_keys(self.layout, plan['fields'], plan['n']), *self.keys.of_chunks(plan), *garbage]
     def queue(p):
-        for key,content in extra.items(): p.set(key, content)
+        for key,content in {**tables, **extra}.items(): p.set(key, content)
         p.set(self.keys.manifest, manifest.stamp().to_json())
         p.set(self.keys.garbage, seal({'ranges':garbage}))
-        if plan: p.delete(*self.keys.temporary(plan['fields']))
+        if plan: p.delete(*self.keys.temporary(plan))
     self.lock.transaction(queue, run, add=[NAMES_KEY], discard=[INGESTS_KEY])
     self._wait_for_replicas()
     self.remove_garbage()
@@ -687,23 +667,24 @@ def _wait_for_replicas(self:RedisWriter, seconds=10):
         if received>=expected: return
 
 @patch
-def _image_stats(self:RedisWriter):
+def _image_stats(self:RedisWriter, step=64):
     """Returns the statistics of all chunks as `stats` of the manifest, `{field: summary}`; `{}` if there are none
 
     They are added in the order of the chunks. If some are damaged, the records of their chunks are removed, and
-    `ChunksLost` is raised: the next run writes these chunks again. If that is too late, it raises `CorruptSample`."""
-    parts = {chunk:unseal_stats(chunk, stored) for chunk,stored in scan_hash(self.link, self.keys.stats)}
-    if not parts: return {}
-    damaged = [chunk for chunk,stats in parts.items() if stats is None]
-    if damaged and 'moved' in self.plan:
-        raise self._damaged(f'the entry with the image statistics of chunk {damaged[0]}, in key {self.keys.stats},')
-    if damaged:
-        self.lock.transaction(lambda p: p.hdel(self.keys.chunks, *damaged))
-        raise ChunksLost(f'{self.url}: the image statistics of {len(damaged)} chunks of {self.name!r} are '
-                         'damaged; repeat the same call to write these chunks again')
-    total = ImageStats()
-    for chunk in sorted(parts): total += ImageStats.from_bytes(parts[chunk])
-    return {self.plan['stats']:total.summary()}
+    `ChunksLost` is raised: the next run writes these chunks again."""
+    if not self.plan.get('stats'): return {}
+    total,damaged,n = ImageStats(),[],chunk_count(self.plan)
+    for start in range(0, n, step):
+        chunks = range(start, min(start+step, n))
+        stored, = self.link.send([('MGET', *(self.keys.stats(self.plan, chunk) for chunk in chunks))])
+        for chunk,content in zip(chunks, stored):
+            stats = b'' if content is None else unseal_stats(chunk, content)
+            if stats is None: damaged.append(chunk)
+            elif stats: total += ImageStats.from_bytes(stats)
+    if not damaged: return {self.plan['stats']:total.summary()} if len(total) else {}
+    self._forget_chunks(damaged)
+    raise ChunksLost(f'{self.url}: the image statistics of {len(damaged)} chunks of {self.name!r} are damaged; '
+                     'repeat the same call to write these chunks again')
 
 @patch
 def _damaged(self:RedisWriter, what):
@@ -722,116 +703,36 @@ def _lost(self:RedisWriter, what):
 
 # %% ../../nbs/write/05_redis.ipynb #e55b1aeb
 @patch
-def _fill_gaps(self:RedisWriter, moves, run):
-    """Makes those of the `moves` that are not made yet; notes in the plan how many splits are done, if any sample moves
-
-    `moves` is a list of `(sources, targets)`, one pair for each split, as from `fill_gaps`. Nothing is written if `run`
-    is not the current run of the server: if there are moves, it raises `ServerRestarted`."""
-    if not any(len(sources) for sources,_ in moves): return   # chunks can still be written again
-    if 'moved' not in self.plan: self._note_moved(0, run)
-    for k,(sources,targets) in enumerate(moves):
-        # the moves of a split can be repeated, but not after those of the next split
-        if k<self.plan.get('moved', 0): continue
-        self._move(sources, targets, run)
-        self._note_moved(k+1, run)
-
-@patch
-def _note_moved(self:RedisWriter, moved, run):
-    """Stores in the plan that the first `moved` splits have no gaps any more
-
-    With this entry, which may be 0, no chunk can be written again. Raises `StoreBusy`, and `ServerRestarted` if `run`
-    is not the current run of the server."""
-    plan = {**self.plan, 'moved':moved}
-    self.lock.transaction(lambda p: p.set(self.keys.plan, seal(plan)), run)
-    self.plan = plan
-
-@patch
-def _move(self:RedisWriter, sources, targets, run, step=500):
-    """Moves the values of samples `sources` to the numbers `targets`, two int64 arrays; it is safe to repeat the call
-
-    Packed values are copied, and also stay where they were."""
-    layout,fields = self.layout,self.plan['fields']
-    blob_fields = [field for field,spec in fields.items() if spec['dtype'] is None]
-    for k in range(0, len(sources), step):
-        from_numbers,to_numbers = sources[k:k+step],targets[k:k+step]
-        pairs = [pair for field in blob_fields for pair in zip(layout.values(field, from_numbers.tolist()),
-                                                               layout.values(field, to_numbers.tolist()))]
-        if self.lock.tags: self._copy_and_remove(pairs, run)
-        else: self._rename(pairs, run)
-        for field,spec in fields.items():
-            if spec['dtype'] is None: continue
-            packed_field = f'{field}~' if spec.get('staged') else field
-            self._move_packed(packed_field, spec, from_numbers, to_numbers, run)
-
-@patch
-def _rename(self:RedisWriter, pairs, run):
-    "Renames keys, `pairs` of `(old, new)`, in one transaction; leaves out old keys that are not there any more"
-    def queue(p):
-        for old,new in pairs: p.rename(old, new)
-    replies = self.lock.transaction(queue, run, strict=False)
-    for reply in replies if isinstance(replies, list) else ():
-        if isinstance(reply, Exception) and 'no such key' not in str(reply): raise reply
-
-@patch
-def _copy_and_remove(self:RedisWriter, pairs, run, step=16):
-    "Does what `_rename` does, in a cluster, where the old and the new key may be on different nodes"
-    for k in range(0, len(pairs), step):
-        some = pairs[k:k+step]
-        values = self.link.send([('GET', old) for old,_ in some])
-        self.lock.write([('SET', new, value) for (_,new),value in zip(some, values) if value is not None], run)
-        self.lock.write([('UNLINK', old) for (old,_),value in zip(some, values) if value is not None], run)
-
-@patch
-def _move_packed(self:RedisWriter, field, spec, sources, targets, run):
-    """Copies packed values from the numbers `sources` to `targets`, two int64 arrays; raises `CorruptSample`
-
-    A field with checksums gets new ones. `field` ends in `~` for staged values; `spec` is its entry in the plan."""
-    layout,dtype,check = self.layout,spec['dtype'],spec.get('check')
-    commands,reads = packed_reads(layout, field, dtype, sources, check)
-    crcs = np.zeros(len(sources), np.uint32) if check else None
-    values,_ = unpack_replies(reads, iter(self.link.send(commands)), dtype, len(sources), crcs)
-    bad = sources[packed_crcs(values, sources)!=crcs] if check else ()
-    if len(bad):
-        raise self._damaged(f"the value of {field.removesuffix('~')!r} for sample {bad[0]}, in key "
-                            f"{layout.packed(field, int(bad[0])>>KEY_BITS)},")
-    order = np.argsort(targets)
-    self.lock.write(packed_writes(layout, field, dtype, targets[order], values[order], check), run)
-
-@patch
-def _clear_ends(self:RedisWriter, n, run, step=1<<22):
-    """Overwrites packed values after the last of `n` samples with zeros, and removes keys that hold nothing else
-
-    Staged fields are left out: their codes are not written yet."""
-    for field,spec in self.plan['fields'].items():
-        if spec['dtype'] is None or spec.get('staged'): continue
-        for key_number in range(n>>KEY_BITS, 1+(self.plan['n']>>KEY_BITS)):
-            key = self.layout.packed(field, key_number)
-            end = element_size(spec)*max(0, n-(key_number<<KEY_BITS))
-            size = self.link.call(lambda c: c.strlen(key))
-            if not end:
-                if size: self.lock.write([('UNLINK', key)], run)
-                continue
-            for start in range(end, size, step):
-                zeros = bytes(min(step, size-start))
-                self.lock.write([('SETRANGE', key, start, zeros)], run)
+def _remove_under(self:RedisWriter,
+    places, # Places without a sample, ascending
+    run, # As in `publish`
+    step=500 # Places per transaction
+):
+    "Removes values of places that have no sample: another attempt may have written them before its sample failed"
+    fields = [field for field,spec in self.plan['fields'].items() if spec['dtype'] is None]
+    for k in range(0, len(places), step):
+        some = places[k:k+step].tolist()
+        self.lock.write([('UNLINK', key) for field in fields for key in self.layout.values(field, some)], run)
 
 # %% ../../nbs/write/05_redis.ipynb #5d96611f
 @patch
-def _encode_staged(self:RedisWriter, field, spec, manifest, run):
-    """Writes the codes of a staged label field, and adds its vocabulary and counts to `manifest`
+def _encode_staged(self:RedisWriter, field, spec, manifest, gaps, run):
+    """Writes the codes of a staged label field, and adds its vocabulary and counts to `manifest`; `gaps` is a `GapTable`
 
     Integers that get no codes, as in `_label_encoder`, are written themselves; then `manifest` stays as it is. `spec`
     is the entry of the field in the plan. Returns the one for the manifest, a dict of `codec`, `dtype` and, if values
     have checksums, `check`."""
-    # codes of an earlier commit that did not end: it may have had more samples, or a wider type
+    # codes of an earlier commit that did not end: it may have had a wider type
     last = self.plan['n']>>KEY_BITS
     self.lock.write([('UNLINK', self.layout.packed(field, key_number)) for key_number in range(last+1)], run)
-    vocab,dtype,encode = self._label_encoder(field, spec, manifest.n)
+    vocab,dtype,encode = self._label_encoder(field, spec, gaps)
     counts = np.zeros(len(vocab or ()), np.int64)
-    for start,staged in self._scan(f'{field}~', spec, manifest.n):
+    for places,staged in self._scan(f'{field}~', spec, gaps):
         codes = encode(staged)
-        numbers = np.arange(start, start+len(codes))
-        self.lock.write(packed_writes(self.layout, field, dtype, numbers, codes, spec.get('check')), run)
+        first,stop = int(places[0]),int(places[-1])+1
+        whole = np.zeros(stop-first, codes.dtype)   # places without a sample get zeros: one command writes all
+        whole[places-first] = codes
+        self.lock.write(packed_writes(self.layout, field, dtype, np.arange(first, stop), whole, spec.get('check')), run)
         if len(counts): counts += np.bincount(codes, minlength=len(counts))
     if vocab is not None: manifest.vocab[field] = vocab
     if len(counts): manifest.counts[field] = counts.tolist()
@@ -839,17 +740,17 @@ def _encode_staged(self:RedisWriter, field, spec, manifest, run):
     return {key:value for key,value in new_spec.items() if value}
 
 @patch
-def _label_encoder(self:RedisWriter, field, spec, n):
+def _label_encoder(self:RedisWriter, field, spec, gaps):
     """Returns `(vocab, dtype, encode)` for a staged field: the list of its labels, and the dtype of its codes, a `str`
 
     `encode` returns the array of codes for an array of staged values. `vocab` is `None` for integers that are stored as
     they are: they are more than `MAX_CLASSES`, or the dataset that is extended stores them so. `dtype` is then that of
-    the integers, and `encode` returns its argument. `n` is the number of samples. Raises `StoreError` if labels are
-    lost, as `encode` does, and `ValueError` if two have the same hash."""
+    the integers, and `encode` returns its argument. `gaps` is a `GapTable`. Raises `StoreError` if labels are lost, as
+    `encode` does, and `ValueError` if two have the same hash."""
     labels,known = self._labels(field),self.known_labels(field)
     if spec.get('text') and not labels: raise self._lost(f'labels of {field!r}')
     if not labels:
-        dtype,integers = _distinct_integers(values for _,values in self._scan(f'{field}~', spec, n))
+        dtype,integers = _distinct_integers(values for _,values in self._scan(f'{field}~', spec, gaps))
         if integers is None or known is None: return None,dtype,lambda values: values
         labels = integers.tolist()
     labels = list(dict.fromkeys([*known, *labels]))
@@ -886,34 +787,39 @@ def _labels(self:RedisWriter, field):
     return sorted(labels)
 
 @patch
-def _count_codes(self:RedisWriter, field, spec, manifest):
+def _count_codes(self:RedisWriter, field, spec, manifest, gaps):
     "Returns how many samples have each label of `field`, whose vocabulary was given: a list in the order of codes"
     counts = np.zeros(len(manifest.vocab[field]), np.int64)
-    for _,codes in self._scan(field, spec, manifest.n): counts += np.bincount(codes, minlength=len(counts))
+    for _,codes in self._scan(field, spec, gaps): counts += np.bincount(codes, minlength=len(counts))
     return counts.tolist()
 
 @patch
-def _scan(self:RedisWriter, field, spec, n, step=1<<19):
-    """Returns an iterator of `(first number, array)` over the packed values of the first `n` samples, in parts
+def _scan(self:RedisWriter, field, spec, gaps, step=1<<19):
+    """Returns an iterator of `(places, values)`, arrays, over the packed values of all samples, in parts
 
-    A part has `step` values, the last one what is left; `step` divides `2**KEY_BITS`, as a part is read from one key.
-    `field` ends in `~` for staged values; `spec` is the entry of the field in the plan. When iterated, raises
-    `CorruptSample` for a value that does not match its checksum, and `StoreError` if values are lost."""
-    for start in range(0, n, step): yield start,self._read_packed(field, spec, start, min(step, n-start))
+    A part has the samples of `step` places; `step` divides `2**KEY_BITS`, as a part is read from one key. Parts without
+    samples are left out. `field` ends in `~` for staged values; `spec` is the entry of the field in the plan, and
+    `gaps` a `GapTable`. When iterated, raises `CorruptSample` for a value that does not match its checksum, and
+    `StoreError` if values are lost."""
+    starts = np.arange(0, gaps.n_places+step, step).clip(max=gaps.n_places)
+    numbers = gaps.samples_before(starts).tolist()
+    for start,first,stop in zip(starts.tolist(), numbers, numbers[1:]):
+        if first==stop: continue
+        places = gaps.places(np.arange(first, stop))
+        yield places,self._read_packed(field, spec, start, places)
 
 @patch
-def _read_packed(self:RedisWriter, field, spec, start, count):
-    "Returns an array of `count` packed values, all in one key, from number `start` on; the rest is as in `_scan`"
-    size,dtype = element_size(spec),np.dtype(spec['dtype'])
-    key = self.layout.packed(field, start>>KEY_BITS)
-    offset = (start&((1<<KEY_BITS)-1))*size
-    plain_field = field.removesuffix('~')
-    raw = self.link.call(lambda c: c.getrange(key, offset, offset+count*size-1))
-    if len(raw)!=count*size: raise self._lost(f'values of {plain_field!r}')
-    if not spec.get('check'): return np.frombuffer(raw, dtype.newbyteorder('>')).astype(dtype)
-    elements = np.frombuffer(raw, element_dtype(dtype))
-    values = elements['value'].astype(dtype)
-    bad = np.flatnonzero(packed_crcs(values, np.arange(start, start+count))!=elements['crc'])
+def _read_packed(self:RedisWriter, field, spec, start, places):
+    "Returns the packed values of `places`, all in one key and none before place `start`; the rest is as in `_scan`"
+    size,dtype,check = element_size(spec),np.dtype(spec['dtype']),spec.get('check')
+    key,offset = self.layout.packed(field, start>>KEY_BITS),(start&((1<<KEY_BITS)-1))*size
+    n_bytes,plain_field = (int(places[-1])+1-start)*size,field.removesuffix('~')
+    raw = self.link.call(lambda c: c.getrange(key, offset, offset+n_bytes-1))
+    if len(raw)!=n_bytes: raise self._lost(f'values of {plain_field!r}')
+    elements = np.frombuffer(raw, element_dtype(dtype) if check else dtype.newbyteorder('>'))[places-start]
+    values = (elements['value'] if check else elements).astype(dtype)
+    bad = np.flatnonzero(packed_crcs(values, places)!=elements['crc']) if check else ()
     if not len(bad): return values
-    raise self._damaged(f'the value of {plain_field!r} for sample {start+bad[0]}, in key {key} at byte '
-                        f'{offset+bad[0]*size:,},')
+    at = int(places[bad[0]])
+    raise self._damaged(f'the value of {plain_field!r} for sample {at}, in key {key} at byte '
+                        f'{offset+(at-start)*size:,},')

@@ -16,7 +16,8 @@ from ..store.redis import GENERATIONS_KEY, NAMES_KEY, read_manifest, RedisStore
 from ..store.redis_link import as_link, RedisLink
 from .base import chunk_count
 from .redis import RedisWriter
-from .redis_state import IngestKeys, INGESTS_KEY, watched_transaction
+from .redis_lock import RedisLock
+from .redis_state import INGESTS_KEY, watched_transaction
 
 # %% ../../nbs/write/07_redis_admin.ipynb #27211d22
 def delete_dataset(
@@ -47,13 +48,16 @@ def _describe_ingest(link, name):
     """Returns the dict of `unfinished_ingests` for one name; in a cluster, `None` if there is no plan
 
     There, the name is listed for a short time after the ingest has ended."""
-    def read(keys): return link.send([('GET', keys.plan), ('HLEN', keys.chunks), ('EXISTS', keys.lock)])
-    stored,done,is_locked = read(IngestKeys(name))
-    if stored is None and link.is_cluster: stored,done,is_locked = read(IngestKeys(name, tags=1))
+    writer = RedisWriter(link, name)
+    def read(): return link.send([('GET', writer.keys.plan), ('EXISTS', writer.keys.lock)])
+    stored,is_locked = read()
+    if stored is None and link.is_cluster:
+        writer.lock = RedisLock(link, name, tags=1)
+        stored,is_locked = read()
     if stored is None and link.is_cluster: return None   # there, the name is listed for a short time after the end
-    try: plan = RedisWriter(link, name).read_plan(stored) if stored else {}
+    try: plan = writer.read_plan(stored) if stored else {}
     except CorruptSample: plan = {}   # `begin` and `abandon` say so
-    chunks = 0
+    done,chunks = writer.count_done(plan) if plan else 0,0
     if plan: chunks = None if plan.get('open') else chunk_count(plan)
     return dict(name=name, chunks=done, of=chunks, began=plan.get('began', ''), running=bool(is_locked))
 

@@ -8,7 +8,7 @@ Docs: page `write/redis_lock`"""
 __all__ = ['RedisLock']
 
 # %% ../../nbs/write/03_redis_lock.ipynb #62d74773
-import json, os, re, threading, uuid
+import json, os, threading, uuid
 
 import redis
 from fastcore.basics import patch
@@ -17,7 +17,8 @@ from ..clock import wait
 from ..core import StoreBusy
 from ..store.redis_link import RedisLink
 from .base import held_locks, host_id, is_alive, LEASE_SECONDS, ServerRestarted
-from .redis_state import IngestKeys, lock_number, LOCKS_KEY, parse_lock, watched_transaction
+from .redis_state import IngestKeys, parse_lock, watched_transaction
+from ..store.redis import home_of
 
 # %% ../../nbs/write/03_redis_lock.ipynb #c3758c1d
 def _is_held(token, pid):
@@ -35,13 +36,12 @@ class RedisLock:
         self.link,self.name = link,name
         self.token,self.tags = token,tags
         self.keys = IngestKeys(name, tags or 0)
-        self.fences = [] # Keys that hold copies of the token
 
     def take(self,
         progress=None # Called without arguments, for the message: returns how far the holder is, as `progress_text`
     ):
         "Takes the lock, and renews its lease in a thread until `close`; sets `token` and `tags`; raises `StoreBusy`"
-        self.tags,self.fences = self._choose_tags(),[]
+        self.tags = self._choose_tags()
         self.keys = IngestKeys(self.name, self.tags)
         self.token = self._new_token()
         held_locks.add(self.token)
@@ -53,12 +53,8 @@ class RedisLock:
         threading.Thread(target=self._renew, args=(self.stop,), daemon=True).start()
 
     def _new_token(self):
-        """Returns what the lock is to hold, `bytes` of a JSON object with `host`, `pid` and `id`
-
-        In a cluster it also has `number`, which is greater for each later holder."""
-        token = {'host':host_id(), 'pid':os.getpid(), 'id':uuid.uuid4().hex}
-        if self.tags: token['number'] = self.link.call(lambda c: c.incr(LOCKS_KEY))
-        return json.dumps(token).encode()
+        "Returns what the lock is to hold, `bytes` of a JSON object"
+        return json.dumps({'host':host_id(), 'pid':os.getpid(), 'id':uuid.uuid4().hex}).encode()
 
     def _acquire(self, progress):
         """Stores the token in the lock; raises `StoreBusy` if it is held, also if another writer of this process has it
@@ -102,13 +98,12 @@ class RedisLock:
             except Exception: pass   # the next turn tries again; writes notice a lock that is lost
 
     def close(self):
-        """Releases the lock, and removes its copies, where they are still this one's
+        """Releases the lock if it is still this one's
 
         Does not wait long for a server that is away. Raises `StoreUnavailable` then; the lease will end by itself."""
         self.stop.set()
         held_locks.discard(self.token)
-        def release(_):
-            for key in [*self.fences, self.keys.lock]: self.transaction_if(key, self.token, lambda p: p.delete(key))
+        def release(_): self.transaction_if(self.keys.lock, self.token, lambda p: p.delete(self.keys.lock))
         self.link.call(release, timeout=min(self.link.timeout, 5.))
 
     def server_run(self)->str:
@@ -121,23 +116,6 @@ class RedisLock:
         return StoreBusy(f'{self.name}: the lock was lost (this process slept, another took over, or the server forgot '
                          'it); repeat the same call to finish')
 
-    def exclude_copies(self,
-        starts # As in `fence`
-    ):
-        "Changes the token, so that nobody writes under an earlier copy of this object any more; raises `StoreBusy`"
-        key,old,new = self.keys.lock,self.token,self._new_token()
-        held_locks.add(new)
-        try:
-            is_changed = self.transaction_if(key, old, lambda p: p.set(key, new, ex=LEASE_SECONDS))
-            # a reply may have been lost
-            if not is_changed and self.link.call(lambda c: c.get(key))!=new: raise self.lost()
-        except BaseException:
-            held_locks.discard(new)
-            raise
-        self.token,self.fences = new,[]
-        held_locks.discard(old)
-        self.fence(starts)
-
 # %% ../../nbs/write/03_redis_lock.ipynb #17a0056d
 @patch
 def transaction_if(self:RedisLock,
@@ -146,18 +124,21 @@ def transaction_if(self:RedisLock,
     queue, # `queue(pipeline)` queues the commands; may be called again
     run:str=None, # The `server_run` that must still be the current one; default: any
     strict:bool=True, # Raise errors of commands? Else they are among the replies
-): # The list of replies, `True` if it is empty; `False` if `key` holds something else
+    watch=(), # More keys on the same server, whose changes by others repeat the call
+    when=None # `when(pipeline)`: returns whether to run the commands, by what it reads of `watch`; default: always
+): # The list of replies, `True` if it is empty, or `when` returned a false value; `False` if `key` has another value
     "Runs commands in one transaction, only if `key` holds `value`; raises `ServerRestarted` if `run` has ended"
     restarted = ServerRestarted(f'{self.link.url}: the server restarted while {self.name!r} was written; '
                                 'repeat the same call to go on')
     if run is not None and self.tags and self.server_run()!=run: raise restarted
     def attempt(p):
-        if p.get(key)!=value and p.get(key)!=value: return False   # the first reply may be damaged
+        if p.get(key)!=value: return False
         if run is not None and p.info('server').get('run_id') not in run.split(','): raise restarted
+        if when is not None and not when(p): return True
         p.multi()
         queue(p)
         return p.execute(raise_on_error=strict) or True
-    return self.link.call(lambda client: watched_transaction(client, [key], attempt), key=key)
+    return self.link.call(lambda client: watched_transaction(client, [key, *watch], attempt), key=key)
 
 @patch
 def transaction(self:RedisLock,
@@ -186,55 +167,24 @@ def transaction(self:RedisLock,
 
 # %% ../../nbs/write/03_redis_lock.ipynb #8d22ca1a
 @patch
-def fence_of(self:RedisLock,
-    key:str # A key that is to be written
-)->str:
-    "Returns the key that must hold the token when `key` is written: the lock, or its copy in the same slot"
-    tag = re.match(r'\{(.*?)\}', key) if self.tags else None
-    if tag is None or tag[1]==self.name: return self.keys.lock
-    return f'{tag[0]}:~lock'
-
-@patch
-def fence(self:RedisLock,
-    starts # Beginnings of keys
-):
-    """Puts a copy of the token into the slots of all keys that begin with one of `starts`; raises `StoreBusy`
-
-    On a single server, it does nothing. A copy is never replaced by that of an earlier holder of the lock, who may have
-    slept meanwhile."""
-    if not self.tags: return
-    for fence in dict.fromkeys(map(self.fence_of, starts)):
-        if fence==self.keys.lock or fence in self.fences: continue
-        def attempt(p):
-            later = lock_number(p.get(fence))-lock_number(self.token)
-            if later>0: self._count_locks_again(later)
-            p.multi()
-            p.set(fence, self.token)
-            p.execute()
-        self.link.call(lambda client: watched_transaction(client, [fence], attempt), key=fence)
-        self.fences.append(fence)
-
-@patch
-def _count_locks_again(self:RedisLock, later):
-    """Raises `StoreBusy` if this lock is not held any more; else adds `later` to the number of locks in the cluster
-
-    Then the cluster has lost this number, and a writer that was killed before has left copies of a lock with a number
-    that is greater by `later`. They may be replaced, and the following locks get greater numbers."""
-    if self.link.call(lambda c: c.get(self.keys.lock))!=self.token: raise self.lost()
-    self.link.call(lambda c: c.incrby(LOCKS_KEY, later))
-
-@patch
 def write(self:RedisLock,
     commands:list, # Tuples: the name of a command, its key, and further arguments
     run:str=None # As in `transaction_if`
 ):
     """Runs commands while the lock is held; raises `StoreBusy` if it is not, and `ServerRestarted` as `transaction_if`
 
-    On a single server this is one transaction. In a cluster there is one for each slot, that of the keys that describe
-    the ingest at the end."""
-    groups = {}
-    for command in commands: groups.setdefault(self.fence_of(command[1]), []).append(command)
-    for fence in sorted(groups, key=lambda fence: fence==self.keys.lock):
-        def queue(p):
-            for command in groups[fence]: p.execute_command(*command)
-        if not self.transaction_if(fence, self.token, queue, run): raise self.lost()
+    On a single server this is one transaction. In a cluster, only commands for the keys that describe the ingest are
+    one, after all others: values of nobody else have these keys, and whoever is late writes the same samples there."""
+    home,others = [],[]
+    for command in commands: (home if not self.tags or self.is_home(command[1]) else others).append(command)
+    self.link.send(others)
+    def queue(p):
+        for command in home: p.execute_command(*command)
+    if home and not self.transaction_if(self.keys.lock, self.token, queue, run): raise self.lost()
+
+@patch
+def is_home(self:RedisLock,
+    key:str # A key of the dataset
+)->bool:
+    "In a cluster, is `key` on the node of the lock, as what describes the dataset and the ingest is?"
+    return key.startswith(home_of(self.name, self.tags))

@@ -16,7 +16,7 @@ from ..store.redis_link import RedisLink
 
 # %% ../../nbs/write/04_redis_lost.ipynb #448986b9
 def _lost_of_field(link, layout, field, spec, numbers):
-    """Does what `lost_samples` does, for one field and with one attempt; returns an `int64` array
+    """Does what `lost_samples` does, for one field; returns an `int64` array
 
     `spec` is the entry of the field in the plan."""
     if spec['dtype'] is None: return _without_key(link, layout, field, numbers)
@@ -46,16 +46,12 @@ def lost_samples(
     link:RedisLink, # The cluster or server
     layout, # `key_layout` of the dataset
     fields:dict, # `fields` of a plan
-    numbers:np.ndarray, # Sample numbers, ascending, `int64`
-    tries:int=2 # Times to look for a value: a reply may be damaged on its way
+    numbers:np.ndarray # Sample numbers, ascending, `int64`
 )->np.ndarray: # Sample numbers, ascending
     "Returns those of the samples `numbers` that lack a value, or have a packed value that does not match its checksum"
     lost = np.zeros(0, np.int64)
-    for field,spec in fields.items():
-        found = numbers
-        for _ in range(tries):
-            if len(found): found = _lost_of_field(link, layout, field, spec, found)
-        lost = np.union1d(lost, found)
+    if not len(numbers): return lost
+    for field,spec in fields.items(): lost = np.union1d(lost, _lost_of_field(link, layout, field, spec, numbers))
     return lost
 
 def lost_of_range(

@@ -16,7 +16,8 @@ import numpy as np
 from ..core import Manifest, StoreExists
 from ..store.redis import home_of, RedisStore
 from ..store.redis_layout import key_layout
-from ..store.redis_parts import DatasetPart, run_table_keys, RunTable
+from ..runs import RunTable
+from ..store.redis_parts import DatasetPart, run_table_keys
 from .redis import RedisWriter
 from .redis_state import value_keys
 from .revision import add_labels, add_stats, AddFields, Append, Change, Edit, forget_fields
@@ -36,7 +37,7 @@ class NewVersion:
         number = store.manifest.runs.get('columns') or dict.fromkeys(self.fields, 0)
         self.columns = {field:tables[number[field]] for field in self.fields} # `{field: RunTable}`
         self.unused = [] # Keys that this version does not need, as `value_keys` returns them
-        self.link,self._mean_bytes = store.link,{}
+        self.store,self.link,self._mean_bytes = store,store.link,{}
 
     def mean_bytes(self,
         field:str, # A variable-width field
@@ -49,9 +50,13 @@ class NewVersion:
             table = self.columns[field]
             numbers = np.unique(np.linspace(0, table.n-1, n).astype(np.int64))
             keys = [key for part,_,inside in table.groups(numbers)
-                    for key in self.parts[part].layout.values(field, inside.tolist())]
+                    for key in self.parts[part].layout.values(field, self._places(part, inside).tolist())]
             self._mean_bytes[field] = sum(self.link.send([('STRLEN', key) for key in keys]))/len(keys)
         return self._mean_bytes[field]
+
+    def _places(self, part, numbers):
+        "The places of samples in part number `part` of the version before, int64"
+        return self.store.places_in(self.parts[part], numbers)
 
     def change_columns(self,
         fields, # Names of fields
@@ -75,10 +80,10 @@ class NewVersion:
             if self.fields[field]['dtype'] is not None: continue
             self.manifest.nbytes -= round(self.mean_bytes(field)*len(numbers))
             for part,_,inside in self.columns[field].groups(numbers):
-                self._free_values(self.parts[part].layout, field, np.sort(inside))
+                self._free_values(self.parts[part].layout, field, np.sort(self._places(part, inside)))
 
     def _free_values(self, layout, field, numbers):
-        """Adds the keys of `field` for the samples `numbers` of a part, ascending and not empty, to `unused`
+        """Adds the keys of `field` at the places `numbers` of a part, ascending and not empty, to `unused`
 
         Does nothing if there would be more than `MAX_UNUSED` ranges. `layout` is the `key_layout` of the part."""
         ends = np.flatnonzero(np.diff(numbers)!=1)+1
@@ -97,7 +102,8 @@ class NewVersion:
 
         Samples belong to it when tables say so: `columns` are not changed here."""
         fields = {field:dict(spec) for field,spec in part.fields.items()}
-        self.parts = [*self.parts, DatasetPart(key_layout(part.prefix, part.tags), fields, part.n, part.failed)]
+        layout = key_layout(part.prefix, part.tags)
+        self.parts = [*self.parts, DatasetPart(layout, fields, part.n, part.failed, part.gaps)]
         self.manifest.nbytes += part.nbytes
         self.manifest.failed += part.failed
         self.manifest.generation = part.generation
@@ -125,7 +131,8 @@ class NewVersion:
         manifest = self.manifest
         manifest.fields,manifest.n = self.fields,tables[0].n
         manifest.parts = [dict(prefix=part.layout.prefix, tags=part.layout.tags, n=part.n, fields=part.fields,
-                               failed=part.failed) for part in self.parts]
+                               failed=part.failed, gaps=part.gaps) for part in self.parts]
+        manifest.gaps = {}   # those of a dataset of one part
         manifest.runs = {'key':key, 'lengths':list(map(len, tables)), 'crc':zlib.crc32(stored), 'columns':columns}
         return manifest, {key:stored}
 
@@ -185,7 +192,7 @@ def _drop_fields(version, names):
             version.manifest.nbytes -= round(version.mean_bytes(field)*version.columns[field].n)
     for part in version.parts:
         dropped = {field:spec for field,spec in part.fields.items() if field in fields}
-        version.unused += value_keys(part.layout, dropped, part.n)[1:]   # without the failures of the part
+        version.unused += value_keys(part.layout, dropped, part.n_places)[2:]   # without failures and gaps of the part
     version.parts = [part._replace(fields={f:spec for f,spec in part.fields.items() if f not in fields})
                      for part in version.parts]
     version.fields = {f:spec for f,spec in version.fields.items() if f not in fields}
