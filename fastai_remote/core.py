@@ -8,7 +8,7 @@ Docs: page `core`"""
 __all__ = ['MAX_MANIFEST', 'MAX_PARSED', 'printable', 'unknown_arguments', 'StoreError', 'StoreUnavailable', 'StoreNotFound',
            'StoreExists', 'StoreBusy', 'StoreFull', 'UnsupportedFormat', 'NewerFormat', 'UnknownField', 'MissingSample',
            'CorruptSample', 'TooLarge', 'LimitedBytes', 'limited', 'pieces_of', 'unzipped', 'parsed_bytes',
-           'parse_json', 'seal', 'is_sealed', 'unseal', 'Manifest', 'crc32s', 'packed_crcs', 'size_str',
+           'parse_json', 'seal', 'is_sealed', 'unseal', 'are_runs', 'Manifest', 'crc32s', 'packed_crcs', 'size_str',
            'image_sizes_str', 'html_table', 'int_index']
 
 # %% ../nbs/00_core.ipynb #97607bd0
@@ -203,7 +203,7 @@ def _is_summary(o):
     if not isinstance(o, dict) or type(o.get('n')) is not int or not isinstance(o.get('image'), str): return False
     return all(_is_list(o.get(key), int, float) and len(o[key]) in lengths for key,lengths in _summary_lengths.items())
 
-def _are_runs(d):
+def are_runs(d):
     """Whether `runs` of `d`, the parsed JSON of a manifest, has the types of `Manifest.runs`, and all fields a table
 
     Its `columns` give each field the number of its table. `d` must have `fields`, and `runs`, if any, be a dict."""
@@ -327,7 +327,7 @@ class Manifest:
             bad += [f'fields {field!r}' for field in sums if fields[field].get('dtype')!='u4']
             bad += [f'counts {field!r}' for field in content.get('counts', {}) if field not in content.get('vocab', {})]
             bad += [f'part {number}' for number,part in enumerate(content.get('parts', ())) if not _is_part(part)]
-            if content.get('parts') and not _are_runs(content): bad += ['runs']
+            if content.get('parts') and not are_runs(content): bad += ['runs']
             if not _are_gaps(content.get('gaps', {}), content['n']): bad += ['gaps']
         if not bad:
             n,splits = content['n'],content.get('splits', {})

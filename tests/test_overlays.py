@@ -42,7 +42,8 @@ def test_fields_of_all_kinds_are_added_edited_and_dropped(tmp_path):
     assert RemoteDataset(store).to_tuple('more.u1', 'kind.cls').__getitems__([0,22])==[(2,0),(30,0)]
     assert overlays(tmp_path/'d')==['.overlay-2-0','.overlay-4-0']
     store = store.drop_fields(['small.png','emb.npy'])
-    assert store[0]['more.u1']==2 and not overlays(tmp_path/'d')
+    assert store[0]['more.u1']==2 and overlays(tmp_path/'d')==['.overlay-2-0']
+    assert store.drop_fields('more.u1', 'kind.cls').fields==['png','cls','txt'] and not overlays(tmp_path/'d')
 
 def test_a_source_with_splits_keeps_its_numbers(tmp_path):
     source = {'valid':[{'txt':f'v{i}'} for i in range(5)], 'train':[{'txt':f't{i}'} for i in range(20)]}
@@ -84,7 +85,8 @@ def test_damage_is_found_and_named(tmp_path):
     with pytest.raises(MissingSample, match='d: an overlay is not there, with values that were added or changed'):
         opened()[3]
     assert store.get_many([3], 'png')['png']==[png(3)]
-    edited = opened().edit(drop=[0]).drop_fields('small.png', 'emb.npy')   # a field of a lost overlay can be dropped
+    # fields of a lost overlay can be dropped
+    edited = opened().edit(drop=[0]).drop_fields('small.png', 'emb.npy', 'more.u1', 'kind.cls')
     assert not edited.verify(num_workers=1).bad
 
 def test_an_overlay_is_beside_the_manifest(tmp_path):

@@ -20,7 +20,7 @@ NAMES = '''CorruptSample DamagedTar Fetch FieldSplitter KFoldSplitter IngestErro
     RemoteDataset ShardBlock ShardStore TieredStore index_shards s3_options StrokeSequence array_samples
     img2dataset_samples mix table_samples to_shards CropAudio TextOptions tokenize_store'''.split()
 # a package imports from those before it
-LAYERS = 'core imported clock processes parallel order codec store write source ingest load block testing cli'.split()
+LAYERS = 'runs core imported clock processes parallel order codec store write source ingest load block testing cli'.split()
 LIGHT = LAYERS[:LAYERS.index('load')]   # without torch and fastai
 MODULES = {re.search(r'#\| *default_exp ([\w.]+)', f.read_text())[1]:f
     for f in sorted((root/'nbs').rglob('[0-9]*.ipynb')) if 'tutorials' not in f.parts}

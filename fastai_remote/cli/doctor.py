@@ -214,7 +214,7 @@ def check_rights(
     lists = [('EXISTS', key), ('HSCAN', key, 0), ('SMEMBERS', ours), ('SISMEMBER', ours, 'a'), ('HGET', ours, 'a')]
     lists.append(('INFO',))
     writes = [(*command[:1], o, *command[1:]) for o in (key,value) for command in WRITE_COMMANDS]
-    writes += [('RENAME', key, key), ('MEMORY', 'USAGE', key), ('SADD', ours, 'a'), ('SREM', ours, 'a')]
+    writes += [('MEMORY', 'USAGE', key), ('SADD', ours, 'a'), ('SREM', ours, 'a')]
     writes += [('HSET', ours, 'a', 'b')]
     for what,commands,is_write in (('train from',train,False), ('list and verify',lists,False), ('write',writes,True)):
         missing = link.call(lambda client: missing_rights(client, commands, is_write), key=key)

@@ -387,7 +387,7 @@ class _KnownShards:
         if dataset.prefix:
             raise StoreExists(f'{where}: a dataset that to_shards has written is there: choose another folder')
         self.table = ShardTable.unpack(dataset.shards)
-        if self.table.version is not None:
+        if dataset.gaps or dataset.overlays:
             raise StoreExists(f'{where}: the dataset was edited; overwrite=True indexes all shards anew, without what '
                               'was changed')
         self.positions = {self.table.name(shard):shard for shard in range(len(self.table))}

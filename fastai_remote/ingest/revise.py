@@ -14,23 +14,18 @@ from itertools import islice
 import numpy as np
 from fastcore.basics import listify
 
-from ..codec.numbers import narrow
 from ..codec.webdataset import check_members
 from ..core import StoreError, unknown_arguments, UnknownField
-from .chunk import as_vocab, check_vocab, Columns, convert, failure_reason, plain_label, plan_fields
-from .driver import with_progress
-from .report import IngestError, IngestReport
+from .chunk import as_vocab, check_vocab, convert, failure_reason, plain_label, plan_fields
+from .report import IngestError
 from .run import ingest
-from ..parallel import parallel_map
 from ..source.arrays import by_position
 from ..source.base import fn_fingerprint, IndexedSource, stable_repr, storable, unchanged
 from ..source.datasets import as_source, stored_samples, stored_values
 from ..store.base import field_codec, Store
 from ..store.shards import ShardStore
-from ..write.base import MAX_CLASSES
 from ..write.revision import AddFields, Append, Edit
 from ..write.shards import ShardWriter
-from ..write.shards_reviser import set_overlay
 
 # %% ../../nbs/ingest/07_revise.ipynb #15f9bd2a
 class _NamedLabels:
@@ -100,30 +95,12 @@ def _needed(dataset, sample, reason):
     return IngestError(f'{dataset}: each sample needs a value, so nothing has changed:\n  {storable(str(sample))}: '
                        f'{failure_reason(reason)}')
 
-def _encoded_shard(
-    dataset, # Its name, for a message
-    shard, # Number of a shard
-    part, # Its samples: an iterable of `(name, raw)`
-    load, # raw -> sample
-    fn, # sample -> sample
-    fields, # Fields that are added or changed, `{name: entry}` as in the manifest
-    vocab # `{field: list of labels}`
-):
-    """Returns `(shard, columns)`: the new fields of the samples in `part`, as `Columns.columns(as_hashes=False)`
-
-    Raises `IngestError` if one of them has no value, or one that cannot be stored."""
-    columns = Columns(fields, vocab)
-    for number,(name,raw) in enumerate(part):
-        try: columns.add(number, convert(load, fn, raw))
-        except Exception as e: raise _needed(dataset, name, e) from e
-    return shard,columns.columns(as_hashes=False)
-
 def _write_overlay(reviser, k, source, fn, **options):
     """Writes the `k`-th overlay, counted from 0, of a new version from an `IndexedSource`, and returns its `ShardStore`
 
     `options` are those of `ingest`. Raises `IngestError` if a sample has no value; then no overlay is left."""
     storage = reviser.overlay_storage(k)
-    writer = ShardWriter(storage, name=f'{reviser.name}/{storage.name}')
+    writer = ShardWriter(storage, name=f'{reviser.name}/{storage.name}', for_others=False)
     try: ingest(source, writer, fn, shuffle=False, max_failed=0, overwrite=True, **options)
     except IngestError as e:
         failures = '\n  '.join(f'{sample}: {reason}' for sample,reason in islice(writer.failures(), 5))
@@ -135,26 +112,10 @@ def _write_overlay(reviser, k, source, fn, **options):
         raise StoreError(f'{reviser.url}: {len(overlay):,} values for {len(source):,} samples')
     return overlay
 
-def _add_overlay(reviser, manifest, overlay):
-    """Writes new indices, by which all fields of `overlay`, a `ShardStore`, belong to the dataset; changes `manifest`
-
-    Sample i of the overlay is sample i of the dataset. Fixed-width values are copied into the indices."""
-    added = overlay.manifest
-    in_overlay = [field for field in overlay.fields if added.fields[field]['dtype'] is None]
-    position,starts = reviser.add_overlay(manifest, overlay, in_overlay),reviser.store.shards.starts.tolist()
-    for name in ('fields','vocab','counts','stats'): getattr(manifest, name).update(getattr(added, name))
-    for shard,(start,stop) in enumerate(zip(starts, starts[1:])):
-        columns,numbers = {},np.arange(start, stop)
-        for field in overlay.fields:
-            if field in in_overlay: set_overlay(columns, field, position, numbers, np.arange(stop-start), stop-start)
-            else: columns[field] = overlay.get_many(numbers, field, check=True)[field]
-        reviser.add_columns(shard, columns, {})
-
-def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, progress=None):
+def _add_to_shards(store, source, fn, vocab=None, **options):
     """`add_fields` for shards, which are not changed; `source` is an `IndexedSource` of all samples
 
-    Numbers and labels are in the new indices. If there are other values, all new ones are written into an overlay, from
-    which the indices get the numbers."""
+    The new values are written into an overlay, whose sample i belongs to sample i of the dataset."""
     vocab,load = as_vocab(vocab),source.load if fn is None else source.loader(True)
     reviser = store.reviser(AddFields())
     (name,raw), = source.read(np.array([0]))
@@ -163,36 +124,9 @@ def _add_to_shards(store, source, fn, vocab=None, num_workers=None, chunk=None, 
     check_vocab(vocab, fields)
     reviser.change.check(store, {'fields':fields})
     check_members(store.name, fields, store.manifest.fields)
-    if any(spec['dtype'] is None for spec in fields.values()):
-        source.splits = None   # sample i of the overlay belongs to sample i of the dataset
-        with reviser.revising() as manifest:
-            overlay = _write_overlay(reviser, 0, source, fn, vocab=vocab, num_workers=num_workers, chunk=chunk,
-                                     progress=progress)
-            _add_overlay(reviser, manifest, overlay)
-        return
-    starts = store.shards.starts
-    tasks = ((store.name, shard, source.read(np.arange(start, stop)), load, fn, fields, vocab)
-             for shard,(start,stop) in enumerate(zip(starts.tolist(), starts[1:].tolist())))
-    with reviser.revising() as manifest:
-        labels_of = {field:{} for field,spec in fields.items() if spec.get('staged')} # `{label: samples}`
-        manifest.vocab |= {field:labels for field,labels in vocab.items() if field in fields}
-        counts = {field:np.zeros(len(vocab[field]), np.int64) for field in vocab if field in fields}
-        results,report = parallel_map(_encoded_shard, tasks, num_workers),IngestReport(store.name, reviser.url)
-        for shard,columns in with_progress(results, progress, len(starts)-1, report):
-            reviser.add_columns(shard, columns, labels_of)
-            report.written += int(starts[shard+1]-starts[shard])
-            for field in counts: counts[field] += np.bincount(columns[field], minlength=len(counts[field]))
-        manifest.counts |= {field:numbers.tolist() for field,numbers in counts.items()}
-        for field,spec in fields.items():
-            manifest.fields[field] = {'codec':spec['codec'], 'dtype':spec['dtype']}
-            if field not in labels_of: continue
-            labels = sorted(labels_of[field])
-            if not spec['text'] and len(labels)>MAX_CLASSES:   # they are numbers, and have no codes
-                manifest.fields[field]['dtype'] = narrow(min(0, labels[0]), labels[-1])
-                continue
-            manifest.vocab[field] = labels
-            manifest.counts[field] = [labels_of[field][label] for label in labels]
-            manifest.fields[field]['dtype'] = narrow(0, max(len(labels)-1, 0))
+    source.splits = None
+    with reviser.revising() as overlays:
+        overlays.append((_write_overlay(reviser, 0, source, fn, vocab=vocab, **options), None))
 
 # %% ../../nbs/ingest/07_revise.ipynb #cf359e81
 class _Columns(IndexedSource):
@@ -355,33 +289,15 @@ def _with_plain_labels(store, field, values):
     return labels
 
 def _edit_shards(store, reviser):
-    "`edit_samples` for shards: new values of a field of bytes go into an overlay; numbers and labels into the indices"
+    "`edit_samples` for shards: the new values of each field go into an overlay"
     reviser.check_edit()
-    values = reviser.change.values
-    for field,changed in values.items():
-        if store.manifest.fields[field]['dtype'] is not None: values[field] = _as_stored(store, field, changed)
-    with reviser.revising() as manifest:
-        overlays = {}
+    with reviser.revising() as overlays:
         for field,values in reviser.change.values.items():
-            if store.manifest.fields[field]['dtype'] is not None: continue
-            source = _ChangedSamples(store, Edit({field:values}, np.zeros(0, np.int64)))
+            one = Edit({field:values}, np.zeros(0, np.int64))
             vocab = {field:store.manifest.vocab[field]} if _names_codes(store, field) else {}
-            overlays[field] = _write_overlay(reviser, len(overlays), source, None, num_workers=1, vocab=vocab,
-                                             progress=False)
-        reviser.edit(manifest, overlays)
-
-def _as_stored(store, field, values):
-    """Returns `values`, `{sample number: new value}` of a fixed-width field, with numbers and labels of Python
-
-    Raises `IngestError`, which names the sample, for one that cannot be stored."""
-    spec = dict(store.manifest.fields[field])
-    if spec['codec']=='cls': spec.update(dtype='i8', staged=True, text=isinstance(next(iter(values.values())), str))
-    columns = Columns({field:spec}, {})
-    for number,value in values.items():
-        try: columns.add(number, {field:value})
-        except Exception as e: raise _needed(store.name, f'sample {number}', e) from e
-    stored = columns.columns(as_hashes=False)[field]
-    return dict(zip(values, stored if isinstance(stored, list) else stored.tolist()))
+            overlay = _write_overlay(reviser, len(overlays), _ChangedSamples(store, one), None, num_workers=1,
+                                     vocab=vocab, progress=False)
+            overlays.append((overlay, one.numbers))
 
 def _names_codes(store, field):
     "Has `field` a vocabulary that names the codes of its pixels?"

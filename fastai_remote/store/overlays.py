@@ -18,8 +18,8 @@ from ..core import CorruptSample, MissingSample, StoreError, StoreNotFound, Unsu
 class Overlays:
     """The values of a dataset in shards that `add_fields` and `edit` have written since
 
-    Each overlay is a dataset in shards by itself, in a folder beside the manifest. The index of a shard tells which
-    overlay has a value, and the number of the sample there."""
+    Each overlay is a dataset in shards by itself, in a folder beside the manifest. A table of runs tells which overlay
+    has the values of a field, and the numbers of the samples there."""
     def __init__(self,
         store # A `ShardStore`
     ):
@@ -64,11 +64,18 @@ class Overlays:
         Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
         if k not in self._opened:
             store,entry = self.store,self.entries[k-1] if k<=len(self.entries) else {}
-            if not entry: raise CorruptSample(f'{store.name}: a damaged index: there is no overlay {k}')
+            if not entry: raise CorruptSample(f'{store.name}: a damaged table of runs: there is no overlay {k}')
             store.check_not_replaced()   # as when a shard is opened
             storage = store.storage.subfolder(store.home+entry['folder'])
-            with self._explained():
-                self._opened[k] = type(store)(storage, cache=store.cache, uid=entry['uid'])
+            with self._explained(): opened = type(store)(storage, cache=store.cache, uid=entry['uid'])
+            manifest = opened.manifest
+            missing = [field for field in entry['fields'] if field not in manifest.fields]
+            if missing: raise CorruptSample(f'{store.name}: a damaged manifest: overlay {k} has no field {missing[0]!r}')
+            # numbers get the type, and labels the codes, that they have in the dataset
+            for field in entry['fields']:
+                if field in store.fields: manifest.fields[field] = store.manifest.fields[field]
+            opened.label_vocab = store.manifest.vocab
+            self._opened[k] = opened
         return self._opened[k]
 
     @contextmanager
@@ -95,20 +102,19 @@ class Overlays:
 
         Raises `CorruptSample`, `MissingSample`, `StoreUnavailable`, and `StoreNotFound` if the dataset was replaced."""
         store = self.store
-        shard_of,position = store.shards.at(numbers)
-        shards = np.unique(shard_of).tolist()
-        overlay,there = np.zeros(len(numbers), np.int64),numbers.astype(np.int64)
-        for shard,index in store.indices(shards).items():
-            here = np.flatnonzero(shard_of==shard)
-            overlays,samples = index.in_overlays(field, position[here])
-            overlay[here] = overlays
-            there[here] = np.where(overlays>0, samples, there[here])
-        for k in np.unique(overlay).tolist():
-            positions = np.flatnonzero(overlay==k)
+        for k,positions,there in self.groups(numbers, field):
             dataset = self._dataset(k) if k else None
-            if dataset is not None and there[positions].max()>=len(dataset):
-                raise CorruptSample(f'{store.name}: a damaged index: overlay {k} has {len(dataset):,} samples')
-            yield dataset,positions,there[positions]
+            if dataset is None: there = numbers[positions]
+            elif there.max(initial=0)>=len(dataset):
+                raise CorruptSample(f'{store.name}: a damaged table of runs: overlay {k} has {len(dataset):,} samples')
+            yield dataset,positions,there
+
+    def groups(self,
+        numbers:np.ndarray, # Sample numbers, shape (n,)
+        field:str # One of `fields`
+    ): # Yields `(overlay, positions in numbers, sample numbers there)`; overlays are counted from 1, 0 is the shards
+        "As `places`, but opens no overlay"
+        return self.store.run_tables[self.store.manifest.runs['columns'][field]].groups(numbers)
 
     def read(self,
         numbers:np.ndarray, # Sample numbers, shape (n,)
@@ -125,7 +131,10 @@ class Overlays:
                 if dataset is None: values = store.read_in_shards(there, names, whole)
                 else:
                     with self._explained(numbers[positions]): values = dataset.read_values(there, names, whole)
-                for field in names: _put(result[field], positions, values[field])
+                for field in names:
+                    if isinstance(values[field], list) and not isinstance(result[field], list):
+                        result[field] = list(result[field])   # some of these samples lack the field
+                    _put(result[field], positions, values[field])
         return result
 
     def compare_checksums(self, numbers, field, values, checksums):
@@ -140,14 +149,13 @@ class Overlays:
 
     def prefetch(self, shards, wait):
         "As `ShardStore.prefetch`: what the samples of `shards` have in overlays"
-        indices,wanted = self.store.indices(shards),{}
-        for shard in shards:
-            for field in self.fields:
-                overlays,samples = indices[shard].in_overlays(field, np.arange(indices[shard].n))
-                for k in np.unique(overlays[overlays>0]).tolist():
-                    wanted.setdefault(k, []).append(samples[overlays==k])
-        for k,samples in wanted.items():
-            dataset = self._dataset(k)
+        if not shards: return
+        wanted,starts = {},self.store.shards.starts
+        numbers = np.concatenate([np.arange(*starts[shard:shard+2].tolist()) for shard in shards])
+        for field in self.fields:
+            for dataset,_,there in self.places(numbers, field):
+                if dataset is not None: wanted.setdefault(id(dataset), (dataset, []))[1].append(there)
+        for dataset,samples in wanted.values():
             shard_of = dataset.shards.at(np.concatenate(samples))[0]
             dataset.prefetch(list(dict.fromkeys(shard_of.tolist())), wait)
 

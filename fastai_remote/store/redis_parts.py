@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core import CorruptSample, Manifest, packed_crcs
-from ..runs import GapTable, RunTable
+from ..runs import GapTable, unpack_tables
 from .redis_layout import key_layout, packed_reads, unpack_replies
 from .redis_link import RedisLink
 
@@ -96,9 +96,9 @@ def read_run_tables(
     Raises `CorruptSample`."""
     runs = manifest.runs
     if not runs: return []
-    key,ends = runs['key'],24*np.cumsum([0,*runs['lengths']])
-    stored = _read_table(link, manifest.name, key, int(ends[-1]), runs['crc'])
-    try: tables = [RunTable.from_bytes(stored[start:end], manifest.n) for start,end in zip(ends, ends[1:])]
+    key = runs['key']
+    stored = _read_table(link, manifest.name, key, 24*sum(runs['lengths']), runs['crc'])
+    try: tables = unpack_tables(stored, runs['lengths'], manifest.n)
     except ValueError as e: reason = str(e)
     else: reason = _why_no_parts(manifest, tables)
     if not reason: return tables

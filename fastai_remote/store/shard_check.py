@@ -119,7 +119,7 @@ def _check_shard(store, shard, has_copy):
         yield name,str(e)
         return
     if crc==table.crc[shard]: return unpacked_crc if unpack else crc
-    samples = f'samples {table.starts[shard]:,} to {table.starts[shard+1]-1:,}'
+    samples = 'samples {:,} to {:,}'.format(*store.shards.starts[shard:shard+2]-[0,1])
     where = f'{store.name}: shard {name}, with {samples}'
     wrong = f'{where}: its {size:,} bytes do not match their checksum'
     try: store.whole_shards.check(shard)
@@ -152,7 +152,8 @@ def _damage_of_values(store, shard, batch=256):
             exists = lengths>=0
             positions,starts,ends = positions[exists],starts[exists],(starts+lengths)[exists]
             if (starts<0).any() or (ends>table.size[shard]).any(): return None
-            got = store.read_in_shards(table.starts[shard]+positions, [field,f'{field}.crc'], whole=False)
+            here = np.full(len(positions), shard)
+            got = store.read_at(here, positions, store.table.starts[shard]+positions, [field,f'{field}.crc'], whole=False)
             for value,expected,end in zip(got[field], got[f'{field}.crc'].tolist(), ends.tolist()):
                 difference = zlib.crc32(value)^expected
                 if difference: change ^= moved(difference, int(table.size[shard])-end)

@@ -20,6 +20,7 @@ from fastai_remote.core import (
 from ..order.permutation import Permutation
 from ..order.quality import shuffle_quality as measure_shuffle, ShuffleQuality
 from ..order.shards import ShardPermutation
+from ..runs import GapTable, unpack_tables
 from .address import concealed
 from .base import Store
 from .cache import FileCache
@@ -71,6 +72,8 @@ class ShardStore(Store):
                  'wids_index')
     _manifest = None # For `repr`, if `__init__` fails
     _home = '' # As `home`, once the manifest was read
+    _gaps = _shards = _run_tables = _overlays = None # Read when they are needed
+    label_vocab = None # Of an overlay: `vocab` of the dataset, whose codes the labels get
     def __init__(self,
         url:str|Storage, # The folder: a path, or any fsspec URL, such as `s3://bucket/pets`
         # Folder in which to keep whole shards of remote storage, or of a slow disk, see `FileCache`; `True`:
@@ -95,7 +98,8 @@ class ShardStore(Store):
         self._cache_setting,self._cache = cache or None,None
         self._shards_storage = None
         if shards_url is not None: self._shards_storage = self.storage.beside(shards_url)
-        self._manifest,self._uid,self._process_state,self._label_codes,self._overlays = None,uid,None,{},None
+        self._manifest,self._uid,self._process_state,self._label_codes = None,uid,None,{}
+        self._forget_tables()
         self._is_index = False # Look first where an index of others' shards is? Known once the manifest was read
         self._uid = self.manifest.uid
         is_needed = cache is not True or self._any_compressed or not self.tars.local   # `True` is for remote storage
@@ -124,10 +128,58 @@ class ShardStore(Store):
         return self.manifest and self._home
 
     @property
-    def shards(self)->ShardTable:
-        "The table of shards"
+    def table(self)->ShardTable:
+        "The table of shards as they are stored, with samples that were dropped"
         return self.manifest and self._table
-    table = shards
+
+    @property
+    def shards(self)->ShardTable:
+        "The table of shards, with the numbers of samples that the dataset has of each"
+        if self.gaps is None: return self.table
+        if self._shards is None: self._shards = self.table.without(self.gaps)
+        return self._shards
+
+    @property
+    def gaps(self)->GapTable:
+        """The places of samples that were dropped, numbered over all shards; `None` if none was
+
+        Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
+        entry = self.manifest.gaps
+        if self._gaps is None and entry:
+            def unpack(stored): return GapTable.from_bytes(stored, entry['places'])
+            self._gaps = self._read_table(entry['key'], 16*entry['runs'], entry['crc'], unpack)
+        return self._gaps
+
+    @property
+    def run_tables(self)->list: # Of `RunTable`; empty if no value was added or changed
+        """Which overlay has the values of a field; `manifest.runs['columns']` has the position of its table
+
+        The part of a run is that of `manifest.overlays`, counted from 1, and 0 for the shards themselves. Raises what
+        `gaps` raises."""
+        runs = self.manifest.runs
+        if self._run_tables is None and runs:
+            def unpack(stored): return unpack_tables(stored, runs['lengths'], self.manifest.n)
+            self._run_tables = self._read_table(runs['key'], 24*sum(runs['lengths']), runs['crc'], unpack)
+        return self._run_tables or []
+
+    def _read_table(self, name, n_bytes, crc, unpack):
+        "The result of `unpack(bytes)` for a file beside the manifest that says where samples are; raises as `gaps`"
+        stored = self.storage.ranges([self.home+name], [0], [n_bytes+1])[0]   # one byte more shows that it is longer
+        reason = 'it is not there' if stored is None else f'its {len(stored):,} bytes do not match their checksum'
+        if stored is not None and len(stored)==n_bytes and zlib.crc32(stored)==crc:
+            try: return unpack(stored)
+            except ValueError as e: reason = str(e)
+        if self._is_replaced(): raise self.replaced_error()
+        raise CorruptSample(f'{self.name}: {self.storage.url}/{self.home}{name}, which says where the samples are: {reason}; '
+                            'put back a copy of this file, or ingest again')
+
+    def _forget_tables(self): self._gaps = self._shards = self._run_tables = self._overlays = None
+
+    def at(self,
+        numbers:np.ndarray # Sample numbers, shape (n,)
+    )->tuple: # Two arrays of shape (n,)
+        "The shard of each sample, and its position among all samples that the shard has, also those that were dropped"
+        return self.table.at(numbers if self.gaps is None else self.gaps.places(numbers))
 
     @property
     def tars(self)->Storage:
@@ -167,9 +219,10 @@ class ShardStore(Store):
         try: self._table,manifest.shards = ShardTable.unpack(manifest.shards),{}
         except (ValueError,KeyError,TypeError) as e:
             raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
-        n = self._table.starts[-1]
-        if n!=manifest.n:
-            raise UnsupportedFormat(f'{where}: damaged: {manifest.n:,} samples, of which {n:,} are in shards')
+        self._forget_tables()
+        n,expected = self._table.starts[-1],manifest.gaps.get('places', manifest.n)
+        if n!=expected:
+            raise UnsupportedFormat(f'{where}: damaged: {expected:,} samples, of which {n:,} are in shards')
         if self._uid is not None or manifest.uid: self._uid = manifest.uid
         if re.search(r'[/\\\0]', manifest.prefix):
             raise UnsupportedFormat(f'{where}: {manifest.prefix!r} cannot be a prefix of file names')
@@ -236,7 +289,7 @@ class ShardStore(Store):
                       shards_url=shards)
     def __getstate__(self):
         return dict(storage=self.storage, _shards_storage=self._shards_storage, _cache_setting=self._cache_setting,
-                    _uid=self._uid, _manifest=None, _cache=None, _process_state=None, _label_codes={}, _overlays=None,
+                    _uid=self._uid, _manifest=None, _cache=None, _process_state=None, _label_codes={},
                     _is_index=self._is_index)
     def __copy__(self): return self
     def __deepcopy__(self, memo): return self
@@ -280,11 +333,21 @@ def read_in_shards(self:ShardStore,
 
     Of a value that was changed and is in an overlay, it returns the earlier one. A field that only overlays have is
     `None` for each sample."""
+    return self.read_at(*self.at(numbers), numbers, fields, whole)
+
+@patch
+def read_at(self:ShardStore,
+    shard_of:np.ndarray, # The shard of each sample, shape (n,)
+    position:np.ndarray, # The position of each sample there, shape (n,)
+    numbers:np.ndarray, # Sample numbers, shape (n,), for error messages
+    fields:list, # As in `read_in_shards`
+    whole:bool=True # As in `read_values`
+)->dict:
+    "As `read_in_shards`, of samples at these positions of shards, which may have been dropped"
     entries = self.manifest.fields
     variable = [field for field in fields if entries[field]['dtype'] is None]
     result = {field:[None]*len(numbers) if field in variable else np.zeros(len(numbers), entries[field]['dtype'])
               for field in fields}
-    shard_of,position = self.table.at(numbers)
     shards,requests = np.unique(shard_of).tolist(),[]
     indices = self.indices(shards)
     for shard in shards:
@@ -381,7 +444,7 @@ def _why_not_cached(self:ShardStore):
 def _codes(self:ShardStore, field):
     "`{label: code}` of `field`; empty if the field has no vocabulary"
     if field not in self._label_codes:
-        labels = self.manifest.vocab.get(field, [])
+        labels = (self.manifest.vocab if self.label_vocab is None else self.label_vocab).get(field, [])
         self._label_codes[field] = {label:code for code,label in enumerate(labels)}
     return self._label_codes[field]
 
@@ -410,7 +473,7 @@ def missing_shard_error(self:ShardStore,
 )->StoreError: # `MissingSample`; or `StoreNotFound` if the dataset was replaced
     "The error to raise when the file of a shard does not exist"
     if self._is_replaced(): return self.replaced_error()
-    name,first,last = self.table.name(shard),self.table.starts[shard],self.table.starts[shard+1]-1
+    name,first,last = self.table.name(shard),self.shards.starts[shard],self.shards.starts[shard+1]-1
     return MissingSample(f'{self.name}: shard {name} is not there, with samples {first:,} to {last:,}: '
                          f'{self.tars.url}/{name}')
 
@@ -456,7 +519,7 @@ def compare_in_shards(self:ShardStore, numbers, field, values, checksums):
     damaged = np.flatnonzero(crc32s(values[field])!=checksums)
     if not len(damaged): return
     self.check_not_replaced()
-    shards = np.unique(self.table.at(numbers[damaged])[0]).tolist()
+    shards = np.unique(self.at(numbers[damaged])[0]).tolist()
     if not all(map(self.in_place, shards)):
         for shard in shards: self.whole_shards.drop(shard)
         again = self.read_in_shards(numbers[damaged], [field], whole=False)[field]
@@ -466,10 +529,10 @@ def compare_in_shards(self:ShardStore, numbers, field, values, checksums):
 @patch
 def location(self:ShardStore, number, field):
     "As in `Store`: ' in SHARD at byte OFFSET', without the offset if it is not known; '' for a value in an overlay"
-    shard,position = (int(o[0]) for o in self.shards.at(np.array([number])))
+    if field in self.overlays and next(self.overlays.groups(np.array([number]), field))[0]: return ''
+    shard,position = (int(o[0]) for o in self.at(np.array([number])))
     try:
         index = self.indices([shard])[shard]
-        if index.in_overlays(field, np.array([position]))[0][0]: return ''
         (start,),(length,) = index.spans(field, np.array([position]))
     except StoreError: length = -1
     return f' in {self.table.name(shard)}'+(f' at byte {int(start):,}' if length>=0 else '')
@@ -481,7 +544,7 @@ def why_missing(self:ShardStore): return 'the shard has no such field of it'
 def keys(self:ShardStore, numbers):
     "As in `Store`: the keys are in the indices, so that no shard is read"
     numbers = self.check_numbers(numbers)
-    shard_of,position = self.table.at(numbers)
+    shard_of,position = self.at(numbers)
     shards = np.unique(shard_of).tolist()
     indices,result = self.indices(shards),[None]*len(numbers)
     for shard in shards:
@@ -493,21 +556,35 @@ def keys(self:ShardStore, numbers):
 
 @patch
 def presence(self:ShardStore, field):
-    "As in `Store`; reads the indices, a part being a shard, unless `field` is one that all samples have"
+    "As in `Store`; reads the indices, unless `field` is one that all samples have"
     names,_ = self.field_choice(field)
     if len(names)==1 and not self.may_lack(names[0]):
         yield from Store.presence(self, field)
         return
-    for start in range(0, len(self.shards), 16):
-        indices = self.indices(list(range(start, min(start+16, len(self.shards)))))
-        for index in indices.values(): yield np.logical_or.reduce([index.has(name) for name in names])
+    for start in range(0, len(self), 1<<16):
+        numbers = np.arange(start, min(start+(1<<16), len(self)))
+        yield np.logical_or.reduce([self.has(name, numbers) for name in names])
+
+@patch
+def has(self:ShardStore,
+    field:str, # A field
+    numbers:np.ndarray # Sample numbers, shape (n,)
+)->np.ndarray: # bool, shape (n,)
+    "Which of the samples have a field? Reads the indices of their shards"
+    result,(shard_of,position) = np.zeros(len(numbers), bool),self.at(numbers)
+    for shard,index in self.indices(np.unique(shard_of).tolist()).items():
+        here = shard_of==shard
+        result[here] = index.has(field, position[here])
+    if field in self.overlays:
+        for overlay,positions,_ in self.overlays.groups(numbers, field): result[positions] |= overlay>0
+    return result
 
 @patch
 def shard_url(self:ShardStore,
     i:int # Sample number
 )->str: # Without secrets
     "The URL of the shard of sample `i`, which WebDataset calls `__url__`; raises `IndexError`"
-    shard = int(self.shards.at(self.check_numbers([i]))[0][0])
+    shard = int(self.at(self.check_numbers([i]))[0][0])
     return f'{self.tars.url}/{self.table.name(shard)}'
 
 # %% ../../nbs/store/18_shards.ipynb #59dab2b6
@@ -538,7 +615,7 @@ def shard_key(self:ShardStore,
 def check_unchanged(self:ShardStore, numbers):
     "As in `Store`, and as `WholeShards.check`"
     if self.table.stamp is None: return
-    for shard in np.unique(self.table.at(numbers)[0]).tolist(): self.whole_shards.check(shard)
+    for shard in np.unique(self.at(numbers)[0]).tolist(): self.whole_shards.check(shard)
 
 @patch
 def index_file(self:ShardStore,
@@ -588,7 +665,7 @@ def _parse_index(self:ShardStore, shard, content, where=''):
     a newer format."""
     table,file = self.table,f'{self.name}: {self.index_file(shard)}{where}'
     if len(content)!=table.idx[shard] or zlib.crc32(content)!=table.icrc[shard]:
-        samples = f'samples {table.starts[shard]:,} to {table.starts[shard+1]-1:,}'
+        samples = 'samples {:,} to {:,}'.format(*self.shards.starts[shard:shard+2]-[0,1])
         about = f'the index of shard {table.name(shard)}, with labels and places of {samples}'
         size = f' (want {table.idx[shard]:,} bytes)' if len(content)!=table.idx[shard] else ''
         raise CorruptSample(f'{file}: {about}: {len(content):,} bytes that do not match their checksum{size}')
@@ -609,7 +686,7 @@ def _missing_index_error(self:ShardStore, shard):
     "The error to raise when the file of an index does not exist: `MissingSample`; `StoreNotFound` if replaced"
     if self._is_replaced(): return self.replaced_error()
     table,file = self.table,self.index_file(shard)
-    samples = f'samples {table.starts[shard]:,} to {table.starts[shard+1]-1:,}'
+    samples = 'samples {:,} to {:,}'.format(*self.shards.starts[shard:shard+2]-[0,1])
     return MissingSample(f'{self.name}: {file}, the index of shard {table.name(shard)}, with labels and places of '
                          f'{samples}, is not there: {self.storage.url}/{file}; put back a copy of this file, or ingest '
                          'again')
@@ -694,6 +771,10 @@ def check_rest(self:ShardStore):
     removed. `what` is the name of a file, or 'manifest'. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset
     was replaced."""
     yield from Store.check_rest(self)
+    checked = type(self)(self.storage, self._cache_setting or None, shards_url=self._shards_storage, uid=self._uid)
+    for name in ('gaps','run_tables'):   # read anew
+        try: getattr(checked, name)
+        except CorruptSample as e: yield name,str(e)
     yield from damaged_parts(self)
     yield from self.overlays.check_rest()
 
@@ -769,7 +850,7 @@ def wids_index(self:ShardStore,
     Raises `KeyError` for a split that does not exist. Raises `ValueError` if a shard also has samples outside of
     `split`, or if the dataset was edited or got fields: what has changed is not in the tars."""
     table = self.shards
-    if self.overlays.fields or table.version is not None and table.version.any():
+    if self.overlays.fields or self.gaps is not None:
         raise ValueError(f'{self.name}: some values were changed, dropped or added since the shards were written, and '
                          'in the tars is what was there before: store.copy writes shards that other tools can read')
     if split is not None and split not in self.splits:

@@ -97,6 +97,5 @@ def files_of(
     "Returns the names that files of a dataset may have, also shards of others; without its manifest and overlays"
     table = ShardTable.unpack(manifest.shards)
     shards = range(len(table))
-    # the first index stays, also when a later one is in use: it shows that the shard is one of ours
-    files = {name for s in shards for name in (table.name(s), table.first_index_name(s), table.index_name(s))}
+    files = {name for s in shards for name in (table.name(s), table.index_name(s))}
     return files|{manifest.failures, 'labels.json'}

@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from ..codec.webdataset import check_members
 from ..core import MAX_MANIFEST, seal, StoreError, StoreExists, unseal, UnsupportedFormat
 from ..store.shard_index import INDEX_FOLDER, INDEX_SUFFIX, index_name, is_overlay_folder
-from ..store.shard_index import pack_labels, ShardFile, ShardManifest, SummingFile
+from ..store.shard_index import pack_labels, ShardFile, ShardManifest, SummingFile, TABLE_FILE
 from ..store.storage import Storage
 from .base import Writer, check_name, chunk_count, progress_text
 from .folder_lock import FolderLock, LOCK_FILE
@@ -45,12 +45,13 @@ class ShardWriter(Writer):
         maxsize:float=1e8, # Bytes that a shard may have
         maxcount:int=100_000, # Samples that a shard may have
         name:str=None, # Name of the dataset; default: that of the folder
+        for_others:bool=True # Will other tools read the tars? Else numbers and labels are only in the indices
     ):
         if not (1<=maxsize<np.inf and 1<=maxcount<np.inf):
             raise ValueError(f'maxsize and maxcount are numbers of at least 1, not {maxsize} and {maxcount}')
         self.storage = storage
         self.name = check_name(name or storage.name)
-        self.maxsize,self.maxcount = int(maxsize),int(maxcount)
+        self.maxsize,self.maxcount,self.for_others = int(maxsize),int(maxcount),for_others
         self.plan = None
         self.lock = FolderLock(storage)
         # The chunk that is being written
@@ -88,7 +89,8 @@ class ShardWriter(Writer):
 
     def cost(self, sample:dict)->int:
         "Returns the bytes that an encoded sample takes in a tar: a header per field, and its content, padded to 512"
-        return sum(map(_member_bytes, sample.values()))
+        sizes = (_member_bytes(value) for value in sample.values() if self.for_others or isinstance(value, bytes))
+        return max(1, sum(sizes))
 
     def progress(self)->str:
         try: return progress_text(self.plan or self.unfinished_plan(), self.count_done())
@@ -167,9 +169,9 @@ class ShardWriter(Writer):
 
     def revised(self,
         manifest:ShardManifest # Of what was written
-    )->ShardManifest:
-        "Returns the manifest that a commit publishes; here `manifest` itself"
-        return manifest
+    )->tuple: # `ShardManifest`; `{name: bytes}`
+        "Returns the manifest that a commit publishes, here `manifest` itself, and files to write before it"
+        return manifest,{}
 
 def _member_bytes(value):
     if isinstance(value, str): value = value.encode()
@@ -265,17 +267,17 @@ def remove_replaced(self:ShardWriter,
     remove_own_files(self.storage, replaced)
 
 # %% ../../nbs/write/11_shards.ipynb #d7378f93
-def _open_writer(open_storage, maxsize, maxcount, name, plan, token):
+def _open_writer(open_storage, maxsize, maxcount, name, for_others, plan, token):
     """Returns a new writer, which uses the connection that all writers of this process share
 
     `open_storage` is what `Storage.opener` returned; `token` is that of the leader's lock."""
-    writer = ShardWriter(open_storage(), maxsize, maxcount, name)
+    writer = ShardWriter(open_storage(), maxsize, maxcount, name, for_others)
     writer.plan,writer.lock.token = plan,token
     return writer
 
 @patch
 def opener(self:ShardWriter):
-    return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.name, self.plan,
+    return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.name, self.for_others, self.plan,
                    self.lock.token)
 
 # %% ../../nbs/write/11_shards.ipynb #9d164d9c
@@ -333,7 +335,7 @@ def _ensure_shard(self:ShardWriter, number, cost):
     self.split = split
     self.shard_name = f"{self.plan['prefix']}-{_name_part(split)}{chunk:06}{f'-{part}' if part else ''}.tar"
     file = self.stack.enter_context(self.storage.create(self.shard_name))
-    self.open_shard = ShardFile(file, self.plan['fields'])
+    self.open_shard = ShardFile(file, self.plan['fields'], self.for_others)
 
 def _name_part(split):
     """The part of the name of a shard that tells its split, such as `train-`
@@ -509,13 +511,14 @@ def commit(self:ShardWriter)->ShardManifest:
             raise StoreError(f'{self.url}: {missing:,} chunks are not written, or gone; repeat the same call to go on')
     if failures is not None: manifest.failures_crc = failures.crc
     totals.describe(manifest, plan)
-    manifest = self.revised(manifest)
-    self.publish(manifest)
+    manifest,files = self.revised(manifest)
+    self.publish(manifest, files)
     return manifest
 
 @patch
 def publish(self:ShardWriter,
-    manifest:ShardManifest # Of the new dataset; its shards and indices are written
+    manifest:ShardManifest, # Of the new dataset; its shards and indices are written
+    files:dict # `{name: bytes}` to write before
 ):
     """Writes the manifest, then removes the files of the ingest and of the dataset that was replaced
 
@@ -524,6 +527,7 @@ def publish(self:ShardWriter,
     content = manifest.stamp().to_json()
     with self.lock.publishing():
         if manifest.prefix: self._write_labels(manifest)
+        for name,table in files.items(): self.storage.write(name, table)
         self.storage.write('manifest.json', content)
     if manifest.prefix:
         keep = files_of(manifest)
@@ -536,9 +540,12 @@ def publish(self:ShardWriter,
 def remove_overlays(self:ShardWriter,
     manifest:ShardManifest=None # Of the version whose overlays stay; default: all are removed
 ):
-    "Removes the overlays of versions that were replaced, and those of calls that did not finish"
+    "Removes overlays, and tables of runs and gaps, of versions that were replaced and of calls that did not finish"
     keep = {overlay['folder'] for overlay in manifest.overlays if overlay} if manifest else ()
-    for folder in self.storage.names():
+    tables = {o['key'] for o in (manifest.runs, manifest.gaps) if o} if manifest else ()
+    names = self.storage.names()
+    self.storage.remove([name for name in names if TABLE_FILE.fullmatch(name) and name not in tables])
+    for folder in names:
         if not is_overlay_folder(folder) or folder in keep: continue
         if self.storage.is_link(folder):
             self.storage.remove([folder])
