@@ -100,6 +100,20 @@ def test_an_overlay_is_beside_the_manifest(tmp_path):
         file.write_bytes(seal(manifest))
         with pytest.raises(UnsupportedFormat, match='damaged: overlay 0'): ShardStore(tmp_path/'d')
 
+def test_an_edit_leaves_the_copies_in_the_cache_in_use(tmp_path, faults):
+    cache = FileCache(tmp_path/'cache')
+    written('faulty://pets')
+    def read(n):
+        store = ShardStore('faulty://pets', cache=cache)
+        store.prefetch(list(range(len(store.shards))), wait=True)
+        assert len(store.get_many(range(n), ['png','txt'], check=True)['png'])==n
+        return store,{path:path.stat().st_ino for path in (tmp_path/'cache').rglob('*') if path.is_file()}
+    store,before = read(N)
+    assert sum(path.suffix=='.tar' for path in before)==4
+    store.edit(drop=[0], set={'txt':{5:'new'}})
+    edited,after = read(N-1)
+    assert before.items()<=after.items() and not edited.verify(num_workers=1).bad
+
 def test_overlays_on_a_remote_storage_are_kept_in_the_cache(tmp_path, faults):
     widened(written('faulty://pets')).edit(drop=[0], set={'txt':{5:'new'}})
     for cache in (None, FileCache(tmp_path/'cache')):

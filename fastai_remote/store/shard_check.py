@@ -53,7 +53,8 @@ def damaged_parts(
     for shard in range(len(store.shards)):
         yield from _check_index(store, shard)
         try: key = store.shard_key(shard)
-        except CorruptSample: key = store.cache_key(store.table.name(shard))   # it has changed since it was indexed
+        except CorruptSample:   # it has changed since it was indexed
+            key = store.cache_key(store.table.name(shard), int(store.table.crc[shard]))
         fd = None if store.cache is None else store.cache.open(key)
         try:
             expected = yield from _check_shard(store, shard, fd is not None)

@@ -590,14 +590,15 @@ def shard_url(self:ShardStore,
 # %% ../../nbs/store/18_shards.ipynb #59dab2b6
 @patch
 def cache_key(self:ShardStore,
-    name:str # Name of a file of the dataset
+    name:str, # Name of a file of the dataset
+    crc:int # Its checksum
 )->str:
     """Name of its copy in the cache
 
-    It says where the file comes from: a dataset of somebody else may repeat the identifier of this one, which anyone
-    can read."""
+    It says where the file comes from, as a dataset of somebody else may repeat names and checksums of this one, which
+    anyone can read. A new version of the dataset finds the files that it shares with the one before."""
     origin = hashlib.sha256(self.origin.encode()).hexdigest()[:16]
-    return f"{origin}-{self._uid}/{re.sub('^[.]', '%2E', name.replace('%', '%25').replace('/', '%2F'))}"
+    return f"{origin}/{crc:08x}-{name.replace('%', '%25').replace('/', '%2F')}"
 
 @patch
 def shard_key(self:ShardStore,
@@ -608,7 +609,7 @@ def shard_key(self:ShardStore,
     A shard of others whose time or ETag has changed since it was indexed has another name than before. So what is in
     the cache by a name was compared with the checksum when it had this stamp. Raises what `WholeShards.stamp`
     raises."""
-    stamp,key = self.whole_shards.stamp(shard),self.cache_key(self.table.name(shard))
+    stamp,key = self.whole_shards.stamp(shard),self.cache_key(self.table.name(shard), int(self.table.crc[shard]))
     return key if stamp==self.table.stamp_of(shard) else f'{key}@{stamp:x}'
 
 @patch
@@ -709,11 +710,15 @@ def local_index(self:ShardStore,
     except CorruptSample as e: raise self._damaged_index_error(e) from None
 
 @patch
+def _index_key(self:ShardStore, shard):
+    return self.cache_key(self.table.index_name(shard), int(self.table.icrc[shard]))
+
+@patch
 def cached_index(self:ShardStore,
     shard:int # Number of a shard
 )->ShardIndex: # `None` if it is not in the cache
     "The index of a shard in the cache; if it is damaged, it is removed, and `CorruptSample` is raised"
-    key = self.cache_key(self.table.index_name(shard))
+    key = self._index_key(shard)
     fd = self.cache.open(key)
     if fd is None: return
     with os.fdopen(fd, 'rb') as file:
@@ -738,7 +743,7 @@ def _fetch_indices(self:ShardStore, shards, again=True):
             damaged.append(shard)
             continue
         if self.cache is None: continue
-        key = self.cache_key(self.table.index_name(shard))
+        key = self._index_key(shard)
         fd = self.cache.fetch(key, len(content), lambda f: f.write(content))
         if fd is not None: os.close(fd)
     return result|self._fetch_indices(damaged, again=False) if damaged else result

@@ -56,7 +56,7 @@ class ShardWriter(Writer):
         self.lock = FolderLock(storage)
         # The chunk that is being written
         self.stack = ExitStack() # Closes the file of the open shard
-        self.open_shard = None # A `ShardFile`, or `None`
+        self.open_shard,self.chunk = None,None # A `ShardFile`, or `None`; number of its chunk
         # Rows: name, samples, bytes, crc32, bytes of the index, uncompressed bytes, crc32 of the index, compression; of
         # others' shards also `first` of `ShardTable`
         self.shards = []
@@ -332,7 +332,7 @@ def _ensure_shard(self:ShardWriter, number, cost):
     if self.open_shard and (split!=self.split or self._is_full(cost)): self._close_shard()
     if self.open_shard: return
     chunk,part = number//self.plan['chunk'],_SHARDS_PER_CHUNK*self.plan.get('takeovers', 0)+len(self.shards)
-    self.split = split
+    self.split,self.chunk = split,chunk
     self.shard_name = f"{self.plan['prefix']}-{_name_part(split)}{chunk:06}{f'-{part}' if part else ''}.tar"
     file = self.stack.enter_context(self.storage.create(self.shard_name))
     self.open_shard = ShardFile(file, self.plan['fields'], self.for_others)
@@ -360,13 +360,25 @@ def _close_shard(self:ShardWriter):
     "Publishes the open shard, if any, and its index; adds its row to `shards`; raises `StoreBusy`, `StoreFull`"
     shard = self.open_shard
     if not shard: return
+    self.open_shard = None
     with self.lock.publishing():
+        if self._is_recorded(self.chunk):
+            with suppress(_OtherAttempt), self.stack.pop_all(): raise _OtherAttempt   # removes what was begun
+            return
         with self.stack.pop_all():   # publishes the shard; turns an error of the disk into `StoreFull`
             shard.close()
             index = shard.columns.pack(shard.crc)
             self.storage.write(index_name(self.shard_name), index)   # first: a shard with an index is one of ours
     self.shards.append([self.shard_name, shard.n, shard.size, shard.crc, len(index), shard.size, zlib.crc32(index), 0])
-    self.open_shard = None
+
+class _OtherAttempt(Exception): "Another attempt has recorded the chunk first: its shards count"
+
+def _record_file(chunk): return f'.ingest/chunk-{chunk:06}.json'
+
+@patch
+def _is_recorded(self:ShardWriter, chunk):
+    "Has an attempt recorded this chunk? For use while `publishing`"
+    return bool(self.storage.ranges([_record_file(chunk)], [0], [1])[0])
 
 @patch
 def done(self:ShardWriter,
@@ -378,13 +390,15 @@ def done(self:ShardWriter,
 ):
     """Publishes the open shard, and records that the chunk is written, with all shards of this writer
 
-    So a writer, as `opener` makes it, is used for one chunk only. Raises `StoreBusy`, `StoreFull`."""
+    If the chunk has a record already, nothing changes. A writer, as `opener` makes it, is used for one chunk only.
+    Raises `StoreBusy`, `StoreFull`."""
     self._close_shard()
     record = dict(record, gaps=_as_ranges(record['gaps']), shards=self.shards,
         labels={field:sorted(texts) for field,texts in self.seen.items()},
         counts={field:list(counts.items()) for field,counts in self.counts.items()},
         failures=list(failures), stats=base64.b64encode(stats).decode())
-    with self.lock.publishing(): self.storage.write(f'.ingest/chunk-{chunk:06}.json', seal(record))
+    with self.lock.publishing():
+        if not self._is_recorded(chunk): self.storage.write(_record_file(chunk), seal(record))
 
 def _as_ranges(numbers):
     "Returns ascending numbers as a list of ranges `[start, stop]`"
@@ -413,6 +427,8 @@ def records(self:ShardWriter,
         for name,content in zip(page, contents):
             record = _parse_record(content)
             if record is not None: yield record_number(name),record
+            elif content is not None:   # it is damaged: the chunk is written again
+                with self.lock.publishing(): self.storage.remove([f'.ingest/{name}'])
 
 @patch
 def _read_record(self:ShardWriter, file):
