@@ -173,7 +173,7 @@ class GapTable:
         kind = np.uint32 if n_places<1<<32 else np.int64
         before = np.concatenate([[0], np.cumsum(lengths)])
         self.n_places,self.n = n_places,n_places-int(before[-1])
-        self._firsts = (starts-before[:-1]).astype(kind) # Samples before each run: the number of the first one behind it
+        self._firsts = (starts-before[:-1]).astype(kind) # The number of the first sample behind each run
         self._before = before.astype(kind) # Places without a sample before each run, and in all
 
     @classmethod

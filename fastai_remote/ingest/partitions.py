@@ -93,8 +93,9 @@ class PartitionWriter:
                 record = write_chunk(self.open_writer, chunk, named, unchanged, self.fn, stream=True)
                 yield chunk,record['ok'],record['failed']
         if n!=self.counts[partition]:
-            raise ValueError(f'{writer.name}: partition {partition} has {n:,} rows, of which {self.counts[partition]:,} '
-                             'were counted: is it computed anew each time, with other results? Save it first')
+            counted = f'{self.counts[partition]:,} were counted'
+            raise ValueError(f'{writer.name}: partition {partition} has {n:,} rows, of which {counted}: is it computed '
+                             'anew each time, with other results? Save it first')
 
     def commit(self,
         max_failed:int|float=None, # Default: as the writer was made with

@@ -70,7 +70,7 @@ class Overlays:
             with self._explained(): opened = type(store)(storage, cache=store.cache, uid=entry['uid'])
             manifest = opened.manifest
             missing = [field for field in entry['fields'] if field not in manifest.fields]
-            if missing: raise CorruptSample(f'{store.name}: a damaged manifest: overlay {k} has no field {missing[0]!r}')
+            if missing: raise CorruptSample(f'{store.name}: a damaged manifest: overlay {k} lacks {missing[0]!r}')
             # numbers get the type, and labels the codes, that they have in the dataset
             for field in entry['fields']:
                 if field in store.fields: manifest.fields[field] = store.manifest.fields[field]

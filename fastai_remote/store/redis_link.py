@@ -25,7 +25,8 @@ from .address import (
     concealed, hidden_names, public_options, public_url, secret_texts, SecretOptions)
 from .connection import check_seconds, Opener, Retries
 from .redis_acl import explain_missing_right
-from .redis_servers import as_options, nodes_in, open_servers, redirections, refusals, SingleServer, this_call
+from .redis_servers import as_options, nodes_in, open_servers
+from .redis_servers import redirections, refusals, SingleServer, this_call
 
 # %% ../../nbs/store/05_redis_link.ipynb #85665f6c
 REDIS_SCHEMES = 'redis://','rediss://','unix://','redis+sentinel://','rediss+sentinel://'

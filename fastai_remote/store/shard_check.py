@@ -153,8 +153,8 @@ def _damage_of_values(store, shard, batch=256):
             exists = lengths>=0
             positions,starts,ends = positions[exists],starts[exists],(starts+lengths)[exists]
             if (starts<0).any() or (ends>table.size[shard]).any(): return None
-            here = np.full(len(positions), shard)
-            got = store.read_at(here, positions, store.table.starts[shard]+positions, [field,f'{field}.crc'], whole=False)
+            here,numbers = np.full(len(positions), shard),table.starts[shard]+positions
+            got = store.read_at(here, positions, numbers, [field,f'{field}.crc'], whole=False)
             for value,expected,end in zip(got[field], got[f'{field}.crc'].tolist(), ends.tolist()):
                 difference = zlib.crc32(value)^expected
                 if difference: change ^= moved(difference, int(table.size[shard])-end)

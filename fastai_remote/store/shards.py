@@ -170,8 +170,8 @@ class ShardStore(Store):
             try: return unpack(stored)
             except ValueError as e: reason = str(e)
         if self._is_replaced(): raise self.replaced_error()
-        raise CorruptSample(f'{self.name}: {self.storage.url}/{self.home}{name}, which says where the samples are: {reason}; '
-                            'put back a copy of this file, or ingest again')
+        raise CorruptSample(f'{self.name}: {self.storage.url}/{self.home}{name}, which says where the samples are: '
+                            f'{reason}; put back a copy of this file, or ingest again')
 
     def _forget_tables(self): self._gaps = self._shards = self._run_tables = self._overlays = None
 

@@ -717,7 +717,7 @@ def _remove_under(self:RedisWriter,
 # %% ../../nbs/write/05_redis.ipynb #5d96611f
 @patch
 def _encode_staged(self:RedisWriter, field, spec, manifest, gaps, run):
-    """Writes the codes of a staged label field, and adds its vocabulary and counts to `manifest`; `gaps` is a `GapTable`
+    """Writes the codes of a staged label field, and adds its vocabulary and counts to `manifest`
 
     Integers that get no codes, as in `_label_encoder`, are written themselves; then `manifest` stays as it is. `spec`
     is the entry of the field in the plan. Returns the one for the manifest, a dict of `codec`, `dtype` and, if values

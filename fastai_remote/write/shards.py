@@ -277,8 +277,8 @@ def _open_writer(open_storage, maxsize, maxcount, name, for_others, plan, token)
 
 @patch
 def opener(self:ShardWriter):
-    return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.name, self.for_others, self.plan,
-                   self.lock.token)
+    return partial(_open_writer, self.storage.opener(), self.maxsize, self.maxcount, self.name, self.for_others,
+                   self.plan, self.lock.token)
 
 # %% ../../nbs/write/11_shards.ipynb #9d164d9c
 @patch

@@ -89,8 +89,9 @@ class ShardVersion(NewVersion):
         if len(gaps):
             gaps = GapTable.of(gaps, manifest.n)
             if len(gaps)>MAX_RUNS: raise TooManyRuns(len(gaps), MAX_RUNS)
-            files[f'.gaps-{generation}'] = stored = gaps.to_bytes()
-            manifest.gaps = dict(key=f'.gaps-{generation}', places=gaps.n_places, runs=len(gaps), crc=zlib.crc32(stored))
+            key,stored = f'.gaps-{generation}',gaps.to_bytes()
+            files[key] = stored
+            manifest.gaps = dict(key=key, places=gaps.n_places, runs=len(gaps), crc=zlib.crc32(stored))
             manifest.n = gaps.n
         for field,n in self.counts.items():
             spec = manifest.fields.get(field)
