@@ -168,7 +168,8 @@ def cached(url, cache, shards=(0,1), fields=None):
 
 def in_cache(cache, name):
     "The path of a file in the cache"
-    path, = (p for p in cache.rglob('*') if p.name.split('@')[0]==name)   # `@`: of another time than was indexed
+    # names begin with a checksum; behind `@` is a time that is another than when it was indexed
+    path, = (p for p in cache.rglob('*') if p.name.partition('-')[2].split('@')[0]==name)
     return path
 
 def place_in(content, name):
