@@ -89,6 +89,22 @@ def test_damage_is_found_and_named(tmp_path):
     edited = opened().edit(drop=[0]).drop_fields('small.png', 'emb.npy', 'more.u1', 'kind.cls')
     assert not edited.verify(num_workers=1).bad
 
+def test_damaged_tables_of_gaps_and_runs_are_named(tmp_path):
+    "By a store that is opened, and by `verify` of one that has read them"
+    store = written(tmp_path/'d').edit(drop=[0,3], set={'txt':{5:'new'}})
+    want = store[:]
+    for name in '.gaps-2','.runs-2':
+        path = tmp_path/'d'/name
+        stored = path.read_bytes()
+        for wrong in (*(flipped(stored, at) for at in range(0, len(stored), 7)), stored[:-1], stored+b'x', b'', None):
+            if wrong is None: path.unlink()
+            else: path.write_bytes(wrong)
+            with pytest.raises(CorruptSample, match=f'd: .*{name}, which says where the samples are'):
+                ShardStore(tmp_path/'d')[:]
+            assert name in dict(store.check_rest()) and store[:]==want
+        path.write_bytes(stored)
+    assert ShardStore(tmp_path/'d')[:]==want and not store.verify(num_workers=0).bad
+
 def test_an_overlay_is_beside_the_manifest(tmp_path):
     "A manifest that was downloaded may name any folder"
     widened(written(tmp_path/'d'))

@@ -144,11 +144,13 @@ class ShardStore(Store):
         """The places of samples that were dropped, numbered over all shards; `None` if none was
 
         Raises `CorruptSample`, and `StoreNotFound` if the dataset was replaced."""
-        entry = self.manifest.gaps
-        if self._gaps is None and entry:
-            def unpack(stored): return GapTable.from_bytes(stored, entry['places'])
-            self._gaps = self._read_table(entry['key'], 16*entry['runs'], entry['crc'], unpack)
+        if self._gaps is None and self.manifest.gaps: self._gaps = self._read_gaps()
         return self._gaps
+
+    def _read_gaps(self):
+        entry = self.manifest.gaps
+        def unpack(stored): return GapTable.from_bytes(stored, entry['places'])
+        return self._read_table(entry['key'], 16*entry['runs'], entry['crc'], unpack)
 
     @property
     def run_tables(self)->list: # Of `RunTable`; empty if no value was added or changed
@@ -156,11 +158,13 @@ class ShardStore(Store):
 
         The part of a run is that of `manifest.overlays`, counted from 1, and 0 for the shards themselves. Raises what
         `gaps` raises."""
-        runs = self.manifest.runs
-        if self._run_tables is None and runs:
-            def unpack(stored): return unpack_tables(stored, runs['lengths'], self.manifest.n)
-            self._run_tables = self._read_table(runs['key'], 24*sum(runs['lengths']), runs['crc'], unpack)
+        if self._run_tables is None and self.manifest.runs: self._run_tables = self._read_run_tables()
         return self._run_tables or []
+
+    def _read_run_tables(self):
+        runs = self.manifest.runs
+        def unpack(stored): return unpack_tables(stored, runs['lengths'], self.manifest.n)
+        return self._read_table(runs['key'], 24*sum(runs['lengths']), runs['crc'], unpack)
 
     def _read_table(self, name, n_bytes, crc, unpack):
         "The result of `unpack(bytes)` for a file beside the manifest that says where samples are; raises as `gaps`"
@@ -776,10 +780,9 @@ def check_rest(self:ShardStore):
     removed. `what` is the name of a file, or 'manifest'. Raises `StoreUnavailable`, and `StoreNotFound` if the dataset
     was replaced."""
     yield from Store.check_rest(self)
-    checked = type(self)(self.storage, self._cache_setting or None, shards_url=self._shards_storage, uid=self._uid)
-    for name in ('gaps','run_tables'):   # read anew
-        try: getattr(checked, name)
-        except CorruptSample as e: yield name,str(e)
+    for entry,read in ((self.manifest.gaps, self._read_gaps), (self.manifest.runs, self._read_run_tables)):
+        try: entry and read()
+        except CorruptSample as e: yield entry['key'],str(e)
     yield from damaged_parts(self)
     yield from self.overlays.check_rest()
 
