@@ -12,7 +12,7 @@ from PIL import Image
 from conftest import examples
 from fastai_remote import (image_samples, index_shards, IngestError, RedisStore, ShardStore, StoreError, StoreExists,
                            to_redis, to_shards, UnknownField)
-from fastai_remote.ingest.run import split_ranges
+from fastai_remote.ingest.run import ingest, split_ranges
 from fastai_remote.source.base import IndexedSource, StreamedSource
 from fastai_remote.store.redis_layout import key_layout, KEY_BITS, packed_reads, unpack_replies
 from fastai_remote.store.redis_link import RedisLink
@@ -379,6 +379,17 @@ def test_a_partition_that_is_written_twice_counts_once_and_one_of_another_length
     store = RedisStore(server.url, 'twice')
     assert values(store, 'txt')==[f't{i}' for i in range(9) if i!=1] and not store.verify(num_workers=1).bad
     assert not [key for key in keys(server) if key in ('twice:txt:1','twice:txt:5') or 'ingest' in key.removeprefix('fastai_remote:')]
+
+def test_the_report_opens_the_dataset(server, tmp_path):
+    rows = [{'id':1, 'txt':'a'}]
+    reports = [to_redis(rows, server.url, 'r', **ONE), to_shards(rows, tmp_path/'d', **ONE)]
+    for file in (tmp_path/'d/manifest.json', *(tmp_path/'d').glob('*.fastai_remote')): file.unlink()
+    for to in None,tmp_path/'index': reports.append(index_shards(tmp_path/'d', to=to, **ONE))
+    with RedisStore.writer(server.url, 'p', rows[0], [1]) as write:
+        list(write(0, rows))
+        reports.append(write.commit())
+    for report in reports: assert report.store[0]['txt']=='a' and 'open' not in repr(report)
+    with pytest.raises(ValueError, match='only its writer knows'): ingest(rows, MemoryWriter(), **ONE).store
 
 # --- again, and anew
 

@@ -8,8 +8,6 @@ Docs: page `ingest/copy`"""
 __all__ = ['map_store', 'resize_store', 'open_copy', 'copy_store']
 
 # %% ../../nbs/ingest/06_copy.ipynb #ac82af25
-import inspect
-
 from ..codec.fields import get_codec, is_image
 from .report import IngestReport
 from .run import to_redis
@@ -17,9 +15,7 @@ from .shards import to_shards
 from ..source.shrink import shrink
 from ..store.address import concealed
 from ..store.base import Store
-from ..store.redis import RedisStore
 from ..store.redis_link import REDIS_SCHEMES, RedisLink
-from ..store.shards import ShardStore
 
 # %% ../../nbs/ingest/06_copy.ipynb #5c36b616
 def _is_redis(url):
@@ -80,19 +76,13 @@ def resize_store(
     return map_store(store, shrink(size, quality, codec, [field]), url, name, **kwargs)
 
 def open_copy(
-    report:IngestReport, # Of `map_store` and the like, with the arguments below
-    store:Store, # The dataset that was read
-    url:str|RedisLink=None, # As in `map_store`
-    name:str=None, # As in `map_store`
-    **kwargs # As in `map_store`
+    report:IngestReport, # Of `map_store` and the like
+    progress:bool=None, # As they got it
+    **kwargs # More of their arguments, which do not matter
 )->Store:
     "The new dataset; prints the report, with `progress=False` only if samples were left out or changed"
-    if kwargs.get('progress') is not False or report.failed or report.notes: print(report)
-    url = url or store.link
-    if _is_redis(url):
-        own = inspect.signature(to_redis).parameters
-        return RedisStore(url, name or store.name, **{key:o for key,o in kwargs.items() if key not in own})
-    return ShardStore(url, **{key:o for key,o in kwargs.items() if key in ('timeout','storage_options')})
+    if progress is not False or report.failed or report.notes: print(report)
+    return report.store
 
 def copy_store(
     store:Store, # The dataset to read

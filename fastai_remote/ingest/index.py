@@ -39,6 +39,7 @@ from ..store.shard_index import compression_of, COMPRESSIONS, decompressor, INDE
 from ..store.shard_index import INDEX_SUFFIX, index_name, IndexColumns, ShardIndex, ShardTable
 from ..store.storage import as_storage, open_regular, stamp_number, Storage
 from ..write.base import label_texts
+from ..store.shards import ShardStore
 from ..write.shards import ShardWriter
 
 # %% ../../nbs/ingest/05_index.ipynb #243399dc
@@ -521,6 +522,7 @@ def index_shards(
     try:
         _check_recorded(writer, source)
         report = run_ingest(job, writer, num_workers, limit, progress)
+        report.open_store = partial(ShardStore, source if to is None else target, shards_url=to and source)
         if left_out: report.notes[f'{left_out:,} tars match no pattern of splits=, and are left out'] = 0
         return report
     finally:

@@ -10,6 +10,7 @@ __all__ = ['PartitionWriter']
 # %% ../../nbs/ingest/09_partitions.ipynb #bfef0811
 import operator, uuid
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 from fastcore.basics import chunked
@@ -22,6 +23,7 @@ from .report import FailureLimit, IngestReport
 from .run import IngestOptions
 from ..source.base import unchanged
 from ..store.address import concealed
+from ..store.redis import RedisStore
 from ..store.redis_link import as_link, RedisLink
 from ..write.redis import RedisWriter
 
@@ -111,5 +113,5 @@ class PartitionWriter:
         for _,record in writer.records(): report.add(record)
         commit_ingest(writer, report, limit)
         self.open_writer = None
-        report.seconds = monotonic()-self.started
+        report.seconds,report.open_store = monotonic()-self.started,partial(RedisStore, writer.link, writer.name)
         return report

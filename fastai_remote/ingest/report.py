@@ -14,6 +14,7 @@ from itertools import islice
 import numpy as np
 
 from ..core import html_table, size_str, StoreError
+from ..store.base import Store
 from ..write.base import Writer
 
 # %% ../../nbs/ingest/01_report.ipynb #7370a7f5
@@ -36,6 +37,14 @@ class IngestReport:
     needs:int = 0 # Bytes that the whole dataset takes in its store, estimated from the first chunk
     failures:list = field(default_factory=list) # `(sample, reason)` of the first 100; `store.failures()` has all
     notes:dict = field(default_factory=dict) # `{what was changed: how many samples}`; 0 means all of them
+
+    def __post_init__(self): self.open_store = None # Called without arguments, opens the dataset; the caller sets it
+
+    @property
+    def store(self)->Store:
+        "The dataset that was written; raises what opening it raises, and `ValueError` for a writer of your own"
+        if self.open_store is None: raise ValueError(f'{self.url}: only its writer knows how to open {self.name!r}')
+        return self.open_store()
 
     def add(self,
         record:dict, # Of a chunk, as `Writer.done` takes it

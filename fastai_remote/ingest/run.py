@@ -27,6 +27,7 @@ from ..parallel import effective_workers
 from ..source.base import fn_fingerprint, mean_bytes, split_names, SplitChunk, storable, StreamedSource
 from ..source.datasets import as_source
 from ..store.address import concealed
+from ..store.redis import RedisStore
 from ..store.redis_link import as_link, check_link_arguments
 from ..write.base import ServerRestarted, Writer
 from ..write.redis import RedisWriter
@@ -276,8 +277,10 @@ def to_redis(
     url,kwargs = concealed(url),concealed(kwargs)
     check_link_arguments(to_redis, kwargs)
     writer = RedisWriter(as_link(url, **kwargs), name)
-    return ingest(source, writer, fn, num_workers=num_workers, vocab=vocab, overwrite=overwrite, splits=splits,
-                  shuffle=shuffle, seed=seed, chunk=chunk, progress=progress, max_failed=max_failed)
+    report = ingest(source, writer, fn, num_workers=num_workers, vocab=vocab, overwrite=overwrite, splits=splits,
+                    shuffle=shuffle, seed=seed, chunk=chunk, progress=progress, max_failed=max_failed)
+    report.open_store = partial(RedisStore, writer.link, name)
+    return report
 
 def ingest(
     source, # As `to_redis` takes it

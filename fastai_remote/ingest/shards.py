@@ -8,9 +8,12 @@ Docs: page `ingest/shards`"""
 __all__ = ['to_shards']
 
 # %% ../../nbs/ingest/04_shards.ipynb #557fc449
+from functools import partial
+
 from .report import IngestReport
 from .run import ingest
 from ..store.address import concealed
+from ..store.shards import ShardStore
 from ..store.storage import as_storage, Storage
 from ..write.shards import ShardWriter
 
@@ -54,5 +57,7 @@ def to_shards(
     `IngestError`."""
     url,storage_options = concealed(url),concealed(storage_options)
     writer = ShardWriter(as_storage(url, timeout, storage_options), maxsize, maxcount)
-    return ingest(source, writer, fn, num_workers=num_workers, vocab=vocab, overwrite=overwrite, splits=splits,
-                  shuffle=shuffle, seed=seed, chunk=chunk, progress=progress, max_failed=max_failed)
+    report = ingest(source, writer, fn, num_workers=num_workers, vocab=vocab, overwrite=overwrite, splits=splits,
+                    shuffle=shuffle, seed=seed, chunk=chunk, progress=progress, max_failed=max_failed)
+    report.open_store = partial(ShardStore, writer.storage)
+    return report

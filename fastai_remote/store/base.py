@@ -633,7 +633,7 @@ def map(self:Store,
     `name` is missing, and what `to_redis` and `to_shards` raise."""
     url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import map_store, open_copy
-    return open_copy(map_store(self, fn, url, name, **kwargs), self, url, name, **kwargs)
+    return open_copy(map_store(self, fn, url, name, **kwargs), **kwargs)
 
 @patch
 def resize(self:Store,
@@ -651,7 +651,7 @@ def resize(self:Store,
     url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import open_copy, resize_store
     report = resize_store(self, size, url, name, quality, field, codec, **kwargs)
-    return open_copy(report, self, url, name, **kwargs)
+    return open_copy(report, **kwargs)
 
 @patch
 def copy(self:Store,
@@ -662,7 +662,7 @@ def copy(self:Store,
     "Copy the dataset byte for byte, and compare checksums on the way; raises what `map` raises"
     url,kwargs = concealed(url),concealed(kwargs)
     from fastai_remote.ingest.copy import copy_store, open_copy
-    return open_copy(copy_store(self, url, name, **kwargs), self, url, name, **kwargs)
+    return open_copy(copy_store(self, url, name, **kwargs), **kwargs)
 
 @patch
 def append(self:Store,
