@@ -86,10 +86,10 @@ def test_sentinel_names_the_master_also_after_a_failover(monkeypatch):
     "A commit to a master that is being replaced is noticed: until it is told, it accepts what it will forget"
     with Sentinels() as group:
         url,publish = group.url,RedisWriter.publish
-        def in_a_failover(self, manifest, run):
+        def in_a_failover(self, *args):
             redis.Redis(port=group.ports[0]).execute_command('SENTINEL', 'FAILOVER', 'drawings')
             wait_for(lambda: role(group.b)=='master')
-            publish(self, manifest, run)
+            publish(self, *args)
         with monkeypatch.context() as patched:
             patched.setattr(RedisWriter, 'publish', in_a_failover)
             try: write(url)

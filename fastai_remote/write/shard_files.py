@@ -24,7 +24,7 @@ OWN_FILE = re.compile(
 _failures_file = re.compile(r'(?:shard|index)\d*-failures\.json$', re.ASCII)
 # Files that a process has not finished, whose names begin like those of our files
 PART_FILE = re.compile(r'(?:shard\d*-[\w-]*\.tar|.*\.fastai_remote|(?:shard|index)\d*-failures\.json|'
-                       r'manifest\.json|labels\.json)\.\d+\.part$', re.ASCII)
+                       r'manifest\.json|labels\.json|\.(?:runs|gaps)-\d+)\.\d+\.part$', re.ASCII)
 # The files in `.ingest` except the lock, and those of a process that has not finished them
 STATE_FILE = re.compile(r'(?:plan|chunk-\d+)\.json(?:\.\d+\.part)?$|lock\.json\.\d+\.part$')
 # The records of chunks

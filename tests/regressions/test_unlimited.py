@@ -142,13 +142,15 @@ def test_opening_a_dataset_takes_little_memory_whatever_its_manifest_says(tmp_pa
     put(tmp_path/'d', samples(), splits=splits)
     content = json.loads((tmp_path/'d/manifest.json').read_text())
     million = {name:base64_text(zlib.compress(bytes(width<<20))) for name,width in
-               dict(n=4, size=8, crc=4, idx=4, icrc=4, kind=1, raw=8, version=4, first=4).items()}
+               dict(n=4, size=8, crc=4, idx=4, icrc=4, kind=1, raw=8, first=4).items()}
     folders = []
-    def theirs(name, text):
+    def theirs(name, stored):
         (tmp_path/name).mkdir()
-        (tmp_path/name/'manifest.json').write_text(text)
+        (tmp_path/name/'manifest.json').write_bytes(stored)
         folders.append(tmp_path/name)
-    for name,labels in LABELS.items(): theirs(name, '{"format":3,"crc":1,"vocab":{"cls":'+labels+'}}')
+    for name,labels in LABELS.items():
+        rest = f'"format":1,"vocab":{{"cls":{labels}}}}}'.encode()
+        theirs(name, b'{"crc":"%08x",' % zlib.crc32(rest)+rest)
     names = base64_text(zlib.compress(b'\n'*((1<<20)-1)+b'x'*(31<<20)))
     for name,labels in MANY_LABELS.items():   # sealed, so that all of it is used
         theirs(name, resealed({**content, 'shards':{**million, 'text':names}, 'vocab':{'cls':labels}}))
