@@ -389,7 +389,7 @@ def test_the_report_opens_the_dataset(server, tmp_path):
         list(write(0, rows))
         reports.append(write.commit())
     for report in reports: assert report.store[0]['txt']=='a' and 'open' not in repr(report)
-    with pytest.raises(ValueError, match='only its writer knows'): ingest(rows, MemoryWriter(), **ONE).store
+    with pytest.raises(ValueError, match='only its writer knows'): print(ingest(rows, MemoryWriter(), **ONE).store)
 
 # --- again, and anew
 
