@@ -5434,8 +5434,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                       'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards.ShardStore._find_manifest': ( 'store/shards.html#shardstore._find_manifest',
                                                                                                       'fastai_remote/store/shards.py'),
-                                            'fastai_remote.store.shards.ShardStore._forget_tables': ( 'store/shards.html#shardstore._forget_tables',
-                                                                                                      'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards.ShardStore._index_key': ( 'store/shards.html#shardstore._index_key',
                                                                                                   'fastai_remote/store/shards.py'),
                                             'fastai_remote.store.shards.ShardStore._is_replaced': ( 'store/shards.html#shardstore._is_replaced',

@@ -1,5 +1,5 @@
 "Values that were added to shards, or changed: where they are, how they are read, and what happens if they are damaged"
-import io, json, pickle, shutil, zipfile
+import io, json, pickle, shutil, zipfile, zlib
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from PIL import Image
 
 from fastai_remote import CorruptSample, MissingSample, RemoteDataset, ShardStore, StoreNotFound, UnsupportedFormat
 from fastai_remote.core import seal
+from fastai_remote.runs import GapTable
 from fastai_remote.store.cache import FileCache
 from fault_storage import flipped
 from in_memory import encoded
@@ -104,6 +105,36 @@ def test_damaged_tables_of_gaps_and_runs_are_named(tmp_path):
             assert name in dict(store.check_rest()) and store[:]==want
         path.write_bytes(stored)
     assert ShardStore(tmp_path/'d')[:]==want and not store.verify(num_workers=0).bad
+
+def test_a_manifest_with_damaged_entries_of_tables_is_refused(tmp_path):
+    "Also if it has no overlays, and if its checksum was made anew"
+    written(tmp_path/'d').edit(drop=[0,3])
+    file = tmp_path/'d'/'manifest.json'
+    manifest = json.loads(file.read_text())
+    del manifest['crc']
+    gaps = manifest['gaps']
+    runs = dict(key='.runs-2', crc=0, lengths=[1], columns={})
+    for name,entries in (('gaps', [{**gaps, 'key':key} for key in ('../x','', None, 3)]+[{'key':gaps['key']}]),
+                         ('runs', [{'key':'.runs-2'}, {'lengths':[1]}, runs, {**runs, 'lengths':None}])):
+        for entry in entries:
+            file.write_bytes(seal({**manifest, name:entry}))
+            with pytest.raises(UnsupportedFormat, match=f'damaged: .*{name}'): ShardStore(tmp_path/'d')
+    del gaps['key']
+    file.write_bytes(seal(manifest))
+    with pytest.raises(UnsupportedFormat, match='damaged: gaps None'): ShardStore(tmp_path/'d')
+
+def test_a_table_of_gaps_has_as_many_samples_as_the_manifest(tmp_path):
+    "A table of another version, with a checksum that was made anew"
+    written(tmp_path/'d').edit(drop=[0,3])
+    path,file = tmp_path/'d'/'.gaps-2',tmp_path/'d'/'manifest.json'
+    other = GapTable([0,5], [2,1], N).to_bytes()
+    assert len(other)==len(path.read_bytes())
+    path.write_bytes(other)
+    manifest = json.loads(file.read_text())
+    del manifest['crc']
+    file.write_bytes(seal({**manifest, 'gaps':{**manifest['gaps'], 'crc':zlib.crc32(other)}}))
+    with pytest.raises(CorruptSample, match='gaps-2, which says .*: 21 samples, where the manifest has 22'):
+        ShardStore(tmp_path/'d')[:]
 
 def test_an_overlay_is_beside_the_manifest(tmp_path):
     "A manifest that was downloaded may name any folder"

@@ -131,9 +131,9 @@ class ShardIndex:
 
     def keys(self,
         i:np.ndarray # Positions of samples in the shard, shape (k,)
-    )->list: # Of `str`; `None` if the index has no keys
-        "Keys of samples `i`; raises `CorruptSample`"
-        if self.key_bytes is None: return None
+    )->list: # Of `str`
+        "Keys of samples `i`; raises `CorruptSample`, also for an index without keys"
+        if self.key_bytes is None: raise CorruptSample(f'{self.where}: a damaged index: it has no keys of samples')
         try: return [self._keys_of(position//_KEYS_PER_BLOCK)[position%_KEYS_PER_BLOCK] for position in i.tolist()]
         except (IndexError,ValueError) as e:
             raise CorruptSample(f'{self.where}: a damaged index: the keys of samples: {e}') from None
@@ -603,9 +603,10 @@ class ShardManifest(Manifest):
         super()._check(d, where)
         bad = [k for k,overlay in enumerate(d.get('overlays', ())) if not _is_overlay(overlay)]
         if bad: raise UnsupportedFormat(f'{where}: damaged: overlay {bad[0]}')
-        if d.get('overlays') and not are_runs(d): raise UnsupportedFormat(f'{where}: damaged: runs')
+        if (d.get('overlays') or d.get('runs')) and not are_runs(d): raise UnsupportedFormat(f'{where}: damaged: runs')
         for name in 'runs','gaps':
-            key = d.get(name, {}).get('key', f'.{name}-1')
+            if not d.get(name): continue
+            key = d[name].get('key')
             if not TABLE_FILE.fullmatch(str(key)): raise UnsupportedFormat(f'{where}: damaged: {name} {key!r:.60}')
         version = d.get('failures_version', 0)
         if type(version) is not int: raise UnsupportedFormat(f'{where}: damaged: failures_version {version!r:.60}')

@@ -99,7 +99,6 @@ class ShardStore(Store):
         self._shards_storage = None
         if shards_url is not None: self._shards_storage = self.storage.beside(shards_url)
         self._manifest,self._uid,self._process_state,self._label_codes = None,uid,None,{}
-        self._forget_tables()
         self._is_index = False # Look first where an index of others' shards is? Known once the manifest was read
         self._uid = self.manifest.uid
         is_needed = cache is not True or self._any_compressed or not self.tars.local   # `True` is for remote storage
@@ -149,7 +148,11 @@ class ShardStore(Store):
 
     def _read_gaps(self):
         entry = self.manifest.gaps
-        def unpack(stored): return GapTable.from_bytes(stored, entry['places'])
+        def unpack(stored):
+            table = GapTable.from_bytes(stored, entry['places'])
+            if table.n!=self.manifest.n:
+                raise ValueError(f'{table.n:,} samples, where the manifest has {self.manifest.n:,}')
+            return table
         return self._read_table(entry['key'], 16*entry['runs'], entry['crc'], unpack)
 
     @property
@@ -176,8 +179,6 @@ class ShardStore(Store):
         if self._is_replaced(): raise self.replaced_error()
         raise CorruptSample(f'{self.name}: {self.storage.url}/{self.home}{name}, which says where the samples are: '
                             f'{reason}; put back a copy of this file, or ingest again')
-
-    def _forget_tables(self): self._gaps = self._shards = self._run_tables = self._overlays = None
 
     def at(self,
         numbers:np.ndarray # Sample numbers, shape (n,)
@@ -223,7 +224,6 @@ class ShardStore(Store):
         try: self._table,manifest.shards = ShardTable.unpack(manifest.shards),{}
         except (ValueError,KeyError,TypeError) as e:
             raise UnsupportedFormat(f'{where}: a damaged table of shards: {e}') from None
-        self._forget_tables()
         n,expected = self._table.starts[-1],manifest.gaps.get('places', manifest.n)
         if n!=expected:
             raise UnsupportedFormat(f'{where}: damaged: {expected:,} samples, of which {n:,} are in shards')
@@ -498,7 +498,8 @@ def check_not_replaced(self:ShardStore,
 ):
     """Raise `StoreNotFound` if this is no longer the dataset that was opened
 
-    If a dataset was deleted, another one may have files of the same names."""
+    If a dataset was deleted, another one may have files of the same names. Raises `CorruptSample` or
+    `UnsupportedFormat` if the manifest is damaged now."""
     try:
         if self._is_replaced(): raise self.replaced_error()
     except BaseException:
