@@ -1,4 +1,6 @@
 "One position is an int, a NumPy integer, or an array or tensor of no dimensions; wherever a position is taken"
+import copy, pickle
+
 import numpy as np
 import pytest
 import torch
@@ -86,3 +88,16 @@ def test_one_at_a_time_where_only_one_can_be_had(taken):
     for where,instead in ('store','get_many'),('RemoteDataset','__getitems__'):
         for i in [1,2],(1,2),np.array([1,2]),torch.tensor([1,2]):
             with pytest.raises(TypeError, match=f'one sample.*{instead}'): taken[where][i]
+
+def test_items_are_an_L(redis_pics):
+    "As those of a folder are; they are not copied, and what only `L` has makes a list of numbers"
+    items = get_remote_items(redis_pics)
+    part = items[2:10:2]
+    assert isinstance(part, L) and L(items) is items and L(part) is part and len(L(part))==4
+    assert part.map(str)==['2','4','6','8'] and part.filter(lambda i: i>4)==[6,8] and part.argwhere(lambda i: i>4)==[2,3]
+    assert type(part.sorted(reverse=True)) is L and part.sorted(reverse=True)==[8,6,4,2] and part.enumerate()[1]==(1,4)
+    for same in copy.copy(part), copy.deepcopy(part), part.copy(), pickle.loads(pickle.dumps(part)):
+        assert type(same) is RemoteItems and same==part and list(same)==[2,4,6,8]
+    assert 6 in part and 3 not in part and list(reversed(part))==[8,6,4,2] and f'{part}'==repr(part)
+    with pytest.raises(TypeError): part[0] = 3
+    with pytest.raises(AttributeError): part.no_such_method

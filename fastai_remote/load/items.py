@@ -14,6 +14,7 @@ from functools import reduce
 
 import numpy as np
 from fastcore.basics import listify
+from fastcore.foundation import L
 
 from ..codec.numbers import FixedCodec
 from ..order.base import Order
@@ -71,8 +72,11 @@ class SampleSelection(PositionMap):
         return self.starts[block]+np.array(inner, np.int64)
 
 # %% ../../nbs/load/02_items.ipynb #9d81bd1e
-class RemoteItems(Order):
-    "Sample numbers of `store` as fastai's items: a lazy sequence of ints"
+class RemoteItems(Order, L):
+    """Sample numbers of `store` as fastai's items: a lazy sequence of ints, which is an `L`, as those of a folder are
+
+    `L(items)` is `items`, and what only `L` has, such as `map` and `filter`, makes a list of numbers."""
+    _xtra = ()   # `items` has no attributes that these do not have
     known = {}   # `{position: sample number}` of the batch that a loader is making, computed all at once
     def __init__(self,
         store:Store, # The store that the samples are in
@@ -82,14 +86,20 @@ class RemoteItems(Order):
         self.store = store
         super().__init__(len(store) if r is None else r, *maps)
 
-    def _new(self, r, *maps): return type(self)(self.store, r, *maps)
+    def _like(self, r, *maps): return type(self)(self.store, r, *maps)
 
     def __getitem__(self, i):
         "The number of a sample, an `int`, for a position; `RemoteItems` for a slice, list, array or `Order` of them"
         if type(i) is int and (number:=self.known.get(i)) is not None: return number
         res = super().__getitem__(i)
-        return self._new(len(res), res) if isinstance(res, np.ndarray) else res
+        return self._like(len(res), res) if isinstance(res, np.ndarray) else res
 
+    def _new(self, items, *args, **kwargs): return L(items, *args, use_list=None, **kwargs)
+    def __copy__(self): return self._like(self.positions, *self.maps)
+    def _repr_pretty_(self, p, cycle): p.text(repr(self))
+
+    copy = __copy__
+    items = property(lambda self: Order(self.positions, *self.maps))   # what methods of `L` read
     iloc = property(lambda self: self)   # as a DataFrame has it: fastai then indexes the items and does not copy them
     itertuples = Order.__iter__
 
@@ -144,7 +154,7 @@ class RemoteItems(Order):
         if not len(selection):
             raise ValueError(f'{self.store.name}: none of {len(self):,} items has {_shown(values)} in {field!r}')
         if not self.is_complete: return self[Order(len(selection), selection)]
-        return self._new(len(selection), selection, *(m for m in self.maps if isinstance(m, SampleSelection)))
+        return self._like(len(selection), selection, *(m for m in self.maps if isinstance(m, SampleSelection)))
 
     def class_weights(self,
         field:str='cls' # A field with one label for each sample

@@ -49,7 +49,7 @@ class Order:
 
     def __len__(self): return len(self.positions)
 
-    def _new(self, positions, *maps):
+    def _like(self, positions, *maps):
         "An order of the same kind; a subclass with more arguments overrides this"
         return type(self)(positions, *maps)
 
@@ -61,8 +61,8 @@ class Order:
         Raises `IndexError`, for positions of an `Order` when they are read, or `TypeError` for other types."""
         position = i if type(i) is int else None if isinstance(i, Order) else int_index(i)
         if position is not None: return self._at(self.positions[_count_from_end(position, len(self))])
-        if isinstance(i, Order): return self._new(i.positions, *i.maps, self.positions, *self.maps)
-        if isinstance(i, slice): return self._new(self.positions[slice(i.start,i.stop,i.step)], *self.maps)
+        if isinstance(i, Order): return self._like(i.positions, *i.maps, self.positions, *self.maps)
+        if isinstance(i, slice): return self._like(self.positions[slice(i.start,i.stop,i.step)], *self.maps)
         return self.numbers_at(i)
 
     def _at(self, x):
@@ -124,7 +124,7 @@ class WeightedOrder(Order):
         self.n,self.labels,self.weights,self.seed = n,labels,weights,seed
         super().__init__(n if positions is None else positions)
 
-    def _new(self, positions, *maps): raise TypeError('a `WeightedOrder` cannot be sliced or composed')
+    def _like(self, positions, *maps): raise TypeError('a `WeightedOrder` cannot be sliced or composed')
 
     def at(self,
         positions:range # Which draws

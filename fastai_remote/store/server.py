@@ -8,7 +8,7 @@ Docs: page `store/server`"""
 __all__ = ['find_server', 'RedisServer', 'redis_server']
 
 # %% ../../nbs/store/10_server.ipynb #44b52098
-import atexit, ctypes, fcntl, os, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading, weakref
+import atexit, ctypes, fcntl, os, re, secrets, shutil, signal, socket, subprocess, sys, tempfile, threading, weakref
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..clock import monotonic, sleep
-from ..core import StoreBusy
+from ..core import StoreBusy, unknown_arguments
 from .address import public_url
 
 # %% ../../nbs/store/10_server.ipynb #a6839225
@@ -106,6 +106,18 @@ def _close_server(ref):
     server = ref()
     if server is not None: server.close()
 
+_NOT_LISTED = 'include', 'loadmodule', 'rename-command', 'user'   # settings that CONFIG GET does not list
+
+def _refuse_unknown(conf, error):
+    "Raise `TypeError` with the nearest name if a server did not start, with `error`, as it knows no such setting"
+    unknown = re.search(r">>> '(\S+).*\nBad directive", str(error))
+    if unknown is None or unknown[1] not in conf: return
+    with RedisServer() as server:
+        with redis.Redis(unix_socket_path=str(server.socket)) as client: known = client.config_get('*')
+    names = [name.replace('-','_') for name in ('path', *_NOT_LISTED, *known)]
+    if unknown[1].replace('-','_') not in names:
+        raise unknown_arguments('redis_server', [unknown[1].replace('-','_')], names) from None
+
 class RedisServer:
     """A private Redis server process, which ends with this object or this process; a context manager
 
@@ -142,8 +154,9 @@ class RedisServer:
         self._at_exit = partial(_close_server, weakref.ref(self))
         atexit.register(self._at_exit)
         try: self.start()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, RuntimeError): _refuse_unknown(conf, error)
             raise
 
     def start(self):
