@@ -138,7 +138,7 @@ def huggingface(folder, numbers):
     features = Features({'image':Image(), 'label':ClassLabel(names=NAMES), 'number':Value('int64')})
     def rows():
         for i in numbers: yield {'image':content(i), 'label':i%3, 'number':i}
-    options = dict(features=features, cache_dir=str(folder/'cache'), fingerprint=f'{len(numbers)}')
+    options = dict(features=features, cache_dir=str(folder/'cache'))
     Dataset.from_generator(rows, **options).save_to_disk(str(folder/'data'))
 
 def joined_by(name):

@@ -102,7 +102,7 @@ class NpzCodec(Codec):
         if isinstance(o, dict): self._check_names(o)
         arrays = o if isinstance(o, dict) else {'arr_0':o}
         arrays = {name:_as_array(a, self.name) for name,a in arrays.items()}
-        np.savez_compressed(f:=io.BytesIO(), allow_pickle=False, **arrays)
+        np.savez_compressed(f:=io.BytesIO(), **arrays)
         return f.getvalue()
 
     def _check_names(self, arrays):
