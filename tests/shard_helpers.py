@@ -63,16 +63,16 @@ def seen(folder):
 
 def lock(folder, **entries):
     "Writes the lock of another process, which lives"
-    (Path(folder)/'.ingest').mkdir(parents=True, exist_ok=True)
+    (Path(folder)/'.fastai_remote/.ingest').mkdir(parents=True, exist_ok=True)
     content = dict(host=host_id(), pid=os.getppid(), id='x', time=time.time()) | entries
-    (Path(folder)/'.ingest/lock.json').write_bytes(seal(content))
+    (Path(folder)/'.fastai_remote/.ingest/lock.json').write_bytes(seal(content))
 
 def sound(folder, maxsize=1e8, maxcount=100_000):
     "Checks what holds of every folder that `to_shards` has written, file by file"
     store,folder = ShardStore(folder),Path(folder)
     table,manifest = store.shards,store.manifest
     want = {'manifest.json', *(['labels.json'] if manifest.vocab else []),
-            *([manifest.failures] if manifest.failed else []),
+            '.fastai_remote', *([f'.fastai_remote/{manifest.failures}'] if manifest.failed else []),
             *(f for u in range(len(table)) for f in (table.name(u), store.index_file(u)))}
     assert set(names(folder))==want and int(table.starts[-1])==manifest.n==len(store)
     assert {x for ab in store.splits.values() for x in ab}<={*table.starts.tolist()}   # no shard holds two splits

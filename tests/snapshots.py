@@ -63,7 +63,8 @@ class FolderPlace:
     def files(self):
         "Names of all files and folders, but for the lock of the dead"
         names = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob('*'))
-        return [name for name in names if name not in ('.ingest','.ingest/lock.json')]
+        lock = '.fastai_remote/.ingest/lock.json'
+        return [name for name in names if not f'{lock}/'.startswith(f'{name}/')]
     def names(self): return sorted(re.sub(r'^shard\d*-', 'shard-', name) for name in self.files())
     def everything(self):
         "All files, but for when and by whom the manifest was written"

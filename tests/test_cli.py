@@ -330,7 +330,7 @@ def test_ls_shows_unfinished_ingests_of_subfolders(with_failures, tmp_path, resu
     parent = tmp_path/'all'
     assert cli('ingest', with_failures[0], parent/'begun', *with_failures[1:], '--max-failed', '5')[0]==1
     shutil.copytree(parent/'begun', parent/'damaged')
-    (parent/'damaged/.ingest/plan.json').write_text('{')
+    (parent/'damaged/.fastai_remote/.ingest/plan.json').write_text('{')
     document = result('ls', parent)
     assert [o['name'] for o in document['unfinished']]==['begun'] and document['unfinished'][0]['running'] is False
     assert ['plan.json, is damaged' in o['error'] for o in document['datasets']]==[True]

@@ -14,7 +14,7 @@ from fastai_remote.write import folder_lock
 from fastai_remote.write.base import LEASE_SECONDS
 from fastai_remote.write.folder_lock import FolderLock
 
-def records(folder): return len(list(folder.glob('.ingest/chunk-*.json')))
+def records(folder): return len(list(folder.glob('.fastai_remote/.ingest/chunk-*.json')))
 
 def fn(i):
     "What it returns depends on who calls it; a process that is to be slow goes on after its first chunk when told so"
@@ -31,11 +31,11 @@ def is_right(folder): return ShardStore(folder).verify(num_workers=1).bad==0
 
 def lock(folder, beat=1, host='elsewhere', seconds=0):
     "The lock of a process whose clock is wrong by so many seconds, on a file server whose clock is, too"
-    (folder/'.ingest').mkdir(parents=True, exist_ok=True)
+    (folder/'.fastai_remote/.ingest').mkdir(parents=True, exist_ok=True)
     holder = dict(host=host, pid=os.getppid(), start=1, id='x', beat=beat, time=time.time()+seconds)
-    (folder/'.ingest/new').write_bytes(seal(holder))
-    os.utime(folder/'.ingest/new', (time.time()+seconds,)*2)
-    os.replace(folder/'.ingest/new', folder/'.ingest/lock.json')
+    (folder/'.fastai_remote/.ingest/new').write_bytes(seal(holder))
+    os.utime(folder/'.fastai_remote/.ingest/new', (time.time()+seconds,)*2)
+    os.replace(folder/'.fastai_remote/.ingest/new', folder/'.fastai_remote/.ingest/lock.json')
 
 class OtherRenews(ManualClock):
     "A clock in each pause of which another process renews its lock"
@@ -114,7 +114,7 @@ def ends_with(pid): return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 def stop(pid, folder):
     "Stop a process while it does not renew its lock"
-    fd = os.open(folder/'.ingest', os.O_RDONLY)
+    fd = os.open(folder/'.fastai_remote/.ingest', os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.kill(pid, signal.SIGSTOP)
     await_stop(pid)
@@ -130,7 +130,7 @@ def test_a_killed_process_is_followed_at_once(tmp_path, other):
 
 @pytest.mark.parametrize('host', [None,'elsewhere'])
 def test_a_slow_process_keeps_its_lock(tmp_path, other, host):
-    def beats(): return FolderLock(Storage(tmp_path/'d')).holder()['beat']
+    def beats(): return FolderLock(Storage(tmp_path/'d/.fastai_remote')).holder()['beat']
     pid = other(holds=True, host=host, lease=.3)
     wait_for(lambda: records(tmp_path/'d')==1)
     for _ in range(2):

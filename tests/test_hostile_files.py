@@ -260,9 +260,9 @@ def test_files_of_a_dataset_are_regular_files(tmp_path):
         assert store[0]['txt']=='number 0'
         store[4]
     calls = {}
-    for name in 'manifest.json','shard-000001.tar.fastai_remote','shard-000001.tar':
+    for name in 'manifest.json','.fastai_remote/shard-000001.tar.fastai_remote','shard-000001.tar':
         for what,make in STRANGE.items():
-            folder = shutil.copytree(tmp_path/'d', tmp_path/f'{name} is {what}')
+            folder = shutil.copytree(tmp_path/'d', tmp_path/f"{name.replace('/', ' ')} is {what}")
             (folder/name).unlink()
             make(folder/name)
             calls[folder.name] = functools.partial(read, folder)

@@ -383,7 +383,7 @@ def test_a_partition_that_is_written_twice_counts_once_and_one_of_another_length
 def test_the_report_opens_the_dataset(server, tmp_path):
     rows = [{'id':1, 'txt':'a'}]
     reports = [to_redis(rows, server.url, 'r', **ONE), to_shards(rows, tmp_path/'d', **ONE)]
-    for file in (tmp_path/'d/manifest.json', *(tmp_path/'d').glob('*.fastai_remote')): file.unlink()
+    for file in (tmp_path/'d/manifest.json', *(tmp_path/'d').glob('.fastai_remote/*.fastai_remote')): file.unlink()
     for to in None,tmp_path/'index': reports.append(index_shards(tmp_path/'d', to=to, **ONE))
     with RedisStore.writer(server.url, 'p', rows[0], [1]) as write:
         list(write(0, rows))

@@ -28,7 +28,7 @@ def written(folder, n=N, **kwargs):
     return put(folder, samples, shuffle=False, maxcount=7, **kwargs)[0]
 
 def widened(store): return store.add_fields(small, ['png'], chunk=10, **ONE)
-def overlays(folder): return [path.name for path in sorted(folder.glob('.overlay*'))]
+def overlays(folder): return [path.name for path in sorted(folder.glob('.fastai_remote/.overlay*'))]
 
 def test_fields_of_all_kinds_are_added_edited_and_dropped(tmp_path):
     store = widened(written(tmp_path/'d'))
@@ -64,9 +64,9 @@ def test_replaced_and_deleted_datasets_leave_no_overlay(tmp_path):
 def test_damage_is_found_and_named(tmp_path):
     "What is not in the overlay is still read"
     store = widened(written(tmp_path/'d'))
-    overlay = tmp_path/'d'/'.overlay-2-0'
+    overlay = tmp_path/'d/.fastai_remote/.overlay-2-0'
     def opened(): return ShardStore(tmp_path/'d')
-    for file in list(overlay.iterdir()):
+    for file in [path for path in overlay.rglob('*') if path.is_file()]:
         content = file.read_bytes()
         file.write_bytes(flipped(content))
         assert opened().verify(num_workers=1).bad, file.name
@@ -95,7 +95,7 @@ def test_damaged_tables_of_gaps_and_runs_are_named(tmp_path):
     store = written(tmp_path/'d').edit(drop=[0,3], set={'txt':{5:'new'}})
     want = store[:]
     for name in '.gaps-2','.runs-2':
-        path = tmp_path/'d'/name
+        path = tmp_path/'d/.fastai_remote'/name
         stored = path.read_bytes()
         for wrong in (*(flipped(stored, at) for at in range(0, len(stored), 7)), stored[:-1], stored+b'x', b'', None):
             if wrong is None: path.unlink()
@@ -126,7 +126,7 @@ def test_a_manifest_with_damaged_entries_of_tables_is_refused(tmp_path):
 def test_a_table_of_gaps_has_as_many_samples_as_the_manifest(tmp_path):
     "A table of another version, with a checksum that was made anew"
     written(tmp_path/'d').edit(drop=[0,3])
-    path,file = tmp_path/'d'/'.gaps-2',tmp_path/'d'/'manifest.json'
+    path,file = tmp_path/'d/.fastai_remote/.gaps-2',tmp_path/'d'/'manifest.json'
     other = GapTable([0,5], [2,1], N).to_bytes()
     assert len(other)==len(path.read_bytes())
     path.write_bytes(other)

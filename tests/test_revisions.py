@@ -185,7 +185,7 @@ def test_any_changes(request, where, seed, steps):
         assert len(set(store.keys(range(len(store)))))==len(store)
     else: model.store = store.rename('renamed')
     assert len(place.write(samples(0, 5), chunk=5))==5
-    if in_shards: assert len(list(folder.glob('*.fastai_remote')))==1
+    if in_shards: assert len(list(folder.glob('.fastai_remote/*.fastai_remote')))==1
     else: model.check()
     for name in 'd','copy',*([] if in_shards else ['renamed']): place.delete(name)
     assert not set(place.contents())

@@ -16,7 +16,7 @@ from shard_helpers import tar
 
 mended = pytest.mark.filterwarnings('ignore:.*fetched again')   # said to whoever has a failing disk
 options = dict(num_workers=1, shuffle=False, progress=False)
-INDEX,TAR = 'shard-000000.tar.fastai_remote','shard-000000.tar'
+INDEX,TAR = '.fastai_remote/shard-000000.tar.fastai_remote','shard-000000.tar'
 TINY = [{'bin':bytes([i])*5, 'cls':'ab'[i%2], 'code.cls':[-7,300][i//2%2], 'id':i<<40, 'target.f4':i/2}
         for i in range(4)]
 
@@ -71,7 +71,7 @@ def is_damaged(folder):
 # --- every bit
 
 @pytest.mark.parametrize('name,step', [
-    pytest.param(INDEX, 1, marks=pytest.mark.slow), ('shard-000001.tar.fastai_remote',29), ('shard-failures.json',5),
+    pytest.param(INDEX, 1, marks=pytest.mark.slow), ('.fastai_remote/shard-000001.tar.fastai_remote',29), ('.fastai_remote/shard-failures.json',5),
     (TAR,613), ('manifest.json',41)])
 def test_each_flipped_bit_is_found(tiny, name, step):
     "Wherever it is; and no sample is read with another value"
@@ -141,15 +141,15 @@ def test_a_damaged_manifest_is_not_said_to_be_replaced(tiny, damage):
 
 def test_what_is_missing_is_found_and_named(tiny):
     for name,message in ((INDEX,f'{INDEX}, the index of shard {TAR}.*samples 0 to 1.*is not there'),
-                         (TAR,f'shard {TAR} is not there, with samples 0 to 1'), ('shard-failures.json','')):
+                         (TAR,f'shard {TAR} is not there, with samples 0 to 1'), ('.fastai_remote/shard-failures.json','')):
         (tiny/name).rename(tiny/'elsewhere')
-        assert any(name.split('.')[0] in what+why for what,why in ShardStore(tiny).check_rest()), name
+        assert any(Path(name).name.split('.')[0] in what+why for what,why in ShardStore(tiny).check_rest()), name
         if message:
             with pytest.raises(MissingSample, match=message): ShardStore(tiny)[1]
         (tiny/'elsewhere').rename(tiny/name)
 
 def test_failures_that_are_damaged_or_gone_are_not_shown(tiny):
-    store,file = ShardStore(tiny),tiny/'shard-failures.json'
+    store,file = ShardStore(tiny),tiny/'.fastai_remote/shard-failures.json'
     assert len(list(store.failures()))==store.manifest.failed==1
     file.write_bytes(file.read_bytes().replace(b'left', b'lefT'))
     with pytest.raises(CorruptSample, match='tiny: shard-failures.json.*samples are not affected'):
@@ -169,7 +169,7 @@ def cached(url, cache, shards=(0,1), fields=None):
 def in_cache(cache, name):
     "The path of a file in the cache"
     # names begin with a checksum; behind `@` is a time that is another than when it was indexed
-    path, = (p for p in cache.rglob('*') if p.name.partition('-')[2].split('@')[0]==name)
+    path, = (p for p in cache.rglob('*') if p.name.partition('-')[2].split('@')[0]==Path(name).name)
     return path
 
 def place_in(content, name):

@@ -5,6 +5,8 @@ The storage is in the memory of this process. test_s3.py has what only a real S3
 import io, pickle, re, tarfile, traceback
 from collections import Counter
 
+from pathlib import Path
+
 import pytest
 pytest.importorskip('s3fs')
 from fastai.data.core import DataLoaders
@@ -239,7 +241,7 @@ def test_samples_before_the_cut_of_a_truncated_shard_are_read(faults, cache, tmp
 
 @pytest.mark.parametrize('cached', [True,False])
 def test_a_damaged_index_is_named_and_not_kept(faults, cache, tmp_path, cached):
-    name = 'shard-000002.tar.fastai_remote'
+    name = '.fastai_remote/shard-000002.tar.fastai_remote'
     content = faults.content(f'pets/{name}')
     for damaged in (b'', content[:-9], flipped(content, len(content)-99), flipped(content, 30), None):
         faults.put(f'pets/{name}', damaged)

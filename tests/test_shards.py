@@ -160,15 +160,15 @@ def test_shards_of_a_damaged_plan_stay_whole(tmp_path, old):
     if old: put(tmp_path/'d', items('a'))
     interrupt(tmp_path/'d', overwrite=old)
     before = names(tmp_path/'d')
-    (tmp_path/'d/.ingest/plan.json').write_text('{"generation": 1, "prefix": "shard2", ')
+    (tmp_path/'d/.fastai_remote/.ingest/plan.json').write_text('{"generation": 1, "prefix": "shard2", ')
     with pytest.warns(UserWarning, match='these stay: shard'): ShardStore.abandon(tmp_path/'d')
-    assert names(tmp_path/'d')==[name for name in before if not name.startswith('.ingest')]
+    assert names(tmp_path/'d')==[name for name in before if '/.ingest' not in name]
     if old: assert len(ShardStore(tmp_path/'d'))==60
 
 def test_records_that_do_not_count_are_left_out(tmp_path):
     "One half written, those beyond the 13 chunks of the plan, and one that is damaged, in the name of its checksum"
     interrupt(tmp_path/'d')
-    ingest = tmp_path/'d/.ingest'
+    ingest = tmp_path/'d/.fastai_remote/.ingest'
     n = ShardStore.unfinished(tmp_path/'d')[0]['chunks']
     (ingest/'chunk-000090.json.123.part').write_text('{')
     assert ShardStore.unfinished(tmp_path/'d')[0]['chunks']==n>0
@@ -252,7 +252,7 @@ def test_locks_of_the_living_are_kept_and_others_are_not(tmp_path):
     lock(tmp_path/'d', **live, time=time.time()-40)
     with ManualClock(): put(tmp_path/'d', items('b', 50), overwrite=True)
     lock(tmp_path/'d', **live)
-    (tmp_path/'d/.ingest/lock.json').write_text('{"host":')
+    (tmp_path/'d/.fastai_remote/.ingest/lock.json').write_text('{"host":')
     assert len(put(tmp_path/'d', items('c', 40), overwrite=True)[0])==40
     sound(tmp_path/'d')
 
@@ -271,7 +271,7 @@ def test_a_lock_that_could_not_be_taken_excludes_nobody(tmp_path, error, monkeyp
             try: put(d, items('a'))
             except error: assert left[0]<=0
             else: continue   # an error that does not matter
-        assert not (d/'.ingest/lock.json').exists(), k
+        assert not (d/'.fastai_remote/.ingest/lock.json').exists(), k
         put(d, items('a'), overwrite=True)
         sound(d)
 
@@ -396,7 +396,7 @@ def test_a_folder_that_cannot_be_written_to_says_so(tmp_path, mount):
         with pytest.raises(StoreUnavailable, match='ro.*[Rr]ead-only'): call()
     store,_ = index(d, tmp_path/'beside')
     assert values(store, 'txt')==[f'{i}' for i in range(9)]
-    assert names(tmp_path/'beside')==['a.tar.fastai_remote','manifest.json']
+    assert names(tmp_path/'beside')==['.fastai_remote','.fastai_remote/a.tar.fastai_remote','manifest.json']
 
 # --- what is read, from where
 
@@ -455,7 +455,7 @@ def test_shuffle_quality_where_only_some_samples_have_labels(tmp_path):
 
 # --- hostile files
 
-INDEX = 'shard-000000.tar.fastai_remote'
+INDEX = '.fastai_remote/shard-000000.tar.fastai_remote'
 
 @pytest.fixture(scope='module')
 def theirs(tmp_path_factory):

@@ -28,7 +28,7 @@ def folder(tmp_path):
 @pytest.fixture
 def elsewhere(folder, tmp_path):
     "The folder of a manifest whose shards are in `folder`"
-    for file in (folder/'manifest.json', *folder.glob('*.fastai_remote')): file.unlink()
+    for file in (folder/'manifest.json', *folder.glob('.fastai_remote/*.fastai_remote')): file.unlink()
     index_shards(folder, to=tmp_path/'ours', **options)
     return tmp_path/'ours'
 
@@ -43,8 +43,8 @@ def is_right(store):
 
 def test_a_manifest_cannot_send_credentials_to_another_host(folder, tmp_path):
     public = tmp_path/'public'
-    public.mkdir()
-    for f in (folder/'manifest.json', *folder.glob('*.fastai_remote')): shutil.copy(f, public)
+    shutil.copytree(folder/'.fastai_remote', public/'.fastai_remote')
+    shutil.copy(folder/'manifest.json', public)
     with WebServer(files_of(public)) as theirs, WebServer(files_of(folder)) as attacker:
         change(public, base=attacker.url)
         kwargs = dict(cache=None, timeout=3, storage_options={'headers':{'Authorization':MARKER}})

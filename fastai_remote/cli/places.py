@@ -19,6 +19,7 @@ from ..core import StoreUnavailable
 from ..store.address import hidden_names, public_url, Secret
 from ..store.redis_link import REDIS_SCHEMES, RedisLink, split_secret
 from ..store.redis_servers import nodes_in
+from ..store.shard_index import INDEX_FOLDER
 from ..store.storage import as_storage, Storage
 
 # %% ../../nbs/cli/01_places.ipynb #cad7d64d
@@ -124,17 +125,14 @@ class Place:
     @property
     def has_dataset(self)->bool:
         "Is there a dataset in this folder of shards? Its manifest may be among tars of others, in a folder of our own"
-        return self._has('manifest.json')
+        return self._has('manifest.json', '', INDEX_FOLDER)
 
     @property
     def has_ingest(self)->bool:
         "May there be an unfinished ingest in this folder of shards? `unfinished` is certain, and takes longer"
-        return self._has('.ingest')
+        return self._has('.ingest', INDEX_FOLDER)
 
-    def _has(self, name):
-        "Is there a file or a folder `name` in this folder of shards, or in our own folder in it?"
-        from fastai_remote.store.shard_index import INDEX_FOLDER
-        return any(name in self.storage.names(folder) for folder in ('', INDEX_FOLDER))
+    def _has(self, name, *folders): return any(name in self.storage.names(folder) for folder in folders)
 
     def store(self):
         "The dataset, an opened `RedisStore` or `ShardStore`; raises `StoreNotFound` and other `StoreError`s"

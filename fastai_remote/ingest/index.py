@@ -224,7 +224,7 @@ def index_shard(
     counts = {field:list(numbers.items()) for field,numbers in writer.counts.items()}
     index = columns.pack(file.crc, dict(record, labels=labels, counts=counts, failures=failures, plan=fields))
     file_name = index_name(name, writer.index_version)
-    with writer.lock.publishing(): writer.storage.write(file_name, index)
+    with writer.lock.publishing(): writer.hidden.write(file_name, index)
     size = file.content.position   # of the tar, uncompressed
     writer.shards.append([name, columns.n, file.size, file.crc, len(index), size, zlib.crc32(index),
                           COMPRESSIONS.index(file.compression), writer.index_version, stamp_number(file.stamp)])
@@ -250,7 +250,7 @@ def _earlier_record(writer, row):
 
     Raises `CorruptSample` if the index is damaged or gone."""
     file,advice = index_name(row[0], row[8]),'overwrite=True indexes all shards anew'
-    try: content = writer.storage.read(file)
+    try: content = writer.hidden.read(file)
     except FileNotFoundError: raise CorruptSample(f'{writer.url}: {file} is gone; {advice}') from None
     if zlib.crc32(content)!=row[6]:
         raise CorruptSample(f'{writer.url}: {file}: {len(content):,} bytes that do not match their checksum; {advice}')
@@ -445,7 +445,8 @@ def _check_not_ours(source):
     writer = ShardWriter(source)
     try: dataset = writer.committed()
     except UnsupportedFormat: return   # `manifest.json` of another tool, which does not matter
-    if dataset is not None or writer.unfinished_plan(dataset):
+    plan = writer.unfinished_plan(dataset)
+    if dataset is not None or plan and plan['prefix']:
         raise StoreExists(f'{source.url}: to_shards has written these shards, or is about to: they have an index')
 
 def index_shards(
@@ -556,13 +557,18 @@ def _source_of(url, timeout, storage_options):
 def _tars_in(source, to):
     """Names of the tars in the folder `source` and its subfolders, relative to it and sorted; hidden ones are left out
 
-    If `to` is `None`, shards in subfolders that `to_shards` has written are left out, too: they have an index file
-    beside them. If the index goes to another folder, `to`, they are kept, since that may be what wrote these files."""
+    If `to` is `None`, shards in subfolders that `to_shards` has written are left out, too. If the index goes to another
+    folder, `to`, they are kept."""
     files = source.files()
-    own = {name.removesuffix(INDEX_SUFFIX) for name in files if name.endswith(INDEX_SUFFIX) and '/' in name}
-    if to is not None: own = ()   # the index may be in the same folders
+    datasets = [name.removesuffix('manifest.json') for name in files if name.endswith('/manifest.json')]
+    own = set() if to is not None else {folder+name for folder in datasets for name in _own_shards_in(source, folder)}
     def is_tar(name): return name.lower().endswith(TAR_EXTENSIONS) and not _is_hidden(name)
     return [name for name in files if is_tar(name) and name not in own]
+
+def _own_shards_in(source, folder):
+    "The names of the shards in a subfolder, whose path ends in '/', that have an index there"
+    names = source.names(folder+INDEX_FOLDER)
+    return [name.removesuffix(INDEX_SUFFIX) for name in names if name.endswith(INDEX_SUFFIX)]
 
 def _named(source, given, splits, to=None):
     """Returns `(names, ranges, left_out)`: the names of the tars, split by split, and how many tars are in no split

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ..core import CorruptSample, MissingSample, StoreError, StoreNotFound, UnsupportedFormat
+from .shard_index import INDEX_FOLDER
 
 # %% ../../nbs/store/17_overlays.ipynb #0ve1a005
 class Overlays:
@@ -66,7 +67,7 @@ class Overlays:
             store,entry = self.store,self.entries[k-1] if k<=len(self.entries) else {}
             if not entry: raise CorruptSample(f'{store.name}: a damaged table of runs: there is no overlay {k}')
             store.check_not_replaced()   # as when a shard is opened
-            storage = store.storage.subfolder(store.home+entry['folder'])
+            storage = store.storage.subfolder(f"{INDEX_FOLDER}/{entry['folder']}")
             with self._explained(): opened = type(store)(storage, cache=store.cache, uid=entry['uid'])
             manifest = opened.manifest
             missing = [field for field in entry['fields'] if field not in manifest.fields]

@@ -13,7 +13,7 @@ import os, zlib
 import numpy as np
 
 from ..core import CorruptSample, MissingSample, StoreError
-from .shard_index import decompressor, pack_labels
+from .shard_index import decompressor, INDEX_FOLDER, pack_labels
 
 # %% ../../nbs/store/16_shard_check.ipynb #057fffc6
 _POLYNOMIAL = 0xEDB88320   # of crc32, with the lowest power in the highest bit
@@ -68,7 +68,7 @@ def _check_failures(store):
     if not manifest.failed and manifest.failures_crc<0: return
     crc = size = 0
     while True:
-        content = store.storage.ranges([store.home+manifest.failures], [size], [size+_PART_BYTES], tries=1)[0]
+        content = store.storage.ranges([f'{INDEX_FOLDER}/{manifest.failures}'], [size], [size+_PART_BYTES], tries=1)[0]
         if not content: break
         crc,size = zlib.crc32(content, crc),size+len(content)
     reason = None

@@ -423,8 +423,10 @@ def _pack(column):
     return base64.b64encode(zlib.compress(column, 1)).decode()
 def _unpack(packed, limit): return unzipped(base64.b64decode(packed), limit)
 
-INDEX_SUFFIX = '.fastai_remote' # What the name of an index file ends in; no other tool uses it
-INDEX_FOLDER = '.fastai_remote' # Folder, among shards of others, for their manifest and their index files
+INDEX_SUFFIX = '.fastai_remote' # What the name of an index file ends in
+# Folder beside the shards, in which no other tool looks: for index files, tables, overlays, failures and the state of an
+# ingest; beside shards of others also for the manifest
+INDEX_FOLDER = '.fastai_remote'
 
 TABLE_FILE = re.compile(r'\.(?:runs|gaps)-\d+') # Names of files that say where the samples of a changed dataset are
 

@@ -123,7 +123,7 @@ class ShardStore(Store):
 
     @property
     def home(self)->str:
-        "Where manifest, indices and failures are: '' for the folder itself, or `INDEX_FOLDER` and '/'"
+        "Where the manifest is: '' for the folder itself, or `INDEX_FOLDER` and '/' among shards of others"
         return self.manifest and self._home
 
     @property
@@ -170,14 +170,15 @@ class ShardStore(Store):
         return self._read_table(runs['key'], 24*sum(runs['lengths']), runs['crc'], unpack)
 
     def _read_table(self, name, n_bytes, crc, unpack):
-        "The result of `unpack(bytes)` for a file beside the manifest that says where samples are; raises as `gaps`"
-        stored = self.storage.ranges([self.home+name], [0], [n_bytes+1])[0]   # one byte more shows that it is longer
+        "The result of `unpack(bytes)` for a file in our own folder that says where samples are; raises as `gaps`"
+        name = f'{INDEX_FOLDER}/{name}'
+        stored = self.storage.ranges([name], [0], [n_bytes+1])[0]   # one byte more shows that it is longer
         reason = 'it is not there' if stored is None else f'its {len(stored):,} bytes do not match their checksum'
         if stored is not None and len(stored)==n_bytes and zlib.crc32(stored)==crc:
             try: return unpack(stored)
             except ValueError as e: reason = str(e)
         if self._is_replaced(): raise self.replaced_error()
-        raise CorruptSample(f'{self.name}: {self.storage.url}/{self.home}{name}, which says where the samples are: '
+        raise CorruptSample(f'{self.name}: {self.storage.url}/{name}, which says where the samples are: '
                             f'{reason}; put back a copy of this file, or ingest again')
 
     def at(self,
@@ -256,7 +257,7 @@ class ShardStore(Store):
         start = f'{self.storage.url}: no dataset here'
         if 'bucket' in str(error).lower(): return f'{start}: {error}'
         names = self.storage.names(extra=0)
-        if any('plan.json' in self.storage.names(f'{home}.ingest', extra=0) for home in ('', f'{INDEX_FOLDER}/')):
+        if 'plan.json' in self.storage.names(f'{INDEX_FOLDER}/.ingest', extra=0):
             return (f'{start} yet, but an ingest that is not finished: run the same call again to resume it, '
                     'or remove it with ShardStore.abandon')
         if any(re.search(r'\.(tar|tgz|txz|tzst|tbz2|tar\.\w+)$', name) for name in names):
@@ -627,8 +628,8 @@ def check_unchanged(self:ShardStore, numbers):
 def index_file(self:ShardStore,
     shard:int # Number of a shard
 )->str:
-    "Path of the index file of a shard in the folder `storage`; it begins with `home`"
-    return self.home+self.table.index_name(shard)
+    "Path of the index file of a shard in the folder `storage`"
+    return f'{INDEX_FOLDER}/{self.table.index_name(shard)}'
 
 @patch
 def indices(self:ShardStore,
@@ -892,7 +893,7 @@ def failures(self:ShardStore):
     "What could not be converted when the dataset was made: yields `(sample, reason)`; raises `CorruptSample`"
     expected,name = self.manifest.failures_crc,self.manifest.failures
     what = f'{self.name}: {name}, which says what was left out'
-    try: content = self.storage.read(self.home+name)
+    try: content = self.storage.read(f'{INDEX_FOLDER}/{name}')
     except FileNotFoundError:
         if expected<0 and not self.manifest.failed: return
         raise CorruptSample(f'{what}, is not there') from None

@@ -27,15 +27,13 @@ class FolderLock:
     def __init__(self,
         storage:Storage, # The folder
         token:str=None, # ID of the lock; default: `take` chooses it
+        url:str=None # What messages call the folder; default: its own URL
     ):
-        self.storage,self.token = storage,token
+        self.storage,self.token,self.url = storage,token,url or storage.url
         self.stop = threading.Event() # Set by `close`: do not renew the lease any longer
         self.beats = 0 # How many times the lock was written
         self.is_fenced = True # Can no process of an earlier run publish a file any more?
         self.lost = False # Has another process taken the lock?
-
-    @property
-    def url(self)->str: return self.storage.url
 
     @contextmanager
     def exclusive(self,

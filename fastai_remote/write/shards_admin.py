@@ -8,17 +8,15 @@ Docs: page `write/shards_admin`"""
 __all__ = ['delete_shards', 'unfinished_shards', 'abandon_shards']
 
 # %% ../../nbs/write/13_shards_admin.ipynb #d460d5b7
-import os, re, warnings
-from contextlib import suppress
+import re, warnings
 
-from ..core import seal, StoreError, StoreNotFound, UnsupportedFormat
+from ..core import MAX_MANIFEST, seal, StoreError, StoreNotFound, UnsupportedFormat
 from ..store.address import concealed
-from ..store.shard_index import INDEX_FOLDER, INDEX_SUFFIX
+from ..store.shard_index import INDEX_SUFFIX, index_name, ShardIndex, ShardManifest
 from ..store.storage import as_storage, Storage
 from .base import chunk_count
-from .shard_files import files_of, OWN_FILE, own_files, owns_labels
-from .shard_files import PART_FILE, PLAN_FILE, remove_own_files
-from .shards import ShardWriter
+from .shard_files import files_of, own_shards, owns_labels, PLAN_FILE
+from .shards import remove_link, ShardWriter
 
 # %% ../../nbs/write/13_shards_admin.ipynb #fa14a460
 def delete_shards(
@@ -29,7 +27,9 @@ def delete_shards(
 
     Raises `StoreNotFound` if there is neither, and `StoreBusy` if another process is writing or changing it."""
     url,storage_options = concealed(url),concealed(storage_options)
-    writer = _writer(as_storage(url, storage_options=storage_options))
+    storage = as_storage(url, storage_options=storage_options)
+    if _has_own_manifest(storage): remove_link(storage)
+    writer = _writer(storage)
     storage = writer.storage
     _find(writer)   # where there is nothing, no lock is written
     writer.take_lock()
@@ -38,20 +38,17 @@ def delete_shards(
         prefix = manifest.prefix if manifest else plan['prefix']
         if manifest and prefix:   # for the next call, if this process is killed
             rest = dict(signature='', n=0, chunk=1, generation=manifest.generation, prefix=prefix)
-            storage.write(PLAN_FILE, seal(rest))
+            writer.hidden.write(PLAN_FILE, seal(rest))
         if prefix and owns_labels(storage, manifest): storage.remove(['labels.json'])
-        storage.remove(['manifest.json'])
-        names = storage.names()
-        parts = [name for name in names if PART_FILE.match(name)]
-        if prefix: remove_own_files(storage, names)
-        else: writer.remove_indices()
-        storage.remove(parts)
-        writer.remove_overlays()
-        writer.remove_state()
-        if storage.is_link(INDEX_FOLDER): storage.remove([INDEX_FOLDER])
+        writer.remove_all(foreign=not prefix)
     finally:
         writer.close()
-        _remove_empty_folders(storage)
+        writer.remove_empty_folders()
+
+def _has_own_manifest(storage):
+    "Is there the manifest of a dataset of `to_shards`, or of an index with `to=`? One of another tool is not ours"
+    try: return ShardManifest.from_json(storage.read('manifest.json', MAX_MANIFEST), storage.url) is not None
+    except (FileNotFoundError,StoreError): return False
 
 def _find(writer):
     "Returns the manifest and `None`; or `None` and the plan of an unfinished ingest; raises `StoreNotFound`"
@@ -61,28 +58,21 @@ def _find(writer):
     return manifest,plan
 
 def _writer(storage):
-    """Returns a writer for the folder with a manifest or a plan: `storage`, or our own folder among shards of others
+    """Returns a writer for `storage`; if shards of others are, or were to be, indexed there, one for our own folder
 
-    If neither has one, it is for `storage`. Raises `UnsupportedFormat`."""
+    Raises `UnsupportedFormat` for a `manifest.json` of another tool if nothing of ours is there."""
     writer = ShardWriter(storage)
-    def open_inner(): return ShardWriter(storage.subfolder(INDEX_FOLDER), name=writer.name)
-    def is_used(writer):
-        names = writer.storage.names()
-        return 'manifest.json' in names and writer.committed() or 'plan.json' in writer.storage.names('.ingest')
+    inner = ShardWriter(writer.hidden, name=writer.name)
     try:
-        if is_used(writer): return writer
-    except UnsupportedFormat:   # `manifest.json` of another tool
-        if not is_used(open_inner()): raise
-    inner = open_inner()
-    return inner if is_used(inner) else writer
-
-def _remove_empty_folders(storage):
-    "Removes a folder of this machine if it is empty, and empty folders in it if it is our own among shards of others"
-    if not storage.local: return
-    folder = storage.path()
-    is_inner = os.path.basename(folder)==INDEX_FOLDER
-    for path in [path for path,_,_ in os.walk(folder, topdown=False)] if is_inner else [folder]:
-        with suppress(OSError): os.rmdir(path)   # raised if it is not empty
+        if writer.committed(): return writer
+        error = None
+    except UnsupportedFormat as e: error = e   # `manifest.json` of another tool
+    if inner.committed(): return inner
+    try: plan = inner.hidden.read(PLAN_FILE)
+    except FileNotFoundError: plan = b''
+    if plan and (error or b'"prefix":""' in plan): return inner
+    if error: raise error
+    return writer
 
 # %% ../../nbs/write/13_shards_admin.ipynb #29c7c411
 def unfinished_shards(
@@ -119,7 +109,7 @@ def abandon_shards(
         else: writer.abandon(plan)
     finally:
         writer.close()
-        _remove_empty_folders(writer.storage)
+        writer.remove_empty_folders()
 
 def _find_unfinished(writer):
     """Returns the manifest of the dataset, or `None`, and the plan of the unfinished ingest beside it
@@ -127,35 +117,38 @@ def _find_unfinished(writer):
     If the plan is damaged, it is what `_plan_of_damaged` returns. Raises `StoreNotFound` if there is no plan."""
     dataset = writer.committed()
     try: plan = writer.unfinished_plan(dataset)
-    except StoreError: return dataset,_plan_of_damaged(writer.storage, dataset)
+    except StoreError: return dataset,_plan_of_damaged(writer.hidden, dataset)
     if not plan: raise StoreNotFound(f'{writer.url}: no unfinished ingest here')
     return dataset,plan
 
-def _plan_of_damaged(storage, dataset):
+def _plan_of_damaged(hidden, dataset):
     """Returns what a damaged plan still tells about the files of its ingest: a dict of `generation` and `prefix`
 
     They must fit together, and be of a later generation than the dataset, whose manifest is `dataset` or `None`.
     Otherwise, and for an index of others' shards, this returns `None`."""
-    text = storage.read(PLAN_FILE)
+    text = hidden.read(PLAN_FILE)
     generation,prefix = re.search(rb'"generation":(\d+)[,}]', text),re.search(rb'"prefix":"(shard\d*)"[,}]', text)
     if not generation or not prefix or (dataset and int(generation[1])<=dataset.generation): return None
     if prefix[1]!=b'shard'+(generation[1] if generation[1]!=b'1' else b''): return None
     return dict(generation=int(generation[1]), prefix=prefix[1].decode())
+
+def _is_index_of_others(hidden, shard):
+    "Returns whether `index_shards` wrote the index of a shard: it has a record; false if the index is damaged"
+    try: return bool(ShardIndex(hidden.read(index_name(shard)), shard).record)
+    except (FileNotFoundError,StoreError): return False
 
 def _abandon_damaged(writer, dataset):
     """Removes the state of an ingest whose plan tells nothing any more, and index files without a shard beside them
 
     Nobody knows which shards are its own: they stay, with their index files, and this warns of them. `dataset` is the
     manifest of the dataset, whose files stay, or `None`."""
-    storage,keep = writer.storage,files_of(dataset) if dataset else ()
-    names,files = storage.names(),storage.files()
-    storage.remove([name for name in names if PART_FILE.match(name)])
-    ours = own_files(storage, [name for name in files if name not in keep])
-    there = set(files)
-    def is_beside_shard(name): return re.sub(r'(\.\d+)?\.fastai_remote$', '', name) in there
-    storage.remove([name for name in ours if name.endswith(INDEX_SUFFIX) and not is_beside_shard(name)])
-    rest = [name for name in own_files(storage, storage.names()) if OWN_FILE.match(name) and name not in keep]
+    keep = files_of(dataset) if dataset else ()
+    writer.remove_begun()
+    shards = [name for name in own_shards(writer.storage, writer.hidden) if not _is_index_of_others(writer.hidden, name)]
+    indices = {index_name(shard) for shard in shards}
+    writer.remove_files(lambda name: name.endswith(INDEX_SUFFIX) and name not in keep and name not in indices)
+    rest = [name for name in shards if name not in keep]
     writer.remove_state()
     if rest:
-        warnings.warn(f'{storage.url}: the plan of the unfinished ingest is damaged, so that nobody knows which files '
+        warnings.warn(f'{writer.url}: the plan of the unfinished ingest is damaged, so that nobody knows which files '
                       f'are its own; these stay: {", ".join(rest[:10])}', stacklevel=3)

@@ -181,7 +181,7 @@ class ShardReviser(ShardWriter):
         k:int # Overlays of this version are counted from 0
     )->Storage:
         "Returns the folder of a new overlay; for use inside `revising`, which sets the generation"
-        return self.storage.subfolder(overlay_folder(self.generation, k))
+        return self.hidden.subfolder(overlay_folder(self.generation, k))
 
     @contextmanager
     def revising(self):

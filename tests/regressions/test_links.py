@@ -1,4 +1,6 @@
 "What removes files of a dataset removes symbolic links in its folder, and nothing that is behind them"
+from pathlib import Path
+
 import pytest
 
 from fastai_remote.core import StoreError
@@ -17,8 +19,8 @@ def contents(folder):
 def victim(tmp_path):
     "The folder of another dataset, with an edit, and with a state of an ingest that nobody has finished"
     write(tmp_path/'victim').edit(set={'txt':{1:'changed'}})
-    (tmp_path/'victim/.ingest').mkdir(exist_ok=True)
-    (tmp_path/'victim/.ingest/chunk-000000.json').write_text('{}')
+    (tmp_path/'victim/.fastai_remote/.ingest').mkdir(exist_ok=True)
+    (tmp_path/'victim/.fastai_remote/.ingest/chunk-000000.json').write_text('{}')
     return tmp_path/'victim'
 
 CALLS = {
@@ -30,7 +32,7 @@ CALLS = {
 }
 
 @pytest.mark.parametrize('call', CALLS)
-@pytest.mark.parametrize('link,to', [('.overlay-1-0',''), ('.overlay-9-0',''), ('.ingest','.ingest'),
+@pytest.mark.parametrize('link,to', [('.fastai_remote/.overlay-1-0',''), ('.fastai_remote/.overlay-9-0',''), ('.fastai_remote/.ingest','.fastai_remote/.ingest'),
     ('.fastai_remote',''), ('shard-000000.tar','shard-000000.tar'), ('shard9-000000.tar','shard-000000.tar')])
 def test_nothing_behind_a_link_is_removed(victim, tmp_path, call, link, to):
     folder = tmp_path/'d'
@@ -56,8 +58,10 @@ def test_an_index_behind_a_link_is_refused_by_name(victim, tmp_path):
     for call in delete_shards, abandon_shards:
         with pytest.raises(StoreError, match='.fastai_remote is a symbolic link .* remove it'): call(folder)
 
-def test_a_folder_among_the_shards_is_no_index_file(tmp_path):
+def test_files_of_others_in_our_own_folder_stay(tmp_path):
     write(tmp_path/'d')
-    (tmp_path/'d/.fastai_remote').mkdir()
+    (tmp_path/'d/.fastai_remote/shard-000000.tar').mkdir()
+    (tmp_path/'d/.fastai_remote/notes.txt').write_text('theirs')
+    (tmp_path/'d/.fastai_remote/empty').mkdir()
     delete_shards(tmp_path/'d')
-    assert [path.name for path in (tmp_path/'d').iterdir()]==['.fastai_remote']
+    assert contents(tmp_path/'d').keys()=={Path('.fastai_remote/notes.txt')}

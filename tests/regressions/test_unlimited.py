@@ -76,7 +76,7 @@ def test_other_types_in_the_manifest_of_shards(tmp_path, kind):
     path = tmp_path/'d/manifest.json'
     if kind=='changed': change(store)
     if kind=='indexed':
-        for file in (path, *path.parent.glob('*.fastai_remote')): file.unlink()
+        for file in (path, *path.parent.glob('.fastai_remote/*.fastai_remote')): file.unlink()
         index_shards(path.parent, **ONE)
         path = path.parent/'.fastai_remote/manifest.json'
     all_others(path.read_bytes(), path.write_bytes, lambda: ShardStore(tmp_path/'d', cache=str(tmp_path/'cache')))
@@ -274,10 +274,10 @@ def test_what_is_no_file_is_an_error_at_once(tmp_path):
     texts = [{'txt':f'text {k}', 'cls':'ab'[k%2]} if k else {'txt':9} for k in range(40)]
     put(tmp_path/'d', texts, chunk=20, maxcount=20)
     cases = []
-    for name in sorted(p.name for p in (tmp_path/'d').iterdir()):
+    for name in sorted(str(p.relative_to(tmp_path/'d')) for p in (tmp_path/'d').rglob('*') if p.is_file()):
         for what,make in STRANGE.items():
             for use in 'open','cached','overwrite','delete','index':
-                folder = tmp_path/f'{name} {what} {use}'/'d'
+                folder = tmp_path/f"{name.replace('/', ' ')} {what} {use}"/'d'
                 shutil.copytree(tmp_path/'d', folder)
                 (folder/name).unlink()
                 make(folder/name)
