@@ -225,6 +225,20 @@ def test_a_server_without_ranges_is_recognised(kind):
         assert storage.ranges(['a.tar']*2, [0,0], [len(CONTENT), len(CONTENT)+5])==[CONTENT]*2
         assert storage.read('a.tar')==CONTENT
 
+@kinds
+def test_an_answer_that_lacks_bytes_of_the_file_is_none_at_all(kind):
+    "It says so itself: by the length of the file in its header. It is requested again, as often as it takes"
+    def short(handler, first, last):
+        asked.append(first)
+        part(handler, first, last if len(asked)>5 else (first+last)//2)
+    asked = []
+    with opened(kind, short) as (storage,_), ManualClock():
+        assert storage.ranges(['a.tar'], [5], [1005])==[CONTENT[5:1005]] and len(asked)==6
+    asked = []
+    with opened(kind, short) as (storage,_):   # the end of the file is no reason to ask again
+        asked += [0]*5
+        assert storage.ranges(['a.tar'], [len(CONTENT)-3], [len(CONTENT)+50])==[CONTENT[-3:]] and len(asked)==6
+
 def nonsense(handler, first, last):
     head(handler, 206, 5, 'bytes */99')
     handler.wfile.write(CONTENT[:5])

@@ -68,7 +68,7 @@ def _check_failures(store):
     if not manifest.failed and manifest.failures_crc<0: return
     crc = size = 0
     while True:
-        content = store.storage.ranges([f'{INDEX_FOLDER}/{manifest.failures}'], [size], [size+_PART_BYTES], tries=1)[0]
+        content = store.storage.ranges([f'{INDEX_FOLDER}/{manifest.failures}'], [size], [size+_PART_BYTES], beyond=True)[0]
         if not content: break
         crc,size = zlib.crc32(content, crc),size+len(content)
     reason = None
@@ -85,7 +85,7 @@ def _check_labels(store):
     manifest = store.manifest
     expected = pack_labels(manifest.vocab) if manifest.prefix else b''
     if not expected: return
-    stored = store.storage.ranges(['labels.json'], [0], [len(expected)+1], tries=1)[0]
+    stored = store.storage.ranges(['labels.json'], [0], [len(expected)+1], beyond=True)[0]
     if stored==expected: return
     reason = 'it is not there' if stored is None else 'it is not as it was written'
     yield 'labels.json',f'{store.name}: labels.json: {reason}; only other tools read it'

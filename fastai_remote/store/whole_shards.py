@@ -9,7 +9,7 @@ __all__ = ['WholeShards']
 
 # %% ../../nbs/store/15_whole_shards.ipynb #67143f9e
 import os, threading, warnings, zlib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from functools import partial
 
 from ..clock import wait
@@ -19,7 +19,6 @@ from .storage import open_regular, stamp_number
 
 # %% ../../nbs/store/15_whole_shards.ipynb #744d054d
 _MAX_FILES = 64   # files that a process keeps open, unless more of them are wanted
-_MAX_DAMAGED = 2   # times that a damaged copy is fetched again; then samples are read without a copy
 
 class _File:
     "Owns the descriptor of an open file, which is closed when nobody uses this object any more"
@@ -36,7 +35,7 @@ class WholeShards:
         self.wanted,self.wait = [],False # What `prefetch` was called with
         self.failed = {} # `{shard: reason}`: wanted shards that cannot be fetched
         self.thread = None # Fetches `wanted`, and ends when all are there
-        self.dropped = Counter() # Number of damaged copies of each shard
+        self.dropped = set() # Shards whose copies were damaged
         self.stamps = {} # `{shard: stamp_number}` of those that were looked at in this epoch
         # `{shard: (stamp_number, what is wrong, a text)}` of those whose stamp is another than when they were indexed;
         # '' if their bytes are the same
@@ -163,17 +162,16 @@ class WholeShards:
     ):
         """Remove a shard's copy that this process has open, which is damaged, from the cache, and warn
 
-        If the shard is wanted, it is fetched again, but only a limited number of times. Does nothing if this process
-        has no copy open."""
+        If the shard is wanted, it is fetched again, but only once. Does nothing if this process has no copy open."""
         with self.lock: file = None if self.store.in_place(shard) else self.files.pop(shard, None)
         if file is None: return
         store,name = self.store,self.store.table.name(shard)
         removed = store.cache.drop(store.shard_key(shard), file.fd)
         with self.lock:
-            self.dropped[shard] += 1
-            if shard in self.wanted and self.dropped[shard]>_MAX_DAMAGED:
+            if shard in self.wanted and shard in self.dropped:
                 self.failed[shard] = 'its copies in the cache are damaged again and again'
             elif shard in self.wanted: self._start_thread()
+            self.dropped.add(shard)
             self.changed.notify_all()
         what = ', and was removed' if removed else ', but cannot be removed'
         warnings.warn(f'{store.name}: the copy of {name} in the cache {store.cache.folder} is damaged{what}; '
@@ -210,17 +208,15 @@ class WholeShards:
 
     def download(self,
         shard:int, # Number of the shard
-        file, # A binary file to write to
-        tries:int=3 # Transfers, if the bytes that come are not those that were indexed
+        file # A binary file to write to
     ):
         """Write a shard to `file`, decompressed, and compare the checksum of the shard as it is stored
 
-        Each transfer begins at the start of `file`, which is made empty. Raises `CorruptSample`, `MissingSample`,
-        `StoreNotFound` if the dataset was replaced, and `StoreUnavailable`."""
+        If the bytes are not those that were indexed, all are transferred once more, to the start of `file`. Raises
+        `CorruptSample`, `MissingSample`, `StoreNotFound` if the dataset was replaced, and `StoreUnavailable`."""
         store,table = self.store,self.store.table
-        for _ in range(tries):
+        for _ in range(2):
             file.seek(0)
-            file.truncate()
             unpack = decompressor(table.compression(shard)) or (lambda content: (content,))
             crc,received,left = 0,0,table.whole(shard)
             for content in self.pieces(shard):
@@ -234,7 +230,7 @@ class WholeShards:
         if received==size and self.stamp(shard)!=table.stamp_of(shard):
             raise store.changed_error(shard, 'its bytes do not match their checksum')
         what = f'{received:,} of {size:,} bytes' if received<size else 'not the bytes that were indexed'
-        raise CorruptSample(f'{store.name}: shard {table.name(shard)}: {what} ({tries} times)')
+        raise CorruptSample(f'{store.name}: shard {table.name(shard)}: {what} (2 times)')
 
     def pieces(self,
         shard:int # Number of the shard

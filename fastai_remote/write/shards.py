@@ -436,7 +436,7 @@ def records(self:ShardWriter,
         files = [f'.ingest/{name}' for name in page]
         # object stores are read in parallel; by ranges, because fsspec takes several whole names for patterns
         contents = map(self._read_record, files) if self.hidden.local else self.hidden.ranges(
-            files, [0]*len(files), [1<<30]*len(files), tries=1)
+            files, [0]*len(files), [1<<30]*len(files), beyond=True)
         for name,content in zip(page, contents):
             record = _parse_record(content)
             if record is not None: yield record_number(name),record
