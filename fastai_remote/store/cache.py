@@ -17,7 +17,7 @@ from ..core import size_str
 from .connection import Opener
 
 # %% ../../nbs/store/13_cache.ipynb #b9d3d15a
-_held = set() # Descriptors of the files that this process has locked
+_held = set() # Descriptors of the files that this process has opened in order to lock them
 _forking = threading.Lock() # No file is opened for locking while another thread forks
 
 def _close_in_child():
@@ -28,26 +28,17 @@ def _close_in_child():
 os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child)
 
 @contextmanager
-def _opened(path, cache=None):
+def _opened(path):
     """Context manager: the descriptor of `path`, opened in order to lock it, and closed at the end
 
-    With `cache`, a folder, it is made if it does not exist, and so is the folder of `path`, again if another process
-    removes it at the same moment. A `cache` that is made here belongs to its owner only, and files that are made have
-    the permissions of `cache`."""
-    flags = os.O_RDWR|os.O_CREAT if cache else os.O_RDONLY
-    for tries_left in reversed(range(99)):
-        try:
-            mode = 0
-            if cache:
-                os.makedirs(cache, mode=0o700, exist_ok=True)
-                mode = os.stat(cache).st_mode&0o777|0o700
-                os.makedirs(os.path.dirname(path), mode=mode, exist_ok=True)
-            with _forking:
-                fd = os.open(path, flags|os.O_NOFOLLOW|os.O_NONBLOCK, mode&0o666)   # a pipe is not waited for
-                _held.add(fd)
-            break
-        except (FileExistsError, FileNotFoundError):
-            if not tries_left or not cache: raise
+    The file is made if it does not exist, and so is its folder, which then belongs to its owner only. Files have the
+    permissions of their folder. A child that is forked in the block does not have the file open."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    mode = os.stat(folder).st_mode&0o666|0o600
+    with _forking:
+        fd = os.open(path, os.O_RDWR|os.O_CREAT|os.O_NOFOLLOW|os.O_NONBLOCK, mode)   # a pipe is not waited for
+        _held.add(fd)
     try: yield fd
     finally:
         with _forking:
@@ -55,52 +46,53 @@ def _opened(path, cache=None):
                 _held.discard(fd)
                 os.close(fd)
 
-def _same(fd, path):
+def _is_same(fd, path):
     "Is `path` still the file that is open as `fd`?"
     try: return os.path.samestat(os.fstat(fd), os.lstat(path))
     except (FileNotFoundError, NotADirectoryError): return False
 
-def _alone(fd, path):
+def _lock_if_free(fd, path):
     """Lock `path`, which is open as `fd`, if nobody else has locked it. Returns whether it is ours now
 
     It is not if `path` is another file by now. Raises `OSError` if the disk has no locks."""
     try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
     except BlockingIOError: return False
-    return _same(fd, path)
+    return _is_same(fd, path)
 
-def _open_shared(path, size=None):
-    """Descriptor of the file at `path`, with a reader's lock; sets its time of use, unless it is another user's
+@contextmanager
+def _part(path):
+    """Context manager: the descriptor of the part `path`, locked; or None, after another process has released it
 
-    None if there is no regular file that can be read and locked, or if it does not have `size` bytes; `None` as `size`
-    allows any."""
-    fd,valid = None,False
-    try:
-        fd = os.open(path, os.O_RDONLY|os.O_NOFOLLOW|os.O_NONBLOCK)
-        fcntl.flock(fd, fcntl.LOCK_SH)   # waits only while another process renames or removes the file
-        status = os.fstat(fd)
-        valid = stat.S_ISREG(status.st_mode) and size in (None, status.st_size) and _same(fd, path)
-        if valid:
-            now = time.time_ns()   # more precise than the kernel's own time stamps, which are some ms apart
-            os.utime(fd, ns=(now, now))
-    except OSError: pass   # it does not exist, or there is no flock; or it is read-only, and keeps its time
-    finally:
-        if not valid and fd is not None: os.close(fd)
-    return fd if valid else None
+    It is made if it does not exist. At the end, a locked part that still has this name is removed. Raises `OSError` if
+    the disk has no locks; then it is removed, too."""
+    with _opened(path) as fd:
+        is_ours = True
+        try:
+            is_ours = _lock_if_free(fd, path)
+            if not is_ours: fcntl.flock(fd, fcntl.LOCK_SH)
+            yield fd if is_ours else None
+        finally:
+            # `fd` is not in `_held` in a child that is forked in the block
+            if is_ours and fd in _held and _is_same(fd, path): _remove(path)
+
+def _remove(path):
+    "Remove a file. Returns whether it is gone: one of another user may stay"
+    with suppress(OSError): os.unlink(path)
+    return not os.path.lexists(path)
+
+def _remove_part(path):
+    "Remove a part, unless somebody writes it. Returns whether it is gone"
+    with suppress(OSError), _opened(path) as fd:
+        if _lock_if_free(fd, path): _remove(path)
+    return not os.path.lexists(path)
 
 # %% ../../nbs/store/13_cache.ipynb #8e0ce568
-def _regular_files(folder):
-    "Yields the path of each regular file in `folder` and its subfolders, as they are found; none that are hidden"
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name[0]=='.': continue
-            if entry.is_dir(follow_symlinks=False): yield from _regular_files(entry.path)
-            elif entry.is_file(follow_symlinks=False): yield entry.path
-
 class FileCache:
     """Whole files on a local disk, up to a total size; the least recently used go first; processes share the folder
 
-    If `folder` has other files, it is its subfolder `fastai_remote`, as they could be removed; raises `ValueError` if
-    that has other files, too."""
+    A file that is removed can still be read by those who have it open, and takes space until they close it: so `size`
+    is a limit for what has a name. If `folder` has other files, the cache is its subfolder `fastai_remote`, as they
+    could be removed; raises `ValueError` if that has other files, too."""
     def __init__(self,
         # New, empty, or a cache, which has a file `.lock`; else its subfolder; default: `$FASTAI_REMOTE_CACHE`, else
         # `fastai_remote` in `$XDG_CACHE_HOME` or ~/.cache
@@ -120,12 +112,12 @@ class FileCache:
                              'it needs a folder of its own; give another one (`cache=`, `FASTAI_REMOTE_CACHE`)')
 
     def _other_file(self):
-        """A regular file in the folder that is neither hidden nor a part; `None` if there is none, or it is a cache
+        """The name of something in the folder that is neither hidden nor a part; `None` if there is none, or in a cache
 
         A cache has a file `.lock`."""
         def is_cache(): return os.path.lexists(f'{self.folder}/.lock')
-        if is_cache(): return None
-        other = next((path for path in _regular_files(self.folder) if not path.endswith('.part')), None)
+        if is_cache() or not os.path.isdir(self.folder): return None
+        other = next((name for name in os.listdir(self.folder) if name[0]!='.' and not name.endswith('.part')), None)
         return None if is_cache() else other   # another process may have made the lock, and then a file
 
     @property
@@ -138,39 +130,42 @@ class FileCache:
         return self._size
 
     def open(self,
-        key:str, # Name of a file, such as 'uid/shard-000000.tar'
+        key:str, # Name of a file, such as 'uid-shard-000000.tar'
         size:int=None, # Bytes that it must have
     )->int|None: # Its descriptor, for reading
         """Open the file `key`; None if it does not exist, or does not have `size` bytes
 
-        The file is in use, and stays, until the descriptor is closed; where a process forks, by parent and child.
         Raises `ValueError` if `key` is not a valid name."""
-        return _open_shared(self._path(key), size)
+        try: fd = os.open(self._path(key), os.O_RDONLY|os.O_NOFOLLOW|os.O_NONBLOCK)
+        except OSError: return None
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or size not in (None, status.st_size):
+            os.close(fd)
+            return None
+        now = time.time_ns()   # more precise than the kernel's own time stamps, which are some ms apart
+        with suppress(OSError): os.utime(fd, ns=(now, now))   # one of another user keeps its time
+        return fd
 
     def used(self)->tuple: # Bytes, including those reserved for files that are being written; number of whole files
         "How much the cache holds"
         files = self._files()
         return sum(size for _,size,_ in files), sum(not path.endswith('.part') for _,_,path in files)
 
-    def _files(self, tidy=False):
-        "List of `(time of use in ns, bytes, path)` of each file and each part; removes empty folders if `tidy`"
+    def _files(self):
+        "List of `(time of use in ns, bytes, path)` of each file and each part"
         result = []
-        for folder,subfolders,names in os.walk(self.folder):
-            is_empty = not subfolders and not names
-            subfolders[:] = [name for name in subfolders if name[0]!='.']
-            for path in (f'{folder}/{name}' for name in names if name[0]!='.'):
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name[0]=='.' or entry.is_dir(follow_symlinks=False): continue
                 with suppress(FileNotFoundError):
-                    status = os.lstat(path)
-                    result.append((status.st_mtime_ns, status.st_size, path))
-            if tidy and is_empty and folder!=self.folder:
-                with suppress(OSError): os.rmdir(folder)
+                    status = entry.stat(follow_symlinks=False)
+                    result.append((status.st_mtime_ns, status.st_size, entry.path))
         return result
 
     def _path(self, key):
-        "Path of the file `key`; raises `ValueError` if this is not a valid name, such as 'uid/shard-000000.tar'"
-        valid = isinstance(key, str) and '\0' not in key and not key.endswith('.part')
-        if not valid or any(not part or part[0]=='.' for part in key.split('/')):
-            raise ValueError(f"{key!r} cannot name a file of a cache: 'uid/shard-000000.tar' could")
+        "Path of the file `key`; raises `ValueError` if this is not a valid name, such as 'uid-shard-000000.tar'"
+        if not isinstance(key, str) or not key or key[0]=='.' or set(key)&{'/','\0'} or key.endswith('.part'):
+            raise ValueError(f"{key!r} cannot name a file of a cache: 'uid-shard-000000.tar' could")
         return f'{self.folder}/{key}'
 
     def opener(self)->Opener:
@@ -187,73 +182,50 @@ class FileCache:
 @contextmanager
 def _locked(self:FileCache):
     "Context manager: wait for the lock of the folder, and hold it"
-    while True:
-        lock = f'{self.folder}/.lock'
-        with _opened(lock, self.folder) as fd:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            if not _same(fd, lock): continue
-            yield
-            return
-
-@patch
-def _remove(self:FileCache, path):
-    "Remove the file at `path`, and the folders that are empty then; what cannot be removed stays"
-    try:
-        os.unlink(path)
-        folder = os.path.dirname(path)
-        while folder!=self.folder:
-            os.rmdir(folder)
-            folder = os.path.dirname(folder)
-    except OSError: pass   # it belongs to another user; or the folder is not empty
-
-@patch
-def _remove_unused(self:FileCache, path):
-    "Remove `path`, unless it is in use or cannot be removed. Returns whether no file of this name is left"
-    with suppress(OSError), _opened(path) as fd:
-        if _alone(fd, path): self._remove(path)
-    return not os.path.lexists(path)
+    with _opened(f'{self.folder}/.lock') as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
 
 @patch
 def _shrink(self:FileCache, size):
     """Remove parts that nobody writes, and least recently used files until at most `size` bytes are left
 
-    Files in use stay. Returns how many bytes are left."""
-    files = sorted(self._files(tidy=True), key=lambda file: (not file[2].endswith('.part'), file[0]))
+    Returns how many bytes are left."""
+    files = sorted(self._files(), key=lambda file: (not file[2].endswith('.part'), file[0]))
     used = sum(n for _,n,_ in files)
     for _,n,path in files:
-        if (used>size or path.endswith('.part')) and self._remove_unused(path): used -= n
+        if path.endswith('.part'): is_gone = _remove_part(path)
+        else: is_gone = used>size and _remove(path)
+        if is_gone: used -= n
     return used
 
 @patch
 def _reserve(self:FileCache, fd, size):
     """Make `size` bytes available for the part that is open as `fd`, and make it as long
 
-    Removes least recently used files. Raises `OSError` if too many are in use, or the disk is full."""
+    Removes least recently used files. Raises `OSError` if too much is being written, or the disk is full."""
     with self._locked():
         os.ftruncate(fd, 0)   # remove what a process that died has written
         used = self._shrink(self.size-size)
-        if used+size>self.size: raise OSError(errno.EBUSY, f'{size_str(used)} are in use')
+        if used+size>self.size: raise OSError(errno.EBUSY, f'{size_str(used)} are being written')
         os.ftruncate(fd, size)
     if size and hasattr(os, 'posix_fallocate'): os.posix_fallocate(fd, 0, size)   # reserve the bytes on the disk too
 
 # %% ../../nbs/store/13_cache.ipynb #173bc403
 @patch
 def clear(self:FileCache):
-    "Remove all files in the folder that are not in use; hidden ones stay"
+    "Remove all files but hidden ones and those that are being written"
     with self._locked(): self._shrink(-1)
 
 @patch
 def drop(self:FileCache,
-    key:str, # Name of a file, such as 'uid/shard-000000.tar'
+    key:str, # Name of a file, such as 'uid-shard-000000.tar'
     fd:int, # Its descriptor: a file that has replaced it since stays
 )->bool: # Is it gone?
-    "Remove a damaged file, even if it is in use: descriptors stay open, and whoever asks next has it written again"
+    "Remove a damaged file: whoever asks for it next has it written again"
     path = self._path(key)
-    try:
-        with self._locked():
-            if _same(fd, path): self._remove(path)
-    except OSError: pass   # it belongs to another user
-    return not _same(fd, path)
+    if _is_same(fd, path): _remove(path)   # it stays if it belongs to another user
+    return not _is_same(fd, path)
 
 @patch
 def check(self:FileCache,
@@ -272,12 +244,11 @@ def check(self:FileCache,
         'give it more (`cache_size=`), or have fewer in flight (`interleave=`, `num_workers=`)')
 
 # %% ../../nbs/store/13_cache.ipynb #d9622877
-class _Part(io.FileIO):
-    "A file that is to be filled with `size` bytes; remembers errors of the disk, and how much was written"
+class _PartFile(io.FileIO):
+    "A part that is to be filled with `size` bytes; remembers an error of the disk"
     def __init__(self, fd, key, size):
         super().__init__(fd, 'r+b', closefd=False)
         self.key,self.size,self.error = key,size,None
-        self.written,self.end = 0,0 # Bytes written; end of the last one in the file
 
     def write(self, content):
         "Write all of `content`, and return its length in bytes; raises `OSError`, also if more than `size` bytes come"
@@ -288,49 +259,55 @@ class _Part(io.FileIO):
             except OSError as e:
                 self.error = e
                 raise
-        self.written,self.end = self.written+done,max(self.end, self.tell())
         return done
-
-    def truncate(self, n=None):
-        "What follows byte `n`, by default the current position, has to be written again; its space stays reserved"
-        self.written = self.end = self.tell() if n is None else n
-        return self.written
 
 # %% ../../nbs/store/13_cache.ipynb #90af70e1
 _warned = set()   # folders and errors of which this process has warned
 
 @patch
 def fetch(self:FileCache,
-    key:str, # Name of a file, such as 'uid/shard-000000.tar'
+    key:str, # Name of a file, such as 'uid-shard-000000.tar'
     size:int, # Its bytes
     write, # Called with a binary file, to which it writes the content; its exceptions are passed on
 )->int|None: # A descriptor, as from `open`
     """As `open`, but a file that does not exist is written first; one process writes, and all others wait for it
 
-    None, and a warning the first time, if the cache or its disk cannot keep the file. Raises what `write` raises, and
-    `OSError` if it does not write exactly `size` bytes."""
-    path,part_file = self._path(key),None
-    fd = _open_shared(path, size)
+    `write` may go back to the start of the file and begin again. None, and a warning the first time, if the cache or
+    its disk cannot keep the file. Raises what `write` raises, and `OSError` if the last byte that it writes is not at
+    the end of `size` bytes."""
+    path,file = f'{self._path(key)}.part',None
+    fd = self.open(key, size)
     if fd is not None: return fd
     try:
         if size>self.size: raise OSError(errno.EFBIG, 'it is larger than the cache')
         while True:
-            with self._part(path+'.part') as part:
-                fd = _open_shared(path, size)
+            with _part(path) as part:
+                fd = self.open(key, size)
                 if fd is not None: return fd
                 if part is None: continue   # the process that was writing has failed or died: try to be the next
                 self._reserve(part, size)
-                part_file = _Part(part, key, size)
-                write(part_file)
-                written = min(part_file.written, part_file.end)
-                if written<size: raise OSError(f'{key}: {written:,} bytes came of {size:,}')
-                part_file = None
-                return self._finish(part, path)
+                file = _PartFile(part, key, size)
+                write(file)
+                if file.tell()<size: raise OSError(f'{key}: {file.tell():,} bytes came of {size:,}')
+                file = None
+                return self._finish(part, key)
     except Exception as e:
         # Errors of the disk: all outside of `write`, and those that the file has met within it
-        error = part_file.error if part_file else e
+        error = file.error if file else e
         if not isinstance(error, OSError): raise
         self._warn_once(f'{key} ({size_str(size)})', error)
+
+@patch
+def _finish(self:FileCache, fd, key):
+    """Give the complete part of `key`, which is open as `fd`, its name, and return a new descriptor of it, for reading
+
+    Raises `OSError` if the part was removed."""
+    path = self._path(key)
+    os.fsync(fd)   # after a power cut, a file that has its name must have its bytes
+    with self._locked():   # nobody may list the folder meanwhile, and see neither the part nor the file
+        if not _is_same(fd, f'{path}.part'): raise OSError(errno.ENOENT, 'it was removed while it came')
+        os.replace(f'{path}.part', path)
+        return os.open(path, os.O_RDONLY)
 
 @patch
 def _warn_once(self:FileCache, what, error):
@@ -339,35 +316,3 @@ def _warn_once(self:FileCache, what, error):
     _warned.add((self.folder, error.errno))
     text = f'{what} cannot be kept, reading goes on without the cache: {error.strerror}; {self!r}'
     warnings.warn(text, stacklevel=3)
-
-@patch
-@contextmanager
-def _part(self:FileCache, path):
-    """Context manager: the descriptor of the part `path`, locked; or None, after another process has released it
-
-    It is made if it does not exist. At the end, a locked part that still has this name is removed. Raises `OSError` if
-    the disk has no locks; then it is removed, too."""
-    with _opened(path, self.folder) as fd:
-        is_ours = False
-        try:
-            try: is_ours = _alone(fd, path)
-            except OSError:   # there is no flock on this disk: the part is removed all the same
-                is_ours = True
-                raise
-            if not is_ours: fcntl.flock(fd, fcntl.LOCK_SH)
-            yield fd if is_ours else None
-        finally:
-            # `fd` is not in `_held` in a child that `write` has forked
-            if is_ours and fd in _held and _same(fd, path): self._remove(path)
-
-@patch
-def _finish(self:FileCache, fd, path):
-    """Rename the complete part of `path`, which is open as `fd`, to `path`, and return a new descriptor of it
-
-    Raises `OSError` if the part was removed."""
-    os.fsync(fd)   # after a power cut, a file that has its name must have its bytes
-    with self._locked():   # nobody can remove it while the lock changes
-        if not _same(fd, path+'.part'): raise OSError(errno.ENOENT, 'it was removed while it came')
-        os.replace(path+'.part', path)
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        return _open_shared(path)

@@ -603,8 +603,8 @@ def cache_key(self:ShardStore,
 
     It says where the file comes from, as a dataset of somebody else may repeat names and checksums of this one, which
     anyone can read. A new version of the dataset finds the files that it shares with the one before."""
-    origin = hashlib.sha256(self.origin.encode()).hexdigest()[:16]
-    return f"{origin}/{crc:08x}-{name.replace('%', '%25').replace('/', '%2F')}"
+    place = hashlib.sha256(f'{self.origin}/{name}'.encode()).hexdigest()[:16]
+    return f"{place}.{crc:08x}-{name.replace('/', '%2F')[-50:]}"   # names of files have at most 255 bytes
 
 @patch
 def shard_key(self:ShardStore,

@@ -5,10 +5,12 @@ import fsspec
 import pytest
 
 from fastai_remote.core import StoreError
+from fastai_remote.ingest.index import index_shards
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.store.shards import ShardStore
 from fastai_remote.store.storage import Storage
 from fastai_remote.store.tiered import TieredStore
+from shard_helpers import tar
 
 def texts(who): return [{'txt':f'{who} {i}'} for i in range(20)]
 
@@ -54,3 +56,13 @@ def test_files_of_a_cache_have_the_permissions_of_its_folder(copies, tmp_path, m
     modes = {stat.S_IMODE(path.stat().st_mode) for path in [cache, *cache.rglob('*')]}
     if mode is None: assert modes=={0o700, 0o600}
     else: assert mode in modes and all(m&0o444==0o444 for m in modes)
+
+def test_a_shard_with_a_long_name_is_kept(tmp_path):
+    "Together with the folder that it is in, it is longer than the name of a file may be"
+    name = '/'.join('é'*60 for _ in range(3))+'/a.tar.gz'
+    tar(tmp_path/'d'/name, [('0.txt', b'one'), ('0.cls', b'1')], 'w:gz')
+    index_shards(tmp_path/'d', to=tmp_path/'index', num_workers=0, progress=False)
+    store = ShardStore(tmp_path/'index', shards_url=tmp_path/'d', cache=tmp_path/'cache')
+    assert store[0]['txt']=='one'
+    kept, = (tmp_path/'cache').glob('*.tar.gz')
+    assert len(kept.name.encode())<255
