@@ -1,6 +1,6 @@
 """Redis before shards: what is there comes from Redis, what is not from the shards, and no fault of Redis changes a
 batch"""
-import io, math, os, pickle, signal, tarfile, threading, warnings
+import io, math, os, pickle, signal, tarfile, warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -277,15 +277,19 @@ def test_two_processes_share_one_cache(folder, method):
             assert was_right and was_flushed and hits[want]>=n-5
         assert store.hits['from_redis']>=(n if method=='fork' else 0)   # forks count together
 
+def test_values_that_come_while_the_process_ends_are_dropped(store):
+    "No thread can be started any more; reading goes on"
+    store._redis.executor.shutdown()
+    assert epoch(store) and store.flush(0) and store.held(n)==0
+
 def test_a_process_that_ends_finishes_its_writes(store):
     (p:=get_context('fork').Process(target=is_right, args=(store, range(100)))).start()
     p.join()
     assert store.held(n)==100/n
 
-def test_threads_share_a_store_and_one_that_ends_is_started_again(folder, fresh):
+def test_threads_share_a_store(folder, fresh):
     store = TieredStore(fresh.url, ShardStore(folder))
     assert is_kept(store, range(10))
-    wait_for(lambda: not any(thread.name=='tiered' for thread in threading.enumerate()))
     with ThreadPoolExecutor(4) as pool: assert all(pool.map(lambda k: epoch(store, k), range(4)))
     assert is_flushed(store) and store.held()==1. and sum(store.hits.values())==10+4*n
 

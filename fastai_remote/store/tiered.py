@@ -9,14 +9,14 @@ __all__ = ['TieredStore']
 
 # %% ../../nbs/store/19_tiered.ipynb #2f2be098
 import hashlib, math, mmap, os, threading, warnings, weakref, zlib
-from collections import deque
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing.util import Finalize
 
 import numpy as np
 from fastcore.basics import patch
 
-from ..clock import monotonic, wait
+from ..clock import monotonic
 from ..core import html_table, crc32s, StoreError, StoreFull, StoreNotFound
 from ..parallel import parallel_map
 from .address import concealed
@@ -28,19 +28,23 @@ from .redis_link import as_link, fill_places, RedisLink
 
 # %% ../../nbs/store/19_tiered.ipynb #21c2a2a8
 _PIPELINE_BYTES = 1<<22   # bytes written in one round trip
-_VALUE_OVERHEAD = 200   # bytes of Python's objects for each value in the queue
+_VALUE_OVERHEAD = 200   # bytes of Python's objects for each value that waits
 _LONGEST_PAUSE = 60.   # seconds that Redis is left alone after a failure
 
-class _RedisState:
-    "What one process knows about Redis, and its queue of values to write there"
+class _ValueCache:
+    """What one process knows about Redis, and the thread that writes values there
+
+    Redis may be away, full or read-only: then a warning says so, and Redis is left alone for a while. Nothing is
+    raised."""
     def __init__(self, store):
         self.link,self.name,self.ttl,self.limit = store.link,store.name,store.ttl,store.queue
-        self.write_timeout = store._write_timeout
-        self.cond = threading.Condition()
-        self.todo,self.size,self.thread = deque(),0,None # The queue of `(key, value)`, its bytes, and who writes it
+        self.write_timeout,self.guard = store._write_timeout,store.guard
+        self.executor,self.lock = ThreadPoolExecutor(1, 'tiered'),threading.Lock()
+        self.size = 0 # Bytes of values that are to be written
         self.paused = {} # `{'read' or 'write': (end of the pause, error)}`
         self.failures = {} # `{'read' or 'write': failures in a row}`
         self.warned = set()
+        self.mean_bytes = 10_000. # Of a value, roughly; known after the first reply
         self.held = {} # `{shard: does Redis hold nearly all of it?}`, of the shards of the last `prefetch`
         self.prefetched = [],False # Arguments of the last `prefetch`
         Finalize(self, _flush_at_exit, (weakref.ref(self),), exitpriority=1)
@@ -69,66 +73,120 @@ class _RedisState:
         else: what = 'Redis takes no samples; it is tried again'
         warnings.warn(f'{self.name}: {what} from time to time: {error}', stacklevel=2)
 
-    def put(self, items):
-        "Queue `(key, value)` pairs; those beyond the limit, and all while Redis is left alone, are dropped"
-        with self.cond:
-            if self.is_paused('read') or self.is_paused('write'): return
-            for key,value in items:
-                nbytes = len(value)+_VALUE_OVERHEAD
-                if self.size+nbytes>self.limit: continue
-                self.todo.append((key, value))
-                self.size += nbytes
-            if self.todo and (self.thread is None or not self.thread.is_alive()):
-                self.thread = threading.Thread(target=self._write_queue, daemon=True, name='tiered')
-                self.thread.start()
-            self.cond.notify_all()
+    def request(self, commands):
+        """The replies to `commands`, as those of `RedisLink.send`; None if Redis fails, or is left alone for a while
 
-    def _write_queue(self):
-        "Run by the thread: write the queue, and end when it has been empty for a second; an error drops all of it"
-        while True:
-            with self.cond:
-                while not self.todo:
-                    if wait(self.cond, 1): continue
-                    self.thread = None
-                    return
-                items,nbytes = [],0
-                while self.todo and nbytes<_PIPELINE_BYTES:
-                    items.append(self.todo.popleft())
-                    nbytes += len(items[-1][1])+_VALUE_OVERHEAD
-            written = False
-            with suppress(Exception): written = self._write(items)   # its warning may have been turned into an error
-            with self.cond:
-                self.size -= nbytes
-                if not written:
-                    self.todo.clear()
-                    self.size = 0
-                self.cond.notify_all()
+        Redis has also failed if the dataset in it, of which this uses the keys, is not the same any more."""
+        if self.is_paused('read'): return
+        if self.guard: commands = [('GETRANGE', self.guard[0], 0, len(self.guard[1])-1), *commands]
+        try:
+            replies = self.link.send(commands)
+            if self.guard and replies.pop(0)!=self.guard[1]:
+                name = self.guard[0].removesuffix(':meta').strip('{}')
+                raise StoreNotFound(f'{self.link.url}: {name}: replaced, deleted or lost since it was opened')
+        except StoreError as e:
+            self.failed('read', e)
+            return
+        self.succeeded('read')
+        return replies
+
+    def values(self, keys):
+        "The values of `keys`, a list, in their order; None for each that Redis lacks, and for all if it fails"
+        commands,places = self.link.value_reads(keys, self.mean_bytes)
+        replies = self.request(commands)
+        if replies is None: return [None]*len(keys)
+        values = fill_places(len(keys), places, iter(replies))
+        found = [len(value) for value in values if value is not None]
+        if found: self.mean_bytes = sum(found)/len(found)
+        return values
+
+    def put(self, items):
+        "Have `(key, value)` pairs written; those beyond the limit, and all while Redis is left alone, are dropped"
+        if self.is_paused('read') or self.is_paused('write'): return
+        queued = []
+        with self.lock:
+            for key,value in items:
+                if self.size+len(value)+_VALUE_OVERHEAD>self.limit: continue
+                queued.append((key, value))
+                self.size += len(value)+_VALUE_OVERHEAD
+        try:
+            if queued: self.executor.submit(self._write, queued)
+        except RuntimeError: self._forget(queued)   # the process ends, or the system has no thread left
+
+    def _forget(self, items):
+        with self.lock: self.size -= sum(len(value)+_VALUE_OVERHEAD for _,value in items)
 
     def _write(self, items):
-        "Write a list of `(key, value)` in one round trip. Returns whether it succeeded; if not, `failed` was called"
-        milliseconds = None if self.ttl is None else max(1, int(1000*self.ttl))
-        expiry = () if milliseconds is None else ('PX', milliseconds)
-        try: self.link.send([('SET', key, value, *expiry) for key,value in items], timeout=self.write_timeout)
-        except StoreError as e:
-            self.failed('write', e)
-            return False
-        self.succeeded('write')
-        return True
+        "Run by the thread: write `(key, value)` pairs; when Redis fails, or the process ends, the rest is dropped"
+        expiry = () if self.ttl is None else ('PX', max(1, int(1000*self.ttl)))
+        try:
+            for piece in _pieces(items):
+                if self.is_paused('write'): return
+                self.executor.submit(int)   # raises `RuntimeError` if the process ends and waits for this thread
+                self.link.send([('SET', key, value, *expiry) for key,value in piece], timeout=self.write_timeout)
+                self.succeeded('write')
+        except RuntimeError: pass
+        except StoreError as e: self.failed('write', e)
+        finally: self._forget(items)
 
     def flush(self, timeout):
-        """Wait until the queue has been written or dropped, for at most `timeout` seconds. Returns whether it has
+        """Wait until what was `put` so far has been written or dropped, for at most `timeout` seconds
 
-        `None`: as long as it takes, which is limited, since each write has a deadline."""
-        with self.cond: return self.cond.wait_for(lambda: not self.size, timeout)
+        Returns whether it has. `None`: as long as it takes, which is limited, since each write has a deadline."""
+        if not self.size: return True
+        last = self.executor.submit(int)   # the thread does one after the other
+        return not wait([last], timeout).not_done
+
+def _pieces(items):
+    "Divides a list of `(key, value)` into lists of about `_PIPELINE_BYTES`"
+    piece,nbytes = [],0
+    for key,value in items:
+        piece.append((key, value))
+        nbytes += len(value)
+        if nbytes<_PIPELINE_BYTES: continue
+        yield piece
+        piece,nbytes = [],0
+    if piece: yield piece
 
 def _flush_at_exit(ref, timeout=1.):
-    state = ref()
-    if state is not None: state.flush(timeout)
+    cache = ref()
+    with suppress(RuntimeError):   # in the main process, threads have ended by now
+        if cache is not None: cache.flush(timeout)
 
 # %% ../../nbs/store/19_tiered.ipynb #782d9ba8
 _SLOTS = 256   # rows of counters, which forked processes share
 
-class TieredStore(Store):
+class _StoreAbove(Store):
+    "A store with the samples of another one, `store`, which is asked for all that a subclass does not answer itself"
+    @property
+    def manifest(self):
+        "The manifest of the shards"
+        return self.store.manifest
+    @property
+    def shards(self):
+        "The table of shards, `ShardTable`"
+        return self.store.shards
+    @property
+    def unchecked(self): return self.store.unchecked
+    @property
+    def is_loaded(self): return self.store.is_loaded
+    @property
+    def has_keys(self): return self.store.has_keys
+    def check_cache(self, *args):
+        "As in `ShardStore`"
+        return self.store.check_cache(*args)
+    def new_epoch(self): self.store.new_epoch()
+    def compare_checksums(self, numbers, field, values, checksums):
+        "As in `Store`: `read_values` has compared values of Redis; the shards may have another copy of a damaged value"
+        self.store.compare_checksums(numbers, field, values, checksums)
+    def location(self, number, field): return self.store.location(number, field)
+    def why_missing(self): return self.store.why_missing()
+    def failures(self): return self.store.failures()
+    def keys(self, numbers): return self.store.keys(numbers)
+    def shard_url(self, i): return self.store.shard_url(i)
+    def presence(self, field): return self.store.presence(field)
+
+class TieredStore(_StoreAbove):
     """A dataset in shards, and a Redis server that keeps values that were read from them; Redis may lose any of them
 
     Raises `ValueError` if a `RedisStore` is not a copy of the dataset, and `TypeError` for wrong arguments."""
@@ -165,40 +223,12 @@ class TieredStore(Store):
         if copy: self._check_copy(copy)
 
     def _begin(self):
-        self._states = {}
-        self._mean_bytes = 10_000.   # of the values in Redis, roughly; known after the first reply
+        self._states = {} # `{process: _ValueCache}`
         # values read from Redis and from the shards, in memory that forked processes share
         self._counts = np.frombuffer(mmap.mmap(-1, 16*_SLOTS), np.int64).reshape(_SLOTS, 2)
 
     @property
-    def manifest(self):
-        "The manifest of the shards"
-        return self.store.manifest
-    @property
-    def shards(self):
-        "The table of shards, `ShardTable`"
-        return self.store.shards
-    @property
-    def unchecked(self): return self.store.unchecked
-    @property
-    def is_loaded(self): return self.store.is_loaded
-    @property
     def address(self): return f'{self.link.url!r}, {self.store.address}'
-    def check_cache(self, *args):
-        "As in `ShardStore`"
-        return self.store.check_cache(*args)
-    def new_epoch(self): self.store.new_epoch()
-    def compare_checksums(self, numbers, field, values, checksums):
-        "As in `Store`: `read_values` has compared values of Redis; the shards may have another copy of a damaged value"
-        self.store.compare_checksums(numbers, field, values, checksums)
-    def location(self, number, field): return self.store.location(number, field)
-    def why_missing(self): return self.store.why_missing()
-    def failures(self): return self.store.failures()
-    @property
-    def has_keys(self): return self.store.has_keys
-    def keys(self, numbers): return self.store.keys(numbers)
-    def shard_url(self, i): return self.store.shard_url(i)
-    def presence(self, field): return self.store.presence(field)
     def opener(self):
         state = {**self.__getstate__(), 'link':self.link.opener(), 'store':self.store.opener()}
         return Opener(_open_store, self.prefix, **state)
@@ -210,12 +240,12 @@ class TieredStore(Store):
     def __deepcopy__(self, memo): return self
 
     @property
-    def _redis(self)->_RedisState:
+    def _redis(self)->_ValueCache:
         "What this process knows about Redis"
         process = os.getpid()
         state = self._states.get(process)
         if state is None:
-            state = self._states.setdefault(process, _RedisState(self))
+            state = self._states.setdefault(process, _ValueCache(self))
             for other in list(self._states):
                 if other!=process: self._states.pop(other, None)   # the queue of a parent is written by the parent
         return state
@@ -254,25 +284,6 @@ def _open_store(**state):
 
 # %% ../../nbs/store/19_tiered.ipynb #cb1c1156
 @patch
-def _request(self:TieredStore, commands):
-    """The replies to `commands`, as those of `RedisLink.send`; None if Redis fails, or is left alone for a while
-
-    Redis has also failed if the dataset in it, of which this uses the keys, is not the same any more."""
-    state = self._redis
-    if state.is_paused('read'): return
-    if self.guard: commands = [('GETRANGE', self.guard[0], 0, len(self.guard[1])-1), *commands]
-    try:
-        replies = self.link.send(commands)
-        if self.guard and replies.pop(0)!=self.guard[1]:
-            name = self.guard[0].removesuffix(':meta').strip('{}')
-            raise StoreNotFound(f'{self.link.url}: {name}: replaced, deleted or lost since it was opened')
-    except StoreError as e:
-        state.failed('read', e)
-        return
-    state.succeeded('read')
-    return replies
-
-@patch
 def read_values(self:TieredStore, numbers, fields):
     """As in `Store`: one request to Redis; values that it lacks, or has damaged, are read from the shards
 
@@ -283,7 +294,7 @@ def read_values(self:TieredStore, numbers, fields):
     if not kept or not n: return {field:[] if field in kept else result[field] for field in fields}
     self.store.check_unchanged(numbers)
     keys,checksums = self._keys(kept, numbers.tolist()),np.concatenate([result[f'{field}.crc'] for field in kept])
-    values = self._kept_values(keys)
+    values = self._redis.values(keys)
     is_missing = np.fromiter((value is None for value in values), bool, len(values))
     lacking = (crc32s([value or b'' for value in values])!=checksums)|is_missing
     places = np.flatnonzero(lacking.reshape(-1, n).any(0))
@@ -297,17 +308,6 @@ def read_values(self:TieredStore, numbers, fields):
     self._counts[os.getpid()%_SLOTS] += (len(values)-n_lacking, n_lacking)
     result.update({field:values[k*n:(k+1)*n] for k,field in enumerate(kept)})
     return {field:result[field] for field in fields}
-
-@patch
-def _kept_values(self:TieredStore, keys):
-    "The values of `keys`, a list, in their order; None for each that Redis lacks, and for all if it fails"
-    commands,places = self.link.value_reads(keys, self._mean_bytes)
-    replies = self._request(commands)
-    if replies is None: return [None]*len(keys)
-    values = fill_places(len(keys), places, iter(replies))
-    found = [len(value) for value in values if value is not None]
-    if found: self._mean_bytes = sum(found)/len(found)
-    return values
 
 @patch
 def _read_lacking(self:TieredStore, numbers, places, fields, lacking, keys, checksums, values):
@@ -329,7 +329,7 @@ def _fetch_shards_of(self:TieredStore, numbers):
 
     Does nothing if Redis was expected to hold none of the shards of the last `prefetch`."""
     state = self._redis
-    with state.cond:
+    with state.lock:
         if not any(state.held.values()): return
         state.held.update(dict.fromkeys(np.unique(self.shards.at(numbers)[0]).tolist(), False))
         shards,wait = state.prefetched
@@ -350,7 +350,7 @@ def check_rest(self:TieredStore, step:int=512):
 def _check_kept(self:TieredStore, field, numbers):
     "Yields `(key, reason)` for each damaged value of `field` that Redis keeps of samples `numbers`, and replaces it"
     keys = self._keys([field], numbers.tolist())
-    values = self._kept_values(keys)
+    values = self._redis.values(keys)
     try: checksums = self.store.read_values(numbers, [f'{field}.crc'])[f'{field}.crc'].tolist()
     except StoreError: return   # an index is damaged, and has been reported
     damaged = [k for k,(value,crc) in enumerate(zip(values, checksums)) if value is not None and zlib.crc32(value)!=crc]
@@ -375,7 +375,7 @@ def _is_held(self:TieredStore, numbers):
     "Bool array: does Redis hold any field of each of the samples `numbers`? None if Redis does not answer"
     fields = self._kept_fields
     if not fields: return np.zeros(len(numbers), bool)
-    replies = self._request([('EXISTS', key) for key in self._keys(fields, numbers.tolist())])
+    replies = self._redis.request([('EXISTS', key) for key in self._keys(fields, numbers.tolist())])
     return None if replies is None else np.array(replies, bool).reshape(len(fields), len(numbers)).any(0)
 
 @patch
@@ -401,7 +401,7 @@ def prefetch(self:TieredStore,
         if before or before is not None and shards==state.prefetched[0]: held[shard] = before
     todo = [shard for shard in shards if shard not in held]
     if todo: held.update(self._which_shards_are_held(todo))
-    with state.cond:
+    with state.lock:
         state.held,state.prefetched = held,(list(shards), wait)
         self.store.prefetch([shard for shard in shards if not held[shard]], wait)
 

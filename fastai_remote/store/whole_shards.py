@@ -91,9 +91,7 @@ class WholeShards:
             fd = self.store.cache.open(key, table.whole(shard)) or self.fetch(shard)
         if fd is not None: os.close(fd)
         else:
-            crc = 0
-            for content in self.pieces(shard): crc = zlib.crc32(content, crc)
-            if crc!=table.crc[shard]: raise self.store.changed_error(shard, 'its bytes do not match their checksum')
+            with open(os.devnull, 'wb') as file: self.download(shard, file)
 
     def get(self,
         shard:int # Number of the shard
