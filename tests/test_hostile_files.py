@@ -321,15 +321,16 @@ def test_a_cache_holds_regular_files(tmp_path):
     (tmp_path/'secret').write_bytes(b'x'*10)
     def use(folder):
         cache = FileCache(folder, 1000)
-        assert cache.open('uid/a') is None and cache.open('uid/link', 10) is None
-        for k in range(110): os.close(cache.fetch(f'uid/{k}', 10, lambda f: f.write(b'y'*10)))   # more than it holds
-        descriptor = cache.fetch('uid/link', 10, lambda f: f.write(b'z'*10))
+        assert cache.open('uid-a') is None and cache.open('uid-link', 10) is None
+        for k in range(110): os.close(cache.fetch(f'uid-{k}', 10, lambda f: f.write(b'y'*10)))   # more than it holds
+        descriptor = cache.fetch('uid-link', 10, lambda f: f.write(b'z'*10))
         assert descriptor is None or os.pread(descriptor, 10, 0)==b'z'*10
         cache.clear()
     calls = {}
     for what in STRANGE.keys()-{'socket'}:
-        (tmp_path/what/'uid').mkdir(parents=True)
-        STRANGE[what](tmp_path/what/'uid/a')
-        (tmp_path/what/'uid/link').symlink_to(tmp_path/'secret')
+        (tmp_path/what).mkdir()
+        (tmp_path/what/'.lock').touch()   # it is a cache
+        STRANGE[what](tmp_path/what/'uid-a')
+        (tmp_path/what/'uid-link').symlink_to(tmp_path/'secret')
         calls[what] = functools.partial(use, tmp_path/what)
     assert not errors_of(calls, 100) and (tmp_path/'secret').read_bytes()==b'x'*10

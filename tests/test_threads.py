@@ -41,5 +41,5 @@ def test_a_file_gets_its_name_in_the_cache_while_nobody_removes_files(tmp_path, 
             except BlockingIOError: seen.append(os.path.basename(target))
         return stock(source, target)
     monkeypatch.setattr(os, 'replace', replace)
-    os.close(cache.fetch('uid/a', 10, lambda file: file.write(b'x'*10)))
-    assert seen==['a']
+    os.close(cache.fetch('uid-a', 10, lambda file: file.write(b'x'*10)))
+    assert seen==['uid-a']
