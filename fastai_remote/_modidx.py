@@ -4035,6 +4035,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_remote/source/frames.py'),
                                              'fastai_remote.source.frames._is_text': ( 'source/frames.html#_is_text',
                                                                                        'fastai_remote/source/frames.py'),
+                                             'fastai_remote.source.frames._n_bytes': ( 'source/frames.html#_n_bytes',
+                                                                                       'fastai_remote/source/frames.py'),
                                              'fastai_remote.source.frames._pandas_type': ( 'source/frames.html#_pandas_type',
                                                                                            'fastai_remote/source/frames.py'),
                                              'fastai_remote.source.frames._polars_type': ( 'source/frames.html#_polars_type',

@@ -316,7 +316,7 @@ def test_a_dataset_that_is_replaced_while_it_is_read_is_not_taken_for_the_old_on
 def test_an_ingest_that_is_cut_off_is_resumed_to_the_same_bytes(faults, clock, at):
     "Until then, readers see nothing"
     faults.fail('SlowDown', n=ALWAYS, match=f'PUT .*{at}$' if 'chunk' not in at else f'PUT .*{at}')
-    with pytest.raises(StoreUnavailable, match='new: .*SlowDown.*attempts'): make('new', timeout=6)
+    with pytest.raises(StoreUnavailable, match='faulty://new.*: .*SlowDown.*attempts'): make('new', timeout=6)
     with pytest.raises(StoreNotFound, match='not finished'): opened('new')
     faults.clear()
     report = make('new')

@@ -243,8 +243,8 @@ class ImageCodec(Codec):
         reason = self.cannot_keep(im)
         if reason: raise ValueError(f'{self.name}: {reason}')
         if fmt=='JPEG' and im.mode not in ('L','RGB','CMYK'): im = im.convert('RGB')
-        if fmt=='PNG' and im.mode in ('I','I;16L','I;16N'):   # Pillow, or some versions of it, cannot write them
-            im = im.convert('I').convert('I;16')
+        if fmt=='PNG' and im.mode in ('I','I;16L','I;16N'):   # Pillow cannot write them, or loses half of their bits
+            im = Image.fromarray(np.asarray(im).astype('<u2'))
         if fmt=='WEBP' and im.mode!='RGBA': im = im.convert('RGBA' if is_transparent(im) else 'RGB')
         options = {'JPEG':{'quality':self.quality}, 'WEBP':{'lossless':True, 'exact':True}}.get(fmt, {})
         options |= {'icc_profile':_profile_of(im), 'exif':_exif_of(im) if exif is None else exif}

@@ -243,6 +243,11 @@ def _polars_type(dtype):
     return ColumnType(kinds.get(name, 'object'))
 
 # %% ../../nbs/source/05_frames.ipynb #1ffc3729
+def _n_bytes(table):
+    "Bytes of a table of Arrow; before version 26, Arrow cannot tell those of a slice with texts as views"
+    try: return table.nbytes
+    except TypeError: return table.get_total_buffer_size()
+
 class _ArrowTable(Table):
     "A source of the rows of a table of Arrow in memory"
     def _types(self):
@@ -256,7 +261,7 @@ class _ArrowTable(Table):
         n = len(self)
         some = np.unique(np.linspace(0, max(0, n-1), 100).round()).astype(int)[:n]
         rows = stable_repr(arrow_rows(self.table, some))
-        return hashlib.sha256(f'{self.table.nbytes} {self.table.schema.to_string()} {rows}'.encode()).hexdigest()
+        return hashlib.sha256(f'{_n_bytes(self.table)} {self.table.schema.to_string()} {rows}'.encode()).hexdigest()
 
 def _dictionaries(table, k): return [chunk.dictionary for chunk in table.column(k).chunks]
 
@@ -383,7 +388,7 @@ class _Recent:
 
 # A footer holds the smallest and the largest value of each column in each row group, which may be whole images
 _footers = _Recent(lambda fragment: fragment.metadata.serialized_size, 4_000_000, 1)
-_row_groups = _Recent(lambda table: table.nbytes, 64_000_000, 2)
+_row_groups = _Recent(_n_bytes, 64_000_000, 2)
 
 @dataclass(repr=False, eq=False)
 class _ParquetFile:
