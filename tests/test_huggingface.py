@@ -280,15 +280,15 @@ class TestStream(SourceTests):
 
 # --- what reads our shards
 
-@pytest.mark.parametrize('splits', [False,True])
-def test_folders_of_shards_are_read_as_they_are(tmp_path, splits):
+@pytest.mark.parametrize('splits,maxcount', [(False,7), (True,7), (False,99)])
+def test_folders_of_shards_are_read_as_they_are(tmp_path, splits, maxcount):
     "By `load_dataset` and WebDataset, which know nothing of manifests, indices and overlays; also after edits"
     import webdataset
     def row(i): return {'txt':f'text {i}', 'cls':i%3, 'tags.labels':['a'], 'x.f4':i/2}
     def rows(start, stop): return list(map(row, range(start, stop)))
     def named(rows): return {'train':rows} if splits else rows
     options = dict(num_workers=0, progress=False)
-    to_shards(named(rows(0, 30)), tmp_path/'d', maxcount=7, fn=lambda row: row if row['cls'] or row['x.f4'] else None,
+    to_shards(named(rows(0, 30)), tmp_path/'d', maxcount=maxcount, fn=lambda row: row if row['cls'] or row['x.f4'] else None,
               max_failed=1, **options)
     store = ShardStore(tmp_path/'d')
     store = store.edit(set={'txt':{1:'other'}}, drop=[0]).append(named(rows(30, 33)), **options)
@@ -299,4 +299,6 @@ def test_folders_of_shards_are_read_as_they_are(tmp_path, splits):
     tars = sorted(map(str, (tmp_path/'d').glob('*.tar')))
     assert sorted(s['txt'] for s in webdataset.WebDataset(tars, shardshuffle=False).decode())==want
     assert {path.name for path in (tmp_path/'d').iterdir()}-{path.name for path in (tmp_path/'d').glob('*.tar')}=={
-        '.fastai_remote','labels.json','manifest.json'}
+        '.fastai_remote','labels.json','manifest.json', *([] if splits else ['README.md'])}
+    ShardStore.delete(tmp_path/'d')
+    assert not (tmp_path/'d').exists()

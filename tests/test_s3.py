@@ -63,7 +63,7 @@ def test_what_two_processes_write_is_read_and_deleted(s3):
     assert make(s3, 'twice', num_workers=2).written==N
     there = objects(s3, 'twice')
     assert alike(objects(s3, 'pets'), there) and is_right(opened(s3, folder='twice'))
-    assert set(there)=={'manifest.json', 'labels.json',
+    assert set(there)=={'manifest.json', 'labels.json', 'README.md',
         *(f'shard-{k:06}.tar' for k in range(8)), *(f'.fastai_remote/shard-{k:06}.tar.fastai_remote' for k in range(8))}
     with tarfile.open(fileobj=io.BytesIO(there['shard-000003.tar'])) as t: assert len(t.getnames())==3*EACH
     ShardStore.delete(url(s3, 'twice'), storage_options=opts(s3))

@@ -23,7 +23,8 @@ from ..store.shard_index import pack_labels, ShardFile, ShardManifest, SummingFi
 from ..store.storage import Storage
 from .base import Writer, check_name, chunk_count, progress_text
 from .folder_lock import FolderLock, LOCK_FILE
-from .shard_files import FAILURES_FILE, files_of, generation_of, MAX_STATE, own_shards, owns_labels
+from .shard_files import CARD, CARD_FILE, FAILURES_FILE, files_of, generation_of, MAX_STATE, own_shards, owns_card
+from .shard_files import owns_labels
 from .shard_files import PART_FILE, PLAN_FILE, RECORD_FILE, record_number, SHARD_FILE, STATE_FILE
 from .shard_totals import ShardTotals
 
@@ -487,7 +488,10 @@ def abandon(self:ShardWriter,
     "Removes everything that an unfinished ingest has written: shards, or index files of others' shards, and its state"
     plan,dataset = plan or self.plan,self.committed()
     self.remove_begun()
-    if plan['prefix']: self.remove_files(lambda name: generation_of(name)==plan['generation'])
+    if plan['prefix']:
+        self.remove_files(lambda name: generation_of(name)==plan['generation'])
+        if dataset: self._write_for_others(dataset)   # a commit may have ended before its manifest was written
+        else: self._remove_for_others()
     else:   # the shards are others'
         keep = files_of(dataset) if dataset else ()
         self.remove_files(lambda name: name not in keep, foreign=True)
@@ -548,7 +552,7 @@ def publish(self:ShardWriter,
     manifest.uid = uuid.uuid4().hex
     content = manifest.stamp().to_json()
     with self.lock.publishing():
-        if manifest.prefix: self._write_labels(manifest)
+        if manifest.prefix: self._write_for_others(manifest)
         for name,table in files.items(): self.hidden.write(name, table)
         self.storage.write('manifest.json', content)
     keep = files_of(manifest)
@@ -584,8 +588,8 @@ def remove_all(self:ShardWriter,
     foreign:bool=False # As in `remove_files`
 ):
     "Removes a dataset whose manifest is not there any more, with its overlays, its state, its lock, and empty folders"
-    own_labels = not foreign and owns_labels(self.storage)
-    self.storage.remove(['manifest.json', *(['labels.json'] if own_labels else [])])
+    self.storage.remove(['manifest.json'])
+    if not foreign: self._remove_for_others()
     self.remove_begun()
     self.remove_files(lambda name: True, foreign)
     self.remove_overlays()
@@ -607,3 +611,24 @@ def _write_labels(self:ShardWriter, manifest):
     content = pack_labels(manifest.vocab)
     if content: self.storage.write('labels.json', content)
     elif owns_labels(self.storage, self.committed()): self.storage.remove(['labels.json'])
+
+@patch
+def _write_for_others(self:ShardWriter, manifest):
+    "Writes `labels.json` and `README.md`, which other tools read"
+    self._write_labels(manifest)
+    if self.for_others: self._write_card(manifest)
+
+@patch
+def _remove_for_others(self:ShardWriter):
+    "Removes `labels.json` and `README.md` if we wrote them"
+    own = ('labels.json', owns_labels),(CARD_FILE, owns_card)
+    self.storage.remove([name for name,is_own in own if is_own(self.storage)])
+
+@patch
+def _write_card(self:ShardWriter, manifest):
+    """Writes `README.md`, which tells Hugging Face to read the tars, unless there is another one
+
+    With splits, their names in those of the shards do that, and our own file is removed."""
+    is_there = CARD_FILE in self.storage.names()
+    if not manifest.splits and not is_there: self.storage.write(CARD_FILE, CARD)
+    elif manifest.splits and is_there and owns_card(self.storage): self.storage.remove([CARD_FILE])
