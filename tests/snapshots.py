@@ -65,7 +65,7 @@ class FolderPlace:
         names = sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob('*'))
         lock = '.fastai_remote/.ingest/lock.json'
         return [name for name in names if not f'{lock}/'.startswith(f'{name}/')]
-    def names(self): return sorted(re.sub(r'^shard\d*-', 'shard-', name) for name in self.files())
+    def names(self): return sorted(re.sub(r'(^|/)shard\d*-', r'\1shard-', name) for name in self.files())
     def everything(self):
         "All files, but for when and by whom the manifest was written"
         files = {name:self.folder/name for name in self.files()}

@@ -257,7 +257,7 @@ def test_more_files_than_a_page_of_a_list_has(s3, proxy, monkeypatch):
     assert make(s3, 'many', items, proxy, **kw).resumed==34
     assert sum('continuation-token' in path for _,path,*_ in proxy.log)>0
     assert opened(s3, folder='many').get_many(range(n), 'id', check=True)['id'].tolist()==list(range(n))
-    assert len(objects(s3, 'many'))==2*n+1
+    assert len(objects(s3, 'many'))==2*n+2
     ShardStore.delete(url(s3, 'many'), storage_options=opts(s3))
     assert not objects(s3, 'many')
 

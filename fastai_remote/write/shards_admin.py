@@ -144,7 +144,8 @@ def _abandon_damaged(writer, dataset):
     manifest of the dataset, whose files stay, or `None`."""
     keep = files_of(dataset) if dataset else ()
     writer.remove_begun()
-    shards = [name for name in own_shards(writer.storage, writer.hidden) if not _is_index_of_others(writer.hidden, name)]
+    shards = own_shards(writer.storage, writer.hidden)
+    shards = [name for name in shards if not _is_index_of_others(writer.hidden, name)]
     indices = {index_name(shard) for shard in shards}
     writer.remove_files(lambda name: name.endswith(INDEX_SUFFIX) and name not in keep and name not in indices)
     rest = [name for name in shards if name not in keep]
