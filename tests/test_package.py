@@ -227,7 +227,7 @@ def test_wheel(tmp_path):
     subprocess.run(['uv', 'pip', 'install', '-q', '--python', sys.executable, '--no-deps',
                     '--target', str(tmp_path/'site'), str(whl)], check=True, capture_output=True,
                    env={**os.environ, 'PATH':f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
-    code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.store.redis import RedisStore'
+    code = 'import fastai_remote, fastai_remote.ingest.run; from fastai_remote.ingest.stores import RedisStore'
     code += '; print(fastai_remote.__file__)'
     out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path,
         env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')}, check=True, capture_output=True, text=True).stdout

@@ -14,15 +14,14 @@ from conftest import class_of
 from conftest import N as N_IMAGES
 from fastai_remote.core import CorruptSample, MissingSample, StoreFull, StoreUnavailable
 from fastai_remote.ingest.index import index_shards
-from fastai_remote.ingest.run import to_redis
+from fastai_remote.ingest.redis import to_redis
 from fastai_remote.ingest.shards import to_shards
 from fastai_remote.source.files import image_samples
 from fastai_remote.store import tiered
-from fastai_remote.store.base import MemoryStore
-from fastai_remote.store.redis import RedisStore
+from fastai_remote.ingest.stores import MemoryStore, RedisStore
 from fastai_remote.store.redis_link import RedisLink
 from fastai_remote.store.server import redis_server
-from fastai_remote.store.shards import ShardStore
+from fastai_remote.ingest.stores import ShardStore
 from fastai_remote.testing import ManualClock
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*(come from the shards|Redis is full|Redis takes no samples)')

@@ -46,7 +46,7 @@ def found_at(
 def _redis_places(place):
     "Yields a `Place` for each dataset on the server of `place`"
     from fastai_remote.cli.places import Place
-    from fastai_remote.store.redis import RedisStore
+    from fastai_remote.ingest.stores import RedisStore
     for name in RedisStore.names(place.link):
         one = Place([*place.words, name], place.url, name, place.timeout, place.storage_options)
         one._link = place.link

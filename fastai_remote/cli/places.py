@@ -139,9 +139,9 @@ class Place:
     def store(self):
         "The dataset, an opened `RedisStore` or `ShardStore`; raises `StoreNotFound` and other `StoreError`s"
         if self.is_redis:
-            from fastai_remote.store.redis import RedisStore
+            from fastai_remote.ingest.stores import RedisStore
             return RedisStore(self.link, self.name)
-        from fastai_remote.store.shards import ShardStore
+        from fastai_remote.ingest.stores import ShardStore
         return ShardStore(self.storage)
 
     def unfinished(self)->list:
@@ -149,9 +149,9 @@ class Place:
 
         On a server they are those of dataset `name`; all if that is `None`."""
         if self.is_redis:
-            from fastai_remote.store.redis import RedisStore
+            from fastai_remote.ingest.stores import RedisStore
             return [o for o in RedisStore.unfinished(self.link) if self.name in (None, o['name'])]
-        from fastai_remote.store.shards import ShardStore
+        from fastai_remote.ingest.stores import ShardStore
         return ShardStore.unfinished(self.storage)
 
     @property

@@ -156,7 +156,7 @@ def test_opening_a_dataset_takes_little_memory_whatever_its_manifest_says(tmp_pa
         theirs(name, resealed({**content, 'shards':{**million, 'text':names}, 'vocab':{'cls':labels}}))
     bomb = base64_text(zeros(4<<30))
     for column in 'n','text': theirs(column, resealed({**content, 'shards':{**content['shards'], column:bomb}}))
-    code = 'from fastai_remote.store.shards import ShardStore as call'
+    code = 'from fastai_remote.ingest.stores import ShardStore as call'
     for folder,(error,used) in zip(folders, measured(code, folders)):
         assert error.startswith(('UnsupportedFormat','CorruptSample')) and used<256, (folder.name, error, used)
 
