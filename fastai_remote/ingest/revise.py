@@ -90,7 +90,7 @@ def _needed(dataset, sample, reason):
                        f'{failure_reason(reason)}')
 
 def _write_overlay(reviser, k, source, fn, **options):
-    """Writes the `k`-th overlay, counted from 0, of a new version from an `IndexedSource`, and returns its `ShardReader`
+    """Writes the `k`-th overlay of a new version, counted from 0, from an `IndexedSource`; returns its `ShardReader`
 
     `options` are those of `ingest`. Raises `IngestError` if a sample has no value; then no overlay is left."""
     storage = reviser.overlay_storage(k)

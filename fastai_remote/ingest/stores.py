@@ -48,7 +48,7 @@ class DatasetOps:
         raise NotImplementedError
 
     def worker_class(self): return vars(type(self)).get('reader_class') or type(self)   # a subclass may read otherwise
-    def __reduce_ex__(self, protocol): return new_store,(self.worker_class(),),self.__getstate__()
+    def __reduce__(self): return new_store,(self.worker_class(),),self.__getstate__()
 
 # %% ../../nbs/ingest/08_stores.ipynb #0b5e0009
 @patch
@@ -279,7 +279,9 @@ class ShardStore(DatasetOps, ShardReader):
         url:str|Storage, # The folder
         storage_options:dict=None # As in `to_shards`
     ):
-        "Remove what an unfinished ingest has written; a dataset that is there stays; raises `StoreNotFound`, `StoreBusy`"
+        """Remove what an unfinished ingest has written; a dataset that is there stays
+
+        Raises `StoreNotFound`, `StoreBusy`."""
         url,storage_options = concealed(url),concealed(storage_options)
         abandon_shards(url, storage_options)
 
@@ -287,7 +289,8 @@ class ShardStore(DatasetOps, ShardReader):
     def unfinished(cls,
         url:str|Storage, # The folder
         storage_options:dict=None # As in `to_shards`
-    )->list: # At most one dict: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
+    # At most one dict: `name`, `chunks` done, `of` (their number, `None` for a stream), `began` (UTC), `running`
+    )->list:
         "List the ingest that has not been committed, if there is one: the same call finishes it, or `abandon` drops it"
         url,storage_options = concealed(url),concealed(storage_options)
         return unfinished_shards(url, storage_options)

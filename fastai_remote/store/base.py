@@ -40,8 +40,10 @@ def new_store(
 class Store:
     """The interface of a store: one committed dataset, with samples numbered from 0
 
-    What only reads is in this class and its subclasses, which are called readers. What copies, changes and verifies a
-    dataset is in `DatasetOps`, in the package `ingest`; a class such as `RedisStore` has both. A subclass sets `manifest` and defines `read_values`; everything else is built on these two. The members below
+    This class and its subclasses in the package `store` only read. They are called readers. What copies, changes and
+    verifies a dataset is in `DatasetOps`, of the package `ingest`. A class such as `RedisStore` consists of both.
+
+    A subclass sets `manifest` and defines `read_values`; everything else is built on these two. The members below
     `read_values` have defaults that a subclass may override. A store can be pickled. If the dataset is on a disk or a
     server, a pickle that is saved contains its address, but no connection and no secret."""
     manifest:Manifest # Number of samples, fields, splits and vocabularies; read when it is first needed

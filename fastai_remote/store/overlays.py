@@ -50,7 +50,7 @@ class Overlays:
             if not isinstance(dataset, StoreError): dataset.check_cache(workers, each)
 
     def check_rest(self):
-        """Yields `(what, reason)` for what is damaged or missing in overlays besides values, as `ShardReader.check_rest`
+        """Yields `(what, reason)` for what is damaged or missing in overlays besides values
 
         `what` begins with the folder of the overlay. An overlay that cannot be opened is yielded too, not raised."""
         for folder,dataset in self.datasets():
