@@ -146,7 +146,8 @@ class Append(Ingest):
     def more_options(self, args): return {**super().more_options(args), **given(args, ('again',))}
 
     def write(self, source, to, options):
-        store = to.store()
+        from fastai_remote.ingest.stores import changeable
+        store = changeable(to.store())
         before = len(store)
         after = store.append(source, **options)
         report = dict(name=after.name, url=to.shown, samples=len(after), added=len(after)-before)

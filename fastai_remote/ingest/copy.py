@@ -69,7 +69,7 @@ def map_store(
     url = url or getattr(store, 'link', None)   # of a store in Redis
     if url is None: raise TypeError('url= of a folder or a Redis server for the new dataset is missing')
     options = {'shuffle':False, **_picked(kwargs, _INGEST_OPTIONS)}
-    others = {option:value for option,value in kwargs.items() if option not in options}
+    others = concealed({option:value for option,value in kwargs.items() if option not in options})
     writer,open_store = (_redis_writer if _is_redis(url) else _shard_writer)(url, name, others)
     report = ingest(store, writer, fn, **options)
     report.open_store = open_store
